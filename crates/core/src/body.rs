@@ -1,0 +1,279 @@
+//! The request as people write it: JSON with MiB, seconds and fractions, turned into a [`Request`] or an error that
+//! names the field.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::device::Vendor;
+use crate::ids::{GpuId, Labels};
+use crate::request::{Amount, FieldError, Isolation, Request, Select, Strategy, Thresholds};
+use crate::units::{Bytes, MilliCpus, Millis, Percent, Share};
+
+/// The body of `POST /v1/leases`. Every field is optional.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RequestBody {
+    /// How many GPUs, on one node; 1 unless said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpus: Option<u16>,
+    /// How much of each, 0.001..=1.0 (policy may ask for more); all of it unless said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fraction: Option<f64>,
+    /// How much memory of each, in MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
+    /// A place among equals on a shared GPU, where no amount is given.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub sharing: bool,
+    /// `none`, `time-slicing`, `mps` or `mig`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<String>,
+    /// The name of a strategy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<String>,
+    /// Foreign memory in percent, below which a device will do; 80 unless said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_threshold: Option<f64>,
+    /// Foreign utilization in percent, below which a device will do; 90 unless said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub utilization_threshold: Option<f64>,
+    /// Which devices will do.
+    #[serde(skip_serializing_if = "SelectBody::is_empty")]
+    pub select: SelectBody,
+    /// Host CPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<f64>,
+    /// Host memory in MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_memory_mib: Option<u64>,
+    /// On whose account.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Arc<str>>,
+    /// The owner's name for whoever will use it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worker_id: Option<Arc<str>>,
+    /// Free-form labels.
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
+    /// Higher goes first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i32>,
+    /// Whether to wait; true unless said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<bool>,
+    /// How long the answer may take; for the server, not for the pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait_secs: Option<f64>,
+    /// How long to wait in the queue at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait_limit_secs: Option<f64>,
+    /// Life without a renewal; 60 unless said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl_secs: Option<f64>,
+    /// How long it may be held at all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_duration_secs: Option<f64>,
+    /// Whether the asker waits at several servers.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub hedged: bool,
+}
+
+/// Which devices will do.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SelectBody {
+    /// Only this vendor's: `nvidia`, `amd`, `intel`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vendor: Option<Vendor>,
+    /// Only this model, or any of these.
+    #[serde(skip_serializing_if = "OneOrMany::is_empty")]
+    pub model: OneOrMany,
+    /// Only devices with at least so much memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_memory_mib: Option<u64>,
+    /// Only devices with these numbers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gpu_ids: Vec<GpuId>,
+    /// Only devices with these UUIDs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub uuids: Vec<Arc<str>>,
+    /// Only devices with these labels.
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
+}
+
+impl SelectBody {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A name, or several.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum OneOrMany {
+    /// One.
+    One(Arc<str>),
+    /// Several.
+    Many(Vec<Arc<str>>),
+}
+
+impl Default for OneOrMany {
+    fn default() -> Self {
+        Self::Many(Vec::new())
+    }
+}
+
+impl OneOrMany {
+    fn is_empty(&self) -> bool {
+        matches!(self, Self::Many(names) if names.is_empty())
+    }
+
+    fn into_vec(self) -> Vec<Arc<str>> {
+        match self {
+            Self::One(name) => vec![name],
+            Self::Many(names) => names,
+        }
+    }
+}
+
+impl TryFrom<RequestBody> for Request {
+    type Error = FieldError;
+
+    fn try_from(body: RequestBody) -> Result<Self, FieldError> {
+        let defaults = Self::default();
+        let request = Self {
+            gpus: body.gpus.unwrap_or(1),
+            amount: amount(body.fraction, body.memory_mib, body.sharing)?,
+            isolation: body.isolation.as_deref().map_or(Ok(Isolation::None), str::parse)?,
+            strategy: body.strategy.as_deref().map(str::parse::<Strategy>).transpose()?,
+            thresholds: Some(Thresholds {
+                memory: percent("memory_threshold", body.memory_threshold, Thresholds::default().memory)?,
+                utilization: percent(
+                    "utilization_threshold",
+                    body.utilization_threshold,
+                    Thresholds::default().utilization,
+                )?,
+            }),
+            select: Arc::new(Select {
+                vendor: body.select.vendor,
+                models: body.select.model.into_vec(),
+                min_memory: body.select.min_memory_mib.map(|n| mib("select.min_memory_mib", n)).transpose()?,
+                gpu_ids: body.select.gpu_ids,
+                uuids: body.select.uuids,
+                labels: body.select.labels,
+            }),
+            cpus: cpus(body.cpus)?,
+            host_memory: body.host_memory_mib.map_or(Ok(Bytes::ZERO), |n| mib("host_memory_mib", n))?,
+            owner: body.owner.unwrap_or(defaults.owner),
+            worker_id: body.worker_id,
+            labels: Arc::new(body.labels),
+            priority: body.priority.unwrap_or(0),
+            queue: body.queue.unwrap_or(true),
+            wait_limit: body.wait_limit_secs.map(|n| secs("wait_limit_secs", n)).transpose()?,
+            ttl: body.ttl_secs.map_or(Ok(defaults.ttl), |n| secs("ttl_secs", n))?,
+            max_duration: body.max_duration_secs.map(|n| secs("max_duration_secs", n)).transpose()?,
+            hedged: body.hedged,
+        };
+        request.validate()?;
+        Ok(request)
+    }
+}
+
+/// The amount that a fraction, MiB and sharing add up to.
+pub fn amount(fraction: Option<f64>, memory_mib: Option<u64>, sharing: bool) -> Result<Amount, FieldError> {
+    let share = |fraction: f64| {
+        Share::from_fraction(fraction)
+            .ok_or_else(|| FieldError::new("fraction", fraction, "a number from 0.001 to 1.0"))
+    };
+    let memory =
+        |n: u64| if n == 0 { Err(FieldError::new("memory_mib", n, "at least 1")) } else { mib("memory_mib", n) };
+    Ok(match (fraction, memory_mib) {
+        (None, None) if sharing => Amount::Shared,
+        (None, None) => Amount::Whole,
+        (Some(fraction), None) => match share(fraction)? {
+            Share::WHOLE => Amount::Whole,
+            part => Amount::Share(part),
+        },
+        (None, Some(n)) => Amount::Memory(memory(n)?),
+        (Some(fraction), Some(n)) => Amount::Both(share(fraction)?, memory(n)?),
+    })
+}
+
+fn mib(field: &'static str, n: u64) -> Result<Bytes, FieldError> {
+    Bytes::from_mib(n).ok_or_else(|| FieldError::new(field, n, "at most 17592186044415"))
+}
+
+fn percent(field: &'static str, given: Option<f64>, default: Percent) -> Result<Percent, FieldError> {
+    given.map_or(Ok(default), |n| {
+        Percent::from_number(n).ok_or_else(|| FieldError::new(field, n, "a number from 0 to 100"))
+    })
+}
+
+fn secs(field: &'static str, n: f64) -> Result<Millis, FieldError> {
+    if (0.0..=3.2e9).contains(&n) {
+        Ok(Millis((n * 1000.0).round() as u64))
+    } else {
+        Err(FieldError::new(field, n, "a number of seconds from 0 to 3.2e9"))
+    }
+}
+
+fn cpus(given: Option<f64>) -> Result<MilliCpus, FieldError> {
+    match given {
+        None => Ok(MilliCpus::ZERO),
+        Some(n) if (0.0..=1e9).contains(&n) => Ok(MilliCpus((n * 1000.0).round() as u64)),
+        Some(n) => Err(FieldError::new("cpus", n, "a number from 0 to 1e9")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str) -> Result<Request, String> {
+        let body: RequestBody = serde_json::from_str(json).map_err(|e| e.to_string())?;
+        Request::try_from(body).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn an_empty_body_is_one_whole_gpu_with_the_default_thresholds() {
+        let request = parse("{}").unwrap();
+        assert_eq!((request.gpus, request.amount), (1, Amount::Whole));
+        assert_eq!(request.thresholds, Some(Thresholds::default()));
+        assert!(request.queue);
+    }
+
+    #[test]
+    fn fraction_and_memory_may_be_given_together() {
+        let request = parse(r#"{"fraction":0.5,"memory_mib":4000}"#).unwrap();
+        assert_eq!(request.amount, Amount::Both(Share(500), Bytes::from_mib(4000).unwrap()));
+    }
+
+    #[test]
+    fn an_error_names_the_field_the_value_and_what_is_allowed() {
+        for (json, field, value) in [
+            (r#"{"fraction":1.5}"#, "fraction", "1.5"),
+            (r#"{"memory_mib":0}"#, "memory_mib", "0"),
+            (r#"{"memory_threshold":101}"#, "memory_threshold", "101"),
+            (r#"{"isolation":"jail"}"#, "isolation", "jail"),
+            (r#"{"strategy":"luck"}"#, "strategy", "luck"),
+            (r#"{"ttl_secs":0}"#, "ttl_secs", "0"),
+            (r#"{"gpus":1000}"#, "gpus", "1000"),
+            (r#"{"cpus":-1}"#, "cpus", "-1"),
+            (r#"{"host_memory_mib":18446744073709551615}"#, "host_memory_mib", "18446744073709551615"),
+            (r#"{"wait_limit_secs":-3}"#, "wait_limit_secs", "-3"),
+        ] {
+            let error = parse(json).unwrap_err();
+            assert!(error.starts_with(field) && error.contains(value) && error.contains("must be"), "{json}: {error}");
+        }
+        assert!(parse(r#"{"fractoin":0.5}"#).unwrap_err().contains("fractoin"));
+    }
+
+    #[test]
+    fn a_model_may_be_one_name_or_several() {
+        let one = parse(r#"{"select":{"model":"H100"}}"#).unwrap();
+        let many = parse(r#"{"select":{"model":["H100","A100"]}}"#).unwrap();
+        assert_eq!((one.select.models.len(), many.select.models.len()), (1, 2));
+    }
+}

@@ -1,0 +1,196 @@
+//! A lease: a request's life from the asking to the end, and what it holds meanwhile.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{DeviceId, LeaseId, NodeId, Token};
+use crate::request::{Request, Strategy};
+use crate::units::{Bytes, Millis, Share, Time};
+
+/// Where a lease is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LeaseState {
+    /// Waits its turn.
+    Queued,
+    /// Granted to an asker that waits elsewhere too; held for its confirmation.
+    Offered,
+    /// Granted.
+    Active,
+    /// Ended by its owner, or because its process or connection is gone.
+    Released,
+    /// Ended by the clock.
+    Expired,
+    /// Ended by an administrator.
+    Revoked,
+    /// Ended by a fault.
+    Failed,
+}
+
+impl LeaseState {
+    /// Whether it is over.
+    pub const fn is_ended(self) -> bool {
+        matches!(self, Self::Released | Self::Expired | Self::Revoked | Self::Failed)
+    }
+
+    /// Whether it holds devices (what drains after the end is not held).
+    pub const fn is_granted(self) -> bool {
+        matches!(self, Self::Offered | Self::Active)
+    }
+}
+
+/// Why a lease ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndCause {
+    /// Its owner said so.
+    ByOwner,
+    /// Its process or connection is gone.
+    HolderGone,
+    /// Its heartbeat stopped.
+    TtlPassed,
+    /// It was held as long as it may be.
+    MaxDurationPassed,
+    /// It waited as long as it wanted to.
+    WaitLimitPassed,
+    /// It waited and nobody asked for it any more.
+    Abandoned,
+    /// It was offered and not confirmed in time.
+    OfferLapsed,
+    /// An administrator took it back.
+    Revoked,
+    /// A fault; the text says which.
+    Fault(Arc<str>),
+}
+
+impl EndCause {
+    /// The state a lease ends in for this cause.
+    pub const fn state(&self) -> LeaseState {
+        match self {
+            Self::ByOwner | Self::HolderGone => LeaseState::Released,
+            Self::TtlPassed | Self::MaxDurationPassed | Self::WaitLimitPassed | Self::Abandoned | Self::OfferLapsed => {
+                LeaseState::Expired
+            }
+            Self::Revoked => LeaseState::Revoked,
+            Self::Fault(_) => LeaseState::Failed,
+        }
+    }
+}
+
+/// What a lease was promised on one device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Promise {
+    /// Where.
+    pub device: DeviceId,
+    /// How much of it.
+    pub share: Share,
+    /// How much of its memory; zero where the device's memory is unknown.
+    pub memory: Bytes,
+}
+
+/// Which rule decided about a request: for the decision log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decision {
+    /// The policy that covered it.
+    pub policy: Arc<str>,
+    /// The strategy that chose the place.
+    pub strategy: Strategy,
+    /// How it came to its turn.
+    pub turn: Turn,
+}
+
+/// How a granted request came to its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Turn {
+    /// It found a place as it came.
+    OnArrival,
+    /// It was next in the queue.
+    Next,
+    /// It passed requests that could not use those devices.
+    PassedOthers,
+    /// It passed requests that could, but it ends before they can start.
+    EndsBeforeOthersStart,
+}
+
+/// Who keeps a lease alive without renewing it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Holder {
+    /// A process of the node: its id and start time, which together never repeat on one boot.
+    Process {
+        /// Process id.
+        pid: u32,
+        /// Start time in clock ticks since boot.
+        started: u64,
+    },
+    /// Everything in a cgroup.
+    Cgroup(Arc<str>),
+    /// An open connection.
+    Connection,
+}
+
+/// A request's life. All of it is persistent but for what [`crate::row::LeaseRow`] leaves out.
+#[derive(Debug, Clone)]
+pub struct Lease {
+    /// Its number.
+    pub id: LeaseId,
+    /// What was asked for.
+    pub request: Arc<Request>,
+    /// The client's key that makes asking twice harmless.
+    pub key: Option<Arc<str>>,
+    /// Where it is in its life.
+    pub state: LeaseState,
+    /// Why it ended.
+    pub cause: Option<EndCause>,
+    /// Its fencing token, once granted.
+    pub token: Option<Token>,
+    /// The node it is on, once granted.
+    pub node: Option<NodeId>,
+    /// What it holds, or what still drains of it.
+    pub promises: Arc<[Promise]>,
+    /// Whether what it held is not free yet.
+    pub draining: bool,
+    /// Whether its devices were quarantined because its processes stayed.
+    pub quarantined: bool,
+    /// The rule that decided.
+    pub decision: Option<Arc<Decision>>,
+    /// Who keeps it alive.
+    pub holder: Option<Holder>,
+    /// When it was asked for.
+    pub created_at: Time,
+    /// When it was granted.
+    pub granted_at: Option<Time>,
+    /// When it ended.
+    pub ended_at: Option<Time>,
+    /// When an administrator's revocation takes effect.
+    pub revoke_at: Option<Time>,
+    /// When it may be held no longer.
+    pub hard_end: Option<Time>,
+    /// When its heartbeat runs out; not while it has a holder.
+    pub expires_at: Option<Time>,
+    pub(crate) asked_at: Time,
+    pub(crate) seq: u64,
+    pub(crate) deadline: Option<Time>,
+}
+
+impl Lease {
+    /// Ends at the latest at this time, by a promise that was made and not by a heartbeat that may go on.
+    pub fn certain_end(&self) -> Option<Time> {
+        match (self.hard_end, self.revoke_at) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// What it holds in thousandths of a GPU, over all its devices.
+    pub fn held_share(&self) -> Share {
+        self.promises.iter().fold(Share::ZERO, |sum, promise| sum + promise.share)
+    }
+
+    /// How long it may be held at most.
+    pub(crate) fn max_duration(&self) -> Option<Millis> {
+        self.request.max_duration
+    }
+}

@@ -1,0 +1,36 @@
+//! Every bound of this crate, in one place.
+
+use crate::units::Millis;
+
+/// GPUs one request may ask for.
+pub const GPUS_PER_REQUEST: u16 = 64;
+/// Entries in one list of a selector.
+pub const SELECT_ENTRIES: usize = 256;
+/// Length of an owner's, worker's or policy's name.
+pub const NAME_BYTES: usize = 253;
+/// Largest priority, either way.
+pub const PRIORITY: i32 = 1_000_000;
+/// Life of a lease without a renewal, unless the request says otherwise.
+pub const DEFAULT_TTL: Millis = Millis::from_secs(60);
+/// Shortest such life.
+pub const MIN_TTL: Millis = Millis::from_secs(1);
+/// Longest such life.
+pub const MAX_TTL: Millis = Millis::from_secs(86_400);
+/// A waiter nobody asks for leaves the queue after this.
+pub const WAITER_PATIENCE: Millis = Millis::from_secs(15);
+/// How long an offer is held for its confirmation.
+pub const OFFER_HELD: Millis = Millis::from_secs(5);
+/// Ended leases that are still remembered, so that a repeated release or request finds them.
+pub const ENDED_REMEMBERED: usize = 4_096;
+/// Requests waiting at once.
+pub const WAITERS: usize = 1_000_000;
+/// Lanes (same wish, same owner) that one pass of the queue looks at.
+pub const LANES_PER_PASS: usize = 1_024;
+/// Promises up to which backfill by `max_duration` is worked out.
+pub const BACKFILL_PROMISES: usize = 16_384;
+/// Distinct shapes of requests whose placement is remembered.
+pub const CLASSES: usize = 4_096;
+/// Temperature above which a device takes no new work, in °C.
+pub const HOT_C: i16 = 90;
+/// Classes of tasks a learned workload may hold.
+pub const WORKLOAD_CLASSES: usize = 4_096;

@@ -1,0 +1,240 @@
+//! What comes of a command: an answer to whoever gave it, effects for whoever they concern, and rows to keep.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::ids::{DeviceId, LeaseId, NodeId, Token};
+use crate::lease::{Decision, EndCause};
+use crate::policy::PolicyRule;
+use crate::request::{FieldError, Isolation};
+use crate::row::Row;
+use crate::units::{Bytes, MilliCpus, Share, Time};
+
+/// What comes of one or several commands, besides the answers.
+#[derive(Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// What happened, in order.
+    pub effects: Vec<Effect>,
+    /// What to keep, in order: a later row about the same thing replaces an earlier one.
+    pub rows: Vec<Row>,
+}
+
+impl Outcome {
+    /// Makes it empty and keeps its space.
+    pub fn clear(&mut self) {
+        self.effects.clear();
+        self.rows.clear();
+    }
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effect {
+    /// A request waits.
+    Queued {
+        /// Which.
+        lease: LeaseId,
+    },
+    /// A request got its devices, and holds them for a confirmation until `until`.
+    Offered {
+        /// Which.
+        lease: LeaseId,
+        /// Its token.
+        token: Token,
+        /// Until when.
+        until: Time,
+        /// Which rule decided.
+        decision: Arc<Decision>,
+    },
+    /// A request got its devices, or its offer was confirmed.
+    Granted {
+        /// Which.
+        lease: LeaseId,
+        /// Its token.
+        token: Token,
+        /// Which rule decided.
+        decision: Arc<Decision>,
+    },
+    /// Its end was announced.
+    Revoking {
+        /// Which.
+        lease: LeaseId,
+        /// When.
+        at: Time,
+    },
+    /// It ended.
+    Ended {
+        /// Which.
+        lease: LeaseId,
+        /// Why.
+        cause: EndCause,
+    },
+    /// It ended, and its devices are not free yet: whatever of it still runs must go.
+    Draining {
+        /// Which.
+        lease: LeaseId,
+    },
+    /// What it held is free.
+    Freed {
+        /// Which.
+        lease: LeaseId,
+    },
+    /// Processes of an ended lease stayed; the device takes no new work until they are gone.
+    Quarantined {
+        /// Where.
+        device: DeviceId,
+        /// Whose.
+        lease: LeaseId,
+    },
+    /// A device started or stopped taking new work.
+    DeviceOpen {
+        /// Which.
+        device: DeviceId,
+        /// Why not; `None` where it does.
+        closed: Option<Closed>,
+    },
+}
+
+/// Why a device takes no new work at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Closed {
+    /// Its node is not reachable.
+    NodeLost,
+    /// Not seen since the pool was restored.
+    NotSeen,
+    /// Lost.
+    Lost,
+    /// Unhealthy.
+    Unhealthy,
+    /// Hotter than 90 °C.
+    Hot,
+    /// An administrator stopped it.
+    Cordoned,
+    /// Processes of an ended lease stayed on it.
+    Quarantined,
+}
+
+/// The answer to whoever gave a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// About this lease; look at it for its state.
+    Lease(LeaseId),
+    /// This node, with its devices in the order they were given.
+    Node(NodeId, Vec<DeviceId>),
+}
+
+/// Why a command was denied. Nothing changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// A field is out of its limits.
+    #[error(transparent)]
+    Invalid(#[from] FieldError),
+    /// A policy does not allow it.
+    #[error("policy {policy:?} does not allow this request ({rule:?})")]
+    Policy {
+        /// Which.
+        policy: Arc<str>,
+        /// Which rule of it.
+        rule: PolicyRule,
+    },
+    /// These devices can never satisfy it.
+    #[error("can never be satisfied here: {0}")]
+    Unsatisfiable(Unsatisfiable),
+    /// Not now, and the request does not want to wait.
+    #[error("no capacity now, and the request does not wait")]
+    NoCapacity,
+    /// Too many wait already.
+    #[error("the queue is full ({limit} requests wait)")]
+    QueueFull {
+        /// So many.
+        limit: usize,
+    },
+    /// There is no such lease, or it is long over.
+    #[error("there is no lease {0}")]
+    UnknownLease(LeaseId),
+    /// The token is not the lease's.
+    #[error("the token of lease {lease} is not {presented}")]
+    Stale {
+        /// Which lease.
+        lease: LeaseId,
+        /// The token shown.
+        presented: Token,
+    },
+    /// The lease is over.
+    #[error("lease {0} has ended")]
+    Ended(LeaseId),
+    /// The lease is not in a state for that.
+    #[error("lease {0} is not granted yet")]
+    NotGranted(LeaseId),
+    /// There is no such device.
+    #[error("there is no device {0}")]
+    UnknownDevice(DeviceId),
+    /// There is no such node.
+    #[error("there is no node {0}")]
+    UnknownNode(NodeId),
+}
+
+/// What no device here, free or not, can give.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unsatisfiable {
+    /// The pool has no device at all.
+    #[error("there are no GPUs")]
+    NoDevices,
+    /// No device is selected.
+    #[error("no GPU matches the selection")]
+    NothingSelected,
+    /// No node has so many of the selected devices.
+    #[error("{wanted} GPUs on one node are asked for, the largest has {most} that match")]
+    TooManyGpus {
+        /// Asked for.
+        wanted: u16,
+        /// The most a node has.
+        most: u16,
+    },
+    /// No selected device has so much memory.
+    #[error("{wanted} of GPU memory are asked for, the largest matching GPU can promise {most}")]
+    TooMuchMemory {
+        /// Asked for.
+        wanted: Bytes,
+        /// The most a device can promise.
+        most: Bytes,
+    },
+    /// Selected devices do not know their memory.
+    #[error("the matching GPUs do not report their memory (unified memory): ask for a fraction instead")]
+    MemoryUnknown,
+    /// No selected device can isolate so.
+    #[error("no matching GPU can give isolation {0}; none and time-slicing are always possible")]
+    Isolation(Isolation),
+    /// No node has so many CPUs.
+    #[error("{wanted} host CPUs are asked for, the largest matching node has {most}")]
+    TooManyCpus {
+        /// Asked for.
+        wanted: MilliCpus,
+        /// The most a node has.
+        most: MilliCpus,
+    },
+    /// No node has so much memory.
+    #[error("{wanted} of host memory are asked for, the largest matching node has {most}")]
+    TooMuchHostMemory {
+        /// Asked for.
+        wanted: Bytes,
+        /// The most a node has.
+        most: Bytes,
+    },
+    /// More than the owner may ever hold.
+    #[error("{wanted} GPUs are asked for, the owner's quota is {quota}")]
+    OverQuota {
+        /// Asked for.
+        wanted: Share,
+        /// Allowed.
+        quota: Share,
+    },
+    /// Each wish could be met somewhere, all of them nowhere.
+    #[error("no node has the GPUs, CPUs and memory together")]
+    NotTogether,
+}

@@ -1,0 +1,293 @@
+//! Rules an operator sets: what a class of requests may ask for, how it is placed, quotas, and the order of the queue.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Labels, labels_match};
+use crate::request::{Amount, FieldError, Isolation, Request, Strategy};
+use crate::units::{Bytes, Millis, Share};
+
+/// The size of a wish, by which policies can choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Size {
+    /// Host resources only.
+    HostOnly,
+    /// A part of one GPU, or parts of several.
+    Part,
+    /// One whole GPU.
+    Whole,
+    /// Several whole GPUs.
+    Several,
+}
+
+impl Size {
+    /// The size of `request`.
+    pub fn of(request: &Request) -> Self {
+        match (request.gpus, request.amount) {
+            (0, _) => Self::HostOnly,
+            (1, Amount::Whole | Amount::Share(Share::WHOLE) | Amount::Both(Share::WHOLE, _)) => Self::Whole,
+            (_, Amount::Whole | Amount::Share(Share::WHOLE) | Amount::Both(Share::WHOLE, _)) => Self::Several,
+            _ => Self::Part,
+        }
+    }
+}
+
+/// Which requests a policy is for; empty means all.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PolicyMatch {
+    /// Only these owners'.
+    pub owners: Vec<Arc<str>>,
+    /// Only of these sizes.
+    pub sizes: Vec<Size>,
+    /// Only those that carry these labels.
+    pub labels: Labels,
+}
+
+impl PolicyMatch {
+    fn covers(&self, request: &Request) -> bool {
+        (self.owners.is_empty() || self.owners.contains(&request.owner))
+            && (self.sizes.is_empty() || self.sizes.contains(&Size::of(request)))
+            && labels_match(&request.labels, &self.labels)
+    }
+}
+
+/// What one class of requests may ask for and how it is placed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Policy {
+    /// What people call it; the decision log names it.
+    pub name: Arc<str>,
+    /// Which requests it is for.
+    pub applies_to: PolicyMatch,
+    /// The strategy, where the request names none.
+    pub strategy: Option<Strategy>,
+    /// Smallest share of a GPU.
+    pub min_share: Option<Share>,
+    /// Largest share of a GPU; whole GPUs are above any smaller one.
+    pub max_share: Option<Share>,
+    /// Most memory of a GPU.
+    pub max_memory: Option<Bytes>,
+    /// Whether parts of GPUs may be had at all.
+    pub sharing_allowed: bool,
+    /// Which isolation may be asked for; empty means any.
+    pub isolation_allowed: Vec<Isolation>,
+    /// Added to the request's priority.
+    pub priority_boost: i32,
+    /// Longest time a lease may be held; also set where the request names none.
+    pub max_duration: Option<Millis>,
+    /// Only nodes that carry these labels.
+    pub node_selector: Arc<Labels>,
+    /// Models to take first, where they are free.
+    pub preferred_models: Arc<[Arc<str>]>,
+    /// Leases that may share one device with this one; `None` for no limit.
+    pub max_allocations: Option<u16>,
+    /// Whether a request must ask for a GPU.
+    pub gpu_required: bool,
+}
+
+impl Default for Policy {
+    /// The rules at the API: a tenth of a GPU at least, at least one GPU, ten allocations a device.
+    fn default() -> Self {
+        Self {
+            name: Arc::from("default"),
+            applies_to: PolicyMatch::default(),
+            strategy: None,
+            min_share: Some(Share(100)),
+            max_share: None,
+            max_memory: None,
+            sharing_allowed: true,
+            isolation_allowed: Vec::new(),
+            priority_boost: 0,
+            max_duration: None,
+            node_selector: Arc::default(),
+            preferred_models: Arc::from([]),
+            max_allocations: Some(10),
+            gpu_required: true,
+        }
+    }
+}
+
+impl Policy {
+    /// No rules: any share, host-only requests, no limit on allocations. What simulation runs under.
+    pub fn unlimited() -> Self {
+        Self {
+            name: Arc::from("unlimited"),
+            min_share: None,
+            max_allocations: None,
+            gpu_required: false,
+            ..Self::default()
+        }
+    }
+
+    /// The strategy for `request`: its own, else this policy's, else `least-used` for whole GPUs and `best-fit` for parts.
+    pub(crate) fn strategy_for(&self, request: &Request) -> Strategy {
+        let by_size = || match Size::of(request) {
+            Size::Part => Strategy::BestFit,
+            Size::HostOnly | Size::Whole | Size::Several => Strategy::LeastUsed,
+        };
+        request.strategy.or(self.strategy).unwrap_or_else(by_size)
+    }
+
+    /// How many leases may share a device, for [`Amount::Shared`].
+    pub(crate) fn sharers(&self) -> u32 {
+        u32::from(self.max_allocations.unwrap_or(10).max(1))
+    }
+
+    /// The rule that `request` breaks, if any.
+    pub(crate) fn broken_by(&self, request: &Request) -> Option<PolicyRule> {
+        if request.gpus == 0 {
+            return self.gpu_required.then_some(PolicyRule::GpuRequired);
+        }
+        let share = match request.amount {
+            Amount::Whole => Some(Share::WHOLE),
+            Amount::Share(share) | Amount::Both(share, _) => Some(share),
+            Amount::Shared => Some(Share(Share::WHOLE.0 / self.sharers())),
+            Amount::Memory(_) => None,
+        };
+        if let Some(share) = share {
+            if self.min_share.is_some_and(|least| share < least) {
+                return Some(PolicyRule::MinShare);
+            }
+            if self.max_share.is_some_and(|most| share > most) {
+                return Some(PolicyRule::MaxShare);
+            }
+        }
+        if let Amount::Memory(memory) | Amount::Both(_, memory) = request.amount
+            && self.max_memory.is_some_and(|most| memory > most)
+        {
+            return Some(PolicyRule::MaxMemory);
+        }
+        if !self.sharing_allowed && Size::of(request) == Size::Part {
+            return Some(PolicyRule::SharingAllowed);
+        }
+        if !self.isolation_allowed.is_empty() && !self.isolation_allowed.contains(&request.isolation) {
+            return Some(PolicyRule::IsolationAllowed);
+        }
+        let too_long = |most: Millis| request.max_duration.is_some_and(|asked| asked > most);
+        self.max_duration.is_some_and(too_long).then_some(PolicyRule::MaxDuration)
+    }
+}
+
+/// The rules of a policy that can refuse a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyRule {
+    /// `gpus` must be at least 1.
+    GpuRequired,
+    /// The share is too small.
+    MinShare,
+    /// The share is too large.
+    MaxShare,
+    /// The memory is too much.
+    MaxMemory,
+    /// Parts are not allowed.
+    SharingAllowed,
+    /// That isolation is not allowed.
+    IsolationAllowed,
+    /// The lease would be held too long.
+    MaxDuration,
+}
+
+/// What one owner may have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Quota {
+    /// Most that may be held at once, in thousandths of a GPU over all devices.
+    pub held: Option<Share>,
+    /// GPU-hours a period, in thousandths; a waiting request waits for the next period when they are used up.
+    pub share_hours: Option<u64>,
+    /// Weight in fair share.
+    pub weight: u32,
+}
+
+impl Default for Quota {
+    fn default() -> Self {
+        Self { held: None, share_hours: None, weight: 1 }
+    }
+}
+
+/// In which order waiting requests of equal priority are served.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum QueueOrder {
+    /// As they came.
+    #[default]
+    Fifo,
+    /// The owner who holds least for its weight first, then who used least this period, then as they came.
+    FairShare,
+}
+
+/// All rules of a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Policies {
+    /// Tried in order; the first that covers a request is its policy.
+    pub policies: Vec<Policy>,
+    /// For requests none of them covers.
+    pub fallback: Policy,
+    /// Quotas of owners by name.
+    pub quotas: BTreeMap<Arc<str>, Quota>,
+    /// For owners not named.
+    pub default_quota: Quota,
+    /// Order of the queue.
+    pub queue: QueueOrder,
+    /// The period quotas of GPU-hours are counted in.
+    pub period: Millis,
+}
+
+impl Default for Policies {
+    fn default() -> Self {
+        Self {
+            policies: Vec::new(),
+            fallback: Policy::default(),
+            quotas: BTreeMap::new(),
+            default_quota: Quota::default(),
+            queue: QueueOrder::Fifo,
+            period: Millis::from_mins(7 * 24 * 60),
+        }
+    }
+}
+
+impl Policies {
+    /// No rules at all; see [`Policy::unlimited`].
+    pub fn unlimited() -> Self {
+        Self { fallback: Policy::unlimited(), ..Self::default() }
+    }
+
+    /// The policy of `request`.
+    pub fn policy_for(&self, request: &Request) -> &Policy {
+        self.policies.iter().find(|policy| policy.applies_to.covers(request)).unwrap_or(&self.fallback)
+    }
+
+    /// The quota of `owner`.
+    pub fn quota_of(&self, owner: &str) -> &Quota {
+        self.quotas.get(owner).unwrap_or(&self.default_quota)
+    }
+
+    /// Whether the rules make sense; the error names the first that does not.
+    pub fn validate(&self) -> Result<(), FieldError> {
+        for policy in self.policies.iter().chain([&self.fallback]) {
+            if policy.name.is_empty() || policy.name.len() > crate::limits::NAME_BYTES {
+                return Err(FieldError::new("policy.name", &policy.name, "1..=253 bytes"));
+            }
+            let bounds = policy.min_share.zip(policy.max_share);
+            if let Some((least, _)) = bounds.filter(|(least, most)| least > most) {
+                return Err(FieldError::new("policy.min_share", least, "at most max_share"));
+            }
+            if policy.max_allocations == Some(0) {
+                return Err(FieldError::new("policy.max_allocations", 0, "at least 1"));
+            }
+        }
+        if self.quotas.values().chain([&self.default_quota]).any(|quota| quota.weight == 0) {
+            return Err(FieldError::new("quota.weight", 0, "at least 1"));
+        }
+        if self.period.is_zero() {
+            return Err(FieldError::new("period", 0, "above 0"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,144 @@
+//! What survives a crash: rows, each replacing the earlier one about the same thing.
+//!
+//! Rows are facts, not commands: an upgraded pool reads what was decided and never decides it again. Renewals are not
+//! written; after [`crate::Pool::restore`] every lease gets one full ttl.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::device::{Cordon, DeviceFacts, Link, NodeFacts};
+use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
+use crate::lease::{Decision, EndCause, Holder, LeaseState, Promise};
+use crate::policy::Policies;
+use crate::request::Request;
+use crate::units::Time;
+use crate::workload::TaskClass;
+
+/// One thing to keep.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Row {
+    /// A node.
+    Node(NodeRow),
+    /// A device and its small number: the gpu_id map.
+    Device(DeviceRow),
+    /// A lease.
+    Lease(LeaseRow),
+    /// A lease that need not be kept for the pool any more (history may keep it).
+    Forget(LeaseId),
+    /// What must never repeat or go back.
+    Counters(Counters),
+    /// The rules.
+    Policies(Box<Policies>),
+    /// What an owner used.
+    Usage(UsageRow),
+    /// A class of the learned workload.
+    Workload(WorkloadRow),
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeRow {
+    /// Its number.
+    pub node: NodeId,
+    /// What it is.
+    pub facts: NodeFacts,
+    /// How its devices are joined.
+    pub links: Vec<Link>,
+}
+
+/// A device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeviceRow {
+    /// Its number in the pool.
+    pub device: DeviceId,
+    /// Its node.
+    pub node: NodeId,
+    /// Its number on the node.
+    pub gpu_id: GpuId,
+    /// What it is.
+    pub facts: Arc<DeviceFacts>,
+    /// Whether an administrator stopped it.
+    pub cordon: Cordon,
+}
+
+/// A lease, without heartbeats.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LeaseRow {
+    /// Its number.
+    pub id: LeaseId,
+    /// What was asked for.
+    pub request: Arc<Request>,
+    /// The client's key.
+    pub key: Option<Arc<str>>,
+    /// Where it is in its life.
+    pub state: LeaseState,
+    /// Why it ended.
+    pub cause: Option<EndCause>,
+    /// Its token.
+    pub token: Option<Token>,
+    /// Its node.
+    pub node: Option<NodeId>,
+    /// What it holds, or what drains of it.
+    pub promises: Arc<[Promise]>,
+    /// Whether it drains.
+    pub draining: bool,
+    /// Whether its devices are quarantined.
+    pub quarantined: bool,
+    /// The rule that decided.
+    pub decision: Option<Arc<Decision>>,
+    /// Who keeps it alive.
+    pub holder: Option<Holder>,
+    /// When it was asked for.
+    pub created_at: Time,
+    /// When it was granted.
+    pub granted_at: Option<Time>,
+    /// When it ended.
+    pub ended_at: Option<Time>,
+    /// When a revocation takes effect.
+    pub revoke_at: Option<Time>,
+    /// When it may be held no longer.
+    pub hard_end: Option<Time>,
+    /// Its place in the order of arrival.
+    pub seq: u64,
+}
+
+/// What must never repeat or go back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// The next lease's number.
+    pub next_lease: u64,
+    /// The next grant's token.
+    pub next_token: u64,
+    /// The next place in the order of arrival.
+    pub next_seq: u64,
+    /// The device `round-robin` used last.
+    pub last_device: Option<DeviceId>,
+    /// Arrivals the learned workload has seen.
+    pub workload_arrivals: u64,
+}
+
+/// What an owner used in a period.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsageRow {
+    /// Whose.
+    pub owner: Arc<str>,
+    /// Which period, counted from time zero.
+    pub period: u64,
+    /// Thousandths of a GPU × milliseconds, up to `settled_at`.
+    pub share_millis: u64,
+    /// Up to when.
+    pub settled_at: Time,
+}
+
+/// A class of the learned workload.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkloadRow {
+    /// Which.
+    pub class: TaskClass,
+    /// How many were seen.
+    pub seen: u64,
+    /// How many had been seen when the workload was last taken over.
+    pub in_force: u64,
+}

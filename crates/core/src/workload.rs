@@ -1,0 +1,181 @@
+//! The tasks a pool expects: told by an operator, or learned from what is asked for.
+//!
+//! `fgd` and `least-fragmentation` judge a place by what it leaves for the tasks to come. In production nobody knows
+//! those, so the pool counts arrivals by class and takes the counts over at 50, 100, 200, 400 arrivals and every 500
+//! after. Taking over in steps, not at once, keeps decisions cacheable in between.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits;
+use crate::row::WorkloadRow;
+use crate::units::{MilliCpus, Share};
+
+/// Tasks that are alike to placement. Ordered by its fields from the top, which decides equal counts.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct TaskClass {
+    /// Host CPUs.
+    pub cpus: MilliCpus,
+    /// Share of each GPU.
+    pub share: Share,
+    /// GPUs.
+    pub gpus: u16,
+    /// Allowed models, as written: `A|B`; empty for any.
+    pub models: Arc<str>,
+}
+
+impl TaskClass {
+    /// What the task takes of all GPUs together.
+    pub fn gpu_milli(&self) -> u64 {
+        u64::from(self.gpus) * u64::from(self.share.0)
+    }
+
+    /// The allowed models; none means any.
+    pub fn model_names(&self) -> impl Iterator<Item = &str> {
+        self.models.split('|').filter(|name| !name.is_empty())
+    }
+}
+
+/// A class of the target workload and the part of all tasks it makes up.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TargetClass {
+    /// The class.
+    pub class: TaskClass,
+    /// Its part; the parts of all target classes add up to 1.
+    pub part: f64,
+}
+
+/// The most frequent classes until they cover 95 % of tasks: what fragmentation is measured against.
+///
+/// Sorted by count, then by class, both descending; the class that crosses 95 % is in.
+pub fn target(counts: &[(TaskClass, u64)]) -> Vec<TargetClass> {
+    let mut sorted: Vec<&(TaskClass, u64)> = counts.iter().filter(|(_, count)| *count > 0).collect();
+    sorted.sort_by(|a, b| (b.1, &b.0).cmp(&(a.1, &a.0)));
+    let total: u64 = sorted.iter().map(|(_, count)| count).sum();
+    let mut covered = 0;
+    let mut taken = 0;
+    while taken < sorted.len() && (covered as f64) / (total as f64) < 0.95 {
+        covered += sorted[taken].1;
+        taken += 1;
+    }
+    // Two divisions, not one: the published figures round this way.
+    let part = |count: u64| (count as f64 / total as f64) / (covered as f64 / total as f64);
+    sorted[..taken].iter().map(|(class, count)| TargetClass { class: class.clone(), part: part(*count) }).collect()
+}
+
+/// What a pool knows about its tasks.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Workload {
+    told: Option<Vec<(TaskClass, u64)>>,
+    learned: BTreeMap<TaskClass, Seen>,
+    arrivals: u64,
+    /// Grows whenever the counts in force change.
+    pub version: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    seen: u64,
+    in_force: u64,
+}
+
+impl Workload {
+    /// Takes an operator's word, or goes back to learning where there is none.
+    pub fn tell(&mut self, classes: Vec<(TaskClass, u64)>) {
+        self.told = (!classes.is_empty()).then_some(classes);
+        self.version += 1;
+    }
+
+    /// Counts an arrival. Returns the rows that changed; many only when the counts are taken over.
+    pub fn arrived(&mut self, class: TaskClass, rows: &mut impl FnMut(WorkloadRow)) {
+        if self.told.is_some() {
+            return;
+        }
+        if self.learned.len() >= limits::WORKLOAD_CLASSES && !self.learned.contains_key(&class) {
+            return;
+        }
+        self.arrivals += 1;
+        let seen = self.learned.entry(class.clone()).or_default();
+        seen.seen += 1;
+        rows(WorkloadRow { class, seen: seen.seen, in_force: seen.in_force });
+        if takes_over_at(self.arrivals) {
+            for (class, seen) in &mut self.learned {
+                seen.in_force = seen.seen;
+                rows(WorkloadRow { class: class.clone(), seen: seen.seen, in_force: seen.in_force });
+            }
+            self.version += 1;
+        }
+    }
+
+    /// Arrivals counted so far.
+    pub fn arrivals(&self) -> u64 {
+        self.arrivals
+    }
+
+    /// The counts in force.
+    pub fn counts(&self) -> Vec<(TaskClass, u64)> {
+        match &self.told {
+            Some(told) => told.clone(),
+            None => self.learned.iter().map(|(class, seen)| (class.clone(), seen.in_force)).collect(),
+        }
+    }
+
+    /// Puts back what rows kept.
+    pub fn restore(&mut self, rows: impl Iterator<Item = WorkloadRow>, arrivals: u64) {
+        self.learned =
+            rows.map(|row| (row.class, Seen { seen: row.seen, in_force: row.in_force.min(row.seen) })).collect();
+        self.arrivals = arrivals;
+        self.version += 1;
+    }
+}
+
+fn takes_over_at(arrivals: u64) -> bool {
+    match arrivals {
+        0..=499 => arrivals >= 50 && arrivals % 50 == 0 && (arrivals / 50).is_power_of_two(),
+        _ => arrivals % 500 == 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class(cpus: u64) -> TaskClass {
+        TaskClass { cpus: MilliCpus(cpus), share: Share::WHOLE, gpus: 1, models: "".into() }
+    }
+
+    #[test]
+    fn the_class_that_crosses_95_percent_is_in() {
+        let target = target(&[(class(1), 1), (class(2), 60), (class(3), 34), (class(4), 5)]);
+        let cpus: Vec<u64> = target.iter().map(|t| t.class.cpus.0).collect();
+        assert_eq!(cpus, [2, 3, 4]);
+        assert!((target.iter().map(|t| t.part).sum::<f64>() - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn equal_counts_go_by_class_descending() {
+        let target = target(&[(class(1), 10), (class(2), 10)]);
+        assert_eq!(target[0].class.cpus, MilliCpus(2));
+    }
+
+    #[test]
+    fn learning_takes_over_in_growing_steps() {
+        let steps: Vec<u64> = (0..2100).filter(|n| takes_over_at(*n)).collect();
+        assert_eq!(steps, [50, 100, 200, 400, 500, 1000, 1500, 2000]);
+    }
+
+    #[test]
+    fn nothing_is_known_before_the_first_step() {
+        let mut workload = Workload::default();
+        let mut rows = 0;
+        for _ in 0..49 {
+            workload.arrived(class(1), &mut |_| rows += 1);
+        }
+        assert!(target(&workload.counts()).is_empty());
+        workload.arrived(class(1), &mut |_| rows += 1);
+        assert_eq!(target(&workload.counts()).len(), 1);
+        assert_eq!(rows, 51);
+    }
+}
