@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{DeviceId, LeaseId, NodeId, Token};
 use crate::request::{Request, Strategy};
-use crate::units::{Bytes, Millis, Share, Time};
+use crate::units::{Bytes, Share, Time};
 
 /// Where a lease is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -187,10 +187,5 @@ impl Lease {
     /// What it holds in thousandths of a GPU, over all its devices.
     pub fn held_share(&self) -> Share {
         self.promises.iter().fold(Share::ZERO, |sum, promise| sum + promise.share)
-    }
-
-    /// How long it may be held at most.
-    pub(crate) fn max_duration(&self) -> Option<Millis> {
-        self.request.max_duration
     }
 }

@@ -5,13 +5,19 @@
 //! the trace simulator and the tests all run the same rules.
 
 pub mod body;
+mod classes;
 pub mod command;
 pub mod device;
 pub mod ids;
+mod inventory;
 pub mod lease;
 pub mod limits;
 pub mod outcome;
+mod owners;
+pub mod placement;
 pub mod policy;
+pub mod pool;
+mod queue;
 pub mod reading;
 pub mod request;
 pub mod row;
@@ -21,6 +27,7 @@ pub mod workload;
 pub use command::Command;
 pub use ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
 pub use outcome::{Answer, Denied, Effect, Outcome};
+pub use pool::{Drain, Pool, Settings};
 pub use request::{Amount, Request, Strategy};
 pub use row::Row;
 pub use units::{Bytes, MilliCpus, Millis, Percent, Share, Time};

@@ -132,6 +132,14 @@ impl Policy {
         request.strategy.or(self.strategy).unwrap_or_else(by_size)
     }
 
+    /// How long a lease may be held under this policy: what the request says, what the policy says, or nothing.
+    pub(crate) fn held_at_most(&self, request: &Request) -> Option<Millis> {
+        match (request.max_duration, self.max_duration) {
+            (Some(asked), Some(most)) => Some(asked.min(most)),
+            (asked, most) => asked.or(most),
+        }
+    }
+
     /// How many leases may share a device, for [`Amount::Shared`].
     pub(crate) fn sharers(&self) -> u32 {
         u32::from(self.max_allocations.unwrap_or(10).max(1))

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::{Cordon, DeviceFacts, Link, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
-use crate::lease::{Decision, EndCause, Holder, LeaseState, Promise};
+use crate::lease::{Decision, EndCause, Holder, Lease, LeaseState, Promise};
 use crate::policy::Policies;
 use crate::request::Request;
 use crate::units::Time;
@@ -102,6 +102,59 @@ pub struct LeaseRow {
     pub hard_end: Option<Time>,
     /// Its place in the order of arrival.
     pub seq: u64,
+}
+
+impl LeaseRow {
+    /// What is kept of a lease.
+    pub fn of(lease: &Lease) -> Self {
+        Self {
+            id: lease.id,
+            request: lease.request.clone(),
+            key: lease.key.clone(),
+            state: lease.state,
+            cause: lease.cause.clone(),
+            token: lease.token,
+            node: lease.node,
+            promises: lease.promises.clone(),
+            draining: lease.draining,
+            quarantined: lease.quarantined,
+            decision: lease.decision.clone(),
+            holder: lease.holder.clone(),
+            created_at: lease.created_at,
+            granted_at: lease.granted_at,
+            ended_at: lease.ended_at,
+            revoke_at: lease.revoke_at,
+            hard_end: lease.hard_end,
+            seq: lease.seq,
+        }
+    }
+
+    /// The lease as it goes on after a restart: one full ttl, one full wait.
+    pub(crate) fn into_lease(self, now: Time) -> Lease {
+        Lease {
+            expires_at: (self.state == LeaseState::Active).then(|| now.after(self.request.ttl)),
+            asked_at: now,
+            deadline: None,
+            id: self.id,
+            request: self.request,
+            key: self.key,
+            state: self.state,
+            cause: self.cause,
+            token: self.token,
+            node: self.node,
+            promises: self.promises,
+            draining: self.draining,
+            quarantined: self.quarantined,
+            decision: self.decision,
+            holder: self.holder,
+            created_at: self.created_at,
+            granted_at: self.granted_at,
+            ended_at: self.ended_at,
+            revoke_at: self.revoke_at,
+            hard_end: self.hard_end,
+            seq: self.seq,
+        }
+    }
 }
 
 /// What must never repeat or go back.

@@ -1,0 +1,224 @@
+//! Indexes over the devices of one kind: the next one with enough free share, and several orders to walk in.
+
+use std::collections::BTreeSet;
+
+use crate::ids::DeviceId;
+use crate::units::Share;
+
+use super::DeviceSlot;
+
+/// An order to walk devices in. Only devices with something free are in it; equal keys go by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Least free share first, then least free memory.
+    LeastFree,
+    /// Most free share first, then most free memory.
+    MostFree,
+    /// Lowest mean of measured utilization and promised share first.
+    LeastLoaded,
+    /// Lowest memory % + utilization % first.
+    LeastUsed,
+}
+
+const ORDERS: [Order; 4] = [Order::LeastFree, Order::MostFree, Order::LeastLoaded, Order::LeastUsed];
+const MEMORY_BITS: u32 = 48;
+const MEMORY_MASK: u64 = (1 << MEMORY_BITS) - 1;
+
+/// A device's place in an order.
+pub(crate) type Key = (u64, DeviceId);
+
+/// A device's places in the orders that are kept, and its free share, before a change.
+pub(super) struct Keys {
+    orders: [Option<Key>; ORDERS.len()],
+}
+
+/// The devices of one kind, found without a scan.
+#[derive(Debug)]
+pub(crate) struct KindIndex {
+    free: MaxTree,
+    /// Each is kept from the first time it is asked for.
+    orders: [Option<BTreeSet<Key>>; ORDERS.len()],
+}
+
+impl KindIndex {
+    pub fn new(members: &[DeviceId], devices: &[DeviceSlot]) -> Self {
+        let free = members.iter().map(|device| devices[device.index()].free_share().0 as u16);
+        Self { free: MaxTree::new(free), orders: [const { None }; ORDERS.len()] }
+    }
+
+    /// The most free share any of them has.
+    pub fn most_free(&self) -> Share {
+        Share(u32::from(self.free.max()))
+    }
+
+    /// The first position from `from` on with at least `share` free.
+    pub fn first_free(&self, from: usize, share: Share) -> Option<usize> {
+        self.free.first_at_least(from, share.0 as u16)
+    }
+
+    /// Devices in `order`, skipping those known to have less than `share` free.
+    pub fn walk(&self, order: Order, share: Share) -> impl Iterator<Item = DeviceId> + '_ {
+        let start = match order {
+            Order::LeastFree => (u64::from(share.0) << MEMORY_BITS, DeviceId(0)),
+            Order::MostFree | Order::LeastLoaded | Order::LeastUsed => (0, DeviceId(0)),
+        };
+        let end = match order {
+            Order::MostFree => (u64::from(Share::WHOLE.0 - share.0 + 1) << MEMORY_BITS, DeviceId(0)),
+            Order::LeastFree | Order::LeastLoaded | Order::LeastUsed => (u64::MAX, DeviceId(u32::MAX)),
+        };
+        let set = self.orders[order as usize].as_ref();
+        debug_assert!(set.is_some(), "{order:?} was not prepared");
+        set.into_iter().flat_map(move |set| set.range(start..end)).map(|(_, device)| *device)
+    }
+
+    pub(super) fn prepare(&mut self, order: Order, members: &[DeviceId], devices: &[DeviceSlot]) {
+        let set = &mut self.orders[order as usize];
+        if set.is_none() {
+            *set = Some(members.iter().filter_map(|&id| key(order, id, &devices[id.index()])).collect());
+        }
+    }
+
+    pub(super) fn keys_of(&self, id: DeviceId, slot: &DeviceSlot) -> Keys {
+        Keys { orders: ORDERS.map(|order| self.orders[order as usize].as_ref().and_then(|_| key(order, id, slot))) }
+    }
+
+    pub(super) fn update(&mut self, id: DeviceId, slot: &DeviceSlot, before: Keys) {
+        self.free.set(slot.position as usize, slot.free_share().0 as u16);
+        for (order, before) in ORDERS.into_iter().zip(before.orders) {
+            let Some(set) = &mut self.orders[order as usize] else { continue };
+            let after = key(order, id, slot);
+            if before != after {
+                if let Some(before) = before {
+                    set.remove(&before);
+                }
+                set.extend(after);
+            }
+        }
+    }
+
+    pub(super) fn check(&self, devices: &[DeviceSlot]) -> Result<(), String> {
+        for (order, set) in ORDERS.into_iter().zip(&self.orders) {
+            for &(stored, id) in set.iter().flatten() {
+                if key(order, id, &devices[id.index()]) != Some((stored, id)) {
+                    return Err(format!("device {id} is at the wrong place of {order:?}"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn key(order: Order, id: DeviceId, slot: &DeviceSlot) -> Option<Key> {
+    let free = slot.free_share();
+    if free.is_zero() {
+        return None;
+    }
+    let memory = slot.unpromised_memory().as_mib().min(MEMORY_MASK);
+    let key = match order {
+        Order::LeastFree => u64::from(free.0) << MEMORY_BITS | memory,
+        Order::MostFree => u64::from(Share::WHOLE.0 - free.0) << MEMORY_BITS | (MEMORY_MASK - memory),
+        Order::LeastLoaded => load(slot),
+        Order::LeastUsed => used(slot),
+    };
+    Some((key, id))
+}
+
+/// The mean of measured utilization and promised share, in thousandths of a percent.
+pub(crate) fn load(slot: &DeviceSlot) -> u64 {
+    (u64::from(slot.measured_utilization().0) + u64::from(slot.promised.0) * 100) / 2
+}
+
+/// Memory % + utilization %, in thousandths of a percent.
+pub(crate) fn used(slot: &DeviceSlot) -> u64 {
+    u64::from(slot.memory_percent().0) + u64::from(slot.utilization_percent().0)
+}
+
+/// The largest of a row of numbers, and the first that is large enough, in logarithmic time.
+#[derive(Debug)]
+struct MaxTree {
+    leaves: usize,
+    nodes: Vec<u16>,
+}
+
+impl MaxTree {
+    fn new(values: impl ExactSizeIterator<Item = u16>) -> Self {
+        let leaves = values.len().next_power_of_two().max(1);
+        let mut nodes = vec![0; 2 * leaves];
+        for (leaf, value) in nodes[leaves..].iter_mut().zip(values) {
+            *leaf = value;
+        }
+        for i in (1..leaves).rev() {
+            nodes[i] = nodes[2 * i].max(nodes[2 * i + 1]);
+        }
+        Self { leaves, nodes }
+    }
+
+    fn max(&self) -> u16 {
+        self.nodes[1]
+    }
+
+    fn set(&mut self, position: usize, value: u16) {
+        let mut i = self.leaves + position;
+        self.nodes[i] = value;
+        while i > 1 {
+            i /= 2;
+            let max = self.nodes[2 * i].max(self.nodes[2 * i + 1]);
+            if self.nodes[i] == max {
+                break;
+            }
+            self.nodes[i] = max;
+        }
+    }
+
+    /// The first position from `from` on whose value is at least `least` (which is not 0).
+    fn first_at_least(&self, from: usize, least: u16) -> Option<usize> {
+        if from >= self.leaves || self.nodes[1] < least {
+            return None;
+        }
+        let mut i = self.leaves + from;
+        while self.nodes[i] < least {
+            // Leave every subtree that lies wholly to the right of a left child, then step to its sibling.
+            while i % 2 == 1 {
+                if i == 1 {
+                    return None;
+                }
+                i /= 2;
+            }
+            if i == 0 || i + 1 >= self.nodes.len() {
+                return None;
+            }
+            i += 1;
+        }
+        while i < self.leaves {
+            i = if self.nodes[2 * i] >= least { 2 * i } else { 2 * i + 1 };
+        }
+        Some(i - self.leaves)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_tree_finds_what_a_scan_finds(
+            values in prop::collection::vec(0_u16..20, 1..70),
+            sets in prop::collection::vec((any::<prop::sample::Index>(), 0_u16..20), 0..50),
+            from in 0_usize..80,
+            least in 1_u16..20,
+        ) {
+            let mut scanned = values.clone();
+            let mut tree = MaxTree::new(values.into_iter());
+            for (index, value) in sets {
+                let position = index.index(scanned.len());
+                scanned[position] = value;
+                tree.set(position, value);
+            }
+            let expected = scanned.iter().enumerate().skip(from).find(|(_, v)| **v >= least).map(|(i, _)| i);
+            prop_assert_eq!(tree.first_at_least(from, least), expected);
+            prop_assert_eq!(tree.max(), scanned.iter().copied().max().unwrap_or(0));
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Strategies that score whole nodes: `paper-best-fit`, `fgd` and `least-fragmentation`.
+//!
+//! A score depends on the state of a node (free CPU and the free share of each card) and on the class of the request.
+//! Many nodes are in the same state and most decisions change one node only, so scores are kept per class and state:
+//! a decision walks the nodes with one look-up each and works out only what it has not met before.
+
+mod card_value;
+mod fragmentation;
+mod least_fragmentation;
+mod states;
+mod target;
+
+pub use card_value::card_values;
+
+use crate::classes::{Class, ClassId, Need};
+use crate::ids::{DeviceId, NodeId};
+use crate::inventory::Inventory;
+use crate::request::Strategy;
+use crate::units::Share;
+use crate::workload::Workload;
+
+use super::{Place, Search};
+use states::{State, StateId, States};
+use target::Target;
+
+/// Not worked out yet.
+const UNKNOWN: i32 = i32::MIN;
+/// The class does not fit a node in this state.
+const NO_FIT: i32 = i32::MIN + 1;
+/// States kept before those no node is in any more are thrown away.
+const STATES_PER_NODE: usize = 16;
+
+/// What is kept between decisions.
+#[derive(Debug, Default)]
+pub(crate) struct Scorer {
+    /// The facts, workload and classes all of this was worked out for.
+    made_for: Option<(u64, u64, u64)>,
+    states: States,
+    /// The state of each node.
+    of_node: Vec<StateId>,
+    /// Free host memory of each node: what fits beside the score.
+    memory_free: Vec<u64>,
+    /// Per strategy and class: the score of each state.
+    scores: [Vec<Vec<i32>>; 3],
+    target: Target,
+}
+
+impl Scorer {
+    fn refresh(&mut self, inventory: &mut Inventory, workload: &Workload, classes_generation: u64) {
+        let version = (inventory.version, workload.version, classes_generation);
+        if self.made_for != Some(version) {
+            let target_is_stale =
+                self.made_for.is_none_or(|(facts, tasks, _)| (facts, tasks) != (version.0, version.1));
+            if target_is_stale {
+                self.target = Target::new(&workload.counts(), inventory);
+            }
+            self.made_for = Some(version);
+            self.start_over(inventory);
+        } else if self.states.len() > STATES_PER_NODE * inventory.nodes.len() + 1024 {
+            self.start_over(inventory);
+        }
+        while let Some(node) = inventory.take_changed() {
+            self.look_at(node, inventory);
+        }
+    }
+
+    fn start_over(&mut self, inventory: &Inventory) {
+        self.states.clear();
+        self.scores = Default::default();
+        self.of_node = vec![StateId::NONE; inventory.nodes.len()];
+        self.memory_free = vec![0; inventory.nodes.len()];
+        for number in 0..inventory.nodes.len() {
+            self.look_at(NodeId(number as u32), inventory);
+        }
+    }
+
+    fn look_at(&mut self, node: NodeId, inventory: &Inventory) {
+        let slot = inventory.node(node);
+        let cards = slot.devices.iter().map(|device| {
+            let slot = inventory.device(*device);
+            (slot.kind, slot.free_share())
+        });
+        self.of_node[node.index()] = self.states.intern(slot.shape, slot.cpus_free(), cards, &self.target);
+        self.memory_free[node.index()] = slot.memory_free().0;
+    }
+
+    /// The score of a class in a state.
+    fn score(&self, strategy: Strategy, class: &Class, state: &State) -> i32 {
+        if class.hosts.get(state.shape.0 as usize) != Some(&true) || class.shape.cpus > state.cpus {
+            return NO_FIT;
+        }
+        let gpus = usize::from(class.shape.gpus);
+        let mut placings = Placings::new(class, state);
+        match gpus {
+            0 => self.judge(strategy, class, state, &[]),
+            1 => placings.one().map(|card| self.judge(strategy, class, state, &[card])).max().unwrap_or(NO_FIT),
+            _ => match placings.first(gpus) {
+                Some(cards) => self.judge(strategy, class, state, &cards),
+                None => NO_FIT,
+            },
+        }
+    }
+
+    /// The score of a class in a state on given cards.
+    fn judge(&self, strategy: Strategy, class: &Class, state: &State, cards: &[Card]) -> i32 {
+        match strategy {
+            Strategy::PaperBestFit => paper_best_fit(class, state, cards),
+            Strategy::Fgd => fragmentation::fgd(&self.target, class, state, cards),
+            _ => least_fragmentation::score(&self.target, class, state, cards),
+        }
+    }
+}
+
+/// A card of a state, and what a class would take of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Card {
+    position: usize,
+    take: Share,
+}
+
+/// The ways to place a class in a state that differ.
+struct Placings<'a> {
+    class: &'a Class,
+    state: &'a State,
+}
+
+impl<'a> Placings<'a> {
+    fn new(class: &'a Class, state: &'a State) -> Self {
+        Self { class, state }
+    }
+
+    fn fitting(&self) -> impl Iterator<Item = Card> + 'a {
+        let (class, state) = (self.class, self.state);
+        state.cards.iter().enumerate().filter_map(move |(position, card)| {
+            let need = class.need(card.kind)?;
+            (card.free >= need.share).then_some(Card { position, take: need.share })
+        })
+    }
+
+    /// One card; of cards that are alike only the first.
+    fn one(&mut self) -> impl Iterator<Item = Card> + 'a {
+        let state = self.state;
+        let is_first =
+            move |card: &Card| card.position == 0 || state.cards[card.position - 1] != state.cards[card.position];
+        self.fitting().filter(is_first)
+    }
+
+    /// The first `count` that fit, the least free first.
+    fn first(&mut self, count: usize) -> Option<Vec<Card>> {
+        let cards: Vec<Card> = self.fitting().take(count).collect();
+        (cards.len() == count).then_some(cards)
+    }
+}
+
+/// `floor(100·(1 − (ΔCPU/128000 + ΔGPU/8000)/2))`, Δ being what the whole node has left after placing.
+fn paper_best_fit(class: &Class, state: &State, cards: &[Card]) -> i32 {
+    let taken: u32 = cards.iter().map(|card| card.take.0).sum();
+    let cpus_left = (state.cpus.0 - class.shape.cpus.0) as f64;
+    let gpus_left = f64::from(state.free - taken);
+    (100.0 * (1.0 - (0.5 * cpus_left / 128_000.0 + 0.5 * gpus_left / 8_000.0))).floor() as i32
+}
+
+impl Search<'_> {
+    /// Tells the scorer what has changed; to be called before [`Search::find`] with a scored strategy.
+    pub fn refresh_scores(&mut self, workload: &Workload, classes_generation: u64) {
+        self.scorer.refresh(self.inventory, workload, classes_generation);
+    }
+
+    /// The place on the node with the best score; the lowest-numbered among equals.
+    pub(super) fn best_scored(&mut self, wanted: &impl Fn(&Need) -> bool) -> Option<Place> {
+        let strategy = self.class.shape.strategy;
+        let mut refused: Vec<NodeId> = Vec::new();
+        loop {
+            let node = self.best_node(strategy, &refused)?;
+            match self.place_on(strategy, node, wanted) {
+                Some(place) => return Some(place),
+                // The score does not see thresholds, foreign memory and who comes first: try the next best.
+                None => refused.push(node),
+            }
+        }
+    }
+
+    fn best_node(&mut self, strategy: Strategy, refused: &[NodeId]) -> Option<NodeId> {
+        let slot = match strategy {
+            Strategy::PaperBestFit => 0,
+            Strategy::Fgd => 1,
+            _ => 2,
+        };
+        let number = self.id.0 as usize;
+        if self.scorer.scores[slot].len() <= number {
+            self.scorer.scores[slot].resize_with(number + 1, Vec::new);
+        }
+        let mut scores = std::mem::take(&mut self.scorer.scores[slot][number]);
+        scores.resize(self.scorer.states.len(), UNKNOWN);
+        let memory = self.class.shape.host_memory.0;
+        let (mut best, mut best_score) = (None, NO_FIT);
+        for (node, (&state, &memory_free)) in self.scorer.of_node.iter().zip(&self.scorer.memory_free).enumerate() {
+            let mut score = scores[state.0 as usize];
+            if score == UNKNOWN {
+                score = self.scorer.score(strategy, self.class, self.scorer.states.get(state));
+                scores[state.0 as usize] = score;
+            }
+            if score > best_score && memory <= memory_free && !refused.contains(&NodeId(node as u32)) {
+                (best, best_score) = (Some(NodeId(node as u32)), score);
+            }
+        }
+        self.scorer.scores[slot][number] = scores;
+        best
+    }
+
+    fn place_on(&self, strategy: Strategy, node: NodeId, wanted: &impl Fn(&Need) -> bool) -> Option<Place> {
+        let slot = self.inventory.node(node);
+        if !self.host_fits(slot) || !slot.up {
+            return None;
+        }
+        let gpus = self.class.shape.gpus;
+        if gpus == 0 {
+            return Some(Place { node, promises: Vec::new() });
+        }
+        if gpus > 1 {
+            return self.place(&self.together_on(node, wanted)?);
+        }
+        let state = self.scorer.states.get(self.scorer.of_node[node.index()]);
+        let fitting = slot.devices.iter().filter_map(|&device| {
+            let device_slot = self.inventory.device(device);
+            let need = self.class.need(device_slot.kind).filter(|need| wanted(need) && self.fits(device, need))?;
+            let position = state.position_of(device_slot.kind, device_slot.free_share())?;
+            Some((device, Card { position, take: need.share }))
+        });
+        let mut best: Option<(i32, DeviceId)> = None;
+        for (device, card) in fitting {
+            let score = self.scorer.judge(strategy, self.class, state, &[card]);
+            if best.is_none_or(|(highest, _)| score > highest) {
+                best = Some((score, device));
+            }
+        }
+        self.place(&[best?.1])
+    }
+}

@@ -1,0 +1,235 @@
+//! Ends: release, expiry, revocation, faults; then draining, and quarantine where processes stay.
+
+use std::sync::Arc;
+
+use crate::ids::{DeviceId, LeaseId};
+use crate::lease::{EndCause, Lease, LeaseState, Promise};
+use crate::limits;
+use crate::outcome::{Answer, Denied, Effect, Outcome};
+use crate::row::Row;
+use crate::units::{Millis, Time};
+
+use super::{Drain, Pool, Settings};
+
+/// When a lease in this state wants to hear the clock.
+pub(super) fn deadline_of(lease: &Lease, settings: Settings) -> Option<Time> {
+    let earliest = |times: [Option<Time>; 3]| times.into_iter().flatten().min();
+    match lease.state {
+        LeaseState::Queued => earliest([
+            Some(lease.asked_at.after(limits::WAITER_PATIENCE)),
+            lease.request.wait_limit.map(|limit| lease.created_at.after(limit)),
+            None,
+        ]),
+        LeaseState::Offered => lease.granted_at.map(|at| at.after(limits::OFFER_HELD)),
+        LeaseState::Active => earliest([lease.expires_at, lease.hard_end, lease.revoke_at]),
+        _ => match settings.drain {
+            Drain::WhenGone { patience } if lease.draining && !lease.quarantined => {
+                lease.ended_at.map(|at| at.after(patience))
+            }
+            _ => None,
+        },
+    }
+}
+
+impl Pool {
+    /// Ends or quarantines everything whose time has come.
+    pub(super) fn expire(&mut self, out: &mut Outcome) {
+        while let Some(&(at, id)) = self.deadlines.first().filter(|(at, _)| *at <= self.now) {
+            let lease = self.lease_mut(id);
+            let cause = match lease.state {
+                LeaseState::Queued if lease.asked_at.after(limits::WAITER_PATIENCE) <= at => EndCause::Abandoned,
+                LeaseState::Queued => EndCause::WaitLimitPassed,
+                LeaseState::Offered => EndCause::OfferLapsed,
+                LeaseState::Active if lease.revoke_at.is_some_and(|end| end <= at) => EndCause::Revoked,
+                LeaseState::Active if lease.hard_end.is_some_and(|end| end <= at) => EndCause::MaxDurationPassed,
+                LeaseState::Active => EndCause::TtlPassed,
+                _ => {
+                    self.quarantine(id, out);
+                    continue;
+                }
+            };
+            self.end(id, cause, out);
+        }
+        if self.quota_deadline.is_some_and(|at| at <= self.now) {
+            self.quota_deadline = None;
+            self.stirred = true;
+        }
+    }
+
+    pub(super) fn release(&mut self, id: LeaseId, out: &mut Outcome) -> Result<Answer, Denied> {
+        if !self.known_lease(id)?.state.is_ended() {
+            self.end(id, EndCause::ByOwner, out);
+        }
+        Ok(Answer::Lease(id))
+    }
+
+    pub(super) fn fail(&mut self, id: LeaseId, why: Arc<str>, out: &mut Outcome) -> Result<Answer, Denied> {
+        if !self.known_lease(id)?.state.is_ended() {
+            self.end(id, EndCause::Fault(why), out);
+        }
+        Ok(Answer::Lease(id))
+    }
+
+    pub(super) fn holder_gone(&mut self, id: LeaseId, grace: Millis, out: &mut Outcome) -> Result<Answer, Denied> {
+        let now = self.now;
+        let lease = self.known_lease(id)?;
+        if lease.state.is_ended() || lease.holder.is_none() {
+            return Ok(Answer::Lease(id));
+        }
+        if grace.is_zero() {
+            self.end(id, EndCause::HolderGone, out);
+        } else {
+            lease.holder = None;
+            lease.expires_at = Some(now.after(grace));
+            self.set_deadline(id);
+            self.keep(id, out);
+        }
+        Ok(Answer::Lease(id))
+    }
+
+    pub(super) fn revoke(&mut self, id: LeaseId, grace: Millis, out: &mut Outcome) -> Result<Answer, Denied> {
+        let at = self.now.after(grace);
+        let lease = self.known_lease(id)?;
+        match lease.state {
+            LeaseState::Active if !grace.is_zero() => {
+                let at = lease.revoke_at.map_or(at, |before| before.min(at));
+                if lease.revoke_at != Some(at) {
+                    lease.revoke_at = Some(at);
+                    out.effects.push(Effect::Revoking { lease: id, at });
+                    self.set_deadline(id);
+                    self.keep(id, out);
+                }
+            }
+            state if state.is_ended() => return Err(Denied::Ended(id)),
+            _ => self.end(id, EndCause::Revoked, out),
+        }
+        Ok(Answer::Lease(id))
+    }
+
+    /// Ends a lease; its capacity starts draining in the same step.
+    pub(super) fn end(&mut self, id: LeaseId, cause: EndCause, out: &mut Outcome) {
+        let was = self.lease_mut(id).state;
+        debug_assert!(!was.is_ended());
+        if was == LeaseState::Queued {
+            self.dequeue(id);
+            self.stirred = true;
+        } else {
+            self.account(id, |held, share| held - u64::from(share.0), out);
+        }
+        let now = self.now;
+        let drains = was == LeaseState::Active && self.settings.drain != Drain::AtOnce;
+        let lease = self.lease_mut(id);
+        lease.state = cause.state();
+        lease.cause = Some(cause.clone());
+        lease.ended_at = Some(now);
+        lease.expires_at = None;
+        lease.holder = None;
+        lease.draining = was.is_granted();
+        out.effects.push(Effect::Ended { lease: id, cause });
+        if was.is_granted() {
+            if drains {
+                out.effects.push(Effect::Draining { lease: id });
+            } else {
+                self.free_all(id, out);
+            }
+        }
+        self.set_deadline(id);
+        self.keep(id, out);
+        self.ended.push_back(id);
+        self.forget_oldest(out);
+    }
+
+    pub(super) fn drained(&mut self, id: LeaseId, out: &mut Outcome) -> Result<Answer, Denied> {
+        if self.known_lease(id)?.draining {
+            self.free_all(id, out);
+            self.set_deadline(id);
+            self.keep(id, out);
+            self.forget_oldest(out);
+        }
+        Ok(Answer::Lease(id))
+    }
+
+    fn free_all(&mut self, id: LeaseId, out: &mut Outcome) {
+        let promises = self.lease_mut(id).promises.clone();
+        for promise in promises.iter() {
+            self.free_promise(id, promise, out);
+        }
+        self.freed(id, out);
+    }
+
+    /// Frees one device of a draining lease; the last one frees the lease.
+    pub(super) fn free_device(&mut self, id: LeaseId, device: DeviceId, out: &mut Outcome) {
+        let promises = self.lease_mut(id).promises.clone();
+        let (gone, left): (Vec<Promise>, Vec<Promise>) = promises.iter().partition(|promise| promise.device == device);
+        for promise in &gone {
+            self.free_promise(id, promise, out);
+        }
+        if left.is_empty() {
+            self.freed(id, out);
+        } else {
+            self.lease_mut(id).promises = left.into();
+        }
+        self.set_deadline(id);
+        self.keep(id, out);
+    }
+
+    fn free_promise(&mut self, id: LeaseId, promise: &Promise, out: &mut Outcome) {
+        let now = self.now;
+        let quarantined = self.lease_mut(id).quarantined;
+        self.change_device(promise.device, out, |slot| {
+            slot.promised -= promise.share;
+            slot.promised_memory -= promise.memory;
+            slot.leases.retain(|lease| *lease != id);
+            slot.leases_changed_at = Some(now);
+            slot.quarantines -= u16::from(quarantined);
+        });
+        self.stirred = true;
+    }
+
+    fn freed(&mut self, id: LeaseId, out: &mut Outcome) {
+        let lease = self.lease_mut(id);
+        lease.draining = false;
+        lease.quarantined = false;
+        lease.promises = Arc::from([]);
+        let (cpus, memory) = (lease.request.cpus, lease.request.host_memory);
+        if let Some(node) = lease.node {
+            self.inventory.touch_node(node, |slot| {
+                slot.cpus_promised -= cpus;
+                slot.memory_promised -= memory;
+            });
+        }
+        self.stirred = true;
+        out.effects.push(Effect::Freed { lease: id });
+    }
+
+    fn quarantine(&mut self, id: LeaseId, out: &mut Outcome) {
+        let lease = self.lease_mut(id);
+        lease.quarantined = true;
+        let promises = lease.promises.clone();
+        for promise in promises.iter() {
+            self.change_device(promise.device, out, |slot| slot.quarantines += 1);
+            out.effects.push(Effect::Quarantined { device: promise.device, lease: id });
+        }
+        self.set_deadline(id);
+        self.keep(id, out);
+    }
+
+    /// Keeps the memory of what is over within its bound. What still drains is not over.
+    fn forget_oldest(&mut self, out: &mut Outcome) {
+        let mut draining = 0;
+        while self.ended.len() > limits::ENDED_REMEMBERED + draining {
+            let Some(id) = self.ended.pop_front() else { return };
+            if self.lease_mut(id).draining {
+                self.ended.push_back(id);
+                draining += 1;
+                continue;
+            }
+            if let Some(lease) = self.leases.remove(&id) {
+                if let Some(key) = lease.key {
+                    self.keys.remove(&(lease.request.owner.clone(), key));
+                }
+                out.rows.push(Row::Forget(id));
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Facts: nodes, devices, links, readings, health, and an administrator's cordon.
+
+use std::sync::Arc;
+
+use crate::device::{Cordon, DeviceFacts, Health, Link, NodeFacts};
+use crate::ids::{DeviceId, LeaseId, NodeId};
+use crate::inventory::{DeviceSlot, Observed};
+use crate::limits;
+use crate::outcome::{Answer, Closed, Denied, Effect, Outcome};
+use crate::reading::{Attribution, Field, Foreign, Promised, Reading};
+use crate::row::{DeviceRow, NodeRow, Row};
+use crate::units::{Millis, Percent};
+
+use super::Pool;
+
+impl Pool {
+    pub(super) fn node_seen(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>, out: &mut Outcome) -> Answer {
+        let (node, changed) = self.inventory.upsert_node(facts);
+        if changed {
+            self.keep_node(node, out);
+        }
+        let mut ids = Vec::with_capacity(devices.len());
+        for facts in devices {
+            let (device, changed) = self.inventory.upsert_device(node, facts);
+            if changed {
+                self.keep_device(device, out);
+            }
+            self.change_device(device, out, |slot| slot.seen = true);
+            ids.push(device);
+        }
+        self.set_up(node, true, out);
+        self.stirred = true;
+        Answer::Node(node, ids)
+    }
+
+    pub(super) fn node_lost(&mut self, node: NodeId, out: &mut Outcome) -> Result<Answer, Denied> {
+        self.known_node(node)?;
+        self.set_up(node, false, out);
+        Ok(Answer::Done)
+    }
+
+    fn set_up(&mut self, node: NodeId, up: bool, out: &mut Outcome) {
+        self.inventory.touch_node(node, |slot| slot.up = up);
+        for device in self.inventory.node(node).devices.clone() {
+            self.change_device(device, out, |slot| slot.node_up = up);
+        }
+    }
+
+    pub(super) fn set_links(&mut self, node: NodeId, links: Vec<Link>, out: &mut Outcome) -> Result<Answer, Denied> {
+        self.known_node(node)?;
+        if self.inventory.node(node).links != links {
+            self.inventory.set_links(node, links);
+            self.keep_node(node, out);
+        }
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn set_health(&mut self, device: DeviceId, health: Health, out: &mut Outcome) -> Result<Answer, Denied> {
+        self.known_device(device)?;
+        self.change_device(device, out, |slot| slot.health = health);
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn cordon(&mut self, device: DeviceId, cordon: Cordon, out: &mut Outcome) -> Result<Answer, Denied> {
+        self.known_device(device)?;
+        if self.inventory.device(device).cordon != cordon {
+            self.change_device(device, out, |slot| slot.cordon = cordon);
+            self.keep_device(device, out);
+        }
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn drain(&mut self, device: DeviceId, grace: Millis, out: &mut Outcome) -> Result<Answer, Denied> {
+        self.cordon(device, Cordon::Cordoned, out)?;
+        for lease in self.inventory.device(device).leases.clone() {
+            // What is over already drains anyway.
+            let _ended_already = self.revoke(lease, grace, out);
+        }
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn observe(&mut self, device: DeviceId, reading: &Reading, out: &mut Outcome) -> Result<Answer, Denied> {
+        self.known_device(device)?;
+        if self.inventory.device(device).observed.is_some_and(|observed| reading.at < observed.at) {
+            return Ok(Answer::Done);
+        }
+        self.free_what_is_gone(device, reading, out);
+        let foreign = self.foreign_now(device, reading);
+        let before = self.inventory.device(device);
+        self.stirred |= foreign != before.foreign || before.is_stale(self.stale_before());
+        self.change_device(device, out, |slot| {
+            slot.observed = Some(Observed {
+                at: reading.at,
+                memory_used: reading.memory_used,
+                utilization: reading.utilization,
+                temperature_c: reading.temperature_c,
+            });
+            slot.foreign = foreign;
+            match reading.temperature_c {
+                Field::Value(temperature) => slot.hot = temperature > limits::HOT_C,
+                Field::Unsupported => slot.hot = false,
+                // Not told this time: what was known holds.
+                Field::Failed => {}
+            }
+        });
+        Ok(Answer::Done)
+    }
+
+    /// What is foreign after this reading. A reading that is not newer than the last change of leases shows a mixture,
+    /// and a field that failed this time says nothing: what was known before holds.
+    fn foreign_now(&self, device: DeviceId, reading: &Reading) -> Option<Foreign> {
+        let slot = self.inventory.device(device);
+        if slot.leases_changed_at.is_some_and(|changed| reading.at <= changed) {
+            return slot.foreign;
+        }
+        let mut foreign = Foreign::judge(reading, slot.leases.iter().map(|lease| self.promised(*lease, device)));
+        if let Some(before) = slot.foreign {
+            if reading.memory_used == Field::Failed {
+                foreign.memory = before.memory;
+            }
+            if reading.utilization == Field::Failed {
+                foreign.utilization = before.utilization;
+            }
+        }
+        Some(foreign)
+    }
+
+    fn promised(&self, lease: LeaseId, device: DeviceId) -> Promised {
+        let promises = self.leases.get(&lease).map(|lease| lease.promises.clone()).unwrap_or_default();
+        let of_device = promises.iter().filter(|promise| promise.device == device);
+        let (memory, share) = of_device.map(|promise| (promise.memory, promise.share)).next().unwrap_or_default();
+        Promised { lease, memory, utilization: Percent::of_share(share) }
+    }
+
+    /// A complete list of processes, newer than a lease's end, that shows none of its own frees the device of it.
+    fn free_what_is_gone(&mut self, device: DeviceId, reading: &Reading, out: &mut Outcome) {
+        let Some(processes) = &reading.processes else { return };
+        if processes.iter().any(|process| process.attribution == Attribution::Unknown) {
+            return;
+        }
+        let slot = self.inventory.device(device);
+        if !slot.leases.iter().any(|lease| self.leases.get(lease).is_some_and(|lease| lease.draining)) {
+            return;
+        }
+        for id in slot.leases.clone() {
+            let runs = processes.iter().any(|process| process.attribution == Attribution::Lease(id));
+            let lease = self.lease_mut(id);
+            if lease.draining && !runs && lease.ended_at.is_some_and(|ended| reading.at > ended) {
+                self.free_device(id, device, out);
+            }
+        }
+    }
+
+    /// Changes a device; tells when that opens or closes it, and stirs the queue when there is more to give.
+    pub(super) fn change_device(&mut self, device: DeviceId, out: &mut Outcome, change: impl FnOnce(&mut DeviceSlot)) {
+        let closed = |pool: &Self| -> (Option<Closed>, u32) {
+            let slot = pool.inventory.device(device);
+            (slot.closed(), slot.free_share().0)
+        };
+        let before = closed(self);
+        self.inventory.touch(device, change);
+        let after = closed(self);
+        if before.0 != after.0 {
+            out.effects.push(Effect::DeviceOpen { device, closed: after.0 });
+        }
+        self.stirred |= after.1 > before.1;
+    }
+
+    fn keep_node(&self, node: NodeId, out: &mut Outcome) {
+        let slot = self.inventory.node(node);
+        out.rows.push(Row::Node(NodeRow { node, facts: slot.facts.clone(), links: slot.links.clone() }));
+    }
+
+    fn keep_device(&self, device: DeviceId, out: &mut Outcome) {
+        let slot = self.inventory.device(device);
+        out.rows.push(Row::Device(DeviceRow {
+            device,
+            node: slot.node,
+            gpu_id: slot.gpu_id,
+            facts: Arc::clone(&slot.facts),
+            cordon: slot.cordon,
+        }));
+    }
+}

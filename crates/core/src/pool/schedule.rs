@@ -1,0 +1,356 @@
+//! Whose turn it is.
+//!
+//! Waiting requests are looked at in order, by lanes. One that finds a place gets it. One that does not is *passed*: from
+//! then on in this pass nobody may take a device (or host) it could use, so nobody who came later can delay it. The one
+//! exception is a lease that is certain to end, by its `max_duration`, before the passed request can be certain to start.
+//! A request held back by its owner's quota is passed without that protection.
+//!
+//! Between passes everybody who waits is known to have found no place, so a newcomer needs only to keep off what those
+//! before it could use.
+
+use std::sync::Arc;
+
+use crate::classes::{ClassId, Shape};
+use crate::ids::{DeviceId, LeaseId, NodeId};
+use crate::lease::{Decision, LeaseState, Turn};
+use crate::limits;
+use crate::outcome::{Effect, Outcome};
+use crate::owners::{OverQuota, OwnerId};
+use crate::placement::{Guard, Place, Search};
+use crate::request::Strategy;
+use crate::units::{Bytes, MilliCpus, Millis, Share, Time};
+
+use super::Pool;
+
+/// A request as the queue sees it.
+#[derive(Debug, Clone)]
+pub(super) struct Wish {
+    pub class: ClassId,
+    pub owner: OwnerId,
+    pub priority: i32,
+    pub max_duration: Option<Millis>,
+    pub policy: Arc<str>,
+}
+
+impl Pool {
+    /// A place for a request that just came, which passes nobody unduly.
+    pub(super) fn find_on_arrival(&mut self, wish: &Wish, fair: (u64, u64)) -> Option<(Place, Turn)> {
+        if self.over_quota(wish.owner, wish.class).is_some() {
+            return None;
+        }
+        if self.queue.is_empty() {
+            self.guard.clear();
+            return self.find(wish.class).map(|place| (place, Turn::OnArrival));
+        }
+        let ahead: Vec<(ClassId, OwnerId)> = self
+            .queue
+            .lanes_ahead(wish.priority, fair)
+            .map(|lane| (lane.class, lane.owner))
+            .take(limits::LANES_PER_PASS + 1)
+            .collect();
+        if ahead.len() > limits::LANES_PER_PASS {
+            return None;
+        }
+        let mut passed: Vec<ClassId> = Vec::new();
+        for (class, owner) in ahead {
+            if !passed.contains(&class) && self.over_quota(owner, class).is_none() {
+                passed.push(class);
+            }
+        }
+        let first_turn = if passed.is_empty() { Turn::OnArrival } else { Turn::PassedOthers };
+        self.find_past(wish.class, &passed, wish.max_duration).map(|(place, turn)| (place, turn.unwrap_or(first_turn)))
+    }
+
+    /// Gives everybody who waits and can go now what they wait for.
+    pub(super) fn serve_waiters(&mut self, out: &mut Outcome) {
+        if !std::mem::take(&mut self.stirred) || self.queue.is_empty() {
+            return;
+        }
+        self.inventory.refresh();
+        let mut passed: Vec<ClassId> = Vec::new();
+        let mut at = None;
+        let mut looked_at = 0;
+        while let Some(key) = self.queue.next(at) {
+            at = Some(key);
+            looked_at += 1;
+            if looked_at > limits::LANES_PER_PASS || (passed.len() % 16 == 1 && self.nothing_left(&passed)) {
+                break;
+            }
+            let lane = self.queue.lane(key.3);
+            let (class, owner) = (lane.class, lane.owner);
+            let Some(id) = lane.head() else { continue };
+            self.classes.judge(class, &self.inventory);
+            if self.over_quota(owner, class).is_some() {
+                continue;
+            }
+            let wish = self.wish_again(id, class, owner, key.0.0);
+            if passed.contains(&class) && wish.max_duration.is_none() {
+                continue;
+            }
+            match self.find_past(class, &passed, wish.max_duration) {
+                Some((place, turn)) => {
+                    let turn = turn.unwrap_or(if passed.is_empty() { Turn::Next } else { Turn::PassedOthers });
+                    self.dequeue(id);
+                    self.grant(id, &wish, place, turn, out);
+                }
+                None if !passed.contains(&class) => passed.push(class),
+                None => {}
+            }
+        }
+    }
+
+    /// A place for `class` that keeps off everything the passed classes could use; or, failing that, only what those
+    /// could use that may start before the lease is certain to end.
+    fn find_past(
+        &mut self,
+        class: ClassId,
+        passed: &[ClassId],
+        max_duration: Option<Millis>,
+    ) -> Option<(Place, Option<Turn>)> {
+        let mut guard = std::mem::take(&mut self.guard);
+        guard.clear();
+        for &id in passed {
+            guard.add(id, self.classes.get(id));
+        }
+        self.guard = guard;
+        if let Some(place) = self.find(class) {
+            return Some((place, None));
+        }
+        let end = self.now.after(max_duration.filter(|_| !passed.is_empty())?);
+        if self.promises_made() > limits::BACKFILL_PROMISES {
+            return None;
+        }
+        let in_the_way: Vec<ClassId> = passed
+            .iter()
+            .copied()
+            .filter(|&id| id == class || self.certain_start(id).is_none_or(|start| start < end))
+            .collect();
+        if in_the_way.len() == passed.len() {
+            return None;
+        }
+        let mut guard = Guard::default();
+        for &id in &in_the_way {
+            guard.add(id, self.classes.get(id));
+        }
+        self.guard = guard;
+        Some((self.find(class)?, Some(Turn::EndsBeforeOthersStart)))
+    }
+
+    fn find(&mut self, id: ClassId) -> Option<Place> {
+        self.inventory.refresh();
+        self.classes.judge(id, &self.inventory);
+        let generation = self.classes.generation;
+        let stale_before = self.stale_before();
+        let class = self.classes.get(id);
+        let mut search = Search {
+            inventory: &mut self.inventory,
+            scorer: &mut self.scorer,
+            id,
+            class,
+            guard: &self.guard,
+            last_device: self.counters.last_device,
+            stale_before,
+        };
+        if matches!(class.shape.strategy, Strategy::PaperBestFit | Strategy::Fgd | Strategy::LeastFragmentation) {
+            search.refresh_scores(&self.workload, generation);
+        }
+        search.find()
+    }
+
+    /// Whether no kind of device with anything free is left for those who come after the passed classes.
+    fn nothing_left(&self, passed: &[ClassId]) -> bool {
+        let claimed = |kind| {
+            let claims = |id: &ClassId| {
+                let class = self.classes.get(*id);
+                class.named.is_none() && class.need(kind).is_some()
+            };
+            passed.iter().any(claims)
+        };
+        self.waiting_past_gpus == 0
+            && (0..self.inventory.kinds.len() as u32)
+                .map(crate::inventory::KindId)
+                .all(|kind| self.inventory.index_of(kind).most_free().is_zero() || claimed(kind))
+    }
+
+    /// Gives a place to a lease that waits or has just been made.
+    pub(super) fn grant(&mut self, id: LeaseId, wish: &Wish, place: Place, turn: Turn, out: &mut Outcome) {
+        let token = self.next_token();
+        let now = self.now;
+        let strategy = self.classes.get(wish.class).shape.strategy;
+        for promise in &place.promises {
+            debug_assert!(self.inventory.device(promise.device).free_share() >= promise.share);
+            self.change_device(promise.device, out, |slot| {
+                slot.promised += promise.share;
+                slot.promised_memory += promise.memory;
+                slot.leases.push(id);
+                slot.leases_changed_at = Some(now);
+            });
+        }
+        if let Some(last) = place.promises.last() {
+            self.counters.last_device = Some(last.device);
+        }
+        let lease = self.lease_mut(id);
+        let (cpus, memory) = (lease.request.cpus, lease.request.host_memory);
+        let decision = Arc::new(Decision { policy: wish.policy.clone(), strategy, turn });
+        lease.token = Some(token);
+        lease.node = Some(place.node);
+        lease.promises = place.promises.into();
+        lease.granted_at = Some(now);
+        lease.hard_end = wish.max_duration.map(|most| now.after(most));
+        lease.decision = Some(decision.clone());
+        if lease.request.hedged {
+            lease.state = LeaseState::Offered;
+            out.effects.push(Effect::Offered { lease: id, token, until: now.after(limits::OFFER_HELD), decision });
+        } else {
+            lease.state = LeaseState::Active;
+            lease.expires_at = Some(now.after(lease.request.ttl));
+            out.effects.push(Effect::Granted { lease: id, token, decision });
+        }
+        if !cpus.is_zero() || !memory.is_zero() {
+            self.inventory.touch_node(place.node, |slot| {
+                slot.cpus_promised += cpus;
+                slot.memory_promised += memory;
+            });
+        }
+        self.account(id, |held, share| held + u64::from(share.0), out);
+        self.set_deadline(id);
+        self.keep(id, out);
+    }
+
+    pub(super) fn enqueue(&mut self, id: LeaseId, wish: &Wish, seq: u64) {
+        let fair = self.owners.fair_key(wish.owner, &self.policies);
+        self.queue.push(id, (wish.owner, wish.class), wish.priority, seq, fair);
+        self.waiting_past_gpus += usize::from(self.may_go_without_free_gpus(id, wish.class));
+        self.classes.get_mut(wish.class).waiting += 1;
+    }
+
+    /// Whether it can be served though others claim every GPU: it wants none, or is certain to end.
+    fn may_go_without_free_gpus(&self, id: LeaseId, class: ClassId) -> bool {
+        let request = &self.leases[&id].request;
+        self.classes.get(class).shape.gpus == 0 || self.policies.policy_for(request).held_at_most(request).is_some()
+    }
+
+    pub(super) fn dequeue(&mut self, id: LeaseId) {
+        let (owner, class, priority) = self.wish_of(id);
+        let seq = self.lease_mut(id).seq;
+        self.queue.remove((owner, class), priority, seq);
+        self.waiting_past_gpus -= usize::from(self.may_go_without_free_gpus(id, class));
+        self.classes.get_mut(class).waiting -= 1;
+    }
+
+    /// Queues everybody anew, under policies that have just changed.
+    pub(super) fn requeue_all(&mut self) {
+        let waiting: Vec<LeaseId> =
+            self.leases.values().filter(|lease| lease.state == LeaseState::Queued).map(|lease| lease.id).collect();
+        self.queue = crate::queue::Queue::default();
+        self.waiting_past_gpus = 0;
+        self.classes.nobody_waits();
+        self.inventory.refresh();
+        for id in waiting {
+            let (owner, class, priority) = self.wish_of(id);
+            let wish = self.wish_again(id, class, owner, priority);
+            let seq = self.lease_mut(id).seq;
+            self.enqueue(id, &wish, seq);
+        }
+    }
+
+    fn wish_again(&mut self, id: LeaseId, class: ClassId, owner: OwnerId, priority: i32) -> Wish {
+        let request = self.lease_mut(id).request.clone();
+        let policy = self.policies.policy_for(&request);
+        let max_duration = policy.held_at_most(&request);
+        Wish { class, owner, priority, max_duration, policy: policy.name.clone() }
+    }
+
+    pub(super) fn over_quota(&mut self, owner: OwnerId, class: ClassId) -> Option<OverQuota> {
+        let more = self.classes.get(class).most_held;
+        let name = self.owners.get(owner).name.clone();
+        let quota = self.policies.quota_of(&name);
+        let over = self.owners.get_mut(owner).over(quota, more, self.now, self.policies.period);
+        if let Some(OverQuota::ShareHours { until }) = over {
+            self.quota_deadline = Some(self.quota_deadline.map_or(until, |before| before.min(until)));
+        }
+        over
+    }
+
+    fn promises_made(&self) -> usize {
+        self.leases.len() - self.queue.len()
+    }
+
+    /// When a class is certain to find a place, counting on ends that are certain; `None` where none is.
+    ///
+    /// What drains, or is closed for a reason that may pass at any moment, may be had at any moment: then it is now.
+    pub(super) fn certain_start(&self, id: ClassId) -> Option<Time> {
+        let class = self.classes.get(id);
+        let nodes = (0..self.inventory.nodes.len() as u32).map(NodeId);
+        let hosts = |node: &NodeId| class.hosts.get(self.inventory.node(*node).shape.0 as usize) == Some(&true);
+        nodes.filter(hosts).filter_map(|node| self.certain_start_on(&class.shape, id, node)).min()
+    }
+
+    fn certain_start_on(&self, shape: &Shape, id: ClassId, node: NodeId) -> Option<Time> {
+        let class = self.classes.get(id);
+        let slot = self.inventory.node(node);
+        let usable =
+            slot.devices.iter().filter(|device| class.could_use(**device, self.inventory.device(**device).kind));
+        let mut device_times: Vec<Time> = usable.filter_map(|device| self.device_free_at(class, *device)).collect();
+        device_times.sort_unstable();
+        let devices = match usize::from(shape.gpus) {
+            0 => self.now,
+            gpus => *device_times.get(gpus - 1)?,
+        };
+        Some(devices.max(self.host_free_at(shape, node)?))
+    }
+
+    fn device_free_at(&self, class: &crate::classes::Class, device: DeviceId) -> Option<Time> {
+        let slot = self.inventory.device(device);
+        let need = class.need(slot.kind)?;
+        let (mut share, mut memory) = (Share::WHOLE - slot.promised, slot.unpromised_memory());
+        let mut ends: Vec<(Time, Share, Bytes)> = Vec::new();
+        for lease in slot.leases.iter().filter_map(|lease| self.leases.get(lease)) {
+            for promise in lease.promises.iter().filter(|promise| promise.device == device) {
+                if let Some(end) = self.certain_end(lease) {
+                    ends.push((end, promise.share, promise.memory));
+                }
+            }
+        }
+        ends.sort_unstable();
+        let mut at = self.now;
+        let mut ends = ends.into_iter();
+        while share < need.share || memory < need.memory {
+            let (end, more, more_memory) = ends.next()?;
+            at = end;
+            share += more;
+            memory += more_memory;
+        }
+        Some(at)
+    }
+
+    fn host_free_at(&self, shape: &Shape, node: NodeId) -> Option<Time> {
+        if !shape.needs_host() {
+            return Some(self.now);
+        }
+        let slot = self.inventory.node(node);
+        let mut cpus = slot.facts.cpus.saturating_sub(slot.cpus_promised);
+        let mut memory = slot.facts.memory.saturating_sub(slot.memory_promised);
+        let here = self
+            .leases
+            .values()
+            .filter(|lease| lease.node == Some(node) && (lease.state.is_granted() || lease.draining));
+        let mut ends: Vec<(Time, MilliCpus, Bytes)> = here
+            .filter_map(|lease| Some((self.certain_end(lease)?, lease.request.cpus, lease.request.host_memory)))
+            .collect();
+        ends.sort_unstable();
+        let mut at = self.now;
+        let mut ends = ends.into_iter();
+        while cpus < shape.cpus || memory < shape.host_memory {
+            let (end, more, more_memory) = ends.next()?;
+            at = end;
+            cpus += more;
+            memory += more_memory;
+        }
+        Some(at)
+    }
+
+    fn certain_end(&self, lease: &crate::lease::Lease) -> Option<Time> {
+        if lease.draining { Some(self.now) } else { lease.certain_end() }
+    }
+}
