@@ -123,6 +123,11 @@ impl Pool {
         (0..self.inventory.nodes.len() as u32).filter_map(|number| self.node(NodeId(number)))
     }
 
+    /// Grows whenever strategies that look ahead take over a new workload.
+    pub fn workload_version(&self) -> u64 {
+        self.workload.version
+    }
+
     /// The rules in force.
     pub fn policies(&self) -> &Policies {
         &self.policies

@@ -14,7 +14,7 @@ const STEP: f64 = 10.0;
 ///
 /// - **F**: how much fragmentation grows, as in FGD.
 /// - **S**: how much more GPU is stranded because the CPUs left cannot feed it at the workload's own ratio.
-/// - **V**: how much of the card's value goes beyond what the task takes; see [`super::card_values`].
+/// - **V**: how much of the card's value goes beyond what the task takes; see [`super::card_value`].
 /// - **P**: for a task that may go to several models, how sought after this one is.
 pub(super) fn score(target: &Target, class: &Class, state: &State, cards: &[Card]) -> i32 {
     let fragmented = fragmentation::after(target, class, state, cards) - state.fragmentation;

@@ -10,10 +10,10 @@ mod least_fragmentation;
 mod states;
 mod target;
 
-pub use card_value::card_values;
+use std::cmp::Reverse;
 
-use crate::classes::{Class, ClassId, Need};
-use crate::ids::{DeviceId, NodeId};
+use crate::classes::{Class, Need};
+use crate::ids::NodeId;
 use crate::inventory::Inventory;
 use crate::request::Strategy;
 use crate::units::Share;
@@ -227,13 +227,12 @@ impl Search<'_> {
             let position = state.position_of(device_slot.kind, device_slot.free_share())?;
             Some((device, Card { position, take: need.share }))
         });
-        let mut best: Option<(i32, DeviceId)> = None;
-        for (device, card) in fitting {
-            let score = self.scorer.judge(strategy, self.class, state, &[card]);
-            if best.is_none_or(|(highest, _)| score > highest) {
-                best = Some((score, device));
-            }
-        }
-        self.place(&[best?.1])
+        // The paper's BestFit scores nodes only and takes the tightest card; the others score every card.
+        let rank = |card: Card| match strategy {
+            Strategy::PaperBestFit => -i64::from(state.cards[card.position].free.0),
+            _ => i64::from(self.scorer.judge(strategy, self.class, state, &[card])),
+        };
+        let best = fitting.map(|(device, card)| (rank(card), Reverse(device))).max();
+        self.place(&[best?.1.0])
     }
 }

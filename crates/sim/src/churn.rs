@@ -1,0 +1,149 @@
+//! Tasks that come and go: Poisson arrivals, exponential lifetimes, types drawn as often as they come in the trace.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use gpupool_core::{LeaseId, Strategy};
+use serde::Serialize;
+
+use crate::cluster::{Cluster, NodeOrder, WorkloadSource};
+use crate::rng::Rng;
+use crate::trace::{Folder, TraceError};
+
+/// Part of the arrivals that only fill the cluster and are not measured.
+const WARM_UP: f64 = 1.0 / 3.0;
+
+/// What to simulate.
+#[derive(Debug, Clone)]
+pub struct Churn<'a> {
+    /// From where.
+    pub folder: &'a Folder,
+    /// Which trace's types.
+    pub trace: &'a str,
+    /// Seed of arrivals, lifetimes and node ranks.
+    pub seed: u64,
+    /// By which strategy.
+    pub strategy: Strategy,
+    /// Where the workload is known from.
+    pub workload: WorkloadSource,
+    /// How nodes are numbered.
+    pub node_order: NodeOrder,
+    /// GPU demand in the long run, as a part of capacity.
+    pub load: f64,
+    /// How many tasks arrive.
+    pub arrivals: u64,
+}
+
+/// How it went.
+#[derive(Debug, Clone, Serialize)]
+pub struct Churned {
+    /// Which trace.
+    pub trace: String,
+    /// Which strategy.
+    pub strategy: &'static str,
+    /// Which seed.
+    pub seed: u64,
+    /// Offered load.
+    pub load: f64,
+    /// Tasks that arrived.
+    pub arrivals: u64,
+    /// Tasks that found no place.
+    pub failed: u64,
+    /// Percent of GPU capacity in use, averaged over time once the cluster had filled.
+    pub mean_allocated: f64,
+    /// Percent of the multi-GPU tasks refused in that time.
+    pub refused_multi_gpu: f64,
+    /// Microseconds a decision took.
+    pub us_per_decision: f64,
+    /// Microseconds a decision took that took over a newly learned workload.
+    pub us_per_refresh: f64,
+}
+
+/// A point in simulated time, ordered.
+#[derive(PartialEq, PartialOrd)]
+struct At(f64);
+impl Eq for At {}
+impl Ord for At {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl Churn<'_> {
+    /// Simulates it.
+    pub fn run(&self) -> Result<Churned, TraceError> {
+        let types = self.folder.types(self.trace)?;
+        let mut rng = Rng::new(self.seed);
+        let ranks = shuffled(self.folder.nodes.len(), &mut rng);
+        let mut cluster =
+            Cluster::new(&self.folder.nodes, &ranks, self.node_order, &types, self.strategy, self.workload);
+
+        let total: u64 = types.iter().map(|task| task.count).sum();
+        let asked: f64 = types.iter().map(|task| task.count as f64 * task.gpu_milli() as f64).sum();
+        let between = asked / total.max(1) as f64 / (self.load * cluster.capacity as f64);
+        let cumulative: Vec<u64> = types
+            .iter()
+            .scan(0, |sum, task| {
+                *sum += task.count;
+                Some(*sum)
+            })
+            .collect();
+
+        let mut leaving: BinaryHeap<Reverse<(At, LeaseId, usize)>> = BinaryHeap::new();
+        let (mut now, mut used, mut failed) = (0.0, 0_u64, 0_u64);
+        let (mut multi, mut multi_refused) = (0_u64, 0_u64);
+        let (mut area, mut measured_from) = (0.0, None);
+        let measure_after = (self.arrivals as f64 * WARM_UP) as u64;
+        for arrival in 0..self.arrivals {
+            let next = now + rng.exponential(between);
+            while leaving.peek().is_some_and(|Reverse((at, ..))| at.0 <= next) {
+                let Some(Reverse((at, lease, task_type))) = leaving.pop() else { break };
+                area += (at.0 - now) * used as f64;
+                now = at.0;
+                cluster.remove(lease);
+                used -= types[task_type].gpu_milli();
+            }
+            area += (next - now) * used as f64;
+            now = next;
+            if arrival == measure_after {
+                (area, measured_from) = (0.0, Some(now));
+            }
+            let drawn = rng.below(total.max(1));
+            let task_type = cumulative.partition_point(|sum| *sum <= drawn);
+            let placed = cluster.place(task_type);
+            let lifetime = rng.exponential(1.0);
+            if types[task_type].gpus > 1 && measured_from.is_some() {
+                multi += 1;
+                multi_refused += u64::from(placed.is_none());
+            }
+            match placed {
+                Some(lease) => {
+                    used += types[task_type].gpu_milli();
+                    leaving.push(Reverse((At(now + lifetime), lease, task_type)));
+                }
+                None => failed += 1,
+            }
+        }
+        let measured = now - measured_from.unwrap_or(0.0);
+        Ok(Churned {
+            trace: self.trace.to_owned(),
+            strategy: self.strategy.name(),
+            seed: self.seed,
+            load: self.load,
+            arrivals: self.arrivals,
+            failed,
+            mean_allocated: if measured > 0.0 { 100.0 * area / measured / cluster.capacity as f64 } else { 0.0 },
+            refused_multi_gpu: if multi == 0 { 0.0 } else { 100.0 * multi_refused as f64 / multi as f64 },
+            us_per_decision: cluster.us_per_decision(),
+            us_per_refresh: cluster.us_per_take_over(),
+        })
+    }
+}
+
+fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
+    let mut ranks: Vec<usize> = (0..count).collect();
+    for last in (1..count).rev() {
+        ranks.swap(last, rng.below(last as u64 + 1) as usize);
+    }
+    ranks
+}

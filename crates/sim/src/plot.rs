@@ -1,0 +1,1 @@
+//! Curves as an SVG that reads in light and dark.

@@ -1,0 +1,111 @@
+//! Fills an empty cluster with arrivals that never leave, by the protocol of the FGD paper: each is placed or rejected
+//! for good.
+
+use gpupool_core::Strategy;
+use serde::Serialize;
+
+use crate::cluster::{Cluster, NodeOrder, WorkloadSource};
+use crate::trace::{Folder, TraceError};
+
+/// What to replay.
+#[derive(Debug, Clone)]
+pub struct Replay<'a> {
+    /// From where.
+    pub folder: &'a Folder,
+    /// Which trace.
+    pub trace: &'a str,
+    /// Which order of arrivals.
+    pub seed: u64,
+    /// By which strategy.
+    pub strategy: Strategy,
+    /// Where the workload is known from.
+    pub workload: WorkloadSource,
+    /// How nodes are numbered.
+    pub node_order: NodeOrder,
+}
+
+/// How it went.
+#[derive(Debug, Clone, Serialize)]
+pub struct Replayed {
+    /// Which trace.
+    pub trace: String,
+    /// Which strategy.
+    pub strategy: &'static str,
+    /// Which seed.
+    pub seed: u64,
+    /// Tasks that arrived.
+    pub arrivals: u64,
+    /// Tasks that found no place.
+    pub failed: u64,
+    /// GPU thousandths in use just before the arrival that makes what arrived exceed capacity.
+    pub used_gpu_milli_100: u64,
+    /// GPU thousandths in use at the end.
+    pub used_gpu_milli_end: u64,
+    /// Percent of GPU capacity not in use at 100 %.
+    pub unallocated_100: f64,
+    /// Percent of GPU capacity not in use at the end (130 %).
+    pub unallocated_130: f64,
+    /// Percent of the multi-GPU tasks refused while arrivals came to at most 95 % of capacity.
+    pub refused_multi_gpu_95: f64,
+    /// Microseconds a decision took.
+    pub us_per_decision: f64,
+    /// Microseconds a decision took that took over a newly learned workload.
+    pub us_per_refresh: f64,
+    /// Percent of capacity not in use when arrivals came to 0, 1, 2, … percent of it.
+    #[serde(skip)]
+    pub curve: Vec<f64>,
+}
+
+impl Replay<'_> {
+    /// Replays it.
+    pub fn run(&self) -> Result<Replayed, TraceError> {
+        let types = self.folder.types(self.trace)?;
+        let arrivals = self.folder.arrivals(self.trace, self.seed, types.len())?;
+        let nodes = &self.folder.nodes;
+        let mut cluster =
+            Cluster::new(nodes, &arrivals.node_ranks, self.node_order, &types, self.strategy, self.workload);
+        let capacity = cluster.capacity;
+        let unallocated = |used: u64| 100.0 - 100.0 * used as f64 / capacity as f64;
+
+        let (mut arrived, mut used, mut failed) = (0_u64, 0_u64, 0_u64);
+        let (mut multi, mut multi_refused) = (0_u64, 0_u64);
+        let mut used_100 = None;
+        let mut curve = Vec::new();
+        for &task_type in &arrivals.types {
+            let task = &types[task_type];
+            arrived += task.gpu_milli();
+            if arrived > capacity && used_100.is_none() {
+                used_100 = Some(used);
+            }
+            while curve.len() as u64 * capacity <= arrived * 100 {
+                curve.push(unallocated(used));
+            }
+            let placed = cluster.place(task_type).is_some();
+            if placed {
+                used += task.gpu_milli();
+            } else {
+                failed += 1;
+            }
+            if task.gpus > 1 && arrived * 100 <= capacity * 95 {
+                multi += 1;
+                multi_refused += u64::from(!placed);
+            }
+        }
+        let used_100 = used_100.unwrap_or(used);
+        Ok(Replayed {
+            trace: self.trace.to_owned(),
+            strategy: self.strategy.name(),
+            seed: self.seed,
+            arrivals: arrivals.types.len() as u64,
+            failed,
+            used_gpu_milli_100: used_100,
+            used_gpu_milli_end: used,
+            unallocated_100: unallocated(used_100),
+            unallocated_130: unallocated(used),
+            refused_multi_gpu_95: if multi == 0 { 0.0 } else { 100.0 * multi_refused as f64 / multi as f64 },
+            us_per_decision: cluster.us_per_decision(),
+            us_per_refresh: cluster.us_per_take_over(),
+            curve,
+        })
+    }
+}

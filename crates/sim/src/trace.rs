@@ -1,0 +1,251 @@
+//! A folder of traces: the cluster's nodes, the types of tasks, and the order in which they arrive.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use gpupool_core::{Bytes, MilliCpus, Share};
+
+/// What is wrong with a folder of traces.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// A file cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A line does not say what it should.
+    #[error("{path}, line {line}: {what}")]
+    Line {
+        /// Which file.
+        path: PathBuf,
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong.
+        what: String,
+    },
+    /// There is nothing to replay.
+    #[error("{path} has no trace: expected arrivals/<trace>_types.csv and arrivals/<trace>_seed<n>.txt")]
+    Empty {
+        /// Which folder.
+        path: PathBuf,
+    },
+}
+
+/// A node of the cluster.
+#[derive(Debug, Clone)]
+pub struct TraceNode {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Host CPUs.
+    pub cpus: MilliCpus,
+    /// Host memory.
+    pub memory: Bytes,
+    /// GPUs.
+    pub gpus: u16,
+    /// Their model.
+    pub model: Arc<str>,
+}
+
+/// A type of task.
+#[derive(Debug, Clone)]
+pub struct TaskType {
+    /// Host CPUs.
+    pub cpus: MilliCpus,
+    /// Host memory.
+    pub memory: Bytes,
+    /// GPUs.
+    pub gpus: u16,
+    /// Share of each; whole where there are several.
+    pub share: Share,
+    /// Allowed models as written, `A|B`; empty for any.
+    pub models: Arc<str>,
+    /// How often it comes in the trace.
+    pub count: u64,
+}
+
+impl TaskType {
+    /// What it takes of all GPUs together.
+    pub fn gpu_milli(&self) -> u64 {
+        u64::from(self.gpus) * u64::from(self.share.0)
+    }
+}
+
+/// The order of arrivals for one seed.
+#[derive(Debug, Clone)]
+pub struct Arrivals {
+    /// The type of each.
+    pub types: Vec<usize>,
+    /// For the i-th node in name order its rank: equal scores go to the lowest.
+    pub node_ranks: Vec<usize>,
+}
+
+/// A folder of traces.
+#[derive(Debug, Clone)]
+pub struct Folder {
+    root: PathBuf,
+    /// The cluster, in name order.
+    pub nodes: Vec<TraceNode>,
+}
+
+impl Folder {
+    /// Opens a folder and reads its nodes.
+    pub fn open(root: &Path) -> Result<Self, TraceError> {
+        let path = root.join("openb_node_list_gpu_node.csv");
+        let mut nodes = Vec::new();
+        for row in Csv::read(&path)?.rows(&["sn", "cpu_milli", "memory_mib", "gpu", "model"])? {
+            nodes.push(TraceNode {
+                name: row.text(0).into(),
+                cpus: MilliCpus(row.number(1)?),
+                memory: row.mib(2)?,
+                gpus: row.number(3)?,
+                model: row.text(4).into(),
+            });
+        }
+        nodes.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Self { root: root.to_owned(), nodes })
+    }
+
+    /// The names of its traces.
+    pub fn traces(&self) -> Result<Vec<String>, TraceError> {
+        let names = self.arrival_files()?;
+        let mut traces: Vec<String> =
+            names.iter().filter_map(|name| name.strip_suffix("_types.csv")).map(str::to_owned).collect();
+        traces.sort();
+        if traces.is_empty() {
+            return Err(TraceError::Empty { path: self.root.clone() });
+        }
+        Ok(traces)
+    }
+
+    /// The seeds a trace comes with.
+    pub fn seeds(&self, trace: &str) -> Result<Vec<u64>, TraceError> {
+        let seed = |name: &String| name.strip_prefix(trace)?.strip_prefix("_seed")?.strip_suffix(".txt")?.parse().ok();
+        let mut seeds: Vec<u64> = self.arrival_files()?.iter().filter_map(seed).collect();
+        seeds.sort_unstable();
+        Ok(seeds)
+    }
+
+    /// The types of tasks of a trace.
+    pub fn types(&self, trace: &str) -> Result<Vec<TaskType>, TraceError> {
+        let path = self.root.join("arrivals").join(format!("{trace}_types.csv"));
+        let columns = ["type", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "count_in_trace"];
+        let mut types = Vec::new();
+        for row in Csv::read(&path)?.rows(&columns)? {
+            if row.number::<usize>(0)? != types.len() {
+                return Err(row.error(format!("type {} should be {}", row.text(0), types.len())));
+            }
+            let (gpus, share): (u16, u32) = (row.number(3)?, row.number(4)?);
+            if share > Share::WHOLE.0 || (gpus == 0) != (share == 0) || (gpus > 1 && share != Share::WHOLE.0) {
+                return Err(row.error(format!("{gpus} GPUs of {share} thousandths are not a task")));
+            }
+            types.push(TaskType {
+                cpus: MilliCpus(row.number(1)?),
+                memory: row.mib(2)?,
+                gpus,
+                share: Share(share),
+                models: row.text(5).into(),
+                count: row.number(6)?,
+            });
+        }
+        Ok(types)
+    }
+
+    /// The arrivals of a trace for a seed.
+    pub fn arrivals(&self, trace: &str, seed: u64, types: usize) -> Result<Arrivals, TraceError> {
+        let path = self.root.join("arrivals").join(format!("{trace}_seed{seed}.txt"));
+        let text = read(&path)?;
+        let mut lines = text.lines();
+        let mut numbers = |line: usize, below: usize| -> Result<Vec<usize>, TraceError> {
+            let wrong = |what| TraceError::Line { path: path.clone(), line, what };
+            let words = lines.next().ok_or_else(|| wrong("the line is missing".into()))?.split_ascii_whitespace();
+            let number = |word: &str| match word.parse::<usize>() {
+                Ok(number) if number < below => Ok(number),
+                _ => Err(wrong(format!("{word:?} is not a number below {below}"))),
+            };
+            words.map(number).collect()
+        };
+        let types = numbers(1, types)?;
+        let node_ranks = numbers(2, self.nodes.len())?;
+        if node_ranks.len() != self.nodes.len() {
+            let what = format!("{} ranks for {} nodes", node_ranks.len(), self.nodes.len());
+            return Err(TraceError::Line { path, line: 2, what });
+        }
+        Ok(Arrivals { types, node_ranks })
+    }
+
+    fn arrival_files(&self) -> Result<Vec<String>, TraceError> {
+        let path = self.root.join("arrivals");
+        let entries = fs::read_dir(&path).map_err(|source| TraceError::Read { path: path.clone(), source })?;
+        Ok(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
+    }
+}
+
+fn read(path: &Path) -> Result<String, TraceError> {
+    fs::read_to_string(path).map_err(|source| TraceError::Read { path: path.to_owned(), source })
+}
+
+/// A file of comma-separated values without quotes, its first line naming the columns.
+struct Csv {
+    path: PathBuf,
+    text: String,
+}
+
+struct CsvRow<'a> {
+    path: &'a Path,
+    line: usize,
+    cells: Vec<&'a str>,
+}
+
+impl Csv {
+    fn read(path: &Path) -> Result<Self, TraceError> {
+        Ok(Self { path: path.to_owned(), text: read(path)? })
+    }
+
+    /// The rows, with the cells of `columns` in that order.
+    fn rows(&self, columns: &[&str]) -> Result<Vec<CsvRow<'_>>, TraceError> {
+        let mut lines = self.text.lines().enumerate();
+        let wrong = |line: usize, what| TraceError::Line { path: self.path.clone(), line, what };
+        let header: Vec<&str> = lines.next().map(|(_, line)| line.split(',').collect()).unwrap_or_default();
+        let find = |column: &&str| {
+            let found = header.iter().position(|name| name.trim() == *column);
+            found.ok_or_else(|| wrong(1, format!("there is no column {column:?}")))
+        };
+        let positions = columns.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        let mut rows = Vec::new();
+        for (number, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
+            let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+            if cells.len() != header.len() {
+                return Err(wrong(number + 1, format!("{} cells, the header has {}", cells.len(), header.len())));
+            }
+            rows.push(CsvRow {
+                path: &self.path,
+                line: number + 1,
+                cells: positions.iter().map(|&position| cells[position]).collect(),
+            });
+        }
+        Ok(rows)
+    }
+}
+
+impl CsvRow<'_> {
+    fn text(&self, cell: usize) -> &str {
+        self.cells[cell]
+    }
+
+    fn number<T: FromStr>(&self, cell: usize) -> Result<T, TraceError> {
+        self.cells[cell].parse().map_err(|_| self.error(format!("{:?} is not a number that fits", self.cells[cell])))
+    }
+
+    fn mib(&self, cell: usize) -> Result<Bytes, TraceError> {
+        Bytes::from_mib(self.number(cell)?).ok_or_else(|| self.error(format!("{} MiB are too many", self.cells[cell])))
+    }
+
+    fn error(&self, what: String) -> TraceError {
+        TraceError::Line { path: self.path.to_owned(), line: self.line, what }
+    }
+}
