@@ -260,6 +260,7 @@ mod tests {
             (r#"{"strategy":"luck"}"#, "strategy", "luck"),
             (r#"{"ttl_secs":0}"#, "ttl_secs", "0"),
             (r#"{"gpus":1000}"#, "gpus", "1000"),
+            (r#"{"priority":-2147483648}"#, "priority", "-2147483648"),
             (r#"{"cpus":-1}"#, "cpus", "-1"),
             (r#"{"host_memory_mib":18446744073709551615}"#, "host_memory_mib", "18446744073709551615"),
             (r#"{"wait_limit_secs":-3}"#, "wait_limit_secs", "-3"),

@@ -1,0 +1,206 @@
+//! `gpupool kube check FILE`: what the pods of a manifest ask for.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use gpupool_core::body::{RequestBody, SelectBody};
+use gpupool_core::device::Vendor;
+use gpupool_core::{Amount, Bytes, Request, Share};
+use gpupool_kube::{Checked, KubeError, MANIFEST_BYTES, Verdict};
+use serde::Serialize;
+
+/// Kubernetes manifests.
+#[derive(Subcommand)]
+pub(crate) enum Kube {
+    /// Say what the pods of a manifest ask for, and what is wrong with it.
+    ///
+    /// Exits with 0 if every document is fine and with 1 if any is not.
+    Check(Check),
+}
+
+/// Which manifest, and how to answer.
+#[derive(Args)]
+pub(crate) struct Check {
+    /// The manifest, YAML or JSON; `-` for standard input.
+    file: PathBuf,
+    /// Answer in JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(command: &Kube) -> anyhow::Result<ExitCode> {
+    let Kube::Check(check) = command;
+    let all = gpupool_kube::check(&read(&check.file)?);
+    let mut out = io::stdout().lock();
+    let written = if check.json { write_json(&mut out, &all) } else { write_lines(&mut out, &all) };
+    match written.and_then(|()| out.flush()) {
+        // Whoever reads has read enough, as in `| head`.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        written => written.context("cannot write the answer")?,
+    }
+    anyhow::ensure!(!all.is_empty(), "{} holds no document; write a Pod into it", check.file.display());
+    let fine = all.iter().all(|checked| checked.verdict.is_ok());
+    Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Reads no more than is needed to see that there is too much.
+fn read(file: &Path) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    let limit = MANIFEST_BYTES as u64 + 1;
+    if file == Path::new("-") {
+        io::stdin().take(limit).read_to_end(&mut bytes).context("cannot read standard input")?;
+    } else {
+        File::open(file).and_then(|file| file.take(limit).read_to_end(&mut bytes)).with_context(|| {
+            format!("cannot read {}; give the path of a manifest, or - for standard input", file.display())
+        })?;
+    }
+    // A cut through the last character of what is too long anyway must not look like a wrong encoding.
+    if bytes.len() > MANIFEST_BYTES {
+        return Ok(String::from_utf8_lossy(&bytes).into_owned());
+    }
+    String::from_utf8(bytes)
+        .with_context(|| format!("{} is not UTF-8 text; save it as UTF-8 and try again", file.display()))
+}
+
+fn write_lines(out: &mut impl Write, all: &[Checked]) -> io::Result<()> {
+    for checked in all {
+        let what = match &checked.verdict {
+            Ok(Verdict::Gpu(request)) => format!("asks for {}", sentence(request)),
+            Ok(Verdict::NoGpu) => "asks for no GPU".to_owned(),
+            Err(error) => format!("error: {error}"),
+        };
+        writeln!(out, "{}: {what}", subject(checked))?;
+    }
+    Ok(())
+}
+
+fn subject(checked: &Checked) -> String {
+    if checked.kind.is_empty() {
+        return format!("document {}", checked.document);
+    }
+    let kind = checked.kind.to_lowercase();
+    let name = checked.name.as_deref().unwrap_or("(no name)");
+    // Escaped, because a manifest is somebody else's text and this goes to a terminal.
+    format!("{} {}/{}", kind.escape_debug(), checked.namespace.escape_debug(), name.escape_debug())
+}
+
+fn sentence(request: &Request) -> String {
+    let gpus = if request.gpus == 1 { "1 GPU".to_owned() } else { format!("{} GPUs", request.gpus) };
+    let vendor = request.select.vendor.map_or_else(String::new, |vendor| format!(" ({})", vendor_name(vendor)));
+    let mut said = match request.amount {
+        Amount::Whole => format!("{gpus}{vendor}, whole"),
+        Amount::Both(Share::WHOLE, memory) => format!("{gpus}{vendor}, whole, with at least {memory} of memory"),
+        Amount::Share(share) => format!("{share} of {gpus}{vendor}"),
+        Amount::Both(share, memory) => format!("{share} of {gpus}{vendor}, {memory} of its memory"),
+        Amount::Memory(memory) => format!("{memory} of the memory of {gpus}{vendor}"),
+        Amount::Shared => format!("a place on {gpus}{vendor} shared with others"),
+    };
+    let _ = write!(said, ", isolation {}", request.isolation);
+    if !request.cpus.is_zero() {
+        let _ = write!(said, ", {} {}", request.cpus, if request.cpus.0 == 1000 { "CPU" } else { "CPUs" });
+    }
+    if !request.host_memory.is_zero() {
+        let _ = write!(said, ", {} MiB host memory", mib_up(request.host_memory));
+    }
+    if request.priority != 0 {
+        let _ = write!(said, ", priority {}", request.priority);
+    }
+    if let Some(most) = request.max_duration {
+        let _ = write!(said, ", for at most {} s", most.0 / 1000);
+    }
+    said
+}
+
+const fn vendor_name(vendor: Vendor) -> &'static str {
+    match vendor {
+        Vendor::Nvidia => "nvidia",
+        Vendor::Amd => "amd",
+        Vendor::Intel => "intel",
+        Vendor::Other => "other",
+    }
+}
+
+/// One object's answer for programs.
+#[derive(Serialize)]
+struct Answer<'a> {
+    document: usize,
+    kind: &'a str,
+    namespace: &'a str,
+    name: Option<&'a str>,
+    verdict: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request: Option<RequestBody>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<ErrorBody>,
+}
+
+#[derive(Serialize)]
+struct ErrorBody {
+    code: &'static str,
+    field: String,
+    value: String,
+    allowed: String,
+    message: String,
+}
+
+fn write_json(out: &mut impl Write, all: &[Checked]) -> io::Result<()> {
+    let answers: Vec<Answer<'_>> = all.iter().map(answer).collect();
+    serde_json::to_writer_pretty(&mut *out, &answers)?;
+    writeln!(out)
+}
+
+fn answer(checked: &Checked) -> Answer<'_> {
+    let (verdict, request, error) = match &checked.verdict {
+        Ok(Verdict::Gpu(request)) => ("gpu", Some(body(request)), None),
+        Ok(Verdict::NoGpu) => ("no_gpu", None, None),
+        Err(error) => ("error", None, Some(error_body(error))),
+    };
+    let Checked { document, kind, namespace, name, .. } = checked;
+    Answer { document: *document, kind, namespace, name: name.as_deref(), verdict, request, error }
+}
+
+fn error_body(error: &KubeError) -> ErrorBody {
+    ErrorBody {
+        code: error.code(),
+        field: error.field(),
+        value: error.value(),
+        allowed: error.allowed(),
+        message: error.to_string(),
+    }
+}
+
+/// The request as `POST /v1/leases` takes it.
+fn body(request: &Request) -> RequestBody {
+    let (fraction, memory) = match request.amount {
+        Amount::Whole | Amount::Shared => (None, None),
+        Amount::Share(share) => (Some(share), None),
+        Amount::Memory(memory) => (None, Some(memory)),
+        Amount::Both(share, memory) => (Some(share), Some(memory)),
+    };
+    RequestBody {
+        gpus: Some(request.gpus),
+        fraction: fraction.map(Share::as_fraction),
+        memory_mib: memory.map(mib_up),
+        sharing: request.amount == Amount::Shared,
+        isolation: Some(request.isolation.name().to_owned()),
+        select: SelectBody { vendor: request.select.vendor, ..SelectBody::default() },
+        cpus: Some(request.cpus.0 as f64 / 1000.0),
+        host_memory_mib: Some(mib_up(request.host_memory)),
+        owner: Some(request.owner.clone()),
+        worker_id: request.worker_id.clone(),
+        labels: (*request.labels).clone(),
+        priority: Some(request.priority),
+        max_duration_secs: request.max_duration.map(|most| most.0 as f64 / 1000.0),
+        ..RequestBody::default()
+    }
+}
+
+/// Whole MiB, rounded up: a promise must not be smaller than what was asked for.
+const fn mib_up(bytes: Bytes) -> u64 {
+    bytes.0.div_ceil(1024 * 1024)
+}

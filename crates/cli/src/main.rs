@@ -1,0 +1,32 @@
+//! `gpupool` on the command line: arguments in, answers out. What is decided is decided in the other crates.
+
+mod kube;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Shares GPUs fairly and safely between people, programs and machines.
+#[derive(Parser)]
+#[command(version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Kubernetes manifests.
+    #[command(subcommand)]
+    Kube(kube::Kube),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Kube(command) => kube::run(&command),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
