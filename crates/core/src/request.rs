@@ -96,6 +96,18 @@ spelled!(
     LeastFragmentation => "least-fragmentation",
 );
 
+impl Strategy {
+    /// Whether it looks ahead at the workload to come.
+    pub(crate) const fn looks_ahead(self) -> bool {
+        matches!(self, Self::Fgd | Self::LeastFragmentation)
+    }
+
+    /// Whether it scores whole nodes.
+    pub(crate) const fn scores_nodes(self) -> bool {
+        self.looks_ahead() || matches!(self, Self::PaperBestFit)
+    }
+}
+
 /// Foreign load at or above which a device is not available. Strictly below both is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Thresholds {

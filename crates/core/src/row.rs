@@ -13,7 +13,7 @@ use crate::lease::{Decision, EndCause, Holder, Lease, LeaseState, Promise};
 use crate::policy::Policies;
 use crate::request::Request;
 use crate::units::Time;
-use crate::workload::TaskClass;
+use crate::workload::{TaskClass, Turnover};
 
 /// One thing to keep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -170,6 +170,8 @@ pub struct Counters {
     pub last_device: Option<DeviceId>,
     /// Arrivals the learned workload has seen.
     pub workload_arrivals: u64,
+    /// How many tasks leave for each that comes.
+    pub turnover: Turnover,
 }
 
 /// What an owner used in a period.

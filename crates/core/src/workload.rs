@@ -71,9 +71,20 @@ pub(crate) struct Workload {
     told: Option<Vec<(TaskClass, u64)>>,
     learned: BTreeMap<TaskClass, Seen>,
     arrivals: u64,
+    turnover: Turnover,
     /// Grows whenever the counts in force change.
     pub version: u64,
 }
+
+/// How many tasks leave for each that comes, counted over windows of 500 grants and taken over in quarters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turnover {
+    granted: u32,
+    ended: u32,
+    quarters: u8,
+}
+
+const TURNOVER_WINDOW: u32 = 500;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
@@ -109,6 +120,33 @@ impl Workload {
         }
     }
 
+    /// A task was granted.
+    pub fn granted(&mut self) {
+        let turnover = &mut self.turnover;
+        turnover.granted += 1;
+        if turnover.granted >= TURNOVER_WINDOW {
+            let quarters = (8 * turnover.ended + turnover.granted / 2) / turnover.granted;
+            let before =
+                std::mem::replace(turnover, Turnover { granted: 0, ended: 0, quarters: quarters.min(4) as u8 });
+            self.version += u64::from(before.quarters != self.turnover.quarters);
+        }
+    }
+
+    /// A task left.
+    pub fn ended(&mut self) {
+        self.turnover.ended = self.turnover.ended.saturating_add(1).min(4 * TURNOVER_WINDOW);
+    }
+
+    /// The part of tasks that leave: 0 where they only come, 1 where as many leave as come.
+    pub fn turnover(&self) -> f64 {
+        f64::from(self.turnover.quarters.min(4)) / 4.0
+    }
+
+    /// What turnover is counted from.
+    pub fn turnover_counts(&self) -> Turnover {
+        self.turnover
+    }
+
     /// Arrivals counted so far.
     pub fn arrivals(&self) -> u64 {
         self.arrivals
@@ -123,7 +161,8 @@ impl Workload {
     }
 
     /// Puts back what rows kept.
-    pub fn restore(&mut self, rows: impl Iterator<Item = WorkloadRow>, arrivals: u64) {
+    pub fn restore(&mut self, rows: impl Iterator<Item = WorkloadRow>, arrivals: u64, turnover: Turnover) {
+        self.turnover = Turnover { granted: turnover.granted.min(TURNOVER_WINDOW - 1), ..turnover };
         self.learned =
             rows.map(|row| (row.class, Seen { seen: row.seen, in_force: row.in_force.min(row.seen) })).collect();
         self.arrivals = arrivals;

@@ -64,7 +64,7 @@ impl Search<'_> {
     fn find_among(&mut self, wanted: impl Fn(&Need) -> bool) -> Option<Place> {
         let class = self.class;
         match (class.shape.strategy, class.shape.gpus) {
-            (Strategy::PaperBestFit | Strategy::Fgd | Strategy::LeastFragmentation, _) => self.best_scored(&wanted),
+            (strategy, _) if strategy.scores_nodes() => self.best_scored(&wanted),
             (strategy, 0) => self.host_only(strategy),
             (strategy, 1) => {
                 let need_room = |need: &&Need| {

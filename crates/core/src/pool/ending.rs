@@ -116,6 +116,9 @@ impl Pool {
         } else {
             self.account(id, |held, share| held - u64::from(share.0), out);
         }
+        if self.lease_mut(id).decision.as_ref().is_some_and(|decision| decision.strategy.looks_ahead()) {
+            self.workload.ended();
+        }
         let now = self.now;
         let drains = was == LeaseState::Active && self.settings.drain != Drain::AtOnce;
         let lease = self.lease_mut(id);

@@ -107,6 +107,7 @@ impl Pool {
         let answer = self.dispatch(command, out);
         self.serve_waiters(out);
         self.counters.workload_arrivals = self.workload.arrivals();
+        self.counters.turnover = self.workload.turnover_counts();
         if self.counters != counters {
             out.rows.push(Row::Counters(self.counters));
         }

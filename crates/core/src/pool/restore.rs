@@ -109,7 +109,8 @@ impl Pool {
                 Err(error) => bad.push(error.into()),
             }
         }
-        pool.workload.restore(latest.workload.into_values(), latest.counters.workload_arrivals);
+        let counters = latest.counters;
+        pool.workload.restore(latest.workload.into_values(), counters.workload_arrivals, counters.turnover);
         for row in latest.usage.values() {
             pool.owners.restore(row);
         }

@@ -17,7 +17,6 @@ use crate::limits;
 use crate::outcome::{Effect, Outcome};
 use crate::owners::{OverQuota, OwnerId};
 use crate::placement::{Guard, Place, Search};
-use crate::request::Strategy;
 use crate::units::{Bytes, MilliCpus, Millis, Share, Time};
 
 use super::Pool;
@@ -151,7 +150,7 @@ impl Pool {
             last_device: self.counters.last_device,
             stale_before,
         };
-        if matches!(class.shape.strategy, Strategy::PaperBestFit | Strategy::Fgd | Strategy::LeastFragmentation) {
+        if class.shape.strategy.scores_nodes() {
             search.refresh_scores(&self.workload, generation);
         }
         search.find()
@@ -211,6 +210,9 @@ impl Pool {
                 slot.cpus_promised += cpus;
                 slot.memory_promised += memory;
             });
+        }
+        if strategy.looks_ahead() {
+            self.workload.granted();
         }
         self.account(id, |held, share| held + u64::from(share.0), out);
         self.set_deadline(id);

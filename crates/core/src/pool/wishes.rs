@@ -7,7 +7,7 @@ use crate::ids::{LeaseId, Token};
 use crate::lease::{Holder, Lease, LeaseState};
 use crate::limits;
 use crate::outcome::{Answer, Denied, Effect, Outcome, Unsatisfiable};
-use crate::request::{Request, Strategy};
+use crate::request::Request;
 use crate::row::Row;
 use crate::units::Share;
 
@@ -64,13 +64,13 @@ impl Pool {
             return Err(Denied::Policy { policy: policy.name.clone(), rule });
         }
         let shape = Shape::of(request, policy);
-        let scored = matches!(shape.strategy, Strategy::Fgd | Strategy::LeastFragmentation);
+        let looks_ahead = shape.strategy.looks_ahead();
         let priority = request.priority.saturating_add(policy.priority_boost);
         let max_duration = policy.held_at_most(request);
         let policy_name = policy.name.clone();
         let class = self.classes.intern(shape, &self.inventory);
         let judged = self.classes.get(class);
-        if scored {
+        if looks_ahead {
             let task = judged.task_class();
             self.workload.arrived(task, &mut |row| out.rows.push(Row::Workload(row)));
         }

@@ -10,23 +10,37 @@ use super::{Card, State, fragmentation};
 /// the lowest-numbered node, which keeps work together.
 const STEP: f64 = 10.0;
 
+/// Demand that names a model matters from about this part of the model's capacity on; below it is a tie-break.
+const SOUGHT_AFTER: f64 = 0.45;
+/// How sharply it starts to matter.
+const SHARPNESS: f64 = 8.0;
+
 /// The loss of placing the class on these cards, negated and in steps: the highest is the best.
 ///
 /// - **F**: how much fragmentation grows, as in FGD.
-/// - **S**: how much more GPU is stranded because the CPUs left cannot feed it at the workload's own ratio.
+/// - **S**: how much more GPU is stranded because the CPUs left cannot feed it at the workload's own ratio. Where tasks
+///   leave, CPUs come back; the more of the demand is for several GPUs at once, which then need untouched nodes more
+///   than balanced ones, the less S counts.
 /// - **V**: how much of the card's value goes beyond what the task takes; see [`super::card_value`].
-/// - **P**: for a task that may go to several models, how sought after this one is.
+/// - **P**: for a task that may go to several models, how sought after this one is. Where tasks leave, only a model that
+///   is truly scarce is kept free.
 pub(super) fn score(target: &Target, class: &Class, state: &State, cards: &[Card]) -> i32 {
     let fragmented = fragmentation::after(target, class, state, cards) - state.fragmentation;
     let loss = fragmented
-        + stranded_weight(target) * stranded_more(target, class, state, cards)
+        + target.stranding_counts * stranded_more(target, class, state, cards)
         + value_lost(target, state, cards)
         + pressure(target, class, state, cards);
     -((loss / STEP).floor() as i32)
 }
 
-fn stranded_weight(_target: &Target) -> f64 {
-    1.0
+/// How much S counts, from the part of demand that is for several GPUs and the part of tasks that leave.
+pub(super) fn stranding_counts(several_part: f64, turnover: f64) -> f64 {
+    1.0 - turnover * (4.0 * several_part).min(1.0)
+}
+
+/// What demand for a model, as a part of its capacity, weighs in P.
+pub(super) fn keeps_free(demand: f64, turnover: f64) -> f64 {
+    demand * (demand / SOUGHT_AFTER).powf(SHARPNESS * (1.0 + 2.0 * turnover)).min(1.0)
 }
 
 fn stranded_more(target: &Target, class: &Class, state: &State, cards: &[Card]) -> f64 {
@@ -48,9 +62,9 @@ fn value_lost(target: &Target, state: &State, cards: &[Card]) -> f64 {
 }
 
 fn pressure(target: &Target, class: &Class, state: &State, cards: &[Card]) -> f64 {
-    let on = |card: &Card| target.pressure.get(state.cards[card.position].kind.0 as usize).copied().unwrap_or(0.0);
     if class.models < 2 {
         return 0.0;
     }
+    let on = |card: &Card| target.pressure.get(state.cards[card.position].kind.0 as usize).copied().unwrap_or(0.0);
     cards.iter().map(|card| on(card) * f64::from(card.take.0)).sum()
 }

@@ -52,7 +52,7 @@ impl Scorer {
             let target_is_stale =
                 self.made_for.is_none_or(|(facts, tasks, _)| (facts, tasks) != (version.0, version.1));
             if target_is_stale {
-                self.target = Target::new(&workload.counts(), inventory);
+                self.target = Target::new(workload, inventory);
             }
             self.made_for = Some(version);
             self.start_over(inventory);

@@ -2,9 +2,10 @@
 
 use crate::inventory::{Inventory, KindId};
 use crate::units::Share;
-use crate::workload::{self, TaskClass};
+use crate::workload::{self, TaskClass, Workload};
 
 use super::card_value::card_values;
+use super::least_fragmentation::{keeps_free, stranding_counts};
 
 /// A class of the target workload.
 #[derive(Debug)]
@@ -36,16 +37,17 @@ pub(super) struct Target {
     pub any_model: bool,
     /// Milli-CPUs that go with a milli-GPU of the workload; 0 where unknown.
     pub cpus_per_gpu: f64,
-    /// The part of GPU demand that is for several GPUs at once.
-    pub several_part: f64,
+    /// How much GPUs stranded by CPU count.
+    pub stranding_counts: f64,
     /// The worth of a card with so much free, in thousandths of an empty one.
     pub card_value: Vec<f64>,
-    /// How sought after each kind is by tasks that name models.
+    /// How much each kind is to be kept free for tasks that name its model.
     pub pressure: Vec<f64>,
 }
 
 impl Target {
-    pub fn new(counts: &[(TaskClass, u64)], inventory: &Inventory) -> Self {
+    pub fn new(workload: &Workload, inventory: &Inventory) -> Self {
+        let (counts, turnover) = (&workload.counts(), workload.turnover());
         let target = workload::target(counts);
         let mut sizes: Vec<Share> = target.iter().filter(|t| t.class.gpus > 0).map(|t| t.class.share).collect();
         sizes.sort_unstable();
@@ -82,9 +84,9 @@ impl Target {
             tasks,
             sizes,
             cpus_per_gpu: if gpus > 0.0 { cpus / gpus } else { 0.0 },
-            several_part: if gpus > 0.0 { several / gpus } else { 0.0 },
+            stranding_counts: stranding_counts(if gpus > 0.0 { several / gpus } else { 0.0 }, turnover),
             card_value: card_values(&sized),
-            pressure: pressure(counts, inventory),
+            pressure: pressure(counts, inventory).into_iter().map(|demand| keeps_free(demand, turnover)).collect(),
         }
     }
 }
