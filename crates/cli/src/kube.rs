@@ -38,11 +38,7 @@ pub(crate) fn run(command: &Kube) -> anyhow::Result<ExitCode> {
     let all = gpupool_kube::check(&read(&check.file)?);
     let mut out = io::stdout().lock();
     let written = if check.json { write_json(&mut out, &all) } else { write_lines(&mut out, &all) };
-    match written.and_then(|()| out.flush()) {
-        // Whoever reads has read enough, as in `| head`.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        written => written.context("cannot write the answer")?,
-    }
+    crate::output::written(written.and_then(|()| out.flush()))?;
     anyhow::ensure!(!all.is_empty(), "{} holds no document; write a Pod into it", check.file.display());
     let fine = all.iter().all(|checked| checked.verdict.is_ok());
     Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -101,6 +101,7 @@ impl Workload {
 
     /// Counts an arrival. Returns the rows that changed; many only when the counts are taken over.
     pub fn arrived(&mut self, class: TaskClass, rows: &mut impl FnMut(WorkloadRow)) {
+        self.take_over_turnover();
         if self.told.is_some() {
             return;
         }
@@ -122,13 +123,17 @@ impl Workload {
 
     /// A task was granted.
     pub fn granted(&mut self) {
-        let turnover = &mut self.turnover;
-        turnover.granted += 1;
-        if turnover.granted >= TURNOVER_WINDOW {
-            let quarters = (8 * turnover.ended + turnover.granted / 2) / turnover.granted;
-            let before =
-                std::mem::replace(turnover, Turnover { granted: 0, ended: 0, quarters: quarters.min(4) as u8 });
-            self.version += u64::from(before.quarters != self.turnover.quarters);
+        self.turnover.granted += 1;
+    }
+
+    /// Takes over how many tasks left for each that came, once enough have come.
+    fn take_over_turnover(&mut self) {
+        let Turnover { granted, ended, quarters } = self.turnover;
+        if granted >= TURNOVER_WINDOW {
+            // Half as many leaving as coming is a cluster in full swing: from there on it counts as all.
+            let now = ((8 * ended + granted / 2) / granted).min(4) as u8;
+            self.turnover = Turnover { granted: 0, ended: 0, quarters: now };
+            self.version += u64::from(now != quarters);
         }
     }
 
@@ -137,9 +142,9 @@ impl Workload {
         self.turnover.ended = self.turnover.ended.saturating_add(1).min(4 * TURNOVER_WINDOW);
     }
 
-    /// The part of tasks that leave: 0 where they only come, 1 where as many leave as come.
+    /// How much tasks leave: 0 where they only come, 1 where at least half as many leave as come.
     pub fn turnover(&self) -> f64 {
-        f64::from(self.turnover.quarters.min(4)) / 4.0
+        f64::from(self.turnover.quarters) / 4.0
     }
 
     /// What turnover is counted from.
@@ -162,7 +167,11 @@ impl Workload {
 
     /// Puts back what rows kept.
     pub fn restore(&mut self, rows: impl Iterator<Item = WorkloadRow>, arrivals: u64, turnover: Turnover) {
-        self.turnover = Turnover { granted: turnover.granted.min(TURNOVER_WINDOW - 1), ..turnover };
+        self.turnover = Turnover {
+            granted: turnover.granted.min(TURNOVER_WINDOW),
+            ended: turnover.ended.min(4 * TURNOVER_WINDOW),
+            quarters: turnover.quarters.min(4),
+        };
         self.learned =
             rows.map(|row| (row.class, Seen { seen: row.seen, in_force: row.in_force.min(row.seen) })).collect();
         self.arrivals = arrivals;
@@ -172,8 +181,8 @@ impl Workload {
 
 fn takes_over_at(arrivals: u64) -> bool {
     match arrivals {
-        0..=499 => arrivals >= 50 && arrivals % 50 == 0 && (arrivals / 50).is_power_of_two(),
-        _ => arrivals % 500 == 0,
+        0..=499 => arrivals.is_multiple_of(50) && (arrivals / 50).is_power_of_two(),
+        _ => arrivals.is_multiple_of(500),
     }
 }
 
@@ -203,6 +212,21 @@ mod tests {
     fn learning_takes_over_in_growing_steps() {
         let steps: Vec<u64> = (0..2100).filter(|n| takes_over_at(*n)).collect();
         assert_eq!(steps, [50, 100, 200, 400, 500, 1000, 1500, 2000]);
+    }
+
+    #[test]
+    fn turnover_is_what_left_for_each_that_came() {
+        let mut workload = Workload::default();
+        let mut window = |left: u32| {
+            (0..TURNOVER_WINDOW).for_each(|_| workload.granted());
+            (0..left).for_each(|_| workload.ended());
+            workload.arrived(class(1), &mut |_| ());
+            workload.turnover()
+        };
+        assert_eq!(window(0), 0.0);
+        assert_eq!(window(TURNOVER_WINDOW / 4), 0.5);
+        assert_eq!(window(TURNOVER_WINDOW), 1.0);
+        assert_eq!(window(0), 0.0);
     }
 
     #[test]

@@ -60,12 +60,20 @@ pub struct Churned {
 }
 
 /// A point in simulated time, ordered.
-#[derive(PartialEq, PartialOrd)]
+#[derive(PartialEq)]
 struct At(f64);
+
 impl Eq for At {}
+
 impl Ord for At {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.0.total_cmp(&other.0)
+    }
+}
+
+impl PartialOrd for At {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
     }
 }
 

@@ -20,7 +20,6 @@ pub(crate) struct ShapeId(pub u32);
 /// Devices that are alike to every selector.
 #[derive(Debug)]
 pub(crate) struct Kind {
-    pub shape: ShapeId,
     /// The facts of one of them; all but the identity are those of each.
     pub facts: Arc<DeviceFacts>,
     /// By rising number.
@@ -96,7 +95,7 @@ pub(super) fn work_out(nodes: &mut [NodeSlot], devices: &mut [DeviceSlot]) -> (V
         shapes[shape.0 as usize].nodes.push(NodeId(number as u32));
         for &device in &node.devices {
             let kind = *kind_ids.entry((shape, traits_of[device.index()])).or_insert_with(|| {
-                kinds.push(Kind { shape, facts: devices[device.index()].facts.clone(), members: Vec::new() });
+                kinds.push(Kind { facts: devices[device.index()].facts.clone(), members: Vec::new() });
                 KindId(kinds.len() as u32 - 1)
             });
             devices[device.index()].kind = kind;

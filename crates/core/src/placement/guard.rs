@@ -1,6 +1,6 @@
 //! What a request must leave alone, because somebody who came before could use it.
 
-use crate::classes::{Class, ClassId};
+use crate::classes::Class;
 use crate::ids::DeviceId;
 use crate::inventory::KindId;
 
@@ -9,8 +9,6 @@ use crate::inventory::ShapeId;
 /// Devices and hosts that classes ahead in the queue could use.
 #[derive(Debug, Default)]
 pub(crate) struct Guard {
-    /// Classes that are in already.
-    pub classes: Vec<ClassId>,
     kinds: Vec<bool>,
     hosts: Vec<bool>,
     devices: Vec<DeviceId>,
@@ -19,21 +17,15 @@ pub(crate) struct Guard {
 
 impl Guard {
     pub fn clear(&mut self) {
-        self.classes.clear();
         self.kinds.clear();
         self.hosts.clear();
         self.devices.clear();
         self.active = false;
     }
 
-    pub fn is_empty(&self) -> bool {
-        !self.active
-    }
-
     /// Keeps off everything that `class` could use.
-    pub fn add(&mut self, id: ClassId, class: &Class) {
+    pub fn add(&mut self, class: &Class) {
         self.active = true;
-        self.classes.push(id);
         match &class.named {
             Some(named) => self.devices.extend(named),
             None => {

@@ -109,7 +109,7 @@ impl Pool {
         let mut guard = std::mem::take(&mut self.guard);
         guard.clear();
         for &id in passed {
-            guard.add(id, self.classes.get(id));
+            guard.add(self.classes.get(id));
         }
         self.guard = guard;
         if let Some(place) = self.find(class) {
@@ -129,7 +129,7 @@ impl Pool {
         }
         let mut guard = Guard::default();
         for &id in &in_the_way {
-            guard.add(id, self.classes.get(id));
+            guard.add(self.classes.get(id));
         }
         self.guard = guard;
         Some((self.find(class)?, Some(Turn::EndsBeforeOthersStart)))

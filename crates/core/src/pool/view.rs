@@ -42,6 +42,8 @@ pub struct DeviceView {
     pub memory_percent: Percent,
     /// Utilization %, promises counted as used.
     pub utilization_percent: Percent,
+    /// Its temperature in °C, where it reports one.
+    pub temperature_c: Option<i16>,
     /// When it was last read.
     pub read_at: Option<Time>,
 }
@@ -96,6 +98,7 @@ impl Pool {
             foreign: slot.foreign,
             memory_percent: slot.memory_percent(),
             utilization_percent: slot.utilization_percent(),
+            temperature_c: slot.observed.and_then(|observed| observed.temperature_c.value()),
             read_at: slot.observed.map(|observed| observed.at),
         })
     }

@@ -1,0 +1,269 @@
+//! `gpupool sim placement`: how well strategies place a trace.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail, ensure};
+use clap::{Args, Subcommand, ValueEnum};
+use gpupool_core::Strategy;
+use gpupool_sim::churn::{Churn, Churned};
+use gpupool_sim::plot::{self, Curve};
+use gpupool_sim::replay::{Replay, Replayed};
+use gpupool_sim::trace::Folder;
+use gpupool_sim::{NodeOrder, WorkloadSource};
+
+use crate::output::written;
+
+/// Simulations through the real pool.
+#[derive(Subcommand)]
+pub(crate) enum Sim {
+    /// Replay placement traces and say how much GPU was left unallocated.
+    Placement(Placement),
+}
+
+/// What to replay, and how to answer.
+#[derive(Args)]
+pub(crate) struct Placement {
+    /// The folder of traces: a node list and arrivals/.
+    #[arg(long, value_name = "DIR")]
+    traces: PathBuf,
+    /// Only these traces; all of the folder unless given.
+    #[arg(long, value_delimiter = ',')]
+    trace: Vec<String>,
+    /// By these strategies.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_parser = parse_strategy,
+        default_value = "first-fit,best-fit,paper-best-fit,fgd,least-fragmentation"
+    )]
+    strategy: Vec<Strategy>,
+    /// Seeds as 42-46 or 42,44; all that the trace has unless given (with --churn: 42-46).
+    #[arg(long)]
+    seeds: Option<String>,
+    /// Whether strategies that look ahead are told the workload or learn it from arrivals.
+    #[arg(long, value_enum, default_value_t = Workload::Known)]
+    workload: Workload,
+    /// Let tasks leave after exponential lifetimes, in place of filling the cluster once.
+    #[arg(long)]
+    churn: bool,
+    /// With --churn: GPU demand in the long run, as a part of capacity.
+    #[arg(long, default_value_t = 1.0, requires = "churn")]
+    load: f64,
+    /// With --churn: how many tasks arrive.
+    #[arg(long, default_value_t = 60_000, requires = "churn")]
+    arrivals: u64,
+    /// How nodes are numbered, which decides between equal scores.
+    #[arg(long, value_enum, default_value_t = Order::Trace)]
+    node_order: Order,
+    /// Answer in JSON: an array with a row for each trace, strategy and seed.
+    #[arg(long, conflicts_with = "table")]
+    json: bool,
+    /// Answer as a table of means over the seeds (the default).
+    #[arg(long)]
+    table: bool,
+    /// Also draw unallocated % over arrivals into this file (one trace, without --churn).
+    #[arg(long, value_name = "FILE", conflicts_with = "churn")]
+    svg: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Workload {
+    Known,
+    Learned,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Order {
+    Trace,
+    GpusDesc,
+    CpuPerGpuAsc,
+}
+
+fn parse_strategy(text: &str) -> Result<Strategy, String> {
+    text.parse().map_err(|error: gpupool_core::request::FieldError| error.to_string())
+}
+
+pub(crate) fn run(command: &Sim) -> anyhow::Result<ExitCode> {
+    let Sim::Placement(placement) = command;
+    let folder = Folder::open(&placement.traces)?;
+    let known = folder.traces()?;
+    for trace in &placement.trace {
+        ensure!(
+            known.contains(trace),
+            "there is no trace {trace:?} in {}; there are {}",
+            placement.traces.display(),
+            known.join(", ")
+        );
+    }
+    let traces = if placement.trace.is_empty() { known } else { placement.trace.clone() };
+    if placement.churn { churn(placement, &folder, &traces) } else { replay(placement, &folder, &traces) }
+}
+
+impl Placement {
+    /// The seeds to use, of those there are (any, where none are listed).
+    fn seeds(&self, there_are: Option<&[u64]>) -> anyhow::Result<Vec<u64>> {
+        let Some(text) = &self.seeds else {
+            return Ok(there_are.map_or_else(|| (42..=46).collect(), <[u64]>::to_vec));
+        };
+        let number = |text: &str| text.trim().parse::<u64>();
+        let mut seeds = Vec::new();
+        for part in text.split(',') {
+            let range = part.split_once('-').map_or((part, part), |range| range);
+            match (number(range.0), number(range.1)) {
+                (Ok(first), Ok(last)) if first <= last && last - first < 10_000 => seeds.extend(first..=last),
+                _ => bail!("--seeds {text:?}: {part:?} is neither a number nor a range such as 42-46"),
+            }
+        }
+        if let Some(missing) = there_are.and_then(|known| seeds.iter().find(|seed| !known.contains(seed))) {
+            bail!("--seeds {text:?}: there is no seed {missing} for this trace; there are {there_are:?}");
+        }
+        Ok(seeds)
+    }
+
+    fn workload(&self) -> WorkloadSource {
+        match self.workload {
+            Workload::Known => WorkloadSource::Known,
+            Workload::Learned => WorkloadSource::Learned,
+        }
+    }
+
+    fn node_order(&self) -> NodeOrder {
+        match self.node_order {
+            Order::Trace => NodeOrder::Trace,
+            Order::GpusDesc => NodeOrder::GpusDesc,
+            Order::CpuPerGpuAsc => NodeOrder::CpuPerGpuAsc,
+        }
+    }
+}
+
+fn replay(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::Result<ExitCode> {
+    ensure!(
+        placement.svg.is_none() || traces.len() == 1,
+        "--svg draws one trace; choose it with --trace, one of {}",
+        traces.join(", ")
+    );
+    let mut rows: Vec<Replayed> = Vec::new();
+    for trace in traces {
+        let seeds = placement.seeds(Some(&folder.seeds(trace)?))?;
+        for &strategy in &placement.strategy {
+            for &seed in &seeds {
+                let (workload, node_order) = (placement.workload(), placement.node_order());
+                rows.push(Replay { folder, trace, seed, strategy, workload, node_order }.run()?);
+            }
+        }
+    }
+    if let Some(file) = &placement.svg {
+        let title = format!("Unallocated GPU, trace {}, mean of the seeds", traces[0]);
+        fs::write(file, plot::svg(&title, &curves(&rows), 60))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    let mut out = io::stdout().lock();
+    if placement.json {
+        written(serde_json::to_writer_pretty(&mut out, &rows).map_err(io::Error::from).and_then(|()| writeln!(out)))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let heads = ["unallocated % at 100", "at 130", "failed", "multi-GPU refused %", "µs/decision", "µs/refresh"];
+    let cells = |row: &Replayed| {
+        [
+            row.unallocated_100,
+            row.unallocated_130,
+            row.failed as f64,
+            row.refused_multi_gpu_95,
+            row.us_per_decision,
+            row.us_per_refresh,
+        ]
+    };
+    let named = rows.iter().map(|row| ((row.trace.as_str(), row.strategy), cells(row)));
+    written(print_means(&mut out, heads, named))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn churn(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::Result<ExitCode> {
+    let load = placement.load;
+    ensure!(load > 0.0 && load <= 100.0, "--load {load} is not allowed, it must be above 0 and at most 100");
+    ensure!(
+        placement.arrivals <= 100_000_000,
+        "--arrivals {} is not allowed, it must be at most 100000000",
+        placement.arrivals
+    );
+    let mut rows: Vec<Churned> = Vec::new();
+    for trace in traces {
+        for &strategy in &placement.strategy {
+            for seed in placement.seeds(None)? {
+                let (workload, node_order) = (placement.workload(), placement.node_order());
+                let arrivals = placement.arrivals;
+                rows.push(Churn { folder, trace, seed, strategy, workload, node_order, load, arrivals }.run()?);
+            }
+        }
+    }
+    let mut out = io::stdout().lock();
+    if placement.json {
+        written(serde_json::to_writer_pretty(&mut out, &rows).map_err(io::Error::from).and_then(|()| writeln!(out)))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let heads = ["mean allocated %", "failed", "multi-GPU refused %", "µs/decision", "µs/refresh"];
+    let cells = |row: &Churned| {
+        [row.mean_allocated, row.failed as f64, row.refused_multi_gpu, row.us_per_decision, row.us_per_refresh]
+    };
+    let named = rows.iter().map(|row| ((row.trace.as_str(), row.strategy), cells(row)));
+    written(print_means(&mut out, heads, named))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the means of the cells of rows with the same name.
+fn print_means<'a, const N: usize>(
+    out: &mut impl Write,
+    heads: [&str; N],
+    rows: impl Iterator<Item = ((&'a str, &'a str), [f64; N])>,
+) -> io::Result<()> {
+    let mut order: Vec<(&str, &str)> = Vec::new();
+    let mut sums: BTreeMap<(&str, &str), ([f64; N], u32)> = BTreeMap::new();
+    for (name, cells) in rows {
+        let (sum, count) = sums.entry(name).or_insert_with(|| {
+            order.push(name);
+            ([0.0; N], 0)
+        });
+        sum.iter_mut().zip(cells).for_each(|(sum, cell)| *sum += cell);
+        *count += 1;
+    }
+    let width = |name: fn(&(&str, &str)) -> usize, least: usize| order.iter().map(name).max().unwrap_or(0).max(least);
+    let (traces, strategies) = (width(|name| name.0.len(), 5), width(|name| name.1.len(), 8));
+    write!(out, "{:traces$}  {:strategies$}  seeds", "trace", "strategy")?;
+    for head in heads {
+        write!(out, "  {head}")?;
+    }
+    writeln!(out)?;
+    for name in order {
+        let (sum, count) = sums[&name];
+        write!(out, "{:traces$}  {:strategies$}  {count:5}", name.0, name.1)?;
+        for (head, sum) in heads.iter().zip(sum) {
+            write!(out, "  {:>width$.2}", sum / f64::from(count), width = head.chars().count())?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+/// The mean curve of each strategy, as long as the shortest of its seeds.
+fn curves(rows: &[Replayed]) -> Vec<Curve> {
+    let mut curves: Vec<(Curve, usize)> = Vec::new();
+    for row in rows {
+        match curves.iter_mut().find(|(curve, _)| curve.name == row.strategy) {
+            None => curves.push((Curve { name: row.strategy.to_owned(), values: row.curve.clone() }, 1)),
+            Some((curve, seeds)) => {
+                curve.values.truncate(row.curve.len());
+                curve.values.iter_mut().zip(&row.curve).for_each(|(sum, value)| *sum += value);
+                *seeds += 1;
+            }
+        }
+    }
+    let mean = |(mut curve, seeds): (Curve, usize)| {
+        curve.values.iter_mut().for_each(|sum| *sum /= seeds as f64);
+        curve
+    };
+    curves.into_iter().map(mean).collect()
+}

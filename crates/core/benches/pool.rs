@@ -1,0 +1,293 @@
+//! What a decision costs: grant + release by size of the pool, the next holder of a long queue, and bytes.
+//!
+//! `cargo bench -p gpupool-core`. Timings are divan's; the sizes are counted by the allocator and printed first.
+
+#![allow(unsafe_code, reason = "counting bytes takes a global allocator")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use divan::{Bencher, black_box};
+use gpupool_core::device::{DeviceFacts, DeviceIdentity, DeviceMemory, IsolationSupport, NodeFacts, Vendor};
+use gpupool_core::policy::Policies;
+use gpupool_core::reading::Reading;
+use gpupool_core::{
+    Amount, Answer, Bytes, Command, Denied, DeviceId, LeaseId, MilliCpus, Millis, Outcome, Pool, Request, Settings,
+    Share, Strategy, Time,
+};
+
+/// Counts what is allocated, and how often.
+struct Counting;
+
+static LIVE: AtomicI64 = AtomicI64::new(0);
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE.fetch_add(layout.size() as i64, Ordering::Relaxed);
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as required of our caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size() as i64, Ordering::Relaxed);
+        // SAFETY: as required of our caller.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const SIZES: [usize; 4] = [8, 1_000, 10_000, 100_000];
+const GPUS_PER_NODE: usize = 8;
+
+fn main() {
+    print_sizes();
+    divan::Divan::from_args().sample_count(2_000).main();
+}
+
+fn device(node: usize, number: usize) -> DeviceFacts {
+    let gib = 1 << 30;
+    DeviceFacts {
+        identity: DeviceIdentity::Uuid(format!("GPU-{node:08x}-0000-0000-0000-{number:012x}").into()),
+        vendor: Vendor::Nvidia,
+        model: "NVIDIA H100 80GB HBM3".into(),
+        memory: Some(DeviceMemory { total: Bytes(80 * gib), reserved: Bytes(gib / 2) }),
+        partition: None,
+        isolation: IsolationSupport::BASIC,
+        labels: Default::default(),
+    }
+}
+
+/// A pool of so many devices, all read once and idle.
+fn idle_pool(devices: usize) -> Pool {
+    let mut pool = Pool::new(Settings::default(), Policies::default());
+    for node in 0..devices.div_ceil(GPUS_PER_NODE) {
+        let facts = NodeFacts {
+            name: format!("node-{node}").into(),
+            cpus: MilliCpus(128_000),
+            memory: Bytes(1 << 40),
+            labels: Default::default(),
+        };
+        let here = GPUS_PER_NODE.min(devices - node * GPUS_PER_NODE);
+        pool.apply(
+            Time(0),
+            Command::NodeSeen { facts, devices: (0..here).map(|number| device(node, number)).collect() },
+        )
+        .0
+        .expect("a node can always be seen");
+    }
+    for number in 0..devices as u32 {
+        let command = Command::Observe { device: DeviceId(number), reading: Reading::idle(Time(0)) };
+        pool.apply(Time(0), command).0.expect("the device is known");
+    }
+    pool
+}
+
+fn request(amount: Amount, strategy: Strategy) -> Arc<Request> {
+    Arc::new(Request {
+        amount,
+        strategy: Some(strategy),
+        thresholds: Some(Default::default()),
+        owner: "alice".into(),
+        ttl: Millis::from_secs(86_400),
+        ..Request::default()
+    })
+}
+
+fn ask(pool: &mut Pool, request: &Arc<Request>, out: &mut Outcome) -> Result<LeaseId, Denied> {
+    out.clear();
+    match pool.apply_into(Time(1), Command::Request { request: request.clone(), key: None }, out)? {
+        Answer::Lease(lease) => Ok(lease),
+        other => unreachable!("a request is answered with a lease, not {other:?}"),
+    }
+}
+
+fn release(pool: &mut Pool, lease: LeaseId, out: &mut Outcome) {
+    out.clear();
+    pool.apply_into(Time(1), Command::Release { lease }, out).expect("the lease is known");
+}
+
+/// Half of the capacity promised: every device to halves, thirds, quarters or not at all.
+fn half_full(devices: usize, strategy: Strategy) -> Pool {
+    let mut pool = idle_pool(devices);
+    let mut out = Outcome::default();
+    let shares = [Some(500), Some(750), Some(250), None, Some(1000), Some(334), Some(666), Some(500)];
+    for number in 0..devices {
+        let Some(share) = shares[number % shares.len()] else { continue };
+        let select = gpupool_core::request::Select {
+            uuids: vec![
+                format!("GPU-{:08x}-0000-0000-0000-{:012x}", number / GPUS_PER_NODE, number % GPUS_PER_NODE).into(),
+            ],
+            ..Default::default()
+        };
+        let amount = if share == 1000 { Amount::Whole } else { Amount::Share(Share(share)) };
+        let request = Request { select: Arc::new(select), ..(*request(amount, strategy)).clone() };
+        // Naming a device costs a look at all of them; fill the large pools by placement instead.
+        if devices <= 1_000 {
+            ask(&mut pool, &Arc::new(request), &mut out).expect("the device is free");
+        } else {
+            let spread = Request { select: Default::default(), strategy: Some(Strategy::RoundRobin), ..request };
+            ask(&mut pool, &Arc::new(spread), &mut out).expect("there is room");
+        }
+    }
+    pool
+}
+
+mod grant_and_release {
+    use super::*;
+
+    fn bench(bencher: Bencher<'_, '_>, devices: usize, strategy: Strategy, amount: Amount) {
+        let mut pool = half_full(devices, strategy);
+        let request = request(amount, strategy);
+        let mut out = Outcome::default();
+        let first = ask(&mut pool, &request, &mut out).expect("half of the pool is free");
+        release(&mut pool, first, &mut out);
+        bencher.bench_local(|| {
+            let lease = ask(&mut pool, &request, &mut out).expect("half of the pool is free");
+            release(&mut pool, black_box(lease), &mut out);
+        });
+    }
+
+    const QUARTER: Amount = Amount::Share(Share(250));
+
+    #[divan::bench(args = SIZES)]
+    fn first_fit(bencher: Bencher<'_, '_>, devices: usize) {
+        bench(bencher, devices, Strategy::FirstFit, QUARTER);
+    }
+
+    #[divan::bench(args = SIZES)]
+    fn best_fit(bencher: Bencher<'_, '_>, devices: usize) {
+        bench(bencher, devices, Strategy::BestFit, QUARTER);
+    }
+
+    #[divan::bench(args = SIZES)]
+    fn worst_fit(bencher: Bencher<'_, '_>, devices: usize) {
+        bench(bencher, devices, Strategy::WorstFit, QUARTER);
+    }
+
+    #[divan::bench(args = SIZES)]
+    fn round_robin(bencher: Bencher<'_, '_>, devices: usize) {
+        bench(bencher, devices, Strategy::RoundRobin, QUARTER);
+    }
+
+    #[divan::bench(args = SIZES)]
+    fn load_balanced(bencher: Bencher<'_, '_>, devices: usize) {
+        bench(bencher, devices, Strategy::LoadBalanced, QUARTER);
+    }
+
+    #[divan::bench(args = SIZES)]
+    fn least_used_whole(bencher: Bencher<'_, '_>, devices: usize) {
+        bench(bencher, devices, Strategy::LeastUsed, Amount::Whole);
+    }
+}
+
+mod queue {
+    use super::*;
+
+    /// Every device held, so many waiting: a release finds the next holder, who then comes back to the end.
+    fn bench(bencher: Bencher<'_, '_>, devices: usize, waiting: usize, owners: usize) {
+        let mut pool = idle_pool(devices);
+        let mut out = Outcome::default();
+        let requests: Vec<Arc<Request>> = (0..owners)
+            .map(|owner| {
+                let whole = (*request(Amount::Whole, Strategy::LeastUsed)).clone();
+                Arc::new(Request { owner: format!("owner-{owner}").into(), ..whole })
+            })
+            .collect();
+        let mut next_owner = requests.iter().cycle();
+        let mut ask_next = |pool: &mut Pool, out: &mut Outcome| {
+            let request = next_owner.next().expect("a cycle never ends");
+            ask(pool, request, out).expect("it may wait")
+        };
+        let mut holders: std::collections::VecDeque<LeaseId> = std::collections::VecDeque::new();
+        for _ in 0..devices + waiting {
+            holders.push_back(ask_next(&mut pool, &mut out));
+        }
+        assert_eq!(pool.waiting(), waiting);
+        bencher.with_inputs(|| ()).bench_local_values(|()| {
+            let lease = holders.pop_front().expect("somebody holds");
+            release(&mut pool, lease, &mut out);
+            holders.push_back(ask_next(&mut pool, &mut out));
+        });
+        assert_eq!(pool.waiting(), waiting, "each release let one go and one came");
+    }
+
+    #[divan::bench(args = [1_000, 100_000])]
+    fn release_finds_next_of_one_owner(bencher: Bencher<'_, '_>, waiting: usize) {
+        bench(bencher, 1_000, waiting, 1);
+    }
+
+    #[divan::bench(args = [1_000, 100_000])]
+    fn release_finds_next_of_100_owners(bencher: Bencher<'_, '_>, waiting: usize) {
+        bench(bencher, 1_000, waiting, 100);
+    }
+}
+
+fn live() -> i64 {
+    LIVE.load(Ordering::Relaxed)
+}
+
+fn print_sizes() {
+    // What each further device costs, so that what the pool itself and the first decision take does not count.
+    let bytes = |devices: usize| {
+        let before = live();
+        let mut pool = idle_pool(devices);
+        let mut out = Outcome::default();
+        // The first decision builds the indexes, which are part of what a device costs.
+        let first = ask(&mut pool, &request(Amount::Whole, Strategy::LeastUsed), &mut out).expect("there is room");
+        release(&mut pool, first, &mut out);
+        live() - before
+    };
+    for devices in SIZES {
+        let (one, two) = (bytes(devices), bytes(2 * devices));
+        println!("bytes per idle device, from {devices:6} to {:6}: {:5}", 2 * devices, (two - one) / devices as i64);
+    }
+
+    let mut pool = idle_pool(100_000);
+    let mut out = Outcome::default();
+    let fresh = |number: usize| {
+        let part = (*request(Amount::Share(Share(100)), Strategy::BestFit)).clone();
+        Arc::new(Request { worker_id: Some(format!("worker-{number}").into()), ..part })
+    };
+    ask(&mut pool, &fresh(0), &mut out).expect("there is room");
+    let before = live();
+    for number in 0..100_000 {
+        ask(&mut pool, &fresh(number), &mut out).expect("there is room");
+    }
+    println!("bytes per active lease, 100000 of them: {:5} (its request included)", (live() - before) / 100_000);
+    drop(pool);
+
+    let mut pool = idle_pool(1_000);
+    let whole = request(Amount::Whole, Strategy::LeastUsed);
+    for _ in 0..1_000 {
+        ask(&mut pool, &whole, &mut out).expect("there is room");
+    }
+    let before = live();
+    for number in 0..100_000 {
+        let one = Arc::new(Request { worker_id: Some(format!("worker-{number}").into()), ..(*whole).clone() });
+        ask(&mut pool, &one, &mut out).expect("it waits");
+    }
+    println!("bytes per waiting lease, 100000 of them: {:5} (its request included)", (live() - before) / 100_000);
+    drop(pool);
+
+    let mut pool = idle_pool(1_000);
+    for _ in 0..1_000 {
+        ask(&mut pool, &whole, &mut out).expect("there is room");
+    }
+    let no_room = Arc::new(Request { queue: false, ..(*whole).clone() });
+    let never = Arc::new(Request { gpus: 64, ..(*whole).clone() });
+    for (what, request) in [("no capacity now", &no_room), ("never satisfiable", &never)] {
+        ask(&mut pool, request, &mut out).expect_err("it is rejected");
+        let before = CALLS.load(Ordering::Relaxed);
+        for _ in 0..1_000 {
+            ask(&mut pool, request, &mut out).expect_err("it is rejected");
+        }
+        let calls = CALLS.load(Ordering::Relaxed) - before;
+        println!("allocations per rejected request ({what}): {}", calls as f64 / 1_000.0);
+    }
+}
