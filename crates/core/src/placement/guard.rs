@@ -16,13 +16,6 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    pub fn clear(&mut self) {
-        self.kinds.clear();
-        self.hosts.clear();
-        self.devices.clear();
-        self.active = false;
-    }
-
     /// Keeps off everything that `class` could use.
     pub fn add(&mut self, class: &Class) {
         self.active = true;

@@ -3,6 +3,7 @@
 //! Each command has one function: facts in [`facts`], wishes in [`wishes`], ends in [`ending`]; [`schedule`] decides whose
 //! turn it is, [`crate::placement`] where, [`explain`] says why not, [`restore`] brings a pool back from rows.
 
+mod certain;
 mod check;
 mod ending;
 mod explain;
@@ -26,7 +27,7 @@ use crate::inventory::Inventory;
 use crate::lease::Lease;
 use crate::outcome::{Answer, Denied, Outcome};
 use crate::owners::{OwnerId, Owners};
-use crate::placement::{Guard, scored};
+use crate::placement::scored;
 use crate::policy::Policies;
 use crate::queue::Queue;
 use crate::row::{Counters, LeaseRow, Row};
@@ -79,7 +80,6 @@ pub struct Pool {
     waiting_past_gpus: usize,
     workload: Workload,
     scorer: scored::Scorer,
-    guard: Guard,
     counters: Counters,
     /// Something changed that may let a waiter go.
     stirred: bool,

@@ -10,14 +10,14 @@
 
 use std::sync::Arc;
 
-use crate::classes::{ClassId, Shape};
-use crate::ids::{DeviceId, LeaseId, NodeId};
+use crate::classes::{Class, ClassId};
+use crate::ids::LeaseId;
 use crate::lease::{Decision, LeaseState, Turn};
 use crate::limits;
 use crate::outcome::{Effect, Outcome};
 use crate::owners::{OverQuota, OwnerId};
 use crate::placement::{Guard, Place, Search};
-use crate::units::{Bytes, MilliCpus, Millis, Share, Time};
+use crate::units::Millis;
 
 use super::Pool;
 
@@ -31,6 +31,20 @@ pub(super) struct Wish {
     pub policy: Arc<str>,
 }
 
+/// Classes that found no place in a pass, and what must be left alone for them.
+#[derive(Default)]
+struct Passed {
+    classes: Vec<ClassId>,
+    guard: Guard,
+}
+
+impl Passed {
+    fn add(&mut self, id: ClassId, class: &Class) {
+        self.classes.push(id);
+        self.guard.add(class);
+    }
+}
+
 impl Pool {
     /// A place for a request that just came, which passes nobody unduly.
     pub(super) fn find_on_arrival(&mut self, wish: &Wish, fair: (u64, u64)) -> Option<(Place, Turn)> {
@@ -38,8 +52,10 @@ impl Pool {
             return None;
         }
         if self.queue.is_empty() {
-            self.guard.clear();
-            return self.find(wish.class).map(|place| (place, Turn::OnArrival));
+            return self.find(wish.class, &Guard::default()).map(|place| (place, Turn::OnArrival));
+        }
+        if !self.may_have_room(wish.class) {
+            return None;
         }
         let ahead: Vec<(ClassId, OwnerId)> = self
             .queue
@@ -50,14 +66,13 @@ impl Pool {
         if ahead.len() > limits::LANES_PER_PASS {
             return None;
         }
-        let mut passed: Vec<ClassId> = Vec::new();
+        let mut passed = Passed::default();
         for (class, owner) in ahead {
-            if !passed.contains(&class) && self.over_quota(owner, class).is_none() {
-                passed.push(class);
+            if !passed.classes.contains(&class) && self.over_quota(owner, class).is_none() {
+                passed.add(class, self.classes.get(class));
             }
         }
-        let first_turn = if passed.is_empty() { Turn::OnArrival } else { Turn::PassedOthers };
-        self.find_past(wish.class, &passed, wish.max_duration).map(|(place, turn)| (place, turn.unwrap_or(first_turn)))
+        self.find_past(wish.class, &passed, wish.max_duration, Turn::OnArrival)
     }
 
     /// Gives everybody who waits and can go now what they wait for.
@@ -66,13 +81,14 @@ impl Pool {
             return;
         }
         self.inventory.refresh();
-        let mut passed: Vec<ClassId> = Vec::new();
+        let mut passed = Passed::default();
         let mut at = None;
         let mut looked_at = 0;
         while let Some(key) = self.queue.next(at) {
             at = Some(key);
             looked_at += 1;
-            if looked_at > limits::LANES_PER_PASS || (passed.len() % 16 == 1 && self.nothing_left(&passed)) {
+            let check_what_is_left = passed.classes.len() % 16 == 1;
+            if looked_at > limits::LANES_PER_PASS || (check_what_is_left && self.nothing_left(&passed)) {
                 break;
             }
             let lane = self.queue.lane(key.3);
@@ -83,16 +99,16 @@ impl Pool {
                 continue;
             }
             let wish = self.wish_again(id, class, owner, key.0.0);
-            if passed.contains(&class) && wish.max_duration.is_none() {
+            let is_passed = passed.classes.contains(&class);
+            if is_passed && wish.max_duration.is_none() {
                 continue;
             }
-            match self.find_past(class, &passed, wish.max_duration) {
+            match self.find_past(class, &passed, wish.max_duration, Turn::Next) {
                 Some((place, turn)) => {
-                    let turn = turn.unwrap_or(if passed.is_empty() { Turn::Next } else { Turn::PassedOthers });
                     self.dequeue(id);
                     self.grant(id, &wish, place, turn, out);
                 }
-                None if !passed.contains(&class) => passed.push(class),
+                None if !is_passed => passed.add(class, self.classes.get(class)),
                 None => {}
             }
         }
@@ -103,39 +119,37 @@ impl Pool {
     fn find_past(
         &mut self,
         class: ClassId,
-        passed: &[ClassId],
+        passed: &Passed,
         max_duration: Option<Millis>,
-    ) -> Option<(Place, Option<Turn>)> {
-        let mut guard = std::mem::take(&mut self.guard);
-        guard.clear();
-        for &id in passed {
-            guard.add(self.classes.get(id));
+        turn: Turn,
+    ) -> Option<(Place, Turn)> {
+        if let Some(place) = self.find(class, &passed.guard) {
+            return Some((place, if passed.classes.is_empty() { turn } else { Turn::PassedOthers }));
         }
-        self.guard = guard;
-        if let Some(place) = self.find(class) {
-            return Some((place, None));
-        }
-        let end = self.now.after(max_duration.filter(|_| !passed.is_empty())?);
-        if self.promises_made() > limits::BACKFILL_PROMISES {
+        let end = self.now.after(max_duration.filter(|_| !passed.classes.is_empty())?);
+        if !self.may_have_room(class) || self.promises_made() > limits::BACKFILL_PROMISES {
             return None;
         }
-        let in_the_way: Vec<ClassId> = passed
-            .iter()
-            .copied()
-            .filter(|&id| id == class || self.certain_start(id).is_none_or(|start| start < end))
-            .collect();
-        if in_the_way.len() == passed.len() {
+        let mut in_the_way = Passed::default();
+        for &id in &passed.classes {
+            if id == class || self.certain_start(id).is_none_or(|start| start < end) {
+                in_the_way.add(id, self.classes.get(id));
+            }
+        }
+        if in_the_way.classes.len() == passed.classes.len() {
             return None;
         }
-        let mut guard = Guard::default();
-        for &id in &in_the_way {
-            guard.add(self.classes.get(id));
-        }
-        self.guard = guard;
-        Some((self.find(class)?, Some(Turn::EndsBeforeOthersStart)))
+        Some((self.find(class, &in_the_way.guard)?, Turn::EndsBeforeOthersStart))
     }
 
-    fn find(&mut self, id: ClassId) -> Option<Place> {
+    /// Whether any device has as much free as the class takes; a quick look that says nothing about the rest.
+    fn may_have_room(&self, id: ClassId) -> bool {
+        let class = self.classes.get(id);
+        let room = |need: &crate::classes::Need| self.inventory.index_of(need.kind).most_free() >= need.share;
+        class.shape.gpus == 0 || class.needs.iter().any(room)
+    }
+
+    fn find(&mut self, id: ClassId, guard: &Guard) -> Option<Place> {
         self.inventory.refresh();
         self.classes.judge(id, &self.inventory);
         let generation = self.classes.generation;
@@ -146,7 +160,7 @@ impl Pool {
             scorer: &mut self.scorer,
             id,
             class,
-            guard: &self.guard,
+            guard,
             last_device: self.counters.last_device,
             stale_before,
         };
@@ -157,18 +171,11 @@ impl Pool {
     }
 
     /// Whether no kind of device with anything free is left for those who come after the passed classes.
-    fn nothing_left(&self, passed: &[ClassId]) -> bool {
-        let claimed = |kind| {
-            let claims = |id: &ClassId| {
-                let class = self.classes.get(*id);
-                class.named.is_none() && class.need(kind).is_some()
-            };
-            passed.iter().any(claims)
-        };
+    fn nothing_left(&self, passed: &Passed) -> bool {
         self.waiting_past_gpus == 0
             && (0..self.inventory.kinds.len() as u32)
                 .map(crate::inventory::KindId)
-                .all(|kind| self.inventory.index_of(kind).most_free().is_zero() || claimed(kind))
+                .all(|kind| self.inventory.index_of(kind).most_free().is_zero() || passed.guard.bars_kind(kind))
     }
 
     /// Gives a place to a lease that waits or has just been made.
@@ -276,83 +283,5 @@ impl Pool {
 
     fn promises_made(&self) -> usize {
         self.leases.len() - self.queue.len()
-    }
-
-    /// When a class is certain to find a place, counting on ends that are certain; `None` where none is.
-    ///
-    /// What drains, or is closed for a reason that may pass at any moment, may be had at any moment: then it is now.
-    pub(super) fn certain_start(&self, id: ClassId) -> Option<Time> {
-        let class = self.classes.get(id);
-        let nodes = (0..self.inventory.nodes.len() as u32).map(NodeId);
-        let hosts = |node: &NodeId| class.hosts.get(self.inventory.node(*node).shape.0 as usize) == Some(&true);
-        nodes.filter(hosts).filter_map(|node| self.certain_start_on(&class.shape, id, node)).min()
-    }
-
-    fn certain_start_on(&self, shape: &Shape, id: ClassId, node: NodeId) -> Option<Time> {
-        let class = self.classes.get(id);
-        let slot = self.inventory.node(node);
-        let usable =
-            slot.devices.iter().filter(|device| class.could_use(**device, self.inventory.device(**device).kind));
-        let mut device_times: Vec<Time> = usable.filter_map(|device| self.device_free_at(class, *device)).collect();
-        device_times.sort_unstable();
-        let devices = match usize::from(shape.gpus) {
-            0 => self.now,
-            gpus => *device_times.get(gpus - 1)?,
-        };
-        Some(devices.max(self.host_free_at(shape, node)?))
-    }
-
-    fn device_free_at(&self, class: &crate::classes::Class, device: DeviceId) -> Option<Time> {
-        let slot = self.inventory.device(device);
-        let need = class.need(slot.kind)?;
-        let (mut share, mut memory) = (Share::WHOLE - slot.promised, slot.unpromised_memory());
-        let mut ends: Vec<(Time, Share, Bytes)> = Vec::new();
-        for lease in slot.leases.iter().filter_map(|lease| self.leases.get(lease)) {
-            for promise in lease.promises.iter().filter(|promise| promise.device == device) {
-                if let Some(end) = self.certain_end(lease) {
-                    ends.push((end, promise.share, promise.memory));
-                }
-            }
-        }
-        ends.sort_unstable();
-        let mut at = self.now;
-        let mut ends = ends.into_iter();
-        while share < need.share || memory < need.memory {
-            let (end, more, more_memory) = ends.next()?;
-            at = end;
-            share += more;
-            memory += more_memory;
-        }
-        Some(at)
-    }
-
-    fn host_free_at(&self, shape: &Shape, node: NodeId) -> Option<Time> {
-        if !shape.needs_host() {
-            return Some(self.now);
-        }
-        let slot = self.inventory.node(node);
-        let mut cpus = slot.facts.cpus.saturating_sub(slot.cpus_promised);
-        let mut memory = slot.facts.memory.saturating_sub(slot.memory_promised);
-        let here = self
-            .leases
-            .values()
-            .filter(|lease| lease.node == Some(node) && (lease.state.is_granted() || lease.draining));
-        let mut ends: Vec<(Time, MilliCpus, Bytes)> = here
-            .filter_map(|lease| Some((self.certain_end(lease)?, lease.request.cpus, lease.request.host_memory)))
-            .collect();
-        ends.sort_unstable();
-        let mut at = self.now;
-        let mut ends = ends.into_iter();
-        while cpus < shape.cpus || memory < shape.host_memory {
-            let (end, more, more_memory) = ends.next()?;
-            at = end;
-            cpus += more;
-            memory += more_memory;
-        }
-        Some(at)
-    }
-
-    fn certain_end(&self, lease: &crate::lease::Lease) -> Option<Time> {
-        if lease.draining { Some(self.now) } else { lease.certain_end() }
     }
 }

@@ -7,6 +7,7 @@ use crate::ids::{LeaseId, Token};
 use crate::lease::{Holder, Lease, LeaseState};
 use crate::limits;
 use crate::outcome::{Answer, Denied, Effect, Outcome, Unsatisfiable};
+use crate::policy::QueueOrder;
 use crate::request::Request;
 use crate::row::Row;
 use crate::units::Share;
@@ -199,7 +200,9 @@ impl Pool {
         let owner = self.owners.id(&owner, self.now);
         let row = self.owners.hold(owner, self.now, self.policies.period, |held| change(held, share));
         out.rows.push(Row::Usage(row));
-        let fair = self.owners.fair_key(owner, &self.policies);
-        self.queue.set_fair(owner, fair);
+        if self.policies.queue == QueueOrder::FairShare {
+            let fair = self.owners.fair_key(owner, &self.policies);
+            self.queue.set_fair(owner, fair);
+        }
     }
 }

@@ -1,0 +1,90 @@
+//! When a waiting class is certain to find a place: what backfill must not put off.
+//!
+//! Only ends that were promised count (`max_duration`, an announced revocation), never a heartbeat that may go on.
+
+use crate::classes::{Class, ClassId, Shape};
+use crate::ids::{DeviceId, NodeId};
+use crate::lease::Lease;
+use crate::units::{Bytes, MilliCpus, Share, Time};
+
+use super::Pool;
+
+impl Pool {
+    /// When a class is certain to find a place, counting on ends that are certain; `None` where none is.
+    ///
+    /// What drains, or is closed for a reason that may pass at any moment, may be had at any moment: then it is now.
+    pub(super) fn certain_start(&self, id: ClassId) -> Option<Time> {
+        let class = self.classes.get(id);
+        let nodes = (0..self.inventory.nodes.len() as u32).map(NodeId);
+        let hosts = |node: &NodeId| class.hosts.get(self.inventory.node(*node).shape.0 as usize) == Some(&true);
+        nodes.filter(hosts).filter_map(|node| self.certain_start_on(&class.shape, id, node)).min()
+    }
+
+    fn certain_start_on(&self, shape: &Shape, id: ClassId, node: NodeId) -> Option<Time> {
+        let class = self.classes.get(id);
+        let slot = self.inventory.node(node);
+        let usable =
+            slot.devices.iter().filter(|device| class.could_use(**device, self.inventory.device(**device).kind));
+        let mut device_times: Vec<Time> = usable.filter_map(|device| self.device_free_at(class, *device)).collect();
+        device_times.sort_unstable();
+        let devices = match usize::from(shape.gpus) {
+            0 => self.now,
+            gpus => *device_times.get(gpus - 1)?,
+        };
+        Some(devices.max(self.host_free_at(shape, node)?))
+    }
+
+    fn device_free_at(&self, class: &Class, device: DeviceId) -> Option<Time> {
+        let slot = self.inventory.device(device);
+        let need = class.need(slot.kind)?;
+        let (mut share, mut memory) = (Share::WHOLE - slot.promised, slot.unpromised_memory());
+        let mut ends: Vec<(Time, Share, Bytes)> = Vec::new();
+        for lease in slot.leases.iter().filter_map(|lease| self.leases.get(lease)) {
+            for promise in lease.promises.iter().filter(|promise| promise.device == device) {
+                if let Some(end) = self.certain_end(lease) {
+                    ends.push((end, promise.share, promise.memory));
+                }
+            }
+        }
+        ends.sort_unstable();
+        let mut at = self.now;
+        let mut ends = ends.into_iter();
+        while share < need.share || memory < need.memory {
+            let (end, more, more_memory) = ends.next()?;
+            at = end;
+            share += more;
+            memory += more_memory;
+        }
+        Some(at)
+    }
+
+    fn host_free_at(&self, shape: &Shape, node: NodeId) -> Option<Time> {
+        if !shape.needs_host() {
+            return Some(self.now);
+        }
+        let slot = self.inventory.node(node);
+        let mut cpus = slot.facts.cpus.saturating_sub(slot.cpus_promised);
+        let mut memory = slot.facts.memory.saturating_sub(slot.memory_promised);
+        let here = self
+            .leases
+            .values()
+            .filter(|lease| lease.node == Some(node) && (lease.state.is_granted() || lease.draining));
+        let mut ends: Vec<(Time, MilliCpus, Bytes)> = here
+            .filter_map(|lease| Some((self.certain_end(lease)?, lease.request.cpus, lease.request.host_memory)))
+            .collect();
+        ends.sort_unstable();
+        let mut at = self.now;
+        let mut ends = ends.into_iter();
+        while cpus < shape.cpus || memory < shape.host_memory {
+            let (end, more, more_memory) = ends.next()?;
+            at = end;
+            cpus += more;
+            memory += more_memory;
+        }
+        Some(at)
+    }
+
+    fn certain_end(&self, lease: &Lease) -> Option<Time> {
+        if lease.draining { Some(self.now) } else { lease.certain_end() }
+    }
+}
