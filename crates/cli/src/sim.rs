@@ -42,8 +42,8 @@ pub(crate) struct Placement {
     )]
     strategy: Vec<Strategy>,
     /// Seeds as 42-46 or 42,44; all that the trace has unless given (with --churn: 42-46).
-    #[arg(long)]
-    seeds: Option<String>,
+    #[arg(long, value_parser = parse_seeds)]
+    seeds: Option<Seeds>,
     /// Whether strategies that look ahead are told the workload or learn it from arrivals.
     #[arg(long, value_enum, default_value_t = Workload::Known)]
     workload: Workload,
@@ -51,10 +51,10 @@ pub(crate) struct Placement {
     #[arg(long)]
     churn: bool,
     /// With --churn: GPU demand in the long run, as a part of capacity.
-    #[arg(long, default_value_t = 1.0, requires = "churn")]
+    #[arg(long, default_value = "1.0", requires = "churn", allow_negative_numbers = true, value_parser = parse_load)]
     load: f64,
     /// With --churn: how many tasks arrive.
-    #[arg(long, default_value_t = 60_000, requires = "churn")]
+    #[arg(long, default_value_t = 60_000, requires = "churn", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     arrivals: u64,
     /// How nodes are numbered, which decides between equal scores.
     #[arg(long, value_enum, default_value_t = Order::Trace)]
@@ -87,6 +87,30 @@ fn parse_strategy(text: &str) -> Result<Strategy, String> {
     text.parse().map_err(|error: gpupool_core::request::FieldError| error.to_string())
 }
 
+/// Seeds somebody listed.
+#[derive(Clone)]
+struct Seeds(Vec<u64>);
+
+fn parse_seeds(text: &str) -> Result<Seeds, String> {
+    let number = |text: &str| text.trim().parse::<u64>();
+    let mut seeds = Vec::new();
+    for part in text.split(',') {
+        let range = part.split_once('-').map_or((part, part), |range| range);
+        match (number(range.0), number(range.1)) {
+            (Ok(first), Ok(last)) if first <= last && last - first < 10_000 => seeds.extend(first..=last),
+            _ => return Err(format!("{part:?} is neither a number nor a range such as 42-46")),
+        }
+    }
+    Ok(Seeds(seeds))
+}
+
+fn parse_load(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(load) if load > 0.0 && load <= 100.0 => Ok(load),
+        _ => Err("it must be a number above 0 and at most 100".to_owned()),
+    }
+}
+
 pub(crate) fn run(command: &Sim) -> anyhow::Result<ExitCode> {
     let Sim::Placement(placement) = command;
     let folder = Folder::open(&placement.traces)?;
@@ -104,24 +128,13 @@ pub(crate) fn run(command: &Sim) -> anyhow::Result<ExitCode> {
 }
 
 impl Placement {
-    /// The seeds to use, of those there are (any, where none are listed).
-    fn seeds(&self, there_are: Option<&[u64]>) -> anyhow::Result<Vec<u64>> {
-        let Some(text) = &self.seeds else {
-            return Ok(there_are.map_or_else(|| (42..=46).collect(), <[u64]>::to_vec));
-        };
-        let number = |text: &str| text.trim().parse::<u64>();
-        let mut seeds = Vec::new();
-        for part in text.split(',') {
-            let range = part.split_once('-').map_or((part, part), |range| range);
-            match (number(range.0), number(range.1)) {
-                (Ok(first), Ok(last)) if first <= last && last - first < 10_000 => seeds.extend(first..=last),
-                _ => bail!("--seeds {text:?}: {part:?} is neither a number nor a range such as 42-46"),
-            }
+    /// The seeds to use, of those there are.
+    fn seeds_of(&self, trace: &str, there_are: &[u64]) -> anyhow::Result<Vec<u64>> {
+        let Some(Seeds(seeds)) = &self.seeds else { return Ok(there_are.to_vec()) };
+        match seeds.iter().find(|seed| !there_are.contains(seed)) {
+            Some(missing) => bail!("there is no seed {missing} for trace {trace:?}; there are {there_are:?}"),
+            None => Ok(seeds.clone()),
         }
-        if let Some(missing) = there_are.and_then(|known| seeds.iter().find(|seed| !known.contains(seed))) {
-            bail!("--seeds {text:?}: there is no seed {missing} for this trace; there are {there_are:?}");
-        }
-        Ok(seeds)
     }
 
     fn workload(&self) -> WorkloadSource {
@@ -148,7 +161,7 @@ fn replay(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::
     );
     let mut rows: Vec<Replayed> = Vec::new();
     for trace in traces {
-        let seeds = placement.seeds(Some(&folder.seeds(trace)?))?;
+        let seeds = placement.seeds_of(trace, &folder.seeds(trace)?)?;
         for &strategy in &placement.strategy {
             for &seed in &seeds {
                 let (workload, node_order) = (placement.workload(), placement.node_order());
@@ -184,16 +197,11 @@ fn replay(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::
 
 fn churn(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::Result<ExitCode> {
     let load = placement.load;
-    ensure!(load > 0.0 && load <= 100.0, "--load {load} is not allowed, it must be above 0 and at most 100");
-    ensure!(
-        placement.arrivals <= 100_000_000,
-        "--arrivals {} is not allowed, it must be at most 100000000",
-        placement.arrivals
-    );
+    let seeds = placement.seeds.clone().unwrap_or_else(|| Seeds((42..=46).collect())).0;
     let mut rows: Vec<Churned> = Vec::new();
     for trace in traces {
         for &strategy in &placement.strategy {
-            for seed in placement.seeds(None)? {
+            for &seed in &seeds {
                 let (workload, node_order) = (placement.workload(), placement.node_order());
                 let arrivals = placement.arrivals;
                 rows.push(Churn { folder, trace, seed, strategy, workload, node_order, load, arrivals }.run()?);
