@@ -171,7 +171,7 @@ fn replay(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::
     }
     if let Some(file) = &placement.svg {
         let title = format!("Unallocated GPU, trace {}, mean of the seeds", traces[0]);
-        fs::write(file, plot::svg(&title, &curves(&rows), 60))
+        fs::write(file, plot::svg(&title, &curves(&rows), 80))
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     let mut out = io::stdout().lock();
