@@ -1,5 +1,7 @@
 //! What the README tells people to type works.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

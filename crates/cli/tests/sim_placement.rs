@@ -1,5 +1,7 @@
 //! `gpupool sim placement` as a user meets it.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::path::Path;
 use std::process::{Command, Output};
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
+use crate::device::{DeviceFacts, DeviceIdentity};
 use crate::ids::{DeviceId, Labels, NodeId, labels_match};
 use crate::inventory::{Inventory, Kind, KindId, NodeShape};
 use crate::limits;
@@ -59,8 +60,13 @@ impl Shape {
     }
 
     /// What it takes of a device of this kind; `None` where such a device can never give it.
-    fn need(&self, kind: KindId, facts: &crate::device::DeviceFacts) -> Option<Need> {
+    fn need(&self, kind: KindId, facts: &DeviceFacts) -> Option<Need> {
         let capacity = facts.memory_capacity();
+        let preferred = self.preferred.iter().any(|model| facts.is_model(model));
+        if !facts.is_divisible() {
+            let taken = self.takes_whole_partition(facts)?;
+            return Some(Need { kind, share: Share::WHOLE, memory: taken, preferred });
+        }
         let (share, memory) = match self.amount {
             Amount::Whole | Amount::Share(Share::WHOLE) => (Share::WHOLE, capacity),
             Amount::Share(share) => (share, capacity.map(|all| all.part(share))),
@@ -78,8 +84,24 @@ impl Shape {
                 (share, Some(if share == Share::WHOLE { all } else { memory }))
             }
         };
-        let preferred = self.preferred.iter().any(|model| facts.is_model(model));
         Some(Need { kind, share, memory: memory.unwrap_or_default(), preferred })
+    }
+}
+
+impl Shape {
+    /// The memory of a partition that is only taken as it is, where it is what was asked for: at least the share of a
+    /// whole GPU, and not a whole GPU for less.
+    fn takes_whole_partition(&self, facts: &DeviceFacts) -> Option<Bytes> {
+        let (share, memory) = match self.amount {
+            Amount::Whole => (Share::WHOLE, Bytes::ZERO),
+            Amount::Share(share) => (share, Bytes::ZERO),
+            Amount::Both(share, memory) => (share, memory),
+            Amount::Memory(memory) => (Share(1), memory),
+            Amount::Shared => (Share((Share::WHOLE.0 / self.sharers).max(1)), Bytes::ZERO),
+        };
+        let all = facts.memory_capacity().unwrap_or_default();
+        let fits = share <= facts.of_gpu() && memory <= all && (share == Share::WHOLE || facts.of_gpu() < Share::WHOLE);
+        fits.then_some(all)
     }
 }
 
@@ -153,7 +175,8 @@ impl Class {
         if self.never.is_none() && self.shape.gpus > 0 {
             self.never = self.named.as_deref().and_then(|named| too_few_named(self, named, inventory));
         }
-        let most = self.needs.iter().map(|need| need.share.0).max().unwrap_or(0);
+        let of_gpu = |need: &Need| inventory.kinds[need.kind.0 as usize].facts.of_gpu().0 * need.share.0 / 1000;
+        let most = self.needs.iter().map(of_gpu).max().unwrap_or(0);
         self.most_held = Share(most * u32::from(self.shape.gpus));
     }
 }
@@ -162,7 +185,7 @@ fn named_devices(select: &Select, inventory: &Inventory) -> Vec<DeviceId> {
     let named = |slot: &crate::inventory::DeviceSlot| {
         let by_number = select.gpu_ids.is_empty() || select.gpu_ids.contains(&slot.gpu_id);
         let by_uuid = select.uuids.is_empty()
-            || matches!(&slot.facts.identity, crate::device::DeviceIdentity::Uuid(uuid) if select.uuids.contains(uuid));
+            || matches!(&slot.facts.identity, DeviceIdentity::Uuid(uuid) if select.uuids.contains(uuid));
         by_number && by_uuid
     };
     let numbered = inventory.devices.iter().enumerate();
@@ -178,6 +201,8 @@ struct Judgement<'a> {
     any_selected: bool,
     any_isolating: bool,
     any_memory_known: bool,
+    /// The largest part of a GPU that devices which are only taken as they are come in; 0 where there are none.
+    largest_part: Share,
     most_memory: Bytes,
     most_gpus: u16,
     most_cpus: MilliCpus,
@@ -194,6 +219,7 @@ impl<'a> Judgement<'a> {
             any_selected: false,
             any_isolating: false,
             any_memory_known: false,
+            largest_part: Share::ZERO,
             most_memory: Bytes::ZERO,
             most_gpus: 0,
             most_cpus: MilliCpus::ZERO,
@@ -235,6 +261,9 @@ impl<'a> Judgement<'a> {
             return None;
         }
         self.any_isolating = true;
+        if !facts.is_divisible() {
+            self.largest_part = self.largest_part.max(facts.of_gpu());
+        }
         self.any_memory_known |= facts.memory.is_some();
         self.most_memory = self.most_memory.max(facts.memory_capacity().unwrap_or_default());
         self.shape.need(id, facts)
@@ -278,6 +307,9 @@ impl<'a> Judgement<'a> {
                 if wanted > self.most_memory {
                     return Some(Unsatisfiable::TooMuchMemory { wanted, most: self.most_memory });
                 }
+            }
+            if self.most_gpus == 0 && !self.largest_part.is_zero() {
+                return Some(Unsatisfiable::Indivisible { part: self.largest_part });
             }
             if shape.gpus > self.most_gpus {
                 return Some(Unsatisfiable::TooManyGpus { wanted: shape.gpus, most: self.most_gpus });

@@ -137,6 +137,16 @@ pub struct DeviceFacts {
 }
 
 impl DeviceFacts {
+    /// How much of a whole GPU it is.
+    pub fn of_gpu(&self) -> Share {
+        self.partition.as_ref().map_or(Share::WHOLE, |partition| partition.of_parent)
+    }
+
+    /// Whether parts of it can be had. AMD's partitions are taken as they are: SPX whole, CPX in eighths.
+    pub fn is_divisible(&self) -> bool {
+        self.vendor != Vendor::Amd || self.partition.is_none()
+    }
+
     /// What can be promised of its memory, where that is known.
     pub fn memory_capacity(&self) -> Option<Bytes> {
         self.memory.map(DeviceMemory::capacity)

@@ -183,9 +183,4 @@ impl Lease {
             (a, b) => a.or(b),
         }
     }
-
-    /// What it holds in thousandths of a GPU, over all its devices.
-    pub fn held_share(&self) -> Share {
-        self.promises.iter().fold(Share::ZERO, |sum, promise| sum + promise.share)
-    }
 }

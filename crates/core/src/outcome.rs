@@ -207,6 +207,12 @@ pub enum Unsatisfiable {
     /// Selected devices do not know their memory.
     #[error("the matching GPUs do not report their memory (unified memory): ask for a fraction instead")]
     MemoryUnknown,
+    /// Selected devices are partitions that are only taken as they are.
+    #[error("the matching GPUs come only in parts of {part}: ask for that fraction (1 is a whole GPU)")]
+    Indivisible {
+        /// The largest there are, as a part of a whole GPU.
+        part: Share,
+    },
     /// No selected device can isolate so.
     #[error("no matching GPU can give isolation {0}; none and time-slicing are always possible")]
     Isolation(Isolation),

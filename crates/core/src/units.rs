@@ -86,10 +86,10 @@ impl Share {
     /// One whole GPU.
     pub const WHOLE: Self = Self(1000);
 
-    /// The share nearest to a fraction of one GPU, or `None` outside 0.001..=1.0 (NaN included).
+    /// The share nearest to a fraction of one GPU, or `None` above 1.0, below what rounds to 0.001, or not a number.
     pub fn from_fraction(fraction: f64) -> Option<Self> {
         let thousandths = (fraction * 1000.0).round();
-        (1.0..=1000.0).contains(&thousandths).then_some(Self(thousandths as u32))
+        (fraction <= 1.0 && thousandths >= 1.0).then_some(Self(thousandths as u32))
     }
 
     /// The share as a fraction of one GPU.
@@ -237,7 +237,8 @@ mod tests {
         assert_eq!(Share::from_fraction(1.0 / 3.0), Some(Share(333)));
         assert_eq!(Share::from_fraction(f64::NAN), None);
         assert_eq!(Share::from_fraction(0.0001), None);
-        assert_eq!(Share::from_fraction(1.2), None);
+        assert_eq!(Share::from_fraction(1.0001), None);
+        assert_eq!(Share::from_fraction(f64::NEG_INFINITY), None);
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub const ISOLATION: &str = "kaiwo.ai/gpu-isolation";
 pub(crate) const KNOWN: [&str; 4] = [FRACTION, MEMORY, SHARING, ISOLATION];
 
 const PREFIX: &str = "kaiwo.ai/gpu";
-const FRACTION_ALLOWED: &str = "a decimal number from 0.1 to 1.0 with at most three decimals, such as 0.5";
+const FRACTION_ALLOWED: &str = "a decimal number from 0.1 to 1.0, such as 0.5";
 const MEMORY_ALLOWED: &str = "a whole number of MiB above 0, such as 4000, 4000Mi or 4Gi";
 const ISOLATION_ALLOWED: &str = "none, time-slicing, mps or mig";
 
@@ -81,7 +81,7 @@ fn said<T>(name: &'static str, text: &str, value: Option<T>, allowed: &'static s
     }
 }
 
-/// Plain decimals only, so that nothing is rounded away: three of them, or more where the rest are zeros.
+/// Plain decimals only, within 0.1 to 1.0 as written, kept to the nearest thousandth as in a request to the pool.
 fn fraction(text: &str) -> Option<Share> {
     let text = text.trim();
     let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
@@ -91,12 +91,17 @@ fn fraction(text: &str) -> Option<Share> {
     }
     let decimals = decimals.trim_end_matches('0');
     let whole = whole.trim_start_matches('0');
-    if decimals.len() > 3 || whole.len() > 1 {
+    if whole.len() > 1 {
         return None;
     }
-    let thousandths: u64 = format!("{whole}{decimals:0<3}").parse().ok()?;
-    let allowed = MIN_THOUSANDTHS..=u64::from(Share::WHOLE.0);
-    allowed.contains(&thousandths).then_some(Share(thousandths as u32))
+    let (kept, rest) = decimals.split_at(decimals.len().min(3));
+    let thousandths: u64 = format!("{whole}{kept:0<3}").parse().ok()?;
+    let one = u64::from(Share::WHOLE.0);
+    if thousandths < MIN_THOUSANDTHS || thousandths > one || (thousandths == one && !rest.is_empty()) {
+        return None;
+    }
+    let rounded = thousandths + u64::from(rest.as_bytes().first().is_some_and(|digit| *digit >= b'5'));
+    Some(Share(rounded as u32))
 }
 
 /// A bare integer is MiB; a binary suffix says its own unit. A decimal one (`4G`) is refused: it may be meant either
@@ -167,9 +172,9 @@ mod tests {
     }
 
     #[test]
-    fn a_fraction_that_is_out_of_range_or_would_be_rounded_is_refused() {
+    fn a_fraction_that_is_out_of_range_or_no_plain_decimal_is_refused() {
         for text in [
-            "", " ", ".", "0", "0.0", "0.099", "0.09", "1.001", "1.5", "10", "-0.5", "+0.5", "0.3333", "0.1001",
+            "", " ", ".", "0", "0.0", "0.099", "0.09", "1.001", "1.5", "10", "-0.5", "+0.5", "0.0999", "1.0001",
             "5e-1", "1e0", "NaN", "inf", "0,5", "50%", "1/2", "0.5.0", "0x1", "٠.٥", "0.5 0", "500m",
         ] {
             assert_eq!(fraction(text), None, "{text:?}");

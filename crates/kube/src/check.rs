@@ -154,7 +154,7 @@ fn whole(said: &Annotations, asked: &AskedGpus, count: u16) -> Result<(u16, Amou
             );
             Err(contradiction(FRACTION, fraction, asked, fix))
         }
-        (None, None, Some(sharing)) => {
+        (_, _, Some(sharing)) => {
             let fix = format!(
                 "whole GPUs are not shared; leave the resource out and give a {FRACTION} or {MEMORY}, or leave {SHARING} \
                  out"

@@ -87,7 +87,8 @@ fn annotations_and_resources_that_agree_are_one_request() {
         (&[("sharing", "true")], &[(AMD, "250")], 1, Amount::Share(Share(250)), Some(Vendor::Amd)),
         (&[("sharing", "false")], &[(NVIDIA, "1")], 1, Amount::Whole, Some(Vendor::Nvidia)),
         (&[("sharing", "yes")], &[(NVIDIA, "1")], 1, Amount::Whole, Some(Vendor::Nvidia)),
-        (&[("sharing", "true"), ("memory", "4000")], &[(NVIDIA, "1")], 1, Amount::Both(Share::WHOLE, mib(4000)), Some(Vendor::Nvidia)),
+        (&[("fraction", "0.3333")], &[(AMD, "333")], 1, Amount::Share(Share(333)), Some(Vendor::Amd)),
+        (&[("fraction", "0.9996")], NONE, 1, Amount::Whole, None),
     ];
     for (annotations, resources, gpus, amount, vendor) in table {
         let request = request(&manifest(annotations, resources));
@@ -111,6 +112,7 @@ fn what_contradicts_or_is_not_allowed_is_an_error_that_says_so() {
         (&[("memory", "4000")], &[("amd.com/gpu", "0")], "contradiction", &["gpu-memory", "amd.com/gpu"]),
         (&[("sharing", "true")], &[("amd.com/gpu", "0")], "contradiction", &["gpu-sharing", "amd.com/gpu"]),
         (&[("sharing", "true")], &[("nvidia.com/gpu", "1")], "contradiction", &["gpu-sharing", "nvidia.com/gpu", "gpu-fraction or", "gpu-memory"]),
+        (&[("sharing", "true"), ("memory", "4000")], &[("nvidia.com/gpu", "1")], "contradiction", &["gpu-sharing", "nvidia.com/gpu"]),
         (&[("sharing", "True")], &[("nvidia.com/gpu", "1000")], "contradiction", &["gpu-sharing", "nvidia.com/gpu"]),
         (&[("isolation", "mps")], &[("amd.com/gpu", "500")], "contradiction", &["gpu-isolation", "amd.com/gpu", "time-slicing"]),
         (&[("isolation", "mig")], &[("amd.com/gpu", "1")], "contradiction", &["gpu-isolation", "amd.com/gpu", "time-slicing"]),
@@ -118,7 +120,8 @@ fn what_contradicts_or_is_not_allowed_is_an_error_that_says_so() {
         (&[("fraction", "0.05")], NONE, "invalid_annotation", &["gpu-fraction", "0.05", "0.1 to 1.0"]),
         (&[("fraction", "1.5")], NONE, "invalid_annotation", &["gpu-fraction", "1.5"]),
         (&[("fraction", "NaN")], NONE, "invalid_annotation", &["gpu-fraction", "NaN"]),
-        (&[("fraction", "0.3333")], NONE, "invalid_annotation", &["gpu-fraction", "three decimals"]),
+        (&[("fraction", "0.0999")], NONE, "invalid_annotation", &["gpu-fraction", "0.0999", "0.1 to 1.0"]),
+        (&[("fraction", "1.0001")], NONE, "invalid_annotation", &["gpu-fraction", "1.0001"]),
         (&[("fraction", "")], NONE, "invalid_annotation", &["gpu-fraction"]),
         (&[("memory", "0")], NONE, "invalid_annotation", &["gpu-memory", "above 0"]),
         (&[("memory", "4GB")], NONE, "invalid_annotation", &["gpu-memory", "4GB", "MiB"]),

@@ -1,5 +1,7 @@
 //! Replays of the small traces that come with the repository, checked by hand and against each other.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -3,6 +3,8 @@
 //! The traces are not part of this repository: the tests look for them in `$GPUPOOL_TRACES` or beside the repository,
 //! and say so when they skip.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::path::{Path, PathBuf};
 
 use gpupool_core::Strategy;

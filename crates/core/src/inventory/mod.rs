@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use crate::device::{DeviceFacts, DeviceIdentity, Link, NodeFacts};
 use crate::ids::{DeviceId, GpuId, NodeId};
+use crate::lease::Promise;
 use index::KindIndex;
 
 /// All nodes and devices of a pool.
@@ -45,6 +46,12 @@ impl Inventory {
 
     pub fn device(&self, id: DeviceId) -> &DeviceSlot {
         &self.devices[id.index()]
+    }
+
+    /// What promises come to, in thousandths of whole GPUs.
+    pub fn gpu_share(&self, promises: &[Promise]) -> u64 {
+        let of_gpu = |promise: &Promise| u64::from(self.device(promise.device).facts.of_gpu().0);
+        promises.iter().map(|promise| of_gpu(promise) * u64::from(promise.share.0) / 1000).sum()
     }
 
     pub fn node_named(&self, name: &str) -> Option<NodeId> {

@@ -66,7 +66,7 @@ impl Pool {
         for lease in self.leases.values() {
             let id = lease.id;
             if lease.state.is_granted() {
-                *held.entry(&lease.request.owner).or_default() += u64::from(lease.held_share().0);
+                *held.entry(&lease.request.owner).or_default() += self.inventory.gpu_share(&lease.promises);
             }
             if !lease.state.is_granted() && !lease.draining && !lease.promises.is_empty() {
                 return Err(format!("lease {id} is {:?} and still holds {:?}", lease.state, lease.promises));

@@ -114,7 +114,7 @@ impl Pool {
             self.dequeue(id);
             self.stirred = true;
         } else {
-            self.account(id, |held, share| held - u64::from(share.0), out);
+            self.account(id, |held, share| held.saturating_sub(share), out);
         }
         if self.lease_mut(id).decision.as_ref().is_some_and(|decision| decision.strategy.looks_ahead()) {
             self.workload.ended();

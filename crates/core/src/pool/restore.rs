@@ -216,7 +216,7 @@ impl Pool {
         }
         if state.is_granted() {
             let owner = self.owners.id(&lease.request.owner, now);
-            self.owners.get_mut(owner).held += u64::from(lease.held_share().0);
+            self.owners.get_mut(owner).held += self.inventory.gpu_share(&lease.promises);
         }
         self.leases.insert(id, Box::new(lease));
         Ok(state)

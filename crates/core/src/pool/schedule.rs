@@ -221,7 +221,7 @@ impl Pool {
         if strategy.looks_ahead() {
             self.workload.granted();
         }
-        self.account(id, |held, share| held + u64::from(share.0), out);
+        self.account(id, |held, share| held + share, out);
         self.set_deadline(id);
         self.keep(id, out);
     }

@@ -10,7 +10,6 @@ use crate::outcome::{Answer, Denied, Effect, Outcome, Unsatisfiable};
 use crate::policy::QueueOrder;
 use crate::request::Request;
 use crate::row::Row;
-use crate::units::Share;
 
 use super::Pool;
 use super::schedule::Wish;
@@ -192,11 +191,9 @@ impl Pool {
     }
 
     /// Counts what an owner holds, more or less.
-    pub(super) fn account(&mut self, id: LeaseId, change: impl FnOnce(u64, Share) -> u64, out: &mut Outcome) {
-        let (owner, share) = {
-            let lease = self.lease_mut(id);
-            (lease.request.owner.clone(), lease.held_share())
-        };
+    pub(super) fn account(&mut self, id: LeaseId, change: impl FnOnce(u64, u64) -> u64, out: &mut Outcome) {
+        let Some(lease) = self.leases.get(&id) else { return };
+        let (owner, share) = (lease.request.owner.clone(), self.inventory.gpu_share(&lease.promises));
         let owner = self.owners.id(&owner, self.now);
         let row = self.owners.hold(owner, self.now, self.policies.period, |held| change(held, share));
         out.rows.push(Row::Usage(row));
