@@ -255,7 +255,7 @@ impl Request {
         if self.max_duration.is_some_and(Millis::is_zero) {
             return fail("max_duration_secs", &0, "above 0");
         }
-        if self.priority.abs() > limits::PRIORITY {
+        if self.priority.unsigned_abs() > limits::PRIORITY.unsigned_abs() {
             return fail("priority", &self.priority, "-1000000..=1000000");
         }
         self.select.validate()

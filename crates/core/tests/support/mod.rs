@@ -6,6 +6,8 @@
 // Each story is a crate of its own and uses its own part of this.
 #![allow(dead_code)]
 
+pub mod fuzzed;
+
 use std::sync::Arc;
 
 use gpupool_core::device::{DeviceFacts, DeviceIdentity, DeviceMemory, IsolationSupport, NodeFacts, Vendor};
