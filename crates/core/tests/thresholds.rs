@@ -237,3 +237,14 @@ fn a_reading_past_its_age_says_nothing_until_the_next_one() {
     stage.idle(0);
     assert!(stage.is_active(too_late));
 }
+
+#[test]
+fn a_utilization_beyond_reason_is_busy_and_nothing_worse() {
+    let mut stage = Stage::of(1);
+    stage.busy(0, gib(0), Percent(u32::MAX));
+    let lease = stage.ask(by(Strategy::LeastUsed, part(500)));
+    assert!(stage.is_active(lease));
+    assert_eq!(stage.device(0).utilization_percent, Percent::FULL);
+    let lease = stage.ask(careful(part(100)));
+    assert!(stage.is_queued(lease));
+}
