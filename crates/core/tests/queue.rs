@@ -5,7 +5,7 @@ mod support;
 use gpupool_core::lease::Turn;
 use gpupool_core::outcome::Unsatisfiable;
 use gpupool_core::policy::{Policies, Policy, PolicyMatch, QueueOrder, Quota};
-use gpupool_core::{Denied, LeaseId, Millis, Request, Share, Time};
+use gpupool_core::{Command, Denied, LeaseId, Millis, Request, Share, Time};
 use support::*;
 
 /// Holds its GPU through any story.
@@ -129,7 +129,7 @@ fn an_announced_revocation_makes_a_start_certain() {
     let mut stage = Stage::of(2);
     let holder = stage.ask(stays());
     stage.ask(gpus(2));
-    stage.run(gpupool_core::Command::Revoke { lease: holder, grace: mins(30) });
+    stage.run(Command::Revoke { lease: holder, grace: mins(30) });
     let short = stage.ask(held_for(30, whole()));
     assert!(stage.is_active(short));
 }
@@ -233,6 +233,27 @@ fn a_waiter_is_told_what_it_needs_what_is_free_and_when_the_first_is_due() {
     assert_eq!(stage.why(lease), "position 1; needs 2 free GPUs, 1 free; first of them due in ≤ 12 min");
     stage.pass_asking(mins(11));
     assert_eq!(stage.why(lease), "position 1; needs 2 free GPUs, 1 free; first of them due in ≤ 50 s");
+}
+
+#[test]
+fn a_device_is_not_due_when_only_one_of_its_leases_is() {
+    let mut stage = Stage::of(1);
+    stage.ask(held_for(12, part(500)));
+    let stays = stage.ask(Request { ttl: mins(24 * 60), ..part(500) });
+    let lease = stage.ask(whole());
+    assert_eq!(stage.why(lease), "position 1; needs 1 free GPU, 0 free");
+    stage.run(Command::Revoke { lease: stays, grace: mins(30) });
+    assert_eq!(stage.why(lease), "position 1; needs 1 free GPU, 0 free; first of them due in ≤ 30 min");
+}
+
+#[test]
+fn what_drains_is_not_due_at_any_certain_time() {
+    let mut stage = Stage::draining(1, mins(10));
+    let over = stage.ask(held_for(1, whole()));
+    stage.pass(mins(1));
+    assert!(stage.lease(over).draining);
+    let lease = stage.ask(whole());
+    assert_eq!(stage.why(lease), "position 1; needs 1 free GPU, 0 free");
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn a_squatter_closes_the_other_half() {
     let second = stage.ask(careful(part(100)));
     assert_eq!(
         stage.why(second),
-        "position 1; needs 1 free GPU with 0.1 of it, 0 free; 1 matching GPU carry load without a lease"
+        "position 1; needs 1 free GPU with 0.1 of it, 0 free; 1 matching GPU carries load without a lease"
     );
     stage.read(0, |reading| reading.processes = Some(vec![process_of(first, gib(8))]));
     assert!(stage.is_active(second), "the squatter has gone");

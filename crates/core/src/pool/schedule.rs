@@ -300,7 +300,8 @@ impl Pool {
         Some(devices.max(self.host_free_at(shape, node)?))
     }
 
-    fn device_free_at(&self, class: &crate::classes::Class, device: DeviceId) -> Option<Time> {
+    /// When a device is certain to have room for a class, counting on ends that are certain.
+    pub(super) fn device_free_at(&self, class: &crate::classes::Class, device: DeviceId) -> Option<Time> {
         let slot = self.inventory.device(device);
         let need = class.need(slot.kind)?;
         let (mut share, mut memory) = (Share::WHOLE - slot.promised, slot.unpromised_memory());
