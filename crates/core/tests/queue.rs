@@ -2,6 +2,7 @@
 
 mod support;
 
+use gpupool_core::device::DeviceFacts;
 use gpupool_core::lease::Turn;
 use gpupool_core::outcome::Unsatisfiable;
 use gpupool_core::policy::{Policies, Policy, PolicyMatch, QueueOrder, Quota};
@@ -254,6 +255,27 @@ fn what_drains_is_not_due_at_any_certain_time() {
     assert!(stage.lease(over).draining);
     let lease = stage.ask(whole());
     assert_eq!(stage.why(lease), "position 1; needs 1 free GPU, 0 free");
+}
+
+#[test]
+fn nobody_goes_early_past_a_waiter_whose_devices_were_renumbered_meanwhile() {
+    let v100 = |name: &str| device(name, "NVIDIA V100", 32);
+    let mut stage = Stage::empty();
+    stage.add(node("a"), vec![v100("v0"), v100("v1")]);
+    stage.add(node("b"), devices("b", 2));
+    let on = |select, request| Request { select, ..request };
+    stage.ask(held_for(60, on(model("V100"), gpus(2))));
+    stage.ask(on(model("H100"), stays()));
+    let ends = stage.ask(on(model("H100"), stays()));
+    let any_two = stage.ask(gpus(2));
+    let two_h100 = stage.ask(on(model("H100"), gpus(2)));
+    // One V100 turns out to be different: kinds of devices are counted anew while everybody waits.
+    let labelled = DeviceFacts { labels: [("slot".into(), "2".into())].into(), ..v100("v1") };
+    stage.see(node("a"), vec![v100("v0"), labelled]);
+    stage.release(ends);
+    assert!(stage.is_queued(any_two) && stage.is_queued(two_h100));
+    let short = stage.ask(held_for(30, whole()));
+    assert!(stage.is_queued(short), "two H100 may be free at any moment, and somebody waits for them");
 }
 
 #[test]

@@ -53,6 +53,8 @@ impl Pool {
         }
         let mut passed: Vec<ClassId> = Vec::new();
         for (class, owner) in ahead {
+            // The last pass may have ended before it came to this one, and facts may have changed since.
+            self.classes.judge(class, &self.inventory);
             if !passed.contains(&class) && self.over_quota(owner, class).is_none() {
                 passed.push(class);
             }
