@@ -117,6 +117,13 @@ fn without_links_the_lowest_numbers_serve() {
 }
 
 #[test]
+fn links_are_not_forgotten_when_another_device_is_found() {
+    let mut stage = linked(&[(6, 7, LinkKind::NvLink(4))]);
+    stage.add(node("a"), devices("a", 9));
+    assert_eq!(stage.place(gpus(2)), [6, 7]);
+}
+
+#[test]
 fn parts_of_several_gpus_are_of_different_gpus() {
     let mut stage = Stage::of(2);
     assert_eq!(stage.place(Request { gpus: 2, ..part(400) }), [0, 1]);

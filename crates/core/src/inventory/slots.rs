@@ -70,10 +70,6 @@ impl NodeSlot {
         self.links = links;
     }
 
-    pub(super) fn forget_distances(&mut self) {
-        self.distances = None;
-    }
-
     /// How far apart its devices are, where links are known.
     pub fn distances(&self) -> Option<&Distances> {
         self.distances.as_ref()
