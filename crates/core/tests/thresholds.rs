@@ -88,6 +88,20 @@ fn a_squatter_closes_the_other_half() {
 }
 
 #[test]
+fn a_process_of_a_lease_that_holds_another_device_is_a_squatter_here() {
+    let mut stage = Stage::of(2);
+    let elsewhere = stage.ask(Request { select: named(0), ..whole() });
+    stage.read(1, |reading| {
+        reading.memory_used = Field::Value(gib(1));
+        reading.utilization = Field::Value(percent(100));
+        reading.processes = Some(vec![process_of(elsewhere, gib(1))]);
+    });
+    assert_eq!(stage.device(1).foreign.unwrap().processes, 1);
+    let lease = stage.ask(careful(whole()));
+    assert!(stage.is_queued(lease), "device 1 is as busy as can be");
+}
+
+#[test]
 fn a_counter_stuck_at_full_with_nothing_running_closes_nothing() {
     let mut stage = Stage::of(1);
     stage.read(0, |reading| reading.utilization = Field::Value(percent(100)));
@@ -198,6 +212,23 @@ fn a_device_that_was_never_read_is_not_available_until_it_is() {
     assert!(stage.is_queued(lease));
     stage.idle(0);
     assert!(stage.is_active(lease));
+}
+
+#[test]
+fn a_device_whose_first_reading_failed_is_as_good_as_never_read() {
+    for (memory_failed, utilization_failed) in [(true, true), (true, false), (false, true)] {
+        let mut stage = Stage::empty();
+        stage.see(node("a"), devices("a", 1));
+        stage.read(0, |reading| {
+            reading.memory_used = if memory_failed { Field::Failed } else { reading.memory_used };
+            reading.utilization = if utilization_failed { Field::Failed } else { reading.utilization };
+            reading.processes = None;
+        });
+        let lease = stage.ask(careful(whole()));
+        assert!(stage.is_queued(lease), "nothing made up: memory failed {memory_failed}, else utilization");
+        stage.idle(0);
+        assert!(stage.is_active(lease));
+    }
 }
 
 #[test]
