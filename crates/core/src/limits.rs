@@ -34,3 +34,5 @@ pub const CLASSES: usize = 4_096;
 pub const HOT_C: i16 = 90;
 /// Classes of tasks a learned workload may hold.
 pub const WORKLOAD_CLASSES: usize = 4_096;
+/// Numbers of leases, tokens and arrivals stay below this; a row that says otherwise is bad.
+pub const COUNTED: u64 = 1 << 62;

@@ -108,11 +108,11 @@ impl Owners {
         account.row()
     }
 
-    /// Puts back what a row kept.
-    pub fn restore(&mut self, row: &UsageRow) {
-        let id = self.id(&row.owner, row.settled_at);
+    /// Puts back what a row kept. A time ahead of now would keep use from being counted until then.
+    pub fn restore(&mut self, row: &UsageRow, now: Time) {
+        let id = self.id(&row.owner, now);
         let account = &mut self.accounts[id.0 as usize];
-        (account.period, account.used, account.settled_at) = (row.period, row.share_millis, row.settled_at);
+        (account.period, account.used, account.settled_at) = (row.period, row.share_millis, row.settled_at.min(now));
     }
 
     /// Where an owner's requests come among those of equal priority; lower first.

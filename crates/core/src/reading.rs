@@ -31,7 +31,7 @@ impl<T: Copy> Field<T> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Attribution {
-    /// It runs under this lease.
+    /// It runs under this lease; a squatter on devices the lease does not hold.
     Lease(LeaseId),
     /// It runs under none: a squatter.
     Foreign,
@@ -106,24 +106,34 @@ impl Foreign {
     /// part is its promised share; but where the list shows no foreign process none of it is foreign, because
     /// counters are known to stick at 100 % with nothing running.
     pub(crate) fn judge(reading: &Reading, promised: impl Iterator<Item = Promised>) -> Self {
+        let promised: Vec<Promised> = promised.collect();
         let processes = reading.processes.as_deref();
-        let counted = |attribution| processes.map(|list| list.iter().filter(|p| p.attribution == attribution).count());
-        let foreign_processes = counted(Attribution::Foreign).unwrap_or(0) as u32;
-        let all_attributed = counted(Attribution::Unknown) == Some(0)
-            && processes.is_some_and(|list| list.iter().all(|process| process.memory.is_some()));
+        let counted = |wanted: &dyn Fn(Attribution) -> bool| {
+            processes.map(|list| list.iter().filter(|process| wanted(process.attribution)).count())
+        };
+        let is_foreign = |attribution| match attribution {
+            Attribution::Foreign => true,
+            // A lease explains load where it holds something, nowhere else.
+            Attribution::Lease(lease) => promised.iter().all(|promise| promise.lease != lease),
+            Attribution::Unknown => false,
+        };
+        let foreign_processes = counted(&is_foreign).unwrap_or(0) as u32;
+        let none_unknown = counted(&|attribution| attribution == Attribution::Unknown) == Some(0);
+        let all_attributed =
+            none_unknown && processes.is_some_and(|list| list.iter().all(|process| process.memory.is_some()));
         let measured = |lease| {
             let of_lease = processes.unwrap_or_default().iter().filter(|p| p.attribution == Attribution::Lease(lease));
             of_lease.fold(Bytes::ZERO, |sum, process| sum.saturating_add(process.memory.unwrap_or_default()))
         };
 
         let (mut leased_memory, mut leased_utilization) = (Bytes::ZERO, Percent(0));
-        for promise in promised {
+        for promise in &promised {
             let measured = measured(promise.lease);
             let part = if all_attributed { measured } else { measured.max(promise.memory) };
             leased_memory = leased_memory.saturating_add(part);
             leased_utilization = Percent(leased_utilization.0.saturating_add(promise.utilization.0));
         }
-        let nobody_foreign = foreign_processes == 0 && counted(Attribution::Unknown) == Some(0);
+        let nobody_foreign = foreign_processes == 0 && none_unknown;
         Self {
             memory: reading.memory_used.value().map(|used| used.saturating_sub(leased_memory)),
             utilization: reading

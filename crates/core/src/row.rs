@@ -159,6 +159,7 @@ impl LeaseRow {
 
 /// What must never repeat or go back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Counters {
     /// The next lease's number.
     pub next_lease: u64,

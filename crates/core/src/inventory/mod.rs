@@ -100,7 +100,8 @@ impl Inventory {
         let slot = &mut self.nodes[node.index()];
         slot.next_gpu_id = slot.next_gpu_id.max(gpu_id.0 + 1);
         slot.devices.push(id);
-        slot.forget_distances();
+        let links = std::mem::take(&mut slot.links);
+        self.set_links(node, links);
         self.version += 1;
         id
     }

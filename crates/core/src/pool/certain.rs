@@ -5,7 +5,7 @@
 use crate::classes::{Class, ClassId, Shape};
 use crate::ids::{DeviceId, NodeId};
 use crate::lease::Lease;
-use crate::units::{Bytes, MilliCpus, Share, Time};
+use crate::units::{Share, Time};
 
 use super::Pool;
 
@@ -34,28 +34,18 @@ impl Pool {
         Some(devices.max(self.host_free_at(shape, node)?))
     }
 
-    fn device_free_at(&self, class: &Class, device: DeviceId) -> Option<Time> {
+    /// When a device is certain to have room for a class.
+    pub(super) fn device_free_at(&self, class: &Class, device: DeviceId) -> Option<Time> {
         let slot = self.inventory.device(device);
         let need = class.need(slot.kind)?;
-        let (mut share, mut memory) = (Share::WHOLE - slot.promised, slot.unpromised_memory());
-        let mut ends: Vec<(Time, Share, Bytes)> = Vec::new();
+        let free = (u64::from((Share::WHOLE - slot.promised).0), slot.unpromised_memory().0);
+        let mut ends = Vec::new();
         for lease in slot.leases.iter().filter_map(|lease| self.leases.get(lease)) {
             for promise in lease.promises.iter().filter(|promise| promise.device == device) {
-                if let Some(end) = self.certain_end(lease) {
-                    ends.push((end, promise.share, promise.memory));
-                }
+                ends.extend(self.certain_end(lease).map(|end| (end, u64::from(promise.share.0), promise.memory.0)));
             }
         }
-        ends.sort_unstable();
-        let mut at = self.now;
-        let mut ends = ends.into_iter();
-        while share < need.share || memory < need.memory {
-            let (end, more, more_memory) = ends.next()?;
-            at = end;
-            share += more;
-            memory += more_memory;
-        }
-        Some(at)
+        self.enough_at(free, (u64::from(need.share.0), need.memory.0), ends)
     }
 
     fn host_free_at(&self, shape: &Shape, node: NodeId) -> Option<Time> {
@@ -63,23 +53,26 @@ impl Pool {
             return Some(self.now);
         }
         let slot = self.inventory.node(node);
-        let mut cpus = slot.facts.cpus.saturating_sub(slot.cpus_promised);
-        let mut memory = slot.facts.memory.saturating_sub(slot.memory_promised);
+        let cpus = slot.facts.cpus.saturating_sub(slot.cpus_promised);
+        let memory = slot.facts.memory.saturating_sub(slot.memory_promised);
         let here = self
             .leases
             .values()
             .filter(|lease| lease.node == Some(node) && (lease.state.is_granted() || lease.draining));
-        let mut ends: Vec<(Time, MilliCpus, Bytes)> = here
-            .filter_map(|lease| Some((self.certain_end(lease)?, lease.request.cpus, lease.request.host_memory)))
+        let ends = here
+            .filter_map(|lease| Some((self.certain_end(lease)?, lease.request.cpus.0, lease.request.host_memory.0)))
             .collect();
+        self.enough_at((cpus.0, memory.0), (shape.cpus.0, shape.host_memory.0), ends)
+    }
+
+    /// When two amounts that are free now, and what comes back at each end, come to what is needed.
+    fn enough_at(&self, free: (u64, u64), need: (u64, u64), mut ends: Vec<(Time, u64, u64)>) -> Option<Time> {
         ends.sort_unstable();
-        let mut at = self.now;
-        let mut ends = ends.into_iter();
-        while cpus < shape.cpus || memory < shape.host_memory {
-            let (end, more, more_memory) = ends.next()?;
+        let (mut at, mut free, mut ends) = (self.now, free, ends.into_iter());
+        while free.0 < need.0 || free.1 < need.1 {
+            let (end, first, second) = ends.next()?;
             at = end;
-            cpus += more;
-            memory += more_memory;
+            free = (free.0 + first, free.1 + second);
         }
         Some(at)
     }

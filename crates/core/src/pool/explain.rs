@@ -95,10 +95,10 @@ impl fmt::Display for Reason {
                     None => Ok(()),
                 }
             }
-            Self::Closed { gpus: n } => write!(f, "{n} matching {} take no new work", gpus(*n)),
-            Self::ForeignLoad { gpus: n } => {
-                write!(f, "{n} matching {} carry load without a lease", gpus(*n))
-            }
+            Self::Closed { gpus: 1 } => f.write_str("1 matching GPU takes no new work"),
+            Self::Closed { gpus } => write!(f, "{gpus} matching GPUs take no new work"),
+            Self::ForeignLoad { gpus: 1 } => f.write_str("1 matching GPU carries load without a lease"),
+            Self::ForeignLoad { gpus } => write!(f, "{gpus} matching GPUs carry load without a lease"),
             Self::NeedsCpus { needed, free } => write!(f, "needs {needed} host CPUs, {free} free"),
             Self::NeedsHostMemory { needed, free } => write!(f, "needs {needed} of host memory, {free} free"),
             Self::Behind { ahead: 1 } => f.write_str("there is room, but 1 request before it could use it"),
@@ -199,8 +199,8 @@ impl Pool {
                 && slot.unpromised_memory() >= need.memory
                 && class.shape.max_allocations.is_none_or(|most| slot.leases.len() < usize::from(most));
             if !room {
-                let leases = slot.leases.iter().filter_map(|lease| self.leases.get(lease));
-                let due = leases.filter_map(|lease| lease.certain_end()).min();
+                // Now is when what drains may be gone, which is not certain.
+                let due = self.device_free_at(class, device).filter(|due| *due > self.now);
                 seen.first_due = [seen.first_due, due].into_iter().flatten().min();
                 continue;
             }

@@ -107,20 +107,18 @@ impl Pool {
     }
 
     /// What is foreign after this reading. A reading that is not newer than the last change of leases shows a mixture,
-    /// and a field that failed this time says nothing: what was known before holds.
+    /// and a field that failed this time says nothing: what was known before holds, and where nothing was, nothing is.
     fn foreign_now(&self, device: DeviceId, reading: &Reading) -> Option<Foreign> {
         let slot = self.inventory.device(device);
         if slot.leases_changed_at.is_some_and(|changed| reading.at <= changed) {
             return slot.foreign;
         }
         let mut foreign = Foreign::judge(reading, slot.leases.iter().map(|lease| self.promised(*lease, device)));
-        if let Some(before) = slot.foreign {
-            if reading.memory_used == Field::Failed {
-                foreign.memory = before.memory;
-            }
-            if reading.utilization == Field::Failed {
-                foreign.utilization = before.utilization;
-            }
+        if reading.memory_used == Field::Failed {
+            foreign.memory = slot.foreign?.memory;
+        }
+        if reading.utilization == Field::Failed {
+            foreign.utilization = slot.foreign?.utilization;
         }
         Some(foreign)
     }

@@ -6,7 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{DeviceId, LeaseId, NodeId};
-use crate::lease::LeaseState;
+use crate::lease::{EndCause, LeaseState};
+use crate::limits;
 use crate::policy::Policies;
 use crate::row::{Counters, DeviceRow, LeaseRow, NodeRow, Row, UsageRow, WorkloadRow};
 use crate::units::{Share, Time};
@@ -36,6 +37,9 @@ pub enum RestoreError {
         /// Why.
         why: &'static str,
     },
+    /// A counter is beyond what any pool counts to; what the other rows say is used.
+    #[error("counters row: a number is out of range")]
+    Counters,
     /// The rules do not make sense; the given ones are used.
     #[error("policies row: {0}")]
     Policies(#[from] crate::request::FieldError),
@@ -54,17 +58,23 @@ struct Latest {
 }
 
 impl Latest {
-    fn of(rows: impl IntoIterator<Item = Row>) -> Self {
+    fn of(rows: impl IntoIterator<Item = Row>, bad: &mut Vec<RestoreError>) -> Self {
         let mut latest = Self::default();
         for row in rows {
             match row {
+                Row::Lease(row) if !counted(&row) => {
+                    bad.push(RestoreError::Lease { lease: row.id, why: "a number of it is out of range" });
+                }
+                Row::Counters(row) if row.next_lease.max(row.next_token).max(row.next_seq) > limits::COUNTED => {
+                    bad.push(RestoreError::Counters);
+                }
                 Row::Node(row) => drop(latest.nodes.insert(row.node, row)),
                 Row::Device(row) => drop(latest.devices.insert(row.device, row)),
                 Row::Lease(row) => {
                     let counters = &mut latest.counters;
-                    counters.next_lease = counters.next_lease.max(row.id.0.saturating_add(1));
-                    counters.next_seq = counters.next_seq.max(row.seq.saturating_add(1));
-                    let token = row.token.map_or(0, |token| token.0.saturating_add(1));
+                    counters.next_lease = counters.next_lease.max(row.id.0 + 1);
+                    counters.next_seq = counters.next_seq.max(row.seq + 1);
+                    let token = row.token.map_or(0, |token| token.0 + 1);
                     counters.next_token = counters.next_token.max(token);
                     latest.leases.insert(row.id, row);
                 }
@@ -87,6 +97,12 @@ impl Latest {
     }
 }
 
+/// Whether the numbers of a lease are such that counting can go on after them.
+fn counted(row: &LeaseRow) -> bool {
+    let token = row.token.map_or(0, |token| token.0);
+    row.id.0.max(row.seq).max(token) < limits::COUNTED
+}
+
 impl Pool {
     /// The pool that left these rows, in the order they were left, and what of them could not be taken.
     ///
@@ -98,9 +114,9 @@ impl Pool {
         now: Time,
         rows: impl IntoIterator<Item = Row>,
     ) -> (Self, Vec<RestoreError>) {
-        let latest = Latest::of(rows);
-        let mut pool = Self::new(settings, policies);
         let mut bad = Vec::new();
+        let latest = Latest::of(rows, &mut bad);
+        let mut pool = Self::new(settings, policies);
         pool.now = now;
         pool.counters = latest.counters;
         if let Some(policies) = latest.policies {
@@ -112,7 +128,7 @@ impl Pool {
         let counters = latest.counters;
         pool.workload.restore(latest.workload.into_values(), counters.workload_arrivals, counters.turnover);
         for row in latest.usage.values() {
-            pool.owners.restore(row);
+            pool.owners.restore(row, now);
         }
         let mut links = Vec::new();
         for (id, row) in latest.nodes {
@@ -138,9 +154,13 @@ impl Pool {
         }
         let mut by_token: Vec<LeaseRow> = latest.leases.into_values().collect();
         by_token.sort_by_key(|row| (row.token, row.id));
-        let mut ended = BTreeSet::new();
+        let (mut ended, mut waiting) = (BTreeSet::new(), BTreeSet::new());
         for row in by_token {
             let (lease, ended_at) = (row.id, row.ended_at);
+            if row.state == LeaseState::Queued && !waiting.insert(row.seq) {
+                bad.push(RestoreError::Lease { lease, why: "its place in the queue is another's" });
+                continue;
+            }
             match pool.restore_lease(row, now) {
                 Ok(state) if state.is_ended() => drop(ended.insert((ended_at, lease))),
                 Ok(_) => {}
@@ -184,6 +204,7 @@ impl Pool {
         if row.request.validate().is_err() {
             return Err("its request is not valid");
         }
+        check_state(&row)?;
         let state = row.state;
         let holds = state.is_granted() || row.draining;
         if holds {
@@ -192,7 +213,7 @@ impl Pool {
             return Err("it holds devices although it is not granted");
         }
         if let Some(key) = &row.key {
-            self.keys.insert((row.request.owner.clone(), key.clone()), row.id);
+            self.keys.entry((row.request.owner.clone(), key.clone())).or_insert(row.id);
         }
         let lease = row.into_lease(now);
         let id = lease.id;
@@ -200,7 +221,7 @@ impl Pool {
             for promise in lease.promises.iter() {
                 self.inventory.touch(promise.device, |slot| {
                     slot.promised += promise.share;
-                    slot.promised_memory = slot.promised_memory.saturating_add(promise.memory);
+                    slot.promised_memory += promise.memory;
                     slot.leases.push(id);
                     slot.leases_changed_at = Some(now);
                     slot.quarantines += u16::from(lease.quarantined);
@@ -224,9 +245,6 @@ impl Pool {
 
     /// Whether what a lease holds can be held: known devices of one node, not promised beyond the whole already.
     fn check_promises(&self, row: &LeaseRow) -> Result<(), &'static str> {
-        if row.token.is_none() && row.state.is_granted() {
-            return Err("it is granted without a token");
-        }
         let node = row.node.filter(|node| node.index() < self.inventory.nodes.len()).ok_or("its node is not known")?;
         let mut seen = BTreeSet::new();
         for promise in row.promises.iter() {
@@ -243,10 +261,38 @@ impl Pool {
             if promise.share.0 == 0 || slot.promised.0.saturating_add(promise.share.0) > Share::WHOLE.0 {
                 return Err("a device of it is promised to others already");
             }
+            if slot.promised_memory.0.checked_add(promise.memory.0).is_none() {
+                return Err("its memory is out of range");
+            }
         }
         let slot = self.inventory.node(node);
         let cpus = slot.cpus_promised.0.checked_add(row.request.cpus.0);
         let memory = slot.memory_promised.0.checked_add(row.request.host_memory.0);
         cpus.and(memory).map(|_| ()).ok_or("its host resources are out of range")
     }
+}
+
+/// Whether what a row says of a lease can be true together.
+fn check_state(row: &LeaseRow) -> Result<(), &'static str> {
+    let was_granted = row.token.is_some() && row.granted_at.is_some() && row.decision.is_some();
+    if row.state.is_granted() && !was_granted {
+        return Err("it is granted without a token, a time or a decision");
+    }
+    if row.state == LeaseState::Queued && (row.token.is_some() || row.node.is_some()) {
+        return Err("it waits and was granted");
+    }
+    if row.state.is_ended() != row.ended_at.is_some() || row.cause.as_ref().map(EndCause::state) != ended(row.state) {
+        return Err("its end, its cause and its state do not agree");
+    }
+    if (row.draining && !row.state.is_ended()) || (row.quarantined && !row.draining) {
+        return Err("it drains and is not over");
+    }
+    if row.holder.is_some() && row.state != LeaseState::Active {
+        return Err("it has a holder and is not active");
+    }
+    Ok(())
+}
+
+fn ended(state: LeaseState) -> Option<LeaseState> {
+    Some(state).filter(|state| state.is_ended())
 }

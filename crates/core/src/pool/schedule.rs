@@ -68,6 +68,8 @@ impl Pool {
         }
         let mut passed = Passed::default();
         for (class, owner) in ahead {
+            // The last pass may have ended before it came to this one, and facts may have changed since.
+            self.classes.judge(class, &self.inventory);
             if !passed.classes.contains(&class) && self.over_quota(owner, class).is_none() {
                 passed.add(class, self.classes.get(class));
             }

@@ -1,0 +1,149 @@
+//! What must hold for any bytes at all. Run briefly by the fuzz tests here, and for long by the targets in `fuzz/`.
+
+use std::sync::Arc;
+
+use gpupool_core::body::RequestBody;
+use gpupool_core::device::NodeFacts;
+use gpupool_core::lease::LeaseState;
+use gpupool_core::policy::Policies;
+use gpupool_core::request::FieldError;
+use gpupool_core::{Bytes, Command, Drain, MilliCpus, Millis, Pool, Request, Row, Settings, Time};
+
+/// The fields an error about a request may name.
+const FIELDS: &[&str] = &[
+    "gpus",
+    "fraction",
+    "memory_mib",
+    "isolation",
+    "strategy",
+    "memory_threshold",
+    "utilization_threshold",
+    "select.model",
+    "select.min_memory_mib",
+    "select.gpu_ids",
+    "select.uuids",
+    "select.labels",
+    "cpus",
+    "host_memory_mib",
+    "owner",
+    "worker_id",
+    "priority",
+    "wait_limit_secs",
+    "ttl_secs",
+    "max_duration_secs",
+];
+
+/// A request body either becomes a request the pool can judge, or an error that names the field.
+pub fn request_body(bytes: &[u8]) {
+    let Ok(body) = serde_json::from_slice::<RequestBody>(bytes) else { return };
+    let request = match Request::try_from(body) {
+        Ok(request) => request,
+        Err(error) => return names_a_field(&error),
+    };
+    assert_eq!(request.validate(), Ok(()), "what comes of a body is valid");
+    let written = serde_json::to_string(&request).expect("a request is JSON");
+    let read: Request = serde_json::from_str(&written).expect("a request comes back from JSON");
+    assert_eq!(read, request, "a request changes on its way through JSON");
+
+    for policies in [Policies::default(), Policies::unlimited()] {
+        let mut pool = Pool::new(Settings::default(), policies);
+        ask_and_end(&mut pool, Time(0), request.clone());
+    }
+}
+
+fn names_a_field(error: &FieldError) {
+    assert!(FIELDS.contains(&error.field), "{error}: nobody knows a field {:?}", error.field);
+    assert!(!error.allowed.is_empty(), "{error}: what is allowed?");
+}
+
+/// Rows and commands, one JSON value a line: whatever they say, the pool comes up, keeps its books and goes on.
+pub fn rows(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let mut rows = Vec::new();
+    let mut commands = Vec::new();
+    for line in text.lines() {
+        if let Ok(row) = serde_json::from_str::<Row>(line) {
+            rows.push(row);
+        } else if let Ok(command) = serde_json::from_str::<Command>(line) {
+            commands.push(command);
+        }
+    }
+    for drain in [Drain::AtOnce, Drain::WhenGone { patience: Millis::from_secs(10) }] {
+        let settings = Settings { drain, reading_max_age: Some(Millis::from_secs(60)) };
+        goes_on(settings, rows.clone(), commands.clone());
+    }
+}
+
+fn goes_on(settings: Settings, rows: Vec<Row>, commands: Vec<Command>) {
+    let mut now = Time(1_000_000);
+    let (mut pool, bad) = Pool::restore(settings, Policies::unlimited(), now, rows);
+    check(&pool, &format!("the restore, which complained of {bad:?}"));
+    let tokens_before = pool.leases().filter_map(|lease| lease.token).max();
+
+    for command in commands {
+        now = now.after(Millis::from_secs(1));
+        apply(&mut pool, now, command);
+    }
+    let nodes: Vec<_> = pool.nodes().collect();
+    for node in nodes {
+        let devices = node.devices.iter().filter_map(|id| pool.device(*id)).map(|view| (*view.facts).clone()).collect();
+        apply(&mut pool, now, Command::NodeSeen { facts: node.facts, devices });
+    }
+    let token = ask_and_end(&mut pool, now, Request::default());
+    assert!(token.is_none_or(|token| Some(token) > tokens_before), "token {token:?} after {tokens_before:?}");
+    for _ in 0..20 {
+        let Some(due) = pool.next_deadline() else { break };
+        now = now.max(due);
+        apply(&mut pool, now, Command::Tick);
+    }
+    end_everything(&mut pool, now);
+}
+
+/// Asks on a node of its own, looks at what came of it, and gives it back.
+fn ask_and_end(pool: &mut Pool, now: Time, request: Request) -> Option<gpupool_core::Token> {
+    let own = NodeFacts {
+        name: "a node of its own".into(),
+        cpus: MilliCpus(64_000),
+        memory: Bytes(1 << 39),
+        labels: Default::default(),
+    };
+    let devices = super::devices("own", 2);
+    apply(pool, now, Command::NodeSeen { facts: own, devices });
+    let (answer, _) = pool.apply(now, Command::Request { request: Arc::new(request), key: None });
+    check(pool, "a request");
+    let Ok(gpupool_core::Answer::Lease(lease)) = answer else { return None };
+    assert_eq!(pool.explain(lease).is_some(), pool.lease(lease).is_some_and(|l| l.state == LeaseState::Queued));
+    let token = pool.lease(lease).and_then(|lease| lease.token);
+    apply(pool, now, Command::Release { lease });
+    token
+}
+
+fn end_everything(pool: &mut Pool, now: Time) {
+    let leases: Vec<_> = pool.leases().map(|lease| lease.id).collect();
+    for lease in leases {
+        let _for_people = pool.explain(lease).map(|why| why.to_string());
+        apply(pool, now, Command::Release { lease });
+        apply(pool, now, Command::Drained { lease });
+    }
+    // What waited was served by what was freed: end that too.
+    let leases: Vec<_> = pool.leases().map(|lease| lease.id).collect();
+    for lease in leases {
+        apply(pool, now, Command::Release { lease });
+        apply(pool, now, Command::Drained { lease });
+    }
+    for device in pool.devices() {
+        assert!(device.promised.is_zero() && device.promised_memory.is_zero(), "{device:?} still holds something");
+    }
+}
+
+fn apply(pool: &mut Pool, now: Time, command: Command) {
+    let told = format!("{command:?}");
+    let _denied_or_not = pool.apply(now, command);
+    check(pool, &told);
+}
+
+fn check(pool: &Pool, after: &str) {
+    if let Err(broken) = pool.sanity_check() {
+        panic!("after {after}: {broken}");
+    }
+}

@@ -1,0 +1,350 @@
+//! A small stage for stories about a pool: make nodes, ask, let time pass, read, and look.
+//!
+//! Every command is followed by the pool's own sanity check, and every row it leaves is kept, so that any story can
+//! restart the pool and go on.
+
+// Each story is a crate of its own and uses its own part of this.
+#![allow(dead_code)]
+
+pub mod fuzzed;
+
+use std::sync::Arc;
+
+use gpupool_core::device::{DeviceFacts, DeviceIdentity, DeviceMemory, IsolationSupport, NodeFacts, Vendor};
+use gpupool_core::lease::{Decision, EndCause, Lease, LeaseState};
+use gpupool_core::policy::{Policies, Policy};
+use gpupool_core::pool::{DeviceView, RestoreError};
+use gpupool_core::reading::{Attribution, Field, ProcessUse, Reading};
+use gpupool_core::request::{Select, Thresholds};
+use gpupool_core::{
+    Amount, Answer, Bytes, Command, Denied, DeviceId, Drain, Effect, GpuId, LeaseId, MilliCpus, Millis, NodeId,
+    Percent, Pool, Request, Row, Settings, Share, Strategy, Time, Token,
+};
+
+pub const HALF: Share = Share(500);
+pub const MINUTE: Millis = Millis::from_mins(1);
+pub const HOUR: Millis = Millis::from_mins(60);
+
+pub fn gib(n: u64) -> Bytes {
+    Bytes(n << 30)
+}
+
+pub fn cpus(n: u64) -> MilliCpus {
+    MilliCpus(n * 1000)
+}
+
+pub fn secs(n: u64) -> Millis {
+    Millis::from_secs(n)
+}
+
+pub fn mins(n: u64) -> Millis {
+    Millis::from_mins(n)
+}
+
+/// One whole GPU, thresholds not judged.
+pub fn whole() -> Request {
+    Request::default()
+}
+
+/// So many whole GPUs.
+pub fn gpus(n: u16) -> Request {
+    Request { gpus: n, ..whole() }
+}
+
+/// So many thousandths of a GPU.
+pub fn part(share: u32) -> Request {
+    Request { amount: Amount::Share(Share(share)), ..whole() }
+}
+
+/// A part of a GPU by its memory.
+pub fn memory(bytes: Bytes) -> Request {
+    Request { amount: Amount::Memory(bytes), ..whole() }
+}
+
+/// Host CPUs only.
+pub fn host(cpus: MilliCpus) -> Request {
+    Request { gpus: 0, cpus, ..whole() }
+}
+
+/// Only the device with this number.
+pub fn named(gpu_id: u32) -> Arc<Select> {
+    Arc::new(Select { gpu_ids: vec![GpuId(gpu_id)], ..Select::default() })
+}
+
+/// Only this model.
+pub fn model(name: &str) -> Arc<Select> {
+    Arc::new(Select { models: vec![name.into()], ..Select::default() })
+}
+
+/// The same request with the default thresholds: 80 % memory, 90 % utilization.
+pub fn careful(request: Request) -> Request {
+    Request { thresholds: Some(Thresholds::default()), ..request }
+}
+
+pub fn by(strategy: Strategy, request: Request) -> Request {
+    Request { strategy: Some(strategy), ..request }
+}
+
+pub fn owned(owner: &str, request: Request) -> Request {
+    Request { owner: owner.into(), ..request }
+}
+
+/// An NVIDIA device with so much memory and nothing kept by the driver.
+pub fn device(uuid: &str, model: &str, memory_gib: u64) -> DeviceFacts {
+    DeviceFacts {
+        identity: DeviceIdentity::Uuid(uuid.into()),
+        vendor: Vendor::Nvidia,
+        model: model.into(),
+        memory: Some(DeviceMemory { total: gib(memory_gib), reserved: Bytes::ZERO }),
+        partition: None,
+        isolation: IsolationSupport::BASIC,
+        labels: Default::default(),
+    }
+}
+
+/// So many alike devices of a node, with 80 GiB each.
+pub fn devices(node: &str, count: usize) -> Vec<DeviceFacts> {
+    (0..count).map(|i| device(&format!("GPU-{node}-{i}"), "NVIDIA H100 80GB HBM3", 80)).collect()
+}
+
+pub fn node(name: &str) -> NodeFacts {
+    NodeFacts { name: name.into(), cpus: cpus(64), memory: gib(512), labels: Default::default() }
+}
+
+/// A policy without rules, for the test to add one.
+pub fn policy(name: &str) -> Policy {
+    Policy { name: name.into(), ..Policy::unlimited() }
+}
+
+/// These policies, and no rules for everybody else.
+pub fn policies(policies: impl IntoIterator<Item = Policy>) -> Policies {
+    Policies { policies: policies.into_iter().collect(), ..Policies::unlimited() }
+}
+
+pub fn percent(n: u32) -> Percent {
+    Percent(n * 1000)
+}
+
+pub fn foreign_process(memory: Bytes) -> ProcessUse {
+    ProcessUse { attribution: Attribution::Foreign, memory: Some(memory) }
+}
+
+pub fn process_of(lease: LeaseId, memory: Bytes) -> ProcessUse {
+    ProcessUse { attribution: Attribution::Lease(lease), memory: Some(memory) }
+}
+
+/// A pool and its clock.
+pub struct Stage {
+    pub pool: Pool,
+    pub now: Time,
+    pub settings: Settings,
+    /// Everything kept so far, in order.
+    pub rows: Vec<Row>,
+    /// What the last command brought about.
+    pub effects: Vec<Effect>,
+}
+
+impl Stage {
+    /// An empty pool without rules.
+    pub fn empty() -> Self {
+        Self::with(Settings::default(), Policies::unlimited())
+    }
+
+    pub fn with(settings: Settings, policies: Policies) -> Self {
+        // Not at zero, so that "a while ago" exists.
+        let now = Time(HOUR.0);
+        Self { pool: Pool::new(settings, policies), now, settings, rows: Vec::new(), effects: Vec::new() }
+    }
+
+    /// One node with so many alike devices, each read as idle.
+    pub fn of(count: usize) -> Self {
+        let mut stage = Self::empty();
+        stage.add(node("a"), devices("a", count));
+        stage
+    }
+
+    pub fn under(policies: Policies, count: usize) -> Self {
+        let mut stage = Self::with(Settings::default(), policies);
+        stage.add(node("a"), devices("a", count));
+        stage
+    }
+
+    /// As [`Stage::of`], with devices that are free only when processes are gone.
+    pub fn draining(count: usize, patience: Millis) -> Self {
+        let mut stage =
+            Self::with(Settings { drain: Drain::WhenGone { patience }, ..Settings::default() }, Policies::unlimited());
+        stage.add(node("a"), devices("a", count));
+        stage
+    }
+
+    /// Puts a node in, each of its devices read as idle.
+    pub fn add(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>) -> NodeId {
+        let (node, ids) = self.see(facts, devices);
+        for device in ids {
+            self.idle(device.0);
+        }
+        node
+    }
+
+    /// Puts a node in; its devices were never read.
+    pub fn see(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>) -> (NodeId, Vec<DeviceId>) {
+        match self.run(Command::NodeSeen { facts, devices }) {
+            Answer::Node(node, ids) => (node, ids),
+            other => panic!("a node was seen, and the answer is {other:?}"),
+        }
+    }
+
+    pub fn apply(&mut self, command: Command) -> Result<Answer, Denied> {
+        let told = format!("{command:?}");
+        let (answer, outcome) = self.pool.apply(self.now, command);
+        if let Err(broken) = self.pool.sanity_check() {
+            panic!("after {told}: {broken}");
+        }
+        self.rows.extend(outcome.rows);
+        self.effects = outcome.effects;
+        answer
+    }
+
+    /// Applies a command that must not be denied.
+    pub fn run(&mut self, command: Command) -> Answer {
+        let told = format!("{command:?}");
+        self.apply(command).unwrap_or_else(|denied| panic!("{told}: {denied}"))
+    }
+
+    pub fn try_ask(&mut self, request: Request) -> Result<LeaseId, Denied> {
+        match self.apply(Command::Request { request: Arc::new(request), key: None })? {
+            Answer::Lease(lease) => Ok(lease),
+            other => panic!("something was asked for, and the answer is {other:?}"),
+        }
+    }
+
+    pub fn ask(&mut self, request: Request) -> LeaseId {
+        self.try_ask(request).unwrap_or_else(|denied| panic!("{denied}"))
+    }
+
+    /// Asks, and says on which devices it was granted.
+    pub fn place(&mut self, request: Request) -> Vec<u32> {
+        let lease = self.ask(request);
+        self.on(lease)
+    }
+
+    /// Why a request is refused.
+    pub fn refused(&mut self, request: Request) -> Denied {
+        self.try_ask(request).expect_err("the request must be refused")
+    }
+
+    pub fn release(&mut self, lease: LeaseId) {
+        self.run(Command::Release { lease });
+    }
+
+    /// Lets time pass, waking the pool whenever it wants to be woken.
+    pub fn pass(&mut self, time: Millis) {
+        let end = self.now.after(time);
+        let mut effects = Vec::new();
+        while let Some(due) = self.pool.next_deadline().filter(|due| *due <= end) {
+            self.now = self.now.max(due);
+            self.run(Command::Tick);
+            effects.append(&mut self.effects);
+        }
+        self.now = end;
+        self.run(Command::Tick);
+        effects.append(&mut self.effects);
+        self.effects = effects;
+    }
+
+    /// Lets time pass while a waiter goes on asking and a holder goes on renewing.
+    pub fn pass_asking(&mut self, time: Millis) {
+        let end = self.now.after(time);
+        while self.now < end {
+            let step = secs(10).min(end.since(self.now));
+            self.pass(step);
+            let live: Vec<(LeaseId, LeaseState, Option<Token>)> =
+                self.pool.leases().map(|lease| (lease.id, lease.state, lease.token)).collect();
+            for (lease, state, token) in live {
+                match (state, token) {
+                    (LeaseState::Queued, _) => drop(self.run(Command::Follow { lease })),
+                    (LeaseState::Active, Some(token)) => drop(self.run(Command::Renew { lease, token })),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// A device reports, one millisecond later than anything before.
+    pub fn read(&mut self, device: u32, change: impl FnOnce(&mut Reading)) {
+        self.now = self.now.after(Millis(1));
+        let mut reading = Reading::idle(self.now);
+        change(&mut reading);
+        self.run(Command::Observe { device: DeviceId(device), reading });
+    }
+
+    pub fn idle(&mut self, device: u32) {
+        self.read(device, |_| {});
+    }
+
+    /// A device reports this much in use, by nobody it can name.
+    pub fn busy(&mut self, device: u32, used: Bytes, busy: Percent) {
+        self.read(device, |reading| {
+            reading.memory_used = Field::Value(used);
+            reading.utilization = Field::Value(busy);
+            reading.processes = None;
+        });
+    }
+
+    pub fn lease(&self, lease: LeaseId) -> &Lease {
+        self.pool.lease(lease).unwrap_or_else(|| panic!("lease {lease} is not known"))
+    }
+
+    pub fn state(&self, lease: LeaseId) -> LeaseState {
+        self.lease(lease).state
+    }
+
+    pub fn cause(&self, lease: LeaseId) -> Option<EndCause> {
+        self.lease(lease).cause.clone()
+    }
+
+    pub fn token(&self, lease: LeaseId) -> Token {
+        self.lease(lease).token.expect("a granted lease has a token")
+    }
+
+    pub fn decision(&self, lease: LeaseId) -> Arc<Decision> {
+        self.lease(lease).decision.clone().expect("a granted lease has a decision")
+    }
+
+    /// The devices a lease holds, or drains on.
+    pub fn on(&self, lease: LeaseId) -> Vec<u32> {
+        self.lease(lease).promises.iter().map(|promise| promise.device.0).collect()
+    }
+
+    pub fn is_queued(&self, lease: LeaseId) -> bool {
+        self.state(lease) == LeaseState::Queued
+    }
+
+    pub fn is_active(&self, lease: LeaseId) -> bool {
+        self.state(lease) == LeaseState::Active
+    }
+
+    /// Why a lease waits, in words.
+    pub fn why(&self, lease: LeaseId) -> String {
+        self.pool.explain(lease).unwrap_or_else(|| panic!("lease {lease} does not wait")).to_string()
+    }
+
+    pub fn device(&self, device: u32) -> DeviceView {
+        self.pool.device(DeviceId(device)).unwrap_or_else(|| panic!("device {device} is not known"))
+    }
+
+    /// The pool crashes and comes back from its rows, which were written as JSON; its nodes are not seen yet.
+    pub fn restart(&mut self) -> Vec<RestoreError> {
+        let written: Vec<String> =
+            self.rows.iter().map(|row| serde_json::to_string(row).expect("a row is JSON")).collect();
+        let rows: Vec<Row> =
+            written.iter().map(|text| serde_json::from_str(text).expect("a row comes back from JSON")).collect();
+        assert_eq!(rows, self.rows, "rows change on their way through JSON");
+        let (pool, bad) = Pool::restore(self.settings, Policies::unlimited(), self.now, rows);
+        self.pool = pool;
+        if let Err(broken) = self.pool.sanity_check() {
+            panic!("after the restart: {broken}");
+        }
+        bad
+    }
+}
