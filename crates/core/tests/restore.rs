@@ -4,12 +4,12 @@ mod support;
 
 use std::sync::Arc;
 
-use gpupool_core::device::Cordon;
+use gpupool_core::device::{Cordon, Link, LinkKind};
 use gpupool_core::lease::{EndCause, Holder};
 use gpupool_core::outcome::Closed;
 use gpupool_core::policy::{Policies, Quota};
 use gpupool_core::row::LeaseRow;
-use gpupool_core::{Answer, Command, Denied, DeviceId, GpuId, LeaseId, Request, Row, Share, Strategy, Token};
+use gpupool_core::{Answer, Command, Denied, DeviceId, GpuId, LeaseId, NodeId, Request, Row, Share, Strategy, Token};
 use support::*;
 
 /// A node comes back with its devices, read as idle.
@@ -169,7 +169,7 @@ fn waiters_have_their_whole_patience_again() {
 }
 
 #[test]
-fn keys_cordons_links_policies_and_usage_survive() {
+fn keys_cordons_policies_and_usage_survive() {
     let mut stage = Stage::of(2);
     let ask = || Command::Request { request: Arc::new(owned("alice", whole())), key: Some("job".into()) };
     let lease = stage.run(ask());
@@ -188,6 +188,16 @@ fn keys_cordons_links_policies_and_usage_survive() {
     assert_eq!(*stage.pool.policies(), rules);
     assert_eq!(stage.pool.usage().collect::<Vec<_>>(), used);
     assert_eq!(used[0].share_millis, 10_000 * 1_000);
+}
+
+#[test]
+fn links_survive() {
+    let mut stage = Stage::of(4);
+    let links = vec![Link { a: GpuId(1), b: GpuId(3), kind: LinkKind::NvLink(4) }];
+    stage.run(Command::Links { node: NodeId(0), links });
+    stage.restart();
+    come_back(&mut stage, 4);
+    assert_eq!(stage.place(gpus(2)), [1, 3]);
 }
 
 #[test]
