@@ -36,3 +36,5 @@ pub const HOT_C: i16 = 90;
 pub const WORKLOAD_CLASSES: usize = 4_096;
 /// Numbers of leases, tokens and arrivals stay below this; a row that says otherwise is bad.
 pub const COUNTED: u64 = 1 << 62;
+/// Rows of nodes or devices missing in a row that are stood in for; more is not a gap but nonsense.
+pub const ROWS_MISSING: usize = 4_096;

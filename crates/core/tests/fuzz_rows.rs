@@ -1,5 +1,7 @@
 //! Whatever the rows say, the pool comes up, keeps its books and goes on; and rows written before can still be read.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod support;
 
 use std::sync::Arc;

@@ -5,12 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ids::{DeviceId, LeaseId, NodeId};
+use crate::device::{DeviceFacts, DeviceIdentity, IsolationSupport, NodeFacts, Vendor};
+use crate::ids::{DeviceId, Labels, LeaseId, NodeId};
 use crate::lease::{EndCause, LeaseState};
 use crate::limits;
 use crate::policy::Policies;
 use crate::row::{Counters, DeviceRow, LeaseRow, NodeRow, Row, UsageRow, WorkloadRow};
-use crate::units::{Share, Time};
+use crate::units::{Bytes, MilliCpus, Share, Time};
 use crate::workload::TaskClass;
 
 use super::{Pool, Settings};
@@ -18,8 +19,8 @@ use super::{Pool, Settings};
 /// A row that could not be taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
-    /// A node's number does not follow on the one before.
-    #[error("node row {0}: its number or name does not follow on the rows before")]
+    /// A node's row is missing, or its name is another's.
+    #[error("node row {0}: it is missing, or its name or number does not follow on the rows before")]
     Node(NodeId),
     /// A device does not fit in.
     #[error("device row {device}: {why}")]
@@ -132,6 +133,7 @@ impl Pool {
         }
         let mut links = Vec::new();
         for (id, row) in latest.nodes {
+            pool.stand_in_for_nodes(id, &mut bad);
             if id.index() != pool.inventory.nodes.len() || pool.inventory.node_named(&row.facts.name).is_some() {
                 bad.push(RestoreError::Node(id));
                 continue;
@@ -142,6 +144,7 @@ impl Pool {
         }
         for row in latest.devices.into_values() {
             let device = row.device;
+            pool.stand_in_for_devices(device, &mut bad);
             if let Err(why) = pool.restore_device(row) {
                 bad.push(RestoreError::Device { device, why });
             }
@@ -173,6 +176,54 @@ impl Pool {
             pool.set_deadline(id);
         }
         (pool, bad)
+    }
+
+    /// Numbers are places: where rows are missing, nodes that are never seen keep them, so that what comes after stays
+    /// what it was.
+    fn stand_in_for_nodes(&mut self, next: NodeId, bad: &mut Vec<RestoreError>) {
+        if next.index() > self.inventory.nodes.len() + limits::ROWS_MISSING {
+            return;
+        }
+        while self.inventory.nodes.len() < next.index() {
+            let missing = NodeId(self.inventory.nodes.len() as u32);
+            bad.push(RestoreError::Node(missing));
+            self.stand_in(missing);
+        }
+    }
+
+    fn stand_in(&mut self, missing: NodeId) -> NodeId {
+        let facts = NodeFacts {
+            name: format!("(node {missing}, whose row is missing)").into(),
+            cpus: MilliCpus::ZERO,
+            memory: Bytes::ZERO,
+            labels: Labels::new(),
+        };
+        let (node, _) = self.inventory.upsert_node(facts);
+        self.inventory.touch_node(node, |slot| slot.up = false);
+        node
+    }
+
+    /// The same for devices, on a node of their own.
+    fn stand_in_for_devices(&mut self, next: DeviceId, bad: &mut Vec<RestoreError>) {
+        let have = self.inventory.devices.len();
+        if next.index() <= have || next.index() > have + limits::ROWS_MISSING {
+            return;
+        }
+        let node = self.stand_in(NodeId(self.inventory.nodes.len() as u32));
+        for device in (have as u32..next.0).map(DeviceId) {
+            bad.push(RestoreError::Device { device, why: "it is missing" });
+            let facts = DeviceFacts {
+                identity: DeviceIdentity::Uuid(format!("(device {device}, whose row is missing)").into()),
+                vendor: Vendor::Other,
+                model: "unknown".into(),
+                memory: None,
+                partition: None,
+                isolation: IsolationSupport::BASIC,
+                labels: Labels::new(),
+            };
+            let (id, _) = self.inventory.upsert_device(node, facts);
+            self.inventory.touch(id, |slot| slot.node_up = false);
+        }
     }
 
     fn restore_device(&mut self, row: DeviceRow) -> Result<(), &'static str> {
