@@ -140,7 +140,8 @@ pub enum Command {
         /// By these.
         policies: Box<Policies>,
     },
-    /// Tell what tasks are to be expected, in place of learning it; empty goes back to learning.
+    /// Tell what tasks are to be expected, in place of learning it; empty goes back to learning. Not kept in rows: it is
+    /// configuration, and whoever restores the pool tells it again.
     SetWorkload {
         /// How many of each class.
         classes: Vec<(TaskClass, u64)>,

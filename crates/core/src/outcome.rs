@@ -128,7 +128,7 @@ pub enum Answer {
     Node(NodeId, Vec<DeviceId>),
 }
 
-/// Why a command was denied. Nothing changed.
+/// Why a command was denied. No lease and no device changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// A field is out of its limits.

@@ -36,11 +36,11 @@ const HOUR: u64 = 3_600_000;
 
 impl Account {
     fn settle(&mut self, now: Time, period: Millis) {
-        let current = now.0 / period.0;
+        let current = now.0 / period.0.max(1);
         if current != self.period {
             self.period = current;
             self.used = 0;
-            self.settled_at = Time(current * period.0).max(self.settled_at);
+            self.settled_at = Time(current.saturating_mul(period.0)).max(self.settled_at);
         }
         self.used = self.used.saturating_add(self.held.saturating_mul(now.since(self.settled_at).0));
         self.settled_at = now.max(self.settled_at);
@@ -82,6 +82,13 @@ impl Owners {
         self.by_name.insert(name.clone(), id);
         self.accounts.push(Account { name: name.clone(), held: 0, period: 0, used: 0, settled_at: now });
         id
+    }
+
+    /// Takes back an account that was only just opened.
+    pub fn close_last(&mut self, id: OwnerId) {
+        if let Some(account) = self.accounts.pop_if(|_| id.0 as usize + 1 == self.by_name.len()) {
+            self.by_name.remove(&account.name);
+        }
     }
 
     pub fn find(&self, name: &str) -> Option<OwnerId> {

@@ -286,6 +286,9 @@ impl Policies {
             if let Some((least, _)) = bounds.filter(|(least, most)| least > most) {
                 return Err(FieldError::new("policy.min_share", least, "at most max_share"));
             }
+            if policy.max_duration.is_some_and(Millis::is_zero) {
+                return Err(FieldError::new("policy.max_duration", 0, "above 0"));
+            }
             if policy.max_allocations == Some(0) {
                 return Err(FieldError::new("policy.max_allocations", 0, "at least 1"));
             }

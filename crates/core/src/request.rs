@@ -245,7 +245,7 @@ impl Request {
             return fail("gpus", &0, "at least 1, unless cpus or host_memory_mib is asked for");
         }
         if self.gpus == 0 && self.amount != Amount::Whole {
-            return fail("fraction", &"given", "only together with gpus of at least 1");
+            return fail("gpus", &0, "at least 1 where a fraction, memory_mib or sharing is asked for");
         }
         for (field, percent) in [
             ("memory_threshold", self.thresholds.map(|t| t.memory)),

@@ -120,6 +120,9 @@ impl Pool {
         if reading.utilization == Field::Failed {
             foreign.utilization = slot.foreign?.utilization;
         }
+        if let (None, Some(before)) = (&reading.processes, slot.foreign) {
+            foreign.processes = before.processes;
+        }
         Some(foreign)
     }
 

@@ -40,8 +40,8 @@ pub enum Drain {
     /// They are free at once: where no processes are known (simulation, a client's own books).
     #[default]
     AtOnce,
-    /// They are free when its processes are gone, as [`Command::Drained`] or a complete reading tells; if they stay
-    /// longer than this, the devices are quarantined.
+    /// They are free when its processes are gone, as [`Command::Drained`] or a complete reading tells (for a lease
+    /// without devices, the command alone); if they stay longer than this, the devices are quarantined.
     WhenGone {
         /// How long they may stay.
         patience: Millis,

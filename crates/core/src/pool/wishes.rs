@@ -30,16 +30,20 @@ impl Pool {
                 return Ok(Answer::Lease(lease));
             }
         }
+        let is_new = self.owners.find(&request.owner).is_none();
         let wish = self.judge(&request, out)?;
         let fair = self.owners.fair_key(wish.owner, &self.policies);
         let place = self.find_on_arrival(&wish, fair);
-        if place.is_none() {
-            if !request.queue {
-                return Err(Denied::NoCapacity);
+        let denied = match place {
+            None if !request.queue => Some(Denied::NoCapacity),
+            None if self.queue.len() >= limits::WAITERS => Some(Denied::QueueFull { limit: limits::WAITERS }),
+            _ => None,
+        };
+        if let Some(denied) = denied {
+            if is_new {
+                self.owners.close_last(wish.owner);
             }
-            if self.queue.len() >= limits::WAITERS {
-                return Err(Denied::QueueFull { limit: limits::WAITERS });
-            }
+            return Err(denied);
         }
 
         let id = self.new_lease(request, key);
