@@ -34,3 +34,5 @@ pub const CLASSES: usize = 4_096;
 pub const HOT_C: i16 = 90;
 /// Classes of tasks a learned workload may hold.
 pub const WORKLOAD_CLASSES: usize = 4_096;
+/// Lease numbers, tokens and places in the queue are below this; a row that says otherwise was not written by a pool.
+pub const NUMBERS: u64 = 1 << 62;

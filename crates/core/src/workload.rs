@@ -53,11 +53,11 @@ pub struct TargetClass {
 pub fn target(counts: &[(TaskClass, u64)]) -> Vec<TargetClass> {
     let mut sorted: Vec<&(TaskClass, u64)> = counts.iter().filter(|(_, count)| *count > 0).collect();
     sorted.sort_by(|a, b| (b.1, &b.0).cmp(&(a.1, &a.0)));
-    let total: u64 = sorted.iter().map(|(_, count)| count).sum();
-    let mut covered = 0;
+    let total: u128 = sorted.iter().map(|(_, count)| u128::from(*count)).sum();
+    let mut covered = 0_u128;
     let mut taken = 0;
     while taken < sorted.len() && (covered as f64) / (total as f64) < 0.95 {
-        covered += sorted[taken].1;
+        covered += u128::from(sorted[taken].1);
         taken += 1;
     }
     // Two divisions, not one: the published figures round this way.
@@ -96,9 +96,9 @@ impl Workload {
         if self.learned.len() >= limits::WORKLOAD_CLASSES && !self.learned.contains_key(&class) {
             return;
         }
-        self.arrivals += 1;
+        self.arrivals = self.arrivals.saturating_add(1);
         let seen = self.learned.entry(class.clone()).or_default();
-        seen.seen += 1;
+        seen.seen = seen.seen.saturating_add(1);
         rows(WorkloadRow { class, seen: seen.seen, in_force: seen.in_force });
         if takes_over_at(self.arrivals) {
             for (class, seen) in &mut self.learned {
@@ -126,7 +126,8 @@ impl Workload {
     pub fn restore(&mut self, rows: impl Iterator<Item = WorkloadRow>, arrivals: u64) {
         self.learned =
             rows.map(|row| (row.class, Seen { seen: row.seen, in_force: row.in_force.min(row.seen) })).collect();
-        self.arrivals = arrivals;
+        let seen = self.learned.values().fold(0_u64, |sum, class| sum.saturating_add(class.seen));
+        self.arrivals = arrivals.max(seen);
         self.version += 1;
     }
 }

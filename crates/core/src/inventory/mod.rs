@@ -93,7 +93,11 @@ impl Inventory {
         let slot = &mut self.nodes[node.index()];
         slot.next_gpu_id = slot.next_gpu_id.max(gpu_id.0 + 1);
         slot.devices.push(id);
-        slot.forget_distances();
+        if !slot.links.is_empty() {
+            // Links that were known before go on holding, and may name this device.
+            let links = std::mem::take(&mut slot.links);
+            self.set_links(node, links);
+        }
         self.version += 1;
         id
     }

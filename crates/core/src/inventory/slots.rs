@@ -70,10 +70,6 @@ impl NodeSlot {
         self.links = links;
     }
 
-    pub(super) fn forget_distances(&mut self) {
-        self.distances = None;
-    }
-
     /// How far apart its devices are, where links are known.
     pub fn distances(&self) -> Option<&Distances> {
         self.distances.as_ref()
@@ -193,7 +189,7 @@ impl DeviceSlot {
     pub fn utilization_percent(&self) -> Percent {
         let foreign = self.foreign.and_then(|foreign| foreign.utilization).unwrap_or(Percent(0));
         let promised = Percent::of_share(self.promised);
-        self.measured_utilization().max(Percent(promised.0 + foreign.0)).min(Percent::FULL)
+        self.measured_utilization().max(Percent(promised.0.saturating_add(foreign.0))).min(Percent::FULL)
     }
 
     /// Utilization as reported; what is promised where it cannot be.

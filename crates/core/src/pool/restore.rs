@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{DeviceId, LeaseId, NodeId};
 use crate::lease::LeaseState;
+use crate::limits;
 use crate::policy::Policies;
 use crate::row::{Counters, DeviceRow, LeaseRow, NodeRow, Row, UsageRow, WorkloadRow};
 use crate::units::{Share, Time};
@@ -36,6 +37,9 @@ pub enum RestoreError {
         /// Why.
         why: &'static str,
     },
+    /// The counters are out of range; those that the leases show are used.
+    #[error("counters row: its numbers are out of range")]
+    Counters,
     /// The rules do not make sense; the given ones are used.
     #[error("policies row: {0}")]
     Policies(#[from] crate::request::FieldError),
@@ -48,6 +52,7 @@ struct Latest {
     devices: BTreeMap<DeviceId, DeviceRow>,
     leases: BTreeMap<LeaseId, LeaseRow>,
     counters: Counters,
+    bad_counters: bool,
     policies: Option<Box<Policies>>,
     usage: BTreeMap<std::sync::Arc<str>, UsageRow>,
     workload: BTreeMap<TaskClass, WorkloadRow>,
@@ -61,14 +66,19 @@ impl Latest {
                 Row::Node(row) => drop(latest.nodes.insert(row.node, row)),
                 Row::Device(row) => drop(latest.devices.insert(row.device, row)),
                 Row::Lease(row) => {
-                    let counters = &mut latest.counters;
-                    counters.next_lease = counters.next_lease.max(row.id.0.saturating_add(1));
-                    counters.next_seq = counters.next_seq.max(row.seq.saturating_add(1));
-                    let token = row.token.map_or(0, |token| token.0.saturating_add(1));
-                    counters.next_token = counters.next_token.max(token);
+                    if in_range(&row) {
+                        let counters = &mut latest.counters;
+                        counters.next_lease = counters.next_lease.max(row.id.0 + 1);
+                        counters.next_seq = counters.next_seq.max(row.seq + 1);
+                        let token = row.token.map_or(0, |token| token.0 + 1);
+                        counters.next_token = counters.next_token.max(token);
+                    }
                     latest.leases.insert(row.id, row);
                 }
                 Row::Forget(lease) => drop(latest.leases.remove(&lease)),
+                Row::Counters(row) if row.next_lease.max(row.next_token).max(row.next_seq) > limits::NUMBERS => {
+                    latest.bad_counters = true;
+                }
                 Row::Counters(row) => {
                     let before = latest.counters;
                     latest.counters = Counters {
@@ -103,6 +113,7 @@ impl Pool {
         let mut bad = Vec::new();
         pool.now = now;
         pool.counters = latest.counters;
+        bad.extend(latest.bad_counters.then_some(RestoreError::Counters));
         if let Some(policies) = latest.policies {
             match policies.validate() {
                 Ok(()) => pool.policies = *policies,
@@ -138,8 +149,13 @@ impl Pool {
         let mut by_token: Vec<LeaseRow> = latest.leases.into_values().collect();
         by_token.sort_by_key(|row| (row.token, row.id));
         let mut ended = BTreeSet::new();
+        let mut places = BTreeSet::new();
         for row in by_token {
             let (lease, ended_at) = (row.id, row.ended_at);
+            if row.state == LeaseState::Queued && !places.insert(row.seq) {
+                bad.push(RestoreError::Lease { lease, why: "its place in the queue is another's" });
+                continue;
+            }
             match pool.restore_lease(row, now) {
                 Ok(state) if state.is_ended() => drop(ended.insert((ended_at, lease))),
                 Ok(_) => {}
@@ -183,6 +199,9 @@ impl Pool {
         if row.request.validate().is_err() {
             return Err("its request is not valid");
         }
+        if let Some(why) = contradiction(&row) {
+            return Err(why);
+        }
         let state = row.state;
         let holds = state.is_granted() || row.draining;
         if holds {
@@ -199,7 +218,7 @@ impl Pool {
             for promise in lease.promises.iter() {
                 self.inventory.touch(promise.device, |slot| {
                     slot.promised += promise.share;
-                    slot.promised_memory = slot.promised_memory.saturating_add(promise.memory);
+                    slot.promised_memory += promise.memory;
                     slot.leases.push(id);
                     slot.leases_changed_at = Some(now);
                     slot.quarantines += u16::from(lease.quarantined);
@@ -223,9 +242,6 @@ impl Pool {
 
     /// Whether what a lease holds can be held: known devices of one node, not promised beyond the whole already.
     fn check_promises(&self, row: &LeaseRow) -> Result<(), &'static str> {
-        if row.token.is_none() && row.state.is_granted() {
-            return Err("it is granted without a token");
-        }
         let node = row.node.filter(|node| node.index() < self.inventory.nodes.len()).ok_or("its node is not known")?;
         let mut seen = BTreeSet::new();
         for promise in row.promises.iter() {
@@ -242,10 +258,35 @@ impl Pool {
             if promise.share.0 == 0 || slot.promised.0.saturating_add(promise.share.0) > Share::WHOLE.0 {
                 return Err("a device of it is promised to others already");
             }
+            if slot.promised_memory.0.checked_add(promise.memory.0).is_none() {
+                return Err("its memory is out of range");
+            }
         }
         let slot = self.inventory.node(node);
         let cpus = slot.cpus_promised.0.checked_add(row.request.cpus.0);
         let memory = slot.memory_promised.0.checked_add(row.request.host_memory.0);
         cpus.and(memory).map(|_| ()).ok_or("its host resources are out of range")
     }
+}
+
+fn in_range(row: &LeaseRow) -> bool {
+    row.id.0 < limits::NUMBERS && row.seq < limits::NUMBERS && row.token.is_none_or(|token| token.0 < limits::NUMBERS)
+}
+
+/// What a row says that cannot all be true.
+fn contradiction(row: &LeaseRow) -> Option<&'static str> {
+    let (ended, granted) = (row.state.is_ended(), row.state.is_granted());
+    if !in_range(row) {
+        return Some("its numbers are out of range");
+    }
+    if ended != row.ended_at.is_some() || ended != row.cause.is_some() {
+        return Some("it ended without a cause or time, or has one and did not end");
+    }
+    if granted && (row.token.is_none() || row.granted_at.is_none()) {
+        return Some("it is granted without a token or time");
+    }
+    if (row.draining && !ended) || (row.quarantined && !row.draining) {
+        return Some("it drains although it did not end, or is quarantined although it does not drain");
+    }
+    None
 }

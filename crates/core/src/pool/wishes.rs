@@ -7,6 +7,7 @@ use crate::ids::{LeaseId, Token};
 use crate::lease::{Holder, Lease, LeaseState};
 use crate::limits;
 use crate::outcome::{Answer, Denied, Effect, Outcome, Unsatisfiable};
+use crate::policy::QueueOrder;
 use crate::request::{Request, Strategy};
 use crate::row::Row;
 use crate::units::Share;
@@ -201,5 +202,10 @@ impl Pool {
         out.rows.push(Row::Usage(row));
         let fair = self.owners.fair_key(owner, &self.policies);
         self.queue.set_fair(owner, fair);
+        // A quota reached takes the claims of its owner's waiters away, a quota left lets them go; fair share changes
+        // the order.
+        let quota = self.policies.quota_of(&self.owners.get(owner).name);
+        let limited = quota.held.is_some() || quota.share_hours.is_some();
+        self.stirred |= limited || self.policies.queue == QueueOrder::FairShare;
     }
 }
