@@ -172,12 +172,31 @@ impl Class {
         self.needs = judged.needs;
         self.hosts = judged.hosts;
         self.models = models_among(&self.needs, inventory);
-        if self.never.is_none() && self.shape.gpus > 0 {
-            self.never = self.named.as_deref().and_then(|named| too_few_named(self, named, inventory));
+        self.keep_usable_named(inventory);
+        if self.never.is_some() {
+            self.needs.clear();
+            self.hosts.fill(false);
         }
         let of_gpu = |need: &Need| inventory.kinds[need.kind.0 as usize].facts.of_gpu().0 * need.share.0 / 1000;
         let most = self.needs.iter().map(of_gpu).max().unwrap_or(0);
         self.most_held = Share(most * u32::from(self.shape.gpus));
+    }
+
+    /// Leaves of the devices it names only those it could use: what it keeps others off must not be more than that.
+    fn keep_usable_named(&mut self, inventory: &Inventory) {
+        let (Some(mut named), gpus @ 1..) = (self.named.take(), self.shape.gpus) else { return };
+        named.retain(|device| self.need(inventory.device(*device).kind).is_some());
+        let mut on_node: BTreeMap<NodeId, u16> = BTreeMap::new();
+        for device in &named {
+            *on_node.entry(inventory.device(*device).node).or_default() += 1;
+        }
+        let most = on_node.values().copied().max().unwrap_or(0);
+        if self.never.is_none() && most < gpus {
+            self.never = Some(Unsatisfiable::TooManyGpus { wanted: gpus, most });
+        }
+        named.retain(|device| on_node[&inventory.device(*device).node] >= gpus);
+        self.needs.retain(|need| named.iter().any(|device| inventory.device(*device).kind == need.kind));
+        self.named = Some(named);
     }
 }
 
@@ -330,17 +349,6 @@ fn models_among(needs: &[Need], inventory: &Inventory) -> usize {
     models.sort_unstable();
     models.dedup();
     models.len()
-}
-
-/// Whether no node has enough of the named devices.
-fn too_few_named(class: &Class, named: &[DeviceId], inventory: &Inventory) -> Option<Unsatisfiable> {
-    let usable = named.iter().map(|device| inventory.device(*device)).filter(|slot| class.need(slot.kind).is_some());
-    let mut on_node: BTreeMap<NodeId, u16> = BTreeMap::new();
-    for slot in usable {
-        *on_node.entry(slot.node).or_default() += 1;
-    }
-    let most = on_node.into_values().max().unwrap_or(0);
-    (most < class.shape.gpus).then_some(Unsatisfiable::TooManyGpus { wanted: class.shape.gpus, most })
 }
 
 /// All shapes seen, bounded: those nobody waits in are forgotten when there are too many.

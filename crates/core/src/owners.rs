@@ -46,8 +46,16 @@ impl Account {
         self.settled_at = now.max(self.settled_at);
     }
 
+    /// The account as of now. The books themselves change only with what is held, when a row is kept too: an account
+    /// that was asked often must not differ from one that was restored.
+    fn settled(&self, now: Time, period: Millis) -> Self {
+        let mut account = self.clone();
+        account.settle(now, period);
+        account
+    }
+
     /// What of the quota stands in the way of holding `more`.
-    pub fn over(&mut self, quota: &Quota, more: Share, now: Time, period: Millis) -> Option<OverQuota> {
+    pub fn over(&self, quota: &Quota, more: Share, now: Time, period: Millis) -> Option<OverQuota> {
         if more.is_zero() {
             return None;
         }
@@ -55,9 +63,17 @@ impl Account {
             return Some(OverQuota::Held);
         }
         let budget = quota.share_hours?;
-        self.settle(now, period);
-        let until = Time((self.period + 1).saturating_mul(period.0));
-        (self.used >= budget.saturating_mul(HOUR)).then_some(OverQuota::ShareHours { until })
+        let account = self.settled(now, period);
+        let until = Time(account.period.saturating_add(1).saturating_mul(period.0));
+        (account.used >= budget.saturating_mul(HOUR)).then_some(OverQuota::ShareHours { until })
+    }
+
+    /// When the GPU-hours are used up if it goes on like this. Its waiters then claim nothing any more, which may let
+    /// others go.
+    pub fn runs_out_at(&self, quota: &Quota, now: Time, period: Millis) -> Option<Time> {
+        let budget = quota.share_hours.filter(|_| self.held > 0)?.saturating_mul(HOUR);
+        let left = budget.saturating_sub(self.settled(now, period).used);
+        Some(now.after(Millis(left.div_ceil(self.held))))
     }
 
     /// What this period's use comes to, up to when it was last settled.
@@ -156,7 +172,7 @@ mod tests {
         let quota = Quota { share_hours: Some(1_000), ..Quota::default() };
         let period = Millis(10 * HOUR);
         owners.hold(id, Time(0), period, |_| 1_000);
-        let mut over = |hours: u64| owners.get_mut(id).over(&quota, Share(1), Time(hours * HOUR), period);
+        let over = |hours: u64| owners.get(id).over(&quota, Share(1), Time(hours * HOUR), period);
         assert_eq!(over(0), None);
         assert_eq!(over(1), Some(OverQuota::ShareHours { until: Time(10 * HOUR) }));
         assert_eq!(over(10), None);

@@ -174,7 +174,8 @@ impl Workload {
         };
         self.learned =
             rows.map(|row| (row.class, Seen { seen: row.seen, in_force: row.in_force.min(row.seen) })).collect();
-        self.arrivals = arrivals;
+        let seen = self.learned.values().fold(0_u64, |sum, class| sum.saturating_add(class.seen));
+        self.arrivals = arrivals.max(seen);
         self.version += 1;
     }
 }

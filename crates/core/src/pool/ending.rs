@@ -20,7 +20,9 @@ pub(super) fn deadline_of(lease: &Lease, settings: Settings) -> Option<Time> {
             lease.request.wait_limit.map(|limit| lease.created_at.after(limit)),
             None,
         ]),
-        LeaseState::Offered => lease.granted_at.map(|at| at.after(limits::OFFER_HELD)),
+        LeaseState::Offered => {
+            earliest([lease.granted_at.map(|at| at.after(limits::OFFER_HELD)), lease.hard_end, None])
+        }
         LeaseState::Active => earliest([lease.expires_at, lease.hard_end, lease.revoke_at]),
         _ => match settings.drain {
             Drain::WhenGone { patience } if lease.draining && !lease.quarantined => {
@@ -95,6 +97,8 @@ impl Pool {
                 let at = lease.revoke_at.map_or(at, |before| before.min(at));
                 if lease.revoke_at != Some(at) {
                     lease.revoke_at = Some(at);
+                    // An end that is now certain may let a short lease go before those who wait for it.
+                    self.stirred = true;
                     out.effects.push(Effect::Revoking { lease: id, at });
                     self.set_deadline(id);
                     self.keep(id, out);

@@ -142,7 +142,7 @@ impl Pool {
         use crate::owners::OverQuota;
         let account = self.owners.get(owner);
         let quota = self.policies.quota_of(&account.name);
-        let over = account.clone().over(quota, class.most_held, self.now, self.policies.period)?;
+        let over = account.over(quota, class.most_held, self.now, self.policies.period)?;
         Some(match over {
             OverQuota::Held => Reason::QuotaHeld {
                 held: Share(account.held.min(u64::from(u32::MAX)) as u32),

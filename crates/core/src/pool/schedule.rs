@@ -79,9 +79,13 @@ impl Pool {
 
     /// Gives everybody who waits and can go now what they wait for.
     pub(super) fn serve_waiters(&mut self, out: &mut Outcome) {
-        if !std::mem::take(&mut self.stirred) || self.queue.is_empty() {
-            return;
+        // A pass may stir again only by a grant that changed a quota or the order, so this ends with the queue.
+        while std::mem::take(&mut self.stirred) && !self.queue.is_empty() {
+            self.pass(out);
         }
+    }
+
+    fn pass(&mut self, out: &mut Outcome) {
         self.inventory.refresh();
         let mut passed = Passed::default();
         let mut at = None;
@@ -109,6 +113,11 @@ impl Pool {
                 Some((place, turn)) => {
                     self.dequeue(id);
                     self.grant(id, &wish, place, turn, out);
+                    if self.owners.fair_key(owner, &self.policies) < key.1 {
+                        // A new period began: this owner's lanes are now further ahead, maybe where nobody looks again.
+                        self.stirred = true;
+                        return;
+                    }
                 }
                 None if !is_passed => passed.add(class, self.classes.get(class)),
                 None => {}
@@ -208,7 +217,10 @@ impl Pool {
         lease.decision = Some(decision.clone());
         if lease.request.hedged {
             lease.state = LeaseState::Offered;
-            out.effects.push(Effect::Offered { lease: id, token, until: now.after(limits::OFFER_HELD), decision });
+            // Others count on a certain end, so an offer is not held beyond it either.
+            let held = now.after(limits::OFFER_HELD);
+            let until = lease.hard_end.map_or(held, |end| end.min(held));
+            out.effects.push(Effect::Offered { lease: id, token, until, decision });
         } else {
             lease.state = LeaseState::Active;
             lease.expires_at = Some(now.after(lease.request.ttl));
@@ -274,11 +286,17 @@ impl Pool {
 
     pub(super) fn over_quota(&mut self, owner: OwnerId, class: ClassId) -> Option<OverQuota> {
         let more = self.classes.get(class).most_held;
-        let name = self.owners.get(owner).name.clone();
-        let quota = self.policies.quota_of(&name);
-        let over = self.owners.get_mut(owner).over(quota, more, self.now, self.policies.period);
-        if let Some(OverQuota::ShareHours { until }) = over {
-            self.quota_deadline = Some(self.quota_deadline.map_or(until, |before| before.min(until)));
+        let account = self.owners.get(owner);
+        let quota = self.policies.quota_of(&account.name);
+        let over = account.over(quota, more, self.now, self.policies.period);
+        let changes_at = match over {
+            Some(OverQuota::ShareHours { until }) => Some(until),
+            Some(OverQuota::Held) => None,
+            None if more.is_zero() => None,
+            None => account.runs_out_at(quota, self.now, self.policies.period),
+        };
+        if let Some(at) = changes_at {
+            self.quota_deadline = Some(self.quota_deadline.map_or(at, |before| before.min(at)));
         }
         over
     }

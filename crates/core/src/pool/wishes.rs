@@ -201,9 +201,14 @@ impl Pool {
         let owner = self.owners.id(&owner, self.now);
         let row = self.owners.hold(owner, self.now, self.policies.period, |held| change(held, share));
         out.rows.push(Row::Usage(row));
+        // A quota reached takes the claims of its owner's waiters away, a quota left lets them go; fair share changes the
+        // order.
+        let quota = self.policies.quota_of(&self.owners.get(owner).name);
+        self.stirred |= quota.held.is_some() || quota.share_hours.is_some();
         if self.policies.queue == QueueOrder::FairShare {
             let fair = self.owners.fair_key(owner, &self.policies);
             self.queue.set_fair(owner, fair);
+            self.stirred = true;
         }
     }
 }

@@ -1,0 +1,440 @@
+//! What must come of a command, and what may: the outside world that rejects any effect it did not expect.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpupool_core::device::{Cordon, Health};
+use gpupool_core::lease::{EndCause, LeaseState, Promise};
+use gpupool_core::outcome::{Closed, Unsatisfiable};
+use gpupool_core::{
+    Answer, Command, Denied, DeviceId, Drain, Effect, GpuId, LeaseId, Millis, NodeId, Outcome, Row, Time, Token,
+};
+
+use super::model::{Device, Entry, Model, Node, OFFER, ensure};
+use super::turns::{Claims, needs_no_host};
+
+/// Effects that must come of a command. Grants may come besides.
+#[derive(Debug, Default)]
+struct Due {
+    ends: BTreeMap<LeaseId, Vec<EndCause>>,
+    revoking: BTreeMap<LeaseId, Time>,
+    draining: BTreeSet<LeaseId>,
+    freed: BTreeSet<LeaseId>,
+    quarantined: BTreeSet<(LeaseId, DeviceId)>,
+    confirmed: Option<LeaseId>,
+    new: Option<LeaseId>,
+}
+
+impl Model {
+    /// Takes in a command with all that came of it, or says which rule that breaks. Everything that was due before the
+    /// command must have been let happen by a tick at the same time.
+    pub fn follow(
+        &mut self,
+        command: &Command,
+        answer: &Result<Answer, Denied>,
+        outcome: &Outcome,
+    ) -> Result<(), String> {
+        let mut due = Due::default();
+        let expected = self.take_in(command, answer, &mut due)?;
+        ensure!(expected.as_ref().is_none_or(|e| e == answer), "the answer must be {expected:?}, not {answer:?}");
+        for effect in &outcome.effects {
+            self.take_effect(effect, outcome, &mut due)?;
+        }
+        let Due { ends, revoking, draining, freed, quarantined, confirmed, new } = &due;
+        ensure!(ends.is_empty(), "rule 5: these did not end: {ends:?}");
+        let left = draining.is_empty() && freed.is_empty() && quarantined.is_empty() && revoking.is_empty();
+        ensure!(left && confirmed.is_none() && new.is_none(), "rule 5: this did not happen: {due:?}");
+        Ok(())
+    }
+
+    /// What a command changes by itself, and the answer it must get where that is plain.
+    fn take_in(
+        &mut self,
+        command: &Command,
+        answer: &Result<Answer, Denied>,
+        due: &mut Due,
+    ) -> Result<Option<Result<Answer, Denied>>, String> {
+        let done = Some(Ok(Answer::Done));
+        Ok(match command {
+            Command::Tick => {
+                self.take_in_tick(due);
+                done
+            }
+            Command::NodeSeen { facts, devices } => {
+                let Ok(Answer::Node(node, ids)) = answer else { return Err(format!("a node is not {answer:?}")) };
+                let entry = self.nodes.entry(*node).or_insert_with(|| Node {
+                    facts: facts.clone(),
+                    up: true,
+                    links: Vec::new(),
+                });
+                entry.facts = facts.clone();
+                entry.up = true;
+                for (id, facts) in ids.iter().zip(devices) {
+                    let gpu_id = GpuId(self.devices_of(*node).count() as u32);
+                    let device = self.devices.entry(*id).or_insert_with(|| new_device(*node, gpu_id, facts));
+                    ensure!(device.facts.identity == facts.identity, "device {id} is another one");
+                    device.facts = facts.clone();
+                    device.seen = true;
+                }
+                None
+            }
+            Command::NodeLost { node } => {
+                if let Some(node) = self.nodes.get_mut(node) {
+                    node.up = false;
+                }
+                done
+            }
+            Command::Links { node, links } => {
+                self.nodes.get_mut(node).expect("known").links = links.clone();
+                done
+            }
+            Command::Observe { device, reading } => {
+                for lease in self.observe(*device, reading) {
+                    if self.leases[&lease].promises.is_empty() {
+                        due.freed.insert(lease);
+                    }
+                }
+                done
+            }
+            Command::SetHealth { device, health } => {
+                self.devices.get_mut(device).expect("known").health = health.clone();
+                done
+            }
+            Command::Cordon { device, cordon } => {
+                self.devices.get_mut(device).expect("known").cordon = *cordon;
+                done
+            }
+            Command::Drain { device, grace } => {
+                self.devices.get_mut(device).expect("known").cordon = Cordon::Cordoned;
+                for lease in self.on_device(*device).map(|(entry, _)| entry.id).collect::<Vec<_>>() {
+                    self.take_in_revoke(lease, *grace, due);
+                }
+                done
+            }
+            Command::SetPolicies { policies } => {
+                self.policies = (**policies).clone();
+                done
+            }
+            Command::SetWorkload { classes } => {
+                self.told_workload = !classes.is_empty();
+                done
+            }
+            Command::Request { request, key } => {
+                let known = key.as_ref().and_then(|key| self.keys.get(&(request.owner.clone(), key.clone())));
+                if let Some(lease) = known {
+                    return Ok(Some(Ok(Answer::Lease(*lease))));
+                }
+                match answer {
+                    Ok(Answer::Lease(id)) => {
+                        ensure!(self.leases.last_key_value().is_none_or(|(last, _)| last < id), "{id} is used again");
+                        self.leases.insert(*id, Entry::new(*id, request.clone(), self.now));
+                        self.keys.extend(key.clone().map(|key| ((request.owner.clone(), key), *id)));
+                        due.new = Some(*id);
+                        ensure!(
+                            !self.could_use(request).is_empty(),
+                            "{request:?} can never be had, and is not refused"
+                        );
+                    }
+                    Ok(answer) => return Err(format!("a request is not answered by {answer:?}")),
+                    Err(denied) => self.check_denial(request, denied)?,
+                }
+                None
+            }
+            Command::Follow { lease }
+            | Command::Confirm { lease, .. }
+            | Command::Renew { lease, .. }
+            | Command::Attach { lease, .. }
+            | Command::HolderGone { lease, .. }
+            | Command::Release { lease }
+            | Command::Drained { lease }
+            | Command::Fail { lease, .. }
+            | Command::Revoke { lease, .. } => Some(match self.leases.contains_key(lease) {
+                true => self.take_in_wish(*lease, command, due),
+                false => Err(Denied::UnknownLease(*lease)),
+            }),
+        })
+    }
+
+    fn take_in_tick(&mut self, due: &mut Due) {
+        for entry in self.leases.values() {
+            let ends: Vec<_> = entry.ends().into_iter().filter(|(at, _)| *at <= self.now).collect();
+            if let Some(first) = ends.iter().map(|(at, _)| *at).min() {
+                let causes = ends.into_iter().filter(|(at, _)| *at == first).map(|(_, cause)| cause);
+                due.ends.insert(entry.id, causes.collect());
+            }
+            if entry.quarantine_at(self.settings).is_some_and(|at| at <= self.now) {
+                due.quarantined.extend(entry.promises.iter().map(|promise| (entry.id, promise.device)));
+            }
+        }
+        for entry in self.leases.values_mut() {
+            entry.quarantined |= entry.quarantine_at(self.settings).is_some_and(|at| at <= self.now);
+        }
+    }
+
+    /// What somebody wants of a known lease.
+    fn take_in_wish(&mut self, id: LeaseId, command: &Command, due: &mut Due) -> Result<Answer, Denied> {
+        let now = self.now;
+        let entry = self.leases.get_mut(&id).expect("known");
+        let ended = entry.state.is_ended();
+        let holds = |token: Token| match entry.token {
+            Some(own) if own != token => Err(Denied::Stale { lease: id, presented: token }),
+            _ if ended => Err(Denied::Ended(id)),
+            None => Err(Denied::NotGranted(id)),
+            Some(_) => Ok(()),
+        };
+        match command {
+            Command::Follow { .. } => entry.asked_at = now,
+            Command::Confirm { token, .. } => {
+                holds(*token)?;
+                due.confirmed = (entry.state == LeaseState::Offered).then_some(id);
+            }
+            Command::Renew { token, .. } | Command::Attach { token, .. } => {
+                holds(*token)?;
+                if entry.state == LeaseState::Offered {
+                    return Err(Denied::NotGranted(id));
+                }
+                if matches!(command, Command::Attach { .. }) {
+                    entry.held_by = true;
+                    entry.expires_at = None;
+                } else if entry.expires_at.is_some() {
+                    entry.expires_at = Some(now.after(entry.request.ttl));
+                }
+            }
+            Command::HolderGone { grace, .. } if entry.held_by && grace.0 == 0 => {
+                due.ends.insert(id, vec![EndCause::HolderGone]);
+            }
+            Command::HolderGone { grace, .. } if entry.held_by => {
+                entry.held_by = false;
+                entry.expires_at = Some(now.after(*grace));
+            }
+            Command::Release { .. } if !ended => drop(due.ends.insert(id, vec![EndCause::ByOwner])),
+            Command::Fail { why, .. } if !ended => drop(due.ends.insert(id, vec![EndCause::Fault(why.clone())])),
+            Command::Drained { .. } if entry.draining => drop(due.freed.insert(id)),
+            Command::Revoke { .. } if ended => return Err(Denied::Ended(id)),
+            Command::Revoke { grace, .. } => self.take_in_revoke(id, *grace, due),
+            _ => {}
+        }
+        Ok(Answer::Lease(id))
+    }
+
+    fn take_in_revoke(&mut self, id: LeaseId, grace: Millis, due: &mut Due) {
+        let at = self.now.after(grace);
+        let entry = self.leases.get_mut(&id).expect("known");
+        if entry.state == LeaseState::Active && grace.0 > 0 {
+            if entry.revoke_at.is_none_or(|before| at < before) {
+                entry.revoke_at = Some(at);
+                due.revoking.insert(id, at);
+            }
+        } else if !entry.state.is_ended() {
+            due.ends.insert(id, vec![EndCause::Revoked]);
+        }
+    }
+
+    fn check_denial(&self, request: &gpupool_core::Request, denied: &Denied) -> Result<(), String> {
+        let quota = self.policies.quota_of(&request.owner).held;
+        let over = quota.is_some_and(|quota| self.most_held(request) > u64::from(quota.0));
+        match denied {
+            Denied::NoCapacity => {
+                ensure!(!request.queue, "a request that would wait is sent away: {request:?}");
+                self.check_no_place(LeaseId(u64::MAX), request)?;
+            }
+            Denied::Unsatisfiable(Unsatisfiable::OverQuota { .. }) => {
+                ensure!(over, "{request:?} is refused for a quota it keeps")
+            }
+            Denied::Unsatisfiable(why) => {
+                ensure!(self.could_use(request).is_empty(), "{request:?} is refused ({why}), but it could be had")
+            }
+            Denied::Policy { rule, .. } => {
+                let rules = self.policies.policy_for(request);
+                let refuses = rules.min_share.is_some() || rules.gpu_required || rules.max_duration.is_some();
+                ensure!(refuses, "no policy refuses {request:?} ({rule:?})")
+            }
+            other => return Err(format!("{request:?} is denied by {other:?}")),
+        }
+        Ok(())
+    }
+
+    /// A newcomer is not made to wait, nor sent away, where it could go without putting anybody off.
+    fn check_no_place(&self, id: LeaseId, request: &gpupool_core::Request) -> Result<(), String> {
+        let sound = self.nodes.iter().all(|(id, node)| {
+            let (cpus, memory) = self.host_promised(*id);
+            cpus <= node.facts.cpus.0 && memory <= node.facts.memory.0
+        });
+        // Of a host that has become too small for its leases nobody knows for certain when it has room.
+        let claims = if sound { self.claims_in_the_way(id, request) } else { self.claims_before(id, request) };
+        let place = self.place_off(request, &claims).filter(|_| !self.over_quota(request));
+        ensure!(place.is_none(), "rule 4: lease {id} ({request:?}) could go at once on node {place:?}");
+        Ok(())
+    }
+
+    fn take_effect(&mut self, effect: &Effect, outcome: &Outcome, due: &mut Due) -> Result<(), String> {
+        let now = self.now;
+        match effect {
+            Effect::Queued { lease } => {
+                ensure!(due.new.take() == Some(*lease), "nobody asked for lease {lease} just now");
+                self.check_no_place(*lease, &self.leases[lease].request)?;
+            }
+            Effect::Granted { lease, token, .. } if due.confirmed == Some(*lease) => {
+                let entry = self.leases.get_mut(lease).expect("known");
+                ensure!(entry.token == Some(*token), "rule 3: lease {lease} is confirmed with another token");
+                entry.state = LeaseState::Active;
+                entry.expires_at = Some(now.after(entry.request.ttl));
+                due.confirmed = None;
+            }
+            Effect::Granted { lease, token, .. } | Effect::Offered { lease, token, .. } => {
+                let offered = match effect {
+                    Effect::Offered { until, .. } => Some(*until),
+                    _ => None,
+                };
+                due.new.take_if(|new| new == lease);
+                let row = outcome.rows.iter().find_map(|row| match row {
+                    Row::Lease(row) if row.id == *lease && row.token == Some(*token) => Some(row),
+                    _ => None,
+                });
+                let row = row.ok_or(format!("rule 2: the grant of lease {lease} is not in the rows"))?;
+                let node = row.node.ok_or(format!("lease {lease} is granted nowhere"))?;
+                self.take_grant(*lease, *token, node, &row.promises, offered)?;
+            }
+            Effect::Revoking { lease, at } => {
+                ensure!(due.revoking.remove(lease) == Some(*at), "lease {lease} is not to be revoked at {at:?}");
+            }
+            Effect::Ended { lease, cause } => {
+                let expected = due.ends.remove(lease).unwrap_or_default();
+                ensure!(expected.contains(cause), "rule 5: lease {lease} ends for {cause:?}, not for {expected:?}");
+                let entry = self.leases.get_mut(lease).expect("known");
+                let was = entry.state;
+                entry.state = cause.state();
+                entry.ended_at = Some(now);
+                entry.expires_at = None;
+                entry.held_by = false;
+                entry.draining = was.is_granted();
+                match was {
+                    LeaseState::Active if self.settings.drain != Drain::AtOnce => drop(due.draining.insert(*lease)),
+                    LeaseState::Active | LeaseState::Offered => drop(due.freed.insert(*lease)),
+                    _ => {}
+                }
+            }
+            Effect::Draining { lease } => {
+                ensure!(due.draining.remove(lease), "lease {lease} does not drain just now");
+            }
+            Effect::Freed { lease } => {
+                ensure!(due.freed.remove(lease), "rule 5: lease {lease} is freed too early");
+                let entry = self.leases.get_mut(lease).expect("known");
+                entry.draining = false;
+                entry.quarantined = false;
+                for promise in entry.promises.clone() {
+                    self.free_on(*lease, promise.device);
+                }
+            }
+            Effect::Quarantined { device, lease } => {
+                let expected = due.quarantined.remove(&(*lease, *device));
+                ensure!(expected, "device {device} is quarantined for lease {lease} too early");
+            }
+            Effect::DeviceOpen { device, closed } => {
+                let known = self.devices.get_mut(device).expect("known");
+                ensure!(known.told != *closed, "device {device} is told to be {closed:?} twice");
+                known.told = *closed;
+            }
+        }
+        Ok(())
+    }
+
+    /// A grant is legal where the request waits, it fits, and it delays nobody who came before.
+    fn take_grant(
+        &mut self,
+        id: LeaseId,
+        token: Token,
+        node: NodeId,
+        promises: &[Promise],
+        offered: Option<Time>,
+    ) -> Result<(), String> {
+        let entry = self.leases.get(&id).ok_or(format!("lease {id} is granted and was never asked for"))?;
+        let request = entry.request.clone();
+        ensure!(entry.state == LeaseState::Queued, "rule 5: lease {id} is granted and does not wait: {entry:?}");
+        ensure!(self.last_token.is_none_or(|last| token > last), "rule 3: token {token} after {:?}", self.last_token);
+        ensure!(offered.is_some() == request.hedged, "lease {id} is offered, not granted, or the other way round");
+        self.check_fit(&request, node, promises)?;
+        ensure!(!self.over_quota(&request), "lease {id} is granted beyond the quota of {}", request.owner);
+
+        let hard_end = self.held_at_most(&request).map(|most| self.now.after(most));
+        let until = [Some(self.now.after(OFFER)), hard_end].into_iter().flatten().min();
+        ensure!(offered.is_none() || offered == until, "lease {id} is offered until {offered:?}, not {until:?}");
+        let taken = Claims {
+            devices: promises.iter().map(|promise| promise.device).collect(),
+            hosts: if needs_no_host(&request) { BTreeSet::new() } else { [node].into() },
+        };
+        let passed = self.passed_by(id, &request);
+        for (waiter, start) in &passed {
+            let earlier = &self.leases[waiter].request;
+            let places = self.could_use(earlier);
+            let on_device = places.values().flatten().any(|(device, _)| taken.devices.contains(device));
+            let on_host = !needs_no_host(earlier) && taken.hosts.iter().any(|host| places.contains_key(host));
+            let ends_before = hard_end.is_some_and(|end| start.is_some_and(|start| end <= start));
+            ensure!(
+                !(on_device || on_host) || ends_before,
+                "rule 4: lease {id} ({request:?} on {promises:?} until {hard_end:?}) passes lease {waiter} ({earlier:?}), \
+                 which could use that and starts {start:?}"
+            );
+        }
+        let now = self.now;
+        let entry = self.leases.get_mut(&id).expect("known");
+        entry.state = if offered.is_some() { LeaseState::Offered } else { LeaseState::Active };
+        entry.token = Some(token);
+        entry.node = Some(node);
+        entry.promises = promises.to_vec();
+        entry.granted_share = promises.iter().map(|promise| u64::from(promise.share.0)).sum();
+        entry.granted_at = Some(now);
+        entry.hard_end = hard_end;
+        entry.expires_at = offered.is_none().then(|| now.after(request.ttl));
+        self.last_token = Some(token);
+        for promise in promises {
+            self.devices.get_mut(&promise.device).expect("known").leases_changed_at = Some(now);
+        }
+        for (waiter, before) in passed {
+            let after = self.certain_start(&self.leases[&waiter].request);
+            let later = before.is_some_and(|before| after.is_none_or(|after| after > before));
+            ensure!(!later, "rule 4: lease {id} puts off lease {waiter} from {before:?} to {after:?}");
+        }
+        Ok(())
+    }
+
+    fn check_fit(&self, request: &gpupool_core::Request, node: NodeId, promises: &[Promise]) -> Result<(), String> {
+        let places = self.could_use(request);
+        let parts = places.get(&node).ok_or(format!("{request:?} is put on node {node}, which it cannot use"))?;
+        let distinct: BTreeSet<DeviceId> = promises.iter().map(|promise| promise.device).collect();
+        ensure!(distinct.len() == promises.len(), "a device is promised twice: {promises:?}");
+        ensure!(promises.len() == usize::from(request.gpus), "{request:?} got {promises:?}");
+        ensure!(self.nodes[&node].up, "{request:?} is put on node {node}, which is lost");
+        ensure!(self.host_fits(request, node), "rule 1: the host of node {node} has no room for {request:?}");
+        for promise in promises {
+            let part = parts.get(&promise.device).ok_or(format!("{request:?} cannot use device {}", promise.device))?;
+            let as_asked = (u64::from(promise.share.0), promise.memory.0) == (part.share, part.memory);
+            ensure!(as_asked, "{request:?} is promised {promise:?}, not {part:?}");
+            let misfit = self.misfit(request, promise.device, *part);
+            ensure!(misfit.is_none(), "rule 1: {request:?} does not fit device {}: {misfit:?}", promise.device);
+        }
+        Ok(())
+    }
+
+    /// Those who wait before a request and are not held back by a quota, with when they are certain to start.
+    fn passed_by(&self, id: LeaseId, request: &gpupool_core::Request) -> Vec<(LeaseId, Option<Time>)> {
+        let earlier = self.waiting().filter(|entry| self.is_before((entry.id, &entry.request), (id, request)));
+        let kept_off = earlier.filter(|entry| entry.id != id && !self.over_quota(&entry.request));
+        kept_off.map(|entry| (entry.id, self.certain_start(&entry.request))).collect()
+    }
+}
+
+fn new_device(node: NodeId, gpu_id: GpuId, facts: &gpupool_core::device::DeviceFacts) -> Device {
+    Device {
+        node,
+        gpu_id,
+        facts: facts.clone(),
+        seen: false,
+        health: Health::Healthy,
+        cordon: Cordon::Open,
+        hot: false,
+        reading: None,
+        foreign: None,
+        leases_changed_at: None,
+        told: Some(Closed::NotSeen),
+    }
+}

@@ -1,0 +1,35 @@
+//! What the property tests share, in the order a step goes through it:
+//!
+//! - [`world`]: a random fleet and random steps;
+//! - [`session`]: turns steps into commands, gives them to a pool and checks everything after each;
+//! - [`model`]: the books of somebody who only hears what the pool says;
+//! - [`follow`]: which effects a command must and may have;
+//! - [`turns`]: what fits where and whose turn it is, the long way round;
+//! - [`store`]: what survives a crash;
+//! - [`twins`]: a pool and another one restored from its rows.
+
+#![allow(dead_code)] // each test file uses a part
+
+pub mod follow;
+pub mod model;
+pub mod session;
+pub mod store;
+pub mod turns;
+pub mod twins;
+pub mod world;
+
+use proptest::test_runner::{Config, FileFailurePersistence};
+
+/// `cases` by default; `GPUPOOL_SOAK_CASES` or `PROPTEST_CASES` where set, for a soak.
+///
+/// A failure prints its smallest input, and keeps its seed in `tests/<file>.regressions`, which the next run tries first.
+pub fn cases(cases: u32) -> Config {
+    let set = |name| std::env::var(name).ok().and_then(|cases| cases.parse().ok());
+    let persistence = FileFailurePersistence::WithSource("regressions");
+    Config {
+        cases: set("GPUPOOL_SOAK_CASES").or_else(|| set("PROPTEST_CASES")).unwrap_or(cases),
+        failure_persistence: Some(Box::new(persistence)),
+        max_shrink_iters: set("PROPTEST_MAX_SHRINK_ITERS").unwrap_or(20_000),
+        ..Config::default()
+    }
+}

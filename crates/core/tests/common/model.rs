@@ -1,0 +1,372 @@
+//! The books of somebody who only hears commands, effects and rows: plain maps, naive scans, no index.
+//!
+//! It says what state the pool must be in, and [`super::follow`] rejects every effect that state does not call for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gpupool_core::device::{Cordon, DeviceFacts, Health, Link, NodeFacts};
+use gpupool_core::lease::{EndCause, Lease, LeaseState, Promise};
+use gpupool_core::outcome::Closed;
+use gpupool_core::policy::Policies;
+use gpupool_core::reading::{Attribution, Field, Reading};
+use gpupool_core::{Bytes, DeviceId, Drain, GpuId, LeaseId, Millis, NodeId, Pool, Request, Settings, Time, Token};
+
+pub const PATIENCE: Millis = Millis::from_secs(15);
+pub const OFFER: Millis = Millis::from_secs(5);
+
+/// Fails a check with a sentence.
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err(format!($($message)+));
+        }
+    };
+}
+pub(crate) use ensure;
+
+#[derive(Debug)]
+pub struct Node {
+    pub facts: NodeFacts,
+    pub up: bool,
+    pub links: Vec<Link>,
+}
+
+#[derive(Debug)]
+pub struct Device {
+    pub node: NodeId,
+    pub gpu_id: GpuId,
+    pub facts: DeviceFacts,
+    pub seen: bool,
+    pub health: Health,
+    pub cordon: Cordon,
+    pub hot: bool,
+    pub reading: Option<Reading>,
+    pub foreign: Option<Foreign>,
+    pub leases_changed_at: Option<Time>,
+    /// Why it takes no new work, as the effects told.
+    pub told: Option<Closed>,
+}
+
+/// What no lease explains of a reading: bytes, thousandths of a percent, processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Foreign {
+    pub memory: Option<u64>,
+    pub utilization: Option<u32>,
+    pub processes: usize,
+}
+
+#[derive(Debug, Clone)]
+pub struct Entry {
+    pub id: LeaseId,
+    pub request: Arc<Request>,
+    pub state: LeaseState,
+    pub token: Option<Token>,
+    pub node: Option<NodeId>,
+    pub promises: Vec<Promise>,
+    /// What it held at first, for the books of GPU-hours.
+    pub granted_share: u64,
+    pub draining: bool,
+    pub quarantined: bool,
+    pub held_by: bool,
+    pub created_at: Time,
+    pub granted_at: Option<Time>,
+    pub ended_at: Option<Time>,
+    pub revoke_at: Option<Time>,
+    pub hard_end: Option<Time>,
+    pub expires_at: Option<Time>,
+    pub asked_at: Time,
+}
+
+#[derive(Debug)]
+pub struct Model {
+    pub settings: Settings,
+    pub policies: Policies,
+    pub now: Time,
+    pub nodes: BTreeMap<NodeId, Node>,
+    pub devices: BTreeMap<DeviceId, Device>,
+    pub leases: BTreeMap<LeaseId, Entry>,
+    pub keys: BTreeMap<(Arc<str>, Arc<str>), LeaseId>,
+    pub last_token: Option<Token>,
+    pub told_workload: bool,
+}
+
+impl Entry {
+    pub fn new(id: LeaseId, request: Arc<Request>, now: Time) -> Self {
+        Self {
+            id,
+            request,
+            state: LeaseState::Queued,
+            token: None,
+            node: None,
+            promises: Vec::new(),
+            granted_share: 0,
+            draining: false,
+            quarantined: false,
+            held_by: false,
+            created_at: now,
+            granted_at: None,
+            ended_at: None,
+            revoke_at: None,
+            hard_end: None,
+            expires_at: None,
+            asked_at: now,
+        }
+    }
+
+    /// Whether it takes up capacity.
+    pub fn counts(&self) -> bool {
+        self.state.is_granted() || self.draining
+    }
+
+    /// Every clock that can end it, with what it then ends for.
+    pub fn ends(&self) -> Vec<(Time, EndCause)> {
+        let mut ends = Vec::new();
+        match self.state {
+            LeaseState::Queued => {
+                ends.push((self.asked_at.after(PATIENCE), EndCause::Abandoned));
+                ends.extend(self.request.wait_limit.map(|l| (self.created_at.after(l), EndCause::WaitLimitPassed)));
+            }
+            LeaseState::Offered => {
+                ends.extend(self.granted_at.map(|at| (at.after(OFFER), EndCause::OfferLapsed)));
+                ends.extend(self.hard_end.map(|at| (at, EndCause::OfferLapsed)));
+            }
+            LeaseState::Active => {
+                ends.extend(self.expires_at.map(|at| (at, EndCause::TtlPassed)));
+                ends.extend(self.hard_end.map(|at| (at, EndCause::MaxDurationPassed)));
+                ends.extend(self.revoke_at.map(|at| (at, EndCause::Revoked)));
+            }
+            _ => {}
+        }
+        ends
+    }
+
+    /// When its devices are quarantined, if it still drains then.
+    pub fn quarantine_at(&self, settings: Settings) -> Option<Time> {
+        match settings.drain {
+            Drain::WhenGone { patience } if self.draining && !self.quarantined => {
+                self.ended_at.map(|at| at.after(patience))
+            }
+            _ => None,
+        }
+    }
+
+    fn agrees_with(&self, lease: &Lease) -> bool {
+        self.state == lease.state
+            && self.token == lease.token
+            && self.node == lease.node
+            && self.promises[..] == lease.promises[..]
+            && (self.draining, self.quarantined) == (lease.draining, lease.quarantined)
+            && self.held_by == lease.holder.is_some()
+            && (self.created_at, self.granted_at) == (lease.created_at, lease.granted_at)
+            && (self.ended_at, self.revoke_at) == (lease.ended_at, lease.revoke_at)
+            && (self.hard_end, self.expires_at) == (lease.hard_end, lease.expires_at)
+    }
+}
+
+impl Device {
+    pub fn capacity(&self) -> u64 {
+        self.facts.memory.map_or(0, |memory| memory.total.0.saturating_sub(memory.reserved.0))
+    }
+}
+
+impl Model {
+    pub fn new(settings: Settings, policies: Policies) -> Self {
+        Self {
+            settings,
+            policies,
+            now: Time(0),
+            nodes: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            last_token: None,
+            told_workload: false,
+        }
+    }
+
+    /// Leases that take up capacity of a device, with what each takes.
+    pub fn on_device(&self, device: DeviceId) -> impl Iterator<Item = (&Entry, Promise)> {
+        let of_device = move |promise: &&Promise| promise.device == device;
+        let held = self.leases.values().filter(|entry| entry.counts());
+        held.filter_map(move |entry| entry.promises.iter().find(of_device).map(|promise| (entry, *promise)))
+    }
+
+    pub fn promised(&self, device: DeviceId) -> (u64, u64) {
+        self.on_device(device).fold((0, 0), |(share, memory), (_, promise)| {
+            (share + u64::from(promise.share.0), memory + promise.memory.0)
+        })
+    }
+
+    pub fn host_promised(&self, node: NodeId) -> (u64, u64) {
+        let here = self.leases.values().filter(|entry| entry.node == Some(node) && entry.counts());
+        here.fold((0, 0), |(cpus, memory), entry| (cpus + entry.request.cpus.0, memory + entry.request.host_memory.0))
+    }
+
+    pub fn waiting(&self) -> impl Iterator<Item = &Entry> {
+        self.leases.values().filter(|entry| entry.state == LeaseState::Queued)
+    }
+
+    pub fn devices_of(&self, node: NodeId) -> impl Iterator<Item = (DeviceId, &Device)> {
+        self.devices.iter().filter(move |(_, device)| device.node == node).map(|(id, device)| (*id, device))
+    }
+
+    pub fn closed(&self, id: DeviceId) -> Option<Closed> {
+        let device = &self.devices[&id];
+        if !self.nodes[&device.node].up {
+            return Some(Closed::NodeLost);
+        }
+        if !device.seen {
+            return Some(Closed::NotSeen);
+        }
+        match device.health {
+            Health::Lost => return Some(Closed::Lost),
+            Health::Unhealthy(_) => return Some(Closed::Unhealthy),
+            Health::Healthy => {}
+        }
+        if device.hot {
+            return Some(Closed::Hot);
+        }
+        if self.on_device(id).any(|(entry, _)| entry.quarantined) {
+            return Some(Closed::Quarantined);
+        }
+        (device.cordon == Cordon::Cordoned).then_some(Closed::Cordoned)
+    }
+
+    /// Takes in a reading, and says which draining leases it shows to be gone from the device.
+    pub fn observe(&mut self, id: DeviceId, reading: &Reading) -> Vec<LeaseId> {
+        if self.devices[&id].reading.as_ref().is_some_and(|last| reading.at < last.at) {
+            return Vec::new();
+        }
+        let gone = self.gone_by(id, reading);
+        for lease in &gone {
+            self.free_on(*lease, id);
+        }
+        let judged = self.judge_foreign(id, reading);
+        let now = self.devices.get_mut(&id).expect("known");
+        if now.leases_changed_at.is_none_or(|changed| reading.at > changed) {
+            now.foreign = judged;
+        }
+        match reading.temperature_c {
+            Field::Value(temperature) => now.hot = temperature > 90,
+            Field::Unsupported => now.hot = false,
+            Field::Failed => {}
+        }
+        now.reading = Some(reading.clone());
+        gone
+    }
+
+    fn gone_by(&self, id: DeviceId, reading: &Reading) -> Vec<LeaseId> {
+        let Some(processes) = &reading.processes else { return Vec::new() };
+        if processes.iter().any(|process| process.attribution == Attribution::Unknown) {
+            return Vec::new();
+        }
+        let runs = |lease| processes.iter().any(|process| process.attribution == Attribution::Lease(lease));
+        let drained = |entry: &Entry| entry.draining && !runs(entry.id) && entry.ended_at < Some(reading.at);
+        self.on_device(id).filter(|(entry, _)| drained(entry)).map(|(entry, _)| entry.id).collect()
+    }
+
+    fn judge_foreign(&self, id: DeviceId, reading: &Reading) -> Option<Foreign> {
+        let list = reading.processes.clone().unwrap_or_default();
+        let count = |whose| list.iter().filter(|process| process.attribution == whose).count();
+        let no_unknown = reading.processes.is_some() && count(Attribution::Unknown) == 0;
+        let measured_all = no_unknown && list.iter().all(|process| process.memory.is_some());
+        let (mut memory, mut share) = (0, 0);
+        for (entry, promise) in self.on_device(id) {
+            let own = list.iter().filter(|process| process.attribution == Attribution::Lease(entry.id));
+            let measured: u64 = own.map(|process| process.memory.map_or(0, |memory| memory.0)).sum();
+            memory += if measured_all { measured } else { measured.max(promise.memory.0) };
+            share += promise.share.0 * 100;
+        }
+        let mut foreign = Foreign {
+            memory: reading.memory_used.value().map(|used| used.0.saturating_sub(memory)),
+            utilization: reading.utilization.value().map(|busy| busy.0.saturating_sub(share)),
+            processes: list.iter().filter(|process| self.is_foreign(id, process.attribution)).count(),
+        };
+        if no_unknown && foreign.processes == 0 {
+            foreign.utilization = foreign.utilization.map(|_| 0);
+        }
+        let before = self.devices[&id].foreign;
+        if reading.memory_used == Field::Failed {
+            foreign.memory = before?.memory;
+        }
+        if reading.utilization == Field::Failed {
+            foreign.utilization = before?.utilization;
+        }
+        if reading.processes.is_none() {
+            foreign.processes = before.map_or(0, |before| before.processes);
+        }
+        Some(foreign)
+    }
+
+    /// A lease explains load only where it holds something.
+    fn is_foreign(&self, id: DeviceId, whose: Attribution) -> bool {
+        match whose {
+            Attribution::Foreign => true,
+            Attribution::Lease(lease) => self.on_device(id).all(|(entry, _)| entry.id != lease),
+            Attribution::Unknown => false,
+        }
+    }
+
+    /// Frees what a lease has left of a device.
+    pub fn free_on(&mut self, lease: LeaseId, device: DeviceId) {
+        let entry = self.leases.get_mut(&lease).expect("known");
+        entry.promises.retain(|promise| promise.device != device);
+        self.devices.get_mut(&device).expect("known").leases_changed_at = Some(self.now);
+    }
+
+    /// The pool was rebuilt from its rows: what is not kept starts anew.
+    pub fn restart(&mut self) {
+        let now = self.now;
+        for node in self.nodes.values_mut() {
+            node.up = false;
+        }
+        let held: Vec<DeviceId> =
+            self.leases.values().filter(|entry| entry.counts()).flat_map(|e| &e.promises).map(|p| p.device).collect();
+        for (id, device) in &mut self.devices {
+            device.seen = false;
+            device.health = Health::Healthy;
+            device.hot = false;
+            device.reading = None;
+            device.foreign = None;
+            device.leases_changed_at = held.contains(id).then_some(now);
+            device.told = Some(Closed::NodeLost);
+        }
+        for entry in self.leases.values_mut() {
+            entry.asked_at = now;
+            entry.expires_at = (entry.state == LeaseState::Active).then(|| now.after(entry.request.ttl));
+        }
+        self.told_workload = false;
+    }
+
+    /// Whether the pool is where it must be.
+    pub fn agrees_with(&self, pool: &Pool) -> Result<(), String> {
+        let known: Vec<LeaseId> = pool.leases().map(|lease| lease.id).collect();
+        ensure!(known.iter().eq(self.leases.keys()), "the pool knows leases {known:?}, the books {:?}", self.leases);
+        for lease in pool.leases() {
+            let entry = &self.leases[&lease.id];
+            ensure!(entry.agrees_with(lease), "lease {}: the books say {entry:?}, the pool {lease:?}", lease.id);
+        }
+        for view in pool.devices() {
+            let (share, memory) = self.promised(view.device);
+            let device = &self.devices[&view.device];
+            let here = (u64::from(view.promised.0), view.promised_memory) == (share, Bytes(memory));
+            ensure!(here, "rule 1: device {}: the books say {share}/{memory} are promised, not {view:?}", view.device);
+            let closed = self.closed(view.device);
+            ensure!(view.closed == closed, "device {}: closed for {closed:?}, not {:?}", view.device, view.closed);
+            ensure!(device.told == closed, "device {}: told {:?}, is {closed:?}", view.device, device.told);
+            let foreign = view.foreign.map(|foreign| Foreign {
+                memory: foreign.memory.map(|memory| memory.0),
+                utilization: foreign.utilization.map(|busy| busy.0),
+                processes: foreign.processes as usize,
+            });
+            ensure!(foreign == device.foreign, "device {}: foreign {foreign:?}, not {device:?}", view.device);
+        }
+        for view in pool.nodes() {
+            let (cpus, memory) = self.host_promised(view.node);
+            let here = (view.cpus_promised.0, view.memory_promised.0) == (cpus, memory);
+            ensure!(here, "rule 1: node {}: the books say {cpus}/{memory} are promised, not {view:?}", view.node);
+        }
+        Ok(())
+    }
+}

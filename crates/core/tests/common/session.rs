@@ -1,0 +1,305 @@
+//! A pool, its books and its store, side by side: every step goes to all three and everything is checked after it.
+
+use gpupool_core::lease::{Holder, LeaseState};
+use gpupool_core::policy::QueueOrder;
+use gpupool_core::reading::{Attribution, Field, ProcessUse, Reading};
+use gpupool_core::workload::TaskClass;
+use gpupool_core::{
+    Answer, Bytes, Command, Denied, DeviceId, Effect, LeaseId, MilliCpus, Millis, NodeId, Outcome, Percent, Pool, Row,
+    Share, Time, Token,
+};
+use proptest::sample::Index;
+use proptest::test_runner::TestCaseError;
+
+use super::model::{Entry, Model, ensure};
+use super::store::Store;
+use super::world::{self, Act, Change, NodeSpec, Pick, Processes, ReadingSpec, Shown, Step, Wait, World};
+
+pub struct Session {
+    pub pool: Pool,
+    pub model: Model,
+    pub store: Store,
+    pub nodes: Vec<NodeSpec>,
+    /// What the driver's clock says; the pool's own never goes back.
+    pub clock: Time,
+    /// Everything that was said, for playing it again.
+    pub log: Vec<Said>,
+    initial_policies: usize,
+}
+
+/// One command, and what came of it.
+#[derive(Debug)]
+pub struct Said {
+    pub now: Time,
+    pub command: Command,
+    pub answer: Result<Answer, Denied>,
+    pub outcome: Outcome,
+}
+
+impl Session {
+    pub fn start(world: &World) -> Result<Self, String> {
+        let rules = world::policies(world.policies);
+        let mut session = Self {
+            pool: Pool::new(world.settings, rules.clone()),
+            model: Model::new(world.settings, rules),
+            store: Store::default(),
+            nodes: world.nodes.clone(),
+            clock: Time(1_000),
+            log: Vec::new(),
+            initial_policies: world.policies,
+        };
+        for number in 0..session.nodes.len() {
+            session.send(session.node_seen(number))?;
+        }
+        Ok(session)
+    }
+
+    /// A session that took all steps of a world, or the first broken rule.
+    pub fn run(world: &World) -> Result<Self, String> {
+        let mut session = Self::start(world)?;
+        for (number, step) in world.steps.iter().enumerate() {
+            session.step(step).map_err(|broken| format!("step {number}, {step:?}: {broken}"))?;
+        }
+        Ok(session)
+    }
+
+    pub fn step(&mut self, step: &Step) -> Result<(), String> {
+        self.clock = self.after(step.wait);
+        if matches!(step.act, Act::Restart) {
+            return self.restart();
+        }
+        for command in self.commands(&step.act) {
+            self.send(command)?;
+        }
+        Ok(())
+    }
+
+    fn after(&self, wait: Wait) -> Time {
+        let deadline = || self.pool.next_deadline().filter(|at| *at < self.model.now.after(Millis::from_secs(200)));
+        match wait {
+            Wait::None => self.clock,
+            Wait::Millis(millis) => self.clock.after(Millis(millis)),
+            Wait::ToDeadline => deadline().map_or(self.clock, |at| at.max(self.clock)),
+            Wait::JustBefore => deadline().map_or(self.clock, |at| Time(at.0 - 1).max(self.clock)),
+            Wait::Back(millis) => Time(self.clock.0.saturating_sub(millis)),
+        }
+    }
+
+    /// Gives a command to the pool, after a tick that lets everything due before it happen.
+    pub fn send(&mut self, command: Command) -> Result<(), String> {
+        let now = self.clock.max(self.model.now);
+        let quiet = self.pool.next_deadline().is_none_or(|at| at > now);
+        self.apply(Command::Tick)?;
+        let last = self.log.last().expect("just said");
+        ensure!(!quiet || last.outcome.effects.is_empty(), "nothing was due, and this happened: {last:?}");
+        let overdue = self.pool.next_deadline().filter(|at| *at <= now);
+        ensure!(overdue.is_none(), "rule 5: {overdue:?} is over and nothing happened");
+        self.apply(command)
+    }
+
+    fn apply(&mut self, command: Command) -> Result<(), String> {
+        let (answer, outcome) = self.pool.apply(self.clock, command.clone());
+        self.model.now = self.model.now.max(self.clock);
+        self.store.commit(&outcome.rows);
+        let followed = self.model.follow(&command, &answer, &outcome);
+        self.log.push(Said { now: self.clock, command, answer, outcome });
+        let checked = followed.and_then(|()| self.check());
+        checked.map_err(|broken| format!("{broken}\nafter {:?}", self.log.last()))
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.pool.sanity_check()?;
+        self.model.agrees_with(&self.pool)?;
+        self.store.holds_all_of(&self.pool)?;
+        for entry in self.model.waiting() {
+            self.check_waiter(entry)?;
+        }
+        Ok(())
+    }
+
+    /// Nobody waits who could go without standing in the way of those before; and everybody is told where they stand.
+    fn check_waiter(&self, entry: &Entry) -> Result<(), String> {
+        let (model, id, request) = (&self.model, entry.id, &entry.request);
+        if !model.over_quota(request) {
+            let place = model.place_off(request, &model.claims_before(id, request));
+            ensure!(place.is_none(), "rule 4: lease {id} ({request:?}) fits on node {place:?} and is left waiting");
+        }
+        let explained = self.pool.explain(id).ok_or(format!("lease {id} waits, nobody knows why"))?;
+        if model.policies.queue == QueueOrder::Fifo {
+            let ahead = model.waiting().filter(|other| model.is_before((other.id, &other.request), (id, request)));
+            let position = ahead.count() + 1;
+            ensure!(explained.position == position, "lease {id} is number {position}, not {explained:?}");
+        }
+        Ok(())
+    }
+
+    /// Kills the pool and brings it back from what the store kept; its nodes are seen again.
+    pub fn restart(&mut self) -> Result<(), String> {
+        self.send(Command::Tick)?;
+        self.pool = self.restored(self.store.rows())?;
+        self.model.restart();
+        self.check()?;
+        for number in 0..self.nodes.len() {
+            self.send(self.node_seen(number))?;
+        }
+        Ok(())
+    }
+
+    /// Another pool from these rows.
+    pub fn restored(&self, rows: Vec<Row>) -> Result<Pool, String> {
+        let rules = world::policies(self.initial_policies);
+        let (pool, bad) = Pool::restore(self.model.settings, rules, self.model.now, rows);
+        ensure!(bad.is_empty(), "rule 2: good rows are refused: {bad:?}");
+        Ok(pool)
+    }
+
+    pub fn node_seen(&self, number: usize) -> Command {
+        let spec = &self.nodes[number];
+        Command::NodeSeen { facts: spec.facts(number), devices: spec.devices(number) }
+    }
+
+    /// Every waiter asks, every holder renews.
+    pub fn keep_all(&self) -> Vec<Command> {
+        let entries = self.model.leases.values();
+        entries
+            .filter_map(|entry| match (entry.state, entry.token) {
+                (LeaseState::Queued, _) => Some(Command::Follow { lease: entry.id }),
+                (LeaseState::Active, Some(token)) if !entry.held_by => Some(Command::Renew { lease: entry.id, token }),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// The commands an act comes to, as things are.
+    pub fn commands(&mut self, act: &Act) -> Vec<Command> {
+        let device = |pick: &Index| DeviceId(pick.index(self.model.devices.len()) as u32);
+        let node = |pick: &Index| pick.index(self.nodes.len());
+        let granted = |entry: &Entry| entry.state.is_granted();
+        let active = |entry: &Entry| entry.state == LeaseState::Active;
+        let command = match act {
+            Act::Ask(request, key) => {
+                Command::Request { request: request.0.clone(), key: key.map(|key| format!("key-{key}").into()) }
+            }
+            Act::Follow(pick) => Command::Follow { lease: self.pick(pick, |e| e.state == LeaseState::Queued) },
+            Act::Confirm(pick, shown) => {
+                let (lease, token) = self.pick_token(pick, *shown, |e| e.state == LeaseState::Offered);
+                Command::Confirm { lease, token }
+            }
+            Act::Renew(pick, shown) => {
+                let (lease, token) = self.pick_token(pick, *shown, active);
+                Command::Renew { lease, token }
+            }
+            Act::Attach(pick, shown) => {
+                let (lease, token) = self.pick_token(pick, *shown, active);
+                Command::Attach { lease, token, holder: Holder::Connection }
+            }
+            Act::HolderGone(pick, grace) => {
+                Command::HolderGone { lease: self.pick(pick, |e| e.held_by), grace: Millis(*grace) }
+            }
+            Act::Release(pick) => Command::Release { lease: self.pick(pick, |e| !e.state.is_ended()) },
+            Act::Drained(pick) => Command::Drained { lease: self.pick(pick, |e| e.draining) },
+            Act::Fail(pick) => Command::Fail { lease: self.pick(pick, granted), why: "it fell over".into() },
+            Act::Revoke(pick, grace) => Command::Revoke { lease: self.pick(pick, granted), grace: Millis(*grace) },
+            Act::KeepAll => return self.keep_all(),
+            Act::Observe(pick, spec) => {
+                let device = device(pick);
+                Command::Observe { device, reading: self.reading(device, spec) }
+            }
+            Act::SetHealth(pick, health) => Command::SetHealth { device: device(pick), health: health.clone() },
+            Act::Cordon(pick, cordon) => Command::Cordon { device: device(pick), cordon: *cordon },
+            Act::Drain(pick, grace) => Command::Drain { device: device(pick), grace: Millis(*grace) },
+            Act::NodeLost(pick) => Command::NodeLost { node: NodeId(node(pick) as u32) },
+            Act::NodeSeen(pick, change) => {
+                let number = node(pick);
+                let spec = &mut self.nodes[number];
+                match change {
+                    Change::Nothing => {}
+                    Change::OneMoreDevice(kind) if spec.kinds.len() < 5 => spec.kinds.push(*kind),
+                    Change::OneMoreDevice(_) => {}
+                    Change::Zone => spec.zone = !spec.zone,
+                    Change::Cpus(cpus) => spec.cpus = *cpus,
+                }
+                self.node_seen(number)
+            }
+            Act::Links(pick, picks) => Command::Links { node: NodeId(node(pick) as u32), links: world::links(picks) },
+            Act::SetPolicies(number) => Command::SetPolicies { policies: Box::new(world::policies(*number)) },
+            Act::SetWorkload(told) => Command::SetWorkload { classes: told_workload(*told) },
+            Act::Restart => return Vec::new(),
+        };
+        vec![command]
+    }
+
+    fn pick(&self, pick: &Pick, fits: impl Fn(&Entry) -> bool) -> LeaseId {
+        let all: Vec<LeaseId> = self.model.leases.keys().copied().collect();
+        let fitting: Vec<LeaseId> = self.model.leases.values().filter(|e| fits(e)).map(|e| e.id).collect();
+        match pick {
+            Pick::Fitting(index) if !fitting.is_empty() => *index.get(&fitting),
+            Pick::Fitting(index) | Pick::Any(index) if !all.is_empty() => *index.get(&all),
+            _ => LeaseId(1_000_000),
+        }
+    }
+
+    fn pick_token(&self, pick: &Pick, shown: Shown, fits: impl Fn(&Entry) -> bool) -> (LeaseId, Token) {
+        let lease = self.pick(pick, fits);
+        let token = self.model.leases.get(&lease).and_then(|entry| entry.token).unwrap_or(Token(0));
+        match shown {
+            Shown::Right => (lease, token),
+            Shown::Older => (lease, Token(token.0.wrapping_sub(1))),
+            Shown::Newer => (lease, Token(token.0 + 1)),
+        }
+    }
+
+    fn reading(&self, id: DeviceId, spec: &ReadingSpec) -> Reading {
+        let device = &self.model.devices[&id];
+        let eighth = device.facts.memory.map_or(0, |memory| memory.total.0 / 8);
+        let process = |attribution| ProcessUse { attribution, memory: Some(Bytes(eighth)) };
+        let squatters = |some: bool| some.then(|| process(Attribution::Foreign));
+        let processes = match spec.processes {
+            Processes::NotListed => None,
+            Processes::Gone { squatter, unknown } => {
+                let unknown = unknown.then(|| process(Attribution::Unknown));
+                Some(squatters(squatter).into_iter().chain(unknown).collect())
+            }
+            Processes::AllRun { squatter } => {
+                let leases = self.model.on_device(id).map(|(entry, _)| process(Attribution::Lease(entry.id)));
+                Some(leases.chain(squatters(squatter)).collect())
+            }
+        };
+        let at = Time(self.model.now.0.saturating_sub(spec.age));
+        Reading {
+            at,
+            memory_used: map(spec.memory_eighths, |eighths| Bytes(eighths * eighth)),
+            utilization: map(spec.busy_tens, |tens| Percent(tens * 10_000)),
+            temperature_c: spec.temperature,
+            processes,
+        }
+    }
+
+    /// Grants in the order they were made since `from` in the log.
+    pub fn granted_since(&self, from: usize) -> Vec<LeaseId> {
+        let effects = self.log[from..].iter().flat_map(|said| &said.outcome.effects);
+        let granted = |effect: &Effect| match effect {
+            Effect::Granted { lease, .. } | Effect::Offered { lease, .. } => Some(*lease),
+            _ => None,
+        };
+        effects.filter_map(granted).collect()
+    }
+}
+
+pub fn told_workload(told: bool) -> Vec<(TaskClass, u64)> {
+    let class = |cpus, share| TaskClass { cpus: MilliCpus(cpus), share: Share(share), gpus: 1, models: "".into() };
+    if told { vec![(class(1000, 500), 3), (class(0, 1000), 2)] } else { Vec::new() }
+}
+
+/// A broken rule as a failed case.
+pub fn ok<T>(result: Result<T, String>) -> Result<T, TestCaseError> {
+    result.map_err(TestCaseError::fail)
+}
+
+fn map<T, U>(field: Field<T>, change: impl FnOnce(T) -> U) -> Field<U> {
+    match field {
+        Field::Value(value) => Field::Value(change(value)),
+        Field::Unsupported => Field::Unsupported,
+        Field::Failed => Field::Failed,
+    }
+}

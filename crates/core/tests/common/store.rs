@@ -1,0 +1,84 @@
+//! What a store keeps of the rows: the last one about each thing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gpupool_core::row::{Counters, LeaseRow};
+use gpupool_core::{DeviceId, LeaseId, NodeId, Pool, Row};
+
+use super::model::ensure;
+
+#[derive(Debug, Clone, Default)]
+pub struct Store {
+    nodes: BTreeMap<NodeId, Row>,
+    devices: BTreeMap<DeviceId, Row>,
+    leases: BTreeMap<LeaseId, LeaseRow>,
+    counters: Option<Counters>,
+    policies: Option<Row>,
+    usage: BTreeMap<Arc<str>, Row>,
+    workload: Vec<Row>,
+}
+
+impl Store {
+    pub fn commit(&mut self, rows: &[Row]) {
+        for row in rows.iter().cloned() {
+            match row {
+                Row::Node(ref node) => drop(self.nodes.insert(node.node, row)),
+                Row::Device(ref device) => drop(self.devices.insert(device.device, row)),
+                Row::Lease(lease) => drop(self.leases.insert(lease.id, lease)),
+                Row::Forget(lease) => drop(self.leases.remove(&lease)),
+                Row::Counters(counters) => self.counters = Some(counters),
+                Row::Policies(_) => self.policies = Some(row),
+                Row::Usage(ref usage) => drop(self.usage.insert(usage.owner.clone(), row)),
+                Row::Workload(ref class) => {
+                    let same = |kept: &Row| matches!(kept, Row::Workload(kept) if kept.class == class.class);
+                    self.workload.retain(|kept| !same(kept));
+                    self.workload.push(row);
+                }
+            }
+        }
+    }
+
+    /// Everything kept, as a store reads it back: by table.
+    pub fn rows(&self) -> Vec<Row> {
+        let mut rows: Vec<Row> = self.counters.map(Row::Counters).into_iter().collect();
+        rows.extend(self.rows_without_counters());
+        rows
+    }
+
+    pub fn rows_without_counters(&self) -> Vec<Row> {
+        let mut rows: Vec<Row> = self.policies.iter().cloned().collect();
+        rows.extend(self.nodes.values().chain(self.devices.values()).cloned());
+        rows.extend(self.leases.values().cloned().map(Row::Lease));
+        rows.extend(self.usage.values().chain(&self.workload).cloned());
+        rows
+    }
+
+    /// Nothing the pool knows of its leases, devices and nodes is missing here, and nothing is here that it does not know.
+    pub fn holds_all_of(&self, pool: &Pool) -> Result<(), String> {
+        let leases: Vec<LeaseRow> = pool.leases().map(LeaseRow::of).collect();
+        let kept = self.leases.values();
+        if !leases.iter().eq(kept) {
+            let differing = leases.iter().find(|lease| self.leases.get(&lease.id) != Some(lease));
+            let row = differing.map(|lease| self.leases.get(&lease.id));
+            return Err(format!("rule 2: {differing:?} is not what the rows keep: {row:?}"));
+        }
+        let seen = |row: &Row| if let Row::Workload(class) = row { class.seen } else { 0 };
+        let (kept, counted) = (self.workload.iter().map(seen).sum(), self.counters.map_or(0, |c| c.workload_arrivals));
+        ensure!(counted == kept, "rule 2: {counted} arrivals are counted, {kept} are kept");
+        for view in pool.devices() {
+            let kept = self.devices.get(&view.device);
+            let same = |row: &Row| {
+                matches!(row, Row::Device(row) if row.facts == view.facts && row.cordon == view.cordon
+                    && row.gpu_id == view.gpu_id && row.node == view.node)
+            };
+            ensure!(kept.is_some_and(same), "rule 2: device {} is kept as {kept:?}", view.device);
+        }
+        for view in pool.nodes() {
+            let kept = self.nodes.get(&view.node);
+            let same = |row: &Row| matches!(row, Row::Node(row) if row.facts == view.facts);
+            ensure!(kept.is_some_and(same), "rule 2: node {} is kept as {kept:?}", view.node);
+        }
+        Ok(())
+    }
+}

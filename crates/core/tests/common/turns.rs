@@ -1,0 +1,265 @@
+//! Whose turn it is and what fits where, worked out the long way round.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpupool_core::device::DeviceIdentity;
+use gpupool_core::ids::labels_match;
+use gpupool_core::policy::QueueOrder;
+use gpupool_core::{Amount, DeviceId, LeaseId, Millis, NodeId, Request, Time};
+
+use super::model::{Device, Entry, Model};
+
+/// What a request takes of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    pub share: u64,
+    pub memory: u64,
+}
+
+/// What a request must leave alone.
+#[derive(Debug, Default)]
+pub struct Claims {
+    pub devices: BTreeSet<DeviceId>,
+    pub hosts: BTreeSet<NodeId>,
+}
+
+impl Model {
+    /// What of a device a request takes, if it could ever use it (other devices and the host aside).
+    fn part_of(&self, request: &Request, device: &Device) -> Option<Part> {
+        let (select, facts) = (&request.select, &device.facts);
+        let node = &self.nodes[&device.node].facts;
+        let uuid = match &facts.identity {
+            DeviceIdentity::Uuid(uuid) => select.uuids.contains(uuid),
+            DeviceIdentity::Pci { .. } => false,
+        };
+        let has_label = |(key, value)| facts.labels.get(key) == Some(value) || node.labels.get(key) == Some(value);
+        let wanted = select.vendor.is_none_or(|vendor| vendor == facts.vendor)
+            && (select.models.is_empty() || select.models.iter().any(|model| facts.is_model(model)))
+            && (select.gpu_ids.is_empty() || select.gpu_ids.contains(&device.gpu_id))
+            && (select.uuids.is_empty() || uuid)
+            && select.labels.iter().all(has_label)
+            && select.min_memory.is_none_or(|least| facts.memory.is_some() && device.capacity() >= least.0)
+            && facts.isolation.gives(request.isolation);
+        if !wanted {
+            return None;
+        }
+        let all = device.capacity();
+        let of_all = |share: u64| Part { share, memory: (u128::from(all) * u128::from(share) / 1000) as u64 };
+        let has = |memory: u64| facts.memory.is_some() && memory <= all;
+        match request.amount {
+            Amount::Whole => Some(of_all(1000)),
+            Amount::Share(share) => Some(of_all(share.0.into())),
+            Amount::Shared => {
+                let sharers = self.policies.policy_for(request).max_allocations.unwrap_or(10);
+                Some(of_all(1000 / u64::from(sharers)))
+            }
+            Amount::Memory(memory) if has(memory.0) => {
+                let share = u128::from(memory.0) * 1000 / u128::from(all);
+                Some(Part { share: (share as u64).max(1), memory: memory.0 })
+            }
+            Amount::Both(share, memory) if has(memory.0) => {
+                Some(Part { share: share.0.into(), memory: if share.0 == 1000 { all } else { memory.0 } })
+            }
+            Amount::Memory(_) | Amount::Both(..) => None,
+        }
+    }
+
+    /// The nodes a request could ever run on, with the devices it could use there.
+    pub fn could_use(&self, request: &Request) -> BTreeMap<NodeId, BTreeMap<DeviceId, Part>> {
+        let selector = &self.policies.policy_for(request).node_selector;
+        let mut places = BTreeMap::new();
+        for (&id, node) in &self.nodes {
+            let parts: BTreeMap<DeviceId, Part> = match request.gpus {
+                0 => BTreeMap::new(),
+                _ => self.devices_of(id).filter_map(|(d, device)| Some((d, self.part_of(request, device)?))).collect(),
+            };
+            if labels_match(&node.facts.labels, selector)
+                && parts.len() >= usize::from(request.gpus)
+                && request.cpus <= node.facts.cpus
+                && request.host_memory <= node.facts.memory
+            {
+                places.insert(id, parts);
+            }
+        }
+        places
+    }
+
+    /// Why a device cannot take a part now, if so.
+    pub fn misfit(&self, request: &Request, id: DeviceId, part: Part) -> Option<&'static str> {
+        let device = &self.devices[&id];
+        let (share, memory) = self.promised(id);
+        let names_memory = matches!(request.amount, Amount::Memory(_) | Amount::Both(..)) && part.share < 1000;
+        let foreign = device.foreign.and_then(|foreign| foreign.memory).filter(|_| names_memory).unwrap_or(0);
+        let most = self.policies.policy_for(request).max_allocations;
+        if self.closed(id).is_some() {
+            return Some("it takes no new work");
+        }
+        if share + part.share > 1000 {
+            return Some("its share is promised");
+        }
+        if device.facts.memory.is_some()
+            && memory.saturating_add(foreign).saturating_add(part.memory) > device.capacity()
+        {
+            return Some("its memory is promised");
+        }
+        if most.is_some_and(|most| self.on_device(id).count() >= usize::from(most)) {
+            return Some("too many share it");
+        }
+        if part.share == 1000 && self.on_device(id).next().is_some() {
+            return Some("whole means alone");
+        }
+        (request.thresholds.is_some() && !self.below_thresholds(request, device)).then_some("it carries foreign load")
+    }
+
+    fn below_thresholds(&self, request: &Request, device: &Device) -> bool {
+        let (Some(limits), Some(foreign), Some(reading)) = (request.thresholds, device.foreign, &device.reading) else {
+            return false;
+        };
+        if self.settings.reading_max_age.is_some_and(|age| reading.at.after(age) < self.now) {
+            return false;
+        }
+        let memory = match (foreign.memory, device.facts.memory) {
+            (Some(used), Some(memory)) => {
+                u128::from(used) * 100_000 < u128::from(limits.memory.0) * u128::from(memory.total.0)
+            }
+            _ => true,
+        };
+        memory && foreign.utilization.map_or(foreign.processes == 0, |busy| busy < limits.utilization.0)
+    }
+
+    pub fn host_fits(&self, request: &Request, node: NodeId) -> bool {
+        let (cpus, memory) = self.host_promised(node);
+        let (facts, up) = (&self.nodes[&node].facts, self.nodes[&node].up);
+        // A node may come back with less than is promised of it; what asks for nothing of that is not hindered.
+        let fits = |wanted: u64, promised: u64, all: u64| wanted == 0 || promised.saturating_add(wanted) <= all;
+        needs_no_host(request)
+            || (up && fits(request.cpus.0, cpus, facts.cpus.0) && fits(request.host_memory.0, memory, facts.memory.0))
+    }
+
+    /// A node where a request fits now, off everything that is claimed.
+    pub fn place_off(&self, request: &Request, claims: &Claims) -> Option<NodeId> {
+        self.could_use(request).into_iter().find_map(|(node, parts)| {
+            let free = |(device, part): &(&DeviceId, &Part)| {
+                !claims.devices.contains(device) && self.misfit(request, **device, **part).is_none()
+            };
+            let host = (needs_no_host(request) || !claims.hosts.contains(&node)) && self.host_fits(request, node);
+            let fits = host && self.nodes[&node].up && parts.iter().filter(free).count() >= usize::from(request.gpus);
+            fits.then_some(node)
+        })
+    }
+
+    pub fn most_held(&self, request: &Request) -> u64 {
+        let parts = self.could_use(request).into_values().flatten().map(|(_, part)| part.share);
+        parts.max().unwrap_or(0) * u64::from(request.gpus)
+    }
+
+    /// Whether its owner's quota holds a request back.
+    pub fn over_quota(&self, request: &Request) -> bool {
+        let quota = self.policies.quota_of(&request.owner);
+        let more = self.most_held(request);
+        let own = || self.leases.values().filter(|entry| entry.request.owner == request.owner);
+        let held: u64 = own().filter(|entry| entry.state.is_granted()).map(|entry| entry.granted_share).sum();
+        let start = self.now.0 - self.now.0 % self.policies.period.0;
+        let used: u64 = own()
+            .filter_map(|entry| {
+                let (from, to) = (entry.granted_at?.0.max(start), entry.ended_at.unwrap_or(self.now).0);
+                Some(entry.granted_share * to.saturating_sub(from))
+            })
+            .sum();
+        more > 0
+            && (quota.held.is_some_and(|most| held + more > u64::from(most.0))
+                || quota.share_hours.is_some_and(|hours| used >= hours * 3_600_000))
+    }
+
+    pub fn priority(&self, request: &Request) -> i32 {
+        request.priority + self.policies.policy_for(request).priority_boost
+    }
+
+    pub fn held_at_most(&self, request: &Request) -> Option<Millis> {
+        [request.max_duration, self.policies.policy_for(request).max_duration].into_iter().flatten().min()
+    }
+
+    /// Whether `a` is served before `b`, for certain: in fair share only priority is.
+    pub fn is_before(&self, a: (LeaseId, &Request), b: (LeaseId, &Request)) -> bool {
+        let (first, second) = (self.priority(a.1), self.priority(b.1));
+        first > second || (first == second && a.0 < b.0 && self.policies.queue == QueueOrder::Fifo)
+    }
+
+    /// Everything that those who wait before a request could use. In fair share: that anybody else could.
+    pub fn claims_before(&self, id: LeaseId, request: &Request) -> Claims {
+        self.claims_of(id, request, |_| true)
+    }
+
+    /// As [`Model::claims_before`], without those who cannot start before the lease would be over.
+    pub fn claims_in_the_way(&self, id: LeaseId, request: &Request) -> Claims {
+        let end = self.held_at_most(request).map(|most| self.now.after(most));
+        self.claims_of(id, request, |earlier| {
+            let start = self.certain_start(earlier);
+            end.is_none_or(|end| start.is_none_or(|start| start < end)) || same_wish(earlier, request)
+        })
+    }
+
+    fn claims_of(&self, id: LeaseId, request: &Request, in_the_way: impl Fn(&Request) -> bool) -> Claims {
+        let mut claims = Claims::default();
+        let fifo = self.policies.queue == QueueOrder::Fifo;
+        for entry in self.waiting().filter(|entry| entry.id != id) {
+            let before = self.is_before((entry.id, &entry.request), (id, request)) || !fifo;
+            if before && !self.over_quota(&entry.request) && in_the_way(&entry.request) {
+                let places = self.could_use(&entry.request);
+                if !needs_no_host(&entry.request) && !places.is_empty() {
+                    // Hosts are claimed by what nodes have in common, which may be more than the node itself.
+                    claims.hosts.extend(self.nodes.keys());
+                }
+                claims.devices.extend(places.into_values().flat_map(BTreeMap::into_keys));
+            }
+        }
+        claims
+    }
+
+    /// When a request is certain to find a place, counting on certain ends only: the first of those instants at which
+    /// it would fit if everybody who must be gone by then were.
+    pub fn certain_start(&self, request: &Request) -> Option<Time> {
+        let ends = self.leases.values().filter(|entry| entry.counts()).filter_map(|entry| self.certain_end(entry));
+        let instants: BTreeSet<Time> = ends.chain([self.now]).filter(|at| *at >= self.now).collect();
+        let places = self.could_use(request);
+        instants.into_iter().find(|&at| places.iter().any(|(node, parts)| self.fits_at(at, request, *node, parts)))
+    }
+
+    fn fits_at(&self, at: Time, request: &Request, node: NodeId, parts: &BTreeMap<DeviceId, Part>) -> bool {
+        let stays = |entry: &Entry| entry.counts() && self.certain_end(entry).is_none_or(|end| end > at);
+        let room = |(id, part): &(&DeviceId, &Part)| {
+            let (mut share, mut memory) = (part.share, part.memory);
+            for (_, promise) in self.on_device(**id).filter(|(entry, _)| stays(entry)) {
+                share += u64::from(promise.share.0);
+                memory += promise.memory.0;
+            }
+            let device = &self.devices[*id];
+            share <= 1000 && (device.facts.memory.is_none() || memory <= device.capacity())
+        };
+        let facts = &self.nodes[&node].facts;
+        let (mut cpus, mut memory) = (request.cpus.0, request.host_memory.0);
+        for entry in self.leases.values().filter(|entry| entry.node == Some(node) && stays(entry)) {
+            cpus += entry.request.cpus.0;
+            memory += entry.request.host_memory.0;
+        }
+        let host = needs_no_host(request) || (cpus <= facts.cpus.0 && memory <= facts.memory.0);
+        host && parts.iter().filter(room).count() >= usize::from(request.gpus)
+    }
+
+    fn certain_end(&self, entry: &Entry) -> Option<Time> {
+        if entry.draining {
+            return Some(self.now);
+        }
+        [entry.hard_end, entry.revoke_at].into_iter().flatten().min()
+    }
+}
+
+/// Whether two requests are alike to placement: then the later one has nothing on the earlier one.
+fn same_wish(a: &Request, b: &Request) -> bool {
+    let place = |r: &Request| (r.gpus, r.amount, r.isolation, r.thresholds, r.select.clone(), r.cpus, r.host_memory);
+    place(a) == place(b)
+}
+
+pub fn needs_no_host(request: &Request) -> bool {
+    request.cpus.0 == 0 && request.host_memory.0 == 0
+}

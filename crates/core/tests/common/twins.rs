@@ -1,0 +1,142 @@
+//! Two pools that should not be told apart: one that went on, and one that was killed and brought back from its rows.
+
+use gpupool_core::lease::{Holder, LeaseState};
+use gpupool_core::reading::{Field, Reading};
+use gpupool_core::row::LeaseRow;
+use gpupool_core::{Bytes, Command, DeviceId, Effect, Millis, NodeId, Outcome, Percent, Pool};
+
+use super::model::ensure;
+use super::session::{Session, told_workload};
+use super::world::World;
+
+/// Runs a world up to a step, restores a second pool there, and takes the other steps with both.
+pub fn decide_alike(world: &World, cut: usize) -> Result<(), String> {
+    let mut live = Session::start(world)?;
+    for step in &world.steps[..cut.min(world.steps.len())] {
+        live.step(step)?;
+    }
+    settle(&mut live)?;
+    let mut twin = live.restored(live.store.rows())?;
+    let all_rows: Vec<_> = live.log.iter().flat_map(|said| said.outcome.rows.clone()).collect();
+    let from_all_rows = live.restored(all_rows)?;
+    ensure!(
+        leases(&twin) == leases(&from_all_rows),
+        "rule 2: a store that keeps the last rows only restores another pool"
+    );
+    ensure!(leases(&twin) == leases(&live.pool), "rule 2: {:?} became {:?}", leases(&live.pool), leases(&twin));
+
+    bring_up(&live, &mut twin)?;
+    let from = live.log.len();
+    for command in reassure(&live) {
+        live.send(command)?;
+    }
+    for step in &world.steps[cut.min(world.steps.len())..] {
+        live.step(step)?;
+    }
+    for said in &live.log[from..] {
+        let (answer, outcome) = twin.apply(said.now, said.command.clone());
+        twin.sanity_check()?;
+        let same = answer == said.answer && outcome.effects == said.outcome.effects;
+        ensure!(same, "rule 2: the restored pool says {answer:?}, {outcome:?}\nwhere the live one said {said:?}");
+        let (live_rows, twin_rows) = (lease_rows(&said.outcome), lease_rows(&outcome));
+        ensure!(live_rows == twin_rows, "rule 2: the restored pool keeps {twin_rows:?}\nnot {live_rows:?}");
+    }
+    ensure!(leases(&twin) == leases(&live.pool), "rule 2: the pools parted");
+    Ok(())
+}
+
+fn leases(pool: &Pool) -> Vec<LeaseRow> {
+    pool.leases().map(LeaseRow::of).collect()
+}
+
+fn lease_rows(outcome: &Outcome) -> Vec<&gpupool_core::Row> {
+    outcome.rows.iter().filter(|row| matches!(row, gpupool_core::Row::Lease(_))).collect()
+}
+
+/// Reads every device and sees every node again until nothing comes of it any more: what the live pool knows is then
+/// what one reading tells, and everybody who could go has gone.
+fn settle(live: &mut Session) -> Result<(), String> {
+    for _ in 0..20 {
+        live.clock = live.model.now.after(Millis(1));
+        let from = live.log.len();
+        for device in live.model.devices.keys().copied().collect::<Vec<_>>() {
+            live.send(Command::Observe { device, reading: plain_reading(live, device) })?;
+        }
+        let up: Vec<usize> = (0..live.nodes.len()).filter(|n| live.model.nodes[&NodeId(*n as u32)].up).collect();
+        for number in up {
+            live.send(live.node_seen(number))?;
+        }
+        if live.log[from..].iter().all(|said| said.outcome == Outcome::default()) {
+            return Ok(());
+        }
+    }
+    Err("the live pool does not come to rest".to_owned())
+}
+
+/// The last reading of a device, without fields that failed: those say what an earlier reading said, which is not kept.
+fn plain_reading(live: &Session, device: DeviceId) -> Reading {
+    let last = live.model.devices[&device].reading.clone();
+    let mut reading = last.unwrap_or_else(|| Reading::idle(live.clock));
+    reading.at = live.clock;
+    if reading.memory_used == Field::Failed {
+        reading.memory_used = Field::Value(Bytes(0));
+    }
+    if reading.utilization == Field::Failed {
+        reading.utilization = Field::Value(Percent(0));
+    }
+    if reading.temperature_c == Field::Failed {
+        reading.temperature_c = Field::Value(30);
+    }
+    reading
+}
+
+/// Tells a restored pool what rows do not keep. Nothing may come of that: the live pool knew it all along.
+fn bring_up(live: &Session, twin: &mut Pool) -> Result<(), String> {
+    let model = &live.model;
+    let mut commands = vec![Command::SetWorkload { classes: told_workload(model.told_workload) }];
+    for (id, device) in &model.devices {
+        commands.push(Command::SetHealth { device: *id, health: device.health.clone() });
+        let mut reading = plain_reading(live, *id);
+        reading.at = model.now.after(Millis(1));
+        commands.push(Command::Observe { device: *id, reading });
+    }
+    commands.extend((0..live.nodes.len()).map(|number| live.node_seen(number)));
+    let lost = model.nodes.iter().filter(|(_, node)| !node.up);
+    for (id, _) in lost {
+        commands.retain(
+            |command| !matches!(command, Command::NodeSeen { facts, .. } if facts.name == model.nodes[id].facts.name),
+        );
+    }
+    for command in commands {
+        let (answer, outcome) = twin.apply(model.now, command.clone());
+        twin.sanity_check()?;
+        ensure!(answer.is_ok(), "rule 2: {command:?} is answered by {answer:?}");
+        let quiet = outcome.effects.iter().all(|effect| matches!(effect, Effect::DeviceOpen { .. }));
+        ensure!(quiet, "rule 2: {command:?} makes the restored pool do what the live one did not: {outcome:?}");
+    }
+    Ok(())
+}
+
+/// A restored lease lives one full ttl and a restored waiter waits anew; so does everybody else after this.
+fn reassure(live: &Session) -> Vec<Command> {
+    let mut commands: Vec<Command> = Vec::new();
+    let later = live.model.now.after(Millis(1));
+    for device in live.model.devices.keys() {
+        let mut reading = plain_reading(live, *device);
+        reading.at = later;
+        commands.push(Command::Observe { device: *device, reading });
+    }
+    for entry in live.model.leases.values() {
+        let (lease, Some(token)) = (entry.id, entry.token) else {
+            commands.push(Command::Follow { lease: entry.id });
+            continue;
+        };
+        if entry.state == LeaseState::Active {
+            commands.push(match entry.held_by {
+                true => Command::Attach { lease, token, holder: Holder::Connection },
+                false => Command::Renew { lease, token },
+            });
+        }
+    }
+    commands
+}
