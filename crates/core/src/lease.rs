@@ -1,11 +1,13 @@
 //! A lease: a request's life from the asking to the end, and what it holds meanwhile.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{DeviceId, LeaseId, NodeId, Token};
-use crate::request::{Request, Strategy};
+use crate::ids::DeviceId;
+use crate::request::Strategy;
+use crate::row::LeaseRow;
 use crate::units::{Bytes, Share, Time};
 
 /// Where a lease is in its life.
@@ -131,56 +133,48 @@ pub enum Holder {
     Connection,
 }
 
-/// A request's life. All of it is persistent but for what [`crate::row::LeaseRow`] leaves out.
+/// A request's life: what is kept of it, and what a restart starts anew.
 #[derive(Debug, Clone)]
 pub struct Lease {
-    /// Its number.
-    pub id: LeaseId,
-    /// What was asked for.
-    pub request: Arc<Request>,
-    /// The client's key that makes asking twice harmless.
-    pub key: Option<Arc<str>>,
-    /// Where it is in its life.
-    pub state: LeaseState,
-    /// Why it ended.
-    pub cause: Option<EndCause>,
-    /// Its fencing token, once granted.
-    pub token: Option<Token>,
-    /// The node it is on, once granted.
-    pub node: Option<NodeId>,
-    /// What it holds, or what still drains of it.
-    pub promises: Arc<[Promise]>,
-    /// Whether what it held is not free yet.
-    pub draining: bool,
-    /// Whether its devices were quarantined because its processes stayed.
-    pub quarantined: bool,
-    /// The rule that decided.
-    pub decision: Option<Arc<Decision>>,
-    /// Who keeps it alive.
-    pub holder: Option<Holder>,
-    /// When it was asked for.
-    pub created_at: Time,
-    /// When it was granted.
-    pub granted_at: Option<Time>,
-    /// When it ended.
-    pub ended_at: Option<Time>,
-    /// When an administrator's revocation takes effect.
-    pub revoke_at: Option<Time>,
-    /// When it may be held no longer.
-    pub hard_end: Option<Time>,
+    /// What is kept; a lease reads as its row.
+    kept: LeaseRow,
     /// When its heartbeat runs out; not while it has a holder.
     pub expires_at: Option<Time>,
     pub(crate) asked_at: Time,
-    pub(crate) seq: u64,
     pub(crate) deadline: Option<Time>,
 }
 
 impl Lease {
+    /// A lease that goes on from its row: one full ttl, one full wait.
+    pub(crate) fn from_row(kept: LeaseRow, now: Time) -> Self {
+        let expires_at = (kept.state == LeaseState::Active).then(|| now.after(kept.request.ttl));
+        Self { kept, expires_at, asked_at: now, deadline: None }
+    }
+
+    /// What is kept of it.
+    pub fn row(&self) -> &LeaseRow {
+        &self.kept
+    }
+
     /// Ends at the latest at this time, by a promise that was made and not by a heartbeat that may go on.
     pub fn certain_end(&self) -> Option<Time> {
         match (self.hard_end, self.revoke_at) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
+    }
+}
+
+impl Deref for Lease {
+    type Target = LeaseRow;
+
+    fn deref(&self) -> &LeaseRow {
+        &self.kept
+    }
+}
+
+impl DerefMut for Lease {
+    fn deref_mut(&mut self) -> &mut LeaseRow {
+        &mut self.kept
     }
 }

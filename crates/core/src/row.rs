@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::{Cordon, DeviceFacts, Link, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
-use crate::lease::{Decision, EndCause, Holder, Lease, LeaseState, Promise};
+use crate::lease::{Decision, EndCause, Holder, LeaseState, Promise};
 use crate::policy::Policies;
 use crate::request::Request;
 use crate::units::Time;
@@ -70,21 +70,21 @@ pub struct LeaseRow {
     pub id: LeaseId,
     /// What was asked for.
     pub request: Arc<Request>,
-    /// The client's key.
+    /// The client's key that makes asking twice harmless.
     pub key: Option<Arc<str>>,
     /// Where it is in its life.
     pub state: LeaseState,
     /// Why it ended.
     pub cause: Option<EndCause>,
-    /// Its token.
+    /// Its fencing token, once granted.
     pub token: Option<Token>,
-    /// Its node.
+    /// The node it is on, once granted.
     pub node: Option<NodeId>,
-    /// What it holds, or what drains of it.
+    /// What it holds, or what still drains of it.
     pub promises: Arc<[Promise]>,
-    /// Whether it drains.
+    /// Whether what it held is not free yet.
     pub draining: bool,
-    /// Whether its devices are quarantined.
+    /// Whether its devices were quarantined because its processes stayed.
     pub quarantined: bool,
     /// The rule that decided.
     pub decision: Option<Arc<Decision>>,
@@ -105,54 +105,27 @@ pub struct LeaseRow {
 }
 
 impl LeaseRow {
-    /// What is kept of a lease.
-    pub fn of(lease: &Lease) -> Self {
+    /// A request that was just made, and waits.
+    pub(crate) fn new(id: LeaseId, seq: u64, request: Arc<Request>, key: Option<Arc<str>>, now: Time) -> Self {
         Self {
-            id: lease.id,
-            request: lease.request.clone(),
-            key: lease.key.clone(),
-            state: lease.state,
-            cause: lease.cause.clone(),
-            token: lease.token,
-            node: lease.node,
-            promises: lease.promises.clone(),
-            draining: lease.draining,
-            quarantined: lease.quarantined,
-            decision: lease.decision.clone(),
-            holder: lease.holder.clone(),
-            created_at: lease.created_at,
-            granted_at: lease.granted_at,
-            ended_at: lease.ended_at,
-            revoke_at: lease.revoke_at,
-            hard_end: lease.hard_end,
-            seq: lease.seq,
-        }
-    }
-
-    /// The lease as it goes on after a restart: one full ttl, one full wait.
-    pub(crate) fn into_lease(self, now: Time) -> Lease {
-        Lease {
-            expires_at: (self.state == LeaseState::Active).then(|| now.after(self.request.ttl)),
-            asked_at: now,
-            deadline: None,
-            id: self.id,
-            request: self.request,
-            key: self.key,
-            state: self.state,
-            cause: self.cause,
-            token: self.token,
-            node: self.node,
-            promises: self.promises,
-            draining: self.draining,
-            quarantined: self.quarantined,
-            decision: self.decision,
-            holder: self.holder,
-            created_at: self.created_at,
-            granted_at: self.granted_at,
-            ended_at: self.ended_at,
-            revoke_at: self.revoke_at,
-            hard_end: self.hard_end,
-            seq: self.seq,
+            id,
+            request,
+            key,
+            state: LeaseState::Queued,
+            cause: None,
+            token: None,
+            node: None,
+            promises: Arc::from([]),
+            draining: false,
+            quarantined: false,
+            decision: None,
+            holder: None,
+            created_at: now,
+            granted_at: None,
+            ended_at: None,
+            revoke_at: None,
+            hard_end: None,
+            seq,
         }
     }
 }

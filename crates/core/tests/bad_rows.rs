@@ -14,7 +14,7 @@ use gpupool_core::{Bytes, DeviceId, GpuId, LeaseId, NodeId, Request, Row, Share,
 use support::*;
 
 fn row_of_lease(stage: &Stage, id: LeaseId) -> LeaseRow {
-    LeaseRow::of(stage.lease(id))
+    stage.lease(id).row().clone()
 }
 
 /// Restarts with one more row about a lease, made from an active one, and gives the complaint.

@@ -202,7 +202,7 @@ fn rows_that_contradict_themselves_are_left_out_and_numbers_go_on() {
     let mut live = pool(WHEN_GONE, Policies::unlimited(), &[&[0, 0]]);
     let mut rows = see(&mut Pool::new(WHEN_GONE, Policies::unlimited()), 0, &[0, 0]).rows;
     let good = ask(&mut live, share("a", 300));
-    let row = LeaseRow::of(live.lease(good).unwrap());
+    let row = live.lease(good).unwrap().row().clone();
     let with = |id: u64, change: &dyn Fn(&mut LeaseRow)| {
         let mut row = LeaseRow { id: LeaseId(id), seq: id, ..row.clone() };
         change(&mut row);

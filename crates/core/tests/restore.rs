@@ -23,9 +23,9 @@ fn what_was_promised_is_promised_after_a_restart() {
     let (a, b) = (stage.ask(part(300)), stage.ask(Request { cpus: cpus(4), ..whole() }));
     let (released, queued) = (stage.ask(part(100)), stage.ask(gpus(2)));
     stage.release(released);
-    let before: Vec<LeaseRow> = stage.pool.leases().map(LeaseRow::of).collect();
+    let before: Vec<LeaseRow> = stage.pool.leases().map(|lease| lease.row().clone()).collect();
     assert!(stage.restart().is_empty());
-    let after: Vec<LeaseRow> = stage.pool.leases().map(LeaseRow::of).collect();
+    let after: Vec<LeaseRow> = stage.pool.leases().map(|lease| lease.row().clone()).collect();
     assert_eq!(before, after);
     assert_eq!((stage.device(0).promised, stage.device(0).leases), (Share(300), vec![a]));
     assert_eq!((stage.device(1).promised, stage.device(1).leases), (Share::WHOLE, vec![b]));

@@ -232,8 +232,8 @@ impl Pool {
                 continue;
             }
             if let Some(lease) = self.leases.remove(&id) {
-                if let Some(key) = lease.key {
-                    self.keys.remove(&(lease.request.owner.clone(), key));
+                if let Some(key) = &lease.key {
+                    self.keys.remove(&(lease.request.owner.clone(), key.clone()));
                 }
                 out.rows.push(Row::Forget(id));
             }

@@ -30,7 +30,7 @@ use crate::owners::{OwnerId, Owners};
 use crate::placement::scored;
 use crate::policy::Policies;
 use crate::queue::Queue;
-use crate::row::{Counters, LeaseRow, Row};
+use crate::row::{Counters, Row};
 use crate::units::{Millis, Time};
 use crate::workload::Workload;
 
@@ -187,7 +187,7 @@ impl Pool {
     /// Keeps a lease as it now is.
     fn keep(&self, lease: LeaseId, out: &mut Outcome) {
         if let Some(lease) = self.leases.get(&lease) {
-            out.rows.push(Row::Lease(LeaseRow::of(lease)));
+            out.rows.push(Row::Lease(lease.row().clone()));
         }
     }
 

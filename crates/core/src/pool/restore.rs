@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::device::{DeviceFacts, DeviceIdentity, IsolationSupport, NodeFacts, Vendor};
 use crate::ids::{DeviceId, Labels, LeaseId, NodeId};
-use crate::lease::{EndCause, LeaseState};
+use crate::lease::{EndCause, Lease, LeaseState};
 use crate::limits;
 use crate::policy::Policies;
 use crate::row::{Counters, DeviceRow, LeaseRow, NodeRow, Row, UsageRow, WorkloadRow};
@@ -266,7 +266,7 @@ impl Pool {
         if let Some(key) = &row.key {
             self.keys.entry((row.request.owner.clone(), key.clone())).or_insert(row.id);
         }
-        let lease = row.into_lease(now);
+        let lease = Lease::from_row(row, now);
         let id = lease.id;
         if holds {
             for promise in lease.promises.iter() {

@@ -9,7 +9,7 @@ use crate::limits;
 use crate::outcome::{Answer, Denied, Effect, Outcome, Unsatisfiable};
 use crate::policy::QueueOrder;
 use crate::request::Request;
-use crate::row::Row;
+use crate::row::{LeaseRow, Row};
 
 use super::Pool;
 use super::schedule::Wish;
@@ -97,29 +97,7 @@ impl Pool {
         if let Some(key) = &key {
             self.keys.insert((request.owner.clone(), key.clone()), id);
         }
-        let lease = Lease {
-            id,
-            request,
-            key,
-            state: LeaseState::Queued,
-            cause: None,
-            token: None,
-            node: None,
-            promises: Arc::from([]),
-            draining: false,
-            quarantined: false,
-            decision: None,
-            holder: None,
-            created_at: self.now,
-            granted_at: None,
-            ended_at: None,
-            revoke_at: None,
-            hard_end: None,
-            expires_at: None,
-            asked_at: self.now,
-            seq,
-            deadline: None,
-        };
+        let lease = Lease::from_row(LeaseRow::new(id, seq, request, key, self.now), self.now);
         self.leases.insert(id, Box::new(lease));
         id
     }

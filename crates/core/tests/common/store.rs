@@ -56,7 +56,7 @@ impl Store {
 
     /// Nothing the pool knows of its leases, devices and nodes is missing here, and nothing is here that it does not know.
     pub fn holds_all_of(&self, pool: &Pool) -> Result<(), String> {
-        let leases: Vec<LeaseRow> = pool.leases().map(LeaseRow::of).collect();
+        let leases: Vec<LeaseRow> = pool.leases().map(|lease| lease.row().clone()).collect();
         let kept = self.leases.values();
         if !leases.iter().eq(kept) {
             let differing = leases.iter().find(|lease| self.leases.get(&lease.id) != Some(lease));

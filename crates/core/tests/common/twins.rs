@@ -46,7 +46,7 @@ pub fn decide_alike(world: &World, cut: usize) -> Result<(), String> {
 }
 
 fn leases(pool: &Pool) -> Vec<LeaseRow> {
-    pool.leases().map(LeaseRow::of).collect()
+    pool.leases().map(|lease| lease.row().clone()).collect()
 }
 
 fn lease_rows(outcome: &Outcome) -> Vec<&gpupool_core::Row> {
