@@ -11,7 +11,7 @@ use super::{Card, State, fragmentation};
 const STEP: f64 = 10.0;
 
 /// Demand that names a model matters from about this part of the model's capacity on; below it is a tie-break.
-const SOUGHT_AFTER: f64 = 0.45;
+const SOUGHT_AFTER: f64 = 0.40;
 /// How sharply it starts to matter.
 const SHARPNESS: f64 = 8.0;
 
