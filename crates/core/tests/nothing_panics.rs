@@ -6,9 +6,9 @@ mod common;
 
 use std::sync::Arc;
 
-use common::cases;
 use common::session::Session;
 use common::world::{self, Theme, World};
+use common::{cases, chance};
 use gpupool_core::device::{Cordon, DeviceMemory, Health, Link, LinkKind, NodeFacts};
 use gpupool_core::lease::{Holder, Promise};
 use gpupool_core::policy::{Policies, Policy, QueueOrder, Quota};
@@ -268,7 +268,7 @@ proptest! {
     /// Rule 6: a row that lies is left out, or taken for what it says; the pool goes on either way.
     #[test]
     fn no_row_stops_a_pool(
-        world in world::world(Theme::Endings, 80),
+        world in chance::world(Theme::Endings, 80),
         lies in prop::collection::vec(lie(), 1..6),
         commands in prop::collection::vec((clock(), anything()), 1..40),
     ) {

@@ -21,8 +21,8 @@ const WHEN_GONE: Settings = Settings { drain: Drain::WhenGone { patience: Millis
 /// A pool of nodes with devices of these kinds (`world::device`).
 fn pool(settings: Settings, rules: Policies, nodes: &[&[usize]]) -> Pool {
     let mut pool = Pool::new(settings, rules);
-    for number in 0..nodes.len() {
-        see(&mut pool, number, nodes[number]);
+    for (number, kinds) in nodes.iter().enumerate() {
+        see(&mut pool, number, kinds);
     }
     pool
 }
@@ -62,7 +62,7 @@ fn an_offer_is_not_held_beyond_the_time_the_lease_may_be_held() {
     let (answer, outcome) = pool.apply(Time(0), Command::Request { request: Arc::new(request), key: None });
     assert!(outcome.effects.iter().any(|e| matches!(e, Effect::Offered { until: Time(1_000), .. })), "{outcome:?}");
     let Ok(Answer::Lease(lease)) = answer else { panic!("{answer:?}") };
-    pool.apply(Time(1_000), Command::Tick);
+    pool.apply(Time(1_000), Command::Tick).0.unwrap();
     assert_eq!(state(&pool, lease), Some(LeaseState::Expired));
 }
 
@@ -88,7 +88,7 @@ fn a_quota_that_is_left_by_a_draining_lease_lets_the_owner_go_on() {
     let mut pool = pool(WHEN_GONE, rules, &[&[0, 0]]);
     let first = ask(&mut pool, whole("a"));
     let second = ask(&mut pool, whole("a"));
-    pool.apply(Time(0), Command::Release { lease: first });
+    pool.apply(Time(0), Command::Release { lease: first }).0.unwrap();
     assert_eq!(state(&pool, second), Some(LeaseState::Active));
 }
 
@@ -122,7 +122,7 @@ fn gpu_hours_that_run_out_take_the_claims_of_the_owners_waiters_away() {
     assert_eq!([claims, behind].map(|lease| state(&pool, lease)), [Some(LeaseState::Queued); 2]);
     let runs_out = pool.next_deadline().unwrap();
     assert_eq!(runs_out, Time(1_800), "one thousandth of a GPU-hour is 3.6 s of one GPU, 1.8 s of two");
-    pool.apply(runs_out, Command::Tick);
+    pool.apply(runs_out, Command::Tick).0.unwrap();
     assert_eq!(state(&pool, behind), Some(LeaseState::Active));
 }
 
@@ -143,13 +143,13 @@ fn a_new_period_in_the_middle_of_a_pass_lets_nobody_of_lower_priority_pass() {
     rules.default_quota.held = Some(Share(5000));
     let mut pool = pool(Settings::default(), rules, &[&[0]]);
     let used = ask(&mut pool, whole("a"));
-    pool.apply(Time(30_000), Command::Release { lease: used });
+    pool.apply(Time(30_000), Command::Release { lease: used }).0.unwrap();
     let holder = ask_at(&mut pool, 30_000, Request { ttl: Millis(80_000), cpus: MilliCpus(8_000), ..whole("z") });
     let host_only = Request { gpus: 0, cpus: MilliCpus(1_000), ..whole("a") };
     let first = ask_at(&mut pool, 50_000, host_only);
     let gpu = ask_at(&mut pool, 50_000, whole("a"));
     let lower = ask_at(&mut pool, 50_000, Request { priority: -1, ..whole("b") });
-    pool.apply(Time(61_000), Command::Release { lease: holder });
+    pool.apply(Time(61_000), Command::Release { lease: holder }).0.unwrap();
     let states = [first, gpu, lower].map(|lease| state(&pool, lease));
     assert_eq!(states, [Some(LeaseState::Active), Some(LeaseState::Active), Some(LeaseState::Queued)]);
 }
@@ -169,7 +169,7 @@ fn asking_whether_a_quota_is_reached_does_not_change_the_order() {
 fn links_go_on_holding_when_another_device_comes() {
     let mut pool = pool(Settings::default(), Policies::unlimited(), &[&[0, 0, 0]]);
     let links = world::links(&[(0, 2, true)]);
-    pool.apply(Time(0), Command::Links { node: gpupool_core::NodeId(0), links });
+    pool.apply(Time(0), Command::Links { node: gpupool_core::NodeId(0), links }).0.unwrap();
     see(&mut pool, 0, &[0, 0, 0, 0]);
     let pair = ask(&mut pool, Request { gpus: 2, ..whole("a") });
     let devices: Vec<DeviceId> = pool.lease(pair).unwrap().promises.iter().map(|promise| promise.device).collect();

@@ -9,9 +9,10 @@ mod common;
 use std::sync::Arc;
 
 use common::cases;
+use common::chance::world;
 use common::session::{Session, ok};
 use common::twins;
-use common::world::{Act, NodeSpec, Theme, World, world};
+use common::world::{Act, NodeSpec, Theme, World};
 use gpupool_core::device::{Cordon, Health};
 use gpupool_core::lease::LeaseState;
 use gpupool_core::reading::Reading;
@@ -37,9 +38,15 @@ proptest! {
         ok(Session::run(&world))?;
     }
 
-    /// Rule 4: see `follow::take_grant` for who may pass whom, `session::check_waiter` for who may not be left waiting.
+    /// Rule 4: see `grants::take_grant` for who may pass whom, `session::check_waiter` for who may not be left waiting.
     #[test]
     fn nobody_is_put_off_by_somebody_who_came_later(world in world(Theme::Queueing, 160)) {
+        ok(Session::run(&world))?;
+    }
+
+    /// Rule 4, where it is a matter of milliseconds.
+    #[test]
+    fn whoever_passes_others_is_gone_before_they_can_start(world in world(Theme::Backfill, 80)) {
         ok(Session::run(&world))?;
     }
 

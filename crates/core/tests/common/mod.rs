@@ -1,16 +1,18 @@
 //! What the property tests share, in the order a step goes through it:
 //!
-//! - [`world`]: a random fleet and random steps;
+//! - [`world`], [`chance`]: a fleet and steps, and how they come about at random;
 //! - [`session`]: turns steps into commands, gives them to a pool and checks everything after each;
 //! - [`model`]: the books of somebody who only hears what the pool says;
-//! - [`follow`]: which effects a command must and may have;
+//! - [`follow`], [`grants`]: which effects a command must and may have;
 //! - [`turns`]: what fits where and whose turn it is, the long way round;
 //! - [`store`]: what survives a crash;
 //! - [`twins`]: a pool and another one restored from its rows.
 
 #![allow(dead_code)] // each test file uses a part
 
+pub mod chance;
 pub mod follow;
+pub mod grants;
 pub mod model;
 pub mod session;
 pub mod store;

@@ -1,0 +1,267 @@
+//! Random worlds: how often what happens, and how large it is.
+
+use std::sync::Arc;
+
+use gpupool_core::device::{Cordon, Health, Vendor};
+use gpupool_core::reading::Field;
+use gpupool_core::request::{Isolation, Select, Thresholds};
+use gpupool_core::{
+    Amount, Bytes, Drain, GpuId, MilliCpus, Millis, Percent, Request, Settings, Share, Strategy as Placement,
+};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::world::{
+    Act, Change, GIB, NodeSpec, POLICIES, Pick, Processes, ReadingSpec, Shown, Step, Theme, Wait, Wish, World,
+};
+
+pub fn world(theme: Theme, steps: usize) -> impl Strategy<Value = World> {
+    let most_nodes = if matches!(theme, Theme::Queueing | Theme::Together) { 2 } else { 3 };
+    let most_nodes = if theme == Theme::Backfill { 1 } else { most_nodes };
+    (
+        prop::collection::vec(node(theme), 1..=most_nodes),
+        settings(theme),
+        prop_oneof![3 => Just(0), 2 => 0..POLICIES],
+        prop::collection::vec(step(theme), 1..=steps),
+    )
+        .prop_map(|(nodes, settings, policies, steps)| World { nodes, settings, policies, steps })
+}
+
+fn node(theme: Theme) -> impl Strategy<Value = NodeSpec> {
+    let least = if theme == Theme::Together { 3 } else { 1 };
+    let kinds = prop::collection::vec(prop_oneof![3 => Just(0), 2 => Just(1), 1 => Just(2), 1 => Just(3)], least..=3);
+    (2_u64..9, 4_u64..33, any::<bool>(), kinds).prop_map(|(cpus, memory_gib, zone, kinds)| NodeSpec {
+        cpus,
+        memory_gib,
+        zone,
+        kinds,
+    })
+}
+
+fn settings(theme: Theme) -> impl Strategy<Value = Settings> {
+    let when_gone = (1_u64..12_000).prop_map(|patience| Drain::WhenGone { patience: Millis(patience) });
+    let at_once = if theme == Theme::Endings { 1 } else { 3 };
+    let drain = prop_oneof![at_once => Just(Drain::AtOnce), 3 => when_gone];
+    let max_age = prop_oneof![3 => Just(None), 1 => (1_000_u64..20_000).prop_map(|age| Some(Millis(age)))];
+    (drain, max_age).prop_map(|(drain, reading_max_age)| Settings { drain, reading_max_age })
+}
+
+fn step(theme: Theme) -> impl Strategy<Value = Step> {
+    let wait = prop_oneof![
+        10 => Just(Wait::None),
+        6 => (1_u64..3_000).prop_map(Wait::Millis),
+        2 => (3_000_u64..20_000).prop_map(Wait::Millis),
+        2 => Just(Wait::ToDeadline),
+        2 => Just(Wait::JustBefore),
+        1 => (1_u64..100_000).prop_map(Wait::Back),
+    ];
+    (wait, act(theme)).prop_map(|(wait, act)| Step { wait, act })
+}
+
+fn act(theme: Theme) -> impl Strategy<Value = Act> {
+    let (asks, ends, faults) = match theme {
+        Theme::Everything => (8, 3, 2),
+        Theme::Queueing => (10, 3, 1),
+        Theme::Endings => (6, 6, 1),
+        Theme::Faults => (6, 2, 6),
+        Theme::Together => (8, 5, 3),
+        Theme::Learning => (30, 20, 1),
+        Theme::Backfill => (30, 5, 1),
+    };
+    let orders = if theme == Theme::Together { 3 } else { 1 };
+    prop_oneof![
+        3 => Just(Act::KeepAll),
+        asks => (request(theme), prop::option::weighted(0.15, 0_u8..4)).prop_map(|(r, key)| Act::Ask(Wish(Arc::new(r)), key)),
+        ends => ending(),
+        2 => heartbeat(),
+        faults => fault(theme),
+        orders => administration(theme),
+    ]
+}
+
+fn ending() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        4 => pick().prop_map(Act::Release),
+        4 => pick().prop_map(Act::Drained),
+        1 => (pick(), grace()).prop_map(|(pick, grace)| Act::HolderGone(pick, grace)),
+        1 => pick().prop_map(Act::Fail),
+        1 => (pick(), grace()).prop_map(|(pick, grace)| Act::Revoke(pick, grace)),
+    ]
+}
+
+fn heartbeat() -> impl Strategy<Value = Act> {
+    let shown = || prop_oneof![6 => Just(Shown::Right), 1 => Just(Shown::Older), 1 => Just(Shown::Newer)];
+    prop_oneof![
+        2 => pick().prop_map(Act::Follow),
+        3 => (pick(), shown()).prop_map(|(pick, shown)| Act::Confirm(pick, shown)),
+        2 => (pick(), shown()).prop_map(|(pick, shown)| Act::Renew(pick, shown)),
+        2 => (pick(), shown()).prop_map(|(pick, shown)| Act::Attach(pick, shown)),
+    ]
+}
+
+fn fault(theme: Theme) -> impl Strategy<Value = Act> {
+    let health = prop_oneof![
+        3 => Just(Health::Healthy),
+        1 => Just(Health::Lost),
+        1 => Just(Health::Unhealthy("uncorrectable errors".into())),
+    ];
+    let growth = if theme == Theme::Together { 4 } else { 1 };
+    let change = prop_oneof![
+        4 => Just(Change::Nothing),
+        growth => (0_usize..4).prop_map(Change::OneMoreDevice),
+        1 => Just(Change::Zone),
+        1 => (1_u64..9).prop_map(Change::Cpus),
+    ];
+    prop_oneof![
+        5 => (any::<Index>(), reading()).prop_map(|(device, reading)| Act::Observe(device, reading)),
+        2 => (any::<Index>(), health).prop_map(|(device, health)| Act::SetHealth(device, health)),
+        1 => any::<Index>().prop_map(Act::NodeLost),
+        2 => (any::<Index>(), change).prop_map(|(node, change)| Act::NodeSeen(node, change)),
+    ]
+}
+
+fn administration(theme: Theme) -> impl Strategy<Value = Act> {
+    let cordon = prop_oneof![2 => Just(Cordon::Open), 1 => Just(Cordon::Cordoned)];
+    let link = (0_u8..5, 0_u8..5, any::<bool>());
+    let restarts = if theme == Theme::Faults { 3 } else { 1 };
+    let joins = if theme == Theme::Together { 8 } else { 1 };
+    prop_oneof![
+        2 => (any::<Index>(), cordon).prop_map(|(device, cordon)| Act::Cordon(device, cordon)),
+        1 => (any::<Index>(), grace()).prop_map(|(device, grace)| Act::Drain(device, grace)),
+        joins => (any::<Index>(), prop::collection::vec(link, 0..4)).prop_map(|(node, links)| Act::Links(node, links)),
+        2 => (0..POLICIES).prop_map(Act::SetPolicies),
+        1 => any::<bool>().prop_map(Act::SetWorkload),
+        restarts => Just(Act::Restart),
+    ]
+}
+
+fn pick() -> impl Strategy<Value = Pick> {
+    prop_oneof![
+        8 => any::<Index>().prop_map(Pick::Fitting),
+        2 => any::<Index>().prop_map(Pick::Any),
+        1 => Just(Pick::Unknown),
+    ]
+}
+
+fn grace() -> impl Strategy<Value = u64> {
+    prop_oneof![2 => Just(0), 4 => 1_u64..8_000, 1 => Just(u64::MAX)]
+}
+
+fn field<T: Copy + std::fmt::Debug>(value: impl Strategy<Value = T>) -> impl Strategy<Value = Field<T>> {
+    prop_oneof![
+        10 => value.prop_map(Field::Value),
+        1 => Just(Field::Unsupported),
+        1 => Just(Field::Failed),
+    ]
+}
+
+fn reading() -> impl Strategy<Value = ReadingSpec> {
+    let processes = prop_oneof![
+        2 => Just(Processes::NotListed),
+        3 => (any::<bool>(), prop::bool::weighted(0.2))
+            .prop_map(|(squatter, unknown)| Processes::Gone { squatter, unknown }),
+        2 => any::<bool>().prop_map(|squatter| Processes::AllRun { squatter }),
+    ];
+    let age = prop_oneof![6 => Just(0_u64), 1 => 1_u64..5_000];
+    let temperature = prop_oneof![4 => 30_i16..80, 1 => 89_i16..93];
+    (age, field(0_u64..9), field(0_u32..11), field(temperature), processes).prop_map(
+        |(age, memory_eighths, busy_tens, temperature, processes)| ReadingSpec {
+            age,
+            memory_eighths,
+            busy_tens,
+            temperature,
+            processes,
+        },
+    )
+}
+
+fn request(theme: Theme) -> BoxedStrategy<Request> {
+    if theme == Theme::Backfill { part_or_whole().boxed() } else { any_request(theme).boxed() }
+}
+
+fn part_or_whole() -> impl Strategy<Value = Request> {
+    let amount = prop_oneof![
+        2 => Just(Amount::Whole),
+        3 => (1_u32..10).prop_map(|tenths| Amount::Share(Share(tenths * 100))),
+    ];
+    let duration =
+        prop::option::weighted(0.8, (1_u64..4, 0_u64..2).prop_map(|(secs, more)| Millis(secs * 1000 + more)));
+    (amount, duration).prop_map(|(amount, max_duration)| Request { amount, max_duration, ..Request::default() })
+}
+
+fn any_request(theme: Theme) -> impl Strategy<Value = Request> {
+    let gib = || (1_u64..90).prop_map(|gib| Bytes(gib * GIB));
+    let tenths = || (1_u32..=10).prop_map(|tenths| Share(tenths * 100));
+    let lopsided = if theme == Theme::Queueing { 6 } else { 1 };
+    let amount = prop_oneof![
+        4 => Just(Amount::Whole),
+        4 => tenths().prop_map(Amount::Share),
+        2 => gib().prop_map(Amount::Memory),
+        lopsided => (tenths(), gib()).prop_map(|(share, memory)| Amount::Both(share, memory)),
+        1 => Just(Amount::Shared),
+    ];
+    let several = if theme == Theme::Together { 12 } else { 3 };
+    let gpus = prop_oneof![1 => Just(0_u16), 8 => Just(1), several => Just(2), 1 => Just(3)];
+    let host = prop_oneof![3 => Just((0, 0)), 2 => (0_u64..5, 0_u64..8)];
+    let percent = || (0_u32..=10).prop_map(|tens| Percent(tens * 10_000));
+    let thresholds = prop::option::weighted(
+        0.25,
+        (percent(), percent()).prop_map(|(memory, utilization)| Thresholds { memory, utilization }),
+    );
+    let (named, strategies) = match theme {
+        Theme::Learning => (0.99, &[Placement::Fgd, Placement::LeastFragmentation][..]),
+        _ => (0.6, Placement::ALL),
+    };
+    let strategy = prop::option::weighted(named, prop::sample::select(strategies));
+    let isolation = prop_oneof![9 => Just(Isolation::None), 1 => Just(Isolation::Mps)];
+    let place = (amount, gpus, host, thresholds, strategy, isolation, select());
+
+    let certain = if theme == Theme::Queueing { 0.6 } else { 0.25 };
+    let hedged = if theme == Theme::Endings { 0.4 } else { 0.1 };
+    let priority = prop_oneof![8 => Just(0), 1 => -1_i32..=1];
+    let terms = (
+        0_u8..3,
+        priority,
+        prop::bool::weighted(0.9),
+        prop::option::weighted(0.15, (0_u64..20_000).prop_map(Millis)),
+        prop_oneof![1 => 1_000_u64..5_000, 2 => 30_000_u64..120_000],
+        prop::option::weighted(certain, (1_u64..20_000).prop_map(Millis)),
+        prop::bool::weighted(hedged),
+    );
+    (place, terms).prop_map(|(place, terms)| {
+        let (amount, gpus, (cpus, host_gib), thresholds, strategy, isolation, select) = place;
+        let (owner, priority, queue, wait_limit, ttl, max_duration, hedged) = terms;
+        Request {
+            gpus,
+            amount: if gpus == 0 { Amount::Whole } else { amount },
+            isolation,
+            strategy,
+            thresholds,
+            select: Arc::new(select),
+            cpus: MilliCpus(if gpus == 0 { cpus + 1 } else { cpus } * 1000),
+            host_memory: Bytes(host_gib * GIB),
+            owner: format!("owner-{owner}").into(),
+            priority,
+            queue,
+            wait_limit,
+            ttl: Millis(ttl),
+            max_duration,
+            hedged,
+            ..Request::default()
+        }
+    })
+}
+
+fn select() -> impl Strategy<Value = Select> {
+    let uuid = || (0_usize..3, 0_usize..3).prop_map(|(node, number)| format!("gpu-{node}-{number}").into());
+    prop_oneof![
+        8 => Just(Select::default()),
+        1 => Just(Select { vendor: Some(Vendor::Nvidia), ..Select::default() }),
+        1 => Just(Select { models: vec!["H100".into()], ..Select::default() }),
+        1 => Just(Select { min_memory: Some(Bytes(79 * GIB)), ..Select::default() }),
+        1 => Just(Select { labels: [("zone".into(), "a".into())].into(), ..Select::default() }),
+        2 => prop::collection::vec((0_u32..3).prop_map(GpuId), 1..3)
+            .prop_map(|gpu_ids| Select { gpu_ids, ..Select::default() }),
+        1 => prop::collection::vec(uuid(), 1..3).prop_map(|uuids| Select { uuids, ..Select::default() }),
+    ]
+}
