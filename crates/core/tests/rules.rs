@@ -1,4 +1,4 @@
-//! The rules that hold always (DESIGN.md), as properties over random worlds.
+//! The rules that hold always (`docs/pool.md`), as properties over random worlds.
 //!
 //! Every step of every world is checked against all of them by [`common::session`]: the pool's own `sanity_check`, the
 //! books of an outsider, the rows, and who was granted what in whose stead. The tests differ in what their worlds are
