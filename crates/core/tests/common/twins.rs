@@ -73,7 +73,8 @@ fn settle(live: &mut Session) -> Result<(), String> {
     Err("the live pool does not come to rest".to_owned())
 }
 
-/// The last reading of a device, without fields that failed: those say what an earlier reading said, which is not kept.
+/// The last reading of a device, without fields that failed or a list that is missing: those say what an earlier reading
+/// said, which is not kept.
 fn plain_reading(live: &Session, device: DeviceId) -> Reading {
     let last = live.model.devices[&device].reading.clone();
     let mut reading = last.unwrap_or_else(|| Reading::idle(live.clock));
@@ -87,6 +88,7 @@ fn plain_reading(live: &Session, device: DeviceId) -> Reading {
     if reading.temperature_c == Field::Failed {
         reading.temperature_c = Field::Value(30);
     }
+    reading.processes.get_or_insert_default();
     reading
 }
 
