@@ -186,6 +186,23 @@ mod grant_and_release {
     }
 }
 
+/// The peer: best-fit by looking at every device, with no rows, tokens, deadlines or accounts kept.
+mod bare_scan {
+    use super::*;
+
+    #[divan::bench(args = SIZES)]
+    fn best_fit(bencher: Bencher<'_, '_>, devices: usize) {
+        let shares = [500_u32, 250, 750, 1000, 0, 666, 334, 500];
+        let mut free: Vec<u32> = (0..devices).map(|number| shares[number % shares.len()]).collect();
+        bencher.bench_local(|| {
+            let fitting = free.iter().enumerate().filter(|(_, free)| **free >= 250);
+            let (best, _) = fitting.min_by_key(|(_, free)| **free).expect("there is room");
+            free[best] -= 250;
+            free[black_box(best)] += 250;
+        });
+    }
+}
+
 mod queue {
     use super::*;
 
