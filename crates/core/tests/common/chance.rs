@@ -183,6 +183,8 @@ fn part_or_whole() -> impl Strategy<Value = Request> {
     let amount = prop_oneof![
         2 => Just(Amount::Whole),
         3 => (1_u32..10).prop_map(|tenths| Amount::Share(Share(tenths * 100))),
+        3 => (1_u32..4, 1_u64..8)
+            .prop_map(|(tenths, tens)| Amount::Both(Share(tenths * 100), Bytes(tens * 10 * GIB))),
     ];
     let duration =
         prop::option::weighted(0.8, (1_u64..4, 0_u64..2).prop_map(|(secs, more)| Millis(secs * 1000 + more)));
