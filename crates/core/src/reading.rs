@@ -51,7 +51,7 @@ pub struct ProcessUse {
 /// What a device reported at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reading {
-    /// When it was taken.
+    /// When it was taken. Not ahead of the pool's clock: until then it would shut out every other reading.
     pub at: Time,
     /// Memory in use, without what the driver keeps for itself.
     pub memory_used: Field<Bytes>,

@@ -9,7 +9,7 @@
 //! - `least-used`: the lowest memory % + utilization %, each the larger of what was measured and what is promised, then
 //!   the lowest number.
 //! - `paper-best-fit`, `fgd`, `least-fragmentation`: the node with the best score, then the lowest number; see
-//!   [`scored`].
+//!   `placement/scored`.
 //!
 //! Several GPUs are always of one node, the ones closest together by links; the strategy then chooses the node (by what
 //! the whole node has left over, or by the mean over the chosen devices). Host-only requests go by what CPUs are left.

@@ -1,7 +1,8 @@
 //! The pool: nodes, devices, readings, leases, queue and policies, and the one function that changes them.
 //!
-//! Each command has one function: facts in [`facts`], wishes in [`wishes`], ends in [`ending`]; [`schedule`] decides whose
-//! turn it is, [`crate::placement`] where, [`explain`] says why not, [`restore`] brings a pool back from rows.
+//! Each command has one function: facts in `facts.rs`, wishes in `wishes.rs`, ends in `ending.rs`; `schedule.rs` decides
+//! whose turn it is, `certain.rs` when somebody is certain to start, [`crate::placement`] where, `explain.rs` says why not,
+//! and `restore.rs` brings a pool back from rows.
 
 mod certain;
 mod check;

@@ -107,8 +107,8 @@ fn counted(row: &LeaseRow) -> bool {
 impl Pool {
     /// The pool that left these rows, in the order they were left, and what of them could not be taken.
     ///
-    /// Every lease gets one full ttl from `now`. A device takes no new work until its node is seen again. `policies` are
-    /// used where no row holds any.
+    /// Every lease gets one full ttl from `now`. A device takes no new work until its node is seen again: send health and
+    /// readings first, so that nobody is granted a sick device in between. `policies` are used where no row holds any.
     pub fn restore(
         settings: Settings,
         policies: Policies,
