@@ -6,6 +6,7 @@ use gpupool_core::device::DeviceFacts;
 use gpupool_core::lease::Turn;
 use gpupool_core::outcome::Unsatisfiable;
 use gpupool_core::policy::{Policies, Policy, PolicyMatch, QueueOrder, Quota};
+use gpupool_core::request::Thresholds;
 use gpupool_core::{Command, Denied, LeaseId, Millis, Request, Share, Time};
 use support::*;
 
@@ -292,4 +293,31 @@ fn who_does_not_wait_has_nothing_to_explain() {
     let lease = stage.ask(whole());
     assert_eq!(stage.pool.explain(lease), None);
     assert_eq!(stage.pool.explain(LeaseId(9)), None);
+}
+
+#[test]
+fn a_request_too_choosy_for_every_device_keeps_nobody_from_them() {
+    let mut stage = Stage::of(2);
+    for device in 0..2 {
+        stage.busy(device, gib(2), percent(0));
+    }
+    let none_will_do = Thresholds { memory: percent(1), utilization: percent(1) };
+    let choosy = stage.ask(Request { thresholds: Some(none_will_do), cpus: cpus(1), ..whole() });
+    let other = stage.ask(careful(Request { cpus: cpus(1), ..whole() }));
+    assert!(stage.is_queued(choosy) && stage.is_active(other));
+}
+
+#[test]
+fn a_choosy_request_is_not_passed_on_the_device_it_wants() {
+    let mut stage = Stage::of(2);
+    let holder = stage.ask(Request { select: named(0), ..whole() });
+    stage.busy(1, gib(2), percent(0));
+    let strict = Thresholds { memory: percent(1), utilization: percent(1) };
+    stage.pass(Millis(1));
+    stage.idle(0);
+    let choosy = stage.ask(Request { thresholds: Some(strict), ..whole() });
+    assert_eq!(stage.place(whole()), [1], "the busy one is nobody's");
+    let last = stage.ask(whole());
+    stage.release(holder);
+    assert!(stage.is_active(choosy) && stage.is_queued(last));
 }

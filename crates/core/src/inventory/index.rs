@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::ids::DeviceId;
-use crate::units::Share;
+use crate::request::Thresholds;
+use crate::units::{Percent, Share};
 
 use super::DeviceSlot;
 
@@ -36,14 +37,28 @@ pub(super) struct Keys {
 #[derive(Debug)]
 pub(crate) struct KindIndex {
     free: MaxTree,
+    foreign_memory: MaxTree,
+    foreign_utilization: MaxTree,
     /// Each is kept from the first time it is asked for.
     orders: [Option<BTreeSet<Key>>; ORDERS.len()],
 }
 
 impl KindIndex {
     pub fn new(members: &[DeviceId], devices: &[DeviceSlot]) -> Self {
-        let free = members.iter().map(|device| devices[device.index()].free_share().0 as u16);
-        Self { free: MaxTree::new(free), orders: [const { None }; ORDERS.len()] }
+        let tree = |value: fn(&DeviceSlot) -> u16| MaxTree::new(members.iter().map(|id| value(&devices[id.index()])));
+        Self {
+            free: tree(|slot| slot.free_share().0 as u16),
+            foreign_memory: tree(|slot| foreign_levels(slot).0),
+            foreign_utilization: tree(|slot| foreign_levels(slot).1),
+            orders: [const { None }; ORDERS.len()],
+        }
+    }
+
+    /// Whether the foreign load of every one of them is known to be below these thresholds; a quick look that may miss it.
+    pub fn all_below(&self, thresholds: Thresholds) -> bool {
+        let below = |level: u16, threshold: Percent| level < UNKNOWN_LEVEL && u32::from(level) * LEVEL < threshold.0;
+        below(self.foreign_memory.max(), thresholds.memory)
+            && below(self.foreign_utilization.max(), thresholds.utilization)
     }
 
     /// The most free share any of them has.
@@ -83,7 +98,11 @@ impl KindIndex {
     }
 
     pub(super) fn update(&mut self, id: DeviceId, slot: &DeviceSlot, before: Keys) {
-        self.free.set(slot.position as usize, slot.free_share().0 as u16);
+        let position = slot.position as usize;
+        self.free.set(position, slot.free_share().0 as u16);
+        let (memory, utilization) = foreign_levels(slot);
+        self.foreign_memory.set(position, memory);
+        self.foreign_utilization.set(position, utilization);
         for (order, before) in ORDERS.into_iter().zip(before.orders) {
             let Some(set) = &mut self.orders[order as usize] else { continue };
             let after = key(order, id, slot);
@@ -106,6 +125,20 @@ impl KindIndex {
         }
         Ok(())
     }
+}
+
+/// Foreign load is indexed in steps of this many thousandths of a percent, rounded up.
+const LEVEL: u32 = 100;
+/// The level of foreign load that is not known.
+const UNKNOWN_LEVEL: u16 = u16::MAX;
+
+/// A device's foreign memory and utilization as levels.
+fn foreign_levels(slot: &DeviceSlot) -> (u16, u16) {
+    let Some(foreign) = slot.foreign else { return (UNKNOWN_LEVEL, UNKNOWN_LEVEL) };
+    let level = |percent: Percent| percent.0.div_ceil(LEVEL).min(u32::from(UNKNOWN_LEVEL)) as u16;
+    let memory = foreign.memory.zip(slot.facts.memory).map(|(used, memory)| Percent::of(used, memory.total));
+    let unreported = if foreign.processes == 0 { 0 } else { UNKNOWN_LEVEL };
+    (memory.map_or(0, level), foreign.utilization.map_or(unreported, level))
 }
 
 fn key(order: Order, id: DeviceId, slot: &DeviceSlot) -> Option<Key> {

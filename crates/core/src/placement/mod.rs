@@ -103,7 +103,7 @@ impl Search<'_> {
             && self.memory_fits(slot, need)
             && self.class.shape.max_allocations.is_none_or(|most| slot.leases.len() < usize::from(most))
             && self.class.shape.thresholds.is_none_or(|thresholds| is_below(slot, thresholds, self.stale_before))
-            && !self.guard.bars_device(id, slot.kind)
+            && !self.guard.bars_device(id, slot)
     }
 
     fn memory_fits(&self, slot: &DeviceSlot, need: &Need) -> bool {
@@ -120,7 +120,7 @@ impl Search<'_> {
         !shape.needs_host()
             || (shape.cpus <= node.cpus_free()
                 && shape.host_memory <= node.memory_free()
-                && !self.guard.bars_host(node.shape))
+                && !self.guard.bars_host(node, self.inventory))
     }
 }
 

@@ -5,6 +5,7 @@
 use crate::classes::{Class, ClassId, Shape};
 use crate::ids::{DeviceId, NodeId};
 use crate::lease::Lease;
+use crate::placement::is_below;
 use crate::units::{Share, Time};
 
 use super::Pool;
@@ -12,7 +13,8 @@ use super::Pool;
 impl Pool {
     /// When a class is certain to find a place, counting on ends that are certain; `None` where none is.
     ///
-    /// What drains, or is closed for a reason that may pass at any moment, may be had at any moment: then it is now.
+    /// What drains, or is closed for a reason that may pass at any moment, may be had at any moment: then it is now. A
+    /// device above its own thresholds is not counted on.
     pub(super) fn certain_start(&self, id: ClassId) -> Option<Time> {
         let class = self.classes.get(id);
         let nodes = (0..self.inventory.nodes.len() as u32).map(NodeId);
@@ -23,8 +25,12 @@ impl Pool {
     fn certain_start_on(&self, shape: &Shape, id: ClassId, node: NodeId) -> Option<Time> {
         let class = self.classes.get(id);
         let slot = self.inventory.node(node);
-        let usable =
-            slot.devices.iter().filter(|device| class.could_use(**device, self.inventory.device(**device).kind));
+        let wants = |device: &&DeviceId| {
+            let slot = self.inventory.device(**device);
+            let judged = shape.thresholds.is_none_or(|thresholds| is_below(slot, thresholds, None));
+            judged && class.could_use(**device, slot.kind)
+        };
+        let usable = slot.devices.iter().filter(wants);
         let mut device_times: Vec<Time> = usable.filter_map(|device| self.device_free_at(class, *device)).collect();
         device_times.sort_unstable();
         let devices = match usize::from(shape.gpus) {

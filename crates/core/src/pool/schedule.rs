@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use crate::classes::{Class, ClassId};
 use crate::ids::LeaseId;
+use crate::inventory::Inventory;
 use crate::lease::{Decision, LeaseState, Turn};
 use crate::limits;
 use crate::outcome::{Effect, Outcome};
@@ -39,9 +40,9 @@ struct Passed {
 }
 
 impl Passed {
-    fn add(&mut self, id: ClassId, class: &Class) {
+    fn add(&mut self, id: ClassId, class: &Class, inventory: &Inventory) {
         self.classes.push(id);
-        self.guard.add(class);
+        self.guard.add(class, inventory);
     }
 }
 
@@ -71,7 +72,7 @@ impl Pool {
             // The last pass may have ended before it came to this one, and facts may have changed since.
             self.classes.judge(class, &self.inventory);
             if !passed.classes.contains(&class) && self.over_quota(owner, class).is_none() {
-                passed.add(class, self.classes.get(class));
+                passed.add(class, self.classes.get(class), &self.inventory);
             }
         }
         self.find_past(wish.class, &passed, wish.max_duration, Turn::OnArrival)
@@ -119,7 +120,7 @@ impl Pool {
                         return;
                     }
                 }
-                None if !is_passed => passed.add(class, self.classes.get(class)),
+                None if !is_passed => passed.add(class, self.classes.get(class), &self.inventory),
                 None => {}
             }
         }
@@ -144,7 +145,7 @@ impl Pool {
         let mut in_the_way = Passed::default();
         for &id in &passed.classes {
             if id == class || self.certain_start(id).is_none_or(|start| start < end) {
-                in_the_way.add(id, self.classes.get(id));
+                in_the_way.add(id, self.classes.get(id), &self.inventory);
             }
         }
         if in_the_way.classes.len() == passed.classes.len() {

@@ -49,9 +49,9 @@ impl Model {
         let passed = self.passed_by(id, &request);
         for (waiter, start) in &passed {
             let earlier = &self.leases[waiter].request;
-            let places = self.could_use(earlier);
-            let on_device = places.values().flatten().any(|(device, _)| taken.devices.contains(device));
-            let on_host = !needs_no_host(earlier) && taken.hosts.iter().any(|host| places.contains_key(host));
+            let claimed = self.claimed_by(earlier);
+            let on_device = !claimed.devices.is_disjoint(&taken.devices);
+            let on_host = !claimed.hosts.is_disjoint(&taken.hosts);
             let ends_before = hard_end.is_some_and(|end| start.is_some_and(|start| end <= start));
             ensure!(
                 !(on_device || on_host) || ends_before,

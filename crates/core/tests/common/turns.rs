@@ -112,19 +112,25 @@ impl Model {
     }
 
     fn below_thresholds(&self, request: &Request, device: &Device) -> bool {
-        let (Some(limits), Some(foreign), Some(reading)) = (request.thresholds, device.foreign, &device.reading) else {
-            return false;
-        };
-        if self.settings.reading_max_age.is_some_and(|age| reading.at.after(age) < self.now) {
-            return false;
-        }
-        let memory = match (foreign.memory, device.facts.memory) {
-            (Some(used), Some(memory)) => {
-                u128::from(used) * 100_000 < u128::from(limits.memory.0) * u128::from(memory.total.0)
+        let Some(reading) = &device.reading else { return false };
+        let stale = self.settings.reading_max_age.is_some_and(|age| reading.at.after(age) < self.now);
+        !stale && below_when_last_judged(request, device)
+    }
+
+    /// What of its places a request that waits keeps others off: not what is above its own thresholds.
+    pub fn claimed_by(&self, request: &Request) -> Claims {
+        let mut claims = Claims::default();
+        for (node, parts) in self.could_use(request) {
+            let wanted = |device: &DeviceId| {
+                request.thresholds.is_none() || below_when_last_judged(request, &self.devices[device])
+            };
+            let devices: Vec<DeviceId> = parts.into_keys().filter(wanted).collect();
+            if !needs_no_host(request) && (request.gpus == 0 || !devices.is_empty()) {
+                claims.hosts.insert(node);
             }
-            _ => true,
-        };
-        memory && foreign.utilization.map_or(foreign.processes == 0, |busy| busy < limits.utilization.0)
+            claims.devices.extend(devices);
+        }
+        claims
     }
 
     pub fn host_fits(&self, request: &Request, node: NodeId) -> bool {
@@ -205,12 +211,12 @@ impl Model {
         for entry in self.waiting().filter(|entry| entry.id != id) {
             let before = self.is_before((entry.id, &entry.request), (id, request)) || !fifo;
             if before && !self.over_quota(&entry.request) && in_the_way(&entry.request) {
-                let places = self.could_use(&entry.request);
-                if !needs_no_host(&entry.request) && !places.is_empty() {
+                let claimed = self.claimed_by(&entry.request);
+                if !claimed.hosts.is_empty() {
                     // Hosts are claimed by what nodes have in common, which may be more than the node itself.
                     claims.hosts.extend(self.nodes.keys());
                 }
-                claims.devices.extend(places.into_values().flat_map(BTreeMap::into_keys));
+                claims.devices.extend(claimed.devices);
             }
         }
         claims
@@ -234,7 +240,8 @@ impl Model {
                 memory += promise.memory.0;
             }
             let device = &self.devices[*id];
-            share <= 1000 && (device.facts.memory.is_none() || memory <= device.capacity())
+            let wanted = request.thresholds.is_none() || below_when_last_judged(request, device);
+            wanted && share <= 1000 && (device.facts.memory.is_none() || memory <= device.capacity())
         };
         let facts = &self.nodes[&node].facts;
         let (mut cpus, mut memory) = (request.cpus.0, request.host_memory.0);
@@ -262,4 +269,16 @@ fn same_wish(a: &Request, b: &Request) -> bool {
 
 pub fn needs_no_host(request: &Request) -> bool {
     request.cpus.0 == 0 && request.host_memory.0 == 0
+}
+
+/// Whether what was foreign on a device when that was last judged is below a request's thresholds.
+fn below_when_last_judged(request: &Request, device: &Device) -> bool {
+    let (Some(limits), Some(foreign)) = (request.thresholds, device.foreign) else { return false };
+    let memory = match (foreign.memory, device.facts.memory) {
+        (Some(used), Some(memory)) => {
+            u128::from(used) * 100_000 < u128::from(limits.memory.0) * u128::from(memory.total.0)
+        }
+        _ => true,
+    };
+    memory && foreign.utilization.map_or(foreign.processes == 0, |busy| busy < limits.utilization.0)
 }
