@@ -24,7 +24,7 @@ pub const OFFER_HELD: Millis = Millis::from_secs(5);
 pub const ENDED_REMEMBERED: usize = 4_096;
 /// Requests waiting at once.
 pub const WAITERS: usize = 1_000_000;
-/// Lanes (same wish, same owner) that one pass of the queue looks at.
+/// Lanes (same wish, same owner) that one pass of the queue looks at, those a quota holds back aside.
 pub const LANES_PER_PASS: usize = 1_024;
 /// Promises up to which backfill by `max_duration` is worked out.
 pub const BACKFILL_PROMISES: usize = 16_384;

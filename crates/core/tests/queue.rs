@@ -321,3 +321,15 @@ fn a_choosy_request_is_not_passed_on_the_device_it_wants() {
     stage.release(holder);
     assert!(stage.is_active(choosy) && stage.is_queued(last));
 }
+
+#[test]
+fn any_number_of_wishes_held_back_by_a_quota_holds_nobody_else_back() {
+    let mut stage = Stage::under(quota_of("hog", Quota { held: Some(Share::WHOLE), ..Quota::default() }), 2);
+    assert!(!stage.place(owned("hog", whole())).is_empty());
+    for bytes in 1..=1_100 {
+        let waits = stage.ask(owned("hog", memory(gib(1) + gpupool_core::Bytes(bytes))));
+        assert!(stage.is_queued(waits));
+    }
+    let other = stage.ask(owned("alice", whole()));
+    assert!(stage.is_active(other));
+}

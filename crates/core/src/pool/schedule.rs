@@ -65,6 +65,8 @@ impl Pool {
             .take(limits::LANES_PER_PASS + 1)
             .collect();
         if ahead.len() > limits::LANES_PER_PASS {
+            // Too many for a newcomer to look at; a pass does not count those a quota holds back.
+            self.stirred = true;
             return None;
         }
         let mut passed = Passed::default();
@@ -93,17 +95,17 @@ impl Pool {
         let mut looked_at = 0;
         while let Some(key) = self.queue.next(at) {
             at = Some(key);
-            looked_at += 1;
-            let check_what_is_left = passed.classes.len() % 16 == 1;
-            if looked_at > limits::LANES_PER_PASS || (check_what_is_left && self.nothing_left(&passed)) {
-                break;
-            }
             let lane = self.queue.lane(key.3);
             let (class, owner) = (lane.class, lane.owner);
             let Some(id) = lane.head() else { continue };
             self.classes.judge(class, &self.inventory);
             if self.over_quota(owner, class).is_some() {
                 continue;
+            }
+            looked_at += 1;
+            let check_what_is_left = passed.classes.len() % 16 == 1;
+            if looked_at > limits::LANES_PER_PASS || (check_what_is_left && self.nothing_left(&passed)) {
+                break;
             }
             let wish = self.wish_again(id, class, owner, key.0.0);
             let is_passed = passed.classes.contains(&class);
