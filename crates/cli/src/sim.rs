@@ -9,11 +9,11 @@ use std::process::ExitCode;
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use gpupool_core::Strategy;
-use gpupool_sim::churn::{Churn, Churned};
+use gpupool_sim::churn::Churned;
 use gpupool_sim::plot::{self, Curve};
-use gpupool_sim::replay::{Replay, Replayed};
+use gpupool_sim::replay::Replayed;
 use gpupool_sim::trace::Folder;
-use gpupool_sim::{NodeOrder, WorkloadSource};
+use gpupool_sim::{NodeOrder, Scenario, WorkloadSource};
 
 use crate::output::written;
 
@@ -165,7 +165,7 @@ fn replay(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::
         for &strategy in &placement.strategy {
             for &seed in &seeds {
                 let (workload, node_order) = (placement.workload(), placement.node_order());
-                rows.push(Replay { folder, trace, seed, strategy, workload, node_order }.run()?);
+                rows.push(Scenario { folder, trace, seed, strategy, workload, node_order }.replay()?);
             }
         }
     }
@@ -203,8 +203,8 @@ fn churn(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::R
         for &strategy in &placement.strategy {
             for &seed in &seeds {
                 let (workload, node_order) = (placement.workload(), placement.node_order());
-                let arrivals = placement.arrivals;
-                rows.push(Churn { folder, trace, seed, strategy, workload, node_order, load, arrivals }.run()?);
+                let scenario = Scenario { folder, trace, seed, strategy, workload, node_order };
+                rows.push(scenario.churn(load, placement.arrivals)?);
             }
         }
     }

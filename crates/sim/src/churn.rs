@@ -3,36 +3,15 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use gpupool_core::{LeaseId, Strategy};
+use gpupool_core::LeaseId;
 use serde::Serialize;
 
-use crate::cluster::{Cluster, NodeOrder, WorkloadSource};
 use crate::rng::Rng;
-use crate::trace::{Folder, TraceError};
+use crate::scenario::Scenario;
+use crate::trace::TraceError;
 
 /// Part of the arrivals that only fill the cluster and are not measured.
 const WARM_UP: f64 = 1.0 / 3.0;
-
-/// What to simulate.
-#[derive(Debug, Clone)]
-pub struct Churn<'a> {
-    /// From where.
-    pub folder: &'a Folder,
-    /// Which trace's types.
-    pub trace: &'a str,
-    /// Seed of arrivals, lifetimes and node ranks.
-    pub seed: u64,
-    /// By which strategy.
-    pub strategy: Strategy,
-    /// Where the workload is known from.
-    pub workload: WorkloadSource,
-    /// How nodes are numbered.
-    pub node_order: NodeOrder,
-    /// GPU demand in the long run, as a part of capacity.
-    pub load: f64,
-    /// How many tasks arrive.
-    pub arrivals: u64,
-}
 
 /// How it went.
 #[derive(Debug, Clone, Serialize)]
@@ -77,18 +56,18 @@ impl PartialOrd for At {
     }
 }
 
-impl Churn<'_> {
-    /// Simulates it.
-    pub fn run(&self) -> Result<Churned, TraceError> {
+impl Scenario<'_> {
+    /// Lets tasks of the trace's types come and go: `load` is GPU demand in the long run as a part of capacity, `arrivals`
+    /// how many come. The seed is that of arrivals, lifetimes and node ranks.
+    pub fn churn(&self, load: f64, arrivals: u64) -> Result<Churned, TraceError> {
         let types = self.folder.types(self.trace)?;
         let mut rng = Rng::new(self.seed);
         let ranks = shuffled(self.folder.nodes.len(), &mut rng);
-        let mut cluster =
-            Cluster::new(&self.folder.nodes, &ranks, self.node_order, &types, self.strategy, self.workload);
+        let mut cluster = self.cluster(&ranks, &types);
 
         let total: u64 = types.iter().map(|task| task.count).sum();
         let asked: f64 = types.iter().map(|task| task.count as f64 * task.gpu_milli() as f64).sum();
-        let between = asked / total.max(1) as f64 / (self.load * cluster.capacity as f64);
+        let between = asked / total.max(1) as f64 / (load * cluster.capacity as f64);
         let cumulative: Vec<u64> = types
             .iter()
             .scan(0, |sum, task| {
@@ -101,8 +80,8 @@ impl Churn<'_> {
         let (mut now, mut used, mut failed) = (0.0, 0_u64, 0_u64);
         let (mut multi, mut multi_refused) = (0_u64, 0_u64);
         let (mut area, mut measured_from) = (0.0, None);
-        let measure_after = (self.arrivals as f64 * WARM_UP) as u64;
-        for arrival in 0..self.arrivals {
+        let measure_after = (arrivals as f64 * WARM_UP) as u64;
+        for arrival in 0..arrivals {
             let next = now + rng.exponential(between);
             while leaving.peek().is_some_and(|Reverse((at, ..))| at.0 <= next) {
                 let Some(Reverse((at, lease, task_type))) = leaving.pop() else { break };
@@ -137,8 +116,8 @@ impl Churn<'_> {
             trace: self.trace.to_owned(),
             strategy: self.strategy.name(),
             seed: self.seed,
-            load: self.load,
-            arrivals: self.arrivals,
+            load,
+            arrivals,
             failed,
             mean_allocated: if measured > 0.0 { 100.0 * area / measured / cluster.capacity as f64 } else { 0.0 },
             refused_multi_gpu: if multi == 0 { 0.0 } else { 100.0 * multi_refused as f64 / multi as f64 },

@@ -9,29 +9,8 @@ use gpupool_core::request::Select;
 use gpupool_core::workload::TaskClass;
 use gpupool_core::{Amount, Answer, Command, LeaseId, Millis, Outcome, Pool, Request, Settings, Share, Strategy, Time};
 
+use crate::scenario::{NodeOrder, WorkloadSource};
 use crate::trace::{TaskType, TraceNode};
-
-/// In which order nodes are numbered, which is how equal scores are decided.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum NodeOrder {
-    /// By the rank the trace gives them.
-    #[default]
-    Trace,
-    /// Most GPUs first.
-    GpusDesc,
-    /// Fewest CPUs per GPU first.
-    CpuPerGpuAsc,
-}
-
-/// Where strategies that look ahead know the workload from.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum WorkloadSource {
-    /// Told before the first arrival.
-    #[default]
-    Known,
-    /// Learned from the arrivals.
-    Learned,
-}
 
 /// A pool with the nodes of a trace, and the requests its tasks make.
 pub(crate) struct Cluster {

@@ -1,13 +1,14 @@
 //! How good a placement strategy is, measured by replaying traces through the real [`gpupool_core::Pool`].
 //!
-//! [`trace`] reads a folder of traces, [`replay`] fills an empty cluster with arrivals that never leave, [`churn`] lets
-//! them leave, [`plot`] draws the outcome.
+//! [`trace`] reads a folder of traces, a [`Scenario`] says what to do with it: [`replay`] fills an empty cluster with
+//! arrivals that never leave, [`churn`] lets them leave; [`plot`] draws the outcome.
 
 pub mod churn;
 mod cluster;
 pub mod plot;
 pub mod replay;
 mod rng;
+mod scenario;
 pub mod trace;
 
-pub use cluster::{NodeOrder, WorkloadSource};
+pub use scenario::{NodeOrder, Scenario, WorkloadSource};

@@ -1,28 +1,10 @@
 //! Fills an empty cluster with arrivals that never leave, by the protocol of the FGD paper: each is placed or rejected
 //! for good.
 
-use gpupool_core::Strategy;
 use serde::Serialize;
 
-use crate::cluster::{Cluster, NodeOrder, WorkloadSource};
-use crate::trace::{Folder, TraceError};
-
-/// What to replay.
-#[derive(Debug, Clone)]
-pub struct Replay<'a> {
-    /// From where.
-    pub folder: &'a Folder,
-    /// Which trace.
-    pub trace: &'a str,
-    /// Which order of arrivals.
-    pub seed: u64,
-    /// By which strategy.
-    pub strategy: Strategy,
-    /// Where the workload is known from.
-    pub workload: WorkloadSource,
-    /// How nodes are numbered.
-    pub node_order: NodeOrder,
-}
+use crate::scenario::Scenario;
+use crate::trace::TraceError;
 
 /// How it went.
 #[derive(Debug, Clone, Serialize)]
@@ -56,14 +38,12 @@ pub struct Replayed {
     pub curve: Vec<f64>,
 }
 
-impl Replay<'_> {
-    /// Replays it.
-    pub fn run(&self) -> Result<Replayed, TraceError> {
+impl Scenario<'_> {
+    /// Places the arrivals of the trace in an empty cluster; the seed is one that the trace has.
+    pub fn replay(&self) -> Result<Replayed, TraceError> {
         let types = self.folder.types(self.trace)?;
         let arrivals = self.folder.arrivals(self.trace, self.seed, types.len())?;
-        let nodes = &self.folder.nodes;
-        let mut cluster =
-            Cluster::new(nodes, &arrivals.node_ranks, self.node_order, &types, self.strategy, self.workload);
+        let mut cluster = self.cluster(&arrivals.node_ranks, &types);
         let capacity = cluster.capacity;
         let unallocated = |used: u64| 100.0 - 100.0 * used as f64 / capacity as f64;
 

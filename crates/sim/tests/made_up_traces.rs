@@ -6,10 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use gpupool_core::Strategy;
-use gpupool_sim::churn::Churn;
-use gpupool_sim::replay::{Replay, Replayed};
+use gpupool_sim::replay::Replayed;
 use gpupool_sim::trace::{Folder, TraceError};
-use gpupool_sim::{NodeOrder, WorkloadSource};
+use gpupool_sim::{NodeOrder, Scenario, WorkloadSource};
 
 fn lab() -> Folder {
     Folder::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/traces")).unwrap()
@@ -17,7 +16,7 @@ fn lab() -> Folder {
 
 fn replay(folder: &Folder, trace: &str, seed: u64, strategy: Strategy) -> Replayed {
     let (workload, node_order) = (WorkloadSource::Known, NodeOrder::Trace);
-    Replay { folder, trace, seed, strategy, workload, node_order }.run().unwrap()
+    Scenario { folder, trace, seed, strategy, workload, node_order }.replay().unwrap()
 }
 
 /// A folder with one trace, `t`, in a fresh place.
@@ -94,8 +93,8 @@ fn tasks_that_leave_make_room() {
     let folder = lab();
     let (workload, node_order) = (WorkloadSource::Learned, NodeOrder::GpusDesc);
     let (strategy, trace, seed) = (Strategy::LeastFragmentation, "lab", 1);
-    let churn = Churn { folder: &folder, trace, seed, strategy, workload, node_order, load: 0.5, arrivals: 6_000 };
-    let row = churn.run().unwrap();
+    let scenario = Scenario { folder: &folder, trace, seed, strategy, workload, node_order };
+    let row = scenario.churn(0.5, 6_000).unwrap();
     assert!((40.0..55.0).contains(&row.mean_allocated), "half the load is half allocated, not {}", row.mean_allocated);
     assert!(row.failed < 60, "{} of 6000 found no place at half load", row.failed);
 }

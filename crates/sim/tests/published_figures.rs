@@ -8,10 +8,9 @@
 use std::path::{Path, PathBuf};
 
 use gpupool_core::Strategy;
-use gpupool_sim::churn::Churn;
-use gpupool_sim::replay::{Replay, Replayed};
+use gpupool_sim::replay::Replayed;
 use gpupool_sim::trace::Folder;
-use gpupool_sim::{NodeOrder, WorkloadSource};
+use gpupool_sim::{NodeOrder, Scenario, WorkloadSource};
 
 fn traces() -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces");
@@ -24,7 +23,7 @@ fn traces() -> Option<PathBuf> {
 }
 
 fn replay(folder: &Folder, trace: &str, seed: u64, strategy: Strategy, workload: WorkloadSource) -> Replayed {
-    Replay { folder, trace, seed, strategy, workload, node_order: NodeOrder::Trace }.run().unwrap()
+    Scenario { folder, trace, seed, strategy, workload, node_order: NodeOrder::Trace }.replay().unwrap()
 }
 
 /// The mean over all seeds of what is unallocated when 100 % has arrived.
@@ -93,9 +92,8 @@ fn with_tasks_that_leave_least_fragmentation_is_not_below_fgd() {
     for trace in ["default", "gpushare100", "gpuspec33", "multigpu50"] {
         let mean = |strategy| {
             let (workload, node_order) = (WorkloadSource::Known, NodeOrder::Trace);
-            let (folder, load, arrivals, seed) = (&folder, 1.0, 60_000, 42);
-            let churn = Churn { folder, trace, seed, strategy, workload, node_order, load, arrivals };
-            churn.run().unwrap().mean_allocated
+            let scenario = Scenario { folder: &folder, trace, seed: 42, strategy, workload, node_order };
+            scenario.churn(1.0, 60_000).unwrap().mean_allocated
         };
         let (ours, fgd) = (mean(Strategy::LeastFragmentation), mean(Strategy::Fgd));
         assert!(ours >= fgd - 0.2, "{trace}: {ours:.3} is below {fgd:.3}");
