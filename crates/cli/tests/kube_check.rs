@@ -56,7 +56,7 @@ fn every_document_is_judged_and_one_error_is_exit_1() {
         "{}",
         lines[2]
     );
-    assert!(lines[3].starts_with("service default/front: error: kind: \"Service\" is not allowed"), "{}", lines[3]);
+    assert!(lines[3].starts_with("raycluster default/front: error: kind:"), "{}", lines[3]);
     assert_eq!(code, Some(1));
 }
 

@@ -68,6 +68,9 @@ fn checked(document: usize, identity: Identity, verdict: Result<Verdict, KubeErr
 }
 
 fn judge(object: &At<'_>, identity: &Identity) -> Result<Verdict, KubeError> {
+    if pod::carries_no_pod(object)? {
+        return Ok(Verdict::NoGpu);
+    }
     let pod = pod::pod(object)?;
     let said = Annotations::read(&pod.annotations)?;
     let asked = resources::gpus(&pod)?;

@@ -29,6 +29,42 @@ const KINDS: &[Kind] = &[
     Kind { name: "CronJob", groups: &["batch"], template: &["spec", "jobTemplate", "spec", "template"] },
 ];
 
+/// Kinds of Kubernetes itself that often share a file with pods and never carry one: API group, then kind.
+const PODLESS: &[(&str, &[&str])] = &[
+    (
+        "",
+        &[
+            "ConfigMap",
+            "Endpoints",
+            "LimitRange",
+            "Namespace",
+            "PersistentVolume",
+            "PersistentVolumeClaim",
+            "ResourceQuota",
+            "Secret",
+            "Service",
+            "ServiceAccount",
+        ],
+    ),
+    ("autoscaling", &["HorizontalPodAutoscaler"]),
+    ("networking.k8s.io", &["Ingress", "IngressClass", "NetworkPolicy"]),
+    ("policy", &["PodDisruptionBudget"]),
+    ("rbac.authorization.k8s.io", &["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"]),
+    ("scheduling.k8s.io", &["PriorityClass"]),
+    ("storage.k8s.io", &["StorageClass"]),
+];
+
+/// Whether `object` is of a kind that carries no pod.
+pub(crate) fn carries_no_pod(object: &At<'_>) -> Result<bool, KubeError> {
+    let name = object.text("kind")?.unwrap_or_default();
+    let Some((group, _)) = PODLESS.iter().find(|(_, kinds)| kinds.contains(&name)) else { return Ok(false) };
+    Ok(object.text("apiVersion")?.is_none_or(|version| group_of(version) == *group))
+}
+
+fn group_of(api_version: &str) -> &str {
+    api_version.split_once('/').map_or("", |(group, _)| group)
+}
+
 /// When a container runs, which decides how its resources count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -123,9 +159,7 @@ fn kind(object: &At<'_>) -> Result<&'static Kind, KubeError> {
     let unknown = |kind: &str| KubeError::Kind { kind: shown(kind) };
     let kind = KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| unknown(name))?;
     match object.text("apiVersion")? {
-        Some(version) if !kind.groups.contains(&version.split_once('/').map_or("", |(group, _)| group)) => {
-            Err(unknown(&format!("{version} {name}")))
-        }
+        Some(version) if !kind.groups.contains(&group_of(version)) => Err(unknown(&format!("{version} {name}"))),
         _ => Ok(kind),
     }
 }

@@ -242,14 +242,14 @@ fn every_workload_kind_is_read_by_its_template_and_a_list_is_unrolled() {
         text += &format!("---\napiVersion: {version}\nkind: {kind}\nspec: {{template: {template}}}\n");
     }
     text += &format!("---\nkind: CronJob\nspec: {{jobTemplate: {{spec: {{template: {template}}}}}}}\n");
-    text += "---\nkind: List\nitems:\n- {kind: Pod, spec: {containers: [{name: a}]}}\n- {kind: Service}\n";
+    text += "---\nkind: List\nitems:\n- {kind: Pod, spec: {containers: [{name: a}]}}\n- {kind: RayCluster}\n";
     let all = check(&text);
     assert_eq!(all.iter().map(|checked| checked.document).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6, 7, 7]);
     for checked in &all[..6] {
         assert!(matches!(&checked.verdict, Ok(Verdict::Gpu(_))), "{checked:?}");
     }
     assert_eq!(all[6].verdict, Ok(Verdict::NoGpu));
-    assert_eq!(all[7].verdict, Err(KubeError::Kind { kind: "Service".to_owned() }));
+    assert_eq!(all[7].verdict, Err(KubeError::Kind { kind: "RayCluster".to_owned() }));
 }
 
 #[test]
@@ -288,4 +288,15 @@ fn resources_of_the_pod_as_a_whole_replace_the_sum_of_its_containers() {
     assert_eq!(request(&text("{limits: {cpu: 3, memory: 1Ki}}")).cpus, MilliCpus(1000));
     assert_eq!(request(&text("{limits: {memory: 1Ki}}")).host_memory, Bytes(1024));
     assert!(judge(&text("{limits: {amd.com/gpu: 1}}")).unwrap_err().to_string().contains("spec.resources"));
+}
+
+#[test]
+fn what_often_shares_a_file_with_pods_asks_for_no_gpu_unless_it_only_shares_the_name() {
+    for text in ["kind: Service", "apiVersion: v1\nkind: ConfigMap", "apiVersion: networking.k8s.io/v1\nkind: Ingress"]
+    {
+        assert_eq!(check(text)[0].verdict, Ok(Verdict::NoGpu), "{text}");
+    }
+    for text in ["apiVersion: serving.knative.dev/v1\nkind: Service", "apiVersion: ray.io/v1\nkind: RayJob"] {
+        assert!(matches!(check(text)[0].verdict, Err(KubeError::Kind { .. })), "{text}");
+    }
 }
