@@ -135,7 +135,7 @@ pub enum Denied {
     #[error(transparent)]
     Invalid(#[from] FieldError),
     /// A policy does not allow it.
-    #[error("policy {policy:?} does not allow this request ({rule:?})")]
+    #[error("policy {policy:?}: {rule}")]
     Policy {
         /// Which.
         policy: Arc<str>,

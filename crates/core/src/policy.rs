@@ -156,48 +156,75 @@ impl Policy {
             Amount::Shared => Some(Share(Share::WHOLE.0 / self.sharers())),
             Amount::Memory(_) => None,
         };
-        if let Some(share) = share {
-            if self.min_share.is_some_and(|least| share < least) {
-                return Some(PolicyRule::MinShare);
+        if let Some(asked) = share {
+            if let Some(least) = self.min_share.filter(|least| asked < *least) {
+                return Some(PolicyRule::MinShare { asked, least });
             }
-            if self.max_share.is_some_and(|most| share > most) {
-                return Some(PolicyRule::MaxShare);
+            if let Some(most) = self.max_share.filter(|most| asked > *most) {
+                return Some(PolicyRule::MaxShare { asked, most });
             }
         }
-        if let Amount::Memory(memory) | Amount::Both(_, memory) = request.amount
-            && self.max_memory.is_some_and(|most| memory > most)
+        if let Amount::Memory(asked) | Amount::Both(_, asked) = request.amount
+            && let Some(most) = self.max_memory.filter(|most| asked > *most)
         {
-            return Some(PolicyRule::MaxMemory);
+            return Some(PolicyRule::MaxMemory { asked, most });
         }
         if !self.sharing_allowed && Size::of(request) == Size::Part {
             return Some(PolicyRule::SharingAllowed);
         }
         if !self.isolation_allowed.is_empty() && !self.isolation_allowed.contains(&request.isolation) {
-            return Some(PolicyRule::IsolationAllowed);
+            return Some(PolicyRule::IsolationAllowed(request.isolation));
         }
-        let too_long = |most: Millis| request.max_duration.is_some_and(|asked| asked > most);
-        self.max_duration.is_some_and(too_long).then_some(PolicyRule::MaxDuration)
+        let (asked, most) = request.max_duration.zip(self.max_duration)?;
+        (asked > most).then_some(PolicyRule::MaxDuration { asked, most })
     }
 }
 
-/// The rules of a policy that can refuse a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The rule of a policy that a request breaks: which field, what it was, what it may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyRule {
-    /// `gpus` must be at least 1.
+    /// A GPU must be asked for.
+    #[error("gpus: 0 is not allowed, it must be at least 1")]
     GpuRequired,
     /// The share is too small.
-    MinShare,
+    #[error("fraction: {asked} is not allowed, it must be at least {least}")]
+    MinShare {
+        /// Asked for.
+        asked: Share,
+        /// Allowed.
+        least: Share,
+    },
     /// The share is too large.
-    MaxShare,
+    #[error("fraction: {asked} is not allowed, it must be at most {most}")]
+    MaxShare {
+        /// Asked for.
+        asked: Share,
+        /// Allowed.
+        most: Share,
+    },
     /// The memory is too much.
-    MaxMemory,
+    #[error("memory_mib: {asked} are not allowed, it must be at most {most}")]
+    MaxMemory {
+        /// Asked for.
+        asked: Bytes,
+        /// Allowed.
+        most: Bytes,
+    },
     /// Parts are not allowed.
+    #[error("parts of a GPU are not allowed, leave out fraction, memory_mib and sharing for a whole one")]
     SharingAllowed,
     /// That isolation is not allowed.
-    IsolationAllowed,
+    #[error("isolation: {0} is not allowed here")]
+    IsolationAllowed(Isolation),
     /// The lease would be held too long.
-    MaxDuration,
+    #[error("max_duration_secs: {asked} are not allowed, it must be at most {most}")]
+    MaxDuration {
+        /// Asked for.
+        asked: Millis,
+        /// Allowed.
+        most: Millis,
+    },
 }
 
 /// What one owner may have.

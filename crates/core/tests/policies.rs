@@ -33,7 +33,7 @@ fn labels(pairs: &[(&str, &str)]) -> Labels {
 #[test]
 fn the_usual_rules_are_a_tenth_at_least_one_gpu_and_ten_to_a_device() {
     let rules = Policy::default;
-    assert_eq!(broken(rules(), part(99)), Some(PolicyRule::MinShare));
+    assert_eq!(broken(rules(), part(99)), Some(PolicyRule::MinShare { asked: Share(99), least: Share(100) }));
     assert_eq!(broken(rules(), part(100)), None);
     assert_eq!(broken(rules(), host(cpus(1))), Some(PolicyRule::GpuRequired));
     assert_eq!(rules().max_allocations, Some(10));
@@ -43,20 +43,24 @@ fn the_usual_rules_are_a_tenth_at_least_one_gpu_and_ten_to_a_device() {
 #[test]
 fn shares_stay_between_the_least_and_the_most() {
     let rules = || Policy { min_share: Some(Share(200)), max_share: Some(HALF), ..policy("halves") };
-    assert_eq!(broken(rules(), part(199)), Some(PolicyRule::MinShare));
+    assert_eq!(broken(rules(), part(199)), Some(PolicyRule::MinShare { asked: Share(199), least: Share(200) }));
     assert_eq!(broken(rules(), part(200)), None);
     assert_eq!(broken(rules(), part(500)), None);
-    assert_eq!(broken(rules(), part(501)), Some(PolicyRule::MaxShare));
-    assert_eq!(broken(rules(), whole()), Some(PolicyRule::MaxShare), "a whole one is above any part");
+    assert_eq!(broken(rules(), part(501)), Some(PolicyRule::MaxShare { asked: Share(501), most: HALF }));
+    assert_eq!(
+        broken(rules(), whole()),
+        Some(PolicyRule::MaxShare { asked: Share::WHOLE, most: HALF }),
+        "a whole one is above any part"
+    );
 }
 
 #[test]
 fn memory_stays_below_the_most() {
     let rules = || Policy { max_memory: Some(gib(16)), ..policy("small") };
     assert_eq!(broken(rules(), memory(gib(16))), None);
-    assert_eq!(broken(rules(), memory(gib(17))), Some(PolicyRule::MaxMemory));
+    assert_eq!(broken(rules(), memory(gib(17))), Some(PolicyRule::MaxMemory { asked: gib(17), most: gib(16) }));
     let both = Request { amount: Amount::Both(Share(100), gib(17)), ..whole() };
-    assert_eq!(broken(rules(), both), Some(PolicyRule::MaxMemory));
+    assert_eq!(broken(rules(), both), Some(PolicyRule::MaxMemory { asked: gib(17), most: gib(16) }));
 }
 
 #[test]
@@ -72,7 +76,7 @@ fn sharing_may_be_forbidden() {
 #[test]
 fn isolation_may_be_limited_to_some_kinds() {
     let rules = || Policy { isolation_allowed: vec![Isolation::TimeSlicing], ..policy("sliced") };
-    assert_eq!(broken(rules(), whole()), Some(PolicyRule::IsolationAllowed));
+    assert_eq!(broken(rules(), whole()), Some(PolicyRule::IsolationAllowed(Isolation::None)));
     assert_eq!(broken(rules(), Request { isolation: Isolation::TimeSlicing, ..whole() }), None);
 }
 
@@ -80,7 +84,7 @@ fn isolation_may_be_limited_to_some_kinds() {
 fn a_max_duration_refuses_longer_ones_and_is_set_where_none_is_asked_for() {
     let rules = || Policy { max_duration: Some(mins(30)), ..policy("short") };
     let longer = Request { max_duration: Some(mins(31)), ..whole() };
-    assert_eq!(broken(rules(), longer), Some(PolicyRule::MaxDuration));
+    assert_eq!(broken(rules(), longer), Some(PolicyRule::MaxDuration { asked: mins(31), most: mins(30) }));
 
     let mut stage = Stage::under(policies([rules()]), 2);
     let unsaid = stage.ask(whole());
@@ -226,4 +230,10 @@ fn isolation_goes_to_the_device_that_can_give_it() {
     assert_eq!(stage.place(Request { isolation: Isolation::Mps, ..part(500) }), [1]);
     assert_eq!(stage.place(Request { isolation: Isolation::Mig, ..whole() }), [2]);
     assert_eq!(stage.pool.node(NodeId(0)).unwrap().devices.len(), 3);
+}
+
+#[test]
+fn a_refusal_names_the_policy_the_field_the_value_and_what_is_allowed() {
+    let refused = Stage::under(Policies::default(), 1).refused(part(50)).to_string();
+    assert_eq!(refused, r#"policy "default": fraction: 0.05 is not allowed, it must be at least 0.1"#);
 }
