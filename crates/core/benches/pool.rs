@@ -234,6 +234,18 @@ mod queue {
         assert_eq!(pool.waiting(), waiting, "each release let one go and one came");
     }
 
+    /// Why the last one waits, and at which position.
+    #[divan::bench(args = [1_000, 100_000])]
+    fn explain_the_last(bencher: Bencher<'_, '_>, waiting: usize) {
+        let mut pool = idle_pool(1_000);
+        let (mut out, whole) = (Outcome::default(), request(Amount::Whole, Strategy::LeastUsed));
+        let mut last = LeaseId(0);
+        for _ in 0..1_000 + waiting {
+            last = ask(&mut pool, &whole, &mut out).expect("it may wait");
+        }
+        bencher.bench_local(|| black_box(pool.explain(last).expect("it waits")));
+    }
+
     #[divan::bench(args = [1_000, 100_000])]
     fn release_finds_next_of_one_owner(bencher: Bencher<'_, '_>, waiting: usize) {
         bench(bencher, 1_000, waiting, 1);
