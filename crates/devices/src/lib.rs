@@ -1,0 +1,22 @@
+//! The truth about the GPUs of a node: which there are, how they are, who uses them, from every source there is.
+//!
+//! A [`Source`] gives a [`Snapshot`] each time it is read. Sources differ in what they can tell; all of them say so in
+//! the same words: a field is a value, unsupported, or failed ([`Told`]), and one bad device, field or file never
+//! loses another.
+
+pub mod address;
+pub mod attribution;
+pub mod found;
+pub mod gpu_ids;
+pub mod limits;
+pub mod places;
+pub mod snapshot;
+pub mod source;
+pub mod told;
+pub mod xml;
+
+pub use found::{Found, Memory, Partition, Process, UsedMeans, Watts};
+pub use places::Places;
+pub use snapshot::{FoundLink, Snapshot};
+pub use source::{Source, SourceError, SourceKind};
+pub use told::Told;

@@ -1,0 +1,208 @@
+//! Everything one source said at one time, and how what several said becomes one.
+
+use std::collections::BTreeMap;
+
+use gpupool_core::device::{DeviceIdentity, LinkKind};
+
+use crate::found::{Found, Partition};
+use crate::limits;
+
+/// A link between two devices of a snapshot, named by their places in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FoundLink {
+    /// Place of the first device; smaller than that of the second.
+    pub a: usize,
+    /// Place of the second device.
+    pub b: usize,
+    /// What joins them.
+    pub kind: LinkKind,
+}
+
+/// Everything one source said at one time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The devices, in the order of the source.
+    pub devices: Vec<Found>,
+    /// Links between them, each pair once.
+    pub links: Vec<FoundLink>,
+    /// What went wrong without losing a device, for people.
+    pub warnings: Vec<String>,
+}
+
+impl Snapshot {
+    /// Adds a warning, while there are not too many.
+    pub fn warn(&mut self, warning: impl Into<String>) {
+        if self.warnings.len() < limits::WARNINGS {
+            self.warnings.push(warning.into());
+        }
+    }
+
+    /// Adds a device, while there are not too many, and says at which place.
+    pub fn push(&mut self, device: Found) -> Option<usize> {
+        if self.devices.len() >= limits::DEVICES {
+            self.warn(format!("more than {} devices; the rest is left out", limits::DEVICES));
+            return None;
+        }
+        self.devices.push(device);
+        Some(self.devices.len() - 1)
+    }
+
+    /// Joins two devices, keeping the nearer link where there are several; a device is not joined to itself.
+    pub fn link(&mut self, one: usize, other: usize, kind: LinkKind) {
+        let (a, b) = (one.min(other), one.max(other));
+        if a == b || b >= self.devices.len() {
+            return;
+        }
+        match self.links.iter_mut().find(|link| (link.a, link.b) == (a, b)) {
+            Some(link) if kind.distance() < link.kind.distance() => link.kind = kind,
+            Some(_) => {}
+            None => self.links.push(FoundLink { a, b, kind }),
+        }
+    }
+
+    /// Adds what another source said: devices both know are filled in, new ones added, links and warnings kept.
+    pub fn merge(&mut self, other: Self) {
+        let mut places = Vec::with_capacity(other.devices.len());
+        let mut taken = vec![false; self.devices.len()];
+        for device in other.devices {
+            let same = self.place_of(&device, &taken);
+            places.push(match same {
+                Some(place) => {
+                    taken[place] = true;
+                    self.devices[place].fill_from(device);
+                    Some(place)
+                }
+                None => self.push(device),
+            });
+        }
+        for link in other.links {
+            if let (Some(&Some(a)), Some(&Some(b))) = (places.get(link.a), places.get(link.b)) {
+                self.link(a, b, link.kind);
+            }
+        }
+        for warning in other.warnings {
+            if !self.warnings.contains(&warning) {
+                self.warn(warning);
+            }
+        }
+    }
+
+    /// The place of the device that `other` is, among those no device was matched with yet.
+    ///
+    /// By UUID and place on the bus; by the source's number only where one of the two knows neither.
+    fn place_of(&self, other: &Found, taken: &[bool]) -> Option<usize> {
+        let free = |place: &usize| !taken.get(*place).copied().unwrap_or(false);
+        let kin = |mine: &&Found| mine.vendor == other.vendor && is_mig(mine) == is_mig(other);
+        let find = |same: &dyn Fn(&Found) -> bool| {
+            (0..self.devices.len()).filter(free).find(|&place| Some(&self.devices[place]).filter(kin).is_some_and(same))
+        };
+        let number = |found: &Found| found.partition.as_ref().and_then(Partition::number);
+        let agree = |mine: &Found| {
+            let differ = |a: Option<u16>, b: Option<u16>| matches!((a, b), (Some(a), Some(b)) if a != b);
+            !differ(number(mine), number(other))
+                && !(mine.pci.is_some() && other.pci.is_some() && mine.pci != other.pci)
+        };
+        let by_uuid = find(&|mine| other.uuid.is_some() && mine.uuid == other.uuid && agree(mine));
+        let by_pci = || find(&|mine| other.pci.is_some() && mine.pci == other.pci && agree(mine));
+        let by_index = || {
+            let nameless = |found: &Found| found.uuid.is_none() && found.pci.is_none();
+            find(&|mine| other.index.is_some() && mine.index == other.index && (nameless(mine) || nameless(other)))
+        };
+        by_uuid.or_else(by_pci).or_else(by_index)
+    }
+
+    /// What makes each device the same device tomorrow, in the order of the devices.
+    ///
+    /// The vendor's UUID; where that is missing or several devices carry it (AMD partitions, the two dies of an MI250,
+    /// masked captures), the place on the bus and the partition. A device with neither is known by its number.
+    pub fn identities(&self) -> Vec<DeviceIdentity> {
+        let mut carriers: BTreeMap<&str, usize> = BTreeMap::new();
+        for uuid in self.devices.iter().filter_map(|device| device.uuid.as_deref()) {
+            *carriers.entry(uuid).or_default() += 1;
+        }
+        let mut places: BTreeMap<(_, Option<u16>), usize> = BTreeMap::new();
+        let partition = |device: &Found| device.partition.as_ref().and_then(Partition::number);
+        for device in &self.devices {
+            if let Some(address) = device.pci {
+                *places.entry((address, partition(device))).or_default() += 1;
+            }
+        }
+        let identity = |(place, device): (usize, &Found)| match (&device.uuid, device.pci) {
+            (Some(uuid), _) if carriers.get(&**uuid) == Some(&1) => DeviceIdentity::Uuid(uuid.clone()),
+            (_, Some(address)) if places.get(&(address, partition(device))) == Some(&1) => {
+                DeviceIdentity::Pci { address, partition: partition(device) }
+            }
+            _ => DeviceIdentity::Uuid(format!("unidentified-{place}").into()),
+        };
+        self.devices.iter().enumerate().map(identity).collect()
+    }
+}
+
+fn is_mig(device: &Found) -> bool {
+    matches!(device.partition, Some(Partition::Mig { .. }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address;
+    use crate::told::Told;
+    use gpupool_core::device::Vendor;
+    use gpupool_core::units::Bytes;
+
+    fn device(uuid: Option<&str>, pci: Option<&str>) -> Found {
+        let mut found = Found::new(Vendor::Amd);
+        found.uuid = uuid.map(Into::into);
+        found.pci = pci.and_then(address::parse);
+        found
+    }
+
+    fn part(mut found: Found, id: u16) -> Found {
+        found.partition = Some(Partition::Amd { id, mode: Some("CPX".into()), parts: Some(4) });
+        found
+    }
+
+    #[test]
+    fn a_uuid_that_several_devices_carry_identifies_none_of_them() {
+        let devices = vec![
+            part(device(Some("card"), Some("0000:01:00.0")), 0),
+            part(device(Some("card"), Some("0000:01:00.0")), 1),
+            device(Some("other"), Some("0000:02:00.0")),
+            device(None, None),
+        ];
+        let identities = Snapshot { devices, ..Snapshot::default() }.identities();
+        let spelled: Vec<String> = identities.iter().map(ToString::to_string).collect();
+        assert_eq!(spelled, ["0000:01:00.0/0", "0000:01:00.0/1", "other", "unidentified-3"]);
+    }
+
+    #[test]
+    fn what_two_sources_say_of_one_device_becomes_one() {
+        let mut one = Snapshot::default();
+        one.push(device(Some("a"), Some("0000:01:00.0")));
+        one.push(device(Some("b"), Some("0000:02:00.0")));
+        let mut other = Snapshot::default();
+        let mut same = device(None, Some("0000:02:00.0"));
+        same.memory.total = Told::Value(Bytes(5));
+        other.push(same);
+        other.push(device(None, Some("0000:03:00.0")));
+        other.link(0, 1, LinkKind::Xgmi(1));
+        one.merge(other);
+        assert_eq!(one.devices.len(), 3);
+        assert_eq!(one.devices[1].memory.total, Told::Value(Bytes(5)));
+        assert_eq!(one.links, [FoundLink { a: 1, b: 2, kind: LinkKind::Xgmi(1) }]);
+    }
+
+    #[test]
+    fn partitions_of_one_card_stay_apart_when_sources_are_merged() {
+        let cards = || {
+            let mut snapshot = Snapshot::default();
+            for id in 0..4 {
+                snapshot.push(part(device(Some("card"), Some("0000:01:00.0")), id));
+            }
+            snapshot
+        };
+        let mut one = cards();
+        one.merge(cards());
+        assert_eq!(one.devices.len(), 4);
+    }
+}

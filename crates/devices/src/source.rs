@@ -1,0 +1,122 @@
+//! What a source of devices is, and how it fails.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+use crate::snapshot::Snapshot;
+
+/// Somewhere devices can be read from: a library, a tool, a kernel tree, a simulation.
+///
+/// A source may block for ever in a driver, so it is read on a thread of its own (see `probe`). It keeps what does not
+/// change between readings and looks again for devices whenever their number changed or one was lost.
+pub trait Source: Send {
+    /// Which source it is.
+    fn kind(&self) -> SourceKind;
+
+    /// Every device there is now, with what it reports now. No device at all is a valid answer.
+    fn read(&mut self) -> Result<Snapshot, SourceError>;
+}
+
+/// The sources there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SourceKind {
+    /// NVIDIA's management library.
+    Nvml,
+    /// NVIDIA's command line tool.
+    NvidiaSmi,
+    /// The kernel's files about AMD devices.
+    AmdSysfs,
+    /// AMD's newer command line tool.
+    AmdSmi,
+    /// AMD's older command line tool.
+    RocmSmi,
+    /// Devices that do not exist.
+    Simulated,
+}
+
+impl SourceKind {
+    /// All of them, best first for each vendor.
+    pub const ALL: [Self; 6] =
+        [Self::Nvml, Self::NvidiaSmi, Self::AmdSysfs, Self::AmdSmi, Self::RocmSmi, Self::Simulated];
+
+    /// Its name, as typed in `GPUPOOL_BACKEND`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nvml => "nvml",
+            Self::NvidiaSmi => "nvidia-smi",
+            Self::AmdSysfs => "amd-sysfs",
+            Self::AmdSmi => "amd-smi",
+            Self::RocmSmi => "rocm-smi",
+            Self::Simulated => "simulated",
+        }
+    }
+}
+
+impl fmt::Display for SourceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a source gave no devices, by what can be done about it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    /// Its library, tool or tree is not on this machine: another source may do.
+    #[error("{what} is not here: {why}")]
+    NotHere {
+        /// What was looked for.
+        what: Cow<'static, str>,
+        /// What happened.
+        why: String,
+    },
+    /// It is here and its driver is not loaded.
+    #[error("the driver is not loaded or does not answer: {0}")]
+    DriverNotLoaded(String),
+    /// The library and the loaded driver are of different versions; running jobs still work, a reboot or a reload of
+    /// the driver mends it.
+    #[error("the driver and its library are of different versions: {0}")]
+    VersionMismatch(String),
+    /// The caller may not look.
+    #[error("permission denied: {0}")]
+    NoPermission(String),
+    /// It was asked and has not answered in time; it is left alone.
+    #[error("driver unresponsive: {what} has not answered for {} s", after.as_secs())]
+    Unresponsive {
+        /// What was asked.
+        what: Cow<'static, str>,
+        /// How long ago.
+        after: Duration,
+    },
+    /// The driver answered with an error.
+    #[error("the driver failed: {0}")]
+    Driver(String),
+    /// What it gave cannot be understood.
+    #[error("{format} output cannot be read: {problem}")]
+    Malformed {
+        /// Which format it should have been.
+        format: Cow<'static, str>,
+        /// What is wrong with it, and where.
+        problem: String,
+    },
+}
+
+impl SourceError {
+    /// A name for programs that never changes.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::NotHere { .. } => "not_here",
+            Self::DriverNotLoaded(_) => "driver_not_loaded",
+            Self::VersionMismatch(_) => "driver_library_mismatch",
+            Self::NoPermission(_) => "no_permission",
+            Self::Unresponsive { .. } => "driver_unresponsive",
+            Self::Driver(_) => "driver_failed",
+            Self::Malformed { .. } => "malformed",
+        }
+    }
+
+    /// Output in the format `format` that is wrong in the way `problem` says.
+    pub fn malformed(format: &'static str, problem: impl Into<String>) -> Self {
+        Self::Malformed { format: Cow::Borrowed(format), problem: problem.into() }
+    }
+}

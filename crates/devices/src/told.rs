@@ -1,0 +1,167 @@
+//! One field as a source told it: a value, unsupported, or failed this time. Never a made-up zero.
+
+use std::borrow::Cow;
+
+use gpupool_core::reading::Field;
+
+/// Words that came with a field that has no value; empty where the source just does not have the field.
+pub type Words = Cow<'static, str>;
+
+/// One field of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Told<T> {
+    /// The source said so.
+    Value(T),
+    /// The device or the source cannot say; in its own words where it used any.
+    Unsupported(Words),
+    /// It can, and failed to this time.
+    Failed(Words),
+}
+
+impl<T> Told<T> {
+    /// The source has no such field.
+    pub const ABSENT: Self = Self::Unsupported(Cow::Borrowed(""));
+
+    /// The value, where there is one.
+    pub const fn value(&self) -> Option<&T> {
+        match self {
+            Self::Value(value) => Some(value),
+            Self::Unsupported(_) | Self::Failed(_) => None,
+        }
+    }
+
+    /// Whether the source has no such field at all, so that another source may fill it in.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Unsupported(words) if words.is_empty())
+    }
+
+    /// The value turned into another.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Told<U> {
+        match self {
+            Self::Value(value) => Told::Value(f(value)),
+            Self::Unsupported(words) => Told::Unsupported(words),
+            Self::Failed(words) => Told::Failed(words),
+        }
+    }
+
+    /// What this field is, or else what `other` told.
+    pub fn or(self, other: Self) -> Self {
+        match (&self, &other) {
+            (Self::Value(_), _) => self,
+            (_, Self::Value(_)) => other,
+            _ if self.is_absent() => other,
+            _ => self,
+        }
+    }
+
+    /// The field as the core keeps it.
+    pub fn field(&self) -> Field<T>
+    where
+        T: Copy,
+    {
+        match self {
+            Self::Value(value) => Field::Value(*value),
+            Self::Unsupported(_) => Field::Unsupported,
+            Self::Failed(_) => Field::Failed,
+        }
+    }
+
+    /// A cell of some tool's output, read by `parse` unless it holds the words of a field without a value.
+    ///
+    /// Text that is neither is a failure that keeps the text.
+    pub fn from_cell(cell: &str, parse: impl FnOnce(&str) -> Option<T>) -> Self {
+        let cell = cell.trim();
+        match Missing::of(cell) {
+            Some(Missing::Unsupported) => Self::Unsupported(words(cell)),
+            Some(Missing::Failed) => Self::Failed(words(cell)),
+            None => parse(cell).map_or_else(|| Self::Failed(words(cell)), Self::Value),
+        }
+    }
+}
+
+impl<T> Default for Told<T> {
+    fn default() -> Self {
+        Self::ABSENT
+    }
+}
+
+/// Text from outside, kept at a bounded length.
+pub fn words(text: &str) -> Words {
+    Cow::Owned(text.chars().take(crate::limits::WORDS).collect())
+}
+
+/// What a cell without a value means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Unsupported,
+    Failed,
+}
+
+impl Missing {
+    /// What the words of a cell mean, or `None` where it may be a value.
+    ///
+    /// Known ways to say "cannot" are unsupported; any other text in brackets, and known error words, are failures.
+    fn of(cell: &str) -> Option<Self> {
+        let bare = cell.trim_start_matches('[').trim_end_matches(']').trim();
+        let bracketed = cell.starts_with('[');
+        let lower = bare.to_ascii_lowercase();
+        const CANNOT: [&str; 8] = [
+            "n/a",
+            "na",
+            "none",
+            "not supported",
+            "unsupported",
+            "not available",
+            "function not found",
+            "requested functionality has been deprecated",
+        ];
+        const FAILED: [&str; 8] = [
+            "err!",
+            "error",
+            "unknown error",
+            "gpu is lost",
+            "gpu requires reset",
+            "insufficient permissions",
+            "unknown",
+            "no permission",
+        ];
+        let cannot = bare.is_empty() || CANNOT.contains(&lower.as_str()) || lower.starts_with("n/a ");
+        match (cannot, bracketed || FAILED.contains(&lower.as_str())) {
+            (true, _) => Some(Self::Unsupported),
+            (false, true) => Some(Self::Failed),
+            (false, false) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(cell: &str) -> Told<u32> {
+        Told::from_cell(cell, |text| text.parse().ok())
+    }
+
+    #[test]
+    fn a_cell_is_a_value_or_says_why_not() {
+        assert_eq!(number(" 42 "), Told::Value(42));
+        for cannot in ["[N/A]", "N/A", "[Not Supported]", "[Function Not Found]", "N/A (Secondary die)", ""] {
+            assert!(matches!(number(cannot), Told::Unsupported(_)), "{cannot}");
+        }
+        assert!(matches!(
+            number("[Requested functionality has been deprecated]"),
+            Told::Unsupported(words) if words == "[Requested functionality has been deprecated]"
+        ));
+        for failed in ["ERR!", "[Unknown Error]", "[GPU requires reset]", "[Insufficient Permissions]", "[new words]"] {
+            assert!(matches!(number(failed), Told::Failed(_)), "{failed}");
+        }
+        assert_eq!(number("forty"), Told::Failed("forty".into()));
+    }
+
+    #[test]
+    fn a_value_from_another_source_beats_no_value() {
+        assert_eq!(Told::ABSENT.or(Told::Value(1)), Told::Value(1));
+        assert_eq!(Told::Failed("x".into()).or(Told::<u8>::ABSENT), Told::Failed("x".into()));
+        assert_eq!(Told::Value(1).or(Told::Value(2)), Told::Value(1));
+    }
+}
