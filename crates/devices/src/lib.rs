@@ -8,11 +8,13 @@ pub mod address;
 pub mod attribution;
 pub mod found;
 pub mod gpu_ids;
+pub mod kernel_file;
 pub mod limits;
 pub mod places;
 pub mod snapshot;
 pub mod source;
 pub mod told;
+pub mod tool;
 pub mod xml;
 
 pub use found::{Found, Memory, Partition, Process, UsedMeans, Watts};

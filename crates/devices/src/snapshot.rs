@@ -97,11 +97,10 @@ impl Snapshot {
             (0..self.devices.len()).filter(free).find(|&place| Some(&self.devices[place]).filter(kin).is_some_and(same))
         };
         let number = |found: &Found| found.partition.as_ref().and_then(Partition::number);
-        let agree = |mine: &Found| {
-            let differ = |a: Option<u16>, b: Option<u16>| matches!((a, b), (Some(a), Some(b)) if a != b);
-            !differ(number(mine), number(other))
-                && !(mine.pci.is_some() && other.pci.is_some() && mine.pci != other.pci)
-        };
+        fn differ<T: PartialEq>(a: Option<T>, b: Option<T>) -> bool {
+            matches!((a, b), (Some(a), Some(b)) if a != b)
+        }
+        let agree = |mine: &Found| !(differ(number(mine), number(other)) || differ(mine.pci, other.pci));
         let by_uuid = find(&|mine| other.uuid.is_some() && mine.uuid == other.uuid && agree(mine));
         let by_pci = || find(&|mine| other.pci.is_some() && mine.pci == other.pci && agree(mine));
         let by_index = || {

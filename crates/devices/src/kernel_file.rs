@@ -1,0 +1,73 @@
+//! Reading the small files of sysfs and procfs, whatever they do: missing, empty, NUL-padded, refused, busy.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::str::FromStr;
+
+use crate::limits;
+use crate::told::Told;
+
+/// The text of a file without padding, or why there is none.
+///
+/// A missing file is unsupported, as is one that answers "not supported"; an empty one has no value; any other trouble
+/// is a failure in the kernel's words.
+pub fn text(path: &Path) -> Told<String> {
+    match bytes(path) {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
+            let text = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());
+            if text.is_empty() { Told::Unsupported("empty file".into()) } else { Told::Value(text.to_owned()) }
+        }
+        Err(error) => missing(&error),
+    }
+}
+
+/// The number in a file: decimal, or hexadecimal after `0x`.
+pub fn number<T: FromStr + TryFrom<u64>>(path: &Path) -> Told<T> {
+    match text(path) {
+        Told::Value(text) => Told::from_cell(&text, |text| match text.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).ok()?.try_into().ok(),
+            None => text.parse().ok(),
+        }),
+        Told::Unsupported(words) => Told::Unsupported(words),
+        Told::Failed(words) => Told::Failed(words),
+    }
+}
+
+/// The raw bytes of a file, up to a bound.
+pub fn bytes(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(limits::SYSFS_BYTES as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// What it means that a file could not be read.
+pub fn missing<T>(error: &io::Error) -> Told<T> {
+    use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, Unsupported};
+    match error.kind() {
+        NotFound | NotADirectory | IsADirectory => Told::ABSENT,
+        Unsupported => Told::Unsupported(error.to_string().into()),
+        _ => Told::Failed(error.to_string().into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_is_no_text_and_an_empty_file_no_value() {
+        let dir = std::env::temp_dir().join(format!("gpupool-kernel-file-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("file");
+        std::fs::write(&path, b"42\n\0\0\0\0").unwrap();
+        assert_eq!(number::<u32>(&path), Told::Value(42));
+        std::fs::write(&path, b"0x1002\n").unwrap();
+        assert_eq!(number::<u32>(&path), Told::Value(0x1002));
+        std::fs::write(&path, b"\0\0\0").unwrap();
+        assert!(matches!(number::<u32>(&path), Told::Unsupported(_)));
+        assert!(number::<u32>(&dir.join("none")).is_absent());
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}

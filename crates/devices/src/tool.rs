@@ -1,0 +1,170 @@
+//! Running a vendor's tool that may hang in the driver: with a deadline, never twice at a time, never killed hard.
+
+use std::borrow::Cow;
+use std::ffi::OsStr;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use crate::limits;
+use crate::source::SourceError;
+
+/// What a tool printed and how it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// Its standard output, bounded, with what is no UTF-8 replaced.
+    pub stdout: String,
+    /// Its standard error, likewise.
+    pub stderr: String,
+    /// Its exit code; `None` where a signal ended it.
+    pub code: Option<i32>,
+}
+
+/// One tool. While a run of it has not ended, no other is started.
+#[derive(Debug)]
+pub struct Tool {
+    path: PathBuf,
+    deadline: Duration,
+    hung: Option<Hung>,
+}
+
+#[derive(Debug)]
+struct Hung {
+    child: Child,
+    since: Instant,
+}
+
+impl Tool {
+    /// The tool at this path, or of this name on the `PATH`, that gets `deadline` for each run.
+    pub fn new(path: impl Into<PathBuf>, deadline: Duration) -> Self {
+        Self { path: path.into(), deadline, hung: None }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs it, unless an earlier run still hangs.
+    ///
+    /// A run past its deadline is asked to end (SIGTERM) and then left alone: a task stuck in the driver cannot be
+    /// killed, and a hard kill of a monitor has been seen to wedge the device.
+    pub fn run(&mut self, args: &[impl AsRef<OsStr>]) -> Result<Output, SourceError> {
+        if let Some(hung) = &mut self.hung {
+            if !matches!(hung.child.try_wait(), Ok(Some(_))) {
+                return Err(self.unresponsive());
+            }
+            self.hung = None;
+        }
+        let started = Instant::now();
+        let mut child = Command::new(&self.path)
+            .args(args)
+            .env("LC_ALL", "C")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| self.not_started(&error))?;
+        let stdout = drained(child.stdout.take());
+        let stderr = drained(child.stderr.take());
+        let text = |pipe: &Receiver<String>| pipe.recv_timeout(self.deadline.saturating_sub(started.elapsed()));
+        let printed = text(&stdout).and_then(|stdout| Ok((stdout, text(&stderr)?)));
+        let ended = printed.and_then(|printed| Ok((printed, self.wait(&mut child, started)?)));
+        match ended {
+            Ok(((stdout, stderr), status)) => Ok(Output { stdout, stderr, code: status.code() }),
+            Err(_) => {
+                if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+                }
+                self.hung = Some(Hung { child, since: started });
+                Err(self.unresponsive())
+            }
+        }
+    }
+
+    /// Its pipes are closed, so it ends any moment; looked at often rather than waited for, because it may not.
+    fn wait(&self, child: &mut Child, started: Instant) -> Result<ExitStatus, RecvTimeoutError> {
+        loop {
+            if let Ok(Some(status)) = child.try_wait() {
+                return Ok(status);
+            }
+            if started.elapsed() >= self.deadline {
+                return Err(RecvTimeoutError::Timeout);
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+
+    fn unresponsive(&self) -> SourceError {
+        let after = self.hung.as_ref().map_or(self.deadline, |hung| hung.since.elapsed());
+        SourceError::Unresponsive { what: self.name(), after }
+    }
+
+    fn not_started(&self, error: &io::Error) -> SourceError {
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => SourceError::NoPermission(format!("{}: {error}", self.name())),
+            _ => SourceError::NotHere { what: self.name(), why: error.to_string() },
+        }
+    }
+
+    fn name(&self) -> Cow<'static, str> {
+        Cow::Owned(self.path.display().to_string())
+    }
+}
+
+/// Reads a pipe to its end on a thread of its own, which ends with the pipe.
+fn drained(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    let read = move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            let _ = (&mut pipe).take(limits::TEXT_BYTES as u64).read_to_end(&mut bytes);
+            // Beyond the bound the rest is thrown away, so that the tool does not block on a full pipe.
+            let _ = io::copy(&mut pipe, &mut io::sink());
+        }
+        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+    };
+    // Without a thread the receiver is closed at once, which reads as a tool that does not answer.
+    let _ = std::thread::Builder::new().name("tool-output".into()).spawn(read);
+    receiver
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(deadline: Duration) -> Tool {
+        Tool::new("/bin/sh", deadline)
+    }
+
+    #[test]
+    fn a_tool_that_answers_is_heard() {
+        let output = shell(Duration::from_secs(60)).run(&["-c", "echo out; echo err >&2; exit 3"]).unwrap();
+        assert_eq!((output.stdout.trim(), output.stderr.trim(), output.code), ("out", "err", Some(3)));
+    }
+
+    #[test]
+    fn a_tool_that_hangs_is_left_alone_and_not_started_twice() {
+        let mut tool = shell(Duration::from_millis(50));
+        // It ignores the request to end, as a task stuck in the driver does.
+        let dir = std::env::temp_dir().join(format!("gpupool-tool-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let script = format!("echo x >> {0}/runs; trap '' TERM; while [ -d {0} ]; do :; done", dir.display());
+        assert!(matches!(tool.run(&["-c", &script]), Err(SourceError::Unresponsive { .. })));
+        assert!(matches!(tool.run(&["-c", &script]), Err(SourceError::Unresponsive { .. })));
+        assert!(std::fs::read_to_string(dir.join("runs")).unwrap_or_default().lines().count() <= 1);
+        std::fs::remove_dir_all(&dir).unwrap();
+        // Once it has ended by itself, it may be asked again.
+        tool.hung.as_mut().unwrap().child.wait().unwrap();
+        tool.deadline = Duration::from_secs(60);
+        assert_eq!(tool.run(&["-c", "echo back"]).unwrap().stdout.trim(), "back");
+    }
+
+    #[test]
+    fn a_tool_that_is_not_there_is_said_to_be_missing() {
+        let missing = Tool::new("/no/such/tool", Duration::from_secs(1)).run(&["-L"]);
+        assert!(matches!(missing, Err(SourceError::NotHere { .. })));
+    }
+}
