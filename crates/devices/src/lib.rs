@@ -5,16 +5,30 @@
 //! loses another.
 
 pub mod address;
+pub mod amd_sysfs;
+pub mod amd_tools;
 pub mod attribution;
+pub mod capture;
+pub mod detect;
+pub mod doctor;
+pub mod environment;
 pub mod found;
 pub mod gpu_ids;
 pub mod kernel_file;
+pub mod kernel_log;
 pub mod limits;
+pub mod nvidia_smi;
+pub mod nvml;
+pub mod pci_bus;
 pub mod places;
+pub mod probe;
+pub mod report;
+pub mod simulated;
 pub mod snapshot;
 pub mod source;
 pub mod told;
 pub mod tool;
+pub mod topology;
 pub mod xml;
 
 pub use found::{Found, Memory, Partition, Process, UsedMeans, Watts};

@@ -1,0 +1,1 @@
+//! The kernel's own files about AMD devices as a source.

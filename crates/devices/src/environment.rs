@@ -1,0 +1,1 @@
+//! The environment a job needs to see the devices it was given, and no others.

@@ -1,0 +1,1 @@
+//! What the kernel's log says about GPUs.

@@ -1,0 +1,1 @@
+//! NVIDIA's management library as a source.

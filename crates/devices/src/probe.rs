@@ -1,0 +1,1 @@
+//! Reading a source off the caller's thread, with a deadline.

@@ -1,0 +1,1 @@
+//! Devices that do not exist and behave as if they did.

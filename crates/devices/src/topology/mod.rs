@@ -1,0 +1,1 @@
+//! How devices are joined, from files that other programs keep about it.
