@@ -1,1 +1,176 @@
-//! The environment a job needs to see the devices it was given, and no others.
+//! The environment a job needs to see the devices it was given, in their order, and no others.
+//!
+//! These variables are a courtesy between programs, not isolation: a job can unset them.
+
+use std::collections::BTreeMap;
+
+use gpupool_core::device::Vendor;
+
+use crate::found::{Found, Partition};
+
+/// CUDA's list of devices; HIP reads it too.
+const CUDA: &str = "CUDA_VISIBLE_DEVICES";
+/// How CUDA numbers devices.
+const CUDA_ORDER: &str = "CUDA_DEVICE_ORDER";
+/// ROCm's list of devices, applied before HIP's.
+const ROCR: &str = "ROCR_VISIBLE_DEVICES";
+/// Lists that would be applied to what ROCR left, so they are cleared.
+const HIP: [&str; 2] = ["HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
+
+/// What to set and what to clear before a job starts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct JobEnvironment {
+    /// Variables with their values; `None` means the variable must not be set.
+    pub variables: BTreeMap<&'static str, Option<String>>,
+    /// What the variables cannot bring about, for people.
+    pub caveats: Vec<String>,
+}
+
+impl JobEnvironment {
+    /// The environment for the devices at the places `given` of `all`, the devices of the node.
+    ///
+    /// NVIDIA devices are named by full UUIDs, AMD devices by unique ids. Where a UUID is missing or several devices
+    /// carry it, the numbers of the vendor's runtime are used: PCI order for CUDA, the kernel's order for ROCm.
+    pub fn new(all: &[Found], given: &[usize]) -> Self {
+        let chosen: Vec<&Found> = given.iter().filter_map(|&place| all.get(place)).collect();
+        let of = |vendor| chosen.iter().filter(move |device| device.vendor == vendor).copied().collect::<Vec<_>>();
+        let (nvidia, amd) = (of(Vendor::Nvidia), of(Vendor::Amd));
+        let mut environment = Self::default();
+        if amd.is_empty() {
+            environment.cuda(all, &nvidia);
+        } else {
+            environment.rocm(all, &amd);
+            if !nvidia.is_empty() {
+                environment.cuda_list(all, &nvidia);
+                environment.caveats.push(format!(
+                    "HIP reads {CUDA} as well: a program that uses NVIDIA and AMD devices at once will not see both"
+                ));
+            }
+        }
+        environment
+    }
+
+    fn cuda(&mut self, all: &[Found], chosen: &[&Found]) {
+        for name in [ROCR].iter().chain(&HIP) {
+            self.variables.insert(name, None);
+        }
+        self.cuda_list(all, chosen);
+    }
+
+    fn cuda_list(&mut self, all: &[Found], chosen: &[&Found]) {
+        let names = names(all, chosen, Vendor::Nvidia, |device| device.pci.map(|pci| (pci, 0)));
+        self.variables.insert(CUDA, Some(names));
+        self.variables.insert(CUDA_ORDER, Some("PCI_BUS_ID".to_owned()));
+        if chosen.len() > 1 && chosen.iter().any(|device| is_mig(device)) {
+            self.caveats.push("CUDA shows a program one MIG instance at a time: the first of the list".to_owned());
+        }
+    }
+
+    fn rocm(&mut self, all: &[Found], chosen: &[&Found]) {
+        for name in [CUDA, CUDA_ORDER].iter().chain(&HIP) {
+            self.variables.insert(name, None);
+        }
+        self.variables.insert(ROCR, Some(names(all, chosen, Vendor::Amd, |device| device.index)));
+    }
+}
+
+/// The list a runtime reads: UUIDs where each means one device, else places in the runtime's own order.
+fn names<K: Ord>(all: &[Found], chosen: &[&Found], vendor: Vendor, order: impl Fn(&Found) -> Option<K>) -> String {
+    let carriers = |uuid: &str| all.iter().filter(|device| device.uuid.as_deref() == Some(uuid)).count();
+    let by_uuid: Option<Vec<String>> = chosen
+        .iter()
+        .map(|device| device.uuid.as_deref().filter(|uuid| carriers(uuid) == 1).map(ToOwned::to_owned))
+        .collect();
+    let by_place = || {
+        let mut ordered: Vec<&Found> = all.iter().filter(|device| device.vendor == vendor && !is_mig(device)).collect();
+        ordered.sort_by_key(|device| order(device));
+        let place = |device: &&Found| ordered.iter().position(|other| std::ptr::eq(*other, *device));
+        chosen.iter().filter_map(place).map(|place| place.to_string()).collect()
+    };
+    by_uuid.unwrap_or_else(by_place).join(",")
+}
+
+fn is_mig(device: &Found) -> bool {
+    matches!(device.partition, Some(Partition::Mig { .. }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address;
+
+    fn device(vendor: Vendor, index: u32, uuid: Option<&str>, pci: &str) -> Found {
+        let mut found = Found::new(vendor);
+        found.index = Some(index);
+        found.uuid = uuid.map(Into::into);
+        found.pci = address::parse(pci);
+        found
+    }
+
+    fn set<'a>(environment: &'a JobEnvironment, name: &str) -> Option<&'a str> {
+        environment.variables.get(name).unwrap_or_else(|| panic!("{name} is left as it was")).as_deref()
+    }
+
+    #[test]
+    fn an_nvidia_job_gets_full_uuids_in_the_order_they_were_given() {
+        let all = [
+            device(Vendor::Nvidia, 0, Some("GPU-a"), "0000:01:00.0"),
+            device(Vendor::Nvidia, 1, Some("GPU-b"), "0000:02:00.0"),
+        ];
+        let environment = JobEnvironment::new(&all, &[1, 0]);
+        assert_eq!(set(&environment, "CUDA_VISIBLE_DEVICES"), Some("GPU-b,GPU-a"));
+        assert_eq!(set(&environment, "CUDA_DEVICE_ORDER"), Some("PCI_BUS_ID"));
+        assert_eq!(set(&environment, "ROCR_VISIBLE_DEVICES"), None);
+    }
+
+    #[test]
+    fn without_uuids_of_their_own_devices_are_numbered_in_pci_order_whatever_order_they_were_listed_in() {
+        let masked = Some("GPU-00000000");
+        let all =
+            [device(Vendor::Nvidia, 0, masked, "0000:81:00.0"), device(Vendor::Nvidia, 1, masked, "0000:01:00.0")];
+        assert_eq!(set(&JobEnvironment::new(&all, &[0]), "CUDA_VISIBLE_DEVICES"), Some("1"));
+    }
+
+    #[test]
+    fn an_amd_job_gets_only_rocr_and_the_others_are_cleared() {
+        let all = [
+            device(Vendor::Amd, 0, Some("GPU-0123456789abcdef"), "0000:c1:00.0"),
+            device(Vendor::Nvidia, 0, Some("GPU-n"), "0000:01:00.0"),
+        ];
+        let environment = JobEnvironment::new(&all, &[0]);
+        assert_eq!(set(&environment, "ROCR_VISIBLE_DEVICES"), Some("GPU-0123456789abcdef"));
+        for cleared in ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"] {
+            assert_eq!(set(&environment, cleared), None);
+        }
+    }
+
+    #[test]
+    fn partitions_of_one_amd_card_are_told_apart_by_number() {
+        let part = |index| device(Vendor::Amd, index, Some("GPU-same"), "0000:c1:00.0");
+        let all = [part(0), part(1), part(2), part(3)];
+        assert_eq!(set(&JobEnvironment::new(&all, &[3, 1]), "ROCR_VISIBLE_DEVICES"), Some("3,1"));
+    }
+
+    #[test]
+    fn a_job_without_a_device_sees_none() {
+        assert_eq!(set(&JobEnvironment::new(&[], &[]), "CUDA_VISIBLE_DEVICES"), Some(""));
+    }
+
+    #[test]
+    fn what_the_variables_cannot_do_is_said() {
+        let mig = |uuid| {
+            let mut found = device(Vendor::Nvidia, 0, Some(uuid), "0000:01:00.0");
+            found.partition = Some(Partition::Mig {
+                parent_uuid: None,
+                gpu_instance: Some(1),
+                compute_instance: Some(0),
+                profile: None,
+            });
+            found
+        };
+        let all = [mig("MIG-a"), mig("MIG-b"), device(Vendor::Amd, 0, Some("GPU-amd"), "0000:c1:00.0")];
+        assert_eq!(JobEnvironment::new(&all, &[0, 1]).caveats.len(), 1);
+        assert_eq!(JobEnvironment::new(&all, &[0]).caveats.len(), 0);
+        assert_eq!(JobEnvironment::new(&all, &[0, 2]).caveats.len(), 1);
+    }
+}

@@ -12,6 +12,7 @@ pub mod capture;
 pub mod detect;
 pub mod doctor;
 pub mod environment;
+pub mod facts;
 pub mod found;
 pub mod gpu_ids;
 pub mod kernel_file;
@@ -29,6 +30,7 @@ pub mod source;
 pub mod told;
 pub mod tool;
 pub mod topology;
+pub mod watch;
 pub mod xml;
 
 pub use found::{Found, Memory, Partition, Process, UsedMeans, Watts};
