@@ -1,0 +1,356 @@
+//! The edge to the C library: every unsafe call is here and gives an [`Answer`].
+//!
+//! Which functions the library has is found out once, when it is loaded. A function it has not is answered with
+//! [`Code::FUNCTION_NOT_FOUND`] without a call.
+
+#![allow(unsafe_code, reason = "calls into NVIDIA's C library")]
+
+use std::cell::Cell;
+use std::ffi::{OsStr, c_char, c_uint, c_ulonglong};
+
+use nvml_wrapper::Nvml as Wrapper;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper_sys::bindings as nvml;
+use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t, nvmlReturn_t};
+
+use super::code::{Answer, Code};
+use crate::source::SourceError;
+
+/// A device of the library, good until the library is closed or the device is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Handle(nvmlDevice_t);
+
+// SAFETY: NVML may be called from any thread, and a handle is only ever passed back to it.
+unsafe impl Send for Handle {}
+
+/// A set of events of the library.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct EventSet(nvml::nvmlEventSet_t);
+
+// SAFETY: as for a handle.
+unsafe impl Send for EventSet {}
+
+/// Memory as the newest function the library has told it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct MemoryInfo {
+    pub total: u64,
+    /// What the driver keeps; `None` where it is part of `used`.
+    pub reserved: Option<u64>,
+    pub used: u64,
+}
+
+/// What became of bad rows of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Remapped {
+    pub pending: bool,
+    pub failed: bool,
+}
+
+/// The size of a MIG instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slices {
+    pub gpu: u32,
+    pub compute: u32,
+    pub memory_mib: u64,
+}
+
+/// An event: a device reported an Xid.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct XidEvent {
+    pub device: Handle,
+    pub xid: u64,
+}
+
+/// The library, loaded and initialised.
+pub(super) struct Library {
+    wrapper: Wrapper,
+    /// Set once the library refused the newer function of memory, though it has one.
+    old_memory: Cell<bool>,
+}
+
+type NumberCall<T> = unsafe extern "C" fn(nvmlDevice_t, *mut T) -> nvmlReturn_t;
+type TextCall = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, c_uint) -> nvmlReturn_t;
+type LinkCall<T> = unsafe extern "C" fn(nvmlDevice_t, c_uint, *mut T) -> nvmlReturn_t;
+
+impl Library {
+    /// Loads the library of this name or path, and initialises it.
+    pub fn open(path: &OsStr) -> Result<Self, SourceError> {
+        let missing = |why: String| SourceError::NotHere { what: path.display().to_string().into(), why };
+        match Wrapper::builder().lib_path(path).init() {
+            Ok(wrapper) => Ok(Self { wrapper, old_memory: Cell::new(false) }),
+            Err(NvmlError::LibloadingError(error)) => Err(missing(error.to_string())),
+            Err(NvmlError::FailedToLoadSymbol(why)) => Err(missing(why)),
+            Err(error) => Err(Code::from(error).failure("initialising NVML")),
+        }
+    }
+
+    pub(super) fn functions(&self) -> &NvmlLib {
+        self.wrapper.lib()
+    }
+
+    pub fn driver_version(&self) -> Answer<String> {
+        Ok(self.wrapper.sys_driver_version()?)
+    }
+
+    pub fn device_count(&self) -> Answer<u32> {
+        Ok(self.wrapper.device_count()?)
+    }
+
+    pub fn device(&self, index: u32) -> Answer<Handle> {
+        let call = present(&self.functions().nvmlDeviceGetHandleByIndex_v2)?;
+        // SAFETY: the function writes a handle.
+        out(std::ptr::null_mut(), |device| unsafe { call(index, device) }).map(Handle)
+    }
+
+    pub fn uuid(&self, device: Handle) -> Answer<String> {
+        text(&self.functions().nvmlDeviceGetUUID, device)
+    }
+
+    pub fn name(&self, device: Handle) -> Answer<String> {
+        text(&self.functions().nvmlDeviceGetName, device)
+    }
+
+    pub fn minor(&self, device: Handle) -> Answer<u32> {
+        number(&self.functions().nvmlDeviceGetMinorNumber, device)
+    }
+
+    /// Its place on the bus, as text.
+    pub fn pci(&self, device: Handle) -> Answer<String> {
+        let functions = self.functions();
+        let call = functions.nvmlDeviceGetPciInfo_v3.as_ref().or(functions.nvmlDeviceGetPciInfo_v2.as_ref());
+        let call = call.map_err(|_| Code::FUNCTION_NOT_FOUND)?;
+        // SAFETY: the function writes the struct.
+        out(no_pci(), |info| unsafe { call(device.0, info) }).map(|info| spelled(&info))
+    }
+
+    pub fn memory(&self, device: Handle) -> Answer<MemoryInfo> {
+        if !self.old_memory.get() {
+            match self.newer_memory(device) {
+                Err(code) if code.wants_older_function() => self.old_memory.set(true),
+                answer => return answer,
+            }
+        }
+        let call = present(&self.functions().nvmlDeviceGetMemoryInfo)?;
+        let empty = nvml::nvmlMemory_t { total: 0, free: 0, used: 0 };
+        // SAFETY: the function writes the struct.
+        let info = out(empty, |info| unsafe { call(device.0, info) })?;
+        Ok(MemoryInfo { total: info.total, reserved: None, used: info.used })
+    }
+
+    fn newer_memory(&self, device: Handle) -> Answer<MemoryInfo> {
+        let call = present(&self.functions().nvmlDeviceGetMemoryInfo_v2)?;
+        let version = (size_of::<nvml::nvmlMemory_v2_t>() | 2 << 24) as c_uint;
+        let empty = nvml::nvmlMemory_v2_t { version, total: 0, reserved: 0, free: 0, used: 0 };
+        // SAFETY: the function writes the struct of the version that is named in it.
+        let info = out(empty, |info| unsafe { call(device.0, info) })?;
+        Ok(MemoryInfo { total: info.total, reserved: Some(info.reserved), used: info.used })
+    }
+
+    /// In percent.
+    pub fn utilization(&self, device: Handle) -> Answer<u32> {
+        let call = present(&self.functions().nvmlDeviceGetUtilizationRates)?;
+        let empty = nvml::nvmlUtilization_t { gpu: 0, memory: 0 };
+        // SAFETY: the function writes the struct.
+        out(empty, |rates| unsafe { call(device.0, rates) }).map(|rates| rates.gpu)
+    }
+
+    /// In °C.
+    pub fn temperature(&self, device: Handle) -> Answer<u32> {
+        let call = present(&self.functions().nvmlDeviceGetTemperature)?;
+        let sensor = nvml::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
+        // SAFETY: the function writes a number.
+        out(0, |celsius| unsafe { call(device.0, sensor, celsius) })
+    }
+
+    /// In mW.
+    pub fn power(&self, device: Handle) -> Answer<u32> {
+        number(&self.functions().nvmlDeviceGetPowerUsage, device)
+    }
+
+    /// In mW: what is set, or where nothing can be set, what holds.
+    pub fn power_limit(&self, device: Handle) -> Answer<u32> {
+        let set = number(&self.functions().nvmlDeviceGetPowerManagementLimit, device);
+        set.or_else(|code| number(&self.functions().nvmlDeviceGetEnforcedPowerLimit, device).map_err(|_| code))
+    }
+
+    pub fn remapped_rows(&self, device: Handle) -> Answer<Remapped> {
+        let call = present(&self.functions().nvmlDeviceGetRemappedRows)?;
+        let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
+        // SAFETY: the function writes four numbers.
+        Code::check(unsafe { call(device.0, &mut correctable, &mut uncorrectable, &mut pending, &mut failed) })?;
+        Ok(Remapped { pending: pending != 0, failed: failed != 0 })
+    }
+
+    pub fn retired_pages_pending(&self, device: Handle) -> Answer<bool> {
+        Ok(number(&self.functions().nvmlDeviceGetRetiredPagesPendingStatus, device)? != 0)
+    }
+
+    /// Whether MIG is on.
+    pub fn mig_mode(&self, device: Handle) -> Answer<bool> {
+        let call = present(&self.functions().nvmlDeviceGetMigMode)?;
+        let mut pending = 0;
+        // SAFETY: the function writes two numbers.
+        out(0, |current| unsafe { call(device.0, current, &mut pending) }).map(|current| current != 0)
+    }
+
+    /// How many instances there could be; there may be fewer, with holes between them.
+    pub fn mig_slots(&self, device: Handle) -> Answer<u32> {
+        number(&self.functions().nvmlDeviceGetMaxMigDeviceCount, device)
+    }
+
+    pub fn mig_instance(&self, device: Handle, slot: u32) -> Answer<Handle> {
+        let empty = std::ptr::null_mut();
+        numbered(&self.functions().nvmlDeviceGetMigDeviceHandleByIndex, device, slot, empty).map(Handle)
+    }
+
+    pub fn gpu_instance(&self, instance: Handle) -> Answer<u32> {
+        number(&self.functions().nvmlDeviceGetGpuInstanceId, instance)
+    }
+
+    pub fn compute_instance(&self, instance: Handle) -> Answer<u32> {
+        number(&self.functions().nvmlDeviceGetComputeInstanceId, instance)
+    }
+
+    pub fn slices(&self, instance: Handle) -> Answer<Slices> {
+        let call = present(&self.functions().nvmlDeviceGetAttributes_v2)?;
+        // SAFETY: all zeroes is a valid value of this plain struct, which the function writes.
+        let empty: nvml::nvmlDeviceAttributes_t = unsafe { std::mem::zeroed() };
+        let info = out(empty, |info| unsafe { call(instance.0, info) })?;
+        Ok(Slices {
+            gpu: info.gpuInstanceSliceCount,
+            compute: info.computeInstanceSliceCount,
+            memory_mib: info.memorySizeMB,
+        })
+    }
+
+    /// How near two devices are, as NVML counts it.
+    pub fn common_ancestor(&self, one: Handle, other: Handle) -> Answer<u32> {
+        let call = present(&self.functions().nvmlDeviceGetTopologyCommonAncestor)?;
+        // SAFETY: the function writes a number.
+        out(0, |level| unsafe { call(one.0, other.0, level) })
+    }
+
+    pub fn nvlink_up(&self, device: Handle, link: u32) -> Answer<bool> {
+        Ok(numbered(&self.functions().nvmlDeviceGetNvLinkState, device, link, 0)? != 0)
+    }
+
+    pub fn nvlink_ends_at_switch(&self, device: Handle, link: u32) -> Answer<bool> {
+        let kind = numbered(&self.functions().nvmlDeviceGetNvLinkRemoteDeviceType, device, link, 0)?;
+        Ok(kind == nvml::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH)
+    }
+
+    /// The place on the bus of the other end, as text.
+    pub fn nvlink_remote(&self, device: Handle, link: u32) -> Answer<String> {
+        let functions = self.functions();
+        let newer = numbered(&functions.nvmlDeviceGetNvLinkRemotePciInfo_v2, device, link, no_pci());
+        let info = match newer {
+            Err(code) if code.wants_older_function() => {
+                numbered(&functions.nvmlDeviceGetNvLinkRemotePciInfo, device, link, no_pci())
+            }
+            answer => answer,
+        };
+        info.map(|info| spelled(&info))
+    }
+
+    pub fn new_event_set(&self) -> Answer<EventSet> {
+        let call = present(&self.functions().nvmlEventSetCreate)?;
+        // SAFETY: the function writes a handle.
+        out(std::ptr::null_mut(), |set| unsafe { call(set) }).map(EventSet)
+    }
+
+    /// Has Xids of a device told through a set, where the device can.
+    pub fn register_xids(&self, device: Handle, set: EventSet) -> Answer<()> {
+        let xids = c_ulonglong::from(nvml::nvmlEventTypeXidCriticalError);
+        let call = present(&self.functions().nvmlDeviceGetSupportedEventTypes)?;
+        // SAFETY: the function writes a number.
+        let supported = out(0, |types| unsafe { call(device.0, types) })?;
+        if supported & xids == 0 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        let call = present(&self.functions().nvmlDeviceRegisterEvents)?;
+        // SAFETY: both handles are of this library.
+        Code::check(unsafe { call(device.0, xids, set.0) })
+    }
+
+    /// The next event, without waiting for one.
+    pub fn next_event(&self, set: EventSet) -> Answer<Option<XidEvent>> {
+        let functions = self.functions();
+        let call = functions.nvmlEventSetWait_v2.as_ref().or(functions.nvmlEventSetWait.as_ref());
+        let call = call.map_err(|_| Code::FUNCTION_NOT_FOUND)?;
+        // SAFETY: all zeroes is a valid value of this plain struct, which the function writes.
+        let empty: nvml::nvmlEventData_t = unsafe { std::mem::zeroed() };
+        match out(empty, |event| unsafe { call(set.0, event, 0) }) {
+            Ok(event) => Ok(Some(XidEvent { device: Handle(event.device), xid: event.eventData })),
+            Err(Code::TIMEOUT) => Ok(None),
+            Err(code) => Err(code),
+        }
+    }
+
+    pub fn free_event_set(&self, set: EventSet) {
+        if let Ok(call) = &self.functions().nvmlEventSetFree {
+            // SAFETY: the set is of this library, and its owner lets go of it.
+            unsafe { call(set.0) };
+        }
+    }
+}
+
+/// Calls a function that lists the processes of a device; an entry is at most four words.
+///
+/// Gives how many entries were written, or with the error how many there are.
+pub(super) fn list<T>(
+    call: unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t,
+    device: Handle,
+    room: &mut [[u64; 4]],
+) -> Result<u32, (Code, u32)> {
+    debug_assert!(size_of::<T>() <= size_of::<[u64; 4]>() && align_of::<T>() <= align_of::<u64>());
+    let mut count = c_uint::try_from(room.len()).unwrap_or(c_uint::MAX);
+    // SAFETY: an entry is at most four words, so that there is room for as many as are announced.
+    let code = unsafe { call(device.0, &mut count, room.as_mut_ptr().cast()) };
+    Code::check(code).map(|()| count).map_err(|code| (code, count))
+}
+
+fn present<F, E>(function: &Result<F, E>) -> Answer<&F> {
+    function.as_ref().map_err(|_| Code::FUNCTION_NOT_FOUND)
+}
+
+fn out<T>(empty: T, call: impl FnOnce(&mut T) -> nvmlReturn_t) -> Answer<T> {
+    let mut place = empty;
+    Code::check(call(&mut place)).map(|()| place)
+}
+
+fn number<T: Default, E>(function: &Result<NumberCall<T>, E>, device: Handle) -> Answer<T> {
+    let call = present(function)?;
+    // SAFETY: the function writes a number.
+    out(T::default(), |value| unsafe { call(device.0, value) })
+}
+
+fn numbered<T, E>(function: &Result<LinkCall<T>, E>, device: Handle, which: u32, empty: T) -> Answer<T> {
+    let call = present(function)?;
+    // SAFETY: the function writes what its type says.
+    out(empty, |value| unsafe { call(device.0, which, value) })
+}
+
+fn text<E>(function: &Result<TextCall, E>, device: Handle) -> Answer<String> {
+    /// The most NVML needs for a name or a UUID.
+    const ROOM: usize = 96;
+    let call = present(function)?;
+    let mut buffer: [c_char; ROOM] = [0; ROOM];
+    // SAFETY: the function writes at most as many bytes as it is told there are.
+    Code::check(unsafe { call(device.0, buffer.as_mut_ptr(), ROOM as c_uint) })?;
+    Ok(until_nul(&buffer))
+}
+
+fn until_nul(buffer: &[c_char]) -> String {
+    let bytes: Vec<u8> = buffer.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn no_pci() -> nvml::nvmlPciInfo_t {
+    // SAFETY: all zeroes is a valid value of this plain struct.
+    unsafe { std::mem::zeroed() }
+}
+
+fn spelled(info: &nvml::nvmlPciInfo_t) -> String {
+    let text = until_nul(&info.busId);
+    if text.is_empty() { until_nul(&info.busIdLegacy) } else { text }
+}

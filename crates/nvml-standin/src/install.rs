@@ -1,0 +1,52 @@
+//! Putting a copy of the built library, with a scenario, into a folder.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::scenario::Scenario;
+
+/// Puts a copy that answers as `scenario` says into `folder`, and tells its path.
+///
+/// A copy, because the loader takes two names of one file for one library. `missing` functions lose their name in the
+/// copy's table of names, so that looking them up fails, as in the library of an older driver.
+pub fn install(folder: &Path, scenario: &Scenario, missing: &[&str]) -> io::Result<PathBuf> {
+    let mut library = std::fs::read(built()?)?;
+    for name in missing {
+        hide(&mut library, name)?;
+    }
+    let path = folder.join("libnvidia-ml.so.1");
+    std::fs::write(&path, library)?;
+    write_scenario(folder, scenario)?;
+    Ok(path)
+}
+
+/// Changes the world of the copy in `folder`.
+pub fn write_scenario(folder: &Path, scenario: &Scenario) -> io::Result<()> {
+    // Renamed into place, so that no reader sees half of it.
+    let half = folder.join("scenario.json.new");
+    std::fs::write(&half, serde_json::to_vec_pretty(scenario)?)?;
+    std::fs::rename(half, folder.join("scenario.json"))
+}
+
+/// The library cargo built beside the running test or benchmark.
+fn built() -> io::Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let beside = program.ancestors().skip(1).take(2).map(|folder| folder.join("libnvml_standin.so"));
+    let deps = program.parent().map(|folder| folder.join("deps/libnvml_standin.so"));
+    beside.chain(deps).find(|path| path.is_file()).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::NotFound, format!("no libnvml_standin.so beside {}", program.display()))
+    })
+}
+
+fn hide(library: &mut [u8], name: &str) -> io::Result<()> {
+    let wanted = [b"\0", name.as_bytes(), b"\0"].concat();
+    let places: Vec<usize> =
+        library.windows(wanted.len()).enumerate().filter(|(_, bytes)| *bytes == wanted).map(|(at, _)| at).collect();
+    if places.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, format!("the stand-in has no function {name}")));
+    }
+    for at in places {
+        library[at + 1] = b'-';
+    }
+    Ok(())
+}
