@@ -1,0 +1,379 @@
+//! What a card reports now, from the files its driver keeps.
+//!
+//! A card that is asleep is asked nothing but whether it is; what it said when it was awake is remembered.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gpupool_core::device::{Health, Vendor};
+use gpupool_core::units::{Bytes, Percent};
+
+use super::drm::Card;
+use super::gpu_metrics::{self, Metrics};
+use super::hwmon::Sensors;
+use super::names;
+use crate::found::{Found, Watts};
+use crate::kernel_file;
+use crate::snapshot::Snapshot;
+use crate::told::Told;
+
+/// The name of a card of which not even the id is known.
+pub(crate) const NAMELESS: &str = "AMD GPU";
+
+/// Errors of the memory are counted by asking the card, which is slow: only every so many readings.
+const READINGS_PER_ERROR_COUNT: u32 = 60;
+
+/// A card and where its readings are.
+#[derive(Debug)]
+pub(crate) struct CardReader {
+    pub card: Card,
+    runtime_status: PathBuf,
+    power_state: PathBuf,
+    /// Learned the first time the card was awake.
+    facts: Option<Facts>,
+    name: Arc<str>,
+    errors: Vec<String>,
+    readings: u32,
+}
+
+/// What stays the same, and the files of what does not.
+#[derive(Debug)]
+struct Facts {
+    uuid: Option<Arc<str>>,
+    compute_partition: Option<Arc<str>>,
+    vram_total: Told<Bytes>,
+    gtt_total: Told<Bytes>,
+    vram_used: Option<PathBuf>,
+    gtt_used: Option<PathBuf>,
+    busy: Option<PathBuf>,
+    metrics: Option<PathBuf>,
+    sensors: Sensors,
+}
+
+impl CardReader {
+    pub fn new(card: Card) -> Self {
+        let name = match card.device_id {
+            Some(device) => names::name(device, card.revision),
+            None => NAMELESS.to_owned(),
+        };
+        Self {
+            runtime_status: card.device.join("power/runtime_status"),
+            power_state: card.device.join("power_state"),
+            facts: None,
+            name: name.into(),
+            errors: Vec::new(),
+            readings: 0,
+            card,
+        }
+    }
+
+    /// How the card is cut, where it was awake and said so.
+    pub fn compute_partition(&self) -> Option<Arc<str>> {
+        self.facts.as_ref()?.compute_partition.clone()
+    }
+
+    /// The card with what it reports now, and whether files that were there are gone.
+    pub fn read(&mut self, snapshot: &mut Snapshot) -> (Found, bool) {
+        let asleep = self.is_asleep();
+        if !asleep && self.facts.is_none() {
+            self.learn();
+        }
+        let mut found = self.known();
+        found.asleep = asleep;
+        if asleep {
+            found.health = Some(Health::Healthy);
+            return (found, false);
+        }
+        let Some(facts) = &self.facts else {
+            return (found, false);
+        };
+        let stale = facts.read_into(&mut found, self.card.device_id);
+        let answers = found.memory.used.value().is_some()
+            || found.utilization.value().is_some()
+            || found.temperature_c.value().is_some()
+            || found.power.value().is_some();
+        found.health = answers.then_some(Health::Healthy);
+        if self.readings.is_multiple_of(READINGS_PER_ERROR_COUNT) {
+            self.errors = memory_errors(&self.card);
+        }
+        self.readings = self.readings.wrapping_add(1);
+        for error in &self.errors {
+            snapshot.warn(error.clone());
+        }
+        (found, stale)
+    }
+
+    /// Both files are kept by the kernel's bus code, so that reading them does not wake the card.
+    fn is_asleep(&self) -> bool {
+        match kernel_file::text(&self.runtime_status).value().map(String::as_str) {
+            Some("suspended" | "suspending") => true,
+            Some("active" | "resuming") => false,
+            _ => kernel_file::text(&self.power_state).value().is_some_and(|state| state.starts_with("D3")),
+        }
+    }
+
+    fn learn(&mut self) {
+        let product = kernel_file::text(&self.card.device.join("product_name"));
+        if let Some(product) = product.value().filter(|name| !name.eq_ignore_ascii_case("n/a")) {
+            self.name = crate::told::words(product).as_ref().into();
+        }
+        self.facts = Some(Facts::learn(&self.card.device));
+    }
+
+    /// What is known without asking the card.
+    fn known(&self) -> Found {
+        let card = &self.card;
+        let mut found = Found::new(card.vendor.unwrap_or(Vendor::Amd));
+        found.index = card.number;
+        found.minor = card.render_minor;
+        found.name = Some(self.name.clone());
+        found.pci = card.pci;
+        found.driver = card.driver.as_deref().map(Into::into);
+        found.numa = card.numa;
+        if let Some(facts) = &self.facts {
+            found.uuid = facts.uuid.clone();
+            found.memory.total = facts.vram_total.clone();
+            found.memory.host_total = facts.gtt_total.clone();
+        }
+        found
+    }
+}
+
+impl Facts {
+    fn learn(device: &Path) -> Self {
+        let existing = |name: &str| Some(device.join(name)).filter(|path| path.exists());
+        let mode = kernel_file::text(&device.join("current_compute_partition"));
+        let unique_id = kernel_file::text(&device.join("unique_id"));
+        Self {
+            uuid: unique_id.value().and_then(|text| uuid(text)),
+            compute_partition: mode.value().map(|mode| mode.to_ascii_uppercase().into()),
+            vram_total: kernel_file::number(&device.join("mem_info_vram_total")).map(Bytes),
+            gtt_total: kernel_file::number(&device.join("mem_info_gtt_total")).map(Bytes),
+            vram_used: existing("mem_info_vram_used"),
+            gtt_used: existing("mem_info_gtt_used"),
+            busy: existing("gpu_busy_percent"),
+            metrics: existing("gpu_metrics"),
+            sensors: Sensors::find(device),
+        }
+    }
+
+    /// Reads everything that changes; says whether a file that was there is gone.
+    fn read_into(&self, found: &mut Found, device_id: Option<u16>) -> bool {
+        let bytes = |path: &Option<PathBuf>| path.as_deref().map_or(Told::ABSENT, kernel_file::number).map(Bytes);
+        found.memory.used = bytes(&self.vram_used);
+        found.memory.host_used = bytes(&self.gtt_used);
+        found.utilization = self.busy.as_deref().map_or(Told::ABSENT, busy);
+        found.temperature_c = self.sensors.temperature_c();
+        found.power = self.sensors.power();
+        found.power_limit = self.sensors.power_limit();
+        let gone = |path: &Option<PathBuf>, is_absent: bool| path.is_some() && is_absent;
+        let stale = gone(&self.vram_used, found.memory.used.is_absent())
+            || gone(&self.busy, found.utilization.is_absent())
+            || self.sensors.has_temperature() && found.temperature_c.is_absent();
+
+        let complete = found.utilization.value().is_some()
+            && found.temperature_c.value().is_some()
+            && found.power.value().is_some();
+        if let Some(path) = self.metrics.as_deref().filter(|_| !complete) {
+            let metrics =
+                kernel_file::bytes(path).map_or_else(|_| Metrics::default(), |bytes| gpu_metrics::parse(&bytes));
+            fill(&mut found.utilization, metrics.utilization);
+            fill(&mut found.temperature_c, metrics.temperature_c);
+            fill(&mut found.power, metrics.power);
+        }
+        if device_id.is_some_and(names::has_two_dies) && found.power == Told::Value(Watts(0)) {
+            let words = "the first die of the board measures for both";
+            found.power = Told::Unsupported(words.into());
+            found.power_limit = Told::Unsupported(words.into());
+        }
+        stale
+    }
+}
+
+fn fill<T>(field: &mut Told<T>, other: Told<T>) {
+    *field = std::mem::take(field).or(other);
+}
+
+fn busy(path: &Path) -> Told<Percent> {
+    match kernel_file::number::<u32>(path) {
+        Told::Value(percent @ 0..=100) => Told::Value(Percent(percent * 1000)),
+        Told::Value(percent) => Told::Failed(format!("{percent} % busy").into()),
+        other => other.map(Percent),
+    }
+}
+
+/// The identity that programs are given, from the hexadecimal number in a file; zero means there is none.
+fn uuid(text: &str) -> Option<Arc<str>> {
+    let digits = text.trim_start_matches("0x");
+    u64::from_str_radix(digits, 16).ok().and_then(uuid_of)
+}
+
+/// The identity of a device by its unique number.
+pub(crate) fn uuid_of(unique_id: u64) -> Option<Arc<str>> {
+    (unique_id != 0).then(|| format!("GPU-{unique_id:016x}").into())
+}
+
+/// What the card's error counters say that a person should know.
+fn memory_errors(card: &Card) -> Vec<String> {
+    let folder = card.device.join("ras");
+    let mut warnings = Vec::new();
+    let mut counters: Vec<PathBuf> =
+        fs::read_dir(&folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
+    counters.sort();
+    for path in counters {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let told = kernel_file::text(&path);
+        let text = told.value().map_or("", String::as_str);
+        if let Some(block) = name.strip_suffix("_err_count") {
+            let count = text.lines().find_map(|line| line.trim().strip_prefix("ue:")?.trim().parse::<u64>().ok());
+            if let Some(count @ 1..) = count {
+                warnings.push(format!("{}: {count} uncorrectable errors in {block}", card.spelled()));
+            }
+        } else if name == "gpu_vram_bad_pages" {
+            let pages = text.lines().filter(|line| line.trim_start().starts_with("0x")).count();
+            if pages > 0 {
+                warnings.push(format!("{}: {pages} bad pages of memory are retired or about to be", card.spelled()));
+            }
+        }
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::amd_sysfs::drm;
+    use crate::amd_sysfs::tree::Tree;
+
+    fn reader(tree: &Tree) -> CardReader {
+        CardReader::new(drm::cards(&tree.path("class/drm")).unwrap().remove(0))
+    }
+
+    fn read(tree: &Tree) -> Found {
+        reader(tree).read(&mut Snapshot::default()).0
+    }
+
+    const DEVICE: &str = "class/drm/card0/device";
+
+    #[test]
+    fn a_card_reports_its_memory_load_temperature_and_power() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        let found = read(&tree);
+        assert_eq!(found.memory.total, Told::Value(Bytes(16 << 30)));
+        assert_eq!(found.memory.used, Told::Value(Bytes(1 << 30)));
+        assert_eq!(found.memory.host_total, Told::Value(Bytes(8 << 30)));
+        assert_eq!(found.memory.host_used, Told::Value(Bytes(4096)));
+        assert_eq!(found.utilization, Told::Value(Percent(37_000)));
+        assert_eq!(found.temperature_c, Told::Value(61));
+        assert_eq!(found.power, Told::Value(Watts(42_500)));
+        assert_eq!(found.power_limit, Told::Value(Watts(300_000)));
+        assert_eq!(found.uuid.as_deref(), Some("GPU-000000000000a000"));
+        assert_eq!((found.minor, found.numa, found.asleep), (Some(128), None, false));
+        assert_eq!(found.health, Some(Health::Healthy));
+    }
+
+    #[test]
+    fn a_file_that_is_empty_or_rubbish_loses_its_own_field_only() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        tree.file(&format!("{DEVICE}/unique_id"), "");
+        tree.file(&format!("{DEVICE}/gpu_busy_percent"), "655\n");
+        tree.file(&format!("{DEVICE}/mem_info_vram_used"), "\0\0\0\0");
+        let found = read(&tree);
+        assert_eq!(found.uuid, None);
+        assert_eq!(found.utilization, Told::Failed("655 % busy".into()));
+        assert!(matches!(found.memory.used, Told::Unsupported(_)));
+        assert_eq!(found.temperature_c, Told::Value(61));
+    }
+
+    #[test]
+    fn a_sleeping_card_is_asked_nothing_and_what_it_said_before_is_kept() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        let mut card = reader(&tree);
+        let mut snapshot = Snapshot::default();
+        card.read(&mut snapshot);
+        tree.file(&format!("{DEVICE}/power/runtime_status"), "suspended\n");
+        let (asleep, _) = card.read(&mut snapshot);
+        assert!(asleep.asleep);
+        assert_eq!(asleep.memory.total, Told::Value(Bytes(16 << 30)));
+        assert_eq!((asleep.memory.used, asleep.temperature_c), (Told::ABSENT, Told::ABSENT));
+        assert!(asleep.uuid.is_some());
+    }
+
+    #[test]
+    fn no_file_of_a_card_that_sleeps_from_the_start_is_opened() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        tree.file(&format!("{DEVICE}/power/runtime_status"), "suspended\n");
+        // A pipe that nobody writes to stops whoever opens it for ever.
+        let files = ["unique_id", "mem_info_vram_total", "mem_info_vram_used", "gpu_busy_percent", "gpu_metrics"];
+        for file in files.into_iter().chain(["product_name", "hwmon/hwmon5/temp1_input", "hwmon/hwmon5/temp1_label"]) {
+            let path = tree.path(&format!("{DEVICE}/{file}"));
+            let _ = fs::remove_file(&path);
+            assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+        }
+        let found = read(&tree);
+        assert!(found.asleep);
+        assert_eq!(found.uuid, None);
+        assert_eq!(found.name.as_deref(), Some("AMD Radeon RX 7900 XT / 7900 XTX / 7900 GRE"));
+    }
+
+    #[test]
+    fn a_card_without_runtime_status_sleeps_by_its_power_state() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        tree.remove(&format!("{DEVICE}/power/runtime_status"));
+        assert!(!read(&tree).asleep);
+        for (state, asleep) in [("D0", false), ("D3cold", true), ("D3hot", true), ("unknown", false)] {
+            tree.file(&format!("{DEVICE}/power_state"), state);
+            assert_eq!(read(&tree).asleep, asleep, "{state}");
+        }
+    }
+
+    #[test]
+    fn the_binary_table_fills_in_what_has_no_file_and_nothing_else() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        let mut table = vec![0xff; 120];
+        table[..8].copy_from_slice(&[120, 0, 1, 3, 99, 0, 99, 0]);
+        table[16..18].copy_from_slice(&[88, 0]);
+        table[22..24].copy_from_slice(&[77, 0]);
+        tree.file(&format!("{DEVICE}/gpu_metrics"), &table);
+        assert_eq!(read(&tree).utilization, Told::Value(Percent(37_000)));
+        tree.remove(&format!("{DEVICE}/gpu_busy_percent"));
+        let found = read(&tree);
+        assert_eq!(found.utilization, Told::Value(Percent(88_000)));
+        assert_eq!((found.temperature_c, found.power), (Told::Value(61), Told::Value(Watts(42_500))));
+        tree.remove(&format!("{DEVICE}/hwmon"));
+        let found = read(&tree);
+        assert_eq!((found.temperature_c, found.power), (Told::Value(99), Told::Value(Watts(77_000))));
+    }
+
+    #[test]
+    fn the_second_die_of_a_board_measures_no_power() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:c1:00.0", 0x7408);
+        tree.file(&format!("{DEVICE}/hwmon/hwmon5/power1_average"), "0\n");
+        assert!(matches!(read(&tree).power, Told::Unsupported(_)));
+    }
+
+    #[test]
+    fn uncorrectable_errors_are_a_warning_and_not_a_verdict() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:c1:00.0", 0x740f);
+        tree.file(&format!("{DEVICE}/ras/umc_err_count"), "ue: 2\nce: 5\n");
+        tree.file(&format!("{DEVICE}/ras/gfx_err_count"), "ue: 0\nce: 0\n");
+        tree.file(&format!("{DEVICE}/ras/gpu_vram_bad_pages"), "0x00000001 : 0x00001000 : R\n");
+        let mut snapshot = Snapshot::default();
+        let (found, _) = reader(&tree).read(&mut snapshot);
+        assert_eq!(found.health, Some(Health::Healthy));
+        let expected = [
+            "0000:c1:00.0: 1 bad pages of memory are retired or about to be",
+            "0000:c1:00.0: 2 uncorrectable errors in umc",
+        ];
+        assert_eq!(snapshot.warnings, expected);
+    }
+}

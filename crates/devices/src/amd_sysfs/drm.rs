@@ -1,0 +1,190 @@
+//! Which graphics cards the kernel has: the entries `cardN` of `class/drm`, and what their bus knows of them.
+//!
+//! Everything here is kept by the kernel's PCI code and does not wake a sleeping card.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use gpupool_core::device::{PciAddress, Vendor};
+
+use crate::address;
+use crate::kernel_file;
+use crate::limits;
+
+/// A graphics card.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Card {
+    /// The number in `cardN`; not a number of a GPU.
+    pub number: Option<u32>,
+    /// The folder of the device itself.
+    pub device: PathBuf,
+    pub vendor: Option<Vendor>,
+    /// PCI ids.
+    pub vendor_id: Option<u16>,
+    pub device_id: Option<u16>,
+    pub revision: Option<u8>,
+    pub driver: Option<String>,
+    pub pci: Option<PciAddress>,
+    /// The minor number of its `renderD…` node.
+    pub render_minor: Option<u32>,
+    pub numa: Option<u32>,
+}
+
+/// The cards in a folder like `class/drm`, by their numbers.
+pub(crate) fn cards(folder: &Path) -> io::Result<Vec<Card>> {
+    let numbers = card_numbers(folder)?;
+    Ok(numbers.into_iter().map(|number| Card::at(&folder.join(format!("card{number}")), Some(number))).collect())
+}
+
+/// The numbers of the entries `cardN` of a folder, in order; connectors such as `card1-DP-1` are none.
+pub(crate) fn card_numbers(folder: &Path) -> io::Result<Vec<u32>> {
+    let mut numbers: Vec<u32> = fs::read_dir(folder)?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix("card")?.parse().ok())
+        .take(limits::DEVICES)
+        .collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+impl Card {
+    /// The card whose entry is `folder`.
+    pub fn at(folder: &Path, number: Option<u32>) -> Self {
+        Self::of_device(folder.join("device"), number)
+    }
+
+    /// The card whose device has this folder.
+    pub fn of_device(device: PathBuf, number: Option<u32>) -> Self {
+        let uevent = Uevent::read(&device.join("uevent"));
+        let target = fs::read_link(&device).ok();
+        let target_name = target.as_deref().and_then(file_name);
+        let hex = |file: &str| kernel_file::number::<u16>(&device.join(file)).value().copied();
+        let vendor_id = hex("vendor").or(uevent.ids.map(|(vendor, _)| vendor));
+        let device_id = hex("device").or(uevent.ids.map(|(_, device)| device));
+        let driver_link = fs::read_link(device.join("driver")).ok();
+        let driver = driver_link.as_deref().and_then(file_name).map(str::to_owned).or(uevent.driver);
+        // A partition of a card is a device of its own without a place on the bus.
+        let is_partition = [driver.as_deref(), target_name].into_iter().flatten().any(|name| name.starts_with(XCP));
+        Self {
+            number,
+            vendor: if is_partition { Some(Vendor::Amd) } else { vendor_id.map(vendor) },
+            vendor_id,
+            device_id,
+            revision: hex("revision").and_then(|revision| revision.try_into().ok()),
+            driver,
+            pci: uevent.slot.or_else(|| address::parse(target_name.filter(|name| name.contains(':'))?)),
+            render_minor: render_minor(&device.join("drm")),
+            numa: kernel_file::number(&device.join("numa_node")).value().copied(),
+            device,
+        }
+    }
+
+    /// How people find it: its address, or its entry where it has none.
+    pub fn spelled(&self) -> String {
+        match (self.pci, self.number) {
+            (Some(pci), _) => pci.to_string(),
+            (None, Some(number)) => format!("card{number}"),
+            (None, None) => "the card".to_owned(),
+        }
+    }
+}
+
+/// How the devices of partitions are named by their driver.
+const XCP: &str = "amdgpu_xcp";
+
+const fn vendor(id: u16) -> Vendor {
+    match id {
+        0x1002 => Vendor::Amd,
+        0x10de => Vendor::Nvidia,
+        0x8086 => Vendor::Intel,
+        _ => Vendor::Other,
+    }
+}
+
+fn render_minor(folder: &Path) -> Option<u32> {
+    let minor =
+        |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.strip_prefix("renderD")?.parse().ok();
+    fs::read_dir(folder).ok()?.filter_map(minor).min()
+}
+
+fn file_name(path: &Path) -> Option<&str> {
+    path.file_name()?.to_str()
+}
+
+/// What the event file of a PCI device says.
+#[derive(Debug, Default)]
+struct Uevent {
+    driver: Option<String>,
+    ids: Option<(u16, u16)>,
+    slot: Option<PciAddress>,
+}
+
+impl Uevent {
+    fn read(path: &Path) -> Self {
+        let text = kernel_file::text(path);
+        let text = text.value().map_or("", String::as_str);
+        let find = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        let ids = |ids: &str| {
+            let (vendor, device) = ids.trim().split_once(':')?;
+            Some((u16::from_str_radix(vendor, 16).ok()?, u16::from_str_radix(device, 16).ok()?))
+        };
+        Self {
+            driver: find("DRIVER").map(|name| name.trim().to_owned()),
+            ids: find("PCI_ID").and_then(ids),
+            slot: find("PCI_SLOT_NAME").and_then(address::parse),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::amd_sysfs::tree::Tree;
+
+    #[test]
+    fn connectors_and_render_nodes_are_no_cards() {
+        let tree = Tree::new();
+        for entry in ["card2", "card10", "card2-DP-1", "card2-HDMI-A-1", "renderD128", "version", "cardinal"] {
+            tree.folder(&format!("class/drm/{entry}"));
+        }
+        assert_eq!(card_numbers(&tree.path("class/drm")).unwrap(), [2, 10]);
+    }
+
+    #[test]
+    fn a_card_is_known_by_its_files_or_by_its_event_file_alone() {
+        let tree = Tree::new();
+        tree.amd_card(1, "0000:0b:00.0", 0x73bf);
+        let by_files = &cards(&tree.path("class/drm")).unwrap()[0];
+        assert_eq!((by_files.vendor, by_files.device_id), (Some(Vendor::Amd), Some(0x73bf)));
+        assert_eq!((by_files.render_minor, by_files.numa), (Some(129), None));
+
+        for file in ["vendor", "device", "numa_node"] {
+            tree.remove(&format!("class/drm/card1/device/{file}"));
+        }
+        let by_event = &cards(&tree.path("class/drm")).unwrap()[0];
+        assert_eq!((by_event.vendor, by_event.device_id), (Some(Vendor::Amd), Some(0x73bf)));
+        assert_eq!(by_event.driver.as_deref(), Some("amdgpu"));
+        assert_eq!(by_event.spelled(), "0000:0b:00.0");
+    }
+
+    #[test]
+    fn links_tell_what_files_do_not() {
+        let tree = Tree::new();
+        tree.file("devices/pci0000:00/0000:00:03.1/0000:2f:00.0/vendor", "0x1002");
+        tree.link("devices/pci0000:00/0000:00:03.1/0000:2f:00.0/driver", "../../../../bus/pci/drivers/amdgpu");
+        tree.link("class/drm/card0/device", "../../../devices/pci0000:00/0000:00:03.1/0000:2f:00.0");
+        let card = &cards(&tree.path("class/drm")).unwrap()[0];
+        assert_eq!(card.spelled(), "0000:2f:00.0");
+        assert_eq!(card.driver.as_deref(), Some("amdgpu"));
+    }
+
+    #[test]
+    fn a_partition_is_a_card_of_amd_without_an_address() {
+        let tree = Tree::new();
+        tree.file("devices/platform/amdgpu_xcp_3/uevent", "DRIVER=amdgpu_xcp_drv\nMODALIAS=platform:amdgpu_xcp\n");
+        tree.link("class/drm/card7/device", "../../../devices/platform/amdgpu_xcp_3");
+        let card = &cards(&tree.path("class/drm")).unwrap()[0];
+        assert_eq!((card.vendor, card.pci), (Some(Vendor::Amd), None));
+        assert_eq!(card.spelled(), "card7");
+    }
+}

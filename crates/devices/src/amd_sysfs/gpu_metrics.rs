@@ -1,0 +1,237 @@
+//! The binary table `gpu_metrics`, whose layout differs by version; used for what sysfs has no file for.
+//!
+//! A header of four bytes says the size, the format (1: cards, 2 and 3: APUs) and its content revision. A field of all
+//! ones is one the chip does not have; some firmware fills the lower half only. What cannot be is a failure, since the
+//! file is known to hold rubbish on some cards.
+
+use gpupool_core::units::Percent;
+
+use crate::found::Watts;
+use crate::told::Told;
+
+/// What is taken from the table.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Metrics {
+    pub temperature_c: Told<i16>,
+    pub power: Told<Watts>,
+    pub utilization: Told<Percent>,
+}
+
+/// Reads the table; one of an unknown version tells nothing, a broken one fails in every field.
+pub(crate) fn parse(bytes: &[u8]) -> Metrics {
+    let Some(&[low, high, format, content]) = bytes.first_chunk::<4>() else {
+        return Metrics::failed("gpu_metrics is cut off");
+    };
+    let size = usize::from(u16::from_le_bytes([low, high]));
+    let Some(layout) = Layout::of(format, content) else {
+        return Metrics::unsupported(format!("gpu_metrics of version {format}.{content} is not known"));
+    };
+    let Some(table) = bytes.get(..size).filter(|table| table.len() >= layout.shortest()) else {
+        return Metrics::failed("gpu_metrics is shorter than it says");
+    };
+    Metrics {
+        temperature_c: layout.temperature_c(table),
+        power: layout.power(table),
+        utilization: layout.utilization(table),
+    }
+}
+
+impl Metrics {
+    fn failed(words: &'static str) -> Self {
+        Self {
+            temperature_c: Told::Failed(words.into()),
+            power: Told::Failed(words.into()),
+            utilization: Told::Failed(words.into()),
+        }
+    }
+
+    fn unsupported(words: String) -> Self {
+        Self {
+            temperature_c: Told::Unsupported(words.clone().into()),
+            power: Told::Unsupported(words.clone().into()),
+            utilization: Told::Unsupported(words.into()),
+        }
+    }
+}
+
+/// Where the fields are in one version, in bytes, and in which units.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    /// At the edge of the chip, or else inside it; the first that has a value counts.
+    temperatures: &'static [usize],
+    /// Fractions of a degree in the temperature.
+    per_degree: i32,
+    power: usize,
+    /// Bytes of the power field.
+    power_width: usize,
+    milliwatts_per_unit: u64,
+    activity: usize,
+    activity_per_percent: u32,
+}
+
+impl Layout {
+    const fn of(format: u8, content: u8) -> Option<Self> {
+        let card = Self {
+            temperatures: &[4, 6],
+            per_degree: 1,
+            power: 22,
+            power_width: 2,
+            milliwatts_per_unit: 1000,
+            activity: 16,
+            activity_per_percent: 1,
+        };
+        let apu = Self {
+            temperatures: &[4, 6],
+            per_degree: 100,
+            power: 40,
+            power_width: 2,
+            milliwatts_per_unit: 1,
+            activity: 28,
+            activity_per_percent: 100,
+        };
+        Some(match (format, content) {
+            // The first of each starts with a clock of eight bytes.
+            (1, 0) => Self { temperatures: &[16, 18], power: 34, activity: 28, ..card },
+            (1, 1..=3) => card,
+            // No edge sensor, the socket's power now, then the activity.
+            (1, 4..=8) => Self { temperatures: &[4], power: 10, activity: 12, ..card },
+            (2, 0) => Self { temperatures: &[16, 18], power: 44, activity: 40, ..apu },
+            (2, 1..=4) => apu,
+            (3, 0) => Self { power: 112, power_width: 4, activity: 42, activity_per_percent: 1, ..apu },
+            _ => return None,
+        })
+    }
+
+    fn shortest(&self) -> usize {
+        (self.power + self.power_width).max(self.activity + 2)
+    }
+
+    fn temperature_c(&self, table: &[u8]) -> Told<i16> {
+        let read = |&at: &usize| number(table, at, 2).map(|raw| (raw as i32 + self.per_degree / 2) / self.per_degree);
+        let told = self.temperatures.iter().map(read).fold(Told::ABSENT, Told::or);
+        plausible(told, |&degrees| (0..=150).contains(&degrees)).map(|degrees| degrees as i16)
+    }
+
+    fn power(&self, table: &[u8]) -> Told<Watts> {
+        let told = number(table, self.power, self.power_width).map(|raw| raw * self.milliwatts_per_unit);
+        // Some APUs give watts where others give thousandths: less than half a watt is the former.
+        let least = if self.milliwatts_per_unit == 1 { 500 } else { 0 };
+        plausible(told, |milliwatts| (least..=5_000_000).contains(milliwatts)).map(Watts)
+    }
+
+    fn utilization(&self, table: &[u8]) -> Told<Percent> {
+        let told = number(table, self.activity, 2);
+        let full = u64::from(self.activity_per_percent) * 100;
+        plausible(told, |&raw| raw <= full).map(|raw| Percent(raw as u32 * 1000 / self.activity_per_percent))
+    }
+}
+
+/// The number of `width` bytes at a place, unless it is all ones there or in its lower half.
+fn number(table: &[u8], at: usize, width: usize) -> Told<u64> {
+    let Some(bytes) = table.get(at..at + width) else {
+        return Told::ABSENT;
+    };
+    let raw = bytes.iter().rev().fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
+    let missing = raw == u64::from(u16::MAX) || raw == u64::from(u32::MAX);
+    if missing { Told::Unsupported("not in gpu_metrics".into()) } else { Told::Value(raw) }
+}
+
+fn plausible<T: std::fmt::Display>(told: Told<T>, can_be: impl FnOnce(&T) -> bool) -> Told<T> {
+    match told {
+        Told::Value(value) if !can_be(&value) => Told::Failed(format!("gpu_metrics says {value}").into()),
+        told => told,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A table of a version with numbers of two bytes at some places, all ones elsewhere.
+    fn table(format: u8, content: u8, size: u16, fields: &[(usize, u16)]) -> Vec<u8> {
+        let mut bytes = vec![0xff; usize::from(size)];
+        bytes[..2].copy_from_slice(&size.to_le_bytes());
+        bytes[2..4].copy_from_slice(&[format, content]);
+        for &(at, value) in fields {
+            bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn told(celsius: i16, milliwatts: u64, thousandths_of_percent: u32) -> Metrics {
+        Metrics {
+            temperature_c: Told::Value(celsius),
+            power: Told::Value(Watts(milliwatts)),
+            utilization: Told::Value(Percent(thousandths_of_percent)),
+        }
+    }
+
+    #[test]
+    fn every_version_is_read_at_its_own_places_in_its_own_units() {
+        assert_eq!(parse(&table(1, 0, 80, &[(16, 51), (34, 212), (28, 97)])), told(51, 212_000, 97_000));
+        for content in 1..=3 {
+            assert_eq!(parse(&table(1, content, 120, &[(4, 48), (22, 49), (16, 25)])), told(48, 49_000, 25_000));
+        }
+        for content in 4..=8 {
+            assert_eq!(parse(&table(1, content, 264, &[(4, 61), (10, 743), (12, 100)])), told(61, 743_000, 100_000));
+        }
+        assert_eq!(parse(&table(2, 0, 120, &[(16, 4250), (44, 15_000), (40, 5_050)])), told(43, 15_000, 50_500));
+        for content in 1..=4 {
+            let bytes = table(2, content, 152, &[(4, 2500), (40, 3401), (28, 79)]);
+            assert_eq!(parse(&bytes), told(25, 3401, 790));
+        }
+        let bytes = table(3, 0, 264, &[(4, 6000), (112, 0x86a0), (114, 1), (42, 12)]);
+        assert_eq!(parse(&bytes), told(60, 100_000, 12_000));
+    }
+
+    #[test]
+    fn a_field_of_all_ones_is_not_there_even_in_half_of_it() {
+        let nothing = parse(&table(1, 3, 120, &[]));
+        assert!(matches!(nothing.temperature_c, Told::Unsupported(_)));
+        assert!(matches!(nothing.power, Told::Unsupported(_)));
+        assert!(matches!(nothing.utilization, Told::Unsupported(_)));
+        let half = parse(&table(3, 0, 264, &[(112, 0xffff), (114, 0)]));
+        assert!(matches!(half.power, Told::Unsupported(_)));
+    }
+
+    #[test]
+    fn without_an_edge_sensor_the_one_inside_counts() {
+        assert_eq!(parse(&table(1, 3, 120, &[(6, 77)])).temperature_c, Told::Value(77));
+    }
+
+    #[test]
+    fn what_cannot_be_is_a_failure_and_the_rest_is_kept() {
+        let metrics = parse(&table(1, 3, 120, &[(16, 655), (4, 50), (22, 9000)]));
+        assert_eq!(metrics.utilization, Told::Failed("gpu_metrics says 655".into()));
+        assert_eq!(metrics.temperature_c, Told::Value(50));
+        assert!(matches!(metrics.power, Told::Failed(_)));
+        assert!(matches!(parse(&table(2, 2, 128, &[(40, 15)])).power, Told::Failed(_)));
+    }
+
+    #[test]
+    fn a_table_is_not_read_past_what_it_says_nor_before_it_is_known() {
+        let good = table(1, 3, 120, &[(4, 48), (22, 49), (16, 25)]);
+        let mut padded = good.clone();
+        padded.resize(4096, 0);
+        assert_eq!(parse(&padded), parse(&good));
+        assert!(matches!(parse(&good[..60]).power, Told::Failed(_)));
+        assert!(matches!(parse(&[]).power, Told::Failed(_)));
+        assert!(matches!(parse(&table(1, 3, 8, &[])).power, Told::Failed(_)));
+        assert!(matches!(parse(&table(9, 9, 120, &[])).power, Told::Unsupported(_)));
+        assert!(matches!(parse(&[0; 120]).power, Told::Unsupported(_)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(format in 0_u8..4, content in 0_u8..10, mut bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = parse(&bytes);
+            let size = bytes.len() as u16;
+            if let Some(header) = bytes.first_chunk_mut::<4>() {
+                *header = [size as u8, (size >> 8) as u8, format, content];
+            }
+            let metrics = parse(&bytes);
+            prop_assert!(metrics.utilization.value().is_none_or(|percent| *percent <= Percent::FULL));
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! Which processes use which AMD device.
+//!
+//! The compute driver lists its processes with the memory of each, for everybody to read. Programs that draw, or that
+//! compute without it, are found by their open files, which takes the right to look at other people's processes: a list
+//! made without it is not complete.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use gpupool_core::device::PciAddress;
+use gpupool_core::units::Bytes;
+
+use super::fdinfo::Client;
+use crate::found::{Doing, Process};
+use crate::kernel_file;
+use crate::limits;
+use crate::told::Told;
+
+/// Files of a process are listed when it is new and then once in so many readings; a process that opens a device later
+/// is seen within them.
+const READINGS_PER_LISTING: u32 = 8;
+
+/// How a device is named in the places where its processes are.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct DeviceKey {
+    pub gpu_id: Option<u32>,
+    pub pci: Option<PciAddress>,
+    pub minor: Option<u32>,
+}
+
+/// Looks for processes, remembering which ones hold a graphics device.
+#[derive(Debug, Default)]
+pub(crate) struct Processes {
+    /// The compute driver's list: `class/kfd/kfd/proc`.
+    compute: Option<PathBuf>,
+    /// `/proc`.
+    proc: Option<PathBuf>,
+    /// The open graphics devices of each process that was listed.
+    known: HashMap<u32, Vec<OpenDevice>>,
+    readings: u32,
+}
+
+/// An open file of a process that is a graphics device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct OpenDevice {
+    fd: u32,
+    /// Set where it is a render node.
+    minor: Option<u32>,
+}
+
+/// What is known of a process on a device.
+#[derive(Debug, Clone, Default)]
+struct Use {
+    name: Option<String>,
+    doing: Doing,
+    /// By the compute driver.
+    computing: Option<Told<Bytes>>,
+    /// By its open files, which count the memory of compute as well.
+    open: Option<Told<Bytes>>,
+}
+
+/// The processes of each device.
+type Uses = Vec<BTreeMap<u32, Use>>;
+
+impl Processes {
+    /// Looks in the compute driver's list (`class/kfd/kfd/proc`) and in `/proc`, where there are such folders.
+    pub fn new(compute: Option<PathBuf>, proc: Option<PathBuf>) -> Self {
+        Self { compute, proc, ..Self::default() }
+    }
+
+    /// The processes of each device, in the order of the devices, and what could not be seen.
+    pub fn read(&mut self, devices: &[DeviceKey]) -> (Vec<Told<Vec<Process>>>, Option<String>) {
+        if devices.is_empty() {
+            return (Vec::new(), None);
+        }
+        let mut uses: Uses = vec![BTreeMap::new(); devices.len()];
+        let computing = self.compute.as_deref().is_some_and(|folder| compute_processes(folder, devices, &mut uses));
+        let unseen = self.proc.clone().and_then(|proc| self.open_devices(&proc, devices, &mut uses));
+        let told = |(key, uses): (&DeviceKey, BTreeMap<u32, Use>)| match unseen {
+            Some(unseen) if unseen > 0 && !(computing && key.gpu_id.is_some()) => {
+                Told::Failed(format!("the open files of {unseen} processes may not be read").into())
+            }
+            None if !(computing && key.gpu_id.is_some()) => Told::ABSENT,
+            _ => Told::Value(uses.into_iter().map(|(pid, use_)| use_.process(pid)).collect()),
+        };
+        let told = devices.iter().zip(uses).map(told).collect();
+        let warning = unseen.filter(|&unseen| unseen > 0).map(|unseen| {
+            format!(
+                "the open files of {unseen} processes may not be read: programs that draw on an AMD GPU may be missing"
+            )
+        });
+        (told, warning)
+    }
+
+    /// Adds the processes that hold a device open; says of how many the files could not be seen, or `None` where
+    /// nothing could.
+    fn open_devices(&mut self, proc: &Path, devices: &[DeviceKey], uses: &mut Uses) -> Option<usize> {
+        let pids = numbers(proc)?;
+        let turn = self.readings % READINGS_PER_LISTING;
+        self.readings = self.readings.wrapping_add(1);
+        let alive: BTreeSet<u32> = pids.iter().copied().collect();
+        self.known.retain(|pid, _| alive.contains(pid));
+        let mut unseen = 0;
+        let mut clients = BTreeSet::new();
+        for pid in alive {
+            let folder = proc.join(pid.to_string());
+            let due = pid % READINGS_PER_LISTING == turn;
+            if due || !self.known.contains_key(&pid) {
+                match open_devices_of(&folder) {
+                    Ok(open) => self.known.insert(pid, open),
+                    Err(ErrorKind::PermissionDenied) => {
+                        unseen += 1;
+                        self.known.remove(&pid)
+                    }
+                    // It ended meanwhile.
+                    Err(_) => self.known.remove(&pid),
+                };
+            }
+            for open in self.known.get(&pid).into_iter().flatten() {
+                let text = kernel_file::text(&folder.join(format!("fdinfo/{}", open.fd)));
+                if matches!(text, Told::Failed(_)) {
+                    unseen += 1;
+                }
+                let Some(client) = text.value().and_then(|text| Client::read(text)) else { continue };
+                let Some(place) = place_of(devices, *open, &client) else { continue };
+                let is_first = client.id.is_none_or(|id| clients.insert((place, id)));
+                if is_first && uses[place].len() < limits::PROCESSES {
+                    uses[place].entry(pid).or_default().add(client);
+                }
+            }
+        }
+        Some(unseen)
+    }
+}
+
+/// Adds the processes the compute driver lists; says whether it lists any at all.
+///
+/// It keeps a file for every device a process may use, so a process is on a device only where it has memory or a queue.
+fn compute_processes(folder: &Path, devices: &[DeviceKey], uses: &mut Uses) -> bool {
+    let Some(pids) = numbers(folder) else { return false };
+    for pid in pids {
+        let folder = folder.join(pid.to_string());
+        let queues = std::cell::LazyCell::new(|| queues(&folder));
+        for (key, uses) in devices.iter().zip(uses.iter_mut()) {
+            let Some(gpu) = key.gpu_id else { continue };
+            let memory = kernel_file::number::<u64>(&folder.join(format!("vram_{gpu}"))).map(Bytes);
+            let holds = memory.value().is_some_and(|memory| memory.0 > 0);
+            if (holds || queues.contains(&gpu)) && uses.len() < limits::PROCESSES {
+                uses.insert(pid, Use { doing: Doing::Compute, computing: Some(memory), ..Use::default() });
+            }
+        }
+    }
+    true
+}
+
+/// The devices a process has queues on.
+fn queues(folder: &Path) -> BTreeSet<u32> {
+    let queues = fs::read_dir(folder.join("queues")).into_iter().flatten().flatten();
+    queues.filter_map(|queue| kernel_file::number(&queue.path().join("gpuid")).value().copied()).collect()
+}
+
+/// The graphics devices a process has open.
+fn open_devices_of(folder: &Path) -> Result<Vec<OpenDevice>, ErrorKind> {
+    let mut open = Vec::new();
+    for entry in fs::read_dir(folder.join("fd")).map_err(|error| error.kind())? {
+        let Ok(entry) = entry else { continue };
+        let target = fs::read_link(entry.path()).ok();
+        let device = target.as_deref().and_then(Path::to_str).and_then(|target| target.strip_prefix("/dev/dri/"));
+        let fd = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        if let (Some(device), Some(fd)) = (device, fd) {
+            open.push(OpenDevice { fd, minor: device.strip_prefix("renderD").and_then(|minor| minor.parse().ok()) });
+        }
+    }
+    Ok(open)
+}
+
+/// The device a client is of: by its render node, or by its address where only one device has it.
+fn place_of(devices: &[DeviceKey], open: OpenDevice, client: &Client) -> Option<usize> {
+    if client.driver != "amdgpu" && client.driver != "radeon" {
+        return None;
+    }
+    let by_minor = devices.iter().position(|key| open.minor.is_some() && key.minor == open.minor);
+    let by_pci = || {
+        let mut same = (0..devices.len()).filter(|&place| client.pci.is_some() && devices[place].pci == client.pci);
+        same.next().filter(|_| same.next().is_none())
+    };
+    by_minor.or_else(by_pci)
+}
+
+impl Use {
+    /// Adds what another open file of the process uses; a part that is not told makes the sum unknown.
+    fn add(&mut self, client: Client) {
+        self.name = self.name.take().or(client.name);
+        self.doing = both(self.doing, client.doing);
+        self.open = Some(match (self.open.take(), client.memory) {
+            (Some(Told::Value(one)), Told::Value(other)) => Told::Value(Bytes(one.0.saturating_add(other.0))),
+            (Some(Told::Value(_)) | None, other) => other,
+            (Some(unknown), _) => unknown,
+        });
+    }
+
+    fn process(self, pid: u32) -> Process {
+        let memory = match (self.computing, self.open) {
+            (Some(Told::Value(one)), Some(Told::Value(other))) => Told::Value(one.max(other)),
+            (one, other) => one.unwrap_or_default().or(other.unwrap_or_default()),
+        };
+        Process { pid, name: self.name.map(Into::into), doing: self.doing, memory, ..Process::default() }
+    }
+}
+
+fn both(one: Doing, other: Doing) -> Doing {
+    match (one, other) {
+        (Doing::Unknown, doing) | (doing, Doing::Unknown) => doing,
+        (one, other) if one == other => one,
+        _ => Doing::Both,
+    }
+}
+
+/// The numbers that entries of a folder are named by.
+fn numbers(folder: &Path) -> Option<Vec<u32>> {
+    let entries = fs::read_dir(folder).ok()?.flatten();
+    Some(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::amd_sysfs::tree::Tree;
+
+    const CARD: DeviceKey = DeviceKey { gpu_id: Some(51), pci: None, minor: Some(128) };
+
+    fn processes(tree: &Tree) -> Processes {
+        Processes::new(Some(tree.path("class/kfd/kfd/proc")), Some(tree.places().proc))
+    }
+
+    fn client(tree: &Tree, pid: u32, fd: u32, node: &str, id: u32, memory: &str) {
+        tree.link(&format!("../proc/{pid}/fd/{fd}"), &format!("/dev/dri/{node}"));
+        let text = format!(
+            "pos:\t0\ndrm-driver:\tamdgpu\ndrm-pdev:\t0000:03:00.0\ndrm-client-id:\t{id}\ndrm-resident-vram:\t{memory}\n\
+             drm-engine-gfx:\t7 ns\n"
+        );
+        tree.file(&format!("../proc/{pid}/fdinfo/{fd}"), text);
+    }
+
+    fn seen(told: &Told<Vec<Process>>) -> Vec<(u32, Doing, Option<u64>)> {
+        let list = told.value().unwrap();
+        list.iter().map(|process| (process.pid, process.doing, process.memory.value().map(|bytes| bytes.0))).collect()
+    }
+
+    #[test]
+    fn a_process_computes_on_a_device_where_it_has_memory_or_a_queue() {
+        let tree = Tree::new();
+        tree.folder("../proc");
+        for (file, content) in [
+            ("10/vram_51", "4096"),
+            ("11/vram_51", "0"),
+            ("12/vram_51", "0"),
+            ("12/queues/0/gpuid", "51"),
+            ("12/vram_77", "8"),
+        ] {
+            tree.file(&format!("class/kfd/kfd/proc/{file}"), content);
+        }
+        let (told, warning) = processes(&tree).read(&[CARD]);
+        assert_eq!(seen(&told[0]), [(10, Doing::Compute, Some(4096)), (12, Doing::Compute, Some(0))]);
+        assert_eq!(warning, None);
+    }
+
+    #[test]
+    fn a_client_counts_once_however_often_it_is_open() {
+        let tree = Tree::new();
+        client(&tree, 20, 4, "renderD128", 1, "3 MiB");
+        client(&tree, 20, 5, "renderD128", 1, "3 MiB");
+        client(&tree, 20, 6, "renderD128", 2, "512 KiB");
+        client(&tree, 20, 7, "renderD129", 3, "9 MiB");
+        client(&tree, 21, 4, "renderD128", 1, "3 MiB");
+        let (told, _) = processes(&tree).read(&[CARD]);
+        assert_eq!(seen(&told[0]), [(20, Doing::Graphics, Some(3 << 20 | 512 << 10))]);
+    }
+
+    #[test]
+    fn what_both_lists_know_is_not_counted_twice() {
+        let tree = Tree::new();
+        tree.file("class/kfd/kfd/proc/30/vram_51", "1048576");
+        client(&tree, 30, 9, "renderD128", 5, "3 MiB");
+        let (told, _) = processes(&tree).read(&[CARD]);
+        assert_eq!(seen(&told[0]), [(30, Doing::Both, Some(3 << 20))]);
+    }
+
+    #[test]
+    fn a_card_node_is_known_by_its_address_where_only_one_device_has_it() {
+        let tree = Tree::new();
+        client(&tree, 40, 3, "card0", 6, "1 MiB");
+        let at = |minor| DeviceKey { pci: crate::address::parse("03:00.0"), minor: Some(minor), gpu_id: None };
+        assert_eq!(seen(&processes(&tree).read(&[at(128)]).0[0]).len(), 1);
+        let (two, _) = processes(&tree).read(&[at(128), at(129)]);
+        assert_eq!((seen(&two[0]).len(), seen(&two[1]).len()), (0, 0));
+    }
+
+    #[test]
+    fn a_device_opened_later_is_seen_within_eight_readings() {
+        let tree = Tree::new();
+        tree.folder("../proc/53/fd");
+        let mut processes = processes(&tree);
+        assert!(seen(&processes.read(&[CARD]).0[0]).is_empty());
+        client(&tree, 53, 8, "renderD128", 1, "1 MiB");
+        let readings = (0..READINGS_PER_LISTING).position(|_| !seen(&processes.read(&[CARD]).0[0]).is_empty());
+        assert!(readings.is_some());
+        tree.remove("../proc/53");
+        assert!(seen(&processes.read(&[CARD]).0[0]).is_empty());
+    }
+
+    #[test]
+    fn without_the_right_to_look_the_list_is_not_complete() {
+        use std::os::unix::fs::PermissionsExt;
+        let tree = Tree::new();
+        client(&tree, 60, 8, "renderD128", 1, "1 MiB");
+        let folder = tree.path("../proc/60/fd");
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0)).unwrap();
+        if fs::read_dir(&folder).is_ok() {
+            // The superuser may look everywhere.
+            return;
+        }
+        let unknown = DeviceKey { gpu_id: None, ..CARD };
+        let (told, warning) = processes(&tree).read(&[unknown]);
+        assert_eq!(told, [Told::Failed("the open files of 1 processes may not be read".into())]);
+        assert!(warning.is_some());
+        tree.folder("class/kfd/kfd/proc");
+        assert_eq!(processes(&tree).read(&[unknown, CARD]).0[1], Told::Value(Vec::new()));
+    }
+
+    #[test]
+    fn a_tree_without_either_list_tells_nothing_of_processes() {
+        let tree = Tree::new();
+        assert_eq!(processes(&tree).read(&[CARD]).0, [Told::ABSENT]);
+    }
+}
