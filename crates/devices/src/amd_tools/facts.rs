@@ -1,0 +1,105 @@
+//! What AMD's names, ids and versions look like, and which of them are none.
+
+use std::sync::Arc;
+
+use crate::limits;
+
+/// AMD's unique id as its runtime takes it: `GPU-` and 16 hexadecimal digits. `None` for masked, redacted, zero or `N/A`.
+pub(crate) fn unique_id(text: &str) -> Option<Arc<str>> {
+    let text = text.trim();
+    let digits = ["GPU-", "gpu-", "0x", "0X"].iter().find_map(|prefix| text.strip_prefix(prefix)).unwrap_or(text);
+    let sound = (1..=16).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let id = u64::from_str_radix(digits, 16).ok().filter(|&id| sound && id != 0 && id != u64::MAX)?;
+    Some(format!("GPU-{id:016x}").into())
+}
+
+/// amd-smi's own longer UUID, as it is; `None` for what is masked.
+pub(crate) fn long_uuid(text: &str) -> Option<Arc<str>> {
+    let text = text.trim();
+    let lengths = [8, 4, 4, 4, 12];
+    let groups: Vec<&str> = text.split('-').collect();
+    let sound = groups.len() == lengths.len()
+        && groups
+            .iter()
+            .zip(lengths)
+            .all(|(group, length)| group.len() == length && group.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    sound.then(|| text.into())
+}
+
+/// The first text that is a name a person would use; where there is none, the first that says anything.
+///
+/// Tools that do not find a name print the vendor or device id in its place.
+pub(crate) fn best_name<'a>(candidates: impl Iterator<Item = &'a str> + Clone) -> Option<Arc<str>> {
+    let mut said = candidates.map(str::trim).filter(|text| says_something(text));
+    let name = said.clone().find(|text| !is_hex(text)).or_else(|| said.next())?;
+    Some(name.chars().take(limits::WORDS).collect::<String>().into())
+}
+
+/// Whether a text is an answer at all.
+pub(crate) fn says_something(text: &str) -> bool {
+    let lower = text.trim().to_ascii_lowercase();
+    let nothing = ["", "n/a", "none", "unknown", "not supported", "unsupported", "-", "<redacted>"];
+    !nothing.contains(&lower.as_str()) && !lower.starts_with("n/a ")
+}
+
+fn is_hex(text: &str) -> bool {
+    text.strip_prefix("0x").is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+/// The version of a driver. Where the driver is part of the kernel, tools print the kernel's whole banner, with or
+/// without its blanks: then it is the kernel's version.
+pub(crate) fn driver_version(text: &str) -> Option<Arc<str>> {
+    let text = text.trim();
+    if !says_something(text) {
+        return None;
+    }
+    let banner = text.strip_prefix("Linux").map(str::trim_start).and_then(|rest| rest.strip_prefix("version"));
+    let version = banner.unwrap_or(text).trim_start();
+    let end = version.find(|c: char| c.is_whitespace() || c == '(').unwrap_or(version.len());
+    let version: String = version[..end].chars().take(limits::WORDS).collect();
+    (!version.is_empty()).then(|| version.into())
+}
+
+/// A NUMA node, or `None` where the tool printed −1 in one of its spellings.
+pub(crate) fn numa_node(text: &str) -> Option<u32> {
+    text.trim().parse::<u32>().ok().filter(|&node| node < 1 << 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_has_one_spelling() {
+        for spelling in ["0x719d230578348e8c", "719D230578348E8C", "GPU-719d230578348e8c", " 0x719D230578348E8C "] {
+            assert_eq!(unique_id(spelling).as_deref(), Some("GPU-719d230578348e8c"), "{spelling}");
+        }
+        assert_eq!(unique_id("0x2150e7d042a1124").as_deref(), Some("GPU-02150e7d042a1124"));
+        for none in ["N/A", "<redacted>", "GPU-XX", "", "0x0", "0xffffffffffffffff", "0x719d230578348e8c0"] {
+            assert_eq!(unique_id(none), None, "{none}");
+        }
+        assert!(long_uuid("5bff740f-0000-1000-80f5-3c1c4d3e6f8a").is_some());
+        assert_eq!(long_uuid("XXXXXXXX-0000-1000-80f5-3c1c4d3e6f8a"), None);
+    }
+
+    #[test]
+    fn an_id_in_place_of_a_name_is_used_only_where_nothing_else_is_there() {
+        assert_eq!(best_name(["0x1002", "N/A", "67XA6S", "0x73df"].into_iter()).as_deref(), Some("67XA6S"));
+        assert_eq!(best_name(["N/A", "0x74a0"].into_iter()).as_deref(), Some("0x74a0"));
+        assert_eq!(best_name(["N/A", ""].into_iter()), None);
+    }
+
+    #[test]
+    fn a_kernel_banner_is_shortened_to_the_kernels_version() {
+        let squeezed = "Linuxversion6.8.0-31-generic(buildd@host)(gcc-13)#31-UbuntuSMP";
+        assert_eq!(driver_version(squeezed).as_deref(), Some("6.8.0-31-generic"));
+        assert_eq!(driver_version("Linux version 6.9.0-rc5+ (me@here) #1").as_deref(), Some("6.9.0-rc5+"));
+        assert_eq!(driver_version("6.12.12").as_deref(), Some("6.12.12"));
+        assert_eq!(driver_version("N/A"), None);
+    }
+
+    #[test]
+    fn no_numa_node_has_three_spellings() {
+        assert_eq!(["-1", "4294967295", "N/A", "3"].map(numa_node), [None, None, None, Some(3)]);
+    }
+}

@@ -1,0 +1,190 @@
+//! Finding the JSON in what a tool printed: after warnings and shell prompts, several documents in a row, cut off.
+
+use serde_json::Value;
+
+use crate::limits;
+
+/// Places in a text where JSON might begin and does not, before the search is given up.
+const WRONG_STARTS: usize = 64;
+
+/// The JSON in a text.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// The documents, in order.
+    pub documents: Vec<Value>,
+    /// The lines outside of them that say something.
+    pub lines: Vec<String>,
+    /// Why the last document has an end it was not written with, or could not be read at all.
+    pub problem: Option<String>,
+}
+
+/// Every object and list in `text` that stands by itself. Of a document that is cut off, the devices before the cut.
+pub(crate) fn find(text: &str) -> Found {
+    let text = with_quoted_nan(text);
+    let (mut found, mut outside) = (Found::default(), String::new());
+    let (mut rest, mut wrong) = (text.as_str(), 0);
+    while let Some(start) = next_start(rest) {
+        let (before, candidate) = rest.split_at(start);
+        outside.push_str(before);
+        match first_value(candidate) {
+            Ok((value, length)) => {
+                found.documents.push(value);
+                rest = candidate.get(length..).unwrap_or_default();
+            }
+            Err(error) if error.is_eof() => {
+                let kept = whole_devices(candidate).and_then(|repaired| serde_json::from_str(&repaired).ok());
+                found.documents.extend::<Option<Value>>(kept);
+                found.problem = Some(format!("it is cut off: {error}"));
+                found.lines = said(&outside);
+                return found;
+            }
+            Err(error) => {
+                found.problem.get_or_insert_with(|| error.to_string());
+                wrong += 1;
+                let line = candidate.find('\n').map_or(candidate.len(), |end| end + 1);
+                // A bracket in a warning starts nothing; JSON may still stand later on the same line.
+                let skip = next_start(&candidate[1..]).map_or(line, |next| (next + 1).min(line));
+                outside.push_str(&candidate[..skip]);
+                rest = &candidate[skip..];
+                if wrong >= WRONG_STARTS {
+                    break;
+                }
+            }
+        }
+    }
+    outside.push_str(rest);
+    found.lines = said(&outside);
+    if !found.documents.is_empty() {
+        found.problem = None;
+    }
+    found
+}
+
+/// Where the next object or list may begin.
+fn next_start(text: &str) -> Option<usize> {
+    text.find(['{', '['])
+}
+
+/// The value a text begins with, and its length. Only objects and lists of something else than scalars count.
+fn first_value(text: &str) -> Result<(Value, usize), serde_json::Error> {
+    let mut stream = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    let value = stream.next().unwrap_or(Ok(Value::Null))?;
+    let is_data = match &value {
+        Value::Object(_) => true,
+        Value::Array(items) => items.iter().all(Value::is_object),
+        _ => false,
+    };
+    if is_data {
+        Ok((value, stream.byte_offset()))
+    } else {
+        Err(serde::de::Error::custom("no object nor list of them"))
+    }
+}
+
+/// Lines outside of JSON worth keeping: those that are not blank nor the command typed by a person.
+fn said(text: &str) -> Vec<String> {
+    let spoken = |line: &&str| !line.is_empty() && !is_command(line);
+    let short = |line: &str| line.chars().take(limits::WORDS).collect();
+    text.lines().map(str::trim).filter(spoken).take(limits::WARNINGS).map(short).collect()
+}
+
+/// Whether a line is a command typed by a person, with or without the shell's prompt before it.
+fn is_command(line: &str) -> bool {
+    let is_tool = |word: &str| ["amd-smi", "rocm-smi", "amdgpu_top"].iter().any(|tool| word.ends_with(tool));
+    let typed = line.split_once(['$', '#']).map_or(line, |(_, typed)| typed);
+    typed.split_whitespace().find(|word| *word != "sudo").is_none_or(is_tool)
+}
+
+/// A document cut off in the middle, closed after its last whole device; `None` where there is none.
+///
+/// A device is an object right in the root, or in a list right in it.
+fn whole_devices(text: &str) -> Option<String> {
+    let mut open: Vec<u8> = Vec::new();
+    let (mut in_string, mut escaped) = (false, false);
+    let mut cut: Option<(usize, Vec<u8>)> = None;
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            _ if in_string => {}
+            b'{' | b'[' => open.push(byte),
+            b'}' | b']' => {
+                open.pop();
+                if byte == b'}' && matches!(open.as_slice(), b"[" | b"{" | b"{[") {
+                    cut = Some((at + 1, open.clone()));
+                }
+            }
+            _ => {}
+        }
+    }
+    let (at, open) = cut?;
+    let closing = open.iter().rev().map(|&byte| if byte == b'{' { '}' } else { ']' });
+    Some(text.get(..at)?.chars().chain(closing).collect())
+}
+
+/// Python writes `NaN` and `Infinity` bare, which no JSON reader takes; in quotes they stay visible as no number.
+fn with_quoted_nan(text: &str) -> String {
+    if !text.contains("NaN") && !text.contains("Infinity") {
+        return text.to_owned();
+    }
+    let mut out = String::with_capacity(text.len() + 64);
+    let (mut in_string, mut escaped) = (false, false);
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let word = ["NaN", "-Infinity", "Infinity"].into_iter().find(|word| !in_string && rest.starts_with(word));
+        if let Some(word) = word {
+            out.extend(["\"", word, "\""]);
+            rest = &rest[word.len()..];
+            continue;
+        }
+        match first {
+            _ if escaped => escaped = false,
+            '\\' if in_string => escaped = true,
+            '"' => in_string = !in_string,
+            // A stray quote in a warning must not turn the rest inside out: no JSON string spans lines.
+            '\n' => in_string = false,
+            _ => {}
+        }
+        out.push(first);
+        rest = &rest[first.len_utf8()..];
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn json_is_found_after_prompts_and_warnings() {
+        let text = "$ amd-smi list --json\nWARNING: [render] group is missing {x}\n[{\"gpu\": 0}]\n";
+        let found = find(text);
+        assert_eq!(found.documents, [json!([{"gpu": 0}])]);
+        assert_eq!(found.lines.concat(), "WARNING: [render] group is missing {x}");
+        assert_eq!(found.problem, None);
+    }
+
+    #[test]
+    fn documents_in_a_row_are_all_found() {
+        assert_eq!(find("{\"card0\": {}}{\"card0\": {\"a\": 1}}\n[]").documents.len(), 3);
+    }
+
+    #[test]
+    fn a_document_cut_off_keeps_the_whole_devices_before_the_cut() {
+        let cards = find(r#"{"card0": {"a": "}"}, "card1": {"a": {"b": 1}}, "card2": {"a": {"c": 2}, "#);
+        assert_eq!(cards.documents, [json!({"card0": {"a": "}"}, "card1": {"a": {"b": 1}}})]);
+        assert!(cards.problem.is_some());
+        let list = find(r#"{"gpu_data": [{"gpu": 0, "asic": {}}, {"gpu": 1, "asic": {"x": 1}, "#);
+        assert_eq!(list.documents, [json!({"gpu_data": [{"gpu": 0, "asic": {}}]})]);
+        let none = find(r#"[{"gpu": 0, "asic": {"#);
+        assert!(none.documents.is_empty() && none.problem.is_some());
+    }
+
+    #[test]
+    fn what_is_no_number_in_python_is_no_value_here() {
+        let found = find(r#"{"card0": {"GPU use (%)": NaN, "name": "NaN [x]", "t": -Infinity}}"#);
+        assert_eq!(found.documents, [json!({"card0": {"GPU use (%)": "NaN", "name": "NaN [x]", "t": "-Infinity"}})]);
+    }
+}
