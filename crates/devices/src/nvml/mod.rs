@@ -1,1 +1,3 @@
 //! NVIDIA's management library as a source.
+
+pub mod xid;
