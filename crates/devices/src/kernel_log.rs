@@ -1,1 +1,0 @@
-//! What the kernel's log says about GPUs.

@@ -1,0 +1,168 @@
+//! The PCI bus as the kernel lists it in sysfs. Nothing read here wakes a sleeping device.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Component, Path};
+use std::sync::Arc;
+
+use gpupool_core::device::{PciAddress, Vendor};
+
+use crate::found::Found;
+use crate::snapshot::Snapshot;
+use crate::topology::ways::{self, FastLinks, Stop, Switches};
+use crate::{address, kernel_file, limits, pci_bus};
+
+/// A GPU on the bus.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PciGpu {
+    /// Its place.
+    pub pci: PciAddress,
+    /// Who made it.
+    pub vendor: Vendor,
+    /// Its maker's number for what it is.
+    pub device_id: Option<u16>,
+    /// The driver bound to it (`nvidia`, `nouveau`, `vfio-pci`, `amdgpu`), or `None`.
+    pub driver: Option<Arc<str>>,
+    /// NUMA node it is nearest to.
+    pub numa: Option<u32>,
+    /// Asleep to save power.
+    pub asleep: bool,
+    way: Vec<Stop>,
+}
+
+/// The GPUs of a machine by their places on the bus.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PciBus {
+    /// In the order of their addresses.
+    pub gpus: Vec<PciGpu>,
+    /// What could not be read, for people.
+    pub warnings: Vec<String>,
+}
+
+/// Every GPU on the bus; `sys` is where sysfs is. A bus that cannot be read is empty with a warning.
+pub fn scan(sys: &Path) -> PciBus {
+    let folder = sys.join("bus/pci/devices");
+    let entries = match fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(error) => return PciBus { warnings: vec![format!("{}: {error}", folder.display())], ..PciBus::default() },
+    };
+    let mut bus = PciBus::default();
+    for entry in entries.flatten() {
+        let Some(pci) = entry.file_name().to_str().and_then(address::parse) else { continue };
+        let place = OnBus { sys, pci, folder: entry.path() };
+        let Some(class) = place.number("class").map(|class| (class >> 8) as u16) else { continue };
+        let maker = place.number("vendor").and_then(|vendor| pci_bus::maker(vendor as u16));
+        let Some(maker) = maker.filter(|&maker| pci_bus::is_gpu(maker, class)) else { continue };
+        if bus.gpus.len() >= limits::DEVICES {
+            bus.warnings.push(format!("more than {} GPUs; the rest is left out", limits::DEVICES));
+            break;
+        }
+        bus.gpus.push(place.gpu(maker));
+    }
+    bus.gpus.sort_by_key(|gpu| gpu.pci);
+    bus
+}
+
+/// The GPU that a driver says is at `pci`, with what the bus tells of it.
+pub(super) fn at(sys: &Path, pci: PciAddress, vendor: Vendor) -> PciGpu {
+    OnBus { sys, pci, folder: sys.join("bus/pci/devices").join(pci.to_string()) }.gpu(vendor)
+}
+
+impl PciBus {
+    /// The GPUs as devices, each with how it is joined to the others.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut snapshot = Snapshot { warnings: self.warnings.clone(), ..Snapshot::default() };
+        for gpu in &self.gpus {
+            let mut device = Found::new(gpu.vendor);
+            device.pci = Some(gpu.pci);
+            device.numa = gpu.numa;
+            device.asleep = gpu.asleep;
+            snapshot.push(device);
+        }
+        // A copy of a tree keeps no links between folders, and so no ways; then nothing can be said.
+        if self.gpus.iter().any(|gpu| gpu.way.iter().any(|stop| !matches!(stop, Stop::Numa(_)))) {
+            let ways: Vec<_> = self.gpus.iter().map(|gpu| gpu.way.clone()).collect();
+            snapshot.links = ways::links(&ways, Switches::ByPort, &FastLinks::default());
+        }
+        snapshot
+    }
+}
+
+/// A device's folder in sysfs.
+struct OnBus<'a> {
+    sys: &'a Path,
+    pci: PciAddress,
+    folder: std::path::PathBuf,
+}
+
+impl OnBus<'_> {
+    fn gpu(&self, vendor: Vendor) -> PciGpu {
+        let numa = self.numa();
+        PciGpu {
+            pci: self.pci,
+            vendor,
+            device_id: self.number("device").and_then(|id| id.try_into().ok()),
+            driver: self.driver(),
+            numa,
+            asleep: kernel_file::text(&self.folder.join("power/runtime_status"))
+                .value()
+                .is_some_and(|is| is == "suspended"),
+            way: self.way(numa),
+        }
+    }
+
+    fn number(&self, file: &str) -> Option<u32> {
+        kernel_file::number(&self.folder.join(file)).value().copied()
+    }
+
+    /// The driver by the link to it, or by name where a copy of the tree lost the link.
+    fn driver(&self) -> Option<Arc<str>> {
+        let link = fs::read_link(self.folder.join("driver")).ok();
+        let linked = link.as_deref().and_then(Path::file_name).and_then(OsStr::to_str).map(Into::into);
+        linked.or_else(|| {
+            let uevent = kernel_file::text(&self.folder.join("uevent"));
+            uevent.value()?.lines().find_map(|line| line.strip_prefix("DRIVER=")).map(Into::into)
+        })
+    }
+
+    /// The NUMA node the kernel tells, or the one whose processors are the device's.
+    fn numa(&self) -> Option<u32> {
+        if let Some(&node) = kernel_file::number::<i64>(&self.folder.join("numa_node")).value() {
+            return node.try_into().ok();
+        }
+        let near = mask(kernel_file::text(&self.folder.join("local_cpus")).value()?)?;
+        let nodes = fs::read_dir(self.sys.join("devices/system/node")).ok()?.flatten();
+        let node = |entry: fs::DirEntry| {
+            let number: u32 = entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
+            let own = mask(kernel_file::text(&entry.path().join("cpumap")).value()?)?;
+            (own == near).then_some(number)
+        };
+        nodes.filter_map(node).min()
+    }
+
+    /// The bridges above the device, by the folders it lies in: `devices/pci0000:00/0000:00:03.0/0000:02:00.0`.
+    fn way(&self, numa: Option<u32>) -> Vec<Stop> {
+        let mut way: Vec<Stop> = numa.map(|node| Stop::Numa(node.into())).into_iter().collect();
+        let target = fs::read_link(&self.folder).unwrap_or_default();
+        let folders = target.components().filter_map(|part| match part {
+            Component::Normal(name) => name.to_str(),
+            _ => None,
+        });
+        for folder in folders {
+            let host = folder.strip_prefix("pci").and_then(|place| address::parse(&format!("{place}:00")));
+            match (host, address::parse(folder)) {
+                (Some(host), _) => way.push(Stop::HostBridge(u64::from(host.domain) << 8 | u64::from(host.bus))),
+                (None, Some(bridge)) if bridge != self.pci => way.push(Stop::bridge_at(bridge)),
+                _ => {}
+            }
+        }
+        way
+    }
+}
+
+/// A mask of processors without what does not change it: commas and leading zeros.
+fn mask(text: &str) -> Option<String> {
+    let digits: String = text.chars().filter(|c| *c != ',').collect();
+    let mask = digits.trim_start_matches('0').to_ascii_lowercase();
+    (!mask.is_empty()).then_some(mask)
+}
