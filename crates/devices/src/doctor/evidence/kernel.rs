@@ -1,0 +1,161 @@
+//! What the kernel and the files of its drivers say: modules, versions, the persistence daemon, log lines.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crate::doctor::evidence::{names_in, root_of};
+use crate::places::Places;
+use crate::told::{Told, words};
+use crate::{kernel_file, limits};
+
+/// The modules that matter to GPUs.
+const WATCHED: [&str; 8] = ["nvidia", "nvidia_uvm", "nouveau", "amdgpu", "radeon", "vfio_pci", "i915", "xe"];
+
+/// How many lines of a kernel log are kept: the last ones.
+const LOG_LINES: usize = 200;
+
+/// The versions of NVIDIA's kernel module and of its management library; they must be equal.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NvidiaVersions {
+    /// What `/proc/driver/nvidia/version` says.
+    pub kernel_text: Told<String>,
+    /// Version of the loaded kernel module.
+    pub kernel: Told<String>,
+    /// Version of the library, by the name of its file.
+    pub library: Told<String>,
+}
+
+impl NvidiaVersions {
+    pub(super) fn read(places: &Places) -> Self {
+        let kernel_text = kernel_file::text(&places.proc.join("driver/nvidia/version"));
+        let by_text = kernel_text.value().and_then(|text| version_in(text)).map_or(Told::ABSENT, Told::Value);
+        let kernel = by_text.or(kernel_file::text(&places.sys.join("module/nvidia/version")));
+        Self { kernel_text, kernel, library: library_version(places) }
+    }
+
+    /// Whether the two are known and differ; tools shorten versions, so `535.171` equals `535.171.04`.
+    pub(crate) fn differ(&self) -> bool {
+        match (self.kernel.value(), self.library.value()) {
+            (Some(kernel), Some(library)) => kernel.split('.').zip(library.split('.')).any(|(a, b)| a != b),
+            _ => false,
+        }
+    }
+}
+
+/// The version in the line of the module: the first word made of numbers and dots.
+fn version_in(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
+    let is_version = |word: &&str| {
+        word.contains('.') && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
+    };
+    line.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+/// `libnvidia-ml.so.1` is a link to a file whose name ends in the version; the library itself is not opened.
+fn library_version(places: &Places) -> Told<String> {
+    const FOLDERS: [&str; 6] = [
+        "usr/lib/x86_64-linux-gnu",
+        "usr/lib/aarch64-linux-gnu",
+        "usr/lib/powerpc64le-linux-gnu",
+        "usr/lib64",
+        "usr/lib",
+        "run/opengl-driver/lib",
+    ];
+    let root = root_of(places);
+    let given = places.nvml.is_absolute().then(|| places.nvml.clone());
+    let usual = FOLDERS.iter().map(|folder| root.join(folder).join("libnvidia-ml.so.1"));
+    let version = |link: PathBuf| {
+        let file = std::fs::canonicalize(link).ok()?;
+        let version = file.file_name()?.to_str()?.strip_prefix("libnvidia-ml.so.")?.to_owned();
+        version.contains('.').then_some(version)
+    };
+    given.into_iter().chain(usual).find_map(version).map_or(Told::ABSENT, Told::Value)
+}
+
+/// Which of the watched modules are loaded or built in.
+pub(super) fn modules(proc: &Path, sys: &Path) -> Told<BTreeSet<String>> {
+    let listed = kernel_file::text(&proc.join("modules"));
+    let in_sys = sys.join("module");
+    if listed.value().is_none() && !in_sys.is_dir() {
+        return listed.map(|_| BTreeSet::new());
+    }
+    let is_listed = |name: &str| {
+        listed.value().is_some_and(|text| text.lines().any(|line| line.split_whitespace().next() == Some(name)))
+    };
+    let loaded = WATCHED.iter().filter(|name| is_listed(name) || in_sys.join(name).is_dir());
+    Told::Value(loaded.map(|name| (*name).to_owned()).collect())
+}
+
+/// The release of the running kernel.
+pub(super) fn release(proc: &Path) -> Told<String> {
+    let version = || {
+        let text = kernel_file::text(&proc.join("version"));
+        text.map(|text| text.split_whitespace().nth(2).unwrap_or_default().to_owned())
+    };
+    kernel_file::text(&proc.join("sys/kernel/osrelease")).or(version())
+}
+
+/// Whether NVIDIA's persistence daemon runs: by the socket it keeps, or by its name among the processes.
+pub(super) fn persistence_daemon(places: &Places) -> Told<bool> {
+    if root_of(places).join("run/nvidia-persistenced/socket").exists() {
+        return Told::Value(true);
+    }
+    // The kernel cuts names of tasks at 15 characters.
+    const NAME: &str = "nvidia-persiste";
+    match names_in(&places.proc) {
+        Ok(names) => {
+            let is_process = |name: &&String| name.bytes().all(|byte| byte.is_ascii_digit());
+            let is_daemon = |pid: &String| {
+                kernel_file::text(&places.proc.join(pid).join("comm")).value().is_some_and(|name| name == NAME)
+            };
+            Told::Value(names.iter().filter(is_process).any(is_daemon))
+        }
+        Err(error) => kernel_file::missing(&error),
+    }
+}
+
+/// The last lines of a log that are about a GPU driver.
+pub(super) fn gpu_lines(text: &str) -> Vec<String> {
+    const SPEAKERS: [&str; 5] = ["NVRM", "nvidia", "amdgpu", "nouveau", "radeon"];
+    let start = text.ceil_char_boundary(text.len().saturating_sub(limits::SYSFS_BYTES));
+    let bounded = text.get(start..).unwrap_or_default();
+    let about_gpu = bounded.lines().filter(|line| SPEAKERS.iter().any(|speaker| line.contains(speaker)));
+    let mut last: Vec<String> = about_gpu.rev().take(LOG_LINES).map(|line| words(line).into_owned()).collect();
+    last.reverse();
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_either_kernel_module_is_found() {
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024";
+        let open =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (root@b)\nGCC 12.3.0";
+        assert_eq!(version_in(closed).as_deref(), Some("535.183.01"));
+        assert_eq!(version_in(open).as_deref(), Some("570.86.15"));
+        assert_eq!(version_in("GCC version: 12.3.0"), None);
+    }
+
+    #[test]
+    fn a_shortened_version_is_the_same_version() {
+        let versions = |kernel: &str, library: &str| NvidiaVersions {
+            kernel: Told::Value(kernel.to_owned()),
+            library: Told::Value(library.to_owned()),
+            ..NvidiaVersions::default()
+        };
+        assert!(!versions("535.171.04", "535.171").differ());
+        assert!(versions("535.171.04", "535.183.01").differ());
+        assert!(!NvidiaVersions::default().differ());
+    }
+
+    #[test]
+    fn only_lines_about_gpus_are_kept_of_a_log() {
+        let lines = gpu_lines("usb 1-1: new device\nNVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n");
+        assert_eq!(lines, ["NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."]);
+        let long = format!("{}\namdgpu 0000:03:00.0: GPU reset begin!", "é".repeat(limits::SYSFS_BYTES));
+        assert_eq!(gpu_lines(&long).len(), 1);
+    }
+}

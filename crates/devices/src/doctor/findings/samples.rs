@@ -1,0 +1,196 @@
+//! Healthy machines that tests break in one place.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use gpupool_core::device::{Health, Vendor};
+use gpupool_core::units::{Bytes, Percent};
+
+use super::{Finding, examine};
+use crate::address;
+use crate::doctor::evidence::{
+    Access, Cgroup, CgroupMode, Confinement, Evidence, Group, Node, NvidiaVersions, PciGpu, SourceResult, User,
+};
+use crate::found::{Found, Memory};
+use crate::snapshot::Snapshot;
+use crate::source::{SourceError, SourceKind};
+use crate::told::Told;
+
+/// Where the two GPUs of a sample are.
+const PLACES: [&str; 2] = ["0000:01:00.0", "0000:c1:00.0"];
+
+/// The codes of what is found.
+pub(crate) fn codes(evidence: &Evidence) -> Vec<&'static str> {
+    examine(evidence).iter().map(|finding| finding.code).collect()
+}
+
+/// A healthy machine with two NVIDIA GPUs.
+pub(crate) fn nvidia() -> Evidence {
+    let nodes = ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"];
+    Evidence {
+        nvidia: NvidiaVersions {
+            kernel_text: Told::Value("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01".into()),
+            kernel: Told::Value("535.183.01".into()),
+            library: Told::Value("535.183.01".into()),
+        },
+        persistence_daemon: Told::Value(true),
+        nodes: Told::Value(nodes.iter().map(|name| node(name, Vendor::Nvidia, 0o666, 0)).collect()),
+        ..with_modules(machine(Vendor::Nvidia, SourceKind::Nvml, "nvidia"), &["nvidia", "nvidia_uvm"])
+    }
+}
+
+/// A healthy machine with two AMD GPUs.
+pub(crate) fn amd() -> Evidence {
+    let nodes = ["kfd", "dri/renderD128", "dri/renderD129"];
+    Evidence {
+        nodes: Told::Value(nodes.iter().map(|name| node(name, Vendor::Amd, 0o660, 110)).collect()),
+        ..with_modules(machine(Vendor::Amd, SourceKind::AmdSysfs, "amdgpu"), &["amdgpu"])
+    }
+}
+
+/// The same machine seen from a container that was given its devices.
+pub(crate) fn contained(mut evidence: Evidence) -> Evidence {
+    evidence.confinement.container = vec!["/.dockerenv exists".into()];
+    evidence
+}
+
+/// The same machine with only these modules loaded.
+pub(crate) fn with_modules(mut evidence: Evidence, modules: &[&str]) -> Evidence {
+    evidence.modules = Told::Value(modules.iter().map(|name| (*name).to_owned()).collect());
+    evidence
+}
+
+/// The same machine with every GPU bound to `driver`.
+pub(crate) fn bind_all(mut evidence: Evidence, driver: Option<&str>) -> Evidence {
+    if let Told::Value(gpus) = &mut evidence.gpus {
+        gpus.iter_mut().for_each(|gpu| gpu.driver = driver.map(str::to_owned));
+    }
+    evidence
+}
+
+/// The same machine with one source failing.
+pub(crate) fn fail(mut evidence: Evidence, kind: SourceKind, error: SourceError) -> Evidence {
+    evidence.sources.retain(|answer| answer.kind != kind);
+    evidence.sources.push(failing(kind, error));
+    evidence
+}
+
+/// The answer of a source that failed.
+pub(crate) fn failing(kind: SourceKind, error: SourceError) -> SourceResult {
+    SourceResult { kind, result: Err(error) }
+}
+
+/// A device of the first source.
+pub(crate) fn device_mut(evidence: &mut Evidence, place: usize) -> &mut Found {
+    &mut evidence.sources[0].result.as_mut().unwrap().devices[place]
+}
+
+/// The device nodes.
+pub(crate) fn nodes_mut(evidence: &mut Evidence) -> &mut Vec<Node> {
+    match &mut evidence.nodes {
+        Told::Value(nodes) => nodes,
+        _ => panic!("the sample has nodes"),
+    }
+}
+
+/// A machine on which much is wrong at once, to have findings of many kinds.
+pub(crate) fn every_kind() -> Vec<Finding> {
+    let mut broken = nvidia().with_kernel_log("NVRM: Xid (PCI:0000:01:00): 79");
+    device_mut(&mut broken, 0).health = Some(Health::Lost);
+    device_mut(&mut broken, 0).mig = Some(true);
+    device_mut(&mut broken, 0).temperature_c = Told::Value(99);
+    device_mut(&mut broken, 1).health = Some(Health::Unhealthy("bad".into()));
+    device_mut(&mut broken, 1).utilization = Told::Value(Percent::FULL);
+    device_mut(&mut broken, 1).memory.unified = true;
+    device_mut(&mut broken, 1).pci = address::parse("0000:e1:00.0");
+    nodes_mut(&mut broken)[0].access = Access::Denied;
+    nodes_mut(&mut broken)[2].access = Access::Forbidden;
+    nodes_mut(&mut broken).remove(3);
+    broken.persistence_daemon = Told::Value(false);
+    broken.confinement.host_pids = Told::Failed("no".into());
+    broken.variables =
+        BTreeMap::from([("CUDA_VISIBLE_DEVICES", "9".to_owned()), ("HIP_VISIBLE_DEVICES", String::new())]);
+    let silent = SourceError::Unresponsive { what: "x".into(), after: Duration::from_secs(9) };
+    broken.sources.push(failing(SourceKind::AmdSmi, silent));
+    let mut other = bind_all(amd(), Some("radeon"));
+    other.variables = BTreeMap::from([("ROCR_VISIBLE_DEVICES", "1".into()), ("HIP_VISIBLE_DEVICES", "1".into())]);
+    other.confinement.host_pids = Told::Value(false);
+    other.confinement.cgroup =
+        Told::Value(Cgroup { mode: CgroupMode::Legacy, controllers: BTreeSet::new(), kill: false });
+    other.tools = BTreeMap::from([(SourceKind::AmdSmi, None), (SourceKind::RocmSmi, None)]);
+    let mismatch = SourceError::VersionMismatch("x".into());
+    let machines = [
+        broken,
+        other,
+        Evidence::default(),
+        bind_all(nvidia(), Some("nouveau")),
+        bind_all(nvidia(), Some("vfio-pci")),
+        bind_all(nvidia(), None),
+        with_modules(bind_all(amd(), None), &[]),
+        fail(contained(nvidia()), SourceKind::Nvml, mismatch),
+    ];
+    machines.iter().flat_map(examine).collect()
+}
+
+fn machine(vendor: Vendor, source: SourceKind, driver: &str) -> Evidence {
+    let mut snapshot = Snapshot::default();
+    for (place, minor) in PLACES.iter().zip(0..) {
+        snapshot.push(device(vendor, place, minor));
+    }
+    let tool = Some("/usr/bin/tool".into());
+    let controllers = ["cpu", "memory", "pids"].map(str::to_owned);
+    Evidence {
+        gpus: Told::Value(PLACES.iter().map(|place| on_bus(vendor, place, driver)).collect()),
+        sources: vec![SourceResult { kind: source, result: Ok(snapshot) }],
+        user: User {
+            uid: 1000,
+            gids: vec![1000],
+            groups: Told::Value(vec![Group { gid: 110, name: "render".into(), lists_user: false }]),
+        },
+        confinement: Confinement {
+            container: Vec::new(),
+            host_pids: Told::Value(true),
+            cgroup: Told::Value(Cgroup { mode: CgroupMode::Unified, controllers: controllers.into(), kill: true }),
+        },
+        kernel_release: Told::Value("6.8.0-45-generic".into()),
+        tools: [SourceKind::NvidiaSmi, SourceKind::AmdSmi, SourceKind::RocmSmi].map(|kind| (kind, tool.clone())).into(),
+        ..Evidence::default()
+    }
+}
+
+fn device(vendor: Vendor, place: &str, minor: u32) -> Found {
+    let number = minor + 1;
+    let uuid = match vendor {
+        Vendor::Nvidia => format!("GPU-00000000-0000-0000-0000-{number:012}"),
+        _ => format!("GPU-00000000000000a{number}"),
+    };
+    Found {
+        index: Some(minor),
+        minor: Some(if vendor == Vendor::Nvidia { minor } else { 128 + minor }),
+        name: Some("sample".into()),
+        uuid: Some(uuid.into()),
+        pci: address::parse(place),
+        memory: Memory { total: Told::Value(Bytes(24 << 30)), ..Memory::default() },
+        utilization: Told::Value(Percent(0)),
+        temperature_c: Told::Value(40),
+        processes: Told::Value(Vec::new()),
+        health: Some(Health::Healthy),
+        ..Found::new(vendor)
+    }
+}
+
+fn on_bus(vendor: Vendor, place: &str, driver: &str) -> PciGpu {
+    PciGpu {
+        address: address::parse(place).unwrap(),
+        vendor,
+        vendor_id: if vendor == Vendor::Nvidia { 0x10de } else { 0x1002 },
+        device_id: 0x1234,
+        class: 0x03_00_00,
+        driver: Some(driver.to_owned()),
+        runtime_status: Told::Value("active".into()),
+    }
+}
+
+fn node(name: &str, vendor: Vendor, mode: u32, gid: u32) -> Node {
+    Node { name: name.to_owned(), vendor: Some(vendor), mode, uid: 0, gid, access: Access::Granted }
+}
