@@ -125,7 +125,8 @@ impl Missing {
             "unknown",
             "no permission",
         ];
-        let cannot = bare.is_empty() || CANNOT.contains(&lower.as_str()) || lower.starts_with("n/a ");
+        let begins = lower.starts_with("n/a ") || lower.starts_with("not available ");
+        let cannot = bare.is_empty() || CANNOT.contains(&lower.as_str()) || begins;
         match (cannot, bracketed || FAILED.contains(&lower.as_str())) {
             (true, _) => Some(Self::Unsupported),
             (false, true) => Some(Self::Failed),
@@ -145,7 +146,15 @@ mod tests {
     #[test]
     fn a_cell_is_a_value_or_says_why_not() {
         assert_eq!(number(" 42 "), Told::Value(42));
-        for cannot in ["[N/A]", "N/A", "[Not Supported]", "[Function Not Found]", "N/A (Secondary die)", ""] {
+        for cannot in [
+            "[N/A]",
+            "N/A",
+            "[Not Supported]",
+            "[Function Not Found]",
+            "N/A (Secondary die)",
+            "Not available in WDDM",
+            "",
+        ] {
             assert!(matches!(number(cannot), Told::Unsupported(_)), "{cannot}");
         }
         assert!(matches!(

@@ -1,0 +1,277 @@
+//! What `nvidia-smi` prints instead of devices, or between them.
+
+use std::sync::Arc;
+
+use gpupool_core::device::{Health, Vendor};
+
+use crate::address;
+use crate::found::Found;
+use crate::snapshot::Snapshot;
+use crate::source::SourceError;
+use crate::told::words;
+
+/// What people call this form.
+pub const NAME: &str = "nvidia-smi";
+
+/// Whether a text holds such a message.
+pub fn looks_like(text: &str) -> bool {
+    text.lines().any(|line| Message::of(line).is_some())
+}
+
+/// What a text of messages means: devices that do not answer, no devices, or why there are none.
+pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
+    around(text, |rest| {
+        let problem = format!("it is no known message: {}", words(rest.trim()));
+        Err(SourceError::malformed(NAME, problem))
+    })
+}
+
+/// Reads a text with `parse` after taking out the messages in it.
+///
+/// A message about one device makes that device, and loses no other. A message about the whole counts where there is
+/// nothing else, and is a warning where there is.
+pub(crate) fn around(
+    text: &str,
+    parse: impl FnOnce(&str) -> Result<Snapshot, SourceError>,
+) -> Result<Snapshot, SourceError> {
+    let messages: Vec<(&str, Message)> =
+        text.lines().filter_map(|line| Some((line.trim(), Message::of(line)?))).collect();
+    if messages.is_empty() {
+        return parse(text);
+    }
+    let rest: String = text.lines().filter(|line| Message::of(line).is_none()).flat_map(|line| [line, "\n"]).collect();
+    let bad: Vec<Found> = messages.iter().filter_map(|(line, message)| message.device(line)).collect();
+    let whole = messages.iter().find_map(|(line, message)| message.error(line));
+    let answer = if rest.trim().is_empty() { Ok(Snapshot::default()) } else { parse(&rest) };
+    let mut snapshot = match (answer, whole) {
+        (Ok(snapshot), Some(error)) if snapshot.devices.is_empty() && bad.is_empty() => return Err(error),
+        (Ok(mut snapshot), Some(error)) => {
+            snapshot.warn(error.to_string());
+            snapshot
+        }
+        (Ok(snapshot), None) => snapshot,
+        (Err(_), Some(error)) if bad.is_empty() => return Err(error),
+        (Err(problem), _) if bad.is_empty() && !messages.iter().any(|(_, message)| *message == Message::NoDevices) => {
+            return Err(problem);
+        }
+        // What stands around the message (a date, the name of a container) is no answer.
+        (Err(_), _) => Snapshot::default(),
+    };
+    let mut of_bad = Snapshot::default();
+    for device in bad {
+        of_bad.warn(format!("{}: {}", place(&device), reason(&device)));
+        of_bad.push(device);
+    }
+    snapshot.merge(of_bad);
+    Ok(snapshot)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Message {
+    /// About one device, named in the line.
+    Device,
+    NoDevices,
+    Mismatch,
+    NotLoaded,
+    NotHere,
+    NoPermission,
+    Driver,
+    /// The tool did not understand what it was asked.
+    Usage,
+}
+
+impl Message {
+    /// What a line says, in any case and with any punctuation.
+    fn of(line: &str) -> Option<Self> {
+        // Messages are short; what programs are called is not looked through.
+        if line.len() > 400 {
+            return None;
+        }
+        let plain = plain(line);
+        let begins = |start: &str| plain.starts_with(start);
+        let has = |part: &str| plain.contains(part);
+        let device = ["unable to determine the device handle for", "unable to detect the device handle for"];
+        if device.iter().any(|start| begins(start)) {
+            return Some(Self::Device);
+        }
+        if begins("no devices were found") || begins("no devices found") {
+            return Some(Self::NoDevices);
+        }
+        if begins("nvidia smi couldnt find") || has("nvidia smi command not found") || has("nvidia smi not found") {
+            return Some(Self::NotHere);
+        }
+        if begins("nvidia smi is not recognized") {
+            return Some(Self::NotHere);
+        }
+        if begins("failed to initialize nvml") || begins("nvidia smi has failed because") {
+            return Some(match () {
+                () if has("version mismatch") => Self::Mismatch,
+                () if has("insufficient permissions") || has("no permission") => Self::NoPermission,
+                () if has("driver not loaded") || has("communicate with the nvidia driver") => Self::NotLoaded,
+                () if has("library not found") => Self::NotHere,
+                () => Self::Driver,
+            });
+        }
+        if begins("insufficient permissions") {
+            return Some(Self::NoPermission);
+        }
+        let usage = ["error option", "option", "invalid combination of input arguments", "invalid argument"];
+        let unknown =
+            has("is not recognized") || has("is missing its value") || has("is not a valid") || begins("invalid");
+        if begins("field") && has("is not a valid field to query") {
+            return Some(Self::Usage);
+        }
+        (unknown && usage.iter().any(|start| begins(start))).then_some(Self::Usage)
+    }
+
+    /// Why there are no devices, where this says so.
+    fn error(self, line: &str) -> Option<SourceError> {
+        let text = words(line).into_owned();
+        Some(match self {
+            Self::Device | Self::NoDevices => return None,
+            Self::Mismatch => SourceError::VersionMismatch(text),
+            Self::NotLoaded => SourceError::DriverNotLoaded(text),
+            Self::NotHere => SourceError::NotHere { what: NAME.into(), why: text },
+            Self::NoPermission => SourceError::NoPermission(text),
+            Self::Driver => SourceError::Driver(text),
+            Self::Usage => SourceError::malformed(NAME, text),
+        })
+    }
+
+    /// The device this is about.
+    fn device(self, line: &str) -> Option<Found> {
+        if self != Self::Device {
+            return None;
+        }
+        let mut found = Found::new(Vendor::Nvidia);
+        let after = line.to_ascii_lowercase().find("handle for").and_then(|at| line.get(at + "handle for".len()..))?;
+        // `GPU 0000:02:00.0: …`, `GPU0000:02:00.0: …` and `GPU2: 0000:02:00.0: …` are all in use.
+        let named = after.trim_start().trim_start_matches(|c: char| c.is_ascii_alphabetic()).trim_start();
+        let (first, rest) = named.split_once([' ', '\t']).unwrap_or((named, ""));
+        let address = |word: &str| address::parse(word.trim_end_matches([':', ',', ';', '.']));
+        let rest = match address(first) {
+            Some(pci) => {
+                found.pci = Some(pci);
+                rest
+            }
+            None => {
+                found.index = first.trim_end_matches(':').parse().ok();
+                let (second, rest) = rest.trim_start().split_once([' ', '\t']).unwrap_or((rest.trim(), ""));
+                found.pci = address(second);
+                rest
+            }
+        };
+        let lost = plain(rest).contains("lost") || plain(rest).contains("fallen off the bus");
+        found.health = Some(if lost { Health::Lost } else { Health::Unhealthy(words(rest.trim()).as_ref().into()) });
+        Some(found)
+    }
+}
+
+/// The name of the field the tool says it does not know.
+pub(crate) fn unknown_field(error: &SourceError) -> Option<&str> {
+    let SourceError::Malformed { problem, .. } = error else { return None };
+    let (_, rest) = problem.split_once('"').filter(|(before, _)| before.trim().eq_ignore_ascii_case("field"))?;
+    rest.split_once('"').map(|(field, _)| field)
+}
+
+fn place(device: &Found) -> String {
+    device.pci.map_or_else(|| "a GPU".to_owned(), |pci| format!("GPU {pci}"))
+}
+
+fn reason(device: &Found) -> Arc<str> {
+    match &device.health {
+        Some(Health::Unhealthy(reason)) => reason.clone(),
+        _ => "the GPU is lost".into(),
+    }
+}
+
+/// A line in lower case, its words parted by single blanks, without punctuation.
+fn plain(line: &str) -> String {
+    let mut plain = String::with_capacity(line.len());
+    for c in line.chars() {
+        match c {
+            '\'' | '’' | '`' => {}
+            _ if c.is_alphanumeric() => plain.extend(c.to_lowercase()),
+            _ if plain.is_empty() || plain.ends_with(' ') => {}
+            _ => plain.push(' '),
+        }
+    }
+    plain.truncate(plain.trim_end().len());
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_about_the_whole_is_an_error_by_what_can_be_done() {
+        for (text, code) in [
+            (
+                "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.183",
+                "driver_library_mismatch",
+            ),
+            ("failed to initialize nvml : driver library version mismatch.", "driver_library_mismatch"),
+            (
+                "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is installed and running.",
+                "driver_not_loaded",
+            ),
+            ("NVIDIA-SMI has failed because it couldn’t communicate with the NVIDIA driver", "driver_not_loaded"),
+            ("Failed to initialize NVML: Unknown Error", "driver_failed"),
+            ("Failed to initialize NVML: Insufficient Permissions", "no_permission"),
+            ("Insufficient Permissions", "no_permission"),
+            ("bash: nvidia-smi: command not found", "not_here"),
+            ("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.", "not_here"),
+            ("ERROR: Option -m is missing its value. Please run 'nvidia-smi -h' for help.", "malformed"),
+            ("Field \"power.wrong\" is not a valid field to query.", "malformed"),
+        ] {
+            assert!(looks_like(text), "{text}");
+            assert_eq!(parse(text).unwrap_err().code(), code, "{text}");
+        }
+        assert!(!looks_like(""));
+        assert!(!looks_like("GPU 0: Tesla (UUID: GPU-1)"));
+        assert_eq!(parse("hello").unwrap_err().code(), "malformed");
+    }
+
+    #[test]
+    fn no_devices_is_an_answer() {
+        assert_eq!(parse("No devices were found\n"), Ok(Snapshot::default()));
+        assert_eq!(parse("Mon Jan  1 10:00:00 2024\nNo devices were found"), Ok(Snapshot::default()));
+    }
+
+    #[test]
+    fn a_device_that_does_not_answer_is_named_in_all_spellings() {
+        let lost = "GPU is lost.  Reboot the system to recover this GPU";
+        for (text, pci, index) in [
+            ("Unable to determine the device handle for GPU 0000:02:00.0: ", "0000:02:00.0", None),
+            ("unable to determine the device handle for gpu 0000:02:00.0: ", "0000:02:00.0", None),
+            ("Unable to determine the device handle for GPU0000:02:00.0: ", "0000:02:00.0", None),
+            ("Unable to determine the device handle for GPU3: 0000:BA:00.0: ", "0000:ba:00.0", Some(3)),
+        ] {
+            let snapshot = parse(&format!("{text}{lost}")).unwrap();
+            let [device] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
+            assert_eq!((device.pci.unwrap().to_string().as_str(), device.index), (pci, index));
+            assert_eq!(device.health, Some(Health::Lost));
+            let unknown = parse(&format!("{text}Unknown Error")).unwrap();
+            assert_eq!(unknown.devices[0].health, Some(Health::Unhealthy("Unknown Error".into())));
+            assert_eq!(unknown.warnings.len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_device_that_does_not_answer_leaves_the_others() {
+        let text = "GPU 0: NVIDIA A10 (UUID: GPU-1)\n\
+                    Unable to determine the device handle for GPU 0000:02:00.0: Unknown Error\n\
+                    GPU 2: NVIDIA A10 (UUID: GPU-3)\n";
+        let snapshot = super::super::list::parse(text).unwrap();
+        let uuids: Vec<_> = snapshot.devices.iter().map(|device| device.uuid.as_deref()).collect();
+        assert_eq!(uuids, [Some("GPU-1"), Some("GPU-3"), None]);
+    }
+
+    #[test]
+    fn an_unknown_field_is_named() {
+        let error = parse("Field \"power.wrong\" is not a valid field to query.\n\n").unwrap_err();
+        assert_eq!(unknown_field(&error), Some("power.wrong"));
+        assert_eq!(unknown_field(&parse("Insufficient Permissions").unwrap_err()), None);
+    }
+}
