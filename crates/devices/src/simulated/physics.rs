@@ -1,0 +1,300 @@
+//! The state of simulated devices, and what work, time and faults do to it.
+//!
+//! What a device reports depends on the time and on what changed when, never on how often anybody looked: loads keep
+//! the moment they began, and every curve is told from there.
+
+use std::time::Duration;
+
+use gpupool_core::units::{Bytes, Percent};
+
+use super::faults::{Fault, FaultError};
+use super::heat::Heat;
+use super::identity::mixed;
+use super::layout::{self, Device};
+use super::links;
+use super::load::{Draining, Load, Running};
+use super::spec::{Spec, Timing};
+use super::target::{NoSuchDevice, Place, Target};
+use crate::limits;
+use crate::snapshot::FoundLink;
+
+/// Simulated devices with what is on them. Time is what it is told.
+#[derive(Debug, Clone)]
+pub struct World {
+    seed: u64,
+    pub(super) timing: Timing,
+    pub(super) now: Duration,
+    pub(super) devices: Vec<Device>,
+    pub(super) links: Vec<FoundLink>,
+    pub(super) states: Vec<State>,
+    /// Of each GPU.
+    heats: Vec<Heat>,
+}
+
+/// What is on one device.
+#[derive(Debug, Clone, Default)]
+pub(super) struct State {
+    /// In the order they came.
+    pub running: Vec<Running>,
+    pub draining: Vec<Draining>,
+    pub faults: Vec<Fault>,
+}
+
+/// A fault and the device it is on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceFault {
+    /// Place of the device.
+    pub place: Place,
+    /// Its UUID.
+    pub uuid: std::sync::Arc<str>,
+    /// What is wrong with it.
+    pub fault: Fault,
+}
+
+/// Why a fault is not set or cleared.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    /// There is no such device.
+    #[error(transparent)]
+    NoSuchDevice(#[from] NoSuchDevice),
+    /// There is no such fault.
+    #[error(transparent)]
+    Fault(#[from] FaultError),
+}
+
+/// Why a device takes no load.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// There is no such device.
+    #[error(transparent)]
+    NoSuchDevice(#[from] NoSuchDevice),
+    /// It is cut by MIG: only its instances take work.
+    #[error("{0} is cut by MIG; only its instances take work")]
+    CutByMig(String),
+    /// Too many are on it.
+    #[error("{uuid} has {most} loads, and takes no more")]
+    TooMany {
+        /// Which device.
+        uuid: String,
+        /// How many it takes.
+        most: usize,
+    },
+}
+
+impl World {
+    /// The devices of a description, idle since long, at time zero.
+    pub fn new(spec: &Spec) -> Self {
+        let devices = layout::devices(spec);
+        let gpus = devices.last().map_or(0, |device| device.gpu + 1);
+        let mut world = Self {
+            seed: spec.seed,
+            timing: spec.timing.clone(),
+            now: Duration::ZERO,
+            links: links::links(&devices),
+            states: vec![State::default(); devices.len()],
+            heats: vec![Heat::steady(0.0); gpus],
+            devices,
+        };
+        let mut place = 0;
+        for cards in &spec.cards {
+            for _ in 0..cards.device_count() {
+                let faults = cards.faults.iter().filter(|fault| world.takes(place, fault));
+                world.states[place].faults = faults.cloned().collect();
+                place += 1;
+            }
+        }
+        for gpu in 0..gpus {
+            world.heats[gpu] = Heat::steady(world.steady_celsius(gpu));
+        }
+        world
+    }
+
+    /// Goes on to a time; a time that has passed already changes nothing.
+    pub fn advance(&mut self, to: Duration) {
+        self.now = self.now.max(to);
+        let (now, timing) = (self.now, &self.timing);
+        for state in &mut self.states {
+            state.draining.retain(|draining| !draining.memory_at(now, timing).is_zero());
+        }
+    }
+
+    /// Puts work of `holder` on a device, or changes the work it has there.
+    pub fn set_load(&mut self, place: Place, holder: u64, load: Load) -> Result<(), LoadError> {
+        let device = self.devices.get(place.0).ok_or_else(|| self.missing(&Target::Place(place)))?;
+        if device.is_cut_by_mig() {
+            return Err(LoadError::CutByMig(device.uuid.to_string()));
+        }
+        let (now, timing, vendor) = (self.now, &self.timing, device.model.vendor);
+        let state = &mut self.states[place.0];
+        let full = state.running.len() >= limits::PROCESSES;
+        match state.running.iter_mut().find(|running| running.holder == holder) {
+            Some(running) if running.load == load => {}
+            Some(running) => *running = running.changed(load, vendor, now, timing),
+            None if full => {
+                return Err(LoadError::TooMany { uuid: device.uuid.to_string(), most: limits::PROCESSES });
+            }
+            None => {
+                let salt = mixed(self.seed, &[device.uuid.as_bytes(), &place.0.to_le_bytes(), &holder.to_le_bytes()]);
+                state.running.push(Running::begin(holder, load, salt, vendor, now, timing));
+            }
+        }
+        self.turn_heat(place.0);
+        Ok(())
+    }
+
+    /// Takes the work of `holder` off a device, if it has any there: it stops at once, its memory is freed soon after.
+    pub fn clear_load(&mut self, place: Place, holder: u64) {
+        let Some(state) = self.states.get_mut(place.0) else { return };
+        let Some(found) = state.running.iter().position(|running| running.holder == holder) else { return };
+        let gone = state.running.remove(found);
+        if state.draining.len() < limits::PROCESSES {
+            state.draining.push(gone.drained(self.now, &self.timing));
+        }
+        self.turn_heat(place.0);
+    }
+
+    /// Lets something go wrong with devices, and says with how many.
+    pub fn fault(&mut self, target: &Target, fault: &Fault) -> Result<usize, ControlError> {
+        fault.check()?;
+        let places = self.meant(target)?;
+        for &place in &places {
+            if !self.takes(place, fault) {
+                continue;
+            }
+            let faults = &mut self.states[place].faults;
+            faults.retain(|other| !fault.replaces(other));
+            if faults.len() < limits::PROCESSES {
+                faults.push(fault.clone());
+            }
+            self.turn_heat(place);
+        }
+        Ok(places.len())
+    }
+
+    /// Makes devices well again, or takes away one kind of fault, and says how many faults that were.
+    pub fn clear(&mut self, target: &Target, kind: Option<&str>) -> Result<usize, ControlError> {
+        kind.map_or(Ok(()), Fault::check_kind)?;
+        let mut cleared = 0;
+        for place in self.meant(target)? {
+            let faults = &mut self.states[place].faults;
+            let before = faults.len();
+            faults.retain(|fault| kind.is_some_and(|kind| fault.kind() != kind));
+            cleared += before - faults.len();
+            self.turn_heat(place);
+        }
+        Ok(cleared)
+    }
+
+    /// Everything that is wrong now.
+    pub fn faults(&self) -> Vec<DeviceFault> {
+        let of = |(place, state): (usize, &State)| {
+            let uuid = self.devices[place].uuid.clone();
+            let told = |fault: &Fault| DeviceFault { place: Place(place), uuid: uuid.clone(), fault: fault.clone() };
+            state.faults.iter().map(told).collect::<Vec<_>>()
+        };
+        self.states.iter().enumerate().flat_map(of).collect()
+    }
+
+    /// How busy a device is, as a counter that never lies would say.
+    pub(super) fn busy(&self, place: usize) -> Percent {
+        let state = &self.states[place];
+        let loads = state.running.iter().map(|running| running.busy_at(self.now, &self.timing));
+        whole_at_most(loads.chain(squatting(state)))
+    }
+
+    /// How busy the devices of a card are together, as a part of the card.
+    pub(super) fn busy_of_card(&self, device: &Device) -> Percent {
+        let places = device.on_card.clone();
+        let sum = self.weighted(places, |place| self.busy(place));
+        Percent((sum / u64::from(device.model.dies.max(1))).min(Percent::FULL.0.into()) as u32)
+    }
+
+    /// How warm the chip of a device is.
+    pub(super) fn celsius(&self, device: &Device) -> f64 {
+        self.heats[device.gpu].at(self.now, self.timing.temperature)
+    }
+
+    /// What of memory is in use, load by load; together never more than `most`.
+    pub(super) fn memory(&self, place: usize, most: Bytes) -> MemoryInUse {
+        let state = &self.states[place];
+        let mut left = most;
+        let mut take = |wanted: Bytes| {
+            let taken = wanted.min(left);
+            left -= taken;
+            taken
+        };
+        let squatter = |fault: &Fault| match fault {
+            Fault::Squatter { memory_mib, .. } => Some(Bytes::from_mib(*memory_mib).unwrap_or(Bytes(u64::MAX))),
+            _ => None,
+        };
+        let squatters = state.faults.iter().filter_map(squatter).map(&mut take).collect();
+        for draining in &state.draining {
+            take(draining.memory_at(self.now, &self.timing));
+        }
+        let loads = state.running.iter().map(|running| take(running.memory_at(self.now, &self.timing))).collect();
+        MemoryInUse { squatters, loads, all: most - left }
+    }
+
+    pub(super) fn missing(&self, target: &Target) -> NoSuchDevice {
+        let there_are = self.devices.iter().take(8).map(|device| device.uuid.to_string()).collect();
+        NoSuchDevice { target: target.to_string(), there_are }
+    }
+
+    fn meant(&self, target: &Target) -> Result<Vec<usize>, NoSuchDevice> {
+        let means = |place: &usize| target.means(*place, &self.devices[*place]);
+        let places: Vec<usize> = (0..self.devices.len()).filter(means).collect();
+        if places.is_empty() { Err(self.missing(target)) } else { Ok(places) }
+    }
+
+    /// Nobody squats on a GPU that is cut by MIG: only its instances take work.
+    fn takes(&self, place: usize, fault: &Fault) -> bool {
+        !(matches!(fault, Fault::Squatter { .. }) && self.devices[place].is_cut_by_mig())
+    }
+
+    fn turn_heat(&mut self, place: usize) {
+        let gpu = self.devices[place].gpu;
+        let celsius = self.steady_celsius(gpu);
+        self.heats[gpu].turn(celsius, self.now, self.timing.temperature);
+    }
+
+    /// How warm a GPU gets with what is on it: as its power, between idle and full load.
+    fn steady_celsius(&self, gpu: usize) -> f64 {
+        let Some(device) = self.devices.iter().find(|device| device.gpu == gpu) else { return 0.0 };
+        let (idle, hot) = device.model.celsius;
+        let busy = self.weighted(device.on_gpu.clone(), |place| {
+            let state = &self.states[place];
+            whole_at_most(state.running.iter().map(Running::steady).chain(squatting(state)))
+        });
+        // Slots of a machine are not equally well cooled.
+        let slot = mixed(self.seed, &[device.uuid.as_bytes(), b"slot"]) % 4;
+        let part = busy.min(Percent::FULL.0.into()) as f64 / f64::from(Percent::FULL.0);
+        f64::from(idle) + slot as f64 + f64::from(hot - idle) * part
+    }
+
+    /// The sum over devices, each by how much of its GPU it is.
+    fn weighted(&self, places: std::ops::Range<usize>, busy: impl Fn(usize) -> Percent) -> u64 {
+        places.map(|place| u64::from(busy(place).0) * u64::from(self.devices[place].of_gpu.0) / 1000).sum()
+    }
+}
+
+/// Memory in use on a device.
+pub(super) struct MemoryInUse {
+    /// Of each squatter, in the order of the faults.
+    pub squatters: Vec<Bytes>,
+    /// Of each load, in their order.
+    pub loads: Vec<Bytes>,
+    /// All of it, with what is not freed yet.
+    pub all: Bytes,
+}
+
+fn squatting(state: &State) -> impl Iterator<Item = Percent> {
+    state.faults.iter().map(|fault| match fault {
+        Fault::Squatter { utilization, .. } => Percent(u32::from(*utilization) * 1000),
+        _ => Percent(0),
+    })
+}
+
+fn whole_at_most(parts: impl Iterator<Item = Percent>) -> Percent {
+    let sum = parts.map(|part| u64::from(part.0)).sum::<u64>();
+    Percent(sum.min(Percent::FULL.0.into()) as u32)
+}

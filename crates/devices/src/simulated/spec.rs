@@ -1,0 +1,337 @@
+//! Which devices are simulated: `4xH100`, `2xMI300X,1xRTX4090`, `1xH100/3g.40gb/1g.10gb*4`, `1xMI300X/CPX`, or a file.
+
+use std::fs::File;
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpupool_core::device::PciAddress;
+use gpupool_core::units::Bytes;
+
+use super::faults::{Fault, FaultError};
+use super::models::{Fabric, MigProfile, Mode, Model, UnknownModel};
+use super::spec_file;
+use crate::limits;
+
+/// Longest file that is read.
+const FILE_BYTES: u64 = 1 << 20;
+
+/// Which devices are simulated on a node, and how quickly they behave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    pub(crate) node: Option<String>,
+    pub(crate) seed: u64,
+    pub(crate) timing: Timing,
+    pub(crate) cards: Vec<Cards>,
+}
+
+/// Some cards of one model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cards {
+    pub model: &'static Model,
+    pub count: usize,
+    pub cut: Cut,
+    pub uuid: Option<Arc<str>>,
+    pub pci: Option<PciAddress>,
+    pub memory: Option<Bytes>,
+    pub reserved: Option<Bytes>,
+    pub fabric: Option<Fabric>,
+    pub faults: Vec<Fault>,
+}
+
+/// How each GPU is cut.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Cut {
+    Whole,
+    Mig(Vec<&'static MigProfile>),
+    Amd(&'static Mode),
+}
+
+/// How long devices take to react.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Timing {
+    pub memory_ramp: Duration,
+    pub utilization_ramp: Duration,
+    pub memory_drain: Duration,
+    pub temperature: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            memory_ramp: Duration::from_secs(8),
+            utilization_ramp: Duration::from_secs(2),
+            memory_drain: Duration::from_millis(500),
+            temperature: Duration::from_secs(20),
+        }
+    }
+}
+
+/// Why devices cannot be simulated as described.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// A field holds what it cannot.
+    #[error("{field}: {value:?} is not allowed; allowed: {allowed}")]
+    Field {
+        /// Which field.
+        field: String,
+        /// What it holds.
+        value: String,
+        /// What it may hold.
+        allowed: String,
+    },
+    /// There is no such model.
+    #[error("{entry}{error}")]
+    Model {
+        /// Which entry of a file, if it is one.
+        entry: String,
+        /// What was asked for.
+        error: UnknownModel,
+    },
+    /// There is no such fault.
+    #[error("{field}: {error}")]
+    Fault {
+        /// Which field.
+        field: String,
+        /// What is wrong with the fault.
+        error: FaultError,
+    },
+    /// They are too many.
+    #[error("count: {asked} devices in all; allowed: 1 to {}", limits::DEVICES)]
+    TooMany {
+        /// How many.
+        asked: usize,
+    },
+    /// The file is no TOML, or not of the right shape.
+    #[error("simulated devices: {0}")]
+    Toml(String),
+    /// The file cannot be read.
+    #[error("{path}: {why}")]
+    File {
+        /// Which file.
+        path: String,
+        /// What happened.
+        why: String,
+    },
+}
+
+impl SpecError {
+    pub(crate) fn field(field: impl Into<String>, value: &str, allowed: impl Into<String>) -> Self {
+        Self::Field { field: field.into(), value: value.chars().take(64).collect(), allowed: allowed.into() }
+    }
+}
+
+impl Spec {
+    /// The devices of a short text: `MODEL`, `COUNTxMODEL`, with `/PROFILE`, `/PROFILE*COUNT` or `/MODE` behind it for
+    /// each cut, separated by commas. The count is of cards, and an MI250X is a card with two devices.
+    pub fn parse(text: &str) -> Result<Self, SpecError> {
+        let items = text.split(',').map(str::trim);
+        let cards = items.map(cards_of).collect::<Result<_, _>>()?;
+        Self { node: None, seed: 0, timing: Timing::default(), cards }.checked()
+    }
+
+    /// The devices of a TOML file.
+    pub fn from_toml(text: &str) -> Result<Self, SpecError> {
+        spec_file::read(text)?.checked()
+    }
+
+    /// The devices of a text, or of the TOML file whose path it is: one that ends in `.toml` or starts with `/`, `./`
+    /// or `../`.
+    pub fn load(text_or_path: &str) -> Result<Self, SpecError> {
+        let text = text_or_path.trim();
+        let is_path = text.to_ascii_lowercase().ends_with(".toml")
+            || ["/", "./", "../"].iter().any(|start| text.starts_with(start));
+        if !is_path {
+            return Self::parse(text);
+        }
+        let failed = |why: String| SpecError::File { path: text.to_owned(), why };
+        let file = File::open(text).map_err(|error| failed(error.to_string()))?;
+        let mut content = String::new();
+        // One byte more than allowed, so that a file that is too long is not taken for a shorter one.
+        let read = file.take(FILE_BYTES + 1).read_to_string(&mut content);
+        match read {
+            Err(error) => Err(failed(error.to_string())),
+            Ok(bytes) if bytes as u64 > FILE_BYTES => Err(failed(format!("longer than {FILE_BYTES} bytes"))),
+            Ok(_) => Self::from_toml(&content),
+        }
+    }
+
+    /// The same devices on a node of this name, unless one was given. Devices of different nodes differ in identity.
+    pub fn on_node(mut self, name: &str) -> Self {
+        self.node.get_or_insert_with(|| name.to_owned());
+        self
+    }
+
+    /// The node's name, where one was given.
+    pub fn node(&self) -> Option<&str> {
+        self.node.as_deref()
+    }
+
+    /// How many devices there are, partitions and the GPUs they are cut from included.
+    pub fn device_count(&self) -> usize {
+        self.cards.iter().map(Cards::device_count).fold(0, usize::saturating_add)
+    }
+
+    fn checked(self) -> Result<Self, SpecError> {
+        let asked = self.device_count();
+        if !(1..=limits::DEVICES).contains(&asked) {
+            return Err(SpecError::TooMany { asked });
+        }
+        for (place, cards) in self.cards.iter().enumerate() {
+            let earlier = || self.cards.iter().take(place);
+            let wrong = |field: &str, value: &str| {
+                SpecError::field(format!("device[{place}].{field}"), value, "one that no other device has")
+            };
+            if let Some(uuid) = cards.uuid.as_deref().filter(|_| earlier().any(|other| other.uuid == cards.uuid)) {
+                return Err(wrong("uuid", uuid));
+            }
+            if let Some(pci) = cards.pci.filter(|_| earlier().any(|other| other.pci == cards.pci)) {
+                return Err(wrong("pci", &pci.to_string()));
+            }
+        }
+        Ok(self)
+    }
+}
+
+impl Cards {
+    pub fn new(model: &'static Model, count: usize, cut: Cut) -> Self {
+        Self {
+            model,
+            count,
+            cut,
+            uuid: None,
+            pci: None,
+            memory: model.memory(),
+            reserved: Bytes::from_mib(model.reserved_mib).filter(|reserved| !reserved.is_zero()),
+            fabric: model.fabric,
+            faults: Vec::new(),
+        }
+    }
+
+    /// How many devices these cards are.
+    pub fn device_count(&self) -> usize {
+        let per_gpu = match &self.cut {
+            Cut::Whole => 1,
+            Cut::Mig(profiles) => 1 + profiles.len(),
+            Cut::Amd(mode) => usize::from(mode.parts),
+        };
+        per_gpu.saturating_mul(self.model.dies.into()).saturating_mul(self.count)
+    }
+}
+
+/// One item of a short text.
+fn cards_of(item: &str) -> Result<Cards, SpecError> {
+    let mut parts = item.split('/').map(str::trim);
+    let (count, name) = counted(parts.next().unwrap_or(""))?;
+    let model = Model::find(name).map_err(|error| SpecError::Model { entry: String::new(), error })?;
+    let cuts: Vec<&str> = parts.collect();
+    let cut = match cuts.as_slice() {
+        [] => Cut::Whole,
+        [mode] if !model.modes.is_empty() => amd_cut("partition", model, mode)?,
+        profiles => mig_cut("mig", model, profiles)?,
+    };
+    Ok(Cards::new(model, count, cut))
+}
+
+/// The count before the `x`, or one.
+fn counted(text: &str) -> Result<(usize, &str), SpecError> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, rest) = text.split_at(digits);
+    match rest.trim_start().strip_prefix(['x', 'X', '×', '*']) {
+        Some(name) if digits > 0 => Ok((count("count", number)?, name.trim())),
+        _ => Ok((1, text)),
+    }
+}
+
+fn count(field: &str, number: &str) -> Result<usize, SpecError> {
+    let sound = number.trim().parse().ok().filter(|count| (1..=limits::DEVICES).contains(count));
+    sound.ok_or_else(|| SpecError::field(field, number, format!("1 to {}", limits::DEVICES)))
+}
+
+/// The cut into these MIG profiles, each with `*COUNT` behind it where there are several.
+pub(crate) fn mig_cut(field: &str, model: &'static Model, profiles: &[&str]) -> Result<Cut, SpecError> {
+    if model.mig.is_empty() {
+        return Err(SpecError::field(field, &profiles.join(", "), format!("nothing: {} has no MIG", model.key)));
+    }
+    let names: Vec<&str> = model.mig.iter().map(|profile| profile.name).collect();
+    let mut cut = Vec::new();
+    for text in profiles {
+        let (name, times) = text.split_once('*').unwrap_or((text, "1"));
+        let profile = model.mig_profile(name).ok_or_else(|| SpecError::field(field, text, names.join(", ")))?;
+        cut.extend(std::iter::repeat_n(profile, count(field, times)?.min(16)));
+    }
+    let taken =
+        cut.iter().fold((0, 0), |(compute, memory), profile| (compute + profile.compute, memory + profile.memory));
+    let slices = (model.compute_slices(), model.memory_slices());
+    if taken.0 > slices.0 || taken.1 > slices.1 {
+        let allowed =
+            format!("{} compute and {} memory slices in all, not {} and {}", slices.0, slices.1, taken.0, taken.1);
+        return Err(SpecError::field(field, &profiles.join(", "), allowed));
+    }
+    Ok(Cut::Mig(cut))
+}
+
+/// The cut by this AMD mode; `SPX` is none.
+pub(crate) fn amd_cut(field: &str, model: &'static Model, mode: &str) -> Result<Cut, SpecError> {
+    if mode.trim().eq_ignore_ascii_case("SPX") {
+        return Ok(Cut::Whole);
+    }
+    let names: Vec<&str> = std::iter::once("SPX").chain(model.modes.iter().map(|mode| mode.name)).collect();
+    model.mode(mode).map(Cut::Amd).ok_or_else(|| SpecError::field(field, mode, names.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn counts(text: &str) -> Vec<(&'static str, usize)> {
+        Spec::parse(text).unwrap().cards.iter().map(|cards| (cards.model.key, cards.count)).collect()
+    }
+
+    #[test]
+    fn a_short_text_says_which_devices_there_are() {
+        assert_eq!(counts("4xH100"), [("H100", 4)]);
+        assert_eq!(counts(" 2xMI300X , 1 x RTX 4090"), [("MI300X", 2), ("RTX4090", 1)]);
+        assert_eq!(counts("h100"), [("H100", 1)]);
+        for (text, devices) in [
+            ("1xH100/1g.10gb*7", 8),
+            ("2xH100/3g.40gb/2g.20gb", 6),
+            ("1xMI300X/CPX", 8),
+            ("MI300X/spx", 1),
+            ("3xMI250X", 6),
+        ] {
+            assert_eq!(Spec::parse(text).unwrap().device_count(), devices, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_text_is_answered_with_the_field_the_value_and_what_is_allowed() {
+        for (text, error) in [
+            ("", "model: \"\" is not known"),
+            ("4x", "model: \"\" is not known"),
+            ("H100,", "model: \"\" is not known"),
+            ("0xH100", "count: \"0\" is not allowed; allowed: 1 to 1024"),
+            ("99999999999999999999xH100", "count: \"99999999999999999999\" is not allowed"),
+            ("1024xH100,1xA30", "count: 1025 devices in all; allowed: 1 to 1024"),
+            ("1024xMI300X/CPX", "count: 8192 devices in all; allowed: 1 to 1024"),
+            ("H100/1g.5gb", "mig: \"1g.5gb\" is not allowed; allowed: 1g.10gb, 1g.20gb"),
+            ("H100/1g.10gb*8", "allowed: 7 compute and 8 memory slices in all, not 8 and 8"),
+            ("T4/1g.10gb", "allowed: nothing: T4 has no MIG"),
+            ("MI300X/TPX", "partition: \"TPX\" is not allowed; allowed: SPX, DPX, QPX, CPX"),
+            ("missing.toml", "missing.toml: No such file"),
+            ("/dev/zero", "/dev/zero: longer than 1048576 bytes"),
+        ] {
+            let said = Spec::load(text).unwrap_err().to_string();
+            assert!(said.contains(error), "{text}: {said}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "[0-9xX*×/., a-zA-Z]{0,40}|.{0,40}") {
+            let _ = Spec::parse(&text);
+            let _ = Spec::from_toml(&text);
+        }
+    }
+}
