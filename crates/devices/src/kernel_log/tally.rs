@@ -8,6 +8,7 @@ use gpupool_core::device::{Health, PciAddress, Vendor};
 use crate::found::{Found, worse};
 use crate::kernel_log::line::{Event, What};
 use crate::nvml::xid::{self, Severity};
+use crate::pci_bus;
 use crate::snapshot::Snapshot;
 use crate::told::{Told, words};
 
@@ -122,7 +123,7 @@ impl Log {
             if device.found.vendor == Vendor::Nvidia {
                 device.found.driver = self.driver.clone();
             }
-            snapshot.push(device.found);
+            pci_bus::list(&mut snapshot, device.found);
         }
         if snapshot.devices.is_empty() {
             snapshot.warn("the log names no GPU");
