@@ -7,8 +7,10 @@
 pub mod fabric_manager;
 mod line;
 mod tally;
+mod trouble;
 
 pub use line::{Event, What, event};
+pub use trouble::Trouble;
 
 use crate::snapshot::Snapshot;
 use crate::source::SourceError;
@@ -125,10 +127,13 @@ mod tests {
     fn an_xid_names_its_process_where_it_knows_it() {
         let told = |line: &'static str| event(line).unwrap();
         let known = told("NVRM: Xid (PCI:0000:9b:00): 31, pid=77, name=python3, Ch 00000008");
-        assert_eq!(known.what, What::Xid { number: 31, pid: Some(77), process: Some("python3") });
+        assert_eq!(
+            (known.what, known.pid, known.process),
+            (What::Trouble(Trouble::Xid(31)), Some(77), Some("python3"))
+        );
         assert_eq!((known.vendor, known.pci), (Vendor::Nvidia, address::parse("9b:00.0")));
         let unknown = told("NVRM: Xid (PCI:0000:9b:00 GPU-I:02): 13, pid='<unknown>', name=<unknown>, x");
-        assert_eq!(unknown.what, What::Xid { number: 13, pid: None, process: None });
+        assert_eq!((unknown.what, unknown.pid, unknown.process), (What::Trouble(Trouble::Xid(13)), None, None));
         assert_eq!(unknown.pci, address::parse("9b:00.0"));
         assert_eq!(event("NVRM: Xid (PCI:0000:9b:00): many"), None);
     }
