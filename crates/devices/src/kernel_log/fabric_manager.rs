@@ -87,3 +87,39 @@ impl<'a> Entry<'a> {
         is_level.then_some(Self { level, message: message.trim() })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address;
+
+    const LOG: &str = "[Feb 25 2025 13:59:45] [INFO] [tid 1803] dumping all the detected GPU information\n  \
+        Index: 01  PCI Bus ID: 00000000:1B:00.0  Discovered Link Mask: 3ffff  Enabled Link Mask: 3ffff  UUID: GPU-aa\n\n\
+        [Feb 25 2025 13:59:46] [INFO] [tid 1803] dumping all the detected NVLink Switch information\n  \
+        Index: 00  PCI Bus ID: 00000000:86:00.0  UUID: SWX-bb\n\
+        [Feb 27 2025 15:10:02] [ERROR] [tid 12727] detected NVSwitch non-fatal error 12028 on port 61\n\
+        [Feb 27 2025 15:10:03] [ERROR] [tid 12728] detected NVSwitch non-fatal error 12028 on port 61\n";
+
+    #[test]
+    fn gpus_and_errors_are_taken_and_switches_are_not() {
+        assert!(looks_like(LOG));
+        let snapshot = parse(LOG).unwrap();
+        assert_eq!(snapshot.devices.len(), 1);
+        let gpu = &snapshot.devices[0];
+        assert_eq!((gpu.pci, gpu.index, gpu.uuid.as_deref()), (address::parse("1b:00.0"), Some(1), Some("GPU-aa")));
+        assert_eq!(snapshot.warnings, ["Fabric Manager ERROR ×2: detected NVSwitch non-fatal error 12028 on port 61"]);
+    }
+
+    #[test]
+    fn errors_without_end_are_counted_and_not_kept() {
+        let line = |port: usize| format!("[Feb 27 2025 15:10:02] [ERROR] [tid 1] error on port {port}\n");
+        let snapshot = parse(&(0..1000).map(line).collect::<String>()).unwrap();
+        assert_eq!(snapshot.warnings.len(), MESSAGES + 2);
+        assert!(
+            snapshot.warnings.iter().any(|warning| warning.contains("×980: other messages")),
+            "{:?}",
+            snapshot.warnings
+        );
+        assert!(!looks_like("[    1.0] [drm] x") && parse("x").is_err());
+    }
+}

@@ -3,6 +3,7 @@
 use gpupool_core::device::{PciAddress, Vendor};
 use gpupool_core::units::Bytes;
 
+use crate::kernel_log::trouble::Trouble;
 use crate::{address, pci_bus};
 
 /// One thing a line says about a GPU, or about all of one maker where it names none.
@@ -14,8 +15,18 @@ pub struct Event<'a> {
     pub pci: Option<PciAddress>,
     /// What happened.
     pub what: What<'a>,
+    /// The process an Xid names.
+    pub pid: Option<u32>,
+    /// The name of that process.
+    pub process: Option<&'a str>,
     /// The message, without what the log put before it.
     pub text: &'a str,
+}
+
+impl<'a> Event<'a> {
+    const fn new(vendor: Vendor, pci: Option<PciAddress>, what: What<'a>, text: &'a str) -> Self {
+        Self { vendor, pci, what, pid: None, process: None, text }
+    }
 }
 
 /// What happened to a device.
@@ -31,36 +42,8 @@ pub enum What<'a> {
     DriverLoaded(&'a str),
     /// A program uses a library of another version than the driver.
     VersionMismatch,
-    /// NVIDIA's driver reports an error by number.
-    Xid {
-        /// The number.
-        number: u32,
-        /// The process it names.
-        pid: Option<u32>,
-        /// The name of that process.
-        process: Option<&'a str>,
-    },
-    /// An NVSwitch reports an error by number; it is no GPU.
-    SwitchError {
-        /// The number.
-        number: u32,
-        /// Whether the switch says it is fatal.
-        fatal: bool,
-    },
-    /// It no longer answers on the bus.
-    FellOffTheBus,
-    /// The driver could not start it.
-    StartFailed,
-    /// A job hung on it.
-    RingTimeout,
-    /// The driver began to reset it.
-    ResetBegun,
-    /// A reset succeeded.
-    ResetSucceeded,
-    /// A reset failed.
-    ResetFailed,
-    /// Memory or logic went wrong beyond repair.
-    Uncorrectable,
+    /// Something went wrong with it.
+    Trouble(Trouble),
     /// The machine booted; what came before is of an earlier run.
     Booted,
 }
@@ -82,23 +65,23 @@ pub fn event(line: &str) -> Option<Event<'_>> {
     }
     if line.contains("amdgpu") {
         let what = amd(line);
-        return (what != What::Named).then_some(Event { vendor: Vendor::Amd, pci: None, what, text: line.trim() });
+        return (what != What::Named).then_some(Event::new(Vendor::Amd, None, what, line.trim()));
     }
     enumerated(line).or_else(|| booted(line))
 }
 
 fn nvidia(text: &str) -> Option<Event<'_>> {
-    let event = |pci, what| Some(Event { vendor: Vendor::Nvidia, pci, what, text });
+    let event = |pci, what| Some(Event::new(Vendor::Nvidia, pci, what, text));
     if let Some((place, rest)) = text.strip_prefix("Xid (").and_then(|rest| rest.split_once(')')) {
         let number = leading_number(rest.trim_start_matches([':', ' ']))?;
-        let what = What::Xid { number, pid: setting(rest, "pid=").and_then(leading_number), process: process(rest) };
-        return event(address_in(place), what);
+        let found = Event::new(Vendor::Nvidia, address_in(place), What::Trouble(Trouble::Xid(number)), text);
+        return Some(Event { pid: setting(rest, "pid=").and_then(leading_number), process: process(rest), ..found });
     }
     if text.contains("fallen off the bus") {
-        return event(address_in(text), What::FellOffTheBus);
+        return event(address_in(text), What::Trouble(Trouble::FellOffTheBus));
     }
     if text.contains("RmInitAdapter failed") {
-        return event(address_in(text), What::StartFailed);
+        return event(address_in(text), What::Trouble(Trouble::StartFailed));
     }
     if text.contains("API mismatch") {
         return event(None, What::VersionMismatch);
@@ -123,32 +106,30 @@ fn switch_error(message: &str) -> Option<Event<'_>> {
     let number = leading_number(text)?;
     let lower = text.to_ascii_lowercase();
     let fatal = lower.contains("fatal") && !lower.contains("non-fatal");
-    Some(Event { vendor: Vendor::Nvidia, pci: address_in(place), what: What::SwitchError { number, fatal }, text })
+    let what = What::Trouble(Trouble::SwitchError { number, fatal });
+    Some(Event::new(Vendor::Nvidia, address_in(place), what, text))
 }
 
 fn amd(text: &str) -> What<'_> {
+    let vram = text.split_once("VRAM: ").or_else(|| text.split_once("VRAM RAM=")).map(|(_, rest)| rest);
+    let memory = || vram.and_then(mebibytes).map(What::Memory);
+    amd_trouble(text).map(What::Trouble).or_else(memory).unwrap_or(What::Named)
+}
+
+fn amd_trouble(text: &str) -> Option<Trouble> {
     let has = |words: &str| text.contains(words);
     let broken = text.split_once("uncorrectable hardware errors").and_then(|(before, _)| last_number(before));
-    let vram = text.split_once("VRAM: ").or_else(|| text.split_once("VRAM RAM=")).map(|(_, rest)| rest);
-    if has("device lost from bus") || has("fallen off the bus") {
-        What::FellOffTheBus
-    } else if has("Fatal error during GPU init") {
-        What::StartFailed
-    } else if broken.is_some_and(|errors| errors > 0) || is_poison(text) {
-        What::Uncorrectable
-    } else if has("GPU reset begin") {
-        What::ResetBegun
-    } else if has("GPU reset") && has("succeeded") {
-        What::ResetSucceeded
-    } else if (has("GPU reset") && (has("failed") || has("ret = -"))) || has("GPU Recovery Failed") {
-        What::ResetFailed
-    } else if has(" timeout") && has("ring ") && !has("soft recovered") {
-        What::RingTimeout
-    } else if let Some(bytes) = vram.and_then(mebibytes) {
-        What::Memory(bytes)
-    } else {
-        What::Named
-    }
+    let tells = [
+        (has("device lost from bus") || has("fallen off the bus"), Trouble::FellOffTheBus),
+        (has("Fatal error during GPU init"), Trouble::StartFailed),
+        (broken.is_some_and(|errors| errors > 0) || is_poison(text), Trouble::Uncorrectable),
+        (has("GPU reset begin"), Trouble::ResetBegun),
+        (has("GPU reset") && has("succeeded"), Trouble::ResetSucceeded),
+        (has("GPU reset") && (has("failed") || has("ret = -")), Trouble::ResetFailed),
+        (has("GPU Recovery Failed"), Trouble::ResetFailed),
+        (has("ring ") && has(" timeout") && !has("soft recovered"), Trouble::RingTimeout),
+    ];
+    tells.into_iter().find(|(told, _)| *told).map(|(_, trouble)| trouble)
 }
 
 /// Poison that was consumed or created; not the setting whether there may be any.
@@ -166,7 +147,7 @@ fn by_driver<'a>(line: &'a str, driver: &str, vendor: Vendor) -> Option<Event<'a
         }
         let (place, text) = line.get(at + driver.len()..)?.split_once(": ")?;
         let pci = Some(place).filter(|place| place.contains('.')).and_then(address::parse)?;
-        Some(Event { vendor, pci: Some(pci), what: What::Named, text: text.trim() })
+        Some(Event::new(vendor, Some(pci), What::Named, text.trim()))
     })
 }
 
@@ -177,13 +158,13 @@ fn enumerated(line: &str) -> Option<Event<'_>> {
     let vendor = pci_bus::maker(u16::from_str_radix(ids.split(':').next()?, 16).ok()?)?;
     let class = u16::from_str_radix(class.get(..4)?, 16).ok()?;
     let pci = address::parse(place.rsplit(' ').next()?)?;
-    pci_bus::is_gpu(vendor, class).then_some(Event { vendor, pci: Some(pci), what: What::Named, text: before })
+    pci_bus::is_gpu(vendor, class).then_some(Event::new(vendor, Some(pci), What::Named, before))
 }
 
 fn booted(line: &str) -> Option<Event<'_>> {
     let (_, text) = line.split_once("Linux version ")?;
     let banner = text.contains("gcc") || text.contains("clang");
-    banner.then_some(Event { vendor: Vendor::Other, pci: None, what: What::Booted, text })
+    banner.then_some(Event::new(Vendor::Other, None, What::Booted, text))
 }
 
 /// The first address in a text: `PCI:0000:9b:00`, `0000:9b:00.0`.

@@ -1,13 +1,14 @@
-//! What a log says, counted per device and judged.
+//! What a log says, counted per device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpupool_core::device::{Health, PciAddress, Vendor};
+use gpupool_core::device::{PciAddress, Vendor};
 
 use crate::found::{Found, worse};
 use crate::kernel_log::line::{Event, What};
-use crate::nvml::xid::{self, Severity};
+use crate::kernel_log::trouble::Trouble;
+use crate::pci_bus;
 use crate::snapshot::Snapshot;
 use crate::told::{Told, words};
 
@@ -18,7 +19,7 @@ pub(super) struct Log {
     devices: Vec<Device>,
     places: BTreeMap<PciAddress, usize>,
     /// What was said of no device in particular, or of switches.
-    apart: BTreeMap<Kind, u64>,
+    apart: BTreeMap<Trouble, u64>,
     driver: Option<Arc<str>>,
     mismatch: Option<Arc<str>>,
     /// The NVIDIA GPU named last: some messages take several lines and name it only in the first.
@@ -29,54 +30,32 @@ pub(super) struct Log {
 #[derive(Debug)]
 struct Device {
     found: Found,
-    counts: BTreeMap<Kind, u64>,
-}
-
-/// What is counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
-    Xid(u32),
-    Switch { number: u32, fatal: bool },
-    FellOffTheBus,
-    StartFailed,
-    RingTimeout,
-    ResetBegun,
-    ResetSucceeded,
-    ResetFailed,
-    Uncorrectable,
+    counts: BTreeMap<Trouble, u64>,
 }
 
 impl Log {
     pub(super) fn add(&mut self, event: &Event<'_>) {
-        let kind = match event.what {
+        let trouble = match event.what {
             What::Booted => return self.forget_health(),
             What::DriverLoaded(version) => return self.driver = Some(version.into()),
             What::VersionMismatch => return self.mismatch = Some(words(event.text).into()),
+            What::Trouble(switch @ Trouble::SwitchError { .. }) => return self.count_apart(switch),
+            What::Trouble(trouble) => Some(trouble),
             What::Named | What::Uuid(_) | What::Memory(_) => None,
-            What::Xid { number, .. } => Some(Kind::Xid(number)),
-            What::SwitchError { number, fatal } => return self.count_apart(Kind::Switch { number, fatal }),
-            What::FellOffTheBus => Some(Kind::FellOffTheBus),
-            What::StartFailed => Some(Kind::StartFailed),
-            What::RingTimeout => Some(Kind::RingTimeout),
-            What::ResetBegun => Some(Kind::ResetBegun),
-            What::ResetSucceeded => Some(Kind::ResetSucceeded),
-            What::ResetFailed => Some(Kind::ResetFailed),
-            What::Uncorrectable => Some(Kind::Uncorrectable),
         };
-        let continued =
-            (event.what == What::FellOffTheBus && event.vendor == Vendor::Nvidia).then_some(self.last_nvidia);
-        match (event.pci.or(continued.flatten()), kind) {
-            (Some(pci), kind) => self.add_to(pci, event, kind),
-            (None, Some(kind)) => self.count_apart(kind),
+        let continues = trouble == Some(Trouble::FellOffTheBus) && event.vendor == Vendor::Nvidia;
+        match (event.pci.or(self.last_nvidia.filter(|_| continues)), trouble) {
+            (Some(pci), trouble) => self.add_to(pci, event, trouble),
+            (None, Some(trouble)) => self.count_apart(trouble),
             (None, None) => {}
         }
     }
 
-    fn count_apart(&mut self, kind: Kind) {
-        *self.apart.entry(kind).or_default() += 1;
+    fn count_apart(&mut self, trouble: Trouble) {
+        *self.apart.entry(trouble).or_default() += 1;
     }
 
-    fn add_to(&mut self, pci: PciAddress, event: &Event<'_>, kind: Option<Kind>) {
+    fn add_to(&mut self, pci: PciAddress, event: &Event<'_>, trouble: Option<Trouble>) {
         if event.vendor == Vendor::Nvidia {
             self.last_nvidia = Some(pci);
         }
@@ -92,9 +71,9 @@ impl Log {
             What::Memory(bytes) => device.found.memory.total = Told::Value(bytes),
             _ => {}
         }
-        if let Some(kind) = kind {
-            *device.counts.entry(kind).or_default() += 1;
-            device.found.health = worse(device.found.health.take(), Some(kind.health()));
+        if let Some(trouble) = trouble {
+            *device.counts.entry(trouble).or_default() += 1;
+            device.found.health = worse(device.found.health.take(), Some(trouble.health()));
         }
     }
 
@@ -110,87 +89,23 @@ impl Log {
         if let Some(mismatch) = self.mismatch {
             snapshot.warn(format!("a program's NVIDIA library is of another version than the driver: {mismatch}"));
         }
-        for (kind, count) in self.apart {
-            snapshot.warn(kind.sentence(count));
+        for (trouble, count) in self.apart {
+            snapshot.warn(trouble.sentence(count));
         }
         for mut device in self.devices {
-            for (kind, count) in device.counts {
+            for (trouble, count) in device.counts {
                 if let Some(pci) = device.found.pci {
-                    snapshot.warn(format!("{pci}: {}", kind.sentence(count)));
+                    snapshot.warn(format!("{pci}: {}", trouble.sentence(count)));
                 }
             }
             if device.found.vendor == Vendor::Nvidia {
                 device.found.driver = self.driver.clone();
             }
-            snapshot.push(device.found);
+            pci_bus::list(&mut snapshot, device.found);
         }
         if snapshot.devices.is_empty() {
             snapshot.warn("the log names no GPU");
         }
         snapshot
-    }
-}
-
-impl Kind {
-    fn health(self) -> Health {
-        match (self, self.severity()) {
-            (Self::FellOffTheBus | Self::Xid(79), _) => Health::Lost,
-            (_, Severity::Unhealthy) => Health::Unhealthy(format!("{}: {}", self.name(), self.meaning()).into()),
-            (_, Severity::Application | Severity::Warn) => Health::Healthy,
-        }
-    }
-
-    fn severity(self) -> Severity {
-        match self {
-            Self::Xid(number) => xid::judge(number).severity,
-            Self::RingTimeout | Self::ResetBegun | Self::ResetSucceeded | Self::Switch { fatal: false, .. } => {
-                Severity::Warn
-            }
-            Self::FellOffTheBus
-            | Self::StartFailed
-            | Self::ResetFailed
-            | Self::Uncorrectable
-            | Self::Switch { fatal: true, .. } => Severity::Unhealthy,
-        }
-    }
-
-    /// `Xid 13 ×629: …; the GPU is fine`.
-    fn sentence(self, count: u64) -> String {
-        let advice = match (self, self.severity()) {
-            (_, Severity::Application) => "the GPU is fine",
-            (Self::Xid(number), _) => xid::judge(number).remedy,
-            _ => "",
-        };
-        let joint = if advice.is_empty() { "" } else { "; " };
-        format!("{} ×{count}: {}{joint}{advice}", self.name(), self.meaning())
-    }
-
-    fn name(self) -> String {
-        match self {
-            Self::Xid(number) => format!("Xid {number}"),
-            Self::Switch { number, .. } => format!("NVSwitch SXid {number}"),
-            Self::FellOffTheBus => "off the bus".into(),
-            Self::StartFailed => "start failed".into(),
-            Self::RingTimeout => "ring timeout".into(),
-            Self::ResetBegun => "reset begun".into(),
-            Self::ResetSucceeded => "reset succeeded".into(),
-            Self::ResetFailed => "reset failed".into(),
-            Self::Uncorrectable => "uncorrectable error".into(),
-        }
-    }
-
-    fn meaning(self) -> &'static str {
-        match self {
-            Self::Xid(number) => xid::judge(number).meaning,
-            Self::Switch { fatal: true, .. } => "a fatal error of a switch between the GPUs",
-            Self::Switch { fatal: false, .. } => "an error that a switch between the GPUs got over",
-            Self::FellOffTheBus => "the GPU no longer answers on the bus",
-            Self::StartFailed => "the driver could not start the GPU",
-            Self::RingTimeout => "a job hung on the GPU",
-            Self::ResetBegun => "the driver reset the GPU",
-            Self::ResetSucceeded => "the GPU came back from a reset",
-            Self::ResetFailed => "the GPU did not come back from a reset",
-            Self::Uncorrectable => "memory or logic of the GPU went wrong beyond repair",
-        }
     }
 }

@@ -5,6 +5,9 @@
 
 use gpupool_core::device::Vendor;
 
+use crate::found::Found;
+use crate::snapshot::Snapshot;
+
 pub mod lspci;
 pub mod nvidia_proc;
 mod scan;
@@ -30,4 +33,14 @@ pub const fn is_gpu_class(class: u16) -> bool {
 /// Whether a device of this maker and PCI class is a GPU. Intel's processing accelerators are not.
 pub const fn is_gpu(maker: Vendor, class: u16) -> bool {
     is_gpu_class(class) && !(matches!(maker, Vendor::Intel) && class == 0x1200)
+}
+
+/// Adds a GPU that some listing names and says at which place; one that cannot be handed out is a warning instead.
+pub(crate) fn list(snapshot: &mut Snapshot, device: Found) -> Option<usize> {
+    if device.vendor == Vendor::Intel {
+        let place = device.pci.map(|pci| pci.to_string()).unwrap_or_default();
+        snapshot.warn(format!("Intel GPUs are not supported yet: {place}"));
+        return None;
+    }
+    snapshot.push(device)
 }

@@ -72,16 +72,18 @@ impl PciBus {
     /// The GPUs as devices, each with how it is joined to the others.
     pub fn snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot { warnings: self.warnings.clone(), ..Snapshot::default() };
+        let mut ways = Vec::new();
         for gpu in &self.gpus {
             let mut device = Found::new(gpu.vendor);
             device.pci = Some(gpu.pci);
             device.numa = gpu.numa;
             device.asleep = gpu.asleep;
-            snapshot.push(device);
+            if pci_bus::list(&mut snapshot, device).is_some() {
+                ways.push(gpu.way.clone());
+            }
         }
         // A copy of a tree keeps no links between folders, and so no ways; then nothing can be said.
-        if self.gpus.iter().any(|gpu| gpu.way.iter().any(|stop| !matches!(stop, Stop::Numa(_)))) {
-            let ways: Vec<_> = self.gpus.iter().map(|gpu| gpu.way.clone()).collect();
+        if ways.iter().flatten().any(|stop| !matches!(stop, Stop::Numa(_))) {
             snapshot.links = ways::links(&ways, Switches::ByPort, &FastLinks::default());
         }
         snapshot
@@ -165,4 +167,87 @@ fn mask(text: &str) -> Option<String> {
     let digits: String = text.chars().filter(|c| *c != ',').collect();
     let mask = digits.trim_start_matches('0').to_ascii_lowercase();
     (!mask.is_empty()).then_some(mask)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpupool_core::device::LinkKind;
+    use std::os::unix::fs::symlink;
+
+    /// A bus of devices: the folder of each below `devices`, and its files.
+    fn bus_of(devices: &[(&str, &[(&str, &str)])]) -> tempfile::TempDir {
+        let sys = tempfile::tempdir().unwrap();
+        let bus = sys.path().join("bus/pci/devices");
+        fs::create_dir_all(&bus).unwrap();
+        for (place, files) in devices {
+            let folder = sys.path().join("devices").join(place);
+            fs::create_dir_all(folder.join("power")).unwrap();
+            for (name, text) in *files {
+                match *name {
+                    "driver" => symlink(format!("../../bus/pci/drivers/{text}"), folder.join(name)).unwrap(),
+                    _ => fs::write(folder.join(name), text).unwrap(),
+                }
+            }
+            let name = folder.file_name().unwrap();
+            symlink(Path::new("../../../devices").join(place), bus.join(name)).unwrap();
+        }
+        sys
+    }
+
+    #[test]
+    fn the_bus_lists_gpus_with_their_drivers_whether_or_not_they_have_one() {
+        let sys = bus_of(&[
+            (
+                "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0",
+                &[
+                    ("vendor", "0x10de\n"),
+                    ("device", "0x2236\n"),
+                    ("class", "0x030200\n"),
+                    ("driver", "vfio-pci"),
+                    ("numa_node", "1\n"),
+                ],
+            ),
+            (
+                "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0",
+                &[
+                    ("vendor", "0x10de\n"),
+                    ("class", "0x030000\n"),
+                    ("power/runtime_status", "suspended\n"),
+                    ("numa_node", "1\n"),
+                ],
+            ),
+            (
+                "pci0000:c0/0000:c1:00.0",
+                &[
+                    ("vendor", "0x1002\n"),
+                    ("class", "0x120000\n"),
+                    ("uevent", "PCI_CLASS=120000\nDRIVER=amdgpu\n"),
+                    ("numa_node", "-1\n"),
+                ],
+            ),
+            ("pci0000:00/0000:05:00.0", &[("vendor", "0x1a03\n"), ("class", "0x030000\n"), ("driver", "ast")]),
+            ("pci0000:00/0000:06:00.0", &[("vendor", "0x10de\n"), ("class", "0x068000\n")]),
+            ("pci0000:00/0000:07:00.0", &[("vendor", "0x8086\n"), ("class", "0x120000\n")]),
+            ("pci0000:00/0000:08:00.0", &[("vendor", ""), ("class", "0x030000\n")]),
+        ]);
+        let bus = scan(sys.path());
+        let listed: Vec<_> =
+            bus.gpus.iter().map(|gpu| (gpu.vendor, gpu.driver.as_deref(), gpu.numa, gpu.asleep)).collect();
+        let expected = [
+            (Vendor::Nvidia, Some("vfio-pci"), Some(1), false),
+            (Vendor::Nvidia, None, Some(1), true),
+            (Vendor::Amd, Some("amdgpu"), None, false),
+        ];
+        assert_eq!(listed, expected);
+        assert_eq!(bus.gpus[0].device_id, Some(0x2236));
+        let kinds: Vec<_> = bus.snapshot().links.iter().map(|link| link.kind).collect();
+        assert_eq!(kinds, [LinkKind::PcieSwitch, LinkKind::CrossNuma, LinkKind::CrossNuma]);
+    }
+
+    #[test]
+    fn a_bus_that_cannot_be_read_is_empty_with_a_warning() {
+        let bus = scan(Path::new("/nowhere"));
+        assert!(bus.gpus.is_empty() && bus.warnings.len() == 1);
+    }
 }

@@ -4,8 +4,6 @@
 //! become devices with their way from the processor; how near two devices are follows from where their ways part.
 
 pub mod hwloc;
-mod lstopo;
-mod matrix;
 pub mod nccl;
 pub(crate) mod ways;
 

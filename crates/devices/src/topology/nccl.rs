@@ -222,3 +222,103 @@ fn architecture(gpu: &Element, vendor: Vendor) -> Option<String> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::FoundLink;
+    use proptest::prelude::*;
+
+    const NVIDIA: &str = r#"<!-- dumped --><system version="1">
+      <cpu numaid="0"><pci busid="0000:0a:00.0" class="0x060400">
+        <pci busid="0000:0B:00.0" class="0x030200" vendor="0x10de"><gpu dev="1" sm="90" rank="0">
+          <nvlink target="0000:0c:00.0" count="4" tclass="0x030200"/>
+          <nvlink target="0000:d0:00.0" count="2" tclass="0x068000"/><nvlink target="0000:d1:00.0" count="3" tclass="0x068000"/>
+          <nvlink target="0000:e0:00.0" count="3" tclass="0x068001"/></gpu></pci>
+        <pci busid="0000:0c:00.0" class="0x030200" vendor="0x10de"><gpu dev="0" sm="90" rank="1"/></pci>
+        <pci busid="0000:0e:00.0" class="0x060400"><pci busid="0000:0f:00.0" class="0x030200"/></pci>
+        <pci busid="0000:0d:00.0" class="0x030000" vendor="0x1a03"/></pci></cpu>
+      <cpu numaid="-1"><pci busid="10000:01:00.0" class="0x030200"><gpu dev="2" sm="90">
+          <nvlink target="fffffff:ffff:ff" count="18" tclass="0x068000"/></gpu></pci></cpu>
+    </system>"#;
+
+    const AMD: &str = r#"<system version="2"><cpu numaid="1">
+      <pci busid="0000:01:00.0" class="0x120000"><gpu dev="0" sm="304" gcn="gfx942">
+        <xgmi target="0000:02:00.0" count="2" tclass="0x120000"/><xgmi target="0000:01:00.0" count="1"/>
+        <xgmi target="0000:99:00.0" count="1"/></gpu></pci>
+      <pci busid="0000:02:00.0" class="0x120000"><gpu dev="1" sm="104" gcn="910"/></pci>
+      <pci busid="0000:03:00.0" class="0x120000"/></cpu></system>"#;
+
+    fn link(a: usize, b: usize, kind: LinkKind) -> FoundLink {
+        FoundLink { a, b, kind }
+    }
+
+    #[test]
+    fn a_topology_tells_places_numa_nodes_and_links() {
+        assert!(looks_like(NVIDIA));
+        let snapshot = parse(NVIDIA).unwrap();
+        let listed: Vec<_> =
+            snapshot.devices.iter().map(|gpu| (gpu.index, gpu.numa, gpu.pci.unwrap().to_string())).collect();
+        let expected = [
+            (Some(1), Some(0), "0000:0b:00.0".to_owned()),
+            (Some(0), Some(0), "0000:0c:00.0".to_owned()),
+            (None, Some(0), "0000:0f:00.0".to_owned()),
+            (Some(2), None, "10000:01:00.0".to_owned()),
+        ];
+        assert_eq!(listed, expected);
+        assert!(snapshot.devices.iter().all(|gpu| gpu.vendor == Vendor::Nvidia && gpu.health.is_none()));
+        assert_eq!(snapshot.devices[0].name.as_deref(), Some("sm_90"));
+        let expected = [
+            link(0, 1, LinkKind::NvLink(4)),
+            link(0, 2, LinkKind::PcieSwitches),
+            link(0, 3, LinkKind::NvLink(5)),
+            link(1, 2, LinkKind::PcieSwitches),
+            link(1, 3, LinkKind::CrossNuma),
+            link(2, 3, LinkKind::CrossNuma),
+        ];
+        assert_eq!(snapshot.links, expected);
+        assert_eq!(snapshot.warnings, [""; 0]);
+    }
+
+    #[test]
+    fn xgmi_joins_amd_devices_and_a_link_into_nothing_is_a_warning() {
+        let snapshot = parse(AMD).unwrap();
+        let names: Vec<_> = snapshot.devices.iter().map(|gpu| (gpu.vendor, gpu.name.as_deref())).collect();
+        assert_eq!(names, [(Vendor::Amd, Some("gfx942")), (Vendor::Amd, Some("gfx90a")), (Vendor::Amd, None)]);
+        assert_eq!(snapshot.links[0], link(0, 1, LinkKind::Xgmi(1)));
+        assert_eq!(snapshot.links[1], link(0, 2, LinkKind::HostBridge));
+        assert_eq!(snapshot.warnings.len(), 2, "{:?}", snapshot.warnings);
+    }
+
+    #[test]
+    fn a_graph_numbers_its_gpus() {
+        let text = r#"<graphs version="1"><graph id="0" typeintra="SYS"><channel>
+            <gpu dev="2"/><gpu dev="0"/></channel><channel><gpu dev="0"/><gpu dev="x"/></channel></graph></graphs>"#;
+        assert!(looks_like(text));
+        let numbers: Vec<_> = parse(text).unwrap().devices.iter().map(|gpu| gpu.index).collect();
+        assert_eq!(numbers, [Some(0), Some(2)]);
+    }
+
+    #[test]
+    fn other_xml_is_refused_and_a_file_without_gpus_is_none() {
+        assert!(!looks_like("<nvidia_smi_log><gpu/></nvidia_smi_log>"));
+        assert!(parse("<topology/>").is_err());
+        assert!(parse("").is_err());
+        let none = parse(r#"<system><cpu numaid="0"><pci busid="0000:00:16.0"/></cpu></system>"#).unwrap();
+        assert!(none.devices.is_empty() && none.warnings.len() == 1);
+    }
+
+    proptest! {
+        #[test]
+        fn no_damage_makes_it_panic(cut in 0..NVIDIA.len(), at in 0..NVIDIA.len(), byte in any::<u8>()) {
+            let mut bytes = NVIDIA.as_bytes().to_vec();
+            bytes[at] = byte;
+            let whole = String::from_utf8_lossy(&bytes).into_owned();
+            let part = String::from_utf8_lossy(&bytes[..cut]).into_owned();
+            for text in [whole, part] {
+                looks_like(&text);
+                let _ = parse(&text);
+            }
+        }
+    }
+}

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use gpupool_core::device::LinkKind;
 
+use super::End;
 use crate::snapshot::Snapshot;
-use crate::topology::hwloc::End;
 use crate::topology::ways::{self, FastLinks};
 use crate::xml::Element;
 
@@ -33,7 +33,7 @@ fn nvlinks(matrix: &Element, ends: &BTreeMap<u64, End>, snapshot: &mut Snapshot,
     let mut lanes = |place: usize, bandwidth: u64| {
         let name = snapshot.devices.get(place).and_then(|device| device.name.as_deref()).unwrap_or_default();
         let lane = lane_bandwidth(name);
-        if bandwidth % lane != 0 {
+        if !bandwidth.is_multiple_of(lane) {
             odd = Some(bandwidth);
         }
         u32::try_from(bandwidth / lane).unwrap_or(u32::MAX).max(1)

@@ -6,7 +6,10 @@ use crate::xml::Element;
 /// Whether a text is what `lstopo` prints.
 pub(super) fn looks_like(text: &str) -> bool {
     let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    let machine = first.strip_prefix("Machine").is_some_and(|rest| rest.is_empty() || rest.starts_with(' '));
+    let machine = first
+        .strip_prefix("Machine")
+        .map(str::trim)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('(') || rest.starts_with("L#"));
     machine && text.contains(" L#")
 }
 
