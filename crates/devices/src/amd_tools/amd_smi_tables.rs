@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
+use super::amd_smi_box;
 use super::table::{self, Cell, Edge, Square};
 use crate::address;
 use crate::limits;
 
 /// Whether one of amd-smi's tables begins with this line.
 pub(crate) fn begins(line: &str) -> bool {
-    line.trim().ends_with(" TABLE:") || monitor_header(line).is_some()
+    line.trim().ends_with(" TABLE:") || amd_smi_box::begins(line) || monitor_header(line).is_some()
 }
 
 /// A tree for each GPU in the tables of a text.
@@ -20,6 +21,7 @@ pub(crate) fn trees(text: &str) -> Vec<Value> {
         found.extend(topology(&square));
     }
     found.extend(xgmi(text));
+    found.extend(amd_smi_box::trees(text));
     found
 }
 
@@ -27,8 +29,8 @@ pub(crate) fn trees(text: &str) -> Vec<Value> {
 fn monitor_header(line: &str) -> Option<Vec<Cell<'_>>> {
     let header = table::cells(line);
     let first = header.iter().find(|cell| cell.text != "TIMESTAMP")?;
-    let is_name = |cell: &Cell| cell.text.bytes().all(|byte| !byte.is_ascii_lowercase());
-    let known = ["POWER", "GPU_T", "GFX", "VRAM", "MEM_", "PID", "MEM%"];
+    let is_name = |cell: &Cell| cell.text.bytes().all(|byte| !byte.is_ascii_lowercase() && byte != b' ');
+    let known = ["POWER", "GPU_T", "GFX", "VRAM", "MEM_", "PID", "MEM%", "PVIOL"];
     let has = header.iter().any(|cell| known.iter().any(|name| cell.text.starts_with(name)));
     (first.text == "GPU" && header.iter().all(is_name) && has).then_some(header)
 }

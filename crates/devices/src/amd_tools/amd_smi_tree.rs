@@ -177,7 +177,8 @@ fn device(number: u32, tree: Tree) -> Found {
         "limit.max_power_limit",
         "limit.ppt0.max_power_limit",
     ];
-    found.power_limit = tree.told(&limit, quantity::watts).and_not_zero();
+    let limits = limit.iter().map(|path| tree.told(&[path], quantity::watts).and_not_zero());
+    found.power_limit = limits.fold(Told::ABSENT, Told::or);
     found.processes = amd_smi_processes::processes(tree.0);
     found
 }

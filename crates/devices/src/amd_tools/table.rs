@@ -119,7 +119,8 @@ pub(crate) fn squares(text: &str) -> Vec<Square> {
         } else if is_device(first) && table.rows.len() < table.names.len() {
             table.rows.push(rest.iter().map(|word| (*word).to_owned()).collect());
         } else {
-            open = false;
+            // Complaints may stand between a title and its table.
+            open = table.names.is_empty() && !first.starts_with('=');
         }
     }
     found.retain(|table| !table.names.is_empty());
@@ -170,7 +171,8 @@ mod tests {
 
     #[test]
     fn square_tables_are_found_under_their_titles() {
-        let text = "HOPS TABLE:\n      GPU0 GPU1\nGPU0  0    1\nGPU1  1    0\n\nLegend:\n SELF = x\n";
+        let text =
+            "HOPS TABLE:\nERROR: GPU[1]: no\n      GPU0 GPU1\nGPU0  0    1\nGPU1  1    0\n\nLegend:\n SELF = x\n";
         let found = squares(text);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].title, "hops table:");

@@ -26,7 +26,7 @@ const NO_DEVICES: [&str; 7] = [
     "unable to detect any gpu",
 ];
 /// … that something else went wrong.
-const TROUBLE: [&str; 5] = ["error", "failed", "failure", "exception", "invalid"];
+const TROUBLE: [&str; 6] = ["error:", "error=", "failed to", "failure", "exception", "is invalid"];
 
 /// The meaning of output without any device in it.
 ///
