@@ -4,6 +4,8 @@ use crate::address;
 
 /// Devices a square table may have.
 const SIDE: usize = 1024;
+/// Square tables read of one text.
+const SQUARES: usize = 64;
 
 /// A text without the codes a terminal takes for colours and slanted letters.
 pub(crate) fn without_codes(text: &str) -> String {
@@ -105,6 +107,9 @@ pub(crate) fn squares(text: &str) -> Vec<Square> {
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().take(SIDE + 1).collect();
         if let Some(title) = title_of(line) {
+            if found.len() >= SQUARES {
+                break;
+            }
             found.push(Square { title, ..Square::default() });
             open = true;
             continue;

@@ -52,6 +52,12 @@ pub(crate) fn without_devices(lines: &[String], format: &'static str) -> Result<
     Err(SourceError::malformed(format, format!("no device is in it; it says: {first}")))
 }
 
+/// The first lines of a text that say anything.
+pub(crate) fn spoken_lines(text: &str) -> Vec<String> {
+    let spoken = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('='));
+    spoken.take(limits::WARNINGS).map(|line| line.chars().take(limits::WORDS).collect()).collect()
+}
+
 /// Whether the text is one of the answers a tool gives in place of devices.
 pub(crate) fn is_refusal(text: &str) -> bool {
     let start: String = text.chars().take(limits::WORDS).collect::<String>().to_ascii_lowercase();
