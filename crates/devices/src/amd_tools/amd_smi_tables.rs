@@ -4,42 +4,45 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
+use super::amd_smi_box;
+use super::amd_smi_tree::Trees;
 use super::table::{self, Cell, Edge, Square};
 use crate::address;
 use crate::limits;
 
 /// Whether one of amd-smi's tables begins with this line.
 pub(crate) fn begins(line: &str) -> bool {
-    line.trim().ends_with(" TABLE:") || monitor_header(line).is_some()
+    line.trim().ends_with(" TABLE:") || amd_smi_box::begins(line) || monitor_header(line).is_some()
 }
 
-/// A tree for each GPU in the tables of a text.
-pub(crate) fn trees(text: &str) -> Vec<Value> {
-    let mut found = monitor(text);
-    for square in table::squares(text) {
-        found.extend(topology(&square));
-    }
-    found.extend(xgmi(text));
-    found
+/// Adds what the tables of a text say of each GPU.
+pub(crate) fn add(text: &str, trees: &mut Trees) {
+    monitor(text, trees);
+    let squares = table::squares(text);
+    let others = squares.iter().flat_map(topology).chain(xgmi(text)).chain(amd_smi_box::trees(text));
+    others.for_each(|tree| trees.add(tree));
 }
 
 /// The header of `amd-smi monitor`: `GPU  POWER  GPU_TEMP …`, the time before it where it goes on for ever.
 fn monitor_header(line: &str) -> Option<Vec<Cell<'_>>> {
     let header = table::cells(line);
     let first = header.iter().find(|cell| cell.text != "TIMESTAMP")?;
-    let is_name = |cell: &Cell| cell.text.bytes().all(|byte| !byte.is_ascii_lowercase());
-    let known = ["POWER", "GPU_T", "GFX", "VRAM", "MEM_", "PID", "MEM%"];
+    let is_name = |cell: &Cell| cell.text.bytes().all(|byte| !byte.is_ascii_lowercase() && byte != b' ');
+    let known = ["POWER", "GPU_T", "GFX", "VRAM", "MEM_", "PID", "MEM%", "PVIOL"];
     let has = header.iter().any(|cell| known.iter().any(|name| cell.text.starts_with(name)));
     (first.text == "GPU" && header.iter().all(is_name) && has).then_some(header)
 }
 
-/// Rows of `amd-smi monitor` below their headers; a table of processes gives processes.
-fn monitor(text: &str) -> Vec<Value> {
-    let mut rows = Vec::new();
+/// Rows of `amd-smi monitor` below their headers, the last of each GPU; a table of processes gives processes.
+fn monitor(text: &str, trees: &mut Trees) {
     let mut processes: BTreeMap<u32, Vec<Value>> = BTreeMap::new();
     let mut header: Option<Vec<Cell>> = None;
+    let mut listed = 0;
     for line in text.lines() {
         if let Some(next) = monitor_header(line) {
+            if next.iter().any(|cell| cell.text == "PID") {
+                (processes, listed) = (BTreeMap::new(), 0);
+            }
             header = Some(next);
             continue;
         }
@@ -50,15 +53,20 @@ fn monitor(text: &str) -> Vec<Value> {
             .collect();
         let gpu = fields.get("gpu").and_then(|gpu| gpu.as_str()?.parse::<u32>().ok());
         match gpu {
-            Some(_) if rows.len() >= limits::DEVICES * 2 => break,
-            Some(gpu) if fields.contains_key("pid") => processes.entry(gpu).or_default().push(Value::Object(fields)),
-            Some(_) => rows.push(Value::Object(fields)),
+            Some(gpu) if fields.contains_key("pid") => {
+                if listed < limits::PROCESSES {
+                    processes.entry(gpu).or_default().push(Value::Object(fields));
+                }
+                listed += 1;
+            }
+            Some(_) => trees.add(Value::Object(fields)),
             None if line.trim().is_empty() => {}
             None => header = None,
         }
     }
-    rows.extend(processes.into_iter().map(|(gpu, list)| json!({"gpu": gpu, "process_info": list})));
-    rows
+    for (gpu, list) in processes {
+        trees.add(json!({"gpu": gpu, "process_info": list}));
+    }
 }
 
 /// One table of `amd-smi topology`. Partitions stand in it under the same place several times: it is their order that

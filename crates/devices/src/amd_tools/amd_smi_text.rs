@@ -33,11 +33,9 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
     let text = table::without_codes(text);
     let mut trees = Trees::default();
     indented(&text).into_iter().for_each(|tree| trees.add(tree));
-    amd_smi_tables::trees(&text).into_iter().for_each(|tree| trees.add(tree));
+    amd_smi_tables::add(&text, &mut trees);
     if trees.is_empty() {
-        let lines: Vec<String> =
-            text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
-        return tool_words::without_devices(&lines[..lines.len().min(limits::WARNINGS)], FORMAT);
+        return tool_words::without_devices(&tool_words::spoken_lines(&text), FORMAT);
     }
     let mut snapshot = trees.snapshot();
     tool_words::complaints(&text).into_iter().for_each(|line| snapshot.warn(line));

@@ -13,6 +13,7 @@ use super::rocm_smi_cards::AndNotZero;
 use super::settle::{Cut, settle};
 use crate::address;
 use crate::found::Found;
+use crate::limits;
 use crate::snapshot::Snapshot;
 use crate::told::Told;
 
@@ -40,6 +41,10 @@ impl Trees {
     /// Adds what was said of one GPU; things without a number, such as CPUs, are left out.
     pub(crate) fn add(&mut self, tree: Value) {
         let Some(number) = tree.get("gpu").and_then(number) else { return };
+        // One more than may be is enough to say that there are too many.
+        if self.gpus.len() > limits::DEVICES && !self.gpus.contains_key(&number) {
+            return;
+        }
         let known = self.gpus.entry(number).or_insert_with(|| Value::Object(Map::new()));
         overlay(known, tree);
     }
@@ -177,7 +182,8 @@ fn device(number: u32, tree: Tree) -> Found {
         "limit.max_power_limit",
         "limit.ppt0.max_power_limit",
     ];
-    found.power_limit = tree.told(&limit, quantity::watts).and_not_zero();
+    let caps = limit.iter().map(|path| tree.told(&[path], quantity::watts).and_not_zero());
+    found.power_limit = caps.fold(Told::ABSENT, Told::or);
     found.processes = amd_smi_processes::processes(tree.0);
     found
 }

@@ -28,9 +28,10 @@ pub(crate) fn long_uuid(text: &str) -> Option<Arc<str>> {
 
 /// The first text that is a name a person would use; where there is none, the first that says anything.
 ///
-/// Tools that do not find a name print the vendor or device id in its place.
+/// Tools that do not find a name print the vendor or the device id in its place.
 pub(crate) fn best_name<'a>(candidates: impl Iterator<Item = &'a str> + Clone) -> Option<Arc<str>> {
-    let mut said = candidates.map(str::trim).filter(|text| says_something(text));
+    let names_vendor = |text: &str| text.starts_with("Advanced Micro Devices");
+    let mut said = candidates.map(str::trim).filter(|text| says_something(text) && !names_vendor(text));
     let name = said.clone().find(|text| !is_hex(text)).or_else(|| said.next())?;
     Some(name.chars().take(limits::WORDS).collect::<String>().into())
 }
@@ -57,7 +58,7 @@ pub(crate) fn driver_version(text: &str) -> Option<Arc<str>> {
     let version = banner.unwrap_or(text).trim_start();
     let end = version.find(|c: char| c.is_whitespace() || c == '(').unwrap_or(version.len());
     let version: String = version[..end].chars().take(limits::WORDS).collect();
-    (!version.is_empty()).then(|| version.into())
+    version.contains(|c: char| c.is_ascii_digit()).then(|| version.into())
 }
 
 /// A NUMA node, or `None` where the tool printed −1 in one of its spellings.
@@ -86,7 +87,7 @@ mod tests {
     fn an_id_in_place_of_a_name_is_used_only_where_nothing_else_is_there() {
         assert_eq!(best_name(["0x1002", "N/A", "67XA6S", "0x73df"].into_iter()).as_deref(), Some("67XA6S"));
         assert_eq!(best_name(["N/A", "0x74a0"].into_iter()).as_deref(), Some("0x74a0"));
-        assert_eq!(best_name(["N/A", ""].into_iter()), None);
+        assert_eq!(best_name(["N/A", "", "Advanced Micro Devices, Inc. [AMD/ATI]"].into_iter()), None);
     }
 
     #[test]
@@ -96,6 +97,7 @@ mod tests {
         assert_eq!(driver_version("Linux version 6.9.0-rc5+ (me@here) #1").as_deref(), Some("6.9.0-rc5+"));
         assert_eq!(driver_version("6.12.12").as_deref(), Some("6.12.12"));
         assert_eq!(driver_version("N/A"), None);
+        assert_eq!(driver_version("Linuxver"), None);
     }
 
     #[test]

@@ -21,8 +21,18 @@ pub(crate) struct Found {
 /// Every object and list in `text` that stands by itself. Of a document that is cut off, the devices before the cut.
 pub(crate) fn find(text: &str) -> Found {
     let text = with_quoted_nan(text);
+    let found = find_strictly(&text);
+    if !found.documents.is_empty() || found.problem.is_none() {
+        return found;
+    }
+    // People shorten what they show others, which leaves dots and commas.
+    let shortened = find_strictly(&without_leftovers(&text));
+    if shortened.documents.is_empty() { found } else { shortened }
+}
+
+fn find_strictly(text: &str) -> Found {
     let (mut found, mut outside) = (Found::default(), String::new());
-    let (mut rest, mut wrong) = (text.as_str(), 0);
+    let (mut rest, mut wrong) = (text, 0);
     while let Some(start) = next_start(rest) {
         let (before, candidate) = rest.split_at(start);
         outside.push_str(before);
@@ -123,6 +133,26 @@ fn whole_devices(text: &str) -> Option<String> {
     Some(text.get(..at)?.chars().chain(closing).collect())
 }
 
+/// A text without `...`, and without commas before a closing bracket, outside of JSON's strings.
+fn without_leftovers(text: &str) -> String {
+    let text: String =
+        text.lines().filter(|line| line.trim().trim_end_matches(',') != "...").flat_map(|line| [line, "\n"]).collect();
+    let mut out = String::with_capacity(text.len());
+    let (mut in_string, mut escaped) = (false, false);
+    for (at, c) in text.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' if in_string => escaped = true,
+            '"' => in_string = !in_string,
+            '\n' => in_string = false,
+            ',' if !in_string && text[at + 1..].trim_start().starts_with(['}', ']']) => continue,
+            _ => {}
+        }
+        out.push(c);
+    }
+    out
+}
+
 /// Python writes `NaN` and `Infinity` bare, which no JSON reader takes; in quotes they stay visible as no number.
 fn with_quoted_nan(text: &str) -> String {
     if !text.contains("NaN") && !text.contains("Infinity") {
@@ -180,6 +210,13 @@ mod tests {
         assert_eq!(list.documents, [json!({"gpu_data": [{"gpu": 0, "asic": {}}]})]);
         let none = find(r#"[{"gpu": 0, "asic": {"#);
         assert!(none.documents.is_empty() && none.problem.is_some());
+    }
+
+    #[test]
+    fn a_document_shortened_by_a_person_is_still_read() {
+        let found = find("$ amd-smi list --json\n[\n{\"gpu\": 0, \"x\": \"a,]\",\n},\n...\n]\n");
+        assert_eq!(found.documents, [json!([{"gpu": 0, "x": "a,]"}])]);
+        assert_eq!(found.problem, None);
     }
 
     #[test]

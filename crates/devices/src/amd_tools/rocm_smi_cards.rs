@@ -12,6 +12,7 @@ use super::rocm_smi_processes::Processes;
 use super::settle::{Cut, settle};
 use crate::address;
 use crate::found::{Found, Watts};
+use crate::limits;
 use crate::snapshot::Snapshot;
 use crate::told::Told;
 
@@ -61,12 +62,18 @@ impl Cards {
 
     /// Notes that a card is there.
     pub(crate) fn add(&mut self, card: u32) {
-        self.cards.entry(card).or_default();
+        self.keys_of(card);
+    }
+
+    /// The keys of a card; of one more than there may be, so that it can be said that there are too many.
+    fn keys_of(&mut self, card: u32) -> Option<&mut Keys> {
+        let room = self.cards.len() <= limits::DEVICES || self.cards.contains_key(&card);
+        room.then(|| self.cards.entry(card).or_default())
     }
 
     /// Notes one thing said of a card; what was said before stays where this is no value.
     pub(crate) fn set(&mut self, card: u32, key: &str, value: &str) {
-        let keys = self.cards.entry(card).or_default();
+        let Some(keys) = self.keys_of(card) else { return };
         let key = small(key);
         if facts::says_something(value) || !keys.contains_key(&key) {
             keys.insert(key, value.trim().to_owned());

@@ -99,6 +99,7 @@ pub(crate) fn take_squares(text: &str, cards: &mut Cards) {
         numbers.iter().for_each(|&number| cards.add(number));
         for (a, row) in numbers.iter().zip(&square.rows) {
             for (b, value) in numbers.iter().zip(row).filter(|(b, _)| a < b) {
+                let what = if ["XGMI", "PCIE"].contains(&value.as_str()) { "Link type" } else { &what };
                 cards.set_system(&format!("(Topology) {what} between DRM devices {a} and {b}"), value);
             }
         }

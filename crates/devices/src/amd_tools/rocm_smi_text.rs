@@ -4,7 +4,6 @@ use super::rocm_smi_cards::{Cards, EDGE, MAX_POWER, POWER, USE, VRAM};
 use super::rocm_smi_tables::{self, Table};
 use super::table;
 use super::tool_words;
-use crate::limits;
 use crate::snapshot::Snapshot;
 use crate::source::SourceError;
 
@@ -16,7 +15,7 @@ pub fn looks_like(text: &str) -> bool {
     start.contains("ROCm System Management Interface")
         || start.contains("ROCm SMI Log")
         || start.lines().any(|line| gpu_line(line).is_some() || Table::begins(line).is_some())
-        || tool_words::is_refusal(&start) && !start.contains("HSA")
+        || tool_words::is_refusal(&start) && !start.contains("ROCk module")
 }
 
 /// The devices in what rocm-smi prints for people.
@@ -41,13 +40,10 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
         }
     }
     rocm_smi_tables::take_squares(&text, &mut cards);
-    let complaints = tool_words::complaints(&text);
     if cards.is_empty() {
-        let spoken = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('='));
-        let lines: Vec<String> = spoken.take(limits::WARNINGS).map(str::to_owned).collect();
-        return tool_words::without_devices(&lines, FORMAT);
+        return tool_words::without_devices(&tool_words::spoken_lines(&text), FORMAT);
     }
-    cards.warnings.extend(complaints);
+    cards.warnings.extend(tool_words::complaints(&text));
     Ok(cards.into_snapshot())
 }
 

@@ -30,9 +30,7 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
     let text = table::without_codes(text);
     let agents = agents(&text);
     if agents.is_empty() && !text.contains("HSA Agents") {
-        let lines: Vec<String> =
-            text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
-        return tool_words::without_devices(&lines[..lines.len().min(limits::WARNINGS)], FORMAT);
+        return tool_words::without_devices(&tool_words::spoken_lines(&text), FORMAT);
     }
     let (mut snapshot, mut cuts) = (Snapshot::default(), Vec::new());
     for agent in agents.iter().filter(|agent| agent.is_gpu()) {

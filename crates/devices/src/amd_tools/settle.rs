@@ -40,7 +40,7 @@ impl Cut {
 /// Completes devices with what follows from the others. `cuts` are in the order of the devices.
 pub(crate) fn settle(snapshot: &mut Snapshot, cuts: &[Cut]) {
     partitions(&mut snapshot.devices, cuts);
-    shared_sensors(&mut snapshot.devices);
+    shared_sensors(snapshot);
     for device in &mut snapshot.devices {
         if device.health.is_none() && is_alive(device) {
             device.health = Some(Health::Healthy);
@@ -73,15 +73,30 @@ fn partitions(devices: &mut [Found], cuts: &[Cut]) {
 }
 
 /// Two dies of one card (MI250) carry one id and have one power sensor: a second die that says 0 W says nothing.
-fn shared_sensors(devices: &mut [Found]) {
-    let drawing = |device: &Found| device.power.value().is_some_and(|&watts| watts > Watts(0));
-    let uuids = |device: &Found| device.uuid.clone().filter(|_| device.partition.is_none());
-    let powered: Vec<_> = devices.iter().filter(|device| drawing(device)).filter_map(uuids).collect();
-    for device in devices {
-        let silent = device.power == Told::Value(Watts(0));
-        if silent && uuids(device).is_some_and(|uuid| powered.contains(&uuid)) {
-            device.power = Told::Unsupported("measured at the other die of the card".into());
+///
+/// One that repeats the first is believed, with a warning.
+fn shared_sensors(snapshot: &mut Snapshot) {
+    let mut powers: BTreeMap<Arc<str>, Watts> = BTreeMap::new();
+    let die = |device: &Found| device.uuid.clone().filter(|_| device.partition.is_none());
+    for device in &snapshot.devices {
+        if let (Some(uuid), Told::Value(watts)) = (die(device), &device.power) {
+            let most = powers.entry(uuid).or_default();
+            *most = (*most).max(*watts);
         }
+    }
+    let mut repeated: BTreeMap<Arc<str>, usize> = BTreeMap::new();
+    for device in &mut snapshot.devices {
+        let Some((uuid, most)) = die(device).and_then(|uuid| powers.get(&uuid).map(|&most| (uuid, most))) else {
+            continue;
+        };
+        if most > Watts(0) && device.power == Told::Value(Watts(0)) {
+            device.power = Told::Unsupported("measured at the other die of the card".into());
+        } else if device.power == Told::Value(most) {
+            *repeated.entry(uuid).or_default() += 1;
+        }
+    }
+    for (uuid, count) in repeated.into_iter().filter(|&(_, count)| count > 1) {
+        snapshot.warn(format!("{count} dies of {uuid} report the same power, which may be that of the whole card"));
     }
 }
 
@@ -146,5 +161,9 @@ mod tests {
         settle(&mut snapshot, &[Cut::default(), Cut::default()]);
         assert_eq!(snapshot.devices[0].power, Told::Value(Watts(89_000)));
         assert!(matches!(snapshot.devices[1].power, Told::Unsupported(_)));
+        assert!(snapshot.warnings.is_empty());
+        let mut twins = Snapshot { devices: vec![die(89_000), die(89_000)], ..Snapshot::default() };
+        settle(&mut twins, &[Cut::default(), Cut::default()]);
+        assert_eq!((&twins.devices[1].power, twins.warnings.len()), (&Told::Value(Watts(89_000)), 1));
     }
 }

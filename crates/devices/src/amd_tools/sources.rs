@@ -70,8 +70,11 @@ impl Source for AmdSmi {
                 return Err(error);
             }
         };
-        let fixed = self.fixed(metric.as_ref().ok().map(|(trees, _)| trees))?;
-        let (mut trees, mut warnings) = (fixed.trees.clone(), fixed.warnings.clone());
+        let (mut trees, mut warnings) = match self.fixed(metric.as_ref().ok().map(|(trees, _)| trees)) {
+            Ok(fixed) => (fixed.trees.clone(), fixed.warnings.clone()),
+            Err(error) if metric.is_ok() => (Trees::default(), vec![format!("amd-smi static: {error}")]),
+            Err(error) => return Err(error),
+        };
         let mut add = |command: &str, answer: Result<(Trees, Vec<String>), SourceError>| match answer {
             Ok((answer, said)) => {
                 trees.add_all(&answer);
@@ -265,12 +268,16 @@ mod tests {
     }
 
     #[test]
-    fn devices_stay_where_metrics_fail() {
-        let folder = tempfile::tempdir().unwrap();
-        let body = AMD_SMI.replace("metric) echo", "metric) echo error: internal; false && echo");
-        let snapshot = AmdSmi::new(tool(folder.path(), &body)).read().unwrap();
-        assert_eq!(snapshot.devices.len(), 2);
-        assert!(snapshot.warnings.iter().any(|warning| warning.contains("internal")), "{:?}", snapshot.warnings);
+    fn devices_stay_where_one_command_fails() {
+        for broken in ["metric", "static", "process", "topology"] {
+            let folder = tempfile::tempdir().unwrap();
+            let fails = format!("[ \"$1\" = {broken} ] && {{ echo 'error: internal'; exit 1; }}\n");
+            let snapshot = AmdSmi::new(tool(folder.path(), &(fails + AMD_SMI))).read().unwrap();
+            assert_eq!(snapshot.devices.len(), 2, "{broken}");
+            let said =
+                |warning: &String| warning.starts_with(&format!("amd-smi {broken}")) && warning.contains("internal");
+            assert!(snapshot.warnings.iter().any(said), "{:?}", snapshot.warnings);
+        }
     }
 
     #[test]

@@ -4,6 +4,8 @@ use crate::address;
 
 /// Devices a square table may have.
 const SIDE: usize = 1024;
+/// Square tables read of one text.
+const SQUARES: usize = 64;
 
 /// A text without the codes a terminal takes for colours and slanted letters.
 pub(crate) fn without_codes(text: &str) -> String {
@@ -105,6 +107,9 @@ pub(crate) fn squares(text: &str) -> Vec<Square> {
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().take(SIDE + 1).collect();
         if let Some(title) = title_of(line) {
+            if found.len() >= SQUARES {
+                break;
+            }
             found.push(Square { title, ..Square::default() });
             open = true;
             continue;
@@ -119,7 +124,8 @@ pub(crate) fn squares(text: &str) -> Vec<Square> {
         } else if is_device(first) && table.rows.len() < table.names.len() {
             table.rows.push(rest.iter().map(|word| (*word).to_owned()).collect());
         } else {
-            open = false;
+            // Complaints may stand between a title and its table.
+            open = table.names.is_empty() && !first.starts_with('=');
         }
     }
     found.retain(|table| !table.names.is_empty());
@@ -170,7 +176,8 @@ mod tests {
 
     #[test]
     fn square_tables_are_found_under_their_titles() {
-        let text = "HOPS TABLE:\n      GPU0 GPU1\nGPU0  0    1\nGPU1  1    0\n\nLegend:\n SELF = x\n";
+        let text =
+            "HOPS TABLE:\nERROR: GPU[1]: no\n      GPU0 GPU1\nGPU0  0    1\nGPU1  1    0\n\nLegend:\n SELF = x\n";
         let found = squares(text);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].title, "hops table:");

@@ -26,7 +26,7 @@ const NO_DEVICES: [&str; 7] = [
     "unable to detect any gpu",
 ];
 /// … that something else went wrong.
-const TROUBLE: [&str; 5] = ["error", "failed", "failure", "exception", "invalid"];
+const TROUBLE: [&str; 6] = ["error:", "error=", "failed to", "failure", "exception", "is invalid"];
 
 /// The meaning of output without any device in it.
 ///
@@ -50,6 +50,12 @@ pub(crate) fn without_devices(lines: &[String], format: &'static str) -> Result<
     }
     let first = lines.first().map_or("nothing", String::as_str);
     Err(SourceError::malformed(format, format!("no device is in it; it says: {first}")))
+}
+
+/// The first lines of a text that say anything.
+pub(crate) fn spoken_lines(text: &str) -> Vec<String> {
+    let spoken = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('='));
+    spoken.take(limits::WARNINGS).map(|line| line.chars().take(limits::WORDS).collect()).collect()
 }
 
 /// Whether the text is one of the answers a tool gives in place of devices.
