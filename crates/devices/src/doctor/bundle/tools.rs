@@ -1,10 +1,10 @@
 //! What the vendors' tools print, for a bundle.
 
-use gpupool_core::device::Vendor;
+use std::path::Path;
 
 use super::Wish;
 use super::pile::Pile;
-use crate::doctor::evidence::{Evidence, vendor_of};
+use crate::doctor::evidence::{Evidence, PciGpu, vendor_of};
 use crate::source::SourceKind;
 use crate::tool::{Output, Tool};
 
@@ -36,24 +36,26 @@ const RUNS: [(SourceKind, &[Question]); 3] = [
 /// Runs the tools that are here. A failure is a file of its own, `<name>.error.txt`.
 pub(super) fn run(pile: &mut Pile, evidence: &Evidence, wish: &Wish) {
     for (kind, questions) in RUNS {
-        let asleep = |vendor: Vendor| evidence.gpus_of(vendor).any(|gpu| gpu.is_asleep());
-        let not_run = match evidence.tools.get(&kind) {
-            Some(Some(_)) if !wish.wake && vendor_of(kind).is_some_and(asleep) => {
-                Some("not run: it would wake a GPU that is asleep")
+        match runnable(evidence, wish, kind) {
+            Ok(path) => {
+                let mut tool = Tool::new(path, wish.tool_deadline);
+                for (arguments, name, ending) in questions {
+                    ask(pile, &mut tool, arguments, name, ending);
+                }
             }
-            Some(Some(_)) => None,
-            _ => Some("the tool is not on the PATH"),
-        };
-        let Some(Some(path)) = evidence.tools.get(&kind).filter(|_| not_run.is_none()) else {
-            let why = not_run.unwrap_or_default();
-            questions.iter().for_each(|(_, name, ending)| pile.miss(&format!("{name}.{ending}"), why));
-            continue;
-        };
-        let mut tool = Tool::new(path, wish.tool_deadline);
-        for (arguments, name, ending) in questions {
-            ask(pile, &mut tool, arguments, name, ending);
+            Err(why) => questions.iter().for_each(|(_, name, ending)| pile.miss(&format!("{name}.{ending}"), why)),
         }
     }
+}
+
+/// Where a tool is, or why it is not run.
+fn runnable<'a>(evidence: &'a Evidence, wish: &Wish, kind: SourceKind) -> Result<&'a Path, &'static str> {
+    let path = evidence.tools.get(&kind).and_then(Option::as_deref).ok_or("the tool is not on the PATH")?;
+    let asleep = vendor_of(kind).is_some_and(|vendor| evidence.gpus_of(vendor).any(PciGpu::is_asleep));
+    if asleep && !wish.wake {
+        return Err("not run: it would wake a GPU that is asleep");
+    }
+    Ok(path)
 }
 
 fn ask(pile: &mut Pile, tool: &mut Tool, arguments: &[&str], name: &str, ending: &str) {

@@ -133,6 +133,7 @@ mod tests {
             ("t.txt", table),
             ("r.json", r#"{"system": {"PID12": "/home/ada/my job, 1, 0, 0, 0", "PIDs": "x"}}"#),
             ("n.xml", "<process_name>[N/A]</process_name>"),
+            ("o.xml", "<process_name>sh -c \"secret\"</process_name>"),
         ];
         let seen = redacted(&files, Redact::default());
         assert_eq!(seen[0], "<process_info><process_name>process-1</process_name></process_info><a>my job</a>");
@@ -141,6 +142,7 @@ mod tests {
         assert_eq!(seen[1], expected);
         assert_eq!(seen[2], r#"{"system": {"PID12": "process-1, 1, 0, 0, 0", "PIDs": "x"}}"#);
         assert_eq!(seen[3], "<process_name>[N/A]</process_name>");
+        assert_eq!(seen[4], "<process_name>process-4</process_name>");
     }
 
     #[test]

@@ -11,35 +11,25 @@ pub(super) struct ProcessNames {
 impl ProcessNames {
     /// The text with names replaced in XML, in nvidia-smi's table and in rocm-smi's JSON.
     pub fn replace(&mut self, text: &str) -> String {
-        let xml = self.between(text, "<process_name>", |_| true, '<');
-        let json = self.between(&xml, "\"PID", |between| is_pid_key(between), ',');
+        let xml = self.after(text, "<process_name>", |value| Some((0, value.find('<').unwrap_or(value.len()))));
+        let json = self.after(&xml, "\"PID", name_in_json);
         if !json.contains("Process name") {
             return json;
         }
         json.split_inclusive('\n').map(|line| self.in_table(line)).collect()
     }
 
-    /// Replaces what stands between `start` and `end`, where what follows `start` may begin with more of the key.
-    fn between(&mut self, text: &str, start: &str, fits: impl Fn(&str) -> bool, end: char) -> String {
-        let mut replaced = String::with_capacity(text.len());
-        let mut rest = text;
-        while let Some((before, after)) = rest.split_once(start) {
-            replaced.push_str(before);
+    /// Replaces names after each `start`; `place` says from where to where one stands in what follows.
+    fn after(&mut self, text: &str, start: &str, place: impl Fn(&str) -> Option<(usize, usize)>) -> String {
+        let mut pieces = text.split(start);
+        let mut replaced = pieces.next().unwrap_or_default().to_owned();
+        for piece in pieces {
             replaced.push_str(start);
-            let key = after.len() - after.trim_start_matches(|c: char| c.is_ascii_digit() || "\": ".contains(c)).len();
-            let key = if end == '<' { 0 } else { key };
-            let (key, value) = after.split_at(key);
-            replaced.push_str(key);
-            let length = value.find([end, '"', '\n']).unwrap_or(value.len());
-            let (name, after) = value.split_at(length);
-            if fits(key) {
-                replaced.push_str(&self.fake(name))
-            } else {
-                replaced.push_str(name)
-            }
-            rest = after;
+            let named = place(piece).and_then(|(from, to)| {
+                Some(format!("{}{}{}", piece.get(..from)?, self.fake(piece.get(from..to)?), piece.get(to..)?))
+            });
+            replaced.push_str(named.as_deref().unwrap_or(piece));
         }
-        replaced.push_str(rest);
         replaced
     }
 
@@ -66,10 +56,14 @@ impl ProcessNames {
     }
 }
 
-/// `104225": "` after `"PID`.
-fn is_pid_key(key: &str) -> bool {
-    let digits = key.trim_start_matches(|c: char| c.is_ascii_digit());
-    digits.len() < key.len() && digits.ends_with('"') && digits.contains(':')
+/// Where the name stands in `104225": "name, 1, 0, 0, 0"`: before the last four numbers of the text.
+fn name_in_json(rest: &str) -> Option<(usize, usize)> {
+    let after_pid = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+    let value = after_pid.strip_prefix('"')?.trim_start().strip_prefix(':')?.trim_start().strip_prefix('"')?;
+    let text = value.split('"').next()?;
+    let name = text.rsplitn(5, ',').last()?;
+    let from = rest.len() - value.len();
+    (after_pid.len() < rest.len()).then_some((from, from + name.len()))
 }
 
 /// From where to where the name stands in a row: between the kind of process and the memory, which is the last column.
