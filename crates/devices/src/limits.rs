@@ -14,3 +14,7 @@ pub const PROCESSES: usize = 16_384;
 pub const WARNINGS: usize = 256;
 /// Characters kept of a name, a command line or an error text that came from outside.
 pub const WORDS: usize = 1024;
+/// Files in a bundle for a report.
+pub const BUNDLE_FILES: usize = 16_384;
+/// Bytes in a bundle for a report, before it is compressed.
+pub const BUNDLE_BYTES: usize = 256 << 20;

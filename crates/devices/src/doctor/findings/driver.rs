@@ -55,7 +55,7 @@ pub(super) fn not_loaded(evidence: &Evidence) -> Vec<Finding> {
         });
         let finding = Finding::new("driver_not_loaded", Severity::Error, summary, remedy)
             .because(unbound.iter().map(|gpu| seen(gpu)))
-            .because([format!("the kernel module {module} is not loaded")])
+            .because(evidence.modules.value().map(|_| format!("the kernel module {module} is not loaded")))
             .because(not_answering)
             .about(unbound.iter().map(|gpu| gpu.address));
         Some(finding)
@@ -83,16 +83,18 @@ pub(super) fn not_bound(evidence: &Evidence) -> Vec<Finding> {
     DRIVERS.into_iter().filter_map(of_vendor).collect()
 }
 
-/// The driver that comes with the kernel holds an NVIDIA GPU; it cannot compute.
+/// The driver that comes with the kernel holds an NVIDIA GPU, or stands in the way of the right one; it cannot compute.
 pub(super) fn nouveau(evidence: &Evidence) -> Vec<Finding> {
-    let bound: Vec<&PciGpu> = evidence.gpus_of(Vendor::Nvidia).filter(|gpu| gpu.is_bound_to("nouveau")).collect();
+    let loaded = evidence.has_module("nouveau");
+    let holds = |gpu: &&PciGpu| gpu.is_bound_to("nouveau") || loaded && gpu.driver.is_none();
+    let bound: Vec<&PciGpu> = evidence.gpus_of(Vendor::Nvidia).filter(holds).collect();
     if bound.is_empty() {
         return Vec::new();
     }
     let remedy = "Install NVIDIA's driver and keep nouveau from being loaded: write `blacklist nouveau` and `options \
                   nouveau modeset=0` to /etc/modprobe.d/blacklist-nouveau.conf, renew the initial ramdisk \
                   (`update-initramfs -u` or `dracut --force`) and reboot.";
-    let summary = "The nouveau driver holds an NVIDIA GPU: it cannot compute and reports nothing.";
+    let summary = "The nouveau driver is in the place of NVIDIA's: it cannot compute and reports nothing.";
     let finding = Finding::new("nouveau_in_use", Severity::Error, summary, remedy)
         .because(bound.iter().map(|gpu| seen(gpu)))
         .about(bound.iter().map(|gpu| gpu.address));
@@ -135,8 +137,9 @@ pub(super) fn passed_through(evidence: &Evidence) -> Vec<Finding> {
 pub(super) fn persistence_off(evidence: &Evidence) -> Vec<Finding> {
     let driven: Vec<&PciGpu> = evidence.gpus_of(Vendor::Nvidia).filter(|gpu| gpu.is_bound_to("nvidia")).collect();
     let off = evidence.persistence_daemon.value() == Some(&false);
+    let confined = evidence.in_container() || evidence.confinement.host_pids.value() == Some(&false);
     // From a container the daemon cannot be seen; a laptop's GPU is meant to sleep.
-    if !off || driven.is_empty() || evidence.in_container() || driven.iter().any(|gpu| gpu.is_asleep()) {
+    if !off || driven.is_empty() || confined || driven.iter().any(|gpu| gpu.is_asleep()) {
         return Vec::new();
     }
     let remedy = "Start it: `sudo systemctl enable --now nvidia-persistenced` (or `sudo nvidia-smi -pm 1` until the \
@@ -174,7 +177,7 @@ fn seen(gpu: &PciGpu) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::examine;
-    use super::super::samples::{amd, bind_all, codes, fail, nvidia, with_modules};
+    use super::super::samples::{amd, bind_all, codes, contained, fail, nvidia, with_modules};
     use crate::doctor::evidence::Evidence;
     use crate::source::{SourceError, SourceKind};
     use crate::told::Told;
@@ -242,10 +245,17 @@ mod tests {
     }
 
     #[test]
+    fn nouveau_that_is_only_loaded_is_named_beside_the_missing_driver() {
+        let evidence = with_modules(without_driver(nvidia()), &["nouveau"]);
+        assert_eq!(codes(&evidence), ["driver_not_loaded", "nouveau_in_use"]);
+    }
+
+    #[test]
     fn a_machine_without_the_persistence_daemon_is_told_so_unless_its_gpu_sleeps() {
         let mut evidence = nvidia();
         evidence.persistence_daemon = Told::Value(false);
         assert_eq!(codes(&evidence), ["persistence_off"]);
+        assert_eq!(codes(&contained(evidence.clone())), [""; 0]);
         if let Told::Value(gpus) = &mut evidence.gpus {
             gpus[0].runtime_status = Told::Value("suspended".into());
         }

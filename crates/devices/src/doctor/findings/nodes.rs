@@ -88,7 +88,8 @@ pub(super) fn missing_nodes(evidence: &Evidence, vendor: Vendor) -> Vec<String> 
     }
     let exists = |name: &str| nodes.iter().any(|node| node.name == name);
     if vendor == Vendor::Amd {
-        let render = nodes.iter().any(|node| node.is_render() && node.vendor != Some(Vendor::Intel));
+        let render =
+            nodes.iter().any(|node| node.is_render() && node.vendor.is_none_or(|vendor| vendor == Vendor::Amd));
         let kfd = (!exists("kfd")).then(|| "kfd".to_owned());
         return kfd.into_iter().chain((!render).then(|| "dri/renderD128".to_owned())).collect();
     }
@@ -184,9 +185,12 @@ mod tests {
     #[test]
     fn a_node_that_is_closed_to_its_group_is_not_opened_by_joining_it() {
         let mut evidence = denied(nvidia(), "nvidia0");
-        nodes_mut(&mut evidence)[0].mode = 0o600;
+        let nobody_joins_root = examine(&evidence)[0].remedy.clone();
+        (nodes_mut(&mut evidence)[0].mode, nodes_mut(&mut evidence)[0].gid) = (0o600, 110);
         assert_eq!(codes(&evidence), ["no_permission"]);
-        assert!(examine(&evidence)[0].remedy.contains("NVreg_DeviceFileMode"));
+        for remedy in [nobody_joins_root, examine(&evidence)[0].remedy.clone()] {
+            assert!(remedy.contains("NVreg_DeviceFileMode") && !remedy.contains("usermod"), "{remedy}");
+        }
     }
 
     #[test]
@@ -201,6 +205,8 @@ mod tests {
         let render = nodes_mut(&mut evidence).iter_mut().find(|node| node.is_render()).unwrap();
         render.vendor = Some(Vendor::Intel);
         assert_eq!(codes(&evidence), [""; 0]);
+        nodes_mut(&mut evidence).retain(|node| node.name != "dri/renderD129");
+        assert_eq!(codes(&evidence), ["device_nodes_missing"], "nor does it stand for one of AMD");
     }
 
     #[test]

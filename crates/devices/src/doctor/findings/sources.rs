@@ -111,7 +111,7 @@ mod tests {
     use std::time::Duration;
 
     use super::super::examine;
-    use super::super::samples::{amd, codes, contained, fail, nvidia};
+    use super::super::samples::{amd, codes, contained, fail, failing, nvidia};
     use crate::source::{SourceError, SourceKind};
 
     #[test]
@@ -145,9 +145,14 @@ mod tests {
     fn a_missing_library_is_found_where_the_driver_runs() {
         let absent = SourceError::NotHere { what: "libnvidia-ml.so.1".into(), why: "no such file".into() };
         assert_eq!(codes(&fail(nvidia(), SourceKind::Nvml, absent.clone())), ["nvidia_library_missing"]);
+        // Where the tool answers, the library is not missed.
+        let mut evidence = nvidia();
+        evidence.sources[0].kind = SourceKind::NvidiaSmi;
+        evidence.sources.push(failing(SourceKind::Nvml, absent.clone()));
+        assert_eq!(codes(&evidence), [""; 0]);
         // A machine of another vendor has no use for it.
         let mut evidence = amd();
-        evidence.sources.push(super::super::samples::failing(SourceKind::Nvml, absent));
+        evidence.sources.push(failing(SourceKind::Nvml, absent));
         assert_eq!(codes(&evidence), [""; 0]);
     }
 
