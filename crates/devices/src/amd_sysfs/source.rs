@@ -185,8 +185,7 @@ mod tests {
         let tree = Tree::new();
         tree.amd_card(0, "0000:03:00.0", 0x744c);
         tree.remove("class/drm/card0/device/mem_info_vram_used");
-        // Nothing is mapped at the start of this file, so that reading it is an error.
-        tree.link("class/drm/card0/device/mem_info_vram_used", "/proc/self/mem");
+        tree.refuse("class/drm/card0/device/mem_info_vram_used");
         let device = source(&tree).read().unwrap().devices.remove(0);
         assert!(matches!(device.memory.used, Told::Failed(_)), "{:?}", device.memory.used);
         assert_eq!(device.temperature_c, Told::Value(61));
@@ -214,7 +213,7 @@ mod tests {
         for part in 0..4 {
             if part > 0 {
                 let device = format!("class/drm/card{part}/device");
-                tree.file(&format!("{device}/uevent"), "DRIVER=amdgpu_xcp_drv\n");
+                tree.file(&format!("{device}/uevent"), "MODALIAS=platform:amdgpu_xcp_1\n");
                 tree.folder(&format!("{device}/drm/renderD{}", 128 + part));
             }
             let properties = format!(
