@@ -106,3 +106,85 @@ fn only_folder(root: &Path) -> Option<PathBuf> {
     let mut folders = fs::read_dir(root).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
     folders.next().filter(|_| folders.next().is_none())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::amd_sysfs::tree::Tree;
+    use crate::told::Told;
+    use gpupool_core::device::Vendor;
+
+    fn addresses(root: &Path) -> Vec<String> {
+        assert!(looks_like(root), "{}", root.display());
+        read(root).unwrap().devices.iter().map(|device| device.pci.unwrap().to_string()).collect()
+    }
+
+    #[test]
+    fn a_tree_is_found_whatever_part_of_it_was_saved() {
+        let tree = Tree::new();
+        tree.amd_card(1, "0000:03:00.0", 0x744c);
+        for saved in ["", "..", "class", "class/drm", "class/drm/card1", "class/drm/card1/device"] {
+            assert_eq!(addresses(&tree.path(saved)), ["0000:03:00.0"], "{saved}");
+        }
+        assert!(!looks_like(&tree.path("class/drm/card1/device/power")));
+        assert!(read(&tree.path("class/drm/card1/device/power")).is_err());
+    }
+
+    #[test]
+    fn a_compute_topology_alone_is_a_list_of_devices() {
+        let tree = Tree::new();
+        tree.kfd_cpu(0);
+        tree.kfd_gpu(1, "location_id 768\ndevice_id 29711\nunique_id 171", 5, 0);
+        tree.file("class/kfd/kfd/topology/nodes/1/name", "aldebaran\n");
+        let kfd = "class/kfd/kfd";
+        for saved in ["", "class", kfd, &format!("{kfd}/topology"), &format!("{kfd}/topology/nodes")] {
+            assert_eq!(addresses(&tree.path(saved)), ["0000:03:00.0"], "{saved}");
+        }
+        let device = read(&tree.path("")).unwrap().devices.remove(0);
+        assert_eq!(device.name.as_deref(), Some("AMD Instinct MI210"));
+        assert_eq!(device.uuid.as_deref(), Some("GPU-00000000000000ab"));
+        assert_eq!((device.health, device.memory.total), (None, Told::ABSENT));
+    }
+
+    #[test]
+    fn an_unknown_node_is_called_by_the_name_of_its_chip() {
+        let tree = Tree::new();
+        tree.kfd_gpu(1, "location_id 768\ndevice_id 171", 5, 0);
+        assert_eq!(read(&tree.path("")).unwrap().devices[0].name.as_deref(), Some("AMD 0x00ab"));
+        tree.file("class/kfd/kfd/topology/nodes/1/name", "vega99\n");
+        assert_eq!(read(&tree.path("")).unwrap().devices[0].name.as_deref(), Some("AMD vega99"));
+    }
+
+    #[test]
+    fn an_apu_has_the_memory_of_the_host() {
+        let tree = Tree::new();
+        tree.kfd_gpu(1, "location_id 25600\ndevice_id 5567", 5, 30 << 30);
+        let device = read(&tree.path("")).unwrap().devices.remove(0);
+        assert!(device.memory.total.is_absent());
+        assert!(device.memory.host_total.value().is_some());
+    }
+
+    #[test]
+    fn cards_of_others_are_listed_or_said_to_be_unsupported() {
+        let tree = Tree::new();
+        let event =
+            |driver: &str, id: &str, slot: &str| format!("DRIVER={driver}\nPCI_ID={id}\nPCI_SLOT_NAME={slot}\n");
+        tree.file("card0/device/uevent", event("nvidia", "10DE:2704", "0000:09:00.0"));
+        tree.file("card1/device/uevent", event("xe", "8086:E20B", "0000:0a:00.0"));
+        tree.file("card2/device/uevent", event("ast", "1A03:2000", "0000:0b:00.0"));
+        let snapshot = read(&tree.path("")).unwrap();
+        let [device] = snapshot.devices.as_slice() else { panic!("{snapshot:?}") };
+        assert_eq!((device.vendor, device.driver.as_deref()), (Vendor::Nvidia, Some("nvidia")));
+        assert_eq!(device.health, None);
+        assert_eq!(snapshot.warnings, ["Intel GPUs are not supported yet: 0000:0a:00.0 (xe, 8086:e20b)"]);
+    }
+
+    #[test]
+    fn a_legacy_driver_is_said() {
+        let tree = Tree::new();
+        tree.file("card0/device/uevent", "DRIVER=radeon\nPCI_ID=1002:6818\nPCI_SLOT_NAME=0000:01:00.0\n");
+        let snapshot = read(&tree.path("")).unwrap();
+        assert_eq!(snapshot.devices.len(), 1);
+        assert!(snapshot.warnings[0].contains("legacy"));
+    }
+}

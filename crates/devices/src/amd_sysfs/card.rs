@@ -40,6 +40,8 @@ pub(crate) struct CardReader {
 /// What stays the same, and the files of what does not.
 #[derive(Debug)]
 struct Facts {
+    /// Set where a file failed, so that it is tried again.
+    is_partial: bool,
     uuid: Option<Arc<str>>,
     compute_partition: Option<Arc<str>>,
     vram_total: Told<Bytes>,
@@ -76,7 +78,7 @@ impl CardReader {
     /// The card with what it reports now, and whether files that were there are gone.
     pub fn read(&mut self, snapshot: &mut Snapshot) -> (Found, bool) {
         let asleep = self.is_asleep();
-        if !asleep && self.facts.is_none() {
+        if !asleep && self.facts.as_ref().is_none_or(|facts| facts.is_partial) {
             self.learn();
         }
         let mut found = self.known();
@@ -145,11 +147,15 @@ impl Facts {
         let existing = |name: &str| Some(device.join(name)).filter(|path| path.exists());
         let mode = kernel_file::text(&device.join("current_compute_partition"));
         let unique_id = kernel_file::text(&device.join("unique_id"));
+        let vram_total = kernel_file::number(&device.join("mem_info_vram_total")).map(Bytes);
+        let gtt_total = kernel_file::number(&device.join("mem_info_gtt_total")).map(Bytes);
         Self {
+            is_partial: [&unique_id, &mode].into_iter().any(has_failed)
+                || [&vram_total, &gtt_total].into_iter().any(has_failed),
             uuid: unique_id.value().and_then(|text| uuid(text)),
             compute_partition: mode.value().map(|mode| mode.to_ascii_uppercase().into()),
-            vram_total: kernel_file::number(&device.join("mem_info_vram_total")).map(Bytes),
-            gtt_total: kernel_file::number(&device.join("mem_info_gtt_total")).map(Bytes),
+            vram_total,
+            gtt_total,
             vram_used: existing("mem_info_vram_used"),
             gtt_used: existing("mem_info_gtt_used"),
             busy: existing("gpu_busy_percent"),
@@ -176,8 +182,10 @@ impl Facts {
             && found.temperature_c.value().is_some()
             && found.power.value().is_some();
         if let Some(path) = self.metrics.as_deref().filter(|_| !complete) {
-            let metrics =
-                kernel_file::bytes(path).map_or_else(|_| Metrics::default(), |bytes| gpu_metrics::parse(&bytes));
+            let metrics = match kernel_file::bytes(path) {
+                Ok(bytes) => gpu_metrics::parse(&bytes),
+                Err(error) => Metrics::missing(&error),
+            };
             fill(&mut found.utilization, metrics.utilization);
             fill(&mut found.temperature_c, metrics.temperature_c);
             fill(&mut found.power, metrics.power);
@@ -189,6 +197,10 @@ impl Facts {
         }
         stale
     }
+}
+
+fn has_failed<T>(told: &Told<T>) -> bool {
+    matches!(told, Told::Failed(_))
 }
 
 fn fill<T>(field: &mut Told<T>, other: Told<T>) {
@@ -313,7 +325,7 @@ mod tests {
         for file in files.into_iter().chain(["product_name", "hwmon/hwmon5/temp1_input", "hwmon/hwmon5/temp1_label"]) {
             let path = tree.path(&format!("{DEVICE}/{file}"));
             let _ = fs::remove_file(&path);
-            assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+            rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         }
         let found = read(&tree);
         assert!(found.asleep);
@@ -350,6 +362,21 @@ mod tests {
         tree.remove(&format!("{DEVICE}/hwmon"));
         let found = read(&tree);
         assert_eq!((found.temperature_c, found.power), (Told::Value(99), Told::Value(Watts(77_000))));
+    }
+
+    #[test]
+    fn what_failed_once_is_tried_again() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        let total = format!("{DEVICE}/mem_info_vram_total");
+        tree.remove(&total);
+        tree.refuse(&total);
+        let mut card = reader(&tree);
+        let mut snapshot = Snapshot::default();
+        assert!(matches!(card.read(&mut snapshot).0.memory.total, Told::Failed(_)));
+        tree.remove(&total);
+        tree.file(&total, "4096\n");
+        assert_eq!(card.read(&mut snapshot).0.memory.total, Told::Value(Bytes(4096)));
     }
 
     #[test]

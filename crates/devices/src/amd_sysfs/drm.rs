@@ -64,7 +64,7 @@ impl Card {
         let driver_link = fs::read_link(device.join("driver")).ok();
         let driver = driver_link.as_deref().and_then(file_name).map(str::to_owned).or(uevent.driver);
         // A partition of a card is a device of its own without a place on the bus.
-        let is_partition = [driver.as_deref(), target_name].into_iter().flatten().any(|name| name.starts_with(XCP));
+        let is_partition = uevent.is_partition || target_name.is_some_and(|name| name.starts_with(XCP));
         Self {
             number,
             vendor: if is_partition { Some(Vendor::Amd) } else { vendor_id.map(vendor) },
@@ -117,6 +117,8 @@ struct Uevent {
     driver: Option<String>,
     ids: Option<(u16, u16)>,
     slot: Option<PciAddress>,
+    /// Set for a partition of a card.
+    is_partition: bool,
 }
 
 impl Uevent {
@@ -132,6 +134,7 @@ impl Uevent {
             driver: find("DRIVER").map(|name| name.trim().to_owned()),
             ids: find("PCI_ID").and_then(ids),
             slot: find("PCI_SLOT_NAME").and_then(address::parse),
+            is_partition: find("MODALIAS").is_some_and(|alias| alias.trim_start_matches("platform:").starts_with(XCP)),
         }
     }
 }
@@ -181,10 +184,12 @@ mod tests {
     #[test]
     fn a_partition_is_a_card_of_amd_without_an_address() {
         let tree = Tree::new();
-        tree.file("devices/platform/amdgpu_xcp_3/uevent", "DRIVER=amdgpu_xcp_drv\nMODALIAS=platform:amdgpu_xcp\n");
+        tree.file("devices/platform/amdgpu_xcp_3/uevent", "");
         tree.link("class/drm/card7/device", "../../../devices/platform/amdgpu_xcp_3");
-        let card = &cards(&tree.path("class/drm")).unwrap()[0];
-        assert_eq!((card.vendor, card.pci), (Some(Vendor::Amd), None));
-        assert_eq!(card.spelled(), "card7");
+        tree.file("class/drm/card8/device/uevent", "MODALIAS=platform:amdgpu_xcp_4\n");
+        for card in &cards(&tree.path("class/drm")).unwrap() {
+            assert_eq!((card.vendor, card.pci), (Some(Vendor::Amd), None));
+            assert!(["card7", "card8"].contains(&card.spelled().as_str()));
+        }
     }
 }

@@ -4,9 +4,12 @@
 //! ones is one the chip does not have; some firmware fills the lower half only. What cannot be is a failure, since the
 //! file is known to hold rubbish on some cards.
 
+use std::io;
+
 use gpupool_core::units::Percent;
 
 use crate::found::Watts;
+use crate::kernel_file;
 use crate::told::Told;
 
 /// What is taken from the table.
@@ -37,6 +40,15 @@ pub(crate) fn parse(bytes: &[u8]) -> Metrics {
 }
 
 impl Metrics {
+    /// What it means for every field that the table could not be read.
+    pub fn missing(error: &io::Error) -> Self {
+        Self {
+            temperature_c: kernel_file::missing(error),
+            power: kernel_file::missing(error),
+            utilization: kernel_file::missing(error),
+        }
+    }
+
     fn failed(words: &'static str) -> Self {
         Self {
             temperature_c: Told::Failed(words.into()),

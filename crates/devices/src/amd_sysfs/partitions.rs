@@ -12,11 +12,13 @@ use super::kfd::Node;
 use crate::found::{Found, Partition};
 use crate::told::Told;
 
+/// A card: its place on the bus and its unique number.
+type CardKey = (PciAddress, Option<u64>);
+
 /// Which part of which card a device is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// The card: its place on the bus and its unique number.
-    pub card: (PciAddress, Option<u64>),
+    pub card: CardKey,
     pub id: u16,
     /// Into how many parts it is cut; `None` where this part alone is to be seen.
     pub parts: Option<u16>,
@@ -26,7 +28,7 @@ pub(crate) struct Part {
 
 /// The devices that are, or may be, parts, each given with its place among all devices.
 pub(crate) fn parts(gpus: &[(usize, &Node)]) -> Vec<(usize, Part)> {
-    let mut cards: BTreeMap<(PciAddress, Option<u64>), Vec<(usize, &Node)>> = BTreeMap::new();
+    let mut cards: BTreeMap<CardKey, Vec<(usize, &Node)>> = BTreeMap::new();
     for (place, node) in gpus {
         if let Some(pci) = node.pci {
             cards.entry((pci, node.unique_id)).or_default().push((*place, node));

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
-use std::io::ErrorKind;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use gpupool_core::device::PciAddress;
@@ -52,7 +52,7 @@ struct OpenDevice {
 
 /// What is known of a process on a device.
 #[derive(Debug, Clone, Default)]
-struct Use {
+struct Usage {
     name: Option<String>,
     doing: Doing,
     /// By the compute driver.
@@ -62,7 +62,7 @@ struct Use {
 }
 
 /// The processes of each device.
-type Uses = Vec<BTreeMap<u32, Use>>;
+type Usages = Vec<BTreeMap<u32, Usage>>;
 
 impl Processes {
     /// Looks in the compute driver's list (`class/kfd/kfd/proc`) and in `/proc`, where there are such folders.
@@ -75,17 +75,17 @@ impl Processes {
         if devices.is_empty() {
             return (Vec::new(), None);
         }
-        let mut uses: Uses = vec![BTreeMap::new(); devices.len()];
-        let computing = self.compute.as_deref().is_some_and(|folder| compute_processes(folder, devices, &mut uses));
-        let unseen = self.proc.clone().and_then(|proc| self.open_devices(&proc, devices, &mut uses));
-        let told = |(key, uses): (&DeviceKey, BTreeMap<u32, Use>)| match unseen {
+        let mut usages: Usages = vec![BTreeMap::new(); devices.len()];
+        let computing = self.compute.as_deref().is_some_and(|folder| compute_processes(folder, devices, &mut usages));
+        let unseen = self.proc.clone().and_then(|proc| self.open_devices(&proc, devices, &mut usages));
+        let told = |(key, usages): (&DeviceKey, BTreeMap<u32, Usage>)| match unseen {
             Some(unseen) if unseen > 0 && !(computing && key.gpu_id.is_some()) => {
                 Told::Failed(format!("the open files of {unseen} processes may not be read").into())
             }
             None if !(computing && key.gpu_id.is_some()) => Told::ABSENT,
-            _ => Told::Value(uses.into_iter().map(|(pid, use_)| use_.process(pid)).collect()),
+            _ => Told::Value(usages.into_iter().map(|(pid, usage)| usage.process(pid)).collect()),
         };
-        let told = devices.iter().zip(uses).map(told).collect();
+        let told = devices.iter().zip(usages).map(told).collect();
         let warning = unseen.filter(|&unseen| unseen > 0).map(|unseen| {
             format!(
                 "the open files of {unseen} processes may not be read: programs that draw on an AMD GPU may be missing"
@@ -96,7 +96,7 @@ impl Processes {
 
     /// Adds the processes that hold a device open; says of how many the files could not be seen, or `None` where
     /// nothing could.
-    fn open_devices(&mut self, proc: &Path, devices: &[DeviceKey], uses: &mut Uses) -> Option<usize> {
+    fn open_devices(&mut self, proc: &Path, devices: &[DeviceKey], usages: &mut Usages) -> Option<usize> {
         let pids = numbers(proc)?;
         let turn = self.readings % READINGS_PER_LISTING;
         self.readings = self.readings.wrapping_add(1);
@@ -110,12 +110,10 @@ impl Processes {
             if due || !self.known.contains_key(&pid) {
                 match open_devices_of(&folder) {
                     Ok(open) => self.known.insert(pid, open),
-                    Err(ErrorKind::PermissionDenied) => {
-                        unseen += 1;
+                    Err(error) => {
+                        unseen += usize::from(!has_ended(&error));
                         self.known.remove(&pid)
                     }
-                    // It ended meanwhile.
-                    Err(_) => self.known.remove(&pid),
                 };
             }
             for open in self.known.get(&pid).into_iter().flatten() {
@@ -126,8 +124,8 @@ impl Processes {
                 let Some(client) = text.value().and_then(|text| Client::read(text)) else { continue };
                 let Some(place) = place_of(devices, *open, &client) else { continue };
                 let is_first = client.id.is_none_or(|id| clients.insert((place, id)));
-                if is_first && uses[place].len() < limits::PROCESSES {
-                    uses[place].entry(pid).or_default().add(client);
+                if is_first && usages[place].len() < limits::PROCESSES {
+                    usages[place].entry(pid).or_default().add(client);
                 }
             }
         }
@@ -138,17 +136,17 @@ impl Processes {
 /// Adds the processes the compute driver lists; says whether it lists any at all.
 ///
 /// It keeps a file for every device a process may use, so a process is on a device only where it has memory or a queue.
-fn compute_processes(folder: &Path, devices: &[DeviceKey], uses: &mut Uses) -> bool {
+fn compute_processes(folder: &Path, devices: &[DeviceKey], usages: &mut Usages) -> bool {
     let Some(pids) = numbers(folder) else { return false };
     for pid in pids {
         let folder = folder.join(pid.to_string());
         let queues = std::cell::LazyCell::new(|| queues(&folder));
-        for (key, uses) in devices.iter().zip(uses.iter_mut()) {
+        for (key, usages) in devices.iter().zip(usages.iter_mut()) {
             let Some(gpu) = key.gpu_id else { continue };
             let memory = kernel_file::number::<u64>(&folder.join(format!("vram_{gpu}"))).map(Bytes);
             let holds = memory.value().is_some_and(|memory| memory.0 > 0);
-            if (holds || queues.contains(&gpu)) && uses.len() < limits::PROCESSES {
-                uses.insert(pid, Use { doing: Doing::Compute, computing: Some(memory), ..Use::default() });
+            if (holds || queues.contains(&gpu)) && usages.len() < limits::PROCESSES {
+                usages.insert(pid, Usage { doing: Doing::Compute, computing: Some(memory), ..Usage::default() });
             }
         }
     }
@@ -162,9 +160,9 @@ fn queues(folder: &Path) -> BTreeSet<u32> {
 }
 
 /// The graphics devices a process has open.
-fn open_devices_of(folder: &Path) -> Result<Vec<OpenDevice>, ErrorKind> {
+fn open_devices_of(folder: &Path) -> io::Result<Vec<OpenDevice>> {
     let mut open = Vec::new();
-    for entry in fs::read_dir(folder.join("fd")).map_err(|error| error.kind())? {
+    for entry in fs::read_dir(folder.join("fd"))? {
         let Ok(entry) = entry else { continue };
         let target = fs::read_link(entry.path()).ok();
         let device = target.as_deref().and_then(Path::to_str).and_then(|target| target.strip_prefix("/dev/dri/"));
@@ -174,6 +172,12 @@ fn open_devices_of(folder: &Path) -> Result<Vec<OpenDevice>, ErrorKind> {
         }
     }
     Ok(open)
+}
+
+/// Whether a process could not be looked at because it is no more.
+fn has_ended(error: &io::Error) -> bool {
+    const NO_SUCH_PROCESS: i32 = 3;
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(NO_SUCH_PROCESS)
 }
 
 /// The device a client is of: by its render node, or by its address where only one device has it.
@@ -189,7 +193,7 @@ fn place_of(devices: &[DeviceKey], open: OpenDevice, client: &Client) -> Option<
     by_minor.or_else(by_pci)
 }
 
-impl Use {
+impl Usage {
     /// Adds what another open file of the process uses; a part that is not told makes the sum unknown.
     fn add(&mut self, client: Client) {
         self.name = self.name.take().or(client.name);
@@ -313,15 +317,10 @@ mod tests {
 
     #[test]
     fn without_the_right_to_look_the_list_is_not_complete() {
-        use std::os::unix::fs::PermissionsExt;
         let tree = Tree::new();
-        client(&tree, 60, 8, "renderD128", 1, "1 MiB");
-        let folder = tree.path("../proc/60/fd");
-        fs::set_permissions(&folder, fs::Permissions::from_mode(0)).unwrap();
-        if fs::read_dir(&folder).is_ok() {
-            // The superuser may look everywhere.
-            return;
-        }
+        // Listing what is no folder fails for everybody, the superuser too.
+        tree.file("../proc/60/fd", "");
+        tree.folder("../proc/61");
         let unknown = DeviceKey { gpu_id: None, ..CARD };
         let (told, warning) = processes(&tree).read(&[unknown]);
         assert_eq!(told, [Told::Failed("the open files of 1 processes may not be read".into())]);

@@ -105,3 +105,155 @@ impl Source for AmdSysfs {
         Ok(self.walk_again()?.inventory.read().0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::amd_sysfs::tree::Tree;
+    use crate::found::{Partition, Watts};
+    use crate::told::Told;
+    use gpupool_core::device::{Health, Vendor};
+    use gpupool_core::units::{Bytes, Percent};
+
+    fn source(tree: &Tree) -> AmdSysfs {
+        AmdSysfs::new(&tree.places())
+    }
+
+    fn names(snapshot: &Snapshot) -> Vec<String> {
+        snapshot.devices.iter().map(|device| device.pci.unwrap().to_string()).collect()
+    }
+
+    #[test]
+    fn without_the_driver_and_without_a_card_the_source_is_not_here() {
+        let tree = Tree::new();
+        assert_eq!(source(&tree).read().unwrap_err().code(), "not_here");
+        tree.file("class/drm/card0/device/vendor", "0x1a03");
+        assert_eq!(source(&tree).read().unwrap_err().code(), "not_here");
+        tree.folder("module/amdgpu");
+        assert_eq!(source(&tree).read().unwrap(), Snapshot::default());
+    }
+
+    #[test]
+    fn only_cards_of_amd_are_listed_and_a_version_of_the_driver_with_them() {
+        let tree = Tree::new();
+        tree.amd_card(1, "0000:03:00.0", 0x744c);
+        tree.amd_card(2, "0000:04:00.0", 0x744c);
+        tree.file("class/drm/card0/device/vendor", "0x10de");
+        tree.file("class/drm/card3/device/vendor", "0x8086");
+        tree.file("module/amdgpu/version", "6.8.5\n");
+        let snapshot = source(&tree).read().unwrap();
+        assert_eq!(names(&snapshot), ["0000:03:00.0", "0000:04:00.0"]);
+        assert_eq!(snapshot.devices[0].driver.as_deref(), Some("6.8.5"));
+        assert_eq!(snapshot.warnings, Vec::<String>::new());
+    }
+
+    #[test]
+    fn cards_that_come_and_go_are_seen_at_the_next_reading() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        let mut source = source(&tree);
+        assert_eq!(names(&source.read().unwrap()), ["0000:03:00.0"]);
+        tree.amd_card(1, "0000:04:00.0", 0x744c);
+        assert_eq!(names(&source.read().unwrap()), ["0000:03:00.0", "0000:04:00.0"]);
+        tree.remove("class/drm/card0");
+        assert_eq!(names(&source.read().unwrap()), ["0000:04:00.0"]);
+    }
+
+    #[test]
+    fn files_that_moved_are_found_again() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        let mut source = source(&tree);
+        source.read().unwrap();
+        let hwmon = tree.path("class/drm/card0/device/hwmon");
+        fs::rename(hwmon.join("hwmon5"), hwmon.join("hwmon6")).unwrap();
+        assert_eq!(source.read().unwrap().devices[0].temperature_c, Told::Value(61));
+    }
+
+    #[test]
+    fn what_changes_is_read_each_time() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        let mut source = source(&tree);
+        assert_eq!(source.read().unwrap().devices[0].utilization, Told::Value(Percent(37_000)));
+        tree.file("class/drm/card0/device/gpu_busy_percent", "99\n");
+        assert_eq!(source.read().unwrap().devices[0].utilization, Told::Value(Percent(99_000)));
+    }
+
+    #[test]
+    fn a_file_the_kernel_refuses_fails_alone() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        tree.remove("class/drm/card0/device/mem_info_vram_used");
+        tree.refuse("class/drm/card0/device/mem_info_vram_used");
+        let device = source(&tree).read().unwrap().devices.remove(0);
+        assert!(matches!(device.memory.used, Told::Failed(_)), "{:?}", device.memory.used);
+        assert_eq!(device.temperature_c, Told::Value(61));
+        assert_eq!(device.health, Some(Health::Healthy));
+    }
+
+    #[test]
+    fn a_card_and_its_compute_node_are_one_device() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        tree.kfd_cpu(0);
+        tree.kfd_gpu(1, "location_id 768\ndrm_render_minor 128\ndevice_id 29772", 4242, 1 << 40);
+        tree.file("class/kfd/kfd/proc/900/vram_4242", "4096");
+        let snapshot = source(&tree).read().unwrap();
+        let [device] = snapshot.devices.as_slice() else { panic!("{snapshot:?}") };
+        assert_eq!(device.memory.total, Told::Value(Bytes(16 << 30)));
+        assert_eq!(device.processes.value().unwrap()[0].pid, 900);
+    }
+
+    /// A card cut in four, of which the parts but the first are devices without a place on the bus.
+    fn cut_card(tree: &Tree) {
+        tree.amd_card(0, "0000:0a:00.0", 0x74a1);
+        tree.file("class/drm/card0/device/current_compute_partition", "QPX\n");
+        tree.kfd_cpu(0);
+        for part in 0..4 {
+            if part > 0 {
+                let device = format!("class/drm/card{part}/device");
+                tree.file(&format!("{device}/uevent"), "MODALIAS=platform:amdgpu_xcp_1\n");
+                tree.folder(&format!("{device}/drm/renderD{}", 128 + part));
+            }
+            let properties = format!(
+                "location_id {}\ndrm_render_minor {}\nunique_id 99\nnum_xcc 2\ndevice_id 29857\ngfx_target_version 90402",
+                0x0a00_u32 | part << 28,
+                128 + part
+            );
+            tree.kfd_gpu(1 + part, &properties, 70 + part, 48 << 30);
+        }
+    }
+
+    #[test]
+    fn each_part_of_a_cut_card_is_a_device_with_its_own_memory() {
+        let tree = Tree::new();
+        cut_card(&tree);
+        let snapshot = source(&tree).read().unwrap();
+        assert_eq!(names(&snapshot), ["0000:0a:00.0"; 4]);
+        for (id, device) in (0..).zip(&snapshot.devices) {
+            assert_eq!(device.partition, Some(Partition::Amd { id, mode: Some("QPX".into()), parts: Some(4) }));
+            assert_eq!(device.memory.total, Told::Value(Bytes(48 << 30)));
+            assert_eq!(device.temperature_c, Told::Value(61));
+            assert_eq!(device.name.as_deref(), Some("AMD Instinct MI300X"));
+            assert!(matches!(device.memory.used, Told::Unsupported(_)));
+            assert!(matches!(device.utilization, Told::Unsupported(_)));
+            assert_eq!(device.vendor, Vendor::Amd);
+        }
+        let powers: Vec<Option<&Watts>> = snapshot.devices.iter().map(|device| device.power.value()).collect();
+        assert_eq!(powers, [Some(&Watts(42_500)), None, None, None]);
+    }
+
+    #[test]
+    fn a_card_that_is_cut_while_it_runs_is_seen_by_the_count_of_changes() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:0a:00.0", 0x74a1);
+        tree.file("class/kfd/kfd/topology/generation_id", "1\n");
+        let mut source = source(&tree);
+        assert_eq!(source.read().unwrap().devices[0].partition, None);
+        tree.remove("class/drm/card0");
+        cut_card(&tree);
+        tree.file("class/kfd/kfd/topology/generation_id", "2\n");
+        assert_eq!(source.read().unwrap().devices.len(), 4);
+    }
+}

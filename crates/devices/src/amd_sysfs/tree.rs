@@ -40,9 +40,14 @@ impl Tree {
         std::os::unix::fs::symlink(target, path).unwrap();
     }
 
+    /// A file that the kernel refuses to read: nothing is mapped at the start of what it leads to.
+    pub fn refuse(&self, path: &str) {
+        self.link(path, "/proc/self/mem");
+    }
+
     pub fn remove(&self, path: &str) {
         let path = self.path(path);
-        if path.is_dir() {
+        if path.is_dir() && !path.is_symlink() {
             fs::remove_dir_all(path).unwrap();
         } else {
             fs::remove_file(path).unwrap();
