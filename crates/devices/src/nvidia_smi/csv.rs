@@ -79,7 +79,8 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
         tree::put(&mut root, &["attached_gpus"], count.unwrap_or_default());
         let mut snapshot = log::snapshot(&root, None);
         rows.warnings.into_iter().for_each(|warning| snapshot.warn(warning));
-        if repeated > 0 {
+        let is_of_devices = !rows.fields.iter().any(|field| field.name == "retired_pages.address");
+        if repeated > 0 && is_of_devices {
             snapshot.warn(format!("{repeated} later rows for the same devices are left out"));
         }
         Ok(snapshot)

@@ -59,6 +59,11 @@ pub(crate) fn around(
     };
     let mut of_bad = Snapshot::default();
     for device in bad {
+        // The tool may say it once for each thing it was asked.
+        let is_known = |known: &Found| device.pci.is_some() && known.pci == device.pci;
+        if of_bad.devices.iter().any(is_known) {
+            continue;
+        }
         of_bad.warn(format!("{}: {}", place(&device), reason(&device)));
         of_bad.push(device);
     }
@@ -252,7 +257,8 @@ mod tests {
             let [device] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
             assert_eq!((device.pci.unwrap().to_string().as_str(), device.index), (pci, index));
             assert_eq!(device.health, Some(Health::Lost));
-            let unknown = parse(&format!("{text}Unknown Error")).unwrap();
+            let unknown = parse(&format!("{text}Unknown Error\n{text}Unknown Error")).unwrap();
+            assert_eq!(unknown.devices.len(), 1);
             assert_eq!(unknown.devices[0].health, Some(Health::Unhealthy("Unknown Error".into())));
             assert_eq!(unknown.warnings.len(), 1);
         }

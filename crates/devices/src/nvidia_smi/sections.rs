@@ -13,9 +13,9 @@ use crate::told::words;
 /// What people call this form.
 pub const NAME: &str = "several runs of nvidia-smi";
 
-/// Whether a text has such headings.
+/// Whether a text has such a heading with such an answer below it.
 pub fn looks_like(text: &str) -> bool {
-    text.lines().any(|line| heading(line).is_some())
+    text.lines().any(|line| heading(line).is_some()) && split(text).iter().any(|section| form(&section.body).is_some())
 }
 
 /// The devices of all runs together.
@@ -35,11 +35,10 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
     }
     // Those that tell most first: the others are filled in.
     answers.sort_by_key(|(rank, _)| *rank);
-    let Some(snapshot) = merged(answers) else {
+    let Some(mut snapshot) = merged(answers) else {
         let nothing = || SourceError::malformed(NAME, "none of them is understood");
         return Err(failed.into_iter().next().map_or_else(nothing, |(_, error)| error));
     };
-    let mut snapshot = snapshot;
     for (command, error) in failed {
         snapshot.warn(format!("{command}: {error}"));
     }

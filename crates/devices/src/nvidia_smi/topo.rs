@@ -82,6 +82,14 @@ pub(crate) fn join(snapshot: &mut Snapshot, matrix: &Snapshot) {
             known.numa = known.numa.or(device.numa);
         }
     }
+    // An instance is where its GPU is, which stands before it.
+    let mut numa = None;
+    for device in &mut snapshot.devices {
+        match device.partition {
+            Some(_) => device.numa = device.numa.or(numa),
+            None => numa = device.numa,
+        }
+    }
     for link in &matrix.links {
         if let (Some(&Some(a)), Some(&Some(b))) = (places.get(link.a), places.get(link.b)) {
             snapshot.link(a, b, link.kind);
