@@ -26,6 +26,8 @@ fn read_by_everything(text: &str) {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn a_damaged_text_is_read_or_refused(
         which in 0..TEXTS.len(),

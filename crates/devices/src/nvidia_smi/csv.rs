@@ -48,11 +48,14 @@ const PLACES: [(&str, &[&str], &str); 29] = [
 
 /// Whether a text is such a table, with or without its head.
 pub fn looks_like(text: &str) -> bool {
-    let Some(first) = text.lines().map(str::trim).find(|line| !line.is_empty()) else { return false };
-    match fields(first) {
-        Some(fields) => fields.iter().any(|field| place(field).is_some()) && !fields.iter().any(is_of_process),
-        None => is_row_without_head(first),
-    }
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let Some(first) = lines.next() else { return false };
+    let Some(fields) = fields(first) else { return is_row(first) };
+    let known = fields.iter().filter(|field| place(field).is_some());
+    // Names such as `index` are in other tables too, so they count only where nothing else is there.
+    let is_own = |field: &Field| field.name.contains(['.', '_']);
+    let tells = known.clone().any(is_own) || known.count() == fields.len() || lines.next().is_some_and(is_row);
+    tells && !fields.iter().any(is_of_process)
 }
 
 /// The devices of a table. Of several rows for one device (`-l`), the first.
@@ -106,7 +109,7 @@ fn is_of_process(field: &Field) -> bool {
 }
 
 /// Whether a line holds what only a row about a GPU holds: its UUID, its address, or an amount of memory.
-fn is_row_without_head(line: &str) -> bool {
+fn is_row(line: &str) -> bool {
     let mut cells = line.split(',').map(str::trim);
     let tells = |cell: &str| {
         let is_amount = cell.strip_suffix(" MiB").is_some_and(|number| number.parse::<u64>().is_ok());
@@ -180,7 +183,8 @@ mod tests {
         assert!(looks_like(text));
         let refused = parse(text).unwrap_err();
         assert!(refused.to_string().contains("noheader"), "{refused}");
-        for other in ["", "a, b\n1, 2", "hello", "uuid, pid, used_memory [MiB]\n"] {
+        assert!(looks_like("name, uuid\nNVIDIA A10, GPU-a\n"));
+        for other in ["", "a, b\n1, 2", "hello", "uuid, pid, used_memory [MiB]\n", "name,price\nx,1\n"] {
             assert!(!looks_like(other), "{other}");
         }
     }

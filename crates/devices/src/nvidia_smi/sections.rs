@@ -2,6 +2,7 @@
 //!
 //! Any decoration makes a heading: `$ nvidia-smi -L`, `# nvidia-smi -q`, `=== nvidia-smi topo -m ===`. What one run
 //! tells is added to what the others tell. Of runs of the same command (idle and under load, say) the first is taken.
+//! What stands before the first heading is a run as well, where it looks like one.
 
 use std::collections::HashSet;
 
@@ -67,8 +68,8 @@ struct Section<'a> {
 }
 
 fn split(text: &str) -> Vec<Section<'_>> {
-    let mut sections: Vec<Section<'_>> = Vec::new();
-    let mut is_open = false;
+    let mut sections = vec![Section { command: "before the first heading", body: String::new() }];
+    let mut is_open = true;
     for line in text.lines() {
         if let Some(command) = heading(line) {
             sections.push(Section { command, body: String::new() });
@@ -184,6 +185,15 @@ mod tests {
         assert_eq!(snapshot.links.len(), 1);
         assert_eq!(snapshot.warnings.len(), 1, "{:?}", snapshot.warnings);
         assert!(snapshot.warnings[0].starts_with("nvidia-smi nvlink -s"), "{:?}", snapshot.warnings);
+    }
+
+    #[test]
+    fn the_first_run_needs_no_heading() {
+        let text = "GPU 0: A10 (UUID: GPU-a)\n$ nvidia-smi --query-gpu=uuid,memory.used --format=csv\n\
+                    uuid, memory.used [MiB]\nGPU-a, 5 MiB\n";
+        let snapshot = parse(text).unwrap();
+        let [device] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
+        assert_eq!((device.name.as_deref(), &device.memory.used), (Some("A10"), &Told::Value(Bytes(5 << 20))));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::{errors, log, tree};
 use crate::address;
+use crate::limits;
 use crate::snapshot::Snapshot;
 use crate::source::SourceError;
 use crate::xml::Element;
@@ -93,7 +94,10 @@ impl Table {
 
     fn read_gpu(&mut self, cells: &[&str]) {
         if let Some(gpu) = gpu(cells) {
-            self.root.children.push(gpu);
+            // One beyond the bound is enough to be warned of.
+            if self.root.children.len() <= limits::DEVICES + 1 {
+                self.root.children.push(gpu);
+            }
             self.line_of_gpu = 1;
             return;
         }

@@ -90,10 +90,16 @@ pub(crate) fn join(snapshot: &mut Snapshot, matrix: &Snapshot) {
             None => numa = device.numa,
         }
     }
-    for link in &matrix.links {
-        if let (Some(&Some(a)), Some(&Some(b))) = (places.get(link.a), places.get(link.b)) {
-            snapshot.link(a, b, link.kind);
-        }
+    let here = |link: &FoundLink| {
+        let (a, b) = ((*places.get(link.a)?)?, (*places.get(link.b)?)?);
+        Some(FoundLink { a: a.min(b), b: a.max(b), kind: link.kind })
+    };
+    // A matrix has each pair once, so there is nothing to compare with where no other source gave links.
+    let links = matrix.links.iter().filter_map(here);
+    if snapshot.links.is_empty() {
+        snapshot.links = links.collect();
+    } else {
+        links.for_each(|link| snapshot.link(link.a, link.b, link.kind));
     }
     for warning in &matrix.warnings {
         snapshot.warn(warning.clone());
