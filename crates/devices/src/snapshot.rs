@@ -72,7 +72,12 @@ impl Snapshot {
                     self.devices[place].fill_from(device);
                     Some(place)
                 }
-                None => self.push(device),
+                None => {
+                    let place = self.push(device);
+                    // Two devices of one source are two, however alike.
+                    taken.resize(self.devices.len(), true);
+                    place
+                }
             });
         }
         for link in other.links {
@@ -189,6 +194,14 @@ mod tests {
         assert_eq!(one.devices.len(), 3);
         assert_eq!(one.devices[1].memory.total, Told::Value(Bytes(5)));
         assert_eq!(one.links, [FoundLink { a: 1, b: 2, kind: LinkKind::Xgmi(1) }]);
+    }
+
+    #[test]
+    fn devices_that_one_source_cannot_tell_apart_stay_two() {
+        let mut none = Snapshot::default();
+        let alike = vec![device(Some("masked"), None), device(Some("masked"), None)];
+        none.merge(Snapshot { devices: alike.clone(), ..Snapshot::default() });
+        assert_eq!(none.devices, alike);
     }
 
     #[test]

@@ -79,7 +79,7 @@ fn bytes(text: &str) -> Option<Bytes> {
         _ => return None,
     };
     match number.parse::<u64>() {
-        Ok(whole) => Some(Bytes(whole.checked_mul(factor).unwrap_or(u64::MAX))),
+        Ok(whole) => Some(Bytes(whole.saturating_mul(factor))),
         Err(_) => {
             let amount = number.parse::<f64>().ok()? * factor as f64;
             (0.0..u64::MAX as f64).contains(&amount).then_some(Bytes(amount as u64))

@@ -48,11 +48,14 @@ const PLACES: [(&str, &[&str], &str); 29] = [
 
 /// Whether a text is such a table, with or without its head.
 pub fn looks_like(text: &str) -> bool {
-    let Some(first) = text.lines().map(str::trim).find(|line| !line.is_empty()) else { return false };
-    match fields(first) {
-        Some(fields) => fields.iter().any(|field| place(field).is_some()) && !fields.iter().any(is_of_process),
-        None => is_row_without_head(first),
-    }
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let Some(first) = lines.next() else { return false };
+    let Some(fields) = fields(first) else { return is_row(first) };
+    let known = fields.iter().filter(|field| place(field).is_some());
+    // Names such as `index` are in other tables too, so they count only where nothing else is there.
+    let is_own = |field: &Field| field.name.contains(['.', '_']);
+    let tells = known.clone().any(is_own) || known.count() == fields.len() || lines.next().is_some_and(is_row);
+    tells && !fields.iter().any(is_of_process)
 }
 
 /// The devices of a table. Of several rows for one device (`-l`), the first.
@@ -79,7 +82,8 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
         tree::put(&mut root, &["attached_gpus"], count.unwrap_or_default());
         let mut snapshot = log::snapshot(&root, None);
         rows.warnings.into_iter().for_each(|warning| snapshot.warn(warning));
-        if repeated > 0 {
+        let is_of_devices = !rows.fields.iter().any(|field| field.name == "retired_pages.address");
+        if repeated > 0 && is_of_devices {
             snapshot.warn(format!("{repeated} later rows for the same devices are left out"));
         }
         Ok(snapshot)
@@ -105,7 +109,7 @@ fn is_of_process(field: &Field) -> bool {
 }
 
 /// Whether a line holds what only a row about a GPU holds: its UUID, its address, or an amount of memory.
-fn is_row_without_head(line: &str) -> bool {
+fn is_row(line: &str) -> bool {
     let mut cells = line.split(',').map(str::trim);
     let tells = |cell: &str| {
         let is_amount = cell.strip_suffix(" MiB").is_some_and(|number| number.parse::<u64>().is_ok());
@@ -179,7 +183,8 @@ mod tests {
         assert!(looks_like(text));
         let refused = parse(text).unwrap_err();
         assert!(refused.to_string().contains("noheader"), "{refused}");
-        for other in ["", "a, b\n1, 2", "hello", "uuid, pid, used_memory [MiB]\n"] {
+        assert!(looks_like("name, uuid\nNVIDIA A10, GPU-a\n"));
+        for other in ["", "a, b\n1, 2", "hello", "uuid, pid, used_memory [MiB]\n", "name,price\nx,1\n"] {
             assert!(!looks_like(other), "{other}");
         }
     }

@@ -59,6 +59,11 @@ pub(crate) fn around(
     };
     let mut of_bad = Snapshot::default();
     for device in bad {
+        // The tool may say it once for each thing it was asked.
+        let is_known = |known: &Found| device.pci.is_some() && known.pci == device.pci;
+        if of_bad.devices.iter().any(is_known) {
+            continue;
+        }
         of_bad.warn(format!("{}: {}", place(&device), reason(&device)));
         of_bad.push(device);
     }
@@ -149,17 +154,15 @@ impl Message {
         let named = after.trim_start().trim_start_matches(|c: char| c.is_ascii_alphabetic()).trim_start();
         let (first, rest) = named.split_once([' ', '\t']).unwrap_or((named, ""));
         let address = |word: &str| address::parse(word.trim_end_matches([':', ',', ';', '.']));
-        let rest = match address(first) {
-            Some(pci) => {
-                found.pci = Some(pci);
-                rest
-            }
-            None => {
-                found.index = first.trim_end_matches(':').parse().ok();
+        found.index = first.trim_end_matches(':').parse().ok();
+        found.pci = address(first);
+        let rest = match found.index {
+            Some(_) => {
                 let (second, rest) = rest.trim_start().split_once([' ', '\t']).unwrap_or((rest.trim(), ""));
                 found.pci = address(second);
                 rest
             }
+            None => rest,
         };
         let lost = plain(rest).contains("lost") || plain(rest).contains("fallen off the bus");
         found.health = Some(if lost { Health::Lost } else { Health::Unhealthy(words(rest.trim()).as_ref().into()) });
@@ -252,10 +255,18 @@ mod tests {
             let [device] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
             assert_eq!((device.pci.unwrap().to_string().as_str(), device.index), (pci, index));
             assert_eq!(device.health, Some(Health::Lost));
-            let unknown = parse(&format!("{text}Unknown Error")).unwrap();
+            let unknown = parse(&format!("{text}Unknown Error\n{text}Unknown Error")).unwrap();
+            assert_eq!(unknown.devices.len(), 1);
             assert_eq!(unknown.devices[0].health, Some(Health::Unhealthy("Unknown Error".into())));
             assert_eq!(unknown.warnings.len(), 1);
         }
+    }
+
+    #[test]
+    fn a_device_with_an_address_that_cannot_be_is_still_told_of() {
+        let snapshot = parse("Unable to determine the device handle for GPU 000:BA:80.0: Unknown Error").unwrap();
+        let [device] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
+        assert_eq!((device.pci, device.health.clone()), (None, Some(Health::Unhealthy("Unknown Error".into()))));
     }
 
     #[test]

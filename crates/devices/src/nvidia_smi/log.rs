@@ -1,6 +1,7 @@
 //! The tree of a whole answer, as devices.
 
 use super::{cell, gpu, mig, tree};
+use crate::found::Found;
 use crate::snapshot::Snapshot;
 use crate::xml::Element;
 
@@ -27,6 +28,11 @@ pub(crate) fn snapshot(root: &Element, cut: Option<&str>) -> Snapshot {
         }
         if found.pci.is_none() && found.uuid.is_none() {
             snapshot.warn(format!("GPU {place} has neither a PCI address nor a UUID"));
+        }
+        let is_same = |known: &Found| known.pci == found.pci && known.uuid == found.uuid;
+        if found.pci.is_some() && snapshot.devices.iter().any(is_same) {
+            snapshot.warn(format!("GPU {place} is listed before; only the first is taken"));
+            continue;
         }
         let instances = mig::instances(element, &found);
         for device in std::iter::once(found).chain(instances) {

@@ -39,22 +39,40 @@ pub(crate) fn name(parent: &str, profile: Option<&str>) -> String {
     profile.map_or_else(|| parent.to_owned(), |profile| format!("{parent} MIG {profile}"))
 }
 
-/// Adds what a list of devices says to an answer that has the same devices.
+/// Adds what a list of devices says to an answer about the same devices, before their links are known.
 ///
 /// Only the list has the UUIDs and profiles of instances, and it has neither their places nor the numbers of their
 /// instances, so they are brought together by the number of their GPU and their own.
 pub(crate) fn merge_list(snapshot: &mut Snapshot, list: Snapshot) {
-    let known = places(snapshot);
     let listed = places(&list);
     let mut rest = Snapshot { warnings: list.warnings, ..Snapshot::default() };
-    for (device, place) in list.devices.into_iter().zip(listed) {
-        let same = place.and_then(|place| known.iter().position(|known| *known == Some(place)));
-        match same.and_then(|same| snapshot.devices.get_mut(same)) {
-            Some(same) => fill(same, device),
-            None => drop(rest.push(device)),
+    for (device, listed) in list.devices.into_iter().zip(listed) {
+        let known = places(snapshot);
+        match (listed, known.iter().position(|known| known.is_some() && *known == listed)) {
+            (Some(_), Some(same)) => fill(&mut snapshot.devices[same], device),
+            (Some((gpu, _)), None) => add(snapshot, gpu, device),
+            (None, _) => drop(rest.push(device)),
         }
     }
     snapshot.merge(rest);
+}
+
+/// Adds an instance behind its GPU and the instances that are there already.
+fn add(snapshot: &mut Snapshot, gpu: u32, mut instance: Found) {
+    let is_parent = |device: &Found| device.index == Some(gpu) && device.partition.is_none();
+    let Some(parent) = snapshot.devices.iter().position(is_parent) else {
+        snapshot.push(instance);
+        return;
+    };
+    if let Some(parent) = snapshot.devices.get(parent) {
+        instance.pci = parent.pci;
+        instance.driver = parent.driver.clone();
+        instance.health = parent.health.clone();
+    }
+    let after = snapshot.devices.iter().skip(parent + 1).take_while(|device| device.partition.is_some()).count();
+    if let Some(last) = snapshot.push(instance) {
+        snapshot.devices[parent + 1 + after..=last].rotate_right(1);
+    }
 }
 
 /// For each device the number of its GPU and its own, where it is an instance; instances follow their GPU.

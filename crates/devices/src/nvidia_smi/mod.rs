@@ -59,6 +59,7 @@ pub const FORMS: [Form; 10] = [
 
 /// Reads whatever `nvidia-smi` printed, one run or several under their headings; `None` where it is none of it.
 pub fn parse_any(text: &str) -> Option<Result<Snapshot, SourceError>> {
+    let text = text.trim_start_matches('\u{feff}');
     if sections::looks_like(text) {
         return Some(sections::parse(text));
     }

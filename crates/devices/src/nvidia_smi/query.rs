@@ -162,8 +162,8 @@ mod tests {
         assert_eq!(instance.memory.total, Told::Value(Bytes(4864 << 20)));
         assert!(matches!(instance.partition, Some(Partition::Mig { gpu_instance: Some(7), .. })));
         let processes = instance.processes.value().unwrap();
-        assert_eq!((processes[0].pid, processes[0].doing), (21180, Doing::Compute));
-        assert_eq!(processes[0].name.as_deref(), Some("C:\\tools : x\\memhog"));
+        assert_eq!((processes[0].pid, processes[0].doing), (5001, Doing::Compute));
+        assert_eq!(processes[0].name.as_deref(), Some("C:\\tools : x\\train"));
         assert_eq!(processes[0].memory, Told::Value(Bytes(80 << 20)));
         assert!(matches!(processes[1].memory, Told::Unsupported(_)));
         assert_eq!(parent.processes.value().map(Vec::len), Some(2));

@@ -1,5 +1,6 @@
 //! Comma separated rows under a line of field names, as `--format=csv` prints them.
 
+use crate::limits;
 use crate::source::SourceError;
 use crate::told::words;
 
@@ -68,6 +69,7 @@ impl Rows {
             }
             rows.rows.push(cells);
         }
+        rows.warnings.truncate(limits::WARNINGS);
         Ok(rows)
     }
 

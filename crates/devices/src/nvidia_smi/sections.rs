@@ -2,6 +2,7 @@
 //!
 //! Any decoration makes a heading: `$ nvidia-smi -L`, `# nvidia-smi -q`, `=== nvidia-smi topo -m ===`. What one run
 //! tells is added to what the others tell. Of runs of the same command (idle and under load, say) the first is taken.
+//! What stands before the first heading is a run as well, where it looks like one.
 
 use std::collections::HashSet;
 
@@ -13,9 +14,9 @@ use crate::told::words;
 /// What people call this form.
 pub const NAME: &str = "several runs of nvidia-smi";
 
-/// Whether a text has such headings.
+/// Whether a text has such a heading with such an answer below it.
 pub fn looks_like(text: &str) -> bool {
-    text.lines().any(|line| heading(line).is_some())
+    text.lines().any(|line| heading(line).is_some()) && split(text).iter().any(|section| form(&section.body).is_some())
 }
 
 /// The devices of all runs together.
@@ -35,11 +36,10 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
     }
     // Those that tell most first: the others are filled in.
     answers.sort_by_key(|(rank, _)| *rank);
-    let Some(snapshot) = merged(answers) else {
+    let Some(mut snapshot) = merged(answers) else {
         let nothing = || SourceError::malformed(NAME, "none of them is understood");
         return Err(failed.into_iter().next().map_or_else(nothing, |(_, error)| error));
     };
-    let mut snapshot = snapshot;
     for (command, error) in failed {
         snapshot.warn(format!("{command}: {error}"));
     }
@@ -68,8 +68,8 @@ struct Section<'a> {
 }
 
 fn split(text: &str) -> Vec<Section<'_>> {
-    let mut sections: Vec<Section<'_>> = Vec::new();
-    let mut is_open = false;
+    let mut sections = vec![Section { command: "before the first heading", body: String::new() }];
+    let mut is_open = true;
     for line in text.lines() {
         if let Some(command) = heading(line) {
             sections.push(Section { command, body: String::new() });
@@ -185,6 +185,15 @@ mod tests {
         assert_eq!(snapshot.links.len(), 1);
         assert_eq!(snapshot.warnings.len(), 1, "{:?}", snapshot.warnings);
         assert!(snapshot.warnings[0].starts_with("nvidia-smi nvlink -s"), "{:?}", snapshot.warnings);
+    }
+
+    #[test]
+    fn the_first_run_needs_no_heading() {
+        let text = "GPU 0: A10 (UUID: GPU-a)\n$ nvidia-smi --query-gpu=uuid,memory.used --format=csv\n\
+                    uuid, memory.used [MiB]\nGPU-a, 5 MiB\n";
+        let snapshot = parse(text).unwrap();
+        let [device] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
+        assert_eq!((device.name.as_deref(), &device.memory.used), (Some("A10"), &Told::Value(Bytes(5 << 20))));
     }
 
     #[test]

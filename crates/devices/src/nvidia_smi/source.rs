@@ -3,7 +3,7 @@
 use gpupool_core::device::{DeviceIdentity, Health};
 
 use super::{apps, csv, errors, help, list, mig, topo, xml};
-use crate::found::{Found, Partition};
+use crate::found::Found;
 use crate::snapshot::Snapshot;
 use crate::source::{Source, SourceError, SourceKind};
 use crate::told::Told;
@@ -93,28 +93,33 @@ impl NvidiaSmi {
         let answer = xml::parse(&self.run(&["-q", "-x"])?);
         match answer {
             Err(SourceError::Malformed { .. }) => self.devices_without_xml(),
-            Ok(snapshot) if is_silenced(&snapshot) => self.one_by_one(snapshot),
+            Ok(snapshot) if is_silenced(&snapshot) => Ok(self.one_by_one(snapshot)),
             answer => answer,
         }
     }
 
     /// Asks for each GPU alone: one that does not answer can keep the tool from telling of any other.
-    fn one_by_one(&mut self, mut snapshot: Snapshot) -> Result<Snapshot, SourceError> {
+    fn one_by_one(&mut self, silenced: Snapshot) -> Snapshot {
+        let mut snapshot = Snapshot::default();
         for number in 0..ASKED_ONE_BY_ONE {
-            let text = self.run(&["-q", "-x", "-i", &number.to_string()])?;
-            match xml::parse(&text) {
+            let text = self.run(&["-q", "-x", "-i", &number.to_string()]);
+            match text.and_then(|text| xml::parse(&text)) {
                 Ok(alone) if alone.devices.is_empty() => break,
                 Ok(alone) => {
+                    // What it warns of is that it shows one of many, which is also why it does not number it.
                     let mut alone = Snapshot { devices: alone.devices, ..Snapshot::default() };
-                    // It shows one of many, so it does not number it.
                     let gpus = alone.devices.iter_mut().filter(|device| device.partition.is_none());
                     gpus.for_each(|device| device.index = Some(number));
                     snapshot.merge(alone);
                 }
-                Err(_) => break,
+                Err(error) => {
+                    snapshot.warn(format!("GPU {number}: {error}"));
+                    break;
+                }
             }
         }
-        Ok(snapshot)
+        snapshot.merge(silenced);
+        snapshot
     }
 
     /// The devices by a table of fields, leaving out those the tool does not know.
@@ -185,8 +190,7 @@ impl NvidiaSmi {
                 failed
             })
         };
-        let is_instance = |device: &Found| matches!(device.partition, Some(Partition::Mig { .. }));
-        let has_instances = snapshot.devices.iter().any(is_instance);
+        let has_instances = snapshot.devices.iter().any(|device| device.mig == Some(true));
         Lasting {
             of,
             matrix: if snapshot.devices.is_empty() { Snapshot::default() } else { ask(&["topo", "-m"], topo::parse) },
@@ -208,4 +212,131 @@ fn said(output: Output) -> String {
     }
     let messages = output.stderr.lines().filter(|line| errors::looks_like(line));
     messages.fold(output.stdout, |text, line| text + "\n" + line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpupool_core::units::Bytes;
+    use std::fs;
+    use std::path::Path;
+    use std::process::Command;
+    use std::time::Duration;
+
+    const TWO: &str = include_str!("../../tests/fixtures/nvidia_smi/two_gpus.xml");
+    const MATRIX: &str = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV4\t0-7\t0\nGPU1\tNV4\t X \t0-7\t1\n";
+
+    /// A tool that answers each of these commands with a text, any other with an error, and keeps a log of them.
+    fn tool(folder: &Path, answers: &[(&str, &str)]) -> NvidiaSmi {
+        let mut script =
+            String::from("#!/bin/sh\ncd \"$(dirname \"$0\")\" || exit 1\necho \"$*\" >> log\ncase \"$*\" in\n");
+        for (number, (command, answer)) in answers.iter().enumerate() {
+            fs::write(folder.join(number.to_string()), answer).unwrap();
+            script += &format!("'{command}') cat {number} ;;\n");
+        }
+        script += "*) echo \"ERROR: Option $1 is not recognized.\"; exit 2 ;;\nesac\n";
+        let path = folder.join("nvidia-smi");
+        // Another process writes it: a file that a test of this process has open for writing cannot be run.
+        fs::write(folder.join("script"), script).unwrap();
+        let copy = Command::new("install").args(["-m", "755"]).arg(folder.join("script")).arg(&path).status();
+        assert!(copy.unwrap().success());
+        NvidiaSmi::new(Tool::new(path, Duration::from_secs(60)))
+    }
+
+    fn asked(folder: &Path, command: &str) -> usize {
+        fs::read_to_string(folder.join("log")).unwrap().lines().filter(|line| *line == command).count()
+    }
+
+    #[test]
+    fn one_run_tells_everything_and_the_links_are_asked_for_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut source = tool(folder.path(), &[("-q -x", TWO), ("topo -m", MATRIX)]);
+        let first = source.read().unwrap();
+        assert_eq!(first.devices.len(), 2);
+        assert_eq!((first.links.len(), first.devices[1].numa), (1, Some(1)));
+        assert_eq!(first.warnings, Vec::<String>::new());
+        assert_eq!(source.read().unwrap(), first);
+        assert_eq!((asked(folder.path(), "-q -x"), asked(folder.path(), "topo -m")), (2, 1));
+    }
+
+    #[test]
+    fn without_a_matrix_there_is_a_warning_and_no_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let snapshot = tool(folder.path(), &[("-q -x", TWO)]).read().unwrap();
+        assert_eq!((snapshot.devices.len(), snapshot.links.len(), snapshot.warnings.len()), (2, 0, 1));
+        assert!(snapshot.warnings[0].contains("topo -m"));
+    }
+
+    #[test]
+    fn a_mismatch_of_versions_is_said_to_be_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "Failed to initialize NVML: Driver/library version mismatch";
+        let error = tool(folder.path(), &[("-q -x", text)]).read().unwrap_err();
+        assert_eq!(error.code(), "driver_library_mismatch");
+        assert_eq!(asked(folder.path(), "--help-query-gpu"), 0);
+    }
+
+    #[test]
+    fn a_gpu_that_is_lost_keeps_its_name_and_loses_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let lost = "Unable to determine the device handle for GPU 0001:E1:00.0: GPU is lost.  Reboot the system to \
+                    recover this GPU";
+        let (head, gpus) = TWO.split_at(TWO.find("<gpu ").unwrap());
+        let second = gpus.rfind("<gpu ").unwrap();
+        let first = format!("{head}{}</nvidia_smi_log>", &gpus[..second]);
+        let mut source =
+            tool(folder.path(), &[("-q -x", &TWO.replace("00010000:E1", "00000001:E1")), ("topo -m", MATRIX)]);
+        source.read().unwrap();
+        let nothing = "No devices were found";
+        let dark = [("-q -x", lost), ("-q -x -i 0", &first), ("-q -x -i 1", lost), ("-q -x -i 2", nothing)];
+        source.tool = tool(folder.path(), &dark).tool;
+        let snapshot = source.read().unwrap();
+        let [well, lost] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
+        assert_eq!((well.index, well.health.clone()), (Some(0), Some(Health::Healthy)));
+        assert_eq!((lost.index, lost.health.clone()), (Some(1), Some(Health::Lost)));
+        assert_eq!(lost.uuid.as_deref(), Some("GPU-bbbbbbbb-0000-1111-2222-333333333333"));
+        assert_eq!(snapshot.links.len(), 1, "the devices are the same, so the matrix still holds");
+    }
+
+    #[test]
+    fn without_xml_a_table_of_the_known_fields_is_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let help = "List of valid properties to query for the switch \"--query-gpu\":\n\n\"index\"\nx\n\n\"uuid\" or \
+                    \"gpu_uuid\"\nx\n\n\"memory.used\"\nx\n\n\"power.draw\"\nx\n";
+        let table = "index, uuid, memory.used [MiB]\n0, GPU-a, 5 MiB\n1, GPU-b, 6 MiB\n";
+        let processes = "gpu_uuid, gpu_bus_id, pid, process_name, used_gpu_memory [MiB]\nGPU-b, 01:00.0, 7, x, 6 MiB\n";
+        let answers = [
+            ("--help-query-gpu", help),
+            (
+                "--query-gpu=index,uuid,memory.used,power.draw --format=csv",
+                "Field \"power.draw\" is not a valid field to query.\n",
+            ),
+            ("--query-gpu=index,uuid,memory.used --format=csv", table),
+            ("--query-compute-apps=gpu_uuid,gpu_bus_id,pid,process_name,used_memory --format=csv", processes),
+            ("topo -m", MATRIX),
+        ];
+        let mut source = tool(folder.path(), &answers);
+        let snapshot = source.read().unwrap();
+        assert_eq!(snapshot.devices[0].memory.used, Told::Value(Bytes(5 << 20)));
+        assert_eq!(snapshot.devices[0].processes, Told::Value(Vec::new()));
+        assert_eq!(snapshot.devices[1].processes.value().unwrap()[0].pid, 7);
+        assert_eq!(snapshot.links.len(), 1);
+        assert_eq!(source.read().unwrap(), snapshot);
+        assert_eq!((asked(folder.path(), "--help-query-gpu"), asked(folder.path(), answers[1].0)), (1, 1));
+    }
+
+    #[test]
+    fn instances_get_their_uuids_from_the_list() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = "<nvidia_smi_log><gpu id=\"01:00.0\"><product_name>A100</product_name><uuid>GPU-a</uuid><mig_mode>\
+                   <current_mig>Enabled</current_mig></mig_mode><mig_devices><mig_device><index>0</index>\
+                   <gpu_instance_id>7</gpu_instance_id></mig_device></mig_devices></gpu></nvidia_smi_log>";
+        let list =
+            "GPU 0: A100 (UUID: GPU-a)\n  MIG 1g.5gb Device 0: (UUID: MIG-b)\n  MIG 1g.5gb Device 1: (UUID: MIG-c)\n";
+        let mut source = tool(folder.path(), &[("-q -x", log), ("-L", list), ("topo -m", MATRIX)]);
+        let snapshot = source.read().unwrap();
+        let uuids: Vec<_> = snapshot.devices.iter().map(|device| device.uuid.as_deref()).collect();
+        assert_eq!(uuids, [Some("GPU-a"), Some("MIG-b"), Some("MIG-c")]);
+        assert!(snapshot.devices.iter().all(|device| device.pci == snapshot.devices[0].pci && device.numa == Some(0)));
+    }
 }

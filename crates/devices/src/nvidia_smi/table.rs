@@ -2,6 +2,7 @@
 
 use super::{errors, log, tree};
 use crate::address;
+use crate::limits;
 use crate::snapshot::Snapshot;
 use crate::source::SourceError;
 use crate::xml::Element;
@@ -93,7 +94,10 @@ impl Table {
 
     fn read_gpu(&mut self, cells: &[&str]) {
         if let Some(gpu) = gpu(cells) {
-            self.root.children.push(gpu);
+            // One beyond the bound is enough to be warned of.
+            if self.root.children.len() <= limits::DEVICES + 1 {
+                self.root.children.push(gpu);
+            }
             self.line_of_gpu = 1;
             return;
         }
@@ -281,31 +285,31 @@ mod tests {
         assert_eq!(snapshot.warnings, Vec::<String>::new());
         let [unified, parent, instance] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
         assert_eq!(unified.name.as_deref(), Some("NVIDIA GB10"));
-        assert_eq!(unified.pci.unwrap().to_string(), "000f:01:00.0");
-        assert_eq!(unified.driver.as_deref(), Some("580.82.09"));
+        assert_eq!(unified.pci.unwrap().to_string(), "000a:03:00.0");
+        assert_eq!(unified.driver.as_deref(), Some("581.10.01"));
         assert!(unified.memory.unified);
         assert_eq!(unified.memory.total, Told::Unsupported("Not Supported".into()));
         assert_eq!(
             (&unified.power, &unified.power_limit),
-            (&Told::Value(Watts(10_000)), &Told::Unsupported("N/A".into()))
+            (&Told::Value(Watts(13_000)), &Told::Unsupported("N/A".into()))
         );
-        assert_eq!((&unified.temperature_c, &unified.utilization), (&Told::Value(44), &Told::Value(Percent(0))));
+        assert_eq!((&unified.temperature_c, &unified.utilization), (&Told::Value(47), &Told::Value(Percent(0))));
         assert_eq!((unified.mig, unified.health.clone()), (None, Some(Health::Healthy)));
         let processes = unified.processes.value().unwrap();
-        assert_eq!((processes[0].pid, processes[0].doing), (3405, Doing::Graphics));
-        assert_eq!(processes[1].name.as_deref(), Some("...m Files\\NZXT CAM\\NZXT CAM.exe"));
+        assert_eq!((processes[0].pid, processes[0].doing), (1111, Doing::Graphics));
+        assert_eq!(processes[1].name.as_deref(), Some("...gram Files\\My Tool\\My Tool.exe"));
         assert!(matches!(processes[1].memory, Told::Unsupported(_)));
         assert_eq!((parent.index, parent.mig), (Some(1), Some(true)));
         assert_eq!(parent.name.as_deref(), Some("NVIDIA H100 80GB ..."));
         assert_eq!(parent.utilization, Told::Unsupported("N/A".into()));
         assert_eq!(parent.memory.used_means, UsedMeans::WithoutReserved);
-        assert_eq!(instance.memory.total, Told::Value(Bytes(20096 << 20)));
-        assert_eq!(instance.memory.used, Told::Value(Bytes(17 << 20)));
+        assert_eq!(instance.memory.total, Told::Value(Bytes(20000 << 20)));
+        assert_eq!(instance.memory.used, Told::Value(Bytes(21 << 20)));
         assert!(matches!(
             instance.partition,
             Some(Partition::Mig { gpu_instance: Some(3), compute_instance: Some(0), .. })
         ));
-        assert_eq!(instance.processes.value().unwrap()[0].pid, 21180);
+        assert_eq!(instance.processes.value().unwrap()[0].pid, 33333);
     }
 
     #[test]
@@ -313,11 +317,11 @@ mod tests {
         let snapshot = parse(OLD).unwrap();
         let [first, second] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
         assert_eq!(first.name.as_deref(), Some("GeForce GTX 1070"));
-        assert_eq!(first.memory.total, Told::Value(Bytes(8114 << 20)));
+        assert_eq!(first.memory.total, Told::Value(Bytes(8000 << 20)));
         assert_eq!(first.memory.used_means, UsedMeans::WithReserved);
-        assert_eq!(first.power, Told::Value(Watts(40_000)));
-        assert_eq!(first.power_limit, Told::Value(Watts(210_000)));
-        assert_eq!(first.processes.value().unwrap()[0].memory, Told::Value(Bytes(1025 << 20)));
+        assert_eq!(first.power, Told::Value(Watts(41_000)));
+        assert_eq!(first.power_limit, Told::Value(Watts(180_000)));
+        assert_eq!(first.processes.value().unwrap()[0].memory, Told::Value(Bytes(1024 << 20)));
         assert_eq!(second.temperature_c, Told::Failed("ERR!".into()));
         assert_eq!(second.utilization, Told::Failed("ERR!".into()));
         assert_eq!(second.power_limit, Told::Failed("ERR!".into()));
@@ -326,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_list_of_processes_that_is_cut_off_is_no_list() {
-        let cut = NEW.find("21180").unwrap();
+        let cut = NEW.find("33333").unwrap();
         let snapshot = parse(&NEW[..cut]).unwrap();
         assert_eq!(snapshot.devices.len(), 3);
         assert!(snapshot.devices.iter().all(|device| device.processes.is_absent()));

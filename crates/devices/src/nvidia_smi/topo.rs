@@ -82,10 +82,24 @@ pub(crate) fn join(snapshot: &mut Snapshot, matrix: &Snapshot) {
             known.numa = known.numa.or(device.numa);
         }
     }
-    for link in &matrix.links {
-        if let (Some(&Some(a)), Some(&Some(b))) = (places.get(link.a), places.get(link.b)) {
-            snapshot.link(a, b, link.kind);
+    // An instance is where its GPU is, which stands before it.
+    let mut numa = None;
+    for device in &mut snapshot.devices {
+        match device.partition {
+            Some(_) => device.numa = device.numa.or(numa),
+            None => numa = device.numa,
         }
+    }
+    let here = |link: &FoundLink| {
+        let (a, b) = ((*places.get(link.a)?)?, (*places.get(link.b)?)?);
+        Some(FoundLink { a: a.min(b), b: a.max(b), kind: link.kind })
+    };
+    // A matrix has each pair once, so there is nothing to compare with where no other source gave links.
+    let links = matrix.links.iter().filter_map(here);
+    if snapshot.links.is_empty() {
+        snapshot.links = links.collect();
+    } else {
+        links.for_each(|link| snapshot.link(link.a, link.b, link.kind));
     }
     for warning in &matrix.warnings {
         snapshot.warn(warning.clone());

@@ -26,7 +26,7 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
             let found = if document.root.name.is_empty() { "no XML" } else { &document.root.name };
             return Err(SourceError::malformed(NAME, format!("it should hold <{ROOT}> and holds {found}")));
         }
-        if is_cut_inside_a_text(text) {
+        if document.broken.is_some() && is_cut_inside_a_text(text) {
             last_leaf(&mut document.root).text.clear();
         }
         Ok(log::snapshot(&document.root, document.broken.as_deref()))
@@ -195,6 +195,18 @@ mod tests {
         assert_eq!(snapshot.devices[1].memory.total, Told::ABSENT);
         assert_eq!(snapshot.devices[1].index, Some(1));
         assert!(snapshot.warnings[0].contains("ends early"), "{:?}", snapshot.warnings);
+    }
+
+    #[test]
+    fn what_stands_around_a_document_does_not_matter() {
+        assert_eq!(parse(&format!("warning: old\n{WHOLE}\nConnection closed.")), parse(WHOLE));
+    }
+
+    #[test]
+    fn a_device_that_is_listed_twice_is_one() {
+        let gpu = "<gpu id=\"00000000:01:00.0\"><uuid>GPU-a</uuid></gpu>";
+        let snapshot = parse(&format!("<nvidia_smi_log>{gpu}{gpu}</nvidia_smi_log>")).unwrap();
+        assert_eq!((snapshot.devices.len(), snapshot.warnings.len()), (1, 1));
     }
 
     #[test]

@@ -1,0 +1,50 @@
+//! Whatever happens to a text of `nvidia-smi` on its way, reading it ends with devices or an error.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use gpupool_devices::nvidia_smi::{FORMS, parse_any, sections};
+use proptest::prelude::*;
+
+const TEXTS: [&str; 7] = [
+    include_str!("fixtures/nvidia_smi/two_gpus.xml"),
+    include_str!("fixtures/nvidia_smi/mig.query.txt"),
+    include_str!("fixtures/nvidia_smi/mig.table.txt"),
+    include_str!("fixtures/nvidia_smi/old.table.txt"),
+    include_str!("fixtures/nvidia_smi/sections.txt"),
+    "index, uuid, name, memory.used [MiB]\n0, GPU-a, \"A, B\", 5 MiB\n1, GPU-b, [N/A], [GPU is lost]\n\
+     Unable to determine the device handle for GPU2: 0000:41:00.0: Unknown Error\n",
+    "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m\nGPU0\t X \tNV4\tPIX\t0-7\t0\nGPU1\tNV4\t X \tSYS\t0-7\t1\n",
+];
+
+fn read_by_everything(text: &str) {
+    let _ = parse_any(text);
+    let _ = sections::parse(text);
+    for form in FORMS {
+        let _ = (form.looks_like)(text);
+        let _ = (form.parse)(text);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_damaged_text_is_read_or_refused(
+        which in 0..TEXTS.len(),
+        cut in any::<prop::sample::Index>(),
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+    ) {
+        let mut bytes = TEXTS[which].as_bytes().to_vec();
+        for (place, value) in flips {
+            let place = place.index(bytes.len());
+            bytes[place] = value;
+        }
+        bytes.truncate(cut.index(bytes.len() + 1));
+        read_by_everything(&String::from_utf8_lossy(&bytes));
+    }
+
+    #[test]
+    fn any_text_is_read_or_refused(text in "\\PC{0,200}") {
+        read_by_everything(&text);
+    }
+}
