@@ -4,7 +4,7 @@
 #![allow(non_snake_case, missing_docs, reason = "the names are NVIDIA's, and so is what they mean")]
 #![allow(clippy::missing_safety_doc, reason = "each is as safe as NVIDIA's function of that name")]
 
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_uint, c_ulonglong, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -100,17 +100,6 @@ pub extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uin
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) -> Code {
     code(world::scenario("nvmlSystemGetNVMLVersion").and_then(|it| put_text(version, length, &it.driver)))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) -> Code {
-    code(world::scenario("nvmlSystemGetCudaDriverVersion_v2").and_then(|_| put(version, 12_080)))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn nvmlSystemGetProcessName(pid: c_uint, name: *mut c_char, length: c_uint) -> Code {
-    let answer = world::scenario("nvmlSystemGetProcessName");
-    code(answer.and_then(|_| put_text(name, length, &format!("process-{pid}"))))
 }
 
 #[unsafe(no_mangle)]
