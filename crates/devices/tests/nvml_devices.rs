@@ -144,6 +144,12 @@ fn an_older_library_is_asked_with_its_own_functions_and_what_used_means_is_said(
 }
 
 #[test]
+fn a_newer_library_is_asked_with_what_it_has_instead() {
+    let snapshot = Machine::without(server(1), &["nvmlDeviceGetTemperature"]).read();
+    assert_eq!(snapshot.devices[0].temperature_c, Told::Value(30));
+}
+
+#[test]
 fn a_function_the_driver_refuses_though_the_library_has_it_is_replaced_too() {
     let mut scenario = server(1);
     for name in SINCE_510 {

@@ -262,7 +262,6 @@ fn bad_memory_counts_when_it_waits_for_a_reset_or_could_not_be_replaced() {
     machine.change(|it| {
         let rows = |pending, failed| Some(Remapped { uncorrectable: 3, pending, failed, ..Remapped::default() });
         it.devices[0].remapped = rows(false, false);
-        it.devices[0].uncorrected = Some(12);
         it.devices[1].remapped = rows(true, false);
         it.devices[2].remapped = rows(true, true);
         (it.devices[3].remapped, it.devices[3].retired_pending) = (None, Some(true));

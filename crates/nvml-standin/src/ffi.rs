@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use nvml_wrapper_sys::bindings as nvml;
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlDeviceAttributes_t, nvmlEventData_t, nvmlEventSet_t, nvmlMemory_t, nvmlMemory_v2_t,
-    nvmlPciInfo_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlUtilization_t,
+    nvmlPciInfo_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlTemperature_t, nvmlUtilization_t,
 };
 
 use crate::scenario::{Link, LinkEnd, Memory, Process, Scenario};
@@ -237,15 +237,11 @@ pub extern "C" fn nvmlDeviceGetTemperature(device: nvmlDevice_t, _sensor: c_uint
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceGetTotalEccErrors(
-    device: nvmlDevice_t,
-    kind: c_uint,
-    _since: c_uint,
-    count: *mut c_ulonglong,
-) -> Code {
-    about("nvmlDeviceGetTotalEccErrors", device, |it, _| {
-        let uncorrected = it.device.uncorrected.ok_or(NOT_SUPPORTED)?;
-        put(count, if kind == 1 { uncorrected } else { 0 })
+pub extern "C" fn nvmlDeviceGetTemperatureV(device: nvmlDevice_t, temperature: *mut nvmlTemperature_t) -> Code {
+    about("nvmlDeviceGetTemperatureV", device, |it, _| {
+        let celsius = it.device.temperature_c.ok_or(NOT_SUPPORTED)? as i32;
+        let version = (size_of::<nvmlTemperature_t>() | 1 << 24) as u32;
+        put(temperature, nvmlTemperature_t { version, sensorType: 0, temperature: celsius })
     })
 }
 

@@ -82,7 +82,7 @@ fn drawing(library: &Library, device: Handle, room: &mut Room) -> Answer<ByPid> 
 /// The answer, unless an older function may do better.
 fn newer(answer: Answer<ByPid>) -> Option<Answer<ByPid>> {
     match answer {
-        Err(code) if code.wants_older_function() => None,
+        Err(code) if code.wants_other_function() => None,
         answer => Some(answer),
     }
 }

@@ -99,8 +99,8 @@ impl Session {
                 snapshot.link(a, b, kind);
             }
         }
-        // A library that knows no device may just have looked too early.
-        self.stale |= count == 0;
+        // A library that knows no device may just have looked too early, as may have a device that cannot say who it is.
+        self.stale |= count == 0 || self.opened.iter().any(|device| device.is_unsure);
         Ok(snapshot)
     }
 
@@ -111,8 +111,8 @@ impl Session {
 
     /// Whether a device that could not be opened can be now.
     fn is_any_back(&self) -> bool {
-        let bad = self.closed.iter().filter(|device| device.code.against_at_opening() != Against::Field);
-        bad.filter_map(|device| device.index).any(|index| self.library.device(index).is_ok())
+        let mut counted = self.closed.iter().filter_map(|device| device.index);
+        counted.any(|index| self.library.device(index).is_ok())
     }
 
     fn is_any_cut_differently(&self) -> Answer<bool> {
