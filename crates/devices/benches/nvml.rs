@@ -1,1 +1,104 @@
-fn main() {}
+//! What one reading of eight devices costs beyond the time of the library itself.
+//!
+//! The same questions are asked once through the source and once straight from the library (a stand-in); the
+//! difference is what the source adds. It should stay below 200 µs.
+
+#![allow(unsafe_code, reason = "asks the library without anything between")]
+#![allow(clippy::unwrap_used, reason = "a benchmark may panic")]
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use gpupool_devices::nvml::Nvml;
+use gpupool_devices::{Places, Source};
+use nvml_standin::machines::server;
+use nvml_wrapper_sys::bindings as raw;
+
+const DEVICES: u32 = 8;
+const READINGS: usize = 2_000;
+
+fn main() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = nvml_standin::install(folder.path(), &server(DEVICES), &[]).unwrap();
+    let places = Places { nvml: library.clone(), sys: folder.path().join("sys"), ..Places::default() };
+
+    let mut source = Nvml::new(&places);
+    let first = Instant::now();
+    assert_eq!(source.read().unwrap().devices.len(), DEVICES as usize);
+    let first = first.elapsed();
+    let whole = median(|| drop(black_box(source.read().unwrap())));
+
+    let bare = Bare::new(&library);
+    let alone = median(|| bare.ask());
+
+    println!("first reading of {DEVICES} devices, with loading the library: {first:?}");
+    println!("one reading of {DEVICES} devices:                             {whole:?}");
+    println!("the library's calls alone:                            {alone:?}");
+    println!("added:                                                {:?}", whole.saturating_sub(alone));
+}
+
+fn median(mut run: impl FnMut()) -> Duration {
+    let mut times: Vec<Duration> = (0..READINGS)
+        .map(|_| {
+            let start = Instant::now();
+            run();
+            start.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    times[READINGS / 2]
+}
+
+/// The library with nothing around it.
+struct Bare {
+    wrapper: nvml_wrapper::Nvml,
+    devices: Vec<raw::nvmlDevice_t>,
+    events: raw::nvmlEventSet_t,
+}
+
+impl Bare {
+    fn new(path: &std::path::Path) -> Self {
+        let wrapper = nvml_wrapper::Nvml::builder().lib_path(path.as_os_str()).init().unwrap();
+        let mut devices = vec![std::ptr::null_mut(); DEVICES as usize];
+        let mut events = std::ptr::null_mut();
+        let library = wrapper.lib();
+        // SAFETY: each call writes a handle.
+        unsafe {
+            for (index, device) in (0..).zip(&mut devices) {
+                assert_eq!(library.nvmlDeviceGetHandleByIndex_v2(index, device), 0);
+            }
+            assert_eq!(library.nvmlEventSetCreate(&mut events), 0);
+        }
+        Self { wrapper, devices, events }
+    }
+
+    /// Every question of one reading.
+    fn ask(&self) {
+        let library = self.wrapper.lib();
+        let mut room = [[0_u64; 3]; 64];
+        // SAFETY: every call gets room for what it writes.
+        unsafe {
+            let (mut a, mut b, mut c, mut d) = (0, 0, 0, 0);
+            let mut event = std::mem::zeroed();
+            library.nvmlDeviceGetCount_v2(&mut a);
+            library.nvmlEventSetWait_v2(self.events, &mut event, 0);
+            for &device in &self.devices {
+                let mut memory: raw::nvmlMemory_v2_t = std::mem::zeroed();
+                memory.version = (size_of::<raw::nvmlMemory_v2_t>() | 2 << 24) as u32;
+                let mut rates = std::mem::zeroed();
+                library.nvmlDeviceGetMigMode(device, &mut a, &mut b);
+                library.nvmlDeviceGetPowerManagementLimit(device, &mut a);
+                library.nvmlDeviceGetMemoryInfo_v2(device, &mut memory);
+                library.nvmlDeviceGetUtilizationRates(device, &mut rates);
+                library.nvmlDeviceGetTemperature(device, 0, &mut a);
+                library.nvmlDeviceGetPowerUsage(device, &mut a);
+                let mut count = room.len() as u32;
+                library.nvmlDeviceGetComputeRunningProcesses_v3(device, &mut count, room.as_mut_ptr().cast());
+                let mut count = room.len() as u32;
+                library.nvmlDeviceGetGraphicsRunningProcesses_v3(device, &mut count, room.as_mut_ptr().cast());
+                library.nvmlDeviceGetRemappedRows(device, &mut a, &mut b, &mut c, &mut d);
+            }
+            black_box((a, b, c, d, event, room));
+        }
+    }
+}

@@ -4,14 +4,14 @@
 #![allow(non_snake_case, missing_docs, reason = "the names are NVIDIA's, and so is what they mean")]
 #![allow(clippy::missing_safety_doc, reason = "each is as safe as NVIDIA's function of that name")]
 
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_uint, c_ulonglong, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use nvml_wrapper_sys::bindings as nvml;
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlDeviceAttributes_t, nvmlEventData_t, nvmlEventSet_t, nvmlMemory_t, nvmlMemory_v2_t,
-    nvmlPciInfo_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlUtilization_t,
+    nvmlPciInfo_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlTemperature_t, nvmlUtilization_t,
 };
 
 use crate::scenario::{Link, LinkEnd, Memory, Process, Scenario};
@@ -100,17 +100,6 @@ pub extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uin
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) -> Code {
     code(world::scenario("nvmlSystemGetNVMLVersion").and_then(|it| put_text(version, length, &it.driver)))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) -> Code {
-    code(world::scenario("nvmlSystemGetCudaDriverVersion_v2").and_then(|_| put(version, 12_080)))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn nvmlSystemGetProcessName(pid: c_uint, name: *mut c_char, length: c_uint) -> Code {
-    let answer = world::scenario("nvmlSystemGetProcessName");
-    code(answer.and_then(|_| put_text(name, length, &format!("process-{pid}"))))
 }
 
 #[unsafe(no_mangle)]
@@ -248,15 +237,11 @@ pub extern "C" fn nvmlDeviceGetTemperature(device: nvmlDevice_t, _sensor: c_uint
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceGetTotalEccErrors(
-    device: nvmlDevice_t,
-    kind: c_uint,
-    _since: c_uint,
-    count: *mut c_ulonglong,
-) -> Code {
-    about("nvmlDeviceGetTotalEccErrors", device, |it, _| {
-        let uncorrected = it.device.uncorrected.ok_or(NOT_SUPPORTED)?;
-        put(count, if kind == 1 { uncorrected } else { 0 })
+pub extern "C" fn nvmlDeviceGetTemperatureV(device: nvmlDevice_t, temperature: *mut nvmlTemperature_t) -> Code {
+    about("nvmlDeviceGetTemperatureV", device, |it, _| {
+        let celsius = it.device.temperature_c.ok_or(NOT_SUPPORTED)? as i32;
+        let version = (size_of::<nvmlTemperature_t>() | 1 << 24) as u32;
+        put(temperature, nvmlTemperature_t { version, sensorType: 0, temperature: celsius })
     })
 }
 

@@ -30,7 +30,6 @@ pub fn server_gpu(number: u32) -> StandIn {
         power_mw: Some(70_125 + 1_000 * number),
         power_limit_mw: Some(700_000),
         remapped: Some(Remapped::default()),
-        uncorrected: Some(0),
         tells_xids: true,
         compute: vec![Process { pid: 4_000 + number, memory: 1_000 * MIB * u64::from(number) }],
         links: (0..18).map(to_switch).collect(),

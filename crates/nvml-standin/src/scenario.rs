@@ -54,8 +54,6 @@ pub struct StandIn {
     pub remapped: Option<Remapped>,
     /// Whether retired pages wait for a reset.
     pub retired_pending: Option<bool>,
-    /// Memory errors since the last reset that could not be corrected.
-    pub uncorrected: Option<u64>,
     /// Whether it can tell of Xids.
     pub tells_xids: bool,
     /// Processes that compute.

@@ -69,7 +69,7 @@ impl Code {
     }
 
     /// Whether another version of the function may do.
-    pub fn wants_older_function(self) -> bool {
+    pub fn wants_other_function(self) -> bool {
         matches!(self, Self::FUNCTION_NOT_FOUND | Self::VERSION_OF_ARGUMENT | Self::DEPRECATED)
     }
 

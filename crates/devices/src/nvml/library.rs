@@ -5,7 +5,6 @@
 
 #![allow(unsafe_code, reason = "calls into NVIDIA's C library")]
 
-use std::cell::Cell;
 use std::ffi::{OsStr, c_char, c_uint, c_ulonglong};
 
 use nvml_wrapper::Nvml as Wrapper;
@@ -64,8 +63,6 @@ pub(super) struct XidEvent {
 /// The library, loaded and initialised.
 pub(super) struct Library {
     wrapper: Wrapper,
-    /// Set once the library refused the newer function of memory, though it has one.
-    old_memory: Cell<bool>,
 }
 
 type NumberCall<T> = unsafe extern "C" fn(nvmlDevice_t, *mut T) -> nvmlReturn_t;
@@ -77,7 +74,7 @@ impl Library {
     pub fn open(path: &OsStr) -> Result<Self, SourceError> {
         let missing = |why: String| SourceError::NotHere { what: path.display().to_string().into(), why };
         match Wrapper::builder().lib_path(path).init() {
-            Ok(wrapper) => Ok(Self { wrapper, old_memory: Cell::new(false) }),
+            Ok(wrapper) => Ok(Self { wrapper }),
             Err(NvmlError::LibloadingError(error)) => Err(missing(error.to_string())),
             Err(NvmlError::FailedToLoadSymbol(why)) => Err(missing(why)),
             Err(error) => Err(Code::from(error).failure("initialising NVML")),
@@ -124,11 +121,9 @@ impl Library {
     }
 
     pub fn memory(&self, device: Handle) -> Answer<MemoryInfo> {
-        if !self.old_memory.get() {
-            match self.newer_memory(device) {
-                Err(code) if code.wants_older_function() => self.old_memory.set(true),
-                answer => return answer,
-            }
+        match self.newer_memory(device) {
+            Err(code) if code.wants_other_function() => {}
+            answer => return answer,
         }
         let call = present(&self.functions().nvmlDeviceGetMemoryInfo)?;
         let empty = nvml::nvmlMemory_t { total: 0, free: 0, used: 0 };
@@ -154,12 +149,21 @@ impl Library {
         out(empty, |rates| unsafe { call(device.0, rates) }).map(|rates| rates.gpu)
     }
 
-    /// In °C.
-    pub fn temperature(&self, device: Handle) -> Answer<u32> {
-        let call = present(&self.functions().nvmlDeviceGetTemperature)?;
+    /// In °C, from the function newer drivers want to do without, or else from the one they have instead.
+    pub fn temperature(&self, device: Handle) -> Answer<i32> {
         let sensor = nvml::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
-        // SAFETY: the function writes a number.
-        out(0, |celsius| unsafe { call(device.0, sensor, celsius) })
+        let older = present(&self.functions().nvmlDeviceGetTemperature)
+            // SAFETY: the function writes a number.
+            .and_then(|call| out(0, |celsius| unsafe { call(device.0, sensor, celsius) }));
+        match older {
+            Err(code) if code.wants_other_function() => {}
+            answer => return answer.map(|celsius| celsius.try_into().unwrap_or(i32::MAX)),
+        }
+        let call = present(&self.functions().nvmlDeviceGetTemperatureV)?;
+        let version = (size_of::<nvml::nvmlTemperature_t>() | 1 << 24) as c_uint;
+        let empty = nvml::nvmlTemperature_t { version, sensorType: sensor, temperature: 0 };
+        // SAFETY: the function writes the struct of the version that is named in it.
+        out(empty, |info| unsafe { call(device.0, info) }).map(|info| info.temperature)
     }
 
     /// In mW.
@@ -244,7 +248,7 @@ impl Library {
         let functions = self.functions();
         let newer = numbered(&functions.nvmlDeviceGetNvLinkRemotePciInfo_v2, device, link, no_pci());
         let info = match newer {
-            Err(code) if code.wants_older_function() => {
+            Err(code) if code.wants_other_function() => {
                 numbered(&functions.nvmlDeviceGetNvLinkRemotePciInfo, device, link, no_pci())
             }
             answer => answer,

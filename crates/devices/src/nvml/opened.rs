@@ -18,6 +18,8 @@ pub(super) struct Opened {
     pub instances: Vec<Instance>,
     pub repair: Repair,
     pub has_power_limit: bool,
+    /// Set where it failed to say who it is or how it is cut, though it can.
+    pub is_unsure: bool,
 }
 
 /// A MIG instance of a device.
@@ -46,12 +48,14 @@ impl Opened {
         let mut facts = Found::new(Vendor::Nvidia);
         facts.index = Some(index);
         facts.driver = driver.cloned();
-        facts.uuid = fact(library.uuid(handle))?.map(Into::into);
+        let (uuid, pci, mig) = (library.uuid(handle), library.pci(handle), library.mig_mode(handle));
+        let is_unsure = [uuid.as_ref().err(), pci.as_ref().err(), mig.as_ref().err()].into_iter().flatten().any(passes);
+        facts.uuid = fact(uuid)?.map(Into::into);
         facts.name = fact(library.name(handle))?.map(Into::into);
-        facts.pci = fact(library.pci(handle))?.and_then(|text| address::parse(&text));
+        facts.pci = fact(pci)?.and_then(|text| address::parse(&text));
         facts.minor = fact(library.minor(handle))?;
         facts.numa = facts.pci.and_then(|pci| numa(sys, pci));
-        facts.mig = fact(library.mig_mode(handle))?;
+        facts.mig = fact(mig)?;
         let repair = match (library.remapped_rows(handle), library.retired_pages_pending(handle)) {
             (Err(code), Err(_)) if is_unsupported(code) => Repair::Untold,
             (Err(code), Ok(_)) if is_unsupported(code) => Repair::Pages,
@@ -59,7 +63,7 @@ impl Opened {
         };
         let has_power_limit = library.power_limit(handle).err().is_none_or(|code| !is_unsupported(code));
         let instances = if facts.mig == Some(true) { instances(library, handle, &facts)? } else { Vec::new() };
-        Ok(Self { handle, facts, instances, repair, has_power_limit })
+        Ok(Self { handle, facts, instances, repair, has_power_limit, is_unsure })
     }
 
     /// Whether MIG was switched, or instances were made or taken away, since the device was opened.
@@ -142,6 +146,11 @@ fn fact<T>(answer: Answer<T>) -> Answer<Option<T>> {
         Err(code) if code.against() <= Against::Device => Ok(None),
         Err(code) => Err(code),
     }
+}
+
+/// Whether a fact may be told another time.
+fn passes(code: &Code) -> bool {
+    !is_unsupported(*code) && *code != Code::NO_PERMISSION
 }
 
 fn is_unsupported(code: Code) -> bool {

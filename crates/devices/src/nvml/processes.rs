@@ -4,8 +4,10 @@
 //! name. So the room for them is marked first, and what was written over tells how large an entry is.
 
 use std::collections::BTreeMap;
+use std::ffi::c_uint;
 
 use gpupool_core::units::Bytes;
+use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlReturn_t};
 
 use super::code::{Answer, Code};
 use super::library::{Handle, Library, list};
@@ -45,50 +47,38 @@ type ByPid = BTreeMap<u32, u64>;
 
 fn computing(library: &Library, device: Handle, room: &mut Room) -> Answer<ByPid> {
     let functions = library.functions();
-    if let Ok(call) = functions.nvmlDeviceGetComputeRunningProcesses_v3
-        && let Some(answer) = newer(entries(call, device, room))
-    {
-        return answer;
-    }
-    if let Ok(call) = functions.nvmlDeviceGetComputeRunningProcesses_v2
-        && let Some(answer) = newer(entries(call, device, room))
-    {
-        return answer;
-    }
-    match functions.nvmlDeviceGetComputeRunningProcesses {
-        Ok(call) => entries(call, device, room),
-        Err(_) => Err(Code::FUNCTION_NOT_FOUND),
-    }
+    let newest = &functions.nvmlDeviceGetComputeRunningProcesses_v3;
+    let newer = &functions.nvmlDeviceGetComputeRunningProcesses_v2;
+    listed([newest, newer], &functions.nvmlDeviceGetComputeRunningProcesses, device, room)
 }
 
 fn drawing(library: &Library, device: Handle, room: &mut Room) -> Answer<ByPid> {
     let functions = library.functions();
-    if let Ok(call) = functions.nvmlDeviceGetGraphicsRunningProcesses_v3
-        && let Some(answer) = newer(entries(call, device, room))
-    {
-        return answer;
+    let newest = &functions.nvmlDeviceGetGraphicsRunningProcesses_v3;
+    let newer = &functions.nvmlDeviceGetGraphicsRunningProcesses_v2;
+    listed([newest, newer], &functions.nvmlDeviceGetGraphicsRunningProcesses, device, room)
+}
+
+type Call<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
+
+/// What the first function says that the library has and the driver does not refuse.
+fn listed<E>(
+    newer: [&Result<Call<nvmlProcessInfo_v2_t>, E>; 2],
+    oldest: &Result<Call<nvmlProcessInfo_v1_t>, E>,
+    device: Handle,
+    room: &mut Room,
+) -> Answer<ByPid> {
+    for call in newer.into_iter().flatten() {
+        match entries(*call, device, room) {
+            Err(code) if code.wants_other_function() => {}
+            answer => return answer,
+        }
     }
-    if let Ok(call) = functions.nvmlDeviceGetGraphicsRunningProcesses_v2
-        && let Some(answer) = newer(entries(call, device, room))
-    {
-        return answer;
-    }
-    match functions.nvmlDeviceGetGraphicsRunningProcesses {
-        Ok(call) => entries(call, device, room),
+    match oldest {
+        Ok(call) => entries(*call, device, room),
         Err(_) => Err(Code::FUNCTION_NOT_FOUND),
     }
 }
-
-/// The answer, unless an older function may do better.
-fn newer(answer: Answer<ByPid>) -> Option<Answer<ByPid>> {
-    match answer {
-        Err(code) if code.wants_older_function() => None,
-        answer => Some(answer),
-    }
-}
-
-type Call<T> =
-    unsafe extern "C" fn(nvml_wrapper_sys::bindings::nvmlDevice_t, *mut std::ffi::c_uint, *mut T) -> std::ffi::c_uint;
 
 /// Asks until everything fits: processes start while they are counted.
 fn entries<T>(call: Call<T>, device: Handle, room: &mut Room) -> Answer<ByPid> {

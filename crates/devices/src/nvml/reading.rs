@@ -1,6 +1,7 @@
 //! What a device reports now.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 
 use gpupool_core::device::Health;
 use gpupool_core::units::{Bytes, Percent};
@@ -124,7 +125,7 @@ fn memory(told: Told<MemoryInfo>) -> Memory {
 }
 
 /// A number the library gave, unless it cannot be.
-fn checked<T>(told: Told<u32>, unit: &'static str, sound: impl FnOnce(u32) -> Option<T>) -> Told<T> {
+fn checked<N: Copy + Display, T>(told: Told<N>, unit: &str, sound: impl FnOnce(N) -> Option<T>) -> Told<T> {
     match told {
         Told::Value(number) => {
             sound(number).map_or_else(|| Told::Failed(Cow::Owned(format!("{number} {unit} cannot be"))), Told::Value)

@@ -25,11 +25,16 @@ pub(super) struct Device {
 impl Remembered {
     /// Keeps what an opened device is, and tells it who it is where it does not know at the moment.
     pub fn keep(&mut self, facts: &mut Found, instances: Vec<Found>) {
-        if let Some(device) = self.devices.iter_mut().find(|device| same(&device.facts, facts)) {
+        let nameless = facts.uuid.is_none() && facts.pci.is_none();
+        let is_it = |device: &&mut Device| {
+            if nameless { device.facts.index == facts.index } else { same(&device.facts, facts) }
+        };
+        if let Some(device) = self.devices.iter_mut().find(is_it) {
             facts.uuid = facts.uuid.take().or(device.facts.uuid.take());
             facts.name = facts.name.take().or(device.facts.name.take());
+            facts.pci = facts.pci.or(device.facts.pci);
             (device.facts, device.instances) = (facts.clone(), instances);
-        } else if facts.uuid.is_some() || facts.pci.is_some() {
+        } else if !nameless {
             self.devices.push(Device { facts: facts.clone(), instances, away: false });
         }
     }

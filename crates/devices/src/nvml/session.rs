@@ -64,10 +64,12 @@ impl Session {
     pub fn read(&mut self, remembered: &mut Remembered, policy: &XidPolicy) -> Answer<Snapshot> {
         let mut snapshot = Snapshot::default();
         let count = self.library.device_count()?;
-        if self.stale || count != self.count || self.is_any_cut_differently()? {
-            self.look_for_devices(count, remembered)?;
-        }
+        // First, because looking for devices throws away what was not heard.
         self.hear_events(remembered, policy, &mut snapshot);
+        if self.stale || count != self.count || self.is_any_back() || self.is_any_cut_differently()? {
+            self.look_for_devices(count, remembered)?;
+            self.hear_events(remembered, policy, &mut snapshot);
+        }
         let mut places = Vec::with_capacity(self.opened.len());
         let mut closed = self.closed.iter().peekable();
         for device in &self.opened {
@@ -97,14 +99,20 @@ impl Session {
                 snapshot.link(a, b, kind);
             }
         }
-        // A library that knows no device may just have looked too early.
-        self.stale |= count == 0;
+        // A library that knows no device may just have looked too early, as may have a device that cannot say who it is.
+        self.stale |= count == 0 || self.opened.iter().any(|device| device.is_unsure);
         Ok(snapshot)
     }
 
     /// Whether a device is missing that opening the library again may bring back.
     pub fn misses_devices(&self) -> bool {
         self.stale || self.closed.iter().any(|device| device.code.against_at_opening() != Against::Field)
+    }
+
+    /// Whether a device that could not be opened can be now.
+    fn is_any_back(&self) -> bool {
+        let mut counted = self.closed.iter().filter_map(|device| device.index);
+        counted.any(|index| self.library.device(index).is_ok())
     }
 
     fn is_any_cut_differently(&self) -> Answer<bool> {
