@@ -1,5 +1,7 @@
 //! `gpupool` on the command line: arguments in, answers out. What is decided is decided in the other crates.
 
+mod devices;
+mod doctor;
 mod kube;
 mod output;
 mod sim;
@@ -18,6 +20,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// The devices of this machine, of a capture, or of a simulation.
+    ///
+    /// Exits with 0 if there are devices or there is none to find, and with 1 if something kept them from being read.
+    Devices(devices::Devices),
+    /// What is wrong with the GPUs of this machine, and what to do about it.
+    ///
+    /// Exits with 1 if anything keeps GPUs from being used.
+    Doctor(doctor::Doctor),
     /// Kubernetes manifests.
     #[command(subcommand)]
     Kube(kube::Kube),
@@ -28,6 +38,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Devices(arguments) => devices::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Kube(command) => kube::run(&command),
         Command::Sim(command) => sim::run(&command),
     };

@@ -82,7 +82,8 @@ fn names<K: Ord>(all: &[Found], chosen: &[&Found], vendor: Vendor, order: impl F
         .map(|device| device.uuid.as_deref().filter(|uuid| carriers(uuid) == 1).map(ToOwned::to_owned))
         .collect();
     let by_place = || {
-        let mut ordered: Vec<&Found> = all.iter().filter(|device| device.vendor == vendor && !is_mig(device)).collect();
+        let counts = |device: &&Found| device.vendor == vendor && !is_mig(device) && order(device).is_some();
+        let mut ordered: Vec<&Found> = all.iter().filter(counts).collect();
         ordered.sort_by_key(|device| order(device));
         let place = |device: &&Found| ordered.iter().position(|other| std::ptr::eq(*other, *device));
         chosen.iter().filter_map(place).map(|place| place.to_string()).collect()

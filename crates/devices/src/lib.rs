@@ -5,6 +5,7 @@
 //! loses another.
 
 pub mod address;
+mod amd_names;
 pub mod amd_sysfs;
 pub mod amd_tools;
 pub mod attribution;

@@ -12,6 +12,8 @@ use crate::source::{Source, SourceError, SourceKind};
 /// What a source answered, and when it had the answer.
 #[derive(Debug)]
 pub struct Answer {
+    /// Which source was read; one that stands for several says which of them it was.
+    pub kind: SourceKind,
     /// When the source was done reading; a late answer is as old as this.
     pub taken: Instant,
     /// What it said.
@@ -40,18 +42,13 @@ impl Probe {
             for () in asked {
                 let result = catch_unwind(AssertUnwindSafe(|| source.read()))
                     .unwrap_or_else(|_| Err(SourceError::Driver(format!("reading {kind} panicked"))));
-                if answer.send(Answer { taken: Instant::now(), result }).is_err() {
+                if answer.send(Answer { kind: source.kind(), taken: Instant::now(), result }).is_err() {
                     return;
                 }
             }
         };
         thread::Builder::new().name(format!("probe-{kind}")).spawn(serve)?;
         Ok(Self { kind, deadline, asks, answers, asked: None })
-    }
-
-    /// Which source it reads.
-    pub fn kind(&self) -> SourceKind {
-        self.kind
     }
 
     /// Asks for a reading, unless one is still out. Several probes are asked first and then waited for together.
@@ -69,20 +66,21 @@ impl Probe {
         match self.answers.recv_timeout(left) {
             Ok(answer) => {
                 self.asked = None;
+                self.kind = answer.kind;
                 answer
             }
             Err(RecvTimeoutError::Timeout) => {
                 let what = self.kind.name().into();
-                Answer {
-                    taken: Instant::now(),
-                    result: Err(SourceError::Unresponsive { what, after: asked.elapsed() }),
-                }
+                self.failed(SourceError::Unresponsive { what, after: asked.elapsed() })
             }
             Err(RecvTimeoutError::Disconnected) => {
-                let ended = SourceError::Driver(format!("the thread that reads {} has ended", self.kind));
-                Answer { taken: Instant::now(), result: Err(ended) }
+                self.failed(SourceError::Driver(format!("the thread that reads {} has ended", self.kind)))
             }
         }
+    }
+
+    fn failed(&self, error: SourceError) -> Answer {
+        Answer { kind: self.kind, taken: Instant::now(), result: Err(error) }
     }
 
     /// Asks and waits.

@@ -40,7 +40,10 @@ impl Snapshot {
     /// Adds a device, while there are not too many, and says at which place.
     pub fn push(&mut self, device: Found) -> Option<usize> {
         if self.devices.len() >= limits::DEVICES {
-            self.warn(format!("more than {} devices; the rest is left out", limits::DEVICES));
+            let warning = format!("more than {} devices; the rest is left out", limits::DEVICES);
+            if self.warnings.last() != Some(&warning) {
+                self.warn(warning);
+            }
             return None;
         }
         self.devices.push(device);
@@ -49,15 +52,24 @@ impl Snapshot {
 
     /// Joins two devices, keeping the nearer link where there are several; a device is not joined to itself.
     pub fn link(&mut self, one: usize, other: usize, kind: LinkKind) {
-        let (a, b) = (one.min(other), one.max(other));
-        if a == b || b >= self.devices.len() {
+        self.join([FoundLink { a: one.min(other), b: one.max(other), kind }]);
+    }
+
+    /// Joins many devices at once, in the same way.
+    pub fn join(&mut self, links: impl IntoIterator<Item = FoundLink>) {
+        let count = self.devices.len();
+        let mut links = links.into_iter().filter(|link| link.a < link.b && link.b < count).peekable();
+        if links.peek().is_none() {
             return;
         }
-        match self.links.iter_mut().find(|link| (link.a, link.b) == (a, b)) {
-            Some(link) if kind.distance() < link.kind.distance() => link.kind = kind,
-            Some(_) => {}
-            None => self.links.push(FoundLink { a, b, kind }),
+        let mut nearest: BTreeMap<(usize, usize), LinkKind> = BTreeMap::new();
+        for link in std::mem::take(&mut self.links).into_iter().chain(links) {
+            let known = nearest.entry((link.a, link.b)).or_insert(link.kind);
+            if link.kind.distance() < known.distance() {
+                *known = link.kind;
+            }
         }
+        self.links = nearest.into_iter().map(|((a, b), kind)| FoundLink { a, b, kind }).collect();
     }
 
     /// Adds what another source said: devices both know are filled in, new ones added, links and warnings kept.
@@ -72,19 +84,13 @@ impl Snapshot {
                     self.devices[place].fill_from(device);
                     Some(place)
                 }
-                None => {
-                    let place = self.push(device);
-                    // Two devices of one source are two, however alike.
-                    taken.resize(self.devices.len(), true);
-                    place
-                }
+                None => self.push(device),
             });
         }
-        for link in other.links {
-            if let (Some(&Some(a)), Some(&Some(b))) = (places.get(link.a), places.get(link.b)) {
-                self.link(a, b, link.kind);
-            }
-        }
+        self.join(other.links.into_iter().filter_map(|link| {
+            let (a, b) = ((*places.get(link.a)?)?, (*places.get(link.b)?)?);
+            Some(FoundLink { a: a.min(b), b: a.max(b), kind: link.kind })
+        }));
         for warning in other.warnings {
             if !self.warnings.contains(&warning) {
                 self.warn(warning);
@@ -96,7 +102,8 @@ impl Snapshot {
     ///
     /// By UUID and place on the bus; by the source's number only where one of the two knows neither.
     fn place_of(&self, other: &Found, taken: &[bool]) -> Option<usize> {
-        let free = |place: &usize| !taken.get(*place).copied().unwrap_or(false);
+        // Devices that were added just now are not looked at: two of one source are never the same.
+        let free = |place: &usize| taken.get(*place) == Some(&false);
         let kin = |mine: &&Found| mine.vendor == other.vendor && is_mig(mine) == is_mig(other);
         let find = |same: &dyn Fn(&Found) -> bool| {
             (0..self.devices.len()).filter(free).find(|&place| Some(&self.devices[place]).filter(kin).is_some_and(same))

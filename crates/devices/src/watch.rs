@@ -126,19 +126,20 @@ impl Watch {
         changes
     }
 
-    /// The identity of each device, where a device that only tells its place on the bus (as the line about a lost GPU
-    /// does) is the one last seen there.
+    /// The identity of each device: the one it had, for a device that was seen at this place before.
+    ///
+    /// What identifies a device can change while the device does not: the line about a lost GPU only tells its place
+    /// on the bus, and a UUID that two dies share means one of them while the other is gone.
     fn recognised(&self, source: SourceKind, snapshot: &Snapshot) -> Vec<DeviceIdentity> {
         let mut identities = snapshot.identities();
-        for place in 0..identities.len() {
-            let DeviceIdentity::Pci { address, partition } = identities[place] else { continue };
-            let there = |identity: &&DeviceIdentity| {
-                self.devices.get(identity).is_some_and(|known| {
-                    let number = known.found.partition.as_ref().and_then(Partition::number);
-                    known.found.pci == Some(address) && number == partition
-                })
+        for (place, device) in snapshot.devices.iter().enumerate() {
+            if device.pci.is_none() || self.devices.contains_key(&identities[place]) {
+                continue;
+            }
+            let was_here = |identity: &&DeviceIdentity| {
+                self.devices.get(identity).is_some_and(|known| same_place(&known.found, device))
             };
-            let known = self.of_source(source).filter(there).find(|identity| !identities.contains(identity));
+            let known = self.of_source(source).filter(was_here).find(|identity| !identities.contains(identity));
             if let Some(known) = known {
                 identities[place] = known.clone();
             }
@@ -228,6 +229,13 @@ fn spread_health(devices: &mut [Found]) {
         let of_card = device.pci.and_then(|address| by_card.get(&address).cloned().flatten());
         device.health = worse(device.health.take(), of_card);
     }
+}
+
+/// Whether two findings are of one device by place on the bus and partition, and no UUID speaks against it.
+fn same_place(one: &Found, other: &Found) -> bool {
+    let number = |found: &Found| found.partition.as_ref().and_then(Partition::number);
+    let uuids_agree = one.uuid.is_none() || other.uuid.is_none() || one.uuid == other.uuid;
+    one.pci == other.pci && number(one) == number(other) && uuids_agree
 }
 
 fn keep_identity(found: &mut Found, before: &Found) {

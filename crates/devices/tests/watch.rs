@@ -100,3 +100,18 @@ fn what_is_wrong_with_a_gpu_is_wrong_with_every_instance_on_it() {
     let sick = Health::Unhealthy("Xid 48".into());
     assert_eq!(health, [sick.clone(), sick, Health::Healthy]);
 }
+
+#[test]
+fn a_device_stays_itself_when_the_other_that_carries_its_uuid_goes() {
+    let die = |number: u32| {
+        let mut found = gpu(number);
+        found.uuid = Some("GPU-shared".into());
+        found
+    };
+    let mut watch = Watch::default();
+    watch.observe(Time(0), SOURCE, reading([die(1), die(2)]));
+    watch.observe(Time(1000), SOURCE, reading([die(2)]));
+    let changes = watch.observe(Time(2000), SOURCE, reading([die(2)]));
+    assert_eq!(changes, [Change::Vanished(GpuId(0))]);
+    assert_eq!(watch.devices().len(), 2);
+}

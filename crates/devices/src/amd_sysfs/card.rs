@@ -12,11 +12,10 @@ use gpupool_core::units::{Bytes, Percent};
 use super::drm::Card;
 use super::gpu_metrics::{self, Metrics};
 use super::hwmon::Sensors;
-use super::names;
 use crate::found::{Found, Watts};
-use crate::kernel_file;
 use crate::snapshot::Snapshot;
 use crate::told::Told;
+use crate::{amd_names, kernel_file};
 
 /// The name of a card of which not even the id is known.
 pub(crate) const NAMELESS: &str = "AMD GPU";
@@ -56,7 +55,7 @@ struct Facts {
 impl CardReader {
     pub fn new(card: Card) -> Self {
         let name = match card.device_id {
-            Some(device) => names::name(device, card.revision),
+            Some(device) => amd_names::name(device, card.revision),
             None => NAMELESS.to_owned(),
         };
         Self {
@@ -127,7 +126,6 @@ impl CardReader {
     fn known(&self) -> Found {
         let card = &self.card;
         let mut found = Found::new(card.vendor.unwrap_or(Vendor::Amd));
-        found.index = card.number;
         found.minor = card.render_minor;
         found.name = Some(self.name.clone());
         found.pci = card.pci;
@@ -190,7 +188,7 @@ impl Facts {
             fill(&mut found.temperature_c, metrics.temperature_c);
             fill(&mut found.power, metrics.power);
         }
-        if device_id.is_some_and(names::has_two_dies) && found.power == Told::Value(Watts(0)) {
+        if device_id.is_some_and(amd_names::has_two_dies) && found.power == Told::Value(Watts(0)) {
             let words = "the first die of the board measures for both";
             found.power = Told::Unsupported(words.into());
             found.power_limit = Told::Unsupported(words.into());

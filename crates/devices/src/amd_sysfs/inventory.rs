@@ -9,12 +9,11 @@ use super::card::{self, CardReader};
 use super::drm::Card;
 use super::kfd::{Node, Topology};
 use super::links;
-use super::names;
 use super::partitions::{self, Part};
 use super::processes::{DeviceKey, Processes};
 use crate::found::Found;
-use crate::limits;
 use crate::snapshot::{FoundLink, Snapshot};
+use crate::{amd_names, limits};
 
 /// What is done with cards of other makers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +40,8 @@ pub(crate) struct Inventory {
 struct Device {
     card: Option<CardReader>,
     node: Option<Node>,
+    /// Its number for ROCm, which numbers what the compute topology has.
+    index: Option<u32>,
     /// The processor the node hangs on, where there are several.
     home: Option<u32>,
     part: Option<Part>,
@@ -58,10 +59,16 @@ impl Inventory {
                 card.vendor == Some(Vendor::Amd) || card.vendor == Some(Vendor::Nvidia) && others == Others::Listed;
             if is_listed {
                 let node = node_of(&card, &nodes).and_then(|number| nodes.remove(&number));
-                devices.push(Device { card: Some(CardReader::new(card)), node, home: None, part: None });
+                devices.push(Device { card: Some(CardReader::new(card)), node, index: None, home: None, part: None });
             }
         }
-        devices.extend(nodes.into_values().map(|node| Device { card: None, node: Some(node), home: None, part: None }));
+        devices.extend(nodes.into_values().map(|node| Device {
+            card: None,
+            node: Some(node),
+            index: None,
+            home: None,
+            part: None,
+        }));
         if devices.len() > limits::DEVICES {
             warnings.push(format!("more than {} devices; the rest is left out", limits::DEVICES));
             devices.truncate(limits::DEVICES);
@@ -69,6 +76,7 @@ impl Inventory {
         for device in devices.iter_mut().filter(|_| cpus.len() > 1) {
             device.home = device.node.as_ref().and_then(|node| links::home(node, &cpus));
         }
+        number(&mut devices);
         let placed: Vec<(usize, &Node)> =
             devices.iter().enumerate().filter_map(|(place, device)| Some((place, device.node.as_ref()?))).collect();
         let links = links::links(&placed, &cpus);
@@ -177,10 +185,20 @@ impl Device {
             Some(reader) => (only_listed(&reader.card), false),
             None => (Found::new(Vendor::Amd), false),
         };
+        found.index = self.index;
         if let Some(node) = &self.node {
             complete(&mut found, node, self.home);
         }
         (found, stale)
+    }
+}
+
+/// Numbers the devices of the compute topology as ROCm does: in the order of its nodes, processors left out.
+fn number(devices: &mut [Device]) {
+    let mut ordered: Vec<&mut Device> = devices.iter_mut().filter(|device| device.node.is_some()).collect();
+    ordered.sort_by_key(|device| device.node.as_ref().map(|node| node.number));
+    for (index, device) in (0..).zip(ordered) {
+        device.index = Some(index);
     }
 }
 
@@ -189,10 +207,9 @@ fn complete(found: &mut Found, node: &Node, home: Option<u32>) {
     if found.pci.is_none() {
         found.numa = found.numa.or(home);
     }
-    let is_apu = node.device_id.is_some_and(names::is_apu);
+    let is_apu = node.device_id.is_some_and(amd_names::is_apu);
     let memory = if is_apu { &mut found.memory.host_total } else { &mut found.memory.total };
     *memory = std::mem::take(memory).or(node.memory.clone());
-    found.index = found.index.or(Some(node.number));
     found.minor = found.minor.or(node.render_minor);
     found.pci = found.pci.or(node.pci);
     found.uuid = found.uuid.take().or_else(|| node.unique_id.and_then(card::uuid_of));
@@ -202,9 +219,9 @@ fn complete(found: &mut Found, node: &Node, home: Option<u32>) {
 }
 
 fn name_of(node: &Node) -> String {
-    let known = node.device_id.and_then(|device| names::known(device, None));
+    let known = node.device_id.and_then(|device| amd_names::known(device, None));
     let by_codename = || node.codename.as_ref().map(|name| format!("AMD {name}"));
-    let by_number = || node.device_id.map(|device| names::name(device, None));
+    let by_number = || node.device_id.map(|device| amd_names::name(device, None));
     known.or_else(by_codename).or_else(by_number).unwrap_or_else(|| card::NAMELESS.to_owned())
 }
 

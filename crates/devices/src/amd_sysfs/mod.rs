@@ -15,7 +15,6 @@ mod hwmon;
 mod inventory;
 mod kfd;
 mod links;
-mod names;
 mod partitions;
 mod processes;
 mod source;

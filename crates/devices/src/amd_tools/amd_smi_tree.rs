@@ -139,8 +139,9 @@ fn device(number: u32, tree: Tree) -> Found {
     found.index = Some(number);
     let render = tree.first(&["render", "drm_render"]);
     found.minor = render.and_then(|render| render.rsplit("renderD").next()?.parse().ok());
-    let names = tree.texts(&["asic.market_name", "board.product_name", "market_name", "asic.device_id"]);
-    found.name = facts::best_name(names.iter().map(String::as_str));
+    let names = tree.texts(&["asic.market_name", "board.product_name", "market_name"]);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    found.name = facts::best_name(&names, tree.first(&["asic.device_id"]).as_deref(), &[]);
     let ids = tree.texts(&["asic.asic_serial", "asic_serial", "hip_uuid", "unique_id"]);
     let long = || tree.first(&["uuid"]).and_then(|uuid| facts::unique_id(&uuid).or_else(|| facts::long_uuid(&uuid)));
     found.uuid = ids.iter().find_map(|id| facts::unique_id(id)).or_else(long);

@@ -65,7 +65,7 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
 fn place(found: &mut Found, tree: Tree, prefix: &str) {
     let said = |key: &str| tree.first(&[&format!("{prefix}{key}")]);
     let name = said("DeviceName").or_else(|| said("ASIC Name"));
-    found.name = found.name.take().or_else(|| facts::best_name(name.as_deref().into_iter()));
+    found.name = found.name.take().or_else(|| facts::best_name(&[name.as_deref()?], None, &[]));
     found.pci = found.pci.or_else(|| said("PCI").or_else(|| said("pci")).and_then(|pci| address::parse(&pci)));
     let minor = said("render").and_then(|render| render.rsplit("renderD").next()?.parse().ok());
     found.minor = found.minor.or(minor);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::limits;
+use crate::{amd_names, limits};
 
 /// AMD's unique id as its runtime takes it: `GPU-` and 16 hexadecimal digits. `None` for masked, redacted, zero or `N/A`.
 pub(crate) fn unique_id(text: &str) -> Option<Arc<str>> {
@@ -26,14 +26,21 @@ pub(crate) fn long_uuid(text: &str) -> Option<Arc<str>> {
     sound.then(|| text.into())
 }
 
-/// The first text that is a name a person would use; where there is none, the first that says anything.
+/// The first of `names` that a person would use; else the name of the device with this id, as far as it is known; else
+/// the first of what is left that says anything.
 ///
 /// Tools that do not find a name print the vendor or the device id in its place.
-pub(crate) fn best_name<'a>(candidates: impl Iterator<Item = &'a str> + Clone) -> Option<Arc<str>> {
+pub(crate) fn best_name<'a>(names: &[&'a str], id: Option<&'a str>, others: &[&'a str]) -> Option<Arc<str>> {
     let names_vendor = |text: &str| text.starts_with("Advanced Micro Devices");
-    let mut said = candidates.map(str::trim).filter(|text| says_something(text) && !names_vendor(text));
-    let name = said.clone().find(|text| !is_hex(text)).or_else(|| said.next())?;
-    Some(name.chars().take(limits::WORDS).collect::<String>().into())
+    let sound = |text: &&&str| says_something(text) && !names_vendor(text);
+    let bounded = |text: &&str| text.trim().chars().take(limits::WORDS).collect::<String>();
+    let name = names.iter().filter(sound).find(|text| !is_hex(text.trim())).map(bounded);
+    let by_id = || {
+        let digits = id?.trim().strip_prefix("0x")?;
+        amd_names::known(u16::from_str_radix(digits, 16).ok()?, None)
+    };
+    let other = || others.iter().chain(&id).chain(names).find(sound).map(bounded);
+    name.or_else(by_id).or_else(other).map(Into::into)
 }
 
 /// Whether a text is an answer at all.
@@ -85,9 +92,12 @@ mod tests {
 
     #[test]
     fn an_id_in_place_of_a_name_is_used_only_where_nothing_else_is_there() {
-        assert_eq!(best_name(["0x1002", "N/A", "67XA6S", "0x73df"].into_iter()).as_deref(), Some("67XA6S"));
-        assert_eq!(best_name(["N/A", "0x74a0"].into_iter()).as_deref(), Some("0x74a0"));
-        assert_eq!(best_name(["N/A", "", "Advanced Micro Devices, Inc. [AMD/ATI]"].into_iter()), None);
+        let best = |names: &[&str], id, others: &[&str]| best_name(names, id, others).map(|name| name.to_string());
+        assert_eq!(best(&["0x1002", "N/A", "Navi"], Some("0x74a0"), &["SKU"]).as_deref(), Some("Navi"));
+        assert_eq!(best(&["0x1002"], Some("0x74a0"), &["SKU"]).as_deref(), Some("AMD Instinct MI300A"));
+        assert_eq!(best(&["0x1002"], Some("0x0001"), &["SKU"]).as_deref(), Some("SKU"));
+        assert_eq!(best(&["N/A"], Some("0x0001"), &[]).as_deref(), Some("0x0001"));
+        assert_eq!(best(&["N/A", "", "Advanced Micro Devices, Inc. [AMD/ATI]"], None, &[]), None);
     }
 
     #[test]

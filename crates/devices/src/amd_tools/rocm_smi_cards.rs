@@ -117,8 +117,9 @@ fn device(number: u32, keys: &Keys) -> Found {
     let said = |key: &str| keys.get(key).map(String::as_str);
     let mut found = Found::new(Vendor::Amd);
     found.index = Some(number);
-    let names = [NAME, "card series", "card model", "card sku", DEVICE_ID, "gpu id"];
-    found.name = facts::best_name(names.into_iter().filter_map(said));
+    let names: Vec<&str> = [NAME, "card series", "card model"].into_iter().filter_map(said).collect();
+    let others: Vec<&str> = said("card sku").into_iter().collect();
+    found.name = facts::best_name(&names, said(DEVICE_ID).or_else(|| said("gpu id")), &others);
     found.uuid = said("unique id").and_then(facts::unique_id);
     found.pci = said(BUS).and_then(address::parse);
     let numa = ["(topology) numa node", "(topology) numa affinity"];

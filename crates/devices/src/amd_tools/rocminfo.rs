@@ -113,7 +113,8 @@ impl Agent<'_> {
 
     fn device(&self) -> Found {
         let mut found = Found::new(Vendor::Amd);
-        found.name = facts::best_name(["Marketing Name", "Name"].into_iter().filter_map(|key| self.said(key)));
+        let names: Vec<&str> = ["Marketing Name", "Name"].into_iter().filter_map(|key| self.said(key)).collect();
+        found.name = facts::best_name(&names, None, &[]);
         found.uuid = self.said("Uuid").and_then(facts::unique_id);
         let domain = self.said("Domain").and_then(|domain| domain.parse().ok()).unwrap_or(0);
         found.pci = self.location().map(|location| address::from_location(domain, location));

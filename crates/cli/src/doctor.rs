@@ -1,0 +1,74 @@
+//! `gpupool doctor`: what is wrong with the GPUs of this machine, and what to do about it.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use anyhow::Context;
+use clap::Args;
+use gpupool_devices::Places;
+use gpupool_devices::doctor::{Bundle, Evidence, Finding, Redact, Severity, Wish, examine, render};
+use serde::Serialize;
+
+use crate::devices::{places, read_sources};
+
+/// How to answer, and what to collect.
+#[derive(Args)]
+pub(crate) struct Doctor {
+    /// Answer in JSON.
+    #[arg(long)]
+    json: bool,
+    /// Also collect what a maintainer needs into this archive (.tar.gz), for `gpupool devices --from`.
+    ///
+    /// Serial numbers, process names and the host's name are replaced in it.
+    #[arg(long, value_name = "FILE")]
+    bundle: Option<PathBuf>,
+    /// Replace UUIDs in the archive too, each by the same other one everywhere.
+    #[arg(long, requires = "bundle")]
+    redact_uuids: bool,
+    /// Replace nothing in the archive.
+    #[arg(long, requires = "bundle", conflicts_with = "redact_uuids")]
+    no_redact: bool,
+    /// Also run tools that wake a GPU that sleeps.
+    #[arg(long, requires = "bundle")]
+    wake: bool,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    findings: &'a [Finding],
+}
+
+pub(crate) fn run(arguments: &Doctor) -> anyhow::Result<ExitCode> {
+    let places = places();
+    let evidence = Evidence::gather(&places, &|name| std::env::var(name).ok(), read_sources(&places)?);
+    let findings = examine(&evidence);
+    let bundled = arguments.bundle.as_deref().map(|path| bundle(arguments, &places, &evidence, path)).transpose()?;
+    let mut out = io::stdout().lock();
+    let written = if arguments.json {
+        serde_json::to_writer_pretty(&mut out, &Answer { findings: &findings })
+            .map_err(io::Error::from)
+            .and_then(|()| writeln!(out))
+    } else {
+        out.write_all(render(&evidence, &findings).as_bytes())
+    };
+    crate::output::written(written.and_then(|()| out.flush()))?;
+    if let Some(said) = bundled {
+        eprintln!("{said}");
+    }
+    let broken = findings.iter().any(|finding| finding.severity == Severity::Error);
+    Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Writes the archive, and says what is in it.
+fn bundle(arguments: &Doctor, places: &Places, evidence: &Evidence, path: &Path) -> anyhow::Result<String> {
+    let mut wish = Wish::new(env!("CARGO_PKG_VERSION"), SystemTime::now());
+    wish.wake = arguments.wake;
+    wish.redact = Redact { identities: !arguments.no_redact, uuids: arguments.redact_uuids };
+    let bundle = Bundle::collect(places, evidence, &wish);
+    let hint = "give the path of a file that does not exist yet";
+    bundle.write_to(path).with_context(|| format!("cannot write {}; {hint}", path.display()))?;
+    let path = path.display();
+    Ok(format!("wrote {} files to {path}; read it back with: gpupool devices --from {path}", bundle.files().count()))
+}

@@ -1,0 +1,233 @@
+//! `gpupool devices` and `gpupool doctor`, as a person or a program runs them, on machines made of files.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A machine without any GPU, library or tool, where a test puts what it needs.
+struct Machine(TempDir);
+
+impl Machine {
+    fn bare() -> Self {
+        let machine = Self(TempDir::new().unwrap());
+        for folder in ["sys", "proc", "dev", "etc"] {
+            fs::create_dir(machine.path().join(folder)).unwrap();
+        }
+        machine
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn write(&self, name: &str, text: &str) -> &Self {
+        let path = self.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        self
+    }
+
+    /// A program that prints a text.
+    fn tool(&self, name: &str, prints: &str) -> &Self {
+        self.write(name, &format!("#!/bin/sh\ncat <<'END'\n{prints}\nEND\n"));
+        fs::set_permissions(self.path().join(name), fs::Permissions::from_mode(0o755)).unwrap();
+        self
+    }
+
+    /// An AMD card as the kernel shows it.
+    fn with_card(&self) -> &Self {
+        let card = "sys/class/drm/card1/device";
+        self.write(&format!("{card}/vendor"), "0x1002\n")
+            .write(&format!("{card}/device"), "0x740f\n")
+            .write(&format!("{card}/class"), "0x120000\n")
+            .write(&format!("{card}/uevent"), "DRIVER=amdgpu\nPCI_ID=1002:740F\nPCI_SLOT_NAME=0000:c1:00.0\n")
+            .write(&format!("{card}/unique_id"), "1234567890abcdef\n")
+            .write(&format!("{card}/mem_info_vram_total"), "68702699520\n")
+            .write(&format!("{card}/mem_info_vram_used"), "1073741824\n")
+            .write(&format!("{card}/gpu_busy_percent"), "42\n")
+            .write("sys/module/amdgpu/version", "6.10.5\n")
+    }
+
+    fn gpupool(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpupool"));
+        command.args(args).env_clear().env("PATH", "/usr/bin:/bin").current_dir(self.path());
+        for (name, place) in [("SYS", "sys"), ("PROC", "proc"), ("DEV", "dev"), ("ETC", "etc")] {
+            command.env(format!("GPUPOOL_{name}"), self.path().join(place));
+        }
+        for (name, tool) in
+            [("NVML", "nvml.so"), ("NVIDIA_SMI", "nvidia-smi"), ("AMD_SMI", "amd-smi"), ("ROCM_SMI", "rocm-smi")]
+        {
+            command.env(format!("GPUPOOL_{name}"), self.path().join(tool));
+        }
+        command
+    }
+}
+
+fn parsed(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+const CSV: &str = "index, uuid, name, pci.bus_id, memory.total [MiB], memory.used [MiB], utilization.gpu [%], temperature.gpu, power.draw [W], power.limit [W], driver_version
+0, GPU-11111111-2222-3333-4444-555555555555, NVIDIA L4, 00000000:01:00.0, 23034 MiB, 512 MiB, [N/A], 41, 16.52 W, 72.00 W, 550.90.07";
+
+#[test]
+fn a_machine_without_a_gpu_says_so_and_that_is_fine() {
+    let machine = Machine::bare();
+    let output = machine.gpupool(&["devices"]);
+    assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"no GPU found\n"[..]));
+    let said = parsed(&machine.gpupool(&["devices", "--json"]));
+    assert_eq!(said, json!({"devices": [], "links": [], "warnings": [], "error": null}));
+}
+
+#[test]
+fn an_amd_card_is_read_from_the_kernels_files() {
+    let machine = Machine::bare();
+    let output = machine.with_card().gpupool(&["devices", "--json"]);
+    assert_eq!(output.status.code(), Some(0));
+    let device = &parsed(&output)["devices"][0];
+    assert_eq!(device["vendor"], "amd");
+    assert_eq!((&device["pci"], &device["uuid"]), (&json!("0000:c1:00.0"), &json!("GPU-1234567890abcdef")));
+    assert_eq!((&device["memory_total_mib"], &device["memory_used_mib"]), (&json!(65520), &json!(1024)));
+    assert_eq!((&device["utilization_percent"], &device["power_w"]), (&json!(42.0), &json!(null)));
+    assert!(device["unsupported"].as_array().unwrap().contains(&json!("power_w")));
+}
+
+#[test]
+fn a_tool_stands_in_where_the_library_is_not_installed() {
+    let machine = Machine::bare();
+    machine.write(
+        "nvidia-smi",
+        &format!(
+            "#!/bin/sh\ncase \"$*\" in\n*--help-query-gpu*) echo '\"index\"'; for f in uuid name pci.bus_id memory.total \
+             memory.used utilization.gpu temperature.gpu power.draw power.limit driver_version; do echo \"\\\"$f\\\"\"; \
+             done;;\n*--query-gpu*) cat <<'END'\n{CSV}\nEND\n;;\n*) echo 'invalid combination of input arguments'; exit 2;;\nesac\n"
+        ),
+    );
+    fs::set_permissions(machine.path().join("nvidia-smi"), fs::Permissions::from_mode(0o755)).unwrap();
+    let output = machine.gpupool(&["devices", "--json"]);
+    let said = parsed(&output);
+    assert_eq!((output.status.code(), &said["devices"][0]["name"]), (Some(0), &json!("NVIDIA L4")), "{said}");
+    assert_eq!(said["devices"][0]["unsupported"][0], "utilization_percent");
+}
+
+#[test]
+fn a_driver_that_fails_is_a_named_error() {
+    let machine = Machine::bare();
+    machine
+        .tool("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.90");
+    let output = machine.gpupool(&["devices", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(parsed(&output)["error"]["code"], "driver_library_mismatch");
+    let words = String::from_utf8(machine.gpupool(&["devices"]).stderr).unwrap();
+    assert!(words.starts_with("error: driver_library_mismatch: nvidia-smi"), "{words}");
+}
+
+#[test]
+fn a_failing_vendor_is_a_warning_beside_the_devices_of_another() {
+    let machine = Machine::bare();
+    machine.with_card().tool("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch");
+    let output = machine.gpupool(&["devices", "--json"]);
+    let said = parsed(&output);
+    assert_eq!((output.status.code(), said["devices"].as_array().unwrap().len()), (Some(0), 1));
+    assert!(said["warnings"][0].as_str().unwrap().contains("different versions"), "{said}");
+}
+
+#[test]
+fn one_source_can_be_forced_and_a_wrong_name_says_what_is_allowed() {
+    let machine = Machine::bare();
+    machine.with_card();
+    let forced = machine.command(&["devices", "--json"]).env("GPUPOOL_BACKEND", "nvidia").output().unwrap();
+    assert_eq!(parsed(&forced)["devices"], json!([]));
+    let wrong = machine.command(&["devices"]).env("GPUPOOL_BACKEND", "cuda").output().unwrap();
+    assert_eq!(wrong.status.code(), Some(1));
+    assert!(String::from_utf8(wrong.stderr).unwrap().contains("allowed are auto, nvidia, amd"));
+}
+
+#[test]
+fn a_capture_is_read_in_the_format_it_has_or_the_one_it_is_said_to_have() {
+    let machine = Machine::bare();
+    machine.write("capture.csv", CSV).with_card();
+    let guessed = parsed(&machine.gpupool(&["devices", "--json", "--from", "capture.csv"]));
+    assert_eq!(guessed["devices"][0]["power_limit_w"], 72.0);
+    let named = machine.gpupool(&["devices", "--json", "--from", "capture.csv", "--as", "nvidia-smi-csv"]);
+    assert_eq!(parsed(&named), guessed);
+    let tree = parsed(&machine.gpupool(&["devices", "--json", "--from", ".", "--as", "sysfs"]));
+    assert_eq!(tree["devices"][0]["memory_total_mib"], 65520);
+    // Everything in the folder is of one machine.
+    let both = parsed(&machine.gpupool(&["devices", "--json", "--from", "."]));
+    assert_eq!(both["devices"].as_array().unwrap().len(), 2, "{both}");
+}
+
+#[test]
+fn a_capture_that_cannot_be_read_is_a_named_error() {
+    let machine = Machine::bare();
+    machine.write("empty", "").write("letter", "Dear GPU,\nhow are you?\n").write("broken.tar.gz", "\u{1f}");
+    let cases = [
+        (vec!["--from", "nowhere"], "unreadable"),
+        (vec!["--from", "empty"], "empty"),
+        (vec!["--from", "letter"], "unknown_format"),
+        (vec!["--from", "letter", "--as", "sysfs"], "other_format"),
+        (vec!["--from", "letter", "--as", "nvidia-smi-xml"], "malformed"),
+        (vec!["--from", "dev", "--as", "sysfs"], "other_format"),
+    ];
+    for (args, code) in cases {
+        let output = machine.gpupool(&[&["devices", "--json"], &args[..]].concat());
+        let said = parsed(&output);
+        assert_eq!((output.status.code(), &said["error"]["code"]), (Some(1), &json!(code)), "{args:?}: {said}");
+    }
+    let wrong = machine.gpupool(&["devices", "--from", "letter", "--as", "poem"]);
+    assert_eq!(wrong.status.code(), Some(2), "a format that does not exist is wrong usage");
+}
+
+#[test]
+fn simulated_devices_are_the_same_every_time() {
+    let machine = Machine::bare();
+    let read = || parsed(&machine.gpupool(&["devices", "--json", "--simulate", "2xMI300X,1xRTX4090"]));
+    let (one, other) = (read(), read());
+    let vendors: Vec<&str> = one["devices"].as_array().unwrap().iter().map(|d| d["vendor"].as_str().unwrap()).collect();
+    assert_eq!(vendors, ["amd", "amd", "nvidia"]);
+    for place in 0..3 {
+        assert_eq!(one["devices"][place]["uuid"], other["devices"][place]["uuid"]);
+    }
+    let wrong = machine.gpupool(&["devices", "--simulate", "4xH1000"]);
+    assert_eq!(wrong.status.code(), Some(1));
+    let words = String::from_utf8(wrong.stderr).unwrap();
+    assert!(words.contains("H1000") && words.contains("H100"), "{words}");
+}
+
+#[test]
+fn the_doctor_says_what_is_wrong_and_what_to_do() {
+    let machine = Machine::bare();
+    let gpu = "sys/bus/pci/devices/0000:01:00.0";
+    machine.write(&format!("{gpu}/vendor"), "0x10de\n").write(&format!("{gpu}/device"), "0x27b8\n");
+    machine.write(&format!("{gpu}/class"), "0x030200\n");
+    let output = machine.gpupool(&["doctor", "--json"]);
+    let said = parsed(&output);
+    let worst = said["findings"].as_array().unwrap().iter().find(|finding| finding["severity"] == "error");
+    let worst = worst.unwrap_or_else(|| panic!("a GPU without a driver is no error: {said}"));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!worst["remedy"].as_str().unwrap().is_empty() && !worst["evidence"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn a_bundle_is_read_back_as_the_machine_it_was_made_on() {
+    let machine = Machine::bare();
+    machine.with_card();
+    let here = parsed(&machine.gpupool(&["devices", "--json"]));
+    let made = machine.gpupool(&["doctor", "--bundle", "report.tar.gz"]);
+    assert!(machine.path().join("report.tar.gz").is_file(), "{made:?}");
+    let there = parsed(&machine.gpupool(&["devices", "--json", "--from", "report.tar.gz"]));
+    for field in ["uuid", "pci", "name", "memory_total_mib", "memory_used_mib", "utilization_percent"] {
+        assert_eq!(there["devices"][0][field], here["devices"][0][field], "{field}");
+    }
+}

@@ -1,0 +1,171 @@
+//! Archives of captured folders, unpacked where they can do no harm: bounded, and with no way out of their folder.
+
+use std::io::{Cursor, Read};
+use std::path::{Component, Path, PathBuf};
+
+use tar::{Archive, Entry, EntryType};
+use tempfile::TempDir;
+
+use super::CaptureError;
+use crate::limits;
+
+/// Files and folders unpacked of one archive.
+const ENTRIES: usize = 100_000;
+/// Bytes unpacked of one archive.
+const UNPACKED_BYTES: u64 = 512 << 20;
+
+/// What a file turned out to hold.
+pub enum Content {
+    /// A folder, unpacked for as long as this lives.
+    Folder(TempDir),
+    /// One file, which was only compressed.
+    Bytes(Vec<u8>),
+    /// No archive.
+    NoArchive,
+}
+
+/// Unpacks a tar archive, plain or compressed by gzip or bzip2, or one compressed file.
+pub fn unpack(path: &Path, bytes: &[u8]) -> Result<Content, CaptureError> {
+    let failed = |problem: String| CaptureError::Archive { path: path.to_owned(), problem };
+    let plain = match bytes {
+        [0x1f, 0x8b, ..] => Some(bounded(flate2::read::MultiGzDecoder::new(bytes)).map_err(failed)?),
+        [b'B', b'Z', b'h', ..] => Some(bounded(bzip2::read::MultiBzDecoder::new(bytes)).map_err(failed)?),
+        _ => None,
+    };
+    let is_tar = |bytes: &[u8]| bytes.get(257..262) == Some(b"ustar");
+    match plain {
+        Some(plain) if is_tar(&plain) => unpack_tar(&plain).map(Content::Folder).map_err(failed),
+        Some(plain) => Ok(Content::Bytes(plain)),
+        None if is_tar(bytes) => unpack_tar(bytes).map(Content::Folder).map_err(failed),
+        None => Ok(Content::NoArchive),
+    }
+}
+
+/// The folder that matters: the archive's only folder where everything is in one.
+pub fn root(unpacked: &Path) -> PathBuf {
+    let mut entries = std::fs::read_dir(unpacked).into_iter().flatten().filter_map(Result::ok);
+    match (entries.next(), entries.next()) {
+        (Some(only), None) if only.path().is_dir() && !is_tree_root(&only.path()) => only.path(),
+        _ => unpacked.to_owned(),
+    }
+}
+
+/// A lone `sys` or `proc` is not a wrapping folder.
+fn is_tree_root(folder: &Path) -> bool {
+    matches!(folder.file_name().and_then(|name| name.to_str()), Some("sys" | "proc"))
+}
+
+fn bounded(reader: impl Read) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    reader.take(UNPACKED_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > UNPACKED_BYTES {
+        return Err(format!("it holds more than {UNPACKED_BYTES} bytes"));
+    }
+    Ok(bytes)
+}
+
+fn unpack_tar(bytes: &[u8]) -> Result<TempDir, String> {
+    let folder = TempDir::with_prefix("gpupool-capture-").map_err(|error| error.to_string())?;
+    let mut archive = Archive::new(Cursor::new(bytes));
+    let entries = archive.entries().map_err(|error| error.to_string())?;
+    for (number, entry) in entries.enumerate() {
+        if number >= ENTRIES {
+            return Err(format!("it holds more than {ENTRIES} files"));
+        }
+        let mut entry = entry.map_err(|error| error.to_string())?;
+        if is_harmless(&entry) {
+            // A single file that cannot be written is missing in the folder, as it may be on a machine.
+            let _ = entry.unpack_in(folder.path());
+        }
+    }
+    Ok(folder)
+}
+
+/// Whether an entry is a file, a folder, or a link that stays inside.
+fn is_harmless<R: Read>(entry: &Entry<'_, R>) -> bool {
+    match entry.header().entry_type() {
+        EntryType::Regular | EntryType::Directory => entry.size() <= limits::TEXT_BYTES as u64,
+        EntryType::Symlink => {
+            let (Ok(path), Ok(Some(target))) = (entry.path(), entry.link_name()) else { return false };
+            stays_inside(&path, &target)
+        }
+        _ => false,
+    }
+}
+
+/// Whether a relative link in `path` leads to nowhere above the folder it was unpacked into.
+fn stays_inside(path: &Path, target: &Path) -> bool {
+    let mut depth: i64 = path.components().filter(|part| matches!(part, Component::Normal(_))).count() as i64 - 1;
+    for part in target.components() {
+        match part {
+            Component::Normal(_) => depth += 1,
+            Component::ParentDir => depth -= 1,
+            Component::CurDir => {}
+            Component::RootDir | Component::Prefix(_) => return false,
+        }
+        if depth < 0 {
+            return false;
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn archive(links: &[(&str, &str)]) -> Vec<u8> {
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_ustar();
+        header.set_size(3);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, "box/sys/file", &b"abc"[..]).unwrap();
+        for (path, target) in links {
+            let mut header = tar::Header::new_ustar();
+            header.set_entry_type(EntryType::Symlink);
+            header.set_size(0);
+            builder.append_link(&mut header, path, target).unwrap();
+        }
+        builder.into_inner().unwrap()
+    }
+
+    fn folder(bytes: &[u8]) -> TempDir {
+        match unpack(Path::new("a.tar"), bytes) {
+            Ok(Content::Folder(folder)) => folder,
+            _ => panic!("not unpacked"),
+        }
+    }
+
+    #[test]
+    fn an_archive_becomes_a_folder_whatever_compressed_it() {
+        let plain = archive(&[]);
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(&plain).unwrap();
+        let mut bzip = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+        bzip.write_all(&plain).unwrap();
+        for bytes in [plain, gzip.finish().unwrap(), bzip.finish().unwrap()] {
+            let unpacked = folder(&bytes);
+            assert_eq!(std::fs::read(root(unpacked.path()).join("sys/file")).unwrap(), b"abc");
+        }
+    }
+
+    #[test]
+    fn a_link_that_leads_out_of_the_archive_is_left_out() {
+        let unpacked = folder(&archive(&[
+            ("box/in", "sys/file"),
+            ("box/out", "../../../etc/passwd"),
+            ("box/absolute", "/etc/passwd"),
+            ("box/sneaky", "sys/../../../etc/passwd"),
+        ]));
+        let names: Vec<_> =
+            std::fs::read_dir(unpacked.path().join("box")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names.len(), 2, "{names:?}");
+    }
+
+    #[test]
+    fn a_broken_archive_is_an_error_and_a_text_is_none() {
+        assert!(matches!(unpack(Path::new("a"), b"\x1f\x8bnonsense"), Err(CaptureError::Archive { .. })));
+        assert!(matches!(unpack(Path::new("a"), b"GPU 0"), Ok(Content::NoArchive)));
+    }
+}
