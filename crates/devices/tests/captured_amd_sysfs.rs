@@ -96,7 +96,7 @@ fn identities_come_from_padded_files_and_not_from_empty_ones() {
     let empty = card("phoenix").unwrap();
     assert_eq!(empty.uuid, None);
     // Its render node is told by the compute topology beside the card.
-    assert_eq!((empty.index, empty.minor), (Some(1), Some(128)));
+    assert_eq!((empty.index, empty.minor), (Some(0), Some(128)));
 }
 
 #[test]

@@ -188,7 +188,7 @@ Device  Node  IDs              Temp    Power  Partitions          SCLK  MCLK   F
     fn the_new_table_has_two_lines_of_header() {
         let snapshot = parse(NEW).unwrap();
         assert_eq!(snapshot.devices.len(), 3);
-        assert_eq!(snapshot.devices[0].name.as_deref(), Some("0x740c"));
+        assert_eq!(snapshot.devices[0].name.as_deref(), Some("AMD Instinct MI250X / MI250"));
         assert_eq!(snapshot.devices[0].power, Told::Value(Watts(89_500)));
         assert_eq!(snapshot.devices[0].partition, None);
         let second = &snapshot.devices[2];
