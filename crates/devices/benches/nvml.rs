@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark may panic")]
 
 use std::hint::black_box;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use gpupool_devices::nvml::Nvml;
@@ -35,6 +36,22 @@ fn main() {
     println!("one reading of {DEVICES} devices:                             {whole:?}");
     println!("the library's calls alone:                            {alone:?}");
     println!("added:                                                {:?}", whole.saturating_sub(alone));
+    match peer(folder.path()) {
+        Some(peer) => {
+            let times = peer.as_secs_f64() / whole.as_secs_f64();
+            println!("nvidia-ml-py, the same questions:                     {peer:?} ({times:.0}× ours)");
+        }
+        None => println!("nvidia-ml-py: set GPUPOOL_PEER_PYTHON to a Python that has it"),
+    }
+}
+
+/// What the same reading costs in Python, with NVIDIA's own binding and the same library.
+fn peer(folder: &std::path::Path) -> Option<Duration> {
+    let python = std::env::var_os("GPUPOOL_PEER_PYTHON")?;
+    let script = include_str!("support/nvml_peer.py");
+    let output = Command::new(python).args(["-c", script]).env("LD_LIBRARY_PATH", folder).output().ok()?;
+    let nanos = String::from_utf8(output.stdout).ok()?.trim().parse().ok()?;
+    Some(Duration::from_nanos(nanos))
 }
 
 fn median(mut run: impl FnMut()) -> Duration {

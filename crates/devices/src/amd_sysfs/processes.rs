@@ -18,9 +18,9 @@ use crate::kernel_file;
 use crate::limits;
 use crate::told::Told;
 
-/// Files of a process are listed when it is new and then once in so many readings; a process that opens a device later
-/// is seen within them.
-const READINGS_PER_LISTING: u32 = 8;
+/// The open files of a process are listed when it is new, and then after 1, 2, 4 … readings up to this many: programs
+/// open a device early or not at all, and most processes of a machine are old.
+const MOST_READINGS_APART: u32 = 64;
 
 /// How a device is named in the places where its processes are.
 #[derive(Debug, Clone, Copy, Default)]
@@ -37,9 +37,19 @@ pub(crate) struct Processes {
     compute: Option<PathBuf>,
     /// `/proc`.
     proc: Option<PathBuf>,
-    /// The open graphics devices of each process that was listed.
-    known: HashMap<u32, Vec<OpenDevice>>,
-    readings: u32,
+    /// What is known of the open files of each process.
+    known: HashMap<u32, Listed>,
+    readings: u64,
+}
+
+/// The open files of a process, as they were listed.
+#[derive(Debug)]
+struct Listed {
+    /// Graphics devices among them.
+    open: Vec<OpenDevice>,
+    /// At which reading they are listed again, and how long after the last time that is.
+    again: u64,
+    apart: u32,
 }
 
 /// An open file of a process that is a graphics device.
@@ -98,25 +108,28 @@ impl Processes {
     /// nothing could.
     fn open_devices(&mut self, proc: &Path, devices: &[DeviceKey], usages: &mut Usages) -> Option<usize> {
         let pids = numbers(proc)?;
-        let turn = self.readings % READINGS_PER_LISTING;
-        self.readings = self.readings.wrapping_add(1);
+        self.readings += 1;
         let alive: BTreeSet<u32> = pids.iter().copied().collect();
         self.known.retain(|pid, _| alive.contains(pid));
         let mut unseen = 0;
         let mut clients = BTreeSet::new();
         for pid in alive {
             let folder = proc.join(pid.to_string());
-            let due = pid % READINGS_PER_LISTING == turn;
-            if due || !self.known.contains_key(&pid) {
+            let known = self.known.get(&pid);
+            if known.is_none_or(|listed| listed.again <= self.readings) {
+                let apart = known.map_or(1, |listed| (listed.apart * 2).min(MOST_READINGS_APART));
                 match open_devices_of(&folder) {
-                    Ok(open) => self.known.insert(pid, open),
+                    Ok(open) => {
+                        let again = self.readings + u64::from(apart);
+                        self.known.insert(pid, Listed { open, again, apart })
+                    }
                     Err(error) => {
                         unseen += usize::from(!has_ended(&error));
                         self.known.remove(&pid)
                     }
                 };
             }
-            for open in self.known.get(&pid).into_iter().flatten() {
+            for open in self.known.get(&pid).into_iter().flat_map(|listed| &listed.open) {
                 let text = kernel_file::text(&folder.join(format!("fdinfo/{}", open.fd)));
                 if matches!(text, Told::Failed(_)) {
                     unseen += 1;
@@ -303,13 +316,16 @@ mod tests {
     }
 
     #[test]
-    fn a_device_opened_later_is_seen_within_eight_readings() {
+    fn a_device_that_an_old_process_opens_is_seen_in_the_end() {
         let tree = Tree::new();
         tree.folder("../proc/53/fd");
         let mut processes = processes(&tree);
         assert!(seen(&processes.read(&[CARD]).0[0]).is_empty());
+        for _ in 0..200 {
+            processes.read(&[CARD]);
+        }
         client(&tree, 53, 8, "renderD128", 1, "1 MiB");
-        let readings = (0..READINGS_PER_LISTING).position(|_| !seen(&processes.read(&[CARD]).0[0]).is_empty());
+        let readings = (0..MOST_READINGS_APART).position(|_| !seen(&processes.read(&[CARD]).0[0]).is_empty());
         assert!(readings.is_some());
         tree.remove("../proc/53");
         assert!(seen(&processes.read(&[CARD]).0[0]).is_empty());

@@ -41,7 +41,7 @@ static FORMATS: &[Entry] = &[
     text!("nvidia-smi-sections", nvidia_smi::sections),
     text!("nvidia-smi-xml", nvidia_smi::xml),
     text!("nccl-topology", topology::nccl),
-    text!("hwloc-xml", topology::hwloc),
+    text!("hwloc", topology::hwloc),
     text!("nvidia-smi-table", nvidia_smi::table),
     text!("nvidia-smi-query", nvidia_smi::query),
     text!("nvidia-smi-csv", nvidia_smi::csv),
