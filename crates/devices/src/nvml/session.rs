@@ -15,7 +15,7 @@ use super::remembered::Remembered;
 use super::xid::{Severity, Verdict, XidPolicy};
 use crate::found::{Found, worse};
 use crate::limits;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{FoundLink, Snapshot};
 
 /// The most events taken in one reading; more come with the next.
 const EVENTS: usize = 256;
@@ -94,11 +94,12 @@ impl Session {
         for device in &self.closed {
             remembered.note(&device.known[0], false);
         }
-        for &(a, b, kind) in &self.links {
-            if let (Some(&a), Some(&b)) = (places.get(a), places.get(b)) {
-                snapshot.link(a, b, kind);
-            }
-        }
+        // Each pair was found once, and places grow with the order of devices.
+        let placed = |&(a, b, kind): &(usize, usize, LinkKind)| {
+            let (one, other) = (*places.get(a)?, *places.get(b)?);
+            Some(FoundLink { a: one.min(other), b: one.max(other), kind })
+        };
+        snapshot.links = self.links.iter().filter_map(placed).collect();
         // A library that knows no device may just have looked too early, as may have a device that cannot say who it is.
         self.stale |= count == 0 || self.opened.iter().any(|device| device.is_unsure);
         Ok(snapshot)
