@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use nvml_standin::machines::server;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -100,6 +101,24 @@ fn an_amd_card_is_read_from_the_kernels_files() {
     assert_eq!((&device["memory_total_mib"], &device["memory_used_mib"]), (&json!(65520), &json!(1024)));
     assert_eq!((&device["utilization_percent"], &device["power_w"]), (&json!(42.0), &json!(null)));
     assert!(device["unsupported"].as_array().unwrap().contains(&json!("power_w")));
+}
+
+#[test]
+fn nvidia_devices_are_read_through_the_library_the_loader_finds_by_either_of_its_names() {
+    for name in ["libnvidia-ml.so.1", "libnvidia-ml.so"] {
+        let machine = Machine::bare();
+        let library = nvml_standin::install(machine.path(), &server(2), &[]).unwrap();
+        fs::rename(library, machine.path().join(name)).unwrap();
+        let mut command = machine.command(&["devices", "--json"]);
+        let output = command.env_remove("GPUPOOL_NVML").env("LD_LIBRARY_PATH", machine.path()).output().unwrap();
+        let said = parsed(&output);
+        assert_eq!(said["devices"].as_array().unwrap().len(), 2, "{name}: {said}");
+        assert_eq!(said["devices"][1]["memory_total_mib"], 81_559);
+        assert_eq!(said["links"], json!([{"a": 0, "b": 1, "kind": "nvlink", "lanes": 18}]));
+        // The machine is made of files and no namespace is known, so nothing is said of whose a process is.
+        assert_eq!(said["devices"][1]["processes"][0]["pid"], 4001);
+        assert!(said["devices"][1]["processes"][0]["unattributed"].is_string());
+    }
 }
 
 #[test]

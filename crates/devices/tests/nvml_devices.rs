@@ -7,8 +7,7 @@ mod nvml_machine;
 use gpupool_core::device::LinkKind;
 use gpupool_core::units::{Bytes, Percent};
 use gpupool_devices::found::Doing;
-use gpupool_devices::nvml::Nvml;
-use gpupool_devices::{FoundLink, Partition, Places, Source, Told, UsedMeans, Watts};
+use gpupool_devices::{FoundLink, Partition, Told, UsedMeans, Watts};
 use nvml_machine::{Machine, complaints, each};
 use nvml_standin::machines::{SINCE_450, SINCE_510, cut_gpu, server, server_gpu, unified};
 use nvml_standin::{Link, LinkEnd, Memory, NOT_AVAILABLE, Process, Scenario};
@@ -268,27 +267,4 @@ fn memory_that_is_full_is_told_as_it_is() {
     scenario.devices[0] = nvml_standin::StandIn { memory: Some(full), ..server_gpu(0) };
     let snapshot = Machine::new(scenario).read();
     assert_eq!(snapshot.devices[0].memory.used_by_programs(), Told::Value(Bytes(9 * MIB)));
-}
-
-#[test]
-fn without_a_path_the_library_is_found_by_either_of_its_names() {
-    for name in ["libnvidia-ml.so.1", "libnvidia-ml.so"] {
-        let machine = Machine::new(server(2));
-        std::fs::rename(machine.folder().join("libnvidia-ml.so.1"), machine.folder().join(name)).unwrap();
-        // The loader looks at the variable when a program starts.
-        let child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--ignored", "the_library_of_the_loader_has_two_devices"])
-            .env("LD_LIBRARY_PATH", machine.folder())
-            .output()
-            .unwrap();
-        assert!(child.status.success(), "{name}: {}", String::from_utf8_lossy(&child.stdout));
-        assert!(String::from_utf8_lossy(&child.stdout).contains("1 passed"));
-    }
-}
-
-#[test]
-#[ignore = "another test runs it, where the loader finds a stand-in"]
-fn the_library_of_the_loader_has_two_devices() {
-    let places = Places { sys: "/nowhere".into(), ..Places::default() };
-    assert_eq!(Nvml::new(&places).read().unwrap().devices.len(), 2);
 }
