@@ -14,8 +14,10 @@ use gpupool_devices::{Places, Snapshot, Source, SourceError};
 
 use super::Answer;
 
-/// How long a driver or a tool may take to answer.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
+/// How long a source may take to answer.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// How long one run of a tool may take: shorter, so that the tool is what is said to hang.
+const TOOL_DEADLINE: Duration = Duration::from_secs(8);
 
 /// Where this machine keeps things, as far as the environment says otherwise.
 pub(crate) fn places() -> Places {
@@ -26,7 +28,7 @@ pub(crate) fn places() -> Places {
 pub(crate) fn read_sources(places: &Places) -> anyhow::Result<Vec<SourceResult>> {
     let choice: Choice = std::env::var("GPUPOOL_BACKEND").unwrap_or_default().parse()?;
     let start = |source| Probe::start(source, DEADLINE).context("cannot start a thread to read devices");
-    let mut probes = choice.sources(places, DEADLINE).into_iter().map(start).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut probes = choice.sources(places, TOOL_DEADLINE).into_iter().map(start).collect::<anyhow::Result<Vec<_>>>()?;
     probes.iter_mut().for_each(Probe::ask);
     let answer = |probe: &mut Probe| {
         let answer = probe.answer();
