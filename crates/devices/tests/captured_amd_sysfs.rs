@@ -49,7 +49,7 @@ fn every_card_of_the_collection_reads_as_it_was_saved() {
         ),
         ("rx7800xt", "AMD Radeon RX 7700 XT / 7800 XT", "0000:03:00.0", Some(2), 24, Some(32_000), Some(236_000)),
         ("rx9070", "AMD Radeon RX 9070 / 9070 XT", "0000:03:00.0", Some(25), 48, Some(49_000), Some(200_000)),
-        ("vega56", "AMD Radeon RX Vega 56 / 64", "0000:0b:00.0", Some(0), 38, Some(8_000), Some(260_000)),
+        ("vega56", "AMD Radeon RX Vega 56", "0000:0b:00.0", Some(0), 38, Some(8_000), Some(260_000)),
     ];
     for (folder, name, address, busy, celsius, power, limit) in rows {
         let Some(card) = card(folder) else { return };

@@ -27,6 +27,8 @@ const READINGS_PER_ERROR_COUNT: u32 = 60;
 #[derive(Debug)]
 pub(crate) struct CardReader {
     pub card: Card,
+    /// Set where its files are copies, so that reading them wakes nothing.
+    pub is_captured: bool,
     runtime_status: PathBuf,
     power_state: PathBuf,
     /// Learned the first time the card was awake.
@@ -65,6 +67,7 @@ impl CardReader {
             name: name.into(),
             errors: Vec::new(),
             readings: 0,
+            is_captured: false,
             card,
         }
     }
@@ -77,7 +80,8 @@ impl CardReader {
     /// The card with what it reports now, and whether files that were there are gone.
     pub fn read(&mut self, snapshot: &mut Snapshot) -> (Found, bool) {
         let asleep = self.is_asleep();
-        if !asleep && self.facts.as_ref().is_none_or(|facts| facts.is_partial) {
+        let may_ask = !asleep || self.is_captured;
+        if may_ask && self.facts.as_ref().is_none_or(|facts| facts.is_partial) {
             self.learn();
         }
         let mut found = self.known();
@@ -329,6 +333,20 @@ mod tests {
         assert!(found.asleep);
         assert_eq!(found.uuid, None);
         assert_eq!(found.name.as_deref(), Some("AMD Radeon RX 7900 XT / 7900 XTX / 7900 GRE"));
+    }
+
+    #[test]
+    fn a_captured_card_that_slept_still_says_who_it_is() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        tree.file(&format!("{DEVICE}/power/runtime_status"), "suspended\n");
+        let mut card = reader(&tree);
+        card.is_captured = true;
+        let (found, _) = card.read(&mut Snapshot::default());
+        assert!(found.asleep);
+        assert_eq!(found.uuid.as_deref(), Some("GPU-000000000000a000"));
+        assert_eq!(found.memory.total, Told::Value(Bytes(16 << 30)));
+        assert_eq!((found.memory.used, found.utilization), (Told::ABSENT, Told::ABSENT));
     }
 
     #[test]

@@ -31,16 +31,25 @@ pub(crate) struct Card {
     pub numa: Option<u32>,
 }
 
-/// The cards in a folder like `class/drm`, by their numbers.
+/// The cards in a folder like `class/drm`, by their numbers; where only render nodes were kept, the cards of these.
 pub(crate) fn cards(folder: &Path) -> io::Result<Vec<Card>> {
+    let entry = |name: String, number| Card::at(&folder.join(name), number);
     let numbers = card_numbers(folder)?;
-    Ok(numbers.into_iter().map(|number| Card::at(&folder.join(format!("card{number}")), Some(number))).collect())
+    if !numbers.is_empty() {
+        return Ok(numbers.into_iter().map(|number| entry(format!("card{number}"), Some(number))).collect());
+    }
+    let of_node = |minor| Card { render_minor: Some(minor), ..entry(format!("renderD{minor}"), None) };
+    Ok(numbers_after("renderD", folder)?.into_iter().map(of_node).collect())
 }
 
 /// The numbers of the entries `cardN` of a folder, in order; connectors such as `card1-DP-1` are none.
 pub(crate) fn card_numbers(folder: &Path) -> io::Result<Vec<u32>> {
+    numbers_after("card", folder)
+}
+
+fn numbers_after(start: &str, folder: &Path) -> io::Result<Vec<u32>> {
     let mut numbers: Vec<u32> = fs::read_dir(folder)?
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix("card")?.parse().ok())
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix(start)?.parse().ok())
         .take(limits::DEVICES)
         .collect();
     numbers.sort_unstable();
@@ -151,6 +160,18 @@ mod tests {
             tree.folder(&format!("class/drm/{entry}"));
         }
         assert_eq!(card_numbers(&tree.path("class/drm")).unwrap(), [2, 10]);
+    }
+
+    #[test]
+    fn render_nodes_stand_for_cards_where_there_are_no_others() {
+        let tree = Tree::new();
+        for (minor, slot) in [(129, "0000:0a:00.0"), (128, "0000:03:00.0")] {
+            let event = format!("DRIVER=amdgpu\nPCI_ID=1002:744C\nPCI_SLOT_NAME={slot}\n");
+            tree.file(&format!("class/drm/renderD{minor}/device/uevent"), event);
+        }
+        let found = cards(&tree.path("class/drm")).unwrap();
+        let seen: Vec<_> = found.iter().map(|card| (card.render_minor, card.spelled())).collect();
+        assert_eq!(seen, [(Some(128), "0000:03:00.0".to_owned()), (Some(129), "0000:0a:00.0".to_owned())]);
     }
 
     #[test]

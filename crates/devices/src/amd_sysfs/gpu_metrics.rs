@@ -22,6 +22,9 @@ pub(crate) struct Metrics {
 
 /// Reads the table; one of an unknown version tells nothing, a broken one fails in every field.
 pub(crate) fn parse(bytes: &[u8]) -> Metrics {
+    if bytes.is_empty() {
+        return Metrics::unsupported("gpu_metrics is empty".to_owned());
+    }
     let Some(&[low, high, format, content]) = bytes.first_chunk::<4>() else {
         return Metrics::failed("gpu_metrics is cut off");
     };
@@ -208,6 +211,13 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_table_has_no_values() {
+        let empty = parse(&[]);
+        assert!(matches!(empty.power, Told::Unsupported(_)));
+        assert!(matches!(empty.utilization, Told::Unsupported(_)));
+    }
+
+    #[test]
     fn without_an_edge_sensor_the_one_inside_counts() {
         assert_eq!(parse(&table(1, 3, 120, &[(6, 77)])).temperature_c, Told::Value(77));
     }
@@ -228,7 +238,7 @@ mod tests {
         padded.resize(4096, 0);
         assert_eq!(parse(&padded), parse(&good));
         assert!(matches!(parse(&good[..60]).power, Told::Failed(_)));
-        assert!(matches!(parse(&[]).power, Told::Failed(_)));
+        assert!(matches!(parse(&[120]).power, Told::Failed(_)));
         assert!(matches!(parse(&table(1, 3, 8, &[])).power, Told::Failed(_)));
         assert!(matches!(parse(&table(9, 9, 120, &[])).power, Told::Unsupported(_)));
         assert!(matches!(parse(&[0; 120]).power, Told::Unsupported(_)));

@@ -26,6 +26,8 @@ impl Sensors {
             .filter_map(|entry| Some(entry.ok()?.path()))
             .collect();
         folders.sort();
+        // Kernels before 3.14 kept the sensors with the device itself.
+        folders.push(device.to_owned());
         let mut sets = folders.iter().map(|folder| Self::in_folder(folder));
         let first = sets.next().unwrap_or_default();
         if first.temperatures.is_empty() {
@@ -65,7 +67,10 @@ impl Sensors {
 
     /// The most it may draw.
     pub fn power_limit(&self) -> Told<Watts> {
-        first(self.power_cap.iter().map(|path| watts(path)))
+        match first(self.power_cap.iter().map(|path| watts(path))) {
+            Told::Value(Watts(0)) => Told::Unsupported("0 W".into()),
+            told => told,
+        }
     }
 }
 
@@ -156,6 +161,18 @@ mod tests {
         let (_tree, empty) = sensors(&[("power1_average", ""), ("power1_cap", "99000000")]);
         assert!(matches!(empty.power(), Told::Unsupported(_)));
         assert_eq!(empty.power_limit(), Told::Value(Watts(99_000)));
+    }
+
+    #[test]
+    fn a_limit_of_nothing_is_no_limit() {
+        assert_eq!(sensors(&[("power1_cap", "0")]).1.power_limit(), Told::Unsupported("0 W".into()));
+    }
+
+    #[test]
+    fn old_kernels_keep_the_sensors_with_the_device() {
+        let tree = Tree::new();
+        tree.file("device/temp1_input", "65000");
+        assert_eq!(Sensors::find(&tree.path("device")).temperature_c(), Told::Value(65));
     }
 
     #[test]

@@ -59,7 +59,9 @@ impl Inventory {
                 card.vendor == Some(Vendor::Amd) || card.vendor == Some(Vendor::Nvidia) && others == Others::Listed;
             if is_listed {
                 let node = node_of(&card, &nodes).and_then(|number| nodes.remove(&number));
-                devices.push(Device { card: Some(CardReader::new(card)), node, index: None, home: None, part: None });
+                let mut reader = CardReader::new(card);
+                reader.is_captured = others == Others::Listed;
+                devices.push(Device { card: Some(reader), node, index: None, home: None, part: None });
             }
         }
         devices.extend(nodes.into_values().map(|node| Device {

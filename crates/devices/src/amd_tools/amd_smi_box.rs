@@ -70,11 +70,12 @@ fn gpu(upper: (&str, &str), lower: (&str, &str), driver: &str) -> Option<(u64, V
     Some((number, tree))
 }
 
-/// `137/750 W` as its two amounts; `14 W` has only the first.
+/// `137/750 W` as its two amounts; `14 W` has only the first, `N/A/0 W` only the second.
 fn of_whole(text: &str) -> (String, String) {
     let unit = text.rsplit(' ').next().unwrap_or_default();
     match text.rsplit_once('/') {
-        Some((part, whole)) if !text.starts_with("N/A") => (format!("{part} {unit}"), whole.to_owned()),
+        Some(("N/A", whole)) => ("N/A".to_owned(), whole.to_owned()),
+        Some((part, whole)) if text != "N/A" => (format!("{part} {unit}"), whole.to_owned()),
         _ => (text.to_owned(), "N/A".to_owned()),
     }
 }
@@ -129,6 +130,15 @@ mod tests {
 |    1       4242  python3                2.0 MB    1.0 GB     1.1 GB      N/A |
 +------------------------------------------------------------------------------+
 ";
+
+    #[test]
+    fn an_amount_or_its_whole_may_be_missing() {
+        let told = |text| super::of_whole(text);
+        assert_eq!(told("137/750 W"), ("137 W".into(), "750 W".into()));
+        assert_eq!(told("N/A/0 W"), ("N/A".into(), "0 W".into()));
+        assert_eq!(told("14 W"), ("14 W".into(), "N/A".into()));
+        assert_eq!(told("N/A"), ("N/A".into(), "N/A".into()));
+    }
 
     #[test]
     fn the_box_is_read_like_the_json() {

@@ -15,7 +15,8 @@ pub fn looks_like(text: &str) -> bool {
     let has = |word: &str| text.contains(word);
     let numbered = has("\"gpu\":") || has("\"gpu\" :");
     let known = ["asic", "bus", "usage", "power", "bdf", "process_list", "link_type", "vram_total", "power_usage"];
-    has("\"gpu_data\"") || numbered && known.iter().any(|key| has(&format!("\"{key}\"")))
+    let is_error = text.len() < 1 << 12 && has("\"error\":") && has("\"code\":");
+    is_error || has("\"gpu_data\"") || numbered && known.iter().any(|key| has(&format!("\"{key}\"")))
 }
 
 /// The devices in amd-smi's JSON. What several answers in one text say of a GPU comes together.
@@ -141,7 +142,9 @@ mod tests {
 
     #[test]
     fn errors_of_the_tool_are_errors() {
-        let error = parse(r#"{"error": "AMDSMI_STATUS_DRIVER_NOT_LOADED", "code": -1}"#).unwrap_err();
+        let text = r#"{"error": "AMDSMI_STATUS_DRIVER_NOT_LOADED", "code": -1}"#;
+        assert!(looks_like(text));
+        let error = parse(text).unwrap_err();
         assert_eq!(error.code(), "driver_not_loaded");
         assert_eq!(parse("[{\"gpu\": 0, \"asic\": {").unwrap_err().code(), "malformed");
         assert!(parse("[]").unwrap().devices.is_empty());

@@ -152,7 +152,7 @@ GPU  POWER  GPU_TEMP  MEM_TEMP  GFX_UTIL  VRAM_USED  VRAM_TOTAL
         let text = "
 GPU  XCP  POWER   GPU_T   MEM_T   GFX%      VRAM_USAGE
   0    0  140 W   38 °C   32 °C    3 %    0.5/192.0 GB
-  0    1    N/A     N/A     N/A    N/A             N/A
+  0    1    N/A     N/A     N/A   99 %             N/A
 
 PROCESS INFO:
 GPU                  NAME      PID   GTT_MEM   CPU_MEM  VRAM_MEM  MEM_USAGE
@@ -161,6 +161,7 @@ GPU                  NAME      PID   GTT_MEM   CPU_MEM  VRAM_MEM  MEM_USAGE
         let devices = parse(text).unwrap().devices;
         assert_eq!(devices.len(), 1);
         assert_eq!(devices[0].power, Told::Value(Watts(140_000)));
+        assert_eq!(devices[0].utilization, Told::Value(Percent(3000)));
         assert_eq!(devices[0].memory.total, Told::Value(Bytes(192 << 30)));
         assert_eq!(devices[0].memory.used, Told::Value(Bytes(1 << 29)));
         let processes = devices[0].processes.value().unwrap();

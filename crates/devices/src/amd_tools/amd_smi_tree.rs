@@ -41,6 +41,10 @@ impl Trees {
     /// Adds what was said of one GPU; things without a number, such as CPUs, are left out.
     pub(crate) fn add(&mut self, tree: Value) {
         let Some(number) = tree.get("gpu").and_then(number) else { return };
+        // `monitor` repeats a GPU for each of its parts; what it says of the first is what it says of the GPU.
+        if tree.get("xcp").and_then(self::number).is_some_and(|part| part > 0) {
+            return;
+        }
         // One more than may be is enough to say that there are too many.
         if self.gpus.len() > limits::DEVICES && !self.gpus.contains_key(&number) {
             return;
@@ -141,7 +145,9 @@ fn device(number: u32, tree: Tree) -> Found {
     found.minor = render.and_then(|render| render.rsplit("renderD").next()?.parse().ok());
     let names = tree.texts(&["asic.market_name", "board.product_name", "market_name"]);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    found.name = facts::best_name(&names, tree.first(&["asic.device_id"]).as_deref(), &[]);
+    let (id, revision) = (tree.first(&["asic.device_id"]), tree.first(&["asic.rev_id"]));
+    let model = id.as_deref().map(|id| facts::Model { id, revision: revision.as_deref() });
+    found.name = facts::best_name(&names, model, &[]);
     let ids = tree.texts(&["asic.asic_serial", "asic_serial", "hip_uuid", "unique_id"]);
     let long = || tree.first(&["uuid"]).and_then(|uuid| facts::unique_id(&uuid).or_else(|| facts::long_uuid(&uuid)));
     found.uuid = ids.iter().find_map(|id| facts::unique_id(id)).or_else(long);
@@ -199,7 +205,8 @@ fn memory(found: &mut Found, tree: Tree) {
             quantity::bytes(if used { first } else { second }, if unit.is_empty() { "MB" } else { unit })
         })
     };
-    let total = ["mem_usage.total_vram", "vram.size", "vram.vram_size", "vram_total", "fb_usage.fb_total"];
+    let total =
+        ["mem_usage.total_vram", "vram.size", "vram.vram_size", "vram.vram_size_mb", "vram_total", "fb_usage.fb_total"];
     found.memory.total = megabytes(&total).or(part(false)).and_not_zero();
     found.memory.used = megabytes(&["mem_usage.used_vram", "vram_used", "fb_usage.fb_used"]).or(part(true));
     found.memory.host_total = megabytes(&["mem_usage.total_gtt"]);

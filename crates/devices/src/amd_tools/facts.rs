@@ -26,19 +26,33 @@ pub(crate) fn long_uuid(text: &str) -> Option<Arc<str>> {
     sound.then(|| text.into())
 }
 
-/// The first of `names` that a person would use; else the name of the device with this id, as far as it is known; else
-/// the first of what is left that says anything.
+/// The PCI ids of a device, as a tool wrote them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Model<'a> {
+    pub id: &'a str,
+    pub revision: Option<&'a str>,
+}
+
+impl Model<'_> {
+    /// Its name, as far as it is known.
+    fn name(self) -> Option<String> {
+        let hex = |text: &str| u16::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok();
+        let revision = self.revision.and_then(hex).and_then(|revision| revision.try_into().ok());
+        amd_names::known(hex(self.id)?, revision)
+    }
+}
+
+/// The first of `names` that a person would use; else that of the model, as far as it is known; else the first of what
+/// is left that says anything.
 ///
 /// Tools that do not find a name print the vendor or the device id in its place.
-pub(crate) fn best_name<'a>(names: &[&'a str], id: Option<&'a str>, others: &[&'a str]) -> Option<Arc<str>> {
+pub(crate) fn best_name<'a>(names: &[&'a str], model: Option<Model<'a>>, others: &[&'a str]) -> Option<Arc<str>> {
     let names_vendor = |text: &str| text.starts_with("Advanced Micro Devices");
     let sound = |text: &&&str| says_something(text) && !names_vendor(text);
     let bounded = |text: &&str| text.trim().chars().take(limits::WORDS).collect::<String>();
     let name = names.iter().filter(sound).find(|text| !is_hex(text.trim())).map(bounded);
-    let by_id = || {
-        let digits = id?.trim().strip_prefix("0x")?;
-        amd_names::known(u16::from_str_radix(digits, 16).ok()?, None)
-    };
+    let by_id = || model.and_then(Model::name);
+    let id = model.map(|model| model.id);
     let other = || others.iter().chain(&id).chain(names).find(sound).map(bounded);
     name.or_else(by_id).or_else(other).map(Into::into)
 }
@@ -92,7 +106,11 @@ mod tests {
 
     #[test]
     fn an_id_in_place_of_a_name_is_used_only_where_nothing_else_is_there() {
-        let best = |names: &[&str], id, others: &[&str]| best_name(names, id, others).map(|name| name.to_string());
+        let best = |names: &[&str], id: Option<&str>, others: &[&str]| {
+            let model = id.map(|id| Model { id, revision: Some("0xc1") });
+            best_name(names, model, others).map(|name| name.to_string())
+        };
+        assert_eq!(best(&["0x73bf"], Some("0x73bf"), &[]).as_deref(), Some("AMD Radeon RX 6800 XT"));
         assert_eq!(best(&["0x1002", "N/A", "Navi"], Some("0x74a0"), &["SKU"]).as_deref(), Some("Navi"));
         assert_eq!(best(&["0x1002"], Some("0x74a0"), &["SKU"]).as_deref(), Some("AMD Instinct MI300A"));
         assert_eq!(best(&["0x1002"], Some("0x0001"), &["SKU"]).as_deref(), Some("SKU"));

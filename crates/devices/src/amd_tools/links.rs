@@ -20,8 +20,10 @@ pub(crate) struct Way<'a> {
 impl Way<'_> {
     /// The link it is; `None` for a device and itself, and where nothing says what joins them.
     ///
-    /// Over PCIe, AMD's library counts two hops (weight 40) through one CPU and more through two
-    /// (`rsmi_topo_get_link_type` in github.com/ROCm/rocm_smi_lib); switches it does not tell.
+    /// Over PCIe, AMD's library counts two hops where both devices hang on one NUMA node, three where these are
+    /// neighbours, four otherwise (`rsmi_topo_get_link_type` in github.com/ROCm/rocm_smi_lib, src/rocm_smi.cc). The
+    /// weight is the sum of the kernel's (`rsmi_topo_get_link_weight`): 20 from each device to its node, and what lies
+    /// between the nodes. Neither tells of switches.
     pub(crate) fn link(self) -> Option<LinkKind> {
         let near = match (self.hops, self.weight) {
             (Some(hops), _) => (1..=2).contains(&hops),
@@ -29,7 +31,11 @@ impl Way<'_> {
             (None, None) => false,
         };
         match self.kind?.to_ascii_uppercase().as_str() {
-            "XGMI" => Some(LinkKind::Xgmi(self.hops.unwrap_or(1).clamp(1, 255) as u8)),
+            // The kernel weighs each hop 15.
+            "XGMI" => {
+                let hops = self.hops.or(self.weight.map(|weight| weight / 15)).unwrap_or(1);
+                Some(LinkKind::Xgmi(hops.clamp(1, 255) as u8))
+            }
             "PCIE" | "PCIEXPRESS" | "PCI" => Some(if near { LinkKind::SameNuma } else { LinkKind::CrossNuma }),
             _ => None,
         }
@@ -72,6 +78,8 @@ mod tests {
     fn a_way_becomes_the_link_it_is() {
         assert_eq!(link("XGMI", Some(1), Some(15)), Some(LinkKind::Xgmi(1)));
         assert_eq!(link("xgmi", None, None), Some(LinkKind::Xgmi(1)));
+        assert_eq!(link("XGMI", None, Some(30)), Some(LinkKind::Xgmi(2)));
+        assert_eq!(link("XGMI", None, Some(13)), Some(LinkKind::Xgmi(1)));
         assert_eq!(link("PCIE", Some(2), Some(40)), Some(LinkKind::SameNuma));
         assert_eq!(link("PCIE", Some(3), Some(72)), Some(LinkKind::CrossNuma));
         assert_eq!(link("PCIE", None, Some(40)), Some(LinkKind::SameNuma));

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpupool_core::device::Vendor;
 use gpupool_core::units::Bytes;
 
-use super::facts;
+use super::facts::{self, Model};
 use super::links::{Links, Way};
 use super::quantity;
 use super::rocm_smi_processes::Processes;
@@ -20,6 +20,8 @@ use crate::told::Told;
 pub(crate) const NAME: &str = "device name";
 /// … the number of its kind.
 pub(crate) const DEVICE_ID: &str = "device id";
+/// … the revision of that.
+pub(crate) const REVISION: &str = "device rev";
 /// … its place on the bus.
 pub(crate) const BUS: &str = "pci bus";
 /// … which part of a card it is.
@@ -119,7 +121,9 @@ fn device(number: u32, keys: &Keys) -> Found {
     found.index = Some(number);
     let names: Vec<&str> = [NAME, "card series", "card model"].into_iter().filter_map(said).collect();
     let others: Vec<&str> = said("card sku").into_iter().collect();
-    found.name = facts::best_name(&names, said(DEVICE_ID).or_else(|| said("gpu id")), &others);
+    let id = said(DEVICE_ID).or_else(|| said("gpu id"));
+    let model = id.map(|id| Model { id, revision: said(REVISION) });
+    found.name = facts::best_name(&names, model, &others);
     found.uuid = said("unique id").and_then(facts::unique_id);
     found.pci = said(BUS).and_then(address::parse);
     let numa = ["(topology) numa node", "(topology) numa affinity"];

@@ -15,7 +15,8 @@ const FORMAT: &str = "rocm-smi JSON";
 pub fn looks_like(text: &str) -> bool {
     let is_card = |after: &str| after.starts_with(|first: char| first.is_ascii_digit());
     let cards = text.contains('{') && text.split("\"card").skip(1).take(4).any(is_card);
-    cards || text.len() < 1 << 12 && text.contains("No JSON data to report")
+    let of_machine = text.contains("\"system\"") && text.contains("\"Driver version\"");
+    cards || of_machine || text.len() < 1 << 12 && text.contains("No JSON data to report")
 }
 
 /// The devices in rocm-smi's JSON.
@@ -98,6 +99,13 @@ mod tests {
                     "(Topology) Link type between DRM devices 2 and 10": "XGMI",
                     "(Topology) Hops between DRM devices 2 and 10": "1",
                     "(Topology) Weight between DRM devices 2 and 10": "15"}}"#;
+
+    #[test]
+    fn what_is_said_of_the_machine_alone_is_an_answer_without_devices() {
+        let text = r#"{"system": {"Driver version": "6.8.5"}}"#;
+        assert!(looks_like(text));
+        assert!(parse(text).unwrap().devices.is_empty());
+    }
 
     #[test]
     fn each_card_is_a_device_in_the_order_of_its_number() {

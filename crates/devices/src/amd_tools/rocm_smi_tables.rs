@@ -1,7 +1,7 @@
 //! The tables of rocm-smi: the concise one in its layouts, the one of the hardware, and those between devices.
 
 use super::rocm_smi_cards::{
-    BUS, COMPUTE_PARTITION, Cards, DEVICE_ID, EDGE, JUNCTION, MAX_POWER, NAME, PARTITION_ID, POWER, USE,
+    BUS, COMPUTE_PARTITION, Cards, DEVICE_ID, EDGE, JUNCTION, MAX_POWER, NAME, PARTITION_ID, POWER, REVISION, USE,
 };
 use super::table::{self, Cell, Edge};
 
@@ -64,8 +64,9 @@ impl<'a> Table<'a> {
                 "Partitions" => partitions(card, &texts.join(" "), below, cards),
                 text if text.starts_with("Temp") => cards.set(card, sensor(&format!("{text} {below}")), first),
                 text if text.starts_with("[Model") => {
-                    let model = first.trim_start_matches('[').split_whitespace().next().unwrap_or_default();
-                    cards.set(card, DEVICE_ID, model);
+                    let (model, revision) = first.trim_matches(['[', ']']).split_once(':').unwrap_or((first, ""));
+                    cards.set(card, DEVICE_ID, model.trim());
+                    cards.set(card, REVISION, revision);
                 }
                 _ => {}
             }

@@ -15,7 +15,7 @@ pub fn looks_like(text: &str) -> bool {
     start.contains("ROCm System Management Interface")
         || start.contains("ROCm SMI Log")
         || start.lines().any(|line| gpu_line(line).is_some() || Table::begins(line).is_some())
-        || tool_words::is_refusal(&start) && !start.contains("ROCk module")
+        || tool_words::is_refusal(&start) && !start.contains("ROCk module ")
 }
 
 /// The devices in what rocm-smi prints for people.

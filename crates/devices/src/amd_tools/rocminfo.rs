@@ -22,7 +22,7 @@ const FORMAT: &str = "rocminfo";
 /// Whether a text is what rocminfo prints.
 pub fn looks_like(text: &str) -> bool {
     let start: String = text.chars().take(1 << 12).collect();
-    start.contains("HSA System Attributes") || start.contains("HSA Agents") || start.contains("ROCk module is")
+    start.contains("HSA System Attributes") || start.contains("HSA Agents") || start.contains("ROCk module ")
 }
 
 /// The GPUs rocminfo lists, in the order of the runtime, which `ROCR_VISIBLE_DEVICES` counts in.
