@@ -1,7 +1,7 @@
 //! What `nvidia-smi` prints, in each of its forms, and the tool as a source.
 //!
 //! A form is read in two steps. The first (one file per form) turns the text into the tree that `nvidia-smi -q -x`
-//! prints; the second ([`log`], [`gpu`], [`mig`], [`processes`], [`health`]) turns that tree into devices, so that
+//! prints; the second (`log`, `gpu`, `mig`, `processes`, `health`) turns that tree into devices, so that
 //! what a value means is written once for all forms. Forms that only list devices or the links between them make
 //! their devices themselves.
 

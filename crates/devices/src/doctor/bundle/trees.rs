@@ -10,12 +10,20 @@ use crate::pci_bus;
 use crate::places::Places;
 
 /// What the kernel keeps in its own memory: reading it asks nothing of the device.
-const IDENTITY: [&str; 8] =
-    ["vendor", "device", "class", "revision", "subsystem_vendor", "subsystem_device", "uevent", "power/runtime_status"];
+const IDENTITY: [&str; 9] = [
+    "numa_node",
+    "vendor",
+    "device",
+    "class",
+    "revision",
+    "subsystem_vendor",
+    "subsystem_device",
+    "uevent",
+    "power/runtime_status",
+];
 
 /// What else is read of a device on the bus.
-const BUS: [&str; 8] = [
-    "numa_node",
+const BUS: [&str; 7] = [
     "local_cpulist",
     "boot_vga",
     "power/control",
@@ -26,8 +34,7 @@ const BUS: [&str; 8] = [
 ];
 
 /// What else is read of a card.
-const CARD: [&str; 30] = [
-    "numa_node",
+const CARD: [&str; 29] = [
     "local_cpulist",
     "unique_id",
     "product_name",
