@@ -19,7 +19,7 @@ pub fn parse(text: &str) -> Option<PciAddress> {
 }
 
 /// The address that KFD keeps as `location_id` (bus, device and function in one number) and `domain`.
-pub const fn from_location(domain: u32, location: u32) -> PciAddress {
+pub(crate) const fn from_location(domain: u32, location: u32) -> PciAddress {
     PciAddress {
         domain,
         bus: (location >> 8) as u8,

@@ -51,17 +51,24 @@ pub struct Attributor {
     users: HashMap<u32, Option<Arc<str>>>,
 }
 
-/// The inode of the PID namespace the kernel starts with.
+/// The inode of the PID namespace the kernel starts with, the same on every Linux.
 const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
+
+/// Whether this process is in the host's PID namespace, in which drivers number processes; `proc` is where procfs is.
+pub(crate) fn has_host_pids(proc: &Path) -> Told<bool> {
+    match fs::read_link(proc.join("self/ns/pid")) {
+        Ok(namespace) => Told::Value(namespace.as_os_str() == HOST_PID_NAMESPACE),
+        Err(error) => kernel_file::missing(&error),
+    }
+}
 
 impl Attributor {
     /// For the machine at these places.
     pub fn new(places: &Places) -> Self {
-        let namespace = fs::read_link(places.proc.join("self/ns/pid"));
-        let blind = match namespace {
-            Ok(link) if link.as_os_str() == HOST_PID_NAMESPACE => None,
-            Ok(_) => Some("this agent runs in a PID namespace of its own; process numbers are those of the host"),
-            Err(_) => Some("the PID namespace of this agent cannot be told"),
+        let blind = match has_host_pids(&places.proc).value() {
+            Some(true) => None,
+            Some(false) => Some("this agent runs in a PID namespace of its own; process numbers are those of the host"),
+            None => Some("the PID namespace of this agent cannot be told"),
         };
         Self {
             proc: places.proc.clone(),
@@ -128,10 +135,7 @@ impl Attributor {
 }
 
 fn read(folder: &Path, name: &str) -> Option<String> {
-    match kernel_file::text(&folder.join(name)) {
-        Told::Value(text) => Some(text),
-        Told::Unsupported(_) | Told::Failed(_) => None,
-    }
+    kernel_file::text(&folder.join(name)).into_value()
 }
 
 /// The start time in a `stat` file. The command in it may hold blanks and brackets, so fields count from its end.

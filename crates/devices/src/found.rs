@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gpupool_core::device::{Health, PciAddress, Vendor};
 use gpupool_core::units::{Bytes, Percent, Share};
+use serde::Serialize;
 
 use crate::told::Told;
 
@@ -14,7 +15,7 @@ pub struct Watts(pub u64);
 
 impl Watts {
     /// So many watts, to the thousandth, or `None` for what power cannot be.
-    pub fn from_number(watts: f64) -> Option<Self> {
+    pub(crate) fn from_number(watts: f64) -> Option<Self> {
         (0.0..1e9).contains(&watts).then(|| Self((watts * 1000.0).round() as u64))
     }
 
@@ -74,7 +75,8 @@ impl Memory {
 }
 
 /// Which part of a larger device a device is.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Partition {
     /// A MIG instance.
     Mig {
@@ -102,7 +104,7 @@ impl Partition {
     /// How much of its parent it is, where that is known: by the slices of a MIG profile, by the number of AMD parts.
     ///
     /// `model` is the name of the GPU: those of the A30 and RTX PRO kinds have four slices, others seven.
-    pub fn of_parent(&self, model: Option<&str>) -> Option<Share> {
+    pub(crate) fn of_parent(&self, model: Option<&str>) -> Option<Share> {
         match self {
             Self::Mig { profile, .. } => {
                 let digits = |part: &str| part.chars().rev().take_while(char::is_ascii_digit).count();
@@ -229,7 +231,7 @@ impl Found {
     }
 
     /// Takes from `other`, the same device seen by another source, what this one does not tell.
-    pub fn fill_from(&mut self, other: Self) {
+    pub(crate) fn fill_from(&mut self, other: Self) {
         fn fill<T>(mine: &mut Told<T>, other: Told<T>) {
             *mine = std::mem::take(mine).or(other);
         }
@@ -262,7 +264,7 @@ impl Found {
 }
 
 /// The worse of two opinions on a device's health.
-pub fn worse(a: Option<Health>, b: Option<Health>) -> Option<Health> {
+pub(crate) fn worse(a: Option<Health>, b: Option<Health>) -> Option<Health> {
     let rank = |health: &Option<Health>| match health {
         None => 0,
         Some(Health::Healthy) => 1,

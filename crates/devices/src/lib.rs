@@ -3,6 +3,15 @@
 //! A [`Source`] gives a [`Snapshot`] each time it is read. Sources differ in what they can tell; all of them say so in
 //! the same words: a field is a value, unsupported, or failed ([`Told`]), and one bad device, field or file never
 //! loses another.
+//!
+//! - The words: [`told`], [`found`], [`snapshot`], [`source`], [`address`]; where things are on a machine: [`places`].
+//! - Sources: [`nvml`], [`nvidia_smi`], [`amd_sysfs`], [`amd_tools`] and [`simulated`] devices; [`detect`] chooses.
+//! - What only tells of devices: [`pci_bus`], [`topology`], [`kernel_log`]; and [`capture`], which reads the output of
+//!   any source or tool from a file, a folder or an archive.
+//! - Around a source: [`probe`] keeps a hung driver away from the caller, [`watch`] keeps the books over many readings,
+//!   [`facts`] says a device in the words of the core, [`gpu_ids`] numbers devices, [`attribution`] finds whose a process
+//!   is, [`environment`] shows a job its devices.
+//! - Answers: [`report`] for programs, [`doctor`] for people whose devices do not work.
 
 pub mod address;
 mod amd_names;
@@ -16,9 +25,9 @@ pub mod environment;
 pub mod facts;
 pub mod found;
 pub mod gpu_ids;
-pub mod kernel_file;
+mod kernel_file;
 pub mod kernel_log;
-pub mod limits;
+mod limits;
 pub mod nvidia_smi;
 pub mod nvml;
 pub mod pci_bus;
@@ -29,10 +38,10 @@ pub mod simulated;
 pub mod snapshot;
 pub mod source;
 pub mod told;
-pub mod tool;
+mod tool;
 pub mod topology;
 pub mod watch;
-pub mod xml;
+mod xml;
 
 pub use found::{Found, Memory, Partition, Process, UsedMeans, Watts};
 pub use places::Places;

@@ -52,7 +52,7 @@ pub struct DeviceReport {
     /// What makes it the same device after a restart.
     pub identity: String,
     /// Set where it is a part of a larger device.
-    pub partition: Option<PartitionReport>,
+    pub partition: Option<Partition>,
     /// All its memory.
     pub memory_total_mib: Option<u64>,
     /// What the driver keeps of it.
@@ -97,32 +97,6 @@ pub struct DeviceReport {
     pub failed: BTreeMap<&'static str, Words>,
     /// Processes on it; complete unless `processes` is among the fields without a value.
     pub processes: Vec<ProcessReport>,
-}
-
-/// Which part of a larger device a device is.
-#[derive(Debug, Clone, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum PartitionReport {
-    /// A MIG instance.
-    Mig {
-        /// The GPU it is cut from.
-        parent_uuid: Option<Arc<str>>,
-        /// GPU instance.
-        gpu_instance: Option<u32>,
-        /// Compute instance in it.
-        compute_instance: Option<u32>,
-        /// The cut.
-        profile: Option<Arc<str>>,
-    },
-    /// An AMD partition.
-    Amd {
-        /// Which of the parts.
-        id: u16,
-        /// How the card is cut.
-        mode: Option<Arc<str>>,
-        /// Into how many parts.
-        parts: Option<u16>,
-    },
 }
 
 /// A process on a device.
@@ -207,7 +181,7 @@ impl DeviceReport {
             uuid: found.uuid.clone(),
             pci: found.pci.map(|address| address.to_string()),
             identity,
-            partition: found.partition.as_ref().map(PartitionReport::new),
+            partition: found.partition.clone(),
             memory_total_mib: without.or("memory_total_mib", &memory.total, |bytes: &Bytes| bytes.as_mib()),
             memory_reserved_mib: optional(&memory.reserved),
             memory_used_mib: without.or("memory_used_mib", &memory.used, |bytes: &Bytes| bytes.as_mib()),
@@ -261,17 +235,6 @@ impl Without {
     }
 }
 
-impl PartitionReport {
-    fn new(partition: &Partition) -> Self {
-        match partition.clone() {
-            Partition::Mig { parent_uuid, gpu_instance, compute_instance, profile } => {
-                Self::Mig { parent_uuid, gpu_instance, compute_instance, profile }
-            }
-            Partition::Amd { id, mode, parts } => Self::Amd { id, mode, parts },
-        }
-    }
-}
-
 impl ProcessReport {
     fn new(process: &Process) -> Self {
         let (known, unattributed) = match &process.who {
@@ -300,7 +263,7 @@ impl ProcessReport {
 }
 
 /// The name of a link, with its lanes or hops.
-pub fn link_words(kind: LinkKind) -> (&'static str, Option<u8>, Option<u8>) {
+fn link_words(kind: LinkKind) -> (&'static str, Option<u8>, Option<u8>) {
     match kind {
         LinkKind::NvLink(lanes) => ("nvlink", Some(lanes), None),
         LinkKind::Xgmi(hops) => ("xgmi", None, Some(hops)),

@@ -35,6 +35,14 @@ impl<T> Told<T> {
         matches!(self, Self::Unsupported(words) if words.is_empty())
     }
 
+    /// The value itself, where there is one.
+    pub(crate) fn into_value(self) -> Option<T> {
+        match self {
+            Self::Value(value) => Some(value),
+            Self::Unsupported(_) | Self::Failed(_) => None,
+        }
+    }
+
     /// The value turned into another.
     pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Told<U> {
         match self {
@@ -69,7 +77,7 @@ impl<T> Told<T> {
     /// A cell of some tool's output, read by `parse` unless it holds the words of a field without a value.
     ///
     /// Text that is neither is a failure that keeps the text.
-    pub fn from_cell(cell: &str, parse: impl FnOnce(&str) -> Option<T>) -> Self {
+    pub(crate) fn from_cell(cell: &str, parse: impl FnOnce(&str) -> Option<T>) -> Self {
         let cell = cell.trim();
         match Missing::of(cell) {
             Some(Missing::Unsupported) => Self::Unsupported(words(cell)),

@@ -131,6 +131,17 @@ fn drained(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
     receiver
 }
 
+/// Makes a shell script that acts as a tool.
+#[cfg(test)]
+pub(crate) fn install_script(folder: &std::path::Path, script: &str) -> PathBuf {
+    let (text, tool) = (folder.join("script"), folder.join("tool"));
+    std::fs::write(&text, script).unwrap();
+    // Another process writes it: a file that a test of this process has open for writing cannot be run.
+    let copy = Command::new("install").args(["-m", "755"]).arg(&text).arg(&tool).status();
+    assert!(copy.unwrap().success());
+    tool
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod amd_tools_forms;
+mod common;
 
 use amd_tools_forms::FORMS;
 use proptest::prelude::*;
@@ -52,20 +53,8 @@ fn every_sample_holds_devices_while_it_is_whole() {
 
 proptest! {
     #[test]
-    fn no_cut_and_no_changed_bytes_panic(
-        sample in prop::sample::select(&SAMPLES[..]),
-        from in 0usize..64,
-        length in 0usize..2048,
-        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
-    ) {
-        let mut bytes: Vec<u8> = sample.bytes().skip(from / 8).take(length).collect();
-        for (place, byte) in changes {
-            if !bytes.is_empty() {
-                let place = place.index(bytes.len());
-                bytes[place] = byte;
-            }
-        }
-        read_with_every_parser(&String::from_utf8_lossy(&bytes));
+    fn no_cut_and_no_changed_bytes_panic(text in common::damaged(&SAMPLES)) {
+        read_with_every_parser(&text);
     }
 
     #[test]

@@ -42,7 +42,7 @@ fn the_gpus_of_a_machine_with_many_pci_domains_are_on_its_bus() {
     tar::Archive::new(bzip2::read::BzDecoder::new(packed)).unpack(folder.path()).unwrap();
     let root = folder.path().join("nvidiagpunumanodes");
     let evidence = Evidence::gather(&places(&root), &|_| None, Vec::new());
-    let gpus: Vec<String> = evidence.gpus.value().unwrap().iter().map(|gpu| gpu.address.to_string()).collect();
+    let gpus: Vec<String> = evidence.gpus.value().unwrap().iter().map(|gpu| gpu.pci.to_string()).collect();
     let expected = ["0004:05:00.0", "0004:06:00.0", "0006:00:00.0", "0007:00:00.0", "0035:04:00.0", "0035:05:00.0"];
     assert_eq!(gpus, expected);
     let bundle = bundle(&root, Redact::default());

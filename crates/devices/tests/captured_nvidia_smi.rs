@@ -8,8 +8,9 @@ use std::fs;
 
 use gpupool_core::device::{Health, LinkKind};
 use gpupool_core::units::{Bytes, Percent};
+use gpupool_devices::capture::Format;
 use gpupool_devices::found::Doing;
-use gpupool_devices::nvidia_smi::{help, nvlink, parse_any};
+use gpupool_devices::nvidia_smi::{help, nvlink};
 use gpupool_devices::{Found, Partition, Snapshot, Told, UsedMeans, Watts};
 
 /// The text of a capture, or `None` where there are none.
@@ -19,7 +20,11 @@ fn text(file: &str) -> Option<String> {
 }
 
 fn read(file: &str) -> Option<Snapshot> {
-    Some(parse_any(&text(file)?).unwrap().unwrap())
+    Some(parse(&text(file)?))
+}
+
+fn parse(text: &str) -> Snapshot {
+    Format::guess(text).and_then(|format| format.parse(text)).unwrap().unwrap()
 }
 
 fn mib(amount: u64) -> Told<Bytes> {
@@ -298,7 +303,7 @@ fn the_status_of_links_lists_gpus_and_no_status_lists_none() {
     assert_eq!((status.devices.len(), status.warnings.len()), (8, 0));
     assert_eq!(read("azurehpc-health-checks/good_nvlink_status.txt").unwrap().devices[0].index, Some(7));
     let empty = text("gpud/nvidia-smi.nvlink.status.a10").unwrap();
-    assert!(parse_any(&empty).is_none());
+    assert!(Format::guess(&empty).is_none());
     assert_eq!(nvlink::parse(&empty), Ok(Snapshot::default()));
 }
 
@@ -306,6 +311,6 @@ fn the_status_of_links_lists_gpus_and_no_status_lists_none() {
 fn a_list_of_fields_is_no_list_of_devices() {
     let Some(text) = text("nvidia_gpu_exporter/fields.txt") else { return };
     assert!(help::fields(&text).contains(&"memory.used") && help::fields(&text).contains(&"gpu_uuid"));
-    let snapshot = parse_any(&text).unwrap().unwrap();
+    let snapshot = parse(&text);
     assert_eq!((snapshot.devices.len(), snapshot.warnings.len()), (0, 1));
 }

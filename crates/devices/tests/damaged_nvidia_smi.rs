@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use gpupool_devices::nvidia_smi::{FORMS, parse_any, sections};
+mod common;
+
+use gpupool_devices::capture::Format;
 use proptest::prelude::*;
 
 const TEXTS: [&str; 7] = [
@@ -17,11 +19,9 @@ const TEXTS: [&str; 7] = [
 ];
 
 fn read_by_everything(text: &str) {
-    let _ = parse_any(text);
-    let _ = sections::parse(text);
-    for form in FORMS {
-        let _ = (form.looks_like)(text);
-        let _ = (form.parse)(text);
+    for format in Format::all().filter(|format| format.name().starts_with("nvidia-smi")) {
+        format.recognises(text);
+        let _ = format.parse(text).unwrap();
     }
 }
 
@@ -29,18 +29,8 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_damaged_text_is_read_or_refused(
-        which in 0..TEXTS.len(),
-        cut in any::<prop::sample::Index>(),
-        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
-    ) {
-        let mut bytes = TEXTS[which].as_bytes().to_vec();
-        for (place, value) in flips {
-            let place = place.index(bytes.len());
-            bytes[place] = value;
-        }
-        bytes.truncate(cut.index(bytes.len() + 1));
-        read_by_everything(&String::from_utf8_lossy(&bytes));
+    fn a_damaged_text_is_read_or_refused(text in common::damaged(&TEXTS)) {
+        read_by_everything(&text);
     }
 
     #[test]

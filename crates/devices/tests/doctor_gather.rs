@@ -20,11 +20,10 @@ fn gather(machine: &Machine) -> Evidence {
 fn gpus_are_seen_on_the_bus_with_their_driver_and_sleep() {
     let evidence = gather(&Machine::new("tools"));
     let gpus = evidence.gpus.value().unwrap();
-    let seen: Vec<_> =
-        gpus.iter().map(|gpu| (gpu.vendor, gpu.device_id, gpu.driver.as_deref(), gpu.is_asleep())).collect();
+    let seen: Vec<_> = gpus.iter().map(|gpu| (gpu.vendor, gpu.device_id, gpu.driver.as_deref(), gpu.asleep)).collect();
     assert_eq!(
         seen,
-        [(Vendor::Nvidia, 0x2330, Some("nvidia"), false), (Vendor::Amd, 0x74a1, Some("amdgpu"), true)],
+        [(Vendor::Nvidia, Some(0x2330), Some("nvidia"), false), (Vendor::Amd, Some(0x74a1), Some("amdgpu"), true)],
         "a network card is no GPU"
     );
 }
@@ -75,6 +74,22 @@ fn containers_and_namespaces_and_control_groups_are_noticed() {
     assert_eq!((inside.container.len(), inside.host_pids), (3, Told::Value(false)));
     let cgroup = inside.cgroup.value().unwrap();
     assert_eq!((cgroup.mode, cgroup.controllers.len()), (CgroupMode::Hybrid, 1));
+}
+
+#[test]
+fn where_no_group_can_be_looked_at_the_kernel_tells_whether_groups_can_be_ended() {
+    let machine = Machine::new("tools");
+    let can_kill = || gather(&machine).confinement.cgroup.value().unwrap().kill;
+    fs::remove_dir_all(machine.at("sys/fs/cgroup/init.scope")).unwrap();
+    assert!(can_kill(), "Linux 6.8");
+    machine.write("proc/sys/kernel/osrelease", b"5.10.0-32-amd64\n");
+    assert!(!can_kill(), "Linux 5.10");
+    machine.write("proc/sys/kernel/osrelease", b"6.8.0-45-generic\n");
+    machine.write("sys/fs/cgroup/init.scope/cgroup.procs", b"1\n");
+    assert!(!can_kill(), "a group that lacks the file is believed more than the release");
+    fs::remove_file(machine.at("sys/fs/cgroup/cgroup.controllers")).unwrap();
+    machine.write("proc/cgroups", b"cpu\t2\t1\t1\n");
+    assert!(!can_kill(), "version 1 alone");
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use gpupool_devices::report::{DeviceReport, LinkReport, PartitionReport, Report};
+use gpupool_devices::Partition;
+use gpupool_devices::report::{DeviceReport, LinkReport, Report};
 
 /// Writes one line for each device, then how they are joined.
 pub(crate) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
@@ -60,11 +61,11 @@ fn name(device: &DeviceReport) -> String {
     let name = device.name.as_deref().unwrap_or("unknown GPU");
     match &device.partition {
         None => name.to_owned(),
-        Some(PartitionReport::Mig { profile, .. }) => {
+        Some(Partition::Mig { profile, .. }) => {
             let profile = profile.as_deref().unwrap_or("?");
             if name.contains(profile) { name.to_owned() } else { format!("{name} MIG {profile}") }
         }
-        Some(PartitionReport::Amd { id, mode, .. }) => {
+        Some(Partition::Amd { id, mode, .. }) => {
             format!("{name} {} {id}", mode.as_deref().unwrap_or("partition"))
         }
     }

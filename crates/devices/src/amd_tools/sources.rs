@@ -97,41 +97,25 @@ impl Source for AmdSmi {
 
 /// What is asked of rocm-smi at each reading, most first. An older one refuses all flags because of one it does not
 /// know; `-a` it has always known, and it costs the most.
-const READINGS: [&[&str]; 3] = [
-    &[
-        "--showid",
-        "--showuniqueid",
-        "--showbus",
-        "--showproductname",
-        "--showdriverversion",
-        "--showtemp",
-        "--showuse",
-        "--showpower",
-        "--showmaxpower",
-        "--showmeminfo",
-        "vram",
-        "gtt",
-        "--showpids",
-        "--showcomputepartition",
-        "--json",
-    ],
-    &[
-        "--showid",
-        "--showuniqueid",
-        "--showbus",
-        "--showproductname",
-        "--showdriverversion",
-        "--showtemp",
-        "--showuse",
-        "--showpower",
-        "--showmaxpower",
-        "--showmeminfo",
-        "vram",
-        "gtt",
-        "--showpids",
-        "--json",
-    ],
-    &["-a", "--showmeminfo", "all", "--json"],
+const READINGS: [&[&str]; 3] = [&ALL, ALL.split_at(1).1, &["-a", "--showmeminfo", "all", "--json"]];
+
+/// Everything worth asking, the newest flag first.
+const ALL: [&str; 15] = [
+    "--showcomputepartition",
+    "--showid",
+    "--showuniqueid",
+    "--showbus",
+    "--showproductname",
+    "--showdriverversion",
+    "--showtemp",
+    "--showuse",
+    "--showpower",
+    "--showmaxpower",
+    "--showmeminfo",
+    "vram",
+    "gtt",
+    "--showpids",
+    "--json",
 ];
 
 /// AMD's older tool. Each reading runs it once; how the devices are joined is asked again only when they changed.
@@ -216,21 +200,15 @@ mod tests {
     use super::*;
     use crate::found::Watts;
     use crate::told::Told;
+    use crate::tool;
     use gpupool_core::device::LinkKind;
-    use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
     use std::time::Duration;
 
     /// A tool that is a shell script with this body; `$1` is its first argument.
     fn tool(folder: &Path, body: &str) -> Tool {
-        let path = folder.join("tool");
         let script = format!("#!/bin/sh\necho \"$1\" >> {}/runs\n{body}\n", folder.display());
-        // Written under another name first: a file being written cannot be run.
-        let fresh = folder.join("fresh");
-        std::fs::write(&fresh, script).unwrap();
-        std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o755)).unwrap();
-        std::fs::rename(&fresh, &path).unwrap();
-        Tool::new(path, Duration::from_secs(60))
+        Tool::new(tool::install_script(folder, &script), Duration::from_secs(60))
     }
 
     fn runs(folder: &Path) -> Vec<String> {

@@ -9,9 +9,10 @@ mod evidence;
 mod findings;
 mod render;
 
+pub use crate::pci_bus::PciGpu;
 pub use bundle::{Bundle, Redact, Wish};
 pub use evidence::{
-    Access, Cgroup, CgroupMode, Confinement, Evidence, Group, Node, NvidiaVersions, PciGpu, SourceResult, User,
+    Access, Cgroup, CgroupMode, Confinement, Evidence, Group, Node, NvidiaVersions, SourceResult, User,
 };
 pub use findings::{Finding, Severity, examine};
 pub use render::render;

@@ -8,7 +8,7 @@ use crate::{address, pci_bus};
 
 /// One thing a line says about a GPU, or about all of one maker where it names none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event<'a> {
+pub(crate) struct Event<'a> {
     /// Whose device it is.
     pub vendor: Vendor,
     /// Which device.
@@ -31,7 +31,7 @@ impl<'a> Event<'a> {
 
 /// What happened to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What<'a> {
+pub(crate) enum What<'a> {
     /// The line only names it.
     Named,
     /// The driver tells its UUID.
@@ -49,7 +49,7 @@ pub enum What<'a> {
 }
 
 /// What a line says about a GPU, where it says anything.
-pub fn event(line: &str) -> Option<Event<'_>> {
+pub(crate) fn event(line: &str) -> Option<Event<'_>> {
     // The SXid of a switch holds the words of an Xid.
     if let Some((_, message)) = line.split_once("SXid (") {
         return switch_error(message);

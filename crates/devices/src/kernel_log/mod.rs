@@ -1,7 +1,7 @@
 //! What the kernel's log says about GPUs: errors of NVIDIA's driver (Xids), and hangs, resets and memory errors of AMD.
 //!
 //! Any log that holds the kernel's messages will do: `dmesg` with any kind of time, the journal, syslog, `/dev/kmsg`.
-//! Each line is read on its own ([`event`]); the whole becomes one device per place on the bus, with the worst that
+//! Each line is read on its own; the whole becomes one device per place on the bus, with the worst that
 //! was said of it since the last boot.
 
 pub mod fabric_manager;
@@ -9,7 +9,8 @@ mod line;
 mod tally;
 mod trouble;
 
-pub use line::{Event, What, event};
+use line::{What, event};
+pub use tally::Said;
 pub use trouble::Trouble;
 
 use crate::snapshot::Snapshot;
@@ -38,6 +39,18 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
         log.add(&event);
     }
     Ok(log.snapshot())
+}
+
+/// What a log says went wrong since the last boot it tells of.
+pub(crate) fn troubles(text: &str) -> Vec<Said> {
+    let mut log = tally::Log::default();
+    for event in text.lines().filter_map(event) {
+        if event.what == What::Booted {
+            log = tally::Log::default();
+        }
+        log.add(&event);
+    }
+    log.troubles()
 }
 
 fn amdgpu_line(line: &str) -> bool {

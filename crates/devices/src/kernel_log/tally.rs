@@ -12,6 +12,17 @@ use crate::pci_bus;
 use crate::snapshot::Snapshot;
 use crate::told::{Told, words};
 
+/// What a log says went wrong, and how often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Said {
+    /// With which device; `None` where it was said of none in particular.
+    pub pci: Option<PciAddress>,
+    /// What went wrong.
+    pub trouble: Trouble,
+    /// How often.
+    pub count: u64,
+}
+
 /// Everything a log said so far.
 #[derive(Debug, Default)]
 pub(super) struct Log {
@@ -82,6 +93,14 @@ impl Log {
         for device in &mut self.devices {
             device.found.health = None;
         }
+    }
+
+    /// What went wrong, device by device, last what was said of none.
+    pub(super) fn troubles(&self) -> Vec<Said> {
+        let devices = self.devices.iter().map(|device| (device.found.pci, &device.counts));
+        let all = devices.chain([(None, &self.apart)]);
+        all.flat_map(|(pci, counts)| counts.iter().map(move |(&trouble, &count)| Said { pci, trouble, count }))
+            .collect()
     }
 
     pub(super) fn snapshot(self) -> Snapshot {

@@ -34,7 +34,7 @@ pub enum Trouble {
 
 impl Trouble {
     /// What it says of the device's health.
-    pub fn health(self) -> Health {
+    pub(crate) fn health(self) -> Health {
         match (self, self.severity()) {
             (Self::FellOffTheBus | Self::Xid(79), _) => Health::Lost,
             (_, Severity::Unhealthy) => Health::Unhealthy(format!("{}: {}", self.name(), self.meaning()).into()),
@@ -43,7 +43,7 @@ impl Trouble {
     }
 
     /// How bad it is.
-    pub fn severity(self) -> Severity {
+    pub(crate) fn severity(self) -> Severity {
         match self {
             Self::Xid(number) => xid::judge(number).severity,
             Self::RingTimeout | Self::ResetBegun | Self::ResetSucceeded | Self::SwitchError { fatal: false, .. } => {
@@ -61,14 +61,34 @@ impl Trouble {
     pub(super) fn sentence(self, count: u64) -> String {
         let advice = match (self, self.severity()) {
             (_, Severity::Application) => "the GPU is fine",
-            (Self::Xid(number), _) => xid::judge(number).remedy,
+            (Self::Xid(_), _) => self.remedy(),
             _ => "",
         };
         let joint = if advice.is_empty() { "" } else { "; " };
-        format!("{} ×{count}: {}{joint}{advice}", self.name(), self.meaning())
+        format!("{}{joint}{advice}", self.counted(count))
     }
 
-    fn name(self) -> String {
+    /// What happened how often: `Xid 79 ×1: the GPU fell off the bus`.
+    pub(crate) fn counted(self, count: u64) -> String {
+        format!("{} ×{count}: {}", self.name(), self.meaning())
+    }
+
+    /// What a person can do about it; empty where there is nothing to do. What has no number of its own is dealt with
+    /// as the Xid that says the same.
+    pub(crate) fn remedy(self) -> &'static str {
+        let like = match self {
+            Self::Xid(number) => number,
+            Self::FellOffTheBus => 79,
+            Self::StartFailed | Self::ResetFailed => 143,
+            Self::Uncorrectable => 48,
+            Self::RingTimeout | Self::ResetBegun => 16,
+            Self::SwitchError { fatal: true, .. } => 74,
+            Self::SwitchError { fatal: false, .. } | Self::ResetSucceeded => return "",
+        };
+        xid::judge(like).remedy
+    }
+
+    pub(crate) fn name(self) -> String {
         match self {
             Self::Xid(number) => format!("Xid {number}"),
             Self::SwitchError { number, .. } => format!("NVSwitch SXid {number}"),

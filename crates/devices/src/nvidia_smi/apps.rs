@@ -11,7 +11,7 @@ use crate::source::SourceError;
 use crate::xml::Element;
 
 /// What people call this form.
-pub const NAME: &str = "nvidia-smi --query-compute-apps";
+pub(super) const NAME: &str = "nvidia-smi --query-compute-apps";
 
 const PROCESS_NAME: [&str; 2] = ["process_name", "name"];
 

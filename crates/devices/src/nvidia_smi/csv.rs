@@ -11,7 +11,7 @@ use crate::source::SourceError;
 use crate::xml::Element;
 
 /// What people call this form.
-pub const NAME: &str = "nvidia-smi --query-gpu";
+pub(super) const NAME: &str = "nvidia-smi --query-gpu";
 
 /// Where in the tree a field belongs, and the unit it has where neither its head nor its cell gives one.
 const PLACES: [(&str, &[&str], &str); 29] = [

@@ -11,7 +11,7 @@ use crate::source::SourceError;
 use crate::told::words;
 
 /// What people call this form.
-pub const NAME: &str = "nvidia-smi";
+pub(super) const NAME: &str = "nvidia-smi";
 
 /// Whether a text holds such a message.
 pub fn looks_like(text: &str) -> bool {

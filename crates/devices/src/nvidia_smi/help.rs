@@ -4,7 +4,7 @@ use crate::snapshot::Snapshot;
 use crate::source::SourceError;
 
 /// What people call this form.
-pub const NAME: &str = "nvidia-smi --help-query-gpu";
+pub(super) const NAME: &str = "nvidia-smi --help-query-gpu";
 
 /// Whether a text is such a list.
 pub fn looks_like(text: &str) -> bool {

@@ -11,7 +11,7 @@ use crate::source::SourceError;
 use crate::told::words;
 
 /// What people call this form.
-pub const NAME: &str = "nvidia-smi -L";
+pub(super) const NAME: &str = "nvidia-smi -L";
 
 /// Whether a text is such a list.
 pub fn looks_like(text: &str) -> bool {

@@ -1,7 +1,7 @@
 //! What `nvidia-smi` prints, in each of its forms, and the tool as a source.
 //!
 //! A form is read in two steps. The first (one file per form) turns the text into the tree that `nvidia-smi -q -x`
-//! prints; the second ([`log`], [`gpu`], [`mig`], [`processes`], [`health`]) turns that tree into devices, so that
+//! prints; the second (`log`, `gpu`, `mig`, `processes`, `health`) turns that tree into devices, so that
 //! what a value means is written once for all forms. Forms that only list devices or the links between them make
 //! their devices themselves.
 
@@ -34,17 +34,17 @@ pub use source::NvidiaSmi;
 
 /// One form of output: how to know it, and how to read it.
 #[derive(Debug, Clone, Copy)]
-pub struct Form {
+struct Form {
     /// What people call it.
-    pub name: &'static str,
+    name: &'static str,
     /// Whether a text is of this form.
-    pub looks_like: fn(&str) -> bool,
+    looks_like: fn(&str) -> bool,
     /// Reads a text of this form.
-    pub parse: fn(&str) -> Result<Snapshot, SourceError>,
+    parse: fn(&str) -> Result<Snapshot, SourceError>,
 }
 
 /// The forms a single run of the tool prints, those that tell most first.
-pub const FORMS: [Form; 10] = [
+const FORMS: [Form; 10] = [
     Form { name: xml::NAME, looks_like: xml::looks_like, parse: xml::parse },
     Form { name: query::NAME, looks_like: query::looks_like, parse: query::parse },
     Form { name: csv::NAME, looks_like: csv::looks_like, parse: csv::parse },
@@ -56,12 +56,3 @@ pub const FORMS: [Form; 10] = [
     Form { name: help::NAME, looks_like: help::looks_like, parse: help::parse },
     Form { name: errors::NAME, looks_like: errors::looks_like, parse: errors::parse },
 ];
-
-/// Reads whatever `nvidia-smi` printed, one run or several under their headings; `None` where it is none of it.
-pub fn parse_any(text: &str) -> Option<Result<Snapshot, SourceError>> {
-    let text = text.trim_start_matches('\u{feff}');
-    if sections::looks_like(text) {
-        return Some(sections::parse(text));
-    }
-    FORMS.iter().find(|form| (form.looks_like)(text)).map(|form| (form.parse)(text))
-}

@@ -6,7 +6,7 @@ use crate::source::SourceError;
 use crate::told::words;
 
 /// What people call this form.
-pub const NAME: &str = "nvidia-smi nvlink -s";
+pub(super) const NAME: &str = "nvidia-smi nvlink -s";
 
 /// Whether a text is such a status. A machine without NVLink prints nothing, which looks like nothing.
 pub fn looks_like(text: &str) -> bool {

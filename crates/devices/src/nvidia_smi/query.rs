@@ -10,7 +10,7 @@ use crate::source::SourceError;
 use crate::xml::Element;
 
 /// What people call this form.
-pub const NAME: &str = "nvidia-smi -q";
+pub(super) const NAME: &str = "nvidia-smi -q";
 
 /// Whether a text is such an answer.
 pub fn looks_like(text: &str) -> bool {

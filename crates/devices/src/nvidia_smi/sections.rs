@@ -12,7 +12,7 @@ use crate::source::SourceError;
 use crate::told::words;
 
 /// What people call this form.
-pub const NAME: &str = "several runs of nvidia-smi";
+pub(super) const NAME: &str = "several runs of nvidia-smi";
 
 /// Whether a text has such a heading with such an answer below it.
 pub fn looks_like(text: &str) -> bool {

@@ -217,10 +217,10 @@ fn said(output: Output) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tool;
     use gpupool_core::units::Bytes;
     use std::fs;
     use std::path::Path;
-    use std::process::Command;
     use std::time::Duration;
 
     const TWO: &str = include_str!("../../tests/fixtures/nvidia_smi/two_gpus.xml");
@@ -235,12 +235,7 @@ mod tests {
             script += &format!("'{command}') cat {number} ;;\n");
         }
         script += "*) echo \"ERROR: Option $1 is not recognized.\"; exit 2 ;;\nesac\n";
-        let path = folder.join("nvidia-smi");
-        // Another process writes it: a file that a test of this process has open for writing cannot be run.
-        fs::write(folder.join("script"), script).unwrap();
-        let copy = Command::new("install").args(["-m", "755"]).arg(folder.join("script")).arg(&path).status();
-        assert!(copy.unwrap().success());
-        NvidiaSmi::new(Tool::new(path, Duration::from_secs(60)))
+        NvidiaSmi::new(Tool::new(tool::install_script(folder, &script), Duration::from_secs(60)))
     }
 
     fn asked(folder: &Path, command: &str) -> usize {

@@ -8,7 +8,7 @@ use crate::source::SourceError;
 use crate::xml::Element;
 
 /// What people call this form.
-pub const NAME: &str = "nvidia-smi";
+pub(super) const NAME: &str = "nvidia-smi";
 
 /// Whether a text is such a table.
 pub fn looks_like(text: &str) -> bool {

@@ -11,7 +11,7 @@ use crate::source::SourceError;
 use crate::told::words;
 
 /// What people call this form.
-pub const NAME: &str = "nvidia-smi topo -m";
+pub(super) const NAME: &str = "nvidia-smi topo -m";
 
 /// Whether a text is such a matrix.
 pub fn looks_like(text: &str) -> bool {

@@ -6,7 +6,7 @@ use crate::source::SourceError;
 use crate::xml::{self, Element};
 
 /// What people call this form.
-pub const NAME: &str = "nvidia-smi -q -x";
+pub(super) const NAME: &str = "nvidia-smi -q -x";
 
 const ROOT: &str = "nvidia_smi_log";
 

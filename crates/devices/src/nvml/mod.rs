@@ -7,7 +7,6 @@
 //! Devices are looked for again when their number changes, when one is lost, when MIG was switched or its instances
 //! changed, and after an empty answer. A lost one is still reported, by what it was.
 
-mod asleep;
 mod code;
 mod library;
 mod links;
@@ -21,11 +20,14 @@ pub mod xid;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use gpupool_core::device::Vendor;
+
 use self::code::Code;
 use self::library::Library;
 use self::remembered::Remembered;
 use self::session::Session;
 use self::xid::XidPolicy;
+use crate::pci_bus;
 use crate::places::Places;
 use crate::snapshot::Snapshot;
 use crate::source::{Source, SourceError, SourceKind};
@@ -100,7 +102,7 @@ impl Source for Nvml {
             self.session = None;
         }
         if self.session.is_none()
-            && let Some(asleep) = asleep::devices(&self.sys)
+            && let Some(asleep) = all_asleep(&self.sys)
         {
             return Ok(asleep);
         }
@@ -114,6 +116,14 @@ impl Source for Nvml {
             failure.into()
         })
     }
+}
+
+/// NVIDIA's devices as the bus knows them, where there are any and all of them sleep to save power. Opening the library
+/// would wake them, and keep them awake.
+fn all_asleep(sys: &Path) -> Option<Snapshot> {
+    let mut bus = pci_bus::scan(sys).into_value()?;
+    bus.gpus.retain(|gpu| gpu.vendor == Vendor::Nvidia);
+    (!bus.gpus.is_empty() && bus.gpus.iter().all(|gpu| gpu.asleep)).then(|| bus.snapshot())
 }
 
 /// Why there is no reading.

@@ -23,7 +23,7 @@ pub enum Severity {
 
 /// What one Xid means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Verdict {
+pub(crate) struct Verdict {
     /// What it says about the device.
     pub severity: Severity,
     /// What happened.
@@ -33,7 +33,7 @@ pub struct Verdict {
 }
 
 /// What an Xid means where no policy says otherwise.
-pub fn judge(xid: u32) -> Verdict {
+pub(crate) fn judge(xid: u32) -> Verdict {
     let known = TABLE.binary_search_by_key(&xid, |row| row.0).ok().and_then(|place| TABLE.get(place));
     known.map_or(UNKNOWN, |&(_, severity, meaning, remedy)| Verdict { severity, meaning, remedy })
 }
@@ -51,7 +51,7 @@ impl XidPolicy {
     }
 
     /// What an Xid means under this policy.
-    pub fn judge(&self, xid: u32) -> Verdict {
+    pub(crate) fn judge(&self, xid: u32) -> Verdict {
         let verdict = judge(xid);
         let severity = self.overrides.get(&xid).copied().unwrap_or(verdict.severity);
         Verdict { severity, ..verdict }

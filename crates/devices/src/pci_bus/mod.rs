@@ -9,14 +9,15 @@ use crate::found::Found;
 use crate::snapshot::Snapshot;
 
 pub mod lspci;
-pub mod nvidia_proc;
+pub(crate) mod nvidia_proc;
 mod scan;
 pub mod tree;
 
-pub use scan::{PciBus, PciGpu, scan};
+pub use scan::PciGpu;
+pub(crate) use scan::{PciBus, is_asleep, scan};
 
 /// The maker behind a PCI vendor number, where it makes GPUs.
-pub const fn maker(vendor: u16) -> Option<Vendor> {
+pub(crate) const fn maker(vendor: u16) -> Option<Vendor> {
     match vendor {
         0x10de => Some(Vendor::Nvidia),
         0x1002 => Some(Vendor::Amd),
@@ -26,13 +27,13 @@ pub const fn maker(vendor: u16) -> Option<Vendor> {
 }
 
 /// Whether a PCI class (base and sub class: `0x0302`) may be that of a GPU.
-pub const fn is_gpu_class(class: u16) -> bool {
+pub(crate) const fn is_gpu_class(class: u16) -> bool {
     matches!(class, 0x0300 | 0x0301 | 0x0302 | 0x0380 | 0x1200)
 }
 
-/// Whether a device of this maker and PCI class is a GPU. Intel's processing accelerators are not.
-pub const fn is_gpu(maker: Vendor, class: u16) -> bool {
-    is_gpu_class(class) && !(matches!(maker, Vendor::Intel) && class == 0x1200)
+/// Whether a device of this maker and PCI class is a GPU. Processing accelerators of others than NVIDIA and AMD are not.
+pub(crate) const fn is_gpu(maker: Vendor, class: u16) -> bool {
+    is_gpu_class(class) && (matches!(maker, Vendor::Nvidia | Vendor::Amd) || class != 0x1200)
 }
 
 /// Adds a GPU that some listing names and says at which place; one that cannot be handed out is a warning instead.

@@ -11,7 +11,7 @@ use crate::told::Told;
 use crate::{address, kernel_file, limits};
 
 /// The GPUs that the driver lists under `driver/nvidia/gpus` of procfs, in the order of their addresses.
-pub fn gpus(proc: &Path) -> Vec<Found> {
+pub(crate) fn gpus(proc: &Path) -> Vec<Found> {
     let folders = fs::read_dir(proc.join("driver/nvidia/gpus")).into_iter().flatten().flatten();
     let listed = folders.filter_map(|entry| Some((entry.file_name().to_str().and_then(address::parse)?, entry.path())));
     let mut listed: Vec<_> = listed.take(limits::DEVICES).collect();
@@ -31,7 +31,7 @@ pub fn gpus(proc: &Path) -> Vec<Found> {
 }
 
 /// The version of the loaded driver, from `driver/nvidia/version` of procfs.
-pub fn driver_version(proc: &Path) -> Told<String> {
+pub(crate) fn driver_version(proc: &Path) -> Told<String> {
     match kernel_file::text(&proc.join("driver/nvidia/version")) {
         Told::Value(text) => match version_in(text.lines().next().unwrap_or_default()) {
             Some(version) => Told::Value(version.to_owned()),
@@ -76,4 +76,19 @@ fn take_memory(device: &mut Found, text: &str) {
 /// The value of a line `Key:   value`.
 fn key<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.trim_start().strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_either_kernel_module_is_found() {
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024";
+        let open =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (root@b)\nGCC 12.3.0";
+        assert_eq!(version_in(closed), Some("535.183.01"));
+        assert_eq!(version_in(open), Some("570.86.15"));
+        assert_eq!(version_in("GCC version: 12.3.0"), None);
+    }
 }

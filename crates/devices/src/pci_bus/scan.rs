@@ -3,12 +3,14 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Component, Path};
+use std::str::FromStr;
 use std::sync::Arc;
 
 use gpupool_core::device::{PciAddress, Vendor};
 
 use crate::found::Found;
 use crate::snapshot::Snapshot;
+use crate::told::Told;
 use crate::topology::ways::{self, FastLinks, Stop, Switches};
 use crate::{address, kernel_file, limits, pci_bus};
 
@@ -17,8 +19,10 @@ use crate::{address, kernel_file, limits, pci_bus};
 pub struct PciGpu {
     /// Its place.
     pub pci: PciAddress,
-    /// Who made it.
+    /// Who made it; [`Vendor::Other`] also where the bus does not tell.
     pub vendor: Vendor,
+    /// Its maker's number.
+    pub vendor_id: Option<u16>,
     /// Its maker's number for what it is.
     pub device_id: Option<u16>,
     /// The driver bound to it (`nvidia`, `nouveau`, `vfio-pci`, `amdgpu`), or `None`.
@@ -27,40 +31,60 @@ pub struct PciGpu {
     pub numa: Option<u32>,
     /// Asleep to save power.
     pub asleep: bool,
-    way: Vec<Stop>,
+    pub(crate) way: Vec<Stop>,
+}
+
+impl PciGpu {
+    /// Whether this driver is bound to it.
+    pub(crate) fn is_bound_to(&self, driver: &str) -> bool {
+        self.driver.as_deref() == Some(driver)
+    }
+
+    /// The numbers of its maker and of what it is: `10de:2330`.
+    pub(crate) fn ids(&self) -> String {
+        let id = |id: Option<u16>| id.map_or_else(|| "????".to_owned(), |id| format!("{id:04x}"));
+        format!("{}:{}", id(self.vendor_id), id(self.device_id))
+    }
 }
 
 /// The GPUs of a machine by their places on the bus.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PciBus {
+pub(crate) struct PciBus {
     /// In the order of their addresses.
     pub gpus: Vec<PciGpu>,
     /// What could not be read, for people.
     pub warnings: Vec<String>,
 }
 
-/// Every GPU on the bus; `sys` is where sysfs is. A bus that cannot be read is empty with a warning.
-pub fn scan(sys: &Path) -> PciBus {
-    let folder = sys.join("bus/pci/devices");
-    let entries = match fs::read_dir(&folder) {
+/// Every GPU and every other display adapter on the bus; `sys` is where sysfs is.
+pub(crate) fn scan(sys: &Path) -> Told<PciBus> {
+    let entries = match fs::read_dir(sys.join("bus/pci/devices")) {
         Ok(entries) => entries,
-        Err(error) => return PciBus { warnings: vec![format!("{}: {error}", folder.display())], ..PciBus::default() },
+        Err(error) => return kernel_file::missing(&error),
     };
     let mut bus = PciBus::default();
     for entry in entries.flatten() {
         let Some(pci) = entry.file_name().to_str().and_then(address::parse) else { continue };
         let place = OnBus { sys, pci, folder: entry.path() };
-        let Some(class) = place.number("class").map(|class| (class >> 8) as u16) else { continue };
-        let maker = place.number("vendor").and_then(|vendor| pci_bus::maker(vendor as u16));
-        let Some(maker) = maker.filter(|&maker| pci_bus::is_gpu(maker, class)) else { continue };
+        let Some(class) = place.number::<u32>("class") else { continue };
+        let vendor = place.number("vendor").and_then(pci_bus::maker).unwrap_or(Vendor::Other);
+        if !pci_bus::is_gpu(vendor, (class >> 8) as u16) {
+            continue;
+        }
         if bus.gpus.len() >= limits::DEVICES {
             bus.warnings.push(format!("more than {} GPUs; the rest is left out", limits::DEVICES));
             break;
         }
-        bus.gpus.push(place.gpu(maker));
+        bus.gpus.push(place.gpu(vendor));
     }
     bus.gpus.sort_by_key(|gpu| gpu.pci);
-    bus
+    Told::Value(bus)
+}
+
+/// Whether the device in this folder of sysfs sleeps to save power, or is about to.
+pub(crate) fn is_asleep(folder: &Path) -> bool {
+    let status = kernel_file::text(&folder.join("power/runtime_status"));
+    status.value().is_some_and(|status| status.starts_with("suspend"))
 }
 
 /// The GPU that a driver says is at `pci`, with what the bus tells of it.
@@ -69,11 +93,11 @@ pub(super) fn at(sys: &Path, pci: PciAddress, vendor: Vendor) -> PciGpu {
 }
 
 impl PciBus {
-    /// The GPUs as devices, each with how it is joined to the others.
+    /// The GPUs of known makers as devices, each with how it is joined to the others.
     pub fn snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot { warnings: self.warnings.clone(), ..Snapshot::default() };
         let mut ways = Vec::new();
-        for gpu in &self.gpus {
+        for gpu in self.gpus.iter().filter(|gpu| gpu.vendor != Vendor::Other) {
             let mut device = Found::new(gpu.vendor);
             device.pci = Some(gpu.pci);
             device.numa = gpu.numa;
@@ -103,17 +127,16 @@ impl OnBus<'_> {
         PciGpu {
             pci: self.pci,
             vendor,
-            device_id: self.number("device").and_then(|id| id.try_into().ok()),
+            vendor_id: self.number("vendor"),
+            device_id: self.number("device"),
             driver: self.driver(),
             numa,
-            asleep: kernel_file::text(&self.folder.join("power/runtime_status"))
-                .value()
-                .is_some_and(|is| is == "suspended"),
+            asleep: is_asleep(&self.folder),
             way: self.way(numa),
         }
     }
 
-    fn number(&self, file: &str) -> Option<u32> {
+    fn number<T: FromStr + TryFrom<u64> + Copy>(&self, file: &str) -> Option<T> {
         kernel_file::number(&self.folder.join(file)).value().copied()
     }
 
@@ -231,23 +254,26 @@ mod tests {
             ("pci0000:00/0000:07:00.0", &[("vendor", "0x8086\n"), ("class", "0x120000\n")]),
             ("pci0000:00/0000:08:00.0", &[("vendor", ""), ("class", "0x030000\n")]),
         ]);
-        let bus = scan(sys.path());
+        let bus = scan(sys.path()).into_value().unwrap();
         let listed: Vec<_> =
             bus.gpus.iter().map(|gpu| (gpu.vendor, gpu.driver.as_deref(), gpu.numa, gpu.asleep)).collect();
         let expected = [
             (Vendor::Nvidia, Some("vfio-pci"), Some(1), false),
             (Vendor::Nvidia, None, Some(1), true),
+            (Vendor::Other, Some("ast"), None, false),
+            (Vendor::Other, None, None, false),
             (Vendor::Amd, Some("amdgpu"), None, false),
         ];
         assert_eq!(listed, expected);
-        assert_eq!(bus.gpus[0].device_id, Some(0x2236));
+        assert_eq!((bus.gpus[0].ids(), bus.gpus[3].ids()), ("10de:2236".into(), "????:????".into()));
+        assert_eq!(bus.snapshot().devices.len(), 3, "only those whose maker is known can be shared");
         let kinds: Vec<_> = bus.snapshot().links.iter().map(|link| link.kind).collect();
         assert_eq!(kinds, [LinkKind::PcieSwitch, LinkKind::CrossNuma, LinkKind::CrossNuma]);
     }
 
     #[test]
-    fn a_bus_that_cannot_be_read_is_empty_with_a_warning() {
-        let bus = scan(Path::new("/nowhere"));
-        assert!(bus.gpus.is_empty() && bus.warnings.len() == 1);
+    fn a_bus_that_is_not_there_is_told_from_an_empty_one() {
+        assert!(scan(Path::new("/nowhere")).is_absent());
+        assert_eq!(scan(bus_of(&[]).path()), Told::Value(PciBus::default()));
     }
 }

@@ -8,6 +8,7 @@ use gpupool_core::device::Vendor;
 use crate::pci_bus::{PciBus, nvidia_proc, scan};
 use crate::snapshot::Snapshot;
 use crate::source::SourceError;
+use crate::told::Told;
 
 /// Whether a folder, or the only folder in it, holds a bus or what NVIDIA's driver tells in procfs.
 pub fn looks_like(root: &Path) -> bool {
@@ -22,11 +23,16 @@ pub fn read(root: &Path) -> Result<Snapshot, SourceError> {
     };
     let sys = base.join("sys");
     let listed = nvidia_proc::gpus(&base.join("proc"));
-    let mut bus = if sys.join("bus/pci/devices").is_dir() { scan::scan(&sys) } else { PciBus::default() };
+    let mut bus = match scan::scan(&sys) {
+        Told::Value(bus) => bus,
+        Told::Unsupported(_) => PciBus::default(),
+        Told::Failed(words) => PciBus { warnings: vec![format!("the PCI bus: {words}")], ..PciBus::default() },
+    };
     // A tree that was cut down may lack the vendor by which the bus knows a GPU; the driver knows better.
     for pci in listed.iter().filter_map(|device| device.pci) {
-        if bus.gpus.iter().all(|gpu| gpu.pci != pci) {
-            bus.gpus.push(scan::at(&sys, pci, Vendor::Nvidia));
+        match bus.gpus.iter_mut().find(|gpu| gpu.pci == pci) {
+            Some(gpu) => gpu.vendor = Vendor::Nvidia,
+            None => bus.gpus.push(scan::at(&sys, pci, Vendor::Nvidia)),
         }
     }
     bus.gpus.sort_by_key(|gpu| gpu.pci);
@@ -54,7 +60,6 @@ fn base(root: &Path) -> Option<PathBuf> {
 mod tests {
     use super::*;
     use crate::address;
-    use crate::told::Told;
     use gpupool_core::device::Health;
     use gpupool_core::units::Bytes;
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::Wish;
 use super::pile::Pile;
-use crate::doctor::evidence::{Evidence, PciGpu, vendor_of};
+use crate::doctor::evidence::{Evidence, vendor_of};
 use crate::source::SourceKind;
 use crate::tool::{Output, Tool};
 
@@ -51,7 +51,7 @@ pub(super) fn run(pile: &mut Pile, evidence: &Evidence, wish: &Wish) {
 /// Where a tool is, or why it is not run.
 fn runnable<'a>(evidence: &'a Evidence, wish: &Wish, kind: SourceKind) -> Result<&'a Path, &'static str> {
     let path = evidence.tools.get(&kind).and_then(Option::as_deref).ok_or("the tool is not on the PATH")?;
-    let asleep = vendor_of(kind).is_some_and(|vendor| evidence.gpus_of(vendor).any(PciGpu::is_asleep));
+    let asleep = vendor_of(kind).is_some_and(|vendor| evidence.gpus_of(vendor).any(|gpu| gpu.asleep));
     if asleep && !wish.wake {
         return Err("not run: it would wake a GPU that is asleep");
     }

@@ -6,16 +6,24 @@ use gpupool_core::device::PciAddress;
 
 use super::pile::Pile;
 use crate::doctor::evidence::{Evidence, names_in};
-use crate::kernel_file;
+use crate::pci_bus;
 use crate::places::Places;
 
 /// What the kernel keeps in its own memory: reading it asks nothing of the device.
-const IDENTITY: [&str; 8] =
-    ["vendor", "device", "class", "revision", "subsystem_vendor", "subsystem_device", "uevent", "power/runtime_status"];
+const IDENTITY: [&str; 9] = [
+    "numa_node",
+    "vendor",
+    "device",
+    "class",
+    "revision",
+    "subsystem_vendor",
+    "subsystem_device",
+    "uevent",
+    "power/runtime_status",
+];
 
 /// What else is read of a device on the bus.
-const BUS: [&str; 8] = [
-    "numa_node",
+const BUS: [&str; 7] = [
     "local_cpulist",
     "boot_vga",
     "power/control",
@@ -26,8 +34,7 @@ const BUS: [&str; 8] = [
 ];
 
 /// What else is read of a card.
-const CARD: [&str; 30] = [
-    "numa_node",
+const CARD: [&str; 29] = [
     "local_cpulist",
     "unique_id",
     "product_name",
@@ -82,8 +89,8 @@ pub(super) fn copy(pile: &mut Pile, places: &Places, evidence: &Evidence) {
 
 fn bus(pile: &mut Pile, places: &Places, evidence: &Evidence) {
     for gpu in evidence.gpus.value().into_iter().flatten() {
-        let folder = format!("bus/pci/devices/{}", gpu.address);
-        let more: &[&str] = if gpu.is_asleep() { &[] } else { &BUS };
+        let folder = format!("bus/pci/devices/{}", gpu.pci);
+        let more: &[&str] = if gpu.asleep { &[] } else { &BUS };
         for file in IDENTITY.iter().chain(more) {
             pile.copy(&format!("sys/{folder}/{file}"), &places.sys.join(&folder).join(file));
         }
@@ -99,8 +106,7 @@ fn cards(pile: &mut Pile, places: &Places) {
     for card in names.iter().filter(is_card) {
         let device = places.sys.join("class/drm").join(card).join("device");
         let to = format!("sys/class/drm/{card}/device");
-        let status = kernel_file::text(&device.join("power/runtime_status"));
-        let asleep = status.value().is_some_and(|status| status.starts_with("suspend"));
+        let asleep = pci_bus::is_asleep(&device);
         let more: &[&str] = if asleep { &[] } else { &CARD };
         for file in IDENTITY.iter().chain(more) {
             pile.copy(&format!("{to}/{file}"), &device.join(file));
@@ -120,7 +126,7 @@ fn cards(pile: &mut Pile, places: &Places) {
 
 fn nvidia(pile: &mut Pile, places: &Places, evidence: &Evidence) {
     let asleep: Vec<PciAddress> =
-        evidence.gpus.value().into_iter().flatten().filter(|gpu| gpu.is_asleep()).map(|gpu| gpu.address).collect();
+        evidence.gpus.value().into_iter().flatten().filter(|gpu| gpu.asleep).map(|gpu| gpu.pci).collect();
     let root = places.proc.join("driver/nvidia");
     for name in names_in(&root).unwrap_or_default() {
         if name != "gpus" {

@@ -3,13 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::doctor::evidence::{names_in, root_of};
-use crate::kernel_file;
+use crate::doctor::evidence::{kernel, names_in, root_of};
 use crate::places::Places;
 use crate::told::Told;
-
-/// The number of the first PID namespace, the same on every Linux.
-const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
+use crate::{attribution, kernel_file};
 
 /// How this process is confined.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,11 +54,11 @@ impl CgroupMode {
 
 impl Confinement {
     pub(super) fn look(places: &Places, environment: &dyn Fn(&str) -> Option<String>) -> Self {
-        let host_pids = match std::fs::read_link(places.proc.join("self/ns/pid")) {
-            Ok(namespace) => Told::Value(namespace.as_os_str() == FIRST_PID_NAMESPACE),
-            Err(error) => kernel_file::missing(&error),
-        };
-        Self { container: container_signs(places, environment), host_pids, cgroup: cgroup(places) }
+        Self {
+            container: container_signs(places, environment),
+            host_pids: attribution::has_host_pids(&places.proc),
+            cgroup: cgroup(places),
+        }
     }
 }
 
@@ -86,7 +83,7 @@ fn cgroup(places: &Places) -> Told<Cgroup> {
     let unified = kernel_file::bytes(&root.join("cgroup.controllers"));
     if let Ok(controllers) = unified {
         let controllers = String::from_utf8_lossy(&controllers).split_whitespace().map(str::to_owned).collect();
-        return Told::Value(Cgroup { mode: CgroupMode::Unified, controllers, kill: has_kill(&root) });
+        return Told::Value(Cgroup { mode: CgroupMode::Unified, controllers, kill: has_kill(&root, places) });
     }
     // Version 1 lists its controllers as `name hierarchy groups enabled`.
     let listed = kernel_file::text(&places.proc.join("cgroups"));
@@ -101,12 +98,40 @@ fn cgroup(places: &Places) -> Told<Cgroup> {
             true => CgroupMode::Hybrid,
             false => CgroupMode::Legacy,
         };
-        Cgroup { mode, controllers: text.lines().filter_map(enabled).collect(), kill: has_kill(&beside) }
+        let kill = mode == CgroupMode::Hybrid && has_kill(&beside, places);
+        Cgroup { mode, controllers: text.lines().filter_map(enabled).collect(), kill }
     })
 }
 
-/// The root group itself has no `cgroup.kill`; any group below it has, where the kernel knows it.
-fn has_kill(root: &Path) -> bool {
-    root.join("cgroup.kill").exists()
-        || names_in(root).unwrap_or_default().iter().any(|name| root.join(name).join("cgroup.kill").exists())
+/// The root group itself has no `cgroup.kill`; any group below it has, where the kernel knows it. Where there is no
+/// group to look at, the kernel's release decides.
+fn has_kill(root: &Path, places: &Places) -> bool {
+    let names = names_in(root).unwrap_or_default();
+    let mut groups = names.iter().map(|name| root.join(name)).filter(|path| path.is_dir()).peekable();
+    if groups.peek().is_none() {
+        return kernel::release(&places.proc).value().is_some_and(|release| knows_kill(release));
+    }
+    // Seen from a container the root is a group like any other.
+    groups.chain([root.to_owned()]).any(|group| group.join("cgroup.kill").exists())
+}
+
+/// Whether a kernel of this release has `cgroup.kill`: Linux 5.14 or newer.
+fn knows_kill(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(5), Some(14))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_groups_can_be_ended_from_linux_5_14_on() {
+        for release in ["5.14.0-427.el9.x86_64", "5.15.167.4-microsoft-standard-WSL2", "6.8.0-45-generic", "10.0"] {
+            assert!(knows_kill(release), "{release}");
+        }
+        for release in ["5.13.19", "4.18.0-553.el8_10.x86_64", "5", "", "unknown"] {
+            assert!(!knows_kill(release), "{release}");
+        }
+    }
 }

@@ -4,15 +4,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::doctor::evidence::{names_in, root_of};
+use crate::kernel_file;
+use crate::pci_bus::nvidia_proc;
 use crate::places::Places;
-use crate::told::{Told, words};
-use crate::{kernel_file, limits};
+use crate::told::Told;
 
 /// The modules that matter to GPUs.
 const WATCHED: [&str; 8] = ["nvidia", "nvidia_uvm", "nouveau", "amdgpu", "radeon", "vfio_pci", "i915", "xe"];
-
-/// How many lines of a kernel log are kept: the last ones.
-const LOG_LINES: usize = 200;
 
 /// The versions of NVIDIA's kernel module and of its management library; they must be equal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,7 +26,7 @@ pub struct NvidiaVersions {
 impl NvidiaVersions {
     pub(super) fn read(places: &Places) -> Self {
         let kernel_text = kernel_file::text(&places.proc.join("driver/nvidia/version"));
-        let by_text = kernel_text.value().and_then(|text| version_in(text)).map_or(Told::ABSENT, Told::Value);
+        let by_text = nvidia_proc::driver_version(&places.proc);
         let kernel = by_text.or(kernel_file::text(&places.sys.join("module/nvidia/version")));
         Self { kernel_text, kernel, library: library_version(places) }
     }
@@ -40,15 +38,6 @@ impl NvidiaVersions {
             _ => false,
         }
     }
-}
-
-/// The version in the line of the module: the first word made of numbers and dots.
-fn version_in(text: &str) -> Option<String> {
-    let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
-    let is_version = |word: &&str| {
-        word.contains('.') && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
-    };
-    line.split_whitespace().find(is_version).map(str::to_owned)
 }
 
 /// `libnvidia-ml.so.1` is a link to a file whose name ends in the version; the library itself is not opened.
@@ -114,30 +103,9 @@ pub(super) fn persistence_daemon(places: &Places) -> Told<bool> {
     }
 }
 
-/// The last lines of a log that are about a GPU driver.
-pub(super) fn gpu_lines(text: &str) -> Vec<String> {
-    const SPEAKERS: [&str; 5] = ["NVRM", "nvidia", "amdgpu", "nouveau", "radeon"];
-    let start = text.ceil_char_boundary(text.len().saturating_sub(limits::SYSFS_BYTES));
-    let bounded = text.get(start..).unwrap_or_default();
-    let about_gpu = bounded.lines().filter(|line| SPEAKERS.iter().any(|speaker| line.contains(speaker)));
-    let mut last: Vec<String> = about_gpu.rev().take(LOG_LINES).map(|line| words(line).into_owned()).collect();
-    last.reverse();
-    last
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_version_of_either_kernel_module_is_found() {
-        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024";
-        let open =
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (root@b)\nGCC 12.3.0";
-        assert_eq!(version_in(closed).as_deref(), Some("535.183.01"));
-        assert_eq!(version_in(open).as_deref(), Some("570.86.15"));
-        assert_eq!(version_in("GCC version: 12.3.0"), None);
-    }
 
     #[test]
     fn a_shortened_version_is_the_same_version() {
@@ -149,13 +117,5 @@ mod tests {
         assert!(!versions("535.171.04", "535.171").differ());
         assert!(versions("535.171.04", "535.183.01").differ());
         assert!(!NvidiaVersions::default().differ());
-    }
-
-    #[test]
-    fn only_lines_about_gpus_are_kept_of_a_log() {
-        let lines = gpu_lines("usb 1-1: new device\nNVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n");
-        assert_eq!(lines, ["NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."]);
-        let long = format!("{}\namdgpu 0000:03:00.0: GPU reset begin!", "é".repeat(limits::SYSFS_BYTES));
-        assert_eq!(gpu_lines(&long).len(), 1);
     }
 }

@@ -1,6 +1,5 @@
 //! What was seen on a machine, as plain data. What could not be read is recorded as such and stops nothing.
 
-mod bus;
 mod confinement;
 mod kernel;
 mod nodes;
@@ -12,12 +11,13 @@ use std::path::{Path, PathBuf};
 
 use gpupool_core::device::Vendor;
 
+use crate::kernel_log::{self, Said};
+use crate::pci_bus::{self, PciGpu};
 use crate::places::Places;
 use crate::snapshot::Snapshot;
 use crate::source::{SourceError, SourceKind};
 use crate::told::Told;
 
-pub use bus::PciGpu;
 pub use confinement::{Cgroup, CgroupMode, Confinement};
 pub use kernel::NvidiaVersions;
 pub use nodes::{Access, Node};
@@ -53,8 +53,8 @@ pub struct Evidence {
     pub kernel_release: Told<String>,
     /// Whether NVIDIA's persistence daemon runs.
     pub persistence_daemon: Told<bool>,
-    /// Lines about GPUs of the kernel's log, where a log was given.
-    pub kernel_log: Vec<String>,
+    /// What the kernel's log says went wrong since the last boot, where a log was given.
+    pub kernel_log: Vec<Said>,
     /// Set variables that hide devices from programs.
     pub variables: BTreeMap<&'static str, String>,
     /// Where each tool is; `None` where it is not on the `PATH`.
@@ -67,7 +67,7 @@ impl Evidence {
     /// Opens no device node and reads only what the kernel keeps in its own memory, so no device is woken.
     pub fn gather(places: &Places, environment: &dyn Fn(&str) -> Option<String>, sources: Vec<SourceResult>) -> Self {
         Self {
-            gpus: bus::gpus(&places.sys),
+            gpus: pci_bus::scan(&places.sys).map(|bus| bus.gpus),
             modules: kernel::modules(&places.proc, &places.sys),
             nvidia: NvidiaVersions::read(places),
             sources,
@@ -84,7 +84,7 @@ impl Evidence {
 
     /// Adds what a kernel log says about GPUs. Reading the log takes privileges, so the caller gives its text.
     pub fn with_kernel_log(mut self, text: &str) -> Self {
-        self.kernel_log = kernel::gpu_lines(text);
+        self.kernel_log = kernel_log::troubles(text);
         self
     }
 

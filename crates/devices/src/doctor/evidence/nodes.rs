@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::doctor::evidence::names_in;
 use crate::told::{Told, Words};
-use crate::{kernel_file, limits};
+use crate::{kernel_file, limits, pci_bus};
 
 /// Whether the current user may open a node to read and write.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,17 +43,17 @@ pub struct Node {
 
 impl Node {
     /// Whether its mode lets members of its group read and write.
-    pub fn is_open_to_group(&self) -> bool {
+    pub(crate) fn is_open_to_group(&self) -> bool {
         self.mode & 0o060 == 0o060
     }
 
     /// The number of an `nvidia<number>` node.
-    pub fn nvidia_minor(&self) -> Option<u32> {
+    pub(crate) fn nvidia_minor(&self) -> Option<u32> {
         self.name.strip_prefix("nvidia")?.parse().ok()
     }
 
     /// Whether it is a render node.
-    pub fn is_render(&self) -> bool {
+    pub(crate) fn is_render(&self) -> bool {
         self.name.starts_with("dri/renderD")
     }
 }
@@ -66,8 +66,8 @@ pub(super) fn nodes(dev: &Path, sys: &Path) -> Told<Vec<Node>> {
     };
     let render = names_in(&dev.join("dri")).unwrap_or_default();
     let render = render.iter().filter(|name| name.starts_with("renderD")).map(|name| {
-        let vendor = kernel_file::number::<u32>(&sys.join("class/drm").join(name).join("device/vendor"));
-        (format!("dri/{name}"), vendor.value().copied().map(super::bus::vendor))
+        let vendor = kernel_file::number::<u16>(&sys.join("class/drm").join(name).join("device/vendor"));
+        (format!("dri/{name}"), vendor.value().map(|&id| pci_bus::maker(id).unwrap_or(Vendor::Other)))
     });
     let direct = names.into_iter().filter_map(|name| match name.as_str() {
         "kfd" => Some((name, Some(Vendor::Amd))),

@@ -18,7 +18,7 @@ pub(super) fn container_without_devices(evidence: &Evidence) -> Vec<Finding> {
             return None;
         }
         let summary = format!("This container was not given the GPUs of the machine: {} missing.", listed(&missing));
-        let gpus = evidence.gpus_of(vendor).map(|gpu| gpu.address);
+        let gpus = evidence.gpus_of(vendor).map(|gpu| gpu.pci);
         let finding = Finding::new("container_without_devices", Severity::Error, summary, remedy)
             .because(evidence.confinement.container.iter().cloned())
             .because(missing.iter().map(|name| format!("/dev/{name} does not exist")))

@@ -3,7 +3,8 @@
 use gpupool_core::device::Vendor;
 
 use super::{Finding, Severity};
-use crate::doctor::evidence::{Evidence, PciGpu};
+use crate::doctor::evidence::Evidence;
+use crate::pci_bus::PciGpu;
 use crate::source::{SourceError, SourceKind};
 
 /// Each vendor's own driver.
@@ -57,7 +58,7 @@ pub(super) fn not_loaded(evidence: &Evidence) -> Vec<Finding> {
             .because(unbound.iter().map(|gpu| seen(gpu)))
             .because(evidence.modules.value().map(|_| format!("the kernel module {module} is not loaded")))
             .because(not_answering)
-            .about(unbound.iter().map(|gpu| gpu.address));
+            .about(unbound.iter().map(|gpu| gpu.pci));
         Some(finding)
     };
     DRIVERS.into_iter().filter_map(of_vendor).collect()
@@ -77,7 +78,7 @@ pub(super) fn not_bound(evidence: &Evidence) -> Vec<Finding> {
         let summary = format!("The {name} driver is loaded but does not drive every GPU of it.");
         let finding = Finding::new("driver_not_bound", Severity::Warning, summary, remedy)
             .because(unbound.iter().map(|gpu| seen(gpu)))
-            .about(unbound.iter().map(|gpu| gpu.address));
+            .about(unbound.iter().map(|gpu| gpu.pci));
         Some(finding)
     };
     DRIVERS.into_iter().filter_map(of_vendor).collect()
@@ -97,7 +98,7 @@ pub(super) fn nouveau(evidence: &Evidence) -> Vec<Finding> {
     let summary = "The nouveau driver is in the place of NVIDIA's: it cannot compute and reports nothing.";
     let finding = Finding::new("nouveau_in_use", Severity::Error, summary, remedy)
         .because(bound.iter().map(|gpu| seen(gpu)))
-        .about(bound.iter().map(|gpu| gpu.address));
+        .about(bound.iter().map(|gpu| gpu.pci));
     vec![finding]
 }
 
@@ -113,7 +114,7 @@ pub(super) fn legacy_radeon(evidence: &Evidence) -> Vec<Finding> {
     let summary = "An AMD GPU is driven by the legacy radeon driver.";
     let finding = Finding::new("legacy_radeon_driver", Severity::Warning, summary, remedy)
         .because(bound.iter().map(|gpu| seen(gpu)))
-        .about(bound.iter().map(|gpu| gpu.address));
+        .about(bound.iter().map(|gpu| gpu.pci));
     vec![finding]
 }
 
@@ -129,7 +130,7 @@ pub(super) fn passed_through(evidence: &Evidence) -> Vec<Finding> {
     let summary = "A GPU is bound to vfio-pci: it is passed through to a virtual machine and cannot be shared here.";
     let finding = Finding::new("passed_through", Severity::Note, summary, remedy)
         .because(kept.iter().map(|gpu| seen(gpu)))
-        .about(kept.iter().map(|gpu| gpu.address));
+        .about(kept.iter().map(|gpu| gpu.pci));
     vec![finding]
 }
 
@@ -139,7 +140,7 @@ pub(super) fn persistence_off(evidence: &Evidence) -> Vec<Finding> {
     let off = evidence.persistence_daemon.value() == Some(&false);
     let confined = evidence.in_container() || evidence.confinement.host_pids.value() == Some(&false);
     // From a container the daemon cannot be seen; a laptop's GPU is meant to sleep.
-    if !off || driven.is_empty() || confined || driven.iter().any(|gpu| gpu.is_asleep()) {
+    if !off || driven.is_empty() || confined || driven.iter().any(|gpu| gpu.asleep) {
         return Vec::new();
     }
     let remedy = "Start it: `sudo systemctl enable --now nvidia-persistenced` (or `sudo nvidia-smi -pm 1` until the \
@@ -147,31 +148,14 @@ pub(super) fn persistence_off(evidence: &Evidence) -> Vec<Finding> {
     let summary = "NVIDIA's persistence daemon does not run: the first call on an idle GPU takes seconds.";
     let finding = Finding::new("persistence_off", Severity::Note, summary, remedy)
         .because(["no process nvidia-persistenced and no socket of it".to_owned()])
-        .about(driven.iter().map(|gpu| gpu.address));
+        .about(driven.iter().map(|gpu| gpu.pci));
     vec![finding]
-}
-
-/// The kernel's log speaks of trouble.
-pub(super) fn kernel_log(evidence: &Evidence) -> Vec<Finding> {
-    const TROUBLE: [&str; 7] =
-        ["Xid", "fallen off the bus", "RmInitAdapter failed", "GPU reset", "GPU recovery", "timeout", "probe of"];
-    let is_trouble = |line: &&String| TROUBLE.iter().any(|words| line.contains(words));
-    let lines: Vec<&String> = evidence.kernel_log.iter().filter(is_trouble).collect();
-    if lines.is_empty() {
-        return Vec::new();
-    }
-    const SHOWN: usize = 10;
-    let summary = format!("The kernel's log has {} lines about trouble with GPUs.", lines.len());
-    let remedy = "Look the Xid numbers up in NVIDIA's documentation: 13, 31 and 43 are mostly faults of programs, 48, \
-                  64, 79, 95 and 119 call for a reset of the device or a look at the hardware.";
-    let last = lines.iter().skip(lines.len().saturating_sub(SHOWN)).map(|line| (*line).clone());
-    vec![Finding::new("kernel_log_trouble", Severity::Warning, summary, remedy).because(last)]
 }
 
 /// A GPU on the bus, for people.
 fn seen(gpu: &PciGpu) -> String {
     let driver = gpu.driver.as_deref().map_or("no driver".to_owned(), |driver| format!("driver {driver}"));
-    format!("{}: PCI device {:04x}:{:04x}, {driver}", gpu.address, gpu.vendor_id, gpu.device_id)
+    format!("{}: PCI device {}, {driver}", gpu.pci, gpu.ids())
 }
 
 #[cfg(test)]
@@ -257,21 +241,11 @@ mod tests {
         assert_eq!(codes(&evidence), ["persistence_off"]);
         assert_eq!(codes(&contained(evidence.clone())), [""; 0]);
         if let Told::Value(gpus) = &mut evidence.gpus {
-            gpus[0].runtime_status = Told::Value("suspended".into());
+            gpus[0].asleep = true;
         }
         assert_eq!(codes(&evidence), ["gpu_asleep"]);
         evidence = nvidia();
         evidence.persistence_daemon = Told::ABSENT;
         assert_eq!(codes(&evidence), [""; 0]);
-    }
-
-    #[test]
-    fn trouble_in_the_kernel_log_is_shown() {
-        let log = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module\nNVRM: Xid (PCI:0000:01:00): 79, fallen off the bus";
-        let evidence = nvidia().with_kernel_log(log);
-        assert_eq!(codes(&evidence), ["kernel_log_trouble"]);
-        assert_eq!(examine(&evidence)[0].evidence.len(), 1);
-        let quiet = "amdgpu: ring gfx uses VM inv eng 0\nusb: probe of 1-1 failed";
-        assert_eq!(codes(&amd().with_kernel_log(quiet)), [""; 0]);
     }
 }

@@ -3,6 +3,7 @@
 mod confinement;
 mod devices;
 mod driver;
+mod kernel_log;
 mod nodes;
 mod presence;
 #[cfg(test)]
@@ -104,7 +105,7 @@ const CHECKS: &[Check] = &[
     variables::invalid_entries,
     variables::hide_all,
     variables::both_amd,
-    driver::kernel_log,
+    kernel_log::trouble,
     confinement::other_pid_namespace,
     confinement::limits_missing,
     devices::unified_memory,

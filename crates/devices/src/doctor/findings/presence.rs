@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use gpupool_core::device::{PciAddress, Vendor};
 
 use super::{Finding, Severity};
-use crate::doctor::evidence::{Evidence, PciGpu};
+use crate::doctor::evidence::Evidence;
+use crate::pci_bus::PciGpu;
 
 /// A driven GPU is on the bus and no source of its vendor lists it.
 pub(super) fn not_reported(evidence: &Evidence) -> Vec<Finding> {
     let of_vendor = |(vendor, driver): (Vendor, &str)| {
         let listed = listed(evidence, vendor)?;
-        let is_left_out = |gpu: &&PciGpu| gpu.is_bound_to(driver) && !gpu.is_asleep() && !listed.contains(&gpu.address);
+        let is_left_out = |gpu: &&PciGpu| gpu.is_bound_to(driver) && !gpu.asleep && !listed.contains(&gpu.pci);
         let left_out: Vec<&PciGpu> = evidence.gpus_of(vendor).filter(is_left_out).collect();
         if left_out.is_empty() {
             return None;
@@ -33,8 +34,8 @@ pub(super) fn not_reported(evidence: &Evidence) -> Vec<Finding> {
         };
         let finding = Finding::new("gpu_not_reported", severity, summary, remedy)
             .because([format!("the sources list {} of {}", listed.len(), evidence.gpus_of(vendor).count())])
-            .because(left_out.iter().map(|gpu| format!("{} is bound to {driver} and not listed", gpu.address)))
-            .about(left_out.iter().map(|gpu| gpu.address));
+            .because(left_out.iter().map(|gpu| format!("{} is bound to {driver} and not listed", gpu.pci)))
+            .about(left_out.iter().map(|gpu| gpu.pci));
         Some(finding)
     };
     [(Vendor::Nvidia, "nvidia"), (Vendor::Amd, "amdgpu")].into_iter().filter_map(of_vendor).collect()
@@ -45,7 +46,7 @@ pub(super) fn not_on_bus(evidence: &Evidence) -> Vec<Finding> {
     // Under WSL devices come from the host of the virtual machine and are on no bus of it.
     let is_wsl = evidence.kernel_release.value().is_some_and(|release| release.to_lowercase().contains("microsoft"));
     let Some(gpus) = evidence.gpus.value().filter(|_| !is_wsl) else { return Vec::new() };
-    let on_bus: BTreeSet<PciAddress> = gpus.iter().map(|gpu| gpu.address).collect();
+    let on_bus: BTreeSet<PciAddress> = gpus.iter().map(|gpu| gpu.pci).collect();
     let listed = [Vendor::Nvidia, Vendor::Amd].into_iter().filter_map(|vendor| listed(evidence, vendor)).flatten();
     let gone: BTreeSet<PciAddress> = listed.filter(|address| !on_bus.contains(address)).collect();
     if gone.is_empty() {
@@ -63,7 +64,7 @@ pub(super) fn not_on_bus(evidence: &Evidence) -> Vec<Finding> {
 /// A GPU sleeps to save power; it is well.
 pub(super) fn asleep(evidence: &Evidence) -> Vec<Finding> {
     let gpus = evidence.gpus.value().into_iter().flatten();
-    let sleeping: Vec<&PciGpu> = gpus.filter(|gpu| gpu.is_asleep()).collect();
+    let sleeping: Vec<&PciGpu> = gpus.filter(|gpu| gpu.asleep).collect();
     if sleeping.is_empty() {
         return Vec::new();
     }
@@ -71,8 +72,8 @@ pub(super) fn asleep(evidence: &Evidence) -> Vec<Finding> {
                   power/control file.";
     let summary = "A GPU is asleep to save power, so it reports nothing now.";
     let finding = Finding::new("gpu_asleep", Severity::Note, summary, remedy)
-        .because(sleeping.iter().map(|gpu| format!("{}: power/runtime_status is suspended", gpu.address)))
-        .about(sleeping.iter().map(|gpu| gpu.address));
+        .because(sleeping.iter().map(|gpu| format!("{}: power/runtime_status is suspended", gpu.pci)))
+        .about(sleeping.iter().map(|gpu| gpu.pci));
     vec![finding]
 }
 
@@ -83,9 +84,7 @@ pub(super) fn no_gpu(evidence: &Evidence) -> Vec<Finding> {
         return Vec::new();
     }
     let others = evidence.gpus.value().into_iter().flatten();
-    let other = |gpu: &PciGpu| {
-        format!("{}: PCI device {:04x}:{:04x}, not supported", gpu.address, gpu.vendor_id, gpu.device_id)
-    };
+    let other = |gpu: &PciGpu| format!("{}: PCI device {}, not supported", gpu.pci, gpu.ids());
     let seen = match &evidence.gpus {
         crate::Told::Value(_) => "no NVIDIA or AMD GPU on the PCI bus".to_owned(),
         _ => "the PCI bus cannot be seen".to_owned(),
@@ -154,7 +153,7 @@ mod tests {
     fn a_sleeping_gpu_is_noted_and_not_missed() {
         let mut evidence = nvidia();
         let Told::Value(gpus) = &mut evidence.gpus else { panic!("the sample has a bus") };
-        gpus[1].runtime_status = Told::Value("suspended".into());
+        gpus[1].asleep = true;
         evidence.sources[0].result.as_mut().unwrap().devices.truncate(1);
         assert_eq!(codes(&evidence), ["gpu_asleep"]);
     }
@@ -162,7 +161,8 @@ mod tests {
     #[test]
     fn a_machine_with_only_another_display_adapter_has_no_gpu_to_share() {
         let mut evidence = Evidence::default();
-        let aspeed = PciGpu { vendor: Vendor::Other, vendor_id: 0x1a03, ..nvidia().gpus.value().unwrap()[0].clone() };
+        let aspeed =
+            PciGpu { vendor: Vendor::Other, vendor_id: Some(0x1a03), ..nvidia().gpus.value().unwrap()[0].clone() };
         evidence.gpus = Told::Value(vec![aspeed]);
         assert_eq!(codes(&evidence), ["no_gpu"]);
         let finding = &examine(&evidence)[0];

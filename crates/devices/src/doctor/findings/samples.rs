@@ -9,9 +9,10 @@ use gpupool_core::units::{Bytes, Percent};
 use super::{Finding, examine};
 use crate::address;
 use crate::doctor::evidence::{
-    Access, Cgroup, CgroupMode, Confinement, Evidence, Group, Node, NvidiaVersions, PciGpu, SourceResult, User,
+    Access, Cgroup, CgroupMode, Confinement, Evidence, Group, Node, NvidiaVersions, SourceResult, User,
 };
 use crate::found::{Found, Memory};
+use crate::pci_bus::PciGpu;
 use crate::snapshot::Snapshot;
 use crate::source::{SourceError, SourceKind};
 use crate::told::Told;
@@ -63,7 +64,7 @@ pub(crate) fn with_modules(mut evidence: Evidence, modules: &[&str]) -> Evidence
 /// The same machine with every GPU bound to `driver`.
 pub(crate) fn bind_all(mut evidence: Evidence, driver: Option<&str>) -> Evidence {
     if let Told::Value(gpus) = &mut evidence.gpus {
-        gpus.iter_mut().for_each(|gpu| gpu.driver = driver.map(str::to_owned));
+        gpus.iter_mut().for_each(|gpu| gpu.driver = driver.map(Into::into));
     }
     evidence
 }
@@ -181,13 +182,14 @@ fn device(vendor: Vendor, place: &str, minor: u32) -> Found {
 
 fn on_bus(vendor: Vendor, place: &str, driver: &str) -> PciGpu {
     PciGpu {
-        address: address::parse(place).unwrap(),
+        pci: address::parse(place).unwrap(),
         vendor,
-        vendor_id: if vendor == Vendor::Nvidia { 0x10de } else { 0x1002 },
-        device_id: 0x1234,
-        class: 0x03_00_00,
-        driver: Some(driver.to_owned()),
-        runtime_status: Told::Value("active".into()),
+        vendor_id: Some(if vendor == Vendor::Nvidia { 0x10de } else { 0x1002 }),
+        device_id: Some(0x1234),
+        driver: Some(driver.into()),
+        numa: None,
+        asleep: false,
+        way: Vec::new(),
     }
 }
 
