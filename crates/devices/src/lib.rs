@@ -18,6 +18,7 @@ mod amd_names;
 pub mod amd_sysfs;
 pub mod amd_tools;
 pub mod attribution;
+mod bounded;
 pub mod capture;
 pub mod detect;
 pub mod doctor;

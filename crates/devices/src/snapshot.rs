@@ -4,8 +4,12 @@ use std::collections::BTreeMap;
 
 use gpupool_core::device::{DeviceIdentity, LinkKind};
 
+use crate::bounded;
 use crate::found::{Found, Partition};
 use crate::limits;
+
+/// What the identity of a device begins with that has none of its own; no UUID is trusted that does.
+const UNIDENTIFIED: &str = "unidentified-";
 
 /// A link between two devices of a snapshot, named by their places in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,15 +34,15 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Adds a warning, while there are not too many.
+    /// Adds a warning, while there are not too many; a long one is cut.
     pub fn warn(&mut self, warning: impl Into<String>) {
         if self.warnings.len() < limits::WARNINGS {
-            self.warnings.push(warning.into());
+            self.warnings.push(bounded::text(warning.into()));
         }
     }
 
-    /// Adds a device, while there are not too many, and says at which place.
-    pub fn push(&mut self, device: Found) -> Option<usize> {
+    /// Adds a device, while there are not too many, and says at which place. Long texts of it are cut.
+    pub fn push(&mut self, mut device: Found) -> Option<usize> {
         if self.devices.len() >= limits::DEVICES {
             let warning = format!("more than {} devices; the rest is left out", limits::DEVICES);
             if self.warnings.last() != Some(&warning) {
@@ -46,6 +50,7 @@ impl Snapshot {
             }
             return None;
         }
+        bounded::device(&mut device);
         self.devices.push(device);
         Some(self.devices.len() - 1)
     }
@@ -147,11 +152,13 @@ impl Snapshot {
             }
         }
         let identity = |(place, device): (usize, &Found)| match (&device.uuid, device.pci) {
-            (Some(uuid), _) if carriers.get(&**uuid) == Some(&1) => DeviceIdentity::Uuid(uuid.clone()),
+            (Some(uuid), _) if carriers.get(&**uuid) == Some(&1) && !uuid.starts_with(UNIDENTIFIED) => {
+                DeviceIdentity::Uuid(uuid.clone())
+            }
             (_, Some(address)) if places.get(&(address, partition(device))) == Some(&1) => {
                 DeviceIdentity::Pci { address, partition: partition(device) }
             }
-            _ => DeviceIdentity::Uuid(format!("unidentified-{place}").into()),
+            _ => DeviceIdentity::Uuid(format!("{UNIDENTIFIED}{place}").into()),
         };
         self.devices.iter().enumerate().map(identity).collect()
     }
@@ -165,8 +172,9 @@ fn is_mig(device: &Found) -> bool {
 mod tests {
     use super::*;
     use crate::address;
+    use crate::found::Process;
     use crate::told::Told;
-    use gpupool_core::device::Vendor;
+    use gpupool_core::device::{Health, Vendor};
     use gpupool_core::units::Bytes;
 
     fn device(uuid: Option<&str>, pci: Option<&str>) -> Found {
@@ -188,10 +196,31 @@ mod tests {
             part(device(Some("card"), Some("0000:01:00.0")), 1),
             device(Some("other"), Some("0000:02:00.0")),
             device(None, None),
+            device(Some("unidentified-3"), None),
         ];
         let identities = Snapshot { devices, ..Snapshot::default() }.identities();
         let spelled: Vec<String> = identities.iter().map(ToString::to_string).collect();
-        assert_eq!(spelled, ["0000:01:00.0/0", "0000:01:00.0/1", "other", "unidentified-3"]);
+        assert_eq!(spelled, ["0000:01:00.0/0", "0000:01:00.0/1", "other", "unidentified-3", "unidentified-4"]);
+    }
+
+    #[test]
+    fn texts_that_are_too_long_are_cut_wherever_they_stand() {
+        let long = "é".repeat(3 * limits::WORDS);
+        let mut found = device(Some(&long), None);
+        found.health = Some(Health::Unhealthy(long.as_str().into()));
+        found.memory.host_used = Told::Failed(long.clone().into());
+        let process = Process { name: Some(long.as_str().into()), ..Process::default() };
+        found.processes = Told::Value(vec![process; limits::PROCESSES + 1]);
+        let mut snapshot = Snapshot::default();
+        snapshot.warn(long);
+        snapshot.push(found);
+        let cut = "é".repeat(limits::WORDS);
+        let found = &snapshot.devices[0];
+        assert_eq!((snapshot.warnings.as_slice(), found.uuid.as_deref()), ([cut.clone()].as_slice(), Some(&*cut)));
+        assert_eq!(found.health, Some(Health::Unhealthy(cut.as_str().into())));
+        assert_eq!(found.memory.host_used, Told::Failed(cut.clone().into()));
+        let processes = found.processes.value().unwrap();
+        assert_eq!((processes.len(), processes[0].name.as_deref()), (limits::PROCESSES, Some(&*cut)));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Archives of captured folders, unpacked where they can do no harm: bounded, and with no way out of their folder.
 
-use std::io::{Cursor, Read};
+use std::fs;
+use std::io::{self, Cursor, Read};
 use std::path::{Component, Path, PathBuf};
 
 use tar::{Archive, Entry, EntryType};
@@ -35,7 +36,10 @@ pub fn unpack(path: &Path, bytes: &[u8]) -> Result<Content, CaptureError> {
     let is_tar = |bytes: &[u8]| bytes.get(257..262) == Some(b"ustar");
     match plain {
         Some(plain) if is_tar(&plain) => unpack_tar(&plain).map(Content::Folder).map_err(failed),
-        Some(plain) => Ok(Content::Bytes(plain)),
+        Some(mut plain) => {
+            plain.truncate(limits::TEXT_BYTES);
+            Ok(Content::Bytes(plain))
+        }
         None if is_tar(bytes) => unpack_tar(bytes).map(Content::Folder).map_err(failed),
         None => Ok(Content::NoArchive),
     }
@@ -78,7 +82,27 @@ fn unpack_tar(bytes: &[u8]) -> Result<TempDir, String> {
             let _ = entry.unpack_in(folder.path());
         }
     }
+    remove_ways_out(folder.path()).map_err(|error| error.to_string())?;
     Ok(folder)
+}
+
+/// Removes links that lead out of the folder by way of other links, which their names alone do not show.
+fn remove_ways_out(folder: &Path) -> io::Result<()> {
+    let inside = folder.canonicalize()?;
+    let mut folders = vec![inside.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let kind = entry.file_type()?;
+            let leads_out = || entry.path().canonicalize().is_ok_and(|target| !target.starts_with(&inside));
+            if kind.is_dir() {
+                folders.push(entry.path());
+            } else if kind.is_symlink() && leads_out() {
+                fs::remove_file(entry.path())?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Whether an entry is a file, a folder, or a link that stays inside.
@@ -161,6 +185,31 @@ mod tests {
         let names: Vec<_> =
             std::fs::read_dir(unpacked.path().join("box")).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(names.len(), 2, "{names:?}");
+    }
+
+    #[test]
+    fn links_that_lead_out_only_together_are_left_out() {
+        let unpacked = folder(&archive(&[
+            ("box/sys/root", "../.."),
+            ("box/sys/root/way", "../../etc"),
+            ("box/sys/other", "root/../../etc"),
+            ("box/dangling", "nothing/here"),
+        ]));
+        assert!(unpacked.path().join("box/sys/root/box/sys/file").is_file());
+        for out in ["way", "box/sys/other"] {
+            assert!(!unpacked.path().join(out).exists(), "{out}");
+        }
+        assert!(unpacked.path().join("box/dangling").is_symlink());
+    }
+
+    #[test]
+    fn a_compressed_text_is_read_no_further_than_one_that_is_not() {
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(&vec![b' '; limits::TEXT_BYTES + 1]).unwrap();
+        match unpack(Path::new("a.gz"), &gzip.finish().unwrap()) {
+            Ok(Content::Bytes(bytes)) => assert_eq!(bytes.len(), limits::TEXT_BYTES),
+            _ => panic!("not unpacked"),
+        }
     }
 
     #[test]

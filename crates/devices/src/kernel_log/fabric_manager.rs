@@ -33,8 +33,8 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
             if !matches!(entry.level, "INFO" | "DEBUG") {
                 count(trouble.entry(entry.level).or_default(), entry.message);
             }
-        } else if listing {
-            snapshot.devices.extend(gpu(line).filter(|_| snapshot.devices.len() < crate::limits::DEVICES));
+        } else if listing && let Some(device) = gpu(line) {
+            snapshot.push(device);
         }
     }
     if entries == 0 && !text.trim().is_empty() {
@@ -108,6 +108,16 @@ mod tests {
         let gpu = &snapshot.devices[0];
         assert_eq!((gpu.pci, gpu.index, gpu.uuid.as_deref()), (address::parse("1b:00.0"), Some(1), Some("GPU-aa")));
         assert_eq!(snapshot.warnings, ["Fabric Manager ERROR ×2: detected NVSwitch non-fatal error 12028 on port 61"]);
+    }
+
+    #[test]
+    fn gpus_without_end_are_cut_off_with_a_warning_and_so_are_their_names() {
+        let gpu =
+            |number: usize| format!("  Index: {number}  PCI Bus ID: {number:08X}:1B:00.0  UUID: GPU-{number:02000}\n");
+        let listing = "[Feb 25 2025 13:59:45] [INFO] [tid 1803] detected GPU information\n";
+        let snapshot = parse(&format!("{listing}{}", (0..1030).map(gpu).collect::<String>())).unwrap();
+        assert_eq!((snapshot.devices.len(), snapshot.warnings.len()), (crate::limits::DEVICES, 1));
+        assert_eq!(snapshot.devices[7].uuid.as_ref().unwrap().len(), crate::limits::WORDS);
     }
 
     #[test]

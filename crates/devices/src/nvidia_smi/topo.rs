@@ -94,13 +94,7 @@ pub(crate) fn join(snapshot: &mut Snapshot, matrix: &Snapshot) {
         let (a, b) = ((*places.get(link.a)?)?, (*places.get(link.b)?)?);
         Some(FoundLink { a: a.min(b), b: a.max(b), kind: link.kind })
     };
-    // A matrix has each pair once, so there is nothing to compare with where no other source gave links.
-    let links = matrix.links.iter().filter_map(here);
-    if snapshot.links.is_empty() {
-        snapshot.links = links.collect();
-    } else {
-        links.for_each(|link| snapshot.link(link.a, link.b, link.kind));
-    }
+    snapshot.join(matrix.links.iter().filter_map(here));
     for warning in &matrix.warnings {
         snapshot.warn(warning.clone());
     }
@@ -176,10 +170,11 @@ fn without_colours(text: &str) -> String {
             inner.strip_prefix('[').map(|inner| inner.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';'));
         rest = match digits.and_then(|after| after.strip_prefix('m')) {
             Some(after) => after,
+            // Signs that begin no code are dropped at once: there may be very many.
+            None if inner.len() < code.len() => inner,
             None => {
-                let mut chars = code.chars();
-                plain.extend(chars.next().filter(|c| *c != '\u{1b}'));
-                chars.as_str()
+                plain.push('[');
+                inner.strip_prefix('[').unwrap_or(inner)
             }
         };
     }
@@ -213,6 +208,12 @@ mod tests {
         let blanks = TABS.replace('\t', "   ").replace('\x1b', "");
         assert!(looks_like(&blanks));
         assert_eq!(parse(&blanks).unwrap(), parse(TABS).unwrap());
+    }
+
+    #[test]
+    fn signs_that_begin_no_code_are_dropped_however_many_they_are() {
+        let signs = "\u{1b}".repeat(3 << 20);
+        assert_eq!(without_colours(&format!("a{signs}[1;4mb{signs}[2c[d\u{1b}")), "ab[2c[d");
     }
 
     #[test]

@@ -1,0 +1,5 @@
+//! Faults of simulated devices, as text or JSON: what is read is sound, or there is an error.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| gpupool_fuzz::devices::run("fault", bytes));

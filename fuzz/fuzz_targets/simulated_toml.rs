@@ -1,0 +1,5 @@
+//! Simulated devices, as TOML: what is read is sound, or there is an error.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| gpupool_fuzz::devices::run("simulated_toml", bytes));
