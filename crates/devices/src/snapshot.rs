@@ -119,7 +119,8 @@ impl Snapshot {
             let nameless = |found: &Found| found.uuid.is_none() && found.pci.is_none();
             // All sources number NVIDIA's GPUs in one way, so that one may give the UUID and another the place.
             let completes = |mine: &Found| {
-                let both_named = mine.uuid.is_some() && other.uuid.is_some() || mine.pci.is_some() && other.pci.is_some();
+                let both_named =
+                    mine.uuid.is_some() && other.uuid.is_some() || mine.pci.is_some() && other.pci.is_some();
                 other.vendor == Vendor::Nvidia && !is_mig(other) && !both_named
             };
             let same = |mine: &Found| other.index.is_some() && mine.index == other.index;

@@ -49,7 +49,8 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
         // They are in no order, and only those with processes are there.
         snapshot.devices.iter_mut().for_each(|device| device.index = None);
         if unnamed > 0 {
-            snapshot.warn(format!("{unnamed} processes of which the table does not tell the GPU; ask for gpu_uuid too"));
+            snapshot
+                .warn(format!("{unnamed} processes of which the table does not tell the GPU; ask for gpu_uuid too"));
         }
         rows.warnings.into_iter().for_each(|warning| snapshot.warn(warning));
         Ok(snapshot)

@@ -114,7 +114,10 @@ fn is_row(line: &str) -> bool {
     let tells = |cell: &str| {
         let is_amount = cell.strip_suffix(" MiB").is_some_and(|number| number.parse::<u64>().is_ok());
         let is_name = ["NVIDIA ", "Tesla ", "GeForce ", "Quadro "].iter().any(|brand| cell.starts_with(brand));
-        is_amount || (is_name && !cell.contains("Corporation")) || cell.starts_with("GPU-") || (cell.contains('.') && address::parse(cell).is_some())
+        is_amount
+            || (is_name && !cell.contains("Corporation"))
+            || cell.starts_with("GPU-")
+            || (cell.contains('.') && address::parse(cell).is_some())
     };
     line.contains(',') && cells.any(tells)
 }

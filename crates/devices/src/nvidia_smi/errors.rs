@@ -57,7 +57,7 @@ pub(crate) fn around(
         (Err(_), _) => Snapshot::default(),
     };
     for (line, _) in messages.iter().filter(|(_, message)| *message == Message::Notice) {
-        snapshot.warn(words(line));
+        snapshot.warn(words(line.trim_start_matches("WARNING: ")));
     }
     let mut of_bad = Snapshot::default();
     for device in bad {

@@ -57,6 +57,19 @@ pub(crate) fn of(gpu: &Element, found: &Found) -> Option<Health> {
     (looked_at || has_readings(found)).then_some(Health::Healthy)
 }
 
+/// How its hardware slows a GPU down now, where it does.
+///
+/// That the clocks are low because nothing runs, or to keep to a limit somebody set, is nothing to tell.
+pub(crate) fn slowdown(gpu: &Element) -> Option<&'static str> {
+    const CAUSES: [(&str, &str); 3] = [
+        ("hw_thermal_slowdown", "it is too hot"),
+        ("hw_power_brake_slowdown", "the power supply asks for it"),
+        ("hw_slowdown", "heat or power"),
+    ];
+    let active = |cause: &str| gpu.walk().any(|element| element.name.ends_with(cause) && element.text == "Active");
+    CAUSES.into_iter().find(|(cause, _)| active(cause)).map(|(_, words)| words)
+}
+
 /// Whether a cell says these words, in brackets or not.
 fn says(gpu: &Element, words: &str) -> bool {
     let bare = |text: &str| text.trim_start_matches('[').trim_end_matches(']').len();

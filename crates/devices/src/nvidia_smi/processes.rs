@@ -38,10 +38,9 @@ fn list(gpu: &Element, wanted: impl Fn(&Element) -> bool) -> Told<Vec<Process>> 
     let mut list = Vec::new();
     for info in infos(gpu).filter(|info| wanted(info)) {
         match process(info) {
-            Some(process) if list.len() < limits::PROCESSES => list.push(Process {
-                doing: if only_compute { Doing::Compute } else { process.doing },
-                ..process
-            }),
+            Some(process) if list.len() < limits::PROCESSES => {
+                list.push(Process { doing: if only_compute { Doing::Compute } else { process.doing }, ..process })
+            }
             Some(_) => return Told::Failed(format!("more than {} processes", limits::PROCESSES).into()),
             None => return Told::Failed("a process without a number".into()),
         }
