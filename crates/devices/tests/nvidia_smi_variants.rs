@@ -68,10 +68,13 @@ fn a_gpu_cut_by_mig_does_not_share_the_memory_of_the_host_because_it_hides_its_o
 #[test]
 fn a_table_that_is_cut_off_says_so_and_makes_up_no_memory() {
     assert_eq!(read(TABLE).warnings, Vec::<String>::new());
-    let cut = read(&TABLE[..TABLE.find("3MiB /").unwrap() + 5]);
-    assert_eq!(cut.devices[0].memory.used, Told::Value(Bytes(3 << 20)));
-    assert_eq!(cut.devices[0].memory.total.value(), None);
+    let cut = read(&TABLE[..TABLE.find("26C").unwrap()]);
+    assert_eq!((cut.devices.len(), cut.devices[2].health.clone()), (3, None));
     assert_eq!(cut.warnings, ["the answer ends early: the table is cut off"]);
+    let instance = "| MIG devices:    |\n|  2    1   0   0  |   11MiB";
+    let cut = read(&format!("{TABLE}{instance}"));
+    assert_eq!(cut.devices[3].memory.used, Told::Value(Bytes(11 << 20)));
+    assert_eq!(cut.devices[3].memory.total.value(), None);
 }
 
 #[test]
