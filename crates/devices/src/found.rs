@@ -230,6 +230,15 @@ impl Found {
         }
     }
 
+    /// Whether its name is that one, shortened as tables for people do: `Tesla V100-SXM2...`.
+    fn has_cut_name_of(&self, whole: &str) -> bool {
+        self.name
+            .as_deref()
+            .and_then(|name| name.strip_suffix("..."))
+            .is_some_and(|start| whole.starts_with(start.trim()))
+            && !whole.ends_with("...")
+    }
+
     /// Takes from `other`, the same device seen by another source, what this one does not tell.
     pub(crate) fn fill_from(&mut self, other: Self) {
         fn fill<T>(mine: &mut Told<T>, other: Told<T>) {
@@ -237,7 +246,8 @@ impl Found {
         }
         self.index = self.index.or(other.index);
         self.minor = self.minor.or(other.minor);
-        self.name = self.name.take().or(other.name);
+        let name = other.name.filter(|name| self.name.is_none() || self.has_cut_name_of(name));
+        self.name = name.or_else(|| self.name.take());
         self.uuid = self.uuid.take().or(other.uuid);
         self.pci = self.pci.or(other.pci);
         self.partition = self.partition.take().or(other.partition);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpupool_core::device::{DeviceIdentity, LinkKind};
+use gpupool_core::device::{DeviceIdentity, LinkKind, Vendor};
 
 use crate::bounded;
 use crate::found::{Found, Partition};
@@ -113,7 +113,7 @@ impl Snapshot {
 
     /// The place of the device that `other` is, among those no device was matched with yet.
     ///
-    /// By UUID and place on the bus; by the source's number only where one of the two knows neither.
+    /// By UUID and place on the bus; by the source's number only where the two have neither in common.
     fn place_of(&self, other: &Found, taken: &[bool]) -> Option<usize> {
         // Devices that were added just now are not looked at: two of one source are never the same.
         let free = |place: &usize| taken.get(*place) == Some(&false);
@@ -130,7 +130,14 @@ impl Snapshot {
         let by_pci = || find(&|mine| other.pci.is_some() && mine.pci == other.pci && agree(mine));
         let by_index = || {
             let nameless = |found: &Found| found.uuid.is_none() && found.pci.is_none();
-            find(&|mine| other.index.is_some() && mine.index == other.index && (nameless(mine) || nameless(other)))
+            // All sources number NVIDIA's GPUs in one way, so that one may give the UUID and another the place.
+            let completes = |mine: &Found| {
+                let both_named =
+                    mine.uuid.is_some() && other.uuid.is_some() || mine.pci.is_some() && other.pci.is_some();
+                other.vendor == Vendor::Nvidia && !is_mig(other) && !both_named
+            };
+            let same = |mine: &Found| other.index.is_some() && mine.index == other.index;
+            find(&|mine| same(mine) && (nameless(mine) || nameless(other) || completes(mine)))
         };
         by_uuid.or_else(by_pci).or_else(by_index)
     }

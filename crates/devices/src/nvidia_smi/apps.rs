@@ -30,9 +30,14 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
         let rows = Rows::parse(text, NAME, &PROCESS_NAME)?;
         let mut root = Element::default();
         let mut places: HashMap<[String; 2], usize> = HashMap::new();
+        let mut unnamed = 0;
         for row in &rows.rows {
             let cell = |names: &[&str]| rows.cell(row, names).unwrap_or_default().to_owned();
             let device = [cell(&["gpu_uuid"]), cell(&["gpu_bus_id"])];
+            if device.iter().all(String::is_empty) {
+                unnamed += 1;
+                continue;
+            }
             let place = *places.entry(device).or_insert_with_key(|[uuid, address]| {
                 root.children.push(gpu(uuid, address, &cell(&["gpu_name"])));
                 root.children.len() - 1
@@ -43,6 +48,10 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
         let mut snapshot = log::snapshot(&root, None);
         // They are in no order, and only those with processes are there.
         snapshot.devices.iter_mut().for_each(|device| device.index = None);
+        if unnamed > 0 {
+            snapshot
+                .warn(format!("{unnamed} processes of which the table does not tell the GPU; ask for gpu_uuid too"));
+        }
         rows.warnings.into_iter().for_each(|warning| snapshot.warn(warning));
         Ok(snapshot)
     })

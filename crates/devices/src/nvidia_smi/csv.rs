@@ -108,12 +108,16 @@ fn is_of_process(field: &Field) -> bool {
     field.name == "pid"
 }
 
-/// Whether a line holds what only a row about a GPU holds: its UUID, its address, or an amount of memory.
+/// Whether a line holds what only a row about a GPU holds: its UUID, its address, its name, or an amount of memory.
 fn is_row(line: &str) -> bool {
     let mut cells = line.split(',').map(str::trim);
     let tells = |cell: &str| {
         let is_amount = cell.strip_suffix(" MiB").is_some_and(|number| number.parse::<u64>().is_ok());
-        is_amount || cell.starts_with("GPU-") || (cell.contains('.') && address::parse(cell).is_some())
+        let is_name = ["NVIDIA ", "Tesla ", "GeForce ", "Quadro "].iter().any(|brand| cell.starts_with(brand));
+        is_amount
+            || (is_name && !cell.contains("Corporation"))
+            || cell.starts_with("GPU-")
+            || (cell.contains('.') && address::parse(cell).is_some())
     };
     line.contains(',') && cells.any(tells)
 }

@@ -42,6 +42,7 @@ pub(crate) fn around(
     let rest: String = text.lines().filter(|line| Message::of(line).is_none()).flat_map(|line| [line, "\n"]).collect();
     let bad: Vec<Found> = messages.iter().filter_map(|(line, message)| message.device(line)).collect();
     let whole = messages.iter().find_map(|(line, message)| message.error(line));
+    let told = |wanted| messages.iter().any(|(_, message)| *message == wanted);
     let answer = if rest.trim().is_empty() { Ok(Snapshot::default()) } else { parse(&rest) };
     let mut snapshot = match (answer, whole) {
         (Ok(snapshot), Some(error)) if snapshot.devices.is_empty() && bad.is_empty() => return Err(error),
@@ -51,12 +52,13 @@ pub(crate) fn around(
         }
         (Ok(snapshot), None) => snapshot,
         (Err(_), Some(error)) if bad.is_empty() => return Err(error),
-        (Err(problem), _) if bad.is_empty() && !messages.iter().any(|(_, message)| *message == Message::NoDevices) => {
-            return Err(problem);
-        }
+        (Err(problem), _) if bad.is_empty() && !told(Message::NoDevices) => return Err(problem),
         // What stands around the message (a date, the name of a container) is no answer.
         (Err(_), _) => Snapshot::default(),
     };
+    for (line, _) in messages.iter().filter(|(_, message)| *message == Message::Notice) {
+        snapshot.warn(words(line.trim_start_matches("WARNING: ")));
+    }
     let mut of_bad = Snapshot::default();
     for device in bad {
         // The tool may say it once for each thing it was asked.
@@ -76,6 +78,8 @@ enum Message {
     /// About one device, named in the line.
     Device,
     NoDevices,
+    /// Something a person should know, which changes nothing.
+    Notice,
     Mismatch,
     NotLoaded,
     NotHere,
@@ -105,8 +109,15 @@ impl Message {
         if begins("nvidia smi couldnt find") || has("nvidia smi command not found") || has("nvidia smi not found") {
             return Some(Self::NotHere);
         }
-        if begins("nvidia smi is not recognized") {
+        let missing = ["no such file or directory", "executable file not found", "cannot open shared object file"];
+        if begins("nvidia smi is not recognized")
+            || has("command not found nvidia smi")
+            || (has("nvidia smi") && missing.iter().any(|words| has(words)))
+        {
             return Some(Self::NotHere);
+        }
+        if begins("warning inforom is corrupted") {
+            return Some(Self::Notice);
         }
         if begins("failed to initialize nvml") || begins("nvidia smi has failed because") {
             return Some(match () {
@@ -133,7 +144,7 @@ impl Message {
     fn error(self, line: &str) -> Option<SourceError> {
         let text = words(line).into_owned();
         Some(match self {
-            Self::Device | Self::NoDevices => return None,
+            Self::Device | Self::NoDevices | Self::Notice => return None,
             Self::Mismatch => SourceError::VersionMismatch(text),
             Self::NotLoaded => SourceError::DriverNotLoaded(text),
             Self::NotHere => SourceError::NotHere { what: NAME.into(), why: text },

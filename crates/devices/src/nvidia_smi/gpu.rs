@@ -22,7 +22,7 @@ pub(crate) fn found(gpu: &Element, driver: Option<Arc<str>>) -> Found {
     found.mig = tree::first(gpu, &[&["mig_mode", "current_mig"], &["mig_mode", "current"]], cell::flag);
     found.driver = tree::first(gpu, &[&["driver_version"]], cell::name).or(driver);
     found.memory = memory(gpu, found.driver.as_deref());
-    found.memory.unified = has_no_memory_of_its_own(&found.memory);
+    found.memory.unified = found.mig != Some(true) && has_no_memory_of_its_own(&found.memory);
     found.utilization = tree::told(gpu, &["utilization"], &["gpu_util", "gpu"], cell::percent);
     found.temperature_c = tree::told(gpu, &["temperature"], &["gpu_temp", "gpu_current_temp", "gpu"], cell::celsius);
     const POWER: [&str; 2] = ["gpu_power_readings", "power_readings"];
@@ -58,6 +58,7 @@ fn used_means<T>(reserved: &Told<T>, driver: Option<&str>) -> UsedMeans {
     }
 }
 
+/// Not so for a GPU cut by MIG: what is seen from inside one of its instances leaves out the memory of the whole.
 fn has_no_memory_of_its_own(memory: &Memory) -> bool {
     matches!(memory.total, Told::Unsupported(_)) && !memory.total.is_absent()
 }

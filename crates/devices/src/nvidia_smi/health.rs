@@ -4,6 +4,7 @@ use gpupool_core::device::Health;
 
 use super::{cell, tree};
 use crate::found::Found;
+use crate::told::Told;
 use crate::xml::Element;
 
 /// The health of a GPU; `None` where the answer holds neither a reading nor a word on it.
@@ -49,8 +50,24 @@ pub(crate) fn of(gpu: &Element, found: &Found) -> Option<Health> {
     if let Some(action) = &action {
         return unhealthy(&format!("the driver asks for a recovery: {action}"));
     }
+    if let Some(words) = unreadable(found) {
+        return unhealthy(&format!("the driver cannot read it: {words}"));
+    }
     let looked_at = failed.or(remap).or(retired).or(repair).or(reset).is_some();
     (looked_at || has_readings(found)).then_some(Health::Healthy)
+}
+
+/// How its hardware slows a GPU down now, where it does.
+///
+/// That the clocks are low because nothing runs, or to keep to a limit somebody set, is nothing to tell.
+pub(crate) fn slowdown(gpu: &Element) -> Option<&'static str> {
+    const CAUSES: [(&str, &str); 3] = [
+        ("hw_thermal_slowdown", "it is too hot"),
+        ("hw_power_brake_slowdown", "the power supply asks for it"),
+        ("hw_slowdown", "heat or power"),
+    ];
+    let active = |cause: &str| gpu.walk().any(|element| element.name.ends_with(cause) && element.text == "Active");
+    CAUSES.into_iter().find(|(cause, _)| active(cause)).map(|(_, words)| words)
 }
 
 /// Whether a cell says these words, in brackets or not.
@@ -61,6 +78,29 @@ fn says(gpu: &Element, words: &str) -> bool {
         bare(&element.text) <= words.len() + 1
             && text.get(..words.len()).is_some_and(|start| start.eq_ignore_ascii_case(words))
     })
+}
+
+/// The driver's words where it failed on most of what it was asked about the state of a GPU.
+///
+/// One reading that fails is a broken sensor, and what a user may not see says nothing about the GPU.
+fn unreadable(found: &Found) -> Option<&str> {
+    fn failure<T>(told: &Told<T>) -> Option<&str> {
+        match told {
+            Told::Failed(words) if !words.to_ascii_lowercase().contains("permission") => Some(words),
+            _ => None,
+        }
+    }
+    let memory = &found.memory.used;
+    let failures = [failure(memory), failure(&found.utilization), failure(&found.temperature_c), failure(&found.power)];
+    let values = [
+        memory.value().is_some(),
+        found.utilization.value().is_some(),
+        found.temperature_c.value().is_some(),
+        found.power.value().is_some(),
+    ];
+    let failed = failures.iter().flatten().count();
+    let told = values.iter().filter(|told| **told).count();
+    failures.into_iter().flatten().next().filter(|_| failed >= 2 && failed > told)
 }
 
 /// Whether the device reported anything of its present state.

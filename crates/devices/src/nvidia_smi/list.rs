@@ -24,6 +24,9 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
         let mut snapshot = Snapshot::default();
         let mut parent = None;
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
+            if line.contains("(UUID:") && !line.contains(')') {
+                snapshot.warn(format!("the list ends early: {}", words(line.trim())));
+            }
             if let Some(device) = gpu(line) {
                 parent = snapshot.push(device);
             } else if let Some(device) = instance(line, parent.and_then(|place: usize| snapshot.devices.get_mut(place)))
@@ -76,7 +79,8 @@ fn instance(line: &str, parent: Option<&mut Found>) -> Option<Found> {
 
 fn uuid(text: &str) -> Option<Arc<str>> {
     let (_, rest) = text.rsplit_once("(UUID:")?;
-    cell::name(rest.split_once(')').map_or(rest, |(uuid, _)| uuid))
+    // Without its end it may be cut off.
+    cell::name(rest.split_once(')')?.0)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The tree of a whole answer, as devices.
 
-use super::{cell, gpu, mig, tree};
+use super::{cell, gpu, health, mig, tree};
 use crate::found::Found;
 use crate::snapshot::Snapshot;
 use crate::xml::Element;
@@ -28,6 +28,9 @@ pub(crate) fn snapshot(root: &Element, cut: Option<&str>) -> Snapshot {
         }
         if found.pci.is_none() && found.uuid.is_none() {
             snapshot.warn(format!("GPU {place} has neither a PCI address nor a UUID"));
+        }
+        if let Some(cause) = health::slowdown(element) {
+            snapshot.warn(format!("GPU {place} is slowed down by its hardware: {cause}"));
         }
         let is_same = |known: &Found| known.pci == found.pci && known.uuid == found.uuid;
         if found.pci.is_some() && snapshot.devices.iter().any(is_same) {

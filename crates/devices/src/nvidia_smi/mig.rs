@@ -9,7 +9,12 @@ use crate::xml::Element;
 /// The instances of the GPU `parent`, in their order. What is wrong with the GPU is wrong with each of them.
 pub(crate) fn instances(element: &Element, parent: &Found) -> Vec<Found> {
     let listed = element.children("mig_devices").flat_map(|devices| devices.children("mig_device"));
-    listed.chain(element.children("mig_device")).map(|instance| found(element, instance, parent)).collect()
+    let is_one = |instance: &&Element| ["index", "gpu_instance_id"].iter().any(|field| instance.child(field).is_some());
+    listed
+        .chain(element.children("mig_device"))
+        .filter(is_one)
+        .map(|instance| found(element, instance, parent))
+        .collect()
 }
 
 fn found(gpu: &Element, instance: &Element, parent: &Found) -> Found {

@@ -6,6 +6,9 @@ use crate::limits;
 use crate::told::Told;
 use crate::xml::Element;
 
+/// What the list is called; drivers before 346 know processes that compute only.
+pub(crate) const LISTS: [&str; 2] = ["processes", "compute_processes"];
+
 /// Every process on a GPU, those in its instances included.
 pub(crate) fn of(gpu: &Element) -> Told<Vec<Process>> {
     list(gpu, |_| true)
@@ -26,15 +29,18 @@ pub(crate) fn in_instance(gpu: &Element, gpu_instance: u32, compute_instance: Op
 }
 
 fn list(gpu: &Element, wanted: impl Fn(&Element) -> bool) -> Told<Vec<Process>> {
-    let Some(processes) = gpu.child("processes") else { return Told::ABSENT };
+    let Some(processes) = LISTS.iter().find_map(|list| gpu.child(list)) else { return Told::ABSENT };
     let none = processes.text.is_empty() || processes.text.eq_ignore_ascii_case("none");
     if processes.children.is_empty() && !none {
         return Told::from_cell(&processes.text, |_| None);
     }
+    let only_compute = processes.name == LISTS[1];
     let mut list = Vec::new();
     for info in infos(gpu).filter(|info| wanted(info)) {
         match process(info) {
-            Some(process) if list.len() < limits::PROCESSES => list.push(process),
+            Some(process) if list.len() < limits::PROCESSES => {
+                list.push(Process { doing: if only_compute { Doing::Compute } else { process.doing }, ..process })
+            }
             Some(_) => return Told::Failed(format!("more than {} processes", limits::PROCESSES).into()),
             None => return Told::Failed("a process without a number".into()),
         }
@@ -43,7 +49,8 @@ fn list(gpu: &Element, wanted: impl Fn(&Element) -> bool) -> Told<Vec<Process>> 
 }
 
 fn infos(gpu: &Element) -> impl Iterator<Item = &Element> {
-    gpu.children("processes").flat_map(|processes| processes.children("process_info"))
+    let lists = LISTS.iter().flat_map(|list| gpu.children(list));
+    lists.flat_map(|processes| processes.children("process_info"))
 }
 
 fn process(info: &Element) -> Option<Process> {

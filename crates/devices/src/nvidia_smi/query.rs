@@ -2,7 +2,7 @@
 //!
 //! Its keys are those of the XML in other words, so they are spelled as tags here: `Product Name` is `product_name`.
 
-use super::{errors, log, tree};
+use super::{errors, log, processes, tree};
 use crate::address;
 use crate::limits;
 use crate::snapshot::Snapshot;
@@ -25,8 +25,16 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
         if root.children.is_empty() {
             return Err(SourceError::malformed(NAME, "it holds neither a head nor a GPU"));
         }
-        Ok(log::snapshot(&root, None))
+        Ok(log::snapshot(&root, cut(&root)))
     })
+}
+
+/// Why the answer ends early, where it does: all that is told of a GPU ends with its processes.
+fn cut(root: &Element) -> Option<&'static str> {
+    let last = root.children("gpu").last()?;
+    let has = |name: &&str| last.child(name).is_some();
+    let is_whole = !has(&"product_name") || processes::LISTS.iter().any(has);
+    (!is_whole).then_some("the last GPU has no list of processes")
 }
 
 fn is_head(line: &str) -> bool {
@@ -108,7 +116,8 @@ fn tag(key: &str) -> String {
 /// Makes one element of each process. In the text the numbers of its instances stand before that of the process, and
 /// the rest hangs below it.
 fn gather_processes(gpu: &mut Element) {
-    let Some(processes) = gpu.children.iter_mut().find(|child| child.name == "processes") else { return };
+    let is_list = |child: &&mut Element| processes::LISTS.contains(&child.name.as_str());
+    let Some(processes) = gpu.children.iter_mut().find(is_list) else { return };
     let mut instance = Vec::new();
     let mut gathered = Vec::new();
     for child in std::mem::take(&mut processes.children) {

@@ -44,10 +44,11 @@ impl Rows {
                            --format=csv, without noheader";
             return Err(SourceError::malformed(format, problem));
         };
+        let separator = separator(head);
         let free = fields.iter().position(|field| free.contains(&field.name.as_str()));
         let mut rows = Self { fields, ..Self::default() };
         for line in lines.filter(|line| *line != head) {
-            let mut cells = cells(line);
+            let mut cells = cells(line, separator);
             let wanted = rows.fields.len();
             if cells.len() > wanted {
                 match free {
@@ -69,8 +70,25 @@ impl Rows {
             }
             rows.rows.push(cells);
         }
+        rows.leave_out_a_cut_number(text);
         rows.warnings.truncate(limits::WARNINGS);
         Ok(rows)
+    }
+
+    /// Leaves out the last number of a text that ends in it where it lacks the unit that others have: `81` of `81559 MiB`.
+    fn leave_out_a_cut_number(&mut self, text: &str) {
+        let with_units = self.fields.iter().map(|field| field.unit.is_some()).collect::<Vec<_>>();
+        let in_columns = |row: &Vec<String>, is: fn(&str) -> bool| {
+            row.iter().zip(&with_units).any(|(cell, has_unit)| *has_unit && is(cell))
+        };
+        let has_unit = |cell: &str| cell.starts_with(|c: char| c.is_ascii_digit()) && cell.contains(' ');
+        let others_have = self.rows.iter().any(|row| in_columns(row, has_unit));
+        let Some(last) = self.rows.last_mut().filter(|row| row.len() == with_units.len()) else { return };
+        let is_bare = last.last().is_some_and(|cell| cell.parse::<f64>().is_ok()) && with_units.last() == Some(&true);
+        if others_have && is_bare && !text.ends_with('\n') {
+            let cut = last.pop().unwrap_or_default();
+            self.warnings.push(format!("the table ends early: {}", words(&cut)));
+        }
     }
 
     /// The cell of a row under any of these names; the first that there is.
@@ -96,24 +114,29 @@ pub(crate) fn fields(line: &str) -> Option<Vec<Field>> {
         let is_name = begins && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_'));
         is_name.then(|| Field { name: name.to_ascii_lowercase(), unit })
     };
-    cells(line).into_iter().map(field).collect()
+    cells(line, separator(line)).into_iter().map(field).collect()
 }
 
-/// The cells of a line; one in quotes may hold commas.
-fn cells(line: &str) -> Vec<String> {
+/// What parts the cells below a head: a comma, unless a spreadsheet made it something else.
+fn separator(head: &str) -> char {
+    [',', ';', '\t'].into_iter().find(|separator| head.contains(*separator)).unwrap_or(',')
+}
+
+/// The cells of a line; one in quotes may hold separators.
+fn cells(line: &str, separator: char) -> Vec<String> {
     let mut cells = Vec::new();
     let mut rest = line.trim();
     loop {
         let quoted = rest.strip_prefix('"').and_then(|inner| inner.split_once('"'));
         let (cell, after) = match quoted {
-            Some((cell, after)) if after.is_empty() || after.trim_start().starts_with(',') => {
-                (cell, after.trim_start().strip_prefix(','))
+            Some((cell, after)) if after.is_empty() || after.trim_start().starts_with(separator) => {
+                (cell, after.trim_start().strip_prefix(separator))
             }
-            _ => rest.split_once(',').map_or((rest, None), |(cell, after)| (cell, Some(after))),
+            _ => rest.split_once(separator).map_or((rest, None), |(cell, after)| (cell, Some(after))),
         };
         cells.push(cell.trim().to_owned());
         match after {
-            Some(after) => rest = after.trim_start(),
+            Some(after) => rest = after.trim_start_matches(' '),
             None => return cells,
         }
     }

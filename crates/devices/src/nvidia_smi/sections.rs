@@ -77,7 +77,9 @@ fn split(text: &str) -> Vec<Section<'_>> {
             continue;
         }
         let Some(section) = sections.last_mut().filter(|_| is_open) else { continue };
-        if is_fence(line) {
+        if is_other_command(line) {
+            is_open = false;
+        } else if is_fence(line) {
             // A fence right below a heading belongs to it; any other begins something else.
             is_open = section.body.trim().is_empty();
         } else if !line.starts_with('#') {
@@ -94,24 +96,55 @@ fn form(body: &str) -> Option<(usize, &'static Form)> {
 
 /// The arguments of the command a heading names, where a line is one.
 ///
-/// The help of the tool shows commands as well, but undecorated, so something has to stand before the name.
+/// The help of the tool shows commands as well, indented or with words in brackets; those are none.
 fn heading(line: &str) -> Option<&str> {
     if line.len() > 64 * 1024 {
         return None;
     }
+    // The help of the tool shows commands indented.
+    let (before, after) = line.trim_end().split_once("nvidia-smi")?;
     let line = line.trim();
-    let (before, after) = line.split_once("nvidia-smi")?;
     let sign = before.trim_end_matches(|c: char| !c.is_whitespace() && !is_sign(c)).trim_end();
     let is_prompt =
         sign.ends_with(is_sign) && (sign.chars().all(|c| is_sign(c) || c.is_whitespace()) || is_shell(sign));
     let after = after.strip_prefix(".exe").unwrap_or(after);
-    let is_name = after.is_empty() || after.starts_with(|c: char| c.is_whitespace() || c == ':');
-    let arguments = after.trim_matches(|c: char| c.is_whitespace() || matches!(c, '=' | '#' | '*' | ':' | '`'));
-    (is_prompt && is_name && !arguments.contains("::")).then_some(arguments)
+    let is_name = after.is_empty() || after.starts_with(|c: char| c.is_whitespace() || matches!(c, ':' | ']'));
+    let is_decoration = |c: char| c.is_whitespace() || matches!(c, '=' | '#' | '*' | ':' | '`' | ']' | '<');
+    let arguments = after.trim_matches(is_decoration);
+    let is_command = is_prompt || (is_bare(before, line) && are_arguments(arguments));
+    (is_command && is_name && !arguments.contains("::")).then_some(arguments)
+}
+
+/// Whether a command stands alone: `/usr/bin/nvidia-smi -q`, or in few words that end in a colon: `Output of nvidia-smi:`.
+fn is_bare(before: &str, line: &str) -> bool {
+    let is_path = before.is_empty() || (before.ends_with('/') && !before.contains(char::is_whitespace));
+    let mut words = before.split_whitespace();
+    let is_title = line.ends_with(':') && words.clone().count() <= 3;
+    is_path || (is_title && words.all(|word| word.chars().all(char::is_alphabetic)))
+}
+
+/// Whether these words are what the tool is called with, and not how its help or a sentence goes on.
+fn are_arguments(words: &str) -> bool {
+    const COMMANDS: [&str; 7] = ["topo", "nvlink", "mig", "pmon", "dmon", "vgpu", "c2c"];
+    let first = words.split_whitespace().next();
+    first.is_none_or(|first| first.starts_with('-') || COMMANDS.contains(&first))
+}
+
+/// Whether a line calls another command, or waits for one: `$ dmesg`, `me@host:~$`.
+fn is_other_command(line: &str) -> bool {
+    let traced = line.strip_prefix("$ ").or_else(|| line.strip_prefix("+ "));
+    let begins = |command: &str| command.starts_with(|c: char| c.is_ascii_lowercase() || c == '/');
+    let prompt = line.trim_end().rsplit_once(['$', '#']).map(|(prompt, _)| prompt);
+    traced.is_some_and(begins)
+        || prompt.is_some_and(|prompt| {
+            let (user, host) = prompt.split_once('@').unwrap_or_default();
+            let is_word = |text: &str| !text.is_empty() && !text.contains(['|', ',', '"', '\t']);
+            is_word(user) && is_word(host) && !user.contains(' ')
+        })
 }
 
 fn is_sign(c: char) -> bool {
-    matches!(c, '#' | '$' | '>' | '=' | '*' | '%' | '+' | '-' | '`' | '~')
+    matches!(c, '#' | '$' | '>' | '=' | '*' | '%' | '+' | '-' | '`' | '~' | '[')
 }
 
 /// Whether what stands before a command is a prompt: `root@host:~#`, `[me@host dir]$`.
@@ -123,7 +156,7 @@ fn is_shell(sign: &str) -> bool {
 fn is_fence(line: &str) -> bool {
     let line = line.trim();
     let mut chars = line.chars();
-    let Some(first) = chars.next().filter(|c| matches!(c, '#' | '=' | '-' | '*' | '~')) else { return false };
+    let Some(first) = chars.next().filter(|c| matches!(c, '#' | '=' | '-' | '*' | '~' | '_')) else { return false };
     line.len() >= 8 && chars.all(|c| c == first)
 }
 
@@ -145,12 +178,19 @@ mod tests {
             ("me@host:~$ /usr/bin/nvidia-smi -q -x", "-q -x"),
             ("C:\\> nvidia-smi.exe", ""),
             ("**nvidia-smi -L**", "-L"),
+            ("nvidia-smi --query-gpu=name", "--query-gpu=name"),
+            ("/usr/bin/nvidia-smi --query", "--query"),
+            ("Output of nvidia-smi topo -m:", "topo -m"),
+            ("[nvidia-smi -L]", "-L"),
+            ("==> nvidia-smi <==", ""),
         ] {
             assert_eq!(heading(line), Some(command), "{line}");
         }
         for line in [
             "    nvidia-smi [OPTION1 [ARG1]]",
-            "nvidia-smi --query-gpu=name",
+            "nvidia-smi [OPTION1 [ARG1]]",
+            "    nvidia-smi -q",
+            "nvidia-smi should be run as root",
             "| NVIDIA-SMI 535 |",
             "        Name  : nvidia-smi",
             "# idle :: nvidia-smi (default table)",

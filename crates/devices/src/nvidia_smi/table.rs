@@ -29,9 +29,13 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
         if !is_table {
             return Err(SourceError::malformed(NAME, "it holds neither a head nor a row of a GPU"));
         }
-        let is_cut = table.processes == Processes::Open;
+        let cut = match table.processes {
+            Processes::Open => Some("the list of processes is cut off"),
+            // A rule stands below each row.
+            _ if table.ends_in_a_row => Some("the table is cut off"),
+            _ => None,
+        };
         table.end();
-        let cut = is_cut.then_some("the list of processes is cut off");
         Ok(log::snapshot(&table.root, cut))
     })
 }
@@ -67,6 +71,8 @@ struct Table {
     /// How many lines of the GPU that is read came before.
     line_of_gpu: usize,
     processes: Processes,
+    /// Whether the last line that was read is a row rather than a rule.
+    ends_in_a_row: bool,
     /// Whether rows of processes have the numbers of their instances.
     has_instances: bool,
 }
@@ -74,6 +80,11 @@ struct Table {
 impl Table {
     fn read(&mut self, line: &str) {
         let cells = cells(line);
+        match line.trim_start().chars().next() {
+            Some('|') => self.ends_in_a_row = true,
+            Some('+') => self.ends_in_a_row = false,
+            _ => {}
+        }
         if is_head(line) {
             self.has_head = true;
             let driver = version_after(line, "Driver Version:").or_else(|| version_after(line, "KMD Version:"));
@@ -81,7 +92,7 @@ impl Table {
             tree::put(&mut self.root, &["driver_version"], driver.unwrap_or_default());
         } else if line.contains("MIG devices:") {
             self.part = Part::Instances;
-        } else if cells.len() == 1 && line.contains("Processes:") {
+        } else if cells.len() == 1 && (line.contains("Processes:") || line.contains("Compute processes:")) {
             self.part = Part::Processes;
         } else {
             match self.part {
@@ -218,7 +229,8 @@ fn put_chip(gpu: &mut Element, cell: &str) {
 
 /// `1MiB /  23028MiB`, or why there is none.
 fn put_memory(element: &mut Element, cell: &str) {
-    let (used, total) = cell.split_once(" / ").unwrap_or((cell, cell));
+    let is_cut = cell.starts_with(|c: char| c.is_ascii_digit());
+    let (used, total) = cell.split_once(" / ").unwrap_or((cell, if is_cut { "" } else { cell }));
     tree::put(element, &["fb_memory_usage", "used"], used.trim());
     tree::put(element, &["fb_memory_usage", "total"], total.trim());
 }

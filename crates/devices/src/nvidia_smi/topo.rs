@@ -45,7 +45,7 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
             }
             let mut found = Found::new(Vendor::Nvidia);
             found.index = Some(number);
-            found.numa = head.numa(&cells);
+            found.numa = head.numa(line, &cells);
             let Some(place) = snapshot.push(found) else { break };
             places.insert(number, place);
             if cells.len() < head.columns.len() {
@@ -118,9 +118,12 @@ impl Head {
     }
 
     /// The NUMA node of a row, where it is one and can be told from the columns around it.
-    fn numa(&self, cells: &[&str]) -> Option<u32> {
-        let after = cells.get(self.columns.len()..)?;
-        after.get(1).filter(|_| self.has_numa)?.parse().ok()
+    fn numa(&self, line: &str, cells: &[&str]) -> Option<u32> {
+        let place = self.columns.len() + 1;
+        // The processors before it may be left out, which only tabs show.
+        let by_tabs = || line.trim_start().split('\t').nth(place + 1);
+        let cell = if line.contains('\t') { by_tabs() } else { cells.get(place).copied() };
+        cell.filter(|_| self.has_numa)?.trim().parse().ok()
     }
 }
 
