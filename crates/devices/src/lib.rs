@@ -28,7 +28,7 @@ pub mod found;
 pub mod gpu_ids;
 mod kernel_file;
 pub mod kernel_log;
-mod limits;
+pub mod limits;
 pub mod nvidia_smi;
 pub mod nvml;
 pub mod pci_bus;

@@ -4,10 +4,9 @@
 
 use gpupool_core::device::{Health, LinkKind};
 use gpupool_core::units::Bytes;
-use gpupool_devices::Snapshot;
+use gpupool_devices::capture::Format;
 use gpupool_devices::found::{Doing, Watts};
-use gpupool_devices::nvidia_smi;
-use gpupool_devices::told::Told;
+use gpupool_devices::{Snapshot, SourceError, Told};
 
 const TABLE: &str = "\
 +-----------------------------------------------------------------------------+
@@ -27,12 +26,17 @@ const TABLE: &str = "\
 +-------------------------------+----------------------+----------------------+
 ";
 
+/// Reads a text in the format it is guessed to have.
+fn parsed(text: &str) -> Result<Snapshot, SourceError> {
+    Format::guess(text).and_then(|format| format.parse(text)).unwrap()
+}
+
 fn read(text: &str) -> Snapshot {
-    nvidia_smi::parse_any(text).unwrap().unwrap()
+    parsed(text).unwrap()
 }
 
 fn code(text: &str) -> &'static str {
-    nvidia_smi::parse_any(text).unwrap().unwrap_err().code()
+    parsed(text).unwrap_err().code()
 }
 
 fn xml(gpu: &str) -> String {

@@ -28,7 +28,8 @@ pub(crate) fn places() -> Places {
 pub(crate) fn read_sources(places: &Places) -> anyhow::Result<Vec<SourceResult>> {
     let choice: Choice = std::env::var("GPUPOOL_BACKEND").unwrap_or_default().parse()?;
     let start = |source| Probe::start(source, DEADLINE).context("cannot start a thread to read devices");
-    let mut probes = choice.sources(places, TOOL_DEADLINE).into_iter().map(start).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut probes =
+        choice.sources(places, TOOL_DEADLINE).into_iter().map(start).collect::<anyhow::Result<Vec<_>>>()?;
     probes.iter_mut().for_each(Probe::ask);
     let answer = |probe: &mut Probe| {
         let answer = probe.answer();

@@ -87,7 +87,7 @@ impl Format {
     }
 
     /// Whether it is the format of a folder.
-    pub(crate) fn is_tree(self) -> bool {
+    pub fn is_tree(self) -> bool {
         matches!(self.0.reader, Reader::Tree { .. })
     }
 
@@ -121,7 +121,7 @@ impl Format {
     }
 
     /// Reads a folder; `None` where it holds no such tree, or for the format of a text.
-    pub(crate) fn read_tree(self, folder: &Path) -> Option<Result<Snapshot, SourceError>> {
+    pub fn read_tree(self, folder: &Path) -> Option<Result<Snapshot, SourceError>> {
         match self.0.reader {
             Reader::Tree { looks_like, read } if looks_like(folder) => Some(read(folder)),
             _ => None,
