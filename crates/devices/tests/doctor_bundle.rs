@@ -120,12 +120,20 @@ fn the_manifest_says_what_is_there_and_why_something_is_not() {
 #[test]
 fn a_sleeping_device_is_not_read_and_tools_that_would_wake_it_are_not_run() {
     let machine = Machine::new("tools");
+    // The kernel asks the device itself for its link; the NUMA node it knows.
+    const LINK: &str = "current_link_speed";
+    let on_bus = |place: &str, file: &str| format!("sys/bus/pci/devices/{place}/{file}");
+    let (awake, sleeping) = ("0000:01:00.0", "0000:c1:00.0");
+    for place in [awake, sleeping] {
+        machine.write(&on_bus(place, LINK), b"16.0 GT/s PCIe\n");
+    }
     let bundle = collect(&machine, &wish());
     let files = texts(&bundle);
     assert!(files.contains_key("sys/class/drm/card1/device/power/runtime_status"));
     let read: Vec<&&str> = files.keys().filter(|name| name.starts_with("sys/class/drm/card1/")).collect();
     assert_eq!(read, [&"sys/class/drm/card1/device/power/runtime_status", &"sys/class/drm/card1/device/vendor"]);
-    assert!(!files.contains_key("sys/bus/pci/devices/0000:c1:00.0/numa_node"));
+    assert!(files.contains_key(&*on_bus(awake, LINK)) && !files.contains_key(&*on_bus(sleeping, LINK)));
+    assert!(files.contains_key(&*on_bus(sleeping, "numa_node")));
     assert!(files.contains_key("nvidia-smi-L.txt"), "the sleeping one is not of this vendor");
 
     machine.write("sys/bus/pci/devices/0000:01:00.0/power/runtime_status", b"suspended\n");
