@@ -230,8 +230,10 @@ fn the_doctor_says_what_is_wrong_and_what_to_do() {
     let gpu = "sys/bus/pci/devices/0000:01:00.0";
     machine.write(&format!("{gpu}/vendor"), "0x10de\n").write(&format!("{gpu}/device"), "0x27b8\n");
     machine.write(&format!("{gpu}/class"), "0x030200\n");
+    machine.write("dev/kmsg", "4,811,9000,-;NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n");
     let output = machine.gpupool(&["doctor", "--json"]);
     let said = parsed(&output);
+    assert!(said.to_string().contains("Xid 79"), "{said}");
     let worst = said["findings"].as_array().unwrap().iter().find(|finding| finding["severity"] == "error");
     let worst = worst.unwrap_or_else(|| panic!("a GPU without a driver is no error: {said}"));
     assert_eq!(output.status.code(), Some(1));

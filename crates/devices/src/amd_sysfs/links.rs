@@ -44,7 +44,7 @@ pub(crate) fn home(node: &Node, cpus: &[u32]) -> Option<u32> {
 }
 
 /// The driver weighs a hop between cards 15 and one within a card 13; between partitions of two cards it adds up three.
-const fn hops(weight: u64) -> u8 {
+pub(crate) const fn hops(weight: u64) -> u8 {
     match weight.saturating_add(7) / 15 {
         0 => 1,
         hops if hops > 100 => 100,

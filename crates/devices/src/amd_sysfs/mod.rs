@@ -14,7 +14,7 @@ mod gpu_metrics;
 mod hwmon;
 mod inventory;
 mod kfd;
-mod links;
+pub(crate) mod links;
 mod partitions;
 mod processes;
 mod source;

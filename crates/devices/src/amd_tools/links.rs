@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use gpupool_core::device::LinkKind;
 
+use crate::amd_sysfs::links::hops as xgmi_hops;
 use crate::snapshot::{FoundLink, Snapshot};
 
 /// What a tool said about the way from one device to another; any of it may be missing.
@@ -31,10 +32,9 @@ impl Way<'_> {
             (None, None) => false,
         };
         match self.kind?.to_ascii_uppercase().as_str() {
-            // The kernel weighs each hop 15.
             "XGMI" => {
-                let hops = self.hops.or(self.weight.map(|weight| weight / 15)).unwrap_or(1);
-                Some(LinkKind::Xgmi(hops.clamp(1, 255) as u8))
+                let hops = self.hops.map(|hops| hops.clamp(1, 255) as u8);
+                Some(LinkKind::Xgmi(hops.or(self.weight.map(xgmi_hops)).unwrap_or(1)))
             }
             "PCIE" | "PCIEXPRESS" | "PCI" => Some(if near { LinkKind::SameNuma } else { LinkKind::CrossNuma }),
             _ => None,

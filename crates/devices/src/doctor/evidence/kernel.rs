@@ -1,6 +1,9 @@
 //! What the kernel and the files of its drivers say: modules, versions, the persistence daemon, log lines.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::doctor::evidence::{names_in, root_of};
@@ -11,6 +14,10 @@ use crate::told::Told;
 
 /// The modules that matter to GPUs.
 const WATCHED: [&str; 8] = ["nvidia", "nvidia_uvm", "nouveau", "amdgpu", "radeon", "vfio_pci", "i915", "xe"];
+
+/// Bytes read of the kernel's log, and of one message in it, which the kernel bounds at 8 KiB.
+const LOG_BYTES: usize = 8 << 20;
+const LOG_MESSAGE_BYTES: usize = 16 << 10;
 
 /// The versions of NVIDIA's kernel module and of its management library; they must be equal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -38,6 +45,26 @@ impl NvidiaVersions {
             _ => false,
         }
     }
+}
+
+/// What the kernel still has of its log. Empty where the user may not read it.
+///
+/// Each read gives one message, and waiting for the next is refused; a message that was overwritten meanwhile is passed
+/// over.
+pub(super) fn log(dev: &Path) -> String {
+    let without_waiting = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let opened = File::options().read(true).custom_flags(without_waiting).open(dev.join("kmsg"));
+    let Ok(mut file) = opened else { return String::new() };
+    let (mut text, mut message) = (Vec::new(), vec![0; LOG_MESSAGE_BYTES]);
+    while text.len() < LOG_BYTES {
+        match file.read(&mut message) {
+            Ok(0) => break,
+            Ok(length) => text.extend_from_slice(&message[..length]),
+            Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::Interrupted) => {}
+            Err(_) => break,
+        }
+    }
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// `libnvidia-ml.so.1` is a link to a file whose name ends in the version; the library itself is not opened.

@@ -76,14 +76,15 @@ impl Evidence {
             confinement: Confinement::look(places, environment),
             kernel_release: kernel::release(&places.proc),
             persistence_daemon: kernel::persistence_daemon(places),
-            kernel_log: Vec::new(),
+            kernel_log: kernel_log::troubles(&kernel::log(&places.dev)),
             variables: surroundings::hiding_variables(environment),
             tools: surroundings::tools(places, environment),
         }
     }
 
-    /// Adds what a kernel log says about GPUs. Reading the log takes privileges, so the caller gives its text.
-    pub fn with_kernel_log(mut self, text: &str) -> Self {
+    /// The same machine, with another log of its kernel.
+    #[cfg(test)]
+    pub(crate) fn with_kernel_log(mut self, text: &str) -> Self {
         self.kernel_log = kernel_log::troubles(text);
         self
     }

@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| gpupool_fuzz::devices::run("hwloc_xml", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| gpupool_fuzz::devices::run("hwloc", bytes));
