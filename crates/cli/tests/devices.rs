@@ -178,8 +178,10 @@ fn a_capture_is_read_in_the_format_it_has_or_the_one_it_is_said_to_have() {
     machine.write("capture.csv", CSV).with_card();
     let guessed = parsed(&machine.gpupool(&["devices", "--json", "--from", "capture.csv"]));
     assert_eq!(guessed["devices"][0]["power_limit_w"], 72.0);
-    let named = machine.gpupool(&["devices", "--json", "--from", "capture.csv", "--as", "nvidia-smi-csv"]);
-    assert_eq!(parsed(&named), guessed);
+    for name in ["nvidia-smi-csv", "csv", "nvidia-smi", "auto"] {
+        let named = machine.gpupool(&["devices", "--json", "--from", "capture.csv", "--as", name]);
+        assert_eq!(parsed(&named), guessed, "{name}");
+    }
     let tree = parsed(&machine.gpupool(&["devices", "--json", "--from", ".", "--as", "sysfs"]));
     assert_eq!(tree["devices"][0]["memory_total_mib"], 65520);
     // Everything in the folder is of one machine.

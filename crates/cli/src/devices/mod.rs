@@ -6,10 +6,11 @@ mod table;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 use clap::Args;
 use gpupool_devices::Snapshot;
-use gpupool_devices::capture::{self, Format};
+use gpupool_devices::capture::{self, Format, UnknownFormat};
 use gpupool_devices::report::{ErrorReport, Report};
 
 pub(crate) use machine::{places, read_sources};
@@ -22,7 +23,7 @@ pub(crate) struct Devices {
     from: Option<PathBuf>,
     /// The format of the capture, where it should not be guessed.
     #[arg(long = "as", value_name = "FORMAT", requires = "from", long_help = format_help())]
-    format: Option<Format>,
+    format: Option<As>,
     /// Devices that do not exist: 4xH100, 2xMI300X,1xRTX4090, or a TOML file.
     #[arg(long, value_name = "SPEC")]
     simulate: Option<String>,
@@ -34,8 +35,24 @@ pub(crate) struct Devices {
     table: bool,
 }
 
+/// A format that was named: one of them, or the one that is guessed.
+#[derive(Clone, Copy)]
+struct As(Option<Format>);
+
+impl FromStr for As {
+    type Err = UnknownFormat;
+
+    fn from_str(text: &str) -> Result<Self, UnknownFormat> {
+        match text {
+            // Which form of a tool's output it is can be told from the output.
+            "auto" | "nvidia-smi" | "amd-smi" | "rocm-smi" => Ok(Self(None)),
+            _ => text.parse().map(|format| Self(Some(format))),
+        }
+    }
+}
+
 fn format_help() -> String {
-    format!("The format of the capture, where it should not be guessed. One of: {}", Format::names())
+    format!("The format of the capture, where it should not be guessed. One of: auto, {}", Format::names())
 }
 
 /// What was found, or why nothing was.
@@ -46,7 +63,7 @@ pub(crate) struct Answer {
 
 pub(crate) fn run(arguments: &Devices) -> anyhow::Result<ExitCode> {
     let answer = match (&arguments.from, &arguments.simulate) {
-        (Some(path), _) => captured(path, arguments.format),
+        (Some(path), _) => captured(path, arguments.format.and_then(|As(format)| format)),
         (None, Some(spec)) => machine::simulated(spec)?,
         (None, None) => machine::read()?,
     };

@@ -136,9 +136,11 @@ impl FromStr for Format {
         let name = text.trim().to_ascii_lowercase().replace('_', "-");
         let name = match &*name {
             "kfd" | "amd-sysfs" | "drm" => "sysfs",
+            "xml" => "nvidia-smi-xml",
+            "csv" => "nvidia-smi-csv",
             "topo" | "topo-m" => "nvidia-smi-topo",
             "nccl" | "rccl" => "nccl-topology",
-            "dmesg" => "kernel-log",
+            "dmesg" | "kmsg" => "kernel-log",
             other => other,
         };
         Self::all().find(|format| format.name() == name).ok_or_else(|| UnknownFormat(text.to_owned()))
