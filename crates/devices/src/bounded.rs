@@ -33,8 +33,7 @@ pub(crate) fn device(device: &mut Found) {
     }
 }
 
-/// Cuts every text of a process.
-pub(crate) fn process(process: &mut Process) {
+fn process(process: &mut Process) {
     optional(&mut process.name);
     told(&mut process.memory);
 }

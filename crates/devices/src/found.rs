@@ -7,6 +7,7 @@ use gpupool_core::device::{Health, PciAddress, Vendor};
 use gpupool_core::units::{Bytes, Percent, Share};
 use serde::Serialize;
 
+use crate::bounded;
 use crate::told::Told;
 
 /// Electrical power, in thousandths of a watt.
@@ -239,7 +240,7 @@ impl Found {
             && !whole.ends_with("...")
     }
 
-    /// Takes from `other`, the same device seen by another source, what this one does not tell.
+    /// Takes from `other`, the same device seen by another source, what this one does not tell. Long texts are cut.
     pub(crate) fn fill_from(&mut self, other: Self) {
         fn fill<T>(mine: &mut Told<T>, other: Told<T>) {
             *mine = std::mem::take(mine).or(other);
@@ -270,6 +271,7 @@ impl Found {
         fill(&mut self.processes, other.processes);
         self.health = worse(self.health.take(), other.health);
         self.asleep |= other.asleep;
+        bounded::device(self);
     }
 }
 
@@ -287,6 +289,7 @@ pub(crate) fn worse(a: Option<Health>, b: Option<Health>) -> Option<Health> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits;
 
     #[test]
     fn memory_used_by_programs_leaves_out_what_the_driver_keeps() {
@@ -298,6 +301,15 @@ mod tests {
         };
         assert_eq!(memory(UsedMeans::WithReserved).used_by_programs(), Told::Value(Bytes(8)));
         assert_eq!(memory(UsedMeans::WithoutReserved).used_by_programs(), Told::Value(Bytes(920)));
+    }
+
+    #[test]
+    fn texts_of_another_source_are_cut_when_they_are_taken() {
+        let mut other = Found::new(Vendor::Nvidia);
+        other.driver = Some("5".repeat(2 * limits::WORDS).into());
+        let mut found = Found::new(Vendor::Nvidia);
+        found.fill_from(other);
+        assert_eq!(found.driver.map(|driver| driver.len()), Some(limits::WORDS));
     }
 
     #[test]

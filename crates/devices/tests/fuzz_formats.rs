@@ -66,7 +66,7 @@ const LONGEST: usize = 20_000;
 enum Spoil {
     Put(Index, u8),
     Cut(Index),
-    Repeat(Index, Index, usize),
+    Repeat(Index, usize, usize),
     Remove(Index, Index),
 }
 
@@ -74,7 +74,9 @@ fn spoil() -> impl Strategy<Value = Spoil> {
     prop_oneof![
         4 => (any::<Index>(), any::<u8>()).prop_map(|(at, byte)| Spoil::Put(at, byte)),
         1 => any::<Index>().prop_map(Spoil::Cut),
-        2 => (any::<Index>(), any::<Index>(), 1..2000_usize).prop_map(|(from, to, times)| Spoil::Repeat(from, to, times)),
+        // A letter makes a long word, a line many devices.
+        4 => (any::<Index>(), prop_oneof![Just(1_usize), 2..200_usize], 1..5000_usize)
+            .prop_map(|(from, length, times)| Spoil::Repeat(from, length, times)),
         2 => any::<(Index, Index)>().prop_map(|(from, to)| Spoil::Remove(from, to)),
     ]
 }
@@ -89,8 +91,9 @@ fn spoiled(mut bytes: Vec<u8>, spoils: &[Spoil]) -> Vec<u8> {
                 bytes.splice(at..bytes.len().min(at + 1), [*byte]);
             }
             Spoil::Cut(at) => bytes.truncate(place(at)),
-            Spoil::Repeat(from, to, times) => {
-                let range = range(from, to);
+            Spoil::Repeat(from, length, times) => {
+                let from = place(from);
+                let range = from..bytes.len().min(from + length);
                 let most = LONGEST.saturating_sub(bytes.len()) / range.len().max(1);
                 let more = bytes[range.clone()].repeat(most.min(*times));
                 bytes.splice(range.end..range.end, more);
@@ -114,6 +117,19 @@ proptest! {
     #[test]
     fn whatever_is_read_gives_something_sound_or_an_error(input in input()) {
         fuzzed::run(&input.target, &input.bytes);
+    }
+}
+
+#[test]
+fn no_word_of_a_seed_is_kept_at_any_length() {
+    for (target, seed) in seeds() {
+        let mut end = 0;
+        for word in seed.chunk_by(|a, b| a.is_ascii_alphanumeric() == b.is_ascii_alphanumeric()) {
+            end += word.len();
+            // More of the same, so that a number stays a number.
+            let stretch = word[word.len() - 1..].repeat(2 * gpupool_devices::limits::WORDS);
+            fuzzed::run(&target, &[&seed[..end], &stretch, &seed[end..]].concat());
+        }
     }
 }
 
