@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -36,8 +35,15 @@ impl Machine {
 
     /// A program that prints a text.
     fn tool(&self, name: &str, prints: &str) -> &Self {
-        self.write(name, &format!("#!/bin/sh\ncat <<'END'\n{prints}\nEND\n"));
-        fs::set_permissions(self.path().join(name), fs::Permissions::from_mode(0o755)).unwrap();
+        self.script(name, &format!("cat <<'END'\n{prints}\nEND\n"))
+    }
+
+    /// A program. Another process writes it: a file that some test of this process has open for writing cannot be run.
+    fn script(&self, name: &str, lines: &str) -> &Self {
+        let text = format!("{name}.text");
+        self.write(&text, &format!("#!/bin/sh\n{lines}"));
+        let copied = Command::new("install").args(["-m", "755", &text, name]).current_dir(self.path()).status();
+        assert!(copied.unwrap().success());
         self
     }
 
@@ -124,15 +130,16 @@ fn nvidia_devices_are_read_through_the_library_the_loader_finds_by_either_of_its
 #[test]
 fn a_tool_stands_in_where_the_library_is_not_installed() {
     let machine = Machine::bare();
-    machine.write(
+    let fields = CSV.lines().next().unwrap().split(", ").map(|field| field.split(' ').next().unwrap());
+    let known: Vec<String> = fields.map(|field| format!("echo '\"{field}\"'")).collect();
+    machine.script(
         "nvidia-smi",
         &format!(
-            "#!/bin/sh\ncase \"$*\" in\n*--help-query-gpu*) echo '\"index\"'; for f in uuid name pci.bus_id memory.total \
-             memory.used utilization.gpu temperature.gpu power.draw power.limit driver_version; do echo \"\\\"$f\\\"\"; \
-             done;;\n*--query-gpu*) cat <<'END'\n{CSV}\nEND\n;;\n*) echo 'invalid combination of input arguments'; exit 2;;\nesac\n"
+            "case \"$*\" in\n*--help-query-gpu*)\n{}\n;;\n*--query-gpu*)\ncat <<'END'\n{CSV}\nEND\n;;\n\
+             *) echo 'invalid combination of input arguments'; exit 2;;\nesac\n",
+            known.join("\n")
         ),
     );
-    fs::set_permissions(machine.path().join("nvidia-smi"), fs::Permissions::from_mode(0o755)).unwrap();
     let output = machine.gpupool(&["devices", "--json"]);
     let said = parsed(&output);
     assert_eq!((output.status.code(), &said["devices"][0]["name"]), (Some(0), &json!("NVIDIA L4")), "{said}");
