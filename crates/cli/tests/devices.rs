@@ -189,6 +189,9 @@ fn a_capture_is_read_in_the_format_it_has_or_the_one_it_is_said_to_have() {
         let named = machine.gpupool(&["devices", "--json", "--from", "capture.csv", "--as", name]);
         assert_eq!(parsed(&named), guessed, "{name}");
     }
+    let piped = fs::File::open(machine.path().join("capture.csv")).unwrap();
+    let piped = machine.command(&["devices", "--json", "--from", "-"]).stdin(piped).output().unwrap();
+    assert_eq!(parsed(&piped), guessed);
     let tree = parsed(&machine.gpupool(&["devices", "--json", "--from", ".", "--as", "sysfs"]));
     assert_eq!(tree["devices"][0]["memory_total_mib"], 65520);
     // Everything in the folder is of one machine.

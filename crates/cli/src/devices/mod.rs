@@ -4,7 +4,7 @@ mod machine;
 mod table;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -18,7 +18,8 @@ pub(crate) use machine::{places, read_sources};
 /// Which devices, and how to answer.
 #[derive(Args)]
 pub(crate) struct Devices {
-    /// A captured tool output, sysfs root, KFD tree, folder or archive of such, instead of this machine.
+    /// A captured tool output (`-` for standard input), sysfs root, KFD tree, folder or archive of such, instead of this
+    /// machine.
     #[arg(long, value_name = "PATH", conflicts_with = "simulate")]
     from: Option<PathBuf>,
     /// The format of the capture, where it should not be guessed.
@@ -87,7 +88,8 @@ pub(crate) fn run(arguments: &Devices) -> anyhow::Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn captured(path: &std::path::Path, format: Option<Format>) -> Answer {
+fn captured(path: &Path, format: Option<Format>) -> Answer {
+    let path = if path == Path::new("-") { Path::new("/dev/stdin") } else { path };
     match capture::read(path, format) {
         Ok(snapshot) => Answer { snapshot, error: None },
         Err(error) => Answer {

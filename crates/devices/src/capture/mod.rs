@@ -89,13 +89,11 @@ pub fn read(path: &Path, format: Option<Format>) -> Result<Snapshot, CaptureErro
 fn one_text(path: &Path, bytes: &[u8], format: Option<Format>) -> Result<Snapshot, CaptureError> {
     let text = text::decode(bytes);
     match format {
-        Some(format) => format.parse(&text).unwrap_or(Err(SourceError::malformed("tree", ""))).map_err(|error| {
-            if format.is_tree() {
-                let why = "that is the format of a folder";
-                return CaptureError::OtherFormat { path: path.to_owned(), format, why };
-            }
-            error.into()
-        }),
+        Some(format) => {
+            let why = "that is the format of a folder";
+            let tree = || CaptureError::OtherFormat { path: path.to_owned(), format, why };
+            Ok(format.parse(&text).ok_or_else(tree)??)
+        }
         None if text.trim().is_empty() => Err(CaptureError::Empty(path.to_owned())),
         None => match Format::guess(&text).and_then(|format| format.parse(&text)) {
             Some(parsed) => Ok(parsed?),
