@@ -1,6 +1,7 @@
 //! Every NVIDIA and AMD capture at hand is read, with the values it is known to hold, and nothing done to it panics.
 //!
-//! `fixtures/captures.golden` holds a line for each device of each capture, checked by eye. After a change that is meant
+//! `fixtures/captures.golden` holds a line for each device of each capture; `docs/testing.md` says how much of it was
+//! compared with the files. After a change that is meant
 //! to change them, `GPUPOOL_WRITE_GOLDEN=1 cargo test -p gpupool-devices --test captures` writes it anew.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
