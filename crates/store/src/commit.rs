@@ -86,3 +86,78 @@ pub(crate) fn key_of(row: &Row) -> Result<(&'static str, Cow<'_, str>), serde_js
         Row::Workload(row) => ("workload", serde_json::to_string(&row.class)?.into()),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use gpupool_core::row::Counters;
+    use gpupool_core::{LeaseId, Time};
+    use tempfile::{TempDir, tempdir};
+
+    use super::*;
+
+    const CLOCK: Clock = Clock { pool: Time(0), wall: UNIX_EPOCH };
+
+    fn store() -> (TempDir, Store) {
+        let dir = tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap().store;
+        (dir, store)
+    }
+
+    /// Rows of owners' usage: the simplest that there can be many of.
+    fn usage(count: u64) -> Vec<Row> {
+        let row = |number| gpupool_core::row::UsageRow {
+            owner: format!("owner {number}").into(),
+            period: 0,
+            share_millis: number,
+            settled_at: Time(0),
+        };
+        (0..count).map(row).map(Row::Usage).collect()
+    }
+
+    fn limit_pages(store: &Store, pages: u32) {
+        store.connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).unwrap();
+    }
+
+    #[test]
+    fn a_batch_that_finds_no_space_leaves_nothing_and_can_be_kept_later() {
+        let (_dir, mut store) = store();
+        let first = Row::Counters(Counters { next_lease: 1, ..Counters::default() });
+        store.commit(std::slice::from_ref(&first), CLOCK).unwrap();
+        limit_pages(&store, 12);
+        let error = store.commit(&usage(5_000), CLOCK).unwrap_err();
+        assert!(matches!(error, CommitError::Full { .. }), "{error}");
+        assert_eq!(store.rows().unwrap().0, [first]);
+        limit_pages(&store, 1_000_000);
+        store.commit(&usage(5_000), CLOCK).unwrap();
+        assert_eq!(store.rows().unwrap().0.len(), 5_001);
+    }
+
+    #[test]
+    fn the_ballast_is_given_up_once_and_for_urgent_batches_only() {
+        let (dir, mut store) = store();
+        let ballast = dir.path().join("ballast");
+        limit_pages(&store, 12);
+        store.commit(&usage(5_000), CLOCK).unwrap_err();
+        assert!(ballast.exists());
+        let error = store.commit_urgent(&usage(5_000), CLOCK).unwrap_err();
+        assert!(matches!(error, CommitError::Full { .. }), "{error}");
+        assert!(!ballast.exists());
+        assert!(store.regain_ballast() && ballast.exists());
+    }
+
+    #[test]
+    fn a_database_that_cannot_be_written_says_so() {
+        let (_dir, mut store) = store();
+        store.connection.pragma_update(None, "query_only", true).unwrap();
+        let error = store.commit(&[Row::Forget(LeaseId(1))], CLOCK).unwrap_err();
+        assert!(matches!(error, CommitError::ReadOnly { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_store_can_be_given_to_a_thread() {
+        fn is_send(_: impl Send) {}
+        is_send(store().1);
+    }
+}

@@ -56,6 +56,12 @@ pub enum StoreError {
         /// Why not.
         source: io::Error,
     },
+    /// The file system cannot hold a write-ahead log.
+    #[error("{} cannot have a write-ahead log there: the state directory must be on a local disk", file.display())]
+    NoLog {
+        /// The database.
+        file: PathBuf,
+    },
     /// The database does not let itself be used.
     #[error("cannot use {}: {source}", file.display())]
     Database {
@@ -138,4 +144,31 @@ pub struct ReadError {
     pub file: PathBuf,
     /// In the database's words.
     pub source: rusqlite::Error,
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::ffi;
+
+    use super::*;
+
+    #[test]
+    fn errors_of_the_database_are_told_apart_by_what_can_be_done() {
+        let told = |code, crowded| {
+            let source = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+            match CommitError::of("pool.db".into(), source, crowded) {
+                CommitError::Full { .. } => "full",
+                CommitError::ReadOnly { .. } => "read-only",
+                CommitError::Io { .. } => "io",
+                CommitError::Corrupt { .. } => "corrupt",
+                CommitError::Refused { .. } => "refused",
+            }
+        };
+        assert_eq!(told(ffi::SQLITE_FULL, false), "full");
+        assert_eq!(told(ffi::SQLITE_IOERR_SHMSIZE, true), "full");
+        assert_eq!(told(ffi::SQLITE_IOERR_FSYNC, false), "io");
+        assert_eq!(told(ffi::SQLITE_READONLY, true), "read-only");
+        assert_eq!(told(ffi::SQLITE_CORRUPT, false), "corrupt");
+        assert_eq!(told(ffi::SQLITE_BUSY, false), "refused");
+    }
 }

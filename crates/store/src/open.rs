@@ -60,6 +60,13 @@ impl Store {
         Ok(Opened { store: Self { connection, file, ballast, _lock: lock }, rows, complaints })
     }
 
+    /// The rows as they are kept now, and what is to complain of: to build a pool anew after a commit that failed.
+    pub fn rows(&self) -> Result<(Vec<Row>, Vec<String>), ReadError> {
+        let mut complaints = Vec::new();
+        let rows = read_rows(&self.connection, &mut complaints).map_err(|source| self.not_read(source))?;
+        Ok((rows, complaints))
+    }
+
     pub(crate) fn not_kept(&self, source: rusqlite::Error) -> CommitError {
         CommitError::of(self.file.clone(), source, self.ballast.crowded())
     }
@@ -117,8 +124,12 @@ fn connect(file: &Path) -> Result<Connection, StoreError> {
 
 /// Checks that the database is ours and sound, then makes it ready to be written.
 fn prepare(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
+    let fail = |source| unusable(file, source);
     let version = check(connection, file)?;
-    settle(connection).and_then(|()| schema::migrate(connection, version)).map_err(|source| unusable(file, source))
+    if !settle(connection).map_err(fail)? {
+        return Err(StoreError::NoLog { file: file.to_owned() });
+    }
+    schema::migrate(connection, version).map_err(fail)
 }
 
 /// The schema of a database that is sound and ours, or new.
@@ -139,15 +150,16 @@ fn check(connection: &Connection, file: &Path) -> Result<u32, StoreError> {
     }
 }
 
-fn settle(connection: &Connection) -> rusqlite::Result<()> {
+/// Settles how commits are made; says whether they can be made in a log.
+fn settle(connection: &Connection) -> rusqlite::Result<bool> {
     connection.busy_timeout(Duration::ZERO)?;
     connection.pragma_update(None, "foreign_keys", false)?;
-    connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
+    let mode: String = connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
     // A commit is on disk before it is answered.
     connection.pragma_update(None, "synchronous", "full")?;
     connection.pragma_update_and_check(None, "journal_size_limit", limits::LOG_BYTES, |_| Ok(()))?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
-    Ok(())
+    Ok(mode == "wal")
 }
 
 fn unusable(file: &Path, source: rusqlite::Error) -> StoreError {

@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 
 use common::{clock, open};
 use gpupool_core::policy::{Policies, Quota};
-use gpupool_core::{Command, LeaseId, Pool, Request, Row, Time};
+use gpupool_core::{Command, LeaseId, Pool, Request, Row, Time, Token};
+use gpupool_store::{Event, Query, Store};
 use proptest::prelude::*;
 use support::{Stage, by, devices, mins, node, owned, part, secs, whole};
 use tempfile::tempdir;
@@ -98,6 +99,28 @@ fn shown(stage: &Stage, rows: impl IntoIterator<Item = Row>) -> String {
     format!("{bad:?} {leases:?} {devices:?} {nodes:?} {usage:?} {:?} {:?}", pool.policies(), pool.next_deadline())
 }
 
+/// Which leases were granted and which ended, by the trail; those that were forgotten on the way aside.
+fn trail_of(store: &Store, batches: &[Vec<Act>]) -> BTreeMap<(LeaseId, bool), Option<Token>> {
+    let page = store.history(&Query::default()).unwrap();
+    assert_eq!(page.next, None, "a short story has one page");
+    let told = page.records.into_iter().filter(|record| !forgotten(batches, record.lease));
+    told.map(|record| ((record.lease, record.event == Event::Ended), record.token)).collect()
+}
+
+/// The same by the pool.
+fn trail_told(stage: &Stage, batches: &[Vec<Act>]) -> BTreeMap<(LeaseId, bool), Option<Token>> {
+    let leases = stage.pool.leases().filter(|lease| !forgotten(batches, lease.id));
+    leases
+        .flat_map(|lease| [(lease.granted_at, false), (lease.ended_at, true)].map(|(at, ended)| (lease, at, ended)))
+        .filter(|(_, at, _)| at.is_some())
+        .map(|(lease, _, ended)| ((lease.id, ended), lease.token))
+        .collect()
+}
+
+fn forgotten(batches: &[Vec<Act>], lease: LeaseId) -> bool {
+    batches.iter().flatten().any(|act| matches!(act, Act::Forget(id) if *id == lease.0))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -121,7 +144,8 @@ proptest! {
             }
         }
         drop(store);
-        let (_, rows) = open(dir.path());
+        let (store, rows) = open(dir.path());
+        prop_assert_eq!(trail_of(&store, &batches), trail_told(&stage, &batches));
         let found: BTreeMap<String, Row> = rows.iter().map(|row| (subject(row), row.clone())).collect();
         prop_assert_eq!(found.len(), rows.len(), "each thing has one row");
         prop_assert_eq!(&found, &model);

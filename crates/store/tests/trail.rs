@@ -6,8 +6,6 @@ mod common;
 #[path = "../../core/tests/support/mod.rs"]
 mod support;
 
-use std::path::Path;
-
 use common::{clock, leases, open, wall};
 use gpupool_core::lease::Holder;
 use gpupool_core::{Command, GpuId, LeaseId, Millis, Request, Row, Share};
@@ -225,9 +223,5 @@ fn old_records_are_removed_and_what_is_held_stays() {
     assert_eq!((told(&records)[0], records[0].devices.len()), ((held.0, Event::Ended), 1));
     let Kept { store, dir, .. } = kept;
     drop(store);
-    assert_eq!(leases(&reopened(dir.path())), [0, 1, 2, 3], "the pool's own rows are not history");
-}
-
-fn reopened(dir: &Path) -> Vec<Row> {
-    open(dir).1
+    assert_eq!(leases(&open(dir.path()).1), [0, 1, 2, 3], "the pool's own rows are not history");
 }
