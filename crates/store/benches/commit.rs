@@ -14,7 +14,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{clock, open, waiting};
-use gpupool_core::Row;
+use gpupool_core::row::LeaseRow;
+use gpupool_core::{Row, Time};
 
 const BATCHES: [u64; 4] = [1, 8, 64, 512];
 const ROUNDS: usize = 3;
@@ -79,8 +80,13 @@ fn bare(dir: &Path, size: u64, place: Place) -> f64 {
     })
 }
 
+/// Rows that differ from turn to turn: the database does not write, nor sync, what is there already.
 fn batch(turn: u64, size: u64) -> Vec<Row> {
-    (0..size).map(|row| waiting((turn * size + row) % 10_000)).collect()
+    let row = |number| match waiting((turn * size + number) % 10_000) {
+        Row::Lease(lease) => Row::Lease(LeaseRow { created_at: Time(turn), ..lease }),
+        other => other,
+    };
+    (0..size).map(row).collect()
 }
 
 fn rate(mut act: impl FnMut(u64)) -> f64 {
