@@ -1,0 +1,100 @@
+//! Commits per second with the disk synced, beside a bare `fdatasync` of the same bytes: appended to a file that
+//! grows, and written over what is there (which spares the disk the file's new length, as the store's log mostly does).
+//!
+//! Runs in the directory named by `GPUPOOL_BENCH_DIR`, or a temporary one; its disk is what is measured.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "a bench may panic")]
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::env;
+use std::io::{Seek, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::{clock, open, waiting};
+use gpupool_core::row::LeaseRow;
+use gpupool_core::{Row, Time};
+
+const BATCHES: [u64; 4] = [1, 8, 64, 512];
+const ROUNDS: usize = 3;
+const EACH: Duration = Duration::from_millis(700);
+
+fn main() {
+    let dir = match env::var_os("GPUPOOL_BENCH_DIR") {
+        Some(dir) => tempfile::tempdir_in(dir),
+        None => tempfile::tempdir(),
+    }
+    .unwrap();
+    println!("  rows  commits/s     rows/s   append/s  ratio  overwrite/s  ratio");
+    for size in BATCHES {
+        // Turn and turn about, since disks change their mind; the middle of each counts.
+        let rounds: [[f64; 3]; ROUNDS] = std::array::from_fn(|_| {
+            let at = dir.path();
+            [store(at, size), bare(at, size, Place::Append), bare(at, size, Place::Overwrite)]
+        });
+        let [commits, append, overwrite] = std::array::from_fn(|column| middle(rounds.map(|round| round[column])));
+        let rows = commits * size as f64;
+        let (to_append, to_overwrite) = (commits / append, commits / overwrite);
+        println!(
+            "{size:>6} {commits:>10.0} {rows:>10.0} {append:>10.0} {to_append:>6.2} {overwrite:>12.0} {to_overwrite:>6.2}"
+        );
+    }
+}
+
+fn middle(mut rates: [f64; ROUNDS]) -> f64 {
+    rates.sort_by(f64::total_cmp);
+    rates[ROUNDS / 2]
+}
+
+/// Commits per second. Leases come again and again, as they do between asking and the end.
+fn store(dir: &Path, size: u64) -> f64 {
+    let dir = tempfile::tempdir_in(dir).unwrap();
+    let mut store = open(dir.path()).0;
+    rate(|turn| store.commit(&batch(turn, size), clock(turn)).unwrap())
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Append,
+    Overwrite,
+}
+
+/// The same bytes written and synced, times per second.
+fn bare(dir: &Path, size: u64, place: Place) -> f64 {
+    let file = tempfile::NamedTempFile::new_in(dir).unwrap();
+    let mut file = file.as_file();
+    if place == Place::Overwrite {
+        file.write_all(&vec![1; 4 << 20]).unwrap();
+        file.sync_all().unwrap();
+        file.rewind().unwrap();
+    }
+    rate(|turn| {
+        let bytes: Vec<u8> = batch(turn, size).iter().flat_map(|row| serde_json::to_vec(row).unwrap()).collect();
+        if place == Place::Overwrite && file.stream_position().unwrap() + bytes.len() as u64 > 4 << 20 {
+            file.rewind().unwrap();
+        }
+        file.write_all(&bytes).unwrap();
+        file.sync_data().unwrap();
+    })
+}
+
+/// Rows that differ from turn to turn: the database does not write, nor sync, what is there already.
+fn batch(turn: u64, size: u64) -> Vec<Row> {
+    let row = |number| match waiting((turn * size + number) % 10_000) {
+        Row::Lease(lease) => Row::Lease(LeaseRow { created_at: Time(turn), ..lease }),
+        other => other,
+    };
+    (0..size).map(row).collect()
+}
+
+fn rate(mut act: impl FnMut(u64)) -> f64 {
+    let start = Instant::now();
+    let mut turns = 0;
+    while start.elapsed() < EACH {
+        act(turns);
+        turns += 1;
+    }
+    turns as f64 / start.elapsed().as_secs_f64()
+}

@@ -1,0 +1,163 @@
+//! Keeping the rows of a batch: one transaction, one sync of the disk, all or nothing.
+
+use std::borrow::Cow;
+
+use gpupool_core::Row;
+use rusqlite::{Connection, Transaction, TransactionBehavior, params};
+
+use crate::clock::Clock;
+use crate::error::CommitError;
+use crate::open::Store;
+use crate::trail;
+
+impl Store {
+    /// Keeps these rows, in this order, and what they mean for the audit trail. When this returns they are on disk; when
+    /// it fails nothing of them is kept. Keeping the same rows again is harmless.
+    pub fn commit(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+        self.transact(|transaction| rows.iter().try_for_each(|row| keep(transaction, row, clock)))
+    }
+
+    /// As [`Store::commit`], for batches that only give back: where no space is left, the ballast is given up for them.
+    pub fn commit_urgent(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+        match self.commit(rows, clock) {
+            // A quota that is used up looks like a disk that fails.
+            Err(CommitError::Full { .. } | CommitError::Io { .. }) if self.ballast.give_up() => {
+                self.commit(rows, clock)
+            }
+            kept => kept,
+        }
+    }
+
+    /// Makes the ballast anew where it was given up; says whether it is there.
+    pub fn regain_ballast(&mut self) -> bool {
+        self.ballast.take().is_ok()
+    }
+
+    /// Runs a change in one transaction.
+    pub(crate) fn transact<T>(
+        &mut self,
+        change: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
+    ) -> Result<T, CommitError> {
+        transact(&mut self.connection, change).map_err(|source| self.not_kept(source))
+    }
+}
+
+fn transact<T>(
+    connection: &mut Connection,
+    change: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
+) -> rusqlite::Result<T> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let done = change(&transaction)?;
+    transaction.commit()?;
+    Ok(done)
+}
+
+fn keep(transaction: &Transaction<'_>, row: &Row, clock: Clock) -> rusqlite::Result<()> {
+    let (kind, key) = key_of(row).map_err(unwritable)?;
+    match row {
+        Row::Lease(lease) => trail::follow(transaction, lease, clock)?,
+        Row::Forget(lease) => {
+            trail::close(transaction, *lease, clock)?;
+            let mut delete = transaction.prepare_cached("DELETE FROM rows WHERE kind = ?1 AND key = ?2")?;
+            return delete.execute(params![kind, key]).map(drop);
+        }
+        _ => {}
+    }
+    let value = serde_json::to_string(row).map_err(unwritable)?;
+    let mut insert =
+        transaction.prepare_cached("INSERT OR REPLACE INTO rows (kind, key, value) VALUES (?1, ?2, ?3)")?;
+    insert.execute(params![kind, key, value]).map(drop)
+}
+
+pub(crate) fn unwritable(error: serde_json::Error) -> rusqlite::Error {
+    rusqlite::Error::ToSqlConversionFailure(Box::new(error))
+}
+
+/// What a row is about: a later row with the same kind and key replaces it.
+pub(crate) fn key_of(row: &Row) -> Result<(&'static str, Cow<'_, str>), serde_json::Error> {
+    Ok(match row {
+        Row::Node(row) => ("node", row.node.to_string().into()),
+        Row::Device(row) => ("device", row.device.to_string().into()),
+        Row::Lease(row) => ("lease", row.id.to_string().into()),
+        Row::Forget(lease) => ("lease", lease.to_string().into()),
+        Row::Counters(_) => ("counters", "".into()),
+        Row::Policies(_) => ("policies", "".into()),
+        Row::Usage(row) => ("usage", Cow::Borrowed(&row.owner)),
+        Row::Workload(row) => ("workload", serde_json::to_string(&row.class)?.into()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use gpupool_core::row::Counters;
+    use gpupool_core::{LeaseId, Time};
+    use tempfile::{TempDir, tempdir};
+
+    use super::*;
+
+    const CLOCK: Clock = Clock { pool: Time(0), wall: UNIX_EPOCH };
+
+    fn store() -> (TempDir, Store) {
+        let dir = tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap().store;
+        (dir, store)
+    }
+
+    /// Rows of owners' usage: the simplest that there can be many of.
+    fn usage(count: u64) -> Vec<Row> {
+        let row = |number| gpupool_core::row::UsageRow {
+            owner: format!("owner {number}").into(),
+            period: 0,
+            share_millis: number,
+            settled_at: Time(0),
+        };
+        (0..count).map(row).map(Row::Usage).collect()
+    }
+
+    fn limit_pages(store: &Store, pages: u32) {
+        store.connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).unwrap();
+    }
+
+    #[test]
+    fn a_batch_that_finds_no_space_leaves_nothing_and_can_be_kept_later() {
+        let (_dir, mut store) = store();
+        let first = Row::Counters(Counters { next_lease: 1, ..Counters::default() });
+        store.commit(std::slice::from_ref(&first), CLOCK).unwrap();
+        limit_pages(&store, 12);
+        let error = store.commit(&usage(5_000), CLOCK).unwrap_err();
+        assert!(matches!(error, CommitError::Full { .. }), "{error}");
+        assert_eq!(store.rows().unwrap().0, [first]);
+        limit_pages(&store, 1_000_000);
+        store.commit(&usage(5_000), CLOCK).unwrap();
+        assert_eq!(store.rows().unwrap().0.len(), 5_001);
+    }
+
+    #[test]
+    fn the_ballast_is_given_up_once_and_for_urgent_batches_only() {
+        let (dir, mut store) = store();
+        let ballast = dir.path().join("ballast");
+        limit_pages(&store, 12);
+        store.commit(&usage(5_000), CLOCK).unwrap_err();
+        assert!(ballast.exists());
+        let error = store.commit_urgent(&usage(5_000), CLOCK).unwrap_err();
+        assert!(matches!(error, CommitError::Full { .. }), "{error}");
+        assert!(!ballast.exists());
+        assert!(store.regain_ballast() && ballast.exists());
+    }
+
+    #[test]
+    fn a_database_that_cannot_be_written_says_so() {
+        let (_dir, mut store) = store();
+        store.connection.pragma_update(None, "query_only", true).unwrap();
+        let error = store.commit(&[Row::Forget(LeaseId(1))], CLOCK).unwrap_err();
+        assert!(matches!(error, CommitError::ReadOnly { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_store_can_be_given_to_a_thread() {
+        fn is_send(_: impl Send) {}
+        is_send(store().1);
+    }
+}

@@ -1,0 +1,174 @@
+//! What can go wrong, by what the caller can do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use rusqlite::ErrorCode;
+
+/// Why a store cannot be opened. The files are left as they are.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Another agent has it open.
+    #[error("{} is in use by {}; stop that agent, or choose another state directory", dir.display(), who(*pid))]
+    InUse {
+        /// The state directory.
+        dir: PathBuf,
+        /// The process that has it open, where it can be told.
+        pid: Option<u32>,
+    },
+    /// A newer gpupool wrote it.
+    #[error(
+        "{} has schema {found} and this gpupool knows up to {known}; it is left untouched: start the newer gpupool again, \
+         or choose another state directory", file.display()
+    )]
+    NewerSchema {
+        /// The database.
+        file: PathBuf,
+        /// Its schema.
+        found: u32,
+        /// The newest schema known here.
+        known: u32,
+    },
+    /// The database is damaged.
+    #[error("{} is damaged ({what}); it is left untouched: bring back a copy, or move it away to start empty", file.display())]
+    Corrupt {
+        /// The database.
+        file: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The database is another program's.
+    #[error("{} is a database of another program (application id {found:#010x}); it is left untouched: choose another state \
+         directory", file.display())]
+    NotOurs {
+        /// The database.
+        file: PathBuf,
+        /// What it says it is.
+        found: u32,
+    },
+    /// A file or directory does not let itself be used.
+    #[error("cannot {doing} {}: {source}; the state directory must be on a local disk and writable for this user", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The file system cannot hold a write-ahead log.
+    #[error("{} cannot have a write-ahead log there: the state directory must be on a local disk", file.display())]
+    NoLog {
+        /// The database.
+        file: PathBuf,
+    },
+    /// The database does not let itself be used.
+    #[error("cannot use {}: {source}", file.display())]
+    Database {
+        /// The database.
+        file: PathBuf,
+        /// Why not.
+        source: rusqlite::Error,
+    },
+}
+
+fn who(pid: Option<u32>) -> String {
+    pid.map_or("another process".into(), |pid| format!("process {pid}"))
+}
+
+/// Why something was not kept. Nothing of it was.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// No space is left.
+    #[error("{} was not written, the disk is full: free some space ({source})", file.display())]
+    Full {
+        /// The database.
+        file: PathBuf,
+        /// In the database's words.
+        source: rusqlite::Error,
+    },
+    /// The file or its file system cannot be written to.
+    #[error("{} was not written, it is read-only: check the mount and the file's permissions ({source})", file.display())]
+    ReadOnly {
+        /// The database.
+        file: PathBuf,
+        /// In the database's words.
+        source: rusqlite::Error,
+    },
+    /// The disk failed.
+    #[error("{} was not written, the disk reports an error: look at the kernel's log ({source})", file.display())]
+    Io {
+        /// The database.
+        file: PathBuf,
+        /// In the database's words.
+        source: rusqlite::Error,
+    },
+    /// The database is damaged.
+    #[error("{} was not written, it is damaged: stop the agent and bring back a copy ({source})", file.display())]
+    Corrupt {
+        /// The database.
+        file: PathBuf,
+        /// In the database's words.
+        source: rusqlite::Error,
+    },
+    /// The database refused, for another reason.
+    #[error("{} was not written: {source}; another program may be writing to it", file.display())]
+    Refused {
+        /// The database.
+        file: PathBuf,
+        /// In the database's words.
+        source: rusqlite::Error,
+    },
+}
+
+impl CommitError {
+    /// What an error of the database in `file` means; `crowded` says that hardly any space is left.
+    pub(crate) fn of(file: PathBuf, source: rusqlite::Error, crowded: bool) -> Self {
+        match source.sqlite_error_code() {
+            Some(ErrorCode::DiskFull) => Self::Full { file, source },
+            // Not every write says which error the system gave: the log's index fails as plain I/O on a full disk.
+            Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) if crowded => Self::Full { file, source },
+            Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => Self::ReadOnly { file, source },
+            Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) => Self::Io { file, source },
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Corrupt { file, source },
+            _ => Self::Refused { file, source },
+        }
+    }
+}
+
+/// Why something could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {}: {source}", file.display())]
+pub struct ReadError {
+    /// The database.
+    pub file: PathBuf,
+    /// In the database's words.
+    pub source: rusqlite::Error,
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::ffi;
+
+    use super::*;
+
+    #[test]
+    fn errors_of_the_database_are_told_apart_by_what_can_be_done() {
+        let told = |code, crowded| {
+            let source = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+            match CommitError::of("pool.db".into(), source, crowded) {
+                CommitError::Full { .. } => "full",
+                CommitError::ReadOnly { .. } => "read-only",
+                CommitError::Io { .. } => "io",
+                CommitError::Corrupt { .. } => "corrupt",
+                CommitError::Refused { .. } => "refused",
+            }
+        };
+        assert_eq!(told(ffi::SQLITE_FULL, false), "full");
+        assert_eq!(told(ffi::SQLITE_IOERR_SHMSIZE, true), "full");
+        assert_eq!(told(ffi::SQLITE_IOERR_FSYNC, false), "io");
+        assert_eq!(told(ffi::SQLITE_READONLY, true), "read-only");
+        assert_eq!(told(ffi::SQLITE_CORRUPT, false), "corrupt");
+        assert_eq!(told(ffi::SQLITE_BUSY, false), "refused");
+    }
+}

@@ -1,0 +1,14 @@
+//! Every bound of this crate, in one place.
+
+/// Size of the file that is given up when the disk is full, so that releases can still be kept.
+pub const BALLAST_BYTES: u64 = 1 << 20;
+/// The log is cut back to this size when it was once longer.
+pub(crate) const LOG_BYTES: i64 = 4 << 20;
+/// Records on one page of history, however many are asked for.
+pub(crate) const PAGE_RECORDS: usize = 1_000;
+/// Leases whose records are removed in one transaction, so that commits get their turn in between.
+pub(crate) const REMOVED_AT_ONCE: usize = 1_000;
+/// Rows that cannot be read are complained of one by one up to this many.
+pub(crate) const COMPLAINTS: usize = 100;
+/// Free space below which a failed write is taken for a full disk.
+pub(crate) const FULL_BELOW_BYTES: u64 = 64 << 10;

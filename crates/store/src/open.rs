@@ -1,0 +1,205 @@
+//! Opening: one owner, checks before the first write, then the rows.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use gpupool_core::Row;
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+use crate::ballast::Ballast;
+use crate::commit::key_of;
+use crate::error::{CommitError, ReadError, StoreError};
+use crate::limits;
+use crate::lock::Lock;
+use crate::schema;
+
+/// The open database of one state directory. Nobody else can open it while this lives.
+#[derive(Debug)]
+pub struct Store {
+    pub(crate) connection: Connection,
+    pub(crate) file: PathBuf,
+    pub(crate) ballast: Ballast,
+    _lock: Lock,
+}
+
+/// What opening gives.
+#[derive(Debug)]
+pub struct Opened {
+    /// The store.
+    pub store: Store,
+    /// The last row about each thing.
+    pub rows: Vec<Row>,
+    /// What is not as it should be and does not stand in the way, for people: rows that cannot be read (they stay in the
+    /// database), a ballast that cannot be made.
+    pub complaints: Vec<String>,
+}
+
+impl Store {
+    /// Opens the store in a state directory, making both where they are missing.
+    pub fn open(dir: &Path) -> Result<Opened, StoreError> {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|source| StoreError::File {
+            path: dir.to_owned(),
+            doing: "make the directory",
+            source,
+        })?;
+        let lock = Lock::take(dir)?;
+        let file = dir.join("pool.db");
+        look_at_header(&file)?;
+        let mut connection = connect(&file)?;
+        let mut complaints = Vec::new();
+        let rows = prepare(&mut connection, &file)
+            .and_then(|()| read_rows(&connection, &mut complaints).map_err(|source| unusable(&file, source)))?;
+        let ballast = Ballast::of(dir);
+        if let Err(error) = ballast.take() {
+            complaints.push(format!("no ballast in {} for when the disk is full: {error}", dir.display()));
+        }
+        Ok(Opened { store: Self { connection, file, ballast, _lock: lock }, rows, complaints })
+    }
+
+    /// The rows as they are kept now, and what is to complain of: to build a pool anew after a commit that failed.
+    pub fn rows(&self) -> Result<(Vec<Row>, Vec<String>), ReadError> {
+        let mut complaints = Vec::new();
+        let rows = read_rows(&self.connection, &mut complaints).map_err(|source| self.not_read(source))?;
+        Ok((rows, complaints))
+    }
+
+    pub(crate) fn not_kept(&self, source: rusqlite::Error) -> CommitError {
+        CommitError::of(self.file.clone(), source, self.ballast.crowded())
+    }
+
+    pub(crate) fn not_read(&self, source: rusqlite::Error) -> ReadError {
+        ReadError { file: self.file.clone(), source }
+    }
+}
+
+/// Makes the file where it is missing, and refuses what its first bytes already tell not to be for us.
+fn look_at_header(path: &Path) -> Result<(), StoreError> {
+    let fail = |doing| move |source| StoreError::File { path: path.to_owned(), doing, source };
+    let mut open = OpenOptions::new();
+    let mut file = match open.read(true).write(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return create(path).map_err(fail("make")),
+        opened => opened.map_err(fail("open"))?,
+    };
+    let mut header = Vec::new();
+    Read::by_ref(&mut file).take(100).read_to_end(&mut header).map_err(fail("read"))?;
+    if header.is_empty() {
+        return Ok(());
+    }
+    if header.len() < 100 || !header.starts_with(b"SQLite format 3\0") {
+        return Err(StoreError::Corrupt { file: path.to_owned(), what: "it is not a database".into() });
+    }
+    let number = |at: usize| header[at..at + 4].iter().fold(0, |number, byte| number << 8 | u32::from(*byte));
+    match number(68) {
+        // Not written back from the log yet, perhaps: the database will tell.
+        0 => Ok(()),
+        schema::APPLICATION_ID => known(path, number(60)),
+        found => Err(StoreError::NotOurs { file: path.to_owned(), found }),
+    }
+}
+
+fn create(path: &Path) -> io::Result<()> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?.sync_all()?;
+    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+}
+
+fn known(file: &Path, found: u32) -> Result<(), StoreError> {
+    if found <= schema::VERSION {
+        return Ok(());
+    }
+    Err(StoreError::NewerSchema { file: file.to_owned(), found, known: schema::VERSION })
+}
+
+fn connect(file: &Path) -> Result<Connection, StoreError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(file, flags).map_err(|source| unusable(file, source))?;
+    // Until it is known to be ours and sound, closing it again must not change it.
+    let untouched = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+    untouched.map_err(|source| unusable(file, source))?;
+    Ok(connection)
+}
+
+/// Checks that the database is ours and sound, then makes it ready to be written.
+fn prepare(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
+    let fail = |source| unusable(file, source);
+    let version = check(connection, file)?;
+    if !settle(connection).map_err(fail)? {
+        return Err(StoreError::NoLog { file: file.to_owned() });
+    }
+    schema::migrate(connection, version).map_err(fail)
+}
+
+/// The schema of a database that is sound and ours, or new.
+fn check(connection: &Connection, file: &Path) -> Result<u32, StoreError> {
+    let fail = |source| unusable(file, source);
+    let number = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0)).map_err(fail);
+    let (application, version) = (number("application_id")?.cast_unsigned(), number("user_version")?.cast_unsigned());
+    if application != schema::APPLICATION_ID {
+        let tables = connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get::<_, i64>(0));
+        let new = application == 0 && version == 0 && tables.map_err(fail)? == 0;
+        return if new { Ok(0) } else { Err(StoreError::NotOurs { file: file.to_owned(), found: application }) };
+    }
+    known(file, version)?;
+    let found: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(fail)?;
+    match found.as_str() {
+        "ok" => Ok(version),
+        _ => Err(StoreError::Corrupt { file: file.to_owned(), what: found }),
+    }
+}
+
+/// Settles how commits are made; says whether they can be made in a log.
+fn settle(connection: &Connection) -> rusqlite::Result<bool> {
+    connection.busy_timeout(Duration::ZERO)?;
+    connection.pragma_update(None, "foreign_keys", false)?;
+    let mode: String = connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
+    // A commit is on disk before it is answered.
+    connection.pragma_update(None, "synchronous", "full")?;
+    connection.pragma_update_and_check(None, "journal_size_limit", limits::LOG_BYTES, |_| Ok(()))?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
+    Ok(mode == "wal")
+}
+
+fn unusable(file: &Path, source: rusqlite::Error) -> StoreError {
+    let file = file.to_owned();
+    match source.sqlite_error_code() {
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            StoreError::Corrupt { file, what: source.to_string() }
+        }
+        _ => StoreError::Database { file, source },
+    }
+}
+
+fn read_rows(connection: &Connection, complaints: &mut Vec<String>) -> rusqlite::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    let mut bad = 0;
+    let mut statement = connection.prepare("SELECT kind, key, value FROM rows")?;
+    let mut found = statement.query([])?;
+    while let Some(row) = found.next()? {
+        let bytes = |column| row.get_ref(column).ok().and_then(|value| value.as_bytes().ok()).unwrap_or_default();
+        match understand(bytes(0), bytes(1), bytes(2)) {
+            Ok(row) => rows.push(row),
+            Err(_) if bad >= limits::COMPLAINTS => bad += 1,
+            Err(why) => {
+                let (kind, key) = (String::from_utf8_lossy(bytes(0)), String::from_utf8_lossy(bytes(1)));
+                complaints.push(format!("{kind} row {key:?} cannot be read and is left where it is: {why}"));
+                bad += 1;
+            }
+        }
+    }
+    if bad > limits::COMPLAINTS {
+        complaints.push(format!("{} more rows cannot be read", bad - limits::COMPLAINTS));
+    }
+    Ok(rows)
+}
+
+fn understand(kind: &[u8], key: &[u8], value: &[u8]) -> Result<Row, String> {
+    let row: Row = serde_json::from_slice(value).map_err(|error| error.to_string())?;
+    let (is_kind, is_key) = key_of(&row).map_err(|error| error.to_string())?;
+    if is_kind.as_bytes() != kind || is_key.as_bytes() != key {
+        return Err(format!("it is about {is_kind} {is_key:?}"));
+    }
+    Ok(row)
+}
