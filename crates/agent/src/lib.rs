@@ -1,0 +1,1 @@
+//! The node's authority: samples GPUs, grants leases, answers over HTTP.

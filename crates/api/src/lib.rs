@@ -1,0 +1,1 @@
+//! What agent and clients say to each other over HTTP, as types.

@@ -1,0 +1,1 @@
+//! Asking an agent for GPUs and keeping what it granted.

@@ -1,0 +1,1 @@
+//! Settings from flags, environment and a file, each with where it came from.

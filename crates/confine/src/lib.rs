@@ -1,0 +1,1 @@
+//! Starting processes that cannot escape: spawn, process tree, cgroups, limits, kill.

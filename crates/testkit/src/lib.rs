@@ -1,0 +1,1 @@
+//! Starts real agents on free ports, waits on events, audits leases (for tests only).
