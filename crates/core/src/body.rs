@@ -12,6 +12,7 @@ use crate::units::{Bytes, MilliCpus, Millis, Percent, Share};
 
 /// The body of `POST /v1/leases`. Every field is optional.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct RequestBody {
     /// How many GPUs, on one node; 1 unless said.
@@ -55,6 +56,7 @@ pub struct RequestBody {
     pub worker_id: Option<Arc<str>>,
     /// Free-form labels.
     #[serde(skip_serializing_if = "Labels::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = std::collections::BTreeMap<String, String>))]
     pub labels: Labels,
     /// Higher goes first.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -81,10 +83,12 @@ pub struct RequestBody {
 
 /// Which devices will do.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct SelectBody {
     /// Only this vendor's: `nvidia`, `amd`, `intel`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub vendor: Option<Vendor>,
     /// Only this model, or any of these.
     #[serde(skip_serializing_if = "OneOrMany::is_empty")]
@@ -94,12 +98,14 @@ pub struct SelectBody {
     pub min_memory_mib: Option<u64>,
     /// Only devices with these numbers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<u32>))]
     pub gpu_ids: Vec<GpuId>,
     /// Only devices with these UUIDs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub uuids: Vec<Arc<str>>,
     /// Only devices with these labels.
     #[serde(skip_serializing_if = "Labels::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = std::collections::BTreeMap<String, String>))]
     pub labels: Labels,
 }
 
@@ -111,6 +117,7 @@ impl SelectBody {
 
 /// A name, or several.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(untagged)]
 pub enum OneOrMany {
     /// One.

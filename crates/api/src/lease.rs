@@ -1,0 +1,187 @@
+//! Leases, as the `/v1/leases` routes show and take them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Where a lease is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Waits its turn.
+    Queued,
+    /// Held for a confirmation.
+    Offered,
+    /// Granted.
+    Active,
+    /// Given back by its owner, or because its process or connection is gone.
+    Released,
+    /// Ended by the clock.
+    Expired,
+    /// Taken back by an administrator.
+    Revoked,
+    /// Ended by a fault.
+    Failed,
+}
+
+impl State {
+    /// Whether it is over.
+    pub const fn is_ended(self) -> bool {
+        matches!(self, Self::Released | Self::Expired | Self::Revoked | Self::Failed)
+    }
+
+    /// The name it goes by.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Offered => "offered",
+            Self::Active => "active",
+            Self::Released => "released",
+            Self::Expired => "expired",
+            Self::Revoked => "revoked",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A lease.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Lease {
+    /// Its number; never used again.
+    pub id: u64,
+    /// Where it is in its life.
+    pub state: State,
+    /// Whose it is.
+    pub owner: String,
+    /// The owner's own name for whoever uses it.
+    pub worker_id: Option<String>,
+    /// What it holds; empty while it waits and after its end.
+    pub devices: Vec<LeaseDevice>,
+    /// What to set in the environment of its job; `null` means the variable must not be set.
+    pub env: BTreeMap<String, Option<String>>,
+    /// Its fencing token, once granted. Shown to its owner and to administrators only.
+    pub token: Option<u64>,
+    /// 1 for the next one in the queue; `null` where it does not wait.
+    pub queue_position: Option<usize>,
+    /// Why it waits, or why it ended, in a sentence.
+    pub reason: Option<String>,
+    /// Why it ended, by a name that never changes.
+    pub cause: Option<String>,
+    /// When it was asked for.
+    pub created_at: String,
+    /// When it was granted.
+    pub granted_at: Option<String>,
+    /// When it ends unless it is renewed; `null` where a process or connection keeps it.
+    pub expires_at: Option<String>,
+    /// When it will be taken back, where that was announced.
+    pub revoke_at: Option<String>,
+    /// When it ended.
+    pub ended_at: Option<String>,
+    /// Life without a renewal; renew every third of it.
+    pub ttl_secs: f64,
+    /// Higher goes first.
+    pub priority: i32,
+    /// Who keeps it alive in place of renewals: `process`, `cgroup` or `connection`.
+    pub holder: Option<Holder>,
+    /// Whether processes of it are still on its devices after its end.
+    pub draining: bool,
+    /// Free-form labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Who keeps a lease alive without renewing it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Holder {
+    /// A process of the node.
+    Process {
+        /// Its number.
+        pid: u32,
+    },
+    /// Everything in a control group.
+    Cgroup {
+        /// Its path.
+        path: String,
+    },
+    /// An open connection.
+    Connection,
+}
+
+/// What a lease holds on one device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct LeaseDevice {
+    /// The device's number on its node.
+    pub gpu_id: u32,
+    /// Its UUID, or its place on the bus where it has none.
+    pub uuid: String,
+    /// `nvidia`, `amd`, `intel` or `other`.
+    pub vendor: String,
+    /// Its name.
+    pub name: String,
+    /// How much of it.
+    pub fraction: f64,
+    /// How much of its memory, in MiB; `null` where the device's memory is unknown.
+    pub memory_mib: Option<u64>,
+}
+
+/// The body of `GET /v1/leases`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct LeaseList {
+    /// Leases, by number.
+    pub leases: Vec<Lease>,
+    /// Ask for `after=` this number to go on; `null` at the end.
+    pub next: Option<u64>,
+}
+
+/// The body of renew and confirm.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct TokenBody {
+    /// The token the lease was granted with.
+    pub token: u64,
+}
+
+/// The body of attach: a process of this node keeps the lease alive. Only over the Unix socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct AttachBody {
+    /// The token the lease was granted with.
+    pub token: u64,
+    /// A process of the caller, not running yet, to be put into a control group of the lease; its end does not end the lease,
+    /// the caller's does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job_pid: Option<u32>,
+    /// Most host memory of that group, in MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_memory_mib: Option<u64>,
+}
+
+/// The answer to attach.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Attached {
+    /// The lease as it is now.
+    pub lease: Lease,
+    /// The control group the job is in; `null` where the agent can make none.
+    pub cgroup: Option<String>,
+    /// Whether that group holds the job to the memory asked for.
+    pub memory_limited: bool,
+    /// Why there is no group, or no limit.
+    pub caveat: Option<String>,
+}
+
+/// The body of revoke.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct RevokeBody {
+    /// How long its holder has to finish; at once unless said.
+    pub grace_secs: f64,
+}
