@@ -76,7 +76,11 @@ fn idle_pool(devices: usize) -> Pool {
         let here = GPUS_PER_NODE.min(devices - node * GPUS_PER_NODE);
         pool.apply(
             Time(0),
-            Command::NodeSeen { facts, devices: (0..here).map(|number| device(node, number)).collect() },
+            Command::NodeSeen {
+                facts,
+                devices: (0..here).map(|number| device(node, number)).collect(),
+                numbers: Vec::new(),
+            },
         )
         .0
         .expect("a node can always be seen");

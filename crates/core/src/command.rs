@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::device::{Cordon, DeviceFacts, Health, Link, NodeFacts};
-use crate::ids::{DeviceId, LeaseId, NodeId, Token};
+use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
 use crate::lease::Holder;
 use crate::policy::Policies;
 use crate::reading::Reading;
@@ -26,6 +26,9 @@ pub enum Command {
         facts: NodeFacts,
         /// What it has.
         devices: Vec<DeviceFacts>,
+        /// The small number of each, for a node that numbers its devices itself; a device beyond the list's end, or with
+        /// a number that is another's, gets the next free one. One that is known keeps the number it has.
+        numbers: Vec<GpuId>,
     },
     /// A node is not reachable: no new work until it is seen again.
     NodeLost {

@@ -38,3 +38,5 @@ pub const WORKLOAD_CLASSES: usize = 4_096;
 pub const COUNTED: u64 = 1 << 62;
 /// Rows of nodes or devices missing in a row that are stood in for; more is not a gap but nonsense.
 pub const ROWS_MISSING: usize = 4_096;
+/// The largest small number a device may have on its node.
+pub const GPU_ID: u32 = 1 << 20;

@@ -55,7 +55,7 @@ fn orders(held: LeaseId, token: Token, stuck: LeaseId) -> Vec<Command> {
     let class = TaskClass { cpus: cpus(1), share: HALF, gpus: 1, models: "H100|V100".into() };
     let link = Link { a: GpuId(0), b: GpuId(2), kind: LinkKind::NvLink(4) };
     vec![
-        Command::NodeSeen { facts: node("a"), devices: devices("a", 4) },
+        Command::NodeSeen { facts: node("a"), devices: devices("a", 4), numbers: Vec::new() },
         Command::Links { node: NodeId(0), links: vec![link] },
         Command::Renew { lease: held, token },
         Command::Drained { lease: stuck },

@@ -49,22 +49,26 @@ fn token() -> impl Strategy<Value = Token> {
 fn node_seen() -> impl Strategy<Value = Command> {
     let memory = prop::option::of((number(), number()));
     let devices = prop::collection::vec((0_usize..4, 0_usize..4, memory), 0..4);
-    (0_usize..3, number(), number(), devices).prop_map(|(node, cpus, host, devices)| Command::NodeSeen {
-        facts: NodeFacts {
-            name: format!("node-{node}").into(),
-            cpus: MilliCpus(cpus),
-            memory: Bytes(host),
-            labels: Default::default(),
-        },
-        devices: devices
-            .into_iter()
-            .map(|(kind, number, memory)| {
-                let mut facts = world::device(kind, node, number);
-                facts.memory =
-                    memory.map(|(total, reserved)| DeviceMemory { total: Bytes(total), reserved: Bytes(reserved) });
-                facts
-            })
-            .collect(),
+    let numbers = prop::collection::vec(prop_oneof![8 => 0_u32..6, 1 => any::<u32>()].prop_map(GpuId), 0..4);
+    (0_usize..3, number(), number(), devices, numbers).prop_map(|(node, cpus, host, devices, numbers)| {
+        Command::NodeSeen {
+            numbers,
+            facts: NodeFacts {
+                name: format!("node-{node}").into(),
+                cpus: MilliCpus(cpus),
+                memory: Bytes(host),
+                labels: Default::default(),
+            },
+            devices: devices
+                .into_iter()
+                .map(|(kind, number, memory)| {
+                    let mut facts = world::device(kind, node, number);
+                    facts.memory =
+                        memory.map(|(total, reserved)| DeviceMemory { total: Bytes(total), reserved: Bytes(reserved) });
+                    facts
+                })
+                .collect(),
+        }
     })
 }
 

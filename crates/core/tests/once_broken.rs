@@ -29,7 +29,11 @@ fn pool(settings: Settings, rules: Policies, nodes: &[&[usize]]) -> Pool {
 
 fn see(pool: &mut Pool, number: usize, kinds: &[usize]) -> Outcome {
     let node = NodeSpec { cpus: 8, memory_gib: 64, zone: false, kinds: kinds.to_vec() };
-    pool.apply(Time(0), Command::NodeSeen { facts: node.facts(number), devices: node.devices(number) }).1
+    pool.apply(
+        Time(0),
+        Command::NodeSeen { facts: node.facts(number), devices: node.devices(number), numbers: Vec::new() },
+    )
+    .1
 }
 
 fn whole(owner: &str) -> Request {

@@ -141,7 +141,7 @@ proptest! {
         let mut restored = ok(session.restored(session.store.rows().into_iter().filter(|row| !over(row)).collect()))?;
         let (_, mut outcome) = restored.apply(session.clock, session.node_seen(0));
         let fresh = NodeSpec { cpus: 8, memory_gib: 8, zone: true, kinds: vec![0] };
-        let seen = Command::NodeSeen { facts: fresh.facts(9), devices: fresh.devices(9) };
+        let seen = Command::NodeSeen { facts: fresh.facts(9), devices: fresh.devices(9), numbers: Vec::new() };
         outcome.effects.extend(restored.apply(session.clock, seen).1.effects);
         let request = Arc::new(Request { select: Arc::new(Select { uuids: vec!["gpu-9-0".into()], ..Select::default() }), ..Request::default() });
         let (answer, granted) = restored.apply(session.clock, Command::Request { request, key: None });

@@ -126,7 +126,7 @@ fn node_seen(node: &TraceNode) -> Command {
         labels: Default::default(),
     };
     let facts = NodeFacts { name: node.name.clone(), cpus: node.cpus, memory: node.memory, labels: Default::default() };
-    Command::NodeSeen { facts, devices: (0..node.gpus).map(device).collect() }
+    Command::NodeSeen { facts, devices: (0..node.gpus).map(device).collect(), numbers: Vec::new() }
 }
 
 fn request(task: &TaskType, strategy: Strategy) -> Request {

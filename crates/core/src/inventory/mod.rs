@@ -19,6 +19,7 @@ use std::sync::Arc;
 use crate::device::{DeviceFacts, DeviceIdentity, Link, NodeFacts};
 use crate::ids::{DeviceId, GpuId, NodeId};
 use crate::lease::Promise;
+use crate::limits;
 use index::KindIndex;
 
 /// All nodes and devices of a pool.
@@ -76,8 +77,9 @@ impl Inventory {
         (id, true)
     }
 
-    /// Puts a device in under the next free small number, or takes over its new facts. Returns whether anything changed.
-    pub fn upsert_device(&mut self, node: NodeId, facts: DeviceFacts) -> (DeviceId, bool) {
+    /// Puts a device in under the small number asked for or the next free one, or takes over its new facts. Returns
+    /// whether anything changed.
+    pub fn upsert_device(&mut self, node: NodeId, facts: DeviceFacts, wanted: Option<GpuId>) -> (DeviceId, bool) {
         let key = (node, facts.identity.clone());
         if let Some(&id) = self.identities.get(&key) {
             let slot = &mut self.devices[id.index()];
@@ -88,7 +90,11 @@ impl Inventory {
             }
             return (id, changed);
         }
-        let gpu_id = GpuId(self.nodes[node.index()].next_gpu_id);
+        let is_free = |gpu_id: &GpuId| {
+            let here = &self.nodes[node.index()].devices;
+            gpu_id.0 <= limits::GPU_ID && here.iter().all(|device| self.device(*device).gpu_id != *gpu_id)
+        };
+        let gpu_id = wanted.filter(is_free).unwrap_or(GpuId(self.nodes[node.index()].next_gpu_id));
         (self.insert_device(node, gpu_id, Arc::new(facts)), true)
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::device::{Cordon, DeviceFacts, Health, Link, NodeFacts};
-use crate::ids::{DeviceId, LeaseId, NodeId};
+use crate::ids::{DeviceId, GpuId, LeaseId, NodeId};
 use crate::inventory::{DeviceSlot, Observed};
 use crate::limits;
 use crate::outcome::{Answer, Closed, Denied, Effect, Outcome};
@@ -14,14 +14,20 @@ use crate::units::{Millis, Percent};
 use super::Pool;
 
 impl Pool {
-    pub(super) fn node_seen(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>, out: &mut Outcome) -> Answer {
+    pub(super) fn node_seen(
+        &mut self,
+        facts: NodeFacts,
+        devices: Vec<DeviceFacts>,
+        numbers: &[GpuId],
+        out: &mut Outcome,
+    ) -> Answer {
         let (node, changed) = self.inventory.upsert_node(facts);
         if changed {
             self.keep_node(node, out);
         }
         let mut ids = Vec::with_capacity(devices.len());
-        for facts in devices {
-            let (device, changed) = self.inventory.upsert_device(node, facts);
+        for (place, facts) in devices.into_iter().enumerate() {
+            let (device, changed) = self.inventory.upsert_device(node, facts, numbers.get(place).copied());
             if changed {
                 self.keep_device(device, out);
             }

@@ -127,7 +127,7 @@ impl Pool {
     fn dispatch(&mut self, command: Command, out: &mut Outcome) -> Result<Answer, Denied> {
         match command {
             Command::Tick => Ok(Answer::Done),
-            Command::NodeSeen { facts, devices } => Ok(self.node_seen(facts, devices, out)),
+            Command::NodeSeen { facts, devices, numbers } => Ok(self.node_seen(facts, devices, &numbers, out)),
             Command::NodeLost { node } => self.node_lost(node, out),
             Command::Links { node, links } => self.set_links(node, links, out),
             Command::Observe { device, reading } => self.observe(device, &reading, out),

@@ -221,7 +221,7 @@ impl Pool {
                 isolation: IsolationSupport::BASIC,
                 labels: Labels::new(),
             };
-            let (id, _) = self.inventory.upsert_device(node, facts);
+            let (id, _) = self.inventory.upsert_device(node, facts, None);
             self.inventory.touch(id, |slot| slot.node_up = false);
         }
     }
@@ -233,7 +233,7 @@ impl Pool {
         if row.node.index() >= self.inventory.nodes.len() {
             return Err("its node is not known");
         }
-        if row.gpu_id.0 > 1 << 20 {
+        if row.gpu_id.0 > limits::GPU_ID {
             return Err("its gpu_id is out of range");
         }
         if self.inventory.knows_device(row.node, &row.facts.identity) {

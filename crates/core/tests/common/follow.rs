@@ -58,7 +58,7 @@ impl Model {
                 self.take_in_tick(due);
                 done
             }
-            Command::NodeSeen { facts, devices } => {
+            Command::NodeSeen { facts, devices, .. } => {
                 let Ok(Answer::Node(node, ids)) = answer else { return Err(format!("a node is not {answer:?}")) };
                 let entry = self.nodes.entry(*node).or_insert_with(|| Node {
                     facts: facts.clone(),

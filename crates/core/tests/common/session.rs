@@ -155,7 +155,7 @@ impl Session {
 
     pub fn node_seen(&self, number: usize) -> Command {
         let spec = &self.nodes[number];
-        Command::NodeSeen { facts: spec.facts(number), devices: spec.devices(number) }
+        Command::NodeSeen { facts: spec.facts(number), devices: spec.devices(number), numbers: Vec::new() }
     }
 
     /// Every waiter asks, every holder renews.

@@ -87,7 +87,7 @@ fn goes_on(settings: Settings, rows: Vec<Row>, commands: Vec<Command>) {
     let nodes: Vec<_> = pool.nodes().collect();
     for node in nodes {
         let devices = node.devices.iter().filter_map(|id| pool.device(*id)).map(|view| (*view.facts).clone()).collect();
-        apply(&mut pool, now, Command::NodeSeen { facts: node.facts, devices });
+        apply(&mut pool, now, Command::NodeSeen { facts: node.facts, devices, numbers: Vec::new() });
     }
     let token = ask_and_end(&mut pool, now, Request::default());
     assert!(token.is_none_or(|token| Some(token) > tokens_before), "token {token:?} after {tokens_before:?}");
@@ -108,7 +108,7 @@ fn ask_and_end(pool: &mut Pool, now: Time, request: Request) -> Option<gpupool_c
         labels: Default::default(),
     };
     let devices = super::devices("own", 2);
-    apply(pool, now, Command::NodeSeen { facts: own, devices });
+    apply(pool, now, Command::NodeSeen { facts: own, devices, numbers: Vec::new() });
     let (answer, _) = pool.apply(now, Command::Request { request: Arc::new(request), key: None });
     check(pool, "a request");
     let Ok(gpupool_core::Answer::Lease(lease)) = answer else { return None };

@@ -188,7 +188,7 @@ impl Stage {
 
     /// Puts a node in; its devices were never read.
     pub fn see(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>) -> (NodeId, Vec<DeviceId>) {
-        match self.run(Command::NodeSeen { facts, devices }) {
+        match self.run(Command::NodeSeen { facts, devices, numbers: Vec::new() }) {
             Answer::Node(node, ids) => (node, ids),
             other => panic!("a node was seen, and the answer is {other:?}"),
         }
