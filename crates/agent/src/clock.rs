@@ -31,7 +31,7 @@ pub fn wall(time: Time, at: gpupool_store::Clock) -> SystemTime {
 
 /// A time for people and programs: ISO 8601 with an offset, to the millisecond.
 pub fn iso(at: SystemTime) -> String {
-    let at = Timestamp::try_from(at).unwrap_or(Timestamp::UNIX_EPOCH);
+    let at = Timestamp::try_from(at).unwrap_or(Timestamp::MAX);
     format!("{}+00:00", at.strftime("%Y-%m-%dT%H:%M:%S%.3f"))
 }
 
@@ -51,6 +51,6 @@ mod tests {
         let at = gpupool_store::Clock { pool: Time(10_000), wall: UNIX_EPOCH + Duration::from_secs(1_000_000_000) };
         assert_eq!(iso_of(Time(10_000), at), "2001-09-09T01:46:40.000+00:00");
         assert_eq!(iso_of(Time(8_500), at), "2001-09-09T01:46:38.500+00:00");
-        assert_eq!(iso_of(Time(u64::MAX), at), "2001-09-09T01:46:40.000+00:00");
+        assert!(iso_of(Time(u64::MAX), at).starts_with("9999-12-3"));
     }
 }
