@@ -6,6 +6,7 @@
 //!
 //! Everything here blocks: whoever runs it gives it a thread of its own. A [`Reader`] reads the trail on another thread.
 
+mod anchor;
 mod ballast;
 mod clock;
 mod commit;
@@ -19,6 +20,7 @@ mod tokens;
 mod trail;
 mod usage;
 
+pub use anchor::Anchor;
 pub use clock::Clock;
 pub use error::{CommitError, ReadError, StoreError};
 pub use history::{Cursor, Page, Query, Reader};

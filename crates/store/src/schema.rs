@@ -6,7 +6,7 @@ use rusqlite::{Connection, Result, Transaction, TransactionBehavior};
 pub(crate) const APPLICATION_ID: u32 = 0x4750_5550;
 
 /// One step per schema, oldest first: number `n` turns schema `n` into `n + 1`. Never change one that was released.
-const MIGRATIONS: &[fn(&Transaction<'_>) -> Result<()>] = &[first];
+const MIGRATIONS: &[fn(&Transaction<'_>) -> Result<()>] = &[first, clock];
 
 /// The schema of today.
 pub(crate) const VERSION: u32 = MIGRATIONS.len() as u32;
@@ -60,6 +60,21 @@ fn first(transaction: &Transaction<'_>) -> Result<()> {
             admin INTEGER NOT NULL,
             created_at INTEGER NOT NULL,
             revoked_at INTEGER
+        );
+        ",
+    )
+}
+
+fn clock(transaction: &Transaction<'_>) -> Result<()> {
+    transaction.execute_batch(
+        "
+        -- An instant on the pool's clock and on the wall, and which start of the machine it belongs to.
+        CREATE TABLE clock (
+            one INTEGER PRIMARY KEY CHECK (one = 1),
+            boot TEXT NOT NULL,
+            ahead INTEGER NOT NULL,
+            pool INTEGER NOT NULL,
+            wall INTEGER NOT NULL
         );
         ",
     )
