@@ -1,16 +1,60 @@
 //! The two clocks: the pool's, which no one can set and which goes on while the machine sleeps, and people's.
+//!
+//! The pool's clock counts on from where it stood when the machine was started anew: [`go_on`] is called once, before
+//! the first time is asked for.
 
+use std::fs;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use gpupool_core::Time;
+use gpupool_core::{Millis, Time};
+use gpupool_store::Anchor;
 use jiff::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 
-/// The pool's time: milliseconds since the machine started.
+/// How far the pool's clock is ahead of the time since the machine started.
+static AHEAD: AtomicU64 = AtomicU64::new(0);
+
+/// The pool's time in milliseconds.
 pub fn now() -> Time {
+    Time(uptime().saturating_add(AHEAD.load(Ordering::Relaxed)))
+}
+
+/// Lets the pool's clock go on from an instant that was kept, and not before `latest`, the last time in any row.
+pub fn go_on(kept: Option<&Anchor>, latest: Time) {
+    let ahead = ahead(kept, latest, &boot(), uptime(), SystemTime::now());
+    AHEAD.store(ahead.0, Ordering::Relaxed);
+}
+
+/// The present instant, to be kept.
+pub fn anchor() -> Anchor {
+    Anchor { boot: boot(), ahead: Millis(AHEAD.load(Ordering::Relaxed)), at: both() }
+}
+
+/// On the same start of the machine the clock simply goes on. After another one it stands where the wall clock says, but
+/// never before what it said already.
+fn ahead(kept: Option<&Anchor>, latest: Time, boot: &str, uptime: u64, wall: SystemTime) -> Millis {
+    let ahead = match kept {
+        Some(kept) if kept.boot == boot => kept.ahead,
+        Some(kept) => {
+            let passed = wall.duration_since(kept.at.wall).unwrap_or_default();
+            let passed = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
+            Millis(kept.at.pool.0.saturating_add(passed).saturating_sub(uptime))
+        }
+        None => Millis(0),
+    };
+    ahead.max(Millis(latest.0.saturating_sub(uptime)))
+}
+
+/// Identifies this start of the machine.
+fn boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+fn uptime() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     let (secs, nanos) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
-    Time(secs.saturating_mul(1000).saturating_add(nanos / 1_000_000))
+    secs.saturating_mul(1000).saturating_add(nanos / 1_000_000)
 }
 
 /// An instant on both clocks.
@@ -45,6 +89,24 @@ mod tests {
     use std::time::UNIX_EPOCH;
 
     use super::*;
+
+    #[test]
+    fn the_pools_clock_goes_on_after_a_restart_of_agent_and_machine_and_never_back() {
+        let at = |secs| UNIX_EPOCH + Duration::from_secs(secs);
+        let kept = Anchor {
+            boot: "a".into(),
+            ahead: Millis(500),
+            at: gpupool_store::Clock { pool: Time(90_500), wall: at(1_000) },
+        };
+        let ahead = |boot, uptime, wall| super::ahead(Some(&kept), Time(91_000), boot, uptime, at(wall)).0;
+        // The same start of the machine, whatever the wall clock says.
+        assert_eq!(ahead("a", 200_000, 1), 500);
+        // Another start, an hour later, three seconds old.
+        assert_eq!(ahead("b", 3_000, 4_600) + 3_000, 90_500 + 3_600_000);
+        // The wall clock was put back: not before the last time anything happened.
+        assert_eq!(ahead("b", 3_000, 10) + 3_000, 91_000);
+        assert_eq!(super::ahead(None, Time(0), "a", 3_000, at(0)), Millis(0));
+    }
 
     #[test]
     fn a_time_of_the_pool_is_told_by_an_instant_on_both_clocks() {

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 pub struct History {
     /// Records, in the order they were made.
     pub records: Vec<Record>,
-    /// Ask for `after=` this number to go on; `null` at the end.
-    pub next: Option<u64>,
+    /// Ask for `after=` this to go on; `null` at the end.
+    pub next: Option<String>,
 }
 
 /// A lease was granted, or ended.

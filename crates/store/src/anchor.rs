@@ -39,7 +39,9 @@ impl Store {
         let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         self.transact(|transaction| {
             transaction
-                .prepare_cached("INSERT OR REPLACE INTO clock (one, boot, ahead, pool, wall) VALUES (1, ?1, ?2, ?3, ?4)")?
+                .prepare_cached(
+                    "INSERT OR REPLACE INTO clock (one, boot, ahead, pool, wall) VALUES (1, ?1, ?2, ?3, ?4)",
+                )?
                 .execute(params![
                     anchor.boot,
                     number(anchor.ahead.0),

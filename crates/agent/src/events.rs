@@ -1,0 +1,151 @@
+//! What happened, for whoever wants to follow it: the last so many events, each with a number to go on from.
+//!
+//! The owner thread adds events after their commit; any number of streams read them. A stream that fell behind what is
+//! kept, or that comes from another run of the agent, is told to look at the whole again.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gpupool_api::events::Event;
+use tokio::sync::watch;
+
+use crate::limits::EVENTS_KEPT;
+
+/// The number of an event: which run of the agent, and its place in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventId {
+    /// Which run.
+    pub run: Arc<str>,
+    /// Its place, from 1.
+    pub place: u64,
+}
+
+impl std::fmt::Display for EventId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.run, self.place)
+    }
+}
+
+/// Events that a stream has not seen.
+#[derive(Debug, Default, PartialEq)]
+pub struct Batch {
+    /// Whether events before these are missing.
+    pub missed: bool,
+    /// The events with their places.
+    pub events: Vec<(u64, Arc<Event>)>,
+}
+
+/// The last events. A lock rather than messages: it is held for a copy of a few pointers, and streams come and go.
+pub struct Events {
+    run: Arc<str>,
+    kept: Mutex<Kept>,
+    last: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct Kept {
+    events: VecDeque<Arc<Event>>,
+    /// The place of the last one.
+    last: u64,
+}
+
+impl Events {
+    /// No events yet, of this run.
+    pub fn new(run: Arc<str>) -> Self {
+        Self { run, kept: Mutex::default(), last: watch::Sender::new(0) }
+    }
+
+    /// Which run of the agent this is.
+    pub fn run(&self) -> &Arc<str> {
+        &self.run
+    }
+
+    /// Adds events, and wakes those who follow.
+    pub fn add(&self, events: impl IntoIterator<Item = Event>) {
+        let mut kept = self.lock();
+        let before = kept.last;
+        for event in events {
+            kept.last += 1;
+            kept.events.push_back(Arc::new(event));
+            if kept.events.len() > EVENTS_KEPT {
+                kept.events.pop_front();
+            }
+        }
+        if kept.last != before {
+            self.last.send_replace(kept.last);
+        }
+    }
+
+    /// The place of the last event.
+    pub fn last(&self) -> u64 {
+        self.lock().last
+    }
+
+    /// Where to go on from what a client says it saw last; `None` where that is of another run or nonsense.
+    pub fn place_of(&self, id: &str) -> Option<u64> {
+        let (run, place) = id.rsplit_once('-')?;
+        let place = place.parse().ok()?;
+        (run == &*self.run && place <= self.last()).then_some(place)
+    }
+
+    /// What came after a place, at most so many.
+    pub fn after(&self, place: u64, most: usize) -> Batch {
+        let kept = self.lock();
+        let first = kept.last + 1 - kept.events.len() as u64;
+        let from = (place + 1).max(first);
+        let skip = usize::try_from(from - first).unwrap_or(usize::MAX);
+        let events = kept.events.iter().skip(skip).take(most).cloned();
+        Batch { missed: place + 1 < first, events: (from..).zip(events).collect() }
+    }
+
+    /// Tells when there are more events.
+    pub fn follow(&self) -> watch::Receiver<u64> {
+        self.last.subscribe()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        // Whoever panicked while adding left whole events.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(kind: &str) -> Event {
+        Event {
+            kind: kind.into(),
+            at: String::new(),
+            lease: None,
+            owner: None,
+            worker_id: None,
+            gpu_ids: Vec::new(),
+            reason: None,
+        }
+    }
+
+    #[test]
+    fn a_stream_goes_on_where_it_stopped_and_knows_what_it_missed() {
+        let events = Events::new("run".into());
+        events.add(["a", "b", "c"].map(event));
+        let after = events.after(1, 10);
+        assert!(!after.missed);
+        assert_eq!(after.events.iter().map(|(place, e)| (*place, &*e.kind)).collect::<Vec<_>>(), [(2, "b"), (3, "c")]);
+        events.add((0..EVENTS_KEPT).map(|_| event("x")));
+        let after = events.after(1, 2);
+        assert!(after.missed);
+        assert_eq!(after.events.first().map(|(place, _)| *place), Some(4));
+        assert_eq!(events.after(events.last(), 10), Batch::default());
+    }
+
+    #[test]
+    fn a_number_of_another_run_or_of_the_future_is_not_taken() {
+        let events = Events::new("run-a".into());
+        events.add([event("a")]);
+        assert_eq!(events.place_of("run-a-1"), Some(1));
+        assert_eq!(events.place_of("run-b-1"), None);
+        assert_eq!(events.place_of("run-a-2"), None);
+        assert_eq!(events.place_of("nonsense"), None);
+    }
+}

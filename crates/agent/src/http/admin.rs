@@ -1,0 +1,94 @@
+//! What administrators do: take leases back, stop and allow new work on devices.
+
+use axum::extract::State;
+use gpupool_api::lease::{Lease, RevokeBody};
+use gpupool_api::pool::Device;
+use gpupool_api::problem::Problem as ProblemBody;
+use gpupool_core::device::Cordon;
+use gpupool_core::{Command, GpuId, Millis};
+
+use crate::identity::Caller;
+
+use super::caller::Changes;
+use super::leases::ask;
+use super::problem::Problem;
+use super::read::{Json, LeaseInPath, NumberInPath};
+use super::{App, Shared, pool};
+
+/// Longest time a holder can be given to finish.
+const GRACE_SECS: f64 = 7.0 * 86_400.0;
+
+/// Take a lease back
+///
+/// For administrators. With a grace its holder is told and has that long to finish.
+#[utoipa::path(
+    post, path = "/v1/leases/{id}/revoke", tag = "admin", request_body = RevokeBody,
+    params(("id" = u64, Path, description = "The lease")),
+    responses(
+        (status = 200, description = "The lease", body = Lease),
+        (status = 409, description = "`ended`: it is over already", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn revoke(
+    State(app): State<Shared>,
+    Changes(caller): Changes,
+    LeaseInPath(lease): LeaseInPath,
+    Json(body): Json<RevokeBody>,
+) -> Result<axum::Json<Lease>, Problem> {
+    if !(0.0..=GRACE_SECS).contains(&body.grace_secs) {
+        return Err(Problem::field("grace_secs", body.grace_secs, format!("0..={GRACE_SECS}")));
+    }
+    let grace = Millis((body.grace_secs * 1000.0).round() as u64);
+    ask(&app, caller, Command::Revoke { lease, grace }).await.map(axum::Json)
+}
+
+/// Stop new work on a device
+///
+/// For administrators. What runs there goes on.
+#[utoipa::path(
+    post, path = "/v1/devices/{gpu_id}/cordon", tag = "admin",
+    params(("gpu_id" = u32, Path, description = "The device's number")),
+    responses(
+        (status = 200, description = "The device", body = Device),
+        (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn cordon(
+    State(app): State<Shared>,
+    Changes(caller): Changes,
+    NumberInPath(number): NumberInPath,
+) -> Result<axum::Json<Device>, Problem> {
+    set(&app, caller, number, Cordon::Cordoned).await
+}
+
+/// Allow new work on a device again
+///
+/// For administrators.
+#[utoipa::path(
+    post, path = "/v1/devices/{gpu_id}/uncordon", tag = "admin",
+    params(("gpu_id" = u32, Path, description = "The device's number")),
+    responses(
+        (status = 200, description = "The device", body = Device),
+        (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn uncordon(
+    State(app): State<Shared>,
+    Changes(caller): Changes,
+    NumberInPath(number): NumberInPath,
+) -> Result<axum::Json<Device>, Problem> {
+    set(&app, caller, number, Cordon::Open).await
+}
+
+async fn set(app: &App, caller: Caller, number: u64, cordon: Cordon) -> Result<axum::Json<Device>, Problem> {
+    let unknown = || Problem::not_found("unknown_device", format!("there is no GPU {number} here"));
+    let gpu_id = GpuId(u32::try_from(number).map_err(|_| unknown())?);
+    let found = app.owner.look(move |owner| {
+        owner.pool().devices().find(|view| view.gpu_id == gpu_id).map(|view| view.device)
+    });
+    let device = found.await?.ok_or_else(unknown)?;
+    app.owner.ask(caller, Command::Cordon { device, cordon }).await?;
+    let devices = pool::device_bodies(app).await?;
+    devices.into_iter().find(|body| body.gpu_id == gpu_id.0).map(axum::Json).ok_or_else(unknown)
+}

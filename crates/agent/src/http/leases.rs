@@ -1,0 +1,347 @@
+//! Asking for GPUs, following, renewing and giving back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use gpupool_api::lease::{AttachBody, Attached, Lease, LeaseList, State as LeaseState, TokenBody};
+use gpupool_api::problem::Problem as ProblemBody;
+use gpupool_api::{IDEMPOTENCY_KEY, RequestBody};
+use gpupool_core::{Command, LeaseId, Request, Token};
+use serde::Deserialize;
+
+use crate::identity::Caller;
+use crate::limits::{LEASES_AT_ONCE, WAIT_SECS};
+use crate::net::Peer;
+use crate::owner::{Refusal, Reply, lease_body};
+
+use super::caller::{Changes, Looks};
+use super::problem::Problem;
+use super::read::{Json, LeaseInPath, Query};
+use super::{App, Shared};
+
+/// Ask for GPUs
+///
+/// The answer comes when it is durable: a lease that is active, or queued after `wait_secs` (follow it then, at least every
+/// 15 s). A request that is retried with the same `Idempotency-Key` is the same request.
+#[utoipa::path(
+    post, path = "/v1/leases", tag = "leases", request_body = RequestBody,
+    params(("Idempotency-Key" = Option<String>, Header, description = "Makes a retried request the same request")),
+    responses(
+        (status = 201, description = "Granted (or offered, to a request that waits elsewhere too)", body = Lease),
+        (status = 202, description = "Waits its turn, with position and reason", body = Lease),
+        (status = 200, description = "The same request was made before, and its lease is over", body = Lease),
+        (status = 409, description = "`no_capacity`, and the request does not wait", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 422, description = "Never satisfiable here, or a field is wrong", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "default", description = "Not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn create(
+    State(app): State<Shared>,
+    Changes(caller): Changes,
+    headers: HeaderMap,
+    Json(mut body): Json<RequestBody>,
+) -> Result<Response, Problem> {
+    let wait = wait_of(body.wait_secs)?;
+    body.owner = Some(caller.account(body.owner.as_ref())?);
+    body.ttl_secs = Some(body.ttl_secs.unwrap_or(app.config.leases.default_ttl_secs.as_secs_f64()));
+    let most = app.config.leases.max_ttl_secs.as_secs_f64();
+    if let Some(ttl) = body.ttl_secs.filter(|ttl| *ttl > most) {
+        return Err(Problem::field("ttl_secs", ttl, format!("at most {most}")));
+    }
+    let key = key_of(&headers)?;
+    let is_retriable = key.is_some();
+    let request = Arc::new(Request::try_from(body)?);
+    let lease = ask(&app, caller.clone(), Command::Request { request, key }).await?;
+    if lease.state != LeaseState::Queued || wait.is_zero() {
+        return Ok(created(lease));
+    }
+    // Whoever hangs up while it waits wants it no longer, unless it can come back for it.
+    let mut abandoned = Abandoned { app: &app, lease: (!is_retriable).then_some(LeaseId(lease.id)) };
+    let lease = wait_for(&app, caller, LeaseId(lease.id), wait).await;
+    abandoned.lease = None;
+    lease.map(created)
+}
+
+struct Abandoned<'a> {
+    app: &'a App,
+    lease: Option<LeaseId>,
+}
+
+impl Drop for Abandoned<'_> {
+    fn drop(&mut self) {
+        if let Some(lease) = self.lease.filter(|_| !self.app.shutdown.has_begun()) {
+            // If the owner is busy, nobody follows the lease and it leaves the queue by itself.
+            let _ = self.app.owner.tell(Command::Release { lease });
+        }
+    }
+}
+
+fn created(lease: Lease) -> Response {
+    let status = match lease.state {
+        LeaseState::Queued => StatusCode::ACCEPTED,
+        LeaseState::Active | LeaseState::Offered => StatusCode::CREATED,
+        _ => StatusCode::OK,
+    };
+    (status, axum::Json(lease)).into_response()
+}
+
+/// Leases
+#[utoipa::path(
+    get, path = "/v1/leases", tag = "leases",
+    params(
+        ("state" = Option<String>, Query, description = "Only in this state; `live` for those that are not over (the default), `all` for all that are remembered"),
+        ("owner" = Option<String>, Query, description = "Only this owner's"),
+        ("after" = Option<u64>, Query, description = "Only those with a larger number"),
+        ("limit" = Option<usize>, Query, description = "At most so many, 1..=1000"),
+    ),
+    responses(
+        (status = 200, description = "Leases, by number", body = LeaseList),
+        (status = "default", description = "A parameter is wrong, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn list(
+    State(app): State<Shared>,
+    Looks(caller): Looks,
+    Query(query): Query<ListQuery>,
+) -> Result<axum::Json<LeaseList>, Problem> {
+    let wanted = Wanted::of(query.state.as_deref())?;
+    let limit = query.limit.unwrap_or(LEASES_AT_ONCE);
+    if !(1..=LEASES_AT_ONCE).contains(&limit) {
+        return Err(Problem::field("limit", limit, format!("1..={LEASES_AT_ONCE}")));
+    }
+    let list = app.owner.look(move |owner| {
+        let after = query.after.map_or(0, |after| after.saturating_add(1));
+        let mut found = owner.pool().leases().filter(|lease| {
+            lease.id.0 >= after
+                && wanted.is(lease.state)
+                && query.owner.as_ref().is_none_or(|name| **name == *lease.request.owner)
+        });
+        let leases: Vec<Lease> =
+            found.by_ref().take(limit).map(|lease| lease_body(owner, lease, Some(&caller))).collect();
+        let next = leases.last().map(|lease| lease.id).filter(|_| found.next().is_some());
+        LeaseList { leases, next }
+    });
+    Ok(axum::Json(list.await?))
+}
+
+#[derive(Deserialize)]
+pub(super) struct ListQuery {
+    state: Option<String>,
+    owner: Option<String>,
+    after: Option<u64>,
+    limit: Option<usize>,
+}
+
+enum Wanted {
+    All,
+    Live,
+    Only(gpupool_core::lease::LeaseState),
+}
+
+impl Wanted {
+    fn of(text: Option<&str>) -> Result<Self, Problem> {
+        match text {
+            None | Some("live") => Ok(Self::Live),
+            Some("all") => Ok(Self::All),
+            Some(name) => serde_json::from_value(name.into()).map(Self::Only).map_err(|_| {
+                let allowed = "live, all, queued, offered, active, released, expired, revoked or failed";
+                Problem::field("state", format!("{name:?}"), allowed)
+            }),
+        }
+    }
+
+    fn is(&self, state: gpupool_core::lease::LeaseState) -> bool {
+        match self {
+            Self::All => true,
+            Self::Live => !state.is_ended(),
+            Self::Only(wanted) => *wanted == state,
+        }
+    }
+}
+
+/// Follow a lease
+///
+/// Waits up to `wait_secs` for a queued lease to be granted. Asking is also how a waiter stays in the queue.
+#[utoipa::path(
+    get, path = "/v1/leases/{id}", tag = "leases",
+    params(
+        ("id" = u64, Path, description = "The lease"),
+        ("wait_secs" = Option<f64>, Query, description = "How long the answer may take, 0..=300"),
+    ),
+    responses(
+        (status = 200, description = "The lease", body = Lease),
+        (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn follow(
+    State(app): State<Shared>,
+    Looks(caller): Looks,
+    LeaseInPath(lease): LeaseInPath,
+    Query(query): Query<WaitQuery>,
+) -> Result<axum::Json<Lease>, Problem> {
+    let wait = wait_of(query.wait_secs)?;
+    let found = look_at(&app, &caller, lease).await?;
+    if !caller.may_act_for(&found.owner) {
+        return Ok(axum::Json(found));
+    }
+    wait_for(&app, caller, lease, wait).await.map(axum::Json)
+}
+
+#[derive(Deserialize)]
+pub(super) struct WaitQuery {
+    wait_secs: Option<f64>,
+}
+
+/// Renew a lease
+///
+/// Every third of its ttl. A token that is not the lease's own is `409 stale`.
+#[utoipa::path(
+    post, path = "/v1/leases/{id}/renew", tag = "leases", request_body = TokenBody,
+    params(("id" = u64, Path, description = "The lease")),
+    responses(
+        (status = 200, description = "The lease, with its new end", body = Lease),
+        (status = 409, description = "`stale`, `ended` or `not_granted`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn renew(
+    State(app): State<Shared>,
+    Changes(caller): Changes,
+    LeaseInPath(lease): LeaseInPath,
+    Json(body): Json<TokenBody>,
+) -> Result<axum::Json<Lease>, Problem> {
+    ask(&app, caller, Command::Renew { lease, token: Token(body.token) }).await.map(axum::Json)
+}
+
+/// Confirm an offer
+///
+/// A request that waits at several servers is offered its devices and has 5 s to take them.
+#[utoipa::path(
+    post, path = "/v1/leases/{id}/confirm", tag = "leases", request_body = TokenBody,
+    params(("id" = u64, Path, description = "The lease")),
+    responses(
+        (status = 200, description = "The lease, active", body = Lease),
+        (status = 409, description = "`stale`, `ended` or `not_granted`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn confirm(
+    State(app): State<Shared>,
+    Changes(caller): Changes,
+    LeaseInPath(lease): LeaseInPath,
+    Json(body): Json<TokenBody>,
+) -> Result<axum::Json<Lease>, Problem> {
+    ask(&app, caller, Command::Confirm { lease, token: Token(body.token) }).await.map(axum::Json)
+}
+
+/// Tie a lease to the calling process
+///
+/// Only over the Unix socket, where the kernel says who calls. From then on the lease needs no renewal: it ends when that
+/// process does. A job that has not started yet can be put into a control group of the lease.
+#[utoipa::path(
+    post, path = "/v1/leases/{id}/attach", tag = "leases", request_body = AttachBody,
+    params(("id" = u64, Path, description = "The lease")),
+    responses(
+        (status = 200, description = "The lease, and where its job runs", body = Attached),
+        (status = 409, description = "`stale`, `ended` or `not_granted`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "default", description = "Not over the Unix socket, unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn attach(
+    State(app): State<Shared>,
+    Changes(caller): Changes,
+    peer: axum::Extension<Peer>,
+    LeaseInPath(lease): LeaseInPath,
+    Json(body): Json<AttachBody>,
+) -> Result<axum::Json<Attached>, Problem> {
+    let process = peer.process().map_err(|error| Problem::forbidden("no_process", error.to_string()))?;
+    let (holder, watched) = app.holders.of(&process);
+    let uid = caller.uid;
+    let attached = ask(&app, caller, Command::Attach { lease, token: Token(body.token), holder }).await?;
+    app.owner.tie(lease, move |tie| {
+        tie.process = Some(watched);
+        tie.uid = uid;
+    })?;
+    app.holders.watch(lease, process);
+    let confined = match body.job_pid {
+        Some(pid) => app.groups.take_in(lease, pid, watched, body.host_memory_mib),
+        None => crate::groups::Confined::default(),
+    };
+    if let Some(group) = confined.group.clone() {
+        app.owner.tie(lease, move |tie| tie.group = Some(group))?;
+    }
+    Ok(axum::Json(Attached {
+        lease: attached,
+        cgroup: confined.group,
+        memory_limited: confined.memory_limited,
+        caveat: confined.caveat,
+    }))
+}
+
+/// Release a lease, or stop waiting
+///
+/// Twice is harmless.
+#[utoipa::path(
+    delete, path = "/v1/leases/{id}", tag = "leases",
+    params(("id" = u64, Path, description = "The lease")),
+    responses(
+        (status = 200, description = "The lease, over", body = Lease),
+        (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn release(
+    State(app): State<Shared>,
+    Changes(caller): Changes,
+    LeaseInPath(lease): LeaseInPath,
+) -> Result<axum::Json<Lease>, Problem> {
+    ask(&app, caller, Command::Release { lease }).await.map(axum::Json)
+}
+
+/// Asks the owner for something about a lease.
+pub(super) async fn ask(app: &App, caller: Caller, command: Command) -> Result<Lease, Problem> {
+    match app.owner.ask(caller, command).await? {
+        Reply::Lease(lease) => Ok(*lease),
+        Reply::Done => Err(Refusal::Stopping.into()),
+    }
+}
+
+/// Looks at a lease without following it.
+pub(super) async fn look_at(app: &App, caller: &Caller, lease: LeaseId) -> Result<Lease, Problem> {
+    let caller = caller.clone();
+    let found = app.owner.look(move |owner| {
+        owner.pool().lease(lease).map(|known| lease_body(owner, known, Some(&caller)))
+    });
+    found.await?.ok_or_else(|| gpupool_core::Denied::UnknownLease(lease).into())
+}
+
+/// Follows a lease for so long, or until it waits no longer, or until the agent stops.
+async fn wait_for(app: &App, caller: Caller, lease: LeaseId, wait: Duration) -> Result<Lease, Problem> {
+    let now = ask(app, caller.clone(), Command::Follow { lease }).await?;
+    if now.state != LeaseState::Queued || wait.is_zero() {
+        return Ok(now);
+    }
+    tokio::select! {
+        waited = app.owner.wait(lease) => waited?,
+        () = tokio::time::sleep(wait) => {}
+        () = app.shutdown.begun() => {}
+    }
+    ask(app, caller, Command::Follow { lease }).await
+}
+
+fn wait_of(secs: Option<f64>) -> Result<Duration, Problem> {
+    let secs = secs.unwrap_or(0.0);
+    if (0.0..=WAIT_SECS).contains(&secs) {
+        Ok(Duration::from_secs_f64(secs))
+    } else {
+        Err(Problem::field("wait_secs", secs, format!("0..={WAIT_SECS}")))
+    }
+}
+
+fn key_of(headers: &HeaderMap) -> Result<Option<Arc<str>>, Problem> {
+    let Some(key) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
+    let text = key.to_str().map_err(|_| Problem::field("Idempotency-Key", "not text", "1..=253 printable characters"))?;
+    Ok(Some(text.into()))
+}

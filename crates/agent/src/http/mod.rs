@@ -1,0 +1,120 @@
+//! The HTTP interface: routes, who may use them, and how errors look.
+//!
+//! A file for each group of routes. Every route is documented where it is written, and the OpenAPI document is made from
+//! that. Handlers turn bodies into commands for the owner thread and answers into bodies; they decide nothing.
+
+mod access;
+mod admin;
+mod caller;
+mod docs;
+mod events;
+mod history;
+mod hold;
+mod leases;
+mod metrics;
+mod pool;
+mod problem;
+mod read;
+mod root;
+mod simulate;
+mod stats;
+mod tokens;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use gpupool_config::Config;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::events::Events;
+use crate::groups::Groups;
+use crate::holders::Holders;
+use crate::metrics::Metrics;
+use crate::net::Shutdown;
+use crate::owner::Owner;
+use crate::simulation::Simulation;
+use crate::stats::Statistics;
+
+use caller::Callers;
+
+/// What every handler may use.
+pub struct App {
+    /// Who decides.
+    pub owner: Owner,
+    /// What devices read.
+    pub statistics: Arc<Statistics>,
+    /// What happened.
+    pub events: Arc<Events>,
+    /// How the agent was set up.
+    pub config: Arc<Config>,
+    /// What was counted.
+    pub metrics: Arc<Metrics>,
+    /// Who keeps leases alive.
+    pub holders: Holders,
+    /// Where jobs run.
+    pub groups: Arc<Groups>,
+    /// The simulated devices, where devices are simulated.
+    pub simulation: Option<Simulation>,
+    /// Who is who.
+    pub callers: Callers,
+    /// Whether the agent is ending.
+    pub shutdown: Shutdown,
+    /// Identifies this machine.
+    pub node_id: String,
+    /// When the agent started.
+    pub started: Instant,
+}
+
+type Shared = Arc<App>;
+
+/// The part of the OpenAPI document that no route tells.
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "gpupool",
+    description = "Shares GPUs between people, programs and machines: statistics, and leases that are durable and fenced."
+))]
+struct Described;
+
+/// Everything the agent answers.
+pub fn router(app: App) -> Router {
+    let app = Arc::new(app);
+    let (router, mut document) = OpenApiRouter::with_openapi(Described::openapi())
+        .routes(routes!(root::root))
+        .routes(routes!(stats::stats))
+        .routes(routes!(stats::count))
+        .routes(routes!(stats::summary))
+        .routes(routes!(stats::history))
+        .routes(routes!(stats::health))
+        .routes(routes!(stats::config))
+        .routes(routes!(leases::list, leases::create))
+        .routes(routes!(leases::follow, leases::release))
+        .routes(routes!(leases::renew))
+        .routes(routes!(leases::confirm))
+        .routes(routes!(leases::attach))
+        .routes(routes!(hold::hold))
+        .routes(routes!(admin::revoke))
+        .routes(routes!(admin::cordon))
+        .routes(routes!(admin::uncordon))
+        .routes(routes!(pool::pool))
+        .routes(routes!(pool::devices))
+        .routes(routes!(history::history))
+        .routes(routes!(history::usage))
+        .routes(routes!(events::events))
+        .routes(routes!(tokens::list, tokens::create))
+        .routes(routes!(tokens::revoke))
+        .routes(routes!(simulate::list, simulate::fault, simulate::clear))
+        .routes(routes!(metrics::metrics))
+        .split_for_parts();
+    document.info.title = app.config.api.title.clone();
+    document.info.version = env!("CARGO_PKG_VERSION").into();
+    let router = docs::add(router, document, &app.config.api);
+    let router = match app.config.api.api_prefix.as_str() {
+        "" => router,
+        prefix => Router::new().nest(prefix, router),
+    };
+    access::add(router.fallback(problem::no_such_route).method_not_allowed_fallback(problem::not_that_method), &app)
+        .with_state(app)
+}

@@ -1,0 +1,135 @@
+//! Errors as `application/problem+json`, each with a code that never changes.
+
+use std::borrow::Cow;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use gpupool_api::problem::{self, MEDIA_TYPE};
+use gpupool_core::Denied;
+use gpupool_core::request::FieldError;
+
+use crate::owner::Refusal;
+
+/// An error on its way to whoever asked.
+#[derive(Debug, Clone)]
+pub(crate) struct Problem {
+    status: StatusCode,
+    code: &'static str,
+    detail: Cow<'static, str>,
+    field: Option<(String, String, String)>,
+    retry_secs: Option<u32>,
+}
+
+impl Problem {
+    pub fn new(status: StatusCode, code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, code, detail: detail.into(), field: None, retry_secs: None }
+    }
+
+    /// A field of the request is not as it must be.
+    pub fn field(field: impl Into<String>, value: impl ToString, allowed: impl Into<String>) -> Self {
+        let (field, value, allowed) = (field.into(), value.to_string(), allowed.into());
+        let detail = format!("{field} is {value}, and must be {allowed}");
+        let problem = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", detail);
+        Self { field: Some((field, value, allowed)), ..problem }
+    }
+
+    pub fn forbidden(code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, code, detail)
+    }
+
+    pub fn not_found(code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, code, detail)
+    }
+
+    fn again_in(self, secs: u32) -> Self {
+        Self { retry_secs: Some(secs), ..self }
+    }
+}
+
+impl From<FieldError> for Problem {
+    fn from(error: FieldError) -> Self {
+        Self::field(error.field, error.value, error.allowed)
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        let detail = refusal.to_string();
+        let unavailable = |code| Self::new(StatusCode::SERVICE_UNAVAILABLE, code, detail.clone()).again_in(1);
+        match refusal {
+            Refusal::Denied(denied) => denied.into(),
+            Refusal::Forbidden(_) => Self::forbidden("not_allowed", detail),
+            Refusal::TooManyWaiting { .. } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_waiting", detail).again_in(5)
+            }
+            Refusal::NotDurable(_) => unavailable("not_durable"),
+            Refusal::DiskFull(_) => unavailable("disk_full"),
+            Refusal::Busy => unavailable("busy"),
+            Refusal::Stopping => unavailable("stopping"),
+        }
+    }
+}
+
+impl From<Denied> for Problem {
+    fn from(denied: Denied) -> Self {
+        let detail = denied.to_string();
+        let unprocessable = |code| Self::new(StatusCode::UNPROCESSABLE_ENTITY, code, detail.clone());
+        let conflict = |code| Self::new(StatusCode::CONFLICT, code, detail.clone());
+        match denied {
+            Denied::Invalid(error) => error.into(),
+            Denied::Policy { .. } => unprocessable("policy"),
+            Denied::Unsatisfiable(_) => unprocessable("unsatisfiable"),
+            Denied::NoCapacity => conflict("no_capacity"),
+            Denied::QueueFull { .. } => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "queue_full", detail).again_in(5)
+            }
+            Denied::UnknownLease(_) => Self::not_found("unknown_lease", detail),
+            Denied::Stale { .. } => conflict("stale"),
+            Denied::Ended(_) => conflict("ended"),
+            Denied::NotGranted(_) => conflict("not_granted"),
+            Denied::UnknownDevice(_) => Self::not_found("unknown_device", detail),
+            Denied::UnknownNode(_) => Self::not_found("unknown_node", detail),
+        }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let (field, value, allowed) = match self.field {
+            Some((field, value, allowed)) => (Some(field), Some(value), Some(allowed)),
+            None => (None, None, None),
+        };
+        let body = problem::Problem {
+            kind: "about:blank".into(),
+            title: self.status.canonical_reason().unwrap_or("Error").into(),
+            status: self.status.as_u16(),
+            code: self.code.into(),
+            detail: self.detail.into_owned(),
+            field,
+            value,
+            allowed,
+        };
+        // Texts and numbers always have a form in JSON.
+        let mut response = Response::new(Body::from(serde_json::to_vec(&body).unwrap_or_default()));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+        if let Some(secs) = self.retry_secs {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(secs));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"gpupool\""));
+        }
+        response
+    }
+}
+
+pub(super) async fn no_such_route(uri: Uri) -> Problem {
+    Problem::not_found("unknown_route", format!("there is no {}; /docs lists what there is", uri.path()))
+}
+
+pub(super) async fn not_that_method(method: Method, uri: Uri) -> Problem {
+    let detail = format!("{} cannot be asked with {method}; /docs lists how it can", uri.path());
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
+}

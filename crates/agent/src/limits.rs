@@ -1,0 +1,24 @@
+//! Every bound of the agent, in one place.
+
+use std::time::Duration;
+
+/// Wishes and facts that may wait for the owner thread; more are refused with "busy".
+pub const MESSAGES: usize = 65_536;
+/// Messages that share one commit.
+pub const BATCH: usize = 1_024;
+/// Events kept for streams to go on from.
+pub const EVENTS_KEPT: usize = 10_000;
+/// Events handed to a stream at once.
+pub const EVENTS_AT_ONCE: usize = 256;
+/// How often waiters somebody asks for are kept in the queue.
+pub const FOLLOW_EVERY: Duration = Duration::from_secs(5);
+/// How often a store that failed is tried again.
+pub const STORE_RETRY: Duration = Duration::from_secs(1);
+/// Longest time one answer may wait for a lease.
+pub const WAIT_SECS: f64 = 300.0;
+/// Leases in one answer.
+pub const LEASES_AT_ONCE: usize = 1_000;
+/// Records of the audit trail in one answer.
+pub const RECORDS_AT_ONCE: usize = 1_000;
+/// How often an open stream says that it is still there.
+pub const HOLD_BEAT: Duration = Duration::from_secs(10);

@@ -1,0 +1,207 @@
+//! One batch: apply, commit, then tell.
+
+use std::sync::Arc;
+
+use gpupool_core::{Answer, Command, Effect, LeaseId, Outcome};
+use tokio::sync::oneshot;
+
+use crate::clock;
+use crate::identity::{Caller, Role};
+
+use super::message::{Asked, Message, Refusal, Reply};
+use super::{OwnerThread, StoreState};
+
+/// A wish that was applied, and is answered once it is known what became of it.
+struct Applied {
+    reply: Option<oneshot::Sender<Result<Reply, Refusal>>>,
+    caller: Option<Caller>,
+    result: Result<Answer, Refusal>,
+    /// What gives back is tried once more by itself where the whole batch could not be kept.
+    again: Option<Command>,
+}
+
+impl OwnerThread {
+    pub(super) fn process(&mut self, batch: Vec<Message>) {
+        self.mend_store();
+        self.at = clock::both();
+        let mut outcome = Outcome::default();
+        let mut applied = Vec::with_capacity(batch.len());
+        let (mut looks, mut works, mut waits) = (Vec::new(), Vec::new(), Vec::new());
+        self.follow_awaited(&mut outcome);
+        // What the clock brought about before it was heard comes before what was asked.
+        self.apply(Command::Tick, &mut outcome).ok();
+        for message in batch {
+            match message {
+                Message::Asked(asked) => applied.push(self.asked(asked, &mut outcome)),
+                Message::Fact(command) => applied.push(self.fact(command, &mut outcome)),
+                Message::Sample(sample) => self.take_sample(sample, &mut outcome),
+                Message::Wait(lease, waiter) => waits.push((lease, waiter)),
+                Message::Look(look) => looks.push(look),
+                Message::Work(work) => works.push(work),
+                Message::Stop => {}
+            }
+        }
+        self.free_unbound(&mut outcome);
+        let outcome = self.commit_or_undo(outcome, &mut applied);
+        self.publish(&outcome.effects);
+        for applied in applied {
+            self.answer(applied);
+        }
+        for (lease, waiter) in waits {
+            self.waiters.wait(lease, waiter);
+        }
+        for work in works {
+            work(&mut self.store);
+        }
+        for look in looks {
+            look(self);
+        }
+    }
+
+    fn asked(&mut self, asked: Asked, outcome: &mut Outcome) -> Applied {
+        let Asked { command, caller, reply } = asked;
+        let again = gives_back(&command).then(|| command.clone());
+        let result = self
+            .allowed(&caller, &command)
+            .and_then(|()| self.kept_now(&command))
+            .and_then(|()| self.apply(command, outcome));
+        Applied { reply: Some(reply), caller: Some(caller), result, again }
+    }
+
+    fn fact(&mut self, command: Command, outcome: &mut Outcome) -> Applied {
+        let again = Some(command.clone());
+        let result = self.apply(command, outcome);
+        Applied { reply: None, caller: None, result, again }
+    }
+
+    pub(super) fn apply(&mut self, command: Command, outcome: &mut Outcome) -> Result<Answer, Refusal> {
+        self.pool.apply_into(self.at.pool, command, outcome).map_err(Refusal::Denied)
+    }
+
+    /// Whether the caller may say that.
+    fn allowed(&self, caller: &Caller, command: &Command) -> Result<(), Refusal> {
+        let forbidden = |why: String| Err(Refusal::Forbidden(why.into()));
+        match command {
+            Command::Request { request, .. } => {
+                if caller.role == Role::Reader {
+                    return forbidden("taking GPUs from the network needs a token (gpupool token create)".into());
+                }
+                let limit = self.waiters_per_owner;
+                if request.queue && self.waiters.of_owner(&request.owner) >= limit {
+                    return Err(Refusal::TooManyWaiting { owner: request.owner.clone(), limit });
+                }
+                Ok(())
+            }
+            Command::Follow { lease }
+            | Command::Confirm { lease, .. }
+            | Command::Renew { lease, .. }
+            | Command::Attach { lease, .. }
+            | Command::HolderGone { lease, .. }
+            | Command::Release { lease } => match self.pool.lease(*lease) {
+                Some(known) if !caller.may_act_for(&known.request.owner) => {
+                    forbidden(format!("lease {lease} belongs to {}, not to {}", known.request.owner, caller.owner))
+                }
+                // The pool says that there is none.
+                _ => Ok(()),
+            },
+            _ if caller.role == Role::Admin => Ok(()),
+            _ => forbidden(format!("{} is no administrator here", caller.owner)),
+        }
+    }
+
+    /// Whether what comes of it could be kept, as far as is known.
+    fn kept_now(&self, command: &Command) -> Result<(), Refusal> {
+        match &self.store_state {
+            StoreState::Fine => Ok(()),
+            StoreState::Full(_) if gives_back(command) => Ok(()),
+            StoreState::Full(why) => Err(Refusal::DiskFull(why.clone())),
+            StoreState::Broken(why) => Err(Refusal::NotDurable(why.clone())),
+        }
+    }
+
+    /// Frees at once what nothing is known to run on.
+    pub(super) fn free_unbound(&mut self, outcome: &mut Outcome) {
+        let mut looked_at = 0;
+        while looked_at < outcome.effects.len() {
+            let draining = outcome.effects[looked_at..].iter().position(|e| matches!(e, Effect::Draining { .. }));
+            let Some(place) = draining.map(|place| place + looked_at) else { return };
+            looked_at = place + 1;
+            let Effect::Draining { lease } = outcome.effects[place] else { continue };
+            if !self.ties.binds(lease) {
+                self.apply(Command::Drained { lease }, outcome).ok();
+            }
+        }
+    }
+
+    /// Keeps the batch; or undoes it, keeps what only gives back, and refuses the rest.
+    fn commit_or_undo(&mut self, outcome: Outcome, applied: &mut [Applied]) -> Outcome {
+        let Err(refusal) = self.keep(&outcome) else { return outcome };
+        let mut outcome = Outcome::default();
+        for applied in applied.iter_mut() {
+            applied.result = match applied.again.take() {
+                Some(command) if matches!(self.store_state, StoreState::Full(_)) => self.apply(command, &mut outcome),
+                _ => Err(refusal.clone()),
+            };
+        }
+        self.free_unbound(&mut outcome);
+        if let Err(refusal) = self.keep(&outcome) {
+            for applied in applied.iter_mut() {
+                applied.result = Err(refusal.clone());
+            }
+            return Outcome::default();
+        }
+        outcome
+    }
+
+    fn answer(&self, applied: Applied) {
+        let Some(reply) = applied.reply else {
+            if let Err(Refusal::NotDurable(why) | Refusal::DiskFull(why)) = applied.result {
+                tracing::error!(%why, "something that happened could not be kept; it will be noticed again");
+            }
+            return;
+        };
+        let answer = applied.result.and_then(|answer| match answer {
+            Answer::Lease(lease) => self.lease_reply(lease, applied.caller.as_ref()),
+            Answer::Done | Answer::Node(..) => Ok(Reply::Done),
+        });
+        // Whoever asked may have gone.
+        drop(reply.send(answer));
+    }
+
+    fn lease_reply(&self, lease: LeaseId, caller: Option<&Caller>) -> Result<Reply, Refusal> {
+        let body = self.pool.lease(lease).map(|known| super::lease_body(self, known, caller));
+        let gone = || Refusal::Denied(gpupool_core::Denied::UnknownLease(lease));
+        body.map(|body| Reply::Lease(Box::new(body))).ok_or_else(gone)
+    }
+
+    /// Keeps those in the queue whom somebody waits for right now.
+    fn follow_awaited(&mut self, outcome: &mut Outcome) {
+        if !self.waiters.any() || self.followed.elapsed() < crate::limits::FOLLOW_EVERY {
+            return;
+        }
+        self.followed = std::time::Instant::now();
+        for lease in self.waiters.awaited() {
+            self.apply(Command::Follow { lease }, outcome).ok();
+        }
+    }
+}
+
+/// Whether a command only gives back: it may be kept with the last space there is.
+fn gives_back(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::Release { .. }
+            | Command::Drained { .. }
+            | Command::HolderGone { .. }
+            | Command::Fail { .. }
+            | Command::Revoke { .. }
+            | Command::Renew { .. }
+            | Command::Follow { .. }
+            | Command::Tick
+    )
+}
+
+/// Words that several refusals share.
+pub(super) fn shared(words: impl ToString) -> Arc<str> {
+    words.to_string().into()
+}

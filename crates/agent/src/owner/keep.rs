@@ -1,0 +1,94 @@
+//! Keeping a batch, and what happens when the store does not: build the pool anew, and mend what can be mended.
+
+use std::time::Instant;
+
+use gpupool_core::{Outcome, Pool};
+use gpupool_store::CommitError;
+
+use crate::limits::STORE_RETRY;
+
+use super::batch::shared;
+use super::message::Refusal;
+use super::{OwnerThread, StoreState};
+
+impl OwnerThread {
+    /// Commits the rows of a batch. Where that fails, the pool is as it was last committed, and the refusal says why.
+    pub(super) fn keep(&mut self, outcome: &Outcome) -> Result<(), Refusal> {
+        if outcome.rows.is_empty() {
+            return Ok(());
+        }
+        let kept = match self.store_state {
+            StoreState::Fine => self.store.commit(&outcome.rows, self.at),
+            StoreState::Full(_) | StoreState::Broken(_) => self.store.commit_urgent(&outcome.rows, self.at),
+        };
+        let Err(error) = kept else { return Ok(()) };
+        let why = shared(&error);
+        let refusal = match error {
+            CommitError::Full { .. } => {
+                self.note(StoreState::Full(why.clone()));
+                Refusal::DiskFull(why)
+            }
+            _ => {
+                self.note(StoreState::Broken(why.clone()));
+                Refusal::NotDurable(why)
+            }
+        };
+        self.undo();
+        Err(refusal)
+    }
+
+    /// The pool as the store has it.
+    fn undo(&mut self) {
+        let rows = match self.store.rows() {
+            Ok((rows, _complained_of_at_start)) => rows,
+            Err(error) => {
+                // Without its rows nothing may be granted: the empty pool knows no devices.
+                self.note(StoreState::Broken(shared(&error)));
+                Vec::new()
+            }
+        };
+        let (pool, bad) = Pool::restore(self.settings, self.policies.clone(), self.at.pool, rows);
+        for bad in bad {
+            tracing::error!(row = %bad, "a row was left out");
+        }
+        self.pool = pool;
+        self.take_stock();
+        let mut outcome = Outcome::default();
+        if let Some(sample) = self.sample.take() {
+            // Its rows are those that are kept already.
+            self.take_sample(sample, &mut outcome);
+        }
+    }
+
+    /// Tries a store that failed again, from time to time.
+    pub(super) fn mend_store(&mut self) {
+        if self.store_state == StoreState::Fine || self.retried.elapsed() < STORE_RETRY {
+            return;
+        }
+        self.retried = Instant::now();
+        let mended = match self.store_state {
+            StoreState::Full(_) => self.store.regain_ballast(),
+            _ => self.store.set_anchor(&crate::clock::anchor()).is_ok(),
+        };
+        if mended {
+            if matches!(self.store_state, StoreState::Broken(_)) {
+                self.at = crate::clock::both();
+                self.undo();
+            }
+            tracing::info!("the store keeps everything again");
+            self.store_state = StoreState::Fine;
+            self.watcher.store(&StoreState::Fine);
+        }
+    }
+
+    fn note(&mut self, state: StoreState) {
+        match &state {
+            StoreState::Full(why) => tracing::error!(%why, "requests are refused until there is space; releases are kept"),
+            StoreState::Broken(why) => tracing::error!(%why, "every wish is refused until the store works again"),
+            StoreState::Fine => {}
+        }
+        self.watcher.store(&state);
+        self.store_state = state;
+        self.retried = Instant::now();
+    }
+}

@@ -1,0 +1,150 @@
+//! What can be said to the owner thread, and the handle that says it.
+
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError};
+
+use gpupool_api::lease;
+use gpupool_core::{Command, Denied, LeaseId};
+use gpupool_store::Store;
+use tokio::sync::oneshot;
+
+use crate::identity::Caller;
+use crate::sampler::Sample;
+
+use super::OwnerThread;
+
+/// Why nothing came of a wish.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The pool denied it.
+    #[error(transparent)]
+    Denied(#[from] Denied),
+    /// The caller may not do that.
+    #[error("{0}")]
+    Forbidden(Arc<str>),
+    /// So many requests of one owner wait already.
+    #[error("{owner} has {limit} requests waiting, which is the most; wait for them, or cancel some")]
+    TooManyWaiting {
+        /// Whose.
+        owner: Arc<str>,
+        /// How many.
+        limit: usize,
+    },
+    /// It cannot be made durable now; nothing of it happened.
+    #[error("nothing was done: {0}")]
+    NotDurable(Arc<str>),
+    /// There is no space to make it durable now; nothing of it happened.
+    #[error("nothing was done: {0}")]
+    DiskFull(Arc<str>),
+    /// Too much is asked at once; nothing of it happened.
+    #[error("nothing was done: too much is asked at once; ask again in a moment")]
+    Busy,
+    /// The agent is ending.
+    #[error("nothing was done: the agent is stopping")]
+    Stopping,
+}
+
+/// What comes of a wish.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reply {
+    /// A lease as it is now.
+    Lease(Box<lease::Lease>),
+    /// Done.
+    Done,
+}
+
+/// A wish of somebody.
+pub(super) struct Asked {
+    pub command: Command,
+    pub caller: Caller,
+    pub reply: oneshot::Sender<Result<Reply, Refusal>>,
+}
+
+type Look = Box<dyn FnOnce(&OwnerThread) + Send>;
+type Work = Box<dyn FnOnce(&mut Store) + Send>;
+
+pub(super) enum Message {
+    /// Somebody wants something.
+    Asked(Asked),
+    /// Tell when this lease waits no longer.
+    Wait(LeaseId, oneshot::Sender<()>),
+    /// The agent itself says that something happened.
+    Fact(Command),
+    /// Devices were read.
+    Sample(Box<Sample>),
+    /// Look at what is committed.
+    Look(Look),
+    /// Do something with the store besides rows.
+    Work(Work),
+    /// End after what came before this.
+    Stop,
+}
+
+/// Says things to the owner thread. Its clones speak to the same one.
+#[derive(Clone)]
+pub struct Owner {
+    pub(super) messages: SyncSender<Message>,
+}
+
+impl Owner {
+    /// Asks for something on behalf of somebody. The answer comes when it is durable.
+    pub async fn ask(&self, caller: Caller, command: Command) -> Result<Reply, Refusal> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Message::Asked(Asked { command, caller, reply }))?;
+        answer.await.unwrap_or(Err(Refusal::Stopping))
+    }
+
+    /// Comes back when the lease waits no longer (or never did). Dropping it stops the waiting, not the lease.
+    pub async fn wait(&self, lease: LeaseId) -> Result<(), Refusal> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Message::Wait(lease, reply))?;
+        answer.await.map_err(|_| Refusal::Stopping)
+    }
+
+    /// Tells what happened, without waiting for what comes of it.
+    pub fn tell(&self, command: Command) -> Result<(), Refusal> {
+        self.send(Message::Fact(command))
+    }
+
+    /// Tells what was read. A sample that finds no room is dropped: the next one says the same and more.
+    pub fn sampled(&self, sample: Sample) {
+        let _full_or_stopping = self.send(Message::Sample(Box::new(sample)));
+    }
+
+    /// Looks at what is committed.
+    pub async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&OwnerThread) -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Message::Look(Box::new(move |owner| drop(reply.send(look(owner))))))?;
+        answer.await.map_err(|_| Refusal::Stopping)
+    }
+
+    /// As [`Owner::look`], from a thread that may block.
+    pub fn look_blocking<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&OwnerThread) -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Message::Look(Box::new(move |owner| drop(reply.send(look(owner))))))?;
+        answer.blocking_recv().map_err(|_| Refusal::Stopping)
+    }
+
+    /// Does something with the store besides rows, between commits.
+    pub async fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Store) -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Message::Work(Box::new(move |store| drop(reply.send(work(store))))))?;
+        answer.await.map_err(|_| Refusal::Stopping)
+    }
+
+    pub(super) fn send(&self, message: Message) -> Result<(), Refusal> {
+        self.messages.try_send(message).map_err(|error| match error {
+            TrySendError::Full(_) => Refusal::Busy,
+            TrySendError::Disconnected(_) => Refusal::Stopping,
+        })
+    }
+}

@@ -1,0 +1,212 @@
+//! The one thread that owns the pool and the store.
+//!
+//! Messages arrive on a channel and are applied in batches: the changed rows of a batch are committed in one transaction,
+//! and only then answers, looks, events and waiters learn of it. If the commit fails the pool is built anew from the
+//! store and the whole batch is refused, so nothing uncommitted is ever visible. The thread ends when it is told to stop
+//! or when every handle is gone.
+
+mod batch;
+mod keep;
+mod message;
+mod publish;
+mod sampled;
+mod ties;
+mod view;
+mod waiters;
+
+pub use message::{Owner, Refusal, Reply};
+pub use publish::Watcher;
+pub use ties::Tie;
+pub use view::lease_body;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use gpupool_core::device::{DeviceIdentity, NodeFacts};
+use gpupool_core::policy::Policies;
+use gpupool_core::{DeviceId, GpuId, LeaseId, NodeId, Pool, Settings};
+use gpupool_store::{Clock, Store};
+
+use crate::clock;
+use crate::limits::{BATCH, FOLLOW_EVERY, MESSAGES, STORE_RETRY};
+use crate::sampler::Sample;
+
+use message::Message;
+use ties::Ties;
+use waiters::Waiters;
+
+/// What an owner thread starts with.
+pub struct OwnerSpec {
+    /// The store, and the rows it had.
+    pub opened: gpupool_store::Opened,
+    /// How the pool works.
+    pub settings: Settings,
+    /// The rules in force.
+    pub policies: Policies,
+    /// The node it is for.
+    pub node: NodeFacts,
+    /// How many requests of one owner may wait.
+    pub waiters_per_owner: usize,
+    /// Whether readings show processes that exist.
+    pub real_processes: bool,
+    /// Who is told of what was committed.
+    pub watcher: Box<dyn Watcher>,
+}
+
+/// How the store is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum StoreState {
+    /// It keeps everything.
+    #[default]
+    Fine,
+    /// There is no space: only what gives back is kept.
+    Full(Arc<str>),
+    /// It does not keep or give rows; every wish is refused until it does again.
+    Broken(Arc<str>),
+}
+
+/// The owner's state, which only its thread touches; [`Owner::look`] shows it to others.
+pub struct OwnerThread {
+    pool: Pool,
+    store: Store,
+    store_state: StoreState,
+    settings: Settings,
+    policies: Policies,
+    node: NodeFacts,
+    node_id: Option<NodeId>,
+    devices: HashMap<DeviceIdentity, DeviceId>,
+    sample: Option<Box<Sample>>,
+    waiters: Waiters,
+    ties: Ties,
+    /// What each lease holds, until that is free again.
+    held: HashMap<LeaseId, Arc<[GpuId]>>,
+    waiters_per_owner: usize,
+    real_processes: bool,
+    watcher: Box<dyn Watcher>,
+    followed: Instant,
+    retried: Instant,
+    /// The instant on both clocks at which the last batch was applied.
+    at: Clock,
+}
+
+/// Starts the thread on the rows of a store, and says which rows made no sense.
+pub fn start(spec: OwnerSpec) -> io::Result<(Owner, JoinHandle<()>, Vec<String>)> {
+    let (messages, inbox) = sync_channel(MESSAGES);
+    let mut complaints = spec.opened.complaints;
+    let at = clock::both();
+    let (pool, bad) = Pool::restore(spec.settings, spec.policies.clone(), at.pool, spec.opened.rows);
+    complaints.extend(bad.iter().map(ToString::to_string));
+    let now = Instant::now();
+    let mut owner = OwnerThread {
+        pool,
+        store: spec.opened.store,
+        store_state: StoreState::Fine,
+        settings: spec.settings,
+        policies: spec.policies,
+        node: spec.node,
+        node_id: None,
+        devices: HashMap::new(),
+        sample: None,
+        waiters: Waiters::default(),
+        ties: Ties::default(),
+        held: HashMap::new(),
+        waiters_per_owner: spec.waiters_per_owner,
+        real_processes: spec.real_processes,
+        watcher: spec.watcher,
+        followed: now,
+        retried: now,
+        at,
+    };
+    owner.take_stock();
+    let thread = thread::Builder::new().name("owner".into()).spawn(move || owner.run(&inbox))?;
+    Ok((Owner { messages }, thread, complaints))
+}
+
+impl Owner {
+    /// Lets the thread end after what was said before.
+    pub fn stop(&self) {
+        // A full channel empties, and a thread that is gone has ended.
+        while self.send(Message::Stop) == Err(Refusal::Busy) {
+            thread::yield_now();
+        }
+    }
+}
+
+impl OwnerThread {
+    fn run(&mut self, inbox: &Receiver<Message>) {
+        loop {
+            let first = match inbox.recv_timeout(self.patience()) {
+                Ok(message) => Some(message),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let mut stops = false;
+            let messages = first.into_iter().chain(inbox.try_iter()).take(BATCH);
+            let batch: Vec<Message> =
+                messages.inspect(|message| stops |= matches!(message, Message::Stop)).collect();
+            self.process(batch);
+            if stops {
+                return;
+            }
+        }
+    }
+
+    /// How long to wait for a message before the clock has to be heard.
+    fn patience(&self) -> Duration {
+        let mut patience = Duration::from_secs(60);
+        if let Some(due) = self.pool.next_deadline() {
+            patience = patience.min(Duration::from_millis(due.since(clock::now()).0));
+        }
+        if self.waiters.any() {
+            patience = patience.min(FOLLOW_EVERY.saturating_sub(self.followed.elapsed()));
+        }
+        if self.store_state != StoreState::Fine {
+            patience = patience.min(STORE_RETRY.saturating_sub(self.retried.elapsed()));
+        }
+        patience
+    }
+
+    /// The pool, as it was last committed.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// The store, to read from.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// How the store is.
+    pub fn store_state(&self) -> &StoreState {
+        &self.store_state
+    }
+
+    /// The last reading of all devices.
+    pub fn sample(&self) -> Option<&Sample> {
+        self.sample.as_deref()
+    }
+
+    /// The number of this node, once it was seen.
+    pub fn node_id(&self) -> Option<NodeId> {
+        self.node_id
+    }
+
+    /// What runs under a lease.
+    pub fn tie(&self, lease: LeaseId) -> Option<&Tie> {
+        self.ties.of(lease)
+    }
+
+    /// The devices a lease holds, or that drain of it.
+    pub fn held(&self, lease: LeaseId) -> &[GpuId] {
+        self.held.get(&lease).map_or(&[], |held| held)
+    }
+
+    /// The instant on both clocks by which times of the pool are told.
+    pub fn at(&self) -> Clock {
+        self.at
+    }
+}

@@ -1,0 +1,97 @@
+//! Who waits for which lease to leave the queue, and how many requests of each owner are in it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use gpupool_core::LeaseId;
+use gpupool_core::lease::LeaseState;
+use gpupool_core::{Effect, Pool};
+use tokio::sync::oneshot;
+
+#[derive(Default)]
+pub(super) struct Waiters {
+    by_lease: HashMap<LeaseId, Vec<oneshot::Sender<()>>>,
+    queued: HashMap<LeaseId, Arc<str>>,
+    by_owner: HashMap<Arc<str>, usize>,
+}
+
+impl Waiters {
+    /// Counts anew who is queued; those who wait go on waiting.
+    pub fn recount(&mut self, pool: &Pool) {
+        self.queued.clear();
+        self.by_owner.clear();
+        for lease in pool.leases().filter(|lease| lease.state == LeaseState::Queued) {
+            self.enter(lease.id, lease.request.owner.clone());
+        }
+        let gone: Vec<LeaseId> = self.by_lease.keys().copied().filter(|id| !self.queued.contains_key(id)).collect();
+        for lease in gone {
+            self.wake(lease);
+        }
+    }
+
+    /// How many requests of an owner are queued.
+    pub fn of_owner(&self, owner: &str) -> usize {
+        self.by_owner.get(owner).copied().unwrap_or(0)
+    }
+
+    /// Somebody waits; told at once where there is nothing to wait for.
+    pub fn wait(&mut self, lease: LeaseId, waiter: oneshot::Sender<()>) {
+        if self.queued.contains_key(&lease) {
+            self.by_lease.entry(lease).or_default().push(waiter);
+        } else {
+            drop(waiter.send(()));
+        }
+    }
+
+    /// Takes in what happened, and wakes whom it concerns.
+    pub fn follow(&mut self, effect: &Effect, pool: &Pool) {
+        match effect {
+            Effect::Queued { lease } => {
+                if let Some(row) = pool.lease(*lease) {
+                    self.enter(*lease, row.request.owner.clone());
+                }
+            }
+            Effect::Granted { lease, .. } | Effect::Offered { lease, .. } | Effect::Ended { lease, .. } => {
+                self.leave(*lease);
+                self.wake(*lease);
+            }
+            _ => {}
+        }
+    }
+
+    /// Leases somebody waits for, without those whose waiters went away.
+    pub fn awaited(&mut self) -> Vec<LeaseId> {
+        self.by_lease.retain(|_, waiters| {
+            waiters.retain(|waiter| !waiter.is_closed());
+            !waiters.is_empty()
+        });
+        self.by_lease.keys().copied().collect()
+    }
+
+    /// Whether anybody waits.
+    pub fn any(&self) -> bool {
+        !self.by_lease.is_empty()
+    }
+
+    fn enter(&mut self, lease: LeaseId, owner: Arc<str>) {
+        if self.queued.insert(lease, owner.clone()).is_none() {
+            *self.by_owner.entry(owner).or_default() += 1;
+        }
+    }
+
+    fn leave(&mut self, lease: LeaseId) {
+        let Some(owner) = self.queued.remove(&lease) else { return };
+        if let Some(count) = self.by_owner.get_mut(&owner) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_owner.remove(&owner);
+            }
+        }
+    }
+
+    fn wake(&mut self, lease: LeaseId) {
+        for waiter in self.by_lease.remove(&lease).into_iter().flatten() {
+            drop(waiter.send(()));
+        }
+    }
+}
