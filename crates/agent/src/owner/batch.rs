@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use gpupool_core::lease::EndCause;
 use gpupool_core::{Answer, Command, Effect, LeaseId, Outcome};
 use tokio::sync::oneshot;
 
@@ -38,6 +39,8 @@ impl OwnerThread {
                 Message::Wait(lease, waiter) => waits.push((lease, waiter)),
                 Message::Look(look) => looks.push(look),
                 Message::Work(work) => works.push(work),
+                Message::Tie(lease, change) => self.tie_to(lease, change),
+                Message::Gone(lease) => applied.extend(self.gone(lease, &mut outcome)),
                 Message::Stop => {}
             }
         }
@@ -66,6 +69,19 @@ impl OwnerThread {
             .and_then(|()| self.kept_now(&command))
             .and_then(|()| self.apply(command, outcome));
         Applied { reply: Some(reply), caller: Some(caller), result, again }
+    }
+
+    /// What runs under a lease is known only while the lease is.
+    fn tie_to(&mut self, lease: LeaseId, change: impl FnOnce(&mut super::Tie)) {
+        if self.pool.lease(lease).is_some_and(|known| known.state.is_granted() || known.draining) {
+            change(self.ties.change(lease));
+        }
+    }
+
+    fn gone(&mut self, lease: LeaseId, outcome: &mut Outcome) -> Option<Applied> {
+        self.ties.untie(lease);
+        let drains = self.pool.lease(lease).is_some_and(|known| known.draining);
+        (drains && !self.ties.binds(lease, true)).then(|| self.fact(Command::Drained { lease }, outcome))
     }
 
     fn fact(&mut self, command: Command, outcome: &mut Outcome) -> Applied {
@@ -127,7 +143,8 @@ impl OwnerThread {
             let Some(place) = draining.map(|place| place + looked_at) else { return };
             looked_at = place + 1;
             let Effect::Draining { lease } = outcome.effects[place] else { continue };
-            if !self.ties.binds(lease) {
+            let was_taken = self.pool.lease(lease).and_then(|known| known.cause.as_ref()).is_some_and(is_taken_back);
+            if !self.ties.binds(lease, was_taken) {
                 self.apply(Command::Drained { lease }, outcome).ok();
             }
         }
@@ -199,6 +216,11 @@ fn gives_back(command: &Command) -> bool {
             | Command::Follow { .. }
             | Command::Tick
     )
+}
+
+/// Whether the holder may not know that its lease is over.
+pub(super) fn is_taken_back(cause: &EndCause) -> bool {
+    matches!(cause, EndCause::Revoked | EndCause::MaxDurationPassed | EndCause::Fault(_))
 }
 
 /// Words that several refusals share.

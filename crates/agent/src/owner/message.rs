@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use crate::identity::Caller;
 use crate::sampler::Sample;
 
-use super::OwnerThread;
+use super::{OwnerThread, Tie};
 
 /// Why nothing came of a wish.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +62,7 @@ pub(super) struct Asked {
 
 type Look = Box<dyn FnOnce(&OwnerThread) + Send>;
 type Work = Box<dyn FnOnce(&mut Store) + Send>;
+type Change = Box<dyn FnOnce(&mut Tie) + Send>;
 
 pub(super) enum Message {
     /// Somebody wants something.
@@ -76,6 +77,10 @@ pub(super) enum Message {
     Look(Look),
     /// Do something with the store besides rows.
     Work(Work),
+    /// Something runs under a lease.
+    Tie(LeaseId, Change),
+    /// What ran under an ended lease, as far as it could be held to, is gone.
+    Gone(LeaseId),
     /// End after what came before this.
     Stop,
 }
@@ -109,6 +114,17 @@ impl Owner {
     /// Tells what was read. A sample that finds no room is dropped: the next one says the same and more.
     pub fn sampled(&self, sample: Sample) {
         let _full_or_stopping = self.send(Message::Sample(Box::new(sample)));
+    }
+
+    /// Notes what runs under a lease.
+    pub fn tie(&self, lease: LeaseId, change: impl FnOnce(&mut Tie) + Send + 'static) -> Result<(), Refusal> {
+        self.send(Message::Tie(lease, Box::new(change)))
+    }
+
+    /// What ran under an ended lease in its group and as its holder is gone. What was read on its devices besides is waited
+    /// for by reading again.
+    pub fn gone(&self, lease: LeaseId) -> Result<(), Refusal> {
+        self.send(Message::Gone(lease))
     }
 
     /// Looks at what is committed.

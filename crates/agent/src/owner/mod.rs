@@ -17,7 +17,7 @@ mod waiters;
 pub use message::{Owner, Refusal, Reply};
 pub use publish::Watcher;
 pub use ties::Tie;
-pub use view::lease_body;
+pub use view::{device_body, health_words, lease_body, vendor_name};
 
 use std::collections::HashMap;
 use std::io;

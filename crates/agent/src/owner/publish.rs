@@ -8,7 +8,8 @@ use gpupool_core::{DeviceId, Effect, GpuId, LeaseId, Pool};
 
 use crate::clock;
 
-use super::{OwnerThread, StoreState};
+use super::batch::is_taken_back;
+use super::{OwnerThread, StoreState, Tie};
 
 /// Somebody who is told of what was committed, on the owner's thread: must not wait for anything.
 pub trait Watcher: Send {
@@ -16,6 +17,8 @@ pub trait Watcher: Send {
     fn events(&mut self, events: Vec<Event>);
     /// An effect, with the pool after its batch and the devices of the lease it is about.
     fn effect(&mut self, effect: &Effect, pool: &Pool, gpu_ids: &[GpuId]);
+    /// A lease is over, and something of it may still run.
+    fn leaves(&mut self, lease: LeaseId, tie: Tie, was_taken: bool);
     /// The store works differently than before.
     fn store(&mut self, state: &StoreState);
 }
@@ -44,6 +47,9 @@ impl OwnerThread {
             self.waiters.follow(effect, &self.pool);
             let of_lease = lease_of(effect).and_then(|lease| self.held.get(&lease).cloned()).unwrap_or_default();
             self.watcher.effect(effect, &self.pool, &of_lease);
+            if let Effect::Draining { lease } = effect {
+                self.let_leave(*lease);
+            }
             events.push(self.event(effect, &of_lease));
             if let Effect::Freed { lease } = effect {
                 self.held.remove(lease);
@@ -53,6 +59,13 @@ impl OwnerThread {
         if !events.is_empty() {
             self.watcher.events(events);
         }
+    }
+
+    /// Says who has to go, where a lease drains.
+    pub(super) fn let_leave(&mut self, lease: LeaseId) {
+        let Some(known) = self.pool.lease(lease).filter(|known| known.draining) else { return };
+        let was_taken = known.cause.as_ref().is_some_and(is_taken_back);
+        self.watcher.leaves(lease, self.ties.of(lease).cloned().unwrap_or_default(), was_taken);
     }
 
     fn note_held(&mut self, lease: LeaseId) {

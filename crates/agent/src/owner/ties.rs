@@ -39,13 +39,19 @@ impl Ties {
         self.running.remove(&lease);
     }
 
+    /// Nothing is held to under it any more; what was read on devices stays.
+    pub fn untie(&mut self, lease: LeaseId) {
+        self.by_lease.remove(&lease);
+    }
+
     pub fn set_running(&mut self, running: HashSet<LeaseId>) {
         self.running = running;
     }
 
-    /// Whether something may still run under it.
-    pub fn binds(&self, lease: LeaseId) -> bool {
-        let tied = |tie: &Tie| tie.process.is_some() || tie.group.is_some();
+    /// Whether something may still run under it. A holder that gave it back, or is gone, runs nothing that was not seen
+    /// on a device or put into a group; one it was taken from may.
+    pub fn binds(&self, lease: LeaseId, was_taken: bool) -> bool {
+        let tied = |tie: &Tie| tie.group.is_some() || (was_taken && tie.process.is_some());
         self.running.contains(&lease) || self.by_lease.get(&lease).is_some_and(tied)
     }
 }

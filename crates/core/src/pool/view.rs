@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::device::{Cordon, DeviceFacts, Health, NodeFacts};
-use crate::ids::{DeviceId, GpuId, LeaseId, NodeId};
+use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
 use crate::lease::Lease;
 use crate::outcome::Closed;
 use crate::policy::Policies;
@@ -124,6 +124,11 @@ impl Pool {
     /// All nodes, by number.
     pub fn nodes(&self) -> impl Iterator<Item = NodeView> {
         (0..self.inventory.nodes.len() as u32).filter_map(|number| self.node(NodeId(number)))
+    }
+
+    /// The token the next grant gets: every one before it was given out.
+    pub fn next_token(&self) -> Token {
+        Token(self.counters.next_token)
     }
 
     /// Grows whenever strategies that look ahead take over a new workload.

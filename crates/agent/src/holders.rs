@@ -1,0 +1,128 @@
+//! Who keeps leases alive without renewing them: processes, watched by the kernel's word, and open connections.
+//!
+//! One task for each watched process; it ends when the process does, when its lease is over, or with the agent.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gpupool_confine::process::{ProcessHandle, ProcessId};
+use gpupool_core::lease::Holder;
+use gpupool_core::{Command, LeaseId, Millis};
+use tokio::io::unix::AsyncFd;
+use tokio::task::AbortHandle;
+
+use crate::net::PeerProcess;
+use crate::owner::{Owner, Refusal};
+
+/// The holders of this agent's leases. Its clones share them.
+#[derive(Clone)]
+pub struct Holders {
+    owner: Owner,
+    shared: Arc<Mutex<Shared>>,
+}
+
+/// A lock rather than messages: it is held for one look into a map.
+#[derive(Default)]
+struct Shared {
+    watches: HashMap<LeaseId, AbortHandle>,
+    connections: HashMap<LeaseId, usize>,
+}
+
+/// How long a fact waits before it is told again to an owner that is busy.
+const TELL_AGAIN: std::time::Duration = std::time::Duration::from_millis(50);
+
+impl Holders {
+    /// Nobody yet.
+    pub fn new(owner: Owner) -> Self {
+        Self { owner, shared: Arc::default() }
+    }
+
+    /// A process of a connection, as a holder and as what runs under the lease.
+    pub fn of(&self, process: &PeerProcess) -> (Holder, ProcessId) {
+        let id = ProcessId { pid: process.pid, started: process.start_ticks };
+        (Holder::Process { pid: id.pid, started: id.started }, id)
+    }
+
+    /// Watches a process that now holds a lease, in place of one that did.
+    pub fn watch(&self, lease: LeaseId, process: PeerProcess) {
+        match AsyncFd::new(process.pidfd) {
+            Ok(pidfd) => self.watch_fd(lease, pidfd),
+            Err(error) => tracing::error!(lease = lease.0, %error, "cannot watch the holder of a lease"),
+        }
+    }
+
+    /// Watches the holders that rows tell of, after a restart of the agent. Those that are gone are told at once, those
+    /// that were connections get `grace` to connect again.
+    pub fn resume(&self, held: Vec<(LeaseId, Holder)>, grace: Millis) {
+        for (lease, holder) in held {
+            match holder {
+                Holder::Process { pid, started } => match ProcessHandle::open(ProcessId { pid, started }) {
+                    Ok(Some(handle)) => match AsyncFd::new(handle) {
+                        Ok(handle) => self.watch_fd(lease, handle),
+                        Err(error) => tracing::error!(lease = lease.0, %error, "cannot watch the holder of a lease"),
+                    },
+                    Ok(None) => self.gone(lease, Millis(0)),
+                    Err(error) => {
+                        tracing::error!(lease = lease.0, pid, %error, "cannot tell whether the holder of a lease lives");
+                    }
+                },
+                Holder::Connection => self.gone(lease, grace),
+                // Looked after where groups are.
+                Holder::Cgroup(_) => {}
+            }
+        }
+    }
+
+    fn watch_fd<T: std::os::fd::AsRawFd + Send + Sync + 'static>(&self, lease: LeaseId, pidfd: AsyncFd<T>) {
+        let holders = self.clone();
+        let task = tokio::spawn(async move {
+            // An error means that it cannot be waited for, which the kernel does for nothing that lives.
+            let _ended = pidfd.readable().await;
+            holders.tell(Command::HolderGone { lease, grace: Millis(0) }).await;
+            holders.lock().watches.remove(&lease);
+        });
+        if let Some(before) = self.lock().watches.insert(lease, task.abort_handle()) {
+            before.abort();
+        }
+    }
+
+    fn gone(&self, lease: LeaseId, grace: Millis) {
+        let holders = self.clone();
+        tokio::spawn(async move { holders.tell(Command::HolderGone { lease, grace }).await });
+    }
+
+    /// Tells the owner, again and again while it is busy: nobody else would.
+    async fn tell(&self, command: Command) {
+        while self.owner.tell(command.clone()) == Err(Refusal::Busy) {
+            tokio::time::sleep(TELL_AGAIN).await;
+        }
+    }
+
+    /// A lease is over: nobody holds it any more.
+    pub fn forget(&self, lease: LeaseId) {
+        if let Some(task) = self.lock().watches.remove(&lease) {
+            task.abort();
+        }
+    }
+
+    /// A connection now holds a lease.
+    pub fn connection_opened(&self, lease: LeaseId) {
+        *self.lock().connections.entry(lease).or_default() += 1;
+    }
+
+    /// One of its connections closed; says whether it was the last.
+    pub fn connection_closed(&self, lease: LeaseId) -> bool {
+        let mut shared = self.lock();
+        let Some(count) = shared.connections.get_mut(&lease) else { return false };
+        *count -= 1;
+        if *count > 0 {
+            return false;
+        }
+        shared.connections.remove(&lease);
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

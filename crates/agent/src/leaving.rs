@@ -1,0 +1,85 @@
+//! What runs under a lease that is over has to go: groups are killed whole, a holder the lease was taken from is asked
+//! to end and then made to.
+//!
+//! One task for each such lease; it ends when all of it is gone, or with the agent (which takes it up again at its next
+//! start).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpupool_confine::process::{ProcFs, ProcessHandle, ProcessId};
+use gpupool_core::LeaseId;
+use rustix::process::Signal;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+
+use crate::groups::Groups;
+use crate::owner::{Owner, Refusal, Tie};
+
+/// How long a holder may take to end after it was asked to.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long a group that could not be killed is left before it is tried again.
+const TRY_AGAIN: Duration = Duration::from_secs(5);
+/// How long an owner that is busy is left before it is told again.
+const TELL_AGAIN: Duration = Duration::from_millis(50);
+
+/// A lease that is over.
+#[derive(Debug)]
+pub struct Leave {
+    /// Which.
+    pub lease: LeaseId,
+    /// What runs under it.
+    pub tie: Tie,
+    /// Whether its holder may not know that it is over.
+    pub was_taken: bool,
+}
+
+/// Lets leases leave until the sender is gone.
+pub async fn run(mut leaves: mpsc::UnboundedReceiver<Leave>, groups: Arc<Groups>, owner: Owner) {
+    while let Some(leave) = leaves.recv().await {
+        tokio::spawn(one(leave, groups.clone(), owner.clone()));
+    }
+}
+
+async fn one(leave: Leave, groups: Arc<Groups>, owner: Owner) {
+    if leave.was_taken
+        && let Some(process) = leave.tie.process
+    {
+        end_holder(leave.lease, process).await;
+    }
+    if leave.tie.group.is_some() {
+        loop {
+            let (groups, lease) = (groups.clone(), leave.lease);
+            if tokio::task::spawn_blocking(move || groups.remove(lease)).await.unwrap_or(false) {
+                break;
+            }
+            tokio::time::sleep(TRY_AGAIN).await;
+        }
+    }
+    while owner.gone(leave.lease) == Err(Refusal::Busy) {
+        tokio::time::sleep(TELL_AGAIN).await;
+    }
+}
+
+/// Asks the holder to end, and after a grace ends it with all that descends from it.
+async fn end_holder(lease: LeaseId, process: ProcessId) {
+    let Ok(Some(holder)) = ProcessHandle::open(process) else { return };
+    tracing::info!(lease = lease.0, pid = process.pid, "asking the holder of a lease that was taken back to end");
+    if let Err(error) = holder.signal(Signal::TERM) {
+        tracing::warn!(lease = lease.0, pid = process.pid, %error, "cannot end the holder of a lease");
+        return;
+    }
+    let Ok(watched) = AsyncFd::new(holder) else { return };
+    if tokio::time::timeout(GRACE, watched.readable()).await.is_ok() {
+        return;
+    }
+    tracing::warn!(lease = lease.0, pid = process.pid, "killing the holder of a lease that was taken back");
+    let descendants = ProcFs::here().tree(process.pid).unwrap_or_default();
+    for id in std::iter::once(process).chain(descendants) {
+        if let Ok(Some(handle)) = ProcessHandle::open(id) {
+            // One that is gone by now is what was wanted.
+            let _ = handle.signal(Signal::KILL);
+        }
+    }
+    let _ended = tokio::time::timeout(GRACE, watched.readable()).await;
+}
