@@ -1,3 +1,9 @@
 //! The node's authority: samples GPUs, grants leases, answers over HTTP.
+//!
+//! Facts flow one way. The [`sampler`] reads devices and hands readings to the statistics ([`stats`]) and to the owner
+//! thread ([`owner`]), which alone holds the pool and the store; the routes ([`http`]) turn requests into commands for it
+//! and hand out what is prepared or committed; listeners ([`net`]) know who is at the other end. [`agent`] starts all of
+//! it in order and ends it in the reverse order.
 
 pub mod clock;
+pub mod net;

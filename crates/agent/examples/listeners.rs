@@ -1,0 +1,57 @@
+//! How fast and how small the listeners are, next to `axum::serve` with the same routes.
+//!
+//! `listeners serve` listens on two ports of loopback, the first with our listeners, the second with `axum::serve`, and
+//! prints its own resident memory for every line on its standard input. `listeners wait ADDRESS N` holds N requests
+//! that are not answered. Throughput: `wrk -c64 -t1 http://ADDRESS/body`.
+
+use std::io::{BufRead, Read, Write};
+use std::net::TcpStream;
+
+use axum::Router;
+use axum::routing::get;
+use gpupool_agent::net::{Bind, Limits, Net, Shutdown, TcpBind, raise_open_files};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    raise_open_files();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["serve"] => tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve()),
+        ["wait", address, count] => wait(address, count.parse()?),
+        _ => Err("usage: listeners serve | listeners wait ADDRESS N".into()),
+    }
+}
+
+async fn serve() -> Result<(), Box<dyn std::error::Error>> {
+    let body = bytes::Bytes::from(vec![b'x'; 2048]);
+    let routes = Router::new()
+        .route("/body", get(move || std::future::ready(body.clone())))
+        .route("/wait", get(std::future::pending::<()>));
+    let localhost = TcpBind { host: "127.0.0.1".to_owned(), port: 0 };
+    let net = Net::bind(Bind { tcp: vec![localhost], limits: Limits::default(), ..Bind::default() }).await?;
+    let plain = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    println!("ours {} axum {}", net.addresses()[0], plain.local_addr()?);
+    tokio::spawn(axum::serve(plain, routes.clone()).into_future());
+    std::thread::spawn(print_memory);
+    net.serve(routes, Shutdown::new()).await;
+    Ok(())
+}
+
+fn print_memory() {
+    for _ in std::io::stdin().lock().lines() {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        println!("{}", status.lines().find(|line| line.starts_with("VmRSS")).unwrap_or("VmRSS unknown"));
+    }
+}
+
+fn wait(address: &str, count: usize) -> Result<(), Box<dyn std::error::Error>> {
+    let mut open = Vec::with_capacity(count);
+    for _ in 0..count {
+        let mut stream = TcpStream::connect(address)?;
+        let headers = "user-agent: gpupool/0.1\r\naccept: application/json\r\nauthorization: Bearer 0123456789abcdef";
+        write!(stream, "GET /wait HTTP/1.1\r\nhost: {address}\r\n{headers}\r\n\r\n")?;
+        open.push(stream);
+    }
+    println!("{count} requests wait; end of input closes them");
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}

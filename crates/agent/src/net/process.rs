@@ -1,0 +1,183 @@
+//! The process at the other end of the Unix socket, held by a pidfd.
+//!
+//! A kernel that knows SO_PEERPIDFD (6.5) hands out the very process that connected, at any time later. On an older
+//! one the start time of the process is noted when the connection is accepted, and a pidfd opened later must show
+//! the same start time. What remains there: a process that connects and ends, and whose pid is used again by a
+//! process of the same user, all before the connection is accepted.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::peer::Credentials;
+use super::socket::Socket;
+
+/// When a process started, in clock ticks since boot; with the pid it names one process between two boots.
+pub(super) type Start = u64;
+
+/// A process that connected to the Unix socket, alive when it was asked for.
+#[derive(Debug)]
+pub struct PeerProcess {
+    /// Its pid in our pid namespace.
+    pub pid: u32,
+    /// When it started, in clock ticks since boot (field 22 of its `stat`): to know it again after a restart.
+    pub start_ticks: u64,
+    /// Readable when the process has ended.
+    pub pidfd: OwnedFd,
+}
+
+/// Why there is no process to hold on to.
+#[derive(Debug, thiserror::Error)]
+pub enum NoProcess {
+    /// A pid sent over TCP would prove nothing.
+    #[error("the client is not connected over the Unix socket, so its process is not known")]
+    NotUnix,
+    /// It ended, or the connection is closed.
+    #[error("the client's process or connection is gone")]
+    Gone,
+    /// It lives in a pid namespace that cannot be seen from ours.
+    #[error("the client's process cannot be seen from the agent's pid namespace")]
+    Hidden,
+    /// The kernel did not answer.
+    #[error("cannot find the client's process: {0}")]
+    System(#[from] io::Error),
+}
+
+/// The process that made this connection.
+pub(super) fn of_peer(
+    socket: &Socket,
+    credentials: &Credentials,
+    noted: Option<Start>,
+) -> Result<PeerProcess, NoProcess> {
+    let pid = credentials.pid.ok_or(NoProcess::Hidden)?;
+    let pidfd = if kernel_hands_out_pidfds() { peer_pidfd(socket).map_err(gone_or_system)? } else { open_pidfd(pid)? };
+    hold(pid, pidfd, noted)
+}
+
+/// The start time to note when a connection is accepted, on kernels where nothing else names its process.
+pub(super) fn start_to_remember(credentials: &Credentials) -> Option<Start> {
+    if kernel_hands_out_pidfds() {
+        return None;
+    }
+    noted_start(credentials)
+}
+
+/// A process of another user cannot be the one that connected.
+fn noted_start(credentials: &Credentials) -> Option<Start> {
+    let pid = credentials.pid?;
+    let owner = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+    // Root owns the directory of a process that may not be looked into.
+    let fits = owner == credentials.uid || owner == 0;
+    fits.then(|| start_ticks(pid)).flatten()
+}
+
+fn hold(pid: u32, pidfd: OwnedFd, noted: Option<Start>) -> Result<PeerProcess, NoProcess> {
+    let start_ticks = start_ticks(pid).ok_or(NoProcess::Gone)?;
+    // Still running after its start time was read: then it was read from this process and no other.
+    if has_ended(&pidfd)? {
+        return Err(NoProcess::Gone);
+    }
+    let must_be_noted = !kernel_hands_out_pidfds();
+    if must_be_noted && noted != Some(start_ticks) {
+        return Err(NoProcess::Gone);
+    }
+    Ok(PeerProcess { pid, start_ticks, pidfd })
+}
+
+fn has_ended(pidfd: &OwnedFd) -> io::Result<bool> {
+    let mut ask = [PollFd::new(pidfd, PollFlags::IN)];
+    Ok(poll(&mut ask, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
+}
+
+fn open_pidfd(pid: u32) -> Result<OwnedFd, NoProcess> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(NoProcess::Hidden)?;
+    pidfd_open(pid, PidfdFlags::empty()).map_err(|error| gone_or_system(error.into()))
+}
+
+fn gone_or_system(error: io::Error) -> NoProcess {
+    match error.raw_os_error() {
+        Some(libc::ESRCH | libc::EINVAL | libc::ENODATA) => NoProcess::Gone,
+        _ => NoProcess::System(error),
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`. The name in field 2 may hold anything, so fields are counted after its last `)`.
+fn start_ticks(pid: u32) -> Option<Start> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+fn kernel_hands_out_pidfds() -> bool {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    *KNOWN.get_or_init(|| {
+        let Ok((one, _other)) = std::os::unix::net::UnixStream::pair() else { return false };
+        peer_pidfd(&one).is_ok()
+    })
+}
+
+/// Socket option of Linux 6.5 on all architectures but sparc and parisc, which have no GPUs of ours.
+const SO_PEERPIDFD: libc::c_int = 77;
+
+#[allow(unsafe_code, reason = "no wrapper knows this socket option yet")]
+fn peer_pidfd(socket: &impl AsFd) -> io::Result<OwnedFd> {
+    let mut fd: libc::c_int = -1;
+    let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).map_err(io::Error::other)?;
+    // SAFETY: the descriptor is borrowed for the call; value and length point to live variables of the stated size.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut length,
+        )
+    };
+    if outcome != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if fd < 0 {
+        return Err(Errno::SRCH.into());
+    }
+    // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+
+    fn me() -> Credentials {
+        let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        Credentials { pid: Some(std::process::id()), uid, gid }
+    }
+
+    #[test]
+    fn the_start_time_of_a_process_stays_and_belongs_to_its_owner() {
+        let first = noted_start(&me()).expect("this process has a start time");
+        assert_eq!(noted_start(&me()), Some(first));
+        assert_eq!(noted_start(&Credentials { pid: None, ..me() }), None);
+    }
+
+    #[test]
+    fn a_pidfd_opened_by_number_is_refused_once_its_process_ended() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pidfd = open_pidfd(child.id()).unwrap();
+        let start = start_ticks(child.id());
+        assert!(hold(child.id(), pidfd.try_clone().unwrap(), start).is_ok());
+        child.kill().unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(status.signal(), Some(9));
+        let after = hold(child.id(), pidfd, start);
+        assert!(matches!(after, Err(NoProcess::Gone)), "{after:?}");
+        assert!(matches!(open_pidfd(child.id()), Err(NoProcess::Gone)));
+    }
+}

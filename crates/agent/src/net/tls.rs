@@ -1,0 +1,98 @@
+//! Certificate and key of the https listeners, read from files and read again on demand.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::error::TlsError;
+use super::limits::PEM_BYTES;
+
+/// What https connections are made with. Clones share the files and see each other's reload.
+#[derive(Clone)]
+pub struct Tls(Arc<Files>);
+
+struct Files {
+    certificate: PathBuf,
+    key: PathBuf,
+    // A lock, not a message: every accepted connection reads it, a reload is rare and only swaps a pointer.
+    current: RwLock<Arc<ServerConfig>>,
+}
+
+impl Tls {
+    /// Reads a certificate chain (own certificate first) and its key.
+    pub fn load(certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Result<Self, TlsError> {
+        let (certificate, key) = (certificate.into(), key.into());
+        let current = RwLock::new(Arc::new(read(&certificate, &key)?));
+        Ok(Self(Arc::new(Files { certificate, key, current })))
+    }
+
+    /// Reads both files again: connections accepted from now on use them. On an error the old ones stay in force.
+    pub fn reload(&self) -> Result<(), TlsError> {
+        let fresh = Arc::new(read(&self.0.certificate, &self.0.key)?);
+        *self.0.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
+        Ok(())
+    }
+
+    pub(super) fn config(&self) -> Arc<ServerConfig> {
+        self.0.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").field("certificate", &self.0.certificate).field("key", &self.0.key).finish()
+    }
+}
+
+fn read(certificate: &Path, key: &Path) -> Result<ServerConfig, TlsError> {
+    let chain = read_chain(certificate)?;
+    let secret = read_key(key)?;
+    let unusable = |source| TlsError::Unusable { certificate: certificate.to_owned(), key: key.to_owned(), source };
+    let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(unusable)?
+        .with_no_client_auth()
+        .with_single_cert(chain, secret)
+        .map_err(unusable)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let expected = "one or more certificates (BEGIN CERTIFICATE)";
+    let problem = |problem: String| TlsError::Content { path: path.to_owned(), problem, expected };
+    let text = read_file(path)?;
+    let chain: Vec<_> =
+        CertificateDer::pem_slice_iter(&text).collect::<Result<_, _>>().map_err(|error| problem(error.to_string()))?;
+    if chain.is_empty() {
+        return Err(problem("holds no certificate".to_owned()));
+    }
+    Ok(chain)
+}
+
+fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    // What the parser says may quote the file, which is secret: say only that it is not a key.
+    PrivateKeyDer::from_pem_slice(&read_file(path)?).map_err(|_| TlsError::Content {
+        path: path.to_owned(),
+        problem: "holds no private key that can be read".to_owned(),
+        expected: "one unencrypted key (BEGIN PRIVATE KEY)",
+    })
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, TlsError> {
+    let fail = |source| TlsError::Read { path: path.to_owned(), source };
+    if !std::fs::metadata(path).map_err(fail)?.is_file() {
+        return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
+    }
+    let mut content = Vec::new();
+    File::open(path).map_err(fail)?.take(PEM_BYTES + 1).read_to_end(&mut content).map_err(fail)?;
+    if content.len() as u64 > PEM_BYTES {
+        return Err(fail(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {PEM_BYTES} bytes"))));
+    }
+    Ok(content)
+}
