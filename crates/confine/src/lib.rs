@@ -11,3 +11,13 @@ pub mod keeper;
 pub mod limits;
 pub mod process;
 pub mod spawn;
+
+use std::time::Duration;
+
+pub use rustix::process::Signal;
+
+/// A duration as the system calls take it.
+pub(crate) fn timespec(duration: Duration) -> rustix::event::Timespec {
+    let tv_sec = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
+    rustix::event::Timespec { tv_sec, tv_nsec: i64::from(duration.subsec_nanos()) }
+}

@@ -21,6 +21,9 @@ pub const GROUP_KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two rounds of killing, in which the signalled processes get to die.
 pub const KILL_ROUND_PAUSE: Duration = Duration::from_millis(10);
 
+/// Pause between two rounds once [`CLEAN_UP_PATIENCE`] is over: what has not died by then hangs for long.
+pub const STUCK_ROUND_PAUSE: Duration = Duration::from_secs(1);
+
 /// How long a fresh keeper may take to say that the job's process exists.
 pub const KEEPER_START_PATIENCE: Duration = Duration::from_secs(30);
 

@@ -2,9 +2,9 @@
 
 use std::fs::File;
 use std::io::{Read, Seek};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::error::{At, GroupError};
@@ -51,7 +51,7 @@ impl Group {
                 return Ok(false);
             }
             let mut fds = [PollFd::new(&events, PollFlags::PRI)];
-            match poll(&mut fds, Some(&timespec(left))) {
+            match poll(&mut fds, Some(&crate::timespec(left))) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error).at("waiting for", self.path()),
             }
@@ -69,13 +69,5 @@ impl Group {
             }
             std::thread::sleep(left.min(EMPTY_POLL_INTERVAL));
         }
-    }
-}
-
-/// A duration as the system calls take it.
-pub(crate) fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(duration.subsec_nanos()),
     }
 }
