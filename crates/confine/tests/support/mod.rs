@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use gpupool_confine::Signal;
+use gpupool_confine::cgroup::Cgroups;
 use gpupool_confine::process::{ProcFs, ProcessHandle, ProcessId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -27,7 +28,7 @@ pub fn starter_program() -> PathBuf {
 pub fn escaping_job(finally: &str) -> [String; 3] {
     let script = format!(
         "import os, sys, time, signal\n\
-         def tell(): print('pid', os.getpid(), flush=True)\n\
+         def tell(): os.write(1, b'pid %d\\n' % os.getpid())\n\
          if os.fork() == 0:\n    tell(); time.sleep(600)\n\
          if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        tell(); time.sleep(600)\n    os._exit(0)\n\
          tell()\n\
@@ -131,6 +132,21 @@ pub fn expect_gone<'a>(processes: impl IntoIterator<Item = &'a ProcessHandle>) {
 pub fn skip(why: &str) {
     let line = format!("skipped: {why}\n");
     let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+}
+
+/// The machine's control groups, if groups can be made here.
+pub fn groups_or_skip() -> Option<Cgroups> {
+    let cgroups = Cgroups::detect();
+    if !cgroups.can_create() {
+        skip(&cgroups.describe());
+        return None;
+    }
+    Some(cgroups)
+}
+
+/// A group name no other test, nor another run of this one, uses.
+pub fn group_name(story: &str) -> String {
+    format!("test-{story}-{}", std::process::id())
 }
 
 pub fn is_root() -> bool {
