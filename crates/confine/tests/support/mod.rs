@@ -2,7 +2,7 @@
 //! one generous deadline after which the test fails and says what it waited for.
 #![allow(dead_code, reason = "each story uses a part of it")]
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -56,11 +56,20 @@ impl Starter {
     pub fn run_by(mut command: Command, options: &[&str], job: &[impl AsRef<str>]) -> Self {
         command.args(options).arg("--").args(job.iter().map(AsRef::as_ref));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
+        let output = child.stdout.take().unwrap();
+        let input = child.stdin.take();
+        let mut starter = Self::following(child, output);
+        starter.input = input;
+        starter
+    }
+
+    /// Follows the lines of a starter, wherever they come from.
+    pub fn following(child: Child, output: impl Read + Send + 'static) -> Self {
         let (sender, lines) = channel();
         // Ends with the output, i.e. when the last process that can write to it has gone.
-        std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        Self { input: child.stdin.take(), child, lines, seen: Vec::new() }
+        let output = BufReader::new(output).lines().map_while(Result::ok);
+        std::thread::spawn(move || output.into_iter().try_for_each(|line| sender.send(line)));
+        Self { child, input: None, lines, seen: Vec::new() }
     }
 
     /// Waits for a line that begins so and gives the rest of it.
@@ -72,7 +81,8 @@ impl Starter {
                 Err(RecvTimeoutError::Disconnected) => panic!("ended without {beginning:?}; seen: {:?}", self.seen),
             };
             self.seen.push(line.clone());
-            if let Some(rest) = line.strip_prefix(beginning) {
+            // A terminal shows the keys pressed before the line.
+            if let Some(rest) = line.trim_start_matches("^C").trim_start_matches("^Z").strip_prefix(beginning) {
                 return rest.trim().to_owned();
             }
         }
