@@ -1,0 +1,150 @@
+//! Where in each hierarchy our groups go.
+//!
+//! Root: below the top of the hierarchy, unless systemd delegated our unit's own group to us. Anybody else: below their
+//! own group, if they may write it. In v2 a group that hands controllers to its children may hold no process itself, so
+//! a delegated group is used through a leaf `agent` that we move into, and only if nobody else is in there with us.
+
+use std::path::{Path, PathBuf};
+
+use super::texts::{Membership, Mount, Version};
+
+/// The directory below which all groups are made.
+pub(super) const OURS: &str = "gpupool";
+
+/// The leaf we move ourselves into in a delegated v2 group.
+pub(super) const LEAF: &str = "agent";
+
+/// Our place in one hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) version: Version,
+    /// The group that holds `gpupool/`.
+    pub(super) parent: PathBuf,
+    pub(super) memory: bool,
+    pub(super) pids: bool,
+    pub(super) freezer: bool,
+}
+
+impl Place {
+    pub(super) fn base(&self) -> PathBuf {
+        self.parent.join(OURS)
+    }
+}
+
+/// The hierarchies a group is made in, the one that tracks its processes first; or why there are none.
+pub(super) fn places(mounts: &[Mount], memberships: &[Membership], as_root: bool) -> Result<Vec<Place>, String> {
+    let mut refusals = Vec::new();
+    let mut usable = |mount: Option<&Mount>| -> Option<Place> {
+        let mount = mount?;
+        match place(mount, memberships, as_root) {
+            Ok(place) => Some(place),
+            Err(why) => {
+                refusals.push(why);
+                None
+            }
+        }
+    };
+    let v1 = |controller: &str| mounts.iter().find(|mount| mount.controllers.iter().any(|name| name == controller));
+    let mut places = Vec::new();
+    places.extend(usable(mounts.iter().find(|mount| mount.version == Version::V2)));
+    if places.is_empty() {
+        places.extend(usable(v1("freezer")));
+    }
+    if !places.iter().any(|place| place.memory) {
+        places.extend(usable(v1("memory")));
+    }
+    if !places.iter().any(|place| place.pids) {
+        places.extend(usable(v1("pids")));
+    }
+    if places.is_empty() {
+        return Err(match refusals.first() {
+            Some(why) => why.clone(),
+            None => "no hierarchy with the memory, pids or freezer controller is mounted".to_owned(),
+        });
+    }
+    Ok(places)
+}
+
+fn place(mount: &Mount, memberships: &[Membership], as_root: bool) -> Result<Place, String> {
+    if mount.read_only {
+        return Err(format!("{} is mounted read-only", mount.point.display()));
+    }
+    let own = own_directory(mount, memberships);
+    let parent = match mount.version {
+        Version::V1 if as_root => mount.point.clone(),
+        Version::V1 => own,
+        Version::V2 => v2_parent(&mount.point, own, as_root),
+    };
+    if !is_writable(&parent) {
+        return Err(format!(
+            "{} is not writable (run as root, in a systemd unit with Delegate=yes, or by systemd-run --user --scope -p Delegate=yes)",
+            parent.display()
+        ));
+    }
+    let has = |controller: &str| mount.controllers.iter().any(|name| name == controller);
+    Ok(match mount.version {
+        Version::V1 => {
+            Place { version: Version::V1, parent, memory: has("memory"), pids: has("pids"), freezer: has("freezer") }
+        }
+        Version::V2 => {
+            let controllers = grantable(&parent);
+            let has = |controller: &str| controllers.iter().any(|name| name == controller);
+            Place { version: Version::V2, memory: has("memory"), pids: has("pids"), freezer: true, parent }
+        }
+    })
+}
+
+/// Our own group as a directory; the mount point where it lies outside of what is mounted.
+fn own_directory(mount: &Mount, memberships: &[Membership]) -> PathBuf {
+    let own = memberships.iter().find(|membership| {
+        membership.controllers == mount.controllers || {
+            let shared = |name: &String| mount.controllers.contains(name);
+            !membership.controllers.is_empty() && membership.controllers.iter().all(shared)
+        }
+    });
+    let inside = own.and_then(|membership| membership.path.strip_prefix(&mount.root).ok());
+    match inside {
+        Some(path) if !path.components().any(|part| part.as_os_str() == "..") => mount.point.join(path),
+        _ => mount.point.clone(),
+    }
+}
+
+fn v2_parent(point: &Path, own: PathBuf, as_root: bool) -> PathBuf {
+    // Moved into the leaf before (or started there by DelegateSubgroup=agent): the group above is the delegated one.
+    let own = match own.parent() {
+        Some(above) if own != point && own.ends_with(LEAF) && (is_delegated(above) || !as_root) => above.to_owned(),
+        _ => own,
+    };
+    if as_root && !is_delegated(&own) { point.to_owned() } else { own }
+}
+
+/// systemd marks the groups it hands over, and will not touch what is below them.
+fn is_delegated(group: &Path) -> bool {
+    ["trusted.delegate", "user.delegate"].iter().any(|name| {
+        let mut value = [0_u8; 8];
+        rustix::fs::getxattr(group, *name, &mut value).is_ok_and(|length| value.get(..length) == Some(b"1"))
+    })
+}
+
+fn is_writable(group: &Path) -> bool {
+    let may = |path: &Path| rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok();
+    may(group) && may(&group.join("cgroup.procs"))
+}
+
+/// The controllers children of this v2 group can have: those it hands down already, and, if nothing stands in the way
+/// of handing down more, all it has.
+fn grantable(group: &Path) -> Vec<String> {
+    let words = |file: &str| -> Vec<String> {
+        let text = std::fs::read_to_string(group.join(file)).unwrap_or_default();
+        text.split_ascii_whitespace().map(str::to_owned).collect()
+    };
+    // The true top of the hierarchy has no type, and may hold processes next to groups with controllers.
+    let is_top = !group.join("cgroup.type").exists();
+    if is_top || holds_nobody_else(group) { words("cgroup.controllers") } else { words("cgroup.subtree_control") }
+}
+
+/// Whether the group itself holds no process but ours.
+pub(super) fn holds_nobody_else(group: &Path) -> bool {
+    let ours = std::process::id().to_string();
+    std::fs::read_to_string(group.join("cgroup.procs")).is_ok_and(|pids| pids.lines().all(|pid| pid == ours))
+}

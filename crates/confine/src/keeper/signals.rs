@@ -1,0 +1,92 @@
+//! The system calls about signals and forking that have no safe wrapper.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::process::Pid;
+
+/// A file descriptor that becomes readable when a child of this process changed its state.
+#[derive(Debug)]
+pub(super) struct ChildEvents(OwnedFd);
+
+impl ChildEvents {
+    /// Blocks all signals of this thread, so that none but SIGKILL and SIGSTOP can interfere, and listens for SIGCHLD.
+    #[allow(unsafe_code, reason = "signal masks and signalfd have no safe wrapper")]
+    pub(super) fn block_and_listen() -> io::Result<Self> {
+        // SAFETY: both sets are local and initialised by sigfillset/sigemptyset before any use; signalfd's result is
+        // checked before it is owned.
+        unsafe {
+            let mut all: libc::sigset_t = std::mem::zeroed();
+            libc::sigfillset(&mut all);
+            check(libc::pthread_sigmask(libc::SIG_SETMASK, &all, std::ptr::null_mut()))?;
+            let mut children: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut children);
+            libc::sigaddset(&mut children, libc::SIGCHLD);
+            let fd = libc::signalfd(-1, &children, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(Self(OwnedFd::from_raw_fd(fd)))
+        }
+    }
+
+    /// Forgets the events so far; the caller reaps after this, never before, so that none is missed.
+    pub(super) fn clear(&self) {
+        let mut buffer = [0_u8; size_of::<libc::signalfd_siginfo>() * 4];
+        while rustix::io::read(&self.0, &mut buffer).is_ok_and(|length| length > 0) {}
+    }
+}
+
+impl AsFd for ChildEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Unblocks all signals and lets SIGPIPE kill again (Rust programs ignore it), as a fresh program expects. Others that
+/// are ignored stay so: that is how `nohup` works.
+#[allow(unsafe_code, reason = "signal masks have no safe wrapper")]
+pub(super) fn as_for_a_fresh_program() -> io::Result<()> {
+    // SAFETY: the set is local and initialised before use; SIG_DFL is a valid disposition.
+    unsafe {
+        if libc::signal(libc::SIGPIPE, libc::SIG_DFL) == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut none);
+        check(libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut()))
+    }
+}
+
+/// Runs something with SIGTTOU blocked for this thread: touching the terminal from the background then works
+/// instead of stopping us.
+#[allow(unsafe_code, reason = "signal masks have no safe wrapper")]
+pub(crate) fn from_the_background<T>(action: impl FnOnce() -> T) -> T {
+    // SAFETY: the sets are local and initialised (the second by the kernel) before use; the mask is put back.
+    unsafe {
+        let mut ttou: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut ttou);
+        libc::sigaddset(&mut ttou, libc::SIGTTOU);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &ttou, &mut before);
+        let result = action();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        result
+    }
+}
+
+/// Forks this process, which must have a single thread: `None` in the child, its pid in the parent.
+#[allow(unsafe_code, reason = "fork has no safe wrapper")]
+pub(super) fn fork() -> io::Result<Option<Pid>> {
+    // SAFETY: keepers are fresh processes with one thread (main_if_asked runs before any other is made), so the child
+    // finds no lock held by a thread it does not have.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(None),
+        pid => Ok(Pid::from_raw(pid)),
+    }
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
+}

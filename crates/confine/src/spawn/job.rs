@@ -1,0 +1,261 @@
+//! A running job: signals, waiting, its end.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{RecvFlags, Shutdown, shutdown};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+
+use super::error::{SpawnError, Trying};
+use super::terminal::{Modes, Terminal};
+use crate::cgroup::Group;
+use crate::keeper::{FromKeeper, Link, Placement, ToKeeper};
+use crate::limits::DROP_PATIENCE;
+use crate::process::{ProcFs, ProcessHandle, ProcessId, as_pid};
+
+/// How a job ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobEnd {
+    /// With this code.
+    Exited(i32),
+    /// By this signal.
+    Signalled(i32),
+}
+
+impl JobEnd {
+    /// The exit code a shell would give: the job's own, or 128 and the signal's number.
+    pub fn exit_code(self) -> i32 {
+        match self {
+            Self::Exited(code) => code,
+            Self::Signalled(signal) => 128 + signal,
+        }
+    }
+}
+
+/// What a job does while it is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobEvent {
+    /// Stopped by this signal (Ctrl-Z, or touching the terminal from the background): see [`Job::follow_stop`].
+    Stopped(i32),
+    /// Runs again.
+    Continued,
+    /// Ended, and nothing it started is left.
+    Ended(JobEnd),
+}
+
+/// A running job. Dropping it kills it, with all it started.
+///
+/// Its file descriptor is readable when [`Job::try_event`] has something to tell.
+#[derive(Debug)]
+pub struct Job {
+    guard: Child,
+    pub(super) link: Link,
+    id: ProcessId,
+    placement: Placement,
+    terminal: Option<Terminal>,
+    pub(super) group: Option<Group>,
+    ended: Option<JobEnd>,
+    stuck: u32,
+}
+
+impl Job {
+    pub(super) fn new(
+        guard: Child,
+        link: Link,
+        id: ProcessId,
+        placement: Placement,
+        terminal: Option<Terminal>,
+    ) -> Self {
+        Self { guard, link, id, placement, terminal, group: None, ended: None, stuck: 0 }
+    }
+
+    /// The job's main process.
+    pub fn id(&self) -> ProcessId {
+        self.id
+    }
+
+    /// The job's group, if it was put into one and has not ended.
+    pub fn group(&self) -> Option<&Group> {
+        self.group.as_ref()
+    }
+
+    /// Whether the terminal's own signals (Ctrl-C, Ctrl-\, Ctrl-Z) reach the job without us although we get them too:
+    /// it then shares our process group, and who passes them on as well would send them twice.
+    pub fn shares_our_group(&self) -> bool {
+        self.placement != Placement::OwnGroup
+    }
+
+    /// Our ends of the job's standard input, output and error, where pipes were asked for.
+    pub fn take_streams(&mut self) -> (Option<ChildStdin>, Option<ChildStdout>, Option<ChildStderr>) {
+        (self.guard.stdin.take(), self.guard.stdout.take(), self.guard.stderr.take())
+    }
+
+    /// Sends a signal to the job's process group (to its main process alone if the group is ours too). A stopped job
+    /// that is told to end is continued, so that it can.
+    pub fn signal(&self, signal: Signal) -> Result<(), SpawnError> {
+        self.tell(ToKeeper::Signal(signal.as_raw()))
+    }
+
+    /// Kills the job and everything it started; [`Job::wait`] tells when that is done.
+    pub fn kill(&self) -> Result<(), SpawnError> {
+        self.tell(ToKeeper::Kill)?;
+        match &self.group {
+            Some(group) if self.ended.is_none() => Ok(group.kill()?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for the job to end; stops and continuations pass by. May be called again for the same answer.
+    pub fn wait(&mut self) -> Result<JobEnd, SpawnError> {
+        loop {
+            if let JobEvent::Ended(end) = self.next_event()? {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Waits for the next thing the job does.
+    pub fn next_event(&mut self) -> Result<JobEvent, SpawnError> {
+        match self.receive(RecvFlags::empty())? {
+            Some(event) => Ok(event),
+            None => Err(SpawnError::Keeper { why: "said nothing" }),
+        }
+    }
+
+    /// What the job did, if there is news. For asynchronous use: wait until the file descriptor is readable, then call
+    /// this until it says `None` or that the job has ended.
+    pub fn try_event(&mut self) -> Result<Option<JobEvent>, SpawnError> {
+        self.receive(RecvFlags::DONTWAIT)
+    }
+
+    /// How many of the job's processes could not be killed when it ended: they hang inside the kernel or belong to
+    /// another user. The keeper goes on trying.
+    pub fn stuck(&self) -> u32 {
+        self.stuck
+    }
+
+    /// To be called on [`JobEvent::Stopped`]: does what a person at the terminal expects. We take the terminal back and
+    /// stop ourselves, so that the shell shows its prompt; continued (`fg`, `bg`), we continue the job, in the
+    /// foreground if we are. Returns at once if no terminal connects us and the job.
+    pub fn follow_stop(&mut self, signal: i32) -> Result<(), SpawnError> {
+        let Some(terminal) = &self.terminal else {
+            return Ok(());
+        };
+        // Stopped for touching the terminal, and we have it: it was brought to the foreground while running.
+        let only_wants_it = [libc::SIGTTIN, libc::SIGTTOU].contains(&signal) && terminal.is_ours();
+        if !only_wants_it {
+            self.take_terminal_back(Modes::Restore)?;
+            rustix::process::kill_process(rustix::process::getpid(), Signal::STOP).trying("stopping ourselves")?;
+        }
+        self.give_terminal()?;
+        self.signal(Signal::CONT)
+    }
+
+    pub(super) fn give_terminal(&mut self) -> Result<(), SpawnError> {
+        let Some(pid) = self.pid() else { return Ok(()) };
+        match &mut self.terminal {
+            Some(terminal) => terminal.give_to(pid).trying("handing over the terminal"),
+            None => Ok(()),
+        }
+    }
+
+    fn take_terminal_back(&self, modes: Modes) -> Result<(), SpawnError> {
+        match (&self.terminal, self.pid()) {
+            (Some(terminal), Some(pid)) => terminal.take_back(pid, modes).trying("taking the terminal back"),
+            _ => Ok(()),
+        }
+    }
+
+    fn pid(&self) -> Option<Pid> {
+        as_pid(self.id.pid)
+    }
+
+    fn tell(&self, message: ToKeeper) -> Result<(), SpawnError> {
+        match self.link.send(message) {
+            // Ended meanwhile: what the message asked for no longer matters.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            other => other.trying("telling the keeper of the job"),
+        }
+    }
+
+    fn receive(&mut self, flags: RecvFlags) -> Result<Option<JobEvent>, SpawnError> {
+        if let Some(end) = self.ended {
+            return Ok(Some(JobEvent::Ended(end)));
+        }
+        Ok(Some(match self.link.receive(flags) {
+            Ok(FromKeeper::Stopped(signal)) => JobEvent::Stopped(signal),
+            Ok(FromKeeper::Continued) => JobEvent::Continued,
+            Ok(FromKeeper::Exited { code, stuck }) => self.end(JobEnd::Exited(code), stuck),
+            Ok(FromKeeper::Signalled { signal, stuck }) => self.end(JobEnd::Signalled(signal), stuck),
+            Ok(FromKeeper::Prepared(_) | FromKeeper::Started | FromKeeper::ExecFailed(_)) => {
+                return Err(SpawnError::Keeper { why: "spoke out of turn" });
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.after_both_keepers_died(),
+            Err(error) => return Err(error).trying("waiting for the job"),
+        }))
+    }
+
+    fn end(&mut self, end: JobEnd, stuck: u32) -> JobEvent {
+        self.ended = Some(end);
+        self.stuck = stuck;
+        let modes = if matches!(end, JobEnd::Exited(_)) { Modes::Keep } else { Modes::Restore };
+        if let Err(error) = self.take_terminal_back(modes) {
+            tracing::debug!(%error, "the terminal is gone");
+        }
+        if stuck == 0 {
+            // It has nothing left to wait for. An error means that somebody else reaped it.
+            let _ = self.guard.wait();
+        } else {
+            tracing::warn!(job = %self.id, stuck, "processes of the job could not be killed");
+        }
+        self.end_group();
+        JobEvent::Ended(end)
+    }
+
+    /// Guard and keeper were killed together. The kernel killed the main process with the keeper; what it started is
+    /// in the group, if there is one, or still below it for a moment.
+    fn after_both_keepers_died(&mut self) -> JobEvent {
+        for id in ProcFs::here().tree(self.id.pid).unwrap_or_default().into_iter().chain([self.id]) {
+            if let Ok(Some(process)) = ProcessHandle::open(id) {
+                let _ = process.signal(Signal::KILL);
+            }
+        }
+        tracing::warn!(job = %self.id, "the keepers of the job were killed");
+        self.end(JobEnd::Signalled(Signal::KILL.as_raw()), 0)
+    }
+
+    fn end_group(&mut self) {
+        let Some(group) = self.group.take() else { return };
+        let ended = group.kill().and_then(|()| group.wait_empty(Instant::now() + DROP_PATIENCE));
+        if let Err(error) = ended.and_then(|_| group.remove()) {
+            tracing::warn!(group = %group.path().display(), %error, "the job's group could not be removed");
+        }
+    }
+}
+
+impl AsFd for Job {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.link.as_fd()
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if self.ended.is_some() {
+            return;
+        }
+        // Not merely closed: a copy may live on in a process forked from us.
+        let _ = shutdown(&self.link, Shutdown::Both);
+        let guard = as_pid(self.guard.id()).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+        if let Some(Ok(guard)) = guard {
+            let _ = poll(&mut [PollFd::new(&guard, PollFlags::IN)], Some(&crate::timespec(DROP_PATIENCE)));
+        }
+        let _ = self.guard.try_wait();
+        let _ = self.take_terminal_back(Modes::Restore);
+        self.end_group();
+    }
+}

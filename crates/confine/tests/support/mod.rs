@@ -1,0 +1,164 @@
+//! Starting the example `starter` and watching the processes it makes. All waiting is on events (lines, pidfds), with
+//! one generous deadline after which the test fails and says what it waited for.
+#![allow(dead_code, reason = "each story uses a part of it")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use gpupool_confine::Signal;
+use gpupool_confine::cgroup::Cgroups;
+use gpupool_confine::process::{ProcFs, ProcessHandle, ProcessId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The path of the example program, built together with the tests.
+pub fn starter_program() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let program = test.parent().and_then(|deps| deps.parent()).unwrap().join("examples/starter");
+    assert!(program.exists(), "{} is missing: cargo build -p gpupool-confine --examples", program.display());
+    program
+}
+
+/// A job that starts one child in the ordinary way and one that escapes by setsid and a double fork, tells both pids
+/// and its own as `pid N`, and then does `finally` (Python).
+pub fn escaping_job(finally: &str) -> [String; 3] {
+    let script = format!(
+        "import os, sys, time, signal\n\
+         def tell(): os.write(1, b'pid %d\\n' % os.getpid())\n\
+         if os.fork() == 0:\n    tell(); time.sleep(600)\n\
+         if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        tell(); time.sleep(600)\n    os._exit(0)\n\
+         tell()\n\
+         {finally}\n"
+    );
+    ["python3".to_owned(), "-c".to_owned(), script]
+}
+
+/// How many pids an escaping job tells.
+pub const ESCAPING_PIDS: usize = 3;
+
+pub struct Starter {
+    pub child: Child,
+    pub input: Option<ChildStdin>,
+    lines: Receiver<String>,
+    seen: Vec<String>,
+}
+
+impl Starter {
+    pub fn run(options: &[&str], job: &[impl AsRef<str>]) -> Self {
+        Self::run_by(Command::new(starter_program()), options, job)
+    }
+
+    /// The same through another program (`setpriv …`) that ends by executing the starter.
+    pub fn run_by(mut command: Command, options: &[&str], job: &[impl AsRef<str>]) -> Self {
+        command.args(options).arg("--").args(job.iter().map(AsRef::as_ref));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = child.stdout.take().unwrap();
+        let input = child.stdin.take();
+        let mut starter = Self::following(child, output);
+        starter.input = input;
+        starter
+    }
+
+    /// Follows the lines of a starter, wherever they come from.
+    pub fn following(child: Child, output: impl Read + Send + 'static) -> Self {
+        let (sender, lines) = channel();
+        // Ends with the output, i.e. when the last process that can write to it has gone.
+        let output = BufReader::new(output).lines().map_while(Result::ok);
+        std::thread::spawn(move || output.into_iter().try_for_each(|line| sender.send(line)));
+        Self { child, input: None, lines, seen: Vec::new() }
+    }
+
+    /// Waits for a line that begins so and gives the rest of it.
+    pub fn expect(&mut self, beginning: &str) -> String {
+        loop {
+            let line = match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) => panic!("no line {beginning:?} in time; seen: {:?}", self.seen),
+                Err(RecvTimeoutError::Disconnected) => panic!("ended without {beginning:?}; seen: {:?}", self.seen),
+            };
+            self.seen.push(line.clone());
+            // A terminal shows the keys pressed before the line.
+            if let Some(rest) = line.trim_start_matches("^C").trim_start_matches("^Z").strip_prefix(beginning) {
+                return rest.trim().to_owned();
+            }
+        }
+    }
+
+    /// The processes an escaping job told of, held.
+    pub fn escapers(&mut self) -> Vec<ProcessHandle> {
+        (0..ESCAPING_PIDS).map(|_| held(self.expect("pid ").parse().unwrap())).collect()
+    }
+
+    /// The guard and the keeper, held.
+    pub fn keepers(&self) -> (ProcessHandle, ProcessHandle) {
+        let children = |pid: u32| {
+            let all = ProcFs::here().all().unwrap();
+            all.into_iter().filter(|stat| stat.parent == pid).map(|stat| stat.pid).collect::<Vec<_>>()
+        };
+        let [guard] = children(self.child.id())[..] else { panic!("not one child of the starter") };
+        let [keeper] = children(guard)[..] else { panic!("not one child of the guard") };
+        (held(guard), held(keeper))
+    }
+
+    pub fn give_input(&mut self) {
+        self.input.take().unwrap().write_all(b"x").unwrap();
+    }
+
+    pub fn exit_code(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Starter {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn held(pid: u32) -> ProcessHandle {
+    let id = ProcessId::of(pid).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"));
+    ProcessHandle::open(id).unwrap().unwrap_or_else(|| panic!("process {id} has gone"))
+}
+
+pub fn kill(process: &ProcessHandle) {
+    assert!(process.signal(Signal::KILL).unwrap(), "{} was gone before it was killed", process.id());
+}
+
+/// Waits for the end of each process.
+pub fn expect_gone<'a>(processes: impl IntoIterator<Item = &'a ProcessHandle>) {
+    let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    for process in processes {
+        let ready = poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&patience)).unwrap();
+        assert_eq!(ready, 1, "process {} outlived", process.id());
+    }
+}
+
+/// Says on the real standard error that a test does nothing here, and why.
+pub fn skip(why: &str) {
+    let line = format!("skipped: {why}\n");
+    let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+}
+
+/// The machine's control groups, if groups can be made here.
+pub fn groups_or_skip() -> Option<Cgroups> {
+    let cgroups = Cgroups::detect();
+    if !cgroups.can_create() {
+        skip(&cgroups.describe());
+        return None;
+    }
+    Some(cgroups)
+}
+
+/// A group name no other test, nor another run of this one, uses.
+pub fn group_name(story: &str) -> String {
+    format!("test-{story}-{}", std::process::id())
+}
+
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
