@@ -38,9 +38,15 @@ pub(crate) fn parse(path: &Arc<Path>, text: &str) -> Result<Table, Vec<Problem>>
     if errors.is_empty() {
         return Ok(own_table(table.get_ref(), &lines));
     }
-    let told = errors.into_iter().take(limits::PROBLEMS).map(|error| {
-        let line = error.span().map_or(1, |span| lines.at(span.start));
-        Problem::Syntax { origin: Origin::File { path: path.clone(), line }, said: error.message().trim().to_owned() }
+    let mut told: Vec<_> = errors
+        .into_iter()
+        .take(limits::PROBLEMS)
+        .map(|error| (error.span().map_or(1, |span| lines.at(span.start)), error))
+        .collect();
+    told.sort_by_key(|(line, _)| *line);
+    let told = told.into_iter().map(|(line, error)| Problem::Syntax {
+        origin: Origin::File { path: path.clone(), line },
+        said: error.message().trim().to_owned(),
     });
     Err(told.collect())
 }
@@ -54,10 +60,9 @@ fn own_value(value: &DeValue<'_>, lines: &Lines) -> What {
     match value {
         DeValue::Table(table) => What::Table(own_table(table, lines)),
         DeValue::Array(entries) if entries.iter().any(|entry| entry.get_ref().is_table()) => {
-            let own = entries.iter().map(|entry| Node {
-                line: lines.at(entry.span().start),
-                what: own_value(entry.get_ref(), lines),
-            });
+            let own = entries
+                .iter()
+                .map(|entry| Node { line: lines.at(entry.span().start), what: own_value(entry.get_ref(), lines) });
             What::Tables(own.collect())
         }
         value => What::Value(Raw::from_toml(value)),

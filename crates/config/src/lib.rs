@@ -6,9 +6,11 @@
 //! - [`check()`]: what is probably not meant, with what to do; [`Facts::here`] looks at files, directories and the port.
 //! - [`Loaded`]: what is in effect; `as_text`, `as_json`, `servers`, `changes`.
 
+mod check;
 mod contract;
 mod fields;
 mod file;
+mod here;
 pub mod limits;
 mod load;
 mod named;
@@ -27,8 +29,12 @@ mod suggest;
 pub mod units;
 mod value;
 
+pub use check::{
+    DirectoryFact, Facts, FileFact, Finding, PortFact, Severity, check, findings_as_json, findings_as_text,
+};
 pub use contract::{ContractApi, ContractConfig, ContractMonitoring, ContractServer};
-pub use load::{Flags, Inputs, Loaded, load};
+pub use here::{CONFIG_VARIABLE, SYSTEM_FILE};
+pub use load::{Flags, Inputs, Loaded, Reader, load};
 pub use named::{Balancing, LogFormat, LogLevel};
 pub use problem::{Origin, Problem, Problems, Warning};
 pub use reload::Changes;

@@ -32,6 +32,31 @@ impl Flags {
     }
 }
 
+/// Who will use a configuration. What somebody does not use cannot be wrong for them: a `PORT` that another program set must
+/// not stop `gpupool status`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Reader {
+    /// Everything is used, as by `config check`.
+    #[default]
+    Everybody,
+    /// `serve`: everything but `[client]`.
+    Agent,
+    /// Every other command: `[client]`, and the state directory, where the agent's socket is.
+    Client,
+}
+
+impl Reader {
+    /// Whether it uses the setting or rule `key`.
+    pub(crate) fn uses(self, key: &str) -> bool {
+        let of_client = key == "client" || key.starts_with("client.");
+        match self {
+            Self::Everybody => true,
+            Self::Agent => !of_client,
+            Self::Client => of_client || key == "server.state_dir",
+        }
+    }
+}
+
 /// Everything a configuration is made of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inputs {
@@ -43,6 +68,8 @@ pub struct Inputs {
     pub file: Option<(PathBuf, String)>,
     /// What defaults depend on.
     pub machine: Machine,
+    /// Who will use it.
+    pub reader: Reader,
     /// Turns bad client settings into warnings: the next weaker source counts instead.
     pub lenient: bool,
 }
@@ -50,7 +77,14 @@ pub struct Inputs {
 impl Inputs {
     /// No flags, no environment, no file.
     pub fn nothing(machine: Machine) -> Self {
-        Self { flags: Flags::default(), env: BTreeMap::new(), file: None, machine, lenient: false }
+        Self {
+            flags: Flags::default(),
+            env: BTreeMap::new(),
+            file: None,
+            machine,
+            reader: Reader::Everybody,
+            lenient: false,
+        }
     }
 }
 

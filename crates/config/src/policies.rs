@@ -24,6 +24,9 @@ const YEAR: f64 = 31_536_000.0;
 /// GPUs or GPU-hours a quota may name.
 const MOST_GPUS: f64 = 1_000_000.0;
 
+/// Keys of one quota.
+pub(crate) const QUOTA_KEYS: [&str; 3] = ["gpus", "gpu_hours", "weight"];
+
 /// All rules of the file.
 pub(crate) fn read(from: &mut Resolver<'_>, queue: QueueOrder, period: Duration) -> Policies {
     let policies = read_policies(from);
@@ -57,7 +60,8 @@ fn read_policies(from: &mut Resolver<'_>) -> Vec<Policy> {
             return Vec::new();
         }
     };
-    let read = |(index, node)| read_policy(from, format!("policy[{index}]"), format!("policy {index}"), Kind::Matched, node);
+    let read =
+        |(index, node)| read_policy(from, format!("policy[{index}]"), format!("policy {index}"), Kind::Matched, node);
     nodes.into_iter().enumerate().filter_map(read).collect()
 }
 
@@ -96,7 +100,8 @@ fn read_policy(from: &mut Resolver<'_>, path: String, unnamed: String, kind: Kin
         gpu_required: fields.get("gpu_required", &()).unwrap_or(rules_at_api.gpu_required),
     };
     if let Some((least, most)) = policy.min_share.zip(policy.max_share).filter(|(least, most)| least > most) {
-        let said = format!("min_fraction {least} is above max_fraction {most}, so no request could pass; swap or widen them");
+        let said =
+            format!("min_fraction {least} is above max_fraction {most}, so no request could pass; swap or widen them");
         fields.contradiction("min_fraction", said);
     }
     fields.finish();
@@ -142,10 +147,11 @@ fn is_owner(name: &str) -> bool {
 fn read_quota(from: &mut Resolver<'_>, path: String, node: Node) -> Option<Quota> {
     let mut fields = Fields::of(from, path, node)?;
     let thousandths = |amount: f64| (amount * 1000.0).round() as u64;
+    let [gpus, gpu_hours, weight] = QUOTA_KEYS;
     let quota = Quota {
-        held: fields.get("gpus", &(0.0..=MOST_GPUS)).map(|gpus| Share(thousandths(gpus) as u32)),
-        share_hours: fields.get("gpu_hours", &(0.0..=MOST_GPUS)).map(thousandths),
-        weight: fields.get("weight", &(1..=1_000_000)).unwrap_or(1),
+        held: fields.get(gpus, &(0.0..=MOST_GPUS)).map(|gpus| Share(thousandths(gpus) as u32)),
+        share_hours: fields.get(gpu_hours, &(0.0..=MOST_GPUS)).map(thousandths),
+        weight: fields.get(weight, &(1..=1_000_000)).unwrap_or(1),
     };
     fields.finish();
     Some(quota)

@@ -20,9 +20,14 @@ impl Loaded {
             list.push(key.to_owned());
         };
         for now in new.resolved.iter().filter(|now| !now.key.starts_with("client.")) {
-            let before = self.resolved.iter().find(|before| before.key == now.key);
-            if before.is_none_or(|before| before.value != now.value) {
+            let Some(before) = self.resolved.iter().find(|before| before.key == now.key) else {
                 note(&now.key, now.live);
+                continue;
+            };
+            if before.value != now.value {
+                // A certificate can be exchanged while the agent runs; TLS cannot be switched on or off.
+                let both_set = !before.value.is_null() && !now.value.is_null();
+                note(&now.key, now.live && both_set);
             }
         }
         for before in &self.resolved {

@@ -9,7 +9,7 @@ use crate::file::{Node, Table, What};
 use crate::limits;
 use crate::load::Inputs;
 use crate::problem::{Origin, Problem, Warning};
-use crate::raw::Raw;
+use crate::raw::{Raw, shortened};
 use crate::secret::HIDDEN;
 use crate::setting::{Machine, Setting};
 use crate::suggest;
@@ -72,11 +72,20 @@ impl<'i> Resolver<'i> {
         self.resolved.push(Resolved { key, value: value.shown(), origin, live });
     }
 
-    /// Notes something that is wrong, unless there is too much of it already.
+    /// Notes something that is wrong, unless the reader does not use it or there is too much of it already.
     pub(crate) fn complain(&mut self, problem: Problem) {
+        if !self.concerns_reader(&problem) {
+            return;
+        }
         if self.problems.len() < limits::PROBLEMS {
             self.problems.push(problem);
         }
+    }
+
+    /// What the command line says always does.
+    fn concerns_reader(&self, problem: &Problem) -> bool {
+        let by_flag = matches!(problem, Problem::UnknownKey { origin: Origin::Flag { .. }, .. });
+        by_flag || problem.key().is_none_or(|key| self.inputs.reader.uses(key))
     }
 
     pub(crate) fn at_line(&self, line: usize) -> Origin {
@@ -126,7 +135,7 @@ impl<'i> Resolver<'i> {
         } else {
             return self.complain(problem);
         };
-        if self.warnings.len() < limits::PROBLEMS {
+        if self.concerns_reader(&problem) && self.warnings.len() < limits::PROBLEMS {
             self.warnings.push(Warning { problem, why_ignored });
         }
     }
@@ -147,7 +156,7 @@ impl<'i> Resolver<'i> {
                 }),
                 _ => {
                     let hint = suggest::key_for(None, &name);
-                    self.complain(Problem::UnknownKey { key: name, origin, hint });
+                    self.complain(Problem::UnknownKey { key: shortened(&name), origin, hint });
                 }
             }
         }
@@ -162,11 +171,14 @@ impl<'i> Resolver<'i> {
     fn complain_of_keys(&mut self, section: &str, keys: Table) {
         for (name, Node { line, what }) in keys {
             let hint = match what {
-                What::Table(_) if section == "quota" => Some(format!("quota.owners.{name}")),
+                What::Table(_) if section == "quota" => Some(format!("quota.owners.{}", shortened(&name))),
+                _ if section == "quota" && crate::policies::QUOTA_KEYS.contains(&&*name) => {
+                    Some(format!("quota.default.{name}"))
+                }
                 _ => suggest::key_for(Some(section), &name),
             };
             let origin = self.at_line(line);
-            self.complain(Problem::UnknownKey { key: format!("{section}.{name}"), origin, hint });
+            self.complain(Problem::UnknownKey { key: format!("{section}.{}", shortened(&name)), origin, hint });
         }
     }
 }

@@ -5,8 +5,7 @@ use std::net::IpAddr;
 use crate::value::Rule;
 
 /// What `GPUPOOL_BACKEND` may name.
-pub const BACKENDS: [&str; 8] =
-    ["auto", "nvidia", "amd", "nvml", "nvidia-smi", "amd-sysfs", "amd-smi", "rocm-smi"];
+pub const BACKENDS: [&str; 8] = ["auto", "nvidia", "amd", "nvml", "nvidia-smi", "amd-sysfs", "amd-smi", "rocm-smi"];
 
 pub(crate) const HOST: Rule =
     Rule { says: "an IP address or a host name, without scheme or port", empty: false, read: host };
@@ -23,8 +22,11 @@ pub(crate) const BACKEND: Rule = Rule {
     empty: false,
     read: backend,
 };
-pub(crate) const SIMULATE: Rule =
-    Rule { says: "devices such as 4xH100 or 2xMI300X,1xRTX4090, or a file that describes them", empty: false, read: long };
+pub(crate) const SIMULATE: Rule = Rule {
+    says: "devices such as 4xH100 or 2xMI300X,1xRTX4090, or a file that describes them",
+    empty: false,
+    read: long,
+};
 pub(crate) const ENDPOINT: Rule = Rule {
     says: "a URL such as http://gpu-box:8000 or unix:/run/gpupool/agent.sock (no user, query or fragment)",
     empty: false,
@@ -90,7 +92,8 @@ fn endpoint(text: &str) -> Option<String> {
     let rest = rest.strip_prefix("//").filter(|_| matches!(scheme.as_str(), "http" | "https"))?;
     let authority = rest.split('/').next()?;
     let (host, port) = split_port(authority)?;
-    let tidy = !rest.contains(['@', '?', '#', '\\']) && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
+    let tidy =
+        !rest.contains(['@', '?', '#', '\\']) && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
     (tidy && self::host(host).is_some()).then(|| format!("{scheme}://{}", rest.trim_end_matches('/')))
 }
 
@@ -115,8 +118,18 @@ mod tests {
         assert_eq!(endpoint("HTTPS://[::1]:8443/api/").as_deref(), Some("https://[::1]:8443/api"));
         assert_eq!(endpoint("unix:///run/agent.sock").as_deref(), Some("unix:/run/agent.sock"));
         for bad in [
-            "gpu-box:8000", "http://", "http:/x", "ftp://x", "http://a b", "http://u:p@host", "http://h:99999", "http://h:0",
-            "unix:agent.sock", "http://h/?q", "http://[::1", "http://[::1]x",
+            "gpu-box:8000",
+            "http://",
+            "http:/x",
+            "ftp://x",
+            "http://a b",
+            "http://u:p@host",
+            "http://h:99999",
+            "http://h:0",
+            "unix:agent.sock",
+            "http://h/?q",
+            "http://[::1",
+            "http://[::1]x",
         ] {
             assert_eq!(endpoint(bad), None, "{bad}");
         }
@@ -128,7 +141,8 @@ mod tests {
         assert_eq!((host("http://x"), host("a:80"), host("")), (None, None, None));
         assert_eq!((prefix("/api/"), prefix("/"), prefix("api")), (Some("/api".into()), Some(String::new()), None));
         assert_eq!((page("/docs/"), page("/"), page("/a//b"), page("/a b")), (Some("/docs".into()), None, None, None));
-        assert_eq!(backend(" x"), None);
+        assert_eq!(backend("cuda"), None);
+        assert_eq!(BACKEND.says, format!("one of {}", BACKENDS.join(", ")));
         assert_eq!(backend("NVIDIA_SMI").as_deref(), Some("nvidia-smi"));
     }
 }

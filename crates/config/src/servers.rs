@@ -20,10 +20,8 @@ impl Loaded {
     pub fn servers(&self) -> Servers {
         let client = &self.config.client;
         let several = Servers { urls: client.endpoints.clone(), origin: self.origin_of("client.endpoints") };
-        let one = Servers {
-            urls: client.endpoint.iter().cloned().collect(),
-            origin: self.origin_of("client.endpoint"),
-        };
+        let one =
+            Servers { urls: client.endpoint.iter().cloned().collect(), origin: self.origin_of("client.endpoint") };
         let named = [several, one].into_iter().filter(|servers| !servers.urls.is_empty());
         // The first of equals wins, hence the list.
         named

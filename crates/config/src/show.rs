@@ -26,9 +26,10 @@ impl Loaded {
 
     /// `{settings: [{key, value, origin}], warnings: [text]}`.
     pub fn as_json(&self) -> Json {
-        let settings = self.resolved.iter().map(|resolved| {
-            json!({ "key": resolved.key, "value": resolved.value, "origin": resolved.origin })
-        });
+        let settings = self
+            .resolved
+            .iter()
+            .map(|resolved| json!({ "key": resolved.key, "value": resolved.value, "origin": resolved.origin }));
         let warnings = self.warnings.iter().map(ToString::to_string);
         json!({ "settings": settings.collect::<Vec<_>>(), "warnings": warnings.collect::<Vec<_>>() })
     }
