@@ -115,6 +115,19 @@ mod tests {
     }
 
     #[test]
+    fn what_this_machine_gives_can_be_loaded() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "[limits]\nconnections = 7").unwrap();
+        let inputs = Inputs::here(Flags::default(), Some(file.path()), Reader::Everybody).unwrap();
+        assert_eq!(inputs.env.get("PATH"), std::env::var("PATH").ok().as_ref());
+        assert!(!inputs.machine.host_name.is_empty());
+        // The environment of whoever runs this test is not judged here.
+        let loaded = crate::load(&Inputs { env: BTreeMap::new(), ..inputs }).unwrap();
+        assert_eq!(loaded.config.limits.connections, 7);
+        assert!(loaded.config.server.state_dir.ends_with("gpupool"));
+    }
+
+    #[test]
     fn the_administrator_reads_no_file_of_a_home_directory() {
         assert_eq!(paths(None, &[("HOME", "/home/ann"), ("XDG_CONFIG_HOME", "/x")], true), [SYSTEM_FILE]);
     }

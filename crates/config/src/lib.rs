@@ -3,9 +3,10 @@
 //! - [`settings`]: the table; every setting is declared there once.
 //! - [`load()`]: flags > environment > file > default, all mistakes at once. No I/O.
 //! - [`Inputs::here`]: reads the environment and finds the file.
-//! - [`check()`]: what is probably not meant, with what to do; [`Facts::here`] looks at files, directories and the port.
+//! - [`check()`]: what is probably not meant, and what to do; [`Facts::here`] looks at files, directories and the port.
 //! - [`Loaded`]: what is in effect; `as_text`, `as_json`, `servers`, `changes`.
 
+mod amounts;
 mod check;
 mod contract;
 mod fields;

@@ -32,8 +32,8 @@ impl Flags {
     }
 }
 
-/// Who will use a configuration. What somebody does not use cannot be wrong for them: a `PORT` that another program set must
-/// not stop `gpupool status`.
+/// Who will use a configuration. What somebody does not use cannot be wrong for them: a `PORT` that another program set
+/// must not stop `gpupool status`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Reader {
     /// Everything is used, as by `config check`.

@@ -1,7 +1,7 @@
 //! One setting as data, and the macro by which each is declared once.
 //!
-//! From one line of [`crate::settings`] come the field of the configuration, its key in the file, its variables and flag, what
-//! is allowed, its default, what documentation and `config show` say of it, and whether it can change while the agent runs.
+//! From one line of [`crate::settings`] come the field of the configuration, its key in the file, its variables and flag,
+//! what is allowed, its default, what documentation and `config show` say of it, and whether SIGHUP can change it.
 
 use std::path::PathBuf;
 

@@ -18,13 +18,13 @@ use crate::value::Value;
 settings! { machine;
     /// Where the agent listens, where it keeps its state, what it logs and whom it lets in.
     server: Server {
-        /// Address to listen on beside the Unix socket. Anything but loopback also answers the network: facts to anyone,
-        /// leases to holders of a token.
+        /// Address to listen on beside the Unix socket. Anything but loopback also answers the network: facts to
+        /// anyone, leases to holders of a token.
         host: String = "127.0.0.1".into(), rules::HOST => env "HOST" flag "--host";
         /// Port to listen on; 0 takes any free one.
         port: u16 = 8000, 0..=65_535 => env "PORT" flag "--port";
-        /// Directory of the database, the lock and the Unix socket `agent.sock`. For a user who is not root the default is
-        /// `$XDG_STATE_HOME/gpupool`, else `~/.local/state/gpupool`.
+        /// Directory of the database, the lock and the Unix socket `agent.sock`. For a user who is not root the default
+        /// is `$XDG_STATE_HOME/gpupool`, else `~/.local/state/gpupool`.
         state_dir: PathBuf = machine.state_dir(), () => env "GPUPOOL_STATE_DIR" flag "--state-dir";
         /// How much is logged.
         log_level: LogLevel = LogLevel::Info, () => env "LOG_LEVEL" flag "--log-level" [live];
@@ -71,7 +71,8 @@ settings! { machine;
     /// How GPUs are read, and which.
     monitoring: Monitoring {
         /// Time between two readings.
-        refresh_interval: Duration = Duration::from_secs(1), 0.05..=3_600.0 => env "REFRESH_INTERVAL" flag "--refresh-interval";
+        refresh_interval: Duration = Duration::from_secs(1), 0.05..=3_600.0
+            => env "REFRESH_INTERVAL" flag "--refresh-interval";
         /// Readings kept of each GPU.
         max_history: u32 = 100, 0..=100_000 => env "MAX_HISTORY";
         /// The GPUs this agent shows and gives out; not set means all, empty means none.
@@ -129,7 +130,8 @@ settings! { machine;
         /// The server to ask. Where none is set: the Unix socket of this machine's agent, then `http://localhost:8000`.
         endpoint: Option<String> = None, rules::ENDPOINT => env "GPU_SERVICE_ENDPOINT" flag "--endpoint";
         /// Several servers; wins over a single one that is set in the same place.
-        endpoints: Vec<String> = Vec::new(), rules::ENDPOINT => env "GPU_STATS_SERVICE_ENDPOINTS" "GPU_SERVICE_ENDPOINTS";
+        endpoints: Vec<String> = Vec::new(), rules::ENDPOINT
+            => env "GPU_STATS_SERVICE_ENDPOINTS" "GPU_SERVICE_ENDPOINTS";
         /// Token to show to servers over the network.
         token: Option<Secret> = None, () => env "GPUPOOL_TOKEN";
         /// Certificates to trust beside the system's, in PEM form.

@@ -27,8 +27,8 @@ fn listening(finder: &mut Finder<'_>) {
     }
     if on_network && !tls && !server.allow_plain_http && !server.open {
         let what = format!(
-            "The agent answers the network on {host} without TLS: anyone may read statistics, and tokens are refused, so \
-             only users of this machine can take GPUs."
+            "The agent answers the network on {host} without TLS: anyone may read statistics, and tokens are refused, \
+             so only users of this machine can take GPUs."
         );
         let remedy = "Set server.tls_cert and server.tls_key; on a trusted network --allow-plain-http or --open.";
         finder.add(Warning, "network_without_tls", "server.host", what, remedy);

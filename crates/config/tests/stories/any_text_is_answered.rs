@@ -55,7 +55,7 @@ proptest! {
     }
 
     #[test]
-    fn any_file_of_likely_lines_is_answered(lines in prop::collection::vec(line(), 0..24)) {
+    fn any_file_of_likely_lines_is_answered(lines in prop::collection::vec(line(), 0..8)) {
         is_answered(&lines.join("\n"));
     }
 
@@ -67,7 +67,9 @@ proptest! {
             if let Err(problems) = load(&inputs) {
                 let said = problems.to_string();
                 prop_assert!(said.contains(name), "{said} does not name {name}");
-                prop_assert!(!setting.secret || !said.contains(value.trim()) || value.trim().is_empty() || value.trim().len() < 4, "{said} tells the secret");
+                // A shorter one may stand in the words of the message by chance.
+                let tells = value.trim().len() >= 4 && said.contains(value.trim());
+                prop_assert!(!setting.secret || !tells, "{said} tells the secret");
             }
             findings(&inputs);
         }

@@ -34,12 +34,10 @@ proptest! {
                 inputs.env.insert((*variable).to_owned(), (*by_env).to_owned());
             }
             if *in_file {
-                file += &format!("[{}]\n{} = {by_file:?}\n", setting.section(), setting.name());
+                file += &format!("{key} = {by_file:?}\n");
             }
         }
-        // A section may stand only once in a file, so each setting gets a file of its own kind of key.
-        let dotted: String = file.replace("]\n", ".").replace('[', "");
-        inputs.file = Some(("x.toml".into(), dotted));
+        inputs.file = Some(("x.toml".into(), file));
         let result = loaded(&inputs);
         for ((key, [by_flag, by_env, by_file]), (flag, env, in_file)) in SAMPLES.iter().zip(&given) {
             let setting = gpupool_config::all_settings().iter().find(|setting| setting.key == *key).unwrap();

@@ -42,8 +42,13 @@ fn the_contract_gets_its_field_names_and_types() {
     assert_eq!(
         json!(config.to_contract_config(8123, "1.2.3")),
         json!({
-            "server": { "host": "127.0.0.1", "port": 8123, "reload": false, "log_level": "warn", "access_log": true, "workers": 4 },
-            "api": { "title": "gpupool", "version": "1.2.3", "docs_url": "/docs", "redoc_url": "/redoc", "enable_cors": true, "api_prefix": "" },
+            "server": {
+                "host": "127.0.0.1", "port": 8123, "reload": false, "log_level": "warn", "access_log": true, "workers": 4,
+            },
+            "api": {
+                "title": "gpupool", "version": "1.2.3", "docs_url": "/docs", "redoc_url": "/redoc", "enable_cors": true,
+                "api_prefix": "",
+            },
             "monitoring": { "refresh_interval": 0.5, "max_history": 100 },
         })
     );
@@ -52,7 +57,8 @@ fn the_contract_gets_its_field_names_and_types() {
 #[test]
 fn a_reload_applies_rules_log_level_and_tls_and_leaves_the_rest_for_a_restart() {
     let old = loaded(&from_file(
-        "[server]\nport = 1\nlog_level = 'info'\ntls_cert = 'a'\ntls_key = 'k'\n[[policy]]\nname = 'a'\nmax_fraction = 0.5",
+        "[server]\nport = 1\nlog_level = 'info'\ntls_cert = 'a'\ntls_key = 'k'\n\
+         [[policy]]\nname = 'a'\nmax_fraction = 0.5",
     ));
     let new = loaded(&from_file(
         "[server]\nport = 2\nlog_level = 'debug'\ntls_cert = 'c'\ntls_key = 'k'\n[queue]\norder = 'fair-share'\n\
