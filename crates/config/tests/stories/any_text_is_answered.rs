@@ -1,0 +1,87 @@
+//! Whatever the file or the environment holds, the answer is a configuration or a list of problems.
+
+use gpupool_config::{SECTIONS, all_settings, limits, load};
+use proptest::prelude::*;
+
+use super::{findings, from_env, from_file};
+
+/// Something like a value of TOML, allowed or not.
+fn value() -> impl Strategy<Value = String> {
+    prop_oneof![
+        any::<i64>().prop_map(|number| number.to_string()),
+        any::<f64>().prop_map(|number| format!("{number:?}").replace("NaN", "nan")),
+        any::<bool>().prop_map(|flag| flag.to_string()),
+        any::<String>().prop_map(|text| format!("{text:?}")),
+        "\"[0-9]{1,3}(ms|s|m|h|d|GiB|MiB|%)\"",
+        Just("[]".to_owned()),
+        Just("[\"a\", \"b\"]".to_owned()),
+        Just("[[1], {x = 2}]".to_owned()),
+        Just("{ a = \"b\", c = 1 }".to_owned()),
+        Just("0o7777777777777777777777".to_owned()),
+        Just("0xffffffffffffffffffffffff".to_owned()),
+        Just("1979-05-27".to_owned()),
+    ]
+}
+
+/// A line with a known key, a key of a policy, or nonsense.
+fn line() -> impl Strategy<Value = String> {
+    let names: Vec<&str> = all_settings().iter().map(|setting| setting.name()).collect();
+    let rules =
+        ["name", "owners", "sizes", "labels", "min_fraction", "max_memory", "gpus", "weight", "owners.ann.gpus"];
+    let key = prop_oneof![prop::sample::select(names), prop::sample::select(rules.to_vec())];
+    let header = prop::sample::select(SECTIONS).prop_map(|(name, _)| format!("[{name}]"));
+    let rule_header =
+        prop::sample::select(&["[[policy]]", "[default_policy]", "[quota.owners.bob]", "[quota.default]"][..]);
+    prop_oneof![
+        4 => (key, value()).prop_map(|(key, value)| format!("{key} = {value}")),
+        2 => header,
+        1 => rule_header.prop_map(str::to_owned),
+        1 => any::<String>(),
+    ]
+}
+
+fn is_answered(text: &str) {
+    let inputs = from_file(text);
+    if let Err(problems) = load(&inputs) {
+        assert!((1..=limits::PROBLEMS).contains(&problems.0.len()), "{} problems in {text:?}", problems.0.len());
+    }
+    findings(&inputs);
+}
+
+proptest! {
+    #[test]
+    fn any_text_as_the_file_is_answered(text in any::<String>()) {
+        is_answered(&text);
+    }
+
+    #[test]
+    fn any_file_of_likely_lines_is_answered(lines in prop::collection::vec(line(), 0..8)) {
+        is_answered(&lines.join("\n"));
+    }
+
+    #[test]
+    fn any_value_of_any_variable_is_answered(index in 0..all_settings().len(), value in any::<String>()) {
+        let setting = all_settings()[index];
+        for name in setting.env {
+            let inputs = from_env(&[(name, &value)]);
+            if let Err(problems) = load(&inputs) {
+                let said = problems.to_string();
+                prop_assert!(said.contains(name), "{said} does not name {name}");
+                // A shorter one may stand in the words of the message by chance.
+                let tells = value.trim().len() >= 4 && said.contains(value.trim());
+                prop_assert!(!setting.secret || !tells, "{said} tells the secret");
+            }
+            findings(&inputs);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_nests_without_end_or_is_huge_is_answered() {
+    is_answered(&format!("x = {}", "[".repeat(100_000)));
+    is_answered(&"a.".repeat(100_000));
+    is_answered(&format!("[{}x]", "a.".repeat(50_000)));
+    is_answered(&"[[policy]]\n".repeat(limits::POLICIES + 1));
+    is_answered(&"# comment\n".repeat(200_000));
+    is_answered(&(0..5_000).map(|n| format!("key{n} = 1\n")).collect::<String>());
+}

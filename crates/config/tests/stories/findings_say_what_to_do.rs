@@ -1,0 +1,148 @@
+//! `config check` finds what is allowed but probably not meant.
+
+use gpupool_config::{Facts, FileFact, Inputs, PortFact, Severity, check, findings_as_json, findings_as_text};
+
+use super::{codes, findings, from_env, from_file};
+
+#[test]
+fn nothing_is_found_where_nothing_is_wrong() {
+    assert_eq!(findings(&from_env(&[])), []);
+    assert_eq!(findings_as_text(&[]), "Nothing wrong was found.\n");
+}
+
+#[test]
+fn each_common_mistake_has_its_finding() {
+    for (text, code) in [
+        ("server.host = '0.0.0.0'", "network_without_tls"),
+        ("server.host = '::'\nserver.allow_plain_http = true", "plain_http_tokens"),
+        ("server.host = '0.0.0.0'\nserver.open = true\nserver.tls_cert = 'c'\nserver.tls_key = 'k'", "open_with_tls"),
+        ("server.open = true", "open_on_loopback"),
+        ("server.workers = 4", "no_effect"),
+        ("monitoring.refresh_interval = 0.05", "refresh_often"),
+        ("monitoring.refresh_interval = '10m'", "refresh_seldom"),
+        ("monitoring.cuda_visible_devices = '0,banana'", "bad_visible_devices"),
+        ("monitoring.cuda_visible_devices = ''", "no_visible_devices"),
+        ("monitoring.simulate = '1xH100'\nmonitoring.backend = 'amd'", "backend_unused"),
+        ("client.memory_threshold_percent = 0", "threshold_zero"),
+        ("client.token = 'abc'\nclient.endpoint = 'http://gpu-box:8000'", "token_without_tls"),
+        ("client.endpoint = 'http://a'\nclient.endpoints = ['http://b']", "endpoint_twice"),
+        ("[[policy]]\nname = 'all'\n[[policy]]\nname = 'ann'\nowners = ['ann']", "policy_unreachable"),
+        ("[[policy]]\nname = 'a'\nowners = ['a']\n[[policy]]\nname = 'a'\nowners = ['b']", "policy_name_twice"),
+        ("[[policy]]\nowners = []", "policy_empty_list"),
+        ("[quota.owners.ann]", "quota_says_nothing"),
+        ("[quota.owners.ann]\ngpus = 0", "quota_zero"),
+        ("[quota.owners.ann]\nweight = 2", "weight_unused"),
+        ("server.prot = 1", "unknown_key"),
+        ("server.port = 'x'", "bad_value"),
+        ("server.tls_key = 'x'", "contradiction"),
+        ("server.port =", "syntax"),
+    ] {
+        let found = findings(&from_file(text));
+        assert_eq!(codes(&found), [code], "{text}\n{}", findings_as_text(&found));
+    }
+}
+
+#[test]
+fn what_is_fine_is_not_found() {
+    for text in [
+        "server.host = '0.0.0.0'\nserver.open = true",
+        "server.host = '0.0.0.0'\nserver.tls_cert = 'c'\nserver.tls_key = 'k'",
+        "server.host = '::1'",
+        "monitoring.cuda_visible_devices = '0, 1 GPU-5f3c MIG-GPU-5f3c/1/0 MIG-0aa1'",
+        "client.token = 'abc'\nclient.endpoint = 'http://[::1]:8000'",
+        "client.token = 'abc'\nclient.endpoint = 'https://gpu-box'",
+        "[[policy]]\nname = 'ann'\nowners = ['ann']\n[[policy]]\nname = 'all'",
+        "queue.order = 'fair-share'\n[quota.owners.ann]\nweight = 2",
+    ] {
+        assert_eq!(findings(&from_file(text)), [], "{text}");
+    }
+}
+
+#[test]
+fn misspelled_variables_are_found_and_those_of_others_are_left_alone() {
+    for (name, meant) in [
+        ("GPU_MEMORY_TRESHOLD_PERCENT", "GPU_MEMORY_THRESHOLD_PERCENT"),
+        ("GPUPOOL_STATEDIR", "GPUPOOL_STATE_DIR"),
+        ("GPUPOOL_PORT", "PORT"),
+        ("GPUPOOL_ENDPOINT", "GPU_SERVICE_ENDPOINT"),
+        ("GPU_POOL_STATE_DIR", "GPUPOOL_STATE_DIR"),
+        ("LOGLEVEL", "LOG_LEVEL"),
+        ("REFRESH_INTERVALL", "REFRESH_INTERVAL"),
+        ("CUDA_VISIBLE_DEVICE", "CUDA_VISIBLE_DEVICES"),
+    ] {
+        let found = findings(&from_env(&[(name, "1")]));
+        assert_eq!(codes(&found), ["variable_misspelled"], "{name}");
+        assert!(found[0].remedy.contains(&format!("Rename it to {meant},")), "{name}: {}", found[0].remedy);
+    }
+    let others = [
+        ("HOSTNAME", "x"),
+        ("PORTS", "1"),
+        ("HIP_VISIBLE_DEVICES", "0"),
+        ("ROCR_VISIBLE_DEVICES", "0"),
+        ("GPUPOOL_SYS", "/s"),
+        ("GPUPOOL_PORT", "tcp://10.0.0.1:80"),
+        ("GPUPOOL_LEASE_ID", "7"),
+        ("GPUPOOL_ID", "7"),
+        ("GPUPOOL_CONFIG", "/x"),
+        ("WORKER_ID", "3"),
+        ("LOG_FILE", "x"),
+    ];
+    assert_eq!(findings(&from_env(&others)), []);
+}
+
+#[test]
+fn a_variable_and_its_alias_that_differ_are_found() {
+    let found = findings(&from_env(&[("GPU_POLLING_INTERVAL", "1"), ("GPU_POLLING_INTERVAL_SECONDS", "2")]));
+    assert_eq!(codes(&found), ["variable_twice"]);
+    assert!(found[0].what.contains("GPU_POLLING_INTERVAL counts"));
+    assert_eq!(findings(&from_env(&[("GPU_POLLING_INTERVAL", "1"), ("GPU_POLLING_INTERVAL_SECONDS", "1")])), []);
+}
+
+#[test]
+fn what_the_machine_says_is_found_worst_first() {
+    let key = FileFact::Here { path: "/k.pem".into(), others_can_read: true };
+    let mut facts = Facts {
+        port: PortFact::InUse { by: Some("python3 (pid 12)".into()) },
+        tls_key: key.clone(),
+        config_file: key,
+        ..Facts::default()
+    };
+    facts.tls_cert = FileFact::Unreadable { path: "/c.pem".into(), why: "not found".into() };
+    facts.state_dir.network = Some("NFS");
+    facts.state_dir.not_writable = Some("/x: read-only".into());
+    let inputs = from_file("server.tls_cert = '/c.pem'\nserver.tls_key = '/k.pem'\nclient.token = 'abc'");
+    let found = check(&inputs, |_| facts);
+    let expected = [
+        "file_unreadable",
+        "state_dir_not_writable",
+        "port_in_use",
+        "key_readable",
+        "token_readable",
+        "state_dir_on_network",
+    ];
+    assert_eq!(codes(&found), expected);
+    assert!(found[..2].iter().all(|finding| finding.severity == Severity::Error));
+    let text = findings_as_text(&found);
+    for part in ["by python3 (pid 12)", "to do: chmod 600 /k.pem", "where: server.tls_key (gpupool.toml:2)"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert_eq!(findings_as_json(&found)["findings"][0]["severity"], "error");
+}
+
+#[test]
+fn a_look_at_this_machine_finds_a_port_in_use_and_files_that_are_not_there() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let state = tempfile::tempdir().unwrap();
+    let missing = state.path().join("missing.pem");
+    let text = format!(
+        "[server]\nport = {}\nstate_dir = {:?}\ntls_cert = {missing:?}\ntls_key = {missing:?}",
+        taken.local_addr().unwrap().port(),
+        state.path()
+    );
+    let inputs: Inputs = from_file(&text);
+    let found = check(&inputs, |loaded| Facts::here(loaded, &inputs));
+    let mut codes = codes(&found);
+    // Where the temporary directory of this machine is on a network file system, that is found too.
+    codes.retain(|code| *code != "state_dir_on_network");
+    assert_eq!(codes, ["file_unreadable", "file_unreadable", "port_in_use"], "{}", findings_as_text(&found));
+}

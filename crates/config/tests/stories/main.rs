@@ -1,0 +1,52 @@
+//! Stories of a configuration: what people write, and what they get.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod any_text_is_answered;
+mod documentation_and_code_agree;
+mod findings_say_what_to_do;
+mod mistakes_are_named;
+mod policies_of_the_file_are_those_of_the_pool;
+mod the_examples_are_good;
+mod the_strongest_source_wins;
+mod what_is_in_effect_is_shown;
+
+use gpupool_config::{Facts, Finding, Flags, Inputs, Loaded, Machine, Problems, load};
+
+/// A machine that is the same everywhere.
+fn machine() -> Machine {
+    Machine { root: true, host_name: "node-a".into(), state_home: None }
+}
+
+fn from_file(text: &str) -> Inputs {
+    Inputs { file: Some(("gpupool.toml".into(), text.into())), ..Inputs::nothing(machine()) }
+}
+
+fn from_env(variables: &[(&str, &str)]) -> Inputs {
+    let env = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    Inputs { env, ..Inputs::nothing(machine()) }
+}
+
+fn from_flags(flags: Flags) -> Inputs {
+    Inputs { flags, ..Inputs::nothing(machine()) }
+}
+
+fn loaded(inputs: &Inputs) -> Loaded {
+    load(inputs).unwrap_or_else(|problems| panic!("{inputs:#?}\n{problems}"))
+}
+
+/// What is wrong with `inputs`, line by line.
+fn wrong(inputs: &Inputs) -> Vec<String> {
+    match load(inputs) {
+        Err(Problems(problems)) => problems.iter().map(ToString::to_string).collect(),
+        Ok(_) => panic!("nothing is wrong with {inputs:#?}"),
+    }
+}
+
+/// Findings about what was written, without a look at this machine.
+fn findings(inputs: &Inputs) -> Vec<Finding> {
+    gpupool_config::check(inputs, |_| Facts::default())
+}
+
+fn codes(findings: &[Finding]) -> Vec<&'static str> {
+    findings.iter().map(|finding| finding.code).collect()
+}
