@@ -111,6 +111,14 @@ impl Groups {
     }
 }
 
+/// Where control groups are mounted, the longer place first.
+const MOUNTS: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+
+/// The path of a group as processes in it are told where they are.
+pub fn as_processes_tell(path: &str) -> String {
+    MOUNTS.iter().find_map(|mount| path.strip_prefix(mount)).unwrap_or(path).to_owned()
+}
+
 /// The process with this number, if it descends from the caller.
 fn own_child(pid: u32, caller: ProcessId) -> Result<ProcessId, String> {
     let not_yours = || format!("process {pid} is no child of the caller, process {}", caller.pid);

@@ -3,14 +3,16 @@
 //! One task for each watched process; it ends when the process does, when its lease is over, or with the agent.
 
 use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpupool_confine::process::{ProcessHandle, ProcessId};
 use gpupool_core::lease::Holder;
 use gpupool_core::{Command, LeaseId, Millis};
-use tokio::io::unix::AsyncFd;
 use tokio::task::AbortHandle;
 
+use crate::ending::Ending;
 use crate::net::PeerProcess;
 use crate::owner::{Owner, Refusal};
 
@@ -45,10 +47,7 @@ impl Holders {
 
     /// Watches a process that now holds a lease, in place of one that did.
     pub fn watch(&self, lease: LeaseId, process: PeerProcess) {
-        match AsyncFd::new(process.pidfd) {
-            Ok(pidfd) => self.watch_fd(lease, pidfd),
-            Err(error) => tracing::error!(lease = lease.0, %error, "cannot watch the holder of a lease"),
-        }
+        self.watch_fd(lease, Ok(process.pidfd));
     }
 
     /// Watches the holders that rows tell of, after a restart of the agent. Those that are gone are told at once, those
@@ -57,10 +56,7 @@ impl Holders {
         for (lease, holder) in held {
             match holder {
                 Holder::Process { pid, started } => match ProcessHandle::open(ProcessId { pid, started }) {
-                    Ok(Some(handle)) => match AsyncFd::new(handle) {
-                        Ok(handle) => self.watch_fd(lease, handle),
-                        Err(error) => tracing::error!(lease = lease.0, %error, "cannot watch the holder of a lease"),
-                    },
+                    Ok(Some(handle)) => self.watch_fd(lease, handle.as_fd().try_clone_to_owned()),
                     Ok(None) => self.gone(lease, Millis(0)),
                     Err(error) => {
                         tracing::error!(lease = lease.0, pid, %error, "cannot tell whether the holder of a lease lives");
@@ -73,11 +69,17 @@ impl Holders {
         }
     }
 
-    fn watch_fd<T: std::os::fd::AsRawFd + Send + Sync + 'static>(&self, lease: LeaseId, pidfd: AsyncFd<T>) {
+    fn watch_fd(&self, lease: LeaseId, pidfd: io::Result<OwnedFd>) {
+        let ending = match pidfd.and_then(Ending::of) {
+            Ok(ending) => ending,
+            Err(error) => {
+                tracing::error!(lease = lease.0, %error, "cannot watch the holder of a lease");
+                return;
+            }
+        };
         let holders = self.clone();
         let task = tokio::spawn(async move {
-            // An error means that it cannot be waited for, which the kernel does for nothing that lives.
-            let _ended = pidfd.readable().await;
+            ending.wait().await;
             holders.tell(Command::HolderGone { lease, grace: Millis(0) }).await;
             holders.lock().watches.remove(&lease);
         });

@@ -4,15 +4,16 @@
 //! One task for each such lease; it ends when all of it is gone, or with the agent (which takes it up again at its next
 //! start).
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpupool_confine::process::{ProcFs, ProcessHandle, ProcessId};
 use gpupool_core::LeaseId;
 use rustix::process::Signal;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
+use crate::ending::Ending;
 use crate::groups::Groups;
 use crate::owner::{Owner, Refusal, Tie};
 
@@ -69,8 +70,8 @@ async fn end_holder(lease: LeaseId, process: ProcessId) {
         tracing::warn!(lease = lease.0, pid = process.pid, %error, "cannot end the holder of a lease");
         return;
     }
-    let Ok(watched) = AsyncFd::new(holder) else { return };
-    if tokio::time::timeout(GRACE, watched.readable()).await.is_ok() {
+    let Ok(watched) = holder.as_fd().try_clone_to_owned().and_then(Ending::of) else { return };
+    if tokio::time::timeout(GRACE, watched.wait()).await.is_ok() {
         return;
     }
     tracing::warn!(lease = lease.0, pid = process.pid, "killing the holder of a lease that was taken back");
@@ -81,5 +82,5 @@ async fn end_holder(lease: LeaseId, process: ProcessId) {
             let _ = handle.signal(Signal::KILL);
         }
     }
-    let _ended = tokio::time::timeout(GRACE, watched.readable()).await;
+    let _ended = tokio::time::timeout(GRACE, watched.wait()).await;
 }

@@ -4,6 +4,7 @@ mod devices;
 mod doctor;
 mod kube;
 mod output;
+mod serve;
 mod sim;
 
 use std::process::ExitCode;
@@ -31,6 +32,8 @@ enum Command {
     /// Kubernetes manifests.
     #[command(subcommand)]
     Kube(kube::Kube),
+    /// Be the agent of this node: read its GPUs, grant leases, answer over HTTP and a Unix socket.
+    Serve(serve::Serve),
     /// Simulations through the real pool.
     #[command(subcommand)]
     Sim(sim::Sim),
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Kube(command) => kube::run(&command),
+        Command::Serve(arguments) => serve::run(arguments),
         Command::Sim(command) => sim::run(&command),
     };
     done.unwrap_or_else(|error| {

@@ -38,7 +38,7 @@ use crate::owner::Owner;
 use crate::simulation::Simulation;
 use crate::stats::Statistics;
 
-use caller::Callers;
+pub use caller::Callers;
 
 /// What every handler may use.
 pub struct App {
@@ -50,6 +50,10 @@ pub struct App {
     pub events: Arc<Events>,
     /// How the agent was set up.
     pub config: Arc<Config>,
+    /// The port it listens on.
+    pub port: u16,
+    /// What can be asked, route by route; filled in by the router.
+    pub routes: Vec<(String, String)>,
     /// What was counted.
     pub metrics: Arc<Metrics>,
     /// Who keeps leases alive.
@@ -57,7 +61,7 @@ pub struct App {
     /// Where jobs run.
     pub groups: Arc<Groups>,
     /// The simulated devices, where devices are simulated.
-    pub simulation: Option<Simulation>,
+    pub simulation: Option<Arc<Simulation>>,
     /// Who is who.
     pub callers: Callers,
     /// Whether the agent is ending.
@@ -79,8 +83,7 @@ type Shared = Arc<App>;
 struct Described;
 
 /// Everything the agent answers.
-pub fn router(app: App) -> Router {
-    let app = Arc::new(app);
+pub fn router(mut app: App) -> Router {
     let (router, mut document) = OpenApiRouter::with_openapi(Described::openapi())
         .routes(routes!(root::root))
         .routes(routes!(stats::stats))
@@ -105,11 +108,13 @@ pub fn router(app: App) -> Router {
         .routes(routes!(events::events))
         .routes(routes!(tokens::list, tokens::create))
         .routes(routes!(tokens::revoke))
-        .routes(routes!(simulate::list, simulate::fault, simulate::clear))
+        .routes(routes!(simulate::list, simulate::fault))
         .routes(routes!(metrics::metrics))
         .split_for_parts();
     document.info.title = app.config.api.title.clone();
     document.info.version = env!("CARGO_PKG_VERSION").into();
+    app.routes = described(&document, &app.config.api.api_prefix);
+    let app = Arc::new(app);
     let router = docs::add(router, document, &app.config.api);
     let router = match app.config.api.api_prefix.as_str() {
         "" => router,
@@ -117,4 +122,14 @@ pub fn router(app: App) -> Router {
     };
     access::add(router.fallback(problem::no_such_route).method_not_allowed_fallback(problem::not_that_method), &app)
         .with_state(app)
+}
+
+/// Each route with what it is for.
+fn described(document: &utoipa::openapi::OpenApi, prefix: &str) -> Vec<(String, String)> {
+    let summary = |item: &utoipa::openapi::PathItem| {
+        let operation = item.get.as_ref().or(item.post.as_ref()).or(item.delete.as_ref())?;
+        operation.summary.clone()
+    };
+    let routes = document.paths.paths.iter();
+    routes.map(|(path, item)| (format!("{prefix}{path}"), summary(item).unwrap_or_default())).collect()
 }

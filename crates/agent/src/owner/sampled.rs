@@ -95,7 +95,8 @@ impl OwnerThread {
                 lease: lease.id,
                 token: lease.token?,
                 holder_pid: tie.process.map(|process| (process.pid, process.started)),
-                cgroup: tie.group,
+                devices: self.held(lease.id).to_vec(),
+                cgroup: tie.group.as_deref().map(crate::groups::as_processes_tell),
                 uid: tie.uid,
             })
         };

@@ -92,8 +92,7 @@ fn environment(owner: &OwnerThread, lease: &Lease) -> BTreeMap<String, Option<St
         lease.promises.iter().filter_map(|promise| owner.pool.device(promise.device)).collect();
     if let Some(sample) = &owner.sample {
         let place = |view: &DeviceView| {
-            let sampled = sample.devices.iter().find(|device| device.identity == view.facts.identity)?;
-            Some(sampled.place)
+            sample.all_ids.iter().position(|gpu_id| *gpu_id == view.gpu_id)
         };
         let given: Vec<usize> = views.iter().filter_map(place).collect();
         let visible = JobEnvironment::new(&sample.all, &given);

@@ -39,7 +39,7 @@ impl Waiters {
         if self.queued.contains_key(&lease) {
             self.by_lease.entry(lease).or_default().push(waiter);
         } else {
-            drop(waiter.send(()));
+            let _gone = waiter.send(());
         }
     }
 
@@ -91,7 +91,7 @@ impl Waiters {
 
     fn wake(&mut self, lease: LeaseId) {
         for waiter in self.by_lease.remove(&lease).into_iter().flatten() {
-            drop(waiter.send(()));
+            let _gone = waiter.send(());
         }
     }
 }

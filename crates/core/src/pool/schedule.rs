@@ -194,7 +194,7 @@ impl Pool {
 
     /// Gives a place to a lease that waits or has just been made.
     pub(super) fn grant(&mut self, id: LeaseId, wish: &Wish, place: Place, turn: Turn, out: &mut Outcome) {
-        let token = self.next_token();
+        let token = self.take_token();
         let now = self.now;
         let strategy = self.classes.get(wish.class).shape.strategy;
         for promise in &place.promises {

@@ -166,7 +166,7 @@ impl Pool {
     }
 
     /// Takes the next token. It is kept with the counters before anybody sees it.
-    pub(super) fn next_token(&mut self) -> Token {
+    pub(super) fn take_token(&mut self) -> Token {
         let token = Token(self.counters.next_token);
         self.counters.next_token += 1;
         token

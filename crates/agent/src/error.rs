@@ -1,0 +1,35 @@
+//! Why an agent cannot start.
+
+use std::io;
+
+use crate::net::{NetError, TlsError};
+use crate::owner::Refusal;
+
+/// Why an agent cannot start, by what can be done about it.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The state cannot be opened.
+    #[error(transparent)]
+    Store(#[from] gpupool_store::StoreError),
+    /// The state cannot be read.
+    #[error(transparent)]
+    Read(gpupool_store::ReadError),
+    /// It cannot listen.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// The certificate or its key cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The devices to simulate make no sense.
+    #[error("--simulate: {0}")]
+    Simulate(gpupool_devices::simulated::SpecError),
+    /// There is no such source of readings.
+    #[error(transparent)]
+    Backend(#[from] gpupool_devices::detect::UnknownBackend),
+    /// A thread or the runtime cannot be started.
+    #[error("cannot start: {0}")]
+    Start(io::Error),
+    /// The owner thread ended while starting.
+    #[error("cannot start: {0}")]
+    Owner(#[from] Refusal),
+}

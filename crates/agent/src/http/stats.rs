@@ -1,0 +1,148 @@
+//! The statistics routes: what was prepared when devices were last read.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use gpupool_api::stats::{Count, GpuFiltering, GpuHistory, Health, Stats, Summary};
+use gpupool_config::{ContractApi, ContractMonitoring, ContractServer};
+use serde::Serialize;
+
+use crate::owner::StoreState;
+use crate::stats::{Prepared, Status};
+
+use super::Shared;
+
+/// GPUs in full
+#[utoipa::path(
+    get, path = "/gpu/stats", tag = "statistics",
+    responses(
+        (status = 200, description = "Every GPU that is listed", body = Stats),
+        (status = 503, description = "GPUs could not be read; `error` says why", body = Stats),
+    )
+)]
+pub(super) async fn stats(State(app): State<Shared>) -> Response {
+    handed(app.statistics.stats())
+}
+
+/// How many GPUs
+#[utoipa::path(
+    get, path = "/gpu/count", tag = "statistics",
+    responses(
+        (status = 200, description = "How many are listed", body = Count),
+        (status = 503, description = "GPUs could not be read", body = Count),
+    )
+)]
+pub(super) async fn count(State(app): State<Shared>) -> Response {
+    handed(app.statistics.count())
+}
+
+/// GPUs in short
+#[utoipa::path(
+    get, path = "/gpu/summary", tag = "statistics",
+    responses(
+        (status = 200, description = "Sums, and every GPU in short", body = Summary),
+        (status = 503, description = "GPUs could not be read; `error` says why", body = Summary),
+    )
+)]
+pub(super) async fn summary(State(app): State<Shared>) -> Response {
+    handed(app.statistics.summary())
+}
+
+/// The last readings
+#[utoipa::path(
+    get, path = "/gpu/history", tag = "statistics",
+    responses(
+        (status = 200, description = "The last readings of each GPU, oldest first", body = GpuHistory),
+        (status = 503, description = "GPUs could not be read", body = GpuHistory),
+    )
+)]
+pub(super) async fn history(State(app): State<Shared>) -> Response {
+    handed(app.statistics.history())
+}
+
+fn handed(prepared: Prepared) -> Response {
+    let mut response = Response::new(Body::from(prepared.body));
+    *response.status_mut() = StatusCode::from_u16(prepared.status).unwrap_or(StatusCode::OK);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// How the agent is
+#[utoipa::path(
+    get, path = "/health", tag = "statistics",
+    responses(
+        (status = 200, description = "Healthy, or degraded: it answers, and says what is wrong", body = Health),
+        (status = 503, description = "Unhealthy: nothing can be read, or nothing can be kept", body = Health),
+    )
+)]
+pub(super) async fn health(State(app): State<Shared>) -> (StatusCode, axum::Json<Health>) {
+    let read = app.statistics.health();
+    let mut problems = read.problems.clone();
+    let kept = app.owner.look(|owner| owner.store_state().clone()).await;
+    let store = match &kept {
+        Ok(StoreState::Fine) => "ok",
+        Ok(StoreState::Full(why)) => {
+            problems.push(format!("the disk is full, GPUs are only given back: {why}"));
+            "full"
+        }
+        Ok(StoreState::Broken(why)) => {
+            problems.push(format!("leases cannot be kept: {why}"));
+            "broken"
+        }
+        Err(refusal) => {
+            problems.push(refusal.to_string());
+            "unknown"
+        }
+    };
+    let status = match (read.status, store) {
+        (Status::Unhealthy, _) | (_, "broken" | "unknown") => Status::Unhealthy,
+        (Status::Degraded, _) | (_, "full") => Status::Degraded,
+        (Status::Healthy, _) => Status::Healthy,
+    };
+    let code = if status == Status::Unhealthy { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+    let body = Health {
+        status: status.name().into(),
+        nvidia_smi_available: read.nvidia_smi_available,
+        timestamp: read.timestamp,
+        problems,
+        sources: read.sources,
+        reading_age_secs: read.reading_age_secs,
+        store: store.into(),
+        open: app.config.server.open,
+        version: env!("CARGO_PKG_VERSION").into(),
+        uptime_secs: app.started.elapsed().as_secs_f64(),
+    };
+    (code, axum::Json(body))
+}
+
+/// The body of `GET /config`.
+#[derive(Serialize, utoipa::ToSchema)]
+pub(super) struct ConfigBody {
+    /// Where and how it listens.
+    #[schema(value_type = Object)]
+    server: ContractServer,
+    /// What it answers.
+    #[schema(value_type = Object)]
+    api: ContractApi,
+    /// How GPUs are read.
+    #[schema(value_type = Object)]
+    monitoring: ContractMonitoring,
+    /// Which GPUs are listed.
+    gpu_filtering: GpuFiltering,
+}
+
+/// How the agent was set up
+#[utoipa::path(
+    get, path = "/config", tag = "statistics",
+    responses((status = 200, description = "What is in force", body = ConfigBody))
+)]
+pub(super) async fn config(State(app): State<Shared>) -> axum::Json<ConfigBody> {
+    let contract = app.config.to_contract_config(app.port, env!("CARGO_PKG_VERSION"));
+    axum::Json(ConfigBody {
+        server: contract.server,
+        api: contract.api,
+        monitoring: contract.monitoring,
+        gpu_filtering: app.statistics.gpu_filtering(),
+    })
+}
