@@ -6,7 +6,7 @@ mod net_support;
 
 use std::time::Duration;
 
-use gpupool_agent::net::Limits;
+use gpupool_agent::net::{Bind, Limits, TcpBind};
 use net_support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -95,4 +95,33 @@ async fn one_connection_too_many_is_told_503_and_let_in_when_there_is_room() {
         while !exchange(served.connect().await, last_request("/hello").as_bytes()).await.ends_with("hello") {}
     };
     soon("a place to become free", let_in).await;
+}
+
+#[tokio::test]
+async fn one_network_address_cannot_take_all_connections() {
+    let Some(own) = network_address() else {
+        eprintln!("skipped: this machine has no address beside loopback");
+        return;
+    };
+    let place = TcpBind { host: own.to_string(), port: 0 };
+    let limits = Limits { connections_per_address: 1, ..Limits::default() };
+    let served = serve(Bind { tcp: vec![place, localhost()], limits, ..Bind::default() }).await;
+    let mut first = served.connect().await;
+    first.write_all(get_request("/who").as_bytes()).await.unwrap();
+    read_until(&mut first, "uid None").await;
+    let answer = exchange(served.connect().await, get_request("/hello").as_bytes()).await;
+    assert!(status(&answer).starts_with("503") && answer.contains("from your address"), "{answer}");
+    for _ in 0..2 {
+        let local = tokio::net::TcpStream::connect(served.addresses[1]).await.unwrap();
+        let answer = exchange(local, last_request("/hello").as_bytes()).await;
+        assert!(answer.ends_with("hello"), "loopback is not counted: {answer}");
+    }
+}
+
+/// The address this machine would use to reach the network; nothing is sent.
+fn network_address() -> Option<std::net::IpAddr> {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.1:9").ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    (!ip.is_loopback()).then_some(ip)
 }

@@ -18,6 +18,8 @@ async fn without_free_files_the_listener_waits_and_then_serves_on() {
     setrlimit(Resource::Nofile, limit).unwrap();
     let served = serve_limited(Limits::default()).await;
     let mut stream = served.connect().await;
+    stream.write_all(get_request("/hello").as_bytes()).await.unwrap();
+    read_until(&mut stream, "hello").await;
     let mut hoard: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
     assert!(hoard.len() > 100, "only {} files", hoard.len());
     // One file is free, and this client takes it: nothing is left to accept it with.
