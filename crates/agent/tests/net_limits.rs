@@ -100,7 +100,7 @@ async fn one_connection_too_many_is_told_503_and_let_in_when_there_is_room() {
 #[tokio::test]
 async fn one_network_address_cannot_take_all_connections() {
     let Some(own) = network_address() else {
-        eprintln!("skipped: this machine has no address beside loopback");
+        skipped("the bound per address", "this machine has no address beside loopback");
         return;
     };
     let place = TcpBind { host: own.to_string(), port: 0 };

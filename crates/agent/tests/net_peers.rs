@@ -73,7 +73,7 @@ fn users() -> Vec<u32> {
     if my_uid() == 0 {
         return vec![0, SOMEBODY];
     }
-    eprintln!("skipped the other user: only root may start a process of somebody else");
+    skipped("the other user", "only root may start a process of somebody else");
     vec![my_uid()]
 }
 
@@ -86,7 +86,7 @@ async fn a_loopback_client_is_known_by_its_user() {
     for host in ["127.0.0.1", "::1", "::"] {
         let place = TcpBind { host: host.to_owned(), port: 0 };
         let Ok(net) = Net::bind(Bind { tcp: vec![place.clone()], ..Bind::default() }).await else {
-            eprintln!("skipped {host}: this machine has no such address");
+            skipped(host, "this machine has no such address");
             continue;
         };
         drop(net);

@@ -19,7 +19,7 @@ async fn localhost_listens_on_both_families_with_one_port() {
         assert!(answer.ends_with("hello"), "{address}: {answer}");
     }
     if served.addresses.len() != 2 {
-        eprintln!("skipped one family: this machine has only {:?}", served.addresses);
+        skipped("one family", &format!("this machine has only {:?}", served.addresses));
     }
     assert_eq!(served.stop().await.cut_off, 0);
 }
