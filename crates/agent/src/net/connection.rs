@@ -156,6 +156,8 @@ where
             say(&mut stream, Refusal::TooSlow).await;
             linger(socket).await;
         }
+        // Bytes the client does not take would stay in the kernel for minutes: throw them away.
+        Err(_) if watch.is_writing() => socket.reset_on_close(),
         Err(_) => {}
     }
 }

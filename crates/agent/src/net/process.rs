@@ -55,8 +55,16 @@ pub(super) fn of_peer(
     noted: Option<Start>,
 ) -> Result<PeerProcess, NoProcess> {
     let pid = credentials.pid.ok_or(NoProcess::Hidden)?;
-    let pidfd = if kernel_hands_out_pidfds() { peer_pidfd(socket).map_err(gone_or_system)? } else { open_pidfd(pid)? };
-    hold(pid, pidfd, noted)
+    if kernel_hands_out_pidfds() {
+        return hold(pid, peer_pidfd(socket).map_err(gone_or_system)?);
+    }
+    open_noted(pid, noted)
+}
+
+/// Opens a process by its number; it must be the one whose start time was noted.
+fn open_noted(pid: u32, noted: Option<Start>) -> Result<PeerProcess, NoProcess> {
+    let process = hold(pid, open_pidfd(pid)?)?;
+    if noted == Some(process.start_ticks) { Ok(process) } else { Err(NoProcess::Gone) }
 }
 
 /// The start time to note when a connection is accepted, on kernels where nothing else names its process.
@@ -76,14 +84,10 @@ fn noted_start(credentials: &Credentials) -> Option<Start> {
     fits.then(|| start_ticks(pid)).flatten()
 }
 
-fn hold(pid: u32, pidfd: OwnedFd, noted: Option<Start>) -> Result<PeerProcess, NoProcess> {
+fn hold(pid: u32, pidfd: OwnedFd) -> Result<PeerProcess, NoProcess> {
     let start_ticks = start_ticks(pid).ok_or(NoProcess::Gone)?;
     // Still running after its start time was read: then it was read from this process and no other.
     if has_ended(&pidfd)? {
-        return Err(NoProcess::Gone);
-    }
-    let must_be_noted = !kernel_hands_out_pidfds();
-    if must_be_noted && noted != Some(start_ticks) {
         return Err(NoProcess::Gone);
     }
     Ok(PeerProcess { pid, start_ticks, pidfd })
@@ -168,16 +172,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pidfd_opened_by_number_is_refused_once_its_process_ended() {
+    fn a_process_opened_by_number_must_be_the_noted_one_and_alive() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let pidfd = open_pidfd(child.id()).unwrap();
-        let start = start_ticks(child.id());
-        assert!(hold(child.id(), pidfd.try_clone().unwrap(), start).is_ok());
+        let start = start_ticks(child.id()).unwrap();
+        let process = open_noted(child.id(), Some(start)).unwrap();
+        assert_eq!((process.pid, process.start_ticks), (child.id(), start));
+        for other in [None, Some(start + 1)] {
+            let refused = open_noted(child.id(), other);
+            assert!(matches!(refused, Err(NoProcess::Gone)), "{other:?} gave {refused:?}");
+        }
         child.kill().unwrap();
         let status = child.wait().unwrap();
         assert_eq!(status.signal(), Some(9));
-        let after = hold(child.id(), pidfd, start);
-        assert!(matches!(after, Err(NoProcess::Gone)), "{after:?}");
-        assert!(matches!(open_pidfd(child.id()), Err(NoProcess::Gone)));
+        for after in [hold(child.id(), process.pidfd), open_noted(child.id(), Some(start))] {
+            assert!(matches!(after, Err(NoProcess::Gone)), "{after:?}");
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Body;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
 use tower::Service;
 
 use super::bodies::RequestBody;
@@ -41,7 +41,7 @@ impl Net {
         let grace = limits.shutdown_grace;
         let http = connection::http(&limits);
         let mut connections = Registry::new(limits);
-        let mut look = interval(connections.look_every);
+        let mut look = interval_at(Instant::now() + connections.look_every, connections.look_every);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut pause = Pause::default();
         let mut turn = 0;
@@ -132,4 +132,26 @@ impl Pause {
 fn is_the_clients(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, NotConnected};
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted | NotConnected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_free_files_the_pauses_grow_to_a_bound_and_a_client_that_gave_up_costs_none() {
+        let mut pause = Pause::default();
+        pause.after(&io::ErrorKind::ConnectionAborted.into());
+        assert_eq!(pause.until, None);
+        let out_of_files = io::Error::from_raw_os_error(libc::EMFILE);
+        let mut lengths = Vec::new();
+        for _ in 0..10 {
+            pause.after(&out_of_files);
+            lengths.extend(pause.length);
+            assert!(pause.until.is_some());
+        }
+        assert_eq!(lengths[0], ACCEPT_PAUSE);
+        assert!(lengths.is_sorted(), "{lengths:?}");
+        assert_eq!(lengths.last(), Some(&ACCEPT_PAUSE_MOST));
+    }
 }

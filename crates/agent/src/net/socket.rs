@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -36,6 +37,11 @@ impl Socket {
     /// Whether there is something to read, or the end.
     pub fn has_unread(&self) -> bool {
         self.shows(PollFlags::IN)
+    }
+
+    /// Makes closing throw away what was not delivered.
+    pub fn reset_on_close(&self) {
+        let _ = rustix::net::sockopt::set_socket_linger(self, Some(Duration::ZERO));
     }
 
     fn shows(&self, flags: PollFlags) -> bool {

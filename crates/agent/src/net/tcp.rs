@@ -108,3 +108,19 @@ fn listen(address: SocketAddr, any_v4: bool) -> io::Result<TcpListener> {
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn accepted_connections_inherit_what_the_listener_was_told() {
+        let listener = listen("127.0.0.1:0".parse().unwrap(), false).unwrap();
+        let _client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        assert!(accepted.nodelay().unwrap());
+        assert!(sockopt::socket_keepalive(&accepted).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&accepted).unwrap(), KEEPALIVE_IDLE);
+        assert_eq!(sockopt::tcp_keepcnt(&accepted).unwrap(), KEEPALIVE_COUNT);
+    }
+}

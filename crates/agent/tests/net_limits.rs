@@ -1,0 +1,127 @@
+//! Slow, greedy and too many clients.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod net_support;
+
+use std::time::Duration;
+
+use gpupool_agent::net::{Bind, Limits, TcpBind};
+use net_support::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+const SHORT: Duration = Duration::from_millis(100);
+
+#[tokio::test]
+async fn headers_that_trickle_get_408() {
+    let served = serve_limited(Limits { header_time: SHORT, ..Limits::default() }).await;
+    let mut stream = served.connect().await;
+    let (mut read, mut write) = stream.split();
+    let trickle = async {
+        write.write_all(b"GET /hello HTTP/1.1\r\nslow: ").await.unwrap();
+        while write.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(SHORT / 10).await;
+        }
+        std::future::pending::<()>().await
+    };
+    let answer = tokio::select! { answer = read_to_end(&mut read) => answer, () = trickle => unreachable!() };
+    assert!(status(&answer).starts_with("408"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_client_that_says_nothing_is_closed() {
+    let served = serve_limited(Limits { header_time: SHORT, ..Limits::default() }).await;
+    let answer = exchange(served.connect().await, b"").await;
+    assert!(status(&answer).starts_with("408"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_gets_408() {
+    let served = serve_limited(Limits { body_time: SHORT, ..Limits::default() }).await;
+    let request = b"POST /echo HTTP/1.1\r\nhost: test\r\ncontent-length: 10\r\n\r\nhalf";
+    let answer = exchange(served.connect().await, request).await;
+    assert!(status(&answer).starts_with("408"), "{answer}");
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_and_a_waiting_request_is_not() {
+    let limits =
+        Limits { idle_time: SHORT, header_time: SHORT, body_time: SHORT, write_time: SHORT, ..Limits::default() };
+    let mut served = serve_limited(limits).await;
+    let mut waiting = served.connect().await;
+    waiting.write_all(get_request("/wait").as_bytes()).await.unwrap();
+    assert_eq!(served.event().await, Event::Waiting);
+    // Idle after the one that waits, and closed before it: the wait was not cut off.
+    let answer = exchange(served.connect().await, get_request("/hello").as_bytes()).await;
+    assert!(answer.ends_with("hello"), "{answer}");
+    assert!(served.events.is_empty(), "the waiting request ended: {:?}", served.events.try_recv());
+    served.shutdown.begin();
+    assert!(read_until(&mut waiting, "stopping").await.contains("200 OK"));
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_its_answer_is_closed_and_one_that_reads_is_not() {
+    let served = serve_limited(Limits { write_time: SHORT, ..Limits::default() }).await;
+    let mut reading = served.connect().await;
+    let mut deaf = served.connect().await;
+    for stream in [&mut reading, &mut deaf] {
+        stream.write_all(get_request("/endless").as_bytes()).await.unwrap();
+    }
+    let read_on = async {
+        let mut bytes = vec![0; 65_536];
+        loop {
+            let length = reading.read(&mut bytes).await.unwrap();
+            assert!(length > 0, "a client that reads was closed");
+            tokio::time::sleep(SHORT / 20).await;
+        }
+    };
+    let closed = soon("the deaf client to be closed", deaf.ready(tokio::io::Interest::ERROR));
+    tokio::select! { ready = closed => assert!(ready.unwrap().is_error()), () = read_on => unreachable!() }
+}
+
+#[tokio::test]
+async fn one_connection_too_many_is_told_503_and_let_in_when_there_is_room() {
+    let served = serve_limited(Limits { connections: 2, ..Limits::default() }).await;
+    let mut first = served.connect().await;
+    let mut second = served.connect().await;
+    for stream in [&mut first, &mut second] {
+        stream.write_all(get_request("/hello").as_bytes()).await.unwrap();
+        read_until(stream, "hello").await;
+    }
+    let answer = exchange(served.connect().await, get_request("/hello").as_bytes()).await;
+    assert!(status(&answer).starts_with("503") && answer.contains("too many connections"), "{answer}");
+    drop(first);
+    let let_in = async {
+        while !exchange(served.connect().await, last_request("/hello").as_bytes()).await.ends_with("hello") {}
+    };
+    soon("a place to become free", let_in).await;
+}
+
+#[tokio::test]
+async fn one_network_address_cannot_take_all_connections() {
+    let Some(own) = network_address() else {
+        skipped("the bound per address", "this machine has no address beside loopback");
+        return;
+    };
+    let place = TcpBind { host: own.to_string(), port: 0 };
+    let limits = Limits { connections_per_address: 1, ..Limits::default() };
+    let served = serve(Bind { tcp: vec![place, localhost()], limits, ..Bind::default() }).await;
+    let mut first = served.connect().await;
+    first.write_all(get_request("/who").as_bytes()).await.unwrap();
+    read_until(&mut first, "uid None").await;
+    let answer = exchange(served.connect().await, get_request("/hello").as_bytes()).await;
+    assert!(status(&answer).starts_with("503") && answer.contains("from your address"), "{answer}");
+    for _ in 0..2 {
+        let local = tokio::net::TcpStream::connect(served.addresses[1]).await.unwrap();
+        let answer = exchange(local, last_request("/hello").as_bytes()).await;
+        assert!(answer.ends_with("hello"), "loopback is not counted: {answer}");
+    }
+}
+
+/// The address this machine would use to reach the network; nothing is sent.
+fn network_address() -> Option<std::net::IpAddr> {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.1:9").ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    (!ip.is_loopback()).then_some(ip)
+}

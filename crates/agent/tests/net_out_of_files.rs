@@ -1,0 +1,35 @@
+//! No file descriptors left. Alone in its file, because the limit is that of the whole process.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod net_support;
+
+use std::fs::File;
+
+use gpupool_agent::net::Limits;
+use net_support::*;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use tokio::io::AsyncWriteExt;
+
+#[tokio::test]
+async fn without_free_files_the_listener_waits_and_then_serves_on() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = Some(300);
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let served = serve_limited(Limits::default()).await;
+    let mut stream = served.connect().await;
+    stream.write_all(get_request("/hello").as_bytes()).await.unwrap();
+    read_until(&mut stream, "hello").await;
+    let mut hoard: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+    assert!(hoard.len() > 100, "only {} files", hoard.len());
+    // One file is free, and this client takes it: nothing is left to accept it with.
+    hoard.pop();
+    let mut waiting = served.connect().await;
+    waiting.write_all(get_request("/hello").as_bytes()).await.unwrap();
+    // The connection from before is served meanwhile: the listener is not dead.
+    stream.write_all(get_request("/hello").as_bytes()).await.unwrap();
+    read_until(&mut stream, "hello").await;
+    drop(hoard);
+    read_until(&mut waiting, "hello").await;
+    assert_eq!(served.stop().await.cut_off, 0);
+}
