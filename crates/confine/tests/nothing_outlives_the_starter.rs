@@ -3,10 +3,11 @@
 
 mod support;
 
+use std::path::Path;
 use std::process::Command;
 
 use gpupool_confine::Signal;
-use support::{Starter, escaping_job, expect_gone, held, is_root, kill, skip, starter_program};
+use support::{Starter, escaping_job, expect_gone, group_name, held, is_root, kill, skip, starter_program};
 
 const FOR_EVER: &str = "time.sleep(600)";
 
@@ -100,6 +101,32 @@ fn a_thread_that_started_a_job_may_end() {
     starter.expect("started ");
     starter.give_input();
     assert_eq!(starter.expect("ended "), "exited 5");
+}
+
+#[test]
+fn a_process_that_cannot_die_yet_holds_up_neither_the_end_nor_its_own_later_end() {
+    // The freezer of cgroup v1 keeps a process from dying as a hung driver does.
+    let freezer = Path::new("/sys/fs/cgroup/freezer");
+    if !is_root() || !freezer.join("cgroup.procs").exists() {
+        return skip("needs root and the freezer of cgroup v1");
+    }
+    let frozen = freezer.join(group_name("gpupool-frozen"));
+    let mut starter = Starter::run(&[], &escaping_job("sys.stdin.readline(); sys.exit(0)"));
+    let job: u32 = starter.expect("prepared ").parse().unwrap();
+    let escapers = starter.escapers();
+    let (guard, keeper) = starter.keepers();
+    let stuck = escapers.iter().find(|process| process.id().pid != job).unwrap();
+    std::fs::create_dir(&frozen).unwrap();
+    std::fs::write(frozen.join("cgroup.procs"), stuck.id().pid.to_string()).unwrap();
+    std::fs::write(frozen.join("freezer.state"), "FROZEN").unwrap();
+
+    starter.give_input();
+    assert_eq!(starter.expect("stuck "), "1");
+    assert_eq!(starter.expect("ended "), "exited 0");
+    assert!(!stuck.is_gone().unwrap() && !guard.is_gone().unwrap());
+    std::fs::write(frozen.join("freezer.state"), "THAWED").unwrap();
+    expect_gone(escapers.iter().chain([&guard, &keeper]));
+    std::fs::remove_dir(&frozen).unwrap();
 }
 
 #[test]
