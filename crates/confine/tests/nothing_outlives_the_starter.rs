@@ -3,11 +3,33 @@
 
 mod support;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpupool_confine::Signal;
 use support::{Starter, escaping_job, expect_gone, group_name, held, is_root, kill, skip, starter_program};
+
+/// A group in the freezer of cgroup v1, thawed also when its test fails.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    fn freeze(group: &Path, pid: u32) -> Self {
+        std::fs::create_dir(group).unwrap();
+        std::fs::write(group.join("cgroup.procs"), pid.to_string()).unwrap();
+        std::fs::write(group.join("freezer.state"), "FROZEN").unwrap();
+        Self(group.to_owned())
+    }
+
+    fn thaw(self) -> PathBuf {
+        self.0.clone()
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        std::fs::write(self.0.join("freezer.state"), "THAWED").unwrap();
+    }
+}
 
 const FOR_EVER: &str = "time.sleep(600)";
 
@@ -110,23 +132,20 @@ fn a_process_that_cannot_die_yet_holds_up_neither_the_end_nor_its_own_later_end(
     if !is_root() || !freezer.join("cgroup.procs").exists() {
         return skip("needs root and the freezer of cgroup v1");
     }
-    let frozen = freezer.join(group_name("gpupool-frozen"));
     let mut starter = Starter::run(&[], &escaping_job("sys.stdin.readline(); sys.exit(0)"));
     let job: u32 = starter.expect("prepared ").parse().unwrap();
     let escapers = starter.escapers();
     let (guard, keeper) = starter.keepers();
     let stuck = escapers.iter().find(|process| process.id().pid != job).unwrap();
-    std::fs::create_dir(&frozen).unwrap();
-    std::fs::write(frozen.join("cgroup.procs"), stuck.id().pid.to_string()).unwrap();
-    std::fs::write(frozen.join("freezer.state"), "FROZEN").unwrap();
+    let frozen = Frozen::freeze(&freezer.join(group_name("gpupool-frozen")), stuck.id().pid);
 
     starter.give_input();
     assert_eq!(starter.expect("stuck "), "1");
     assert_eq!(starter.expect("ended "), "exited 0");
     assert!(!stuck.is_gone().unwrap() && !guard.is_gone().unwrap());
-    std::fs::write(frozen.join("freezer.state"), "THAWED").unwrap();
+    let group = frozen.thaw();
     expect_gone(escapers.iter().chain([&guard, &keeper]));
-    std::fs::remove_dir(&frozen).unwrap();
+    std::fs::remove_dir(group).unwrap();
 }
 
 #[test]
