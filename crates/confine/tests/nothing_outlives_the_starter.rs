@@ -101,7 +101,7 @@ fn a_dropped_job_is_gone_when_the_drop_returns() {
 fn a_job_that_goes_on_forking_is_caught() {
     // Always two generations on the move: each child forks the next one and ends, in a session of its own.
     let runaway = "import os\n\
-        print('pid', os.getpid(), flush=True)\n\
+        os.write(1, b'pid %d\\n' % os.getpid())\n\
         while True:\n    if os.fork(): os._exit(0)\n    os.setsid()\n";
     let job = [
         "python3",
