@@ -1,5 +1,5 @@
 //! Runs a command as a job that cannot outlive this program, and says what becomes of it, a line each:
-//! `prepared PID`, `started PID`, `stopped SIGNAL`, `continued`, `ended exited CODE`, `ended signalled SIGNAL`.
+//! `prepared PID`, `started PID`, `stopped SIGNAL`, `continued`, `stuck COUNT`, `ended exited CODE`, `ended signalled SIGNAL`.
 //!
 //! ```text
 //! starter [--describe] [--foreground] [--from-a-thread] [--drop-on-input] [--group NAME]
@@ -83,6 +83,7 @@ fn run(wishes: Wishes) -> Result<i32, SpawnError> {
             }
             JobEvent::Continued => println!("continued"),
             JobEvent::Ended(end) => {
+                println!("stuck {}", job.stuck());
                 println!("ended {}", format!("{end:?}").to_lowercase().replace(['(', ')'], " ").trim());
                 return Ok(end.exit_code());
             }

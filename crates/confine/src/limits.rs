@@ -29,7 +29,7 @@ pub const KEEPER_START_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long the end of a job is held back for what it left behind. Only a process stuck inside the kernel (a hung
 /// driver) or one of another user takes longer; then the end is told, with the number of those still there.
-pub const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(10);
+pub const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long dropping a job waits until its processes are gone.
 pub const DROP_PATIENCE: Duration = Duration::from_secs(5);

@@ -3,10 +3,33 @@
 
 mod support;
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpupool_confine::Signal;
-use support::{Starter, escaping_job, expect_gone, held, is_root, kill, skip, starter_program};
+use support::{Starter, escaping_job, expect_gone, group_name, held, is_root, kill, skip, starter_program};
+
+/// A group in the freezer of cgroup v1, thawed also when its test fails.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    fn freeze(group: &Path, pid: u32) -> Self {
+        std::fs::create_dir(group).unwrap();
+        std::fs::write(group.join("cgroup.procs"), pid.to_string()).unwrap();
+        std::fs::write(group.join("freezer.state"), "FROZEN").unwrap();
+        Self(group.to_owned())
+    }
+
+    fn thaw(self) -> PathBuf {
+        self.0.clone()
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        std::fs::write(self.0.join("freezer.state"), "THAWED").unwrap();
+    }
+}
 
 const FOR_EVER: &str = "time.sleep(600)";
 
@@ -78,7 +101,7 @@ fn a_dropped_job_is_gone_when_the_drop_returns() {
 fn a_job_that_goes_on_forking_is_caught() {
     // Always two generations on the move: each child forks the next one and ends, in a session of its own.
     let runaway = "import os\n\
-        print('pid', os.getpid(), flush=True)\n\
+        os.write(1, b'pid %d\\n' % os.getpid())\n\
         while True:\n    if os.fork(): os._exit(0)\n    os.setsid()\n";
     let job = [
         "python3",
@@ -100,6 +123,29 @@ fn a_thread_that_started_a_job_may_end() {
     starter.expect("started ");
     starter.give_input();
     assert_eq!(starter.expect("ended "), "exited 5");
+}
+
+#[test]
+fn a_process_that_cannot_die_yet_holds_up_neither_the_end_nor_its_own_later_end() {
+    // The freezer of cgroup v1 keeps a process from dying as a hung driver does.
+    let freezer = Path::new("/sys/fs/cgroup/freezer");
+    if !is_root() || !freezer.join("cgroup.procs").exists() {
+        return skip("needs root and the freezer of cgroup v1");
+    }
+    let mut starter = Starter::run(&[], &escaping_job("sys.stdin.readline(); sys.exit(0)"));
+    let job: u32 = starter.expect("prepared ").parse().unwrap();
+    let escapers = starter.escapers();
+    let (guard, keeper) = starter.keepers();
+    let stuck = escapers.iter().find(|process| process.id().pid != job).unwrap();
+    let frozen = Frozen::freeze(&freezer.join(group_name("gpupool-frozen")), stuck.id().pid);
+
+    starter.give_input();
+    assert_eq!(starter.expect("stuck "), "1");
+    assert_eq!(starter.expect("ended "), "exited 0");
+    assert!(!stuck.is_gone().unwrap() && !guard.is_gone().unwrap());
+    let group = frozen.thaw();
+    expect_gone(escapers.iter().chain([&guard, &keeper]));
+    std::fs::remove_dir(group).unwrap();
 }
 
 #[test]

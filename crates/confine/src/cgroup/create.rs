@@ -7,7 +7,7 @@ use super::detect::Cgroups;
 use super::error::{At, GroupError};
 use super::group::{Group, Part};
 use super::limit::{Limits, put, write};
-use super::place::{LEAF, OURS, Place, holds_nobody_else};
+use super::place::{LEAF, OURS, Place, ours, strangers};
 use super::texts::Version;
 use crate::limits::GROUP_NAME_LENGTH;
 
@@ -115,8 +115,8 @@ fn hand_down_controllers(place: &Place, group: &Path) -> Result<(), GroupError> 
         }
         let order = format!("+{controller}");
         match put(&file, &order) {
-            // Busy: the group holds processes itself. If it is only us, we move one level down, out of the way.
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && holds_nobody_else(group) => {
+            // Busy: the group holds processes itself. If they are all ours, we move one level down, out of the way.
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && strangers(group).is_ok_and(|n| n == 0) => {
                 move_into_leaf(group)?;
                 write(&file, &order)?;
             }
@@ -133,7 +133,18 @@ fn move_into_leaf(group: &Path) -> Result<(), GroupError> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         other => other.at("making", &leaf)?,
     }
-    write(&leaf.join("cgroup.procs"), &std::process::id().to_string())
+    let file = leaf.join("cgroup.procs");
+    let inside = std::fs::read_to_string(group.join("cgroup.procs")).at("reading", group)?;
+    for pid in ours().at("looking for processes in", group)? {
+        if !inside.lines().any(|line| line == pid.to_string()) {
+            continue;
+        }
+        match put(&file, &pid.to_string()) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            other => other.at("writing", &file)?,
+        }
+    }
+    Ok(())
 }
 
 /// Takes back directories made a moment ago; they are empty, and one that stays does no harm.

@@ -128,7 +128,9 @@ mod tests {
         for directory in directories {
             let path = sys.join(directory);
             std::fs::create_dir_all(&path).unwrap();
-            std::fs::write(path.join("cgroup.procs"), "").unwrap();
+            for file in ["cgroup.procs", "cgroup.subtree_control", "cgroup.type"] {
+                std::fs::write(path.join(file), "").unwrap();
+            }
         }
         std::fs::write(root.path().join("mountinfo"), mountinfo.replace('@', sys.to_str().unwrap())).unwrap();
         std::fs::write(root.path().join("cgroup"), cgroup).unwrap();
@@ -189,6 +191,32 @@ mod tests {
 
         let gone = Cgroups::detect_in(Path::new("/nonexistent"), true);
         assert!(gone.describe().starts_with("none: /nonexistent cannot be read"), "{gone}");
+    }
+
+    #[test]
+    fn controllers_are_not_promised_where_strangers_sit_in_the_group() {
+        let (root, sys) = machine(V2, "0::/app.scope\n", &["app.scope"]);
+        let scope = sys.join("app.scope");
+        std::fs::write(scope.join("cgroup.controllers"), "memory pids\n").unwrap();
+        let ours = std::process::id().to_string();
+        std::fs::write(scope.join("cgroup.procs"), format!("{ours}\n")).unwrap();
+        assert!(Cgroups::detect_in(root.path(), false).limits_memory());
+
+        std::fs::write(scope.join("cgroup.procs"), format!("1\n{ours}\n")).unwrap();
+        let cgroups = Cgroups::detect_in(root.path(), false);
+        assert!(cgroups.can_create() && !cgroups.limits_memory() && !cgroups.limits_pids());
+        assert!(cgroups.describe().starts_with("cgroup v2 no limits, v2 for kill"), "{cgroups}");
+
+        // Handed down before: strangers do no harm any more.
+        std::fs::write(scope.join("cgroup.subtree_control"), "pids\n").unwrap();
+        assert!(Cgroups::detect_in(root.path(), false).limits_pids());
+    }
+
+    #[test]
+    fn in_the_leaf_of_a_delegated_group_the_groups_stay_beside_it() {
+        let (root, sys) = machine(V2, "0::/unit.service/agent\n", &["unit.service", "unit.service/agent"]);
+        let cgroups = Cgroups::detect_in(root.path(), false);
+        assert_eq!(cgroups.bases().next().unwrap(), sys.join("unit.service/gpupool"));
     }
 
     #[test]

@@ -2,11 +2,14 @@
 //!
 //! Root: below the top of the hierarchy, unless systemd delegated our unit's own group to us. Anybody else: below their
 //! own group, if they may write it. In v2 a group that hands controllers to its children may hold no process itself, so
-//! a delegated group is used through a leaf `agent` that we move into, and only if nobody else is in there with us.
+//! a delegated group is used through a leaf `agent` that we and what we started move into, and only if no stranger is in
+//! there with us.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::texts::{Membership, Mount, Version};
+use crate::process::ProcFs;
 
 /// The directory below which all groups are made.
 pub(super) const OURS: &str = "gpupool";
@@ -104,7 +107,9 @@ fn own_directory(mount: &Mount, memberships: &[Membership]) -> PathBuf {
     });
     let inside = own.and_then(|membership| membership.path.strip_prefix(&mount.root).ok());
     match inside {
-        Some(path) if !path.components().any(|part| part.as_os_str() == "..") => mount.point.join(path),
+        Some(path) if !path.components().any(|part| part.as_os_str() == "..") => {
+            mount.point.iter().chain(path.iter()).collect()
+        }
         _ => mount.point.clone(),
     }
 }
@@ -127,8 +132,11 @@ fn is_delegated(group: &Path) -> bool {
 }
 
 fn is_writable(group: &Path) -> bool {
-    let may = |path: &Path| rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok();
-    may(group) && may(&group.join("cgroup.procs"))
+    may_write(group) && may_write(&group.join("cgroup.procs"))
+}
+
+fn may_write(path: &Path) -> bool {
+    rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok()
 }
 
 /// The controllers children of this v2 group can have: those it hands down already, and, if nothing stands in the way
@@ -140,11 +148,23 @@ fn grantable(group: &Path) -> Vec<String> {
     };
     // The true top of the hierarchy has no type, and may hold processes next to groups with controllers.
     let is_top = !group.join("cgroup.type").exists();
-    if is_top || holds_nobody_else(group) { words("cgroup.controllers") } else { words("cgroup.subtree_control") }
+    let may = is_writable(group) && may_write(&group.join("cgroup.subtree_control"));
+    if may && (is_top || strangers(group).is_ok_and(|strangers| strangers == 0)) {
+        return words("cgroup.controllers");
+    }
+    words("cgroup.subtree_control")
 }
 
-/// Whether the group itself holds no process but ours.
-pub(super) fn holds_nobody_else(group: &Path) -> bool {
-    let ours = std::process::id().to_string();
-    std::fs::read_to_string(group.join("cgroup.procs")).is_ok_and(|pids| pids.lines().all(|pid| pid == ours))
+/// How many processes the group itself holds beside us and what we started.
+pub(super) fn strangers(group: &Path) -> io::Result<usize> {
+    let ours = ours()?;
+    let pids = std::fs::read_to_string(group.join("cgroup.procs"))?;
+    Ok(pids.lines().filter(|pid| !ours.iter().any(|own| own.to_string() == **pid)).count())
+}
+
+/// This process and its descendants.
+pub(super) fn ours() -> io::Result<Vec<u32>> {
+    let own = std::process::id();
+    let descendants = ProcFs::here().tree(own)?;
+    Ok(std::iter::once(own).chain(descendants.iter().map(|id| id.pid)).collect())
 }

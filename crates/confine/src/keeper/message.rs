@@ -67,8 +67,8 @@ impl Link {
         let length = loop {
             match recv(&self.0, &mut bytes, flags) {
                 Ok((length, _)) => break length,
-                Err(Errno::INTR) => {}
-                Err(Errno::CONNRESET) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                // Reset: the other side ended with words of ours unread. Told once, before what it had said itself.
+                Err(Errno::INTR | Errno::CONNRESET) => {}
                 Err(error) => return Err(error.into()),
             }
         };

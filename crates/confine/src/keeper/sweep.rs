@@ -16,11 +16,11 @@ use crate::timespec;
 pub(super) fn sweep(events: &ChildEvents, patience: Option<Duration>, mut reaped: impl FnMut(Pid, WaitStatus)) -> u32 {
     let begun = Instant::now();
     loop {
-        let left = kill_descendants();
         events.clear();
         if reap(&mut reaped) == Children::None {
             return 0;
         }
+        let left = kill_descendants();
         if patience.is_some_and(|patience| begun.elapsed() >= patience) {
             return u32::try_from(left).unwrap_or(u32::MAX).max(1);
         }

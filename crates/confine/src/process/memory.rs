@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_tree_counts_the_memory_of_children() {
-        let hog = "b = b'x' * (64 << 20); print('ready', flush=True); import time; time.sleep(600)";
+        let hog = "b = b'x' * (64 << 20); import os, time; os.write(1, b'ready\\n'); time.sleep(600)";
         let mut child = std::process::Command::new("sh")
             .args(["-c", r#"python3 -c "$0" & python3 -c "$0" & wait"#, hog])
             .stdout(std::process::Stdio::piped())

@@ -45,7 +45,7 @@ impl ProcFs {
         Ok(found)
     }
 
-    /// Every process there is right now.
+    /// Every process this user can see right now.
     pub fn all(&self) -> io::Result<Vec<Stat>> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir(&self.root)? {
@@ -53,7 +53,8 @@ impl ProcFs {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            found.extend(self.stat(pid)?);
+            // One that may not be looked at must not hide all others.
+            found.extend(self.stat(pid).ok().flatten());
         }
         Ok(found)
     }
@@ -112,6 +113,8 @@ mod tests {
         // What /proc also holds: things that are no process, and a process that went away between listing and reading.
         std::fs::create_dir(root.path().join("sys")).unwrap();
         std::fs::create_dir(root.path().join("4000")).unwrap();
+        std::fs::create_dir(root.path().join("4001")).unwrap();
+        std::fs::write(root.path().join("4001/stat"), "nonsense").unwrap();
         root
     }
 

@@ -173,10 +173,10 @@ impl Job {
         as_pid(self.id.pid)
     }
 
-    fn tell(&self, message: ToKeeper) -> Result<(), SpawnError> {
+    pub(super) fn tell(&self, message: ToKeeper) -> Result<(), SpawnError> {
         match self.link.send(message) {
             // Ended meanwhile: what the message asked for no longer matters.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => Ok(()),
             other => other.trying("telling the keeper of the job"),
         }
     }

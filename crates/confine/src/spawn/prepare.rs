@@ -72,7 +72,7 @@ impl Prepared {
     /// Lets the program run. Returns when it does, or says why it cannot.
     pub fn start(mut self) -> Result<Job, SpawnError> {
         self.job.give_terminal()?;
-        self.job.link.send(ToKeeper::Start).trying("telling the keeper to start the job")?;
+        self.job.tell(ToKeeper::Start)?;
         loop {
             match self.job.link.receive(RecvFlags::empty()) {
                 Ok(FromKeeper::Started) => return Ok(self.job),
