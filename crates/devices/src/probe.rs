@@ -176,7 +176,7 @@ mod tests {
         let (gate, asked) = (Arc::new(Mutex::new(())), Arc::new(AtomicUsize::new(0)));
         let (tell, told) = channel();
         let source = Gated { gate: gate.clone(), asked };
-        let answered = move || drop(tell.send(()));
+        let answered = move || tell.send(()).expect("the test listens");
         let mut probe = Probe::start_telling(Box::new(source), Duration::from_secs(60), answered).unwrap();
         assert!(probe.poll().is_none() && !probe.is_out());
         let closed = gate.lock().unwrap();

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
+use gpupool_devices::probe::Answer;
+
 use super::limits;
 use super::sample::{Book, Sample};
 use super::slot::Slot;
@@ -33,6 +35,8 @@ pub struct Rounds {
     deliver: Box<dyn FnMut(Sample) + Send>,
     publish: Arc<Statistics>,
     events: Receiver<Event>,
+    /// Answers that were taken and not told yet, with the number of their source.
+    taken: Vec<(usize, Answer)>,
     /// Told once, after the first round.
     first: Option<Sender<()>>,
 }
@@ -48,7 +52,7 @@ impl Rounds {
         first: Sender<()>,
     ) -> Self {
         let refresh = refresh.max(limits::SHORTEST_REFRESH);
-        Self { slots, book, refresh, deliver, publish, events, first: Some(first) }
+        Self { slots, book, refresh, deliver, publish, events, taken: Vec::new(), first: Some(first) }
     }
 
     /// Goes on until it is told to stop.
@@ -105,14 +109,17 @@ impl Rounds {
         self.events.recv_timeout(until.saturating_duration_since(Instant::now()))
     }
 
-    /// Takes an answer in, if there is one; the event of one that was taken before finds none.
+    /// Takes an answer, if there is one; the event of one that was taken before finds none.
     fn take(&mut self, slot: usize) -> bool {
         let Some(answer) = self.slots.get_mut(slot).and_then(Slot::poll) else { return false };
-        self.book.observe(answer);
+        self.taken.push((slot, answer));
         true
     }
 
     fn tell(&mut self) {
+        // In the order of the sources, not of their answers: new devices are numbered as they come.
+        self.taken.sort_by_key(|(slot, _)| *slot);
+        self.taken.drain(..).for_each(|(_, answer)| self.book.observe(answer));
         let (sample, round) = self.book.tell(&self.slots, &self.publish);
         self.publish.publish(round);
         (self.deliver)(sample);
