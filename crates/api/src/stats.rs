@@ -46,6 +46,9 @@ pub struct Gpu {
     pub stale: bool,
     /// When it was read.
     pub timestamp: String,
+    /// Asleep to save power, and therefore not read: reading would wake it.
+    #[serde(default)]
+    pub asleep: bool,
     /// Fields of it that have no value, though the form of this answer has a number there.
     pub unsupported: Vec<String>,
 }
@@ -56,12 +59,21 @@ pub struct Gpu {
 pub struct GpuMemory {
     /// All of it.
     pub total_mb: u64,
-    /// In use.
+    /// In use by programs, without what the driver keeps.
     pub used_mb: u64,
-    /// Not in use.
+    /// Neither in use nor kept by the driver: total − used − reserved.
     pub free_mb: u64,
-    /// In use, in percent with two digits.
+    /// In use by programs, in percent of all of it, with two digits.
     pub usage_percent: f64,
+    /// What the driver keeps for itself; `null` where it does not tell.
+    #[serde(default)]
+    pub reserved_mb: Option<u64>,
+    /// Host memory it may use besides (the real memory of a GPU that is a part of a processor).
+    #[serde(default)]
+    pub host_total_mb: Option<u64>,
+    /// What it uses of that.
+    #[serde(default)]
+    pub host_used_mb: Option<u64>,
 }
 
 /// The power of a GPU, in watts.
@@ -82,6 +94,12 @@ pub struct Count {
     pub gpu_count: usize,
     /// When they were read.
     pub timestamp: String,
+    /// Whether the reading is too old to be taken for the present.
+    #[serde(default)]
+    pub stale: bool,
+    /// Why GPUs could not be read; `null` where nothing failed.
+    #[serde(default)]
+    pub error: Option<String>,
 }
 
 /// The body of `GET /gpu/summary`.
@@ -90,7 +108,7 @@ pub struct Count {
 pub struct Summary {
     /// How many GPUs are listed.
     pub gpu_count: usize,
-    /// Memory of all of them, in MiB.
+    /// Memory of all of them, in MiB; a GPU that is listed with its parts counts once.
     pub total_memory_mb: u64,
     /// Memory in use on all of them, in MiB.
     pub total_used_memory_mb: u64,
@@ -98,6 +116,9 @@ pub struct Summary {
     pub total_memory_usage_percent: f64,
     /// Utilization of those that can tell it, on average.
     pub average_utilization_percent: f64,
+    /// Over how many GPUs that average is; with none it says nothing.
+    #[serde(default)]
+    pub average_over: usize,
     /// The GPUs, by number.
     pub gpus_summary: Vec<GpuSummary>,
     /// When they were read.

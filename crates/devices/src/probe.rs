@@ -2,7 +2,7 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,16 @@ pub struct Probe {
 
 impl Probe {
     /// Starts the thread; each reading gets `deadline`.
-    pub fn start(mut source: Box<dyn Source>, deadline: Duration) -> io::Result<Self> {
+    pub fn start(source: Box<dyn Source>, deadline: Duration) -> io::Result<Self> {
+        Self::start_telling(source, deadline, || {})
+    }
+
+    /// Starts the thread, which calls `answered` whenever an answer is there to be taken with [`Self::poll`].
+    pub fn start_telling(
+        mut source: Box<dyn Source>,
+        deadline: Duration,
+        answered: impl Fn() + Send + 'static,
+    ) -> io::Result<Self> {
         let kind = source.kind();
         let (asks, asked) = channel::<()>();
         let (answer, answers) = channel();
@@ -45,6 +54,7 @@ impl Probe {
                 if answer.send(Answer { kind: source.kind(), taken: Instant::now(), result }).is_err() {
                     return;
                 }
+                answered();
             }
         };
         thread::Builder::new().name(format!("probe-{kind}")).spawn(serve)?;
@@ -58,12 +68,41 @@ impl Probe {
         }
     }
 
+    /// Which source it reads; one that stands for several is the one that answered last.
+    pub const fn kind(&self) -> SourceKind {
+        self.kind
+    }
+
+    /// Whether a reading was asked for and has not been answered.
+    pub const fn is_out(&self) -> bool {
+        self.asked.is_some()
+    }
+
     /// Waits for the answer until its deadline. One that was out before the ask may come at once, or be overdue.
     pub fn answer(&mut self) -> Answer {
         let asked = self.asked.unwrap_or_else(Instant::now);
         // An overdue reading gets one short look each time, not another deadline.
         let left = self.deadline.saturating_sub(asked.elapsed());
-        match self.answers.recv_timeout(left) {
+        let received = self.answers.recv_timeout(left);
+        self.heard(asked, received)
+    }
+
+    /// The answer if it is there, the complaint if it is overdue, or `None` while it may still come. Does not wait.
+    pub fn poll(&mut self) -> Option<Answer> {
+        let asked = self.asked.unwrap_or_else(Instant::now);
+        let received = match self.answers.try_recv() {
+            Ok(answer) => Ok(answer),
+            Err(TryRecvError::Disconnected) => Err(RecvTimeoutError::Disconnected),
+            Err(TryRecvError::Empty) if self.is_out() && asked.elapsed() >= self.deadline => {
+                Err(RecvTimeoutError::Timeout)
+            }
+            Err(TryRecvError::Empty) => return None,
+        };
+        Some(self.heard(asked, received))
+    }
+
+    fn heard(&mut self, asked: Instant, received: Result<Answer, RecvTimeoutError>) -> Answer {
+        match received {
             Ok(answer) => {
                 self.asked = None;
                 self.kind = answer.kind;
@@ -130,6 +169,24 @@ mod tests {
         assert_eq!(asked.load(Ordering::SeqCst), 1);
         assert!(probe.read().is_ok());
         assert_eq!(asked.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn an_answer_can_be_taken_without_waiting_once_it_was_told() {
+        let (gate, asked) = (Arc::new(Mutex::new(())), Arc::new(AtomicUsize::new(0)));
+        let (tell, told) = channel();
+        let source = Gated { gate: gate.clone(), asked };
+        let answered = move || tell.send(()).expect("the test listens");
+        let mut probe = Probe::start_telling(Box::new(source), Duration::from_secs(60), answered).unwrap();
+        assert!(probe.poll().is_none() && !probe.is_out());
+        let closed = gate.lock().unwrap();
+        probe.ask();
+        assert!(probe.poll().is_none() && probe.is_out());
+        probe.deadline = Duration::ZERO;
+        assert_eq!(probe.poll().unwrap().result.unwrap_err().code(), "driver_unresponsive");
+        drop(closed);
+        told.recv_timeout(Duration::from_secs(60)).expect("the source answers within a minute");
+        assert!(probe.poll().unwrap().result.is_ok() && !probe.is_out());
     }
 
     struct Panics;

@@ -18,7 +18,7 @@ use crate::source::{SourceError, SourceKind};
 const MISSES_UNTIL_VANISHED: u32 = 2;
 
 /// A reading that was not renewed for this many refresh intervals is stale.
-const REFRESHES_UNTIL_STALE: u64 = 3;
+pub const REFRESHES_UNTIL_STALE: u64 = 3;
 
 /// A device as the books have it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,0 +1,277 @@
+//! What of a process tells whose it is: its control groups, its ancestors, its environment.
+//!
+//! Looked up by the thread that reads the source, because a process that hangs in a driver can hang whoever reads its
+//! environment or command line. What was seen is kept while the process is on a device: an ancestor that has ended since
+//! was one all the same.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use gpupool_api::job_environment;
+use gpupool_core::ids::{LeaseId, Token};
+use gpupool_devices::attribution::{Attributor, Who};
+use gpupool_devices::{Places, Snapshot, Source, SourceError, SourceKind};
+
+use super::limits;
+
+/// A process for as long as it lives: its number and when it started, in clock ticks since boot.
+pub type ProcessKey = (u32, u64);
+
+/// What tells whose a process is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Evidence {
+    /// Its control groups, in every hierarchy.
+    pub cgroups: Vec<String>,
+    /// Itself and those it descends from, nearest first.
+    pub line: Vec<ProcessKey>,
+    /// What its environment says of a lease.
+    pub environment: Environment,
+    /// Whose it is.
+    pub uid: u32,
+}
+
+/// What the environment of a process says of a lease.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Environment {
+    /// It names this lease with this token.
+    Names(LeaseId, Token),
+    /// It names none.
+    #[default]
+    Silent,
+    /// It may not be read.
+    Hidden,
+}
+
+/// What is known of the processes of one source; its clones show the same.
+#[derive(Debug, Clone, Default)]
+pub struct Dossier {
+    /// A lock rather than a message: whoever reads wants the newest, and it is held for the copy of a pointer.
+    seen: Arc<Mutex<Arc<HashMap<ProcessKey, Evidence>>>>,
+}
+
+impl Dossier {
+    /// What is known now.
+    pub fn current(&self) -> Arc<HashMap<ProcessKey, Evidence>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn replace(&self, seen: HashMap<ProcessKey, Evidence>) {
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(seen);
+    }
+}
+
+/// A source whose processes are looked up on the thread that reads it.
+pub struct LookedUp {
+    source: Box<dyn Source>,
+    attributor: Attributor,
+    looker: Looker,
+    dossier: Dossier,
+}
+
+impl LookedUp {
+    /// The source with its processes looked up on the machine at these places, and where to find what was seen.
+    pub fn new(source: Box<dyn Source>, places: &Places) -> (Self, Dossier) {
+        let dossier = Dossier::default();
+        let (attributor, looker) = (Attributor::new(places), Looker::new(places));
+        (Self { source, attributor, looker, dossier: dossier.clone() }, dossier)
+    }
+}
+
+impl Source for LookedUp {
+    fn kind(&self) -> SourceKind {
+        self.source.kind()
+    }
+
+    fn read(&mut self) -> Result<Snapshot, SourceError> {
+        let mut snapshot = self.source.read()?;
+        self.attributor.attribute(&mut snapshot);
+        self.dossier.replace(self.looker.look(&snapshot));
+        Ok(snapshot)
+    }
+}
+
+/// Looks processes up, and remembers those that are still there.
+#[derive(Debug)]
+struct Looker {
+    proc: PathBuf,
+    known: HashMap<ProcessKey, (Instant, Evidence)>,
+}
+
+impl Looker {
+    fn new(places: &Places) -> Self {
+        Self { proc: places.proc.clone(), known: HashMap::new() }
+    }
+
+    fn look(&mut self, snapshot: &Snapshot) -> HashMap<ProcessKey, Evidence> {
+        let mut known = std::mem::take(&mut self.known);
+        let processes = snapshot.devices.iter().filter_map(|device| device.processes.value()).flatten();
+        for process in processes {
+            let Who::Known(facts) = &process.who else { continue };
+            let key = (process.pid, facts.start_ticks);
+            if self.known.contains_key(&key) {
+                continue;
+            }
+            let seen = match known.remove(&key) {
+                Some((at, seen)) if at.elapsed() < limits::LOOK_AGAIN => (at, seen),
+                before => (Instant::now(), self.evidence(key, facts.uid, before.map(|(_, seen)| seen))),
+            };
+            self.known.insert(key, seen);
+        }
+        self.known.iter().map(|(key, (_, seen))| (*key, seen.clone())).collect()
+    }
+
+    fn evidence(&self, key: ProcessKey, uid: u32, before: Option<Evidence>) -> Evidence {
+        let folder = self.proc.join(key.0.to_string());
+        let mut line = self.line(key);
+        // Whoever lost its parent is another's child now, and still descends from the first.
+        let earlier = before.map(|before| before.line).unwrap_or_default();
+        for ancestor in earlier {
+            if line.len() < limits::ANCESTORS && !line.contains(&ancestor) {
+                line.push(ancestor);
+            }
+        }
+        let cgroups = read(&folder.join("cgroup"), limits::PROC_BYTES).map(|text| cgroups(&text)).unwrap_or_default();
+        let environment = match read(&folder.join("environ"), limits::ENVIRONMENT_BYTES) {
+            Ok(text) => environment(&text),
+            Err(_) => Environment::Hidden,
+        };
+        Evidence { cgroups, line, environment, uid }
+    }
+
+    /// The process and those it descends from, as far as they can be seen.
+    fn line(&self, key: ProcessKey) -> Vec<ProcessKey> {
+        let mut line = vec![key];
+        let mut pid = key.0;
+        while line.len() < limits::ANCESTORS {
+            let Some((parent, _)) = self.stat(pid) else { break };
+            let Some((_, start)) = self.stat(parent).filter(|_| parent != 0) else { break };
+            if line.contains(&(parent, start)) {
+                break;
+            }
+            line.push((parent, start));
+            pid = parent;
+        }
+        line
+    }
+
+    /// The parent of a process and when it started itself.
+    fn stat(&self, pid: u32) -> Option<(u32, u64)> {
+        let text = read(&self.proc.join(pid.to_string()).join("stat"), limits::PROC_BYTES).ok()?;
+        let text = String::from_utf8_lossy(&text);
+        // The command may hold blanks and brackets, so fields count from its end.
+        let (_, after_command) = text.rsplit_once(')')?;
+        let mut fields = after_command.split_whitespace();
+        let parent = fields.nth(1)?.parse().ok()?;
+        let start = fields.nth(17)?.parse().ok()?;
+        Some((parent, start))
+    }
+}
+
+fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn cgroups(text: &[u8]) -> Vec<String> {
+    let text = String::from_utf8_lossy(text);
+    let path = |line: &str| line.splitn(3, ':').nth(2).filter(|path| *path != "/").map(ToOwned::to_owned);
+    text.lines().filter_map(path).collect()
+}
+
+fn environment(text: &[u8]) -> Environment {
+    fn number(text: &[u8], name: &str) -> Option<u64> {
+        let value =
+            text.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+        std::str::from_utf8(value?).ok()?.parse().ok()
+    }
+    match (number(text, job_environment::LEASE), number(text, job_environment::FENCING_TOKEN)) {
+        (Some(lease), Some(token)) => Environment::Names(LeaseId(lease), Token(token)),
+        _ => Environment::Silent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::process::{Child, Command, Stdio};
+
+    use gpupool_core::device::Vendor;
+    use gpupool_devices::attribution::ProcessFacts;
+    use gpupool_devices::{Found, Process, Told};
+
+    use super::*;
+
+    /// A child that lives until it is dropped.
+    struct Living(Child);
+
+    impl Drop for Living {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn child(lease: &str) -> Living {
+        let mut command = Command::new("sleep");
+        command.arg("600").env(job_environment::LEASE, lease).env(job_environment::FENCING_TOKEN, "9");
+        // It runs its own program, with this environment, once it is spawned.
+        Living(command.stdin(Stdio::null()).spawn().unwrap())
+    }
+
+    fn on_a_device(pid: u32, start_ticks: u64) -> Snapshot {
+        let facts = ProcessFacts { start_ticks, uid: 5, user: None, command: "".into(), cgroup: None };
+        let process = Process { pid, who: Who::Known(Arc::new(facts)), ..Process::default() };
+        let device = Found { processes: Told::Value(vec![process]), ..Found::new(Vendor::Nvidia) };
+        Snapshot { devices: vec![device], ..Snapshot::default() }
+    }
+
+    #[test]
+    fn a_real_process_is_known_by_its_environment_and_its_ancestors() {
+        let child = child("7");
+        let mut looker = Looker::new(&Places::default());
+        let start = |looker: &Looker, pid| (pid, looker.stat(pid).unwrap().1);
+        let (key, me) = (start(&looker, child.0.id()), start(&looker, std::process::id()));
+        let seen = looker.look(&on_a_device(key.0, key.1));
+        let evidence = &seen[&key];
+        assert_eq!(evidence.environment, Environment::Names(LeaseId(7), Token(9)));
+        assert_eq!((evidence.line[0], evidence.line[1], evidence.uid), (key, me, 5));
+        assert!(looker.look(&Snapshot::default()).is_empty(), "who left is forgotten");
+    }
+
+    #[test]
+    fn a_line_of_ancestors_survives_the_death_of_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let stat = |pid: u32, parent: u32, start: u64| {
+            fs::create_dir_all(dir.path().join(pid.to_string())).unwrap();
+            let text = format!("{pid} (a) b) S {parent} 1 1 0 -1 4194304 1 0 0 0 1 1 0 0 20 0 1 0 {start} 1 1\n");
+            fs::write(dir.path().join(pid.to_string()).join("stat"), text).unwrap();
+        };
+        stat(1, 0, 1);
+        stat(40, 1, 400);
+        stat(41, 40, 410);
+        let looker = Looker { proc: dir.path().to_owned(), known: HashMap::new() };
+        let first = looker.evidence((41, 410), 0, None);
+        assert_eq!(first.line, [(41, 410), (40, 400), (1, 1)]);
+        assert_eq!(first.environment, Environment::Hidden);
+        stat(41, 1, 410);
+        let later = looker.evidence((41, 410), 0, Some(first));
+        assert_eq!(later.line, [(41, 410), (1, 1), (40, 400)]);
+        stat(1, 41, 1);
+        assert_eq!(looker.evidence((41, 410), 0, None).line.len(), 2, "a loop ends");
+    }
+
+    #[test]
+    fn an_environment_names_a_lease_with_its_token_or_none() {
+        let named = environment(b"PATH=/bin\0GPUPOOL_FENCING_TOKEN=3\0GPUPOOL_LEASE=12\0");
+        assert_eq!(named, Environment::Names(LeaseId(12), Token(3)));
+        for silent in [&b"GPUPOOL_LEASE=12\0"[..], b"GPUPOOL_LEASE=x\0GPUPOOL_FENCING_TOKEN=3", b"", b"\xff\0"] {
+            assert_eq!(environment(silent), Environment::Silent);
+        }
+        assert_eq!(cgroups(b"5:memory:/m\n0::/\n12:cpu:/a:b\nodd"), ["/m", "/a:b"]);
+    }
+}

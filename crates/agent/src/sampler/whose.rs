@@ -1,0 +1,173 @@
+//! To which lease a process on a device belongs. Pure: evidence and holdings in, an attribution out.
+//!
+//! A process belongs to a lease whose control group it is in, whose holder it is or descends from, or whose number and
+//! token its environment carries while it runs as the lease's user (or as root, who may run it for that user). Several
+//! leases may fit, as one program may hold many: then one that holds this very device is meant, then the stronger
+//! evidence, then the newer lease.
+
+use gpupool_core::ids::{GpuId, LeaseId, Token};
+use gpupool_core::reading::Attribution;
+
+use super::evidence::{Environment, Evidence, ProcessKey};
+
+/// What leases hold, and by what their processes are known.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// Granted leases and those whose processes are still draining.
+    pub leases: Vec<Holding>,
+}
+
+/// What one lease holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Holding {
+    /// Which lease.
+    pub lease: LeaseId,
+    /// Its token.
+    pub token: Token,
+    /// The devices it holds, or drains on.
+    pub devices: Vec<GpuId>,
+    /// The process that holds it, by number and start.
+    pub holder_pid: Option<ProcessKey>,
+    /// The control group of its job, as `/proc/PID/cgroup` spells it.
+    pub cgroup: Option<String>,
+    /// The local user it was granted to.
+    pub uid: Option<u32>,
+}
+
+/// How a process is known to be a lease's; the later, the stronger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum By {
+    Environment,
+    Descent,
+    ControlGroup,
+}
+
+impl Holdings {
+    /// Whose a process on `device` is.
+    pub fn whose(&self, evidence: &Evidence, device: GpuId) -> Attribution {
+        let fits = self.leases.iter().filter_map(|holding| Some((holding.by(evidence)?, holding)));
+        let best = fits.max_by_key(|(by, holding)| (holding.holds(device), *by, holding.token));
+        match best {
+            Some((_, holding)) => Attribution::Lease(holding.lease),
+            None if self.may_be_anyones(evidence, device) => Attribution::Unknown,
+            None => Attribution::Foreign,
+        }
+    }
+
+    /// Whether a lease holds the device.
+    pub fn is_held_by(&self, device: GpuId, lease: LeaseId) -> bool {
+        self.leases.iter().any(|holding| holding.lease == lease && holding.holds(device))
+    }
+
+    /// Whether the process cannot be told from those of a lease here, because its environment is hidden from us.
+    fn may_be_anyones(&self, evidence: &Evidence, device: GpuId) -> bool {
+        let may_be_of = |holding: &Holding| holding.holds(device) && holding.is_user(evidence.uid);
+        evidence.environment == Environment::Hidden && self.leases.iter().any(may_be_of)
+    }
+}
+
+impl Holding {
+    fn holds(&self, device: GpuId) -> bool {
+        self.devices.contains(&device)
+    }
+
+    fn by(&self, evidence: &Evidence) -> Option<By> {
+        let in_cgroup = |cgroup: &String| evidence.cgroups.iter().any(|path| is_within(path, cgroup));
+        if self.cgroup.as_ref().is_some_and(in_cgroup) {
+            return Some(By::ControlGroup);
+        }
+        if self.holder_pid.is_some_and(|holder| evidence.line.contains(&holder)) {
+            return Some(By::Descent);
+        }
+        let named = evidence.environment == Environment::Names(self.lease, self.token);
+        (named && self.is_user(evidence.uid)).then_some(By::Environment)
+    }
+
+    fn is_user(&self, uid: u32) -> bool {
+        uid == 0 || self.uid.is_none_or(|user| user == uid)
+    }
+}
+
+/// Whether a control group is that one or below it. The root is no lease's: everybody is below it.
+fn is_within(path: &str, cgroup: &str) -> bool {
+    let cgroup = cgroup.trim_end_matches('/');
+    !cgroup.is_empty() && path.strip_prefix(cgroup).is_some_and(|below| below.is_empty() || below.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: GpuId = GpuId(0);
+
+    fn holding(lease: u64) -> Holding {
+        Holding { lease: LeaseId(lease), token: Token(lease * 10), devices: vec![HERE], ..Holding::default() }
+    }
+
+    fn names(lease: u64, uid: u32) -> Evidence {
+        let environment = Environment::Names(LeaseId(lease), Token(lease * 10));
+        Evidence { environment, uid, line: vec![(50, 5), (40, 4), (1, 1)], cgroups: vec!["/job/7/step".into()] }
+    }
+
+    fn whose(leases: &[Holding], evidence: &Evidence) -> Attribution {
+        Holdings { leases: leases.to_vec() }.whose(evidence, HERE)
+    }
+
+    fn of(lease: u64) -> Attribution {
+        Attribution::Lease(LeaseId(lease))
+    }
+
+    #[test]
+    fn each_kind_of_evidence_is_enough_by_itself() {
+        let by_cgroup = Holding { cgroup: Some("/job/7".into()), ..holding(1) };
+        let by_descent = Holding { holder_pid: Some((40, 4)), ..holding(1) };
+        let nameless = Evidence { environment: Environment::Silent, ..names(1, 1000) };
+        assert_eq!(whose(&[by_cgroup], &nameless), of(1));
+        assert_eq!(whose(&[by_descent], &nameless), of(1));
+        assert_eq!(whose(&[holding(1)], &names(1, 1000)), of(1));
+        assert_eq!(whose(&[holding(1)], &nameless), Attribution::Foreign);
+        assert_eq!(whose(&[], &names(1, 0)), Attribution::Foreign);
+    }
+
+    #[test]
+    fn evidence_that_only_looks_alike_proves_nothing() {
+        let nameless = Evidence { environment: Environment::Silent, ..names(1, 1000) };
+        for cgroup in ["/job/70", "/job/7/step/more", "/", "", "job/7"] {
+            let holding = Holding { cgroup: Some(cgroup.into()), ..holding(1) };
+            assert_eq!(whose(&[holding], &nameless), Attribution::Foreign, "{cgroup:?}");
+        }
+        let reused_number = Holding { holder_pid: Some((40, 3)), ..holding(1) };
+        assert_eq!(whose(&[reused_number], &nameless), Attribution::Foreign);
+        let old_token = Holding { token: Token(11), ..holding(1) };
+        assert_eq!(whose(&[old_token], &names(1, 0)), Attribution::Foreign);
+    }
+
+    #[test]
+    fn another_user_does_not_hide_behind_a_lease_it_names() {
+        let alices = Holding { uid: Some(1000), ..holding(1) };
+        assert_eq!(whose(std::slice::from_ref(&alices), &names(1, 1000)), of(1));
+        assert_eq!(whose(std::slice::from_ref(&alices), &names(1, 0)), of(1));
+        assert_eq!(whose(std::slice::from_ref(&alices), &names(1, 1001)), Attribution::Foreign);
+    }
+
+    #[test]
+    fn a_program_that_holds_many_leases_is_under_the_one_that_holds_the_device() {
+        let mine = |lease, gpu| Holding { holder_pid: Some((40, 4)), devices: vec![GpuId(gpu)], ..holding(lease) };
+        let holdings = Holdings { leases: vec![mine(1, 0), mine(2, 1), mine(3, 2)] };
+        let evidence = names(9, 1000);
+        let told = |gpu| holdings.whose(&evidence, GpuId(gpu));
+        assert_eq!([told(0), told(1), told(2)], [of(1), of(2), of(3)]);
+        assert_eq!(told(5), of(3), "on a device it does not hold it is a lease's all the same");
+        assert!(holdings.is_held_by(GpuId(1), LeaseId(2)) && !holdings.is_held_by(GpuId(5), LeaseId(3)));
+    }
+
+    #[test]
+    fn whoever_hides_its_environment_is_unknown_only_where_it_could_be_a_leases() {
+        let hidden = |uid| Evidence { environment: Environment::Hidden, ..names(1, uid) };
+        let alices = Holding { uid: Some(1000), ..holding(1) };
+        assert_eq!(whose(std::slice::from_ref(&alices), &hidden(1000)), Attribution::Unknown);
+        assert_eq!(whose(std::slice::from_ref(&alices), &hidden(1001)), Attribution::Foreign);
+        let elsewhere = Holding { devices: vec![GpuId(3)], ..alices };
+        assert_eq!(whose(&[elsewhere], &hidden(1000)), Attribution::Foreign);
+    }
+}

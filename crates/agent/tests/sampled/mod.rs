@@ -1,0 +1,129 @@
+//! A sampler at work on devices of a test, with what it delivers.
+
+#![allow(dead_code, clippy::unwrap_used, reason = "each test binary uses a part, and a test may panic")]
+
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use gpupool_agent::sampler::{Holding, Holdings, Sample, SampledDevice, Sampler, SamplerSpec};
+use gpupool_agent::stats::{Filter, Statistics};
+use gpupool_api::stats::{Gpu, Stats};
+use gpupool_core::ids::{GpuId, LeaseId};
+use gpupool_devices::gpu_ids::GpuIds;
+use gpupool_devices::{Places, Source};
+
+/// After this long a test fails rather than hangs.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+/// How often devices are read.
+pub const REFRESH: Duration = Duration::from_millis(20);
+
+/// What a test says of a sampler before it starts.
+pub struct Setup {
+    pub sources: Vec<Box<dyn Source>>,
+    pub ids: GpuIds,
+    pub filter: Option<&'static str>,
+    pub places: Places,
+    pub simulated: bool,
+    pub max_history: usize,
+    /// How often statistics expect to be told: readings are stale after three times that.
+    pub told_every: Duration,
+    pub unresponsive_after: Duration,
+}
+
+impl Setup {
+    pub fn new(sources: Vec<Box<dyn Source>>) -> Self {
+        Self {
+            sources,
+            ids: GpuIds::default(),
+            filter: None,
+            places: Places::default(),
+            simulated: true,
+            max_history: 5,
+            // On a busy machine a test may be held up for longer than readings are fresh; few are about that.
+            told_every: DEADLINE,
+            unresponsive_after: Duration::from_millis(200),
+        }
+    }
+
+    pub fn start(self) -> Sampled {
+        let statistics =
+            Arc::new(Statistics::new(Filter::new(self.filter.map(Into::into)), self.told_every, self.max_history));
+        let holdings = Arc::new(Mutex::new(Holdings::default()));
+        let (deliver, samples) = channel();
+        let asked = holdings.clone();
+        let sampler = Sampler::start(SamplerSpec {
+            sources: self.sources,
+            ids: self.ids,
+            refresh: REFRESH,
+            unresponsive_after: self.unresponsive_after,
+            places: self.places,
+            simulated: self.simulated,
+            holdings: Box::new(move || asked.lock().unwrap().clone()),
+            deliver: Box::new(move |sample| drop(deliver.send(sample))),
+            publish: statistics.clone(),
+        });
+        Sampled { sampler: sampler.unwrap(), samples, statistics, holdings }
+    }
+}
+
+/// The sampler, and what comes out of it.
+pub struct Sampled {
+    pub sampler: Sampler,
+    pub samples: Receiver<Sample>,
+    pub statistics: Arc<Statistics>,
+    pub holdings: Arc<Mutex<Holdings>>,
+}
+
+impl Sampled {
+    /// The next sample that is as wanted.
+    pub fn sample(&self, what: &str, wanted: impl Fn(&Sample) -> bool) -> Sample {
+        let start = Instant::now();
+        let mut last = None;
+        while start.elapsed() < DEADLINE {
+            let Ok(sample) = self.samples.recv_timeout(DEADLINE) else { break };
+            if wanted(&sample) {
+                return sample;
+            }
+            last = Some(sample);
+        }
+        panic!("no sample in which {what}; the last was {last:#?}");
+    }
+
+    /// The statistics once they are as wanted; looked at after each sample.
+    pub fn stats(&self, what: &str, wanted: impl Fn(&Stats) -> bool) -> Stats {
+        let current = || self.told().1;
+        self.sample(what, |_| wanted(&current()));
+        // Told before the sample was delivered, and perhaps again since.
+        let stats = current();
+        if wanted(&stats) { stats } else { self.stats(what, wanted) }
+    }
+
+    /// What `/gpu/stats` tells now, as a client reads it.
+    pub fn told(&self) -> (u16, Stats) {
+        let prepared = self.statistics.stats();
+        (prepared.status, serde_json::from_slice(&prepared.body).unwrap())
+    }
+
+    /// Lets a lease hold devices.
+    pub fn hold(&self, lease: u64, devices: &[u32]) {
+        let devices = devices.iter().copied().map(GpuId).collect();
+        let holding = Holding { lease: LeaseId(lease), devices, ..Holding::default() };
+        self.holdings.lock().unwrap().leases.push(holding);
+    }
+}
+
+/// Whether every device of a sample was read for it.
+pub fn all_read(sample: &Sample) -> bool {
+    !sample.devices.is_empty() && sample.devices.iter().all(|device| device.reading.is_some())
+}
+
+/// What of each device is asked about.
+pub fn each<T>(sample: &Sample, of: impl Fn(&SampledDevice) -> T) -> Vec<T> {
+    sample.devices.iter().map(of).collect()
+}
+
+/// What of each GPU is asked about.
+pub fn of_gpus<T>(stats: &Stats, of: impl Fn(&Gpu) -> T) -> Vec<T> {
+    stats.gpus.iter().map(of).collect()
+}
