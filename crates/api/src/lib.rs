@@ -6,6 +6,7 @@
 pub mod events;
 pub mod history;
 pub mod lease;
+pub mod node;
 pub mod pool;
 pub mod problem;
 pub mod simulate;
