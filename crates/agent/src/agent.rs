@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use gpupool_config::{Config, Loaded, Problems};
 use gpupool_core::device::NodeFacts;
 use gpupool_core::lease::Holder;
+use gpupool_core::row::Counters;
 use gpupool_core::{Bytes, Drain, LeaseId, MilliCpus, Millis, Row, Settings, Time};
 use gpupool_devices::gpu_ids::GpuIds;
 use gpupool_store::{Opened, Store};
@@ -77,7 +78,8 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
     let leaving = tokio::spawn(leaving::run(leaving, groups.clone(), owner.clone()));
 
     let simulation = sources.simulation.clone();
-    let sampler = sources.start(ids, &config, &owner, statistics.clone(), metrics.clone()).map_err(AgentError::Start)?;
+    let sampler =
+        sources.start(ids, &config, &owner, statistics.clone(), metrics.clone()).map_err(AgentError::Start)?;
 
     let tls = tls(&config)?;
     let net = bind(&config, tls.clone()).await?;
@@ -115,7 +117,11 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
 }
 
 fn open(config: &Config) -> Result<Opened, AgentError> {
-    let opened = Store::open(&config.server.state_dir)?;
+    let mut opened = Store::open(&config.server.state_dir)?;
+    if opened.rows.is_empty() {
+        // Leases and tokens count from 1: many languages take 0 for "none".
+        opened.rows.push(Row::Counters(Counters { next_lease: 1, next_token: 1, ..Counters::default() }));
+    }
     let anchor = opened.store.anchor().map_err(AgentError::Read)?;
     let latest = opened.rows.iter().filter_map(latest).max().unwrap_or(Time(0));
     clock::go_on(anchor.as_ref(), latest);
@@ -157,7 +163,8 @@ fn start_owner(
 fn node_facts(name: &str) -> NodeFacts {
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
+    let total =
+        meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
     let memory = Bytes(total.unwrap_or(0_u64).saturating_mul(1024));
     NodeFacts { name: name.into(), cpus: MilliCpus(cpus * 1000), memory, labels: Default::default() }
 }

@@ -10,7 +10,10 @@ pub(crate) struct Ending(AsyncFd<OwnedFd>);
 
 impl Ending {
     /// Of the process behind this pidfd.
-    #[allow(unsafe_code, reason = "registering asks for a descriptor that stays open, which only its owner can promise")]
+    #[allow(
+        unsafe_code,
+        reason = "registering asks for a descriptor that stays open, which only its owner can promise"
+    )]
     pub fn of(pidfd: OwnedFd) -> io::Result<Self> {
         // SAFETY: the descriptor is owned by what is registered, and closed with it.
         unsafe { AsyncFd::register(pidfd) }.map(Self).map_err(io::Error::from)

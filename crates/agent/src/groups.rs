@@ -97,9 +97,10 @@ impl Groups {
                 return false;
             }
         };
-        let removed = group.kill().and_then(|()| group.wait_empty(Instant::now() + KILL_PATIENCE)).and_then(|empty| {
-            if empty { group.remove().map(|()| true) } else { Ok(false) }
-        });
+        let removed = group
+            .kill()
+            .and_then(|()| group.wait_empty(Instant::now() + KILL_PATIENCE))
+            .and_then(|empty| if empty { group.remove().map(|()| true) } else { Ok(false) });
         removed.unwrap_or_else(|error| {
             tracing::error!(lease = lease.0, %error, "cannot kill the control group of a lease");
             false

@@ -27,8 +27,7 @@ fn tell(text: &str) {
         Some(name) => SocketAddr::from_abstract_name(name),
         None => SocketAddr::from_pathname(&place),
     };
-    let sent = address
-        .and_then(|address| UnixDatagram::unbound()?.send_to_addr(text.as_bytes(), &address));
+    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(text.as_bytes(), &address));
     if let Err(error) = sent {
         tracing::debug!(%error, "the service manager was not told");
     }

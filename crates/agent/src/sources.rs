@@ -33,8 +33,7 @@ impl Sources {
     pub fn of(config: &Config) -> Result<Self, AgentError> {
         let places = Places::from_env(|name| std::env::var_os(name).map(Into::into));
         if let Some(text) = &config.monitoring.simulate {
-            let (simulation, source) =
-                Simulation::new(text, &config.server.node_name).map_err(AgentError::Simulate)?;
+            let (simulation, source) = Simulation::new(text, &config.server.node_name).map_err(AgentError::Simulate)?;
             return Ok(Self { sources: vec![source], places, simulation: Some(Arc::new(simulation)) });
         }
         let choice: Choice = config.monitoring.backend.parse()?;

@@ -90,16 +90,16 @@ impl Watcher for Watching {
 }
 
 fn log(event: &Event) {
-    let devices = || event.gpu_ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-    let (lease, owner) = (event.lease, event.owner.as_deref());
+    let devices = event.gpu_ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let (kind, lease, owner) = (event.kind.as_str(), event.lease, event.owner.as_deref());
     let (worker, reason) = (event.worker_id.as_deref(), event.reason.as_deref());
-    match event.kind.as_str() {
+    match kind {
         "quarantined" | "device_closed" => {
-            tracing::warn!(target: "lease", kind = event.kind, lease, owner, worker, devices = devices(), reason);
+            tracing::warn!(target: "pool", lease, owner, worker, devices, reason, "{kind}")
         }
         "draining" | "freed" | "queued" => {
-            tracing::debug!(target: "lease", kind = event.kind, lease, owner, worker, devices = devices(), reason);
+            tracing::debug!(target: "pool", lease, owner, worker, devices, reason, "{kind}")
         }
-        _ => tracing::info!(target: "lease", kind = event.kind, lease, owner, worker, devices = devices(), reason),
+        _ => tracing::info!(target: "pool", lease, owner, worker, devices, reason, "{kind}"),
     }
 }

@@ -40,6 +40,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    // Jobs are kept by this very program, started again under another name.
+    gpupool_confine::keeper::main_if_asked();
     let done = match Cli::parse().command {
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),

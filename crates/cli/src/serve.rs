@@ -1,5 +1,6 @@
 //! `gpupool serve`: the agent of this node.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -111,7 +112,10 @@ fn log_to_stderr(level: LogLevel, format: LogFormat) -> anyhow::Result<Handle<Le
     let (filter, handle) = reload::Layer::new(filter(level));
     let registry = tracing_subscriber::registry().with(filter);
     match format {
-        LogFormat::Text => registry.with(fmt::layer().with_writer(std::io::stderr)).try_init()?,
+        LogFormat::Text => {
+            let text = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
+            registry.with(text).try_init()?;
+        }
         LogFormat::Json => {
             let json = fmt::layer().json().flatten_event(true).with_writer(std::io::stderr);
             registry.with(json).try_init()?;

@@ -41,7 +41,8 @@ pub struct Opened {
 impl Store {
     /// Opens the store in a state directory, making both where they are missing.
     pub fn open(dir: &Path) -> Result<Opened, StoreError> {
-        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|source| StoreError::File {
+        // Others reach the agent's socket in it; the files themselves are the agent's alone.
+        DirBuilder::new().recursive(true).mode(0o711).create(dir).map_err(|source| StoreError::File {
             path: dir.to_owned(),
             doing: "make the directory",
             source,

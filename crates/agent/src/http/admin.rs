@@ -84,9 +84,8 @@ pub(super) async fn uncordon(
 async fn set(app: &App, caller: Caller, number: u64, cordon: Cordon) -> Result<axum::Json<Device>, Problem> {
     let unknown = || Problem::not_found("unknown_device", format!("there is no GPU {number} here"));
     let gpu_id = GpuId(u32::try_from(number).map_err(|_| unknown())?);
-    let found = app.owner.look(move |owner| {
-        owner.pool().devices().find(|view| view.gpu_id == gpu_id).map(|view| view.device)
-    });
+    let found =
+        app.owner.look(move |owner| owner.pool().devices().find(|view| view.gpu_id == gpu_id).map(|view| view.device));
     let device = found.await?.ok_or_else(unknown)?;
     app.owner.ask(caller, Command::Cordon { device, cordon }).await?;
     let devices = pool::device_bodies(app).await?;

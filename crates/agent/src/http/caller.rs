@@ -105,7 +105,8 @@ fn stranger(peer: &Peer, app: &App) -> Caller {
 
 fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
-    let unreadable = || Problem::new(StatusCode::UNAUTHORIZED, "token_unreadable", "Authorization must be: Bearer TOKEN");
+    let unreadable =
+        || Problem::new(StatusCode::UNAUTHORIZED, "token_unreadable", "Authorization must be: Bearer TOKEN");
     let (scheme, secret) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(unreadable)?;
     if !scheme.eq_ignore_ascii_case("bearer") {
         return Err(unreadable());
@@ -226,7 +227,9 @@ mod tests {
 
     #[test]
     fn hosts_are_compared_without_their_port() {
-        for (host, name) in [("a:1", "a"), ("a", "a"), ("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("1.2.3.4:5", "1.2.3.4")] {
+        for (host, name) in
+            [("a:1", "a"), ("a", "a"), ("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("1.2.3.4:5", "1.2.3.4")]
+        {
             assert_eq!(without_port(host), name);
         }
         assert!(is_localhost("LOCALHOST") && is_localhost("a.localhost") && !is_localhost("localhost.evil"));

@@ -10,5 +10,7 @@ use super::Shared;
 
 pub(super) fn add(router: Router<Shared>, document: OpenApi, api: &Api) -> Router<Shared> {
     let _ = api;
-    router.route("/openapi.json", get(move || async move { axum::Json(document) })).route("/docs", get(|| async { Html("") }))
+    router
+        .route("/openapi.json", get(move || async move { axum::Json(document) }))
+        .route("/docs", get(|| async { Html("") }))
 }

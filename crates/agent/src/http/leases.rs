@@ -311,9 +311,8 @@ pub(super) async fn ask(app: &App, caller: Caller, command: Command) -> Result<L
 /// Looks at a lease without following it.
 pub(super) async fn look_at(app: &App, caller: &Caller, lease: LeaseId) -> Result<Lease, Problem> {
     let caller = caller.clone();
-    let found = app.owner.look(move |owner| {
-        owner.pool().lease(lease).map(|known| lease_body(owner, known, Some(&caller)))
-    });
+    let found =
+        app.owner.look(move |owner| owner.pool().lease(lease).map(|known| lease_body(owner, known, Some(&caller))));
     found.await?.ok_or_else(|| gpupool_core::Denied::UnknownLease(lease).into())
 }
 
@@ -342,6 +341,7 @@ fn wait_of(secs: Option<f64>) -> Result<Duration, Problem> {
 
 fn key_of(headers: &HeaderMap) -> Result<Option<Arc<str>>, Problem> {
     let Some(key) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
-    let text = key.to_str().map_err(|_| Problem::field("Idempotency-Key", "not text", "1..=253 printable characters"))?;
+    let text =
+        key.to_str().map_err(|_| Problem::field("Idempotency-Key", "not text", "1..=253 printable characters"))?;
     Ok(Some(text.into()))
 }

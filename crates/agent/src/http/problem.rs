@@ -81,9 +81,7 @@ impl From<Denied> for Problem {
             Denied::Policy { .. } => unprocessable("policy"),
             Denied::Unsatisfiable(_) => unprocessable("unsatisfiable"),
             Denied::NoCapacity => conflict("no_capacity"),
-            Denied::QueueFull { .. } => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, "queue_full", detail).again_in(5)
-            }
+            Denied::QueueFull { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, "queue_full", detail).again_in(5),
             Denied::UnknownLease(_) => Self::not_found("unknown_lease", detail),
             Denied::Stale { .. } => conflict("stale"),
             Denied::Ended(_) => conflict("ended"),

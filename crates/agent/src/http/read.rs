@@ -38,7 +38,7 @@ fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Problem> {
         let path = error.path().to_string();
         let inner = error.into_inner();
         if inner.is_data() && path != "." {
-            return Problem::field(path, "not as it should be", inner.to_string());
+            return wrong_field(path, &inner.to_string());
         }
         let code = if inner.is_data() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::BAD_REQUEST };
         Problem::new(code, if inner.is_data() { "invalid" } else { "malformed" }, format!("the body: {inner}"))
@@ -46,6 +46,18 @@ fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Problem> {
     let more = |error| Problem::new(StatusCode::BAD_REQUEST, "malformed", format!("the body: {error}"));
     reader.end().map_err(more)?;
     Ok(value)
+}
+
+/// What serde says of a value it cannot take: `invalid type: string "x", expected u16 at line 1 column 11`.
+fn wrong_field(path: String, words: &str) -> Problem {
+    let words = words.rsplit_once(" at line ").map_or(words, |(words, _)| words);
+    match words.split_once(", expected ") {
+        Some((found, expected)) => {
+            let found = found.split_once(": ").map_or(found, |(_, found)| found);
+            Problem::field(path, found, expected.to_owned())
+        }
+        None => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", format!("{path}: {words}")),
+    }
 }
 
 /// The query of an address.
@@ -57,9 +69,11 @@ impl<T: DeserializeOwned> FromRequestParts<Shared> for Query<T> {
     async fn from_request_parts(parts: &mut Parts, _: &Shared) -> Result<Self, Problem> {
         match axum::extract::Query::try_from_uri(&parts.uri) {
             Ok(axum::extract::Query(query)) => Ok(Self(query)),
-            Err(error) => {
-                Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", format!("the query: {}", error.body_text())))
-            }
+            Err(error) => Err(Problem::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "invalid",
+                format!("the query: {}", error.body_text()),
+            )),
         }
     }
 }

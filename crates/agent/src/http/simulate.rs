@@ -60,13 +60,13 @@ pub(super) async fn fault(
 }
 
 fn simulation(app: &App) -> Result<&Simulation, Problem> {
-    let real = || Problem::not_found("not_simulated", "the devices of this agent are real (serve --simulate has others)");
+    let real =
+        || Problem::not_found("not_simulated", "the devices of this agent are real (serve --simulate has others)");
     app.simulation.as_deref().ok_or_else(real)
 }
 
 fn faults(app: &App, simulation: &Simulation) -> Faults {
     let devices = app.statistics.current();
-    simulation.faults(|identity| {
-        devices.round.devices.iter().find(|seen| seen.identity == *identity).map(|seen| seen.gpu_id)
-    })
+    simulation
+        .faults(|identity| devices.round.devices.iter().find(|seen| seen.identity == *identity).map(|seen| seen.gpu_id))
 }

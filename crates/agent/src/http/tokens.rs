@@ -41,9 +41,9 @@ pub(super) async fn create(
     }
     let (owner, admin) = (name.to_owned(), body.admin);
     let role = if admin { TokenRole::Admin } else { TokenRole::User };
-    let made = app.owner.work(move |store| {
-        store.create_token(&owner, role, SystemTime::now()).map(|(id, secret)| (id, secret, owner))
-    });
+    let made = app
+        .owner
+        .work(move |store| store.create_token(&owner, role, SystemTime::now()).map(|(id, secret)| (id, secret, owner)));
     let (id, secret, owner) = made.await?.map_err(|error| not_kept(&error))?;
     app.callers.forget();
     Ok((StatusCode::CREATED, axum::Json(TokenCreated { id: id.0, owner, admin, secret: secret.reveal().to_owned() })))

@@ -83,7 +83,9 @@ impl OwnerThread {
 
     fn note(&mut self, state: StoreState) {
         match &state {
-            StoreState::Full(why) => tracing::error!(%why, "requests are refused until there is space; releases are kept"),
+            StoreState::Full(why) => {
+                tracing::error!(%why, "requests are refused until there is space; releases are kept")
+            }
             StoreState::Broken(why) => tracing::error!(%why, "every wish is refused until the store works again"),
             StoreState::Fine => {}
         }

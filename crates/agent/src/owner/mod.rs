@@ -146,8 +146,7 @@ impl OwnerThread {
             };
             let mut stops = false;
             let messages = first.into_iter().chain(inbox.try_iter()).take(BATCH);
-            let batch: Vec<Message> =
-                messages.inspect(|message| stops |= matches!(message, Message::Stop)).collect();
+            let batch: Vec<Message> = messages.inspect(|message| stops |= matches!(message, Message::Stop)).collect();
             self.process(batch);
             if stops {
                 return;

@@ -58,7 +58,8 @@ impl OwnerThread {
         let Ok(Answer::Node(node, devices)) = self.apply(command, outcome) else { return };
         self.node_id = Some(node);
         let identities = taken_in.iter().map(|device| device.identity.clone());
-        let new: Vec<_> = identities.zip(devices).filter(|(identity, _)| !self.devices.contains_key(identity)).collect();
+        let new: Vec<_> =
+            identities.zip(devices).filter(|(identity, _)| !self.devices.contains_key(identity)).collect();
         for (identity, device) in new {
             self.devices.insert(identity.clone(), device);
             if let Some(sampled) = sample.devices.iter().find(|sampled| sampled.identity == identity) {

@@ -91,9 +91,7 @@ fn environment(owner: &OwnerThread, lease: &Lease) -> BTreeMap<String, Option<St
     let views: Vec<DeviceView> =
         lease.promises.iter().filter_map(|promise| owner.pool.device(promise.device)).collect();
     if let Some(sample) = &owner.sample {
-        let place = |view: &DeviceView| {
-            sample.all_ids.iter().position(|gpu_id| *gpu_id == view.gpu_id)
-        };
+        let place = |view: &DeviceView| sample.all_ids.iter().position(|gpu_id| *gpu_id == view.gpu_id);
         let given: Vec<usize> = views.iter().filter_map(place).collect();
         let visible = JobEnvironment::new(&sample.all, &given);
         env.extend(visible.variables.into_iter().map(|(name, value)| (name.to_owned(), value)));
