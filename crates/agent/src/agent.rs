@@ -262,7 +262,7 @@ fn announce(net: &Net, config: &Config, started: Instant) {
 }
 
 async fn finish(sampler: Sampler, owner: &Owner, owner_thread: JoinHandle<()>) {
-    let _ = owner.work(|store| housekeeping::keep_clock(store)).await;
+    let _ = owner.work(housekeeping::keep_clock).await;
     owner.stop();
     let ended = tokio::task::spawn_blocking(move || {
         sampler.stop();

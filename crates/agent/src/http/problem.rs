@@ -17,7 +17,7 @@ pub(crate) struct Problem {
     status: StatusCode,
     code: &'static str,
     detail: Cow<'static, str>,
-    field: Option<(String, String, String)>,
+    field: Option<Box<(String, String, String)>>,
     retry_secs: Option<u32>,
 }
 
@@ -31,7 +31,7 @@ impl Problem {
         let (field, value, allowed) = (field.into(), value.to_string(), allowed.into());
         let detail = format!("{field} is {value}, and must be {allowed}");
         let problem = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", detail);
-        Self { field: Some((field, value, allowed)), ..problem }
+        Self { field: Some(Box::new((field, value, allowed))), ..problem }
     }
 
     pub fn forbidden(code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
@@ -94,7 +94,7 @@ impl From<Denied> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let (field, value, allowed) = match self.field {
+        let (field, value, allowed) = match self.field.map(|field| *field) {
             Some((field, value, allowed)) => (Some(field), Some(value), Some(allowed)),
             None => (None, None, None),
         };
