@@ -6,6 +6,7 @@
 mod sampled;
 
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
 use gpupool_agent::sampler::{Holding, Sample};
 use gpupool_api::job_environment;
@@ -90,7 +91,15 @@ fn child(lease: Option<(u64, u64)>) -> Living {
         command.env(job_environment::LEASE, lease.to_string());
         command.env(job_environment::FENCING_TOKEN, token.to_string());
     }
-    Living(command.stdin(Stdio::null()).spawn().unwrap())
+    let child = Living(command.stdin(Stdio::null()).spawn().unwrap());
+    // For a moment after it was started it shows no environment.
+    let environment = || std::fs::read(format!("/proc/{}/environ", child.0.id())).unwrap();
+    let start = Instant::now();
+    while environment().is_empty() {
+        assert!(start.elapsed() < sampled::DEADLINE, "sleep has no environment for a minute");
+        std::thread::yield_now();
+    }
+    child
 }
 
 fn start_ticks(pid: u32) -> u64 {

@@ -198,30 +198,12 @@ fn environment(text: &[u8]) -> Environment {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::process::{Child, Command, Stdio};
 
     use gpupool_core::device::Vendor;
     use gpupool_devices::attribution::ProcessFacts;
     use gpupool_devices::{Found, Process, Told};
 
     use super::*;
-
-    /// A child that lives until it is dropped.
-    struct Living(Child);
-
-    impl Drop for Living {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-
-    fn child(lease: &str) -> Living {
-        let mut command = Command::new("sleep");
-        command.arg("600").env(job_environment::LEASE, lease).env(job_environment::FENCING_TOKEN, "9");
-        // It runs its own program, with this environment, once it is spawned.
-        Living(command.stdin(Stdio::null()).spawn().unwrap())
-    }
 
     fn on_a_device(pid: u32, start_ticks: u64) -> Snapshot {
         let facts = ProcessFacts { start_ticks, uid: 5, user: None, command: "".into(), cgroup: None };
@@ -231,16 +213,26 @@ mod tests {
     }
 
     #[test]
-    fn a_real_process_is_known_by_its_environment_and_its_ancestors() {
-        let child = child("7");
-        let mut looker = Looker::new(&Places::default());
-        let start = |looker: &Looker, pid| (pid, looker.stat(pid).unwrap().1);
-        let (key, me) = (start(&looker, child.0.id()), start(&looker, std::process::id()));
-        let seen = looker.look(&on_a_device(key.0, key.1));
-        let evidence = &seen[&key];
-        assert_eq!(evidence.environment, Environment::Names(LeaseId(7), Token(9)));
-        assert_eq!((evidence.line[0], evidence.line[1], evidence.uid), (key, me, 5));
-        assert!(looker.look(&Snapshot::default()).is_empty(), "who left is forgotten");
+    fn a_process_is_looked_at_once_while_it_is_on_a_device_and_forgotten_when_it_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            fs::create_dir_all(dir.path().join("42")).unwrap();
+            fs::write(dir.path().join("42").join(name), text).unwrap();
+        };
+        write("environ", "GPUPOOL_LEASE=7\0GPUPOOL_FENCING_TOKEN=9\0");
+        write("cgroup", "0::/job/7\n");
+        let mut looker = Looker { proc: dir.path().to_owned(), known: HashMap::new() };
+        let names = Environment::Names(LeaseId(7), Token(9));
+        let expected = Evidence { cgroups: vec!["/job/7".into()], line: vec![(42, 1)], environment: names, uid: 5 };
+        assert_eq!(looker.look(&on_a_device(42, 1)), HashMap::from([((42, 1), expected)]));
+        write("environ", "");
+        assert_eq!(looker.look(&on_a_device(42, 1))[&(42, 1)].environment, names, "looked at again too soon");
+        assert_eq!(
+            looker.look(&on_a_device(42, 2))[&(42, 2)].environment,
+            Environment::Silent,
+            "another with its number"
+        );
+        assert!(looker.look(&Snapshot::default()).is_empty());
     }
 
     #[test]

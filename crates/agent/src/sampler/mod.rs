@@ -8,6 +8,7 @@
 
 pub mod evidence;
 pub mod limits;
+mod processes;
 mod rounds;
 mod sample;
 mod slot;

@@ -4,22 +4,20 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gpupool_api::pool::Process as ProcessBody;
+use gpupool_api::pool::Process;
 use gpupool_core::Time;
 use gpupool_core::device::{DeviceFacts, DeviceIdentity, Health, Link, PciAddress};
 use gpupool_core::ids::GpuId;
-use gpupool_core::reading::{Attribution, Reading};
-use gpupool_devices::attribution::Who;
+use gpupool_core::reading::Reading;
 use gpupool_devices::gpu_ids::GpuIds;
 use gpupool_devices::probe::Answer;
 use gpupool_devices::watch::{Change, Watch, Watched};
-use gpupool_devices::{Found, Partition, Process, SourceError, SourceKind, Told};
+use gpupool_devices::{Found, Partition, SourceError, SourceKind, Told};
 
-use super::evidence::{Evidence, ProcessKey};
+use super::processes::Whose;
 use super::slot::Slot;
 use super::whose::Holdings;
 use crate::clock;
-use crate::simulation;
 use crate::stats::{Round, Seen, SourceSeen, SourceState, Statistics};
 
 /// What was read, for the pool.
@@ -67,7 +65,7 @@ struct Kept {
     read_at: Time,
     found: Arc<Found>,
     facts: DeviceFacts,
-    processes: Arc<[ProcessBody]>,
+    processes: Arc<[Process]>,
 }
 
 /// The books.
@@ -276,47 +274,4 @@ fn facts(
         facts.memory = before.memory;
     }
     facts
-}
-
-/// Whose processes are.
-struct Whose {
-    holdings: Holdings,
-    dossiers: Vec<Arc<HashMap<ProcessKey, Evidence>>>,
-    simulated: bool,
-}
-
-impl Whose {
-    fn is(&self, process: &Process, device: GpuId) -> Attribution {
-        if self.simulated {
-            // Its number is made up and may be that of a real process, so it is not looked for.
-            let lease = process.name.as_deref().and_then(simulation::lease_of);
-            return lease.map_or(Attribution::Foreign, Attribution::Lease);
-        }
-        let Who::Known(facts) = &process.who else { return Attribution::Unknown };
-        let key = (process.pid, facts.start_ticks);
-        let evidence = self.dossiers.iter().find_map(|dossier| dossier.get(&key));
-        evidence.map_or(Attribution::Unknown, |evidence| self.holdings.whose(evidence, device))
-    }
-
-    fn body(&self, process: &Process, device: GpuId) -> ProcessBody {
-        let attribution = self.is(process, device);
-        let known = match &process.who {
-            Who::Known(facts) => Some(facts),
-            Who::NotLooked | Who::Unattributed(_) => None,
-        };
-        let (lease, squatter) = match attribution {
-            Attribution::Lease(lease) => (Some(lease.0), !self.holdings.is_held_by(device, lease)),
-            Attribution::Foreign => (None, true),
-            Attribution::Unknown => (None, false),
-        };
-        let text = |text: &Arc<str>| text.to_string();
-        ProcessBody {
-            pid: process.pid,
-            user: known.and_then(|facts| facts.user.as_ref()).map(text),
-            command: known.map(|facts| &facts.command).or(process.name.as_ref()).map(text),
-            memory_mib: process.memory.value().map(|bytes| bytes.as_mib()),
-            lease,
-            squatter,
-        }
-    }
 }

@@ -68,10 +68,9 @@ fn status(round: &Round, problems: &[String]) -> Status {
     if problems.is_empty() {
         return Status::Healthy;
     }
-    let any_answers = round.sources.iter().any(SourceSeen::answers);
-    let any_there = round.listed().any(|seen| !seen.is_lost());
-    // A driver that answers with nothing is no reading either where another one fails.
-    if any_answers && any_there { Status::Degraded } else { Status::Unhealthy }
+    let answers = |seen: &Seen| round.sources.iter().any(|source| source.kind == seen.source && source.answers());
+    let any_readable = round.listed().any(|seen| !seen.is_lost() && answers(seen));
+    if any_readable { Status::Degraded } else { Status::Unhealthy }
 }
 
 fn complaint(seen: &Seen, round: &Round) -> Option<String> {

@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpupool_agent::sampler::{Holding, Holdings, Sample, SampledDevice, Sampler, SamplerSpec};
+use gpupool_agent::simulation::Simulation;
 use gpupool_agent::stats::{Filter, Statistics};
 use gpupool_api::stats::{Gpu, Stats};
 use gpupool_core::ids::{GpuId, LeaseId};
 use gpupool_devices::gpu_ids::GpuIds;
-use gpupool_devices::{Places, Source};
+use gpupool_devices::simulated::{Fault, Place, Target};
+use gpupool_devices::{Places, Snapshot, Source, SourceError, SourceKind};
 
 /// After this long a test fails rather than hangs.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -126,4 +128,59 @@ pub fn each<T>(sample: &Sample, of: impl Fn(&SampledDevice) -> T) -> Vec<T> {
 /// What of each GPU is asked about.
 pub fn of_gpus<T>(stats: &Stats, of: impl Fn(&Gpu) -> T) -> Vec<T> {
     stats.gpus.iter().map(of).collect()
+}
+
+/// Simulated devices, and the source they are read from.
+pub fn simulated(text: &str) -> (Simulation, Box<dyn Source>) {
+    Simulation::new(text, "test-node").unwrap()
+}
+
+/// A sampler of simulated devices.
+pub fn start(text: &str) -> (Simulation, Sampled) {
+    let (simulation, source) = simulated(text);
+    (simulation, Setup::new(vec![source]).start())
+}
+
+/// With readings that are stale as soon as a few are missing.
+pub fn start_impatient(sources: Vec<Box<dyn Source>>) -> Sampled {
+    let mut setup = Setup::new(sources);
+    setup.told_every = REFRESH;
+    setup.start()
+}
+
+/// The simulated device at this place.
+pub fn at(place: usize) -> Target {
+    Target::Place(Place(place))
+}
+
+/// Lets something go wrong, spelled as people do.
+pub fn fault(simulation: &Simulation, target: &Target, text: &str) {
+    let fault: Fault = text.parse().unwrap();
+    assert!(simulation.control().fault(target, &fault).unwrap() > 0);
+}
+
+/// Makes everything well again.
+pub fn mend(simulation: &Simulation) {
+    simulation.control().clear(&Target::All, None).unwrap();
+}
+
+/// A source that answers what a test says, under any name: sources are told apart by what they are.
+struct Scripted<F>(SourceKind, F);
+
+impl<F: FnMut() -> Result<Snapshot, SourceError> + Send> Source for Scripted<F> {
+    fn kind(&self) -> SourceKind {
+        self.0
+    }
+
+    fn read(&mut self) -> Result<Snapshot, SourceError> {
+        (self.1)()
+    }
+}
+
+/// A source that answers what a test says, under any name.
+pub fn scripted(
+    kind: SourceKind,
+    read: impl FnMut() -> Result<Snapshot, SourceError> + Send + 'static,
+) -> Box<dyn Source> {
+    Box::new(Scripted(kind, read))
 }
