@@ -8,6 +8,7 @@ use gpupool_core::lease::LeaseState;
 
 use crate::clock;
 use crate::owner::{OwnerThread, device_body};
+use crate::stats::Seen;
 
 use super::problem::Problem;
 use super::{App, Shared};
@@ -94,5 +95,24 @@ pub(super) async fn device_bodies(app: &App) -> Result<Vec<Device>, Problem> {
         bodies.sort_by_key(|body| body.gpu_id);
         bodies
     });
-    Ok(bodies.await?)
+    let mut bodies = bodies.await?;
+    let current = app.statistics.current();
+    for body in &mut bodies {
+        match current.round.devices.iter().find(|seen| seen.gpu_id.0 == body.gpu_id) {
+            Some(seen) => read_in(body, seen, current.round.is_stale(seen)),
+            None => body.stale = true,
+        }
+    }
+    Ok(bodies)
+}
+
+/// What the device itself reports.
+fn read_in(body: &mut Device, seen: &Seen, is_stale: bool) {
+    let found = &seen.found;
+    body.memory_used_mib = found.memory.used_by_programs().value().map(|bytes| bytes.as_mib());
+    body.utilization_percent = found.utilization.value().map(|percent| percent.as_number());
+    body.power_w = found.power.value().map(|watts| watts.as_number());
+    body.processes = seen.processes.to_vec();
+    body.processes_complete = found.processes.value().is_some();
+    body.stale = is_stale;
 }
