@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::clock;
 use crate::identity::{Caller, Role};
+use crate::sampler::Sample;
 
 use super::message::{Asked, Message, Refusal, Reply};
 use super::{OwnerThread, StoreState};
@@ -19,6 +20,8 @@ struct Applied {
     result: Result<Answer, Refusal>,
     /// What gives back is tried once more by itself where the whole batch could not be kept.
     again: Option<Command>,
+    /// What happened has happened, kept or not: it is told again until it is kept.
+    fact: Option<Command>,
 }
 
 impl OwnerThread {
@@ -28,14 +31,12 @@ impl OwnerThread {
         let mut outcome = Outcome::default();
         let mut applied = Vec::with_capacity(batch.len());
         let (mut looks, mut works, mut waits) = (Vec::new(), Vec::new(), Vec::new());
-        self.follow_awaited(&mut outcome);
-        // What the clock brought about before it was heard comes before what was asked.
-        self.apply(Command::Tick, &mut outcome).ok();
+        self.catch_up(&mut outcome, &mut applied);
         for message in batch {
             match message {
                 Message::Asked(asked) => applied.push(self.asked(asked, &mut outcome)),
                 Message::Fact(command) => applied.push(self.fact(command, &mut outcome)),
-                Message::Sample(sample) => self.take_sample(sample, &mut outcome),
+                Message::Sample(sample) => self.sampled(sample, &mut outcome),
                 Message::Wait(lease, waiter) => waits.push((lease, waiter)),
                 Message::Look(look) => looks.push(look),
                 Message::Work(work) => works.push(work),
@@ -61,6 +62,32 @@ impl OwnerThread {
         }
     }
 
+    /// What comes before anything that is asked: what the pool has yet to hear, and what the clock brought about.
+    fn catch_up(&mut self, outcome: &mut Outcome, applied: &mut Vec<Applied>) {
+        if self.is_broken() {
+            return;
+        }
+        if std::mem::take(&mut self.sample_is_due)
+            && let Some(sample) = self.sample.take()
+        {
+            self.take_sample(sample, outcome);
+        }
+        self.follow_awaited(outcome);
+        self.apply(Command::Tick, outcome).ok();
+        for command in std::mem::take(&mut self.postponed) {
+            applied.push(self.fact(command, outcome));
+        }
+    }
+
+    /// Takes a reading in, or keeps it for when the pool can hear of it.
+    fn sampled(&mut self, sample: Box<Sample>, outcome: &mut Outcome) {
+        if self.is_broken() {
+            self.sample = Some(sample);
+        } else {
+            self.take_sample(sample, outcome);
+        }
+    }
+
     fn asked(&mut self, asked: Asked, outcome: &mut Outcome) -> Applied {
         let Asked { command, caller, reply } = asked;
         let again = gives_back(&command).then(|| command.clone());
@@ -68,7 +95,7 @@ impl OwnerThread {
             .allowed(&caller, &command)
             .and_then(|()| self.kept_now(&command))
             .and_then(|()| self.apply(command, outcome));
-        Applied { reply: Some(reply), caller: Some(caller), result, again }
+        Applied { reply: Some(reply), caller: Some(caller), result, again, fact: None }
     }
 
     /// What runs under a lease is known only while the lease is.
@@ -86,8 +113,8 @@ impl OwnerThread {
 
     fn fact(&mut self, command: Command, outcome: &mut Outcome) -> Applied {
         let again = Some(command.clone());
-        let result = self.apply(command, outcome);
-        Applied { reply: None, caller: None, result, again }
+        let result = self.kept_now(&command).and_then(|()| self.apply(command.clone(), outcome));
+        Applied { reply: None, caller: None, result, again, fact: Some(command) }
     }
 
     pub(super) fn apply(&mut self, command: Command, outcome: &mut Outcome) -> Result<Answer, Refusal> {
@@ -170,10 +197,10 @@ impl OwnerThread {
         outcome
     }
 
-    fn answer(&self, applied: Applied) {
+    fn answer(&mut self, applied: Applied) {
         let Some(reply) = applied.reply else {
-            if let Err(Refusal::NotDurable(why) | Refusal::DiskFull(why)) = applied.result {
-                tracing::error!(%why, "something that happened could not be kept; it will be noticed again");
+            if let Err(Refusal::NotDurable(_) | Refusal::DiskFull(_)) = applied.result {
+                self.postponed.extend(applied.fact);
             }
             return;
         };

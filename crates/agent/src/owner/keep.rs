@@ -42,7 +42,7 @@ impl OwnerThread {
         let rows = match self.store.rows() {
             Ok((rows, _complained_of_at_start)) => rows,
             Err(error) => {
-                // Without its rows nothing may be granted: the empty pool knows no devices.
+                // The empty pool stands in until there are rows again; nothing is applied to it.
                 self.note(StoreState::Broken(shared(&error)));
                 Vec::new()
             }
@@ -53,11 +53,7 @@ impl OwnerThread {
         }
         self.pool = pool;
         self.take_stock();
-        let mut outcome = Outcome::default();
-        if let Some(sample) = self.sample.take() {
-            // Its rows are those that are kept already.
-            self.take_sample(sample, &mut outcome);
-        }
+        self.sample_is_due = true;
     }
 
     /// Tries a store that failed again, from time to time.

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use gpupool_core::device::{DeviceIdentity, NodeFacts};
 use gpupool_core::policy::Policies;
-use gpupool_core::{DeviceId, GpuId, LeaseId, NodeId, Pool, Settings};
+use gpupool_core::{Command, DeviceId, GpuId, LeaseId, NodeId, Pool, Settings};
 use gpupool_store::{Clock, Store};
 
 use crate::clock;
@@ -80,6 +80,10 @@ pub struct OwnerThread {
     node_id: Option<NodeId>,
     devices: HashMap<DeviceIdentity, DeviceId>,
     sample: Option<Box<Sample>>,
+    /// Whether the pool was built anew and has not heard of the last reading.
+    sample_is_due: bool,
+    /// What happened and could not be kept yet.
+    postponed: Vec<Command>,
     waiters: Waiters,
     ties: Ties,
     /// What each lease holds, until that is free again.
@@ -111,6 +115,8 @@ pub fn start(spec: OwnerSpec) -> io::Result<(Owner, JoinHandle<()>, Vec<String>)
         node_id: None,
         devices: HashMap::new(),
         sample: None,
+        sample_is_due: false,
+        postponed: Vec::new(),
         waiters: Waiters::default(),
         ties: Ties::default(),
         held: HashMap::new(),
@@ -157,7 +163,10 @@ impl OwnerThread {
     /// How long to wait for a message before the clock has to be heard.
     fn patience(&self) -> Duration {
         let mut patience = Duration::from_secs(60);
-        if let Some(due) = self.pool.next_deadline() {
+        if self.sample_is_due && !self.is_broken() {
+            return Duration::ZERO;
+        }
+        if let Some(due) = self.pool.next_deadline().filter(|_| !self.is_broken()) {
             patience = patience.min(Duration::from_millis(due.since(clock::now()).0));
         }
         if self.waiters.any() {
@@ -167,6 +176,10 @@ impl OwnerThread {
             patience = patience.min(STORE_RETRY.saturating_sub(self.retried.elapsed()));
         }
         patience
+    }
+
+    fn is_broken(&self) -> bool {
+        matches!(self.store_state, StoreState::Broken(_))
     }
 
     /// The pool, as it was last committed.
