@@ -33,7 +33,7 @@ pub enum ClientError {
         allowed: String,
     },
     /// Nobody answers, or the connection broke: try again later, or start an agent.
-    #[error("{endpoint} does not answer ({}); {}", chain(source.as_ref()), hint(endpoint))]
+    #[error("{endpoint} does not answer ({}); {}", chain(source.as_ref()), hint(endpoint, source.as_ref()))]
     Unreachable {
         /// Where.
         endpoint: Endpoint,
@@ -123,8 +123,10 @@ fn reason(lease: &Lease) -> String {
     lease.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default()
 }
 
-fn hint(endpoint: &Endpoint) -> &'static str {
-    if endpoint.is_local() {
+fn hint(endpoint: &Endpoint, source: &(dyn StdError + 'static)) -> &'static str {
+    if endpoint.is_encrypted() && chain(source).contains("certificate") {
+        "if it is the right one, trust it by giving the file with its CA certificate"
+    } else if endpoint.is_local() {
         "is the agent running? start one with: gpupool serve"
     } else {
         "is the agent running there, and does it listen on the network (HOST=0.0.0.0 gpupool serve)?"

@@ -231,3 +231,6 @@ pub(crate) async fn release_patiently(client: &Client, lease: u64) -> Result<Opt
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

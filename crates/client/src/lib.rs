@@ -20,6 +20,9 @@
 //!
 //! Everything needs a Tokio runtime, and tasks end with it: what was not released by then ends with its ttl.
 
+#[cfg(test)]
+extern crate self as gpupool_client;
+
 mod admin;
 mod backoff;
 mod call;

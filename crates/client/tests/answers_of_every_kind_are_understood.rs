@@ -11,7 +11,7 @@ use common::{Reply, Server, answer, in_time, json, lease, problem, problem_with}
 use gpupool_api::RequestBody;
 use gpupool_api::lease::State;
 use gpupool_api::tokens::NewToken;
-use gpupool_client::{Client, ClientError, IdempotencyKey};
+use gpupool_client::{Client, ClientError, IdempotencyKey, Secret};
 
 fn half() -> Reply {
     let whole =
@@ -112,13 +112,11 @@ async fn a_redirect_is_named_and_not_followed() {
 #[tokio::test]
 async fn an_answer_without_end_is_given_up() {
     let chunk = format!("100000\r\n{}\r\n", " ".repeat(0x10_0000));
-    let server = Server::start(move |number, _| match number {
-        0 => Reply::Endlessly(common::stream("application/json", &[" "]) + &chunk),
-        _ => Reply::Endlessly(chunk.clone()),
-    });
+    let server = Server::start(move |_, _| Reply::Endlessly(common::stream("application/json", &[" "]), chunk.clone()));
     let server = server.await;
     let error = in_time("an error", server.client().pool()).await.unwrap_err();
-    assert!(matches!(error, ClientError::NotOurs { .. } | ClientError::Unreachable { .. }), "{error}");
+    assert!(matches!(error, ClientError::NotOurs { .. }), "{error}");
+    assert!(error.to_string().contains("larger than"), "{error}");
 }
 
 #[tokio::test]
@@ -162,6 +160,21 @@ async fn a_unix_socket_is_asked_as_an_address_is() {
     let seen = server.seen();
     assert_eq!(seen[0].what, "GET /v1/leases/3?wait_secs=2");
     assert_eq!(seen[0].header("host"), Some("localhost"));
+}
+
+#[tokio::test]
+async fn an_agent_is_believed_over_tls_only_by_who_vouches_for_it() {
+    let (server, pem) = Server::start_tls(|_, _| json("200 OK", &lease(1, State::Active))).await;
+    let error = in_time("an error", server.client().pool()).await.unwrap_err();
+    assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains("trust it by giving the file with its CA certificate"), "{error}");
+    let folder = tempfile::tempdir().unwrap();
+    let ca_file = folder.path().join("ca.pem");
+    std::fs::write(&ca_file, pem).unwrap();
+    let builder = Client::builder(server.endpoint.clone()).ca_file(ca_file).token(Secret::new("hush"));
+    let client = builder.build().unwrap();
+    assert_eq!(in_time("a lease", client.follow(1, Duration::ZERO)).await.unwrap().id, 1);
+    assert_eq!(server.seen()[0].header("authorization"), Some("Bearer hush"));
 }
 
 #[tokio::test]

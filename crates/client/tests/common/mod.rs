@@ -39,8 +39,8 @@ pub enum Reply {
     ThenClose(String),
     /// These bytes, then nothing until the client hangs up.
     ThenSilence(String),
-    /// These bytes again and again until the client hangs up.
-    Endlessly(String),
+    /// The first bytes, then the others again and again until the client hangs up.
+    Endlessly(String, String),
 }
 
 type Answer = Arc<dyn Fn(usize, &Asked) -> Reply + Send + Sync>;
@@ -76,6 +76,31 @@ impl Server {
             async move { listener.accept().await.unwrap().0 }
         };
         Self::serve(Endpoint::unix(path).unwrap(), Arc::new(answer), accept)
+    }
+
+    /// The same over TLS, as localhost, with a certificate that only the returned PEM vouches for.
+    pub async fn start_tls(answer: impl Fn(usize, &Asked) -> Reply + Send + Sync + 'static) -> (Self, String) {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let key = made.signing_key.serialize_der().try_into().unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config =
+            rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = config.with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key).unwrap();
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+        let listener = Arc::new(TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let endpoint = format!("https://localhost:{}", listener.local_addr().unwrap().port()).parse().unwrap();
+        let accept = move || {
+            let (listener, acceptor) = (listener.clone(), acceptor.clone());
+            async move {
+                loop {
+                    let stream = listener.accept().await.unwrap().0;
+                    if let Ok(stream) = acceptor.accept(stream).await {
+                        return stream;
+                    }
+                }
+            }
+        };
+        (Self::serve(endpoint, Arc::new(answer), accept), made.cert.pem())
     }
 
     fn serve<S, F>(endpoint: Endpoint, answer: Answer, accept: impl Fn() -> F + Send + 'static) -> Self
@@ -149,7 +174,8 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin>(
                 let _ = hung_up.send(asked.what);
                 return;
             }
-            Reply::Endlessly(bytes) => {
+            Reply::Endlessly(first, bytes) => {
+                let _ = stream.write_all(first.as_bytes()).await;
                 while stream.write_all(bytes.as_bytes()).await.is_ok() {}
                 return;
             }
