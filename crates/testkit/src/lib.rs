@@ -1,1 +1,23 @@
-//! Starts real agents on free ports, waits on events, audits leases (for tests only).
+//! For tests: starts real agents on free ports, waits on what they tell, and audits what they did.
+//!
+//! [`Agent`] runs the `gpupool` binary; [`Watch`] waits for events; [`audit`] finds in the audit trail what must never
+//! happen. Everything panics with what is needed to see the failure again: the command, and what the agent said.
+
+mod agent;
+pub mod audit;
+mod binary;
+mod log;
+mod process;
+mod watch;
+
+pub use agent::{Agent, AgentBuilder};
+pub use audit::{Audit, Seen, Violation};
+pub use binary::gpupool_binary;
+pub use watch::{Watch, in_time};
+
+use std::time::Duration;
+
+/// No wait in a test takes this long; one that does has failed.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+/// Lines of an agent's output that are kept.
+const LOG_LINES: usize = 2_000;

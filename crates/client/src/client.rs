@@ -1,0 +1,141 @@
+//! A client of one agent: where it is, who asks, how long to wait. Connections are kept open and used again.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue};
+
+use crate::limits::{ANSWER, CONNECT};
+use crate::{ClientError, Endpoint, Secret, tls};
+
+/// Asks one agent. Cheap to clone; clones share connections.
+#[derive(Debug, Clone)]
+pub struct Client {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub endpoint: Endpoint,
+    pub http: reqwest::Client,
+    /// How long an answer may take, beyond what it was asked to wait.
+    pub answer: Duration,
+}
+
+impl Client {
+    /// A client without a token, with the usual timeouts.
+    pub fn new(endpoint: Endpoint) -> Result<Self, ClientError> {
+        Self::builder(endpoint).build()
+    }
+
+    /// A client to be set up.
+    pub fn builder(endpoint: Endpoint) -> ClientBuilder {
+        ClientBuilder { endpoint, token: None, ca_file: None, connect: CONNECT, answer: ANSWER }
+    }
+
+    /// Where its agent answers.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.inner.endpoint
+    }
+}
+
+/// Sets up a [`Client`].
+#[derive(Debug, Clone)]
+#[must_use = "nothing happens before build()"]
+pub struct ClientBuilder {
+    endpoint: Endpoint,
+    token: Option<Secret>,
+    ca_file: Option<PathBuf>,
+    connect: Duration,
+    answer: Duration,
+}
+
+impl ClientBuilder {
+    /// Shows this token with every question.
+    pub fn token(self, token: Secret) -> Self {
+        Self { token: Some(token), ..self }
+    }
+
+    /// Trusts only the certificates of this file (PEM), in place of those the system trusts.
+    pub fn ca_file(self, path: impl Into<PathBuf>) -> Self {
+        Self { ca_file: Some(path.into()), ..self }
+    }
+
+    /// How long making a connection may take.
+    pub fn connect_timeout(self, connect: Duration) -> Self {
+        Self { connect, ..self }
+    }
+
+    /// How long an answer may take, beyond what it was asked to wait.
+    pub fn answer_timeout(self, answer: Duration) -> Self {
+        Self { answer, ..self }
+    }
+
+    /// The client. Nothing is sent yet.
+    pub fn build(self) -> Result<Client, ClientError> {
+        let headers = headers(self.token.as_ref())?;
+        let tls = tls::config(&self.endpoint, self.ca_file.as_deref())?;
+        let mut builder = reqwest::Client::builder()
+            .default_headers(headers)
+            .user_agent(concat!("gpupool/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(self.connect)
+            .redirect(reqwest::redirect::Policy::none())
+            .tls_backend_preconfigured(tls);
+        if self.endpoint.is_local() {
+            // A proxy of the network cannot reach this machine's own loopback.
+            builder = builder.no_proxy();
+        }
+        if let Some(path) = self.endpoint.socket() {
+            builder = builder.unix_socket(path);
+        }
+        if self.token.is_some() && !self.endpoint.is_local() && !self.endpoint.is_encrypted() {
+            tracing::warn!(endpoint = %self.endpoint, "the token goes over plain HTTP, where others can read it; use https");
+        }
+        let http = builder.build().map_err(|error| ClientError::Setting {
+            what: "client",
+            value: error.to_string(),
+            allowed: "settings this machine can use".into(),
+        })?;
+        Ok(Client { inner: Arc::new(Inner { endpoint: self.endpoint, http, answer: self.answer }) })
+    }
+}
+
+fn headers(token: Option<&Secret>) -> Result<HeaderMap, ClientError> {
+    let mut headers = HeaderMap::new();
+    headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+    let Some(token) = token else { return Ok(headers) };
+    let refused = || ClientError::Setting {
+        what: "token",
+        value: "(not shown)".into(),
+        allowed: "the secret that `gpupool token create` printed: one line of printable ASCII".into(),
+    };
+    if token.reveal().is_empty() {
+        return Err(refused());
+    }
+    let mut value = HeaderValue::from_str(&format!("Bearer {}", token.reveal())).map_err(|_| refused())?;
+    value.set_sensitive(true);
+    headers.insert(AUTHORIZATION, value);
+    Ok(headers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_never_shown_by_what_carries_it() {
+        let builder = Client::builder("http://127.0.0.1:1".parse().unwrap()).token(Secret::new("hush"));
+        assert!(!format!("{builder:?}").contains("hush"));
+        assert!(!format!("{:?}", builder.build().unwrap()).contains("hush"));
+    }
+
+    #[test]
+    fn a_token_that_cannot_be_sent_is_refused_without_being_shown() {
+        for bad in ["", "a\nb"] {
+            let endpoint = "http://127.0.0.1:1".parse().unwrap();
+            let error = Client::builder(endpoint).token(Secret::new(bad)).build().unwrap_err().to_string();
+            assert!(error.contains("token is (not shown)") && error.contains("gpupool token create"), "{error}");
+        }
+    }
+}

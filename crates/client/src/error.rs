@@ -1,0 +1,185 @@
+//! What can go wrong, by what the caller can do about it.
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use gpupool_api::lease::Lease;
+use gpupool_api::problem::Problem;
+
+use crate::Endpoint;
+
+/// Why a call did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// The address of an agent cannot be understood: write it otherwise.
+    #[error(
+        "endpoint {value:?}: {reason}; allowed are http://HOST[:PORT], https://HOST[:PORT], unix:///PATH or the path of a socket"
+    )]
+    InvalidEndpoint {
+        /// What was given.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Another setting of the client cannot be used: change it.
+    #[error("{what} is {value}, and must be {allowed}")]
+    Setting {
+        /// Which setting.
+        what: &'static str,
+        /// What it was; a secret is not shown.
+        value: String,
+        /// What is allowed.
+        allowed: String,
+    },
+    /// Nobody answers, or the connection broke: try again later, or start an agent.
+    #[error("{endpoint} does not answer ({}); {}", chain(source.as_ref()), hint(endpoint, source.as_ref()))]
+    Unreachable {
+        /// Where.
+        endpoint: Endpoint,
+        /// Why, as the transport says it.
+        source: Box<dyn StdError + Send + Sync>,
+    },
+    /// The agent took the question and did not answer in time. Whether it did what was asked is unknown.
+    #[error("{endpoint} did not answer within {} s; it may be overloaded: try again, or look at its log", after.as_secs_f64())]
+    Timeout {
+        /// Where.
+        endpoint: Endpoint,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// The agent said no, and why.
+    #[error("{}", .0.detail)]
+    Problem(Box<Problem>),
+    /// Something answers there, and it is not an agent: give another address.
+    #[error("{endpoint} is not a gpupool agent: {what}; check the address, or start an agent with: gpupool serve")]
+    NotOurs {
+        /// Where.
+        endpoint: Endpoint,
+        /// The HTTP status it answered with.
+        status: u16,
+        /// What it did.
+        what: String,
+    },
+    /// The request left the queue without being granted, or the lease is over.
+    #[error("lease {} {}{}", .0.id, .0.state.name(), reason(.0))]
+    Ended(Box<Lease>),
+}
+
+impl ClientError {
+    /// The agent's code for its refusal, such as `no_capacity`.
+    pub fn code(&self) -> Option<&str> {
+        match self {
+            Self::Problem(problem) => Some(&problem.code),
+            _ => None,
+        }
+    }
+
+    /// Whether the same call may work later without anybody changing anything.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Timeout { .. } => true,
+            Self::Problem(problem) => matches!(problem.status, 429 | 502 | 503 | 504),
+            Self::InvalidEndpoint { .. } | Self::Setting { .. } | Self::NotOurs { .. } | Self::Ended(_) => false,
+        }
+    }
+}
+
+/// Why a lease that was held is not held any more.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Lost {
+    /// The agent ended it.
+    #[error("lease {lease} was lost: {reason}")]
+    Ended {
+        /// Which.
+        lease: u64,
+        /// The name of the cause, where the agent still knows it.
+        cause: Option<String>,
+        /// Why, in words.
+        reason: String,
+    },
+    /// It was granted anew to somebody: this holder's token is old.
+    #[error("lease {lease} was lost: its token {token} is not the current one")]
+    Stale {
+        /// Which.
+        lease: u64,
+        /// The old token.
+        token: u64,
+    },
+    /// It could not be renewed for as long as it lives without.
+    #[error("lease {lease} must be taken for lost: it could not be renewed for {} s ({error})", ttl.as_secs_f64())]
+    Unreachable {
+        /// Which.
+        lease: u64,
+        /// How long it lives without a renewal.
+        ttl: Duration,
+        /// What went wrong last.
+        error: String,
+    },
+}
+
+fn reason(lease: &Lease) -> String {
+    lease.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default()
+}
+
+fn hint(endpoint: &Endpoint, source: &(dyn StdError + 'static)) -> &'static str {
+    if endpoint.is_encrypted() && chain(source).contains("certificate") {
+        "if it is the right one, trust it by giving the file with its CA certificate"
+    } else if endpoint.is_local() {
+        "is the agent running? start one with: gpupool serve"
+    } else {
+        "is the agent running there, and does it listen on the network (HOST=0.0.0.0 gpupool serve)?"
+    }
+}
+
+/// The innermost causes say what happened; the outer ones only that something did.
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut inner = error.source();
+    while let Some(error) = inner {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        inner = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unreachable(endpoint: &str) -> String {
+        let source = Box::new(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
+        ClientError::Unreachable { endpoint: endpoint.parse().unwrap(), source }.to_string()
+    }
+
+    #[test]
+    fn an_agent_that_is_not_there_comes_with_what_to_do() {
+        let text = unreachable("http://localhost:8000");
+        assert!(text.contains("http://localhost:8000") && text.contains("connection refused"), "{text}");
+        assert!(text.contains("gpupool serve"), "{text}");
+        assert!(unreachable("http://gpu7:8000").contains("HOST=0.0.0.0"));
+        assert!(unreachable("/run/x.sock").contains("unix:///run/x.sock"));
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_the_agents_own_words_and_by_its_code() {
+        let problem = Problem {
+            kind: "about:blank".into(),
+            title: "Conflict".into(),
+            status: 409,
+            code: "no_capacity".into(),
+            detail: "nothing is free".into(),
+            field: None,
+            value: None,
+            allowed: None,
+        };
+        let error = ClientError::Problem(Box::new(problem));
+        assert_eq!((error.to_string().as_str(), error.code()), ("nothing is free", Some("no_capacity")));
+        assert!(!error.is_passing());
+    }
+}

@@ -1,0 +1,236 @@
+//! A granted lease that renews itself until it is released, dropped or lost.
+//!
+//! One task renews it every third of its ttl. The task belongs to the guard: it ends when the guard is dropped (and has
+//! given the lease back then), when the guard lets the lease go on without it, or with the runtime.
+
+use std::time::Duration;
+
+use gpupool_api::lease::{Lease, State};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+use crate::backoff::Backoff;
+use crate::limits::RELEASE_PATIENCE;
+use crate::{Client, ClientError, Lost};
+
+/// A lease that is held. Dropping it gives the lease back, by its task: where the process ends at once, use
+/// [`LeaseGuard::release`] and wait for it. A copy in a forked child gives nothing back.
+#[derive(Debug)]
+#[must_use = "dropping it releases the lease"]
+pub struct LeaseGuard {
+    client: Client,
+    news: watch::Receiver<News>,
+    /// Taken out only by those who consume the guard.
+    keeping: Option<Keeping>,
+    made_by: u32,
+}
+
+#[derive(Debug)]
+struct Keeping {
+    /// Dropped without a word it means: give the lease back.
+    let_go_on: oneshot::Sender<()>,
+    task: JoinHandle<Result<Option<Lease>, ClientError>>,
+}
+
+/// What the task last heard of the lease.
+#[derive(Debug)]
+struct News {
+    lease: Lease,
+    lost: Option<Lost>,
+}
+
+impl Client {
+    /// Keeps an active lease by renewing it.
+    pub fn guard(&self, lease: Lease) -> Result<LeaseGuard, ClientError> {
+        let (State::Active, Some(token)) = (lease.state, lease.token) else {
+            if lease.state.is_ended() {
+                return Err(ClientError::Ended(Box::new(lease)));
+            }
+            let value = format!("lease {}, {}", lease.id, lease.state.name());
+            return Err(ClientError::Setting { what: "lease", value, allowed: "active, with its token".into() });
+        };
+        let keeper = Keeper { client: self.clone(), lease: lease.id, token, ttl: ttl(&lease), renewed: Instant::now() };
+        let (tell, news) = watch::channel(News { lease, lost: None });
+        let (let_go_on, orders) = oneshot::channel();
+        let task = tokio::spawn(keeper.keep(tell, orders));
+        Ok(LeaseGuard {
+            client: self.clone(),
+            news,
+            keeping: Some(Keeping { let_go_on, task }),
+            made_by: std::process::id(),
+        })
+    }
+}
+
+impl LeaseGuard {
+    /// The lease as the agent last told it.
+    pub fn lease(&self) -> Lease {
+        self.news.borrow().lease.clone()
+    }
+
+    /// Waits until the lease is not held any more, and says why. From then on its devices may be somebody else's.
+    pub async fn lost(&self) -> Lost {
+        let mut news = self.news.clone();
+        let lost = news.wait_for(|news| news.lost.is_some()).await.ok().and_then(|news| news.lost.clone());
+        lost.unwrap_or_else(|| {
+            let news = self.news.borrow();
+            let error = "the runtime that renewed it has ended".into();
+            Lost::Unreachable { lease: news.lease.id, ttl: ttl(&news.lease), error }
+        })
+    }
+
+    /// Waits until it is announced that the lease will be taken back, and says when (ISO 8601). Heard at the next renewal.
+    pub async fn revoked_at(&self) -> String {
+        let mut news = self.news.clone();
+        let told = news.wait_for(|news| news.lease.revoke_at.is_some()).await;
+        match told.ok().and_then(|news| news.lease.revoke_at.clone()) {
+            Some(at) => at,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Gives the lease back, and waits until the agent has it. `None` where the agent had ended it already. Goes on in the
+    /// background where it is not waited for.
+    pub async fn release(mut self) -> Result<Option<Lease>, ClientError> {
+        let Some(Keeping { let_go_on, task }) = self.keeping.take() else { return Ok(None) };
+        drop(let_go_on);
+        match task.await {
+            Ok(released) => released,
+            Err(_) => Err(self.client.unreachable("the runtime is ending")),
+        }
+    }
+
+    /// Stops renewing without giving the lease back: it goes on for its ttl, or for as long as whoever it was attached to.
+    pub fn let_go_on(mut self) -> Lease {
+        if let Some(keeping) = self.keeping.take() {
+            // Where the task has ended, there is nothing to stop.
+            let _ = keeping.let_go_on.send(());
+        }
+        self.lease()
+    }
+}
+
+impl Drop for LeaseGuard {
+    fn drop(&mut self) {
+        if self.made_by != std::process::id() {
+            // A forked child: the task is the parent's, and waking its copy could wait for ever for a lock that was held at
+            // the fork. One more reader, never dropped, lets ours go without waking anybody.
+            std::mem::forget(self.keeping.take());
+            std::mem::forget(self.news.clone());
+        }
+    }
+}
+
+/// The task behind a guard.
+struct Keeper {
+    client: Client,
+    lease: u64,
+    token: u64,
+    ttl: Duration,
+    /// When the last renewal that worked was sent.
+    renewed: Instant,
+}
+
+impl Keeper {
+    async fn keep(
+        mut self,
+        tell: watch::Sender<News>,
+        mut orders: oneshot::Receiver<()>,
+    ) -> Result<Option<Lease>, ClientError> {
+        let lost = tokio::select! {
+            order = &mut orders => return self.end(order.is_ok(), None).await,
+            lost = self.renew_until_lost(&tell) => lost,
+        };
+        tracing::warn!(lease = self.lease, %lost, "lease lost");
+        tell.send_modify(|news| news.lost = Some(lost.clone()));
+        let order = orders.await;
+        self.end(order.is_ok(), Some(lost)).await
+    }
+
+    async fn end(&self, goes_on: bool, lost: Option<Lost>) -> Result<Option<Lease>, ClientError> {
+        if goes_on || matches!(lost, Some(Lost::Ended { .. } | Lost::Stale { .. })) {
+            return Ok(None);
+        }
+        let released = release_patiently(&self.client, self.lease).await;
+        if let Err(error) = &released {
+            tracing::warn!(%error, lease = self.lease, "a lease could not be given back; it ends with its ttl");
+        }
+        released
+    }
+
+    async fn renew_until_lost(&mut self, tell: &watch::Sender<News>) -> Lost {
+        let every = self.ttl / 3;
+        let mut backoff = Backoff::default();
+        tokio::time::sleep(every).await;
+        loop {
+            let sent = Instant::now();
+            // A try that hangs is given up while there is time for another one, on another connection.
+            let answer = match timeout(every, self.client.renew(self.lease, self.token)).await {
+                Ok(answer) => answer,
+                Err(_) => Err(self.client.timeout(every)),
+            };
+            match answer {
+                Ok(lease) if lease.state.is_ended() => return ended(lease),
+                Ok(lease) => {
+                    self.renewed = sent;
+                    backoff.reset();
+                    tell.send_modify(|news| news.lease = lease);
+                    tokio::time::sleep_until(sent + every).await;
+                }
+                Err(error) => {
+                    if let Some(lost) = self.judge(&error).await {
+                        return lost;
+                    }
+                    tracing::debug!(%error, lease = self.lease, "not renewed; trying again");
+                    backoff.pause_until(self.renewed + self.ttl).await;
+                }
+            }
+        }
+    }
+
+    /// Whether an error means that the lease is lost.
+    async fn judge(&self, error: &ClientError) -> Option<Lost> {
+        match error.code() {
+            Some("stale") => return Some(Lost::Stale { lease: self.lease, token: self.token }),
+            Some("ended" | "not_granted" | "unknown_lease") => return Some(self.why_ended(error).await),
+            _ => {}
+        }
+        let is_over = self.renewed.elapsed() >= self.ttl;
+        is_over.then(|| Lost::Unreachable { lease: self.lease, ttl: self.ttl, error: error.to_string() })
+    }
+
+    /// The agent said that it is over; it may remember why.
+    async fn why_ended(&self, error: &ClientError) -> Lost {
+        match self.client.follow(self.lease, Duration::ZERO).await {
+            Ok(lease) => ended(lease),
+            Err(_) => Lost::Ended { lease: self.lease, cause: None, reason: error.to_string() },
+        }
+    }
+}
+
+fn ended(lease: Lease) -> Lost {
+    let reason = lease.reason.unwrap_or_else(|| format!("it is {}", lease.state.name()));
+    Lost::Ended { lease: lease.id, cause: lease.cause, reason }
+}
+
+/// How long a lease lives without a renewal, whatever a server says.
+fn ttl(lease: &Lease) -> Duration {
+    let least = Duration::from_millis(gpupool_core::limits::MIN_TTL.0);
+    Duration::try_from_secs_f64(lease.ttl_secs).unwrap_or(least).max(least)
+}
+
+/// Releases, also where the agent is being restarted.
+pub(crate) async fn release_patiently(client: &Client, lease: u64) -> Result<Option<Lease>, ClientError> {
+    let until = Instant::now() + RELEASE_PATIENCE;
+    let mut backoff = Backoff::default();
+    loop {
+        match client.release(lease).await {
+            Err(error) if error.is_passing() && Instant::now() < until => backoff.pause_until(until).await,
+            outcome => return outcome,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,229 @@
+//! What must never happen, looked for in the audit trail of all runs of an agent.
+//!
+//! The trail is gone through in the order it was made: a device is never promised beyond what it has, tokens only grow, and
+//! a lease begins and ends once. What clients were told is compared with it: nothing granted is lost, nothing released
+//! lives.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use gpupool_api::history::{Record, RecordDevice};
+use gpupool_api::pool::Device;
+use gpupool_client::{Client, ClientError, HistoryQuery, LeaseQuery};
+
+/// A whole device, in thousandths.
+const WHOLE: u64 = 1_000;
+
+/// Something that must never happen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation(String);
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What clients were told.
+#[derive(Debug, Clone, Default)]
+pub struct Seen {
+    /// Leases they were granted, with their tokens.
+    pub granted: Vec<(u64, u64)>,
+    /// Leases whose release was answered.
+    pub released: Vec<u64>,
+}
+
+/// Everything that is known: the trail of all runs, what devices have, and which leases live.
+#[derive(Debug, Clone, Default)]
+pub struct Audit {
+    /// Records in the order they were made.
+    pub records: Vec<Record>,
+    /// Memory that can be promised, in MiB, by UUID; devices without an entry are judged by shares alone.
+    pub memory_mib: BTreeMap<String, u64>,
+    /// Leases that are active now.
+    pub active: BTreeSet<u64>,
+}
+
+impl Audit {
+    /// Asks an agent for everything. To be done while nothing changes.
+    pub async fn of(client: &Client) -> Result<Self, ClientError> {
+        let mut audit = Self { records: all_records(client).await?, ..Self::default() };
+        let memory = |device: Device| Some((device.uuid, device.memory_mib?));
+        audit.memory_mib = client.devices().await?.devices.into_iter().filter_map(memory).collect();
+        let mut query = LeaseQuery { state: Some("active".into()), ..LeaseQuery::default() };
+        loop {
+            let page = client.leases(&query).await?;
+            audit.active.extend(page.leases.iter().map(|lease| lease.id));
+            query.after = page.next;
+            if query.after.is_none() {
+                return Ok(audit);
+            }
+        }
+    }
+
+    /// What must never happen and did; empty where all is well.
+    pub fn violations(&self, seen: &Seen) -> Vec<Violation> {
+        let mut trail = Trail::new(&self.memory_mib);
+        for (place, record) in self.records.iter().enumerate() {
+            trail.place = place;
+            trail.take(record);
+        }
+        trail.compare(seen, &self.active);
+        trail.found
+    }
+
+    /// Panics with every violation, where there is one.
+    pub fn assert_clean(&self, seen: &Seen) {
+        let found = self.violations(seen);
+        let list: String = found.iter().map(|violation| format!("\n- {violation}")).collect();
+        assert!(found.is_empty(), "{} violations in {} records:{list}", found.len(), self.records.len());
+    }
+}
+
+/// The whole audit trail.
+pub async fn all_records(client: &Client) -> Result<Vec<Record>, ClientError> {
+    let mut records = Vec::new();
+    let mut query = HistoryQuery::default();
+    loop {
+        let page = client.history(&query).await?;
+        records.extend(page.records);
+        query.after = page.next;
+        if query.after.is_none() {
+            return Ok(records);
+        }
+    }
+}
+
+/// How things stood after each record.
+#[derive(Debug)]
+struct Trail<'a> {
+    memory_mib: &'a BTreeMap<String, u64>,
+    place: usize,
+    last_token: u64,
+    held: BTreeMap<u64, &'a Record>,
+    ended: BTreeMap<u64, &'a Record>,
+    devices: BTreeMap<&'a str, Promised>,
+    found: Vec<Violation>,
+}
+
+/// What is promised of a device.
+#[derive(Debug, Default, Clone, Copy)]
+struct Promised {
+    thousandths: u64,
+    memory_mib: u64,
+}
+
+impl<'a> Trail<'a> {
+    fn new(memory_mib: &'a BTreeMap<String, u64>) -> Self {
+        Self {
+            memory_mib,
+            place: 0,
+            last_token: 0,
+            held: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            found: Vec::new(),
+        }
+    }
+
+    fn take(&mut self, record: &'a Record) {
+        match record.event.as_str() {
+            "granted" => self.grant(record),
+            "ended" => self.end(record),
+            other => self.say(record, &format!("has the unknown event {other:?}")),
+        }
+    }
+
+    fn grant(&mut self, record: &'a Record) {
+        if self.ended.contains_key(&record.lease) {
+            self.say(record, "was granted after its end");
+        }
+        match record.token {
+            None => self.say(record, "was granted without a token"),
+            Some(token) if token <= self.last_token => {
+                self.say(record, &format!("got token {token} after token {} was given out", self.last_token));
+            }
+            Some(token) => self.last_token = token,
+        }
+        if self.held.insert(record.lease, record).is_some() {
+            self.say(record, "was granted twice");
+            return;
+        }
+        for device in &record.devices {
+            self.promise(record, device);
+        }
+    }
+
+    fn promise(&mut self, record: &Record, device: &'a RecordDevice) {
+        let promised = self.devices.entry(&device.uuid).or_default();
+        promised.thousandths += thousandths(device);
+        promised.memory_mib += device.memory_mib;
+        let promised = *promised;
+        if promised.thousandths > WHOLE {
+            let what = format!("made GPU {} promised to {} thousandths", device.gpu_id, promised.thousandths);
+            self.say(record, &what);
+        }
+        if let Some(most) = self.memory_mib.get(&device.uuid).filter(|most| promised.memory_mib > **most) {
+            let what = format!("made GPU {} promised to {} of {most} MiB", device.gpu_id, promised.memory_mib);
+            self.say(record, &what);
+        }
+    }
+
+    fn end(&mut self, record: &'a Record) {
+        if self.ended.insert(record.lease, record).is_some() {
+            self.say(record, "ended twice");
+            return;
+        }
+        let Some(granted) = self.held.remove(&record.lease) else {
+            if record.token.is_some() {
+                self.say(record, "ended with a token, and was never granted");
+            }
+            return;
+        };
+        if granted.token != record.token {
+            self.say(record, &format!("was granted with token {:?} and ended with {:?}", granted.token, record.token));
+        }
+        if granted.devices != record.devices {
+            self.say(record, "ended with other devices than it was granted");
+        }
+        for device in &granted.devices {
+            if let Some(promised) = self.devices.get_mut(device.uuid.as_str()) {
+                promised.thousandths -= thousandths(device);
+                promised.memory_mib -= device.memory_mib;
+            }
+        }
+    }
+
+    /// What clients were told must be what is written.
+    fn compare(&mut self, seen: &Seen, active: &BTreeSet<u64>) {
+        let held: BTreeSet<u64> = self.held.keys().copied().collect();
+        let mut wrong: Vec<String> = Vec::new();
+        wrong.extend(held.difference(active).map(|id| format!("lease {id} was lost: granted, not ended, not active")));
+        wrong.extend(active.difference(&held).map(|id| format!("lease {id} is active and not granted in the trail")));
+        for (lease, token) in &seen.granted {
+            let written = self.held.get(lease).or_else(|| self.ended.get(lease)).and_then(|record| record.token);
+            if written != Some(*token) {
+                wrong.push(format!("lease {lease} was granted with token {token}, and the trail says {written:?}"));
+            }
+        }
+        for lease in &seen.released {
+            if self.held.contains_key(lease) || active.contains(lease) {
+                wrong.push(format!("lease {lease} was released and lives"));
+            }
+        }
+        self.found.extend(wrong.into_iter().map(Violation));
+    }
+
+    fn say(&mut self, record: &Record, what: &str) {
+        let said =
+            format!("lease {} {what} (record {} at {}, owner {})", record.lease, self.place, record.at, record.owner);
+        self.found.push(Violation(said));
+    }
+}
+
+fn thousandths(device: &RecordDevice) -> u64 {
+    (device.fraction * WHOLE as f64).round() as u64
+}
+
+#[cfg(test)]
+mod tests;

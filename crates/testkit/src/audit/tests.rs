@@ -1,0 +1,107 @@
+use super::*;
+
+/// `granted` or `ended`, a lease, its token, and thousandths and MiB of GPU 0.
+fn record(event: &str, lease: u64, token: Option<u64>, fraction: f64, memory_mib: u64) -> Record {
+    let device = RecordDevice { node: "n".into(), gpu_id: 0, uuid: "GPU-0".into(), fraction, memory_mib };
+    Record {
+        lease,
+        event: event.into(),
+        at: "2026-01-31T08:00:00Z".into(),
+        owner: "alice".into(),
+        worker_id: None,
+        devices: if token.is_some() { vec![device] } else { Vec::new() },
+        token,
+        cause: None,
+        granted_at: None,
+        ended_at: None,
+    }
+}
+
+fn granted(lease: u64, token: u64, fraction: f64) -> Record {
+    record("granted", lease, Some(token), fraction, (fraction * 500.0) as u64)
+}
+
+fn ended(lease: u64, token: u64, fraction: f64) -> Record {
+    Record { event: "ended".into(), ..granted(lease, token, fraction) }
+}
+
+fn audit(records: impl IntoIterator<Item = Record>, active: &[u64]) -> Audit {
+    Audit {
+        records: records.into_iter().collect(),
+        memory_mib: [("GPU-0".to_owned(), 1000)].into(),
+        active: active.iter().copied().collect(),
+    }
+}
+
+fn found(audit: &Audit, seen: &Seen) -> Vec<String> {
+    audit.violations(seen).iter().map(ToString::to_string).collect()
+}
+
+/// The one violation says this.
+fn one(records: impl IntoIterator<Item = Record>, active: &[u64], says: &str) {
+    let found = found(&audit(records, active), &Seen::default());
+    assert!(found.len() == 1 && found[0].contains(says), "{says:?} expected, found {found:#?}");
+}
+
+#[test]
+fn a_good_history_is_clean() {
+    let tenths = (0..10).map(|i| granted(i, i + 1, 0.1));
+    let ends = (0..10).map(|i| ended(i, i + 1, 0.1));
+    let after = [granted(10, 11, 1.0), record("ended", 11, None, 0.0, 0), ended(10, 11, 1.0), granted(12, 12, 0.5)];
+    let audit = audit(tenths.chain(ends).chain(after), &[12]);
+    let seen = Seen { granted: vec![(3, 4), (12, 12)], released: vec![3, 11] };
+    assert_eq!(found(&audit, &seen), Vec::<String>::new());
+    audit.assert_clean(&seen);
+}
+
+#[test]
+fn a_device_promised_too_often_is_found() {
+    one([granted(1, 1, 0.6), granted(2, 2, 0.401)], &[1, 2], "lease 2 made GPU 0 promised to 1001 thousandths");
+    one([granted(1, 1, 1.0), record("granted", 2, Some(2), 0.001, 0)], &[1, 2], "1001 thousandths");
+    let greedy = [granted(1, 1, 0.5), record("granted", 2, Some(2), 0.1, 751)];
+    one(greedy, &[1, 2], "promised to 1001 of 1000 MiB");
+}
+
+#[test]
+fn an_early_grant_is_found_though_the_sum_is_right_at_the_end() {
+    one([granted(1, 1, 0.6), granted(2, 2, 0.6), ended(1, 1, 0.6)], &[2], "1200 thousandths");
+}
+
+#[test]
+fn tokens_that_repeat_or_go_back_are_found() {
+    one([granted(1, 5, 0.1), granted(2, 5, 0.1)], &[1, 2], "got token 5 after token 5");
+    one([granted(1, 5, 0.1), granted(2, 4, 0.1)], &[1, 2], "got token 4 after token 5");
+    one([record("granted", 1, None, 0.1, 0)], &[1], "without a token");
+}
+
+#[test]
+fn a_lease_that_lives_twice_is_found() {
+    one([granted(1, 1, 0.1), granted(1, 2, 0.1)], &[1], "granted twice");
+    one([granted(1, 1, 0.1), ended(1, 1, 0.1), granted(1, 2, 0.1)], &[1], "granted after its end");
+    one([granted(1, 1, 0.1), ended(1, 1, 0.1), ended(1, 1, 0.1)], &[], "ended twice");
+    one([ended(1, 1, 0.1)], &[], "never granted");
+}
+
+#[test]
+fn an_end_that_does_not_fit_its_beginning_is_found() {
+    one([granted(1, 1, 0.1), ended(1, 2, 0.1)], &[], "ended with Some(2)");
+    one([granted(1, 1, 0.1), ended(1, 1, 0.2)], &[], "other devices");
+    one([Record { event: "moved".into(), ..granted(1, 1, 0.1) }], &[], "unknown event");
+}
+
+#[test]
+fn a_lease_lost_or_made_up_by_a_restart_is_found() {
+    one([granted(1, 1, 0.1)], &[], "lease 1 was lost");
+    one([], &[1], "lease 1 is active and not granted");
+}
+
+#[test]
+fn what_clients_were_told_must_be_written() {
+    let trail = audit([granted(1, 1, 0.1)], &[1]);
+    let forgotten = found(&trail, &Seen { granted: vec![(2, 2)], ..Seen::default() });
+    assert!(forgotten.len() == 1 && forgotten[0].contains("lease 2"), "{forgotten:?}");
+    let other_token = found(&trail, &Seen { granted: vec![(1, 7)], ..Seen::default() });
+    assert!(other_token.len() == 1 && other_token[0].contains("token 7"), "{other_token:?}");
+    let revived = found(&trail, &Seen { released: vec![1], ..Seen::default() });
+    assert!(revived.len() == 1 && revived[0].contains("released and lives"), "{revived:?}");
+}

@@ -1,0 +1,58 @@
+//! Waiting for what happens, in place of sleeping and hoping.
+
+use gpupool_api::events::Event;
+use gpupool_client::{Client, Events};
+
+use crate::DEADLINE;
+
+/// What happens at an agent since it was made; nothing is missed, through restarts of the agent too.
+#[derive(Debug)]
+pub struct Watch {
+    events: Events,
+    /// Events that were not what was waited for, for the failure message.
+    passed: Vec<Event>,
+}
+
+impl Watch {
+    /// Follows what happens from now on.
+    pub async fn new(client: &Client) -> Self {
+        let events = in_time("the stream of events", client.events(None)).await;
+        Self { events: events.expect("an agent tells its events"), passed: Vec::new() }
+    }
+
+    /// The first event from here on that is wanted. Panics with what happened instead.
+    pub async fn until(&mut self, what: &str, wanted: impl Fn(&Event) -> bool) -> Event {
+        let found = async {
+            loop {
+                let (_, event) = self.events.next().await.expect("an agent tells its events");
+                if wanted(&event) {
+                    return event;
+                }
+                self.passed.push(event);
+            }
+        };
+        match tokio::time::timeout(DEADLINE, found).await {
+            Ok(event) => event,
+            Err(_) => panic!("waited {DEADLINE:?} for {what}; what happened was {:#?}", self.passed),
+        }
+    }
+
+    /// The first event of this kind about this lease.
+    pub async fn lease(&mut self, kind: &str, lease: u64) -> Event {
+        self.until(&format!("{kind} of lease {lease}"), |event| event.kind == kind && event.lease == Some(lease)).await
+    }
+
+    /// The first event of this kind about this device.
+    pub async fn device(&mut self, kind: &str, gpu_id: u32) -> Event {
+        let wanted = |event: &Event| event.kind == kind && event.gpu_ids.contains(&gpu_id);
+        self.until(&format!("{kind} of GPU {gpu_id}"), wanted).await
+    }
+}
+
+/// Waits, and panics with what was waited for where it takes too long.
+pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(DEADLINE, future).await {
+        Ok(done) => done,
+        Err(_) => panic!("waited {DEADLINE:?} for {what}"),
+    }
+}
