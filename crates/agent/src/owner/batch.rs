@@ -30,7 +30,7 @@ impl OwnerThread {
         self.at = clock::both();
         let mut outcome = Outcome::default();
         let mut applied = Vec::with_capacity(batch.len());
-        let (mut looks, mut works, mut waits) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut looks, mut works, mut waits, mut ends) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         self.catch_up(&mut outcome, &mut applied);
         for message in batch {
             match message {
@@ -38,6 +38,7 @@ impl OwnerThread {
                 Message::Fact(command) => applied.push(self.fact(command, &mut outcome)),
                 Message::Sample(sample) => self.sampled(sample, &mut outcome),
                 Message::Wait(lease, waiter) => waits.push((lease, waiter)),
+                Message::WaitForEnd(lease, waiter) => ends.push((lease, waiter)),
                 Message::Look(look) => looks.push(look),
                 Message::Work(work) => works.push(work),
                 Message::Tie(lease, change) => self.tie_to(lease, change),
@@ -53,6 +54,9 @@ impl OwnerThread {
         }
         for (lease, waiter) in waits {
             self.waiters.wait(lease, waiter);
+        }
+        for (lease, waiter) in ends {
+            self.waiters.wait_for_end(lease, waiter, &self.pool);
         }
         for work in works {
             work(&mut self.store);
