@@ -22,7 +22,7 @@ use crate::{Client, ClientError, IdempotencyKey, LeaseGuard};
 pub struct WaitOptions {
     /// Makes it the same request as another one with this key; a random one unless given.
     pub key: Option<IdempotencyKey>,
-    /// How often at least progress is told. Has to stay below the 15 s after which an agent forgets a waiter.
+    /// How often at least progress is told.
     pub refresh: Duration,
 }
 
