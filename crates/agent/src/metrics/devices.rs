@@ -162,3 +162,90 @@ fn foreign(page: &mut Page<'_>, devices: &[Device<'_>]) -> fmt::Result {
         Some(f64::from(device.pooled?.foreign.filter(|_| device.fresh)?.processes))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use gpupool_core::device::{DeviceIdentity, Vendor};
+    use gpupool_core::units::{Bytes, Millis, Percent};
+    use gpupool_devices::{Memory, SourceKind};
+
+    use super::super::{Form, Metrics, Scrape};
+    use super::*;
+    use crate::stats::{Filter, Statistics};
+
+    fn seen(number: u32, found: Found, read_at: Time, health: Health) -> Seen {
+        Seen {
+            gpu_id: GpuId(number),
+            identity: DeviceIdentity::Uuid(format!("GPU-{number}").into()),
+            found: Arc::new(found),
+            source: SourceKind::Nvml,
+            health,
+            read_at,
+            visible: true,
+            processes: Arc::new([]),
+        }
+    }
+
+    fn told(devices: impl FnOnce(Time) -> Vec<Seen>) -> String {
+        // Ahead of this machine's clock, so that a slow test does not make readings old.
+        let now = crate::clock::now().after(Millis::from_secs(3600));
+        let statistics = Statistics::new(Filter::default(), Duration::from_secs(1), 1);
+        let clock = gpupool_store::Clock { pool: now, wall: std::time::SystemTime::now() };
+        let refresh = Millis::from_secs(1);
+        let devices = devices(now);
+        statistics.publish(Round { clock, devices, sources: vec![], answered_at: Some(now), refresh, stopped: false });
+        let (metrics, current) = (Arc::new(Metrics::new()), statistics.current());
+        Scrape { metrics, current, stand: None, node: "here".into(), now }.encode(Form::OpenMetrics)
+    }
+
+    fn found(name: &str) -> Found {
+        Found {
+            name: Some(name.into()),
+            memory: Memory { total: Told::Value(Bytes(1000)), used: Told::Value(Bytes(10)), ..Memory::default() },
+            utilization: Told::Value(Percent(50_000)),
+            ..Found::new(Vendor::Nvidia)
+        }
+    }
+
+    #[test]
+    fn what_a_device_does_not_tell_is_absent_and_what_it_tells_is_there() {
+        let text = told(|now| vec![seen(0, found("A"), now, Health::Healthy)]);
+        let labels = r#"{gpu_id="0",uuid="GPU-0",name="A",node="here"}"#;
+        for line in [
+            format!("gpupool_gpu_utilization_ratio{labels} 0.5"),
+            format!("gpupool_gpu_memory_used_bytes{labels} 10.0"),
+            format!("gpupool_gpu_reading_age_seconds{labels} 0.0"),
+        ] {
+            assert!(text.contains(&line), "{line} is not in\n{text}");
+        }
+        for absent in ["temperature_celsius", "power_watts", "memory_reserved_bytes", "promised_ratio"] {
+            assert!(!text.contains(&format!("gpupool_gpu_{absent}{{")), "{absent} is in\n{text}");
+        }
+    }
+
+    #[test]
+    fn an_old_reading_and_that_of_a_lost_device_are_not_passed_off_as_how_it_is() {
+        let text = told(|now| {
+            let long_ago = Time(now.0 - 60_000);
+            vec![seen(0, found("A"), long_ago, Health::Healthy), seen(1, found("B"), now, Health::Lost)]
+        });
+        assert!(!text.contains("gpupool_gpu_utilization_ratio{"), "{text}");
+        assert!(!text.contains("gpupool_gpu_memory_used_bytes{"), "{text}");
+        assert!(text.contains(r#"reading_age_seconds{gpu_id="0",uuid="GPU-0",name="A",node="here"} 60.0"#), "{text}");
+        assert!(
+            text.contains(r#"gpu_health{gpu_id="1",uuid="GPU-1",name="B",node="here",state="lost"} 1.0"#),
+            "{text}"
+        );
+        assert!(text.contains("gpupool_gpu_memory_total_bytes{"), "how much a device has does not change:\n{text}");
+    }
+
+    #[test]
+    fn a_name_cannot_break_out_of_its_label() {
+        let text = told(|now| vec![seen(0, found("A\"} 1\nfake 2\\"), now, Health::Healthy)]);
+        assert!(text.contains(r#"name="A\"} 1\nfake 2\\",node="#), "{text}");
+        assert!(!text.lines().any(|line| line.starts_with("fake")), "{text}");
+    }
+}
