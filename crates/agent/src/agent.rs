@@ -103,7 +103,7 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
         shutdown: shutdown.clone(),
         node_id: gpupool_api::node::this_machine().unwrap_or_default(),
         started,
-    });
+    })?;
     announce(&net, &config, started);
     notify::ready();
     let signals = tokio::spawn(signals::run(spec, tls, owner.clone(), shutdown.clone()));

@@ -18,6 +18,8 @@ struct Applied {
     reply: Option<oneshot::Sender<Result<Reply, Refusal>>>,
     caller: Option<Caller>,
     result: Result<Answer, Refusal>,
+    /// Whether it asks for GPUs.
+    is_request: bool,
     /// What gives back is tried once more by itself where the whole batch could not be kept.
     again: Option<Command>,
     /// What happened has happened, kept or not: it is told again until it is kept.
@@ -95,11 +97,12 @@ impl OwnerThread {
     fn asked(&mut self, asked: Asked, outcome: &mut Outcome) -> Applied {
         let Asked { command, caller, reply } = asked;
         let again = gives_back(&command).then(|| command.clone());
+        let is_request = matches!(command, Command::Request { .. });
         let result = self
             .allowed(&caller, &command)
             .and_then(|()| self.kept_now(&command))
             .and_then(|()| self.apply(command, outcome));
-        Applied { reply: Some(reply), caller: Some(caller), result, again, fact: None }
+        Applied { reply: Some(reply), caller: Some(caller), result, is_request, again, fact: None }
     }
 
     /// What runs under a lease is known only while the lease is.
@@ -118,7 +121,7 @@ impl OwnerThread {
     fn fact(&mut self, command: Command, outcome: &mut Outcome) -> Applied {
         let again = Some(command.clone());
         let result = self.kept_now(&command).and_then(|()| self.apply(command.clone(), outcome));
-        Applied { reply: None, caller: None, result, again, fact: Some(command) }
+        Applied { reply: None, caller: None, result, is_request: false, again, fact: Some(command) }
     }
 
     pub(super) fn apply(&mut self, command: Command, outcome: &mut Outcome) -> Result<Answer, Refusal> {
@@ -202,6 +205,9 @@ impl OwnerThread {
     }
 
     fn answer(&mut self, applied: Applied) {
+        if let (true, Err(refusal)) = (applied.is_request, &applied.result) {
+            self.watcher.refused(refusal);
+        }
         let Some(reply) = applied.reply else {
             if let Err(Refusal::NotDurable(_) | Refusal::DiskFull(_)) = applied.result {
                 self.postponed.extend(applied.fact);
