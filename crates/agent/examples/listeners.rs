@@ -1,13 +1,15 @@
 //! How fast and how small the listeners are, next to `axum::serve` with the same routes.
 //!
-//! `listeners serve` listens on two ports of loopback, the first with our listeners, the second with `axum::serve`, and
-//! prints its own resident memory for every line on its standard input. `listeners wait ADDRESS N` holds N requests
-//! that are not answered. Throughput: `wrk -c64 -t1 http://ADDRESS/body`.
+//! `listeners serve [FILE]` listens on two ports of loopback, the first with our listeners, the second with
+//! `axum::serve`, and prints its own resident memory for every line on its standard input. `/body` is what the file
+//! holds, as JSON. `listeners wait ADDRESS N` holds N requests that are not answered. Throughput:
+//! `wrk -c64 -t1 http://ADDRESS/body`.
 
 use std::io::{BufRead, Read, Write};
 use std::net::TcpStream;
 
 use axum::Router;
+use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use gpupool_agent::net::{Bind, Limits, Net, Shutdown, TcpBind, raise_open_files};
 
@@ -15,16 +17,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     raise_open_files();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["serve"] => tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve()),
+        ["serve"] => run(vec![b'x'; 2048]),
+        ["serve", file] => run(std::fs::read(file)?),
         ["wait", address, count] => wait(address, count.parse()?),
-        _ => Err("usage: listeners serve | listeners wait ADDRESS N".into()),
+        _ => Err("usage: listeners serve [FILE] | listeners wait ADDRESS N".into()),
     }
 }
 
-async fn serve() -> Result<(), Box<dyn std::error::Error>> {
-    let body = bytes::Bytes::from(vec![b'x'; 2048]);
+fn run(body: Vec<u8>) -> Result<(), Box<dyn std::error::Error>> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(body.into()))
+}
+
+async fn serve(body: bytes::Bytes) -> Result<(), Box<dyn std::error::Error>> {
+    let answer = move || std::future::ready(([(CONTENT_TYPE, "application/json")], body.clone()));
     let routes = Router::new()
-        .route("/body", get(move || std::future::ready(body.clone())))
+        .route("/body", get(answer))
         .route("/wait", get(std::future::pending::<()>));
     let localhost = TcpBind { host: "127.0.0.1".to_owned(), port: 0 };
     let net = Net::bind(Bind { tcp: vec![localhost], limits: Limits::default(), ..Bind::default() }).await?;

@@ -1,0 +1,59 @@
+//! What docs/api.md tells people to type gives the answers it says.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::Path;
+use std::process::Command;
+
+use gpupool_testkit::Agent;
+
+/// A command of the guide, and what stands behind its `#`: a status, perhaps followed by `: ` and a few words.
+struct Example {
+    command: String,
+    status: String,
+    words: String,
+}
+
+fn examples() -> Vec<Example> {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/api.md");
+    let text = std::fs::read_to_string(guide).unwrap();
+    let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let example = |line: &str| {
+        let (command, said) = line.rsplit_once('#').unwrap_or_else(|| panic!("no status behind {line:?}"));
+        let (status, words) = said.trim().split_once(": ").unwrap_or((said.trim(), ""));
+        Example { command: command.trim().into(), status: status.into(), words: words.into() }
+    };
+    blocks.flat_map(str::lines).map(example).collect()
+}
+
+/// Body and status of the answer.
+fn run(command: &str) -> (String, String) {
+    let script = format!("curl() {{ command curl -sS -w '\\n%{{http_code}}' \"$@\"; }}; {command}");
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (body, status) = text.rsplit_once('\n').unwrap_or_else(|| panic!("{command} says nothing: {output:?}"));
+    (body.into(), status.into())
+}
+
+#[tokio::test]
+async fn every_example_of_the_guide_is_answered_as_it_says() {
+    if Command::new("curl").arg("--version").output().is_err() {
+        eprintln!("SKIPPED every_example_of_the_guide_is_answered_as_it_says: curl is not installed");
+        return;
+    }
+    let agent = Agent::builder(env!("CARGO_BIN_EXE_gpupool")).simulate("2xH100").start().await;
+    let socket = agent.socket().to_str().unwrap();
+    let examples = examples();
+    assert!(examples.len() > 40, "the guide shows how to use the interface");
+    for example in examples {
+        let command = example.command.replace("localhost:8000", agent.address()).replace("agent.sock", socket);
+        let (body, status) = run(&command);
+        assert_eq!(status, example.status, "{command}\n{body}\n{}", agent.log());
+        if status.starts_with('4') {
+            assert!(body.contains(&format!("\"code\":\"{}\"", example.words)), "{command}\n{body}");
+        } else if let Some(number) = example.words.split("lease ").nth(1) {
+            let number: String = number.chars().take_while(char::is_ascii_digit).collect();
+            assert!(body.contains(&format!("\"id\":{number},")), "{command}\n{body}");
+        }
+    }
+}
