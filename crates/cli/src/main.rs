@@ -1,15 +1,23 @@
 //! `gpupool` on the command line: arguments in, answers out. What is decided is decided in the other crates.
 
+mod connect;
 mod devices;
 mod doctor;
 mod kube;
 mod output;
 mod serve;
 mod sim;
+mod table;
+mod terminal;
+mod text;
+mod units;
+mod wish;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use crate::output::WrongUsage;
 
 /// Shares GPUs fairly and safely between people, programs and machines.
 #[derive(Parser)]
@@ -51,6 +59,6 @@ fn main() -> ExitCode {
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
-        ExitCode::FAILURE
+        if error.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
     })
 }
