@@ -33,15 +33,22 @@ impl Connect {
     pub fn client(&self) -> anyhow::Result<Client> {
         let loaded = self.load()?;
         let endpoint = self.endpoint_of(&loaded).map_err(WrongUsage::of)?;
-        let client = &loaded.config.client;
-        let mut builder = Client::builder(endpoint);
-        if let Some(token) = &client.token {
-            builder = builder.token(Secret::new(token.expose()));
-        }
-        if let Some(path) = &client.ca_file {
-            builder = builder.ca_file(path);
-        }
-        Ok(builder.build()?)
+        client_of(endpoint, &loaded)
+    }
+
+    /// The same, or no client where nobody named an agent and none listens on a socket; and the state directory an agent of
+    /// this user would use. A named directory leaves no other agent than its own.
+    pub fn client_or_state(&self, named: Option<&Path>) -> anyhow::Result<(Option<Client>, PathBuf)> {
+        let loaded = self.load()?;
+        let dir = named.unwrap_or(&loaded.config.server.state_dir).to_owned();
+        let endpoint = match named {
+            Some(dir) => Endpoint::choose(None, None, Some(&gpupool_agent::socket_path(dir))),
+            None => self.endpoint_of(&loaded),
+        };
+        let endpoint = endpoint.map_err(WrongUsage::of)?;
+        let is_named = named.is_none() && (self.endpoint.is_some() || loaded.servers().origin != Origin::Default);
+        let client = (is_named || endpoint.socket().is_some()).then(|| client_of(endpoint, &loaded)).transpose()?;
+        Ok((client, dir))
     }
 
     /// What is configured for clients on this machine.
@@ -67,6 +74,18 @@ impl Connect {
         let listens = chosen.iter().flatten().find(|endpoint| endpoint.socket().is_some()).cloned();
         listens.map_or_else(|| Endpoint::choose(None, None, None), Ok)
     }
+}
+
+fn client_of(endpoint: Endpoint, loaded: &Loaded) -> anyhow::Result<Client> {
+    let settings = &loaded.config.client;
+    let mut builder = Client::builder(endpoint);
+    if let Some(token) = &settings.token {
+        builder = builder.token(Secret::new(token.expose()));
+    }
+    if let Some(path) = &settings.ca_file {
+        builder = builder.ca_file(path);
+    }
+    Ok(builder.build()?)
 }
 
 /// Runs a conversation with an agent to its end. Tasks of it that are still running then get no more time.

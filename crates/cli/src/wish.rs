@@ -9,7 +9,8 @@ use gpupool_api::{RequestBody, SelectBody};
 use gpupool_core::body::OneOrMany;
 use gpupool_core::device::Vendor;
 use gpupool_core::ids::{GpuId, Labels};
-use gpupool_core::{Isolation, Request, Strategy};
+use gpupool_core::request::Isolation;
+use gpupool_core::{Request, Strategy};
 
 use crate::output::WrongUsage;
 use crate::units;
