@@ -70,9 +70,9 @@ async fn agent_of_nobody() -> Option<NobodysAgent> {
     let wrapper = folder.path().join("gpupool-as-nobody");
     // Another process writes it: a file that this process has open for writing cannot be run.
     let script = format!("#!/bin/sh\nexec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups {BINARY} \"$@\"\n");
-    let written =
-        Command::new("sh").args(["-c", "printf '%s' \"$1\" > \"$0\" && chmod 755 \"$0\""]).arg(&wrapper).arg(script);
-    assert!({ written }.status().unwrap().success());
+    let mut writes = Command::new("sh");
+    writes.args(["-c", "printf '%s' \"$1\" > \"$0\" && chmod 755 \"$0\""]).arg(&wrapper).arg(script);
+    assert!(writes.status().unwrap().success());
     let state = folder.path().join("state");
     let agent = Agent::builder(&wrapper).simulate("1xH100").state_dir(&state).start().await;
     let pool = agent.client_unix().pool().await.unwrap();

@@ -46,9 +46,12 @@ pub(super) fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// A length of time for people: its two largest units.
+/// A length of time for people: its two largest units, milliseconds only where it is less than a second.
 pub(super) fn shown(time: Duration) -> String {
     let secs = time.as_secs();
+    if secs == 0 {
+        return format!("{} ms", time.as_millis());
+    }
     let parts = [(secs / 86_400, "d"), (secs / 3_600 % 24, "h"), (secs / 60 % 60, "m"), (secs % 60, "s")];
     let first = parts.iter().position(|(count, _)| *count > 0).unwrap_or(parts.len() - 1);
     let mut text = String::new();
@@ -92,7 +95,8 @@ mod tests {
 
     #[test]
     fn a_time_is_shown_by_its_two_largest_units() {
-        for (secs, text) in [(0, "0 s"), (59, "59 s"), (60, "1 m"), (3_725, "1 h 2 m"), (90_000, "1 d 1 h")] {
+        assert_eq!(shown(Duration::from_millis(300)), "300 ms");
+        for (secs, text) in [(59, "59 s"), (60, "1 m"), (3_725, "1 h 2 m"), (90_000, "1 d 1 h")] {
             assert_eq!(shown(Duration::from_secs(secs)), text);
         }
     }

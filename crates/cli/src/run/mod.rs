@@ -14,6 +14,7 @@ mod signals;
 mod start;
 mod summary;
 mod tether;
+mod verdict;
 mod waiting;
 
 use std::process::ExitCode;
@@ -27,12 +28,13 @@ use gpupool_config::{Flags, Inputs, Loaded, Problems, Reader, load};
 
 pub(crate) use arguments::Run;
 
-use follow::{Cut, Times, follow};
+use follow::{Times, follow};
 use here::Agent;
 use limits::RELEASE_PATIENCE;
 use say::Voice;
 use signals::Signals;
 use summary::Ran;
+use verdict::Ended;
 use waiting::Turn;
 
 pub(crate) fn run(arguments: &Run) -> anyhow::Result<ExitCode> {
@@ -103,45 +105,16 @@ async fn run_on(
     ran.begins();
     let times = Times { timeout: arguments.timeout, kill_after: arguments.kill_after() };
     let followed = follow(&mut started, signals, times, voice).await;
-    let kills = started.memory.kills(&started.job);
-    let stuck = started.job.stuck();
+    let (kills, stuck) = (started.memory.kills(&started.job), started.job.stuck());
     // An error above leaves the command running; dropping it ends it, before its GPUs are somebody else's.
     drop(started.job);
     let released = give_back(&agent.client, lease.id, voice).await;
     let (end, cut) = followed?;
-    if stuck > 0 {
-        voice.warn(format_args!("{stuck} processes of the command could not be killed; they hang inside the kernel"));
+    let ended = Ended { end, cut, kills, stuck, lost: released.as_ref().and_then(tether::lost_by_others) };
+    for message in ended.messages(arguments) {
+        voice.warn(message);
     }
-    if kills > 0 {
-        let most = arguments.host_memory.unwrap_or_default();
-        voice.warn(format_args!(
-            "the kernel killed {kills} processes of the command: it used more than {most} MiB of host memory"
-        ));
-    }
-    let lost_at_last = || released.as_ref().filter(|lease| lease.state != gpupool_api::lease::State::Released);
-    Ok(match cut {
-        Some(Cut::TimedOut) => {
-            let after = amounts::shown(times.timeout.unwrap_or_default());
-            voice.warn(format_args!("the command was ended after {after} (--timeout)"));
-            124
-        }
-        Some(Cut::Lost(_)) => 1,
-        Some(Cut::Memory(bytes)) => {
-            let most = arguments.host_memory.unwrap_or_default();
-            voice.warn(format_args!(
-                "the command was killed: it used {} of the {most} MiB of host memory it may use",
-                bytes >> 20
-            ));
-            137
-        }
-        None => match lost_at_last().and_then(tether::lost) {
-            Some(why) => {
-                voice.warn(format_args!("the lease was lost ({})", why.0));
-                1
-            }
-            None => u8::try_from(end.exit_code()).unwrap_or(u8::MAX),
-        },
-    })
+    Ok(ended.exit_code())
 }
 
 /// Gives the lease back. Where the agent is away it sees our end instead.

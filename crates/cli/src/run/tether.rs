@@ -144,7 +144,7 @@ async fn keep(client: &Client, hold: &mut Hold, token: u64, away: &mut Away) -> 
 }
 
 /// Why a lease that is over is over; `None` for one that is not.
-pub(super) fn lost(lease: &Lease) -> Option<Lost> {
+fn lost(lease: &Lease) -> Option<Lost> {
     let what = match lease.state {
         State::Queued | State::Offered | State::Active => return None,
         state => state.name(),
@@ -153,6 +153,11 @@ pub(super) fn lost(lease: &Lease) -> Option<Lost> {
         Some(reason) => format!("{what}: {reason}"),
         None => what.to_owned(),
     }))
+}
+
+/// The same for a lease that was to be given back: `None` where that is what happened.
+pub(super) fn lost_by_others(lease: &Lease) -> Option<Lost> {
+    if lease.state == State::Released { None } else { lost(lease) }
 }
 
 fn means_lost(error: &ClientError) -> bool {

@@ -33,9 +33,10 @@ pub(super) async fn wait(
     let key = IdempotencyKey::random();
     let options = WaitOptions { key: Some(key.clone()), refresh: WAIT_REFRESH };
     let (tell, progress) = watch::channel(None);
+    let last = progress.clone();
     let granted = client.wait_until_granted(body.clone(), options, |news| drop(tell.send_replace(Some(news))));
     let outcome = tokio::select! {
-        granted = granted => granted.map(Turn::Granted).map_err(|error| advised(error, limit)),
+        granted = granted => granted.map(Turn::Granted).map_err(|error| advised(error, limit, last.borrow().as_ref())),
         signal = signals.next_to_end() => Ok(Turn::Cancelled(signal)),
         () = show(client, progress, voice) => Err(anyhow!("the waiting ended without an answer")),
         () = over(limit) => Err(anyhow!("the agent did not say in time that the waiting is over")),
@@ -65,15 +66,19 @@ async fn take_back(client: &Client, body: &RequestBody, key: &IdempotencyKey) {
 }
 
 /// Adds what to do next to why it was not granted.
-fn advised(error: ClientError, limit: Option<Duration>) -> anyhow::Error {
+fn advised(error: ClientError, limit: Option<Duration>, last: Option<&Progress>) -> anyhow::Error {
     const LESS: &str = "ask for less (--fraction, --memory), or see who holds what: gpupool status";
     match &error {
         ClientError::Ended(lease) if lease.cause.as_deref() == Some("wait_limit_passed") => {
             let waited = limit.map(|limit| format!(" within {}", shown(limit))).unwrap_or_default();
-            anyhow!("no GPU was granted{waited}: {error}; wait longer (--wait), {LESS}")
+            let why = match last {
+                Some(Progress::Waiting { reason: Some(reason), .. }) => reason.clone(),
+                _ => error.to_string(),
+            };
+            anyhow!("no GPU was granted{waited} ({why}): wait longer (--wait), {LESS}")
         }
         ClientError::Problem(problem) if problem.code == "no_capacity" => {
-            anyhow!("{error}; wait for it (without --no-wait), {LESS}")
+            anyhow!("{error}: wait for it (without --no-wait), {LESS}")
         }
         _ => error.into(),
     }
