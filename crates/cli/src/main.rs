@@ -8,6 +8,7 @@ mod doctor;
 mod kube;
 mod lease;
 mod output;
+mod run;
 mod serve;
 mod signals;
 mod sim;
@@ -56,6 +57,11 @@ enum Command {
     /// Take, keep, give back and list leases by hand.
     #[command(subcommand)]
     Lease(lease::Leases),
+    /// Wait for GPUs, run a command on them, and give them back however it ends.
+    ///
+    /// Exits as the command does: its code, or 128 and the number of the signal that ended it. 124: --timeout was over; 126,
+    /// 127: the command cannot be run, or is not there; 1: no GPU, or the lease was lost; 2: wrong usage.
+    Run(Box<run::Run>),
     /// Be the agent of this node: read its GPUs, grant leases, answer over HTTP and a Unix socket.
     Serve(serve::Serve),
     /// Simulations through the real pool.
@@ -83,6 +89,7 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Kube(command) => kube::run(&command),
         Command::Lease(command) => lease::run(&command),
+        Command::Run(arguments) => run::run(&arguments),
         Command::Serve(arguments) => serve::run(arguments),
         Command::Sim(command) => sim::run(&command),
         Command::Simulate(command) => simulate::run(&command),
