@@ -61,10 +61,11 @@ impl Events {
                     return Ok(event);
                 }
             }
-            if self.open.is_none() {
-                self.come_back().await?;
+            match self.open {
+                Some(_) => self.read().await?,
+                // The greeting may bring events with it: those first, before more is waited for.
+                None => self.come_back().await?,
             }
-            self.read().await?;
         }
     }
 

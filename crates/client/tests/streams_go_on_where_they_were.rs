@@ -25,7 +25,11 @@ async fn events_go_on_after_the_last_one_seen_when_the_connection_breaks() {
         }
         1 => Reply::ThenClose(String::new()),
         2 => problem(503, "stopping"),
-        _ => Reply::ThenSilence(stream(EVENTS, &["id: run-6\n: listening\n\n", &event("run-7", "granted")])),
+        // In one piece with the greeting, and nothing after it.
+        _ => {
+            let greeting = "id: run-6\n: listening\n\n".to_owned();
+            Reply::ThenSilence(stream(EVENTS, &[&(greeting + &event("run-7", "granted"))]))
+        }
     });
     let server = server.await;
     let mut events = server.client().events(None).await.unwrap();
