@@ -37,13 +37,18 @@ export async function startAgent(binary, settings = {}) {
 }
 
 /** Asks for a lease. */
-export async function ask(address, body) {
-  const answer = await fetch(`${address}/v1/leases`, {
+export const ask = (address, body) => post(`${address}/v1/leases`, body);
+
+/** Lets something go wrong on a device. */
+export const spoil = (address, body) => post(`${address}/v1/simulate/faults`, body);
+
+async function post(url, body) {
+  const answer = await fetch(url, {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify(body),
   });
-  const lease = await answer.json();
-  if (!answer.ok) throw new Error(`a lease was refused: ${JSON.stringify(lease)}`);
-  return lease;
+  const told = await answer.json();
+  if (!answer.ok) throw new Error(`${url} was refused: ${JSON.stringify(told)}`);
+  return told;
 }

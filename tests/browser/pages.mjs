@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
-import { ask, startAgent } from "./agent.mjs";
+import { ask, spoil, startAgent } from "./agent.mjs";
 
 const [home, browserPath, binary] = process.argv.slice(2);
 const { chromium } = createRequire(join(home, "package.json"))("playwright-core");
@@ -68,6 +68,8 @@ async function documentItself(agent) {
   const document = await (await fetch(`${agent.address}/openapi.json`)).json();
   assert.match(document.openapi, /^3\.1\./);
   assert.equal(document.components.securitySchemes.token.scheme, "bearer");
+  const names = Object.values(document.paths).flatMap(Object.values).map(operation => operation.operationId);
+  assert.equal(new Set(names).size, names.length, `a name stands for two operations: ${names}`);
   for (const [path, methods] of Object.entries(document.paths)) {
     for (const [method, { responses }] of Object.entries(methods)) {
       if (method === "get" || !path.startsWith("/v1/")) continue;
@@ -86,6 +88,7 @@ async function frontPage(agent, suffix) {
       await page.locator("#health", { hasText: "healthy" }).waitFor();
       await page.locator("#gpus .card").nth(3).waitFor();
       await page.locator("#gpus .who", { hasText: HOSTILE }).first().waitFor();
+      await page.locator("#gpus .warn", { hasText: "pid" }).first().waitFor();
       await page.locator("#queue td", { hasText: "waits-long" }).waitFor();
       // Told by the stream of events, without asking again.
       const lease = await ask(agent.address, { fraction: 0.1, worker_id: `${HOSTILE}-${colorScheme}` });
@@ -107,6 +110,7 @@ try {
       await ask(agent.address, { worker_id: HOSTILE, ttl_secs: 600 });
       await ask(agent.address, { fraction: 0.5, memory_mib: 20000, worker_id: "train-7", ttl_secs: 600 });
       await ask(agent.address, { fraction: 0.25, worker_id: "notebook", ttl_secs: 600 });
+      await spoil(agent.address, { gpu_id: 3, fault: "squatter:4242:9000:60" });
       // Somebody who waits stays in the queue only while the answer is awaited; it comes when the agent ends.
       ask(agent.address, { gpus: 4, worker_id: "waits-long", wait_secs: 300 }).catch(() => {});
     }
@@ -116,6 +120,7 @@ try {
     await documentation(placed, { docs: "/help/swagger", redoc: "/reference" }, "-placed");
     await frontPage(plain, "");
     await frontPage(placed, "-placed");
+    await look("front-slash", `${placed.address}/`, "", {}, page => page.locator("#gpus .card").nth(3).waitFor());
   } finally {
     await Promise.all([plain.stop(), placed.stop()]);
   }

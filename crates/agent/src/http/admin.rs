@@ -22,7 +22,7 @@ const GRACE_SECS: f64 = 7.0 * 86_400.0;
 ///
 /// For administrators. With a grace its holder is told and has that long to finish.
 #[utoipa::path(
-    post, path = "/v1/leases/{id}/revoke", tag = "admin", request_body = RevokeBody,
+    post, path = "/v1/leases/{id}/revoke", operation_id = "revoke_lease", tag = "admin", request_body = RevokeBody,
     params(("id" = u64, Path, description = "The lease")),
     responses(
         (status = 200, description = "The lease", body = Lease),

@@ -20,7 +20,7 @@ use super::read::Query;
 
 /// The audit trail
 #[utoipa::path(
-    get, path = "/v1/history", tag = "history",
+    get, path = "/v1/history", operation_id = "lease_history", tag = "history",
     params(
         ("owner" = Option<String>, Query, description = "Only this owner's"),
         ("gpu_id" = Option<u32>, Query, description = "Only of this device"),

@@ -27,7 +27,7 @@ use super::{App, Shared};
 /// The answer comes when it is durable: a lease that is active, or queued after `wait_secs` (follow it then, at least every
 /// 15 s). A request that is retried with the same `Idempotency-Key` is the same request.
 #[utoipa::path(
-    post, path = "/v1/leases", tag = "leases", request_body = RequestBody,
+    post, path = "/v1/leases", operation_id = "create_lease", tag = "leases", request_body = RequestBody,
     params(("Idempotency-Key" = Option<String>, Header, description = "Makes a retried request the same request")),
     responses(
         (status = 201, description = "Granted (or offered, to a request that waits elsewhere too)", body = Lease),
@@ -90,7 +90,7 @@ fn created(lease: Lease) -> Response {
 
 /// Leases
 #[utoipa::path(
-    get, path = "/v1/leases", tag = "leases",
+    get, path = "/v1/leases", operation_id = "list_leases", tag = "leases",
     params(
         ("state" = Option<String>, Query, description = "Only in this state; `live` for those that are not over (the default), `all` for all that are remembered"),
         ("owner" = Option<String>, Query, description = "Only this owner's"),

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
+use axum::routing::get;
 use gpupool_config::Config;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -118,11 +119,13 @@ pub fn router(mut app: App) -> Result<Router, AgentError> {
     app.routes = described(&document, &app.config.api.api_prefix);
     let app = Arc::new(app);
     let (router, pages) = docs::add(router, document, &app.config.api)?;
-    let pages = pages.into_iter().map(|path| format!("{}{path}", app.config.api.api_prefix));
+    let prefix = &app.config.api.api_prefix;
+    let pages = pages.iter().map(|path| format!("{prefix}{path}")).chain([prefix.clone()]);
     app.metrics.know_routes(app.routes.iter().map(|(route, _)| route.clone()).chain(pages));
     let router = match app.config.api.api_prefix.as_str() {
         "" => router,
-        prefix => Router::new().nest(prefix, router),
+        // A prefix is the front door with and without a slash at its end.
+        prefix => Router::new().nest(prefix, router).route(&format!("{prefix}/"), get(root::root)),
     };
     let router = access::add(
         router.fallback(problem::no_such_route).method_not_allowed_fallback(problem::not_that_method),

@@ -19,7 +19,7 @@ use super::{App, Shared};
 ///
 /// Only with simulated devices.
 #[utoipa::path(
-    get, path = "/v1/simulate/faults", tag = "simulate",
+    get, path = "/v1/simulate/faults", operation_id = "list_faults", tag = "simulate",
     responses(
         (status = 200, description = "What is wrong, and what could be", body = Faults),
         (status = "default", description = "Devices are not simulated", body = ProblemBody, content_type = "application/problem+json"),

@@ -22,7 +22,7 @@ use super::read::{Json, NumberInPath};
 ///
 /// For administrators. The secret is shown this once; only its hash is kept.
 #[utoipa::path(
-    post, path = "/v1/tokens", tag = "admin", request_body = NewToken,
+    post, path = "/v1/tokens", operation_id = "create_token", tag = "admin", request_body = NewToken,
     responses(
         (status = 201, description = "The token with its secret", body = TokenCreated),
         (status = "default", description = "Not allowed, a field is wrong, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
@@ -53,7 +53,7 @@ pub(super) async fn create(
 ///
 /// For administrators. Without their secrets.
 #[utoipa::path(
-    get, path = "/v1/tokens", tag = "admin",
+    get, path = "/v1/tokens", operation_id = "list_tokens", tag = "admin",
     responses(
         (status = 200, description = "Every token, revoked ones too", body = Tokens),
         (status = "default", description = "Not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
@@ -76,7 +76,7 @@ pub(super) async fn list(State(app): State<Shared>, Looks(caller): Looks) -> Res
 ///
 /// For administrators. Leases it took stay.
 #[utoipa::path(
-    delete, path = "/v1/tokens/{id}", tag = "admin",
+    delete, path = "/v1/tokens/{id}", operation_id = "revoke_token", tag = "admin",
     params(("id" = u64, Path, description = "The token's number")),
     responses(
         (status = 204, description = "It is worth nothing any more"),
