@@ -31,7 +31,8 @@ pub(crate) struct Which {
 
 impl Which {
     fn inputs(&self) -> anyhow::Result<Inputs> {
-        Inputs::here(Flags::default(), self.config.as_deref(), Reader::Everybody).map_err(|problems| anyhow!("{problems}"))
+        Inputs::here(Flags::default(), self.config.as_deref(), Reader::Everybody)
+            .map_err(|problems| anyhow!("{problems}"))
     }
 }
 

@@ -100,6 +100,7 @@ pub(crate) fn explained(error: ClientError) -> anyhow::Error {
         Some("not_allowed" | "not_your_account") => {
             "ask as root, as the user the agent runs as, or with the token of an administrator in GPUPOOL_TOKEN"
         }
+        Some("no_capacity") => "wait for it without --no-wait; gpupool status shows who holds what",
         Some("token_unknown") => "make one on the agent's machine with: gpupool token create --owner NAME",
         _ => return error.into(),
     };

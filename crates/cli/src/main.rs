@@ -26,7 +26,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::output::WrongUsage;
+use crate::output::{WrongUsage, note};
 
 /// Shares GPUs fairly and safely between people, programs and machines.
 #[derive(Parser)]
@@ -98,7 +98,7 @@ fn main() -> ExitCode {
         Command::Usage(arguments) => usage::run(&arguments),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
+        note(&format!("error: {error:#}"));
         if error.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
     })
 }

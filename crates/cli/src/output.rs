@@ -27,6 +27,11 @@ pub(crate) fn write_text(text: &str) -> anyhow::Result<()> {
     written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
+/// Tells whoever looks on, on standard error. Where nobody does any more, that is no reason to stop.
+pub(crate) fn note(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
 /// What was asked for makes no sense, whatever the state of things: the program ends with 2 in place of 1.
 #[derive(Debug)]
 pub(crate) struct WrongUsage(String);

@@ -84,7 +84,8 @@ fn list(arguments: &List) -> anyhow::Result<()> {
     let mut table = Table::new([Column::number("GPU"), Column::words("FAULT")]);
     for DeviceFault { gpu_id, fault } in &faults.faults {
         // A newer agent may know a fault that has no short form here.
-        let shown = serde_json::from_value::<Fault>(fault.clone()).map_or_else(|_| fault.to_string(), |it| it.to_string());
+        let shown =
+            serde_json::from_value::<Fault>(fault.clone()).map_or_else(|_| fault.to_string(), |it| it.to_string());
         table.row([gpu_id.to_string(), shown], Paint::Plain);
     }
     write_text(&table.render(Screen::here()))

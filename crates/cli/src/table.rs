@@ -181,8 +181,8 @@ mod tests {
     fn without_room_texts_are_cut_then_columns_are_left_out() {
         assert_eq!(
             at(45),
-            "GPU  NAME            LABEL   WHY\n  0  NVIDIA H100 8…  rack 7  all GPUs are\n                             promised to\n\
-             \x20                            others\n  1  日本�[2J\n"
+            "GPU  NAME             LABEL   WHY\n  0  NVIDIA H100 80…  rack 7  all GPUs are\n\
+             \x20                             promised to\n\x20                             others\n  1  日本�[2J\n"
         );
         let narrow = at(24);
         assert!(!narrow.contains("LABEL") && narrow.contains("others"), "{narrow}");

@@ -194,7 +194,7 @@ mod tests {
     fn what_no_agent_could_grant_is_refused_here() {
         for (line, says) in [
             ("--gpus 65", "gpus"),
-            ("--fraction 0", "0.001..=1"),
+            ("--fraction 0", "0.001 to 1.0"),
             ("--memory 8apples", "8GiB"),
             ("--vendor acme", "nvidia, amd, intel"),
             ("--wait 1m --no-wait", "--no-wait"),

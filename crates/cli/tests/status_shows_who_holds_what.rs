@@ -41,9 +41,9 @@ async fn the_page_shows_gpus_holders_squatters_and_the_queue() {
     let page = ask(&agent, &["status"]).fine();
     let lines: Vec<&str> = page.lines().collect();
     assert_eq!(lines[0], "lab7: 2 GPUs (0 free), 1 lease, 1 waiting, 1 squatter, simulated", "{page}");
-    assert_eq!(lines[2], "GPU  NAME                   BUSY  MEMORY GiB   TEMP  POWER  LEASED  STATE", "{page}");
-    assert!(lines[3].starts_with("  0  NVIDIA H100 80GB HBM3 ") && lines[3].ends_with("  1  open"), "{page}");
-    assert!(lines[4].starts_with("  1  NVIDIA H100 80GB HBM3 ") && lines[4].ends_with("  0  open, 1 squatter"), "{page}");
+    assert_eq!(lines[2], "GPU  NAME            BUSY  MEMORY GiB   TEMP  POWER  LEASED  STATE", "{page}");
+    assert!(lines[3].starts_with("  0  H100 80GB HBM3 ") && lines[3].ends_with("  1  open"), "{page}");
+    assert!(lines[4].starts_with("  1  H100 80GB HBM3 ") && lines[4].ends_with("  0  open, 1 squatter"), "{page}");
     let below = |title: &str| {
         let at = lines.iter().position(|line| line.starts_with(title)).unwrap_or_else(|| panic!("no {title}: {page}"));
         lines[at + 2].split_whitespace().collect::<Vec<_>>()
@@ -66,7 +66,10 @@ async fn programs_get_all_of_it_as_json() {
     assert_eq!(said["devices"][0]["leases"][0]["owner"], "alice");
     assert_eq!(said["devices"][1]["processes"][0]["squatter"], true);
     let waits = &said["waiting"][0];
-    assert_eq!((&waits["owner"], &waits["queue_position"], &waits["wish"]["gpus"]), (&"bob".into(), &1.into(), &2.into()));
+    assert_eq!(
+        (&waits["owner"], &waits["queue_position"], &waits["wish"]["gpus"]),
+        (&"bob".into(), &1.into(), &2.into())
+    );
     assert!(waits["reason"].is_string(), "{said}");
 }
 
@@ -131,7 +134,7 @@ fn a_server_of_statistics_shows_what_it_knows() {
     let page = Said::of(&mut bare(home.path(), &["status", "--endpoint", &address])).fine();
     assert!(page.starts_with(&format!("{address}: 1 GPU, statistics only")), "{page}");
     let row: Vec<&str> = page.lines().nth(3).unwrap().split_whitespace().collect();
-    assert_eq!(row, ["0", "NVIDIA", "A100", "7%", "1.0/80.0", "?", "62", "W"], "{page}");
+    assert_eq!(row, ["0", "A100", "7%", "1.0/80.0", "?", "62", "W"], "{page}");
     let said = Said::of(&mut bare(home.path(), &["status", "--json", "--endpoint", &address])).json();
     assert_eq!((&said["authority"], &said["stats"]["gpus"][0]["name"]), (&"none".into(), &"NVIDIA A100".into()));
     Said::of(&mut bare(home.path(), &["lease", "list", "--endpoint", &address])).failed(1, &["not a gpupool agent"]);

@@ -6,14 +6,14 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::Args;
 use gpupool_api::RequestBody;
-use gpupool_api::lease::Lease;
+use gpupool_api::lease::{Lease, State};
 use gpupool_client::{Client, IdempotencyKey, LeaseGuard, Progress, WaitOptions};
 
 use super::export::exports;
 use super::hold::hold;
 use super::lasts;
 use crate::connect::{Connect, converse, explained};
-use crate::output::{write_json, write_text};
+use crate::output::{note, write_json, write_text};
 use crate::signals::Ending;
 use crate::text::clean;
 use crate::units;
@@ -55,7 +55,7 @@ pub(super) fn run(arguments: &Acquire) -> anyhow::Result<ExitCode> {
         }
         let lease = guard.let_go_on();
         tell(&lease, arguments.export)?;
-        eprintln!("lease {} {}", lease.id, lasts(&lease));
+        note(&format!("lease {} {}", lease.id, lasts(&lease)));
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -65,12 +65,16 @@ async fn take(client: &Client, body: RequestBody, ending: &mut Ending) -> anyhow
     let key = IdempotencyKey::random();
     // Asked for first without a way out, which takes a moment only: so its number is known when it has to be taken back.
     let asked = client.request_as(&body, &key).await.map_err(explained)?;
+    let mut say = progress();
+    if asked.state == State::Queued {
+        say(Progress::Waiting { lease: asked.id, position: asked.queue_position, reason: asked.reason.clone() });
+    }
     let options = WaitOptions { key: Some(key), ..WaitOptions::default() };
     let granted = tokio::select! {
-        granted = client.wait_until_granted(body, options, progress()) => granted,
+        granted = client.wait_until_granted(body, options, say) => granted,
         () = ending.told() => {
             client.release(asked.id).await.map_err(explained)?;
-            eprintln!("lease {} is not waited for any more", asked.id);
+            note(&format!("lease {} is not waited for any more", asked.id));
             return Ok(None);
         }
     };
@@ -92,7 +96,7 @@ fn progress() -> impl FnMut(Progress) {
     move |progress| {
         let line = clean(&progress.to_string());
         if line != told {
-            eprintln!("{line}");
+            note(&line);
             told = line;
         }
     }

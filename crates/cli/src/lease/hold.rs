@@ -8,6 +8,7 @@ use gpupool_api::lease::Lease;
 use gpupool_client::{Client, Hold, HoldEnd, LeaseGuard};
 
 use crate::connect::explained;
+use crate::output::note;
 use crate::signals::Ending;
 use crate::text::clean;
 
@@ -24,14 +25,14 @@ pub(super) async fn hold(
     // From here on the connection keeps it.
     let lease = guard.let_go_on();
     tell(&lease)?;
-    eprintln!("lease {} is held until this command ends", lease.id);
+    note(&format!("lease {} is held until this command ends", lease.id));
     loop {
         let end = tokio::select! {
             end = held.ended() => end,
             () = ending.told() => {
                 drop(held);
                 client.release(lease.id).await.map_err(explained)?;
-                eprintln!("lease {} released", lease.id);
+                note(&format!("lease {} released", lease.id));
                 return Ok(ExitCode::SUCCESS);
             }
         };
@@ -44,7 +45,7 @@ pub(super) async fn hold(
 
 /// Takes hold again after the agent was away. The client tries for a while; the agent waits for as long for its holders.
 async fn again(client: &Client, lease: u64, token: u64) -> anyhow::Result<Hold> {
-    eprintln!("the connection broke; taking hold of lease {lease} again");
+    note(&format!("the connection broke; taking hold of lease {lease} again"));
     // A plain question is asked again until the agent answers, so that holding finds it there.
     client.follow(lease, std::time::Duration::ZERO).await.map_err(explained)?;
     client.hold(lease, token).await.map_err(explained)

@@ -32,8 +32,7 @@ pub(crate) struct List {
 pub(super) fn run(arguments: &List) -> anyhow::Result<ExitCode> {
     let client = arguments.connect.client()?;
     let state = arguments.all.then_some("all");
-    let leases =
-        converse(async { all_leases(&client, state, arguments.owner.as_deref()).await.map_err(explained) })?;
+    let leases = converse(async { all_leases(&client, state, arguments.owner.as_deref()).await.map_err(explained) })?;
     if arguments.json {
         write_json(&leases)?;
     } else if leases.is_empty() {
@@ -78,7 +77,10 @@ fn kept_by(lease: &Lease) -> String {
         return String::new();
     }
     match &lease.holder {
-        None => format!("renewals, ttl {}", units::shown(std::time::Duration::from_secs_f64(lease.ttl_secs.clamp(0.0, 1e9)))),
+        None => format!(
+            "renewals, ttl {}",
+            units::shown(std::time::Duration::from_secs_f64(lease.ttl_secs.clamp(0.0, 1e9)))
+        ),
         Some(Holder::Process { pid }) => format!("process {pid}"),
         Some(Holder::Cgroup { .. }) => "its processes".to_owned(),
         Some(Holder::Connection) => "a connection".to_owned(),

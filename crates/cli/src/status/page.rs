@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use super::{Standing, statistics};
 use crate::table::{Column, Table};
 use crate::terminal::{Paint, Screen};
-use crate::text::{clean, cut};
+use crate::text::{clean, cut, wrap};
 use crate::units;
 
 /// Waiters that are shown; of the others only how many there are.
@@ -27,8 +27,8 @@ pub(super) fn of(standing: &Standing, screen: Screen) -> String {
 
 fn agent(pool: &Pool, devices: &[Device], waiting: &[Lease], screen: Screen) -> String {
     let now = pool.timestamp.parse().unwrap_or_else(|_| Timestamp::now());
-    let head = cut(&headline(pool, devices), screen.width.unwrap_or(usize::MAX));
-    let mut text = format!("{head}\n");
+    let mut text = wrap(&headline(pool, devices), screen.width.unwrap_or(usize::MAX)).join("\n");
+    text.push('\n');
     section(&mut text, "", &gpus(devices), screen);
     section(&mut text, "HELD", &held(devices, now), screen);
     section(&mut text, "SQUATTERS (processes that use a GPU without a lease)", &squatters(devices), screen);
@@ -41,9 +41,11 @@ fn agent(pool: &Pool, devices: &[Device], waiting: &[Lease], screen: Screen) -> 
 
 fn headline(pool: &Pool, devices: &[Device]) -> String {
     let count = |count: usize, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
-    let squatters: usize = devices.iter().map(|device| device.processes.iter().filter(|p| p.squatter).count()).sum();
+    let squatters: usize = devices.iter().map(squatters_on).sum();
+    let is_free = |device: &&Device| device.closed.is_none() && device.leases.is_empty() && squatters_on(device) == 0;
+    let free = devices.iter().filter(is_free).count();
     let mut parts = vec![
-        format!("{} ({} free)", count(pool.devices, "GPU", "GPUs"), pool.free_devices),
+        format!("{} ({free} free)", count(pool.devices, "GPU", "GPUs")),
         count(pool.active, "lease", "leases"),
         format!("{} waiting", pool.waiting),
     ];
@@ -54,6 +56,10 @@ fn headline(pool: &Pool, devices: &[Device]) -> String {
         parts.push("simulated".into());
     }
     format!("{}: {}", clean(&pool.node), parts.join(", "))
+}
+
+fn squatters_on(device: &Device) -> usize {
+    device.processes.iter().filter(|process| process.squatter).count()
 }
 
 /// Adds a table under its title, where there is anything in it.
@@ -99,10 +105,17 @@ fn gpus(devices: &[Device]) -> Table<8> {
 }
 
 fn name(device: &Device) -> String {
+    let name = without_vendor(&device.name);
     match &device.partition {
-        Some(part) if !device.name.contains(part.as_str()) => format!("{} {part}", device.name),
-        _ => device.name.clone(),
+        Some(part) if !name.contains(part.as_str()) => format!("{name} {part}"),
+        _ => name.to_owned(),
     }
+}
+
+/// The name of a device without its maker's, which says nothing that the rest does not.
+pub(super) fn without_vendor(name: &str) -> &str {
+    let short = ["NVIDIA ", "AMD ", "Intel "].iter().find_map(|vendor| name.strip_prefix(vendor));
+    short.map(str::trim_start).filter(|short| !short.is_empty()).unwrap_or(name)
 }
 
 /// Used of all, in GiB.
@@ -120,7 +133,7 @@ fn state(device: &Device) -> (String, Paint) {
     if device.stale {
         return ("not read lately".into(), Paint::Faint);
     }
-    match device.processes.iter().filter(|process| process.squatter).count() {
+    match squatters_on(device) {
         0 => ("open".into(), Paint::Plain),
         1 => ("open, 1 squatter".into(), Paint::Odd),
         more => (format!("open, {more} squatters"), Paint::Odd),
@@ -225,4 +238,42 @@ pub(crate) fn wish(wish: &Wish) -> String {
 pub(crate) fn past(at: &str, now: Timestamp) -> Option<Duration> {
     let at: Timestamp = at.parse().ok()?;
     Some(Duration::try_from(now.duration_since(at)).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `gpupool status --json` said of an agent, and the page of it at a width.
+    fn page(width: usize) -> String {
+        let said: serde_json::Value = serde_json::from_str(include_str!("../../tests/fixtures/status.json")).unwrap();
+        let part = |name: &str| said[name].clone();
+        let pool: Pool = serde_json::from_value(part("pool")).unwrap();
+        let devices: Vec<Device> = serde_json::from_value(part("devices")).unwrap();
+        let waiting: Vec<Lease> = serde_json::from_value(part("waiting")).unwrap();
+        agent(&pool, &devices, &waiting, Screen { width: Some(width), colours: false })
+    }
+
+    #[test]
+    fn the_page_fits_the_terminal() {
+        let expected = [
+            (60, include_str!("../../tests/fixtures/status-60.txt")),
+            (80, include_str!("../../tests/fixtures/status-80.txt")),
+            (120, include_str!("../../tests/fixtures/status-120.txt")),
+        ];
+        for (width, expected) in expected {
+            let shown = page(width);
+            assert_eq!(shown, expected, "at {width} columns:\n{shown}");
+            assert!(shown.lines().all(|line| crate::text::columns(line) <= width), "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_wish_is_told_in_few_words() {
+        let told = |gpus, fraction, memory_mib, sharing| wish(&Wish { gpus, fraction, memory_mib, sharing });
+        assert_eq!(told(2, None, None, false), "2 GPUs");
+        assert_eq!(told(1, Some(0.5), Some(2048), false), "0.5 of 1 GPU, 2 GiB");
+        assert_eq!(told(1, None, Some(512), false), "512 MiB of 1 GPU");
+        assert_eq!((told(1, None, None, true), told(0, None, None, false)), ("1 GPU, shared".into(), "no GPU".into()));
+    }
 }

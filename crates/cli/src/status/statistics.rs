@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use gpupool_api::stats::{Gpu, Stats};
 
-use super::page::{UNKNOWN, memory, section};
+use super::page::{UNKNOWN, memory, section, without_vendor};
 use crate::table::{Column, Table};
 use crate::terminal::{Paint, Screen};
 use crate::text::clean;
@@ -36,9 +36,12 @@ fn table(stats: &Stats) -> Table<7> {
         let busy = if tells("utilization_percent") { format!("{}%", gpu.utilization_percent) } else { UNKNOWN.into() };
         let cells = [
             gpu.gpu_id.to_string(),
-            gpu.name.clone(),
+            without_vendor(&gpu.name).to_owned(),
             busy,
-            memory(known(tells("memory.used_mb"), gpu.memory.used_mb), known(tells("memory.total_mb"), gpu.memory.total_mb)),
+            memory(
+                known(tells("memory.used_mb"), gpu.memory.used_mb),
+                known(tells("memory.total_mb"), gpu.memory.total_mb),
+            ),
             gpu.temperature_c.map_or_else(|| UNKNOWN.into(), |degrees| format!("{degrees} °C")),
             gpu.power.draw_w.map_or_else(|| UNKNOWN.into(), |watts| format!("{watts:.0} W")),
             state,

@@ -11,7 +11,7 @@ use gpupool_api::tokens::{NewToken, Token, TokenCreated};
 use gpupool_client::Client;
 
 use crate::connect::{Connect, converse, explained};
-use crate::output::{write_json, write_text};
+use crate::output::{note, write_json, write_text};
 use crate::table::{Column, Table};
 use crate::terminal::{Paint, Screen};
 use crate::text::clean;
@@ -108,7 +108,10 @@ fn create(arguments: &Create) -> anyhow::Result<()> {
     write_text(&format!("{}\n", made.secret))?;
     let TokenCreated { id, owner, admin, .. } = &made;
     let what = if *admin { "an administrator's token" } else { "a token" };
-    eprintln!("This is token {id}, {what} for {}. It is shown only now; clients find it in GPUPOOL_TOKEN.", clean(owner));
+    note(&format!(
+        "This is token {id}, {what} for {}. It is shown only now; clients find it in GPUPOOL_TOKEN.",
+        clean(owner)
+    ));
     Ok(())
 }
 

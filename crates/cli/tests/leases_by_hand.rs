@@ -1,0 +1,127 @@
+//! `gpupool lease`, as a person or a script uses it against a real agent.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod asking;
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use asking::{BINARY, Said, as_nobody, ask, asking, bare};
+use gpupool_api::lease::{Holder, State};
+use gpupool_testkit::Agent;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+async fn agent() -> Agent {
+    Agent::builder(BINARY).simulate("2xH100").start().await
+}
+
+/// A command that goes on, and the first line it says on standard error.
+fn started(command: &mut Command) -> (Child, String) {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    (child, line)
+}
+
+#[tokio::test]
+async fn a_lease_is_taken_renewed_listed_and_given_back() {
+    let agent = agent().await;
+    let lease = ask(&agent, &["lease", "acquire", "--fraction", "0.5", "--memory", "8GiB", "--ttl", "10m"]).json();
+    assert_eq!((&lease["state"], &lease["ttl_secs"]), (&"active".into(), &600.0.into()));
+    assert_eq!((&lease["devices"][0]["fraction"], &lease["devices"][0]["memory_mib"]), (&0.5.into(), &8192.into()));
+    let (id, token) = (lease["id"].to_string(), lease["token"].to_string());
+    let renewed = ask(&agent, &["lease", "renew", &id, "--token", &token]).fine();
+    assert!(renewed.starts_with(&format!("lease {id} lasts until ")), "{renewed}");
+    let mut from_job = asking(&agent, &["lease", "renew", "--json"]);
+    let from_job = Said::of(from_job.env("GPUPOOL_LEASE", &id).env("GPUPOOL_FENCING_TOKEN", &token)).json();
+    assert_eq!(from_job["id"].to_string(), id);
+    let table = ask(&agent, &["lease", "list"]).fine();
+    let row: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!((row[0], row[1]), (id.as_str(), "active"), "{table}");
+    assert!(table.contains("0.5 of 1 GPU, 8 GiB") && table.contains("ttl 10 m"), "{table}");
+    assert_eq!(ask(&agent, &["lease", "release", &id]).fine(), format!("lease {id} released\n"));
+    assert_eq!(ask(&agent, &["lease", "release", &id]).fine(), format!("lease {id} released\n"));
+    assert_eq!(ask(&agent, &["lease", "list"]).fine(), "no leases\n");
+    let all = ask(&agent, &["lease", "list", "--all", "--json"]).json();
+    assert_eq!((&all[0]["state"], all.as_array().unwrap().len()), (&"released".into(), 1));
+    assert_eq!(ask(&agent, &["lease", "list", "--all", "--owner", "nobody-else"]).fine(), "no leases\n");
+}
+
+#[tokio::test]
+async fn a_shell_can_evaluate_what_it_got() {
+    let agent = agent().await;
+    let script = format!(
+        r#"export HIP_VISIBLE_DEVICES=7; eval "$('{BINARY}' lease acquire --gpu-ids 1)" 2>/dev/null; \
+           eval "$('{BINARY}' lease acquire --gpu-ids 0 --export)"; \
+           echo "$GPUPOOL_GPU_IDS $GPUPOOL_FRACTION ${{CUDA_VISIBLE_DEVICES%%-*}} ${{HIP_VISIBLE_DEVICES-unset}}""#
+    );
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", agent.state_dir());
+    shell.env("GPU_SERVICE_ENDPOINT", agent.address());
+    assert_eq!(Said::of(&mut shell).fine(), "0 1 GPU unset\n");
+}
+
+#[tokio::test]
+async fn what_is_held_lives_as_long_as_the_command() {
+    let agent = agent().await;
+    let mut watch = agent.watch().await;
+    for signal in [Signal::INT, Signal::KILL] {
+        let (mut child, line) = started(&mut asking(&agent, &["lease", "acquire", "--hold", "--ttl", "1h"]));
+        let granted = watch.until("a grant", |event| event.kind == "granted").await.lease.unwrap();
+        assert_eq!(line, format!("lease {granted} is held until this command ends\n"));
+        let lease = agent.client_unix().follow(granted, std::time::Duration::ZERO).await.unwrap();
+        assert_eq!((lease.state, lease.holder), (State::Active, Some(Holder::Connection)));
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        assert_eq!(child.wait().unwrap().success(), signal == Signal::INT);
+        watch.lease("ended", granted).await;
+    }
+}
+
+#[tokio::test]
+async fn who_is_interrupted_while_waiting_leaves_the_queue() {
+    let agent = agent().await;
+    ask(&agent, &["lease", "acquire", "--gpus", "2"]).fine();
+    let mut watch = agent.watch().await;
+    let (mut child, line) = started(&mut asking(&agent, &["lease", "acquire"]));
+    assert!(line.starts_with("lease 2 waits, number 1 in the queue: "), "{line}");
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+    watch.lease("ended", 2).await;
+}
+
+#[tokio::test]
+async fn a_waiter_gets_what_another_gives_back() {
+    let agent = agent().await;
+    ask(&agent, &["lease", "acquire", "--gpus", "2"]).fine();
+    let (mut child, line) = started(&mut asking(&agent, &["lease", "acquire", "--wait", "5m"]));
+    assert!(line.starts_with("lease 2 waits"), "{line}");
+    ask(&agent, &["lease", "release", "1"]).fine();
+    assert!(child.wait().unwrap().success());
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_refused_with_what_to_do() {
+    let agent = agent().await;
+    ask(&agent, &["lease", "acquire", "--gpus", "2"]).fine();
+    ask(&agent, &["lease", "acquire", "--no-wait"]).failed(1, &["no capacity", "gpupool status"]);
+    ask(&agent, &["lease", "acquire", "--gpus", "3"]).failed(1, &["2"]);
+    ask(&agent, &["lease", "acquire", "--gpus", "65"]).failed(2, &["gpus", "65", "64"]);
+    ask(&agent, &["lease", "acquire", "--fraction", "2"]).failed(2, &["--fraction", "0.001 to 1.0"]);
+    ask(&agent, &["lease", "renew", "1", "--token", "77"]).failed(1, &["77"]);
+    ask(&agent, &["lease", "renew", "1"]).failed(2, &["--token", "GPUPOOL_FENCING_TOKEN"]);
+    ask(&agent, &["lease", "release", "99"]).failed(1, &["no lease 99", "lease list --all"]);
+    let home = TempDir::new().unwrap();
+    Said::of(&mut bare(home.path(), &["lease", "list", "--endpoint", "/nowhere.sock"])).failed(1, &["gpupool serve"]);
+}
+
+#[tokio::test]
+async fn another_user_cannot_give_back_what_is_not_theirs() {
+    let agent = agent().await;
+    ask(&agent, &["lease", "acquire"]).fine();
+    let Some(mut release) = as_nobody(&agent, &["lease", "release", "1"]) else { return };
+    Said::of(&mut release).failed(1, &["belongs to", "GPUPOOL_TOKEN"]);
+    let mut as_somebody = as_nobody(&agent, &["lease", "acquire", "--owner", "root"]).unwrap();
+    Said::of(&mut as_somebody).failed(1, &["account of root"]);
+}
