@@ -33,6 +33,9 @@ use crate::stats::{Filter, Statistics};
 use crate::watching::Watching;
 use crate::{clock, housekeeping, notify, signals};
 
+/// How long devices may go unread, apart from three refresh intervals, before their readings say nothing any more.
+const UNREAD_AT_MOST: Duration = Duration::from_secs(10);
+
 /// What an agent is started with.
 pub struct AgentSpec {
     /// Its configuration.
@@ -100,7 +103,7 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
         shutdown: shutdown.clone(),
         node_id: gpupool_api::node::this_machine().unwrap_or_default(),
         started,
-    });
+    })?;
     announce(&net, &config, started);
     notify::ready();
     let signals = tokio::spawn(signals::run(spec, tls, owner.clone(), shutdown.clone()));
@@ -143,10 +146,14 @@ fn start_owner(
     sources: &Sources,
     watcher: Box<dyn owner::Watcher>,
 ) -> Result<(Owner, JoinHandle<()>), AgentError> {
-    let patience = Millis(u64::try_from(config.leases.drain_patience_secs.as_millis()).unwrap_or(u64::MAX));
+    let settings = Settings {
+        drain: Drain::WhenGone { patience: millis(config.leases.drain_patience_secs) },
+        // Who reads no devices any more knows nothing about who else uses them.
+        reading_max_age: Some(millis(config.monitoring.refresh_interval * 3 + UNREAD_AT_MOST)),
+    };
     let (owner, thread, complaints) = owner::start(OwnerSpec {
         opened,
-        settings: Settings { drain: Drain::WhenGone { patience }, reading_max_age: None },
+        settings,
         policies: config.policies.clone(),
         node: node_facts(&config.server.node_name),
         waiters_per_owner: config.leases.waiters_per_owner as usize,
@@ -158,6 +165,10 @@ fn start_owner(
         tracing::warn!("{complaint}");
     }
     Ok((owner, thread))
+}
+
+fn millis(duration: Duration) -> Millis {
+    Millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
 }
 
 fn node_facts(name: &str) -> NodeFacts {
@@ -187,8 +198,7 @@ async fn go_on(
             owner.tie(*lease, move |tie| tie.group = Some(path))?;
         }
     }
-    let grace = Millis(u64::try_from(config.leases.hold_grace_secs.as_millis()).unwrap_or(u64::MAX));
-    holders.resume(kept.held.clone(), grace);
+    holders.resume(kept.held.clone(), millis(config.leases.hold_grace_secs));
     // Groups of leases nobody knows any more, and of those that are over, go.
     with_group.retain(|lease| !kept.active.contains(lease));
     let over = kept.draining.iter().copied().chain(with_group);

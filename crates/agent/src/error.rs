@@ -26,6 +26,14 @@ pub enum AgentError {
     /// There is no such source of readings.
     #[error(transparent)]
     Backend(#[from] gpupool_devices::detect::UnknownBackend),
+    /// A page of the documentation was set to be where something else is.
+    #[error("{setting}: {path} is the path of a route already; choose another path")]
+    PageTaken {
+        /// The setting.
+        setting: &'static str,
+        /// The path that is taken.
+        path: String,
+    },
     /// A thread or the runtime cannot be started.
     #[error("cannot start: {0}")]
     Start(io::Error),

@@ -31,3 +31,4 @@ mod watching;
 
 pub use agent::{AgentSpec, serve};
 pub use error::AgentError;
+pub use net::socket_path;

@@ -22,3 +22,7 @@ pub const LEASES_AT_ONCE: usize = 1_000;
 pub const RECORDS_AT_ONCE: usize = 1_000;
 /// How often an open stream says that it is still there.
 pub const HOLD_BEAT: Duration = Duration::from_secs(10);
+/// Owners told by name in metrics; the others are told together.
+pub const OWNERS_TOLD: usize = 50;
+/// How long metrics wait for the owner thread before they are told without the pool.
+pub const SCRAPE_PATIENCE: Duration = Duration::from_secs(2);

@@ -1,6 +1,7 @@
 //! Who is told of what the owner thread committed: events, metrics, logs, simulated load, holders and leaving leases.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use gpupool_api::events::Event;
 use gpupool_core::{Effect, GpuId, LeaseId, Pool};
@@ -10,7 +11,7 @@ use crate::events::Events;
 use crate::holders::Holders;
 use crate::leaving::Leave;
 use crate::metrics::Metrics;
-use crate::owner::{StoreState, Tie, Watcher};
+use crate::owner::{Refusal, StoreState, Tie, Watcher};
 use crate::simulation::Simulation;
 
 /// Everybody who is told. The holders come to know later: they need the owner, who needs this.
@@ -86,6 +87,14 @@ impl Watcher for Watching {
 
     fn store(&mut self, state: &StoreState) {
         self.metrics.store(state);
+    }
+
+    fn committed(&mut self, rows: usize, took: Duration) {
+        self.metrics.committed(rows, took);
+    }
+
+    fn refused(&mut self, refusal: &Refusal) {
+        self.metrics.refused(refusal);
     }
 }
 

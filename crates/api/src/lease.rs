@@ -57,6 +57,9 @@ pub struct Lease {
     pub owner: String,
     /// The owner's own name for whoever uses it.
     pub worker_id: Option<String>,
+    /// What was asked for.
+    #[serde(default)]
+    pub wish: Wish,
     /// What it holds; empty while it waits and after its end.
     pub devices: Vec<LeaseDevice>,
     /// What to set in the environment of its job; `null` means the variable must not be set.
@@ -89,6 +92,20 @@ pub struct Lease {
     pub draining: bool,
     /// Free-form labels.
     pub labels: BTreeMap<String, String>,
+}
+
+/// What a lease was asked for, in short.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Wish {
+    /// How many GPUs.
+    pub gpus: u16,
+    /// How much of each; `null` where no part was named.
+    pub fraction: Option<f64>,
+    /// How much memory of each, in MiB; `null` where none was named.
+    pub memory_mib: Option<u64>,
+    /// A place among equals on a shared GPU.
+    pub sharing: bool,
 }
 
 /// Who keeps a lease alive without renewing it.

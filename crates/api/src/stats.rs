@@ -13,8 +13,10 @@ pub struct Stats {
     /// When they were read.
     pub timestamp: String,
     /// Whether the reading is too old to be taken for the present.
+    #[serde(default)]
     pub stale: bool,
     /// Why GPUs could not be read; `null` where nothing failed.
+    #[serde(default)]
     pub error: Option<String>,
 }
 
@@ -35,21 +37,28 @@ pub struct Gpu {
     /// Electrical power.
     pub power: GpuPower,
     /// The vendor's identity of it.
+    #[serde(default)]
     pub uuid: Option<String>,
     /// `nvidia`, `amd`, `intel` or `other`.
+    #[serde(default)]
     pub vendor: String,
     /// `healthy`, `unhealthy` or `lost`.
+    #[serde(default)]
     pub health: String,
     /// Why it is not healthy.
+    #[serde(default)]
     pub health_reason: Option<String>,
     /// Whether what is said of it is too old to be taken for the present.
+    #[serde(default)]
     pub stale: bool,
     /// When it was read.
+    #[serde(default)]
     pub timestamp: String,
     /// Asleep to save power, and therefore not read: reading would wake it.
     #[serde(default)]
     pub asleep: bool,
     /// Fields of it that have no value, though the form of this answer has a number there.
+    #[serde(default)]
     pub unsupported: Vec<String>,
 }
 
@@ -124,8 +133,10 @@ pub struct Summary {
     /// When they were read.
     pub timestamp: String,
     /// Whether the reading is too old to be taken for the present.
+    #[serde(default)]
     pub stale: bool,
     /// Why GPUs could not be read; `null` where nothing failed.
+    #[serde(default)]
     pub error: Option<String>,
 }
 
@@ -142,6 +153,7 @@ pub struct GpuSummary {
     /// How busy it is.
     pub utilization_percent: u32,
     /// Fields of it that have no value, though the form of this answer has a number there.
+    #[serde(default)]
     pub unsupported: Vec<String>,
 }
 

@@ -1,17 +1,18 @@
 //! `gpupool doctor`: what is wrong with the GPUs of this machine, and what to do about it.
 
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::Context;
 use clap::Args;
+use gpupool_confine::cgroup::Cgroups;
 use gpupool_devices::Places;
 use gpupool_devices::doctor::{Bundle, Evidence, Finding, Redact, Severity, Wish, examine, render};
 use serde::Serialize;
 
 use crate::devices::{places, read_sources};
+use crate::output::{write_json, write_text};
 
 /// How to answer, and what to collect.
 #[derive(Args)]
@@ -38,6 +39,8 @@ pub(crate) struct Doctor {
 #[derive(Serialize)]
 struct Answer<'a> {
     findings: &'a [Finding],
+    /// How jobs of leases would be confined by whoever runs this, in a sentence.
+    confinement: String,
 }
 
 pub(crate) fn run(arguments: &Doctor) -> anyhow::Result<ExitCode> {
@@ -45,15 +48,12 @@ pub(crate) fn run(arguments: &Doctor) -> anyhow::Result<ExitCode> {
     let evidence = Evidence::gather(&places, &|name| std::env::var(name).ok(), read_sources(&places)?);
     let findings = examine(&evidence);
     let bundled = arguments.bundle.as_deref().map(|path| bundle(arguments, &places, &evidence, path)).transpose()?;
-    let mut out = io::stdout().lock();
-    let written = if arguments.json {
-        serde_json::to_writer_pretty(&mut out, &Answer { findings: &findings })
-            .map_err(io::Error::from)
-            .and_then(|()| writeln!(out))
+    let confinement = Cgroups::detect().describe();
+    if arguments.json {
+        write_json(&Answer { findings: &findings, confinement })?;
     } else {
-        out.write_all(render(&evidence, &findings).as_bytes())
-    };
-    crate::output::written(written.and_then(|()| out.flush()))?;
+        write_text(&format!("{}Jobs are confined by: {confinement}.\n", render(&evidence, &findings)))?;
+    }
     if let Some(said) = bundled {
         eprintln!("{said}");
     }

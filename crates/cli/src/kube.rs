@@ -10,9 +10,11 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use gpupool_core::body::{RequestBody, SelectBody};
 use gpupool_core::device::Vendor;
-use gpupool_core::{Amount, Bytes, Request, Share};
+use gpupool_core::{Amount, Request, Share};
 use gpupool_kube::{Checked, KubeError, MANIFEST_BYTES, Verdict};
 use serde::Serialize;
+
+use crate::units::mib_up;
 
 /// Kubernetes manifests.
 #[derive(Subcommand)]
@@ -194,9 +196,4 @@ fn body(request: &Request) -> RequestBody {
         max_duration_secs: request.max_duration.map(|most| most.0 as f64 / 1000.0),
         ..RequestBody::default()
     }
-}
-
-/// Whole MiB, rounded up: a promise must not be smaller than what was asked for.
-const fn mib_up(bytes: Bytes) -> u64 {
-    bytes.0.div_ceil(1024 * 1024)
 }

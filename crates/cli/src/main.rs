@@ -1,15 +1,32 @@
 //! `gpupool` on the command line: arguments in, answers out. What is decided is decided in the other crates.
 
+mod completions;
+mod config;
+mod connect;
 mod devices;
 mod doctor;
 mod kube;
+mod lease;
 mod output;
+mod run;
 mod serve;
+mod signals;
 mod sim;
+mod simulate;
+mod status;
+mod table;
+mod terminal;
+mod text;
+mod token;
+mod units;
+mod usage;
+mod wish;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::output::WrongUsage;
 
 /// Shares GPUs fairly and safely between people, programs and machines.
 #[derive(Parser)]
@@ -21,6 +38,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// What makes a shell complete these commands.
+    Completions(completions::Completions),
+    /// The configuration in effect, and what is wrong with it.
+    #[command(subcommand)]
+    Config(config::Config),
     /// The devices of this machine, of a capture, or of a simulation.
     ///
     /// Exits with 0 if there are devices or there is none to find, and with 1 if something kept them from being read.
@@ -32,25 +54,51 @@ enum Command {
     /// Kubernetes manifests.
     #[command(subcommand)]
     Kube(kube::Kube),
+    /// Take, keep, give back and list leases by hand.
+    #[command(subcommand)]
+    Lease(lease::Leases),
+    /// Wait for GPUs, run a command on them, and give them back however it ends.
+    ///
+    /// Exits as the command does: its code, or 128 and the number of the signal that ended it. 124: --timeout was over; 126,
+    /// 127: the command cannot be run, or is not there; 1: no GPU, or the lease was lost; 2: wrong usage.
+    Run(Box<run::Run>),
     /// Be the agent of this node: read its GPUs, grant leases, answer over HTTP and a Unix socket.
     Serve(serve::Serve),
     /// Simulations through the real pool.
     #[command(subcommand)]
     Sim(sim::Sim),
+    /// Let things go wrong with the simulated devices of an agent.
+    #[command(subcommand)]
+    Simulate(simulate::Simulate),
+    /// Every GPU, who holds it, who uses one without a lease, and who waits.
+    Status(status::Status),
+    /// Tokens, by which people lease over the network.
+    #[command(subcommand)]
+    Token(token::Tokens),
+    /// Who held how much.
+    Usage(usage::Usage),
 }
 
 fn main() -> ExitCode {
     // Jobs are kept by this very program, started again under another name.
     gpupool_confine::keeper::main_if_asked();
     let done = match Cli::parse().command {
+        Command::Completions(arguments) => completions::run(&arguments, Cli::command()),
+        Command::Config(command) => config::run(&command),
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Kube(command) => kube::run(&command),
+        Command::Lease(command) => lease::run(&command),
+        Command::Run(arguments) => run::run(&arguments),
         Command::Serve(arguments) => serve::run(arguments),
         Command::Sim(command) => sim::run(&command),
+        Command::Simulate(command) => simulate::run(&command),
+        Command::Status(arguments) => status::run(&arguments),
+        Command::Token(command) => token::run(&command),
+        Command::Usage(arguments) => usage::run(&arguments),
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
-        ExitCode::FAILURE
+        if error.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
     })
 }

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use gpupool_agent::AgentSpec;
 use gpupool_config::{Flags, Inputs, Loaded, LogFormat, LogLevel, Problems, Reader, load};
+use tracing_appender::non_blocking::WorkerGuard;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload::{self, Handle};
@@ -96,7 +97,7 @@ pub(crate) fn run(arguments: Serve) -> anyhow::Result<ExitCode> {
         }
     };
     let server = &loaded.config.server;
-    let level = log_to_stderr(server.log_level, server.log_format)?;
+    let (level, _writes_until_dropped) = log_to_stderr(server.log_level, server.log_format)?;
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
@@ -108,20 +109,19 @@ pub(crate) fn run(arguments: Serve) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn log_to_stderr(level: LogLevel, format: LogFormat) -> anyhow::Result<Handle<LevelFilter, Registry>> {
+/// Logs through a thread of its own: whoever reads the log slowly must not slow the agent. What finds no room is dropped.
+fn log_to_stderr(level: LogLevel, format: LogFormat) -> anyhow::Result<(Handle<LevelFilter, Registry>, WorkerGuard)> {
     let (filter, handle) = reload::Layer::new(filter(level));
     let registry = tracing_subscriber::registry().with(filter);
+    let (writer, guard) = tracing_appender::non_blocking(std::io::stderr());
     match format {
         LogFormat::Text => {
-            let text = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
+            let text = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(writer);
             registry.with(text).try_init()?;
         }
-        LogFormat::Json => {
-            let json = fmt::layer().json().flatten_event(true).with_writer(std::io::stderr);
-            registry.with(json).try_init()?;
-        }
+        LogFormat::Json => registry.with(fmt::layer().json().flatten_event(true).with_writer(writer)).try_init()?,
     }
-    Ok(handle)
+    Ok((handle, guard))
 }
 
 fn filter(level: LogLevel) -> LevelFilter {

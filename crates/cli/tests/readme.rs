@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -17,26 +20,75 @@ fn commands() -> Vec<String> {
     lines.filter(|line| !line.is_empty()).collect()
 }
 
+/// An agent as the README starts it, but with a state and a port of its own, so that it is in nobody's way.
+struct Served {
+    child: Child,
+    state: TempDir,
+    address: String,
+}
+
+impl Served {
+    fn start(arguments: &[&str]) -> Self {
+        let state = tempfile::tempdir().unwrap();
+        let mut program = program(arguments, state.path());
+        let mut child = program.env("PORT", "0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut addresses = lines.map_while(Result::ok).filter_map(|line| {
+            line.strip_prefix("gpupool is listening on http://").map(str::to_owned)
+        });
+        let address = addresses.next().expect("the agent says where it listens");
+        Self { child, state, address }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The program as the tests have it, on a machine without GPUs.
+fn program(arguments: &[&str], state: &Path) -> Command {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_gpupool"));
+    program.args(arguments).current_dir(root()).env("GPUPOOL_STATE_DIR", state);
+    // What the doctor says must not depend on the machine the tests run on.
+    for place in ["SYS", "PROC", "DEV", "ETC", "NVML", "NVIDIA_SMI", "AMD_SMI", "ROCM_SMI"] {
+        program.env(format!("GPUPOOL_{place}"), state.join("nowhere").join(place));
+    }
+    program
+}
+
 #[test]
 fn every_command_of_the_readme_runs() {
     let mut ran = 0;
-    let nowhere = tempfile::tempdir().unwrap();
+    let mut served = None;
+    let elsewhere = tempfile::tempdir().unwrap();
     for command in commands() {
-        let arguments: Vec<&str> = match command.strip_prefix("cargo run --release -- ") {
-            Some(rest) => rest.split_whitespace().collect(),
-            None => {
-                // Scripts would run these tests again: they must be there and be programs.
-                let script = command.split_whitespace().next().unwrap();
+        let words: Vec<&str> = command.split_whitespace().collect();
+        let mut program = match words.as_slice() {
+            ["cargo", "run", "--release", "--", "serve", rest @ ..] => {
+                let arguments: Vec<&str> = std::iter::once("serve").chain(rest.iter().copied()).collect();
+                served = Some(Served::start(&arguments));
+                ran += 1;
+                continue;
+            }
+            ["cargo", "run", "--release", "--", rest @ ..] => {
+                program(rest, served.as_ref().map_or(elsewhere.path(), |served| served.state.path()))
+            }
+            ["curl", rest @ ..] => {
+                let address = &served.as_ref().expect("an agent is started first").address;
+                let mut curl = Command::new("curl");
+                curl.arg("--fail").args(rest.iter().map(|word| word.replace("localhost:8000", address)));
+                curl
+            }
+            // Scripts would run these tests again: they must be there and be programs.
+            [script, ..] => {
                 assert!(root().join(script).is_file(), "{command}: there is no {script}");
                 continue;
             }
+            [] => continue,
         };
-        let mut program = Command::new(env!("CARGO_BIN_EXE_gpupool"));
-        program.args(&arguments).current_dir(root());
-        // What the doctor says must not depend on the machine the tests run on.
-        for place in ["SYS", "PROC", "DEV", "ETC", "NVML", "NVIDIA_SMI", "AMD_SMI", "ROCM_SMI"] {
-            program.env(format!("GPUPOOL_{place}"), nowhere.path().join(place));
-        }
         let output = program.output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{command}: {error}");

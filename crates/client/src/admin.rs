@@ -44,13 +44,13 @@ impl Client {
         self.ask(&Call::get("/v1/simulate/faults")).await
     }
 
-    /// Breaks a simulated device, or mends it.
-    pub async fn set_fault(&self, fault: &FaultBody) -> Result<(), ClientError> {
-        self.tell(&Call::post("/v1/simulate/faults", fault)).await
+    /// Breaks a simulated device, or mends it; answers with what is wrong now.
+    pub async fn set_fault(&self, fault: &FaultBody) -> Result<Faults, ClientError> {
+        self.ask(&Call::post("/v1/simulate/faults", fault)).await
     }
 
     /// Mends all simulated devices.
-    pub async fn clear_faults(&self) -> Result<(), ClientError> {
-        self.tell(&Call::delete("/v1/simulate/faults")).await
+    pub async fn clear_faults(&self) -> Result<Faults, ClientError> {
+        self.set_fault(&FaultBody { gpu_id: None, fault: serde_json::Value::Null }).await
     }
 }

@@ -22,8 +22,7 @@ pub const EVENT_BYTES: usize = 1024 * 1024;
 pub const CA_BYTES: u64 = 4 * 1024 * 1024;
 /// A stream that says nothing for so long is dead: agents speak every 10 s.
 pub const STREAM_SILENCE: Duration = Duration::from_secs(35);
-/// How long one answer about a waiting request may take, unless the caller says otherwise. Below the 15 s after which an
-/// agent forgets a waiter nobody asks for.
+/// How long one answer about a waiting request may take, unless the caller says otherwise.
 pub const FOLLOW_WAIT: Duration = Duration::from_secs(10);
 /// The longest such time an agent accepts.
 pub const FOLLOW_WAIT_MOST: Duration = Duration::from_secs(300);

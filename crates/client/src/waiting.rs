@@ -22,7 +22,7 @@ use crate::{Client, ClientError, IdempotencyKey, LeaseGuard};
 pub struct WaitOptions {
     /// Makes it the same request as another one with this key; a random one unless given.
     pub key: Option<IdempotencyKey>,
-    /// How often at least progress is told. Has to stay below the 15 s after which an agent forgets a waiter.
+    /// How often at least progress is told.
     pub refresh: Duration,
 }
 
@@ -84,6 +84,9 @@ impl Client {
     ) -> Result<LeaseGuard, ClientError> {
         let body = RequestBody { wait_secs: None, ..body };
         let mut wanted = self.want(body, options.key.unwrap_or_else(IdempotencyKey::random)).await?;
+        if wanted.lease.state == State::Queued {
+            on_progress(waiting(&wanted.lease));
+        }
         let mut away: Option<Instant> = None;
         let mut backoff = Backoff::default();
         loop {

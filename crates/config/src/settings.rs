@@ -89,8 +89,6 @@ settings! { machine;
         default_ttl_secs: Duration = Duration::from_millis(DEFAULT_TTL.0), 1.0..=86_400.0 =>;
         /// Longest life without a renewal a request may name.
         max_ttl_secs: Duration = Duration::from_millis(MAX_TTL.0), 1.0..=86_400.0 =>;
-        /// Age at which a lease without another limit is taken back.
-        stale_age_secs: Duration = Duration::from_secs(3_600), 60.0..=31_536_000.0 =>;
         /// How long a lease that is tied to a connection waits for its holder to connect again.
         hold_grace_secs: Duration = Duration::from_secs(10), 0.0..=3_600.0 =>;
         /// How long the processes of an ended lease may take to go before its GPU is quarantined.

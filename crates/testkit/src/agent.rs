@@ -128,7 +128,8 @@ impl Places {
     fn of(told: &[String]) -> Option<Self> {
         let address = told.iter().find(|place| place.starts_with("http"))?.clone();
         let socket = told.iter().find_map(|place| place.strip_prefix("unix://"))?.into();
-        let port = address.trim_end_matches('/').rsplit_once(':')?.1.parse().ok()?;
+        // After the port there may be a prefix of all routes.
+        let port = address.rsplit_once(':')?.1.split('/').next()?.parse().ok()?;
         Some(Self { address, port, socket })
     }
 }
@@ -240,5 +241,6 @@ mod tests {
         assert_eq!(told(&["unix:///x/agent.sock"]), None);
         let both = told(&["unix:///x/agent.sock", "http://127.0.0.1:40123"]).unwrap();
         assert_eq!((both.port, both.socket.as_path()), (40_123, Path::new("/x/agent.sock")));
+        assert_eq!(told(&["http://[::1]:7/api", "unix:///x"]).unwrap().port, 7);
     }
 }

@@ -1,8 +1,8 @@
 //! What must never happen, looked for in the audit trail of all runs of an agent.
 //!
-//! The trail is gone through in the order it was made: a device is never promised beyond what it has, tokens only grow, and
-//! a lease begins and ends once. What clients were told is compared with it: nothing granted is lost, nothing released
-//! lives.
+//! The trail is gone through by its times, whatever order it comes in: a device is never promised beyond what it has,
+//! tokens only grow, and a lease begins and ends once. What clients were told is compared with it: nothing granted is
+//! lost, nothing released lives. Times are people's: where the clock was set back meanwhile, they are no order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,6 +10,7 @@ use std::fmt;
 use gpupool_api::history::{Record, RecordDevice};
 use gpupool_api::pool::Device;
 use gpupool_client::{Client, ClientError, HistoryQuery, LeaseQuery};
+use jiff::Timestamp;
 
 /// A whole device, in thousandths.
 const WHOLE: u64 = 1_000;
@@ -36,7 +37,7 @@ pub struct Seen {
 /// Everything that is known: the trail of all runs, what devices have, and which leases live.
 #[derive(Debug, Clone, Default)]
 pub struct Audit {
-    /// Records in the order they were made.
+    /// Records, in any order.
     pub records: Vec<Record>,
     /// Memory that can be promised, in MiB, by UUID; devices without an entry are judged by shares alone.
     pub memory_mib: BTreeMap<String, u64>,
@@ -64,9 +65,15 @@ impl Audit {
     /// What must never happen and did; empty where all is well.
     pub fn violations(&self, seen: &Seen) -> Vec<Violation> {
         let mut trail = Trail::new(&self.memory_mib);
-        for (place, record) in self.records.iter().enumerate() {
-            trail.place = place;
-            trail.take(record);
+        let mut by_time: BTreeMap<Timestamp, Vec<&Record>> = BTreeMap::new();
+        for record in &self.records {
+            match record.at.parse() {
+                Ok(at) => by_time.entry(at).or_default().push(record),
+                Err(_) => trail.say(record, "has no time that can be read"),
+            }
+        }
+        for instant in by_time.into_values() {
+            trail.take(instant);
         }
         trail.compare(seen, &self.active);
         trail.found
@@ -98,7 +105,6 @@ pub async fn all_records(client: &Client) -> Result<Vec<Record>, ClientError> {
 #[derive(Debug)]
 struct Trail<'a> {
     memory_mib: &'a BTreeMap<String, u64>,
-    place: usize,
     last_token: u64,
     held: BTreeMap<u64, &'a Record>,
     ended: BTreeMap<u64, &'a Record>,
@@ -117,7 +123,6 @@ impl<'a> Trail<'a> {
     fn new(memory_mib: &'a BTreeMap<String, u64>) -> Self {
         Self {
             memory_mib,
-            place: 0,
             last_token: 0,
             held: BTreeMap::new(),
             ended: BTreeMap::new(),
@@ -126,11 +131,27 @@ impl<'a> Trail<'a> {
         }
     }
 
-    fn take(&mut self, record: &'a Record) {
-        match record.event.as_str() {
-            "granted" => self.grant(record),
-            "ended" => self.end(record),
-            other => self.say(record, &format!("has the unknown event {other:?}")),
+    /// What happened at one instant. Which came first within a millisecond is not written, so ends come as early as they
+    /// can: a grant that is too much even then is too much in any order.
+    fn take(&mut self, instant: Vec<&'a Record>) {
+        let (mut grants, others): (Vec<_>, Vec<_>) = instant.into_iter().partition(|record| record.event == "granted");
+        let (mut ends, strange): (Vec<_>, Vec<_>) = others.into_iter().partition(|record| record.event == "ended");
+        for record in strange {
+            self.say(record, &format!("has the unknown event {:?}", record.event));
+        }
+        grants.sort_by_key(|record| record.token);
+        for grant in grants {
+            let (now, later) = ends.into_iter().partition(|end| self.held.contains_key(&end.lease));
+            ends = later;
+            self.end_all(now);
+            self.grant(grant);
+        }
+        self.end_all(ends);
+    }
+
+    fn end_all(&mut self, ends: Vec<&'a Record>) {
+        for end in ends {
+            self.end(end);
         }
     }
 
@@ -215,8 +236,7 @@ impl<'a> Trail<'a> {
     }
 
     fn say(&mut self, record: &Record, what: &str) {
-        let said =
-            format!("lease {} {what} (record {} at {}, owner {})", record.lease, self.place, record.at, record.owner);
+        let said = format!("lease {} {what} (at {}, owner {})", record.lease, record.at, record.owner);
         self.found.push(Violation(said));
     }
 }

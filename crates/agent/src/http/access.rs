@@ -19,6 +19,7 @@ pub(super) fn add(router: Router<Shared>, app: &Shared) -> Router<Shared> {
 
 async fn around(State(app): State<Shared>, request: Request, next: Next) -> Response {
     let started = Instant::now();
+    let _running = app.metrics.begin();
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = request.method().clone();
     let shares = app.config.api.enable_cors && route.as_ref().is_some_and(|route| is_shared(route.as_str(), &app));

@@ -2,14 +2,12 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures_util::Stream;
 use futures_util::stream::unfold;
 use gpupool_api::lease::Lease;
 use gpupool_api::problem::Problem as ProblemBody;
@@ -52,8 +50,10 @@ pub(super) async fn hold(
     let attach = Command::Attach { lease, token: Token(query.token), holder: Holder::Connection };
     let held = Held::new(app.clone(), lease);
     let first = ask(&app, caller.clone(), attach).await?;
-    let lines = Lines { held, caller, ended: app.events.follow(), first: Some(first), over: false };
-    let stream = HoldStream { lines: Box::pin(unfold(lines, Lines::next)) };
+    let owner = app.owner.clone();
+    let ended = Box::pin(async move { drop(owner.wait_for_end(lease).await) });
+    let lines = Lines { held, caller, ended, first: Some(first), over: false };
+    let stream = Box::pin(unfold(lines, Lines::next));
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(stream)).into_response())
 }
 
@@ -88,7 +88,7 @@ impl Drop for Held {
 struct Lines {
     held: Held,
     caller: Caller,
-    ended: tokio::sync::watch::Receiver<u64>,
+    ended: Pin<Box<dyn Future<Output = ()> + Send>>,
     first: Option<Lease>,
     over: bool,
 }
@@ -102,20 +102,14 @@ impl Lines {
             return Some((Ok(line(&first)), self));
         }
         let app = self.held.app.clone();
-        let beat = tokio::time::sleep(HOLD_BEAT);
-        tokio::pin!(beat);
-        loop {
-            tokio::select! {
-                () = &mut beat => return Some((Ok(Bytes::from_static(b"\n")), self)),
-                () = app.shutdown.begun() => return None,
-                changed = self.ended.changed() => changed.ok()?,
-            }
-            let lease = look_at(&app, &self.caller, self.held.lease).await.ok()?;
-            if lease.state.is_ended() {
-                self.over = true;
-                return Some((Ok(line(&lease)), self));
-            }
+        tokio::select! {
+            () = tokio::time::sleep(HOLD_BEAT) => return Some((Ok(Bytes::from_static(b"\n")), self)),
+            () = app.shutdown.begun() => return None,
+            () = &mut self.ended => {}
         }
+        self.over = true;
+        let lease = look_at(&app, &self.caller, self.held.lease).await.ok()?;
+        Some((Ok(line(&lease)), self))
     }
 }
 
@@ -123,16 +117,4 @@ fn line(lease: &Lease) -> Bytes {
     let mut line = serde_json::to_vec(lease).unwrap_or_default();
     line.push(b'\n');
     line.into()
-}
-
-struct HoldStream<S> {
-    lines: Pin<Box<S>>,
-}
-
-impl<S: Stream<Item = Result<Bytes, Infallible>>> Stream for HoldStream<S> {
-    type Item = Result<Bytes, Infallible>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.lines.as_mut().poll_next(context)
-    }
 }

@@ -5,6 +5,7 @@
 
 mod access;
 mod admin;
+mod browser;
 mod caller;
 mod docs;
 mod events;
@@ -29,6 +30,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::error::AgentError;
 use crate::events::Events;
 use crate::groups::Groups;
 use crate::holders::Holders;
@@ -82,8 +84,8 @@ type Shared = Arc<App>;
 ))]
 struct Described;
 
-/// Everything the agent answers.
-pub fn router(mut app: App) -> Router {
+/// Everything the agent answers; refused where a page was set to be in the place of a route.
+pub fn router(mut app: App) -> Result<Router, AgentError> {
     let (router, mut document) = OpenApiRouter::with_openapi(Described::openapi())
         .routes(routes!(root::root))
         .routes(routes!(stats::stats))
@@ -115,13 +117,19 @@ pub fn router(mut app: App) -> Router {
     document.info.version = env!("CARGO_PKG_VERSION").into();
     app.routes = described(&document, &app.config.api.api_prefix);
     let app = Arc::new(app);
-    let router = docs::add(router, document, &app.config.api);
+    let (router, pages) = docs::add(router, document, &app.config.api)?;
+    let pages = pages.into_iter().map(|path| format!("{}{path}", app.config.api.api_prefix));
+    app.metrics.know_routes(app.routes.iter().map(|(route, _)| route.clone()).chain(pages));
     let router = match app.config.api.api_prefix.as_str() {
         "" => router,
         prefix => Router::new().nest(prefix, router),
     };
-    access::add(router.fallback(problem::no_such_route).method_not_allowed_fallback(problem::not_that_method), &app)
-        .with_state(app)
+    let router = access::add(
+        router.fallback(problem::no_such_route).method_not_allowed_fallback(problem::not_that_method),
+        &app,
+    )
+    .with_state(app);
+    Ok(router)
 }
 
 /// Each route with what it is for.

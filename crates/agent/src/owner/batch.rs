@@ -18,6 +18,8 @@ struct Applied {
     reply: Option<oneshot::Sender<Result<Reply, Refusal>>>,
     caller: Option<Caller>,
     result: Result<Answer, Refusal>,
+    /// Whether it asks for GPUs.
+    is_request: bool,
     /// What gives back is tried once more by itself where the whole batch could not be kept.
     again: Option<Command>,
     /// What happened has happened, kept or not: it is told again until it is kept.
@@ -30,7 +32,7 @@ impl OwnerThread {
         self.at = clock::both();
         let mut outcome = Outcome::default();
         let mut applied = Vec::with_capacity(batch.len());
-        let (mut looks, mut works, mut waits) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut looks, mut works, mut waits, mut ends) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         self.catch_up(&mut outcome, &mut applied);
         for message in batch {
             match message {
@@ -38,6 +40,7 @@ impl OwnerThread {
                 Message::Fact(command) => applied.push(self.fact(command, &mut outcome)),
                 Message::Sample(sample) => self.sampled(sample, &mut outcome),
                 Message::Wait(lease, waiter) => waits.push((lease, waiter)),
+                Message::WaitForEnd(lease, waiter) => ends.push((lease, waiter)),
                 Message::Look(look) => looks.push(look),
                 Message::Work(work) => works.push(work),
                 Message::Tie(lease, change) => self.tie_to(lease, change),
@@ -53,6 +56,9 @@ impl OwnerThread {
         }
         for (lease, waiter) in waits {
             self.waiters.wait(lease, waiter);
+        }
+        for (lease, waiter) in ends {
+            self.waiters.wait_for_end(lease, waiter, &self.pool);
         }
         for work in works {
             work(&mut self.store);
@@ -91,11 +97,12 @@ impl OwnerThread {
     fn asked(&mut self, asked: Asked, outcome: &mut Outcome) -> Applied {
         let Asked { command, caller, reply } = asked;
         let again = gives_back(&command).then(|| command.clone());
+        let is_request = matches!(command, Command::Request { .. });
         let result = self
             .allowed(&caller, &command)
             .and_then(|()| self.kept_now(&command))
             .and_then(|()| self.apply(command, outcome));
-        Applied { reply: Some(reply), caller: Some(caller), result, again, fact: None }
+        Applied { reply: Some(reply), caller: Some(caller), result, is_request, again, fact: None }
     }
 
     /// What runs under a lease is known only while the lease is.
@@ -114,7 +121,7 @@ impl OwnerThread {
     fn fact(&mut self, command: Command, outcome: &mut Outcome) -> Applied {
         let again = Some(command.clone());
         let result = self.kept_now(&command).and_then(|()| self.apply(command.clone(), outcome));
-        Applied { reply: None, caller: None, result, again, fact: Some(command) }
+        Applied { reply: None, caller: None, result, is_request: false, again, fact: Some(command) }
     }
 
     pub(super) fn apply(&mut self, command: Command, outcome: &mut Outcome) -> Result<Answer, Refusal> {
@@ -198,6 +205,9 @@ impl OwnerThread {
     }
 
     fn answer(&mut self, applied: Applied) {
+        if let (true, Err(refusal)) = (applied.is_request, &applied.result) {
+            self.watcher.refused(refusal);
+        }
         let Some(reply) = applied.reply else {
             if let Err(Refusal::NotDurable(_) | Refusal::DiskFull(_)) = applied.result {
                 self.postponed.extend(applied.fact);

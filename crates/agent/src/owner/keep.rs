@@ -17,11 +17,15 @@ impl OwnerThread {
         if outcome.rows.is_empty() {
             return Ok(());
         }
+        let begun = Instant::now();
         let kept = match self.store_state {
             StoreState::Fine => self.store.commit(&outcome.rows, self.at),
             StoreState::Full(_) | StoreState::Broken(_) => self.store.commit_urgent(&outcome.rows, self.at),
         };
-        let Err(error) = kept else { return Ok(()) };
+        let Err(error) = kept else {
+            self.watcher.committed(outcome.rows.len(), begun.elapsed());
+            return Ok(());
+        };
         let why = shared(&error);
         let refusal = match error {
             CommitError::Full { .. } => {

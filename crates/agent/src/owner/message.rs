@@ -69,6 +69,8 @@ pub(super) enum Message {
     Asked(Asked),
     /// Tell when this lease waits no longer.
     Wait(LeaseId, oneshot::Sender<()>),
+    /// Tell when this lease is over.
+    WaitForEnd(LeaseId, oneshot::Sender<()>),
     /// The agent itself says that something happened.
     Fact(Command),
     /// Devices were read.
@@ -103,6 +105,13 @@ impl Owner {
     pub async fn wait(&self, lease: LeaseId) -> Result<(), Refusal> {
         let (reply, answer) = oneshot::channel();
         self.send(Message::Wait(lease, reply))?;
+        answer.await.map_err(|_| Refusal::Stopping)
+    }
+
+    /// Comes back when the lease is over.
+    pub async fn wait_for_end(&self, lease: LeaseId) -> Result<(), Refusal> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Message::WaitForEnd(lease, reply))?;
         answer.await.map_err(|_| Refusal::Stopping)
     }
 

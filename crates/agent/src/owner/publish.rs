@@ -1,6 +1,7 @@
 //! Telling what was committed: events, waiters, and whoever watches.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpupool_api::events::Event;
 use gpupool_core::lease::{EndCause, LeaseState};
@@ -9,7 +10,7 @@ use gpupool_core::{DeviceId, Effect, GpuId, LeaseId, Pool};
 use crate::clock;
 
 use super::batch::is_taken_back;
-use super::{OwnerThread, StoreState, Tie};
+use super::{OwnerThread, Refusal, StoreState, Tie};
 
 /// Somebody who is told of what was committed, on the owner's thread: must not wait for anything.
 pub trait Watcher: Send {
@@ -21,6 +22,10 @@ pub trait Watcher: Send {
     fn leaves(&mut self, lease: LeaseId, tie: Tie, was_taken: bool);
     /// The store works differently than before.
     fn store(&mut self, state: &StoreState);
+    /// So many rows were made durable together, in that time.
+    fn committed(&mut self, rows: usize, took: Duration);
+    /// A request for GPUs was refused.
+    fn refused(&mut self, refusal: &Refusal);
 }
 
 impl OwnerThread {
@@ -148,7 +153,7 @@ pub(super) fn cause_words(cause: &EndCause) -> String {
 }
 
 /// Why a lease ended, by a name that never changes.
-pub(super) fn cause_name(cause: &EndCause) -> &'static str {
+pub fn cause_name(cause: &EndCause) -> &'static str {
     match cause {
         EndCause::ByOwner => "by_owner",
         EndCause::HolderGone => "holder_gone",

@@ -9,6 +9,7 @@ use gpupool_core::device::{Cordon, Health, Vendor};
 use gpupool_core::lease::{Holder, Lease, LeaseState, Promise};
 use gpupool_core::outcome::Closed;
 use gpupool_core::pool::DeviceView;
+use gpupool_core::{Amount, Request, Share};
 use gpupool_devices::environment::JobEnvironment;
 
 use crate::clock;
@@ -34,6 +35,7 @@ pub fn lease_body(owner: &OwnerThread, lease: &Lease, caller: Option<&Caller>) -
         state: state(lease.state),
         owner: lease.request.owner.to_string(),
         worker_id: lease.request.worker_id.as_ref().map(ToString::to_string),
+        wish: wish(&lease.request),
         devices: held.iter().filter_map(|promise| device_of(owner, promise)).collect(),
         env,
         token: lease.token.filter(|_| knows).map(|token| token.0),
@@ -50,6 +52,21 @@ pub fn lease_body(owner: &OwnerThread, lease: &Lease, caller: Option<&Caller>) -
         holder: lease.holder.as_ref().map(holder),
         draining: lease.draining,
         labels: lease.request.labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect(),
+    }
+}
+
+fn wish(request: &Request) -> lease::Wish {
+    let (fraction, memory) = match request.amount {
+        Amount::Whole | Amount::Shared => (None, None),
+        Amount::Share(share) => (Some(share), None),
+        Amount::Memory(memory) => (None, Some(memory)),
+        Amount::Both(share, memory) => (Some(share), Some(memory)),
+    };
+    lease::Wish {
+        gpus: request.gpus,
+        fraction: fraction.map(Share::as_fraction),
+        memory_mib: memory.map(|memory| memory.as_mib()),
+        sharing: request.amount == Amount::Shared,
     }
 }
 

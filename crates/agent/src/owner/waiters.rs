@@ -1,4 +1,4 @@
-//! Who waits for which lease to leave the queue, and how many requests of each owner are in it.
+//! Who waits for which lease to leave the queue or to end, and how many requests of each owner are queued.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,6 +11,8 @@ use tokio::sync::oneshot;
 #[derive(Default)]
 pub(super) struct Waiters {
     by_lease: HashMap<LeaseId, Vec<oneshot::Sender<()>>>,
+    /// Those who wait for the end of a lease.
+    ends: HashMap<LeaseId, Vec<oneshot::Sender<()>>>,
     queued: HashMap<LeaseId, Arc<str>>,
     by_owner: HashMap<Arc<str>, usize>,
 }
@@ -25,7 +27,11 @@ impl Waiters {
         }
         let gone: Vec<LeaseId> = self.by_lease.keys().copied().filter(|id| !self.queued.contains_key(id)).collect();
         for lease in gone {
-            self.wake(lease);
+            wake(self.by_lease.remove(&lease));
+        }
+        let ended: Vec<LeaseId> = self.ends.keys().copied().filter(|id| has_ended(pool, *id)).collect();
+        for lease in ended {
+            wake(self.ends.remove(&lease));
         }
     }
 
@@ -43,6 +49,17 @@ impl Waiters {
         }
     }
 
+    /// Somebody waits for the end of a lease; told at once where it is over.
+    pub fn wait_for_end(&mut self, lease: LeaseId, waiter: oneshot::Sender<()>, pool: &Pool) {
+        if has_ended(pool, lease) {
+            let _gone = waiter.send(());
+        } else {
+            let waiters = self.ends.entry(lease).or_default();
+            waiters.retain(|waiter| !waiter.is_closed());
+            waiters.push(waiter);
+        }
+    }
+
     /// Takes in what happened, and wakes whom it concerns.
     pub fn follow(&mut self, effect: &Effect, pool: &Pool) {
         match effect {
@@ -53,7 +70,10 @@ impl Waiters {
             }
             Effect::Granted { lease, .. } | Effect::Offered { lease, .. } | Effect::Ended { lease, .. } => {
                 self.leave(*lease);
-                self.wake(*lease);
+                wake(self.by_lease.remove(lease));
+                if matches!(effect, Effect::Ended { .. }) {
+                    wake(self.ends.remove(lease));
+                }
             }
             _ => {}
         }
@@ -88,10 +108,14 @@ impl Waiters {
             }
         }
     }
+}
 
-    fn wake(&mut self, lease: LeaseId) {
-        for waiter in self.by_lease.remove(&lease).into_iter().flatten() {
-            let _gone = waiter.send(());
-        }
+fn wake(waiters: Option<Vec<oneshot::Sender<()>>>) {
+    for waiter in waiters.into_iter().flatten() {
+        let _gone = waiter.send(());
     }
+}
+
+fn has_ended(pool: &Pool, lease: LeaseId) -> bool {
+    pool.lease(lease).is_none_or(|lease| lease.state.is_ended())
 }

@@ -234,6 +234,7 @@ pub fn lease(id: u64, state: State) -> Lease {
         state,
         owner: "alice".into(),
         worker_id: None,
+        wish: Default::default(),
         devices: Vec::new(),
         env: Default::default(),
         token: Some(40 + id).filter(|_| matches!(state, State::Active | State::Offered)),

@@ -6,7 +6,7 @@ fn record(event: &str, lease: u64, token: Option<u64>, fraction: f64, memory_mib
     Record {
         lease,
         event: event.into(),
-        at: "2026-01-31T08:00:00Z".into(),
+        at: String::new(),
         owner: "alice".into(),
         worker_id: None,
         devices: if token.is_some() { vec![device] } else { Vec::new() },
@@ -25,12 +25,15 @@ fn ended(lease: u64, token: u64, fraction: f64) -> Record {
     Record { event: "ended".into(), ..granted(lease, token, fraction) }
 }
 
+/// One record a second, in this order, unless a record has a time of its own; handed over newest first.
 fn audit(records: impl IntoIterator<Item = Record>, active: &[u64]) -> Audit {
-    Audit {
-        records: records.into_iter().collect(),
-        memory_mib: [("GPU-0".to_owned(), 1000)].into(),
-        active: active.iter().copied().collect(),
-    }
+    let timed = |(second, record): (usize, Record)| match record.at.as_str() {
+        "" => Record { at: format!("2026-01-31T08:{:02}:{:02}.000+00:00", second / 60, second % 60), ..record },
+        _ => record,
+    };
+    let mut records: Vec<Record> = records.into_iter().enumerate().map(timed).collect();
+    records.reverse();
+    Audit { records, memory_mib: [("GPU-0".to_owned(), 1000)].into(), active: active.iter().copied().collect() }
 }
 
 fn found(audit: &Audit, seen: &Seen) -> Vec<String> {
@@ -104,4 +107,25 @@ fn what_clients_were_told_must_be_written() {
     assert!(other_token.len() == 1 && other_token[0].contains("token 7"), "{other_token:?}");
     let revived = found(&trail, &Seen { released: vec![1], ..Seen::default() });
     assert!(revived.len() == 1 && revived[0].contains("released and lives"), "{revived:?}");
+}
+
+#[test]
+fn within_a_millisecond_ends_come_as_early_as_they_can() {
+    let now = |record: Record| Record { at: "2026-01-31T09:00:00.001+00:00".into(), ..record };
+    let handed_on = [
+        granted(1, 1, 1.0),
+        now(ended(1, 1, 1.0)),
+        now(granted(2, 2, 1.0)),
+        now(ended(2, 2, 1.0)),
+        now(granted(3, 3, 1.0)),
+    ];
+    assert_eq!(found(&audit(handed_on.clone(), &[3]), &Seen::default()), Vec::<String>::new());
+    let too_much = handed_on.into_iter().chain([now(granted(4, 4, 0.001))]);
+    one(too_much, &[3, 4], "lease 4 made GPU 0 promised to 1001 thousandths");
+}
+
+#[test]
+fn a_record_without_a_time_is_found() {
+    let timeless = Record { at: "yesterday".into(), ..granted(1, 1, 0.1) };
+    one([timeless], &[], "no time that can be read");
 }

@@ -1,0 +1,57 @@
+//! What counting an answer costs, alone and with others at once, and what a scrape costs beside the look at the owner.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{Method, StatusCode};
+use divan::{Bencher, black_box};
+use gpupool_agent::metrics::{Form, Metrics, Scrape};
+use gpupool_agent::stats::{Filter, Statistics};
+
+fn main() {
+    divan::main();
+}
+
+const ROUTES: [&str; 8] = [
+    "/",
+    "/gpu/stats",
+    "/gpu/summary",
+    "/health",
+    "/v1/leases",
+    "/v1/leases/{id}",
+    "/v1/leases/{id}/renew",
+    "/v1/devices/{gpu_id}/uncordon",
+];
+
+fn metrics() -> Metrics {
+    let metrics = Metrics::new();
+    metrics.know_routes(ROUTES.map(str::to_owned));
+    metrics
+}
+
+#[divan::bench(threads = [1, 2])]
+fn answered(bencher: Bencher) {
+    let metrics = metrics();
+    bencher.bench(|| {
+        let running = metrics.begin();
+        let took = black_box(Duration::from_micros(90));
+        metrics.answered(black_box(&Method::GET), black_box("/gpu/stats"), StatusCode::OK, took);
+        drop(running);
+    });
+}
+
+#[divan::bench(args = [Form::OpenMetrics, Form::Plain])]
+fn scraped(bencher: Bencher, form: Form) {
+    let metrics = Arc::new(metrics());
+    for route in ROUTES {
+        for method in [Method::GET, Method::POST] {
+            metrics.answered(&method, route, StatusCode::OK, Duration::from_micros(90));
+        }
+    }
+    let current = Statistics::new(Filter::default(), Duration::from_secs(1), 1).current();
+    let now = gpupool_agent::clock::now();
+    bencher.bench(|| {
+        let (metrics, current) = (metrics.clone(), current.clone());
+        Scrape { metrics, current, stand: None, node: "here".into(), now }.encode(form)
+    });
+}

@@ -1,0 +1,251 @@
+//! What devices read and what is promised of them. What a device does not tell, or told too long ago, is left out: a
+//! missing line is honest, a zero is not.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use gpupool_core::device::Health;
+use gpupool_core::{GpuId, Time};
+use gpupool_devices::{Found, Told};
+
+use crate::owner::{closed_name, health_words};
+use crate::stats::{Round, Seen};
+
+use super::page::Page;
+use super::pool::{PoolDevice, Stand};
+
+/// A device with all that is known of it.
+struct Device<'a> {
+    gpu_id: String,
+    uuid: String,
+    name: &'a str,
+    node: &'a str,
+    seen: Option<&'a Seen>,
+    /// Whether what it read is how it is now.
+    fresh: bool,
+    pooled: Option<&'a PoolDevice>,
+}
+
+type Labels<'a> = [(&'static str, &'a str); 4];
+
+impl<'a> Device<'a> {
+    fn labels(&self) -> Labels<'_> {
+        [("gpu_id", &self.gpu_id), ("uuid", &self.uuid), ("name", self.name), ("node", self.node)]
+    }
+
+    fn and(&self, name: &'static str, value: &'static str) -> [(&'static str, &str); 5] {
+        let [a, b, c, d] = self.labels();
+        [a, b, c, d, (name, value)]
+    }
+
+    fn found(&self) -> Option<&'a Found> {
+        self.seen.map(|seen| &*seen.found)
+    }
+
+    fn read<T>(&self, of: impl Fn(&'a Found) -> &'a Told<T>) -> Option<&'a T> {
+        self.found().filter(|_| self.fresh).and_then(|found| of(found).value())
+    }
+
+    /// The pool judges health over time; before it knows the device, the reading does.
+    fn health(&self) -> Option<&'a Health> {
+        self.pooled.map(|pooled| &pooled.health).or(self.seen.map(|seen| &seen.health))
+    }
+}
+
+/// Every device that is listed or takes work, by number.
+fn devices<'a>(round: &'a Round, stand: Option<&'a Stand>, node: &'a str) -> Vec<Device<'a>> {
+    let mut devices: BTreeMap<GpuId, Device<'a>> = BTreeMap::new();
+    for seen in round.listed() {
+        let device = Device {
+            gpu_id: seen.gpu_id.to_string(),
+            uuid: seen.identity.to_string(),
+            name: seen.found.name.as_deref().unwrap_or("unknown GPU"),
+            node,
+            seen: Some(seen),
+            fresh: !seen.is_lost() && !round.is_stale(seen),
+            pooled: None,
+        };
+        devices.insert(seen.gpu_id, device);
+    }
+    for pooled in stand.iter().flat_map(|stand| &stand.devices) {
+        let unseen = || Device {
+            gpu_id: pooled.gpu_id.to_string(),
+            uuid: pooled.uuid.clone(),
+            name: &pooled.name,
+            node,
+            seen: None,
+            fresh: false,
+            pooled: None,
+        };
+        devices.entry(pooled.gpu_id).or_insert_with(unseen).pooled = Some(pooled);
+    }
+    devices.into_values().collect()
+}
+
+/// Writes what is known of devices at `now`.
+pub(super) fn encode(page: &mut Page<'_>, round: &Round, stand: Option<&Stand>, node: &str, now: Time) -> fmt::Result {
+    let devices = devices(round, stand, node);
+    read(page, &devices, now)?;
+    promised(page, &devices)?;
+    foreign(page, &devices)
+}
+
+/// A family with a line for each device that has a value.
+fn family<'a>(
+    page: &mut Page<'_>,
+    devices: &[Device<'a>],
+    name: &'static str,
+    help: &str,
+    value: impl Fn(&Device<'a>) -> Option<f64>,
+) -> fmt::Result {
+    page.gauges(name, help, devices.iter().filter_map(|device| Some((device.labels(), value(device)?))))
+}
+
+fn read(page: &mut Page<'_>, devices: &[Device<'_>], now: Time) -> fmt::Result {
+    // How much a device has does not change; it is told of old readings too.
+    family(page, devices, "gpupool_gpu_memory_total_bytes", "All memory of a GPU", |device| {
+        device.found()?.memory.total.value().map(|bytes| bytes.0 as f64)
+    })?;
+    family(page, devices, "gpupool_gpu_memory_reserved_bytes", "Memory of a GPU that its driver keeps", |device| {
+        device.found()?.memory.reserved.value().map(|bytes| bytes.0 as f64)
+    })?;
+    family(page, devices, "gpupool_gpu_memory_used_bytes", "Memory of a GPU that programs use", |device| {
+        let memory = &device.found().filter(|_| device.fresh)?.memory;
+        memory.used_by_programs().value().map(|bytes| bytes.0 as f64)
+    })?;
+    family(page, devices, "gpupool_gpu_utilization_ratio", "How busy a GPU is, 0 to 1", |device| {
+        device.read(|found| &found.utilization).map(|busy| busy.as_number() / 100.0)
+    })?;
+    family(page, devices, "gpupool_gpu_temperature_celsius", "Temperature of a GPU", |device| {
+        device.read(|found| &found.temperature_c).map(|degrees| f64::from(*degrees))
+    })?;
+    family(page, devices, "gpupool_gpu_power_watts", "Power a GPU draws", |device| {
+        device.read(|found| &found.power).map(|power| power.as_number())
+    })?;
+    family(page, devices, "gpupool_gpu_power_limit_watts", "The most power a GPU may draw", |device| {
+        device.read(|found| &found.power_limit).map(|power| power.as_number())
+    })?;
+    family(page, devices, "gpupool_gpu_reading_age_seconds", "Time since a GPU was read", |device| {
+        device.seen.map(|seen| now.since(seen.read_at).0 as f64 / 1000.0)
+    })?;
+    let states = devices.iter().filter_map(|device| Some((device, health_words(device.health()?).0)));
+    let lines = states.flat_map(|(device, is)| {
+        ["healthy", "unhealthy", "lost"].map(|state| (device.and("state", state), f64::from(u8::from(state == is))))
+    });
+    page.gauges("gpupool_gpu_health", "1 for the state a GPU is in", lines)
+}
+
+fn promised(page: &mut Page<'_>, devices: &[Device<'_>]) -> fmt::Result {
+    family(page, devices, "gpupool_gpu_open", "1 where a GPU takes new work", |device| {
+        Some(f64::from(u8::from(device.pooled?.closed.is_none())))
+    })?;
+    let closed = devices.iter().filter_map(|device| Some((device, closed_name(device.pooled?.closed?))));
+    let lines = closed.map(|(device, reason)| (device.and("reason", reason), 1.0));
+    page.gauges("gpupool_gpu_closed", "1, with the reason, where a GPU takes no new work", lines)?;
+    family(page, devices, "gpupool_gpu_promised_ratio", "How much of a GPU is promised, 0 to 1", |device| {
+        Some(device.pooled?.promised.as_fraction())
+    })?;
+    family(page, devices, "gpupool_gpu_promised_memory_bytes", "How much memory of a GPU is promised", |device| {
+        Some(device.pooled?.promised_memory.0 as f64)
+    })
+}
+
+fn foreign(page: &mut Page<'_>, devices: &[Device<'_>]) -> fmt::Result {
+    family(page, devices, "gpupool_gpu_foreign_memory_bytes", "Memory in use that no lease explains", |device| {
+        Some(device.pooled?.foreign.filter(|_| device.fresh)?.memory?.0 as f64)
+    })?;
+    let help = "How busy a GPU is beyond what leases explain, 0 to 1";
+    family(page, devices, "gpupool_gpu_foreign_utilization_ratio", help, |device| {
+        Some(device.pooled?.foreign.filter(|_| device.fresh)?.utilization?.as_number() / 100.0)
+    })?;
+    family(page, devices, "gpupool_gpu_foreign_processes", "Processes on a GPU that run under no lease", |device| {
+        Some(f64::from(device.pooled?.foreign.filter(|_| device.fresh)?.processes))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use gpupool_core::device::{DeviceIdentity, Vendor};
+    use gpupool_core::units::{Bytes, Millis, Percent};
+    use gpupool_devices::{Memory, SourceKind};
+
+    use super::super::{Form, Metrics, Scrape};
+    use super::*;
+    use crate::stats::{Filter, Statistics};
+
+    fn seen(number: u32, found: Found, read_at: Time, health: Health) -> Seen {
+        Seen {
+            gpu_id: GpuId(number),
+            identity: DeviceIdentity::Uuid(format!("GPU-{number}").into()),
+            found: Arc::new(found),
+            source: SourceKind::Nvml,
+            health,
+            read_at,
+            visible: true,
+            processes: Arc::new([]),
+        }
+    }
+
+    fn told(devices: impl FnOnce(Time) -> Vec<Seen>) -> String {
+        // Ahead of this machine's clock, so that a slow test does not make readings old.
+        let now = crate::clock::now().after(Millis::from_secs(3600));
+        let statistics = Statistics::new(Filter::default(), Duration::from_secs(1), 1);
+        let clock = gpupool_store::Clock { pool: now, wall: std::time::SystemTime::now() };
+        let refresh = Millis::from_secs(1);
+        let devices = devices(now);
+        statistics.publish(Round { clock, devices, sources: vec![], answered_at: Some(now), refresh, stopped: false });
+        let (metrics, current) = (Arc::new(Metrics::new()), statistics.current());
+        Scrape { metrics, current, stand: None, node: "here".into(), now }.encode(Form::OpenMetrics)
+    }
+
+    fn found(name: &str) -> Found {
+        Found {
+            name: Some(name.into()),
+            memory: Memory { total: Told::Value(Bytes(1000)), used: Told::Value(Bytes(10)), ..Memory::default() },
+            utilization: Told::Value(Percent(50_000)),
+            ..Found::new(Vendor::Nvidia)
+        }
+    }
+
+    #[test]
+    fn what_a_device_does_not_tell_is_absent_and_what_it_tells_is_there() {
+        let text = told(|now| vec![seen(0, found("A"), now, Health::Healthy)]);
+        let labels = r#"{gpu_id="0",uuid="GPU-0",name="A",node="here"}"#;
+        for line in [
+            format!("gpupool_gpu_utilization_ratio{labels} 0.5"),
+            format!("gpupool_gpu_memory_used_bytes{labels} 10.0"),
+            format!("gpupool_gpu_reading_age_seconds{labels} 0.0"),
+        ] {
+            assert!(text.contains(&line), "{line} is not in\n{text}");
+        }
+        for absent in ["temperature_celsius", "power_watts", "memory_reserved_bytes", "promised_ratio"] {
+            assert!(!text.contains(&format!("gpupool_gpu_{absent}{{")), "{absent} is in\n{text}");
+        }
+    }
+
+    #[test]
+    fn an_old_reading_and_that_of_a_lost_device_are_not_passed_off_as_how_it_is() {
+        let text = told(|now| {
+            let long_ago = Time(now.0 - 60_000);
+            vec![seen(0, found("A"), long_ago, Health::Healthy), seen(1, found("B"), now, Health::Lost)]
+        });
+        assert!(!text.contains("gpupool_gpu_utilization_ratio{"), "{text}");
+        assert!(!text.contains("gpupool_gpu_memory_used_bytes{"), "{text}");
+        assert!(text.contains(r#"reading_age_seconds{gpu_id="0",uuid="GPU-0",name="A",node="here"} 60.0"#), "{text}");
+        assert!(
+            text.contains(r#"gpu_health{gpu_id="1",uuid="GPU-1",name="B",node="here",state="lost"} 1.0"#),
+            "{text}"
+        );
+        assert!(text.contains("gpupool_gpu_memory_total_bytes{"), "how much a device has does not change:\n{text}");
+    }
+
+    #[test]
+    fn a_name_cannot_break_out_of_its_label() {
+        let text = told(|now| vec![seen(0, found("A\"} 1\nfake 2\\"), now, Health::Healthy)]);
+        assert!(text.contains(r#"name="A\"} 1\nfake 2\\",node="#), "{text}");
+        assert!(!text.lines().any(|line| line.starts_with("fake")), "{text}");
+    }
+}

@@ -1,0 +1,96 @@
+//! Every metric is explained, what is explained exists, and the dashboard shows what exists.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{Method, StatusCode};
+use gpupool_agent::metrics::{Form, Metrics, Scrape};
+use gpupool_agent::stats::{Filter, Statistics};
+
+fn text(form: Form) -> String {
+    let metrics = Arc::new(Metrics::new());
+    metrics.know_routes(["/gpu/stats".to_owned()]);
+    metrics.answered(&Method::GET, "/gpu/stats", StatusCode::OK, Duration::from_micros(70));
+    metrics.answered(&Method::PUT, "/made/up", StatusCode::NOT_FOUND, Duration::from_secs(1000));
+    let statistics = Statistics::new(Filter::default(), Duration::from_secs(1), 1);
+    let now = gpupool_agent::clock::now();
+    Scrape { metrics, current: statistics.current(), stand: None, node: "here".into(), now }.encode(form)
+}
+
+/// Families with their kinds.
+fn told() -> BTreeMap<String, String> {
+    let text = text(Form::OpenMetrics);
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    types.map(|(name, kind)| (name.to_owned(), kind.to_owned())).collect()
+}
+
+fn file(path: &str) -> String {
+    let path = format!("{}/../../{path}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+#[test]
+fn what_is_told_is_explained_and_what_is_explained_is_told() {
+    let page = file("docs/metrics.md");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
+    let explained: BTreeMap<String, String> =
+        rows.filter_map(|(name, rest)| Some((name.into(), rest.split_once(" |")?.0.into()))).collect();
+    assert_eq!(explained, told(), "docs/metrics.md on the left, /metrics on the right");
+}
+
+#[test]
+fn the_dashboard_shows_only_what_is_told() {
+    let dashboard: serde_json::Value = serde_json::from_str(&file("deploy/grafana/gpupool.json")).unwrap();
+    let series: BTreeSet<String> = told()
+        .into_iter()
+        .flat_map(|(name, kind)| match kind.as_str() {
+            "counter" => vec![format!("{name}_total")],
+            "histogram" => ["bucket", "sum", "count"].map(|end| format!("{name}_{end}")).to_vec(),
+            _ => vec![name],
+        })
+        .collect();
+    let mut asked = Vec::new();
+    expressions(&dashboard, &mut asked);
+    assert!(asked.len() > 20, "the dashboard asks for {asked:?} only");
+    for expression in asked {
+        let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let mut names = words.filter(|word| word.starts_with("gpupool_") || word.starts_with("process_")).peekable();
+        assert!(names.peek().is_some(), "{expression} asks for no metric");
+        for name in names {
+            assert!(series.contains(name), "{name} in {expression} is not told");
+        }
+    }
+}
+
+fn expressions(value: &serde_json::Value, found: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            for (name, value) in fields {
+                match value.as_str() {
+                    Some(text) if name == "expr" || name == "definition" => found.push(text.to_owned()),
+                    _ => expressions(value, found),
+                }
+            }
+        }
+        serde_json::Value::Array(values) => values.iter().for_each(|value| expressions(value, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn answers_are_counted_in_their_range_and_unknown_routes_together() {
+    let text = text(Form::Plain);
+    for line in [
+        r#"gpupool_http_request_seconds_bucket{le="0.00005",route="/gpu/stats",method="GET",status="2xx"} 0"#,
+        r#"gpupool_http_request_seconds_bucket{le="0.0001",route="/gpu/stats",method="GET",status="2xx"} 1"#,
+        r#"gpupool_http_request_seconds_bucket{le="300.0",route="none",method="other",status="4xx"} 0"#,
+        r#"gpupool_http_request_seconds_bucket{le="+Inf",route="none",method="other",status="4xx"} 1"#,
+        r#"gpupool_http_request_seconds_sum{route="none",method="other",status="4xx"} 1000.0"#,
+    ] {
+        assert!(text.lines().any(|told| told == line), "{line} is not in\n{text}");
+    }
+    assert!(!text.contains("/made/up"), "a client must not make up labels");
+}

@@ -1,0 +1,65 @@
+//! `gpupool config`: what is in effect and where it came from, and what is probably not meant.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use clap::{Args, Subcommand};
+use gpupool_config::{Facts, Flags, Inputs, Reader, Severity, check, findings_as_json, findings_as_text, load};
+
+use crate::output::{write_json, write_text};
+
+/// The configuration of this machine, as flags aside it is read from the environment and the file.
+#[derive(Subcommand)]
+pub(crate) enum Config {
+    /// Every value in effect, and where it came from.
+    Show(Which),
+    /// What is wrong or probably not meant, and what to do. Exits with 1 if anything is wrong.
+    Check(Which),
+}
+
+/// Which configuration, and how to answer.
+#[derive(Args)]
+pub(crate) struct Which {
+    /// The configuration file, in place of GPUPOOL_CONFIG or the usual places.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Answer in JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Which {
+    fn inputs(&self) -> anyhow::Result<Inputs> {
+        Inputs::here(Flags::default(), self.config.as_deref(), Reader::Everybody).map_err(|problems| anyhow!("{problems}"))
+    }
+}
+
+pub(crate) fn run(command: &Config) -> anyhow::Result<ExitCode> {
+    match command {
+        Config::Show(which) => show(which),
+        Config::Check(which) => judge(which),
+    }
+}
+
+fn show(which: &Which) -> anyhow::Result<ExitCode> {
+    let loaded = load(&which.inputs()?).map_err(|problems| anyhow!("{problems}"))?;
+    if which.json {
+        write_json(&loaded.as_json())?;
+    } else {
+        write_text(&loaded.as_text())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn judge(which: &Which) -> anyhow::Result<ExitCode> {
+    let inputs = which.inputs()?;
+    let findings = check(&inputs, |loaded| Facts::here(loaded, &inputs));
+    if which.json {
+        write_json(&findings_as_json(&findings))?;
+    } else {
+        write_text(&findings_as_text(&findings))?;
+    }
+    let is_broken = findings.iter().any(|finding| finding.severity == Severity::Error);
+    Ok(if is_broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

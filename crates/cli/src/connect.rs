@@ -1,0 +1,107 @@
+//! Which agent a command asks, and as whom.
+//!
+//! `--endpoint`, else what the environment or the configuration file names, else the agent that listens on the Unix socket
+//! of this user's or the machine's state directory, else the usual address.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use gpupool_client::{Client, ClientError, Endpoint, Secret};
+use gpupool_config::{Flags, Inputs, Loaded, Origin, Reader, load};
+
+use crate::output::WrongUsage;
+
+/// Where the machine's own agent keeps its state.
+const SYSTEM_STATE: &str = "/var/lib/gpupool";
+
+/// Which agent to ask.
+#[derive(Args, Clone, Default)]
+pub(crate) struct Connect {
+    /// The agent to ask: http://HOST:PORT, https://HOST:PORT, or the path of its Unix socket.
+    ///
+    /// Unless given: GPU_SERVICE_ENDPOINT, then the Unix socket of this machine's agent, then http://localhost:8000.
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<String>,
+    /// Trust the certificates of this file (PEM) where the agent is asked over https.
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+}
+
+impl Connect {
+    /// A client of that agent, with the token of the environment or the file. Nothing is asked yet.
+    pub fn client(&self) -> anyhow::Result<Client> {
+        let loaded = self.load()?;
+        let endpoint = self.endpoint_of(&loaded).map_err(WrongUsage::of)?;
+        client_of(endpoint, &loaded)
+    }
+
+    /// The same, or no client where nobody named an agent and none listens on a socket; and the state directory an agent of
+    /// this user would use. A named directory leaves no other agent than its own.
+    pub fn client_or_state(&self, named: Option<&Path>) -> anyhow::Result<(Option<Client>, PathBuf)> {
+        let loaded = self.load()?;
+        let dir = named.unwrap_or(&loaded.config.server.state_dir).to_owned();
+        let endpoint = match named {
+            Some(dir) => Endpoint::choose(None, None, Some(&gpupool_agent::socket_path(dir))),
+            None => self.endpoint_of(&loaded),
+        };
+        let endpoint = endpoint.map_err(WrongUsage::of)?;
+        let is_named = named.is_none() && (self.endpoint.is_some() || loaded.servers().origin != Origin::Default);
+        let client = (is_named || endpoint.socket().is_some()).then(|| client_of(endpoint, &loaded)).transpose()?;
+        Ok((client, dir))
+    }
+
+    /// What is configured for clients on this machine.
+    pub fn load(&self) -> anyhow::Result<Loaded> {
+        let flags = Flags::default().set("--ca-file", self.ca_file.as_ref().map(|path| path.display()));
+        let inputs = Inputs::here(flags, None, Reader::Client).map_err(WrongUsage::of)?;
+        Ok(load(&inputs).map_err(WrongUsage::of)?)
+    }
+
+    fn endpoint_of(&self, loaded: &Loaded) -> Result<Endpoint, ClientError> {
+        if let Some(named) = &self.endpoint {
+            return Endpoint::choose(Some(named), None, None);
+        }
+        let servers = loaded.servers();
+        if servers.origin != Origin::Default {
+            // A socket is configured as unix:/PATH.
+            let url = |url: &String| url.strip_prefix("unix:").map_or_else(|| url.clone(), ToOwned::to_owned);
+            let urls: Vec<String> = servers.urls.iter().map(url).collect();
+            return Endpoint::choose(None, Some(&urls.join(",")), None);
+        }
+        let places = [loaded.config.server.state_dir.as_path(), Path::new(SYSTEM_STATE)];
+        let chosen = places.map(|place| Endpoint::choose(None, None, Some(&gpupool_agent::socket_path(place))));
+        let listens = chosen.iter().flatten().find(|endpoint| endpoint.socket().is_some()).cloned();
+        listens.map_or_else(|| Endpoint::choose(None, None, None), Ok)
+    }
+}
+
+fn client_of(endpoint: Endpoint, loaded: &Loaded) -> anyhow::Result<Client> {
+    let settings = &loaded.config.client;
+    let mut builder = Client::builder(endpoint);
+    if let Some(token) = &settings.token {
+        builder = builder.token(Secret::new(token.expose()));
+    }
+    if let Some(path) = &settings.ca_file {
+        builder = builder.ca_file(path);
+    }
+    Ok(builder.build()?)
+}
+
+/// Runs a conversation with an agent to its end. Tasks of it that are still running then get no more time.
+pub(crate) fn converse<T>(talk: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("cannot start a runtime to ask the agent")?.block_on(talk)
+}
+
+/// What an agent's refusal means for whoever sits at this terminal, beside what the agent says.
+pub(crate) fn explained(error: ClientError) -> anyhow::Error {
+    let hint = match error.code() {
+        Some("not_allowed" | "not_your_account") => {
+            "ask as root, as the user the agent runs as, or with the token of an administrator in GPUPOOL_TOKEN"
+        }
+        Some("token_unknown") => "make one on the agent's machine with: gpupool token create --owner NAME",
+        _ => return error.into(),
+    };
+    anyhow::anyhow!("{error}; {hint}")
+}

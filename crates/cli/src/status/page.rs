@@ -1,0 +1,228 @@
+//! How things stand, on a page for people: GPUs, who holds them, who squats, who waits.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use gpupool_api::lease::{Lease, Wish};
+use gpupool_api::pool::{Device, Pool};
+use jiff::Timestamp;
+
+use super::{Standing, statistics};
+use crate::table::{Column, Table};
+use crate::terminal::{Paint, Screen};
+use crate::text::{clean, cut};
+use crate::units;
+
+/// Waiters that are shown; of the others only how many there are.
+const WAITERS_SHOWN: usize = 20;
+/// Where nobody knows.
+pub(super) const UNKNOWN: &str = "?";
+
+pub(super) fn of(standing: &Standing, screen: Screen) -> String {
+    match standing {
+        Standing::Agent { pool, devices, waiting, .. } => agent(pool, devices, waiting, screen),
+        Standing::None { endpoint, stats } => statistics::page(endpoint, stats, screen),
+    }
+}
+
+fn agent(pool: &Pool, devices: &[Device], waiting: &[Lease], screen: Screen) -> String {
+    let now = pool.timestamp.parse().unwrap_or_else(|_| Timestamp::now());
+    let head = cut(&headline(pool, devices), screen.width.unwrap_or(usize::MAX));
+    let mut text = format!("{head}\n");
+    section(&mut text, "", &gpus(devices), screen);
+    section(&mut text, "HELD", &held(devices, now), screen);
+    section(&mut text, "SQUATTERS (processes that use a GPU without a lease)", &squatters(devices), screen);
+    section(&mut text, "WAITING", &queue(waiting, now), screen);
+    if let Some(more) = waiting.len().checked_sub(WAITERS_SHOWN).filter(|more| *more > 0) {
+        let _ = writeln!(text, "and {more} more: gpupool lease list");
+    }
+    text
+}
+
+fn headline(pool: &Pool, devices: &[Device]) -> String {
+    let count = |count: usize, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
+    let squatters: usize = devices.iter().map(|device| device.processes.iter().filter(|p| p.squatter).count()).sum();
+    let mut parts = vec![
+        format!("{} ({} free)", count(pool.devices, "GPU", "GPUs"), pool.free_devices),
+        count(pool.active, "lease", "leases"),
+        format!("{} waiting", pool.waiting),
+    ];
+    if squatters > 0 {
+        parts.push(count(squatters, "squatter", "squatters"));
+    }
+    if pool.simulated {
+        parts.push("simulated".into());
+    }
+    format!("{}: {}", clean(&pool.node), parts.join(", "))
+}
+
+/// Adds a table under its title, where there is anything in it.
+pub(super) fn section<const N: usize>(text: &mut String, title: &str, table: &Table<N>, screen: Screen) {
+    if table.is_empty() {
+        return;
+    }
+    text.push('\n');
+    if !title.is_empty() {
+        let title = cut(title, screen.width.unwrap_or(usize::MAX));
+        let _ = writeln!(text, "{}", screen.paint(Paint::Heading, &title));
+    }
+    text.push_str(&table.render(screen));
+}
+
+fn gpus(devices: &[Device]) -> Table<8> {
+    let mut table = Table::new([
+        Column::number("GPU"),
+        Column::words("NAME").at_least(12),
+        Column::number("BUSY"),
+        Column::number("MEMORY GiB").weighs(4),
+        Column::number("TEMP").weighs(3),
+        Column::number("POWER").weighs(1),
+        Column::number("LEASED"),
+        Column::words("STATE").at_least(12).wraps(),
+    ]);
+    for device in devices {
+        let (state, paint) = state(device);
+        let or_unknown = |value: Option<String>| value.unwrap_or_else(|| UNKNOWN.into());
+        let cells = [
+            device.gpu_id.to_string(),
+            name(device),
+            or_unknown(device.utilization_percent.map(|busy| format!("{busy:.0}%"))),
+            memory(device.memory_used_mib, device.memory_mib),
+            or_unknown(device.temperature_c.map(|degrees| format!("{degrees} °C"))),
+            or_unknown(device.power_w.map(|watts| format!("{watts:.0} W"))),
+            units::share(device.promised),
+            state,
+        ];
+        table.row(cells, paint);
+    }
+    table
+}
+
+fn name(device: &Device) -> String {
+    match &device.partition {
+        Some(part) if !device.name.contains(part.as_str()) => format!("{} {part}", device.name),
+        _ => device.name.clone(),
+    }
+}
+
+/// Used of all, in GiB.
+pub(super) fn memory(used: Option<u64>, all: Option<u64>) -> String {
+    let gib = |mib: Option<u64>| mib.map_or_else(|| UNKNOWN.into(), |mib| format!("{:.1}", mib as f64 / 1024.0));
+    format!("{}/{}", gib(used), gib(all))
+}
+
+/// Whether it takes new work, and what is odd about it.
+fn state(device: &Device) -> (String, Paint) {
+    if let Some(why) = &device.closed {
+        let reason = device.health_reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        return (format!("closed: {}{reason}", why.replace('_', " ")), Paint::Bad);
+    }
+    if device.stale {
+        return ("not read lately".into(), Paint::Faint);
+    }
+    match device.processes.iter().filter(|process| process.squatter).count() {
+        0 => ("open".into(), Paint::Plain),
+        1 => ("open, 1 squatter".into(), Paint::Odd),
+        more => (format!("open, {more} squatters"), Paint::Odd),
+    }
+}
+
+fn held(devices: &[Device], now: Timestamp) -> Table<7> {
+    let mut table = Table::new([
+        Column::number("GPU"),
+        Column::number("LEASE"),
+        Column::words("OWNER").at_least(8),
+        Column::number("PART"),
+        Column::number("MEMORY").weighs(2),
+        Column::number("SINCE").weighs(3),
+        Column::words("WORKER").at_least(6).weighs(1),
+    ]);
+    for device in devices {
+        for lease in &device.leases {
+            let since = lease.granted_at.as_deref().and_then(|at| past(at, now));
+            let (owner, paint) = match lease.draining {
+                true => (format!("{} (ended, still there)", lease.owner), Paint::Odd),
+                false => (lease.owner.clone(), Paint::Plain),
+            };
+            let cells = [
+                device.gpu_id.to_string(),
+                lease.id.to_string(),
+                owner,
+                units::share(lease.fraction),
+                lease.memory_mib.map(units::mib).unwrap_or_default(),
+                since.map(units::shown).unwrap_or_default(),
+                lease.worker_id.clone().unwrap_or_default(),
+            ];
+            table.row(cells, paint);
+        }
+    }
+    table
+}
+
+fn squatters(devices: &[Device]) -> Table<5> {
+    let mut table = Table::new([
+        Column::number("GPU"),
+        Column::number("PID"),
+        Column::words("USER").at_least(8),
+        Column::number("MEMORY").weighs(2),
+        Column::words("COMMAND").at_least(8),
+    ]);
+    for device in devices {
+        for process in device.processes.iter().filter(|process| process.squatter) {
+            let cells = [
+                device.gpu_id.to_string(),
+                process.pid.to_string(),
+                process.user.clone().unwrap_or_else(|| UNKNOWN.into()),
+                process.memory_mib.map_or_else(|| UNKNOWN.into(), units::mib),
+                process.command.clone().unwrap_or_else(|| UNKNOWN.into()),
+            ];
+            table.row(cells, Paint::Odd);
+        }
+    }
+    table
+}
+
+fn queue(waiting: &[Lease], now: Timestamp) -> Table<6> {
+    let mut table = Table::new([
+        Column::number("NO"),
+        Column::number("LEASE").weighs(2),
+        Column::words("OWNER").at_least(8),
+        Column::words("WISH").at_least(8),
+        Column::number("WAITS").weighs(3),
+        Column::words("WHY").at_least(16).wraps(),
+    ]);
+    for lease in waiting.iter().take(WAITERS_SHOWN) {
+        let cells = [
+            lease.queue_position.map_or_else(|| UNKNOWN.into(), |position| position.to_string()),
+            lease.id.to_string(),
+            lease.owner.clone(),
+            wish(&lease.wish),
+            past(&lease.created_at, now).map(units::shown).unwrap_or_default(),
+            lease.reason.clone().unwrap_or_default(),
+        ];
+        table.row(cells, Paint::Plain);
+    }
+    table
+}
+
+/// What was asked for, in few words.
+pub(crate) fn wish(wish: &Wish) -> String {
+    let gpus = match wish.gpus {
+        0 => "no GPU".to_owned(),
+        1 => "1 GPU".to_owned(),
+        more => format!("{more} GPUs"),
+    };
+    match (wish.fraction, wish.memory_mib) {
+        (Some(fraction), Some(memory)) => format!("{} of {gpus}, {}", units::share(fraction), units::mib(memory)),
+        (Some(fraction), None) => format!("{} of {gpus}", units::share(fraction)),
+        (None, Some(memory)) => format!("{} of {gpus}", units::mib(memory)),
+        (None, None) if wish.sharing => format!("{gpus}, shared"),
+        (None, None) => gpus,
+    }
+}
+
+/// How long ago something was.
+pub(crate) fn past(at: &str, now: Timestamp) -> Option<Duration> {
+    let at: Timestamp = at.parse().ok()?;
+    Some(Duration::try_from(now.duration_since(at)).unwrap_or_default())
+}

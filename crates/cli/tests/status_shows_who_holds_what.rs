@@ -1,0 +1,138 @@
+//! `gpupool status`, as a person or a program runs it against a real agent, and against servers that know less.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod asking;
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::thread;
+
+use asking::{BINARY, Said, ask, asking, bare};
+use gpupool_testkit::Agent;
+use tempfile::TempDir;
+
+/// Two GPUs: one held by alice, one taken by a squatter, and bob waits for both.
+async fn busy_agent() -> Agent {
+    let agent = Agent::builder(BINARY).simulate("2xH100").argument("--node-name").argument("lab7").start().await;
+    let mut watch = agent.watch().await;
+    ask(&agent, &["lease", "acquire", "--gpu-ids", "0", "--owner", "alice", "--worker-id", "train"]).fine();
+    ask(&agent, &["simulate", "fault", "squatter:4242:40000:95", "--gpu", "1"]).fine();
+    let client = agent.client_unix();
+    let wish = gpupool_api::RequestBody { gpus: Some(2), owner: Some("bob".into()), ..Default::default() };
+    let waits = client.request(&wish).await.unwrap();
+    watch.lease("queued", waits.id).await;
+    // The squatter is seen with the next reading.
+    let seen = async {
+        loop {
+            let devices = client.devices().await.unwrap().devices;
+            if devices[1].processes.iter().any(|process| process.squatter) {
+                return;
+            }
+        }
+    };
+    gpupool_testkit::in_time("the squatter to be seen", seen).await;
+    agent
+}
+
+#[tokio::test]
+async fn the_page_shows_gpus_holders_squatters_and_the_queue() {
+    let agent = busy_agent().await;
+    let page = ask(&agent, &["status"]).fine();
+    let lines: Vec<&str> = page.lines().collect();
+    assert_eq!(lines[0], "lab7: 2 GPUs (0 free), 1 lease, 1 waiting, 1 squatter, simulated", "{page}");
+    assert_eq!(lines[2], "GPU  NAME                   BUSY  MEMORY GiB   TEMP  POWER  LEASED  STATE", "{page}");
+    assert!(lines[3].starts_with("  0  NVIDIA H100 80GB HBM3 ") && lines[3].ends_with("  1  open"), "{page}");
+    assert!(lines[4].starts_with("  1  NVIDIA H100 80GB HBM3 ") && lines[4].ends_with("  0  open, 1 squatter"), "{page}");
+    let below = |title: &str| {
+        let at = lines.iter().position(|line| line.starts_with(title)).unwrap_or_else(|| panic!("no {title}: {page}"));
+        lines[at + 2].split_whitespace().collect::<Vec<_>>()
+    };
+    let held = below("HELD");
+    assert_eq!((&held[..4], held.last()), (&["0", "1", "alice", "1"][..], Some(&"train")), "{page}");
+    assert_eq!(below("SQUATTERS (")[..2], ["1", "4242"], "{page}");
+    let waits = below("WAITING");
+    assert_eq!(waits[..5], ["1", "2", "bob", "2", "GPUs"], "{page}");
+    assert!(lines.iter().all(|line| line.chars().count() <= 80), "{page}");
+    assert!(!page.contains('\u{1b}'), "{page}");
+}
+
+#[tokio::test]
+async fn programs_get_all_of_it_as_json() {
+    let agent = busy_agent().await;
+    let said = ask(&agent, &["status", "--json"]).json();
+    assert_eq!(said["authority"], "agent");
+    assert_eq!(said["pool"]["node"], "lab7");
+    assert_eq!(said["devices"][0]["leases"][0]["owner"], "alice");
+    assert_eq!(said["devices"][1]["processes"][0]["squatter"], true);
+    let waits = &said["waiting"][0];
+    assert_eq!((&waits["owner"], &waits["queue_position"], &waits["wish"]["gpus"]), (&"bob".into(), &1.into(), &2.into()));
+    assert!(waits["reason"].is_string(), "{said}");
+}
+
+#[tokio::test]
+async fn a_name_cannot_write_to_the_terminal() {
+    let agent = Agent::builder(BINARY).simulate("1xH100").start().await;
+    ask(&agent, &["lease", "acquire", "--worker-id", "\u{202e}evil日本"]).fine();
+    let page = ask(&agent, &["status"]).fine();
+    assert!(page.contains("�evil日本") && !page.contains('\u{202e}'), "{page}");
+}
+
+#[test]
+fn without_an_agent_it_says_how_to_start_one() {
+    let home = TempDir::new().unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = format!("http://{free}");
+    Said::of(&mut bare(home.path(), &["status", "--endpoint", &nobody])).failed(1, &[&nobody, "gpupool serve"]);
+    Said::of(&mut bare(home.path(), &["status", "--endpoint", "/nowhere.sock"])).failed(1, &["gpupool serve"]);
+    Said::of(&mut bare(home.path(), &["status", "--endpoint", "gpu7:8000"])).failed(2, &["http://gpu7:8000"]);
+    let mut several = bare(home.path(), &["status"]);
+    several.env("GPU_STATS_SERVICE_ENDPOINTS", "http://a:1,http://b:2");
+    Said::of(&mut several).failed(2, &["several", "--endpoint"]);
+}
+
+#[tokio::test]
+async fn the_agent_of_the_state_directory_is_found_without_being_named() {
+    let agent = Agent::builder(BINARY).simulate("1xH100").start().await;
+    let mut command = asking(&agent, &["status", "--json"]);
+    command.env_remove("GPU_SERVICE_ENDPOINT").env("GPUPOOL_STATE_DIR", agent.state_dir());
+    let said = Said::of(&mut command).json();
+    assert_eq!(said["endpoint"], format!("unix://{}", agent.socket().display()));
+}
+
+/// The answers of the published server of statistics, which has no `/v1`.
+const STATISTICS: &str = r#"{"gpu_count":1,"gpus":[{"gpu_id":0,"name":"NVIDIA A100","memory":{"total_mb":81920,
+"used_mb":1024,"free_mb":80896,"usage_percent":1.25},"utilization_percent":7,"temperature_c":null,
+"power":{"draw_w":61.5,"limit_w":400.0}}],"timestamp":"2026-01-01T00:00:00"}"#;
+
+/// A server that knows one route; ends with the test.
+fn server_of_statistics() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut asked = [0; 4096];
+            let length = stream.read(&mut asked).unwrap_or(0);
+            let (status, body) = match asked[..length].starts_with(b"GET /gpu/stats ") {
+                true => ("200 OK", STATISTICS),
+                false => ("404 Not Found", r#"{"detail":"Not Found"}"#),
+            };
+            let head = format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n");
+            let _ = stream.write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes());
+        }
+    });
+    address
+}
+
+#[test]
+fn a_server_of_statistics_shows_what_it_knows() {
+    let home = TempDir::new().unwrap();
+    let address = server_of_statistics();
+    let page = Said::of(&mut bare(home.path(), &["status", "--endpoint", &address])).fine();
+    assert!(page.starts_with(&format!("{address}: 1 GPU, statistics only")), "{page}");
+    let row: Vec<&str> = page.lines().nth(3).unwrap().split_whitespace().collect();
+    assert_eq!(row, ["0", "NVIDIA", "A100", "7%", "1.0/80.0", "?", "62", "W"], "{page}");
+    let said = Said::of(&mut bare(home.path(), &["status", "--json", "--endpoint", &address])).json();
+    assert_eq!((&said["authority"], &said["stats"]["gpus"][0]["name"]), (&"none".into(), &"NVIDIA A100".into()));
+    Said::of(&mut bare(home.path(), &["lease", "list", "--endpoint", &address])).failed(1, &["not a gpupool agent"]);
+}

@@ -1,0 +1,49 @@
+// A real agent for the time of a test.
+
+import { spawn } from "node:child_process";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+
+const DEADLINE_MS = 60_000;
+
+/** Starts an agent with these settings in its environment, and gives its address and how to end it. */
+export async function startAgent(binary, settings = {}) {
+  const state = mkdtempSync(join(tmpdir(), "gpupool-pages-"));
+  const child = spawn(binary, ["serve", "--simulate", "4xH100", "--port", "0", "--state-dir", state], {
+    env: { ...process.env, ACCESS_LOG: "false", LOG_LEVEL: "warn", ...settings },
+    stdio: ["ignore", "pipe", "inherit"],
+  });
+  const address = await new Promise((found, failed) => {
+    const timer = setTimeout(() => failed(new Error(`no agent after ${DEADLINE_MS / 1000} s`)), DEADLINE_MS);
+    let said = "";
+    child.stdout.on("data", text => {
+      said += text;
+      const address = said.match(/listening on (http:\S+)\n/);
+      if (address) {
+        clearTimeout(timer);
+        found(address[1]);
+      }
+    });
+    child.on("exit", code => failed(new Error(`the agent ended with ${code} before it listened`)));
+  });
+  const stop = async () => {
+    const ended = new Promise(done => child.on("exit", done));
+    child.kill("SIGTERM");
+    await ended;
+    rmSync(state, { recursive: true, force: true });
+  };
+  return { address, stop };
+}
+
+/** Asks for a lease. */
+export async function ask(address, body) {
+  const answer = await fetch(`${address}/v1/leases`, {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify(body),
+  });
+  const lease = await answer.json();
+  if (!answer.ok) throw new Error(`a lease was refused: ${JSON.stringify(lease)}`);
+  return lease;
+}
