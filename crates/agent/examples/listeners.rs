@@ -30,9 +30,7 @@ fn run(body: Vec<u8>) -> Result<(), Box<dyn std::error::Error>> {
 
 async fn serve(body: bytes::Bytes) -> Result<(), Box<dyn std::error::Error>> {
     let answer = move || std::future::ready(([(CONTENT_TYPE, "application/json")], body.clone()));
-    let routes = Router::new()
-        .route("/body", get(answer))
-        .route("/wait", get(std::future::pending::<()>));
+    let routes = Router::new().route("/body", get(answer)).route("/wait", get(std::future::pending::<()>));
     let localhost = TcpBind { host: "127.0.0.1".to_owned(), port: 0 };
     let net = Net::bind(Bind { tcp: vec![localhost], limits: Limits::default(), ..Bind::default() }).await?;
     let plain = tokio::net::TcpListener::bind("127.0.0.1:0").await?;

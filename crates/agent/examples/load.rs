@@ -27,7 +27,9 @@ fn main() -> Outcome<()> {
         ["wait", address, count, model] => wait(address, count.parse()?, model),
         ["start", program, ..] => start(program, &arguments[2..]),
         ["sync", directory] => sync(Path::new(directory)),
-        _ => Err("usage: load pairs ADDRESS CLIENTS SECONDS | wait ADDRESS N MODEL | start PROGRAM … | sync DIR".into()),
+        _ => {
+            Err("usage: load pairs ADDRESS CLIENTS SECONDS | wait ADDRESS N MODEL | start PROGRAM … | sync DIR".into())
+        }
     }
 }
 
@@ -177,6 +179,10 @@ impl Connection {
         let mut answer = vec![0; length];
         self.stream.read_exact(&mut answer)?;
         let answer = String::from_utf8(answer)?;
-        if status == expected.to_string() { Ok(answer) } else { Err(format!("{method} {path}: {status} {answer}").into()) }
+        if status == expected.to_string() {
+            Ok(answer)
+        } else {
+            Err(format!("{method} {path}: {status} {answer}").into())
+        }
     }
 }

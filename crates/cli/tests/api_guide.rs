@@ -30,7 +30,7 @@ fn examples() -> Vec<Example> {
 fn run(command: &str) -> (String, String) {
     let script = format!("curl() {{ command curl -sS -w '\\n%{{http_code}}' \"$@\"; }}; {command}");
     let output = Command::new("sh").args(["-c", &script]).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let (body, status) = text.rsplit_once('\n').unwrap_or_else(|| panic!("{command} says nothing: {output:?}"));
     (body.into(), status.into())
 }
