@@ -13,10 +13,10 @@ use run_support::{BINARY, Running, Watched, agent_of, bare, live, skipped, take,
 const CTRL_C: &[u8] = b"\x03";
 
 /// Counts interrupts, and tells how many there were when it is told to end.
-const COUNTS: &str = "import signal, time\n\
+const COUNTS: &str = "import os, signal, time\n\
     got = []\n\
-    def interrupted(*_): got.append(1); print('interrupt', flush=True)\n\
-    def told(*_): print('count', len(got), flush=True); exit(5)\n\
+    def interrupted(*_): got.append(1); os.write(1, b'interrupt\\n')\n\
+    def told(*_): os.write(1, b'count %d\\n' % len(got)); os._exit(5)\n\
     signal.signal(signal.SIGINT, interrupted)\n\
     signal.signal(signal.SIGTERM, told)\n\
     print('ready', flush=True)\n\
@@ -31,7 +31,7 @@ fn at_terminal(agent: &Agent, line: &str) -> Option<Running> {
     let run = format!("'{BINARY}' run --endpoint 'unix:{}'", agent.socket().display());
     let mut command = bare(Command::new("script"));
     command.env("SHELL", "/bin/sh").env("COUNTS", COUNTS);
-    command.args(["-q", "-e", "-c", &line.replace("GPUPOOL_RUN", &run), "/dev/null"]);
+    command.args(["-q", "-e", "-c", &format!("stty -echo; {}", line.replace("GPUPOOL_RUN", &run)), "/dev/null"]);
     Some(Running::start(command))
 }
 

@@ -27,10 +27,10 @@ impl Agent {
 pub(super) async fn find(loaded: &Loaded) -> anyhow::Result<Agent> {
     let servers = loaded.servers();
     let sockets = sockets(loaded);
-    if servers.origin == Origin::Default {
-        if let Some(client) = sockets.iter().find_map(|path| listening(path, loaded)) {
-            return Ok(Agent { client });
-        }
+    if servers.origin == Origin::Default
+        && let Some(client) = sockets.iter().find_map(|path| listening(path, loaded))
+    {
+        return Ok(Agent { client });
     }
     let mut refusals = Vec::new();
     for url in &servers.urls {

@@ -26,7 +26,7 @@ enum Kind {
     /// The agent watches our process.
     Process,
     /// The agent watches this connection.
-    Connection(Hold),
+    Connection(Box<Hold>),
 }
 
 /// Why the lease is not ours any more.
@@ -51,7 +51,7 @@ impl Tether {
     pub async fn to_connection(client: &Client, lease: &Lease) -> Result<Self, ClientError> {
         let token = lease.token.unwrap_or_default();
         let hold = client.hold(lease.id, token).await?;
-        Ok(Self { client: client.clone(), lease: lease.id, token, kind: Kind::Connection(hold) })
+        Ok(Self { client: client.clone(), lease: lease.id, token, kind: Kind::Connection(Box::new(hold)) })
     }
 
     /// Waits until the lease is lost.

@@ -137,3 +137,34 @@ fn holders(devices: &Devices) -> String {
         more => format!("held: {named} and {more} more"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn device(gpu_id: u32, owners: &[&str]) -> serde_json::Value {
+        let lease = |owner: &&str| {
+            json!({"id": 1, "owner": owner, "worker_id": null, "fraction": 0.5, "memory_mib": null, "draining": false,
+                   "granted_at": null})
+        };
+        json!({"gpu_id": gpu_id, "node": "n", "uuid": "u", "vendor": "nvidia", "name": "H100", "memory_mib": null,
+               "memory_used_mib": null, "utilization_percent": null, "temperature_c": null, "power_w": null,
+               "health": "healthy", "health_reason": null, "cordoned": false, "closed": null, "promised": 0.0,
+               "promised_memory_mib": 0, "leases": owners.iter().map(lease).collect::<Vec<_>>(), "foreign": null,
+               "processes": [], "processes_complete": true, "partition": null, "labels": {}, "timestamp": null,
+               "stale": false})
+    }
+
+    #[test]
+    fn holders_are_named_and_the_rest_is_counted() {
+        let told = |devices: Vec<serde_json::Value>| {
+            holders(&serde_json::from_value(json!({"devices": devices, "timestamp": "t"})).unwrap())
+        };
+        assert_eq!(told(vec![device(0, &[])]), "");
+        assert_eq!(told(vec![device(0, &["ann", "bob"]), device(1, &["ann"])]), "held: GPU 0 ann+bob, GPU 1 ann");
+        let many = (0..7).map(|id| device(id, &["ann"])).collect();
+        assert_eq!(told(many), "held: GPU 0 ann, GPU 1 ann, GPU 2 ann, GPU 3 ann and 3 more");
+    }
+}
