@@ -58,28 +58,48 @@ impl Connect {
         Ok(load(&inputs).map_err(WrongUsage::of)?)
     }
 
-    fn endpoint_of(&self, loaded: &Loaded) -> Result<Endpoint, ClientError> {
+    /// The agents somebody named, on the command line, in the environment or in the file; none where nobody did.
+    pub fn named(&self, loaded: &Loaded) -> Result<Vec<Endpoint>, ClientError> {
         if let Some(named) = &self.endpoint {
-            return Endpoint::choose(Some(named), None, None);
+            return Ok(vec![Endpoint::choose(Some(named), None, None)?]);
         }
         let servers = loaded.servers();
-        if servers.origin != Origin::Default {
-            // A socket is configured as unix:/PATH.
-            let url = |url: &String| url.strip_prefix("unix:").map_or_else(|| url.clone(), ToOwned::to_owned);
-            let urls: Vec<String> = servers.urls.iter().map(url).collect();
+        if servers.origin == Origin::Default {
+            return Ok(Vec::new());
+        }
+        // A socket is configured as unix:/PATH.
+        let urls = servers.urls.iter().map(|url| url.strip_prefix("unix:").unwrap_or(url));
+        urls.map(|url| Endpoint::choose(None, Some(url), None)).collect()
+    }
+
+    fn endpoint_of(&self, loaded: &Loaded) -> Result<Endpoint, ClientError> {
+        let mut named = self.named(loaded)?;
+        if named.len() > 1 {
+            let urls: Vec<String> = named.iter().map(ToString::to_string).collect();
             return Endpoint::choose(None, Some(&urls.join(",")), None);
         }
-        let places = [loaded.config.server.state_dir.as_path(), Path::new(SYSTEM_STATE)];
-        let chosen = places.map(|place| Endpoint::choose(None, None, Some(&gpupool_agent::socket_path(place))));
+        if let Some(endpoint) = named.pop() {
+            return Ok(endpoint);
+        }
+        let chosen =
+            state_dirs(loaded).map(|place| Endpoint::choose(None, None, Some(&gpupool_agent::socket_path(place))));
         let listens = chosen.iter().flatten().find(|endpoint| endpoint.socket().is_some()).cloned();
         listens.map_or_else(|| Endpoint::choose(None, None, None), Ok)
     }
 }
 
-fn client_of(endpoint: Endpoint, loaded: &Loaded) -> anyhow::Result<Client> {
+/// Where agents of this machine keep their state unless told otherwise: this user's, and the machine's.
+pub(crate) fn state_dirs(loaded: &Loaded) -> [&Path; 2] {
+    [&loaded.config.server.state_dir, Path::new(SYSTEM_STATE)]
+}
+
+/// A client with what is configured for clients.
+pub(crate) fn client_of(endpoint: Endpoint, loaded: &Loaded) -> anyhow::Result<Client> {
     let settings = &loaded.config.client;
-    let mut builder = Client::builder(endpoint);
-    if let Some(token) = &settings.token {
+    let is_socket = endpoint.socket().is_some();
+    let mut builder = Client::builder(endpoint).answer_timeout(settings.endpoint_timeout);
+    // Over the socket the kernel says who we are; a token for some other server would only be unknown there.
+    if let Some(token) = settings.token.as_ref().filter(|_| !is_socket) {
         builder = builder.token(Secret::new(token.expose()));
     }
     if let Some(path) = &settings.ca_file {

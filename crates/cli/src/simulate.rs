@@ -69,7 +69,7 @@ pub(crate) fn run(command: &Simulate) -> anyhow::Result<ExitCode> {
 
 fn set(connect: &Connect, gpu_id: Option<u32>, fault: Value) -> anyhow::Result<()> {
     let client = connect.client()?;
-    converse(async { client.set_fault(&FaultBody { gpu_id, fault }).await.map_err(explained) })
+    converse(async { client.set_fault(&FaultBody { gpu_id, fault }).await.map(drop).map_err(explained) })
 }
 
 fn list(arguments: &List) -> anyhow::Result<()> {

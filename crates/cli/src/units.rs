@@ -61,6 +61,11 @@ pub(crate) fn shown(time: Duration) -> String {
     text
 }
 
+/// The same, in milliseconds where it is less than a second.
+pub(crate) fn shown_finely(time: Duration) -> String {
+    if time.as_secs() == 0 { format!("{} ms", time.as_millis()) } else { shown(time) }
+}
+
 /// Whole MiB, rounded up: a promise must not be smaller than what was asked for.
 pub(crate) const fn mib_up(memory: Bytes) -> u64 {
     memory.0.div_ceil(1 << 20)
@@ -114,6 +119,7 @@ mod tests {
         for (secs, text) in [(0, "0 s"), (59, "59 s"), (60, "1 m"), (3_725, "1 h 2 m"), (90_000, "1 d 1 h")] {
             assert_eq!(shown(Duration::from_secs(secs)), text);
         }
+        assert_eq!(shown_finely(Duration::from_millis(300)), "300 ms");
     }
 
     #[test]

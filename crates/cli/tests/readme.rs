@@ -33,9 +33,9 @@ impl Served {
         let mut program = program(arguments, state.path());
         let mut child = program.env("PORT", "0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut addresses = lines.map_while(Result::ok).filter_map(|line| {
-            line.strip_prefix("gpupool is listening on http://").map(str::to_owned)
-        });
+        let mut addresses = lines
+            .map_while(Result::ok)
+            .filter_map(|line| line.strip_prefix("gpupool is listening on http://").map(str::to_owned));
         let address = addresses.next().expect("the agent says where it listens");
         Self { child, state, address }
     }

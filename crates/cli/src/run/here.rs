@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use gpupool_api::node::this_machine;
 use gpupool_api::pool::Pool;
-use gpupool_client::{Client, ClientError, Endpoint, Secret};
-use gpupool_config::{Loaded, Machine, Origin};
+use gpupool_client::{Client, Endpoint};
+use gpupool_config::Loaded;
+
+use crate::connect::{Connect, client_of, state_dirs};
 
 use super::limits::SOCKET_PATIENCE;
 
@@ -24,17 +26,19 @@ impl Agent {
 }
 
 /// The first of the servers that is an agent of this machine, or why none is.
-pub(super) async fn find(loaded: &Loaded) -> anyhow::Result<Agent> {
-    let servers = loaded.servers();
-    let sockets = sockets(loaded);
-    if servers.origin == Origin::Default
-        && let Some(client) = sockets.iter().find_map(|path| listening(path, loaded))
+pub(super) async fn find(connect: &Connect) -> anyhow::Result<Agent> {
+    let loaded = connect.load()?;
+    let sockets = sockets(&loaded);
+    let named = connect.named(&loaded)?;
+    if named.is_empty()
+        && let Some(client) = sockets.iter().find_map(|path| listening(path, &loaded))
     {
         return Ok(Agent { client });
     }
+    let usual = Endpoint::choose(None, None, None)?;
     let mut refusals = Vec::new();
-    for url in &servers.urls {
-        match at(url, &sockets, loaded).await {
+    for endpoint in if named.is_empty() { vec![usual] } else { named } {
+        match at(endpoint, &sockets, &loaded).await {
             Ok(agent) => return Ok(agent),
             Err(error) => refusals.push(format!("{error:#}")),
         }
@@ -42,8 +46,8 @@ pub(super) async fn find(loaded: &Loaded) -> anyhow::Result<Agent> {
     bail!("{}", refusals.join("\n"))
 }
 
-async fn at(url: &str, sockets: &[PathBuf], loaded: &Loaded) -> anyhow::Result<Agent> {
-    let client = client(endpoint(url)?, loaded)?;
+async fn at(endpoint: Endpoint, sockets: &[PathBuf], loaded: &Loaded) -> anyhow::Result<Agent> {
+    let client = client_of(endpoint, loaded)?;
     if client.endpoint().socket().is_some() {
         return Ok(Agent { client });
     }
@@ -82,36 +86,11 @@ fn check_is_here(pool: &Pool, endpoint: &Endpoint) -> anyhow::Result<()> {
 
 /// Where agents of this machine listen unless told otherwise: this user's, and the machine's.
 fn sockets(loaded: &Loaded) -> Vec<PathBuf> {
-    let machine = Machine { root: true, host_name: String::new(), state_home: None };
-    let mut folders = vec![loaded.config.server.state_dir.clone(), machine.state_dir()];
-    folders.dedup();
-    folders.iter().map(|folder| gpupool_agent::net::socket_path(folder)).collect()
+    state_dirs(loaded).into_iter().map(gpupool_agent::socket_path).collect()
 }
 
 /// A client of whoever listens on this socket, if anybody does.
 fn listening(path: &Path, loaded: &Loaded) -> Option<Client> {
     std::os::unix::net::UnixStream::connect(path).ok()?;
-    client(Endpoint::unix(path).ok()?, loaded).ok()
-}
-
-/// The settings write `unix:/PATH`.
-fn endpoint(url: &str) -> Result<Endpoint, ClientError> {
-    match url.strip_prefix("unix:") {
-        Some(path) => Endpoint::unix(path.strip_prefix("//").unwrap_or(path)),
-        None => url.parse(),
-    }
-}
-
-fn client(endpoint: Endpoint, loaded: &Loaded) -> anyhow::Result<Client> {
-    let settings = &loaded.config.client;
-    let is_socket = endpoint.socket().is_some();
-    let mut builder = Client::builder(endpoint).answer_timeout(settings.endpoint_timeout);
-    // Over the socket the kernel says who we are; a token for some other server would only be unknown there.
-    if let Some(token) = settings.token.as_ref().filter(|_| !is_socket) {
-        builder = builder.token(Secret::new(token.expose()));
-    }
-    if let Some(file) = &settings.ca_file {
-        builder = builder.ca_file(file);
-    }
-    builder.build().context("cannot set up a client")
+    client_of(Endpoint::unix(path).ok()?, loaded).ok()
 }

@@ -3,7 +3,6 @@
 //! One thread does it all. The command's own end, a signal, the end of its time, too much memory and a lost lease each end
 //! in the same place: the command is gone with all it started, the lease is released, the exit code says how it went.
 
-mod amounts;
 mod arguments;
 mod follow;
 mod here;
@@ -20,14 +19,13 @@ mod waiting;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Context;
 use gpupool_api::RequestBody;
 use gpupool_api::lease::Lease;
 use gpupool_client::{Client, LeaseGuard};
-use gpupool_config::{Flags, Inputs, Loaded, Problems, Reader, load};
 
 pub(crate) use arguments::Run;
 
+use crate::connect::converse;
 use follow::{Times, follow};
 use here::Agent;
 use limits::RELEASE_PATIENCE;
@@ -38,37 +36,20 @@ use verdict::Ended;
 use waiting::Turn;
 
 pub(crate) fn run(arguments: &Run) -> anyhow::Result<ExitCode> {
-    let usage = |text: String| {
-        eprintln!("error: {text}");
-        Ok(ExitCode::from(2))
-    };
-    let body = match arguments.request() {
-        Ok(body) => body,
-        Err(error) => return usage(error),
-    };
-    let loaded = match settings(arguments) {
-        Ok(loaded) => loaded,
-        Err(problems) => return usage(problems.to_string()),
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
-    runtime.block_on(wait_and_run(arguments, body, &loaded)).map(ExitCode::from)
+    let body = arguments.request()?;
+    converse(wait_and_run(arguments, body)).map(ExitCode::from)
 }
 
-fn settings(arguments: &Run) -> Result<Loaded, Problems> {
-    let flags = Flags::default().set("--endpoint", arguments.endpoint.as_ref());
-    load(&Inputs::here(flags, None, Reader::Client)?)
-}
-
-async fn wait_and_run(arguments: &Run, body: RequestBody, loaded: &Loaded) -> anyhow::Result<u8> {
+async fn wait_and_run(arguments: &Run, body: RequestBody) -> anyhow::Result<u8> {
     let voice = if arguments.quiet { Voice::Quiet } else { Voice::Normal };
     // Listened for before anything is asked for: from here on every way out is ours.
     let mut signals = Signals::listen()?;
     let asked = Instant::now();
     let agent = tokio::select! {
-        agent = here::find(loaded) => agent?,
+        agent = here::find(&arguments.connect) => agent?,
         signal = signals.next_to_end() => return Ok(signals::exit_code(signal)),
     };
-    match waiting::wait(&agent.client, body, arguments.wait(), &mut signals, voice).await? {
+    match waiting::wait(&agent.client, body, arguments.wish.wait(), &mut signals, voice).await? {
         Turn::Cancelled(signal) => {
             voice.note("cancelled; nothing waits any more");
             Ok(signals::exit_code(signal))
@@ -94,7 +75,7 @@ async fn run_on(
     let lease = guard.lease();
     let mut guard = Some(guard);
     let command = &arguments.command;
-    let mut started = match start::start(agent, &mut guard, &lease, command, arguments.host_memory, voice).await {
+    let mut started = match start::start(agent, &mut guard, &lease, command, arguments.wish.host_memory, voice).await {
         Ok(started) => started,
         Err(error) => {
             voice.warn(&error.why);

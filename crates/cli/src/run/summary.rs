@@ -2,9 +2,8 @@
 
 use std::time::Instant;
 
+use crate::units::shown_finely;
 use gpupool_api::lease::Lease;
-
-use super::amounts::shown;
 
 /// What there is to tell of one run.
 #[derive(Debug)]
@@ -28,9 +27,11 @@ impl Ran {
 
     /// The line.
     pub fn summary(&self, code: u8) -> String {
-        let waited = shown(self.granted.duration_since(self.asked));
+        let waited = shown_finely(self.granted.duration_since(self.asked));
         match self.begun {
-            Some(begun) => format!("waited {waited}, ran {} on {}, exit code {code}", shown(begun.elapsed()), self.on),
+            Some(begun) => {
+                format!("waited {waited}, ran {} on {}, exit code {code}", shown_finely(begun.elapsed()), self.on)
+            }
             None => format!("waited {waited} for {}, did not run, exit code {code}", self.on),
         }
     }

@@ -2,8 +2,9 @@
 
 use gpupool_confine::spawn::JobEnd;
 
+use crate::units::shown_finely;
+
 use super::Run;
-use super::amounts::shown;
 use super::follow::Cut;
 use super::tether::Lost;
 
@@ -34,11 +35,11 @@ impl Ended {
 
     /// What went wrong, where something did.
     pub fn messages(&self, asked: &Run) -> Vec<String> {
-        let most = asked.host_memory.unwrap_or_default();
+        let most = asked.wish.host_memory.unwrap_or_default();
         let mut messages = Vec::new();
         match (&self.cut, &self.lost) {
             (Some(Cut::TimedOut), _) => {
-                let time = shown(asked.timeout.unwrap_or_default());
+                let time = shown_finely(asked.timeout.unwrap_or_default());
                 messages.push(format!("the command was ended after {time} (--timeout)"));
             }
             (Some(Cut::Memory(bytes)), _) => {

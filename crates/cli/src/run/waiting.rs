@@ -9,7 +9,8 @@ use gpupool_client::{Client, ClientError, IdempotencyKey, LeaseGuard, Progress, 
 use gpupool_confine::Signal;
 use tokio::sync::watch;
 
-use super::amounts::shown;
+use crate::units::shown_finely;
+
 use super::limits::{CANCEL_PATIENCE, HOLDERS_NAMED, LINE_EVERY, WAIT_REFRESH, WAIT_SLACK};
 use super::say::Voice;
 use super::signals::Signals;
@@ -70,7 +71,7 @@ fn advised(error: ClientError, limit: Option<Duration>, last: Option<&Progress>)
     const LESS: &str = "ask for less (--fraction, --memory), or see who holds what: gpupool status";
     match &error {
         ClientError::Ended(lease) if lease.cause.as_deref() == Some("wait_limit_passed") => {
-            let waited = limit.map(|limit| format!(" within {}", shown(limit))).unwrap_or_default();
+            let waited = limit.map(|limit| format!(" within {}", shown_finely(limit))).unwrap_or_default();
             let why = match last {
                 Some(Progress::Waiting { reason: Some(reason), .. }) => reason.clone(),
                 _ => error.to_string(),
@@ -106,7 +107,7 @@ async fn show(client: &Client, mut progress: watch::Receiver<Option<Progress>>, 
             Err(_) => {}
         }
         if let Some(line) = line.as_mut().filter(|_| !text.is_empty()) {
-            line.show(&format!("gpupool: {} · {text}", shown(begun.elapsed())));
+            line.show(&format!("gpupool: {} · {text}", shown_finely(begun.elapsed())));
         }
     }
 }
