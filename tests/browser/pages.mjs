@@ -88,7 +88,8 @@ async function frontPage(agent, suffix) {
       await page.locator("#health", { hasText: "healthy" }).waitFor();
       await page.locator("#gpus .card").nth(3).waitFor();
       await page.locator("#gpus .who", { hasText: HOSTILE }).first().waitFor();
-      await page.locator("#gpus .warn", { hasText: "pid" }).first().waitFor();
+      await page.locator("#gpus .warn", { hasText: "pid 4242" }).first().waitFor();
+      await page.locator("#gpus .pill", { hasText: "used without a lease" }).first().waitFor();
       await page.locator("#queue td", { hasText: "waits-long" }).waitFor();
       // Told by the stream of events, without asking again.
       const lease = await ask(agent.address, { fraction: 0.1, worker_id: `${HOSTILE}-${colorScheme}` });
