@@ -69,7 +69,9 @@ impl Connect {
             let urls: Vec<String> = servers.urls.iter().map(url).collect();
             return Endpoint::choose(None, Some(&urls.join(",")), None);
         }
-        let places = [loaded.config.server.state_dir.as_path(), Path::new(SYSTEM_STATE)];
+        let named = loaded.config.server.state_dir.as_path();
+        // Whoever named a state directory means the agent there, not the machine's.
+        let places = [named, if loaded.is_set("server.state_dir") { named } else { Path::new(SYSTEM_STATE) }];
         let chosen = places.map(|place| Endpoint::choose(None, None, Some(&gpupool_agent::socket_path(place))));
         let listens = chosen.iter().flatten().find(|endpoint| endpoint.socket().is_some()).cloned();
         listens.map_or_else(|| Endpoint::choose(None, None, None), Ok)
