@@ -87,7 +87,7 @@ fn client_of(endpoint: Endpoint, loaded: &Loaded) -> anyhow::Result<Client> {
     if let Some(path) = &settings.ca_file {
         builder = builder.ca_file(path);
     }
-    Ok(builder.build()?)
+    builder.build().map_err(explained)
 }
 
 /// Runs a conversation with an agent to its end. Tasks of it that are still running then get no more time.
@@ -104,7 +104,8 @@ pub(crate) fn explained(error: ClientError) -> anyhow::Error {
         }
         Some("no_capacity") => "wait for it without --no-wait; gpupool status shows who holds what",
         Some("token_unknown") => "make one on the agent's machine with: gpupool token create --owner NAME",
-        _ => return error.into(),
+        // Its words tell its causes already.
+        _ => return anyhow::anyhow!("{error}"),
     };
     anyhow::anyhow!("{error}; {hint}")
 }

@@ -49,10 +49,10 @@ fn table(leases: &[Lease]) -> Table<8> {
         Column::number("LEASE"),
         Column::words("STATE"),
         Column::words("OWNER").at_least(8),
-        Column::words("WISH").at_least(8).weighs(4),
+        Column::words("WISH").at_least(14).weighs(4),
         Column::words("GPUS").at_least(4),
         Column::number("AGE").weighs(3),
-        Column::words("KEPT BY").at_least(8).weighs(1),
+        Column::words("KEPT BY").weighs(1),
         Column::words("WHY").at_least(16).weighs(2).wraps(),
     ]);
     for lease in leases {
