@@ -77,10 +77,7 @@ fn kept_by(lease: &Lease) -> String {
         return String::new();
     }
     match &lease.holder {
-        None => format!(
-            "renewals, ttl {}",
-            units::shown(std::time::Duration::from_secs_f64(lease.ttl_secs.clamp(0.0, 1e9)))
-        ),
+        None => format!("ttl {}", units::shown(std::time::Duration::from_secs_f64(lease.ttl_secs.clamp(0.0, 1e9)))),
         Some(Holder::Process { pid }) => format!("process {pid}"),
         Some(Holder::Cgroup { .. }) => "its processes".to_owned(),
         Some(Holder::Connection) => "a connection".to_owned(),
