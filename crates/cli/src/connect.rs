@@ -88,9 +88,11 @@ impl Connect {
     }
 }
 
-/// Where agents of this machine keep their state unless told otherwise: this user's, and the machine's.
+/// Where agents of this machine keep their state unless told otherwise: this user's, and the machine's. Whoever named a
+/// directory means the agent there, not the machine's.
 pub(crate) fn state_dirs(loaded: &Loaded) -> [&Path; 2] {
-    [&loaded.config.server.state_dir, Path::new(SYSTEM_STATE)]
+    let named = loaded.config.server.state_dir.as_path();
+    [named, if loaded.is_set("server.state_dir") { named } else { Path::new(SYSTEM_STATE) }]
 }
 
 /// A client with what is configured for clients.
@@ -105,7 +107,7 @@ pub(crate) fn client_of(endpoint: Endpoint, loaded: &Loaded) -> anyhow::Result<C
     if let Some(path) = &settings.ca_file {
         builder = builder.ca_file(path);
     }
-    Ok(builder.build()?)
+    builder.build().map_err(explained)
 }
 
 /// Runs a conversation with an agent to its end. Tasks of it that are still running then get no more time.
@@ -122,7 +124,8 @@ pub(crate) fn explained(error: ClientError) -> anyhow::Error {
         }
         Some("no_capacity") => "wait for it without --no-wait; gpupool status shows who holds what",
         Some("token_unknown") => "make one on the agent's machine with: gpupool token create --owner NAME",
-        _ => return error.into(),
+        // Its words tell its causes already.
+        _ => return anyhow::anyhow!("{error}"),
     };
     anyhow::anyhow!("{error}; {hint}")
 }

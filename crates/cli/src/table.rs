@@ -103,7 +103,8 @@ impl<const N: usize> Table<N> {
         }
     }
 
-    /// Takes from the columns that can be cut, always from the widest; says whether the table fits then.
+    /// Takes from the columns that can be cut, first from those that lose nothing by it, and always from the widest; says
+    /// whether the table fits then.
     fn shrink(&self, widths: &mut [Option<usize>; N], width: usize) -> bool {
         let shown = widths.iter().flatten().count();
         let gaps = GAP.len() * shown.saturating_sub(1);
@@ -115,7 +116,9 @@ impl<const N: usize> Table<N> {
                 let least = self.columns[*at].least.map(|least| least.max(columns(self.columns[*at].heading)));
                 matches!((widths[*at], least), (Some(width), Some(least)) if width > least)
             };
-            let Some(widest) = (0..N).filter(can).max_by_key(|at| widths[*at]) else { return false };
+            let Some(widest) = (0..N).filter(can).max_by_key(|at| (self.columns[*at].wraps, widths[*at])) else {
+                return false;
+            };
             widths[widest] = widths[widest].map(|width| width - 1);
             over -= 1;
         }
@@ -181,9 +184,12 @@ mod tests {
     fn without_room_texts_are_cut_then_columns_are_left_out() {
         assert_eq!(
             at(45),
-            "GPU  NAME             LABEL   WHY\n  0  NVIDIA H100 80…  rack 7  all GPUs are\n\
-             \x20                             promised to\n\x20                             others\n  1  日本�[2J\n"
+            format!(
+                "GPU  NAME              LABEL   WHY\n  0  NVIDIA H100 80GB  rack 7  all GPUs are\n{0}promised to\n{0}others\n  1  日本�[2J\n",
+                " ".repeat(31)
+            )
         );
+        assert!(at(40).contains("NVIDIA H100 80…  rack 7"), "{}", at(40));
         let narrow = at(24);
         assert!(!narrow.contains("LABEL") && narrow.contains("others"), "{narrow}");
         for width in 24..80 {

@@ -5,7 +5,7 @@
 mod asking;
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 
 use asking::{BINARY, Said, as_nobody, ask, asking, bare};
 use gpupool_api::lease::{Holder, State};
@@ -17,11 +17,23 @@ async fn agent() -> Agent {
     Agent::builder(BINARY).simulate("2xH100").start().await
 }
 
-/// A command that goes on, and the first line it says on standard error.
-fn started(command: &mut Command) -> (Child, String) {
+/// A command that goes on, and what it says on standard error.
+fn followed(command: &mut Command) -> (Child, BufReader<ChildStderr>) {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let says = BufReader::new(child.stderr.take().unwrap());
+    (child, says)
+}
+
+fn line_of(says: &mut impl BufRead) -> String {
     let mut line = String::new();
-    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    says.read_line(&mut line).unwrap();
+    line
+}
+
+/// The same with the first line it says, after which nobody listens to it any more.
+fn started(command: &mut Command) -> (Child, String) {
+    let (child, mut says) = followed(command);
+    let line = line_of(&mut says);
     (child, line)
 }
 
@@ -77,6 +89,20 @@ async fn what_is_held_lives_as_long_as_the_command() {
         assert_eq!(child.wait().unwrap().success(), signal == Signal::INT);
         watch.lease("ended", granted).await;
     }
+}
+
+#[tokio::test]
+async fn what_is_held_is_held_again_after_the_agent_was_away() {
+    let mut agent = agent().await;
+    let (mut child, mut says) = followed(&mut asking(&agent, &["lease", "acquire", "--hold"]));
+    assert_eq!(line_of(&mut says), "lease 1 is held until this command ends\n");
+    agent.restart().await;
+    assert_eq!(line_of(&mut says), "the connection broke; taking hold of lease 1 again\n");
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(line_of(&mut says), "lease 1 released\n");
+    let lease = agent.client_unix().follow(1, std::time::Duration::ZERO).await.unwrap();
+    assert_eq!(lease.state, State::Released);
 }
 
 #[tokio::test]

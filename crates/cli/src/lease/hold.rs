@@ -2,15 +2,21 @@
 //! closes and the agent takes the lease back.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use gpupool_api::lease::Lease;
+use gpupool_client::limits::AWAY;
 use gpupool_client::{Client, Hold, HoldEnd, LeaseGuard};
+use tokio::time::Instant;
 
 use crate::connect::explained;
 use crate::output::note;
 use crate::signals::Ending;
 use crate::text::clean;
+
+/// Between two tries to take hold again.
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// Tells of the lease once it is held, and holds it.
 pub(super) async fn hold(
@@ -29,26 +35,35 @@ pub(super) async fn hold(
     loop {
         let end = tokio::select! {
             end = held.ended() => end,
-            () = ending.told() => {
-                drop(held);
-                client.release(lease.id).await.map_err(explained)?;
-                note(&format!("lease {} released", lease.id));
-                return Ok(ExitCode::SUCCESS);
-            }
+            () = ending.told() => return give_back(client, lease.id).await,
         };
-        held = match end {
-            HoldEnd::Ended(lease) => bail!("lease {} {}", lease.id, why(&lease)),
-            HoldEnd::Disconnected => again(client, lease.id, token).await?,
+        if let HoldEnd::Ended(lease) = end {
+            bail!("lease {} {}", lease.id, why(&lease));
+        }
+        note(&format!("the connection broke; taking hold of lease {} again", lease.id));
+        held = tokio::select! {
+            held = again(client, lease.id, token) => held?,
+            () = ending.told() => return give_back(client, lease.id).await,
         };
     }
 }
 
-/// Takes hold again after the agent was away. The client tries for a while; the agent waits for as long for its holders.
+async fn give_back(client: &Client, lease: u64) -> anyhow::Result<ExitCode> {
+    client.release(lease).await.map_err(explained)?;
+    note(&format!("lease {lease} released"));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Takes hold again after the agent was away, for as long as a client waits for one. Once it is back, the agent waits for its
+/// holders too.
 async fn again(client: &Client, lease: u64, token: u64) -> anyhow::Result<Hold> {
-    note(&format!("the connection broke; taking hold of lease {lease} again"));
-    // A plain question is asked again until the agent answers, so that holding finds it there.
-    client.follow(lease, std::time::Duration::ZERO).await.map_err(explained)?;
-    client.hold(lease, token).await.map_err(explained)
+    let since = Instant::now();
+    loop {
+        match client.hold(lease, token).await {
+            Err(error) if error.is_passing() && since.elapsed() < AWAY => tokio::time::sleep(PAUSE).await,
+            answer => return answer.map_err(explained),
+        }
+    }
 }
 
 fn why(lease: &Lease) -> String {

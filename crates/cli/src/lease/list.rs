@@ -49,10 +49,10 @@ fn table(leases: &[Lease]) -> Table<8> {
         Column::number("LEASE"),
         Column::words("STATE"),
         Column::words("OWNER").at_least(8),
-        Column::words("WISH").at_least(8).weighs(4),
+        Column::words("WISH").at_least(14).weighs(4),
         Column::words("GPUS").at_least(4),
         Column::number("AGE").weighs(3),
-        Column::words("KEPT BY").at_least(8).weighs(1),
+        Column::words("KEPT BY").weighs(1),
         Column::words("WHY").at_least(16).weighs(2).wraps(),
     ]);
     for lease in leases {
@@ -77,10 +77,7 @@ fn kept_by(lease: &Lease) -> String {
         return String::new();
     }
     match &lease.holder {
-        None => format!(
-            "renewals, ttl {}",
-            units::shown(std::time::Duration::from_secs_f64(lease.ttl_secs.clamp(0.0, 1e9)))
-        ),
+        None => format!("ttl {}", units::shown(std::time::Duration::from_secs_f64(lease.ttl_secs.clamp(0.0, 1e9)))),
         Some(Holder::Process { pid }) => format!("process {pid}"),
         Some(Holder::Cgroup { .. }) => "its processes".to_owned(),
         Some(Holder::Connection) => "a connection".to_owned(),

@@ -49,6 +49,7 @@ impl Said {
         assert_eq!(self.code, Some(code), "{self:#?}");
         assert_eq!(self.out, "", "{self:#?}");
         assert!(self.err.starts_with("error: "), "{self:#?}");
+        assert!(self.err.matches("os error").count() < 2, "the cause is said twice: {self:#?}");
         for part in says {
             assert!(self.err.contains(part), "{part:?} is missing in {self:#?}");
         }
