@@ -5,7 +5,8 @@
 //! - `load wait ADDRESS N MODEL`: N requests that wait for a GPU of a model, each on an open connection, until the end
 //!   of standard input.
 //! - `load start PROGRAM ARGUMENTS…`: milliseconds from starting an agent to its first answer; then ends it.
-//! - `load sync DIRECTORY`: median and 99th percentile of appending 4 KiB to a file there and `fdatasync`, in µs.
+//! - `load sync DIRECTORY SECONDS`: median and 99th percentile of appending 4 KiB to a file there and `fdatasync`, then of
+//!   writing them over others, which changes no size and is what a write-ahead log mostly does; in µs.
 //!
 //! Threads and plain sockets: nothing in here should be slower than what it measures.
 
@@ -13,6 +14,7 @@ use std::error::Error;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -26,10 +28,8 @@ fn main() -> Outcome<()> {
         ["pairs", address, clients, seconds] => pairs(address, clients.parse()?, seconds.parse()?),
         ["wait", address, count, model] => wait(address, count.parse()?, model),
         ["start", program, ..] => start(program, &arguments[2..]),
-        ["sync", directory] => sync(Path::new(directory)),
-        _ => {
-            Err("usage: load pairs ADDRESS CLIENTS SECONDS | wait ADDRESS N MODEL | start PROGRAM … | sync DIR".into())
-        }
+        ["sync", directory, seconds] => sync(Path::new(directory), seconds.parse()?),
+        _ => Err("usage: load pairs|wait|start|sync …, as told at the top of load.rs".into()),
     }
 }
 
@@ -109,19 +109,27 @@ fn first_answer(agent: &mut std::process::Child, begin: Instant) -> Outcome<Dura
     Err("the agent ended before it listened".into())
 }
 
-fn sync(directory: &Path) -> Outcome<()> {
+fn sync(directory: &Path, seconds: f64) -> Outcome<()> {
     let path = directory.join("bare-sync");
-    let mut file = File::create(&path)?;
-    let mut times = Vec::new();
-    for _ in 0..2_000 {
-        let begin = Instant::now();
-        file.write_all(&[7; 4096])?;
-        file.sync_data()?;
-        times.push(begin.elapsed());
+    let file = File::create(&path)?;
+    let (mut appending, mut overwriting) = (Vec::new(), Vec::new());
+    let end = Instant::now() + Duration::from_secs_f64(seconds);
+    let mut size = 0;
+    while Instant::now() < end {
+        appending.push(write_at(&file, size)?);
+        overwriting.push(write_at(&file, size)?);
+        size += 4096;
     }
     fs::remove_file(path)?;
-    println!("{}", spread(&mut times));
+    println!("{} {}", spread(&mut appending), spread(&mut overwriting));
     Ok(())
+}
+
+fn write_at(file: &File, place: u64) -> Outcome<Duration> {
+    let begin = Instant::now();
+    file.write_all_at(&[7; 4096], place)?;
+    file.sync_data()?;
+    Ok(begin.elapsed())
 }
 
 /// Median and 99th percentile in whole µs.
