@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::error::{At, GroupError};
 use super::group::{Group, Part};
+use super::observe::kills_told;
 use super::texts::Version;
 
 /// What a group may use; `None` sets no limit.
@@ -44,7 +45,7 @@ impl Group {
         };
         let path = part.path.join(file);
         let text = std::fs::read_to_string(&path).at("reading", &path)?;
-        Ok(text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()))
+        Ok(kills_told(&text))
     }
 
     /// The most memory the group ever used, in bytes; `None` where no group watches memory (or the kernel is older

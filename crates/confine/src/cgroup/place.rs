@@ -98,7 +98,7 @@ fn place(mount: &Mount, memberships: &[Membership], as_root: bool) -> Result<Pla
 }
 
 /// Our own group as a directory; the mount point where it lies outside of what is mounted.
-fn own_directory(mount: &Mount, memberships: &[Membership]) -> PathBuf {
+pub(super) fn own_directory(mount: &Mount, memberships: &[Membership]) -> PathBuf {
     let own = memberships.iter().find(|membership| {
         membership.controllers == mount.controllers || {
             let shared = |name: &String| mount.controllers.contains(name);

@@ -59,6 +59,7 @@ pub struct Job {
     pub(super) group: Option<Group>,
     ended: Option<JobEnd>,
     stuck: u32,
+    oom_kills: u64,
 }
 
 impl Job {
@@ -69,7 +70,7 @@ impl Job {
         placement: Placement,
         terminal: Option<Terminal>,
     ) -> Self {
-        Self { guard, link, id, placement, terminal, group: None, ended: None, stuck: 0 }
+        Self { guard, link, id, placement, terminal, group: None, ended: None, stuck: 0, oom_kills: 0 }
     }
 
     /// The job's main process.
@@ -135,6 +136,11 @@ impl Job {
     /// another user. The keeper goes on trying.
     pub fn stuck(&self) -> u32 {
         self.stuck
+    }
+
+    /// How many of the job's processes the kernel had killed, when it ended, because its group was over its memory limit.
+    pub fn oom_kills(&self) -> u64 {
+        self.oom_kills
     }
 
     /// To be called on [`JobEvent::Stopped`]: does what a person at the terminal expects. We take the terminal back and
@@ -230,6 +236,7 @@ impl Job {
 
     fn end_group(&mut self) {
         let Some(group) = self.group.take() else { return };
+        self.oom_kills = group.oom_kills().ok().flatten().unwrap_or(0);
         let ended = group.kill().and_then(|()| group.wait_empty(Instant::now() + DROP_PATIENCE));
         if let Err(error) = ended.and_then(|_| group.remove()) {
             tracing::warn!(group = %group.path().display(), %error, "the job's group could not be removed");
