@@ -84,6 +84,9 @@ impl Client {
     ) -> Result<LeaseGuard, ClientError> {
         let body = RequestBody { wait_secs: None, ..body };
         let mut wanted = self.want(body, options.key.unwrap_or_else(IdempotencyKey::random)).await?;
+        if wanted.lease.state == State::Queued {
+            on_progress(waiting(&wanted.lease));
+        }
         let mut away: Option<Instant> = None;
         let mut backoff = Backoff::default();
         loop {
