@@ -4,6 +4,7 @@ mod devices;
 mod doctor;
 mod kube;
 mod output;
+mod run;
 mod serve;
 mod sim;
 
@@ -32,6 +33,11 @@ enum Command {
     /// Kubernetes manifests.
     #[command(subcommand)]
     Kube(kube::Kube),
+    /// Wait for GPUs, run a command on them, and give them back however it ends.
+    ///
+    /// Exits as the command does: its code, or 128 and the number of the signal that ended it. 124: --timeout was over; 126,
+    /// 127: the command cannot be run, or is not there; 1: no GPU, or the lease was lost; 2: wrong usage.
+    Run(Box<run::Run>),
     /// Be the agent of this node: read its GPUs, grant leases, answer over HTTP and a Unix socket.
     Serve(serve::Serve),
     /// Simulations through the real pool.
@@ -46,6 +52,7 @@ fn main() -> ExitCode {
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Kube(command) => kube::run(&command),
+        Command::Run(arguments) => run::run(&arguments),
         Command::Serve(arguments) => serve::run(arguments),
         Command::Sim(command) => sim::run(&command),
     };

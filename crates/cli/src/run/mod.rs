@@ -1,0 +1,142 @@
+//! `gpupool run`: waits for GPUs, runs a command on them, and gives them back on every way out.
+//!
+//! One thread does it all. The command's own end, a signal, the end of its time, too much memory and a lost lease each end
+//! in the same place: the command is gone with all it started, the lease is released, the exit code says how it went.
+
+mod amounts;
+mod arguments;
+mod follow;
+mod here;
+mod limits;
+mod memory;
+mod say;
+mod signals;
+mod start;
+mod summary;
+mod tether;
+mod verdict;
+mod waiting;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Context;
+use gpupool_api::RequestBody;
+use gpupool_api::lease::Lease;
+use gpupool_client::{Client, LeaseGuard};
+use gpupool_config::{Flags, Inputs, Loaded, Problems, Reader, load};
+
+pub(crate) use arguments::Run;
+
+use follow::{Times, follow};
+use here::Agent;
+use limits::RELEASE_PATIENCE;
+use say::Voice;
+use signals::Signals;
+use summary::Ran;
+use verdict::Ended;
+use waiting::Turn;
+
+pub(crate) fn run(arguments: &Run) -> anyhow::Result<ExitCode> {
+    let usage = |text: String| {
+        eprintln!("error: {text}");
+        Ok(ExitCode::from(2))
+    };
+    let body = match arguments.request() {
+        Ok(body) => body,
+        Err(error) => return usage(error),
+    };
+    let loaded = match settings(arguments) {
+        Ok(loaded) => loaded,
+        Err(problems) => return usage(problems.to_string()),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    runtime.block_on(wait_and_run(arguments, body, &loaded)).map(ExitCode::from)
+}
+
+fn settings(arguments: &Run) -> Result<Loaded, Problems> {
+    let flags = Flags::default().set("--endpoint", arguments.endpoint.as_ref());
+    load(&Inputs::here(flags, None, Reader::Client)?)
+}
+
+async fn wait_and_run(arguments: &Run, body: RequestBody, loaded: &Loaded) -> anyhow::Result<u8> {
+    let voice = if arguments.quiet { Voice::Quiet } else { Voice::Normal };
+    // Listened for before anything is asked for: from here on every way out is ours.
+    let mut signals = Signals::listen()?;
+    let asked = Instant::now();
+    let agent = tokio::select! {
+        agent = here::find(loaded) => agent?,
+        signal = signals.next_to_end() => return Ok(signals::exit_code(signal)),
+    };
+    match waiting::wait(&agent.client, body, arguments.wait(), &mut signals, voice).await? {
+        Turn::Cancelled(signal) => {
+            voice.note("cancelled; nothing waits any more");
+            Ok(signals::exit_code(signal))
+        }
+        Turn::Granted(guard) => {
+            let mut ran = Ran::new(asked, &guard.lease());
+            let code = run_on(arguments, &agent, guard, &mut signals, &mut ran, voice).await?;
+            voice.note(ran.summary(code));
+            Ok(code)
+        }
+    }
+}
+
+/// Runs the command on what was granted, and gives it back whatever happens.
+async fn run_on(
+    arguments: &Run,
+    agent: &Agent,
+    guard: LeaseGuard,
+    signals: &mut Signals,
+    ran: &mut Ran,
+    voice: Voice,
+) -> anyhow::Result<u8> {
+    let lease = guard.lease();
+    let mut guard = Some(guard);
+    let command = &arguments.command;
+    let mut started = match start::start(agent, &mut guard, &lease, command, arguments.host_memory, voice).await {
+        Ok(started) => started,
+        Err(error) => {
+            voice.warn(&error.why);
+            give_back(&agent.client, lease.id, voice).await;
+            return Ok(error.exit_code);
+        }
+    };
+    ran.begins();
+    let times = Times { timeout: arguments.timeout, kill_after: arguments.kill_after() };
+    let followed = follow(&mut started, signals, times, voice).await;
+    let (kills, stuck) = (started.memory.kills(&started.job), started.job.stuck());
+    // An error above leaves the command running; dropping it ends it, before its GPUs are somebody else's.
+    drop(started.job);
+    let released = give_back(&agent.client, lease.id, voice).await;
+    let (end, cut) = followed?;
+    let ended = Ended { end, cut, kills, stuck, lost: released.as_ref().and_then(tether::lost_by_others) };
+    for message in ended.messages(arguments) {
+        voice.warn(message);
+    }
+    Ok(ended.exit_code())
+}
+
+/// Gives the lease back. Where the agent is away it sees our end instead.
+async fn give_back(client: &Client, lease: u64, voice: Voice) -> Option<Lease> {
+    let until = tokio::time::Instant::now() + RELEASE_PATIENCE;
+    let released = tokio::time::timeout_at(until, async {
+        loop {
+            match client.release(lease).await {
+                Err(error) if error.is_passing() => tokio::time::sleep(limits::AWAY_PAUSE).await,
+                outcome => return outcome,
+            }
+        }
+    });
+    match released.await {
+        Ok(Ok(lease)) => lease,
+        Ok(Err(error)) => {
+            voice.warn(format_args!("lease {lease} could not be given back ({error}); it ends by itself"));
+            None
+        }
+        Err(_) => {
+            voice.warn(format_args!("the agent is away; it takes lease {lease} back when it is there again"));
+            None
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! `gpupool run` starts its command on this machine, so it takes GPUs only from an agent of this machine.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod run_support;
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::process::Command;
+
+use gpupool_api::lease::Holder;
+use gpupool_confine::Signal;
+use run_support::{BINARY, Running, agent_of, bare, live, run_at, the_active};
+
+/// Answers every request with this JSON, as an agent elsewhere would. Its thread ends with the test.
+fn agent_elsewhere(body: String) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut connection in listener.incoming().flatten() {
+            let mut request = Vec::new();
+            let mut buffer = [0; 4096];
+            while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+                match connection.read(&mut buffer) {
+                    Ok(0) | Err(_) => break,
+                    Ok(length) => request.extend_from_slice(&buffer[..length]),
+                }
+            }
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length:";
+            let _ = write!(connection, "{head} {}\r\n\r\n{body}", body.len());
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn an_agent_of_another_machine_is_refused_with_what_to_do() {
+    let agent = agent_of("1xH100").start().await;
+    let mut pool = agent.client_unix().pool().await.unwrap();
+    (pool.node_id, pool.node) = ("0".repeat(64), "gpu7".into());
+    let address = agent_elsewhere(serde_json::to_string(&pool).unwrap());
+    let (code, output, messages) = run_at(&address, &[], &["echo", "ran"]).ended();
+    assert_eq!((code, output.as_str()), (1, ""), "{messages}");
+    assert!(messages.contains("another machine (gpu7)") && messages.contains("run this command there"), "{messages}");
+}
+
+#[tokio::test]
+async fn of_several_agents_the_one_of_this_machine_is_asked() {
+    let agent = agent_of("1xH100").start().await;
+    let mut pool = agent.client_unix().pool().await.unwrap();
+    pool.node_id = "0".repeat(64);
+    let elsewhere = agent_elsewhere(serde_json::to_string(&pool).unwrap());
+    let mut line = bare(Command::new(BINARY));
+    line.env("GPU_STATS_SERVICE_ENDPOINTS", format!("{elsewhere},{}", agent.address()));
+    line.args(["run", "--", "echo", "ran"]);
+    let (code, output, messages) = Running::start(line).ended();
+    assert_eq!((code, output.as_str()), (0, "ran"), "{messages}");
+}
+
+#[tokio::test]
+async fn over_tcp_the_agents_socket_is_preferred_where_it_is_known() {
+    let agent = agent_of("1xH100").start().await;
+    let other = agent_of("1xH100").start().await;
+    let client = agent.client_unix();
+    let cases =
+        [(agent.state_dir(), true, "its own socket"), (other.state_dir(), false, "the socket of another agent")];
+    for (state_dir, is_process, what) in cases {
+        let mut line = bare(Command::new(BINARY));
+        line.env("GPUPOOL_STATE_DIR", state_dir);
+        line.args(["run", "--endpoint", agent.address(), "--", "sh", "-c", "echo ready; exec sleep 600"]);
+        let mut running = Running::start(line);
+        running.says("ready");
+        let holder = the_active(&client).await.holder.unwrap();
+        assert_eq!(matches!(holder, Holder::Process { .. }), is_process, "{what}: {holder:?}");
+        running.signal(Signal::TERM);
+        assert_eq!(running.code(), 143);
+        assert_eq!(live(&client).await, []);
+    }
+    assert_eq!(live(&other.client_unix()).await, []);
+}
+
+#[tokio::test]
+async fn without_an_address_the_socket_of_the_state_directory_is_asked() {
+    let agent = agent_of("1xH100").start().await;
+    let mut line = bare(Command::new(BINARY));
+    // A token for some other server must not get in the way.
+    line.env("GPUPOOL_STATE_DIR", agent.state_dir()).env("GPUPOOL_TOKEN", "for-another-server");
+    line.args(["run", "--", "echo", "ran"]);
+    let (code, output, messages) = Running::start(line).ended();
+    assert_eq!((code, output.as_str()), (0, "ran"), "{messages}");
+}

@@ -1,0 +1,254 @@
+//! Running `gpupool run` against a real agent and waiting for what it says and does. All waiting is on lines, pidfds and
+//! events, with one generous deadline after which the test fails and says what it waited for.
+#![allow(dead_code, reason = "each story uses a part of it")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use gpupool_api::RequestBody;
+use gpupool_api::lease::{Lease, State};
+use gpupool_client::{Client, LeaseQuery};
+use gpupool_confine::Signal;
+use gpupool_confine::process::{ProcessHandle, ProcessId};
+use gpupool_testkit::{Agent, AgentBuilder, DEADLINE};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+pub const BINARY: &str = env!("CARGO_BIN_EXE_gpupool");
+
+/// An agent with so many simulated devices.
+pub fn agent_of(devices: &str) -> AgentBuilder {
+    Agent::builder(BINARY).simulate(devices)
+}
+
+/// One `gpupool run`. Killed when dropped.
+pub struct Running {
+    child: Child,
+    what: String,
+    output: Lines,
+    messages: Lines,
+}
+
+/// Lines that are waited for, and those that passed.
+struct Lines {
+    lines: Receiver<String>,
+    passed: Vec<String>,
+}
+
+/// `gpupool run` with these options, over the agent's Unix socket, in an environment that nothing else can change.
+pub fn run(agent: &Agent, options: &[&str], command: &[&str]) -> Running {
+    run_at(&format!("unix:{}", agent.socket().display()), options, command)
+}
+
+/// The same at another address.
+pub fn run_at(endpoint: &str, options: &[&str], command: &[&str]) -> Running {
+    let mut line = bare(Command::new(BINARY));
+    line.args(["run", "--endpoint", endpoint]).args(options).arg("--").args(command);
+    Running::start(line)
+}
+
+/// A command without the variables that change what `gpupool` does.
+pub fn bare(mut command: Command) -> Command {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    command.env_clear().env("PATH", path).env("HOME", "/nonexistent");
+    for kept in ["LLVM_PROFILE_FILE", "LD_LIBRARY_PATH"] {
+        if let Some(value) = std::env::var_os(kept) {
+            command.env(kept, value);
+        }
+    }
+    command
+}
+
+impl Running {
+    pub fn start(mut command: Command) -> Self {
+        let what = format!("{command:?}");
+        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = spawned.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let output = Lines::of(child.stdout.take().unwrap());
+        let messages = Lines::of(child.stderr.take().unwrap());
+        Self { child, what, output, messages }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for a line of the command that begins so; the rest of it.
+    pub fn says(&mut self, beginning: &str) -> String {
+        let found = self.output.until(|line| line.starts_with(beginning));
+        let line = found.unwrap_or_else(|why| panic!("{why} a line {beginning:?}\n{}", self.story()));
+        line[beginning.len()..].to_owned()
+    }
+
+    /// Waits for a message of `gpupool` that holds this.
+    pub fn tells(&mut self, part: &str) -> String {
+        let found = self.messages.until(|line| line.contains(part));
+        found.unwrap_or_else(|why| panic!("{why} a message with {part:?}\n{}", self.story()))
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        handle(self.pid()).signal(signal).unwrap();
+    }
+
+    /// Writes to its standard input, or presses keys where that is a terminal.
+    pub fn press(&mut self, keys: &[u8]) {
+        self.child.stdin.as_mut().unwrap().write_all(keys).unwrap();
+    }
+
+    /// Waits for its end; its exit code, or 128 and the signal.
+    pub fn code(&mut self) -> i32 {
+        use std::os::unix::process::ExitStatusExt;
+        if let Some(id) = ProcessId::of(self.child.id()).unwrap()
+            && let Some(process) = ProcessHandle::open(id).unwrap()
+        {
+            wait_for_end(&process, &self.what);
+        }
+        let status = self.child.wait().unwrap();
+        status.code().unwrap_or_else(|| 128 + status.signal().unwrap())
+    }
+
+    /// Waits for its end; its exit code and everything it said, output first.
+    pub fn ended(mut self) -> (i32, String, String) {
+        let code = self.code();
+        (code, self.output.rest(), self.messages.rest())
+    }
+
+    fn story(&mut self) -> String {
+        format!("{}\nout: {:#?}\nerr: {:#?}", self.what, self.output.passed, self.messages.passed)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let rest = self.messages.rest();
+            eprintln!("{} said:\n{rest}", self.what);
+        }
+    }
+}
+
+impl Lines {
+    /// A thread reads them; it ends with the output, i.e. when the last process that can write to it has gone. A line that
+    /// is written over counts as one too.
+    fn of(output: impl Read + Send + 'static) -> Self {
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for piece in BufReader::new(Returns(output)).split(b'\n').map_while(Result::ok) {
+                let line = String::from_utf8_lossy(&piece).into_owned();
+                if !line.is_empty() && sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { lines, passed: Vec::new() }
+    }
+
+    fn until(&mut self, wanted: impl Fn(&str) -> bool) -> Result<String, &'static str> {
+        loop {
+            let line = match self.lines.recv_timeout(DEADLINE) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) => return Err("too long without"),
+                Err(RecvTimeoutError::Disconnected) => return Err("it ended without"),
+            };
+            self.passed.push(line.clone());
+            if wanted(&line) {
+                return Ok(line);
+            }
+        }
+    }
+
+    /// All of it, to its end.
+    fn rest(&mut self) -> String {
+        while let Ok(line) = self.lines.recv_timeout(DEADLINE) {
+            self.passed.push(line);
+        }
+        self.passed.join("\n")
+    }
+}
+
+/// Reads every return of the carriage as the end of a line.
+struct Returns<R>(R);
+
+impl<R: Read> Read for Returns<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let length = self.0.read(buffer)?;
+        for byte in buffer[..length].iter_mut().filter(|byte| **byte == b'\r') {
+            *byte = b'\n';
+        }
+        Ok(length)
+    }
+}
+
+fn handle(pid: u32) -> ProcessHandle {
+    let id = ProcessId::of(pid).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"));
+    ProcessHandle::open(id).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"))
+}
+
+fn wait_for_end(process: &ProcessHandle, what: &str) {
+    let most = Timespec { tv_sec: i64::try_from(DEADLINE.as_secs()).unwrap(), tv_nsec: 0 };
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    assert_eq!(poll(&mut fds, Some(&most)), Ok(1), "{what} did not end within {DEADLINE:?}");
+}
+
+/// A process somebody told us of, while it is surely alive; its end can be waited for.
+pub struct Watched(ProcessHandle);
+
+impl Watched {
+    pub fn of(pid: &str) -> Self {
+        Self(handle(pid.parse().unwrap_or_else(|_| panic!("{pid:?} is no pid"))))
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        self.0.signal(signal).unwrap();
+    }
+
+    pub fn expect_end(&self) {
+        wait_for_end(&self.0, &format!("process {}", self.0.id()));
+    }
+
+    pub fn is_alive(&self) -> bool {
+        !self.0.is_gone().unwrap()
+    }
+}
+
+/// Takes devices over the agent's API, as another program would; they are held by renewing, so for a minute.
+pub async fn take(client: &Client, gpus: u16) -> Lease {
+    let body = RequestBody { gpus: Some(gpus), queue: Some(false), ..RequestBody::default() };
+    client.request(&body).await.unwrap()
+}
+
+/// The leases that are not over.
+pub async fn live(client: &Client) -> Vec<Lease> {
+    client.leases(&LeaseQuery::default()).await.unwrap().leases
+}
+
+/// The one lease that is active.
+pub async fn the_active(client: &Client) -> Lease {
+    let live = live(client).await;
+    let [lease] = live.as_slice() else { panic!("one lease should be there: {live:#?}") };
+    assert_eq!(lease.state, State::Active, "{lease:#?}");
+    lease.clone()
+}
+
+/// How a lease ended.
+pub async fn over(client: &Client, lease: u64) -> (State, Option<String>) {
+    let lease = client.follow(lease, Duration::ZERO).await.unwrap();
+    (lease.state, lease.cause)
+}
+
+/// Whether this test runs as root; says that it cannot be tried where it does not.
+pub fn is_root(story: &str) -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        skipped(story, "only root can become another user");
+    }
+    is_root
+}
+
+/// Says on the real standard error what was not tried and why; a passing test's own output is not shown.
+pub fn skipped(what: &str, why: &str) {
+    let _ = std::io::stderr().write_all(format!("skipped {what}: {why}\n").as_bytes());
+}
