@@ -10,7 +10,7 @@ use gpupool_api::lease::{Holder, State};
 use gpupool_confine::Signal;
 use gpupool_confine::cgroup::{Cgroups, World};
 use gpupool_testkit::Agent;
-use run_support::{BINARY, Running, Watched, agent_of, bare, is_root, live, over, run, skipped, the_active};
+use run_support::{BINARY, Running, Watched, agent_of, bare, is_root, live, over, run, run_at, skipped, the_active};
 
 /// Takes ever more memory.
 const HOG: &str = "b = []\nwhile True: b.append(bytearray(b'x') * (16 << 20))";
@@ -25,11 +25,16 @@ async fn the_kernel_kills_a_command_that_takes_too_much() {
         skipped("the limit by the kernel", &can.describe());
         return;
     }
-    let (code, _, messages) = run(&agent, &["--host-memory", "128MiB"], &["python3", "-c", HOG]).ended();
-    assert_eq!(code, 137, "{messages}");
-    assert!(messages.contains("limited to 128 MiB by a control group"), "{messages}");
-    assert!(messages.contains("more than 128 MiB of host memory"), "{messages}");
-    assert_eq!(live(&agent.client_unix()).await, []);
+    let hog = |endpoint: &str| run_at(endpoint, &["--host-memory", "128MiB"], &["python3", "-c", HOG]).ended();
+    // Over TCP the agent does not know the command's process, so the group is our own.
+    let socket = format!("unix:{}", agent.socket().display());
+    for (endpoint, whose) in [(socket.as_str(), "of the agent"), (agent.address(), "of this user")] {
+        let (code, _, messages) = hog(endpoint);
+        assert_eq!(code, 137, "{messages}");
+        assert!(messages.contains(&format!("limited to 128 MiB by a control group {whose}")), "{messages}");
+        assert!(messages.contains("more than 128 MiB of host memory"), "{messages}");
+        assert_eq!(live(&agent.client_unix()).await, []);
+    }
 }
 
 #[tokio::test]
