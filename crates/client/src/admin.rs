@@ -51,6 +51,6 @@ impl Client {
 
     /// Mends all simulated devices.
     pub async fn clear_faults(&self) -> Result<(), ClientError> {
-        self.tell(&Call::delete("/v1/simulate/faults")).await
+        self.set_fault(&FaultBody { gpu_id: None, fault: serde_json::Value::Null }).await
     }
 }
