@@ -51,8 +51,10 @@ pub(super) async fn hold(
 ) -> Result<Response, Problem> {
     let attach = Command::Attach { lease, token: Token(query.token), holder: Holder::Connection };
     let held = Held::new(app.clone(), lease);
+    // Before it is asked for: an end in between must not be missed.
+    let ended = app.events.follow();
     let first = ask(&app, caller.clone(), attach).await?;
-    let lines = Lines { held, caller, ended: app.events.follow(), first: Some(first), over: false };
+    let lines = Lines { held, caller, ended, first: Some(first), over: false };
     let stream = HoldStream { lines: Box::pin(unfold(lines, Lines::next)) };
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(stream)).into_response())
 }
@@ -79,8 +81,9 @@ impl Drop for Held {
     fn drop(&mut self) {
         let was_last = self.app.holders.connection_closed(self.lease);
         if was_last && !self.app.shutdown.has_begun() {
-            // Where the owner is busy or gone, the restart of the agent finds the lease without its connection.
-            let _ = self.app.owner.tell(Command::HolderGone { lease: self.lease, grace: Millis(0) });
+            // Also where it was refused: another connection may have closed meanwhile. A lease that something else
+            // holds is left alone.
+            self.app.holders.gone(self.lease, Holder::Connection, Millis(0));
         }
     }
 }
