@@ -118,7 +118,8 @@ pub fn router(mut app: App) -> Router {
     let router = docs::add(router, document, &app.config.api);
     let router = match app.config.api.api_prefix.as_str() {
         "" => router,
-        prefix => Router::new().nest(prefix, router),
+        // A nested "/" is the prefix alone, without the slash that people type and the root itself lists.
+        prefix => Router::new().route(&format!("{prefix}/"), axum::routing::get(root::root)).nest(prefix, router),
     };
     access::add(router.fallback(problem::no_such_route).method_not_allowed_fallback(problem::not_that_method), &app)
         .with_state(app)
