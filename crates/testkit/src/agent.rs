@@ -128,7 +128,9 @@ impl Places {
     fn of(told: &[String]) -> Option<Self> {
         let address = told.iter().find(|place| place.starts_with("http"))?.clone();
         let socket = told.iter().find_map(|place| place.strip_prefix("unix://"))?.into();
-        let port = address.trim_end_matches('/').rsplit_once(':')?.1.parse().ok()?;
+        // After the port there may be a prefix of all routes.
+        let after_host = address.split_once("://")?.1.split('/').next()?.rsplit_once(':')?.1;
+        let port = after_host.parse().ok()?;
         Some(Self { address, port, socket })
     }
 }
@@ -153,6 +155,11 @@ impl Agent {
     /// Its address, as in `http://127.0.0.1:40123`; the same after a restart.
     pub fn address(&self) -> &str {
         &self.running.places.address
+    }
+
+    /// Its port; the same after a restart.
+    pub fn port(&self) -> u16 {
+        self.running.places.port
     }
 
     /// The path of its Unix socket.
@@ -240,5 +247,7 @@ mod tests {
         assert_eq!(told(&["unix:///x/agent.sock"]), None);
         let both = told(&["unix:///x/agent.sock", "http://127.0.0.1:40123"]).unwrap();
         assert_eq!((both.port, both.socket.as_path()), (40_123, Path::new("/x/agent.sock")));
+        let prefixed = told(&["unix:///x/agent.sock", "http://[::1]:40123/api/v2"]).unwrap();
+        assert_eq!((prefixed.port, prefixed.address.as_str()), (40_123, "http://[::1]:40123/api/v2"));
     }
 }
