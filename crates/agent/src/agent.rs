@@ -121,7 +121,7 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
 
 fn open(config: &Config) -> Result<Opened, AgentError> {
     let mut opened = Store::open(&config.server.state_dir)?;
-    if opened.rows.is_empty() {
+    if !opened.rows.iter().any(|row| matches!(row, Row::Counters(_))) {
         // Leases and tokens count from 1: many languages take 0 for "none".
         opened.rows.push(Row::Counters(Counters { next_lease: 1, next_token: 1, ..Counters::default() }));
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use gpupool_confine::cgroup::{Cgroups, Limits};
+use gpupool_confine::cgroup::{Cgroups, Group, GroupError, Limits};
 use gpupool_confine::process::{ProcFs, ProcessId};
 use gpupool_core::LeaseId;
 
@@ -59,19 +59,33 @@ impl Groups {
         let name = self.name(lease);
         let memory = host_memory_mib.map(|mib| mib.saturating_mul(1024 * 1024));
         let limited = memory.filter(|_| self.cgroups.limits_memory());
-        let made = self.cgroups.create(&name, &Limits { host_memory: limited, pids: None });
-        let group = match made.and_then(|group| group.add(job).map(|()| group)) {
+        // Whoever attaches again adds to the group there is.
+        let made = match self.cgroups.open(&name) {
+            Ok(Some(group)) => group.add(job).map(|()| group),
+            _ => self.make(&name, limited, job),
+        };
+        let group = match made {
             Ok(group) => group,
-            Err(error) => {
-                self.remove(lease);
-                return without(error.to_string());
-            }
+            Err(error) => return without(error.to_string()),
         };
         let not_limited = memory.is_some() && limited.is_none();
         Confined {
             group: Some(group.path().display().to_string()),
             memory_limited: limited.is_some(),
             caveat: not_limited.then(|| "no memory controller can be used here".into()),
+        }
+    }
+
+    /// A new group with this job in it, or nothing.
+    fn make(&self, name: &str, host_memory: Option<u64>, job: ProcessId) -> Result<Group, GroupError> {
+        let group = self.cgroups.create(name, &Limits { host_memory, pids: None })?;
+        match group.add(job) {
+            Ok(()) => Ok(group),
+            Err(error) => {
+                // Nothing is in it: an empty one that stays is removed with the lease.
+                let _ = group.remove();
+                Err(error)
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpupool_confine::process::{ProcessHandle, ProcessId};
 use gpupool_core::lease::Holder;
-use gpupool_core::{Command, LeaseId, Millis};
+use gpupool_core::{LeaseId, Millis};
 use tokio::task::AbortHandle;
 
 use crate::ending::Ending;
@@ -47,29 +47,30 @@ impl Holders {
 
     /// Watches a process that now holds a lease, in place of one that did.
     pub fn watch(&self, lease: LeaseId, process: PeerProcess) {
-        self.watch_fd(lease, Ok(process.pidfd));
+        let (holder, _) = self.of(&process);
+        self.watch_fd(lease, holder, Ok(process.pidfd));
     }
 
     /// Watches the holders that rows tell of, after a restart of the agent. Those that are gone are told at once, those
     /// that were connections get `grace` to connect again.
     pub fn resume(&self, held: Vec<(LeaseId, Holder)>, grace: Millis) {
         for (lease, holder) in held {
-            match holder {
-                Holder::Process { pid, started } => match ProcessHandle::open(ProcessId { pid, started }) {
-                    Ok(Some(handle)) => self.watch_fd(lease, handle.as_fd().try_clone_to_owned()),
-                    Ok(None) => self.gone(lease, Millis(0)),
+            match &holder {
+                &Holder::Process { pid, started } => match ProcessHandle::open(ProcessId { pid, started }) {
+                    Ok(Some(handle)) => self.watch_fd(lease, holder, handle.as_fd().try_clone_to_owned()),
+                    Ok(None) => self.gone(lease, holder, Millis(0)),
                     Err(error) => {
                         tracing::error!(lease = lease.0, pid, %error, "cannot tell whether the holder of a lease lives");
                     }
                 },
-                Holder::Connection => self.gone(lease, grace),
+                Holder::Connection => self.gone(lease, holder, grace),
                 // Looked after where groups are.
                 Holder::Cgroup(_) => {}
             }
         }
     }
 
-    fn watch_fd(&self, lease: LeaseId, pidfd: io::Result<OwnedFd>) {
+    fn watch_fd(&self, lease: LeaseId, holder: Holder, pidfd: io::Result<OwnedFd>) {
         let ending = match pidfd.and_then(Ending::of) {
             Ok(ending) => ending,
             Err(error) => {
@@ -80,7 +81,7 @@ impl Holders {
         let holders = self.clone();
         let task = tokio::spawn(async move {
             ending.wait().await;
-            holders.tell(Command::HolderGone { lease, grace: Millis(0) }).await;
+            holders.tell(lease, holder, Millis(0)).await;
             holders.lock().watches.remove(&lease);
         });
         if let Some(before) = self.lock().watches.insert(lease, task.abort_handle()) {
@@ -88,14 +89,15 @@ impl Holders {
         }
     }
 
-    fn gone(&self, lease: LeaseId, grace: Millis) {
+    /// A holder is gone: told in the background, for as long as it takes.
+    pub fn gone(&self, lease: LeaseId, holder: Holder, grace: Millis) {
         let holders = self.clone();
-        tokio::spawn(async move { holders.tell(Command::HolderGone { lease, grace }).await });
+        tokio::spawn(async move { holders.tell(lease, holder, grace).await });
     }
 
     /// Tells the owner, again and again while it is busy: nobody else would.
-    async fn tell(&self, command: Command) {
-        while self.owner.tell(command.clone()) == Err(Refusal::Busy) {
+    async fn tell(&self, lease: LeaseId, holder: Holder, grace: Millis) {
+        while self.owner.holder_gone(lease, holder.clone(), grace) == Err(Refusal::Busy) {
             tokio::time::sleep(TELL_AGAIN).await;
         }
     }

@@ -67,9 +67,7 @@ impl Connect {
         if servers.origin == Origin::Default {
             return Ok(Vec::new());
         }
-        // A socket is configured as unix:/PATH.
-        let urls = servers.urls.iter().map(|url| url.strip_prefix("unix:").unwrap_or(url));
-        urls.map(|url| Endpoint::choose(None, Some(url), None)).collect()
+        servers.urls.iter().map(|url| Endpoint::choose(None, Some(url), None)).collect()
     }
 
     fn endpoint_of(&self, loaded: &Loaded) -> Result<Endpoint, ClientError> {

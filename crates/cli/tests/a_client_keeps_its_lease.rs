@@ -81,7 +81,7 @@ async fn a_guard_outlives_the_agents_death_and_the_audit_is_clean() {
     assert_eq!(renewed.state, State::Active);
     let released = in_time("the release", guard.release()).await.unwrap().unwrap();
     assert_eq!((released.id, released.state), (lease.id, State::Released));
-    let seen = Seen { granted: vec![(lease.id, lease.token.unwrap())], released: vec![lease.id] };
+    let seen = Seen { granted: vec![(lease.id, lease.token.unwrap())], released: vec![lease.id], ..Seen::default() };
     Audit::of(&client).await.unwrap().assert_clean(&seen);
     assert!(agent.stop().await.success(), "{}", agent.log());
 }

@@ -96,7 +96,8 @@ impl FromStr for Endpoint {
 
     fn from_str(text: &str) -> Result<Self, ClientError> {
         let text = text.trim();
-        if let Some(path) = text.strip_prefix("unix://") {
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
             if !path.starts_with('/') {
                 return Err(invalid(text, "the path of the socket must start at /"));
             }

@@ -31,16 +31,11 @@ pub struct Query {
     pub after: Option<Cursor>,
 }
 
-/// Where a page ended.
+/// Where a page ended: the place of its last record in the trail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cursor {
-    /// Time of the last record, in milliseconds since 1970.
-    pub at: u64,
-    /// Its place in the trail.
-    pub seq: u64,
-}
+pub struct Cursor(pub u64);
 
-/// Records, newest first.
+/// Records, in the order they were made: the wall clock may have been set back in between.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
     /// The records.
@@ -50,7 +45,7 @@ pub struct Page {
 }
 
 impl Store {
-    /// A page of the audit trail, newest first.
+    /// A page of the audit trail, oldest first.
     pub fn history(&self, query: &Query) -> Result<Page, ReadError> {
         page(&self.connection, query).map_err(|source| self.not_read(source))
     }
@@ -125,13 +120,13 @@ fn page(connection: &Connection, query: &Query) -> rusqlite::Result<Page> {
         only("at < ?", &[number(millis(until))]);
     }
     if let Some(after) = query.after {
-        only("(at, seq) < (?, ?)", &[number(after.at), number(after.seq)]);
+        only("seq > ?", &[number(after.0)]);
     }
     if let Some(gpu_id) = query.gpu_id {
         let on_it = "json_valid(devices) AND EXISTS (SELECT 1 FROM json_each(devices) WHERE json_extract(value, '$.gpu_id') = ?)";
         only(on_it, &[number(gpu_id.0.into())]);
     }
-    sql.push_str(" ORDER BY at DESC, seq DESC LIMIT ?");
+    sql.push_str(" ORDER BY seq LIMIT ?");
     // One more than asked for, to know whether there are more.
     values.push(number(limit as u64 + 1));
 
@@ -144,7 +139,7 @@ fn page(connection: &Connection, query: &Query) -> rusqlite::Result<Page> {
             page.next = last.or(query.after);
             break;
         }
-        last = Some(Cursor { at: row.get::<_, i64>(2)?.cast_unsigned(), seq: row.get::<_, i64>(10)?.cast_unsigned() });
+        last = Some(Cursor(row.get::<_, i64>(10)?.cast_unsigned()));
         page.records.push(Record::read(row)?);
     }
     Ok(page)

@@ -115,7 +115,7 @@ fn releases_on_a_full_disk() {
     assert!((1000..=given_up.unwrap()).all(whole));
     let trail = store.history(&Query::default()).unwrap().records;
     let events: Vec<Event> = trail.iter().map(|record| record.event).collect();
-    assert_eq!(events, [Event::Ended, Event::Granted]);
+    assert_eq!(events, [Event::Granted, Event::Ended]);
 }
 
 #[test]

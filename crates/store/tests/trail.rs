@@ -72,8 +72,8 @@ fn a_lease_is_told_when_granted_and_when_ended_with_what_it_held() {
     let lease = kept.ask("alice", Request { worker_id: Some("w1".into()), ..part(250) });
     kept.release_after(10, lease);
     let records = kept.records();
-    assert_eq!(told(&records), [(0, Event::Ended), (0, Event::Granted)]);
-    let [ended, granted] = &records[..] else { panic!("{records:?}") };
+    assert_eq!(told(&records), [(0, Event::Granted), (0, Event::Ended)]);
+    let [granted, ended] = &records[..] else { panic!("{records:?}") };
     assert_eq!((granted.at, granted.granted_at, granted.ended_at), (wall(start), Some(wall(start)), None));
     assert_eq!((ended.at, ended.granted_at), (wall(start + 10_000), Some(wall(start))));
     assert_eq!((ended.ended_at, ended.cause.as_deref()), (Some(wall(start + 10_000)), Some("by_owner")));
@@ -94,8 +94,8 @@ fn who_waits_is_told_only_when_it_gives_up() {
     kept.stage.pass(secs(15));
     kept.keep();
     let records = kept.records();
-    assert_eq!(told(&records), [(waits.0, Event::Ended), (0, Event::Granted)]);
-    assert_eq!((records[0].cause.as_deref(), records[0].granted_at), (Some("abandoned"), None));
+    assert_eq!(told(&records), [(0, Event::Granted), (waits.0, Event::Ended)]);
+    assert_eq!((records[1].cause.as_deref(), records[1].granted_at), (Some("abandoned"), None));
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_lease_granted_and_ended_in_one_batch_is_told_twice_with_its_devices() {
     kept.stage.release(lease);
     kept.keep();
     let records = kept.records();
-    assert_eq!(told(&records), [(0, Event::Ended), (0, Event::Granted)]);
+    assert_eq!(told(&records), [(0, Event::Granted), (0, Event::Ended)]);
     assert!(records.iter().all(|record| record.devices.len() == 2));
 }
 
@@ -216,11 +216,11 @@ fn old_records_are_removed_and_what_is_held_stays() {
     }
     assert_eq!(kept.store.retain(wall(start + 20_001)).unwrap(), 4, "two leases ended before");
     assert_eq!(kept.store.retain(wall(start + 20_001)).unwrap(), 0);
-    assert_eq!(told(&kept.records()), [(3, Event::Ended), (3, Event::Granted), (held.0, Event::Granted)]);
+    assert_eq!(told(&kept.records()), [(held.0, Event::Granted), (3, Event::Granted), (3, Event::Ended)]);
     assert_eq!(kept.store.retain(wall(start + 1_000_000)).unwrap(), 2);
     kept.release_after(10, held);
     let records = kept.records();
-    assert_eq!((told(&records)[0], records[0].devices.len()), ((held.0, Event::Ended), 1));
+    assert_eq!((told(&records)[1], records[1].devices.len()), ((held.0, Event::Ended), 1));
     let Kept { store, dir, .. } = kept;
     drop(store);
     assert_eq!(leases(&open(dir.path()).1), [0, 1, 2, 3], "the pool's own rows are not history");

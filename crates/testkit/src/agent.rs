@@ -156,6 +156,11 @@ impl Agent {
         &self.running.places.address
     }
 
+    /// Its port; the same after a restart.
+    pub fn port(&self) -> u16 {
+        self.running.places.port
+    }
+
     /// The path of its Unix socket.
     pub fn socket(&self) -> &Path {
         &self.running.places.socket
@@ -242,5 +247,7 @@ mod tests {
         let both = told(&["unix:///x/agent.sock", "http://127.0.0.1:40123"]).unwrap();
         assert_eq!((both.port, both.socket.as_path()), (40_123, Path::new("/x/agent.sock")));
         assert_eq!(told(&["http://[::1]:7/api", "unix:///x"]).unwrap().port, 7);
+        let prefixed = told(&["unix:///x/agent.sock", "http://[::1]:40123/api/v2"]).unwrap();
+        assert_eq!((prefixed.port, prefixed.address.as_str()), (40_123, "http://[::1]:40123/api/v2"));
     }
 }

@@ -32,6 +32,8 @@ pub struct Seen {
     pub granted: Vec<(u64, u64)>,
     /// Leases whose release was answered.
     pub released: Vec<u64>,
+    /// Idempotency keys, each with a lease that was answered to it.
+    pub keyed: Vec<(String, u64)>,
 }
 
 /// Everything that is known: the trail of all runs, what devices have, and which leases live.
@@ -230,6 +232,13 @@ impl<'a> Trail<'a> {
         for lease in &seen.released {
             if self.held.contains_key(lease) || active.contains(lease) {
                 wrong.push(format!("lease {lease} was released and lives"));
+            }
+        }
+        let mut leases_of: BTreeMap<&str, u64> = BTreeMap::new();
+        for (key, lease) in &seen.keyed {
+            let first = *leases_of.entry(key).or_insert(*lease);
+            if first != *lease {
+                wrong.push(format!("the key {key} got lease {first} and lease {lease}"));
             }
         }
         self.found.extend(wrong.into_iter().map(Violation));

@@ -25,8 +25,16 @@ use super::{App, Shared};
 /// Knows callers again.
 #[derive(Default)]
 pub struct Callers {
-    /// Secrets seen before and whose they are, until tokens change. A lock: it is held for one look.
-    tokens: Mutex<HashMap<String, TokenOwner>>,
+    /// A lock: it is held for one look.
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// Secrets seen before and whose they are, until tokens change.
+    tokens: HashMap<String, TokenOwner>,
+    /// How often tokens changed: what was looked up before a change is not remembered after it.
+    changes: u64,
 }
 
 /// Secrets remembered; more are looked up each time.
@@ -73,6 +81,10 @@ async fn identify(parts: &Parts, app: &App) -> Result<Caller, Problem> {
     }
     if !matches!(peer.transport(), Transport::Unix) {
         check_host(&parts.headers, &app.config)?;
+    }
+    if peer.is_gone() {
+        // Nobody reads this. What was asked must not be done in the name of nobody: the same user may ask again.
+        return Err(Problem::new(StatusCode::UNAUTHORIZED, "gone", "the connection was closed before it was heard"));
     }
     Ok(local(peer))
 }
@@ -132,9 +144,13 @@ async fn by_token(peer: &Peer, secret: &str, app: &App) -> Result<Caller, Proble
 
 impl Callers {
     async fn token(&self, secret: &str, app: &App) -> Result<Option<TokenOwner>, Problem> {
-        if let Some(known) = self.lock().get(secret) {
-            return Ok(Some(known.clone()));
-        }
+        let changes = {
+            let known = self.lock();
+            if let Some(owner) = known.tokens.get(secret) {
+                return Ok(Some(owner.clone()));
+            }
+            known.changes
+        };
         let asked = secret.to_owned();
         let found = app.owner.look(move |owner| owner.store().find_token(&asked)).await?;
         let unreadable = |error: gpupool_store::ReadError| {
@@ -143,8 +159,8 @@ impl Callers {
         let found = found.map_err(unreadable)?;
         if let Some(found) = &found {
             let mut known = self.lock();
-            if known.len() < TOKENS_REMEMBERED {
-                known.insert(secret.to_owned(), found.clone());
+            if known.changes == changes && known.tokens.len() < TOKENS_REMEMBERED {
+                known.tokens.insert(secret.to_owned(), found.clone());
             }
         }
         Ok(found)
@@ -152,11 +168,13 @@ impl Callers {
 
     /// Forgets who is who: tokens changed.
     pub(super) fn forget(&self) {
-        self.lock().clear();
+        let mut known = self.lock();
+        known.changes += 1;
+        known.tokens.clear();
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, TokenOwner>> {
-        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -51,7 +51,7 @@ pub(super) async fn history(
         after: query.after.as_deref().map(cursor).transpose()?,
     };
     let page = app.owner.look(move |owner| owner.store().history(&query)).await?.map_err(unreadable)?;
-    let next = page.next.map(|cursor| format!("{}-{}", cursor.at, cursor.seq));
+    let next = page.next.map(|cursor| cursor.0.to_string());
     Ok(axum::Json(History { records: page.records.into_iter().map(record).collect(), next }))
 }
 
@@ -120,10 +120,10 @@ fn time(field: &str, text: Option<&str>) -> Result<Option<SystemTime>, Problem> 
 }
 
 fn cursor(text: &str) -> Result<Cursor, Problem> {
-    let numbers = text.split_once('-').and_then(|(at, seq)| Some((at.parse().ok()?, seq.parse().ok()?)));
-    let (at, seq) =
-        numbers.ok_or_else(|| Problem::field("after", format!("{text:?}"), "what `next` of the answer before was"))?;
-    Ok(Cursor { at, seq })
+    // Places are signed numbers in the database.
+    let place = text.parse::<u64>().ok().filter(|place| i64::try_from(*place).is_ok());
+    let unknown = || Problem::field("after", format!("{text:?}"), "what `next` of the answer before was");
+    place.map(Cursor).ok_or_else(unknown)
 }
 
 fn record(record: gpupool_store::Record) -> Record {

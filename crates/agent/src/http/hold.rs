@@ -79,8 +79,9 @@ impl Drop for Held {
     fn drop(&mut self) {
         let was_last = self.app.holders.connection_closed(self.lease);
         if was_last && !self.app.shutdown.has_begun() {
-            // Where the owner is busy or gone, the restart of the agent finds the lease without its connection.
-            let _ = self.app.owner.tell(Command::HolderGone { lease: self.lease, grace: Millis(0) });
+            // Also where it was refused: another connection may have closed meanwhile. A lease that something else
+            // holds is left alone.
+            self.app.holders.gone(self.lease, Holder::Connection, Millis(0));
         }
     }
 }

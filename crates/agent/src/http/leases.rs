@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::identity::Caller;
 use crate::limits::{LEASES_AT_ONCE, WAIT_SECS};
-use crate::net::Peer;
+use crate::net::{Peer, PeerProcess};
 use crate::owner::{Refusal, Reply, lease_body};
 
 use super::caller::{Changes, Looks};
@@ -45,6 +45,7 @@ pub(super) async fn create(
     Json(mut body): Json<RequestBody>,
 ) -> Result<Response, Problem> {
     let wait = wait_of(body.wait_secs)?;
+    names_are_printable(&body)?;
     body.owner = Some(caller.account(body.owner.as_ref())?);
     body.ttl_secs = Some(body.ttl_secs.unwrap_or(app.config.leases.default_ttl_secs.as_secs_f64()));
     let most = app.config.leases.max_ttl_secs.as_secs_f64();
@@ -258,9 +259,21 @@ pub(super) async fn attach(
     Json(body): Json<AttachBody>,
 ) -> Result<axum::Json<Attached>, Problem> {
     let process = peer.process().map_err(|error| Problem::forbidden("no_process", error.to_string()))?;
+    // In a task of its own: a caller that dies now would leave a lease whose holder nobody watches.
+    let attached = tokio::spawn(async move { tie_to(&app, caller, process, lease, body).await });
+    attached.await.unwrap_or_else(|_| Err(Refusal::Stopping.into())).map(axum::Json)
+}
+
+async fn tie_to(
+    app: &App,
+    caller: Caller,
+    process: PeerProcess,
+    lease: LeaseId,
+    body: AttachBody,
+) -> Result<Attached, Problem> {
     let (holder, watched) = app.holders.of(&process);
     let uid = caller.uid;
-    let attached = ask(&app, caller, Command::Attach { lease, token: Token(body.token), holder }).await?;
+    let attached = ask(app, caller, Command::Attach { lease, token: Token(body.token), holder }).await?;
     app.owner.tie(lease, move |tie| {
         tie.process = Some(watched);
         tie.uid = uid;
@@ -273,12 +286,12 @@ pub(super) async fn attach(
     if let Some(group) = confined.group.clone() {
         app.owner.tie(lease, move |tie| tie.group = Some(group))?;
     }
-    Ok(axum::Json(Attached {
+    Ok(Attached {
         lease: attached,
         cgroup: confined.group,
         memory_limited: confined.memory_limited,
         caveat: confined.caveat,
-    }))
+    })
 }
 
 /// Release a lease, or stop waiting
@@ -336,6 +349,17 @@ fn wait_of(secs: Option<f64>) -> Result<Duration, Problem> {
         Ok(Duration::from_secs_f64(secs))
     } else {
         Err(Problem::field("wait_secs", secs, format!("0..={WAIT_SECS}")))
+    }
+}
+
+/// Names are shown on terminals and in logs, where control characters would do something.
+fn names_are_printable(body: &RequestBody) -> Result<(), Problem> {
+    let named = [("owner", body.owner.as_deref()), ("worker_id", body.worker_id.as_deref())].into_iter();
+    let named = named.filter_map(|(field, text)| Some((field, text?)));
+    let labels = body.labels.iter().flat_map(|(key, value)| [("labels", &**key), ("labels", &**value)]);
+    match named.chain(labels).find(|(_, text)| text.chars().any(char::is_control)) {
+        Some((field, text)) => Err(Problem::field(field, format!("{text:?}"), "text without control characters")),
+        None => Ok(()),
     }
 }
 

@@ -33,6 +33,11 @@ impl<T: DeserializeOwned> FromRequest<Shared> for Json<T> {
 
 fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Problem> {
     let text: &[u8] = if bytes.trim_ascii().is_empty() { b"{}" } else { bytes };
+    // A list would be taken for the fields in their order.
+    if text.trim_ascii_start().starts_with(b"[") {
+        let detail = "the body is a list, and must be an object";
+        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", detail));
+    }
     let mut reader = serde_json::Deserializer::from_slice(text);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let path = error.path().to_string();
@@ -123,6 +128,7 @@ mod tests {
         assert!(refused(r#"{"fractoin":1}"#).contains("fractoin"));
         assert!(refused("{").contains("malformed"));
         assert!(refused("{} {}").contains("malformed"));
+        assert!(refused(" [2]").contains("must be an object"));
         assert!(parse::<RequestBody>(&Bytes::new()).is_ok());
     }
 }

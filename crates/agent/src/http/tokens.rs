@@ -35,8 +35,10 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, axum::Json<TokenCreated>), Problem> {
     only_admins(&caller)?;
     let name = body.owner.trim();
-    if name.is_empty() || name.len() > NAME_BYTES || name.starts_with(ANONYMOUS) {
-        let allowed = format!("a name of 1..={NAME_BYTES} bytes that does not start with {ANONYMOUS:?}");
+    if name.is_empty() || name.len() > NAME_BYTES || name.starts_with(ANONYMOUS) || name.chars().any(char::is_control) {
+        let allowed = format!(
+            "a name of 1..={NAME_BYTES} bytes without control characters that does not start with {ANONYMOUS:?}"
+        );
         return Err(Problem::field("owner", format!("{:?}", body.owner), allowed));
     }
     let (owner, admin) = (name.to_owned(), body.admin);

@@ -19,7 +19,16 @@ struct Facts {
     start: Option<Start>,
     socket: Weak<Socket>,
     /// The answer of the kernel, once asked for.
-    user: OnceLock<Option<u32>>,
+    user: OnceLock<User>,
+}
+
+/// Whose the other end is, as far as the kernel says.
+#[derive(Debug, Clone, Copy)]
+enum User {
+    Known(u32),
+    /// It was closed before the kernel was asked.
+    Gone,
+    Unknown,
 }
 
 /// How a peer is connected.
@@ -88,15 +97,31 @@ impl Peer {
     /// Over loopback TCP the kernel is asked at the first call (some microseconds, never blocking), and the answer is
     /// kept for the connection. `None` means unknown: treat such a client as a stranger.
     pub fn uid(&self) -> Option<u32> {
+        match self.user() {
+            User::Known(uid) => Some(uid),
+            User::Gone | User::Unknown => None,
+        }
+    }
+
+    /// Whether it left before it could be told whose it was.
+    pub fn is_gone(&self) -> bool {
+        matches!(self.user(), User::Gone)
+    }
+
+    fn user(&self) -> User {
         match self.0.transport {
-            Transport::Unix => self.0.credentials.map(|credentials| credentials.uid),
-            Transport::Tcp { loopback: false, .. } => None,
-            Transport::Tcp { remote, local, .. } => *self.0.user.get_or_init(|| {
-                local_user::of_connection(remote, local).unwrap_or_else(|error| {
-                    tracing::warn!(%remote, %error, "cannot ask the kernel whose connection this is");
-                    None
+            Transport::Unix => self.0.credentials.map_or(User::Unknown, |credentials| User::Known(credentials.uid)),
+            Transport::Tcp { loopback: false, .. } => User::Unknown,
+            Transport::Tcp { remote, local, .. } => {
+                *self.0.user.get_or_init(|| match local_user::of_connection(remote, local) {
+                    Ok(Some(uid)) => User::Known(uid),
+                    Ok(None) => User::Gone,
+                    Err(error) => {
+                        tracing::warn!(%remote, %error, "cannot ask the kernel whose connection this is");
+                        User::Unknown
+                    }
                 })
-            }),
+            }
         }
     }
 

@@ -10,20 +10,22 @@ use crate::clock;
 use crate::identity::{Caller, Role};
 use crate::sampler::Sample;
 
-use super::message::{Asked, Message, Refusal, Reply};
+use super::message::{Asked, Fact, Message, Refusal, Reply};
 use super::{OwnerThread, StoreState};
 
 /// A wish that was applied, and is answered once it is known what became of it.
 struct Applied {
     reply: Option<oneshot::Sender<Result<Reply, Refusal>>>,
     caller: Option<Caller>,
+    /// Whether only this answer can lead whoever asked to what comes of it.
+    only_way: bool,
     result: Result<Answer, Refusal>,
     /// Whether it asks for GPUs.
     is_request: bool,
     /// What gives back is tried once more by itself where the whole batch could not be kept.
     again: Option<Command>,
     /// What happened has happened, kept or not: it is told again until it is kept.
-    fact: Option<Command>,
+    fact: Option<Fact>,
 }
 
 impl OwnerThread {
@@ -37,7 +39,7 @@ impl OwnerThread {
         for message in batch {
             match message {
                 Message::Asked(asked) => applied.push(self.asked(asked, &mut outcome)),
-                Message::Fact(command) => applied.push(self.fact(command, &mut outcome)),
+                Message::Fact(fact) => applied.extend(self.fact(fact, &mut outcome)),
                 Message::Sample(sample) => self.sampled(sample, &mut outcome),
                 Message::Wait(lease, waiter) => waits.push((lease, waiter)),
                 Message::WaitForEnd(lease, waiter) => ends.push((lease, waiter)),
@@ -80,8 +82,12 @@ impl OwnerThread {
         }
         self.follow_awaited(outcome);
         self.apply(Command::Tick, outcome).ok();
-        for command in std::mem::take(&mut self.postponed) {
-            applied.push(self.fact(command, outcome));
+        for lease in std::mem::take(&mut self.unwanted) {
+            let release = Fact { command: Command::Release { lease }, held_by: None };
+            applied.extend(self.fact(release, outcome));
+        }
+        for fact in std::mem::take(&mut self.postponed) {
+            applied.extend(self.fact(fact, outcome));
         }
     }
 
@@ -98,11 +104,12 @@ impl OwnerThread {
         let Asked { command, caller, reply } = asked;
         let again = gives_back(&command).then(|| command.clone());
         let is_request = matches!(command, Command::Request { .. });
+        let only_way = matches!(command, Command::Request { key: None, .. });
         let result = self
             .allowed(&caller, &command)
             .and_then(|()| self.kept_now(&command))
             .and_then(|()| self.apply(command, outcome));
-        Applied { reply: Some(reply), caller: Some(caller), result, is_request, again, fact: None }
+        Applied { reply: Some(reply), caller: Some(caller), only_way, result, is_request, again, fact: None }
     }
 
     /// What runs under a lease is known only while the lease is.
@@ -115,13 +122,31 @@ impl OwnerThread {
     fn gone(&mut self, lease: LeaseId, outcome: &mut Outcome) -> Option<Applied> {
         self.ties.untie(lease);
         let drains = self.pool.lease(lease).is_some_and(|known| known.draining);
-        (drains && !self.ties.binds(lease, true)).then(|| self.fact(Command::Drained { lease }, outcome))
+        let drained = Fact { command: Command::Drained { lease }, held_by: None };
+        if drains && !self.ties.binds(lease, true) { self.fact(drained, outcome) } else { None }
     }
 
-    fn fact(&mut self, command: Command, outcome: &mut Outcome) -> Applied {
-        let again = Some(command.clone());
+    fn fact(&mut self, fact: Fact, outcome: &mut Outcome) -> Option<Applied> {
+        if !self.is_broken() && !self.is_meant(&fact) {
+            return None;
+        }
+        let command = fact.command.clone();
         let result = self.kept_now(&command).and_then(|()| self.apply(command.clone(), outcome));
-        Applied { reply: None, caller: None, result, is_request: false, again, fact: Some(command) }
+        Some(Applied {
+            reply: None,
+            caller: None,
+            only_way: false,
+            result,
+            is_request: false,
+            again: Some(command),
+            fact: Some(fact),
+        })
+    }
+
+    /// Whether who is gone is who holds the lease.
+    fn is_meant(&self, fact: &Fact) -> bool {
+        let Some((lease, gone)) = &fact.held_by else { return true };
+        self.pool.lease(*lease).and_then(|known| known.holder.as_ref()) == Some(gone)
     }
 
     pub(super) fn apply(&mut self, command: Command, outcome: &mut Outcome) -> Result<Answer, Refusal> {
@@ -218,8 +243,12 @@ impl OwnerThread {
             Answer::Lease(lease) => self.lease_reply(lease, applied.caller.as_ref()),
             Answer::Done | Answer::Node(..) => Ok(Reply::Done),
         });
-        // Whoever asked may have gone.
-        drop(reply.send(answer));
+        // Whoever asked may have gone, and then nobody wants what was granted or waits.
+        if let Err(Ok(Reply::Lease(unheard))) = reply.send(answer)
+            && applied.only_way
+        {
+            self.unwanted.push(LeaseId(unheard.id));
+        }
     }
 
     fn lease_reply(&self, lease: LeaseId, caller: Option<&Caller>) -> Result<Reply, Refusal> {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 
 use gpupool_api::lease;
-use gpupool_core::{Command, Denied, LeaseId};
+use gpupool_core::lease::Holder;
+use gpupool_core::{Command, Denied, LeaseId, Millis};
 use gpupool_store::Store;
 use tokio::sync::oneshot;
 
@@ -60,6 +61,14 @@ pub(super) struct Asked {
     pub reply: oneshot::Sender<Result<Reply, Refusal>>,
 }
 
+/// Something that happened, whoever asks for what.
+#[derive(Clone)]
+pub(super) struct Fact {
+    pub command: Command,
+    /// Means something only while this holds the lease: another one may have taken it over.
+    pub held_by: Option<(LeaseId, Holder)>,
+}
+
 type Look = Box<dyn FnOnce(&OwnerThread) + Send>;
 type Work = Box<dyn FnOnce(&mut Store) + Send>;
 type Change = Box<dyn FnOnce(&mut Tie) + Send>;
@@ -72,7 +81,7 @@ pub(super) enum Message {
     /// Tell when this lease is over.
     WaitForEnd(LeaseId, oneshot::Sender<()>),
     /// The agent itself says that something happened.
-    Fact(Command),
+    Fact(Fact),
     /// Devices were read.
     Sample(Box<Sample>),
     /// Look at what is committed.
@@ -117,7 +126,13 @@ impl Owner {
 
     /// Tells what happened, without waiting for what comes of it.
     pub fn tell(&self, command: Command) -> Result<(), Refusal> {
-        self.send(Message::Fact(command))
+        self.send(Message::Fact(Fact { command, held_by: None }))
+    }
+
+    /// Tells that who held a lease is gone. Means nothing where another one holds it by now.
+    pub fn holder_gone(&self, lease: LeaseId, holder: Holder, grace: Millis) -> Result<(), Refusal> {
+        let command = Command::HolderGone { lease, grace };
+        self.send(Message::Fact(Fact { command, held_by: Some((lease, holder)) }))
     }
 
     /// Tells what was read. A sample that finds no room is dropped: the next one says the same and more.

@@ -28,14 +28,14 @@ use std::time::{Duration, Instant};
 
 use gpupool_core::device::{DeviceIdentity, NodeFacts};
 use gpupool_core::policy::Policies;
-use gpupool_core::{Command, DeviceId, GpuId, LeaseId, NodeId, Pool, Settings};
+use gpupool_core::{DeviceId, GpuId, LeaseId, NodeId, Pool, Settings};
 use gpupool_store::{Clock, Store};
 
 use crate::clock;
 use crate::limits::{BATCH, FOLLOW_EVERY, MESSAGES, STORE_RETRY};
 use crate::sampler::Sample;
 
-use message::Message;
+use message::{Fact, Message};
 use ties::Ties;
 use waiters::Waiters;
 
@@ -83,7 +83,9 @@ pub struct OwnerThread {
     /// Whether the pool was built anew and has not heard of the last reading.
     sample_is_due: bool,
     /// What happened and could not be kept yet.
-    postponed: Vec<Command>,
+    postponed: Vec<Fact>,
+    /// Leases whose askers hung up before they were answered.
+    unwanted: Vec<LeaseId>,
     waiters: Waiters,
     ties: Ties,
     /// What each lease holds, until that is free again.
@@ -117,6 +119,7 @@ pub fn start(spec: OwnerSpec) -> io::Result<(Owner, JoinHandle<()>, Vec<String>)
         sample: None,
         sample_is_due: false,
         postponed: Vec::new(),
+        unwanted: Vec::new(),
         waiters: Waiters::default(),
         ties: Ties::default(),
         held: HashMap::new(),
@@ -163,7 +166,7 @@ impl OwnerThread {
     /// How long to wait for a message before the clock has to be heard.
     fn patience(&self) -> Duration {
         let mut patience = Duration::from_secs(60);
-        if self.sample_is_due && !self.is_broken() {
+        if (self.sample_is_due || !self.unwanted.is_empty()) && !self.is_broken() {
             return Duration::ZERO;
         }
         if let Some(due) = self.pool.next_deadline().filter(|_| !self.is_broken()) {

@@ -268,6 +268,8 @@ fn facts(
     };
     let card = found.pci.and_then(|pci| cards.get(&pci)).map(|identity| (*identity).clone());
     let mut facts = found.facts(identity.clone(), card.or(parent_uuid));
+    // The device could, but nobody here starts the service it takes: what is not done is not promised.
+    facts.isolation.mps = false;
     if let Some(before) = before
         && (matches!(found.memory.total, Told::Failed(_)) || matches!(found.memory.reserved, Told::Failed(_)))
     {

@@ -52,7 +52,8 @@ fn a_good_history_is_clean() {
     let ends = (0..10).map(|i| ended(i, i + 1, 0.1));
     let after = [granted(10, 11, 1.0), record("ended", 11, None, 0.0, 0), ended(10, 11, 1.0), granted(12, 12, 0.5)];
     let audit = audit(tenths.chain(ends).chain(after), &[12]);
-    let seen = Seen { granted: vec![(3, 4), (12, 12)], released: vec![3, 11] };
+    let keyed = vec![("k".to_owned(), 3), ("k".to_owned(), 3), ("l".to_owned(), 12)];
+    let seen = Seen { granted: vec![(3, 4), (12, 12)], released: vec![3, 11], keyed };
     assert_eq!(found(&audit, &seen), Vec::<String>::new());
     audit.assert_clean(&seen);
 }
@@ -107,6 +108,9 @@ fn what_clients_were_told_must_be_written() {
     assert!(other_token.len() == 1 && other_token[0].contains("token 7"), "{other_token:?}");
     let revived = found(&trail, &Seen { released: vec![1], ..Seen::default() });
     assert!(revived.len() == 1 && revived[0].contains("released and lives"), "{revived:?}");
+    let keyed = vec![("k".to_owned(), 1), ("k".to_owned(), 2)];
+    let twice = found(&trail, &Seen { keyed, ..Seen::default() });
+    assert!(twice.len() == 1 && twice[0].contains("lease 1 and lease 2"), "{twice:?}");
 }
 
 #[test]

@@ -1,0 +1,265 @@
+//! Who may see, ask, renew, release, revoke, cordon, make tokens and break devices, from where and with what.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use gpupool_client::{Client, Endpoint, Secret};
+use gpupool_testkit::{Agent, AgentBuilder};
+use serde_json::json;
+
+use crate::common::http::{Answer, Place};
+use crate::common::machine::{ALICE, BOB, as_user, is_root, network_address};
+use crate::common::{agent, eventually, skipped};
+
+/// Which answers somebody gets to everything one can want, in this order.
+const WISHES: [&str; 9] = ["see", "ask", "renew", "release", "revoke", "cordon", "make tokens", "list tokens", "break"];
+
+/// May do everything but what is an administrator's.
+const USER: [u16; 9] = [200, 201, 200, 200, 403, 403, 403, 403, 403];
+const ADMIN: [u16; 9] = [200, 201, 200, 200, 200, 200, 201, 200, 200];
+/// May look.
+const READER: [u16; 9] = [200, 401, 401, 401, 401, 401, 401, 403, 401];
+
+/// Wants everything; what it asks for itself is its own, the rest is about a lease of somebody else.
+fn statuses(place: &Place, headers: &[(&str, &str)], foreign: u64) -> Vec<u16> {
+    let ask = |method: &str, path: &str, body: Option<&str>| place.ask(method, path, headers, body);
+    let mine = ask("POST", "/v1/leases", Some(r#"{"fraction":0.1,"queue":false}"#));
+    let (id, token) = match mine.status {
+        201 => (mine.json()["id"].clone(), mine.json()["token"].clone()),
+        _ => (json!(foreign), json!(1)),
+    };
+    let renewed = ask("POST", &format!("/v1/leases/{id}/renew"), Some(&json!({"token": token}).to_string()));
+    vec![
+        ask("GET", "/v1/leases", None).status,
+        mine.status,
+        renewed.status,
+        ask("DELETE", &format!("/v1/leases/{id}"), None).status,
+        ask("POST", &format!("/v1/leases/{foreign}/revoke"), Some(r#"{"grace_secs":600}"#)).status,
+        ask("POST", "/v1/devices/0/cordon", Some("{}")).status,
+        ask("POST", "/v1/tokens", Some(r#"{"owner":"carol"}"#)).status,
+        ask("GET", "/v1/tokens", None).status,
+        ask("POST", "/v1/simulate/faults", Some(r#"{"fault":null}"#)).status,
+    ]
+}
+
+#[track_caller]
+fn assert_may(who: &str, place: &Place, headers: &[(&str, &str)], foreign: u64, wanted: &[u16; 9]) {
+    let got = statuses(place, headers, foreign);
+    let table: Vec<_> =
+        WISHES.iter().zip(&got).zip(wanted).map(|((wish, got), wanted)| (*wish, *got, *wanted)).collect();
+    assert_eq!(got, wanted, "{who} (wish, answered, expected): {table:?}");
+}
+
+/// A state directory that other users can reach.
+fn open_folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), mode).unwrap();
+    folder
+}
+
+/// A lease of the administrator's, for others to try their hands on.
+fn foreign_lease(agent: &Agent) -> u64 {
+    let answer = Place::unix(agent).post("/v1/leases", &json!({"fraction": 0.1, "ttl_secs": 600}));
+    assert_eq!(answer.status, 201, "{}", answer.text());
+    answer.json()["id"].as_u64().unwrap()
+}
+
+#[tokio::test]
+async fn local_users_own_what_they_took_and_only_root_rules() {
+    let folder = open_folder();
+    let agent = agent().state_dir(folder.path().join("state")).start().await;
+    let foreign = foreign_lease(&agent);
+    let places = [Place::unix(&agent), Place::tcp(&agent)];
+    for place in &places {
+        assert_may("whoever runs the agent", place, &[], foreign, &ADMIN);
+        place.post("/v1/devices/0/uncordon", &json!({}));
+    }
+    if !is_root() {
+        return skipped("other local users", "only root can be somebody else");
+    }
+    for place in places {
+        let (asked, uid) = (place.clone(), ALICE);
+        as_user(uid, move || assert_may("alice", &asked, &[], foreign, &USER));
+        let (hers, again) = (place.clone(), place.clone());
+        let lease = as_user(ALICE, move || hers.post("/v1/leases", &json!({"fraction": 0.1})).json());
+        assert_eq!(lease["owner"].as_str().map(|owner| owner.contains(&ALICE.to_string())), Some(true), "{lease}");
+        let id = lease["id"].clone();
+        as_user(BOB, move || {
+            let body = json!({"token": lease["token"]}).to_string();
+            let seen = again.get(&format!("/v1/leases/{id}"));
+            assert_eq!((seen.status, &seen.json()["token"], &seen.json()["env"]), (200, &json!(null), &json!({})));
+            for (method, path, body) in [
+                ("POST", format!("/v1/leases/{id}/renew"), Some(body.as_str())),
+                ("POST", format!("/v1/leases/{id}/confirm"), Some(body.as_str())),
+                ("POST", format!("/v1/leases/{id}/revoke"), None),
+                ("GET", format!("/v1/leases/{id}/hold?token={}", lease["token"]), None),
+                ("DELETE", format!("/v1/leases/{id}"), None),
+            ] {
+                let answer = again.ask(method, &path, &[], body);
+                assert_eq!((answer.status, answer.code().as_str()), (403, "not_allowed"), "{method} {path}");
+            }
+            let account = again.post("/v1/leases", &json!({"fraction": 0.1, "owner": ALICE.to_string()}));
+            assert_eq!((account.status, account.code().as_str()), (403, "not_your_account"));
+            assert_eq!(again.get(&format!("/v1/leases/{id}")).json()["state"], "active");
+        });
+    }
+}
+
+#[tokio::test]
+async fn what_a_browser_or_a_proxy_brings_is_not_taken_for_a_local_user() {
+    let agent = agent().start().await;
+    let (place, body) = (Place::tcp(&agent), Some(r#"{"fraction":0.1}"#));
+    let ask = |headers: &[(&str, &str)]| -> (u16, String) {
+        let answer: Answer = place.ask("POST", "/v1/leases", headers, body);
+        (answer.status, answer.code())
+    };
+    assert_eq!(ask(&[("Host", "evil.example")]), (403, "host_not_allowed".into()));
+    assert_eq!(ask(&[("Host", "localhost.evil.example")]), (403, "host_not_allowed".into()));
+    assert_eq!(ask(&[("Host", "localhost"), ("Origin", "https://evil.example")]), (403, "origin_not_allowed".into()));
+    assert_eq!(ask(&[("Host", "localhost"), ("Origin", "null")]), (403, "origin_not_allowed".into()));
+    let host = format!("localhost:{}", agent.port());
+    assert_eq!(ask(&[("Host", &host), ("Origin", &format!("http://{host}"))]).0, 201);
+    for name in ["X-Forwarded-For", "Forwarded", "X-Real-IP"] {
+        assert_eq!(ask(&[(name, "127.0.0.1")]), (401, "token_needed".into()), "{name}");
+    }
+    for bad in ["Bearer", "Basic cm9vdDpyb290", "Bearer gpupool_nonsense", "Bearer \u{fc}"] {
+        assert_eq!(ask(&[("Authorization", bad)]).0, 401, "{bad}");
+    }
+}
+
+/// An address of this machine that others could reach, or a visible skip.
+fn network(what: &str) -> Option<IpAddr> {
+    let found = network_address();
+    if found.is_none() {
+        skipped(what, "this machine has no address but loopback");
+    }
+    found
+}
+
+fn over_network() -> AgentBuilder {
+    agent().argument("--host=0.0.0.0")
+}
+
+/// Secrets of a user's and an administrator's token.
+async fn secrets(agent: &Agent) -> (String, String) {
+    let client = agent.client_unix();
+    let mut made = Vec::new();
+    for (owner, admin) in [("alice", false), ("boss", true)] {
+        let token = gpupool_api::tokens::NewToken { owner: owner.into(), admin };
+        made.push(client.create_token(&token).await.unwrap().secret);
+    }
+    let admin = made.pop().unwrap();
+    (made.pop().unwrap(), admin)
+}
+
+#[tokio::test]
+async fn the_network_may_look_and_a_token_counts_only_where_nobody_listens_in() {
+    let Some(address) = network("the network without TLS") else { return };
+    let agent = over_network().start().await;
+    let place = Place::Tcp(SocketAddr::new(address, agent.port()));
+    let foreign = foreign_lease(&agent);
+    assert_may("a stranger", &place, &[], foreign, &READER);
+    let (user, admin) = secrets(&agent).await;
+    for secret in [&user, &admin] {
+        let answer = place.ask("POST", "/v1/leases", &[("Authorization", &format!("Bearer {secret}"))], Some("{}"));
+        assert_eq!((answer.status, answer.code().as_str()), (403, "token_over_plain_http"));
+    }
+    let seen = place.get(&format!("/v1/leases/{foreign}")).json();
+    assert_eq!((&seen["state"], &seen["token"]), (&json!("active"), &json!(null)));
+    // From this machine nobody listens in.
+    let local = Place::tcp(&agent);
+    assert_may("alice's token", &local, &[("Authorization", &format!("Bearer {user}"))], foreign, &USER);
+    let log = agent.log();
+    assert!(!log.contains(&user) && !log.contains(&admin), "a secret is in the log: {log}");
+}
+
+#[tokio::test]
+async fn with_plain_http_allowed_tokens_count_until_they_are_revoked() {
+    let Some(address) = network("tokens over plain HTTP") else { return };
+    let mut agent = over_network().argument("--allow-plain-http").argument("--log-level=trace").start().await;
+    let place = Place::Tcp(SocketAddr::new(address, agent.port()));
+    let foreign = foreign_lease(&agent);
+    let (user, admin) = secrets(&agent).await;
+    let [as_user, as_admin] = [&user, &admin].map(|secret| format!("Bearer {secret}"));
+    assert_may("a stranger", &place, &[], foreign, &READER);
+    assert_may("a user's token", &place, &[("Authorization", &as_user)], foreign, &USER);
+    assert_may("an administrator's token", &place, &[("Authorization", &as_admin)], foreign, &ADMIN);
+    place.ask("POST", "/v1/devices/0/uncordon", &[("Authorization", &as_admin)], Some("{}"));
+    let taken = place.ask("POST", "/v1/leases", &[("Authorization", &as_user)], Some(r#"{"ttl_secs":600}"#)).json();
+    assert_eq!(taken["owner"], "alice");
+    agent.restart().await;
+    assert_may("a user's token after a restart", &place, &[("Authorization", &as_user)], foreign, &USER);
+    let client = agent.client_unix();
+    let tokens = client.tokens().await.unwrap().tokens;
+    client.revoke_token(tokens.iter().find(|token| token.owner == "alice").unwrap().id).await.unwrap();
+    let refused = place.ask("POST", "/v1/leases", &[("Authorization", &as_user)], Some("{}"));
+    assert_eq!((refused.status, refused.code().as_str()), (401, "token_unknown"));
+    assert_eq!(place.get(&format!("/v1/leases/{}", taken["id"])).json()["state"], "active", "what it took stays");
+    let log = agent.log();
+    assert!(!log.contains(&user) && !log.contains(&admin), "a secret is in the log: {log}");
+    let kept = std::fs::read(agent.state_dir().join("pool.db")).unwrap();
+    let log = std::fs::read(agent.state_dir().join("pool.db-wal")).unwrap_or_default();
+    for bytes in [kept, log] {
+        assert!(!bytes.windows(admin.len()).any(|part| part == admin.as_bytes()), "a secret is in the database");
+    }
+}
+
+#[tokio::test]
+async fn an_open_agent_lets_strangers_lease_and_says_so() {
+    let Some(address) = network("an open agent") else { return };
+    let agent = over_network().argument("--open").start().await;
+    let place = Place::Tcp(SocketAddr::new(address, agent.port()));
+    let foreign = foreign_lease(&agent);
+    assert_may("a stranger", &place, &[], foreign, &USER);
+    let answer = place.ask("DELETE", &format!("/v1/leases/{foreign}"), &[], None);
+    assert_eq!(answer.status, 403, "a stranger gives back what is somebody's");
+    let named = place.post("/v1/leases", &json!({"fraction": 0.1, "owner": "root"})).json();
+    assert_eq!(named["owner"], "anonymous:root", "strangers cannot pass for somebody known");
+    assert_eq!(place.get("/health").json()["open"], true);
+    assert!(agent.log().contains("--open"), "{}", agent.log());
+    let browser = place.ask("POST", "/v1/leases", &[("Origin", "https://evil.example")], Some("{}"));
+    assert_eq!((browser.status, browser.code().as_str()), (403, "origin_not_allowed"));
+}
+
+/// A new certificate for these names, and its key.
+fn certificate(folder: &Path, names: &[String]) {
+    let made = rcgen::generate_simple_self_signed(names.to_vec()).unwrap();
+    std::fs::write(folder.join("cert.pem"), made.cert.pem()).unwrap();
+    std::fs::write(folder.join("key.pem"), made.signing_key.serialize_pem()).unwrap();
+}
+
+#[tokio::test]
+async fn over_tls_tokens_count_and_certificates_are_read_again() {
+    let Some(address) = network("TLS") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let names = [address.to_string(), "localhost".to_owned()];
+    certificate(folder.path(), &names);
+    let path = |name: &str| folder.path().join(name);
+    let builder = over_network().argument("--tls-cert").argument(path("cert.pem"));
+    let agent = builder.argument("--tls-key").argument(path("key.pem")).start().await;
+    std::fs::copy(path("cert.pem"), path("trusted.pem")).unwrap();
+    let (user, _) = secrets(&agent).await;
+    let client = |secret: &str| -> Client {
+        let endpoint: Endpoint = format!("https://{address}:{}", agent.port()).parse().unwrap();
+        let builder = Client::builder(endpoint).ca_file(path("trusted.pem"));
+        if secret.is_empty() { builder.build().unwrap() } else { builder.token(Secret::new(secret)).build().unwrap() }
+    };
+    let lease = client(&user).request(&crate::common::whole()).await.unwrap();
+    assert_eq!(lease.owner, "alice");
+    let stranger = client("").request(&crate::common::whole()).await.unwrap_err();
+    assert_eq!(stranger.code(), Some("token_needed"));
+    let plain = Place::Tcp(SocketAddr::new(address, agent.port())).get("/health");
+    assert!((400..500).contains(&plain.status), "plain HTTP to a TLS port: {}", plain.status);
+
+    certificate(folder.path(), &names);
+    agent.hang_up();
+    eventually("the new certificate", async || client("").pool().await.is_err().then_some(())).await;
+    std::fs::copy(path("cert.pem"), path("trusted.pem")).unwrap();
+    assert!(client("").pool().await.is_ok(), "the new certificate is trusted");
+    std::fs::write(path("key.pem"), "nonsense").unwrap();
+    agent.hang_up();
+    eventually("the complaint", async || agent.log().contains("stay as they were").then_some(())).await;
+    assert!(client(&user).pool().await.is_ok(), "a bad certificate changes nothing");
+    assert!(!agent.log().contains(&user));
+}

@@ -1,0 +1,259 @@
+//! Many clients want parts of few devices while the agent and clients are killed at random; afterwards the audit trail and
+//! every answer anybody saw must agree.
+//!
+//! `GPUPOOL_CHAOS_CLIENTS`, `GPUPOOL_CHAOS_SECS` and `GPUPOOL_CHAOS_SEED` make it larger, longer, or the same again.
+
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use gpupool_api::RequestBody;
+use gpupool_api::lease::{Lease, State};
+use gpupool_client::{Client, ClientError, IdempotencyKey, LeaseQuery};
+use gpupool_testkit::{Agent, Audit, Seen};
+use tokio::io::AsyncWriteExt;
+use tokio::time::Instant;
+
+use crate::common::chance::Chance;
+use crate::common::child::ClientProcess;
+use crate::common::{agent, eventually, http};
+
+/// One client in so many is a process of its own.
+const PROCESSES: u64 = 12;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_kill_over_promises_loses_or_revives_anything() {
+    let clients: u64 = set("GPUPOOL_CHAOS_CLIENTS", 60);
+    let secs: u64 = set("GPUPOOL_CHAOS_SECS", 6);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
+    let seed = set("GPUPOOL_CHAOS_SEED", u64::from(now));
+    let _told = ToldOnFailure { clients, secs, seed };
+    let mut chance = Chance::new(seed);
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("gpupool.toml");
+    std::fs::write(&config, "[leases]\nhold_grace_secs = 1\n").unwrap();
+    let builder = agent().simulate("16xH100").argument("--access-log=false").argument("--log-level=warn");
+    let mut agent = builder.argument("--config").argument(&config).start().await;
+
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let until = Instant::now() + Duration::from_secs(secs);
+    let mut running = tokio::task::JoinSet::new();
+    for number in 0..clients {
+        let mut chance = chance.branch();
+        if number % PROCESSES == 0 {
+            let (socket, seen) = (agent.socket().to_owned(), seen.clone());
+            running.spawn_blocking(move || {
+                while Instant::now() < until {
+                    let mut process = ClientProcess::start(&socket);
+                    let Some(lease) = process.holds() else { continue };
+                    seen.lock().unwrap().granted.push(lease);
+                    std::thread::sleep(Duration::from_millis(chance.below(400)));
+                    process.kill();
+                }
+            });
+            continue;
+        }
+        let client = if chance.percent(50) { agent.client() } else { agent.client_unix() };
+        let at = ([127, 0, 0, 1], agent.port()).into();
+        let one = OneClient { number, at, client, seen: seen.clone(), chance };
+        running.spawn(one.run(until));
+    }
+    let kills = kill_at_random(&mut agent, &mut chance, until).await;
+    while let Some(ended) = running.join_next().await {
+        ended.unwrap();
+    }
+    assert!(kills > 0, "the agent was never killed: GPUPOOL_CHAOS_SECS is too short");
+
+    let client = agent.client_unix();
+    eventually("everything to be given back", async || {
+        let live = client.leases(&LeaseQuery::default()).await.ok()?;
+        live.leases.is_empty().then_some(())
+    })
+    .await;
+    let devices = client.devices().await.unwrap().devices;
+    let promised: f64 = devices.iter().map(|device| device.promised).sum();
+    assert!(promised == 0.0, "{promised} devices are still promised: {devices:#?}");
+    let seen = seen.lock().unwrap();
+    let audit = Audit::of(&client).await.unwrap();
+    audit.assert_clean(&seen);
+    assert!(seen.granted.len() as u64 > clients / 2, "only {} leases were granted", seen.granted.len());
+    assert!(!agent.log().contains("panicked"), "{}", agent.log());
+    eprintln!("{kills} kills, {} grants seen, {} records, seed {seed}", seen.granted.len(), audit.records.len());
+}
+
+fn set<T: FromStr>(variable: &str, default: T) -> T {
+    let Ok(text) = std::env::var(variable) else { return default };
+    text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}, and must be a whole number"))
+}
+
+/// Says how to see a failure again.
+struct ToldOnFailure {
+    clients: u64,
+    secs: u64,
+    seed: u64,
+}
+
+impl Drop for ToldOnFailure {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let Self { clients, secs, seed } = self;
+            eprintln!(
+                "to see it again: GPUPOOL_CHAOS_SEED={seed} GPUPOOL_CHAOS_CLIENTS={clients} GPUPOOL_CHAOS_SECS={secs} \
+                 cargo test -p gpupool --test agent chaos"
+            );
+        }
+    }
+}
+
+async fn kill_at_random(agent: &mut Agent, chance: &mut Chance, until: Instant) -> u32 {
+    let mut kills = 0;
+    loop {
+        let pause = Duration::from_millis(300 + chance.below(1_200));
+        if Instant::now() + pause > until {
+            return kills;
+        }
+        tokio::time::sleep(pause).await;
+        agent.restart().await;
+        kills += 1;
+    }
+}
+
+/// A client that asks for one thing after the other and does everything one can do with a lease.
+struct OneClient {
+    number: u64,
+    at: std::net::SocketAddr,
+    client: Client,
+    seen: Arc<Mutex<Seen>>,
+    chance: Chance,
+}
+
+impl OneClient {
+    async fn run(mut self, until: Instant) {
+        let mut turn = 0_u64;
+        while Instant::now() < until {
+            turn += 1;
+            let key = format!("client-{}-turn-{turn}", self.number);
+            let body = self.body();
+            if self.chance.percent(15) {
+                self.ask_and_hang_up(&body, &key).await;
+            }
+            let Some(lease) = self.ask(&body, &key, until).await else { continue };
+            if self.chance.percent(20) {
+                // Asked again, for whatever reason: it must be the same lease.
+                self.ask(&body, &key, until).await;
+            }
+            match (lease.state, lease.token) {
+                (State::Active, Some(token)) => self.use_up(lease.id, token).await,
+                (State::Queued | State::Offered, _) if self.chance.percent(70) => self.release(lease.id).await,
+                // Nobody asks for it any more.
+                _ => {}
+            }
+        }
+    }
+
+    fn body(&mut self) -> RequestBody {
+        let chance = &mut self.chance;
+        let mut body = RequestBody {
+            owner: Some(format!("user-{}", self.number % 7).into()),
+            worker_id: Some(format!("client-{}", self.number).into()),
+            ttl_secs: Some(*chance.pick(&[1.0, 1.5, 2.0, 3.0])),
+            priority: Some(*chance.pick(&[-1, 0, 0, 0, 1])),
+            queue: Some(chance.percent(70)),
+            wait_secs: Some(*chance.pick(&[0.0, 0.2, 0.5, 1.0])),
+            hedged: chance.percent(4),
+            ..RequestBody::default()
+        };
+        match chance.below(10) {
+            0..=4 => body.fraction = Some((100 + chance.below(800)) as f64 / 1000.0),
+            5 => body.memory_mib = Some(1 + chance.below(80_000)),
+            6 => {
+                body.fraction = Some(*chance.pick(&[0.1, 0.25, 0.5]));
+                body.memory_mib = Some(1 + chance.below(40_000));
+            }
+            7 => body.gpus = Some(1 + chance.below(4) as u16),
+            8 => {
+                body.gpus = Some(2);
+                body.fraction = Some(0.3);
+            }
+            _ => body.sharing = true,
+        }
+        if chance.percent(20) {
+            body.max_duration_secs = Some(0.5);
+        }
+        body
+    }
+
+    /// Sends the request and does not wait for the answer: it may or may not have arrived.
+    async fn ask_and_hang_up(&mut self, body: &RequestBody, key: &str) {
+        let Ok(mut stream) = tokio::net::TcpStream::connect(self.at).await else { return };
+        let body = serde_json::to_string(body).unwrap();
+        let text = http::request("POST", "/v1/leases", &[("Idempotency-Key", key)], Some(&body));
+        let _ = stream.write_all(text.as_bytes()).await;
+    }
+
+    /// Asks until there is an answer, under the same key.
+    async fn ask(&mut self, body: &RequestBody, key: &str, until: Instant) -> Option<Lease> {
+        let named = IdempotencyKey::new(key).unwrap();
+        loop {
+            match self.client.request_as(body, &named).await {
+                Ok(lease) => {
+                    let mut seen = self.seen.lock().unwrap();
+                    // Keys are an owner's own.
+                    seen.keyed.push((format!("{}/{key}", lease.owner), lease.id));
+                    let is_granted = lease.state == State::Active;
+                    seen.granted.extend(lease.token.filter(|_| is_granted).map(|token| (lease.id, token)));
+                    drop(seen);
+                    return Some(lease);
+                }
+                Err(ClientError::Problem(problem)) if problem.status < 500 => {
+                    let expected = ["no_capacity", "too_many_waiting", "unsatisfiable", "policy"];
+                    assert!(expected.contains(&problem.code.as_str()), "{body:?} was refused: {problem:?}");
+                    return None;
+                }
+                Err(error) if Instant::now() > until => {
+                    assert!(error.is_passing(), "{error}");
+                    return None;
+                }
+                Err(error) => assert!(error.is_passing(), "{error}"),
+            }
+        }
+    }
+
+    async fn use_up(&mut self, lease: u64, token: u64) {
+        let pause = Duration::from_millis(self.chance.below(300));
+        match self.chance.below(10) {
+            0..=3 => {
+                for _ in 0..self.chance.below(3) {
+                    tokio::time::sleep(pause).await;
+                    let _ = self.client.renew(lease, token).await;
+                }
+                self.release(lease).await;
+            }
+            4..=6 => {
+                let Ok(mut hold) = self.client.hold(lease, token).await else { return };
+                let _ = tokio::time::timeout(pause, hold.ended()).await;
+                if self.chance.percent(50) {
+                    self.release(lease).await;
+                }
+            }
+            7 => {
+                let _ = self.client.revoke(lease, *self.chance.pick(&[0.0, 0.3])).await;
+            }
+            8 => {
+                // A token that is not its own must not touch it.
+                let stale = self.client.renew(lease, token + 1).await;
+                assert!(stale.is_err(), "lease {lease} was renewed with a token that is not its own");
+                self.release(lease).await;
+            }
+            // Left alone: it ends with its ttl.
+            _ => {}
+        }
+    }
+
+    async fn release(&mut self, lease: u64) {
+        if let Ok(Some(over)) = self.client.release(lease).await {
+            assert!(over.state.is_ended(), "a release was answered with {over:?}");
+            self.seen.lock().unwrap().released.push(lease);
+        }
+    }
+}

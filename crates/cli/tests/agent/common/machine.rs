@@ -1,0 +1,160 @@
+//! What a test does to the machine it runs on, undone when it ends: small disks, files nobody may write, other users, a
+//! wall clock of an agent's own.
+
+use std::io;
+use std::net::{IpAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use tempfile::TempDir;
+
+/// A user without rights, and another one.
+pub const ALICE: u32 = 54_321;
+pub const BOB: u32 = 54_322;
+
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Runs a tool of the system; what it said where it failed or is missing.
+fn tool(name: &str, arguments: &[&str]) -> Result<(), String> {
+    let told = |output: Output| String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    match Command::new(name).args(arguments).output() {
+        Err(error) => Err(format!("{name}: {error}")),
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(format!("{name}: {}", told(output))),
+    }
+}
+
+/// A file system of a few MiB. Unmounted when it is dropped.
+pub struct SmallDisk {
+    folder: TempDir,
+}
+
+impl SmallDisk {
+    /// Or why there can be none.
+    pub fn new(mib: u32) -> Result<Self, String> {
+        let folder = TempDir::with_prefix("gpupool-disk-").unwrap();
+        let path = folder.path().to_str().unwrap();
+        tool("mount", &["-t", "tmpfs", "-o", &format!("size={mib}m"), "gpupool-test", path])?;
+        Ok(Self { folder })
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Takes up all space that is left, until the file it returns is removed.
+    pub fn fill(&self) -> PathBuf {
+        let path = self.path().join("filler");
+        let mut file = std::fs::File::create(&path).unwrap();
+        let full = io::copy(&mut io::repeat(1), &mut file).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+        path
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = tool("umount", &["-l", self.folder.path().to_str().unwrap()]);
+    }
+}
+
+/// A file that even those who have it open cannot write to. Writable again when it is dropped.
+pub struct Unwritable {
+    path: PathBuf,
+}
+
+impl Unwritable {
+    /// Or why it stays writable.
+    pub fn make(path: &Path) -> Result<Self, String> {
+        tool("chattr", &["+i", path.to_str().unwrap()])?;
+        Ok(Self { path: path.to_owned() })
+    }
+}
+
+impl Drop for Unwritable {
+    fn drop(&mut self) {
+        let _ = tool("chattr", &["-i", self.path.to_str().unwrap()]);
+    }
+}
+
+/// Does something as another user, in a thread of its own. Only for root.
+pub fn as_user<T: Send + 'static>(uid: u32, work: impl FnOnce() -> T + Send + 'static) -> T {
+    use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_groups, set_thread_uid};
+    let change = move || {
+        set_thread_groups(&[]).unwrap();
+        set_thread_gid(Gid::from_raw(uid)).unwrap();
+        set_thread_uid(Uid::from_raw(uid)).unwrap();
+        work()
+    };
+    std::thread::spawn(change).join().unwrap()
+}
+
+/// An address of this machine that is not loopback, if it has one.
+pub fn network_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    // Nothing is sent: it only makes the kernel choose where it would come from.
+    socket.connect("203.0.113.1:9").ok()?;
+    let address = socket.local_addr().ok()?.ip();
+    (!address.is_loopback() && !address.is_unspecified()).then_some(address)
+}
+
+/// A wall clock for one agent, which can be set; other clocks stay.
+#[derive(Clone)]
+pub struct WallClock {
+    folder: Arc<TempDir>,
+}
+
+/// Adds what the file says to every answer about the wall clock.
+const PRELOADED: &str = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+int clock_gettime(clockid_t clock, struct timespec *at) {
+    int done = syscall(SYS_clock_gettime, clock, at);
+    if (done != 0 || clock != CLOCK_REALTIME) return done;
+    char text[32] = {0};
+    int file = open(getenv("WALL_CLOCK_AHEAD"), O_RDONLY | O_CLOEXEC);
+    if (file < 0) return done;
+    if (read(file, text, sizeof text - 1) > 0) at->tv_sec += atol(text);
+    close(file);
+    return done;
+}
+"#;
+
+impl WallClock {
+    /// Compiles what is put before the system's library; the compiler is the one Rust links with.
+    pub fn new() -> Self {
+        let folder = TempDir::with_prefix("gpupool-clock-").unwrap();
+        let (source, library) = (folder.path().join("clock.c"), folder.path().join("clock.so"));
+        std::fs::write(&source, PRELOADED).unwrap();
+        let names = [source.to_str().unwrap(), library.to_str().unwrap()];
+        tool("cc", &["-shared", "-fPIC", "-O1", names[0], "-o", names[1]]).unwrap();
+        let clock = Self { folder: Arc::new(folder) };
+        clock.set_ahead(0);
+        clock
+    }
+
+    /// How many seconds it is ahead of the machine's.
+    pub fn set_ahead(&self, secs: i64) {
+        let new = self.folder.path().join("new");
+        std::fs::write(&new, secs.to_string()).unwrap();
+        std::fs::rename(new, self.ahead()).unwrap();
+    }
+
+    fn ahead(&self) -> PathBuf {
+        self.folder.path().join("ahead")
+    }
+
+    /// What an agent needs in its environment to live by it.
+    pub fn variables(&self) -> [(&'static str, String); 2] {
+        let library = self.folder.path().join("clock.so");
+        [("LD_PRELOAD", library.display().to_string()), ("WALL_CLOCK_AHEAD", self.ahead().display().to_string())]
+    }
+}

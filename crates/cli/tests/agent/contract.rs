@@ -1,0 +1,256 @@
+//! The statistics routes, in the field names and types that clients of the published server know, and the variables by
+//! which that server was set up.
+
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::common::http::{Answer, Place};
+use crate::common::{agent, eventually};
+use gpupool_testkit::{Agent, AgentBuilder};
+
+/// What a field must be; it must be there in any case.
+#[derive(Debug, Clone, Copy)]
+enum Is {
+    Whole,
+    Number,
+    Text,
+    Flag,
+    List,
+    Map,
+    WholeOrNull,
+    NumberOrNull,
+    TextOrNull,
+    ListOrNull,
+}
+
+fn is(kind: Is, value: &Value) -> bool {
+    match kind {
+        Is::Whole => value.is_u64(),
+        Is::Number => value.is_number(),
+        Is::Text => value.is_string(),
+        Is::Flag => value.is_boolean(),
+        Is::List => value.is_array(),
+        Is::Map => value.is_object(),
+        Is::WholeOrNull => value.is_null() || value.is_i64(),
+        Is::NumberOrNull => value.is_null() || value.is_number(),
+        Is::TextOrNull => value.is_null() || value.is_string(),
+        Is::ListOrNull => value.is_null() || value.is_array(),
+    }
+}
+
+#[track_caller]
+fn has(body: &Value, fields: &[(&str, Is)]) {
+    for (path, kind) in fields {
+        let value = body.pointer(path).unwrap_or_else(|| panic!("{path} is missing in {body:#}"));
+        assert!(is(*kind, value), "{path} must be {kind:?} and is {value}");
+    }
+}
+
+const GPU: [(&str, Is); 10] = [
+    ("/gpu_id", Is::Whole),
+    ("/name", Is::Text),
+    ("/memory/total_mb", Is::Whole),
+    ("/memory/used_mb", Is::Whole),
+    ("/memory/free_mb", Is::Whole),
+    ("/memory/usage_percent", Is::Number),
+    ("/utilization_percent", Is::Whole),
+    ("/temperature_c", Is::WholeOrNull),
+    ("/power/draw_w", Is::NumberOrNull),
+    ("/power/limit_w", Is::NumberOrNull),
+];
+
+const SUMMARY: [(&str, Is); 7] = [
+    ("/gpu_count", Is::Whole),
+    ("/total_memory_mb", Is::Whole),
+    ("/total_used_memory_mb", Is::Whole),
+    ("/total_memory_usage_percent", Is::Number),
+    ("/average_utilization_percent", Is::Number),
+    ("/gpus_summary", Is::List),
+    ("/timestamp", Is::Text),
+];
+
+/// Every statistics route, and how many GPUs it tells of.
+fn check_statistics(place: &Place, prefix: &str) -> usize {
+    let get = |route: &str| {
+        let answer = place.get(&format!("{prefix}{route}"));
+        assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")), "{route}");
+        answer.json()
+    };
+    let stats = get("/gpu/stats");
+    has(&stats, &[("/gpu_count", Is::Whole), ("/gpus", Is::List), ("/timestamp", Is::Text)]);
+    let gpus = stats["gpus"].as_array().unwrap();
+    for gpu in gpus {
+        has(gpu, &GPU);
+        let percent = gpu["memory"]["usage_percent"].as_f64().unwrap();
+        assert!((0.0..=100.0).contains(&percent) && (percent * 100.0 - (percent * 100.0).round()).abs() < 1e-6);
+    }
+    has(&get("/gpu/count"), &[("/gpu_count", Is::Whole), ("/timestamp", Is::Text)]);
+    let summary = get("/gpu/summary");
+    has(&summary, &SUMMARY);
+    for gpu in summary["gpus_summary"].as_array().unwrap() {
+        has(gpu, &[("/gpu_id", Is::Whole), ("/name", Is::Text)]);
+        has(gpu, &[("/memory_usage_percent", Is::Number), ("/utilization_percent", Is::Whole)]);
+    }
+    has(&get("/health"), &[("/status", Is::Text), ("/nvidia_smi_available", Is::Flag), ("/timestamp", Is::Text)]);
+    check_config(&get("/config"));
+    let root = place.ask("GET", &format!("{prefix}/"), &[("Accept", "application/json")], None);
+    has(&root.json(), &[("/message", Is::Text), ("/version", Is::Text), ("/endpoints", Is::Map)]);
+    let offset = stats["timestamp"].as_str().unwrap();
+    assert!(offset.ends_with('Z') || offset.contains('+'), "{offset} has no offset");
+    for count in [&stats["gpu_count"], &summary["gpu_count"], &json!(summary["gpus_summary"].as_array().unwrap().len())]
+    {
+        assert_eq!(count.as_u64(), Some(gpus.len() as u64));
+    }
+    gpus.len()
+}
+
+fn check_config(config: &Value) {
+    has(config, &[("/server/host", Is::Text), ("/server/port", Is::Whole), ("/server/reload", Is::Flag)]);
+    has(config, &[("/server/log_level", Is::Text), ("/server/access_log", Is::Flag), ("/server/workers", Is::Whole)]);
+    has(config, &[("/api/title", Is::Text), ("/api/version", Is::Text), ("/api/docs_url", Is::TextOrNull)]);
+    has(config, &[("/api/redoc_url", Is::TextOrNull), ("/api/enable_cors", Is::Flag), ("/api/api_prefix", Is::Text)]);
+    has(config, &[("/monitoring/refresh_interval", Is::Number), ("/monitoring/max_history", Is::Whole)]);
+    has(
+        config,
+        &[("/gpu_filtering/cuda_visible_devices", Is::TextOrNull), ("/gpu_filtering/filtering_active", Is::Flag)],
+    );
+    has(config, &[("/gpu_filtering/visible_gpu_ids", Is::ListOrNull), ("/gpu_filtering/total_system_gpus", Is::Whole)]);
+    has(config, &[("/gpu_filtering/visible_gpu_count", Is::Whole)]);
+}
+
+#[tokio::test]
+async fn every_statistics_route_has_the_fields_that_clients_know() {
+    let agent = agent().simulate("2xH100,2xMI300X").start().await;
+    assert_eq!(check_statistics(&Place::tcp(&agent), ""), 4);
+    assert_eq!(check_statistics(&Place::unix(&agent), ""), 4);
+}
+
+#[tokio::test]
+async fn no_gpu_at_all_is_a_complete_answer() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let names = ["SYS", "PROC", "DEV", "ETC", "NVML", "NVIDIA_SMI", "AMD_SMI", "ROCM_SMI"];
+    let to_nowhere = |builder: AgentBuilder, name: &str| {
+        builder.variable(format!("GPUPOOL_{name}"), nowhere.path().join(name).display().to_string())
+    };
+    let agent = names.into_iter().fold(agent().real_devices(), to_nowhere).start().await;
+    let place = Place::tcp(&agent);
+    assert_eq!(check_statistics(&place, ""), 0);
+    let health = place.get("/health").json();
+    assert_eq!((&health["status"], &health["nvidia_smi_available"]), (&json!("healthy"), &json!(false)));
+    assert_eq!(place.get("/gpu/summary").json()["total_memory_usage_percent"], json!(0.0));
+    let asked = place.post("/v1/leases", &json!({}));
+    assert_eq!((asked.status, asked.code().as_str()), (422, "unsatisfiable"), "{}", asked.text());
+}
+
+#[tokio::test]
+async fn the_variable_of_visible_devices_filters_and_keeps_the_numbers() {
+    let agent = agent().variable("CUDA_VISIBLE_DEVICES", "3, 1 9 x").start().await;
+    let place = Place::tcp(&agent);
+    assert_eq!(check_statistics(&place, ""), 2);
+    let stats = place.get("/gpu/stats").json();
+    let mut ids: Vec<u64> =
+        stats["gpus"].as_array().unwrap().iter().map(|gpu| gpu["gpu_id"].as_u64().unwrap()).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, [1, 3]);
+    let filtering = &place.get("/config").json()["gpu_filtering"];
+    assert_eq!((&filtering["filtering_active"], &filtering["total_system_gpus"]), (&json!(true), &json!(4)));
+    assert!(agent.log().contains('9') && agent.log().contains("WARN"), "{}", agent.log());
+
+    let none = crate::common::agent().variable("CUDA_VISIBLE_DEVICES", "").start().await;
+    assert_eq!(check_statistics(&Place::tcp(&none), ""), 0);
+}
+
+#[tokio::test]
+async fn a_prefix_goes_before_every_route_and_documentation_moves() {
+    let agent = agent()
+        .variable("API_PREFIX", "/api/v2")
+        .variable("DOCS_URL", "/help")
+        .variable("ENABLE_CORS", "false")
+        .variable("ACCESS_LOG", "false")
+        .variable("MAX_HISTORY", "3")
+        .variable("REFRESH_INTERVAL", "0.05")
+        .start()
+        .await;
+    let place = Place::tcp(&agent);
+    assert_eq!(check_statistics(&place, "/api/v2"), 4);
+    assert_eq!(place.get("/gpu/stats").status, 404);
+    assert_eq!(place.get("/api/v2/v1/pool").status, 200);
+    let config = place.get("/api/v2/config").json();
+    assert_eq!(config["api"]["docs_url"], "/help");
+    assert_eq!(config["monitoring"], json!({"refresh_interval": 0.05, "max_history": 3}));
+    assert_eq!(cors_of(&place, "/api/v2/gpu/stats"), None);
+    let client = agent.client();
+    assert!(client.pool().await.is_ok(), "a client finds its way by the address that was told");
+    let full = async || {
+        let history = place.get("/api/v2/gpu/history").json();
+        let readings = history["gpus"][0]["readings"].as_array()?.len();
+        assert!(readings <= 3, "{readings} readings are kept");
+        (readings == 3).then_some(())
+    };
+    eventually("three readings", full).await;
+    assert!(!agent.log().contains("/gpu/stats"), "requests are logged: {}", agent.log());
+}
+
+fn cors_of(place: &Place, path: &str) -> Option<String> {
+    let answer = place.ask("GET", path, &[("Origin", "https://elsewhere.example")], None);
+    assert_eq!(answer.status, 200);
+    answer.header("access-control-allow-origin").map(ToOwned::to_owned)
+}
+
+#[tokio::test]
+async fn pages_of_other_sites_may_read_statistics_and_nothing_else_and_requests_are_logged() {
+    let agent = agent().start().await;
+    let place = Place::tcp(&agent);
+    assert_eq!(cors_of(&place, "/gpu/stats").as_deref(), Some("*"));
+    assert_eq!(cors_of(&place, "/v1/leases"), None);
+    let asked = place.ask("OPTIONS", "/gpu/stats", &[("Origin", "https://elsewhere.example")], None);
+    assert_eq!((asked.status, asked.header("access-control-allow-methods")), (204, Some("GET, HEAD, OPTIONS")));
+    let asked = place.ask("OPTIONS", "/v1/leases", &[("Origin", "https://elsewhere.example")], None);
+    assert_eq!(asked.header("access-control-allow-origin"), None);
+    eventually("the log of a request", async || agent.log().contains("/gpu/stats").then_some(())).await;
+}
+
+#[tokio::test]
+async fn host_and_port_may_come_from_the_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpupool"));
+    command.args(["serve", "--simulate", "1xH100", "--state-dir"]).arg(folder.path());
+    command.env("HOST", "localhost").env("PORT", "0").stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    let told = lines.map_while(Result::ok).find_map(|line| Some(line.split_once("http://")?.1.to_owned()));
+    let address = told.unwrap().parse().unwrap();
+    let config = Place::Tcp(address).get("/config").json();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!((&config["server"]["host"], &config["server"]["port"]), (&json!("localhost"), &json!(address.port())));
+}
+
+#[tokio::test]
+async fn a_driver_that_hangs_is_told_and_stops_nothing_else() {
+    let agent = agent().argument("--refresh-interval=0.1").start().await;
+    let place = Place::tcp(&agent);
+    let client = agent.client();
+    let (lease, token) = crate::common::granted(&client, &crate::common::whole()).await;
+    let faulted = place.post("/v1/simulate/faults", &json!({"gpu_id": 0, "fault": "hung_driver:50"}));
+    assert_eq!(faulted.status, 200, "{}", faulted.text());
+    let stale = eventually("the reading to be marked as old", async || {
+        let stats = place.get("/gpu/stats").json();
+        (stats["stale"] == json!(true)).then_some(stats)
+    });
+    let stale = stale.await;
+    assert_eq!(stale["gpus"].as_array().unwrap().len(), 4, "what was known is still told");
+    let health = eventually("the health to tell of it", async || not_healthy(&agent)).await;
+    assert!(!health.json()["problems"].as_array().unwrap().is_empty());
+    assert!(client.renew(lease.id, token).await.is_ok(), "who holds something goes on");
+    assert!(client.release(lease.id).await.is_ok());
+    assert_eq!(place.get("/v1/pool").status, 200);
+    client.clear_faults().await.unwrap();
+    eventually("a fresh reading", async || (place.get("/health").json()["status"] == "healthy").then_some(())).await;
+}
+
+fn not_healthy(agent: &Agent) -> Option<Answer> {
+    let health = Place::tcp(agent).get("/health");
+    (health.json()["status"] != "healthy").then_some(health)
+}

@@ -1,0 +1,15 @@
+//! The agent, end to end: the real binary with simulated devices, asked over its sockets, killed, starved and abused.
+//!
+//! One program for all stories, so that it is linked once. `scripts/soak` runs the long forms.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod abuse;
+mod access;
+mod chaos;
+mod common;
+mod contract;
+mod durability;
+mod events;
+mod schema;
+mod waiting;

@@ -1,0 +1,109 @@
+//! A retried request never takes two, and a thousand who wait are served in the order they came.
+
+use std::time::Duration;
+
+use gpupool_api::RequestBody;
+use gpupool_api::lease::State;
+use gpupool_client::{IdempotencyKey, LeaseQuery};
+use gpupool_testkit::in_time;
+
+use crate::common::http::{Place, request};
+use crate::common::{agent, eventually, granted, skipped, whole};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retried_request_never_takes_two() {
+    let mut agent = agent().simulate("8xH100").start().await;
+    let client = agent.client();
+    let key = IdempotencyKey::new("the same").unwrap();
+    let at_once: Vec<_> = (0..32)
+        .map(|_| {
+            let (client, key) = (agent.client(), key.clone());
+            tokio::spawn(async move { client.request_as(&whole(), &key).await.unwrap().id })
+        })
+        .collect();
+    let mut ids = Vec::new();
+    for asked in at_once {
+        ids.push(asked.await.unwrap());
+    }
+    ids.dedup();
+    assert_eq!(ids.len(), 1, "{ids:?}");
+    // The answer is lost, then the agent.
+    let mut stream = Place::tcp(&agent).connect().unwrap();
+    let lost = request("POST", "/v1/leases", &[("Idempotency-Key", "lost")], Some("{}"));
+    stream.write_all(lost.as_bytes()).unwrap();
+    drop(stream);
+    let key = IdempotencyKey::new("lost").unwrap();
+    let first = client.request_as(&whole(), &key).await.unwrap();
+    agent.restart().await;
+    assert_eq!(client.request_as(&whole(), &key).await.unwrap().id, first.id);
+    assert_eq!(client.leases(&LeaseQuery::default()).await.unwrap().leases.len(), 2);
+    client.release(first.id).await.unwrap();
+    let again = client.request_as(&whole(), &key).await.unwrap();
+    assert_eq!((again.id, again.state), (first.id, State::Released), "a key stays with its lease");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_who_wait_are_served_in_the_order_they_came() {
+    const WAITERS: usize = 1_000;
+    let agent = agent().simulate("1xH100").argument("--access-log=false").argument("--log-level=warn").start().await;
+    let client = agent.client();
+    let (held, _) = granted(&client, &whole()).await;
+    // One after the other into the queue; then all wait at once.
+    let mut queue = Vec::new();
+    for _ in 0..WAITERS {
+        queue.push(client.request(&RequestBody::default()).await.unwrap().id);
+    }
+    let waiting: Vec<_> = queue
+        .iter()
+        .map(|&id| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let lease = client.follow(id, Duration::from_secs(120)).await.unwrap();
+                assert_eq!(lease.state, State::Active, "{lease:?}");
+                client.release(id).await.unwrap();
+                lease.token.unwrap()
+            })
+        })
+        .collect();
+    client.release(held.id).await.unwrap();
+    let mut last = 0;
+    for (place, waiter) in waiting.into_iter().enumerate() {
+        let token = in_time("a waiter's turn", waiter).await.unwrap();
+        assert!(token > last, "number {place} of the queue got token {token}, the one before it {last}");
+        last = token;
+    }
+}
+
+#[tokio::test]
+async fn who_hangs_up_while_waiting_leaves_the_queue_at_once() {
+    let agent = agent().simulate("1xH100").start().await;
+    granted(&agent.client(), &whole()).await;
+    let mut watch = agent.watch().await;
+    let mut stream = Place::tcp(&agent).connect().unwrap();
+    stream.write_all(request("POST", "/v1/leases", &[], Some(r#"{"wait_secs":60}"#)).as_bytes()).unwrap();
+    let queued = watch.until("the waiter in the queue", |event| event.kind == "queued").await.lease.unwrap();
+    drop(stream);
+    let ended = watch.lease("ended", queued).await;
+    assert!(ended.reason.unwrap().contains("released"));
+}
+
+/// Takes 15 s, which only the soak has.
+#[tokio::test]
+async fn a_waiter_nobody_asks_for_leaves_the_queue() {
+    if std::env::var_os("GPUPOOL_SOAK").is_none() {
+        return skipped("a waiter nobody asks for", "it takes 15 s; GPUPOOL_SOAK=1 tries it");
+    }
+    let agent = agent().simulate("1xH100").start().await;
+    let client = agent.client();
+    let (held, token) = granted(&client, &whole()).await;
+    let waits = client.request(&RequestBody::default()).await.unwrap();
+    let follows = client.request(&RequestBody::default()).await.unwrap();
+    let gone = eventually("the waiter to leave", async || {
+        client.renew(held.id, token).await.unwrap();
+        assert_eq!(client.follow(follows.id, Duration::ZERO).await.unwrap().state, State::Queued);
+        let all = LeaseQuery { state: Some("all".into()), ..LeaseQuery::default() };
+        let leases = client.leases(&all).await.unwrap().leases;
+        leases.into_iter().find(|lease| lease.id == waits.id && lease.state.is_ended())
+    });
+    assert_eq!(gone.await.cause.as_deref(), Some("abandoned"));
+}
