@@ -73,8 +73,8 @@ async fn no_kill_over_promises_loses_or_revives_anything() {
     let devices = client.devices().await.unwrap().devices;
     let promised: f64 = devices.iter().map(|device| device.promised).sum();
     assert!(promised == 0.0, "{promised} devices are still promised: {devices:#?}");
-    let seen = seen.lock().unwrap();
     let audit = Audit::of(&client).await.unwrap();
+    let seen = seen.lock().unwrap();
     audit.assert_clean(&seen);
     assert!(audit.records.len() as u64 > clients / 2, "only {} records were made", audit.records.len());
     assert!(!seen.granted.is_empty() && !seen.released.is_empty(), "nobody was granted anything");
