@@ -41,7 +41,7 @@ fn a_new_store_is_empty_private_and_has_its_ballast() {
     let (_store, rows) = open(&dir);
     assert_eq!(rows, []);
     let mode = |name: &str| fs::metadata(dir.join(name)).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode(""), mode("pool.db"), mode("ballast"), mode("lock")), (0o700, 0o600, 0o600, 0o600));
+    assert_eq!((mode(""), mode("pool.db"), mode("ballast"), mode("lock")), (0o711, 0o600, 0o600, 0o600));
     assert_eq!(fs::metadata(dir.join("ballast")).unwrap().len(), BALLAST_BYTES);
 }
 

@@ -32,7 +32,7 @@ fn a_saved_database_of_schema_1_opens() {
         assert!(names.iter().any(|name| name.starts_with(kind)), "a row of kind {kind}");
     }
     let history = store.history(&Query::default()).unwrap().records;
-    assert_eq!(history.iter().map(|record| record.lease.0).collect::<Vec<_>>(), [2, 0, 1, 0]);
+    assert_eq!(history.iter().map(|record| record.lease.0).collect::<Vec<_>>(), [0, 1, 0, 2]);
     assert!(history.iter().all(|record| record.devices[0].node == "a"));
     let tokens = store.tokens().unwrap();
     assert_eq!((&*tokens[0].token.owner, tokens[0].token.role), ("alice", Role::Admin));

@@ -132,7 +132,7 @@ fn a_lease_forgotten_before_it_ended_is_not_held_for_ever() {
     let clock = kept.clock();
     kept.store.commit(&[Row::Forget(lease)], clock).unwrap();
     kept.stage.pass(secs(10));
-    assert_eq!(kept.records()[0].cause.as_deref(), Some("forgotten"));
+    assert_eq!(kept.records()[1].cause.as_deref(), Some("forgotten"));
     assert_eq!(kept.usage(By::Owner, 0)[0].gpu_seconds, 10.0);
 }
 
@@ -144,7 +144,7 @@ fn a_wall_clock_put_back_does_not_end_a_lease_before_its_grant() {
     kept.stage.release(lease);
     let back = Clock { pool: kept.stage.now, wall: wall(0) };
     kept.store.commit(&kept.stage.rows[kept.kept..], back).unwrap();
-    assert_eq!(kept.records()[0].ended_at, Some(granted));
+    assert_eq!(kept.records()[1].ended_at, Some(granted));
 }
 
 #[test]
