@@ -64,7 +64,8 @@ impl Store {
             return Err(format!("rule 2: {differing:?} is not what the rows keep: {row:?}"));
         }
         let seen = |row: &Row| if let Row::Workload(class) = row { class.seen } else { 0 };
-        let (kept, counted) = (self.workload.iter().map(seen).sum(), self.counters.map_or(0, |c| c.workload_arrivals));
+        let (kept, counted) =
+            (self.workload.iter().map(seen).sum::<u64>(), self.counters.map_or(0, |c| c.workload_arrivals));
         ensure!(counted == kept, "rule 2: {counted} arrivals are counted, {kept} are kept");
         for view in pool.devices() {
             let kept = self.devices.get(&view.device);
