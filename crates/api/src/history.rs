@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct History {
-    /// Records, newest first.
+    /// Records, in the order they were made.
     pub records: Vec<Record>,
     /// Ask for `after=` this to go on; `null` at the end.
     pub next: Option<String>,

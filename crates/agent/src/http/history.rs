@@ -30,7 +30,7 @@ use super::read::Query;
         ("limit" = Option<usize>, Query, description = "At most so many, 1..=1000"),
     ),
     responses(
-        (status = 200, description = "Records, newest first", body = History),
+        (status = 200, description = "Records, in the order they were made", body = History),
         (status = "default", description = "A parameter is wrong, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]

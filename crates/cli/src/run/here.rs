@@ -9,6 +9,7 @@ use gpupool_client::{Client, Endpoint};
 use gpupool_config::Loaded;
 
 use crate::connect::{Connect, client_of, state_dirs};
+use crate::output::WrongUsage;
 
 use super::limits::SOCKET_PATIENCE;
 
@@ -29,7 +30,7 @@ impl Agent {
 pub(super) async fn find(connect: &Connect) -> anyhow::Result<Agent> {
     let loaded = connect.load()?;
     let sockets = sockets(&loaded);
-    let named = connect.named(&loaded)?;
+    let named = connect.named(&loaded).map_err(WrongUsage::of)?;
     if named.is_empty()
         && let Some(client) = sockets.iter().find_map(|path| listening(path, &loaded))
     {
