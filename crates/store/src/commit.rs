@@ -8,13 +8,20 @@ use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 use crate::clock::Clock;
 use crate::error::CommitError;
 use crate::open::Store;
-use crate::trail;
+use crate::trail::{self, Names};
 
 impl Store {
     /// Keeps these rows, in this order, and what they mean for the audit trail. When this returns they are on disk; when
     /// it fails nothing of them is kept. Keeping the same rows again is harmless.
     pub fn commit(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
-        self.transact(|transaction| rows.iter().try_for_each(|row| keep(transaction, row, clock)))
+        // What devices are called is remembered from batch to batch; a batch that changes or fails is no batch to learn from.
+        let mut names = std::mem::take(&mut self.names);
+        if rows.iter().any(|row| matches!(row, Row::Device(_) | Row::Node(_))) {
+            names.clear();
+        }
+        self.transact(|transaction| rows.iter().try_for_each(|row| keep(transaction, row, clock, &mut names)))?;
+        self.names = names;
+        Ok(())
     }
 
     /// As [`Store::commit`], for batches that only give back: where no space is left, the ballast is given up for them.
@@ -52,21 +59,27 @@ fn transact<T>(
     Ok(done)
 }
 
-fn keep(transaction: &Transaction<'_>, row: &Row, clock: Clock) -> rusqlite::Result<()> {
-    let (kind, key) = key_of(row).map_err(unwritable)?;
+fn keep(transaction: &Transaction<'_>, row: &Row, clock: Clock, names: &mut Names) -> rusqlite::Result<()> {
     match row {
-        Row::Lease(lease) => trail::follow(transaction, lease, clock)?,
+        Row::Lease(lease) => {
+            trail::follow(transaction, lease, clock, names)?;
+            let value = serde_json::to_string(row).map_err(unwritable)?;
+            let mut insert = transaction.prepare_cached("INSERT OR REPLACE INTO leases (id, value) VALUES (?1, ?2)")?;
+            insert.execute(params![lease.id.0.cast_signed(), value]).map(drop)
+        }
         Row::Forget(lease) => {
             trail::close(transaction, *lease, clock)?;
-            let mut delete = transaction.prepare_cached("DELETE FROM rows WHERE kind = ?1 AND key = ?2")?;
-            return delete.execute(params![kind, key]).map(drop);
+            let mut delete = transaction.prepare_cached("DELETE FROM leases WHERE id = ?1")?;
+            delete.execute([lease.0.cast_signed()]).map(drop)
         }
-        _ => {}
+        _ => {
+            let (kind, key) = key_of(row).map_err(unwritable)?;
+            let value = serde_json::to_string(row).map_err(unwritable)?;
+            let mut insert =
+                transaction.prepare_cached("INSERT OR REPLACE INTO rows (kind, key, value) VALUES (?1, ?2, ?3)")?;
+            insert.execute(params![kind, key, value]).map(drop)
+        }
     }
-    let value = serde_json::to_string(row).map_err(unwritable)?;
-    let mut insert =
-        transaction.prepare_cached("INSERT OR REPLACE INTO rows (kind, key, value) VALUES (?1, ?2, ?3)")?;
-    insert.execute(params![kind, key, value]).map(drop)
 }
 
 pub(crate) fn unwritable(error: serde_json::Error) -> rusqlite::Error {

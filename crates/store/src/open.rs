@@ -16,6 +16,7 @@ use crate::error::{CommitError, ReadError, StoreError};
 use crate::limits;
 use crate::lock::Lock;
 use crate::schema;
+use crate::trail::Names;
 
 /// The open database of one state directory. Nobody else can open it while this lives.
 #[derive(Debug)]
@@ -23,6 +24,7 @@ pub struct Store {
     pub(crate) connection: Connection,
     pub(crate) file: PathBuf,
     pub(crate) ballast: Ballast,
+    pub(crate) names: Names,
     _lock: Lock,
 }
 
@@ -58,7 +60,7 @@ impl Store {
         if let Err(error) = ballast.take() {
             complaints.push(format!("no ballast in {} for when the disk is full: {error}", dir.display()));
         }
-        Ok(Opened { store: Self { connection, file, ballast, _lock: lock }, rows, complaints })
+        Ok(Opened { store: Self { connection, file, ballast, names: Names::default(), _lock: lock }, rows, complaints })
     }
 
     /// The rows as they are kept now, and what is to complain of: to build a pool anew after a commit that failed.
@@ -176,7 +178,8 @@ fn unusable(file: &Path, source: rusqlite::Error) -> StoreError {
 fn read_rows(connection: &Connection, complaints: &mut Vec<String>) -> rusqlite::Result<Vec<Row>> {
     let mut rows = Vec::new();
     let mut bad = 0;
-    let mut statement = connection.prepare("SELECT kind, key, value FROM rows")?;
+    let mut statement = connection
+        .prepare("SELECT kind, key, value FROM rows UNION ALL SELECT 'lease', CAST(id AS TEXT), value FROM leases")?;
     let mut found = statement.query([])?;
     while let Some(row) = found.next()? {
         let bytes = |column| row.get_ref(column).ok().and_then(|value| value.as_bytes().ok()).unwrap_or_default();

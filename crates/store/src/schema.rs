@@ -6,7 +6,7 @@ use rusqlite::{Connection, Result, Transaction, TransactionBehavior};
 pub(crate) const APPLICATION_ID: u32 = 0x4750_5550;
 
 /// One step per schema, oldest first: number `n` turns schema `n` into `n + 1`. Never change one that was released.
-const MIGRATIONS: &[fn(&Transaction<'_>) -> Result<()>] = &[first, clock];
+const MIGRATIONS: &[fn(&Transaction<'_>) -> Result<()>] = &[first, clock, leases];
 
 /// The schema of today.
 pub(crate) const VERSION: u32 = MIGRATIONS.len() as u32;
@@ -76,6 +76,18 @@ fn clock(transaction: &Transaction<'_>) -> Result<()> {
             pool INTEGER NOT NULL,
             wall INTEGER NOT NULL
         );
+        ",
+    )
+}
+
+/// Leases get a table of their own: their numbers only grow, so a new one touches the last page and no other.
+fn leases(transaction: &Transaction<'_>) -> Result<()> {
+    transaction.execute_batch(
+        "
+        CREATE TABLE leases (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
+        INSERT INTO leases (id, value) SELECT CAST(key AS INTEGER), value FROM rows
+            WHERE kind = 'lease' AND key = CAST(CAST(key AS INTEGER) AS TEXT);
+        DELETE FROM rows WHERE kind = 'lease' AND key = CAST(CAST(key AS INTEGER) AS TEXT);
         ",
     )
 }

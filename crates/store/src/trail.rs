@@ -2,6 +2,7 @@
 //!
 //! Each lease has at most one record of its grant and one of its end, so that keeping a batch again adds nothing.
 
+use std::collections::HashMap;
 use std::time::SystemTime;
 
 use gpupool_core::device::DeviceFacts;
@@ -94,7 +95,12 @@ pub(crate) fn devices_in(json: &str) -> Vec<HeldDevice> {
 }
 
 /// Adds what a new row of a lease tells.
-pub(crate) fn follow(transaction: &Transaction<'_>, lease: &LeaseRow, clock: Clock) -> rusqlite::Result<()> {
+pub(crate) fn follow(
+    transaction: &Transaction<'_>,
+    lease: &LeaseRow,
+    clock: Clock,
+    names: &mut Names,
+) -> rusqlite::Result<()> {
     let Some(granted_at) = lease.granted_at else {
         return if lease.state.is_ended() { end(transaction, lease, None, clock) } else { Ok(()) };
     };
@@ -102,7 +108,8 @@ pub(crate) fn follow(transaction: &Transaction<'_>, lease: &LeaseRow, clock: Clo
     let grant = match known {
         Some(grant) => grant,
         None => {
-            let grant = Grant { at: clock.millis(granted_at), devices: devices_of(transaction, &lease.promises)? };
+            let grant =
+                Grant { at: clock.millis(granted_at), devices: devices_of(transaction, &lease.promises, names)? };
             add(transaction, lease, "granted", grant.at, Some(&grant), None)?;
             grant
         }
@@ -185,14 +192,30 @@ fn name_of(cause: &EndCause) -> String {
 }
 
 /// What promises are about, by the names that outlive the pool's own numbers.
-fn devices_of(transaction: &Transaction<'_>, promises: &[Promise]) -> rusqlite::Result<String> {
+fn devices_of(transaction: &Transaction<'_>, promises: &[Promise], names: &mut Names) -> rusqlite::Result<String> {
     let held: Vec<HeldDevice> =
-        promises.iter().map(|promise| held(transaction, promise)).collect::<rusqlite::Result<_>>()?;
+        promises.iter().map(|promise| held(transaction, promise, names)).collect::<rusqlite::Result<_>>()?;
     serde_json::to_string(&held).map_err(unwritable)
 }
 
-fn held(transaction: &Transaction<'_>, promise: &Promise) -> rusqlite::Result<HeldDevice> {
-    let device = device(transaction, promise.device)?;
+/// What devices are called, so that their rows need not be read for each grant.
+pub(crate) type Names = HashMap<DeviceId, HeldDevice>;
+
+fn held(transaction: &Transaction<'_>, promise: &Promise, names: &mut Names) -> rusqlite::Result<HeldDevice> {
+    let named = match names.get(&promise.device) {
+        Some(named) => named.clone(),
+        None => {
+            let named = name(transaction, promise.device)?;
+            names.insert(promise.device, named.clone());
+            named
+        }
+    };
+    Ok(HeldDevice { share: promise.share, memory: promise.memory, ..named })
+}
+
+/// A device of which nothing is held.
+fn name(transaction: &Transaction<'_>, id: DeviceId) -> rusqlite::Result<HeldDevice> {
+    let device = device(transaction, id)?;
     let node = match &device {
         Some(device) => node_name(transaction, device.node)?,
         None => None,
@@ -200,11 +223,11 @@ fn held(transaction: &Transaction<'_>, promise: &Promise) -> rusqlite::Result<He
     Ok(HeldDevice {
         node: node.unwrap_or_default(),
         // Without its row only the pool's number is known, which on one node is the same.
-        gpu_id: device.as_ref().map_or(GpuId(promise.device.0), |device| device.gpu_id),
+        gpu_id: device.as_ref().map_or(GpuId(id.0), |device| device.gpu_id),
         uuid: device.as_ref().map_or(String::new(), |device| device.facts.identity.to_string()),
-        share: promise.share,
+        share: Share(0),
         of_gpu: device.as_ref().map_or(Share::WHOLE, |device| DeviceFacts::of_gpu(&device.facts)),
-        memory: promise.memory,
+        memory: Bytes::ZERO,
     })
 }
 

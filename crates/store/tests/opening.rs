@@ -72,7 +72,7 @@ fn a_newer_schema_is_refused_and_left_untouched() {
     closed(dir.path(), 3);
     tamper(dir.path(), "PRAGMA user_version = 99");
     let error = refused(dir.path());
-    assert!(matches!(error, StoreError::NewerSchema { found: 99, known: 2, .. }), "{error}");
+    assert!(matches!(error, StoreError::NewerSchema { found: 99, known: 3, .. }), "{error}");
 }
 
 #[test]
@@ -133,8 +133,8 @@ fn a_row_that_cannot_be_read_is_complained_of_and_stays() {
     closed(dir.path(), 3);
     tamper(
         dir.path(),
-        "UPDATE rows SET value = '{\"lease\":' WHERE key = '1';
-         INSERT INTO rows SELECT kind, '7', value FROM rows WHERE key = '2';
+        "UPDATE leases SET value = '{\"lease\":' WHERE id = 1;
+         INSERT INTO leases SELECT 7, value FROM leases WHERE id = 2;
          INSERT INTO rows VALUES ('dream', 'x', '{\"dream\":1}'), ('node', x'ff', 5)",
     );
     for _ in 0..2 {
