@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Wishes and facts that may wait for the owner thread; more are refused with "busy".
-pub const MESSAGES: usize = 65_536;
+pub const MESSAGES: usize = 16_384;
 /// Messages that share one commit.
 pub const BATCH: usize = 1_024;
 /// Events kept for streams to go on from.

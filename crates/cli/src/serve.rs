@@ -7,12 +7,15 @@ use std::process::ExitCode;
 use clap::Args;
 use gpupool_agent::AgentSpec;
 use gpupool_config::{Flags, Inputs, Loaded, LogFormat, LogLevel, Problems, Reader, load};
-use tracing_appender::non_blocking::WorkerGuard;
+use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload::{self, Handle};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, fmt};
+
+/// Lines that may wait to be written. Room is taken for all of them at once.
+const LINES_BUFFERED: usize = 4_096;
 
 /// Where to listen and what to read; everything else is in the configuration file.
 #[derive(Args)]
@@ -113,7 +116,7 @@ pub(crate) fn run(arguments: Serve) -> anyhow::Result<ExitCode> {
 fn log_to_stderr(level: LogLevel, format: LogFormat) -> anyhow::Result<(Handle<LevelFilter, Registry>, WorkerGuard)> {
     let (filter, handle) = reload::Layer::new(filter(level));
     let registry = tracing_subscriber::registry().with(filter);
-    let (writer, guard) = tracing_appender::non_blocking(std::io::stderr());
+    let (writer, guard) = NonBlockingBuilder::default().buffered_lines_limit(LINES_BUFFERED).finish(std::io::stderr());
     match format {
         LogFormat::Text => {
             let text = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(writer);
