@@ -184,7 +184,7 @@ fn node_facts(name: &str) -> NodeFacts {
 async fn go_on(
     owner: &Owner,
     holders: &Holders,
-    groups: &Groups,
+    groups: &Arc<Groups>,
     leaves: &mpsc::UnboundedSender<Leave>,
     config: &Config,
 ) -> Result<GpuIds, AgentError> {
@@ -198,7 +198,7 @@ async fn go_on(
             owner.tie(*lease, move |tie| tie.group = Some(path))?;
         }
     }
-    holders.resume(kept.held.clone(), millis(config.leases.hold_grace_secs));
+    holders.resume(kept.held.clone(), groups, millis(config.leases.hold_grace_secs));
     // Groups of leases nobody knows any more, and of those that are over, go.
     with_group.retain(|lease| !kept.active.contains(lease));
     let over = kept.draining.iter().copied().chain(with_group);

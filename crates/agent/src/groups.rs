@@ -101,6 +101,15 @@ impl Groups {
         Some(group.path().display().to_string())
     }
 
+    /// Whether anything runs in the group of a lease; `None` where that cannot be told.
+    pub fn is_populated(&self, lease: LeaseId) -> Option<bool> {
+        match self.cgroups.open(&self.name(lease)) {
+            Ok(Some(group)) => group.is_populated().ok(),
+            Ok(None) => Some(false),
+            Err(_) => None,
+        }
+    }
+
     /// Kills everything in the group of a lease and removes it; says whether nothing is left. Takes its time.
     pub fn remove(&self, lease: LeaseId) -> bool {
         let group = match self.cgroups.open(&self.name(lease)) {

@@ -1,6 +1,7 @@
-//! Who keeps leases alive without renewing them: processes, watched by the kernel's word, and open connections.
+//! Who keeps leases alive without renewing them: processes, watched by the kernel's word, whatever runs in a control
+//! group, and open connections.
 //!
-//! One task for each watched process; it ends when the process does, when its lease is over, or with the agent.
+//! One task for each watched process or group; it ends when they do, when its lease is over, or with the agent.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,6 +14,7 @@ use gpupool_core::{LeaseId, Millis};
 use tokio::task::AbortHandle;
 
 use crate::ending::Ending;
+use crate::groups::Groups;
 use crate::net::PeerProcess;
 use crate::owner::{Owner, Refusal};
 
@@ -30,6 +32,8 @@ struct Shared {
     connections: HashMap<LeaseId, usize>,
 }
 
+/// How often it is looked whether anything still runs in a group.
+const LOOK_AT_GROUPS: std::time::Duration = std::time::Duration::from_millis(500);
 /// How long a fact waits before it is told again to an owner that is busy.
 const TELL_AGAIN: std::time::Duration = std::time::Duration::from_millis(50);
 
@@ -53,7 +57,7 @@ impl Holders {
 
     /// Watches the holders that rows tell of, after a restart of the agent. Those that are gone are told at once, those
     /// that were connections get `grace` to connect again.
-    pub fn resume(&self, held: Vec<(LeaseId, Holder)>, grace: Millis) {
+    pub fn resume(&self, held: Vec<(LeaseId, Holder)>, groups: &Arc<Groups>, grace: Millis) {
         for (lease, holder) in held {
             match &holder {
                 &Holder::Process { pid, started } => match ProcessHandle::open(ProcessId { pid, started }) {
@@ -64,8 +68,7 @@ impl Holders {
                     }
                 },
                 Holder::Connection => self.gone(lease, holder, grace),
-                // Looked after where groups are.
-                Holder::Cgroup(_) => {}
+                Holder::Cgroup(_) => self.watch_group(lease, holder, groups.clone()),
             }
         }
     }
@@ -78,9 +81,22 @@ impl Holders {
                 return;
             }
         };
+        self.watch_until(lease, holder, async move { ending.wait().await });
+    }
+
+    /// Watches the control group that now holds a lease, in place of who did.
+    pub fn watch_group(&self, lease: LeaseId, holder: Holder, groups: Arc<Groups>) {
+        self.watch_until(lease, holder, async move {
+            while groups.is_populated(lease) != Some(false) {
+                tokio::time::sleep(LOOK_AT_GROUPS).await;
+            }
+        });
+    }
+
+    fn watch_until(&self, lease: LeaseId, holder: Holder, ended: impl Future<Output = ()> + Send + 'static) {
         let holders = self.clone();
         let task = tokio::spawn(async move {
-            ending.wait().await;
+            ended.await;
             holders.tell(lease, holder, Millis(0)).await;
             holders.lock().watches.remove(&lease);
         });

@@ -164,20 +164,34 @@ pub struct TokenBody {
     pub token: u64,
 }
 
+/// Whose end is the end of an attached lease.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Until {
+    /// The calling process'.
+    #[default]
+    Caller,
+    /// The job's: the lease lives while anything runs in its control group, and the caller may go.
+    Job,
+}
+
 /// The body of attach: a process of this node keeps the lease alive. Only over the Unix socket.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AttachBody {
     /// The token the lease was granted with.
     pub token: u64,
-    /// A process of the caller, not running yet, to be put into a control group of the lease; its end does not end the lease,
-    /// the caller's does.
+    /// A process of the caller, not running yet, to be put into a control group of the lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_pid: Option<u32>,
     /// Most host memory of that group, in MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_memory_mib: Option<u64>,
+    /// Whose end is the end of the lease; the caller's unless said.
+    #[serde(default)]
+    pub until: Until,
 }
 
 /// The answer to attach.

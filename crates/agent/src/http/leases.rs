@@ -6,12 +6,14 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use gpupool_api::lease::{AttachBody, Attached, Lease, LeaseList, State as LeaseState, TokenBody};
+use gpupool_api::lease::{AttachBody, Attached, Lease, LeaseList, State as LeaseState, TokenBody, Until};
 use gpupool_api::problem::Problem as ProblemBody;
 use gpupool_api::{IDEMPOTENCY_KEY, RequestBody};
+use gpupool_core::lease::Holder;
 use gpupool_core::{Command, LeaseId, Request, Token};
 use serde::Deserialize;
 
+use crate::groups::Confined;
 use crate::identity::Caller;
 use crate::limits::{LEASES_AT_ONCE, WAIT_SECS};
 use crate::net::{Peer, PeerProcess};
@@ -241,7 +243,8 @@ pub(super) async fn confirm(
 /// Tie a lease to the calling process
 ///
 /// Only over the Unix socket, where the kernel says who calls. From then on the lease needs no renewal: it ends when that
-/// process does. A job that has not started yet can be put into a control group of the lease.
+/// process does, or when nothing runs in its job's control group any more (`until: job`). A job that has not started yet
+/// can be put into such a group.
 #[utoipa::path(
     post, path = "/v1/leases/{id}/attach", tag = "leases", request_body = AttachBody,
     params(("id" = u64, Path, description = "The lease")),
@@ -272,8 +275,11 @@ async fn tie_to(
     body: AttachBody,
 ) -> Result<Attached, Problem> {
     let (holder, watched) = app.holders.of(&process);
-    let uid = caller.uid;
-    let attached = ask(app, caller, Command::Attach { lease, token: Token(body.token), holder }).await?;
+    let (uid, token) = (caller.uid, Token(body.token));
+    if body.until == Until::Job && body.job_pid.is_none() {
+        return Err(Problem::field("until", "job", "caller, or job with a job_pid"));
+    }
+    let mut attached = ask(app, caller.clone(), Command::Attach { lease, token, holder }).await?;
     app.owner.tie(lease, move |tie| {
         tie.process = Some(watched);
         tie.uid = uid;
@@ -281,10 +287,15 @@ async fn tie_to(
     app.holders.watch(lease, process);
     let confined = match body.job_pid {
         Some(pid) => app.groups.take_in(lease, pid, watched, body.host_memory_mib),
-        None => crate::groups::Confined::default(),
+        None => Confined::default(),
     };
     if let Some(group) = confined.group.clone() {
         app.owner.tie(lease, move |tie| tie.group = Some(group))?;
+    }
+    if body.until == Until::Job {
+        let holder = Holder::Cgroup(held_by_group(&confined)?.into());
+        attached = ask(app, caller, Command::Attach { lease, token, holder: holder.clone() }).await?;
+        app.holders.watch_group(lease, holder, app.groups.clone());
     }
     Ok(Attached {
         lease: attached,
@@ -292,6 +303,13 @@ async fn tie_to(
         memory_limited: confined.memory_limited,
         caveat: confined.caveat,
     })
+}
+
+/// The group that is to hold a lease; where there is none, the caller goes on holding it.
+fn held_by_group(confined: &Confined) -> Result<&str, Problem> {
+    let why = confined.caveat.as_deref().unwrap_or("no control group can be made here");
+    let detail = || format!("the lease stays tied to the caller: it can only be tied to a control group, and {why}");
+    confined.group.as_deref().ok_or_else(|| Problem::new(StatusCode::CONFLICT, "no_group", detail()))
 }
 
 /// Release a lease, or stop waiting

@@ -42,7 +42,7 @@ impl Tether {
         host_memory_mib: Option<u64>,
     ) -> Result<(Self, Attached), ClientError> {
         let token = lease.token.unwrap_or_default();
-        let body = AttachBody { token, job_pid: Some(job_pid), host_memory_mib };
+        let body = AttachBody { token, job_pid: Some(job_pid), host_memory_mib, ..AttachBody::default() };
         let attached = client.attach(lease.id, &body).await?;
         Ok((Self { client: client.clone(), lease: lease.id, token, kind: Kind::Process }, attached))
     }
@@ -110,7 +110,7 @@ fn announced(reason: Option<&str>) -> String {
 /// Whether the lease is lost. After a restart of the agent it is tied to us again.
 async fn look(client: &Client, lease: u64, token: u64, again: bool) -> Result<Option<Lost>, ClientError> {
     let now = if again {
-        let body = AttachBody { token, job_pid: None, host_memory_mib: None };
+        let body = AttachBody { token, ..AttachBody::default() };
         client.attach(lease, &body).await.map(|attached| attached.lease)
     } else {
         client.follow(lease, Duration::ZERO).await

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{Holder, State};
+use gpupool_api::lease::{AttachBody, Holder, State, Until};
 use gpupool_testkit::{Agent, in_time};
 
 use crate::common::child::ClientProcess;
@@ -291,4 +291,28 @@ async fn a_wall_clock_that_is_set_ends_no_lease_early_and_none_late() {
     let told: Vec<(u64, &str)> = records.iter().map(|record| (record.lease, record.event.as_str())).collect();
     assert_eq!(told, [(long.id, "granted"), (short.id, "granted"), (short.id, "ended"), (late.id, "granted")]);
     assert!(records[3].at < records[0].at && records[0].at < records[1].at, "the clock was not set: {records:#?}");
+}
+
+#[tokio::test]
+async fn a_lease_tied_to_its_job_lives_as_long_as_the_job_whoever_else_goes() {
+    let mut agent = agent().start().await;
+    let client = agent.client_unix();
+    let (lease, token) = granted(&client, &whole()).await;
+    let mut job = Command::new("sleep").arg("1000").spawn().unwrap();
+    let body = AttachBody { token, job_pid: Some(job.id()), until: Until::Job, ..AttachBody::default() };
+    let attached = client.attach(lease.id, &body).await;
+    if attached.as_ref().is_err_and(|error| error.code() == Some("no_group")) {
+        job.kill().unwrap();
+        job.wait().unwrap();
+        return skipped("tying a lease to a control group", "none can be made here");
+    }
+    let holder = attached.unwrap().lease.holder;
+    assert!(matches!(holder, Some(Holder::Cgroup { .. })), "{holder:?}");
+    agent.restart().await;
+    assert_eq!(now(&client, lease.id).await.state, State::Active);
+    let mut watch = agent.watch().await;
+    job.kill().unwrap();
+    job.wait().unwrap();
+    watch.lease("ended", lease.id).await;
+    assert_eq!(now(&client, lease.id).await.cause.as_deref(), Some("holder_gone"));
 }

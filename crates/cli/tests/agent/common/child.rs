@@ -60,7 +60,7 @@ async fn holds_a_lease_until_it_is_killed() {
     let body = RequestBody { fraction: Some(0.1), wait_secs: Some(5.0), ttl_secs: Some(2.0), ..Default::default() };
     let Ok(lease) = client.request(&body).await else { return };
     let (State::Active, Some(token)) = (lease.state, lease.token) else { return };
-    let attached = client.attach(lease.id, &AttachBody { token, job_pid: None, host_memory_mib: None }).await;
+    let attached = client.attach(lease.id, &AttachBody { token, ..AttachBody::default() }).await;
     if attached.is_err() {
         return;
     }
