@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use gpupool_core::lease::EndCause;
-use gpupool_core::{Answer, Command, Effect, LeaseId, Outcome};
+use gpupool_core::request::FieldError;
+use gpupool_core::{Answer, Command, Effect, LeaseId, Outcome, Request};
 use tokio::sync::oneshot;
 
 use crate::clock;
@@ -157,9 +158,13 @@ impl OwnerThread {
     fn allowed(&self, caller: &Caller, command: &Command) -> Result<(), Refusal> {
         let forbidden = |why: String| Err(Refusal::Forbidden(why.into()));
         match command {
-            Command::Request { request, .. } => {
+            Command::Request { request, key } => {
                 if caller.role == Role::Reader {
                     return forbidden("taking GPUs from the network needs a token (gpupool token create)".into());
+                }
+                let before = key.as_ref().and_then(|key| self.pool.lease_of_key(&request.owner, key));
+                if let (Some(key), Some(before)) = (key, before) {
+                    return same_request(key, request, &before.request);
                 }
                 let limit = self.waiters_per_owner;
                 if request.queue && self.waiters.of_owner(&request.owner) >= limit {
@@ -267,6 +272,15 @@ impl OwnerThread {
             self.apply(Command::Follow { lease }, outcome).ok();
         }
     }
+}
+
+/// A key makes a retried request the same request; for another one it is a mistake that must not go unnoticed.
+fn same_request(key: &str, request: &Request, before: &Request) -> Result<(), Refusal> {
+    if request == before {
+        return Ok(());
+    }
+    let allowed = "a key that no other request was made with";
+    Err(Refusal::Denied(FieldError::new("Idempotency-Key", key, allowed).into()))
 }
 
 /// Whether a command only gives back: it may be kept with the last space there is.

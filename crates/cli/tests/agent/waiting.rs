@@ -36,6 +36,9 @@ async fn a_retried_request_never_takes_two() {
     let first = client.request_as(&whole(), &key).await.unwrap();
     agent.restart().await;
     assert_eq!(client.request_as(&whole(), &key).await.unwrap().id, first.id);
+    let another = RequestBody { gpus: Some(2), ..whole() };
+    let refused = client.request_as(&another, &key).await.unwrap_err();
+    assert!(refused.code() == Some("invalid") && refused.to_string().contains("Idempotency-Key"), "{refused}");
     assert_eq!(client.leases(&LeaseQuery::default()).await.unwrap().leases.len(), 2);
     client.release(first.id).await.unwrap();
     let again = client.request_as(&whole(), &key).await.unwrap();

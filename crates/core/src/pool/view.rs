@@ -71,6 +71,11 @@ impl Pool {
         self.leases.get(&id).map(|lease| &**lease)
     }
 
+    /// The lease that an owner's request with this key became.
+    pub fn lease_of_key(&self, owner: &Arc<str>, key: &Arc<str>) -> Option<&Lease> {
+        self.lease(*self.keys.get(&(owner.clone(), key.clone()))?)
+    }
+
     /// All leases, by number.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
         self.leases.values().map(|lease| &**lease)
