@@ -37,10 +37,6 @@ fn run(command: &str) -> (String, String) {
 
 #[tokio::test]
 async fn every_example_of_the_guide_is_answered_as_it_says() {
-    if Command::new("curl").arg("--version").output().is_err() {
-        eprintln!("SKIPPED every_example_of_the_guide_is_answered_as_it_says: curl is not installed");
-        return;
-    }
     let agent = Agent::builder(env!("CARGO_BIN_EXE_gpupool")).simulate("2xH100").start().await;
     let socket = agent.socket().to_str().unwrap();
     let examples = examples();

@@ -33,17 +33,23 @@ fn on_a_small_disk(test: &str) {
         .env(DISK, dir.path())
         .output();
     match run {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => eprintln!("SKIPPED {test}: there is no unshare here"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => skipped(test, "there is no unshare here"),
         Err(error) => panic!("{error}"),
         Ok(run) => {
             let words = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
             if !run.status.success() && !words.contains("running 1 test") {
-                return eprintln!("SKIPPED {test}: no mount namespace here: {words}");
+                return skipped(test, &format!("no mount namespace here: {words}"));
             }
             assert!(run.status.success(), "{words}");
             assert!(words.contains("1 passed"), "{words}");
         }
     }
+}
+
+/// Says on the real standard error what was not tried and why: a passing test's own output is not shown.
+fn skipped(test: &str, why: &str) {
+    let line = format!("SKIPPED {test}: {why}\n");
+    io::Write::write_all(&mut io::stderr(), line.as_bytes()).unwrap();
 }
 
 fn disk() -> PathBuf {
