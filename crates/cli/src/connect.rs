@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use gpupool_client::{Client, ClientError, Endpoint, Secret};
+use gpupool_client::{AgentClient, ClientError, Endpoint, Secret};
 use gpupool_config::{Flags, Inputs, Loaded, Origin, Reader, load};
 
 use crate::output::WrongUsage;
@@ -30,7 +30,7 @@ pub(crate) struct Connect {
 
 impl Connect {
     /// A client of that agent, with the token of the environment or the file. Nothing is asked yet.
-    pub fn client(&self) -> anyhow::Result<Client> {
+    pub fn client(&self) -> anyhow::Result<AgentClient> {
         let loaded = self.load()?;
         let endpoint = self.endpoint_of(&loaded).map_err(WrongUsage::of)?;
         client_of(endpoint, &loaded)
@@ -38,7 +38,7 @@ impl Connect {
 
     /// The same, or no client where nobody named an agent and none listens on a socket; and the state directory an agent of
     /// this user would use. A named directory leaves no other agent than its own.
-    pub fn client_or_state(&self, named: Option<&Path>) -> anyhow::Result<(Option<Client>, PathBuf)> {
+    pub fn client_or_state(&self, named: Option<&Path>) -> anyhow::Result<(Option<AgentClient>, PathBuf)> {
         let loaded = self.load()?;
         let dir = named.unwrap_or(&loaded.config.server.state_dir).to_owned();
         let endpoint = match named {
@@ -94,10 +94,10 @@ pub(crate) fn state_dirs(loaded: &Loaded) -> [&Path; 2] {
 }
 
 /// A client with what is configured for clients.
-pub(crate) fn client_of(endpoint: Endpoint, loaded: &Loaded) -> anyhow::Result<Client> {
+pub(crate) fn client_of(endpoint: Endpoint, loaded: &Loaded) -> anyhow::Result<AgentClient> {
     let settings = &loaded.config.client;
     let is_socket = endpoint.socket().is_some();
-    let mut builder = Client::builder(endpoint).answer_timeout(settings.endpoint_timeout);
+    let mut builder = AgentClient::builder(endpoint).answer_timeout(settings.endpoint_timeout);
     // Over the socket the kernel says who we are; a token for some other server would only be unknown there.
     if let Some(token) = settings.token.as_ref().filter(|_| !is_socket) {
         builder = builder.token(Secret::new(token.expose()));

@@ -8,14 +8,14 @@ use gpupool_api::RequestBody;
 use gpupool_api::lease::State;
 use gpupool_api::simulate::FaultBody;
 use gpupool_api::tokens::NewToken;
-use gpupool_client::{Client, HistoryQuery, HoldEnd, LeaseGuard, LeaseQuery, Lost, Secret, UsageBy, WaitOptions};
+use gpupool_client::{AgentClient, HistoryQuery, HoldEnd, LeaseGuard, LeaseQuery, Lost, Secret, UsageBy, WaitOptions};
 use gpupool_testkit::{Agent, Audit, Seen, in_time};
 
 async fn agent(devices: &str) -> Agent {
     Agent::builder(env!("CARGO_BIN_EXE_gpupool")).simulate(devices).start().await
 }
 
-async fn granted(client: &Client, body: RequestBody) -> LeaseGuard {
+async fn granted(client: &AgentClient, body: RequestBody) -> LeaseGuard {
     in_time("a grant", client.wait_until_granted(body, WaitOptions::default(), |_| {})).await.unwrap()
 }
 
@@ -48,7 +48,7 @@ async fn client_and_agent_understand_each_other_in_every_call() {
         assert!(client.clear_faults().await.unwrap().faults.is_empty());
 
         let made = client.create_token(&NewToken { owner: "carol".into(), admin: false }).await.unwrap();
-        let carols = Client::builder(client.endpoint().clone()).token(Secret::new(&made.secret)).build().unwrap();
+        let carols = AgentClient::builder(client.endpoint().clone()).token(Secret::new(&made.secret)).build().unwrap();
         let lease = carols.request(&RequestBody { fraction: Some(0.5), ..whole() }).await.unwrap();
         assert_eq!((lease.owner.as_str(), lease.state), ("carol", State::Active));
         assert_eq!(carols.follow(lease.id, Duration::ZERO).await.unwrap().id, lease.id);
@@ -152,7 +152,7 @@ async fn events_go_on_over_a_restart_with_a_reset() {
 #[tokio::test]
 async fn an_agent_that_stood_still_goes_on() {
     let agent = agent("1xH100").await;
-    let client = Client::builder(agent.address().parse().unwrap()).answer_timeout(Duration::from_millis(300));
+    let client = AgentClient::builder(agent.address().parse().unwrap()).answer_timeout(Duration::from_millis(300));
     let client = client.build().unwrap();
     agent.pause();
     assert!(in_time("an error", client.pool()).await.unwrap_err().is_passing());

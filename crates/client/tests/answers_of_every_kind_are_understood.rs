@@ -11,7 +11,7 @@ use common::{Reply, Server, answer, in_time, json, lease, problem, problem_with}
 use gpupool_api::RequestBody;
 use gpupool_api::lease::State;
 use gpupool_api::tokens::NewToken;
-use gpupool_client::{Client, ClientError, IdempotencyKey, Secret};
+use gpupool_client::{AgentClient, ClientError, IdempotencyKey, Secret};
 
 fn half() -> Reply {
     let whole =
@@ -122,7 +122,7 @@ async fn an_answer_without_end_is_given_up() {
 #[tokio::test]
 async fn a_server_that_never_answers_is_given_up() {
     let server = Server::start(|_, _| Reply::ThenSilence(String::new())).await;
-    let client = Client::builder(server.endpoint.clone()).answer_timeout(Duration::from_millis(50)).build().unwrap();
+    let client = AgentClient::builder(server.endpoint.clone()).answer_timeout(Duration::from_millis(50)).build().unwrap();
     let error = in_time("an error", client.pool()).await.unwrap_err();
     assert!(matches!(error, ClientError::Timeout { .. }), "{error}");
     assert_eq!(server.seen().len(), 1);
@@ -171,7 +171,7 @@ async fn an_agent_is_believed_over_tls_only_by_who_vouches_for_it() {
     let folder = tempfile::tempdir().unwrap();
     let ca_file = folder.path().join("ca.pem");
     std::fs::write(&ca_file, pem).unwrap();
-    let builder = Client::builder(server.endpoint.clone()).ca_file(ca_file).token(Secret::new("hush"));
+    let builder = AgentClient::builder(server.endpoint.clone()).ca_file(ca_file).token(Secret::new("hush"));
     let client = builder.build().unwrap();
     assert_eq!(in_time("a lease", client.follow(1, Duration::ZERO)).await.unwrap().id, 1);
     assert_eq!(server.seen()[0].header("authorization"), Some("Bearer hush"));
@@ -183,7 +183,7 @@ async fn where_nobody_listens_the_error_says_what_to_do() {
     let nobody = folder.path().join("agent.sock");
     let port = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     for endpoint in [nobody.to_str().unwrap(), &format!("http://{port}")] {
-        let client = Client::new(endpoint.parse().unwrap()).unwrap();
+        let client = AgentClient::new(endpoint.parse().unwrap()).unwrap();
         let error = in_time("an error", client.pool()).await.unwrap_err();
         assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
         assert!(error.to_string().contains("gpupool serve") && error.to_string().contains(endpoint), "{error}");
@@ -196,7 +196,7 @@ async fn where_nobody_listens_the_error_says_what_to_do() {
 async fn asked_with_a_proxy_in_the_environment() {
     let server = Server::start(|_, _| json("200 OK", &lease(1, State::Active))).await;
     assert!(server.client().follow(1, Duration::ZERO).await.is_ok(), "the loopback is not asked through a proxy");
-    let far = Client::new("http://gpupool.invalid:8000".parse().unwrap()).unwrap();
+    let far = AgentClient::new("http://gpupool.invalid:8000".parse().unwrap()).unwrap();
     let error = in_time("an error", far.pool()).await.unwrap_err().to_string();
     assert!(error.contains("the proxy was asked"), "the network is: {error}");
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
-use gpupool_client::{Client, Endpoint};
+use gpupool_client::{AgentClient, Endpoint};
 use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -172,15 +172,15 @@ impl Agent {
     }
 
     /// A client of its own connections, over TCP.
-    pub fn client(&self) -> Client {
+    pub fn client(&self) -> AgentClient {
         let endpoint: Endpoint = self.address().parse().expect("an agent's address can be read");
-        Client::new(endpoint).expect("a client of a local agent")
+        AgentClient::new(endpoint).expect("a client of a local agent")
     }
 
     /// A client of its own connections, over the Unix socket.
-    pub fn client_unix(&self) -> Client {
+    pub fn client_unix(&self) -> AgentClient {
         let endpoint = Endpoint::unix(self.socket()).expect("an agent's socket can be named");
-        Client::new(endpoint).expect("a client of a local agent")
+        AgentClient::new(endpoint).expect("a client of a local agent")
     }
 
     /// Follows what happens from now on.

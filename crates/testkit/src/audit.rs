@@ -9,7 +9,7 @@ use std::fmt;
 
 use gpupool_api::history::{Record, RecordDevice};
 use gpupool_api::pool::Device;
-use gpupool_client::{Client, ClientError, HistoryQuery, LeaseQuery};
+use gpupool_client::{AgentClient, ClientError, HistoryQuery, LeaseQuery};
 use jiff::Timestamp;
 
 /// A whole device, in thousandths.
@@ -49,7 +49,7 @@ pub struct Audit {
 
 impl Audit {
     /// Asks an agent for everything. To be done while nothing changes.
-    pub async fn of(client: &Client) -> Result<Self, ClientError> {
+    pub async fn of(client: &AgentClient) -> Result<Self, ClientError> {
         let mut audit = Self { records: all_records(client).await?, ..Self::default() };
         let memory = |device: Device| Some((device.uuid, device.memory_mib?));
         audit.memory_mib = client.devices().await?.devices.into_iter().filter_map(memory).collect();
@@ -90,7 +90,7 @@ impl Audit {
 }
 
 /// The whole audit trail.
-pub async fn all_records(client: &Client) -> Result<Vec<Record>, ClientError> {
+pub async fn all_records(client: &AgentClient) -> Result<Vec<Record>, ClientError> {
     let mut records = Vec::new();
     let mut query = HistoryQuery::default();
     loop {

@@ -1,7 +1,7 @@
 //! Waiting for what happens, in place of sleeping and hoping.
 
 use gpupool_api::events::Event;
-use gpupool_client::{Client, Events};
+use gpupool_client::{AgentClient, Events};
 
 use crate::DEADLINE;
 
@@ -15,7 +15,7 @@ pub struct Watch {
 
 impl Watch {
     /// Follows what happens from now on.
-    pub async fn new(client: &Client) -> Self {
+    pub async fn new(client: &AgentClient) -> Self {
         let events = in_time("the stream of events", client.events(None)).await;
         Self { events: events.expect("an agent tells its events"), passed: Vec::new() }
     }

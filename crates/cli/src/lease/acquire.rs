@@ -7,7 +7,7 @@ use anyhow::bail;
 use clap::Args;
 use gpupool_api::RequestBody;
 use gpupool_api::lease::{Lease, State};
-use gpupool_client::{Client, IdempotencyKey, LeaseGuard, Progress, WaitOptions};
+use gpupool_client::{AgentClient, IdempotencyKey, LeaseGuard, Progress, WaitOptions};
 
 use super::export::exports;
 use super::hold::hold;
@@ -61,7 +61,7 @@ pub(super) fn run(arguments: &Acquire) -> anyhow::Result<ExitCode> {
 }
 
 /// The lease once it is granted; `None` where the wish was taken back because the command was ended.
-async fn take(client: &Client, body: RequestBody, ending: &mut Ending) -> anyhow::Result<Option<LeaseGuard>> {
+async fn take(client: &AgentClient, body: RequestBody, ending: &mut Ending) -> anyhow::Result<Option<LeaseGuard>> {
     let key = IdempotencyKey::random();
     // Asked for first without a way out, which takes a moment only: so its number is known when it has to be taken back.
     let asked = client.request_as(&body, &key).await.map_err(explained)?;

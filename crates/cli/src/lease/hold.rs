@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use gpupool_api::lease::Lease;
 use gpupool_client::limits::AWAY;
-use gpupool_client::{Client, Hold, HoldEnd, LeaseGuard};
+use gpupool_client::{AgentClient, Hold, HoldEnd, LeaseGuard};
 use tokio::time::Instant;
 
 use crate::connect::explained;
@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 
 /// Tells of the lease once it is held, and holds it.
 pub(super) async fn hold(
-    client: &Client,
+    client: &AgentClient,
     guard: LeaseGuard,
     ending: &mut Ending,
     tell: impl FnOnce(&Lease) -> anyhow::Result<()>,
@@ -48,7 +48,7 @@ pub(super) async fn hold(
     }
 }
 
-async fn give_back(client: &Client, lease: u64) -> anyhow::Result<ExitCode> {
+async fn give_back(client: &AgentClient, lease: u64) -> anyhow::Result<ExitCode> {
     client.release(lease).await.map_err(explained)?;
     note(&format!("lease {lease} released"));
     Ok(ExitCode::SUCCESS)
@@ -56,7 +56,7 @@ async fn give_back(client: &Client, lease: u64) -> anyhow::Result<ExitCode> {
 
 /// Takes hold again after the agent was away, for as long as a client waits for one. Once it is back, the agent waits for its
 /// holders too.
-async fn again(client: &Client, lease: u64, token: u64) -> anyhow::Result<Hold> {
+async fn again(client: &AgentClient, lease: u64, token: u64) -> anyhow::Result<Hold> {
     let since = Instant::now();
     loop {
         match client.hold(lease, token).await {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use gpupool_api::node::this_machine;
 use gpupool_api::pool::Pool;
-use gpupool_client::{Client, Endpoint};
+use gpupool_client::{AgentClient, Endpoint};
 use gpupool_config::Loaded;
 
 use crate::connect::{Connect, client_of, state_dirs};
@@ -16,7 +16,7 @@ use super::limits::SOCKET_PATIENCE;
 /// An agent of this machine.
 #[derive(Debug)]
 pub(super) struct Agent {
-    pub client: Client,
+    pub client: AgentClient,
 }
 
 impl Agent {
@@ -91,7 +91,7 @@ fn sockets(loaded: &Loaded) -> Vec<PathBuf> {
 }
 
 /// A client of whoever listens on this socket, if anybody does.
-fn listening(path: &Path, loaded: &Loaded) -> Option<Client> {
+fn listening(path: &Path, loaded: &Loaded) -> Option<AgentClient> {
     std::os::unix::net::UnixStream::connect(path).ok()?;
     client_of(Endpoint::unix(path).ok()?, loaded).ok()
 }

@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use gpupool_api::RequestBody;
 use gpupool_api::lease::Lease;
-use gpupool_client::{Client, LeaseGuard};
+use gpupool_client::{AgentClient, LeaseGuard};
 
 pub(crate) use arguments::Run;
 
@@ -99,7 +99,7 @@ async fn run_on(
 }
 
 /// Gives the lease back. Where the agent is away it sees our end instead.
-async fn give_back(client: &Client, lease: u64, voice: Voice) -> Option<Lease> {
+async fn give_back(client: &AgentClient, lease: u64, voice: Voice) -> Option<Lease> {
     let until = tokio::time::Instant::now() + RELEASE_PATIENCE;
     let released = tokio::time::timeout_at(until, async {
         loop {

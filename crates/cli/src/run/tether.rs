@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use gpupool_api::lease::{AttachBody, Attached, Lease, State};
-use gpupool_client::{Client, ClientError, Events, Hold, HoldEnd};
+use gpupool_client::{AgentClient, ClientError, Events, Hold, HoldEnd};
 
 use super::limits::AWAY_PAUSE;
 use super::say::Voice;
@@ -15,7 +15,7 @@ use super::say::Voice;
 /// A lease that is ours for as long as we live.
 #[derive(Debug)]
 pub(super) struct Tether {
-    client: Client,
+    client: AgentClient,
     lease: u64,
     token: u64,
     kind: Kind,
@@ -36,7 +36,7 @@ pub(super) struct Lost(pub String);
 impl Tether {
     /// Ties the lease to our process, and has the command put into a group of the agent, where it can make one.
     pub async fn to_process(
-        client: &Client,
+        client: &AgentClient,
         lease: &Lease,
         job_pid: u32,
         host_memory_mib: Option<u64>,
@@ -48,7 +48,7 @@ impl Tether {
     }
 
     /// Ties the lease to a connection.
-    pub async fn to_connection(client: &Client, lease: &Lease) -> Result<Self, ClientError> {
+    pub async fn to_connection(client: &AgentClient, lease: &Lease) -> Result<Self, ClientError> {
         let token = lease.token.unwrap_or_default();
         let hold = client.hold(lease.id, token).await?;
         Ok(Self { client: client.clone(), lease: lease.id, token, kind: Kind::Connection(Box::new(hold)) })
@@ -65,7 +65,7 @@ impl Tether {
 }
 
 /// Follows what happens to the lease.
-async fn watch(client: &Client, lease: u64, token: u64, away: &mut Away) -> Lost {
+async fn watch(client: &AgentClient, lease: u64, token: u64, away: &mut Away) -> Lost {
     let mut events: Option<Events> = None;
     let mut has_restarted = false;
     loop {
@@ -108,7 +108,7 @@ fn announced(reason: Option<&str>) -> String {
 }
 
 /// Whether the lease is lost. After a restart of the agent it is tied to us again.
-async fn look(client: &Client, lease: u64, token: u64, again: bool) -> Result<Option<Lost>, ClientError> {
+async fn look(client: &AgentClient, lease: u64, token: u64, again: bool) -> Result<Option<Lost>, ClientError> {
     let now = if again {
         let body = AttachBody { token, ..AttachBody::default() };
         client.attach(lease, &body).await.map(|attached| attached.lease)
@@ -123,7 +123,7 @@ async fn look(client: &Client, lease: u64, token: u64, again: bool) -> Result<Op
 }
 
 /// Keeps a connection open that is the lease.
-async fn keep(client: &Client, hold: &mut Hold, token: u64, away: &mut Away) -> Lost {
+async fn keep(client: &AgentClient, hold: &mut Hold, token: u64, away: &mut Away) -> Lost {
     let lease = hold.lease().id;
     loop {
         if let HoldEnd::Ended(now) = hold.ended().await {
@@ -165,7 +165,7 @@ fn means_lost(error: &ClientError) -> bool {
 }
 
 /// The agent says that it is over; it may remember why.
-async fn why(client: &Client, lease: u64, error: &ClientError) -> Lost {
+async fn why(client: &AgentClient, lease: u64, error: &ClientError) -> Lost {
     let told = client.follow(lease, Duration::ZERO).await.ok().and_then(|lease| lost(&lease));
     told.unwrap_or_else(|| Lost(error.to_string()))
 }

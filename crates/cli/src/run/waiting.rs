@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::anyhow;
 use gpupool_api::RequestBody;
 use gpupool_api::pool::Devices;
-use gpupool_client::{Client, ClientError, IdempotencyKey, LeaseGuard, Progress, WaitOptions};
+use gpupool_client::{AgentClient, ClientError, IdempotencyKey, LeaseGuard, Progress, WaitOptions};
 use gpupool_confine::Signal;
 use tokio::sync::watch;
 
@@ -25,7 +25,7 @@ pub(super) enum Turn {
 
 /// Asks, and waits until it is granted, refused, or no longer wanted.
 pub(super) async fn wait(
-    client: &Client,
+    client: &AgentClient,
     body: RequestBody,
     limit: Option<Duration>,
     signals: &mut Signals,
@@ -56,7 +56,7 @@ async fn over(limit: Option<Duration>) {
 }
 
 /// Asked again under its key it is the same request, whether or not its answer ever came; so it can be given back.
-async fn take_back(client: &Client, body: &RequestBody, key: &IdempotencyKey) {
+async fn take_back(client: &AgentClient, body: &RequestBody, key: &IdempotencyKey) {
     let again = async {
         if let Ok(lease) = client.request_as(body, key).await {
             // Where it fails, the agent forgets a waiter nobody asks for.
@@ -86,7 +86,7 @@ fn advised(error: ClientError, limit: Option<Duration>, last: Option<&Progress>)
 }
 
 /// Shows how it goes for as long as it goes.
-async fn show(client: &Client, mut progress: watch::Receiver<Option<Progress>>, voice: Voice) {
+async fn show(client: &AgentClient, mut progress: watch::Receiver<Option<Progress>>, voice: Voice) {
     let begun = Instant::now();
     let mut line = voice.live_line();
     let mut text = String::new();

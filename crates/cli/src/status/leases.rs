@@ -1,14 +1,14 @@
 //! Leases of an agent, page after page.
 
 use gpupool_api::lease::Lease;
-use gpupool_client::{Client, ClientError, LeaseQuery};
+use gpupool_client::{AgentClient, ClientError, LeaseQuery};
 
 /// No more pages than this are asked for: a thousand leases each.
 const PAGES: usize = 100;
 
 /// The leases in a state (those that are not over unless said), by number.
 pub(crate) async fn all_leases(
-    client: &Client,
+    client: &AgentClient,
     state: Option<&str>,
     owner: Option<&str>,
 ) -> Result<Vec<Lease>, ClientError> {

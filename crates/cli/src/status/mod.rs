@@ -14,7 +14,7 @@ use clap::Args;
 use gpupool_api::lease::Lease;
 use gpupool_api::pool::{Device, Pool};
 use gpupool_api::stats::Stats;
-use gpupool_client::{Client, ClientError};
+use gpupool_client::{AgentClient, ClientError};
 use serde::Serialize;
 
 use crate::connect::{Connect, converse, explained};
@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &Status) -> anyhow::Result<ExitCode> {
 }
 
 /// Shows it until it cannot be shown; an agent that is away for a moment is said to be.
-async fn watch(client: &Client, every: Duration) -> anyhow::Result<()> {
+async fn watch(client: &AgentClient, every: Duration) -> anyhow::Result<()> {
     // Home, and clear what was below: less flicker than clearing first.
     let (home, rest) = if std::io::stdout().is_terminal() { ("\x1b[H", "\x1b[J") } else { ("", "\n") };
     let mut ticks = tokio::time::interval(every);
@@ -87,7 +87,7 @@ async fn watch(client: &Client, every: Duration) -> anyhow::Result<()> {
     }
 }
 
-async fn standing(client: &Client) -> Result<Standing, ClientError> {
+async fn standing(client: &AgentClient) -> Result<Standing, ClientError> {
     let endpoint = client.endpoint().to_string();
     let pool = match client.pool().await {
         // It has no such route: perhaps a server of statistics.

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use gpupool_api::tokens::{NewToken, Token, TokenCreated};
-use gpupool_client::Client;
+use gpupool_client::AgentClient;
 
 use crate::connect::{Connect, converse, explained};
 use crate::output::{note, write_json, write_text};
@@ -72,7 +72,7 @@ struct At {
 
 /// Who keeps the tokens now.
 enum Keeper {
-    Agent(Box<Client>),
+    Agent(Box<AgentClient>),
     Nobody(Box<Offline>),
 }
 

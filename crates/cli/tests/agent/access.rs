@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-use gpupool_client::{Client, Endpoint, Secret};
+use gpupool_client::{AgentClient, Endpoint, Secret};
 use gpupool_testkit::{Agent, AgentBuilder};
 use serde_json::json;
 
@@ -240,9 +240,9 @@ async fn over_tls_tokens_count_and_certificates_are_read_again() {
     let agent = builder.argument("--tls-key").argument(path("key.pem")).start().await;
     std::fs::copy(path("cert.pem"), path("trusted.pem")).unwrap();
     let (user, _) = secrets(&agent).await;
-    let client = |secret: &str| -> Client {
+    let client = |secret: &str| -> AgentClient {
         let endpoint: Endpoint = format!("https://{address}:{}", agent.port()).parse().unwrap();
-        let builder = Client::builder(endpoint).ca_file(path("trusted.pem"));
+        let builder = AgentClient::builder(endpoint).ca_file(path("trusted.pem"));
         if secret.is_empty() { builder.build().unwrap() } else { builder.token(Secret::new(secret)).build().unwrap() }
     };
     let lease = client(&user).request(&crate::common::whole()).await.unwrap();

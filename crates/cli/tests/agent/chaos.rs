@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpupool_api::RequestBody;
 use gpupool_api::lease::{Lease, State};
-use gpupool_client::{Client, ClientError, IdempotencyKey, LeaseQuery};
+use gpupool_client::{AgentClient, ClientError, IdempotencyKey, LeaseQuery};
 use gpupool_testkit::{Agent, Audit, Seen};
 use tokio::io::AsyncWriteExt;
 use tokio::time::Instant;
@@ -123,7 +123,7 @@ async fn kill_at_random(agent: &mut Agent, chance: &mut Chance, until: Instant) 
 struct OneClient {
     number: u64,
     at: std::net::SocketAddr,
-    client: Client,
+    client: AgentClient,
     seen: Arc<Mutex<Seen>>,
     chance: Chance,
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gpupool_api::RequestBody;
 use gpupool_api::lease::{Lease, State};
-use gpupool_client::{Client, LeaseQuery};
+use gpupool_client::{AgentClient, LeaseQuery};
 use gpupool_confine::Signal;
 use gpupool_confine::process::{ProcessHandle, ProcessId};
 use gpupool_testkit::{Agent, AgentBuilder, DEADLINE};
@@ -215,18 +215,18 @@ impl Watched {
 }
 
 /// Takes devices over the agent's API, as another program would; they are held by renewing, so for a minute.
-pub async fn take(client: &Client, gpus: u16) -> Lease {
+pub async fn take(client: &AgentClient, gpus: u16) -> Lease {
     let body = RequestBody { gpus: Some(gpus), queue: Some(false), ..RequestBody::default() };
     client.request(&body).await.unwrap()
 }
 
 /// The leases that are not over.
-pub async fn live(client: &Client) -> Vec<Lease> {
+pub async fn live(client: &AgentClient) -> Vec<Lease> {
     client.leases(&LeaseQuery::default()).await.unwrap().leases
 }
 
 /// The one lease that is active.
-pub async fn the_active(client: &Client) -> Lease {
+pub async fn the_active(client: &AgentClient) -> Lease {
     let live = live(client).await;
     let [lease] = live.as_slice() else { panic!("one lease should be there: {live:#?}") };
     assert_eq!(lease.state, State::Active, "{lease:#?}");
@@ -234,7 +234,7 @@ pub async fn the_active(client: &Client) -> Lease {
 }
 
 /// How a lease ended.
-pub async fn over(client: &Client, lease: u64) -> (State, Option<String>) {
+pub async fn over(client: &AgentClient, lease: u64) -> (State, Option<String>) {
     let lease = client.follow(lease, Duration::ZERO).await.unwrap();
     (lease.state, lease.cause)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpupool_api::lease::{Lease, State};
-use gpupool_client::{Client, Endpoint};
+use gpupool_client::{AgentClient, Endpoint};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, watch};
@@ -47,7 +47,7 @@ type Answer = Arc<dyn Fn(usize, &Asked) -> Reply + Send + Sync>;
 
 pub struct Server {
     pub endpoint: Endpoint,
-    client: Client,
+    client: AgentClient,
     seen: watch::Receiver<Vec<Asked>>,
     hung_up: tokio::sync::Mutex<mpsc::UnboundedReceiver<String>>,
     task: JoinHandle<()>,
@@ -117,11 +117,11 @@ impl Server {
                 tokio::spawn(talk(stream, answer.clone(), seen_here.clone(), tell.clone()));
             }
         });
-        let client = Client::new(endpoint.clone()).unwrap();
+        let client = AgentClient::new(endpoint.clone()).unwrap();
         Self { endpoint, client, seen, hung_up: tokio::sync::Mutex::new(hung_up), task }
     }
 
-    pub fn client(&self) -> &Client {
+    pub fn client(&self) -> &AgentClient {
         &self.client
     }
 

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use gpupool_api::RequestBody;
 use gpupool_api::lease::{AttachBody, State};
-use gpupool_client::{Client, Endpoint};
+use gpupool_client::{AgentClient, Endpoint};
 
 /// Names the socket to ask; only then the test below is a client.
 const SOCKET: &str = "GPUPOOL_TEST_CLIENT";
@@ -56,7 +56,7 @@ impl Drop for ClientProcess {
 #[tokio::test]
 async fn holds_a_lease_until_it_is_killed() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
-    let client = Client::new(Endpoint::unix(Path::new(&socket)).unwrap()).unwrap();
+    let client = AgentClient::new(Endpoint::unix(Path::new(&socket)).unwrap()).unwrap();
     let body = RequestBody { fraction: Some(0.1), wait_secs: Some(5.0), ttl_secs: Some(2.0), ..Default::default() };
     let Ok(lease) = client.request(&body).await else { return };
     let (State::Active, Some(token)) = (lease.state, lease.token) else { return };

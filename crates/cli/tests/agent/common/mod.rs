@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use gpupool_api::RequestBody;
 use gpupool_api::lease::{Lease, State};
-use gpupool_client::Client;
+use gpupool_client::AgentClient;
 use gpupool_testkit::{Agent, AgentBuilder, in_time};
 
 /// Between two looks at a state that nobody tells of.
@@ -45,7 +45,7 @@ pub fn whole() -> RequestBody {
 }
 
 /// A lease that is granted at once, and its token.
-pub async fn granted(client: &Client, body: &RequestBody) -> (Lease, u64) {
+pub async fn granted(client: &AgentClient, body: &RequestBody) -> (Lease, u64) {
     let lease = client.request(body).await.unwrap();
     assert_eq!(lease.state, State::Active, "{lease:?}");
     let token = lease.token.unwrap();
@@ -53,6 +53,6 @@ pub async fn granted(client: &Client, body: &RequestBody) -> (Lease, u64) {
 }
 
 /// A lease as it is.
-pub async fn now(client: &Client, lease: u64) -> Lease {
+pub async fn now(client: &AgentClient, lease: u64) -> Lease {
     client.follow(lease, Duration::ZERO).await.unwrap()
 }

@@ -12,14 +12,14 @@ use tokio::time::{Instant, timeout};
 
 use crate::backoff::Backoff;
 use crate::limits::RELEASE_PATIENCE;
-use crate::{Client, ClientError, Lost};
+use crate::{AgentClient, ClientError, Lost};
 
 /// A lease that is held. Dropping it gives the lease back, by its task: where the process ends at once, use
 /// [`LeaseGuard::release`] and wait for it. A copy in a forked child gives nothing back.
 #[derive(Debug)]
 #[must_use = "dropping it releases the lease"]
 pub struct LeaseGuard {
-    client: Client,
+    client: AgentClient,
     news: watch::Receiver<News>,
     /// Taken out only by those who consume the guard.
     keeping: Option<Keeping>,
@@ -40,7 +40,7 @@ struct News {
     lost: Option<Lost>,
 }
 
-impl Client {
+impl AgentClient {
     /// Keeps an active lease by renewing it.
     pub fn guard(&self, lease: Lease) -> Result<LeaseGuard, ClientError> {
         let (State::Active, Some(token)) = (lease.state, lease.token) else {
@@ -124,7 +124,7 @@ impl Drop for LeaseGuard {
 
 /// The task behind a guard.
 struct Keeper {
-    client: Client,
+    client: AgentClient,
     lease: u64,
     token: u64,
     ttl: Duration,
@@ -221,7 +221,7 @@ fn ttl(lease: &Lease) -> Duration {
 }
 
 /// Releases, also where the agent is being restarted.
-pub(crate) async fn release_patiently(client: &Client, lease: u64) -> Result<Option<Lease>, ClientError> {
+pub(crate) async fn release_patiently(client: &AgentClient, lease: u64) -> Result<Option<Lease>, ClientError> {
     let until = Instant::now() + RELEASE_PATIENCE;
     let mut backoff = Backoff::default();
     loop {

@@ -1,4 +1,23 @@
 //! A client of one agent: where it is, who asks, how long to wait. Connections are kept open and used again.
+//!
+//! Each file has the calls of one kind; [`call`] asks and judges answers, [`guard`] keeps a lease, [`waiting`] waits for one.
+
+mod admin;
+mod call;
+mod events;
+mod facts;
+mod guard;
+mod hold;
+mod leases;
+mod sse;
+mod waiting;
+
+pub use events::{EventId, Events};
+pub use facts::{HistoryQuery, UsageBy};
+pub use guard::LeaseGuard;
+pub use hold::{Hold, HoldEnd};
+pub use leases::LeaseQuery;
+pub use waiting::{Progress, WaitOptions};
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,32 +25,37 @@ use std::time::Duration;
 
 use http::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue};
 
-use crate::limits::{ANSWER, CONNECT};
+use crate::limits::{ANSWER, CONNECT, RETRIES};
+use crate::transport::{Http, Transport};
 use crate::{ClientError, Endpoint, Secret, tls};
 
 /// Asks one agent. Cheap to clone; clones share connections.
 #[derive(Debug, Clone)]
-pub struct Client {
+pub struct AgentClient {
     pub(crate) inner: Arc<Inner>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub endpoint: Endpoint,
-    pub http: reqwest::Client,
+    pub transport: Arc<dyn Transport>,
+    /// Carries answers that do not end; not there where somebody else carries the questions.
+    pub http: Option<Http>,
     /// How long an answer may take, beyond what it was asked to wait.
     pub answer: Duration,
+    /// Times a question is asked again after a passing fault.
+    pub retries: u32,
 }
 
-impl Client {
+impl AgentClient {
     /// A client without a token, with the usual timeouts.
     pub fn new(endpoint: Endpoint) -> Result<Self, ClientError> {
         Self::builder(endpoint).build()
     }
 
     /// A client to be set up.
-    pub fn builder(endpoint: Endpoint) -> ClientBuilder {
-        ClientBuilder { endpoint, token: None, ca_file: None, connect: CONNECT, answer: ANSWER }
+    pub fn builder(endpoint: Endpoint) -> AgentClientBuilder {
+        AgentClientBuilder { endpoint, token: None, ca_file: None, connect: CONNECT, answer: ANSWER, retries: RETRIES }
     }
 
     /// Where its agent answers.
@@ -40,18 +64,19 @@ impl Client {
     }
 }
 
-/// Sets up a [`Client`].
+/// Sets up a [`AgentClient`].
 #[derive(Debug, Clone)]
 #[must_use = "nothing happens before build()"]
-pub struct ClientBuilder {
+pub struct AgentClientBuilder {
     endpoint: Endpoint,
     token: Option<Secret>,
     ca_file: Option<PathBuf>,
     connect: Duration,
     answer: Duration,
+    retries: u32,
 }
 
-impl ClientBuilder {
+impl AgentClientBuilder {
     /// Shows this token with every question.
     pub fn token(self, token: Secret) -> Self {
         Self { token: Some(token), ..self }
@@ -72,8 +97,28 @@ impl ClientBuilder {
         Self { answer, ..self }
     }
 
+    /// How often a question is asked again after a fault that may pass.
+    pub fn retries(self, retries: u32) -> Self {
+        Self { retries, ..self }
+    }
+
     /// The client. Nothing is sent yet.
-    pub fn build(self) -> Result<Client, ClientError> {
+    pub fn build(self) -> Result<AgentClient, ClientError> {
+        let http = self.http()?;
+        Ok(self.finish(Arc::new(http.clone()), Some(http)))
+    }
+
+    /// The client, whose questions somebody else carries. Events and held connections cannot be had over it.
+    pub fn build_over(self, transport: Arc<dyn Transport>) -> AgentClient {
+        self.finish(transport, None)
+    }
+
+    fn finish(self, transport: Arc<dyn Transport>, http: Option<Http>) -> AgentClient {
+        let Self { endpoint, answer, retries, .. } = self;
+        AgentClient { inner: Arc::new(Inner { endpoint, transport, http, answer, retries }) }
+    }
+
+    fn http(&self) -> Result<Http, ClientError> {
         let headers = headers(self.token.as_ref())?;
         let tls = tls::config(&self.endpoint, self.ca_file.as_deref())?;
         let mut builder = reqwest::Client::builder()
@@ -92,12 +137,12 @@ impl ClientBuilder {
         if self.token.is_some() && !self.endpoint.is_local() && !self.endpoint.is_encrypted() {
             tracing::warn!(endpoint = %self.endpoint, "the token goes over plain HTTP, where others can read it; use https");
         }
-        let http = builder.build().map_err(|error| ClientError::Setting {
+        let client = builder.build().map_err(|error| ClientError::Setting {
             what: "client",
             value: error.to_string(),
             allowed: "settings this machine can use".into(),
         })?;
-        Ok(Client { inner: Arc::new(Inner { endpoint: self.endpoint, http, answer: self.answer }) })
+        Ok(Http { endpoint: self.endpoint.clone(), client })
     }
 }
 
@@ -125,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_token_is_never_shown_by_what_carries_it() {
-        let builder = Client::builder("http://127.0.0.1:1".parse().unwrap()).token(Secret::new("hush"));
+        let builder = AgentClient::builder("http://127.0.0.1:1".parse().unwrap()).token(Secret::new("hush"));
         assert!(!format!("{builder:?}").contains("hush"));
         assert!(!format!("{:?}", builder.build().unwrap()).contains("hush"));
     }
@@ -134,7 +179,7 @@ mod tests {
     fn a_token_that_cannot_be_sent_is_refused_without_being_shown() {
         for bad in ["", "a\nb"] {
             let endpoint = "http://127.0.0.1:1".parse().unwrap();
-            let error = Client::builder(endpoint).token(Secret::new(bad)).build().unwrap_err().to_string();
+            let error = AgentClient::builder(endpoint).token(Secret::new(bad)).build().unwrap_err().to_string();
             assert!(error.contains("token is (not shown)") && error.contains("gpupool token create"), "{error}");
         }
     }

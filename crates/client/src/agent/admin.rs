@@ -5,10 +5,10 @@ use gpupool_api::pool::Device;
 use gpupool_api::simulate::{FaultBody, Faults};
 use gpupool_api::tokens::{NewToken, TokenCreated, Tokens};
 
-use crate::call::Call;
-use crate::{Client, ClientError};
+use super::call::Call;
+use crate::{AgentClient, ClientError};
 
-impl Client {
+impl AgentClient {
     /// Takes a lease back, at once or after so many seconds of grace.
     pub async fn revoke(&self, lease: u64, grace_secs: f64) -> Result<Lease, ClientError> {
         self.ask(&Call::post(format!("/v1/leases/{lease}/revoke"), &RevokeBody { grace_secs })).await

@@ -4,8 +4,8 @@ use gpupool_api::history::{History, Usage};
 use gpupool_api::pool::{Devices, Pool};
 use gpupool_api::stats::{GpuHistory, Health, Stats, Summary};
 
-use crate::call::Call;
-use crate::{Client, ClientError};
+use super::call::Call;
+use crate::{AgentClient, ClientError};
 
 /// Which records of the audit trail.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub enum UsageBy {
     Gpu,
 }
 
-impl Client {
+impl AgentClient {
     /// Who decides there, and how things stand.
     pub async fn pool(&self) -> Result<Pool, ClientError> {
         self.ask(&Call::get("/v1/pool")).await

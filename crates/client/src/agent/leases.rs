@@ -5,9 +5,9 @@ use std::time::Duration;
 use gpupool_api::lease::{AttachBody, Attached, Lease, LeaseList, TokenBody};
 use gpupool_api::{IDEMPOTENCY_KEY, RequestBody};
 
-use crate::call::Call;
+use super::call::Call;
 use crate::limits::FOLLOW_WAIT_MOST;
-use crate::{Client, ClientError, IdempotencyKey};
+use crate::{AgentClient, ClientError, IdempotencyKey};
 
 /// Which leases.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,9 +22,9 @@ pub struct LeaseQuery {
     pub limit: Option<usize>,
 }
 
-impl Client {
+impl AgentClient {
     /// Asks for GPUs, and answers with a lease that is active, or queued after the body's `wait_secs`. Follow it then: a
-    /// waiter nobody asks for leaves the queue. [`Client::wait_until_granted`] does all of it.
+    /// waiter nobody asks for leaves the queue. [`AgentClient::wait_until_granted`] does all of it.
     ///
     /// What breaks on the way is asked again under the same key, so that it never takes two GPUs.
     pub async fn request(&self, body: &RequestBody) -> Result<Lease, ClientError> {

@@ -5,9 +5,9 @@ use gpupool_api::lease::Lease;
 use http::StatusCode;
 use reqwest::Response;
 
-use crate::call::Call;
+use super::call::Call;
 use crate::limits::{EVENT_BYTES, STREAM_SILENCE};
-use crate::{Client, ClientError};
+use crate::{AgentClient, ClientError};
 
 /// An open connection that keeps a lease alive. Dropping it, or the end of the process, releases the lease.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub enum HoldEnd {
     Disconnected,
 }
 
-impl Client {
+impl AgentClient {
     /// Keeps a lease alive by an open connection in place of renewals, over the network too.
     pub async fn hold(&self, lease: u64, token: u64) -> Result<Hold, ClientError> {
         let call = Call::get(format!("/v1/leases/{lease}/hold")).query("token", Some(token));
@@ -64,7 +64,7 @@ impl Hold {
 /// Leases, one a line; empty lines only say that the connection lives.
 #[derive(Debug)]
 struct Lines {
-    client: Client,
+    client: AgentClient,
     status: StatusCode,
     open: Response,
     buffer: BytesMut,

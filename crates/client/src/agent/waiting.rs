@@ -13,9 +13,9 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::backoff::Backoff;
-use crate::guard::release_patiently;
+use super::guard::release_patiently;
 use crate::limits::{AWAY, FOLLOW_WAIT};
-use crate::{Client, ClientError, IdempotencyKey, LeaseGuard};
+use crate::{AgentClient, ClientError, IdempotencyKey, LeaseGuard};
 
 /// How to wait.
 #[derive(Debug, Clone)]
@@ -67,7 +67,7 @@ impl fmt::Display for Progress {
     }
 }
 
-impl Client {
+impl AgentClient {
     /// Asks for GPUs, waits until they are granted, and keeps them by renewing the lease.
     ///
     /// How long to wait at most is the body's `wait_limit_secs`; where it passes, the error is [`ClientError::Ended`].
@@ -145,7 +145,7 @@ fn waiting(lease: &Lease) -> Progress {
 
 /// A request that is given back unless it is taken out.
 struct Wanted {
-    client: Client,
+    client: AgentClient,
     lease: Lease,
     runtime: Handle,
     made_by: u32,
@@ -153,7 +153,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn new(client: Client, lease: Lease) -> Self {
+    fn new(client: AgentClient, lease: Lease) -> Self {
         Self { client, lease, runtime: Handle::current(), made_by: std::process::id(), is_wanted: false }
     }
 

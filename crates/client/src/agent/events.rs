@@ -10,10 +10,10 @@ use reqwest::Response;
 use tokio::time::Instant;
 
 use crate::backoff::Backoff;
-use crate::call::Call;
+use super::call::Call;
 use crate::limits::{AWAY, STREAM_SILENCE};
-use crate::sse::{Frame, Parser};
-use crate::{Client, ClientError};
+use super::sse::{Frame, Parser};
+use crate::{AgentClient, ClientError};
 
 /// Which event: to go on after it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -35,13 +35,13 @@ impl fmt::Display for EventId {
 /// Events as they come. Has no task of its own: nothing is read before it is asked for.
 #[derive(Debug)]
 pub struct Events {
-    client: Client,
+    client: AgentClient,
     last: Option<EventId>,
     open: Option<Response>,
     parser: Parser,
 }
 
-impl Client {
+impl AgentClient {
     /// Follows what happens from now on, or on after an event. When this returns, the agent is listening: what is done after
     /// it will be told.
     pub async fn events(&self, after: Option<EventId>) -> Result<Events, ClientError> {

@@ -2,18 +2,19 @@
 
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use gpupool_api::problem::{MEDIA_TYPE, Problem};
 use http::header::{CONTENT_TYPE, HeaderMap, LOCATION, RETRY_AFTER};
 use http::{Method, StatusCode};
-use reqwest::{RequestBuilder, Response};
+use reqwest::Response;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use crate::backoff::Backoff;
-use crate::limits::{ANSWER_BYTES, EXCERPT_CHARS, RETRIES, RETRY_PATIENCE};
-use crate::{Client, ClientError};
+use crate::limits::{ANSWER_BYTES, EXCERPT_CHARS, RETRY_PATIENCE};
+use crate::transport::{Answer, Fault, Question};
+use crate::{AgentClient, ClientError};
 
 /// A question to the agent.
 pub(crate) struct Call {
@@ -21,7 +22,7 @@ pub(crate) struct Call {
     route: String,
     query: Vec<(&'static str, String)>,
     headers: HeaderMap,
-    body: Option<Vec<u8>>,
+    body: Option<Bytes>,
     /// How long the agent was asked to wait with the answer.
     wait: Duration,
     /// Whether asking twice is the same as asking once.
@@ -38,7 +39,7 @@ impl Call {
     pub fn post(route: impl Into<String>, body: &impl Serialize) -> Self {
         // The bodies are texts, numbers and maps with text keys, which always have a form in JSON.
         let body = serde_json::to_vec(body).unwrap_or_default();
-        Self { body: Some(body), ..Self::new(Method::POST, route) }
+        Self { body: Some(body.into()), ..Self::new(Method::POST, route) }
     }
 
     pub fn delete(route: impl Into<String>) -> Self {
@@ -90,17 +91,15 @@ impl Call {
 
 /// How one try went wrong.
 enum Failure {
-    /// The question cannot have arrived.
-    NotSent(reqwest::Error),
-    /// The question may have arrived; the answer did not.
-    Broken(reqwest::Error),
+    /// There is no answer.
+    NoAnswer(Fault),
     /// The agent cannot now and says when to come back.
     Later(Duration, ClientError),
     /// Asking again would not help.
     Final(ClientError),
 }
 
-impl Client {
+impl AgentClient {
     /// Asks, and reads the answer as JSON.
     pub(crate) async fn ask<T: DeserializeOwned>(&self, call: &Call) -> Result<T, ClientError> {
         let (status, body) = self.ask_bytes(call).await?;
@@ -123,8 +122,11 @@ impl Client {
 
     /// Asks once for an answer that does not end; only its beginning has to come in time.
     pub(crate) async fn open(&self, call: &Call) -> Result<Response, ClientError> {
+        let Some(http) = &self.inner.http else {
+            return Err(self.unreachable("what carries questions to it cannot carry streams"));
+        };
         let answer = self.inner.answer + call.wait;
-        let sent = tokio::time::timeout(answer, self.build(call).send()).await;
+        let sent = tokio::time::timeout(answer, http.build(self.question(call)).send()).await;
         let response = match sent {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => return Err(self.unreachable(error.without_url())),
@@ -134,8 +136,8 @@ impl Client {
             return Ok(response);
         }
         let (status, headers) = (response.status(), response.headers().clone());
-        let body = tokio::time::timeout(answer, self.read(response)).await;
-        let body = body.map_err(|_| self.timeout(answer))?.map_err(|failure| self.given_up(failure, answer))?;
+        let body = tokio::time::timeout(answer, response.bytes()).await.map_err(|_| self.timeout(answer))?;
+        let body = body.map_err(|error| self.unreachable(error.without_url()))?;
         Err(self.refusal(call, status, &headers, &body))
     }
 
@@ -149,14 +151,14 @@ impl Client {
                 Err(failure) => failure,
             };
             let pause = match &failure {
-                Failure::NotSent(error) if !error.is_timeout() => backoff.next(),
-                Failure::Broken(error) if call.is_repeatable && !error.is_timeout() => backoff.next(),
+                Failure::NoAnswer(Fault::NotSent(_)) => backoff.next(),
+                Failure::NoAnswer(Fault::Broken(_)) if call.is_repeatable => backoff.next(),
                 Failure::Later(after, _) => *after + backoff.next(),
-                _ => return Err(self.given_up(failure, self.inner.answer + call.wait)),
+                _ => return Err(self.given_up(failure, call)),
             };
             // What the agent was asked to wait does not use up the patience.
-            if tries >= RETRIES || started.elapsed() + pause > RETRY_PATIENCE + call.wait {
-                return Err(self.given_up(failure, self.inner.answer + call.wait));
+            if tries >= self.inner.retries || started.elapsed() + pause > RETRY_PATIENCE + call.wait {
+                return Err(self.given_up(failure, call));
             }
             tracing::debug!(endpoint = %self.inner.endpoint, route = call.route, ?pause, "trying again");
             tokio::time::sleep(pause).await;
@@ -165,13 +167,8 @@ impl Client {
     }
 
     async fn once(&self, call: &Call) -> Result<(StatusCode, Bytes), Failure> {
-        let request = self.build(call).timeout(self.inner.answer + call.wait);
-        let response = request
-            .send()
-            .await
-            .map_err(|error| if error.is_connect() { Failure::NotSent(error) } else { Failure::Broken(error) })?;
-        let (status, headers) = (response.status(), response.headers().clone());
-        let body = self.read(response).await?;
+        let asked = self.inner.transport.exchange(self.question(call)).await;
+        let Answer { status, headers, body } = asked.map_err(Failure::NoAnswer)?;
         let is_degraded_answer =
             call.may_be_degraded && status == StatusCode::SERVICE_UNAVAILABLE && !is_problem(&headers);
         if status.is_success() || is_degraded_answer {
@@ -184,27 +181,15 @@ impl Client {
         }
     }
 
-    fn build(&self, call: &Call) -> RequestBuilder {
-        let address = self.inner.endpoint.address(&call.route);
-        let request = self.inner.http.request(call.method.clone(), address).headers(call.headers.clone());
-        let request = if call.query.is_empty() { request } else { request.query(&call.query) };
-        match &call.body {
-            Some(body) => request.header(CONTENT_TYPE, "application/json").body(body.clone()),
-            None => request,
+    fn question(&self, call: &Call) -> Question {
+        Question {
+            method: call.method.clone(),
+            route: call.route.clone(),
+            query: call.query.clone(),
+            headers: call.headers.clone(),
+            body: call.body.clone(),
+            timeout: self.inner.answer + call.wait,
         }
-    }
-
-    async fn read(&self, mut response: Response) -> Result<Bytes, Failure> {
-        let status = response.status();
-        let mut body = BytesMut::new();
-        while let Some(chunk) = response.chunk().await.map_err(Failure::Broken)? {
-            if body.len() + chunk.len() > ANSWER_BYTES {
-                let what = format!("its answer is larger than {ANSWER_BYTES} bytes");
-                return Err(Failure::Final(self.not_ours(status, what)));
-            }
-            body.extend_from_slice(&chunk);
-        }
-        Ok(body.freeze())
     }
 
     /// What an answer other than success means.
@@ -227,10 +212,13 @@ impl Client {
         }
     }
 
-    fn given_up(&self, failure: Failure, after: Duration) -> ClientError {
+    fn given_up(&self, failure: Failure, call: &Call) -> ClientError {
         match failure {
-            Failure::Broken(error) if error.is_timeout() => self.timeout(after),
-            Failure::NotSent(error) | Failure::Broken(error) => self.unreachable(error.without_url()),
+            Failure::NoAnswer(Fault::Late) => self.timeout(self.inner.answer + call.wait),
+            Failure::NoAnswer(Fault::NotSent(error) | Fault::Broken(error)) => self.unreachable(error),
+            Failure::NoAnswer(Fault::TooLarge(status)) => {
+                self.not_ours(status, format!("its answer is larger than {ANSWER_BYTES} bytes"))
+            }
             Failure::Later(_, error) | Failure::Final(error) => error,
         }
     }
