@@ -12,6 +12,7 @@ pub mod problem;
 pub mod simulate;
 pub mod stats;
 pub mod tokens;
+pub mod view;
 
 pub use gpupool_core::body::{RequestBody, SelectBody};
 

@@ -82,6 +82,28 @@ impl Endpoint {
         matches!(self.0, Kind::Web { is_encrypted: true, .. })
     }
 
+    /// Its host, or the path of its socket.
+    pub(crate) fn host(&self) -> String {
+        self.url().map_or_else(|| self.path(), |url| bare_host(&url))
+    }
+
+    /// Its host and port with an underscore between, or the path of its socket.
+    pub(crate) fn host_and_port(&self) -> String {
+        let named = |url: Url| format!("{}_{}", bare_host(&url), url.port_or_known_default().unwrap_or_default());
+        self.url().map_or_else(|| self.path(), named)
+    }
+
+    fn url(&self) -> Option<Url> {
+        match &self.0 {
+            Kind::Web { base, .. } => base.parse().ok(),
+            Kind::Unix(_) => None,
+        }
+    }
+
+    fn path(&self) -> String {
+        self.socket().map(|path| path.display().to_string()).unwrap_or_default()
+    }
+
     /// The address of a route.
     pub(crate) fn address(&self, route: &str) -> String {
         match &self.0 {
@@ -143,6 +165,10 @@ impl fmt::Display for Endpoint {
             Kind::Unix(path) => write!(f, "{}", path.display()),
         }
     }
+}
+
+fn bare_host(url: &Url) -> String {
+    url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned()
 }
 
 fn is_loopback(host: &str) -> bool {

@@ -36,3 +36,22 @@ pub const KEY_BYTES: usize = gpupool_core::limits::NAME_BYTES;
 pub const SOCKET_PATH_BYTES: usize = 107;
 /// Shown of an answer that makes no sense.
 pub const EXCERPT_CHARS: usize = 200;
+
+/// Failures in a row after which an endpoint is left alone.
+pub const BREAKER_FAILURES: u32 = 3;
+/// How long it is left alone the first time.
+pub const BREAKER_FIRST: Duration = Duration::from_secs(10);
+/// By how much that grows each time.
+pub const BREAKER_GROWTH: f64 = 1.5;
+/// The longest it is left alone.
+pub const BREAKER_MOST: Duration = Duration::from_secs(120);
+/// Answers after which it is asked again.
+pub const BREAKER_SUCCESSES: u32 = 2;
+/// The part of its work an endpoint gets at once when it comes back.
+pub const RETURN_FIRST_SHARE: f64 = 0.1;
+/// How long it takes until it gets all of it.
+pub const RETURN_TIME: Duration = Duration::from_secs(30);
+/// Retries that can be made at once.
+pub const RETRY_BUDGET: f64 = 20.0;
+/// The part of a retry that each request earns.
+pub const RETRY_PER_REQUEST: f64 = 0.2;

@@ -122,7 +122,8 @@ async fn an_answer_without_end_is_given_up() {
 #[tokio::test]
 async fn a_server_that_never_answers_is_given_up() {
     let server = Server::start(|_, _| Reply::ThenSilence(String::new())).await;
-    let client = AgentClient::builder(server.endpoint.clone()).answer_timeout(Duration::from_millis(50)).build().unwrap();
+    let client =
+        AgentClient::builder(server.endpoint.clone()).answer_timeout(Duration::from_millis(50)).build().unwrap();
     let error = in_time("an error", client.pool()).await.unwrap_err();
     assert!(matches!(error, ClientError::Timeout { .. }), "{error}");
     assert_eq!(server.seen().len(), 1);

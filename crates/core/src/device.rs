@@ -160,7 +160,8 @@ impl DeviceFacts {
     }
 }
 
-fn model_matches(model: &str, wanted: &str) -> bool {
+/// Whether a name a person typed means this model: see [`DeviceFacts::is_model`].
+pub fn model_matches(model: &str, wanted: &str) -> bool {
     fn words(s: &str) -> impl Iterator<Item = &str> + Clone {
         s.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty())
     }

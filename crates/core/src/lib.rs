@@ -25,6 +25,7 @@ pub mod units;
 pub mod workload;
 
 pub use command::Command;
+pub use device::model_matches;
 pub use ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
 pub use outcome::{Answer, Denied, Effect, Outcome};
 pub use pool::{Drain, Pool, Settings};

@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use gpupool_api::problem::{self, MEDIA_TYPE};
+use gpupool_api::view;
 use gpupool_core::Denied;
 use gpupool_core::request::FieldError;
 
@@ -73,21 +74,16 @@ impl From<Refusal> for Problem {
 
 impl From<Denied> for Problem {
     fn from(denied: Denied) -> Self {
-        let detail = denied.to_string();
-        let unprocessable = |code| Self::new(StatusCode::UNPROCESSABLE_ENTITY, code, detail.clone());
-        let conflict = |code| Self::new(StatusCode::CONFLICT, code, detail.clone());
+        let (status, code) = view::denied_code(&denied);
+        let problem = Self::new(
+            StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+            code,
+            denied.to_string(),
+        );
         match denied {
             Denied::Invalid(error) => error.into(),
-            Denied::Policy { .. } => unprocessable("policy"),
-            Denied::Unsatisfiable(_) => unprocessable("unsatisfiable"),
-            Denied::NoCapacity => conflict("no_capacity"),
-            Denied::QueueFull { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, "queue_full", detail).again_in(5),
-            Denied::UnknownLease(_) => Self::not_found("unknown_lease", detail),
-            Denied::Stale { .. } => conflict("stale"),
-            Denied::Ended(_) => conflict("ended"),
-            Denied::NotGranted(_) => conflict("not_granted"),
-            Denied::UnknownDevice(_) => Self::not_found("unknown_device", detail),
-            Denied::UnknownNode(_) => Self::not_found("unknown_node", detail),
+            Denied::QueueFull { .. } => problem.again_in(5),
+            _ => problem,
         }
     }
 }

@@ -8,8 +8,8 @@ use gpupool_core::device::Health;
 use gpupool_core::{GpuId, Time};
 use gpupool_devices::{Found, Told};
 
-use crate::owner::{closed_name, health_words};
 use crate::stats::{Round, Seen};
+use gpupool_api::view::{closed_name, health_words};
 
 use super::page::Page;
 use super::pool::{PoolDevice, Stand};

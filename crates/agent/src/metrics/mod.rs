@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use axum::http::{Method, StatusCode};
+use gpupool_api::view::cause_name;
 use gpupool_core::lease::{EndCause, Turn};
 use gpupool_core::{Denied, Effect, Pool, Time};
 use gpupool_devices::SourceKind;
@@ -25,7 +26,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
 
-use crate::owner::{Refusal, StoreState, cause_name};
+use crate::owner::{Refusal, StoreState};
 use crate::sampler::Sample;
 use crate::stats::{Current, SourceState};
 

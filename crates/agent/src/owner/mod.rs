@@ -15,9 +15,9 @@ mod view;
 mod waiters;
 
 pub use message::{Owner, Refusal, Reply};
-pub use publish::{Watcher, cause_name};
+pub use publish::Watcher;
 pub use ties::Tie;
-pub use view::{closed_name, device_body, health_words, lease_body, vendor_name};
+pub use view::{device_body, lease_body};
 
 use std::collections::HashMap;
 use std::io;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpupool_api::events::Event;
-use gpupool_core::lease::{EndCause, LeaseState};
+use gpupool_api::view::{cause_words, closed_name};
+use gpupool_core::lease::LeaseState;
 use gpupool_core::{DeviceId, Effect, GpuId, LeaseId, Pool};
 
 use crate::clock;
@@ -107,7 +108,7 @@ impl OwnerThread {
                 gpu_ids = self.number(*device).map(|gpu| gpu.0).into_iter().collect();
                 match closed {
                     None => ("device_open", None),
-                    Some(why) => ("device_closed", Some(super::view::closed_name(*why).into())),
+                    Some(why) => ("device_closed", Some(closed_name(*why).into())),
                 }
             }
         };
@@ -134,35 +135,5 @@ fn lease_of(effect: &Effect) -> Option<LeaseId> {
         | Effect::Freed { lease }
         | Effect::Quarantined { lease, .. } => Some(*lease),
         Effect::DeviceOpen { .. } => None,
-    }
-}
-
-/// Why a lease ended, in a sentence.
-pub(super) fn cause_words(cause: &EndCause) -> String {
-    match cause {
-        EndCause::ByOwner => "released by its owner".into(),
-        EndCause::HolderGone => "its process or connection is gone".into(),
-        EndCause::TtlPassed => "it was not renewed in time".into(),
-        EndCause::MaxDurationPassed => "it was held as long as it may be".into(),
-        EndCause::WaitLimitPassed => "it waited as long as it wanted to".into(),
-        EndCause::Abandoned => "nobody asked for it any more while it waited".into(),
-        EndCause::OfferLapsed => "it was offered and not confirmed in time".into(),
-        EndCause::Revoked => "taken back by an administrator".into(),
-        EndCause::Fault(why) => why.to_string(),
-    }
-}
-
-/// Why a lease ended, by a name that never changes.
-pub fn cause_name(cause: &EndCause) -> &'static str {
-    match cause {
-        EndCause::ByOwner => "by_owner",
-        EndCause::HolderGone => "holder_gone",
-        EndCause::TtlPassed => "ttl_passed",
-        EndCause::MaxDurationPassed => "max_duration_passed",
-        EndCause::WaitLimitPassed => "wait_limit_passed",
-        EndCause::Abandoned => "abandoned",
-        EndCause::OfferLapsed => "offer_lapsed",
-        EndCause::Revoked => "revoked",
-        EndCause::Fault(_) => "fault",
     }
 }

@@ -9,10 +9,10 @@ use http::header::CONTENT_TYPE;
 use reqwest::Response;
 use tokio::time::Instant;
 
-use crate::backoff::Backoff;
 use super::call::Call;
-use crate::limits::{AWAY, STREAM_SILENCE};
 use super::sse::{Frame, Parser};
+use crate::backoff::Backoff;
+use crate::limits::{AWAY, STREAM_SILENCE};
 use crate::{AgentClient, ClientError};
 
 /// Which event: to go on after it.

@@ -12,8 +12,8 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::backoff::Backoff;
 use super::guard::release_patiently;
+use crate::backoff::Backoff;
 use crate::limits::{AWAY, FOLLOW_WAIT};
 use crate::{AgentClient, ClientError, IdempotencyKey, LeaseGuard};
 

@@ -1,0 +1,257 @@
+//! A pool's leases and devices in the words of the bodies, for everything that has a pool and speaks of it: the agent, and a
+//! client that keeps the books itself.
+
+use std::collections::BTreeMap;
+
+use gpupool_core::device::{Cordon, Health, Vendor};
+use gpupool_core::lease::{EndCause, Holder, Lease, LeaseState, Promise};
+use gpupool_core::outcome::Closed;
+use gpupool_core::pool::{DeviceView, Pool};
+use gpupool_core::{Amount, Denied, Request, Share, Time};
+
+use crate::job_environment as job;
+use crate::lease::{self, LeaseDevice, State};
+use crate::pool;
+
+/// A lease. `iso` writes times for people; `env` is what its job is to find beside what every job does. Whoever may act for
+/// its owner sees its token and environment.
+pub fn lease_body(
+    pool: &Pool,
+    lease: &Lease,
+    iso: impl Fn(Time) -> String,
+    env: impl FnOnce(&[DeviceView]) -> BTreeMap<String, Option<String>>,
+    is_owners: bool,
+) -> lease::Lease {
+    let is_granted = lease.state.is_granted();
+    let held: &[Promise] = if is_granted { &lease.promises } else { &[] };
+    let explanation = if lease.state == LeaseState::Queued { pool.explain(lease.id) } else { None };
+    let why_waiting = explanation.as_ref().map(|why| {
+        let reasons: Vec<String> = why.reasons.iter().map(ToString::to_string).collect();
+        reasons.join("; ")
+    });
+    lease::Lease {
+        id: lease.id.0,
+        state: lease.state.into(),
+        owner: lease.request.owner.to_string(),
+        worker_id: lease.request.worker_id.as_ref().map(ToString::to_string),
+        wish: (&*lease.request).into(),
+        devices: held.iter().filter_map(|promise| device_of(pool, promise)).collect(),
+        env: if is_granted && is_owners { environment(pool, lease, env) } else { BTreeMap::new() },
+        token: lease.token.filter(|_| is_owners).map(|token| token.0),
+        queue_position: explanation.as_ref().map(|why| why.position),
+        reason: why_waiting.or_else(|| lease.cause.as_ref().map(cause_words)),
+        cause: lease.cause.as_ref().map(|cause| cause_name(cause).into()),
+        created_at: iso(lease.created_at),
+        granted_at: lease.granted_at.map(&iso),
+        expires_at: lease.expires_at.map(&iso),
+        revoke_at: lease.revoke_at.map(&iso),
+        ended_at: lease.ended_at.map(&iso),
+        ttl_secs: lease.request.ttl.0 as f64 / 1000.0,
+        priority: lease.request.priority,
+        holder: lease.holder.as_ref().map(holder),
+        draining: lease.draining,
+        labels: lease.request.labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect(),
+    }
+}
+
+impl From<&Request> for lease::Wish {
+    fn from(request: &Request) -> Self {
+        let (fraction, memory) = match request.amount {
+            Amount::Whole | Amount::Shared => (None, None),
+            Amount::Share(share) => (Some(share), None),
+            Amount::Memory(memory) => (None, Some(memory)),
+            Amount::Both(share, memory) => (Some(share), Some(memory)),
+        };
+        Self {
+            gpus: request.gpus,
+            fraction: fraction.map(Share::as_fraction),
+            memory_mib: memory.map(|memory| memory.as_mib()),
+            sharing: request.amount == Amount::Shared,
+        }
+    }
+}
+
+impl From<LeaseState> for State {
+    fn from(state: LeaseState) -> Self {
+        match state {
+            LeaseState::Queued => Self::Queued,
+            LeaseState::Offered => Self::Offered,
+            LeaseState::Active => Self::Active,
+            LeaseState::Released => Self::Released,
+            LeaseState::Expired => Self::Expired,
+            LeaseState::Revoked => Self::Revoked,
+            LeaseState::Failed => Self::Failed,
+        }
+    }
+}
+
+fn holder(holder: &Holder) -> lease::Holder {
+    match holder {
+        Holder::Process { pid, .. } => lease::Holder::Process { pid: *pid },
+        Holder::Cgroup(path) => lease::Holder::Cgroup { path: path.to_string() },
+        Holder::Connection => lease::Holder::Connection,
+    }
+}
+
+fn device_of(pool: &Pool, promise: &Promise) -> Option<LeaseDevice> {
+    let view = pool.device(promise.device)?;
+    Some(LeaseDevice {
+        gpu_id: view.gpu_id.0,
+        uuid: view.facts.identity.to_string(),
+        vendor: vendor_name(view.facts.vendor).into(),
+        name: view.facts.model.to_string(),
+        fraction: promise.share.as_fraction(),
+        memory_mib: view.facts.memory.map(|_| promise.memory.as_mib()),
+    })
+}
+
+/// What to set before a job of this lease starts.
+fn environment(
+    pool: &Pool,
+    lease: &Lease,
+    vendors: impl FnOnce(&[DeviceView]) -> BTreeMap<String, Option<String>>,
+) -> BTreeMap<String, Option<String>> {
+    let views: Vec<DeviceView> = lease.promises.iter().filter_map(|promise| pool.device(promise.device)).collect();
+    let mut env = vendors(&views);
+    let numbers: Vec<String> = views.iter().map(|view| view.gpu_id.to_string()).collect();
+    let mut set = |name: &str, value: String| env.insert(name.to_owned(), Some(value));
+    set(job::LEASE, lease.id.to_string());
+    set(job::GPU_IDS, numbers.join(","));
+    if let Some(token) = lease.token {
+        set(job::FENCING_TOKEN, token.to_string());
+    }
+    if let (Some(promise), Some(view)) = (lease.promises.first(), views.first()) {
+        set(job::FRACTION, promise.share.as_fraction().to_string());
+        if view.facts.memory.is_some() {
+            set(job::MEMORY_MIB, promise.memory.as_mib().to_string());
+        }
+    }
+    env
+}
+
+/// A device with who holds it; what it reads is filled in from the statistics.
+pub fn device_body(pool: &Pool, view: &DeviceView, node: &str, iso: impl Fn(Time) -> String) -> pool::Device {
+    let (health, health_reason) = health_words(&view.health);
+    let leases = view.leases.iter().filter_map(|id| {
+        let lease = pool.lease(*id)?;
+        let promise = lease.promises.iter().find(|promise| promise.device == view.device)?;
+        Some(pool::DeviceLease {
+            id: id.0,
+            owner: lease.request.owner.to_string(),
+            worker_id: lease.request.worker_id.as_ref().map(ToString::to_string),
+            fraction: promise.share.as_fraction(),
+            memory_mib: view.facts.memory.map(|_| promise.memory.as_mib()),
+            draining: lease.draining,
+            granted_at: lease.granted_at.map(&iso),
+        })
+    });
+    pool::Device {
+        gpu_id: view.gpu_id.0,
+        node: node.into(),
+        uuid: view.facts.identity.to_string(),
+        vendor: vendor_name(view.facts.vendor).into(),
+        name: view.facts.model.to_string(),
+        memory_mib: view.facts.memory_capacity().map(|bytes| bytes.as_mib()),
+        memory_used_mib: None,
+        utilization_percent: None,
+        temperature_c: view.temperature_c.map(i32::from),
+        power_w: None,
+        health: health.into(),
+        health_reason,
+        cordoned: view.cordon == Cordon::Cordoned,
+        closed: view.closed.map(|why| closed_name(why).into()),
+        promised: view.promised.as_fraction(),
+        promised_memory_mib: view.promised_memory.as_mib(),
+        leases: leases.collect(),
+        foreign: view.foreign.map(|foreign| pool::Foreign {
+            memory_mib: foreign.memory.map(|bytes| bytes.as_mib()),
+            utilization_percent: foreign.utilization.map(|percent| percent.as_number()),
+            processes: foreign.processes,
+        }),
+        processes: Vec::new(),
+        processes_complete: false,
+        partition: view.facts.partition.as_ref().map(|partition| partition.profile.to_string()),
+        labels: view.facts.labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect(),
+        timestamp: view.read_at.map(&iso),
+        stale: false,
+    }
+}
+
+/// A vendor's name.
+pub fn vendor_name(vendor: Vendor) -> &'static str {
+    match vendor {
+        Vendor::Nvidia => "nvidia",
+        Vendor::Amd => "amd",
+        Vendor::Intel => "intel",
+        Vendor::Other => "other",
+    }
+}
+
+/// Health by name, and what is wrong.
+pub fn health_words(health: &Health) -> (&'static str, Option<String>) {
+    match health {
+        Health::Healthy => ("healthy", None),
+        Health::Unhealthy(why) => ("unhealthy", Some(why.to_string())),
+        Health::Lost => ("lost", Some("it is not there any more".into())),
+    }
+}
+
+/// Why a device takes no new work, by name.
+pub fn closed_name(closed: Closed) -> &'static str {
+    match closed {
+        Closed::NodeLost => "node_lost",
+        Closed::NotSeen => "not_seen",
+        Closed::Lost => "lost",
+        Closed::Unhealthy => "unhealthy",
+        Closed::Hot => "hot",
+        Closed::Cordoned => "cordoned",
+        Closed::Quarantined => "quarantined",
+    }
+}
+
+/// Why a lease ended, in a sentence.
+pub fn cause_words(cause: &EndCause) -> String {
+    match cause {
+        EndCause::ByOwner => "released by its owner".into(),
+        EndCause::HolderGone => "its process or connection is gone".into(),
+        EndCause::TtlPassed => "it was not renewed in time".into(),
+        EndCause::MaxDurationPassed => "it was held as long as it may be".into(),
+        EndCause::WaitLimitPassed => "it waited as long as it wanted to".into(),
+        EndCause::Abandoned => "nobody asked for it any more while it waited".into(),
+        EndCause::OfferLapsed => "it was offered and not confirmed in time".into(),
+        EndCause::Revoked => "taken back by an administrator".into(),
+        EndCause::Fault(why) => why.to_string(),
+    }
+}
+
+/// Why a lease ended, by a name that never changes.
+pub fn cause_name(cause: &EndCause) -> &'static str {
+    match cause {
+        EndCause::ByOwner => "by_owner",
+        EndCause::HolderGone => "holder_gone",
+        EndCause::TtlPassed => "ttl_passed",
+        EndCause::MaxDurationPassed => "max_duration_passed",
+        EndCause::WaitLimitPassed => "wait_limit_passed",
+        EndCause::Abandoned => "abandoned",
+        EndCause::OfferLapsed => "offer_lapsed",
+        EndCause::Revoked => "revoked",
+        EndCause::Fault(_) => "fault",
+    }
+}
+
+/// The HTTP status and the code that say why a command was denied.
+pub const fn denied_code(denied: &Denied) -> (u16, &'static str) {
+    match denied {
+        Denied::Invalid(_) => (422, "invalid"),
+        Denied::Policy { .. } => (422, "policy"),
+        Denied::Unsatisfiable(_) => (422, "unsatisfiable"),
+        Denied::NoCapacity => (409, "no_capacity"),
+        Denied::QueueFull { .. } => (503, "queue_full"),
+        Denied::UnknownLease(_) => (404, "unknown_lease"),
+        Denied::Stale { .. } => (409, "stale"),
+        Denied::Ended(_) => (409, "ended"),
+        Denied::NotGranted(_) => (409, "not_granted"),
+        Denied::UnknownDevice(_) => (404, "unknown_device"),
+        Denied::UnknownNode(_) => (404, "unknown_node"),
+    }
+}

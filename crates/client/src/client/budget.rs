@@ -1,0 +1,45 @@
+//! How much trying again a client allows itself: a part of what it asks anyway, so that servers in trouble are not asked
+//! more than servers that are well.
+
+use crate::limits::{RETRY_BUDGET, RETRY_PER_REQUEST};
+
+/// What is left for trying again.
+#[derive(Debug)]
+pub(super) struct RetryBudget {
+    left: f64,
+}
+
+impl RetryBudget {
+    pub fn new() -> Self {
+        Self { left: RETRY_BUDGET }
+    }
+
+    /// Something new was asked: a part of a retry is earned.
+    pub fn earn(&mut self) {
+        self.left = (self.left + RETRY_PER_REQUEST).min(RETRY_BUDGET);
+    }
+
+    /// Whether trying again once more is allowed; if so, it is taken.
+    pub fn spend(&mut self) -> bool {
+        let is_enough = self.left >= 1.0;
+        if is_enough {
+            self.left -= 1.0;
+        }
+        is_enough
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_end_when_they_outgrow_what_is_asked() {
+        let mut budget = RetryBudget::new();
+        let at_once = (0..1_000).filter(|_| budget.spend()).count();
+        assert_eq!(at_once, RETRY_BUDGET as usize);
+        (0..100).for_each(|_| budget.earn());
+        let earned = (0..1_000).filter(|_| budget.spend()).count();
+        assert_eq!(earned, (100.0 * RETRY_PER_REQUEST) as usize);
+    }
+}
