@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use gpupool_core::Millis;
+
 /// Wishes and facts that may wait for the owner thread; more are refused with "busy".
 pub const MESSAGES: usize = 16_384;
 /// Messages that share one commit.
@@ -11,7 +13,12 @@ pub const EVENTS_KEPT: usize = 10_000;
 /// Events handed to a stream at once.
 pub const EVENTS_AT_ONCE: usize = 256;
 /// How often waiters somebody asks for are kept in the queue.
-pub const FOLLOW_EVERY: Duration = Duration::from_secs(5);
+pub const FOLLOW_EVERY: Millis = Millis::from_secs(5);
+/// Leases one call may follow.
+pub const FOLLOWED_BY_CALL: usize = 4_096;
+/// Leases all calls together may follow, one that several follow counted for each; what follows a single one is not held
+/// to it.
+pub const FOLLOWED: usize = 1_048_576;
 /// How often a store that failed is tried again.
 pub const STORE_RETRY: Duration = Duration::from_secs(1);
 /// Longest time one answer may wait for a lease.

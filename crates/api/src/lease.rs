@@ -155,6 +155,29 @@ pub struct LeaseList {
     pub next: Option<u64>,
 }
 
+/// The body of `POST /v1/leases/follow`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct FollowBody {
+    /// Which leases: 1 to 4096, each once.
+    #[cfg_attr(feature = "schema", schema(min_items = 1, max_items = 4096))]
+    pub leases: Vec<u64>,
+    /// How long the answer may take, 0 to 300; at once unless said.
+    #[serde(default)]
+    pub wait_secs: f64,
+}
+
+/// The answer to it; both lists are empty where all of them still wait.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Followed {
+    /// Those that do not wait (any more), in the order they were asked for.
+    pub changed: Vec<Lease>,
+    /// Those that are not known, or not the caller's to follow.
+    pub unknown: Vec<u64>,
+}
+
 /// The body of renew and confirm.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

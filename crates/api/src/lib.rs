@@ -28,6 +28,8 @@ pub mod job_environment {
     pub const LEASE: &str = "GPUPOOL_LEASE";
     /// The fencing token of its lease: grows with every grant on a node, so what it writes can be fenced by it.
     pub const FENCING_TOKEN: &str = "GPUPOOL_FENCING_TOKEN";
+    /// Where its agent answers; set where one of several was chosen.
+    pub const LEASE_ENDPOINT: &str = "GPUPOOL_LEASE_ENDPOINT";
     /// The numbers of its devices, comma between.
     pub const GPU_IDS: &str = "GPUPOOL_GPU_IDS";
     /// How much of each device it was given, 0.001..=1.

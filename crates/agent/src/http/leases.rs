@@ -1,7 +1,6 @@
-//! Asking for GPUs, following, renewing and giving back.
+//! Asking for GPUs, renewing and giving back.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -15,11 +14,12 @@ use serde::Deserialize;
 
 use crate::groups::Confined;
 use crate::identity::Caller;
-use crate::limits::{LEASES_AT_ONCE, WAIT_SECS};
+use crate::limits::LEASES_AT_ONCE;
 use crate::net::{Peer, PeerProcess};
 use crate::owner::{Refusal, Reply, lease_body};
 
 use super::caller::{Changes, Looks};
+use super::following::{wait_for, wait_of};
 use super::problem::Problem;
 use super::read::{Json, LeaseInPath, Query};
 use super::{App, Shared};
@@ -46,7 +46,7 @@ pub(super) async fn create(
     headers: HeaderMap,
     Json(mut body): Json<RequestBody>,
 ) -> Result<Response, Problem> {
-    let wait = wait_of(body.wait_secs)?;
+    let wait = wait_of(body.wait_secs.unwrap_or(0.0))?;
     names_are_printable(&body)?;
     body.owner = Some(caller.account(body.owner.as_ref())?);
     body.ttl_secs = Some(body.ttl_secs.unwrap_or(app.config.leases.default_ttl_secs.as_secs_f64()));
@@ -163,39 +163,6 @@ impl Wanted {
             Self::Only(wanted) => *wanted == state,
         }
     }
-}
-
-/// Follow a lease
-///
-/// Waits up to `wait_secs` for a queued lease to be granted. Asking is also how a waiter stays in the queue.
-#[utoipa::path(
-    get, path = "/v1/leases/{id}", tag = "leases",
-    params(
-        ("id" = u64, Path, description = "The lease"),
-        ("wait_secs" = Option<f64>, Query, description = "How long the answer may take, 0..=300"),
-    ),
-    responses(
-        (status = 200, description = "The lease", body = Lease),
-        (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
-    )
-)]
-pub(super) async fn follow(
-    State(app): State<Shared>,
-    Looks(caller): Looks,
-    LeaseInPath(lease): LeaseInPath,
-    Query(query): Query<WaitQuery>,
-) -> Result<axum::Json<Lease>, Problem> {
-    let wait = wait_of(query.wait_secs)?;
-    let found = look_at(&app, &caller, lease).await?;
-    if !caller.may_act_for(&found.owner) {
-        return Ok(axum::Json(found));
-    }
-    wait_for(&app, caller, lease, wait).await.map(axum::Json)
-}
-
-#[derive(Deserialize)]
-pub(super) struct WaitQuery {
-    wait_secs: Option<f64>,
 }
 
 /// Renew a lease
@@ -345,29 +312,6 @@ pub(super) async fn look_at(app: &App, caller: &Caller, lease: LeaseId) -> Resul
     let found =
         app.owner.look(move |owner| owner.pool().lease(lease).map(|known| lease_body(owner, known, Some(&caller))));
     found.await?.ok_or_else(|| gpupool_core::Denied::UnknownLease(lease).into())
-}
-
-/// Follows a lease for so long, or until it waits no longer, or until the agent stops.
-async fn wait_for(app: &App, caller: Caller, lease: LeaseId, wait: Duration) -> Result<Lease, Problem> {
-    let now = ask(app, caller.clone(), Command::Follow { lease }).await?;
-    if now.state != LeaseState::Queued || wait.is_zero() {
-        return Ok(now);
-    }
-    tokio::select! {
-        waited = app.owner.wait(lease) => waited?,
-        () = tokio::time::sleep(wait) => {}
-        () = app.shutdown.begun() => {}
-    }
-    ask(app, caller, Command::Follow { lease }).await
-}
-
-fn wait_of(secs: Option<f64>) -> Result<Duration, Problem> {
-    let secs = secs.unwrap_or(0.0);
-    if (0.0..=WAIT_SECS).contains(&secs) {
-        Ok(Duration::from_secs_f64(secs))
-    } else {
-        Err(Problem::field("wait_secs", secs, format!("0..={WAIT_SECS}")))
-    }
 }
 
 /// Names are shown on terminals and in logs, where control characters would do something.

@@ -9,6 +9,7 @@ mod browser;
 mod caller;
 mod docs;
 mod events;
+mod following;
 mod history;
 mod hold;
 mod leases;
@@ -96,7 +97,8 @@ pub fn router(mut app: App) -> Result<Router, AgentError> {
         .routes(routes!(stats::health))
         .routes(routes!(stats::config))
         .routes(routes!(leases::list, leases::create))
-        .routes(routes!(leases::follow, leases::release))
+        .routes(routes!(following::follow, leases::release))
+        .routes(routes!(following::follow_all))
         .routes(routes!(leases::renew))
         .routes(routes!(leases::confirm))
         .routes(routes!(leases::attach))

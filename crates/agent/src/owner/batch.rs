@@ -5,6 +5,7 @@ use std::sync::Arc;
 use gpupool_core::lease::EndCause;
 use gpupool_core::request::FieldError;
 use gpupool_core::{Answer, Command, Effect, LeaseId, Outcome, Request};
+use gpupool_store::Clock;
 use tokio::sync::oneshot;
 
 use crate::clock;
@@ -32,17 +33,24 @@ struct Applied {
 impl OwnerThread {
     pub(super) fn process(&mut self, batch: Vec<Message>) {
         self.mend_store();
-        self.at = clock::both();
+        self.process_at(clock::both(), batch);
+    }
+
+    pub(super) fn process_at(&mut self, at: Clock, batch: Vec<Message>) {
+        self.at = at;
         let mut outcome = Outcome::default();
         let mut applied = Vec::with_capacity(batch.len());
-        let (mut looks, mut works, mut waits, mut ends) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut looks, mut works, mut calls, mut ends) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         self.catch_up(&mut outcome, &mut applied);
         for message in batch {
             match message {
                 Message::Asked(asked) => applied.push(self.asked(asked, &mut outcome)),
                 Message::Fact(fact) => applied.extend(self.fact(fact, &mut outcome)),
                 Message::Sample(sample) => self.sampled(sample, &mut outcome),
-                Message::Wait(lease, waiter) => waits.push((lease, waiter)),
+                Message::Follow(call) => {
+                    self.keep_followed(&call, &mut outcome);
+                    calls.push(call);
+                }
                 Message::WaitForEnd(lease, waiter) => ends.push((lease, waiter)),
                 Message::Look(look) => looks.push(look),
                 Message::Work(work) => works.push(work),
@@ -57,9 +65,7 @@ impl OwnerThread {
         for applied in applied {
             self.answer(applied);
         }
-        for (lease, waiter) in waits {
-            self.waiters.wait(lease, waiter);
-        }
+        self.tell_followers(calls);
         for (lease, waiter) in ends {
             self.waiters.wait_for_end(lease, waiter, &self.pool);
         }
@@ -261,22 +267,13 @@ impl OwnerThread {
         let gone = || Refusal::Denied(gpupool_core::Denied::UnknownLease(lease));
         body.map(|body| Reply::Lease(Box::new(body))).ok_or_else(gone)
     }
-
-    /// Keeps those in the queue whom somebody waits for right now.
-    fn follow_awaited(&mut self, outcome: &mut Outcome) {
-        if !self.waiters.any() || self.followed.elapsed() < crate::limits::FOLLOW_EVERY {
-            return;
-        }
-        self.followed = std::time::Instant::now();
-        for lease in self.waiters.awaited() {
-            self.apply(Command::Follow { lease }, outcome).ok();
-        }
-    }
 }
 
 /// A key makes a retried request the same request; for another one it is a mistake that must not go unnoticed.
 fn same_request(key: &str, request: &Request, before: &Request) -> Result<(), Refusal> {
-    if request == before {
+    // How it waits is not what it asks for: whoever gives up asks once more without waiting, to take it back.
+    let Request { queue, hedged, wait_limit, .. } = *before;
+    if *before == (Request { queue, hedged, wait_limit, ..request.clone() }) {
         return Ok(());
     }
     let allowed = "a key that no other request was made with";

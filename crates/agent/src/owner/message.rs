@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 
-use gpupool_api::lease;
+use gpupool_api::lease::{self, Followed};
 use gpupool_core::lease::Holder;
 use gpupool_core::{Command, Denied, LeaseId, Millis};
 use gpupool_store::Store;
@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use crate::identity::Caller;
 use crate::sampler::Sample;
 
+use super::calls::{Call, Patience};
 use super::{OwnerThread, Tie};
 
 /// Why nothing came of a wish.
@@ -76,8 +77,8 @@ type Change = Box<dyn FnOnce(&mut Tie) + Send>;
 pub(super) enum Message {
     /// Somebody wants something.
     Asked(Asked),
-    /// Tell when this lease waits no longer.
-    Wait(LeaseId, oneshot::Sender<()>),
+    /// Somebody asks for leases that wait.
+    Follow(Call),
     /// Tell when this lease is over.
     WaitForEnd(LeaseId, oneshot::Sender<()>),
     /// The agent itself says that something happened.
@@ -110,11 +111,21 @@ impl Owner {
         answer.await.unwrap_or(Err(Refusal::Stopping))
     }
 
-    /// Comes back when the lease waits no longer (or never did). Dropping it stops the waiting, not the lease.
-    pub async fn wait(&self, lease: LeaseId) -> Result<(), Refusal> {
+    /// Asks for leases, which keeps them in the queue, and comes back as soon as one of them waits no longer or is not the
+    /// caller's to follow. Dropping it stops the asking, not the leases.
+    pub async fn follow(&self, caller: Caller, leases: Arc<[LeaseId]>) -> Result<Followed, Refusal> {
+        self.call(caller, leases, Patience::UntilChanged).await
+    }
+
+    /// As [`Owner::follow`], but comes back at once.
+    pub async fn follow_now(&self, caller: Caller, leases: Arc<[LeaseId]>) -> Result<Followed, Refusal> {
+        self.call(caller, leases, Patience::None).await
+    }
+
+    async fn call(&self, caller: Caller, leases: Arc<[LeaseId]>, patience: Patience) -> Result<Followed, Refusal> {
         let (reply, answer) = oneshot::channel();
-        self.send(Message::Wait(lease, reply))?;
-        answer.await.map_err(|_| Refusal::Stopping)
+        self.send(Message::Follow(Call { caller, leases, patience, reply }))?;
+        answer.await.unwrap_or(Err(Refusal::Stopping))
     }
 
     /// Comes back when the lease is over.

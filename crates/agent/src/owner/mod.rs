@@ -6,6 +6,8 @@
 //! or when every handle is gone.
 
 mod batch;
+mod calls;
+mod follow;
 mod keep;
 mod message;
 mod publish;
@@ -28,11 +30,11 @@ use std::time::{Duration, Instant};
 
 use gpupool_core::device::{DeviceIdentity, NodeFacts};
 use gpupool_core::policy::Policies;
-use gpupool_core::{DeviceId, GpuId, LeaseId, NodeId, Pool, Settings};
+use gpupool_core::{DeviceId, GpuId, LeaseId, NodeId, Pool, Settings, Time};
 use gpupool_store::{Clock, Store};
 
 use crate::clock;
-use crate::limits::{BATCH, FOLLOW_EVERY, MESSAGES, STORE_RETRY};
+use crate::limits::{BATCH, MESSAGES, STORE_RETRY};
 use crate::sampler::Sample;
 
 use message::{Fact, Message};
@@ -93,7 +95,8 @@ pub struct OwnerThread {
     waiters_per_owner: usize,
     real_processes: bool,
     watcher: Box<dyn Watcher>,
-    followed: Instant,
+    /// When those whom somebody waits for were last kept in the queue.
+    followed: Time,
     retried: Instant,
     /// The instant on both clocks at which the last batch was applied.
     at: Clock,
@@ -102,35 +105,7 @@ pub struct OwnerThread {
 /// Starts the thread on the rows of a store, and says which rows made no sense.
 pub fn start(spec: OwnerSpec) -> io::Result<(Owner, JoinHandle<()>, Vec<String>)> {
     let (messages, inbox) = sync_channel(MESSAGES);
-    let mut complaints = spec.opened.complaints;
-    let at = clock::both();
-    let (pool, bad) = Pool::restore(spec.settings, spec.policies.clone(), at.pool, spec.opened.rows);
-    complaints.extend(bad.iter().map(ToString::to_string));
-    let now = Instant::now();
-    let mut owner = OwnerThread {
-        pool,
-        store: spec.opened.store,
-        store_state: StoreState::Fine,
-        settings: spec.settings,
-        policies: spec.policies,
-        node: spec.node,
-        node_id: None,
-        devices: HashMap::new(),
-        sample: None,
-        sample_is_due: false,
-        postponed: Vec::new(),
-        unwanted: Vec::new(),
-        waiters: Waiters::default(),
-        ties: Ties::default(),
-        held: HashMap::new(),
-        waiters_per_owner: spec.waiters_per_owner,
-        real_processes: spec.real_processes,
-        watcher: spec.watcher,
-        followed: now,
-        retried: now,
-        at,
-    };
-    owner.take_stock();
+    let (mut owner, complaints) = OwnerThread::new(spec, clock::both());
     let thread = thread::Builder::new().name("owner".into()).spawn(move || owner.run(&inbox))?;
     Ok((Owner { messages }, thread, complaints))
 }
@@ -146,6 +121,38 @@ impl Owner {
 }
 
 impl OwnerThread {
+    /// On the rows of a store, at an instant; and which rows made no sense.
+    fn new(spec: OwnerSpec, at: Clock) -> (Self, Vec<String>) {
+        let mut complaints = spec.opened.complaints;
+        let (pool, bad) = Pool::restore(spec.settings, spec.policies.clone(), at.pool, spec.opened.rows);
+        complaints.extend(bad.iter().map(ToString::to_string));
+        let mut owner = Self {
+            pool,
+            store: spec.opened.store,
+            store_state: StoreState::Fine,
+            settings: spec.settings,
+            policies: spec.policies,
+            node: spec.node,
+            node_id: None,
+            devices: HashMap::new(),
+            sample: None,
+            sample_is_due: false,
+            postponed: Vec::new(),
+            unwanted: Vec::new(),
+            waiters: Waiters::default(),
+            ties: Ties::default(),
+            held: HashMap::new(),
+            waiters_per_owner: spec.waiters_per_owner,
+            real_processes: spec.real_processes,
+            watcher: spec.watcher,
+            followed: at.pool,
+            retried: Instant::now(),
+            at,
+        };
+        owner.take_stock();
+        (owner, complaints)
+    }
+
     fn run(&mut self, inbox: &Receiver<Message>) {
         loop {
             let first = match inbox.recv_timeout(self.patience()) {
@@ -172,8 +179,8 @@ impl OwnerThread {
         if let Some(due) = self.pool.next_deadline().filter(|_| !self.is_broken()) {
             patience = patience.min(Duration::from_millis(due.since(clock::now()).0));
         }
-        if self.waiters.any() {
-            patience = patience.min(FOLLOW_EVERY.saturating_sub(self.followed.elapsed()));
+        if !self.waiters.calls.is_empty() && !self.is_broken() {
+            patience = patience.min(Duration::from_millis(self.follow_due().since(clock::now()).0));
         }
         if self.store_state != StoreState::Fine {
             patience = patience.min(STORE_RETRY.saturating_sub(self.retried.elapsed()));

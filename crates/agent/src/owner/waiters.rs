@@ -8,9 +8,12 @@ use gpupool_core::lease::LeaseState;
 use gpupool_core::{Effect, Pool};
 use tokio::sync::oneshot;
 
+use super::calls::Calls;
+
 #[derive(Default)]
 pub(super) struct Waiters {
-    by_lease: HashMap<LeaseId, Vec<oneshot::Sender<()>>>,
+    /// Those who wait for leases to leave the queue.
+    pub calls: Calls,
     /// Those who wait for the end of a lease.
     ends: HashMap<LeaseId, Vec<oneshot::Sender<()>>>,
     queued: HashMap<LeaseId, Arc<str>>,
@@ -25,9 +28,10 @@ impl Waiters {
         for lease in pool.leases().filter(|lease| lease.state == LeaseState::Queued) {
             self.enter(lease.id, lease.request.owner.clone());
         }
-        let gone: Vec<LeaseId> = self.by_lease.keys().copied().filter(|id| !self.queued.contains_key(id)).collect();
-        for lease in gone {
-            wake(self.by_lease.remove(&lease));
+        for lease in self.calls.leases() {
+            if !self.queued.contains_key(&lease) {
+                self.calls.wake(lease);
+            }
         }
         let ended: Vec<LeaseId> = self.ends.keys().copied().filter(|id| has_ended(pool, *id)).collect();
         for lease in ended {
@@ -38,15 +42,6 @@ impl Waiters {
     /// How many requests of an owner are queued.
     pub fn of_owner(&self, owner: &str) -> usize {
         self.by_owner.get(owner).copied().unwrap_or(0)
-    }
-
-    /// Somebody waits; told at once where there is nothing to wait for.
-    pub fn wait(&mut self, lease: LeaseId, waiter: oneshot::Sender<()>) {
-        if self.queued.contains_key(&lease) {
-            self.by_lease.entry(lease).or_default().push(waiter);
-        } else {
-            let _gone = waiter.send(());
-        }
     }
 
     /// Somebody waits for the end of a lease; told at once where it is over.
@@ -70,27 +65,13 @@ impl Waiters {
             }
             Effect::Granted { lease, .. } | Effect::Offered { lease, .. } | Effect::Ended { lease, .. } => {
                 self.leave(*lease);
-                wake(self.by_lease.remove(lease));
+                self.calls.wake(*lease);
                 if matches!(effect, Effect::Ended { .. }) {
                     wake(self.ends.remove(lease));
                 }
             }
             _ => {}
         }
-    }
-
-    /// Leases somebody waits for, without those whose waiters went away.
-    pub fn awaited(&mut self) -> Vec<LeaseId> {
-        self.by_lease.retain(|_, waiters| {
-            waiters.retain(|waiter| !waiter.is_closed());
-            !waiters.is_empty()
-        });
-        self.by_lease.keys().copied().collect()
-    }
-
-    /// Whether anybody waits.
-    pub fn any(&self) -> bool {
-        !self.by_lease.is_empty()
     }
 
     fn enter(&mut self, lease: LeaseId, owner: Arc<str>) {

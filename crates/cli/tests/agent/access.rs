@@ -8,7 +8,7 @@ use gpupool_testkit::{Agent, AgentBuilder};
 use serde_json::json;
 
 use crate::common::http::{Answer, Place};
-use crate::common::machine::{ALICE, BOB, as_user, is_root, network_address};
+use crate::common::machine::{ALICE, BOB, as_user, is_root, network_address, open_folder};
 use crate::common::{agent, eventually, skipped};
 
 /// Which answers somebody gets to everything one can want, in this order.
@@ -48,14 +48,6 @@ fn assert_may(who: &str, place: &Place, headers: &[(&str, &str)], foreign: u64, 
     let table: Vec<_> =
         WISHES.iter().zip(&got).zip(wanted).map(|((wish, got), wanted)| (*wish, *got, *wanted)).collect();
     assert_eq!(got, wanted, "{who} (wish, answered, expected): {table:?}");
-}
-
-/// A state directory that other users can reach.
-fn open_folder() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(folder.path(), mode).unwrap();
-    folder
 }
 
 /// A lease of the administrator's, for others to try their hands on.

@@ -11,5 +11,6 @@ mod common;
 mod contract;
 mod durability;
 mod events;
+mod following;
 mod schema;
 mod waiting;

@@ -39,6 +39,8 @@ async fn a_retried_request_never_takes_two() {
     let another = RequestBody { gpus: Some(2), ..whole() };
     let refused = client.request_as(&another, &key).await.unwrap_err();
     assert!(refused.code() == Some("invalid") && refused.to_string().contains("Idempotency-Key"), "{refused}");
+    let waits_otherwise = RequestBody { queue: Some(true), hedged: true, wait_limit_secs: Some(9.0), ..whole() };
+    assert_eq!(client.request_as(&waits_otherwise, &key).await.unwrap().id, first.id, "it asks for the same");
     assert_eq!(client.leases(&LeaseQuery::default()).await.unwrap().leases.len(), 2);
     client.release(first.id).await.unwrap();
     let again = client.request_as(&whole(), &key).await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpupool_api::lease::{AttachBody, Attached, Lease, LeaseList, TokenBody};
+use gpupool_api::lease::{AttachBody, Attached, FollowBody, Followed, Lease, LeaseList, TokenBody};
 use gpupool_api::{IDEMPOTENCY_KEY, RequestBody};
 
 use super::call::Call;
@@ -53,6 +53,14 @@ impl AgentClient {
         let wait = wait.min(FOLLOW_WAIT_MOST);
         let secs = Some(wait.as_secs_f64()).filter(|secs| *secs > 0.0);
         self.ask(&Call::get(format!("/v1/leases/{lease}")).query("wait_secs", secs).waits(wait)).await
+    }
+
+    /// Follows many leases (1 to 4096, each once) by one call, which keeps all of them in the queue: comes back as soon as
+    /// any of them does not wait, with all that do not, but after `wait` at the latest. Ask again for those that still do.
+    pub async fn follow_all(&self, leases: &[u64], wait: Duration) -> Result<Followed, ClientError> {
+        let wait = wait.min(FOLLOW_WAIT_MOST);
+        let body = FollowBody { leases: leases.to_vec(), wait_secs: wait.as_secs_f64() };
+        self.ask(&Call::post("/v1/leases/follow", &body).waits(wait)).await
     }
 
     /// Keeps a lease for another ttl.

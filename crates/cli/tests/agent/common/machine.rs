@@ -80,6 +80,14 @@ impl Drop for Unwritable {
     }
 }
 
+/// A state directory that other users can reach.
+pub fn open_folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), mode).unwrap();
+    folder
+}
+
 /// Does something as another user, in a thread of its own. Only for root.
 pub fn as_user<T: Send + 'static>(uid: u32, work: impl FnOnce() -> T + Send + 'static) -> T {
     use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_groups, set_thread_uid};
