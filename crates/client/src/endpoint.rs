@@ -180,7 +180,7 @@ fn is_loopback(host: &str) -> bool {
 }
 
 /// What a comma list names: without blanks, duplicates and slashes at the end.
-fn listed(list: &str) -> Vec<&str> {
+pub(crate) fn listed(list: &str) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for name in list.split(',').map(|name| name.trim().trim_end_matches('/')) {
         if !name.is_empty() && !names.contains(&name) {

@@ -32,6 +32,9 @@ pub enum ClientError {
         /// What is allowed.
         allowed: String,
     },
+    /// The environment or the configuration file cannot be used: change what is named.
+    #[error("{0}")]
+    Configuration(String),
     /// Nobody answers, or the connection broke: try again later, or start an agent.
     #[error("{endpoint} does not answer ({}); {}", chain(source.as_ref()), hint(endpoint, source.as_ref()))]
     Unreachable {
@@ -64,6 +67,52 @@ pub enum ClientError {
     /// The request left the queue without being granted, or the lease is over.
     #[error("lease {} {}{}", .0.id, .0.state.name(), reason(.0))]
     Ended(Box<Lease>),
+    /// The client was started twice.
+    #[error("Client is already started")]
+    AlreadyStarted,
+    /// The client was not started, or was stopped: start it.
+    #[error("Client must be started before {doing}")]
+    NotStarted {
+        /// What was to be done.
+        doing: &'static str,
+    },
+    /// No GPU came free in the time the request had: wait longer, or ask for less.
+    #[error("Worker {worker_id} request timed out after {} seconds", after.as_secs_f64())]
+    WaitedTooLong {
+        /// Who asked.
+        worker_id: String,
+        /// How long it waited.
+        after: Duration,
+    },
+    /// What was assigned is not held any more: stop using it, and ask anew.
+    #[error("the assignment of worker {worker_id} is stale: {lost}")]
+    Stale {
+        /// Who held it.
+        worker_id: String,
+        /// Why it is lost.
+        #[source]
+        lost: Lost,
+    },
+    /// The endpoint failed too often and is left alone for a while: wait, mend it, or trigger its recovery.
+    #[error("endpoint {endpoint_id} failed and is left alone for another {} s", again_in.as_secs())]
+    BreakerOpen {
+        /// Which.
+        endpoint_id: String,
+        /// When it will be looked at again.
+        again_in: Duration,
+    },
+    /// No endpoint can be asked now: wait, or start one.
+    #[error("none of the {} endpoints can be asked: {}", causes.len(), all_of(causes))]
+    AllEndpointsUnavailable {
+        /// Each endpoint, and what is wrong with it.
+        causes: Vec<(String, String)>,
+    },
+    /// What is asked about was never granted by this client.
+    #[error("{what} was never granted by this client")]
+    NeverGranted {
+        /// What was given.
+        what: String,
+    },
 }
 
 impl ClientError {
@@ -78,9 +127,21 @@ impl ClientError {
     /// Whether the same call may work later without anybody changing anything.
     pub fn is_passing(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Timeout { .. } => true,
-            Self::Problem(problem) => matches!(problem.status, 429 | 502 | 503 | 504),
-            Self::InvalidEndpoint { .. } | Self::Setting { .. } | Self::NotOurs { .. } | Self::Ended(_) => false,
+            Self::Unreachable { .. }
+            | Self::Timeout { .. }
+            | Self::BreakerOpen { .. }
+            | Self::AllEndpointsUnavailable { .. }
+            | Self::WaitedTooLong { .. } => true,
+            Self::Problem(problem) => matches!(problem.status, 429 | 500..),
+            Self::NotOurs { status, .. } => *status >= 500,
+            Self::InvalidEndpoint { .. }
+            | Self::Setting { .. }
+            | Self::Configuration(_)
+            | Self::Ended(_)
+            | Self::AlreadyStarted
+            | Self::NotStarted { .. }
+            | Self::Stale { .. }
+            | Self::NeverGranted { .. } => false,
         }
     }
 }
@@ -117,6 +178,11 @@ pub enum Lost {
         /// What went wrong last.
         error: String,
     },
+}
+
+fn all_of(causes: &[(String, String)]) -> String {
+    let each: Vec<String> = causes.iter().map(|(id, cause)| format!("{id}: {cause}")).collect();
+    each.join("; ")
 }
 
 fn reason(lease: &Lease) -> String {

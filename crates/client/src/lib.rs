@@ -1,19 +1,25 @@
-//! Asking an agent for GPUs and keeping what it granted.
+//! Asking for GPUs and keeping what was granted, from one server or from many as one pool.
 //!
-//! [`AgentClient`] speaks to one [`Endpoint`] and has a typed call for every route. [`AgentClient::wait_until_granted`] asks, waits its
-//! turn and hands out a [`LeaseGuard`], which renews the lease until it is released, dropped or lost. [`AgentClient::events`]
-//! follows what happens, [`AgentClient::hold`] makes an open connection the lease.
+//! [`Client`] chooses among endpoints, waits at all of them where none has room, and hands out a [`Lease`], which renews
+//! itself until it is released, dropped or lost. [`AgentClient`] speaks to one [`Endpoint`] and has a typed call for every
+//! route: [`AgentClient::wait_until_granted`] asks and waits there, [`AgentClient::events`] follows what happens,
+//! [`AgentClient::hold`] makes an open connection the lease.
 //!
 //! ```no_run
+//! # async fn train() {}
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use gpupool_client::{AgentClient, Progress, WaitOptions};
+//! use gpupool_client::{Client, RequestBody};
 //!
-//! let client = AgentClient::new("http://localhost:8000".parse()?)?;
-//! let half = gpupool_api::RequestBody { fraction: Some(0.5), ..Default::default() };
-//! let shown = |progress: Progress| eprintln!("{progress}");
-//! let lease = client.wait_until_granted(half, WaitOptions::default(), shown).await?;
-//! println!("GPU {}", lease.lease().devices[0].gpu_id);
+//! let client = Client::builder().endpoints("http://gpu1:8000,http://gpu2:8000").build()?;
+//! client.start().await?;
+//! let lease = client.request(RequestBody { fraction: Some(0.5), ..Default::default() }).await?;
+//! println!("{} for {}", lease.global_gpu_id().unwrap_or_default(), lease.worker_id());
+//! tokio::select! {
+//!     lost = lease.lost() => println!("stop: {lost}"),
+//!     () = train() => {}
+//! }
 //! lease.release().await?;
+//! client.stop().await;
 //! # Ok(())
 //! # }
 //! ```
@@ -25,6 +31,8 @@ extern crate self as gpupool_client;
 
 mod agent;
 mod backoff;
+mod changes;
+mod client;
 mod endpoint;
 mod error;
 mod key;
@@ -37,6 +45,13 @@ pub use agent::{
     AgentClient, AgentClientBuilder, EventId, Events, HistoryQuery, Hold, HoldEnd, LeaseGuard, LeaseQuery, Progress,
     UsageBy, WaitOptions,
 };
+pub use client::{
+    Authority, Balancing, BreakerStats, Client, ClientBuilder, Degradation, DegradationManager, DetailedMetrics,
+    EndpointDetail, EndpointHealthSummary, EndpointInfo, EndpointMetrics, GlobalGpu, Gpu, Lease, LoadBalancerStats,
+    PoolStatus, PoolSummary, RecoveryStatus, Thresholds, Update, Updates, WorkerInfo,
+};
 pub use endpoint::{DEFAULT as DEFAULT_ENDPOINT, Endpoint};
 pub use error::{ClientError, Lost};
+pub use gpupool_api::{RequestBody, SelectBody};
 pub use key::{IdempotencyKey, Secret};
+pub use random::repeat_chance;

@@ -52,6 +52,40 @@ pub const RETURN_FIRST_SHARE: f64 = 0.1;
 /// How long it takes until it gets all of it.
 pub const RETURN_TIME: Duration = Duration::from_secs(30);
 /// Retries that can be made at once.
-pub const RETRY_BUDGET: f64 = 20.0;
-/// The part of a retry that each request earns.
-pub const RETRY_PER_REQUEST: f64 = 0.2;
+pub const RETRY_BUDGET: u32 = 20;
+/// Requests that earn one retry.
+pub const RETRY_COST: u32 = 5;
+/// The first pause before a request that failed everywhere is tried again; later ones double.
+pub const ROUND_PAUSE_FIRST: Duration = Duration::from_secs(1);
+/// The longest such pause, and the longest between two looks at an endpoint that fails.
+pub const ROUND_PAUSE_MOST: Duration = Duration::from_secs(30);
+/// The first pause after waiting at an endpoint was interrupted; later ones double.
+pub const LINE_PAUSE_FIRST: Duration = Duration::from_millis(50);
+/// The longest such pause.
+pub const LINE_PAUSE_MOST: Duration = Duration::from_secs(2);
+/// Leases an agent lets be followed in one call.
+pub const FOLLOWED_AT_ONCE: usize = 4_096;
+/// An endpoint that takes longer than this to answer a look is asked last.
+pub const SUSPECT_AFTER: Duration = Duration::from_secs(1);
+/// How long one endpoint may take to grant what another one could grant as well.
+pub const DIRECT_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a confirmation may take before it is sent again.
+pub const CONFIRM_PATIENCE: Duration = Duration::from_secs(2);
+/// How much longer a second of this machine may be than one of a server, at most.
+pub const SLOWEST_CLOCK: f64 = 1.15;
+/// How long the other endpoints may take to be learned once one is, when a client starts.
+pub const START_GRACE: Duration = Duration::from_millis(200);
+/// Requests and leases an endpoint may still hold that are remembered to be given back.
+pub const STRAYS: usize = 1_024;
+/// Pause between the two looks after which an endpoint is asked again.
+pub const PROBE_PAUSE: Duration = Duration::from_millis(100);
+/// Pause between looks that somebody wants because an endpoint had no room.
+pub const LOOK_PAUSE: Duration = Duration::from_millis(50);
+/// Updates that are kept for a reader that is slow.
+pub const UPDATES: usize = 1_024;
+/// Endpoints of one client.
+pub const ENDPOINTS: usize = 256;
+/// How long stopping waits for leases to be given back.
+pub const STOP_PATIENCE: Duration = Duration::from_secs(5);
+/// GPUs of one server whose books are kept here; a server that names more is not believed.
+pub const BOOKS_GPUS: usize = 256;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Reply, Server, answer, in_time, json, lease, problem, problem_with};
 use gpupool_api::RequestBody;
-use gpupool_api::lease::State;
+use gpupool_api::lease::{Followed, State};
 use gpupool_api::tokens::NewToken;
 use gpupool_client::{AgentClient, ClientError, IdempotencyKey, Secret};
 
@@ -161,6 +161,28 @@ async fn a_unix_socket_is_asked_as_an_address_is() {
     let seen = server.seen();
     assert_eq!(seen[0].what, "GET /v1/leases/3?wait_secs=2");
     assert_eq!(seen[0].header("host"), Some("localhost"));
+}
+
+#[tokio::test]
+async fn many_leases_are_followed_by_one_call_which_is_made_again_where_it_breaks() {
+    let followed = Followed { changed: vec![lease(2, State::Active)], unknown: vec![9] };
+    let told = followed.clone();
+    let server = Server::start(move |number, _| match number {
+        0 => half(),
+        _ => json("200 OK", &told),
+    });
+    let server = server.await;
+    let wait = Duration::from_millis(1500);
+    assert_eq!(in_time("an answer", server.client().follow_all(&[1, 2, 9], wait)).await.unwrap(), followed);
+    for asked in server.seen() {
+        assert_eq!(
+            (asked.what.as_str(), asked.header("content-type")),
+            ("POST /v1/leases/follow", Some("application/json"))
+        );
+        let body: serde_json::Value = serde_json::from_str(&asked.body).unwrap();
+        assert_eq!(body, serde_json::json!({"leases": [1, 2, 9], "wait_secs": 1.5}));
+    }
+    assert_eq!(server.seen().len(), 2);
 }
 
 #[tokio::test]

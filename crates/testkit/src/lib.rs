@@ -6,14 +6,18 @@
 mod agent;
 pub mod audit;
 mod binary;
+mod chance;
 mod log;
 mod process;
+mod proxy;
 mod watch;
 
 pub use agent::{Agent, AgentBuilder};
 pub use audit::{Audit, Seen, Violation};
 pub use binary::gpupool_binary;
-pub use watch::{Watch, in_time};
+pub use chance::Chance;
+pub use proxy::{Path, Proxy};
+pub use watch::{Watch, eventually, in_time, skipped};
 
 use std::time::Duration;
 

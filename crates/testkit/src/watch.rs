@@ -1,9 +1,14 @@
 //! Waiting for what happens, in place of sleeping and hoping.
 
+use std::time::Duration;
+
 use gpupool_api::events::Event;
 use gpupool_client::{AgentClient, Events};
 
 use crate::DEADLINE;
+
+/// Between two looks at a state that nobody tells of.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// What happens at an agent since it was made; nothing is missed, through restarts of the agent too.
 #[derive(Debug)]
@@ -55,4 +60,22 @@ pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
         Ok(done) => done,
         Err(_) => panic!("waited {DEADLINE:?} for {what}"),
     }
+}
+
+/// Looks again and again until there is an answer: for states that nobody tells of.
+pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let found = async {
+        loop {
+            if let Some(found) = look().await {
+                return found;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
+    in_time(what, found).await
+}
+
+/// Says on the real standard error what was not tried and why; a passing test's own output is not shown.
+pub fn skipped(what: &str, why: &str) {
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("skipped {what}: {why}\n").as_bytes());
 }

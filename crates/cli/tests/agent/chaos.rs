@@ -10,11 +10,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use gpupool_api::RequestBody;
 use gpupool_api::lease::{Lease, State};
 use gpupool_client::{AgentClient, ClientError, IdempotencyKey, LeaseQuery};
-use gpupool_testkit::{Agent, Audit, Seen};
+use gpupool_testkit::{Agent, Audit, Chance, Seen};
 use tokio::io::AsyncWriteExt;
 use tokio::time::Instant;
 
-use crate::common::chance::Chance;
 use crate::common::child::ClientProcess;
 use crate::common::{agent, eventually, http};
 

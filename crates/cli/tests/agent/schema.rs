@@ -60,6 +60,9 @@ async fn every_route_answers_as_it_is_documented() {
     all.of("GET", "/v1/leases/{id}", &id, None, 200);
     all.of("GET", "/v1/leases/{id}", &queued["id"], None, 200);
     all.of("GET", "/v1/leases/{id}", &json!(999), None, 404);
+    let many = json!({"leases": [id, queued["id"], 999]});
+    all.of("POST", "/v1/leases/follow", &Value::Null, Some(many), 200);
+    all.of("POST", "/v1/leases/follow", &Value::Null, Some(json!({"leases": []})), 422);
     all.of("POST", "/v1/leases/{id}/renew", &id, Some(token.clone()), 200);
     all.of("POST", "/v1/leases/{id}/renew", &id, Some(json!({"token": 999})), 409);
     all.of("POST", "/v1/leases/{id}/confirm", &id, Some(token.clone()), 200);

@@ -1,39 +1,37 @@
 //! A granted lease that renews itself until it is released, dropped or lost.
 //!
-//! One task renews it every third of its ttl. The task belongs to the guard: it ends when the guard is dropped (and has
-//! given the lease back then), when the guard lets the lease go on without it, or with the runtime.
+//! Renewed every third of its ttl, by a task of its own from the first renewal on. The task belongs to the guard: it ends when
+//! the guard is dropped (and has given the lease back then), when the guard lets the lease go on without it, or with the
+//! runtime.
 
+use std::fmt;
 use std::time::Duration;
 
 use gpupool_api::lease::{Lease, State};
+use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
+use super::young::{Young, YoungId};
 use crate::backoff::Backoff;
 use crate::limits::RELEASE_PATIENCE;
 use crate::{AgentClient, ClientError, Lost};
 
-/// A lease that is held. Dropping it gives the lease back, by its task: where the process ends at once, use
+/// A lease that is held. Dropping it gives the lease back, by a task: where the process ends at once, use
 /// [`LeaseGuard::release`] and wait for it. A copy in a forked child gives nothing back.
 #[derive(Debug)]
 #[must_use = "dropping it releases the lease"]
 pub struct LeaseGuard {
     client: AgentClient,
     news: watch::Receiver<News>,
-    /// Taken out only by those who consume the guard.
-    keeping: Option<Keeping>,
+    /// Dropped without a word it means: give the lease back. Taken out once that is done, or not wanted.
+    let_go_on: Option<oneshot::Sender<()>>,
+    young: YoungId,
+    runtime: Handle,
     made_by: u32,
 }
 
-#[derive(Debug)]
-struct Keeping {
-    /// Dropped without a word it means: give the lease back.
-    let_go_on: oneshot::Sender<()>,
-    task: JoinHandle<Result<Option<Lease>, ClientError>>,
-}
-
-/// What the task last heard of the lease.
+/// What was last heard of the lease.
 #[derive(Debug)]
 struct News {
     lease: Lease,
@@ -43,6 +41,16 @@ struct News {
 impl AgentClient {
     /// Keeps an active lease by renewing it.
     pub fn guard(&self, lease: Lease) -> Result<LeaseGuard, ClientError> {
+        self.guard_telling(lease, Instant::now(), |_, _| {})
+    }
+
+    /// The same for one that has lived since an instant, and says when it is lost.
+    pub(crate) fn guard_telling(
+        &self,
+        lease: Lease,
+        since: Instant,
+        on_lost: impl FnOnce(&Lease, &Lost) + Send + 'static,
+    ) -> Result<LeaseGuard, ClientError> {
         let (State::Active, Some(token)) = (lease.state, lease.token) else {
             if lease.state.is_ended() {
                 return Err(ClientError::Ended(Box::new(lease)));
@@ -50,14 +58,17 @@ impl AgentClient {
             let value = format!("lease {}, {}", lease.id, lease.state.name());
             return Err(ClientError::Setting { what: "lease", value, allowed: "active, with its token".into() });
         };
-        let keeper = Keeper { client: self.clone(), lease: lease.id, token, ttl: ttl(&lease), renewed: Instant::now() };
+        let keeper = Keeper { client: self.clone(), lease: lease.id, token, ttl: ttl(&lease), renewed: since };
+        let due = since + keeper.every();
         let (tell, news) = watch::channel(News { lease, lost: None });
         let (let_go_on, orders) = oneshot::channel();
-        let task = tokio::spawn(keeper.keep(tell, orders));
+        let young = Young::add(&self.inner, due, Keeping { keeper, tell, orders, on_lost: Box::new(on_lost) });
         Ok(LeaseGuard {
             client: self.clone(),
             news,
-            keeping: Some(Keeping { let_go_on, task }),
+            let_go_on: Some(let_go_on),
+            young,
+            runtime: Handle::current(),
             made_by: std::process::id(),
         })
     }
@@ -80,6 +91,11 @@ impl LeaseGuard {
         })
     }
 
+    /// Why the lease is not held any more; `None` while it is, as far as is known.
+    pub fn is_lost(&self) -> Option<Lost> {
+        self.news.borrow().lost.clone()
+    }
+
     /// Waits until it is announced that the lease will be taken back, and says when (ISO 8601). Heard at the next renewal.
     pub async fn revoked_at(&self) -> String {
         let mut news = self.news.clone();
@@ -93,36 +109,81 @@ impl LeaseGuard {
     /// Gives the lease back, and waits until the agent has it. `None` where the agent had ended it already. Goes on in the
     /// background where it is not waited for.
     pub async fn release(mut self) -> Result<Option<Lease>, ClientError> {
-        let Some(Keeping { let_go_on, task }) = self.keeping.take() else { return Ok(None) };
-        drop(let_go_on);
-        match task.await {
-            Ok(released) => released,
-            Err(_) => Err(self.client.unreachable("the runtime is ending")),
-        }
+        let lease = self.news.borrow().lease.id;
+        let is_over = matches!(self.is_lost(), Some(Lost::Ended { .. } | Lost::Stale { .. }));
+        let released = if is_over { Ok(None) } else { release_patiently(&self.client, lease).await };
+        // Dropped before this, it is given back by a task.
+        self.stop_keeping();
+        released
     }
 
     /// Stops renewing without giving the lease back: it goes on for its ttl, or for as long as whoever it was attached to.
     pub fn let_go_on(mut self) -> Lease {
-        if let Some(keeping) = self.keeping.take() {
-            // Where the task has ended, there is nothing to stop.
-            let _ = keeping.let_go_on.send(());
-        }
+        self.stop_keeping();
         self.lease()
+    }
+
+    fn stop_keeping(&mut self) {
+        let Some(let_go_on) = self.let_go_on.take() else { return };
+        if self.client.inner.young.take(self.young).is_none() {
+            // It has a task; where that has ended, there is nothing to stop.
+            let _ = let_go_on.send(());
+        }
     }
 }
 
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
         if self.made_by != std::process::id() {
-            // A forked child: the task is the parent's, and waking its copy could wait for ever for a lock that was held at
-            // the fork. One more reader, never dropped, lets ours go without waking anybody.
-            std::mem::forget(self.keeping.take());
+            // A forked child: the lease is the parent's, and waking the copy of a task could wait for ever for a lock that was
+            // held at the fork. One more reader, never dropped, lets ours go without waking anybody.
+            std::mem::forget(self.let_go_on.take());
             std::mem::forget(self.news.clone());
+            return;
+        }
+        // Where it has a task, dropping the sender is what tells it.
+        if self.let_go_on.is_some()
+            && let Some(keeping) = self.client.inner.young.take(self.young)
+        {
+            self.runtime.spawn(async move { keeping.keeper.end(false, None).await });
         }
     }
 }
 
-/// The task behind a guard.
+/// What a task needs to keep a lease.
+pub(crate) struct Keeping {
+    keeper: Keeper,
+    tell: watch::Sender<News>,
+    orders: oneshot::Receiver<()>,
+    on_lost: OnLost,
+}
+
+type OnLost = Box<dyn FnOnce(&Lease, &Lost) + Send>;
+
+impl fmt::Debug for Keeping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeping").field("lease", &self.keeper.lease).finish_non_exhaustive()
+    }
+}
+
+impl Keeping {
+    /// Renews until the guard has other orders, or the lease is lost.
+    pub async fn keep(self) {
+        let Self { mut keeper, tell, mut orders, on_lost } = self;
+        let lost = tokio::select! {
+            biased;
+            order = &mut orders => return keeper.end(order.is_ok(), None).await,
+            lost = keeper.renew_until_lost(&tell) => lost,
+        };
+        tracing::warn!(lease = keeper.lease, %lost, "lease lost");
+        tell.send_modify(|news| news.lost = Some(lost.clone()));
+        on_lost(&tell.borrow().lease, &lost);
+        let order = orders.await;
+        keeper.end(order.is_ok(), Some(lost)).await;
+    }
+}
+
+/// Whoever renews a lease.
 struct Keeper {
     client: AgentClient,
     lease: u64,
@@ -133,40 +194,29 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn keep(
-        mut self,
-        tell: watch::Sender<News>,
-        mut orders: oneshot::Receiver<()>,
-    ) -> Result<Option<Lease>, ClientError> {
-        let lost = tokio::select! {
-            order = &mut orders => return self.end(order.is_ok(), None).await,
-            lost = self.renew_until_lost(&tell) => lost,
-        };
-        tracing::warn!(lease = self.lease, %lost, "lease lost");
-        tell.send_modify(|news| news.lost = Some(lost.clone()));
-        let order = orders.await;
-        self.end(order.is_ok(), Some(lost)).await
-    }
-
-    async fn end(&self, goes_on: bool, lost: Option<Lost>) -> Result<Option<Lease>, ClientError> {
+    async fn end(&self, goes_on: bool, lost: Option<Lost>) {
         if goes_on || matches!(lost, Some(Lost::Ended { .. } | Lost::Stale { .. })) {
-            return Ok(None);
+            return;
         }
-        let released = release_patiently(&self.client, self.lease).await;
-        if let Err(error) = &released {
+        if let Err(error) = release_patiently(&self.client, self.lease).await {
             tracing::warn!(%error, lease = self.lease, "a lease could not be given back; it ends with its ttl");
         }
-        released
+    }
+
+    /// Time between two renewals.
+    fn every(&self) -> Duration {
+        self.ttl / 3
     }
 
     async fn renew_until_lost(&mut self, tell: &watch::Sender<News>) -> Lost {
-        let every = self.ttl / 3;
+        let every = self.every();
         let mut backoff = Backoff::default();
-        tokio::time::sleep(every).await;
         loop {
             let sent = Instant::now();
-            // A try that hangs is given up while there is time for another one, on another connection.
-            let answer = match timeout(every, self.client.renew(self.lease, self.token)).await {
+            // A try that hangs is given up while there is time for another one, on another connection; and when the lease
+            // may be over, nobody waits to hear it.
+            let left = (self.renewed + self.ttl).saturating_duration_since(sent);
+            let answer = match timeout(every.min(left), self.client.renew(self.lease, self.token)).await {
                 Ok(answer) => answer,
                 Err(_) => Err(self.client.timeout(every)),
             };
@@ -209,7 +259,8 @@ impl Keeper {
     }
 }
 
-fn ended(lease: Lease) -> Lost {
+/// Why a lease that is over was lost.
+pub(crate) fn ended(lease: Lease) -> Lost {
     let reason = lease.reason.unwrap_or_else(|| format!("it is {}", lease.state.name()));
     Lost::Ended { lease: lease.id, cause: lease.cause, reason }
 }

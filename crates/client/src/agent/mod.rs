@@ -11,13 +11,17 @@ mod hold;
 mod leases;
 mod sse;
 mod waiting;
+mod young;
 
 pub use events::{EventId, Events};
 pub use facts::{HistoryQuery, UsageBy};
 pub use guard::LeaseGuard;
+pub(crate) use guard::ended;
 pub use hold::{Hold, HoldEnd};
 pub use leases::LeaseQuery;
 pub use waiting::{Progress, WaitOptions};
+
+use young::Young;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,6 +49,8 @@ pub(crate) struct Inner {
     pub answer: Duration,
     /// Times a question is asked again after a passing fault.
     pub retries: u32,
+    /// Leases that need no renewal yet.
+    pub young: Young,
 }
 
 impl AgentClient {
@@ -55,7 +61,15 @@ impl AgentClient {
 
     /// A client to be set up.
     pub fn builder(endpoint: Endpoint) -> AgentClientBuilder {
-        AgentClientBuilder { endpoint, token: None, ca_file: None, connect: CONNECT, answer: ANSWER, retries: RETRIES }
+        AgentClientBuilder {
+            endpoint,
+            token: None,
+            ca_file: None,
+            proxy: None,
+            connect: CONNECT,
+            answer: ANSWER,
+            retries: RETRIES,
+        }
     }
 
     /// Where its agent answers.
@@ -71,6 +85,7 @@ pub struct AgentClientBuilder {
     endpoint: Endpoint,
     token: Option<Secret>,
     ca_file: Option<PathBuf>,
+    proxy: Option<String>,
     connect: Duration,
     answer: Duration,
     retries: u32,
@@ -85,6 +100,11 @@ impl AgentClientBuilder {
     /// Trusts only the certificates of this file (PEM), in place of those the system trusts.
     pub fn ca_file(self, path: impl Into<PathBuf>) -> Self {
         Self { ca_file: Some(path.into()), ..self }
+    }
+
+    /// Reaches it through this proxy, in place of what the environment says; not asked for what is on this machine.
+    pub fn proxy(self, address: impl Into<String>) -> Self {
+        Self { proxy: Some(address.into()), ..self }
     }
 
     /// How long making a connection may take.
@@ -115,7 +135,7 @@ impl AgentClientBuilder {
 
     fn finish(self, transport: Arc<dyn Transport>, http: Option<Http>) -> AgentClient {
         let Self { endpoint, answer, retries, .. } = self;
-        AgentClient { inner: Arc::new(Inner { endpoint, transport, http, answer, retries }) }
+        AgentClient { inner: Arc::new(Inner { endpoint, transport, http, answer, retries, young: Young::default() }) }
     }
 
     fn http(&self) -> Result<Http, ClientError> {
@@ -130,6 +150,13 @@ impl AgentClientBuilder {
         if self.endpoint.is_local() {
             // A proxy of the network cannot reach this machine's own loopback.
             builder = builder.no_proxy();
+        } else if let Some(proxy) = &self.proxy {
+            let proxy = reqwest::Proxy::all(proxy).map_err(|error| ClientError::Setting {
+                what: "proxy",
+                value: format!("{proxy:?} ({error})"),
+                allowed: "an address such as http://proxy:3128".into(),
+            })?;
+            builder = builder.proxy(proxy);
         }
         if let Some(path) = self.endpoint.socket() {
             builder = builder.unix_socket(path);

@@ -1,31 +1,29 @@
 //! How much trying again a client allows itself: a part of what it asks anyway, so that servers in trouble are not asked
 //! more than servers that are well.
 
-use crate::limits::{RETRY_BUDGET, RETRY_PER_REQUEST};
+use crate::limits::{RETRY_BUDGET, RETRY_COST};
 
-/// What is left for trying again.
+/// What is left for trying again, counted in requests.
 #[derive(Debug)]
 pub(super) struct RetryBudget {
-    left: f64,
+    left: u32,
 }
 
 impl RetryBudget {
     pub fn new() -> Self {
-        Self { left: RETRY_BUDGET }
+        Self { left: RETRY_BUDGET * RETRY_COST }
     }
 
     /// Something new was asked: a part of a retry is earned.
     pub fn earn(&mut self) {
-        self.left = (self.left + RETRY_PER_REQUEST).min(RETRY_BUDGET);
+        self.left = (self.left + 1).min(RETRY_BUDGET * RETRY_COST);
     }
 
     /// Whether trying again once more is allowed; if so, it is taken.
     pub fn spend(&mut self) -> bool {
-        let is_enough = self.left >= 1.0;
-        if is_enough {
-            self.left -= 1.0;
-        }
-        is_enough
+        let left = self.left.checked_sub(RETRY_COST);
+        self.left = left.unwrap_or(self.left);
+        left.is_some()
     }
 }
 
@@ -40,6 +38,6 @@ mod tests {
         assert_eq!(at_once, RETRY_BUDGET as usize);
         (0..100).for_each(|_| budget.earn());
         let earned = (0..1_000).filter(|_| budget.spend()).count();
-        assert_eq!(earned, (100.0 * RETRY_PER_REQUEST) as usize);
+        assert_eq!(earned, 100 / RETRY_COST as usize);
     }
 }

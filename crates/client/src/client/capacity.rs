@@ -127,9 +127,9 @@ impl<'a> Need<'a> {
             OneOrMany::One(model) => model_matches(&gpu.name, model),
             OneOrMany::Many(models) => models.is_empty() || models.iter().any(|one| model_matches(&gpu.name, one)),
         };
-        let is_vendor = select.vendor.is_none_or(|vendor| {
-            gpu.vendor.is_empty() || format!("{vendor:?}").eq_ignore_ascii_case(&gpu.vendor)
-        });
+        let is_vendor = select
+            .vendor
+            .is_none_or(|vendor| gpu.vendor.is_empty() || format!("{vendor:?}").eq_ignore_ascii_case(&gpu.vendor));
         is_model
             && is_vendor
             && select.min_memory_mib.is_none_or(|least| gpu.memory_mib.is_none_or(|memory| memory >= least))

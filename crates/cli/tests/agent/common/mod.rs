@@ -1,6 +1,5 @@
 //! What the stories share.
 
-pub mod chance;
 pub mod child;
 pub mod http;
 pub mod machine;
@@ -11,32 +10,13 @@ use std::time::Duration;
 use gpupool_api::RequestBody;
 use gpupool_api::lease::{Lease, State};
 use gpupool_client::AgentClient;
-use gpupool_testkit::{Agent, AgentBuilder, in_time};
+use gpupool_testkit::{Agent, AgentBuilder};
 
-/// Between two looks at a state that nobody tells of.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+pub use gpupool_testkit::{eventually, skipped};
 
 /// The agent built for these tests, with four simulated H100 unless said otherwise.
 pub fn agent() -> AgentBuilder {
     Agent::builder(env!("CARGO_BIN_EXE_gpupool"))
-}
-
-/// Says on the real standard error what was not tried and why; a passing test's own output is not shown.
-pub fn skipped(what: &str, why: &str) {
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("skipped {what}: {why}\n").as_bytes());
-}
-
-/// Looks again and again until there is an answer.
-pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let found = async {
-        loop {
-            if let Some(found) = look().await {
-                return found;
-            }
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-    };
-    in_time(what, found).await
 }
 
 /// One whole GPU, if there is one right now.

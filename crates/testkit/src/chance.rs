@@ -5,6 +5,7 @@
 pub struct Chance(u64);
 
 impl Chance {
+    /// From a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -14,6 +15,8 @@ impl Chance {
         Self(self.next())
     }
 
+    /// The next number.
+    #[allow(clippy::should_implement_trait, reason = "it never ends, and is no iterator")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -32,6 +35,7 @@ impl Chance {
         self.below(100) < percent
     }
 
+    /// One of these.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len() as u64) as usize]
     }

@@ -1,0 +1,298 @@
+//! A lease that is held: renewed in the background until it is released, dropped or lost.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+
+use gpupool_api::lease::{Lease as Body, LeaseDevice};
+
+use super::books::Books;
+use super::place::{Desk, Place};
+use super::running::{Live, Running, told};
+use super::seek::Won;
+use super::stray::{Stray, give_back};
+use super::updates::Update;
+use super::wanted::Wanted;
+use crate::agent::ended;
+use crate::{AgentClient, ClientError, LeaseGuard, Lost};
+
+/// GPUs that are held. Dropping it gives them back, in the background: where the process ends at once, use
+/// [`Lease::release`] and wait for it. A copy in a forked child gives nothing back.
+#[derive(Debug)]
+#[must_use = "dropping it releases the lease"]
+pub struct Lease {
+    held: Held,
+    body: Box<Body>,
+    /// Taken out when it is given back.
+    keep: Option<Keep>,
+    made_by: u32,
+}
+
+/// What names an assignment to the rest of the client.
+#[derive(Debug, Clone)]
+struct Held {
+    running: Arc<Running>,
+    place: Arc<Place>,
+    number: u64,
+    worker_id: Arc<str>,
+    assigned_at: SystemTime,
+}
+
+#[derive(Debug)]
+enum Keep {
+    Agent(LeaseGuard),
+    Books(Arc<Books>),
+}
+
+impl Lease {
+    pub(super) fn new(running: &Arc<Running>, wanted: &Wanted, won: Won) -> Result<Self, ClientError> {
+        let Won { place, lease: body, since, was_blocked } = won;
+        let held = Held {
+            running: running.clone(),
+            number: running.number(),
+            worker_id: wanted.worker_id.clone(),
+            assigned_at: SystemTime::now(),
+            place: place.clone(),
+        };
+        let keep = match place.desk() {
+            Some(Desk::Books(books)) => {
+                watch_books(&held, &body, books.clone());
+                Keep::Books(books)
+            }
+            _ => {
+                let held = held.clone();
+                let on_lost = move |lease: &Body, lost: &Lost| held.lost(lease, lost);
+                Keep::Agent(place.agent.guard_telling((*body).clone(), since, on_lost)?)
+            }
+        };
+        held.taken(&body, was_blocked);
+        Ok(Self { held, body, keep: Some(keep), made_by: std::process::id() })
+    }
+
+    /// Its number on the endpoint that granted it.
+    pub fn id(&self) -> u64 {
+        self.body.id
+    }
+
+    /// Who holds it.
+    pub fn worker_id(&self) -> &str {
+        &self.held.worker_id
+    }
+
+    /// The endpoint that granted it.
+    pub fn endpoint_id(&self) -> &str {
+        &self.held.place.id
+    }
+
+    /// The number of its GPU on that endpoint; of its first one, where it has several.
+    pub fn gpu_id(&self) -> Option<u32> {
+        self.body.devices.first().map(|device| device.gpu_id)
+    }
+
+    /// Its GPU among those of all endpoints: `endpoint_id:gpu_id`.
+    pub fn global_gpu_id(&self) -> Option<String> {
+        self.gpu_id().map(|gpu_id| format!("{}:{gpu_id}", self.held.place.id))
+    }
+
+    /// What it holds.
+    pub fn devices(&self) -> &[LeaseDevice] {
+        &self.body.devices
+    }
+
+    /// What to set in the environment of its job; `None` means the variable must not be set.
+    pub fn env(&self) -> &BTreeMap<String, Option<String>> {
+        &self.body.env
+    }
+
+    /// Grows with every grant on the endpoint: what is written under it can be fenced by it.
+    pub fn token(&self) -> Option<u64> {
+        self.body.token
+    }
+
+    /// When it was assigned.
+    pub fn assigned_at(&self) -> SystemTime {
+        self.held.assigned_at
+    }
+
+    /// The lease as it was granted.
+    pub fn granted(&self) -> &Body {
+        &self.body
+    }
+
+    /// Waits until it is not held any more, and says why. From then on its GPUs may be somebody else's.
+    pub async fn lost(&self) -> Lost {
+        match &self.keep {
+            Some(Keep::Agent(guard)) => guard.lost().await,
+            Some(Keep::Books(books)) => ended(books.ended(self.body.id).await.unwrap_or_else(|| (*self.body).clone())),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Whether it is still held, as far as is known here.
+    pub fn check(&self) -> Result<(), ClientError> {
+        let lost = match &self.keep {
+            Some(Keep::Agent(guard)) => guard.is_lost(),
+            Some(Keep::Books(books)) => books.lease(self.body.id).filter(|lease| lease.state.is_ended()).map(ended),
+            None => None,
+        };
+        lost.map_or(Ok(()), |lost| Err(self.stale(lost)))
+    }
+
+    /// Gives it back, and waits until that is certain. An error where it was lost before. Goes on in the background where
+    /// it is not waited for.
+    pub async fn release(mut self) -> Result<(), ClientError> {
+        self.check()?;
+        match self.keep.take() {
+            Some(Keep::Agent(guard)) => {
+                // Counted before it is waited for: dropped half way, it is given back all the same.
+                self.held.given_back(&self.body);
+                let mut returning = Returning { held: &self.held, lease: self.body.id, is_done: false };
+                let released = guard.release().await.map(|_| ());
+                returning.is_done = released.is_ok();
+                self.held.place.judge(None, released.as_ref().err());
+                released
+            }
+            Some(Keep::Books(books)) => {
+                books.release(self.body.id);
+                self.held.given_back(&self.body);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The guard that renews it and the client of the endpoint that granted it: from now on it is no business of this client
+    /// any more. Itself, where this client keeps the books.
+    #[expect(clippy::result_large_err, reason = "it is given back, and no error")]
+    pub fn into_guard(mut self) -> Result<(AgentClient, LeaseGuard), Self> {
+        match self.keep.take() {
+            Some(Keep::Agent(guard)) => {
+                self.held.running.live().remove(&self.held.number);
+                Ok((self.held.place.agent.clone(), guard))
+            }
+            keep => {
+                self.keep = keep;
+                Err(self)
+            }
+        }
+    }
+
+    fn stale(&self, lost: Lost) -> ClientError {
+        ClientError::Stale { worker_id: self.held.worker_id.to_string(), lost }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // A forked child's copy is not the child's to give back.
+        if self.made_by != std::process::id() {
+            return;
+        }
+        match self.keep.take() {
+            Some(Keep::Agent(guard)) => {
+                let is_over = matches!(guard.is_lost(), Some(Lost::Ended { .. } | Lost::Stale { .. }));
+                let _ = Returning { held: &self.held, lease: self.body.id, is_done: is_over };
+                guard.let_go_on();
+            }
+            Some(Keep::Books(books)) => drop(books.release(self.body.id)),
+            None => return,
+        }
+        self.held.given_back(&self.body);
+    }
+}
+
+/// A lease on its way back: where that is not certain, it is remembered until its endpoint has it.
+struct Returning<'a> {
+    held: &'a Held,
+    lease: u64,
+    is_done: bool,
+}
+
+impl Drop for Returning<'_> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            give_back(&self.held.running.runtime, &self.held.place, Stray::Lease(self.lease));
+        }
+    }
+}
+
+impl Held {
+    fn taken(&self, body: &Body, was_blocked: bool) {
+        let counts = &self.running.core.counts;
+        counts.granted.fetch_add(1, Ordering::Relaxed);
+        let live = Live {
+            place: self.place.number,
+            lease: body.id,
+            devices: body.devices.clone(),
+            worker_id: self.worker_id.clone(),
+            assigned_at: self.assigned_at,
+        };
+        self.running.live().insert(self.number, live);
+        self.place.count(body, true);
+        if self.running.core.updates.receiver_count() > 0 {
+            if was_blocked {
+                self.running.tell(Update::Unblocked { worker_id: self.worker_id.to_string() });
+            }
+            let (worker_id, endpoint_id, gpu_ids) = self.named(body);
+            self.running.tell(Update::Assigned { worker_id, endpoint_id, gpu_ids });
+        }
+        tracing::info!(
+            worker_id = %self.worker_id, endpoint_id = self.place.id, lease = body.id,
+            gpu_ids = ?Numbers(body), unblocked = was_blocked, "GPU assigned"
+        );
+    }
+
+    fn given_back(&self, body: &Body) {
+        if self.running.live().remove(&self.number).is_none() {
+            return;
+        }
+        self.place.count(body, false);
+        if self.running.core.updates.receiver_count() > 0 {
+            let (worker_id, endpoint_id, gpu_ids) = self.named(body);
+            self.running.tell(Update::Released { worker_id, endpoint_id, gpu_ids });
+        }
+        tracing::info!(
+            worker_id = %self.worker_id, endpoint_id = self.place.id, lease = body.id,
+            gpu_ids = ?Numbers(body), "GPU released"
+        );
+    }
+
+    fn lost(&self, body: &Body, lost: &Lost) {
+        if self.running.live().remove(&self.number).is_none() {
+            return;
+        }
+        self.place.count(body, false);
+        let (worker_id, endpoint_id, _) = self.named(body);
+        tracing::warn!(worker_id, endpoint_id, lease = body.id, %lost, "GPU lost");
+        self.running.tell(Update::Lost { worker_id, endpoint_id, reason: lost.to_string() });
+    }
+
+    fn named(&self, body: &Body) -> (String, String, Vec<u32>) {
+        let gpu_ids = body.devices.iter().map(|device| device.gpu_id).collect();
+        (self.worker_id.to_string(), self.place.id.clone(), gpu_ids)
+    }
+}
+
+/// The numbers of a lease's GPUs, written only where somebody reads the log.
+struct Numbers<'a>(&'a Body);
+
+impl std::fmt::Debug for Numbers<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.0.devices.iter().map(|device| device.gpu_id)).finish()
+    }
+}
+
+/// What is kept in the books ends by itself only where it was given a time.
+fn watch_books(held: &Held, body: &Body, books: Arc<Books>) {
+    let (held, body) = (held.clone(), body.clone());
+    let runtime = held.running.runtime.clone();
+    let mut stopping = held.running.stopping();
+    runtime.spawn(async move {
+        tokio::select! {
+            biased;
+            lease = books.ended(body.id) => held.lost(&body, &ended(lease.unwrap_or_else(|| body.clone()))),
+            () = told(&mut stopping) => {}
+        }
+    });
+}

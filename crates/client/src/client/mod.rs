@@ -1,0 +1,225 @@
+//! A client of one or many endpoints: it chooses where to ask, waits everywhere at once, and keeps what it was granted.
+//!
+//! A request on its way: [`Client::request`] → `wanted` (what is asked for) → `direct` (asks in the order `balance` gives)
+//! or, where nobody has room, `seek` (a place in each endpoint's queue, kept by `line`) → [`Lease`]. Meanwhile `look` watches
+//! each endpoint (`place`), whose `breaker` says whether it is asked at all; for a server that only has statistics the
+//! client decides itself, in `books`.
+
+mod balance;
+mod books;
+mod breaker;
+mod budget;
+mod builder;
+mod capacity;
+mod direct;
+mod lease;
+mod line;
+mod look;
+mod names;
+mod place;
+mod recovery;
+mod running;
+mod seek;
+mod settings;
+mod status;
+mod stray;
+mod updates;
+mod wanted;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use gpupool_api::RequestBody;
+use gpupool_api::problem::Problem;
+use tokio::time::{Instant, timeout, timeout_at};
+
+pub use balance::Balancing;
+pub use builder::ClientBuilder;
+pub use capacity::Gpu;
+pub use lease::Lease;
+pub use recovery::{BreakerStats, Degradation, DegradationManager, EndpointHealthSummary, RecoveryStatus};
+pub use status::{
+    Authority, DetailedMetrics, EndpointDetail, EndpointInfo, EndpointMetrics, GlobalGpu, LoadBalancerStats,
+    PoolStatus, PoolSummary, Thresholds, WorkerInfo,
+};
+pub use updates::{Update, Updates};
+
+use direct::Asked;
+use running::{Core, Running, locked};
+use seek::Sought;
+use stray::{Stray, give_back};
+use wanted::Wanted;
+
+use crate::limits::{START_GRACE, STOP_PATIENCE};
+use crate::{AgentClient, ClientError};
+
+/// Asks one or many endpoints for GPUs. Cheap to clone; clones are the same client. Tasks in the background end when it is
+/// stopped, or when its last clone is dropped.
+#[derive(Debug, Clone)]
+pub struct Client {
+    outer: Arc<Outer>,
+}
+
+#[derive(Debug)]
+struct Outer {
+    core: Arc<Core>,
+    running: Mutex<Option<Arc<Running>>>,
+}
+
+impl Drop for Outer {
+    fn drop(&mut self) {
+        if let Some(running) = locked(&self.running).take() {
+            running.stop();
+        }
+    }
+}
+
+impl Client {
+    /// A client to be set up; nothing is taken from the environment.
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::new()
+    }
+
+    /// A client as the environment and the configuration file have it.
+    pub fn from_environment() -> Result<Self, ClientError> {
+        ClientBuilder::from_environment()?.build()
+    }
+
+    fn new(core: Core) -> Self {
+        Self { outer: Arc::new(Outer { core: Arc::new(core), running: Mutex::new(None) }) }
+    }
+
+    /// Looks for the endpoints, and begins to watch them. Comes back when all were found or failed, and soon after the first
+    /// was found; where none answers, the client runs degraded and goes on looking.
+    pub async fn start(&self) -> Result<(), ClientError> {
+        let core = &self.outer.core;
+        let mut weather = core.weather.follow();
+        let before: Vec<u64> = core.places.iter().map(|place| place.known().looks).collect();
+        {
+            let mut running = locked(&self.outer.running);
+            if running.is_some() {
+                return Err(ClientError::AlreadyStarted);
+            }
+            *running = Some(Running::start(core));
+        }
+        let is_looked_at = |number: usize| core.places[number].known().looks > before[number];
+        let latest = Instant::now() + core.settings.endpoint_timeout;
+        let mut until = latest;
+        loop {
+            if (0..core.places.len()).all(is_looked_at) {
+                return Ok(());
+            }
+            if core.is_any_usable() {
+                until = until.min(Instant::now() + START_GRACE);
+            }
+            if timeout_at(until, weather.changed()).await.is_err() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Gives back everything that is held, tells those who wait, and ends all tasks. The client can be started again.
+    pub async fn stop(&self) {
+        let Some(running) = locked(&self.outer.running).take() else { return };
+        running.stop();
+        let held: Vec<_> = std::mem::take(&mut *running.live()).into_values().collect();
+        // In tasks of their own: what takes longer goes on, and what fails is remembered for the next start.
+        let given_back = held.iter().map(|live| {
+            let place = &running.places()[live.place];
+            give_back(&running.runtime, place, Stray::Lease(live.lease))
+        });
+        let _ = timeout(STOP_PATIENCE, futures_util::future::join_all(given_back)).await;
+    }
+
+    /// Whether it was started.
+    pub fn is_started(&self) -> bool {
+        locked(&self.outer.running).is_some()
+    }
+
+    /// Whether it was told of several endpoints.
+    pub fn is_multi_endpoint_mode(&self) -> bool {
+        self.outer.core.settings.is_multi_endpoint
+    }
+
+    /// Asks for GPUs, and waits until they are granted: at the endpoint the strategy chooses, or at all of them at once where
+    /// none has room. `wait_limit_secs` says how long at most, else the client's own limit; `queue: false` does not wait.
+    ///
+    /// Dropping the future takes the request back from every server, in the background.
+    pub async fn request(&self, body: RequestBody) -> Result<Lease, ClientError> {
+        let running = self.running("requesting GPU")?;
+        let core = &self.outer.core;
+        let number = core.counts.requests.fetch_add(1, Ordering::Relaxed) + 1;
+        locked(&core.budget).earn();
+        let wanted = Wanted::new(body, number, &core.settings, core.places.len())?;
+        let sought = self.sought(&running, &wanted).await;
+        let lease = sought.and_then(|won| Lease::new(&running, &wanted, won));
+        if let Err(error) = &lease {
+            core.counts.failed.fetch_add(1, Ordering::Relaxed);
+            tracing::info!(worker_id = %wanted.worker_id, %error, "no GPU assigned");
+        }
+        lease
+    }
+
+    async fn sought(&self, running: &Arc<Running>, wanted: &Wanted) -> Sought {
+        // Whoever comes while others wait does not try to be served before them.
+        if running.waiting() == 0 {
+            let asked = timeout_at(wanted.deadline, direct::ask_in_turn(running, wanted)).await;
+            match asked.map_err(|_| wanted.too_long())? {
+                Asked::Granted(won) => return Ok(won),
+                Asked::Failed(error) => return Err(error),
+                Asked::Full(error) if !wanted.queues => return Err(error.unwrap_or_else(no_room)),
+                Asked::Full(_) => {}
+            }
+        } else if !wanted.queues {
+            return Err(no_room());
+        }
+        seek::seek(running, wanted.clone()).await
+    }
+
+    /// What happens from now on.
+    pub fn updates(&self) -> Updates {
+        Updates(self.outer.core.updates.subscribe())
+    }
+
+    /// The client of one endpoint, by its id, its host and port, or its address: for calls that are about that server alone.
+    pub fn endpoint(&self, endpoint_id: &str) -> Option<&AgentClient> {
+        let mut places = self.outer.core.places.iter();
+        let place = places.find(|place| names::is_meant(endpoint_id, &place.id, place.agent.endpoint()))?;
+        Some(&place.agent)
+    }
+
+    /// Gives back a lease by its number on an endpoint: for holders that kept nothing but names. Twice is harmless.
+    pub async fn release(&self, endpoint_id: &str, lease: u64) -> Result<(), ClientError> {
+        let running = self.running("releasing GPU")?;
+        let mut places = running.places().iter();
+        let place = places.find(|place| names::is_meant(endpoint_id, &place.id, place.agent.endpoint()));
+        let Some(place) = place else {
+            return Err(ClientError::NeverGranted { what: format!("lease {lease} of endpoint {endpoint_id:?}") });
+        };
+        match place.release(lease).await {
+            Err(error) if place::is_fault(&error) => {
+                give_back(&running.runtime, place, Stray::Lease(lease));
+                Err(error)
+            }
+            outcome => outcome.map(|_| ()),
+        }
+    }
+
+    fn running(&self, doing: &'static str) -> Result<Arc<Running>, ClientError> {
+        locked(&self.outer.running).clone().ok_or(ClientError::NotStarted { doing })
+    }
+}
+
+/// What is said where nobody has room, and nobody was asked because of it.
+fn no_room() -> ClientError {
+    ClientError::Problem(Box::new(Problem {
+        kind: "about:blank".into(),
+        title: "Conflict".into(),
+        status: 409,
+        code: "no_capacity".into(),
+        detail: "no endpoint has room for it now, and it does not wait".into(),
+        field: None,
+        value: None,
+        allowed: None,
+    }))
+}

@@ -1,0 +1,294 @@
+//! A server's answers, as an agent or a server of statistics gives them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use gpupool_api::lease::{FollowBody, Followed, TokenBody};
+use gpupool_api::pool::{Amount, Devices};
+use gpupool_api::problem::{MEDIA_TYPE, Problem};
+use gpupool_api::stats::{Gpu, GpuMemory, GpuPower, GpuSummary, Health, Stats, Summary};
+use gpupool_api::{IDEMPOTENCY_KEY, RequestBody, view};
+use gpupool_client::transport::{Answer, Question};
+use gpupool_core::lease::LeaseState;
+use gpupool_core::{Answer as Done, Command, Denied, LeaseId, Request, Time, Token};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::server::{Kind, Lie, MEMORY_MIB, Server};
+
+/// How often an agent keeps those in the queue whom somebody waits for.
+const FOLLOW_EVERY: Duration = Duration::from_secs(5);
+
+/// The answer to a question of `owner`'s; `None` where the server crashed on the way.
+pub async fn answer(server: &Arc<Server>, owner: &str, question: &Question, working: Duration) -> Option<Answer> {
+    let life = server.life();
+    server.awake(life).await?;
+    tokio::time::sleep(working).await;
+    server.awake(life).await?;
+    if server.kind == Kind::Statistics {
+        return Some(statistics(server, &question.route));
+    }
+    let body = question.body.as_deref().unwrap_or_default();
+    let path: Vec<&str> = question.route.trim_start_matches('/').split('/').collect();
+    let lease = |text: &str| text.parse().map(LeaseId).unwrap();
+    let answer = match (&question.method, path.as_slice()) {
+        (&Method::GET, ["v1", "pool"]) => json(StatusCode::OK, &pool(server)),
+        (&Method::GET, ["v1", "devices"]) => json(StatusCode::OK, &devices(server)),
+        (&Method::GET, ["health"]) => json(StatusCode::OK, &health()),
+        (&Method::POST, ["v1", "leases"]) => create(server, owner, question, body),
+        (&Method::POST, ["v1", "leases", "follow"]) => {
+            let body: FollowBody = serde_json::from_slice(body).unwrap();
+            follow(server, owner, life, body).await?
+        }
+        (&Method::GET, ["v1", "leases", id]) => {
+            // Only what a guard asks: without waiting.
+            asked(server, owner, Command::Follow { lease: lease(id) }, lease(id))
+        }
+        (&Method::POST, ["v1", "leases", id, what]) => {
+            let TokenBody { token } = serde_json::from_slice(body).unwrap();
+            let (lease, token) = (lease(id), Token(token));
+            let command = match *what {
+                "renew" => Command::Renew { lease, token },
+                "confirm" => Command::Confirm { lease, token },
+                other => panic!("the client asks for {other}"),
+            };
+            asked(server, owner, command, lease)
+        }
+        (&Method::DELETE, ["v1", "leases", id]) => {
+            asked(server, owner, Command::Release { lease: lease(id) }, lease(id))
+        }
+        (method, _) => panic!("the client asks {method} {}", question.route),
+    };
+    Some(answer)
+}
+
+fn create(server: &Server, owner: &str, question: &Question, body: &[u8]) -> Answer {
+    let mut body: RequestBody = serde_json::from_slice(body).unwrap();
+    body.owner = Some(owner.into());
+    let key = question.headers.get(IDEMPOTENCY_KEY).map(|key| key.to_str().unwrap().into());
+    let request = match Request::try_from(body) {
+        Ok(request) => Arc::new(request),
+        Err(error) => return refused(&error.into()),
+    };
+    match server.apply(Command::Request { request, key }) {
+        Ok(Done::Lease(lease)) => {
+            let body = lease_body(server, lease).unwrap();
+            let status = match body.state {
+                gpupool_api::lease::State::Queued => StatusCode::ACCEPTED,
+                state if state.is_ended() => StatusCode::OK,
+                _ => StatusCode::CREATED,
+            };
+            json(status, &body)
+        }
+        Ok(other) => panic!("{other:?}"),
+        Err(denied) => refused(&denied),
+    }
+}
+
+/// A command about a lease, by whoever owns it.
+fn asked(server: &Server, owner: &str, command: Command, lease: LeaseId) -> Answer {
+    let whose = server.look(|pool| pool.lease(lease).map(|lease| lease.request.owner.clone()));
+    if whose.is_some_and(|whose| *whose != *owner) {
+        return problem(403, "not_allowed", "it is somebody else's".into());
+    }
+    match server.apply(command) {
+        Ok(_) => json(StatusCode::OK, &lease_body(server, lease)),
+        Err(denied) => refused(&denied),
+    }
+}
+
+async fn follow(server: &Server, owner: &str, life: u64, body: FollowBody) -> Option<Answer> {
+    let until = Instant::now() + Duration::from_secs_f64(body.wait_secs);
+    let mut kept: Option<Instant> = None;
+    loop {
+        server.awake(life).await?;
+        if kept.is_none_or(|at| at.elapsed() >= FOLLOW_EVERY) {
+            kept = Some(Instant::now());
+            for lease in &body.leases {
+                // Unknown ones are named below.
+                let _ = server.apply(Command::Follow { lease: LeaseId(*lease) });
+            }
+        }
+        let mut followed = Followed::default();
+        for lease in &body.leases {
+            let state = server.look(|pool| {
+                let known = pool.lease(LeaseId(*lease)).filter(|known| *known.request.owner == *owner);
+                known.map(|known| known.state)
+            });
+            match state {
+                None => followed.unknown.push(*lease),
+                Some(LeaseState::Queued) => {}
+                Some(_) => followed.changed.extend(lease_body(server, LeaseId(*lease))),
+            }
+        }
+        if !followed.changed.is_empty() || !followed.unknown.is_empty() || Instant::now() >= until {
+            return Some(json(StatusCode::OK, &followed));
+        }
+        let again = until.min(Instant::now() + FOLLOW_EVERY);
+        tokio::select! {
+            biased;
+            () = server.changed.notified() => {}
+            () = tokio::time::sleep_until(again) => {}
+        }
+    }
+}
+
+fn iso(time: Time) -> String {
+    format!("{} ms", time.0)
+}
+
+fn lease_body(server: &Server, lease: LeaseId) -> Option<gpupool_api::lease::Lease> {
+    server.look(|pool| Some(view::lease_body(pool, pool.lease(lease)?, iso, |_| BTreeMap::new(), true)))
+}
+
+fn pool(server: &Server) -> gpupool_api::pool::Pool {
+    let none = Amount { promised: 0.0, total: 0.0 };
+    gpupool_api::pool::Pool {
+        authority: "agent".into(),
+        api_version: "1".into(),
+        version: "1".into(),
+        node_id: String::new(),
+        node: String::new(),
+        run_id: String::new(),
+        simulated: true,
+        devices: server.gpus as usize,
+        open_devices: 0,
+        free_devices: 0,
+        promised: 0.0,
+        active: 0,
+        waiting: server.look(|pool| pool.waiting()),
+        next_token: server.look(|pool| pool.next_token().0),
+        cpus: none,
+        host_memory_mib: none,
+        confinement: String::new(),
+        timestamp: iso(server.now()),
+    }
+}
+
+fn devices(server: &Server) -> Devices {
+    let mut devices: Vec<_> =
+        server.look(|pool| pool.devices().map(|view| view::device_body(pool, &view, "node", iso)).collect());
+    for device in &mut devices {
+        match server.lie() {
+            Some(Lie::AllFree) => {
+                device.leases.clear();
+                (device.promised, device.promised_memory_mib) = (0.0, 0);
+            }
+            Some(Lie::AllTaken) => device.closed = Some("hot".into()),
+            Some(Lie::MoreThanThereAre) | None => {}
+        }
+    }
+    if server.lie() == Some(Lie::MoreThanThereAre) {
+        let more = devices.iter().cloned().map(|mut device| {
+            device.gpu_id += 100;
+            device
+        });
+        devices.extend(more.collect::<Vec<_>>());
+    }
+    Devices { devices, timestamp: iso(server.now()) }
+}
+
+fn health() -> Health {
+    Health {
+        status: "healthy".into(),
+        nvidia_smi_available: true,
+        timestamp: String::new(),
+        problems: Vec::new(),
+        sources: Vec::new(),
+        reading_age_secs: None,
+        store: "fine".into(),
+        open: true,
+        version: "1".into(),
+        uptime_secs: 1.0,
+    }
+}
+
+fn statistics(server: &Server, route: &str) -> Answer {
+    let utilization = |gpu| if server.busy() == Some(gpu) { 95 } else { 0 };
+    match route {
+        "/gpu/summary" => json(
+            StatusCode::OK,
+            &Summary {
+                gpu_count: server.gpus as usize,
+                total_memory_mb: MEMORY_MIB * u64::from(server.gpus),
+                total_used_memory_mb: 0,
+                total_memory_usage_percent: 0.0,
+                average_utilization_percent: 0.0,
+                average_over: 0,
+                gpus_summary: (0..server.gpus)
+                    .map(|gpu| GpuSummary {
+                        gpu_id: gpu,
+                        name: "NVIDIA H100".into(),
+                        memory_usage_percent: 0.0,
+                        utilization_percent: utilization(gpu),
+                        unsupported: Vec::new(),
+                    })
+                    .collect(),
+                timestamp: String::new(),
+                stale: false,
+                error: None,
+            },
+        ),
+        "/gpu/stats" => {
+            let gpus = (0..server.gpus).map(|gpu| Gpu {
+                gpu_id: gpu,
+                name: "NVIDIA H100".into(),
+                memory: GpuMemory {
+                    total_mb: MEMORY_MIB,
+                    used_mb: 0,
+                    free_mb: MEMORY_MIB,
+                    usage_percent: 0.0,
+                    reserved_mb: None,
+                    host_total_mb: None,
+                    host_used_mb: None,
+                },
+                utilization_percent: utilization(gpu),
+                temperature_c: None,
+                power: GpuPower { draw_w: None, limit_w: None },
+                uuid: None,
+                vendor: String::new(),
+                health: String::new(),
+                health_reason: None,
+                stale: false,
+                timestamp: String::new(),
+                asleep: false,
+                unsupported: Vec::new(),
+            });
+            let (gpus, timestamp) = (gpus.collect(), String::new());
+            json(StatusCode::OK, &Stats { gpu_count: server.gpus as usize, gpus, timestamp, stale: false, error: None })
+        }
+        "/health" => json(StatusCode::OK, &health()),
+        _ => Answer {
+            status: StatusCode::NOT_FOUND,
+            headers: headers("application/json"),
+            body: Bytes::from_static(b"{\"detail\":\"Not Found\"}"),
+        },
+    }
+}
+
+fn refused(denied: &Denied) -> Answer {
+    let (status, code) = view::denied_code(denied);
+    problem(status, code, denied.to_string())
+}
+
+pub fn problem(status: u16, code: &str, detail: String) -> Answer {
+    let kind = "about:blank".into();
+    let (title, code) = ("No".into(), code.into());
+    let problem = Problem { kind, title, status, code, detail, field: None, value: None, allowed: None };
+    let mut answer = json(StatusCode::from_u16(status).unwrap(), &problem);
+    answer.headers = headers(MEDIA_TYPE);
+    answer
+}
+
+fn json(status: StatusCode, body: &impl Serialize) -> Answer {
+    let body = serde_json::to_vec(body).unwrap().into();
+    Answer { status, headers: headers("application/json"), body }
+}
+
+fn headers(kind: &'static str) -> HeaderMap {
+    HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(kind))])
+}

@@ -1,0 +1,42 @@
+//! Takes a GPU, uses it, gives it back. With a simulated agent: `examples/run basic`.
+//!
+//! Asks whom the environment names (`GPU_SERVICE_ENDPOINT`, or several in `GPU_STATS_SERVICE_ENDPOINTS`), else
+//! http://localhost:8000.
+
+use gpupool_client::{Client, ClientError, RequestBody};
+
+#[tokio::main]
+async fn main() -> Result<(), ClientError> {
+    let client = Client::from_environment()?;
+    client.start().await?;
+
+    // A whole GPU, as soon as there is one.
+    let lease = client.request(RequestBody::default()).await?;
+    println!("assigned {} to {}", lease.global_gpu_id().unwrap_or_default(), lease.worker_id());
+    for (name, value) in lease.env() {
+        println!("  {name}={}", value.as_deref().unwrap_or("(must not be set)"));
+    }
+    lease.release().await?;
+
+    // Half of one, for so long as the closure runs; whatever happens in it, the half is given back.
+    let half = RequestBody { fraction: Some(0.5), ..RequestBody::default() };
+    let lease = client.request(half).await?;
+    println!("assigned half of {}", lease.global_gpu_id().unwrap_or_default());
+    tokio::select! {
+        lost = lease.lost() => println!("it was taken away: {lost}"),
+        () = work() => println!("done"),
+    }
+    lease.release().await?;
+
+    // No GPU has two halves and a whole: this one is told so, at once and with the reason.
+    let never = RequestBody { gpus: Some(64), ..RequestBody::default() };
+    if let Err(error) = client.request(never).await {
+        println!("not assigned: {error}");
+    }
+    client.stop().await;
+    Ok(())
+}
+
+async fn work() {
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+}

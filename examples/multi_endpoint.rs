@@ -1,0 +1,55 @@
+//! Several servers as one pool: who serves is the strategy's choice, and where all are full a request waits at each of them.
+//! With three simulated agents: `examples/run multi_endpoint`.
+
+use gpupool_client::{Balancing, Client, ClientBuilder, ClientError, RequestBody};
+
+#[tokio::main]
+async fn main() -> Result<(), ClientError> {
+    for strategy in [Balancing::Availability, Balancing::RoundRobin, Balancing::Weighted] {
+        let client = ClientBuilder::from_environment()?.strategy(strategy).build()?;
+        client.start().await?;
+        let status = client.pool_status()?;
+        println!(
+            "{}: {} of {} GPUs available at {} of {} endpoints",
+            strategy.name(),
+            status.available_gpus,
+            status.total_gpus,
+            status.healthy_endpoints,
+            status.total_endpoints
+        );
+        fill(&client).await?;
+        client.stop().await;
+    }
+    Ok(())
+}
+
+/// Takes every GPU there is, and waits for one more.
+async fn fill(client: &Client) -> Result<(), ClientError> {
+    let mut held = Vec::new();
+    for _ in 0..client.pool_status()?.available_gpus {
+        let lease = client.request(RequestBody::default()).await?;
+        println!("  {}", lease.global_gpu_id().unwrap_or_default());
+        held.push(lease);
+    }
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.request(RequestBody::default()).await }
+    });
+    if let Some(first) = held.pop() {
+        println!("  one more waits everywhere; {} is given back", first.global_gpu_id().unwrap_or_default());
+        first.release().await?;
+    }
+    if let Ok(lease) = waiting.await {
+        let lease = lease?;
+        println!("  and it got {}", lease.global_gpu_id().unwrap_or_default());
+        held.push(lease);
+    }
+    for endpoint in client.endpoints_info()? {
+        println!("  {}: {}/{} GPUs available", endpoint.endpoint_id, endpoint.available_gpus, endpoint.total_gpus);
+    }
+    // Dropped, they go back in the background; released, it is certain when they have.
+    for lease in held {
+        lease.release().await?;
+    }
+    Ok(())
+}

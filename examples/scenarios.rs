@@ -1,0 +1,79 @@
+//! How a client is set up for production, development, batches, many tenants and the edge. With simulated agents:
+//! `examples/run scenarios`.
+
+use std::time::Duration;
+
+use gpupool_client::{Balancing, ClientBuilder, ClientError, RequestBody};
+
+/// What differs between the places a client runs in.
+struct Scenario {
+    name: &'static str,
+    strategy: Balancing,
+    /// In percent: memory, then utilization.
+    thresholds: (f64, f64),
+    worker_timeout_secs: u64,
+    polling_secs: u64,
+}
+
+const SCENARIOS: [Scenario; 5] = [
+    // Room to breathe, and long patience.
+    Scenario {
+        name: "production",
+        strategy: Balancing::Availability,
+        thresholds: (70.0, 80.0),
+        worker_timeout_secs: 600,
+        polling_secs: 5,
+    },
+    // Even use of test servers, and errors soon.
+    Scenario {
+        name: "development",
+        strategy: Balancing::RoundRobin,
+        thresholds: (75.0, 85.0),
+        worker_timeout_secs: 60,
+        polling_secs: 2,
+    },
+    // As full as it goes, larger servers more, half an hour of patience.
+    Scenario {
+        name: "batch",
+        strategy: Balancing::Weighted,
+        thresholds: (85.0, 90.0),
+        worker_timeout_secs: 1_800,
+        polling_secs: 5,
+    },
+    // Careful with what others use.
+    Scenario {
+        name: "multi-tenant",
+        strategy: Balancing::Availability,
+        thresholds: (60.0, 75.0),
+        worker_timeout_secs: 600,
+        polling_secs: 3,
+    },
+    // Looks often: links at the edge come and go.
+    Scenario {
+        name: "edge",
+        strategy: Balancing::Availability,
+        thresholds: (75.0, 85.0),
+        worker_timeout_secs: 300,
+        polling_secs: 2,
+    },
+];
+
+#[tokio::main]
+async fn main() -> Result<(), ClientError> {
+    for scenario in SCENARIOS {
+        let (memory, utilization) = scenario.thresholds;
+        let client = ClientBuilder::from_environment()?
+            .strategy(scenario.strategy)
+            .memory_threshold(memory)
+            .utilization_threshold(utilization)
+            .worker_timeout(Duration::from_secs(scenario.worker_timeout_secs))
+            .polling_interval(Duration::from_secs(scenario.polling_secs))
+            .build()?;
+        client.start().await?;
+        let lease = client.request(RequestBody::default()).await?;
+        println!("{}: {}", scenario.name, lease.global_gpu_id().unwrap_or_default());
+        lease.release().await?;
+        client.stop().await;
+    }
+    Ok(())
+}
