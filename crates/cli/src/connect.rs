@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use gpupool_client::{AgentClient, ClientError, Endpoint, Secret};
+use gpupool_client::{AgentClient, ClientBuilder, ClientError, Endpoint, Secret};
 use gpupool_config::{Flags, Inputs, Loaded, Origin, Reader, load};
 
 use crate::output::WrongUsage;
@@ -20,7 +20,7 @@ const SYSTEM_STATE: &str = "/var/lib/gpupool";
 pub(crate) struct Connect {
     /// The agent to ask: http://HOST:PORT, https://HOST:PORT, or the path of its Unix socket.
     ///
-    /// Unless given: GPU_SERVICE_ENDPOINT, then the Unix socket of this machine's agent, then http://localhost:8000.
+    /// Unless given: GPU_STATS_SERVICE_ENDPOINTS (several, with commas between), GPU_SERVICE_ENDPOINT, then the Unix socket of this machine's agent, then http://localhost:8000.
     #[arg(long, value_name = "URL")]
     pub endpoint: Option<String>,
     /// Trust the certificates of this file (PEM) where the agent is asked over https.
@@ -34,6 +34,26 @@ impl Connect {
         let loaded = self.load()?;
         let endpoint = self.endpoint_of(&loaded).map_err(WrongUsage::of)?;
         client_of(endpoint, &loaded)
+    }
+
+    /// A client of each agent somebody named; of the one that is asked anyway, where nobody named several.
+    pub fn clients(&self) -> anyhow::Result<Vec<AgentClient>> {
+        let loaded = self.load()?;
+        let named = self.named(&loaded).map_err(WrongUsage::of)?;
+        if named.len() > 1 {
+            return named.into_iter().map(|endpoint| client_of(endpoint, &loaded)).collect();
+        }
+        Ok(vec![self.client()?])
+    }
+
+    /// Sets up a client of several agents, where somebody named several.
+    pub fn several(&self) -> anyhow::Result<Option<ClientBuilder>> {
+        let is_several = self.named(&self.load()?).map_err(WrongUsage::of)?.len() > 1;
+        let builder = is_several.then(ClientBuilder::from_environment).transpose().map_err(WrongUsage::of)?;
+        Ok(match (builder, &self.ca_file) {
+            (Some(builder), Some(path)) => Some(builder.ca_file(path)),
+            (builder, _) => builder,
+        })
     }
 
     /// The same, or no client where nobody named an agent and none listens on a socket; and the state directory an agent of

@@ -132,7 +132,11 @@ async fn signals_reach_the_command() {
         signal.signal(signal.SIGTERM, lambda *_: exit(7))\n\
         print('ready', flush=True)\n\
         while True: time.sleep(600)";
-    let mut running = run(&agent, &[], &["python3", "-c", script]);
+    // What is ignored stays ignored, and whoever runs the tests may ignore something.
+    let mut line = bare(Command::new("env"));
+    line.args(["--default-signal", BINARY, "run", "--endpoint", &format!("unix:{}", agent.socket().display())]);
+    line.args(["--", "python3", "-c", script]);
+    let mut running = Running::start(line);
     running.says("ready");
     for signal in [Signal::HUP, Signal::USR1, Signal::USR2, Signal::QUIT, Signal::INT, Signal::WINCH] {
         running.signal(signal);

@@ -89,7 +89,7 @@ fn without_an_agent_it_says_how_to_start_one() {
     Said::of(&mut bare(home.path(), &["status", "--endpoint", &nobody])).failed(1, &[&nobody, "gpupool serve"]);
     Said::of(&mut bare(home.path(), &["status", "--endpoint", "/nowhere.sock"])).failed(1, &["gpupool serve"]);
     Said::of(&mut bare(home.path(), &["status", "--endpoint", "gpu7:8000"])).failed(2, &["http://gpu7:8000"]);
-    let mut several = bare(home.path(), &["status"]);
+    let mut several = bare(home.path(), &["lease", "list"]);
     several.env("GPU_STATS_SERVICE_ENDPOINTS", "http://a:1,http://b:2");
     Said::of(&mut several).failed(2, &["several", "--endpoint"]);
 }

@@ -6,18 +6,22 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::Args;
 use gpupool_api::RequestBody;
+use gpupool_api::job_environment as job;
 use gpupool_api::lease::{Lease, State};
-use gpupool_client::{AgentClient, IdempotencyKey, LeaseGuard, Progress, WaitOptions};
+use gpupool_client::{AgentClient, ClientBuilder, IdempotencyKey, LeaseGuard, Progress, Update, WaitOptions};
 
 use super::export::exports;
 use super::hold::hold;
 use super::lasts;
 use crate::connect::{Connect, converse, explained};
-use crate::output::{note, write_json, write_text};
+use crate::output::{WrongUsage, note, write_json, write_text};
 use crate::signals::Ending;
 use crate::text::clean;
 use crate::units;
 use crate::wish::Wish;
+
+/// Longer than anybody waits.
+const FOR_EVER: Duration = Duration::from_secs(86_400 * 365);
 
 /// What to take, and how to tell.
 #[derive(Args)]
@@ -46,6 +50,9 @@ pub(super) fn run(arguments: &Acquire) -> anyhow::Result<ExitCode> {
         max_duration_secs: arguments.max_duration.map(|most| most.as_secs_f64()),
         ..arguments.wish.body()?
     };
+    if let Some(several) = arguments.connect.several()? {
+        return converse(at_any(arguments, several, body));
+    }
     let client = arguments.connect.client()?;
     converse(async {
         let mut ending = Ending::new()?;
@@ -58,6 +65,50 @@ pub(super) fn run(arguments: &Acquire) -> anyhow::Result<ExitCode> {
         note(&format!("lease {} {}", lease.id, lasts(&lease)));
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// From whichever of several agents has room, or first comes to have it.
+async fn at_any(arguments: &Acquire, several: ClientBuilder, body: RequestBody) -> anyhow::Result<ExitCode> {
+    // Whoever sits here says when to end it.
+    let client = several.worker_timeout(FOR_EVER).build().map_err(WrongUsage::of)?;
+    let mut ending = Ending::new()?;
+    client.start().await.map_err(explained)?;
+    let mut updates = client.updates();
+    let told = tokio::spawn(async move {
+        while let Some(update) = updates.next().await {
+            if matches!(update, Update::Blocked { .. }) {
+                note("no agent has room; waiting at all of them");
+            }
+        }
+    });
+    let granted = tokio::select! {
+        granted = client.request(body) => granted.map_err(explained)?,
+        () = ending.told() => {
+            client.stop().await;
+            note("not waited for any more");
+            return Ok(ending.exit_code());
+        }
+    };
+    told.abort();
+    let (agent, guard) = granted.into_guard().map_err(|lease| {
+        let endpoint_id = lease.endpoint_id().to_owned();
+        anyhow::anyhow!(
+            "{endpoint_id} only tells statistics: nobody decides there, and nothing can be taken for longer than \
+                         this command runs"
+        )
+    })?;
+    let with_endpoint = |lease: &Lease| {
+        let mut lease = lease.clone();
+        lease.env.insert(job::LEASE_ENDPOINT.into(), Some(agent.endpoint().to_string()));
+        tell(&lease, arguments.export)
+    };
+    if arguments.hold {
+        return hold(&agent, guard, &mut ending, with_endpoint).await;
+    }
+    let lease = guard.let_go_on();
+    with_endpoint(&lease)?;
+    note(&format!("lease {} of {} {}", lease.id, agent.endpoint(), lasts(&lease)));
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The lease once it is granted; `None` where the wish was taken back because the command was ended.

@@ -70,7 +70,7 @@ pub(crate) fn run(command: &Leases) -> anyhow::Result<ExitCode> {
 fn renew(arguments: &Renew) -> anyhow::Result<ExitCode> {
     let id = given_or_variable(arguments.id, job::LEASE, "the number of the lease")?;
     let token = given_or_variable(arguments.token, job::FENCING_TOKEN, "--token")?;
-    let client = arguments.connect.client()?;
+    let client = of_lease(&arguments.connect, &[id]).client()?;
     let lease = converse(async { client.renew(id, token).await.map_err(explained) })?;
     if arguments.json {
         write_json(&lease)?;
@@ -81,7 +81,7 @@ fn renew(arguments: &Renew) -> anyhow::Result<ExitCode> {
 }
 
 fn release(arguments: &Release) -> anyhow::Result<ExitCode> {
-    let client = arguments.connect.client()?;
+    let client = of_lease(&arguments.connect, &arguments.ids).client()?;
     let mut released = Vec::new();
     let mut unknown = Vec::new();
     converse(async {
@@ -103,6 +103,18 @@ fn release(arguments: &Release) -> anyhow::Result<ExitCode> {
         bail!("there is no lease {}; see: gpupool lease list --all", unknown.join(", "));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The agent that granted the lease of this environment, where it is that lease and nobody named another agent.
+fn of_lease(connect: &Connect, ids: &[u64]) -> Connect {
+    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let is_ours = ids.iter().all(|id| set(job::LEASE).is_some_and(|ours| ours == id.to_string()));
+    match set(job::LEASE_ENDPOINT) {
+        Some(endpoint) if is_ours && connect.endpoint.is_none() => {
+            Connect { endpoint: Some(endpoint), ..connect.clone() }
+        }
+        _ => connect.clone(),
+    }
 }
 
 /// Until when a lease lasts unless it is renewed.

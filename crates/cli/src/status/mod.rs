@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use futures_util::future::join_all;
 use gpupool_api::lease::Lease;
 use gpupool_api::pool::{Device, Pool};
 use gpupool_api::stats::Stats;
@@ -53,34 +54,61 @@ pub(crate) enum Standing {
     },
     /// The server only tells what GPUs read.
     None { endpoint: String, stats: Stats },
+    /// One of several that does not answer.
+    Unknown { endpoint: String, error: String },
 }
 
 pub(crate) fn run(arguments: &Status) -> anyhow::Result<ExitCode> {
-    let client = arguments.connect.client()?;
+    let clients = arguments.connect.clients()?;
     converse(async {
-        match arguments.watch {
-            Some(every) => watch(&client, every).await,
-            None => {
-                let standing = standing(&client).await.map_err(explained)?;
-                if arguments.json { write_json(&standing) } else { write_text(&page::of(&standing, Screen::here())) }
+        match (arguments.watch, clients.as_slice()) {
+            (Some(every), clients) => watch(clients, every).await.map(|()| ExitCode::SUCCESS),
+            (None, [client]) => {
+                let standing = standing(client).await.map_err(explained)?;
+                if arguments.json { write_json(&standing) } else { write_text(&page::of(&standing, Screen::here())) }?;
+                Ok(ExitCode::SUCCESS)
+            }
+            (None, clients) => {
+                let standings = standings(clients).await;
+                if arguments.json { write_json(&standings) } else { write_text(&pages(&standings)) }?;
+                let answers = standings.iter().any(|one| !matches!(one, Standing::Unknown { .. }));
+                Ok(if answers { ExitCode::SUCCESS } else { ExitCode::FAILURE })
             }
         }
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// All of several at once; one that does not answer takes nothing from the others.
+async fn standings(clients: &[AgentClient]) -> Vec<Standing> {
+    let asked = clients.iter().map(|client| async move {
+        standing(client).await.unwrap_or_else(|error| {
+            let error = explained(error).to_string();
+            Standing::Unknown { endpoint: client.endpoint().to_string(), error }
+        })
+    });
+    join_all(asked).await
+}
+
+fn pages(standings: &[Standing]) -> String {
+    let pages: Vec<String> = standings.iter().map(|one| page::of(one, Screen::here())).collect();
+    pages.join("\n")
 }
 
 /// Shows it until it cannot be shown; an agent that is away for a moment is said to be.
-async fn watch(client: &AgentClient, every: Duration) -> anyhow::Result<()> {
+async fn watch(clients: &[AgentClient], every: Duration) -> anyhow::Result<()> {
     // Home, and clear what was below: less flicker than clearing first.
     let (home, rest) = if std::io::stdout().is_terminal() { ("\x1b[H", "\x1b[J") } else { ("", "\n") };
     let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let text = match standing(client).await {
-            Ok(standing) => page::of(&standing, Screen::here()),
-            Err(error) if error.is_passing() => format!("{error}\n"),
-            Err(error) => return Err(explained(error)),
+        let text = match clients {
+            [client] => match standing(client).await {
+                Ok(standing) => page::of(&standing, Screen::here()),
+                Err(error) if error.is_passing() => format!("{error}\n"),
+                Err(error) => return Err(explained(error)),
+            },
+            several => pages(&standings(several).await),
         };
         let clear_ends = if home.is_empty() { text } else { text.replace('\n', "\x1b[K\n") };
         write_text(&format!("{home}{clear_ends}{rest}"))?;

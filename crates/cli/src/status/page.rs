@@ -22,6 +22,10 @@ pub(super) fn of(standing: &Standing, screen: Screen) -> String {
     match standing {
         Standing::Agent { pool, devices, waiting, .. } => agent(pool, devices, waiting, screen),
         Standing::None { endpoint, stats } => statistics::page(endpoint, stats, screen),
+        Standing::Unknown { error, .. } => {
+            let lines = wrap(&clean(error), screen.width.unwrap_or(usize::MAX));
+            format!("{}\n", lines.join("\n"))
+        }
     }
 }
 

@@ -1,0 +1,225 @@
+//! Many workers of several clients want few GPUs of several agents, while agents are killed and paused and paths go wrong at
+//! random; afterwards everybody was served or told, nothing was held twice, and nothing is left.
+//!
+//! `GPUPOOL_CHAOS_CLIENTS`, `GPUPOOL_CHAOS_SECS` and `GPUPOOL_CHAOS_SEED` make it larger, longer, or the same again.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use gpupool_api::RequestBody;
+use gpupool_client::{Balancing, Client, ClientError};
+use gpupool_testkit::audit::all_records;
+use gpupool_testkit::{Chance, Path, in_time};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::common::{Fleet, is_healthy, quick};
+
+const FLEET: [&str; 4] = ["4xH100", "2xH100", "2xA100", "1xH100"];
+const STRATEGIES: [Balancing; 3] = [Balancing::Availability, Balancing::RoundRobin, Balancing::Weighted];
+
+/// What came of all requests.
+#[derive(Debug, Default)]
+struct Tally {
+    granted: u64,
+    too_long: u64,
+    unavailable: u64,
+    full: u64,
+    given_up: u64,
+    lost: u64,
+    /// Leases that were handed out, by endpoint, with the worker they went to.
+    held: BTreeMap<(String, u64), String>,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everybody_is_served_or_told_and_nothing_is_held_twice() {
+    let workers: u64 = set("GPUPOOL_CHAOS_CLIENTS", 30);
+    let secs: u64 = set("GPUPOOL_CHAOS_SECS", 6);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
+    let seed = set("GPUPOOL_CHAOS_SEED", u64::from(now));
+    let _told = ToldOnFailure { workers, secs, seed };
+    let mut chance = Chance::new(seed);
+    let mut fleet = Fleet::of(&FLEET).await;
+    let tally = Arc::new(Mutex::new(Tally::default()));
+    let until = Instant::now() + Duration::from_secs(secs);
+    let mut running = JoinSet::new();
+    let mut clients = Vec::new();
+    for strategy in STRATEGIES {
+        let client = quick(Client::builder().endpoints(fleet.addresses())).strategy(strategy).build().unwrap();
+        client.start().await.unwrap();
+        clients.push(client);
+    }
+    for number in 0..workers {
+        let client = clients[(number % 3) as usize].clone();
+        running.spawn(work(client, number, chance.branch(), tally.clone(), until));
+    }
+    let faults = break_at_random(&mut fleet, &mut chance, until).await;
+    while let Some(ended) = in_time("every worker to be served or told", running.join_next()).await {
+        ended.unwrap();
+    }
+    for client in &clients {
+        for path in &fleet.paths {
+            client.trigger_endpoint_recovery(path.address()).await.unwrap();
+        }
+        for number in 0..FLEET.len() {
+            is_healthy(client, number, true).await;
+        }
+        assert_eq!(client.pool_status().unwrap().active_workers, 0);
+    }
+    fleet.is_left_empty().await;
+    fleet.is_clean().await;
+    let granted = granted_anywhere(&fleet, &clients[0]).await;
+    let tally = tally.lock().unwrap();
+    for (lease, worker) in &tally.held {
+        assert_eq!(granted.get(lease), Some(worker), "{lease:?} was handed out and never granted");
+    }
+    assert!(tally.granted > workers && faults > 0, "{tally:?}");
+    eprintln!(
+        "{faults} faults; {} granted, {} waited too long, {} told that nobody answers, {} told that all is full, {} gave \
+         up, {} lost; {} grants nobody was told of; seed {seed}",
+        tally.granted,
+        tally.too_long,
+        tally.unavailable,
+        tally.full,
+        tally.given_up,
+        tally.lost,
+        granted.len() - tally.held.len()
+    );
+}
+
+/// Every lease that ever was active, and whose it was.
+async fn granted_anywhere(fleet: &Fleet, client: &Client) -> BTreeMap<(String, u64), String> {
+    let mut granted = BTreeMap::new();
+    for (agent, endpoint) in fleet.agents.iter().zip(client.endpoints_info().unwrap()) {
+        for record in all_records(&agent.client()).await.unwrap() {
+            if record.event == "granted" {
+                granted.insert((endpoint.endpoint_id.clone(), record.lease), record.worker_id.unwrap_or_default());
+            }
+        }
+    }
+    granted
+}
+
+async fn work(client: Client, number: u64, mut chance: Chance, tally: Arc<Mutex<Tally>>, until: Instant) {
+    let mut asked = 0;
+    while Instant::now() < until {
+        asked += 1;
+        let worker = format!("worker-{number}-{asked}");
+        let body = RequestBody {
+            worker_id: Some(worker.as_str().into()),
+            fraction: [None, None, Some(0.5), Some(0.1)][chance.below(4) as usize],
+            queue: Some(!chance.percent(10)),
+            wait_limit_secs: Some(*chance.pick(&[0.05, 1.0, 20.0])),
+            ttl_secs: Some(3.0),
+            ..RequestBody::default()
+        };
+        let request = client.request(body);
+        let answer = if chance.percent(10) {
+            match tokio::time::timeout(Duration::from_millis(chance.below(50)), request).await {
+                Ok(answer) => answer,
+                Err(_) => {
+                    tally.lock().unwrap().given_up += 1;
+                    continue;
+                }
+            }
+        } else {
+            request.await
+        };
+        let lease = match answer {
+            Ok(lease) => lease,
+            Err(error) => {
+                tally.lock().unwrap().note(&error);
+                tokio::time::sleep(Duration::from_millis(chance.below(100))).await;
+                continue;
+            }
+        };
+        {
+            let mut tally = tally.lock().unwrap();
+            tally.granted += 1;
+            let before = tally.held.insert((lease.endpoint_id().into(), lease.id()), worker);
+            assert_eq!(before, None, "lease {} of {} was handed out twice", lease.id(), lease.endpoint_id());
+        }
+        tokio::select! {
+            _ = lease.lost() => tally.lock().unwrap().lost += 1,
+            () = tokio::time::sleep(Duration::from_millis(chance.below(60))) => {}
+        }
+        if chance.percent(80) {
+            // A server that is gone right now gets it back later, or ends it by itself.
+            let _ = lease.release().await;
+        }
+    }
+}
+
+impl Tally {
+    fn note(&mut self, error: &ClientError) {
+        match error {
+            ClientError::WaitedTooLong { .. } => self.too_long += 1,
+            ClientError::AllEndpointsUnavailable { .. } => self.unavailable += 1,
+            error if error.code() == Some("no_capacity") => self.full += 1,
+            error if error.is_passing() => self.unavailable += 1,
+            error => panic!("nothing a healthy client says: {error}"),
+        }
+    }
+}
+
+/// Breaks and mends until the time is up; then everything is well again.
+async fn break_at_random(fleet: &mut Fleet, chance: &mut Chance, until: Instant) -> u32 {
+    let mut faults = 0;
+    while Instant::now() < until {
+        let number = chance.below(FLEET.len() as u64) as usize;
+        let pause = Duration::from_millis(50 + chance.below(600));
+        faults += 1;
+        match chance.below(10) {
+            0..=2 => {
+                fleet.agents[number].kill9().await;
+                tokio::time::sleep(pause).await;
+                fleet.agents[number].restart().await;
+            }
+            3 => {
+                fleet.agents[number].pause();
+                tokio::time::sleep(pause).await;
+                fleet.agents[number].resume();
+            }
+            other => {
+                let paths = [
+                    Path::Silent,
+                    Path::Reset,
+                    Path::Garbage,
+                    Path::HalfAnswers,
+                    Path::Status(500),
+                    Path::Slow(Duration::from_millis(40)),
+                ];
+                fleet.set(number, paths[(other - 4) as usize]);
+                tokio::time::sleep(pause).await;
+                fleet.set(number, Path::Good);
+            }
+        }
+    }
+    faults
+}
+
+fn set<T: FromStr>(variable: &str, default: T) -> T {
+    let Ok(text) = std::env::var(variable) else { return default };
+    text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}, and must be a whole number"))
+}
+
+/// Says how to see a failure again.
+struct ToldOnFailure {
+    workers: u64,
+    secs: u64,
+    seed: u64,
+}
+
+impl Drop for ToldOnFailure {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let Self { workers, secs, seed } = self;
+            eprintln!(
+                "to see it again: GPUPOOL_CHAOS_SEED={seed} GPUPOOL_CHAOS_CLIENTS={workers} GPUPOOL_CHAOS_SECS={secs} \
+                 cargo test -p gpupool --test fleet chaos"
+            );
+        }
+    }
+}

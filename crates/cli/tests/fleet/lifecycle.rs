@@ -1,0 +1,104 @@
+//! Starting, stopping, and what is said when one is forgotten.
+
+use gpupool_api::RequestBody;
+use gpupool_client::{Client, Update};
+use gpupool_testkit::in_time;
+
+use crate::common::{Fleet, quick, started, whole};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_not_started_says_so_and_can_be_stopped_and_started_again() {
+    let fleet = Fleet::of(&["2xH100"]).await;
+    let client = fleet.builder().build().unwrap();
+    let said = client.request(RequestBody::default()).await.unwrap_err().to_string();
+    assert_eq!(said, "Client must be started before requesting GPU");
+    let said = client.pool_status().unwrap_err().to_string();
+    assert_eq!(said, "Client must be started before getting pool status");
+    let said = client.detailed_metrics().unwrap_err().to_string();
+    assert_eq!(said, "Client must be started before getting metrics");
+    for _ in 0..2 {
+        client.start().await.unwrap();
+        assert_eq!(client.start().await.unwrap_err().to_string(), "Client is already started");
+        let lease = whole(&client).await;
+        client.stop().await;
+        fleet.is_left_empty().await;
+        assert!(!client.is_started());
+        drop(lease);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_happens_is_told_as_it_happens() {
+    let fleet = Fleet::of(&["1xH100"]).await;
+    let client = fleet.builder().build().unwrap();
+    let mut updates = client.updates();
+    client.start().await.unwrap();
+    let next = async |updates: &mut gpupool_client::Updates| loop {
+        match in_time("an update", updates.next()).await.unwrap() {
+            Update::Statistics { gpus, .. } => assert_eq!(gpus.len(), 1),
+            other => return other,
+        }
+    };
+    assert!(matches!(next(&mut updates).await, Update::EndpointUp { .. }));
+    let lease = whole(&client).await;
+    let Update::Assigned { worker_id, gpu_ids, .. } = next(&mut updates).await else { panic!("not assigned") };
+    assert_eq!((worker_id.as_str(), gpu_ids.as_slice()), (lease.worker_id(), &[0][..]));
+    let waits = tokio::spawn({
+        let client = client.clone();
+        async move { client.request(RequestBody::default()).await }
+    });
+    assert!(matches!(next(&mut updates).await, Update::Blocked { .. }));
+    lease.release().await.unwrap();
+    assert!(matches!(next(&mut updates).await, Update::Released { .. }));
+    let _lease = in_time("its turn", waits).await.unwrap().unwrap();
+    assert!(matches!(next(&mut updates).await, Update::Unblocked { .. }));
+    assert!(matches!(next(&mut updates).await, Update::Assigned { .. }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_and_numbers_are_those_the_documents_name() {
+    let fleet = Fleet::of(&["2xH100", "2xH100"]).await;
+    let client = fleet.client().await;
+    let lease = whole(&client).await;
+    let endpoint = client.endpoints_info().unwrap()[0].clone();
+    assert!(endpoint.endpoint_id.starts_with("127.0.0.1_"), "hosts are not unique: {}", endpoint.endpoint_id);
+    assert_eq!(lease.global_gpu_id().unwrap(), format!("{}:{}", lease.endpoint_id(), lease.gpu_id().unwrap()));
+    let status = client.pool_status().unwrap();
+    assert_eq!((status.total_gpus, status.available_gpus), (4, 3));
+    assert_eq!((status.total_endpoints, status.healthy_endpoints), (2, 2));
+    assert_eq!(status.gpu_assignments[&lease.global_gpu_id().unwrap()][0].worker_id, lease.worker_id());
+    let metrics = serde_json::to_value(client.detailed_metrics().unwrap()).unwrap();
+    assert_eq!(metrics["pool_summary"]["efficiency_percent"], 25.0);
+    assert_eq!(metrics["load_balancer"]["strategy_name"], "availability");
+    assert_eq!(metrics["load_balancer"]["total_requests"], 1);
+    assert_eq!(metrics["load_balancer"]["success_rate"], 100.0);
+    assert_eq!(metrics["thresholds"]["memory_threshold_percent"], 80.0);
+    let detail = &metrics["endpoints"]["details"][&endpoint.endpoint_id];
+    assert_eq!(detail["total_gpus"], 2);
+    assert_eq!(detail["is_healthy"], true);
+    assert!(detail["avg_response_time_ms"].as_f64().unwrap() > 0.0);
+    let recovery = client.error_recovery_status().unwrap();
+    assert_eq!((recovery.healthy_endpoints.len(), recovery.degraded_endpoints.len()), (2, 0));
+    assert!(recovery.to_string().starts_with("=== Error Recovery Status ===\nDegradation Status: None (2/2 endpoints"));
+    assert!(!client.trigger_endpoint_recovery("nobody").await.unwrap());
+    assert!(client.trigger_endpoint_recovery(&endpoint.endpoint_id).await.unwrap());
+    lease.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_settings_are_named_with_what_is_allowed() {
+    let said = |builder: gpupool_client::ClientBuilder| builder.build().unwrap_err().to_string();
+    let client = Client::builder;
+    assert!(
+        said(client().memory_threshold(101.0)).contains("memory_threshold is 101, and must be a number from 0 to 100")
+    );
+    assert!(said(client().utilization_threshold(f64::NAN)).contains("utilization_threshold is NaN"));
+    assert!(said(client().endpoint("localhost:8000")).contains("http://localhost:8000"));
+    assert!(said(client().endpoints(" , ")).contains("one endpoint at least"));
+    let token = gpupool_client::Secret::new("x");
+    assert!(said(client().token_for("nobody", token)).contains("nobody"));
+    let client = started(quick(client().endpoints("http://127.0.0.1:1"))).await;
+    let bad = RequestBody { fraction: Some(1.5), ..RequestBody::default() };
+    let error = client.request(bad).await.unwrap_err();
+    assert!(error.code() == Some("invalid") && error.to_string().contains("fraction is 1.5"), "{error}");
+}
