@@ -48,7 +48,7 @@ pub use agent::{
 pub use client::{
     Authority, Balancing, BreakerStats, Client, ClientBuilder, Degradation, DegradationManager, DetailedMetrics,
     EndpointDetail, EndpointHealthSummary, EndpointInfo, EndpointMetrics, GlobalGpu, Gpu, Lease, LoadBalancerStats,
-    PoolStatus, PoolSummary, RecoveryStatus, Thresholds, Update, Updates, WorkerInfo,
+    PoolHealth, PoolStatus, PoolSummary, RecoveryStatus, Thresholds, Update, Updates, WorkerInfo,
 };
 pub use endpoint::{DEFAULT as DEFAULT_ENDPOINT, Endpoint};
 pub use error::{ClientError, Lost};

@@ -23,6 +23,7 @@ async fn whatever_way_an_endpoint_fails_the_others_serve_and_it_comes_back() {
         is_healthy(&client, 0, false).await;
         let recovery = client.error_recovery_status().unwrap();
         assert_eq!(recovery.degradation_manager.degradation, Degradation::Partial, "{way:?}");
+        assert_eq!(client.health().unwrap().status, "degraded");
         let report = recovery.to_string();
         assert!(report.contains("Degradation Status: Partial (1/2 endpoints healthy)"), "{report}");
         fleet.set(0, Path::Good);

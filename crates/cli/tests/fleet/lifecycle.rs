@@ -2,7 +2,7 @@
 
 use gpupool_api::RequestBody;
 use gpupool_client::{Client, Update};
-use gpupool_testkit::in_time;
+use gpupool_testkit::{Path, in_time};
 
 use crate::common::{Fleet, quick, started, whole};
 
@@ -53,6 +53,12 @@ async fn what_happens_is_told_as_it_happens() {
     let _lease = in_time("its turn", waits).await.unwrap().unwrap();
     assert!(matches!(next(&mut updates).await, Update::Unblocked { .. }));
     assert!(matches!(next(&mut updates).await, Update::Assigned { .. }));
+    fleet.set(0, Path::Reset);
+    let Update::EndpointDown { error, .. } = next(&mut updates).await else { panic!("not told that it is down") };
+    assert!(error.contains("does not answer"), "{error}");
+    fleet.set(0, Path::Good);
+    client.trigger_endpoint_recovery(fleet.paths[0].address()).await.unwrap();
+    assert!(matches!(next(&mut updates).await, Update::EndpointUp { .. }));
 }
 
 #[tokio::test(flavor = "multi_thread")]

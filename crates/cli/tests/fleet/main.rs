@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod access;
 mod authority;
 mod balance;
 mod cable;

@@ -20,8 +20,8 @@ use crate::limits::{LOOK_PAUSE, PROBE_PAUSE, ROUND_PAUSE_FIRST, ROUND_PAUSE_MOST
 
 /// Looks again and again, until the client stops.
 pub(super) async fn look_on(core: Arc<Core>, place: Arc<Place>, mut stop: Stopping) {
-    let mut looker =
-        Looker { core, place, checked: None, backoff: Backoff::between(ROUND_PAUSE_FIRST, ROUND_PAUSE_MOST) };
+    let backoff = Backoff::between(ROUND_PAUSE_FIRST, ROUND_PAUSE_MOST);
+    let mut looker = Looker { core, place, checked: None, backoff, was_usable: false };
     loop {
         tokio::select! {
             biased;
@@ -44,12 +44,14 @@ struct Looker {
     /// When `/health` was last asked for.
     checked: Option<Instant>,
     backoff: Backoff,
+    /// Whether those who follow were told that it can be asked.
+    was_usable: bool,
 }
 
 impl Looker {
     async fn look(&mut self) {
         let began = Instant::now();
-        let was_usable = {
+        {
             let mut known = self.place.known();
             match known.breaker.probe_at() {
                 Some(at) if began >= at => known.breaker.begin_probe(),
@@ -57,23 +59,22 @@ impl Looker {
                 Some(_) => {
                     known.looks += 1;
                     drop(known);
+                    self.tell_change();
                     return self.place.tell_weather();
                 }
                 None => {}
             }
             known.asked_since = Some(began);
-            known.is_usable()
-        };
+        }
         let looked = self.see().await;
         self.place.known().asked_since = None;
         self.place.judge(Some(began), looked.as_ref().err());
+        let is_seen = looked.is_ok();
         match looked {
             Ok(gpus) => {
                 self.backoff.reset();
                 self.place.known().seen = Some(Seen { at: Instant::now(), gpus: gpus.clone() });
                 self.tell(Update::Statistics { endpoint_id: self.place.id.clone(), gpus });
-                self.check_health().await;
-                give_back_remembered(&self.place).await;
             }
             Err(error) => {
                 let mut known = self.place.known();
@@ -83,13 +84,18 @@ impl Looker {
             }
         }
         self.place.known().looks += 1;
-        self.tell_change(was_usable);
+        self.tell_change();
         self.place.tell_weather();
+        if is_seen {
+            give_back_remembered(&self.place).await;
+            self.check_health().await;
+        }
     }
 
-    fn tell_change(&self, was_usable: bool) {
+    fn tell_change(&mut self) {
         let endpoint_id = self.place.id.clone();
-        match (was_usable, self.place.is_usable()) {
+        let is_usable = self.place.is_usable();
+        match (std::mem::replace(&mut self.was_usable, is_usable), is_usable) {
             (false, true) => self.tell(Update::EndpointUp { endpoint_id }),
             (true, false) => self.tell(Update::EndpointDown { endpoint_id, error: self.place.trouble() }),
             _ => {}

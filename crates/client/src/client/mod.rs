@@ -37,7 +37,7 @@ pub use balance::Balancing;
 pub use builder::ClientBuilder;
 pub use capacity::Gpu;
 pub use lease::Lease;
-pub use recovery::{BreakerStats, Degradation, DegradationManager, EndpointHealthSummary, RecoveryStatus};
+pub use recovery::{BreakerStats, Degradation, DegradationManager, EndpointHealthSummary, PoolHealth, RecoveryStatus};
 pub use status::{
     Authority, DetailedMetrics, EndpointDetail, EndpointInfo, EndpointMetrics, GlobalGpu, LoadBalancerStats,
     PoolStatus, PoolSummary, Thresholds, WorkerInfo,

@@ -25,6 +25,15 @@ pub enum Degradation {
     Full,
 }
 
+/// Whether all is well, in short.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PoolHealth {
+    /// `healthy`, `degraded` (not every endpoint can be asked, or one is not well) or `unhealthy` (none can be asked).
+    pub status: &'static str,
+    /// Each endpoint: what its `/health` last said, or `unreachable`.
+    pub endpoints: BTreeMap<String, String>,
+}
+
 /// How endpoints fail and come back. Prints as a short report.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RecoveryStatus {
@@ -119,6 +128,28 @@ impl Client {
             healthy_endpoints: healthy,
             degraded_endpoints: degraded,
         })
+    }
+
+    /// Whether all is well, from what is known.
+    pub fn health(&self) -> Result<PoolHealth, ClientError> {
+        let running = self.running("getting health")?;
+        let health = |place: &Arc<Place>| {
+            let known = place.known();
+            match &known.health {
+                _ if !known.is_usable() => "unreachable".to_owned(),
+                Some(said) => said.clone(),
+                // It answers, and has no such route or has not been asked yet.
+                None => "healthy".to_owned(),
+            }
+        };
+        let endpoints: BTreeMap<String, String> =
+            running.places().iter().map(|place| (place.id.clone(), health(place))).collect();
+        let status = match (running.core.is_any_usable(), endpoints.values().all(|said| said == "healthy")) {
+            (false, _) => "unhealthy",
+            (true, true) => "healthy",
+            (true, false) => "degraded",
+        };
+        Ok(PoolHealth { status, endpoints })
     }
 
     /// Looks at an endpoint now, whatever its breaker says, and waits for what comes of it. `false` where there is no such
