@@ -7,6 +7,7 @@ mod agent;
 pub mod audit;
 mod binary;
 mod chance;
+mod chaos;
 mod log;
 mod process;
 mod proxy;
@@ -16,6 +17,7 @@ pub use agent::{Agent, AgentBuilder};
 pub use audit::{Audit, Seen, Violation};
 pub use binary::gpupool_binary;
 pub use chance::Chance;
+pub use chaos::Chaos;
 pub use proxy::{Path, Proxy};
 pub use watch::{Watch, eventually, in_time, skipped};
 

@@ -3,14 +3,13 @@
 //!
 //! `GPUPOOL_CHAOS_CLIENTS`, `GPUPOOL_CHAOS_SECS` and `GPUPOOL_CHAOS_SEED` make it larger, longer, or the same again.
 
-use std::str::FromStr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use gpupool_api::RequestBody;
 use gpupool_api::lease::{Lease, State};
 use gpupool_client::{AgentClient, ClientError, IdempotencyKey, LeaseQuery};
-use gpupool_testkit::{Agent, Audit, Chance, Seen};
+use gpupool_testkit::{Agent, Audit, Chance, Chaos, Seen};
 use tokio::io::AsyncWriteExt;
 use tokio::time::Instant;
 
@@ -22,11 +21,8 @@ const PROCESSES: u64 = 12;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_kill_over_promises_loses_or_revives_anything() {
-    let clients: u64 = set("GPUPOOL_CHAOS_CLIENTS", 60);
-    let secs: u64 = set("GPUPOOL_CHAOS_SECS", 6);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
-    let seed = set("GPUPOOL_CHAOS_SEED", u64::from(now));
-    let _told = ToldOnFailure { clients, secs, seed };
+    let chaos = Chaos::new("agent", 60, 6);
+    let Chaos { clients, secs, seed, .. } = chaos;
     let mut chance = Chance::new(seed);
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("gpupool.toml");
@@ -79,30 +75,6 @@ async fn no_kill_over_promises_loses_or_revives_anything() {
     assert!(!seen.granted.is_empty() && !seen.released.is_empty(), "nobody was granted anything");
     assert!(!agent.log().contains("panicked"), "{}", agent.log());
     eprintln!("{kills} kills, {} grants seen, {} records, seed {seed}", seen.granted.len(), audit.records.len());
-}
-
-fn set<T: FromStr>(variable: &str, default: T) -> T {
-    let Ok(text) = std::env::var(variable) else { return default };
-    text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}, and must be a whole number"))
-}
-
-/// Says how to see a failure again.
-struct ToldOnFailure {
-    clients: u64,
-    secs: u64,
-    seed: u64,
-}
-
-impl Drop for ToldOnFailure {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let Self { clients, secs, seed } = self;
-            eprintln!(
-                "to see it again: GPUPOOL_CHAOS_SEED={seed} GPUPOOL_CHAOS_CLIENTS={clients} GPUPOOL_CHAOS_SECS={secs} \
-                 cargo test -p gpupool --test agent chaos"
-            );
-        }
-    }
 }
 
 async fn kill_at_random(agent: &mut Agent, chance: &mut Chance, until: Instant) -> u32 {

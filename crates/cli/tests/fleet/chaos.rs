@@ -4,14 +4,13 @@
 //! `GPUPOOL_CHAOS_CLIENTS`, `GPUPOOL_CHAOS_SECS` and `GPUPOOL_CHAOS_SEED` make it larger, longer, or the same again.
 
 use std::collections::BTreeMap;
-use std::str::FromStr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use gpupool_api::RequestBody;
 use gpupool_client::{Balancing, Client, ClientError};
 use gpupool_testkit::audit::all_records;
-use gpupool_testkit::{Chance, Path, in_time};
+use gpupool_testkit::{Chance, Chaos, Path, in_time};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -35,11 +34,8 @@ struct Tally {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everybody_is_served_or_told_and_nothing_is_held_twice() {
-    let workers: u64 = set("GPUPOOL_CHAOS_CLIENTS", 30);
-    let secs: u64 = set("GPUPOOL_CHAOS_SECS", 6);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
-    let seed = set("GPUPOOL_CHAOS_SEED", u64::from(now));
-    let _told = ToldOnFailure { workers, secs, seed };
+    let chaos = Chaos::new("fleet", 30, 6);
+    let Chaos { clients: workers, secs, seed, .. } = chaos;
     let mut chance = Chance::new(seed);
     let mut fleet = Fleet::of(&FLEET).await;
     let tally = Arc::new(Mutex::new(Tally::default()));
@@ -198,28 +194,4 @@ async fn break_at_random(fleet: &mut Fleet, chance: &mut Chance, until: Instant)
         }
     }
     faults
-}
-
-fn set<T: FromStr>(variable: &str, default: T) -> T {
-    let Ok(text) = std::env::var(variable) else { return default };
-    text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}, and must be a whole number"))
-}
-
-/// Says how to see a failure again.
-struct ToldOnFailure {
-    workers: u64,
-    secs: u64,
-    seed: u64,
-}
-
-impl Drop for ToldOnFailure {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let Self { workers, secs, seed } = self;
-            eprintln!(
-                "to see it again: GPUPOOL_CHAOS_SEED={seed} GPUPOOL_CHAOS_CLIENTS={workers} GPUPOOL_CHAOS_SECS={secs} \
-                 cargo test -p gpupool --test fleet chaos"
-            );
-        }
-    }
 }

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::place::{Place, is_fault};
+use super::running::at;
 use super::stray::{Stray, give_back};
 use crate::backoff::Backoff;
 use crate::changes::Follower;
@@ -317,13 +318,6 @@ async fn follow(place: Arc<Place>, leases: Vec<u64>) -> (Instant, Result<Followe
 async fn pending<T>(future: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
     match future {
         Some(future) => future.await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn at(instant: Option<Instant>) {
-    match instant {
-        Some(instant) => tokio::time::sleep_until(instant).await,
         None => std::future::pending().await,
     }
 }

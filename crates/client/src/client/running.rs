@@ -227,3 +227,11 @@ pub(super) async fn told(stopping: &mut Stopping) {
         stopping.changes.changed().await;
     }
 }
+
+/// Waits until an instant; for ever, where there is none.
+pub(super) async fn at(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant).await,
+        None => std::future::pending().await,
+    }
+}

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 
 use super::line::{News, Order, Waiter, What};
 use super::place::{Place, is_fault};
-use super::running::{self, Running, told};
+use super::running::{self, Running, at, told};
 use super::stray::{Stray, give_back};
 use super::wanted::Wanted;
 use crate::ClientError;
@@ -216,12 +216,5 @@ pub(super) fn telling(error: &ClientError) -> u8 {
         Some(_) => 2,
         None if is_fault(error) => 0,
         None => 1,
-    }
-}
-
-async fn at(instant: Option<Instant>) {
-    match instant {
-        Some(instant) => tokio::time::sleep_until(instant).await,
-        None => std::future::pending().await,
     }
 }
