@@ -246,7 +246,7 @@ async fn bind(config: &Config, tls: Option<Tls>) -> Result<Net, AgentError> {
         shutdown_grace: server.shutdown_grace_secs,
         ..net::Limits::default()
     };
-    let unix = net::UnixBind { path: net::socket_path(&server.state_dir), mode: server.socket_mode.0 };
+    let unix = net::UnixBind { path: gpupool_config::socket_path(&server.state_dir), mode: server.socket_mode.0 };
     let tcp = vec![net::TcpBind { host: server.host.clone(), port: server.port }];
     Ok(Net::bind(net::Bind { tcp, unix: Some(unix), tls, limits }).await?)
 }

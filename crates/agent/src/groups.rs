@@ -22,6 +22,8 @@ pub struct Groups {
 /// How a job is held.
 #[derive(Debug, Default)]
 pub struct Confined {
+    /// The job, where it is the caller's own.
+    pub job: Option<ProcessId>,
     /// The group it is in.
     pub group: Option<String>,
     /// Whether the group holds it to the memory asked for.
@@ -48,14 +50,14 @@ impl Groups {
 
     /// Puts a job that has not started yet into a group of its lease. The job must be the caller's own child.
     pub fn take_in(&self, lease: LeaseId, pid: u32, caller: ProcessId, host_memory_mib: Option<u64>) -> Confined {
-        let without = |why: String| Confined { caveat: Some(why), ..Confined::default() };
-        if !self.cgroups.can_create() {
-            return without(self.cgroups.describe());
-        }
         let job = match own_child(pid, caller) {
             Ok(job) => job,
-            Err(why) => return without(why),
+            Err(why) => return Confined { caveat: Some(why), ..Confined::default() },
         };
+        let without = |why: String| Confined { job: Some(job), caveat: Some(why), ..Confined::default() };
+        if !self.cgroups.can_create() {
+            return without(self.cgroups.why_not().to_owned());
+        }
         let name = self.name(lease);
         let memory = host_memory_mib.map(|mib| mib.saturating_mul(1024 * 1024));
         let limited = memory.filter(|_| self.cgroups.limits_memory());
@@ -70,6 +72,7 @@ impl Groups {
         };
         let not_limited = memory.is_some() && limited.is_none();
         Confined {
+            job: Some(job),
             group: Some(group.path().display().to_string()),
             memory_limited: limited.is_some(),
             caveat: not_limited.then(|| "no memory controller can be used here".into()),

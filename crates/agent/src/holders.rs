@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use gpupool_api::lease::IfTaken;
 use gpupool_confine::process::{ProcessHandle, ProcessId};
 use gpupool_core::lease::Holder;
 use gpupool_core::{LeaseId, Millis};
@@ -44,14 +45,17 @@ impl Holders {
     }
 
     /// A process of a connection, as a holder and as what runs under the lease.
-    pub fn of(&self, process: &PeerProcess) -> (Holder, ProcessId) {
-        let id = ProcessId { pid: process.pid, started: process.start_ticks };
-        (Holder::Process { pid: id.pid, started: id.started }, id)
+    pub fn of(&self, process: &PeerProcess, if_taken: IfTaken) -> (Holder, ProcessId) {
+        let (pid, started) = (process.pid, process.start_ticks);
+        let holder = match if_taken {
+            IfTaken::EndCaller => Holder::Process { pid, started },
+            IfTaken::EndJobs => Holder::Supervisor { pid, started },
+        };
+        (holder, ProcessId { pid, started })
     }
 
     /// Watches a process that now holds a lease, in place of one that did.
-    pub fn watch(&self, lease: LeaseId, process: PeerProcess) {
-        let (holder, _) = self.of(&process);
+    pub fn watch(&self, lease: LeaseId, holder: Holder, process: PeerProcess) {
         self.watch_fd(lease, holder, Ok(process.pidfd));
     }
 
@@ -60,13 +64,15 @@ impl Holders {
     pub fn resume(&self, held: Vec<(LeaseId, Holder)>, groups: &Arc<Groups>, grace: Millis) {
         for (lease, holder) in held {
             match &holder {
-                &Holder::Process { pid, started } => match ProcessHandle::open(ProcessId { pid, started }) {
-                    Ok(Some(handle)) => self.watch_fd(lease, holder, handle.as_fd().try_clone_to_owned()),
-                    Ok(None) => self.gone(lease, holder, Millis(0)),
-                    Err(error) => {
-                        tracing::error!(lease = lease.0, pid, %error, "cannot tell whether the holder of a lease lives");
+                &(Holder::Process { pid, started } | Holder::Supervisor { pid, started }) => {
+                    match ProcessHandle::open(ProcessId { pid, started }) {
+                        Ok(Some(handle)) => self.watch_fd(lease, holder, handle.as_fd().try_clone_to_owned()),
+                        Ok(None) => self.gone(lease, holder, Millis(0)),
+                        Err(error) => {
+                            tracing::error!(lease = lease.0, pid, %error, "cannot tell whether the holder of a lease lives");
+                        }
                     }
-                },
+                }
                 Holder::Connection => self.gone(lease, holder, grace),
                 Holder::Cgroup(_) => self.watch_group(lease, holder, groups.clone()),
             }

@@ -31,4 +31,3 @@ mod watching;
 
 pub use agent::{AgentSpec, serve};
 pub use error::AgentError;
-pub use net::socket_path;

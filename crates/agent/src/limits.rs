@@ -19,6 +19,8 @@ pub const FOLLOWED_BY_CALL: usize = 4_096;
 /// Leases all calls together may follow, one that several follow counted for each; what follows a single one is not held
 /// to it.
 pub const FOLLOWED: usize = 1_048_576;
+/// Jobs of one lease that are known beside its control group.
+pub const JOBS_OF_A_LEASE: usize = 1_024;
 /// How often a store that failed is tried again.
 pub const STORE_RETRY: Duration = Duration::from_secs(1);
 /// Longest time one answer may wait for a lease.

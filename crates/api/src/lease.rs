@@ -199,6 +199,25 @@ pub enum Until {
     Job,
 }
 
+/// Who is made to end where an attached lease is taken back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum IfTaken {
+    /// The calling process, with all that descends from it.
+    #[default]
+    EndCaller,
+    /// Only the jobs that were named, with all that descends from them, and whatever is in their control group. For a caller
+    /// that holds several leases; it is expected to end them itself, and has five seconds to.
+    EndJobs,
+}
+
+impl IfTaken {
+    const fn is_usual(&self) -> bool {
+        matches!(self, Self::EndCaller)
+    }
+}
+
 /// The body of attach: a process of this node keeps the lease alive. Only over the Unix socket.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -206,7 +225,7 @@ pub enum Until {
 pub struct AttachBody {
     /// The token the lease was granted with.
     pub token: u64,
-    /// A process of the caller, not running yet, to be put into a control group of the lease.
+    /// A process of the caller, not running yet, to be put into the control group of the lease. Each call adds one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_pid: Option<u32>,
     /// Most host memory of that group, in MiB.
@@ -215,6 +234,9 @@ pub struct AttachBody {
     /// Whose end is the end of the lease; the caller's unless said.
     #[serde(default)]
     pub until: Until,
+    /// Who is made to end where the lease is taken back; the caller unless said.
+    #[serde(default, skip_serializing_if = "IfTaken::is_usual")]
+    pub if_taken: IfTaken,
 }
 
 /// The answer to attach.

@@ -87,7 +87,7 @@ impl From<LeaseState> for State {
 
 fn holder(holder: &Holder) -> lease::Holder {
     match holder {
-        Holder::Process { pid, .. } => lease::Holder::Process { pid: *pid },
+        Holder::Process { pid, .. } | Holder::Supervisor { pid, .. } => lease::Holder::Process { pid: *pid },
         Holder::Cgroup(path) => lease::Holder::Cgroup { path: path.to_string() },
         Holder::Connection => lease::Holder::Connection,
     }

@@ -7,13 +7,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use gpupool_client::{AgentClient, ClientBuilder, ClientError, Endpoint, Secret};
-use gpupool_config::{Flags, Inputs, Loaded, Origin, Reader, load};
+use gpupool_client::local::LocalAgent;
+use gpupool_client::{AgentClient, ClientBuilder, ClientError, Endpoint};
+use gpupool_config::{Flags, Inputs, Loaded, Origin, Reader, load, socket_path};
 
 use crate::output::WrongUsage;
-
-/// Where the machine's own agent keeps its state.
-const SYSTEM_STATE: &str = "/var/lib/gpupool";
 
 /// Which agent to ask.
 #[derive(Args, Clone, Default)]
@@ -62,7 +60,7 @@ impl Connect {
         let loaded = self.load()?;
         let dir = named.unwrap_or(&loaded.config.server.state_dir).to_owned();
         let endpoint = match named {
-            Some(dir) => Endpoint::choose(None, None, Some(&gpupool_agent::socket_path(dir))),
+            Some(dir) => Endpoint::choose(None, None, Some(&socket_path(dir))),
             None => self.endpoint_of(&loaded),
         };
         let endpoint = endpoint.map_err(WrongUsage::of)?;
@@ -71,15 +69,22 @@ impl Connect {
         Ok((client, dir))
     }
 
+    /// An agent of this machine, for who starts something here; says so in a refusal (``"`gpupool run` starts its command"``).
+    pub async fn local_agent(&self, starts: &'static str) -> anyhow::Result<LocalAgent> {
+        let loaded = self.load()?;
+        let named = self.named(&loaded).map_err(WrongUsage::of)?;
+        LocalAgent::find(named, &loaded, starts).await.map_err(explained)
+    }
+
     /// What is configured for clients on this machine.
-    pub fn load(&self) -> anyhow::Result<Loaded> {
+    fn load(&self) -> anyhow::Result<Loaded> {
         let flags = Flags::default().set("--ca-file", self.ca_file.as_ref().map(|path| path.display()));
         let inputs = Inputs::here(flags, None, Reader::Client).map_err(WrongUsage::of)?;
         Ok(load(&inputs).map_err(WrongUsage::of)?)
     }
 
     /// The agents somebody named, on the command line, in the environment or in the file; none where nobody did.
-    pub fn named(&self, loaded: &Loaded) -> Result<Vec<Endpoint>, ClientError> {
+    fn named(&self, loaded: &Loaded) -> Result<Vec<Endpoint>, ClientError> {
         if let Some(named) = &self.endpoint {
             return Ok(vec![Endpoint::choose(Some(named), None, None)?]);
         }
@@ -99,33 +104,16 @@ impl Connect {
         if let Some(endpoint) = named.pop() {
             return Ok(endpoint);
         }
-        let chosen =
-            state_dirs(loaded).map(|place| Endpoint::choose(None, None, Some(&gpupool_agent::socket_path(place))));
-        let listens = chosen.iter().flatten().find(|endpoint| endpoint.socket().is_some()).cloned();
+        let sockets = loaded.sockets();
+        let chosen = sockets.iter().map(|socket| Endpoint::choose(None, None, Some(socket)));
+        let listens = chosen.flatten().find(|endpoint| endpoint.socket().is_some());
         listens.map_or_else(|| Endpoint::choose(None, None, None), Ok)
     }
 }
 
-/// Where agents of this machine keep their state unless told otherwise: this user's, and the machine's. Whoever named a
-/// directory means the agent there, not the machine's.
-pub(crate) fn state_dirs(loaded: &Loaded) -> [&Path; 2] {
-    let named = loaded.config.server.state_dir.as_path();
-    [named, if loaded.is_set("server.state_dir") { named } else { Path::new(SYSTEM_STATE) }]
-}
-
 /// A client with what is configured for clients.
-pub(crate) fn client_of(endpoint: Endpoint, loaded: &Loaded) -> anyhow::Result<AgentClient> {
-    let settings = &loaded.config.client;
-    let is_socket = endpoint.socket().is_some();
-    let mut builder = AgentClient::builder(endpoint).answer_timeout(settings.endpoint_timeout);
-    // Over the socket the kernel says who we are; a token for some other server would only be unknown there.
-    if let Some(token) = settings.token.as_ref().filter(|_| !is_socket) {
-        builder = builder.token(Secret::new(token.expose()));
-    }
-    if let Some(path) = &settings.ca_file {
-        builder = builder.ca_file(path);
-    }
-    builder.build().map_err(explained)
+fn client_of(endpoint: Endpoint, loaded: &Loaded) -> anyhow::Result<AgentClient> {
+    AgentClient::configured(endpoint, loaded).map_err(explained)
 }
 
 /// Runs a conversation with an agent to its end. Tasks of it that are still running then get no more time.

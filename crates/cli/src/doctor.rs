@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use anyhow::Context;
 use clap::Args;
+use gpupool_confine::bounds::{Enforcement, Means};
 use gpupool_confine::cgroup::Cgroups;
 use gpupool_devices::Places;
 use gpupool_devices::doctor::{Bundle, Evidence, Finding, Redact, Severity, Wish, examine, render};
@@ -41,6 +42,18 @@ struct Answer<'a> {
     findings: &'a [Finding],
     /// How jobs of leases would be confined by whoever runs this, in a sentence.
     confinement: String,
+    /// By what each limit of a job would be kept.
+    limits: Vec<Limit>,
+}
+
+#[derive(Serialize)]
+struct Limit {
+    /// What is limited.
+    limit: &'static str,
+    /// `kernel`, `looking` or `nothing`.
+    by: &'static str,
+    /// The same for people, with the reason.
+    how: String,
 }
 
 pub(crate) fn run(arguments: &Doctor) -> anyhow::Result<ExitCode> {
@@ -48,17 +61,31 @@ pub(crate) fn run(arguments: &Doctor) -> anyhow::Result<ExitCode> {
     let evidence = Evidence::gather(&places, &|name| std::env::var(name).ok(), read_sources(&places)?);
     let findings = examine(&evidence);
     let bundled = arguments.bundle.as_deref().map(|path| bundle(arguments, &places, &evidence, path)).transpose()?;
-    let confinement = Cgroups::detect().describe();
+    let cgroups = Cgroups::detect();
+    let (confinement, limits) = (cgroups.describe(), limits(&cgroups));
     if arguments.json {
-        write_json(&Answer { findings: &findings, confinement })?;
+        write_json(&Answer { findings: &findings, confinement, limits })?;
     } else {
-        write_text(&format!("{}Jobs are confined by: {confinement}.\n", render(&evidence, &findings)))?;
+        let findings = render(&evidence, &findings);
+        let limits: String = limits.iter().map(|Limit { limit, how, .. }| format!("  {limit:<12} {how}\n")).collect();
+        write_text(&format!("{findings}Jobs are confined by: {confinement}.\nTheir limits are kept:\n{limits}"))?;
     }
     if let Some(said) = bundled {
         eprintln!("{said}");
     }
     let broken = findings.iter().any(|finding| finding.severity == Severity::Error);
     Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// By what each limit of a job of this user would be kept.
+fn limits(cgroups: &Cgroups) -> Vec<Limit> {
+    let by = |means: &Means| match means {
+        Means::Kernel(_) => "kernel",
+        Means::Looking { .. } => "looking",
+        Means::Nothing { .. } => "nothing",
+    };
+    let told = Enforcement::of(cgroups);
+    told.bounds().map(|(limit, means)| Limit { limit, by: by(means), how: means.to_string() }).collect()
 }
 
 /// Writes the archive, and says what is in it.

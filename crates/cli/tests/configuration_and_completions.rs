@@ -67,10 +67,18 @@ fn every_shell_gets_completions_it_can_read() {
 fn doctor_says_which_confinement_is_in_force() {
     let home = TempDir::new().unwrap();
     let text = Said::of(&mut bare(home.path(), &["doctor"])).out;
-    let line = text.lines().last().unwrap();
-    let told = line.strip_prefix("Jobs are confined by: ").unwrap_or_else(|| panic!("{text}")).trim_end_matches('.');
+    let told = text.lines().find_map(|line| line.strip_prefix("Jobs are confined by: "));
+    let told = told.unwrap_or_else(|| panic!("{text}")).trim_end_matches('.');
     let json: serde_json::Value =
         serde_json::from_str(&Said::of(&mut bare(home.path(), &["doctor", "--json"])).out).unwrap();
     assert_eq!(json["confinement"], told);
+    let limits = json["limits"].as_array().unwrap();
+    let names: Vec<&str> = limits.iter().map(|limit| limit["limit"].as_str().unwrap()).collect();
+    assert_eq!(names, ["host memory", "processes", "CPU time", "GPU memory"]);
+    let (_, shown) = text.split_once("Their limits are kept:\n").unwrap_or_else(|| panic!("{text}"));
+    for (limit, line) in limits.iter().zip(shown.lines()) {
+        assert!(["kernel", "looking", "nothing"].contains(&limit["by"].as_str().unwrap()), "{limit}");
+        assert!(line.ends_with(limit["how"].as_str().unwrap()), "{line:?} does not tell {limit}");
+    }
     assert!(json["findings"].is_array(), "{json}");
 }

@@ -107,6 +107,32 @@ pub enum ClientError {
         /// Each endpoint, and what is wrong with it.
         causes: Vec<(String, String)>,
     },
+    /// It is an agent, of a machine whose GPUs cannot be used here: work there, or ask an agent of this machine.
+    #[error(
+        "{endpoint} is the agent of another machine ({node}), and {starts} on this one, where that machine's GPUs are not: \
+         run this command there, or take a GPU of this machine: gpupool serve here, without --endpoint and \
+         GPU_SERVICE_ENDPOINT"
+    )]
+    AnotherMachine {
+        /// Where it answers.
+        endpoint: Endpoint,
+        /// The name of its machine.
+        node: String,
+        /// Who starts what.
+        starts: &'static str,
+    },
+    /// Nobody can tell whether the agent is of this machine: give the path of its socket.
+    #[error(
+        "this machine has no id (/etc/machine-id), so nobody can tell whether {endpoint} is an agent of it: use its Unix \
+         socket, --endpoint unix:/PATH/agent.sock"
+    )]
+    NoMachineId {
+        /// Where it answers.
+        endpoint: Endpoint,
+    },
+    /// None of the servers is an agent of this machine that can be asked: why, for each.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    NoLocalAgent(Vec<ClientError>),
     /// What is asked about was never granted by this client.
     #[error("{what} was never granted by this client")]
     NeverGranted {
@@ -122,6 +148,11 @@ impl ClientError {
             Self::Problem(problem) => Some(&problem.code),
             _ => None,
         }
+    }
+
+    /// Whether the agent says that the lease is not the caller's any more.
+    pub fn means_lost(&self) -> bool {
+        matches!(self.code(), Some("stale" | "ended" | "not_granted" | "unknown_lease"))
     }
 
     /// Whether the same call may work later without anybody changing anything.
@@ -141,6 +172,9 @@ impl ClientError {
             | Self::AlreadyStarted
             | Self::NotStarted { .. }
             | Self::Stale { .. }
+            | Self::AnotherMachine { .. }
+            | Self::NoMachineId { .. }
+            | Self::NoLocalAgent(_)
             | Self::NeverGranted { .. } => false,
         }
     }

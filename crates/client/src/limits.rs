@@ -30,6 +30,16 @@ pub const FOLLOW_WAIT_MOST: Duration = Duration::from_secs(300);
 pub const AWAY: Duration = Duration::from_secs(60);
 /// How long a lease that is dropped is tried to be released.
 pub const RELEASE_PATIENCE: Duration = Duration::from_secs(20);
+/// How often who waits for GPUs of this machine asks how things stand; the agent forgets a waiter after 15 s.
+pub const WAIT_REFRESH: Duration = Duration::from_secs(3);
+/// How long another way to the same agent may take to answer.
+pub const SOCKET_PATIENCE: Duration = Duration::from_secs(2);
+/// Pause between two tries to tie a lease to us again while the agent is away.
+pub const AWAY_PAUSE: Duration = Duration::from_millis(500);
+/// How long a request that is not wanted any more is tried to be taken back; the agent forgets it a little later.
+pub const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a lease that is tied to us is tried to be given back; the agent sees our end anyway.
+pub const GIVE_BACK_PATIENCE: Duration = Duration::from_secs(5);
 /// Length of an idempotency key.
 pub const KEY_BYTES: usize = gpupool_core::limits::NAME_BYTES;
 /// Length of the path of a Unix socket: the kernel's bound.

@@ -7,6 +7,9 @@ use std::path::PathBuf;
 
 use serde_json::Value as Json;
 
+/// Where the machine's own agent keeps its state.
+pub(crate) const SYSTEM_STATE: &str = "/var/lib/gpupool";
+
 /// What defaults depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
@@ -23,7 +26,7 @@ impl Machine {
     pub fn state_dir(&self) -> PathBuf {
         match &self.state_home {
             Some(home) if !self.root => home.join("gpupool"),
-            _ => PathBuf::from("/var/lib/gpupool"),
+            _ => PathBuf::from(SYSTEM_STATE),
         }
     }
 }

@@ -4,8 +4,10 @@
 //! - [`keeper`]: the small processes between starter and job that see to that. A program that spawns jobs calls
 //!   [`keeper::main_if_asked`] first thing in its `main`.
 //! - [`cgroup`]: one control group per lease, with limits the kernel enforces and a kill nothing dodges.
-//! - [`process`]: a process known for sure (pid and start time), its descendants, and the memory they use.
+//! - [`bounds`]: what a job may use, kept by the kernel where it can, else by looking.
+//! - [`process`]: a process known for sure (pid and start time), and its descendants.
 
+pub mod bounds;
 pub mod cgroup;
 pub mod keeper;
 pub mod limits;

@@ -127,6 +127,13 @@ pub enum Holder {
         /// Start time in clock ticks since boot.
         started: u64,
     },
+    /// The same, of one that is not ended where the lease is taken back: it ends what runs under the lease.
+    Supervisor {
+        /// Process id.
+        pid: u32,
+        /// Start time in clock ticks since boot.
+        started: u64,
+    },
     /// Everything in a cgroup.
     Cgroup(Arc<str>),
     /// An open connection.

@@ -34,7 +34,7 @@ impl Drop for Chaos {
             let Self { story, clients, secs, seed } = self;
             eprintln!(
                 "to see it again: GPUPOOL_CHAOS_SEED={seed} GPUPOOL_CHAOS_CLIENTS={clients} GPUPOOL_CHAOS_SECS={secs} \
-                 cargo test -p gpupool --test {story} chaos"
+                 cargo test --workspace --test {story} chaos"
             );
         }
     }

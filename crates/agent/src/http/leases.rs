@@ -241,23 +241,27 @@ async fn tie_to(
     lease: LeaseId,
     body: AttachBody,
 ) -> Result<Attached, Problem> {
-    let (holder, watched) = app.holders.of(&process);
-    let (uid, token) = (caller.uid, Token(body.token));
+    let (holder, watched) = app.holders.of(&process, body.if_taken);
+    let (uid, token, if_taken) = (caller.uid, Token(body.token), body.if_taken);
     if body.until == Until::Job && body.job_pid.is_none() {
         return Err(Problem::field("until", "job", "caller, or job with a job_pid"));
     }
-    let mut attached = ask(app, caller.clone(), Command::Attach { lease, token, holder }).await?;
+    let mut attached = ask(app, caller.clone(), Command::Attach { lease, token, holder: holder.clone() }).await?;
     app.owner.tie(lease, move |tie| {
         tie.process = Some(watched);
+        tie.if_taken = if_taken;
         tie.uid = uid;
     })?;
-    app.holders.watch(lease, process);
+    app.holders.watch(lease, holder, process);
     let confined = match body.job_pid {
         Some(pid) => app.groups.take_in(lease, pid, watched, body.host_memory_mib),
         None => Confined::default(),
     };
-    if let Some(group) = confined.group.clone() {
-        app.owner.tie(lease, move |tie| tie.group = Some(group))?;
+    if let (Some(job), group) = (confined.job, confined.group.clone()) {
+        app.owner.tie(lease, move |tie| {
+            tie.add_job(job);
+            tie.group = group.or(tie.group.take());
+        })?;
     }
     if body.until == Until::Job {
         let holder = Holder::Cgroup(held_by_group(&confined)?.into());

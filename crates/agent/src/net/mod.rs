@@ -28,7 +28,7 @@ mod tls;
 mod watch;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub use bodies::{AnswerBody, RequestBody};
 pub use error::{NetError, TlsError};
@@ -102,9 +102,4 @@ pub fn raise_open_files() -> u64 {
     limit.current = limit.maximum;
     let now = if setrlimit(Resource::Nofile, limit).is_ok() { limit.maximum } else { before };
     now.unwrap_or(u64::MAX)
-}
-
-/// Where the Unix socket of a state directory is.
-pub fn socket_path(state_dir: &Path) -> PathBuf {
-    state_dir.join("agent.sock")
 }

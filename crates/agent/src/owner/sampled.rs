@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use gpupool_api::lease::IfTaken;
 use gpupool_confine::process::ProcessId;
 use gpupool_core::device::Health;
 use gpupool_core::lease::{Holder, LeaseState};
@@ -79,8 +80,12 @@ impl OwnerThread {
     pub(super) fn tie_holders(&mut self) {
         for lease in self.pool.leases().filter(|lease| !lease.promises.is_empty()) {
             match &lease.holder {
-                Some(Holder::Process { pid, started }) => {
-                    self.ties.change(lease.id).process = Some(ProcessId { pid: *pid, started: *started });
+                Some(holder @ (Holder::Process { pid, started } | Holder::Supervisor { pid, started })) => {
+                    let tie = self.ties.change(lease.id);
+                    tie.process = Some(ProcessId { pid: *pid, started: *started });
+                    if matches!(holder, Holder::Supervisor { .. }) {
+                        tie.if_taken = IfTaken::EndJobs;
+                    }
                 }
                 Some(Holder::Cgroup(path)) => self.ties.change(lease.id).group = Some(path.to_string()),
                 Some(Holder::Connection) | None => {}

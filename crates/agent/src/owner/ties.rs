@@ -4,18 +4,38 @@
 
 use std::collections::{HashMap, HashSet};
 
+use gpupool_api::lease::IfTaken;
 use gpupool_confine::process::ProcessId;
 use gpupool_core::LeaseId;
+
+use crate::limits::JOBS_OF_A_LEASE;
 
 /// What runs under a lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tie {
     /// The process that holds it.
     pub process: Option<ProcessId>,
-    /// The control group of its job.
+    /// Who is made to end where it is taken back.
+    pub if_taken: IfTaken,
+    /// Processes that were told to run under it; a restarted agent does not know them any more.
+    pub jobs: Vec<ProcessId>,
+    /// The control group of its jobs.
     pub group: Option<String>,
     /// The user it belongs to, where the kernel vouches for it.
     pub uid: Option<u32>,
+}
+
+impl Tie {
+    /// A job runs under it, too. Of too many the oldest, which most likely has ended, is forgotten.
+    pub fn add_job(&mut self, job: ProcessId) {
+        if self.jobs.contains(&job) {
+            return;
+        }
+        if self.jobs.len() >= JOBS_OF_A_LEASE {
+            self.jobs.remove(0);
+        }
+        self.jobs.push(job);
+    }
 }
 
 #[derive(Default)]
@@ -53,5 +73,21 @@ impl Ties {
     pub fn binds(&self, lease: LeaseId, was_taken: bool) -> bool {
         let tied = |tie: &Tie| tie.group.is_some() || (was_taken && tie.process.is_some());
         self.running.contains(&lease) || self.by_lease.get(&lease).is_some_and(tied)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_too_many_jobs_the_oldest_is_forgotten() {
+        let mut tie = Tie::default();
+        let job = |pid| ProcessId { pid, started: 1 };
+        for pid in 0..=1_024 {
+            tie.add_job(job(pid));
+            tie.add_job(job(pid));
+        }
+        assert_eq!((tie.jobs.len(), tie.jobs.first(), tie.jobs.last()), (1_024, Some(&job(1)), Some(&job(1_024))));
     }
 }

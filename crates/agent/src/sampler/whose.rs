@@ -3,7 +3,7 @@
 //! A process belongs to a lease whose control group it is in, whose holder it is or descends from, or whose number and
 //! token its environment carries while it runs as the lease's user (or as root, who may run it for that user). Several
 //! leases may fit, as one program may hold many: then one that holds this very device is meant, then the stronger
-//! evidence, then the newer lease.
+//! evidence (of the leases of its holder the one its environment names), then the newer lease.
 
 use gpupool_core::ids::{GpuId, LeaseId, Token};
 use gpupool_core::reading::Attribution;
@@ -39,6 +39,7 @@ pub struct Holding {
 enum By {
     Environment,
     Descent,
+    DescentAndEnvironment,
     ControlGroup,
 }
 
@@ -76,11 +77,14 @@ impl Holding {
         if self.cgroup.as_ref().is_some_and(in_cgroup) {
             return Some(By::ControlGroup);
         }
-        if self.holder_pid.is_some_and(|holder| evidence.line.contains(&holder)) {
-            return Some(By::Descent);
+        let descends = self.holder_pid.is_some_and(|holder| evidence.line.contains(&holder));
+        let named = evidence.environment == Environment::Names(self.lease, self.token) && self.is_user(evidence.uid);
+        match (descends, named) {
+            (true, true) => Some(By::DescentAndEnvironment),
+            (true, false) => Some(By::Descent),
+            (false, true) => Some(By::Environment),
+            (false, false) => None,
         }
-        let named = evidence.environment == Environment::Names(self.lease, self.token);
-        (named && self.is_user(evidence.uid)).then_some(By::Environment)
     }
 
     fn is_user(&self, uid: u32) -> bool {
@@ -159,6 +163,14 @@ mod tests {
         assert_eq!([told(0), told(1), told(2)], [of(1), of(2), of(3)]);
         assert_eq!(told(5), of(3), "on a device it does not hold it is a lease's all the same");
         assert!(holdings.is_held_by(GpuId(1), LeaseId(2)) && !holdings.is_held_by(GpuId(5), LeaseId(3)));
+    }
+
+    #[test]
+    fn a_worker_of_a_program_with_several_parts_of_a_device_is_under_the_one_it_names() {
+        let mine = |lease| Holding { holder_pid: Some((40, 4)), ..holding(lease) };
+        let parts = [mine(1), mine(2), mine(3)];
+        assert_eq!([whose(&parts, &names(1, 0)), whose(&parts, &names(2, 0))], [of(1), of(2)]);
+        assert_eq!(whose(&parts, &names(9, 0)), of(3), "one that names none of them is still its holder's");
     }
 
     #[test]

@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::Context;
+use gpupool_client::local::Notice;
 use gpupool_confine::Signal;
+use gpupool_confine::bounds::Excess;
 use gpupool_confine::spawn::{Job, JobEnd, JobEvent, SpawnError};
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
@@ -14,17 +16,16 @@ use super::limits::LOST_GRACE;
 use super::say::Voice;
 use super::signals::Signals;
 use super::start::Started;
-use super::tether::Lost;
 
 /// Why we ended the command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Cut {
     /// Its time was over.
     TimedOut,
-    /// Its lease was lost.
-    Lost(Lost),
-    /// It used so many bytes of host memory.
-    Memory(u64),
+    /// Its lease was lost, and why.
+    Lost(String),
+    /// It used too much host memory.
+    Memory(Excess),
 }
 
 /// How long it may run, and how long it may take to end.
@@ -47,9 +48,8 @@ pub(super) async fn follow(
         signals.add(&[Signal::WINCH, Signal::TSTP, Signal::CONT]).context("cannot listen for signals")?;
     }
     let news = News::of(job).context("cannot follow the command")?;
-    let pid = job.id().pid;
-    let lost = tether.lost(voice);
-    let exceeded = memory.exceeded(pid);
+    let lost = tether.lost(|notice| tell(voice, notice));
+    let exceeded = memory.exceeded();
     tokio::pin!(lost, exceeded);
     let mut ending = Ending { cut: None, is_told: false, kill_at: None };
     let time_over = times.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -62,15 +62,26 @@ pub(super) async fn follow(
             },
             signal = signals.next() => ending.pass_on(job, signal)?,
             why = &mut lost, if ending.cut.is_none() => {
-                voice.warn(format_args!("the lease was lost ({}); ending the command", why.0));
+                voice.warn(format_args!("the lease was lost ({why}); ending the command"));
                 ending.begin(job, Cut::Lost(why), LOST_GRACE)?;
             }
             () = at(time_over), if ending.cut.is_none() => ending.begin(job, Cut::TimedOut, times.kill_after)?,
-            bytes = &mut exceeded, if ending.cut.is_none() => ending.begin(job, Cut::Memory(bytes), Duration::ZERO)?,
+            excess = &mut exceeded, if ending.cut.is_none() => ending.begin(job, Cut::Memory(excess), Duration::ZERO)?,
             () = at(ending.kill_at), if ending.kill_at.is_some() => {
                 ending.kill_at = None;
                 job.kill()?;
             }
+        }
+    }
+}
+
+fn tell(voice: Voice, notice: Notice) {
+    match notice {
+        Notice::Away(error) => voice.note(format_args!("the agent is away, the command goes on ({error})")),
+        Notice::Back => voice.note("the agent is back"),
+        Notice::TakenSoon(reason) => {
+            let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+            voice.warn(format_args!("the lease will be taken back soon{reason}"));
         }
     }
 }

@@ -11,18 +11,8 @@ pub(super) const LOST_GRACE: Duration = Duration::from_secs(4);
 pub(super) const LEASE_SLACK: Duration = Duration::from_secs(30);
 /// How much later than the agent we give up waiting: only where it does not.
 pub(super) const WAIT_SLACK: Duration = Duration::from_secs(15);
-/// How long a cancelled request is tried to be taken back; the agent forgets it by itself a little later.
-pub(super) const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a lease is tried to be given back at the end; the agent sees our end anyway.
-pub(super) const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long another way to the same agent may take to answer.
-pub(super) const SOCKET_PATIENCE: Duration = Duration::from_secs(2);
-/// Pause between two tries while the agent is away.
-pub(super) const AWAY_PAUSE: Duration = Duration::from_millis(500);
 /// How often the live line is written anew: it shows seconds.
 pub(super) const LINE_EVERY: Duration = Duration::from_secs(1);
-/// How often who waits asks how things stand; the agent forgets a waiter after 15 s.
-pub(super) const WAIT_REFRESH: Duration = Duration::from_secs(3);
 /// Holders named while waiting; the rest is counted.
 pub(super) const HOLDERS_NAMED: usize = 4;
 /// Width of the live line where the terminal does not tell.

@@ -5,14 +5,12 @@
 
 mod arguments;
 mod follow;
-mod here;
 mod limits;
 mod memory;
-mod say;
-mod signals;
+pub(crate) mod say;
+pub(crate) mod signals;
 mod start;
 mod summary;
-mod tether;
 mod verdict;
 mod waiting;
 
@@ -21,14 +19,14 @@ use std::time::Instant;
 
 use gpupool_api::RequestBody;
 use gpupool_api::lease::Lease;
+use gpupool_client::limits::GIVE_BACK_PATIENCE;
+use gpupool_client::local::{LocalAgent, lost_by_others};
 use gpupool_client::{AgentClient, LeaseGuard};
 
 pub(crate) use arguments::Run;
 
 use crate::connect::converse;
 use follow::{Times, follow};
-use here::Agent;
-use limits::RELEASE_PATIENCE;
 use say::Voice;
 use signals::Signals;
 use summary::Ran;
@@ -46,10 +44,10 @@ async fn wait_and_run(arguments: &Run, body: RequestBody) -> anyhow::Result<u8> 
     let mut signals = Signals::listen()?;
     let asked = Instant::now();
     let agent = tokio::select! {
-        agent = here::find(&arguments.connect) => agent?,
+        agent = arguments.connect.local_agent("`gpupool run` starts its command") => agent?,
         signal = signals.next_to_end() => return Ok(signals::exit_code(signal)),
     };
-    match waiting::wait(&agent.client, body, arguments.wish.wait(), &mut signals, voice).await? {
+    match waiting::wait(agent.client(), body, arguments.wish.wait(), &mut signals, voice).await? {
         Turn::Cancelled(signal) => {
             voice.note("cancelled; nothing waits any more");
             Ok(signals::exit_code(signal))
@@ -66,7 +64,7 @@ async fn wait_and_run(arguments: &Run, body: RequestBody) -> anyhow::Result<u8> 
 /// Runs the command on what was granted, and gives it back whatever happens.
 async fn run_on(
     arguments: &Run,
-    agent: &Agent,
+    agent: &LocalAgent,
     guard: LeaseGuard,
     signals: &mut Signals,
     ran: &mut Ran,
@@ -79,7 +77,7 @@ async fn run_on(
         Ok(started) => started,
         Err(error) => {
             voice.warn(&error.why);
-            give_back(&agent.client, lease.id, voice).await;
+            give_back(agent.client(), lease.id, voice).await;
             return Ok(error.exit_code);
         }
     };
@@ -89,9 +87,9 @@ async fn run_on(
     let (kills, stuck) = (started.memory.kills(&started.job), started.job.stuck());
     // An error above leaves the command running; dropping it ends it, before its GPUs are somebody else's.
     drop(started.job);
-    let released = give_back(&agent.client, lease.id, voice).await;
+    let released = give_back(agent.client(), lease.id, voice).await;
     let (end, cut) = followed?;
-    let ended = Ended { end, cut, kills, stuck, lost: released.as_ref().and_then(tether::lost_by_others) };
+    let ended = Ended { end, cut, kills, stuck, lost: released.as_ref().and_then(lost_by_others) };
     for message in ended.messages(arguments) {
         voice.warn(message);
     }
@@ -100,23 +98,14 @@ async fn run_on(
 
 /// Gives the lease back. Where the agent is away it sees our end instead.
 async fn give_back(client: &AgentClient, lease: u64, voice: Voice) -> Option<Lease> {
-    let until = tokio::time::Instant::now() + RELEASE_PATIENCE;
-    let released = tokio::time::timeout_at(until, async {
-        loop {
-            match client.release(lease).await {
-                Err(error) if error.is_passing() => tokio::time::sleep(limits::AWAY_PAUSE).await,
-                outcome => return outcome,
-            }
-        }
-    });
-    match released.await {
-        Ok(Ok(lease)) => lease,
-        Ok(Err(error)) => {
-            voice.warn(format_args!("lease {lease} could not be given back ({error}); it ends by itself"));
+    match client.release_within(lease, GIVE_BACK_PATIENCE).await {
+        Ok(lease) => lease,
+        Err(error) if error.is_passing() => {
+            voice.warn(format_args!("the agent is away; it takes lease {lease} back when it is there again"));
             None
         }
-        Err(_) => {
-            voice.warn(format_args!("the agent is away; it takes lease {lease} back when it is there again"));
+        Err(error) => {
+            voice.warn(format_args!("lease {lease} could not be given back ({error}); it ends by itself"));
             None
         }
     }

@@ -9,7 +9,7 @@ use super::limits::LINE_WIDTH;
 
 /// How much is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Voice {
+pub(crate) enum Voice {
     /// What helps.
     Normal,
     /// Only what went wrong.
@@ -37,7 +37,7 @@ impl Voice {
 
 /// One line of the terminal. Wiped when dropped.
 #[derive(Debug)]
-pub(super) struct LiveLine {
+pub(crate) struct LiveLine {
     is_shown: bool,
 }
 

@@ -14,7 +14,7 @@ const FROM_THE_START: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::QUIT, Si
 
 /// Signals that arrived, one after the other.
 #[derive(Debug)]
-pub(super) struct Signals {
+pub(crate) struct Signals {
     ignored: u64,
     listened: Vec<(Signal, Listener)>,
 }
@@ -71,7 +71,7 @@ fn ignored(status: &str) -> Option<u64> {
 }
 
 /// The exit code of a program that a signal ended.
-pub(super) fn exit_code(signal: Signal) -> u8 {
+pub(crate) fn exit_code(signal: Signal) -> u8 {
     u8::try_from(128 + signal.as_raw()).unwrap_or(u8::MAX)
 }
 

@@ -1,15 +1,15 @@
 //! From a granted lease to a running command: its process first, then the agent is told, then it runs.
 
 use std::ffi::OsString;
+use std::io;
 
-use gpupool_api::lease::Lease;
+use gpupool_api::lease::{AttachBody, Lease};
+use gpupool_client::local::{LocalAgent, Tether};
 use gpupool_client::{ClientError, LeaseGuard};
-use gpupool_confine::spawn::{Job, JobSpec, Prepared, SpawnError, TerminalUse};
+use gpupool_confine::spawn::{Job, JobSpec, SpawnError, TerminalUse};
 
-use super::here::Agent;
 use super::memory::HostMemory;
 use super::say::Voice;
-use super::tether::Tether;
 
 /// A running command.
 #[derive(Debug)]
@@ -39,9 +39,15 @@ impl From<ClientError> for NotStarted {
     }
 }
 
+impl From<io::Error> for NotStarted {
+    fn from(error: io::Error) -> Self {
+        Self { exit_code: 1, why: format!("the command cannot be watched: {error}") }
+    }
+}
+
 /// Starts the command under the lease. The guard renews it until something better keeps it.
 pub(super) async fn start(
-    agent: &Agent,
+    agent: &LocalAgent,
     guard: &mut Option<LeaseGuard>,
     lease: &Lease,
     command: &[OsString],
@@ -49,7 +55,9 @@ pub(super) async fn start(
     voice: Voice,
 ) -> Result<Started, NotStarted> {
     let mut prepared = Job::prepare(spec(command, lease))?;
-    let (tether, memory) = tie(agent, lease, &mut prepared, host_memory).await?;
+    let job = AttachBody { job_pid: Some(prepared.id().pid), host_memory_mib: host_memory, ..AttachBody::default() };
+    let (tether, attached) = agent.tie(lease, job).await?;
+    let memory = HostMemory::arrange(host_memory, attached.as_ref(), &mut prepared)?;
     if let Some(guard) = guard.take() {
         guard.let_go_on();
     }
@@ -67,25 +75,4 @@ fn spec(command: &[OsString], lease: &Lease) -> JobSpec {
         Some(value) => spec.env(name, value),
         None => spec.env_remove(name),
     })
-}
-
-async fn tie(
-    agent: &Agent,
-    lease: &Lease,
-    prepared: &mut Prepared,
-    host_memory: Option<u64>,
-) -> Result<(Tether, HostMemory), ClientError> {
-    if agent.knows_us() {
-        match Tether::to_process(&agent.client, lease, prepared.id().pid, host_memory).await {
-            Ok((tether, attached)) => {
-                let memory = HostMemory::arrange(host_memory, Some(&attached), prepared);
-                return Ok((tether, memory));
-            }
-            // An agent in another container sees the connection, not the process.
-            Err(error) if error.code() == Some("no_process") => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let tether = Tether::to_connection(&agent.client, lease).await?;
-    Ok((tether, HostMemory::arrange(host_memory, None, prepared)))
 }

@@ -6,7 +6,6 @@ use crate::units::shown_finely;
 
 use super::Run;
 use super::follow::Cut;
-use super::tether::Lost;
 
 /// Everything known about the end of a command.
 #[derive(Debug)]
@@ -19,7 +18,7 @@ pub(super) struct Ended {
     /// Processes that could not be killed.
     pub stuck: u32,
     /// That the lease had been lost, where only giving it back showed it.
-    pub lost: Option<Lost>,
+    pub lost: Option<String>,
 }
 
 impl Ended {
@@ -42,15 +41,12 @@ impl Ended {
                 let time = shown_finely(asked.timeout.unwrap_or_default());
                 messages.push(format!("the command was ended after {time} (--timeout)"));
             }
-            (Some(Cut::Memory(bytes)), _) => {
-                let used = bytes >> 20;
-                messages.push(format!("the command was killed: it used {used} MiB of host memory, and may use {most}"));
-            }
+            (Some(Cut::Memory(excess)), _) => messages.push(format!("the command was killed: {excess}")),
             // Said when it happened.
             (Some(Cut::Lost(_)), _) | (None, None) => {}
-            (None, Some(Lost(why))) => messages.push(format!("the lease was lost ({why})")),
+            (None, Some(why)) => messages.push(format!("the lease was lost ({why})")),
         }
-        if self.kills > 0 {
+        if self.kills > 0 && !matches!(self.cut, Some(Cut::Memory(_))) {
             let killed = processes(self.kills);
             messages.push(format!(
                 "the kernel killed {killed} of the command: it used more than {most} MiB of host memory"
@@ -70,20 +66,23 @@ fn processes(count: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use gpupool_confine::bounds::Excess;
+
     use super::*;
 
     #[test]
     fn what_we_did_to_the_command_decides_before_how_it_ended() {
         let ended = |end, cut, lost: Option<&str>| {
-            let lost = lost.map(|why| Lost(why.into()));
+            let lost = lost.map(str::to_owned);
             Ended { end, cut, kills: 0, stuck: 0, lost }.exit_code()
         };
-        let lost = || Some(Cut::Lost(Lost("revoked".into())));
+        let lost = || Some(Cut::Lost("revoked".into()));
+        let too_much = Excess::HostMemory { used: Some(2), allowed: 1 };
         assert_eq!(ended(JobEnd::Exited(3), None, None), 3);
         assert_eq!(ended(JobEnd::Signalled(15), None, None), 143);
         assert_eq!(ended(JobEnd::Exited(0), Some(Cut::TimedOut), None), 124);
         assert_eq!(ended(JobEnd::Signalled(9), Some(Cut::TimedOut), Some("expired")), 124);
-        assert_eq!(ended(JobEnd::Signalled(9), Some(Cut::Memory(1)), None), 137);
+        assert_eq!(ended(JobEnd::Signalled(9), Some(Cut::Memory(too_much)), None), 137);
         assert_eq!(ended(JobEnd::Signalled(15), lost(), None), 1);
         assert_eq!(ended(JobEnd::Exited(0), None, Some("revoked")), 1);
     }

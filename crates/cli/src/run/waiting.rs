@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 use anyhow::anyhow;
 use gpupool_api::RequestBody;
 use gpupool_api::pool::Devices;
+use gpupool_client::limits::WAIT_REFRESH;
 use gpupool_client::{AgentClient, ClientError, IdempotencyKey, LeaseGuard, Progress, WaitOptions};
 use gpupool_confine::Signal;
 use tokio::sync::watch;
 
 use crate::units::shown_finely;
 
-use super::limits::{CANCEL_PATIENCE, HOLDERS_NAMED, LINE_EVERY, WAIT_REFRESH, WAIT_SLACK};
+use super::limits::{HOLDERS_NAMED, LINE_EVERY, WAIT_SLACK};
 use super::say::Voice;
 use super::signals::Signals;
 
@@ -43,7 +44,7 @@ pub(super) async fn wait(
         () = over(limit) => Err(anyhow!("the agent did not say in time that the waiting is over")),
     };
     if !matches!(outcome, Ok(Turn::Granted(_))) {
-        take_back(client, &body, &key).await;
+        client.take_back(&body, &key).await;
     }
     outcome
 }
@@ -53,17 +54,6 @@ async fn over(limit: Option<Duration>) {
         Some(limit) => tokio::time::sleep(limit).await,
         None => std::future::pending().await,
     }
-}
-
-/// Asked again under its key it is the same request, whether or not its answer ever came; so it can be given back.
-async fn take_back(client: &AgentClient, body: &RequestBody, key: &IdempotencyKey) {
-    let again = async {
-        if let Ok(lease) = client.request_as(body, key).await {
-            // Where it fails, the agent forgets a waiter nobody asks for.
-            let _ = client.release(lease.id).await;
-        }
-    };
-    let _ = tokio::time::timeout(CANCEL_PATIENCE, again).await;
 }
 
 /// Adds what to do next to why it was not granted.

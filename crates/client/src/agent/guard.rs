@@ -111,7 +111,7 @@ impl LeaseGuard {
     pub async fn release(mut self) -> Result<Option<Lease>, ClientError> {
         let lease = self.news.borrow().lease.id;
         let is_over = matches!(self.is_lost(), Some(Lost::Ended { .. } | Lost::Stale { .. }));
-        let released = if is_over { Ok(None) } else { release_patiently(&self.client, lease).await };
+        let released = if is_over { Ok(None) } else { self.client.release_within(lease, RELEASE_PATIENCE).await };
         // Dropped before this, it is given back by a task.
         self.stop_keeping();
         released
@@ -198,7 +198,7 @@ impl Keeper {
         if goes_on || matches!(lost, Some(Lost::Ended { .. } | Lost::Stale { .. })) {
             return;
         }
-        if let Err(error) = release_patiently(&self.client, self.lease).await {
+        if let Err(error) = self.client.release_within(self.lease, RELEASE_PATIENCE).await {
             tracing::warn!(%error, lease = self.lease, "a lease could not be given back; it ends with its ttl");
         }
     }
@@ -241,10 +241,11 @@ impl Keeper {
 
     /// Whether an error means that the lease is lost.
     async fn judge(&self, error: &ClientError) -> Option<Lost> {
-        match error.code() {
-            Some("stale") => return Some(Lost::Stale { lease: self.lease, token: self.token }),
-            Some("ended" | "not_granted" | "unknown_lease") => return Some(self.why_ended(error).await),
-            _ => {}
+        if error.code() == Some("stale") {
+            return Some(Lost::Stale { lease: self.lease, token: self.token });
+        }
+        if error.means_lost() {
+            return Some(self.why_ended(error).await);
         }
         let is_over = self.renewed.elapsed() >= self.ttl;
         is_over.then(|| Lost::Unreachable { lease: self.lease, ttl: self.ttl, error: error.to_string() })
@@ -269,18 +270,6 @@ pub(crate) fn ended(lease: Lease) -> Lost {
 fn ttl(lease: &Lease) -> Duration {
     let least = Duration::from_millis(gpupool_core::limits::MIN_TTL.0);
     Duration::try_from_secs_f64(lease.ttl_secs).unwrap_or(least).max(least)
-}
-
-/// Releases, also where the agent is being restarted.
-pub(crate) async fn release_patiently(client: &AgentClient, lease: u64) -> Result<Option<Lease>, ClientError> {
-    let until = Instant::now() + RELEASE_PATIENCE;
-    let mut backoff = Backoff::default();
-    loop {
-        match client.release(lease).await {
-            Err(error) if error.is_passing() && Instant::now() < until => backoff.pause_until(until).await,
-            outcome => return outcome,
-        }
-    }
 }
 
 #[cfg(test)]

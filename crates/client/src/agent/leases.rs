@@ -5,7 +5,10 @@ use std::time::Duration;
 use gpupool_api::lease::{AttachBody, Attached, FollowBody, Followed, Lease, LeaseList, TokenBody};
 use gpupool_api::{IDEMPOTENCY_KEY, RequestBody};
 
+use tokio::time::{Instant, timeout_at};
+
 use super::call::Call;
+use crate::backoff::Backoff;
 use crate::limits::FOLLOW_WAIT_MOST;
 use crate::{AgentClient, ClientError, IdempotencyKey};
 
@@ -84,6 +87,19 @@ impl AgentClient {
             Ok(lease) => Ok(Some(lease)),
             Err(error) if error.code() == Some("unknown_lease") => Ok(None),
             Err(error) => Err(error),
+        }
+    }
+
+    /// The same, tried for so long where the agent is being restarted. A fault that may pass is what went wrong last.
+    pub async fn release_within(&self, lease: u64, patience: Duration) -> Result<Option<Lease>, ClientError> {
+        let until = Instant::now() + patience;
+        let mut backoff = Backoff::default();
+        loop {
+            match timeout_at(until, self.release(lease)).await {
+                Ok(Err(error)) if error.is_passing() && Instant::now() < until => backoff.pause_until(until).await,
+                Ok(outcome) => return outcome,
+                Err(_) => return Err(self.timeout(patience)),
+            }
         }
     }
 }

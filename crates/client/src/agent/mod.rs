@@ -27,6 +27,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpupool_config::Loaded;
 use http::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue};
 
 use crate::limits::{ANSWER, CONNECT, RETRIES};
@@ -70,6 +71,21 @@ impl AgentClient {
             answer: ANSWER,
             retries: RETRIES,
         }
+    }
+
+    /// A client with what is configured for clients on this machine.
+    pub fn configured(endpoint: Endpoint, loaded: &Loaded) -> Result<Self, ClientError> {
+        let settings = &loaded.config.client;
+        let is_socket = endpoint.socket().is_some();
+        let mut builder = Self::builder(endpoint).answer_timeout(settings.endpoint_timeout);
+        // Over the socket the kernel says who we are; a token for some other server would only be unknown there.
+        if let Some(token) = settings.token.as_ref().filter(|_| !is_socket) {
+            builder = builder.token(Secret::new(token.expose()));
+        }
+        if let Some(path) = &settings.ca_file {
+            builder = builder.ca_file(path);
+        }
+        builder.build()
     }
 
     /// Where its agent answers.

@@ -12,9 +12,8 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::guard::release_patiently;
 use crate::backoff::Backoff;
-use crate::limits::{AWAY, FOLLOW_WAIT};
+use crate::limits::{AWAY, CANCEL_PATIENCE, FOLLOW_WAIT, RELEASE_PATIENCE};
 use crate::{AgentClient, ClientError, IdempotencyKey, LeaseGuard};
 
 /// How to wait.
@@ -127,6 +126,19 @@ impl AgentClient {
         }
     }
 
+    /// Takes back what was asked for under a key of the caller's own, and waits until it is: asked again it is the same
+    /// request, whether or not its answer ever came. For who ends at once after it stopped waiting.
+    pub async fn take_back(&self, body: &RequestBody, key: &IdempotencyKey) {
+        let body = RequestBody { wait_secs: None, ..body.clone() };
+        let again = async {
+            if let Ok(lease) = self.request_as(&body, key).await {
+                // Where it fails, the agent forgets a waiter nobody asks for.
+                let _ = self.release(lease.id).await;
+            }
+        };
+        let _ = tokio::time::timeout(CANCEL_PATIENCE, again).await;
+    }
+
     async fn want(&self, body: RequestBody, key: IdempotencyKey) -> Result<Wanted, ClientError> {
         let (answer, answered) = oneshot::channel();
         let client = self.clone();
@@ -171,7 +183,7 @@ impl Drop for Wanted {
         }
         let (client, lease) = (self.client.clone(), self.lease.id);
         self.runtime.spawn(async move {
-            if let Err(error) = release_patiently(&client, lease).await {
+            if let Err(error) = client.release_within(lease, RELEASE_PATIENCE).await {
                 tracing::warn!(%error, lease, "a request nobody waits for could not be taken back; it ends by itself");
             }
         });

@@ -116,3 +116,17 @@ fn the_state_of_a_user_is_below_their_home() {
         gpupool_config::Machine { root: false, state_home: Some("/home/ann/.local/state".into()), ..machine() };
     assert_eq!(loaded(&inputs).config.server.state_dir.to_str(), Some("/home/ann/.local/state/gpupool"));
 }
+
+#[test]
+fn agents_of_this_machine_are_looked_for_at_the_users_and_the_machines_own_place() {
+    let sockets = |inputs: &Inputs| {
+        let found = loaded(inputs).sockets();
+        found.iter().map(|path| path.display().to_string()).collect::<Vec<_>>()
+    };
+    let mut inputs = Inputs::nothing(machine());
+    assert_eq!(sockets(&inputs), ["/var/lib/gpupool/agent.sock"]);
+    inputs.machine = gpupool_config::Machine { root: false, state_home: Some("/home/ann".into()), ..machine() };
+    assert_eq!(sockets(&inputs), ["/home/ann/gpupool/agent.sock", "/var/lib/gpupool/agent.sock"]);
+    let named = from_env(&[("GPUPOOL_STATE_DIR", "/x")]);
+    assert_eq!(sockets(&named), ["/x/agent.sock"], "whoever names a directory means the agent there");
+}

@@ -9,7 +9,7 @@ use super::group::{Group, Part};
 use super::limit::{Limits, put, write};
 use super::place::{LEAF, OURS, Place, ours, strangers};
 use super::texts::Version;
-use crate::limits::GROUP_NAME_LENGTH;
+use crate::limits::{GROUP_NAME_LENGTH, LEAF_ROUNDS};
 
 impl Cgroups {
     /// Makes an empty group with these limits. On an error nothing of it is left.
@@ -81,6 +81,8 @@ fn part(place: &Place, name: &str) -> Part {
         base: place.base(),
         memory: place.memory,
         pids: place.pids,
+        cpu: place.cpu,
+        dmem: place.dmem,
         freezer: place.freezer,
     }
 }
@@ -107,23 +109,29 @@ fn make(place: &Place, name: &str) -> Result<Part, GroupError> {
 /// Lets the children of a v2 group have the controllers we use.
 fn hand_down_controllers(place: &Place, group: &Path) -> Result<(), GroupError> {
     let file = group.join("cgroup.subtree_control");
-    for (controller, wanted) in [("memory", place.memory), ("pids", place.pids)] {
+    for (controller, wanted) in [("memory", place.memory), ("pids", place.pids), ("dmem", place.dmem)] {
         if !wanted
             || std::fs::read_to_string(&file).at("reading", &file)?.split_ascii_whitespace().any(|c| c == controller)
         {
             continue;
         }
-        let order = format!("+{controller}");
-        match put(&file, &order) {
-            // Busy: the group holds processes itself. If they are all ours, we move one level down, out of the way.
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && strangers(group).is_ok_and(|n| n == 0) => {
-                move_into_leaf(group)?;
-                write(&file, &order)?;
-            }
-            other => other.at("writing", &file)?,
-        }
+        hand_down(group, &file, &format!("+{controller}"))?;
     }
     Ok(())
+}
+
+fn hand_down(group: &Path, file: &Path, order: &str) -> Result<(), GroupError> {
+    for _ in 0..LEAF_ROUNDS {
+        match put(file, order) {
+            // The group holds processes itself. If they are all ours, we move one level down, out of the way; and again
+            // where other threads started more meanwhile.
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && strangers(group).is_ok_and(|n| n == 0) => {
+                move_into_leaf(group)?;
+            }
+            other => return other.at("writing", file),
+        }
+    }
+    write(file, order)
 }
 
 fn move_into_leaf(group: &Path) -> Result<(), GroupError> {

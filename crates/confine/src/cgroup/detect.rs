@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::place::{Place, places};
 use super::texts::{Version, memberships, mounts};
+use crate::bounds::Enforcement;
 
 /// Which generations of control groups the machine uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +43,7 @@ impl Cgroups {
         let (mountinfo, cgroup) = match (read("mountinfo"), read("cgroup")) {
             (Ok(mountinfo), Ok(cgroup)) => (mountinfo, cgroup),
             (Err(error), _) | (_, Err(error)) => {
-                return Self::none(World::None, format!("{} cannot be read: {error}", proc_self.display()));
+                return Self::unusable(World::None, format!("{} cannot be read: {error}", proc_self.display()));
             }
         };
         let mounts = mounts(&mountinfo);
@@ -51,16 +52,21 @@ impl Cgroups {
             (true, false) => World::V2,
             (true, true) => World::Hybrid,
             (false, true) => World::V1,
-            (false, false) => return Self::none(World::None, "no cgroup file system is mounted".to_owned()),
+            (false, false) => return Self::unusable(World::None, "no cgroup file system is mounted".to_owned()),
         };
         match places(&mounts, &memberships(&cgroup), as_root) {
             Ok(places) => Self { world, places, why_not: String::new() },
-            Err(why) => Self::none(world, why),
+            Err(why) => Self::unusable(world, why),
         }
     }
 
-    fn none(world: World, why_not: String) -> Self {
+    fn unusable(world: World, why_not: String) -> Self {
         Self { world, places: Vec::new(), why_not }
+    }
+
+    /// No control groups, whatever the machine has, for the reason given.
+    pub fn none(why: impl Into<String>) -> Self {
+        Self::unusable(World::None, why.into())
     }
 
     /// Which generations the machine has, whether or not this process may use them.
@@ -73,14 +79,39 @@ impl Cgroups {
         !self.places.is_empty()
     }
 
+    /// Why no groups can be made; empty if they can.
+    pub fn why_not(&self) -> &str {
+        &self.why_not
+    }
+
     /// Whether a group's host memory can be limited by the kernel.
     pub fn limits_memory(&self) -> bool {
-        self.places.iter().any(|place| place.memory)
+        self.limiting_memory().is_some()
     }
 
     /// Whether the number of a group's processes can be limited by the kernel.
     pub fn limits_pids(&self) -> bool {
-        self.places.iter().any(|place| place.pids)
+        self.limiting_pids().is_some()
+    }
+
+    pub(crate) fn limiting_memory(&self) -> Option<Version> {
+        self.version_of(|place| place.memory)
+    }
+
+    pub(crate) fn limiting_pids(&self) -> Option<Version> {
+        self.version_of(|place| place.pids)
+    }
+
+    pub(crate) fn counting_cpu_time(&self) -> Option<Version> {
+        self.version_of(|place| place.cpu)
+    }
+
+    pub(crate) fn limiting_device_memory(&self) -> Option<Version> {
+        self.version_of(|place| place.dmem)
+    }
+
+    fn version_of(&self, has: impl Fn(&Place) -> bool) -> Option<Version> {
+        self.places.iter().find(|place| has(place)).map(|place| place.version)
     }
 
     /// The directories below which all groups are made.
@@ -88,7 +119,7 @@ impl Cgroups {
         self.places.iter().map(Place::base)
     }
 
-    /// One line for the log at start-up: which path is in force.
+    /// One line for the log at start-up: which path is in force, and what is done about limits the kernel does not keep.
     pub fn describe(&self) -> String {
         self.to_string()
     }
@@ -96,14 +127,17 @@ impl Cgroups {
 
 impl fmt::Display for Cgroups {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let looked_at = Enforcement::of(self).looked_at();
         let Some(tracker) = self.places.first() else {
-            return write!(f, "none: {}; processes are watched by their tree", self.why_not);
+            return write!(f, "none: {}; {looked_at}", self.why_not);
         };
-        let limited: Vec<&str> = [("memory", self.limits_memory()), ("pids", self.limits_pids())]
-            .into_iter()
-            .filter_map(|(name, there)| there.then_some(name))
-            .collect();
-        let limited = if limited.is_empty() { "no limits".to_owned() } else { limited.join("+") };
+        let kept = [
+            ("memory", self.limits_memory()),
+            ("pids", self.limits_pids()),
+            ("dmem", self.limiting_device_memory().is_some()),
+        ];
+        let kept: Vec<&str> = kept.into_iter().filter_map(|(name, there)| there.then_some(name)).collect();
+        let kept = if kept.is_empty() { "no limits".to_owned() } else { kept.join("+") };
         let carrier = match self.world {
             World::V2 => "cgroup v2",
             _ => "cgroup v1",
@@ -113,7 +147,7 @@ impl fmt::Display for Cgroups {
             (Version::V1, true) => "kill by freezer and signals",
             (Version::V1, false) => "kill by signals",
         };
-        write!(f, "{carrier} {limited}, {kill}; groups below {}", tracker.base().display())
+        write!(f, "{carrier} {kept}, {kill}; {looked_at}; groups below {}", tracker.base().display())
     }
 }
 
@@ -151,8 +185,32 @@ mod tests {
         let cgroups = Cgroups::detect_in(root.path(), true);
         assert_eq!(cgroups.world(), World::V2);
         assert!(cgroups.limits_memory() && cgroups.limits_pids(), "{cgroups:?}");
-        let expected = format!("cgroup v2 memory+pids, v2 for kill; groups below {}/gpupool", sys.display());
+        let expected = format!(
+            "cgroup v2 memory+pids, v2 for kill; CPU time looked at every 10 ms to 1 s; groups below {}/gpupool",
+            sys.display()
+        );
         assert_eq!(cgroups.describe(), expected);
+
+        std::fs::write(sys.join("cgroup.controllers"), "cpu memory pids dmem\n").unwrap();
+        let cgroups = Cgroups::detect_in(root.path(), true);
+        assert!(cgroups.describe().starts_with("cgroup v2 memory+pids+dmem, v2 for kill"), "{cgroups}");
+    }
+
+    #[test]
+    fn the_memory_of_devices_is_limited_where_the_kernel_can() {
+        let (root, sys) = machine(V2, "0::/\n", &["", "gpupool"]);
+        std::fs::write(sys.join("cgroup.controllers"), "dmem\n").unwrap();
+        let group = Cgroups::detect_in(root.path(), true).create("job", &Default::default()).unwrap();
+        for directory in [&sys, &sys.join("gpupool")] {
+            assert_eq!(std::fs::read_to_string(directory.join("cgroup.subtree_control")).unwrap(), "+dmem");
+        }
+        let file = sys.join("gpupool/job/dmem.max");
+        std::fs::write(&file, "drm/0000:03:00.0/vram0 max\n").unwrap();
+        let limit = |address: &str| [super::super::DeviceMemory { pci_address: address.into(), bytes: 5 << 30 }];
+        group.limit_device_memory(&limit("0000:03:00.0")).unwrap();
+        assert!(std::fs::read_to_string(&file).unwrap().starts_with("drm/0000:03:00.0/vram0 5368709120\n"));
+        let refused = group.limit_device_memory(&limit("0000:04:00.0")).unwrap_err().to_string();
+        assert!(refused.contains("the driver of 0000:04:00.0 does not take part"), "{refused}");
     }
 
     #[test]
@@ -182,7 +240,11 @@ mod tests {
         let (root, _) = machine("22 1 0:20 / /proc rw - proc proc rw\n", "0::/\n", &[]);
         let cgroups = Cgroups::detect_in(root.path(), true);
         assert_eq!(cgroups.world(), World::None);
-        assert_eq!(cgroups.describe(), "none: no cgroup file system is mounted; processes are watched by their tree");
+        assert_eq!(
+            cgroups.describe(),
+            "none: no cgroup file system is mounted; host memory looked at every 10 ms to 1 s, \
+             processes looked at every 50 ms to 1 s, CPU time looked at every 50 ms to 1 s"
+        );
 
         let (root, sys) = machine(&V2.replace(" rw,", " ro,"), "0::/\n", &[""]);
         let cgroups = Cgroups::detect_in(root.path(), true);

@@ -29,6 +29,8 @@ pub(super) struct Part {
     pub(super) base: PathBuf,
     pub(super) memory: bool,
     pub(super) pids: bool,
+    pub(super) cpu: bool,
+    pub(super) dmem: bool,
     pub(super) freezer: bool,
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::error::{At, GroupError};
 use super::group::{Group, Part};
-use super::observe::kills_told;
+use super::observe::{kills_file, kills_told};
 use super::texts::Version;
 
 /// What a group may use; `None` sets no limit.
@@ -39,11 +39,7 @@ impl Group {
         let Some(part) = self.part_with(|part| part.memory) else {
             return Ok(None);
         };
-        let file = match part.version {
-            Version::V2 => "memory.events",
-            Version::V1 => "memory.oom_control",
-        };
-        let path = part.path.join(file);
+        let path = part.path.join(kills_file(part.version));
         let text = std::fs::read_to_string(&path).at("reading", &path)?;
         Ok(kills_told(&text))
     }

@@ -7,18 +7,25 @@
 
 mod create;
 mod detect;
+mod device;
 mod error;
 mod group;
 mod kill;
+mod leftover;
 mod limit;
+mod meter;
 mod observe;
 mod place;
 mod texts;
 mod wait;
 
 pub use detect::{Cgroups, World};
+pub use device::DeviceMemory;
+pub(crate) use device::NO_CONTROLLER;
 pub use error::GroupError;
 pub use group::Group;
+pub(crate) use leftover::Leftovers;
 pub use limit::Limits;
+pub use meter::Meter;
 pub use observe::MemoryGroup;
 pub use texts::{Membership, Mount, Version, memberships, mounts};

@@ -24,15 +24,23 @@ impl MemoryGroup {
         let counts = |file: PathBuf| file.is_file().then_some(Self { kills: file });
         let v1 = mounts.iter().find(|mount| mount.controllers.iter().any(|name| name == "memory"));
         if let Some(mount) = v1 {
-            return counts(own_directory(mount, &memberships).join("memory.oom_control"));
+            return counts(own_directory(mount, &memberships).join(kills_file(Version::V1)));
         }
         let v2 = mounts.iter().find(|mount| mount.version == Version::V2)?;
-        counts(own_directory(v2, &memberships).join("memory.events"))
+        counts(own_directory(v2, &memberships).join(kills_file(Version::V2)))
     }
 
     /// How many processes the kernel killed because the group was over its limit; `None` once the group is gone.
     pub fn oom_kills(&self) -> Option<u64> {
         kills_told(&std::fs::read_to_string(&self.kills).ok()?)
+    }
+}
+
+/// Where a group tells how many of its processes were killed for want of memory.
+pub(super) fn kills_file(version: Version) -> &'static str {
+    match version {
+        Version::V1 => "memory.oom_control",
+        Version::V2 => "memory.events",
     }
 }
 

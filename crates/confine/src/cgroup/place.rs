@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::texts::{Membership, Mount, Version};
+use crate::limits::STRANGER_LOOKS;
 use crate::process::ProcFs;
 
 /// The directory below which all groups are made.
@@ -25,6 +26,10 @@ pub(super) struct Place {
     pub(super) parent: PathBuf,
     pub(super) memory: bool,
     pub(super) pids: bool,
+    /// Whether it counts processor time.
+    pub(super) cpu: bool,
+    /// Whether it limits the memory of devices.
+    pub(super) dmem: bool,
     pub(super) freezer: bool,
 }
 
@@ -59,6 +64,10 @@ pub(super) fn places(mounts: &[Mount], memberships: &[Membership], as_root: bool
     if !places.iter().any(|place| place.pids) {
         places.extend(usable(v1("pids")));
     }
+    // Only to count: no reason to make groups where there is no other.
+    if !places.is_empty() && !places.iter().any(|place| place.cpu) {
+        places.extend(usable(v1("cpuacct")));
+    }
     if places.is_empty() {
         return Err(match refusals.first() {
             Some(why) => why.clone(),
@@ -84,16 +93,21 @@ fn place(mount: &Mount, memberships: &[Membership], as_root: bool) -> Result<Pla
             parent.display()
         ));
     }
-    let has = |controller: &str| mount.controllers.iter().any(|name| name == controller);
-    Ok(match mount.version {
-        Version::V1 => {
-            Place { version: Version::V1, parent, memory: has("memory"), pids: has("pids"), freezer: has("freezer") }
-        }
-        Version::V2 => {
-            let controllers = grantable(&parent);
-            let has = |controller: &str| controllers.iter().any(|name| name == controller);
-            Place { version: Version::V2, memory: has("memory"), pids: has("pids"), freezer: true, parent }
-        }
+    let controllers = match mount.version {
+        Version::V1 => mount.controllers.clone(),
+        Version::V2 => grantable(&parent),
+    };
+    let has = |controller: &str| controllers.iter().any(|name| name == controller);
+    let is_v2 = mount.version == Version::V2;
+    Ok(Place {
+        version: mount.version,
+        memory: has("memory"),
+        pids: has("pids"),
+        // Every group of v2 counts processor time and can be frozen, without any controller.
+        cpu: is_v2 || has("cpuacct"),
+        dmem: is_v2 && has("dmem"),
+        freezer: is_v2 || has("freezer"),
+        parent,
     })
 }
 
@@ -156,10 +170,22 @@ fn grantable(group: &Path) -> Vec<String> {
 }
 
 /// How many processes the group itself holds beside us and what we started.
+///
+/// Who is inside and who is ours cannot be asked at one moment, and other threads may start and lose processes meanwhile: a
+/// stranger is one that is there and not ours each time we look.
 pub(super) fn strangers(group: &Path) -> io::Result<usize> {
-    let ours = ours()?;
-    let pids = std::fs::read_to_string(group.join("cgroup.procs"))?;
-    Ok(pids.lines().filter(|pid| !ours.iter().any(|own| own.to_string() == **pid)).count())
+    let inside = || std::fs::read_to_string(group.join("cgroup.procs"));
+    let mut suspects: Vec<String> = inside()?.lines().map(str::to_owned).collect();
+    for _ in 0..STRANGER_LOOKS {
+        let ours: Vec<String> = ours()?.iter().map(u32::to_string).collect();
+        suspects.retain(|pid| !ours.contains(pid));
+        if suspects.is_empty() {
+            break;
+        }
+        let still: Vec<String> = inside()?.lines().map(str::to_owned).collect();
+        suspects.retain(|pid| still.contains(pid));
+    }
+    Ok(suspects.len())
 }
 
 /// This process and its descendants.
@@ -167,4 +193,39 @@ pub(super) fn ours() -> io::Result<Vec<u32>> {
     let own = std::process::id();
     let descendants = ProcFs::here().tree(own)?;
     Ok(std::iter::once(own).chain(descendants.iter().map(|id| id.pid)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn what_another_thread_starts_meanwhile_is_no_stranger() {
+        let group = tempfile::tempdir().unwrap();
+        let procs = group.path().join("cgroup.procs");
+        let own = std::process::id();
+        std::fs::write(&procs, format!("{own}\n")).unwrap();
+        let is_over = AtomicBool::new(false);
+        let most = std::thread::scope(|scope| {
+            // One after the other, each listed only while it is there, as the kernel does.
+            scope.spawn(|| {
+                let mut before: Option<Child> = None;
+                while !is_over.load(Ordering::SeqCst) {
+                    let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+                    std::fs::write(&procs, format!("{own}\n{}\n", child.id())).unwrap();
+                    before.replace(child).map(|mut before| before.wait().unwrap());
+                }
+                before.map(|mut last| last.wait().unwrap());
+            });
+            let most = (0..200).map(|_| strangers(group.path()).unwrap()).max();
+            is_over.store(true, Ordering::SeqCst);
+            most
+        });
+        assert_eq!(most, Some(0));
+        std::fs::write(&procs, format!("1\n{own}\n")).unwrap();
+        assert_eq!(strangers(group.path()).unwrap(), 1);
+    }
 }

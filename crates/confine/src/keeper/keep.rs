@@ -81,6 +81,7 @@ impl Keeper {
 
     fn keep(&mut self) {
         while self.handle_next() == Next::GoOn {}
+        self.kill_group_of_job();
         let stuck = self.sweep(true);
         if !self.exec_failed {
             self.report_end(stuck);
@@ -181,6 +182,14 @@ impl Keeper {
         if [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM].contains(&signal) {
             // A stopped job would learn only when continued that it is to end.
             let _ = send(Signal::CONT);
+        }
+    }
+
+    /// At one stroke, before a job that forks without end leaves us no time to look for its processes. Not after the job
+    /// was reaped: its number may then be that of another group.
+    fn kill_group_of_job(&self) {
+        if self.ended.is_none() && self.placement == Placement::OwnGroup {
+            let _ = kill_process_group(self.job, Signal::KILL);
         }
     }
 

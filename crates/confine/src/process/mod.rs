@@ -4,6 +4,8 @@
 //! killed here is named by a [`ProcessId`] and held by a [`ProcessHandle`], which cannot come to mean another process.
 //! No threads; a handle ends when it is dropped.
 
+mod census;
+mod kill;
 mod memory;
 mod procfs;
 mod stat;
@@ -15,7 +17,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-pub use memory::TreeMemory;
+pub(crate) use census::Census;
+pub use kill::kill_descendants;
+pub(crate) use memory::{proportional, resident};
 pub use procfs::ProcFs;
 pub use stat::Stat;
 

@@ -1,10 +1,12 @@
 //! Looking at processes through `/proc`. Processes may vanish at any moment while we look; that is never an error.
 
-use std::collections::{HashMap, VecDeque};
-use std::io;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
-use super::{ProcessId, Stat};
+use crate::limits::PROC_FILE_LENGTH;
+
+use super::{Census, ProcessId, Stat};
 
 /// Where processes are looked up: `/proc`, or a directory like it in tests.
 #[derive(Debug, Clone)]
@@ -25,24 +27,10 @@ impl ProcFs {
 
     /// All descendants of a process, parents before children, without the process itself.
     pub fn tree(&self, pid: u32) -> io::Result<Vec<ProcessId>> {
-        let Some(root) = self.stat(pid)? else {
+        if self.stat(pid)?.is_none() {
             return Ok(Vec::new());
-        };
-        let mut children: HashMap<u32, Vec<ProcessId>> = HashMap::new();
-        for stat in self.all()? {
-            children.entry(stat.parent).or_default().push(stat.id());
         }
-        let mut found = Vec::new();
-        let mut unvisited = VecDeque::from([root.id()]);
-        while let Some(parent) = unvisited.pop_front() {
-            // A child older than its parent means the parent's pid was given out anew while we looked.
-            let own = children.remove(&parent.pid).unwrap_or_default();
-            let own = own.into_iter().filter(|child| child.started >= parent.started && child.pid != pid);
-            let before = found.len();
-            found.extend(own);
-            unvisited.extend(&found[before..]);
-        }
-        Ok(found)
+        Ok(Census::take(self)?.below(pid).into_iter().map(Stat::id).collect())
     }
 
     /// Every process this user can see right now.
@@ -53,8 +41,15 @@ impl ProcFs {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            // One that may not be looked at must not hide all others.
-            found.extend(self.stat(pid).ok().flatten());
+            match self.stat(pid) {
+                Ok(stat) => found.extend(stat),
+                // To take this for "there are none" would let processes out of sight.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
+                    return Err(error);
+                }
+                // One that may not be looked at must not hide all others.
+                Err(_) => {}
+            }
         }
         Ok(found)
     }
@@ -88,14 +83,21 @@ impl ProcFs {
     }
 
     /// One file of a process; `None` if the process has gone.
-    pub(super) fn read(&self, pid: u32, file: &str) -> io::Result<Option<String>> {
-        match std::fs::read(self.root.join(pid.to_string()).join(file)) {
+    pub(crate) fn read(&self, pid: u32, file: &str) -> io::Result<Option<String>> {
+        match read_short(&self.root.join(format!("{pid}/{file}"))) {
             Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
             Err(error) => Err(error),
         }
     }
+}
+
+/// A file as the kernel writes them, of a few hundred bytes: without asking for its length first, which it does not have.
+fn read_short(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(1024);
+    File::open(path)?.take(PROC_FILE_LENGTH).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -15,6 +15,12 @@ pub struct Stat {
     pub group: i32,
     /// When it started, in clock ticks since the machine started.
     pub started: u64,
+    /// How many threads it has.
+    pub threads: u64,
+    /// Processor time it used itself, in clock ticks.
+    pub own_ticks: u64,
+    /// Processor time of its children that ended and that it took note of, and of theirs, in clock ticks.
+    pub reaped_ticks: u64,
 }
 
 impl Stat {
@@ -26,9 +32,19 @@ impl Stat {
         let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
         let group = fields.next()?.parse().ok()?;
-        // Field 22, and the next one to be read is field 6.
-        let started = fields.nth(22 - 6)?.parse().ok()?;
-        Some(Self { pid, state, parent, group, started })
+        // The next one to be read is field 6. Not all are needed, and some may be negative.
+        let fields: Vec<&str> = fields.collect();
+        let field = |number: usize| fields.get(number - 6)?.parse::<u64>().ok();
+        Some(Self {
+            pid,
+            state,
+            parent,
+            group,
+            started: field(22)?,
+            threads: field(20)?.max(1),
+            own_ticks: field(14)?.saturating_add(field(15)?),
+            reaped_ticks: field(16)?.saturating_add(field(17)?),
+        })
     }
 
     /// Which process it is.
@@ -46,13 +62,23 @@ impl Stat {
 mod tests {
     use super::*;
 
-    const TAIL: &str = "S 7 42 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 98765 2703360 88 18446744073709551615";
+    const TAIL: &str = "S 7 42 7 0 -1 4194304 1 0 0 0 11 3 70 5 20 -5 4 0 98765 2703360 88 18446744073709551615";
 
     #[test]
     fn a_name_with_brackets_and_blanks_shifts_no_field() {
         for name in ["sleep", "a b", ") Z 1 (", "((()", ""] {
             let stat = Stat::parse(&format!("43 ({name}) {TAIL}")).unwrap();
-            assert_eq!(stat, Stat { pid: 43, state: 'S', parent: 7, group: 42, started: 98765 }, "name {name:?}");
+            let expected = Stat {
+                pid: 43,
+                state: 'S',
+                parent: 7,
+                group: 42,
+                started: 98765,
+                threads: 4,
+                own_ticks: 14,
+                reaped_ticks: 75,
+            };
+            assert_eq!(stat, expected, "name {name:?}");
         }
     }
 

@@ -13,7 +13,7 @@ use super::error::{SpawnError, Trying};
 use super::terminal::{Modes, Terminal};
 use crate::cgroup::Group;
 use crate::keeper::{FromKeeper, Link, Placement, ToKeeper};
-use crate::limits::DROP_PATIENCE;
+use crate::limits::{DROP_PATIENCE, STOPPED_PATIENCE, STOPPED_PAUSE};
 use crate::process::{ProcFs, ProcessHandle, ProcessId, as_pid};
 
 /// How a job ended.
@@ -54,6 +54,8 @@ pub struct Job {
     guard: Child,
     pub(super) link: Link,
     id: ProcessId,
+    /// The job's parent.
+    keeper: Parent,
     placement: Placement,
     terminal: Option<Terminal>,
     pub(super) group: Option<Group>,
@@ -70,7 +72,18 @@ impl Job {
         placement: Placement,
         terminal: Option<Terminal>,
     ) -> Self {
-        Self { guard, link, id, placement, terminal, group: None, ended: None, stuck: 0, oom_kills: 0 }
+        Self {
+            guard,
+            link,
+            id,
+            keeper: Parent::of(id),
+            placement,
+            terminal,
+            group: None,
+            ended: None,
+            stuck: 0,
+            oom_kills: 0,
+        }
     }
 
     /// The job's main process.
@@ -106,6 +119,41 @@ impl Job {
         match &self.group {
             Some(group) if self.ended.is_none() => Ok(group.kill()?),
             _ => Ok(()),
+        }
+    }
+
+    /// Kills the job and everything it started, and waits until all is gone. Also where those who keep it were stopped or
+    /// killed themselves, or a moment ago were not yet.
+    pub fn end_now(&mut self) -> Result<JobEnd, SpawnError> {
+        self.kill()?;
+        let begun = Instant::now();
+        loop {
+            while let Some(event) = self.try_event()? {
+                if let JobEvent::Ended(end) = event {
+                    return Ok(end);
+                }
+            }
+            let waited = begun.elapsed();
+            if waited > 2 * STOPPED_PATIENCE {
+                // Its parent gone, the job is killed by the kernel; what it started is swept by the guard, or below.
+                self.keeper.signal(Signal::KILL);
+            }
+            if waited > 3 * STOPPED_PATIENCE {
+                let _ = self.guard.kill();
+            }
+            let mut fds = [PollFd::new(&self.link, PollFlags::IN)];
+            if matches!(poll(&mut fds, Some(&crate::timespec(STOPPED_PAUSE))), Ok(0)) {
+                self.wake_keepers();
+            }
+        }
+    }
+
+    /// Whoever stopped the processes that keep the job: they have something to do.
+    pub(super) fn wake_keepers(&self) {
+        self.keeper.signal(Signal::CONT);
+        if let Some(guard) = as_pid(self.guard.id()) {
+            // Not reaped, so its number is its own.
+            let _ = rustix::process::kill_process(guard, Signal::CONT);
         }
     }
 
@@ -213,7 +261,8 @@ impl Job {
             tracing::debug!(%error, "the terminal is gone");
         }
         if stuck == 0 {
-            // It has nothing left to wait for. An error means that somebody else reaped it.
+            // It has nothing left to do; stopped by somebody, it would not end. An error means that it is reaped.
+            let _ = self.guard.kill();
             let _ = self.guard.wait();
         } else {
             tracing::warn!(job = %self.id, stuck, "processes of the job could not be killed");
@@ -244,6 +293,26 @@ impl Job {
     }
 }
 
+/// The process that keeps the job.
+#[derive(Debug)]
+struct Parent(Option<ProcessHandle>);
+
+impl Parent {
+    /// Of a job that was made a moment ago, and waits.
+    fn of(job: ProcessId) -> Self {
+        let parent = ProcessHandle::open(job).ok().flatten().and_then(|job| job.parent().ok().flatten());
+        let parent = parent.and_then(|parent| ProcessId::of(parent).ok().flatten());
+        Self(parent.and_then(|parent| ProcessHandle::open(parent).ok().flatten()))
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(parent) = &self.0 {
+            // Gone already: its end is told by others.
+            let _ = parent.signal(signal);
+        }
+    }
+}
+
 impl AsFd for Job {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.link.as_fd()
@@ -257,6 +326,7 @@ impl Drop for Job {
         }
         // Not merely closed: a copy may live on in a process forked from us.
         let _ = shutdown(&self.link, Shutdown::Both);
+        self.wake_keepers();
         let guard = as_pid(self.guard.id()).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
         if let Some(Ok(guard)) = guard {
             let _ = poll(&mut [PollFd::new(&guard, PollFlags::IN)], Some(&crate::timespec(DROP_PATIENCE)));

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
+use rustix::process::Signal;
 
 use super::error::{SpawnError, Trying};
 use super::job::Job;
@@ -18,8 +19,8 @@ use super::spec::JobSpec;
 use super::terminal::arrange;
 use crate::cgroup::Group;
 use crate::keeper::{FromKeeper, KEEPER_ARGUMENT, Link, Order, Placement, ToKeeper};
-use crate::limits::KEEPER_START_PATIENCE;
-use crate::process::ProcessId;
+use crate::limits::{KEEPER_START_PATIENCE, STOPPED_PAUSE};
+use crate::process::{ProcFs, ProcessHandle, ProcessId};
 
 /// A job whose process exists but does not run its program yet. Dropping it ends the process.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ impl Job {
         let program = spec.program.clone();
         let mut guard = start_guard(spec, placement, theirs)?;
         let link = Link::new(ours);
-        let id = match first_message(&link) {
+        let id = match first_message(&link, &guard) {
             Ok(id) => id,
             Err(error) => {
                 // Without its first word it holds no job; closing the link would end it too, this is to reap it.
@@ -73,12 +74,22 @@ impl Prepared {
     pub fn start(mut self) -> Result<Job, SpawnError> {
         self.job.give_terminal()?;
         self.job.tell(ToKeeper::Start)?;
+        let deadline = Instant::now() + KEEPER_START_PATIENCE;
         loop {
-            match self.job.link.receive(RecvFlags::empty()) {
+            match self.job.link.receive(RecvFlags::DONTWAIT) {
                 Ok(FromKeeper::Started) => return Ok(self.job),
                 Ok(FromKeeper::ExecFailed(errno)) => return Err(SpawnError::of_exec(self.program, errno)),
                 // Somebody stopped the waiting process: it starts when they let it go on.
                 Ok(FromKeeper::Stopped(_) | FromKeeper::Continued) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if Instant::now() > deadline {
+                        return Err(SpawnError::Keeper { why: "did not start the job in time" });
+                    }
+                    let mut fds = [PollFd::new(&self.job.link, PollFlags::IN)];
+                    if matches!(poll(&mut fds, Some(&crate::timespec(STOPPED_PAUSE))), Ok(0)) {
+                        self.job.wake_keepers();
+                    }
+                }
                 Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
                     return Err(error).trying("waiting for the job to start");
                 }
@@ -134,12 +145,23 @@ fn inherit(command: &mut Command, link: OwnedFd) {
     }
 }
 
-fn first_message(link: &Link) -> Result<ProcessId, SpawnError> {
+/// Somebody may have stopped those who are to keep the job.
+fn wake(guard: &Child) {
+    let below = ProcFs::here().tree(guard.id()).unwrap_or_default();
+    let all = ProcessId::of(guard.id()).ok().flatten().into_iter().chain(below);
+    for process in all.filter_map(|id| ProcessHandle::open(id).ok().flatten()) {
+        // Gone meanwhile: that is told by the link.
+        let _ = process.signal(Signal::CONT);
+    }
+}
+
+fn first_message(link: &Link, guard: &Child) -> Result<ProcessId, SpawnError> {
     let deadline = Instant::now() + KEEPER_START_PATIENCE;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut fds = [PollFd::new(link, PollFlags::IN)];
-        match poll(&mut fds, Some(&crate::timespec(left))) {
+        match poll(&mut fds, Some(&crate::timespec(left.min(STOPPED_PAUSE)))) {
+            Ok(0) => wake(guard),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error).trying("waiting for the keeper of the job"),
         }

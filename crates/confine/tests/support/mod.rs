@@ -2,6 +2,8 @@
 //! one generous deadline after which the test fails and says what it waited for.
 #![allow(dead_code, reason = "each story uses a part of it")]
 
+pub mod bounded;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -9,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use gpupool_confine::Signal;
-use gpupool_confine::cgroup::Cgroups;
+use gpupool_confine::cgroup::{Cgroups, World};
 use gpupool_confine::process::{ProcFs, ProcessHandle, ProcessId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -152,6 +154,17 @@ pub fn groups_or_skip() -> Option<Cgroups> {
         return None;
     }
     Some(cgroups)
+}
+
+/// The same machine as if it had cgroup v1 alone; `None` if it has none.
+pub fn v1_alone() -> Option<Cgroups> {
+    let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let without_v2: String =
+        mountinfo.lines().filter(|line| !line.contains(" - cgroup2 ")).map(|l| format!("{l}\n")).collect();
+    let proc_self = tempfile::tempdir().unwrap();
+    std::fs::write(proc_self.path().join("mountinfo"), without_v2).unwrap();
+    std::fs::copy("/proc/self/cgroup", proc_self.path().join("cgroup")).unwrap();
+    Some(Cgroups::detect_in(proc_self.path(), is_root())).filter(|cgroups| cgroups.world() == World::V1)
 }
 
 /// A group name no other test, nor another run of this one, uses.

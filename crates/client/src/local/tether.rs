@@ -1,0 +1,200 @@
+//! What ties a lease to us while work runs under it, and how we learn that it is lost.
+//!
+//! Over the Unix socket the agent watches our process: no renewals, and our end, in whatever way, releases. An agent that
+//! was restarted watches us again by itself; we attach once more, so that it also knows what runs under the lease. Over
+//! TCP an open connection is the lease, made anew when it breaks. An agent that is away does not end the work.
+//!
+//! Has no task of its own: the loss is noticed by whoever waits for it.
+
+use std::time::Duration;
+
+use gpupool_api::lease::{AttachBody, Attached, IfTaken, Lease, State};
+
+use super::LocalAgent;
+use crate::limits::AWAY_PAUSE;
+use crate::{AgentClient, ClientError, Events, Hold, HoldEnd};
+
+/// A lease that is ours for as long as we live.
+#[derive(Debug)]
+pub struct Tether {
+    client: AgentClient,
+    lease: u64,
+    token: u64,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// The agent watches our process.
+    Process(IfTaken),
+    /// The agent watches this connection.
+    Connection(Box<Hold>),
+}
+
+/// What happens to a lease that is still ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// The agent is away; how it does not answer. Told once until it is back.
+    Away(String),
+    /// The agent is back.
+    Back,
+    /// The lease will be taken back soon; why.
+    TakenSoon(Option<String>),
+}
+
+impl LocalAgent {
+    /// Ties a granted lease to us: to our process where the agent knows it, which then also puts a job of the body into a
+    /// group, where it can make one; else to a connection. The token of the body is that of the lease, whatever it says.
+    pub async fn tie(&self, lease: &Lease, body: AttachBody) -> Result<(Tether, Option<Attached>), ClientError> {
+        let (client, token) = (self.client().clone(), lease.token.unwrap_or_default());
+        if self.knows_us() {
+            let body = AttachBody { token, ..body };
+            match client.attach(lease.id, &body).await {
+                Ok(attached) => {
+                    let kind = Kind::Process(body.if_taken);
+                    return Ok((Tether { client, lease: lease.id, token, kind }, Some(attached)));
+                }
+                // An agent in another container sees the connection, not the process.
+                Err(error) if error.code() == Some("no_process") => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let hold = client.hold(lease.id, token).await?;
+        Ok((Tether { client, lease: lease.id, token, kind: Kind::Connection(Box::new(hold)) }, None))
+    }
+}
+
+impl Tether {
+    /// Waits until the lease is lost, and says why. Can be dropped and waited for again.
+    pub async fn lost(&mut self, notices: impl FnMut(Notice)) -> String {
+        let mut away = Away { notices, is_said: false };
+        match &mut self.kind {
+            Kind::Process(if_taken) => {
+                let body = AttachBody { token: self.token, if_taken: *if_taken, ..AttachBody::default() };
+                watch(&self.client, self.lease, &body, &mut away).await
+            }
+            Kind::Connection(hold) => keep(&self.client, hold, self.token, &mut away).await,
+        }
+    }
+
+    /// Whether the agent watches our process; else it watches a connection.
+    pub const fn is_to_process(&self) -> bool {
+        matches!(self.kind, Kind::Process(_))
+    }
+}
+
+/// Follows what happens to the lease.
+async fn watch(client: &AgentClient, lease: u64, again: &AttachBody, away: &mut Away<impl FnMut(Notice)>) -> String {
+    let mut events: Option<Events> = None;
+    let mut has_restarted = false;
+    loop {
+        let step = match &mut events {
+            // Listened to first and looked at then, so that nothing falls between.
+            None => match client.events(None).await {
+                Ok(opened) => {
+                    events = Some(opened);
+                    look(client, lease, has_restarted.then_some(again)).await
+                }
+                Err(error) => Err(error),
+            },
+            Some(open) => match open.next().await {
+                Ok((_, event)) if event.kind == "reset" => look(client, lease, Some(again)).await,
+                Ok((_, event)) if event.lease == Some(lease) && event.kind == "ended" => {
+                    look(client, lease, None).await
+                }
+                Ok((_, event)) if event.lease == Some(lease) && event.kind == "revoking" => {
+                    (away.notices)(Notice::TakenSoon(event.reason));
+                    Ok(None)
+                }
+                Ok(_) => Ok(None),
+                Err(error) => Err(error),
+            },
+        };
+        match step {
+            Ok(Some(lost)) => return lost,
+            Ok(None) => away.is_back(),
+            Err(error) => {
+                (events, has_restarted) = (None, true);
+                away.pause(&error).await;
+            }
+        }
+    }
+}
+
+/// Whether the lease is lost. After a restart of the agent it is tied to us again.
+async fn look(client: &AgentClient, lease: u64, again: Option<&AttachBody>) -> Result<Option<String>, ClientError> {
+    let now = match again {
+        Some(body) => client.attach(lease, body).await.map(|attached| attached.lease),
+        None => client.follow(lease, Duration::ZERO).await,
+    };
+    match now {
+        Ok(now) => Ok(lost(&now)),
+        Err(error) if error.means_lost() => Ok(Some(why(client, lease, &error).await)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Keeps a connection open that is the lease.
+async fn keep(client: &AgentClient, hold: &mut Hold, token: u64, away: &mut Away<impl FnMut(Notice)>) -> String {
+    let lease = hold.lease().id;
+    loop {
+        if let HoldEnd::Ended(now) = hold.ended().await {
+            return lost(&now).unwrap_or_else(|| "the agent ended it".into());
+        }
+        loop {
+            match client.hold(lease, token).await {
+                Ok(again) => {
+                    *hold = again;
+                    away.is_back();
+                    break;
+                }
+                Err(error) if error.means_lost() => return why(client, lease, &error).await,
+                Err(error) => away.pause(&error).await,
+            }
+        }
+    }
+}
+
+/// Why a lease that is over is over; `None` for one that is not.
+fn lost(lease: &Lease) -> Option<String> {
+    if !lease.state.is_ended() {
+        return None;
+    }
+    let what = lease.state.name();
+    Some(match &lease.reason {
+        Some(reason) => format!("{what}: {reason}"),
+        None => what.to_owned(),
+    })
+}
+
+/// Why a lease that was to be given back had been lost before; `None` where it was not.
+pub fn lost_by_others(lease: &Lease) -> Option<String> {
+    if lease.state == State::Released { None } else { lost(lease) }
+}
+
+/// The agent says that it is over; it may remember why.
+async fn why(client: &AgentClient, lease: u64, error: &ClientError) -> String {
+    let told = client.follow(lease, Duration::ZERO).await.ok().and_then(|lease| lost(&lease));
+    told.unwrap_or_else(|| error.to_string())
+}
+
+/// Says once that the agent is away, and once that it is back.
+struct Away<F> {
+    notices: F,
+    is_said: bool,
+}
+
+impl<F: FnMut(Notice)> Away<F> {
+    async fn pause(&mut self, error: &ClientError) {
+        if !std::mem::replace(&mut self.is_said, true) {
+            (self.notices)(Notice::Away(error.to_string()));
+        }
+        tokio::time::sleep(AWAY_PAUSE).await;
+    }
+
+    fn is_back(&mut self) {
+        if std::mem::take(&mut self.is_said) {
+            (self.notices)(Notice::Back);
+        }
+    }
+}
