@@ -1,0 +1,225 @@
+//! What dispatching costs, next to doing the same by hand. Prints one line of numbers; `benches/run-dispatch` makes a table
+//! of them.
+
+use std::convert::Infallible;
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use gpupool_dispatch::command::CommandLine;
+use gpupool_dispatch::worker::{Hello, Worker, serve};
+use gpupool_dispatch::{Dispatcher, Event, Outcome, Plan, Program, TaskId, WorkerOutput};
+
+type Failure = Box<dyn std::error::Error>;
+
+/// Gives back what it was given, or, told so, only how much that was.
+struct Echo {
+    counts: bool,
+}
+
+impl Worker for Echo {
+    fn set_up(hello: &Hello) -> Result<Self, String> {
+        Ok(Self { counts: hello.settings == "count" })
+    }
+
+    fn process(&mut self, _: TaskId, payload: Bytes) -> Result<Bytes, String> {
+        Ok(if self.counts { payload.len().to_string().into() } else { payload })
+    }
+}
+
+fn main() -> ExitCode {
+    gpupool_dispatch::main_if_asked();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |at: usize| arguments.get(at).and_then(|text| text.parse::<u32>().ok()).unwrap_or(1);
+    let done = match arguments.first().map(String::as_str) {
+        Some("worker") => serve::<Echo>().map_err(Into::into),
+        Some("bare-worker") => bare_worker(),
+        Some("tasks") => tasks(number(1), number(2), number(3), arguments.get(4).is_some_and(|back| back == "back")),
+        Some("round-trips") => round_trips(number(1)),
+        Some("commands") => commands(number(1), number(2)),
+        Some("spawns") => spawns(number(1), number(2)),
+        Some("memory") => memory(number(1)),
+        Some("timeouts") => timeouts(number(1)),
+        _ => Err("dispatch_cost tasks N WORKERS BYTES [back] | round-trips N | commands N WORKERS | spawns N THREADS | memory N | timeouts N".into()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("dispatch_cost: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn echo_plan(workers: u32, counts: bool) -> Plan {
+    let mut plan = Plan::new(Program::native("/proc/self/exe").args(["worker"])).workers(workers);
+    plan.settings = if counts { "count".into() } else { "echo".into() };
+    plan
+}
+
+/// A dispatcher whose workers are all set up.
+fn ready(plan: Plan) -> Result<Dispatcher, Failure> {
+    let workers = plan.places.len();
+    let mut dispatcher = Dispatcher::start(plan)?;
+    for _ in 0..workers {
+        match dispatcher.next_event() {
+            Some(Event::Ready { .. }) => {}
+            other => return Err(format!("instead of being ready: {other:?}").into()),
+        }
+    }
+    Ok(dispatcher)
+}
+
+/// So many tasks of so many bytes: tasks a second, and GB a second of payload, each way.
+fn tasks(count: u32, workers: u32, bytes: u32, back: bool) -> Result<(), Failure> {
+    let mut plan = echo_plan(workers, !back);
+    if bytes >= 1 << 20 {
+        plan.rules.queue_size = 64;
+    }
+    let dispatcher = ready(plan)?;
+    let payload = Bytes::from(vec![7; bytes as usize]);
+    let began = Instant::now();
+    let mut done = 0_u32;
+    let source = (0..count).map(|_| Ok::<Bytes, Infallible>(payload.clone()));
+    let mut ended = began;
+    dispatcher.run(source, |event| {
+        if let Event::Over(over) = event {
+            done += u32::from(matches!(over.outcome, Outcome::Done(_)));
+            ended = over.finished;
+        }
+    })?;
+    if done != count {
+        return Err(format!("{done} of {count} were done").into());
+    }
+    let seconds = (ended - began).as_secs_f64();
+    println!("{:.0} {:.3}", f64::from(count) / seconds, f64::from(count) * f64::from(bytes) / seconds / 1e9);
+    Ok(())
+}
+
+/// One task after the other, and bytes to a process and back by hand: medians in µs.
+fn round_trips(count: u32) -> Result<(), Failure> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let mut child =
+        Command::new("/proc/self/exe").arg("bare-worker").stdin(Stdio::from(OwnedFd::from(theirs))).spawn()?;
+    let mut dispatcher = ready(echo_plan(1, false))?;
+    let (mut bare, mut dispatched) = (Vec::new(), Vec::new());
+    let mut socket = &ours;
+    let mut buffer = [0; 32];
+    // By turns, so that both meet the same machine.
+    for _ in 0..count / 100 {
+        for _ in 0..100 {
+            let began = Instant::now();
+            socket.write_all(&[7; 32])?;
+            socket.read_exact(&mut buffer)?;
+            bare.push(began.elapsed());
+        }
+        for _ in 0..100 {
+            let began = Instant::now();
+            dispatcher.submit(Bytes::from_static(&[7; 32]))?;
+            match dispatcher.next_event() {
+                Some(Event::Over(_)) => {}
+                other => return Err(format!("instead of a result: {other:?}").into()),
+            }
+            dispatched.push(began.elapsed());
+        }
+    }
+    dispatcher.finish()?;
+    drop(ours);
+    child.wait()?;
+    println!("{:.1} {:.1}", median(&mut bare), median(&mut dispatched));
+    Ok(())
+}
+
+fn bare_worker() -> Result<(), Failure> {
+    let mut socket = UnixStream::from(rustix::io::dup(rustix::stdio::stdin())?);
+    let mut buffer = [0; 32];
+    while socket.read_exact(&mut buffer).is_ok() {
+        socket.write_all(&buffer)?;
+    }
+    Ok(())
+}
+
+fn median(times: &mut [Duration]) -> f64 {
+    times.sort_unstable();
+    times.get(times.len() / 2).map_or(0.0, |time| time.as_secs_f64() * 1e6)
+}
+
+/// `true`, so often: commands a second.
+fn commands(count: u32, workers: u32) -> Result<(), Failure> {
+    let mut plan = Plan::new(Program::commands()).workers(workers);
+    plan.output = WorkerOutput::Told;
+    let dispatcher = ready(plan)?;
+    let line = CommandLine::direct(["true"]).to_payload();
+    let began = Instant::now();
+    let mut ended = began;
+    let source = (0..count).map(|_| Ok::<Bytes, Infallible>(line.clone()));
+    let stats = dispatcher.run(source, |event| {
+        if let Event::Over(over) = event {
+            ended = over.finished;
+        }
+    })?;
+    if stats.completed != u64::from(count) {
+        return Err(format!("{stats:?}").into());
+    }
+    println!("{:.0}", f64::from(count) / (ended - began).as_secs_f64());
+    Ok(())
+}
+
+/// The same by hand: `posix_spawn` and `waitpid` in so many threads.
+fn spawns(count: u32, threads: u32) -> Result<(), Failure> {
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                for _ in 0..count / threads {
+                    // It uses posix_spawn where nothing speaks against it.
+                    let spawned = Command::new("true").stdin(Stdio::null()).spawn();
+                    if let Ok(mut child) = spawned {
+                        let _ = child.wait();
+                    }
+                }
+            });
+        }
+    });
+    println!("{:.0}", f64::from(count / threads * threads) / began.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// A source of so many tasks: the greatest memory of this process, in MiB.
+fn memory(count: u32) -> Result<(), Failure> {
+    let dispatcher = ready(echo_plan(2, false))?;
+    let source = (0..count).map(|n| Ok::<Bytes, Infallible>(n.to_string().into()));
+    dispatcher.run(source, |_| {})?;
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
+    let kib: f64 = peak.trim().trim_end_matches("kB").trim().parse()?;
+    println!("{:.1}", kib / 1024.0);
+    Ok(())
+}
+
+/// Tasks that take too long, each in a command that does not mind the interrupt: how late their end is told, in ms: median
+/// and worst.
+fn timeouts(count: u32) -> Result<(), Failure> {
+    let limit = Duration::from_millis(100);
+    let mut plan = Plan::new(Program::commands()).workers(2);
+    plan.rules.task_timeout = Some(limit);
+    plan.rules.grace = Duration::from_secs(5);
+    let dispatcher = ready(plan)?;
+    let line = CommandLine::direct(["sleep", "10"]).to_payload();
+    let source = (0..count).map(|_| Ok::<Bytes, Infallible>(line.clone()));
+    let mut late = Vec::new();
+    dispatcher.run(source, |event| {
+        if let Event::Over(over) = event
+            && let Some(started) = over.started
+        {
+            late.push((over.finished - started).saturating_sub(limit));
+        }
+    })?;
+    let median = median(&mut late) / 1e3;
+    let worst = late.last().map_or(0.0, |late| late.as_secs_f64() * 1e3);
+    println!("{median:.2} {worst:.2}");
+    Ok(())
+}

@@ -1,0 +1,220 @@
+//! What commands wrote: files the dispatcher made and a runner's commands write into, one behind the other.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt as _;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, memfd_create, open};
+
+use crate::limits::PUNCH_BYTES;
+
+/// The two files of one runner. They have no name, and are gone with whoever has them open last.
+#[derive(Debug)]
+pub(crate) struct Spool {
+    files: [Arc<Spooled>; 2],
+}
+
+impl Spool {
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { files: [Arc::new(Spooled::new()?), Arc::new(Spooled::new()?)] })
+    }
+
+    /// The standard output and error of a runner.
+    pub fn streams(&self) -> io::Result<[Stdio; 2]> {
+        let [out, err] = &self.files;
+        Ok([out.file.try_clone()?.into(), err.file.try_clone()?.into()])
+    }
+
+    /// What a task's command wrote, by the runner's report; without one, everything since the last report.
+    pub fn output(&self, written: Option<[Option<(u64, u64)>; 2]>) -> TaskOutput {
+        let [out, err] = written.unwrap_or([None, None]);
+        TaskOutput { out: Region::new(&self.files[0], out), err: Region::new(&self.files[1], err) }
+    }
+}
+
+#[derive(Debug)]
+struct Spooled {
+    file: File,
+    read: Mutex<Consumed>,
+}
+
+/// Which bytes nobody needs any more.
+#[derive(Debug, Default)]
+struct Consumed {
+    /// Up to here all are, and were given back to the disk.
+    given_back: u64,
+    /// Up to here all are.
+    all: u64,
+    /// Beyond that: from and to.
+    beyond: BTreeMap<u64, u64>,
+    /// Where the last task's bytes that were told of end.
+    told: u64,
+}
+
+impl Spooled {
+    fn new() -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CLOEXEC;
+        let unnamed = open(std::env::temp_dir(), flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR);
+        let file = match unnamed {
+            Ok(file) => file,
+            // Not every file system can do that.
+            Err(_) => {
+                let file = memfd_create("gpupool-output", MemfdFlags::CLOEXEC)?;
+                rustix::fs::fcntl_setfl(&file, OFlags::APPEND)?;
+                file
+            }
+        };
+        Ok(Self { file: file.into(), read: Mutex::default() })
+    }
+
+    fn consume(&self, from: u64, to: u64) {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        read.beyond.insert(from, to);
+        while let Some((from, to)) = read.beyond.first_key_value().map(|(from, to)| (*from, *to))
+            && from <= read.all
+        {
+            read.beyond.remove(&from);
+            read.all = read.all.max(to);
+        }
+        if read.all - read.given_back >= PUNCH_BYTES {
+            let length = read.all - read.given_back;
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            // Where that cannot be done, the disk has it until the end.
+            let _ = fallocate(&self.file, flags, read.given_back, length);
+            read.given_back = read.all;
+        }
+    }
+}
+
+/// What one task's command wrote. Its place on the disk is given back when this is dropped.
+#[derive(Debug)]
+pub struct TaskOutput {
+    out: Region,
+    err: Region,
+}
+
+impl TaskOutput {
+    /// Copies its standard output.
+    pub fn copy_stdout_to(&self, to: &mut impl Write) -> io::Result<u64> {
+        self.out.copy_to(to)
+    }
+
+    /// Copies its standard error.
+    pub fn copy_stderr_to(&self, to: &mut impl Write) -> io::Result<u64> {
+        self.err.copy_to(to)
+    }
+
+    /// The last bytes of its standard error, as text.
+    pub fn stderr_tail(&self, bytes: u64) -> String {
+        let from = self.err.to.saturating_sub(bytes).max(self.err.from);
+        let mut tail = Vec::new();
+        // What cannot be read is not shown; the outcome says what went wrong.
+        let _ = self.err.copy_from(from, &mut tail);
+        String::from_utf8_lossy(&tail).into_owned()
+    }
+
+    /// Bytes of standard output, and of standard error.
+    pub fn lengths(&self) -> (u64, u64) {
+        (self.out.to - self.out.from, self.err.to - self.err.from)
+    }
+}
+
+#[derive(Debug)]
+struct Region {
+    file: Arc<Spooled>,
+    from: u64,
+    to: u64,
+}
+
+impl Region {
+    fn new(file: &Arc<Spooled>, written: Option<(u64, u64)>) -> Self {
+        let mut read = file.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = read.told;
+        // Whatever the runner said: no task has what another one had, and no bytes that are not there.
+        let end = file.file.metadata().map_or(from, |metadata| metadata.len());
+        let to = written.map_or(end, |(_, to)| to.min(end)).max(from);
+        read.told = to;
+        drop(read);
+        Self { file: Arc::clone(file), from, to }
+    }
+
+    fn copy_to(&self, to: &mut impl Write) -> io::Result<u64> {
+        self.copy_from(self.from, to)
+    }
+
+    fn copy_from(&self, mut from: u64, to: &mut impl Write) -> io::Result<u64> {
+        let begin = from;
+        let mut buffer = vec![0; usize::try_from(self.to - from).unwrap_or(usize::MAX).min(256 * 1024)];
+        while from < self.to {
+            let wanted = usize::try_from(self.to - from).unwrap_or(usize::MAX).min(buffer.len());
+            match self.file.file.read_at(&mut buffer[..wanted], from)? {
+                0 => break,
+                read => {
+                    to.write_all(&buffer[..read])?;
+                    from += read as u64;
+                }
+            }
+        }
+        Ok(from - begin)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.to > self.from {
+            self.file.consume(self.from, self.to);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    fn write(spool: &Spool, bytes: &[u8]) {
+        (&spool.files[0].file).write_all(bytes).unwrap();
+    }
+
+    fn read(output: &TaskOutput) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        output.copy_stdout_to(&mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn each_task_has_its_own_bytes_whatever_the_runner_says() {
+        let spool = Spool::new().unwrap();
+        write(&spool, b"onetwothree");
+        let output = |to| spool.output(Some([Some((0, to)), None]));
+        assert_eq!(read(&output(3)), b"one");
+        assert_eq!(read(&output(6)), b"two");
+        assert_eq!(read(&output(4)), b"", "a report that goes back");
+        assert_eq!(read(&output(1_000)), b"three", "a report beyond the end");
+        write(&spool, b"last words");
+        assert_eq!(read(&spool.output(None)), b"last words");
+    }
+
+    #[test]
+    fn what_was_read_is_given_back_to_the_disk() {
+        let spool = Spool::new().unwrap();
+        let large = vec![7; 4 << 20];
+        let outputs: Vec<TaskOutput> = (0..3)
+            .map(|_| {
+                write(&spool, &large);
+                spool.output(None)
+            })
+            .collect();
+        let [first, second, third] = <[TaskOutput; 3]>::try_from(outputs).unwrap();
+        let blocks = || spool.files[0].file.metadata().unwrap().blocks() * 512;
+        drop(second);
+        assert!(blocks() >= 12 << 20, "the first is still needed: {}", blocks());
+        drop(first);
+        assert!(blocks() < 5 << 20, "{}", blocks());
+        assert_eq!(read(&third), large);
+    }
+}

@@ -1,0 +1,338 @@
+//! A run from the outside: tasks in, events out.
+//!
+//! Whoever waits for events drives the engine, in its own thread: a task's way to a worker and back costs no more than that.
+//! While that thread is away, in a callback or reading the source, another one (the relief) drives: workers get their tasks
+//! and time limits hold whatever a callback does. The relief ends when the dispatcher is dropped.
+
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use bytes::Bytes;
+use gpupool_confine::bounds::Excess;
+
+use crate::engine::feed::Feed;
+use crate::engine::post::{Message, Post};
+use crate::engine::{Driver, Engine};
+use crate::error::{DispatchError, Refused, RunError};
+use crate::event::{Event, Over};
+use crate::limits::{DROP_PATIENCE, STATS_PATIENCE};
+use crate::plan::{Place, Plan};
+use crate::shift::Shift;
+use crate::{Stats, TaskId, WorkerId};
+
+/// A run. Dropping it ends it: what is not over is cancelled, and no process is left.
+#[derive(Debug)]
+pub struct Dispatcher {
+    shared: Arc<Shared>,
+    events: VecDeque<Event>,
+    relief: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    engine: Mutex<Engine>,
+    feed: Arc<Feed>,
+    post: Arc<Post>,
+    shift: Shift,
+}
+
+impl Dispatcher {
+    /// Starts the workers of the plan. Tasks may be put at once; they wait for the first worker that is set up.
+    pub fn start(plan: Plan) -> Result<Self, DispatchError> {
+        plan.check()?;
+        let post = Arc::new(Post::new()?);
+        let feed = Arc::new(Feed::new(plan.program.speaks, plan.rules.queue_size));
+        let engine = Mutex::new(Engine::new(plan, Arc::clone(&feed), Arc::clone(&post))?);
+        let shared = Arc::new(Shared { engine, feed, post, shift: Shift::default() });
+        let for_relief = Arc::clone(&shared);
+        let relief = std::thread::Builder::new().name("gpupool-relief".into()).spawn(move || for_relief.relieve())?;
+        Ok(Self { shared, events: VecDeque::new(), relief: Some(relief) })
+    }
+
+    /// What other threads need to feed it, to end it, or to know how it stands.
+    pub fn remote(&self) -> Remote {
+        Remote { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Puts a task; refused where the queue is full.
+    pub fn submit(&self, payload: Bytes) -> Result<TaskId, Refused> {
+        self.shared.try_push(payload)
+    }
+
+    /// How many tasks can be put now.
+    pub fn room(&self) -> usize {
+        self.shared.feed.room()
+    }
+
+    /// Whether the next thing has happened already: what was collected from earlier ones can wait for it.
+    pub fn has_event(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// No more tasks come.
+    pub fn close(&self) {
+        self.shared.close();
+    }
+
+    /// The next thing that happens; `None` when every task is over and every worker gone. Waits for it.
+    pub fn next_event(&mut self) -> Option<Event> {
+        if self.events.is_empty() {
+            self.drive(false);
+        }
+        self.events.pop_front()
+    }
+
+    /// What happened since it was last asked, without waiting.
+    pub fn events_now(&mut self) -> Vec<Event> {
+        let mut engine = self.shared.enter();
+        engine.turn(Driver::Passer);
+        engine.take_events(&mut self.events);
+        drop(engine);
+        self.events.drain(..).collect()
+    }
+
+    /// How things stand.
+    pub fn stats(&self) -> Stats {
+        self.shared.enter().stats()
+    }
+
+    /// Puts all of the source and tells all that happens, in this thread. An error of the source ends it, when what was taken
+    /// in before is over.
+    pub fn run<E>(
+        mut self,
+        source: impl IntoIterator<Item = Result<Bytes, E>>,
+        mut on_event: impl FnMut(Event),
+    ) -> Result<Stats, RunError<E>> {
+        let mut source = Some(source.into_iter());
+        let mut failed = None;
+        // Taken from the source when there was room, which was filled, or not wanted any more, a moment later.
+        let mut put_off = None;
+        loop {
+            while let Some(tasks) = source.as_mut().filter(|_| self.room() > 0) {
+                match put_off.take().or_else(|| tasks.next()) {
+                    Some(Ok(payload)) => match self.submit(payload.clone()) {
+                        Ok(_) => continue,
+                        // Both are put again, or are too late.
+                        Err(Refused::Full | Refused::Closed) => {
+                            put_off = Some(Ok(payload));
+                            continue;
+                        }
+                        Err(refused) => failed = Some(RunError::Refused(refused)),
+                    },
+                    Some(Err(error)) => failed = Some(RunError::Source(error)),
+                    None => {}
+                }
+                source = None;
+                self.close();
+            }
+            self.drive(source.is_some());
+            if self.events.is_empty() && self.shared.is_over() {
+                break;
+            }
+            while let Some(event) = self.events.pop_front() {
+                on_event(event);
+            }
+        }
+        let too_late = u64::from(put_off.is_some());
+        if put_off.is_some() {
+            on_event(Event::Over(Over::never_begun(self.shared.feed.next())));
+        }
+        match failed {
+            Some(error) => Err(error),
+            None => {
+                let stats = self.finish().map_err(RunError::Dispatch)?;
+                Ok(Stats { cancelled: stats.cancelled + too_late, ..stats })
+            }
+        }
+    }
+
+    /// Waits until all is over, and says how it went. Events that were not taken are not told.
+    pub fn finish(mut self) -> Result<Stats, DispatchError> {
+        self.close();
+        while self.next_event().is_some() {}
+        let engine = self.shared.enter();
+        match engine.failure() {
+            Some(failure) => Err(failure.clone()),
+            None => Ok(engine.stats()),
+        }
+    }
+
+    /// Drives until there is something to tell, room for more tasks where `feeds`, or all is over.
+    fn drive(&mut self, feeds: bool) {
+        let mut engine = self.shared.enter();
+        loop {
+            engine.take_events(&mut self.events);
+            if !self.events.is_empty() || engine.is_over() || (feeds && self.shared.feed.room() > 0) {
+                return;
+            }
+            engine.turn(if feeds { Driver::Feeder } else { Driver::Listener });
+        }
+    }
+}
+
+impl Drop for Dispatcher {
+    fn drop(&mut self) {
+        let until = Instant::now() + DROP_PATIENCE;
+        if !self.shared.is_over() {
+            self.shared.post.send(Message::Cancel);
+            let mut engine = self.shared.enter();
+            while !engine.is_over() && Instant::now() < until {
+                engine.take_events(&mut self.events);
+                self.events.clear();
+                engine.turn(Driver::Leaver(until));
+            }
+        }
+        self.shared.shift.is_over.store(true, Ordering::SeqCst);
+        self.shared.post.ring();
+        self.shared.shift.call_relief();
+        if let Some(relief) = self.relief.take() {
+            // One that panicked has been seen to by the panic's own message.
+            let _ = relief.join();
+        }
+    }
+}
+
+/// A run from other threads.
+#[derive(Debug, Clone)]
+pub struct Remote {
+    shared: Arc<Shared>,
+}
+
+impl Remote {
+    /// Puts a task, and waits for room. Not to be called by the thread that takes the events: it would wait for itself.
+    pub fn push(&self, payload: Bytes) -> Result<TaskId, Refused> {
+        let task = self.shared.feed.put(payload, true)?;
+        self.shared.post.wake();
+        Ok(task)
+    }
+
+    /// Puts a task; refused where the queue is full.
+    pub fn try_push(&self, payload: Bytes) -> Result<TaskId, Refused> {
+        self.shared.try_push(payload)
+    }
+
+    /// No more tasks come.
+    pub fn close(&self) {
+        self.shared.close();
+    }
+
+    /// Ends everything now: workers are interrupted and shortly after killed; what is not over is cancelled.
+    pub fn cancel(&self) {
+        self.shared.post.send(Message::Cancel);
+    }
+
+    /// Begins nothing any more: what waits is cancelled, what runs goes on.
+    pub fn finish_soon(&self) {
+        self.shared.post.send(Message::FinishSoon);
+    }
+
+    /// Another worker, or one whose place had been taken away.
+    pub fn add(&self, place: Place) {
+        self.shared.post.send(Message::Add(place));
+    }
+
+    /// Takes a worker's place away: it is killed, and its tasks are done by others.
+    pub fn withdraw(&self, worker: WorkerId, why: impl Into<Arc<str>>) {
+        self.shared.post.send(Message::Withdraw { worker, why: why.into() });
+    }
+
+    /// A worker used more than it may, as somebody else found: its process of this number is killed and replaced.
+    pub fn report_excess(&self, worker: WorkerId, pid: u32, excess: Excess) {
+        self.shared.post.send(Message::ReportedExcess { worker, pid, excess });
+    }
+
+    /// How things stand.
+    pub fn stats(&self) -> Stats {
+        loop {
+            match self.shared.engine.try_lock() {
+                Ok(engine) => return engine.stats(),
+                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner().stats(),
+                Err(TryLockError::WouldBlock) => {}
+            }
+            let (to, from) = sync_channel(1);
+            self.shared.post.send(Message::Stats(to));
+            if let Ok(stats) = from.recv_timeout(STATS_PATIENCE) {
+                return stats;
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn try_push(&self, payload: Bytes) -> Result<TaskId, Refused> {
+        let task = self.feed.put(payload, false)?;
+        self.post.wake();
+        Ok(task)
+    }
+
+    fn close(&self) {
+        self.feed.close();
+        self.post.wake();
+    }
+
+    fn is_over(&self) -> bool {
+        self.enter().is_over()
+    }
+
+    /// The caller drives from now on.
+    fn enter(&self) -> Driving<'_> {
+        self.shift.caller_is_in.store(true, Ordering::SeqCst);
+        if self.shift.relief_drives.load(Ordering::SeqCst) {
+            self.post.ring();
+        }
+        Driving { engine: self.lock(), shift: &self.shift }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Engine> {
+        // A panic in the engine is ours, and has been told; what is left is still to be ended.
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drives whenever the caller is away for longer than a moment.
+    fn relieve(&self) {
+        while self.shift.wait_until_caller_is_away() {
+            self.shift.relief_drives.store(true, Ordering::SeqCst);
+            let mut engine = self.lock();
+            while !self.shift.is_relief_done() && !engine.is_over() {
+                engine.turn(Driver::Relief);
+            }
+            let is_over = engine.is_over();
+            drop(engine);
+            self.shift.relief_drives.store(false, Ordering::SeqCst);
+            if is_over {
+                return;
+            }
+        }
+    }
+}
+
+/// The engine, while the caller drives it.
+struct Driving<'a> {
+    engine: MutexGuard<'a, Engine>,
+    shift: &'a Shift,
+}
+
+impl Deref for Driving<'_> {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl DerefMut for Driving<'_> {
+    fn deref_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+}
+
+impl Drop for Driving<'_> {
+    fn drop(&mut self) {
+        self.shift.caller_leaves();
+    }
+}

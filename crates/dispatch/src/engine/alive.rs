@@ -1,0 +1,376 @@
+//! A worker while its process runs: starting it, giving it tasks, hearing what it says.
+
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gpupool_confine::bounds::Excess;
+use gpupool_confine::spawn::JobEvent;
+use rustix::event::epoll::{self, EventFlags};
+
+use super::post::Message;
+use super::slot::{Phase, Stage};
+use super::{Engine, Progress, Source};
+use crate::command::Report;
+use crate::event::Event;
+use crate::limits::{EXIT_PATIENCE, SETUP_TRIES, UNREAD_EVENTS};
+use crate::plan::{Speaks, WorkerOutput};
+use crate::process::{Heard, NotStarted, Process, backoff, ready_of, start};
+use crate::protocol::{Frame, Kind};
+use crate::{Cause, Loss, Outcome, TaskId, WorkerId};
+
+impl Engine {
+    pub(super) fn start(&mut self, at: usize) {
+        let slot = &mut self.slots[at];
+        slot.stage = Stage::Starting;
+        slot.generation += 1;
+        let (generation, place) = (slot.generation, slot.place.clone());
+        let (plan, post, watcher) = (Arc::clone(&self.plan), Arc::clone(&self.post), Arc::clone(&self.watcher));
+        let start_it = move || {
+            let to = Arc::clone(&post);
+            let on_excess = move |excess| to.send(Message::Excess { slot: at, generation, excess });
+            let outcome = start(&plan, &place, &watcher, Box::new(on_excess)).map(Box::new);
+            post.send(Message::Started { slot: at, generation, outcome });
+        };
+        if let Err(error) = std::thread::Builder::new().name("gpupool-start".into()).spawn(start_it) {
+            let outcome = Err(NotStarted::NotNow(format!("no thread can be had to start it: {error}")));
+            self.post.send(Message::Started { slot: at, generation, outcome });
+        }
+    }
+
+    pub(super) fn started(
+        &mut self,
+        at: usize,
+        generation: u64,
+        outcome: Result<Box<Process>, NotStarted>,
+        now: Instant,
+    ) {
+        if self.slots.get(at).is_none_or(|slot| slot.generation != generation) {
+            return;
+        }
+        let process = match outcome {
+            Ok(process) => process,
+            Err(reason) => return self.not_started(at, &reason, now),
+        };
+        let is_watched = self.watch(at, &process);
+        let setup_until = self.plan.setup_timeout.map(|limit| now + limit);
+        let slot = &mut self.slots[at];
+        slot.stage = Stage::Alive(process, Phase::SettingUp(setup_until));
+        (slot.told, slot.look_at) = (None, None);
+        (slot.is_muted, slot.is_retiring) = (false, false);
+        if let Err(error) = is_watched {
+            return self.bury(at, Some(Cause::NotStarted(error.to_string().into())), Duration::ZERO);
+        }
+        let slot = &mut self.slots[at];
+        let is_outdated = std::mem::take(&mut slot.is_outdated);
+        if slot.withdrawn.is_some() || is_outdated || self.progress != Progress::Open {
+            return self.bury(at, Some(Cause::Stopped), Duration::ZERO);
+        }
+        if self.plan.program.speaks == Speaks::Lines {
+            // It says nothing of itself: it is ready when it runs.
+            self.is_ready(at, false, now);
+        }
+    }
+
+    fn not_started(&mut self, at: usize, reason: &NotStarted, now: Instant) {
+        let why: Arc<str> = reason.why().into();
+        let slot = &mut self.slots[at];
+        let is_outdated = std::mem::take(&mut slot.is_outdated);
+        match reason {
+            // Of a place it has no more; the one it has now is another.
+            NotStarted::PlaceGone(_) if is_outdated && slot.withdrawn.is_none() => slot.stage = Stage::Waiting(now),
+            NotStarted::PlaceGone(_) => {
+                slot.withdrawn.get_or_insert_with(|| Arc::clone(&why));
+                self.ended(at, Phase::SettingUp(None), Cause::Withdrawn(why), now);
+            }
+            NotStarted::NotNow(_) if slot.deaths < SETUP_TRIES && slot.withdrawn.is_none() => {
+                slot.deaths += 1;
+                slot.stage = Stage::Waiting(now + backoff(slot.deaths + 1));
+            }
+            NotStarted::NotNow(_) | NotStarted::Failed(_) => {
+                slot.setup_failure = Some(Arc::clone(&why));
+                self.ended(at, Phase::SettingUp(None), Cause::NotStarted(why), now);
+            }
+        }
+    }
+
+    fn watch(&self, at: usize, process: &Process) -> rustix::io::Result<()> {
+        epoll::add(&self.epoll, &process.wire, Source::Socket(at).to_data(), EventFlags::IN)?;
+        epoll::add(&self.epoll, &process.job, Source::Job(at).to_data(), EventFlags::IN)?;
+        match &process.writes {
+            Some(writes) => epoll::add(&self.epoll, writes, Source::Writes(at).to_data(), EventFlags::IN),
+            None => Ok(()),
+        }
+    }
+
+    fn is_ready(&mut self, at: usize, counts: bool, now: Instant) {
+        let lifetime = self.plan.worker_lifetime.map(|lifetime| now + lifetime);
+        let slot = &mut self.slots[at];
+        if let Stage::Alive(_, phase) = &mut slot.stage {
+            *phase = Phase::AtWork(lifetime);
+        }
+        slot.has_worked = true;
+        let worker = slot.place.id;
+        self.delivery.tell(Event::Ready { worker });
+        if self.progress == Progress::Open {
+            self.ledger.ready(worker, counts, now);
+        } else if let Stage::Alive(process, phase) = &mut self.slots[at].stage {
+            process.wire.put_stop();
+            *phase = Phase::Stopping(now + self.plan.clean_up_timeout);
+        }
+    }
+
+    pub(super) fn put_tasks(&mut self, worker: WorkerId, tasks: &[TaskId], now: Instant) {
+        let Some(at) = self.slot_of(worker) else { return };
+        if let Stage::Alive(process, _) = &mut self.slots[at].stage {
+            if let Some(held) = process.held.as_ref().filter(|_| self.plan.counts_cpu_time_per_task()) {
+                held.restart_cpu_time();
+            }
+            for task in tasks {
+                if let Some(payload) = self.payloads.get(task) {
+                    process.wire.put_task(*task, payload.clone());
+                }
+            }
+        }
+        self.tell_started(at, now);
+    }
+
+    /// Whatever a worker has first, it works on.
+    fn tell_started(&mut self, at: usize, now: Instant) {
+        let slot = &mut self.slots[at];
+        let worker = slot.place.id;
+        let (Some(task), _) = self.ledger.at(worker) else { return };
+        if slot.told == Some(task) {
+            return;
+        }
+        slot.told = Some(task);
+        slot.look_at = self.ledger.has_timeout().then_some(now);
+        if self.plan.tell_started {
+            self.delivery.tell(Event::Started { task, worker, at: now });
+        }
+    }
+
+    /// Sends what waits to be sent, and asks to be told when more can be.
+    pub(super) fn send_all(&mut self) {
+        for at in 0..self.slots.len() {
+            let Stage::Alive(process, _) = &mut self.slots[at].stage else { continue };
+            if !process.wire.is_full() {
+                continue;
+            }
+            let sent = process.wire.send();
+            if process.wire.is_full() {
+                let flags = EventFlags::IN | EventFlags::OUT;
+                let _ = epoll::modify(&self.epoll, &process.wire, Source::Socket(at).to_data(), flags);
+            }
+            if sent.is_err() {
+                self.bury(at, None, EXIT_PATIENCE);
+            }
+        }
+    }
+
+    pub(super) fn socket_is_ready(&mut self, at: usize, flags: EventFlags, now: Instant) {
+        if flags.contains(EventFlags::OUT)
+            && let Some(Stage::Alive(process, _)) = self.slots.get(at).map(|slot| &slot.stage)
+        {
+            // The next turn sends; asked for again where that is not all.
+            let _ = epoll::modify(&self.epoll, &process.wire, Source::Socket(at).to_data(), EventFlags::IN);
+        }
+        if !flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+            return;
+        }
+        let Some(Stage::Alive(process, _)) = self.slots.get_mut(at).map(|slot| &mut slot.stage) else { return };
+        match process.wire.read() {
+            Ok(true) => self.hear(at, now),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Ok(false) | Err(_) => self.bury(at, None, EXIT_PATIENCE),
+        }
+    }
+
+    /// Deals with all a worker said that was read.
+    pub(super) fn hear(&mut self, at: usize, now: Instant) {
+        loop {
+            let heard = match &mut self.slots[at].stage {
+                Stage::Alive(process, _) => process.wire.heard(),
+                Stage::Dying(remains) => remains.wire.heard(),
+                _ => return,
+            };
+            let understood = match heard {
+                Ok(None) => return,
+                Ok(Some(Heard::Frame(frame))) => self.hear_frame(at, frame, now),
+                Ok(Some(Heard::Result(outcome))) => self.hear_result(at, outcome, now),
+                Err(nonsense) => Err(nonsense),
+            };
+            if let Err(nonsense) = understood {
+                self.bury(at, Some(Cause::Nonsense(nonsense.into())), Duration::ZERO);
+                return;
+            }
+        }
+    }
+
+    fn hear_frame(&mut self, at: usize, frame: Frame, now: Instant) -> Result<(), String> {
+        let slot = &mut self.slots[at];
+        let worker = slot.place.id;
+        let phase = match &slot.stage {
+            Stage::Alive(_, phase) => *phase,
+            Stage::Dying(remains) => remains.phase,
+            _ => return Ok(()),
+        };
+        let text = |frame: &Frame| -> Arc<str> { String::from_utf8_lossy(&frame.payload).into() };
+        match (frame.kind, phase) {
+            (Kind::Ready, Phase::SettingUp(_)) => {
+                let ready = ready_of(&frame.payload)?;
+                if matches!(slot.stage, Stage::Alive(..)) {
+                    self.is_ready(at, ready.counts, now);
+                }
+            }
+            (Kind::SetupFailed, Phase::SettingUp(_)) => slot.setup_failure = Some(text(&frame)),
+            (Kind::Done, Phase::AtWork(_)) => self.answered(at, frame.task, Outcome::Done(frame.payload), now)?,
+            (Kind::Failed, Phase::AtWork(_)) => self.answered(at, frame.task, Outcome::Failed(frame.payload), now)?,
+            (Kind::Started, Phase::AtWork(_)) => {}
+            (Kind::CleanupFailed, Phase::AtWork(_) | Phase::Stopping(_)) => {
+                self.delivery.tell(Event::CleanupFailed { worker, why: text(&frame) });
+            }
+            (kind, phase) => return Err(format!("it said {kind:?} while {}", phase.doing())),
+        }
+        Ok(())
+    }
+
+    fn hear_result(&mut self, at: usize, outcome: Outcome, now: Instant) -> Result<(), String> {
+        match self.ledger.at(self.slots[at].place.id) {
+            (Some(task), _) => self.answered(at, task, outcome, now),
+            (None, _) => Err("it wrote a line without having a task".into()),
+        }
+    }
+
+    fn answered(&mut self, at: usize, task: TaskId, outcome: Outcome, now: Instant) -> Result<(), String> {
+        self.keep_output(at, task, &outcome);
+        let excess = self.excess_behind(at, &outcome);
+        let outcome = match &excess {
+            Some(excess) => {
+                Outcome::WorkerLost(Loss { stage: crate::Stage::Running, cause: Cause::Excess(excess.clone()) })
+            }
+            None => outcome,
+        };
+        let slot = &mut self.slots[at];
+        slot.deaths = 0;
+        let worker = slot.place.id;
+        self.ledger.answered(worker, task, outcome, now, &mut self.effects).map_err(|nonsense| nonsense.to_string())?;
+        // Over before the next is told to be started.
+        self.obey_effects(now);
+        if let Some(excess) = excess {
+            self.bury(at, Some(Cause::Excess(excess)), Duration::ZERO);
+            return Ok(());
+        }
+        self.tell_started(at, now);
+        if self.slots[at].is_retiring {
+            self.life_is_over(at);
+        }
+        Ok(())
+    }
+
+    /// A task that failed may have, because something of it was killed for using too much. Asked at once: when that is told
+    /// the worker may be at another task, which has nothing to do with it.
+    fn excess_behind(&self, at: usize, outcome: &Outcome) -> Option<Excess> {
+        match (&self.slots[at].stage, outcome) {
+            (Stage::Alive(process, _), Outcome::Failed(_)) => process.held.as_ref()?.excess_so_far(),
+            _ => None,
+        }
+    }
+
+    /// What a command wrote is known by its runner's report; without one, all that is there.
+    pub(super) fn keep_output(&mut self, at: usize, task: TaskId, outcome: &Outcome) {
+        let spool = match &self.slots[at].stage {
+            Stage::Alive(process, _) => &process.spool,
+            Stage::Dying(remains) => &remains.spool,
+            _ => return,
+        };
+        let Some(spool) = spool else { return };
+        let report = match outcome {
+            Outcome::Done(said) | Outcome::Failed(said) => Report::parse(said),
+            _ => None,
+        };
+        self.outputs.insert(task, spool.output(report.map(|report| report.written)));
+    }
+
+    /// Whether its task takes too long.
+    pub(super) fn look_at_time(&mut self, at: usize, now: Instant) {
+        let slot = &mut self.slots[at];
+        let Stage::Alive(process, Phase::AtWork(_)) = &slot.stage else {
+            slot.look_at = None;
+            return;
+        };
+        if slot.look_at.is_none_or(|look_at| now < look_at) {
+            return;
+        }
+        let counted = process.counters.read();
+        let begun = self.clock.of(counted.started_at_ns, now);
+        slot.look_at = self.ledger.look(slot.place.id, counted, begun, now, &mut self.effects);
+    }
+
+    /// Reads what a worker wrote to its standard output or error.
+    pub(super) fn hear_words(&mut self, at: usize) {
+        let is_too_much = self.delivery.undelivered() > UNREAD_EVENTS;
+        let slot = &mut self.slots[at];
+        let Stage::Alive(process, _) = &mut slot.stage else { return };
+        let Some(writes) = &process.writes else { return };
+        let mut bytes = bytes::BytesMut::new();
+        let read = if is_too_much { Ok(0) } else { crate::protocol::read_into(&mut bytes, 64 * 1024, writes) };
+        match read {
+            Ok(0) if is_too_much => {
+                // It waits until somebody takes what there is.
+                let _ = epoll::modify(&self.epoll, writes, Source::Writes(at).to_data(), EventFlags::empty());
+                slot.is_muted = true;
+            }
+            Ok(0) => {
+                let _ = epoll::delete(&self.epoll, writes);
+                process.writes = None;
+            }
+            Ok(_) => {
+                slot.hear_words(&bytes);
+                if self.plan.output == WorkerOutput::Told {
+                    self.delivery.tell(Event::Wrote { worker: slot.place.id, bytes: bytes.freeze() });
+                }
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// What was not read because nobody took what there was is read again.
+    pub(super) fn listen_again(&mut self) {
+        for (at, slot) in self.slots.iter_mut().enumerate() {
+            if !std::mem::take(&mut slot.is_muted) {
+                continue;
+            }
+            if let Stage::Alive(process, _) = &slot.stage
+                && let Some(writes) = &process.writes
+            {
+                let _ = epoll::modify(&self.epoll, writes.as_fd(), Source::Writes(at).to_data(), EventFlags::IN);
+            }
+        }
+    }
+
+    /// A worker that has lived long enough is replaced when it is done with what it has.
+    pub(super) fn life_is_over(&mut self, at: usize) {
+        let slot = &mut self.slots[at];
+        slot.is_retiring = true;
+        let is_free = self.ledger.retire(slot.place.id);
+        if let Stage::Alive(process, phase) = &mut slot.stage {
+            *phase = Phase::AtWork(None);
+            if is_free {
+                process.wire.put_stop();
+                *phase = Phase::Stopping(Instant::now() + self.plan.clean_up_timeout);
+            }
+        }
+    }
+
+    /// The worker's keeper has something to tell. Stopped or continued by somebody, it is still a worker.
+    pub(super) fn job_is_ready(&mut self, at: usize) {
+        while let Some(Stage::Alive(process, _)) = self.slots.get_mut(at).map(|slot| &mut slot.stage) {
+            match process.job.try_event() {
+                Ok(None) => return,
+                Ok(Some(JobEvent::Stopped(_) | JobEvent::Continued)) => {}
+                Ok(Some(JobEvent::Ended(_))) | Err(_) => self.bury(at, None, Duration::ZERO),
+            }
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! The engine: one loop around the ledger that touches the world. Starts workers, sends, hears, buries.
+//!
+//! Whoever drives it calls [`Engine::turn`] again and again, one thread at a time. What takes long (starting a process, seeing
+//! a dead one off) is done by short-lived threads that leave a message.
+
+pub(crate) mod feed;
+pub(crate) mod post;
+
+mod alive;
+mod by_number;
+mod clock;
+mod delivery;
+mod dying;
+mod orders;
+mod slot;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use gpupool_confine::Signal;
+use gpupool_confine::bounds::Watcher;
+use gpupool_confine::cgroup::Cgroups;
+use rustix::event::{Timespec, epoll};
+
+use crate::command::TaskOutput;
+use crate::error::DispatchError;
+use crate::event::{Event, Over};
+use crate::ledger::{Effect, Ledger};
+use crate::limits::{SLEEP_MOST, UNUSED_PATIENCE};
+use crate::plan::Plan;
+use crate::{Cause, Outcome, Stats, TaskId, WorkerId, WorkerStats};
+use by_number::ByTask;
+use clock::Clock;
+use delivery::Delivery;
+use feed::Feed;
+use post::Post;
+use slot::{Phase, Slot, Stage};
+
+/// Which of a slot's file descriptors something happened to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Bell,
+    Socket(usize),
+    Job(usize),
+    Writes(usize),
+}
+
+impl Source {
+    fn to_data(self) -> epoll::EventData {
+        let number = match self {
+            Self::Bell => 0,
+            Self::Socket(slot) => slot << 2 | 1,
+            Self::Job(slot) => slot << 2 | 2,
+            Self::Writes(slot) => slot << 2 | 3,
+        };
+        epoll::EventData::new_u64(number as u64)
+    }
+
+    fn of_data(data: epoll::EventData) -> Self {
+        // It was a slot's number before.
+        let number = usize::try_from(data.u64()).unwrap_or(0);
+        match number & 3 {
+            1 => Self::Socket(number >> 2),
+            2 => Self::Job(number >> 2),
+            3 => Self::Writes(number >> 2),
+            _ => Self::Bell,
+        }
+    }
+}
+
+/// Who drives, and what that one waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Driver {
+    /// Events.
+    Listener,
+    /// Events, and room for more tasks.
+    Feeder,
+    /// Nothing: it has other things to do.
+    Passer,
+    /// Nothing: it keeps things going.
+    Relief,
+    /// Nothing but the end, and that not for ever.
+    Leaver(Instant),
+}
+
+/// How far the run is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Open,
+    /// All tasks are over; the workers are told to end.
+    Ending,
+    Over,
+}
+
+#[derive(Debug)]
+pub(crate) struct Engine {
+    plan: Arc<Plan>,
+    ledger: Ledger,
+    payloads: ByTask<Bytes>,
+    /// What commands wrote whose tasks are not over yet.
+    outputs: ByTask<TaskOutput>,
+    slots: Vec<Slot>,
+    epoll: OwnedFd,
+    feed: Arc<Feed>,
+    post: Arc<Post>,
+    effects: Vec<Effect>,
+    taken: Vec<Bytes>,
+    delivery: Delivery,
+    progress: Progress,
+    failure: Option<DispatchError>,
+    clock: Clock,
+    /// Shared with the threads that start workers.
+    watcher: Arc<Watcher>,
+}
+
+impl Engine {
+    pub fn new(plan: Plan, feed: Arc<Feed>, post: Arc<Post>) -> Result<Self, DispatchError> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
+        epoll::add(&epoll, post.as_fd(), Source::Bell.to_data(), epoll::EventFlags::IN).map_err(io::Error::from)?;
+        let now = Instant::now();
+        let mut rules = plan.rules.clone();
+        // What one task uses can only be told apart where no other is behind it.
+        rules.prefetch &= !plan.counts_cpu_time_per_task();
+        let mut engine = Self {
+            ledger: Ledger::new(rules),
+            payloads: ByTask::default(),
+            outputs: ByTask::default(),
+            slots: Vec::new(),
+            epoll,
+            feed,
+            post,
+            effects: Vec::new(),
+            taken: Vec::new(),
+            delivery: Delivery::new(plan.order),
+            progress: Progress::Open,
+            failure: None,
+            clock: Clock::new(),
+            watcher: Arc::new(Watcher::start(Cgroups::detect())?),
+            plan: Arc::new(plan),
+        };
+        for place in engine.plan.places.clone() {
+            engine.slots.push(Slot::new(place, now));
+        }
+        Ok(engine)
+    }
+
+    /// Does what there is to do, and sleeps until there is, unless whoever drives has something to do.
+    pub fn turn(&mut self, driver: Driver) {
+        if let Err(error) = self.try_turn(driver) {
+            // It cannot hear its workers any more: they are ended, and their tasks with them.
+            self.give_up(error);
+            self.obey_effects(Instant::now());
+            self.slots.clear();
+            self.progress = Progress::Over;
+        }
+    }
+
+    fn try_turn(&mut self, driver: Driver) -> Result<(), DispatchError> {
+        let now = Instant::now();
+        self.take_messages(now);
+        self.take_tasks();
+        self.ledger.feed(now, &mut self.effects);
+        self.obey_effects(now);
+        self.by_the_clock(now);
+        self.send_all();
+        self.end_if_done(now);
+        if self.progress == Progress::Over {
+            return Ok(());
+        }
+        self.wait_and_hear(driver)
+    }
+
+    /// How long to sleep. Who falls asleep says so first and looks for work then: what comes between rings.
+    fn sleep(&self, driver: Driver) -> Duration {
+        let is_wanted = match driver {
+            Driver::Listener => !self.delivery.is_empty(),
+            Driver::Feeder => !self.delivery.is_empty() || self.feed.room() > 0,
+            Driver::Passer => true,
+            Driver::Relief | Driver::Leaver(_) => false,
+        };
+        if is_wanted {
+            return Duration::ZERO;
+        }
+        self.post.falls_asleep();
+        let (waiting, undelivered) = (self.ledger.waiting(), self.delivery.undelivered());
+        if !self.post.is_empty() || self.feed.has_news(waiting, undelivered, self.ledger.is_open()) {
+            return Duration::ZERO;
+        }
+        let leaves = match driver {
+            Driver::Leaver(until) => Some(until),
+            _ => None,
+        };
+        let due = self.slots.iter().filter_map(Slot::deadline).chain(leaves).min();
+        due.map_or(SLEEP_MOST, |due| due.saturating_duration_since(Instant::now()).min(SLEEP_MOST))
+    }
+
+    fn wait_and_hear(&mut self, driver: Driver) -> Result<(), DispatchError> {
+        let timeout = self.sleep(driver);
+        let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
+        let timeout = Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
+        let woken = epoll::wait(&self.epoll, &mut events, Some(&timeout));
+        self.post.is_awake();
+        let ready: Vec<(Source, epoll::EventFlags)> = match woken {
+            Ok((ready, _)) => ready.iter().map(|event| (Source::of_data(event.data), event.flags)).collect(),
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            Err(error) => return Err(io::Error::from(error).into()),
+        };
+        let now = Instant::now();
+        for (source, flags) in ready {
+            match source {
+                Source::Bell => self.post.silence(),
+                Source::Socket(slot) => self.socket_is_ready(slot, flags, now),
+                Source::Job(slot) => self.job_is_ready(slot),
+                Source::Writes(slot) => self.hear_words(slot),
+            }
+        }
+        self.obey_effects(now);
+        Ok(())
+    }
+
+    /// Moves what is to be told.
+    pub fn take_events(&mut self, into: &mut VecDeque<Event>) {
+        self.delivery.take(into);
+        self.listen_again();
+    }
+
+    /// Whether every task is over and every worker gone.
+    pub fn is_over(&self) -> bool {
+        self.progress == Progress::Over
+    }
+
+    /// Why it could not go on.
+    pub fn failure(&self) -> Option<&DispatchError> {
+        self.failure.as_ref()
+    }
+
+    /// How things stand.
+    pub fn stats(&self) -> Stats {
+        let (pending, running, _) = self.ledger.counts();
+        let worker = |slot: &Slot| {
+            let (task, since) = self.ledger.at(slot.place.id);
+            WorkerStats {
+                id: slot.place.id,
+                gpu_ids: slot.place.gpu_ids.clone(),
+                state: slot.state(task.is_some()),
+                pid: match &slot.stage {
+                    Stage::Alive(process, _) => Some(process.job.id().pid),
+                    _ => None,
+                },
+                task,
+                task_since: since,
+                completed: slot.counts.completed,
+                failed: slot.counts.failed,
+                timeouts: slot.counts.timeouts,
+                replaced: slot.counts.replaced,
+            }
+        };
+        let workers = self.slots.iter().map(worker).collect();
+        Stats { pending: pending as u64, running: running as u64, workers, ..self.delivery.tally.clone() }
+    }
+
+    fn take_tasks(&mut self) {
+        if self.progress != Progress::Open {
+            return;
+        }
+        let (waiting, undelivered) = (self.ledger.waiting(), self.delivery.undelivered());
+        let is_last = self.feed.take(&mut self.taken, waiting, undelivered);
+        self.take_in();
+        if is_last {
+            self.ledger.close();
+        }
+    }
+
+    fn take_all_tasks(&mut self) {
+        self.feed.take_all(&mut self.taken);
+        self.take_in();
+    }
+
+    fn take_in(&mut self) {
+        for payload in self.taken.drain(..) {
+            let task = self.ledger.take_in();
+            self.payloads.insert(task, payload);
+        }
+    }
+
+    fn obey_effects(&mut self, now: Instant) {
+        while !self.effects.is_empty() {
+            for effect in std::mem::take(&mut self.effects) {
+                match effect {
+                    Effect::Send { worker, tasks } => self.put_tasks(worker, &tasks, now),
+                    Effect::Over { task, worker, outcome, begun, tries } => {
+                        self.over(task, worker, outcome, begun, tries, now);
+                    }
+                    Effect::Retried { task, worker, outcome } => {
+                        self.outputs.remove(&task);
+                        if let Some(at) = self.slot_of(worker) {
+                            // Begun once more by the same worker, it is told once more.
+                            self.slots[at].told = None;
+                        }
+                        self.delivery.tally.retried += 1;
+                        self.delivery.tell(Event::Retried { task, worker, outcome });
+                    }
+                    Effect::Interrupt { worker } => {
+                        if let Some(Stage::Alive(process, _)) = self.slot_of(worker).map(|at| &self.slots[at].stage) {
+                            // One that is gone already needs no interrupt.
+                            let _ = process.job.signal(Signal::INT);
+                        }
+                    }
+                    Effect::Kill { worker } => {
+                        if let Some(at) = self.slot_of(worker) {
+                            self.bury(at, Some(Cause::Stuck), Duration::ZERO);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn over(
+        &mut self,
+        task: TaskId,
+        worker: Option<WorkerId>,
+        outcome: Outcome,
+        started: Option<Instant>,
+        tries: u32,
+        now: Instant,
+    ) {
+        self.payloads.remove(&task);
+        let output = self.outputs.remove(&task);
+        if let Some(at) = worker.and_then(|worker| self.slot_of(worker)) {
+            let slot = &mut self.slots[at];
+            match outcome {
+                Outcome::Done(_) => slot.counts.completed += 1,
+                Outcome::TimedOut(_) => slot.counts.timeouts += 1,
+                Outcome::Failed(_) | Outcome::WorkerLost(_) => slot.counts.failed += 1,
+                Outcome::Cancelled => {}
+            }
+        }
+        self.delivery.over(Over { task, worker, outcome, started, finished: now, tries, output });
+    }
+
+    fn slot_of(&self, worker: WorkerId) -> Option<usize> {
+        self.slots.iter().position(|slot| slot.place.id == worker)
+    }
+
+    fn by_the_clock(&mut self, now: Instant) {
+        for at in 0..self.slots.len() {
+            if self.slots[at].deadline().is_none_or(|deadline| now < deadline) {
+                continue;
+            }
+            match self.slots[at].stage {
+                Stage::Waiting(until) if until <= now => self.start(at),
+                Stage::Alive(_, Phase::SettingUp(Some(until))) if until <= now => {
+                    let limit = self.plan.setup_timeout.filter(|_| self.progress == Progress::Open);
+                    self.slots[at].setup_failure =
+                        limit.map(|limit| format!("setup took longer than {limit:?}").into());
+                    self.bury(at, Some(Cause::Stopped), Duration::ZERO);
+                }
+                Stage::Alive(_, Phase::AtWork(Some(until))) if until <= now => self.life_is_over(at),
+                Stage::Alive(_, Phase::Stopping(until)) if until <= now => {
+                    self.bury(at, Some(Cause::Stuck), Duration::ZERO);
+                }
+                _ => {}
+            }
+            self.look_at_time(at, now);
+        }
+        self.obey_effects(now);
+    }
+
+    /// When all tasks are over the workers are told to end; when they are gone, all is over.
+    fn end_if_done(&mut self, now: Instant) {
+        if self.progress == Progress::Open && self.ledger.is_done() {
+            self.progress = Progress::Ending;
+            for at in 0..self.slots.len() {
+                match &mut self.slots[at].stage {
+                    Stage::Waiting(_) => self.slots[at].stage = Stage::Gone,
+                    Stage::Alive(_, phase @ Phase::SettingUp(_)) => {
+                        *phase = Phase::SettingUp(Some(now + UNUSED_PATIENCE));
+                    }
+                    Stage::Alive(process, phase) => {
+                        process.wire.put_stop();
+                        *phase = Phase::Stopping(now + self.plan.clean_up_timeout);
+                    }
+                    Stage::Starting | Stage::Dying(_) | Stage::Gone => {}
+                }
+            }
+            self.send_all();
+        }
+        if self.progress == Progress::Ending && self.slots.iter().all(|slot| matches!(slot.stage, Stage::Gone)) {
+            self.progress = Progress::Over;
+        }
+    }
+
+    /// Nobody is left who could do the rest.
+    fn give_up(&mut self, why: DispatchError) {
+        self.failure.get_or_insert(why);
+        self.take_all_tasks();
+        self.ledger.cancel(&mut self.effects);
+    }
+}

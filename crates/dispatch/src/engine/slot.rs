@@ -1,0 +1,156 @@
+//! The place of one worker, and how far the worker there is.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::command::Spool;
+use crate::limits::LAST_WORDS;
+use crate::plan::Place;
+use crate::process::{Process, Wire, backoff};
+use crate::protocol::Counters;
+use crate::{Cause, TaskId, WorkerState};
+
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub place: Place,
+    pub stage: Stage,
+    /// Which process of this place it is; news of an earlier one are no news.
+    pub generation: u64,
+    /// Whether a worker of this place was ever set up.
+    pub has_worked: bool,
+    /// Times in a row that its process died without a task done between.
+    pub deaths: u32,
+    /// Why its setup failed, in its own words, or why it is to end.
+    pub setup_failure: Option<Arc<str>>,
+    /// Its place was taken away.
+    pub withdrawn: Option<Arc<str>>,
+    /// Its place was taken away while its process was being started.
+    pub is_outdated: bool,
+    /// When it is to be looked at because of its task's time.
+    pub look_at: Option<Instant>,
+    /// The last task that was told to have been started.
+    pub told: Option<TaskId>,
+    /// It has lived long enough, and is replaced when it is done with what it has.
+    pub is_retiring: bool,
+    pub last_words: Vec<u8>,
+    /// Whether what it writes is not read for now.
+    pub is_muted: bool,
+    pub counts: Counts,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub completed: u64,
+    pub failed: u64,
+    pub timeouts: u64,
+    pub replaced: u64,
+}
+
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// To be started then.
+    Waiting(Instant),
+    /// A thread is at it.
+    Starting,
+    Alive(Box<Process>, Phase),
+    /// Killed, or ending by itself; a thread waits for that.
+    Dying(Box<Remains>),
+    Gone,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    SettingUp(Option<Instant>),
+    /// Until its life is over, if it ever is.
+    AtWork(Option<Instant>),
+    /// Told to clean up and end, until it is killed.
+    Stopping(Instant),
+}
+
+impl Phase {
+    pub fn doing(self) -> &'static str {
+        match self {
+            Self::SettingUp(_) => "it was being set up",
+            Self::AtWork(_) => "it was at work",
+            Self::Stopping(_) => "it was to end",
+        }
+    }
+}
+
+/// What is left of a process while it dies.
+#[derive(Debug)]
+pub(super) struct Remains {
+    pub wire: Wire,
+    pub counters: Counters,
+    pub writes: Option<OwnedFd>,
+    pub spool: Option<Spool>,
+    pub phase: Phase,
+    /// Why we killed it, if we did.
+    pub cause: Option<Cause>,
+}
+
+impl Slot {
+    pub fn new(place: Place, now: Instant) -> Self {
+        Self {
+            place,
+            stage: Stage::Waiting(now),
+            generation: 0,
+            has_worked: false,
+            deaths: 0,
+            setup_failure: None,
+            withdrawn: None,
+            is_outdated: false,
+            look_at: None,
+            told: None,
+            is_retiring: false,
+            last_words: Vec::new(),
+            is_muted: false,
+            counts: Counts::default(),
+        }
+    }
+
+    /// When something has to be done here by the clock.
+    pub fn deadline(&self) -> Option<Instant> {
+        let phase = match &self.stage {
+            Stage::Waiting(until) => Some(*until),
+            Stage::Alive(_, Phase::SettingUp(until) | Phase::AtWork(until)) => *until,
+            Stage::Alive(_, Phase::Stopping(until)) => Some(*until),
+            Stage::Starting | Stage::Dying(_) | Stage::Gone => None,
+        };
+        match (phase, self.look_at) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        }
+    }
+
+    /// How long to wait before it is started again.
+    pub fn backoff(&self) -> Duration {
+        backoff(self.deaths)
+    }
+
+    pub fn hear_words(&mut self, words: &[u8]) {
+        self.last_words.extend_from_slice(words);
+        // Cut now and then, not at each word.
+        if self.last_words.len() > 2 * LAST_WORDS {
+            self.last_words.drain(..self.last_words.len() - LAST_WORDS);
+        }
+    }
+
+    pub fn take_last_words(&mut self) -> Arc<str> {
+        let words = std::mem::take(&mut self.last_words);
+        let last = words.len().saturating_sub(LAST_WORDS);
+        String::from_utf8_lossy(&words[last..]).into()
+    }
+
+    pub fn state(&self, is_busy: bool) -> WorkerState {
+        match &self.stage {
+            Stage::Waiting(_) | Stage::Starting => WorkerState::Starting,
+            Stage::Alive(_, Phase::SettingUp(_)) => WorkerState::SettingUp,
+            Stage::Alive(_, Phase::AtWork(_)) if is_busy => WorkerState::Busy,
+            Stage::Alive(_, Phase::AtWork(_)) => WorkerState::Idle,
+            Stage::Alive(_, Phase::Stopping(_)) | Stage::Dying(_) => WorkerState::Ending,
+            Stage::Gone => WorkerState::Gone,
+        }
+    }
+}

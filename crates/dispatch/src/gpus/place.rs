@@ -1,0 +1,183 @@
+//! The life of one place: asks, waits its turn, ties the lease to us, tells, and asks again when it was lost.
+//!
+//! A task for each place; it ends when the keeper stops, having given back what it had, or when the agent refuses for good.
+
+use gpupool_api::RequestBody;
+use gpupool_api::lease::{AttachBody, IfTaken, Lease};
+use gpupool_client::limits::{GIVE_BACK_PATIENCE, WAIT_REFRESH};
+use gpupool_client::local::{LocalAgent, Tether};
+use gpupool_client::{ClientError, IdempotencyKey, LeaseGuard, Progress, WaitOptions};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::board::{Board, Held};
+use super::limits::{ASK_AGAIN, SHORT_LIFE};
+use super::{GpuNews, Granted};
+
+/// Causes for which a request left the queue without anybody having wanted that: we did not ask for it in time.
+const ASKED_TOO_LATE: [&str; 3] = ["abandoned", "offer_lapsed", "ttl_passed"];
+
+/// One place, and what it needs.
+pub(super) struct Place {
+    pub number: usize,
+    pub agent: LocalAgent,
+    pub body: RequestBody,
+    pub board: Board,
+    /// True when everything is to be given back.
+    pub stop: watch::Receiver<bool>,
+}
+
+/// How a step ended.
+enum Next<T> {
+    Go(T),
+    /// It has to be asked for anew.
+    Again,
+    /// There is nothing more to do, but for a lease that could not be given back.
+    End(Option<u64>),
+}
+
+impl Place {
+    /// Keeps the place until the end; says which lease could not be given back then, because the agent is away.
+    pub async fn keep(mut self) -> Option<u64> {
+        loop {
+            let begun = Instant::now();
+            let next = match self.ask().await {
+                Next::Go(guard) => self.hold(guard).await,
+                Next::Again => Next::Again,
+                Next::End(left) => Next::End(left),
+            };
+            if let Next::End(left) = next {
+                return left;
+            }
+            if begun.elapsed() < SHORT_LIFE && self.paused().await.is_none() {
+                return None;
+            }
+        }
+    }
+
+    /// Asks, and waits until it is granted.
+    async fn ask(&mut self) -> Next<LeaseGuard> {
+        let key = IdempotencyKey::random();
+        let mut said = String::new();
+        loop {
+            let (client, board, place) = (self.agent.client().clone(), &self.board, self.number);
+            let options = WaitOptions { key: Some(key.clone()), refresh: WAIT_REFRESH };
+            let mut waits = |text: String| {
+                if text != said {
+                    said.clone_from(&text);
+                    board.tell(GpuNews::Waiting { place, text });
+                }
+            };
+            let progress = |progress: Progress| waits(progress.to_string());
+            let waiting = client.wait_until_granted(self.body.clone(), options, progress);
+            let error = tokio::select! {
+                biased;
+                () = stopped(&mut self.stop) => {
+                    client.take_back(&self.body, &key).await;
+                    return Next::End(None);
+                }
+                granted = waiting => match granted {
+                    Ok(guard) => return Next::Go(guard),
+                    Err(error) => error,
+                },
+            };
+            if !error.is_passing() {
+                return self.refused(&error);
+            }
+            waits(error.to_string());
+            if self.paused().await.is_none() {
+                client.take_back(&self.body, &key).await;
+                return Next::End(None);
+            }
+        }
+    }
+
+    fn refused<T>(&self, error: &ClientError) -> Next<T> {
+        if let ClientError::Ended(lease) = error
+            && lease.cause.as_deref().is_some_and(|cause| ASKED_TOO_LATE.contains(&cause))
+        {
+            return Next::Again;
+        }
+        self.board.tell(GpuNews::Refused { place: self.number, why: error.to_string() });
+        Next::End(None)
+    }
+
+    /// Holds what was granted until it is lost, or not wanted any more.
+    async fn hold(&mut self, guard: LeaseGuard) -> Next<()> {
+        let lease = guard.lease();
+        let mut tether = match self.tie(&guard, &lease).await {
+            Next::Go(tether) => tether,
+            Next::Again => return Next::Again,
+            Next::End(_) => {
+                guard.let_go_on();
+                return Next::End(self.give_back(lease.id).await);
+            }
+        };
+        guard.let_go_on();
+        let (id, is_to_process) = (lease.id, tether.is_to_process());
+        self.board.granted(Held { granted: Granted::new(self.number, lease), is_to_process });
+        let lost = tokio::select! {
+            biased;
+            () = stopped(&mut self.stop) => None,
+            why = tether.lost(|notice| self.board.notice(self.number, notice)) => Some(why),
+        };
+        match lost {
+            Some(why) => {
+                self.board.lost(self.number, why);
+                Next::Again
+            }
+            None => {
+                self.board.gives_back(self.number);
+                Next::End(self.give_back(id).await)
+            }
+        }
+    }
+
+    /// Ties the lease to us. The guard renews it until that is done.
+    async fn tie(&mut self, guard: &LeaseGuard, lease: &Lease) -> Next<Tether> {
+        // We hold several leases: one that is taken back is to end its workers, not us.
+        let body = AttachBody { if_taken: IfTaken::EndJobs, ..AttachBody::default() };
+        loop {
+            let error = tokio::select! {
+                biased;
+                () = stopped(&mut self.stop) => return Next::End(None),
+                tied = self.agent.tie(lease, body.clone()) => match tied {
+                    Ok((tether, _)) => return Next::Go(tether),
+                    Err(error) => error,
+                },
+            };
+            if error.means_lost() || guard.is_lost().is_some() {
+                return Next::Again;
+            }
+            if !error.is_passing() {
+                self.board.tell(GpuNews::Refused { place: self.number, why: error.to_string() });
+                return Next::End(None);
+            }
+            if self.paused().await.is_none() {
+                return Next::End(None);
+            }
+        }
+    }
+
+    /// Gives the lease back; says which where the agent is away.
+    async fn give_back(&self, lease: u64) -> Option<u64> {
+        let error = self.agent.client().release_within(lease, GIVE_BACK_PATIENCE).await.err()?;
+        self.board.tell(GpuNews::Note(format!("lease {lease} could not be given back ({error}); it ends with us")));
+        error.is_passing().then_some(lease)
+    }
+
+    /// Pauses before something is tried again; `None` where everything is to be given back.
+    async fn paused(&mut self) -> Option<()> {
+        tokio::select! {
+            biased;
+            () = stopped(&mut self.stop) => None,
+            () = tokio::time::sleep(ASK_AGAIN) => Some(()),
+        }
+    }
+}
+
+/// Comes back when everything is to be given back.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // Without anybody who could say so it is time to stop, too.
+    let _ = stop.wait_for(|stop| *stop).await;
+}

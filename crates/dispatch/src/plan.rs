@@ -1,0 +1,236 @@
+//! What is to be run, by whom, and by which rules.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpupool_confine::bounds::{Bounds, DeviceMemory};
+
+use crate::WorkerId;
+use crate::error::{DispatchError, Refused};
+use crate::ledger::Rules;
+use crate::limits::{CLEAN_UP_PATIENCE, FRAME_BYTES, WORKERS};
+use crate::protocol::HEADER_BYTES;
+
+/// A run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// What workers run.
+    pub program: Program,
+    /// The workers. More may be added while it runs.
+    pub places: Vec<Place>,
+    /// How tasks are dealt with.
+    pub rules: Rules,
+    /// In which order results are told.
+    pub order: Order,
+    /// What a worker may use, with everything it starts.
+    pub bounds: Bounds,
+    /// Whether the CPU time of the bounds is that of one task, and not of the worker's life.
+    pub cpu_time_per_task: bool,
+    /// Whatever workers are to know when they are set up.
+    pub settings: serde_json::Value,
+    /// How long a worker may take to be set up.
+    pub setup_timeout: Option<Duration>,
+    /// How long a worker may take to clean up when all is over, before it is killed.
+    pub clean_up_timeout: Duration,
+    /// How long a worker may live; another takes its place then.
+    pub worker_lifetime: Option<Duration>,
+    /// What becomes of what workers write to their standard output and error.
+    pub output: WorkerOutput,
+    /// Whether [`crate::Event::Started`] is told.
+    pub tell_started: bool,
+    /// Another program to keep the processes and to run commands: one whose `main` calls [`crate::main_if_asked`]. For
+    /// programs that cannot do so themselves, such as an interpreter that loaded this crate.
+    pub helper: Option<PathBuf>,
+}
+
+impl Plan {
+    /// The usual rules, and no worker yet.
+    pub fn new(program: Program) -> Self {
+        Self {
+            program,
+            places: Vec::new(),
+            rules: Rules::default(),
+            order: Order::default(),
+            bounds: Bounds::default(),
+            cpu_time_per_task: false,
+            settings: serde_json::Value::Null,
+            setup_timeout: None,
+            clean_up_timeout: CLEAN_UP_PATIENCE,
+            worker_lifetime: None,
+            output: WorkerOutput::default(),
+            tell_started: false,
+            helper: None,
+        }
+    }
+
+    /// So many workers without a GPU.
+    pub fn workers(mut self, count: u32) -> Self {
+        self.places.extend((0..count).map(|id| Place::new(WorkerId(id))));
+        self
+    }
+}
+
+impl Plan {
+    pub(crate) fn counts_cpu_time_per_task(&self) -> bool {
+        self.cpu_time_per_task && self.bounds.cpu_time.is_some()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), DispatchError> {
+        let wrong = |field, value: String, allowed| Err(DispatchError::Plan { field, value, allowed });
+        if self.rules.queue_size == 0 {
+            return wrong("queue_size", "0".into(), "1 and more");
+        }
+        if self.rules.task_timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return wrong("task_timeout", "0 s".into(), "more than 0 s");
+        }
+        if self.places.len() > WORKERS {
+            return wrong("places", format!("{} workers", self.places.len()), "4096 and less");
+        }
+        let mut ids: Vec<WorkerId> = self.places.iter().map(|place| place.id).collect();
+        ids.sort_unstable();
+        match ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => wrong("places", format!("worker {} twice", pair[0]), "each worker once"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a worker runs.
+#[derive(Debug, Clone)]
+pub struct Program {
+    pub(crate) speaks: Speaks,
+    pub(crate) program: OsString,
+    pub(crate) arguments: Vec<OsString>,
+    /// `None` removes a variable.
+    pub(crate) environment: Vec<(OsString, Option<OsString>)>,
+    pub(crate) directory: Option<PathBuf>,
+}
+
+/// How a worker is spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Speaks {
+    /// In frames: see docs/worker-protocol.md.
+    Frames,
+    /// A line for each task, a line for each result.
+    Lines,
+    /// It is ours, and starts a command for each task.
+    Commands,
+}
+
+impl Speaks {
+    /// Whether a task can be told to it.
+    pub(crate) fn check(self, payload: &[u8]) -> Result<(), Refused> {
+        if payload.len() > FRAME_BYTES - HEADER_BYTES {
+            return Err(Refused::TooLarge(payload.len()));
+        }
+        if self == Self::Lines && payload.contains(&b'\n') {
+            return Err(Refused::NotALine);
+        }
+        Ok(())
+    }
+}
+
+impl Program {
+    /// A program that speaks the protocol of workers.
+    pub fn native(program: impl Into<OsString>) -> Self {
+        Self::new(Speaks::Frames, program.into())
+    }
+
+    /// A program that reads one line for each task from its standard input, and writes one for each result.
+    pub fn lines(program: impl Into<OsString>) -> Self {
+        Self::new(Speaks::Lines, program.into())
+    }
+
+    /// A command for each task: see [`crate::command::CommandLine`].
+    pub fn commands() -> Self {
+        Self::new(Speaks::Commands, OsString::from("/proc/self/exe")).args([crate::command::RUNNER_ARGUMENT])
+    }
+
+    fn new(speaks: Speaks, program: OsString) -> Self {
+        Self { speaks, program, arguments: Vec::new(), environment: Vec::new(), directory: None }
+    }
+
+    /// Adds arguments.
+    pub fn args(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(Into::into));
+        self
+    }
+
+    /// Sets a variable of its environment, which else is ours.
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.environment.push((name.as_ref().to_owned(), Some(value.as_ref().to_owned())));
+        self
+    }
+
+    /// The directory it runs in, else ours.
+    pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.directory = Some(directory.into());
+        self
+    }
+}
+
+/// Where a worker works.
+#[derive(Clone)]
+pub struct Place {
+    /// Who it is.
+    pub id: WorkerId,
+    /// The GPUs it has, by their numbers on the node.
+    pub gpu_ids: Vec<u32>,
+    /// What makes it see them, and only them; `None` removes a variable.
+    pub environment: Vec<(String, Option<String>)>,
+    /// How much memory of its GPUs it may use, where the kernel can hold it to that.
+    pub device_memory: Vec<DeviceMemory>,
+    /// Called with its process before its program runs, and from another thread.
+    pub attach: Option<Attach>,
+}
+
+/// Tells somebody of a process that does not run its program yet; whether that one has put it into a control group, or why
+/// it must not be started.
+pub type Attach = Arc<dyn Fn(u32) -> Result<bool, NotAttached> + Send + Sync>;
+
+/// Why a worker's process must not be started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotAttached {
+    /// The place is not ours any more: as if it had been taken away ([`crate::Remote::withdraw`]).
+    PlaceGone(String),
+    /// It may be started later, if tried again.
+    NotNow(String),
+}
+
+impl Place {
+    /// A place without a GPU.
+    pub fn new(id: WorkerId) -> Self {
+        Self { id, gpu_ids: Vec::new(), environment: Vec::new(), device_memory: Vec::new(), attach: None }
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Place").field("id", &self.id).field("gpu_ids", &self.gpu_ids).finish_non_exhaustive()
+    }
+}
+
+/// In which order results are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Order {
+    /// As they come.
+    #[default]
+    Completion,
+    /// As the tasks came.
+    Input,
+}
+
+/// What becomes of what workers write to their standard output and error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WorkerOutput {
+    /// It goes where ours goes.
+    #[default]
+    Inherited,
+    /// It is told as [`crate::Event::Wrote`].
+    Told,
+    /// Only the last words of those that die are kept.
+    Dropped,
+}

@@ -1,0 +1,198 @@
+//! From a place to a process: socket, counters, environment, bounds. Takes a moment, so it is done by a thread of its own.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+
+use bytes::{Bytes, BytesMut};
+use gpupool_confine::bounds::{Bounds, Excess, Held, Watcher};
+use gpupool_confine::spawn::{Job, JobSpec, Prepared, SpawnError};
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use super::wire::Wire;
+use crate::command::Spool;
+use crate::limits::SOCKET_BYTES;
+use crate::plan::{NotAttached, Place, Plan, Program, Speaks, WorkerOutput};
+use crate::protocol::{Counters, Frame, Kind, SOCKET_VARIABLE, VERSION, send_with};
+use crate::worker::Hello;
+
+/// Tells a worker which one it is, from 0.
+const WORKER_VARIABLE: &str = "GPUPOOL_WORKER_ID";
+
+/// A worker's process, running.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub job: Job,
+    pub held: Option<Held>,
+    pub wire: Wire,
+    pub counters: Counters,
+    /// Our end of what it writes, where that is told or kept.
+    pub writes: Option<OwnedFd>,
+    /// Where its commands write.
+    pub spool: Option<Spool>,
+}
+
+/// Why a worker's process does not run.
+#[derive(Debug)]
+pub(crate) enum NotStarted {
+    /// Its place is not ours any more.
+    PlaceGone(String),
+    /// Whoever has to know of it cannot be told now.
+    NotNow(String),
+    /// It cannot be.
+    Failed(String),
+}
+
+impl NotStarted {
+    pub fn why(&self) -> &str {
+        match self {
+            Self::PlaceGone(why) | Self::NotNow(why) | Self::Failed(why) => why,
+        }
+    }
+}
+
+impl From<NotAttached> for NotStarted {
+    fn from(reason: NotAttached) -> Self {
+        match reason {
+            NotAttached::PlaceGone(why) => Self::PlaceGone(why),
+            NotAttached::NotNow(why) => Self::NotNow(why),
+        }
+    }
+}
+
+impl From<io::Error> for NotStarted {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<SpawnError> for NotStarted {
+    fn from(error: SpawnError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// Starts a worker; or why it cannot be. What it uses too much of is told to `on_excess`.
+pub(crate) fn start(
+    plan: &Plan,
+    place: &Place,
+    watcher: &Watcher,
+    on_excess: Box<dyn FnOnce(Excess) + Send>,
+) -> Result<Process, NotStarted> {
+    let (ours, theirs) = socket_pair()?;
+    let counters = Counters::new()?;
+    let (streams, writes, spool) = streams(plan, &theirs)?;
+    let [output, error] = streams;
+    let mut spec = spec(plan, place).streams(OwnedFd::from(theirs), output, error);
+    if let Some(helper) = &plan.helper {
+        spec = spec.keeper(helper);
+    }
+    let mut prepared = Job::prepare(spec)?;
+    let has_group = place.attach.as_ref().map_or(Ok(false), |attach| attach(prepared.id().pid))?;
+    let held = hold(plan, place, watcher, &mut prepared, has_group, on_excess);
+    ours.set_nonblocking(true)?;
+    let mut rest = Bytes::new();
+    if plan.program.speaks != Speaks::Lines {
+        // Said before it runs, so that it never waits for it.
+        rest = say_hello(plan, place, &ours, &counters)?;
+    }
+    let job = prepared.start()?;
+    let mut wire = Wire::new(ours.into(), plan.program.speaks);
+    wire.put(rest);
+    Ok(Process { job, held, wire, counters, writes, spool })
+}
+
+/// Holds it to its bounds. Also without any it is put into a group, where nothing dodges its end, unless it is in one.
+fn hold(
+    plan: &Plan,
+    place: &Place,
+    watcher: &Watcher,
+    prepared: &mut Prepared,
+    has_group: bool,
+    on_excess: Box<dyn FnOnce(Excess) + Send>,
+) -> Option<Held> {
+    let mut bounds = plan.bounds.clone();
+    bounds.device_memory.extend_from_slice(&place.device_memory);
+    if has_group && bounds == Bounds::default() {
+        return None;
+    }
+    let name = format!("worker-{}-{}", prepared.id().pid, prepared.id().started);
+    Some(watcher.hold(prepared, &name, &bounds, on_excess))
+}
+
+fn socket_pair() -> io::Result<(UnixStream, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    for socket in [&ours, &theirs] {
+        // As much as the system allows: large payloads then take fewer turns.
+        let _ = set_socket_send_buffer_size(socket, SOCKET_BYTES);
+        let _ = set_socket_recv_buffer_size(socket, SOCKET_BYTES);
+    }
+    Ok((ours, theirs))
+}
+
+type Streams = ([Stdio; 2], Option<OwnedFd>, Option<Spool>);
+
+fn streams(plan: &Plan, socket: &UnixStream) -> io::Result<Streams> {
+    if plan.program.speaks == Speaks::Commands && plan.output != WorkerOutput::Inherited {
+        let spool = Spool::new()?;
+        return Ok((spool.streams()?, None, Some(spool)));
+    }
+    let lines = |socket: &UnixStream| socket.try_clone().map(|socket| Stdio::from(OwnedFd::from(socket)));
+    let is_lines = plan.program.speaks == Speaks::Lines;
+    if plan.output == WorkerOutput::Inherited {
+        let output = if is_lines { lines(socket)? } else { Stdio::inherit() };
+        return Ok(([output, Stdio::inherit()], None, None));
+    }
+    let (reads, writes) = pipe_with(PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&reads, true)?;
+    let output = if is_lines { lines(socket)? } else { Stdio::from(writes.try_clone()?) };
+    Ok(([output, Stdio::from(writes)], Some(reads), None))
+}
+
+fn spec(plan: &Plan, place: &Place) -> JobSpec {
+    let Program { speaks, program, arguments, environment, directory } = &plan.program;
+    let program = match (&plan.helper, speaks) {
+        (Some(helper), Speaks::Commands) => helper.as_os_str(),
+        _ => program,
+    };
+    let mut spec = JobSpec::new(program).args(arguments);
+    for (name, value) in environment {
+        spec = match value {
+            Some(value) => spec.env(name, value),
+            None => spec.env_remove(name),
+        };
+    }
+    for (name, value) in &place.environment {
+        spec = match value {
+            Some(value) => spec.env(name, value),
+            None => spec.env_remove(name),
+        };
+    }
+    spec = spec.env(WORKER_VARIABLE, place.id.to_string());
+    spec = match speaks {
+        Speaks::Lines => spec.env_remove(SOCKET_VARIABLE),
+        Speaks::Frames | Speaks::Commands => spec.env(SOCKET_VARIABLE, "0"),
+    };
+    match directory {
+        Some(directory) => spec.directory(directory),
+        None => spec,
+    }
+}
+
+/// Says hello, and hands the counters over; what is left to be said.
+fn say_hello(plan: &Plan, place: &Place, socket: &UnixStream, counters: &Counters) -> io::Result<Bytes> {
+    let hello = Hello {
+        protocol: VERSION,
+        worker_id: place.id.0,
+        gpu_ids: place.gpu_ids.clone(),
+        settings: plan.settings.clone(),
+    };
+    let frame = Frame::new(Kind::Hello, serde_json::to_vec(&hello).map_err(io::Error::other)?);
+    let mut bytes = BytesMut::new();
+    frame.put_header(&mut bytes).ok_or_else(|| io::Error::other("the settings are too large to be sent"))?;
+    bytes.extend_from_slice(&frame.payload);
+    let sent = send_with(socket, &bytes, counters.as_fd())?;
+    Ok(bytes.split_off(sent).freeze())
+}

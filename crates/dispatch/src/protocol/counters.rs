@@ -1,0 +1,139 @@
+//! What a worker counts where its death cannot take it along: a page of memory both sides see.
+//!
+//! The worker adds one to `started` before it begins a task, with the time, and one to `finished` when it has the result. So
+//! whoever buries it knows which of its tasks it never touched, which one it was at, and which results died with it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// Bytes of the memory: one page.
+const BYTES: usize = 4_096;
+
+/// The words of the page, in their order.
+#[repr(C)]
+struct Page {
+    started: AtomicU64,
+    finished: AtomicU64,
+    /// When the last one was started, in ns of the monotonic clock.
+    started_at: AtomicU64,
+}
+
+/// What was counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counted {
+    /// Tasks that were begun.
+    pub started: u64,
+    /// Tasks that were finished, well or not.
+    pub finished: u64,
+    /// When the last one was begun, in ns of the monotonic clock.
+    pub started_at_ns: u64,
+}
+
+/// The page, on one side.
+#[derive(Debug)]
+pub struct Counters {
+    page: NonNull<Page>,
+    memory: OwnedFd,
+}
+
+// SAFETY: the page is only ever touched through atomics, and unmapped once, when the only owner of the pointer goes.
+#[allow(unsafe_code, reason = "memory that two processes share")]
+unsafe impl Send for Counters {}
+// SAFETY: as above.
+#[allow(unsafe_code, reason = "memory that two processes share")]
+unsafe impl Sync for Counters {}
+
+impl Counters {
+    /// A new page of zeros, which nobody can shorten: whoever reads it is never surprised.
+    pub fn new() -> io::Result<Self> {
+        let memory = memfd_create("gpupool-worker", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&memory, BYTES as u64)?;
+        fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Self::of(memory)
+    }
+
+    /// The page behind a file descriptor.
+    #[allow(unsafe_code, reason = "memory that two processes share")]
+    pub fn of(memory: OwnedFd) -> io::Result<Self> {
+        if rustix::fs::fstat(&memory)?.st_size < BYTES as i64 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the memory of the counters is too short"));
+        }
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a fresh mapping of a file that is long enough; it is nobody else's, and unmapped in drop only.
+        let at = unsafe { mmap(std::ptr::null_mut(), BYTES, protection, flags, &memory, 0)? };
+        let page = NonNull::new(at.cast::<Page>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { page, memory })
+    }
+
+    /// What was counted so far.
+    pub fn read(&self) -> Counted {
+        let page = self.page();
+        // Finished first: it never runs ahead of what was started.
+        let finished = page.finished.load(Ordering::Acquire);
+        let started = page.started.load(Ordering::Acquire);
+        Counted { started, finished, started_at_ns: page.started_at.load(Ordering::Acquire) }
+    }
+
+    /// A task is begun now.
+    pub fn start(&self) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now = now.tv_sec.unsigned_abs().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.unsigned_abs());
+        self.page().started_at.store(now, Ordering::Release);
+        self.page().started.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// It is finished.
+    pub fn finish(&self) {
+        self.page().finished.fetch_add(1, Ordering::AcqRel);
+    }
+
+    #[allow(unsafe_code, reason = "memory that two processes share")]
+    fn page(&self) -> &Page {
+        // SAFETY: mapped as long as self lives, aligned to a page, and any bytes are atomics.
+        unsafe { self.page.as_ref() }
+    }
+}
+
+impl AsFd for Counters {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+impl Drop for Counters {
+    #[allow(unsafe_code, reason = "memory that two processes share")]
+    fn drop(&mut self) {
+        // SAFETY: mapped in `of`, by this length, and nobody has a reference into it any more.
+        let _ = unsafe { munmap(self.page.as_ptr().cast(), BYTES) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_see_what_one_counts() {
+        let ours = Counters::new().unwrap();
+        let theirs = Counters::of(ours.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        theirs.start();
+        let amid = ours.read();
+        assert_eq!((amid.started, amid.finished), (1, 0));
+        assert!(amid.started_at_ns > 0);
+        theirs.finish();
+        theirs.start();
+        drop(theirs);
+        assert_eq!((ours.read().started, ours.read().finished), (2, 1));
+    }
+
+    #[test]
+    fn memory_that_is_too_short_is_refused() {
+        let short = memfd_create("short", MemfdFlags::CLOEXEC).unwrap();
+        assert_eq!(Counters::of(short).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+}

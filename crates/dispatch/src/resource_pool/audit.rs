@@ -1,0 +1,305 @@
+//! The audit trail: who held which worker, when, and how it ended.
+//!
+//! The last holds are kept in memory. Where there is a file, each hold gets a line in it when it begins and another when it
+//! ends, both complete: whoever reads it after a crash sees who held what, and half a line is passed over. A thread of its own
+//! writes, so that a slow disk keeps nobody waiting; it ends with the trail, when all is written.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fs::File;
+use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Instant, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use super::limits::{AUDIT_ENTRIES, AUDIT_LINE_BYTES, AUDIT_SYNC, AUDIT_UNWRITTEN};
+use crate::limits::DROP_PATIENCE;
+
+/// One hold of a worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditEntry {
+    /// Which pool, of all that ever wrote to the same file: its program's process id, and when it began.
+    pub pool: Arc<str>,
+    /// Which hold of the pool.
+    pub hold: u64,
+    /// Who held it.
+    pub task_id: Arc<str>,
+    /// Which worker.
+    pub worker_id: u32,
+    /// What the worker works on.
+    pub device: Arc<str>,
+    /// The worker's process.
+    pub pid: u32,
+    /// When it was acquired, in ms since 1970.
+    pub acquired_at_ms: u64,
+    /// How it ended, if it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Ended>,
+}
+
+/// The end of a hold.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// When, in ms since 1970.
+    pub at_ms: u64,
+    /// How.
+    pub how: HowEnded,
+    /// More about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<Arc<str>>,
+}
+
+/// How a hold ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HowEnded {
+    /// The worker was given back in order.
+    Released,
+    /// It was held for too long.
+    Timeout,
+    /// It used too much memory.
+    Memory,
+    /// It used too much of something else.
+    Excess,
+    /// Whoever held it killed it.
+    Killed,
+    /// It died.
+    Lost,
+    /// It was given back while it was still at work.
+    Abandoned,
+    /// The pool was shut down.
+    Closed,
+}
+
+/// The trail of one pool. Written by its owner, read by anybody at any time: hence a lock, which nobody keeps for long.
+#[derive(Debug)]
+pub(super) struct AuditTrail {
+    pool: Arc<str>,
+    books: Mutex<Books>,
+    failure: Arc<OnceLock<Arc<str>>>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    current: BTreeMap<u64, AuditEntry>,
+    past: VecDeque<AuditEntry>,
+    writer: Option<Writer>,
+}
+
+#[derive(Debug)]
+struct Writer {
+    lines: SyncSender<Vec<u8>>,
+    /// Hangs up when all is written.
+    done: Receiver<()>,
+}
+
+/// What is known when a hold begins.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub hold: u64,
+    pub task_id: Arc<str>,
+    pub worker_id: u32,
+    pub device: Arc<str>,
+    pub pid: u32,
+}
+
+impl AuditTrail {
+    pub fn new(path: Option<&Path>) -> io::Result<Self> {
+        let failure = Arc::new(OnceLock::new());
+        let writer = path.map(|path| Writer::start(path, Arc::clone(&failure))).transpose()?;
+        let pool = format!("{}-{}", std::process::id(), now_ms()).into();
+        Ok(Self { pool, books: Mutex::new(Books { writer, ..Books::default() }), failure })
+    }
+
+    pub fn begin(&self, begun: Begun) {
+        let Begun { hold, task_id, worker_id, device, pid } = begun;
+        let pool = Arc::clone(&self.pool);
+        let entry = AuditEntry { pool, hold, task_id, worker_id, device, pid, acquired_at_ms: now_ms(), ended: None };
+        let mut books = self.lock();
+        self.write(&books, &entry);
+        books.current.insert(hold, entry);
+    }
+
+    pub fn end(&self, hold: u64, how: HowEnded, why: Option<Arc<str>>) {
+        let mut books = self.lock();
+        let Some(mut entry) = books.current.remove(&hold) else { return };
+        entry.ended = Some(Ended { at_ms: now_ms(), how, why });
+        self.write(&books, &entry);
+        if books.past.len() >= AUDIT_ENTRIES {
+            books.past.pop_front();
+        }
+        books.past.push_back(entry);
+    }
+
+    /// The last holds, in the order they began.
+    pub fn entries(&self) -> Vec<AuditEntry> {
+        let books = self.lock();
+        let mut entries: Vec<AuditEntry> = books.past.iter().chain(books.current.values()).cloned().collect();
+        entries.sort_unstable_by_key(|entry| entry.hold);
+        entries
+    }
+
+    /// Why the file is not complete.
+    pub fn failure(&self) -> Option<Arc<str>> {
+        self.failure.get().cloned()
+    }
+
+    /// Waits, not for ever, until all is written.
+    pub fn close(&self) {
+        let Some(Writer { lines, done }) = self.lock().writer.take() else { return };
+        drop(lines);
+        // Nothing is ever sent: it hangs up, or takes too long.
+        let _ = done.recv_timeout(DROP_PATIENCE);
+    }
+
+    fn write(&self, books: &Books, entry: &AuditEntry) {
+        let Some(writer) = &books.writer else { return };
+        let Ok(mut line) = serde_json::to_vec(entry) else { return };
+        line.push(b'\n');
+        if writer.lines.try_send(line).is_err() {
+            let _ = self.failure.set("lines were left out: the disk is too slow".into());
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Writer {
+    fn start(path: &Path, failure: Arc<OnceLock<Arc<str>>>) -> io::Result<Self> {
+        let mut file = File::options().create(true).append(true).read(true).open(path)?;
+        end_torn_line(&mut file)?;
+        let (lines, incoming) = sync_channel(AUDIT_UNWRITTEN);
+        let (is_done, done) = sync_channel(0);
+        std::thread::Builder::new().name("gpupool-audit".into()).spawn(move || {
+            if let Err(error) = write_lines(&file, &incoming) {
+                let _ = failure.set(error.to_string().into());
+            }
+            drop::<SyncSender<()>>(is_done);
+        })?;
+        Ok(Self { lines, done })
+    }
+}
+
+/// Half a line that a crash left must not spoil the next one.
+fn end_torn_line(file: &mut File) -> io::Result<()> {
+    if file.seek(SeekFrom::End(0))? == 0 {
+        return Ok(());
+    }
+    file.seek(SeekFrom::End(-1))?;
+    let mut last = [0];
+    file.read_exact(&mut last)?;
+    if last == *b"\n" { Ok(()) } else { file.write_all(b"\n") }
+}
+
+/// Writes each line at once, and makes sure of them now and then.
+fn write_lines(mut file: &File, lines: &Receiver<Vec<u8>>) -> io::Result<()> {
+    let mut sync_at: Option<Instant> = None;
+    loop {
+        let pause = sync_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let next = match pause {
+            Some(pause) => lines.recv_timeout(pause),
+            None => lines.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match next {
+            Ok(line) => {
+                file.write_all(&line)?;
+                sync_at.get_or_insert_with(|| Instant::now() + AUDIT_SYNC);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return file.sync_data(),
+        }
+        if sync_at.is_some_and(|at| at <= Instant::now()) {
+            file.sync_data()?;
+            sync_at = None;
+        }
+    }
+}
+
+/// The last holds of an audit trail's file, in the order they began. One without an end was held when its program died, or
+/// still is. Lines that are none are passed over.
+pub fn read_audit(path: &Path) -> io::Result<Vec<AuditEntry>> {
+    let mut reader = BufReader::new(File::open(path)?);
+    let mut holds: VecDeque<AuditEntry> = VecDeque::new();
+    // Where each hold is, counted from the first that ever was.
+    let mut places: HashMap<(Arc<str>, u64), usize> = HashMap::new();
+    let mut dropped = 0;
+    let mut line = Vec::new();
+    while reader.by_ref().take(AUDIT_LINE_BYTES).read_until(b'\n', &mut line)? > 0 {
+        if let Ok(entry) = serde_json::from_slice::<AuditEntry>(&line) {
+            let key = (Arc::clone(&entry.pool), entry.hold);
+            match places.get(&key).and_then(|place| holds.get_mut(place - dropped)) {
+                Some(known) => *known = entry,
+                None => {
+                    places.insert(key, dropped + holds.len());
+                    holds.push_back(entry);
+                }
+            }
+        }
+        if holds.len() > AUDIT_ENTRIES
+            && let Some(oldest) = holds.pop_front()
+        {
+            places.remove(&(oldest.pool, oldest.hold));
+            dropped += 1;
+        }
+        line.clear();
+    }
+    Ok(holds.into())
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begun(hold: u64) -> Begun {
+        Begun { hold, task_id: format!("task {hold}").into(), worker_id: 1, device: "cpu".into(), pid: 77 }
+    }
+
+    #[test]
+    fn a_file_tells_what_memory_tells_also_after_a_torn_line() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let trail = AuditTrail::new(Some(file.path())).unwrap();
+        trail.begin(begun(0));
+        trail.begin(begun(1));
+        trail.end(0, HowEnded::Lost, Some("it exited with code 3".into()));
+        trail.close();
+        assert_eq!(read_audit(file.path()).unwrap(), trail.entries());
+        let first = trail.entries();
+        assert_eq!(first[0].ended.as_ref().unwrap().how, HowEnded::Lost);
+        assert_eq!(first[1].ended, None);
+
+        // The program died while it wrote.
+        let whole = std::fs::read(file.path()).unwrap();
+        std::fs::write(file.path(), &whole[..whole.len() - 20]).unwrap();
+        let torn = read_audit(file.path()).unwrap();
+        assert_eq!((torn.len(), &torn[0].ended), (2, &None), "its end was torn, its begin was not");
+        let next = AuditTrail::new(Some(file.path())).unwrap();
+        next.begin(begun(0));
+        next.close();
+        assert_eq!(read_audit(file.path()).unwrap().last(), next.entries().last());
+        assert_eq!(trail.failure(), None);
+    }
+
+    #[test]
+    fn only_the_last_holds_are_kept() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let trail = AuditTrail::new(Some(file.path())).unwrap();
+        trail.begin(begun(0));
+        for hold in 1..=AUDIT_ENTRIES as u64 + 5 {
+            trail.begin(begun(hold));
+            trail.end(hold, HowEnded::Released, None);
+        }
+        trail.close();
+        let entries = trail.entries();
+        assert_eq!((entries.len(), entries[0].hold, entries[1].hold), (AUDIT_ENTRIES + 1, 0, 6));
+        assert!(trail.failure().is_some() || read_audit(file.path()).unwrap().len() == AUDIT_ENTRIES);
+    }
+}

@@ -1,0 +1,207 @@
+//! What a resource pool is to be.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gpupool_confine::bounds::{Bounds, DeviceMemory};
+
+use super::error::{ResourceError, Seconds};
+use super::limits::{ACQUIRE_PATIENCE, IDLE_TIME, LONGEST_TIME, SETUP_PATIENCE};
+use super::roster::Rules;
+use crate::limits::{CLEAN_UP_PATIENCE, WORKERS};
+use crate::plan::{Place, Plan, Program};
+use crate::{WorkerId, WorkerOutput};
+
+/// What a resource pool is to be.
+#[derive(Debug, Clone)]
+pub struct ResourceConfig {
+    /// What workers run.
+    pub program: Program,
+    /// Workers there are at least, also when nobody wants one.
+    pub min_workers: u32,
+    /// Workers there are at most, when many are wanted.
+    pub max_workers: u32,
+    /// How long a worker may be held.
+    pub worker_timeout: Duration,
+    /// Bytes of host memory a worker may use, with everything it starts.
+    pub worker_memory: Option<u64>,
+    /// Processes and threads a worker may have.
+    pub worker_processes: Option<u64>,
+    /// Processor time a worker may use in one hold.
+    pub worker_cpu_time: Option<Duration>,
+    /// What workers work on: the worker of number i has the device i modulo their number.
+    pub devices: Vec<Device>,
+    /// How long somebody waits for a worker.
+    pub acquire_patience: Duration,
+    /// How long a worker above the least number may idle before it is ended.
+    pub idle_time: Duration,
+    /// How long a worker may take to be set up.
+    pub setup_timeout: Duration,
+    /// How long a worker may take to clean up at the end.
+    pub clean_up_timeout: Duration,
+    /// Whatever workers are to know when they are set up.
+    pub settings: serde_json::Value,
+    /// A file to which the audit trail is appended.
+    pub audit: Option<PathBuf>,
+    /// Another program to keep the processes: see [`Plan::helper`].
+    pub helper: Option<PathBuf>,
+}
+
+/// Something a worker works on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// What people call it: `cpu`, `cuda:0`.
+    pub name: String,
+    /// The GPUs it is, by their numbers on the node.
+    pub gpu_ids: Vec<u32>,
+    /// What makes a worker see it, and only it; `None` removes a variable.
+    pub environment: Vec<(String, Option<String>)>,
+    /// How much of its memory a worker may use, where the kernel can hold it to that.
+    pub device_memory: Vec<DeviceMemory>,
+}
+
+impl Device {
+    /// Without a GPU.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), gpu_ids: Vec::new(), environment: Vec::new(), device_memory: Vec::new() }
+    }
+}
+
+impl ResourceConfig {
+    /// So many workers without a GPU, each held for so long at most.
+    pub fn new(program: Program, workers: u32, worker_timeout: Duration) -> Self {
+        Self {
+            program,
+            min_workers: workers,
+            max_workers: workers,
+            worker_timeout,
+            worker_memory: None,
+            worker_processes: None,
+            worker_cpu_time: None,
+            devices: vec![Device::new("cpu")],
+            acquire_patience: ACQUIRE_PATIENCE,
+            idle_time: IDLE_TIME,
+            setup_timeout: SETUP_PATIENCE,
+            clean_up_timeout: CLEAN_UP_PATIENCE,
+            settings: serde_json::Value::Null,
+            audit: None,
+            helper: None,
+        }
+    }
+
+    /// Whether there can be such a pool.
+    pub fn check(&self) -> Result<(), ResourceError> {
+        let most = u32::try_from(WORKERS).unwrap_or(u32::MAX);
+        positive("max_workers", self.max_workers > 0, self.max_workers)?;
+        require("max_workers", self.max_workers <= most, format!("at most {most}"), self.max_workers)?;
+        let range = format!("at most max_workers ({})", self.max_workers);
+        require("min_workers", self.min_workers <= self.max_workers, range, self.min_workers)?;
+        let times = [
+            ("worker_timeout", self.worker_timeout),
+            ("worker_cpu_time", self.worker_cpu_time.unwrap_or(LONGEST_TIME)),
+            ("acquire_patience", self.acquire_patience),
+            ("setup_timeout", self.setup_timeout),
+        ];
+        for (field, time) in times {
+            positive(field, !time.is_zero(), Seconds(time))?;
+        }
+        let may_be_none = [("idle_time", self.idle_time), ("clean_up_timeout", self.clean_up_timeout)];
+        for (field, time) in times.into_iter().chain(may_be_none) {
+            let allowed = format!("at most {}", Seconds(LONGEST_TIME));
+            require(field, time <= LONGEST_TIME, allowed, Seconds(time))?;
+        }
+        for (field, count) in [("worker_memory", self.worker_memory), ("worker_processes", self.worker_processes)] {
+            positive(field, count.is_none_or(|count| count > 0), 0)?;
+        }
+        require("devices", !self.devices.is_empty(), "one or more".into(), "none")?;
+        let unnamed = self.devices.iter().position(|device| device.name.is_empty());
+        require("devices", unnamed.is_none(), "names that are not empty".into(), "\"\"")
+    }
+}
+
+fn positive(field: &'static str, is_so: bool, value: impl ToString) -> Result<(), ResourceError> {
+    require(field, is_so, "positive".into(), value)
+}
+
+fn require(field: &'static str, is_so: bool, allowed: String, value: impl ToString) -> Result<(), ResourceError> {
+    if is_so { Ok(()) } else { Err(ResourceError::Config { field, allowed, value: value.to_string() }) }
+}
+
+impl ResourceConfig {
+    pub(super) fn rules(&self) -> Rules {
+        Rules {
+            min_workers: self.min_workers as usize,
+            max_workers: self.max_workers as usize,
+            acquire_patience: self.acquire_patience,
+            worker_timeout: self.worker_timeout,
+            idle_time: self.idle_time,
+        }
+    }
+
+    pub(super) fn device(&self, slot: usize) -> &Device {
+        &self.devices[slot % self.devices.len()]
+    }
+
+    /// Where the worker of a slot works.
+    pub(super) fn place(&self, slot: usize) -> Place {
+        let device = self.device(slot);
+        Place {
+            gpu_ids: device.gpu_ids.clone(),
+            environment: device.environment.clone(),
+            device_memory: device.device_memory.clone(),
+            ..Place::new(worker_id(slot))
+        }
+    }
+
+    /// How processes are started.
+    pub(super) fn plan(&self) -> Plan {
+        let bounds = Bounds {
+            host_memory: self.worker_memory,
+            processes: self.worker_processes,
+            cpu_time: self.worker_cpu_time,
+            device_memory: Vec::new(),
+        };
+        Plan {
+            bounds,
+            settings: self.settings.clone(),
+            output: WorkerOutput::Inherited,
+            helper: self.helper.clone(),
+            ..Plan::new(self.program.clone())
+        }
+    }
+}
+
+/// There are never more slots than numbers.
+pub(super) fn worker_id(slot: usize) -> WorkerId {
+    WorkerId(u32::try_from(slot).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: fn(&mut ResourceConfig)) -> String {
+        let mut config = ResourceConfig::new(Program::native("worker"), 4, Duration::from_secs(1));
+        config.check().unwrap();
+        change(&mut config);
+        config.check().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_cannot_be_is_named_with_what_can() {
+        assert_eq!(refused(|config| config.max_workers = 0), "max_workers must be positive, got 0");
+        assert_eq!(refused(|config| config.max_workers = 5_000), "max_workers must be at most 4096, got 5000");
+        assert_eq!(refused(|config| config.min_workers = 5), "min_workers must be at most max_workers (4), got 5");
+        assert_eq!(refused(|config| config.worker_timeout = Duration::ZERO), "worker_timeout must be positive, got 0s");
+        assert_eq!(
+            refused(|config| config.setup_timeout = Duration::from_secs(400_000_000)),
+            "setup_timeout must be at most 315360000s, got 400000000s"
+        );
+        assert_eq!(refused(|config| config.worker_memory = Some(0)), "worker_memory must be positive, got 0");
+        assert_eq!(refused(|config| config.devices.clear()), "devices must be one or more, got none");
+        assert_eq!(
+            refused(|config| config.devices.push(Device::new(""))),
+            "devices must be names that are not empty, got \"\""
+        );
+    }
+}

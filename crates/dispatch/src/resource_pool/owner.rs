@@ -1,0 +1,333 @@
+//! The owner of a pool: one loop on a thread of its own, around the roster that decides.
+//!
+//! Everything comes in as a message: wishes of those who want or have workers, and news of the processes. It ends when the pool
+//! is shut down and every process gone.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant};
+
+use gpupool_confine::bounds::Watcher;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::audit::{AuditTrail, Begun, HowEnded};
+use super::config::{ResourceConfig, worker_id};
+use super::error::{AcquireError, WorkerError};
+use super::held::HeldWorker;
+use super::limits::WAITING;
+use super::roster::{Death, Effect, Fitness, Refusal, Roster, Ticket};
+use super::status::PoolStatus;
+use super::tend::{Live, News, NewsTo, Order, Tending};
+use crate::Cause;
+use crate::limits::SLEEP_MOST;
+use crate::plan::Plan;
+
+pub(super) type Answer = oneshot::Sender<Result<HeldWorker, AcquireError>>;
+
+/// A wish.
+#[derive(Debug)]
+pub(super) enum Message {
+    Ask {
+        ticket: Ticket,
+        task_id: Arc<str>,
+        answer: Answer,
+    },
+    Leave(Ticket),
+    GiveBack {
+        ticket: Ticket,
+        is_at_work: bool,
+        seen: Option<oneshot::Sender<()>>,
+    },
+    Kill(Ticket),
+    /// Workers may take so long to clean up.
+    ShutDown(Duration),
+}
+
+pub(super) struct Owner {
+    config: ResourceConfig,
+    plan: Arc<Plan>,
+    devices: Vec<Arc<str>>,
+    watcher: Arc<Watcher>,
+    roster: Roster,
+    effects: Vec<Effect>,
+    processes: Vec<Option<Process>>,
+    waiting: HashMap<Ticket, (Arc<str>, Answer)>,
+    /// In the order they began: tickets are numbered so.
+    holds: BTreeMap<Ticket, Hold>,
+    status: watch::Sender<PoolStatus>,
+    audit: Arc<AuditTrail>,
+    stop_patience: Duration,
+    clean_up_failure: Option<Arc<str>>,
+    to_us: mpsc::UnboundedSender<Message>,
+    news: NewsTo,
+    /// Told when the status shows what happened.
+    answers: Vec<(Answer, Result<HeldWorker, AcquireError>)>,
+    seen: Vec<oneshot::Sender<()>>,
+}
+
+struct Process {
+    orders: mpsc::UnboundedSender<Order>,
+    /// Once it is set up.
+    live: Option<Live>,
+}
+
+struct Hold {
+    task_id: Arc<str>,
+    tell: watch::Sender<Option<WorkerError>>,
+}
+
+/// What an owner works with, made where failing can still be told.
+pub(super) struct Parts {
+    pub config: ResourceConfig,
+    pub watcher: Watcher,
+    pub audit: Arc<AuditTrail>,
+    pub status: watch::Sender<PoolStatus>,
+    pub inbox: mpsc::UnboundedReceiver<Message>,
+    pub to_us: mpsc::UnboundedSender<Message>,
+}
+
+/// Owns a pool until it is shut down.
+pub(super) async fn own(parts: Parts) {
+    let Parts { config, watcher, audit, status, mut inbox, to_us } = parts;
+    let (news, mut hears) = mpsc::unbounded_channel();
+    let mut owner = Owner {
+        plan: Arc::new(config.plan()),
+        devices: config.devices.iter().map(|device| device.name.as_str().into()).collect(),
+        watcher: Arc::new(watcher),
+        roster: Roster::new(config.rules()),
+        effects: Vec::new(),
+        processes: (0..config.max_workers).map(|_| None).collect(),
+        waiting: HashMap::new(),
+        holds: BTreeMap::new(),
+        status,
+        audit,
+        stop_patience: config.clean_up_timeout,
+        clean_up_failure: None,
+        to_us,
+        news,
+        answers: Vec::new(),
+        seen: Vec::new(),
+        config,
+    };
+    owner.settle();
+    while !owner.roster.is_over() {
+        let until = owner.roster.next_deadline().unwrap_or_else(|| Instant::now() + SLEEP_MOST);
+        tokio::select! {
+            Some(message) = inbox.recv() => owner.take(message),
+            Some((slot, news)) = hears.recv() => owner.hear(slot, news),
+            () = tokio::time::sleep_until(until.into()) => {}
+        }
+        owner.settle();
+    }
+    owner.audit.close();
+}
+
+impl Owner {
+    fn take(&mut self, message: Message) {
+        let now = Instant::now();
+        match message {
+            Message::Ask { ticket, task_id, answer } => {
+                if self.waiting.len() >= WAITING {
+                    let _ = answer.send(Err(AcquireError::TooManyWaiting));
+                    return;
+                }
+                self.waiting.insert(ticket, (task_id, answer));
+                self.roster.ask(ticket, now, &mut self.effects);
+            }
+            Message::Leave(ticket) => {
+                self.waiting.remove(&ticket);
+                self.roster.leave(ticket);
+            }
+            Message::GiveBack { ticket, is_at_work, seen } => {
+                if is_at_work {
+                    self.end_unfit(ticket, WorkerError::GivenBack);
+                } else if self.roster.give_back(ticket, Fitness::Fit, now, &mut self.effects) {
+                    self.holds.remove(&ticket);
+                    self.audit.end(ticket.0, HowEnded::Released, None);
+                }
+                self.seen.extend(seen);
+            }
+            Message::Kill(ticket) => self.end_unfit(ticket, WorkerError::Killed),
+            Message::ShutDown(patience) => {
+                self.stop_patience = patience;
+                self.roster.close(&mut self.effects);
+            }
+        }
+    }
+
+    fn hear(&mut self, slot: usize, news: News) {
+        let now = Instant::now();
+        match news {
+            News::Ready(live) => {
+                if let Some(process) = &mut self.processes[slot] {
+                    process.live = Some(live);
+                }
+                self.roster.ready(slot, now, &mut self.effects);
+            }
+            News::Exceeded(excess) => {
+                if let Some(ticket) = self.roster.holder(slot) {
+                    self.end_unfit(ticket, WorkerError::of_excess(excess));
+                }
+            }
+            News::Dying => self.roster.dying(slot),
+            News::CleanUpFailed(why) => self.clean_up_failure = Some(why),
+            News::Gone { cause, why, was_ordered } => {
+                self.processes[slot] = None;
+                let death = if was_ordered { Death::Wanted } else { Death::Own(why) };
+                if let Some(ticket) = self.roster.gone(slot, death, now, &mut self.effects) {
+                    self.end_hold(
+                        ticket,
+                        match cause {
+                            Cause::Excess(excess) => WorkerError::of_excess(excess),
+                            _ if was_ordered => WorkerError::Closed,
+                            other => WorkerError::Lost(other),
+                        },
+                    );
+                }
+            }
+        }
+    }
+
+    /// Does what there is to do, and then tells of it.
+    fn settle(&mut self) {
+        self.roster.tick(Instant::now(), &mut self.effects);
+        for effect in std::mem::take(&mut self.effects) {
+            self.obey(effect);
+        }
+        self.publish();
+        for (to, answer) in self.answers.drain(..) {
+            // Whoever left meanwhile gives a worker back by dropping it.
+            let _ = to.send(answer);
+        }
+        for seen in self.seen.drain(..) {
+            let _ = seen.send(());
+        }
+    }
+
+    fn obey(&mut self, effect: Effect) {
+        match effect {
+            Effect::Start(slot) => self.start(slot),
+            Effect::Grant { ticket, slot } => self.grant(ticket, slot),
+            Effect::Refuse { ticket, why } => {
+                let Some((_, answer)) = self.waiting.remove(&ticket) else { return };
+                let why = match why {
+                    Refusal::Closed => AcquireError::Closed,
+                    Refusal::NoWorker(why) => AcquireError::NoWorker(why),
+                    Refusal::Patience => AcquireError::Timeout {
+                        patience: self.config.acquire_patience,
+                        why: self.roster.last_failure().filter(|_| self.lives_none()).cloned(),
+                    },
+                };
+                self.answers.push((answer, Err(why)));
+            }
+            Effect::TimeUp { ticket, slot } => {
+                self.order(slot, Order::Kill);
+                self.end_hold(ticket, WorkerError::Timeout(self.config.worker_timeout));
+            }
+            Effect::Stop(slot) => self.order(slot, Order::Stop(self.stop_patience)),
+            Effect::Kill(slot) => self.order(slot, Order::Kill),
+        }
+    }
+
+    fn start(&mut self, slot: usize) {
+        let (orders, taken) = mpsc::unbounded_channel();
+        let tending = Tending {
+            slot,
+            plan: Arc::clone(&self.plan),
+            place: self.config.place(slot),
+            watcher: Arc::clone(&self.watcher),
+            setup_timeout: self.config.setup_timeout,
+            news: self.news.clone(),
+        };
+        tokio::spawn(tending.tend(taken, orders.downgrade()));
+        self.processes[slot] = Some(Process { orders, live: None });
+    }
+
+    fn grant(&mut self, ticket: Ticket, slot: usize) {
+        let Some((task_id, answer)) = self.waiting.remove(&ticket) else { return };
+        let Some(Process { orders, live: Some(live) }) = &self.processes[slot] else { return };
+        if let Some(held) = live.held.as_ref().filter(|_| self.config.worker_cpu_time.is_some()) {
+            held.restart_cpu_time();
+        }
+        let device = Arc::clone(&self.devices[slot % self.devices.len()]);
+        let id = worker_id(slot);
+        self.audit.begin(Begun {
+            hold: ticket.0,
+            task_id: Arc::clone(&task_id),
+            worker_id: id.0,
+            device: Arc::clone(&device),
+            pid: live.pid,
+        });
+        let (tell, ended) = watch::channel(None);
+        self.holds.insert(ticket, Hold { task_id, tell });
+        let worker = HeldWorker {
+            ticket,
+            id,
+            device,
+            speaks: self.plan.program.speaks,
+            live: live.clone(),
+            orders: orders.clone(),
+            ended,
+            at_work: Arc::new(AtomicUsize::new(0)),
+            owner: self.to_us.clone(),
+            is_given_back: false,
+        };
+        self.answers.push((answer, Ok(worker)));
+    }
+
+    fn order(&self, slot: usize, order: Order) {
+        if let Some(process) = &self.processes[slot] {
+            // One that is gone is told of in a moment.
+            let _ = process.orders.send(order);
+        }
+    }
+
+    /// Ends a hold and the worker with it.
+    fn end_unfit(&mut self, ticket: Ticket, error: WorkerError) {
+        if self.roster.give_back(ticket, Fitness::Unfit, Instant::now(), &mut self.effects) {
+            self.end_hold(ticket, error);
+        }
+    }
+
+    fn end_hold(&mut self, ticket: Ticket, error: WorkerError) {
+        let Some(hold) = self.holds.remove(&ticket) else { return };
+        let (how, why) = match &error {
+            WorkerError::Timeout(_) => (HowEnded::Timeout, None),
+            WorkerError::Memory(_) => (HowEnded::Memory, None),
+            WorkerError::Excess(excess) => (HowEnded::Excess, Some(excess.to_string().into())),
+            WorkerError::Killed => (HowEnded::Killed, None),
+            WorkerError::GivenBack => (HowEnded::Abandoned, None),
+            WorkerError::Lost(cause) => (HowEnded::Lost, Some(cause.to_string().into())),
+            WorkerError::Failed(_) | WorkerError::Refused(_) | WorkerError::Closed => (HowEnded::Closed, None),
+        };
+        self.audit.end(ticket.0, how, why);
+        // Nobody may listen any more.
+        let _ = hold.tell.send(Some(error));
+    }
+
+    fn lives_none(&self) -> bool {
+        self.processes.iter().flatten().all(|process| process.live.is_none())
+    }
+
+    fn publish(&self) {
+        let counts = self.roster.counts();
+        let status = PoolStatus {
+            total_workers: counts.total,
+            available_workers: counts.free,
+            active_tasks: counts.held,
+            waiting_tasks: counts.waiting,
+            worker_timeout: self.config.worker_timeout,
+            worker_memory: self.config.worker_memory,
+            active_task_ids: self.holds.values().map(|hold| Arc::clone(&hold.task_id)).collect(),
+            failure: self.roster.hopeless(),
+            clean_up_failure: self.clean_up_failure.clone(),
+            audit_failure: self.audit.failure(),
+        };
+        self.status.send_if_modified(|known| {
+            let is_new = *known != status;
+            *known = status;
+            is_new
+        });
+    }
+}

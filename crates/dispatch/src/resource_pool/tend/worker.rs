@@ -1,0 +1,326 @@
+//! A process that runs: what it is told, what it says, and why it is left.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpupool_confine::spawn::{Job, JobEvent};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, Ready};
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep_until};
+
+use super::by_fd::ByFd;
+use super::{Live, News, NewsTo, Order, Run, Tending};
+use crate::limits::EXIT_PATIENCE;
+use crate::process::{Heard, Process, Wire, cause_of_death, ready_of, see_off};
+use crate::protocol::{Frame, Kind};
+use crate::resource_pool::error::WorkerError;
+use crate::{Cause, Outcome, TaskId};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    SettingUp(Instant),
+    AtWork,
+    Stopping(Instant),
+}
+
+/// What is left to say when a process is gone.
+pub(super) struct Farewell {
+    pub cause: Cause,
+    /// In its own words.
+    pub setup_failure: Option<Arc<str>>,
+    pub was_ordered: bool,
+}
+
+/// Why a process is not to be tended any longer.
+struct Leave {
+    /// `None`: it ended by itself, or is about to.
+    cause: Option<Cause>,
+    grace: Duration,
+}
+
+impl Leave {
+    fn killed(cause: Cause) -> Self {
+        Self { cause: Some(cause), grace: Duration::ZERO }
+    }
+}
+
+/// A worker's process that runs.
+pub(super) struct Worker {
+    job: AsyncFd<ByFd<Job>>,
+    talk: Talk,
+}
+
+/// What it was told and said.
+struct Talk {
+    slot: usize,
+    wire: AsyncFd<ByFd<Wire>>,
+    live: Live,
+    phase: Phase,
+    setup_timeout: Duration,
+    /// What it works on.
+    running: Option<(TaskId, Run)>,
+    next_task: u64,
+    queue: VecDeque<Run>,
+    setup_failure: Option<Arc<str>>,
+    was_ordered: bool,
+    is_dead: bool,
+    news: NewsTo,
+}
+
+impl Worker {
+    pub fn new(process: Process, tending: &Tending) -> io::Result<Self> {
+        let Process { job, held, wire, .. } = process;
+        let live = Live { pid: job.id().pid, held: held.map(Arc::new) };
+        let talk = Talk {
+            slot: tending.slot,
+            wire: ByFd(wire).register(Interest::READABLE | Interest::WRITABLE)?,
+            live,
+            phase: Phase::SettingUp(Instant::now() + tending.setup_timeout),
+            setup_timeout: tending.setup_timeout,
+            running: None,
+            next_task: 0,
+            queue: VecDeque::new(),
+            setup_failure: None,
+            was_ordered: false,
+            is_dead: false,
+            news: tending.news.clone(),
+        };
+        Ok(Self { job: ByFd(job).register(Interest::READABLE)?, talk })
+    }
+
+    /// It is ready when it runs, as it says nothing of itself.
+    pub fn is_ready(&mut self) {
+        self.talk.is_ready();
+    }
+
+    /// Tends it until it is gone.
+    pub async fn live(mut self, mut orders: mpsc::UnboundedReceiver<Order>) -> Farewell {
+        let Leave { cause, grace } = loop {
+            if let Err(leave) = self.turn(&mut orders).await {
+                break leave;
+            }
+        };
+        let Self { job, mut talk } = self;
+        talk.leave(grace);
+        let (job, held) = (job.into_inner().0, talk.live.held.clone());
+        let seen_off = spawn_blocking(move || see_off(job, held.as_deref(), grace)).await;
+        let (end, excess) = seen_off.unwrap_or((None, None));
+        if !matches!(cause, Some(Cause::Nonsense(_))) {
+            talk.hear_the_rest();
+        }
+        let cause = cause.unwrap_or_else(|| cause_of_death(end, excess));
+        Farewell { cause, setup_failure: talk.setup_failure, was_ordered: talk.was_ordered }
+    }
+
+    /// Waits for the next thing to happen, and deals with it.
+    async fn turn(&mut self, orders: &mut mpsc::UnboundedReceiver<Order>) -> Result<(), Leave> {
+        self.talk.send_next()?;
+        let until = match self.talk.phase {
+            Phase::SettingUp(until) | Phase::Stopping(until) => Some(until),
+            Phase::AtWork => None,
+        };
+        let is_full = self.talk.wire.get_ref().0.is_full();
+        let interest = if is_full { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
+        tokio::select! {
+            Some(order) = orders.recv() => self.talk.obey(order),
+            ready = self.job.readable_mut() => match ready {
+                Ok(mut guard) => match guard.get_inner_mut().0.try_event() {
+                    Ok(None) => {
+                        guard.clear_ready();
+                        Ok(())
+                    }
+                    Ok(Some(JobEvent::Stopped(_) | JobEvent::Continued)) => Ok(()),
+                    Ok(Some(JobEvent::Ended(_))) | Err(_) => Err(Leave { cause: None, grace: Duration::ZERO }),
+                },
+                Err(error) => Err(Leave::killed(Cause::NotStarted(error.to_string().into()))),
+            },
+            ready = self.talk.wire.ready_mut(interest) => {
+                let is_open = match ready {
+                    Ok(mut guard) => {
+                        let ready = guard.ready();
+                        let wire = &mut guard.get_inner_mut().0;
+                        let (is_open, spent) = transfer(wire, ready);
+                        guard.clear_ready_matching(spent);
+                        is_open
+                    }
+                    Err(_) => false,
+                };
+                self.talk.hear()?;
+                // One that never stops talking must not keep this thread from others, nor from keeping time.
+                tokio::task::yield_now().await;
+                // It may have ended by itself, and then its own exit code is told.
+                if is_open { Ok(()) } else { Err(Leave { cause: None, grace: EXIT_PATIENCE }) }
+            }
+            () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
+                if matches!(self.talk.phase, Phase::SettingUp(_)) {
+                    self.talk.setup_failure = Some(format!("setup took longer than {:?}", self.talk.setup_timeout).into());
+                }
+                Err(Leave::killed(Cause::Stuck))
+            }
+        }
+    }
+}
+
+impl Talk {
+    fn obey(&mut self, order: Order) -> Result<(), Leave> {
+        match order {
+            Order::Run(run) => self.queue.push_back(run),
+            Order::Stop(patience) => {
+                self.was_ordered = true;
+                let until = Instant::now() + patience;
+                match self.phase {
+                    Phase::Stopping(sooner) => self.phase = Phase::Stopping(until.min(sooner)),
+                    Phase::SettingUp(_) | Phase::AtWork => {
+                        self.queue.clear();
+                        self.phase = Phase::Stopping(until);
+                        self.wire.get_mut().0.put_stop();
+                        self.send()?;
+                    }
+                }
+            }
+            Order::Kill => {
+                self.was_ordered = true;
+                return Err(Leave::killed(Cause::Stopped));
+            }
+            Order::End(excess) => {
+                self.tell(News::Exceeded(excess.clone()));
+                return Err(Leave::killed(Cause::Excess(excess)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives it the next piece of work that somebody still wants, if it has none.
+    fn send_next(&mut self) -> Result<(), Leave> {
+        if self.running.is_some() || self.phase != Phase::AtWork {
+            return Ok(());
+        }
+        while let Some(run) = self.queue.pop_front() {
+            if run.answer.is_closed() {
+                continue;
+            }
+            let task = TaskId(self.next_task);
+            self.next_task += 1;
+            self.wire.get_mut().0.put_task(task, run.payload.clone());
+            self.running = Some((task, run));
+            return self.send();
+        }
+        Ok(())
+    }
+
+    fn send(&mut self) -> Result<(), Leave> {
+        self.wire.get_mut().0.send().map_err(|_| Leave { cause: None, grace: EXIT_PATIENCE })
+    }
+
+    /// It is set up.
+    fn is_ready(&mut self) {
+        self.phase = Phase::AtWork;
+        // One that died in the same moment is of no use to anybody.
+        if !self.is_dead {
+            self.tell(News::Ready(self.live.clone()));
+        }
+    }
+
+    /// It is about to be seen off.
+    fn leave(&mut self, grace: Duration) {
+        self.is_dead = true;
+        self.tell(News::Dying);
+        if !grace.is_zero() {
+            self.wire.get_mut().0.hang_up();
+        }
+    }
+
+    /// What it said before it died is heard.
+    fn hear_the_rest(&mut self) {
+        while matches!(self.wire.get_mut().0.read(), Ok(true)) {
+            if self.hear().is_err() {
+                return;
+            }
+        }
+    }
+
+    fn tell(&self, news: News) {
+        // The owner outlives all that it has tended.
+        let _ = self.news.send((self.slot, news));
+    }
+
+    /// Deals with all it said that was read.
+    fn hear(&mut self) -> Result<(), Leave> {
+        loop {
+            let heard = self.wire.get_mut().0.heard();
+            let understood = match heard {
+                Ok(None) => return Ok(()),
+                Ok(Some(Heard::Frame(frame))) => self.hear_frame(frame),
+                Ok(Some(Heard::Result(outcome))) => answer(&mut self.running, None, outcome),
+                Err(nonsense) => Err(nonsense),
+            };
+            understood.map_err(|nonsense| Leave::killed(Cause::Nonsense(nonsense.into())))?;
+        }
+    }
+
+    fn hear_frame(&mut self, frame: Frame) -> Result<(), String> {
+        let is_set_up = !matches!(self.phase, Phase::SettingUp(_));
+        match frame.kind {
+            Kind::Ready if !is_set_up => {
+                ready_of(&frame.payload)?;
+                self.is_ready();
+            }
+            Kind::SetupFailed if !is_set_up => self.setup_failure = Some(text(&frame)),
+            Kind::Done if is_set_up => answer(&mut self.running, Some(frame.task), Outcome::Done(frame.payload))?,
+            Kind::Failed if is_set_up => answer(&mut self.running, Some(frame.task), Outcome::Failed(frame.payload))?,
+            Kind::Started if is_set_up => {}
+            Kind::CleanupFailed if is_set_up => {
+                self.tell(News::CleanUpFailed(text(&frame)));
+            }
+            kind => return Err(format!("it said {kind:?} out of turn")),
+        }
+        Ok(())
+    }
+}
+
+fn text(frame: &Frame) -> Arc<str> {
+    String::from_utf8_lossy(&frame.payload).into()
+}
+
+/// Tells whoever wanted it what came of the work.
+fn answer(running: &mut Option<(TaskId, Run)>, task: Option<TaskId>, outcome: Outcome) -> Result<(), String> {
+    let is_it = |(running, _): &mut (TaskId, Run)| task.is_none_or(|task| task == *running);
+    let Some((_, run)) = running.take_if(is_it) else {
+        return Err(format!("it answered {}, which it was not at", task.map_or("a line".into(), |it| it.to_string())));
+    };
+    let Run { answer, busy, .. } = run;
+    // First, so that whoever hears the answer can give the worker back.
+    drop(busy);
+    let _ = answer.send(match outcome {
+        Outcome::Done(result) => Ok(result),
+        Outcome::Failed(why) => Err(WorkerError::Failed(why)),
+        // A worker says no other.
+        Outcome::TimedOut(_) | Outcome::WorkerLost(_) | Outcome::Cancelled => Err(WorkerError::Killed),
+    });
+    Ok(())
+}
+
+/// Sends and reads what can be now: whether the other side is there, and what has to be waited for again.
+fn transfer(wire: &mut Wire, ready: Ready) -> (bool, Ready) {
+    let mut spent = Ready::EMPTY;
+    if ready.is_writable() {
+        if wire.send().is_err() {
+            return (false, spent);
+        }
+        if wire.is_full() {
+            spent |= Ready::WRITABLE;
+        }
+    }
+    if ready.is_readable() {
+        match wire.read() {
+            Ok(true) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => spent |= Ready::READABLE,
+            Ok(false) | Err(_) => return (false, spent),
+        }
+    }
+    (true, spent)
+}

@@ -1,0 +1,296 @@
+//! The worker's side of the protocol, for workers written in Rust: be set up, work tasks off in order, clean up.
+//!
+//! Runs in the thread that calls it until it is told to stop, or whoever gave it work is gone.
+
+mod answers;
+
+use std::env;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::fcntl_dupfd_cloexec;
+use serde::{Deserialize, Serialize};
+
+use crate::TaskId;
+use crate::protocol::{Counters, Decoder, Frame, Kind, SOCKET_VARIABLE, VERSION, receive};
+use crate::worker::answers::Answers;
+
+/// What a worker is told first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    /// The version of the protocol.
+    pub protocol: u32,
+    /// Which worker it is.
+    pub worker_id: u32,
+    /// The GPUs it has, by their numbers on the node.
+    #[serde(default)]
+    pub gpu_ids: Vec<u32>,
+    /// Whatever the program that dispatches wants it to know.
+    #[serde(default)]
+    pub settings: serde_json::Value,
+}
+
+/// What a worker says when it is set up.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ready {
+    /// The version of the protocol.
+    pub protocol: u32,
+    /// Whether it counts in the memory it was given. One that does not has one task at a time.
+    #[serde(default)]
+    pub counts: bool,
+}
+
+/// Why a worker ended otherwise than by being told to.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// It was not started by a dispatcher.
+    #[error("{SOCKET_VARIABLE} does not name an open socket: this program is started by a dispatcher")]
+    NotAWorker,
+    /// The dispatcher speaks another version.
+    #[error("the dispatcher speaks version {0} of the protocol, this worker {VERSION}")]
+    Version(u32),
+    /// The dispatcher sent what is none of its frames.
+    #[error("the dispatcher sent what cannot be understood: {0}")]
+    Nonsense(String),
+    /// The socket failed.
+    #[error("the socket to the dispatcher failed: {0}")]
+    Socket(#[from] io::Error),
+}
+
+/// A worker.
+pub trait Worker: Sized {
+    /// Loads what takes long. An error ends the worker, and is told.
+    fn set_up(hello: &Hello) -> Result<Self, String>;
+
+    /// Does one task. An error is the task's, and the worker lives on.
+    fn process(&mut self, task: TaskId, payload: Bytes) -> Result<Bytes, String>;
+
+    /// Gives back what was loaded.
+    fn clean_up(self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// Works until it is told to stop.
+pub fn serve<W: Worker>() -> Result<(), WorkerError> {
+    Serving::on(UnixStream::from(socket()?))?.run::<W>()
+}
+
+/// The socket to the dispatcher. As a copy: the number it came by, which may be that of the standard input, then reads nothing.
+#[allow(unsafe_code, reason = "a file descriptor that was inherited")]
+fn socket() -> Result<OwnedFd, WorkerError> {
+    let number: Option<RawFd> = env::var(SOCKET_VARIABLE).ok().and_then(|text| text.parse().ok());
+    let number = number.filter(|number| *number >= 0).ok_or(WorkerError::NotAWorker)?;
+    // SAFETY: only copied; where it is not open, that fails.
+    let inherited = unsafe { BorrowedFd::borrow_raw(number) };
+    let copy = fcntl_dupfd_cloexec(inherited, 3).map_err(|_| WorkerError::NotAWorker)?;
+    if !rustix::fs::fstat(&copy).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket) {
+        return Err(WorkerError::NotAWorker);
+    }
+    let nothing =
+        rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)?;
+    if number == 0 {
+        rustix::stdio::dup2_stdin(&nothing).map_err(io::Error::from)?;
+    }
+    Ok(copy)
+}
+
+struct Serving {
+    socket: Arc<UnixStream>,
+    counters: Option<Counters>,
+    decoder: Decoder,
+    answers: Answers,
+}
+
+impl Serving {
+    fn on(socket: UnixStream) -> io::Result<Self> {
+        let socket = Arc::new(socket);
+        let answers = Answers::to(Arc::clone(&socket))?;
+        Ok(Self { socket, counters: None, decoder: Decoder::default(), answers })
+    }
+
+    fn run<W: Worker>(mut self) -> Result<(), WorkerError> {
+        // With the first bytes comes the memory to count in.
+        let mut bytes = [0; 4_096];
+        let (read, memory) = receive(&*self.socket, &mut bytes)?;
+        self.decoder.add(&bytes[..read]);
+        self.counters = memory.map(Counters::of).transpose()?;
+        let Some(first) = self.next_frame()? else { return Ok(()) };
+        let hello = hello_of(&first)?;
+        let mut worker = match W::set_up(&hello) {
+            Ok(worker) => worker,
+            Err(why) => return self.say(&Frame::new(Kind::SetupFailed, why)),
+        };
+        let ready = Ready { protocol: VERSION, counts: self.counters.is_some() };
+        // Two fields always have a form in JSON.
+        self.say(&Frame::new(Kind::Ready, serde_json::to_vec(&ready).unwrap_or_default()))?;
+        while let Some(frame) = self.next_frame()? {
+            match frame.kind {
+                Kind::Task => self.work(&mut worker, frame)?,
+                Kind::Stop => break,
+                other => return Err(WorkerError::Nonsense(format!("{other:?} to a worker that is set up"))),
+            }
+        }
+        match worker.clean_up() {
+            Ok(()) => Ok(self.answers.send()?),
+            Err(why) => self.say(&Frame::new(Kind::CleanupFailed, why)),
+        }
+    }
+
+    fn work<W: Worker>(&mut self, worker: &mut W, frame: Frame) -> Result<(), WorkerError> {
+        match &self.counters {
+            Some(counters) => counters.start(),
+            None => self.say(&Frame::about(Kind::Started, frame.task, Bytes::new()))?,
+        }
+        self.answers.may_take_long();
+        let answer = match worker.process(frame.task, frame.payload) {
+            Ok(result) => Frame::about(Kind::Done, frame.task, result),
+            Err(why) => Frame::about(Kind::Failed, frame.task, why),
+        };
+        if let Some(counters) = &self.counters {
+            counters.finish();
+        }
+        Ok(self.answers.put(&answer)?)
+    }
+
+    /// The next frame; `None` where the dispatcher is gone. Whoever waits for results gets them before this waits.
+    fn next_frame(&mut self) -> Result<Option<Frame>, WorkerError> {
+        loop {
+            let next = self.decoder.next().map_err(|garbage| WorkerError::Nonsense(garbage.to_string()))?;
+            if next.is_some() {
+                return Ok(next);
+            }
+            self.answers.send()?;
+            if self.decoder.read_from(&*self.socket)? == 0 {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn say(&mut self, frame: &Frame) -> Result<(), WorkerError> {
+        self.answers.put(frame)?;
+        Ok(self.answers.send()?)
+    }
+}
+
+fn hello_of(frame: &Frame) -> Result<Hello, WorkerError> {
+    if frame.kind != Kind::Hello {
+        return Err(WorkerError::Nonsense(format!("{:?} before Hello", frame.kind)));
+    }
+    let hello: Hello =
+        serde_json::from_slice(&frame.payload).map_err(|error| WorkerError::Nonsense(error.to_string()))?;
+    if hello.protocol == VERSION { Ok(hello) } else { Err(WorkerError::Version(hello.protocol)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::fd::AsFd;
+    use std::thread;
+
+    use bytes::BytesMut;
+
+    use super::*;
+    use crate::protocol::send_with;
+
+    struct Doubler(String);
+
+    impl Worker for Doubler {
+        fn set_up(hello: &Hello) -> Result<Self, String> {
+            match hello.settings["name"].as_str() {
+                Some(name) => Ok(Self(name.to_owned())),
+                None => Err("a name is missing".into()),
+            }
+        }
+
+        fn process(&mut self, task: TaskId, payload: Bytes) -> Result<Bytes, String> {
+            if payload.is_empty() {
+                return Err(format!("{}: task {task} is empty", self.0));
+            }
+            Ok([&payload[..], &payload[..]].concat().into())
+        }
+    }
+
+    /// What a dispatcher has of a worker.
+    struct Other {
+        socket: UnixStream,
+        decoder: Decoder,
+        counters: Counters,
+    }
+
+    impl Other {
+        fn say(&mut self, frames: &[Frame]) {
+            let mut bytes = BytesMut::new();
+            for frame in frames {
+                frame.put_header(&mut bytes).unwrap();
+                bytes.extend_from_slice(&frame.payload);
+            }
+            self.socket.write_all(&bytes).unwrap();
+        }
+
+        fn hear(&mut self) -> Option<Frame> {
+            loop {
+                if let Some(frame) = self.decoder.next().unwrap() {
+                    return Some(frame);
+                }
+                let mut bytes = [0; 4_096];
+                let read = self.socket.read(&mut bytes).unwrap();
+                if read == 0 {
+                    return None;
+                }
+                self.decoder.add(&bytes[..read]);
+            }
+        }
+    }
+
+    fn start(settings: &str) -> (Other, thread::JoinHandle<Result<(), WorkerError>>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let counters = Counters::new().unwrap();
+        let serving = Serving::on(theirs).unwrap();
+        let running = thread::spawn(move || serving.run::<Doubler>());
+        let other = Other { socket: ours, decoder: Decoder::default(), counters };
+        let hello = format!(r#"{{"protocol":1,"worker_id":3,"settings":{settings}}}"#);
+        let hello = Frame::new(Kind::Hello, hello);
+        let mut bytes = BytesMut::new();
+        hello.put_header(&mut bytes).unwrap();
+        bytes.extend_from_slice(&hello.payload);
+        assert_eq!(send_with(&other.socket, &bytes, other.counters.as_fd()).unwrap(), bytes.len());
+        (other, running)
+    }
+
+    #[test]
+    fn tasks_are_done_in_order_and_counted() {
+        let (mut other, running) = start(r#"{"name":"d"}"#);
+        let ready: Ready = serde_json::from_slice(&other.hear().unwrap().payload).unwrap();
+        assert_eq!(ready, Ready { protocol: 1, counts: true });
+        let large = vec![7; 300_000];
+        let task = |number, payload: &[u8]| Frame::about(Kind::Task, TaskId(number), payload.to_vec());
+        other.say(&[task(0, b"ab"), task(1, b""), task(2, &large), Frame::new(Kind::Stop, "")]);
+        assert_eq!(other.hear(), Some(Frame::about(Kind::Done, TaskId(0), "abab")));
+        assert_eq!(other.hear(), Some(Frame::about(Kind::Failed, TaskId(1), "d: task 1 is empty")));
+        assert_eq!(other.hear().unwrap().payload.len(), 600_000);
+        assert_eq!(other.hear(), None);
+        running.join().unwrap().unwrap();
+        assert_eq!((other.counters.read().started, other.counters.read().finished), (3, 3));
+    }
+
+    #[test]
+    fn a_set_up_that_fails_is_told() {
+        let (mut other, running) = start("{}");
+        assert_eq!(other.hear(), Some(Frame::new(Kind::SetupFailed, "a name is missing")));
+        running.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn nonsense_and_other_versions_end_the_worker_with_a_reason() {
+        let (mut other, running) = start(r#"{"name":"d"}"#);
+        other.say(&[Frame::new(Kind::Ready, "")]);
+        assert!(running.join().unwrap().unwrap_err().to_string().contains("Ready"));
+        let frame = Frame::new(Kind::Hello, r#"{"protocol":9,"worker_id":0}"#);
+        assert!(matches!(hello_of(&frame), Err(WorkerError::Version(9))));
+    }
+}

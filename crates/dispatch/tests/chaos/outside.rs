@@ -1,0 +1,60 @@
+//! Somebody outside who kills and stops processes of the run.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use gpupool_confine::Signal;
+use gpupool_confine::process::{ProcFs, ProcessHandle};
+use gpupool_dispatch::Remote;
+use gpupool_testkit::Chance;
+
+pub struct Outside {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Outside {
+    pub fn start(remote: Remote, mut chance: Chance) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&is_over);
+        let meddle = move || {
+            while !told.load(Ordering::SeqCst) {
+                std::thread::park_timeout(Duration::from_millis(chance.below(60)));
+                match chance.below(4) {
+                    // Anybody below us: workers, what they started, and those who keep them.
+                    0 => signal(any_descendant(&mut chance), Signal::KILL),
+                    1 => signal(any_descendant(&mut chance), Signal::STOP),
+                    2 => signal(any_descendant(&mut chance), Signal::CONT),
+                    _ => {
+                        // Looking must never disturb.
+                        let stats = remote.stats();
+                        assert!(stats.workers.len() < 1_000);
+                    }
+                }
+            }
+        };
+        Self { is_over, thread: std::thread::spawn(meddle) }
+    }
+
+    pub fn end(self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        self.thread.thread().unpark();
+        self.thread.join().unwrap();
+    }
+}
+
+fn any_descendant(chance: &mut Chance) -> Option<ProcessHandle> {
+    let all = ProcFs::here().tree(std::process::id()).unwrap();
+    if all.is_empty() {
+        return None;
+    }
+    ProcessHandle::open(*chance.pick(&all)).unwrap()
+}
+
+fn signal(process: Option<ProcessHandle>, signal: Signal) {
+    if let Some(process) = process {
+        process.signal(signal).unwrap();
+    }
+}

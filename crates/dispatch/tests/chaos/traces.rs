@@ -1,0 +1,51 @@
+//! What a process has that a run could leave behind.
+
+use std::time::{Duration, Instant};
+
+use gpupool_confine::process::ProcFs;
+
+/// What there was before a run.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Traces {
+    processes: usize,
+    threads: usize,
+    descriptors: usize,
+}
+
+impl Traces {
+    pub fn now() -> Self {
+        let entries = |path: &str| std::fs::read_dir(path).unwrap().count();
+        Self {
+            processes: ProcFs::here().tree(std::process::id()).unwrap().len(),
+            threads: entries("/proc/self/task"),
+            descriptors: entries("/proc/self/fd"),
+        }
+    }
+
+    /// Threads that have done their last may still be ending, and so may what a killed keeper kept.
+    pub fn check_nothing_is_left(&self) {
+        let until = Instant::now() + Duration::from_secs(20);
+        loop {
+            let now = Self::now();
+            if now.is_no_more_than(self) {
+                return;
+            }
+            assert!(Instant::now() < until, "left behind: {now:?}, before: {self:?}; {}", details());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn is_no_more_than(&self, before: &Self) -> bool {
+        self.processes <= before.processes && self.threads <= before.threads && self.descriptors <= before.descriptors
+    }
+}
+
+/// What the threads are called and what the descriptors are of.
+fn details() -> String {
+    let entries = |path: &str| std::fs::read_dir(path).unwrap().flatten().map(|entry| entry.path()).collect::<Vec<_>>();
+    let threads: Vec<String> =
+        entries("/proc/self/task").iter().filter_map(|path| std::fs::read_to_string(path.join("comm")).ok()).collect();
+    let descriptors: Vec<_> =
+        entries("/proc/self/fd").iter().filter_map(|path| std::fs::read_link(path).ok()).collect();
+    format!("threads {threads:?}, descriptors {descriptors:?}")
+}

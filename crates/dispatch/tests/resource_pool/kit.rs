@@ -1,0 +1,102 @@
+//! Pools of odd workers, and their processes.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use gpupool_confine::process::{ProcFs, ProcessHandle, ProcessId};
+use gpupool_dispatch::Program;
+use gpupool_dispatch::resource_pool::{HowEnded, PoolStatus, ResourceConfig, ResourcePool, WorkerError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::support::odd_worker;
+
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// By this variable of their environment the processes of a story are known.
+const STORY: &str = "GPUPOOL_TEST_STORY";
+
+/// One pool's story.
+pub struct Story {
+    name: String,
+    pub config: ResourceConfig,
+}
+
+impl Story {
+    /// Odd workers that may be held for long.
+    pub fn of(workers: u32) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let program = Program::native(odd_worker()).env(STORY, &name);
+        let mut config = ResourceConfig::new(program, workers, PATIENCE);
+        config.helper = Some(odd_worker());
+        Self { name, config }
+    }
+
+    pub fn with(mut self, change: impl FnOnce(&mut ResourceConfig)) -> Self {
+        change(&mut self.config);
+        self
+    }
+
+    pub fn start(&self) -> ResourcePool {
+        ResourcePool::start(self.config.clone()).unwrap()
+    }
+
+    /// The processes of workers, without their keepers.
+    pub fn workers(&self) -> Vec<u32> {
+        let is_keeper = |pid: &u32| {
+            let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            command.split('\0').nth(1).is_some_and(|argument| argument.contains("keeper"))
+        };
+        self.processes().into_iter().filter(|pid| !is_keeper(pid)).collect()
+    }
+
+    /// All processes that are there because of it.
+    pub fn processes(&self) -> Vec<u32> {
+        let ours = format!("{STORY}={}", self.name);
+        let is_ours = |pid: &u32| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == ours.as_bytes())
+        };
+        let all = ProcFs::here().all().unwrap().into_iter().filter(|stat| !stat.has_ended());
+        all.map(|stat| stat.pid).filter(is_ours).collect()
+    }
+
+    pub fn expect_nothing_left(&self) {
+        let left = self.processes();
+        assert!(left.is_empty(), "processes of {} are left: {left:?}", self.name);
+    }
+}
+
+/// Waits, but not for ever.
+pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what}: it did not come"))
+}
+
+/// Waits until the pool stands so.
+pub async fn until(pool: &ResourcePool, what: &str, stands: impl Fn(&PoolStatus) -> bool) {
+    let mut status = pool.watch_status();
+    in_time(what, status.wait_for(stands)).await.unwrap();
+}
+
+/// How the holds of a pool ended, in the order they began.
+pub fn ends(pool: &ResourcePool) -> Vec<Option<HowEnded>> {
+    pool.audit().into_iter().map(|entry| entry.ended.map(|ended| ended.how)).collect()
+}
+
+pub fn text(result: Result<Bytes, WorkerError>) -> String {
+    String::from_utf8_lossy(&result.unwrap()).into_owned()
+}
+
+pub fn handle(pid: u32) -> ProcessHandle {
+    let id = ProcessId::of(pid).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"));
+    ProcessHandle::open(id).unwrap().unwrap_or_else(|| panic!("process {id} has gone"))
+}
+
+/// Waits for the end of a process, and blocks meanwhile.
+pub fn expect_gone(process: &ProcessHandle) {
+    let patience = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+    let ended = poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&patience)).unwrap();
+    assert_eq!(ended, 1, "{} is still there", process.id());
+}

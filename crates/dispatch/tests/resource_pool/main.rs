@@ -1,0 +1,11 @@
+//! What must be true of a resource pool, with real worker processes.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod ends;
+mod kit;
+mod limits;
+mod line;
+#[path = "../support/mod.rs"]
+#[allow(dead_code, reason = "other stories use the rest")]
+mod support;
+mod workers;

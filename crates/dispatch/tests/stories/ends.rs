@@ -1,0 +1,99 @@
+//! Runs that are ended before they end.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use bytes::Bytes;
+use gpupool_confine::process::ProcFs;
+use gpupool_dispatch::{Dispatcher, Event, Outcome, Rules};
+
+use crate::common::odd;
+
+/// Whether a worker of this test is left; others run in other threads.
+fn is_alive(pid: u32) -> bool {
+    ProcFs::here().stat(pid).unwrap().is_some_and(|stat| !stat.has_ended())
+}
+
+/// A run whose two workers are at tasks that never end, with more behind; and their pids.
+fn stuck() -> (Dispatcher, Vec<u32>) {
+    let mut dispatcher = Dispatcher::start(odd(2)).unwrap();
+    for _ in 0..20 {
+        dispatcher.submit("sleep 1000000".into()).unwrap();
+    }
+    let remote = dispatcher.remote();
+    loop {
+        drop(dispatcher.events_now());
+        let stats = remote.stats();
+        if stats.workers.iter().all(|worker| worker.task.is_some()) {
+            return (dispatcher, stats.workers.iter().filter_map(|worker| worker.pid).collect());
+        }
+    }
+}
+
+#[test]
+fn cancelled_tasks_are_each_told_and_no_process_is_left() {
+    let (mut dispatcher, pids) = stuck();
+    dispatcher.remote().cancel();
+    let mut cancelled = 0;
+    while let Some(event) = dispatcher.next_event() {
+        if let Event::Over(over) = event {
+            assert_eq!(over.outcome, Outcome::Cancelled);
+            cancelled += 1;
+        }
+    }
+    assert_eq!(cancelled, 20);
+    assert!(pids.iter().all(|pid| !is_alive(*pid)));
+    assert_eq!(dispatcher.finish().unwrap().cancelled, 20);
+}
+
+#[test]
+fn a_run_that_is_dropped_leaves_no_process() {
+    let (dispatcher, pids) = stuck();
+    drop(dispatcher);
+    assert!(pids.iter().all(|pid| !is_alive(*pid)));
+}
+
+#[test]
+fn a_callback_that_panics_ends_the_run_and_leaves_no_process() {
+    let mut pids = Vec::new();
+    let source = (0..100).map(|_| Ok::<Bytes, std::convert::Infallible>("pid".into()));
+    let run = || {
+        Dispatcher::start(odd(2)).unwrap().run(source, |event| {
+            if let Event::Over(over) = event {
+                if let Outcome::Done(pid) = over.outcome {
+                    pids.push(String::from_utf8_lossy(&pid).parse::<u32>().unwrap());
+                }
+                panic!("the callback's own");
+            }
+        })
+    };
+    let panicked = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
+    assert_eq!(panicked.downcast_ref::<&str>(), Some(&"the callback's own"));
+    assert_eq!(pids.len(), 1);
+    assert!(!is_alive(pids[0]));
+}
+
+#[test]
+fn finishing_soon_begins_nothing_and_lets_what_runs_end() {
+    let mut plan = odd(1);
+    plan.rules = Rules { prefetch: false, ..Rules::default() };
+    let mut dispatcher = Dispatcher::start(plan).unwrap();
+    for n in 0..10 {
+        dispatcher.submit(format!("sleep {}", 50 + n).into()).unwrap();
+    }
+    let remote = dispatcher.remote();
+    while remote.stats().workers[0].task.is_none() {
+        drop(dispatcher.events_now());
+    }
+    remote.finish_soon();
+    let stats = dispatcher.finish().unwrap();
+    assert_eq!((stats.completed, stats.cancelled), (1, 9));
+}
+
+#[test]
+fn nothing_is_taken_in_after_the_end() {
+    let dispatcher = Dispatcher::start(odd(1)).unwrap();
+    let remote = dispatcher.remote();
+    dispatcher.close();
+    assert_eq!(remote.push("echo late".into()), Err(gpupool_dispatch::Refused::Closed));
+    assert_eq!(dispatcher.finish().unwrap().completed, 0);
+}

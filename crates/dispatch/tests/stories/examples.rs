@@ -1,0 +1,24 @@
+//! Programs that dispatch, from the outside.
+
+use std::process::Command;
+
+use crate::support::example;
+
+fn run(name: &str, arguments: &[&str]) -> String {
+    let output = Command::new(example(name)).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{name}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_example_counts_primes() {
+    let said = run("dispatch", &[]);
+    assert!(said.starts_with("148933 primes below 2000000; 200 tasks done, 0 failed"), "{said}");
+}
+
+/// Ten million with a release build in `benches/run-dispatch`.
+#[test]
+fn a_long_source_takes_little_memory() {
+    let mebibytes: f64 = run("dispatch_cost", &["memory", "500000"]).trim().parse().unwrap();
+    assert!(mebibytes < 64.0, "{mebibytes} MiB");
+}

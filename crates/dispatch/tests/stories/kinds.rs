@@ -1,0 +1,138 @@
+//! The kinds of workers: those that speak frames, lines, and a command for each task.
+
+use gpupool_dispatch::command::{CommandLine, Report};
+use gpupool_dispatch::{Event, Outcome, Plan, Program, TaskId, WorkerOutput};
+
+use crate::common::{Ran, commands, run, with_helper};
+
+fn outputs(ran: &Ran, task: u64) -> (String, String) {
+    let output = ran.overs[&TaskId(task)].output.as_ref().unwrap();
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    output.copy_stdout_to(&mut out).unwrap();
+    output.copy_stderr_to(&mut err).unwrap();
+    (String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+}
+
+fn report(outcome: &Outcome) -> Report {
+    match outcome {
+        Outcome::Done(said) | Outcome::Failed(said) => Report::parse(said).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn grouped(workers: u32) -> Plan {
+    let mut plan = commands(workers);
+    plan.output = WorkerOutput::Told;
+    plan
+}
+
+#[test]
+fn commands_are_run_and_what_they_write_is_theirs() {
+    let line = |n: u64| CommandLine::shell(format!("echo out {n}; echo err {n} >&2; exit $(({n} % 3))")).to_payload();
+    let ran = run(grouped(3), (0..200).map(line));
+    for task in 0..200 {
+        assert_eq!(report(ran.outcome(task)).exit_code, Some((task % 3) as i32));
+        assert_eq!(matches!(ran.outcome(task), Outcome::Done(_)), task % 3 == 0);
+        assert_eq!(outputs(&ran, task), (format!("out {task}\n"), format!("err {task}\n")));
+    }
+}
+
+#[test]
+fn a_command_that_is_not_there_or_is_killed_is_told_as_a_shell_would() {
+    let lines = [
+        CommandLine::direct(["there-is-no-such-program"]),
+        CommandLine::direct(["/etc/passwd"]),
+        CommandLine::shell("kill -9 $$"),
+        CommandLine::direct(["printf", "%s", "a b\nc"]),
+    ];
+    let ran = run(grouped(1), lines.iter().map(CommandLine::to_payload));
+    let missing = report(ran.outcome(0));
+    assert_eq!(missing.exit_code, Some(127));
+    assert!(missing.not_started.unwrap().contains("there-is-no-such-program"));
+    assert_eq!(report(ran.outcome(1)).exit_code, Some(126));
+    assert_eq!((report(ran.outcome(2)).exit_code, report(ran.outcome(2)).signal), (None, Some(9)));
+    assert_eq!(outputs(&ran, 3).0, "a b\nc");
+}
+
+#[test]
+fn what_a_command_leaves_behind_is_ended_before_the_next() {
+    let leave = CommandLine::shell("sleep 1000 & setsid sh -c 'sleep 1000 & :'; echo $$");
+    let count = CommandLine::shell("cat /proc/$PPID/task/$PPID/children | wc -w");
+    let ran = run(grouped(1), [leave.to_payload(), count.to_payload()]);
+    assert_eq!(outputs(&ran, 1).0.trim(), "1", "only the command itself is there");
+}
+
+#[test]
+fn much_output_of_one_command_is_whole() {
+    let large = CommandLine::shell("head -c 20000000 /dev/zero | tr '\\0' x; echo end >&2");
+    let ran = run(grouped(1), [large.to_payload(), CommandLine::direct(["echo", "after"]).to_payload()]);
+    let (out, err) = outputs(&ran, 0);
+    assert_eq!((out.len(), err.as_str()), (20_000_000, "end\n"));
+    assert_eq!(outputs(&ran, 1).0, "after\n");
+}
+
+#[test]
+fn a_program_that_reads_and_writes_lines_is_a_worker() {
+    let script =
+        r#"while read -r line; do case $line in bad*) echo '{"error":"'$line'"}';; *) echo "<$line>";; esac; done"#;
+    let plan = with_helper(Plan::new(Program::lines("sh").args(["-c", script])).workers(2));
+    let ran = run(plan, (0..100).map(|n| if n % 10 == 7 { format!("bad {n}") } else { n.to_string() }));
+    for task in 0..100 {
+        if task % 10 == 7 {
+            assert_eq!(ran.outcome(task), &Outcome::Failed(format!("bad {task}").into()));
+        } else {
+            assert_eq!(ran.done(task), format!("<{task}>"));
+        }
+    }
+}
+
+#[test]
+fn a_worker_of_lines_that_dies_loses_one_task_and_is_replaced() {
+    let script = r#"while read -r line; do [ "$line" = die ] && exit 3; echo "$line"; done"#;
+    let plan = with_helper(Plan::new(Program::lines("sh").args(["-c", script])).workers(1));
+    let ran = run(plan, ["a", "die", "b"]);
+    assert_eq!((ran.done(0), ran.done(2)), ("a".into(), "b".into()));
+    assert!(matches!(ran.outcome(1), Outcome::WorkerLost(_)), "{:?}", ran.outcome(1));
+}
+
+/// A program of the documentation, as it stands there.
+fn documented(language: &str) -> &'static str {
+    let documentation = include_str!("../../../../docs/worker-protocol.md");
+    let (_, from) = documentation.split_once(&format!("```{language}\n")).unwrap();
+    let (program, _) = from.split_once("```").unwrap();
+    assert!(program.lines().count() <= 30, "it is to be short");
+    program
+}
+
+#[test]
+fn the_worker_of_the_documentation_works() {
+    let plan = with_helper(Plan::new(Program::native("python3").args(["-c", documented("python")])).workers(2));
+    let ran = run(plan, ["ab", "cd", ""]);
+    assert_eq!([0, 1, 2].map(|task| ran.done(task)), ["AB", "CD", ""]);
+}
+
+#[test]
+fn the_worker_in_lines_of_the_documentation_works() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("a.png"), "12345").unwrap();
+    let program = Program::lines("sh").args(["-c", documented("sh")]).directory(directory.path());
+    let ran = run(with_helper(Plan::new(program).workers(1)), ["a.png", "b.txt"]);
+    assert_eq!(ran.done(0), "a.png: 5 bytes");
+    assert_eq!(ran.outcome(1), &Outcome::Failed("no picture".into()));
+}
+
+#[test]
+fn what_workers_write_is_told_and_the_last_of_it_is_kept() {
+    let mut plan = crate::common::odd(1);
+    plan.output = WorkerOutput::Told;
+    let ran = run(plan, ["say hello there", "exit 3"]);
+    let mut said = String::new();
+    for event in &ran.events {
+        match event {
+            Event::Wrote { bytes, .. } => said.push_str(&String::from_utf8_lossy(bytes)),
+            Event::Gone { last_words, is_last: false, .. } => assert_eq!(&**last_words, "hello there\n"),
+            _ => {}
+        }
+    }
+    assert_eq!(said, "hello there\n");
+}

@@ -1,0 +1,95 @@
+//! Workers that cannot be set up, and that cannot clean up.
+
+use std::time::Duration;
+
+use gpupool_dispatch::{DispatchError, Dispatcher, Event, Outcome, Plan, Program, WorkerId, WorkerOutput};
+use serde_json::json;
+
+use crate::common::{odd, run, with_helper};
+
+#[test]
+fn where_no_worker_can_be_set_up_the_run_ends_and_says_why() {
+    let failing = |setup: &str| {
+        let mut plan = odd(2);
+        plan.settings = json!({"setup": setup, "write": "loading"});
+        plan.output = WorkerOutput::Dropped;
+        plan
+    };
+    let not_there = with_helper(Plan::new(Program::native("there-is-no-such-worker")).workers(2));
+    for (plan, says) in [
+        (failing("fail"), "the model is not there"),
+        (failing("exit"), "it exited with code 7; its last words:\nloading"),
+        (not_there, "there-is-no-such-worker: command not found"),
+    ] {
+        let ran = run(plan, ["echo a", "echo b"]);
+        let error = ran.stats.as_ref().unwrap_err();
+        assert!(matches!(error, DispatchError::AllFailedSetup { .. }), "{error}");
+        assert!(error.to_string().starts_with("All workers failed during setup"), "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+        assert_eq!(ran.count(|outcome| *outcome == Outcome::Cancelled), ran.overs.len());
+        let failures = ran.events.iter().filter(|event| matches!(event, Event::SetupFailed { .. })).count();
+        assert_eq!(failures, 2);
+    }
+}
+
+#[test]
+fn one_that_cannot_be_set_up_leaves_the_work_to_the_others() {
+    let mut plan = odd(2);
+    plan.settings = json!({"setup": "fail first"});
+    let mut dispatcher = Dispatcher::start(plan).unwrap();
+    loop {
+        match dispatcher.next_event() {
+            Some(Event::SetupFailed { worker, why }) => {
+                assert_eq!((worker, &*why), (WorkerId(0), "this one never works"));
+                break;
+            }
+            Some(Event::Ready { worker: WorkerId(1) }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    for _ in 0..50 {
+        dispatcher.submit("worker".into()).unwrap();
+    }
+    let stats = dispatcher.finish().unwrap();
+    assert_eq!(stats.workers.iter().map(|worker| worker.completed).collect::<Vec<_>>(), [0, 50]);
+}
+
+#[test]
+fn setting_up_may_take_so_long_and_no_longer() {
+    let mut plan = odd(1);
+    plan.settings = json!({"setup": "hang"});
+    plan.setup_timeout = Some(Duration::from_millis(200));
+    let error = run(plan, ["echo a"]).stats.unwrap_err();
+    assert!(error.to_string().contains("setup took longer than 200ms"), "{error}");
+}
+
+#[test]
+fn a_failing_clean_up_is_told_and_loses_nothing() {
+    let mut plan = odd(1);
+    plan.settings = json!({"clean_up": "fail"});
+    let ran = run(plan, ["echo a"]);
+    assert_eq!(ran.done(0), "a");
+    let told =
+        ran.events.iter().any(|event| matches!(event, Event::CleanupFailed { why, .. } if &**why == "could not save"));
+    assert!(told, "{:?}", ran.events);
+    ran.stats.unwrap();
+}
+
+#[test]
+fn settings_may_be_large() {
+    let mut plan = odd(1);
+    plan.settings = json!({"large": "x".repeat(3 << 20)});
+    assert_eq!(run(plan, ["echo a"]).done(0), "a");
+}
+
+#[test]
+fn what_a_plan_cannot_say_is_named() {
+    let refused = |change: fn(&mut Plan)| {
+        let mut plan = odd(1);
+        change(&mut plan);
+        Dispatcher::start(plan).unwrap_err().to_string()
+    };
+    assert_eq!(refused(|plan| plan.rules.queue_size = 0), "queue_size: 0 is not possible; allowed is 1 and more");
+    assert!(refused(|plan| plan.rules.task_timeout = Some(Duration::ZERO)).contains("task_timeout: 0 s"));
+    assert!(refused(|plan| plan.places.push(plan.places[0].clone())).contains("worker 0 twice"));
+}

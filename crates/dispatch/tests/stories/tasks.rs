@@ -1,0 +1,139 @@
+//! Tasks and their outcomes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use gpupool_dispatch::{Dispatcher, Event, Order, Outcome, RunError, TaskId};
+
+use crate::common::{odd, run};
+
+#[test]
+fn every_task_is_done_and_told_once() {
+    let ran = run(odd(3), (0..10_000).map(|n| format!("echo {n}")));
+    assert_eq!(ran.overs.len(), 10_000);
+    for (task, over) in &ran.overs {
+        assert_eq!(over.outcome, Outcome::Done(task.to_string().into()));
+        assert_eq!(over.tries, 1);
+    }
+    let stats = ran.stats.unwrap();
+    assert_eq!((stats.completed, stats.failed, stats.pending, stats.running), (10_000, 0, 0, 0));
+}
+
+#[test]
+fn results_come_in_the_order_of_the_source_where_that_is_wanted() {
+    let mut plan = odd(3);
+    plan.order = Order::Input;
+    let ran = run(plan, (0..300).map(|n| if n % 50 == 0 { "sleep 30".to_owned() } else { format!("echo {n}") }));
+    assert_eq!(ran.order.iter().map(|task| task.0).collect::<Vec<_>>(), (0..300).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_failed_task_is_told_in_the_workers_words_and_the_worker_lives_on() {
+    let ran = run(odd(1), ["pid", "fail too hot", "pid"]);
+    assert_eq!(ran.outcome(1), &Outcome::Failed("too hot".into()));
+    assert_eq!(ran.done(0), ran.done(2));
+    assert_eq!(ran.stats.unwrap().failed, 1);
+}
+
+#[test]
+fn a_failed_task_is_tried_again_and_that_is_told() {
+    let mut plan = odd(2);
+    plan.rules.retries = 2;
+    let ran = run(plan, ["fail always", "echo fine"]);
+    assert_eq!(ran.outcome(0), &Outcome::Failed("always".into()));
+    assert_eq!(ran.overs[&TaskId(0)].tries, 3);
+    let retried = |event: &&Event| matches!(event, Event::Retried { task: TaskId(0), .. });
+    assert_eq!(ran.events.iter().filter(retried).count(), 2);
+    assert_eq!(ran.stats.unwrap().retried, 2);
+}
+
+#[test]
+fn the_source_is_never_read_further_ahead_than_the_queue_holds() {
+    let mut plan = odd(2);
+    plan.rules.queue_size = 10;
+    let read = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&read);
+    let source = (0..500).map(move |n| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        Ok::<Bytes, std::convert::Infallible>(format!("echo {n}").into())
+    });
+    let (mut over, mut most) = (0, 0);
+    Dispatcher::start(plan)
+        .unwrap()
+        .run(source, |event| {
+            if let Event::Over(_) = event {
+                most = most.max(read.load(Ordering::SeqCst) - over);
+                over += 1;
+            }
+        })
+        .unwrap();
+    assert_eq!(over, 500);
+    // Ten in the queue, one that each worker is at, and the one whose result is being told.
+    assert!(most <= 10 + 2 + 1, "{most} ahead");
+}
+
+#[test]
+fn an_error_of_the_source_is_passed_on_when_what_came_before_is_over() {
+    let source = (0..20).map(|n| if n == 10 { Err("the disk is gone") } else { Ok(Bytes::from(format!("echo {n}"))) });
+    let mut over = 0;
+    let error =
+        Dispatcher::start(odd(2)).unwrap().run(source, |event| over += usize::from(matches!(event, Event::Over(_))));
+    assert!(matches!(error, Err(RunError::Source("the disk is gone"))), "{error:?}");
+    assert_eq!(over, 10);
+}
+
+#[test]
+fn tasks_can_be_put_by_another_thread_that_waits_for_room() {
+    let mut plan = odd(2);
+    plan.rules.queue_size = 4;
+    let mut dispatcher = Dispatcher::start(plan).unwrap();
+    let remote = dispatcher.remote();
+    let feeder = std::thread::spawn(move || {
+        let tasks: Vec<TaskId> = (0..1_000).map(|n| remote.push(format!("echo {n}").into()).unwrap()).collect();
+        remote.close();
+        tasks
+    });
+    let mut over = 0;
+    while let Some(event) = dispatcher.next_event() {
+        over += usize::from(matches!(event, Event::Over(_)));
+    }
+    assert_eq!(over, 1_000);
+    assert_eq!(feeder.join().unwrap(), (0..1_000).map(TaskId).collect::<Vec<_>>());
+    assert_eq!(dispatcher.finish().unwrap().completed, 1_000);
+}
+
+#[test]
+fn workers_go_on_while_a_callback_takes_its_time() {
+    let mut plan = odd(2);
+    plan.rules.queue_size = 100;
+    let mut dispatcher = Dispatcher::start(plan).unwrap();
+    for n in 0..100 {
+        dispatcher.submit(format!("echo {n}").into()).unwrap();
+    }
+    dispatcher.close();
+    while !matches!(dispatcher.next_event(), Some(Event::Over(_))) {}
+    // Nobody asks for events; the rest is done all the same.
+    let remote = dispatcher.remote();
+    while remote.stats().completed < 100 {
+        std::thread::yield_now();
+    }
+    assert_eq!(dispatcher.finish().unwrap().completed, 100);
+}
+
+#[test]
+fn a_worker_is_told_who_it_is_and_sees_only_its_own_gpus() {
+    let mut plan = odd(2);
+    for (place, gpu) in plan.places.iter_mut().zip([3, 5]) {
+        place.gpu_ids = vec![gpu];
+        place.environment = vec![("CUDA_VISIBLE_DEVICES".into(), Some(gpu.to_string())), ("HOME".into(), None)];
+    }
+    let tasks = std::iter::repeat_n("env CUDA_VISIBLE_DEVICES", 50).chain(std::iter::repeat_n("env HOME", 2));
+    let ran = run(plan, tasks);
+    for task in 0..50 {
+        let worker = ran.overs[&TaskId(task)].worker.unwrap();
+        assert_eq!(ran.done(task), if worker.0 == 0 { "3" } else { "5" });
+    }
+    assert!(matches!(ran.outcome(50), Outcome::Failed(_)), "a variable that was removed");
+    assert_eq!(ran.stats.unwrap().workers.iter().map(|worker| worker.gpu_ids.clone()).collect::<Vec<_>>(), [[3], [5]]);
+}

@@ -1,0 +1,146 @@
+//! A job log that was cut off anywhere is gone on with: nothing that was logged is repeated, nothing else is skipped.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use gpupool_dispatch::joblog::{Again, Entry, Finished, JobLog, JobLogError};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+const HEADER: &str = "Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand\n";
+
+fn entry(seq: u64, command: &[u8], exit_code: i32) -> Entry<'_> {
+    let (started, took) = (SystemTime::now(), Duration::from_millis(1));
+    Entry { seq, started, took, received: 0, exit_code, signal: 0, command }
+}
+
+fn place() -> (TempDir, PathBuf) {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("log");
+    (dir, path)
+}
+
+fn resumed(path: &Path) -> (JobLog, Finished) {
+    JobLog::resume(path, Again::Nothing).unwrap()
+}
+
+/// A log with these tasks, and where the line of each ends.
+fn written(path: &Path, tasks: &[(u64, Vec<u8>)]) -> Vec<u64> {
+    let mut log = JobLog::start(path).unwrap();
+    let ends = tasks.iter().map(|(seq, command)| {
+        log.append(&entry(*seq, command, 0)).unwrap();
+        fs::metadata(path).unwrap().len()
+    });
+    let ends = ends.collect();
+    log.finish().unwrap();
+    ends
+}
+
+/// Numbers in any order, each once, with commands of any bytes.
+fn tasks() -> impl Strategy<Value = Vec<(u64, Vec<u8>)>> {
+    let command = prop::collection::vec(prop_oneof![any::<u8>(), Just(b'\n'), Just(b'\t'), Just(b'\\')], 0..20);
+    prop::collection::btree_map(1..5_000_u64, command, 0..12).prop_map(|map| map.into_iter().collect()).prop_shuffle()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_log_cut_anywhere_tells_exactly_what_was_written_whole(tasks in tasks(), cut in any::<prop::sample::Index>()) {
+        let (_dir, path) = place();
+        let ends = written(&path, &tasks);
+        let whole = fs::read(&path).unwrap();
+        let kept = cut.index(whole.len() + 1);
+        fs::write(&path, &whole[..kept]).unwrap();
+        let (mut log, mut finished) = resumed(&path);
+        for ((seq, command), end) in tasks.iter().zip(&ends) {
+            let is_whole = *end <= kept as u64;
+            prop_assert_eq!(finished.has(*seq, command).unwrap(), is_whole, "task {}, cut at {}", seq, kept);
+            if !is_whole {
+                log.append(&entry(*seq, command, 0)).unwrap();
+            }
+        }
+        log.finish().unwrap();
+        let (_log, mut finished) = resumed(&path);
+        prop_assert_eq!(finished.count(), tasks.len() as u64);
+        for (seq, command) in &tasks {
+            prop_assert!(finished.has(*seq, command).unwrap());
+        }
+        prop_assert_eq!(fs::read(&path).unwrap().iter().filter(|byte| **byte == b'\n').count(), tasks.len() + 1);
+    }
+}
+
+#[test]
+fn failed_tasks_are_done_again_only_where_asked_and_the_last_line_counts() {
+    let (_dir, path) = place();
+    let mut log = JobLog::start(&path).unwrap();
+    for (seq, exit_code) in [(1, 0), (2, 3), (3, -1), (3, 0)] {
+        log.append(&entry(seq, b"x", exit_code)).unwrap();
+    }
+    log.finish().unwrap();
+    let over = |again| {
+        let (_log, mut finished) = JobLog::resume(&path, again).unwrap();
+        (finished.count(), [1, 2, 3, 4].map(|seq| finished.has(seq, b"x").unwrap()))
+    };
+    assert_eq!(over(Again::Nothing), (3, [true, true, true, false]));
+    assert_eq!(over(Again::Failed), (2, [true, false, true, false]));
+}
+
+#[test]
+fn a_log_of_another_run_is_refused_with_both_commands() {
+    let (_dir, path) = place();
+    written(&path, &[(1, b"echo a".to_vec()), (2, b"echo b".to_vec())]);
+    let (_log, mut finished) = resumed(&path);
+    assert!(finished.has(1, b"echo a").unwrap());
+    let error = finished.has(2, b"echo\tc").unwrap_err();
+    assert!(matches!(error, JobLogError::AnotherRun { seq: 2, .. }));
+    let text = error.to_string();
+    assert!(text.contains("`echo b`") && text.contains(r"`echo\tc`"), "{text}");
+}
+
+#[test]
+fn two_runs_cannot_use_one_log_at_once() {
+    let (_dir, path) = place();
+    let first = JobLog::start(&path).unwrap();
+    for error in [JobLog::start(&path).unwrap_err(), JobLog::resume(&path, Again::Nothing).unwrap_err()] {
+        assert!(matches!(error, JobLogError::InUse(_)), "{error}");
+    }
+    drop(first);
+    resumed(&path);
+}
+
+#[test]
+fn what_is_no_job_log_is_left_alone() {
+    let (_dir, path) = place();
+    for text in ["precious\n", "precious", "Seq\tHost\nx"] {
+        fs::write(&path, text).unwrap();
+        for error in [JobLog::start(&path).unwrap_err(), JobLog::resume(&path, Again::Nothing).unwrap_err()] {
+            assert!(matches!(error, JobLogError::NotAJobLog(_)), "{error}");
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    }
+}
+
+#[test]
+fn a_line_that_is_no_entry_is_named() {
+    let (_dir, path) = place();
+    fs::write(&path, format!("{HEADER}1\t:\t1\t1\t0\t0\t0\t0\tx\nrubbish\n")).unwrap();
+    let error = JobLog::resume(&path, Again::Nothing).unwrap_err().to_string();
+    assert!(error.contains("line 3") && error.contains("Seq"), "{error}");
+    // Beginning anew is a way out.
+    JobLog::start(&path).unwrap().finish().unwrap();
+    assert_eq!(fs::read_to_string(&path).unwrap(), HEADER);
+}
+
+#[test]
+fn a_log_of_huge_numbers_takes_little_memory() {
+    let (_dir, path) = place();
+    let lines: String =
+        (0..64).map(|n| format!("{}\t:\t1\t1\t0\t0\t0\t0\tx\n", 4_294_967_296_u64 - n * 50_000_000)).collect();
+    fs::write(&path, format!("{HEADER}{lines}")).unwrap();
+    let (_log, mut finished) = resumed(&path);
+    assert_eq!(finished.count(), 64);
+    assert!(finished.has(4_294_967_296, b"x").unwrap() && !finished.has(1, b"x").unwrap());
+}
