@@ -7,6 +7,7 @@ mod devices;
 mod doctor;
 mod kube;
 mod lease;
+mod map;
 mod output;
 mod run;
 mod serve;
@@ -57,6 +58,10 @@ enum Command {
     /// Take, keep, give back and list leases by hand.
     #[command(subcommand)]
     Lease(lease::Leases),
+    /// Run a command for each of many arguments, on GPUs, as GNU parallel would.
+    ///
+    /// Exits with 0 if all is done, 1 if something failed, 2: wrong usage; 128 and the number of the signal that ended it.
+    Map(Box<map::Map>),
     /// Wait for GPUs, run a command on them, and give them back however it ends.
     ///
     /// Exits as the command does: its code, or 128 and the number of the signal that ended it. 124: --timeout was over; 126,
@@ -80,8 +85,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // Jobs are kept by this very program, started again under another name.
-    gpupool_confine::keeper::main_if_asked();
+    // Jobs are kept, and commands of `map` run, by this very program, started again under another name.
+    gpupool_dispatch::main_if_asked();
     let done = match Cli::parse().command {
         Command::Completions(arguments) => completions::run(&arguments, Cli::command()),
         Command::Config(command) => config::run(&command),
@@ -89,6 +94,7 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Kube(command) => kube::run(&command),
         Command::Lease(command) => lease::run(&command),
+        Command::Map(arguments) => map::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Serve(arguments) => serve::run(arguments),
         Command::Sim(command) => sim::run(&command),

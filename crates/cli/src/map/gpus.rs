@@ -1,0 +1,194 @@
+//! The GPUs of a run: asked for one by one, so that work begins on the first; workers are started on what is granted, and
+//! leave what is lost. The thread that does so ends when the GPUs are given back, which is when this is dropped.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, anyhow};
+use gpupool_client::local::LocalAgent;
+use gpupool_dispatch::gpus::{GpuError, GpuKeeper, GpuNews, GpuWish, Granted};
+use gpupool_dispatch::{NotAttached, Place, Remote, WorkerId};
+
+use super::arguments::Map;
+use super::gpu_memory::GpuMemoryLimit;
+use super::progress::Waiting;
+use super::say::Say;
+use super::stop::{Reason, Stop};
+use super::ticking::Ticking;
+use super::workers::place;
+use crate::connect::converse;
+use crate::output::WrongUsage;
+use crate::wish::Wish;
+
+/// What is wanted, and of whom.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    agent: LocalAgent,
+    wish: GpuWish,
+    places: usize,
+    workers_each: u32,
+    /// Most bytes of GPU memory of a worker.
+    memory_limit: Option<u64>,
+}
+
+impl Wanted {
+    /// Finds the agent. Nothing is asked for yet.
+    pub fn find(map: &Map) -> anyhow::Result<Self> {
+        let mut body = Wish { gpus: None, gpu_ids: Vec::new(), ..map.wish.clone() }.body()?;
+        body.worker_id.get_or_insert_with(|| "map".into());
+        let gpu_ids = map.wish.gpu_ids.clone();
+        let leases = map.wish.gpus.map_or(usize::from(gpu_ids.is_empty()), usize::from);
+        let places = gpu_ids.len().max(leases);
+        let agent = converse(map.connect.local_agent("`gpupool map` starts its workers"));
+        let agent = agent.map_err(|error| match error.is::<WrongUsage>() {
+            true => error,
+            false => anyhow!("{error:#}; without GPUs: --gpus 0"),
+        })?;
+        let memory_limit = map.gpu_memory_limit.map(|mib| mib << 20);
+        let wish = GpuWish { body, leases, gpu_ids };
+        Ok(Self { agent, wish, places, workers_each: map.jobs.unwrap_or(1), memory_limit })
+    }
+}
+
+/// Whom to tell what became of them.
+#[derive(Debug, Clone)]
+pub(super) struct Hands {
+    pub remote: Remote,
+    pub stop: Stop,
+    pub say: Say,
+    pub waiting: Waiting,
+}
+
+/// GPUs that are held or waited for. Dropped when the workers are gone.
+#[derive(Debug)]
+pub(super) struct Gpus {
+    memory: Option<Ticking>,
+    keeper: Option<Arc<GpuKeeper>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Gpus {
+    /// Asks for them.
+    pub fn start(wanted: Wanted, hands: Hands) -> anyhow::Result<Self> {
+        let (tell, news) = channel();
+        let Wanted { agent, wish, places, workers_each, memory_limit } = wanted;
+        let keeper = GpuKeeper::start(agent, wish, move |news| drop(tell.send(news)));
+        let keeper = Arc::new(keeper.map_err(|error| match error {
+            GpuError::Wish { .. } => WrongUsage::of(error).into(),
+            other => anyhow::Error::from(other),
+        })?);
+        let limit = memory_limit.map(|allowed| GpuMemoryLimit {
+            keeper: Arc::downgrade(&keeper),
+            remote: hands.remote.clone(),
+            say: hands.say.clone(),
+            workers_each,
+            allowed,
+        });
+        let memory = limit.map(GpuMemoryLimit::keep).transpose()?;
+        let workers =
+            Workers { keeper: Arc::downgrade(&keeper), each: workers_each, hands, held: vec![Held::Asked; places] };
+        let thread = std::thread::Builder::new().name("gpupool-workers".into()).spawn(move || workers.follow(&news));
+        let thread = thread.context("cannot start a thread to follow the GPUs")?;
+        Ok(Self { memory, keeper: Some(keeper), thread: Some(thread) })
+    }
+}
+
+impl Drop for Gpus {
+    fn drop(&mut self) {
+        drop(self.memory.take());
+        drop(self.keeper.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic of it has told of itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Held {
+    Asked,
+    Granted,
+    Refused,
+}
+
+/// Starts and stops workers as GPUs come and go.
+#[derive(Debug)]
+struct Workers {
+    keeper: Weak<GpuKeeper>,
+    each: u32,
+    hands: Hands,
+    held: Vec<Held>,
+}
+
+impl Workers {
+    fn follow(mut self, news: &Receiver<GpuNews>) {
+        while let Ok(news) = news.recv() {
+            match news {
+                GpuNews::Granted(granted) => self.granted(&granted),
+                GpuNews::Lost { place, why } => self.lost(place, &why),
+                GpuNews::Refused { place, why } => self.refused(place, &why),
+                GpuNews::Waiting { place, text } => {
+                    if self.hands.waiting.set(place, Some(text.clone())) && !self.hands.say.is_drawn() {
+                        self.hands.say.note(text);
+                    }
+                }
+                GpuNews::Note(text) => self.hands.say.note(text),
+            }
+        }
+    }
+
+    fn granted(&mut self, granted: &Granted) {
+        self.set(granted.place, Held::Granted);
+        let devices = granted.devices.iter().map(|device| format!("GPU {} ({})", device.gpu_id, device.name));
+        self.hands.say.note(format_args!("granted: {}", devices.collect::<Vec<_>>().join(", ")));
+        for id in self.ids(granted.place) {
+            self.hands.remote.add(self.place(id, granted));
+        }
+    }
+
+    fn lost(&mut self, place: usize, why: &str) {
+        self.set(place, Held::Asked);
+        self.hands.say.warn(format_args!("a GPU was lost ({why}); its tasks are done elsewhere"));
+        for id in self.ids(place) {
+            self.hands.remote.withdraw(id, why);
+        }
+    }
+
+    fn refused(&mut self, place: usize, why: &str) {
+        self.set(place, Held::Refused);
+        if self.held.iter().all(|held| *held == Held::Refused) {
+            return self.hands.stop.now(Reason::Failed(anyhow!("no GPU was granted: {why}")));
+        }
+        self.hands.say.warn(format_args!("a GPU was not granted: {why}"));
+    }
+
+    fn set(&mut self, place: usize, held: Held) {
+        if let Some(one) = self.held.get_mut(place) {
+            *one = held;
+        }
+        self.hands.waiting.set(place, None);
+    }
+
+    fn ids(&self, place: usize) -> impl Iterator<Item = WorkerId> + use<> {
+        let first = u32::try_from(place).unwrap_or(u32::MAX).saturating_mul(self.each);
+        (first..first.saturating_add(self.each)).map(WorkerId)
+    }
+
+    fn place(&self, id: WorkerId, granted: &Granted) -> Place {
+        let (keeper, granted) = (self.keeper.clone(), granted.clone());
+        let mut place = place(id);
+        place.gpu_ids = granted.gpu_ids();
+        place.environment.extend(granted.env.iter().cloned());
+        place.attach = Some(Arc::new(move |pid| {
+            let given_back = || NotAttached::PlaceGone("the GPUs are being given back".into());
+            let attached = keeper.upgrade().ok_or_else(given_back)?.attach(&granted, pid);
+            let attached = attached.map_err(|error| match error {
+                GpuError::NotHeld { .. } => NotAttached::PlaceGone(error.to_string()),
+                _ => NotAttached::NotNow(error.to_string()),
+            })?;
+            Ok(attached.is_some_and(|attached| attached.cgroup.is_some()))
+        }));
+        place
+    }
+}

@@ -1,0 +1,15 @@
+//! `gpupool map` through the real binary: commands, output, log, ends, limits, GPUs and the terminal.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod commands;
+mod ends;
+mod gpus;
+mod limits;
+mod log;
+mod output;
+#[path = "../run_support/mod.rs"]
+mod run_support;
+mod support;
+mod terminal;
+mod usage;
+mod workers;
