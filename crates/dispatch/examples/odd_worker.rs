@@ -45,6 +45,17 @@ impl Worker for Odd {
                 eprintln!("{rest}");
                 Ok(Bytes::new())
             }
+            // So many bytes, slowly enough that others do much meanwhile.
+            "chatter" => {
+                let mut left = number();
+                while left > 0 {
+                    let now = left.min(1_000);
+                    eprint!("{}", "x".repeat(usize::try_from(now).unwrap_or(0)));
+                    left -= now;
+                    std::thread::sleep(Duration::from_micros(500));
+                }
+                Ok(Bytes::new())
+            }
             "fail" => Err(rest.to_owned()),
             "sleep" => {
                 std::thread::sleep(Duration::from_millis(number()));

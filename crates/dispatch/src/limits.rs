@@ -52,7 +52,7 @@ pub const SOCKET_BYTES: usize = 4 << 20;
 /// How long a worker that is cancelled may take to end by itself.
 pub const CANCEL_GRACE: Duration = Duration::from_millis(500);
 /// Events nobody took, from which on what workers write is not read for now.
-pub const UNREAD_EVENTS: usize = 4_096;
+pub const UNREAD_EVENTS: usize = 1_024;
 /// How long dropping a run waits until its processes are gone.
 pub const DROP_PATIENCE: Duration = Duration::from_secs(10);
 /// How long whoever asks how things stand waits for an answer before it looks by itself.

@@ -1,6 +1,5 @@
 //! A worker while its process runs: starting it, giving it tasks, hearing what it says.
 
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -309,7 +308,7 @@ impl Engine {
 
     /// Reads what a worker wrote to its standard output or error.
     pub(super) fn hear_words(&mut self, at: usize) {
-        let is_too_much = self.delivery.undelivered() > UNREAD_EVENTS;
+        let is_too_much = self.delivery.ready() > UNREAD_EVENTS;
         let slot = &mut self.slots[at];
         let Stage::Alive(process, _) = &mut slot.stage else { return };
         let Some(writes) = &process.writes else { return };
@@ -317,9 +316,8 @@ impl Engine {
         let read = if is_too_much { Ok(0) } else { crate::protocol::read_into(&mut bytes, 64 * 1024, writes) };
         match read {
             Ok(0) if is_too_much => {
-                // It waits until somebody takes what there is.
-                let _ = epoll::modify(&self.epoll, writes, Source::Writes(at).to_data(), EventFlags::empty());
-                slot.is_muted = true;
+                // It waits until somebody takes what there is. Not only asked for nothing: a hang-up would be told all the same.
+                slot.is_muted = epoll::delete(&self.epoll, writes).is_ok();
             }
             Ok(0) => {
                 let _ = epoll::delete(&self.epoll, writes);
@@ -344,7 +342,7 @@ impl Engine {
             if let Stage::Alive(process, _) = &slot.stage
                 && let Some(writes) = &process.writes
             {
-                let _ = epoll::modify(&self.epoll, writes.as_fd(), Source::Writes(at).to_data(), EventFlags::IN);
+                let _ = epoll::add(&self.epoll, writes, Source::Writes(at).to_data(), EventFlags::IN);
             }
         }
     }

@@ -55,8 +55,9 @@ impl Delivery {
         }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.ready.is_empty()
+    /// Events that can be told now.
+    pub fn ready(&self) -> usize {
+        self.ready.len()
     }
 
     /// What nobody took yet.

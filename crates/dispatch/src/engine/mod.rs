@@ -177,8 +177,8 @@ impl Engine {
     /// How long to sleep. Who falls asleep says so first and looks for work then: what comes between rings.
     fn sleep(&self, driver: Driver) -> Duration {
         let is_wanted = match driver {
-            Driver::Listener => !self.delivery.is_empty(),
-            Driver::Feeder => !self.delivery.is_empty() || self.feed.room() > 0,
+            Driver::Listener => self.delivery.ready() > 0,
+            Driver::Feeder => self.delivery.ready() > 0 || self.feed.room() > 0,
             Driver::Passer => true,
             Driver::Relief | Driver::Leaver(_) => false,
         };

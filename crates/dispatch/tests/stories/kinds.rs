@@ -136,3 +136,18 @@ fn what_workers_write_is_told_and_the_last_of_it_is_kept() {
     }
     assert_eq!(said, "hello there\n");
 }
+
+/// What it writes is more than a pipe holds; results that wait for their turn must not keep anybody from reading it.
+#[test]
+fn a_worker_that_writes_much_is_read_while_results_wait_for_its_task() {
+    let mut plan = crate::common::odd(2);
+    plan.output = WorkerOutput::Told;
+    plan.order = gpupool_dispatch::Order::Input;
+    plan.rules.queue_size = 3_000;
+    let tasks = (0..2_500).map(|n| if n == 0 { "chatter 300000".to_owned() } else { format!("echo {n}") });
+    let ran = run(plan, tasks);
+    assert_eq!(ran.overs.len(), 2_500);
+    let said: usize =
+        ran.events.iter().map(|event| if let Event::Wrote { bytes, .. } = event { bytes.len() } else { 0 }).sum();
+    assert_eq!(said, 300_000);
+}
