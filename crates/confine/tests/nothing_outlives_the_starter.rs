@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpupool_confine::Signal;
-use support::{Starter, escaping_job, expect_gone, group_name, held, is_root, kill, skip, starter_program};
+use gpupool_confine::process::ProcFs;
+use gpupool_confine::spawn::{Job, JobEnd, JobSpec};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use support::{PATIENCE, Starter, escaping_job, expect_gone, group_name, held, is_root, kill, skip, starter_program};
 
 /// A group in the freezer of cgroup v1, thawed also when its test fails.
 struct Frozen(PathBuf);
@@ -72,6 +75,21 @@ fn a_keeper_that_was_stopped_does_not_save_the_job_from_the_death_of_the_starter
     assert!(keeper.signal(Signal::STOP).unwrap());
     kill(&held(starter.child.id()));
     expect_gone(escapers.iter().chain([&guard, &keeper]));
+}
+
+#[test]
+fn a_keeper_that_is_stopped_after_it_told_the_end_does_not_stay() {
+    // Often enough that it is stopped, and not gone already, at least once.
+    for _ in 0..100 {
+        let prepared = Job::prepare(JobSpec::new("true").keeper(starter_program())).unwrap();
+        let keeper = held(ProcFs::here().stat(prepared.id().pid).unwrap().unwrap().parent);
+        let mut job = prepared.start().unwrap();
+        let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        assert_eq!(poll(&mut [PollFd::new(&job, PollFlags::IN)], Some(&patience)), Ok(1), "the end was never told");
+        keeper.signal(Signal::STOP).unwrap();
+        assert_eq!(job.wait().unwrap(), JobEnd::Exited(0));
+        expect_gone([&keeper]);
+    }
 }
 
 #[test]

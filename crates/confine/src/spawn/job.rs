@@ -261,7 +261,9 @@ impl Job {
             tracing::debug!(%error, "the terminal is gone");
         }
         if stuck == 0 {
-            // It has nothing left to do; stopped by somebody, it would not end. An error means that it is reaped.
+            // They have nothing left to do; stopped by somebody, they would not end. The keeper first: without its parent
+            // nobody would know it any more. An error means that the guard is reaped.
+            self.keeper.signal(Signal::KILL);
             let _ = self.guard.kill();
             let _ = self.guard.wait();
         } else {
