@@ -8,7 +8,7 @@ use std::io::Read;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use gpupool_confine::bounds::{Bounds, Excess, Watcher};
+use gpupool_confine::bounds::{Bounds, Excess, Means, Watcher};
 use gpupool_confine::cgroup::Cgroups;
 use gpupool_confine::spawn::{Job, JobEnd, JobSpec};
 use support::bounded::{Running, by_groups, by_looking};
@@ -108,6 +108,7 @@ fn by_looking_a_fork_bomb_is_seen_and_nothing_of_it_is_left() {
 fn in_a_group_a_fork_bomb_does_not_grow_and_nothing_of_it_is_left() {
     for (path, cgroups) in by_groups(Cgroups::limits_pids) {
         let mut running = Running::start(&cgroups, &format!("bomb-{path}"), &processes(20), BOMB, &[]);
+        assert!(matches!(running.held.enforcement().processes, Some(Means::Kernel(_))), "{path}");
         let mut first = [0; 8];
         running.output.read_exact(&mut first).unwrap();
         assert_eq!(&first, b"refused\n", "{path}");
