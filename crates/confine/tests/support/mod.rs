@@ -32,7 +32,9 @@ pub fn escaping_job(finally: &str) -> [String; 3] {
         "import os, sys, time, signal\n\
          def tell(): os.write(1, b'pid %d\\n' % os.getpid())\n\
          if os.fork() == 0:\n    tell(); time.sleep(600)\n\
-         if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        tell(); time.sleep(600)\n    os._exit(0)\n\
+         escape = os.fork()\n\
+         if escape == 0:\n    os.setsid()\n    if os.fork() == 0:\n        tell(); time.sleep(600)\n    os._exit(0)\n\
+         os.waitpid(escape, 0)\n\
          tell()\n\
          {finally}\n"
     );
