@@ -35,15 +35,15 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize| arguments.get(at).and_then(|text| text.parse::<u32>().ok()).unwrap_or(1);
     let done = match arguments.first().map(String::as_str) {
-        Some("worker") => serve::<Echo>().map_err(Into::into),
-        Some("bare-worker") => bare_worker(),
+        Some("worker") => stay_on(arguments.get(1)).and_then(|()| Ok(serve::<Echo>()?)),
+        Some("bare-worker") => stay_on(arguments.get(1)).and_then(|()| bare_worker()),
         Some("tasks") => tasks(number(1), number(2), number(3), arguments.get(4).is_some_and(|back| back == "back")),
-        Some("round-trips") => round_trips(number(1)),
+        Some("round-trips") => round_trips(number(1), arguments.get(2), arguments.get(3)),
         Some("commands") => commands(number(1), number(2)),
         Some("spawns") => spawns(number(1), number(2)),
         Some("memory") => memory(number(1)),
         Some("timeouts") => timeouts(number(1)),
-        _ => Err("dispatch_cost tasks N WORKERS BYTES [back] | round-trips N | commands N WORKERS | spawns N THREADS | memory N | timeouts N".into()),
+        _ => Err("dispatch_cost tasks N WORKERS BYTES [back] | round-trips N [CPU CPU] | commands N WORKERS | spawns N THREADS | memory N | timeouts N".into()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -99,12 +99,19 @@ fn tasks(count: u32, workers: u32, bytes: u32, back: bool) -> Result<(), Failure
     Ok(())
 }
 
-/// One task after the other, and bytes to a process and back by hand: medians in µs.
-fn round_trips(count: u32) -> Result<(), Failure> {
+/// One task after the other, and bytes to a process and back by hand: medians in µs. We on one processor and the other
+/// process on another or the same, because where a system puts them makes more difference than what they do.
+fn round_trips(count: u32, ours_on: Option<&String>, theirs_on: Option<&String>) -> Result<(), Failure> {
     let (ours, theirs) = UnixStream::pair()?;
-    let mut child =
-        Command::new("/proc/self/exe").arg("bare-worker").stdin(Stdio::from(OwnedFd::from(theirs))).spawn()?;
-    let mut dispatcher = ready(echo_plan(1, false))?;
+    let mut child = Command::new("/proc/self/exe")
+        .arg("bare-worker")
+        .args(theirs_on)
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .spawn()?;
+    let mut plan = echo_plan(1, false);
+    plan.program = plan.program.args(theirs_on);
+    let mut dispatcher = ready(plan)?;
+    stay_on(ours_on)?;
     let (mut bare, mut dispatched) = (Vec::new(), Vec::new());
     let mut socket = &ours;
     let mut buffer = [0; 32];
@@ -131,6 +138,14 @@ fn round_trips(count: u32) -> Result<(), Failure> {
     child.wait()?;
     println!("{:.1} {:.1}", median(&mut bare), median(&mut dispatched));
     Ok(())
+}
+
+/// Keeps this thread on a processor, where one is named.
+fn stay_on(processor: Option<&String>) -> Result<(), Failure> {
+    let Some(processor) = processor else { return Ok(()) };
+    let mut only = rustix::thread::CpuSet::new();
+    only.set(processor.parse()?);
+    Ok(rustix::thread::sched_setaffinity(None, &only)?)
 }
 
 fn bare_worker() -> Result<(), Failure> {

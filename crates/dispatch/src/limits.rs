@@ -7,7 +7,7 @@ pub const FRAME_BYTES: usize = 1 << 30;
 /// Tasks a worker has at once, at most.
 pub const DEPTH: usize = 1_024;
 /// How much work a worker is given ahead: enough to hide the way to it and back.
-pub const AHEAD: Duration = Duration::from_millis(2);
+pub const AHEAD: Duration = Duration::from_millis(8);
 /// How long a task may take so that another one may wait behind it.
 pub const SHORT: Duration = Duration::from_millis(5);
 /// Tasks that are taken in ahead, unless said.

@@ -61,7 +61,7 @@ mod tests {
     fn short_tasks_are_many_at_once_and_long_ones_alone() {
         assert_eq!(Pace::default().depth(None, 4), 1);
         assert_eq!(pace(&[Duration::from_nanos(500); 20]).depth(None, 4), DEPTH);
-        assert_eq!(pace(&[Duration::from_micros(100); 20]).depth(None, 4), 20);
+        assert_eq!(pace(&[Duration::from_micros(100); 20]).depth(None, 4), 80);
         assert_eq!(pace(&[Duration::from_secs(1); 20]).depth(None, 4), 1);
         let mut turned = [Duration::from_micros(1); 21];
         turned[20] = Duration::from_millis(50);

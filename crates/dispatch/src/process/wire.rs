@@ -5,7 +5,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown};
+use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, send, sendmsg, shutdown};
 
 use crate::limits::{LARGE_BYTES, LINE_BYTES, PIECES, READ_BYTES};
 use crate::plan::Speaks;
@@ -102,9 +102,16 @@ impl Wire {
             self.out.push_back(self.tail.split().freeze());
         }
         while !self.out.is_empty() {
-            let pieces: Vec<IoSlice<'_>> = self.out.iter().take(PIECES).map(|bytes| IoSlice::new(bytes)).collect();
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            let mut sent = match sendmsg(&self.socket, &pieces, &mut SendAncillaryBuffer::default(), flags) {
+            let sent = match self.out.make_contiguous() {
+                // One piece, the most common case, has a cheaper call.
+                [one] => send(&self.socket, one, flags),
+                many => {
+                    let pieces: Vec<IoSlice<'_>> = many.iter().take(PIECES).map(|bytes| IoSlice::new(bytes)).collect();
+                    sendmsg(&self.socket, &pieces, &mut SendAncillaryBuffer::default(), flags)
+                }
+            };
+            let mut sent = match sent {
                 Ok(sent) => sent,
                 Err(rustix::io::Errno::AGAIN) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => continue,

@@ -18,7 +18,7 @@ use crate::protocol::Frame;
 /// Answers that are sent together at most, in bytes.
 const SEND_BYTES: usize = 64 * 1024;
 /// How long an answer may wait for others to be sent with it.
-const SEND_AFTER: Duration = Duration::from_millis(1);
+const SEND_AFTER: Duration = Duration::from_millis(3);
 /// How often the sender finds nothing to send before it sleeps for longer.
 const IDLE_ROUNDS: u32 = 20;
 
