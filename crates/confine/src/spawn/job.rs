@@ -263,7 +263,7 @@ impl Job {
         if stuck == 0 {
             // They have nothing left to do; stopped by somebody, they would not end. The keeper first: without its parent
             // nobody would know it any more. An error means that the guard is reaped.
-            self.keeper.signal(Signal::KILL);
+            self.keeper.end();
             let _ = self.guard.kill();
             let _ = self.guard.wait();
         } else {
@@ -305,6 +305,14 @@ impl Parent {
         let parent = ProcessHandle::open(job).ok().flatten().and_then(|job| job.parent().ok().flatten());
         let parent = parent.and_then(|parent| ProcessId::of(parent).ok().flatten());
         Self(parent.and_then(|parent| ProcessHandle::open(parent).ok().flatten()))
+    }
+
+    /// Kills it, and waits until it is gone.
+    fn end(&self) {
+        self.signal(Signal::KILL);
+        if let Some(parent) = &self.0 {
+            let _ = poll(&mut [PollFd::new(parent, PollFlags::IN)], Some(&crate::timespec(DROP_PATIENCE)));
+        }
     }
 
     fn signal(&self, signal: Signal) {
