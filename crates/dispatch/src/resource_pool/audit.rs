@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Instant, SystemTime};
@@ -109,7 +110,7 @@ impl AuditTrail {
     pub fn new(path: Option<&Path>) -> io::Result<Self> {
         let failure = Arc::new(OnceLock::new());
         let writer = path.map(|path| Writer::start(path, Arc::clone(&failure))).transpose()?;
-        let pool = format!("{}-{}", std::process::id(), now_ms()).into();
+        let pool = name_of_a_pool();
         Ok(Self { pool, books: Mutex::new(Books { writer, ..Books::default() }), failure })
     }
 
@@ -248,6 +249,13 @@ pub fn read_audit(path: &Path) -> io::Result<Vec<AuditEntry>> {
         line.clear();
     }
     Ok(holds.into())
+}
+
+/// A name no other pool has: several may be made within one millisecond.
+fn name_of_a_pool() -> Arc<str> {
+    static POOLS: AtomicU64 = AtomicU64::new(0);
+    let nth = POOLS.fetch_add(1, Ordering::Relaxed);
+    format!("{}-{}-{nth}", std::process::id(), now_ms()).into()
 }
 
 fn now_ms() -> u64 {
