@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gpupool_confine::bounds::Excess;
@@ -23,6 +23,7 @@ use crate::event::{Event, Over};
 use crate::limits::{DROP_PATIENCE, STATS_PATIENCE};
 use crate::plan::{Place, Plan};
 use crate::shift::Shift;
+use crate::signals::untaken_by_threads_of;
 use crate::{Stats, TaskId, WorkerId};
 
 /// A run. Dropping it ends it: what is not over is cancelled, and no process is left.
@@ -45,6 +46,10 @@ impl Dispatcher {
     /// Starts the workers of the plan. Tasks may be put at once; they wait for the first worker that is set up.
     pub fn start(plan: Plan) -> Result<Self, DispatchError> {
         plan.check()?;
+        untaken_by_threads_of(|| Self::with_threads(plan))
+    }
+
+    fn with_threads(plan: Plan) -> Result<Self, DispatchError> {
         let post = Arc::new(Post::new()?);
         let feed = Arc::new(Feed::new(plan.program.speaks, plan.rules.queue_size));
         let engine = Mutex::new(Engine::new(plan, Arc::clone(&feed), Arc::clone(&post))?);
@@ -85,6 +90,26 @@ impl Dispatcher {
             self.drive(false);
         }
         self.events.pop_front()
+    }
+
+    /// The next thing that happens, if it happens soon; `None` as well when this thread is interrupted by a signal, or when all
+    /// is over ([`Dispatcher::is_over`]). For callers that have to look after their signals.
+    pub fn next_event_within(&mut self, patience: Duration) -> Option<Event> {
+        let until = Instant::now() + patience;
+        let mut engine = self.shared.enter();
+        loop {
+            engine.take_events(&mut self.events);
+            let event = self.events.pop_front();
+            if event.is_some() || engine.is_over() || engine.take_interrupt() || Instant::now() >= until {
+                return event;
+            }
+            engine.turn(Driver::Watcher(until));
+        }
+    }
+
+    /// Whether every task is over and every worker gone; events may still wait to be taken.
+    pub fn is_over(&self) -> bool {
+        self.shared.is_over()
     }
 
     /// What happened since it was last asked, without waiting.

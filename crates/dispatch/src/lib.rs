@@ -25,6 +25,7 @@ mod process;
 pub mod protocol;
 pub mod resource_pool;
 mod shift;
+mod signals;
 mod stats;
 mod task;
 pub mod worker;

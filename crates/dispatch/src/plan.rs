@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +45,8 @@ pub struct Plan {
     /// Another program to keep the processes and to run commands: one whose `main` calls [`crate::main_if_asked`]. For
     /// programs that cannot do so themselves, such as an interpreter that loaded this crate.
     pub helper: Option<PathBuf>,
+    /// Memory that is handed to each worker, for payloads that are not to be sent: see [`crate::worker::Hello::memory`].
+    pub memory: Option<Arc<OwnedFd>>,
 }
 
 impl Plan {
@@ -63,6 +66,7 @@ impl Plan {
             output: WorkerOutput::default(),
             tell_started: false,
             helper: None,
+            memory: None,
         }
     }
 

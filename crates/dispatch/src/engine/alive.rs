@@ -16,6 +16,7 @@ use crate::limits::{EXIT_PATIENCE, SETUP_TRIES, UNREAD_EVENTS};
 use crate::plan::{Speaks, WorkerOutput};
 use crate::process::{Heard, NotStarted, Process, backoff, ready_of, start};
 use crate::protocol::{Frame, Kind};
+use crate::signals::untaken_by_threads_of;
 use crate::{Cause, Loss, Outcome, TaskId, WorkerId};
 
 impl Engine {
@@ -31,7 +32,8 @@ impl Engine {
             let outcome = start(&plan, &place, &watcher, Box::new(on_excess)).map(Box::new);
             post.send(Message::Started { slot: at, generation, outcome });
         };
-        if let Err(error) = std::thread::Builder::new().name("gpupool-start".into()).spawn(start_it) {
+        let thread = std::thread::Builder::new().name("gpupool-start".into());
+        if let Err(error) = untaken_by_threads_of(|| thread.spawn(start_it)) {
             let outcome = Err(NotStarted::NotNow(format!("no thread can be had to start it: {error}")));
             self.post.send(Message::Started { slot: at, generation, outcome });
         }

@@ -14,6 +14,7 @@ use crate::error::DispatchError;
 use crate::event::Event;
 use crate::limits::SETUP_TRIES;
 use crate::process::{Process, cause_of_death, see_off};
+use crate::signals::untaken_by_threads_of;
 use crate::{Cause, Outcome};
 
 impl Engine {
@@ -46,7 +47,8 @@ impl Engine {
                 post.send(Message::Buried { slot: at, generation, end, excess });
             }
         };
-        if std::thread::Builder::new().name("gpupool-bury".into()).spawn(see_off.clone()).is_err() {
+        let thread = std::thread::Builder::new().name("gpupool-bury".into());
+        if untaken_by_threads_of(|| thread.spawn(see_off.clone())).is_err() {
             // No thread can be had: then it takes as long as it takes.
             see_off();
         }
@@ -89,6 +91,7 @@ impl Engine {
             }
             self.hear(at, now);
         }
+        self.hear_the_unsent(at, now);
         let slot = &mut self.slots[at];
         if let Stage::Dying(remains) = &mut slot.stage
             && let Some(writes) = &remains.writes
@@ -98,6 +101,19 @@ impl Engine {
         slot.hear_words(&words);
         if self.plan.output == crate::plan::WorkerOutput::Told && !words.is_empty() {
             self.delivery.tell(Event::Wrote { worker: slot.place.id, bytes: words.freeze() });
+        }
+    }
+
+    /// What it had to say and could not send any more.
+    fn hear_the_unsent(&mut self, at: usize, now: Instant) {
+        let Stage::Dying(remains) = &mut self.slots[at].stage else { return };
+        if matches!(remains.cause, Some(Cause::Nonsense(_))) {
+            return;
+        }
+        let unsent = remains.counters.unsent_after(remains.wire.arrived());
+        if !unsent.is_empty() {
+            remains.wire.add(&unsent);
+            self.hear(at, now);
         }
     }
 

@@ -77,6 +77,8 @@ impl Source {
 pub(crate) enum Driver {
     /// Events.
     Listener,
+    /// Events, until this time.
+    Watcher(Instant),
     /// Events, and room for more tasks.
     Feeder,
     /// Nothing: it has other things to do.
@@ -112,6 +114,8 @@ pub(crate) struct Engine {
     delivery: Delivery,
     progress: Progress,
     failure: Option<DispatchError>,
+    /// A signal came while it slept.
+    was_interrupted: bool,
     clock: Clock,
     /// Shared with the threads that start workers.
     watcher: Arc<Watcher>,
@@ -138,6 +142,7 @@ impl Engine {
             delivery: Delivery::new(plan.order),
             progress: Progress::Open,
             failure: None,
+            was_interrupted: false,
             clock: Clock::new(),
             watcher: Arc::new(Watcher::start(Cgroups::detect())?),
             plan: Arc::new(plan),
@@ -177,7 +182,7 @@ impl Engine {
     /// How long to sleep. Who falls asleep says so first and looks for work then: what comes between rings.
     fn sleep(&self, driver: Driver) -> Duration {
         let is_wanted = match driver {
-            Driver::Listener => self.delivery.ready() > 0,
+            Driver::Listener | Driver::Watcher(_) => self.delivery.ready() > 0,
             Driver::Feeder => self.delivery.ready() > 0 || self.feed.room() > 0,
             Driver::Passer => true,
             Driver::Relief | Driver::Leaver(_) => false,
@@ -191,7 +196,7 @@ impl Engine {
             return Duration::ZERO;
         }
         let leaves = match driver {
-            Driver::Leaver(until) => Some(until),
+            Driver::Leaver(until) | Driver::Watcher(until) => Some(until),
             _ => None,
         };
         let due = self.slots.iter().filter_map(Slot::deadline).chain(leaves).min();
@@ -206,7 +211,10 @@ impl Engine {
         self.post.is_awake();
         let ready: Vec<(Source, epoll::EventFlags)> = match woken {
             Ok((ready, _)) => ready.iter().map(|event| (Source::of_data(event.data), event.flags)).collect(),
-            Err(rustix::io::Errno::INTR) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {
+                self.was_interrupted = true;
+                return Ok(());
+            }
             Err(error) => return Err(io::Error::from(error).into()),
         };
         let now = Instant::now();
@@ -231,6 +239,11 @@ impl Engine {
     /// Whether every task is over and every worker gone.
     pub fn is_over(&self) -> bool {
         self.progress == Progress::Over
+    }
+
+    /// Whether a signal came while it slept, since this was last asked.
+    pub fn take_interrupt(&mut self) -> bool {
+        std::mem::take(&mut self.was_interrupted)
     }
 
     /// Why it could not go on.
@@ -304,8 +317,9 @@ impl Engine {
                         self.delivery.tally.retried += 1;
                         self.delivery.tell(Event::Retried { task, worker, outcome });
                     }
-                    Effect::Interrupt { worker } => {
+                    Effect::Interrupt { worker, begun } => {
                         if let Some(Stage::Alive(process, _)) = self.slot_of(worker).map(|at| &self.slots[at].stage) {
+                            process.counters.interrupt(begun);
                             // One that is gone already needs no interrupt.
                             let _ = process.job.signal(Signal::INT);
                         }

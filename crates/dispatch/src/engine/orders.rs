@@ -71,6 +71,7 @@ impl Engine {
         self.ledger.cancel(&mut self.effects);
         for slot in 0..self.slots.len() {
             if let Stage::Alive(process, _) = &self.slots[slot].stage {
+                process.counters.interrupt_any();
                 let _ = process.job.signal(Signal::INT);
             }
             self.bury(slot, Some(Cause::Stopped), CANCEL_GRACE);

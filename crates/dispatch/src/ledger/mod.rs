@@ -74,6 +74,8 @@ pub enum Effect {
     Interrupt {
         /// Whom.
         worker: WorkerId,
+        /// How many tasks it had begun, this one included.
+        begun: u64,
     },
     /// It was interrupted and goes on: kill it with all it started, and replace it.
     Kill {
@@ -360,7 +362,7 @@ impl Ledger {
         let nth = if here.counts { counted.started.saturating_sub(here.answers).saturating_sub(1) } else { 0 };
         let task = usize::try_from(nth).ok().and_then(|nth| here.inbox.get(nth).copied())?;
         here.interrupted = Some((task, now + self.rules.grace));
-        effects.push(Effect::Interrupt { worker });
+        effects.push(Effect::Interrupt { worker, begun: counted.started });
         Some(now + self.rules.grace)
     }
 

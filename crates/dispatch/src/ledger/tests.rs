@@ -97,7 +97,7 @@ fn what_takes_too_long_is_interrupted_then_killed_and_timed_out_once() {
         |ledger: &mut Ledger, at, effects: &mut Vec<Effect>| ledger.look(W, counted(1, 0), Some(now), at, effects);
     assert_eq!(look(&mut ledger, now, &mut effects), Some(now + limit));
     assert_eq!(look(&mut ledger, now + limit, &mut effects), Some(now + limit + rules().grace));
-    assert_eq!(effects, [Effect::Interrupt { worker: W }]);
+    assert_eq!(effects, [Effect::Interrupt { worker: W, begun: 1 }]);
     look(&mut ledger, now + limit + rules().grace, &mut effects);
     assert_eq!(effects.last(), Some(&Effect::Kill { worker: W }));
     effects.clear();

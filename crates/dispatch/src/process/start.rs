@@ -1,7 +1,8 @@
 //! From a place to a process: socket, counters, environment, bounds. Takes a moment, so it is done by a thread of its own.
 
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::iter;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 
@@ -188,11 +189,15 @@ fn say_hello(plan: &Plan, place: &Place, socket: &UnixStream, counters: &Counter
         worker_id: place.id.0,
         gpu_ids: place.gpu_ids.clone(),
         settings: plan.settings.clone(),
+        memory: None,
+        counters: None,
     };
     let frame = Frame::new(Kind::Hello, serde_json::to_vec(&hello).map_err(io::Error::other)?);
     let mut bytes = BytesMut::new();
     frame.put_header(&mut bytes).ok_or_else(|| io::Error::other("the settings are too large to be sent"))?;
     bytes.extend_from_slice(&frame.payload);
-    let sent = send_with(socket, &bytes, counters.as_fd())?;
+    let handed: Vec<BorrowedFd<'_>> =
+        iter::once(counters.as_fd()).chain(plan.memory.as_deref().map(AsFd::as_fd)).collect();
+    let sent = send_with(socket, &bytes, &handed)?;
     Ok(bytes.split_off(sent).freeze())
 }

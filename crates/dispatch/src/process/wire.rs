@@ -29,6 +29,8 @@ pub(crate) struct Wire {
     ears: Ears,
     /// Whether to hang up when all is sent.
     hangs_up: bool,
+    /// How many bytes were read.
+    arrived: u64,
 }
 
 #[derive(Debug)]
@@ -44,7 +46,7 @@ impl Wire {
             Speaks::Lines => Ears::Lines(Lines::default()),
             Speaks::Frames | Speaks::Commands => Ears::Frames(Decoder::default()),
         };
-        Self { socket, out: VecDeque::new(), tail: BytesMut::new(), ears, hangs_up: false }
+        Self { socket, out: VecDeque::new(), tail: BytesMut::new(), ears, hangs_up: false, arrived: 0 }
     }
 
     /// A task is to be sent. Whether its payload can be was asked when it was taken in.
@@ -138,7 +140,20 @@ impl Wire {
             Ears::Frames(decoder) => decoder.read_from(&self.socket)?,
             Ears::Lines(lines) => read_into(&mut lines.bytes, READ_BYTES, &self.socket)?,
         };
+        self.arrived += read as u64;
         Ok(read > 0)
+    }
+
+    /// How many bytes were read.
+    pub fn arrived(&self) -> u64 {
+        self.arrived
+    }
+
+    /// Hears what was said and not sent.
+    pub fn add(&mut self, bytes: &[u8]) {
+        if let Ears::Frames(decoder) = &mut self.ears {
+            decoder.add(bytes);
+        }
     }
 
     /// The next thing it said, or why that is nonsense.

@@ -1,7 +1,8 @@
 //! What a worker counts where its death cannot take it along: a page of memory both sides see.
 //!
 //! The worker adds one to `started` before it begins a task, with the time, and one to `finished` when it has the result. So
-//! whoever buries it knows which of its tasks it never touched, which one it was at, and which results died with it.
+//! whoever buries it knows which of its tasks it never touched, and which one it was at. Behind the page is its outbox: answers
+//! it has not sent yet, which are read there when it is dead.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,16 +12,38 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes of the memory: one page.
-const BYTES: usize = 4_096;
+use super::outbox::OUTBOX_BYTES;
+
+/// Bytes of the counters: one page.
+const PAGE: usize = 4_096;
+/// Bytes of the memory: the page, and the outbox behind it.
+const BYTES: usize = PAGE + OUTBOX_BYTES;
 
 /// The words of the page, in their order.
 #[repr(C)]
-struct Page {
+pub(super) struct Page {
     started: AtomicU64,
     finished: AtomicU64,
     /// When the last one was started, in ns of the monotonic clock.
     started_at: AtomicU64,
+    /// Written by the dispatcher: which of those that were begun is interrupted.
+    interrupted: AtomicU64,
+    /// How much the worker had said before what is in its outbox.
+    pub(super) said: AtomicU64,
+    /// How much is in its outbox.
+    pub(super) unsent: AtomicU64,
+}
+
+/// Whatever the worker is at is interrupted.
+const ANY: u64 = u64::MAX;
+
+/// What an interrupt is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interrupt {
+    /// The task the worker is at takes too long.
+    TooLong,
+    /// Nobody wants anything of the worker any more.
+    Unwanted,
 }
 
 /// What was counted.
@@ -92,8 +115,35 @@ impl Counters {
         self.page().finished.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// The dispatcher's: the task that was begun as the nth is about to be interrupted.
+    pub(crate) fn interrupt(&self, nth: u64) {
+        self.page().interrupted.store(nth, Ordering::Release);
+    }
+
+    /// The dispatcher's: whatever the worker is at is about to be interrupted.
+    pub(crate) fn interrupt_any(&self) {
+        self.interrupt(ANY);
+    }
+
+    /// The worker's: what an interrupt that came is about; `None` where it came too late, for a task that is done.
+    pub fn interrupted(&self) -> Option<Interrupt> {
+        let Counted { started, finished, .. } = self.read();
+        match self.page().interrupted.load(Ordering::Acquire) {
+            ANY => Some(Interrupt::Unwanted),
+            nth if nth == started && started > finished => Some(Interrupt::TooLong),
+            _ => None,
+        }
+    }
+
+    /// Where the outbox begins; it is [`OUTBOX_BYTES`] long.
     #[allow(unsafe_code, reason = "memory that two processes share")]
-    fn page(&self) -> &Page {
+    pub(super) fn outbox_at(&self) -> NonNull<u8> {
+        // SAFETY: within the mapping, which is longer than the page.
+        unsafe { self.page.cast::<u8>().add(PAGE) }
+    }
+
+    #[allow(unsafe_code, reason = "memory that two processes share")]
+    pub(super) fn page(&self) -> &Page {
         // SAFETY: mapped as long as self lives, aligned to a page, and any bytes are atomics.
         unsafe { self.page.as_ref() }
     }
@@ -129,6 +179,21 @@ mod tests {
         theirs.start();
         drop(theirs);
         assert_eq!((ours.read().started, ours.read().finished), (2, 1));
+    }
+
+    #[test]
+    fn an_interrupt_is_for_one_task_and_not_for_the_next() {
+        let ours = Counters::new().unwrap();
+        ours.start();
+        assert_eq!(ours.interrupted(), None);
+        ours.interrupt(1);
+        assert_eq!(ours.interrupted(), Some(Interrupt::TooLong));
+        ours.finish();
+        assert_eq!(ours.interrupted(), None);
+        ours.start();
+        assert_eq!(ours.interrupted(), None);
+        ours.interrupt_any();
+        assert_eq!(ours.interrupted(), Some(Interrupt::Unwanted));
     }
 
     #[test]

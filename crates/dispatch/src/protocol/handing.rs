@@ -9,24 +9,23 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-/// Sends bytes, and a file descriptor with the first of them. How many bytes were sent.
-pub fn send_with(socket: impl AsFd, bytes: &[u8], handed: BorrowedFd<'_>) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// Sends bytes, and one or two file descriptors with the first of them. How many bytes were sent.
+pub fn send_with(socket: impl AsFd, bytes: &[u8], handed: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut message = SendAncillaryBuffer::new(&mut space);
-    let handed = [handed];
-    message.push(SendAncillaryMessage::ScmRights(&handed));
+    message.push(SendAncillaryMessage::ScmRights(handed));
     Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut message, SendFlags::NOSIGNAL)?)
 }
 
-/// Reads bytes, and the file descriptor that came with them. Further ones are closed.
-pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+/// Reads bytes, and the file descriptors that came with them, two at most. Further ones are closed.
+pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut message = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut message, RecvFlags::CMSG_CLOEXEC)?;
-    let mut handed = message.drain().filter_map(|message| match message {
+    let handed = message.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(handed) => Some(handed),
         _ => None,
     });
-    let first = handed.next().and_then(|mut handed| handed.next());
-    Ok((received.bytes, first))
+    let mut handed = handed.flatten();
+    Ok((received.bytes, [handed.next(), handed.next()]))
 }

@@ -3,9 +3,10 @@
 mod counters;
 mod frame;
 mod handing;
+mod outbox;
 mod reading;
 
-pub use counters::{Counted, Counters};
+pub use counters::{Counted, Counters, Interrupt};
 pub use frame::{Decoder, Frame, Garbage, HEADER_BYTES, Kind};
 pub use handing::{receive, send_with};
 pub(crate) use reading::read_into;

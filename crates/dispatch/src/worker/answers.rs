@@ -1,8 +1,8 @@
 //! Answers on their way out: several short ones are sent together, and none waits for long.
 //!
 //! The worker sends before it waits for more. While it works on a task with answers unsent, a thread of its own (the sender)
-//! sends them after a moment, so that none is held back by a long task, or dies with it. The sender sleeps while there is
-//! nothing of that kind, and ends with the worker.
+//! sends them after a moment, so that none is held back by a long task. Where there is memory for it they wait in the outbox, and
+//! do not even die with the worker. The sender sleeps while there is nothing to send, and ends with the worker.
 
 use std::io::{self, Write as _};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 
-use crate::protocol::Frame;
+use crate::protocol::{Counters, Frame};
+use crate::signals::untaken_by_threads_of;
 
 /// Answers that are sent together at most, in bytes.
 const SEND_BYTES: usize = 64 * 1024;
@@ -30,35 +31,27 @@ pub(super) struct Answers {
 
 struct Shared {
     socket: Arc<UnixStream>,
-    unsent: Mutex<BytesMut>,
+    unsent: Mutex<Unsent>,
     is_asleep: AtomicBool,
     is_over: AtomicBool,
 }
 
 impl Answers {
-    pub fn to(socket: Arc<UnixStream>) -> io::Result<Self> {
-        let unsent = Mutex::new(BytesMut::new());
+    pub fn to(socket: Arc<UnixStream>, counters: Option<Arc<Counters>>) -> io::Result<Self> {
+        let unsent = Mutex::new(Unsent { header: BytesMut::new(), bytes: BytesMut::new(), counters });
         let (is_asleep, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         let shared = Arc::new(Shared { socket, unsent, is_asleep, is_over });
         let for_sender = Arc::clone(&shared);
-        let sender =
-            std::thread::Builder::new().name("gpupool-answers".into()).spawn(move || for_sender.send_late())?;
+        let thread = std::thread::Builder::new().name("gpupool-answers".into());
+        let sender = untaken_by_threads_of(|| thread.spawn(move || for_sender.send_late()))?;
         Ok(Self { shared, sender: sender.thread().clone(), has_unsent: false })
     }
 
     /// An answer is to be sent, now or in a moment.
     pub fn put(&mut self, frame: &Frame) -> io::Result<()> {
         let mut unsent = self.shared.lock();
-        let too_large = || io::Error::new(io::ErrorKind::InvalidInput, "a result is too large to be sent");
-        frame.put_header(&mut unsent).ok_or_else(too_large)?;
         self.has_unsent = true;
-        if frame.payload.len() < SEND_BYTES {
-            unsent.extend_from_slice(&frame.payload);
-            return if unsent.len() >= SEND_BYTES { self.shared.send(&mut unsent) } else { Ok(()) };
-        }
-        // Large ones go as they are, not copied together with others first.
-        self.shared.send(&mut unsent)?;
-        (&*self.shared.socket).write_all(&frame.payload)
+        unsent.put(frame, &self.shared.socket)
     }
 
     /// Sends what there is.
@@ -66,7 +59,7 @@ impl Answers {
         if !std::mem::take(&mut self.has_unsent) {
             return Ok(());
         }
-        self.shared.send(&mut self.shared.lock())
+        self.shared.lock().send(&self.shared.socket)
     }
 
     /// What comes now may take long: answers that wait are sent by somebody else.
@@ -85,18 +78,11 @@ impl Drop for Answers {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, BytesMut> {
+    fn lock(&self) -> MutexGuard<'_, Unsent> {
         self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn send(&self, unsent: &mut BytesMut) -> io::Result<()> {
-        let sent = (&*self.socket).write_all(unsent);
-        unsent.clear();
-        sent
-    }
-
     fn send_late(&self) {
-        take_no_signals();
         let mut idle = 0;
         while !self.is_over.load(Ordering::SeqCst) {
             if idle >= IDLE_ROUNDS {
@@ -112,18 +98,72 @@ impl Shared {
             let mut unsent = self.lock();
             idle = if unsent.is_empty() { idle + 1 } else { 0 };
             // Nobody listens any more: the worker sees that as well.
-            let _ = self.send(&mut unsent);
+            let _ = unsent.send(&self.socket);
         }
     }
 }
 
-/// Signals are for the thread that works: there they interrupt what waits.
-#[allow(unsafe_code, reason = "signal masks have no safe wrapper")]
-fn take_no_signals() {
-    // SAFETY: the set is local, and filled before it is used.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+/// Answers that wait: in the outbox, or here where there is none.
+struct Unsent {
+    header: BytesMut,
+    bytes: BytesMut,
+    counters: Option<Arc<Counters>>,
+}
+
+impl Unsent {
+    fn put(&mut self, frame: &Frame, socket: &UnixStream) -> io::Result<()> {
+        let too_large = || io::Error::new(io::ErrorKind::InvalidInput, "a result is too large to be sent");
+        self.header.clear();
+        frame.put_header(&mut self.header).ok_or_else(too_large)?;
+        let payload = &frame.payload;
+        if payload.len() >= SEND_BYTES {
+            // Large ones go as they are, not copied together with others first.
+            self.add(b"");
+            self.send(socket)?;
+            (&*socket).write_all(payload)?;
+            self.sent(payload.len());
+            return Ok(());
+        }
+        self.add(payload);
+        if self.length() >= SEND_BYTES { self.send(socket) } else { Ok(()) }
+    }
+
+    /// Adds the header and this. There is always room: what is there is sent before it is as much as one frame less than fits.
+    fn add(&mut self, payload: &[u8]) {
+        match &self.counters {
+            Some(counters) => {
+                let has_room = counters.put([&self.header, payload]);
+                debug_assert!(has_room, "the outbox is full");
+            }
+            None => {
+                self.bytes.extend_from_slice(&self.header);
+                self.bytes.extend_from_slice(payload);
+            }
+        }
+    }
+
+    fn length(&self) -> usize {
+        self.counters.as_ref().map_or(self.bytes.len(), |counters| counters.unsent())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.length() == 0
+    }
+
+    fn send(&mut self, mut socket: &UnixStream) -> io::Result<()> {
+        match &self.counters {
+            Some(counters) => counters.send(|bytes| socket.write_all(bytes)),
+            None => {
+                let sent = socket.write_all(&self.bytes);
+                self.bytes.clear();
+                sent
+            }
+        }
+    }
+
+    fn sent(&self, bytes: usize) {
+        if let Some(counters) = &self.counters {
+            counters.said_more(bytes as u64);
+        }
     }
 }

@@ -20,7 +20,7 @@ use crate::protocol::{Counters, Decoder, Frame, Kind, SOCKET_VARIABLE, VERSION, 
 use crate::worker::answers::Answers;
 
 /// What a worker is told first.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Hello {
     /// The version of the protocol.
     pub protocol: u32,
@@ -32,6 +32,12 @@ pub struct Hello {
     /// Whatever the program that dispatches wants it to know.
     #[serde(default)]
     pub settings: serde_json::Value,
+    /// Memory it shares with the dispatcher, where the [`crate::Plan`] has some.
+    #[serde(skip)]
+    pub memory: Option<Arc<OwnedFd>>,
+    /// Where it counts, and finds what an interrupt is about.
+    #[serde(skip)]
+    pub counters: Option<Arc<Counters>>,
 }
 
 /// What a worker says when it is set up.
@@ -101,7 +107,8 @@ fn socket() -> Result<OwnedFd, WorkerError> {
 
 struct Serving {
     socket: Arc<UnixStream>,
-    counters: Option<Counters>,
+    counters: Option<Arc<Counters>>,
+    memory: Option<Arc<OwnedFd>>,
     decoder: Decoder,
     answers: Answers,
 }
@@ -109,18 +116,19 @@ struct Serving {
 impl Serving {
     fn on(socket: UnixStream) -> io::Result<Self> {
         let socket = Arc::new(socket);
-        let answers = Answers::to(Arc::clone(&socket))?;
-        Ok(Self { socket, counters: None, decoder: Decoder::default(), answers })
+        // With the first bytes comes the memory to count in, and to keep answers in.
+        let mut bytes = [0; 4_096];
+        let (read, [counters, memory]) = receive(&*socket, &mut bytes)?;
+        let mut decoder = Decoder::default();
+        decoder.add(&bytes[..read]);
+        let counters = counters.map(Counters::of).transpose()?.map(Arc::new);
+        let answers = Answers::to(Arc::clone(&socket), counters.clone())?;
+        Ok(Self { socket, counters, memory: memory.map(Arc::new), decoder, answers })
     }
 
     fn run<W: Worker>(mut self) -> Result<(), WorkerError> {
-        // With the first bytes comes the memory to count in.
-        let mut bytes = [0; 4_096];
-        let (read, memory) = receive(&*self.socket, &mut bytes)?;
-        self.decoder.add(&bytes[..read]);
-        self.counters = memory.map(Counters::of).transpose()?;
         let Some(first) = self.next_frame()? else { return Ok(()) };
-        let hello = hello_of(&first)?;
+        let hello = Hello { memory: self.memory.take(), counters: self.counters.clone(), ..hello_of(&first)? };
         let mut worker = match W::set_up(&hello) {
             Ok(worker) => worker,
             Err(why) => return self.say(&Frame::new(Kind::SetupFailed, why)),
@@ -250,15 +258,14 @@ mod tests {
     fn start(settings: &str) -> (Other, thread::JoinHandle<Result<(), WorkerError>>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let counters = Counters::new().unwrap();
-        let serving = Serving::on(theirs).unwrap();
-        let running = thread::spawn(move || serving.run::<Doubler>());
+        let running = thread::spawn(move || Serving::on(theirs)?.run::<Doubler>());
         let other = Other { socket: ours, decoder: Decoder::default(), counters };
         let hello = format!(r#"{{"protocol":1,"worker_id":3,"settings":{settings}}}"#);
         let hello = Frame::new(Kind::Hello, hello);
         let mut bytes = BytesMut::new();
         hello.put_header(&mut bytes).unwrap();
         bytes.extend_from_slice(&hello.payload);
-        assert_eq!(send_with(&other.socket, &bytes, other.counters.as_fd()).unwrap(), bytes.len());
+        assert_eq!(send_with(&other.socket, &bytes, &[other.counters.as_fd()]).unwrap(), bytes.len());
         (other, running)
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpupool_dispatch::command::CommandLine;
-use gpupool_dispatch::{Event, Outcome, Stage};
+use gpupool_dispatch::{Event, Outcome};
 
 use crate::common::{commands, odd, run};
 
@@ -19,23 +19,21 @@ fn what_takes_too_long_is_timed_out_once_and_the_rest_goes_on() {
         let ran = run(plan, tasks);
         assert_eq!(ran.outcome(20), &Outcome::TimedOut(LIMIT), "{slow}");
         let done = ran.count(|outcome| matches!(outcome, Outcome::Done(_)));
-        // Stopped all at once, it cannot tell what it had done a moment before.
-        let untold =
-            |outcome: &Outcome| matches!(outcome, Outcome::WorkerLost(loss) if loss.stage == Stage::ResultLost);
-        let untold = if slow == "stop" { ran.count(untold) } else { 0 };
-        assert_eq!(done + untold, 39, "{slow}");
+        assert_eq!(done, 39, "{slow}");
         assert_eq!(ran.stats.unwrap().timeouts, 1);
     }
 }
 
 #[test]
 fn a_command_that_lets_itself_be_interrupted_tidies_up_and_its_worker_lives_on() {
+    // Long enough for a shell to have begun, however slow the machine.
+    let limit = Duration::from_secs(2);
     let mut plan = commands(1);
-    plan.rules.task_timeout = Some(LIMIT);
+    plan.rules.task_timeout = Some(limit);
     plan.output = gpupool_dispatch::WorkerOutput::Told;
     let tidy = CommandLine::shell("trap 'echo tidied; exit 1' TERM; echo begun; sleep 1000 & wait");
     let ran = run(plan, [tidy.to_payload(), CommandLine::direct(["echo", "next"]).to_payload()]);
-    assert_eq!(ran.outcome(0), &Outcome::TimedOut(LIMIT));
+    assert_eq!(ran.outcome(0), &Outcome::TimedOut(limit));
     let mut out = Vec::new();
     ran.overs[&gpupool_dispatch::TaskId(0)].output.as_ref().unwrap().copy_stdout_to(&mut out).unwrap();
     assert_eq!(out, b"begun\ntidied\n");
