@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use anyhow::{Context, anyhow};
 use gpupool_client::local::LocalAgent;
 use gpupool_dispatch::gpus::{GpuError, GpuKeeper, GpuNews, GpuWish, Granted};
-use gpupool_dispatch::{NotAttached, Place, Remote, WorkerId};
+use gpupool_dispatch::{Place, Remote, WorkerId};
 
 use super::arguments::Map;
 use super::gpu_memory::GpuMemoryLimit;
@@ -142,8 +142,13 @@ impl Workers {
         self.set(granted.place, Held::Granted);
         let devices = granted.devices.iter().map(|device| format!("GPU {} ({})", device.gpu_id, device.name));
         self.hands.say.note(format_args!("granted: {}", devices.collect::<Vec<_>>().join(", ")));
+        // Else the GPUs are being given back.
+        let Some(keeper) = self.keeper.upgrade() else { return };
         for id in self.ids(granted.place) {
-            self.hands.remote.add(self.place(id, granted));
+            let on = keeper.place(id, granted);
+            let mut place = place(id);
+            place.environment.extend(on.environment);
+            self.hands.remote.add(Place { environment: place.environment, ..on });
         }
     }
 
@@ -173,22 +178,5 @@ impl Workers {
     fn ids(&self, place: usize) -> impl Iterator<Item = WorkerId> + use<> {
         let first = u32::try_from(place).unwrap_or(u32::MAX).saturating_mul(self.each);
         (first..first.saturating_add(self.each)).map(WorkerId)
-    }
-
-    fn place(&self, id: WorkerId, granted: &Granted) -> Place {
-        let (keeper, granted) = (self.keeper.clone(), granted.clone());
-        let mut place = place(id);
-        place.gpu_ids = granted.gpu_ids();
-        place.environment.extend(granted.env.iter().cloned());
-        place.attach = Some(Arc::new(move |pid| {
-            let given_back = || NotAttached::PlaceGone("the GPUs are being given back".into());
-            let attached = keeper.upgrade().ok_or_else(given_back)?.attach(&granted, pid);
-            let attached = attached.map_err(|error| match error {
-                GpuError::NotHeld { .. } => NotAttached::PlaceGone(error.to_string()),
-                _ => NotAttached::NotNow(error.to_string()),
-            })?;
-            Ok(attached.is_some_and(|attached| attached.cgroup.is_some()))
-        }));
-        place
     }
 }

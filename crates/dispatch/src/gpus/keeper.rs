@@ -3,7 +3,7 @@
 //! It ends once everything is given back; where the agent is away, a while after that was tried for the last time.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use gpupool_api::RequestBody;
@@ -18,6 +18,8 @@ use super::board::{Board, Held};
 use super::limits::{ANSWER_PATIENCE, GIVE_BACK_LATER};
 use super::place::Place;
 use super::{GpuError, GpuMemory, GpuNews, GpuWish, Granted};
+use crate::plan::Place as WorkerPlace;
+use crate::{NotAttached, WorkerId};
 
 /// Keeps the GPUs of a run. Stopped or dropped it gives everything back; end the workers before. Where the agent is away that is
 /// waited for five seconds, and then goes on in the background. A copy in a forked child gives nothing back.
@@ -70,6 +72,25 @@ impl GpuKeeper {
     pub fn attach(&self, granted: &Granted, pid: u32) -> Result<Option<Attached>, GpuError> {
         let &Granted { place, lease, .. } = granted;
         self.ask(|answer| Order::Attach { place, lease, pid, answer })
+    }
+
+    /// Where a worker works that is started on what was granted. The place does not keep the GPUs: whoever has the keeper does.
+    pub fn place(self: &Arc<Self>, worker: WorkerId, granted: &Granted) -> WorkerPlace {
+        let (keeper, granted) = (Arc::downgrade(self), granted.clone());
+        WorkerPlace {
+            gpu_ids: granted.gpu_ids(),
+            environment: granted.env.clone(),
+            attach: Some(Arc::new(move |pid| {
+                let given_back = || NotAttached::PlaceGone("the GPUs are being given back".into());
+                let attached = keeper.upgrade().ok_or_else(given_back)?.attach(&granted, pid);
+                let attached = attached.map_err(|error| match error {
+                    GpuError::NotHeld { .. } => NotAttached::PlaceGone(error.to_string()),
+                    _ => NotAttached::NotNow(error.to_string()),
+                })?;
+                Ok(attached.is_some_and(|attached| attached.cgroup.is_some()))
+            })),
+            ..WorkerPlace::new(worker)
+        }
     }
 
     /// GPU memory that processes use on the devices of all places, as the agent read it last; it reads every second, unless

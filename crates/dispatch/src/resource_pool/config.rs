@@ -1,11 +1,14 @@
 //! What a resource pool is to be.
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gpupool_confine::bounds::{Bounds, DeviceMemory};
 
 use super::error::{ResourceError, Seconds};
+use super::leases::LeasedGpus;
 use super::limits::{ACQUIRE_PATIENCE, IDLE_TIME, LONGEST_TIME, SETUP_PATIENCE};
 use super::roster::Rules;
 use crate::limits::{CLEAN_UP_PATIENCE, WORKERS};
@@ -31,6 +34,8 @@ pub struct ResourceConfig {
     pub worker_cpu_time: Option<Duration>,
     /// What workers work on: the worker of number i has the device i modulo their number.
     pub devices: Vec<Device>,
+    /// In place of these, each worker has a GPU of its own that is leased, and sees no other. It is called `cuda:0`.
+    pub gpus: Option<LeasedGpus>,
     /// How long somebody waits for a worker.
     pub acquire_patience: Duration,
     /// How long a worker above the least number may idle before it is ended.
@@ -45,6 +50,8 @@ pub struct ResourceConfig {
     pub audit: Option<PathBuf>,
     /// Another program to keep the processes: see [`Plan::helper`].
     pub helper: Option<PathBuf>,
+    /// Memory that is handed to each worker: see [`Plan::memory`].
+    pub memory: Option<Arc<OwnedFd>>,
 }
 
 /// Something a worker works on.
@@ -79,6 +86,7 @@ impl ResourceConfig {
             worker_processes: None,
             worker_cpu_time: None,
             devices: vec![Device::new("cpu")],
+            gpus: None,
             acquire_patience: ACQUIRE_PATIENCE,
             idle_time: IDLE_TIME,
             setup_timeout: SETUP_PATIENCE,
@@ -86,6 +94,7 @@ impl ResourceConfig {
             settings: serde_json::Value::Null,
             audit: None,
             helper: None,
+            memory: None,
         }
     }
 
@@ -135,6 +144,7 @@ impl ResourceConfig {
             acquire_patience: self.acquire_patience,
             worker_timeout: self.worker_timeout,
             idle_time: self.idle_time,
+            devices_come_later: self.gpus.is_some(),
         }
     }
 
@@ -166,6 +176,7 @@ impl ResourceConfig {
             settings: self.settings.clone(),
             output: WorkerOutput::Inherited,
             helper: self.helper.clone(),
+            memory: self.memory.clone(),
             ..Plan::new(self.program.clone())
         }
     }

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use gpupool_confine::bounds::Excess;
 
 use super::limits::{TASK_ID_BYTES, WAITING};
+use crate::gpus::GpuError;
 use crate::{Cause, Refused};
 
 /// Why there is no pool.
@@ -33,6 +34,9 @@ pub enum ResourceError {
         /// What the system said.
         source: io::Error,
     },
+    /// GPUs cannot be asked for.
+    #[error(transparent)]
+    Gpus(#[from] GpuError),
     /// The system refused what a pool cannot do without.
     #[error("the resource pool: {0}")]
     System(#[from] io::Error),
@@ -46,7 +50,7 @@ pub enum AcquireError {
     Timeout {
         /// How long it was waited.
         patience: Duration,
-        /// Why a worker last could not be started, if none lives.
+        /// Why there is none at all, if none lives.
         why: Option<Arc<str>>,
     },
     /// There is none, and none can be started.
@@ -132,7 +136,7 @@ struct Because<'a>(&'a Option<Arc<str>>);
 impl fmt::Display for Because<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Some(why) => write!(f, "; the last one failed: {why}"),
+            Some(why) => write!(f, "; {why}"),
             None => Ok(()),
         }
     }

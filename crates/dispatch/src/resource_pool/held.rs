@@ -23,6 +23,7 @@ pub struct HeldWorker {
     pub(super) ticket: Ticket,
     pub(super) id: WorkerId,
     pub(super) device: Arc<str>,
+    pub(super) gpu_ids: Vec<u32>,
     pub(super) speaks: Speaks,
     pub(super) live: Live,
     pub(super) orders: mpsc::UnboundedSender<Order>,
@@ -44,6 +45,11 @@ impl HeldWorker {
         &self.device
     }
 
+    /// The GPUs it has, by their numbers on the node.
+    pub fn gpu_ids(&self) -> &[u32] {
+        &self.gpu_ids
+    }
+
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.live.pid
@@ -53,6 +59,11 @@ impl HeldWorker {
     /// looks through `/proc`, which takes about a millisecond.
     pub fn memory_usage(&self) -> Option<u64> {
         self.live.held.as_ref()?.usage().host_memory
+    }
+
+    /// How it ended, if it has, other than by being given back.
+    pub fn ended(&self) -> Option<WorkerError> {
+        self.ended.borrow().clone()
     }
 
     /// Kills it, with all it started. Another takes its place; this one can do nothing any more.
@@ -77,11 +88,16 @@ impl HeldWorker {
         }
     }
 
+    /// Comes back when the hold is over, however, with what became of the worker; `Closed` where it was given back.
+    pub fn over(&self) -> impl Future<Output = WorkerError> + Send + use<> {
+        how_it_ended(self.ended.clone())
+    }
+
     /// Comes back when a limit was passed, with which; never, while none is.
     pub fn exceeded(&self) -> impl Future<Output = WorkerError> + Send + use<> {
-        let ended = self.ended.clone();
+        let over = self.over();
         async move {
-            let how = how_it_ended(ended).await;
+            let how = over.await;
             if !how.is_limit() {
                 std::future::pending::<()>().await;
             }

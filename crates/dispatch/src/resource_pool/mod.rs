@@ -2,6 +2,7 @@
 //!
 //! - [`ResourceConfig`]: how many workers, what they run, what each may use.
 //! - [`ResourcePool`]: [`ResourcePool::acquire`] waits in line and gives a [`HeldWorker`].
+//! - [`LeasedGpus`]: a GPU of its own for each worker, from the agent of this machine.
 //! - [`HeldWorker`]: work for it, its limits, and giving it back.
 //! - [`AuditEntry`]: who held which worker, when, and how it ended.
 //!
@@ -12,6 +13,7 @@ mod audit;
 mod config;
 mod error;
 mod held;
+mod leases;
 pub mod limits;
 mod owner;
 mod pool;
@@ -23,5 +25,6 @@ pub use audit::{AuditEntry, Ended, HowEnded, read_audit};
 pub use config::{Device, ResourceConfig};
 pub use error::{AcquireError, ResourceError, WorkerError};
 pub use held::HeldWorker;
+pub use leases::LeasedGpus;
 pub use pool::{Acquiring, ResourcePool};
 pub use status::PoolStatus;

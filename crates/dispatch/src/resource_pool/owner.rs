@@ -15,11 +15,13 @@ use super::audit::{AuditTrail, Begun, HowEnded};
 use super::config::{ResourceConfig, worker_id};
 use super::error::{AcquireError, WorkerError};
 use super::held::HeldWorker;
+use super::leases::{self, Change, Leases};
 use super::limits::WAITING;
 use super::roster::{Death, Effect, Fitness, Refusal, Roster, Ticket};
 use super::status::PoolStatus;
 use super::tend::{Live, News, NewsTo, Order, Tending};
 use crate::Cause;
+use crate::gpus::GpuNews;
 use crate::limits::SLEEP_MOST;
 use crate::plan::Plan;
 
@@ -48,6 +50,7 @@ pub(super) struct Owner {
     config: ResourceConfig,
     plan: Arc<Plan>,
     devices: Vec<Arc<str>>,
+    leases: Option<Leases>,
     watcher: Arc<Watcher>,
     roster: Roster,
     effects: Vec<Effect>,
@@ -85,15 +88,21 @@ pub(super) struct Parts {
     pub status: watch::Sender<PoolStatus>,
     pub inbox: mpsc::UnboundedReceiver<Message>,
     pub to_us: mpsc::UnboundedSender<Message>,
+    pub leases: Option<Leases>,
+    pub gpu_news: mpsc::UnboundedReceiver<GpuNews>,
 }
 
 /// Owns a pool until it is shut down.
 pub(super) async fn own(parts: Parts) {
-    let Parts { config, watcher, audit, status, mut inbox, to_us } = parts;
+    let Parts { config, watcher, audit, status, mut inbox, to_us, leases, mut gpu_news } = parts;
     let (news, mut hears) = mpsc::unbounded_channel();
     let mut owner = Owner {
         plan: Arc::new(config.plan()),
-        devices: config.devices.iter().map(|device| device.name.as_str().into()).collect(),
+        devices: match leases {
+            Some(_) => vec![leases::DEVICE.into()],
+            None => config.devices.iter().map(|device| device.name.as_str().into()).collect(),
+        },
+        leases,
         watcher: Arc::new(watcher),
         roster: Roster::new(config.rules()),
         effects: Vec::new(),
@@ -116,10 +125,13 @@ pub(super) async fn own(parts: Parts) {
         tokio::select! {
             Some(message) = inbox.recv() => owner.take(message),
             Some((slot, news)) = hears.recv() => owner.hear(slot, news),
+            Some(news) = gpu_news.recv() => owner.hear_of_gpu(news),
             () = tokio::time::sleep_until(until.into()) => {}
         }
         owner.settle();
     }
+    // Given back before the end of the pool is told.
+    drop(owner.leases.take());
     owner.audit.close();
 }
 
@@ -189,6 +201,20 @@ impl Owner {
         }
     }
 
+    fn hear_of_gpu(&mut self, news: GpuNews) {
+        let now = Instant::now();
+        let Some(change) = self.leases.as_mut().and_then(|leases| leases.hear(news)) else { return };
+        match change {
+            Change::Granted(slot) => self.roster.equip(slot, now, &mut self.effects),
+            Change::Lost(slot, why) => {
+                if let Some(ticket) = self.roster.strip(slot, now, &mut self.effects) {
+                    self.end_hold(ticket, WorkerError::Lost(Cause::Withdrawn(why)));
+                }
+            }
+            Change::Refused(slot, why) => self.roster.deny(slot, why, &mut self.effects),
+        }
+    }
+
     /// Does what there is to do, and then tells of it.
     fn settle(&mut self) {
         self.roster.tick(Instant::now(), &mut self.effects);
@@ -214,10 +240,9 @@ impl Owner {
                 let why = match why {
                     Refusal::Closed => AcquireError::Closed,
                     Refusal::NoWorker(why) => AcquireError::NoWorker(why),
-                    Refusal::Patience => AcquireError::Timeout {
-                        patience: self.config.acquire_patience,
-                        why: self.roster.last_failure().filter(|_| self.lives_none()).cloned(),
-                    },
+                    Refusal::Patience => {
+                        AcquireError::Timeout { patience: self.config.acquire_patience, why: self.why_none_lives() }
+                    }
                 };
                 self.answers.push((answer, Err(why)));
             }
@@ -235,7 +260,7 @@ impl Owner {
         let tending = Tending {
             slot,
             plan: Arc::clone(&self.plan),
-            place: self.config.place(slot),
+            place: self.leases.as_ref().map_or_else(|| self.config.place(slot), |leases| leases.place(slot)),
             watcher: Arc::clone(&self.watcher),
             setup_timeout: self.config.setup_timeout,
             news: self.news.clone(),
@@ -265,6 +290,7 @@ impl Owner {
             ticket,
             id,
             device,
+            gpu_ids: self.gpu_ids(slot),
             speaks: self.plan.program.speaks,
             live: live.clone(),
             orders: orders.clone(),
@@ -306,8 +332,21 @@ impl Owner {
         let _ = hold.tell.send(Some(error));
     }
 
-    fn lives_none(&self) -> bool {
-        self.processes.iter().flatten().all(|process| process.live.is_none())
+    fn gpu_ids(&self, slot: usize) -> Vec<u32> {
+        match &self.leases {
+            Some(leases) => leases.gpu_ids(slot),
+            None => self.config.device(slot).gpu_ids.clone(),
+        }
+    }
+
+    fn why_none_lives(&self) -> Option<Arc<str>> {
+        if self.processes.iter().flatten().any(|process| process.live.is_some()) {
+            return None;
+        }
+        if let Some(waiting) = self.leases.as_ref().and_then(Leases::waiting) {
+            return Some(format!("a GPU is waited for: {waiting}").into());
+        }
+        self.roster.last_failure().map(|why| format!("the last one failed: {why}").into())
     }
 
     fn publish(&self) {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use gpupool_confine::bounds::Watcher;
 use gpupool_confine::cgroup::Cgroups;
@@ -15,6 +16,7 @@ use super::audit::{AuditEntry, AuditTrail};
 use super::config::ResourceConfig;
 use super::error::{AcquireError, ResourceError};
 use super::held::HeldWorker;
+use super::leases::Leases;
 use super::limits::TASK_ID_BYTES;
 use super::owner::{Message, Parts, own};
 use super::roster::Ticket;
@@ -31,7 +33,7 @@ pub struct ResourcePool {
     audit: Arc<AuditTrail>,
     next_ticket: AtomicU64,
     least: usize,
-    clean_up_timeout: std::time::Duration,
+    clean_up_timeout: Duration,
     /// Hangs up when the owner has ended.
     is_over: watch::Receiver<()>,
     /// The same, for who waits without a runtime.
@@ -53,12 +55,26 @@ impl ResourcePool {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (to_us, inbox) = mpsc::unbounded_channel();
         let (tells, status) = watch::channel(PoolStatus {
+            // They are being started from here on.
+            total_workers: if config.gpus.is_none() { config.min_workers as usize } else { 0 },
             worker_timeout: config.worker_timeout,
             worker_memory: config.worker_memory,
             ..PoolStatus::default()
         });
         let (least, clean_up_timeout) = (config.min_workers as usize, config.clean_up_timeout);
-        let parts = Parts { config, watcher, audit: Arc::clone(&audit), status: tells, inbox, to_us: to_us.clone() };
+        let (tell, gpu_news) = mpsc::unbounded_channel();
+        let lease = |wish| Leases::start(wish, config.max_workers, tell);
+        let leases = config.gpus.clone().map(lease).transpose()?;
+        let parts = Parts {
+            config,
+            watcher,
+            audit: Arc::clone(&audit),
+            status: tells,
+            inbox,
+            to_us: to_us.clone(),
+            leases,
+            gpu_news,
+        };
         let (ends, is_over) = watch::channel(());
         let (ends_too, is_over_too) = sync_channel(0);
         std::thread::Builder::new().name("gpupool-workers".into()).spawn(move || {
@@ -94,14 +110,16 @@ impl ResourcePool {
     }
 
     /// Waits until the least number of workers are set up, or says why none can be.
-    pub async fn ready(&self) -> Result<(), AcquireError> {
-        let mut status = self.status.clone();
-        let is_ready = |status: &PoolStatus| status.available_workers + status.active_tasks >= self.least;
-        let known = status.wait_for(|status| is_ready(status) || status.failure.is_some()).await;
-        match known {
-            Ok(status) if is_ready(&status) => Ok(()),
-            Ok(status) => Err(AcquireError::NoWorker(status.failure.clone().unwrap_or_else(|| "unknown".into()))),
-            Err(_) => Err(AcquireError::Closed),
+    pub fn ready(&self) -> impl Future<Output = Result<(), AcquireError>> + Send + use<> {
+        let (mut status, least) = (self.status.clone(), self.least);
+        async move {
+            let is_ready = |status: &PoolStatus| status.available_workers + status.active_tasks >= least;
+            let known = status.wait_for(|status| is_ready(status) || status.failure.is_some()).await;
+            match known {
+                Ok(status) if is_ready(&status) => Ok(()),
+                Ok(status) => Err(AcquireError::NoWorker(status.failure.clone().unwrap_or_else(|| "unknown".into()))),
+                Err(_) => Err(AcquireError::Closed),
+            }
         }
     }
 
@@ -127,14 +145,19 @@ impl ResourcePool {
         let mut is_over = self.is_over.clone();
         async move { while is_over.changed().await.is_ok() {} }
     }
+
+    /// Ends it as dropping it does: workers get a moment to clean up, and then are killed. Blocks until no process is left.
+    pub fn close(&self) {
+        let _ = self.owner.send(Message::ShutDown(CANCEL_GRACE.min(self.clean_up_timeout)));
+        let is_over = self.is_over_too.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nothing is ever sent: it hangs up, or takes too long.
+        let _ = is_over.recv_timeout(DROP_PATIENCE);
+    }
 }
 
 impl Drop for ResourcePool {
     fn drop(&mut self) {
-        let _ = self.owner.send(Message::ShutDown(CANCEL_GRACE.min(self.clean_up_timeout)));
-        let is_over = self.is_over_too.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Nothing is ever sent: it hangs up, or takes too long.
-        let _ = is_over.recv_timeout(DROP_PATIENCE);
+        self.close();
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod ends;
 mod kit;
+mod leased;
 mod limits;
 mod line;
 #[path = "../support/mod.rs"]

@@ -3,6 +3,7 @@
 //! One function for each thing that happens; each takes the time, and adds to `effects` what is to be done about it. The time
 //! is wanted again at [`Roster::next_deadline`].
 
+mod devices;
 #[cfg(test)]
 mod tests;
 
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::limits::SETUP_TRIES;
 use crate::process::backoff;
+use devices::Device;
 
 /// Somebody who asked for a worker; later the hold on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,6 +26,8 @@ pub(super) struct Rules {
     pub acquire_patience: Duration,
     pub worker_timeout: Duration,
     pub idle_time: Duration,
+    /// Workers are started only once they have a device: see [`Roster::equip`].
+    pub devices_come_later: bool,
 }
 
 /// What is to be done.
@@ -104,6 +108,7 @@ enum State {
 #[derive(Debug)]
 struct Slot {
     state: State,
+    device: Device,
     /// Times in a row that its process failed, without a hold that ended well between.
     deaths: u32,
     /// Its process will be gone in a moment.
@@ -130,8 +135,16 @@ pub(super) struct Roster {
 impl Roster {
     /// An empty one; [`Roster::tick`] has the first workers started.
     pub fn new(rules: Rules) -> Self {
-        let slots = (0..rules.max_workers).map(|_| Slot { state: State::Empty, deaths: 0, is_dying: false }).collect();
-        Self { rules, slots, line: VecDeque::new(), failures: 0, last_failure: None, is_closed: false }
+        let device = if rules.devices_come_later { Device::Awaited } else { Device::Here };
+        let slot = |_| Slot { state: State::Empty, device, deaths: 0, is_dying: false };
+        Self {
+            rules,
+            slots: (0..rules.max_workers).map(slot).collect(),
+            line: VecDeque::new(),
+            failures: 0,
+            last_failure: None,
+            is_closed: false,
+        }
     }
 
     /// Somebody wants a worker, after all who wait.
@@ -194,15 +207,11 @@ impl Roster {
             self.failures += u32::from(was == State::Starting);
             self.last_failure = Some(why);
         }
-        if !self.is_closed && self.needs_another() {
+        if !self.is_closed && self.slots[at].device == Device::Here && self.needs_another() {
             let pause = backoff(self.slots[at].deaths);
             self.slots[at].state = State::Pausing(now + pause);
         }
-        if let Some(why) = self.hopeless() {
-            let why = Refusal::NoWorker(why);
-            let line = self.line.drain(..);
-            effects.extend(line.map(|waiter| Effect::Refuse { ticket: waiter.ticket, why: why.clone() }));
-        }
+        self.refuse_if_hopeless(effects);
         self.settle(now, effects);
         match was {
             State::Held { ticket, .. } => Some(ticket),
@@ -267,11 +276,13 @@ impl Roster {
     /// Why no worker can be had for now: there is none, and none could be started for a while.
     pub fn hopeless(&self) -> Option<Arc<str>> {
         let is_failing = |slot: &Slot| match slot.state {
-            State::Empty => true,
+            State::Empty => slot.device != Device::Awaited,
             State::Pausing(_) | State::Starting => slot.deaths > 0,
             State::Free(_) | State::Held { .. } | State::Ending => false,
         };
-        let is_hopeless = self.failures >= SETUP_TRIES && self.slots.iter().all(is_failing);
+        let all = |is: &dyn Fn(&Slot) -> bool| self.slots.iter().all(is);
+        let is_denied = all(&|slot| slot.state == State::Empty && slot.device == Device::Denied);
+        let is_hopeless = is_denied || self.failures >= SETUP_TRIES && all(&is_failing);
         self.last_failure.clone().filter(|_| is_hopeless)
     }
 
@@ -315,6 +326,12 @@ impl Roster {
         self.slots.iter().filter(is_coming).count()
     }
 
+    fn refuse_if_hopeless(&mut self, effects: &mut Vec<Effect>) {
+        let Some(why) = self.hopeless().map(Refusal::NoWorker) else { return };
+        let line = self.line.drain(..);
+        effects.extend(line.map(|waiter| Effect::Refuse { ticket: waiter.ticket, why: why.clone() }));
+    }
+
     fn needs_another(&self) -> bool {
         self.total() < self.rules.min_workers || self.line.len() > self.coming()
     }
@@ -347,7 +364,8 @@ impl Roster {
         self.serve(now, effects);
         self.end_pauses(now, effects);
         while self.total() < self.rules.min_workers || (self.line.len() > self.coming() && self.may_grow()) {
-            let empty = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.state == State::Empty);
+            let may_start = |slot: &Slot| slot.state == State::Empty && slot.device == Device::Here;
+            let empty = self.slots.iter_mut().enumerate().filter(|(_, slot)| may_start(slot));
             // One that never failed is worth more hope.
             let Some((at, slot)) = empty.min_by_key(|(at, slot)| (slot.deaths, *at)) else { return };
             slot.state = State::Starting;

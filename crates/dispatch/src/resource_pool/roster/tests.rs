@@ -13,6 +13,7 @@ fn rules(min_workers: usize, max_workers: usize) -> Rules {
         acquire_patience: 30 * SECOND,
         worker_timeout: 10 * SECOND,
         idle_time: 60 * SECOND,
+        devices_come_later: false,
     }
 }
 

@@ -1,0 +1,90 @@
+//! Workers on GPUs that are leased from a real agent.
+
+use std::collections::BTreeSet;
+
+use gpupool_api::RequestBody;
+use gpupool_api::lease::{Lease, State};
+use gpupool_client::LeaseQuery;
+use gpupool_client::local::LocalAgent;
+use gpupool_dispatch::Cause;
+use gpupool_dispatch::resource_pool::{AcquireError, HowEnded, LeasedGpus, ResourceConfig, WorkerError};
+use gpupool_testkit::{Agent, gpupool_binary};
+
+use crate::kit::{Story, ends, in_time, text, until};
+
+async fn agent(devices: &str) -> Agent {
+    Agent::builder(gpupool_binary()).simulate(devices).start().await
+}
+
+fn on(agent: &Agent, workers: u32, body: RequestBody) -> Story {
+    let gpus = LeasedGpus { agent: LocalAgent::known(agent.client_unix()), body };
+    Story::of(workers).with(|config: &mut ResourceConfig| config.gpus = Some(gpus))
+}
+
+async fn leases(agent: &Agent) -> Vec<Lease> {
+    let all = agent.client_unix().leases(&LeaseQuery::default()).await.unwrap();
+    all.leases.into_iter().filter(|lease| lease.state == State::Active).collect()
+}
+
+#[tokio::test]
+async fn each_worker_has_a_gpu_of_its_own_and_all_are_given_back() {
+    let agent = agent("2xH100").await;
+    let story = on(&agent, 2, RequestBody::default());
+    let pool = story.start();
+    let first = in_time("a worker", pool.acquire("first")).await.unwrap();
+    let second = in_time("another", pool.acquire("second")).await.unwrap();
+    let ids: BTreeSet<u32> = [&first, &second].iter().flat_map(|worker| worker.gpu_ids().to_vec()).collect();
+    assert_eq!(ids, BTreeSet::from([0, 1]));
+    let mut seen = BTreeSet::new();
+    for worker in [&first, &second] {
+        assert_eq!(worker.device(), "cuda:0");
+        seen.insert(text(in_time("what it sees", worker.run("env CUDA_VISIBLE_DEVICES".into())).await));
+    }
+    assert!(seen.len() == 2 && !seen.contains(""), "each sees only its own: {seen:?}");
+    assert_eq!(leases(&agent).await.len(), 2);
+    drop((first, second));
+    in_time("the end", pool.shutdown()).await;
+    assert_eq!(leases(&agent).await.len(), 0, "given back when the shutdown is over");
+}
+
+#[tokio::test]
+async fn a_worker_whose_gpu_is_taken_is_replaced_when_there_is_another() {
+    let agent = agent("2xH100").await;
+    let pool = on(&agent, 1, RequestBody::default()).start();
+    let worker = in_time("a worker", pool.acquire("unlucky")).await.unwrap();
+    let held = leases(&agent).await;
+    agent.client_unix().revoke(held[0].id, 0.0).await.unwrap();
+    let told = in_time("its end", worker.run("sleep 1000000".into())).await.unwrap_err();
+    assert!(matches!(told, WorkerError::Lost(Cause::Withdrawn(_))), "{told}");
+    drop(worker);
+    let next = in_time("the next", pool.acquire("next")).await.unwrap();
+    assert_eq!(text(in_time("an answer", next.run("echo fresh".into())).await), "fresh");
+    assert_eq!(ends(&pool), [Some(HowEnded::Lost), None]);
+    let now = leases(&agent).await;
+    assert!(now.len() == 1 && now[0].id != held[0].id, "{now:#?}");
+}
+
+#[tokio::test]
+async fn who_waits_for_a_gpu_that_never_comes_is_told_why() {
+    let agent = agent("1xH100").await;
+    let body = RequestBody { memory_mib: Some(1 << 40), ..RequestBody::default() };
+    let pool = on(&agent, 1, body).start();
+    let error = in_time("an answer", pool.acquire("hopes")).await.unwrap_err();
+    assert!(matches!(error, AcquireError::NoWorker(_)), "{error}");
+    assert!(pool.status().failure.is_some());
+}
+
+#[tokio::test]
+async fn a_pool_works_on_the_gpus_there_are_and_grows_with_them() {
+    let agent = agent("1xH100").await;
+    let (few, more) = (on(&agent, 2, RequestBody::default()), on(&agent, 1, RequestBody::default()));
+    let pool = few.start();
+    until(&pool, "one worker", |status| status.available_workers == 1).await;
+    assert_eq!(pool.status().total_workers, 1, "there is no GPU for the other");
+    let story = more.with(|config| config.acquire_patience = std::time::Duration::from_millis(300));
+    let waits = story.start();
+    let error = in_time("an answer", waits.acquire("waits")).await.unwrap_err().to_string();
+    assert!(error.contains("a GPU is waited for"), "{error}");
+    in_time("the end", pool.shutdown()).await;
+    until(&waits, "its turn", |status| status.available_workers == 1).await;
+}
