@@ -104,10 +104,7 @@ impl Connect {
         if let Some(endpoint) = named.pop() {
             return Ok(endpoint);
         }
-        let sockets = loaded.sockets();
-        let chosen = sockets.iter().map(|socket| Endpoint::choose(None, None, Some(socket)));
-        let listens = chosen.flatten().find(|endpoint| endpoint.socket().is_some());
-        listens.map_or_else(|| Endpoint::choose(None, None, None), Ok)
+        Endpoint::of_this_machine(&loaded.sockets())
     }
 }
 

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupool_config::{Flags, Inputs, Origin, Reader};
+use gpupool_config::{Flags, Inputs, Loaded, Origin, Reader};
 
 use super::names::{is_meant, names};
 use super::place::Place;
+use super::returns::Returns;
 use super::running::Core;
 use super::settings::Settings;
 use super::{Balancing, Client};
@@ -50,7 +51,11 @@ impl ClientBuilder {
     /// What the environment and the configuration file say; what is set afterwards beats it.
     pub fn from_environment() -> Result<Self, ClientError> {
         let inputs = Inputs::here(Flags::default(), None, Reader::Client).map_err(unusable)?;
-        let loaded = gpupool_config::load(&inputs).map_err(unusable)?;
+        Self::configured(&gpupool_config::load(&inputs).map_err(unusable)?)
+    }
+
+    /// What a configuration says; what is set afterwards beats it.
+    pub fn configured(loaded: &Loaded) -> Result<Self, ClientError> {
         let (client, servers) = (&loaded.config.client, loaded.servers());
         let settings = Settings {
             is_multi_endpoint: servers.urls.len() > 1,
@@ -81,6 +86,14 @@ impl ClientBuilder {
         self.endpoints = listed(list.as_ref()).into_iter().map(ToOwned::to_owned).collect();
         self.settings.is_multi_endpoint = true;
         self
+    }
+
+    /// Asks the agent that listens on one of these sockets, where no endpoint was named.
+    pub fn or_socket(mut self, sockets: &[PathBuf]) -> Result<Self, ClientError> {
+        if self.endpoints.is_empty() {
+            self.endpoints = vec![Endpoint::of_this_machine(sockets)?.to_string()];
+        }
+        Ok(self)
     }
 
     /// Shows this token to every endpoint that has none of its own.
@@ -169,13 +182,14 @@ impl ClientBuilder {
         let endpoints = self.parsed()?;
         let ids = names(&endpoints);
         let weather = Arc::new(Changes::default());
+        let returns = Arc::new(Returns::default());
         let mut places = Vec::new();
         for (number, (endpoint, id)) in endpoints.into_iter().zip(ids).enumerate() {
             let agent = self.agent(&id, endpoint)?;
-            places.push(Arc::new(Place::new(number, id, agent, weather.clone())));
+            places.push(Arc::new(Place::new(number, id, agent, weather.clone(), returns.clone())));
         }
         self.tokens_are_used(&places)?;
-        Ok(Client::new(Core::new(self.settings, places, weather)))
+        Ok(Client::new(Core::new(self.settings, places, weather, returns)))
     }
 
     fn parsed(&self) -> Result<Vec<Endpoint>, ClientError> {

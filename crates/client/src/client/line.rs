@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::place::{Place, is_fault};
+use super::returns::UnderWay;
 use super::running::at;
 use super::stray::{Stray, give_back};
 use crate::backoff::Backoff;
@@ -57,7 +58,7 @@ pub(super) enum Order {
     /// What this one was granted is gone: it waits again.
     Again(u64),
     /// This one waits no longer; what it has there is given back unless it keeps it.
-    Leave { waiter: u64, keeps: bool },
+    Leave { waiter: u64, keeps: bool, _under_way: UnderWay },
 }
 
 #[derive(Debug)]
@@ -194,7 +195,7 @@ impl Line {
                     .insert(waiter.id, Entry { waiter, key: IdempotencyKey::random(), stage, since: Instant::now() });
             }
             Order::Again(waiter) => self.enter_anew(waiter),
-            Order::Leave { waiter, keeps } => self.leave(waiter, keeps),
+            Order::Leave { waiter, keeps, _under_way } => self.leave(waiter, keeps),
         }
     }
 

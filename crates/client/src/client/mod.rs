@@ -18,11 +18,13 @@ mod look;
 mod names;
 mod place;
 mod recovery;
+mod returns;
 mod running;
 mod seek;
 mod settings;
 mod status;
 mod stray;
+mod turns;
 mod updates;
 mod wanted;
 
@@ -48,6 +50,7 @@ use direct::Asked;
 use running::{Core, Running, locked};
 use seek::Sought;
 use stray::{Stray, give_back};
+use turns::Turn;
 use wanted::Wanted;
 
 use crate::limits::{START_GRACE, STOP_PATIENCE};
@@ -124,11 +127,10 @@ impl Client {
         running.stop();
         let held: Vec<_> = std::mem::take(&mut *running.live()).into_values().collect();
         // In tasks of their own: what takes longer goes on, and what fails is remembered for the next start.
-        let given_back = held.iter().map(|live| {
-            let place = &running.places()[live.place];
-            give_back(&running.runtime, place, Stray::Lease(live.lease))
-        });
-        let _ = timeout(STOP_PATIENCE, futures_util::future::join_all(given_back)).await;
+        for live in held {
+            give_back(&running.runtime, &running.places()[live.place], Stray::Lease(live.lease));
+        }
+        let _ = timeout(STOP_PATIENCE, self.outer.core.returns.none()).await;
     }
 
     /// Whether it was started.
@@ -144,14 +146,21 @@ impl Client {
     /// Asks for GPUs, and waits until they are granted: at the endpoint the strategy chooses, or at all of them at once where
     /// none has room. `wait_limit_secs` says how long at most, else the client's own limit; `queue: false` does not wait.
     ///
-    /// Dropping the future takes the request back from every server, in the background.
-    pub async fn request(&self, body: RequestBody) -> Result<Lease, ClientError> {
+    /// Requests that wait are in the order of these calls, not of the first polls of their futures. Dropping the future takes
+    /// the request back from every server, in the background.
+    pub fn request(&self, body: RequestBody) -> impl Future<Output = Result<Lease, ClientError>> + Send + use<> {
+        let (client, turn) = (self.clone(), self.outer.core.turns.take());
+        async move { client.ask(turn, body).await }
+    }
+
+    async fn ask(&self, turn: Turn, body: RequestBody) -> Result<Lease, ClientError> {
         let running = self.running("requesting GPU")?;
         let core = &self.outer.core;
+        let _under_way = core.returns.begin();
         let number = core.counts.requests.fetch_add(1, Ordering::Relaxed) + 1;
         locked(&core.budget).earn();
         let wanted = Wanted::new(body, number, &core.settings, core.places.len())?;
-        let sought = self.sought(&running, &wanted).await;
+        let sought = self.sought(&running, &wanted, turn).await;
         let lease = sought.and_then(|won| Lease::new(&running, &wanted, won));
         if let Err(error) = &lease {
             core.counts.failed.fetch_add(1, Ordering::Relaxed);
@@ -160,7 +169,7 @@ impl Client {
         lease
     }
 
-    async fn sought(&self, running: &Arc<Running>, wanted: &Wanted) -> Sought {
+    async fn sought(&self, running: &Arc<Running>, wanted: &Wanted, turn: Turn) -> Sought {
         // Whoever comes while others wait does not try to be served before them.
         if running.waiting() == 0 {
             let asked = timeout_at(wanted.deadline, direct::ask_in_turn(running, wanted)).await;
@@ -173,7 +182,8 @@ impl Client {
         } else if !wanted.queues {
             return Err(no_room());
         }
-        seek::seek(running, wanted.clone()).await
+        let _ = timeout_at(wanted.deadline, turn.comes()).await;
+        seek::seek(running, wanted.clone(), turn).await
     }
 
     /// What happens from now on.

@@ -16,6 +16,7 @@ use super::balance::Candidate;
 use super::books::Books;
 use super::breaker::{Breaker, Change};
 use super::capacity::{Gpu, Need, Seen};
+use super::returns::Returns;
 use super::stray::Stray;
 use crate::changes::Changes;
 use crate::limits::{STRAYS, SUSPECT_AFTER};
@@ -41,6 +42,8 @@ pub(super) struct Place {
     known: Mutex<Known>,
     /// Told whenever an endpoint of the client can be asked, or cannot any more, or was looked at.
     weather: Arc<Changes>,
+    /// What is on its way back.
+    pub returns: Arc<Returns>,
     /// Somebody wants it to be looked at now.
     pub look_now: Notify,
 }
@@ -73,7 +76,7 @@ pub(super) struct Known {
 }
 
 impl Place {
-    pub fn new(number: usize, id: String, agent: AgentClient, weather: Arc<Changes>) -> Self {
+    pub fn new(number: usize, id: String, agent: AgentClient, weather: Arc<Changes>, returns: Arc<Returns>) -> Self {
         let known = Known {
             breaker: Breaker::new(),
             desk: None,
@@ -89,7 +92,7 @@ impl Place {
             looks: 0,
             strays: VecDeque::new(),
         };
-        Self { number, id, agent, known: Mutex::new(known), weather, look_now: Notify::new() }
+        Self { number, id, agent, known: Mutex::new(known), weather, returns, look_now: Notify::new() }
     }
 
     pub fn known(&self) -> MutexGuard<'_, Known> {

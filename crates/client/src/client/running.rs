@@ -18,7 +18,9 @@ use super::budget::RetryBudget;
 use super::line::{Line, Order, Waiter};
 use super::look::look_on;
 use super::place::Place;
+use super::returns::Returns;
 use super::settings::Settings;
+use super::turns::Turns;
 use super::updates::Update;
 use crate::changes::{Changes, Follower};
 use crate::limits::UPDATES;
@@ -33,6 +35,8 @@ pub(super) struct Core {
     pub balancer: Mutex<Balancer>,
     pub budget: Mutex<RetryBudget>,
     pub counts: Counts,
+    pub returns: Arc<Returns>,
+    pub turns: Arc<Turns>,
     pub updates: broadcast::Sender<Update>,
 }
 
@@ -48,11 +52,13 @@ pub(super) struct Counts {
 }
 
 impl Core {
-    pub fn new(settings: Settings, places: Vec<Arc<Place>>, weather: Arc<Changes>) -> Self {
+    pub fn new(settings: Settings, places: Vec<Arc<Place>>, weather: Arc<Changes>, returns: Arc<Returns>) -> Self {
         Self {
             balancer: Mutex::new(Balancer::new(settings.strategy, places.len(), random::fraction)),
             budget: Mutex::new(RetryBudget::new()),
             counts: Counts::default(),
+            returns,
+            turns: Arc::default(),
             updates: broadcast::Sender::new(UPDATES),
             settings,
             places,
@@ -148,7 +154,10 @@ impl Running {
             return;
         }
         for place in 0..self.lines.len() {
-            self.order(place, Order::Leave { waiter, keeps: winner == Some(place) });
+            self.order(
+                place,
+                Order::Leave { waiter, keeps: winner == Some(place), _under_way: self.core.returns.begin() },
+            );
         }
     }
 

@@ -16,8 +16,10 @@ use tokio::time::{Instant, timeout};
 
 use super::line::{News, Order, Waiter, What};
 use super::place::{Place, is_fault};
+use super::returns::UnderWay;
 use super::running::{self, Running, at, told};
 use super::stray::{Stray, give_back};
+use super::turns::Turn;
 use super::wanted::Wanted;
 use crate::ClientError;
 use crate::backoff::Backoff;
@@ -37,12 +39,14 @@ pub(super) struct Won {
 pub(super) type Sought = Result<Won, ClientError>;
 
 /// Waits in a task of its own, so that whoever asked may go at any instant.
-pub(super) async fn seek(running: &Arc<Running>, wanted: Wanted) -> Sought {
+pub(super) async fn seek(running: &Arc<Running>, wanted: Wanted, turn: Turn) -> Sought {
     let (tell, told) = oneshot::channel();
     let (deadline, too_long) = (wanted.deadline, wanted.too_long());
     let stopped = ClientError::NotStarted { doing: "requesting GPU" };
     let mut stopping = running.stopping();
     let seeker = Seeker::enter(running.clone(), wanted);
+    // It is in line: whoever came later may enter.
+    drop(turn);
     running.runtime.spawn(async move { seeker.seek(tell).await });
     // The task may be waiting for the fate of a confirmation, which nobody else has to wait for.
     tokio::select! {
@@ -63,6 +67,8 @@ struct Seeker {
     offers: VecDeque<(usize, Lease, Instant)>,
     /// Since when no endpoint can be asked.
     away: Option<Instant>,
+    /// Until it has left every queue.
+    _under_way: UnderWay,
 }
 
 impl Seeker {
@@ -70,7 +76,8 @@ impl Seeker {
         let (tell, news) = mpsc::unbounded_channel();
         // Under one lock, so that two requests have the same order in every queue.
         let id = running.enter(|id| Waiter { id, body: wanted.body.clone(), tell: tell.clone() });
-        Self { running, wanted, id, news, refused: BTreeMap::new(), offers: VecDeque::new(), away: None }
+        let _under_way = running.core.returns.begin();
+        Self { running, wanted, id, news, refused: BTreeMap::new(), offers: VecDeque::new(), away: None, _under_way }
     }
 
     async fn seek(mut self, mut tell: oneshot::Sender<Sought>) {

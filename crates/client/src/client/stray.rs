@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use gpupool_api::RequestBody;
 use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
 
 use super::place::{Place, is_fault};
 use crate::{ClientError, IdempotencyKey};
@@ -22,9 +21,12 @@ pub(super) enum Stray {
 }
 
 /// Gives something back, in the background.
-pub(super) fn give_back(runtime: &Handle, place: &Arc<Place>, stray: Stray) -> JoinHandle<bool> {
-    let place = place.clone();
-    runtime.spawn(async move { take_back(&place, stray).await })
+pub(super) fn give_back(runtime: &Handle, place: &Arc<Place>, stray: Stray) {
+    let (place, under_way) = (place.clone(), place.returns.begin());
+    runtime.spawn(async move {
+        take_back(&place, stray).await;
+        drop(under_way);
+    });
 }
 
 /// Gives back what could not be before: the endpoint answers again.
