@@ -1,0 +1,152 @@
+//! From arguments, the environment and the configuration file to a client. What is given as an argument beats the rest, and
+//! a variable it replaces cannot be wrong.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gpupool_client::{Client, ClientBuilder, ClientError, Secret};
+use gpupool_config::{Flags, Inputs, Loaded, Reader, load};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::errors::exception;
+use crate::values::to_python;
+
+/// What a program may set; what is `None` is as the environment has it.
+#[derive(FromPyObject, Default)]
+#[pyo3(from_item_all)]
+pub(super) struct Settings {
+    service_endpoint: Option<String>,
+    service_endpoints: Option<String>,
+    load_balancing_strategy: Option<String>,
+    memory_threshold: Option<f64>,
+    utilization_threshold: Option<f64>,
+    polling_interval: Option<f64>,
+    worker_timeout: Option<f64>,
+    request_timeout: Option<f64>,
+    /// Used where neither an argument nor the environment says how long an answer may take.
+    usual_request_timeout: Option<f64>,
+    health_check_interval: Option<f64>,
+    max_retries: Option<u32>,
+    stale_age: Option<f64>,
+    token: Option<String>,
+    ca_file: Option<PathBuf>,
+    proxy: Option<String>,
+    /// Whether the agent of this machine is asked over its socket where no endpoint is named.
+    prefers_socket: bool,
+}
+
+/// A setter of the builder for a time.
+type SetsTime = fn(ClientBuilder, Duration) -> ClientBuilder;
+
+impl Settings {
+    /// The client. Read while the interpreter is held, so that nobody changes the environment meanwhile.
+    pub fn client(self, py: Python<'_>) -> PyResult<Client> {
+        let loaded = loaded(py, &self.replaced(), false)?;
+        self.built(&loaded).map_err(|error| exception(py, &error))
+    }
+
+    fn built(self, loaded: &Loaded) -> Result<Client, ClientError> {
+        let is_timeout_set = loaded.is_set("client.endpoint_timeout");
+        let mut builder = ClientBuilder::configured(loaded)?;
+        if let Some(endpoints) = self.service_endpoints {
+            builder = builder.endpoints(endpoints);
+        } else if let Some(endpoint) = self.service_endpoint {
+            builder = builder.endpoint(endpoint);
+        } else if self.prefers_socket {
+            builder = builder.or_socket(&loaded.sockets())?;
+        }
+        if let Some(name) = self.load_balancing_strategy {
+            builder = builder.strategy(name.parse()?);
+        }
+        let times: [(_, _, SetsTime); 5] = [
+            ("polling_interval", self.polling_interval, ClientBuilder::polling_interval),
+            ("worker_timeout", self.worker_timeout, ClientBuilder::worker_timeout),
+            (
+                "request_timeout",
+                self.request_timeout.or(self.usual_request_timeout.filter(|_| !is_timeout_set)),
+                ClientBuilder::endpoint_timeout,
+            ),
+            ("health_check_interval", self.health_check_interval, ClientBuilder::health_check_interval),
+            ("stale_age", self.stale_age, ClientBuilder::stale_age),
+        ];
+        for (name, secs, set) in times {
+            if let Some(secs) = secs {
+                builder = set(builder, duration(name, secs)?);
+            }
+        }
+        if let Some(percent) = self.memory_threshold {
+            builder = builder.memory_threshold(percent);
+        }
+        if let Some(percent) = self.utilization_threshold {
+            builder = builder.utilization_threshold(percent);
+        }
+        if let Some(retries) = self.max_retries {
+            builder = builder.max_retries(retries);
+        }
+        if let Some(token) = self.token {
+            builder = builder.token(Secret::new(&token));
+        }
+        if let Some(path) = self.ca_file {
+            builder = builder.ca_file(path);
+        }
+        if let Some(proxy) = self.proxy {
+            builder = builder.proxy(proxy);
+        }
+        builder.build()
+    }
+
+    /// The variables that arguments stand in for.
+    fn replaced(&self) -> Vec<&'static str> {
+        let is_one_named = self.service_endpoint.is_some() || self.service_endpoints.is_some();
+        let given: [(bool, &[&'static str]); 9] = [
+            (is_one_named, &["GPU_SERVICE_ENDPOINT", "GPU_STATS_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINTS"]),
+            (self.load_balancing_strategy.is_some(), &["GPU_LOAD_BALANCING_STRATEGY"]),
+            (self.memory_threshold.is_some(), &["GPU_MEMORY_THRESHOLD_PERCENT"]),
+            (self.utilization_threshold.is_some(), &["GPU_UTILIZATION_THRESHOLD_PERCENT"]),
+            (self.polling_interval.is_some(), &["GPU_POLLING_INTERVAL", "GPU_POLLING_INTERVAL_SECONDS"]),
+            (self.request_timeout.is_some(), &["GPU_ENDPOINT_TIMEOUT"]),
+            (self.max_retries.is_some(), &["GPU_ENDPOINT_MAX_RETRIES"]),
+            (self.health_check_interval.is_some(), &["GPU_ENDPOINT_HEALTH_CHECK_INTERVAL"]),
+            (self.ca_file.is_some(), &["GPUPOOL_CA"]),
+        ];
+        given.iter().filter(|(is_given, _)| *is_given).flat_map(|(_, names)| names.iter().copied()).collect()
+    }
+}
+
+fn duration(what: &'static str, secs: f64) -> Result<Duration, ClientError> {
+    Duration::try_from_secs_f64(secs).map_err(|_| ClientError::Setting {
+        what,
+        value: secs.to_string(),
+        allowed: "a number of seconds that is not negative".into(),
+    })
+}
+
+fn loaded(py: Python<'_>, without: &[&str], is_lenient: bool) -> PyResult<Loaded> {
+    let read = || {
+        let mut inputs = Inputs::here(Flags::default(), None, Reader::Client)?;
+        inputs.lenient = is_lenient;
+        inputs.env.retain(|name, _| !without.contains(&name.as_str()));
+        load(&inputs)
+    };
+    read().map_err(|problems| exception(py, &ClientError::Configuration(problems.to_string())))
+}
+
+/// What the environment and the configuration file say to clients, and what is wrong with it where only a warning is wanted.
+#[pyfunction]
+pub(crate) fn client_settings(py: Python<'_>, is_lenient: bool) -> PyResult<Bound<'_, PyDict>> {
+    let loaded = loaded(py, &[], is_lenient)?;
+    let (client, servers) = (&loaded.config.client, loaded.servers());
+    let said = PyDict::new(py);
+    said.set_item("endpoints", &servers.urls)?;
+    said.set_item("memory_threshold", client.memory_threshold_percent.as_number())?;
+    said.set_item("utilization_threshold", client.utilization_threshold_percent.as_number())?;
+    said.set_item("polling_interval", client.polling_interval.as_secs_f64())?;
+    said.set_item("load_balancing_strategy", client.load_balancing_strategy.name())?;
+    said.set_item("endpoint_timeout", client.endpoint_timeout.as_secs_f64())?;
+    said.set_item("endpoint_max_retries", client.endpoint_max_retries)?;
+    said.set_item("endpoint_health_check_interval", client.endpoint_health_check_interval.as_secs_f64())?;
+    let warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+    said.set_item("warnings", to_python(py, &warnings)?)?;
+    Ok(said)
+}
