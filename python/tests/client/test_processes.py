@@ -1,0 +1,226 @@
+"""Forks, kills, Ctrl-C and the end of the interpreter: a lease is its process' own, and never outlives it for long."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from agents import Agent
+from watching import PATIENCE, get, leases, program, ran, said, wait_until, wait_until_free
+
+HOLDING = """
+    import asyncio, gc, multiprocessing, os, sys, threading
+    from gpu_worker_pool import GPUWorkerPoolClient
+    url = sys.argv[1]
+"""
+
+
+def test_a_forked_child_neither_uses_nor_gives_back_what_its_parent_holds(agent: Agent) -> None:
+    source = (
+        HOLDING
+        + """
+    client = GPUWorkerPoolClient(url)
+    asyncio.run(client.start())
+    held = asyncio.run(client.request_gpu())
+    child = os.fork()
+    if child == 0:
+        try:
+            client.get_pool_status()
+            print("wrong: the child could use it", flush=True)
+        except RuntimeError as error:
+            print("child:", error, flush=True)
+        # Dropped, collected, and ended in good order.
+        del client, held
+        gc.collect()
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    client.check_assignment(held)
+    assert client.get_pool_status().active_workers == 1
+    print("held", flush=True)
+    sys.stdin.readline()
+    asyncio.run(client.release_gpu(held))
+    asyncio.run(client.stop())
+    """
+    )
+    process = program(source, agent.url, stdin=True)
+    told = said(process, "child:")
+    assert "started in another process" in told and "after a fork" in told
+    said(process, "held")
+    assert len(leases(agent, "active")) == 1
+    _, complained = process.communicate("\n", timeout=PATIENCE)
+    assert process.returncode == 0, complained
+    assert leases(agent) == []
+
+
+def test_a_forked_child_that_leaves_the_block_leaves_the_lease_alone(agent: Agent) -> None:
+    source = """
+    import gpupool, os, sys
+    with gpupool.lease(endpoint=sys.argv[1]) as gpu:
+        child = os.fork()
+        if child == 0:
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        gpu.check()
+        print("still held")
+    """
+    for way in (agent.url, agent.socket):
+        assert "still held" in ran(source, way)
+        assert leases(agent) == []
+
+
+def test_a_forked_child_makes_a_client_of_its_own(agent: Agent) -> None:
+    source = (
+        HOLDING
+        + """
+    async def one(client, word):
+        async with client:
+            held = await client.request_gpu()
+            print(word, held.gpu_id, flush=True)
+            return held.gpu_id
+
+    def child(queue):
+        queue.put(asyncio.run(one(GPUWorkerPoolClient(url), "child")))
+
+    async def main():
+        async with GPUWorkerPoolClient(url) as client:
+            held = await client.request_gpu()
+            context = multiprocessing.get_context("fork")
+            for _ in range(3):
+                queue = context.Queue()
+                process = context.Process(target=child, args=(queue,))
+                process.start()
+                assert queue.get(timeout=60) != held.gpu_id
+                process.join()
+                assert process.exitcode == 0
+            client.check_assignment(held)
+            await client.release_gpu(held)
+    asyncio.run(main())
+    print("done")
+    """
+    )
+    assert "done" in ran(source, agent.url)
+    assert leases(agent) == []
+
+
+def test_forks_while_requests_are_under_way_hang_nobody(agent: Agent) -> None:
+    source = (
+        HOLDING
+        + """
+    async def main():
+        async with GPUWorkerPoolClient(url) as client:
+            async def work():
+                for _ in range(30):
+                    await client.release_gpu(await client.request_gpu())
+            workers = [asyncio.ensure_future(work()) for _ in range(4)]
+            for _ in range(20):
+                await asyncio.sleep(0)
+                child = os.fork()
+                if child == 0:
+                    for worker in workers:
+                        worker.cancel()
+                    del client
+                    gc.collect()
+                    os._exit(0)
+                os.waitpid(child, 0)
+            await asyncio.gather(*workers)
+    asyncio.run(main())
+    print("done")
+    """
+    )
+    assert "done" in ran(source, agent.url)
+    assert leases(agent) == []
+
+
+def test_a_killed_program_gives_the_gpu_back(agent: Agent) -> None:
+    source = (
+        HOLDING
+        + """
+    async def main():
+        async with GPUWorkerPoolClient(url) as client:
+            held = await client.request_gpu(ttl=1)
+            print("held", flush=True)
+            await asyncio.Event().wait()
+    asyncio.run(main())
+    """
+    )
+    process = program(source, agent.url)
+    said(process, "held")
+    assert len(leases(agent, "active")) == 1
+    process.kill()
+    process.communicate()
+    wait_until_free(agent)
+
+
+def test_a_program_killed_while_it_holds_over_the_socket_gives_back_at_once(agent: Agent) -> None:
+    source = """
+    import gpupool, sys, time
+    with gpupool.lease(endpoint=sys.argv[1]) as gpu:
+        print("held", gpu.gpu_id, flush=True)
+        sys.stdin.readline()
+    """
+    process = program(source, agent.socket, stdin=True)
+    said(process, "held")
+    [lease] = leases(agent, "active")
+    process.kill()
+    process.communicate()
+    wait_until_free(agent)
+    ended = get(agent, f"/v1/leases/{lease['id']}")
+    assert "process" in ended["reason"], ended
+
+
+@pytest.mark.parametrize("held_by_others", [True, False])
+def test_ctrl_c_ends_a_blocking_lease_and_leaves_nothing_behind(agent: Agent, held_by_others: bool) -> None:
+    source = """
+    import gpupool, sys, threading
+    try:
+        with gpupool.lease(gpus=4, endpoint=sys.argv[1]) as gpu:
+            print("held", flush=True)
+            threading.Event().wait()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    """
+    other = program(source, agent.url) if held_by_others else None
+    if other is not None:
+        said(other, "held")
+    process = program(source, agent.url)
+    if other is not None:
+        wait_until(agent, lambda: len(leases(agent, "queued")) == 1, "it waits")
+    else:
+        said(process, "held")
+    process.send_signal(signal.SIGINT)
+    said(process, "interrupted")
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert len(leases(agent)) == (1 if held_by_others else 0)
+    if other is not None:
+        other.send_signal(signal.SIGINT)
+        other.communicate(timeout=PATIENCE)
+        assert leases(agent) == []
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        pytest.param("sys.exit(0)", id="exit"),
+        pytest.param("raise SystemExit", id="raise"),
+        pytest.param("pass", id="forgotten"),
+        pytest.param("keep.append((client, held))", id="global"),
+        pytest.param("asyncio.ensure_future(client.request_gpu(gpus=4)); await asyncio.sleep(0)", id="pending"),
+        pytest.param("keep.append(asyncio.ensure_future(client.request_gpu(gpus=4)))", id="pending-and-global"),
+    ],
+)
+def test_a_program_that_ends_without_stopping_has_given_back_when_it_is_gone(agent: Agent, ending: str) -> None:
+    source = (
+        HOLDING
+        + f"""
+    keep = []
+    async def main():
+        client = GPUWorkerPoolClient(url)
+        await client.start()
+        held = await client.request_gpu()
+        {ending}
+    asyncio.run(main())
+    """
+    )
+    ran(source, agent.url)
+    assert leases(agent) == []
