@@ -1,0 +1,63 @@
+"""What a run is asked for, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import index
+from typing import Any, Optional, Sequence, Union
+
+
+@dataclass
+class Wish:
+    """What the native side is asked for."""
+
+    program: list[str]
+    environment: dict[str, str]
+    settings: str
+    helper: str
+    by_value: bool
+    shares_memory: bool
+    places: list[tuple[int, list[int], dict[str, str]]]
+    queue_size: int
+    task_timeout: Optional[float]
+    grace: float
+    retries: int
+    output: str
+    tell_started: bool
+    joblog: Optional[str]
+    name: str
+    gpus: Optional[tuple[Optional[int], int]]
+
+
+def checked_gpu_ids(gpu_ids: Union[Sequence[int], str]) -> tuple[list[int], Optional[int]]:
+    """Numbers of GPUs; or none, and how many are to be leased, 0 meaning those that are free."""
+    if isinstance(gpu_ids, str):
+        word, _, count = gpu_ids.partition(":")
+        if word != "auto" or (count and not (count.isdigit() and int(count) > 0)):
+            raise ValueError(f"gpu_ids must be numbers of GPUs, 'auto' or 'auto:COUNT', got {gpu_ids!r}")
+        return [], int(count or 0)
+    ids = [_checked_gpu_id(gpu_id) for gpu_id in gpu_ids]
+    if not ids:
+        raise ValueError("gpu_ids cannot be empty")
+    return ids, None
+
+
+def mask_of(gpu_id: int) -> dict[str, str]:
+    """Makes a worker see one GPU only, of either vendor."""
+    return {"CUDA_VISIBLE_DEVICES": str(gpu_id), "HIP_VISIBLE_DEVICES": str(gpu_id)}
+
+
+def _checked_gpu_id(gpu_id: Any) -> int:
+    try:
+        number = -1 if isinstance(gpu_id, bool) else index(gpu_id)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"gpu_ids must be numbers of GPUs from 0 on, got {gpu_id!r}")
+    return number
+
+
+def checked_count(name: str, value: int, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
+    return value
