@@ -1,0 +1,39 @@
+"""The examples of the client run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "python"
+
+
+def run(name: str, *arguments: str, **environment: str) -> str:
+    ran = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def test_basic_client_usage_runs(agent) -> None:
+    said = run("basic_client_usage.py", GPU_SERVICE_ENDPOINT=agent.url)
+    assert "request timed out after 0.5 seconds" in said
+    assert sum(line.startswith("worker ") and "on GPU" in line for line in said.splitlines()) == 8
+
+
+def test_multi_endpoint_usage_runs(start_agent) -> None:
+    said = run("multi_endpoint_usage.py", f"{start_agent().url},{start_agent('2xH100').url}")
+    assert "Degradation Status: None (2/2 endpoints healthy)" in said
+    assert "assigned 127.0.0.1_" in said
+
+
+def test_config_examples_run() -> None:
+    said = run("config_examples.py")
+    assert "http://gpu1:8000" in said and "GPU_MEMORY_THRESHOLD_PERCENT" in said
