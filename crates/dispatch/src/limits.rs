@@ -10,6 +10,8 @@ pub const DEPTH: usize = 1_024;
 pub const AHEAD: Duration = Duration::from_millis(8);
 /// How long a task may take so that another one may wait behind it.
 pub const SHORT: Duration = Duration::from_millis(5);
+/// How long a worker may be at one task before others that wait behind it are taken back.
+pub const RECALL_AFTER: Duration = Duration::from_millis(20);
 /// Tasks that are taken in ahead, unless said.
 pub const QUEUE_SIZE: usize = 1_024;
 /// How long an interrupted worker may take to be done with its task, unless said.

@@ -130,21 +130,23 @@ def test_each_worker_gets_some_of_many_short_tasks() -> None:
     assert set(tally.by.values()) == {0, 1, 2}
 
 
-def test_tasks_that_take_a_while_do_not_wait_behind_a_long_one() -> None:
+@pytest.mark.parametrize("pace", [0.0, 0.006], ids=["quick", "not so quick"])
+def test_nothing_waits_behind_a_task_that_suddenly_takes_long(pace: float) -> None:
     """The long one never ends by itself."""
-    others = 60
+    others, at = (500, 100) if pace == 0.0 else (30, 10)
 
-    class Waits(Echo):
+    class Mixed(Echo):
         def process(self, data: Any) -> Any:
-            time.sleep(0.006 if data != "long" else PATIENCE_SECS * 2)
+            time.sleep(pace if data != "long" else PATIENCE_SECS * 2)
+            return data
 
-    tally = Tally()
-    dispatcher = Dispatcher(Waits, [0, 1])
+    done: set[int] = set()
+    dispatcher = Dispatcher(Mixed, [0, 1])
 
     def keep(task_id: int, data: Any, worker_id: int) -> None:
-        tally.on_success(task_id, data, worker_id)
-        if len(tally.done) == others:
+        done.add(task_id)
+        if len(done) == others:
             dispatcher.shutdown()
 
-    dispatcher.run(["long" if number == 10 else number for number in range(others + 1)], keep)
-    assert len(tally.done) == others and 10 not in tally.done
+    dispatcher.run(["long" if number == at else number for number in range(others + 1)], keep)
+    assert done == set(range(others + 1)) - {at}

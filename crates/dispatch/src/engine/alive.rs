@@ -12,7 +12,8 @@ use super::slot::{Phase, Stage};
 use super::{Engine, Progress, Source};
 use crate::command::Report;
 use crate::event::Event;
-use crate::limits::{EXIT_PATIENCE, SETUP_TRIES, UNREAD_EVENTS};
+use crate::ledger::Skill;
+use crate::limits::{EXIT_PATIENCE, RECALL_AFTER, SETUP_TRIES, UNREAD_EVENTS};
 use crate::plan::{Speaks, WorkerOutput};
 use crate::process::{Heard, NotStarted, Process, backoff, ready_of, start};
 use crate::protocol::{Frame, Kind};
@@ -69,7 +70,7 @@ impl Engine {
         }
         if self.plan.program.speaks == Speaks::Lines {
             // It says nothing of itself: it is ready when it runs.
-            self.is_ready(at, false, now);
+            self.is_ready(at, Skill::None, now);
         }
     }
 
@@ -104,7 +105,7 @@ impl Engine {
         }
     }
 
-    fn is_ready(&mut self, at: usize, counts: bool, now: Instant) {
+    fn is_ready(&mut self, at: usize, skill: Skill, now: Instant) {
         let lifetime = self.plan.worker_lifetime.map(|lifetime| now + lifetime);
         let slot = &mut self.slots[at];
         if let Stage::Alive(_, phase) = &mut slot.stage {
@@ -114,7 +115,7 @@ impl Engine {
         let worker = slot.place.id;
         self.delivery.tell(Event::Ready { worker });
         if self.progress == Progress::Open {
-            self.ledger.ready(worker, counts, now);
+            self.ledger.ready(worker, skill, now);
         } else if let Stage::Alive(process, phase) = &mut self.slots[at].stage {
             process.wire.put_stop();
             *phase = Phase::Stopping(now + self.plan.clean_up_timeout);
@@ -136,16 +137,28 @@ impl Engine {
         self.tell_started(at, now);
     }
 
+    /// Takes back what a worker has not claimed.
+    pub(super) fn recall(&mut self, worker: WorkerId) {
+        let Some(at) = self.slot_of(worker) else { return };
+        if let Stage::Alive(process, _) = &mut self.slots[at].stage {
+            let claimed = process.counters.recall();
+            process.wire.put_recalled();
+            self.ledger.recalled(worker, claimed, &mut self.effects);
+        }
+    }
+
     /// Whatever a worker has first, it works on.
     fn tell_started(&mut self, at: usize, now: Instant) {
         let slot = &mut self.slots[at];
         let worker = slot.place.id;
         let (Some(task), _) = self.ledger.at(worker) else { return };
+        let behind = self.ledger.has_behind(worker).then(|| now + RECALL_AFTER);
         if slot.told == Some(task) {
+            slot.look_at = slot.look_at.or(behind);
             return;
         }
         slot.told = Some(task);
-        slot.look_at = self.ledger.has_timeout().then_some(now);
+        slot.look_at = if self.ledger.has_timeout() { Some(now) } else { behind };
         if self.plan.tell_started {
             self.delivery.tell(Event::Started { task, worker, at: now });
         }
@@ -221,7 +234,12 @@ impl Engine {
             (Kind::Ready, Phase::SettingUp(_)) => {
                 let ready = ready_of(&frame.payload)?;
                 if matches!(slot.stage, Stage::Alive(..)) {
-                    self.is_ready(at, ready.counts, now);
+                    let skill = match (ready.counts, ready.recalls) {
+                        (true, true) => Skill::Recalls,
+                        (true, false) => Skill::Counts,
+                        (false, _) => Skill::None,
+                    };
+                    self.is_ready(at, skill, now);
                 }
             }
             (Kind::SetupFailed, Phase::SettingUp(_)) => slot.setup_failure = Some(text(&frame)),

@@ -11,6 +11,7 @@ mod by_number;
 mod clock;
 mod delivery;
 mod dying;
+mod effects;
 mod orders;
 mod slot;
 
@@ -21,18 +22,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use gpupool_confine::Signal;
 use gpupool_confine::bounds::Watcher;
 use gpupool_confine::cgroup::Cgroups;
 use rustix::event::{Timespec, epoll};
 
 use crate::command::TaskOutput;
 use crate::error::DispatchError;
-use crate::event::{Event, Over};
+use crate::event::Event;
 use crate::ledger::{Effect, Ledger};
 use crate::limits::{SLEEP_MOST, UNUSED_PATIENCE};
 use crate::plan::Plan;
-use crate::{Cause, Outcome, Stats, TaskId, WorkerId, WorkerStats};
+use crate::{Cause, Stats, WorkerId, WorkerStats};
 use by_number::ByTask;
 use clock::Clock;
 use delivery::Delivery;
@@ -171,6 +171,9 @@ impl Engine {
         self.ledger.feed(now, &mut self.effects);
         self.obey_effects(now);
         self.by_the_clock(now);
+        // What was taken back by the clock goes to others at once.
+        self.ledger.feed(now, &mut self.effects);
+        self.obey_effects(now);
         self.send_all();
         self.end_if_done(now);
         if self.progress == Progress::Over {
@@ -298,63 +301,6 @@ impl Engine {
             let task = self.ledger.take_in();
             self.payloads.insert(task, payload);
         }
-    }
-
-    fn obey_effects(&mut self, now: Instant) {
-        while !self.effects.is_empty() {
-            for effect in std::mem::take(&mut self.effects) {
-                match effect {
-                    Effect::Send { worker, tasks } => self.put_tasks(worker, &tasks, now),
-                    Effect::Over { task, worker, outcome, begun, tries } => {
-                        self.over(task, worker, outcome, begun, tries, now);
-                    }
-                    Effect::Retried { task, worker, outcome } => {
-                        self.outputs.remove(&task);
-                        if let Some(at) = self.slot_of(worker) {
-                            // Begun once more by the same worker, it is told once more.
-                            self.slots[at].told = None;
-                        }
-                        self.delivery.tally.retried += 1;
-                        self.delivery.tell(Event::Retried { task, worker, outcome });
-                    }
-                    Effect::Interrupt { worker, begun } => {
-                        if let Some(Stage::Alive(process, _)) = self.slot_of(worker).map(|at| &self.slots[at].stage) {
-                            process.counters.interrupt(begun);
-                            // One that is gone already needs no interrupt.
-                            let _ = process.job.signal(Signal::INT);
-                        }
-                    }
-                    Effect::Kill { worker } => {
-                        if let Some(at) = self.slot_of(worker) {
-                            self.bury(at, Some(Cause::Stuck), Duration::ZERO);
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    fn over(
-        &mut self,
-        task: TaskId,
-        worker: Option<WorkerId>,
-        outcome: Outcome,
-        started: Option<Instant>,
-        tries: u32,
-        now: Instant,
-    ) {
-        self.payloads.remove(&task);
-        let output = self.outputs.remove(&task);
-        if let Some(at) = worker.and_then(|worker| self.slot_of(worker)) {
-            let slot = &mut self.slots[at];
-            match outcome {
-                Outcome::Done(_) => slot.counts.completed += 1,
-                Outcome::TimedOut(_) => slot.counts.timeouts += 1,
-                Outcome::Failed(_) | Outcome::WorkerLost(_) => slot.counts.failed += 1,
-                Outcome::Cancelled => {}
-            }
-        }
-        self.delivery.over(Over { task, worker, outcome, started, finished: now, tries, output });
     }
 
     fn slot_of(&self, worker: WorkerId) -> Option<usize> {

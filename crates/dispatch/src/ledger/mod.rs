@@ -5,6 +5,7 @@
 //! began goes back to the head of the queue, the others are over (or tried again, where retries are left).
 
 mod depth;
+mod looking;
 #[cfg(test)]
 mod tests;
 
@@ -77,6 +78,12 @@ pub enum Effect {
         /// How many tasks it had begun, this one included.
         begun: u64,
     },
+    /// It takes long over a task while others wait behind it: take back what it has not claimed, and tell
+    /// [`Ledger::recalled`].
+    Recall {
+        /// From whom.
+        worker: WorkerId,
+    },
     /// It was interrupted and goes on: kill it with all it started, and replace it.
     Kill {
         /// Whom.
@@ -102,14 +109,26 @@ pub enum Nonsense {
     },
 }
 
+/// What a worker can do besides its work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Skill {
+    /// Nothing: it has one task at a time.
+    None,
+    /// It counts where its death cannot take it along, and may have many.
+    Counts,
+    /// It counts, and what it has not begun can be taken back.
+    Recalls,
+}
+
 #[derive(Debug)]
 struct Worker {
     /// What it was sent and has not answered, in order.
     inbox: VecDeque<TaskId>,
     /// Answers it gave.
     answers: u64,
-    /// One that does not has one task at a time.
-    counts: bool,
+    skill: Skill,
+    /// It takes long over what it is at: nothing is to wait behind that.
+    is_slow: bool,
     pace: Pace,
     /// When the first of its inbox was begun, as far as is known.
     begun: Option<Instant>,
@@ -120,6 +139,12 @@ struct Worker {
     interrupted: Option<(TaskId, Instant)>,
     is_killed: bool,
     is_retiring: bool,
+}
+
+impl Worker {
+    fn counts(&self) -> bool {
+        self.skill != Skill::None
+    }
 }
 
 /// The books of one run.
@@ -219,12 +244,13 @@ impl Ledger {
         retiring.inbox.is_empty() && self.workers.remove(&worker).is_some()
     }
 
-    /// A worker is set up, and counts what it does where its death cannot take it along.
-    pub fn ready(&mut self, worker: WorkerId, counts: bool, now: Instant) {
+    /// A worker is set up.
+    pub fn ready(&mut self, worker: WorkerId, skill: Skill, now: Instant) {
         let new = Worker {
             inbox: VecDeque::new(),
             answers: 0,
-            counts,
+            skill,
+            is_slow: false,
             pace: Pace::default(),
             begun: None,
             fresh: 0,
@@ -260,7 +286,7 @@ impl Ledger {
         let able = self.workers.values().filter(|worker| !worker.is_killed).count().max(1);
         let waiting = (!self.is_open).then_some(self.pending.len());
         let hungry = self.workers.iter().filter(|(_, worker)| {
-            let may = worker.counts && self.rules.prefetch;
+            let may = worker.counts() && self.rules.prefetch && !worker.is_slow;
             let most = if may { worker.pace.depth(waiting, able) } else { 1 };
             let is_able = !worker.is_killed && !worker.is_retiring && worker.interrupted.is_none();
             is_able && worker.inbox.len() < most
@@ -285,6 +311,7 @@ impl Ledger {
         here.inbox.pop_front();
         here.answers += 1;
         here.fresh += 1;
+        here.is_slow = false;
         let begun = here.begun;
         here.begun = (!here.inbox.is_empty()).then_some(now);
         let timed_out = here.interrupted.take_if(|(interrupted, _)| *interrupted == task).is_some();
@@ -303,7 +330,7 @@ impl Ledger {
     pub fn gone(&mut self, worker: WorkerId, counted: Counted, cause: &Cause, effects: &mut Vec<Effect>) {
         let Some(mut gone) = self.workers.remove(&worker) else { return };
         // Of its inbox, counted from the front: begun, and finished. One that does not count has begun what it has.
-        let (begun, finished) = if gone.counts {
+        let (begun, finished) = if gone.counts() {
             let of_inbox = |count: u64| usize::try_from(count.saturating_sub(gone.answers)).unwrap_or(usize::MAX);
             (of_inbox(counted.started), of_inbox(counted.finished))
         } else {
@@ -311,13 +338,7 @@ impl Ledger {
         };
         let begun = if matches!(cause, Cause::Withdrawn(_)) { 0 } else { begun };
         let untouched = gone.inbox.split_off(begun.min(gone.inbox.len()));
-        for task in untouched.into_iter().rev() {
-            if self.is_finishing {
-                self.end(task, None, Outcome::Cancelled, None, effects);
-            } else {
-                self.pending.push_front(task);
-            }
-        }
+        self.give_back(untouched, effects);
         for (nth, task) in gone.inbox.into_iter().enumerate() {
             let was_interrupted = gone.interrupted.is_some_and(|(interrupted, _)| interrupted == task);
             let lost = |stage| Outcome::WorkerLost(Loss { stage, cause: cause.clone() });
@@ -332,38 +353,15 @@ impl Ledger {
         }
     }
 
-    /// When a worker has to be looked at next because of its task's time; with what it counted, and when its last task was
-    /// begun by this clock.
-    pub fn look(
-        &mut self,
-        worker: WorkerId,
-        counted: Counted,
-        begun: Option<Instant>,
-        now: Instant,
-        effects: &mut Vec<Effect>,
-    ) -> Option<Instant> {
-        let timeout = self.rules.task_timeout?;
-        let here = self.workers.get_mut(&worker).filter(|here| !here.is_killed)?;
-        if let Some((_, until)) = here.interrupted {
-            if now < until {
-                return Some(until);
+    /// Tasks nobody has begun are done next, by anybody; or not at all, where nobody wants them any more.
+    fn give_back(&mut self, tasks: VecDeque<TaskId>, effects: &mut Vec<Effect>) {
+        for task in tasks.into_iter().rev() {
+            if self.is_finishing {
+                self.end(task, None, Outcome::Cancelled, None, effects);
+            } else {
+                self.pending.push_front(task);
             }
-            here.is_killed = true;
-            effects.push(Effect::Kill { worker });
-            return None;
         }
-        // Between two tasks nothing runs; the next one is looked at when it has.
-        let is_amid = !here.counts || counted.started > counted.finished;
-        let begun = begun.or(here.begun).filter(|_| is_amid && !here.inbox.is_empty());
-        let Some(due) = begun.map(|begun| begun + timeout) else { return Some(now + timeout) };
-        if now < due {
-            return Some(due);
-        }
-        let nth = if here.counts { counted.started.saturating_sub(here.answers).saturating_sub(1) } else { 0 };
-        let task = usize::try_from(nth).ok().and_then(|nth| here.inbox.get(nth).copied())?;
-        here.interrupted = Some((task, now + self.rules.grace));
-        effects.push(Effect::Interrupt { worker, begun: counted.started });
-        Some(now + self.rules.grace)
     }
 
     /// Nobody wants the rest: what waits is over now, what workers have when they answered it or are gone.

@@ -2,6 +2,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
+use crate::limits::RECALL_AFTER;
 
 const W: WorkerId = WorkerId(0);
 
@@ -15,7 +16,7 @@ fn fed(rules: Rules, tasks: usize, counts: bool) -> (Ledger, Vec<Effect>, Instan
     (0..tasks).for_each(|_| {
         ledger.take_in();
     });
-    ledger.ready(W, counts, now);
+    ledger.ready(W, if counts { Skill::Recalls } else { Skill::None }, now);
     let mut effects = Vec::new();
     ledger.feed(now, &mut effects);
     (ledger, effects, now)
@@ -127,6 +128,29 @@ fn what_a_withdrawn_worker_was_at_is_done_by_another() {
 }
 
 #[test]
+fn what_waits_behind_a_long_task_is_taken_back_and_done_next() {
+    let (mut ledger, mut effects, mut now) = fed(rules(), 6, true);
+    // Quick ones at first: it is given several at once.
+    for number in 0..3 {
+        now += Duration::from_micros(10);
+        ledger.answered(W, TaskId(number), done(), now, &mut effects).unwrap();
+        ledger.feed(now, &mut effects);
+    }
+    assert!(ledger.has_behind(W));
+    effects.clear();
+    let again = ledger.look(W, counted(4, 3), Some(now), now + Duration::from_millis(1), &mut effects);
+    assert_eq!((again, effects.as_slice()), (Some(now + RECALL_AFTER), &[][..]));
+    assert_eq!(ledger.look(W, counted(4, 3), Some(now), now + RECALL_AFTER, &mut effects), None);
+    assert_eq!(effects, [Effect::Recall { worker: W }]);
+    effects.clear();
+    ledger.recalled(W, 4, &mut effects);
+    // Somebody else gets them, in their order, and nothing more waits behind the long one.
+    ledger.ready(WorkerId(1), Skill::Recalls, now);
+    ledger.feed(now, &mut effects);
+    assert_eq!(effects, [Effect::Send { worker: WorkerId(1), tasks: vec![TaskId(4)] }]);
+}
+
+#[test]
 fn nonsense_is_named() {
     let (mut ledger, _, now) = fed(rules(), 1, true);
     let wrong = ledger.answered(W, TaskId(9), done(), now, &mut Vec::new()).unwrap_err();
@@ -224,7 +248,7 @@ impl World {
                 let worker = WorkerId(worker.into());
                 if let std::collections::btree_map::Entry::Vacant(free) = self.workers.entry(worker) {
                     free.insert(Real::default());
-                    self.ledger.ready(worker, true, self.now);
+                    self.ledger.ready(worker, [Skill::Recalls, Skill::Counts][worker.0 as usize % 2], self.now);
                 }
             }
             Step::Wait(millis) => self.wait(Duration::from_millis(millis.into()), &mut effects),
@@ -262,6 +286,16 @@ impl World {
                 Effect::Send { worker, tasks } => self.workers.get_mut(&worker).unwrap().has.extend(tasks),
                 Effect::Over { task, .. } => *self.over.entry(task).or_default() += 1,
                 Effect::Interrupt { .. } | Effect::Retried { .. } => {}
+                Effect::Recall { worker } => {
+                    let real = self.workers.get_mut(&worker).unwrap();
+                    // Somebody may claim a task, and begin it only after that.
+                    let claims = real.started + u64::from(real.started == real.finished && !real.has.is_empty());
+                    let keeps = usize::try_from(claims - real.finished).unwrap();
+                    real.has.truncate(keeps);
+                    let mut more = Vec::new();
+                    self.ledger.recalled(worker, claims, &mut more);
+                    self.take(more);
+                }
                 Effect::Kill { worker } => self.killed.push(worker),
             }
         }

@@ -75,6 +75,12 @@ impl Wire {
         }
     }
 
+    /// What it was sent and has not claimed is not its own any more.
+    pub fn put_recalled(&mut self) {
+        // An empty frame is never too large.
+        let _ = Frame::new(Kind::Recalled, Bytes::new()).put_header(&mut self.tail);
+    }
+
     /// Says nothing any more, so that a worker that waits for more ends.
     pub fn hang_up(&mut self) {
         // Gone already: just as well.

@@ -32,7 +32,12 @@ pub(super) struct Page {
     pub(super) said: AtomicU64,
     /// How much is in its outbox.
     pub(super) unsent: AtomicU64,
+    /// How many tasks the worker has made its own; closed by the dispatcher when it takes the others back.
+    claimed: AtomicU64,
 }
+
+/// Nothing more can be claimed.
+const CLOSED: u64 = 1 << 63;
 
 /// Whatever the worker is at is interrupted.
 const ANY: u64 = u64::MAX;
@@ -100,6 +105,24 @@ impl Counters {
         let finished = page.finished.load(Ordering::Acquire);
         let started = page.started.load(Ordering::Acquire);
         Counted { started, finished, started_at_ns: page.started_at.load(Ordering::Acquire) }
+    }
+
+    /// The worker's: makes the next task its own, before it is begun. `false` where that was taken back, as everything up to
+    /// [`super::Kind::Recalled`] was.
+    pub fn claim(&self) -> bool {
+        let claimed = &self.page().claimed;
+        let open = |count: u64| (count & CLOSED == 0).then(|| count.wrapping_add(1));
+        claimed.fetch_update(Ordering::AcqRel, Ordering::Acquire, open).is_ok()
+    }
+
+    /// The worker's: it has left out what was taken back, and what comes now can be claimed.
+    pub fn reopen(&self) {
+        self.page().claimed.fetch_and(!CLOSED, Ordering::AcqRel);
+    }
+
+    /// The dispatcher's: takes back what is not claimed; how many tasks are.
+    pub(crate) fn recall(&self) -> u64 {
+        self.page().claimed.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED
     }
 
     /// A task is begun now.
@@ -194,6 +217,18 @@ mod tests {
         assert_eq!(ours.interrupted(), None);
         ours.interrupt_any();
         assert_eq!(ours.interrupted(), Some(Interrupt::Unwanted));
+    }
+
+    #[test]
+    fn what_is_recalled_cannot_be_claimed_and_what_is_claimed_not_recalled() {
+        let counters = Counters::new().unwrap();
+        assert!(counters.claim() && counters.claim());
+        assert_eq!(counters.recall(), 2);
+        assert!(!counters.claim());
+        assert_eq!(counters.recall(), 2);
+        counters.reopen();
+        assert!(counters.claim());
+        assert_eq!(counters.recall(), 3);
     }
 
     #[test]

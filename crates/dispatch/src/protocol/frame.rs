@@ -26,6 +26,8 @@ pub enum Kind {
     Task = 2,
     /// To a worker: clean up and end, after what it has.
     Stop = 3,
+    /// To a worker that says it can be recalled: tasks before this that it has not claimed are not its own any more.
+    Recalled = 4,
     /// From a worker: it is set up; what it can do, in JSON.
     Ready = 65,
     /// From a worker: it could not be set up, and why.
@@ -46,6 +48,7 @@ impl Kind {
             1 => Self::Hello,
             2 => Self::Task,
             3 => Self::Stop,
+            4 => Self::Recalled,
             65 => Self::Ready,
             66 => Self::SetupFailed,
             67 => Self::Started,

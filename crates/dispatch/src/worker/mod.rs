@@ -48,6 +48,9 @@ pub struct Ready {
     /// Whether it counts in the memory it was given. One that does not has one task at a time.
     #[serde(default)]
     pub counts: bool,
+    /// Whether tasks it has not begun can be taken back from it.
+    #[serde(default)]
+    pub recalls: bool,
 }
 
 /// Why a worker ended otherwise than by being told to.
@@ -133,12 +136,18 @@ impl Serving {
             Ok(worker) => worker,
             Err(why) => return self.say(&Frame::new(Kind::SetupFailed, why)),
         };
-        let ready = Ready { protocol: VERSION, counts: self.counters.is_some() };
-        // Two fields always have a form in JSON.
+        let counts = self.counters.is_some();
+        let ready = Ready { protocol: VERSION, counts, recalls: counts };
+        // Three fields always have a form in JSON.
         self.say(&Frame::new(Kind::Ready, serde_json::to_vec(&ready).unwrap_or_default()))?;
         while let Some(frame) = self.next_frame()? {
             match frame.kind {
-                Kind::Task => self.work(&mut worker, frame)?,
+                // One that cannot be claimed was taken back.
+                Kind::Task if self.counters.as_ref().is_none_or(|counters| counters.claim()) => {
+                    self.work(&mut worker, frame)?;
+                }
+                Kind::Task => {}
+                Kind::Recalled => self.counters.iter().for_each(|counters| counters.reopen()),
                 Kind::Stop => break,
                 other => return Err(WorkerError::Nonsense(format!("{other:?} to a worker that is set up"))),
             }
@@ -273,7 +282,7 @@ mod tests {
     fn tasks_are_done_in_order_and_counted() {
         let (mut other, running) = start(r#"{"name":"d"}"#);
         let ready: Ready = serde_json::from_slice(&other.hear().unwrap().payload).unwrap();
-        assert_eq!(ready, Ready { protocol: 1, counts: true });
+        assert_eq!(ready, Ready { protocol: 1, counts: true, recalls: true });
         let large = vec![7; 300_000];
         let task = |number, payload: &[u8]| Frame::about(Kind::Task, TaskId(number), payload.to_vec());
         other.say(&[task(0, b"ab"), task(1, b""), task(2, &large), Frame::new(Kind::Stop, "")]);
@@ -283,6 +292,19 @@ mod tests {
         assert_eq!(other.hear(), None);
         running.join().unwrap().unwrap();
         assert_eq!((other.counters.read().started, other.counters.read().finished), (3, 3));
+    }
+
+    #[test]
+    fn what_was_taken_back_is_left_out_and_what_comes_after_is_done() {
+        let (mut other, running) = start(r#"{"name":"d"}"#);
+        other.hear().unwrap();
+        assert_eq!(other.counters.recall(), 0);
+        let task = |number: u64| Frame::about(Kind::Task, TaskId(number), "x");
+        other.say(&[task(0), task(1), Frame::new(Kind::Recalled, ""), task(2), Frame::new(Kind::Stop, "")]);
+        assert_eq!(other.hear(), Some(Frame::about(Kind::Done, TaskId(2), "xx")));
+        assert_eq!(other.hear(), None);
+        running.join().unwrap().unwrap();
+        assert_eq!(other.counters.read().started, 1);
     }
 
     #[test]
