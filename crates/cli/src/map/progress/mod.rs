@@ -108,27 +108,18 @@ fn tell(shown: &Shown, say: &Say, over: &Over) {
 
 fn draw(shown: &Shown, bars: &MultiProgress, over: &Over) {
     let mut rates = Rates::default();
-    let mut drawn: Vec<ProgressBar> = Vec::new();
+    // One bar of many lines: with a bar for each, a line could be drawn beside older ones of other widths.
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{msg}") {
+        bar.set_style(style);
+    }
+    let bar = bars.add(bar);
     loop {
         let (stats, waiting) = (shown.remote.stats(), shown.waiting.texts());
         let page = Page { stats: &stats, tasks: &shown.tasks, total: shown.total.get(), waiting: &waiting };
         let (screen, height) = screen();
         let lines = page.lines(&mut rates, Instant::now(), screen, height);
-        while drawn.len() > lines.len()
-            && let Some(bar) = drawn.pop()
-        {
-            bars.remove(&bar);
-        }
-        while drawn.len() < lines.len() {
-            let bar = ProgressBar::new_spinner();
-            if let Ok(style) = ProgressStyle::with_template("{msg}") {
-                bar.set_style(style);
-            }
-            drawn.push(bars.add(bar));
-        }
-        for (bar, line) in drawn.iter().zip(lines) {
-            bar.set_message(line);
-        }
+        bar.set_message(lines.join("\n"));
         if over.within(DRAW_EVERY) {
             // Wiped: the last word is the summary's.
             let _ = bars.clear();
