@@ -67,6 +67,8 @@ pub struct Counted {
 pub struct Counters {
     page: NonNull<Page>,
     memory: OwnedFd,
+    /// Bytes that are mapped: the page, and the outbox where there is one.
+    length: usize,
 }
 
 // SAFETY: the page is only ever touched through atomics, and unmapped once, when the only owner of the pointer goes.
@@ -80,7 +82,8 @@ impl Counters {
     /// A new page of zeros, which nobody can shorten: whoever reads it is never surprised.
     pub fn new() -> io::Result<Self> {
         let memory = memfd_create("gpupool-worker", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&memory, BYTES as u64)?;
+        // A program whose files may not be long (`ulimit -f`) has no outbox.
+        ftruncate(&memory, BYTES as u64).or_else(|_| ftruncate(&memory, PAGE as u64))?;
         fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Self::of(memory)
     }
@@ -88,14 +91,16 @@ impl Counters {
     /// The page behind a file descriptor.
     #[allow(unsafe_code, reason = "memory that two processes share")]
     pub fn of(memory: OwnedFd) -> io::Result<Self> {
-        if rustix::fs::fstat(&memory)?.st_size < BYTES as i64 {
+        let size = usize::try_from(rustix::fs::fstat(&memory)?.st_size).unwrap_or(0);
+        let length = if size >= BYTES { BYTES } else { PAGE };
+        if size < length {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the memory of the counters is too short"));
         }
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a fresh mapping of a file that is long enough; it is nobody else's, and unmapped in drop only.
-        let at = unsafe { mmap(std::ptr::null_mut(), BYTES, protection, flags, &memory, 0)? };
+        let at = unsafe { mmap(std::ptr::null_mut(), length, protection, flags, &memory, 0)? };
         let page = NonNull::new(at.cast::<Page>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { page, memory })
+        Ok(Self { page, memory, length })
     }
 
     /// What was counted so far.
@@ -158,11 +163,16 @@ impl Counters {
         }
     }
 
-    /// Where the outbox begins; it is [`OUTBOX_BYTES`] long.
+    /// Whether there is an outbox.
+    pub(crate) fn has_outbox(&self) -> bool {
+        self.length == BYTES
+    }
+
+    /// Where the outbox begins, if there is one; it is [`OUTBOX_BYTES`] long.
     #[allow(unsafe_code, reason = "memory that two processes share")]
-    pub(super) fn outbox_at(&self) -> NonNull<u8> {
-        // SAFETY: within the mapping, which is longer than the page.
-        unsafe { self.page.cast::<u8>().add(PAGE) }
+    pub(super) fn outbox_at(&self) -> Option<NonNull<u8>> {
+        // SAFETY: within the mapping, which then is longer than the page.
+        self.has_outbox().then(|| unsafe { self.page.cast::<u8>().add(PAGE) })
     }
 
     #[allow(unsafe_code, reason = "memory that two processes share")]
@@ -182,7 +192,7 @@ impl Drop for Counters {
     #[allow(unsafe_code, reason = "memory that two processes share")]
     fn drop(&mut self) {
         // SAFETY: mapped in `of`, by this length, and nobody has a reference into it any more.
-        let _ = unsafe { munmap(self.page.as_ptr().cast(), BYTES) };
+        let _ = unsafe { munmap(self.page.as_ptr().cast(), self.length) };
     }
 }
 

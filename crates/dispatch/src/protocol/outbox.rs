@@ -14,6 +14,7 @@ impl Counters {
     /// The worker's: adds bytes to its outbox, all or none of them. Whether there was room.
     #[allow(unsafe_code, reason = "memory that two processes share")]
     pub(crate) fn put(&self, pieces: [&[u8]; 2]) -> bool {
+        let Some(outbox) = self.outbox_at() else { return false };
         let unsent = &self.page().unsent;
         let at = usize::try_from(unsent.load(Ordering::Acquire)).unwrap_or(OUTBOX_BYTES);
         let length: usize = pieces.iter().map(|piece| piece.len()).sum();
@@ -23,7 +24,7 @@ impl Counters {
         let mut to = at;
         for piece in pieces {
             // SAFETY: within the outbox, as was asked above; only the worker writes there, and one thread of it at a time.
-            unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), self.outbox_at().as_ptr().add(to), piece.len()) };
+            unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), outbox.as_ptr().add(to), piece.len()) };
             to += piece.len();
         }
         // There before it counts: whoever reads it after our death reads whole frames.
@@ -40,12 +41,10 @@ impl Counters {
     #[allow(unsafe_code, reason = "memory that two processes share")]
     pub(crate) fn send(&self, send: impl FnOnce(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
         let length = self.page().unsent.load(Ordering::Acquire);
-        if length == 0 {
-            return Ok(());
-        }
+        let Some(outbox) = self.outbox_at().filter(|_| length > 0) else { return Ok(()) };
         let count = usize::try_from(length).unwrap_or(OUTBOX_BYTES).min(OUTBOX_BYTES);
         // SAFETY: within the outbox; nobody writes there while its only writer is here.
-        let sent = send(unsafe { std::slice::from_raw_parts(self.outbox_at().as_ptr(), count) });
+        let sent = send(unsafe { std::slice::from_raw_parts(outbox.as_ptr(), count) });
         // In this order: in between it says that there is nothing, which is so.
         self.page().unsent.store(0, Ordering::Release);
         self.said_more(length);
@@ -60,12 +59,13 @@ impl Counters {
     /// The dispatcher's, of a worker that is dead: what it said after so many bytes, and could not send.
     #[allow(unsafe_code, reason = "memory that two processes share")]
     pub(crate) fn unsent_after(&self, arrived: u64) -> Vec<u8> {
+        let Some(outbox) = self.outbox_at() else { return Vec::new() };
         let (said, unsent) = (self.page().said.load(Ordering::Acquire), self.page().unsent.load(Ordering::Acquire));
         let range = arrived.checked_sub(said).filter(|_| unsent <= OUTBOX_BYTES as u64).map(|from| from..unsent);
         let Some(range) = range.filter(|range| !range.is_empty()) else { return Vec::new() };
         let (from, count) = (range.start as usize, (range.end - range.start) as usize);
         // SAFETY: within the outbox, as was asked above; its writer is dead. Copied: whoever else has the memory may change it.
-        unsafe { std::slice::from_raw_parts(self.outbox_at().as_ptr().add(from), count) }.to_vec()
+        unsafe { std::slice::from_raw_parts(outbox.as_ptr().add(from), count) }.to_vec()
     }
 }
 

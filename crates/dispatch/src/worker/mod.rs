@@ -125,7 +125,8 @@ impl Serving {
         let mut decoder = Decoder::default();
         decoder.add(&bytes[..read]);
         let counters = counters.map(Counters::of).transpose()?.map(Arc::new);
-        let answers = Answers::to(Arc::clone(&socket), counters.clone())?;
+        let outbox = counters.clone().filter(|counters| counters.has_outbox());
+        let answers = Answers::to(Arc::clone(&socket), outbox)?;
         Ok(Self { socket, counters, memory: memory.map(Arc::new), decoder, answers })
     }
 
