@@ -1,13 +1,26 @@
 """What the packages stand on; not for others."""
 
 from asyncio import Future
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, final
 
+__all__ = [
+    "Client",
+    "HeldWorker",
+    "Lease",
+    "ResourcePool",
+    "Run",
+    "__version__",
+    "client_settings",
+    "interrupted",
+    "serve_as_worker",
+    "wait_for_ending",
+]
 __version__: str
 
 def client_settings(is_lenient: bool) -> Dict[str, Any]: ...
 def wait_for_ending() -> None: ...
 
+@final
 class Client:
     """Asks one or many endpoints for GPUs."""
 
@@ -36,6 +49,7 @@ class Client:
     def follow(self, sink: Callable[[Dict[str, Any]], object]) -> None: ...
     def set_wants_all(self, wants_all: bool) -> None: ...
 
+@final
 class Lease:
     """GPUs that are held."""
 
@@ -66,6 +80,7 @@ class Lease:
 def serve_as_worker() -> None: ...
 def interrupted() -> Optional[str]: ...
 
+@final
 class Run:
     """A run of the dispatcher."""
 
@@ -79,6 +94,7 @@ class Run:
     def stats(self) -> Dict[str, Any]: ...
     def finish(self) -> Optional[Tuple[str, str]]: ...
 
+@final
 class ResourcePool:
     """Workers that are handed out one by one; see `gpupool.resource_pool`."""
 
@@ -92,6 +108,7 @@ class ResourcePool:
     def shutdown_blocking(self) -> None: ...
     def close(self) -> None: ...
 
+@final
 class HeldWorker:
     """A worker somebody has."""
 
