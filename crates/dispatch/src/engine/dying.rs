@@ -110,9 +110,7 @@ impl Engine {
         if matches!(remains.cause, Some(Cause::Nonsense(_))) {
             return;
         }
-        let unsent = remains.counters.unsent_after(remains.wire.arrived());
-        if !unsent.is_empty() {
-            remains.wire.add(&unsent);
+        if remains.wire.hear_unsent(&remains.counters) {
             self.hear(at, now);
         }
     }

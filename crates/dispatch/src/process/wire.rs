@@ -9,7 +9,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, send, sendmsg, shutd
 
 use crate::limits::{LARGE_BYTES, LINE_BYTES, PIECES, READ_BYTES};
 use crate::plan::Speaks;
-use crate::protocol::{Decoder, Frame, Kind, read_into};
+use crate::protocol::{Counters, Decoder, Frame, Kind, read_into};
 use crate::{Outcome, TaskId};
 
 /// What a worker said.
@@ -150,16 +150,12 @@ impl Wire {
         Ok(read > 0)
     }
 
-    /// How many bytes were read.
-    pub fn arrived(&self) -> u64 {
-        self.arrived
-    }
-
-    /// Hears what was said and not sent.
-    pub fn add(&mut self, bytes: &[u8]) {
-        if let Ears::Frames(decoder) = &mut self.ears {
-            decoder.add(bytes);
-        }
+    /// Hears what a dead worker had said and not sent; whether there was anything.
+    pub fn hear_unsent(&mut self, counters: &Counters) -> bool {
+        let Ears::Frames(decoder) = &mut self.ears else { return false };
+        let unsent = counters.unsent_after(self.arrived, decoder.begun());
+        decoder.add(&unsent);
+        !unsent.is_empty()
     }
 
     /// The next thing it said, or why that is nonsense.

@@ -147,6 +147,11 @@ impl Decoder {
         Ok(Some(Frame { kind, task, payload: whole.freeze() }))
     }
 
+    /// What is there of a frame that is not whole.
+    pub(crate) fn begun(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Whether a frame has begun and is not whole.
     pub fn is_amid(&self) -> bool {
         !self.bytes.is_empty()

@@ -56,35 +56,57 @@ impl Counters {
         self.page().said.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// The dispatcher's, of a worker that is dead: what it said after so many bytes, and could not send.
-    #[allow(unsafe_code, reason = "memory that two processes share")]
-    pub(crate) fn unsent_after(&self, arrived: u64) -> Vec<u8> {
-        let Some(outbox) = self.outbox_at() else { return Vec::new() };
-        let (said, unsent) = (self.page().said.load(Ordering::Acquire), self.page().unsent.load(Ordering::Acquire));
-        let range = arrived.checked_sub(said).filter(|_| unsent <= OUTBOX_BYTES as u64).map(|from| from..unsent);
-        let Some(range) = range.filter(|range| !range.is_empty()) else { return Vec::new() };
-        let (from, count) = (range.start as usize, (range.end - range.start) as usize);
-        // SAFETY: within the outbox, as was asked above; its writer is dead. Copied: whoever else has the memory may change it.
-        unsafe { std::slice::from_raw_parts(outbox.as_ptr().add(from), count) }.to_vec()
+    /// The dispatcher's, of a worker that is dead: what it said and could not send. So many bytes arrived, the last of which may
+    /// be the beginning of a frame. Nothing, where these are not what the outbox says: then somebody else wrote to the socket.
+    pub(crate) fn unsent_after(&self, arrived: u64, begun: &[u8]) -> Vec<u8> {
+        let outbox = self.copy_of_outbox();
+        let said = self.page().said.load(Ordering::Acquire);
+        let from = arrived.checked_sub(begun.len() as u64).and_then(|frame| frame.checked_sub(said));
+        let from = from.and_then(|from| usize::try_from(from).ok()).filter(|from| is_frame(&outbox, *from));
+        let rest = from.and_then(|from| outbox.get(from..)?.strip_prefix(begun));
+        rest.map(<[u8]>::to_vec).unwrap_or_default()
     }
+
+    #[allow(unsafe_code, reason = "memory that two processes share")]
+    fn copy_of_outbox(&self) -> Vec<u8> {
+        let unsent = usize::try_from(self.page().unsent.load(Ordering::Acquire)).unwrap_or(usize::MAX);
+        let Some(outbox) = self.outbox_at().filter(|_| unsent <= OUTBOX_BYTES) else { return Vec::new() };
+        // SAFETY: within the outbox; its writer is dead. Copied: whoever else has the memory may change it.
+        unsafe { std::slice::from_raw_parts(outbox.as_ptr(), unsent) }.to_vec()
+    }
+}
+
+/// Whether a frame begins at this place of an outbox, or the last one ends there.
+fn is_frame(outbox: &[u8], place: usize) -> bool {
+    let mut at = 0;
+    while at < place {
+        let Some(length) = outbox.get(at..).and_then(<[u8]>::first_chunk) else { return false };
+        at = at.saturating_add(4).saturating_add(u32::from_le_bytes(*length) as usize);
+    }
+    at == place && at <= outbox.len()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn said(counters: &Counters, arrived: u64) -> String {
-        String::from_utf8(counters.unsent_after(arrived)).unwrap()
+    /// A frame of a kind and a task that do not matter here.
+    fn frame(text: &str) -> Vec<u8> {
+        let length = u32::try_from(9 + text.len()).unwrap();
+        [&length.to_le_bytes()[..], &[68; 9], text.as_bytes()].concat()
     }
 
     #[test]
     fn what_was_not_sent_is_known_by_how_much_arrived() {
         let counters = Counters::new().unwrap();
-        assert!(counters.put([b"one ", b"two "]));
-        assert_eq!(
-            (said(&counters, 0), said(&counters, 4), said(&counters, 8)),
-            ("one two ".into(), "two ".into(), String::new())
-        );
+        let (one, two, three) = (frame("one"), frame("two"), frame("three"));
+        assert!(counters.put([&one, b""]) && counters.put([&two[..13], &two[13..]]));
+        let both = [one.clone(), two.clone()].concat();
+        assert_eq!(counters.unsent_after(0, b""), both);
+        assert_eq!(counters.unsent_after(one.len() as u64, b""), two);
+        assert_eq!(counters.unsent_after(both.len() as u64, b""), b"");
+        let amid = one.len() + 5;
+        assert_eq!(counters.unsent_after(amid as u64, &two[..5]), &two[5..]);
         let mut sent = Vec::new();
         counters
             .send(|bytes| {
@@ -92,12 +114,25 @@ mod tests {
                 Ok(())
             })
             .unwrap();
-        assert_eq!((sent.as_slice(), said(&counters, 8)), (&b"one two "[..], String::new()));
+        assert_eq!((&sent, counters.unsent_after(both.len() as u64, b"")), (&both, Vec::new()));
         counters.said_more(100);
-        assert!(counters.put([b"three", b""]));
-        assert_eq!(said(&counters, 108), "three");
-        // Somebody who counts what cannot be is told nothing.
-        assert_eq!((said(&counters, 7), said(&counters, 999)), (String::new(), String::new()));
+        assert!(counters.put([&three, b""]));
+        assert_eq!(counters.unsent_after(both.len() as u64 + 100, b""), three);
+    }
+
+    #[test]
+    fn what_somebody_else_wrote_to_the_socket_is_not_gone_on_with() {
+        let counters = Counters::new().unwrap();
+        let (one, two) = (frame("one"), frame("two"));
+        assert!(counters.put([&one, &two]));
+        // Half a frame that is none of the worker's, or bytes that end amid one of its frames.
+        for (arrived, begun) in
+            [(7, &b"garbage"[..]), (7, &b""[..]), (one.len() as u64 + 3, &b"abc"[..]), (999, &b""[..])]
+        {
+            assert_eq!(counters.unsent_after(arrived, begun), b"", "{arrived} {begun:?}");
+        }
+        counters.said_more(50);
+        assert_eq!(counters.unsent_after(7, b""), b"");
     }
 
     #[test]
@@ -106,8 +141,8 @@ mod tests {
         assert!(counters.put([&[b'x'; OUTBOX_BYTES - 1], b""]));
         assert!(!counters.put([b"y", b"z"]));
         assert!(counters.put([b"", b"y"]));
-        assert_eq!(counters.unsent_after(0).len(), OUTBOX_BYTES);
+        assert_eq!(counters.unsent(), OUTBOX_BYTES);
         counters.page().unsent.store(u64::MAX, Ordering::Release);
-        assert!(!counters.put([b"z", b""]) && counters.unsent_after(0).is_empty());
+        assert!(!counters.put([b"z", b""]) && counters.unsent_after(0, b"").is_empty());
     }
 }
