@@ -40,9 +40,11 @@ mod tests {
     fn what_this_process_has_in_memory_is_seen_both_ways() {
         let block = std::hint::black_box(vec![1_u8; 64 << 20]);
         let ours = std::process::id();
-        let (resident, proportional) = (resident(&ProcFs::here(), ours), proportional(&ProcFs::here(), ours));
+        let resident = resident(&ProcFs::here(), ours);
         assert!(resident >= block.len() as u64, "{resident}");
-        assert!(proportional.is_none_or(|bytes| bytes >= block.len() as u64), "{proportional:?}");
+        // The kernel leaves something out now and then while other threads change what is mapped.
+        let seen: Vec<_> = (0..20).map(|_| proportional(&ProcFs::here(), ours)).collect();
+        assert!(seen.iter().any(|seen| seen.is_none_or(|bytes| bytes >= block.len() as u64)), "{seen:?}");
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! Workers on GPUs that are leased from a real agent.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use gpupool_api::RequestBody;
 use gpupool_api::lease::{Lease, State};
 use gpupool_client::LeaseQuery;
 use gpupool_client::local::LocalAgent;
 use gpupool_dispatch::Cause;
-use gpupool_dispatch::resource_pool::{AcquireError, HowEnded, LeasedGpus, ResourceConfig, WorkerError};
+use gpupool_dispatch::resource_pool::{AcquireError, HowEnded, LeasedGpus, ResourceConfig, ResourcePool, WorkerError};
 use gpupool_testkit::{Agent, gpupool_binary};
 
 use crate::kit::{Story, ends, in_time, text, until};
@@ -24,6 +25,18 @@ fn on(agent: &Agent, workers: u32, body: RequestBody) -> Story {
 async fn leases(agent: &Agent) -> Vec<Lease> {
     let all = agent.client_unix().leases(&LeaseQuery::default()).await.unwrap();
     all.leases.into_iter().filter(|lease| lease.state == State::Active).collect()
+}
+
+/// Ends a pool and waits until the agent has removed the control groups of its leases, which it cannot once it has ended.
+async fn over(agent: &Agent, pool: &ResourcePool) {
+    in_time("the end", pool.shutdown()).await;
+    let gone = async {
+        let query = LeaseQuery::default();
+        while agent.client_unix().leases(&query).await.unwrap().leases.iter().any(|lease| lease.draining) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    in_time("what it leaves behind", gone).await;
 }
 
 #[tokio::test]
@@ -45,6 +58,7 @@ async fn each_worker_has_a_gpu_of_its_own_and_all_are_given_back() {
     drop((first, second));
     in_time("the end", pool.shutdown()).await;
     assert_eq!(leases(&agent).await.len(), 0, "given back when the shutdown is over");
+    over(&agent, &pool).await;
 }
 
 #[tokio::test]
@@ -62,6 +76,8 @@ async fn a_worker_whose_gpu_is_taken_is_replaced_when_there_is_another() {
     assert_eq!(ends(&pool), [Some(HowEnded::Lost), None]);
     let now = leases(&agent).await;
     assert!(now.len() == 1 && now[0].id != held[0].id, "{now:#?}");
+    drop(next);
+    over(&agent, &pool).await;
 }
 
 #[tokio::test]
@@ -81,10 +97,11 @@ async fn a_pool_works_on_the_gpus_there_are_and_grows_with_them() {
     let pool = few.start();
     until(&pool, "one worker", |status| status.available_workers == 1).await;
     assert_eq!(pool.status().total_workers, 1, "there is no GPU for the other");
-    let story = more.with(|config| config.acquire_patience = std::time::Duration::from_millis(300));
+    let story = more.with(|config| config.acquire_patience = Duration::from_millis(300));
     let waits = story.start();
     let error = in_time("an answer", waits.acquire("waits")).await.unwrap_err().to_string();
     assert!(error.contains("a GPU is waited for"), "{error}");
     in_time("the end", pool.shutdown()).await;
     until(&waits, "its turn", |status| status.available_workers == 1).await;
+    over(&agent, &waits).await;
 }
