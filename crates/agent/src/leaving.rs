@@ -27,7 +27,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// How long a group that could not be killed is left before it is tried again.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
 /// How long an owner that is busy is left before it is told again.
-const TELL_AGAIN: Duration = Duration::from_millis(50);
+pub const TELL_AGAIN: Duration = Duration::from_millis(50);
 
 /// A lease that is over.
 #[derive(Debug)]
@@ -64,16 +64,21 @@ async fn one(mut leave: Leave, groups: Arc<Groups>, owner: Owner) {
         }
     }
     if leave.tie.group.is_some() {
-        loop {
-            let (groups, lease) = (groups.clone(), leave.lease);
-            if tokio::task::spawn_blocking(move || groups.remove(lease)).await.unwrap_or(false) {
-                break;
-            }
-            tokio::time::sleep(TRY_AGAIN).await;
-        }
+        remove_group(leave.lease, &groups).await;
     }
     while owner.gone(leave.lease) == Err(Refusal::Busy) {
         tokio::time::sleep(TELL_AGAIN).await;
+    }
+}
+
+/// Kills what runs in the group of a lease and removes it, however long that takes.
+pub async fn remove_group(lease: LeaseId, groups: &Arc<Groups>) {
+    loop {
+        let groups = groups.clone();
+        if tokio::task::spawn_blocking(move || groups.remove(lease)).await.unwrap_or(false) {
+            return;
+        }
+        tokio::time::sleep(TRY_AGAIN).await;
     }
 }
 

@@ -8,15 +8,17 @@ use axum::response::{IntoResponse, Response};
 use gpupool_api::lease::{AttachBody, Attached, Lease, LeaseList, State as LeaseState, TokenBody, Until};
 use gpupool_api::problem::Problem as ProblemBody;
 use gpupool_api::{IDEMPOTENCY_KEY, RequestBody};
+use gpupool_confine::process::ProcessId;
 use gpupool_core::lease::Holder;
-use gpupool_core::{Command, LeaseId, Request, Token};
+use gpupool_core::{Command, Denied, LeaseId, Request, Token};
 use serde::Deserialize;
 
 use crate::groups::Confined;
 use crate::identity::Caller;
+use crate::leaving;
 use crate::limits::LEASES_AT_ONCE;
 use crate::net::{Peer, PeerProcess};
-use crate::owner::{Refusal, Reply, lease_body};
+use crate::owner::{Owner, Refusal, Reply, lease_body};
 
 use super::caller::{Changes, Looks};
 use super::following::{wait_for, wait_of};
@@ -257,11 +259,12 @@ async fn tie_to(
         Some(pid) => app.groups.take_in(lease, pid, watched, body.host_memory_mib),
         None => Confined::default(),
     };
-    if let (Some(job), group) = (confined.job, confined.group.clone()) {
-        app.owner.tie(lease, move |tie| {
-            tie.add_job(job);
-            tie.group = group.or(tie.group.take());
-        })?;
+    if let Some(job) = confined.job
+        && !is_tied(&app.owner, lease, job, confined.group.as_ref()).await?
+    {
+        // It ended meanwhile, and was let go without what was just put into its group.
+        leaving::remove_group(lease, &app.groups).await;
+        return Err(Denied::Ended(lease).into());
     }
     if body.until == Until::Job {
         let holder = Holder::Cgroup(held_by_group(&confined)?.into());
@@ -274,6 +277,21 @@ async fn tie_to(
         memory_limited: confined.memory_limited,
         caveat: confined.caveat,
     })
+}
+
+/// Notes what runs under a lease, unless it is over. A busy owner is told again: nobody would see to the job otherwise.
+async fn is_tied(owner: &Owner, lease: LeaseId, job: ProcessId, group: Option<&String>) -> Result<bool, Refusal> {
+    loop {
+        let group = group.cloned();
+        let tied = owner.tie_granted(lease, move |tie| {
+            tie.add_job(job);
+            tie.group = group.or(tie.group.take());
+        });
+        match tied.await {
+            Err(Refusal::Busy) => tokio::time::sleep(leaving::TELL_AGAIN).await,
+            other => return other,
+        }
+    }
 }
 
 /// The group that is to hold a lease; where there is none, the caller goes on holding it.
@@ -315,7 +333,7 @@ pub(super) async fn look_at(app: &App, caller: &Caller, lease: LeaseId) -> Resul
     let caller = caller.clone();
     let found =
         app.owner.look(move |owner| owner.pool().lease(lease).map(|known| lease_body(owner, known, Some(&caller))));
-    found.await?.ok_or_else(|| gpupool_core::Denied::UnknownLease(lease).into())
+    found.await?.ok_or_else(|| Denied::UnknownLease(lease).into())
 }
 
 /// Names are shown on terminals and in logs, where control characters would do something.

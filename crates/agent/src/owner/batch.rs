@@ -55,6 +55,14 @@ impl OwnerThread {
                 Message::Look(look) => looks.push(look),
                 Message::Work(work) => works.push(work),
                 Message::Tie(lease, change) => self.tie_to(lease, change),
+                Message::TieGranted(lease, change, reply) => {
+                    let is_granted = self.pool.lease(lease).is_some_and(|known| known.state.is_granted());
+                    if is_granted {
+                        self.tie_to(lease, change);
+                    }
+                    // Whoever asked may have gone.
+                    let _ = reply.send(is_granted);
+                }
                 Message::Gone(lease) => applied.extend(self.gone(lease, &mut outcome)),
                 Message::Stop => {}
             }

@@ -91,6 +91,8 @@ pub(super) enum Message {
     Work(Work),
     /// Something runs under a lease.
     Tie(LeaseId, Change),
+    /// Something runs under a lease, if the lease is granted; tell whether it is.
+    TieGranted(LeaseId, Change, oneshot::Sender<bool>),
     /// What ran under an ended lease, as far as it could be held to, is gone.
     Gone(LeaseId),
     /// End after what came before this.
@@ -154,6 +156,18 @@ impl Owner {
     /// Notes what runs under a lease.
     pub fn tie(&self, lease: LeaseId, change: impl FnOnce(&mut Tie) + Send + 'static) -> Result<(), Refusal> {
         self.send(Message::Tie(lease, Box::new(change)))
+    }
+
+    /// As [`Owner::tie`], for a granted lease only; says whether it is one. What runs under it is then seen to when it
+    /// ends.
+    pub async fn tie_granted(
+        &self,
+        lease: LeaseId,
+        change: impl FnOnce(&mut Tie) + Send + 'static,
+    ) -> Result<bool, Refusal> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Message::TieGranted(lease, Box::new(change), reply))?;
+        answer.await.map_err(|_| Refusal::Stopping)
     }
 
     /// What ran under an ended lease in its group and as its holder is gone. What was read on its devices besides is waited

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
@@ -315,4 +315,42 @@ async fn a_lease_tied_to_its_job_lives_as_long_as_the_job_whoever_else_goes() {
     job.wait().unwrap();
     watch.lease("ended", lease.id).await;
     assert_eq!(now(&client, lease.id).await.cause.as_deref(), Some("holder_gone"));
+}
+
+#[tokio::test]
+async fn a_lease_that_ends_while_its_job_comes_leaves_no_group_and_no_job() {
+    let agent = agent().argument("--access-log=false").start().await;
+    let client = agent.client_unix();
+    // It ends with what it reads from, however this test ends.
+    let job = || Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+    let attach = |token, job: &Child| AttachBody { token, job_pid: Some(job.id()), ..AttachBody::default() };
+    let (lease, token) = granted(&client, &whole()).await;
+    let Some(first) = client.attach(lease.id, &attach(token, &job())).await.unwrap().cgroup else {
+        return skipped("jobs of a lease that ends", "no control group can be made here");
+    };
+    client.release(lease.id).await.unwrap();
+    for round in 0..100 {
+        let (lease, token) = granted(&client, &whole()).await;
+        let mut job = job();
+        let (releasing, id) = (client.clone(), lease.id);
+        // The further on, the later the release comes.
+        let released = tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_micros(20 * round)).await;
+            releasing.release(id).await.unwrap();
+        });
+        let attached = client.attach(lease.id, &attach(token, &job)).await;
+        released.await.unwrap();
+        match attached {
+            Ok(_) => drop(eventually("the job of a lease that is over ends", async || job.try_wait().unwrap()).await),
+            Err(error) => assert_eq!(error.code(), Some("ended"), "{error}"),
+        }
+    }
+    // A group is named for its lease: none is left, also of those that were refused.
+    let (directory, name) = (Path::new(&first).parent().unwrap(), Path::new(&first).file_name().unwrap());
+    let ours = name.to_str().unwrap().rsplit_once('-').unwrap().0;
+    let left = || {
+        let names = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with(ours)).count()
+    };
+    eventually("groups of leases that are over are removed", async || (left() == 0).then_some(())).await;
 }
