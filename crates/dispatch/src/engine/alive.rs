@@ -12,7 +12,7 @@ use super::slot::{Phase, Stage};
 use super::{Engine, Progress, Source};
 use crate::command::Report;
 use crate::event::Event;
-use crate::ledger::Skill;
+use crate::ledger::{Seen, Skill};
 use crate::limits::{EXIT_PATIENCE, RECALL_AFTER, SETUP_TRIES, UNREAD_EVENTS};
 use crate::plan::{Speaks, WorkerOutput};
 use crate::process::{Heard, NotStarted, Process, backoff, ready_of, start};
@@ -323,7 +323,7 @@ impl Engine {
         }
         let counted = process.counters.read();
         let begun = self.clock.of(counted.started_at_ns, now);
-        slot.look_at = self.ledger.look(slot.place.id, counted, begun, now, &mut self.effects);
+        slot.look_at = self.ledger.look(Seen { worker: slot.place.id, counted, begun, now }, &mut self.effects);
     }
 
     /// Reads what a worker wrote to its standard output or error.

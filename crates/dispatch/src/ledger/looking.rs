@@ -7,31 +7,30 @@ use crate::WorkerId;
 use crate::limits::RECALL_AFTER;
 use crate::protocol::Counted;
 
+/// What a look at a worker finds.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen {
+    /// Which.
+    pub worker: WorkerId,
+    /// What it counted.
+    pub counted: Counted,
+    /// When its last task was begun by this clock, where it tells.
+    pub begun: Option<Instant>,
+    /// When it was looked at.
+    pub now: Instant,
+}
+
 impl Ledger {
-    /// When a worker has to be looked at next, because of its task's time or of what waits behind that; with what it counted, and when its last task was
-    /// begun by this clock.
-    pub fn look(
-        &mut self,
-        worker: WorkerId,
-        counted: Counted,
-        begun: Option<Instant>,
-        now: Instant,
-        effects: &mut Vec<Effect>,
-    ) -> Option<Instant> {
-        let behind = self.look_behind(worker, counted, begun, now, effects);
-        let late = self.look_at_time(worker, counted, begun, now, effects);
+    /// When a worker has to be looked at next, because of its task's time or of what waits behind that.
+    pub fn look(&mut self, seen: Seen, effects: &mut Vec<Effect>) -> Option<Instant> {
+        let behind = self.look_behind(seen, effects);
+        let late = self.look_at_time(seen, effects);
         behind.into_iter().chain(late).min()
     }
 
     /// Whether others wait behind a task that takes long.
-    fn look_behind(
-        &mut self,
-        worker: WorkerId,
-        counted: Counted,
-        begun: Option<Instant>,
-        now: Instant,
-        effects: &mut Vec<Effect>,
-    ) -> Option<Instant> {
+    fn look_behind(&mut self, seen: Seen, effects: &mut Vec<Effect>) -> Option<Instant> {
+        let Seen { worker, counted, begun, now } = seen;
         let here = self.workers.get_mut(&worker).filter(|here| here.skill == Skill::Recalls && !here.is_slow)?;
         let begun_here = counted.started.saturating_sub(here.answers);
         if here.is_killed || here.inbox.len() as u64 <= begun_here.max(1) {
@@ -61,14 +60,9 @@ impl Ledger {
         self.workers.get(&worker).is_some_and(can)
     }
 
-    fn look_at_time(
-        &mut self,
-        worker: WorkerId,
-        counted: Counted,
-        begun: Option<Instant>,
-        now: Instant,
-        effects: &mut Vec<Effect>,
-    ) -> Option<Instant> {
+    /// Whether its task takes longer than it may.
+    fn look_at_time(&mut self, seen: Seen, effects: &mut Vec<Effect>) -> Option<Instant> {
+        let Seen { worker, counted, begun, now } = seen;
         let timeout = self.rules.task_timeout?;
         let here = self.workers.get_mut(&worker).filter(|here| !here.is_killed)?;
         if let Some((_, until)) = here.interrupted {

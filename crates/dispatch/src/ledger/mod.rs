@@ -16,6 +16,7 @@ use crate::limits::{GRACE, QUEUE_SIZE};
 use crate::protocol::Counted;
 use crate::{Cause, Loss, Outcome, Stage, TaskId, WorkerId};
 use depth::Pace;
+pub use looking::Seen;
 
 /// How tasks are dealt with.
 #[derive(Debug, Clone)]

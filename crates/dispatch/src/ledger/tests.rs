@@ -26,6 +26,10 @@ fn done() -> Outcome {
     Outcome::Done(Bytes::new())
 }
 
+fn seen(started: u64, finished: u64, begun: Instant, now: Instant) -> Seen {
+    Seen { worker: W, counted: counted(started, finished), begun: Some(begun), now }
+}
+
 fn over(task: u64, outcome: Outcome, begun: Option<Instant>) -> Effect {
     Effect::Over { task: TaskId(task), worker: Some(W), outcome, begun, tries: 1 }
 }
@@ -94,8 +98,7 @@ fn what_takes_too_long_is_interrupted_then_killed_and_timed_out_once() {
     let limit = Duration::from_secs(5);
     let (mut ledger, _, now) = fed(Rules { task_timeout: Some(limit), ..rules() }, 1, true);
     let mut effects = Vec::new();
-    let look =
-        |ledger: &mut Ledger, at, effects: &mut Vec<Effect>| ledger.look(W, counted(1, 0), Some(now), at, effects);
+    let look = |ledger: &mut Ledger, at, effects: &mut Vec<Effect>| ledger.look(seen(1, 0, now, at), effects);
     assert_eq!(look(&mut ledger, now, &mut effects), Some(now + limit));
     assert_eq!(look(&mut ledger, now + limit, &mut effects), Some(now + limit + rules().grace));
     assert_eq!(effects, [Effect::Interrupt { worker: W, begun: 1 }]);
@@ -110,7 +113,7 @@ fn what_takes_too_long_is_interrupted_then_killed_and_timed_out_once() {
 fn an_interrupted_worker_that_answers_lives_on() {
     let limit = Duration::from_secs(5);
     let (mut ledger, mut effects, now) = fed(Rules { task_timeout: Some(limit), ..rules() }, 2, true);
-    ledger.look(W, counted(1, 0), Some(now), now + limit, &mut effects);
+    ledger.look(seen(1, 0, now, now + limit), &mut effects);
     effects.clear();
     ledger.answered(W, TaskId(0), Outcome::Failed("KeyboardInterrupt".into()), now + limit, &mut effects).unwrap();
     ledger.feed(now, &mut effects);
@@ -138,9 +141,9 @@ fn what_waits_behind_a_long_task_is_taken_back_and_done_next() {
     }
     assert!(ledger.has_behind(W));
     effects.clear();
-    let again = ledger.look(W, counted(4, 3), Some(now), now + Duration::from_millis(1), &mut effects);
+    let again = ledger.look(seen(4, 3, now, now + Duration::from_millis(1)), &mut effects);
     assert_eq!((again, effects.as_slice()), (Some(now + RECALL_AFTER), &[][..]));
-    assert_eq!(ledger.look(W, counted(4, 3), Some(now), now + RECALL_AFTER, &mut effects), None);
+    assert_eq!(ledger.look(seen(4, 3, now, now + RECALL_AFTER), &mut effects), None);
     assert_eq!(effects, [Effect::Recall { worker: W }]);
     effects.clear();
     ledger.recalled(W, 4, &mut effects);
@@ -276,7 +279,7 @@ impl World {
         self.now += time;
         for (worker, real) in self.workers.clone() {
             let counted = counted(real.started, real.finished);
-            self.ledger.look(worker, counted, None, self.now, effects);
+            self.ledger.look(Seen { worker, counted, begun: None, now: self.now }, effects);
         }
     }
 
