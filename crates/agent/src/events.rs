@@ -61,12 +61,12 @@ impl Events {
     }
 
     /// Adds events, and wakes those who follow.
-    pub fn add(&self, events: impl IntoIterator<Item = Event>) {
+    pub fn add(&self, events: impl IntoIterator<Item = Arc<Event>>) {
         let mut kept = self.lock();
         let before = kept.last;
         for event in events {
             kept.last += 1;
-            kept.events.push_back(Arc::new(event));
+            kept.events.push_back(event);
             if kept.events.len() > EVENTS_KEPT {
                 kept.events.pop_front();
             }
@@ -128,11 +128,11 @@ mod tests {
     #[test]
     fn a_stream_goes_on_where_it_stopped_and_knows_what_it_missed() {
         let events = Events::new("run".into());
-        events.add(["a", "b", "c"].map(event));
+        events.add(["a", "b", "c"].map(event).map(Arc::new));
         let after = events.after(1, 10);
         assert!(!after.missed);
         assert_eq!(after.events.iter().map(|(place, e)| (*place, &*e.kind)).collect::<Vec<_>>(), [(2, "b"), (3, "c")]);
-        events.add((0..EVENTS_KEPT).map(|_| event("x")));
+        events.add((0..EVENTS_KEPT).map(|_| Arc::new(event("x"))));
         let after = events.after(1, 2);
         assert!(after.missed);
         assert_eq!(after.events.first().map(|(place, _)| *place), Some(4));
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_number_of_another_run_or_of_the_future_is_not_taken() {
         let events = Events::new("run-a".into());
-        events.add([event("a")]);
+        events.add([Arc::new(event("a"))]);
         assert_eq!(events.place_of("run-a-1"), Some(1));
         assert_eq!(events.place_of("run-b-1"), None);
         assert_eq!(events.place_of("run-a-2"), None);

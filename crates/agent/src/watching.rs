@@ -22,6 +22,8 @@ pub struct Watching {
     simulation: Option<Arc<Simulation>>,
     leaves: UnboundedSender<Leave>,
     holders: Arc<OnceLock<Holders>>,
+    /// What is in the log only when nobody waits for an answer any more.
+    unlogged: Vec<Arc<Event>>,
 }
 
 impl Watching {
@@ -32,7 +34,7 @@ impl Watching {
         simulation: Option<Arc<Simulation>>,
         leaves: UnboundedSender<Leave>,
     ) -> Self {
-        Self { events, metrics, simulation, leaves, holders: Arc::default() }
+        Self { events, metrics, simulation, leaves, holders: Arc::default(), unlogged: Vec::new() }
     }
 
     /// The holders, once there are some.
@@ -66,10 +68,15 @@ impl Watching {
 
 impl Watcher for Watching {
     fn events(&mut self, events: Vec<Event>) {
-        for event in &events {
-            log(event);
+        let before = self.unlogged.len();
+        self.unlogged.extend(events.into_iter().map(Arc::new));
+        self.events.add(self.unlogged[before..].iter().cloned());
+    }
+
+    fn answered(&mut self) {
+        for event in self.unlogged.drain(..) {
+            log(&event);
         }
-        self.events.add(events);
     }
 
     fn effect(&mut self, effect: &Effect, pool: &Pool, _gpu_ids: &[GpuId]) {

@@ -83,6 +83,7 @@ impl OwnerThread {
         for look in looks {
             look(self);
         }
+        self.watcher.answered();
     }
 
     /// What comes before anything that is asked: what the pool has yet to hear, and what the clock brought about.

@@ -27,6 +27,8 @@ pub trait Watcher: Send {
     fn committed(&mut self, rows: usize, took: Duration);
     /// A request for GPUs was refused.
     fn refused(&mut self, refusal: &Refusal);
+    /// Whoever asked for something in this batch was answered.
+    fn answered(&mut self);
 }
 
 impl OwnerThread {
