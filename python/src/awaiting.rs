@@ -1,19 +1,21 @@
 //! From a Rust future to what Python waits for: an `asyncio` future of whatever loop runs, or a thread that blocks.
 //!
-//! No thread per call: the future is carried by the threads of the runtime, and its end is told to the loop through
-//! `call_soon_threadsafe`. Cancelling the Python future drops the Rust future at once; a result that comes too late, or for a
-//! loop that is closed, is dropped as well, which gives back whatever it holds.
+//! No thread per call: the future is carried by the thread of the runtime, and its end is told to the loop through its mailbox.
+//! Cancelling the Python future drops the Rust future at once; a result that comes too late, or for a loop that is closed, is
+//! dropped as well, which gives back whatever it holds.
 
 use std::future::Future;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tokio::task::AbortHandle;
 
-use crate::attaching::attached;
+use crate::mailbox::Mailbox;
 use crate::runtime;
 
 /// How long is waited before signals are looked at again.
@@ -28,53 +30,40 @@ pub(crate) fn awaitable<'py, T: Send + 'static>(
     future: impl Future<Output = Outcome<T>> + Send + 'static,
     finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let running = py.import("asyncio")?.call_method0("get_running_loop")?;
-    let waited = running.call_method0("create_future")?;
-    let (to_loop, to_future) = (running.unbind(), waited.clone().unbind());
+    let running = running_loop(py)?;
+    let mailbox = Mailbox::of(&running)?;
+    let waited = running.call_method0(intern!(py, "create_future"))?;
+    let to_future = waited.clone().unbind();
     let task = runtime::handle()?.spawn(async move {
         let outcome = future.await;
-        // `None` while the interpreter ends: nobody is there to be told.
-        attached(move |py| tell(py, &to_loop, to_future, outcome, finish));
+        mailbox.post(move |py| tell(to_future.bind(py), outcome.and_then(|value| finish(py, value))));
     });
     let cancel = Cancel { task: task.abort_handle(), process: std::process::id() };
-    waited.call_method1("add_done_callback", (cancel,))?;
+    waited.call_method1(intern!(py, "add_done_callback"), (cancel,))?;
     Ok(waited)
 }
 
-fn tell<T: Send + 'static>(
-    py: Python<'_>,
-    to_loop: &Py<PyAny>,
-    to_future: Py<PyAny>,
-    outcome: Outcome<T>,
-    finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
-) {
-    let result = outcome.and_then(|value| finish(py, value));
-    let told = Tell { future: to_future, result: Mutex::new(Some(result)) };
-    // A closed loop waits for nothing any more; the result is dropped.
-    let _ = to_loop.call_method1(py, "call_soon_threadsafe", (told,));
+/// The loop that runs in this thread.
+pub(crate) fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    static GET: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    GET.import(py, "asyncio", "get_running_loop")?.call0()
 }
 
-/// Ends the Python future, in its loop.
-#[pyclass(frozen)]
-struct Tell {
-    future: Py<PyAny>,
-    result: Mutex<Option<PyResult<Py<PyAny>>>>,
-}
-
-#[pymethods]
-impl Tell {
-    fn __call__(&self, py: Python<'_>) -> PyResult<()> {
-        let result = self.result.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let future = self.future.bind(py);
-        if future.call_method0("done")?.is_truthy()? {
+/// Ends a Python future, in its loop, unless it has ended.
+fn tell(future: &Bound<'_, PyAny>, result: PyResult<Py<PyAny>>) {
+    let py = future.py();
+    let ended = || -> PyResult<()> {
+        if future.call_method0(intern!(py, "done"))?.is_truthy()? {
             return Ok(());
         }
         match result {
-            Some(Ok(value)) => future.call_method1("set_result", (value,))?,
-            Some(Err(error)) => future.call_method1("set_exception", (error,))?,
-            None => return Ok(()),
+            Ok(value) => future.call_method1(intern!(py, "set_result"), (value,))?,
+            Err(error) => future.call_method1(intern!(py, "set_exception"), (error,))?,
         };
         Ok(())
+    };
+    if let Err(error) = ended() {
+        error.write_unraisable(py, Some(future));
     }
 }
 

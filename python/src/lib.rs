@@ -20,6 +20,7 @@ mod client;
 mod counting;
 mod dispatch;
 mod local_agent;
+mod mailbox;
 mod memory;
 mod owned;
 mod resource_pool;

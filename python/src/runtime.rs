@@ -1,6 +1,6 @@
-//! The threads that carry what is asynchronous: started when first needed, and anew in a child that was forked.
+//! The thread that carries what is asynchronous: started when first needed, and anew in a child that was forked.
 //!
-//! They live as long as the process. A forked child has none of its parent's threads: what belongs to them is left as it is,
+//! It lives as long as the process. A forked child has none of its parent's threads: what belongs to them is left as it is,
 //! and touched no more.
 
 use std::io;
@@ -10,8 +10,9 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// Threads that carry futures. They wait for sockets; nothing computes there.
-const THREADS: usize = 2;
+/// Threads that carry futures. They wait for sockets; nothing computes there, and nothing waits for the interpreter: a second
+/// thread would only be woken for nothing.
+const THREADS: usize = 1;
 
 struct Started {
     process: u32,

@@ -23,7 +23,8 @@ class ProgressEvent:
     """Something that happened in a run.
 
     `kind` is `started`, `success`, `error`, `timeout`, `cancelled`, `retried`, `ready`, `setup_failed`, `cleanup_failed` or
-    `worker_gone`; what does not apply is `None`. Times are seconds since 1970.
+    `worker_gone`; with leased GPUs also `granted`, `gpu_lost` or `gpu_note`. What does not apply is `None`. Times are seconds
+    since 1970.
     """
 
     kind: str

@@ -10,8 +10,8 @@ use pyo3::types::PyBytes;
 
 use super::carrying::Carrying;
 use super::errors::of_worker;
-use crate::attaching::attached;
-use crate::awaiting::{Outcome, awaitable, blocking};
+use crate::awaiting::{Outcome, awaitable, blocking, running_loop};
+use crate::mailbox::Mailbox;
 use crate::owned::Owned;
 use crate::runtime;
 
@@ -101,14 +101,14 @@ impl HeldWorker {
     /// Calls back, in the running loop, with the exception, when a limit is passed; not at all when the hold ends else.
     fn on_limit(&self, py: Python<'_>, call: Py<PyAny>) -> PyResult<()> {
         let over = self.with(Held::over)?;
-        let running = py.import("asyncio")?.call_method0("get_running_loop")?.unbind();
+        let mailbox = Mailbox::of(&running_loop(py)?)?;
         runtime::handle()?.spawn(async move {
             let how = over.await;
             if how.is_limit() {
-                attached(|py| {
-                    let error = of_worker(py, &how).into_value(py);
-                    // A closed loop is told nothing any more.
-                    let _ = running.call_method1(py, "call_soon_threadsafe", (call, error));
+                mailbox.post(move |py| {
+                    if let Err(error) = call.call1(py, (of_worker(py, &how).into_value(py),)) {
+                        error.write_unraisable(py, Some(call.bind(py)));
+                    }
                 });
             }
         });

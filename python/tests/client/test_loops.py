@@ -6,10 +6,11 @@ import asyncio
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable
 
 import pytest
 from agents import Agent
-from watching import PATIENCE, leases, ran, wait_until, wait_until_free
+from watching import PATIENCE, leases, post, program, ran, wait_until, wait_until_free
 
 from gpu_worker_pool import GPUContextManager, GPUWorkerPoolClient
 
@@ -117,6 +118,55 @@ def test_a_loop_closed_under_a_request_gives_back_what_comes_later(agent: Agent)
     late._log_destroy_pending = False  # type: ignore[attr-defined]
     wait_until_free(agent)
     asyncio.run(client.stop())
+
+
+def test_a_loop_that_watches_no_descriptors_works(agent: Agent) -> None:
+    class Blind(asyncio.SelectorEventLoop):
+        def add_reader(self, fd: Any, callback: Callable[..., Any], *arguments: Any) -> Any:
+            raise NotImplementedError
+
+    async def story() -> None:
+        async with GPUWorkerPoolClient(agent.url) as client:
+            await asyncio.gather(*(held(client) for _ in range(20)))
+
+    async def held(client: GPUWorkerPoolClient) -> None:
+        async with GPUContextManager(client):
+            pass
+
+    loop = Blind()
+    try:
+        loop.run_until_complete(asyncio.wait_for(story(), PATIENCE))
+    finally:
+        loop.close()
+    assert leases(agent) == []
+
+
+def test_a_lease_is_renewed_while_the_interpreter_is_held_and_answers_come(agent: Agent) -> None:
+    holds_the_interpreter = """
+    import asyncio, ctypes, sys
+    from gpu_worker_pool import GPUWorkerPoolClient
+
+    async def main():
+        async with GPUWorkerPoolClient(sys.argv[1]) as client:
+            held = await client.request_gpu(ttl=1)
+            coming = [asyncio.ensure_future(client.request_gpu(fraction=0.1)) for _ in range(20)]
+            await asyncio.sleep(0)
+            print("held", flush=True)
+            ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
+            await asyncio.gather(*coming)
+            client.check_assignment(held)
+            print("renewed", flush=True)
+    asyncio.run(main())
+    """
+    with program(holds_the_interpreter, agent.url, stdin=True) as running:
+        assert running.stdout is not None and running.stdin is not None
+        assert running.stdout.readline() == "held\n"
+        # One that nobody renews, taken after that one: when it is over, that one would be as well.
+        ours = post(agent, "/v1/leases", {"ttl_secs": 1, "fraction": 0.1})["id"]
+        wait_until(agent, lambda: ours not in [lease["id"] for lease in leases(agent, "active")], "it expired")
+        running.stdin.write("\n")
+        said, errors = running.communicate(timeout=PATIENCE)
+        assert said == "renewed\n", errors
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout came with 3.11")

@@ -21,6 +21,13 @@ def get(agent: Agent, route: str) -> Any:
         return json.load(answer)
 
 
+def post(agent: Agent, route: str, body: dict[str, Any]) -> Any:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(agent.url + route, json.dumps(body).encode(), headers, method="POST")
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        return json.load(answer)
+
+
 def leases(agent: Agent, *states: str) -> list[dict[str, Any]]:
     """The leases that are in one of these states; those that are active or wait, unless said."""
     wanted = states or ("active", "queued", "offered")
