@@ -13,6 +13,7 @@ pub mod simulate;
 pub mod stats;
 pub mod tokens;
 pub mod view;
+mod whole;
 
 pub use gpupool_core::body::{RequestBody, SelectBody};
 

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::whole::{degrees, whole};
+
 /// The body of `GET /gpu/stats`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -31,8 +33,10 @@ pub struct Gpu {
     /// Its memory.
     pub memory: GpuMemory,
     /// How busy it is; 0 and named under `unsupported` where it cannot tell.
+    #[serde(deserialize_with = "whole")]
     pub utilization_percent: u32,
     /// Temperature of the chip.
+    #[serde(default, deserialize_with = "degrees")]
     pub temperature_c: Option<i32>,
     /// Electrical power.
     pub power: GpuPower,
@@ -67,10 +71,13 @@ pub struct Gpu {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct GpuMemory {
     /// All of it.
+    #[serde(deserialize_with = "whole")]
     pub total_mb: u64,
     /// In use by programs, without what the driver keeps.
+    #[serde(deserialize_with = "whole")]
     pub used_mb: u64,
     /// Neither in use nor kept by the driver: total − used − reserved.
+    #[serde(deserialize_with = "whole")]
     pub free_mb: u64,
     /// In use by programs, in percent of all of it, with two digits.
     pub usage_percent: f64,
@@ -118,8 +125,10 @@ pub struct Summary {
     /// How many GPUs are listed.
     pub gpu_count: usize,
     /// Memory of all of them, in MiB; a GPU that is listed with its parts counts once.
+    #[serde(deserialize_with = "whole")]
     pub total_memory_mb: u64,
     /// Memory in use on all of them, in MiB.
+    #[serde(deserialize_with = "whole")]
     pub total_used_memory_mb: u64,
     /// Memory in use, in percent with two digits.
     pub total_memory_usage_percent: f64,
@@ -151,6 +160,7 @@ pub struct GpuSummary {
     /// Memory in use, in percent with two digits.
     pub memory_usage_percent: f64,
     /// How busy it is.
+    #[serde(deserialize_with = "whole")]
     pub utilization_percent: u32,
     /// Fields of it that have no value, though the form of this answer has a number there.
     #[serde(default)]
