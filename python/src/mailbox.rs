@@ -114,7 +114,8 @@ impl Mailbox {
             }
             let is_over = block_in_place(|| attached(|py| self.is_over(py))).unwrap_or(true);
             if is_over {
-                drop(std::mem::take(&mut self.contents().letters));
+                let letters = std::mem::take(&mut self.contents().letters);
+                drop(letters);
             }
         }
     }
@@ -143,6 +144,10 @@ impl Mailbox {
 impl Mailbox {
     /// Does what is there, in the loop.
     fn __call__(&self, py: Python<'_>) {
+        // In a forked child, what is there is for its parent.
+        if self.shared.process != std::process::id() {
+            return;
+        }
         if let Some(bell) = &self.shared.bell {
             // Before the mailbox is emptied: what comes after that rings anew.
             let _ = rustix::io::read(bell, &mut [0; 8]);
