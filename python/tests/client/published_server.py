@@ -12,7 +12,7 @@ class PublishedServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, *usage: tuple[float, int]) -> None:
+    def __init__(self, *usage: tuple[float, float]) -> None:
         super().__init__(("127.0.0.1", 0), _Answers)
         self.usage = list(usage)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"

@@ -35,6 +35,16 @@ def test_the_client_keeps_the_books_and_two_requests_never_share() -> None:
         run(lambda: story(server.url))
 
 
+def test_utilization_may_have_a_fraction() -> None:
+    async def story(url: str) -> None:
+        async with GPUWorkerPoolClient(url, polling_interval=0.05) as client:
+            assert (await client.request_gpu()).gpu_id == 1
+            assert client.get_pool_status().available_gpus == 0
+
+    with PublishedServer((0.0, 90.4), (0.0, 89.6)) as server:
+        run(lambda: story(server.url))
+
+
 def test_the_first_of_those_who_wait_gets_what_comes_free() -> None:
     async def story(url: str) -> None:
         async with GPUWorkerPoolClient(url, polling_interval=0.05) as client:

@@ -6,12 +6,14 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from typing import Any
 
 from dispatch_kit import run
 from gpu_dispatch import BaseWorker
 
 COUNT = 20_000
+#: Of the first run; the soak does more of them, with the seeds that follow.
 SEED = 20260
 
 
@@ -33,14 +35,26 @@ class Chaotic(BaseWorker):
 
 
 def test_every_task_has_exactly_one_outcome_whatever_happens() -> None:
-    chance = random.Random(SEED)
+    until = time.monotonic() + float(os.environ.get("GPUPOOL_CHAOS_SECS", 0))
+    seed, outcomes = SEED, Counter[str]()
+    while True:
+        outcomes += one_run(seed)
+        seed += 1
+        if time.monotonic() >= until:
+            break
+    print(f"{seed - SEED} runs, {dict(outcomes)}")
+
+
+def one_run(seed: int) -> Counter[str]:
+    chance = random.Random(seed)
     kinds = [chance.choices(["fine", "raise", "exit", "kill", "sleep"], [980, 19, 0.6, 0.4, 0.1])[0] for _ in range(COUNT)]
     # A quick task has no reason to take as long as this.
     tally = run(Chaotic, ((kind, number) for number, kind in enumerate(kinds)), [0, 1, 2, 3], task_timeout=2.0)
     tally.check_each_once(COUNT)
-    for number, kind in enumerate(kinds):
-        outcome = "done" if number in tally.done else "error" if number in tally.errors else "late"
+    outcomes = ["done" if number in tally.done else "error" if number in tally.errors else "late" for number in range(COUNT)]
+    for number, (kind, outcome) in enumerate(zip(kinds, outcomes)):
         wanted = {"fine": "done", "sleep": "late"}.get(kind, "error")
-        assert outcome == wanted, f"seed {SEED}, task {number} ({kind}): {tally.errors.get(number, outcome)}"
+        assert outcome == wanted, f"seed {seed}, task {number} ({kind}): {tally.errors.get(number, outcome)}"
     assert all(data == -number for number, data in tally.done.items())
     assert all(f"ValueError: {number}" in tally.errors[number] for number, kind in enumerate(kinds) if kind == "raise")
+    return Counter(outcomes)

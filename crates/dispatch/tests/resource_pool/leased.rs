@@ -31,7 +31,8 @@ async fn leases(agent: &Agent) -> Vec<Lease> {
 async fn over(agent: &Agent, pool: &ResourcePool) {
     in_time("the end", pool.shutdown()).await;
     let gone = async {
-        let query = LeaseQuery::default();
+        // Those that drain are over, and not listed unless all are.
+        let query = LeaseQuery { state: Some("all".into()), ..LeaseQuery::default() };
         while agent.client_unix().leases(&query).await.unwrap().leases.iter().any(|lease| lease.draining) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
