@@ -21,6 +21,10 @@ pub const FOLLOWED_BY_CALL: usize = 4_096;
 pub const FOLLOWED: usize = 1_048_576;
 /// Jobs of one lease that are known beside its control group.
 pub const JOBS_OF_A_LEASE: usize = 1_024;
+/// Batches the store keeps as notes before its tables hear of them, once whoever asked is answered.
+pub const NOTES: usize = 32;
+/// How long the store's notes wait for a moment in which nothing is asked.
+pub const NOTES_WAIT: Duration = Duration::from_millis(200);
 /// How often a store that failed is tried again.
 pub const STORE_RETRY: Duration = Duration::from_secs(1);
 /// Longest time one answer may wait for a lease.

@@ -14,6 +14,9 @@ pub struct Clock {
 }
 
 impl Clock {
+    /// For what tells no time.
+    pub(crate) const NEVER: Self = Self { pool: Time(0), wall: UNIX_EPOCH };
+
     /// A time of the pool as milliseconds since 1970; what lies before counts as 1970.
     pub(crate) fn millis(self, time: Time) -> u64 {
         let now = millis(self.wall);

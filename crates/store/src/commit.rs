@@ -1,4 +1,6 @@
 //! Keeping the rows of a batch: one transaction, one sync of the disk, all or nothing.
+//!
+//! A small batch is noted, and the tables hear of it later; a large one they are told at once.
 
 use std::borrow::Cow;
 
@@ -7,6 +9,7 @@ use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
 use crate::clock::Clock;
 use crate::error::CommitError;
+use crate::notes::Notes;
 use crate::open::Store;
 use crate::trail::{self, Names};
 
@@ -14,13 +17,41 @@ impl Store {
     /// Keeps these rows, in this order, and what they mean for the audit trail. When this returns they are on disk; when
     /// it fails nothing of them is kept. Keeping the same rows again is harmless.
     pub fn commit(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+        let Some(text) = self.notes.text_of(rows, clock) else { return self.tell_tables(rows, clock) };
+        let Self { connection, notes, .. } = self;
+        transact(connection, |transaction| notes.write(transaction, &text)).map_err(|source| self.not_kept(source))?;
+        self.notes.add(rows, clock);
+        Ok(())
+    }
+
+    /// How many batches are kept as notes that the tables have yet to hear of.
+    pub fn unheard(&self) -> usize {
+        self.notes.count()
+    }
+
+    /// Lets the tables hear of all batches that are kept as notes. Where this fails they stay notes, and nothing is lost.
+    pub fn hear(&mut self) -> Result<(), CommitError> {
+        if self.notes.count() == 0 { Ok(()) } else { self.tell_tables(&[], Clock::NEVER) }
+    }
+
+    /// Lets the tables hear of all notes and of these rows, in one transaction.
+    fn tell_tables(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+        let Self { connection, notes, names, .. } = self;
         // What devices are called is remembered from batch to batch; a batch that changes or fails is no batch to learn from.
-        let mut names = std::mem::take(&mut self.names);
+        let mut learned = std::mem::take(names);
         if rows.iter().any(|row| matches!(row, Row::Device(_) | Row::Node(_))) {
-            names.clear();
+            learned.clear();
         }
-        self.transact(|transaction| rows.iter().try_for_each(|row| keep(transaction, row, clock, &mut names)))?;
-        self.names = names;
+        let told = transact(connection, |transaction| {
+            hear(transaction, notes, &mut learned)?;
+            rows.iter().try_for_each(|row| {
+                trail(transaction, row, clock, &mut learned)?;
+                put(transaction, row)
+            })
+        });
+        told.map_err(|source| self.not_kept(source))?;
+        self.notes.heard();
+        self.names = learned;
         Ok(())
     }
 
@@ -49,7 +80,7 @@ impl Store {
     }
 }
 
-fn transact<T>(
+pub(crate) fn transact<T>(
     connection: &mut Connection,
     change: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {
@@ -59,16 +90,36 @@ fn transact<T>(
     Ok(done)
 }
 
-fn keep(transaction: &Transaction<'_>, row: &Row, clock: Clock, names: &mut Names) -> rusqlite::Result<()> {
+/// Lets the tables hear of all notes.
+pub(crate) fn hear(transaction: &Transaction<'_>, notes: &Notes, names: &mut Names) -> rusqlite::Result<()> {
+    if notes.count() == 0 {
+        return Ok(());
+    }
+    for (rows, clock) in notes.unheard() {
+        rows.iter().try_for_each(|row| trail(transaction, row, *clock, names))?;
+    }
+    notes.last_rows().map_err(unwritable)?.try_for_each(|row| put(transaction, row))?;
+    notes.write_heard(transaction)
+}
+
+/// Adds to the audit trail what a row means for it.
+fn trail(transaction: &Transaction<'_>, row: &Row, clock: Clock, names: &mut Names) -> rusqlite::Result<()> {
+    match row {
+        Row::Lease(lease) => trail::follow(transaction, lease, clock, names),
+        Row::Forget(lease) => trail::close(transaction, *lease, clock),
+        _ => Ok(()),
+    }
+}
+
+/// Puts a row in the place of the one before about the same thing.
+fn put(transaction: &Transaction<'_>, row: &Row) -> rusqlite::Result<()> {
     match row {
         Row::Lease(lease) => {
-            trail::follow(transaction, lease, clock, names)?;
             let value = serde_json::to_string(row).map_err(unwritable)?;
             let mut insert = transaction.prepare_cached("INSERT OR REPLACE INTO leases (id, value) VALUES (?1, ?2)")?;
             insert.execute(params![lease.id.0.cast_signed(), value]).map(drop)
         }
         Row::Forget(lease) => {
-            trail::close(transaction, *lease, clock)?;
             let mut delete = transaction.prepare_cached("DELETE FROM leases WHERE id = ?1")?;
             delete.execute([lease.0.cast_signed()]).map(drop)
         }
@@ -109,6 +160,7 @@ mod tests {
     use tempfile::{TempDir, tempdir};
 
     use super::*;
+    use crate::open::Opened;
 
     const CLOCK: Clock = Clock { pool: Time(0), wall: UNIX_EPOCH };
 
@@ -158,6 +210,45 @@ mod tests {
         assert!(matches!(error, CommitError::Full { .. }), "{error}");
         assert!(!ballast.exists());
         assert!(store.regain_ballast() && ballast.exists());
+    }
+
+    #[test]
+    fn a_small_batch_writes_one_page_and_is_there_before_the_tables_hear_of_it() {
+        let (dir, mut store) = store();
+        let row = |next_lease| Row::Counters(Counters { next_lease, ..Counters::default() });
+        let one = |store: &mut Store, number| store.commit(&[row(number)], CLOCK).unwrap();
+        // Each place for a note is made when it is first used.
+        (0..100).for_each(|number| one(&mut store, number));
+        let pages_of_log = |store: &Store| -> i64 {
+            store.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| row.get(1)).unwrap()
+        };
+        pages_of_log(&store);
+        (100..103).for_each(|number| one(&mut store, number));
+        assert_eq!(pages_of_log(&store), 3);
+        assert!(store.unheard() > 0);
+        assert_eq!(store.rows().unwrap().0, [row(102)]);
+        drop(store);
+        let Opened { mut store, rows, .. } = Store::open(dir.path()).unwrap();
+        assert_eq!(rows, [row(102)]);
+        assert!(store.unheard() > 0, "nobody told the tables");
+        store.hear().unwrap();
+        assert_eq!((store.unheard(), store.rows().unwrap().0), (0, vec![row(102)]));
+        one(&mut store, 103);
+        drop(store);
+        assert_eq!(Store::open(dir.path()).unwrap().rows, [row(103)]);
+    }
+
+    #[test]
+    fn a_note_stays_one_where_the_tables_find_no_space() {
+        let (_dir, mut store) = store();
+        let lease = |id| Row::Forget(LeaseId(id));
+        store.commit(&[lease(1)], CLOCK).unwrap();
+        store.connection.pragma_update(None, "query_only", true).unwrap();
+        store.hear().unwrap_err();
+        assert_eq!(store.unheard(), 1);
+        store.connection.pragma_update(None, "query_only", false).unwrap();
+        store.hear().unwrap();
+        assert_eq!(store.unheard(), 0);
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Reading the audit trail, page by page, and removing what is old.
 
-use std::path::PathBuf;
 use std::time::SystemTime;
 
 use gpupool_core::GpuId;
 use rusqlite::types::Value;
-use rusqlite::{Connection, OpenFlags, params_from_iter};
+use rusqlite::{Connection, TransactionBehavior, params_from_iter};
 
 use crate::clock::millis;
+use crate::commit::hear;
 use crate::error::{CommitError, ReadError};
 use crate::limits;
 use crate::open::Store;
@@ -46,18 +46,19 @@ pub struct Page {
 
 impl Store {
     /// A page of the audit trail, oldest first.
-    pub fn history(&self, query: &Query) -> Result<Page, ReadError> {
-        page(&self.connection, query).map_err(|source| self.not_read(source))
+    pub fn history(&mut self, query: &Query) -> Result<Page, ReadError> {
+        self.read(|connection| page(connection, query))
     }
 
     /// What was held from `since` until `now`, what is still held included; most first.
-    pub fn usage(&self, by: By, since: SystemTime, now: SystemTime) -> Result<Vec<UsageLine>, ReadError> {
-        usage::lines(&self.connection, by, millis(since), millis(now)).map_err(|source| self.not_read(source))
+    pub fn usage(&mut self, by: By, since: SystemTime, now: SystemTime) -> Result<Vec<UsageLine>, ReadError> {
+        self.read(|connection| usage::lines(connection, by, millis(since), millis(now)))
     }
 
     /// Removes the records of leases that ended before `older_than`, up to a thousand leases; says how many records were
     /// removed. Call it again until it says 0, with other commits in between. What is still held is never removed.
     pub fn retain(&mut self, older_than: SystemTime) -> Result<usize, CommitError> {
+        self.hear()?;
         let before = millis(older_than).cast_signed();
         self.transact(|transaction| {
             transaction
@@ -69,34 +70,23 @@ impl Store {
         })
     }
 
-    /// A second way in, to read the trail on another thread while this one commits.
-    pub fn reader(&self) -> Result<Reader, ReadError> {
-        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = Connection::open_with_flags(&self.file, flags).map_err(|source| self.not_read(source))?;
-        Ok(Reader { connection, file: self.file.clone() })
-    }
-}
-
-/// Reads the audit trail while the store commits. Good as long as the store is open.
-#[derive(Debug)]
-pub struct Reader {
-    connection: Connection,
-    file: PathBuf,
-}
-
-impl Reader {
-    /// As [`Store::history`].
-    pub fn history(&self, query: &Query) -> Result<Page, ReadError> {
-        page(&self.connection, query).map_err(|source| self.not_read(source))
-    }
-
-    /// As [`Store::usage`].
-    pub fn usage(&self, by: By, since: SystemTime, now: SystemTime) -> Result<Vec<UsageLine>, ReadError> {
-        usage::lines(&self.connection, by, millis(since), millis(now)).map_err(|source| self.not_read(source))
-    }
-
-    fn not_read(&self, source: rusqlite::Error) -> ReadError {
-        ReadError { file: self.file.clone(), source }
+    /// Reads the trail as it is once the tables have heard of all notes. Where there is no space for that they have not,
+    /// and the reading is the same.
+    fn read<T>(&mut self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, ReadError> {
+        let Self { connection, notes, names, .. } = self;
+        if notes.count() == 0 {
+            return read(connection).map_err(|source| self.not_read(source));
+        }
+        let as_if = || {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            hear(&transaction, notes, names)?;
+            let found = read(&transaction)?;
+            if transaction.commit().is_ok() {
+                notes.heard();
+            }
+            Ok(found)
+        };
+        as_if().map_err(|source| self.not_read(source))
     }
 }
 

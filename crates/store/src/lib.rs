@@ -1,10 +1,10 @@
 //! Where leases survive a crash: an embedded database on one disk, with one writer.
 //!
 //! [`Store::open`] gives the rows the last pool left; [`Store::commit`] keeps the rows of a batch, durably and all or
-//! nothing. From lease rows the store derives the audit trail ([`Store::history`], [`Store::usage`]) in the same
-//! transaction, so that trail and leases never disagree. API tokens are kept beside them, as hashes.
+//! nothing. From lease rows the store derives the audit trail ([`Store::history`], [`Store::usage`]), so that trail and
+//! leases never disagree. API tokens are kept beside them, as hashes.
 //!
-//! Everything here blocks: whoever runs it gives it a thread of its own. A [`Reader`] reads the trail on another thread.
+//! Everything here blocks: whoever runs it gives it a thread of its own.
 
 mod anchor;
 mod ballast;
@@ -14,6 +14,8 @@ mod error;
 mod history;
 mod limits;
 mod lock;
+mod log;
+mod notes;
 mod open;
 mod schema;
 mod tokens;
@@ -23,7 +25,7 @@ mod usage;
 pub use anchor::Anchor;
 pub use clock::Clock;
 pub use error::{CommitError, ReadError, StoreError};
-pub use history::{Cursor, Page, Query, Reader};
+pub use history::{Cursor, Page, Query};
 pub use limits::BALLAST_BYTES;
 pub use open::{Opened, Store};
 pub use tokens::{Role, Secret, TokenId, TokenLine, TokenOwner};

@@ -4,6 +4,8 @@
 pub const BALLAST_BYTES: u64 = 1 << 20;
 /// The log is cut back to this size when it was once longer.
 pub(crate) const LOG_BYTES: i64 = 4 << 20;
+/// Free space at which the log is made that long at once.
+pub(crate) const LOG_SPACE: u64 = 256 << 20;
 /// Records on one page of history, however many are asked for.
 pub(crate) const PAGE_RECORDS: usize = 1_000;
 /// Leases whose records are removed in one transaction, so that commits get their turn in between.
@@ -12,3 +14,9 @@ pub(crate) const REMOVED_AT_ONCE: usize = 1_000;
 pub(crate) const COMPLAINTS: usize = 100;
 /// Free space below which a failed write is taken for a full disk.
 pub(crate) const FULL_BELOW_BYTES: u64 = 64 << 10;
+/// Batches that can be noted before the tables hear of them.
+pub(crate) const NOTES: usize = 64;
+/// Rows of a batch that may be noted.
+pub(crate) const NOTE_ROWS: usize = 12;
+/// Length of every note: two of them do not fit on a page, and one does with its numbers.
+pub(crate) const NOTE_BYTES: usize = 3_900;

@@ -11,10 +11,12 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use crate::ballast::Ballast;
-use crate::commit::key_of;
+use crate::commit::{key_of, unwritable};
 use crate::error::{CommitError, ReadError, StoreError};
 use crate::limits;
 use crate::lock::Lock;
+use crate::log;
+use crate::notes::Notes;
 use crate::schema;
 use crate::trail::Names;
 
@@ -25,6 +27,7 @@ pub struct Store {
     pub(crate) file: PathBuf,
     pub(crate) ballast: Ballast,
     pub(crate) names: Names,
+    pub(crate) notes: Notes,
     _lock: Lock,
 }
 
@@ -54,19 +57,23 @@ impl Store {
         look_at_header(&file)?;
         let mut connection = connect(&file)?;
         let mut complaints = Vec::new();
-        let rows = prepare(&mut connection, &file)
-            .and_then(|()| read_rows(&connection, &mut complaints).map_err(|source| unusable(&file, source)))?;
+        prepare(&mut connection, &file)?;
+        let unreadable = |what| StoreError::Corrupt { file: file.clone(), what };
+        let notes = Notes::read(&connection).map_err(|source| unusable(&file, source))?.map_err(unreadable)?;
+        let rows = read_rows(&connection, &notes, &mut complaints).map_err(|source| unusable(&file, source))?;
+        log::lengthen(&file);
         let ballast = Ballast::of(dir);
         if let Err(error) = ballast.take() {
             complaints.push(format!("no ballast in {} for when the disk is full: {error}", dir.display()));
         }
-        Ok(Opened { store: Self { connection, file, ballast, names: Names::default(), _lock: lock }, rows, complaints })
+        let store = Self { connection, file, ballast, names: Names::default(), notes, _lock: lock };
+        Ok(Opened { store, rows, complaints })
     }
 
     /// The rows as they are kept now, and what is to complain of: to build a pool anew after a commit that failed.
     pub fn rows(&self) -> Result<(Vec<Row>, Vec<String>), ReadError> {
         let mut complaints = Vec::new();
-        let rows = read_rows(&self.connection, &mut complaints).map_err(|source| self.not_read(source))?;
+        let rows = read_rows(&self.connection, &self.notes, &mut complaints).map_err(|source| self.not_read(source))?;
         Ok((rows, complaints))
     }
 
@@ -175,7 +182,8 @@ fn unusable(file: &Path, source: rusqlite::Error) -> StoreError {
     }
 }
 
-fn read_rows(connection: &Connection, complaints: &mut Vec<String>) -> rusqlite::Result<Vec<Row>> {
+/// The last row about each thing, whether the tables have heard of it or not.
+fn read_rows(connection: &Connection, notes: &Notes, complaints: &mut Vec<String>) -> rusqlite::Result<Vec<Row>> {
     let mut rows = Vec::new();
     let mut bad = 0;
     let mut statement = connection
@@ -196,7 +204,7 @@ fn read_rows(connection: &Connection, complaints: &mut Vec<String>) -> rusqlite:
     if bad > limits::COMPLAINTS {
         complaints.push(format!("{} more rows cannot be read", bad - limits::COMPLAINTS));
     }
-    Ok(rows)
+    notes.over(rows).map_err(unwritable)
 }
 
 fn understand(kind: &[u8], key: &[u8], value: &[u8]) -> Result<Row, String> {

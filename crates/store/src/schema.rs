@@ -6,7 +6,7 @@ use rusqlite::{Connection, Result, Transaction, TransactionBehavior};
 pub(crate) const APPLICATION_ID: u32 = 0x4750_5550;
 
 /// One step per schema, oldest first: number `n` turns schema `n` into `n + 1`. Never change one that was released.
-const MIGRATIONS: &[fn(&Transaction<'_>) -> Result<()>] = &[first, clock, leases];
+const MIGRATIONS: &[fn(&Transaction<'_>) -> Result<()>] = &[first, clock, leases, notes];
 
 /// The schema of today.
 pub(crate) const VERSION: u32 = MIGRATIONS.len() as u32;
@@ -88,6 +88,17 @@ fn leases(transaction: &Transaction<'_>) -> Result<()> {
         INSERT INTO leases (id, value) SELECT CAST(key AS INTEGER), value FROM rows
             WHERE kind = 'lease' AND key = CAST(CAST(key AS INTEGER) AS TEXT);
         DELETE FROM rows WHERE kind = 'lease' AND key = CAST(CAST(key AS INTEGER) AS TEXT);
+        ",
+    )
+}
+
+fn notes(transaction: &Transaction<'_>) -> Result<()> {
+    transaction.execute_batch(
+        "
+        -- Batches of rows, each on a page of its own and all of one length, so that to note one writes one page.
+        CREATE TABLE notes (place INTEGER PRIMARY KEY, number INTEGER NOT NULL, batch TEXT NOT NULL);
+        -- The number of the last one that the other tables have heard of.
+        CREATE TABLE heard (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL);
         ",
     )
 }

@@ -115,7 +115,7 @@ fn releases_on_a_full_disk() {
     store.commit(&batch(lost), clock(0)).unwrap();
     drop(store);
 
-    let (store, rows) = open(&dir);
+    let (mut store, rows) = open(&dir);
     let found = leases(&rows);
     let whole = |number: u64| (number * 64..(number + 1) * 64).all(|id| found.binary_search(&id).is_ok());
     assert!((1000..=given_up.unwrap()).all(whole));

@@ -20,10 +20,12 @@ fn tamper(dir: &Path, sql: &str) {
     connection.execute_batch(sql).unwrap();
 }
 
-/// A closed store that holds so many leases.
+/// A closed store that holds so many leases in its tables.
 fn closed(dir: &Path, count: u64) {
     let rows: Vec<Row> = (0..count).map(waiting).collect();
-    open(dir).0.commit(&rows, clock(0)).unwrap();
+    let mut store = open(dir).0;
+    store.commit(&rows, clock(0)).unwrap();
+    store.hear().unwrap();
 }
 
 /// The error of a database that must be refused, and must be the same afterwards.
@@ -72,7 +74,7 @@ fn a_newer_schema_is_refused_and_left_untouched() {
     closed(dir.path(), 3);
     tamper(dir.path(), "PRAGMA user_version = 99");
     let error = refused(dir.path());
-    assert!(matches!(error, StoreError::NewerSchema { found: 99, known: 3, .. }), "{error}");
+    assert!(matches!(error, StoreError::NewerSchema { found: 99, known: 4, .. }), "{error}");
 }
 
 #[test]
@@ -143,6 +145,15 @@ fn a_row_that_cannot_be_read_is_complained_of_and_stays() {
         assert_eq!(opened.complaints.len(), 4, "{:?}", opened.complaints);
         assert!(opened.complaints.iter().any(|words| words.contains("lease row \"1\"")), "{:?}", opened.complaints);
     }
+}
+
+#[test]
+fn a_note_that_cannot_be_read_is_refused_and_left_untouched() {
+    let dir = tempdir().unwrap();
+    open(dir.path()).0.commit(&[waiting(0)], clock(0)).unwrap();
+    tamper(dir.path(), "UPDATE notes SET batch = substr(batch, 1, 100)");
+    let error = refused(dir.path());
+    assert!(matches!(&error, StoreError::Corrupt { what, .. } if what.contains("number 1")), "{error}");
 }
 
 #[test]

@@ -26,6 +26,10 @@ enum Act {
     Node(u8),
     Quota(u8),
     Forget(u64),
+    /// The tables hear of what is noted.
+    Hear,
+    /// The trail is read.
+    Read,
     Reopen,
 }
 
@@ -38,6 +42,8 @@ fn act() -> impl Strategy<Value = Act> {
         1 => (0..3_u8).prop_map(Act::Node),
         1 => (0..4_u8).prop_map(Act::Quota),
         1 => (0..12_u64).prop_map(Act::Forget),
+        1 => Just(Act::Hear),
+        1 => Just(Act::Read),
         1 => Just(Act::Reopen),
     ]
 }
@@ -64,7 +70,7 @@ fn perform(stage: &mut Stage, act: &Act) {
             stage.run(Command::SetPolicies { policies: Box::new(policies) });
         }
         Act::Forget(lease) => stage.rows.push(Row::Forget(LeaseId(lease))),
-        Act::Reopen => {}
+        Act::Hear | Act::Read | Act::Reopen => {}
     }
 }
 
@@ -100,7 +106,7 @@ fn shown(stage: &Stage, rows: impl IntoIterator<Item = Row>) -> String {
 }
 
 /// Which leases were granted and which ended, by the trail; those that were forgotten on the way aside.
-fn trail_of(store: &Store, batches: &[Vec<Act>]) -> BTreeMap<(LeaseId, bool), Option<Token>> {
+fn trail_of(store: &mut Store, batches: &[Vec<Act>]) -> BTreeMap<(LeaseId, bool), Option<Token>> {
     let page = store.history(&Query::default()).unwrap();
     assert_eq!(page.next, None, "a short story has one page");
     let told = page.records.into_iter().filter(|record| !forgotten(batches, record.lease));
@@ -138,14 +144,24 @@ proptest! {
             store.commit(&stage.rows[kept..], clock(stage.now.0)).unwrap();
             stage.rows[kept..].iter().for_each(|row| remember(&mut model, row));
             kept = stage.rows.len();
-            if batch.iter().any(|act| matches!(act, Act::Reopen)) {
-                drop(store);
-                store = open(dir.path()).0;
+            for act in batch {
+                match act {
+                    Act::Hear => store.hear().unwrap(),
+                    Act::Read => {
+                        let (told, known) = (trail_of(&mut store, &batches), trail_told(&stage, &batches));
+                        prop_assert_eq!(told, known);
+                    }
+                    Act::Reopen => {
+                        drop(store);
+                        store = open(dir.path()).0;
+                    }
+                    _ => {}
+                }
             }
         }
         drop(store);
-        let (store, rows) = open(dir.path());
-        prop_assert_eq!(trail_of(&store, &batches), trail_told(&stage, &batches));
+        let (mut store, rows) = open(dir.path());
+        prop_assert_eq!(trail_of(&mut store, &batches), trail_told(&stage, &batches));
         let found: BTreeMap<String, Row> = rows.iter().map(|row| (subject(row), row.clone())).collect();
         prop_assert_eq!(found.len(), rows.len(), "each thing has one row");
         prop_assert_eq!(&found, &model);

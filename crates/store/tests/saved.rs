@@ -25,7 +25,7 @@ fn a_saved_database_of_schema_1_opens() {
     let saved = Connection::open(dir.path().join("pool.db")).unwrap();
     saved.execute_batch(include_str!("fixtures/v1.sql")).unwrap();
     drop(saved);
-    let (store, rows) = open(dir.path());
+    let (mut store, rows) = open(dir.path());
     assert_eq!(leases(&rows), [0, 1, 2]);
     let names: Vec<String> = rows.iter().map(|row| format!("{row:?}")).collect();
     for kind in ["Node", "Device", "Lease", "Counters", "Policies", "Usage", "Workload"] {

@@ -50,7 +50,7 @@ pub(super) async fn history(
         limit: Some(limit),
         after: query.after.as_deref().map(cursor).transpose()?,
     };
-    let page = app.owner.look(move |owner| owner.store().history(&query)).await?.map_err(unreadable)?;
+    let page = app.owner.work(move |store| store.history(&query)).await?.map_err(unreadable)?;
     let next = page.next.map(|cursor| cursor.0.to_string());
     Ok(axum::Json(History { records: page.records.into_iter().map(record).collect(), next }))
 }
@@ -89,7 +89,7 @@ pub(super) async fn usage(
     let until = SystemTime::now();
     let week_ago = until.checked_sub(Duration::from_secs(7 * 86_400)).unwrap_or(UNIX_EPOCH);
     let since = time("since", query.since.as_deref())?.unwrap_or(week_ago);
-    let lines = app.owner.look(move |owner| owner.store().usage(by, since, until)).await?.map_err(unreadable)?;
+    let lines = app.owner.work(move |store| store.usage(by, since, until)).await?.map_err(unreadable)?;
     let line = |line: gpupool_store::UsageLine| UsageLine {
         name: line.name,
         leases: line.leases,

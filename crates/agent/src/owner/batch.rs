@@ -38,6 +38,7 @@ impl OwnerThread {
 
     pub(super) fn process_at(&mut self, at: Clock, batch: Vec<Message>) {
         self.at = at;
+        let is_idle = batch.is_empty();
         let mut outcome = Outcome::default();
         let mut applied = Vec::with_capacity(batch.len());
         let (mut looks, mut works, mut calls, mut ends) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -84,6 +85,7 @@ impl OwnerThread {
             look(self);
         }
         self.watcher.answered();
+        self.hear_notes(is_idle);
     }
 
     /// What comes before anything that is asked: what the pool has yet to hear, and what the clock brought about.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use gpupool_core::{Outcome, Pool};
 use gpupool_store::CommitError;
 
-use crate::limits::STORE_RETRY;
+use crate::limits::{NOTES, STORE_RETRY};
 
 use super::batch::shared;
 use super::message::Refusal;
@@ -26,8 +26,26 @@ impl OwnerThread {
             self.watcher.committed(outcome.rows.len(), begun.elapsed());
             return Ok(());
         };
-        let why = shared(&error);
-        let refusal = match error {
+        let refusal = self.not_kept(&error);
+        self.undo();
+        Err(refusal)
+    }
+
+    /// Lets the store's tables hear of its notes: when there are many, and when nothing is asked.
+    pub(super) fn hear_notes(&mut self, is_idle: bool) {
+        let is_time = is_idle || self.store.unheard() >= NOTES;
+        if is_time
+            && self.store_state == StoreState::Fine
+            && let Err(error) = self.store.hear()
+        {
+            self.not_kept(&error);
+        }
+    }
+
+    /// Takes note of a commit that failed.
+    fn not_kept(&mut self, error: &CommitError) -> Refusal {
+        let why = shared(error);
+        match error {
             CommitError::Full { .. } => {
                 self.note(StoreState::Full(why.clone()));
                 Refusal::DiskFull(why)
@@ -36,9 +54,7 @@ impl OwnerThread {
                 self.note(StoreState::Broken(why.clone()));
                 Refusal::NotDurable(why)
             }
-        };
-        self.undo();
-        Err(refusal)
+        }
     }
 
     /// The pool as the store has it.

@@ -34,7 +34,7 @@ use gpupool_core::{DeviceId, GpuId, LeaseId, NodeId, Pool, Settings, Time};
 use gpupool_store::{Clock, Store};
 
 use crate::clock;
-use crate::limits::{BATCH, MESSAGES, STORE_RETRY};
+use crate::limits::{BATCH, MESSAGES, NOTES_WAIT, STORE_RETRY};
 use crate::sampler::Sample;
 
 use message::{Fact, Message};
@@ -165,6 +165,7 @@ impl OwnerThread {
             let batch: Vec<Message> = messages.inspect(|message| stops |= matches!(message, Message::Stop)).collect();
             self.process(batch);
             if stops {
+                self.hear_notes(true);
                 return;
             }
         }
@@ -181,6 +182,9 @@ impl OwnerThread {
         }
         if !self.waiters.calls.is_empty() && !self.is_broken() {
             patience = patience.min(Duration::from_millis(self.follow_due().since(clock::now()).0));
+        }
+        if self.store_state == StoreState::Fine && self.store.unheard() > 0 {
+            patience = patience.min(NOTES_WAIT);
         }
         if self.store_state != StoreState::Fine {
             patience = patience.min(STORE_RETRY.saturating_sub(self.retried.elapsed()));
