@@ -7,6 +7,7 @@ mod devices;
 mod doctor;
 mod kube;
 mod lease;
+mod log;
 mod map;
 mod output;
 mod run;

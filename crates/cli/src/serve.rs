@@ -7,15 +7,13 @@ use std::process::ExitCode;
 use clap::Args;
 use gpupool_agent::AgentSpec;
 use gpupool_config::{Flags, Inputs, Loaded, LogFormat, LogLevel, Problems, Reader, load};
-use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload::{self, Handle};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, fmt};
 
-/// Lines that may wait to be written. Room is taken for all of them at once.
-const LINES_BUFFERED: usize = 4_096;
+use crate::log::{Log, Writing};
 
 /// Where to listen and what to read; everything else is in the configuration file.
 #[derive(Args)]
@@ -112,19 +110,18 @@ pub(crate) fn run(arguments: Serve) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Logs through a thread of its own: whoever reads the log slowly must not slow the agent. What finds no room is dropped.
-fn log_to_stderr(level: LogLevel, format: LogFormat) -> anyhow::Result<(Handle<LevelFilter, Registry>, WorkerGuard)> {
+fn log_to_stderr(level: LogLevel, format: LogFormat) -> anyhow::Result<(Handle<LevelFilter, Registry>, Writing)> {
     let (filter, handle) = reload::Layer::new(filter(level));
     let registry = tracing_subscriber::registry().with(filter);
-    let (writer, guard) = NonBlockingBuilder::default().buffered_lines_limit(LINES_BUFFERED).finish(std::io::stderr());
+    let (log, writing) = Log::start(std::io::stderr())?;
     match format {
         LogFormat::Text => {
-            let text = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(writer);
+            let text = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(log);
             registry.with(text).try_init()?;
         }
-        LogFormat::Json => registry.with(fmt::layer().json().flatten_event(true).with_writer(writer)).try_init()?,
+        LogFormat::Json => registry.with(fmt::layer().json().flatten_event(true).with_writer(log)).try_init()?,
     }
-    Ok((handle, guard))
+    Ok((handle, writing))
 }
 
 fn filter(level: LogLevel) -> LevelFilter {
