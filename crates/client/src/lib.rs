@@ -41,6 +41,7 @@ pub mod local;
 mod random;
 mod tls;
 pub mod transport;
+mod wire;
 
 pub use agent::{
     AgentClient, AgentClientBuilder, EventId, Events, HistoryQuery, Hold, HoldEnd, LeaseGuard, LeaseQuery, Progress,

@@ -4,6 +4,10 @@ use std::time::Duration;
 
 /// How long making a connection may take.
 pub const CONNECT: Duration = Duration::from_secs(5);
+/// How long a connection that nothing is asked over is used again.
+pub const IDLE_TIME: Duration = Duration::from_secs(90);
+/// Connections to one agent that are kept for when more is asked.
+pub const IDLE_CONNECTIONS: usize = 64;
 /// How long an answer may take, beyond what it was asked to wait.
 pub const ANSWER: Duration = Duration::from_secs(30);
 /// Times a request is sent again after a passing fault.

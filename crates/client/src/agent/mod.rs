@@ -28,10 +28,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpupool_config::Loaded;
-use http::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue};
+use http::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue, USER_AGENT};
 
 use crate::limits::{ANSWER, CONNECT, RETRIES};
 use crate::transport::{Http, Transport};
+use crate::wire::Wire;
 use crate::{ClientError, Endpoint, Secret, tls};
 
 /// Asks one agent. Cheap to clone; clones share connections.
@@ -140,8 +141,13 @@ impl AgentClientBuilder {
 
     /// The client. Nothing is sent yet.
     pub fn build(self) -> Result<AgentClient, ClientError> {
-        let http = self.http()?;
-        Ok(self.finish(Arc::new(http.clone()), Some(http)))
+        let headers = headers(self.token.as_ref())?;
+        let http = self.http(&headers)?;
+        let transport: Arc<dyn Transport> = match Wire::to(&self.endpoint, headers, self.connect) {
+            Some(wire) => Arc::new(wire),
+            None => Arc::new(http.clone()),
+        };
+        Ok(self.finish(transport, Some(http)))
     }
 
     /// The client, whose questions somebody else carries. Events and held connections cannot be had over it.
@@ -154,12 +160,10 @@ impl AgentClientBuilder {
         AgentClient { inner: Arc::new(Inner { endpoint, transport, http, answer, retries, young: Young::default() }) }
     }
 
-    fn http(&self) -> Result<Http, ClientError> {
-        let headers = headers(self.token.as_ref())?;
+    fn http(&self, headers: &HeaderMap) -> Result<Http, ClientError> {
         let tls = tls::config(&self.endpoint, self.ca_file.as_deref())?;
         let mut builder = reqwest::Client::builder()
-            .default_headers(headers)
-            .user_agent(concat!("gpupool/", env!("CARGO_PKG_VERSION")))
+            .default_headers(headers.clone())
             .connect_timeout(self.connect)
             .redirect(reqwest::redirect::Policy::none())
             .tls_backend_preconfigured(tls);
@@ -192,6 +196,7 @@ impl AgentClientBuilder {
 fn headers(token: Option<&Secret>) -> Result<HeaderMap, ClientError> {
     let mut headers = HeaderMap::new();
     headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+    headers.insert(USER_AGENT, HeaderValue::from_static(concat!("gpupool/", env!("CARGO_PKG_VERSION"))));
     let Some(token) = token else { return Ok(headers) };
     let refused = || ClientError::Setting {
         what: "token",
