@@ -10,6 +10,8 @@ use std::time::{Duration, SystemTime};
 use gpupool_core::{Millis, Time};
 use gpupool_store::Anchor;
 use jiff::Timestamp;
+use jiff::fmt::temporal::DateTimePrinter;
+use jiff::tz::Offset;
 use rustix::time::{ClockId, clock_gettime};
 
 /// How far the pool's clock is ahead of the time since the machine started.
@@ -75,8 +77,9 @@ pub fn wall(time: Time, at: gpupool_store::Clock) -> SystemTime {
 
 /// A time for people and programs: ISO 8601 with an offset, to the millisecond.
 pub fn iso(at: SystemTime) -> String {
+    const PRINTER: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
     let at = Timestamp::try_from(at).unwrap_or(Timestamp::MAX);
-    format!("{}+00:00", at.strftime("%Y-%m-%dT%H:%M:%S%.3f"))
+    PRINTER.timestamp_with_offset_to_string(&at, Offset::UTC)
 }
 
 /// A time of the pool for people and programs.

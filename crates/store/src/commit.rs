@@ -18,8 +18,7 @@ impl Store {
     /// it fails nothing of them is kept. Keeping the same rows again is harmless.
     pub fn commit(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
         let Some(text) = self.notes.text_of(rows, clock) else { return self.tell_tables(rows, clock) };
-        let Self { connection, notes, .. } = self;
-        transact(connection, |transaction| notes.write(transaction, &text)).map_err(|source| self.not_kept(source))?;
+        self.notes.write(&self.connection, &text).map_err(|source| self.not_kept(source))?;
         self.notes.add(rows, clock);
         Ok(())
     }
@@ -80,7 +79,7 @@ impl Store {
     }
 }
 
-pub(crate) fn transact<T>(
+fn transact<T>(
     connection: &mut Connection,
     change: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {

@@ -75,14 +75,17 @@ impl Notes {
         let mut text = Vec::with_capacity(NOTE_BYTES);
         let note = Written { pool: clock.pool, wall: millis(clock.wall), rows };
         serde_json::to_writer(&mut text, &note).ok()?;
-        let text = String::from_utf8(text).ok().filter(|text| text.len() <= NOTE_BYTES)?;
-        Some(format!("{text:NOTE_BYTES$}"))
+        if text.len() > NOTE_BYTES {
+            return None;
+        }
+        text.resize(NOTE_BYTES, b' ');
+        String::from_utf8(text).ok()
     }
 
-    /// Writes a note, in the place of one that the tables have heard of.
-    pub fn write(&self, transaction: &Transaction<'_>, text: &str) -> rusqlite::Result<()> {
+    /// Writes a note, in the place of one that the tables have heard of: one statement, and a transaction by itself.
+    pub fn write(&self, connection: &Connection, text: &str) -> rusqlite::Result<()> {
         let number = self.last + 1;
-        transaction
+        connection
             .prepare_cached("INSERT OR REPLACE INTO notes (place, number, batch) VALUES (?1, ?2, ?3)")?
             .execute(params![number % NOTES as i64, number, text])
             .map(drop)
