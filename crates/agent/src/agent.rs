@@ -44,6 +44,8 @@ pub struct AgentSpec {
     pub reread: Box<dyn Fn() -> Result<Loaded, Problems> + Send>,
     /// Makes a new log level take effect.
     pub set_log_level: Box<dyn Fn(gpupool_config::LogLevel) + Send>,
+    /// Comes back when what was logged is written: the process ends right after.
+    pub finish_log: Box<dyn Fn() + Send>,
 }
 
 /// Runs an agent until it is told to stop.

@@ -31,6 +31,7 @@ pub async fn run(mut spec: AgentSpec, tls: Option<Tls>, owner: Owner, shutdown: 
         }
         if shutdown.has_begun() {
             tracing::warn!("told to stop twice: ending at once");
+            (spec.finish_log)();
             std::process::exit(130);
         }
         tracing::info!("stopping: running answers are finished, leases stay");

@@ -14,6 +14,8 @@ use tracing_subscriber::fmt::MakeWriter;
 const ROOM: usize = 1 << 20;
 /// How long lines gather before they are written.
 const GATHER: Duration = Duration::from_millis(5);
+/// How long a process that ends waits for its last lines to be written.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where lines go. Its clones lead to the same place.
 #[derive(Clone)]
@@ -39,6 +41,10 @@ struct Waiting {
     dropped: u64,
     /// Whether the thread sleeps until somebody wakes it.
     is_asleep: bool,
+    /// Whether the thread writes lines it has taken.
+    is_writing: bool,
+    /// Whether somebody waits for all of it to be written.
+    is_hurried: bool,
     is_over: bool,
 }
 
@@ -49,6 +55,15 @@ impl Log {
         let writer = shared.clone();
         let thread = thread::Builder::new().name("log".into()).spawn(move || writer.write_all(to))?;
         Ok((Self { shared: shared.clone() }, Writing { shared, thread: Some(thread) }))
+    }
+
+    /// Comes back when what was logged before is written, or not within [`PATIENCE`]: for those who end the process.
+    pub(crate) fn finish(&self) {
+        let mut waiting = self.shared.lock();
+        waiting.is_hurried = true;
+        self.shared.changed.notify_all();
+        let is_left = |waiting: &mut Waiting| !waiting.lines.is_empty() || waiting.is_writing;
+        drop(self.shared.changed.wait_timeout_while(waiting, PATIENCE, is_left));
     }
 }
 
@@ -70,7 +85,7 @@ impl Write for &Log {
             waiting.lines.extend_from_slice(lines);
         }
         if std::mem::take(&mut waiting.is_asleep) {
-            self.shared.changed.notify_one();
+            self.shared.changed.notify_all();
         }
         Ok(lines.len())
     }
@@ -97,6 +112,8 @@ impl Shared {
                 let _ = writeln!(to, "{dropped} log lines found no room and were dropped");
             }
             let _ = to.flush();
+            self.lock().is_writing = false;
+            self.changed.notify_all();
             if is_over {
                 return;
             }
@@ -112,8 +129,10 @@ impl Shared {
             waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
         waiting.is_asleep = false;
-        let gathered = self.changed.wait_timeout_while(waiting, GATHER, |waiting| !waiting.is_over);
+        let has_time = |waiting: &mut Waiting| !waiting.is_over && !waiting.is_hurried;
+        let gathered = self.changed.wait_timeout_while(waiting, GATHER, has_time);
         let (mut waiting, _) = gathered.unwrap_or_else(PoisonError::into_inner);
+        (waiting.is_writing, waiting.is_hurried) = (true, false);
         std::mem::swap(lines, &mut waiting.lines);
         (std::mem::take(&mut waiting.dropped), waiting.is_over)
     }
@@ -170,6 +189,18 @@ mod tests {
         }
         drop(writing);
         assert_eq!(written.try_iter().collect::<String>(), lines.concat());
+    }
+
+    #[test]
+    fn whoever_ends_the_process_can_wait_for_what_was_logged() {
+        let (log, _writing, written, go_on) = slow();
+        drop(go_on);
+        for line in ["first\n", "second\n"] {
+            (&log).write_all(line.as_bytes()).unwrap();
+            log.finish();
+            assert_eq!(written.try_iter().collect::<String>(), line);
+        }
+        log.finish();
     }
 
     #[test]

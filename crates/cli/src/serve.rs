@@ -13,7 +13,7 @@ use tracing_subscriber::reload::{self, Handle};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, fmt};
 
-use crate::log::{Log, Writing};
+use crate::log::Log;
 
 /// Where to listen and what to read; everything else is in the configuration file.
 #[derive(Args)]
@@ -98,7 +98,8 @@ pub(crate) fn run(arguments: Serve) -> anyhow::Result<ExitCode> {
         }
     };
     let server = &loaded.config.server;
-    let (level, _writes_until_dropped) = log_to_stderr(server.log_level, server.log_format)?;
+    let (log, _writes_until_dropped) = Log::start(std::io::stderr())?;
+    let level = log_to(log.clone(), server.log_level, server.log_format)?;
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
@@ -106,14 +107,15 @@ pub(crate) fn run(arguments: Serve) -> anyhow::Result<ExitCode> {
         loaded,
         reread: Box::new(move || arguments.load()),
         set_log_level: Box::new(move |new| drop(level.modify(|level| *level = filter(new)))),
+        finish_log: Box::new(move || log.finish()),
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn log_to_stderr(level: LogLevel, format: LogFormat) -> anyhow::Result<(Handle<LevelFilter, Registry>, Writing)> {
+/// From now on what is told goes there; the level can be changed.
+fn log_to(log: Log, level: LogLevel, format: LogFormat) -> anyhow::Result<Handle<LevelFilter, Registry>> {
     let (filter, handle) = reload::Layer::new(filter(level));
     let registry = tracing_subscriber::registry().with(filter);
-    let (log, writing) = Log::start(std::io::stderr())?;
     match format {
         LogFormat::Text => {
             let text = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(log);
@@ -121,7 +123,7 @@ fn log_to_stderr(level: LogLevel, format: LogFormat) -> anyhow::Result<(Handle<L
         }
         LogFormat::Json => registry.with(fmt::layer().json().flatten_event(true).with_writer(log)).try_init()?,
     }
-    Ok((handle, writing))
+    Ok(handle)
 }
 
 fn filter(level: LogLevel) -> LevelFilter {
