@@ -36,13 +36,14 @@ impl Store {
     /// Lets the tables hear of all notes and of these rows, in one transaction.
     fn tell_tables(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
         let Self { connection, notes, names, .. } = self;
-        // What devices are called is remembered from batch to batch; a batch that changes or fails is no batch to learn from.
+        // What devices are called is remembered from batch to batch; a batch that changes it or fails is none to learn from.
+        let is_named = rows.iter().any(|row| matches!(row, Row::Device(_) | Row::Node(_)));
         let mut learned = std::mem::take(names);
-        if rows.iter().any(|row| matches!(row, Row::Device(_) | Row::Node(_))) {
-            learned.clear();
-        }
         let told = transact(connection, |transaction| {
             hear(transaction, notes, &mut learned)?;
+            if is_named {
+                learned.clear();
+            }
             rows.iter().try_for_each(|row| {
                 trail(transaction, row, clock, &mut learned)?;
                 put(transaction, row)
@@ -50,7 +51,9 @@ impl Store {
         });
         told.map_err(|source| self.not_kept(source))?;
         self.notes.heard();
-        self.names = learned;
+        if !is_named {
+            self.names = learned;
+        }
         Ok(())
     }
 

@@ -14,7 +14,8 @@ pub(crate) const REMOVED_AT_ONCE: usize = 1_000;
 pub(crate) const COMPLAINTS: usize = 100;
 /// Free space below which a failed write is taken for a full disk.
 pub(crate) const FULL_BELOW_BYTES: u64 = 64 << 10;
-/// Batches that can be noted before the tables hear of them.
+/// Batches that can be noted before the tables hear of them. Where a note is follows from it: with another number, the
+/// tables have to hear of all notes before the first is written.
 pub(crate) const NOTES: usize = 64;
 /// Rows of a batch that may be noted.
 pub(crate) const NOTE_ROWS: usize = 12;

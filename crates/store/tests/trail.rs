@@ -8,6 +8,7 @@ mod support;
 
 use common::{clock, leases, open, wall};
 use gpupool_core::lease::Holder;
+use gpupool_core::row::DeviceRow;
 use gpupool_core::{Command, GpuId, LeaseId, Millis, Request, Row, Share};
 use gpupool_store::{By, Clock, Event, Page, Query, Record, Store, UsageLine};
 use support::{Stage, gib, gpus, owned, part, secs, whole};
@@ -123,6 +124,24 @@ fn a_lease_granted_and_ended_in_one_batch_is_told_twice_with_its_devices() {
     let records = kept.records();
     assert_eq!(told(&records), [(0, Event::Granted), (0, Event::Ended)]);
     assert!(records.iter().all(|record| record.devices.len() == 2));
+}
+
+#[test]
+fn a_grant_is_told_by_the_name_its_device_had_then() {
+    let mut kept = Kept::new(Stage::of(1));
+    kept.keep();
+    let first = kept.ask("alice", part(250));
+    assert!(kept.store.unheard() > 0, "the grant is noted, and the trail has not heard of it");
+    let renamed = |row: &Row| match row {
+        Row::Device(device) => Some(Row::Device(DeviceRow { gpu_id: GpuId(7), ..device.clone() })),
+        _ => None,
+    };
+    let renamed: Vec<Row> = kept.stage.rows.iter().filter_map(renamed).collect();
+    let clock = kept.clock();
+    kept.store.commit(&renamed, clock).unwrap();
+    let second = kept.ask("alice", part(250));
+    let numbers: Vec<_> = kept.records().iter().map(|record| (record.lease, record.devices[0].gpu_id.0)).collect();
+    assert_eq!(numbers, [(first, 0), (second, 7)]);
 }
 
 #[test]
