@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
@@ -17,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use reqwest::Url;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 
 use crate::Endpoint;
 use crate::limits::{ANSWER_BYTES, IDLE_CONNECTIONS, IDLE_TIME};
@@ -65,12 +65,15 @@ impl Wire {
     }
 
     async fn ask(&self, question: Question) -> Result<Answer, Fault> {
-        let until = tokio::time::Instant::now() + question.timeout;
+        let until = in_time(question.timeout);
         let request = self.request(question)?;
-        let (sender, response) = self.send(request, until).await?;
-        let answer = timeout_at(until, read(response)).await.map_err(|_| Fault::Late)??;
-        self.put_back(sender);
-        Ok(answer)
+        let asked = async {
+            let (sender, response) = self.send(request, until).await?;
+            let answer = read(response).await?;
+            self.put_back(sender);
+            Ok(answer)
+        };
+        timeout_at(until, asked).await.unwrap_or(Err(Fault::Late))
     }
 
     fn request(&self, question: Question) -> Result<Request<Full<Bytes>>, Fault> {
@@ -107,15 +110,14 @@ impl Wire {
     async fn send(
         &self,
         mut request: Request<Full<Bytes>>,
-        until: tokio::time::Instant,
+        until: Instant,
     ) -> Result<(Sender, Response<Incoming>), Fault> {
         loop {
             let (mut sender, is_new) = match self.open_one().await {
                 Some(sender) => (sender, false),
                 None => (self.connect(until).await?, true),
             };
-            let sent = timeout_at(until, sender.try_send_request(request)).await.map_err(|_| Fault::Late)?;
-            match sent {
+            match sender.try_send_request(request).await {
                 Ok(response) => return Ok((sender, response)),
                 Err(mut failed) => match failed.take_message() {
                     // It was closed while it lay idle, and nothing went out.
@@ -127,7 +129,7 @@ impl Wire {
         }
     }
 
-    async fn connect(&self, until: tokio::time::Instant) -> Result<Sender, Fault> {
+    async fn connect(&self, until: Instant) -> Result<Sender, Fault> {
         let connect = async {
             match &self.place {
                 Place::Tcp(host, port) => {
@@ -138,7 +140,7 @@ impl Wire {
                 Place::Unix(path) => speak(UnixStream::connect(path).await?).await,
             }
         };
-        let until = until.min(tokio::time::Instant::now() + self.connect);
+        let until = until.min(in_time(self.connect));
         let connected = timeout_at(until, connect).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         connected.map_err(|error| Fault::NotSent(error.into()))
     }
@@ -165,6 +167,13 @@ impl Transport for Wire {
     fn exchange(&self, question: Question) -> Exchanged<'_> {
         Box::pin(self.ask(question))
     }
+}
+
+/// After so long, or in a year where that is later than clocks can tell.
+fn in_time(time: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 86_400);
+    let now = Instant::now();
+    now.checked_add(time).unwrap_or(now + YEAR)
 }
 
 /// Speaks HTTP over a stream, in a task of its own, until whoever sends over it is gone.
@@ -257,8 +266,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let wire = wire(&format!("http://{}", listener.local_addr().unwrap()));
         let asks = async {
-            for _ in 0..2 {
-                assert_eq!(wire.ask(question("/", &[])).await.unwrap().body, "{}");
+            for timeout in [Duration::from_secs(20), Duration::MAX] {
+                let asked = wire.ask(Question { timeout, ..question("/", &[]) }).await;
+                assert_eq!(asked.unwrap().body, "{}");
             }
             while wire.idle.lock().unwrap().iter().any(|(sender, _)| !sender.is_closed()) {
                 tokio::task::yield_now().await;
