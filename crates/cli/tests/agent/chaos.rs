@@ -80,7 +80,9 @@ async fn no_kill_over_promises_loses_or_revives_anything() {
 async fn kill_at_random(agent: &mut Agent, chance: &mut Chance, until: Instant) -> u32 {
     let mut kills = 0;
     loop {
-        let pause = Duration::from_millis(300 + chance.below(1_200));
+        // Each start of the agent gives every lease its ttl anew: without longer pauses those that nobody uses would stay,
+        // and nobody else would be served.
+        let pause = Duration::from_millis(if chance.percent(20) { 4_000 } else { 300 + chance.below(1_200) });
         if Instant::now() + pause > until {
             return kills;
         }
@@ -133,6 +135,8 @@ impl OneClient {
             priority: Some(*chance.pick(&[-1, 0, 0, 0, 1])),
             queue: Some(chance.percent(70)),
             wait_secs: Some(*chance.pick(&[0.0, 0.2, 0.5, 1.0])),
+            // Each start of the agent gives who waits its patience anew.
+            wait_limit_secs: Some(*chance.pick(&[0.5, 1.0, 3.0])),
             hedged: chance.percent(4),
             ..RequestBody::default()
         };
