@@ -20,6 +20,12 @@ fn left_by_a_killed_program() -> String {
     Cgroups::detect().create(&name, &Limits::default()).unwrap().add(id).unwrap();
     kill(&held(starter.child.id()));
     expect_gone([&process]);
+    // Until its new parent has taken notice, it still counts as there.
+    let give_up = Instant::now() + PATIENCE;
+    while ProcessId::of(job).unwrap() == Some(id) {
+        assert!(Instant::now() < give_up, "nobody takes notice of the end of process {job}");
+        std::thread::yield_now();
+    }
     name
 }
 
