@@ -52,8 +52,8 @@ def add_command():
 
 
 def build_command():
-    profile = "dev" if "--profile dev" in os.environ.get("MATURIN_PEP517_ARGS", "") else "release"
+    profile = "dev" if "--profile dev" in os.environ.get("MATURIN_PEP517_ARGS", "") else "dist"
     workspace = PACKAGE.parent
     subprocess.run(["cargo", "build", "--locked", "--profile", profile, "--bin", "gpupool"], cwd=workspace, check=True)
     target = Path(os.environ.get("CARGO_TARGET_DIR") or workspace / "target")
-    return target / ("debug" if profile == "dev" else "release") / "gpupool"
+    return target / ("debug" if profile == "dev" else profile) / "gpupool"
