@@ -12,15 +12,15 @@ use run_support::{BINARY, Running, Watched, agent_of, bare, live, skipped, take,
 
 const CTRL_C: &[u8] = b"\x03";
 
-/// Counts interrupts, and tells how many there were when it is told to end.
-const COUNTS: &str = "import os, signal, time\n\
-    got = []\n\
-    def interrupted(*_): got.append(1); os.write(1, b'interrupt\\n')\n\
-    def told(*_): os.write(1, b'count %d\\n' % len(got)); os._exit(5)\n\
-    signal.signal(signal.SIGINT, interrupted)\n\
-    signal.signal(signal.SIGTERM, told)\n\
+/// Counts interrupts, and tells how many there were when it is told to end. Waits for them rather than handling them: a handler
+/// called right before a sleep would be held up by it.
+const COUNTS: &str = "import signal\n\
+    count, heard = 0, {signal.SIGINT, signal.SIGTERM}\n\
+    signal.pthread_sigmask(signal.SIG_BLOCK, heard)\n\
     print('ready', flush=True)\n\
-    while True: time.sleep(600)";
+    while signal.sigwait(heard) == signal.SIGINT: count += 1; print('interrupt', flush=True)\n\
+    print('count', count, flush=True)\n\
+    exit(5)";
 
 /// A shell line on a terminal of its own, in which `GPUPOOL_RUN` stands for `gpupool run` with the agent's address.
 fn at_terminal(agent: &Agent, line: &str) -> Option<Running> {
