@@ -1,6 +1,7 @@
 //! From a Rust future to what Python waits for: an `asyncio` future of whatever loop runs, or a thread that blocks.
 //!
-//! No thread per call: the future is carried by the thread of the runtime, and its end is told to the loop through its mailbox.
+//! No thread per call: the future is carried by the thread of the runtime or by the loop itself, and its end is told to the loop
+//! through its mailbox.
 //! Cancelling the Python future drops the Rust future at once; a result that comes too late, or for a loop that is closed, is
 //! dropped as well, which gives back whatever it holds.
 
@@ -15,7 +16,7 @@ use pyo3::sync::PyOnceLock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tokio::task::AbortHandle;
 
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Carried, Letter, Mailbox};
 use crate::runtime;
 
 /// How long is waited before signals are looked at again.
@@ -33,14 +34,44 @@ pub(crate) fn awaitable<'py, T: Send + 'static>(
     let running = running_loop(py)?;
     let mailbox = Mailbox::of(&running)?;
     let waited = running.call_method0(intern!(py, "create_future"))?;
-    let to_future = waited.clone().unbind();
-    let task = runtime::handle()?.spawn(async move {
-        let outcome = future.await;
-        mailbox.post(move |py| tell(to_future.bind(py), outcome.and_then(|value| finish(py, value))));
-    });
-    let cancel = Cancel { task: task.abort_handle(), process: std::process::id() };
-    waited.call_method1(intern!(py, "add_done_callback"), (cancel,))?;
+    let letter = letter_to(waited.clone().unbind(), future, finish);
+    let task = runtime::handle()?.spawn(async move { mailbox.post(letter.await) });
+    cancelling(&waited, Carrying::ByRuntime(task.abort_handle()))?;
     Ok(waited)
+}
+
+/// The same for what is answered soon: the loop itself polls it, so that the answer wakes the loop and no other thread first.
+pub(crate) fn awaitable_soon<'py, T: Send + 'static>(
+    py: Python<'py>,
+    future: impl Future<Output = Outcome<T>> + Send + 'static,
+    finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+) -> PyResult<Bound<'py, PyAny>> {
+    let running = running_loop(py)?;
+    let mailbox = Mailbox::of(&running)?;
+    if !mailbox.carries() {
+        return awaitable(py, future, finish);
+    }
+    let waited = running.call_method0(intern!(py, "create_future"))?;
+    if let Some(carried) = mailbox.carry(py, letter_to(waited.clone().unbind(), future, finish)) {
+        cancelling(&waited, Carrying::ByLoop(carried))?;
+    }
+    Ok(waited)
+}
+
+/// What the loop is told in the end.
+async fn letter_to<T: Send + 'static>(
+    waited: Py<PyAny>,
+    future: impl Future<Output = Outcome<T>> + Send + 'static,
+    finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+) -> Letter {
+    let outcome = future.await;
+    Box::new(move |py| tell(waited.bind(py), outcome.and_then(|value| finish(py, value))))
+}
+
+/// Drops what is carried when the Python future is done, whatever it was done by.
+fn cancelling(waited: &Bound<'_, PyAny>, carrying: Carrying) -> PyResult<()> {
+    let cancel = Cancel { carrying, process: std::process::id() };
+    waited.call_method1(intern!(waited.py(), "add_done_callback"), (cancel,)).map(drop)
 }
 
 /// The loop that runs in this thread.
@@ -67,11 +98,16 @@ fn tell(future: &Bound<'_, PyAny>, result: PyResult<Py<PyAny>>) {
     }
 }
 
-/// Drops the Rust future when the Python future is done, whatever it was done by.
+/// Drops the Rust future when the Python future is done.
 #[pyclass(frozen)]
 struct Cancel {
-    task: AbortHandle,
+    carrying: Carrying,
     process: u32,
+}
+
+enum Carrying {
+    ByRuntime(AbortHandle),
+    ByLoop(Arc<Carried>),
 }
 
 #[pymethods]
@@ -79,7 +115,10 @@ impl Cancel {
     fn __call__(&self, _future: &Bound<'_, PyAny>) {
         // A forked child has no thread that carries it, and the parent goes on with it.
         if self.process == std::process::id() {
-            self.task.abort();
+            match &self.carrying {
+                Carrying::ByRuntime(task) => task.abort(),
+                Carrying::ByLoop(carried) => carried.stop(),
+            }
         }
     }
 }

@@ -20,9 +20,14 @@ class Agent:
     def __init__(self, gpus: str = "4xH100", *arguments: str, environment: dict[str, str] | None = None, port: int = 0) -> None:
         self.state = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
         self.log = (self.state / "log").open("wb")
-        command = [_command.find(), "serve", "--simulate", gpus, "--port", str(port), "--state-dir", str(self.state)]
+        self._command = [_command.find(), "serve", "--simulate", gpus, "--state-dir", str(self.state), *arguments]
+        self._environment, self.port = environment, port
+        self._start()
+
+    def _start(self) -> None:
+        command = [*self._command, "--port", str(self.port)]
         self.process = subprocess.Popen(
-            [*command, *arguments], stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
+            command, stdout=subprocess.PIPE, stderr=self.log, text=True, env=self._environment
         )
         self.url, self.socket = self._addresses()
         self.port = int(self.url.rsplit(":", 1)[1])
@@ -48,6 +53,12 @@ class Agent:
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+    def start_again(self) -> None:
+        """As it was, after `kill`."""
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self._start()
 
     def end(self) -> None:
         if self.process.poll() is None:

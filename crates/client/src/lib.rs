@@ -24,7 +24,8 @@
 //! # }
 //! ```
 //!
-//! Everything needs a Tokio runtime, and tasks end with it: what was not released by then ends with its ttl.
+//! Everything needs a Tokio runtime, and tasks end with it: what was not released by then ends with its ttl. [`watch`] is for
+//! programs that have an event loop besides.
 
 #[cfg(test)]
 extern crate self as gpupool_client;
@@ -41,6 +42,7 @@ pub mod local;
 mod random;
 mod tls;
 pub mod transport;
+pub mod watch;
 mod wire;
 
 pub use agent::{
@@ -49,8 +51,8 @@ pub use agent::{
 };
 pub use client::{
     Authority, Balancing, BreakerStats, Client, ClientBuilder, Degradation, DegradationManager, DetailedMetrics,
-    EndpointDetail, EndpointHealthSummary, EndpointInfo, EndpointMetrics, GlobalGpu, Gpu, Lease, LoadBalancerStats,
-    PoolHealth, PoolStatus, PoolSummary, RecoveryStatus, Thresholds, Update, Updates, WorkerInfo,
+    EndpointDetail, EndpointHealthSummary, EndpointInfo, EndpointMetrics, Everything, GlobalGpu, Gpu, Lease,
+    LoadBalancerStats, PoolHealth, PoolStatus, PoolSummary, RecoveryStatus, Thresholds, Update, Updates, WorkerInfo,
 };
 pub use endpoint::{DEFAULT as DEFAULT_ENDPOINT, Endpoint};
 pub use error::{ClientError, Lost};

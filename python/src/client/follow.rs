@@ -1,8 +1,5 @@
 //! What happens to a client, told to a Python function by a task that ends with the client.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use gpupool_client::Update;
 use pyo3::prelude::*;
 use tokio::task::block_in_place;
@@ -11,14 +8,11 @@ use crate::attaching::attached;
 use crate::runtime;
 use crate::values::to_python;
 
-/// Calls `sink` with each update as a dict, in a thread of ours; with those that come often only while `wants_all` is set.
-pub(super) fn follow(client: &gpupool_client::Client, sink: Py<PyAny>, wants_all: Arc<AtomicBool>) -> PyResult<()> {
-    let mut updates = client.updates();
+/// Calls `sink` with each update as a dict, in a thread of ours; with those that come often only while somebody wants them.
+pub(super) fn follow(client: &gpupool_client::Client, sink: Py<PyAny>) -> PyResult<()> {
+    let mut updates = client.rare_updates();
     runtime::handle()?.spawn(async move {
         while let Some(update) = updates.next().await {
-            if !is_rare(&update) && !wants_all.load(Ordering::Relaxed) {
-                continue;
-            }
             // Who holds the interpreter may hold it for long; what else runs on this thread must not wait for it.
             if block_in_place(|| attached(|py| tell(py, &sink, &update))).is_none() {
                 return;
@@ -26,11 +20,6 @@ pub(super) fn follow(client: &gpupool_client::Client, sink: Py<PyAny>, wants_all
         }
     });
     Ok(())
-}
-
-/// Whether it is told even where nobody subscribed: to be logged.
-fn is_rare(update: &Update) -> bool {
-    !matches!(update, Update::Statistics { .. } | Update::Assigned { .. } | Update::Released { .. })
 }
 
 fn tell(py: Python<'_>, sink: &Py<PyAny>, update: &Update) {

@@ -1,10 +1,9 @@
 //! The client itself: each call that waits comes twice, for `asyncio` and for a thread that blocks.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use gpupool_api::lease::{AttachBody, IfTaken};
-use gpupool_client::{ClientError, RequestBody};
+use gpupool_client::{ClientError, Everything, RequestBody};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -14,7 +13,7 @@ use super::follow::follow;
 use super::lease::Lease;
 use super::setup::Settings;
 use super::wish::request;
-use crate::awaiting::{awaitable, blocking};
+use crate::awaiting::{awaitable, awaitable_soon, blocking};
 use crate::owned::Owned;
 use crate::values::to_python;
 
@@ -24,7 +23,8 @@ type Answer<T> = Result<T, ClientError>;
 #[pyclass(frozen, weakref, module = "gpupool._native")]
 pub(crate) struct Client {
     inner: Owned<gpupool_client::Client>,
-    wants_all: Arc<AtomicBool>,
+    /// There while somebody subscribed.
+    everything: Mutex<Option<Everything>>,
 }
 
 impl Client {
@@ -49,7 +49,7 @@ impl Client {
     #[new]
     fn new(py: Python<'_>, settings: Settings) -> PyResult<Self> {
         let client = settings.client(py)?;
-        Ok(Self { inner: Owned::new("client", client), wants_all: Arc::default() })
+        Ok(Self { inner: Owned::new("client", client), everything: Mutex::default() })
     }
 
     /// Whether this process made it.
@@ -101,13 +101,12 @@ impl Client {
     /// Asks for what the dict says, and waits for it.
     fn request<'py>(&self, py: Python<'py>, wish: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyAny>> {
         let (client, body) = (self.clone_of()?, request(wish)?);
-        answered(py, taken(client, body), |py, lease| Ok(Py::new(py, Lease::new(py, lease)?)?.into_any()))
+        answered_soon(py, taken(client, body), |py, lease| Ok(Py::new(py, Lease::new(lease))?.into_any()))
     }
 
     fn request_blocking(&self, py: Python<'_>, wish: &Bound<'_, PyDict>) -> PyResult<Lease> {
         let (client, body) = (self.clone_of()?, request(wish)?);
-        let lease = wait(py, taken(client, body))?;
-        Lease::new(py, lease)
+        wait(py, taken(client, body)).map(Lease::new)
     }
 
     /// Looks at an endpoint now, whatever its breaker says.
@@ -152,12 +151,14 @@ impl Client {
 
     /// Calls a function with what happens, in a thread of ours, until the client is gone.
     fn follow(&self, sink: Py<PyAny>) -> PyResult<()> {
-        follow(self.inner.get()?, sink, Arc::clone(&self.wants_all))
+        follow(self.inner.get()?, sink)
     }
 
     /// Whether what comes often is told as well: statistics, and what this program did itself.
-    fn set_wants_all(&self, wants_all: bool) {
-        self.wants_all.store(wants_all, Ordering::Relaxed);
+    fn set_wants_all(&self, wants_all: bool) -> PyResult<()> {
+        let everything = wants_all.then(|| self.inner.get().map(gpupool_client::Client::everything)).transpose()?;
+        *self.everything.lock().unwrap_or_else(PoisonError::into_inner) = everything;
+        Ok(())
     }
 }
 
@@ -165,8 +166,9 @@ fn taken(
     client: gpupool_client::Client,
     body: RequestBody,
 ) -> impl Future<Output = Answer<gpupool_client::Lease>> + Send + use<> {
-    // Asked for now, in the order of the calls; what carries it may begin it in another.
-    let asked = client.request(body);
+    // Asked for now, in the order of the calls; what carries it may begin it in another. In a box, because it is large and on
+    // its way to its place is moved several times.
+    let asked = Box::pin(client.request(body));
     async move {
         let lease = asked.await?;
         tie(&client, &lease).await;
@@ -197,10 +199,26 @@ fn answered<'py, T: Send + 'static>(
     future: impl Future<Output = Answer<T>> + Send + 'static,
     finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
 ) -> PyResult<Bound<'py, PyAny>> {
-    awaitable(py, async move { Ok(future.await) }, |py, answer| match answer {
+    awaitable(py, async move { Ok(future.await) }, or_raised(finish))
+}
+
+/// The same for what most often takes no longer than its question.
+fn answered_soon<'py, T: Send + 'static>(
+    py: Python<'py>,
+    future: impl Future<Output = Answer<T>> + Send + 'static,
+    finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+) -> PyResult<Bound<'py, PyAny>> {
+    awaitable_soon(py, async move { Ok(future.await) }, or_raised(finish))
+}
+
+/// Makes an answer a Python value, or an exception.
+fn or_raised<T>(
+    finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>>,
+) -> impl FnOnce(Python<'_>, Answer<T>) -> PyResult<Py<PyAny>> {
+    |py, answer| match answer {
         Ok(value) => finish(py, value),
         Err(error) => Err(exception(py, &error)),
-    })
+    }
 }
 
 fn wait<T: Send + 'static>(py: Python<'_>, future: impl Future<Output = Answer<T>> + Send + 'static) -> PyResult<T> {

@@ -1,13 +1,14 @@
 //! What was granted: renewed in the background until it is given back, lost, or not referred to any more.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::UNIX_EPOCH;
 
 use gpupool_client::ClientError;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 
 use super::errors::exception;
-use crate::awaiting::{awaitable, blocking};
+use crate::awaiting::{awaitable_soon, blocking};
 use crate::owned::Owned;
 use crate::values::to_python;
 
@@ -29,25 +30,25 @@ pub(crate) struct Lease {
     /// Seconds since 1970.
     #[pyo3(get)]
     assigned_at: f64,
-    #[pyo3(get)]
-    devices: Py<PyAny>,
-    #[pyo3(get)]
-    env: Py<PyAny>,
+    granted: Arc<gpupool_api::lease::Lease>,
+    devices: PyOnceLock<Py<PyAny>>,
+    env: PyOnceLock<Py<PyAny>>,
 }
 
 impl Lease {
-    pub(super) fn new(py: Python<'_>, lease: gpupool_client::Lease) -> PyResult<Self> {
-        Ok(Self {
+    pub(super) fn new(lease: gpupool_client::Lease) -> Self {
+        Self {
             id: lease.id(),
             worker_id: lease.worker_id().to_owned(),
             endpoint_id: lease.endpoint_id().to_owned(),
             gpu_ids: lease.devices().iter().map(|device| device.gpu_id).collect(),
             token: lease.token(),
             assigned_at: lease.assigned_at().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
-            devices: to_python(py, &lease.devices())?.unbind(),
-            env: to_python(py, lease.env())?.unbind(),
+            granted: lease.granted().clone(),
+            devices: PyOnceLock::new(),
+            env: PyOnceLock::new(),
             held: Owned::new("lease", Mutex::new(Some(lease))),
-        })
+        }
     }
 
     fn take(&self) -> PyResult<Option<gpupool_client::Lease>> {
@@ -57,6 +58,20 @@ impl Lease {
 
 #[pymethods]
 impl Lease {
+    /// What it holds. Made when somebody looks.
+    #[getter]
+    fn devices(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let made = || to_python(py, &self.granted.devices).map(Bound::unbind);
+        Ok(self.devices.get_or_try_init(py, made)?.clone_ref(py))
+    }
+
+    /// What to set in the environment of its job.
+    #[getter]
+    fn env(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let made = || to_python(py, &self.granted.env).map(Bound::unbind);
+        Ok(self.env.get_or_try_init(py, made)?.clone_ref(py))
+    }
+
     /// Whether it was neither given back nor lost, as far as is known here.
     #[getter]
     fn is_held(&self) -> PyResult<bool> {
@@ -84,7 +99,7 @@ impl Lease {
     /// Gives it back. Twice is harmless.
     fn release<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let lease = self.take()?;
-        awaitable(py, async move { Ok(given_back(lease).await) }, |py, released| {
+        awaitable_soon(py, async move { Ok(given_back(lease).await) }, |py, released| {
             released.map(|()| py.None()).map_err(|error| exception(py, &error))
         })
     }

@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 import pytest
 from agents import Agent
-from watching import PATIENCE, leases, post, program, ran, wait_until, wait_until_free
+from watching import PATIENCE, delete, leases, post, program, ran, wait_until, wait_until_free
 
 from gpu_worker_pool import GPUContextManager, GPUWorkerPoolClient
 
@@ -118,6 +118,33 @@ def test_a_loop_closed_under_a_request_gives_back_what_comes_later(agent: Agent)
     late._log_destroy_pending = False  # type: ignore[attr-defined]
     wait_until_free(agent)
     asyncio.run(client.stop())
+
+
+def test_what_a_loop_asked_for_goes_on_while_the_loop_is_stuck(agent: Agent) -> None:
+    gets_stuck = """
+    import asyncio, sys
+    from gpu_worker_pool import GPUWorkerPoolClient
+
+    async def main():
+        async with GPUWorkerPoolClient(sys.argv[1]) as client:
+            coming = asyncio.ensure_future(client.request_gpu(gpus=4))
+            await asyncio.sleep(0)
+            print("asked", flush=True)
+            sys.stdin.readline()
+            await client.release_gpu(await coming)
+            print("released", flush=True)
+    asyncio.run(main())
+    """
+    ours = post(agent, "/v1/leases", {"fraction": 0.1, "ttl_secs": 60})["id"]
+    with program(gets_stuck, agent.url, stdin=True) as running:
+        assert running.stdout is not None and running.stdin is not None
+        assert running.stdout.readline() == "asked\n"
+        wait_until(agent, lambda: bool(leases(agent, "queued")), "it waits, though the first answer went to a stuck loop")
+        delete(agent, f"/v1/leases/{ours}")
+        wait_until(agent, lambda: bool(leases(agent, "active")), "it is granted")
+        told, errors = running.communicate("\n", timeout=PATIENCE)
+        assert told == "released\n", errors
+    assert leases(agent) == []
 
 
 def test_a_loop_that_watches_no_descriptors_works(agent: Agent) -> None:

@@ -131,6 +131,35 @@ def test_forks_while_requests_are_under_way_hang_nobody(agent: Agent) -> None:
     assert leases(agent) == []
 
 
+def test_a_fork_leaves_a_question_that_is_under_way_to_the_parent(agent: Agent) -> None:
+    source = (
+        HOLDING
+        + """
+    loop = asyncio.new_event_loop()
+    client = GPUWorkerPoolClient(url)
+    loop.run_until_complete(client.start())
+    coming = loop.create_task(client.request_gpu())
+    loop.run_until_complete(asyncio.sleep(0))
+    child = os.fork()
+    if child == 0:
+        coming.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        del coming, loop, client
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    held = loop.run_until_complete(coming)
+    client.check_assignment(held)
+    loop.run_until_complete(client.release_gpu(held))
+    loop.run_until_complete(client.stop())
+    print("done")
+    """
+    )
+    assert "done" in ran(source, agent.url)
+    assert leases(agent) == []
+
+
 def test_a_killed_program_gives_the_gpu_back(agent: Agent) -> None:
     source = (
         HOLDING

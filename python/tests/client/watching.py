@@ -28,6 +28,11 @@ def post(agent: Agent, route: str, body: dict[str, Any]) -> Any:
         return json.load(answer)
 
 
+def delete(agent: Agent, route: str) -> None:
+    request = urllib.request.Request(agent.url + route, method="DELETE")
+    urllib.request.urlopen(request, timeout=PATIENCE).close()
+
+
 def leases(agent: Agent, *states: str) -> list[dict[str, Any]]:
     """The leases that are in one of these states; those that are active or wait, unless said."""
     wanted = states or ("active", "queued", "offered")

@@ -23,7 +23,7 @@ use crate::{AgentClient, ClientError, LeaseGuard, Lost};
 #[must_use = "dropping it releases the lease"]
 pub struct Lease {
     held: Held,
-    body: Box<Body>,
+    body: Arc<Body>,
     /// Taken out when it is given back.
     keep: Option<Keep>,
     made_by: u32,
@@ -67,7 +67,7 @@ impl Lease {
             }
         };
         held.taken(&body, was_blocked);
-        Ok(Self { held, body, keep: Some(keep), made_by: std::process::id() })
+        Ok(Self { held, body: Arc::from(body), keep: Some(keep), made_by: std::process::id() })
     }
 
     /// Its number on the endpoint that granted it.
@@ -116,7 +116,7 @@ impl Lease {
     }
 
     /// The lease as it was granted.
-    pub fn granted(&self) -> &Body {
+    pub fn granted(&self) -> &Arc<Body> {
         &self.body
     }
 
@@ -230,10 +230,10 @@ impl Held {
         };
         self.running.live().insert(self.number, live);
         self.place.count(body, true);
-        if self.running.core.updates.receiver_count() > 0 {
-            if was_blocked {
-                self.running.tell(Update::Unblocked { worker_id: self.worker_id.to_string() });
-            }
+        if was_blocked {
+            self.running.tell(Update::Unblocked { worker_id: self.worker_id.to_string() });
+        }
+        if self.running.core.telling.wants_everything() {
             let (worker_id, endpoint_id, gpu_ids) = self.named(body);
             self.running.tell(Update::Assigned { worker_id, endpoint_id, gpu_ids });
         }
@@ -248,7 +248,7 @@ impl Held {
             return;
         }
         self.place.count(body, false);
-        if self.running.core.updates.receiver_count() > 0 {
+        if self.running.core.telling.wants_everything() {
             let (worker_id, endpoint_id, gpu_ids) = self.named(body);
             self.running.tell(Update::Released { worker_id, endpoint_id, gpu_ids });
         }

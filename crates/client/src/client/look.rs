@@ -194,7 +194,7 @@ impl Looker {
     }
 
     fn tell(&self, update: Update) {
-        let _ = self.core.updates.send(update);
+        self.core.telling.tell(update);
     }
 }
 

@@ -44,7 +44,7 @@ pub use status::{
     Authority, DetailedMetrics, EndpointDetail, EndpointInfo, EndpointMetrics, GlobalGpu, LoadBalancerStats,
     PoolStatus, PoolSummary, Thresholds, WorkerInfo,
 };
-pub use updates::{Update, Updates};
+pub use updates::{Everything, Update, Updates};
 
 use direct::Asked;
 use running::{Core, Running, locked};
@@ -188,7 +188,17 @@ impl Client {
 
     /// What happens from now on.
     pub fn updates(&self) -> Updates {
-        Updates(self.outer.core.updates.subscribe())
+        self.outer.core.telling.follow(Some(self.everything()))
+    }
+
+    /// The same without statistics, assignments and releases: those are told only while somebody else wants everything.
+    pub fn rare_updates(&self) -> Updates {
+        self.outer.core.telling.follow(None)
+    }
+
+    /// Has everything told to all who follow, while it lives.
+    pub fn everything(&self) -> Everything {
+        self.outer.core.telling.everything()
     }
 
     /// The client of one endpoint, by its id, its host and port, or its address: for calls that are about that server alone.

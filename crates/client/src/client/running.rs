@@ -10,7 +10,7 @@ use std::time::SystemTime;
 
 use gpupool_api::lease::LeaseDevice;
 use tokio::runtime::Handle;
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::balance::Balancer;
@@ -21,9 +21,8 @@ use super::place::Place;
 use super::returns::Returns;
 use super::settings::Settings;
 use super::turns::Turns;
-use super::updates::Update;
+use super::updates::{Telling, Update};
 use crate::changes::{Changes, Follower};
-use crate::limits::UPDATES;
 use crate::{ClientError, random};
 
 /// What a client is, started or not.
@@ -37,7 +36,7 @@ pub(super) struct Core {
     pub counts: Counts,
     pub returns: Arc<Returns>,
     pub turns: Arc<Turns>,
-    pub updates: broadcast::Sender<Update>,
+    pub telling: Telling,
 }
 
 /// What was asked for, over all runs.
@@ -59,7 +58,7 @@ impl Core {
             counts: Counts::default(),
             returns,
             turns: Arc::default(),
-            updates: broadcast::Sender::new(UPDATES),
+            telling: Telling::new(),
             settings,
             places,
             weather,
@@ -176,8 +175,7 @@ impl Running {
     }
 
     pub fn tell(&self, update: Update) {
-        // Nobody need listen.
-        let _ = self.core.updates.send(update);
+        self.core.telling.tell(update);
     }
 
     /// Why nobody can be asked.

@@ -1,5 +1,7 @@
 //! What happens to a client's endpoints and requests, as it happens, for whoever wants to follow it.
 
+use std::sync::Arc;
+
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use serde::Serialize;
@@ -7,6 +9,7 @@ use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::capacity::Gpu;
+use crate::limits::UPDATES;
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -76,14 +79,63 @@ pub enum Update {
     },
 }
 
+impl Update {
+    /// Whether it comes with every look and every assignment, and is of no news to the program that asked for it.
+    fn is_frequent(&self) -> bool {
+        matches!(self, Self::Statistics { .. } | Self::Assigned { .. } | Self::Released { .. })
+    }
+}
+
+/// Where updates are told.
+#[derive(Debug)]
+pub(super) struct Telling {
+    updates: broadcast::Sender<Update>,
+    everything: Everything,
+}
+
+/// While one of these lives, updates that come often are told as well.
+#[derive(Debug, Clone, Default)]
+pub struct Everything(Arc<()>);
+
+impl Telling {
+    pub fn new() -> Self {
+        Self { updates: broadcast::Sender::new(UPDATES), everything: Everything::default() }
+    }
+
+    /// Whether anybody wants to hear of what happens often.
+    pub fn wants_everything(&self) -> bool {
+        Arc::strong_count(&self.everything.0) > 1
+    }
+
+    pub fn tell(&self, update: Update) {
+        // Telling wakes whoever follows, though it be for nothing.
+        if !update.is_frequent() || self.wants_everything() {
+            // Nobody need listen.
+            let _ = self.updates.send(update);
+        }
+    }
+
+    pub fn everything(&self) -> Everything {
+        self.everything.clone()
+    }
+
+    pub fn follow(&self, everything: Option<Everything>) -> Updates {
+        Updates { receiver: self.updates.subscribe(), _everything: everything }
+    }
+}
+
 /// Follows what happens from when it was made. Has no task of its own.
 #[derive(Debug)]
-pub struct Updates(pub(super) broadcast::Receiver<Update>);
+pub struct Updates {
+    receiver: broadcast::Receiver<Update>,
+    /// Has what comes often told as well.
+    _everything: Option<Everything>,
+}
 
 impl Updates {
     /// The next one; `None` once the client is gone.
     pub async fn next(&mut self) -> Option<Update> {
-        match self.0.recv().await {
+        match self.receiver.recv().await {
             Ok(update) => Some(update),
             Err(RecvError::Lagged(count)) => Some(Update::Missed { count }),
             Err(RecvError::Closed) => None,
