@@ -3,6 +3,7 @@
 //! `gpupool._worker` says what is to be done with a task; this unpacks tasks for it, packs its results, and counts. It runs in
 //! the main thread, where Python's signal handlers run.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -17,6 +18,8 @@ use crate::values::to_python;
 
 /// Where this worker finds what an interrupt is about.
 static COUNTERS: OnceLock<Arc<Counters>> = OnceLock::new();
+/// From then on only tasks are interrupted: nobody has use for half a cleaning up.
+static IS_SET_UP: AtomicBool = AtomicBool::new(false);
 
 /// Works until it is told to stop.
 #[pyfunction]
@@ -27,10 +30,12 @@ pub(crate) fn serve_as_worker(py: Python<'_>) -> PyResult<()> {
 /// What the interrupt that came is about: `too_long`, `unwanted`, or nothing that still matters.
 #[pyfunction]
 pub(crate) fn interrupted() -> Option<&'static str> {
-    COUNTERS.get()?.interrupted().map(|interrupt| match interrupt {
-        Interrupt::TooLong => "too_long",
-        Interrupt::Unwanted => "unwanted",
-    })
+    let counters = COUNTERS.get()?;
+    match counters.interrupted() {
+        Some(Interrupt::TooLong) => Some("too_long"),
+        Some(Interrupt::Unwanted) => Some("unwanted"),
+        None => (!IS_SET_UP.load(Ordering::Relaxed) && counters.is_unwanted()).then_some("unwanted"),
+    }
 }
 
 /// What `gpupool._worker.set_up` gives.
@@ -51,7 +56,9 @@ impl Worker for Serving {
         if let Some(counters) = &hello.counters {
             let _ = COUNTERS.set(Arc::clone(counters));
         }
-        Python::attach(|py| Self::start(py, hello).map_err(|error| told(py, &error)))
+        let started = Python::attach(|py| Self::start(py, hello).map_err(|error| told(py, &error)));
+        IS_SET_UP.store(true, Ordering::Relaxed);
+        started
     }
 
     fn process(&mut self, _task: TaskId, payload: Bytes) -> Result<Bytes, String> {

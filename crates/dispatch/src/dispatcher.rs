@@ -246,6 +246,12 @@ impl Remote {
         self.shared.close();
     }
 
+    /// Ends the run before its time: what is not over is cancelled, and the workers clean up and end as they do when all is
+    /// done. One that does not give up its task within the grace is killed.
+    pub fn stop(&self) {
+        self.shared.post.send(Message::Stop);
+    }
+
     /// Ends everything now: workers are interrupted and shortly after killed; what is not over is cancelled.
     pub fn cancel(&self) {
         self.shared.post.send(Message::Cancel);

@@ -63,7 +63,7 @@ class Dispatcher:
         self._gpu_ids_of_workers: dict[int, int] = {}
         self._run: Optional[_native.Run] = None
         self._last_stats: dict[str, Any] = _no_stats()
-        self._is_shut_down = False
+        self._is_running = self._is_shut_down = False
         self._lock = threading.Lock()
 
     def run(
@@ -88,27 +88,33 @@ class Dispatcher:
         """
         check_not_imported("a dispatcher")
         callbacks = Callbacks(self, on_success, on_error, on_timeout, on_setup_fail, on_task_start)
+        with self._lock:
+            if self._is_running:
+                raise RuntimeError("this dispatcher runs already")
+            self._is_running, self._is_shut_down = True, False
         try:
+            run = _native.Run(self._wish(base_seed, task_timeout, setup_kwargs, on_task_start is not None))
             with self._lock:
-                if self._run is not None:
-                    raise RuntimeError("this dispatcher runs already")
-                self._is_shut_down = False
-                run = self._run = _native.Run(self._wish(base_seed, task_timeout, setup_kwargs, on_task_start is not None))
+                self._run = run
+                if self._is_shut_down:
+                    run.stop()
             self._follow(run, generator, callbacks)
         finally:
             with self._lock:
                 if self._run is not None:
                     self._last_stats = _stats(self._run)
-                self._run = None
+                self._run, self._is_running = None, False
             if on_exit is not None:
                 callbacks.call(on_exit)
 
     def shutdown(self) -> None:
-        """Ends a run before its time, from a callback or another thread: what is not done is given up."""
+        """Ends a run before its time, from a callback or another thread: what is not done is given up, what workers are at is
+        interrupted, and they clean up.
+        """
         with self._lock:
             self._is_shut_down = True
             if self._run is not None:
-                self._run.cancel()
+                self._run.stop()
 
     def get_stats(self) -> dict[str, Any]:
         """How many tasks are `pending`, `running`, `completed`, `failed`, `timeouts`, and what each worker does."""
@@ -207,7 +213,10 @@ class _Feeder(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._to.feed(self._generator)
+            put = self._to.put
+            for item in self._generator:
+                if not put(item):
+                    break
         except BaseException as error:
             self.error = error
         finally:

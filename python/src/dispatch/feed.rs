@@ -1,5 +1,6 @@
 //! From the source to the queue: a task is packed when there is room for it, and never more than the queue holds.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use gpupool_dispatch::{Refused, Remote, TaskId};
@@ -57,19 +58,25 @@ pub(super) fn bytes_of(lent: &[Lent]) -> u64 {
     lent.iter().map(|lent| lent.slot.capacity).sum()
 }
 
-/// Puts all of the source. The only one that puts tasks: so it knows the number of the next.
-pub(super) fn feed(remote: &Remote, shared: &Shared, source: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let py = source.py();
-    let mut put = 0;
-    for (place, item) in (0..).zip(source.try_iter()?) {
-        let item = item?;
+/// How far the source is read. The only one that puts tasks: so it knows the number of the next.
+#[derive(Debug, Default)]
+pub(super) struct Feeding {
+    /// Of the source, those that were done in an earlier run included.
+    read: AtomicU64,
+    put: AtomicU64,
+}
+
+impl Feeding {
+    pub fn put(&self, remote: &Remote, shared: &Shared, item: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let py = item.py();
+        let place = self.read.fetch_add(1, Ordering::Relaxed);
         if let Some(log) = &shared.log
             && log.has(place).map_err(of_log)?
         {
-            continue;
+            return Ok(true);
         }
-        let Packed { payload, lent } = packed(py, shared, &item);
-        let task = TaskId(put);
+        let Packed { payload, lent } = packed(py, shared, item);
+        let task = TaskId(self.put.fetch_add(1, Ordering::Relaxed));
         if let Some(log) = &shared.log {
             log.put(task, place);
         }
@@ -88,9 +95,8 @@ pub(super) fn feed(remote: &Remote, shared: &Shared, source: &Bound<'_, PyAny>) 
             Err(Refused::Closed) => return Ok(false),
             Err(refused) => return Err(PyValueError::new_err(format!("task {place}: {refused}"))),
         }
-        put += 1;
+        Ok(true)
     }
-    Ok(true)
 }
 
 /// A value that cannot be packed is a task that fails: its worker says why.

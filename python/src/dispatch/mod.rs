@@ -1,6 +1,6 @@
 //! A run of the dispatcher, for `gpu_dispatch`.
 //!
-//! The thread of the run takes events ([`Run::events`]); another one feeds ([`Run::feed`]). Both hold the interpreter only while
+//! The thread of the run takes events ([`Run::events`]); another one feeds ([`Run::put`]). Both hold the interpreter only while
 //! they deal with Python values.
 
 mod events;
@@ -23,7 +23,7 @@ use crate::carry::{Carrier, Main, Pickle};
 use crate::memory::{self, Lent};
 use crate::values::to_python;
 use events::{Clock, Telling};
-use feed::Budget;
+use feed::{Budget, Feeding};
 use gpus::{Board, Gpus};
 use joblog::Log;
 use plan::Wish;
@@ -48,6 +48,7 @@ struct Shared {
     carrier: Carrier,
     tasks: Mutex<HashMap<TaskId, Vec<Lent>>>,
     budget: Budget,
+    feeding: Feeding,
     log: Option<Log>,
     board: Arc<Board>,
 }
@@ -66,7 +67,14 @@ impl Run {
         let dispatcher = py.detach(|| Dispatcher::start(plan)).map_err(of_plan)?;
         let (remote, board) = (dispatcher.remote(), Arc::new(Board::default()));
         let gpus = wish.gpus.map(|wanted| wanted.start(py, remote.clone(), Arc::clone(&board))).transpose()?;
-        let shared = Shared { carrier, tasks: Mutex::default(), budget: Budget::default(), log, board };
+        let shared = Shared {
+            carrier,
+            tasks: Mutex::default(),
+            budget: Budget::default(),
+            feeding: Feeding::default(),
+            log,
+            board,
+        };
         Ok(Self {
             remote,
             dispatcher: Mutex::new(Some(dispatcher)),
@@ -77,9 +85,11 @@ impl Run {
         })
     }
 
-    /// Puts all of the source, waiting for room; its own error comes out. `False` where nobody wants more.
-    fn feed(&self, source: &Bound<'_, PyAny>) -> PyResult<bool> {
-        feed::feed(&self.remote, &self.shared, source)
+    /// Puts the next of the source, waiting for room; for one thread. `False` where nobody wants more.
+    ///
+    /// The source is read in Python: a thread that the interpreter ends while it does must have nothing of ours below it.
+    fn put(&self, item: &Bound<'_, PyAny>) -> PyResult<bool> {
+        self.shared.feeding.put(&self.remote, &self.shared, item)
     }
 
     /// No more tasks come.
@@ -93,9 +103,10 @@ impl Run {
         self.shared.budget.is_over();
     }
 
-    /// Begins nothing any more; what runs goes on.
-    fn finish_soon(&self) {
-        self.remote.finish_soon();
+    /// Gives up what is not done; the workers clean up and end.
+    fn stop(&self) {
+        self.remote.stop();
+        self.shared.budget.is_over();
     }
 
     /// What happened, waiting for it: a list of tuples, empty after a while or a signal; `None` when all is over.

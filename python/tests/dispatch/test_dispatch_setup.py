@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any, Iterator
 
 import pytest
 
-from dispatch_kit import PATIENCE_SECS, Tally, run, until
+from dispatch_kit import PATIENCE_SECS, Tally, run, said_by, until
 from gpu_dispatch import BaseWorker, Dispatcher
 
 
@@ -155,13 +157,17 @@ def test_a_dispatcher_that_runs_cannot_be_run_by_another_thread() -> None:
     dispatcher = Dispatcher(Plain, [0])
     raised: list[Exception] = []
 
-    def again(*_arguments: Any) -> None:
+    def again() -> None:
         try:
-            dispatcher.run([1], print)
+            dispatcher.run([1], print, on_exit=lambda: raised.append(AssertionError("the first run still has workers")))
         except RuntimeError as error:
             raised.append(error)
 
-    dispatcher.run([1], again)
+    def stats(*_arguments: Any) -> None:
+        again()
+        assert dispatcher.get_stats()["pending"] == 0 and dispatcher.get_stats()["workers"]
+
+    dispatcher.run([1], stats)
     assert "runs already" in str(raised[0])
 
 
@@ -187,6 +193,79 @@ def test_shutdown_ends_a_run_and_its_workers(who: str) -> None:
     if who == "thread":
         ending.join()
     assert tally.exits == 1 and not tally.done
+
+
+class CleansUp(Plain):
+    """Takes its time to clean up, and says when it has."""
+
+    def setup(self, gpu_id: int, seed: int, **kwargs: Any) -> None:
+        self.file = kwargs["folder"] / str(gpu_id)
+        self.file.write_text("set up")
+        if gpu_id == 1:
+            # Still at it when the run is shut down.
+            until(lambda: (kwargs["folder"] / "shut down").exists(), "the run is shut down")
+
+    def process(self, data: Any) -> Any:
+        if data == "sleeps":
+            self.file.write_text("at work")
+            time.sleep(PATIENCE_SECS * 2)
+        return data
+
+    def cleanup(self) -> None:
+        time.sleep(0.7)
+        self.file.write_text("cleaned up")
+
+
+@pytest.mark.parametrize("task", ["sleeps", "echo"])
+def test_shutdown_interrupts_tasks_and_nothing_else(task: str, tmp_path: Path) -> None:
+    tally, kinds = Tally(), list[str]()
+    dispatcher = Dispatcher(CleansUp, [0, 1], queue_size=4, on_progress=lambda event: kinds.append(event.kind))
+
+    def begun(gpu_id: str) -> str:
+        file = tmp_path / gpu_id
+        return file.read_text() if file.exists() else ""
+
+    def shut_down() -> None:
+        until(lambda: begun("1") and (begun("0") == "at work" if task == "sleeps" else tally.done), "both have begun")
+        dispatcher.shutdown()
+        (tmp_path / "shut down").touch()
+
+    ending = threading.Thread(target=shut_down)
+    ending.start()
+    dispatcher.run(
+        itertools.repeat(task),
+        tally.on_success,
+        tally.on_error,
+        on_setup_fail=tally.on_setup_fail,
+        folder=tmp_path,
+    )
+    ending.join()
+    assert [(tmp_path / name).read_text() for name in "01"] == ["cleaned up", "cleaned up"]
+    assert not tally.errors and not tally.not_set_up
+    assert not {"cleanup_failed", "setup_failed", "error"} & set(kinds)
+
+
+def test_a_program_may_end_while_its_generator_waits(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import threading\n"
+        "from gpu_dispatch import BaseWorker, Dispatcher\n"
+        "class Echo(BaseWorker):\n"
+        "    def setup(self, gpu_id, seed, **kwargs): pass\n"
+        "    def process(self, data): return data\n"
+        "    def cleanup(self): pass\n"
+        "more = threading.Event()\n"
+        "def tasks():\n"
+        "    yield 1\n"
+        "    more.wait()\n"
+        "if __name__ == '__main__':\n"
+        "    dispatcher = Dispatcher(Echo, [0])\n"
+        "    dispatcher.run(tasks(), lambda *_: dispatcher.shutdown())\n"
+        "    print('over')\n"
+        "    more.set()\n"
+    )
+    for _ in range(5):
+        assert said_by([str(program)]) == "over\n"
 
 
 def test_shutdown_of_what_does_not_run_does_nothing() -> None:

@@ -243,10 +243,14 @@ impl Engine {
                 }
             }
             (Kind::SetupFailed, Phase::SettingUp(_)) => slot.setup_failure = Some(text(&frame)),
-            (Kind::Done, Phase::AtWork(_)) => self.answered(at, frame.task, Outcome::Done(frame.payload), now)?,
-            (Kind::Failed, Phase::AtWork(_)) => self.answered(at, frame.task, Outcome::Failed(frame.payload), now)?,
-            (Kind::Started, Phase::AtWork(_)) => {}
-            (Kind::CleanupFailed, Phase::AtWork(_) | Phase::Stopping(_)) => {
+            (Kind::Done, Phase::AtWork(_) | Phase::GivingUp(_)) => {
+                self.answered(at, frame.task, Outcome::Done(frame.payload), now)?
+            }
+            (Kind::Failed, Phase::AtWork(_) | Phase::GivingUp(_)) => {
+                self.answered(at, frame.task, Outcome::Failed(frame.payload), now)?
+            }
+            (Kind::Started, Phase::AtWork(_) | Phase::GivingUp(_)) => {}
+            (Kind::CleanupFailed, Phase::AtWork(_) | Phase::GivingUp(_) | Phase::Stopping(_)) => {
                 self.delivery.tell(Event::CleanupFailed { worker, why: text(&frame) });
             }
             (kind, phase) => return Err(format!("it said {kind:?} while {}", phase.doing())),

@@ -124,7 +124,9 @@ impl Engine {
         let is_withdrawn = slot.withdrawn.is_some();
         let mut is_wanted = is_open && !is_withdrawn;
         slot.deaths += u32::from(!matches!(phase, Phase::Stopping(_)));
-        let own_words = slot.setup_failure.take();
+        // What a worker says that was interrupted came of that.
+        let is_interrupted = self.ledger.is_cancelled() && matches!(cause, Cause::Stopped);
+        let own_words = slot.setup_failure.take().filter(|_| !is_interrupted);
         let is_setup_failure = matches!(phase, Phase::SettingUp(_)) && (is_wanted || own_words.is_some());
         let why = own_words.unwrap_or_else(|| with_words(&cause, &last_words));
         if is_setup_failure {

@@ -321,7 +321,7 @@ impl Engine {
                     self.bury(at, Some(Cause::Stopped), Duration::ZERO);
                 }
                 Stage::Alive(_, Phase::AtWork(Some(until))) if until <= now => self.life_is_over(at),
-                Stage::Alive(_, Phase::Stopping(until)) if until <= now => {
+                Stage::Alive(_, Phase::GivingUp(until) | Phase::Stopping(until)) if until <= now => {
                     self.bury(at, Some(Cause::Stuck), Duration::ZERO);
                 }
                 _ => {}

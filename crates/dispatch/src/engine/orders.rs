@@ -7,7 +7,7 @@ use gpupool_confine::Signal;
 
 use super::Engine;
 use super::post::Message;
-use super::slot::{Slot, Stage};
+use super::slot::{Phase, Slot, Stage};
 use crate::limits::CANCEL_GRACE;
 use crate::{Cause, Place, WorkerId};
 
@@ -31,6 +31,7 @@ impl Engine {
                 Message::Add(place) => self.add(place, now),
                 Message::Withdraw { worker, why } => self.withdraw(worker, &why),
                 Message::Cancel => self.cancel(),
+                Message::Stop => self.stop(now),
                 Message::FinishSoon => {
                     self.take_all_tasks();
                     self.ledger.finish_soon(&mut self.effects);
@@ -69,12 +70,38 @@ impl Engine {
     fn cancel(&mut self) {
         self.take_all_tasks();
         self.ledger.cancel(&mut self.effects);
-        for slot in 0..self.slots.len() {
-            if let Stage::Alive(process, _) = &self.slots[slot].stage {
-                process.counters.interrupt_any();
-                let _ = process.job.signal(Signal::INT);
+        for at in 0..self.slots.len() {
+            self.interrupt(at);
+            self.bury(at, Some(Cause::Stopped), CANCEL_GRACE);
+        }
+    }
+
+    /// What workers are at is given up within the grace. Whoever did so, or had nothing, is told to end when all have.
+    fn stop(&mut self, now: Instant) {
+        self.take_all_tasks();
+        self.ledger.cancel(&mut self.effects);
+        let until = now + self.plan.rules.grace;
+        for at in 0..self.slots.len() {
+            if self.ledger.at(self.slots[at].place.id).0.is_none() {
+                continue;
             }
-            self.bury(slot, Some(Cause::Stopped), CANCEL_GRACE);
+            if let Stage::Alive(_, phase @ Phase::AtWork(_)) = &mut self.slots[at].stage {
+                *phase = Phase::GivingUp(until);
+                self.interrupt(at);
+            }
+        }
+    }
+
+    /// Has a worker give up what it is at, and begin nothing else.
+    fn interrupt(&mut self, at: usize) {
+        let Stage::Alive(process, _) = &self.slots[at].stage else { return };
+        process.counters.interrupt_any();
+        let claimed = process.counters.recall();
+        // One that is gone already needs no interrupt.
+        let _ = process.job.signal(Signal::INT);
+        let worker = self.slots[at].place.id;
+        if self.ledger.can_recall(worker) {
+            self.ledger.recalled(worker, claimed, &mut self.effects);
         }
     }
 }

@@ -31,6 +31,8 @@ pub(crate) enum Message {
     Withdraw { worker: WorkerId, why: Arc<str> },
     /// Everything is to end, now.
     Cancel,
+    /// What is not done is given up; the workers end as they do when all is done.
+    Stop,
     /// Nothing is to be begun any more.
     FinishSoon,
     /// Somebody wants to know how things stand.

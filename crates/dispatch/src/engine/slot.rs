@@ -64,6 +64,8 @@ pub(super) enum Phase {
     SettingUp(Option<Instant>),
     /// Until its life is over, if it ever is.
     AtWork(Option<Instant>),
+    /// Interrupted, as nobody wants what it is at; killed then if it has not given it up.
+    GivingUp(Instant),
     /// Told to clean up and end, until it is killed.
     Stopping(Instant),
 }
@@ -72,7 +74,7 @@ impl Phase {
     pub fn doing(self) -> &'static str {
         match self {
             Self::SettingUp(_) => "it was being set up",
-            Self::AtWork(_) => "it was at work",
+            Self::AtWork(_) | Self::GivingUp(_) => "it was at work",
             Self::Stopping(_) => "it was to end",
         }
     }
@@ -115,7 +117,7 @@ impl Slot {
         let phase = match &self.stage {
             Stage::Waiting(until) => Some(*until),
             Stage::Alive(_, Phase::SettingUp(until) | Phase::AtWork(until)) => *until,
-            Stage::Alive(_, Phase::Stopping(until)) => Some(*until),
+            Stage::Alive(_, Phase::GivingUp(until) | Phase::Stopping(until)) => Some(*until),
             Stage::Starting | Stage::Dying(_) | Stage::Gone => None,
         };
         match (phase, self.look_at) {
@@ -149,7 +151,7 @@ impl Slot {
             Stage::Alive(_, Phase::SettingUp(_)) => WorkerState::SettingUp,
             Stage::Alive(_, Phase::AtWork(_)) if is_busy => WorkerState::Busy,
             Stage::Alive(_, Phase::AtWork(_)) => WorkerState::Idle,
-            Stage::Alive(_, Phase::Stopping(_)) | Stage::Dying(_) => WorkerState::Ending,
+            Stage::Alive(_, Phase::GivingUp(_) | Phase::Stopping(_)) | Stage::Dying(_) => WorkerState::Ending,
             Stage::Gone => WorkerState::Gone,
         }
     }

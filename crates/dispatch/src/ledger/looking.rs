@@ -54,6 +54,11 @@ impl Ledger {
         self.give_back(back, effects);
     }
 
+    /// Whether tasks a worker has not begun can be taken back from it.
+    pub fn can_recall(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|here| here.skill == Skill::Recalls)
+    }
+
     /// Whether tasks wait behind the one a worker has first, and could be taken back.
     pub fn has_behind(&self, worker: WorkerId) -> bool {
         let can = |here: &Worker| here.skill == Skill::Recalls && !here.is_slow && here.inbox.len() > 1;

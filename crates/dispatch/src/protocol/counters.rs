@@ -153,14 +153,20 @@ impl Counters {
         self.interrupt(ANY);
     }
 
-    /// The worker's: what an interrupt that came is about; `None` where it came too late, for a task that is done.
+    /// The worker's: what an interrupt that came is about; `None` where it is not for the task the worker is at, and may have
+    /// come too late for one that is done.
     pub fn interrupted(&self) -> Option<Interrupt> {
         let Counted { started, finished, .. } = self.read();
         match self.page().interrupted.load(Ordering::Acquire) {
+            _ if started == finished => None,
             ANY => Some(Interrupt::Unwanted),
-            nth if nth == started && started > finished => Some(Interrupt::TooLong),
-            _ => None,
+            nth => (nth == started).then_some(Interrupt::TooLong),
         }
+    }
+
+    /// The worker's: whether nobody wants anything of it any more.
+    pub fn is_unwanted(&self) -> bool {
+        self.page().interrupted.load(Ordering::Acquire) == ANY
     }
 
     /// Whether there is an outbox.
@@ -227,6 +233,8 @@ mod tests {
         assert_eq!(ours.interrupted(), None);
         ours.interrupt_any();
         assert_eq!(ours.interrupted(), Some(Interrupt::Unwanted));
+        ours.finish();
+        assert_eq!((ours.interrupted(), ours.is_unwanted()), (None, true));
     }
 
     #[test]

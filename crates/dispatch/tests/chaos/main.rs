@@ -36,12 +36,20 @@ enum Ending {
     CallbackPanics,
     /// Somebody cancels.
     Cancelled,
+    /// Somebody stops it, and workers may clean up.
+    Stopped,
     /// Nothing new is wanted.
     FinishedSoon,
 }
 
-const ENDINGS: [Ending; 5] =
-    [Ending::Orderly, Ending::SourceFails, Ending::CallbackPanics, Ending::Cancelled, Ending::FinishedSoon];
+const ENDINGS: [Ending; 6] = [
+    Ending::Orderly,
+    Ending::SourceFails,
+    Ending::CallbackPanics,
+    Ending::Cancelled,
+    Ending::Stopped,
+    Ending::FinishedSoon,
+];
 
 #[test]
 fn chaos_loses_no_task_and_leaves_nothing() {
@@ -155,6 +163,7 @@ fn one_round(workers: u32, tasks: u64, ending: Ending, chance: &mut Chance) -> T
                 match ending {
                     Ending::CallbackPanics => std::panic::resume_unwind(Box::new("the callback's own")),
                     Ending::Cancelled => remote.cancel(),
+                    Ending::Stopped => remote.stop(),
                     Ending::FinishedSoon => remote.finish_soon(),
                     Ending::Orderly | Ending::SourceFails => {}
                 }

@@ -1,10 +1,12 @@
 //! Runs that are ended before they end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use bytes::Bytes;
 use gpupool_confine::process::ProcFs;
-use gpupool_dispatch::{Dispatcher, Event, Outcome, Rules};
+use gpupool_dispatch::{Dispatcher, Event, Outcome, Rules, WorkerState};
+use serde_json::json;
 
 use crate::common::odd;
 
@@ -43,6 +45,46 @@ fn cancelled_tasks_are_each_told_and_no_process_is_left() {
     assert_eq!(cancelled, 20);
     assert!(pids.iter().all(|pid| !is_alive(*pid)));
     assert_eq!(dispatcher.finish().unwrap().cancelled, 20);
+}
+
+/// One worker ignores that it is interrupted, another dies of it, and one has nothing to do.
+#[test]
+fn a_run_that_is_stopped_kills_who_does_not_give_up_and_lets_the_others_clean_up() {
+    let mut plan = odd(3);
+    plan.settings = json!({"clean_up": "fail"});
+    plan.rules = Rules { grace: Duration::from_millis(50), ..Rules::default() };
+    let mut dispatcher = Dispatcher::start(plan).unwrap();
+    dispatcher.submit("stuck".into()).unwrap();
+    dispatcher.submit("sleep 1000000".into()).unwrap();
+    let remote = dispatcher.remote();
+    let has_begun = || {
+        let workers = remote.stats().workers;
+        let is_such = |state| workers.iter().filter(|worker| worker.state == state).count();
+        (is_such(WorkerState::Busy), is_such(WorkerState::Idle)) == (2, 1)
+    };
+    while !has_begun() {
+        drop(dispatcher.events_now());
+    }
+    let pids: Vec<u32> = remote.stats().workers.iter().filter_map(|worker| worker.pid).collect();
+    remote.stop();
+    let (mut cancelled, mut cleaned_up, mut gone) = (0, 0, 0);
+    while let Some(event) = dispatcher.next_event() {
+        match event {
+            Event::Over(over) => {
+                assert_eq!(over.outcome, Outcome::Cancelled);
+                cancelled += 1;
+            }
+            Event::CleanupFailed { .. } => cleaned_up += 1,
+            Event::Gone { is_last, .. } => {
+                assert!(is_last, "nobody takes its place");
+                gone += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((cancelled, cleaned_up, gone), (2, 1, 3));
+    assert!(pids.iter().all(|pid| !is_alive(*pid)));
+    assert_eq!(dispatcher.finish().unwrap().cancelled, 2);
 }
 
 #[test]
