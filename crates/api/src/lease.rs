@@ -76,7 +76,8 @@ pub struct Lease {
     pub created_at: String,
     /// When it was granted.
     pub granted_at: Option<String>,
-    /// When it ends unless it is renewed; `null` where a process or connection keeps it.
+    /// When it ends unless it is renewed, or at the latest where that is before; `null` where a process or connection keeps it
+    /// for as long as that lives.
     pub expires_at: Option<String>,
     /// When it will be taken back, where that was announced.
     pub revoke_at: Option<String>,

@@ -43,7 +43,7 @@ pub fn lease_body(
         cause: lease.cause.as_ref().map(|cause| cause_name(cause).into()),
         created_at: iso(lease.created_at),
         granted_at: lease.granted_at.map(&iso),
-        expires_at: lease.expires_at.map(&iso),
+        expires_at: lease.expires_at.into_iter().chain(lease.hard_end.filter(|_| is_granted)).min().map(&iso),
         revoke_at: lease.revoke_at.map(&iso),
         ended_at: lease.ended_at.map(&iso),
         ttl_secs: lease.request.ttl.0 as f64 / 1000.0,

@@ -164,7 +164,7 @@ impl ClientError {
             | Self::AllEndpointsUnavailable { .. }
             | Self::WaitedTooLong { .. } => true,
             Self::Problem(problem) => matches!(problem.status, 429 | 500..),
-            Self::NotOurs { status, .. } => *status >= 500,
+            Self::NotOurs { status, .. } => matches!(*status, 429 | 500..),
             Self::InvalidEndpoint { .. }
             | Self::Setting { .. }
             | Self::Configuration(_)

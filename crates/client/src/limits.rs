@@ -34,6 +34,8 @@ pub const FOLLOW_WAIT_MOST: Duration = Duration::from_secs(300);
 pub const AWAY: Duration = Duration::from_secs(60);
 /// How long a lease that is dropped is tried to be released.
 pub const RELEASE_PATIENCE: Duration = Duration::from_secs(20);
+/// How long after its end a lease is over for the agent as well, whose clock has milliseconds.
+pub const ENDED_BY_THEN: Duration = Duration::from_millis(5);
 /// How often who waits for GPUs of this machine asks how things stand; the agent forgets a waiter after 15 s.
 pub const WAIT_REFRESH: Duration = Duration::from_secs(3);
 /// How long another way to the same agent may take to answer.

@@ -57,6 +57,14 @@ def _checked_gpu_id(gpu_id: Any) -> int:
     return number
 
 
+def checked_timeout(value: Any) -> Optional[float]:
+    if value is None:
+        return None
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"task_timeout must be a number of seconds or None, got {value!r} ({type(value).__name__})")
+    return float(value)
+
+
 def checked_count(name: str, value: int, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")

@@ -10,7 +10,7 @@ from gpupool import _native
 from gpupool._program import Program, check_not_imported
 
 from gpu_dispatch._callbacks import Callbacks, OnError, OnSuccess, OnTimeout, ProgressEvent
-from gpu_dispatch._wish import Wish, checked_count, checked_gpu_ids, mask_of
+from gpu_dispatch._wish import Wish, checked_count, checked_gpu_ids, checked_timeout, mask_of
 from gpu_dispatch.worker import BaseWorker, start
 
 # How long a task that was interrupted may take before its worker is killed.
@@ -87,6 +87,7 @@ class Dispatcher:
         `setup`.
         """
         check_not_imported("a dispatcher")
+        task_timeout = checked_timeout(task_timeout)
         callbacks = Callbacks(self, on_success, on_error, on_timeout, on_setup_fail, on_task_start)
         with self._lock:
             if self._is_running:

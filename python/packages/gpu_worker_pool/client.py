@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import Any, Awaitable, Callable, Dict, List, Mapping, Optional, Type, TypeVar, Union, overload
+from typing import Any, Awaitable, Callable, Dict, List, Mapping, Optional, Tuple, Type, TypeVar, Union, overload
 
 from gpupool import _exit, _native, _settings
 
@@ -191,8 +191,8 @@ class GPUWorkerPoolClient:
             endpoint_id = lease.endpoint_id
             global_id = f"{endpoint_id}:{gpu_id}"
             assignment = GlobalGPUAssignment(global_id, endpoint_id, gpu_id, lease.worker_id, assigned_at)
-        # No field of the data class: it only says that this client granted it.
-        assignment._granted_by = self._mark  # type: ignore[attr-defined]
+        # No field of the data class: it only says which grant of this client it is.
+        assignment._grant = self._grant_of(lease)  # type: ignore[attr-defined]
         self._held[lease.worker_id] = lease
         self._relay.held[lease.worker_id] = (gpu_ids, lease.id)
         log_assignment("GPU %s of %s assigned to worker %s", lease.worker_id, lease.endpoint_id, gpu_ids, lease.id)
@@ -233,13 +233,18 @@ class GPUWorkerPoolClient:
                 f"assignment must be what request_gpu() returned, got {assignment!r} ({type(assignment).__name__})"
             )
         lease = self._held.get(assignment.worker_id)
-        if lease is not None and assignment.gpu_id in (lease.gpu_ids or [0]):
-            endpoint_id = getattr(assignment, "endpoint_id", lease.endpoint_id)
-            if endpoint_id == lease.endpoint_id:
+        grant = getattr(assignment, "_grant", None)
+        if grant is not None and grant[0] == self._mark:
+            # The same worker may hold another one by now.
+            return lease if lease is not None and grant == self._grant_of(lease) else None
+        # Put together by the program from what it knows of one.
+        if grant is None and lease is not None and assignment.gpu_id in (lease.gpu_ids or [0]):
+            if getattr(assignment, "endpoint_id", lease.endpoint_id) == lease.endpoint_id:
                 return lease
-        if getattr(assignment, "_granted_by", None) == self._mark:
-            return None
         raise InvalidAssignmentError(f"{assignment!r} was never granted by this client")
+
+    def _grant_of(self, lease: _native.Lease) -> Tuple[str, str, int]:
+        return (self._mark, lease.endpoint_id, lease.id)
 
     def get_pool_status(self) -> PoolStatus:
         """How the pool stands, from what is known; a `MultiEndpointPoolStatus` with several servers."""

@@ -17,7 +17,7 @@ class GPUInfo:
     utilization_percent: float
 
     def __post_init__(self) -> None:
-        _check_gpu_id("gpu_id", self.gpu_id)
+        _check_count("gpu_id", self.gpu_id)
         _check_percent("memory_usage_percent", self.memory_usage_percent)
         _check_percent("utilization_percent", self.utilization_percent)
 
@@ -49,6 +49,9 @@ class WorkerInfo:
     assigned_at: Optional[datetime] = None
     lease: Optional[int] = None
 
+    def __post_init__(self) -> None:
+        _check_text("worker_id", self.worker_id)
+
 
 @dataclass
 class GPUAssignment:
@@ -59,9 +62,8 @@ class GPUAssignment:
     assigned_at: datetime
 
     def __post_init__(self) -> None:
-        _check_gpu_id("gpu_id", self.gpu_id)
-        if not isinstance(self.worker_id, str) or not self.worker_id:
-            raise ValueError(f"worker_id must be a text that is not empty, got {self.worker_id!r}")
+        _check_count("gpu_id", self.gpu_id)
+        _check_text("worker_id", self.worker_id)
 
 
 @dataclass(init=False)
@@ -87,6 +89,7 @@ class GlobalGPUAssignment(GPUAssignment):
         self.gpu_id = local_gpu_id
         self.worker_id = worker_id
         self.assigned_at = assigned_at
+        _check_global_id(global_gpu_id, endpoint_id, local_gpu_id)
         self.__post_init__()
 
 
@@ -104,6 +107,11 @@ class PoolStatus:
     #: Seconds since what this is made from was seen; `None` where nothing was.
     age_secs: Optional[float] = field(default=None, init=False, compare=False)
 
+    def __post_init__(self) -> None:
+        _check_part("available_gpus", self.available_gpus, "total_gpus", self.total_gpus)
+        _check_count("active_workers", self.active_workers)
+        _check_count("blocked_workers", self.blocked_workers)
+
 
 @dataclass
 class MultiEndpointPoolStatus(PoolStatus):
@@ -112,6 +120,10 @@ class MultiEndpointPoolStatus(PoolStatus):
     total_endpoints: int
     healthy_endpoints: int
     endpoint_details: List[Dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_part("healthy_endpoints", self.healthy_endpoints, "total_endpoints", self.total_endpoints)
 
 
 @dataclass
@@ -126,6 +138,13 @@ class EndpointInfo:
     available_gpus: int
     response_time_ms: float
 
+    def __post_init__(self) -> None:
+        _check_text("endpoint_id", self.endpoint_id)
+        _check_text("url", self.url)
+        _check_part("available_gpus", self.available_gpus, "total_gpus", self.total_gpus)
+        if not _is_number(self.response_time_ms) or not self.response_time_ms >= 0:
+            raise ValueError(f"response_time_ms must be a number that is not negative, got {self.response_time_ms!r}")
+
 
 @dataclass
 class GlobalGPUInfo:
@@ -139,16 +158,45 @@ class GlobalGPUInfo:
     utilization_percent: float
     is_available: bool
 
+    def __post_init__(self) -> None:
+        _check_global_id(self.global_gpu_id, self.endpoint_id, self.local_gpu_id)
+        _check_percent("memory_usage_percent", self.memory_usage_percent)
+        _check_percent("utilization_percent", self.utilization_percent)
+
 
 #: What `request_gpu` gives back.
 Assignment = Union[GPUAssignment, GlobalGPUAssignment]
 
 
-def _check_gpu_id(name: str, value: Any) -> None:
+def _check_count(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{name} must be a whole number that is not negative, got {value!r}")
 
 
+def _check_part(name: str, value: Any, name_of_all: str, of_all: Any) -> None:
+    _check_count(name_of_all, of_all)
+    _check_count(name, value)
+    if value > of_all:
+        raise ValueError(f"{name} must not be more than {name_of_all} ({of_all}), got {value!r}")
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} must be a text that is not empty, got {value!r}")
+
+
+def _check_global_id(global_gpu_id: Any, endpoint_id: Any, local_gpu_id: Any) -> None:
+    _check_text("endpoint_id", endpoint_id)
+    _check_count("local_gpu_id", local_gpu_id)
+    expected = f"{endpoint_id}:{local_gpu_id}"
+    if global_gpu_id != expected:
+        raise ValueError(f"global_gpu_id must be endpoint_id:local_gpu_id, so {expected!r}, got {global_gpu_id!r}")
+
+
 def _check_percent(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:
+    if not _is_number(value) or not 0 <= value <= 100:
         raise ValueError(f"{name} must be a number from 0 to 100, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

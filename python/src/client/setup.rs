@@ -43,7 +43,7 @@ impl Settings {
     /// The client. Read while the interpreter is held, so that nobody changes the environment meanwhile.
     pub fn client(self, py: Python<'_>) -> PyResult<Client> {
         let loaded = loaded(py, &self.replaced(), false)?;
-        self.built(&loaded).map_err(|error| exception(py, &error))
+        self.built(&loaded).map_err(|error| exception(py, &by_our_names(error)))
     }
 
     fn built(self, loaded: &Loaded) -> Result<Client, ClientError> {
@@ -111,6 +111,19 @@ impl Settings {
             (self.ca_file.is_some(), &["GPUPOOL_CA"]),
         ];
         given.iter().filter(|(is_given, _)| *is_given).flat_map(|(_, names)| names.iter().copied()).collect()
+    }
+}
+
+/// Two settings have other names in Python.
+fn by_our_names(error: ClientError) -> ClientError {
+    match error {
+        ClientError::Setting { what: "endpoint_timeout", value, allowed } => {
+            ClientError::Setting { what: "request_timeout", value, allowed }
+        }
+        ClientError::Setting { what: "endpoints", value, allowed } => {
+            ClientError::Setting { what: "service_endpoints", value, allowed }
+        }
+        other => other,
     }
 }
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 import pytest
 from agents import Agent
-from watching import PATIENCE, leases, wait_until, wait_until_free
+from watching import PATIENCE, leases, post, wait_until, wait_until_free
 
 from gpu_worker_pool import (
     GPUAssignment,
@@ -188,6 +188,44 @@ def test_release_is_idempotent_and_refuses_what_was_never_granted(agent: Agent) 
             with pytest.raises(ValueError, match="never granted"):
                 await client.release_gpu(theirs)
             assert len(leases(agent)) == 1
+
+    run(story, agent)
+
+
+def test_an_assignment_that_is_over_gives_nothing_else_back(agent: Agent) -> None:
+    async def story(client: GPUWorkerPoolClient) -> None:
+        first = await client.request_gpu(worker_id="w", select={"gpu_ids": [0]})
+        await client.release_gpu(first)
+        second = await client.request_gpu(worker_id="w", select={"gpu_ids": [0]})
+        await client.release_gpu(first)
+        assert [lease["id"] for lease in leases(agent)] == [client._held["w"].id]
+        with pytest.raises(StaleAssignmentError, match="was released"):
+            client.check_assignment(first)
+        client.check_assignment(second)
+        # Those of another client are not its own either, whatever they are called.
+        async with GPUWorkerPoolClient(agent.url) as another:
+            theirs = await another.request_gpu(worker_id="w", select={"gpu_ids": [1]})
+            with pytest.raises(ValueError, match="never granted"):
+                await client.release_gpu(theirs)
+            mine = await client.request_gpu()
+            assert mine.worker_id != (await another.request_gpu()).worker_id
+            assert len(leases(agent)) == 4
+
+    run(story, agent)
+
+
+def test_giving_back_what_was_lost_says_so(agent: Agent) -> None:
+    async def story(client: GPUWorkerPoolClient) -> None:
+        held = await client.request_gpu()
+        post(agent, f"/v1/leases/{leases(agent)[0]['id']}/revoke", {})
+        with pytest.raises(StaleAssignmentError, match="taken back|revoked"):
+            await client.release_gpu(held)
+        assert client.get_pool_status().active_workers == 0
+        timed = await client.request_gpu(max_duration=0.3, ttl=3600)
+        with pytest.raises(StaleAssignmentError, match="as long as it may be"):
+            while True:
+                client.check_assignment(timed)
+                await asyncio.sleep(0.005)
 
     run(story, agent)
 

@@ -131,6 +131,12 @@ def test_a_time_limit_that_is_none_is_refused(timeout: float) -> None:
         Dispatcher(Nothing, [0]).run([1], print, task_timeout=timeout)
 
 
+@pytest.mark.parametrize("timeout", ["5", True, [5]])
+def test_a_time_limit_that_is_no_number_is_refused_with_its_type(timeout: Any) -> None:
+    with pytest.raises(TypeError, match=f"task_timeout must be .* got .*{type(timeout).__name__}"):
+        Dispatcher(Nothing, [0]).run([1], print, task_timeout=timeout)
+
+
 def test_gpu_ids_are_any_sequence_of_whole_numbers() -> None:
     numpy = pytest.importorskip("numpy")
     sequences: list[Any] = [(0, 1), range(2), iter([0, 1]), numpy.arange(2)]

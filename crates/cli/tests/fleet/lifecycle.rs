@@ -1,7 +1,7 @@
 //! Starting, stopping, and what is said when one is forgotten.
 
 use gpupool_api::RequestBody;
-use gpupool_client::{Client, Update};
+use gpupool_client::{Client, ClientError, Update};
 use gpupool_testkit::{Path, in_time};
 
 use crate::common::{Fleet, quick, started, whole};
@@ -25,6 +25,26 @@ async fn a_client_that_is_not_started_says_so_and_can_be_stopped_and_started_aga
         assert!(!client.is_started());
         drop(lease);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_ended_at_its_time_or_was_taken_back_is_lost_and_giving_it_back_says_so() {
+    let fleet = Fleet::of(&["2xH100"]).await;
+    let client = started(fleet.builder()).await;
+    // Renewed every twenty minutes: nobody hears of it by that.
+    let lasting =
+        |max_duration_secs| RequestBody { ttl_secs: Some(3600.0), max_duration_secs, ..RequestBody::default() };
+    let timed = in_time("a GPU", client.request(lasting(Some(0.3)))).await.unwrap();
+    let lost = in_time("its end", timed.lost()).await.to_string();
+    assert!(lost.contains("as long as it may be"), "{lost}");
+    assert!(matches!(timed.release().await, Err(ClientError::Stale { .. })));
+    let taken = in_time("a GPU", client.request(lasting(None))).await.unwrap();
+    fleet.agents[0].client_unix().revoke(taken.id(), 0.0).await.unwrap();
+    assert!(taken.check().is_ok(), "nobody has told us");
+    let refused = in_time("giving it back", taken.release()).await.unwrap_err();
+    assert!(matches!(refused, ClientError::Stale { .. }), "{refused}");
+    assert_eq!(client.pool_status().unwrap().active_workers, 0);
+    fleet.is_left_empty().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,13 +8,14 @@ use std::fmt;
 use std::time::Duration;
 
 use gpupool_api::lease::{Lease, State};
+use jiff::Timestamp;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use super::young::{Young, YoungId};
 use crate::backoff::Backoff;
-use crate::limits::RELEASE_PATIENCE;
+use crate::limits::{ENDED_BY_THEN, RELEASE_PATIENCE};
 use crate::{AgentClient, ClientError, Lost};
 
 /// A lease that is held. Dropping it gives the lease back, by a task: where the process ends at once, use
@@ -58,8 +59,10 @@ impl AgentClient {
             let value = format!("lease {}, {}", lease.id, lease.state.name());
             return Err(ClientError::Setting { what: "lease", value, allowed: "active, with its token".into() });
         };
-        let keeper = Keeper { client: self.clone(), lease: lease.id, token, ttl: ttl(&lease), renewed: since };
-        let due = since + keeper.every();
+        let told = Instant::now();
+        let ends = ends(&lease, told);
+        let keeper = Keeper { client: self.clone(), lease: lease.id, token, ttl: ttl(&lease), told, renewed: since };
+        let due = keeper.next(since, ends);
         let (tell, news) = watch::channel(News { lease, lost: None });
         let (let_go_on, orders) = oneshot::channel();
         let young = Young::add(&self.inner, due, Keeping { keeper, tell, orders, on_lost: Box::new(on_lost) });
@@ -189,6 +192,8 @@ struct Keeper {
     lease: u64,
     token: u64,
     ttl: Duration,
+    /// When we heard that it was granted.
+    told: Instant,
     /// When the last renewal that worked was sent.
     renewed: Instant,
 }
@@ -208,6 +213,12 @@ impl Keeper {
         self.ttl / 3
     }
 
+    /// When to ask again: sooner where the lease is over by then, whoever renews it.
+    fn next(&self, asked: Instant, ends: Option<Instant>) -> Instant {
+        let every = asked + self.every();
+        ends.filter(|ends| *ends > asked).map_or(every, |ends| every.min(ends))
+    }
+
     async fn renew_until_lost(&mut self, tell: &watch::Sender<News>) -> Lost {
         let every = self.every();
         let mut backoff = Backoff::default();
@@ -225,8 +236,9 @@ impl Keeper {
                 Ok(lease) => {
                     self.renewed = sent;
                     backoff.reset();
+                    let next = self.next(sent, ends(&lease, self.told));
                     tell.send_modify(|news| news.lease = lease);
-                    tokio::time::sleep_until(sent + every).await;
+                    tokio::time::sleep_until(next).await;
                 }
                 Err(error) => {
                     if let Some(lost) = self.judge(&error).await {
@@ -264,6 +276,13 @@ impl Keeper {
 pub(crate) fn ended(lease: Lease) -> Lost {
     let reason = lease.reason.unwrap_or_else(|| format!("it is {}", lease.state.name()));
     Lost::Ended { lease: lease.id, cause: lease.cause, reason }
+}
+
+/// When a lease that was granted before that is over, unless it is renewed, or whether or not it is.
+fn ends(lease: &Lease, told: Instant) -> Option<Instant> {
+    let time = |text: &Option<String>| text.as_ref()?.parse::<Timestamp>().ok();
+    let life = time(&lease.expires_at)?.duration_since(time(&lease.granted_at)?);
+    told.checked_add(Duration::try_from(life).ok()? + ENDED_BY_THEN)
 }
 
 /// How long a lease lives without a renewal, whatever a server says.

@@ -93,12 +93,15 @@ impl AgentClient {
     /// The same, tried for so long where the agent is being restarted. A fault that may pass is what went wrong last.
     pub async fn release_within(&self, lease: u64, patience: Duration) -> Result<Option<Lease>, ClientError> {
         let until = Instant::now() + patience;
-        let mut backoff = Backoff::default();
+        let (mut backoff, mut last) = (Backoff::default(), None);
         loop {
             match timeout_at(until, self.release(lease)).await {
-                Ok(Err(error)) if error.is_passing() && Instant::now() < until => backoff.pause_until(until).await,
+                Ok(Err(error)) if error.is_passing() && Instant::now() < until => {
+                    last = Some(error);
+                    backoff.pause_until(until).await;
+                }
                 Ok(outcome) => return outcome,
-                Err(_) => return Err(self.timeout(patience)),
+                Err(_) => return Err(last.unwrap_or_else(|| self.timeout(patience))),
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
-use gpupool_api::lease::{Lease as Body, LeaseDevice};
+use gpupool_api::lease::{Lease as Body, LeaseDevice, State};
 
 use super::books::Books;
 use super::place::{Desk, Place};
@@ -148,10 +148,16 @@ impl Lease {
                 // Counted before it is waited for: dropped half way, it is given back all the same.
                 self.held.given_back(&self.body);
                 let mut returning = Returning { held: &self.held, lease: self.body.id, is_done: false };
-                let released = guard.release().await.map(|_| ());
+                let released = guard.release().await;
                 returning.is_done = released.is_ok();
                 self.held.place.judge(None, released.as_ref().err());
-                released
+                match released? {
+                    // It had ended before we knew.
+                    Some(lease) if lease.state.is_ended() && lease.state != State::Released => {
+                        Err(self.stale(ended(lease)))
+                    }
+                    _ => Ok(()),
+                }
             }
             Some(Keep::Books(books)) => {
                 books.release(self.body.id);

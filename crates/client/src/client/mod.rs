@@ -157,9 +157,9 @@ impl Client {
         let running = self.running("requesting GPU")?;
         let core = &self.outer.core;
         let _under_way = core.returns.begin();
-        let number = core.counts.requests.fetch_add(1, Ordering::Relaxed) + 1;
+        core.counts.requests.fetch_add(1, Ordering::Relaxed);
         locked(&core.budget).earn();
-        let wanted = Wanted::new(body, number, &core.settings, core.places.len())?;
+        let wanted = Wanted::new(body, &core.settings, core.places.len())?;
         let sought = self.sought(&running, &wanted, turn).await;
         let lease = sought.and_then(|won| Lease::new(&running, &wanted, won));
         if let Err(error) = &lease {

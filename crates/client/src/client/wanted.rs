@@ -1,6 +1,7 @@
 //! A request on its way: what is wanted, by whom, and until when.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
@@ -28,10 +29,10 @@ pub(super) struct Wanted {
 
 impl Wanted {
     /// Fills in what the client is set up with, and refuses what no server would take.
-    pub fn new(mut body: RequestBody, number: u64, settings: &Settings, places: usize) -> Result<Self, ClientError> {
+    pub fn new(mut body: RequestBody, settings: &Settings, places: usize) -> Result<Self, ClientError> {
         body.memory_threshold.get_or_insert(settings.memory_threshold);
         body.utilization_threshold.get_or_insert(settings.utilization_threshold);
-        let worker_id = body.worker_id.get_or_insert_with(|| worker_id(number)).clone();
+        let worker_id = body.worker_id.get_or_insert_with(worker_id).clone();
         let asked = Instant::now();
         let limit = body.wait_limit_secs.take().map_or(Ok(settings.worker_timeout), |secs| {
             Duration::try_from_secs_f64(secs)
@@ -73,7 +74,10 @@ impl Wanted {
     }
 }
 
-fn worker_id(number: u64) -> Arc<str> {
+/// A name that no other request of this process has, whichever client it is made by.
+fn worker_id() -> Arc<str> {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let number = LAST.fetch_add(1, Ordering::Relaxed) + 1;
     format!("worker-{}-{number}", std::process::id()).into()
 }
 
