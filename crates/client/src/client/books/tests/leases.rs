@@ -101,7 +101,7 @@ async fn a_confirmed_offer_lives_without_heartbeats_until_its_longest_time_is_ov
     assert_eq!(books.confirm(offered.id, 99).unwrap_err().code(), Some("stale"));
     let begun = Instant::now();
     let held = books.confirm(offered.id, offered.token.unwrap()).unwrap();
-    assert_eq!((held.state, held.expires_at), (Stage::Active, None));
+    assert!(held.state == Stage::Active && held.expires_at.is_some(), "{held:?}");
     let over = books.ended(held.id).await.unwrap();
     assert_eq!((begun.elapsed().as_secs(), over.cause.as_deref()), (7200, Some("max_duration_passed")));
 }
