@@ -282,4 +282,13 @@ mod tests {
         assert_eq!((error.to_string().as_str(), error.code()), ("nothing is free", Some("no_capacity")));
         assert!(!error.is_passing());
     }
+
+    #[test]
+    fn a_server_of_another_kind_that_is_busy_or_broken_may_be_asked_again() {
+        for (status, is_passing) in [(429, true), (503, true), (200, false), (404, false)] {
+            let endpoint = "http://gpu7:8000".parse().unwrap();
+            let error = ClientError::NotOurs { endpoint, status, what: "it sent a page".into() };
+            assert_eq!(error.is_passing(), is_passing, "{status}");
+        }
+    }
 }

@@ -156,19 +156,20 @@ def test_statistics_can_be_asked_for_by_callbacks_and_other_threads() -> None:
 def test_a_dispatcher_that_runs_cannot_be_run_by_another_thread() -> None:
     dispatcher = Dispatcher(Plain, [0])
     raised: list[Exception] = []
+    stats: list[dict[str, Any]] = []
 
-    def again() -> None:
+    def again(*_arguments: Any) -> None:
         try:
             dispatcher.run([1], print, on_exit=lambda: raised.append(AssertionError("the first run still has workers")))
         except RuntimeError as error:
             raised.append(error)
+        # The first run goes on, and shuts down when it is told to.
+        stats.append(dispatcher.get_stats())
+        dispatcher.shutdown()
 
-    def stats(*_arguments: Any) -> None:
-        again()
-        assert dispatcher.get_stats()["pending"] == 0 and dispatcher.get_stats()["workers"]
-
-    dispatcher.run([1], stats)
+    dispatcher.run(itertools.count(), again)
     assert "runs already" in str(raised[0])
+    assert [worker["state"] for worker in stats[0]["workers"]] != [], stats
 
 
 @pytest.mark.parametrize("who", ["callback", "thread"])
