@@ -3,6 +3,8 @@
 //! Times are ISO 8601 with an offset, memory is in MiB (`_mb` in the statistics routes, whose names are older than this
 //! project, means the same), seconds may have fractions. The request body is [`gpupool_core::body::RequestBody`].
 
+#![warn(missing_docs)]
+
 pub mod events;
 pub mod history;
 pub mod lease;

@@ -27,6 +27,8 @@
 //! Everything needs a Tokio runtime, and tasks end with it: what was not released by then ends with its ttl. [`watch`] is for
 //! programs that have an event loop besides.
 
+#![warn(missing_docs)]
+
 #[cfg(test)]
 extern crate self as gpupool_client;
 

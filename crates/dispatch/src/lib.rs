@@ -11,6 +11,8 @@
 //!
 //! A program that dispatches calls [`main_if_asked`] first thing in its `main`.
 
+#![warn(missing_docs)]
+
 pub mod command;
 mod dispatcher;
 mod engine;
