@@ -14,12 +14,19 @@ pub mod limits;
 pub mod process;
 pub mod spawn;
 
+use std::os::fd::AsFd;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 pub use rustix::process::Signal;
 
-/// A duration as the system calls take it.
-pub(crate) fn timespec(duration: Duration) -> rustix::event::Timespec {
-    let tv_sec = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
-    rustix::event::Timespec { tv_sec, tv_nsec: i64::from(duration.subsec_nanos()) }
+/// Waits until a file descriptor is ready or the patience is over; `false` for the latter. A signal ends the wait early.
+pub(crate) fn wait_for(fd: impl AsFd, event: PollFlags, patience: Duration) -> rustix::io::Result<bool> {
+    let tv_sec = i64::try_from(patience.as_secs()).unwrap_or(i64::MAX);
+    let patience = Timespec { tv_sec, tv_nsec: i64::from(patience.subsec_nanos()) };
+    match poll(&mut [PollFd::new(&fd, event)], Some(&patience)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(true),
+        Err(error) => Err(error),
+    }
 }

@@ -14,6 +14,7 @@ use gpupool_confine::bounds::{Bounds, Excess, Means};
 use gpupool_confine::cgroup::{Cgroups, Version};
 use gpupool_confine::spawn::JobEnd;
 use support::bounded::{Running, by_groups, by_looking};
+use support::memory_peak;
 
 /// Takes 2 MiB every 10 ms, so 200 MiB a second, and writes its peak so far into a file; ends by itself at 400 MiB.
 const HOG: &str = "\
@@ -117,7 +118,7 @@ fn in_a_group_a_hog_never_passes_its_memory() {
         let mut running = Running::start(&cgroups, path, &memory(ALLOWED), HOG, &[file.path()]);
         assert!(matches!(running.held.enforcement().host_memory, Some(Means::Kernel(_))), "{path}");
         running.wait_for_its_end();
-        let told = running.job.group().unwrap().memory_peak().unwrap();
+        let told = memory_peak(&cgroups, running.job.group().unwrap().name());
         assert_eq!(running.job.wait().unwrap(), JobEnd::Signalled(9), "{path}");
         let excess = running.held.excess_at_end(&running.job);
         assert_eq!(excess, Some(Excess::HostMemory { used: None, allowed: ALLOWED }), "{path}");

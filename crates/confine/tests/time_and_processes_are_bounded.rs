@@ -12,7 +12,7 @@ use gpupool_confine::bounds::{Bounds, Excess, Means, Watcher};
 use gpupool_confine::cgroup::Cgroups;
 use gpupool_confine::spawn::{Job, JobEnd, JobSpec};
 use support::bounded::{Running, by_groups, by_looking};
-use support::{PATIENCE, is_root, skip, starter_program};
+use support::{PATIENCE, is_root, skipped, starter_program};
 
 /// Burns processor time: itself, in children that live shortly, in children nobody takes note of. Ends by itself after a
 /// multiple of what it may use.
@@ -122,7 +122,7 @@ fn in_a_group_a_fork_bomb_does_not_grow_and_nothing_of_it_is_left() {
 #[test]
 fn a_bomb_that_fills_up_again_whatever_is_killed_is_killed_without_a_group() {
     if !is_root() {
-        return skip("needs root, to let the bomb run as a user who may have 150 processes");
+        return skipped("a fork bomb", "needs root, to let the bomb run as a user who may have 150 processes");
     }
     // A user nobody else is, so that the kernel's limit is for the bomb alone.
     let bomb = "import os, resource\n\

@@ -7,21 +7,257 @@
 //! 0.2 to 0.3 % of a core on a machine with a hundred processes.
 //! The thread ends when the watcher is dropped; a job is no longer looked at when its [`Held`] is dropped.
 
-mod bound;
-mod enforcement;
-mod excess;
-mod hold;
 mod look;
-mod pace;
-mod processors;
-mod table;
-mod tree_memory;
 mod watcher;
 
-pub use bound::{Bounds, Usage};
-pub use enforcement::{Enforcement, Means};
-pub use excess::Excess;
-pub use hold::Held;
-pub use watcher::Watcher;
+use std::fmt;
+use std::time::Duration;
+
+pub use watcher::{Held, Watcher};
 
 pub use crate::cgroup::DeviceMemory;
+use crate::cgroup::{Cgroups, NO_CONTROLLER, Version};
+use crate::limits::{LONGEST_LOOK_PAUSE, SHORTEST_LOOK_PAUSE, SHORTEST_TREE_PAUSE};
+
+/// What a job may use; `None`: as much as it likes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Bounds {
+    /// Bytes of host memory. Memory its processes share is counted once; swap is not given on top.
+    pub host_memory: Option<u64>,
+    /// Processes and threads at one time, as the kernel counts them. The kernel refuses to make more; where it cannot,
+    /// a job that made more is over its bound.
+    pub processes: Option<u64>,
+    /// Processor time of all its processes together, those that have ended included.
+    pub cpu_time: Option<Duration>,
+    /// Memory of devices, which only the kernel can keep.
+    pub device_memory: Vec<DeviceMemory>,
+}
+
+/// What a job uses at this moment; `None`: cannot be told, or the job has ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes of host memory. Where a control group counts it, with files that were read and stay in memory.
+    pub host_memory: Option<u64>,
+    /// Processor time since it started, or since it was last counted anew.
+    pub cpu_time: Option<Duration>,
+    /// Processes and threads.
+    pub processes: Option<u64>,
+}
+
+/// By what a bound is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Means {
+    /// By the kernel, at that instant.
+    Kernel(Version),
+    /// By looking.
+    Looking {
+        /// The shortest pause between two looks, close to the bound.
+        shortest: Duration,
+        /// The longest, far from it.
+        longest: Duration,
+        /// Who counts, or why the kernel does not do it.
+        why: String,
+    },
+    /// By nothing.
+    Nothing { why: String },
+}
+
+/// By what each bound of a job is kept; `None` where there is no bound.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Enforcement {
+    pub host_memory: Option<Means>,
+    pub processes: Option<Means>,
+    pub cpu_time: Option<Means>,
+    pub device_memory: Option<Means>,
+}
+
+impl Enforcement {
+    /// What would be in force for a job with all bounds, if no surprise comes when its group is made.
+    pub fn of(cgroups: &Cgroups) -> Self {
+        let why = |controller: &str| match cgroups.why_not() {
+            "" => format!("no {controller} controller can be used here"),
+            why => why.to_owned(),
+        };
+        let limited = |by: Option<Version>, or: Means| by.map_or(or, Means::Kernel);
+        let dmem = Means::Nothing { why: NO_CONTROLLER.to_owned() };
+        Self {
+            host_memory: Some(limited(
+                cgroups.version_with(|place| place.memory),
+                Means::looking(SHORTEST_LOOK_PAUSE, why("memory")),
+            )),
+            processes: Some(limited(
+                cgroups.version_with(|place| place.pids),
+                Means::looking(SHORTEST_TREE_PAUSE, why("pids")),
+            )),
+            cpu_time: Some(Means::cpu_time(cgroups.version_with(|place| place.cpu))),
+            device_memory: Some(limited(cgroups.version_with(|place| place.dmem), dmem)),
+        }
+    }
+
+    /// The same for a job with these bounds only.
+    fn of_bounds(self, bounds: &Bounds) -> Self {
+        Self {
+            host_memory: self.host_memory.filter(|_| bounds.host_memory.is_some()),
+            processes: self.processes.filter(|_| bounds.processes.is_some()),
+            cpu_time: self.cpu_time.filter(|_| bounds.cpu_time.is_some()),
+            device_memory: self.device_memory.filter(|_| !bounds.device_memory.is_empty()),
+        }
+    }
+
+    /// Each bound there is, by name.
+    pub fn bounds(&self) -> impl Iterator<Item = (&'static str, &Means)> {
+        let all = [
+            ("host memory", &self.host_memory),
+            ("processes", &self.processes),
+            ("CPU time", &self.cpu_time),
+            ("GPU memory", &self.device_memory),
+        ];
+        all.into_iter().filter_map(|(name, means)| means.as_ref().map(|means| (name, means)))
+    }
+
+    /// Only what is looked at, and how often.
+    pub(crate) fn looked_at(&self) -> String {
+        let told = self.bounds().filter_map(|(name, means)| match means {
+            Means::Looking { shortest, longest, .. } => {
+                Some(format!("{name} looked at every {} to {}", Shown(*shortest), Shown(*longest)))
+            }
+            _ => None,
+        });
+        told.collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl Means {
+    fn looking(shortest: Duration, why: String) -> Self {
+        Self::Looking { shortest, longest: LONGEST_LOOK_PAUSE, why }
+    }
+
+    /// No kernel limits the processor time of several processes together; a group counts it.
+    fn cpu_time(counted_by: Option<Version>) -> Self {
+        match counted_by {
+            None => Self::looking(SHORTEST_TREE_PAUSE, "added up over its processes".to_owned()),
+            Some(version) => Self::looking(SHORTEST_LOOK_PAUSE, format!("counted by {}", generation(version))),
+        }
+    }
+}
+
+impl fmt::Display for Means {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kernel(version) => write!(f, "by the kernel ({})", generation(*version)),
+            Self::Looking { shortest, longest, why } => {
+                write!(f, "by looking every {} to {} ({why})", Shown(*shortest), Shown(*longest))
+            }
+            Self::Nothing { why } => write!(f, "by nothing ({why})"),
+        }
+    }
+}
+
+/// "host memory by the kernel (cgroup v2), CPU time by looking every 10 ms to 1 s (counted by cgroup v2)".
+impl fmt::Display for Enforcement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let told: Vec<String> = self.bounds().map(|(name, means)| format!("{name} {means}")).collect();
+        f.write_str(if told.is_empty() { "no bounds" } else { "" })?;
+        f.write_str(&told.join(", "))
+    }
+}
+
+fn generation(version: Version) -> &'static str {
+    match version {
+        Version::V1 => "cgroup v1",
+        Version::V2 => "cgroup v2",
+    }
+}
+
+struct Shown(Duration);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0.as_secs(), self.0.subsec_millis()) {
+            (seconds, 0) => write!(f, "{seconds} s"),
+            _ => write!(f, "{} ms", self.0.as_millis()),
+        }
+    }
+}
+
+/// A bound that was passed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Excess {
+    /// Bytes of host memory.
+    HostMemory {
+        /// `None` if the kernel stopped it at the bound.
+        used: Option<u64>,
+        allowed: u64,
+    },
+    /// Processes and threads at one time.
+    Processes { used: u64, allowed: u64 },
+    /// Processor time.
+    CpuTime { used: Duration, allowed: Duration },
+    /// Bytes of device memory, where somebody who can see them told.
+    DeviceMemory { used: u64, allowed: u64 },
+}
+
+/// A sentence: "it used 612 MiB of host memory; 512 MiB allowed".
+impl fmt::Display for Excess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HostMemory { used: Some(used), allowed } => {
+                write!(f, "it used {} of host memory; {} allowed", Bytes(*used), Bytes(*allowed))
+            }
+            Self::HostMemory { used: None, allowed } => {
+                write!(f, "it used more than {} of host memory", Bytes(*allowed))
+            }
+            Self::Processes { used, allowed } => {
+                write!(f, "it had {used} processes and threads; {allowed} allowed")
+            }
+            Self::DeviceMemory { used, allowed } => {
+                write!(f, "it used {} of GPU memory; {} allowed", Bytes(*used), Bytes(*allowed))
+            }
+            Self::CpuTime { used, allowed } => {
+                let (used, allowed) = (used.as_secs_f64(), allowed.as_secs_f64());
+                write!(f, "it used {used:.2} s of CPU time; {allowed:.2} s allowed")
+            }
+        }
+    }
+}
+
+/// Bytes in MiB, or exactly where they are few or no whole number of them.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 >> 20 {
+            0 => write!(f, "{} bytes", self.0),
+            mib => write!(f, "{mib} MiB"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_groups_all_but_gpu_memory_is_kept_by_looking() {
+        let told = Enforcement::of(&Cgroups::none("it is a test")).to_string();
+        let expected = "host memory by looking every 10 ms to 1 s (it is a test), \
+            processes by looking every 50 ms to 1 s (it is a test), \
+            CPU time by looking every 50 ms to 1 s (added up over its processes), \
+            GPU memory by nothing (no dmem controller of cgroup v2 (kernel 6.14 or newer) can be used here)";
+        assert_eq!(told, expected);
+        assert_eq!(Enforcement::default().to_string(), "no bounds");
+    }
+
+    #[test]
+    fn each_is_told_in_a_sentence() {
+        let memory = |used| Excess::HostMemory { used, allowed: 512 << 20 };
+        assert_eq!(memory(Some(612 << 20)).to_string(), "it used 612 MiB of host memory; 512 MiB allowed");
+        assert_eq!(memory(None).to_string(), "it used more than 512 MiB of host memory");
+        let small = Excess::HostMemory { used: Some(5000), allowed: 4096 };
+        assert_eq!(small.to_string(), "it used 5000 bytes of host memory; 4096 bytes allowed");
+        let processes = Excess::Processes { used: 30, allowed: 20 };
+        assert_eq!(processes.to_string(), "it had 30 processes and threads; 20 allowed");
+        let time = Excess::CpuTime { used: Duration::from_millis(1260), allowed: Duration::from_secs(1) };
+        assert_eq!(time.to_string(), "it used 1.26 s of CPU time; 1.00 s allowed");
+    }
+}

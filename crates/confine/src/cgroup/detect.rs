@@ -1,12 +1,17 @@
-//! Which cgroup world this machine has, and what we may do in it. Looking changes nothing.
+//! Which cgroup world this machine has, where in each hierarchy our groups go, and what we may do there. Looking changes
+//! nothing.
+//!
+//! Root: below the top of the hierarchy, unless systemd delegated our unit's own group to us. Anybody else: below their
+//! own group, if they may write it. In v2 a group that hands controllers to its children may hold no process itself, so
+//! a delegated group is used through a leaf `agent` that we and what we started move into, and only if no stranger is in
+//! there with us.
 
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
-use super::place::{Place, places};
-use super::texts::{Version, memberships, mounts};
 use crate::bounds::Enforcement;
+use crate::limits::STRANGER_LOOKS;
+use crate::process::ProcFs;
 
 /// Which generations of control groups the machine uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,31 +91,16 @@ impl Cgroups {
 
     /// Whether a group's host memory can be limited by the kernel.
     pub fn limits_memory(&self) -> bool {
-        self.limiting_memory().is_some()
+        self.places.iter().any(|place| place.memory)
     }
 
     /// Whether the number of a group's processes can be limited by the kernel.
     pub fn limits_pids(&self) -> bool {
-        self.limiting_pids().is_some()
+        self.places.iter().any(|place| place.pids)
     }
 
-    pub(crate) fn limiting_memory(&self) -> Option<Version> {
-        self.version_of(|place| place.memory)
-    }
-
-    pub(crate) fn limiting_pids(&self) -> Option<Version> {
-        self.version_of(|place| place.pids)
-    }
-
-    pub(crate) fn counting_cpu_time(&self) -> Option<Version> {
-        self.version_of(|place| place.cpu)
-    }
-
-    pub(crate) fn limiting_device_memory(&self) -> Option<Version> {
-        self.version_of(|place| place.dmem)
-    }
-
-    fn version_of(&self, has: impl Fn(&Place) -> bool) -> Option<Version> {
+    /// The generation of the hierarchy that has something.
+    pub(crate) fn version_with(&self, has: impl Fn(&Place) -> bool) -> Option<Version> {
         self.places.iter().find(|place| has(place)).map(|place| place.version)
     }
 
@@ -134,7 +124,7 @@ impl fmt::Display for Cgroups {
         let kept = [
             ("memory", self.limits_memory()),
             ("pids", self.limits_pids()),
-            ("dmem", self.limiting_device_memory().is_some()),
+            ("dmem", self.places.iter().any(|place| place.dmem)),
         ];
         let kept: Vec<&str> = kept.into_iter().filter_map(|(name, there)| there.then_some(name)).collect();
         let kept = if kept.is_empty() { "no limits".to_owned() } else { kept.join("+") };
@@ -151,8 +141,286 @@ impl fmt::Display for Cgroups {
     }
 }
 
+/// The directory below which all groups are made.
+pub(super) const OURS: &str = "gpupool";
+
+/// The leaf we move ourselves into in a delegated v2 group.
+pub(super) const LEAF: &str = "agent";
+
+/// Our place in one hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub version: Version,
+    /// The group that holds `gpupool/`.
+    pub parent: PathBuf,
+    pub memory: bool,
+    pub pids: bool,
+    /// Whether it counts processor time.
+    pub cpu: bool,
+    /// Whether it limits the memory of devices.
+    pub dmem: bool,
+    pub freezer: bool,
+}
+
+impl Place {
+    pub fn base(&self) -> PathBuf {
+        self.parent.join(OURS)
+    }
+}
+
+/// The hierarchies a group is made in, the one that tracks its processes first; or why there are none.
+fn places(mounts: &[Mount], memberships: &[Membership], as_root: bool) -> Result<Vec<Place>, String> {
+    let mut refusals = Vec::new();
+    let mut usable = |mount: Option<&Mount>| -> Option<Place> {
+        let mount = mount?;
+        match place(mount, memberships, as_root) {
+            Ok(place) => Some(place),
+            Err(why) => {
+                refusals.push(why);
+                None
+            }
+        }
+    };
+    let v1 = |controller: &str| mounts.iter().find(|mount| mount.controllers.iter().any(|name| name == controller));
+    let mut places = Vec::new();
+    places.extend(usable(mounts.iter().find(|mount| mount.version == Version::V2)));
+    if places.is_empty() {
+        places.extend(usable(v1("freezer")));
+    }
+    if !places.iter().any(|place| place.memory) {
+        places.extend(usable(v1("memory")));
+    }
+    if !places.iter().any(|place| place.pids) {
+        places.extend(usable(v1("pids")));
+    }
+    // Only to count: no reason to make groups where there is no other.
+    if !places.is_empty() && !places.iter().any(|place| place.cpu) {
+        places.extend(usable(v1("cpuacct")));
+    }
+    if places.is_empty() {
+        return Err(match refusals.first() {
+            Some(why) => why.clone(),
+            None => "no hierarchy with the memory, pids or freezer controller is mounted".to_owned(),
+        });
+    }
+    Ok(places)
+}
+
+fn place(mount: &Mount, memberships: &[Membership], as_root: bool) -> Result<Place, String> {
+    if mount.read_only {
+        return Err(format!("{} is mounted read-only", mount.point.display()));
+    }
+    let own = own_directory(mount, memberships);
+    let parent = match mount.version {
+        Version::V1 if as_root => mount.point.clone(),
+        Version::V1 => own,
+        Version::V2 => v2_parent(&mount.point, own, as_root),
+    };
+    if !is_writable(&parent) {
+        return Err(format!(
+            "{} is not writable (run as root, in a systemd unit with Delegate=yes, or by systemd-run --user --scope -p Delegate=yes)",
+            parent.display()
+        ));
+    }
+    let controllers = match mount.version {
+        Version::V1 => mount.controllers.clone(),
+        Version::V2 => grantable(&parent),
+    };
+    let has = |controller: &str| controllers.iter().any(|name| name == controller);
+    let is_v2 = mount.version == Version::V2;
+    Ok(Place {
+        version: mount.version,
+        memory: has("memory"),
+        pids: has("pids"),
+        // Every group of v2 counts processor time and can be frozen, without any controller.
+        cpu: is_v2 || has("cpuacct"),
+        dmem: is_v2 && has("dmem"),
+        freezer: is_v2 || has("freezer"),
+        parent,
+    })
+}
+
+/// Our own group as a directory; the mount point where it lies outside of what is mounted.
+pub(super) fn own_directory(mount: &Mount, memberships: &[Membership]) -> PathBuf {
+    let own = memberships.iter().find(|membership| {
+        membership.controllers == mount.controllers || {
+            let shared = |name: &String| mount.controllers.contains(name);
+            !membership.controllers.is_empty() && membership.controllers.iter().all(shared)
+        }
+    });
+    let inside = own.and_then(|membership| membership.path.strip_prefix(&mount.root).ok());
+    match inside {
+        Some(path) if !path.components().any(|part| part.as_os_str() == "..") => {
+            mount.point.iter().chain(path.iter()).collect()
+        }
+        _ => mount.point.clone(),
+    }
+}
+
+fn v2_parent(point: &Path, own: PathBuf, as_root: bool) -> PathBuf {
+    // Moved into the leaf before (or started there by DelegateSubgroup=agent): the group above is the delegated one.
+    let own = match own.parent() {
+        Some(above) if own != point && own.ends_with(LEAF) && (is_delegated(above) || !as_root) => above.to_owned(),
+        _ => own,
+    };
+    if as_root && !is_delegated(&own) { point.to_owned() } else { own }
+}
+
+/// systemd marks the groups it hands over, and will not touch what is below them.
+fn is_delegated(group: &Path) -> bool {
+    ["trusted.delegate", "user.delegate"].iter().any(|name| {
+        let mut value = [0_u8; 8];
+        rustix::fs::getxattr(group, *name, &mut value).is_ok_and(|length| value.get(..length) == Some(b"1"))
+    })
+}
+
+fn is_writable(group: &Path) -> bool {
+    may_write(group) && may_write(&group.join("cgroup.procs"))
+}
+
+fn may_write(path: &Path) -> bool {
+    rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok()
+}
+
+/// The controllers children of this v2 group can have: those it hands down already, and, if nothing stands in the way
+/// of handing down more, all it has.
+fn grantable(group: &Path) -> Vec<String> {
+    let words = |file: &str| -> Vec<String> {
+        let text = std::fs::read_to_string(group.join(file)).unwrap_or_default();
+        text.split_ascii_whitespace().map(str::to_owned).collect()
+    };
+    // The true top of the hierarchy has no type, and may hold processes next to groups with controllers.
+    let is_top = !group.join("cgroup.type").exists();
+    let may = is_writable(group) && may_write(&group.join("cgroup.subtree_control"));
+    if may && (is_top || strangers(group).is_ok_and(|strangers| strangers == 0)) {
+        return words("cgroup.controllers");
+    }
+    words("cgroup.subtree_control")
+}
+
+/// How many processes the group itself holds beside us and what we started.
+///
+/// Who is inside and who is ours cannot be asked at one moment, and other threads may start and lose processes meanwhile: a
+/// stranger is one that is there and not ours each time we look.
+pub(super) fn strangers(group: &Path) -> io::Result<usize> {
+    let inside = || std::fs::read_to_string(group.join("cgroup.procs"));
+    let mut suspects: Vec<String> = inside()?.lines().map(str::to_owned).collect();
+    for _ in 0..STRANGER_LOOKS {
+        let ours: Vec<String> = ours()?.iter().map(u32::to_string).collect();
+        suspects.retain(|pid| !ours.contains(pid));
+        if suspects.is_empty() {
+            break;
+        }
+        let still: Vec<String> = inside()?.lines().map(str::to_owned).collect();
+        suspects.retain(|pid| still.contains(pid));
+    }
+    Ok(suspects.len())
+}
+
+/// This process and its descendants.
+pub(super) fn ours() -> io::Result<Vec<u32>> {
+    let own = std::process::id();
+    let descendants = ProcFs::here().tree(own)?;
+    Ok(std::iter::once(own).chain(descendants.iter().map(|id| id.pid)).collect())
+}
+
+/// The two generations of control groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// One hierarchy per controller.
+    V1,
+    /// One hierarchy for all.
+    V2,
+}
+
+/// A mounted control group hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mount {
+    pub version: Version,
+    /// The controllers bound to it (v1 only; v2 tells them in a file).
+    pub controllers: Vec<String>,
+    /// Which part of the hierarchy is seen at the mount point: `/`, or deeper inside containers.
+    root: PathBuf,
+    point: PathBuf,
+    read_only: bool,
+}
+
+/// In which group of which hierarchy a process is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Membership {
+    /// The v1 controllers of the hierarchy; empty for v2.
+    controllers: Vec<String>,
+    /// The group's path inside the hierarchy.
+    path: PathBuf,
+}
+
+/// The control group hierarchies in a `/proc/PID/mountinfo` text, in its order. Lines that make no sense are skipped here
+/// and below, as both files hold much that is not about control groups.
+pub(super) fn mounts(mountinfo: &str) -> Vec<Mount> {
+    mountinfo.lines().filter_map(mount).collect()
+}
+
+/// The memberships in a `/proc/PID/cgroup` text.
+pub(super) fn memberships(cgroup: &str) -> Vec<Membership> {
+    cgroup.lines().filter_map(membership).collect()
+}
+
+fn mount(line: &str) -> Option<Mount> {
+    // "ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [tags…] - TYPE SOURCE SUPEROPTIONS"
+    let (own, filesystem) = line.split_once(" - ")?;
+    let own: Vec<&str> = own.split(' ').collect();
+    let mut filesystem = filesystem.split(' ');
+    let version = match filesystem.next()? {
+        "cgroup" => Version::V1,
+        "cgroup2" => Version::V2,
+        _ => return None,
+    };
+    let super_options: Vec<&str> = filesystem.nth(1)?.split(',').collect();
+    let read_only = own.get(5)?.split(',').any(|option| option == "ro") || super_options.contains(&"ro");
+    let controllers = match version {
+        Version::V2 => Vec::new(),
+        Version::V1 => {
+            super_options.iter().filter(|&&option| option != "rw" && option != "ro").map(|s| s.to_string()).collect()
+        }
+    };
+    Some(Mount { version, controllers, root: unescaped(own.get(3)?), point: unescaped(own.get(4)?), read_only })
+}
+
+fn membership(line: &str) -> Option<Membership> {
+    let mut parts = line.splitn(3, ':');
+    parts.next()?.parse::<u32>().ok()?;
+    let controllers = parts.next()?.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+    let path = Path::new(parts.next()?);
+    path.is_absolute().then(|| Membership { controllers, path: path.to_owned() })
+}
+
+/// `mountinfo` writes blanks, tabs, line ends and backslashes as three octal digits.
+fn unescaped(field: &str) -> PathBuf {
+    use std::os::unix::ffi::OsStringExt;
+    let bytes = field.as_bytes();
+    let mut plain = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let octal = bytes.get(at + 1..at + 4).and_then(|digits| std::str::from_utf8(digits).ok());
+        match octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) if bytes[at] == b'\\' => {
+                plain.push(byte);
+                at += 4;
+            }
+            _ => {
+                plain.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    std::ffi::OsString::from_vec(plain).into()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Command, Stdio};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     /// A directory with the two texts of a machine; `@` stands for a directory that plays `/sys/fs/cgroup`.
@@ -206,7 +474,7 @@ mod tests {
         }
         let file = sys.join("gpupool/job/dmem.max");
         std::fs::write(&file, "drm/0000:03:00.0/vram0 max\n").unwrap();
-        let limit = |address: &str| [super::super::DeviceMemory { pci_address: address.into(), bytes: 5 << 30 }];
+        let limit = |address: &str| [crate::cgroup::DeviceMemory { pci_address: address.into(), bytes: 5 << 30 }];
         group.limit_device_memory(&limit("0000:03:00.0")).unwrap();
         assert!(std::fs::read_to_string(&file).unwrap().starts_with("drm/0000:03:00.0/vram0 5368709120\n"));
         let refused = group.limit_device_memory(&limit("0000:04:00.0")).unwrap_err().to_string();
@@ -290,5 +558,70 @@ mod tests {
         let cgroups = Cgroups::detect_in(root.path(), false);
         assert_eq!(cgroups.bases().next().unwrap(), sys.join("leaf/gpupool"));
         assert!(cgroups.limits_memory() && !cgroups.limits_pids());
+    }
+
+    #[test]
+    fn what_another_thread_starts_meanwhile_is_no_stranger() {
+        let group = tempfile::tempdir().unwrap();
+        let procs = group.path().join("cgroup.procs");
+        let own = std::process::id();
+        std::fs::write(&procs, format!("{own}\n")).unwrap();
+        let is_over = AtomicBool::new(false);
+        let most = std::thread::scope(|scope| {
+            // One after the other, each listed only while it is there, as the kernel does.
+            scope.spawn(|| {
+                let mut before: Option<Child> = None;
+                while !is_over.load(Ordering::SeqCst) {
+                    let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+                    std::fs::write(&procs, format!("{own}\n{}\n", child.id())).unwrap();
+                    before.replace(child).map(|mut before| before.wait().unwrap());
+                }
+                before.map(|mut last| last.wait().unwrap());
+            });
+            let most = (0..200).map(|_| strangers(group.path()).unwrap()).max();
+            is_over.store(true, Ordering::SeqCst);
+            most
+        });
+        assert_eq!(most, Some(0));
+        std::fs::write(&procs, format!("1\n{own}\n")).unwrap();
+        assert_eq!(strangers(group.path()).unwrap(), 1);
+    }
+
+    #[test]
+    fn v2_mounts_are_read_with_tags_escapes_and_roots() {
+        let text = "22 1 0:20 / /proc rw shared:12 - proc proc rw\n\
+            30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n\
+            31 23 0:26 /docker/abc /mnt/with\\040blank ro,nosuid - cgroup2 cgroup rw\n";
+        let found = mounts(text);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert_eq!(found[0].point, Path::new("/sys/fs/cgroup"));
+        assert!(!found[0].read_only && found[0].controllers.is_empty() && found[0].version == Version::V2);
+        assert_eq!(found[1].point, Path::new("/mnt/with blank"));
+        assert_eq!(found[1].root, Path::new("/docker/abc"));
+        assert!(found[1].read_only);
+    }
+
+    #[test]
+    fn v1_mounts_tell_their_controllers() {
+        let found = mounts("33 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n");
+        assert_eq!(found[0].controllers, ["cpu", "cpuacct"]);
+        assert_eq!(found[0].version, Version::V1);
+    }
+
+    #[test]
+    fn memberships_keep_colons_in_paths() {
+        let found = memberships(
+            "4:memory:/a:b/c\n3:cpu,cpuacct:/\n1:name=systemd:/x\n0::/user.slice\nnonsense\n7:x:relative\n",
+        );
+        assert_eq!(found.len(), 4, "{found:?}");
+        assert_eq!(found[0], Membership { controllers: vec!["memory".into()], path: "/a:b/c".into() });
+        assert_eq!(found[3], Membership { controllers: vec![], path: "/user.slice".into() });
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "[ -~\\n\\\\é]{0,300}") {
+            let _ = (mounts(&text), memberships(&text), mounts(&format!("1 2 0:1 {text} - cgroup2 c {text}")));
+        }
     }
 }

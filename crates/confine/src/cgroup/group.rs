@@ -1,14 +1,24 @@
-//! One group: who is in it, moving a process in, and its removal.
+//! One group, from its making to its removal: who is in it, moving a process in, killing all of it, waiting until it is
+//! empty. A group made before a restart of the program is found again; one whose program was killed is removed.
 
 use std::collections::BTreeSet;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use super::error::{At, GroupError};
-use super::limit::write;
-use super::texts::Version;
-use crate::limits::GROUP_DEPTH;
-use crate::process::{ProcessHandle, ProcessId};
+use rustix::event::PollFlags;
+use rustix::process::Signal;
+
+use super::detect::{LEAF, OURS, Place, ours, strangers};
+use super::limit::{put, write};
+use super::{At, Cgroups, GroupError, Limits, Version};
+use crate::limits::{
+    EMPTY_POLL_INTERVAL, GROUP_DEPTH, GROUP_KILL_PATIENCE, GROUP_NAME_LENGTH, KILL_ROUND_PAUSE, LEAF_ROUNDS,
+    LEFTOVER_AGE, LEFTOVERS,
+};
+use crate::process::{ProcFs, ProcessHandle, ProcessId};
+use crate::wait_for;
 
 /// A group of processes that is ours: made by [`super::Cgroups::create`] or found again by [`super::Cgroups::open`].
 ///
@@ -23,22 +33,157 @@ pub struct Group {
 /// The group's directory in one hierarchy.
 #[derive(Debug)]
 pub(super) struct Part {
-    pub(super) version: Version,
-    pub(super) path: PathBuf,
-    /// The directory of all our groups, which `path` must lie in.
-    pub(super) base: PathBuf,
-    pub(super) memory: bool,
-    pub(super) pids: bool,
-    pub(super) cpu: bool,
-    pub(super) dmem: bool,
-    pub(super) freezer: bool,
+    pub place: Place,
+    pub path: PathBuf,
+}
+
+impl Cgroups {
+    /// Makes an empty group with these limits. On an error nothing of it is left.
+    pub fn create(&self, name: &str, limits: &Limits) -> Result<Group, GroupError> {
+        check_name(name)?;
+        if !self.can_create() {
+            return Err(GroupError::NotPossible { why: self.why_not.clone() });
+        }
+        let mut made = Vec::new();
+        for place in &self.places {
+            match make(place, name) {
+                Ok(part) => made.push(part),
+                Err(error) => {
+                    remove_parts(&made);
+                    return Err(error);
+                }
+            }
+        }
+        let group = Group { name: name.to_owned(), parts: made };
+        if let Err(error) = group.set_limits(limits) {
+            remove_parts(&group.parts);
+            return Err(error);
+        }
+        Ok(group)
+    }
+
+    /// Finds a group made earlier, by this or a former run of the program; `None` if there is none of that name.
+    pub fn open(&self, name: &str) -> Result<Option<Group>, GroupError> {
+        check_name(name)?;
+        let parts = self.places.iter().map(|place| part(place, name));
+        let parts: Vec<Part> = parts.filter(|part| part.path.is_dir()).collect();
+        Ok((!parts.is_empty()).then(|| Group { name: name.to_owned(), parts }))
+    }
+
+    /// The names of all groups there are, also those of former runs.
+    pub fn names(&self) -> Result<Vec<String>, GroupError> {
+        let mut names = std::collections::BTreeSet::new();
+        for base in self.bases() {
+            let entries = match std::fs::read_dir(&base) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                other => other.at("listing", &base)?,
+            };
+            for entry in entries {
+                let entry = entry.at("listing", &base)?;
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    names.extend(entry.file_name().into_string().ok().filter(|name| check_name(name).is_ok()));
+                }
+            }
+        }
+        Ok(names.into_iter().collect())
+    }
+}
+
+fn check_name(name: &str) -> Result<(), GroupError> {
+    // No dots: the kernel's own files in the same directory have them.
+    let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    let fits = (1..=GROUP_NAME_LENGTH).contains(&name.len()) && name.chars().all(allowed);
+    // These two would stand beside the controllers' own files of v1 (`tasks`, …), which have no dot either.
+    if !fits || name == "tasks" || name == "notify_on_release" {
+        return Err(GroupError::InvalidName { name: name.to_owned() });
+    }
+    Ok(())
+}
+
+fn part(place: &Place, name: &str) -> Part {
+    Part { path: place.base().join(name), place: place.clone() }
+}
+
+fn make(place: &Place, name: &str) -> Result<Part, GroupError> {
+    let base = place.base();
+    if place.version == Version::V2 {
+        hand_down_controllers(place, &place.parent)?;
+    }
+    make_directory(&base)?;
+    if place.version == Version::V2 {
+        hand_down_controllers(place, &base)?;
+    }
+    let part = part(place, name);
+    match std::fs::create_dir(&part.path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(GroupError::Exists { path: part.path }),
+        other => other.at("making", &part.path).map(|()| part),
+    }
+}
+
+/// Makes a directory unless it is there.
+fn make_directory(path: &Path) -> Result<(), GroupError> {
+    match std::fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other.at("making", path),
+    }
+}
+
+/// Lets the children of a v2 group have the controllers we use.
+fn hand_down_controllers(place: &Place, group: &Path) -> Result<(), GroupError> {
+    let file = group.join("cgroup.subtree_control");
+    for (controller, wanted) in [("memory", place.memory), ("pids", place.pids), ("dmem", place.dmem)] {
+        if !wanted
+            || std::fs::read_to_string(&file).at("reading", &file)?.split_ascii_whitespace().any(|c| c == controller)
+        {
+            continue;
+        }
+        hand_down(group, &file, &format!("+{controller}"))?;
+    }
+    Ok(())
+}
+
+fn hand_down(group: &Path, file: &Path, order: &str) -> Result<(), GroupError> {
+    for _ in 0..LEAF_ROUNDS {
+        match put(file, order) {
+            // The group holds processes itself. If they are all ours, we move one level down, out of the way; and again
+            // where other threads started more meanwhile.
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && strangers(group).is_ok_and(|n| n == 0) => {
+                move_into_leaf(group)?;
+            }
+            other => return other.at("writing", file),
+        }
+    }
+    write(file, order)
+}
+
+fn move_into_leaf(group: &Path) -> Result<(), GroupError> {
+    debug_assert!(!group.ends_with(OURS), "we never sit in the directory of the groups");
+    let leaf = group.join(LEAF);
+    make_directory(&leaf)?;
+    let file = leaf.join("cgroup.procs");
+    let inside = std::fs::read_to_string(group.join("cgroup.procs")).at("reading", group)?;
+    for pid in ours().at("looking for processes in", group)? {
+        if !inside.lines().any(|line| line == pid.to_string()) {
+            continue;
+        }
+        match put(&file, &pid.to_string()) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            other => other.at("writing", &file)?,
+        }
+    }
+    Ok(())
+}
+
+/// Takes back directories made a moment ago; they are empty, and one that stays does no harm.
+fn remove_parts(parts: &[Part]) {
+    for part in parts {
+        if let Err(error) = std::fs::remove_dir(&part.path) {
+            tracing::warn!(path = %part.path.display(), %error, "a half-made group could not be removed");
+        }
+    }
 }
 
 impl Group {
-    pub(super) fn new(name: &str, parts: Vec<Part>) -> Self {
-        Self { name: name.to_owned(), parts }
-    }
-
     /// Its name, by which [`super::Cgroups::open`] finds it again.
     pub fn name(&self) -> &str {
         &self.name
@@ -86,7 +231,7 @@ impl Group {
     /// Whether any process is in the group.
     pub fn is_populated(&self) -> Result<bool, GroupError> {
         let tracker = self.tracker();
-        if tracker.version == Version::V1 {
+        if tracker.place.version == Version::V1 {
             return Ok(!self.processes()?.is_empty());
         }
         let file = tracker.path.join("cgroup.events");
@@ -113,34 +258,27 @@ impl Group {
     }
 
     /// The guard before anything that destroys: the directory lies strictly below the directory of our groups.
-    pub(super) fn check_is_ours(&self, part: &Part) -> Result<(), GroupError> {
-        let inside = part.path.parent() == Some(part.base.as_path()) && part.base.ends_with(super::place::OURS);
-        if inside { Ok(()) } else { Err(self.refused(format!("it does not lie in {}", part.base.display()))) }
+    fn check_is_ours(&self, part: &Part) -> Result<(), GroupError> {
+        let base = part.place.base();
+        let inside = part.path.parent() == Some(base.as_path()) && base.ends_with(OURS);
+        if inside { Ok(()) } else { Err(self.refused(format!("it does not lie in {}", base.display()))) }
     }
 
-    pub(super) fn refused(&self, why: String) -> GroupError {
+    fn refused(&self, why: String) -> GroupError {
         GroupError::Refused { path: self.path().to_owned(), why }
     }
 
-    pub(super) fn tracker(&self) -> &Part {
+    fn tracker(&self) -> &Part {
         &self.parts[0]
     }
 
-    pub(super) fn parts(&self) -> &[Part] {
-        &self.parts
-    }
-
-    pub(super) fn part_with(&self, wanted: impl Fn(&Part) -> bool) -> Option<&Part> {
-        self.parts.iter().find(|part| wanted(part))
-    }
-
-    pub(super) fn into_parts(self) -> Vec<Part> {
-        self.parts
+    pub(super) fn part_with(&self, wanted: impl Fn(&Place) -> bool) -> Option<&Part> {
+        self.parts.iter().find(|part| wanted(&part.place))
     }
 }
 
 /// The directory and all groups below it, parents first.
-pub(super) fn with_subgroups(top: &Path) -> Result<Vec<PathBuf>, GroupError> {
+fn with_subgroups(top: &Path) -> Result<Vec<PathBuf>, GroupError> {
     let mut found = vec![top.to_owned()];
     let mut level = vec![top.to_owned()];
     for _ in 0..GROUP_DEPTH {
@@ -163,6 +301,221 @@ pub(super) fn with_subgroups(top: &Path) -> Result<Vec<PathBuf>, GroupError> {
 }
 
 /// The group was removed while we looked; reading an open file of it then says "no such device".
-pub(super) fn has_vanished(error: &io::Error) -> bool {
+fn has_vanished(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
+}
+
+impl Group {
+    /// Kills every process of the group, and of groups below it: at one stroke where the kernel offers it, else frozen
+    /// first so that nothing can fork away. With `cgroup.kill` they may still be ending when this returns:
+    /// [`Group::wait_empty`] waits for that. An empty or removed group is fine.
+    pub fn kill(&self) -> Result<(), GroupError> {
+        for part in &self.parts {
+            self.check_is_ours(part)?;
+        }
+        let ours = std::process::id();
+        if self.processes()?.iter().any(|&pid| pid == 1 || pid == ours) {
+            return Err(self.refused("it holds process 1 or this program".to_owned()));
+        }
+        if self.kill_at_one_stroke()? {
+            // A process moved out of the tracking hierarchy alone is still known by the others.
+            return self.signal_all();
+        }
+        self.kill_in_rounds()
+    }
+
+    fn kill_at_one_stroke(&self) -> Result<bool, GroupError> {
+        let file = self.tracker().path.join("cgroup.kill");
+        match put(&file, "1") {
+            Ok(()) => Ok(true),
+            // Kernels before 5.14, and v1.
+            Err(error) if has_vanished(&error) => Ok(false),
+            Err(error) => Err(error).at("writing", &file),
+        }
+    }
+
+    fn kill_in_rounds(&self) -> Result<(), GroupError> {
+        let give_up = Instant::now() + GROUP_KILL_PATIENCE;
+        loop {
+            let left = self.processes()?;
+            if left.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= give_up {
+                return Err(GroupError::StillAlive { path: self.path().to_owned(), left });
+            }
+            self.freeze(true);
+            let signalled = self.signal_all();
+            // Thawed also after an error: nobody may be left frozen for ever, and v1 kills only what runs.
+            self.freeze(false);
+            signalled?;
+            std::thread::sleep(KILL_ROUND_PAUSE);
+        }
+    }
+
+    /// Freezing is a help, not a need: without it the rounds still win over anything but a fork bomb.
+    fn freeze(&self, frozen: bool) {
+        let Some(part) = self.part_with(|place| place.freezer) else { return };
+        let (file, value) = match (part.place.version, frozen) {
+            (Version::V2, true) => ("cgroup.freeze", "1"),
+            (Version::V2, false) => ("cgroup.freeze", "0"),
+            (Version::V1, true) => ("freezer.state", "FROZEN"),
+            (Version::V1, false) => ("freezer.state", "THAWED"),
+        };
+        for directory in with_subgroups(&part.path).unwrap_or_default() {
+            if let Err(error) = put(&directory.join(file), value) {
+                tracing::debug!(group = %directory.display(), %error, frozen, "could not freeze or thaw");
+            }
+        }
+    }
+
+    fn signal_all(&self) -> Result<(), GroupError> {
+        for pid in self.processes()? {
+            let Some(id) = ProcessId::of(pid).at("looking up a process of", self.path())? else {
+                continue;
+            };
+            let held = ProcessHandle::open(id).at("opening a process of", self.path())?;
+            // Asked again now that it is held: the pid listed above may have passed to a stranger in between.
+            let Some(held) = held else { continue };
+            if self.processes()?.contains(&pid) {
+                held.signal(Signal::KILL).at("killing a process of", self.path())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Group {
+    /// Waits until no process is in the group: by the kernel's event in v2, by looking every now and then in v1. `false` if
+    /// one still is when the deadline passes.
+    pub fn wait_empty(&self, deadline: Instant) -> Result<bool, GroupError> {
+        match self.events()? {
+            Some(events) => self.wait_for_event(events, deadline),
+            None => self.wait_by_looking(deadline),
+        }
+    }
+
+    /// The file whose priority readiness (`POLLPRI`, after it was read) tells that the group became empty or populated,
+    /// for waiting asynchronously; `None` in v1, which has no such event, and for a removed group.
+    pub fn events(&self) -> Result<Option<File>, GroupError> {
+        let tracker = self.tracker();
+        if tracker.place.version == Version::V1 {
+            return Ok(None);
+        }
+        let path = tracker.path.join("cgroup.events");
+        match File::open(&path) {
+            Err(error) if has_vanished(&error) => Ok(None),
+            other => other.at("opening", &path).map(Some),
+        }
+    }
+
+    fn wait_for_event(&self, mut events: File, deadline: Instant) -> Result<bool, GroupError> {
+        loop {
+            let mut text = String::new();
+            let read = events.rewind().and_then(|()| events.read_to_string(&mut text));
+            match read {
+                Err(error) if has_vanished(&error) => return Ok(true),
+                other => other.at("reading the events of", self.path())?,
+            };
+            if !text.lines().any(|line| line == "populated 1") {
+                return Ok(true);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            wait_for(&events, PollFlags::PRI, left).at("waiting for", self.path())?;
+        }
+    }
+
+    fn wait_by_looking(&self, deadline: Instant) -> Result<bool, GroupError> {
+        loop {
+            if self.processes()?.is_empty() {
+                return Ok(true);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            std::thread::sleep(left.min(EMPTY_POLL_INTERVAL));
+        }
+    }
+}
+
+/// Groups of programs that were killed before they could remove them.
+///
+/// A group of a job is named for the job's process, `run-PID-STARTED` or `worker-PID-STARTED`. Where that process is gone and
+/// nobody is in the group, its owner is gone as well, or about to remove it. So such groups are looked at twice, and removed
+/// if nothing changed: an owner that lives may still want to read how its job died.
+#[derive(Debug)]
+pub(crate) struct Leftovers {
+    cgroups: Cgroups,
+    names: Vec<String>,
+    due: Instant,
+}
+
+impl Leftovers {
+    /// Looks once.
+    pub fn look(cgroups: &Cgroups) -> Self {
+        let names = cgroups.names().unwrap_or_default();
+        let names = names.into_iter().filter(|name| is_nobodys(cgroups, name)).take(LEFTOVERS).collect();
+        Self { cgroups: cgroups.clone(), names, due: Instant::now() + LEFTOVER_AGE }
+    }
+
+    /// When to look again; never, where there are none.
+    pub fn due(&self) -> Option<Instant> {
+        (!self.names.is_empty()).then_some(self.due)
+    }
+
+    /// Looks again, and removes them.
+    pub fn remove(self) {
+        for name in self.names.iter().filter(|name| is_nobodys(&self.cgroups, name)) {
+            let Ok(Some(group)) = self.cgroups.open(name) else { continue };
+            match group.remove() {
+                Ok(()) => tracing::debug!(name, "removed the group of a program that was killed"),
+                // Somebody else's, or used again: no harm where it stays.
+                Err(error) => tracing::debug!(name, %error, "a group that was left stays"),
+            }
+        }
+    }
+}
+
+fn is_nobodys(cgroups: &Cgroups, name: &str) -> bool {
+    let Some(process) = process_of(name) else { return false };
+    // One that cannot be looked up may be there.
+    let is_there = ProcFs::here().stat(process.pid).map_or(true, |stat| stat.is_some_and(|stat| stat.id() == process));
+    let is_empty =
+        || cgroups.open(name).ok().flatten().is_some_and(|group| group.processes().is_ok_and(|all| all.is_empty()));
+    !is_there && is_empty()
+}
+
+/// The process a group is named for.
+fn process_of(name: &str) -> Option<ProcessId> {
+    let rest = name.strip_prefix("run-").or_else(|| name.strip_prefix("worker-"))?;
+    let (pid, started) = rest.split_once('-')?;
+    Some(ProcessId { pid: pid.parse().ok()?, started: started.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_could_leave_the_directory_are_refused() {
+        for name in ["", ".", "..", "a/b", "../x", "memory.max", "tasks", "ü", "a b", &"x".repeat(65)] {
+            assert!(matches!(check_name(name), Err(GroupError::InvalidName { .. })), "{name:?} was allowed");
+        }
+        for name in ["lease-1", "L_9", &"x".repeat(64)] {
+            check_name(name).unwrap();
+        }
+    }
+
+    #[test]
+    fn only_groups_of_jobs_name_a_process() {
+        assert_eq!(process_of("run-12-345"), Some(ProcessId { pid: 12, started: 345 }));
+        assert_eq!(process_of("worker-7-8"), Some(ProcessId { pid: 7, started: 8 }));
+        for name in ["lease-1", "run-12", "run-x-1", "worker-1-2-3", "86910653-lease-1", "test-run-1-2"] {
+            assert_eq!(process_of(name), None, "{name}");
+        }
+    }
 }

@@ -1,9 +1,16 @@
-//! The system calls about signals and forking that have no safe wrapper.
+//! What both keepers do with processes and signals: forking, hearing of children, killing everything below. Most of these
+//! system calls have no safe wrapper.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
-use rustix::process::Pid;
+use rustix::event::PollFlags;
+use rustix::process::{Pid, WaitOptions, WaitStatus, setpriority_process, wait};
+
+use crate::limits::{CLEAN_UP_PATIENCE, KILL_ROUND_PAUSE, STUCK_ROUND_PAUSE};
+use crate::process::kill_descendants;
+use crate::wait_for;
 
 /// A file descriptor that becomes readable when a child of this process changed its state.
 #[derive(Debug)]
@@ -89,4 +96,38 @@ pub(super) fn fork() -> io::Result<Option<Pid>> {
 
 fn check(result: libc::c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
+}
+
+/// Kills all descendants, round after round, until none is left or the patience is over; how many are left then.
+/// Orphans come to us, as we are a child subreaper: the job is gone exactly when we have no child left. Every child that
+/// ended is told to `reaped`.
+pub(super) fn sweep(events: &ChildEvents, patience: Option<Duration>, mut reaped: impl FnMut(Pid, WaitStatus)) -> u32 {
+    let begun = Instant::now();
+    // Among a thousand processes that fork without end our turn would come late; only root may have it sooner.
+    let _ = setpriority_process(None, -20);
+    loop {
+        events.clear();
+        if !reap(&mut reaped) {
+            return 0;
+        }
+        let left = kill_descendants();
+        if patience.is_some_and(|patience| begun.elapsed() >= patience) {
+            return u32::try_from(left).unwrap_or(u32::MAX).max(1);
+        }
+        let pause = if begun.elapsed() < CLEAN_UP_PATIENCE { KILL_ROUND_PAUSE } else { STUCK_ROUND_PAUSE };
+        // Woken by the next child that ends; the pause is for those that are not our children yet. An error means
+        // an early next round, which does no harm.
+        let _ = wait_for(events, PollFlags::IN, pause);
+    }
+}
+
+/// Takes note of all children that changed their state; whether this process has children.
+pub(super) fn reap(mut changed: impl FnMut(Pid, WaitStatus)) -> bool {
+    loop {
+        match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED) {
+            Ok(Some((pid, status))) => changed(pid, status),
+            Ok(None) => return true,
+            Err(error) => return error != rustix::io::Errno::CHILD,
+        }
+    }
 }

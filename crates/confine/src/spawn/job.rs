@@ -1,20 +1,22 @@
-//! A running job: signals, waiting, its end.
+//! A running job: signals, waiting, its end, and the terminal it is given and that is taken back.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout};
 use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::PollFlags;
 use rustix::net::{RecvFlags, Shutdown, shutdown};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, getpgrp, pidfd_open};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
 
-use super::error::{SpawnError, Trying};
-use super::terminal::{Modes, Terminal};
+use super::{SpawnError, TerminalUse, Trying};
 use crate::cgroup::Group;
-use crate::keeper::{FromKeeper, Link, Placement, ToKeeper};
+use crate::keeper::{FromKeeper, Link, Placement, ToKeeper, from_the_background};
 use crate::limits::{DROP_PATIENCE, STOPPED_PATIENCE, STOPPED_PAUSE};
 use crate::process::{ProcFs, ProcessHandle, ProcessId, as_pid};
+use crate::wait_for;
 
 /// How a job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +57,7 @@ pub struct Job {
     pub(super) link: Link,
     id: ProcessId,
     /// The job's parent.
-    keeper: Parent,
+    keeper: Option<ProcessHandle>,
     placement: Placement,
     terminal: Option<Terminal>,
     pub(super) group: Option<Group>,
@@ -76,7 +78,7 @@ impl Job {
             guard,
             link,
             id,
-            keeper: Parent::of(id),
+            keeper: parent_of(id),
             placement,
             terminal,
             group: None,
@@ -136,13 +138,12 @@ impl Job {
             let waited = begun.elapsed();
             if waited > 2 * STOPPED_PATIENCE {
                 // Its parent gone, the job is killed by the kernel; what it started is swept by the guard, or below.
-                self.keeper.signal(Signal::KILL);
+                self.signal_keeper(Signal::KILL);
             }
             if waited > 3 * STOPPED_PATIENCE {
                 let _ = self.guard.kill();
             }
-            let mut fds = [PollFd::new(&self.link, PollFlags::IN)];
-            if matches!(poll(&mut fds, Some(&crate::timespec(STOPPED_PAUSE))), Ok(0)) {
+            if matches!(wait_for(&self.link, PollFlags::IN, STOPPED_PAUSE), Ok(false)) {
                 self.wake_keepers();
             }
         }
@@ -150,7 +151,7 @@ impl Job {
 
     /// Whoever stopped the processes that keep the job: they have something to do.
     pub(super) fn wake_keepers(&self) {
-        self.keeper.signal(Signal::CONT);
+        self.signal_keeper(Signal::CONT);
         if let Some(guard) = as_pid(self.guard.id()) {
             // Not reaped, so its number is its own.
             let _ = rustix::process::kill_process(guard, Signal::CONT);
@@ -263,7 +264,10 @@ impl Job {
         if stuck == 0 {
             // They have nothing left to do; stopped by somebody, they would not end. The keeper first: without its parent
             // nobody would know it any more. An error means that the guard is reaped.
-            self.keeper.end();
+            self.signal_keeper(Signal::KILL);
+            if let Some(keeper) = &self.keeper {
+                let _ = wait_for(keeper, PollFlags::IN, DROP_PATIENCE);
+            }
             let _ = self.guard.kill();
             let _ = self.guard.wait();
         } else {
@@ -285,6 +289,13 @@ impl Job {
         self.end(JobEnd::Signalled(Signal::KILL.as_raw()), 0)
     }
 
+    fn signal_keeper(&self, signal: Signal) {
+        if let Some(keeper) = &self.keeper {
+            // Gone already: its end is told by others.
+            let _ = keeper.signal(signal);
+        }
+    }
+
     fn end_group(&mut self) {
         let Some(group) = self.group.take() else { return };
         self.oom_kills = group.oom_kills().ok().flatten().unwrap_or(0);
@@ -295,32 +306,10 @@ impl Job {
     }
 }
 
-/// The process that keeps the job.
-#[derive(Debug)]
-struct Parent(Option<ProcessHandle>);
-
-impl Parent {
-    /// Of a job that was made a moment ago, and waits.
-    fn of(job: ProcessId) -> Self {
-        let parent = ProcessHandle::open(job).ok().flatten().and_then(|job| job.parent().ok().flatten());
-        let parent = parent.and_then(|parent| ProcessId::of(parent).ok().flatten());
-        Self(parent.and_then(|parent| ProcessHandle::open(parent).ok().flatten()))
-    }
-
-    /// Kills it, and waits until it is gone.
-    fn end(&self) {
-        self.signal(Signal::KILL);
-        if let Some(parent) = &self.0 {
-            let _ = poll(&mut [PollFd::new(parent, PollFlags::IN)], Some(&crate::timespec(DROP_PATIENCE)));
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        if let Some(parent) = &self.0 {
-            // Gone already: its end is told by others.
-            let _ = parent.signal(signal);
-        }
-    }
+/// The keeper of a job that was made a moment ago, and waits.
+fn parent_of(job: ProcessId) -> Option<ProcessHandle> {
+    let parent = ProcessHandle::open(job).ok()??.parent().ok()??;
+    ProcessHandle::open(ProcessId::of(parent).ok()??).ok()?
 }
 
 impl AsFd for Job {
@@ -339,10 +328,82 @@ impl Drop for Job {
         self.wake_keepers();
         let guard = as_pid(self.guard.id()).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
         if let Some(Ok(guard)) = guard {
-            let _ = poll(&mut [PollFd::new(&guard, PollFlags::IN)], Some(&crate::timespec(DROP_PATIENCE)));
+            let _ = wait_for(&guard, PollFlags::IN, DROP_PATIENCE);
         }
         let _ = self.guard.try_wait();
         let _ = self.take_terminal_back(Modes::Restore);
         self.end_group();
+    }
+}
+
+/// The terminal we run on, to be handed to the job and taken back.
+///
+/// A terminal has one process group in its foreground, which may read from it and gets Ctrl-C and Ctrl-Z. If we are that
+/// group, and alone in it, the job's group takes our place while it runs. If others are in it with us (a pipeline, a
+/// script), taking the terminal away would stop them: then the job joins our group instead.
+#[derive(Debug)]
+pub(super) struct Terminal {
+    device: File,
+    ours: Pid,
+    /// How it was set up when it was handed over; a job killed at work may leave it without echo.
+    modes: Option<Termios>,
+}
+
+/// What becomes of the terminal's settings when it is taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Modes {
+    /// The job ended in order, and may have meant what it set.
+    Keep,
+    /// The job was cut off, and had no chance to tidy up.
+    Restore,
+}
+
+/// Which process group the job gets, and the terminal to hand over to it, if any.
+pub(super) fn arrange(wish: TerminalUse) -> io::Result<(Placement, Option<Terminal>)> {
+    if wish == TerminalUse::Background {
+        return Ok((Placement::OwnGroup, None));
+    }
+    let Ok(device) = File::options().read(true).write(true).open("/dev/tty") else {
+        return Ok((Placement::OwnGroup, None));
+    };
+    let terminal = Terminal { device, ours: getpgrp(), modes: None };
+    let group = terminal.ours.as_raw_nonzero().get();
+    let shared = || -> io::Result<bool> {
+        Ok(ProcFs::here().all()?.iter().any(|stat| stat.group == group && stat.pid != std::process::id()))
+    };
+    if terminal.is_ours() && shared()? {
+        return Ok((Placement::GroupOfStarter(group), None));
+    }
+    Ok((Placement::OwnGroup, Some(terminal)))
+}
+
+impl Terminal {
+    /// Whether we are in its foreground right now.
+    fn is_ours(&self) -> bool {
+        tcgetpgrp(&self.device) == Ok(self.ours)
+    }
+
+    /// Hands it to the job's group, if it is ours at the moment.
+    fn give_to(&mut self, group: Pid) -> io::Result<()> {
+        if self.is_ours() {
+            self.modes = tcgetattr(&self.device).ok();
+            from_the_background(|| tcsetpgrp(&self.device, group))?;
+        }
+        Ok(())
+    }
+
+    /// Takes it back if the job's group has it; a shell may have given it to somebody else meanwhile.
+    fn take_back(&self, group: Pid, modes: Modes) -> io::Result<()> {
+        if tcgetpgrp(&self.device)? != group {
+            return Ok(());
+        }
+        from_the_background(|| {
+            tcsetpgrp(&self.device, self.ours)?;
+            match (&self.modes, modes) {
+                (Some(before), Modes::Restore) => tcsetattr(&self.device, OptionalActions::Drain, before),
+                _ => Ok(()),
+            }
+        })?;
+        Ok(())
     }
 }

@@ -11,7 +11,7 @@ use gpupool_confine::cgroup::Cgroups;
 use gpupool_confine::spawn::{Job, JobEnd, JobSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{PATIENCE, group_name, skip, starter_program, v1_alone};
+use super::{PATIENCE, group_name, skipped, starter_program, v1_alone};
 
 /// A running job under watch.
 pub struct Running {
@@ -78,7 +78,7 @@ pub fn by_groups(can: impl Fn(&Cgroups) -> bool) -> Vec<(&'static str, Cgroups)>
     let usable = |(path, cgroups): &(&str, Cgroups)| {
         let can = can(cgroups);
         if !can {
-            skip(&format!("the path {path:?}: {cgroups}"));
+            skipped("limits by control groups", &format!("the path {path:?}: {cgroups}"));
         }
         can
     };

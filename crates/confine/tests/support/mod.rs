@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each story uses a part of it")]
 
 pub mod bounded;
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
@@ -14,6 +16,7 @@ use gpupool_confine::Signal;
 use gpupool_confine::cgroup::{Cgroups, World};
 use gpupool_confine::process::{ProcFs, ProcessHandle, ProcessId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+pub use skipped::skipped;
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -142,17 +145,11 @@ pub fn expect_gone<'a>(processes: impl IntoIterator<Item = &'a ProcessHandle>) {
     }
 }
 
-/// Says on the real standard error that a test does nothing here, and why.
-pub fn skip(why: &str) {
-    let line = format!("skipped: {why}\n");
-    let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
-}
-
 /// The machine's control groups, if groups can be made here.
 pub fn groups_or_skip() -> Option<Cgroups> {
     let cgroups = Cgroups::detect();
     if !cgroups.can_create() {
-        skip(&cgroups.describe());
+        skipped("control groups", &cgroups.describe());
         return None;
     }
     Some(cgroups)
@@ -167,6 +164,14 @@ pub fn v1_alone() -> Option<Cgroups> {
     std::fs::write(proc_self.path().join("mountinfo"), without_v2).unwrap();
     std::fs::copy("/proc/self/cgroup", proc_self.path().join("cgroup")).unwrap();
     Some(Cgroups::detect_in(proc_self.path(), is_root())).filter(|cgroups| cgroups.world() == World::V1)
+}
+
+/// The most memory a group ever used; `None` where no group watches memory, or the kernel does not remember (before 5.19).
+pub fn memory_peak(cgroups: &Cgroups, name: &str) -> Option<u64> {
+    let files = ["memory.peak", "memory.max_usage_in_bytes"];
+    let paths = cgroups.bases().flat_map(|base| files.map(|file| base.join(name).join(file)));
+    let texts: Vec<String> = paths.filter_map(|path| std::fs::read_to_string(path).ok()).collect();
+    texts.first().and_then(|text| text.trim().parse().ok())
 }
 
 /// A group name no other test, nor another run of this one, uses.

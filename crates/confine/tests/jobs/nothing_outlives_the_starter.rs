@@ -1,16 +1,15 @@
 //! Whoever is killed, in whatever way the job tried to get away: no process of it is left.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::support::{
+    PATIENCE, Starter, escaping_job, expect_gone, group_name, held, is_root, kill, skipped, starter_program,
+};
 use gpupool_confine::Signal;
 use gpupool_confine::process::ProcFs;
 use gpupool_confine::spawn::{Job, JobEnd, JobSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use support::{PATIENCE, Starter, escaping_job, expect_gone, group_name, held, is_root, kill, skip, starter_program};
 
 /// A group in the freezer of cgroup v1, thawed also when its test fails.
 struct Frozen(PathBuf);
@@ -148,7 +147,7 @@ fn a_process_that_cannot_die_yet_holds_up_neither_the_end_nor_its_own_later_end(
     // The freezer of cgroup v1 keeps a process from dying as a hung driver does.
     let freezer = Path::new("/sys/fs/cgroup/freezer");
     if !is_root() || !freezer.join("cgroup.procs").exists() {
-        return skip("needs root and the freezer of cgroup v1");
+        return skipped("frozen processes", "needs root and the freezer of cgroup v1");
     }
     let mut starter = Starter::run(&[], &escaping_job("sys.stdin.readline(); sys.exit(0)"));
     let job: u32 = starter.expect("prepared ").parse().unwrap();
@@ -169,7 +168,7 @@ fn a_process_that_cannot_die_yet_holds_up_neither_the_end_nor_its_own_later_end(
 #[test]
 fn an_ordinary_user_is_served_as_well() {
     if !is_root() {
-        return skip("all tests of this file run as an ordinary user already");
+        return skipped("an ordinary user", "all tests of this file run as an ordinary user already");
     }
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(starter_program());
@@ -178,7 +177,10 @@ fn an_ordinary_user_is_served_as_well() {
         .arg(starter_program())
         .status();
     if !reachable.is_ok_and(|status| status.success()) {
-        return skip("setpriv is missing, or the build directory cannot be reached by user 65534");
+        return skipped(
+            "an ordinary user",
+            "setpriv is missing, or the build directory cannot be reached by user 65534",
+        );
     }
     let mut starter = Starter::run_by(command, &[], &escaping_job(FOR_EVER));
     let escapers = starter.escapers();

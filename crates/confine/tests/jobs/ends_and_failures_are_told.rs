@@ -1,10 +1,7 @@
 //! Exit codes, signals and reasons reach the starter as a shell would tell them.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod support;
-
+use crate::support::{Starter, expect_gone, held};
 use gpupool_confine::Signal;
-use support::{Starter, expect_gone, held};
 
 #[test]
 fn exit_codes_pass_through() {

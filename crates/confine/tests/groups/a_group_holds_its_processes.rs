@@ -1,7 +1,4 @@
 //! Groups on the running kernel: made, limited, watched, killed, found again, removed.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -9,11 +6,12 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Instant;
 
-use gpupool_confine::cgroup::{Cgroups, Group, GroupError, Limits, World};
-use gpupool_confine::process::{ProcFs, ProcessId};
-use support::{
-    PATIENCE, Starter, escaping_job, expect_gone, group_name, groups_or_skip, is_root, kill, skip, v1_alone,
+use crate::support::{
+    PATIENCE, Starter, escaping_job, expect_gone, group_name, groups_or_skip, is_root, kill, memory_peak, skipped,
+    v1_alone,
 };
+use gpupool_confine::cgroup::{Cgroups, Group, GroupError, Limits, World};
+use gpupool_confine::process::ProcessId;
 
 /// A process of the test that is put into a group and killed with it.
 fn sleeper() -> (Child, ProcessId) {
@@ -63,7 +61,7 @@ fn live_through(cgroups: &Cgroups, story: &str) {
     let mut pids = [first_id.pid, second_id.pid];
     pids.sort_unstable();
     assert_eq!(group.processes().unwrap(), pids);
-    let membership = ProcFs::here().cgroup_of(first_id.pid).unwrap().unwrap();
+    let membership = std::fs::read_to_string(format!("/proc/{}/cgroup", first_id.pid)).unwrap();
     assert!(membership.contains(&format!("/gpupool/{name}\n")), "{membership}");
     match group.remove() {
         Err(GroupError::StillAlive { left, .. }) => assert_eq!(left, pids),
@@ -89,16 +87,16 @@ fn live_through(cgroups: &Cgroups, story: &str) {
 fn a_group_lives_and_dies_on_this_machine() {
     let Some(cgroups) = groups_or_skip() else { return };
     if !cgroups.limits_memory() || !cgroups.limits_pids() {
-        return skip(&cgroups.describe());
+        return skipped("limits by control groups", &cgroups.describe());
     }
     live_through(&cgroups, "life");
 }
 
 #[test]
 fn a_group_lives_and_dies_with_v1_alone() {
-    let Some(cgroups) = v1_alone() else { return skip("this machine has no cgroup v1") };
+    let Some(cgroups) = v1_alone() else { return skipped("cgroup v1", "this machine has no cgroup v1") };
     if !cgroups.limits_memory() || !cgroups.limits_pids() {
-        return skip(&cgroups.describe());
+        return skipped("limits by control groups", &cgroups.describe());
     }
     live_through(&cgroups, "v1");
 }
@@ -119,13 +117,13 @@ fn neither_process_1_nor_ourselves_get_into_a_group() {
 fn a_hog_is_killed_by_the_limit_of_its_group_and_counted() {
     let Some(cgroups) = groups_or_skip() else { return };
     if !cgroups.limits_memory() {
-        return skip(&cgroups.describe());
+        return skipped("limits by control groups", &cgroups.describe());
     }
     let limit = 64 << 20;
     let group = cgroups.create(&group_name("hog"), &Limits { host_memory: Some(limit), pids: None }).unwrap();
     assert_eq!(group.oom_kills().unwrap(), Some(0));
     let status = run_in(&group, waiting_python("b = b'x' * (512 << 20); sys.exit(len(b) == 0)"));
-    let (kills, peak) = (group.oom_kills().unwrap(), group.memory_peak().unwrap());
+    let (kills, peak) = (group.oom_kills().unwrap(), memory_peak(&cgroups, group.name()));
     expect_empty(&group);
     group.remove().unwrap();
     assert_eq!(status.signal(), Some(9), "{status:?}");
@@ -137,7 +135,7 @@ fn a_hog_is_killed_by_the_limit_of_its_group_and_counted() {
 fn a_limit_on_processes_stops_forks() {
     let Some(cgroups) = groups_or_skip() else { return };
     if !cgroups.limits_pids() {
-        return skip(&cgroups.describe());
+        return skipped("limits by control groups", &cgroups.describe());
     }
     let group = cgroups.create(&group_name("pids"), &Limits { host_memory: None, pids: Some(3) }).unwrap();
     let script = "made = 0\n\
@@ -224,18 +222,21 @@ fn an_ordinary_user_gets_groups_below_a_cgroup_that_was_handed_over_and_else_a_r
     let Some(cgroups) = groups_or_skip() else { return };
     let Some(unified) = cgroups.bases().next().and_then(|base| base.parent().map(Path::to_owned)) else { return };
     if !is_root() || cgroups.world() == World::V1 || !unified.join("cgroup.procs").exists() {
-        return skip("needs root and cgroup v2, to hand a part of it to user 65534");
+        return skipped("delegated control groups", "needs root and cgroup v2, to hand a part of it to user 65534");
     }
     let as_nobody = |prefix: &str| {
         let mut command = Command::new("sh");
         let script = format!("{prefix} exec setpriv --reuid=65534 --regid=65534 --clear-groups \"$0\" \"$@\"");
-        command.args(["-c", &script]).arg(support::starter_program());
+        command.args(["-c", &script]).arg(crate::support::starter_program());
         command
     };
     let output = as_nobody("").arg("--describe").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     if !output.status.success() {
-        return skip("setpriv is missing, or the build directory cannot be reached by user 65534");
+        return skipped(
+            "delegated control groups",
+            "setpriv is missing, or the build directory cannot be reached by user 65534",
+        );
     }
     assert!(text.starts_with("none: ") && text.contains("is not writable"), "{text}");
 

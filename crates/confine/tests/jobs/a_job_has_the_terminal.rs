@@ -1,7 +1,4 @@
 //! A job in the foreground of a terminal has it as if started by hand, and gives it back.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -9,12 +6,12 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Stdio};
 
+use crate::support::{Starter, escaping_job, expect_gone, starter_program};
 use gpupool_confine::Signal;
 use gpupool_confine::process::ProcFs;
 use rustix::process::{Pid, WaitOptions, kill_process, waitpid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, tcgetattr, tcgetpgrp};
-use support::{Starter, escaping_job, expect_gone, starter_program};
 
 const CTRL_C: &[u8] = b"\x03";
 const CTRL_Z: &[u8] = b"\x1a";
@@ -128,7 +125,7 @@ fn in_a_pipeline_the_job_shares_the_group_and_nobody_loses_the_terminal() {
     assert_eq!(group.cast_unsigned(), session.starter.child.id(), "the group of the shell that runs the pipeline");
     session.press(b"hello\n");
     assert_eq!(session.starter.expect("got "), "hello");
-    let job = support::held(job);
+    let job = crate::support::held(job);
     session.press(CTRL_C);
     expect_gone([&job]);
 }

@@ -1,14 +1,11 @@
 //! Groups that programs left behind because they were killed, and groups that only look like it.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
 
 use std::time::Instant;
 
+use crate::support::{PATIENCE, Starter, expect_gone, groups_or_skip, held, kill};
 use gpupool_confine::bounds::Watcher;
 use gpupool_confine::cgroup::{Cgroups, Limits};
 use gpupool_confine::process::ProcessId;
-use support::{PATIENCE, Starter, expect_gone, groups_or_skip, held, kill};
 
 /// The name of the group of a job that a program left when it was killed.
 fn left_by_a_killed_program() -> String {

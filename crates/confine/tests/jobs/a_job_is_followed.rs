@@ -1,17 +1,14 @@
 //! The library as a program with many threads uses it: environment, streams, signals, waiting without blocking.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 use std::time::Instant;
 
+use crate::support::{ESCAPING_PIDS, PATIENCE, escaping_job, expect_gone, held, starter_program};
 use gpupool_confine::Signal;
 use gpupool_confine::process::ProcFs;
 use gpupool_confine::spawn::{Job, JobEnd, JobEvent, JobSpec, SpawnError};
 use rustix::event::{PollFd, PollFlags, poll};
-use support::{ESCAPING_PIDS, PATIENCE, escaping_job, expect_gone, held, starter_program};
 
 /// A shell script as a job with pipes for streams. A test program cannot be its own keeper; the example can.
 fn shell(script: &str) -> JobSpec {
@@ -110,7 +107,7 @@ fn a_job_killed_before_its_start_says_so_as_any_other() {
     let job = held(prepared.id().pid);
     let keeper = held(job.parent().unwrap().unwrap());
     let guard = held(keeper.parent().unwrap().unwrap());
-    support::kill(&job);
+    crate::support::kill(&job);
     // With nobody left to hear the word to start, what was said before is still to be read.
     expect_gone([&keeper, &guard]);
     assert_eq!(prepared.start().unwrap().wait().unwrap(), JobEnd::Signalled(9));
