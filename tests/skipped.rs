@@ -10,7 +10,8 @@ pub fn skipped(what: &str, why: &str) {
     // Not `eprint!`, which the test harness captures.
     let _ = std::io::stderr().write_all(format!("skipped {line}").as_bytes());
     if let Some(path) = std::env::var_os("GPUPOOL_TEST_SKIPS") {
-        let mut file = OpenOptions::new().create(true).append(true).open(path).expect("the list of skips can be opened");
+        let mut file =
+            OpenOptions::new().create(true).append(true).open(path).expect("the list of skips can be opened");
         file.write_all(line.as_bytes()).expect("the list of skips can be written");
     }
 }

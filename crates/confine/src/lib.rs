@@ -30,3 +30,30 @@ pub(crate) fn wait_for(fd: impl AsFd, event: PollFlags, patience: Duration) -> r
         Err(error) => Err(error),
     }
 }
+
+/// Does something while these signals, or all where none are named, wait for this thread. Threads it starts take none of
+/// them either.
+#[allow(unsafe_code, reason = "signal masks have no safe wrapper")]
+pub fn with_signals_blocked<T>(signals: &[Signal], action: impl FnOnce() -> T) -> T {
+    struct Before(libc::sigset_t);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            // SAFETY: the set was filled by the system.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
+        }
+    }
+    // SAFETY: both sets are local, and filled before they are used.
+    let _before = unsafe {
+        let (mut blocked, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigemptyset(&mut blocked);
+        if signals.is_empty() {
+            libc::sigfillset(&mut blocked);
+        }
+        for signal in signals {
+            libc::sigaddset(&mut blocked, signal.as_raw());
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &blocked, &mut before);
+        Before(before)
+    };
+    action()
+}

@@ -15,15 +15,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use gpupool_confine::bounds::Excess;
 
-use crate::engine::feed::Feed;
-use crate::engine::post::{Message, Post};
-use crate::engine::{Driver, Engine};
-use crate::error::{DispatchError, Refused, RunError};
-use crate::event::{Event, Over};
+use crate::engine::{Driver, Engine, Feed, Message, Post};
+use crate::event::{DispatchError, Event, Over, Refused, RunError};
 use crate::limits::{DROP_PATIENCE, STATS_PATIENCE};
 use crate::plan::{Place, Plan};
+use crate::process::untaken_by_threads_of;
 use crate::shift::Shift;
-use crate::signals::untaken_by_threads_of;
 use crate::{Stats, TaskId, WorkerId};
 
 /// A run. Dropping it ends it: what is not over is cancelled, and no process is left.

@@ -1,12 +1,13 @@
 //! What happens in a run, as it is told.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use bytes::Bytes;
+use serde::Serialize;
 
 use crate::command::TaskOutput;
-use crate::{Cause, Outcome, TaskId, WorkerId};
 
 /// One thing that happened.
 #[derive(Debug)]
@@ -95,4 +96,246 @@ impl Over {
         let (worker, started, output) = (None, None, None);
         Self { task, worker, outcome: Outcome::Cancelled, started, finished: Instant::now(), tries: 0, output }
     }
+}
+
+// A task, who works on it, and what becomes of it.
+
+/// A task: its place in the source, from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+pub struct TaskId(pub u64);
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A worker's place; whoever replaces it has the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+pub struct WorkerId(pub u32);
+
+impl fmt::Display for WorkerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What became of a task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was done, and this came of it.
+    Done(Bytes),
+    /// It failed; in the worker's words, such as a traceback.
+    Failed(Bytes),
+    /// It took longer than it may.
+    TimedOut(Duration),
+    /// Its worker died.
+    WorkerLost(Loss),
+    /// Nobody wants it any more.
+    Cancelled,
+}
+
+/// A task whose worker died.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loss {
+    /// How far it was.
+    pub stage: Stage,
+    /// What the worker died of.
+    pub cause: Cause,
+}
+
+/// How far a task was when its worker died.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// It was being worked on.
+    Running,
+    /// It was done, and its result died with the worker.
+    ResultLost,
+}
+
+/// What a worker died of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cause {
+    /// It ended by itself, with this exit code.
+    Exited(i32),
+    /// A signal of this number that was not ours.
+    Signalled(i32),
+    /// It used more than it may, and was killed for it.
+    Excess(gpupool_confine::bounds::Excess),
+    /// It was interrupted, went on, and was killed for it.
+    Stuck,
+    /// It said what cannot be understood, and was killed for it.
+    Nonsense(Arc<str>),
+    /// It could not be started again.
+    NotStarted(Arc<str>),
+    /// Its GPU was taken away.
+    Withdrawn(Arc<str>),
+    /// Nobody wanted it any more.
+    Stopped,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "it exited with code {code}"),
+            Self::Signalled(signal) => write!(f, "it was killed by signal {signal}"),
+            Self::Excess(excess) => write!(f, "it was killed: {excess}"),
+            Self::Stuck => write!(f, "it was killed: it did not let itself be interrupted"),
+            Self::Nonsense(what) => write!(f, "it was killed: {what}"),
+            Self::NotStarted(why) => write!(f, "it could not be started: {why}"),
+            Self::Withdrawn(why) => write!(f, "its GPU was taken away: {why}"),
+            Self::Stopped => write!(f, "it was stopped"),
+        }
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.stage {
+            Stage::Running => write!(f, "the worker died at work: {}", self.cause),
+            Stage::ResultLost => write!(f, "the worker died before it told the result: {}", self.cause),
+        }
+    }
+}
+
+// How a run stands.
+
+/// How many tasks are where, and what each worker does.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Stats {
+    /// Taken in and with no worker.
+    pub pending: u64,
+    /// With workers.
+    pub running: u64,
+    /// Done.
+    pub completed: u64,
+    /// Failed, those lost with their workers included.
+    pub failed: u64,
+    /// Of those that failed, lost with their workers.
+    pub lost: u64,
+    /// Took too long.
+    pub timeouts: u64,
+    /// Given up because nobody wanted them any more.
+    pub cancelled: u64,
+    /// Failures after which a task was tried again.
+    pub retried: u64,
+    /// The workers, in the order of their ids.
+    pub workers: Vec<WorkerStats>,
+}
+
+/// What a worker does.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct WorkerStats {
+    /// Who.
+    pub id: WorkerId,
+    /// Its GPUs.
+    pub gpu_ids: Vec<u32>,
+    /// How it stands.
+    pub state: WorkerState,
+    /// Its process, where there is one.
+    pub pid: Option<u32>,
+    /// What it works on.
+    pub task: Option<TaskId>,
+    /// Since when.
+    #[serde(skip)]
+    pub task_since: Option<Instant>,
+    /// Tasks it did.
+    pub completed: u64,
+    /// Tasks that failed in its hands.
+    pub failed: u64,
+    /// Tasks that took too long in its hands.
+    pub timeouts: u64,
+    /// How often its process was replaced.
+    pub replaced: u64,
+}
+
+/// How a worker stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WorkerState {
+    /// Its process is being started, or waits to be.
+    Starting,
+    /// It is being set up.
+    SettingUp,
+    /// It has nothing to do.
+    Idle,
+    /// It works.
+    Busy,
+    /// It cleans up, or is being killed.
+    Ending,
+    /// It is gone for good.
+    Gone,
+}
+
+// What can go wrong with a run as a whole.
+
+/// Why a run cannot begin or go on.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum DispatchError {
+    /// The plan asks for what cannot be.
+    #[error("{field}: {value} is not possible; allowed is {allowed}")]
+    Plan {
+        /// Which field of the plan.
+        field: &'static str,
+        /// What it says.
+        value: String,
+        /// What it may say.
+        allowed: &'static str,
+    },
+    /// No worker could be set up.
+    #[error("All workers failed during setup; worker {worker}: {why}")]
+    AllFailedSetup {
+        /// The first that could not.
+        worker: WorkerId,
+        /// Why that one could not.
+        why: Arc<str>,
+    },
+    /// No worker is left to do the rest.
+    #[error("no worker is left; the last one, {worker}: {why}")]
+    NoneLeft {
+        /// The last one.
+        worker: WorkerId,
+        /// Why it is not replaced.
+        why: Arc<str>,
+    },
+    /// The system refused what a run cannot do without.
+    #[error("the dispatcher: {0}")]
+    System(Arc<io::Error>),
+}
+
+impl From<io::Error> for DispatchError {
+    fn from(error: io::Error) -> Self {
+        Self::System(Arc::new(error))
+    }
+}
+
+/// Why a task was not taken in.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The run takes no more.
+    #[error("the run takes no more tasks")]
+    Closed,
+    /// The queue is full.
+    #[error("the queue is full")]
+    Full,
+    /// It is too large to be sent.
+    #[error("a task of {0} bytes; allowed are up to {most}", most = crate::limits::FRAME_BYTES)]
+    TooLarge(usize),
+    /// It holds the end of a line, and the worker is given one line for each task.
+    #[error("a task that is not one line")]
+    NotALine,
+}
+
+/// Why a run did not come to its end in order. Every task that was taken in was told to be over all the same.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError<E> {
+    /// The source failed.
+    #[error("the source of tasks failed")]
+    Source(#[source] E),
+    /// A task was not taken in.
+    #[error(transparent)]
+    Refused(Refused),
+    /// The run could not go on.
+    #[error(transparent)]
+    Dispatch(DispatchError),
 }

@@ -16,7 +16,6 @@
 pub mod command;
 mod dispatcher;
 mod engine;
-mod error;
 mod event;
 pub mod gpus;
 pub mod joblog;
@@ -27,18 +26,15 @@ mod process;
 pub mod protocol;
 pub mod resource_pool;
 mod shift;
-mod signals;
-mod stats;
-mod task;
 pub mod worker;
 
 pub use dispatcher::{Dispatcher, Remote};
-pub use error::{DispatchError, Refused, RunError};
-pub use event::{Event, Over};
+pub use event::{
+    Cause, DispatchError, Event, Loss, Outcome, Over, Refused, RunError, Stage, Stats, TaskId, WorkerId, WorkerState,
+    WorkerStats,
+};
 pub use ledger::Rules;
 pub use plan::{Attach, NotAttached, Order, Place, Plan, Program, WorkerOutput};
-pub use stats::{Stats, WorkerState, WorkerStats};
-pub use task::{Cause, Loss, Outcome, Stage, TaskId, WorkerId};
 
 /// Runs as the keeper of a process, or as the runner of commands, and never comes back, if this program was started as one.
 pub fn main_if_asked() {

@@ -71,3 +71,41 @@ pub const JOBLOG_LINE_BYTES: usize = 4 << 20;
 pub const JOBLOG_SYNC_PAUSE: Duration = Duration::from_millis(200);
 /// After bringing it to the disk, so many times as long as that took nothing is brought there.
 pub const JOBLOG_SYNC_REST: u32 = 19;
+
+// GPUs from the pool.
+
+/// GPUs of one run: more than any machine has.
+pub const GPUS: usize = 1_024;
+/// How long the agent may take to answer something a starting or running worker depends on.
+pub const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+/// Pause before a request that failed for a reason that may pass is made again.
+pub const ASK_AGAIN: Duration = Duration::from_millis(500);
+/// A lease that lived shorter than this was of no use; so that this does not go on without pause, the next one is asked for
+/// after the pause above.
+pub const SHORT_LIFE: Duration = Duration::from_secs(1);
+/// How long leases that could not be given back, because the agent was away, are tried to be given back in the background by a
+/// process that lives on.
+pub const GIVE_BACK_LATER: Duration = Duration::from_secs(600);
+
+// Resource pools.
+
+/// How long somebody waits for a worker, unless said.
+pub const ACQUIRE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a worker above the least number may idle, unless said.
+pub const IDLE_TIME: Duration = Duration::from_secs(60);
+/// How long a worker may take to be set up, unless said: a model that is loaded over a slow network.
+pub const SETUP_PATIENCE: Duration = Duration::from_secs(300);
+/// Those who wait for a worker of one pool.
+pub const WAITING: usize = 65_536;
+/// Bytes of the name of whoever holds a worker.
+pub const TASK_ID_BYTES: usize = 1_024;
+/// Holds that an audit trail keeps in memory, and gives back when it is read.
+pub const AUDIT_ENTRIES: usize = 10_000;
+/// Longest line of an audit trail.
+pub const AUDIT_LINE_BYTES: u64 = 64 * 1_024;
+/// Lines of an audit trail on their way to a slow disk; more are left out, and that is told.
+pub const AUDIT_UNWRITTEN: usize = 16_384;
+/// How often an audit trail is made safe against a crash of the machine. A crash of the program loses nothing that was written.
+pub const AUDIT_SYNC: Duration = Duration::from_secs(1);
+/// Longest time anything may be allowed to take, ten years: with more, clocks would run over.
+pub const LONGEST_TIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);

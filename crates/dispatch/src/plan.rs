@@ -10,7 +10,7 @@ use std::time::Duration;
 use gpupool_confine::bounds::{Bounds, DeviceMemory};
 
 use crate::WorkerId;
-use crate::error::{DispatchError, Refused};
+use crate::event::{DispatchError, Refused};
 use crate::ledger::Rules;
 use crate::limits::{CLEAN_UP_PATIENCE, FRAME_BYTES, WORKERS};
 use crate::protocol::HEADER_BYTES;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gpupool_dispatch::Program;
-use gpupool_dispatch::resource_pool::limits::LONGEST_TIME;
+use gpupool_dispatch::limits::LONGEST_TIME;
 use gpupool_dispatch::resource_pool::{Device, ResourceConfig};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

@@ -26,7 +26,6 @@ use rustix::process::{
 };
 
 pub(crate) use link::{FromKeeper, Link, Order, Placement, ToKeeper};
-pub(crate) use signals::from_the_background;
 use signals::{ChildEvents, fork, reap, sweep};
 
 use crate::limits::CLEAN_UP_PATIENCE;

@@ -65,23 +65,6 @@ pub(super) fn as_for_a_fresh_program() -> io::Result<()> {
     }
 }
 
-/// Runs something with SIGTTOU blocked for this thread: touching the terminal from the background then works
-/// instead of stopping us.
-#[allow(unsafe_code, reason = "signal masks have no safe wrapper")]
-pub(crate) fn from_the_background<T>(action: impl FnOnce() -> T) -> T {
-    // SAFETY: the sets are local and initialised (the second by the kernel) before use; the mask is put back.
-    unsafe {
-        let mut ttou: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut ttou);
-        libc::sigaddset(&mut ttou, libc::SIGTTOU);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &ttou, &mut before);
-        let result = action();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-        result
-    }
-}
-
 /// Forks this process, which must have a single thread: `None` in the child, its pid in the parent.
 #[allow(unsafe_code, reason = "fork has no safe wrapper")]
 pub(super) fn fork() -> io::Result<Option<Pid>> {

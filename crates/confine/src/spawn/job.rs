@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::net::{RecvFlags, Shutdown, shutdown};
@@ -13,10 +13,10 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr,
 
 use super::{SpawnError, TerminalUse, Trying};
 use crate::cgroup::Group;
-use crate::keeper::{FromKeeper, Link, Placement, ToKeeper, from_the_background};
+use crate::keeper::{FromKeeper, Link, Placement, ToKeeper};
 use crate::limits::{DROP_PATIENCE, STOPPED_PATIENCE, STOPPED_PAUSE};
 use crate::process::{ProcFs, ProcessHandle, ProcessId, as_pid};
-use crate::wait_for;
+use crate::{wait_for, with_signals_blocked};
 
 /// How a job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,6 +155,21 @@ impl Job {
         if let Some(guard) = as_pid(self.guard.id()) {
             // Not reaped, so its number is its own.
             let _ = rustix::process::kill_process(guard, Signal::CONT);
+        }
+    }
+
+    /// Waits for the job to end by itself, and ends it ([`Job::end_now`]) where that takes longer.
+    pub fn end_within(&mut self, grace: Duration) -> Result<JobEnd, SpawnError> {
+        let until = Instant::now() + grace;
+        loop {
+            if let Ok(Some(JobEvent::Ended(end))) = self.try_event() {
+                return Ok(end);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return self.end_now();
+            }
+            let _ = wait_for(&self.link, PollFlags::IN, left);
         }
     }
 
@@ -406,4 +421,9 @@ impl Terminal {
         })?;
         Ok(())
     }
+}
+
+/// Touching the terminal from the background works where SIGTTOU is blocked, instead of stopping us.
+fn from_the_background<T>(action: impl FnOnce() -> T) -> T {
+    with_signals_blocked(&[Signal::TTOU], action)
 }

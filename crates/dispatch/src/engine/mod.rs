@@ -3,18 +3,6 @@
 //! Whoever drives it calls [`Engine::turn`] again and again, one thread at a time. What takes long (starting a process, seeing
 //! a dead one off) is done by short-lived threads that leave a message.
 
-pub(crate) mod feed;
-pub(crate) mod post;
-
-mod alive;
-mod by_number;
-mod clock;
-mod delivery;
-mod dying;
-mod effects;
-mod orders;
-mod slot;
-
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,23 +10,26 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use gpupool_confine::Signal;
 use gpupool_confine::bounds::Watcher;
 use gpupool_confine::cgroup::Cgroups;
 use rustix::event::{Timespec, epoll};
 
+use queues::Delivery;
+pub(crate) use queues::{Feed, Message, Post};
+use slot::{ByTask, Clock, Phase, Slot, Stage};
+
 use crate::command::TaskOutput;
-use crate::error::DispatchError;
-use crate::event::Event;
+use crate::event::DispatchError;
+use crate::event::{Event, Over};
 use crate::ledger::{Effect, Ledger};
-use crate::limits::{SLEEP_MOST, UNUSED_PATIENCE};
+use crate::limits::{CANCEL_GRACE, SLEEP_MOST, UNUSED_PATIENCE};
 use crate::plan::Plan;
-use crate::{Cause, Stats, WorkerId, WorkerStats};
-use by_number::ByTask;
-use clock::Clock;
-use delivery::Delivery;
-use feed::Feed;
-use post::Post;
-use slot::{Phase, Slot, Stage};
+use crate::{Cause, Outcome, Place, Stats, TaskId, WorkerId, WorkerStats};
+
+mod queues;
+mod slot;
+mod workers;
 
 /// Which of a slot's file descriptors something happened to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -226,7 +217,7 @@ impl Engine {
                 Source::Bell => self.post.silence(),
                 Source::Socket(slot) => self.socket_is_ready(slot, flags, now),
                 Source::Job(slot) => self.job_is_ready(slot),
-                Source::Writes(slot) => self.hear_words(slot),
+                Source::Writes(slot) => self.read_words(slot),
             }
         }
         self.obey_effects(now);
@@ -360,5 +351,164 @@ impl Engine {
         self.failure.get_or_insert(why);
         self.take_all_tasks();
         self.ledger.cancel(&mut self.effects);
+    }
+}
+
+// What other threads want, and what they have done for the engine.
+
+impl Engine {
+    pub(super) fn take_messages(&mut self, now: Instant) {
+        for message in self.post.take() {
+            match message {
+                Message::Started { slot, generation, outcome } => self.started(slot, generation, outcome, now),
+                Message::Buried { slot, generation, cause } => self.buried(slot, generation, cause, now),
+                Message::Excess { slot, generation, excess } => {
+                    if self.slots.get(slot).is_some_and(|slot| slot.generation == generation) {
+                        self.bury(slot, Some(Cause::Excess(excess)), Duration::ZERO);
+                    }
+                }
+                Message::ReportedExcess { worker, pid, excess } => {
+                    let is_it = |slot: &Slot| matches!(&slot.stage, Stage::Alive(it, _) if it.job.id().pid == pid);
+                    if let Some(at) = self.slot_of(worker).filter(|at| is_it(&self.slots[*at])) {
+                        self.bury(at, Some(Cause::Excess(excess)), Duration::ZERO);
+                    }
+                }
+                Message::Add(place) => self.add(place, now),
+                Message::Withdraw { worker, why } => self.withdraw(worker, &why),
+                Message::Cancel => self.cancel(),
+                Message::Stop => self.stop(now),
+                Message::FinishSoon => {
+                    self.take_all_tasks();
+                    self.ledger.finish_soon(&mut self.effects);
+                }
+                Message::Stats(to) => {
+                    // Whoever asked may have gone.
+                    let _ = to.try_send(self.stats());
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, place: Place, now: Instant) {
+        let same = self.slots.iter().position(|slot| slot.place.id == place.id);
+        let Some(at) = same else { return self.slots.push(Slot::new(place, now)) };
+        let slot = &mut self.slots[at];
+        slot.place = place;
+        (slot.withdrawn, slot.deaths) = (None, 0);
+        // One that still dies comes back when it has.
+        if matches!(slot.stage, Stage::Gone) {
+            slot.stage = Stage::Waiting(now);
+        }
+    }
+
+    fn withdraw(&mut self, worker: WorkerId, why: &Arc<str>) {
+        let Some(at) = self.slots.iter().position(|slot| slot.place.id == worker) else { return };
+        self.slots[at].withdrawn = Some(Arc::clone(why));
+        match &mut self.slots[at].stage {
+            waiting @ Stage::Waiting(_) => *waiting = Stage::Gone,
+            Stage::Starting => self.slots[at].is_outdated = true,
+            Stage::Alive(..) | Stage::Dying(_) | Stage::Gone => {}
+        }
+        self.bury(at, Some(Cause::Withdrawn(Arc::clone(why))), Duration::ZERO);
+    }
+
+    fn cancel(&mut self) {
+        self.take_all_tasks();
+        self.ledger.cancel(&mut self.effects);
+        for at in 0..self.slots.len() {
+            self.interrupt(at);
+            self.bury(at, Some(Cause::Stopped), CANCEL_GRACE);
+        }
+    }
+
+    /// What workers are at is given up within the grace. Whoever did so, or had nothing, is told to end when all have.
+    fn stop(&mut self, now: Instant) {
+        self.take_all_tasks();
+        self.ledger.cancel(&mut self.effects);
+        let until = now + self.plan.rules.grace;
+        for at in 0..self.slots.len() {
+            if self.ledger.at(self.slots[at].place.id).0.is_none() {
+                continue;
+            }
+            if let Stage::Alive(_, phase @ Phase::AtWork(_)) = &mut self.slots[at].stage {
+                *phase = Phase::GivingUp(until);
+                self.interrupt(at);
+            }
+        }
+    }
+
+    /// Has a worker give up what it is at, and begin nothing else.
+    fn interrupt(&mut self, at: usize) {
+        let Stage::Alive(process, _) = &self.slots[at].stage else { return };
+        process.counters.interrupt_any();
+        let claimed = process.counters.recall();
+        // One that is gone already needs no interrupt.
+        let _ = process.job.signal(Signal::INT);
+        let worker = self.slots[at].place.id;
+        if self.ledger.can_recall(worker) {
+            self.ledger.recalled(worker, claimed, &mut self.effects);
+        }
+    }
+}
+
+// Doing what the ledger decided.
+
+impl Engine {
+    pub(super) fn obey_effects(&mut self, now: Instant) {
+        while !self.effects.is_empty() {
+            for effect in std::mem::take(&mut self.effects) {
+                match effect {
+                    Effect::Send { worker, tasks } => self.put_tasks(worker, &tasks, now),
+                    Effect::Over { task, worker, outcome, begun, tries } => {
+                        self.over(task, worker, outcome, begun, tries, now);
+                    }
+                    Effect::Retried { task, worker, outcome } => {
+                        self.outputs.remove(&task);
+                        if let Some(at) = self.slot_of(worker) {
+                            // Begun once more by the same worker, it is told once more.
+                            self.slots[at].told = None;
+                        }
+                        self.delivery.tally.retried += 1;
+                        self.delivery.tell(Event::Retried { task, worker, outcome });
+                    }
+                    Effect::Interrupt { worker, begun } => {
+                        if let Some(Stage::Alive(process, _)) = self.slot_of(worker).map(|at| &self.slots[at].stage) {
+                            process.counters.interrupt(begun);
+                            // One that is gone already needs no interrupt.
+                            let _ = process.job.signal(Signal::INT);
+                        }
+                    }
+                    Effect::Recall { worker } => self.recall(worker),
+                    Effect::Kill { worker } => {
+                        if let Some(at) = self.slot_of(worker) {
+                            self.bury(at, Some(Cause::Stuck), Duration::ZERO);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn over(
+        &mut self,
+        task: TaskId,
+        worker: Option<WorkerId>,
+        outcome: Outcome,
+        started: Option<Instant>,
+        tries: u32,
+        now: Instant,
+    ) {
+        self.payloads.remove(&task);
+        let output = self.outputs.remove(&task);
+        if let Some(at) = worker.and_then(|worker| self.slot_of(worker)) {
+            let slot = &mut self.slots[at];
+            match outcome {
+                Outcome::Done(_) => slot.counts.completed += 1,
+                Outcome::TimedOut(_) => slot.counts.timeouts += 1,
+                Outcome::Failed(_) | Outcome::WorkerLost(_) => slot.counts.failed += 1,
+                Outcome::Cancelled => {}
+            }
+        }
+        self.delivery.over(Over { task, worker, outcome, started, finished: now, tries, output });
     }
 }

@@ -1,5 +1,7 @@
 //! The place of one worker, and how far the worker there is.
 
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -131,7 +133,7 @@ impl Slot {
         backoff(self.deaths)
     }
 
-    pub fn hear_words(&mut self, words: &[u8]) {
+    pub fn keep_words(&mut self, words: &[u8]) {
         self.last_words.extend_from_slice(words);
         // Cut now and then, not at each word.
         if self.last_words.len() > 2 * LAST_WORDS {
@@ -154,5 +156,53 @@ impl Slot {
             Stage::Alive(_, Phase::GivingUp(_) | Phase::Stopping(_)) | Stage::Dying(_) => WorkerState::Ending,
             Stage::Gone => WorkerState::Gone,
         }
+    }
+}
+
+// The time workers count by, and ours.
+
+/// The time of the counters, by our clock.
+#[derive(Debug)]
+pub(super) struct Clock {
+    instant: Instant,
+    nanos: u64,
+}
+
+impl Clock {
+    pub fn new() -> Self {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let nanos = now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs();
+        Self { instant: Instant::now(), nanos }
+    }
+
+    /// No later than now, whatever a worker wrote.
+    pub fn of(&self, nanos: u64, now: Instant) -> Option<Instant> {
+        let since = nanos.checked_sub(self.nanos)?;
+        self.instant.checked_add(Duration::from_nanos(since)).map(|at| at.min(now))
+    }
+}
+
+// Finding things by the number of their task.
+
+/// Things by the number of their task.
+pub(super) type ByTask<T> = HashMap<TaskId, T, BuildHasherDefault<ByNumber>>;
+
+/// Tasks are numbered one after the other: their numbers are spread well enough by one multiplication.
+#[derive(Debug, Default)]
+pub(super) struct ByNumber(u64);
+
+impl Hasher for ByNumber {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(26);
     }
 }

@@ -10,17 +10,199 @@
 //! one, and else by descending from us with an environment that names the lease; so several workers can share one lease, and
 //! several leases one device.
 
-mod board;
-mod error;
-mod keeper;
-mod limits;
-mod memory;
-mod news;
-mod place;
-mod wish;
+use std::collections::BTreeSet;
+use std::io;
 
-pub use error::GpuError;
-pub use keeper::GpuKeeper;
-pub use memory::GpuMemory;
-pub use news::{GpuNews, Granted};
-pub use wish::GpuWish;
+use gpupool_api::lease::{Lease, LeaseDevice};
+use gpupool_api::{RequestBody, SelectBody};
+use gpupool_client::ClientError;
+use gpupool_core::ids::GpuId;
+
+use crate::limits::{ANSWER_PATIENCE, GPUS};
+pub use keeper::{GpuKeeper, GpuMemory};
+
+mod keeper;
+mod place;
+
+// Which GPUs a run wishes for.
+
+/// The GPUs a run wishes for. Each is asked for on its own, and has a place of its own, counted from 0.
+///
+/// Parts of GPUs are placed by the strategy of the body, each on its own: with `best-fit`, the agent's choice for parts, two
+/// halves come from one GPU where they fit; `worst-fit` spreads them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GpuWish {
+    /// What is asked for at each place.
+    pub body: RequestBody,
+    /// How many of them. Where `gpu_ids` names some, it must be 0 or as many as these.
+    pub leases: usize,
+    /// Exactly these GPUs, one place each; any, where it is empty.
+    pub gpu_ids: Vec<u32>,
+}
+
+impl GpuWish {
+    /// What is asked for, place by place.
+    pub(super) fn bodies(self) -> Result<Vec<RequestBody>, GpuError> {
+        let wrong = |field, value: String, allowed: &str| GpuError::Wish { field, value, allowed: allowed.into() };
+        let (named, count) = (self.gpu_ids.len(), self.leases);
+        if named.max(count) > GPUS {
+            return Err(wrong("the number of GPUs", named.max(count).to_string(), &format!("at most {GPUS}")));
+        }
+        if named == 0 {
+            if count == 0 {
+                return Err(wrong("the number of GPUs", "0".into(), "1 or more"));
+            }
+            return Ok(vec![self.body; count]);
+        }
+        if count != 0 && count != named {
+            return Err(wrong("the number of GPUs", count.to_string(), &format!("{named}, as many as are named")));
+        }
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = self.gpu_ids.iter().find(|id| !seen.insert(**id)) {
+            return Err(wrong("gpu_ids", format!("{:?}", self.gpu_ids), &format!("each once, and {twice} is twice")));
+        }
+        if !self.body.select.gpu_ids.is_empty() {
+            return Err(wrong(
+                "select.gpu_ids",
+                format!("{:?}", self.body.select.gpu_ids),
+                "empty where GPUs are named",
+            ));
+        }
+        let on = |id: &u32| {
+            let select = SelectBody { gpu_ids: vec![GpuId(*id)], ..self.body.select.clone() };
+            RequestBody { select, ..self.body.clone() }
+        };
+        Ok(self.gpu_ids.iter().map(on).collect())
+    }
+}
+
+// What becomes of the GPUs of a run.
+
+/// What became of a place, or of the agent.
+#[derive(Debug, Clone, PartialEq)]
+pub enum GpuNews {
+    /// Workers may be started on this now.
+    Granted(Granted),
+    /// The workers of this place must stop now: within five seconds the agent kills what runs under the lease. Another one is
+    /// asked for, and told when it is granted.
+    Lost {
+        /// Which place.
+        place: usize,
+        /// Why, for people.
+        why: String,
+    },
+    /// It is waited for.
+    Waiting {
+        /// Which place.
+        place: usize,
+        /// How it goes, for people.
+        text: String,
+    },
+    /// It is not granted, and not asked for any more: it can never be, or the agent does not want to.
+    Refused {
+        /// Which place.
+        place: usize,
+        /// Why, for people.
+        why: String,
+    },
+    /// Good to know, for people: the agent is away, or back, or will take something back soon.
+    Note(String),
+}
+
+/// A lease of a place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Granted {
+    /// Which place; the same for all leases it ever has.
+    pub place: usize,
+    /// The number of the lease.
+    pub lease: u64,
+    /// Its token, which grows with every grant: what workers write can be fenced by it.
+    pub token: u64,
+    /// What it holds.
+    pub devices: Vec<LeaseDevice>,
+    /// What to set in the environment of its workers; `None` means the variable must not be set.
+    pub env: Vec<(String, Option<String>)>,
+}
+
+impl Granted {
+    pub(super) fn new(place: usize, lease: Lease) -> Self {
+        let token = lease.token.unwrap_or_default();
+        Self { place, lease: lease.id, token, devices: lease.devices, env: lease.env.into_iter().collect() }
+    }
+
+    /// The numbers of its devices.
+    pub fn gpu_ids(&self) -> Vec<u32> {
+        self.devices.iter().map(|device| device.gpu_id).collect()
+    }
+}
+
+// What can go wrong with GPUs from the pool, by what the caller can do about it.
+
+/// Why something about GPUs was not done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GpuError {
+    /// The wish makes no sense: change it.
+    #[error("{field} is {value}, and must be {allowed}")]
+    Wish {
+        /// Which part of it.
+        field: &'static str,
+        /// What it was.
+        value: String,
+        /// What is allowed.
+        allowed: String,
+    },
+    /// The lease is not held any more: wait for the next one.
+    #[error("lease {lease} is not held any more")]
+    NotHeld {
+        /// Which.
+        lease: u64,
+    },
+    /// The agent said no, or nobody answers.
+    #[error(transparent)]
+    Agent(#[from] ClientError),
+    /// The agent does not answer: try again later, or go on without.
+    #[error("the agent did not answer within {} s", ANSWER_PATIENCE.as_secs())]
+    Silent,
+    /// The GPUs are being given back.
+    #[error("the GPUs are being given back")]
+    Stopped,
+    /// The system does not let us have a thread for it.
+    #[error("cannot start the thread that keeps GPUs ({0})")]
+    System(#[from] io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(leases: usize, gpu_ids: &[u32]) -> Result<Vec<RequestBody>, String> {
+        let body = RequestBody { fraction: Some(0.5), ..RequestBody::default() };
+        GpuWish { body, leases, gpu_ids: gpu_ids.to_vec() }.bodies().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn each_gpu_is_asked_for_on_its_own() {
+        let any = wish(3, &[]).unwrap();
+        assert!(any.len() == 3 && any.iter().all(|body| body.select.gpu_ids.is_empty()), "{any:#?}");
+        for count in [0, 2] {
+            let named = wish(count, &[2, 0]).unwrap();
+            let ids: Vec<_> = named.iter().map(|body| body.select.gpu_ids.clone()).collect();
+            assert_eq!(ids, [vec![GpuId(2)], vec![GpuId(0)]]);
+            assert!(named.iter().all(|body| body.fraction == Some(0.5)), "{named:#?}");
+        }
+    }
+
+    #[test]
+    fn a_wish_that_cannot_be_is_refused_with_what_is_allowed() {
+        let cases: [(usize, &[u32], &str); 4] = [
+            (0, &[], "the number of GPUs is 0, and must be 1 or more"),
+            (3, &[0, 1], "the number of GPUs is 3, and must be 2, as many as are named"),
+            (0, &[1, 2, 1], "gpu_ids is [1, 2, 1], and must be each once, and 1 is twice"),
+            (5_000, &[], "the number of GPUs is 5000, and must be at most 1024"),
+        ];
+        for (leases, gpu_ids, says) in cases {
+            assert_eq!(wish(leases, gpu_ids).unwrap_err(), says);
+        }
+    }
+}

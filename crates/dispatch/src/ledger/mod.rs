@@ -4,19 +4,15 @@
 //! once. A worker works its tasks off in the order it got them. When it dies, its counters say how far it was: what it never
 //! began goes back to the head of the queue, the others are over (or tried again, where retries are left).
 
-mod depth;
-mod looking;
-#[cfg(test)]
-mod tests;
-
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::limits::{GRACE, QUEUE_SIZE};
+use crate::limits::{AHEAD, DEPTH, GRACE, QUEUE_SIZE, RECALL_AFTER, SHORT};
 use crate::protocol::Counted;
 use crate::{Cause, Loss, Outcome, Stage, TaskId, WorkerId};
-use depth::Pace;
-pub use looking::Seen;
+
+#[cfg(test)]
+mod tests;
 
 /// How tasks are dealt with.
 #[derive(Debug, Clone)]
@@ -400,5 +396,138 @@ impl Ledger {
         self.over += 1;
         let tries = failures + u32::from(worker.is_some());
         effects.push(Effect::Over { task, worker, outcome, begun, tries });
+    }
+}
+
+// Looking at a worker now and then: whether its task takes too long, and whether others wait behind one that does.
+
+/// What a look at a worker finds.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen {
+    /// Which.
+    pub worker: WorkerId,
+    /// What it counted.
+    pub counted: Counted,
+    /// When its last task was begun by this clock, where it tells.
+    pub begun: Option<Instant>,
+    /// When it was looked at.
+    pub now: Instant,
+}
+
+impl Ledger {
+    /// When a worker has to be looked at next, because of its task's time or of what waits behind that.
+    pub fn look(&mut self, seen: Seen, effects: &mut Vec<Effect>) -> Option<Instant> {
+        let behind = self.look_behind(seen, effects);
+        let late = self.look_at_time(seen, effects);
+        behind.into_iter().chain(late).min()
+    }
+
+    /// Whether others wait behind a task that takes long.
+    fn look_behind(&mut self, seen: Seen, effects: &mut Vec<Effect>) -> Option<Instant> {
+        let Seen { worker, counted, begun, now } = seen;
+        let here = self.workers.get_mut(&worker).filter(|here| here.skill == Skill::Recalls && !here.is_slow)?;
+        let begun_here = counted.started.saturating_sub(here.answers);
+        if here.is_killed || here.inbox.len() as u64 <= begun_here.max(1) {
+            return None;
+        }
+        let is_amid = counted.started > counted.finished;
+        let due = begun.or(here.begun).filter(|_| is_amid).unwrap_or(now) + RECALL_AFTER;
+        if now < due {
+            return Some(due);
+        }
+        here.is_slow = true;
+        effects.push(Effect::Recall { worker });
+        None
+    }
+
+    /// A worker claimed so many tasks since it is set up; the others of its inbox are not its own any more.
+    pub fn recalled(&mut self, worker: WorkerId, claimed: u64, effects: &mut Vec<Effect>) {
+        let Some(here) = self.workers.get_mut(&worker) else { return };
+        let keeps = usize::try_from(claimed.saturating_sub(here.answers)).unwrap_or(usize::MAX);
+        let back = here.inbox.split_off(keeps.min(here.inbox.len()));
+        self.give_back(back, effects);
+    }
+
+    /// Whether tasks a worker has not begun can be taken back from it.
+    pub fn can_recall(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|here| here.skill == Skill::Recalls)
+    }
+
+    /// Whether tasks wait behind the one a worker has first, and could be taken back.
+    pub fn has_behind(&self, worker: WorkerId) -> bool {
+        let can = |here: &Worker| here.skill == Skill::Recalls && !here.is_slow && here.inbox.len() > 1;
+        self.workers.get(&worker).is_some_and(can)
+    }
+
+    /// Whether its task takes longer than it may.
+    fn look_at_time(&mut self, seen: Seen, effects: &mut Vec<Effect>) -> Option<Instant> {
+        let Seen { worker, counted, begun, now } = seen;
+        let timeout = self.rules.task_timeout?;
+        let here = self.workers.get_mut(&worker).filter(|here| !here.is_killed)?;
+        if let Some((_, until)) = here.interrupted {
+            if now < until {
+                return Some(until);
+            }
+            here.is_killed = true;
+            effects.push(Effect::Kill { worker });
+            return None;
+        }
+        // Between two tasks nothing runs; the next one is looked at when it has.
+        let is_amid = !here.counts() || counted.started > counted.finished;
+        let begun = begun.or(here.begun).filter(|_| is_amid && !here.inbox.is_empty());
+        let Some(due) = begun.map(|begun| begun + timeout) else { return Some(now + timeout) };
+        if now < due {
+            return Some(due);
+        }
+        let nth = if here.counts() { counted.started.saturating_sub(here.answers).saturating_sub(1) } else { 0 };
+        let task = usize::try_from(nth).ok().and_then(|nth| here.inbox.get(nth).copied())?;
+        here.interrupted = Some((task, now + self.rules.grace));
+        effects.push(Effect::Interrupt { worker, begun: counted.started });
+        Some(now + self.rules.grace)
+    }
+}
+
+// How many tasks a worker has at once: enough short ones that it never waits for the next, and never a long one behind
+// another, where somebody else could have it.
+
+/// How fast a worker is.
+#[derive(Debug, Default)]
+struct Pace {
+    /// How long its tasks take, the last ones counting most; `None` before the first.
+    average: Option<Duration>,
+    /// Grown step by step, so that one lucky task does not fill the inbox.
+    reached: usize,
+}
+
+impl Pace {
+    /// A task took so long.
+    pub fn took(&mut self, took: Duration) {
+        self.average = Some(match self.average {
+            // A long one counts at once: whatever is behind it waits.
+            Some(average) if took < average * 4 => average.mul_f64(0.75) + took.mul_f64(0.25),
+            _ => took,
+        });
+        self.reached = (self.reached.max(1) * 2).min(self.most());
+    }
+
+    /// How many tasks it may have at once. `left` tasks wait and no more will come; so many workers share them.
+    pub fn depth(&self, left: Option<usize>, workers: usize) -> usize {
+        let depth = self.reached.clamp(1, self.most());
+        match left {
+            // The last ones are spread: nobody takes more than half of its part.
+            Some(left) => depth.min((left / (2 * workers)).max(1)),
+            None => depth,
+        }
+    }
+
+    fn most(&self) -> usize {
+        match self.average {
+            None => 1,
+            Some(average) if average > SHORT => 1,
+            Some(average) => {
+                let ahead = AHEAD.as_nanos() / average.as_nanos().max(1);
+                usize::try_from(ahead).unwrap_or(DEPTH).clamp(2, DEPTH)
+            }
+        }
     }
 }

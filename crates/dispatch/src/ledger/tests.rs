@@ -339,3 +339,27 @@ impl Real {
         }
     }
 }
+
+fn pace(times: &[Duration]) -> Pace {
+    let mut pace = Pace::default();
+    times.iter().for_each(|took| pace.took(*took));
+    pace
+}
+
+#[test]
+fn short_tasks_are_many_at_once_and_long_ones_alone() {
+    assert_eq!(Pace::default().depth(None, 4), 1);
+    assert_eq!(pace(&[Duration::from_nanos(500); 20]).depth(None, 4), DEPTH);
+    assert_eq!(pace(&[Duration::from_micros(100); 20]).depth(None, 4), 80);
+    assert_eq!(pace(&[Duration::from_secs(1); 20]).depth(None, 4), 1);
+    let mut turned = [Duration::from_micros(1); 21];
+    turned[20] = Duration::from_millis(50);
+    assert_eq!(pace(&turned).depth(None, 4), 1, "one long task is enough");
+}
+
+#[test]
+fn the_last_tasks_are_spread() {
+    let fast = pace(&[Duration::from_nanos(500); 20]);
+    assert_eq!(fast.depth(Some(80), 4), 10);
+    assert_eq!(fast.depth(Some(7), 4), 1);
+}

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
+use std::iter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -150,12 +151,17 @@ impl Wire {
         Ok(read > 0)
     }
 
-    /// Hears what a dead worker had said and not sent; whether there was anything.
-    pub fn hear_unsent(&mut self, counters: &Counters) -> bool {
-        let Ears::Frames(decoder) = &mut self.ears else { return false };
-        let unsent = counters.unsent_after(self.arrived, decoder.begun());
-        decoder.add(&unsent);
-        !unsent.is_empty()
+    /// What is left of what a dead worker said: what arrived, and then what it had to say and could not send any more.
+    /// Nonsense is not listened to any further.
+    pub fn last_heard(&mut self, counters: &Counters) -> Vec<Heard> {
+        while matches!(self.read(), Ok(true)) {}
+        let mut all: Vec<Heard> = iter::from_fn(|| self.heard().ok().flatten()).collect();
+        if let Ears::Frames(decoder) = &mut self.ears {
+            let unsent = counters.unsent_after(self.arrived, decoder.begun());
+            decoder.add(&unsent);
+            all.extend(iter::from_fn(|| self.heard().ok().flatten()));
+        }
+        all
     }
 
     /// The next thing it said, or why that is nonsense.

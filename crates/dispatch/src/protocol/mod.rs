@@ -1,17 +1,293 @@
 //! What dispatcher and worker say to each other: frames over a socket, and counters in memory both see.
 
-mod counters;
-mod frame;
-mod handing;
-mod outbox;
-mod reading;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 pub use counters::{Counted, Counters, Interrupt};
-pub use frame::{Decoder, Frame, Garbage, HEADER_BYTES, Kind};
-pub use handing::{receive, send_with};
-pub(crate) use reading::read_into;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+
+use crate::TaskId;
+use crate::limits::{FRAME_BYTES, READ_BYTES};
+
+mod counters;
 
 /// The version of all of it. A worker refuses another one.
 pub const VERSION: u32 = 1;
 /// Tells a worker the number of its socket: 0, its standard input, unless something else is there.
 pub const SOCKET_VARIABLE: &str = "GPUPOOL_WORKER_FD";
+
+// Frames: a length, what it is, which task it is about, and what it says.
+//
+// `length: u32 | kind: u8 | task: u64 | payload`, little endian; the length counts everything after itself.
+
+/// Bytes before the payload.
+pub const HEADER_BYTES: usize = 13;
+/// Bytes that the length counts at least.
+const LEAST: usize = HEADER_BYTES - 4;
+
+/// What a frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// To a worker, first: who it is and what it has, in JSON.
+    Hello = 1,
+    /// To a worker: work on this.
+    Task = 2,
+    /// To a worker: clean up and end, after what it has.
+    Stop = 3,
+    /// To a worker that says it can be recalled: tasks before this that it has not claimed are not its own any more.
+    Recalled = 4,
+    /// From a worker: it is set up; what it can do, in JSON.
+    Ready = 65,
+    /// From a worker: it could not be set up, and why.
+    SetupFailed = 66,
+    /// From a worker that does not count in memory: it works on this now.
+    Started = 67,
+    /// From a worker: this task is done, and what came of it.
+    Done = 68,
+    /// From a worker: this task failed, and why.
+    Failed = 69,
+    /// From a worker: cleaning up failed, and why.
+    CleanupFailed = 70,
+}
+
+impl Kind {
+    fn of(byte: u8) -> Option<Self> {
+        Some(match byte {
+            1 => Self::Hello,
+            2 => Self::Task,
+            3 => Self::Stop,
+            4 => Self::Recalled,
+            65 => Self::Ready,
+            66 => Self::SetupFailed,
+            67 => Self::Started,
+            68 => Self::Done,
+            69 => Self::Failed,
+            70 => Self::CleanupFailed,
+            _ => return None,
+        })
+    }
+}
+
+/// One thing that is said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// What it is.
+    pub kind: Kind,
+    /// Which task it is about; 0 where it is about none.
+    pub task: TaskId,
+    /// What it says.
+    pub payload: Bytes,
+}
+
+impl Frame {
+    /// A frame about no task.
+    pub fn new(kind: Kind, payload: impl Into<Bytes>) -> Self {
+        Self { kind, task: TaskId(0), payload: payload.into() }
+    }
+
+    /// A frame about a task.
+    pub fn about(kind: Kind, task: TaskId, payload: impl Into<Bytes>) -> Self {
+        Self { kind, task, payload: payload.into() }
+    }
+
+    /// Adds its header to what is to be sent; the payload follows. `None` where it is too large to be a frame.
+    pub fn put_header(&self, into: &mut BytesMut) -> Option<()> {
+        let length = LEAST.checked_add(self.payload.len()).filter(|length| *length <= FRAME_BYTES)?;
+        into.put_u32_le(u32::try_from(length).ok()?);
+        into.put_u8(self.kind as u8);
+        into.put_u64_le(self.task.0);
+        Some(())
+    }
+}
+
+/// What is no frame: whoever said it is not to be talked to any more.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Garbage {
+    /// The length cannot be one.
+    #[error("a frame of {0} bytes; allowed are {LEAST}..={FRAME_BYTES}")]
+    Length(u64),
+    /// Nothing is of this kind.
+    #[error("a frame of the unknown kind {0}")]
+    Kind(u8),
+}
+
+/// Makes frames of bytes, however they come in pieces. Payloads are not copied.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    bytes: BytesMut,
+}
+
+impl Decoder {
+    /// Adds bytes that were read.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Reads once; how many bytes came, 0 at the end. Of a large frame that has begun, as many as it still needs.
+    pub fn read_from(&mut self, socket: impl AsFd) -> io::Result<usize> {
+        let missing = match self.length() {
+            // No more than can be a frame: the rest is garbage, and not waited for.
+            Some(length) => (4 + length.min(FRAME_BYTES)).saturating_sub(self.bytes.len()),
+            None => 0,
+        };
+        read_into(&mut self.bytes, missing.max(READ_BYTES), socket)
+    }
+
+    /// The next whole frame.
+    #[allow(clippy::should_implement_trait, reason = "nothing now may be something later")]
+    pub fn next(&mut self) -> Result<Option<Frame>, Garbage> {
+        let Some(length) = self.length() else { return Ok(None) };
+        if !(LEAST..=FRAME_BYTES).contains(&length) {
+            return Err(Garbage::Length(length as u64));
+        }
+        // Known by its kind before all of it is there: garbage is not waited for.
+        if let Some(byte) = self.bytes.get(4) {
+            Kind::of(*byte).ok_or(Garbage::Kind(*byte))?;
+        }
+        if self.bytes.len() < 4 + length {
+            return Ok(None);
+        }
+        let mut whole = self.bytes.split_to(4 + length);
+        whole.advance(4);
+        let byte = whole.get_u8();
+        let kind = Kind::of(byte).ok_or(Garbage::Kind(byte))?;
+        let task = TaskId(whole.get_u64_le());
+        Ok(Some(Frame { kind, task, payload: whole.freeze() }))
+    }
+
+    /// What is there of a frame that is not whole.
+    pub(crate) fn begun(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Whether a frame has begun and is not whole.
+    pub fn is_amid(&self) -> bool {
+        !self.bytes.is_empty()
+    }
+
+    fn length(&self) -> Option<usize> {
+        let first = self.bytes.first_chunk::<4>()?;
+        Some(u32::from_le_bytes(*first) as usize)
+    }
+}
+
+// Handing memory over a socket, with the first bytes that are said.
+
+/// Sends bytes, and one or two file descriptors with the first of them. How many bytes were sent.
+pub fn send_with(socket: impl AsFd, bytes: &[u8], handed: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut message = SendAncillaryBuffer::new(&mut space);
+    message.push(SendAncillaryMessage::ScmRights(handed));
+    Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut message, SendFlags::NOSIGNAL)?)
+}
+
+/// Reads bytes, and the file descriptors that came with them, two at most. Further ones are closed.
+pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut message = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut message, RecvFlags::CMSG_CLOEXEC)?;
+    let handed = message.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(handed) => Some(handed),
+        _ => None,
+    });
+    let mut handed = handed.flatten();
+    Ok((received.bytes, [handed.next(), handed.next()]))
+}
+
+// Reading from a file descriptor straight into a buffer that grows.
+
+/// Reads once, with room for at least so many bytes; how many came, 0 at the end.
+#[allow(unsafe_code, reason = "what was read into is told to the buffer")]
+pub(crate) fn read_into(buffer: &mut BytesMut, room: usize, from: impl AsFd) -> io::Result<usize> {
+    buffer.reserve(room);
+    let read = loop {
+        match rustix::io::read(&from, buffer.spare_capacity_mut()) {
+            Ok((read, _)) => break read.len(),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    };
+    // SAFETY: so many bytes after those there were have just been written, within the capacity.
+    unsafe { buffer.set_len(buffer.len() + read) };
+    Ok(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sent(frames: &[Frame]) -> Vec<u8> {
+        let mut bytes = BytesMut::new();
+        for frame in frames {
+            frame.put_header(&mut bytes).unwrap();
+            bytes.extend_from_slice(&frame.payload);
+        }
+        bytes.to_vec()
+    }
+
+    fn read(pieces: impl Iterator<Item = Vec<u8>>) -> Result<Vec<Frame>, Garbage> {
+        let mut decoder = Decoder::default();
+        let mut frames = Vec::new();
+        for piece in pieces {
+            decoder.add(&piece);
+            while let Some(frame) = decoder.next()? {
+                frames.push(frame);
+            }
+        }
+        Ok(frames)
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_the_documentation() {
+        let frame = Frame::about(Kind::Task, TaskId(7), "ab");
+        assert_eq!(sent(&[frame]), [11, 0, 0, 0, 2, 7, 0, 0, 0, 0, 0, 0, 0, b'a', b'b']);
+    }
+
+    #[test]
+    fn garbage_is_known_as_soon_as_it_can_be() {
+        let read = |bytes: &[u8]| read(std::iter::once(bytes.to_vec()));
+        assert_eq!(read(&[1, 0, 0, 0]), Err(Garbage::Length(1)));
+        assert_eq!(read(b"GET / HTTP"), Err(Garbage::Kind(b'/')), "its length alone could be one");
+        assert_eq!(read(&[9, 0, 0, 0, 77]), Err(Garbage::Kind(77)));
+        assert_eq!(read(&[9, 0, 0]), Ok(vec![]));
+    }
+
+    fn kind() -> impl Strategy<Value = Kind> {
+        let kinds = [Kind::Hello, Kind::Task, Kind::Stop, Kind::Ready, Kind::Started, Kind::Done, Kind::Failed];
+        prop::sample::select(kinds.to_vec())
+    }
+
+    proptest! {
+        #[test]
+        fn frames_survive_being_cut_anywhere(
+            frames in prop::collection::vec((kind(), any::<u64>(), prop::collection::vec(any::<u8>(), 0..300)), 0..20),
+            cuts in prop::collection::vec(1_usize..50, 1..50),
+        ) {
+            let frames: Vec<Frame> =
+                frames.into_iter().map(|(kind, task, payload)| Frame::about(kind, TaskId(task), payload)).collect();
+            let bytes = sent(&frames);
+            let mut rest = &bytes[..];
+            let mut cuts = cuts.into_iter().cycle();
+            let pieces = std::iter::from_fn(|| {
+                let at = cuts.next()?.min(rest.len());
+                let (piece, after) = rest.split_at(at);
+                rest = after;
+                (!piece.is_empty()).then(|| piece.to_vec())
+            });
+            prop_assert_eq!(read(pieces), Ok(frames));
+        }
+
+        #[test]
+        fn any_bytes_are_frames_or_garbage_and_never_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = read(bytes.chunks(7).map(<[u8]>::to_vec));
+        }
+    }
+}

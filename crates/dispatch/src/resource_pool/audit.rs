@@ -15,8 +15,8 @@ use std::time::{Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::limits::{AUDIT_ENTRIES, AUDIT_LINE_BYTES, AUDIT_SYNC, AUDIT_UNWRITTEN};
 use crate::limits::DROP_PATIENCE;
+use crate::limits::{AUDIT_ENTRIES, AUDIT_LINE_BYTES, AUDIT_SYNC, AUDIT_UNWRITTEN};
 
 /// One hold of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

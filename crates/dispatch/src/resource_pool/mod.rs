@@ -9,22 +9,364 @@
 //! One thread for each pool (the owner) decides, by the `roster`, and keeps time: nobody who blocks a runtime can keep a limit
 //! from being kept. On that thread each process has a task that tends it, from its start to its end. All of it ends with the pool.
 
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::limits::TASK_ID_BYTES;
+use audit::AuditTrail;
+pub use audit::{AuditEntry, Ended, HowEnded, read_audit};
+use bytes::Bytes;
+pub use config::{AcquireError, Device, ResourceConfig, ResourceError, WorkerError};
+use gpupool_confine::bounds::Watcher;
+use gpupool_confine::cgroup::Cgroups;
+pub use owner::LeasedGpus;
+use owner::{Leases, Message, Parts, own};
+use roster::Ticket;
+use tokio::sync::{mpsc, oneshot, watch};
+use worker::{Busy, Live, Order, Run};
+
+use crate::limits::{CANCEL_GRACE, DEPTH, DROP_PATIENCE};
+use crate::plan::Speaks;
+use crate::{Refused, WorkerId};
+
 mod audit;
 mod config;
-mod error;
-mod held;
-mod leases;
-pub mod limits;
 mod owner;
-mod pool;
 mod roster;
-mod status;
-mod tend;
+mod worker;
 
-pub use audit::{AuditEntry, Ended, HowEnded, read_audit};
-pub use config::{Device, ResourceConfig};
-pub use error::{AcquireError, ResourceError, WorkerError};
-pub use held::HeldWorker;
-pub use leases::LeasedGpus;
-pub use pool::{Acquiring, ResourcePool};
-pub use status::PoolStatus;
+// The pool as its users see it.
+
+/// Workers that are handed out one by one. Its futures work on any runtime, or none.
+///
+/// Dropping it ends the workers: they get a moment to clean up, and then are killed.
+#[derive(Debug)]
+pub struct ResourcePool {
+    owner: mpsc::UnboundedSender<Message>,
+    status: watch::Receiver<PoolStatus>,
+    audit: Arc<AuditTrail>,
+    next_ticket: AtomicU64,
+    least: usize,
+    clean_up_timeout: Duration,
+    /// Hangs up when the owner has ended.
+    is_over: watch::Receiver<()>,
+    /// The same, for who waits without a runtime.
+    is_over_too: Mutex<Receiver<()>>,
+}
+
+impl ResourcePool {
+    /// Starts the least number of workers, without waiting for them: see [`ResourcePool::ready`].
+    pub fn start(config: ResourceConfig) -> Result<Self, ResourceError> {
+        Self::start_in(config, Cgroups::detect())
+    }
+
+    /// The same with these control groups; with [`Cgroups::none`] limits are kept by looking.
+    pub fn start_in(config: ResourceConfig, cgroups: Cgroups) -> Result<Self, ResourceError> {
+        config.check()?;
+        let failed = |source| ResourceError::Audit { path: config.audit.clone().unwrap_or_default(), source };
+        let audit = Arc::new(AuditTrail::new(config.audit.as_deref()).map_err(failed)?);
+        let watcher = Watcher::start(cgroups)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (to_us, inbox) = mpsc::unbounded_channel();
+        let (tells, status) = watch::channel(PoolStatus {
+            // They are being started from here on.
+            total_workers: if config.gpus.is_none() { config.min_workers as usize } else { 0 },
+            worker_timeout: config.worker_timeout,
+            worker_memory: config.worker_memory,
+            ..PoolStatus::default()
+        });
+        let (least, clean_up_timeout) = (config.min_workers as usize, config.clean_up_timeout);
+        let (tell, gpu_news) = mpsc::unbounded_channel();
+        let lease = |wish| Leases::start(wish, config.max_workers, tell);
+        let leases = config.gpus.clone().map(lease).transpose()?;
+        let parts = Parts {
+            config,
+            watcher,
+            audit: Arc::clone(&audit),
+            status: tells,
+            inbox,
+            to_us: to_us.clone(),
+            leases,
+            gpu_news,
+        };
+        let (ends, is_over) = watch::channel(());
+        let (ends_too, is_over_too) = sync_channel(0);
+        std::thread::Builder::new().name("gpupool-workers".into()).spawn(move || {
+            runtime.block_on(own(parts));
+            drop(runtime);
+            drop((ends, ends_too));
+        })?;
+        Ok(Self {
+            owner: to_us,
+            status,
+            audit,
+            next_ticket: AtomicU64::new(0),
+            least,
+            clean_up_timeout,
+            is_over,
+            is_over_too: Mutex::new(is_over_too),
+        })
+    }
+
+    /// Waits in line for a worker. The place in line is taken at the call, and left when the future is dropped.
+    pub fn acquire(&self, task_id: impl Into<Arc<str>>) -> Acquiring {
+        let task_id = task_id.into();
+        let ticket = Ticket(self.next_ticket.fetch_add(1, Ordering::Relaxed));
+        let (answer, answered) = oneshot::channel();
+        let owner = self.owner.clone();
+        if task_id.len() > TASK_ID_BYTES {
+            let _ = answer.send(Err(AcquireError::TaskId(task_id.len())));
+        } else {
+            // A pool that has ended drops the answer.
+            let _ = owner.send(Message::Ask { ticket, task_id, answer });
+        }
+        Acquiring { ticket, answered, owner, is_over: false }
+    }
+
+    /// Waits until the least number of workers are set up, or says why none can be.
+    pub fn ready(&self) -> impl Future<Output = Result<(), AcquireError>> + Send + use<> {
+        let (mut status, least) = (self.status.clone(), self.least);
+        async move {
+            let is_ready = |status: &PoolStatus| status.available_workers + status.active_tasks >= least;
+            let known = status.wait_for(|status| is_ready(status) || status.failure.is_some()).await;
+            match known {
+                Ok(status) if is_ready(&status) => Ok(()),
+                Ok(status) => Err(AcquireError::NoWorker(status.failure.clone().unwrap_or_else(|| "unknown".into()))),
+                Err(_) => Err(AcquireError::Closed),
+            }
+        }
+    }
+
+    /// How it stands.
+    pub fn status(&self) -> PoolStatus {
+        self.status.borrow().clone()
+    }
+
+    /// Changes of how it stands.
+    pub fn watch_status(&self) -> watch::Receiver<PoolStatus> {
+        self.status.clone()
+    }
+
+    /// The last holds, in the order they began.
+    pub fn audit(&self) -> Vec<AuditEntry> {
+        self.audit.entries()
+    }
+
+    /// Ends it: who waits is told, workers finish what they are at and clean up, or are killed when that takes too long.
+    /// Begun at the call; over when no process is left.
+    pub fn shutdown(&self) -> impl Future<Output = ()> + Send + use<> {
+        let _ = self.owner.send(Message::ShutDown(self.clean_up_timeout));
+        let mut is_over = self.is_over.clone();
+        async move { while is_over.changed().await.is_ok() {} }
+    }
+
+    /// Ends it as dropping it does: workers get a moment to clean up, and then are killed. Blocks until no process is left.
+    pub fn close(&self) {
+        let _ = self.owner.send(Message::ShutDown(CANCEL_GRACE.min(self.clean_up_timeout)));
+        let is_over = self.is_over_too.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nothing is ever sent: it hangs up, or takes too long.
+        let _ = is_over.recv_timeout(DROP_PATIENCE);
+    }
+}
+
+impl Drop for ResourcePool {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Somebody's place in line.
+#[derive(Debug)]
+#[must_use = "who does not wait leaves the line"]
+pub struct Acquiring {
+    ticket: Ticket,
+    /// Holds the worker once it is granted: dropped, it goes back.
+    answered: oneshot::Receiver<Result<HeldWorker, AcquireError>>,
+    owner: mpsc::UnboundedSender<Message>,
+    is_over: bool,
+}
+
+impl Future for Acquiring {
+    type Output = Result<HeldWorker, AcquireError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let answered = Pin::new(&mut self.answered).poll(context);
+        self.is_over = answered.is_ready();
+        answered.map(|answer| answer.unwrap_or(Err(AcquireError::Closed)))
+    }
+}
+
+impl Drop for Acquiring {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let _ = self.owner.send(Message::Leave(self.ticket));
+        }
+    }
+}
+
+// A worker somebody has.
+
+/// A worker somebody has, until it is given back, dropped, killed, or over a limit.
+///
+/// Dropped or released while it is still at work it is killed, and another takes its place.
+#[derive(Debug)]
+pub struct HeldWorker {
+    ticket: Ticket,
+    id: WorkerId,
+    device: Arc<str>,
+    gpu_ids: Vec<u32>,
+    speaks: Speaks,
+    live: Live,
+    orders: mpsc::UnboundedSender<Order>,
+    ended: watch::Receiver<Option<WorkerError>>,
+    /// How many things it was told to do and has not done.
+    at_work: Arc<AtomicUsize>,
+    owner: mpsc::UnboundedSender<Message>,
+    is_given_back: bool,
+}
+
+impl HeldWorker {
+    /// Which worker: the same for all that ever take its place.
+    pub fn id(&self) -> WorkerId {
+        self.id
+    }
+
+    /// What it works on.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// The GPUs it has, by their numbers on the node.
+    pub fn gpu_ids(&self) -> &[u32] {
+        &self.gpu_ids
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.live.pid
+    }
+
+    /// Bytes of host memory it uses now, with all it started; `None` where it has ended. Where no control group counts this
+    /// looks through `/proc`, which takes about a millisecond.
+    pub fn memory_usage(&self) -> Option<u64> {
+        self.live.held.as_ref()?.usage().host_memory
+    }
+
+    /// How it ended, if it has, other than by being given back.
+    pub fn ended(&self) -> Option<WorkerError> {
+        self.ended.borrow().clone()
+    }
+
+    /// Kills it, with all it started. Another takes its place; this one can do nothing any more.
+    pub fn kill(&self) {
+        let _ = self.owner.send(Message::Kill(self.ticket));
+    }
+
+    /// Has it work on this; told to it at the call. Several are done one after the other. What has begun goes on when the
+    /// future is dropped; what has not is not begun any more.
+    pub fn run(&self, payload: Bytes) -> impl Future<Output = Result<Bytes, WorkerError>> + Send + use<> {
+        let (answer, answered) = oneshot::channel();
+        let taken = self.give(payload, answer);
+        let ended = self.ended.clone();
+        async move {
+            taken?;
+            tokio::select! {
+                // An answer it gave before its end is its answer.
+                biased;
+                Ok(result) = answered => result,
+                how = how_it_ended(ended) => Err(how),
+            }
+        }
+    }
+
+    /// Comes back when the hold is over, however, with what became of the worker; `Closed` where it was given back.
+    pub fn over(&self) -> impl Future<Output = WorkerError> + Send + use<> {
+        how_it_ended(self.ended.clone())
+    }
+
+    /// Comes back when a limit was passed, with which; never, while none is.
+    pub fn exceeded(&self) -> impl Future<Output = WorkerError> + Send + use<> {
+        let over = self.over();
+        async move {
+            let how = over.await;
+            if !how.is_limit() {
+                std::future::pending::<()>().await;
+            }
+            how
+        }
+    }
+
+    /// Gives it back; done at the call, and seen by others when the future is over.
+    pub fn release(mut self) -> impl Future<Output = ()> + Send + use<> {
+        let (seen, is_seen) = oneshot::channel();
+        self.give_back(Some(seen));
+        async move {
+            // A pool that has ended has nothing to be given back.
+            let _ = is_seen.await;
+        }
+    }
+
+    fn give(&self, payload: Bytes, answer: oneshot::Sender<Result<Bytes, WorkerError>>) -> Result<(), Refused> {
+        self.speaks.check(&payload)?;
+        if self.at_work.load(Ordering::Acquire) >= DEPTH {
+            return Err(Refused::Full);
+        }
+        let busy = Busy::new(&self.at_work);
+        // One that is gone drops the answer, and how it ended is told in its place.
+        let _ = self.orders.send(Order::Run(Run { payload, answer, busy }));
+        Ok(())
+    }
+
+    fn give_back(&mut self, seen: Option<oneshot::Sender<()>>) {
+        if std::mem::replace(&mut self.is_given_back, true) {
+            return;
+        }
+        let is_at_work = self.at_work.load(Ordering::Acquire) > 0;
+        let _ = self.owner.send(Message::GiveBack { ticket: self.ticket, is_at_work, seen });
+    }
+}
+
+impl Drop for HeldWorker {
+    fn drop(&mut self) {
+        self.give_back(None);
+    }
+}
+
+async fn how_it_ended(mut ended: watch::Receiver<Option<WorkerError>>) -> WorkerError {
+    match ended.wait_for(Option::is_some).await {
+        Ok(how) => how.clone().unwrap_or(WorkerError::Closed),
+        Err(_) => WorkerError::Closed,
+    }
+}
+
+// How a resource pool stands.
+
+/// How a resource pool stands.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PoolStatus {
+    /// Workers there are, those that are being started or replaced included.
+    pub total_workers: usize,
+    /// Workers that could be had at once.
+    pub available_workers: usize,
+    /// Workers somebody has.
+    pub active_tasks: usize,
+    /// Those who wait for one.
+    pub waiting_tasks: usize,
+    /// How long a worker may be held.
+    pub worker_timeout: Duration,
+    /// Bytes of host memory a worker may use.
+    pub worker_memory: Option<u64>,
+    /// Who has a worker, in the order they got it.
+    pub active_task_ids: Vec<Arc<str>>,
+    /// Why no worker can be had: there is none, and none could be started for a while. It is tried again.
+    pub failure: Option<Arc<str>>,
+    /// What the last worker that could not clean up said.
+    pub clean_up_failure: Option<Arc<str>>,
+    /// Why the file of the audit trail is not complete.
+    pub audit_failure: Option<Arc<str>>,
+}

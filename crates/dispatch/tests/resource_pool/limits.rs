@@ -1,6 +1,5 @@
 //! Workers that pass their limits, by control groups where there are any, and by looking.
 
-use std::io::Write as _;
 use std::time::Duration;
 
 use gpupool_confine::bounds::Excess;
@@ -8,6 +7,7 @@ use gpupool_confine::cgroup::Cgroups;
 use gpupool_dispatch::resource_pool::{HowEnded, ResourcePool, WorkerError};
 
 use crate::kit::{Story, ends, expect_gone, handle, in_time, text};
+use crate::skipped::skipped;
 
 /// A pool for each path by which limits can be kept here.
 fn on_each_path(story: impl Fn() -> Story) -> Vec<(Story, ResourcePool)> {
@@ -16,7 +16,7 @@ fn on_each_path(story: impl Fn() -> Story) -> Vec<(Story, ResourcePool)> {
     if groups.limits_memory() {
         paths.push(groups);
     } else {
-        let _ = writeln!(std::io::stderr(), "skipped: the path by control groups: {groups}");
+        skipped("limits by control groups", &groups.describe());
     }
     let start = |cgroups| {
         let story = story();

@@ -6,6 +6,8 @@ mod kit;
 mod leased;
 mod limits;
 mod line;
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
 #[path = "../support/mod.rs"]
 #[allow(dead_code, reason = "other stories use the rest")]
 mod support;

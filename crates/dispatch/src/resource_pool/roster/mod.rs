@@ -3,17 +3,15 @@
 //! One function for each thing that happens; each takes the time, and adds to `effects` what is to be done about it. The time
 //! is wanted again at [`Roster::next_deadline`].
 
-mod devices;
-#[cfg(test)]
-mod tests;
-
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::limits::SETUP_TRIES;
 use crate::process::backoff;
-use devices::Device;
+
+#[cfg(test)]
+mod tests;
 
 /// Somebody who asked for a worker; later the hold on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -394,5 +392,51 @@ impl Roster {
                 effects.push(Effect::Start(at));
             }
         }
+    }
+}
+
+// Workers whose devices come and go.
+
+/// Whether there is something for a worker to work on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Device {
+    Here,
+    Awaited,
+    /// It will never come.
+    Denied,
+}
+
+impl Roster {
+    /// The worker of a slot has a device now, and may be started.
+    pub fn equip(&mut self, at: usize, now: Instant, effects: &mut Vec<Effect>) {
+        self.slots[at].device = Device::Here;
+        self.settle(now, effects);
+    }
+
+    /// The device of a slot is gone, and its worker must be; whose hold is over by that. Another device may come.
+    pub fn strip(&mut self, at: usize, now: Instant, effects: &mut Vec<Effect>) -> Option<Ticket> {
+        let slot = &mut self.slots[at];
+        slot.device = Device::Awaited;
+        let was = slot.state;
+        match was {
+            State::Empty | State::Ending => {}
+            State::Pausing(_) => slot.state = State::Empty,
+            State::Starting | State::Free(_) | State::Held { .. } => {
+                slot.state = State::Ending;
+                effects.push(Effect::Kill(at));
+            }
+        }
+        self.settle(now, effects);
+        match was {
+            State::Held { ticket, .. } => Some(ticket),
+            _ => None,
+        }
+    }
+
+    /// No device will ever come for this slot.
+    pub fn deny(&mut self, at: usize, why: Arc<str>, effects: &mut Vec<Effect>) {
+        self.slots[at].device = Device::Denied;
+        self.last_failure = Some(why);
+        self.refuse_if_hopeless(effects);
     }
 }

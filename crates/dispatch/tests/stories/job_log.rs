@@ -1,5 +1,4 @@
 //! A job log that was cut off anywhere is gone on with: nothing that was logged is repeated, nothing else is skipped.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

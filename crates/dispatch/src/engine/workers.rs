@@ -7,17 +7,16 @@ use gpupool_confine::bounds::Excess;
 use gpupool_confine::spawn::JobEvent;
 use rustix::event::epoll::{self, EventFlags};
 
-use super::post::Message;
-use super::slot::{Phase, Stage};
-use super::{Engine, Progress, Source};
+use super::slot::{Phase, Remains, Stage};
+use super::{Engine, Message, Progress, Source};
 use crate::command::Report;
+use crate::event::DispatchError;
 use crate::event::Event;
 use crate::ledger::{Seen, Skill};
-use crate::limits::{EXIT_PATIENCE, RECALL_AFTER, SETUP_TRIES, UNREAD_EVENTS};
+use crate::limits::{EXIT_PATIENCE, READ_BYTES, RECALL_AFTER, SETUP_TRIES, UNREAD_EVENTS};
 use crate::plan::{Speaks, WorkerOutput};
-use crate::process::{Heard, NotStarted, Process, backoff, ready_of, start};
-use crate::protocol::{Frame, Kind};
-use crate::signals::untaken_by_threads_of;
+use crate::process::{Heard, NotStarted, Process, backoff, end, ready_of, start, untaken_by_threads_of};
+use crate::protocol::{Frame, Kind, read_into};
 use crate::{Cause, Loss, Outcome, TaskId, WorkerId};
 
 impl Engine {
@@ -201,27 +200,27 @@ impl Engine {
     }
 
     /// Deals with all a worker said that was read.
-    pub(super) fn hear(&mut self, at: usize, now: Instant) {
-        loop {
-            let heard = match &mut self.slots[at].stage {
-                Stage::Alive(process, _) => process.wire.heard(),
-                Stage::Dying(remains) => remains.wire.heard(),
-                _ => return,
-            };
-            let understood = match heard {
+    fn hear(&mut self, at: usize, now: Instant) {
+        while let Stage::Alive(process, _) = &mut self.slots[at].stage {
+            let understood = match process.wire.heard() {
                 Ok(None) => return,
-                Ok(Some(Heard::Frame(frame))) => self.hear_frame(at, frame, now),
-                Ok(Some(Heard::Result(outcome))) => self.hear_result(at, outcome, now),
+                Ok(Some(heard)) => self.hear_one(at, heard, now),
                 Err(nonsense) => Err(nonsense),
             };
             if let Err(nonsense) = understood {
                 self.bury(at, Some(Cause::Nonsense(nonsense.into())), Duration::ZERO);
-                return;
             }
         }
     }
 
-    fn hear_frame(&mut self, at: usize, frame: Frame, now: Instant) -> Result<(), String> {
+    fn hear_one(&mut self, at: usize, heard: Heard, now: Instant) -> Result<(), String> {
+        let frame = match heard {
+            Heard::Frame(frame) => frame,
+            Heard::Result(outcome) => {
+                let task = self.ledger.at(self.slots[at].place.id).0.ok_or("it wrote a line without having a task")?;
+                return self.answered(at, task, outcome, now);
+            }
+        };
         let slot = &mut self.slots[at];
         let worker = slot.place.id;
         let phase = match &slot.stage {
@@ -256,13 +255,6 @@ impl Engine {
             (kind, phase) => return Err(format!("it said {kind:?} while {}", phase.doing())),
         }
         Ok(())
-    }
-
-    fn hear_result(&mut self, at: usize, outcome: Outcome, now: Instant) -> Result<(), String> {
-        match self.ledger.at(self.slots[at].place.id) {
-            (Some(task), _) => self.answered(at, task, outcome, now),
-            (None, _) => Err("it wrote a line without having a task".into()),
-        }
     }
 
     fn answered(&mut self, at: usize, task: TaskId, outcome: Outcome, now: Instant) -> Result<(), String> {
@@ -301,7 +293,7 @@ impl Engine {
     }
 
     /// What a command wrote is known by its runner's report; without one, all that is there.
-    pub(super) fn keep_output(&mut self, at: usize, task: TaskId, outcome: &Outcome) {
+    fn keep_output(&mut self, at: usize, task: TaskId, outcome: &Outcome) {
         let spool = match &self.slots[at].stage {
             Stage::Alive(process, _) => &process.spool,
             Stage::Dying(remains) => &remains.spool,
@@ -331,13 +323,13 @@ impl Engine {
     }
 
     /// Reads what a worker wrote to its standard output or error.
-    pub(super) fn hear_words(&mut self, at: usize) {
+    pub(super) fn read_words(&mut self, at: usize) {
         let is_too_much = self.delivery.ready() > UNREAD_EVENTS;
         let slot = &mut self.slots[at];
         let Stage::Alive(process, _) = &mut slot.stage else { return };
         let Some(writes) = &process.writes else { return };
         let mut bytes = bytes::BytesMut::new();
-        let read = if is_too_much { Ok(0) } else { crate::protocol::read_into(&mut bytes, 64 * 1024, writes) };
+        let read = if is_too_much { Ok(0) } else { read_into(&mut bytes, READ_BYTES, writes) };
         match read {
             Ok(0) if is_too_much => {
                 // It waits until somebody takes what there is. Not only asked for nothing: a hang-up would be told all the same.
@@ -347,13 +339,16 @@ impl Engine {
                 let _ = epoll::delete(&self.epoll, writes);
                 process.writes = None;
             }
-            Ok(_) => {
-                slot.hear_words(&bytes);
-                if self.plan.output == WorkerOutput::Told {
-                    self.delivery.tell(Event::Wrote { worker: slot.place.id, bytes: bytes.freeze() });
-                }
-            }
+            Ok(_) => self.hear_words(at, bytes),
             Err(_) => {}
+        }
+    }
+
+    fn hear_words(&mut self, at: usize, words: bytes::BytesMut) {
+        let slot = &mut self.slots[at];
+        slot.keep_words(&words);
+        if self.plan.output == WorkerOutput::Told && !words.is_empty() {
+            self.delivery.tell(Event::Wrote { worker: slot.place.id, bytes: words.freeze() });
         }
     }
 
@@ -394,5 +389,115 @@ impl Engine {
                 Ok(Some(JobEvent::Ended(_))) | Err(_) => self.bury(at, None, Duration::ZERO),
             }
         }
+    }
+}
+
+// A worker's end: its process is seen off by a thread, what it still said is heard, and somebody takes its place.
+
+impl Engine {
+    /// Ends a worker that is alive: killed after a grace, in which it may end by itself. Once it is gone, `buried` goes on.
+    pub(super) fn bury(&mut self, at: usize, cause: Option<Cause>, grace: Duration) {
+        let slot = &mut self.slots[at];
+        if !matches!(slot.stage, Stage::Alive(..)) {
+            return;
+        }
+        let Stage::Alive(process, phase) = std::mem::replace(&mut slot.stage, Stage::Gone) else { return };
+        let Process { job, held, mut wire, counters, writes, spool } = *process;
+        for gone in [epoll::delete(&self.epoll, &wire), epoll::delete(&self.epoll, &job)] {
+            debug_assert!(gone.is_ok(), "{gone:?}");
+        }
+        if let Some(writes) = &writes {
+            let _ = epoll::delete(&self.epoll, writes);
+        }
+        let (generation, post) = (slot.generation, Arc::clone(&self.post));
+        end(job, held, &mut wire, grace, move |cause| post.send(Message::Buried { slot: at, generation, cause }));
+        slot.stage = Stage::Dying(Box::new(Remains { wire, counters, writes, spool, phase, cause }));
+    }
+
+    /// A process is gone; `cause` is what it died of where we did not kill it.
+    pub(super) fn buried(&mut self, at: usize, generation: u64, cause: Cause, now: Instant) {
+        if self.slots.get(at).is_none_or(|slot| slot.generation != generation) {
+            return;
+        }
+        self.hear_the_rest(at, now);
+        let slot = &mut self.slots[at];
+        let worker = slot.place.id;
+        let Stage::Dying(remains) = &slot.stage else { return };
+        let phase = remains.phase;
+        let cause = remains.cause.clone().unwrap_or(cause);
+        let counted = remains.counters.read();
+        if let (Some(task), _) = self.ledger.at(worker) {
+            self.keep_output(at, task, &Outcome::Cancelled);
+        }
+        self.ledger.gone(worker, counted, &cause, &mut self.effects);
+        self.obey_effects(now);
+        self.ended(at, phase, cause, now);
+    }
+
+    /// What it said and wrote before it died is heard.
+    fn hear_the_rest(&mut self, at: usize, now: Instant) {
+        let slot = &mut self.slots[at];
+        let Stage::Dying(remains) = &mut slot.stage else { return };
+        let mut words = bytes::BytesMut::new();
+        if let Some(writes) = &remains.writes {
+            while matches!(read_into(&mut words, READ_BYTES, writes), Ok(read) if read > 0) {}
+        }
+        if !matches!(remains.cause, Some(Cause::Nonsense(_))) {
+            let last = remains.wire.last_heard(&remains.counters);
+            for heard in last {
+                if self.hear_one(at, heard, now).is_err() {
+                    break;
+                }
+            }
+        }
+        self.hear_words(at, words);
+    }
+
+    /// Its process is gone: who comes next, if anybody.
+    pub(super) fn ended(&mut self, at: usize, phase: Phase, cause: Cause, now: Instant) {
+        let is_open = self.progress == Progress::Open && !self.ledger.is_cancelled();
+        let slot = &mut self.slots[at];
+        let worker = slot.place.id;
+        let last_words = slot.take_last_words();
+        let is_withdrawn = slot.withdrawn.is_some();
+        let mut is_wanted = is_open && !is_withdrawn;
+        slot.deaths += u32::from(!matches!(phase, Phase::Stopping(_)));
+        // What a worker says that was interrupted came of that.
+        let is_interrupted = self.ledger.is_cancelled() && matches!(cause, Cause::Stopped);
+        let own_words = slot.setup_failure.take().filter(|_| !is_interrupted);
+        let is_setup_failure = matches!(phase, Phase::SettingUp(_)) && (is_wanted || own_words.is_some());
+        let why = own_words.unwrap_or_else(|| with_words(&cause, &last_words));
+        if is_setup_failure {
+            is_wanted &= slot.has_worked && slot.deaths <= SETUP_TRIES;
+            self.delivery.tell(Event::SetupFailed { worker, why: Arc::clone(&why) });
+        }
+        slot.counts.replaced += u64::from(is_wanted);
+        slot.stage = if is_wanted { Stage::Waiting(now + slot.backoff()) } else { Stage::Gone };
+        if !matches!(phase, Phase::SettingUp(_)) || is_withdrawn {
+            self.delivery.tell(Event::Gone { worker, cause, last_words, is_last: !is_wanted });
+        }
+        if is_open && !is_wanted && !is_withdrawn {
+            self.check_somebody_is_left(at, why);
+        }
+    }
+
+    fn check_somebody_is_left(&mut self, last: usize, why: Arc<str>) {
+        // A place that was taken away may come back.
+        if self.slots.iter().any(|slot| !matches!(slot.stage, Stage::Gone) || slot.withdrawn.is_some()) {
+            return;
+        }
+        let worker = self.slots[last].place.id;
+        self.give_up(if self.slots.iter().any(|slot| slot.has_worked) {
+            DispatchError::NoneLeft { worker, why }
+        } else {
+            DispatchError::AllFailedSetup { worker, why }
+        });
+    }
+}
+
+fn with_words(cause: &Cause, last_words: &str) -> Arc<str> {
+    match last_words.trim_end() {
+        "" => cause.to_string().into(),
+        words => format!("{cause}; its last words:\n{words}").into(),
     }
 }

@@ -1,24 +1,138 @@
-//! A process that runs: what it is told, what it says, and why it is left.
+//! A worker's process from its start to its end, tended by one task on the owner's thread.
+//!
+//! It takes orders, and tells the owner what becomes of the worker: ready, over a limit, and last that it is gone. What takes
+//! long (starting, seeing off) is done by threads of the runtime.
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
+use gpupool_confine::bounds::{Excess, Held, Watcher};
 use gpupool_confine::spawn::{Job, JobEvent};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 
-use super::by_fd::ByFd;
-use super::{Live, News, NewsTo, Order, Run, Tending};
+use super::WorkerError;
 use crate::limits::EXIT_PATIENCE;
-use crate::process::{Heard, Process, Wire, cause_of_death, ready_of, see_off};
-use crate::protocol::{Frame, Kind};
-use crate::resource_pool::error::WorkerError;
+use crate::plan::{Place, Plan, Speaks};
+use crate::process::{Heard, Process, Wire, end, ready_of, start};
+use crate::protocol::{Counters, Frame, Kind};
 use crate::{Cause, Outcome, TaskId};
+
+/// What a worker is to do.
+#[derive(Debug)]
+pub(super) enum Order {
+    Run(Run),
+    /// Clean up and end, within so long.
+    Stop(Duration),
+    Kill,
+    /// It used too much.
+    End(Excess),
+}
+
+/// Work for a worker.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub payload: Bytes,
+    pub answer: oneshot::Sender<Result<Bytes, WorkerError>>,
+    pub busy: Busy,
+}
+
+/// Counts, as long as it lives, as something its holder has the worker do.
+#[derive(Debug)]
+pub(super) struct Busy(Arc<AtomicUsize>);
+
+impl Busy {
+    pub fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What becomes of a worker.
+#[derive(Debug)]
+pub(super) enum News {
+    /// It is set up.
+    Ready(Live),
+    /// It used too much, and is being killed.
+    Exceeded(Excess),
+    /// It is being seen off, or died, and nobody may have it.
+    Dying,
+    /// It could not clean up.
+    CleanUpFailed(Arc<str>),
+    /// Its process is gone with all it started, or never was. The last news.
+    Gone { cause: Cause, why: Arc<str>, was_ordered: bool },
+}
+
+/// What the owner knows of a process that lives.
+#[derive(Debug, Clone)]
+pub(super) struct Live {
+    pub pid: u32,
+    pub held: Option<Arc<Held>>,
+}
+
+pub(super) type NewsTo = mpsc::UnboundedSender<(usize, News)>;
+
+/// How a process is to be started, and who hears of it.
+pub(super) struct Tending {
+    pub slot: usize,
+    pub plan: Arc<Plan>,
+    pub place: Place,
+    pub watcher: Arc<Watcher>,
+    pub setup_timeout: Duration,
+    pub news: NewsTo,
+}
+
+impl Tending {
+    /// Starts a process and tends it until it is gone.
+    pub async fn tend(self, orders: mpsc::UnboundedReceiver<Order>, to_it: mpsc::WeakUnboundedSender<Order>) {
+        let gone = |cause: Cause, why: Option<Arc<str>>, was_ordered| News::Gone {
+            why: why.unwrap_or_else(|| cause.to_string().into()),
+            cause,
+            was_ordered,
+        };
+        let last = match self.start(to_it).await {
+            Ok(worker) => {
+                let Farewell { cause, setup_failure, was_ordered } = worker.live(orders).await;
+                gone(cause, setup_failure, was_ordered)
+            }
+            Err(why) => gone(Cause::NotStarted(why.into()), None, false),
+        };
+        // The owner outlives all that it has tended.
+        let _ = self.news.send((self.slot, last));
+    }
+
+    async fn start(&self, to_it: mpsc::WeakUnboundedSender<Order>) -> Result<Worker, String> {
+        let (plan, place, watcher) = (Arc::clone(&self.plan), self.place.clone(), Arc::clone(&self.watcher));
+        let on_excess = Box::new(move |excess| {
+            if let Some(to_it) = to_it.upgrade() {
+                let _ = to_it.send(Order::End(excess));
+            }
+        });
+        let started = spawn_blocking(move || start(&plan, &place, &watcher, on_excess)).await;
+        let process = started.map_err(|error| error.to_string())?.map_err(|reason| reason.why().to_owned())?;
+        let mut worker = Worker::new(process, self).map_err(|error| error.to_string())?;
+        if self.plan.program.speaks == Speaks::Lines {
+            worker.is_ready();
+        }
+        Ok(worker)
+    }
+}
+
+// A process that runs: what it is told, what it says, and why it is left.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -58,6 +172,7 @@ pub(super) struct Worker {
 struct Talk {
     slot: usize,
     wire: AsyncFd<ByFd<Wire>>,
+    counters: Counters,
     live: Live,
     phase: Phase,
     setup_timeout: Duration,
@@ -73,11 +188,12 @@ struct Talk {
 
 impl Worker {
     pub fn new(process: Process, tending: &Tending) -> io::Result<Self> {
-        let Process { job, held, wire, .. } = process;
-        let live = Live { pid: job.id().pid, held: held.map(Arc::new) };
+        let Process { job, held, wire, counters, .. } = process;
+        let live = Live { pid: job.id().pid, held };
         let talk = Talk {
             slot: tending.slot,
             wire: ByFd(wire).register(Interest::READABLE | Interest::WRITABLE)?,
+            counters,
             live,
             phase: Phase::SettingUp(Instant::now() + tending.setup_timeout),
             setup_timeout: tending.setup_timeout,
@@ -105,15 +221,16 @@ impl Worker {
             }
         };
         let Self { job, mut talk } = self;
-        talk.leave(grace);
-        let (job, held) = (job.into_inner().0, talk.live.held.clone());
-        let seen_off = spawn_blocking(move || see_off(job, held.as_deref(), grace)).await;
-        let (end, excess) = seen_off.unwrap_or((None, None));
+        talk.is_dead = true;
+        talk.tell(News::Dying);
+        let (tell, told) = oneshot::channel();
+        let held = talk.live.held.clone();
+        end(job.into_inner().0, held, &mut talk.wire.get_mut().0, grace, move |cause| drop(tell.send(cause)));
+        let death = told.await.unwrap_or(Cause::Stopped);
         if !matches!(cause, Some(Cause::Nonsense(_))) {
             talk.hear_the_rest();
         }
-        let cause = cause.unwrap_or_else(|| cause_of_death(end, excess));
-        Farewell { cause, setup_failure: talk.setup_failure, was_ordered: talk.was_ordered }
+        Farewell { cause: cause.unwrap_or(death), setup_failure: talk.setup_failure, was_ordered: talk.was_ordered }
     }
 
     /// Waits for the next thing to happen, and deals with it.
@@ -225,19 +342,10 @@ impl Talk {
         }
     }
 
-    /// It is about to be seen off.
-    fn leave(&mut self, grace: Duration) {
-        self.is_dead = true;
-        self.tell(News::Dying);
-        if !grace.is_zero() {
-            self.wire.get_mut().0.hang_up();
-        }
-    }
-
     /// What it said before it died is heard.
     fn hear_the_rest(&mut self) {
-        while matches!(self.wire.get_mut().0.read(), Ok(true)) {
-            if self.hear().is_err() {
+        for heard in self.wire.get_mut().0.last_heard(&self.counters) {
+            if self.hear_one(heard).is_err() {
                 return;
             }
         }
@@ -251,18 +359,20 @@ impl Talk {
     /// Deals with all it said that was read.
     fn hear(&mut self) -> Result<(), Leave> {
         loop {
-            let heard = self.wire.get_mut().0.heard();
-            let understood = match heard {
+            let understood = match self.wire.get_mut().0.heard() {
                 Ok(None) => return Ok(()),
-                Ok(Some(Heard::Frame(frame))) => self.hear_frame(frame),
-                Ok(Some(Heard::Result(outcome))) => answer(&mut self.running, None, outcome),
+                Ok(Some(heard)) => self.hear_one(heard),
                 Err(nonsense) => Err(nonsense),
             };
             understood.map_err(|nonsense| Leave::killed(Cause::Nonsense(nonsense.into())))?;
         }
     }
 
-    fn hear_frame(&mut self, frame: Frame) -> Result<(), String> {
+    fn hear_one(&mut self, heard: Heard) -> Result<(), String> {
+        let frame = match heard {
+            Heard::Frame(frame) => frame,
+            Heard::Result(outcome) => return answer(&mut self.running, None, outcome),
+        };
         let is_set_up = !matches!(self.phase, Phase::SettingUp(_));
         match frame.kind {
             Kind::Ready if !is_set_up => {
@@ -323,4 +433,26 @@ fn transfer(wire: &mut Wire, ready: Ready) -> (bool, Ready) {
         }
     }
     (true, spent)
+}
+
+// Things with a file descriptor of their own, as the runtime wants them.
+
+/// Something with a file descriptor that is open, and the same, as long as it lives: nothing in this crate that is put here
+/// ever changes its own.
+#[derive(Debug)]
+pub(super) struct ByFd<T>(pub T);
+
+impl<T: AsFd> ByFd<T> {
+    /// Has the runtime watch it.
+    #[allow(unsafe_code, reason = "the runtime wants to be told that the descriptor stays open")]
+    pub fn register(self, interest: Interest) -> io::Result<AsyncFd<Self>> {
+        // SAFETY: what is inside owns its file descriptor, and keeps it until it is dropped.
+        unsafe { AsyncFd::register_with_interest(self, interest) }.map_err(io::Error::from)
+    }
+}
+
+impl<T: AsFd> AsRawFd for ByFd<T> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
 }

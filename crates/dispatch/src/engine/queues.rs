@@ -1,0 +1,267 @@
+//! What goes into the engine and what comes out of it: tasks of the source, messages of other threads, events.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use gpupool_confine::bounds::Excess;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::event::Refused;
+use crate::event::{Event, Over};
+use crate::plan::{Order, Place, Speaks};
+use crate::process::{NotStarted, Process};
+use crate::{Cause, Outcome, Stats, TaskId, WorkerId};
+
+/// What comes from the source and is not dealt with yet: never more than the queue holds.
+#[derive(Debug)]
+pub(crate) struct Feed {
+    speaks: Speaks,
+    queue_size: usize,
+    state: Mutex<State>,
+    has_room: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Bytes>,
+    /// Tasks the engine took that no worker is at, and results nobody took from the engine yet.
+    ahead: usize,
+    /// The number of the next task.
+    next: u64,
+    /// The source has no more, or nobody wants more.
+    is_closed: bool,
+}
+
+impl Feed {
+    pub fn new(speaks: Speaks, queue_size: usize) -> Self {
+        Self { speaks, queue_size, state: Mutex::default(), has_room: Condvar::new() }
+    }
+
+    /// How many tasks can be put without waiting.
+    pub fn room(&self) -> usize {
+        self.room_of(&self.lock())
+    }
+
+    fn room_of(&self, state: &State) -> usize {
+        if state.is_closed { 0 } else { self.queue_size.saturating_sub(state.waiting.len() + state.ahead) }
+    }
+
+    /// Puts a task, and waits for room if there is none and `waits`.
+    pub fn put(&self, payload: Bytes, waits: bool) -> Result<TaskId, Refused> {
+        self.speaks.check(&payload)?;
+        let mut state = self.lock();
+        while self.room_of(&state) == 0 {
+            if state.is_closed {
+                return Err(Refused::Closed);
+            }
+            if !waits {
+                return Err(Refused::Full);
+            }
+            state = self.has_room.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let task = TaskId(state.next);
+        state.next += 1;
+        state.waiting.push_back(payload);
+        Ok(task)
+    }
+
+    /// The number of the next task.
+    pub fn next(&self) -> TaskId {
+        TaskId(self.lock().next)
+    }
+
+    /// Nothing more comes.
+    pub fn close(&self) {
+        self.lock().is_closed = true;
+        self.has_room.notify_all();
+    }
+
+    /// Takes what the engine has room for; whether that was the last. `ahead` is told of what the engine has, before.
+    pub fn take(&self, into: &mut Vec<Bytes>, held: usize, undelivered: usize) -> bool {
+        let mut state = self.lock();
+        let before = self.room_of(&state);
+        let room = self.queue_size.saturating_sub(held + undelivered).min(state.waiting.len());
+        into.extend(state.waiting.drain(..room));
+        state.ahead = held + undelivered + room;
+        let is_last = state.is_closed && state.waiting.is_empty();
+        let has_more_room = before == 0 && self.room_of(&state) > 0;
+        drop(state);
+        if has_more_room {
+            self.has_room.notify_all();
+        }
+        is_last
+    }
+
+    /// Whether [`Feed::take`] would tell anything new.
+    pub fn has_news(&self, held: usize, undelivered: usize, is_open: bool) -> bool {
+        let state = self.lock();
+        let has_room = held + undelivered < self.queue_size;
+        is_open && ((has_room && !state.waiting.is_empty()) || (state.is_closed && state.waiting.is_empty()))
+    }
+
+    /// Nothing more is wanted; what was put is all that comes.
+    pub fn take_all(&self, into: &mut Vec<Bytes>) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        into.extend(state.waiting.drain(..));
+        drop(state);
+        self.has_room.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A message to the thread that drives the engine, from another one.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// A worker's process runs, or does not and why.
+    Started { slot: usize, generation: u64, outcome: Result<Box<Process>, NotStarted> },
+    /// A worker's process is gone, with all it started.
+    Buried { slot: usize, generation: u64, cause: Cause },
+    /// A worker used more than it may.
+    Excess { slot: usize, generation: u64, excess: Excess },
+    /// A worker used more than it may, by somebody else's account of its process.
+    ReportedExcess { worker: WorkerId, pid: u32, excess: Excess },
+    /// There is another place for a worker.
+    Add(Place),
+    /// A place is taken away.
+    Withdraw { worker: WorkerId, why: Arc<str> },
+    /// Everything is to end, now.
+    Cancel,
+    /// What is not done is given up; the workers end as they do when all is done.
+    Stop,
+    /// Nothing is to be begun any more.
+    FinishSoon,
+    /// Somebody wants to know how things stand.
+    Stats(SyncSender<Stats>),
+}
+
+/// Where messages are left.
+#[derive(Debug)]
+pub(crate) struct Post {
+    messages: Mutex<Vec<Message>>,
+    /// Readable while somebody is to wake up.
+    bell: OwnedFd,
+    /// Whether whoever drives sleeps, or is about to.
+    is_asleep: AtomicBool,
+}
+
+impl Post {
+    pub fn new() -> io::Result<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { messages: Mutex::default(), bell, is_asleep: AtomicBool::new(false) })
+    }
+
+    pub fn send(&self, message: Message) {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
+        self.wake();
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    pub fn take(&self) -> Vec<Message> {
+        std::mem::take(&mut self.messages.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Wakes whoever drives, if that one sleeps.
+    pub fn wake(&self) {
+        if self.is_asleep.swap(false, Ordering::SeqCst) {
+            self.ring();
+        }
+    }
+
+    /// Wakes whoever drives in any case.
+    pub fn ring(&self) {
+        // It can only fail where it rings already.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    /// To be said before looking for work a last time, and then sleeping.
+    pub fn falls_asleep(&self) {
+        self.is_asleep.store(true, Ordering::SeqCst);
+    }
+
+    pub fn is_awake(&self) {
+        self.is_asleep.store(false, Ordering::SeqCst);
+    }
+
+    pub fn silence(&self) {
+        let _ = rustix::io::read(&self.bell, &mut [0_u8; 8]);
+    }
+}
+
+impl AsFd for Post {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
+/// Events on their way to the caller, results in the order that is wanted.
+#[derive(Debug)]
+pub(super) struct Delivery {
+    order: Order,
+    ready: VecDeque<Event>,
+    /// Results that are to be told after others.
+    held: BTreeMap<TaskId, Over>,
+    next: TaskId,
+    pub tally: Stats,
+}
+
+impl Delivery {
+    pub fn new(order: Order) -> Self {
+        let (ready, held) = (VecDeque::new(), BTreeMap::new());
+        Self { order, ready, held, next: TaskId(0), tally: Stats::default() }
+    }
+
+    pub fn tell(&mut self, event: Event) {
+        self.ready.push_back(event);
+    }
+
+    pub fn over(&mut self, over: Over) {
+        let tally = &mut self.tally;
+        match &over.outcome {
+            Outcome::Done(_) => tally.completed += 1,
+            Outcome::Failed(_) => tally.failed += 1,
+            Outcome::TimedOut(_) => tally.timeouts += 1,
+            Outcome::WorkerLost(_) => (tally.failed, tally.lost) = (tally.failed + 1, tally.lost + 1),
+            Outcome::Cancelled => tally.cancelled += 1,
+        }
+        if self.order == Order::Completion {
+            self.ready.push_back(Event::Over(over));
+            return;
+        }
+        self.held.insert(over.task, over);
+        while let Some(over) = self.held.remove(&self.next) {
+            self.next.0 += 1;
+            self.ready.push_back(Event::Over(over));
+        }
+    }
+
+    /// Moves what is ready to be told.
+    pub fn take(&mut self, into: &mut VecDeque<Event>) {
+        if into.is_empty() {
+            std::mem::swap(&mut self.ready, into);
+        } else {
+            into.append(&mut self.ready);
+        }
+    }
+
+    /// Events that can be told now.
+    pub fn ready(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// What nobody took yet.
+    pub fn undelivered(&self) -> usize {
+        self.ready.len() + self.held.len()
+    }
+}

@@ -1,0 +1,503 @@
+//! The log of finished tasks, in the columns of GNU parallel, from which an interrupted run goes on.
+//!
+//! [`JobLog`] appends a line when a task is over, at once, so that killing the run loses none; a thread of its own brings
+//! them to the disk without taking more than a small part of the time, and ends with the log. [`Finished`] is what an
+//! earlier run's log says: which tasks are not to be repeated, in two bytes for each.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::limits::{JOBLOG_COMMAND_BYTES, JOBLOG_LINE_BYTES, JOBLOG_SEQ, JOBLOG_SYNC_PAUSE, JOBLOG_SYNC_REST};
+
+/// Why a job log cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum JobLogError {
+    /// The file cannot be read or written.
+    #[error("the job log {} cannot be {doing}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Read, written and such.
+        doing: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Another run writes to it.
+    #[error("the job log {} is in use by another run: wait for its end, or name another file", .0.display())]
+    InUse(PathBuf),
+    /// The file is something else, and was not touched.
+    #[error("{} is not a job log (its first line is not `Seq Host Starttime …`): name another file", .0.display())]
+    NotAJobLog(PathBuf),
+    /// A line cannot be understood.
+    #[error("line {line} of the job log {} is no entry: {what}; correct or remove it to resume", path.display())]
+    BadLine {
+        /// Which log.
+        path: PathBuf,
+        /// Which line, from 1.
+        line: u64,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The log tells of another command with this number.
+    #[error(
+        "the job log {} is of another run: its task {seq} is `{logged}`, and that of this run is `{asked}`; resume with the \
+         same command and arguments, or name another file",
+        path.display()
+    )]
+    AnotherRun {
+        /// Which log.
+        path: PathBuf,
+        /// Which task, from 1.
+        seq: u64,
+        /// What the log says.
+        logged: String,
+        /// What this run would do.
+        asked: String,
+    },
+}
+
+/// Names the file in an error of the system.
+fn trouble(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> JobLogError {
+    let path = path.to_owned();
+    move |source| JobLogError::File { path, doing, source }
+}
+
+// The file of a job log: made or gone on with, locked for one run, and only ever appended to.
+
+/// What of an earlier run is done again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    /// Nothing that was logged.
+    Nothing,
+    /// What failed.
+    Failed,
+}
+
+/// A log that is being written. No other run can use it meanwhile.
+#[derive(Debug)]
+pub struct JobLog {
+    path: PathBuf,
+    file: File,
+    /// Where the last whole line ends.
+    end: u64,
+    line: Vec<u8>,
+    syncing: Syncing,
+}
+
+impl JobLog {
+    /// Begins a log. An earlier run's log in the same file is given up.
+    pub fn start(path: &Path) -> Result<Self, JobLogError> {
+        let file = open(path)?;
+        let mut beginning = Vec::new();
+        let read = (&file).take(HEADER.len() as u64).read_to_end(&mut beginning);
+        read.map_err(trouble(path, "read"))?;
+        // Whatever else the file may be is not ours to throw away.
+        if !HEADER.starts_with(&beginning) {
+            return Err(JobLogError::NotAJobLog(path.to_owned()));
+        }
+        Self::write_on(file, path, 0)
+    }
+
+    /// Goes on with an earlier run's log, or begins one where there is none. A line that was cut off is removed: its task
+    /// was not logged.
+    pub fn resume(path: &Path, again: Again) -> Result<(Self, Finished), JobLogError> {
+        let mut file = open(path)?;
+        let (finished, end) = Finished::read(&mut file, path, again)?;
+        Ok((Self::write_on(file, path, end)?, finished))
+    }
+
+    fn write_on(mut file: File, path: &Path, end: u64) -> Result<Self, JobLogError> {
+        let prepare = |file: &mut File| {
+            file.set_len(end)?;
+            file.seek(SeekFrom::Start(end))?;
+            if end == 0 {
+                file.write_all(HEADER)?;
+            }
+            file.sync_all()
+        };
+        prepare(&mut file).map_err(trouble(path, "written"))?;
+        let syncing = file.try_clone().and_then(Syncing::start).map_err(trouble(path, "written"))?;
+        let end = end.max(HEADER.len() as u64);
+        Ok(Self { path: path.to_owned(), file, end, line: Vec::new(), syncing })
+    }
+
+    /// Writes what became of a task. It is in the file when this returns, and on the disk a moment later.
+    pub fn append(&mut self, entry: &Entry<'_>) -> Result<(), JobLogError> {
+        self.line.clear();
+        entry.write(&mut self.line);
+        if let Err(error) = self.file.write_all(&self.line) {
+            // As on a full disk: half a line would spoil the next one.
+            let _ = self.file.set_len(self.end).and_then(|()| self.file.seek(SeekFrom::Start(self.end)));
+            return Err(trouble(&self.path, "written")(error));
+        }
+        self.end += self.line.len() as u64;
+        self.syncing.wrote().map_err(trouble(&self.path, "brought to the disk"))
+    }
+
+    /// Waits until everything is on the disk.
+    pub fn finish(self) -> Result<(), JobLogError> {
+        self.syncing.finish().map_err(trouble(&self.path, "brought to the disk"))
+    }
+}
+
+fn open(path: &Path) -> Result<File, JobLogError> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+    let file = file.map_err(trouble(path, "opened"))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(JobLogError::InUse(path.to_owned())),
+        Err(TryLockError::Error(error)) => Err(trouble(path, "locked")(error)),
+    }
+}
+
+// One line of the log. Tabs, line ends, zero bytes and backslashes of a command are written as `\t`, `\n`, `\r`, `\0` and
+// `\\`; very long commands are cut.
+
+/// The first line of a log.
+const HEADER: &[u8] = b"Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand\n";
+/// What GNU parallel writes for this machine.
+const THIS_HOST: &str = ":";
+
+/// A task that is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// Its place in the source, from 1.
+    pub seq: u64,
+    /// Since when it was worked on.
+    pub started: SystemTime,
+    /// How long.
+    pub took: Duration,
+    /// Bytes it wrote to its standard output, or its result.
+    pub received: u64,
+    /// Its exit code; -1 where it did not end by itself.
+    pub exit_code: i32,
+    /// The signal that ended it, else 0.
+    pub signal: i32,
+    /// What was done, in whatever bytes.
+    pub command: &'a [u8],
+}
+
+impl Entry<'_> {
+    fn write(&self, line: &mut Vec<u8>) {
+        let started = self.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        // Writing to memory cannot fail.
+        let _ = write!(
+            line,
+            "{}\t{THIS_HOST}\t{}.{:03}\t{:>6}.{:03}\t0\t{}\t{}\t{}\t",
+            self.seq,
+            started.as_secs(),
+            started.subsec_millis(),
+            self.took.as_secs(),
+            self.took.subsec_millis(),
+            self.received,
+            self.exit_code,
+            self.signal,
+        );
+        escape(self.command, line);
+        line.push(b'\n');
+    }
+}
+
+/// The command as it stands in a log.
+fn escape(command: &[u8], into: &mut Vec<u8>) {
+    let most = into.len() + JOBLOG_COMMAND_BYTES;
+    for byte in command {
+        if into.len() + 2 > most {
+            return;
+        }
+        match byte {
+            b'\t' => into.extend_from_slice(b"\\t"),
+            b'\n' => into.extend_from_slice(b"\\n"),
+            b'\r' => into.extend_from_slice(b"\\r"),
+            b'\0' => into.extend_from_slice(b"\\0"),
+            b'\\' => into.extend_from_slice(b"\\\\"),
+            other => into.push(*other),
+        }
+    }
+}
+
+/// What of a line matters to a run that goes on.
+#[derive(Debug, PartialEq, Eq)]
+struct Logged<'a> {
+    pub seq: u64,
+    /// It ended by itself, with 0.
+    pub is_good: bool,
+    /// As it stands in the log.
+    pub command: &'a [u8],
+}
+
+impl<'a> Logged<'a> {
+    /// Reads a line without its end, or says what is wrong with it.
+    pub fn parse(line: &'a [u8]) -> Result<Self, &'static str> {
+        let mut fields = line.splitn(9, |byte| *byte == b'\t');
+        let mut next = || fields.next().ok_or("it has fewer than 9 columns");
+        let seq = number(next()?).and_then(|seq| u64::try_from(seq).ok()).filter(|seq| (1..=JOBLOG_SEQ).contains(seq));
+        let seq = seq.ok_or("Seq is no number from 1 to 4294967296")?;
+        for _ in ["Host", "Starttime", "JobRuntime", "Send", "Receive"] {
+            next()?;
+        }
+        let exit_code = number(next()?).ok_or("Exitval is no number")?;
+        let signal = number(next()?).ok_or("Signal is no number")?;
+        Ok(Self { seq, is_good: exit_code == 0 && signal == 0, command: next()? })
+    }
+}
+
+fn number(field: &[u8]) -> Option<i64> {
+    std::str::from_utf8(field).ok()?.trim_matches(' ').parse().ok()
+}
+
+// What an earlier run's log says: which tasks are over, and a digest of each one's command, so that another run's log is
+// noticed. Two bytes for each task, in pieces, so that a gap costs nothing.
+
+const PIECE: u64 = 2_048;
+/// How much is read at once.
+const READ_BYTES: usize = 1 << 18;
+
+/// Tasks that are not to be repeated.
+#[derive(Debug)]
+pub struct Finished {
+    path: PathBuf,
+    /// By number: 0 where it is not over, else the digest of its command.
+    pieces: Vec<Option<Box<[u16]>>>,
+    count: u64,
+    scratch: Vec<u8>,
+}
+
+impl Finished {
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Whether this task is over. An error where the log tells of another command with its number.
+    pub fn has(&mut self, seq: u64, command: &[u8]) -> Result<bool, JobLogError> {
+        let logged = self.digest_of(seq);
+        if logged == 0 {
+            return Ok(false);
+        }
+        self.scratch.clear();
+        escape(command, &mut self.scratch);
+        if logged == digest(&self.scratch) {
+            return Ok(true);
+        }
+        let asked = String::from_utf8_lossy(&self.scratch).into_owned();
+        let logged = last_command(&self.path, seq)?;
+        Err(JobLogError::AnotherRun { path: self.path.clone(), seq, logged, asked })
+    }
+
+    /// Reads a log from its beginning. Gives where its last whole line ends too.
+    fn read(file: &mut File, path: &Path, again: Again) -> Result<(Self, u64), JobLogError> {
+        let mut finished = Self { path: path.to_owned(), pieces: Vec::new(), count: 0, scratch: Vec::new() };
+        let end = each_entry(file, path, |logged| {
+            let is_over = logged.is_good || again == Again::Nothing;
+            finished.set(logged.seq, if is_over { digest(logged.command) } else { 0 });
+        })?;
+        Ok((finished, end))
+    }
+
+    fn digest_of(&self, seq: u64) -> u16 {
+        let (piece, within) = place(seq);
+        self.pieces.get(piece).and_then(Option::as_ref).map_or(0, |piece| piece[within])
+    }
+
+    fn set(&mut self, seq: u64, digest: u16) {
+        let (piece, within) = place(seq);
+        if self.pieces.len() <= piece {
+            self.pieces.resize(piece + 1, None);
+        }
+        let digests = self.pieces[piece].get_or_insert_with(|| vec![0; PIECE as usize].into_boxed_slice());
+        let before = std::mem::replace(&mut digests[within], digest);
+        self.count += u64::from(digest != 0);
+        self.count -= u64::from(before != 0);
+    }
+}
+
+/// Which piece, and where in it. Numbers are bounded where they are read.
+fn place(seq: u64) -> (usize, usize) {
+    (usize::try_from(seq / PIECE).unwrap_or(usize::MAX), (seq % PIECE) as usize)
+}
+
+fn digest(command: &[u8]) -> u16 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(command);
+    (hasher.finish() % u64::from(u16::MAX)) as u16 + 1
+}
+
+/// What the log says last of a task.
+fn last_command(path: &Path, seq: u64) -> Result<String, JobLogError> {
+    let mut file = File::open(path).map_err(trouble(path, "read"))?;
+    let mut found = String::new();
+    each_entry(&mut file, path, |logged| {
+        if logged.seq == seq {
+            found = String::from_utf8_lossy(logged.command).into_owned();
+        }
+    })?;
+    Ok(found)
+}
+
+/// Shows every entry. Gives where the last whole line ends: what follows it was cut off while it was written.
+fn each_entry(file: &mut File, path: &Path, mut show: impl FnMut(Logged<'_>)) -> Result<u64, JobLogError> {
+    file.rewind().map_err(trouble(path, "read"))?;
+    let mut reader = BufReader::with_capacity(READ_BYTES, file);
+    let mut line = Vec::new();
+    let mut end = 0;
+    for number in 1.. {
+        line.clear();
+        let most = JOBLOG_LINE_BYTES as u64;
+        let length = reader.by_ref().take(most).read_until(b'\n', &mut line).map_err(trouble(path, "read"))?;
+        let Some(text) = line.strip_suffix(b"\n") else {
+            let what = "it is longer than 4 MiB";
+            let is_header = number > 1 || HEADER.starts_with(&line);
+            return match (is_header, line.len() < JOBLOG_LINE_BYTES) {
+                (false, _) => Err(JobLogError::NotAJobLog(path.to_owned())),
+                (true, false) => Err(JobLogError::BadLine { path: path.to_owned(), line: number, what }),
+                (true, true) => Ok(end),
+            };
+        };
+        if number == 1 && line != HEADER {
+            return Err(JobLogError::NotAJobLog(path.to_owned()));
+        }
+        if number > 1 {
+            let bad = |what| JobLogError::BadLine { path: path.to_owned(), line: number, what };
+            show(Logged::parse(text).map_err(bad)?);
+        }
+        end += length as u64;
+    }
+    Ok(end)
+}
+
+// Brings what was written to the disk, in a thread of its own, without spending more than a small part of the time on it.
+// The thread ends when it is told to, after a last time.
+
+#[derive(Debug)]
+struct Syncing {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_behind: bool,
+    is_ending: bool,
+    failure: Option<io::Error>,
+}
+
+impl Syncing {
+    pub fn start(file: File) -> io::Result<Self> {
+        let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
+        let for_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("job log".into()).spawn(move || for_thread.work(&file))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Something was written. Tells what went wrong since the last time.
+    pub fn wrote(&self) -> io::Result<()> {
+        let mut state = self.shared.lock();
+        if !std::mem::replace(&mut state.is_behind, true) {
+            self.shared.changed.notify_one();
+        }
+        state.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Waits until everything is on the disk.
+    pub fn finish(mut self) -> io::Result<()> {
+        self.end();
+        self.shared.lock().failure.take().map_or(Ok(()), Err)
+    }
+
+    fn end(&mut self) {
+        self.shared.lock().is_ending = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // It cannot panic; where it did, nothing is left to wait for.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Syncing {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self, file: &File) {
+        let mut state = self.lock();
+        loop {
+            let idle = |state: &mut State| !state.is_behind && !state.is_ending;
+            state = self.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
+            if !std::mem::take(&mut state.is_behind) {
+                return;
+            }
+            drop(state);
+            let begun = Instant::now();
+            let done = file.sync_data();
+            let rest = (begun.elapsed() * JOBLOG_SYNC_REST).max(JOBLOG_SYNC_PAUSE);
+            state = self.lock();
+            if let Err(error) = done {
+                state.failure = Some(error);
+            }
+            let wait = self.changed.wait_timeout_while(state, rest, |state| !state.is_ending);
+            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(command: &[u8]) -> Entry<'_> {
+        let started = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_042);
+        Entry { seq: 7, started, took: Duration::from_millis(1_503), received: 12, exit_code: 0, signal: 0, command }
+    }
+
+    #[test]
+    fn a_line_has_the_columns_of_gnu_parallel() {
+        let mut line = Vec::new();
+        entry(b"echo 'a\tb\n' \\ \r\0").write(&mut line);
+        let expected = "7\t:\t1700000000.042\t     1.503\t0\t12\t0\t0\techo 'a\\tb\\n' \\\\ \\r\\0\n";
+        assert_eq!(String::from_utf8(line).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_what_is_no_entry_is_told() {
+        let mut line = Vec::new();
+        Entry { exit_code: -1, ..entry(b"x") }.write(&mut line);
+        let read = Logged::parse(line.trim_ascii_end()).unwrap();
+        assert_eq!(read, Logged { seq: 7, is_good: false, command: b"x" });
+        for (line, says) in [
+            ("", "Seq"),
+            ("0\t:\t1\t1\t0\t0\t0\t0\tx", "from 1"),
+            ("4294967297\t:\t1\t1\t0\t0\t0\t0\tx", "from 1"),
+            ("1\t:\t1\t1\t0\t0\t0\t0", "columns"),
+            ("1\t:\t1\t1\t0\t0\tx\t0\tx", "Exitval"),
+            ("1\t:\t1\t1\t0\t0\t0\t\tx", "Signal"),
+        ] {
+            assert!(Logged::parse(line.as_bytes()).is_err_and(|what| what.contains(says)), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_very_long_command_is_cut_and_not_within_an_escape() {
+        let mut line = Vec::new();
+        escape(&vec![b'\t'; JOBLOG_COMMAND_BYTES], &mut line);
+        assert!(line.len() <= JOBLOG_COMMAND_BYTES && line.ends_with(b"\\t") && line.len() % 2 == 0);
+    }
+}
