@@ -5,6 +5,8 @@
 //! other; so it needs no copying and survives the runner. A program that dispatches commands calls [`main_if_asked`] first
 //! thing in its `main`.
 
+mod output;
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::process::CommandExt as _;
@@ -15,19 +17,18 @@ use std::{env, io};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use gpupool_confine::process::kill_descendants;
-pub(crate) use output::Spool;
-pub use output::TaskOutput;
 use rustix::fs::FileType;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, kill_process_group, wait, waitid, waitpid,
 };
 use serde::{Deserialize, Serialize};
 
+pub(crate) use output::Spool;
+pub use output::TaskOutput;
+
 use crate::TaskId;
 use crate::limits::{LEFT_PATIENCE, LEFT_PAUSE};
 use crate::worker::{Hello, Worker, serve};
-
-mod output;
 
 /// The first argument that makes this program a runner.
 pub(crate) const RUNNER_ARGUMENT: &str = "gpupool-command-runner";

@@ -3,6 +3,10 @@
 //! Whoever drives it calls [`Engine::turn`] again and again, one thread at a time. What takes long (starting a process, seeing
 //! a dead one off) is done by short-lived threads that leave a message.
 
+mod queues;
+mod slot;
+mod workers;
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,16 +24,11 @@ pub(crate) use queues::{Feed, Message, Post};
 use slot::{ByTask, Clock, Phase, Slot, Stage};
 
 use crate::command::TaskOutput;
-use crate::event::DispatchError;
-use crate::event::{Event, Over};
+use crate::event::{DispatchError, Event, Over};
 use crate::ledger::{Effect, Ledger};
 use crate::limits::{CANCEL_GRACE, SLEEP_MOST, UNUSED_PATIENCE};
 use crate::plan::Plan;
 use crate::{Cause, Outcome, Place, Stats, TaskId, WorkerId, WorkerStats};
-
-mod queues;
-mod slot;
-mod workers;
 
 /// Which of a slot's file descriptors something happened to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

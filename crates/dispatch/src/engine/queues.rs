@@ -11,8 +11,7 @@ use bytes::Bytes;
 use gpupool_confine::bounds::Excess;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::event::Refused;
-use crate::event::{Event, Over};
+use crate::event::{Event, Over, Refused};
 use crate::plan::{Order, Place, Speaks};
 use crate::process::{NotStarted, Process};
 use crate::{Cause, Outcome, Stats, TaskId, WorkerId};

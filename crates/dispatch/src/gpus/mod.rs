@@ -10,6 +10,9 @@
 //! one, and else by descending from us with an environment that names the lease; so several workers can share one lease, and
 //! several leases one device.
 
+mod keeper;
+mod place;
+
 use std::collections::BTreeSet;
 use std::io;
 
@@ -18,11 +21,9 @@ use gpupool_api::{RequestBody, SelectBody};
 use gpupool_client::ClientError;
 use gpupool_core::ids::GpuId;
 
-use crate::limits::{ANSWER_PATIENCE, GPUS};
 pub use keeper::{GpuKeeper, GpuMemory};
 
-mod keeper;
-mod place;
+use crate::limits::{ANSWER_PATIENCE, GPUS};
 
 // Which GPUs a run wishes for.
 

@@ -4,15 +4,15 @@
 //! once. A worker works its tasks off in the order it got them. When it dies, its counters say how far it was: what it never
 //! began goes back to the head of the queue, the others are over (or tried again, where retries are left).
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::limits::{AHEAD, DEPTH, GRACE, QUEUE_SIZE, RECALL_AFTER, SHORT};
 use crate::protocol::Counted;
 use crate::{Cause, Loss, Outcome, Stage, TaskId, WorkerId};
-
-#[cfg(test)]
-mod tests;
 
 /// How tasks are dealt with.
 #[derive(Debug, Clone)]

@@ -1,13 +1,14 @@
 //! One worker's process, whoever it works for: started with its socket, counters and bounds; spoken to over its wire; seen
 //! off. Nothing here waits for long but [`start`], which is called from threads that may.
 
+mod wire;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
-use std::{io, iter};
+use std::{io, iter, thread};
 
 use bytes::{Bytes, BytesMut};
 use gpupool_confine::bounds::{Bounds, Excess, Held, Watcher};
@@ -24,8 +25,6 @@ use crate::limits::{BACKOFF, BACKOFF_MOST, SOCKET_BYTES};
 use crate::plan::{NotAttached, Place, Plan, Program, Speaks, WorkerOutput};
 use crate::protocol::{Counters, Frame, Kind, SOCKET_VARIABLE, VERSION, send_with};
 use crate::worker::{Hello, Ready};
-
-mod wire;
 
 /// How long to wait before a process is started that died so often in a row.
 pub(crate) fn backoff(deaths: u32) -> Duration {

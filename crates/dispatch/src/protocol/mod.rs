@@ -1,20 +1,21 @@
 //! What dispatcher and worker say to each other: frames over a socket, and counters in memory both see.
 
+mod counters;
+
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-pub use counters::{Counted, Counters, Interrupt};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
 
+pub use counters::{Counted, Counters, Interrupt};
+
 use crate::TaskId;
 use crate::limits::{FRAME_BYTES, READ_BYTES};
-
-mod counters;
 
 /// The version of all of it. A worker refuses another one.
 pub const VERSION: u32 = 1;

@@ -15,8 +15,7 @@ use std::time::{Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use crate::limits::DROP_PATIENCE;
-use crate::limits::{AUDIT_ENTRIES, AUDIT_LINE_BYTES, AUDIT_SYNC, AUDIT_UNWRITTEN};
+use crate::limits::{AUDIT_ENTRIES, AUDIT_LINE_BYTES, AUDIT_SYNC, AUDIT_UNWRITTEN, DROP_PATIENCE};
 
 /// One hold of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,16 +95,6 @@ struct Writer {
     done: Receiver<()>,
 }
 
-/// What is known when a hold begins.
-#[derive(Debug)]
-pub(super) struct Begun {
-    pub hold: u64,
-    pub task_id: Arc<str>,
-    pub worker_id: u32,
-    pub device: Arc<str>,
-    pub pid: u32,
-}
-
 impl AuditTrail {
     pub fn new(path: Option<&Path>) -> io::Result<Self> {
         let failure = Arc::new(OnceLock::new());
@@ -114,8 +103,7 @@ impl AuditTrail {
         Ok(Self { pool, books: Mutex::new(Books { writer, ..Books::default() }), failure })
     }
 
-    pub fn begin(&self, begun: Begun) {
-        let Begun { hold, task_id, worker_id, device, pid } = begun;
+    pub fn begin(&self, hold: u64, task_id: Arc<str>, worker_id: u32, device: Arc<str>, pid: u32) {
         let pool = Arc::clone(&self.pool);
         let entry = AuditEntry { pool, hold, task_id, worker_id, device, pid, acquired_at_ms: now_ms(), ended: None };
         let mut books = self.lock();
@@ -267,16 +255,16 @@ fn now_ms() -> u64 {
 mod tests {
     use super::*;
 
-    fn begun(hold: u64) -> Begun {
-        Begun { hold, task_id: format!("task {hold}").into(), worker_id: 1, device: "cpu".into(), pid: 77 }
+    fn begin(trail: &AuditTrail, hold: u64) {
+        trail.begin(hold, format!("task {hold}").into(), 1, "cpu".into(), 77);
     }
 
     #[test]
     fn a_file_tells_what_memory_tells_also_after_a_torn_line() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let trail = AuditTrail::new(Some(file.path())).unwrap();
-        trail.begin(begun(0));
-        trail.begin(begun(1));
+        begin(&trail, 0);
+        begin(&trail, 1);
         trail.end(0, HowEnded::Lost, Some("it exited with code 3".into()));
         trail.close();
         assert_eq!(read_audit(file.path()).unwrap(), trail.entries());
@@ -290,7 +278,7 @@ mod tests {
         let torn = read_audit(file.path()).unwrap();
         assert_eq!((torn.len(), &torn[0].ended), (2, &None), "its end was torn, its begin was not");
         let next = AuditTrail::new(Some(file.path())).unwrap();
-        next.begin(begun(0));
+        begin(&next, 0);
         next.close();
         assert_eq!(read_audit(file.path()).unwrap().last(), next.entries().last());
         assert_eq!(trail.failure(), None);
@@ -300,9 +288,9 @@ mod tests {
     fn only_the_last_holds_are_kept() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let trail = AuditTrail::new(Some(file.path())).unwrap();
-        trail.begin(begun(0));
+        begin(&trail, 0);
         for hold in 1..=AUDIT_ENTRIES as u64 + 5 {
-            trail.begin(begun(hold));
+            begin(&trail, hold);
             trail.end(hold, HowEnded::Released, None);
         }
         trail.close();

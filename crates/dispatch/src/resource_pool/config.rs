@@ -12,8 +12,9 @@ use gpupool_confine::bounds::{Bounds, DeviceMemory, Excess};
 use super::owner::LeasedGpus;
 use super::roster::Rules;
 use crate::gpus::GpuError;
-use crate::limits::{ACQUIRE_PATIENCE, IDLE_TIME, LONGEST_TIME, SETUP_PATIENCE, TASK_ID_BYTES, WAITING};
-use crate::limits::{CLEAN_UP_PATIENCE, WORKERS};
+use crate::limits::{
+    ACQUIRE_PATIENCE, CLEAN_UP_PATIENCE, IDLE_TIME, LONGEST_TIME, SETUP_PATIENCE, TASK_ID_BYTES, WAITING, WORKERS,
+};
 use crate::plan::{Place, Plan, Program};
 use crate::{Cause, Refused, WorkerId, WorkerOutput};
 

@@ -9,6 +9,12 @@
 //! One thread for each pool (the owner) decides, by the `roster`, and keeps time: nobody who blocks a runtime can keep a limit
 //! from being kept. On that thread each process has a task that tends it, from its start to its end. All of it ends with the pool.
 
+mod audit;
+mod config;
+mod owner;
+mod roster;
+mod worker;
+
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -17,28 +23,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::limits::TASK_ID_BYTES;
-use audit::AuditTrail;
-pub use audit::{AuditEntry, Ended, HowEnded, read_audit};
 use bytes::Bytes;
-pub use config::{AcquireError, Device, ResourceConfig, ResourceError, WorkerError};
 use gpupool_confine::bounds::Watcher;
 use gpupool_confine::cgroup::Cgroups;
-pub use owner::LeasedGpus;
-use owner::{Leases, Message, Parts, own};
-use roster::Ticket;
 use tokio::sync::{mpsc, oneshot, watch};
+
+use audit::AuditTrail;
+pub use audit::{AuditEntry, Ended, HowEnded, read_audit};
+pub use config::{AcquireError, Device, ResourceConfig, ResourceError, WorkerError};
+pub use owner::LeasedGpus;
+use owner::{Message, Owner};
+use roster::Ticket;
 use worker::{Busy, Live, Order, Run};
 
-use crate::limits::{CANCEL_GRACE, DEPTH, DROP_PATIENCE};
+use crate::limits::{CANCEL_GRACE, DEPTH, DROP_PATIENCE, TASK_ID_BYTES};
 use crate::plan::Speaks;
 use crate::{Refused, WorkerId};
-
-mod audit;
-mod config;
-mod owner;
-mod roster;
-mod worker;
 
 // The pool as its users see it.
 
@@ -81,23 +81,11 @@ impl ResourcePool {
             ..PoolStatus::default()
         });
         let (least, clean_up_timeout) = (config.min_workers as usize, config.clean_up_timeout);
-        let (tell, gpu_news) = mpsc::unbounded_channel();
-        let lease = |wish| Leases::start(wish, config.max_workers, tell);
-        let leases = config.gpus.clone().map(lease).transpose()?;
-        let parts = Parts {
-            config,
-            watcher,
-            audit: Arc::clone(&audit),
-            status: tells,
-            inbox,
-            to_us: to_us.clone(),
-            leases,
-            gpu_news,
-        };
+        let owner = Owner::new(config, watcher, Arc::clone(&audit), tells, to_us.clone())?;
         let (ends, is_over) = watch::channel(());
         let (ends_too, is_over_too) = sync_channel(0);
         std::thread::Builder::new().name("gpupool-workers".into()).spawn(move || {
-            runtime.block_on(own(parts));
+            runtime.block_on(owner.own(inbox));
             drop(runtime);
             drop((ends, ends_too));
         })?;

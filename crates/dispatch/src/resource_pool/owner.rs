@@ -12,20 +12,19 @@ use gpupool_client::local::LocalAgent;
 use gpupool_confine::bounds::Watcher;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::audit::{AuditTrail, Begun, HowEnded};
+use super::audit::{AuditTrail, HowEnded};
 use super::config::worker_id;
-use super::roster::{Death, Effect, Fitness, Refusal, Roster, Ticket};
-use super::worker::{Live, News, NewsTo, Order, Tending};
+use super::roster::{Effect, Fitness, Refusal, Roster, Ticket};
+use super::worker::{Live, News, Order, Tending};
 use super::{AcquireError, HeldWorker, PoolStatus, ResourceConfig, WorkerError};
 use crate::Cause;
 use crate::gpus::{GpuError, GpuKeeper, GpuNews, GpuWish, Granted};
-use crate::limits::SLEEP_MOST;
-use crate::limits::WAITING;
+use crate::limits::{SLEEP_MOST, WAITING};
 use crate::plan::{Place, Plan};
 
 pub(super) type Answer = oneshot::Sender<Result<HeldWorker, AcquireError>>;
 
-/// A wish.
+/// A wish of those who want or have workers, or news of a process or a GPU.
 #[derive(Debug)]
 pub(super) enum Message {
     Ask {
@@ -40,6 +39,8 @@ pub(super) enum Message {
         seen: Option<oneshot::Sender<()>>,
     },
     Kill(Ticket),
+    Worker(usize, News),
+    Gpu(GpuNews),
     /// Workers may take so long to clean up.
     ShutDown(Duration),
 }
@@ -61,7 +62,6 @@ pub(super) struct Owner {
     stop_patience: Duration,
     clean_up_failure: Option<Arc<str>>,
     to_us: mpsc::UnboundedSender<Message>,
-    news: NewsTo,
     /// Told when the status shows what happened.
     answers: Vec<(Answer, Result<HeldWorker, AcquireError>)>,
     seen: Vec<oneshot::Sender<()>>,
@@ -78,62 +78,57 @@ struct Hold {
     tell: watch::Sender<Option<WorkerError>>,
 }
 
-/// What an owner works with, made where failing can still be told.
-pub(super) struct Parts {
-    pub config: ResourceConfig,
-    pub watcher: Watcher,
-    pub audit: Arc<AuditTrail>,
-    pub status: watch::Sender<PoolStatus>,
-    pub inbox: mpsc::UnboundedReceiver<Message>,
-    pub to_us: mpsc::UnboundedSender<Message>,
-    pub leases: Option<Leases>,
-    pub gpu_news: mpsc::UnboundedReceiver<GpuNews>,
-}
-
-/// Owns a pool until it is shut down.
-pub(super) async fn own(parts: Parts) {
-    let Parts { config, watcher, audit, status, mut inbox, to_us, leases, mut gpu_news } = parts;
-    let (news, mut hears) = mpsc::unbounded_channel();
-    let mut owner = Owner {
-        plan: Arc::new(config.plan()),
-        devices: match leases {
-            Some(_) => vec![DEVICE.into()],
-            None => config.devices.iter().map(|device| device.name.as_str().into()).collect(),
-        },
-        leases,
-        watcher: Arc::new(watcher),
-        roster: Roster::new(config.rules()),
-        effects: Vec::new(),
-        processes: (0..config.max_workers).map(|_| None).collect(),
-        waiting: HashMap::new(),
-        holds: BTreeMap::new(),
-        status,
-        audit,
-        stop_patience: config.clean_up_timeout,
-        clean_up_failure: None,
-        to_us,
-        news,
-        answers: Vec::new(),
-        seen: Vec::new(),
-        config,
-    };
-    owner.settle();
-    while !owner.roster.is_over() {
-        let until = owner.roster.next_deadline().unwrap_or_else(|| Instant::now() + SLEEP_MOST);
-        tokio::select! {
-            Some(message) = inbox.recv() => owner.take(message),
-            Some((slot, news)) = hears.recv() => owner.hear(slot, news),
-            Some(news) = gpu_news.recv() => owner.hear_of_gpu(news),
-            () = tokio::time::sleep_until(until.into()) => {}
-        }
-        owner.settle();
-    }
-    // Given back before the end of the pool is told.
-    drop(owner.leases.take());
-    owner.audit.close();
-}
-
 impl Owner {
+    /// Asks for GPUs, where workers have some; workers are started by [`Owner::own`].
+    pub fn new(
+        config: ResourceConfig,
+        watcher: Watcher,
+        audit: Arc<AuditTrail>,
+        status: watch::Sender<PoolStatus>,
+        to_us: mpsc::UnboundedSender<Message>,
+    ) -> Result<Self, GpuError> {
+        let lease = |wish| Leases::start(wish, config.max_workers, to_us.clone());
+        let leases = config.gpus.clone().map(lease).transpose()?;
+        Ok(Self {
+            plan: Arc::new(config.plan()),
+            devices: match leases {
+                Some(_) => vec![DEVICE.into()],
+                None => config.devices.iter().map(|device| device.name.as_str().into()).collect(),
+            },
+            leases,
+            watcher: Arc::new(watcher),
+            roster: Roster::new(config.rules()),
+            effects: Vec::new(),
+            processes: (0..config.max_workers).map(|_| None).collect(),
+            waiting: HashMap::new(),
+            holds: BTreeMap::new(),
+            status,
+            audit,
+            stop_patience: config.clean_up_timeout,
+            clean_up_failure: None,
+            to_us,
+            answers: Vec::new(),
+            seen: Vec::new(),
+            config,
+        })
+    }
+
+    /// Owns a pool until it is shut down.
+    pub async fn own(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
+        self.settle();
+        while !self.roster.is_over() {
+            let until = self.roster.next_deadline().unwrap_or_else(|| Instant::now() + SLEEP_MOST);
+            tokio::select! {
+                Some(message) = inbox.recv() => self.take(message),
+                () = tokio::time::sleep_until(until.into()) => {}
+            }
+            self.settle();
+        }
+        // Given back before the end of the pool is told.
+        drop(self.leases.take());
+        self.audit.close();
+    }
+
     fn take(&mut self, message: Message) {
         let now = Instant::now();
         match message {
@@ -159,6 +154,8 @@ impl Owner {
                 self.seen.extend(seen);
             }
             Message::Kill(ticket) => self.end_unfit(ticket, WorkerError::Killed),
+            Message::Worker(slot, news) => self.hear(slot, news, now),
+            Message::Gpu(news) => self.hear_of_gpu(news, now),
             Message::ShutDown(patience) => {
                 self.stop_patience = patience;
                 self.roster.close(&mut self.effects);
@@ -166,8 +163,7 @@ impl Owner {
         }
     }
 
-    fn hear(&mut self, slot: usize, news: News) {
-        let now = Instant::now();
+    fn hear(&mut self, slot: usize, news: News, now: Instant) {
         match news {
             News::Ready(live) => {
                 if let Some(process) = &mut self.processes[slot] {
@@ -184,8 +180,8 @@ impl Owner {
             News::CleanUpFailed(why) => self.clean_up_failure = Some(why),
             News::Gone { cause, why, was_ordered } => {
                 self.processes[slot] = None;
-                let death = if was_ordered { Death::Wanted } else { Death::Own(why) };
-                if let Some(ticket) = self.roster.gone(slot, death, now, &mut self.effects) {
+                let failure = (!was_ordered).then_some(why);
+                if let Some(ticket) = self.roster.gone(slot, failure, now, &mut self.effects) {
                     self.end_hold(
                         ticket,
                         match cause {
@@ -199,17 +195,26 @@ impl Owner {
         }
     }
 
-    fn hear_of_gpu(&mut self, news: GpuNews) {
-        let now = Instant::now();
-        let Some(change) = self.leases.as_mut().and_then(|leases| leases.hear(news)) else { return };
-        match change {
-            Change::Granted(slot) => self.roster.equip(slot, now, &mut self.effects),
-            Change::Lost(slot, why) => {
-                if let Some(ticket) = self.roster.strip(slot, now, &mut self.effects) {
-                    self.end_hold(ticket, WorkerError::Lost(Cause::Withdrawn(why)));
+    fn hear_of_gpu(&mut self, news: GpuNews, now: Instant) {
+        let Some(leases) = &mut self.leases else { return };
+        match news {
+            GpuNews::Granted(granted) => {
+                let slot = granted.place;
+                (leases.granted[slot], leases.waiting[slot]) = (Some(granted), None);
+                self.roster.equip(slot, now, &mut self.effects);
+            }
+            GpuNews::Lost { place, why } => {
+                leases.granted[place] = None;
+                if let Some(ticket) = self.roster.strip(place, now, &mut self.effects) {
+                    self.end_hold(ticket, WorkerError::Lost(Cause::Withdrawn(why.into())));
                 }
             }
-            Change::Refused(slot, why) => self.roster.deny(slot, why, &mut self.effects),
+            GpuNews::Refused { place, why } => {
+                leases.waiting[place] = None;
+                self.roster.deny(place, why.into(), &mut self.effects);
+            }
+            GpuNews::Waiting { place, text } => leases.waiting[place] = Some(text.into()),
+            GpuNews::Note(_) => {}
         }
     }
 
@@ -261,7 +266,7 @@ impl Owner {
             place: self.leases.as_ref().map_or_else(|| self.config.place(slot), |leases| leases.place(slot)),
             watcher: Arc::clone(&self.watcher),
             setup_timeout: self.config.setup_timeout,
-            news: self.news.clone(),
+            owner: self.to_us.clone(),
         };
         tokio::spawn(tending.tend(taken, orders.downgrade()));
         self.processes[slot] = Some(Process { orders, live: None });
@@ -275,13 +280,7 @@ impl Owner {
         }
         let device = Arc::clone(&self.devices[slot % self.devices.len()]);
         let id = worker_id(slot);
-        self.audit.begin(Begun {
-            hold: ticket.0,
-            task_id: Arc::clone(&task_id),
-            worker_id: id.0,
-            device: Arc::clone(&device),
-            pid: live.pid,
-        });
+        self.audit.begin(ticket.0, Arc::clone(&task_id), id.0, Arc::clone(&device), live.pid);
         let (tell, ended) = watch::channel(None);
         self.holds.insert(ticket, Hold { task_id, tell });
         let worker = HeldWorker {
@@ -348,18 +347,13 @@ impl Owner {
     }
 
     fn publish(&self) {
-        let counts = self.roster.counts();
         let status = PoolStatus {
-            total_workers: counts.total,
-            available_workers: counts.free,
-            active_tasks: counts.held,
-            waiting_tasks: counts.waiting,
             worker_timeout: self.config.worker_timeout,
             worker_memory: self.config.worker_memory,
             active_task_ids: self.holds.values().map(|hold| Arc::clone(&hold.task_id)).collect(),
-            failure: self.roster.hopeless(),
             clean_up_failure: self.clean_up_failure.clone(),
             audit_failure: self.audit.failure(),
+            ..self.roster.status()
         };
         self.status.send_if_modified(|known| {
             let is_new = *known != status;
@@ -375,7 +369,7 @@ impl Owner {
 // last worker has gone.
 
 /// What a worker calls its GPU: it sees no other, and frameworks call those of all vendors so.
-pub(super) const DEVICE: &str = "cuda:0";
+const DEVICE: &str = "cuda:0";
 
 /// What workers lease, and of whom.
 #[derive(Debug, Clone)]
@@ -388,55 +382,21 @@ pub struct LeasedGpus {
 
 /// The GPUs of a pool's workers.
 #[derive(Debug)]
-pub(super) struct Leases {
+struct Leases {
     keeper: Arc<GpuKeeper>,
     granted: Vec<Option<Granted>>,
     /// How the wait for each goes.
     waiting: Vec<Option<Arc<str>>>,
 }
 
-/// What it means for a worker.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    /// It may be started.
-    Granted(usize),
-    /// It must stop now.
-    Lost(usize, Arc<str>),
-    /// It will never be.
-    Refused(usize, Arc<str>),
-}
-
 impl Leases {
     /// Asks for a GPU for each worker.
-    pub fn start(wish: LeasedGpus, workers: u32, news: mpsc::UnboundedSender<GpuNews>) -> Result<Self, GpuError> {
+    fn start(wish: LeasedGpus, workers: u32, owner: mpsc::UnboundedSender<Message>) -> Result<Self, GpuError> {
         let places = workers as usize;
         let LeasedGpus { agent, body } = wish;
         let wish = GpuWish { body, leases: places, gpu_ids: Vec::new() };
-        let keeper = GpuKeeper::start(agent, wish, move |told| drop(news.send(told)))?;
+        let keeper = GpuKeeper::start(agent, wish, move |news| drop(owner.send(Message::Gpu(news))))?;
         Ok(Self { keeper: Arc::new(keeper), granted: vec![None; places], waiting: vec![None; places] })
-    }
-
-    pub fn hear(&mut self, news: GpuNews) -> Option<Change> {
-        match news {
-            GpuNews::Granted(granted) => {
-                let place = granted.place;
-                (self.granted[place], self.waiting[place]) = (Some(granted), None);
-                Some(Change::Granted(place))
-            }
-            GpuNews::Lost { place, why } => {
-                self.granted[place] = None;
-                Some(Change::Lost(place, why.into()))
-            }
-            GpuNews::Refused { place, why } => {
-                self.waiting[place] = None;
-                Some(Change::Refused(place, why.into()))
-            }
-            GpuNews::Waiting { place, text } => {
-                self.waiting[place] = Some(text.into());
-                None
-            }
-            GpuNews::Note(_) => None,
-        }
     }
 
     /// How the wait for a GPU goes, if one is waited for.

@@ -20,6 +20,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 
 use super::WorkerError;
+use super::owner::Message;
 use crate::limits::EXIT_PATIENCE;
 use crate::plan::{Place, Plan, Speaks};
 use crate::process::{Heard, Process, Wire, end, ready_of, start};
@@ -84,8 +85,6 @@ pub(super) struct Live {
     pub held: Option<Arc<Held>>,
 }
 
-pub(super) type NewsTo = mpsc::UnboundedSender<(usize, News)>;
-
 /// How a process is to be started, and who hears of it.
 pub(super) struct Tending {
     pub slot: usize,
@@ -93,26 +92,18 @@ pub(super) struct Tending {
     pub place: Place,
     pub watcher: Arc<Watcher>,
     pub setup_timeout: Duration,
-    pub news: NewsTo,
+    pub owner: mpsc::UnboundedSender<Message>,
 }
 
 impl Tending {
     /// Starts a process and tends it until it is gone.
     pub async fn tend(self, orders: mpsc::UnboundedReceiver<Order>, to_it: mpsc::WeakUnboundedSender<Order>) {
-        let gone = |cause: Cause, why: Option<Arc<str>>, was_ordered| News::Gone {
-            why: why.unwrap_or_else(|| cause.to_string().into()),
-            cause,
-            was_ordered,
-        };
         let last = match self.start(to_it).await {
-            Ok(worker) => {
-                let Farewell { cause, setup_failure, was_ordered } = worker.live(orders).await;
-                gone(cause, setup_failure, was_ordered)
-            }
+            Ok(worker) => worker.live(orders).await,
             Err(why) => gone(Cause::NotStarted(why.into()), None, false),
         };
         // The owner outlives all that it has tended.
-        let _ = self.news.send((self.slot, last));
+        let _ = self.owner.send(Message::Worker(self.slot, last));
     }
 
     async fn start(&self, to_it: mpsc::WeakUnboundedSender<Order>) -> Result<Worker, String> {
@@ -126,7 +117,8 @@ impl Tending {
         let process = started.map_err(|error| error.to_string())?.map_err(|reason| reason.why().to_owned())?;
         let mut worker = Worker::new(process, self).map_err(|error| error.to_string())?;
         if self.plan.program.speaks == Speaks::Lines {
-            worker.is_ready();
+            // It says nothing of itself: it is ready when it runs.
+            worker.talk.is_ready();
         }
         Ok(worker)
     }
@@ -139,14 +131,6 @@ enum Phase {
     SettingUp(Instant),
     AtWork,
     Stopping(Instant),
-}
-
-/// What is left to say when a process is gone.
-pub(super) struct Farewell {
-    pub cause: Cause,
-    /// In its own words.
-    pub setup_failure: Option<Arc<str>>,
-    pub was_ordered: bool,
 }
 
 /// Why a process is not to be tended any longer.
@@ -163,7 +147,7 @@ impl Leave {
 }
 
 /// A worker's process that runs.
-pub(super) struct Worker {
+struct Worker {
     job: AsyncFd<ByFd<Job>>,
     talk: Talk,
 }
@@ -183,7 +167,7 @@ struct Talk {
     setup_failure: Option<Arc<str>>,
     was_ordered: bool,
     is_dead: bool,
-    news: NewsTo,
+    owner: mpsc::UnboundedSender<Message>,
 }
 
 impl Worker {
@@ -203,18 +187,13 @@ impl Worker {
             setup_failure: None,
             was_ordered: false,
             is_dead: false,
-            news: tending.news.clone(),
+            owner: tending.owner.clone(),
         };
         Ok(Self { job: ByFd(job).register(Interest::READABLE)?, talk })
     }
 
-    /// It is ready when it runs, as it says nothing of itself.
-    pub fn is_ready(&mut self) {
-        self.talk.is_ready();
-    }
-
     /// Tends it until it is gone.
-    pub async fn live(mut self, mut orders: mpsc::UnboundedReceiver<Order>) -> Farewell {
+    async fn live(mut self, mut orders: mpsc::UnboundedReceiver<Order>) -> News {
         let Leave { cause, grace } = loop {
             if let Err(leave) = self.turn(&mut orders).await {
                 break leave;
@@ -230,7 +209,7 @@ impl Worker {
         if !matches!(cause, Some(Cause::Nonsense(_))) {
             talk.hear_the_rest();
         }
-        Farewell { cause: cause.unwrap_or(death), setup_failure: talk.setup_failure, was_ordered: talk.was_ordered }
+        gone(cause.unwrap_or(death), talk.setup_failure, talk.was_ordered)
     }
 
     /// Waits for the next thing to happen, and deals with it.
@@ -353,7 +332,7 @@ impl Talk {
 
     fn tell(&self, news: News) {
         // The owner outlives all that it has tended.
-        let _ = self.news.send((self.slot, news));
+        let _ = self.owner.send(Message::Worker(self.slot, news));
     }
 
     /// Deals with all it said that was read.
@@ -390,6 +369,11 @@ impl Talk {
         }
         Ok(())
     }
+}
+
+/// The last news of a process; `why` in its own words, if it said any.
+fn gone(cause: Cause, why: Option<Arc<str>>, was_ordered: bool) -> News {
+    News::Gone { why: why.unwrap_or_else(|| cause.to_string().into()), cause, was_ordered }
 }
 
 fn text(frame: &Frame) -> Arc<str> {
@@ -440,12 +424,12 @@ fn transfer(wire: &mut Wire, ready: Ready) -> (bool, Ready) {
 /// Something with a file descriptor that is open, and the same, as long as it lives: nothing in this crate that is put here
 /// ever changes its own.
 #[derive(Debug)]
-pub(super) struct ByFd<T>(pub T);
+struct ByFd<T>(T);
 
 impl<T: AsFd> ByFd<T> {
     /// Has the runtime watch it.
     #[allow(unsafe_code, reason = "the runtime wants to be told that the descriptor stays open")]
-    pub fn register(self, interest: Interest) -> io::Result<AsyncFd<Self>> {
+    fn register(self, interest: Interest) -> io::Result<AsyncFd<Self>> {
         // SAFETY: what is inside owns its file descriptor, and keeps it until it is dropped.
         unsafe { AsyncFd::register_with_interest(self, interest) }.map_err(io::Error::from)
     }

@@ -3,15 +3,16 @@
 //! One function for each thing that happens; each takes the time, and adds to `effects` what is to be done about it. The time
 //! is wanted again at [`Roster::next_deadline`].
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::PoolStatus;
 use crate::limits::SETUP_TRIES;
 use crate::process::backoff;
-
-#[cfg(test)]
-mod tests;
 
 /// Somebody who asked for a worker; later the hold on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,30 +62,12 @@ pub(super) enum Refusal {
     Closed,
 }
 
-/// How a worker came to be gone.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Death {
-    /// We ended it.
-    Wanted,
-    /// It could not be started, or died by itself.
-    Own(Arc<str>),
-}
-
 /// In what state a worker is given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fitness {
     Fit,
     /// Nobody else may have it as it is.
     Unfit,
-}
-
-/// How many workers are in which state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Counts {
-    pub total: usize,
-    pub free: usize,
-    pub held: usize,
-    pub waiting: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,11 +179,18 @@ impl Roster {
         }
     }
 
-    /// A worker's process is gone, or never was; whose hold is over by that.
-    pub fn gone(&mut self, at: usize, death: Death, now: Instant, effects: &mut Vec<Effect>) -> Option<Ticket> {
+    /// A worker's process is gone, or never was; whose hold is over by that. `failure` is why it could not be started or died by
+    /// itself; `None` where we ended it.
+    pub fn gone(
+        &mut self,
+        at: usize,
+        failure: Option<Arc<str>>,
+        now: Instant,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Ticket> {
         self.slots[at].is_dying = false;
         let was = std::mem::replace(&mut self.slots[at].state, State::Empty);
-        if let Death::Own(why) = death {
+        if let Some(why) = failure {
             self.slots[at].deaths += 1;
             self.failures += u32::from(was == State::Starting);
             self.last_failure = Some(why);
@@ -297,13 +287,16 @@ impl Roster {
         self.last_failure.as_ref()
     }
 
-    pub fn counts(&self) -> Counts {
+    /// How many workers are in which state, and whether any can be had.
+    pub fn status(&self) -> PoolStatus {
         let count = |is: fn(&State) -> bool| self.slots.iter().filter(|slot| is(&slot.state)).count();
-        Counts {
-            total: self.total(),
-            free: count(|state| matches!(state, State::Free(_))),
-            held: count(|state| matches!(state, State::Held { .. })),
-            waiting: self.line.len(),
+        PoolStatus {
+            total_workers: self.total(),
+            available_workers: count(|state| matches!(state, State::Free(_))),
+            active_tasks: count(|state| matches!(state, State::Held { .. })),
+            waiting_tasks: self.line.len(),
+            failure: self.hopeless(),
+            ..PoolStatus::default()
         }
     }
 

@@ -131,7 +131,7 @@ impl World {
         self.roster.dying(slot);
     }
 
-    fn gone(&mut self, slot: usize, death: Death) {
+    fn gone(&mut self, slot: usize, failure: Option<Arc<str>>) {
         self.dying.remove(&slot);
         let holder = match std::mem::replace(&mut self.slots[slot], Process::None) {
             Process::Alive(holder) | Process::Ending(holder) => holder,
@@ -140,7 +140,7 @@ impl World {
         if let Some(holder) = holder {
             self.holds.remove(&holder);
         }
-        let told = self.step(|roster, now, effects| roster.gone(slot, death, now, effects));
+        let told = self.step(|roster, now, effects| roster.gone(slot, failure, now, effects));
         assert_eq!(told, holder.map(Ticket));
     }
 
@@ -164,23 +164,23 @@ impl World {
 
     /// What must be true at any moment.
     fn check(&self) {
-        let counts = self.roster.counts();
-        assert_eq!((counts.waiting, counts.held), (self.line.len(), self.holds.len()));
-        assert!(counts.total <= self.rules.max_workers);
+        let counts = self.roster.status();
+        assert_eq!((counts.waiting_tasks, counts.active_tasks), (self.line.len(), self.holds.len()));
+        assert!(counts.total_workers <= self.rules.max_workers);
         if self.is_closed {
             return assert!(self.line.is_empty());
         }
-        assert_eq!(counts.free, self.free());
-        assert!(counts.total >= self.rules.min_workers, "{counts:?}");
-        assert!(self.line.is_empty() || counts.free == 0, "somebody waits while a worker is free");
+        assert_eq!(counts.available_workers, self.free());
+        assert!(counts.total_workers >= self.rules.min_workers, "{counts:?}");
+        assert!(self.line.is_empty() || counts.available_workers == 0, "somebody waits while a worker is free");
         let is_somebody_coming = self.slots.iter().any(|process| *process != Process::None);
         let is_told_later = self.roster.next_deadline().is_some();
         assert!(self.line.is_empty() || is_somebody_coming || is_told_later, "nobody comes for who waits");
     }
 }
 
-fn own(why: &str) -> Death {
-    Death::Own(why.into())
+fn own(why: &str) -> Option<Arc<str>> {
+    Some(why.into())
 }
 
 #[test]
@@ -193,14 +193,14 @@ fn workers_come_with_load_and_go_when_idle() {
     for ticket in tickets {
         world.give_back(ticket, Fitness::Fit);
     }
-    assert_eq!(world.roster.counts(), Counts { total: 3, free: 3, held: 0, waiting: 0 });
+    assert_eq!(world.roster.status(), PoolStatus { total_workers: 3, available_workers: 3, ..PoolStatus::default() });
     world.pass(59 * SECOND);
     assert_eq!(world.free(), 3);
     world.pass(SECOND);
     assert_eq!(world.slots, [Process::Alive(None), Process::Ending(None), Process::Ending(None)]);
-    world.gone(1, Death::Wanted);
-    world.gone(2, Death::Wanted);
-    assert_eq!(world.roster.counts().total, 1);
+    world.gone(1, None);
+    world.gone(2, None);
+    assert_eq!(world.roster.status().total_workers, 1);
     assert_eq!(world.roster.next_deadline(), None);
 }
 
@@ -226,7 +226,7 @@ fn an_unfit_worker_is_replaced_before_anybody_gets_it() {
     let (first, second) = (world.ask(), world.ask());
     world.give_back(first, Fitness::Unfit);
     assert_eq!(world.slots, [Process::Ending(None)]);
-    world.gone(0, Death::Wanted);
+    world.gone(0, None);
     assert_eq!(world.slots, [Process::Starting]);
     world.ready(0);
     assert_eq!(world.holds, BTreeSet::from([second]));
@@ -327,7 +327,7 @@ impl World {
             Step::Gone(which, is_own) => {
                 if let Some(slot) = choose(self.slots_that(|process| process != Process::None), which) {
                     let is_wanted = !is_own && matches!(self.slots[slot], Process::Ending(_));
-                    self.gone(slot, if is_wanted { Death::Wanted } else { own("died") });
+                    self.gone(slot, if is_wanted { None } else { own("died") });
                 }
             }
             Step::Pass(millis) => self.pass(Duration::from_millis(millis)),
@@ -356,10 +356,10 @@ proptest! {
         prop_assert!(world.line.is_empty(), "{:?} still wait", world.line);
         world.take(Step::Close);
         for slot in world.slots_that(|process| process != Process::None) {
-            world.gone(slot, Death::Wanted);
+            world.gone(slot, None);
         }
         prop_assert!(world.roster.is_over());
-        prop_assert_eq!(world.roster.counts(), Counts::default());
+        prop_assert_eq!(world.roster.status(), PoolStatus::default());
     }
 }
 
@@ -391,7 +391,7 @@ fn a_worker_is_started_when_it_has_a_device_and_goes_with_it() {
     let mut effects = Vec::new();
     assert_eq!(roster.strip(1, now, &mut effects), Some(ticket), "whoever has it is told");
     assert_eq!(effects, [Effect::Kill(1)]);
-    let gone = told(|effects| assert_eq!(roster.gone(1, Death::Wanted, now, effects), None));
+    let gone = told(|effects| assert_eq!(roster.gone(1, None, now, effects), None));
     assert_eq!(gone, [], "without a device it is not started again");
     assert_eq!(told(|effects| roster.equip(1, now, effects)), [Effect::Start(1)]);
 }
@@ -402,7 +402,7 @@ fn a_device_that_comes_back_while_the_old_worker_ends_is_used_after_it() {
     assert_eq!(told(|effects| roster.equip(0, now, effects)), [Effect::Start(0)]);
     assert_eq!(told(|effects| assert_eq!(roster.strip(0, now, effects), None)), [Effect::Kill(0)]);
     assert_eq!(told(|effects| roster.equip(0, now, effects)), []);
-    let gone = told(|effects| assert_eq!(roster.gone(0, Death::Wanted, now, effects), None));
+    let gone = told(|effects| assert_eq!(roster.gone(0, None, now, effects), None));
     assert_eq!(gone, [Effect::Start(0)]);
 }
 
