@@ -6,7 +6,6 @@
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
@@ -209,9 +208,8 @@ impl Drop for Dispatcher {
                 engine.turn(Driver::Leaver(until));
             }
         }
-        self.shared.shift.is_over.store(true, Ordering::SeqCst);
+        self.shared.shift.end();
         self.shared.post.ring();
-        self.shared.shift.call_relief();
         if let Some(relief) = self.relief.take() {
             // One that panicked has been seen to by the panic's own message.
             let _ = relief.join();
@@ -309,8 +307,7 @@ impl Shared {
 
     /// The caller drives from now on.
     fn enter(&self) -> Driving<'_> {
-        self.shift.caller_is_in.store(true, Ordering::SeqCst);
-        if self.shift.relief_drives.load(Ordering::SeqCst) {
+        if self.shift.caller_enters() {
             self.post.ring();
         }
         Driving { engine: self.lock(), shift: &self.shift }
@@ -323,19 +320,13 @@ impl Shared {
 
     /// Drives whenever the caller is away for longer than a moment.
     fn relieve(&self) {
-        while self.shift.wait_until_caller_is_away() {
-            self.shift.relief_drives.store(true, Ordering::SeqCst);
+        self.shift.relieve(|| {
             let mut engine = self.lock();
             while !self.shift.is_relief_done() && !engine.is_over() {
                 engine.turn(Driver::Relief);
             }
-            let is_over = engine.is_over();
-            drop(engine);
-            self.shift.relief_drives.store(false, Ordering::SeqCst);
-            if is_over {
-                return;
-            }
-        }
+            engine.is_over()
+        });
     }
 }
 

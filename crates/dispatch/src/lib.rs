@@ -26,6 +26,10 @@ mod process;
 pub mod protocol;
 pub mod resource_pool;
 mod shift;
+/// What [`shift`] is built of, in a module so that its test can use its own.
+mod sync {
+    pub use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+}
 pub mod worker;
 
 pub use dispatcher::{Dispatcher, Remote};

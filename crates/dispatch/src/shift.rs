@@ -1,62 +1,105 @@
 //! Who drives the engine: the caller while it waits for events, and the relief while it is away.
-
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+//!
+//! A lock for a few words: neither side keeps it for longer than it takes to read or write them. `tests/without_processes/hand_over.rs`
+//! runs this file on a scheduler that tries many orders of both threads.
 
 use crate::limits::AWAY;
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Who drives.
 #[derive(Debug, Default)]
 pub(crate) struct Shift {
-    /// The caller drives, or wants to.
-    pub caller_is_in: AtomicBool,
-    /// How often the caller has left.
-    left: AtomicU64,
-    pub relief_drives: AtomicBool,
-    relief_rests: AtomicBool,
-    pub is_over: AtomicBool,
-    bed: Mutex<()>,
+    state: Mutex<State>,
     call: Condvar,
 }
 
-impl Shift {
-    /// Rests while the caller drives, and until it has been away for more than a moment; `false` when all is over.
-    pub fn wait_until_caller_is_away(&self) -> bool {
-        let mut bed = self.bed.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            while self.caller_is_in.load(Ordering::SeqCst) && !self.is_over.load(Ordering::SeqCst) {
-                self.relief_rests.store(true, Ordering::SeqCst);
-                // Looked at again after that was said: who leaves now calls.
-                if self.caller_is_in.load(Ordering::SeqCst) {
-                    bed = self.call.wait(bed).unwrap_or_else(PoisonError::into_inner);
-                }
-                self.relief_rests.store(false, Ordering::SeqCst);
-            }
-            let left = self.left.load(Ordering::SeqCst);
-            if self.is_over.load(Ordering::SeqCst) {
-                return false;
-            }
-            bed = self.call.wait_timeout(bed, AWAY).unwrap_or_else(PoisonError::into_inner).0;
-            if !self.caller_is_in.load(Ordering::SeqCst) && self.left.load(Ordering::SeqCst) == left {
-                return !self.is_over.load(Ordering::SeqCst);
-            }
-        }
-    }
+#[derive(Debug, Default)]
+struct State {
+    /// The caller drives, or wants to.
+    caller_is_in: bool,
+    /// How often the caller has left.
+    left: u64,
+    relief: Relief,
+    is_over: bool,
+}
 
-    pub fn is_relief_done(&self) -> bool {
-        self.caller_is_in.load(Ordering::SeqCst) || self.is_over.load(Ordering::SeqCst)
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Relief {
+    /// Looks around, and sees what changes.
+    #[default]
+    Awake,
+    /// Until it is called.
+    Rests,
+    /// For a moment, in which the caller may come back.
+    Waits,
+    Drives,
+}
+
+impl Shift {
+    /// The caller drives from now on; whether the relief drives and has to be woken.
+    pub fn caller_enters(&self) -> bool {
+        let mut state = self.lock();
+        state.caller_is_in = true;
+        state.relief == Relief::Drives
     }
 
     pub fn caller_leaves(&self) {
-        self.left.fetch_add(1, Ordering::SeqCst);
-        self.caller_is_in.store(false, Ordering::SeqCst);
-        if self.relief_rests.load(Ordering::SeqCst) {
-            self.call_relief();
+        let mut state = self.lock();
+        state.caller_is_in = false;
+        state.left += 1;
+        if state.relief == Relief::Rests {
+            self.call.notify_all();
         }
     }
 
-    pub fn call_relief(&self) {
-        drop(self.bed.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Nobody drives any more.
+    pub fn end(&self) {
+        self.lock().is_over = true;
         self.call.notify_all();
+    }
+
+    /// The life of the relief: drives whenever the caller is away for longer than a moment. `drive` goes on until
+    /// [`Shift::is_relief_done`], and says whether all is over.
+    pub fn relieve(&self, mut drive: impl FnMut() -> bool) {
+        while self.wait_until_caller_is_away() {
+            let is_over = drive();
+            self.lock().relief = Relief::Awake;
+            if is_over {
+                return;
+            }
+        }
+    }
+
+    /// Whether the relief is to leave the engine to the caller, or to the end.
+    pub fn is_relief_done(&self) -> bool {
+        let state = self.lock();
+        state.caller_is_in || state.is_over
+    }
+
+    /// The relief rests while the caller drives, and until it has been away for more than a moment; then the relief drives.
+    /// `false` when all is over.
+    fn wait_until_caller_is_away(&self) -> bool {
+        let mut state = self.lock();
+        loop {
+            while state.caller_is_in && !state.is_over {
+                state.relief = Relief::Rests;
+                state = self.call.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            let left = state.left;
+            if !state.is_over {
+                state.relief = Relief::Waits;
+                state = self.call.wait_timeout(state, AWAY).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            if state.is_over {
+                return false;
+            }
+            if !state.caller_is_in && state.left == left {
+                state.relief = Relief::Drives;
+                return true;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -7,7 +7,6 @@ mod common;
 mod deaths;
 mod ends;
 mod examples;
-mod job_log;
 mod kinds;
 mod setting_up;
 #[path = "../support/mod.rs"]
