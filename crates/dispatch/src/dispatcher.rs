@@ -5,7 +5,6 @@
 //! and time limits hold whatever a callback does. The relief ends when the dispatcher is dropped.
 
 use std::collections::VecDeque;
-use std::ops::{Deref, DerefMut};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
@@ -92,7 +91,8 @@ impl Dispatcher {
     /// is over ([`Dispatcher::is_over`]). For callers that have to look after their signals.
     pub fn next_event_within(&mut self, patience: Duration) -> Option<Event> {
         let until = Instant::now() + patience;
-        let mut engine = self.shared.enter();
+        let mut driving = self.shared.enter();
+        let engine = &mut driving.engine;
         loop {
             engine.take_events(&mut self.events);
             let event = self.events.pop_front();
@@ -110,16 +110,17 @@ impl Dispatcher {
 
     /// What happened since it was last asked, without waiting.
     pub fn events_now(&mut self) -> Vec<Event> {
-        let mut engine = self.shared.enter();
+        let mut driving = self.shared.enter();
+        let engine = &mut driving.engine;
         engine.turn(Driver::Passer);
         engine.take_events(&mut self.events);
-        drop(engine);
+        drop(driving);
         self.events.drain(..).collect()
     }
 
     /// How things stand.
     pub fn stats(&self) -> Stats {
-        self.shared.enter().stats()
+        self.shared.enter().engine.stats()
     }
 
     /// Puts all of the source and tells all that happens, in this thread. An error of the source ends it, when what was taken
@@ -176,7 +177,7 @@ impl Dispatcher {
     pub fn finish(mut self) -> Result<Stats, DispatchError> {
         self.close();
         while self.next_event().is_some() {}
-        let engine = self.shared.enter();
+        let engine = &self.shared.enter().engine;
         match engine.failure() {
             Some(failure) => Err(failure.clone()),
             None => Ok(engine.stats()),
@@ -185,7 +186,8 @@ impl Dispatcher {
 
     /// Drives until there is something to tell, room for more tasks where `feeds`, or all is over.
     fn drive(&mut self, feeds: bool) {
-        let mut engine = self.shared.enter();
+        let mut driving = self.shared.enter();
+        let engine = &mut driving.engine;
         loop {
             engine.take_events(&mut self.events);
             if !self.events.is_empty() || engine.is_over() || (feeds && self.shared.feed.room() > 0) {
@@ -201,7 +203,8 @@ impl Drop for Dispatcher {
         let until = Instant::now() + DROP_PATIENCE;
         if !self.shared.is_over() {
             self.shared.post.send(Message::Cancel);
-            let mut engine = self.shared.enter();
+            let mut driving = self.shared.enter();
+            let engine = &mut driving.engine;
             while !engine.is_over() && Instant::now() < until {
                 engine.take_events(&mut self.events);
                 self.events.clear();
@@ -302,7 +305,7 @@ impl Shared {
     }
 
     fn is_over(&self) -> bool {
-        self.enter().is_over()
+        self.enter().engine.is_over()
     }
 
     /// The caller drives from now on.
@@ -334,20 +337,6 @@ impl Shared {
 struct Driving<'a> {
     engine: MutexGuard<'a, Engine>,
     shift: &'a Shift,
-}
-
-impl Deref for Driving<'_> {
-    type Target = Engine;
-
-    fn deref(&self) -> &Engine {
-        &self.engine
-    }
-}
-
-impl DerefMut for Driving<'_> {
-    fn deref_mut(&mut self) -> &mut Engine {
-        &mut self.engine
-    }
 }
 
 impl Drop for Driving<'_> {

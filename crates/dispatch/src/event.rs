@@ -1,4 +1,4 @@
-//! What happens in a run, as it is told.
+//! What a run tells: tasks and what becomes of them, events, how it stands, and what goes wrong with it as a whole.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,8 +98,6 @@ impl Over {
     }
 }
 
-// A task, who works on it, and what becomes of it.
-
 /// A task: its place in the source, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 pub struct TaskId(pub u64);
@@ -198,8 +196,6 @@ impl fmt::Display for Loss {
     }
 }
 
-// How a run stands.
-
 /// How many tasks are where, and what each worker does.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Stats {
@@ -266,8 +262,6 @@ pub enum WorkerState {
     /// It is gone for good.
     Gone,
 }
-
-// What can go wrong with a run as a whole.
 
 /// Why a run cannot begin or go on.
 #[derive(Debug, Clone, thiserror::Error)]

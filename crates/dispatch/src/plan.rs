@@ -196,11 +196,13 @@ pub struct Place {
 pub type Attach = Arc<dyn Fn(u32) -> Result<bool, NotAttached> + Send + Sync>;
 
 /// Why a worker's process must not be started.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotAttached {
     /// The place is not ours any more: as if it had been taken away ([`crate::Remote::withdraw`]).
+    #[error("{0}")]
     PlaceGone(String),
     /// It may be started later, if tried again.
+    #[error("{0}")]
     NotNow(String),
 }
 

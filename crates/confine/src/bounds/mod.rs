@@ -119,7 +119,7 @@ impl Enforcement {
     pub(crate) fn looked_at(&self) -> String {
         let told = self.bounds().filter_map(|(name, means)| match means {
             Means::Looking { shortest, longest, .. } => {
-                Some(format!("{name} looked at every {} to {}", Shown(*shortest), Shown(*longest)))
+                Some(format!("{name} looked at every {} to {}", shown(*shortest), shown(*longest)))
             }
             _ => None,
         });
@@ -146,7 +146,7 @@ impl fmt::Display for Means {
         match self {
             Self::Kernel(version) => write!(f, "by the kernel ({})", generation(*version)),
             Self::Looking { shortest, longest, why } => {
-                write!(f, "by looking every {} to {} ({why})", Shown(*shortest), Shown(*longest))
+                write!(f, "by looking every {} to {} ({why})", shown(*shortest), shown(*longest))
             }
             Self::Nothing { why } => write!(f, "by nothing ({why})"),
         }
@@ -169,14 +169,10 @@ fn generation(version: Version) -> &'static str {
     }
 }
 
-struct Shown(Duration);
-
-impl fmt::Display for Shown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.0.as_secs(), self.0.subsec_millis()) {
-            (seconds, 0) => write!(f, "{seconds} s"),
-            _ => write!(f, "{} ms", self.0.as_millis()),
-        }
+fn shown(time: Duration) -> String {
+    match (time.as_secs(), time.subsec_millis()) {
+        (seconds, 0) => format!("{seconds} s"),
+        _ => format!("{} ms", time.as_millis()),
     }
 }
 
@@ -202,16 +198,16 @@ impl fmt::Display for Excess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::HostMemory { used: Some(used), allowed } => {
-                write!(f, "it used {} of host memory; {} allowed", Bytes(*used), Bytes(*allowed))
+                write!(f, "it used {} of host memory; {} allowed", mib(*used), mib(*allowed))
             }
             Self::HostMemory { used: None, allowed } => {
-                write!(f, "it used more than {} of host memory", Bytes(*allowed))
+                write!(f, "it used more than {} of host memory", mib(*allowed))
             }
             Self::Processes { used, allowed } => {
                 write!(f, "it had {used} processes and threads; {allowed} allowed")
             }
             Self::DeviceMemory { used, allowed } => {
-                write!(f, "it used {} of GPU memory; {} allowed", Bytes(*used), Bytes(*allowed))
+                write!(f, "it used {} of GPU memory; {} allowed", mib(*used), mib(*allowed))
             }
             Self::CpuTime { used, allowed } => {
                 let (used, allowed) = (used.as_secs_f64(), allowed.as_secs_f64());
@@ -222,14 +218,10 @@ impl fmt::Display for Excess {
 }
 
 /// Bytes in MiB, or exactly where they are few or no whole number of them.
-struct Bytes(u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 >> 20 {
-            0 => write!(f, "{} bytes", self.0),
-            mib => write!(f, "{mib} MiB"),
-        }
+fn mib(bytes: u64) -> String {
+    match bytes >> 20 {
+        0 => format!("{bytes} bytes"),
+        mib => format!("{mib} MiB"),
     }
 }
 

@@ -33,8 +33,6 @@ use crate::worker::{Hello, Worker, serve};
 /// The first argument that makes this program a runner.
 pub(crate) const RUNNER_ARGUMENT: &str = "gpupool-command-runner";
 
-// What a task's command is, and how it is sent.
-
 /// A command line, as the payload of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandLine {
@@ -78,8 +76,6 @@ impl CommandLine {
         Some(Self { arguments: words.map(|word| OsString::from_vec(word.to_vec())).collect() })
     }
 }
-
-// How a command went, in the runner's words.
 
 /// How a command went: what a task's outcome holds where each task is a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! The engine: one loop around the ledger that touches the world. Starts workers, sends, hears, buries.
 //!
-//! Whoever drives it calls [`Engine::turn`] again and again, one thread at a time. What takes long (starting a process, seeing
-//! a dead one off) is done by short-lived threads that leave a message.
+//! Whoever drives it calls [`Engine::turn`] again and again, one thread at a time. What takes long (starting a
+//! process, ending one) is done by short-lived threads that leave a message.
 
 mod queues;
 mod slot;
@@ -28,7 +28,7 @@ use crate::event::{DispatchError, Event, Over};
 use crate::ledger::{Effect, Ledger};
 use crate::limits::{CANCEL_GRACE, SLEEP_MOST, UNUSED_PATIENCE};
 use crate::plan::Plan;
-use crate::{Cause, Outcome, Place, Stats, TaskId, WorkerId, WorkerStats};
+use crate::{Cause, Place, Stats, WorkerId, WorkerStats};
 
 /// Which of a slot's file descriptors something happened to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -458,8 +458,13 @@ impl Engine {
             for effect in std::mem::take(&mut self.effects) {
                 match effect {
                     Effect::Send { worker, tasks } => self.put_tasks(worker, &tasks, now),
-                    Effect::Over { task, worker, outcome, begun, tries } => {
-                        self.over(task, worker, outcome, begun, tries, now);
+                    Effect::Over { task, worker, outcome, begun: started, tries } => {
+                        self.payloads.remove(&task);
+                        let output = self.outputs.remove(&task);
+                        if let Some(at) = worker.and_then(|worker| self.slot_of(worker)) {
+                            self.slots[at].count(&outcome);
+                        }
+                        self.delivery.over(Over { task, worker, outcome, started, finished: now, tries, output });
                     }
                     Effect::Retried { task, worker, outcome } => {
                         self.outputs.remove(&task);
@@ -486,28 +491,5 @@ impl Engine {
                 }
             }
         }
-    }
-
-    fn over(
-        &mut self,
-        task: TaskId,
-        worker: Option<WorkerId>,
-        outcome: Outcome,
-        started: Option<Instant>,
-        tries: u32,
-        now: Instant,
-    ) {
-        self.payloads.remove(&task);
-        let output = self.outputs.remove(&task);
-        if let Some(at) = worker.and_then(|worker| self.slot_of(worker)) {
-            let slot = &mut self.slots[at];
-            match outcome {
-                Outcome::Done(_) => slot.counts.completed += 1,
-                Outcome::TimedOut(_) => slot.counts.timeouts += 1,
-                Outcome::Failed(_) | Outcome::WorkerLost(_) => slot.counts.failed += 1,
-                Outcome::Cancelled => {}
-            }
-        }
-        self.delivery.over(Over { task, worker, outcome, started, finished: now, tries, output });
     }
 }

@@ -11,7 +11,7 @@ use crate::limits::LAST_WORDS;
 use crate::plan::Place;
 use crate::process::{Process, Wire, backoff};
 use crate::protocol::Counters;
-use crate::{Cause, TaskId, WorkerState};
+use crate::{Cause, Outcome, TaskId, WorkerState};
 
 #[derive(Debug)]
 pub(super) struct Slot {
@@ -133,6 +133,16 @@ impl Slot {
         backoff(self.deaths)
     }
 
+    /// A task is over that was its own.
+    pub fn count(&mut self, outcome: &Outcome) {
+        match outcome {
+            Outcome::Done(_) => self.counts.completed += 1,
+            Outcome::TimedOut(_) => self.counts.timeouts += 1,
+            Outcome::Failed(_) | Outcome::WorkerLost(_) => self.counts.failed += 1,
+            Outcome::Cancelled => {}
+        }
+    }
+
     pub fn keep_words(&mut self, words: &[u8]) {
         self.last_words.extend_from_slice(words);
         // Cut now and then, not at each word.
@@ -159,8 +169,6 @@ impl Slot {
     }
 }
 
-// The time workers count by, and ours.
-
 /// The time of the counters, by our clock.
 #[derive(Debug)]
 pub(super) struct Clock {
@@ -181,8 +189,6 @@ impl Clock {
         self.instant.checked_add(Duration::from_nanos(since)).map(|at| at.min(now))
     }
 }
-
-// Finding things by the number of their task.
 
 /// Things by the number of their task.
 pub(super) type ByTask<T> = HashMap<TaskId, T, BuildHasherDefault<ByNumber>>;

@@ -13,7 +13,7 @@ use crate::command::Report;
 use crate::event::{DispatchError, Event};
 use crate::ledger::{Seen, Skill};
 use crate::limits::{EXIT_PATIENCE, READ_BYTES, RECALL_AFTER, SETUP_TRIES, UNREAD_EVENTS};
-use crate::plan::{Speaks, WorkerOutput};
+use crate::plan::{NotAttached, Speaks, WorkerOutput};
 use crate::process::{Heard, NotStarted, Process, backoff, end, ready_of, start, untaken_by_threads_of};
 use crate::protocol::{Frame, Kind, read_into};
 use crate::{Cause, Loss, Outcome, TaskId, WorkerId};
@@ -33,7 +33,8 @@ impl Engine {
         };
         let thread = std::thread::Builder::new().name("gpupool-start".into());
         if let Err(error) = untaken_by_threads_of(|| thread.spawn(start_it)) {
-            let outcome = Err(NotStarted::NotNow(format!("no thread can be had to start it: {error}")));
+            let why = format!("no thread can be had to start it: {error}");
+            let outcome = Err(NotAttached::NotNow(why).into());
             self.post.send(Message::Started { slot: at, generation, outcome });
         }
     }
@@ -73,21 +74,25 @@ impl Engine {
     }
 
     fn not_started(&mut self, at: usize, reason: &NotStarted, now: Instant) {
-        let why: Arc<str> = reason.why().into();
+        let why: Arc<str> = reason.to_string().into();
         let slot = &mut self.slots[at];
         let is_outdated = std::mem::take(&mut slot.is_outdated);
         match reason {
             // Of a place it has no more; the one it has now is another.
-            NotStarted::PlaceGone(_) if is_outdated && slot.withdrawn.is_none() => slot.stage = Stage::Waiting(now),
-            NotStarted::PlaceGone(_) => {
+            NotStarted::NotAttached(NotAttached::PlaceGone(_)) if is_outdated && slot.withdrawn.is_none() => {
+                slot.stage = Stage::Waiting(now);
+            }
+            NotStarted::NotAttached(NotAttached::PlaceGone(_)) => {
                 slot.withdrawn.get_or_insert_with(|| Arc::clone(&why));
                 self.ended(at, Phase::SettingUp(None), Cause::Withdrawn(why), now);
             }
-            NotStarted::NotNow(_) if slot.deaths < SETUP_TRIES && slot.withdrawn.is_none() => {
+            NotStarted::NotAttached(NotAttached::NotNow(_))
+                if slot.deaths < SETUP_TRIES && slot.withdrawn.is_none() =>
+            {
                 slot.deaths += 1;
                 slot.stage = Stage::Waiting(now + backoff(slot.deaths + 1));
             }
-            NotStarted::NotNow(_) | NotStarted::Failed(_) => {
+            _ => {
                 slot.setup_failure = Some(Arc::clone(&why));
                 self.ended(at, Phase::SettingUp(None), Cause::NotStarted(why), now);
             }

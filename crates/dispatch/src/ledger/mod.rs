@@ -145,7 +145,7 @@ impl Worker {
 }
 
 /// The books of one run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Ledger {
     rules: Rules,
     pending: VecDeque<TaskId>,
@@ -165,17 +165,7 @@ pub struct Ledger {
 impl Ledger {
     /// Empty books.
     pub fn new(rules: Rules) -> Self {
-        Self {
-            rules,
-            pending: VecDeque::new(),
-            failures: BTreeMap::new(),
-            workers: BTreeMap::new(),
-            is_open: true,
-            is_finishing: false,
-            is_cancelled: false,
-            taken_in: 0,
-            over: 0,
-        }
+        Self { rules, is_open: true, ..Self::default() }
     }
 
     /// How many more tasks can be taken in now.
@@ -487,10 +477,8 @@ impl Ledger {
     }
 }
 
-// How many tasks a worker has at once: enough short ones that it never waits for the next, and never a long one behind
-// another, where somebody else could have it.
-
-/// How fast a worker is.
+/// How fast a worker is, and so how many tasks it has at once: enough short ones that it never waits for the next, and
+/// never a long one behind another, where another worker could have it.
 #[derive(Debug, Default)]
 struct Pace {
     /// How long its tasks take, the last ones counting most; `None` before the first.

@@ -60,43 +60,14 @@ pub(crate) struct Process {
 }
 
 /// Why a worker's process does not run.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum NotStarted {
-    /// Its place is not ours any more.
-    PlaceGone(String),
-    /// Whoever has to know of it cannot be told now.
-    NotNow(String),
-    /// It cannot be.
-    Failed(String),
-}
-
-impl NotStarted {
-    pub fn why(&self) -> &str {
-        match self {
-            Self::PlaceGone(why) | Self::NotNow(why) | Self::Failed(why) => why,
-        }
-    }
-}
-
-impl From<NotAttached> for NotStarted {
-    fn from(reason: NotAttached) -> Self {
-        match reason {
-            NotAttached::PlaceGone(why) => Self::PlaceGone(why),
-            NotAttached::NotNow(why) => Self::NotNow(why),
-        }
-    }
-}
-
-impl From<io::Error> for NotStarted {
-    fn from(error: io::Error) -> Self {
-        Self::Failed(error.to_string())
-    }
-}
-
-impl From<SpawnError> for NotStarted {
-    fn from(error: SpawnError) -> Self {
-        Self::Failed(error.to_string())
-    }
+    #[error(transparent)]
+    NotAttached(#[from] NotAttached),
+    #[error(transparent)]
+    System(#[from] io::Error),
+    #[error(transparent)]
+    Spawn(#[from] SpawnError),
 }
 
 /// Starts a worker, with socket, counters, environment and bounds; or why it cannot be. Takes a moment. What it uses too much of is told to `on_excess`.

@@ -178,8 +178,6 @@ impl Decoder {
     }
 }
 
-// Handing memory over a socket, with the first bytes that are said.
-
 /// Sends bytes, and one or two file descriptors with the first of them. How many bytes were sent.
 pub fn send_with(socket: impl AsFd, bytes: &[u8], handed: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -201,9 +199,7 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, [Optio
     Ok((received.bytes, [handed.next(), handed.next()]))
 }
 
-// Reading from a file descriptor straight into a buffer that grows.
-
-/// Reads once, with room for at least so many bytes; how many came, 0 at the end.
+/// Reads once, straight into a buffer that grows, with room for at least so many bytes; how many came, 0 at the end.
 #[allow(unsafe_code, reason = "what was read into is told to the buffer")]
 pub(crate) fn read_into(buffer: &mut BytesMut, room: usize, from: impl AsFd) -> io::Result<usize> {
     buffer.reserve(room);

@@ -1,10 +1,10 @@
 //! What a resource pool is to be.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{fmt, io};
 
 use bytes::Bytes;
 use gpupool_confine::bounds::{Bounds, DeviceMemory, Excess};
@@ -115,12 +115,12 @@ impl ResourceConfig {
             ("setup_timeout", self.setup_timeout),
         ];
         for (field, time) in times {
-            positive(field, !time.is_zero(), Seconds(time))?;
+            positive(field, !time.is_zero(), seconds(time))?;
         }
         let may_be_none = [("idle_time", self.idle_time), ("clean_up_timeout", self.clean_up_timeout)];
         for (field, time) in times.into_iter().chain(may_be_none) {
-            let allowed = format!("at most {}", Seconds(LONGEST_TIME));
-            require(field, time <= LONGEST_TIME, allowed, Seconds(time))?;
+            let allowed = format!("at most {}", seconds(LONGEST_TIME));
+            require(field, time <= LONGEST_TIME, allowed, seconds(time))?;
         }
         for (field, count) in [("worker_memory", self.worker_memory), ("worker_processes", self.worker_processes)] {
             positive(field, count.is_none_or(|count| count > 0), 0)?;
@@ -225,7 +225,7 @@ pub enum ResourceError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AcquireError {
     /// None was free in time.
-    #[error("no worker was free within {}{}", Seconds(*patience), Because(why))]
+    #[error("no worker was free within {}{}", seconds(*patience), because(why.as_ref()))]
     Timeout {
         /// How long it was waited.
         patience: Duration,
@@ -253,10 +253,10 @@ pub enum WorkerError {
     #[error("{}", String::from_utf8_lossy(.0))]
     Failed(Bytes),
     /// It was held for longer than it may be, and was killed.
-    #[error("Worker exceeded {} timeout", Seconds(*.0))]
+    #[error("Worker exceeded {} timeout", seconds(*.0))]
     Timeout(Duration),
     /// It used more memory than it may (in bytes), and was killed.
-    #[error("Worker exceeded {}MB memory limit", Mebibytes(*.0))]
+    #[error("Worker exceeded {}MB memory limit", mebibytes(*.0))]
     Memory(u64),
     /// It used more of something else than it may, and was killed.
     #[error("Worker exceeded its limits: {0}")]
@@ -293,32 +293,17 @@ impl WorkerError {
 }
 
 /// A time as people write it: `1s`, `0.25s`.
-pub(super) struct Seconds(pub Duration);
-
-impl fmt::Display for Seconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}s", self.0.as_secs_f64())
-    }
+fn seconds(time: Duration) -> String {
+    format!("{}s", time.as_secs_f64())
 }
 
-struct Mebibytes(u64);
-
-impl fmt::Display for Mebibytes {
-    #[allow(clippy::cast_precision_loss, reason = "it is for people")]
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (self.0 as f64 / f64::from(1 << 20)).fmt(f)
-    }
+#[allow(clippy::cast_precision_loss, reason = "it is for people")]
+fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }
 
-struct Because<'a>(&'a Option<Arc<str>>);
-
-impl fmt::Display for Because<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(why) => write!(f, "; {why}"),
-            None => Ok(()),
-        }
-    }
+fn because(why: Option<&Arc<str>>) -> String {
+    why.map(|why| format!("; {why}")).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -40,8 +40,6 @@ use crate::limits::{CANCEL_GRACE, DEPTH, DROP_PATIENCE, TASK_ID_BYTES};
 use crate::plan::Speaks;
 use crate::{Refused, WorkerId};
 
-// The pool as its users see it.
-
 /// Workers that are handed out one by one. Its futures work on any runtime, or none.
 ///
 /// Dropping it ends the workers: they get a moment to clean up, and then are killed.
@@ -197,8 +195,6 @@ impl Drop for Acquiring {
     }
 }
 
-// A worker somebody has.
-
 /// A worker somebody has, until it is given back, dropped, killed, or over a limit.
 ///
 /// Dropped or released while it is still at work it is killed, and another takes its place.
@@ -331,8 +327,6 @@ async fn how_it_ended(mut ended: watch::Receiver<Option<WorkerError>>) -> Worker
         Err(_) => WorkerError::Closed,
     }
 }
-
-// How a resource pool stands.
 
 /// How a resource pool stands.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

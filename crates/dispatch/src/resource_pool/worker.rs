@@ -1,7 +1,7 @@
 //! A worker's process from its start to its end, tended by one task on the owner's thread.
 //!
 //! It takes orders, and tells the owner what becomes of the worker: ready, over a limit, and last that it is gone. What takes
-//! long (starting, seeing off) is done by threads of the runtime.
+//! long (starting, ending) is done by other threads.
 
 use std::collections::VecDeque;
 use std::io;
@@ -70,7 +70,7 @@ pub(super) enum News {
     Ready(Live),
     /// It used too much, and is being killed.
     Exceeded(Excess),
-    /// It is being seen off, or died, and nobody may have it.
+    /// It is being ended, or died, and is given to no one any more.
     Dying,
     /// It could not clean up.
     CleanUpFailed(Arc<str>),
@@ -114,7 +114,7 @@ impl Tending {
             }
         });
         let started = spawn_blocking(move || start(&plan, &place, &watcher, on_excess)).await;
-        let process = started.map_err(|error| error.to_string())?.map_err(|reason| reason.why().to_owned())?;
+        let process = started.map_err(|error| error.to_string())?.map_err(|reason| reason.to_string())?;
         let mut worker = Worker::new(process, self).map_err(|error| error.to_string())?;
         if self.plan.program.speaks == Speaks::Lines {
             // It says nothing of itself: it is ready when it runs.
@@ -123,8 +123,6 @@ impl Tending {
         Ok(worker)
     }
 }
-
-// A process that runs: what it is told, what it says, and why it is left.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -418,8 +416,6 @@ fn transfer(wire: &mut Wire, ready: Ready) -> (bool, Ready) {
     }
     (true, spent)
 }
-
-// Things with a file descriptor of their own, as the runtime wants them.
 
 /// Something with a file descriptor that is open, and the same, as long as it lives: nothing in this crate that is put here
 /// ever changes its own.

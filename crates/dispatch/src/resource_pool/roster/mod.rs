@@ -388,8 +388,6 @@ impl Roster {
     }
 }
 
-// Workers whose devices come and go.
-
 /// Whether there is something for a worker to work on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Device {
