@@ -1,49 +1,10 @@
 //! Leases, as the `/v1/leases` routes show and take them.
 
+pub use gpupool_core::lease::LeaseState as State;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-
-/// Where a lease is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "snake_case")]
-pub enum State {
-    /// Waits its turn.
-    Queued,
-    /// Held for a confirmation.
-    Offered,
-    /// Granted.
-    Active,
-    /// Given back by its owner, or because its process or connection is gone.
-    Released,
-    /// Ended by the clock.
-    Expired,
-    /// Taken back by an administrator.
-    Revoked,
-    /// Ended by a fault.
-    Failed,
-}
-
-impl State {
-    /// Whether it is over.
-    pub const fn is_ended(self) -> bool {
-        matches!(self, Self::Released | Self::Expired | Self::Revoked | Self::Failed)
-    }
-
-    /// The name it goes by.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::Offered => "offered",
-            Self::Active => "active",
-            Self::Released => "released",
-            Self::Expired => "expired",
-            Self::Revoked => "revoked",
-            Self::Failed => "failed",
-        }
-    }
-}
 
 /// A lease.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

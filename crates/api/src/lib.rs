@@ -5,17 +5,12 @@
 
 #![warn(missing_docs)]
 
-pub mod events;
 pub mod history;
 pub mod lease;
 pub mod node;
 pub mod pool;
-pub mod problem;
-pub mod simulate;
 pub mod stats;
-pub mod tokens;
 pub mod view;
-mod whole;
 
 pub use gpupool_core::body::{RequestBody, SelectBody};
 
@@ -39,4 +34,170 @@ pub mod job_environment {
     pub const FRACTION: &str = "GPUPOOL_FRACTION";
     /// How much memory of each device it was given, in MiB; not set where the device's memory is unknown.
     pub const MEMORY_MIB: &str = "GPUPOOL_MEMORY_MIB";
+}
+
+/// What `GET /v1/events` streams: each event as the data of one server-sent event.
+pub mod events {
+    use serde::{Deserialize, Serialize};
+
+    /// Something that happened, told after it was made durable.
+    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    pub struct Event {
+        /// What: `queued`, `offered`, `granted`, `revoking`, `ended`, `draining`, `freed`, `quarantined`, `device_open`,
+        /// `device_closed`, `reset` (events were missed: look at the whole again).
+        pub kind: String,
+        /// When.
+        pub at: String,
+        /// Which lease it is about.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub lease: Option<u64>,
+        /// Whose lease that is.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub owner: Option<String>,
+        /// The owner's own name for whoever uses it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub worker_id: Option<String>,
+        /// The devices it is about.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pub gpu_ids: Vec<u32>,
+        /// Why.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub reason: Option<String>,
+    }
+}
+
+/// Errors of `/v1`, as `application/problem+json`.
+pub mod problem {
+    use serde::{Deserialize, Serialize};
+
+    /// What went wrong, by a code that never changes and in words.
+    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    pub struct Problem {
+        /// Identifies the kind of problem; `about:blank` where the code says it all.
+        #[serde(rename = "type")]
+        pub kind: String,
+        /// The kind of problem in a few words.
+        pub title: String,
+        /// The HTTP status.
+        pub status: u16,
+        /// The kind of problem by a name that never changes.
+        pub code: String,
+        /// What happened, to what, and what to do.
+        pub detail: String,
+        /// The field that is wrong.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub field: Option<String>,
+        /// What it was.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub value: Option<String>,
+        /// What is allowed there.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub allowed: Option<String>,
+    }
+
+    /// The media type of a [`Problem`].
+    pub const MEDIA_TYPE: &str = "application/problem+json";
+}
+
+/// Faults on simulated devices.
+pub mod simulate {
+    use serde::{Deserialize, Serialize};
+    use serde_json::Value;
+
+    /// The body of `POST /v1/simulate/faults`.
+    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    #[serde(deny_unknown_fields)]
+    pub struct FaultBody {
+        /// Which device, by number; all where it is not said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub gpu_id: Option<u32>,
+        /// Which fault, by name or as an object with its parameters; `null` mends the device.
+        #[cfg_attr(feature = "schema", schema(value_type = Object, nullable))]
+        pub fault: Value,
+    }
+
+    /// The body of `GET /v1/simulate/faults`.
+    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    pub struct Faults {
+        /// The faults in force.
+        pub faults: Vec<DeviceFault>,
+        /// The names of faults there are.
+        pub known: Vec<String>,
+    }
+
+    /// A fault in force.
+    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    pub struct DeviceFault {
+        /// Which device.
+        pub gpu_id: u32,
+        /// Which fault.
+        #[cfg_attr(feature = "schema", schema(value_type = Object))]
+        pub fault: Value,
+    }
+}
+
+/// Tokens that let people lease over the network.
+pub mod tokens {
+    use serde::{Deserialize, Serialize};
+
+    /// The body of `POST /v1/tokens`.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    #[serde(deny_unknown_fields)]
+    pub struct NewToken {
+        /// On whose account it leases.
+        pub owner: String,
+        /// Whether it may do what administrators do.
+        #[serde(default)]
+        pub admin: bool,
+    }
+
+    /// The answer to it: the only time the secret is shown.
+    #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    pub struct TokenCreated {
+        /// Its number, by which it is revoked.
+        pub id: u64,
+        /// On whose account it leases.
+        pub owner: String,
+        /// Whether it may do what administrators do.
+        pub admin: bool,
+        /// What clients show as `Authorization: Bearer …`.
+        pub secret: String,
+    }
+
+    impl std::fmt::Debug for TokenCreated {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("TokenCreated").field("id", &self.id).field("owner", &self.owner).finish_non_exhaustive()
+        }
+    }
+
+    /// The body of `GET /v1/tokens`.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    pub struct Tokens {
+        /// Every token, revoked ones too, oldest first.
+        pub tokens: Vec<Token>,
+    }
+
+    /// A token without its secret, of which only a hash is kept.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    pub struct Token {
+        /// Its number.
+        pub id: u64,
+        /// On whose account it leases.
+        pub owner: String,
+        /// Whether it may do what administrators do.
+        pub admin: bool,
+        /// When it was made.
+        pub created_at: String,
+        /// When it was revoked.
+        pub revoked_at: Option<String>,
+    }
 }

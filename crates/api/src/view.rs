@@ -10,7 +10,7 @@ use gpupool_core::pool::{DeviceView, Pool};
 use gpupool_core::{Amount, Denied, Request, Share, Time};
 
 use crate::job_environment as job;
-use crate::lease::{self, LeaseDevice, State};
+use crate::lease::{self, LeaseDevice};
 use crate::pool;
 
 /// A lease. `iso` writes times for people; `env` is what its job is to find beside what every job does. Whoever may act for
@@ -31,7 +31,7 @@ pub fn lease_body(
     });
     lease::Lease {
         id: lease.id.0,
-        state: lease.state.into(),
+        state: lease.state,
         owner: lease.request.owner.to_string(),
         worker_id: lease.request.worker_id.as_ref().map(ToString::to_string),
         wish: (&*lease.request).into(),
@@ -67,20 +67,6 @@ impl From<&Request> for lease::Wish {
             fraction: fraction.map(Share::as_fraction),
             memory_mib: memory.map(|memory| memory.as_mib()),
             sharing: request.amount == Amount::Shared,
-        }
-    }
-}
-
-impl From<LeaseState> for State {
-    fn from(state: LeaseState) -> Self {
-        match state {
-            LeaseState::Queued => Self::Queued,
-            LeaseState::Offered => Self::Offered,
-            LeaseState::Active => Self::Active,
-            LeaseState::Released => Self::Released,
-            LeaseState::Expired => Self::Expired,
-            LeaseState::Revoked => Self::Revoked,
-            LeaseState::Failed => Self::Failed,
         }
     }
 }

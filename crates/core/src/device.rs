@@ -13,11 +13,8 @@ use crate::units::{Bytes, MilliCpus, Share};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Vendor {
-    /// NVIDIA.
     Nvidia,
-    /// AMD.
     Amd,
-    /// Intel.
     Intel,
     /// Anybody else.
     Other,
@@ -28,11 +25,8 @@ pub enum Vendor {
 pub struct PciAddress {
     /// PCI domain; above 0xFFFF on some clouds.
     pub domain: u32,
-    /// Bus number.
     pub bus: u8,
-    /// Device number on the bus.
     pub device: u8,
-    /// Function of the device.
     pub function: u8,
 }
 
@@ -46,11 +40,9 @@ impl fmt::Display for PciAddress {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceIdentity {
-    /// The vendor's UUID.
     Uuid(Arc<str>),
     /// Where there is none: the PCI address and the partition on it.
     Pci {
-        /// Place on the bus.
         address: PciAddress,
         /// Which partition, where the device is split.
         partition: Option<u16>,
@@ -122,7 +114,6 @@ impl IsolationSupport {
 pub struct DeviceFacts {
     /// What makes it the same device tomorrow.
     pub identity: DeviceIdentity,
-    /// Who made it.
     pub vendor: Vendor,
     /// Its name as the driver gives it.
     pub model: Arc<str>,
@@ -130,9 +121,7 @@ pub struct DeviceFacts {
     pub memory: Option<DeviceMemory>,
     /// Set where it is a part of a larger device.
     pub partition: Option<Partition>,
-    /// What isolation it can give.
     pub isolation: IsolationSupport,
-    /// Free-form labels.
     pub labels: Labels,
 }
 
@@ -162,30 +151,15 @@ impl DeviceFacts {
 
 /// Whether a name a person typed means this model: see [`DeviceFacts::is_model`].
 pub fn model_matches(model: &str, wanted: &str) -> bool {
-    fn words(s: &str) -> impl Iterator<Item = &str> + Clone {
-        s.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty())
+    fn words(s: &str) -> Vec<&str> {
+        s.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect()
     }
     if model.eq_ignore_ascii_case(wanted) {
         return true;
     }
-    let mut start = words(model);
-    loop {
-        let mut here = start.clone();
-        let mut any = false;
-        let all = words(wanted).all(|want| {
-            any = true;
-            here.next().is_some_and(|word| word.eq_ignore_ascii_case(want))
-        });
-        if !any {
-            return false;
-        }
-        if all {
-            return true;
-        }
-        if start.next().is_none() {
-            return false;
-        }
-    }
+    let wanted = words(wanted);
+    let is_wanted = |run: &[&str]| run.iter().zip(&wanted).all(|(word, want)| word.eq_ignore_ascii_case(want));
+    !wanted.is_empty() && words(model).windows(wanted.len()).any(is_wanted)
 }
 
 /// Whether a device can be trusted with new work. Kept apart from readings: a device may be well and unreadable.
@@ -249,11 +223,8 @@ impl LinkKind {
 /// A link between two devices of one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link {
-    /// One end.
     pub a: GpuId,
-    /// The other.
     pub b: GpuId,
-    /// What joins them.
     pub kind: LinkKind,
 }
 

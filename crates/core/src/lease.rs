@@ -12,6 +12,7 @@ use crate::units::{Bytes, Share, Time};
 
 /// Where a lease is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = State))]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseState {
     /// Waits its turn.
@@ -34,6 +35,19 @@ impl LeaseState {
     /// Whether it is over.
     pub const fn is_ended(self) -> bool {
         matches!(self, Self::Released | Self::Expired | Self::Revoked | Self::Failed)
+    }
+
+    /// Its published name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Offered => "offered",
+            Self::Active => "active",
+            Self::Released => "released",
+            Self::Expired => "expired",
+            Self::Revoked => "revoked",
+            Self::Failed => "failed",
+        }
     }
 
     /// Whether it holds devices (what drains after the end is not held).
@@ -83,9 +97,7 @@ impl EndCause {
 /// What a lease was promised on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Promise {
-    /// Where.
     pub device: DeviceId,
-    /// How much of it.
     pub share: Share,
     /// How much of its memory; zero where the device's memory is unknown.
     pub memory: Bytes,
@@ -122,21 +134,18 @@ pub enum Turn {
 pub enum Holder {
     /// A process of the node: its id and start time, which together never repeat on one boot.
     Process {
-        /// Process id.
         pid: u32,
         /// Start time in clock ticks since boot.
         started: u64,
     },
     /// The same, of one that is not ended where the lease is taken back: it ends what runs under the lease.
     Supervisor {
-        /// Process id.
         pid: u32,
         /// Start time in clock ticks since boot.
         started: u64,
     },
     /// Everything in a cgroup.
     Cgroup(Arc<str>),
-    /// An open connection.
     Connection,
 }
 
@@ -158,17 +167,13 @@ impl Lease {
         Self { kept, expires_at, asked_at: now, deadline: None }
     }
 
-    /// What is kept of it.
     pub fn row(&self) -> &LeaseRow {
         &self.kept
     }
 
     /// Ends at the latest at this time, by a promise that was made and not by a heartbeat that may go on.
     pub fn certain_end(&self) -> Option<Time> {
-        match (self.hard_end, self.revoke_at) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        [self.hard_end, self.revoke_at].into_iter().flatten().min()
     }
 }
 

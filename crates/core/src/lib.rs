@@ -6,14 +6,12 @@
 
 pub mod body;
 mod classes;
-pub mod command;
 pub mod device;
 pub mod ids;
 mod inventory;
 pub mod lease;
 pub mod limits;
 pub mod outcome;
-mod owners;
 pub mod placement;
 pub mod policy;
 pub mod pool;
@@ -24,11 +22,10 @@ pub mod row;
 pub mod units;
 pub mod workload;
 
-pub use command::Command;
 pub use device::model_matches;
 pub use ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
 pub use outcome::{Answer, Denied, Effect, Outcome};
-pub use pool::{Drain, Pool, Settings};
+pub use pool::{Command, Drain, Pool, Settings};
 pub use request::{Amount, Request, Strategy};
 pub use row::Row;
 pub use units::{Bytes, MilliCpus, Millis, Percent, Share, Time};

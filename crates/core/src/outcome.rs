@@ -14,7 +14,6 @@ use crate::units::{Bytes, MilliCpus, Share, Time};
 /// What comes of one or several commands, besides the answers.
 #[derive(Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// What happened, in order.
     pub effects: Vec<Effect>,
     /// What to keep, in order: a later row about the same thing replaces an earlier one.
     pub rows: Vec<Row>,
@@ -33,64 +32,23 @@ impl Outcome {
 #[serde(rename_all = "snake_case")]
 pub enum Effect {
     /// A request waits.
-    Queued {
-        /// Which.
-        lease: LeaseId,
-    },
+    Queued { lease: LeaseId },
     /// A request got its devices, and holds them for a confirmation until `until`.
-    Offered {
-        /// Which.
-        lease: LeaseId,
-        /// Its token.
-        token: Token,
-        /// Until when.
-        until: Time,
-        /// Which rule decided.
-        decision: Arc<Decision>,
-    },
+    Offered { lease: LeaseId, token: Token, until: Time, decision: Arc<Decision> },
     /// A request got its devices, or its offer was confirmed.
-    Granted {
-        /// Which.
-        lease: LeaseId,
-        /// Its token.
-        token: Token,
-        /// Which rule decided.
-        decision: Arc<Decision>,
-    },
+    Granted { lease: LeaseId, token: Token, decision: Arc<Decision> },
     /// Its end was announced.
-    Revoking {
-        /// Which.
-        lease: LeaseId,
-        /// When.
-        at: Time,
-    },
+    Revoking { lease: LeaseId, at: Time },
     /// It ended.
-    Ended {
-        /// Which.
-        lease: LeaseId,
-        /// Why.
-        cause: EndCause,
-    },
+    Ended { lease: LeaseId, cause: EndCause },
     /// It ended, and its devices are not free yet: whatever of it still runs must go.
-    Draining {
-        /// Which.
-        lease: LeaseId,
-    },
+    Draining { lease: LeaseId },
     /// What it held is free.
-    Freed {
-        /// Which.
-        lease: LeaseId,
-    },
+    Freed { lease: LeaseId },
     /// Processes of an ended lease stayed; the device takes no new work until they are gone.
-    Quarantined {
-        /// Where.
-        device: DeviceId,
-        /// Whose.
-        lease: LeaseId,
-    },
+    Quarantined { device: DeviceId, lease: LeaseId },
     /// A device started or stopped taking new work.
     DeviceOpen {
-        /// Which.
         device: DeviceId,
         /// Why not; `None` where it does.
         closed: Option<Closed>,
@@ -105,9 +63,7 @@ pub enum Closed {
     NodeLost,
     /// Not seen since the pool was restored.
     NotSeen,
-    /// Lost.
     Lost,
-    /// Unhealthy.
     Unhealthy,
     /// Hotter than 90 °C.
     Hot,
@@ -120,7 +76,6 @@ pub enum Closed {
 /// The answer to whoever gave a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// Done.
     Done,
     /// About this lease; look at it for its state.
     Lease(LeaseId),
@@ -136,12 +91,7 @@ pub enum Denied {
     Invalid(#[from] FieldError),
     /// A policy does not allow it.
     #[error("policy {policy:?}: {rule}")]
-    Policy {
-        /// Which.
-        policy: Arc<str>,
-        /// Which rule of it.
-        rule: PolicyRule,
-    },
+    Policy { policy: Arc<str>, rule: PolicyRule },
     /// These devices can never satisfy it.
     #[error("can never be satisfied here: {0}")]
     Unsatisfiable(Unsatisfiable),
@@ -150,21 +100,13 @@ pub enum Denied {
     NoCapacity,
     /// Too many wait already.
     #[error("the queue is full ({limit} requests wait)")]
-    QueueFull {
-        /// So many.
-        limit: usize,
-    },
+    QueueFull { limit: usize },
     /// There is no such lease, or it is long over.
     #[error("there is no lease {0}")]
     UnknownLease(LeaseId),
     /// The token is not the lease's.
     #[error("the token of lease {lease} is not {presented}")]
-    Stale {
-        /// Which lease.
-        lease: LeaseId,
-        /// The token shown.
-        presented: Token,
-    },
+    Stale { lease: LeaseId, presented: Token },
     /// The lease is over.
     #[error("lease {0} has ended")]
     Ended(LeaseId),
@@ -190,20 +132,10 @@ pub enum Unsatisfiable {
     NothingSelected,
     /// No node has so many of the selected devices.
     #[error("{wanted} GPUs on one node are asked for, the largest has {most} that match")]
-    TooManyGpus {
-        /// Asked for.
-        wanted: u16,
-        /// The most a node has.
-        most: u16,
-    },
+    TooManyGpus { wanted: u16, most: u16 },
     /// No selected device has so much memory.
     #[error("{wanted} of GPU memory are asked for, the largest matching GPU can promise {most}")]
-    TooMuchMemory {
-        /// Asked for.
-        wanted: Bytes,
-        /// The most a device can promise.
-        most: Bytes,
-    },
+    TooMuchMemory { wanted: Bytes, most: Bytes },
     /// Selected devices do not know their memory.
     #[error("the matching GPUs do not report their memory (unified memory): ask for a fraction instead")]
     MemoryUnknown,
@@ -218,28 +150,13 @@ pub enum Unsatisfiable {
     Isolation(Isolation),
     /// No node has so many CPUs.
     #[error("{wanted} host CPUs are asked for, the largest matching node has {most}")]
-    TooManyCpus {
-        /// Asked for.
-        wanted: MilliCpus,
-        /// The most a node has.
-        most: MilliCpus,
-    },
+    TooManyCpus { wanted: MilliCpus, most: MilliCpus },
     /// No node has so much memory.
     #[error("{wanted} of host memory are asked for, the largest matching node has {most}")]
-    TooMuchHostMemory {
-        /// Asked for.
-        wanted: Bytes,
-        /// The most a node has.
-        most: Bytes,
-    },
+    TooMuchHostMemory { wanted: Bytes, most: Bytes },
     /// More than the owner may ever hold.
     #[error("{wanted} GPUs are asked for, the owner's quota is {quota}")]
-    OverQuota {
-        /// Asked for.
-        wanted: Share,
-        /// Allowed.
-        quota: Share,
-    },
+    OverQuota { wanted: Share, quota: Share },
     /// Each wish could be met somewhere, all of them nowhere.
     #[error("no node has the GPUs, CPUs and memory together")]
     NotTogether,

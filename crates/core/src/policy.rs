@@ -24,7 +24,6 @@ pub enum Size {
 }
 
 impl Size {
-    /// The size of `request`.
     pub fn of(request: &Request) -> Self {
         match (request.gpus, request.amount) {
             (0, _) => Self::HostOnly,
@@ -134,10 +133,7 @@ impl Policy {
 
     /// How long a lease may be held under this policy: what the request says, what the policy says, or nothing.
     pub(crate) fn held_at_most(&self, request: &Request) -> Option<Millis> {
-        match (request.max_duration, self.max_duration) {
-            (Some(asked), Some(most)) => Some(asked.min(most)),
-            (asked, most) => asked.or(most),
-        }
+        [request.max_duration, self.max_duration].into_iter().flatten().min()
     }
 
     /// How many leases may share a device, for [`Amount::Shared`].
@@ -189,28 +185,13 @@ pub enum PolicyRule {
     GpuRequired,
     /// The share is too small.
     #[error("fraction: {asked} is not allowed, it must be at least {least}")]
-    MinShare {
-        /// Asked for.
-        asked: Share,
-        /// Allowed.
-        least: Share,
-    },
+    MinShare { asked: Share, least: Share },
     /// The share is too large.
     #[error("fraction: {asked} is not allowed, it must be at most {most}")]
-    MaxShare {
-        /// Asked for.
-        asked: Share,
-        /// Allowed.
-        most: Share,
-    },
+    MaxShare { asked: Share, most: Share },
     /// The memory is too much.
     #[error("memory_mib: {asked} are not allowed, it must be at most {most}")]
-    MaxMemory {
-        /// Asked for.
-        asked: Bytes,
-        /// Allowed.
-        most: Bytes,
-    },
+    MaxMemory { asked: Bytes, most: Bytes },
     /// Parts are not allowed.
     #[error("parts of a GPU are not allowed, leave out fraction, memory_mib and sharing for a whole one")]
     SharingAllowed,
@@ -219,12 +200,7 @@ pub enum PolicyRule {
     IsolationAllowed(Isolation),
     /// The lease would be held too long.
     #[error("max_duration_secs: {asked} are not allowed, it must be at most {most}")]
-    MaxDuration {
-        /// Asked for.
-        asked: Millis,
-        /// Allowed.
-        most: Millis,
-    },
+    MaxDuration { asked: Millis, most: Millis },
 }
 
 /// What one owner may have.
@@ -235,7 +211,6 @@ pub struct Quota {
     pub held: Option<Share>,
     /// GPU-hours a period, in thousandths; a waiting request waits for the next period when they are used up.
     pub share_hours: Option<u64>,
-    /// Weight in fair share.
     pub weight: u32,
 }
 
@@ -264,11 +239,9 @@ pub struct Policies {
     pub policies: Vec<Policy>,
     /// For requests none of them covers.
     pub fallback: Policy,
-    /// Quotas of owners by name.
     pub quotas: BTreeMap<Arc<str>, Quota>,
     /// For owners not named.
     pub default_quota: Quota,
-    /// Order of the queue.
     pub queue: QueueOrder,
     /// The period quotas of GPU-hours are counted in.
     pub period: Millis,
@@ -293,12 +266,10 @@ impl Policies {
         Self { fallback: Policy::unlimited(), ..Self::default() }
     }
 
-    /// The policy of `request`.
     pub fn policy_for(&self, request: &Request) -> &Policy {
         self.policies.iter().find(|policy| policy.applies_to.covers(request)).unwrap_or(&self.fallback)
     }
 
-    /// The quota of `owner`.
     pub fn quota_of(&self, owner: &str) -> &Quota {
         self.quotas.get(owner).unwrap_or(&self.default_quota)
     }

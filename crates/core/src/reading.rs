@@ -42,7 +42,6 @@ pub enum Attribution {
 /// A process that uses a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessUse {
-    /// Whose it is.
     pub attribution: Attribution,
     /// Device memory it uses, where the driver tells.
     pub memory: Option<Bytes>,

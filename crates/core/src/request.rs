@@ -53,7 +53,6 @@ pub enum Strategy {
 macro_rules! spelled {
     ($type:ty, $what:literal, $($variant:ident => $name:literal),+ $(,)?) => {
         impl $type {
-            /// Every one of them.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
             /// Its name, as people write it.
@@ -111,9 +110,7 @@ impl Strategy {
 /// Foreign load at or above which a device is not available. Strictly below both is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Thresholds {
-    /// Foreign memory.
     pub memory: Percent,
-    /// Foreign utilization.
     pub utilization: Percent,
 }
 
@@ -174,9 +171,7 @@ pub struct Request {
     pub thresholds: Option<Thresholds>,
     /// Which devices will do.
     pub select: Arc<Select>,
-    /// Host CPUs.
     pub cpus: MilliCpus,
-    /// Host memory.
     pub host_memory: Bytes,
     /// On whose account.
     pub owner: Arc<str>,
@@ -302,11 +297,8 @@ impl Select {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {value:?} is not allowed, it must be {allowed}")]
 pub struct FieldError {
-    /// Which field.
     pub field: &'static str,
-    /// What it was.
     pub value: String,
-    /// What it may be.
     pub allowed: &'static str,
 }
 

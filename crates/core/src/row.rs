@@ -19,17 +19,14 @@ use crate::workload::{TaskClass, Turnover};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Row {
-    /// A node.
     Node(NodeRow),
     /// A device and its small number: the gpu_id map.
     Device(DeviceRow),
-    /// A lease.
     Lease(LeaseRow),
     /// A lease that need not be kept for the pool any more (history may keep it).
     Forget(LeaseId),
     /// What must never repeat or go back.
     Counters(Counters),
-    /// The rules.
     Policies(Box<Policies>),
     /// What an owner used.
     Usage(UsageRow),
@@ -37,46 +34,32 @@ pub enum Row {
     Workload(WorkloadRow),
 }
 
-/// A node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeRow {
-    /// Its number.
     pub node: NodeId,
-    /// What it is.
     pub facts: NodeFacts,
-    /// How its devices are joined.
     pub links: Vec<Link>,
 }
 
-/// A device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceRow {
-    /// Its number in the pool.
     pub device: DeviceId,
-    /// Its node.
     pub node: NodeId,
-    /// Its number on the node.
     pub gpu_id: GpuId,
-    /// What it is.
     pub facts: Arc<DeviceFacts>,
-    /// Whether an administrator stopped it.
     pub cordon: Cordon,
 }
 
 /// A lease, without heartbeats.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LeaseRow {
-    /// Its number.
     pub id: LeaseId,
-    /// What was asked for.
     pub request: Arc<Request>,
     /// The client's key that makes asking twice harmless.
     pub key: Option<Arc<str>>,
     /// Where it is in its life.
     pub state: LeaseState,
-    /// Why it ended.
     pub cause: Option<EndCause>,
-    /// Its fencing token, once granted.
     pub token: Option<Token>,
     /// The node it is on, once granted.
     pub node: Option<NodeId>,
@@ -86,15 +69,11 @@ pub struct LeaseRow {
     pub draining: bool,
     /// Whether its devices were quarantined because its processes stayed.
     pub quarantined: bool,
-    /// The rule that decided.
     pub decision: Option<Arc<Decision>>,
     /// Who keeps it alive.
     pub holder: Option<Holder>,
-    /// When it was asked for.
     pub created_at: Time,
-    /// When it was granted.
     pub granted_at: Option<Time>,
-    /// When it ended.
     pub ended_at: Option<Time>,
     /// When a revocation takes effect.
     pub revoke_at: Option<Time>,
@@ -151,22 +130,18 @@ pub struct Counters {
 /// What an owner used in a period.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UsageRow {
-    /// Whose.
     pub owner: Arc<str>,
     /// Which period, counted from time zero.
     pub period: u64,
     /// Thousandths of a GPU × milliseconds, up to `settled_at`.
     pub share_millis: u64,
-    /// Up to when.
     pub settled_at: Time,
 }
 
 /// A class of the learned workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadRow {
-    /// Which.
     pub class: TaskClass,
-    /// How many were seen.
     pub seen: u64,
     /// How many had been seen when the workload was last taken over.
     pub in_force: u64,

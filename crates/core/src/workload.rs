@@ -16,11 +16,8 @@ use crate::units::{MilliCpus, Share};
 /// Tasks that are alike to placement. Ordered by its fields from the top, which decides equal counts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TaskClass {
-    /// Host CPUs.
     pub cpus: MilliCpus,
-    /// Share of each GPU.
     pub share: Share,
-    /// GPUs.
     pub gpus: u16,
     /// Allowed models, as written: `A|B`; empty for any.
     pub models: Arc<str>,
@@ -41,7 +38,6 @@ impl TaskClass {
 /// A class of the target workload and the part of all tasks it makes up.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TargetClass {
-    /// The class.
     pub class: TaskClass,
     /// Its part; the parts of all target classes add up to 1.
     pub part: f64,
@@ -121,7 +117,6 @@ impl Workload {
         }
     }
 
-    /// A task was granted.
     pub fn granted(&mut self) {
         self.turnover.granted += 1;
     }
@@ -137,7 +132,6 @@ impl Workload {
         }
     }
 
-    /// A task left.
     pub fn ended(&mut self) {
         self.turnover.ended = self.turnover.ended.saturating_add(1).min(4 * TURNOVER_WINDOW);
     }

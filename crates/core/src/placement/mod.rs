@@ -9,25 +9,21 @@
 //! - `least-used`: the lowest memory % + utilization %, each the larger of what was measured and what is promised, then
 //!   the lowest number.
 //! - `paper-best-fit`, `fgd`, `least-fragmentation`: the node with the best score, then the lowest number; see
-//!   `placement/scored`.
+//!   `placement/scored.rs`.
 //!
 //! Several GPUs are always of one node, the ones closest together by links; the strategy then chooses the node (by what
 //! the whole node has left over, or by the mean over the chosen devices). Host-only requests go by what CPUs are left.
 //! Where a policy prefers models, those are tried first.
 
-mod by_device;
-mod by_node;
-mod guard;
+mod fragmentation;
 pub(crate) mod scored;
-
-pub(crate) use guard::Guard;
 
 use crate::classes::{Class, ClassId, Need};
 use crate::ids::{DeviceId, NodeId};
-use crate::inventory::{DeviceSlot, Inventory, NodeSlot, Order};
+use crate::inventory::{DeviceSlot, Inventory, KindId, NodeSlot, Order, load, used};
 use crate::lease::Promise;
 use crate::request::{Strategy, Thresholds};
-use crate::units::{Percent, Time};
+use crate::units::{Percent, Share, Time};
 
 /// A place found: a node and what to promise on its devices.
 #[derive(Debug)]
@@ -108,7 +104,7 @@ impl Search<'_> {
 
     fn memory_fits(&self, slot: &DeviceSlot, need: &Need) -> bool {
         let foreign = match slot.foreign {
-            Some(foreign) if self.class.shape.names_memory() && need.share < crate::Share::WHOLE => foreign.memory,
+            Some(foreign) if self.class.shape.names_memory() && need.share < Share::WHOLE => foreign.memory,
             _ => None,
         };
         slot.unpromised_memory().saturating_sub(foreign.unwrap_or_default()) >= need.memory
@@ -156,4 +152,232 @@ fn order_of(strategy: Strategy) -> Option<Order> {
         | Strategy::Fgd
         | Strategy::LeastFragmentation => None,
     }
+}
+
+// One GPU, or a part of one: the strategies that look at devices.
+
+impl Search<'_> {
+    /// The device the strategy chooses among the wanted kinds.
+    fn one_device(
+        &self,
+        strategy: Strategy,
+        order: Option<Order>,
+        wanted: &impl Fn(&Need) -> bool,
+    ) -> Option<DeviceId> {
+        let open = |need: &&Need| wanted(need) && !self.guard.bars_kind(need.kind);
+        let needs = || self.class.needs.iter().filter(open);
+        match order {
+            Some(order) => {
+                let best = needs().filter_map(|need| {
+                    let device = self.first_in_order(need, order)?;
+                    Some((self.rank(order, self.inventory.device(device), need), device))
+                });
+                best.min().map(|(_, device)| device)
+            }
+            None => {
+                let first = |from: DeviceId| needs().filter_map(|need| self.first_from(need, from)).min();
+                match self.last_device.filter(|_| strategy == Strategy::RoundRobin) {
+                    Some(last) => first(DeviceId(last.0 + 1)).or_else(|| first(DeviceId(0))),
+                    None => first(DeviceId(0)),
+                }
+            }
+        }
+    }
+
+    fn first_in_order(&self, need: &Need, order: Order) -> Option<DeviceId> {
+        self.inventory.index_of(need.kind).walk(order, need.share).find(|device| self.takes(*device, need))
+    }
+
+    fn first_from(&self, need: &Need, from: DeviceId) -> Option<DeviceId> {
+        let members = &self.inventory.kinds[need.kind.0 as usize].members;
+        let index = self.inventory.index_of(need.kind);
+        let mut position = members.partition_point(|member| *member < from);
+        while let Some(found) = index.first_free(position, need.share) {
+            if self.takes(members[found], need) {
+                return Some(members[found]);
+            }
+            position = found + 1;
+        }
+        None
+    }
+
+    fn takes(&self, device: DeviceId, need: &Need) -> bool {
+        self.fits(device, need) && self.host_fits(self.inventory.node(self.inventory.device(device).node))
+    }
+
+    /// How good a device is across kinds, by the same measure as within one; lower is better.
+    fn rank(&self, order: Order, slot: &DeviceSlot, need: &Need) -> (u64, u64) {
+        let share_left = u64::from((slot.free_share() - need.share).0);
+        let memory_left = slot.unpromised_memory().saturating_sub(need.memory).0;
+        match order {
+            Order::LeastFree => (share_left, memory_left),
+            Order::MostFree => (u64::MAX - share_left, u64::MAX - memory_left),
+            Order::LeastLoaded => (load(slot), 0),
+            Order::LeastUsed => (used(slot), 0),
+        }
+    }
+}
+
+// Several GPUs of one node, and host-only requests: the strategies that look at nodes.
+
+impl Search<'_> {
+    /// Several GPUs of the node the strategy chooses.
+    fn several(&mut self, strategy: Strategy, wanted: &impl Fn(&Need) -> bool) -> Option<Place> {
+        let start = match self.last_device.filter(|_| strategy == Strategy::RoundRobin) {
+            Some(last) => self.inventory.device(last).node.index() + 1,
+            None => 0,
+        };
+        let count = self.inventory.nodes.len();
+        let in_turn = (start..count).chain(0..start.min(count)).map(|number| NodeId(number as u32));
+        let mut found = in_turn.filter_map(|node| Some((node, self.together_on(node, wanted)?)));
+        let (_, devices) = match strategy {
+            Strategy::FirstFit | Strategy::RoundRobin => found.next(),
+            _ => found.min_by_key(|(node, devices)| self.node_rank(strategy, *node, devices)),
+        }?;
+        self.place(&devices)
+    }
+
+    /// As many devices of a node as are wanted, the closest together, where it has them.
+    fn together_on(&self, node: NodeId, wanted: &impl Fn(&Need) -> bool) -> Option<Vec<DeviceId>> {
+        let slot = self.inventory.node(node);
+        let gpus = usize::from(self.class.shape.gpus);
+        if !self.class.hosted_by(slot.shape) || !self.may_have_room(slot) || !self.host_fits(slot) {
+            return None;
+        }
+        let takes = |device: &DeviceId| {
+            let need = self.class.need(self.inventory.device(*device).kind);
+            need.is_some_and(|need| wanted(need) && self.fits(*device, need))
+        };
+        let fitting: Vec<usize> = (0..slot.devices.len()).filter(|&i| takes(&slot.devices[i])).collect();
+        if fitting.len() < gpus {
+            return None;
+        }
+        let positions = match slot.distances().filter(|_| fitting.len() > gpus) {
+            Some(distances) => distances.closest(&fitting, gpus),
+            None => fitting[..gpus].to_vec(),
+        };
+        Some(positions.into_iter().map(|position| slot.devices[position]).collect())
+    }
+
+    fn may_have_room(&self, node: &NodeSlot) -> bool {
+        let all_whole = self.class.needs.iter().all(|need| need.share == Share::WHOLE);
+        !all_whole || node.untouched >= self.class.shape.gpus
+    }
+
+    /// How good a node is; lower is better, and the earlier one among equals.
+    fn node_rank(&self, strategy: Strategy, node: NodeId, devices: &[DeviceId]) -> u64 {
+        let slot = self.inventory.node(node);
+        let sum = |measure: fn(&DeviceSlot) -> u64| {
+            devices.iter().map(|device| measure(self.inventory.device(*device))).sum()
+        };
+        match strategy {
+            Strategy::BestFit => u64::from(slot.free_share),
+            Strategy::WorstFit => u64::MAX - u64::from(slot.free_share),
+            Strategy::LoadBalanced => sum(load),
+            _ => sum(used),
+        }
+    }
+
+    /// A node with room for a request without GPUs.
+    fn host_only(&mut self, strategy: Strategy) -> Option<Place> {
+        let numbered = self.inventory.nodes.iter().enumerate();
+        let mut fitting =
+            numbered.filter(|(_, slot)| slot.up && self.class.hosted_by(slot.shape) && self.host_fits(slot));
+        let rank = |slot: &NodeSlot| match strategy {
+            Strategy::BestFit => slot.cpus_free().0,
+            Strategy::WorstFit => u64::MAX - slot.cpus_free().0,
+            _ => slot.cpus_promised.0.saturating_mul(1_000) / slot.facts.cpus.0.max(1),
+        };
+        let (number, _) = match strategy {
+            Strategy::FirstFit | Strategy::RoundRobin => fitting.next(),
+            _ => fitting.min_by_key(|(_, slot)| rank(slot)),
+        }?;
+        Some(Place { node: NodeId(number as u32), promises: Vec::new() })
+    }
+}
+
+// What a request must leave alone, because somebody who came before could use it.
+
+/// Devices and hosts that classes ahead in the queue could use.
+///
+/// A device above a class's own thresholds is not kept for it: what it does not want now, others may have.
+#[derive(Debug, Default)]
+pub(crate) struct Guard {
+    kinds: Vec<bool>,
+    hosts: Vec<bool>,
+    choosy: Vec<Choosy>,
+    active: bool,
+}
+
+/// A class that wants some devices of a kind and not others.
+#[derive(Debug)]
+struct Choosy {
+    kinds: Vec<KindId>,
+    named: Option<Vec<DeviceId>>,
+    thresholds: Option<Thresholds>,
+    /// By node shape; empty where it needs nothing of the host.
+    hosts: Vec<bool>,
+}
+
+impl Choosy {
+    fn wants(&self, id: DeviceId, slot: &DeviceSlot) -> bool {
+        self.kinds.contains(&slot.kind)
+            && self.named.as_ref().is_none_or(|named| named.contains(&id))
+            && self.thresholds.is_none_or(|thresholds| is_below(slot, thresholds, None))
+    }
+}
+
+impl Guard {
+    /// Keeps off everything that `class` could use.
+    pub fn add(&mut self, class: &Class, inventory: &Inventory) {
+        self.active = true;
+        let needs_host = class.shape.needs_host();
+        let kinds = || class.needs.iter().map(|need| need.kind);
+        let wants_all = class.named.is_none()
+            && class
+                .shape
+                .thresholds
+                .is_none_or(|thresholds| kinds().all(|kind| inventory.index_of(kind).all_below(thresholds)));
+        if !wants_all {
+            self.choosy.push(Choosy {
+                kinds: kinds().collect(),
+                named: class.named.clone(),
+                thresholds: class.shape.thresholds,
+                hosts: if needs_host { class.hosts.clone() } else { Vec::new() },
+            });
+            return;
+        }
+        kinds().for_each(|kind| set(&mut self.kinds, kind.0 as usize));
+        if needs_host {
+            let could = class.hosts.iter().enumerate().filter(|(_, could)| **could);
+            could.for_each(|(shape, _)| set(&mut self.hosts, shape));
+        }
+    }
+
+    /// Whether every device of a kind is kept off.
+    pub fn bars_kind(&self, kind: KindId) -> bool {
+        self.active && self.kinds.get(kind.0 as usize) == Some(&true)
+    }
+
+    /// Whether a device is kept off.
+    pub fn bars_device(&self, id: DeviceId, slot: &DeviceSlot) -> bool {
+        self.active && (self.bars_kind(slot.kind) || self.choosy.iter().any(|choosy| choosy.wants(id, slot)))
+    }
+
+    /// Whether the host of a node is kept off.
+    pub fn bars_host(&self, node: &NodeSlot, inventory: &Inventory) -> bool {
+        let shape = node.shape.0 as usize;
+        let wants_one = |choosy: &Choosy| {
+            choosy.hosts.get(shape) == Some(&true)
+                && node.devices.iter().any(|device| choosy.wants(*device, inventory.device(*device)))
+        };
+        self.active && (self.hosts.get(shape) == Some(&true) || self.choosy.iter().any(wants_one))
+    }
+}
+
+fn set(flags: &mut Vec<bool>, index: usize) {
+    if flags.len() <= index {
+        flags.resize(index + 1, false);
+    }
+    flags[index] = true;
 }

@@ -1,39 +1,93 @@
 //! The pool: nodes, devices, readings, leases, queue and policies, and the one function that changes them.
 //!
-//! Each command has one function: facts in `facts.rs`, wishes in `wishes.rs`, ends in `ending.rs`; `schedule.rs` decides
-//! whose turn it is, `certain.rs` when somebody is certain to start, [`crate::placement`] where, `explain.rs` says why not,
-//! and `restore.rs` brings a pool back from rows.
+//! Each command has one function: facts in `facts.rs`, a lease's life from request to end in `leases.rs`; `schedule.rs`
+//! decides whose turn it is, [`crate::placement`] where, `view.rs` shows the pool and explains why a request waits, and
+//! `restore.rs` brings a pool back from rows.
 
-mod certain;
-mod check;
-mod ending;
-mod explain;
 mod facts;
+mod leases;
 mod restore;
 mod schedule;
 mod view;
-mod wishes;
 
-pub use explain::{Explanation, Reason};
 pub use restore::RestoreError;
-pub use view::{DeviceView, NodeView};
+pub use view::{DeviceView, Explanation, NodeView, Reason};
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use crate::classes::{ClassId, Classes};
-use crate::command::Command;
-use crate::ids::{DeviceId, LeaseId, NodeId};
+use serde::{Deserialize, Serialize};
+
+use crate::classes::{ClassId, Classes, Shape};
+use crate::device::{Cordon, DeviceFacts, Health, Link, NodeFacts};
+use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
 use crate::inventory::Inventory;
-use crate::lease::Lease;
+use crate::lease::{Holder, Lease, LeaseState};
 use crate::outcome::{Answer, Denied, Outcome};
-use crate::owners::{OwnerId, Owners};
 use crate::placement::scored;
 use crate::policy::Policies;
-use crate::queue::Queue;
+use crate::queue::{OwnerId, Owners, Queue};
+use crate::reading::Reading;
+use crate::request::Request;
 use crate::row::{Counters, Row};
-use crate::units::{Millis, Time};
-use crate::workload::Workload;
+use crate::units::{Bytes, MilliCpus, Millis, Share, Time};
+use crate::workload::{TaskClass, Workload};
+
+/// Everything that can happen to a pool: facts, wishes and an administrator's orders.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Command {
+    /// Time has passed.
+    Tick,
+
+    /// A node is there, with these devices; those it had before and are not listed stay known.
+    NodeSeen {
+        facts: NodeFacts,
+        devices: Vec<DeviceFacts>,
+        /// The small number of each, for a node that numbers its devices itself; a device beyond the list's end, or with
+        /// a number that is another's, gets the next free one. One that is known keeps the number it has.
+        numbers: Vec<GpuId>,
+    },
+    /// A node is not reachable: no new work until it is seen again.
+    NodeLost { node: NodeId },
+    /// How the devices of a node are joined; replaces what was known.
+    Links { node: NodeId, links: Vec<Link> },
+    /// A device reported.
+    Observe { device: DeviceId, reading: Reading },
+    /// A device's health changed.
+    SetHealth { device: DeviceId, health: Health },
+
+    /// A wish. Asked twice with the same key and owner, it is granted once.
+    Request { request: Arc<Request>, key: Option<Arc<str>> },
+    /// A waiter asks for its lease, which keeps it in the queue.
+    Follow { lease: LeaseId },
+    /// An offer is taken.
+    Confirm { lease: LeaseId, token: Token },
+    /// A heartbeat.
+    Renew { lease: LeaseId, token: Token },
+    /// A process or connection now keeps the lease alive, in place of heartbeats.
+    Attach { lease: LeaseId, token: Token, holder: Holder },
+    /// That process or connection is gone; it may come back within the grace period.
+    HolderGone { lease: LeaseId, grace: Millis },
+    /// The owner gives it back, or stops waiting. Twice is harmless.
+    Release { lease: LeaseId },
+    /// No process of an ended lease is left on its devices.
+    Drained { lease: LeaseId },
+    /// A fault ended it.
+    Fail { lease: LeaseId, why: Arc<str> },
+
+    /// Take a lease back after a grace period, in which its holder can finish.
+    Revoke { lease: LeaseId, grace: Millis },
+    /// Stop or allow new work on a device.
+    Cordon { device: DeviceId, cordon: Cordon },
+    /// Stop new work on a device and revoke what runs there; holders have the grace period to finish.
+    Drain { device: DeviceId, grace: Millis },
+    /// Replace all rules.
+    SetPolicies { policies: Box<Policies> },
+    /// Tell what tasks are to be expected, in place of learning it; empty goes back to learning. Not kept in rows: it is
+    /// configuration, and whoever restores the pool tells it again.
+    SetWorkload { classes: Vec<(TaskClass, u64)> },
+}
 
 /// What becomes of a lease's devices when it ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -87,7 +141,6 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// An empty pool.
     pub fn new(settings: Settings, policies: Policies) -> Self {
         Self { settings, policies, ..Self::default() }
     }
@@ -118,10 +171,8 @@ impl Pool {
     /// When the pool wants to hear the clock again at the latest.
     pub fn next_deadline(&self) -> Option<Time> {
         let lease = self.deadlines.first().map(|(at, _)| *at);
-        match (lease, self.quota_deadline.filter(|_| !self.queue.is_empty())) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let quota = self.quota_deadline.filter(|_| !self.queue.is_empty());
+        [lease, quota].into_iter().flatten().min()
     }
 
     fn dispatch(&mut self, command: Command, out: &mut Outcome) -> Result<Answer, Denied> {
@@ -196,7 +247,7 @@ impl Pool {
     fn set_deadline(&mut self, id: LeaseId) {
         let settings = self.settings;
         let Some(lease) = self.leases.get_mut(&id) else { return };
-        let deadline = ending::deadline_of(lease, settings);
+        let deadline = leases::deadline_of(lease, settings);
         if deadline != lease.deadline {
             if let Some(before) = lease.deadline {
                 self.deadlines.remove(&(before, id));
@@ -210,9 +261,101 @@ impl Pool {
     fn wish_of(&mut self, id: LeaseId) -> (OwnerId, ClassId, i32) {
         let request = self.lease_mut(id).request.clone();
         let policy = self.policies.policy_for(&request);
-        let shape = crate::classes::Shape::of(&request, policy);
+        let shape = Shape::of(&request, policy);
         let priority = request.priority.saturating_add(policy.priority_boost);
         let class = self.classes.intern(shape, &self.inventory);
         (self.owners.id(&request.owner, self.now), class, priority)
+    }
+}
+
+impl Pool {
+    /// Checks every invariant the pool's own books can show; the error says which is broken. Tests ask after every step.
+    pub fn sanity_check(&self) -> Result<(), String> {
+        self.check_devices()?;
+        self.check_hosts()?;
+        self.check_leases()?;
+        self.inventory.check()
+    }
+
+    fn check_devices(&self) -> Result<(), String> {
+        let mut books: BTreeMap<DeviceId, (Share, Bytes, Vec<LeaseId>)> = BTreeMap::new();
+        for lease in self.leases.values() {
+            for promise in lease.promises.iter() {
+                let book = books.entry(promise.device).or_default();
+                book.0 += promise.share;
+                book.1 += promise.memory;
+                book.2.push(lease.id);
+            }
+        }
+        for (number, slot) in self.inventory.devices.iter().enumerate() {
+            let (share, memory, mut leases) = books.remove(&DeviceId(number as u32)).unwrap_or_default();
+            let mut listed = slot.leases.clone();
+            leases.sort_unstable();
+            listed.sort_unstable();
+            if (slot.promised, slot.promised_memory) != (share, memory) || listed != leases {
+                return Err(format!("device {number}: books say {share}/{memory} to {leases:?}, slot {slot:?}"));
+            }
+            if slot.promised > Share::WHOLE {
+                return Err(format!("device {number}: {} promised of one GPU", slot.promised));
+            }
+        }
+        match books.is_empty() {
+            true => Ok(()),
+            false => Err(format!("promises on unknown devices: {books:?}")),
+        }
+    }
+
+    fn check_hosts(&self) -> Result<(), String> {
+        for (number, slot) in self.inventory.nodes.iter().enumerate() {
+            let here = self.leases.values().filter(|lease| {
+                lease.node.is_some_and(|node| node.index() == number) && (lease.state.is_granted() || lease.draining)
+            });
+            let (cpus, memory) = here.fold((MilliCpus::ZERO, Bytes::ZERO), |(cpus, memory), lease| {
+                (cpus + lease.request.cpus, memory + lease.request.host_memory)
+            });
+            if (slot.cpus_promised, slot.memory_promised) != (cpus, memory) {
+                return Err(format!("node {number}: host books say {cpus}/{memory}, slot {slot:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_leases(&self) -> Result<(), String> {
+        let mut held: BTreeMap<&str, u64> = BTreeMap::new();
+        let (mut waiting, mut deadlines) = (0, 0);
+        for lease in self.leases.values() {
+            let id = lease.id;
+            if lease.state.is_granted() {
+                *held.entry(&lease.request.owner).or_default() += self.inventory.gpu_share(&lease.promises);
+            }
+            if !lease.state.is_granted() && !lease.draining && !lease.promises.is_empty() {
+                return Err(format!("lease {id} is {:?} and still holds {:?}", lease.state, lease.promises));
+            }
+            if lease.state.is_ended() != lease.cause.is_some() || lease.state.is_ended() != lease.ended_at.is_some() {
+                return Err(format!("lease {id} is {:?} and ended for {:?}", lease.state, lease.cause));
+            }
+            waiting += usize::from(lease.state == LeaseState::Queued);
+            if lease.deadline != leases::deadline_of(lease, self.settings) {
+                return Err(format!("lease {id} has the wrong deadline {:?}", lease.deadline));
+            }
+            if let Some(at) = lease.deadline {
+                deadlines += 1;
+                if !self.deadlines.contains(&(at, id)) {
+                    return Err(format!("the deadline of lease {id} is not kept"));
+                }
+            }
+        }
+        if (waiting, deadlines) != (self.queue.len(), self.deadlines.len()) {
+            return Err(format!("{waiting} wait, {} are queued; {deadlines} deadlines", self.queue.len()));
+        }
+        for account in self.owners.all() {
+            if account.held != held.remove(&*account.name).unwrap_or(0) {
+                return Err(format!("{} holds something else than {}", account.name, account.held));
+            }
+        }
+        match held.values().all(|held| *held == 0) {
+            true => Ok(()),
+            false => Err(format!("owners without an account: {held:?}")),
+        }
     }
 }

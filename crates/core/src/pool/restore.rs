@@ -24,20 +24,10 @@ pub enum RestoreError {
     Node(NodeId),
     /// A device does not fit in.
     #[error("device row {device}: {why}")]
-    Device {
-        /// Which.
-        device: DeviceId,
-        /// Why.
-        why: &'static str,
-    },
+    Device { device: DeviceId, why: &'static str },
     /// A lease does not fit in.
     #[error("lease row {lease}: {why}")]
-    Lease {
-        /// Which.
-        lease: LeaseId,
-        /// Why.
-        why: &'static str,
-    },
+    Lease { lease: LeaseId, why: &'static str },
     /// A counter is beyond what any pool counts to; what the other rows say is used.
     #[error("counters row: a number is out of range")]
     Counters,

@@ -10,15 +10,15 @@
 
 use std::sync::Arc;
 
-use crate::classes::{Class, ClassId};
-use crate::ids::LeaseId;
-use crate::inventory::Inventory;
-use crate::lease::{Decision, LeaseState, Turn};
+use crate::classes::{Class, ClassId, Need, Shape};
+use crate::ids::{DeviceId, LeaseId, NodeId};
+use crate::inventory::{Inventory, KindId};
+use crate::lease::{Decision, Lease, LeaseState, Turn};
 use crate::limits;
 use crate::outcome::{Effect, Outcome};
-use crate::owners::{OverQuota, OwnerId};
-use crate::placement::{Guard, Place, Search};
-use crate::units::Millis;
+use crate::placement::{Guard, Place, Search, is_below};
+use crate::queue::{OverQuota, OwnerId, Queue};
+use crate::units::{Millis, Share, Time};
 
 use super::Pool;
 
@@ -159,7 +159,7 @@ impl Pool {
     /// Whether any device has as much free as the class takes; a quick look that says nothing about the rest.
     fn may_have_room(&self, id: ClassId) -> bool {
         let class = self.classes.get(id);
-        let room = |need: &crate::classes::Need| self.inventory.index_of(need.kind).most_free() >= need.share;
+        let room = |need: &Need| self.inventory.index_of(need.kind).most_free() >= need.share;
         class.shape.gpus == 0 || class.needs.iter().any(room)
     }
 
@@ -188,7 +188,7 @@ impl Pool {
     fn nothing_left(&self, passed: &Passed) -> bool {
         self.waiting_past_gpus == 0
             && (0..self.inventory.kinds.len() as u32)
-                .map(crate::inventory::KindId)
+                .map(KindId)
                 .all(|kind| self.inventory.index_of(kind).most_free().is_zero() || passed.guard.bars_kind(kind))
     }
 
@@ -268,7 +268,7 @@ impl Pool {
     pub(super) fn requeue_all(&mut self) {
         let waiting: Vec<LeaseId> =
             self.leases.values().filter(|lease| lease.state == LeaseState::Queued).map(|lease| lease.id).collect();
-        self.queue = crate::queue::Queue::default();
+        self.queue = Queue::default();
         self.waiting_past_gpus = 0;
         self.classes.nobody_waits();
         self.inventory.refresh();
@@ -306,5 +306,87 @@ impl Pool {
 
     fn promises_made(&self) -> usize {
         self.leases.len() - self.queue.len()
+    }
+}
+
+// When a waiting class is certain to find a place: what backfill must not put off.
+//
+// Only ends that were promised count (`max_duration`, an announced revocation), never a heartbeat that may go on.
+
+impl Pool {
+    /// When a class is certain to find a place, counting on ends that are certain; `None` where none is.
+    ///
+    /// What drains, or is closed for a reason that may pass at any moment, may be had at any moment: then it is now. A
+    /// device above its own thresholds is not counted on.
+    fn certain_start(&self, id: ClassId) -> Option<Time> {
+        let class = self.classes.get(id);
+        let nodes = (0..self.inventory.nodes.len() as u32).map(NodeId);
+        let hosts = |node: &NodeId| class.hosted_by(self.inventory.node(*node).shape);
+        nodes.filter(hosts).filter_map(|node| self.certain_start_on(&class.shape, id, node)).min()
+    }
+
+    fn certain_start_on(&self, shape: &Shape, id: ClassId, node: NodeId) -> Option<Time> {
+        let class = self.classes.get(id);
+        let slot = self.inventory.node(node);
+        let wants = |device: &&DeviceId| {
+            let slot = self.inventory.device(**device);
+            let judged = shape.thresholds.is_none_or(|thresholds| is_below(slot, thresholds, None));
+            judged && class.could_use(**device, slot.kind)
+        };
+        let usable = slot.devices.iter().filter(wants);
+        let mut device_times: Vec<Time> = usable.filter_map(|device| self.device_free_at(class, *device)).collect();
+        device_times.sort_unstable();
+        let devices = match usize::from(shape.gpus) {
+            0 => self.now,
+            gpus => *device_times.get(gpus - 1)?,
+        };
+        Some(devices.max(self.host_free_at(shape, node)?))
+    }
+
+    /// When a device is certain to have room for a class.
+    pub(super) fn device_free_at(&self, class: &Class, device: DeviceId) -> Option<Time> {
+        let slot = self.inventory.device(device);
+        let need = class.need(slot.kind)?;
+        let free = (u64::from((Share::WHOLE - slot.promised).0), slot.unpromised_memory().0);
+        let mut ends = Vec::new();
+        for lease in slot.leases.iter().filter_map(|lease| self.leases.get(lease)) {
+            for promise in lease.promises.iter().filter(|promise| promise.device == device) {
+                ends.extend(self.certain_end(lease).map(|end| (end, u64::from(promise.share.0), promise.memory.0)));
+            }
+        }
+        self.enough_at(free, (u64::from(need.share.0), need.memory.0), ends)
+    }
+
+    fn host_free_at(&self, shape: &Shape, node: NodeId) -> Option<Time> {
+        if !shape.needs_host() {
+            return Some(self.now);
+        }
+        let slot = self.inventory.node(node);
+        let cpus = slot.facts.cpus.saturating_sub(slot.cpus_promised);
+        let memory = slot.facts.memory.saturating_sub(slot.memory_promised);
+        let here = self
+            .leases
+            .values()
+            .filter(|lease| lease.node == Some(node) && (lease.state.is_granted() || lease.draining));
+        let ends = here
+            .filter_map(|lease| Some((self.certain_end(lease)?, lease.request.cpus.0, lease.request.host_memory.0)))
+            .collect();
+        self.enough_at((cpus.0, memory.0), (shape.cpus.0, shape.host_memory.0), ends)
+    }
+
+    /// When two amounts that are free now, and what comes back at each end, come to what is needed.
+    fn enough_at(&self, free: (u64, u64), need: (u64, u64), mut ends: Vec<(Time, u64, u64)>) -> Option<Time> {
+        ends.sort_unstable();
+        let (mut at, mut free, mut ends) = (self.now, free, ends.into_iter());
+        while free.0 < need.0 || free.1 < need.1 {
+            let (end, first, second) = ends.next()?;
+            at = end;
+            free = (free.0 + first, free.1 + second);
+        }
+        Some(at)
+    }
+
+    fn certain_end(&self, lease: &Lease) -> Option<Time> {
+        if lease.draining { Some(self.now) } else { lease.certain_end() }
     }
 }

@@ -1,32 +1,32 @@
 //! Looking at a pool without changing it.
 
+use std::fmt;
 use std::sync::Arc;
 
+use serde::Serialize;
+
+use crate::classes::{Class, Shape};
 use crate::device::{Cordon, DeviceFacts, Health, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
-use crate::lease::Lease;
+use crate::lease::{Lease, LeaseState};
 use crate::outcome::Closed;
+use crate::placement::is_below;
 use crate::policy::Policies;
+use crate::queue::{Account, OverQuota, OwnerId};
 use crate::reading::Foreign;
 use crate::row::UsageRow;
-use crate::units::{Bytes, MilliCpus, Percent, Share, Time};
+use crate::units::{Bytes, MilliCpus, Millis, Percent, Share, Time};
 
 use super::Pool;
 
 /// A device, as it is now.
 #[derive(Debug, Clone)]
 pub struct DeviceView {
-    /// Its number in the pool.
     pub device: DeviceId,
-    /// Its node.
     pub node: NodeId,
-    /// Its number on the node.
     pub gpu_id: GpuId,
-    /// What it is.
     pub facts: Arc<DeviceFacts>,
-    /// Its health.
     pub health: Health,
-    /// Whether an administrator stopped it.
     pub cordon: Cordon,
     /// Why it takes no new work, if so.
     pub closed: Option<Closed>,
@@ -51,17 +51,11 @@ pub struct DeviceView {
 /// A node, as it is now.
 #[derive(Debug, Clone)]
 pub struct NodeView {
-    /// Its number.
     pub node: NodeId,
-    /// What it is.
     pub facts: NodeFacts,
-    /// Whether it is reachable.
     pub up: bool,
-    /// Its devices.
     pub devices: Vec<DeviceId>,
-    /// Host CPUs promised.
     pub cpus_promised: MilliCpus,
-    /// Host memory promised.
     pub memory_promised: Bytes,
 }
 
@@ -76,17 +70,14 @@ impl Pool {
         self.lease(*self.keys.get(&(owner.clone(), key.clone()))?)
     }
 
-    /// All leases, by number.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
         self.leases.values().map(|lease| &**lease)
     }
 
-    /// How many requests wait.
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// A device.
     pub fn device(&self, id: DeviceId) -> Option<DeviceView> {
         let slot = self.inventory.devices.get(id.index())?;
         Some(DeviceView {
@@ -108,12 +99,10 @@ impl Pool {
         })
     }
 
-    /// All devices, by number.
     pub fn devices(&self) -> impl Iterator<Item = DeviceView> {
         (0..self.inventory.devices.len() as u32).filter_map(|number| self.device(DeviceId(number)))
     }
 
-    /// A node.
     pub fn node(&self, id: NodeId) -> Option<NodeView> {
         let slot = self.inventory.nodes.get(id.index())?;
         Some(NodeView {
@@ -126,7 +115,6 @@ impl Pool {
         })
     }
 
-    /// All nodes, by number.
     pub fn nodes(&self) -> impl Iterator<Item = NodeView> {
         (0..self.inventory.nodes.len() as u32).filter_map(|number| self.node(NodeId(number)))
     }
@@ -141,13 +129,208 @@ impl Pool {
         self.workload.version
     }
 
-    /// The rules in force.
     pub fn policies(&self) -> &Policies {
         &self.policies
     }
 
     /// What each owner used in its period, up to the last change of what it holds.
     pub fn usage(&self) -> impl Iterator<Item = UsageRow> {
-        self.owners.all().iter().map(crate::owners::Account::row)
+        self.owners.all().iter().map(Account::row)
     }
+}
+
+// Why a request waits, as data and as a sentence.
+
+/// Where a request stands in the queue, and why it waits.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Explanation {
+    /// 1 for the next one.
+    pub position: usize,
+    /// What stands in the way, the most telling first.
+    pub reasons: Vec<Reason>,
+}
+
+/// Something that stands in a request's way.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// Its owner holds as much as it may.
+    QuotaHeld { held: Share, quota: Share },
+    /// Its owner used up the GPU-hours of this period.
+    QuotaHours { next_in: Millis },
+    /// Not enough GPUs that fit are free on one node.
+    NeedsGpus {
+        needed: u16,
+        free: u16,
+        share: Share,
+        /// When the first more is free at the latest, where that is certain.
+        due_in: Option<Millis>,
+    },
+    /// GPUs that would do take no new work (cordoned, hot, unhealthy, lost, quarantined).
+    Closed { gpus: u16 },
+    /// GPUs that would do are used by processes without a lease, or cannot be judged.
+    ForeignLoad { gpus: u16 },
+    /// Not enough host CPUs are free where GPUs are.
+    NeedsCpus { needed: MilliCpus, free: MilliCpus },
+    /// Not enough host memory is free where GPUs are.
+    NeedsHostMemory { needed: Bytes, free: Bytes },
+    /// There would be room, but requests before it could use it.
+    Behind { ahead: usize },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gpus = |n: u16| if n == 1 { "GPU" } else { "GPUs" };
+        match self {
+            Self::QuotaHeld { held, quota } => write!(f, "the owner holds {held} of the {quota} GPUs it may hold"),
+            Self::QuotaHours { next_in } => {
+                write!(f, "the owner used up its GPU-hours; the next period starts in {next_in}")
+            }
+            Self::NeedsGpus { needed, free, share, due_in } => {
+                let part = if *share == Share::WHOLE { String::new() } else { format!(" with {share} of it") };
+                write!(f, "needs {needed} free {}{part}, {free} free", gpus(*needed))?;
+                match due_in {
+                    Some(due_in) => write!(f, "; first of them due in ≤ {due_in}"),
+                    None => Ok(()),
+                }
+            }
+            Self::Closed { gpus: 1 } => f.write_str("1 matching GPU takes no new work"),
+            Self::Closed { gpus } => write!(f, "{gpus} matching GPUs take no new work"),
+            Self::ForeignLoad { gpus: 1 } => f.write_str("1 matching GPU carries load without a lease"),
+            Self::ForeignLoad { gpus } => write!(f, "{gpus} matching GPUs carry load without a lease"),
+            Self::NeedsCpus { needed, free } => write!(f, "needs {needed} host CPUs, {free} free"),
+            Self::NeedsHostMemory { needed, free } => write!(f, "needs {needed} of host memory, {free} free"),
+            Self::Behind { ahead: 1 } => f.write_str("there is room, but 1 request before it could use it"),
+            Self::Behind { ahead } => write!(f, "there is room, but {ahead} requests before it could use it"),
+        }
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "position {}", self.position)?;
+        for reason in &self.reasons {
+            write!(f, "; {reason}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Pool {
+    /// Why a lease waits; `None` where it does not.
+    pub fn explain(&self, id: LeaseId) -> Option<Explanation> {
+        let lease = self.leases.get(&id).filter(|lease| lease.state == LeaseState::Queued)?;
+        let policy = self.policies.policy_for(&lease.request);
+        let class = self.classes.find(&Shape::of(&lease.request, policy))?;
+        let owner = self.owners.find(&lease.request.owner)?;
+        let priority = lease.request.priority.saturating_add(policy.priority_boost);
+        let ahead = self.queue.ahead_of((owner, class), priority, lease.seq);
+        let class = self.classes.get(class);
+
+        let mut reasons = Vec::new();
+        reasons.extend(self.quota_reason(owner, class));
+        let short = self.shortages(class);
+        if short.is_empty() && reasons.is_empty() {
+            reasons.push(Reason::Behind { ahead });
+        }
+        reasons.extend(short);
+        Some(Explanation { position: ahead + 1, reasons })
+    }
+
+    fn quota_reason(&self, owner: OwnerId, class: &Class) -> Option<Reason> {
+        let account = self.owners.get(owner);
+        let quota = self.policies.quota_of(&account.name);
+        let over = account.over(quota, class.most_held, self.now, self.policies.period)?;
+        Some(match over {
+            OverQuota::Held => Reason::QuotaHeld {
+                held: Share(account.held.min(u64::from(u32::MAX)) as u32),
+                quota: quota.held.unwrap_or_default(),
+            },
+            OverQuota::ShareHours { until } => Reason::QuotaHours { next_in: until.since(self.now) },
+        })
+    }
+
+    /// What is short for a class, were it alone in the queue.
+    fn shortages(&self, class: &Class) -> Vec<Reason> {
+        let mut seen = Shortages::default();
+        for (number, slot) in self.inventory.nodes.iter().enumerate() {
+            if class.hosted_by(slot.shape) {
+                self.look_for_shortages(class, NodeId(number as u32), &mut seen);
+            }
+        }
+        if seen.fits {
+            return Vec::new();
+        }
+        let shape = &class.shape;
+        let mut reasons = Vec::new();
+        if seen.most_free < shape.gpus {
+            let share = class.needs.iter().map(|need| need.share).max().unwrap_or_default();
+            let due_in = seen.first_due.map(|due| due.since(self.now));
+            reasons.push(Reason::NeedsGpus { needed: shape.gpus, free: seen.most_free, share, due_in });
+        } else {
+            if seen.most_cpus < shape.cpus {
+                reasons.push(Reason::NeedsCpus { needed: shape.cpus, free: seen.most_cpus });
+            }
+            if seen.most_memory < shape.host_memory {
+                reasons.push(Reason::NeedsHostMemory { needed: shape.host_memory, free: seen.most_memory });
+            }
+            if reasons.is_empty() {
+                reasons.push(Reason::NeedsCpus { needed: shape.cpus, free: seen.most_cpus });
+            }
+        }
+        reasons.extend((seen.closed > 0).then_some(Reason::Closed { gpus: seen.closed }));
+        reasons.extend((seen.foreign > 0).then_some(Reason::ForeignLoad { gpus: seen.foreign }));
+        reasons
+    }
+
+    fn look_for_shortages(&self, class: &Class, node: NodeId, seen: &mut Shortages) {
+        let node_slot = self.inventory.node(node);
+        let mut free = 0;
+        for &device in &node_slot.devices {
+            let slot = self.inventory.device(device);
+            let Some(need) = class.need(slot.kind).filter(|_| class.could_use(device, slot.kind)) else { continue };
+            if slot.closed().is_some() {
+                seen.closed += 1;
+                continue;
+            }
+            let room = slot.free_share() >= need.share
+                && slot.unpromised_memory() >= need.memory
+                && class.shape.max_allocations.is_none_or(|most| slot.leases.len() < usize::from(most));
+            if !room {
+                // Now is when what drains may be gone, which is not certain.
+                let due = self.device_free_at(class, device).filter(|due| *due > self.now);
+                seen.first_due = [seen.first_due, due].into_iter().flatten().min();
+                continue;
+            }
+            let judged =
+                class.shape.thresholds.is_none_or(|thresholds| is_below(slot, thresholds, self.stale_before()));
+            let foreign_memory = slot.foreign.and_then(|foreign| foreign.memory).unwrap_or_default();
+            let memory_left = !class.shape.names_memory()
+                || need.share == Share::WHOLE
+                || slot.unpromised_memory().saturating_sub(foreign_memory) >= need.memory;
+            if judged && memory_left {
+                free += 1;
+            } else {
+                seen.foreign += 1;
+            }
+        }
+        seen.most_free = seen.most_free.max(free);
+        if free >= class.shape.gpus {
+            let (cpus, memory) = (node_slot.cpus_free(), node_slot.memory_free());
+            seen.most_cpus = seen.most_cpus.max(cpus);
+            seen.most_memory = seen.most_memory.max(memory);
+            seen.fits |= cpus >= class.shape.cpus && memory >= class.shape.host_memory;
+        }
+    }
+}
+
+#[derive(Default)]
+struct Shortages {
+    fits: bool,
+    most_free: u16,
+    most_cpus: MilliCpus,
+    most_memory: Bytes,
+    closed: u16,
+    foreign: u16,
+    first_due: Option<Time>,
 }

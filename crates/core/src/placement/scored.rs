@@ -4,24 +4,19 @@
 //! Many nodes are in the same state and most decisions change one node only, so scores are kept per class and state:
 //! a decision walks the nodes with one look-up each and works out only what it has not met before.
 
-mod card_value;
-mod fragmentation;
-mod least_fragmentation;
-mod states;
-mod target;
-
 use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, DefaultHasher};
 
 use crate::classes::{Class, Need};
 use crate::ids::NodeId;
-use crate::inventory::Inventory;
+use crate::inventory::{Inventory, KindId, ShapeId};
 use crate::request::Strategy;
-use crate::units::Share;
+use crate::units::{MilliCpus, Share};
 use crate::workload::Workload;
 
+use super::fragmentation::{self, Target};
 use super::{Place, Search};
-use states::{State, StateId, States};
-use target::Target;
 
 /// Not worked out yet.
 const UNKNOWN: i32 = i32::MIN;
@@ -36,7 +31,6 @@ pub(crate) struct Scorer {
     /// The facts, workload and classes all of this was worked out for.
     made_for: Option<(u64, u64, u64)>,
     states: States,
-    /// The state of each node.
     of_node: Vec<StateId>,
     /// Free host memory of each node: what fits beside the score.
     memory_free: Vec<u64>,
@@ -86,17 +80,25 @@ impl Scorer {
 
     /// The score of a class in a state.
     fn score(&self, strategy: Strategy, class: &Class, state: &State) -> i32 {
-        if class.hosts.get(state.shape.0 as usize) != Some(&true) || class.shape.cpus > state.cpus {
+        if !class.hosted_by(state.shape) || class.shape.cpus > state.cpus {
             return NO_FIT;
         }
-        let gpus = usize::from(class.shape.gpus);
-        let mut placings = Placings::new(class, state);
-        match gpus {
+        let fitting = state.cards.iter().enumerate().filter_map(|(position, card)| {
+            let need = class.need(card.kind)?;
+            (card.free >= need.share).then_some(Card { position, take: need.share })
+        });
+        match usize::from(class.shape.gpus) {
             0 => self.judge(strategy, class, state, &[]),
-            1 => placings.one().map(|card| self.judge(strategy, class, state, &[card])).max().unwrap_or(NO_FIT),
-            _ => match placings.first(gpus) {
-                Some(cards) => self.judge(strategy, class, state, &cards),
-                None => NO_FIT,
+            1 => {
+                // Cards that are alike score alike: the first of them stands for all.
+                let is_first = |at: usize| at == 0 || state.cards[at - 1] != state.cards[at];
+                let distinct = fitting.filter(|card| is_first(card.position));
+                distinct.map(|card| self.judge(strategy, class, state, &[card])).max().unwrap_or(NO_FIT)
+            }
+            // The least free first.
+            gpus => match fitting.take(gpus).collect::<Vec<Card>>() {
+                cards if cards.len() == gpus => self.judge(strategy, class, state, &cards),
+                _ => NO_FIT,
             },
         }
     }
@@ -106,50 +108,16 @@ impl Scorer {
         match strategy {
             Strategy::PaperBestFit => paper_best_fit(class, state, cards),
             Strategy::Fgd => fragmentation::fgd(&self.target, class, state, cards),
-            _ => least_fragmentation::score(&self.target, class, state, cards),
+            _ => fragmentation::least_fragmentation(&self.target, class, state, cards),
         }
     }
 }
 
 /// A card of a state, and what a class would take of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Card {
-    position: usize,
-    take: Share,
-}
-
-/// The ways to place a class in a state that differ.
-struct Placings<'a> {
-    class: &'a Class,
-    state: &'a State,
-}
-
-impl<'a> Placings<'a> {
-    fn new(class: &'a Class, state: &'a State) -> Self {
-        Self { class, state }
-    }
-
-    fn fitting(&self) -> impl Iterator<Item = Card> + 'a {
-        let (class, state) = (self.class, self.state);
-        state.cards.iter().enumerate().filter_map(move |(position, card)| {
-            let need = class.need(card.kind)?;
-            (card.free >= need.share).then_some(Card { position, take: need.share })
-        })
-    }
-
-    /// One card; of cards that are alike only the first.
-    fn one(&mut self) -> impl Iterator<Item = Card> + 'a {
-        let state = self.state;
-        let is_first =
-            move |card: &Card| card.position == 0 || state.cards[card.position - 1] != state.cards[card.position];
-        self.fitting().filter(is_first)
-    }
-
-    /// The first `count` that fit, the least free first.
-    fn first(&mut self, count: usize) -> Option<Vec<Card>> {
-        let cards: Vec<Card> = self.fitting().take(count).collect();
-        (cards.len() == count).then_some(cards)
-    }
+pub(super) struct Card {
+    pub position: usize,
+    pub take: Share,
 }
 
 /// `floor(100·(1 − (ΔCPU/128000 + ΔGPU/8000)/2))`, Δ being what the whole node has left after placing.
@@ -234,5 +202,96 @@ impl Search<'_> {
         };
         let best = fitting.map(|(device, card)| (rank(card), Reverse(device))).max();
         self.place(&[best?.1.0])
+    }
+}
+
+// The states nodes are in, each kept once.
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct StateId(pub u32);
+
+impl StateId {
+    pub const NONE: Self = Self(0);
+}
+
+/// A card of a node, as far as scores see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct CardState {
+    pub kind: KindId,
+    pub free: Share,
+}
+
+/// Everything about a node that scores see.
+#[derive(Debug)]
+pub(super) struct State {
+    pub shape: ShapeId,
+    pub cpus: MilliCpus,
+    /// By kind, then the least free first.
+    pub cards: Box<[CardState]>,
+    /// Free thousandths of all cards.
+    pub free: u32,
+    pub fragmentation: f64,
+}
+
+impl State {
+    /// Where a card like this is.
+    pub fn position_of(&self, kind: KindId, free: Share) -> Option<usize> {
+        self.cards.binary_search(&CardState { kind, free }).ok()
+    }
+}
+
+/// All states met.
+#[derive(Debug, Default)]
+struct States {
+    states: Vec<State>,
+    /// Looked up only, never walked.
+    known: HashMap<Box<[u64]>, StateId, BuildHasherDefault<DefaultHasher>>,
+    key: Vec<u64>,
+    cards: Vec<CardState>,
+}
+
+impl States {
+    pub fn len(&self) -> usize {
+        self.states.len()
+    }
+
+    pub fn clear(&mut self) {
+        self.states.clear();
+        self.known.clear();
+    }
+
+    pub fn get(&self, id: StateId) -> &State {
+        &self.states[id.0 as usize]
+    }
+
+    /// The state with these cards.
+    pub fn intern(
+        &mut self,
+        shape: ShapeId,
+        cpus: MilliCpus,
+        cards: impl Iterator<Item = (KindId, Share)>,
+        target: &Target,
+    ) -> StateId {
+        self.cards.clear();
+        self.cards.extend(cards.map(|(kind, free)| CardState { kind, free }));
+        self.cards.sort_unstable();
+        self.key.clear();
+        self.key.extend([u64::from(shape.0), cpus.0]);
+        self.key.extend(self.cards.iter().map(|card| u64::from(card.kind.0) << 32 | u64::from(card.free.0)));
+        if let Some(&id) = self.known.get(self.key.as_slice()) {
+            return id;
+        }
+        let mut state = State {
+            shape,
+            cpus,
+            cards: self.cards.as_slice().into(),
+            free: self.cards.iter().map(|card| card.free.0).sum(),
+            fragmentation: 0.0,
+        };
+        state.fragmentation = fragmentation::fragmentation(target, &state.cards, cpus);
+        let id = StateId(self.states.len() as u32);
+        self.states.push(state);
+        self.known.insert(self.key.as_slice().into(), id);
+        id
     }
 }

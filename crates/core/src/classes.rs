@@ -1,0 +1,450 @@
+//! Requests that are alike to placement: each distinct shape of a wish is judged once against every kind of device.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
+
+use crate::device::{DeviceFacts, DeviceIdentity};
+use crate::ids::{DeviceId, Labels, NodeId, labels_match};
+use crate::inventory::{DeviceSlot, Inventory, Kind, KindId, NodeShape, ShapeId};
+use crate::limits;
+use crate::outcome::Unsatisfiable;
+use crate::policy::Policy;
+use crate::request::{Amount, Isolation, Request, Select, Strategy, Thresholds};
+use crate::units::{Bytes, MilliCpus, Share};
+use crate::workload::TaskClass;
+
+/// A class's number; stays valid while anything waits in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ClassId(pub u32);
+
+/// A shape, judged against the inventory.
+#[derive(Debug)]
+pub(crate) struct Class {
+    pub shape: Shape,
+    /// Kinds that could serve it, on nodes that could, by rising kind.
+    pub needs: Vec<Need>,
+    /// Whether nodes of each shape could host it.
+    pub hosts: Vec<bool>,
+    /// The devices it names, where it names any.
+    pub named: Option<Vec<DeviceId>>,
+    /// Why it can never be served, if so.
+    pub never: Option<Unsatisfiable>,
+    /// The most it may come to hold, over all its GPUs.
+    pub most_held: Share,
+    /// How many models of device could serve it.
+    pub models: usize,
+    /// Requests that wait in this class.
+    pub waiting: u32,
+    judged_at: Option<u64>,
+}
+
+impl Class {
+    /// What it takes of a device of `kind`.
+    pub fn need(&self, kind: KindId) -> Option<&Need> {
+        self.needs.binary_search_by_key(&kind, |need| need.kind).ok().map(|i| &self.needs[i])
+    }
+
+    /// Whether nodes of a shape could host it.
+    pub fn hosted_by(&self, shape: ShapeId) -> bool {
+        self.hosts.get(shape.0 as usize) == Some(&true)
+    }
+
+    /// Whether it could ever use this device.
+    pub fn could_use(&self, device: DeviceId, kind: KindId) -> bool {
+        self.need(kind).is_some() && self.named.as_ref().is_none_or(|named| named.contains(&device))
+    }
+
+    /// The class as a workload sees it; a memory amount counts as its largest share.
+    pub fn task_class(&self) -> TaskClass {
+        let share = self.needs.iter().map(|need| need.share).max().unwrap_or_default();
+        let models: Vec<&str> = self.shape.select.models.iter().map(|model| &**model).collect();
+        TaskClass {
+            cpus: self.shape.cpus,
+            share: if self.shape.gpus == 0 { Share::ZERO } else { share },
+            gpus: self.shape.gpus,
+            models: models.join("|").into(),
+        }
+    }
+
+    fn judge(&mut self, inventory: &Inventory) {
+        self.judged_at = Some(inventory.version);
+        self.named = self.shape.select.names_devices().then(|| named_devices(&self.shape.select, inventory));
+        let judged = Judgement::of(&self.shape, self.named.as_deref(), inventory);
+        self.never = judged.never();
+        self.needs = judged.needs;
+        self.hosts = judged.hosts;
+        self.models = models_among(&self.needs, inventory);
+        self.keep_usable_named(inventory);
+        if self.never.is_some() {
+            self.needs.clear();
+            self.hosts.fill(false);
+        }
+        let of_gpu = |need: &Need| inventory.kinds[need.kind.0 as usize].facts.of_gpu().0 * need.share.0 / 1000;
+        let most = self.needs.iter().map(of_gpu).max().unwrap_or(0);
+        self.most_held = Share(most * u32::from(self.shape.gpus));
+    }
+
+    /// Leaves of the devices it names only those it could use: what it keeps others off must not be more than that.
+    fn keep_usable_named(&mut self, inventory: &Inventory) {
+        let (Some(mut named), gpus @ 1..) = (self.named.take(), self.shape.gpus) else { return };
+        named.retain(|device| self.need(inventory.device(*device).kind).is_some());
+        let mut on_node: BTreeMap<NodeId, u16> = BTreeMap::new();
+        for device in &named {
+            *on_node.entry(inventory.device(*device).node).or_default() += 1;
+        }
+        let most = on_node.values().copied().max().unwrap_or(0);
+        if self.never.is_none() && most < gpus {
+            self.never = Some(Unsatisfiable::TooManyGpus { wanted: gpus, most });
+        }
+        named.retain(|device| on_node[&inventory.device(*device).node] >= gpus);
+        self.needs.retain(|need| named.iter().any(|device| inventory.device(*device).kind == need.kind));
+        self.named = Some(named);
+    }
+}
+
+/// All shapes seen, bounded: those nobody waits in are forgotten when there are too many.
+#[derive(Debug, Default)]
+pub(crate) struct Classes {
+    /// Looked up only, never walked: its order decides nothing.
+    known: HashMap<Shape, ClassId, BuildHasherDefault<DefaultHasher>>,
+    classes: Vec<Option<Class>>,
+    free: Vec<ClassId>,
+    /// Grows when classes are forgotten, so that what is kept per class elsewhere can follow.
+    pub generation: u64,
+}
+
+impl Classes {
+    pub fn get(&self, id: ClassId) -> &Class {
+        match &self.classes[id.0 as usize] {
+            Some(class) => class,
+            None => unreachable!("class {} is kept while it is used", id.0),
+        }
+    }
+
+    pub fn get_mut(&mut self, id: ClassId) -> &mut Class {
+        match &mut self.classes[id.0 as usize] {
+            Some(class) => class,
+            None => unreachable!("class {} is kept while it is used", id.0),
+        }
+    }
+
+    /// The class of a shape, judged against the current inventory.
+    pub fn intern(&mut self, shape: Shape, inventory: &Inventory) -> ClassId {
+        let id = match self.known.get(&shape) {
+            Some(&id) => id,
+            None => self.insert(shape),
+        };
+        self.judge(id, inventory);
+        id
+    }
+
+    /// Judges a class anew where facts changed since.
+    pub fn judge(&mut self, id: ClassId, inventory: &Inventory) {
+        let class = self.get_mut(id);
+        if class.judged_at != Some(inventory.version) {
+            class.judge(inventory);
+        }
+    }
+
+    /// The class of a shape, where it is known.
+    pub fn find(&self, shape: &Shape) -> Option<ClassId> {
+        self.known.get(shape).copied()
+    }
+
+    /// The queue was emptied.
+    pub fn nobody_waits(&mut self) {
+        for class in self.classes.iter_mut().flatten() {
+            class.waiting = 0;
+        }
+    }
+
+    fn insert(&mut self, shape: Shape) -> ClassId {
+        if self.known.len() >= limits::CLASSES {
+            self.forget_unused();
+        }
+        let class = Class {
+            shape: shape.clone(),
+            needs: Vec::new(),
+            hosts: Vec::new(),
+            named: None,
+            never: None,
+            most_held: Share::ZERO,
+            models: 0,
+            waiting: 0,
+            judged_at: None,
+        };
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.classes.push(None);
+            ClassId(self.classes.len() as u32 - 1)
+        });
+        self.classes[id.0 as usize] = Some(class);
+        self.known.insert(shape, id);
+        id
+    }
+
+    fn forget_unused(&mut self) {
+        self.generation += 1;
+        for (number, slot) in self.classes.iter_mut().enumerate() {
+            if let Some(class) = slot.take_if(|class| class.waiting == 0) {
+                self.known.remove(&class.shape);
+                self.free.push(ClassId(number as u32));
+            }
+        }
+    }
+}
+
+// What of a request decides where it may go, and what that takes of each kind of device.
+
+/// Everything about a request that decides where it may go.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    pub gpus: u16,
+    pub amount: Amount,
+    pub isolation: Isolation,
+    pub strategy: Strategy,
+    pub thresholds: Option<Thresholds>,
+    pub select: Arc<Select>,
+    pub cpus: MilliCpus,
+    pub host_memory: Bytes,
+    pub node_selector: Arc<Labels>,
+    pub preferred: Arc<[Arc<str>]>,
+    pub max_allocations: Option<u16>,
+    sharers: u32,
+}
+
+impl Shape {
+    pub fn of(request: &Request, policy: &Policy) -> Self {
+        Self {
+            gpus: request.gpus,
+            amount: request.amount,
+            isolation: request.isolation,
+            strategy: policy.strategy_for(request),
+            thresholds: request.thresholds,
+            select: request.select.clone(),
+            cpus: request.cpus,
+            host_memory: request.host_memory,
+            node_selector: policy.node_selector.clone(),
+            preferred: policy.preferred_models.clone(),
+            max_allocations: policy.max_allocations,
+            sharers: policy.sharers(),
+        }
+    }
+
+    /// Whether it takes anything of the host.
+    pub fn needs_host(&self) -> bool {
+        !self.cpus.is_zero() || !self.host_memory.is_zero()
+    }
+
+    /// Whether it names an amount of device memory.
+    pub fn names_memory(&self) -> bool {
+        matches!(self.amount, Amount::Memory(_) | Amount::Both(..))
+    }
+
+    /// What it takes of a device of this kind; `None` where such a device can never give it.
+    fn need(&self, kind: KindId, facts: &DeviceFacts) -> Option<Need> {
+        let capacity = facts.memory_capacity();
+        let preferred = self.preferred.iter().any(|model| facts.is_model(model));
+        if !facts.is_divisible() {
+            let taken = self.takes_whole_partition(facts)?;
+            return Some(Need { kind, share: Share::WHOLE, memory: taken, preferred });
+        }
+        let (share, memory) = match self.amount {
+            Amount::Whole | Amount::Share(Share::WHOLE) => (Share::WHOLE, capacity),
+            Amount::Share(share) => (share, capacity.map(|all| all.part(share))),
+            Amount::Shared => {
+                let share = Share((Share::WHOLE.0 / self.sharers).max(1));
+                (share, capacity.map(|all| all.part(share)))
+            }
+            Amount::Memory(memory) => {
+                let all = capacity.filter(|all| memory <= *all)?;
+                let share = (u128::from(memory.0) * 1000 / u128::from(all.0.max(1))) as u32;
+                (Share(share.max(1)), Some(memory))
+            }
+            Amount::Both(share, memory) => {
+                let all = capacity.filter(|all| memory <= *all)?;
+                (share, Some(if share == Share::WHOLE { all } else { memory }))
+            }
+        };
+        Some(Need { kind, share, memory: memory.unwrap_or_default(), preferred })
+    }
+
+    /// The memory of a partition that is only taken as it is, where it is what was asked for: at least the share of a
+    /// whole GPU, and not a whole GPU for less.
+    fn takes_whole_partition(&self, facts: &DeviceFacts) -> Option<Bytes> {
+        let (share, memory) = match self.amount {
+            Amount::Whole => (Share::WHOLE, Bytes::ZERO),
+            Amount::Share(share) => (share, Bytes::ZERO),
+            Amount::Both(share, memory) => (share, memory),
+            Amount::Memory(memory) => (Share(1), memory),
+            Amount::Shared => (Share((Share::WHOLE.0 / self.sharers).max(1)), Bytes::ZERO),
+        };
+        let all = facts.memory_capacity().unwrap_or_default();
+        let fits = share <= facts.of_gpu() && memory <= all && (share == Share::WHOLE || facts.of_gpu() < Share::WHOLE);
+        fits.then_some(all)
+    }
+}
+
+/// What a class takes of one device of a kind.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Need {
+    pub kind: KindId,
+    pub share: Share,
+    /// Zero where the kind's memory is unknown.
+    pub memory: Bytes,
+    /// Whether the policy prefers this kind.
+    pub preferred: bool,
+}
+
+// A shape judged against every kind of device and every shape of node.
+
+fn named_devices(select: &Select, inventory: &Inventory) -> Vec<DeviceId> {
+    let named = |slot: &DeviceSlot| {
+        let by_number = select.gpu_ids.is_empty() || select.gpu_ids.contains(&slot.gpu_id);
+        let by_uuid = select.uuids.is_empty()
+            || matches!(&slot.facts.identity, DeviceIdentity::Uuid(uuid) if select.uuids.contains(uuid));
+        by_number && by_uuid
+    };
+    let numbered = inventory.devices.iter().enumerate();
+    numbered.filter(|(_, slot)| named(slot)).map(|(number, _)| DeviceId(number as u32)).collect()
+}
+
+/// What became of a shape at every kind and node shape, so that a refusal can say what was missing.
+struct Judgement<'a> {
+    shape: &'a Shape,
+    pub needs: Vec<Need>,
+    pub hosts: Vec<bool>,
+    any_device: bool,
+    any_selected: bool,
+    any_isolating: bool,
+    any_memory_known: bool,
+    /// The largest part of a GPU that devices which are only taken as they are come in; 0 where there are none.
+    largest_part: Share,
+    most_memory: Bytes,
+    most_gpus: u16,
+    most_cpus: MilliCpus,
+    most_host_memory: Bytes,
+}
+
+impl<'a> Judgement<'a> {
+    pub fn of(shape: &'a Shape, named: Option<&[DeviceId]>, inventory: &Inventory) -> Self {
+        let mut judged = Self {
+            shape,
+            needs: Vec::new(),
+            hosts: vec![false; inventory.shapes.len()],
+            any_device: !inventory.devices.is_empty(),
+            any_selected: false,
+            any_isolating: false,
+            any_memory_known: false,
+            largest_part: Share::ZERO,
+            most_memory: Bytes::ZERO,
+            most_gpus: 0,
+            most_cpus: MilliCpus::ZERO,
+            most_host_memory: Bytes::ZERO,
+        };
+        let named_kinds = named.map(|named| named.iter().map(|d| inventory.device(*d).kind).collect::<Vec<_>>());
+        let is_named = |kind: KindId| named_kinds.as_ref().is_none_or(|kinds| kinds.contains(&kind));
+        for (number, node_shape) in inventory.shapes.iter().enumerate() {
+            if !labels_match(&node_shape.labels, &shape.node_selector) {
+                continue;
+            }
+            let fitting: Vec<(Need, u16)> = node_shape
+                .kinds
+                .iter()
+                .filter(|(kind, _)| is_named(*kind))
+                .filter_map(|&(id, count)| {
+                    let kind = &inventory.kinds[id.0 as usize];
+                    Some((judged.kind(id, kind, node_shape)?, count))
+                })
+                .collect();
+            judged.node_shape(number, node_shape, fitting);
+        }
+        judged.needs.sort_unstable_by_key(|need| need.kind);
+        judged
+    }
+
+    fn kind(&mut self, id: KindId, kind: &Kind, node_shape: &NodeShape) -> Option<Need> {
+        let (select, facts) = (&self.shape.select, &kind.facts);
+        let label = |key, value| facts.labels.get(key) == Some(value) || node_shape.labels.get(key) == Some(value);
+        let selected = select.vendor.is_none_or(|vendor| vendor == facts.vendor)
+            && (select.models.is_empty() || select.models.iter().any(|model| facts.is_model(model)))
+            && select.min_memory.is_none_or(|least| facts.memory_capacity().is_some_and(|all| all >= least))
+            && select.labels.iter().all(|(key, value)| label(key, value));
+        if !selected {
+            return None;
+        }
+        self.any_selected = true;
+        if !facts.isolation.gives(self.shape.isolation) {
+            return None;
+        }
+        self.any_isolating = true;
+        if !facts.is_divisible() {
+            self.largest_part = self.largest_part.max(facts.of_gpu());
+        }
+        self.any_memory_known |= facts.memory.is_some();
+        self.most_memory = self.most_memory.max(facts.memory_capacity().unwrap_or_default());
+        self.shape.need(id, facts)
+    }
+
+    fn node_shape(&mut self, number: usize, node_shape: &NodeShape, fitting: Vec<(Need, u16)>) {
+        let gpus: u16 = fitting.iter().map(|(_, count)| count).sum();
+        self.most_gpus = self.most_gpus.max(gpus);
+        if gpus < self.shape.gpus {
+            return;
+        }
+        self.most_cpus = self.most_cpus.max(node_shape.cpus);
+        self.most_host_memory = self.most_host_memory.max(node_shape.memory);
+        if self.shape.cpus <= node_shape.cpus && self.shape.host_memory <= node_shape.memory {
+            self.hosts[number] = true;
+            if self.shape.gpus > 0 {
+                self.needs.extend(fitting.into_iter().map(|(need, _)| need));
+            }
+        }
+    }
+
+    pub fn never(&self) -> Option<Unsatisfiable> {
+        let shape = self.shape;
+        if self.hosts.contains(&true) {
+            return None;
+        }
+        if shape.gpus > 0 {
+            if !self.any_device {
+                return Some(Unsatisfiable::NoDevices);
+            }
+            if !self.any_selected {
+                return Some(Unsatisfiable::NothingSelected);
+            }
+            if !self.any_isolating {
+                return Some(Unsatisfiable::Isolation(shape.isolation));
+            }
+            if let Amount::Memory(wanted) | Amount::Both(_, wanted) = shape.amount {
+                if !self.any_memory_known {
+                    return Some(Unsatisfiable::MemoryUnknown);
+                }
+                if wanted > self.most_memory {
+                    return Some(Unsatisfiable::TooMuchMemory { wanted, most: self.most_memory });
+                }
+            }
+            if self.most_gpus == 0 && !self.largest_part.is_zero() {
+                return Some(Unsatisfiable::Indivisible { part: self.largest_part });
+            }
+            if shape.gpus > self.most_gpus {
+                return Some(Unsatisfiable::TooManyGpus { wanted: shape.gpus, most: self.most_gpus });
+            }
+        }
+        if shape.cpus > self.most_cpus {
+            return Some(Unsatisfiable::TooManyCpus { wanted: shape.cpus, most: self.most_cpus });
+        }
+        if shape.host_memory > self.most_host_memory {
+            return Some(Unsatisfiable::TooMuchHostMemory { wanted: shape.host_memory, most: self.most_host_memory });
+        }
+        Some(Unsatisfiable::NotTogether)
+    }
+}
+
+fn models_among(needs: &[Need], inventory: &Inventory) -> usize {
+    let mut models: Vec<&str> = needs.iter().map(|need| &*inventory.kinds[need.kind.0 as usize].facts.model).collect();
+    models.sort_unstable();
+    models.dedup();
+    models.len()
+}

@@ -1,0 +1,454 @@
+//! The workload to come, prepared for scoring against this inventory.
+
+use std::collections::BTreeMap;
+
+use crate::classes::Class;
+use crate::device::DeviceFacts;
+use crate::inventory::{Inventory, Kind, KindId};
+use crate::units::{MilliCpus, Share};
+use crate::workload::{self, TaskClass, Workload};
+
+use super::scored::{Card, CardState, State};
+
+/// A class of the target workload.
+#[derive(Debug)]
+pub(super) struct TargetTask {
+    pub cpus: u64,
+    pub gpus: u32,
+    /// Where its share is among [`Target::sizes`].
+    pub size: usize,
+    pub part: f64,
+    /// Whether each kind of device may serve it.
+    allowed: Vec<bool>,
+    allowed_everywhere: bool,
+}
+
+impl TargetTask {
+    /// Whether a kind of device may serve it.
+    pub fn allows(&self, kind: KindId) -> bool {
+        self.allowed_everywhere || self.allowed[kind.0 as usize]
+    }
+}
+
+/// What scores are measured against.
+#[derive(Debug, Default)]
+pub(super) struct Target {
+    pub tasks: Vec<TargetTask>,
+    /// The distinct shares of the GPU tasks.
+    pub sizes: Vec<Share>,
+    /// Whether every task may go to every kind.
+    pub any_model: bool,
+    /// Milli-CPUs that go with a milli-GPU of the workload; 0 where unknown.
+    pub cpus_per_gpu: f64,
+    /// How much GPUs stranded by CPU count.
+    pub stranding_counts: f64,
+    /// The worth of a card with so much free, in thousandths of an empty one.
+    pub card_value: Vec<f64>,
+    /// How much each kind is to be kept free for tasks that name its model.
+    pub pressure: Vec<f64>,
+}
+
+impl Target {
+    pub fn new(workload: &Workload, inventory: &Inventory) -> Self {
+        let (counts, turnover) = (&workload.counts(), workload.turnover());
+        let target = workload::target(counts);
+        let mut sizes: Vec<Share> = target.iter().filter(|t| t.class.gpus > 0).map(|t| t.class.share).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+
+        let (mut cpus, mut gpus, mut several) = (0.0, 0.0, 0.0);
+        let mut demand = vec![0.0; sizes.len()];
+        for task in target.iter().filter(|task| task.class.gpus > 0) {
+            let milli = task.part * task.class.gpu_milli() as f64;
+            cpus += task.part * task.class.cpus.0 as f64;
+            gpus += milli;
+            several += if task.class.gpus > 1 { milli } else { 0.0 };
+            if let Ok(size) = sizes.binary_search(&task.class.share) {
+                demand[size] += task.part * f64::from(task.class.gpus);
+            }
+        }
+        let sized: Vec<(Share, f64)> = sizes.iter().copied().zip(demand).collect();
+        let tasks: Vec<TargetTask> = target
+            .iter()
+            .map(|task| {
+                let allowed = allowed_kinds(&task.class, inventory);
+                TargetTask {
+                    cpus: task.class.cpus.0,
+                    gpus: u32::from(task.class.gpus),
+                    size: sizes.binary_search(&task.class.share).unwrap_or(0),
+                    part: task.part,
+                    allowed_everywhere: allowed.iter().all(|allowed| *allowed),
+                    allowed,
+                }
+            })
+            .collect();
+        Self {
+            any_model: tasks.iter().all(|task| task.allowed_everywhere),
+            tasks,
+            sizes,
+            cpus_per_gpu: if gpus > 0.0 { cpus / gpus } else { 0.0 },
+            stranding_counts: stranding_counts(if gpus > 0.0 { several / gpus } else { 0.0 }, turnover),
+            card_value: card_values(&sized),
+            pressure: model_pressure(counts, inventory)
+                .into_iter()
+                .map(|demand| keeps_free(demand, turnover))
+                .collect(),
+        }
+    }
+}
+
+fn allowed_kinds(class: &TaskClass, inventory: &Inventory) -> Vec<bool> {
+    let allows =
+        |facts: &DeviceFacts| class.models.is_empty() || class.model_names().any(|model| facts.is_model(model));
+    inventory.kinds.iter().map(|kind| allows(&kind.facts)).collect()
+}
+
+/// For each kind, how much of the demand that names models it must share: Σ demand/capacity over the distinct sets of
+/// models that contain it, with all demand scaled to fill the pool exactly.
+fn model_pressure(counts: &[(TaskClass, u64)], inventory: &Inventory) -> Vec<f64> {
+    let mut pressure = vec![0.0; inventory.kinds.len()];
+    let asked: f64 = counts.iter().map(|(class, count)| *count as f64 * class.gpu_milli() as f64).sum();
+    if asked <= 0.0 {
+        return pressure;
+    }
+    let milli = |kind: &Kind| kind.members.len() as f64 * 1000.0;
+    let capacity: f64 = inventory.kinds.iter().map(milli).sum();
+    let mut by_set: BTreeMap<&str, (f64, &TaskClass)> = BTreeMap::new();
+    for (class, count) in counts.iter().filter(|(class, _)| class.gpus > 0 && !class.models.is_empty()) {
+        by_set.entry(&class.models).or_insert((0.0, class)).0 += *count as f64 * class.gpu_milli() as f64;
+    }
+    for (demand, class) in by_set.values() {
+        let allowed = allowed_kinds(class, inventory);
+        let of_set = || inventory.kinds.iter().zip(&allowed).filter(|(_, allowed)| **allowed);
+        let room: f64 = of_set().map(|(kind, _)| milli(kind)).sum();
+        if room > 0.0 {
+            let load = demand * capacity / asked / room;
+            for (pressure, _) in pressure.iter_mut().zip(&allowed).filter(|(_, allowed)| **allowed) {
+                *pressure += load;
+            }
+        }
+    }
+    pressure
+}
+
+// How much of a node's free GPU the workload to come cannot use: the F of FGD, and its score.
+
+/// `floor(100·sigmoid((F_before − F_after)/1000))`: high where placing leaves little unusable.
+pub(super) fn fgd(target: &Target, class: &Class, state: &State, cards: &[Card]) -> i32 {
+    let change = state.fragmentation - fragmentation_after(target, class, state, cards);
+    (100.0 / (1.0 + (-change / 1000.0).exp())).floor() as i32
+}
+
+/// Fragmentation of the state once the class is placed on these cards.
+fn fragmentation_after(target: &Target, class: &Class, state: &State, cards: &[Card]) -> f64 {
+    let mut left: [CardState; MAX_CARDS] = [EMPTY; MAX_CARDS];
+    let cpus = state.cpus - class.shape.cpus;
+    if state.cards.len() > MAX_CARDS {
+        let mut left = state.cards.to_vec();
+        take(&mut left, cards);
+        return fragmentation(target, &left, cpus);
+    }
+    let left = &mut left[..state.cards.len()];
+    left.copy_from_slice(&state.cards);
+    take(left, cards);
+    fragmentation(target, left, cpus)
+}
+
+const MAX_CARDS: usize = 16;
+const EMPTY: CardState = CardState { kind: KindId(0), free: Share::ZERO };
+
+fn take(left: &mut [CardState], cards: &[Card]) {
+    for card in cards {
+        left[card.position].free -= card.take;
+    }
+}
+
+/// Σ over the target workload of what of the node's free GPU each task cannot use, weighted by the task's part.
+///
+/// A task that does not fit the node (cards, CPU or model), or takes no GPU, can use none of it; else it cannot use cards
+/// with less free than its share. The sums are kept apart and added in a fixed order: published figures depend on the
+/// last bit.
+pub(super) fn fragmentation(target: &Target, cards: &[CardState], cpus: MilliCpus) -> f64 {
+    let all = f64::from(cards.iter().map(|card| card.free.0).sum::<u32>());
+    let one_kind = cards.windows(2).all(|pair| pair[0].kind == pair[1].kind);
+    let mut by_size = [(0_u32, 0.0_f64); MAX_SIZES];
+    let few_sizes = target.sizes.len() <= MAX_SIZES;
+    if few_sizes {
+        for (entry, size) in by_size.iter_mut().zip(&target.sizes) {
+            *entry = usable(cards.iter(), size.0);
+        }
+    }
+
+    let [mut neither, mut cpu_fits, mut cards_fit, mut host_fits, mut host_not, mut model_not] = [0.0; 6];
+    for task in &target.tasks {
+        let cpu = cpus.0 >= task.cpus;
+        if task.gpus == 0 {
+            *if cpu { &mut host_fits } else { &mut host_not } += task.part * all;
+            continue;
+        }
+        let allowed = |card: &&CardState| task.allows(card.kind);
+        let some_allowed = target.any_model
+            || if one_kind {
+                cards.first().is_some_and(|card| task.allows(card.kind))
+            } else {
+                cards.iter().any(|card| allowed(&card))
+            };
+        if !some_allowed {
+            model_not += task.part * all;
+            continue;
+        }
+        let (fitting, residues) = if few_sizes && (one_kind || target.any_model) {
+            by_size[task.size]
+        } else {
+            usable(cards.iter().filter(allowed), target.sizes[task.size].0)
+        };
+        match (fitting >= task.gpus, cpu) {
+            (true, true) => cpu_fits += task.part * residues,
+            (false, true) => cpu_fits += task.part * all,
+            (true, false) => cards_fit += task.part * all,
+            (false, false) => neither += task.part * all,
+        }
+    }
+    neither + cpu_fits + cards_fit + host_fits + host_not + model_not
+}
+
+const MAX_SIZES: usize = 64;
+
+/// How many cards have at least `size` free, and what is free on the others.
+fn usable<'a>(cards: impl Iterator<Item = &'a CardState>, size: u32) -> (u32, f64) {
+    let (mut fitting, mut residues) = (0, 0);
+    for card in cards {
+        if card.free.0 >= size {
+            fitting += 1;
+        } else {
+            residues += card.free.0;
+        }
+    }
+    (fitting, f64::from(residues))
+}
+
+// Our own score: what a placement loses, in thousandths of a GPU, as one sum.
+
+/// Losses are compared in steps of this many thousandths of a GPU: finer differences are noise, and equal scores go to
+/// the lowest-numbered node, which keeps work together.
+const STEP: f64 = 10.0;
+
+/// Demand that names a model matters from about this part of the model's capacity on; below it is a tie-break.
+const SOUGHT_AFTER: f64 = 0.40;
+/// How sharply it starts to matter.
+const SHARPNESS: f64 = 8.0;
+
+/// The loss of placing the class on these cards, negated and in steps: the highest is the best.
+///
+/// - **F**: how much fragmentation grows, as in FGD.
+/// - **S**: how much more GPU is stranded because the CPUs left cannot feed it at the workload's own ratio. Where tasks
+///   leave, CPUs come back; the more of the demand is for several GPUs at once, which then need untouched nodes more
+///   than balanced ones, the less S counts.
+/// - **V**: how much of the card's value goes beyond what the task takes; see [`card_values`].
+/// - **P**: for a task that may go to several models, how sought after this one is. Where tasks leave, only a model that
+///   is truly scarce is kept free.
+pub(super) fn least_fragmentation(target: &Target, class: &Class, state: &State, cards: &[Card]) -> i32 {
+    let fragmented = fragmentation_after(target, class, state, cards) - state.fragmentation;
+    let loss = fragmented
+        + target.stranding_counts * stranded_more(target, class, state, cards)
+        + value_lost(target, state, cards)
+        + pressure(target, class, state, cards);
+    -((loss / STEP).floor() as i32)
+}
+
+/// How much S counts, from the part of demand that is for several GPUs and the part of tasks that leave.
+fn stranding_counts(several_part: f64, turnover: f64) -> f64 {
+    1.0 - turnover * (4.0 * several_part).min(1.0)
+}
+
+/// What demand for a model, as a part of its capacity, weighs in P.
+fn keeps_free(demand: f64, turnover: f64) -> f64 {
+    demand * (demand / SOUGHT_AFTER).powf(SHARPNESS * (1.0 + 2.0 * turnover)).min(1.0)
+}
+
+fn stranded_more(target: &Target, class: &Class, state: &State, cards: &[Card]) -> f64 {
+    if target.cpus_per_gpu <= 0.0 {
+        return 0.0;
+    }
+    let stranded = |free: u32, cpus: u64| (f64::from(free) - cpus as f64 / target.cpus_per_gpu).max(0.0);
+    let taken: u32 = cards.iter().map(|card| card.take.0).sum();
+    stranded(state.free - taken, state.cpus.0 - class.shape.cpus.0) - stranded(state.free, state.cpus.0)
+}
+
+fn value_lost(target: &Target, state: &State, cards: &[Card]) -> f64 {
+    let [card] = cards else { return 0.0 };
+    if card.take == Share::WHOLE || target.card_value.is_empty() {
+        return 0.0;
+    }
+    let free = state.cards[card.position].free;
+    target.card_value[free.0 as usize] - target.card_value[(free - card.take).0 as usize]
+}
+
+fn pressure(target: &Target, class: &Class, state: &State, cards: &[Card]) -> f64 {
+    if class.models < 2 {
+        return 0.0;
+    }
+    let on = |card: &Card| target.pressure.get(state.cards[card.position].kind.0 as usize).copied().unwrap_or(0.0);
+    cards.iter().map(|card| on(card) * f64::from(card.take.0)).sum()
+}
+
+// What a partly used card is worth to the workload: the dual prices of packing it into the fewest cards.
+
+const CAPACITY: usize = Share::WHOLE.0 as usize;
+const TOLERANCE: f64 = 1e-9;
+const ROUNDS: usize = 1_000;
+
+/// The worth of a card with 0..=1000 thousandths free, in thousandths of an empty card; empty where there is no demand.
+///
+/// `demand` is how many cards' parts of each size are asked for. The linear program "the least number of cards whose
+/// patterns of parts cover the demand" has a dual price for each size; a card is worth the best pattern that still fits.
+/// Solved by column generation: the simplex method over the patterns so far, and a knapsack that finds the next one.
+fn card_values(demand: &[(Share, f64)]) -> Vec<f64> {
+    let demand: Vec<(usize, f64)> = demand
+        .iter()
+        .filter(|(size, count)| (1..=Share::WHOLE.0).contains(&size.0) && *count > 0.0)
+        .map(|(size, count)| (size.0 as usize, *count))
+        .collect();
+    if demand.is_empty() {
+        return Vec::new();
+    }
+    let sizes: Vec<usize> = demand.iter().map(|(size, _)| *size).collect();
+    let mut simplex = Simplex::new(&sizes, &demand.iter().map(|(_, count)| *count).collect::<Vec<_>>());
+    for _ in 0..ROUNDS {
+        let prices = simplex.prices();
+        if let Some(negative) = prices.iter().position(|price| *price < -TOLERANCE) {
+            // More of a size than is asked for costs nothing: its price cannot stay below zero.
+            let mut surplus = vec![0.0; sizes.len()];
+            surplus[negative] = -1.0;
+            simplex.enter(&surplus, 0.0);
+            continue;
+        }
+        let (worth, pattern) = best_pattern(&sizes, &prices);
+        if worth <= 1.0 + TOLERANCE {
+            break;
+        }
+        simplex.enter(&pattern, 1.0);
+    }
+    let prices: Vec<f64> = simplex.prices().into_iter().map(|price| price.max(0.0)).collect();
+    knapsack(&sizes, &prices).0.into_iter().map(|worth| 1000.0 * worth).collect()
+}
+
+/// The worth of every amount of free share, and the part that was added last to reach it.
+fn knapsack(sizes: &[usize], prices: &[f64]) -> (Vec<f64>, Vec<Option<usize>>) {
+    let mut worth = vec![0.0; CAPACITY + 1];
+    let mut last = vec![None; CAPACITY + 1];
+    for free in 1..=CAPACITY {
+        worth[free] = worth[free - 1];
+        for (i, &size) in sizes.iter().enumerate().filter(|(_, size)| **size <= free) {
+            let with = worth[free - size] + prices[i];
+            if with > worth[free] + 1e-12 {
+                worth[free] = with;
+                last[free] = Some(i);
+            }
+        }
+    }
+    (worth, last)
+}
+
+fn best_pattern(sizes: &[usize], prices: &[f64]) -> (f64, Vec<f64>) {
+    let (worth, last) = knapsack(sizes, prices);
+    let mut pattern = vec![0.0; sizes.len()];
+    let mut free = CAPACITY;
+    while free > 0 {
+        match last[free] {
+            Some(i) => {
+                pattern[i] += 1.0;
+                free -= sizes[i];
+            }
+            None => free -= 1,
+        }
+    }
+    (worth[CAPACITY], pattern)
+}
+
+/// The revised simplex method on `min Σ cost·x, patterns·x = demand, x ≥ 0`, columns entering one at a time.
+struct Simplex {
+    rows: usize,
+    /// The inverse of the basis, row by row.
+    inverse: Vec<f64>,
+    costs: Vec<f64>,
+    values: Vec<f64>,
+}
+
+impl Simplex {
+    /// Starts with one pattern per size: as many of it as fit a card.
+    fn new(sizes: &[usize], demand: &[f64]) -> Self {
+        let rows = sizes.len();
+        let mut inverse = vec![0.0; rows * rows];
+        let mut values = vec![0.0; rows];
+        for (i, &size) in sizes.iter().enumerate() {
+            let parts = (CAPACITY / size) as f64;
+            inverse[i * rows + i] = 1.0 / parts;
+            values[i] = demand[i] / parts;
+        }
+        Self { rows, inverse, costs: vec![1.0; rows], values }
+    }
+
+    fn prices(&self) -> Vec<f64> {
+        let column = |j: usize| (0..self.rows).map(|i| self.costs[i] * self.inverse[i * self.rows + j]).sum();
+        (0..self.rows).map(column).collect()
+    }
+
+    fn enter(&mut self, column: &[f64], cost: f64) {
+        let row = |i: usize| &self.inverse[i * self.rows..(i + 1) * self.rows];
+        let direction: Vec<f64> = (0..self.rows).map(|i| row(i).iter().zip(column).map(|(a, b)| a * b).sum()).collect();
+        let ratios = (0..self.rows).filter(|&i| direction[i] > TOLERANCE);
+        let Some(leaving) =
+            ratios.min_by(|&a, &b| (self.values[a] / direction[a]).total_cmp(&(self.values[b] / direction[b])))
+        else {
+            return;
+        };
+        let step = self.values[leaving] / direction[leaving];
+        let pivot: Vec<f64> = row(leaving).iter().map(|cell| cell / direction[leaving]).collect();
+        for i in (0..self.rows).filter(|&i| i != leaving) {
+            self.values[i] = (self.values[i] - step * direction[i]).max(0.0);
+            for (cell, pivot) in self.inverse[i * self.rows..(i + 1) * self.rows].iter_mut().zip(&pivot) {
+                *cell -= direction[i] * pivot;
+            }
+        }
+        self.inverse[leaving * self.rows..(leaving + 1) * self.rows].copy_from_slice(&pivot);
+        self.values[leaving] = step;
+        self.costs[leaving] = cost;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_worth_half_a_card_each() {
+        let values = card_values(&[(Share(500), 10.0)]);
+        assert!((values[499] - 0.0).abs() < 1e-6);
+        assert!((values[500] - 500.0).abs() < 1e-6);
+        assert!((values[999] - 500.0).abs() < 1e-6);
+        assert!((values[1000] - 1000.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn what_fits_only_beside_something_common_is_priced_by_what_it_displaces() {
+        // 0.7 leaves 0.3, which the many 0.3 use: a card of 0.7 and 0.3 is full value; 0.3 alone comes three to a card.
+        let values = card_values(&[(Share(700), 1.0), (Share(300), 100.0)]);
+        assert!((values[300] - 1000.0 / 3.0).abs() < 1e-6, "{}", values[300]);
+        assert!((values[700] - 2000.0 / 3.0).abs() < 1e-6, "{}", values[700]);
+    }
+
+    #[test]
+    fn value_never_falls_as_more_is_free_and_an_empty_card_is_worth_one() {
+        let demand: Vec<(Share, f64)> = (1..25).map(|i| (Share(i * 40), f64::from(i % 7 + 1))).collect();
+        let values = card_values(&demand);
+        assert!(values.is_sorted());
+        assert!((values[1000] - 1000.0).abs() < 1e-3);
+    }
+
+    #[test]
+    fn no_demand_has_no_values() {
+        assert!(card_values(&[]).is_empty());
+        assert!(card_values(&[(Share(0), 3.0), (Share(10), 0.0)]).is_empty());
+    }
+}
