@@ -1,5 +1,6 @@
 //! A manifest's verdicts: what each of its pods asks for, annotations and resources put together.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gpupool_core::device::Vendor;
@@ -7,12 +8,12 @@ use gpupool_core::ids::Labels;
 use gpupool_core::request::{Isolation, Select};
 use gpupool_core::{Amount, Bytes, Millis, Request, Share, limits};
 
-use crate::annotations::{Annotations, FRACTION, ISOLATION, MEMORY, SHARING, Said};
 use crate::error::{KubeError, shown};
-use crate::manifest;
-use crate::node::At;
-use crate::pod::{self, Identity, Pod};
-use crate::resources::{self, AskedAmount, AskedGpus};
+use crate::limits::MIN_THOUSANDTHS;
+use crate::manifest::At;
+use crate::pod::{Identity, Pod};
+use crate::resources::{AskedAmount, AskedGpus, Quantity};
+use crate::{manifest, pod, resources};
 
 /// One object of a manifest, judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -201,4 +202,240 @@ fn contradiction<T>(annotation: &'static str, said: &Said<T>, asked: &AskedGpus,
 
 fn labels(pod: &Pod) -> Labels {
     pod.labels.iter().map(|(key, value)| (Arc::from(key.as_str()), Arc::from(value.as_str()))).collect()
+}
+
+// The `kaiwo.ai/gpu-*` annotations of a pod.
+
+/// How much of one GPU: 0.1 to 1.0.
+pub const FRACTION: &str = "kaiwo.ai/gpu-fraction";
+/// How much memory of each GPU, in MiB.
+pub const MEMORY: &str = "kaiwo.ai/gpu-memory";
+/// Whether a place on a shared GPU will do.
+pub const SHARING: &str = "kaiwo.ai/gpu-sharing";
+/// How well parts of a GPU are kept apart.
+pub const ISOLATION: &str = "kaiwo.ai/gpu-isolation";
+pub(crate) const KNOWN: [&str; 4] = [FRACTION, MEMORY, SHARING, ISOLATION];
+
+const PREFIX: &str = "kaiwo.ai/gpu";
+const FRACTION_ALLOWED: &str = "a decimal number from 0.1 to 1.0, such as 0.5";
+const MEMORY_ALLOWED: &str = "a whole number of MiB above 0, such as 4000, 4000Mi or 4Gi";
+const ISOLATION_ALLOWED: &str = "none, time-slicing, mps or mig";
+
+/// What a pod's annotations say.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Annotations {
+    pub(crate) fraction: Option<Said<Share>>,
+    pub(crate) memory: Option<Said<Bytes>>,
+    /// Set where sharing is true.
+    pub(crate) sharing: Option<Said<()>>,
+    pub(crate) isolation: Option<Said<Isolation>>,
+}
+
+/// A value, and how it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Said<T> {
+    pub(crate) value: T,
+    pub(crate) text: String,
+}
+
+impl Annotations {
+    /// Reads those that are ours; the others are none of our business.
+    pub(crate) fn read(all: &BTreeMap<String, String>) -> Result<Self, KubeError> {
+        let mut annotations = Self::default();
+        for (name, text) in all.iter().filter(|(name, _)| is_ours(name)) {
+            match name.as_str() {
+                FRACTION => annotations.fraction = Some(said(FRACTION, text, fraction(text), FRACTION_ALLOWED)?),
+                MEMORY => annotations.memory = Some(said(MEMORY, text, memory(text), MEMORY_ALLOWED)?),
+                ISOLATION => {
+                    let isolation = text.trim().parse().ok();
+                    annotations.isolation = Some(said(ISOLATION, text, isolation, ISOLATION_ALLOWED)?);
+                }
+                SHARING => {
+                    let sharing = text.eq_ignore_ascii_case("true");
+                    annotations.sharing = sharing.then(|| Said { value: (), text: text.clone() });
+                }
+                _ => {
+                    let nearest = nearest(name);
+                    return Err(KubeError::UnknownAnnotation { name: shown(name), value: shown(text), nearest });
+                }
+            }
+        }
+        Ok(annotations)
+    }
+}
+
+/// Whether an annotation is meant for us, its name right or wrong.
+pub(crate) fn is_ours(name: &str) -> bool {
+    let begins = name.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX));
+    begins || nearest(name).is_some_and(|known| distance(name, known) <= 2)
+}
+
+fn said<T>(name: &'static str, text: &str, value: Option<T>, allowed: &'static str) -> Result<Said<T>, KubeError> {
+    match value {
+        Some(value) => Ok(Said { value, text: text.to_owned() }),
+        None => Err(KubeError::Annotation { name, value: shown(text), allowed }),
+    }
+}
+
+/// Plain decimals only, within 0.1 to 1.0 as written, kept to the nearest thousandth as in a request to the pool.
+fn fraction(text: &str) -> Option<Share> {
+    let text = text.trim();
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    if (whole.is_empty() && decimals.is_empty()) || !digits(whole) || !digits(decimals) {
+        return None;
+    }
+    let decimals = decimals.trim_end_matches('0');
+    let whole = whole.trim_start_matches('0');
+    if whole.len() > 1 {
+        return None;
+    }
+    let (kept, rest) = decimals.split_at(decimals.len().min(3));
+    let thousandths: u64 = format!("{whole}{kept:0<3}").parse().ok()?;
+    let one = u64::from(Share::WHOLE.0);
+    if thousandths < MIN_THOUSANDTHS || thousandths > one || (thousandths == one && !rest.is_empty()) {
+        return None;
+    }
+    let rounded = thousandths + u64::from(rest.as_bytes().first().is_some_and(|digit| *digit >= b'5'));
+    Some(Share(rounded as u32))
+}
+
+/// A bare integer is MiB; a binary suffix says its own unit. A decimal one (`4G`) is refused: it may be meant either
+/// way, and so is anything that is not whole MiB.
+fn memory(text: &str) -> Option<Bytes> {
+    let text = text.trim();
+    let bytes = if text.bytes().all(|byte| byte.is_ascii_digit()) {
+        Bytes::from_mib(text.parse().ok()?)?
+    } else if text.starts_with(|c: char| c.is_ascii_digit()) && text.ends_with('i') {
+        Bytes(u64::try_from(text.parse::<Quantity>().ok()?.whole()?).ok()?)
+    } else {
+        return None;
+    };
+    let whole_mib = Bytes::from_mib(bytes.as_mib()) == Some(bytes);
+    (whole_mib && !bytes.is_zero()).then_some(bytes)
+}
+
+/// The known name that `name` resembles most, if it resembles any.
+fn nearest(name: &str) -> Option<&'static str> {
+    // A name far longer than ours resembles none, and need not be measured.
+    if name.len() > 64 {
+        return None;
+    }
+    let closest = KNOWN.into_iter().min_by_key(|known| distance(name, known))?;
+    (distance(name, closest) <= 4).then_some(closest)
+}
+
+/// How many letters must be added, left out or changed to make `a` into `b`, case apart.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, letter) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, other) in b.iter().enumerate() {
+            let changed = diagonal + usize::from(!letter.eq_ignore_ascii_case(other));
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &str, value: &str) -> Result<Annotations, KubeError> {
+        Annotations::read(&BTreeMap::from([(name.to_owned(), value.to_owned())]))
+    }
+
+    #[test]
+    fn a_fraction_is_kept_in_thousandths() {
+        for (text, thousandths) in [
+            ("0.1", 100),
+            ("0.5", 500),
+            (" 0.25 ", 250),
+            ("0.333", 333),
+            ("0.5000", 500),
+            (".5", 500),
+            ("1", 1000),
+            ("1.", 1000),
+            ("1.000", 1000),
+            ("00.75", 750),
+        ] {
+            assert_eq!(fraction(text), Some(Share(thousandths)), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_fraction_that_is_out_of_range_or_no_plain_decimal_is_refused() {
+        for text in [
+            "", " ", ".", "0", "0.0", "0.099", "0.09", "1.001", "1.5", "10", "-0.5", "+0.5", "0.0999", "1.0001",
+            "5e-1", "1e0", "NaN", "inf", "0,5", "50%", "1/2", "0.5.0", "0x1", "٠.٥", "0.5 0", "500m",
+        ] {
+            assert_eq!(fraction(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn memory_is_mib_unless_a_binary_suffix_says_otherwise() {
+        for (text, mib) in
+            [("4000", 4000), (" 1 ", 1), ("4000Mi", 4000), ("4Gi", 4096), ("1.5Gi", 1536), ("1048576Ki", 1024)]
+        {
+            assert_eq!(memory(text).map(Bytes::as_mib), Some(mib), "{text:?}");
+        }
+        for text in [
+            "",
+            "0",
+            "0Gi",
+            "-1",
+            "+1",
+            "1.5",
+            "4G",
+            "4000M",
+            "4GB",
+            "512Ki",
+            "1e3",
+            "4 Gi",
+            "99999999999999999999",
+            "17592186044416",
+            "16Ei",
+            "i",
+        ] {
+            assert_eq!(memory(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn sharing_is_true_only_for_true_in_any_case() {
+        for text in ["true", "TRUE", "True"] {
+            assert!(read(SHARING, text).unwrap().sharing.is_some(), "{text}");
+        }
+        for text in ["", "yes", "1", "false", "t", " true"] {
+            assert_eq!(read(SHARING, text), Ok(Annotations::default()), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_annotation_suggests_the_known_one_it_resembles() {
+        for (name, known) in [
+            ("kaiwo.ai/gpu-fractoin", Some(FRACTION)),
+            ("kaiwo.ai/gpu_memory", Some(MEMORY)),
+            ("Kaiwo.ai/GPU-sharing", Some(SHARING)),
+            ("kawio.ai/gpu-isolation", Some(ISOLATION)),
+            ("kaiwo.ai/gpu-colour-of-the-fan", None),
+        ] {
+            match read(name, "1") {
+                Err(KubeError::UnknownAnnotation { nearest, .. }) => assert_eq!(nearest, known, "{name}"),
+                other => panic!("{name}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn annotations_of_others_are_left_alone() {
+        for name in ["kaiwo.ai/queue", "kaiwo.ai/", "gpu-fraction", "example.com/gpu-fraction", "ü", ""] {
+            assert_eq!(read(name, "1"), Ok(Annotations::default()), "{name}");
+        }
+    }
 }

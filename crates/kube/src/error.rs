@@ -2,7 +2,7 @@
 
 use gpupool_core::request::FieldError;
 
-use crate::annotations::KNOWN;
+use crate::check::KNOWN;
 use crate::limits::SHOWN_CHARS;
 use crate::pod::KINDS_ALLOWED;
 
@@ -46,55 +46,26 @@ pub enum KubeError {
     NotAString {
         /// `annotation` or `label`.
         what: &'static str,
-        /// Its name.
         name: String,
-        /// Its value, as written.
         value: String,
     },
     /// An annotation's value.
     #[error("annotation {name}: {value:?} is not allowed, it must be {allowed}")]
-    Annotation {
-        /// Its name.
-        name: &'static str,
-        /// Its value.
-        value: String,
-        /// What is allowed.
-        allowed: &'static str,
-    },
+    Annotation { name: &'static str, value: String, allowed: &'static str },
     /// A `kaiwo.ai/gpu-*` annotation that nobody knows.
     #[error("annotation {name}: unknown{}", hint(.nearest))]
     UnknownAnnotation {
-        /// Its name.
         name: String,
-        /// Its value.
         value: String,
         /// The known name it resembles, if there is one.
         nearest: Option<&'static str>,
     },
     /// An annotation on the workload that its pods do not carry.
     #[error("annotation {name}: {value:?} is on the {kind} itself, which its pods never see; move it to {path}")]
-    Misplaced {
-        /// Its name.
-        name: String,
-        /// Its value.
-        value: String,
-        /// The workload's kind.
-        kind: String,
-        /// Where it belongs.
-        path: String,
-    },
+    Misplaced { name: String, value: String, kind: String, path: String },
     /// A container's resource.
     #[error("container {container}: resource {resource}: {value:?} is not allowed, it must be {allowed}")]
-    Resource {
-        /// The container's name.
-        container: String,
-        /// The resource's name.
-        resource: String,
-        /// Its value.
-        value: String,
-        /// What is allowed.
-        allowed: &'static str,
-    },
+    Resource { container: String, resource: String, value: String, allowed: &'static str },
     /// What containers ask for one by one is fine, what they ask for together is not.
     #[error("resource {resource}: {value} is not allowed, {allowed}")]
     Together {
@@ -102,19 +73,14 @@ pub enum KubeError {
         resource: String,
         /// Who asks for what.
         value: String,
-        /// What is allowed.
         allowed: &'static str,
     },
     /// An annotation and a resource that cannot both be meant.
     #[error("annotation {annotation}: {annotated:?} contradicts resource {resource}: {requested:?}; {allowed}")]
     Contradiction {
-        /// The annotation's name.
         annotation: &'static str,
-        /// Its value.
         annotated: String,
-        /// The resource's name.
         resource: &'static str,
-        /// What is asked for.
         requested: String,
         /// What to write instead.
         allowed: String,
@@ -161,7 +127,6 @@ impl KubeError {
         }
     }
 
-    /// What it was.
     pub fn value(&self) -> String {
         match self {
             Self::TooLarge { limit, .. } => format!("more than {limit}"),
@@ -179,7 +144,6 @@ impl KubeError {
         }
     }
 
-    /// What it may be.
     pub fn allowed(&self) -> String {
         match self {
             Self::TooLarge { limit, .. } => format!("at most {limit}"),

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::annotations::is_ours;
+use crate::check::is_ours;
 use crate::error::{KubeError, shown};
-use crate::node::At;
+use crate::manifest::At;
 
 /// The kinds that are read, as an error lists them.
 pub(crate) const KINDS_ALLOWED: &str =

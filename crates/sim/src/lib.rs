@@ -4,10 +4,8 @@
 //! arrivals that never leave, [`churn`] lets them leave; [`plot`] draws the outcome.
 
 pub mod churn;
-mod cluster;
 pub mod plot;
 pub mod replay;
-mod rng;
 mod scenario;
 pub mod trace;
 

@@ -5,9 +5,7 @@ use std::fmt::Write as _;
 /// A named curve: its value when arrivals came to 0, 1, 2, … percent of capacity.
 #[derive(Debug, Clone)]
 pub struct Curve {
-    /// What it is called.
     pub name: String,
-    /// Its values.
     pub values: Vec<f64>,
 }
 

@@ -9,11 +9,8 @@ use crate::trace::TraceError;
 /// How it went.
 #[derive(Debug, Clone, Serialize)]
 pub struct Replayed {
-    /// Which trace.
     pub trace: String,
-    /// Which strategy.
     pub strategy: &'static str,
-    /// Which seed.
     pub seed: u64,
     /// Tasks that arrived.
     pub arrivals: u64,

@@ -1,9 +1,15 @@
 //! What is simulated: a trace, an order of arrivals, a strategy, and what it knows.
 
-use gpupool_core::Strategy;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::cluster::Cluster;
-use crate::trace::{Folder, TaskType};
+use gpupool_core::device::{DeviceFacts, DeviceIdentity, IsolationSupport, NodeFacts, Vendor};
+use gpupool_core::policy::Policies;
+use gpupool_core::request::Select;
+use gpupool_core::workload::TaskClass;
+use gpupool_core::{Amount, Answer, Command, LeaseId, Millis, Outcome, Pool, Request, Settings, Share, Strategy, Time};
+
+use crate::trace::{Folder, TaskType, TraceNode};
 
 /// In which order nodes are numbered, which is how equal scores are decided.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,13 +36,10 @@ pub enum WorkloadSource {
 /// What to simulate; [`Scenario::replay`] and [`Scenario::churn`] do.
 #[derive(Debug, Clone)]
 pub struct Scenario<'a> {
-    /// From where.
     pub folder: &'a Folder,
-    /// Which trace.
     pub trace: &'a str,
     /// Which order of arrivals.
     pub seed: u64,
-    /// By which strategy.
     pub strategy: Strategy,
     /// Where the workload is known from.
     pub workload: WorkloadSource,
@@ -48,5 +51,139 @@ impl Scenario<'_> {
     /// The empty cluster, its nodes ranked in name order.
     pub(crate) fn cluster(&self, ranks: &[usize], types: &[TaskType]) -> Cluster {
         Cluster::new(&self.folder.nodes, ranks, self.node_order, types, self.strategy, self.workload)
+    }
+}
+
+// The traced cluster as a pool without policies, and tasks as requests to it.
+
+/// A pool with the nodes of a trace, and the requests its tasks make.
+pub(crate) struct Cluster {
+    pool: Pool,
+    requests: Vec<Arc<Request>>,
+    outcome: Outcome,
+    /// All GPUs, in thousandths.
+    pub capacity: u64,
+    /// Time spent deciding, apart from decisions that took over a newly learned workload.
+    pub deciding: Duration,
+    pub decisions: u64,
+    /// Time of the decisions that took over a newly learned workload.
+    pub taking_over: Duration,
+    pub take_overs: u64,
+}
+
+impl Cluster {
+    pub fn new(
+        nodes: &[TraceNode],
+        ranks: &[usize],
+        order: NodeOrder,
+        types: &[TaskType],
+        strategy: Strategy,
+        workload: WorkloadSource,
+    ) -> Self {
+        let mut numbered: Vec<(usize, &TraceNode)> = ranks.iter().copied().zip(nodes).collect();
+        numbered.sort_by_key(|(rank, node)| match order {
+            NodeOrder::Trace => (0, *rank),
+            NodeOrder::GpusDesc => (u64::MAX - u64::from(node.gpus), *rank),
+            NodeOrder::CpuPerGpuAsc => (node.cpus.0 / u64::from(node.gpus.max(1)), *rank),
+        });
+        let mut cluster = Self {
+            pool: Pool::new(Settings::default(), Policies::unlimited()),
+            requests: types.iter().map(|task| Arc::new(request(task, strategy))).collect(),
+            outcome: Outcome::default(),
+            capacity: nodes.iter().map(|node| u64::from(node.gpus) * u64::from(Share::WHOLE.0)).sum(),
+            deciding: Duration::ZERO,
+            decisions: 0,
+            taking_over: Duration::ZERO,
+            take_overs: 0,
+        };
+        for (_, node) in numbered {
+            cluster.apply(node_seen(node));
+        }
+        if workload == WorkloadSource::Known {
+            let class = |task: &TaskType| {
+                let class =
+                    TaskClass { cpus: task.cpus, share: task.share, gpus: task.gpus, models: task.models.clone() };
+                (class, task.count)
+            };
+            let mut counts: std::collections::BTreeMap<TaskClass, u64> = std::collections::BTreeMap::new();
+            for (class, count) in types.iter().map(class) {
+                *counts.entry(class).or_default() += count;
+            }
+            cluster.apply(Command::SetWorkload { classes: counts.into_iter().collect() });
+        }
+        cluster
+    }
+
+    fn apply(&mut self, command: Command) -> Option<LeaseId> {
+        self.outcome.clear();
+        match self.pool.apply_into(Time(0), command, &mut self.outcome) {
+            Ok(Answer::Lease(lease)) => Some(lease),
+            Ok(_) | Err(_) => None,
+        }
+    }
+
+    /// Places a task, or not.
+    pub fn place(&mut self, task_type: usize) -> Option<LeaseId> {
+        let command = Command::Request { request: self.requests[task_type].clone(), key: None };
+        let version = self.pool.workload_version();
+        let start = Instant::now();
+        let lease = self.apply(command);
+        let took = start.elapsed();
+        if self.pool.workload_version() == version {
+            self.deciding += took;
+            self.decisions += 1;
+        } else {
+            self.taking_over += took;
+            self.take_overs += 1;
+        }
+        lease
+    }
+
+    /// Takes a task away.
+    pub fn remove(&mut self, lease: LeaseId) {
+        self.apply(Command::Release { lease });
+    }
+
+    /// Microseconds of an ordinary decision.
+    pub fn us_per_decision(&self) -> f64 {
+        micros(self.deciding, self.decisions)
+    }
+
+    /// Microseconds of a decision that took over a newly learned workload; 0 where there was none.
+    pub fn us_per_take_over(&self) -> f64 {
+        micros(self.taking_over, self.take_overs)
+    }
+}
+
+fn micros(total: Duration, count: u64) -> f64 {
+    if count == 0 { 0.0 } else { total.as_secs_f64() * 1e6 / count as f64 }
+}
+
+fn node_seen(node: &TraceNode) -> Command {
+    let device = |number: u16| DeviceFacts {
+        identity: DeviceIdentity::Uuid(format!("{}-{number}", node.name).into()),
+        vendor: Vendor::Other,
+        model: node.model.clone(),
+        memory: None,
+        partition: None,
+        isolation: IsolationSupport::BASIC,
+        labels: Default::default(),
+    };
+    let facts = NodeFacts { name: node.name.clone(), cpus: node.cpus, memory: node.memory, labels: Default::default() };
+    Command::NodeSeen { facts, devices: (0..node.gpus).map(device).collect(), numbers: Vec::new() }
+}
+
+fn request(task: &TaskType, strategy: Strategy) -> Request {
+    let models = task.models.split('|').filter(|name| !name.is_empty()).map(Arc::from).collect();
+    Request {
+        gpus: task.gpus,
+        amount: if task.gpus == 0 || task.share == Share::WHOLE { Amount::Whole } else { Amount::Share(task.share) },
+        strategy: Some(strategy),
+        select: Arc::new(Select { models, ..Select::default() }),
+        cpus: task.cpus,
+        host_memory: task.memory,
+        queue: false,
+        ttl: Millis::from_secs(86_400),
+        ..Request::default()
     }
 }

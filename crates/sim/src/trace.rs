@@ -12,53 +12,30 @@ use gpupool_core::{Bytes, MilliCpus, Share};
 pub enum TraceError {
     /// A file cannot be read.
     #[error("cannot read {path}: {source}")]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// A line does not say what it should.
     #[error("{path}, line {line}: {what}")]
-    Line {
-        /// Which file.
-        path: PathBuf,
-        /// Which line, from 1.
-        line: usize,
-        /// What is wrong.
-        what: String,
-    },
+    Line { path: PathBuf, line: usize, what: String },
     /// There is nothing to replay.
     #[error("{path} has no trace: expected arrivals/<trace>_types.csv and arrivals/<trace>_seed<n>.txt")]
-    Empty {
-        /// Which folder.
-        path: PathBuf,
-    },
+    Empty { path: PathBuf },
 }
 
 /// A node of the cluster.
 #[derive(Debug, Clone)]
 pub struct TraceNode {
-    /// Its name.
     pub name: Arc<str>,
-    /// Host CPUs.
     pub cpus: MilliCpus,
-    /// Host memory.
     pub memory: Bytes,
-    /// GPUs.
     pub gpus: u16,
-    /// Their model.
     pub model: Arc<str>,
 }
 
 /// A type of task.
 #[derive(Debug, Clone)]
 pub struct TaskType {
-    /// Host CPUs.
     pub cpus: MilliCpus,
-    /// Host memory.
     pub memory: Bytes,
-    /// GPUs.
     pub gpus: u16,
     /// Share of each; whole where there are several.
     pub share: Share,
@@ -78,7 +55,6 @@ impl TaskType {
 /// The order of arrivals for one seed.
 #[derive(Debug, Clone)]
 pub struct Arrivals {
-    /// The type of each.
     pub types: Vec<usize>,
     /// For the i-th node in name order its rank: equal scores go to the lowest.
     pub node_ranks: Vec<usize>,

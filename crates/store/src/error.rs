@@ -11,7 +11,6 @@ pub enum StoreError {
     /// Another agent has it open.
     #[error("{} is in use by {}; stop that agent, or choose another state directory", dir.display(), who(*pid))]
     InUse {
-        /// The state directory.
         dir: PathBuf,
         /// The process that has it open, where it can be told.
         pid: Option<u32>,
@@ -21,55 +20,23 @@ pub enum StoreError {
         "{} has schema {found} and this gpupool knows up to {known}; it is left untouched: start the newer gpupool again, \
          or choose another state directory", file.display()
     )]
-    NewerSchema {
-        /// The database.
-        file: PathBuf,
-        /// Its schema.
-        found: u32,
-        /// The newest schema known here.
-        known: u32,
-    },
+    NewerSchema { file: PathBuf, found: u32, known: u32 },
     /// The database is damaged.
     #[error("{} is damaged ({what}); it is left untouched: bring back a copy, or move it away to start empty", file.display())]
-    Corrupt {
-        /// The database.
-        file: PathBuf,
-        /// What is wrong with it.
-        what: String,
-    },
+    Corrupt { file: PathBuf, what: String },
     /// The database is another program's.
     #[error("{} is a database of another program (application id {found:#010x}); it is left untouched: choose another state \
          directory", file.display())]
-    NotOurs {
-        /// The database.
-        file: PathBuf,
-        /// What it says it is.
-        found: u32,
-    },
+    NotOurs { file: PathBuf, found: u32 },
     /// A file or directory does not let itself be used.
     #[error("cannot {doing} {}: {source}; the state directory must be on a local disk and writable for this user", path.display())]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// What was tried.
-        doing: &'static str,
-        /// Why not.
-        source: io::Error,
-    },
+    File { path: PathBuf, doing: &'static str, source: io::Error },
     /// The file system cannot hold a write-ahead log.
     #[error("{} cannot have a write-ahead log there: the state directory must be on a local disk", file.display())]
-    NoLog {
-        /// The database.
-        file: PathBuf,
-    },
+    NoLog { file: PathBuf },
     /// The database does not let itself be used.
     #[error("cannot use {}: {source}", file.display())]
-    Database {
-        /// The database.
-        file: PathBuf,
-        /// Why not.
-        source: rusqlite::Error,
-    },
+    Database { file: PathBuf, source: rusqlite::Error },
 }
 
 fn who(pid: Option<u32>) -> String {
@@ -81,44 +48,19 @@ fn who(pid: Option<u32>) -> String {
 pub enum CommitError {
     /// No space is left.
     #[error("{} was not written, the disk is full: free some space ({source})", file.display())]
-    Full {
-        /// The database.
-        file: PathBuf,
-        /// In the database's words.
-        source: rusqlite::Error,
-    },
+    Full { file: PathBuf, source: rusqlite::Error },
     /// The file or its file system cannot be written to.
     #[error("{} was not written, it is read-only: check the mount and the file's permissions ({source})", file.display())]
-    ReadOnly {
-        /// The database.
-        file: PathBuf,
-        /// In the database's words.
-        source: rusqlite::Error,
-    },
+    ReadOnly { file: PathBuf, source: rusqlite::Error },
     /// The disk failed.
     #[error("{} was not written, the disk reports an error: look at the kernel's log ({source})", file.display())]
-    Io {
-        /// The database.
-        file: PathBuf,
-        /// In the database's words.
-        source: rusqlite::Error,
-    },
+    Io { file: PathBuf, source: rusqlite::Error },
     /// The database is damaged.
     #[error("{} was not written, it is damaged: stop the agent and bring back a copy ({source})", file.display())]
-    Corrupt {
-        /// The database.
-        file: PathBuf,
-        /// In the database's words.
-        source: rusqlite::Error,
-    },
+    Corrupt { file: PathBuf, source: rusqlite::Error },
     /// The database refused, for another reason.
     #[error("{} was not written: {source}; another program may be writing to it", file.display())]
-    Refused {
-        /// The database.
-        file: PathBuf,
-        /// In the database's words.
-        source: rusqlite::Error,
-    },
+    Refused { file: PathBuf, source: rusqlite::Error },
 }
 
 impl CommitError {
@@ -140,9 +82,7 @@ impl CommitError {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {}: {source}", file.display())]
 pub struct ReadError {
-    /// The database.
     pub file: PathBuf,
-    /// In the database's words.
     pub source: rusqlite::Error,
 }
 

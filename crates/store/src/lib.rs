@@ -6,28 +6,18 @@
 //!
 //! Everything here blocks: whoever runs it gives it a thread of its own.
 
-mod anchor;
-mod ballast;
 mod clock;
 mod commit;
+mod disk;
 mod error;
-mod history;
 mod limits;
-mod lock;
-mod log;
-mod notes;
 mod open;
-mod schema;
 mod tokens;
 mod trail;
-mod usage;
 
-pub use anchor::Anchor;
-pub use clock::Clock;
+pub use clock::{Anchor, Clock};
 pub use error::{CommitError, ReadError, StoreError};
-pub use history::{Cursor, Page, Query};
 pub use limits::BALLAST_BYTES;
 pub use open::{Opened, Store};
 pub use tokens::{Role, Secret, TokenId, TokenLine, TokenOwner};
-pub use trail::{Event, HeldDevice, Record};
-pub use usage::{By, UsageLine};
+pub use trail::{By, Cursor, Event, HeldDevice, Page, Query, Record, UsageLine};

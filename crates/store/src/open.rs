@@ -8,16 +8,12 @@ use std::time::Duration;
 
 use gpupool_core::Row;
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, ErrorCode, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
-use crate::ballast::Ballast;
-use crate::commit::{key_of, unwritable};
+use crate::commit::{Notes, key_of, unwritable};
+use crate::disk::{Ballast, Lock, lengthen_log};
 use crate::error::{CommitError, ReadError, StoreError};
 use crate::limits;
-use crate::lock::Lock;
-use crate::log;
-use crate::notes::Notes;
-use crate::schema;
 use crate::trail::Names;
 
 /// The open database of one state directory. Nobody else can open it while this lives.
@@ -34,7 +30,6 @@ pub struct Store {
 /// What opening gives.
 #[derive(Debug)]
 pub struct Opened {
-    /// The store.
     pub store: Store,
     /// The last row about each thing.
     pub rows: Vec<Row>,
@@ -61,7 +56,7 @@ impl Store {
         let unreadable = |what| StoreError::Corrupt { file: file.clone(), what };
         let notes = Notes::read(&connection).map_err(|source| unusable(&file, source))?.map_err(unreadable)?;
         let rows = read_rows(&connection, &notes, &mut complaints).map_err(|source| unusable(&file, source))?;
-        log::lengthen(&file);
+        lengthen_log(&file);
         let ballast = Ballast::of(dir);
         if let Err(error) = ballast.take() {
             complaints.push(format!("no ballast in {} for when the disk is full: {error}", dir.display()));
@@ -106,7 +101,7 @@ fn look_at_header(path: &Path) -> Result<(), StoreError> {
     match number(68) {
         // Not written back from the log yet, perhaps: the database will tell.
         0 => Ok(()),
-        schema::APPLICATION_ID => known(path, number(60)),
+        APPLICATION_ID => known(path, number(60)),
         found => Err(StoreError::NotOurs { file: path.to_owned(), found }),
     }
 }
@@ -117,10 +112,10 @@ fn create(path: &Path) -> io::Result<()> {
 }
 
 fn known(file: &Path, found: u32) -> Result<(), StoreError> {
-    if found <= schema::VERSION {
+    if found <= SCHEMA_VERSION {
         return Ok(());
     }
-    Err(StoreError::NewerSchema { file: file.to_owned(), found, known: schema::VERSION })
+    Err(StoreError::NewerSchema { file: file.to_owned(), found, known: SCHEMA_VERSION })
 }
 
 fn connect(file: &Path) -> Result<Connection, StoreError> {
@@ -139,7 +134,7 @@ fn prepare(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
     if !settle(connection).map_err(fail)? {
         return Err(StoreError::NoLog { file: file.to_owned() });
     }
-    schema::migrate(connection, version).map_err(fail)
+    migrate(connection, version).map_err(fail)
 }
 
 /// The schema of a database that is sound and ours, or new.
@@ -147,7 +142,7 @@ fn check(connection: &Connection, file: &Path) -> Result<u32, StoreError> {
     let fail = |source| unusable(file, source);
     let number = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0)).map_err(fail);
     let (application, version) = (number("application_id")?.cast_unsigned(), number("user_version")?.cast_unsigned());
-    if application != schema::APPLICATION_ID {
+    if application != APPLICATION_ID {
         let tables = connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get::<_, i64>(0));
         let new = application == 0 && version == 0 && tables.map_err(fail)? == 0;
         return if new { Ok(0) } else { Err(StoreError::NotOurs { file: file.to_owned(), found: application }) };
@@ -214,4 +209,107 @@ fn understand(kind: &[u8], key: &[u8], value: &[u8]) -> Result<Row, String> {
         return Err(format!("it is about {is_kind} {is_key:?}"));
     }
     Ok(row)
+}
+
+// The tables, and how an older database becomes one of today.
+
+/// Marks the file as ours: `GPUP`.
+const APPLICATION_ID: u32 = 0x4750_5550;
+
+/// One step per schema, oldest first: number `n` turns schema `n` into `n + 1`. Never change one that was released.
+const MIGRATIONS: &[fn(&Transaction<'_>) -> rusqlite::Result<()>] = &[rows_and_history, clock, leases, notes];
+
+/// The schema of today.
+const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
+
+/// Brings a database of schema `from` to that of today, each step all or nothing.
+fn migrate(connection: &mut Connection, from: u32) -> rusqlite::Result<()> {
+    for (step, version) in MIGRATIONS.iter().zip(1_u32..).skip(from as usize) {
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        step(&transaction)?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+        transaction.pragma_update(None, "user_version", version)?;
+        transaction.commit()?;
+    }
+    Ok(())
+}
+
+fn rows_and_history(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+    transaction.execute_batch(
+        "
+        -- What the pool keeps: the last row about each thing.
+        CREATE TABLE rows (
+            kind TEXT NOT NULL,
+            key TEXT NOT NULL,
+            value TEXT NOT NULL,
+            PRIMARY KEY (kind, key)
+        ) WITHOUT ROWID;
+
+        -- The audit trail: records are added, and removed when they are old, never changed. Times are ms since 1970.
+        CREATE TABLE history (
+            seq INTEGER PRIMARY KEY,
+            lease INTEGER NOT NULL,
+            event TEXT NOT NULL CHECK (event IN ('granted', 'ended')),
+            at INTEGER NOT NULL,
+            owner TEXT NOT NULL,
+            worker_id TEXT,
+            devices TEXT NOT NULL,
+            token INTEGER,
+            cause TEXT,
+            granted_at INTEGER,
+            ended_at INTEGER,
+            UNIQUE (lease, event)
+        );
+        CREATE INDEX history_by_time ON history (at);
+        CREATE INDEX history_by_owner ON history (owner, at);
+
+        -- Who may use the API; the secret itself is known to its holder only.
+        CREATE TABLE tokens (
+            id INTEGER PRIMARY KEY,
+            hash BLOB NOT NULL UNIQUE,
+            owner TEXT NOT NULL,
+            admin INTEGER NOT NULL,
+            created_at INTEGER NOT NULL,
+            revoked_at INTEGER
+        );
+        ",
+    )
+}
+
+fn clock(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+    transaction.execute_batch(
+        "
+        -- An instant on the pool's clock and on the wall, and which start of the machine it belongs to.
+        CREATE TABLE clock (
+            one INTEGER PRIMARY KEY CHECK (one = 1),
+            boot TEXT NOT NULL,
+            ahead INTEGER NOT NULL,
+            pool INTEGER NOT NULL,
+            wall INTEGER NOT NULL
+        );
+        ",
+    )
+}
+
+/// Leases get a table of their own: their numbers only grow, so a new one touches the last page and no other.
+fn leases(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+    transaction.execute_batch(
+        "
+        CREATE TABLE leases (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
+        INSERT INTO leases (id, value) SELECT CAST(key AS INTEGER), value FROM rows
+            WHERE kind = 'lease' AND key = CAST(CAST(key AS INTEGER) AS TEXT);
+        DELETE FROM rows WHERE kind = 'lease' AND key = CAST(CAST(key AS INTEGER) AS TEXT);
+        ",
+    )
+}
+
+fn notes(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+    transaction.execute_batch(
+        "
+        -- Batches of rows, each on a page of its own and all of one length, so that to note one writes one page.
+        CREATE TABLE notes (place INTEGER PRIMARY KEY, number INTEGER NOT NULL, batch TEXT NOT NULL);
+        -- The number of the last one that the other tables have heard of.
+        CREATE TABLE heard (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL);
+        ",
+    )
 }

@@ -64,7 +64,6 @@ pub struct TokenOwner {
 /// A token, without its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenLine {
-    /// Whose it is.
     pub token: TokenOwner,
     /// When it was made.
     pub created_at: SystemTime,

@@ -2,18 +2,22 @@
 //!
 //! Each lease has at most one record of its grant and one of its end, so that keeping a batch again adds nothing.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::SystemTime;
 
 use gpupool_core::device::DeviceFacts;
 use gpupool_core::lease::{EndCause, Promise};
 use gpupool_core::row::{DeviceRow, LeaseRow, NodeRow};
 use gpupool_core::{Bytes, DeviceId, GpuId, LeaseId, NodeId, Row, Share, Token};
-use rusqlite::{OptionalExtension, Transaction, params};
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params, params_from_iter};
 use serde::{Deserialize, Serialize};
 
-use crate::clock::{Clock, wall};
-use crate::commit::unwritable;
+use crate::clock::{Clock, millis, wall};
+use crate::commit::{hear, unwritable};
+use crate::error::{CommitError, ReadError};
+use crate::limits;
+use crate::open::Store;
 
 /// What happened to a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,13 +49,10 @@ pub struct HeldDevice {
 /// A record of the audit trail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// Which lease.
     pub lease: LeaseId,
     /// What happened to it.
     pub event: Event,
-    /// When.
     pub at: SystemTime,
-    /// Whose it is.
     pub owner: String,
     /// The owner's own name for whoever uses it.
     pub worker_id: Option<String>,
@@ -61,14 +62,12 @@ pub struct Record {
     pub token: Option<Token>,
     /// Why it ended: the name of the cause, and what fault it was after a colon.
     pub cause: Option<String>,
-    /// When it was granted.
     pub granted_at: Option<SystemTime>,
-    /// When it ended.
     pub ended_at: Option<SystemTime>,
 }
 
 /// The columns a [`Record`] is read from.
-pub(crate) const COLUMNS: &str = "lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at, seq";
+const COLUMNS: &str = "lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at, seq";
 
 impl Record {
     pub(crate) fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
@@ -90,7 +89,7 @@ impl Record {
 }
 
 /// The devices of a record; one that cannot be read counts as holding nothing, and hides no other record.
-pub(crate) fn devices_in(json: &str) -> Vec<HeldDevice> {
+fn devices_in(json: &str) -> Vec<HeldDevice> {
     serde_json::from_str(json).unwrap_or_default()
 }
 
@@ -251,4 +250,207 @@ fn row(transaction: &Transaction<'_>, kind: &str, key: &str) -> rusqlite::Result
         .query_row([kind, key], |row| row.get(0))
         .optional()?;
     Ok(text.and_then(|text| serde_json::from_str(&text).ok()))
+}
+
+// Reading the audit trail, page by page, and removing what is old.
+
+/// Which records. Everything left out means any.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Query {
+    pub owner: Option<String>,
+    /// Only leases on devices with this number on their node.
+    pub gpu_id: Option<GpuId>,
+    /// Not before.
+    pub since: Option<SystemTime>,
+    /// Before.
+    pub until: Option<SystemTime>,
+    /// At most so many; a page has 1000 at most.
+    pub limit: Option<usize>,
+    /// Go on where a page ended.
+    pub after: Option<Cursor>,
+}
+
+/// Where a page ended: the place of its last record in the trail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cursor(pub u64);
+
+/// Records, in the order they were made: the wall clock may have been set back in between.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page {
+    pub records: Vec<Record>,
+    /// Where to go on, if there are more.
+    pub next: Option<Cursor>,
+}
+
+impl Store {
+    /// A page of the audit trail, oldest first.
+    pub fn history(&mut self, query: &Query) -> Result<Page, ReadError> {
+        self.read(|connection| page(connection, query))
+    }
+
+    /// What was held from `since` until `now`, what is still held included; most first.
+    pub fn usage(&mut self, by: By, since: SystemTime, now: SystemTime) -> Result<Vec<UsageLine>, ReadError> {
+        self.read(|connection| usage_lines(connection, by, millis(since), millis(now)))
+    }
+
+    /// Removes the records of leases that ended before `older_than`, up to a thousand leases; says how many records were
+    /// removed. Call it again until it says 0, with other commits in between. What is still held is never removed.
+    pub fn retain(&mut self, older_than: SystemTime) -> Result<usize, CommitError> {
+        self.hear()?;
+        let before = millis(older_than).cast_signed();
+        self.transact(|transaction| {
+            transaction
+                .prepare_cached(
+                    "DELETE FROM history WHERE lease IN
+                        (SELECT lease FROM history WHERE event = 'ended' AND at < ?1 ORDER BY at LIMIT ?2)",
+                )?
+                .execute([before, limits::REMOVED_AT_ONCE as i64])
+        })
+    }
+
+    /// Reads the trail as it is once the tables have heard of all notes. Where there is no space for that they have not,
+    /// and the reading is the same.
+    fn read<T>(&mut self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, ReadError> {
+        let Self { connection, notes, names, .. } = self;
+        if notes.count() == 0 {
+            return read(connection).map_err(|source| self.not_read(source));
+        }
+        let as_if = || {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            hear(&transaction, notes, names)?;
+            let found = read(&transaction)?;
+            if transaction.commit().is_ok() {
+                notes.heard();
+            }
+            Ok(found)
+        };
+        as_if().map_err(|source| self.not_read(source))
+    }
+}
+
+fn page(connection: &Connection, query: &Query) -> rusqlite::Result<Page> {
+    let limit = query.limit.unwrap_or(limits::PAGE_RECORDS).min(limits::PAGE_RECORDS);
+    let mut sql = format!("SELECT {COLUMNS} FROM history WHERE true");
+    let mut values: Vec<Value> = Vec::new();
+    let mut only = |part: &str, given: &[Value]| {
+        sql.push_str(" AND ");
+        sql.push_str(part);
+        values.extend_from_slice(given);
+    };
+    let number = |number: u64| Value::Integer(number.cast_signed());
+    if let Some(owner) = &query.owner {
+        only("owner = ?", &[Value::Text(owner.clone())]);
+    }
+    if let Some(since) = query.since {
+        only("at >= ?", &[number(millis(since))]);
+    }
+    if let Some(until) = query.until {
+        only("at < ?", &[number(millis(until))]);
+    }
+    if let Some(after) = query.after {
+        only("seq > ?", &[number(after.0)]);
+    }
+    if let Some(gpu_id) = query.gpu_id {
+        let on_it = "json_valid(devices) AND EXISTS (SELECT 1 FROM json_each(devices) WHERE json_extract(value, '$.gpu_id') = ?)";
+        only(on_it, &[number(gpu_id.0.into())]);
+    }
+    sql.push_str(" ORDER BY seq LIMIT ?");
+    // One more than asked for, to know whether there are more.
+    values.push(number(limit as u64 + 1));
+
+    let mut statement = connection.prepare_cached(&sql)?;
+    let mut found = statement.query(params_from_iter(values))?;
+    let mut page = Page { records: Vec::new(), next: None };
+    let mut last = None;
+    while let Some(row) = found.next()? {
+        if page.records.len() == limit {
+            page.next = last.or(query.after);
+            break;
+        }
+        last = Some(Cursor(row.get::<_, i64>(10)?.cast_unsigned()));
+        page.records.push(Record::read(row)?);
+    }
+    Ok(page)
+}
+
+// Who held how much for how long, worked out from the audit trail.
+
+/// What a line of usage is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    Owner,
+    /// A device, named `node/gpu_id`.
+    Gpu,
+}
+
+/// What one owner held, or what was held of one device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UsageLine {
+    /// The owner, or the device as `node/gpu_id`.
+    pub name: String,
+    /// In how many leases.
+    pub leases: u64,
+    /// Whole GPUs × seconds.
+    pub gpu_seconds: f64,
+    /// Memory in MiB × seconds.
+    pub memory_mib_seconds: f64,
+}
+
+/// Sums in whole numbers, so that many small leases add up exactly.
+#[derive(Default)]
+struct Sum {
+    leases: u64,
+    /// Millionths of a GPU × milliseconds.
+    share: u128,
+    /// Bytes × milliseconds.
+    memory: u128,
+}
+
+impl Sum {
+    fn add<'a>(&mut self, devices: impl Iterator<Item = &'a HeldDevice>, held_ms: u64) {
+        self.leases += 1;
+        for device in devices {
+            let share = u128::from(device.share.0) * u128::from(device.of_gpu.0);
+            self.share = self.share.saturating_add(share.saturating_mul(held_ms.into()));
+            let memory = u128::from(device.memory.0).saturating_mul(held_ms.into());
+            self.memory = self.memory.saturating_add(memory);
+        }
+    }
+
+    fn line(self, name: String) -> UsageLine {
+        let memory_mib_seconds = self.memory as f64 / (1024.0 * 1024.0 * 1000.0);
+        UsageLine { name, leases: self.leases, gpu_seconds: self.share as f64 / 1e9, memory_mib_seconds }
+    }
+}
+
+/// What was held in the window, most first. Times are milliseconds since 1970.
+fn usage_lines(connection: &Connection, by: By, since: u64, now: u64) -> rusqlite::Result<Vec<UsageLine>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT owner, devices, granted_at, ended_at FROM history
+            WHERE event = 'ended' AND granted_at IS NOT NULL AND at > ?1 AND granted_at < ?2
+         UNION ALL
+         SELECT owner, devices, granted_at, NULL FROM history AS granted
+            WHERE event = 'granted' AND granted_at < ?2
+            AND NOT EXISTS (SELECT 1 FROM history WHERE lease = granted.lease AND event = 'ended')",
+    )?;
+    let mut sums: BTreeMap<String, Sum> = BTreeMap::new();
+    let mut found = statement.query([since.cast_signed(), now.cast_signed()])?;
+    while let Some(row) = found.next()? {
+        let devices = devices_in(&row.get::<_, String>(1)?);
+        let granted_at = row.get::<_, i64>(2)?.max(0).cast_unsigned();
+        let ended_at = row.get::<_, Option<i64>>(3)?.map_or(now, |at| at.max(0).cast_unsigned());
+        let held_ms = ended_at.min(now).saturating_sub(granted_at.max(since));
+        match by {
+            By::Owner => sums.entry(row.get(0)?).or_default().add(devices.iter(), held_ms),
+            By::Gpu => {
+                for device in &devices {
+                    let name = format!("{}/{}", device.node, device.gpu_id);
+                    sums.entry(name).or_default().add(std::iter::once(device), held_ms);
+                }
+            }
+        }
+    }
+    let mut lines: Vec<UsageLine> = sums.into_iter().map(|(name, sum)| sum.line(name)).collect();
+    lines.sort_by(|a, b| b.gpu_seconds.total_cmp(&a.gpu_seconds));
+    Ok(lines)
 }
