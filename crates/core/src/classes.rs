@@ -194,8 +194,6 @@ impl Classes {
     }
 }
 
-// What of a request decides where it may go, and what that takes of each kind of device.
-
 /// Everything about a request that decides where it may go.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
@@ -295,8 +293,6 @@ pub(crate) struct Need {
     /// Whether the policy prefers this kind.
     pub preferred: bool,
 }
-
-// A shape judged against every kind of device and every shape of node.
 
 fn named_devices(select: &Select, inventory: &Inventory) -> Vec<DeviceId> {
     let named = |slot: &DeviceSlot| {

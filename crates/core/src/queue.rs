@@ -1,4 +1,4 @@
-//! Who waits, in which order. Deciding who may go is [`crate::pool`]'s.
+//! The queue, and the owners' accounts behind quotas and fair share. Deciding who may go is [`crate::pool`]'s.
 //!
 //! Requests of one class and one owner form a *lane*: they want the same, so if the first of them cannot go, none can.
 //! A pass over the queue therefore looks at lanes, not at requests.
@@ -156,8 +156,6 @@ impl Queue {
         result
     }
 }
-
-// What each owner holds and has used: the books behind quotas and fair share.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct OwnerId(pub u32);

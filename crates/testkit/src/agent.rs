@@ -9,8 +9,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::sync::watch;
 
-use crate::log::Log;
-use crate::process::Process;
+use crate::process::{Log, Process};
 use crate::{DEADLINE, Watch};
 
 /// An agent says so for each place where it listens, on a line of its own on its standard output.

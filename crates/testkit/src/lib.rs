@@ -5,21 +5,20 @@
 
 mod agent;
 pub mod audit;
-mod binary;
-mod chance;
 mod chaos;
-mod log;
 mod process;
 mod proxy;
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
 mod watch;
 
 pub use agent::{Agent, AgentBuilder};
 pub use audit::{Audit, Seen, Violation};
-pub use binary::gpupool_binary;
-pub use chance::Chance;
-pub use chaos::Chaos;
+pub use chaos::{Chance, Chaos};
+pub use process::gpupool_binary;
 pub use proxy::{Path, Proxy};
-pub use watch::{Watch, eventually, in_time, skipped};
+pub use skipped::skipped;
+pub use watch::{Watch, eventually, in_time};
 
 use std::time::Duration;
 

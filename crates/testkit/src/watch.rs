@@ -74,8 +74,3 @@ pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>)
     };
     in_time(what, found).await
 }
-
-/// Says on the real standard error what was not tried and why; a passing test's own output is not shown.
-pub fn skipped(what: &str, why: &str) {
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("skipped {what}: {why}\n").as_bytes());
-}

@@ -1,4 +1,5 @@
-//! Indexes over the devices of one kind: the next one with enough free share, and several orders to walk in.
+//! Indexes over the devices of one kind: the next one with enough free share, several orders to walk in, and how far apart
+//! the devices of a node are.
 
 use std::collections::BTreeSet;
 
@@ -229,8 +230,6 @@ impl MaxTree {
         Some(i - self.leaves)
     }
 }
-
-// How far apart the devices of a node are, and which few of them are closest together.
 
 /// Sets of devices up to which every one is tried.
 const EXHAUSTIVE: u64 = 5_000;

@@ -209,8 +209,6 @@ impl Inventory {
     }
 }
 
-// A node and a device as the pool holds them: facts, and what is promised and known of them now.
-
 /// A node, with what of it is free.
 #[derive(Debug)]
 pub(crate) struct NodeSlot {
@@ -398,8 +396,6 @@ impl DeviceSlot {
         reported.unwrap_or(Percent::of_share(self.promised))
     }
 }
-
-// Devices that are alike, on nodes that are alike.
 
 /// A kind's number, valid for one version of the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,4 +1,5 @@
-//! The workload to come, prepared for scoring against this inventory.
+//! The workload to come, prepared for scoring against this inventory, and the scores that look ahead at it: `fgd` and
+//! `least-fragmentation`.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! Wishes: asking, following, confirming, renewing, attaching.
+//! A lease's life: asking, following, confirming, renewing, attaching; then its end by release, expiry, revocation or
+//! fault, draining, and quarantine where processes stay.
 
 use std::sync::Arc;
 
@@ -190,33 +191,7 @@ impl Pool {
             self.stirred = true;
         }
     }
-}
 
-// Ends: release, expiry, revocation, faults; then draining, and quarantine where processes stay.
-
-/// When a lease in this state wants to hear the clock.
-pub(super) fn deadline_of(lease: &Lease, settings: Settings) -> Option<Time> {
-    let earliest = |times: [Option<Time>; 3]| times.into_iter().flatten().min();
-    match lease.state {
-        LeaseState::Queued => earliest([
-            Some(lease.asked_at.after(limits::WAITER_PATIENCE)),
-            lease.request.wait_limit.map(|limit| lease.created_at.after(limit)),
-            None,
-        ]),
-        LeaseState::Offered => {
-            earliest([lease.granted_at.map(|at| at.after(limits::OFFER_HELD)), lease.hard_end, None])
-        }
-        LeaseState::Active => earliest([lease.expires_at, lease.hard_end, lease.revoke_at]),
-        _ => match settings.drain {
-            Drain::WhenGone { patience } if lease.draining && !lease.quarantined => {
-                lease.ended_at.map(|at| at.after(patience))
-            }
-            _ => None,
-        },
-    }
-}
-
-impl Pool {
     /// Ends or quarantines everything whose time has come.
     pub(super) fn expire(&mut self, out: &mut Outcome) {
         while let Some(&(at, id)) = self.deadlines.first().filter(|(at, _)| *at <= self.now) {
@@ -421,5 +396,27 @@ impl Pool {
                 out.rows.push(Row::Forget(id));
             }
         }
+    }
+}
+
+/// When a lease in this state wants to hear the clock.
+pub(super) fn deadline_of(lease: &Lease, settings: Settings) -> Option<Time> {
+    let earliest = |times: [Option<Time>; 3]| times.into_iter().flatten().min();
+    match lease.state {
+        LeaseState::Queued => earliest([
+            Some(lease.asked_at.after(limits::WAITER_PATIENCE)),
+            lease.request.wait_limit.map(|limit| lease.created_at.after(limit)),
+            None,
+        ]),
+        LeaseState::Offered => {
+            earliest([lease.granted_at.map(|at| at.after(limits::OFFER_HELD)), lease.hard_end, None])
+        }
+        LeaseState::Active => earliest([lease.expires_at, lease.hard_end, lease.revoke_at]),
+        _ => match settings.drain {
+            Drain::WhenGone { patience } if lease.draining && !lease.quarantined => {
+                lease.ended_at.map(|at| at.after(patience))
+            }
+            _ => None,
+        },
     }
 }

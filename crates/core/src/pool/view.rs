@@ -1,4 +1,4 @@
-//! Looking at a pool without changing it.
+//! Looking at a pool without changing it, and why a request waits, as data and as a sentence.
 
 use std::fmt;
 use std::sync::Arc;
@@ -138,8 +138,6 @@ impl Pool {
         self.owners.all().iter().map(Account::row)
     }
 }
-
-// Why a request waits, as data and as a sentence.
 
 /// Where a request stands in the queue, and why it waits.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -1,0 +1,278 @@
+//! The rules that hold always (`docs/pool.md`), as properties over random worlds.
+//!
+//! Every step of every world is checked against all of them by [`crate::common::session`]: the pool's own `sanity_check`, the
+//! books of an outsider, the rows, and who was granted what in whose stead. The tests differ in what their worlds are
+//! full of, and in what they do besides. `docs/testing.md` says how to soak them and how to see a failure again.
+
+use std::sync::Arc;
+
+use crate::common::cases;
+use crate::common::chance::world;
+use crate::common::session::{Session, ok};
+use crate::common::twins;
+use crate::common::world::{Act, NodeSpec, Theme, World};
+use gpupool_core::device::{Cordon, Health};
+use gpupool_core::lease::LeaseState;
+use gpupool_core::reading::Reading;
+use gpupool_core::request::{Select, Thresholds};
+use gpupool_core::{Answer, Command, DeviceId, Effect, LeaseId, Millis, Pool, Request, Row, Token};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+/// A world in which nobody restarts the pool, so that its whole log can be played again.
+fn without_restarts(theme: Theme, steps: usize) -> impl Strategy<Value = World> {
+    world(theme, steps).prop_map(|mut world| {
+        world.steps.retain(|step| !matches!(step.act, Act::Restart));
+        world
+    })
+}
+
+proptest! {
+    #![proptest_config(cases(250))]
+
+    /// Rule 1, in worlds with a bit of everything.
+    #[test]
+    fn promised_share_memory_and_host_never_exceed_what_there_is(world in world(Theme::Everything, 160)) {
+        ok(Session::run(&world))?;
+    }
+
+    /// Rule 4: see `grants::take_grant` for who may pass whom, `session::check_waiter` for who may not be left waiting.
+    #[test]
+    fn nobody_is_put_off_by_somebody_who_came_later(world in world(Theme::Queueing, 160)) {
+        ok(Session::run(&world))?;
+    }
+
+    /// Rule 4, where it is a matter of milliseconds.
+    #[test]
+    fn whoever_passes_others_is_gone_before_they_can_start(world in world(Theme::Backfill, 80)) {
+        ok(Session::run(&world))?;
+    }
+
+    /// Rule 5: see `follow::take_effect` for which end is due when.
+    #[test]
+    fn a_lease_ends_when_it_must_and_not_before(world in world(Theme::Endings, 160)) {
+        ok(Session::run(&world))?;
+    }
+
+    /// Rule 6, and what a restart must bring back.
+    #[test]
+    fn the_pool_goes_on_through_faults_and_restarts(world in world(Theme::Faults, 160)) {
+        ok(Session::run(&world))?;
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(40))]
+
+    /// Rule 2, for what is learned of the tasks that come: it takes fifty of them to count.
+    #[test]
+    fn a_restored_pool_has_learned_what_the_one_that_was_killed_had(
+        world in without_restarts(Theme::Learning, 400),
+        cut in 60_usize..300,
+    ) {
+        ok(twins::decide_alike(&world, cut))?;
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(200))]
+
+    /// Rule 2: nothing is lost, nothing comes back, and what comes next is decided as it would have been.
+    #[test]
+    fn a_restored_pool_decides_as_the_one_that_was_killed(
+        world in without_restarts(Theme::Everything, 200),
+        cut in any::<Index>(),
+    ) {
+        ok(twins::decide_alike(&world, cut.index(world.steps.len().max(1))))?;
+    }
+
+    /// Rule 2, for sets of devices and the links between them.
+    #[test]
+    fn a_restored_pool_chooses_the_same_devices_together(
+        world in without_restarts(Theme::Together, 80),
+        cut in any::<Index>(),
+    ) {
+        ok(twins::decide_alike(&world, cut.index(world.steps.len().max(1))))?;
+    }
+
+    /// Rule 3: also where the row that keeps the counters is lost.
+    #[test]
+    fn tokens_and_numbers_never_repeat_across_restarts(
+        world in without_restarts(Theme::Endings, 60),
+        more in without_restarts(Theme::Endings, 60),
+    ) {
+        let session = ok(Session::run(&world))?;
+        let highest = (session.model.last_token, session.model.leases.keys().last().copied());
+        for rows in [session.store.rows(), session.store.rows_without_counters()] {
+            let mut restarted = ok(Session::run(&world))?;
+            restarted.pool = ok(session.restored(rows))?;
+            restarted.model.restart();
+            let from = restarted.log.len();
+            for number in 0..restarted.nodes.len() {
+                ok(restarted.send(restarted.node_seen(number)))?;
+            }
+            for step in &more.steps {
+                ok(restarted.step(step))?;
+            }
+            let new = restarted.log[from..].iter().flat_map(|said| &said.outcome.effects);
+            let mut tokens: Vec<Token> = Vec::new();
+            for effect in new {
+                match effect {
+                    Effect::Offered { token, .. } => tokens.push(*token),
+                    Effect::Granted { lease, token, .. } if !restarted.model.leases[lease].request.hedged => {
+                        tokens.push(*token)
+                    }
+                    Effect::Queued { lease } => prop_assert!(Some(*lease) > highest.1, "lease {lease} is used again"),
+                    _ => {}
+                }
+            }
+            prop_assert!(tokens.is_sorted_by(|a, b| a < b), "tokens go back: {tokens:?}");
+            prop_assert!(tokens.first().is_none_or(|first| Some(*first) > highest.0), "a token repeats: {tokens:?}");
+        }
+    }
+
+    /// Rule 3: also where every lease that ended was forgotten, and only the counters know how far it went.
+    #[test]
+    fn tokens_and_numbers_go_on_from_the_counters_alone(world in without_restarts(Theme::Endings, 60)) {
+        let session = ok(Session::run(&world))?;
+        let over = |row: &Row| matches!(row, Row::Lease(row) if row.state.is_ended() && !row.draining);
+        let mut restored = ok(session.restored(session.store.rows().into_iter().filter(|row| !over(row)).collect()))?;
+        let (_, mut outcome) = restored.apply(session.clock, session.node_seen(0));
+        let fresh = NodeSpec { cpus: 8, memory_gib: 8, zone: true, kinds: vec![0] };
+        let seen = Command::NodeSeen { facts: fresh.facts(9), devices: fresh.devices(9), numbers: Vec::new() };
+        outcome.effects.extend(restored.apply(session.clock, seen).1.effects);
+        let request = Arc::new(Request { select: Arc::new(Select { uuids: vec!["gpu-9-0".into()], ..Select::default() }), ..Request::default() });
+        let (answer, granted) = restored.apply(session.clock, Command::Request { request, key: None });
+        outcome.effects.extend(granted.effects);
+        let highest = session.model.leases.keys().last();
+        prop_assert!(matches!(&answer, Ok(Answer::Lease(lease)) if Some(lease) > highest), "{answer:?} after {highest:?}");
+        for effect in &outcome.effects {
+            if let Effect::Granted { token, .. } | Effect::Offered { token, .. } = effect {
+                prop_assert!(Some(*token) > session.model.last_token, "rule 3: a token repeats: {effect:?}");
+            }
+        }
+    }
+
+    /// Rule 4, the other half: with everything healthy and every holder letting go, each waiter gets its turn.
+    #[test]
+    fn everybody_who_waits_gets_a_turn_once_holders_let_go(world in world(Theme::Queueing, 120)) {
+        let mut session = ok(Session::run(&world))?;
+        ok(heal_everything(&mut session))?;
+        let can_be_served = |session: &Session, lease: &LeaseId| {
+            !session.model.could_use(&session.model.leases[lease].request).is_empty()
+        };
+        let waiting = session.model.waiting().filter(|entry| entry.request.wait_limit.is_none()).map(|entry| entry.id);
+        let waiting: Vec<LeaseId> = waiting.filter(|lease| can_be_served(&session, lease)).collect();
+        let from = session.log.len();
+        for _ in 0..=session.model.waiting().count() {
+            ok(let_go(&mut session))?;
+        }
+        let granted = session.granted_since(from);
+        let starved: Vec<&LeaseId> = waiting.iter().filter(|lease| !granted.contains(lease)).collect();
+        prop_assert!(starved.is_empty(), "rule 4: {starved:?} never got a turn");
+    }
+
+    /// Rule 6: what befalls one device is no business of those who hold another.
+    #[test]
+    fn a_fault_on_one_device_leaves_the_leases_of_others_alone(
+        world in world(Theme::Everything, 80),
+        at in any::<Index>(),
+    ) {
+        let mut session = ok(Session::run(&world))?;
+        let broken = DeviceId(at.index(session.model.devices.len()) as u32);
+        let node = session.model.devices[&broken].node;
+        let elsewhere = |session: &Session| -> Vec<(LeaseId, Token)> {
+            let held = session.model.leases.values().filter(|entry| entry.state == LeaseState::Active);
+            let other = held.filter(|entry| entry.promises.iter().all(|promise| promise.device != broken));
+            other.filter_map(|entry| Some((entry.id, entry.token?))).collect()
+        };
+        ok(session.send(Command::Tick))?;
+        let before = elsewhere(&session);
+        let from = session.log.len();
+        let mut hot = Reading::idle(session.model.now);
+        hot.temperature_c = gpupool_core::reading::Field::Value(i16::MAX);
+        for command in [
+            Command::Observe { device: broken, reading: hot },
+            Command::SetHealth { device: broken, health: Health::Lost },
+            Command::Cordon { device: broken, cordon: Cordon::Cordoned },
+            Command::NodeLost { node },
+        ] {
+            ok(session.send(command))?;
+        }
+        for (lease, token) in before {
+            ok(session.send(Command::Renew { lease, token }))?;
+            let said = session.log.last();
+            prop_assert!(said.is_some_and(|said| said.answer.is_ok()), "rule 6: {said:?}");
+        }
+        let others = session.log[from..].iter().flat_map(|said| &said.outcome.effects).filter(|effect| match effect {
+            Effect::DeviceOpen { device, .. } => session.model.devices[device].node != node,
+            Effect::Ended { .. } => true,
+            _ => false,
+        });
+        prop_assert_eq!(others.count(), 0);
+    }
+
+    /// Rule 7.
+    #[test]
+    fn the_same_commands_give_the_same_answers_effects_and_rows(world in without_restarts(Theme::Everything, 160)) {
+        let session = ok(Session::run(&world))?;
+        let mut again = Pool::new(world.settings, crate::common::world::policies(world.policies));
+        for said in &session.log {
+            let (answer, outcome) = again.apply(said.now, said.command.clone());
+            prop_assert_eq!((&answer, &outcome), (&said.answer, &said.outcome));
+        }
+    }
+
+    /// The session ticks before every command; a driver that does not must get the same.
+    #[test]
+    fn what_is_due_happens_before_a_command_as_if_by_a_tick(world in without_restarts(Theme::Endings, 160)) {
+        let session = ok(Session::run(&world))?;
+        let mut untold = Pool::new(world.settings, crate::common::world::policies(world.policies));
+        for pair in session.log.chunks(2) {
+            let [tick, said] = pair else { panic!("every command comes after a tick") };
+            let (answer, outcome) = untold.apply(said.now, said.command.clone());
+            let effects: Vec<&Effect> = tick.outcome.effects.iter().chain(&said.outcome.effects).collect();
+            prop_assert_eq!(&answer, &said.answer);
+            prop_assert_eq!(outcome.effects.iter().collect::<Vec<_>>(), effects);
+        }
+    }
+}
+
+fn heal_everything(session: &mut Session) -> Result<(), String> {
+    session.send(Command::SetPolicies { policies: Box::new(crate::common::world::policies(0)) })?;
+    for number in 0..session.nodes.len() {
+        session.send(session.node_seen(number))?;
+    }
+    for device in session.model.devices.keys().copied().collect::<Vec<_>>() {
+        session.send(Command::SetHealth { device, health: Health::Healthy })?;
+        session.send(Command::Cordon { device, cordon: Cordon::Open })?;
+    }
+    // No load is strictly below zero: who asks for that is never served, and whoever waits behind is not either.
+    let hopeless = |limits: &Thresholds| limits.memory.0 == 0 || limits.utilization.0 == 0;
+    let waiting = session.model.waiting().filter(|entry| entry.request.thresholds.as_ref().is_some_and(hopeless));
+    for lease in waiting.map(|entry| entry.id).collect::<Vec<_>>() {
+        session.send(Command::Release { lease })?;
+    }
+    for command in session.keep_all() {
+        session.send(command)?;
+    }
+    Ok(())
+}
+
+/// Everybody who holds or drains lets go, everybody who waits asks, and a second later every device reads idle.
+fn let_go(session: &mut Session) -> Result<(), String> {
+    let over: Vec<LeaseId> =
+        session.model.leases.values().filter(|entry| entry.counts()).map(|entry| entry.id).collect();
+    for lease in over {
+        session.send(Command::Release { lease })?;
+        session.send(Command::Drained { lease })?;
+    }
+    for command in session.keep_all() {
+        session.send(command)?;
+    }
+    session.clock = session.model.now.after(Millis::from_secs(1));
+    for device in session.model.devices.keys().copied().collect::<Vec<_>>() {
+        session.send(Command::Observe { device, reading: Reading::idle(session.clock) })?;
+    }
+    Ok(())
+}

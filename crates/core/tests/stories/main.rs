@@ -1,0 +1,21 @@
+//! Stories about a pool, by what they are about, and texts from outside that it must survive.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod bad_rows;
+mod closed_devices;
+mod draining;
+mod fuzz_requests;
+mod fuzz_rows;
+mod host_resources;
+mod leases;
+mod memory;
+mod partitions;
+mod policies;
+mod queue;
+mod restore;
+mod several_gpus;
+mod strategies;
+#[path = "../support/mod.rs"]
+mod support;
+mod thresholds;

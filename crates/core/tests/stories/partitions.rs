@@ -1,0 +1,94 @@
+//! AMD's partitions are taken as they are: SPX whole, CPX in eighths. What is asked for is a share of a whole GPU.
+
+use crate::support::*;
+use gpupool_core::device::{DeviceFacts, DeviceIdentity, Partition, Vendor};
+use gpupool_core::outcome::Unsatisfiable;
+use gpupool_core::policy::{Policies, Quota};
+use gpupool_core::{Amount, Denied, Request, Share};
+
+/// So many partitions of one MI300X, each `of_parent` of it.
+fn partitions(profile: &str, count: usize, of_parent: u32) -> Vec<DeviceFacts> {
+    let cut = |number: usize| DeviceFacts {
+        vendor: Vendor::Amd,
+        partition: Some(Partition {
+            parent: DeviceIdentity::Uuid("mi300x-0".into()),
+            profile: profile.into(),
+            of_parent: Share(of_parent),
+        }),
+        ..device(&format!("mi300x-0-{number}"), "AMD Instinct MI300X", 192 / count as u64)
+    };
+    (0..count).map(cut).collect()
+}
+
+fn cpx() -> Stage {
+    let mut stage = Stage::empty();
+    stage.add(node("a"), partitions("CPX", 8, 125));
+    stage
+}
+
+fn spx() -> Stage {
+    let mut stage = Stage::empty();
+    stage.add(node("a"), partitions("SPX", 1, 1000));
+    stage
+}
+
+#[test]
+fn an_eighth_takes_one_cpx_partition_alone() {
+    let mut stage = cpx();
+    let leases: Vec<_> = (0..8).map(|_| stage.ask(part(125))).collect();
+    for lease in &leases {
+        let promises = &stage.lease(*lease).promises;
+        assert_eq!((promises.len(), promises[0].share, promises[0].memory), (1, Share::WHOLE, gib(24)));
+    }
+    let ninth = stage.ask(part(125));
+    assert!(!stage.is_active(ninth), "all eighths are taken");
+}
+
+#[test]
+fn less_than_an_eighth_still_takes_an_eighth() {
+    let mut stage = cpx();
+    let lease = stage.ask(part(100));
+    assert_eq!(stage.lease(lease).promises[0].share, Share::WHOLE);
+}
+
+#[test]
+fn memory_that_fits_a_partition_takes_it_whole() {
+    let mut stage = cpx();
+    let lease = stage.ask(memory(gib(10)));
+    assert_eq!(stage.lease(lease).promises[0].memory, gib(24));
+}
+
+#[test]
+fn more_than_an_eighth_is_refused_where_there_are_only_eighths() {
+    for request in [whole(), part(250)] {
+        let denied = cpx().try_ask(request).unwrap_err();
+        assert_eq!(denied, Denied::Unsatisfiable(Unsatisfiable::Indivisible { part: Share(125) }));
+        assert!(denied.to_string().contains("parts of 0.125"), "{denied}");
+    }
+}
+
+#[test]
+fn a_gpu_in_spx_is_taken_whole_or_not_at_all() {
+    let mut stage = spx();
+    let denied = stage.try_ask(part(500)).unwrap_err();
+    assert_eq!(denied, Denied::Unsatisfiable(Unsatisfiable::Indivisible { part: Share::WHOLE }));
+    let lease = stage.ask(whole());
+    assert!(stage.is_active(lease));
+}
+
+#[test]
+fn several_eighths_are_several_partitions_of_one_node() {
+    let mut stage = cpx();
+    let lease = stage.ask(Request { gpus: 4, amount: Amount::Share(Share(125)), ..whole() });
+    assert_eq!(stage.lease(lease).promises.len(), 4);
+}
+
+#[test]
+fn a_quota_counts_eighths_as_eighths() {
+    let quota = Quota { held: Some(Share(250)), ..Quota::default() };
+    let mut stage = Stage::with(Default::default(), Policies { default_quota: quota, ..Policies::default() });
+    stage.add(node("a"), partitions("CPX", 8, 125));
+    let leases: Vec<_> = (0..3).map(|_| stage.ask(part(125))).collect();
+    let active: Vec<bool> = leases.iter().map(|lease| stage.is_active(*lease)).collect();
+    assert_eq!(active, [true, true, false]);
+}

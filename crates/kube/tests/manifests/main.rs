@@ -1,0 +1,4 @@
+//! Manifests: what each means, and what holds for all of them.
+
+mod golden;
+mod properties;
