@@ -2,13 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod net_support;
+#[path = "net/support.rs"]
+mod support;
 
 use std::fs::File;
 
 use gpupool_agent::net::Limits;
-use net_support::*;
 use rustix::process::{Resource, getrlimit, setrlimit};
+use support::*;
 use tokio::io::AsyncWriteExt;
 
 #[tokio::test]

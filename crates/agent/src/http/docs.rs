@@ -114,7 +114,7 @@ fn lying(bytes: Cow<'static, [u8]>) -> Bytes {
 }
 
 fn redoc(api: &Api) -> Page {
-    let bytes = Bytes::from_static(include_bytes!(concat!(env!("OUT_DIR"), "/redoc.js.gz")));
+    let bytes = Bytes::from_static(include_bytes!("../../assets/redoc/redoc.standalone.js.gz"));
     Page {
         setting: "api.redoc_url",
         path: api.redoc_url.clone(),

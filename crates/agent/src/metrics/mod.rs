@@ -1,67 +1,74 @@
 //! What is counted, and how it is told to Prometheus.
 //!
-//! Whatever happens is counted where it happens, without a lock. What only stands (devices, leases, the process) is
-//! looked at when it is asked for: one look at the owner thread, one at the statistics. There is no task here. Every name
-//! is explained in `docs/metrics.md`.
+//! Whatever happens is counted where it happens. What only stands (devices, leases, the process) is looked at when it is
+//! asked for: one look at the owner thread, one at the statistics. There is no task here. Every name is explained in
+//! `docs/metrics.md`.
 
-mod devices;
-mod distribution;
-mod page;
-mod pool;
-mod process;
-mod requests;
-mod tally;
+mod scrape;
+mod stand;
 
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use axum::http::{Method, StatusCode};
 use gpupool_api::view::cause_name;
 use gpupool_core::lease::{EndCause, Turn};
-use gpupool_core::{Denied, Effect, Pool, Time};
+use gpupool_core::{Denied, Effect, Pool};
 use gpupool_devices::SourceKind;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::DescriptorEncoder;
-use prometheus_client::registry::Registry;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 
 use crate::owner::{Refusal, StoreState};
 use crate::sampler::Sample;
-use crate::stats::{Current, SourceState};
 
-use distribution::{COMMITS, Distribution, LONG, ROWS};
-use page::Page;
-use process::Process;
-use requests::Requests;
-use tally::Tally;
+use scrape::Page;
 
-pub use page::Form;
-pub use pool::Stand;
-pub use requests::Running;
+pub use scrape::{Form, Scrape};
+pub use stand::Stand;
 
-/// How the store is, by name; its place is what is kept.
+/// Metrics that differ in one label.
+type Labelled<M> = Family<[(&'static str, &'static str); 1], M>;
+/// A number with a fraction, as all gauges and the counters without labels are written.
+type Number = Gauge<f64, AtomicU64>;
+type Count = Counter<f64, AtomicU64>;
+
 const STORE_STATES: [&str; 3] = ["ok", "full", "broken"];
 
 /// What is counted.
 #[derive(Debug)]
 pub struct Metrics {
     started: SystemTime,
-    requests: Requests,
-    asked: Tally,
-    grants: Tally,
-    ends: Tally,
-    offers: AtomicU64,
-    quarantines: AtomicU64,
-    waits: Distribution,
-    holds: Distribution,
-    store: AtomicU8,
-    commits: Distribution,
-    commit_rows: Distribution,
-    samples: AtomicU64,
-    source_failures: Tally,
+    routes: OnceLock<HashSet<Arc<str>>>,
+    answers: Family<Answer, Histogram, fn() -> Histogram>,
+    running: Number,
+    asked: Labelled<Counter>,
+    grants: Labelled<Counter>,
+    ends: Labelled<Counter>,
+    offers: Count,
+    quarantines: Count,
+    waits: Histogram,
+    holds: Histogram,
+    store: Labelled<Number>,
+    commits: Histogram,
+    commit_rows: Histogram,
+    samples: Count,
+    source_failures: Labelled<Counter>,
     /// Which sources fail now, in the order of [`SourceKind::ALL`].
     failing: [AtomicBool; SourceKind::ALL.len()],
+}
+
+/// How a request was answered.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Answer {
+    route: Arc<str>,
+    method: &'static str,
+    status: &'static str,
 }
 
 impl Default for Metrics {
@@ -73,88 +80,93 @@ impl Default for Metrics {
 impl Metrics {
     /// Nothing yet.
     pub fn new() -> Self {
-        Self {
+        let metrics = Self {
             started: SystemTime::now(),
-            requests: Requests::default(),
-            asked: Tally::new(OUTCOMES),
-            grants: Tally::new(TURNS),
-            ends: Tally::new(CAUSES.iter().map(cause_name)),
-            offers: AtomicU64::new(0),
-            quarantines: AtomicU64::new(0),
-            waits: Distribution::new(&LONG),
-            holds: Distribution::new(&LONG),
-            store: AtomicU8::new(0),
-            commits: Distribution::new(&COMMITS),
-            commit_rows: Distribution::new(&ROWS),
-            samples: AtomicU64::new(0),
-            source_failures: Tally::new(SourceKind::ALL.map(SourceKind::name)),
+            routes: OnceLock::new(),
+            answers: Family::new_with_constructor(|| Histogram::new(ANSWER_SECONDS)),
+            running: Number::default(),
+            asked: counters("outcome", OUTCOMES),
+            grants: counters("turn", TURNS),
+            ends: counters("cause", CAUSES.iter().map(cause_name)),
+            offers: Count::default(),
+            quarantines: Count::default(),
+            waits: Histogram::new(LONG_SECONDS),
+            holds: Histogram::new(LONG_SECONDS),
+            store: Labelled::default(),
+            commits: Histogram::new(COMMIT_SECONDS),
+            commit_rows: Histogram::new(COMMIT_ROWS),
+            samples: Count::default(),
+            source_failures: counters("source", SourceKind::ALL.map(SourceKind::name)),
             failing: Default::default(),
-        }
+        };
+        metrics.store(&StoreState::Fine);
+        metrics
     }
 
     /// Says which routes there are, as they are matched; once. Answers of others are counted together.
     pub fn know_routes(&self, routes: impl IntoIterator<Item = String>) {
-        self.requests.know(routes);
+        let known = self.routes.set(routes.into_iter().map(Arc::from).collect());
+        debug_assert!(known.is_ok(), "routes are told once");
     }
 
     /// A request came; drop what is returned when it was answered, or given up.
     pub fn begin(&self) -> Running<'_> {
-        self.requests.begin()
+        self.running.inc();
+        Running(&self.running)
     }
 
     /// A request was answered.
     pub fn answered(&self, method: &Method, route: &str, status: StatusCode, took: Duration) {
-        self.requests.answered(method, route, status, took);
+        let route = self.routes.get().and_then(|routes| routes.get(route)).unwrap_or(&NO_ROUTE).clone();
+        let class = usize::from(status.as_u16() / 100).clamp(1, STATUS_CLASSES.len()) - 1;
+        let answer = Answer { route, method: method_name(method), status: STATUS_CLASSES[class] };
+        self.answers.get_or_create(&answer).observe(took.as_secs_f64());
     }
 
     /// Something was committed.
     pub fn effect(&self, effect: &Effect, pool: &Pool) {
         match effect {
-            Effect::Queued { .. } => self.asked.add("queued"),
-            Effect::Offered { .. } => {
-                self.offers.fetch_add(1, Ordering::Relaxed);
-            }
+            Effect::Queued { .. } => count(&self.asked, "outcome", "queued"),
+            Effect::Offered { .. } => drop(self.offers.inc()),
             Effect::Granted { lease, decision, .. } => {
-                self.grants.add(turn_name(decision.turn));
+                count(&self.grants, "turn", turn_name(decision.turn));
                 if decision.turn == Turn::OnArrival {
-                    self.asked.add("granted");
+                    count(&self.asked, "outcome", "granted");
                 }
                 if let Some((lease, granted)) = pool.lease(*lease).and_then(|lease| Some((lease, lease.granted_at?))) {
-                    self.waits.add(granted.since(lease.created_at).0);
+                    self.waits.observe(granted.since(lease.created_at).0 as f64 / 1000.0);
                 }
             }
             Effect::Ended { lease, cause } => {
-                self.ends.add(cause_name(cause));
+                count(&self.ends, "cause", cause_name(cause));
                 let row = pool.lease(*lease);
                 if let Some((granted, ended)) = row.and_then(|row| row.granted_at.zip(row.ended_at)) {
-                    self.holds.add(ended.since(granted).0);
+                    self.holds.observe(ended.since(granted).0 as f64 / 1000.0);
                 }
             }
-            Effect::Quarantined { .. } => {
-                self.quarantines.fetch_add(1, Ordering::Relaxed);
-            }
+            Effect::Quarantined { .. } => drop(self.quarantines.inc()),
             Effect::Revoking { .. } | Effect::Draining { .. } | Effect::Freed { .. } | Effect::DeviceOpen { .. } => {}
         }
     }
 
     /// A request for GPUs was refused.
     pub fn refused(&self, refusal: &Refusal) {
-        self.asked.add(outcome_name(refusal));
+        count(&self.asked, "outcome", outcome_name(refusal));
     }
 
     /// Rows were made durable.
     pub fn committed(&self, rows: usize, took: Duration) {
-        self.commits.add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
-        self.commit_rows.add(rows as u64);
+        self.commits.observe(took.as_secs_f64());
+        self.commit_rows.observe(rows as f64);
     }
 
     /// Devices were read.
     pub fn sampled(&self, sample: &Sample) {
-        self.samples.fetch_add(1, Ordering::Relaxed);
+        self.samples.inc();
         for (kind, failing) in SourceKind::ALL.iter().zip(&self.failing) {
             let fails = sample.troubles.iter().any(|(source, _)| source == kind);
             if fails && !failing.swap(fails, Ordering::Relaxed) {
-                self.source_failures.add(kind.name());
+                count(&self.source_failures, "source", kind.name());
             } else if !fails {
                 failing.store(false, Ordering::Relaxed);
             }
@@ -163,100 +175,106 @@ impl Metrics {
 
     /// The store works differently than before.
     pub fn store(&self, state: &StoreState) {
-        let place = match state {
-            StoreState::Fine => 0,
-            StoreState::Full(_) => 1,
-            StoreState::Broken(_) => 2,
+        let now = match state {
+            StoreState::Fine => STORE_STATES[0],
+            StoreState::Full(_) => STORE_STATES[1],
+            StoreState::Broken(_) => STORE_STATES[2],
         };
-        self.store.store(place, Ordering::Relaxed);
+        for name in STORE_STATES {
+            self.store.get_or_create(&[("state", name)]).set(f64::from(u8::from(name == now)));
+        }
     }
 
     fn encode_counted(&self, page: &mut Page<'_>) -> fmt::Result {
-        let single = |count: &AtomicU64| Some(count.load(Ordering::Relaxed) as f64);
-        let by = |label: &'static str, tally: &Tally| -> Vec<([(&str, &str); 1], u64)> {
-            tally.lines().map(|(name, count)| ([(label, name)], count)).collect()
-        };
-        page.counters(
-            "gpupool_requests",
-            "Requests for GPUs, by what came of them at once",
-            by("outcome", &self.asked),
-        )?;
-        page.counters("gpupool_grants", "Leases granted, by how their turn came", by("turn", &self.grants))?;
-        page.counters("gpupool_ends", "Leases ended, by cause", by("cause", &self.ends))?;
-        page.counter("gpupool_offers", "Leases offered for confirmation", single(&self.offers))?;
-        page.counter("gpupool_quarantines", "GPUs closed because processes stayed on them", single(&self.quarantines))?;
-        page.distribution("gpupool_wait_seconds", "Time from asking to the grant", &self.waits)?;
-        page.distribution("gpupool_held_seconds", "Time from the grant to the end", &self.holds)?;
-        let now = usize::from(self.store.load(Ordering::Relaxed));
-        let states = STORE_STATES.iter().enumerate();
-        let lines = states.map(|(place, state)| ([("state", *state)], f64::from(u8::from(place == now))));
-        page.gauges("gpupool_store_state", "1 for the state the store is in", lines)?;
-        page.distribution("gpupool_commit_seconds", "Time to make a batch durable", &self.commits)?;
-        page.distribution("gpupool_commit_rows", "Rows made durable together", &self.commit_rows)?;
-        page.counter("gpupool_samples", "How often devices were read", single(&self.samples))?;
-        page.counters(
-            "gpupool_source_failures",
-            "How often a source began to fail",
-            by("source", &self.source_failures),
-        )
+        page.metric("gpupool_requests", "Requests for GPUs, by what came of them at once", &self.asked)?;
+        page.metric("gpupool_grants", "Leases granted, by how their turn came", &self.grants)?;
+        page.metric("gpupool_ends", "Leases ended, by cause", &self.ends)?;
+        page.metric("gpupool_offers", "Leases offered for confirmation", &self.offers)?;
+        page.metric("gpupool_quarantines", "GPUs closed because processes stayed on them", &self.quarantines)?;
+        page.metric("gpupool_wait_seconds", "Time from asking to the grant", &self.waits)?;
+        page.metric("gpupool_held_seconds", "Time from the grant to the end", &self.holds)?;
+        page.metric("gpupool_store_state", "1 for the state the store is in", &self.store)?;
+        page.metric("gpupool_commit_seconds", "Time to make a batch durable", &self.commits)?;
+        page.metric("gpupool_commit_rows", "Rows made durable together", &self.commit_rows)?;
+        page.metric("gpupool_samples", "How often devices were read", &self.samples)?;
+        page.metric("gpupool_source_failures", "How often a source began to fail", &self.source_failures)?;
+        let help = "Time from the head of a request to its answer";
+        page.metric("gpupool_http_request_seconds", help, &self.answers)?;
+        page.metric("gpupool_http_requests_in_flight", "Requests that are being answered", &self.running)
     }
 }
 
-/// What there is besides what was counted, looked at for one answer.
-pub struct Scrape {
-    /// What was counted.
-    pub metrics: Arc<Metrics>,
-    /// What devices read.
-    pub current: Arc<Current>,
-    /// How the pool stands; `None` where the owner thread did not say in time.
-    pub stand: Option<Stand>,
-    /// The name of this node.
-    pub node: String,
-    /// When it is.
-    pub now: Time,
-}
+/// A request that is being answered, until it is dropped.
+#[derive(Debug)]
+pub struct Running<'a>(&'a Number);
 
-impl Scrape {
-    /// Everything as text.
-    pub fn encode(self, form: Form) -> String {
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(self));
-        let mut text = String::new();
-        // A string takes whatever is written to it.
-        let written = prometheus_client::encoding::text::encode(&mut text, &registry);
-        debug_assert!(written.is_ok());
-        match form {
-            Form::OpenMetrics => text,
-            Form::Plain => page::plain(&text),
-        }
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.dec();
     }
 }
 
-impl fmt::Debug for Scrape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scrape").field("stand", &self.stand).field("now", &self.now).finish_non_exhaustive()
-    }
+/// Counters that are all told from the start: one that was never counted is 0, not missing.
+fn counters(label: &'static str, names: impl IntoIterator<Item = &'static str>) -> Labelled<Counter> {
+    let family = Labelled::default();
+    names.into_iter().for_each(|name| drop(family.get_or_create(&[(label, name)])));
+    family
 }
 
-impl Collector for Scrape {
-    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let page = &mut Page(encoder);
-        let build = [([("version", env!("CARGO_PKG_VERSION")), ("node", &self.node)], 1.0)];
-        page.gauges("gpupool_build_info", "1, with the version and the name of the node", build)?;
-        let (round, stand) = (&self.current.round, self.stand.as_ref());
-        devices::encode(page, round, stand, &self.node, self.now)?;
-        let there = round.sources.iter().filter(|source| source.trouble().is_some() || source.answers());
-        let up = there.map(|source| (source.kind.name(), f64::from(u8::from(source.state == SourceState::Answers))));
-        page.gauges("gpupool_source_up", "1 where a source answers", up.map(|(name, up)| ([("source", name)], up)))?;
-        pool::encode(stand, page)?;
-        self.metrics.encode_counted(page)?;
-        self.metrics.requests.encode(page)?;
-        Process::look().encode(page, self.metrics.started)
+fn count(family: &Labelled<Counter>, label: &'static str, name: &'static str) {
+    family.get_or_create(&[(label, name)]).inc();
+}
+
+/// From what is answered from memory to the longest wait of one answer.
+const ANSWER_SECONDS: [f64; 15] =
+    [0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0];
+
+/// From a fast disk to a hung one.
+const COMMIT_SECONDS: [f64; 14] =
+    [0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0];
+
+const COMMIT_ROWS: [f64; 13] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1_024.0, 2_048.0, 4_096.0];
+
+const MINUTE: f64 = 60.0;
+const HOUR: f64 = 60.0 * MINUTE;
+
+/// From at once to a week.
+const LONG_SECONDS: [f64; 15] = [
+    0.01,
+    0.1,
+    1.0,
+    5.0,
+    15.0,
+    MINUTE,
+    5.0 * MINUTE,
+    15.0 * MINUTE,
+    HOUR,
+    3.0 * HOUR,
+    6.0 * HOUR,
+    12.0 * HOUR,
+    24.0 * HOUR,
+    72.0 * HOUR,
+    168.0 * HOUR,
+];
+
+const STATUS_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+
+/// What is told as the route of a request that no route is for: a client must not make up labels.
+static NO_ROUTE: LazyLock<Arc<str>> = LazyLock::new(|| "none".into());
+
+fn method_name(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        Method::DELETE => "DELETE",
+        Method::OPTIONS => "OPTIONS",
+        _ => "other",
     }
 }
 
 /// Every cause an end can have; what a fault was makes no difference.
-static CAUSES: std::sync::LazyLock<[EndCause; 9]> = std::sync::LazyLock::new(|| {
+static CAUSES: LazyLock<[EndCause; 9]> = LazyLock::new(|| {
     [
         EndCause::ByOwner,
         EndCause::HolderGone,

@@ -1,9 +1,6 @@
 //! What the sampler tells of simulated devices, who uses them, and which of them.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod sampled;
-
+use crate::sampled::{DEADLINE, Setup, all_read, at, each, fault, mend, of_gpus, simulated, start};
 use gpupool_agent::sampler::Sample;
 use gpupool_agent::simulation::SimulationError;
 use gpupool_agent::stats::Status;
@@ -14,7 +11,6 @@ use gpupool_core::reading::Attribution;
 use gpupool_core::units::{Bytes, Share};
 use gpupool_devices::gpu_ids::GpuIds;
 use gpupool_devices::simulated::Fault;
-use sampled::{DEADLINE, Setup, all_read, at, each, fault, mend, of_gpus, simulated, start};
 
 #[test]
 fn every_device_is_told_at_once_and_again() {

@@ -1,7 +1,5 @@
 //! Whatever devices report, the bodies of the statistics routes keep their form and their ranges.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 

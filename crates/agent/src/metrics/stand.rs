@@ -1,18 +1,125 @@
-//! What devices read and what is promised of them. What a device does not tell, or told too long ago, is left out: a
-//! missing line is honest, a zero is not.
+//! How things stand: leases, and devices with what they read and what is promised of them.
+//!
+//! What a device does not tell, or told too long ago, is left out: a missing line is honest, a zero is not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::sync::Arc;
 
+use gpupool_api::view::{closed_name, health_words};
 use gpupool_core::device::Health;
-use gpupool_core::{GpuId, Time};
+use gpupool_core::lease::LeaseState;
+use gpupool_core::outcome::Closed;
+use gpupool_core::reading::Foreign;
+use gpupool_core::{Bytes, GpuId, Millis, Share, Time};
 use gpupool_devices::{Found, Told};
 
+use crate::limits::OWNERS_TOLD;
+use crate::owner::OwnerThread;
 use crate::stats::{Round, Seen};
-use gpupool_api::view::{closed_name, health_words};
 
-use super::page::Page;
-use super::pool::{PoolDevice, Stand};
+use super::scrape::Page;
+
+/// Whose share is told together with that of others.
+const OTHERS: &str = "other";
+
+/// How the pool stands.
+#[derive(Debug)]
+pub struct Stand {
+    devices: Vec<PoolDevice>,
+    queued: usize,
+    offered: usize,
+    active: usize,
+    draining: usize,
+    longest_wait: Millis,
+    held: HashMap<Arc<str>, Share>,
+}
+
+/// What the pool knows of a device.
+#[derive(Debug)]
+struct PoolDevice {
+    gpu_id: GpuId,
+    uuid: String,
+    name: String,
+    health: Health,
+    closed: Option<Closed>,
+    promised: Share,
+    promised_memory: Bytes,
+    foreign: Option<Foreign>,
+}
+
+impl Stand {
+    /// Looks at everything once.
+    pub fn of(owner: &OwnerThread) -> Self {
+        let pool = owner.pool();
+        let devices = pool.devices().map(|view| PoolDevice {
+            gpu_id: view.gpu_id,
+            uuid: view.facts.identity.to_string(),
+            name: view.facts.model.to_string(),
+            health: view.health,
+            closed: view.closed,
+            promised: view.promised,
+            promised_memory: view.promised_memory,
+            foreign: view.foreign,
+        });
+        let mut stand = Self {
+            devices: devices.collect(),
+            queued: 0,
+            offered: 0,
+            active: 0,
+            draining: 0,
+            longest_wait: Millis(0),
+            held: HashMap::new(),
+        };
+        for lease in pool.leases() {
+            stand.draining += usize::from(lease.draining);
+            match lease.state {
+                LeaseState::Queued => {
+                    stand.queued += 1;
+                    stand.longest_wait = stand.longest_wait.max(owner.at().pool.since(lease.created_at));
+                }
+                LeaseState::Offered => stand.offered += 1,
+                LeaseState::Active => stand.active += 1,
+                _ => {}
+            }
+            if lease.state.is_granted() {
+                let share: u32 = lease.promises.iter().map(|promise| promise.share.0).sum();
+                stand.held.entry(lease.request.owner.clone()).or_default().0 += share;
+            }
+        }
+        stand
+    }
+}
+
+/// Writes how the pool stands; nothing where it could not be asked in time.
+pub(super) fn encode_leases(stand: Option<&Stand>, page: &mut Page<'_>) -> fmt::Result {
+    let states = stand.map(|stand| {
+        let Stand { queued, offered, active, draining, .. } = *stand;
+        [("queued", queued), ("offered", offered), ("active", active), ("draining", draining)]
+    });
+    let lines = states.into_iter().flatten().map(|(state, count)| ([("state", state)], count as f64));
+    page.gauges("gpupool_leases", "Leases by state", lines)?;
+    let longest = stand.map(|stand| stand.longest_wait.0 as f64 / 1000.0);
+    page.gauge("gpupool_longest_wait_seconds", "How long the oldest request in the queue waits", longest)?;
+    let held = stand.map(|stand| by_owner(&stand.held)).unwrap_or_default();
+    let lines = held.iter().map(|(owner, share)| ([("owner", *owner)], share.as_fraction()));
+    page.gauges("gpupool_held_gpus", "GPUs held, by owner", lines)
+}
+
+/// Those who hold the most by name, the rest together.
+fn by_owner(held: &HashMap<Arc<str>, Share>) -> Vec<(&str, Share)> {
+    let mut owners: Vec<(&str, Share)> = held.iter().map(|(owner, share)| (&**owner, *share)).collect();
+    owners.sort_unstable_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+    let rest: u32 = owners.split_off(owners.len().min(OWNERS_TOLD)).iter().map(|(_, share)| share.0).sum();
+    if rest > 0 {
+        // Somebody may be called so; a name must not be told twice.
+        match owners.iter_mut().find(|(owner, _)| *owner == OTHERS) {
+            Some((_, share)) => share.0 += rest,
+            None => owners.push((OTHERS, Share(rest))),
+        }
+    }
+    owners
+}
 
 /// A device with all that is known of it.
 struct Device<'a> {
@@ -26,10 +133,10 @@ struct Device<'a> {
     pooled: Option<&'a PoolDevice>,
 }
 
-type Labels<'a> = [(&'static str, &'a str); 4];
+type DeviceLabels<'a> = [(&'static str, &'a str); 4];
 
 impl<'a> Device<'a> {
-    fn labels(&self) -> Labels<'_> {
+    fn labels(&self) -> DeviceLabels<'_> {
         [("gpu_id", &self.gpu_id), ("uuid", &self.uuid), ("name", self.name), ("node", self.node)]
     }
 
@@ -83,7 +190,13 @@ fn devices<'a>(round: &'a Round, stand: Option<&'a Stand>, node: &'a str) -> Vec
 }
 
 /// Writes what is known of devices at `now`.
-pub(super) fn encode(page: &mut Page<'_>, round: &Round, stand: Option<&Stand>, node: &str, now: Time) -> fmt::Result {
+pub(super) fn encode_devices(
+    page: &mut Page<'_>,
+    round: &Round,
+    stand: Option<&Stand>,
+    node: &str,
+    now: Time,
+) -> fmt::Result {
     let devices = devices(round, stand, node);
     read(page, &devices, now)?;
     promised(page, &devices)?;
@@ -165,16 +278,28 @@ fn foreign(page: &mut Page<'_>, devices: &[Device<'_>]) -> fmt::Result {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
 
     use gpupool_core::device::{DeviceIdentity, Vendor};
-    use gpupool_core::units::{Bytes, Millis, Percent};
+    use gpupool_core::units::Percent;
     use gpupool_devices::{Memory, SourceKind};
 
     use super::super::{Form, Metrics, Scrape};
     use super::*;
     use crate::stats::{Filter, Statistics};
+
+    #[test]
+    fn many_owners_are_told_in_few_lines_and_nothing_is_lost() {
+        let held: HashMap<Arc<str>, Share> = (0..OWNERS_TOLD * 3)
+            .map(|n| (format!("owner-{n:04}").into(), Share(100 + n as u32)))
+            .chain([(OTHERS.into(), Share(1_000_000))])
+            .collect();
+        let told = by_owner(&held);
+        assert_eq!(told.len(), OWNERS_TOLD);
+        let sum = |shares: &mut dyn Iterator<Item = Share>| shares.map(|share| u64::from(share.0)).sum::<u64>();
+        assert_eq!(sum(&mut told.iter().map(|(_, share)| *share)), sum(&mut held.values().copied()));
+        assert_eq!(told.iter().filter(|(owner, _)| *owner == OTHERS).count(), 1);
+    }
 
     fn seen(number: u32, found: Found, read_at: Time, health: Health) -> Seen {
         Seen {

@@ -1,11 +1,8 @@
 //! Well- and ill-formed requests over real connections, and clients that leave.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod net_support;
-
+use crate::skipped::skipped;
+use crate::support::*;
 use gpupool_agent::net::{Bind, Limits, Net, NetError, TcpBind};
-use net_support::*;
 use tokio::io::AsyncWriteExt;
 
 #[tokio::test]
@@ -19,7 +16,7 @@ async fn localhost_listens_on_both_families_with_one_port() {
         assert!(answer.ends_with("hello"), "{address}: {answer}");
     }
     if served.addresses.len() != 2 {
-        skipped("one family", &format!("this machine has only {:?}", served.addresses));
+        skipped("listening in both families", &format!("this machine has only {:?}", served.addresses));
     }
     assert_eq!(served.stop().await.cut_off, 0);
 }

@@ -1,15 +1,11 @@
 //! https with real certificates, and their reload.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod net_support;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::*;
 use gpupool_agent::net::{Bind, Limits, Tls, TlsError};
-use net_support::*;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::AsyncWriteExt;

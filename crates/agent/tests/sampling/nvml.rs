@@ -1,13 +1,10 @@
 //! What the sampler tells of NVIDIA devices, read through the real loader from a stand-in for the library, and of the
 //! real processes on them.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod sampled;
-
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
+use crate::sampled::{Sampled, Setup, all_read, each, of_gpus};
 use gpupool_agent::sampler::{Holding, Sample};
 use gpupool_api::job_environment;
 use gpupool_api::stats::Summary;
@@ -17,7 +14,6 @@ use gpupool_devices::Places;
 use gpupool_devices::nvml::Nvml;
 use nvml_standin::machines::{SINCE_510, cut_gpu, server, server_gpu, unified};
 use nvml_standin::{Process, Scenario, install, write_scenario};
-use sampled::{Sampled, Setup, all_read, each, of_gpus};
 use tempfile::TempDir;
 
 fn machine(scenario: &Scenario, missing: &[&str]) -> (TempDir, Sampled) {
@@ -27,7 +23,7 @@ fn machine(scenario: &Scenario, missing: &[&str]) -> (TempDir, Sampled) {
         Places { nvml: folder.path().join("libnvidia-ml.so.1"), sys: folder.path().join("sys"), ..Places::default() };
     let mut setup = Setup::new(vec![Box::new(Nvml::new(&places))]);
     (setup.places, setup.simulated) = (places, false);
-    setup.unresponsive_after = sampled::DEADLINE;
+    setup.unresponsive_after = crate::sampled::DEADLINE;
     (folder, setup.start())
 }
 
@@ -96,7 +92,7 @@ fn child(lease: Option<(u64, u64)>) -> Living {
     let environment = || std::fs::read(format!("/proc/{}/environ", child.0.id())).unwrap();
     let start = Instant::now();
     while environment().is_empty() {
-        assert!(start.elapsed() < sampled::DEADLINE, "sleep has no environment for a minute");
+        assert!(start.elapsed() < crate::sampled::DEADLINE, "sleep has no environment for a minute");
         std::thread::yield_now();
     }
     child

@@ -1,9 +1,5 @@
 //! Who is at the other end: real processes, of other users where the test may start them.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod net_support;
-
 use std::convert::Infallible;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -12,11 +8,12 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use crate::skipped::skipped;
+use crate::support::*;
 use bytes::Bytes;
 use gpupool_agent::net::{Bind, Net, NoProcess, Peer, RequestBody, Shutdown, TcpBind, Transport, UnixBind};
 use http::{Request, Response};
 use http_body_util::Full;
-use net_support::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc;
 
@@ -73,7 +70,7 @@ fn users() -> Vec<u32> {
     if my_uid() == 0 {
         return vec![0, SOMEBODY];
     }
-    skipped("the other user", "only root may start a process of somebody else");
+    skipped("a client of another user", "only root may start a process of somebody else");
     vec![my_uid()]
 }
 
@@ -86,7 +83,7 @@ async fn a_loopback_client_is_known_by_its_user() {
     for host in ["127.0.0.1", "::1", "::"] {
         let place = TcpBind { host: host.to_owned(), port: 0 };
         let Ok(net) = Net::bind(Bind { tcp: vec![place.clone()], ..Bind::default() }).await else {
-            skipped(host, "this machine has no such address");
+            skipped(&format!("a client at {host}"), "this machine has no such address");
             continue;
         };
         drop(net);

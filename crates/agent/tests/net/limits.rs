@@ -1,13 +1,10 @@
 //! Slow, greedy and too many clients.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod net_support;
-
 use std::time::Duration;
 
+use crate::skipped::skipped;
+use crate::support::*;
 use gpupool_agent::net::{Bind, Limits, TcpBind};
-use net_support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const SHORT: Duration = Duration::from_millis(100);
@@ -100,7 +97,7 @@ async fn one_connection_too_many_is_told_503_and_let_in_when_there_is_room() {
 #[tokio::test]
 async fn one_network_address_cannot_take_all_connections() {
     let Some(own) = network_address() else {
-        skipped("the bound per address", "this machine has no address beside loopback");
+        skipped("connections per address", "this machine has no address beside loopback");
         return;
     };
     let place = TcpBind { host: own.to_string(), port: 0 };

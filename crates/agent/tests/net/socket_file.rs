@@ -1,15 +1,11 @@
 //! Rules for the file of the Unix socket.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod net_support;
-
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
+use crate::support::*;
 use gpupool_agent::net::{Bind, Net, NetError, UnixBind};
-use net_support::*;
 
 fn at(path: &Path) -> Bind {
     Bind { unix: Some(UnixBind::new(path)), ..Bind::default() }

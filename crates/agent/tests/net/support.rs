@@ -25,11 +25,6 @@ pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| panic!("waited {PATIENCE:?} in vain: {what}"))
 }
 
-/// Says on the real standard error what was not tried and why; a passing test's own output is not shown.
-pub fn skipped(what: &str, why: &str) {
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("skipped {what}: {why}\n").as_bytes());
-}
-
 /// What handlers tell the test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {

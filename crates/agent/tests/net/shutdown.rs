@@ -1,13 +1,9 @@
 //! What stopping does to requests and connections.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod net_support;
-
 use std::time::Duration;
 
+use crate::support::*;
 use gpupool_agent::net::Limits;
-use net_support::*;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 

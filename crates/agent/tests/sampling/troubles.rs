@@ -1,11 +1,10 @@
 //! What the sampler tells when devices, drivers or it itself fail.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod sampled;
-
 use std::time::Duration;
 
+use crate::sampled::{
+    DEADLINE, Sampled, Setup, all_read, at, each, fault, mend, of_gpus, scripted, simulated, start, start_impatient,
+};
 use gpupool_agent::sampler::SampledDevice;
 use gpupool_agent::stats::Status;
 use gpupool_api::stats::Summary;
@@ -15,9 +14,6 @@ use gpupool_core::reading::Field;
 use gpupool_devices::simulated::Target;
 use gpupool_devices::watch::Change;
 use gpupool_devices::{Snapshot, Source, SourceError, SourceKind};
-use sampled::{
-    DEADLINE, Sampled, Setup, all_read, at, each, fault, mend, of_gpus, scripted, simulated, start, start_impatient,
-};
 
 #[test]
 fn a_driver_that_hangs_from_the_start_holds_up_nobody_and_is_told_as_failed_until_it_answers() {

@@ -1,0 +1,13 @@
+//! Listeners: slow, malformed and pipelined clients, TLS, who is at the other end, bounds, and how they stop.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod limits;
+mod peers;
+mod requests;
+mod shutdown;
+#[path = "../../../../tests/skipped.rs"]
+mod skipped;
+mod socket_file;
+mod support;
+mod tls;
