@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use gpupool_config::{Facts, Flags, Inputs, Reader, Severity, check, findings_as_json, findings_as_text, load};
 
-use crate::output::{write_json, write_text};
+use crate::output::answer;
 
 /// The configuration of this machine, as flags aside it is read from the environment and the file.
 #[derive(Subcommand)]
@@ -38,29 +38,16 @@ impl Which {
 
 pub(crate) fn run(command: &Config) -> anyhow::Result<ExitCode> {
     match command {
-        Config::Show(which) => show(which),
-        Config::Check(which) => judge(which),
+        Config::Show(which) => {
+            let loaded = load(&which.inputs()?).map_err(|problems| anyhow!("{problems}"))?;
+            answer(which.json, &loaded.as_json(), || loaded.as_text())
+        }
+        Config::Check(which) => {
+            let inputs = which.inputs()?;
+            let findings = check(&inputs, |loaded| Facts::here(loaded, &inputs));
+            let done = answer(which.json, &findings_as_json(&findings), || findings_as_text(&findings))?;
+            let is_broken = findings.iter().any(|finding| finding.severity == Severity::Error);
+            Ok(if is_broken { ExitCode::FAILURE } else { done })
+        }
     }
-}
-
-fn show(which: &Which) -> anyhow::Result<ExitCode> {
-    let loaded = load(&which.inputs()?).map_err(|problems| anyhow!("{problems}"))?;
-    if which.json {
-        write_json(&loaded.as_json())?;
-    } else {
-        write_text(&loaded.as_text())?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn judge(which: &Which) -> anyhow::Result<ExitCode> {
-    let inputs = which.inputs()?;
-    let findings = check(&inputs, |loaded| Facts::here(loaded, &inputs));
-    if which.json {
-        write_json(&findings_as_json(&findings))?;
-    } else {
-        write_text(&findings_as_text(&findings))?;
-    }
-    let is_broken = findings.iter().any(|finding| finding.severity == Severity::Error);
-    Ok(if is_broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

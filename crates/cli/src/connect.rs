@@ -119,6 +119,11 @@ pub(crate) fn converse<T>(talk: impl Future<Output = anyhow::Result<T>>) -> anyh
     runtime.context("cannot start a runtime to ask the agent")?.block_on(talk)
 }
 
+/// Asks an agent one thing.
+pub(crate) fn ask<T>(question: impl Future<Output = Result<T, ClientError>>) -> anyhow::Result<T> {
+    converse(async { question.await.map_err(explained) })
+}
+
 /// What an agent's refusal means for whoever sits at this terminal, beside what the agent says.
 pub(crate) fn explained(error: ClientError) -> anyhow::Error {
     let hint = match error.code() {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -11,9 +11,10 @@ use clap::{Args, Subcommand};
 use gpupool_core::body::{RequestBody, SelectBody};
 use gpupool_core::device::Vendor;
 use gpupool_core::{Amount, Request, Share};
-use gpupool_kube::{Checked, KubeError, MANIFEST_BYTES, Verdict};
+use gpupool_kube::{Checked, MANIFEST_BYTES, Verdict};
 use serde::Serialize;
 
+use crate::output::answer;
 use crate::units::mib_up;
 
 /// Kubernetes manifests.
@@ -38,12 +39,11 @@ pub(crate) struct Check {
 pub(crate) fn run(command: &Kube) -> anyhow::Result<ExitCode> {
     let Kube::Check(check) = command;
     let all = gpupool_kube::check(&read(&check.file)?);
-    let mut out = io::stdout().lock();
-    let written = if check.json { write_json(&mut out, &all) } else { write_lines(&mut out, &all) };
-    crate::output::written(written.and_then(|()| out.flush()))?;
+    let objects: Vec<ObjectAnswer<'_>> = all.iter().map(object).collect();
+    let done = answer(check.json, &objects, || all.iter().map(line).collect())?;
     anyhow::ensure!(!all.is_empty(), "{} holds no document; write a Pod into it", check.file.display());
     let fine = all.iter().all(|checked| checked.verdict.is_ok());
-    Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if fine { done } else { ExitCode::FAILURE })
 }
 
 /// Reads no more than is needed to see that there is too much.
@@ -65,16 +65,13 @@ fn read(file: &Path) -> anyhow::Result<String> {
         .with_context(|| format!("{} is not UTF-8 text; save it as UTF-8 and try again", file.display()))
 }
 
-fn write_lines(out: &mut impl Write, all: &[Checked]) -> io::Result<()> {
-    for checked in all {
-        let what = match &checked.verdict {
-            Ok(Verdict::Gpu(request)) => format!("asks for {}", sentence(request)),
-            Ok(Verdict::NoGpu) => "asks for no GPU".to_owned(),
-            Err(error) => format!("error: {error}"),
-        };
-        writeln!(out, "{}: {what}", subject(checked))?;
-    }
-    Ok(())
+fn line(checked: &Checked) -> String {
+    let what = match &checked.verdict {
+        Ok(Verdict::Gpu(request)) => format!("asks for {}", sentence(request)),
+        Ok(Verdict::NoGpu) => "asks for no GPU".to_owned(),
+        Err(error) => format!("error: {error}"),
+    };
+    format!("{}: {what}\n", subject(checked))
 }
 
 fn subject(checked: &Checked) -> String {
@@ -125,7 +122,7 @@ const fn vendor_name(vendor: Vendor) -> &'static str {
 
 /// One object's answer for programs.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct ObjectAnswer<'a> {
     document: usize,
     kind: &'a str,
     namespace: &'a str,
@@ -146,30 +143,18 @@ struct ErrorBody {
     message: String,
 }
 
-fn write_json(out: &mut impl Write, all: &[Checked]) -> io::Result<()> {
-    let answers: Vec<Answer<'_>> = all.iter().map(answer).collect();
-    serde_json::to_writer_pretty(&mut *out, &answers)?;
-    writeln!(out)
-}
-
-fn answer(checked: &Checked) -> Answer<'_> {
+fn object(checked: &Checked) -> ObjectAnswer<'_> {
     let (verdict, request, error) = match &checked.verdict {
         Ok(Verdict::Gpu(request)) => ("gpu", Some(body(request)), None),
         Ok(Verdict::NoGpu) => ("no_gpu", None, None),
-        Err(error) => ("error", None, Some(error_body(error))),
+        Err(error) => {
+            let (code, message) = (error.code(), error.to_string());
+            let (field, value, allowed) = (error.field(), error.value(), error.allowed());
+            ("error", None, Some(ErrorBody { code, field, value, allowed, message }))
+        }
     };
     let Checked { document, kind, namespace, name, .. } = checked;
-    Answer { document: *document, kind, namespace, name: name.as_deref(), verdict, request, error }
-}
-
-fn error_body(error: &KubeError) -> ErrorBody {
-    ErrorBody {
-        code: error.code(),
-        field: error.field(),
-        value: error.value(),
-        allowed: error.allowed(),
-        message: error.to_string(),
-    }
+    ObjectAnswer { document: *document, kind, namespace, name: name.as_deref(), verdict, request, error }
 }
 
 /// The request as `POST /v1/leases` takes it.

@@ -1,6 +1,5 @@
 //! `gpupool` on the command line: arguments in, answers out. What is decided is decided in the other crates.
 
-mod completions;
 mod config;
 mod connect;
 mod devices;
@@ -16,9 +15,7 @@ mod signals;
 mod sim;
 mod simulate;
 mod status;
-mod table;
 mod terminal;
-mod text;
 mod token;
 mod units;
 mod usage;
@@ -27,8 +24,9 @@ mod wish;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::{Shell, generate};
 
-use crate::output::{WrongUsage, note};
+use crate::output::{WrongUsage, note, write_text};
 
 /// Shares GPUs fairly and safely between people, programs and machines.
 #[derive(Parser)]
@@ -41,7 +39,10 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// What makes a shell complete these commands.
-    Completions(completions::Completions),
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
     /// The configuration in effect, and what is wrong with it.
     #[command(subcommand)]
     Config(config::Config),
@@ -89,7 +90,7 @@ fn main() -> ExitCode {
     // Jobs are kept, and commands of `map` run, by this very program, started again under another name.
     gpupool_dispatch::main_if_asked();
     let done = match Cli::parse().command {
-        Command::Completions(arguments) => completions::run(&arguments, Cli::command()),
+        Command::Completions { shell } => completions(shell),
         Command::Config(command) => config::run(&command),
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
@@ -108,4 +109,11 @@ fn main() -> ExitCode {
         note(&format!("error: {error:#}"));
         if error.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
     })
+}
+
+fn completions(shell: Shell) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    generate(shell, &mut Cli::command(), "gpupool", &mut script);
+    write_text(&String::from_utf8(script)?)?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,8 +1,8 @@
 //! `gpupool sim placement`: how well strategies place a trace.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -15,7 +15,7 @@ use gpupool_sim::replay::Replayed;
 use gpupool_sim::trace::Folder;
 use gpupool_sim::{NodeOrder, Scenario, WorkloadSource};
 
-use crate::output::written;
+use crate::output::answer;
 
 /// Simulations through the real pool.
 #[derive(Subcommand)]
@@ -137,19 +137,25 @@ impl Placement {
         }
     }
 
-    fn workload(&self) -> WorkloadSource {
-        match self.workload {
+    /// One for each strategy and seed.
+    fn scenarios<'a>(
+        &'a self,
+        folder: &'a Folder,
+        trace: &'a str,
+        seeds: &'a [u64],
+    ) -> impl Iterator<Item = Scenario<'a>> {
+        let workload = match self.workload {
             Workload::Known => WorkloadSource::Known,
             Workload::Learned => WorkloadSource::Learned,
-        }
-    }
-
-    fn node_order(&self) -> NodeOrder {
-        match self.node_order {
+        };
+        let node_order = match self.node_order {
             Order::Trace => NodeOrder::Trace,
             Order::GpusDesc => NodeOrder::GpusDesc,
             Order::CpuPerGpuAsc => NodeOrder::CpuPerGpuAsc,
-        }
+        };
+        self.strategy.iter().flat_map(move |&strategy| {
+            seeds.iter().map(move |&seed| Scenario { folder, trace, seed, strategy, workload, node_order })
+        })
     }
 }
 
@@ -162,22 +168,14 @@ fn replay(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::
     let mut rows: Vec<Replayed> = Vec::new();
     for trace in traces {
         let seeds = placement.seeds_of(trace, &folder.seeds(trace)?)?;
-        for &strategy in &placement.strategy {
-            for &seed in &seeds {
-                let (workload, node_order) = (placement.workload(), placement.node_order());
-                rows.push(Scenario { folder, trace, seed, strategy, workload, node_order }.replay()?);
-            }
+        for scenario in placement.scenarios(folder, trace, &seeds) {
+            rows.push(scenario.replay()?);
         }
     }
     if let Some(file) = &placement.svg {
         let title = format!("Unallocated GPU, trace {}, mean of the seeds", traces[0]);
         fs::write(file, plot::svg(&title, &curves(&rows), 80))
             .with_context(|| format!("cannot write {}", file.display()))?;
-    }
-    let mut out = io::stdout().lock();
-    if placement.json {
-        written(serde_json::to_writer_pretty(&mut out, &rows).map_err(io::Error::from).and_then(|()| writeln!(out)))?;
-        return Ok(ExitCode::SUCCESS);
     }
     let heads = ["unallocated % at 100", "at 130", "failed", "multi-GPU refused %", "µs/decision", "µs/refresh"];
     let cells = |row: &Replayed| {
@@ -190,44 +188,28 @@ fn replay(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::
             row.us_per_refresh,
         ]
     };
-    let named = rows.iter().map(|row| ((row.trace.as_str(), row.strategy), cells(row)));
-    written(print_means(&mut out, heads, named))?;
-    Ok(ExitCode::SUCCESS)
+    let named = || rows.iter().map(|row| ((row.trace.as_str(), row.strategy), cells(row)));
+    answer(placement.json, &rows, || means(heads, named()))
 }
 
 fn churn(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::Result<ExitCode> {
-    let load = placement.load;
     let seeds = placement.seeds.clone().unwrap_or_else(|| Seeds((42..=46).collect())).0;
     let mut rows: Vec<Churned> = Vec::new();
     for trace in traces {
-        for &strategy in &placement.strategy {
-            for &seed in &seeds {
-                let (workload, node_order) = (placement.workload(), placement.node_order());
-                let scenario = Scenario { folder, trace, seed, strategy, workload, node_order };
-                rows.push(scenario.churn(load, placement.arrivals)?);
-            }
+        for scenario in placement.scenarios(folder, trace, &seeds) {
+            rows.push(scenario.churn(placement.load, placement.arrivals)?);
         }
-    }
-    let mut out = io::stdout().lock();
-    if placement.json {
-        written(serde_json::to_writer_pretty(&mut out, &rows).map_err(io::Error::from).and_then(|()| writeln!(out)))?;
-        return Ok(ExitCode::SUCCESS);
     }
     let heads = ["mean allocated %", "failed", "multi-GPU refused %", "µs/decision", "µs/refresh"];
     let cells = |row: &Churned| {
         [row.mean_allocated, row.failed as f64, row.refused_multi_gpu, row.us_per_decision, row.us_per_refresh]
     };
-    let named = rows.iter().map(|row| ((row.trace.as_str(), row.strategy), cells(row)));
-    written(print_means(&mut out, heads, named))?;
-    Ok(ExitCode::SUCCESS)
+    let named = || rows.iter().map(|row| ((row.trace.as_str(), row.strategy), cells(row)));
+    answer(placement.json, &rows, || means(heads, named()))
 }
 
-/// Prints the means of the cells of rows with the same name.
-fn print_means<'a, const N: usize>(
-    out: &mut impl Write,
-    heads: [&str; N],
-    rows: impl Iterator<Item = ((&'a str, &'a str), [f64; N])>,
-) -> io::Result<()> {
+/// A table of the means of the cells of rows with the same name.
+fn means<'a, const N: usize>(heads: [&str; N], rows: impl Iterator<Item = ((&'a str, &'a str), [f64; N])>) -> String {
     let mut order: Vec<(&str, &str)> = Vec::new();
     let mut sums: BTreeMap<(&str, &str), ([f64; N], u32)> = BTreeMap::new();
     for (name, cells) in rows {
@@ -240,20 +222,16 @@ fn print_means<'a, const N: usize>(
     }
     let width = |name: fn(&(&str, &str)) -> usize, least: usize| order.iter().map(name).max().unwrap_or(0).max(least);
     let (traces, strategies) = (width(|name| name.0.len(), 5), width(|name| name.1.len(), 8));
-    write!(out, "{:traces$}  {:strategies$}  seeds", "trace", "strategy")?;
-    for head in heads {
-        write!(out, "  {head}")?;
-    }
-    writeln!(out)?;
+    let mut text = format!("{:traces$}  {:strategies$}  seeds  {}\n", "trace", "strategy", heads.join("  "));
     for name in order {
         let (sum, count) = sums[&name];
-        write!(out, "{:traces$}  {:strategies$}  {count:5}", name.0, name.1)?;
+        let _ = write!(text, "{:traces$}  {:strategies$}  {count:5}", name.0, name.1);
         for (head, sum) in heads.iter().zip(sum) {
-            write!(out, "  {:>width$.2}", sum / f64::from(count), width = head.chars().count())?;
+            let _ = write!(text, "  {:>width$.2}", sum / f64::from(count), width = head.chars().count());
         }
-        writeln!(out)?;
+        text.push('\n');
     }
-    Ok(())
+    text
 }
 
 /// The mean curve of each strategy, as long as the shortest of its seeds.

@@ -7,10 +7,9 @@ use gpupool_api::simulate::{DeviceFault, FaultBody};
 use gpupool_devices::simulated::Fault;
 use serde_json::Value;
 
-use crate::connect::{Connect, converse, explained};
-use crate::output::{write_json, write_text};
-use crate::table::{Column, Table};
-use crate::terminal::{Paint, Screen};
+use crate::connect::{Connect, ask};
+use crate::output::answer;
+use crate::terminal::{Column, Paint, Screen, Table};
 
 /// Faults of simulated devices.
 #[derive(Subcommand)]
@@ -59,36 +58,32 @@ pub(crate) struct List {
 pub(crate) fn run(command: &Simulate) -> anyhow::Result<ExitCode> {
     match command {
         Simulate::Fault(arguments) => {
-            set(&arguments.connect, arguments.gpu, Value::String(arguments.fault.to_string()))?;
+            set(&arguments.connect, arguments.gpu, Value::String(arguments.fault.to_string()))
         }
-        Simulate::Clear(arguments) => set(&arguments.connect, arguments.gpu, Value::Null)?,
-        Simulate::List(arguments) => list(arguments)?,
+        Simulate::Clear(arguments) => set(&arguments.connect, arguments.gpu, Value::Null),
+        Simulate::List(arguments) => {
+            let faults = ask(arguments.connect.client()?.faults())?;
+            answer(arguments.json, &faults, || table(&faults.faults))
+        }
     }
-    Ok(ExitCode::SUCCESS)
 }
 
-fn set(connect: &Connect, gpu_id: Option<u32>, fault: Value) -> anyhow::Result<()> {
-    let client = connect.client()?;
-    converse(async { client.set_fault(&FaultBody { gpu_id, fault }).await.map(drop).map_err(explained) })
+fn set(connect: &Connect, gpu_id: Option<u32>, fault: Value) -> anyhow::Result<ExitCode> {
+    ask(connect.client()?.set_fault(&FaultBody { gpu_id, fault })).map(|_| ExitCode::SUCCESS)
 }
 
-fn list(arguments: &List) -> anyhow::Result<()> {
-    let client = arguments.connect.client()?;
-    let faults = converse(async { client.faults().await.map_err(explained) })?;
-    if arguments.json {
-        return write_json(&faults);
-    }
-    if faults.faults.is_empty() {
-        return write_text("nothing is wrong\n");
+fn table(faults: &[DeviceFault]) -> String {
+    if faults.is_empty() {
+        return "nothing is wrong\n".into();
     }
     let mut table = Table::new([Column::number("GPU"), Column::words("FAULT")]);
-    for DeviceFault { gpu_id, fault } in &faults.faults {
+    for DeviceFault { gpu_id, fault } in faults {
         // A newer agent may know a fault that has no short form here.
         let shown =
             serde_json::from_value::<Fault>(fault.clone()).map_or_else(|_| fault.to_string(), |it| it.to_string());
         table.row([gpu_id.to_string(), shown], Paint::Plain);
     }
-    write_text(&table.render(Screen::here()))
+    table.render(Screen::here())
 }
 
 fn fault(text: &str) -> Result<Fault, String> {

@@ -9,11 +9,9 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-use crate::connect::{Connect, converse, explained};
-use crate::output::{write_json, write_text};
-use crate::table::{Column, Table};
-use crate::terminal::{Paint, Screen};
-use crate::text::clean;
+use crate::connect::{Connect, ask};
+use crate::output::answer;
+use crate::terminal::{Column, Paint, Screen, Table, clean};
 use crate::units;
 
 /// What to sum, since when, and how to answer.
@@ -41,7 +39,7 @@ enum By {
     Gpu,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Format {
     Table,
     Csv,
@@ -54,15 +52,9 @@ pub(crate) fn run(arguments: &Usage) -> anyhow::Result<ExitCode> {
         By::Owner => UsageBy::Owner,
         By::Gpu => UsageBy::Gpu,
     };
-    let since = arguments.since.to_string();
-    let usage = converse(async { client.usage(by, Some(&since)).await.map_err(explained) })?;
-    match arguments.format {
-        _ if arguments.json => write_json(&usage)?,
-        Format::Json => write_json(&usage)?,
-        Format::Csv => write_text(&csv(&usage))?,
-        Format::Table => write_text(&table(&usage))?,
-    }
-    Ok(ExitCode::SUCCESS)
+    let usage = ask(client.usage(by, Some(&arguments.since.to_string())))?;
+    let is_json = arguments.json || arguments.format == Format::Json;
+    answer(is_json, &usage, || if arguments.format == Format::Csv { csv(&usage) } else { table(&usage) })
 }
 
 fn since(text: &str) -> Result<Timestamp, String> {

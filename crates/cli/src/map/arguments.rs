@@ -1,18 +1,23 @@
 //! What `gpupool map` is asked for.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::halt::Halt;
-use super::limits::{QUEUE_MOST, WORKERS_MOST};
-use super::sources::Named;
+use super::feeder::Named;
+use super::stop::Halt;
 use crate::connect::Connect;
 use crate::output::WrongUsage;
 use crate::units::{duration, mebibytes, some_time};
 use crate::wish::Wish;
+
+/// Most that `--queue-size` can ask for: all of them are held.
+const QUEUE_MOST: usize = 1_000_000;
+/// Most workers of a run.
+const WORKERS_MOST: u32 = 4_096;
 
 const TASKS: &str = "Tasks";
 const LIMITS: &str = "Time and limits";
@@ -161,7 +166,6 @@ impl Map {
         Ok(Work { command, sources })
     }
 
-    /// Whether no GPU is wanted.
     pub(super) fn is_without_gpus(&self) -> bool {
         self.wish.gpus == Some(0)
     }
@@ -170,16 +174,6 @@ impl Map {
 fn queue_size(text: &str) -> Result<usize, String> {
     let allowed = format!("allowed are numbers from 1 to {QUEUE_MOST}");
     text.parse().ok().filter(|size| (1..=QUEUE_MOST).contains(size)).ok_or(allowed)
-}
-
-trait AsBytes {
-    fn as_bytes(&self) -> &[u8];
-}
-
-impl AsBytes for OsString {
-    fn as_bytes(&self) -> &[u8] {
-        std::os::unix::ffi::OsStrExt::as_bytes(OsStr::new(self))
-    }
 }
 
 #[cfg(test)]

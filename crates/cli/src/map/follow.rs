@@ -2,77 +2,70 @@
 //! whether to go on. A task that is in the log has been told of in full.
 
 use std::io;
+use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::Context;
 use gpupool_dispatch::joblog::{Entry, JobLog};
-use gpupool_dispatch::{Cause, Event, Outcome, Over};
+use gpupool_dispatch::{Cause, DispatchError, Event, Outcome, Over, Stats};
 use serde_json::Value;
 
-use super::ending::{Ending, How};
-use super::halt::{Halt, When};
-use super::json;
-use super::outlet::Outlet;
-use super::say::Say;
-use super::stop::{Reason, Stop};
-use super::summary::Failures;
-use super::tasks::{OpenTasks, Task};
+use super::arguments::Map;
+use super::feeder::Task;
+use super::report::{self, Ending, Failures, How, Outlet};
+use super::stop::{Reason, Trigger, When};
+use super::{BROKEN_PIPE, MapContext};
+use crate::output::written;
+use crate::signals::exit_code;
 
-/// How results and events are told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Telling {
-    /// Tasks are commands, and write; else they have results.
-    pub is_commands: bool,
-    pub is_json: bool,
-    pub is_tagged: bool,
-}
-
-/// Deals with what happens.
-#[derive(Debug)]
-pub(super) struct Following {
-    pub telling: Telling,
-    pub halt: Halt,
-    pub tasks: OpenTasks,
-    pub outlet: Outlet,
-    pub log: Option<JobLog>,
-    pub stop: Stop,
-    pub say: Say,
-    pub failures: Failures,
-    pub succeeded: u64,
-    pub failed: u64,
+pub(super) struct Following<'a> {
+    map: &'a Map,
+    context: MapContext,
+    outlet: Outlet,
+    log: Option<JobLog>,
+    failures: Failures,
+    succeeded: u64,
+    failed: u64,
     /// Nothing can be written any more.
-    pub is_mute: bool,
+    is_mute: bool,
 }
 
-impl Following {
+impl<'a> Following<'a> {
+    pub fn new(map: &'a Map, context: MapContext, log: Option<JobLog>) -> anyhow::Result<Self> {
+        let outlet = Outlet::new(context.voice.bars.clone())?;
+        let failures = Failures::default();
+        Ok(Self { map, context, outlet, log, failures, succeeded: 0, failed: 0, is_mute: false })
+    }
+
     /// Deals with one event.
     pub fn on(&mut self, event: Event) {
         match event {
             Event::Over(over) => self.over(over),
             Event::Started { task, worker, .. } => {
-                if let Some(task) = self.tasks.get(task) {
-                    self.tell(|| json::started(&task, worker));
+                if let Some(task) = self.context.tasks.get(task) {
+                    self.tell(|| report::started_event(&task, worker));
                 }
             }
             Event::Retried { task, worker, outcome } => {
-                if let Some(task) = self.tasks.get(task) {
-                    self.tell(|| json::retried(&task, worker, &outcome));
+                if let Some(task) = self.context.tasks.get(task) {
+                    self.tell(|| report::retried_event(&task, worker, &outcome));
                 }
             }
-            Event::Ready { worker } => self.tell(|| json::worker("ready", worker, None)),
+            Event::Ready { worker } => self.tell(|| report::worker_event("ready", worker, None)),
             Event::SetupFailed { worker, why } => {
-                self.say.warn(format_args!("worker {} could not be set up: {why}", worker.0 + 1));
-                self.tell(|| json::worker("setup-failed", worker, Some(&why)));
+                self.context.voice.warn(format_args!("worker {} could not be set up: {why}", worker.0 + 1));
+                self.tell(|| report::worker_event("setup-failed", worker, Some(&why)));
             }
             Event::CleanupFailed { worker, why } => {
-                self.say.warn(format_args!("worker {} could not clean up: {why}", worker.0 + 1));
-                self.tell(|| json::worker("cleanup-failed", worker, Some(&why)));
+                self.context.voice.warn(format_args!("worker {} could not clean up: {why}", worker.0 + 1));
+                self.tell(|| report::worker_event("cleanup-failed", worker, Some(&why)));
             }
             Event::Gone { worker, cause, .. } => {
                 let is_expected = matches!(cause, Cause::Stopped | Cause::Exited(0) | Cause::Withdrawn(_));
                 if !is_expected {
-                    self.say.note(format_args!("worker {} is gone: {cause}", worker.0 + 1));
+                    self.context.voice.note(format_args!("worker {} is gone: {cause}", worker.0 + 1));
                 }
-                self.tell(|| json::worker("gone", worker, Some(&cause.to_string())));
+                self.tell(|| report::worker_event("gone", worker, Some(&cause.to_string())));
             }
             Event::Wrote { bytes, .. } => self.outlet.words(&bytes),
         }
@@ -85,8 +78,8 @@ impl Following {
     }
 
     fn over(&mut self, over: Over) {
-        let Some(task) = self.tasks.remove(over.task) else { return };
-        let ending = Ending::of(&over, self.telling.is_commands);
+        let Some(task) = self.context.tasks.remove(over.task) else { return };
+        let ending = Ending::of(&over, self.map.speaks.is_none());
         let written = self.print(&task, &over, &ending);
         let received = written.as_ref().ok().copied().unwrap_or(0);
         self.written(written.map(drop));
@@ -102,11 +95,11 @@ impl Following {
                 self.failures.add(&task, &ending, over.output.as_ref());
             }
         }
-        if self.halt.is_due(self.succeeded, self.failed) && !self.stop.is_stopped() {
-            let reason = Reason::Halted(self.halt.trigger);
-            match self.halt.when {
-                When::Now => self.stop.now(reason),
-                When::Soon => self.stop.soon(reason),
+        if self.map.halt.is_due(self.succeeded, self.failed) && !self.context.stop.is_stopped() {
+            let reason = Reason::Halted(self.map.halt.trigger);
+            match self.map.halt.when {
+                When::Now => self.context.stop.now(reason),
+                When::Soon => self.context.stop.soon(reason),
             }
         }
     }
@@ -117,13 +110,13 @@ impl Following {
             return Ok(0);
         }
         let result = match &over.outcome {
-            Outcome::Done(result) if !self.telling.is_commands => Some(result),
+            Outcome::Done(result) if self.map.speaks.is_some() => Some(result),
             _ => None,
         };
-        if self.telling.is_json {
-            let mut event = json::over(task, over.worker, over.tries, ending);
+        if self.map.json {
+            let mut event = report::over_event(task, over.worker, over.tries, ending);
             if let Some(output) = &over.output {
-                json::add_output(&mut event, output)?;
+                report::add_output(&mut event, output)?;
             }
             if let Some(result) = result {
                 event["result"] = String::from_utf8_lossy(result).into();
@@ -131,7 +124,7 @@ impl Following {
             self.outlet.line(event.to_string().as_bytes(), None)?;
             return Ok(over.output.as_ref().map_or(0, |output| output.lengths().0));
         }
-        let tag = self.telling.is_tagged.then(|| [task.arguments.join(&b' ').as_slice(), b"\t"].concat());
+        let tag = self.map.tag.then(|| [task.arguments.join(&b' ').as_slice(), b"\t"].concat());
         if let Some(result) = result {
             self.outlet.line(result, tag.as_deref())?;
             return Ok(result.len() as u64);
@@ -159,12 +152,12 @@ impl Following {
         };
         if let Err(error) = log.append(&entry) {
             self.log = None;
-            self.stop.now(Reason::Failed(error.into()));
+            self.context.stop.now(Reason::Failed(error.into()));
         }
     }
 
     fn tell(&mut self, event: impl FnOnce() -> Value) {
-        if self.telling.is_json && !self.is_mute {
+        if self.map.json && !self.is_mute {
             let written = self.outlet.line(event().to_string().as_bytes(), None);
             self.written(written);
         }
@@ -174,15 +167,50 @@ impl Following {
     fn written(&mut self, written: io::Result<()>) {
         let Err(error) = written else { return };
         self.is_mute = true;
-        self.stop.now(if error.kind() == io::ErrorKind::BrokenPipe {
+        self.context.stop.now(if error.kind() == io::ErrorKind::BrokenPipe {
             Reason::OutputClosed
         } else {
             Reason::Failed(anyhow::Error::from(error).context("the output of a task cannot be written"))
         });
     }
 
-    /// All is over: the log is on the disk, or why it is not.
-    pub fn finish_log(&mut self) -> anyhow::Result<()> {
-        self.log.take().map_or(Ok(()), JobLog::finish).context("the job log may lack its last lines")
+    /// All is over: tells what is left to tell, and how it went. The job log is on the disk then, or an error says why not.
+    pub fn finish(
+        mut self,
+        stats: &Stats,
+        failure: Option<DispatchError>,
+        skipped: u64,
+        begun: Instant,
+    ) -> anyhow::Result<ExitCode> {
+        let log = self.log.take().map_or(Ok(()), JobLog::finish).context("the job log may lack its last lines");
+        let voice = &self.context.voice;
+        let some_failed = u8::from(self.failed > 0);
+        let (code, error) = match self.context.stop.reason() {
+            Some(Reason::OutputClosed) => return Ok(ExitCode::from(BROKEN_PIPE)),
+            Some(Reason::Signal(signal)) => (exit_code(signal), None),
+            Some(Reason::Failed(error)) => (1, Some(error)),
+            Some(Reason::Halted(Trigger::Succeeded(_))) => (0, None),
+            Some(Reason::Halted(trigger)) => {
+                voice.note(format_args!("given up, as --halt {trigger} says"));
+                (some_failed, None)
+            }
+            None => match failure {
+                Some(failure) => (1, Some(failure.into())),
+                None => (some_failed, None),
+            },
+        };
+        let took = begun.elapsed();
+        if self.map.json {
+            let event = report::summary_event(stats, skipped, took, code);
+            written(self.outlet.line(event.to_string().as_bytes(), None).and_then(|()| self.outlet.flush()))?;
+        }
+        for line in self.failures.lines() {
+            voice.note(line);
+        }
+        voice.note(report::last_line(stats, skipped, took));
+        match (error, log) {
+            (Some(error), _) | (None, Err(error)) => Err(error),
+            (None, Ok(())) => Ok(ExitCode::from(code)),
+        }
     }
 }

@@ -4,22 +4,25 @@
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use gpupool_client::local::LocalAgent;
+use gpupool_confine::bounds::Excess;
+use gpupool_confine::process::ProcFs;
 use gpupool_dispatch::gpus::{GpuError, GpuKeeper, GpuNews, GpuWish, Granted};
-use gpupool_dispatch::{Place, Remote, WorkerId};
+use gpupool_dispatch::{Place, WorkerId};
 
 use super::arguments::Map;
-use super::gpu_memory::GpuMemoryLimit;
-use super::progress::Waiting;
-use super::say::Say;
-use super::stop::{Reason, Stop};
-use super::ticking::Ticking;
-use super::workers::place;
+use super::progress::Ticking;
+use super::stop::Reason;
+use super::{MapContext, place};
 use crate::connect::converse;
 use crate::output::WrongUsage;
 use crate::wish::Wish;
+
+/// How often it is looked at what workers use of their GPUs; the agent reads no more often unless it was told to.
+const GPU_LOOK: Duration = Duration::from_secs(1);
 
 /// What is wanted, and of whom.
 #[derive(Debug)]
@@ -51,15 +54,6 @@ impl Wanted {
     }
 }
 
-/// Whom to tell what became of them.
-#[derive(Debug, Clone)]
-pub(super) struct Hands {
-    pub remote: Remote,
-    pub stop: Stop,
-    pub say: Say,
-    pub waiting: Waiting,
-}
-
 /// GPUs that are held or waited for. Dropped when the workers are gone.
 #[derive(Debug)]
 pub(super) struct Gpus {
@@ -70,7 +64,7 @@ pub(super) struct Gpus {
 
 impl Gpus {
     /// Asks for them.
-    pub fn start(wanted: Wanted, hands: Hands) -> anyhow::Result<Self> {
+    pub fn start(wanted: Wanted, context: MapContext) -> anyhow::Result<Self> {
         let (tell, news) = channel();
         let Wanted { agent, wish, places, workers_each, memory_limit } = wanted;
         let keeper = GpuKeeper::start(agent, wish, move |news| drop(tell.send(news)));
@@ -80,14 +74,13 @@ impl Gpus {
         })?);
         let limit = memory_limit.map(|allowed| GpuMemoryLimit {
             keeper: Arc::downgrade(&keeper),
-            remote: hands.remote.clone(),
-            say: hands.say.clone(),
+            context: context.clone(),
             workers_each,
             allowed,
         });
         let memory = limit.map(GpuMemoryLimit::keep).transpose()?;
         let workers =
-            Workers { keeper: Arc::downgrade(&keeper), each: workers_each, hands, held: vec![Held::Asked; places] };
+            Workers { keeper: Arc::downgrade(&keeper), each: workers_each, context, held: vec![Held::Asked; places] };
         let thread = std::thread::Builder::new().name("gpupool-workers".into()).spawn(move || workers.follow(&news));
         let thread = thread.context("cannot start a thread to follow the GPUs")?;
         Ok(Self { memory, keeper: Some(keeper), thread: Some(thread) })
@@ -117,7 +110,7 @@ enum Held {
 struct Workers {
     keeper: Weak<GpuKeeper>,
     each: u32,
-    hands: Hands,
+    context: MapContext,
     held: Vec<Held>,
 }
 
@@ -129,11 +122,11 @@ impl Workers {
                 GpuNews::Lost { place, why } => self.lost(place, &why),
                 GpuNews::Refused { place, why } => self.refused(place, &why),
                 GpuNews::Waiting { place, text } => {
-                    if self.hands.waiting.set(place, Some(text.clone())) && !self.hands.say.is_drawn() {
-                        self.hands.say.note(text);
+                    if self.context.waiting.set(place, Some(text.clone())) && self.context.voice.bars.is_none() {
+                        self.context.voice.note(text);
                     }
                 }
-                GpuNews::Note(text) => self.hands.say.note(text),
+                GpuNews::Note(text) => self.context.voice.note(text),
             }
         }
     }
@@ -141,42 +134,91 @@ impl Workers {
     fn granted(&mut self, granted: &Granted) {
         self.set(granted.place, Held::Granted);
         let devices = granted.devices.iter().map(|device| format!("GPU {} ({})", device.gpu_id, device.name));
-        self.hands.say.note(format_args!("granted: {}", devices.collect::<Vec<_>>().join(", ")));
+        self.context.voice.note(format_args!("granted: {}", devices.collect::<Vec<_>>().join(", ")));
         // Else the GPUs are being given back.
         let Some(keeper) = self.keeper.upgrade() else { return };
         for id in self.ids(granted.place) {
             let on = keeper.place(id, granted);
             let mut place = place(id);
             place.environment.extend(on.environment);
-            self.hands.remote.add(Place { environment: place.environment, ..on });
+            self.context.remote.add(Place { environment: place.environment, ..on });
         }
     }
 
     fn lost(&mut self, place: usize, why: &str) {
         self.set(place, Held::Asked);
-        self.hands.say.warn(format_args!("a GPU was lost ({why}); its tasks are done elsewhere"));
+        self.context.voice.warn(format_args!("a GPU was lost ({why}); its tasks are done elsewhere"));
         for id in self.ids(place) {
-            self.hands.remote.withdraw(id, why);
+            self.context.remote.withdraw(id, why);
         }
     }
 
     fn refused(&mut self, place: usize, why: &str) {
         self.set(place, Held::Refused);
         if self.held.iter().all(|held| *held == Held::Refused) {
-            return self.hands.stop.now(Reason::Failed(anyhow!("no GPU was granted: {why}")));
+            return self.context.stop.now(Reason::Failed(anyhow!("no GPU was granted: {why}")));
         }
-        self.hands.say.warn(format_args!("a GPU was not granted: {why}"));
+        self.context.voice.warn(format_args!("a GPU was not granted: {why}"));
     }
 
     fn set(&mut self, place: usize, held: Held) {
         if let Some(one) = self.held.get_mut(place) {
             *one = held;
         }
-        self.hands.waiting.set(place, None);
+        self.context.waiting.set(place, None);
     }
 
     fn ids(&self, place: usize) -> impl Iterator<Item = WorkerId> + use<> {
         let first = u32::try_from(place).unwrap_or(u32::MAX).saturating_mul(self.each);
         (first..first.saturating_add(self.each)).map(WorkerId)
+    }
+}
+
+/// Holds workers to their GPU memory: by looking, as often as the agent does, at what it says their processes use.
+#[derive(Debug)]
+struct GpuMemoryLimit {
+    keeper: Weak<GpuKeeper>,
+    context: MapContext,
+    /// Workers of each place.
+    workers_each: u32,
+    /// Bytes.
+    allowed: u64,
+}
+
+impl GpuMemoryLimit {
+    /// Looks from now on.
+    fn keep(self) -> anyhow::Result<Ticking> {
+        Ticking::start("gpupool-gpu-memory", move |end| {
+            let mut was_told = true;
+            while !end.within(GPU_LOOK) {
+                let is_told = self.look();
+                if was_told && !is_told {
+                    let what = "the agent does not tell what workers use of their GPUs";
+                    self.context.voice.warn(format_args!("{what}: --gpu-memory-limit is not kept"));
+                }
+                was_told = is_told;
+            }
+        })
+    }
+
+    /// Ends whoever uses too much; `false` where nobody can tell.
+    fn look(&self) -> bool {
+        let Some(memory) = self.keeper.upgrade().and_then(|keeper| keeper.gpu_memory().ok()) else { return false };
+        let mut is_told = true;
+        for worker in self.context.remote.stats().workers {
+            let Some(pid) = worker.pid else { continue };
+            let tree = ProcFs::here().tree(pid).unwrap_or_default();
+            let pids: Vec<u32> = tree.iter().map(|process| process.pid).chain([pid]).collect();
+            let place = usize::try_from(worker.id.0 / self.workers_each).unwrap_or(usize::MAX);
+            match memory.of(place, &pids) {
+                None => is_told = false,
+                Some(used) if used > self.allowed => {
+                    let excess = Excess::DeviceMemory { used, allowed: self.allowed };
+                    self.context.remote.report_excess(worker.id, pid, excess);
+                }
+                Some(_) => {}
+            }
+        }
+        is_told
     }
 }

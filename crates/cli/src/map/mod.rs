@@ -5,54 +5,58 @@
 //! process is left, the GPUs are given back, and the exit code says how it went.
 
 mod arguments;
-mod ending;
 mod feeder;
 mod follow;
-mod gpu_memory;
 mod gpus;
-mod halt;
-mod json;
-mod limits;
-mod outlet;
 mod progress;
-mod say;
-mod signals;
-mod sources;
+mod report;
+mod shell;
 mod stop;
-mod summary;
-mod tasks;
 mod template;
-mod ticking;
-mod workers;
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use gpupool_confine::bounds::Bounds;
 use gpupool_dispatch::joblog::{Again, Finished, JobLog};
-use gpupool_dispatch::{DispatchError, Dispatcher, Stats};
+use gpupool_dispatch::{Dispatcher, Order, Place, Plan, Program, Remote, Rules, WorkerId, WorkerOutput};
 
 pub(crate) use arguments::Map;
 
-use crate::output::{WrongUsage, written};
-use feeder::{Feeder, Kind, Total};
-use follow::{Following, Telling};
-use gpus::{Gpus, Hands, Wanted};
-use halt::Trigger;
-use outlet::Outlet;
-use progress::{Shown, Style, Waiting};
-use say::Say;
-use signals::Listening;
-use sources::{Named, Sources};
-use stop::{Reason, Stop};
-use summary::{Failures, last_line};
-use tasks::OpenTasks;
-use template::Template;
+use crate::output::{Voice, written};
+use arguments::Speaks;
+use feeder::{Feeder, Kind, Named, OpenTasks, Sources, Total};
+use follow::Following;
+use gpus::{Gpus, Wanted};
+use progress::{Style, Waiting};
+use report::Outlet;
+use stop::{Listening, Stop, Trigger};
+use template::{SLOT, Template, worker_command};
+
+/// How long a task that was told to end may take before it is killed, unless `--kill-after` says otherwise.
+const KILL_AFTER: Duration = Duration::from_secs(10);
+/// Tasks that are read ahead, unless `--queue-size` says otherwise.
+const QUEUE_SIZE: usize = 1_024;
+/// What a shell says of a command that wrote where nobody reads.
+const BROKEN_PIPE: u8 = 128 + 13;
+
+/// What the threads of a run share.
+#[derive(Debug, Clone)]
+struct MapContext {
+    remote: Remote,
+    stop: Stop,
+    voice: Voice,
+    tasks: OpenTasks,
+    total: Total,
+    waiting: Waiting,
+}
 
 pub(crate) fn run(map: &Map) -> anyhow::Result<ExitCode> {
     let work = map.work()?;
     let kind = match map.speaks {
-        None => Kind::Command(Template::parse(&work.command, work.sources.len()).map_err(WrongUsage::of)?),
+        None => Kind::Command(Template::parse(&work.command, work.sources.len())?),
         Some(_) => Kind::Argument,
     };
     let reads_terminal = work.sources.contains(&Named::File("-".into())) && std::io::stdin().is_terminal();
@@ -65,39 +69,26 @@ pub(crate) fn run(map: &Map) -> anyhow::Result<ExitCode> {
     // Listened for before anything is started: from here on every way out is ours.
     let listening = Listening::start()?;
     let begun = Instant::now();
-    let mut dispatcher = Dispatcher::start(workers::plan(map, &work.command))?;
-    let remote = dispatcher.remote();
-    let stop = Stop::new(remote.clone());
-
+    let mut dispatcher = Dispatcher::start(plan(map, &work.command))?;
     let is_shown = map.progress || !(map.no_progress || map.quiet || map.json);
     let style = Style::here(is_shown, !(map.json || map.ungroup || reads_terminal));
-    let say = Say::new(map.quiet || map.json, style.bars());
-    listening.obey(stop.clone(), say.clone())?;
-    if reads_terminal {
-        say.note("arguments are read from the terminal, one in each line; Ctrl-D ends them");
-    }
     let skipped = finished.as_ref().map_or(0, Finished::count);
-    let total = Total::new(sources.total().map(|total| total.saturating_sub(skipped)));
-    let (tasks, waiting) = (OpenTasks::default(), Waiting::default());
-    let telling = Telling { is_commands: map.speaks.is_none(), is_json: map.json, is_tagged: map.tag };
-    let mut following = Following {
-        telling,
-        halt: map.halt,
-        tasks: tasks.clone(),
-        outlet: Outlet::new(style.bars())?,
-        log,
-        stop: stop.clone(),
-        say: say.clone(),
-        failures: Failures::default(),
-        succeeded: 0,
-        failed: 0,
-        is_mute: false,
+    let context = MapContext {
+        remote: dispatcher.remote(),
+        stop: Stop::new(dispatcher.remote()),
+        voice: Voice { is_quiet: map.quiet || map.json, bars: style.bars() },
+        tasks: OpenTasks::default(),
+        total: Total::new(sources.total().map(|total| total.saturating_sub(skipped))),
+        waiting: Waiting::default(),
     };
-    let hands = Hands { remote: remote.clone(), stop: stop.clone(), say: say.clone(), waiting: waiting.clone() };
-    let shown = Shown { remote: remote.clone(), tasks: tasks.clone(), total: total.clone(), waiting };
-    let progress = progress::show(style, shown, say.clone())?;
-    let gpus = wanted.map(|wanted| Gpus::start(wanted, hands)).transpose()?;
-    Feeder { kind, sources, finished, tasks, remote, stop: stop.clone(), total }.start()?;
+    listening.obey(context.stop.clone(), context.voice.clone())?;
+    if reads_terminal {
+        context.voice.note("arguments are read from the terminal, one in each line; Ctrl-D ends them");
+    }
+    let mut following = Following::new(map, context.clone(), log)?;
+    let progress = progress::show(style, context.clone())?;
+    let gpus = wanted.map(|wanted| Gpus::start(wanted, context.clone())).transpose()?;
+    Feeder { kind, sources, finished, context }.start()?;
     while let Some(event) = dispatcher.next_event() {
         following.on(event);
         if !dispatcher.has_event() {
@@ -109,55 +100,56 @@ pub(crate) fn run(map: &Map) -> anyhow::Result<ExitCode> {
     let failure = dispatcher.finish().err();
     // No process is left on them.
     drop(gpus);
-    let ended = Ended { stats, failure, skipped, begun };
-    ended.tell(map, &mut following, &stop, &say)
+    following.finish(&stats, failure, skipped, begun)
 }
 
-/// What is left to tell when all is over.
-struct Ended {
-    stats: Stats,
-    failure: Option<DispatchError>,
-    skipped: u64,
-    begun: Instant,
-}
-
-impl Ended {
-    fn tell(self, map: &Map, following: &mut Following, stop: &Stop, say: &Say) -> anyhow::Result<ExitCode> {
-        let log = following.finish_log();
-        let reason = stop.reason();
-        let some_failed = u8::from(following.failed > 0);
-        let (code, error) = match reason {
-            Some(Reason::OutputClosed) => return Ok(ExitCode::from(BROKEN_PIPE)),
-            Some(Reason::Signal(signal)) => (crate::run::signals::exit_code(signal), None),
-            Some(Reason::Failed(error)) => (1, Some(error)),
-            Some(Reason::Halted(Trigger::Succeeded(_))) => (0, None),
-            Some(Reason::Halted(trigger)) => {
-                say.note(format_args!("given up, as --halt {trigger} says"));
-                (some_failed, None)
+/// The plan of a run. Its workers are in it where they need no GPU.
+fn plan(map: &Map, command: &[OsString]) -> Plan {
+    let program = match map.speaks {
+        None => Program::commands(),
+        Some(speaks) => {
+            let mut words = worker_command(command).into_iter();
+            let program = words.next().unwrap_or_default();
+            match speaks {
+                Speaks::Lines => Program::lines(program).args(words),
+                Speaks::Frames => Program::native(program).args(words),
             }
-            None => match self.failure {
-                Some(failure) => (1, Some(failure.into())),
-                None => (some_failed, None),
-            },
-        };
-        let took = self.begun.elapsed();
-        if map.json {
-            let event = json::summary(&self.stats, self.skipped, took, code);
-            written(following.outlet.line(event.to_string().as_bytes(), None).and_then(|()| following.outlet.flush()))?;
         }
-        for line in std::mem::take(&mut following.failures).lines() {
-            say.note(line);
-        }
-        say.note(last_line(&self.stats, self.skipped, took));
-        match (error, log) {
-            (Some(error), _) | (None, Err(error)) => Err(error),
-            (None, Ok(())) => Ok(ExitCode::from(code)),
-        }
+    };
+    let mut plan = Plan::new(program);
+    plan.rules = Rules {
+        queue_size: map.queue_size.unwrap_or(QUEUE_SIZE),
+        task_timeout: map.timeout,
+        grace: map.kill_after.unwrap_or(KILL_AFTER),
+        retries: map.retries,
+        // What a worker has ahead is begun though nothing new is to be: then it has nothing ahead.
+        prefetch: map.halt.trigger == Trigger::Never,
+    };
+    plan.order = if map.keep_order { Order::Input } else { Order::Completion };
+    plan.bounds = Bounds {
+        host_memory: map.worker_memory.map(|mib| mib << 20),
+        processes: map.processes,
+        cpu_time: map.cpu_time,
+        ..Bounds::default()
+    };
+    plan.cpu_time_per_task = true;
+    plan.setup_timeout = map.setup_timeout;
+    plan.worker_lifetime = map.worker_lifetime;
+    plan.output = if map.ungroup { WorkerOutput::Inherited } else { WorkerOutput::Told };
+    plan.tell_started = map.json;
+    if map.is_without_gpus() {
+        let cpus = || std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(1));
+        plan.places = (0..map.jobs.unwrap_or_else(cpus)).map(|id| place(WorkerId(id))).collect();
     }
+    plan
 }
 
-/// What a shell says of a command that wrote where nobody reads.
-const BROKEN_PIPE: u8 = 128 + 13;
+/// A worker's place without a GPU, in which commands find the number of their worker.
+pub(super) fn place(id: WorkerId) -> Place {
+    let mut place = Place::new(id);
+    place.environment.push((SLOT.into(), Some((id.0 + 1).to_string())));
+    place
+}
 
 fn open_log(map: &Map) -> anyhow::Result<(Option<JobLog>, Option<Finished>)> {
     let Some(path) = &map.joblog else { return Ok((None, None)) };

@@ -10,15 +10,20 @@ use gpupool_client::{AgentClient, ClientError, IdempotencyKey, LeaseGuard, Progr
 use gpupool_confine::Signal;
 use tokio::sync::watch;
 
+use super::job::at;
+use crate::output::Voice;
+use crate::signals::Signals;
 use crate::units::shown_finely;
 
-use super::limits::{HOLDERS_NAMED, LINE_EVERY, WAIT_SLACK};
-use super::say::Voice;
-use super::signals::Signals;
+/// How much later than the agent we give up waiting: only where it does not.
+const WAIT_SLACK: Duration = Duration::from_secs(15);
+/// How often the live line is written anew: it shows seconds.
+const LINE_EVERY: Duration = Duration::from_secs(1);
+/// Holders named while waiting; the rest is counted.
+const HOLDERS_NAMED: usize = 4;
 
 /// How the waiting ended.
 pub(super) enum Turn {
-    /// It is our turn.
     Granted(LeaseGuard),
     /// We were told to end.
     Cancelled(Signal),
@@ -30,30 +35,24 @@ pub(super) async fn wait(
     body: RequestBody,
     limit: Option<Duration>,
     signals: &mut Signals,
-    voice: Voice,
+    voice: &Voice,
 ) -> anyhow::Result<Turn> {
     let key = IdempotencyKey::random();
     let options = WaitOptions { key: Some(key.clone()), refresh: WAIT_REFRESH };
     let (tell, progress) = watch::channel(None);
     let last = progress.clone();
     let granted = client.wait_until_granted(body.clone(), options, |news| drop(tell.send_replace(Some(news))));
+    let over = limit.and_then(|limit| tokio::time::Instant::now().checked_add(limit)?.checked_add(WAIT_SLACK));
     let outcome = tokio::select! {
         granted = granted => granted.map(Turn::Granted).map_err(|error| advised(error, limit, last.borrow().as_ref())),
         signal = signals.next_to_end() => Ok(Turn::Cancelled(signal)),
         () = show(client, progress, voice) => Err(anyhow!("the waiting ended without an answer")),
-        () = over(limit) => Err(anyhow!("the agent did not say in time that the waiting is over")),
+        () = at(over) => Err(anyhow!("the agent did not say in time that the waiting is over")),
     };
     if !matches!(outcome, Ok(Turn::Granted(_))) {
         client.take_back(&body, &key).await;
     }
     outcome
-}
-
-async fn over(limit: Option<Duration>) {
-    match limit.and_then(|limit| limit.checked_add(WAIT_SLACK)) {
-        Some(limit) => tokio::time::sleep(limit).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// Adds what to do next to why it was not granted.
@@ -76,7 +75,7 @@ fn advised(error: ClientError, limit: Option<Duration>, last: Option<&Progress>)
 }
 
 /// Shows how it goes for as long as it goes.
-async fn show(client: &AgentClient, mut progress: watch::Receiver<Option<Progress>>, voice: Voice) {
+async fn show(client: &AgentClient, mut progress: watch::Receiver<Option<Progress>>, voice: &Voice) {
     let begun = Instant::now();
     let mut line = voice.live_line();
     let mut text = String::new();

@@ -1,8 +1,8 @@
 //! What a POSIX shell would make of a text: where in it quotes are open, whether it is only plain words, and how to write an
 //! argument so that the shell takes it as it is.
 
-use super::replacement::{Replacement, Which};
-use super::{Piece, TemplateError};
+use super::template::{Piece, Replacement, Which};
+use crate::output::WrongUsage;
 
 /// In which quotes something stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,8 +27,17 @@ enum Open {
     Parameter,
 }
 
-/// The pieces of a shell text, and in which quotes each replacement string stands.
-pub(super) fn pieces(text: &[u8]) -> Result<Vec<Piece>, TemplateError> {
+/// How a text is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Syntax {
+    /// As a word that no shell sees.
+    Word,
+    /// As a text for a shell.
+    Shell,
+}
+
+/// The pieces of a text, and in which quotes each replacement string stands.
+pub(super) fn pieces(text: &[u8], syntax: Syntax) -> Result<Vec<Piece>, WrongUsage> {
     let mut pieces = Vec::new();
     let mut open: Vec<Open> = Vec::new();
     let (mut at, mut text_from) = (0, 0);
@@ -43,7 +52,7 @@ pub(super) fn pieces(text: &[u8]) -> Result<Vec<Piece>, TemplateError> {
             at += length;
             text_from = at;
         } else {
-            at += step(rest, &mut open);
+            at += if syntax == Syntax::Shell { step(rest, &mut open) } else { 1 };
         }
     }
     if text_from < text.len() {
@@ -52,15 +61,18 @@ pub(super) fn pieces(text: &[u8]) -> Result<Vec<Piece>, TemplateError> {
     Ok(pieces)
 }
 
-fn quotes(open: &[Open]) -> Result<Quotes, TemplateError> {
+fn quotes(open: &[Open]) -> Result<Quotes, WrongUsage> {
+    let within = |place, instead| {
+        let what = "a replacement string such as {} cannot stand within";
+        Err(WrongUsage::of(format_args!("COMMAND: {what} {place}: {instead}")))
+    };
     match open.last() {
         None | Some(Open::Parenthesis) => Ok(Quotes::None),
         Some(Open::Single) => Ok(Quotes::Single),
         Some(Open::Double) => Ok(Quotes::Double),
-        Some(Open::Backquote) => Err(TemplateError::Within { place: "`…`", instead: "write $(…)" }),
+        Some(Open::Backquote) => within("`…`", "write $(…)"),
         Some(Open::Arithmetic | Open::Parameter) => {
-            let instead = "give it a name before, as in x={}; echo $((x+1))";
-            Err(TemplateError::Within { place: "$((…)) or ${…}", instead })
+            within("$((…)) or ${…}", "give it a name before, as in x={}; echo $((x+1))")
         }
     }
 }

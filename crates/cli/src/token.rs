@@ -1,21 +1,25 @@
 //! `gpupool token`: who may lease over the network. Through the agent where one runs, else in its state directory, so that
 //! tokens can be made before the first start.
 
-mod offline;
-
-use std::path::PathBuf;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::SystemTime;
 
+use anyhow::bail;
 use clap::{Args, Subcommand};
+use gpupool_agent::clock::iso;
+use gpupool_agent::identity::ANONYMOUS;
 use gpupool_api::tokens::{NewToken, Token, TokenCreated};
 use gpupool_client::AgentClient;
+use gpupool_core::limits::NAME_BYTES;
+use gpupool_store::{Role, Store, TokenId, TokenLine};
+use rustix::process::geteuid;
 
-use crate::connect::{Connect, converse, explained};
-use crate::output::{note, write_json, write_text};
-use crate::table::{Column, Table};
-use crate::terminal::{Paint, Screen};
-use crate::text::clean;
-use offline::Offline;
+use crate::connect::{Connect, ask};
+use crate::output::{WrongUsage, answer, note};
+use crate::terminal::{Column, Paint, Screen, Table, clean};
 
 /// Tokens, for administrators.
 #[derive(Subcommand)]
@@ -88,45 +92,41 @@ impl At {
 
 pub(crate) fn run(command: &Tokens) -> anyhow::Result<ExitCode> {
     match command {
-        Tokens::Create(arguments) => create(arguments)?,
-        Tokens::List(arguments) => list(arguments)?,
-        Tokens::Revoke(arguments) => revoke(arguments)?,
+        Tokens::Create(arguments) => create(arguments),
+        Tokens::List(arguments) => list(arguments),
+        Tokens::Revoke(arguments) => revoke(arguments),
     }
-    Ok(ExitCode::SUCCESS)
 }
 
-fn create(arguments: &Create) -> anyhow::Result<()> {
+fn create(arguments: &Create) -> anyhow::Result<ExitCode> {
     let wanted = NewToken { owner: arguments.owner.clone(), admin: arguments.admin };
     let made = match arguments.at.keeper()? {
-        Keeper::Agent(client) => converse(async { client.create_token(&wanted).await.map_err(explained) })?,
+        Keeper::Agent(client) => ask(client.create_token(&wanted))?,
         Keeper::Nobody(mut store) => store.create(&wanted)?,
     };
-    if arguments.at.json {
-        return write_json(&made);
-    }
     // Alone on standard output, so that it can be captured.
-    write_text(&format!("{}\n", made.secret))?;
+    let done = answer(arguments.at.json, &made, || format!("{}\n", made.secret))?;
+    if arguments.at.json {
+        return Ok(done);
+    }
     let TokenCreated { id, owner, admin, .. } = &made;
     let what = if *admin { "an administrator's token" } else { "a token" };
     note(&format!(
         "This is token {id}, {what} for {}. It is shown only now; clients find it in GPUPOOL_TOKEN.",
         clean(owner)
     ));
-    Ok(())
+    Ok(done)
 }
 
-fn list(arguments: &List) -> anyhow::Result<()> {
+fn list(arguments: &List) -> anyhow::Result<ExitCode> {
     let tokens = match arguments.at.keeper()? {
-        Keeper::Agent(client) => converse(async { client.tokens().await.map_err(explained) })?.tokens,
+        Keeper::Agent(client) => ask(client.tokens())?.tokens,
         Keeper::Nobody(store) => store.list()?,
     };
-    if arguments.at.json {
-        return write_json(&tokens);
-    }
-    if tokens.is_empty() {
-        return write_text("no tokens\n");
-    }
-    write_text(&table(&tokens).render(Screen::here()))
+    answer(arguments.at.json, &tokens, || match tokens.is_empty() {
+        true => "no tokens\n".into(),
+        false => table(&tokens).render(Screen::here()),
+    })
 }
 
 fn table(tokens: &[Token]) -> Table<5> {
@@ -146,14 +146,60 @@ fn table(tokens: &[Token]) -> Table<5> {
     table
 }
 
-fn revoke(arguments: &Revoke) -> anyhow::Result<()> {
+fn revoke(arguments: &Revoke) -> anyhow::Result<ExitCode> {
     let id = arguments.id;
     match arguments.at.keeper()? {
-        Keeper::Agent(client) => converse(async { client.revoke_token(id).await.map_err(explained) })?,
+        Keeper::Agent(client) => ask(client.revoke_token(id))?,
         Keeper::Nobody(mut store) => store.revoke(id)?,
     }
-    if arguments.at.json {
-        return write_json(&serde_json::json!({"id": id, "revoked": true}));
+    let revoked = serde_json::json!({"id": id, "revoked": true});
+    answer(arguments.at.json, &revoked, || format!("token {id} revoked\n"))
+}
+
+/// The tokens of a state directory, which no agent can use meanwhile.
+struct Offline {
+    store: Store,
+}
+
+impl Offline {
+    fn open(dir: &Path) -> anyhow::Result<Self> {
+        // Files made here by somebody else would lock the agent out of its own directory.
+        let (us, whose) = (geteuid().as_raw(), fs::metadata(dir).map_or(geteuid().as_raw(), |about| about.uid()));
+        if whose != us {
+            bail!(
+                "{} belongs to user {whose}, not to user {us}; run this as that user, or start the agent and ask it",
+                dir.display()
+            );
+        }
+        Ok(Self { store: Store::open(dir)?.store })
     }
-    write_text(&format!("token {id} revoked\n"))
+
+    fn create(&mut self, wanted: &NewToken) -> anyhow::Result<TokenCreated> {
+        let owner = wanted.owner.trim().to_owned();
+        if owner.is_empty() || owner.len() > NAME_BYTES || owner.starts_with(ANONYMOUS) {
+            let allowed = format!("a name of 1..={NAME_BYTES} bytes that does not start with {ANONYMOUS:?}");
+            return Err(WrongUsage::of(format!("owner: {:?} is not allowed; allowed: {allowed}", wanted.owner)).into());
+        }
+        let role = if wanted.admin { Role::Admin } else { Role::User };
+        let (id, secret) = self.store.create_token(&owner, role, SystemTime::now())?;
+        Ok(TokenCreated { id: id.0, owner, admin: wanted.admin, secret: secret.reveal().to_owned() })
+    }
+
+    fn list(&self) -> anyhow::Result<Vec<Token>> {
+        let line = |line: TokenLine| Token {
+            id: line.token.id.0,
+            owner: line.token.owner,
+            admin: line.token.role == Role::Admin,
+            created_at: iso(line.created_at),
+            revoked_at: line.revoked_at.map(iso),
+        };
+        Ok(self.store.tokens()?.into_iter().map(line).collect())
+    }
+
+    fn revoke(&mut self, id: u64) -> anyhow::Result<()> {
+        if !self.store.revoke_token(TokenId(id), SystemTime::now())? {
+            bail!("there is no token {id} that could be revoked; see: gpupool token list");
+        }
+        Ok(())
+    }
 }

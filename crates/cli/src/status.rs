@@ -1,27 +1,162 @@
-//! How things stand, on a page for people: GPUs, who holds them, who squats, who waits.
+//! `gpupool status`: every GPU, who holds it, who uses one without holding it, who waits and why.
+//!
+//! Against a server that only tells statistics it shows those, and says that nobody decides there.
 
 use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::Args;
+use futures_util::future::join_all;
 use gpupool_api::lease::{Lease, Wish};
 use gpupool_api::pool::{Device, Pool};
+use gpupool_api::stats::{Gpu, Stats};
+use gpupool_client::{AgentClient, ClientError, LeaseQuery};
 use jiff::Timestamp;
+use serde::Serialize;
 
-use super::{Standing, statistics};
-use crate::table::{Column, Table};
-use crate::terminal::{Paint, Screen};
-use crate::text::{clean, cut, wrap};
+use crate::connect::{Connect, converse, explained};
+use crate::output::{answer, write_text};
+use crate::terminal::{Column, Paint, Screen, Table, clean, cut, wrap};
 use crate::units;
 
 /// Waiters that are shown; of the others only how many there are.
 const WAITERS_SHOWN: usize = 20;
+/// No more pages of leases than this are asked for: a thousand leases each.
+const PAGES: usize = 100;
 /// Where nobody knows.
-pub(super) const UNKNOWN: &str = "?";
+const UNKNOWN: &str = "?";
 
-pub(super) fn of(standing: &Standing, screen: Screen) -> String {
+/// Which agent, and how to answer.
+#[derive(Args)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    connect: Connect,
+    /// Answer in JSON.
+    #[arg(long)]
+    json: bool,
+    /// Show it again and again, every 2 s or so often, until Ctrl-C.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s",
+          value_parser = units::some_time, conflicts_with = "json")]
+    watch: Option<Duration>,
+}
+
+/// How things stand, as `--json` tells it.
+#[derive(Debug, Serialize)]
+#[serde(tag = "authority", rename_all = "snake_case")]
+pub(crate) enum Standing {
+    /// The server decides who holds what.
+    Agent {
+        endpoint: String,
+        pool: Box<Pool>,
+        devices: Vec<Device>,
+        /// In the order of the queue.
+        waiting: Vec<Lease>,
+    },
+    /// The server only tells what GPUs read.
+    None { endpoint: String, stats: Stats },
+    /// One of several that does not answer.
+    Unknown { endpoint: String, error: String },
+}
+
+pub(crate) fn run(arguments: &Status) -> anyhow::Result<ExitCode> {
+    let clients = arguments.connect.clients()?;
+    converse(async {
+        match (arguments.watch, clients.as_slice()) {
+            (Some(every), clients) => watch(clients, every).await.map(|()| ExitCode::SUCCESS),
+            (None, [client]) => {
+                let standing = standing(client).await.map_err(explained)?;
+                answer(arguments.json, &standing, || page(&standing, Screen::here()))
+            }
+            (None, clients) => {
+                let standings = standings(clients).await;
+                let done = answer(arguments.json, &standings, || pages(&standings))?;
+                let answers = standings.iter().any(|one| !matches!(one, Standing::Unknown { .. }));
+                Ok(if answers { done } else { ExitCode::FAILURE })
+            }
+        }
+    })
+}
+
+/// All of several at once; one that does not answer takes nothing from the others.
+async fn standings(clients: &[AgentClient]) -> Vec<Standing> {
+    let asked = clients.iter().map(|client| async move {
+        standing(client).await.unwrap_or_else(|error| {
+            let error = explained(error).to_string();
+            Standing::Unknown { endpoint: client.endpoint().to_string(), error }
+        })
+    });
+    join_all(asked).await
+}
+
+fn pages(standings: &[Standing]) -> String {
+    let pages: Vec<String> = standings.iter().map(|one| page(one, Screen::here())).collect();
+    pages.join("\n")
+}
+
+/// Shows it until it cannot be shown; an agent that is away for a moment is said to be.
+async fn watch(clients: &[AgentClient], every: Duration) -> anyhow::Result<()> {
+    // Home, and clear what was below: less flicker than clearing first.
+    let (home, rest) = if std::io::stdout().is_terminal() { ("\x1b[H", "\x1b[J") } else { ("", "\n") };
+    let mut ticks = tokio::time::interval(every);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let text = match clients {
+            [client] => match standing(client).await {
+                Ok(standing) => page(&standing, Screen::here()),
+                Err(error) if error.is_passing() => format!("{error}\n"),
+                Err(error) => return Err(explained(error)),
+            },
+            several => pages(&standings(several).await),
+        };
+        let clear_ends = if home.is_empty() { text } else { text.replace('\n', "\x1b[K\n") };
+        write_text(&format!("{home}{clear_ends}{rest}"))?;
+    }
+}
+
+async fn standing(client: &AgentClient) -> Result<Standing, ClientError> {
+    let endpoint = client.endpoint().to_string();
+    let pool = match client.pool().await {
+        // It has no such route: perhaps a server of statistics.
+        Err(error @ ClientError::NotOurs { status: 404, .. }) => {
+            return match client.stats().await {
+                Ok(stats) => Ok(Standing::None { endpoint, stats }),
+                Err(_) => Err(error),
+            };
+        }
+        answer => Box::new(answer?),
+    };
+    let devices = client.devices().await?.devices;
+    let mut waiting = all_leases(client, Some("queued"), None).await?;
+    waiting.sort_by_key(|lease| (lease.queue_position.unwrap_or(usize::MAX), lease.id));
+    Ok(Standing::Agent { endpoint, pool, devices, waiting })
+}
+
+/// The leases in a state (those that are not over unless said), by number.
+pub(crate) async fn all_leases(
+    client: &AgentClient,
+    state: Option<&str>,
+    owner: Option<&str>,
+) -> Result<Vec<Lease>, ClientError> {
+    let mut query = LeaseQuery { state: state.map(Into::into), owner: owner.map(Into::into), ..LeaseQuery::default() };
+    let mut leases = Vec::new();
+    for _ in 0..PAGES {
+        let page = client.leases(&query).await?;
+        leases.extend(page.leases);
+        if page.next.is_none() {
+            break;
+        }
+        query.after = page.next;
+    }
+    Ok(leases)
+}
+
+fn page(standing: &Standing, screen: Screen) -> String {
     match standing {
         Standing::Agent { pool, devices, waiting, .. } => agent(pool, devices, waiting, screen),
-        Standing::None { endpoint, stats } => statistics::page(endpoint, stats, screen),
+        Standing::None { endpoint, stats } => statistics(endpoint, stats, screen),
         Standing::Unknown { error, .. } => {
             let lines = wrap(&clean(error), screen.width.unwrap_or(usize::MAX));
             format!("{}\n", lines.join("\n"))
@@ -67,7 +202,7 @@ fn squatters_on(device: &Device) -> usize {
 }
 
 /// Adds a table under its title, where there is anything in it.
-pub(super) fn section<const N: usize>(text: &mut String, title: &str, table: &Table<N>, screen: Screen) {
+fn section<const N: usize>(text: &mut String, title: &str, table: &Table<N>, screen: Screen) {
     if table.is_empty() {
         return;
     }
@@ -117,13 +252,13 @@ fn name(device: &Device) -> String {
 }
 
 /// The name of a device without its maker's, which says nothing that the rest does not.
-pub(super) fn without_vendor(name: &str) -> &str {
+fn without_vendor(name: &str) -> &str {
     let short = ["NVIDIA ", "AMD ", "Intel "].iter().find_map(|vendor| name.strip_prefix(vendor));
     short.map(str::trim_start).filter(|short| !short.is_empty()).unwrap_or(name)
 }
 
 /// Used of all, in GiB.
-pub(super) fn memory(used: Option<u64>, all: Option<u64>) -> String {
+fn memory(used: Option<u64>, all: Option<u64>) -> String {
     let gib = |mib: Option<u64>| mib.map_or_else(|| UNKNOWN.into(), |mib| format!("{:.1}", mib as f64 / 1024.0));
     format!("{}/{}", gib(used), gib(all))
 }
@@ -244,13 +379,66 @@ pub(crate) fn past(at: &str, now: Timestamp) -> Option<Duration> {
     Some(Duration::try_from(now.duration_since(at)).unwrap_or_default())
 }
 
+fn statistics(endpoint: &str, stats: &Stats, screen: Screen) -> String {
+    let gpus = if stats.gpu_count == 1 { "1 GPU".to_owned() } else { format!("{} GPUs", stats.gpu_count) };
+    let mut text = format!("{endpoint}: {gpus}, statistics only: nobody leases GPUs there\n");
+    if let Some(error) = &stats.error {
+        let _ = writeln!(text, "{}", screen.paint(Paint::Bad, &format!("error: {}", clean(error))));
+    }
+    section(&mut text, "", &readings(stats), screen);
+    text
+}
+
+fn readings(stats: &Stats) -> Table<7> {
+    let mut table = Table::new([
+        Column::number("GPU"),
+        Column::words("NAME").at_least(12),
+        Column::number("BUSY"),
+        Column::number("MEMORY GiB").weighs(4),
+        Column::number("TEMP").weighs(3),
+        Column::number("POWER").weighs(1),
+        Column::words("STATE").at_least(12).weighs(2).wraps(),
+    ]);
+    for gpu in &stats.gpus {
+        let tells = |field: &str| !gpu.unsupported.iter().any(|other| other == field);
+        let known = |is_known: bool, value: u64| Some(value).filter(|_| is_known);
+        let (state, paint) = reading_state(gpu, stats.stale);
+        let busy = if tells("utilization_percent") { format!("{}%", gpu.utilization_percent) } else { UNKNOWN.into() };
+        let cells = [
+            gpu.gpu_id.to_string(),
+            without_vendor(&gpu.name).to_owned(),
+            busy,
+            memory(
+                known(tells("memory.used_mb"), gpu.memory.used_mb),
+                known(tells("memory.total_mb"), gpu.memory.total_mb),
+            ),
+            gpu.temperature_c.map_or_else(|| UNKNOWN.into(), |degrees| format!("{degrees} °C")),
+            gpu.power.draw_w.map_or_else(|| UNKNOWN.into(), |watts| format!("{watts:.0} W")),
+            state,
+        ];
+        table.row(cells, paint);
+    }
+    table
+}
+
+/// Empty where the server does not tell.
+fn reading_state(gpu: &Gpu, all_stale: bool) -> (String, Paint) {
+    if gpu.stale || all_stale {
+        return ("not read lately".into(), Paint::Faint);
+    }
+    match &gpu.health_reason {
+        Some(reason) => (format!("{}: {reason}", gpu.health), Paint::Bad),
+        None => (gpu.health.clone(), Paint::Plain),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// What `gpupool status --json` said of an agent, and the page of it at a width.
-    fn page(width: usize) -> String {
-        let said: serde_json::Value = serde_json::from_str(include_str!("../../tests/fixtures/status.json")).unwrap();
+    fn page_at(width: usize) -> String {
+        let said: serde_json::Value = serde_json::from_str(include_str!("../tests/fixtures/status.json")).unwrap();
         let part = |name: &str| said[name].clone();
         let pool: Pool = serde_json::from_value(part("pool")).unwrap();
         let devices: Vec<Device> = serde_json::from_value(part("devices")).unwrap();
@@ -261,14 +449,14 @@ mod tests {
     #[test]
     fn the_page_fits_the_terminal() {
         let expected = [
-            (60, include_str!("../../tests/fixtures/status-60.txt")),
-            (80, include_str!("../../tests/fixtures/status-80.txt")),
-            (120, include_str!("../../tests/fixtures/status-120.txt")),
+            (60, include_str!("../tests/fixtures/status-60.txt")),
+            (80, include_str!("../tests/fixtures/status-80.txt")),
+            (120, include_str!("../tests/fixtures/status-120.txt")),
         ];
         for (width, expected) in expected {
-            let shown = page(width);
+            let shown = page_at(width);
             assert_eq!(shown, expected, "at {width} columns:\n{shown}");
-            assert!(shown.lines().all(|line| crate::text::columns(line) <= width), "{shown}");
+            assert!(shown.lines().all(|line| crate::terminal::columns(line) <= width), "{shown}");
         }
     }
 
