@@ -4,6 +4,7 @@ mod config;
 mod connect;
 mod devices;
 mod doctor;
+#[cfg(feature = "kube")]
 mod kube;
 mod lease;
 mod log;
@@ -55,6 +56,7 @@ enum Command {
     /// Exits with 1 if anything keeps GPUs from being used.
     Doctor(doctor::Doctor),
     /// Kubernetes manifests.
+    #[cfg(feature = "kube")]
     #[command(subcommand)]
     Kube(kube::Kube),
     /// Take, keep, give back and list leases by hand.
@@ -94,6 +96,7 @@ fn main() -> ExitCode {
         Command::Config(command) => config::run(&command),
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        #[cfg(feature = "kube")]
         Command::Kube(command) => kube::run(&command),
         Command::Lease(command) => lease::run(&command),
         Command::Map(arguments) => map::run(&arguments),
