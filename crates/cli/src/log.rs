@@ -1,18 +1,18 @@
 //! Log lines on their way to standard error, written by a thread of their own.
 //!
-//! Whoever reads the log slowly must not slow the agent, and nor must the log: lines of the same few milliseconds are
-//! written together, so that most of them wake nobody. What finds no room is dropped, and how much that was is told.
+//! Whoever reads the log slowly must not slow the agent, and nor must the log: the thread takes lines at most every few
+//! milliseconds, so that most of them wake nobody. What finds no room is dropped, and how much that was is told.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
 
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Bytes of lines that may wait to be written.
 const ROOM: usize = 1 << 20;
-/// How long lines gather before they are written.
+/// Time from one writing to the next at least, in which lines gather.
 const GATHER: Duration = Duration::from_millis(5);
 /// How long a process that ends waits for its last lines to be written.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -20,50 +20,42 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Where lines go. Its clones lead to the same place.
 #[derive(Clone)]
 pub(crate) struct Log {
-    shared: Arc<Shared>,
+    waiting: Arc<Mutex<Waiting>>,
+    writer: Thread,
 }
 
 /// Lines are written until this is dropped, and those that wait then as well.
 pub(crate) struct Writing {
-    shared: Arc<Shared>,
+    log: Log,
     thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Default)]
-struct Shared {
-    waiting: Mutex<Waiting>,
-    changed: Condvar,
 }
 
 #[derive(Default)]
 struct Waiting {
     lines: Vec<u8>,
     dropped: u64,
-    /// Whether the thread sleeps until somebody wakes it.
-    is_asleep: bool,
     /// Whether the thread writes lines it has taken.
     is_writing: bool,
-    /// Whether somebody waits for all of it to be written.
-    is_hurried: bool,
     is_over: bool,
 }
 
 impl Log {
     /// Lines of this log go to `to`.
     pub(crate) fn start(to: impl Write + Send + 'static) -> io::Result<(Self, Writing)> {
-        let shared = Arc::new(Shared::default());
-        let writer = shared.clone();
-        let thread = thread::Builder::new().name("log".into()).spawn(move || writer.write_all(to))?;
-        Ok((Self { shared: shared.clone() }, Writing { shared, thread: Some(thread) }))
+        let waiting = Arc::new(Mutex::new(Waiting::default()));
+        let shared = waiting.clone();
+        let thread = thread::Builder::new().name("log".into()).spawn(move || write_all(&shared, to))?;
+        let log = Self { waiting, writer: thread.thread().clone() };
+        Ok((log.clone(), Writing { log, thread: Some(thread) }))
     }
 
     /// Comes back when what was logged before is written, or not within [`PATIENCE`]: for those who end the process.
     pub(crate) fn finish(&self) {
-        let mut waiting = self.shared.lock();
-        waiting.is_hurried = true;
-        self.shared.changed.notify_all();
-        let is_left = |waiting: &mut Waiting| !waiting.lines.is_empty() || waiting.is_writing;
-        drop(self.shared.changed.wait_timeout_while(waiting, PATIENCE, is_left));
+        let since = Instant::now();
+        let is_left = |waiting: MutexGuard<'_, Waiting>| !waiting.lines.is_empty() || waiting.is_writing;
+        while is_left(lock(&self.waiting)) && since.elapsed() < PATIENCE {
+            thread::sleep(GATHER / 10);
+        }
     }
 }
 
@@ -78,14 +70,17 @@ impl<'a> MakeWriter<'a> for Log {
 impl Write for &Log {
     /// One or more whole lines.
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
-        let mut waiting = self.shared.lock();
+        let mut waiting = lock(&self.waiting);
+        // The thread looks by itself for what follows the first.
+        let wakes = waiting.lines.is_empty();
         if waiting.lines.len() + lines.len() > ROOM {
             waiting.dropped += 1;
         } else {
             waiting.lines.extend_from_slice(lines);
         }
-        if std::mem::take(&mut waiting.is_asleep) {
-            self.shared.changed.notify_all();
+        drop(waiting);
+        if wakes {
+            self.writer.unpark();
         }
         Ok(lines.len())
     }
@@ -95,53 +90,43 @@ impl Write for &Log {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        // Bytes are as good as they were when somebody panicked.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
+    // Bytes are as good as they were when somebody panicked.
+    waiting.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-    /// Writes what comes until it is over. Nobody can be told that it cannot be written.
-    fn write_all(&self, mut to: impl Write) {
-        let mut lines = Vec::new();
-        loop {
-            let (dropped, is_over) = self.take(&mut lines);
-            let _ = to.write_all(&lines);
-            lines.clear();
-            if dropped > 0 {
-                let _ = writeln!(to, "{dropped} log lines found no room and were dropped");
-            }
-            let _ = to.flush();
-            self.lock().is_writing = false;
-            self.changed.notify_all();
-            if is_over {
-                return;
-            }
+/// Writes what comes until it is over. Nobody can be told that it cannot be written.
+fn write_all(shared: &Mutex<Waiting>, mut to: impl Write) {
+    let mut lines = Vec::new();
+    loop {
+        let mut waiting = lock(shared);
+        std::mem::swap(&mut lines, &mut waiting.lines);
+        let (dropped, is_over) = (std::mem::take(&mut waiting.dropped), waiting.is_over);
+        waiting.is_writing = !lines.is_empty() || dropped > 0 || is_over;
+        let is_idle = !waiting.is_writing;
+        drop(waiting);
+        if is_idle {
+            thread::park();
+            continue;
         }
-    }
-
-    /// Waits for lines and for those that follow closely, and takes them; also how many were dropped, and whether these
-    /// are the last.
-    fn take(&self, lines: &mut Vec<u8>) -> (u64, bool) {
-        let mut waiting = self.lock();
-        while waiting.lines.is_empty() && !waiting.is_over {
-            waiting.is_asleep = true;
-            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        let _ = to.write_all(&lines);
+        lines.clear();
+        if dropped > 0 {
+            let _ = writeln!(to, "{dropped} log lines found no room and were dropped");
         }
-        waiting.is_asleep = false;
-        let has_time = |waiting: &mut Waiting| !waiting.is_over && !waiting.is_hurried;
-        let gathered = self.changed.wait_timeout_while(waiting, GATHER, has_time);
-        let (mut waiting, _) = gathered.unwrap_or_else(PoisonError::into_inner);
-        (waiting.is_writing, waiting.is_hurried) = (true, false);
-        std::mem::swap(lines, &mut waiting.lines);
-        (std::mem::take(&mut waiting.dropped), waiting.is_over)
+        let _ = to.flush();
+        lock(shared).is_writing = false;
+        if is_over {
+            return;
+        }
+        thread::sleep(GATHER);
     }
 }
 
 impl Drop for Writing {
     fn drop(&mut self) {
-        self.shared.lock().is_over = true;
-        self.shared.changed.notify_all();
+        lock(&self.log.waiting).is_over = true;
+        self.log.writer.unpark();
         // A thread that panicked has nothing left to write.
         let _ = self.thread.take().map(JoinHandle::join);
     }
@@ -201,6 +186,15 @@ mod tests {
             assert_eq!(written.try_iter().collect::<String>(), line);
         }
         log.finish();
+    }
+
+    #[test]
+    fn a_line_that_never_finds_room_is_counted() {
+        let (log, writing, written, go_on) = slow();
+        drop(go_on);
+        (&log).write_all(&vec![b'x'; ROOM + 1]).unwrap();
+        drop(writing);
+        assert!(written.try_iter().collect::<String>().starts_with("1 log lines found no room"));
     }
 
     #[test]
