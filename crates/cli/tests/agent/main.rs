@@ -7,6 +7,7 @@
 mod abuse;
 mod access;
 mod chaos;
+mod client;
 mod common;
 mod contract;
 mod durability;

@@ -2,8 +2,7 @@
 
 use gpupool_confine::Signal;
 
-use crate::run_support::{Running, Watched};
-use crate::support::{map, said};
+use crate::support::{Running, Watched, map, said};
 
 #[test]
 fn halt_gives_up_when_it_is_due() {

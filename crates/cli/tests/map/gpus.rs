@@ -6,8 +6,7 @@ use gpupool_api::simulate::FaultBody;
 use gpupool_confine::Signal;
 use gpupool_testkit::{Agent, eventually};
 
-use crate::run_support::{BINARY, Running, agent_of, bare, live, take};
-use crate::support::{Said, with_input};
+use crate::support::{BINARY, Running, Said, agent_of, bare, live, take, with_input};
 
 /// `gpupool map` on the agent's GPUs.
 fn map_on(agent: &Agent, arguments: &[&str]) -> Command {

@@ -8,8 +8,7 @@ use std::process::Command;
 use gpupool_confine::Signal;
 use tempfile::TempDir;
 
-use crate::run_support::{BINARY, Running, Watched, bare};
-use crate::support::{map, said, with_input};
+use crate::support::{BINARY, Running, Watched, bare, map, said, with_input};
 
 /// The numbers of the tasks in a log, and the exit codes.
 fn logged(path: &Path) -> Vec<(u64, i64)> {

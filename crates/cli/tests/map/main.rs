@@ -7,8 +7,7 @@ mod gpus;
 mod limits;
 mod log;
 mod output;
-#[path = "../run_support/mod.rs"]
-mod run_support;
+#[path = "../support/mod.rs"]
 mod support;
 mod terminal;
 mod usage;

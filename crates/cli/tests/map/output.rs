@@ -5,8 +5,7 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::run_support::Running;
-use crate::support::{map, said, with_input};
+use crate::support::{Running, map, said, with_input};
 
 #[test]
 fn the_lines_of_a_task_stay_together() {
@@ -26,15 +25,15 @@ fn the_lines_of_a_task_stay_together() {
 
 #[test]
 fn bytes_are_not_touched() {
-    let out = said(&["-k", r"printf '\000\377\r\n{}\001'", ":::", "a", "b"]).out;
+    let out = said(&["-k", r"printf '\000\377\r\n{}\001'", ":::", "a", "b"]).bytes;
     assert_eq!(out, b"\0\xff\r\na\x01\0\xff\r\nb\x01");
 }
 
 #[test]
 fn a_hundred_mebibytes_of_one_task_come_out() {
     let told = said(&["-j2", "yes {} | head -c 104857600", ":::", "0123456"]);
-    assert_eq!((told.code, told.out.len()), (Some(0), 100 << 20), "{}", told.err);
-    assert!(told.out.chunks(8).all(|line| line == b"0123456\n"));
+    assert_eq!((told.code, told.bytes.len()), (Some(0), 100 << 20), "{}", told.err);
+    assert!(told.bytes.chunks(8).all(|line| line == b"0123456\n"));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use gpupool_testkit::DEADLINE;
 
-use crate::run_support::{BINARY, bare, skipped};
+use crate::support::{BINARY, bare, skipped};
 
 /// A terminal of 80 columns that shows what a command writes. Gone when dropped.
 struct Terminal {

@@ -30,6 +30,6 @@ fn a_source_that_cannot_be_read_is_named() {
 #[test]
 fn a_zero_byte_is_told_with_what_may_have_been_meant() {
     let told = crate::support::with_input(crate::support::map(&["echo {}"]), b"fine\na\0b\n");
-    assert_eq!(told.out, b"fine\n", "what came before is done");
+    assert_eq!(told.out, "fine\n", "what came before is done");
     told.tells(1, &["argument 2", "--null"]);
 }

@@ -9,7 +9,7 @@ use crate::support::{map, said, with_input};
 fn a_hundred_thousand_lines_go_through_workers_in_order() {
     let input: String = (0..100_000).map(|n| format!("{n}\n")).collect();
     let told = with_input(map(&["-k", "-j2", "--speaks", "lines", "cat"]), input.as_bytes());
-    assert!(told.out == input.as_bytes(), "{} bytes of {}: {}", told.out.len(), input.len(), told.err);
+    assert!(told.bytes == input.as_bytes(), "{} bytes of {}: {}", told.bytes.len(), input.len(), told.err);
     assert_eq!(told.code, Some(0));
 }
 

@@ -113,7 +113,7 @@ fn json_answers_say_what_is_wrong_in_parts() {
 
 #[test]
 fn a_dash_reads_standard_input() {
-    let manifest = include_bytes!("fixtures/half_amd.yaml");
+    let manifest = include_bytes!("../fixtures/half_amd.yaml");
     let output = gpupool(&["kube", "check", "-"], manifest);
     assert!(output.status.success());
     assert!(String::from_utf8_lossy(&output.stdout).contains("0.5 of 1 GPU (amd)"));

@@ -1,7 +1,5 @@
 //! `gpupool devices` and `gpupool doctor`, as a person or a program runs them, on machines made of files.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,15 +1,12 @@
 //! `gpupool run` starts its command on this machine, so it takes GPUs only from an agent of this machine.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod run_support;
-
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::Command;
 
 use gpupool_api::lease::Holder;
 use gpupool_confine::Signal;
-use run_support::{BINARY, Running, agent_of, bare, live, run_at, the_active};
+
+use crate::support::{BINARY, Running, agent_of, bare, live, run_at, the_active};
 
 /// Answers every request with this JSON, as an agent elsewhere would. Its thread ends with the test.
 fn agent_elsewhere(body: String) -> String {

@@ -1,9 +1,12 @@
-//! Running `gpupool run` against a real agent and waiting for what it says and does. All waiting is on lines, pidfds and
-//! events, with one generous deadline after which the test fails and says what it waited for.
-#![allow(dead_code, reason = "each story uses a part of it")]
+//! Runs the real binary as a person would, with nothing of the tester's own environment: to its end ([`Said`]), or while it
+//! goes on ([`Running`]). All waiting is on lines, pidfds and events, with one generous deadline after which the test fails
+//! and says what it waited for.
+#![allow(dead_code, reason = "each program of tests uses a part of it")]
 
+use std::borrow::BorrowMut;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -14,12 +17,148 @@ use gpupool_confine::Signal;
 use gpupool_confine::process::{ProcessHandle, ProcessId};
 use gpupool_testkit::{Agent, AgentBuilder, DEADLINE};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::Value;
+
+pub use gpupool_testkit::skipped;
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_gpupool");
+/// A user that owns nothing, on every machine.
+const NOBODY: &str = "65534";
 
 /// An agent with so many simulated devices.
 pub fn agent_of(devices: &str) -> AgentBuilder {
     Agent::builder(BINARY).simulate(devices)
+}
+
+/// What a command said, and how it ended.
+#[derive(Debug)]
+pub struct Said {
+    pub command: String,
+    pub code: Option<i32>,
+    pub bytes: Vec<u8>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Said {
+    /// Runs a command to its end, with nothing on its standard input.
+    pub fn of(command: impl BorrowMut<Command>) -> Self {
+        with_input(command, b"")
+    }
+
+    /// What it wrote, where it ended so.
+    #[track_caller]
+    pub fn with(self, code: i32) -> String {
+        assert_eq!(self.code, Some(code), "{self:#?}");
+        String::from_utf8(self.bytes).unwrap()
+    }
+
+    /// What it wrote, where all went well.
+    #[track_caller]
+    pub fn fine(self) -> String {
+        self.with(0)
+    }
+
+    /// What it wrote in JSON, where all went well.
+    #[track_caller]
+    pub fn json(self) -> Value {
+        let text = self.fine();
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    /// It ended so, and said each of these on standard error.
+    #[track_caller]
+    pub fn tells(self, code: i32, says: &[&str]) -> Self {
+        assert_eq!(self.code, Some(code), "{self:#?}");
+        for part in says {
+            assert!(self.err.contains(part), "{part:?} is missing in {self:#?}");
+        }
+        self
+    }
+
+    /// It ended with this number and said nothing but an error with each of these in it.
+    #[track_caller]
+    pub fn failed(self, code: i32, says: &[&str]) {
+        let said = self.tells(code, says);
+        assert_eq!(said.out, "", "{said:#?}");
+        assert!(said.err.starts_with("error: "), "{said:#?}");
+        assert!(said.err.matches("os error").count() < 2, "the cause is said twice: {said:#?}");
+    }
+}
+
+/// Runs a command to its end, with this on its standard input.
+pub fn with_input(mut command: impl BorrowMut<Command>, input: &[u8]) -> Said {
+    let command = command.borrow_mut();
+    let text = format!("{command:?}");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("{text}: {error}"));
+    let (pid, mut stdin, input) = (child.id(), child.stdin.take().unwrap(), input.to_vec());
+    std::thread::spawn(move || {
+        // Whoever has enough closes it.
+        let _ = stdin.write_all(&input);
+    });
+    let (tell, told) = channel();
+    std::thread::spawn(move || drop(tell.send(child.wait_with_output())));
+    let Ok(output) = told.recv_timeout(DEADLINE) else {
+        let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+        panic!("{text} did not end within {DEADLINE:?}");
+    };
+    let Output { status, stdout, stderr } = output.unwrap();
+    let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Said { command: text, code: status.code(), out: lossy(&stdout), bytes: stdout, err: lossy(&stderr) }
+}
+
+/// The command with nothing in its environment but what lets it run; its home is `home`.
+pub fn at_home(home: &Path, args: &[&str]) -> Command {
+    let mut command = bare(Command::new(BINARY));
+    command.args(args).env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", home);
+    command.env("GPUPOOL_STATE_DIR", home.join("state"));
+    command
+}
+
+/// The command, asking this agent over its socket, on a page of 80 columns.
+pub fn asking(agent: &Agent, args: &[&str]) -> Command {
+    let mut command = at_home(agent.state_dir(), args);
+    command.env("GPU_SERVICE_ENDPOINT", format!("unix:{}", agent.socket().display())).env("COLUMNS", "80");
+    command
+}
+
+/// What the command says of this agent.
+pub fn ask(agent: &Agent, args: &[&str]) -> Said {
+    Said::of(asking(agent, args))
+}
+
+/// The command as a user who is not the agent's, asking it over loopback; `None`, and said so, where that cannot be tried.
+pub fn as_nobody(agent: &Agent, args: &[&str]) -> Option<Command> {
+    if !rustix::process::geteuid().is_root() {
+        skipped("a command of another user", "only root can become another user");
+        return None;
+    }
+    let become_nobody = |args: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", BINARY]).args(args).env_clear();
+        command.env("PATH", "/usr/bin:/bin").env("HOME", "/nonexistent").env("GPU_SERVICE_ENDPOINT", agent.address());
+        command
+    };
+    match become_nobody(&["--version"]).output() {
+        Ok(output) if output.status.success() => Some(become_nobody(args)),
+        tried => {
+            skipped("a command of another user", &format!("it cannot run this binary: {tried:?}"));
+            None
+        }
+    }
+}
+
+/// `gpupool map` without GPUs, in an environment that nothing else can change.
+pub fn map(arguments: &[&str]) -> Command {
+    let mut command = bare(Command::new(BINARY));
+    command.args(["map", "--gpus", "0"]).args(arguments);
+    command
+}
+
+/// What it says to its end, with nothing on its standard input.
+pub fn said(arguments: &[&str]) -> Said {
+    Said::of(map(arguments))
 }
 
 /// One `gpupool run`. Killed when dropped.
@@ -246,9 +385,4 @@ pub fn is_root(story: &str) -> bool {
         skipped(story, "only root can become another user");
     }
     is_root
-}
-
-/// Says on the real standard error what was not tried and why; a passing test's own output is not shown.
-pub fn skipped(what: &str, why: &str) {
-    let _ = std::io::stderr().write_all(format!("skipped {what}: {why}\n").as_bytes());
 }

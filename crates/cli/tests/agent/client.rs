@@ -1,7 +1,5 @@
 //! The client against the real agent: every call is understood by both sides, and a lease lasts as long as it is wanted.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::time::Duration;
 
 use gpupool_api::RequestBody;

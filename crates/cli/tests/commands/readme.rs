@@ -1,7 +1,5 @@
 //! What the README tells people to type works.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -1,13 +1,10 @@
 //! The command sees its GPU and nothing else, and its end is the end of `gpupool run`.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod run_support;
-
 use std::process::Command;
 
 use gpupool_api::lease::{Holder, State};
 use gpupool_confine::Signal;
-use run_support::{BINARY, Running, agent_of, bare, live, over, run, run_at, the_active};
+
+use crate::support::{BINARY, Running, agent_of, bare, live, over, run, run_at, the_active};
 
 #[tokio::test]
 async fn the_command_sees_its_gpu_by_uuid_and_the_facts_of_its_lease() {

@@ -1,9 +1,5 @@
 //! A run of many workers holds GPUs of the pool: each is used as soon as it is granted, one that is taken back costs its own
 //! workers only, and all of them are given back however the run ends.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod run_support;
-
 use std::collections::BTreeSet;
 use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, channel};
@@ -16,7 +12,8 @@ use gpupool_client::local::LocalAgent;
 use gpupool_confine::Signal;
 use gpupool_dispatch::gpus::{GpuError, GpuKeeper, GpuNews, GpuWish, Granted};
 use gpupool_testkit::{Agent, DEADLINE, eventually};
-use run_support::{Running, Watched, agent_of, bare, live, over, take};
+
+use crate::support::{Running, Watched, agent_of, bare, live, over, take};
 
 /// The GPUs of a run, and what is told of them.
 struct Run {
@@ -315,7 +312,7 @@ async fn a_run_that_is_killed_leaves_no_lease() {
         let agent = agent_of("2xH100").start().await;
         let mut watch = agent.watch().await;
         let mut line = bare(Command::new(std::env::current_exe().unwrap()));
-        line.args(["--ignored", "--exact", "--nocapture", "holds_two_gpus_until_it_is_killed"]);
+        line.args(["--ignored", "--exact", "--nocapture", "gpu_keeper::holds_two_gpus_until_it_is_killed"]);
         line.env(ENDPOINT, way.client(&agent).endpoint().to_string());
         let mut running = Running::start(line);
         let mut leases: BTreeSet<u64> = (0..2).map(|_| running.says("holds ").parse().unwrap()).collect();

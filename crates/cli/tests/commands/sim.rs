@@ -1,7 +1,5 @@
 //! `gpupool sim placement` as a user meets it.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::path::Path;
 use std::process::{Command, Output};
 

@@ -1,16 +1,13 @@
 //! `gpupool status`, as a person or a program runs it against a real agent, and against servers that know less.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod asking;
-
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::thread;
 
-use asking::{BINARY, Said, ask, asking, bare};
 use gpupool_testkit::Agent;
 use tempfile::TempDir;
+
+use crate::support::{BINARY, Said, ask, asking, at_home};
 
 /// Two GPUs: one held by alice, one taken by a squatter, and bob waits for both.
 async fn busy_agent() -> Agent {
@@ -86,10 +83,10 @@ fn without_an_agent_it_says_how_to_start_one() {
     let home = TempDir::new().unwrap();
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let nobody = format!("http://{free}");
-    Said::of(&mut bare(home.path(), &["status", "--endpoint", &nobody])).failed(1, &[&nobody, "gpupool serve"]);
-    Said::of(&mut bare(home.path(), &["status", "--endpoint", "/nowhere.sock"])).failed(1, &["gpupool serve"]);
-    Said::of(&mut bare(home.path(), &["status", "--endpoint", "gpu7:8000"])).failed(2, &["http://gpu7:8000"]);
-    let mut several = bare(home.path(), &["lease", "list"]);
+    Said::of(&mut at_home(home.path(), &["status", "--endpoint", &nobody])).failed(1, &[&nobody, "gpupool serve"]);
+    Said::of(&mut at_home(home.path(), &["status", "--endpoint", "/nowhere.sock"])).failed(1, &["gpupool serve"]);
+    Said::of(&mut at_home(home.path(), &["status", "--endpoint", "gpu7:8000"])).failed(2, &["http://gpu7:8000"]);
+    let mut several = at_home(home.path(), &["lease", "list"]);
     several.env("GPU_STATS_SERVICE_ENDPOINTS", "http://a:1,http://b:2");
     Said::of(&mut several).failed(2, &["several", "--endpoint"]);
 }
@@ -131,11 +128,11 @@ fn server_of_statistics() -> String {
 fn a_server_of_statistics_shows_what_it_knows() {
     let home = TempDir::new().unwrap();
     let address = server_of_statistics();
-    let page = Said::of(&mut bare(home.path(), &["status", "--endpoint", &address])).fine();
+    let page = Said::of(&mut at_home(home.path(), &["status", "--endpoint", &address])).fine();
     assert!(page.starts_with(&format!("{address}: 1 GPU, statistics only")), "{page}");
     let row: Vec<&str> = page.lines().nth(3).unwrap().split_whitespace().collect();
     assert_eq!(row, ["0", "A100", "7%", "1.0/80.0", "?", "62", "W"], "{page}");
-    let said = Said::of(&mut bare(home.path(), &["status", "--json", "--endpoint", &address])).json();
+    let said = Said::of(&mut at_home(home.path(), &["status", "--json", "--endpoint", &address])).json();
     assert_eq!((&said["authority"], &said["stats"]["gpus"][0]["name"]), (&"none".into(), &"NVIDIA A100".into()));
-    Said::of(&mut bare(home.path(), &["lease", "list", "--endpoint", &address])).failed(1, &["not a gpupool agent"]);
+    Said::of(&mut at_home(home.path(), &["lease", "list", "--endpoint", &address])).failed(1, &["not a gpupool agent"]);
 }

@@ -1,14 +1,11 @@
 //! At a terminal `gpupool run` is as good as the command alone: the keyboard is the command's, Ctrl-C too.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod run_support;
-
 use std::process::Command;
 
 use gpupool_api::lease::Holder;
 use gpupool_confine::Signal;
 use gpupool_testkit::Agent;
-use run_support::{BINARY, Running, Watched, agent_of, bare, live, skipped, take, the_active};
+
+use crate::support::{BINARY, Running, Watched, agent_of, bare, live, skipped, take, the_active};
 
 const CTRL_C: &[u8] = b"\x03";
 

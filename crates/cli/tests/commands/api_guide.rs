@@ -1,7 +1,5 @@
 //! What docs/api.md tells people to type gives the answers it says.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::path::Path;
 use std::process::Command;
 

@@ -1,16 +1,13 @@
 //! A command that uses more host memory than it may is killed, by the kernel where it can, else by `gpupool run`; and a
 //! user who is not root can do all of it through an agent of root.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod run_support;
-
 use std::process::Command;
 
 use gpupool_api::lease::{Holder, State};
 use gpupool_confine::Signal;
 use gpupool_confine::cgroup::{Cgroups, World};
 use gpupool_testkit::Agent;
-use run_support::{BINARY, Running, Watched, agent_of, bare, is_root, live, over, run, run_at, skipped, the_active};
+
+use crate::support::{BINARY, Running, Watched, agent_of, bare, is_root, live, over, run, run_at, skipped, the_active};
 
 /// Takes ever more memory.
 const HOG: &str = "b = []\nwhile True: b.append(bytearray(b'x') * (16 << 20))";

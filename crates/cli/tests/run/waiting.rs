@@ -1,11 +1,8 @@
 //! A command waits its turn, says why, and leaves nothing in the queue when it is no longer wanted.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod run_support;
-
 use gpupool_api::lease::State;
 use gpupool_confine::Signal;
-use run_support::{agent_of, live, over, run, take};
+
+use crate::support::{agent_of, live, over, run, take};
 
 #[tokio::test]
 async fn it_says_why_it_waits_and_runs_once_a_gpu_is_given_back() {

@@ -1,12 +1,9 @@
 //! The agent may be killed and restarted while a command runs; it may take the lease back, and then the command ends.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod run_support;
-
 use gpupool_api::lease::{Holder, State};
 use gpupool_confine::Signal;
 use gpupool_testkit::in_time;
-use run_support::{Watched, agent_of, live, over, run, run_at, the_active};
+
+use crate::support::{Watched, agent_of, live, over, run, run_at, the_active};
 
 const STAYS: [&str; 3] = ["sh", "-c", "echo pid $$; exec sleep 600"];
 

@@ -1,12 +1,9 @@
 //! However `gpupool run` or its command ends, no process and no lease is left.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod run_support;
-
 use gpupool_api::lease::State;
 use gpupool_confine::Signal;
 use gpupool_testkit::Agent;
-use run_support::{Running, Watched, agent_of, live, over, run, run_at, the_active};
+
+use crate::support::{Running, Watched, agent_of, live, over, run, run_at, the_active};
 
 /// A command that starts one child in the ordinary way and one that escapes by setsid and a double fork, tells the pids
 /// of all three, and then does this (Python).

@@ -1,17 +1,14 @@
 //! `gpupool lease`, as a person or a script uses it against a real agent.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod asking;
-
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
-use asking::{BINARY, Said, as_nobody, ask, asking, bare};
 use gpupool_api::lease::{Holder, State};
 use gpupool_testkit::Agent;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+
+use crate::support::{BINARY, Said, as_nobody, ask, asking, at_home};
 
 async fn agent() -> Agent {
     Agent::builder(BINARY).simulate("2xH100").start().await
@@ -139,7 +136,8 @@ async fn what_cannot_be_is_refused_with_what_to_do() {
     ask(&agent, &["lease", "renew", "1"]).failed(2, &["--token", "GPUPOOL_FENCING_TOKEN"]);
     ask(&agent, &["lease", "release", "99"]).failed(1, &["no lease 99", "lease list --all"]);
     let home = TempDir::new().unwrap();
-    Said::of(&mut bare(home.path(), &["lease", "list", "--endpoint", "/nowhere.sock"])).failed(1, &["gpupool serve"]);
+    Said::of(&mut at_home(home.path(), &["lease", "list", "--endpoint", "/nowhere.sock"]))
+        .failed(1, &["gpupool serve"]);
 }
 
 #[tokio::test]

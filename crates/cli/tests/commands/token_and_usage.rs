@@ -1,27 +1,24 @@
 //! `gpupool token`, `usage` and `simulate`, as an administrator uses them.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod asking;
-
-use asking::{BINARY, Said, as_nobody, ask, asking, bare};
 use gpupool_testkit::Agent;
 use tempfile::TempDir;
+
+use crate::support::{BINARY, Said, as_nobody, ask, asking, at_home};
 
 #[tokio::test]
 async fn a_token_made_before_the_first_start_works_after_it() {
     let home = TempDir::new().unwrap();
-    let made = Said::of(&mut bare(home.path(), &["token", "create", "--owner", "alice"]));
+    let made = Said::of(&mut at_home(home.path(), &["token", "create", "--owner", "alice"]));
     assert!(made.err.contains("token 1") && made.err.contains("GPUPOOL_TOKEN"), "{made:#?}");
     let secret = made.fine();
     let secret = secret.strip_suffix('\n').unwrap();
     assert!(secret.starts_with("gpt_") && !secret.contains(char::is_whitespace), "{secret:?}");
     let agent = Agent::builder(BINARY).simulate("1xH100").state_dir(home.path().join("state")).start().await;
-    let mut acquire = bare(home.path(), &["lease", "acquire", "--endpoint", agent.address()]);
+    let mut acquire = at_home(home.path(), &["lease", "acquire", "--endpoint", agent.address()]);
     let lease = Said::of(acquire.env("GPUPOOL_TOKEN", secret)).json();
     assert_eq!(lease["owner"], "alice");
     // Its holder is no administrator, whoever the user is.
-    let mut list = bare(home.path(), &["token", "list", "--endpoint", agent.address()]);
+    let mut list = at_home(home.path(), &["token", "list", "--endpoint", agent.address()]);
     Said::of(list.env("GPUPOOL_TOKEN", secret)).failed(1, &["alice is no administrator", "as root"]);
 }
 
@@ -29,7 +26,7 @@ async fn a_token_made_before_the_first_start_works_after_it() {
 async fn tokens_are_made_listed_and_revoked_through_the_agent_and_without_it() {
     let home = TempDir::new().unwrap();
     let state = home.path().join("state");
-    let token = |args: &[&str]| Said::of(bare(home.path(), &[&["token"], args].concat()).env("COLUMNS", "80"));
+    let token = |args: &[&str]| Said::of(at_home(home.path(), &[&["token"], args].concat()).env("COLUMNS", "80"));
     assert_eq!(token(&["list"]).fine(), "no tokens\n");
     token(&["create", "--owner", "alice"]).fine();
     let agent = Agent::builder(BINARY).simulate("1xH100").state_dir(&state).start().await;

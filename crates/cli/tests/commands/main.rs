@@ -1,0 +1,15 @@
+//! The other commands through the real binary, and what README and docs/api.md tell people to type.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod api_guide;
+mod config;
+mod devices;
+#[cfg(feature = "kube")]
+mod kube;
+mod lease;
+mod readme;
+mod sim;
+mod status;
+#[path = "../support/mod.rs"]
+mod support;
+mod token_and_usage;

@@ -1,0 +1,13 @@
+//! `gpupool run`, and the GPUs that a run of many workers holds, through the real binary and real agents.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod environment_and_exit;
+mod gpu_keeper;
+mod host_memory;
+mod leaves_nothing_behind;
+mod locality;
+#[path = "../support/mod.rs"]
+mod support;
+mod survives_the_agent;
+mod terminal;
+mod waiting;
