@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand};
 use gpupool_core::Strategy;
 use gpupool_sim::churn::Churned;
 use gpupool_sim::plot::{self, Curve};
@@ -45,8 +46,8 @@ pub(crate) struct Placement {
     #[arg(long, value_parser = parse_seeds)]
     seeds: Option<Seeds>,
     /// Whether strategies that look ahead are told the workload or learn it from arrivals.
-    #[arg(long, value_enum, default_value_t = Workload::Known)]
-    workload: Workload,
+    #[arg(long, default_value = "known", value_parser = one_of(WORKLOADS))]
+    workload: WorkloadSource,
     /// Let tasks leave after exponential lifetimes, in place of filling the cluster once.
     #[arg(long)]
     churn: bool,
@@ -57,8 +58,8 @@ pub(crate) struct Placement {
     #[arg(long, default_value_t = 60_000, requires = "churn", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     arrivals: u64,
     /// How nodes are numbered, which decides between equal scores.
-    #[arg(long, value_enum, default_value_t = Order::Trace)]
-    node_order: Order,
+    #[arg(long, default_value = "trace", value_parser = one_of(NODE_ORDERS))]
+    node_order: NodeOrder,
     /// Answer in JSON: an array with a row for each trace, strategy and seed.
     #[arg(long, conflicts_with = "table")]
     json: bool,
@@ -70,17 +71,17 @@ pub(crate) struct Placement {
     svg: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Workload {
-    Known,
-    Learned,
-}
+const WORKLOADS: [(&str, WorkloadSource); 2] = [("known", WorkloadSource::Known), ("learned", WorkloadSource::Learned)];
+const NODE_ORDERS: [(&str, NodeOrder); 3] =
+    [("trace", NodeOrder::Trace), ("gpus-desc", NodeOrder::GpusDesc), ("cpu-per-gpu-asc", NodeOrder::CpuPerGpuAsc)];
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Order {
-    Trace,
-    GpusDesc,
-    CpuPerGpuAsc,
+fn one_of<T: Clone + Send + Sync + 'static, const N: usize>(
+    named: [(&'static str, T); N],
+) -> impl TypedValueParser<Value = T> {
+    let names = PossibleValuesParser::new(named.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+    names.try_map(move |given| {
+        named.iter().find(|(name, _)| *name == given).map(|(_, value)| value.clone()).ok_or("it is not known")
+    })
 }
 
 fn parse_strategy(text: &str) -> Result<Strategy, String> {
@@ -144,15 +145,7 @@ impl Placement {
         trace: &'a str,
         seeds: &'a [u64],
     ) -> impl Iterator<Item = Scenario<'a>> {
-        let workload = match self.workload {
-            Workload::Known => WorkloadSource::Known,
-            Workload::Learned => WorkloadSource::Learned,
-        };
-        let node_order = match self.node_order {
-            Order::Trace => NodeOrder::Trace,
-            Order::GpusDesc => NodeOrder::GpusDesc,
-            Order::CpuPerGpuAsc => NodeOrder::CpuPerGpuAsc,
-        };
+        let &Self { workload, node_order, .. } = self;
         self.strategy.iter().flat_map(move |&strategy| {
             seeds.iter().map(move |&seed| Scenario { folder, trace, seed, strategy, workload, node_order })
         })

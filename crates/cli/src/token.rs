@@ -77,7 +77,7 @@ struct At {
 /// Who keeps the tokens now.
 enum Keeper {
     Agent(Box<AgentClient>),
-    Nobody(Box<Offline>),
+    Nobody(Box<Store>),
 }
 
 impl At {
@@ -85,7 +85,7 @@ impl At {
         let (client, state_dir) = self.connect.client_or_state(self.state_dir.as_deref())?;
         match client {
             Some(client) => Ok(Keeper::Agent(Box::new(client))),
-            None => Ok(Keeper::Nobody(Box::new(Offline::open(&state_dir)?))),
+            None => Ok(Keeper::Nobody(Box::new(open(&state_dir)?))),
         }
     }
 }
@@ -102,7 +102,7 @@ fn create(arguments: &Create) -> anyhow::Result<ExitCode> {
     let wanted = NewToken { owner: arguments.owner.clone(), admin: arguments.admin };
     let made = match arguments.at.keeper()? {
         Keeper::Agent(client) => ask(client.create_token(&wanted))?,
-        Keeper::Nobody(mut store) => store.create(&wanted)?,
+        Keeper::Nobody(mut store) => create_offline(&mut store, &wanted)?,
     };
     // Alone on standard output, so that it can be captured.
     let done = answer(arguments.at.json, &made, || format!("{}\n", made.secret))?;
@@ -121,7 +121,7 @@ fn create(arguments: &Create) -> anyhow::Result<ExitCode> {
 fn list(arguments: &List) -> anyhow::Result<ExitCode> {
     let tokens = match arguments.at.keeper()? {
         Keeper::Agent(client) => ask(client.tokens())?.tokens,
-        Keeper::Nobody(store) => store.list()?,
+        Keeper::Nobody(store) => store.tokens()?.into_iter().map(told).collect(),
     };
     answer(arguments.at.json, &tokens, || match tokens.is_empty() {
         true => "no tokens\n".into(),
@@ -150,56 +150,46 @@ fn revoke(arguments: &Revoke) -> anyhow::Result<ExitCode> {
     let id = arguments.id;
     match arguments.at.keeper()? {
         Keeper::Agent(client) => ask(client.revoke_token(id))?,
-        Keeper::Nobody(mut store) => store.revoke(id)?,
+        Keeper::Nobody(mut store) => anyhow::ensure!(
+            store.revoke_token(TokenId(id), SystemTime::now())?,
+            "there is no token {id} that could be revoked; see: gpupool token list"
+        ),
     }
     let revoked = serde_json::json!({"id": id, "revoked": true});
     answer(arguments.at.json, &revoked, || format!("token {id} revoked\n"))
 }
 
-/// The tokens of a state directory, which no agent can use meanwhile.
-struct Offline {
-    store: Store,
+/// The tokens of a state directory that no agent uses now, and none can use meanwhile.
+fn open(dir: &Path) -> anyhow::Result<Store> {
+    // Files made here by somebody else would lock the agent out of its own directory.
+    let (us, whose) = (geteuid().as_raw(), fs::metadata(dir).map_or(geteuid().as_raw(), |about| about.uid()));
+    if whose != us {
+        bail!(
+            "{} belongs to user {whose}, not to user {us}; run this as that user, or start the agent and ask it",
+            dir.display()
+        );
+    }
+    Ok(Store::open(dir)?.store)
 }
 
-impl Offline {
-    fn open(dir: &Path) -> anyhow::Result<Self> {
-        // Files made here by somebody else would lock the agent out of its own directory.
-        let (us, whose) = (geteuid().as_raw(), fs::metadata(dir).map_or(geteuid().as_raw(), |about| about.uid()));
-        if whose != us {
-            bail!(
-                "{} belongs to user {whose}, not to user {us}; run this as that user, or start the agent and ask it",
-                dir.display()
-            );
-        }
-        Ok(Self { store: Store::open(dir)?.store })
+fn create_offline(store: &mut Store, wanted: &NewToken) -> anyhow::Result<TokenCreated> {
+    let owner = wanted.owner.trim().to_owned();
+    if owner.is_empty() || owner.len() > NAME_BYTES || owner.starts_with(ANONYMOUS) {
+        let allowed = format!("a name of 1..={NAME_BYTES} bytes that does not start with {ANONYMOUS:?}");
+        return Err(WrongUsage::of(format!("owner: {:?} is not allowed; allowed: {allowed}", wanted.owner)).into());
     }
+    let role = if wanted.admin { Role::Admin } else { Role::User };
+    let (id, secret) = store.create_token(&owner, role, SystemTime::now())?;
+    Ok(TokenCreated { id: id.0, owner, admin: wanted.admin, secret: secret.reveal().to_owned() })
+}
 
-    fn create(&mut self, wanted: &NewToken) -> anyhow::Result<TokenCreated> {
-        let owner = wanted.owner.trim().to_owned();
-        if owner.is_empty() || owner.len() > NAME_BYTES || owner.starts_with(ANONYMOUS) {
-            let allowed = format!("a name of 1..={NAME_BYTES} bytes that does not start with {ANONYMOUS:?}");
-            return Err(WrongUsage::of(format!("owner: {:?} is not allowed; allowed: {allowed}", wanted.owner)).into());
-        }
-        let role = if wanted.admin { Role::Admin } else { Role::User };
-        let (id, secret) = self.store.create_token(&owner, role, SystemTime::now())?;
-        Ok(TokenCreated { id: id.0, owner, admin: wanted.admin, secret: secret.reveal().to_owned() })
-    }
-
-    fn list(&self) -> anyhow::Result<Vec<Token>> {
-        let line = |line: TokenLine| Token {
-            id: line.token.id.0,
-            owner: line.token.owner,
-            admin: line.token.role == Role::Admin,
-            created_at: iso(line.created_at),
-            revoked_at: line.revoked_at.map(iso),
-        };
-        Ok(self.store.tokens()?.into_iter().map(line).collect())
-    }
-
-    fn revoke(&mut self, id: u64) -> anyhow::Result<()> {
-        if !self.store.revoke_token(TokenId(id), SystemTime::now())? {
-            bail!("there is no token {id} that could be revoked; see: gpupool token list");
-        }
-        Ok(())
+/// A token as an agent would tell of it.
+fn told(line: TokenLine) -> Token {
+    Token {
+        id: line.token.id.0,
+        owner: line.token.owner,
+        admin: line.token.role == Role::Admin,
+        created_at: iso(line.created_at),
+        revoked_at: line.revoked_at.map(iso),
     }
 }

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
@@ -19,9 +19,9 @@ use gpupool_dispatch::command::CommandLine;
 use gpupool_dispatch::joblog::Finished;
 use gpupool_dispatch::{Refused, TaskId};
 
-use super::MapContext;
 use super::stop::Reason;
 use super::template::Template;
+use super::{MapContext, lock};
 use crate::output::WrongUsage;
 
 /// Longest line of a source: far more than a command takes, and no endless one is held.
@@ -150,19 +150,15 @@ pub(super) struct OpenTasks {
 
 impl OpenTasks {
     pub fn insert(&self, id: TaskId, task: Task) {
-        self.lock().insert(id.0, task);
+        lock(&self.tasks).insert(id.0, task);
     }
 
     pub fn remove(&self, id: TaskId) -> Option<Task> {
-        self.lock().remove(&id.0)
+        lock(&self.tasks).remove(&id.0)
     }
 
     pub fn get(&self, id: TaskId) -> Option<Task> {
-        self.lock().get(&id.0).cloned()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Task>> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tasks).get(&id.0).cloned()
     }
 }
 

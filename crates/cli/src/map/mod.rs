@@ -17,6 +17,7 @@ mod template;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpupool_confine::bounds::Bounds;
@@ -174,4 +175,9 @@ fn dry_run(kind: &Kind, mut sources: Sources) -> anyhow::Result<ExitCode> {
     }
     written(outlet.flush())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a thread that panicked left locked is as good as it was before.
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::IsTerminal;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ use anyhow::Context;
 use gpupool_dispatch::{Stats, WorkerState, WorkerStats};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::MapContext;
 use super::feeder::OpenTasks;
+use super::{MapContext, lock};
 use crate::terminal::{Column, Paint, Screen, Table, clean, cut};
 use crate::units::shown;
 
@@ -64,7 +64,7 @@ pub(super) struct Waiting(Arc<Mutex<BTreeMap<usize, String>>>);
 impl Waiting {
     /// How it goes at this place; nothing, where it is not waited for. Whether that is new.
     pub fn set(&self, place: usize, text: Option<String>) -> bool {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = lock(&self.0);
         let before = waiting.remove(&place);
         let is_new = before != text;
         if let Some(text) = text {
@@ -74,7 +74,7 @@ impl Waiting {
     }
 
     fn texts(&self) -> Vec<String> {
-        let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = lock(&self.0);
         let mut texts: Vec<String> = waiting.values().cloned().collect();
         texts.dedup();
         texts

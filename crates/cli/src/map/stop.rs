@@ -5,13 +5,14 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use gpupool_confine::Signal;
 use gpupool_dispatch::Remote;
 use tokio::runtime::Runtime;
 
+use super::lock;
 use crate::output::Voice;
 use crate::signals::Signals;
 
@@ -41,33 +42,29 @@ impl Stop {
 
     /// What runs is killed.
     pub fn now(&self, reason: Reason) {
-        self.lock().get_or_insert(reason);
+        lock(&self.reason).get_or_insert(reason);
         self.remote.cancel();
     }
 
     /// What runs comes to its end, and nothing else is begun.
     pub fn soon(&self, reason: Reason) {
-        self.lock().get_or_insert(reason);
+        lock(&self.reason).get_or_insert(reason);
         self.remote.finish_soon();
     }
 
     /// What was read so far is done, and the run has failed all the same.
     pub fn after_this(&self, error: anyhow::Error) {
-        self.lock().get_or_insert(Reason::Failed(error));
+        lock(&self.reason).get_or_insert(Reason::Failed(error));
         self.remote.close();
     }
 
     pub fn is_stopped(&self) -> bool {
-        self.lock().is_some()
+        lock(&self.reason).is_some()
     }
 
     /// Why, once all is over.
     pub fn reason(&self) -> Option<Reason> {
-        self.lock().take()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Reason>> {
-        self.reason.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.reason).take()
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use gpupool_api::lease::{AttachBody, Attached, Lease};
+use gpupool_client::LeaseGuard;
 use gpupool_client::local::{LocalAgent, Notice, Tether};
-use gpupool_client::{ClientError, LeaseGuard};
 use gpupool_confine::Signal;
 use gpupool_confine::bounds::{Bounds, Excess, Held, Means, Watcher};
 use gpupool_confine::cgroup::{Cgroups, MemoryGroup};
@@ -18,6 +18,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::Run;
 use crate::output::Voice;
 use crate::signals::Signals;
 
@@ -47,31 +48,24 @@ impl From<SpawnError> for NotStarted {
     }
 }
 
-impl From<ClientError> for NotStarted {
-    fn from(error: ClientError) -> Self {
-        Self { exit_code: 1, why: format!("the lease could not be kept: {error}") }
-    }
-}
-
-impl From<io::Error> for NotStarted {
-    fn from(error: io::Error) -> Self {
-        Self { exit_code: 1, why: format!("the command cannot be watched: {error}") }
-    }
-}
-
 /// Starts the command under the lease. The guard renews it until something better keeps it.
 pub(super) async fn start(
     agent: &LocalAgent,
     guard: &mut Option<LeaseGuard>,
     lease: &Lease,
-    command: &[OsString],
-    host_memory: Option<u64>,
+    asked: &Run,
     voice: &Voice,
 ) -> Result<Started, NotStarted> {
-    let mut prepared = Job::prepare(spec(command, lease))?;
+    let host_memory = asked.wish.host_memory;
+    let mut prepared = Job::prepare(spec(&asked.command, lease))?;
     let job = AttachBody { job_pid: Some(prepared.id().pid), host_memory_mib: host_memory, ..AttachBody::default() };
-    let (tether, attached) = agent.tie(lease, job).await?;
-    let memory = HostMemory::arrange(host_memory, attached.as_ref(), &mut prepared)?;
+    let (tether, attached) = agent
+        .tie(lease, job)
+        .await
+        .map_err(|error| NotStarted { exit_code: 1, why: format!("the lease could not be kept: {error}") })?;
+    let memory = HostMemory::arrange(host_memory, attached.as_ref(), &mut prepared);
+    let memory =
+        memory.map_err(|error| NotStarted { exit_code: 1, why: format!("the command cannot be watched: {error}") })?;
     if let Some(guard) = guard.take() {
         guard.let_go_on();
     }
@@ -102,18 +96,11 @@ pub(super) enum Cut {
     Memory(Excess),
 }
 
-/// How long it may run, and how long it may take to end.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Times {
-    pub timeout: Option<Duration>,
-    pub kill_after: Duration,
-}
-
 /// Follows the command until it has ended. Says why we ended it, where we did.
 pub(super) async fn follow(
     started: &mut Started,
     signals: &mut Signals,
-    times: Times,
+    asked: &Run,
     voice: &Voice,
 ) -> anyhow::Result<(JobEnd, Option<Cut>)> {
     let Started { job, tether, memory } = started;
@@ -126,7 +113,7 @@ pub(super) async fn follow(
     let exceeded = memory.exceeded();
     tokio::pin!(lost, exceeded);
     let mut ending = Ending { cut: None, is_told: false, kill_at: None };
-    let time_over = times.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let time_over = asked.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         tokio::select! {
             event = news.next(job) => match event? {
@@ -139,7 +126,7 @@ pub(super) async fn follow(
                 voice.warn(format_args!("the lease was lost ({why}); ending the command"));
                 ending.begin(job, Cut::Lost(why), LOST_GRACE)?;
             }
-            () = at(time_over), if ending.cut.is_none() => ending.begin(job, Cut::TimedOut, times.kill_after)?,
+            () = at(time_over), if ending.cut.is_none() => ending.begin(job, Cut::TimedOut, asked.kill_after())?,
             excess = &mut exceeded, if ending.cut.is_none() => ending.begin(job, Cut::Memory(excess), Duration::ZERO)?,
             () = at(ending.kill_at), if ending.kill_at.is_some() => {
                 ending.kill_at = None;

@@ -25,7 +25,7 @@ use crate::output::Voice;
 use crate::signals::{Signals, exit_code};
 use crate::units::{duration, shown_finely, some_time};
 use crate::wish::Wish;
-use job::{Cut, Times, follow, start};
+use job::{Cut, follow, start};
 use waiting::Turn;
 
 /// How long a job that is told to end may take, unless `--kill-after` says otherwise.
@@ -105,37 +105,38 @@ async fn wait_and_run(arguments: &Run, body: RequestBody) -> anyhow::Result<u8> 
             Ok(exit_code(signal))
         }
         Turn::Granted(guard) => {
-            let mut ran = Ran::new(asked, &guard.lease());
-            let code = run_on(arguments, &agent, guard, &mut signals, &mut ran, &voice).await?;
-            voice.note(ran.summary(code));
+            let (waited, on) = (shown_finely(asked.elapsed()), devices(&guard.lease()));
+            let (code, begun) = run_on(arguments, &agent, guard, &mut signals, &voice).await?;
+            let ran = begun.map(|begun: Instant| shown_finely(begun.elapsed()));
+            voice.note(match ran {
+                Some(ran) => format!("waited {waited}, ran {ran} on {on}, exit code {code}"),
+                None => format!("waited {waited} for {on}, did not run, exit code {code}"),
+            });
             Ok(code)
         }
     }
 }
 
-/// Runs the command on what was granted, and gives it back whatever happens.
+/// Runs the command on what was granted, and gives it back whatever happens. The exit code, and when it began to run.
 async fn run_on(
     arguments: &Run,
     agent: &LocalAgent,
     guard: LeaseGuard,
     signals: &mut Signals,
-    ran: &mut Ran,
     voice: &Voice,
-) -> anyhow::Result<u8> {
+) -> anyhow::Result<(u8, Option<Instant>)> {
     let lease = guard.lease();
     let mut guard = Some(guard);
-    let command = &arguments.command;
-    let mut started = match start(agent, &mut guard, &lease, command, arguments.wish.host_memory, voice).await {
+    let mut started = match start(agent, &mut guard, &lease, arguments, voice).await {
         Ok(started) => started,
         Err(error) => {
             voice.warn(&error.why);
             give_back(agent.client(), lease.id, voice).await;
-            return Ok(error.exit_code);
+            return Ok((error.exit_code, None));
         }
     };
-    ran.begins();
-    let times = Times { timeout: arguments.timeout, kill_after: arguments.kill_after() };
-    let followed = follow(&mut started, signals, times, voice).await;
+    let begun = Instant::now();
+    let followed = follow(&mut started, signals, arguments, voice).await;
     let (kills, stuck) = (started.memory.kills(&started.job), started.job.stuck());
     // An error above leaves the command running; dropping it ends it, before its GPUs are somebody else's.
     drop(started.job);
@@ -145,7 +146,7 @@ async fn run_on(
     for message in ended.messages(arguments) {
         voice.warn(message);
     }
-    Ok(ended.exit_code())
+    Ok((ended.exit_code(), Some(begun)))
 }
 
 /// Gives the lease back. Where the agent is away it sees our end instead.
@@ -218,38 +219,6 @@ impl Ended {
 
 fn processes(count: u64) -> String {
     if count == 1 { "1 process".into() } else { format!("{count} processes") }
-}
-
-/// What there is to tell of one run.
-#[derive(Debug)]
-struct Ran {
-    asked: Instant,
-    granted: Instant,
-    begun: Option<Instant>,
-    on: String,
-}
-
-impl Ran {
-    /// Granted now, asked for then.
-    fn new(asked: Instant, lease: &Lease) -> Self {
-        Self { asked, granted: Instant::now(), begun: None, on: devices(lease) }
-    }
-
-    /// The command runs.
-    fn begins(&mut self) {
-        self.begun = Some(Instant::now());
-    }
-
-    /// The line.
-    fn summary(&self, code: u8) -> String {
-        let waited = shown_finely(self.granted.duration_since(self.asked));
-        match self.begun {
-            Some(begun) => {
-                format!("waited {waited}, ran {} on {}, exit code {code}", shown_finely(begun.elapsed()), self.on)
-            }
-            None => format!("waited {waited} for {}, did not run, exit code {code}", self.on),
-        }
-    }
 }
 
 /// `GPU 0 (H100, half)`.
