@@ -5,6 +5,7 @@
 
 mod agent;
 pub mod audit;
+mod chance;
 mod chaos;
 mod process;
 mod proxy;
@@ -14,7 +15,8 @@ mod watch;
 
 pub use agent::{Agent, AgentBuilder};
 pub use audit::{Audit, Seen, Violation};
-pub use chaos::{Chance, Chaos};
+pub use chance::Chance;
+pub use chaos::Chaos;
 pub use process::gpupool_binary;
 pub use proxy::{Path, Proxy};
 pub use skipped::skipped;
