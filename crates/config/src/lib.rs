@@ -6,44 +6,25 @@
 //! - [`check()`]: what is probably not meant, and what to do; [`Facts::here`] looks at files, directories and the port.
 //! - [`Loaded`]: what is in effect; `as_text`, `as_json`, `servers`, `changes`.
 
-mod amounts;
 mod check;
-mod contract;
-mod fields;
-mod file;
-mod here;
 pub mod limits;
 mod load;
-mod named;
+mod machine;
 mod policies;
 mod problem;
-mod raw;
-mod reload;
-mod resolve;
-mod rules;
-mod secret;
-mod servers;
-mod setting;
 pub mod settings;
 mod show;
-mod sockets;
-mod suggest;
 pub mod units;
 mod value;
 
-pub use check::{
-    DirectoryFact, Facts, FileFact, Finding, PortFact, Severity, check, findings_as_json, findings_as_text,
-};
-pub use contract::{ContractApi, ContractConfig, ContractMonitoring, ContractServer};
-pub use here::{CONFIG_VARIABLE, SYSTEM_FILE};
-pub use load::{Flags, Inputs, Loaded, Reader, load};
-pub use named::{Balancing, LogFormat, LogLevel};
+#[cfg(test)]
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
+
+pub use check::{Finding, Severity, check, findings_as_json, findings_as_text};
+pub use load::{DEFAULT_ENDPOINT, Flags, Inputs, Loaded, Reader, Resolved, Servers, load};
+pub use machine::{CONFIG_VARIABLE, DirectoryFact, Facts, FileFact, Machine, PortFact, SYSTEM_FILE, socket_path};
 pub use problem::{Origin, Problem, Problems, Warning};
-pub use reload::Changes;
-pub use resolve::Resolved;
-pub use rules::BACKENDS;
-pub use secret::{FileMode, Secret};
-pub use servers::{DEFAULT_ENDPOINT, Servers};
-pub use setting::{Machine, Setting};
-pub use settings::{Config, SECTIONS, all_settings};
-pub use sockets::socket_path;
+pub use settings::{Config, SECTIONS, Setting, all_settings};
+pub use show::Changes;
+pub use value::{BACKENDS, Balancing, FileMode, LogFormat, LogLevel, Secret};

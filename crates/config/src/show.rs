@@ -1,19 +1,18 @@
-//! `config show`: every value in effect and where it came from, for people and for programs.
+//! A configuration as it is shown: `config show`, `GET /config`, and the changes that SIGHUP makes.
 
 use std::fmt::Write as _;
 
 use serde_json::{Value as Json, json};
 
 use crate::load::Loaded;
+use crate::settings::{Config, Setting};
 
 impl Loaded {
     /// A table of key, value and origin.
     pub fn as_text(&self) -> String {
-        let rows: Vec<[String; 3]> = self
-            .resolved
-            .iter()
-            .map(|resolved| [resolved.key.clone(), plain(&resolved.value), resolved.origin.to_string()])
-            .collect();
+        let row =
+            |resolved: &crate::Resolved| [resolved.key.clone(), plain(&resolved.value), resolved.origin.to_string()];
+        let rows: Vec<[String; 3]> = self.resolved.iter().map(row).collect();
         let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let (keys, values) = (width(0).max(3), width(1).clamp(5, 40));
         let mut text = format!("{:keys$}  {:values$}  FROM\n", "KEY", "VALUE");
@@ -33,10 +32,76 @@ impl Loaded {
         let warnings = self.warnings.iter().map(ToString::to_string);
         json!({ "settings": settings.collect::<Vec<_>>(), "warnings": warnings.collect::<Vec<_>>() })
     }
+
+    /// The changes that `new` would make. Settings of clients do not concern an agent and are left out.
+    pub fn changes(&self, new: &Self) -> Changes {
+        let mut changes = Changes::default();
+        let mut note = |key: &str, is_exchange: bool| {
+            // A rule of the file is no setting, and every rule is live.
+            let is_live = is_exchange && Setting::find(key).is_none_or(|setting| setting.live);
+            let list = if is_live { &mut changes.applied } else { &mut changes.need_restart };
+            list.push(key.to_owned());
+        };
+        for now in new.resolved.iter().filter(|now| !now.key.starts_with("client.")) {
+            match self.resolved.iter().find(|before| before.key == now.key) {
+                // A certificate can be exchanged while the agent runs; TLS cannot be switched on or off.
+                Some(before) if before.value != now.value => {
+                    note(&now.key, !before.value.is_null() && !now.value.is_null());
+                }
+                Some(_) => {}
+                None => note(&now.key, true),
+            }
+        }
+        for before in &self.resolved {
+            if !new.resolved.iter().any(|now| now.key == before.key) {
+                note(&before.key, true);
+            }
+        }
+        changes
+    }
+}
+
+/// The keys in which two configurations differ.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Taken at once.
+    pub applied: Vec<String>,
+    /// Taken at the next start.
+    pub need_restart: Vec<String>,
+}
+
+impl Config {
+    /// The parts `server`, `api` and `monitoring` of `GET /config`, in the field names published clients know. `port` is the
+    /// one that is really listened on, `version` the program's.
+    pub fn to_contract_config(&self, port: u16, version: &str) -> Json {
+        let (server, api, monitoring) = (&self.server, &self.api, &self.monitoring);
+        json!({
+            "server": {
+                "host": server.host,
+                "port": port,
+                "reload": server.reload,
+                "log_level": server.log_level.name(),
+                "access_log": server.access_log,
+                "workers": server.workers,
+            },
+            "api": {
+                "title": api.title,
+                "version": version,
+                "docs_url": api.docs_url,
+                "redoc_url": api.redoc_url,
+                "enable_cors": api.enable_cors,
+                "api_prefix": api.api_prefix,
+            },
+            "monitoring": {
+                "refresh_interval": monitoring.refresh_interval.as_secs_f64(),
+                "max_history": monitoring.max_history,
+            },
+        })
+    }
 }
 
 /// A value as a person writes it.
-pub(crate) fn plain(value: &Json) -> String {
+fn plain(value: &Json) -> String {
     match value {
         Json::Null => "(not set)".to_owned(),
         Json::String(text) if text.is_empty() => "(empty)".to_owned(),

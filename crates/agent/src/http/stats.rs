@@ -5,7 +5,6 @@ use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use gpupool_api::stats::{Count, GpuFiltering, GpuHistory, Health, Stats, Summary};
-use gpupool_config::{ContractApi, ContractMonitoring, ContractServer};
 use serde::Serialize;
 
 use crate::owner::StoreState;
@@ -121,13 +120,13 @@ pub(super) async fn health(State(app): State<Shared>) -> (StatusCode, axum::Json
 pub(super) struct ConfigBody {
     /// Where and how it listens.
     #[schema(value_type = Object)]
-    server: ContractServer,
+    server: serde_json::Value,
     /// What it answers.
     #[schema(value_type = Object)]
-    api: ContractApi,
+    api: serde_json::Value,
     /// How GPUs are read.
     #[schema(value_type = Object)]
-    monitoring: ContractMonitoring,
+    monitoring: serde_json::Value,
     /// Which GPUs are listed.
     gpu_filtering: GpuFiltering,
 }
@@ -138,11 +137,11 @@ pub(super) struct ConfigBody {
     responses((status = 200, description = "What is in force", body = ConfigBody))
 )]
 pub(super) async fn config(State(app): State<Shared>) -> axum::Json<ConfigBody> {
-    let contract = app.config.to_contract_config(app.port, env!("CARGO_PKG_VERSION"));
+    let mut contract = app.config.to_contract_config(app.port, env!("CARGO_PKG_VERSION"));
     axum::Json(ConfigBody {
-        server: contract.server,
-        api: contract.api,
-        monitoring: contract.monitoring,
+        server: contract["server"].take(),
+        api: contract["api"].take(),
+        monitoring: contract["monitoring"].take(),
         gpu_filtering: app.statistics.gpu_filtering(),
     })
 }

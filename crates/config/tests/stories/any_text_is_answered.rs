@@ -61,7 +61,7 @@ proptest! {
 
     #[test]
     fn any_value_of_any_variable_is_answered(index in 0..all_settings().len(), value in any::<String>()) {
-        let setting = all_settings()[index];
+        let setting = &all_settings()[index];
         for name in setting.env {
             let inputs = from_env(&[(name, &value)]);
             if let Err(problems) = load(&inputs) {

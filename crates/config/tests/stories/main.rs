@@ -34,6 +34,12 @@ fn loaded(inputs: &Inputs) -> Loaded {
     load(inputs).unwrap_or_else(|problems| panic!("{inputs:#?}\n{problems}"))
 }
 
+/// The default of a setting on `machine`, as it is shown.
+fn default_of(key: &str, machine: Machine) -> serde_json::Value {
+    let resolved = loaded(&Inputs::nothing(machine)).resolved;
+    resolved.into_iter().find(|resolved| resolved.key == key).unwrap().value
+}
+
 /// What is wrong with `inputs`, line by line.
 fn wrong(inputs: &Inputs) -> Vec<String> {
     match load(inputs) {

@@ -4,7 +4,7 @@ use gpupool_config::{Flags, Inputs, Origin};
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{from_env, from_file, from_flags, loaded, machine};
+use super::{default_of, from_env, from_file, from_flags, loaded, machine};
 
 /// A setting and three values it may have, as they are written and as they are shown.
 const SAMPLES: &[(&str, [&str; 3])] = &[
@@ -49,7 +49,7 @@ proptest! {
                 (Origin::Environment { .. }, false, true, _) => prop_assert_eq!(&shown, by_env),
                 (Origin::File { .. }, false, false, true) => prop_assert_eq!(&shown, by_file),
                 (Origin::Default, false, false, false) => {
-                    prop_assert_eq!(&found.value, &setting.default_on(&machine()));
+                    prop_assert_eq!(&found.value, &default_of(key, machine()));
                 }
                 (origin, ..) => prop_assert!(false, "{key} came from {origin}; flag {flag}, env {env}, file {in_file}"),
             }
