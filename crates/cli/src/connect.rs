@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::Args;
 use gpupool_client::local::LocalAgent;
 use gpupool_client::{AgentClient, ClientBuilder, ClientError, Endpoint};
-use gpupool_config::{Flags, Inputs, Loaded, Origin, Reader, load, socket_path};
+use gpupool_config::{Flags, Inputs, Loaded, Origin, Reader, Setting, load, socket_path};
 
 use crate::output::WrongUsage;
 
@@ -21,8 +21,7 @@ pub(crate) struct Connect {
     /// Unless given: GPU_STATS_SERVICE_ENDPOINTS (several, with commas between), GPU_SERVICE_ENDPOINT, then the Unix socket of this machine's agent, then http://localhost:8000.
     #[arg(long, value_name = "URL")]
     pub endpoint: Option<String>,
-    /// Trust the certificates of this file (PEM) where the agent is asked over https.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help = Setting::find("--ca-file").map(Setting::help))]
     pub ca_file: Option<PathBuf>,
 }
 

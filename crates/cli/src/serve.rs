@@ -4,9 +4,9 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use gpupool_agent::AgentSpec;
-use gpupool_config::{Flags, Inputs, Loaded, LogFormat, LogLevel, Problems, Reader, load};
+use gpupool_config::{Flags, Inputs, Loaded, LogFormat, LogLevel, Problems, Reader, Setting, all_settings, load};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload::{self, Handle};
@@ -15,77 +15,55 @@ use tracing_subscriber::{Registry, fmt};
 
 use crate::log::Log;
 
-/// Where to listen and what to read; everything else is in the configuration file.
-#[derive(Args)]
+/// The flags of the settings that an agent uses, and the configuration file.
 pub(crate) struct Serve {
-    /// Simulated devices instead of real ones: 4xH100, 2xA100,1xMI300X, or a TOML file.
-    #[arg(long, value_name = "DEVICES")]
-    simulate: Option<String>,
-    /// Address to listen on beside the Unix socket.
-    #[arg(long)]
-    host: Option<String>,
-    /// Port to listen on; 0 takes any free one.
-    #[arg(long)]
-    port: Option<String>,
-    /// Directory of the database, the lock and the Unix socket.
-    #[arg(long, value_name = "DIR")]
-    state_dir: Option<String>,
-    /// The configuration file.
-    #[arg(long, value_name = "FILE")]
+    flags: Flags,
     config: Option<PathBuf>,
-    /// Let anyone who can reach the agent take and release GPUs, without a token. For a trusted network only.
-    #[arg(long)]
-    open: bool,
-    /// Accept tokens over the network without TLS.
-    #[arg(long)]
-    allow_plain_http: bool,
-    /// Certificate chain in PEM form; with it the network is answered over TLS.
-    #[arg(long, value_name = "FILE")]
-    tls_cert: Option<String>,
-    /// Private key of the certificate in PEM form.
-    #[arg(long, value_name = "FILE")]
-    tls_key: Option<String>,
-    /// Where readings come from: auto, nvidia, amd, nvml, nvidia-smi, amd-sysfs, amd-smi, rocm-smi.
-    #[arg(long)]
-    backend: Option<String>,
-    /// Seconds between two readings.
-    #[arg(long, value_name = "SECONDS")]
-    refresh_interval: Option<String>,
-    /// Name of this node.
-    #[arg(long, value_name = "NAME")]
-    node_name: Option<String>,
-    /// How much is logged: trace, debug, info, warn, error, off.
-    #[arg(long, value_name = "LEVEL")]
-    log_level: Option<String>,
-    /// How log lines are written: text or json.
-    #[arg(long, value_name = "FORMAT")]
-    log_format: Option<String>,
-    /// Whether each request is logged: true or false.
-    #[arg(long, value_name = "YES")]
-    access_log: Option<String>,
 }
 
 impl Serve {
-    fn flags(&self) -> Flags {
-        Flags::default()
-            .set("--simulate", self.simulate.as_ref())
-            .set("--host", self.host.as_ref())
-            .set("--port", self.port.as_ref())
-            .set("--state-dir", self.state_dir.as_ref())
-            .switch("--open", self.open)
-            .switch("--allow-plain-http", self.allow_plain_http)
-            .set("--tls-cert", self.tls_cert.as_ref())
-            .set("--tls-key", self.tls_key.as_ref())
-            .set("--backend", self.backend.as_ref())
-            .set("--refresh-interval", self.refresh_interval.as_ref())
-            .set("--node-name", self.node_name.as_ref())
-            .set("--log-level", self.log_level.as_ref())
-            .set("--log-format", self.log_format.as_ref())
-            .set("--access-log", self.access_log.as_ref())
+    fn load(&self) -> Result<Loaded, Problems> {
+        load(&Inputs::here(self.flags.clone(), self.config.as_deref(), Reader::Agent)?)
+    }
+}
+
+/// Settings of an agent that have a flag, with the flag's name and without its dashes.
+fn settings_with_flags() -> impl Iterator<Item = (&'static Setting, &'static str)> {
+    let of_agent = all_settings().iter().filter(|setting| Reader::Agent.uses(setting.key));
+    of_agent.filter_map(|setting| Some((setting, setting.flag?.trim_start_matches('-'))))
+}
+
+impl Args for Serve {
+    fn augment_args(command: Command) -> Command {
+        let file = Arg::new("config").long("config").value_name("FILE").help("The configuration file");
+        let file = file.value_parser(value_parser!(PathBuf));
+        let settings = settings_with_flags().map(|(setting, name)| {
+            let arg = Arg::new(name).long(name);
+            match setting.value_name {
+                Some(value) => arg.value_name(value).help(format!("{} [{}]", setting.help(), setting.allowed)),
+                None => arg.action(ArgAction::SetTrue).help(setting.help()),
+            }
+        });
+        command.arg(file).args(settings)
     }
 
-    fn load(&self) -> Result<Loaded, Problems> {
-        load(&Inputs::here(self.flags(), self.config.as_deref(), Reader::Agent)?)
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Serve {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let flags = settings_with_flags().fold(Flags::default(), |flags, (setting, name)| match setting.value_name {
+            Some(_) => flags.set(&format!("--{name}"), matches.get_one::<String>(name)),
+            None => flags.switch(&format!("--{name}"), matches.get_flag(name)),
+        });
+        Ok(Self { flags, config: matches.get_one("config").cloned() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
     }
 }
 
