@@ -8,8 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::detect::Places;
 use crate::kernel_file;
-use crate::places::Places;
 use crate::snapshot::Snapshot;
 use crate::told::{Told, words};
 

@@ -3,12 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
-use gpupool_core::device::{Health, PciAddress, Vendor};
-use gpupool_core::units::{Bytes, Percent, Share};
+use gpupool_core::device::{
+    DeviceFacts, DeviceIdentity, DeviceMemory, Health, IsolationSupport, Partition as CorePartition, PciAddress, Vendor,
+};
+use gpupool_core::ids::Labels;
+use gpupool_core::reading::{Attribution, ProcessUse, Reading};
+use gpupool_core::units::{Bytes, Percent, Share, Time};
 use serde::Serialize;
 
-use crate::bounded;
-use crate::told::Told;
+use crate::limits;
+use crate::told::{Told, words};
 
 /// Electrical power, in thousandths of a watt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -231,15 +235,6 @@ impl Found {
         }
     }
 
-    /// Whether its name is that one, shortened as tables for people do: `Tesla V100-SXM2...`.
-    fn has_cut_name_of(&self, whole: &str) -> bool {
-        self.name
-            .as_deref()
-            .and_then(|name| name.strip_suffix("..."))
-            .is_some_and(|start| whole.starts_with(start.trim()))
-            && !whole.ends_with("...")
-    }
-
     /// Takes from `other`, the same device seen by another source, what this one does not tell. Long texts are cut.
     pub(crate) fn fill_from(&mut self, other: Self) {
         fn fill<T>(mine: &mut Told<T>, other: Told<T>) {
@@ -247,8 +242,7 @@ impl Found {
         }
         self.index = self.index.or(other.index);
         self.minor = self.minor.or(other.minor);
-        let name = other.name.filter(|name| self.name.is_none() || self.has_cut_name_of(name));
-        self.name = name.or_else(|| self.name.take());
+        self.name = self.name.take().or(other.name);
         self.uuid = self.uuid.take().or(other.uuid);
         self.pci = self.pci.or(other.pci);
         self.partition = self.partition.take().or(other.partition);
@@ -271,7 +265,7 @@ impl Found {
         fill(&mut self.processes, other.processes);
         self.health = worse(self.health.take(), other.health);
         self.asleep |= other.asleep;
-        bounded::device(self);
+        self.bound_texts();
     }
 }
 
@@ -286,9 +280,142 @@ pub(crate) fn worse(a: Option<Health>, b: Option<Health>) -> Option<Health> {
     if rank(&b) > rank(&a) { b } else { a }
 }
 
+// A found device in the words of the core: what it is, and what it reads.
+
+/// Names of a vendor's GPUs where the driver gives none.
+const NAMELESS: &str = "unknown GPU";
+
+impl Found {
+    /// Whether work can be put on it: not on a GPU that is cut into MIG instances, only on the instances.
+    pub fn takes_work(&self) -> bool {
+        self.mig != Some(true) || self.partition.is_some()
+    }
+
+    /// What it is, given what identifies it and the device it is a part of, if any.
+    pub fn facts(&self, identity: DeviceIdentity, parent: Option<DeviceIdentity>) -> DeviceFacts {
+        let is_mig = matches!(self.partition, Some(Partition::Mig { .. }));
+        let partition = self.partition.as_ref().map(|partition| CorePartition {
+            parent: parent.or_else(|| self.card()).unwrap_or_else(|| identity.clone()),
+            profile: partition.profile().unwrap_or_else(|| "unknown".into()),
+            // A part of unknown size is taken for whole: too much is counted against a quota rather than too little.
+            of_parent: partition.of_parent(self.name.as_deref()).unwrap_or(Share::WHOLE),
+        });
+        DeviceFacts {
+            identity,
+            vendor: self.vendor,
+            model: self.name.clone().unwrap_or_else(|| NAMELESS.into()),
+            memory: self.memory.total.value().filter(|_| !self.memory.unified).map(|&total| DeviceMemory {
+                total,
+                reserved: self.memory.reserved.value().copied().unwrap_or(Bytes::ZERO),
+            }),
+            partition,
+            isolation: IsolationSupport { mps: self.vendor == Vendor::Nvidia && !is_mig, mig: is_mig },
+            labels: Labels::new(),
+        }
+    }
+
+    /// The card a partition is on, by its place on the bus.
+    fn card(&self) -> Option<DeviceIdentity> {
+        Some(DeviceIdentity::Pci { address: self.pci?, partition: None })
+    }
+
+    /// What it read at a time; `whose` says to whom a process belongs.
+    pub fn reading(&self, at: Time, whose: impl Fn(&Process) -> Attribution) -> Reading {
+        let process =
+            |process: &Process| ProcessUse { attribution: whose(process), memory: process.memory.value().copied() };
+        Reading {
+            at,
+            memory_used: self.memory.used_by_programs().field(),
+            utilization: self.utilization.field(),
+            temperature_c: self.temperature_c.field(),
+            processes: match &self.processes {
+                Told::Value(list) => Some(list.iter().map(process).collect()),
+                Told::Unsupported(_) | Told::Failed(_) => None,
+            },
+        }
+    }
+}
+
+impl Partition {
+    /// The vendor's name of the cut.
+    pub fn profile(&self) -> Option<Arc<str>> {
+        match self {
+            Self::Mig { profile, .. } => profile.clone(),
+            Self::Amd { mode, .. } => mode.clone(),
+        }
+    }
+}
+
+// Texts from outside, kept at a bounded length wherever they came from.
+
+impl Found {
+    /// Cuts every text of the device.
+    pub(crate) fn bound_texts(&mut self) {
+        [&mut self.name, &mut self.uuid, &mut self.driver].into_iter().for_each(bound_optional);
+        match &mut self.partition {
+            Some(Partition::Mig { parent_uuid, profile, .. }) => {
+                [parent_uuid, profile].into_iter().for_each(bound_optional)
+            }
+            Some(Partition::Amd { mode, .. }) => bound_optional(mode),
+            None => {}
+        }
+        if let Some(Health::Unhealthy(reason)) = &mut self.health {
+            bound_shared(reason);
+        }
+        let memory = &mut self.memory;
+        let sizes = [&mut memory.total, &mut memory.reserved, &mut memory.used];
+        sizes.into_iter().chain([&mut memory.host_total, &mut memory.host_used]).for_each(bound_told);
+        bound_told(&mut self.utilization);
+        bound_told(&mut self.temperature_c);
+        bound_told(&mut self.power);
+        bound_told(&mut self.power_limit);
+        bound_told(&mut self.processes);
+        if let Told::Value(processes) = &mut self.processes {
+            processes.truncate(limits::PROCESSES);
+            processes.iter_mut().for_each(bound_process);
+        }
+    }
+}
+
+fn bound_process(process: &mut Process) {
+    bound_optional(&mut process.name);
+    bound_told(&mut process.memory);
+}
+
+/// A text, cut.
+pub(crate) fn bound_text(text: String) -> String {
+    if is_short(&text) { text } else { words(&text).into_owned() }
+}
+
+fn bound_optional(text: &mut Option<Arc<str>>) {
+    text.iter_mut().for_each(bound_shared);
+}
+
+fn bound_shared(text: &mut Arc<str>) {
+    if !is_short(text) {
+        *text = words(text).into();
+    }
+}
+
+fn bound_told<T>(told: &mut Told<T>) {
+    if let Told::Unsupported(said) | Told::Failed(said) = told
+        && !is_short(said)
+    {
+        *said = words(said);
+    }
+}
+
+/// Whether a text is surely not too long; characters are not counted before their bytes are too many.
+fn is_short(text: &str) -> bool {
+    text.len() <= limits::WORDS
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpupool_core::reading::Field;
+
+    use crate::found::UsedMeans;
     use crate::limits;
 
     #[test]
@@ -326,5 +453,54 @@ mod tests {
         assert_eq!(mig("2g.12gb").of_parent(Some("NVIDIA A30")), Some(Share(500)));
         assert_eq!(mig("odd").of_parent(None), None);
         assert_eq!(mig("1g.10gb").number(), Some(112));
+    }
+
+    fn identity(name: &str) -> DeviceIdentity {
+        DeviceIdentity::Uuid(name.into())
+    }
+
+    fn gpu() -> Found {
+        let mut found = Found::new(Vendor::Nvidia);
+        found.name = Some("NVIDIA A100".into());
+        found.memory.total = Told::Value(Bytes(1000));
+        found.memory.reserved = Told::Value(Bytes(100));
+        found.memory.used = Told::Value(Bytes(150));
+        found.memory.used_means = UsedMeans::WithReserved;
+        found
+    }
+
+    #[test]
+    fn what_the_driver_keeps_is_neither_for_sale_nor_in_use() {
+        assert_eq!(gpu().facts(identity("a"), None).memory_capacity(), Some(Bytes(900)));
+        let reading = gpu().reading(Time(5), |_| Attribution::Foreign);
+        assert_eq!(reading.memory_used, Field::Value(Bytes(50)));
+        assert_eq!(reading.utilization, Field::Unsupported);
+        assert_eq!(reading.processes, None);
+    }
+
+    #[test]
+    fn unified_memory_is_nobodys_to_promise() {
+        let mut found = gpu();
+        found.memory.unified = true;
+        assert_eq!(found.facts(identity("a"), None).memory, None);
+    }
+
+    #[test]
+    fn a_gpu_cut_by_mig_takes_no_work_and_its_instances_do() {
+        let mut parent = gpu();
+        parent.mig = Some(true);
+        assert!(!parent.takes_work());
+        let mut instance = parent.clone();
+        instance.partition = Some(Partition::Mig {
+            parent_uuid: Some("a".into()),
+            gpu_instance: Some(1),
+            compute_instance: Some(0),
+            profile: Some("3g.40gb".into()),
+        });
+        assert!(instance.takes_work());
+        let facts = instance.facts(identity("m"), Some(identity("a")));
+        assert_eq!(facts.of_gpu(), Share(428));
+        assert_eq!(facts.partition.unwrap().parent, identity("a"));
+        assert_eq!(facts.isolation, IsolationSupport { mps: false, mig: true });
     }
 }

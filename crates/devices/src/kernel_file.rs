@@ -25,14 +25,11 @@ pub fn text(path: &Path) -> Told<String> {
 
 /// The number in a file: decimal, or hexadecimal after `0x`.
 pub fn number<T: FromStr + TryFrom<u64>>(path: &Path) -> Told<T> {
-    match text(path) {
-        Told::Value(text) => Told::from_cell(&text, |text| match text.strip_prefix("0x") {
-            Some(digits) => u64::from_str_radix(digits, 16).ok()?.try_into().ok(),
-            None => text.parse().ok(),
-        }),
-        Told::Unsupported(words) => Told::Unsupported(words),
-        Told::Failed(words) => Told::Failed(words),
-    }
+    let parsed = |text: &str| match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok()?.try_into().ok(),
+        None => text.parse().ok(),
+    };
+    text(path).and_then(|text| Told::from_cell(&text, parsed))
 }
 
 /// The raw bytes of a file, up to a bound.

@@ -4,13 +4,13 @@
 //! the same words: a field is a value, unsupported, or failed ([`Told`]), and one bad device, field or file never
 //! loses another.
 //!
-//! - The words: [`told`], [`found`], [`snapshot`], [`source`], [`address`]; where things are on a machine: [`places`].
-//! - Sources: [`nvml`], [`nvidia_smi`], [`amd_sysfs`], [`amd_tools`] and [`simulated`] devices; [`detect`] chooses.
-//! - What only tells of devices: [`pci_bus`], [`topology`], [`kernel_log`]; and [`capture`], which reads the output of
-//!   any source or tool from a file, a folder or an archive.
+//! - The words: [`told`], [`found`], [`snapshot`], [`source`], [`address`].
+//! - Sources: [`nvml`], [`nvidia_smi`], [`amd_sysfs`], [`amd_tools`] and [`simulated`] devices; [`detect`] chooses, and
+//!   knows where things are on a machine.
+//! - What only tells of devices: [`pci_bus`], [`kernel_log`]; and [`capture`], which reads the output of a source from a
+//!   file, a folder or an archive.
 //! - Around a source: [`probe`] keeps a hung driver away from the caller, [`watch`] keeps the books over many readings,
-//!   [`facts`] says a device in the words of the core, [`gpu_ids`] numbers devices, [`attribution`] finds whose a process
-//!   is, [`environment`] shows a job its devices.
+//!   [`gpu_ids`] numbers devices, [`attribution`] finds whose a process is, [`environment`] shows a job its devices.
 //! - Answers: [`report`] for programs, [`doctor`] for people whose devices do not work.
 
 pub mod address;
@@ -18,12 +18,10 @@ mod amd_names;
 pub mod amd_sysfs;
 pub mod amd_tools;
 pub mod attribution;
-mod bounded;
 pub mod capture;
 pub mod detect;
 pub mod doctor;
 pub mod environment;
-pub mod facts;
 pub mod found;
 pub mod gpu_ids;
 mod kernel_file;
@@ -32,7 +30,6 @@ pub mod limits;
 pub mod nvidia_smi;
 pub mod nvml;
 pub mod pci_bus;
-pub mod places;
 pub mod probe;
 pub mod report;
 pub mod simulated;
@@ -40,12 +37,10 @@ pub mod snapshot;
 pub mod source;
 pub mod told;
 mod tool;
-pub mod topology;
 pub mod watch;
-mod xml;
 
+pub use detect::Places;
 pub use found::{Found, Memory, Partition, Process, UsedMeans, Watts};
-pub use places::Places;
 pub use snapshot::{FoundLink, Snapshot};
 pub use source::{Source, SourceError, SourceKind};
 pub use told::Told;

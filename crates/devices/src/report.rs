@@ -30,7 +30,6 @@ pub struct Report {
 /// An error by a name that never changes, and in words.
 #[derive(Debug, Clone, Serialize)]
 pub struct ErrorReport {
-    /// Its name.
     pub code: &'static str,
     /// What happened, to what, and what can be done.
     pub message: String,
@@ -43,7 +42,6 @@ pub struct DeviceReport {
     pub gpu_id: GpuId,
     /// Who made it.
     pub vendor: Vendor,
-    /// Its name.
     pub name: Option<Arc<str>>,
     /// The vendor's identity of it.
     pub uuid: Option<Arc<str>>,

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use gpupool_core::device::{DeviceIdentity, LinkKind, Vendor};
 
-use crate::bounded;
-use crate::found::{Found, Partition};
+use crate::found::{Found, Partition, bound_text};
 use crate::limits;
 
 /// What the identity of a device begins with that has none of its own; no UUID is trusted that does.
@@ -20,6 +19,13 @@ pub struct FoundLink {
     pub b: usize,
     /// What joins them.
     pub kind: LinkKind,
+}
+
+impl FoundLink {
+    /// The link between two places, in either order.
+    pub(crate) fn new(one: usize, other: usize, kind: LinkKind) -> Self {
+        Self { a: one.min(other), b: one.max(other), kind }
+    }
 }
 
 /// Everything one source said at one time.
@@ -37,7 +43,7 @@ impl Snapshot {
     /// Adds a warning, while there are not too many; a long one is cut.
     pub fn warn(&mut self, warning: impl Into<String>) {
         if self.warnings.len() < limits::WARNINGS {
-            self.warnings.push(bounded::text(warning.into()));
+            self.warnings.push(bound_text(warning.into()));
         }
     }
 
@@ -50,25 +56,12 @@ impl Snapshot {
             }
             return None;
         }
-        bounded::device(&mut device);
+        device.bound_texts();
         self.devices.push(device);
         Some(self.devices.len() - 1)
     }
 
-    /// Joins two devices, keeping the nearer link where there are several; a device is not joined to itself.
-    pub fn link(&mut self, one: usize, other: usize, kind: LinkKind) {
-        let (a, b) = (one.min(other), one.max(other));
-        if a == b || b >= self.devices.len() {
-            return;
-        }
-        match self.links.iter_mut().find(|link| (link.a, link.b) == (a, b)) {
-            Some(link) if kind.distance() < link.kind.distance() => link.kind = kind,
-            Some(_) => {}
-            None => self.links.push(FoundLink { a, b, kind }),
-        }
-    }
-
-    /// Joins many devices at once, in the same way; faster than one by one.
+    /// Joins devices, keeping the nearest link of each pair; a device is not joined to itself.
     pub fn join(&mut self, links: impl IntoIterator<Item = FoundLink>) {
         let count = self.devices.len();
         let mut links = links.into_iter().filter(|link| link.a < link.b && link.b < count).peekable();
@@ -102,7 +95,7 @@ impl Snapshot {
         }
         self.join(other.links.into_iter().filter_map(|link| {
             let (a, b) = ((*places.get(link.a)?)?, (*places.get(link.b)?)?);
-            Some(FoundLink { a: a.min(b), b: a.max(b), kind: link.kind })
+            Some(FoundLink::new(a, b, link.kind))
         }));
         for warning in other.warnings {
             if !self.warnings.contains(&warning) {
@@ -240,7 +233,7 @@ mod tests {
         same.memory.total = Told::Value(Bytes(5));
         other.push(same);
         other.push(device(None, Some("0000:03:00.0")));
-        other.link(0, 1, LinkKind::Xgmi(1));
+        other.join([FoundLink::new(0, 1, LinkKind::Xgmi(1))]);
         one.merge(other);
         assert_eq!(one.devices.len(), 3);
         assert_eq!(one.devices[1].memory.total, Told::Value(Bytes(5)));

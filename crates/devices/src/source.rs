@@ -67,7 +67,6 @@ pub enum SourceError {
     NotHere {
         /// What was looked for.
         what: Cow<'static, str>,
-        /// What happened.
         why: String,
     },
     /// It is here and its driver is not loaded.
@@ -82,12 +81,7 @@ pub enum SourceError {
     NoPermission(String),
     /// It was asked and has not answered in time; it is left alone.
     #[error("driver unresponsive: {what} has not answered for {} s", after.as_secs())]
-    Unresponsive {
-        /// What was asked.
-        what: Cow<'static, str>,
-        /// How long ago.
-        after: Duration,
-    },
+    Unresponsive { what: Cow<'static, str>, after: Duration },
     /// The driver answered with an error.
     #[error("the driver failed: {0}")]
     Driver(String),
@@ -96,7 +90,6 @@ pub enum SourceError {
     Malformed {
         /// Which format it should have been.
         format: Cow<'static, str>,
-        /// What is wrong with it, and where.
         problem: String,
     },
 }

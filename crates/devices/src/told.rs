@@ -45,8 +45,13 @@ impl<T> Told<T> {
 
     /// The value turned into another.
     pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Told<U> {
+        self.and_then(|value| Told::Value(f(value)))
+    }
+
+    /// What the value means, where there is one.
+    pub(crate) fn and_then<U>(self, f: impl FnOnce(T) -> Told<U>) -> Told<U> {
         match self {
-            Self::Value(value) => Told::Value(f(value)),
+            Self::Value(value) => f(value),
             Self::Unsupported(words) => Told::Unsupported(words),
             Self::Failed(words) => Told::Failed(words),
         }

@@ -151,7 +151,7 @@ impl Uevent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::amd_sysfs::tree::Tree;
+    use crate::amd_sysfs::tests::Tree;
 
     #[test]
     fn connectors_and_render_nodes_are_no_cards() {

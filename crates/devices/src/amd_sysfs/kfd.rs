@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use gpupool_core::device::PciAddress;
+use gpupool_core::device::{LinkKind, PciAddress};
 use gpupool_core::units::Bytes;
 
-use crate::address;
-use crate::kernel_file;
-use crate::limits;
+use crate::found::{Found, Partition};
+use crate::snapshot::FoundLink;
 use crate::told::Told;
+use crate::{address, kernel_file, limits};
 
 /// Everything the topology says of GPUs.
 #[derive(Debug, Default)]
@@ -115,7 +116,7 @@ impl Node {
             unique_id: properties.get("unique_id").filter(|&id| id != 0),
             dies: properties.get("num_xcc"),
             memory: memory(folder, properties),
-            links: ["io_links", "p2p_links"].into_iter().flat_map(|kind| links(&folder.join(kind))).collect(),
+            links: ["io_links", "p2p_links"].into_iter().flat_map(|kind| node_links(&folder.join(kind))).collect(),
         }
     }
 }
@@ -165,7 +166,7 @@ fn memory(folder: &Path, properties: &Properties) -> Told<Bytes> {
     }
 }
 
-fn links(folder: &Path) -> impl Iterator<Item = NodeLink> + use<> {
+fn node_links(folder: &Path) -> impl Iterator<Item = NodeLink> + use<> {
     numbered(folder).into_iter().filter_map(|(_, link)| {
         let text = kernel_file::text(&link.join("properties"));
         let link = Properties::of(text.value()?);
@@ -206,11 +207,152 @@ impl<'a> Properties<'a> {
     }
 }
 
+// How the GPUs of the compute topology are joined.
+
+/// Every pair of more GPUs than these is not looked at; direct links still are.
+const MOST_PAIRED: usize = 256;
+
+/// Links between GPUs, each given with its place among the devices.
+///
+/// Direct ones are as the driver lists them. Every other pair is as near as the processors they hang on: nothing in the
+/// topology tells how many switches lie between.
+pub(crate) fn links(gpus: &[(usize, &Node)], cpus: &[u32]) -> Vec<FoundLink> {
+    let places: BTreeMap<u32, usize> = gpus.iter().map(|(place, node)| (node.number, *place)).collect();
+    let mut kinds: BTreeMap<(usize, usize), LinkKind> = BTreeMap::new();
+    for (place, node) in gpus {
+        for link in node.links.iter().filter(|link| link.bus == Bus::Xgmi) {
+            if let Some(&other) = places.get(&link.to).filter(|other| *other != place) {
+                nearer(&mut kinds, *place, other, LinkKind::Xgmi(hops(link.weight)));
+            }
+        }
+    }
+    let homes: Vec<(usize, u32)> =
+        gpus.iter().take(MOST_PAIRED).filter_map(|(place, node)| Some((*place, home(node, cpus)?))).collect();
+    for (at, (place, home)) in homes.iter().enumerate() {
+        for (other, other_home) in &homes[at + 1..] {
+            let kind = if home == other_home { LinkKind::SameNuma } else { LinkKind::CrossNuma };
+            nearer(&mut kinds, *place, *other, kind);
+        }
+    }
+    kinds.into_iter().map(|((a, b), kind)| FoundLink { a, b, kind }).collect()
+}
+
+/// The processor a GPU hangs on: the nearest of those it is linked to, or itself where it is one.
+pub(crate) fn home(node: &Node, cpus: &[u32]) -> Option<u32> {
+    if cpus.contains(&node.number) {
+        return Some(node.number);
+    }
+    node.links.iter().filter(|link| cpus.contains(&link.to)).min_by_key(|link| link.weight).map(|link| link.to)
+}
+
+/// The driver weighs a hop between cards 15 and one within a card 13; between partitions of two cards it adds up three.
+pub(crate) const fn hops(weight: u64) -> u8 {
+    match weight.saturating_add(7) / 15 {
+        0 => 1,
+        hops if hops > 100 => 100,
+        hops => hops as u8,
+    }
+}
+
+fn nearer(kinds: &mut BTreeMap<(usize, usize), LinkKind>, one: usize, other: usize, kind: LinkKind) {
+    let known = kinds.entry((one.min(other), one.max(other))).or_insert(kind);
+    if kind.distance() < known.distance() {
+        *known = kind;
+    }
+}
+
+// Cards that are cut into parts: which parts there are, and what each may say.
+
+/// A card: its place on the bus and its unique number.
+type CardKey = (PciAddress, Option<u64>);
+
+/// Which part of which card a device is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub card: CardKey,
+    pub id: u16,
+    /// Into how many parts it is cut; `None` where this part alone is to be seen.
+    pub parts: Option<u16>,
+    /// Compute dies of this part.
+    dies: Option<u64>,
+}
+
+/// The devices that are, or may be, parts, each given with its place among all devices.
+pub(crate) fn parts(gpus: &[(usize, &Node)]) -> Vec<(usize, Part)> {
+    let mut cards: BTreeMap<CardKey, Vec<(usize, &Node)>> = BTreeMap::new();
+    for (place, node) in gpus {
+        if let Some(pci) = node.pci {
+            cards.entry((pci, node.unique_id)).or_default().push((*place, node));
+        }
+    }
+    let mut parts = Vec::new();
+    for (card, mut members) in cards {
+        members.sort_by_key(|(_, node)| (node.partition, node.number));
+        let told_apart = members.windows(2).all(|pair| pair[0].1.partition < pair[1].1.partition);
+        let highest = members.iter().map(|(_, node)| node.partition + 1).max().unwrap_or(0);
+        let count = (members.len() > 1).then(|| highest.max(members.len() as u16));
+        for (order, (place, node)) in members.into_iter().enumerate() {
+            let id = if told_apart { node.partition } else { order as u16 };
+            parts.push((place, Part { card, id, parts: count, dies: node.dies }));
+        }
+    }
+    parts
+}
+
+/// The partition a part is, given how its card says it is cut; `None` where it is the whole card.
+pub(crate) fn partition(part: Part, mode: Option<Arc<str>>) -> Option<Partition> {
+    let is_alone = part.parts.is_none() && part.id == 0;
+    if is_alone && mode.as_deref().is_none_or(|mode| mode == "SPX") {
+        return None;
+    }
+    let mode = mode.filter(|mode| &**mode != "SPX").or_else(|| mode_by_parts(part).map(Into::into));
+    Some(Partition::Amd { id: part.id, mode, parts: part.parts })
+}
+
+/// How a card is cut, by its parts. Only the finest cut leaves parts of one die, so that four of them are not `QPX`.
+fn mode_by_parts(part: Part) -> Option<&'static str> {
+    match (part.dies?, part.parts?) {
+        (1, _) => Some("CPX"),
+        (2.., 2) => Some("DPX"),
+        (2.., 3) => Some("TPX"),
+        (2.., 4) => Some("QPX"),
+        _ => None,
+    }
+}
+
+const OF_ALL_PARTS: &str = "the card tells this of all its partitions together";
+
+/// Makes the readings of a card those of its first part: its own memory, and nothing the other parts have a share in.
+pub(crate) fn keep_own(found: &mut Found, node: Option<&Node>) {
+    found.memory.total = match node.map(|node| &node.memory) {
+        Some(own @ Told::Value(_)) => own.clone(),
+        _ => Told::Unsupported(OF_ALL_PARTS.into()),
+    };
+    found.memory.used = Told::Unsupported(OF_ALL_PARTS.into());
+    found.utilization = Told::Unsupported(OF_ALL_PARTS.into());
+}
+
+/// Gives another part what its card measures for all; power counts once, with the first part.
+pub(crate) fn take_from_card(found: &mut Found, card: &Found) {
+    found.temperature_c = card.temperature_c.clone();
+    found.memory.used = Told::Unsupported(OF_ALL_PARTS.into());
+    found.utilization = Told::Unsupported(OF_ALL_PARTS.into());
+    found.power = Told::Unsupported("counted with the first partition".into());
+    found.power_limit = Told::Unsupported("counted with the first partition".into());
+    found.health = card.health.clone();
+    found.asleep = card.asleep;
+    found.uuid = found.uuid.take().or_else(|| card.uuid.clone());
+    found.numa = card.numa;
+    found.driver = card.driver.clone();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::amd_sysfs::tree::Tree;
     use proptest::prelude::*;
+
+    use crate::amd_sysfs::kfd;
+    use crate::amd_sysfs::tests::Tree;
 
     fn nodes(tree: &Tree) -> PathBuf {
         tree.path("class/kfd/kfd/topology/nodes")
@@ -266,5 +408,56 @@ mod tests {
             let topology = read(&nodes(&tree));
             prop_assert!(topology.gpus.len() <= 1);
         }
+    }
+
+    #[test]
+    fn the_weight_of_a_link_counts_its_hops() {
+        for (weight, expected) in [(13, 1), (15, 1), (30, 2), (41, 3), (45, 3), (0, 1), (u64::MAX >> 1, 100)] {
+            assert_eq!(hops(weight), expected, "{weight}");
+        }
+    }
+
+    #[test]
+    fn gpus_without_a_direct_link_are_as_near_as_their_processors() {
+        let tree = Tree::new();
+        tree.kfd_cpu(0);
+        tree.kfd_cpu(1);
+        for (gpu, cpu) in [(2, 0), (3, 0), (4, 1)] {
+            tree.kfd_gpu(gpu, &format!("location_id {}", gpu * 256), gpu, 1 << 30);
+            tree.kfd_link(gpu, "io_links", 0, &format!("type 2\nnode_to {cpu}\nweight 20"));
+            tree.kfd_link(gpu, "p2p_links", 0, &format!("type 2\nnode_to {}\nweight 52", 1 - cpu));
+        }
+        tree.kfd_link(3, "io_links", 1, "type 11\nnode_to 4\nweight 15");
+        let topology = kfd::read(&tree.path("class/kfd/kfd/topology/nodes"));
+        let gpus: Vec<(usize, &Node)> = topology.gpus.iter().enumerate().collect();
+        let kinds: Vec<LinkKind> = links(&gpus, &topology.cpus).iter().map(|link| link.kind).collect();
+        assert_eq!(kinds, [LinkKind::SameNuma, LinkKind::CrossNuma, LinkKind::Xgmi(1)]);
+    }
+
+    fn part(id: u16, parts: Option<u16>, dies: u64) -> Part {
+        Part { card: (crate::address::from_location(0, 256), None), id, parts, dies: Some(dies) }
+    }
+
+    fn mode(part: Part, told: Option<&str>) -> Option<String> {
+        match partition(part, told.map(Into::into))? {
+            Partition::Amd { mode, .. } => mode.map(|mode| mode.to_string()),
+            Partition::Mig { .. } => None,
+        }
+    }
+
+    #[test]
+    fn four_parts_are_a_quarter_each_only_where_they_have_several_dies() {
+        assert_eq!(mode(part(1, Some(4), 2), None).as_deref(), Some("QPX"));
+        assert_eq!(mode(part(1, Some(4), 1), None).as_deref(), Some("CPX"));
+        assert_eq!(mode(part(1, Some(5), 2), None), None);
+        assert_eq!(mode(part(1, Some(4), 1), Some("QPX")).as_deref(), Some("QPX"));
+    }
+
+    #[test]
+    fn a_card_that_is_not_cut_is_no_partition() {
+        assert_eq!(partition(part(0, None, 8), None), None);
+        assert_eq!(partition(part(0, None, 8), Some("SPX".into())), None);
+        let cut = partition(part(0, None, 1), Some("CPX".into()));
+        assert_eq!(cut, Some(Partition::Amd { id: 0, mode: Some("CPX".into()), parts: None }));
     }
 }

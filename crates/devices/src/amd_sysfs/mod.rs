@@ -1,25 +1,376 @@
 //! The kernel's own files about AMD devices as a source: live ([`AmdSysfs`]), or a captured tree ([`read`]).
 //!
 //! Two drivers tell of a card. The graphics driver has an entry `cardN` with the files of its device and sensors
-//! (`drm`, `card`, `hwmon`, `gpu_metrics`); the compute driver has a topology of nodes with memory, links and
-//! partitions (`kfd`, `links`, `partitions`). `inventory` joins the two, `processes` finds who uses a device.
+//! (`drm`, `card`, `gpu_metrics`); the compute driver has a topology of nodes with memory, links and partitions
+//! (`kfd`). `inventory` joins the two, `processes` finds who uses a device.
 //!
 //! A sleeping card is never woken: reading its sensors would.
 
-mod captured;
 mod card;
 mod drm;
-pub mod fdinfo;
 mod gpu_metrics;
-mod hwmon;
 mod inventory;
 mod kfd;
-pub(crate) mod links;
-mod partitions;
 mod processes;
-mod source;
-#[cfg(test)]
-mod tree;
 
-pub use captured::{looks_like, read};
-pub use source::AmdSysfs;
+pub use inventory::{looks_like, read};
+pub(crate) use kfd::hops;
+pub use processes::{looks_like_fdinfo, parse_fdinfo};
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use crate::amd_sysfs::inventory::{Inventory, Others};
+use crate::amd_sysfs::processes::Processes;
+use crate::detect::Places;
+use crate::kernel_file;
+use crate::snapshot::Snapshot;
+use crate::source::{Source, SourceError, SourceKind};
+
+/// AMD devices as the kernel's own files tell of them; needs no tool and no library.
+#[derive(Debug)]
+pub struct AmdSysfs {
+    drm: PathBuf,
+    kfd: PathBuf,
+    module: PathBuf,
+    proc: PathBuf,
+    walked: Option<Walked>,
+}
+
+/// What a walk found, and what the tree looked like then.
+#[derive(Debug)]
+struct Walked {
+    outline: Outline,
+    inventory: Inventory,
+}
+
+/// What changes when devices come, go or are cut: cheap to look at before each reading.
+#[derive(Debug, PartialEq, Eq)]
+struct Outline {
+    cards: Vec<(u32, Option<PathBuf>)>,
+    generation: Option<String>,
+}
+
+impl AmdSysfs {
+    /// A source that looks below `places.sys` and `places.proc`.
+    pub fn new(places: &Places) -> Self {
+        Self {
+            drm: places.sys.join("class/drm"),
+            kfd: places.sys.join("class/kfd/kfd"),
+            module: places.sys.join("module/amdgpu"),
+            proc: places.proc.clone(),
+            walked: None,
+        }
+    }
+
+    fn walk(&self, processes: Processes) -> Result<Inventory, SourceError> {
+        let cards = match drm::cards(&self.drm) {
+            Ok(cards) => cards,
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                return Err(SourceError::NoPermission(format!("{}: {error}", self.drm.display())));
+            }
+            Err(_) => Vec::new(),
+        };
+        let nodes = self.kfd.join("topology/nodes");
+        let inventory = Inventory::new(cards, kfd::read(&nodes), Others::LeftOut);
+        if inventory.is_empty() && !self.module.exists() && !nodes.exists() {
+            let why = format!("neither {} nor an AMD card in {}", self.module.display(), self.drm.display());
+            return Err(SourceError::NotHere { what: "the amdgpu driver".into(), why });
+        }
+        let version = kernel_file::text(&self.module.join("version")).value().map(|version| version.as_str().into());
+        Ok(inventory.with(version, processes))
+    }
+
+    fn outline(&self) -> Outline {
+        let numbers = drm::card_numbers(&self.drm).unwrap_or_default();
+        let target = |number: u32| fs::read_link(self.drm.join(format!("card{number}"))).ok();
+        Outline {
+            cards: numbers.into_iter().map(|number| (number, target(number))).collect(),
+            generation: generation(&self.kfd),
+        }
+    }
+
+    fn walk_again(&mut self) -> Result<&mut Walked, SourceError> {
+        let fresh = || Processes::new(Some(self.kfd.join("proc")), Some(self.proc.clone()));
+        let processes = self.walked.take().map_or_else(fresh, |walked| walked.inventory.into_processes());
+        let (outline, inventory) = (self.outline(), self.walk(processes)?);
+        Ok(self.walked.insert(Walked { outline, inventory }))
+    }
+}
+
+/// The compute topology counts its changes.
+fn generation(kfd: &Path) -> Option<String> {
+    kernel_file::text(&kfd.join("topology/generation_id")).value().cloned()
+}
+
+impl Source for AmdSysfs {
+    fn kind(&self) -> SourceKind {
+        SourceKind::AmdSysfs
+    }
+
+    fn read(&mut self) -> Result<Snapshot, SourceError> {
+        let outline = self.outline();
+        let unchanged = self.walked.as_mut().filter(|walked| walked.outline == outline);
+        if let Some(walked) = unchanged {
+            let (snapshot, stale) = walked.inventory.read();
+            if !stale {
+                return Ok(snapshot);
+            }
+        }
+        Ok(self.walk_again()?.inventory.read().0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::found::{Partition, Watts};
+    use crate::told::Told;
+    use gpupool_core::device::{Health, Vendor};
+    use gpupool_core::units::{Bytes, Percent};
+
+    fn source(tree: &Tree) -> AmdSysfs {
+        AmdSysfs::new(&tree.places())
+    }
+
+    fn names(snapshot: &Snapshot) -> Vec<String> {
+        snapshot.devices.iter().map(|device| device.pci.unwrap().to_string()).collect()
+    }
+
+    #[test]
+    fn without_the_driver_and_without_a_card_the_source_is_not_here() {
+        let tree = Tree::new();
+        assert_eq!(source(&tree).read().unwrap_err().code(), "not_here");
+        tree.file("class/drm/card0/device/vendor", "0x1a03");
+        assert_eq!(source(&tree).read().unwrap_err().code(), "not_here");
+        tree.folder("module/amdgpu");
+        assert_eq!(source(&tree).read().unwrap(), Snapshot::default());
+    }
+
+    #[test]
+    fn only_cards_of_amd_are_listed_and_a_version_of_the_driver_with_them() {
+        let tree = Tree::new();
+        tree.amd_card(1, "0000:03:00.0", 0x744c);
+        tree.amd_card(2, "0000:04:00.0", 0x744c);
+        tree.file("class/drm/card0/device/vendor", "0x10de");
+        tree.file("class/drm/card3/device/vendor", "0x8086");
+        tree.file("module/amdgpu/version", "6.8.5\n");
+        let snapshot = source(&tree).read().unwrap();
+        assert_eq!(names(&snapshot), ["0000:03:00.0", "0000:04:00.0"]);
+        assert_eq!(snapshot.devices[0].driver.as_deref(), Some("6.8.5"));
+        assert_eq!(snapshot.warnings, Vec::<String>::new());
+    }
+
+    #[test]
+    fn cards_that_come_and_go_are_seen_at_the_next_reading() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        let mut source = source(&tree);
+        assert_eq!(names(&source.read().unwrap()), ["0000:03:00.0"]);
+        tree.amd_card(1, "0000:04:00.0", 0x744c);
+        assert_eq!(names(&source.read().unwrap()), ["0000:03:00.0", "0000:04:00.0"]);
+        tree.remove("class/drm/card0");
+        assert_eq!(names(&source.read().unwrap()), ["0000:04:00.0"]);
+    }
+
+    #[test]
+    fn files_that_moved_are_found_again() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        let mut source = source(&tree);
+        source.read().unwrap();
+        let hwmon = tree.path("class/drm/card0/device/hwmon");
+        fs::rename(hwmon.join("hwmon5"), hwmon.join("hwmon6")).unwrap();
+        assert_eq!(source.read().unwrap().devices[0].temperature_c, Told::Value(61));
+    }
+
+    #[test]
+    fn what_changes_is_read_each_time() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        let mut source = source(&tree);
+        assert_eq!(source.read().unwrap().devices[0].utilization, Told::Value(Percent(37_000)));
+        tree.file("class/drm/card0/device/gpu_busy_percent", "99\n");
+        assert_eq!(source.read().unwrap().devices[0].utilization, Told::Value(Percent(99_000)));
+    }
+
+    #[test]
+    fn a_file_the_kernel_refuses_fails_alone() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        tree.remove("class/drm/card0/device/mem_info_vram_used");
+        tree.refuse("class/drm/card0/device/mem_info_vram_used");
+        let device = source(&tree).read().unwrap().devices.remove(0);
+        assert!(matches!(device.memory.used, Told::Failed(_)), "{:?}", device.memory.used);
+        assert_eq!(device.temperature_c, Told::Value(61));
+        assert_eq!(device.health, Some(Health::Healthy));
+    }
+
+    #[test]
+    fn a_card_and_its_compute_node_are_one_device() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:03:00.0", 0x744c);
+        tree.kfd_cpu(0);
+        tree.kfd_gpu(1, "location_id 768\ndrm_render_minor 128\ndevice_id 29772", 4242, 1 << 40);
+        tree.file("class/kfd/kfd/proc/900/vram_4242", "4096");
+        let snapshot = source(&tree).read().unwrap();
+        let [device] = snapshot.devices.as_slice() else { panic!("{snapshot:?}") };
+        assert_eq!(device.memory.total, Told::Value(Bytes(16 << 30)));
+        assert_eq!(device.processes.value().unwrap()[0].pid, 900);
+    }
+
+    /// A card cut in four, of which the parts but the first are devices without a place on the bus.
+    fn cut_card(tree: &Tree) {
+        tree.amd_card(0, "0000:0a:00.0", 0x74a1);
+        tree.file("class/drm/card0/device/current_compute_partition", "QPX\n");
+        tree.kfd_cpu(0);
+        for part in 0..4 {
+            if part > 0 {
+                let device = format!("class/drm/card{part}/device");
+                tree.file(&format!("{device}/uevent"), "MODALIAS=platform:amdgpu_xcp_1\n");
+                tree.folder(&format!("{device}/drm/renderD{}", 128 + part));
+            }
+            let properties = format!(
+                "location_id {}\ndrm_render_minor {}\nunique_id 99\nnum_xcc 2\ndevice_id 29857\ngfx_target_version 90402",
+                0x0a00_u32 | part << 28,
+                128 + part
+            );
+            tree.kfd_gpu(1 + part, &properties, 70 + part, 48 << 30);
+        }
+    }
+
+    #[test]
+    fn each_part_of_a_cut_card_is_a_device_with_its_own_memory() {
+        let tree = Tree::new();
+        cut_card(&tree);
+        let snapshot = source(&tree).read().unwrap();
+        assert_eq!(names(&snapshot), ["0000:0a:00.0"; 4]);
+        for (id, device) in (0..).zip(&snapshot.devices) {
+            assert_eq!(device.partition, Some(Partition::Amd { id, mode: Some("QPX".into()), parts: Some(4) }));
+            assert_eq!(device.memory.total, Told::Value(Bytes(48 << 30)));
+            assert_eq!(device.temperature_c, Told::Value(61));
+            assert_eq!(device.name.as_deref(), Some("AMD Instinct MI300X"));
+            assert!(matches!(device.memory.used, Told::Unsupported(_)));
+            assert!(matches!(device.utilization, Told::Unsupported(_)));
+            assert_eq!(device.vendor, Vendor::Amd);
+        }
+        let powers: Vec<Option<&Watts>> = snapshot.devices.iter().map(|device| device.power.value()).collect();
+        assert_eq!(powers, [Some(&Watts(42_500)), None, None, None]);
+    }
+
+    #[test]
+    fn a_card_that_is_cut_while_it_runs_is_seen_by_the_count_of_changes() {
+        let tree = Tree::new();
+        tree.amd_card(0, "0000:0a:00.0", 0x74a1);
+        tree.file("class/kfd/kfd/topology/generation_id", "1\n");
+        let mut source = source(&tree);
+        assert_eq!(source.read().unwrap().devices[0].partition, None);
+        tree.remove("class/drm/card0");
+        cut_card(&tree);
+        tree.file("class/kfd/kfd/topology/generation_id", "2\n");
+        assert_eq!(source.read().unwrap().devices.len(), 4);
+    }
+
+    /// A tree below a temporary folder, gone with it: `sys` holds what `/sys` would, `proc` what `/proc` would.
+    pub(crate) struct Tree(tempfile::TempDir);
+
+    impl Tree {
+        pub fn new() -> Self {
+            let tree = Self(tempfile::tempdir().unwrap());
+            tree.folder("");
+            tree
+        }
+
+        /// Where the source should look.
+        pub fn places(&self) -> Places {
+            Places { sys: self.path(""), proc: self.0.path().join("proc"), ..Places::default() }
+        }
+
+        pub fn path(&self, path: &str) -> PathBuf {
+            self.0.path().join("sys").join(path)
+        }
+
+        pub fn file(&self, path: &str, content: impl AsRef<[u8]>) {
+            let path = self.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+
+        pub fn folder(&self, path: &str) {
+            fs::create_dir_all(self.path(path)).unwrap();
+        }
+
+        pub fn link(&self, path: &str, target: &str) {
+            let path = self.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::os::unix::fs::symlink(target, path).unwrap();
+        }
+
+        /// A file that the kernel refuses to read: nothing is mapped at the start of what it leads to.
+        pub fn refuse(&self, path: &str) {
+            self.link(path, "/proc/self/mem");
+        }
+
+        pub fn remove(&self, path: &str) {
+            let path = self.path(path);
+            if path.is_dir() && !path.is_symlink() {
+                fs::remove_dir_all(path).unwrap();
+            } else {
+                fs::remove_file(path).unwrap();
+            }
+        }
+
+        /// Card `number` with all a card of amdgpu usually has; 16 GiB, 1 GiB of it used, 37 % busy, 61 °C, 42.5 of 300 W.
+        pub fn amd_card(&self, number: u32, pci: &str, device: u16) {
+            let card = format!("class/drm/card{number}/device");
+            self.file(
+                &format!("{card}/uevent"),
+                format!("DRIVER=amdgpu\nPCI_ID=1002:{device:04X}\nPCI_SLOT_NAME={pci}\n"),
+            );
+            for (file, content) in [
+                ("vendor", "0x1002"),
+                ("device", &format!("{device:#06x}")),
+                ("numa_node", "-1"),
+                ("power/runtime_status", "active"),
+                ("unique_id", &format!("{:016x}", 0xa000 + number)),
+                ("mem_info_vram_total", "17179869184"),
+                ("mem_info_vram_used", "1073741824"),
+                ("mem_info_gtt_total", "8589934592"),
+                ("mem_info_gtt_used", "4096"),
+                ("gpu_busy_percent", "37"),
+                ("hwmon/hwmon5/name", "amdgpu"),
+                ("hwmon/hwmon5/temp1_label", "edge"),
+                ("hwmon/hwmon5/temp1_input", "61000"),
+                ("hwmon/hwmon5/power1_average", "42500000"),
+                ("hwmon/hwmon5/power1_cap", "300000000"),
+            ] {
+                self.file(&format!("{card}/{file}"), format!("{content}\n"));
+            }
+            self.folder(&format!("{card}/drm/renderD{}", 128 + number));
+        }
+
+        /// A GPU node of the compute topology.
+        pub fn kfd_gpu(&self, number: u32, properties: &str, gpu_id: u32, vram: u64) {
+            let node = format!("class/kfd/kfd/topology/nodes/{number}");
+            let properties = format!("cpu_cores_count 0\nsimd_count 64\nvendor_id 4098\n{properties}\n");
+            self.file(&format!("{node}/properties"), properties);
+            self.file(&format!("{node}/gpu_id"), gpu_id.to_string());
+            self.file(&format!("{node}/mem_banks/0/properties"), format!("heap_type 1\nsize_in_bytes {vram}\n"));
+        }
+
+        /// A CPU node of the compute topology.
+        pub fn kfd_cpu(&self, number: u32) {
+            self.file(
+                &format!("class/kfd/kfd/topology/nodes/{number}/properties"),
+                "cpu_cores_count 64\nsimd_count 0\n",
+            );
+        }
+
+        /// A link between two nodes of the compute topology.
+        pub fn kfd_link(&self, from: u32, kind: &str, number: u32, content: &str) {
+            let path = format!("class/kfd/kfd/topology/nodes/{from}/{kind}/{number}/properties");
+            self.file(&path, format!("node_from {from}\n{content}\n"));
+        }
+    }
+}

@@ -1,46 +1,91 @@
-//! One `gpu` element of the tree, as a device.
+//! The tree of a whole answer, as devices.
 
 use std::sync::Arc;
 
-use gpupool_core::device::Vendor;
+use gpupool_core::device::{Health, Vendor};
+use gpupool_core::units::{Bytes, Percent};
 
-use super::{cell, health, processes, tree};
-use crate::address;
-use crate::found::{Found, Memory, UsedMeans};
-use crate::told::Told;
-use crate::xml::Element;
+use crate::found::{Doing, Found, Memory, Partition, Process, UsedMeans, Watts};
+use crate::nvidia_smi::xml::Element;
+use crate::snapshot::Snapshot;
+use crate::told::{Told, words};
+use crate::{address, limits};
+
+/// The devices of a tree; `cut` says why it ends early, where it does.
+///
+/// The number of a device is its place in the answer unless the answer gives one: the tool lists devices in the order
+/// of their numbers. Where it shows fewer than are attached it was asked for some of them, and which cannot be told.
+pub(crate) fn snapshot(root: &Element, cut: Option<&str>) -> Snapshot {
+    let mut snapshot = Snapshot::default();
+    let gpus: Vec<&Element> = root.children("gpu").collect();
+    let attached = first_in(root, &[&["attached_gpus"]], count);
+    if let Some(cut) = cut {
+        snapshot.warn(format!("the answer ends early: {cut}"));
+    }
+    let differ = attached.is_some_and(|attached| attached as usize != gpus.len());
+    if let Some(attached) = attached.filter(|_| differ) {
+        snapshot.warn(format!("{attached} GPUs are attached and {} are shown", gpus.len()));
+    }
+    let driver = first_in(root, &[&["driver_version"]], known_name);
+    for (place, element) in gpus.into_iter().enumerate() {
+        let mut found = device(element, driver.clone());
+        if found.index.is_none() && (!differ || cut.is_some()) {
+            found.index = u32::try_from(place).ok();
+        }
+        if found.pci.is_none() && found.uuid.is_none() {
+            snapshot.warn(format!("GPU {place} has neither a PCI address nor a UUID"));
+        }
+        if let Some(cause) = slowdown(element) {
+            snapshot.warn(format!("GPU {place} is slowed down by its hardware: {cause}"));
+        }
+        let is_same = |known: &Found| known.pci == found.pci && known.uuid == found.uuid;
+        if found.pci.is_some() && snapshot.devices.iter().any(is_same) {
+            snapshot.warn(format!("GPU {place} is listed before; only the first is taken"));
+            continue;
+        }
+        let instances = instances(element, &found);
+        for device in std::iter::once(found).chain(instances) {
+            if snapshot.push(device).is_none() {
+                return snapshot;
+            }
+        }
+    }
+    snapshot
+}
+
+// One `gpu` element of the tree, as a device.
 
 /// The device; `driver` is the version the head of the answer gives.
-pub(crate) fn found(gpu: &Element, driver: Option<Arc<str>>) -> Found {
+pub(crate) fn device(gpu: &Element, driver: Option<Arc<str>>) -> Found {
     let mut found = Found::new(Vendor::Nvidia);
-    found.index = tree::first(gpu, &[&["index"]], cell::count);
-    found.minor = tree::first(gpu, &[&["minor_number"]], cell::count);
-    found.name = tree::first(gpu, &[&["product_name"]], cell::name);
-    found.uuid = tree::first(gpu, &[&["uuid"], &["gpu_uuid"]], cell::name);
-    let in_tree = || tree::first(gpu, &[&["pci", "pci_bus_id"], &["pci", "bus_id"]], address::parse);
+    found.index = first_in(gpu, &[&["index"]], count);
+    found.minor = first_in(gpu, &[&["minor_number"]], count);
+    found.name = first_in(gpu, &[&["product_name"]], known_name);
+    found.uuid = first_in(gpu, &[&["uuid"], &["gpu_uuid"]], known_name);
+    let in_tree = || first_in(gpu, &[&["pci", "pci_bus_id"], &["pci", "bus_id"]], address::parse);
     found.pci = gpu.attribute("id").and_then(address::parse).or_else(in_tree);
-    found.mig = tree::first(gpu, &[&["mig_mode", "current_mig"], &["mig_mode", "current"]], cell::flag);
-    found.driver = tree::first(gpu, &[&["driver_version"]], cell::name).or(driver);
+    found.mig = first_in(gpu, &[&["mig_mode", "current_mig"], &["mig_mode", "current"]], flag);
+    found.driver = first_in(gpu, &[&["driver_version"]], known_name).or(driver);
     found.memory = memory(gpu, found.driver.as_deref());
     found.memory.unified = found.mig != Some(true) && has_no_memory_of_its_own(&found.memory);
-    found.utilization = tree::told(gpu, &["utilization"], &["gpu_util", "gpu"], cell::percent);
-    found.temperature_c = tree::told(gpu, &["temperature"], &["gpu_temp", "gpu_current_temp", "gpu"], cell::celsius);
+    found.utilization = told_in(gpu, &["utilization"], &["gpu_util", "gpu"], percent);
+    found.temperature_c = told_in(gpu, &["temperature"], &["gpu_temp", "gpu_current_temp", "gpu"], celsius);
     const POWER: [&str; 2] = ["gpu_power_readings", "power_readings"];
     // The average first: it is what the single number of older drivers is.
     const DRAW: [&str; 4] = ["power_draw", "average_power_draw", "instant_power_draw", "instantaneous_power_draw"];
-    found.power = tree::told(gpu, &POWER, &DRAW, cell::watts);
+    found.power = told_in(gpu, &POWER, &DRAW, watts);
     // The limit in force; `power_limit` is what was asked for.
     const LIMIT: [&str; 3] = ["enforced_power_limit", "current_power_limit", "power_limit"];
-    found.power_limit = tree::told(gpu, &POWER, &LIMIT, cell::watts);
-    found.processes = processes::of(gpu);
-    found.health = health::of(gpu, &found);
+    found.power_limit = told_in(gpu, &POWER, &LIMIT, watts);
+    found.processes = processes(gpu);
+    found.health = health(gpu, &found);
     found
 }
 
 /// The memory of a GPU or of an instance of it.
 pub(crate) fn memory(element: &Element, driver: Option<&str>) -> Memory {
     const SECTIONS: [&str; 3] = ["fb_memory_usage", "shared_fb_memory_usage", "memory_usage"];
-    let amount = |field| tree::told(element, &SECTIONS, &[field], cell::memory);
+    let amount = |field| told_in(element, &SECTIONS, &[field], memory_amount);
     let reserved = amount("reserved");
     let used_means = used_means(&reserved, driver);
     Memory { total: amount("total"), used: amount("used"), reserved, used_means, ..Memory::default() }
@@ -51,7 +96,7 @@ fn used_means<T>(reserved: &Told<T>, driver: Option<&str>) -> UsedMeans {
     if reserved.value().is_some() {
         return UsedMeans::WithoutReserved;
     }
-    match driver.and_then(|driver| driver.split('.').next()).and_then(cell::count) {
+    match driver.and_then(|driver| driver.split('.').next()).and_then(count) {
         Some(major) if major < 510 => UsedMeans::WithReserved,
         Some(_) => UsedMeans::WithoutReserved,
         None => UsedMeans::Unknown,
@@ -61,4 +106,430 @@ fn used_means<T>(reserved: &Told<T>, driver: Option<&str>) -> UsedMeans {
 /// Not so for a GPU cut by MIG: what is seen from inside one of its instances leaves out the memory of the whole.
 fn has_no_memory_of_its_own(memory: &Memory) -> bool {
     matches!(memory.total, Told::Unsupported(_)) && !memory.total.is_absent()
+}
+
+// The instances a GPU is cut into.
+
+/// The instances of the GPU `parent`, in their order. What is wrong with the GPU is wrong with each of them.
+pub(crate) fn instances(element: &Element, parent: &Found) -> Vec<Found> {
+    let listed = element.children("mig_devices").flat_map(|devices| devices.children("mig_device"));
+    let is_one = |instance: &&Element| ["index", "gpu_instance_id"].iter().any(|field| instance.child(field).is_some());
+    listed.chain(element.children("mig_device")).filter(is_one).map(|found| instance(element, found, parent)).collect()
+}
+
+fn instance(gpu: &Element, instance: &Element, parent: &Found) -> Found {
+    let number = |field| first_in(instance, &[&[field]], count);
+    let gpu_instance = number("gpu_instance_id");
+    let compute_instance = number("compute_instance_id");
+    let profile = first_in(instance, &[&["profile"], &["name"]], known_name);
+    let mut found = Found::new(parent.vendor);
+    found.index = number("index");
+    found.uuid = first_in(instance, &[&["uuid"], &["mig_uuid"]], known_name);
+    found.name = parent.name.as_deref().map(|parent| instance_name(parent, profile.as_deref()).into());
+    found.pci = parent.pci;
+    found.mig = Some(true);
+    found.driver = parent.driver.clone();
+    found.memory = memory(instance, parent.driver.as_deref());
+    found.utilization = told_in(instance, &["utilization"], &["gpu_util", "gpu"], percent);
+    if let Some(gpu_instance) = gpu_instance {
+        found.processes = processes_in_instance(gpu, gpu_instance, compute_instance);
+    }
+    found.health = parent.health.clone();
+    found.partition =
+        Some(Partition::Mig { parent_uuid: parent.uuid.clone(), gpu_instance, compute_instance, profile });
+    found
+}
+
+/// What the driver calls an instance: the name of the GPU and the profile, as far as that is known.
+pub(crate) fn instance_name(parent: &str, profile: Option<&str>) -> String {
+    profile.map_or_else(|| parent.to_owned(), |profile| format!("{parent} MIG {profile}"))
+}
+
+// The processes on a GPU, in the tree.
+
+/// What the list is called; drivers before 346 know processes that compute only.
+pub(crate) const LISTS: [&str; 2] = ["processes", "compute_processes"];
+
+/// Every process on a GPU, those in its instances included.
+pub(crate) fn processes(gpu: &Element) -> Told<Vec<Process>> {
+    list_processes(gpu, |_| true)
+}
+
+/// The processes in one instance; a value only where every process of the GPU says in which instance it is.
+pub(crate) fn processes_in_instance(
+    gpu: &Element,
+    gpu_instance: u32,
+    compute_instance: Option<u32>,
+) -> Told<Vec<Process>> {
+    let instance = |info: &Element| first_in(info, &[&["gpu_instance_id"]], count);
+    let all_tell = infos(gpu).all(|info| instance(info).is_some());
+    if !all_tell {
+        return Told::ABSENT;
+    }
+    list_processes(gpu, |info| {
+        let compute = first_in(info, &[&["compute_instance_id"]], count);
+        let differs = matches!((compute, compute_instance), (Some(a), Some(b)) if a != b);
+        instance(info) == Some(gpu_instance) && !differs
+    })
+}
+
+fn list_processes(gpu: &Element, wanted: impl Fn(&Element) -> bool) -> Told<Vec<Process>> {
+    let Some(processes) = LISTS.iter().find_map(|list| gpu.child(list)) else { return Told::ABSENT };
+    let none = processes.text.is_empty() || processes.text.eq_ignore_ascii_case("none");
+    if processes.children.is_empty() && !none {
+        return Told::from_cell(&processes.text, |_| None);
+    }
+    let only_compute = processes.name == LISTS[1];
+    let mut list = Vec::new();
+    for info in infos(gpu).filter(|info| wanted(info)) {
+        match process(info) {
+            Some(process) if list.len() < limits::PROCESSES => {
+                list.push(Process { doing: if only_compute { Doing::Compute } else { process.doing }, ..process })
+            }
+            Some(_) => return Told::Failed(format!("more than {} processes", limits::PROCESSES).into()),
+            None => return Told::Failed("a process without a number".into()),
+        }
+    }
+    Told::Value(list)
+}
+
+fn infos(gpu: &Element) -> impl Iterator<Item = &Element> {
+    let lists = LISTS.iter().flat_map(|list| gpu.children(list));
+    lists.flat_map(|processes| processes.children("process_info"))
+}
+
+fn process(info: &Element) -> Option<Process> {
+    Some(Process {
+        pid: first_in(info, &[&["pid"]], count)?,
+        name: first_in(info, &[&["process_name"]], known_name),
+        doing: doing(info.text_of("type").unwrap_or_default()),
+        memory: info.text_of("used_memory").map_or(Told::ABSENT, memory_amount),
+        ..Process::default()
+    })
+}
+
+/// What the letters of a process's type say: `C`, `G`, `C+G`, and `M+C` for one that computes through MPS.
+fn doing(letters: &str) -> Doing {
+    match (letters.contains('C'), letters.contains('G')) {
+        (true, true) => Doing::Both,
+        (true, false) => Doing::Compute,
+        (false, true) => Doing::Graphics,
+        (false, false) => Doing::Unknown,
+    }
+}
+
+// What an answer says of a GPU's health.
+
+/// The health of a GPU; `None` where the answer holds neither a reading nor a word on it.
+///
+/// Errors that were counted do not make a GPU unhealthy: rows were remapped for that. A remapping that failed, and
+/// anything that waits for a reset, does.
+pub(crate) fn health(gpu: &Element, found: &Found) -> Option<Health> {
+    let unhealthy = |reason: &str| Some(Health::Unhealthy(reason.into()));
+    if says(gpu, "gpu is lost") {
+        return Some(Health::Lost);
+    }
+    let is = |paths: &[&[&str]]| {
+        let flags = paths.iter().filter_map(|path| first_in(gpu, &[path], flag));
+        flags.reduce(|one, other| one || other)
+    };
+    let failed = is(&[
+        &["remapped_rows", "remapped_row_failure"],
+        &["remapped_rows", "remapping_failure_occurred"],
+        &["ecc_errors", "unrepairable_memory"],
+    ]);
+    if failed == Some(true) {
+        return unhealthy("row remapping failed; replace the GPU");
+    }
+    let remap = is(&[&["remapped_rows", "remapped_row_pending"], &["remapped_rows", "pending"]]);
+    let retired = is(&[
+        &["retired_pages", "pending_retirement"],
+        &["retired_pages", "pending_blacklist"],
+        &["retired_pages", "pending_page_blacklist"],
+        &["retired_pages", "pending"],
+    ]);
+    let repair = is(&[&["ecc_errors", "channel_repair_pending"], &["ecc_errors", "tpc_repair_pending"]]);
+    let reset = is(&[&["gpu_reset_status", "reset_required"]]);
+    let waits = [
+        (remap, "row remapping is pending; reset the GPU"),
+        (retired, "page retirement is pending; reset the GPU"),
+        (repair, "a memory repair is pending; reset the GPU"),
+        (reset.or(says(gpu, "gpu requires reset").then_some(true)), "the GPU requires a reset"),
+    ];
+    if let Some((_, reason)) = waits.iter().find(|(waits, _)| *waits == Some(true)) {
+        return unhealthy(reason);
+    }
+    let action = first_in(gpu, &[&["gpu_recovery_action"]], known_name);
+    if let Some(action) = &action {
+        return unhealthy(&format!("the driver asks for a recovery: {action}"));
+    }
+    if let Some(words) = unreadable(found) {
+        return unhealthy(&format!("the driver cannot read it: {words}"));
+    }
+    let looked_at = failed.or(remap).or(retired).or(repair).or(reset).is_some();
+    (looked_at || has_readings(found)).then_some(Health::Healthy)
+}
+
+/// How its hardware slows a GPU down now, where it does.
+///
+/// That the clocks are low because nothing runs, or to keep to a limit somebody set, is nothing to tell.
+pub(crate) fn slowdown(gpu: &Element) -> Option<&'static str> {
+    const CAUSES: [(&str, &str); 3] = [
+        ("hw_thermal_slowdown", "it is too hot"),
+        ("hw_power_brake_slowdown", "the power supply asks for it"),
+        ("hw_slowdown", "heat or power"),
+    ];
+    let active = |cause: &str| gpu.walk().any(|element| element.name.ends_with(cause) && element.text == "Active");
+    CAUSES.into_iter().find(|(cause, _)| active(cause)).map(|(_, words)| words)
+}
+
+/// Whether a cell says these words, in brackets or not.
+fn says(gpu: &Element, words: &str) -> bool {
+    let bare = |text: &str| text.trim_start_matches('[').trim_end_matches(']').len();
+    gpu.walk().any(|element| {
+        let text = element.text.trim_start_matches('[');
+        bare(&element.text) <= words.len() + 1
+            && text.get(..words.len()).is_some_and(|start| start.eq_ignore_ascii_case(words))
+    })
+}
+
+/// The driver's words where it failed on most of what it was asked about the state of a GPU.
+///
+/// One reading that fails is a broken sensor, and what a user may not see says nothing about the GPU.
+fn unreadable(found: &Found) -> Option<&str> {
+    fn failure<T>(told: &Told<T>) -> Option<&str> {
+        match told {
+            Told::Failed(words) if !words.to_ascii_lowercase().contains("permission") => Some(words),
+            _ => None,
+        }
+    }
+    let memory = &found.memory.used;
+    let failures = [failure(memory), failure(&found.utilization), failure(&found.temperature_c), failure(&found.power)];
+    let values = [
+        memory.value().is_some(),
+        found.utilization.value().is_some(),
+        found.temperature_c.value().is_some(),
+        found.power.value().is_some(),
+    ];
+    let failed = failures.iter().flatten().count();
+    let told = values.iter().filter(|told| **told).count();
+    failures.into_iter().flatten().next().filter(|_| failed >= 2 && failed > told)
+}
+
+/// Whether the device reported anything of its present state.
+pub(crate) fn has_readings(found: &Found) -> bool {
+    found.memory.used.value().is_some()
+        || found.memory.total.value().is_some()
+        || found.utilization.value().is_some()
+        || found.temperature_c.value().is_some()
+        || found.power.value().is_some()
+}
+
+// Finding and placing things in the tree that all forms of output are turned into.
+
+/// An element with a text and nothing in it.
+pub(crate) fn leaf(name: &str, text: impl Into<String>) -> Element {
+    Element { name: name.into(), text: text.into(), ..Element::default() }
+}
+
+/// Puts a text at a path below `element`, making the elements on the way where they are not there yet.
+pub(crate) fn put(element: &mut Element, path: &[&str], text: &str) {
+    match path {
+        [] => {}
+        [last] => element.children.push(leaf(last, text)),
+        [first, rest @ ..] => {
+            let known = element.children.iter().position(|child| child.name == *first);
+            let place = known.unwrap_or_else(|| {
+                element.children.push(leaf(first, ""));
+                element.children.len() - 1
+            });
+            if let Some(child) = element.children.get_mut(place) {
+                put(child, rest, text);
+            }
+        }
+    }
+}
+
+/// The first of `fields` that has a value, in any of `sections` of `element`, or else the reason why none has.
+///
+/// Where a section is not there in parts but says in one word why, that word is the reason.
+pub(crate) fn told_in<T>(
+    element: &Element,
+    sections: &[&str],
+    fields: &[&str],
+    parse: impl Fn(&str) -> Told<T>,
+) -> Told<T> {
+    let found = || element.children.iter().filter(|child| sections.contains(&child.name.as_str()));
+    let mut told = Told::ABSENT;
+    for field in fields {
+        for child in found().flat_map(|section| section.children(field)) {
+            told = told.or(parse(&child.text));
+        }
+    }
+    if told.is_absent()
+        && let Some(section) = found().find(|section| section.children.is_empty() && !section.text.is_empty())
+    {
+        return parse(&section.text);
+    }
+    told
+}
+
+/// The first text at any of these paths below `element` that `parse` makes something of.
+pub(crate) fn first_in<T>(element: &Element, paths: &[&[&str]], parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+    paths.iter().find_map(|path| match path {
+        [field] => element.children(field).find_map(|child| parse(&child.text)),
+        [section, field] => {
+            element.children(section).flat_map(|section| section.children(field)).find_map(|child| parse(&child.text))
+        }
+        _ => None,
+    })
+}
+
+// Numbers with units, as `nvidia-smi` writes them. A number without its unit may be cut off, so it is none.
+
+/// An amount of memory: `81920 MiB`. All ones is how the driver says that it cannot tell.
+pub(crate) fn memory_amount(text: &str) -> Told<Bytes> {
+    const NOT_TOLD: u64 = u64::MAX - (1 << 20);
+    match Told::from_cell(text, bytes) {
+        Told::Value(amount) if amount.0 > NOT_TOLD => Told::Unsupported(words(text)),
+        told => told,
+    }
+}
+
+/// Power: `67.03 W`.
+pub(crate) fn watts(text: &str) -> Told<Watts> {
+    Told::from_cell(text, |text| {
+        let (number, unit) = number_and_unit(text)?;
+        let number: f64 = number.parse().ok()?;
+        match unit {
+            "W" => Watts::from_number(number),
+            "mW" => Watts::from_number(number / 1000.0),
+            _ => None,
+        }
+    })
+}
+
+/// A percentage: `37 %`.
+pub(crate) fn percent(text: &str) -> Told<Percent> {
+    Told::from_cell(text, |text| match number_and_unit(text)? {
+        (number, "%") => Percent::from_number(number.parse().ok()?),
+        _ => None,
+    })
+}
+
+/// A temperature: `27 C`.
+pub(crate) fn celsius(text: &str) -> Told<i16> {
+    Told::from_cell(text, |text| match number_and_unit(text)? {
+        (number, "C") => {
+            let degrees = number.parse::<f64>().ok()?.round();
+            (-300.0..=3000.0).contains(&degrees).then_some(degrees as i16)
+        }
+        _ => None,
+    })
+}
+
+/// A plain number; `None` for every way to say that there is none.
+pub(crate) fn count(text: &str) -> Option<u32> {
+    text.trim().parse().ok()
+}
+
+/// Yes or no; `None` for every way to say that it is not known.
+pub(crate) fn flag(text: &str) -> Option<bool> {
+    match text.trim().trim_end_matches('*').to_ascii_lowercase().as_str() {
+        "yes" | "enabled" | "on" | "true" => Some(true),
+        "no" | "disabled" | "off" | "false" => Some(false),
+        number => number.parse::<u64>().ok().map(|number| number > 0),
+    }
+}
+
+/// A name or an identity, where there is one.
+pub(crate) fn known_name(text: &str) -> Option<std::sync::Arc<str>> {
+    match Told::from_cell(text, |text| Some(words(text))) {
+        Told::Value(name) => Some(name.as_ref().into()),
+        Told::Unsupported(_) | Told::Failed(_) => None,
+    }
+}
+
+fn bytes(text: &str) -> Option<Bytes> {
+    let (number, unit) = number_and_unit(text)?;
+    // Old versions wrote `MB` and `Mb` for what newer ones call `MiB`; the numbers are the same.
+    let factor: u64 = match unit.to_ascii_lowercase().as_str() {
+        "b" | "bytes" => 1,
+        "kib" | "kb" => 1 << 10,
+        "mib" | "mb" => 1 << 20,
+        "gib" | "gb" => 1 << 30,
+        _ => return None,
+    };
+    match number.parse::<u64>() {
+        Ok(whole) => Some(Bytes(whole.saturating_mul(factor))),
+        Err(_) => {
+            let amount = number.parse::<f64>().ok()? * factor as f64;
+            (0.0..u64::MAX as f64).contains(&amount).then_some(Bytes(amount as u64))
+        }
+    }
+}
+
+fn number_and_unit(text: &str) -> Option<(&str, &str)> {
+    let text = text.trim();
+    let end = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-' | '+')))?;
+    let (number, unit) = text.split_at_checked(end)?;
+    Some((number, unit.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(text: &str) -> Told<u32> {
+        Told::from_cell(text, |text| text.parse().ok())
+    }
+
+    #[test]
+    fn a_value_is_found_whatever_it_is_called_and_however_often_it_is_there() {
+        let mut gpu = Element::default();
+        put(&mut gpu, &["old", "x"], "N/A");
+        put(&mut gpu, &["new", "x"], "");
+        put(&mut gpu, &["new", "y"], "5");
+        put(&mut gpu, &["new", "y"], "6");
+        assert_eq!(told_in(&gpu, &["old", "new"], &["x"], number), Told::Unsupported("N/A".into()));
+        assert_eq!(told_in(&gpu, &["old", "new"], &["x", "y"], number), Told::Value(5));
+        assert_eq!(told_in(&gpu, &["gone"], &["x"], number), Told::ABSENT);
+        assert_eq!(first_in(&gpu, &[&["gone"], &["new", "y"]], |text| text.parse::<u8>().ok()), Some(5));
+    }
+
+    #[test]
+    fn a_section_that_is_one_word_gives_the_reason() {
+        let mut gpu = Element::default();
+        put(&mut gpu, &["remapped_rows"], "N/A");
+        assert_eq!(told_in(&gpu, &["remapped_rows"], &["pending"], number), Told::Unsupported("N/A".into()));
+    }
+
+    #[test]
+    fn a_number_is_taken_with_its_unit_only() {
+        assert_eq!(memory_amount("81920 MiB"), Told::Value(Bytes(81920 << 20)));
+        assert_eq!(memory_amount("2004MB"), Told::Value(Bytes(2004 << 20)));
+        assert_eq!(memory_amount("1.5 GiB"), Told::Value(Bytes(3 << 29)));
+        assert_eq!(watts("67.03 W"), Told::Value(Watts(67_030)));
+        assert_eq!(watts("67030 mW"), Told::Value(Watts(67_030)));
+        assert_eq!(percent("37 %"), Told::Value(Percent(37_000)));
+        assert_eq!(celsius("-2 C"), Told::Value(-2));
+        for cut in ["81920", "81920 M", "", "MiB", "1..2 MiB"] {
+            assert_eq!(memory_amount(cut).value(), None, "{cut}");
+        }
+        assert_eq!(percent("655 %").value(), None);
+    }
+
+    #[test]
+    fn all_ones_is_no_amount_of_memory() {
+        for ones in ["18446744073709551615 B", "17592186044415 MiB", "18446744073709551615 MiB"] {
+            assert!(matches!(memory_amount(ones), Told::Unsupported(_)), "{ones}");
+        }
+    }
+
+    #[test]
+    fn a_flag_is_known_in_all_its_spellings() {
+        assert_eq!(["Yes", "Enabled*", "1", "2"].map(flag), [Some(true); 4]);
+        assert_eq!(["No", "Disabled", "0"].map(flag), [Some(false); 3]);
+        assert_eq!(["N/A", "[N/A]", ""].map(flag), [None; 3]);
+    }
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use gpupool_core::device::Vendor;
 
-use super::{cell, errors, mig, nvlink};
 use crate::found::{Found, Partition};
+use crate::nvidia_smi::errors;
+use crate::nvidia_smi::gpu::{count, instance_name, known_name};
 use crate::snapshot::Snapshot;
 use crate::source::SourceError;
 use crate::told::words;
@@ -15,7 +16,13 @@ pub(super) const NAME: &str = "nvidia-smi -L";
 
 /// Whether a text is such a list.
 pub fn looks_like(text: &str) -> bool {
-    text.lines().any(|line| gpu(line).is_some()) && !nvlink::looks_like(text)
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty() && !errors::looks_like(line));
+    lines.next().is_some_and(|line| gpu(line).is_some()) && !lines.any(is_link)
+}
+
+/// Whether a line is of `nvidia-smi nvlink -s`, which lists the links below each GPU.
+fn is_link(line: &str) -> bool {
+    line.trim_start().starts_with("Link ") || line.to_ascii_lowercase().contains("nvlink")
 }
 
 /// The devices of a list. Nothing is known of their state.
@@ -46,11 +53,11 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
 /// A line `GPU 0: NAME (UUID: GPU-…)`.
 pub(crate) fn gpu(line: &str) -> Option<Found> {
     let (index, rest) = line.trim().strip_prefix("GPU ")?.split_once(':')?;
-    let index = cell::count(index)?;
+    let index = count(index)?;
     let rest = rest.strip_prefix(' ')?;
     let mut found = Found::new(Vendor::Nvidia);
     found.index = Some(index);
-    found.name = cell::name(rest.rsplit_once(" (").map_or(rest, |(name, _)| name));
+    found.name = known_name(rest.rsplit_once(" (").map_or(rest, |(name, _)| name));
     found.uuid = uuid(rest);
     Some(found)
 }
@@ -59,19 +66,19 @@ pub(crate) fn gpu(line: &str) -> Option<Found> {
 fn instance(line: &str, parent: Option<&mut Found>) -> Option<Found> {
     let (profile, rest) = line.trim().strip_prefix("MIG ")?.split_once(" Device ")?;
     let (index, rest) = rest.split_once(':')?;
-    let profile: Option<Arc<str>> = cell::name(profile);
+    let profile: Option<Arc<str>> = known_name(profile);
     let mut found = Found::new(Vendor::Nvidia);
-    found.index = cell::count(index);
+    found.index = count(index);
     found.mig = Some(true);
     found.uuid = uuid(rest);
     // Old drivers name an instance by its GPU and the numbers of its instances: `MIG-GPU-…/7/0`.
-    let mut parts = found.uuid.as_deref().unwrap_or_default().split('/').skip(1).map(cell::count);
+    let mut parts = found.uuid.as_deref().unwrap_or_default().split('/').skip(1).map(count);
     let (gpu_instance, compute_instance) = (parts.next().flatten(), parts.next().flatten());
     let mut parent_uuid = None;
     if let Some(parent) = parent {
         parent.mig = Some(true);
         parent_uuid = parent.uuid.clone();
-        found.name = parent.name.as_deref().map(|parent| mig::name(parent, profile.as_deref()).into());
+        found.name = parent.name.as_deref().map(|parent| instance_name(parent, profile.as_deref()).into());
     }
     found.partition = Some(Partition::Mig { parent_uuid, gpu_instance, compute_instance, profile });
     Some(found)
@@ -80,7 +87,66 @@ fn instance(line: &str, parent: Option<&mut Found>) -> Option<Found> {
 fn uuid(text: &str) -> Option<Arc<str>> {
     let (_, rest) = text.rsplit_once("(UUID:")?;
     // Without its end it may be cut off.
-    cell::name(rest.split_once(')')?.0)
+    known_name(rest.split_once(')')?.0)
+}
+
+/// Adds what a list of devices says to an answer about the same devices, before their links are known.
+///
+/// Only the list has the UUIDs and profiles of instances, and it has neither their places nor the numbers of their
+/// instances, so they are brought together by the number of their GPU and their own.
+pub(crate) fn merge_list(snapshot: &mut Snapshot, list: Snapshot) {
+    let listed = places(&list);
+    let mut rest = Snapshot { warnings: list.warnings, ..Snapshot::default() };
+    for (device, listed) in list.devices.into_iter().zip(listed) {
+        let known = places(snapshot);
+        match (listed, known.iter().position(|known| known.is_some() && *known == listed)) {
+            (Some(_), Some(same)) => fill(&mut snapshot.devices[same], device),
+            (Some((gpu, _)), None) => add(snapshot, gpu, device),
+            (None, _) => drop(rest.push(device)),
+        }
+    }
+    snapshot.merge(rest);
+}
+
+/// Adds an instance behind its GPU and the instances that are there already.
+fn add(snapshot: &mut Snapshot, gpu: u32, mut instance: Found) {
+    let is_parent = |device: &Found| device.index == Some(gpu) && device.partition.is_none();
+    let Some(parent) = snapshot.devices.iter().position(is_parent) else {
+        snapshot.push(instance);
+        return;
+    };
+    if let Some(parent) = snapshot.devices.get(parent) {
+        instance.pci = parent.pci;
+        instance.driver = parent.driver.clone();
+        instance.health = parent.health.clone();
+    }
+    let after = snapshot.devices.iter().skip(parent + 1).take_while(|device| device.partition.is_some()).count();
+    if let Some(last) = snapshot.push(instance) {
+        snapshot.devices[parent + 1 + after..=last].rotate_right(1);
+    }
+}
+
+/// For each device the number of its GPU and its own, where it is an instance; instances follow their GPU.
+fn places(snapshot: &Snapshot) -> Vec<Option<(u32, u32)>> {
+    let mut gpu = None;
+    let place = |device: &Found| match device.partition {
+        Some(Partition::Mig { .. }) => Some((gpu?, device.index?)),
+        _ => {
+            gpu = device.index;
+            None
+        }
+    };
+    snapshot.devices.iter().map(place).collect()
+}
+
+fn fill(device: &mut Found, listed: Found) {
+    if let Some(Partition::Mig { profile: known @ None, .. }) = &mut device.partition
+        && let Some(Partition::Mig { profile: Some(profile), .. }) = &listed.partition
+    {
+        *known = Some(profile.clone());
+        device.name = device.name.take().map(|parent| instance_name(&parent, Some(profile)).into());
+    }
+    device.fill_from(listed);
 }
 
 #[cfg(test)]

@@ -17,12 +17,8 @@ pub(super) const NAME: &str = "nvidia-smi topo -m";
 pub fn looks_like(text: &str) -> bool {
     let text = without_colours(text);
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
-    while let Some(line) = lines.next() {
-        if Head::of(line).is_some() {
-            return lines.next().is_some_and(|row| row.split_whitespace().next().and_then(gpu).is_some());
-        }
-    }
-    false
+    lines.next().is_some_and(|line| Head::of(line).is_some())
+        && lines.next().is_some_and(|row| row.split_whitespace().next().and_then(gpu).is_some())
 }
 
 /// GPUs by number, with their NUMA nodes and the links between them.
@@ -34,7 +30,7 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
             return Err(SourceError::malformed(NAME, "it has no line of GPU names"));
         };
         let mut snapshot = Snapshot::default();
-        let mut joined: BTreeMap<(u32, u32), LinkKind> = BTreeMap::new();
+        let mut joined: Vec<(u32, u32, LinkKind)> = Vec::new();
         let mut places: BTreeMap<u32, usize> = BTreeMap::new();
         for line in lines.take_while(|line| !line.trim_start().starts_with("Legend")) {
             let mut words_of = line.split_whitespace();
@@ -54,17 +50,14 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
             for (column, cell) in head.columns.iter().zip(&cells) {
                 let Some(other) = column.filter(|other| *other != number) else { continue };
                 match kind(cell) {
-                    Word::Link(kind) => nearer(&mut joined, (number.min(other), number.max(other)), kind),
+                    Word::Link(kind) => joined.push((number, other, kind)),
                     Word::NotTold => {}
                     Word::Unknown => snapshot.warn(format!("GPU{number} to GPU{other}: {}", words(cell))),
                 }
             }
         }
-        let link = |((a, b), kind): ((u32, u32), LinkKind)| {
-            let (a, b) = (*places.get(&a)?, *places.get(&b)?);
-            Some(FoundLink { a: a.min(b), b: a.max(b), kind })
-        };
-        snapshot.links = joined.into_iter().filter_map(link).collect();
+        let link = |(a, b, kind)| Some(FoundLink::new(*places.get(&a)?, *places.get(&b)?, kind));
+        snapshot.join(joined.into_iter().filter_map(link));
         Ok(snapshot)
     })
 }
@@ -92,7 +85,7 @@ pub(crate) fn join(snapshot: &mut Snapshot, matrix: &Snapshot) {
     }
     let here = |link: &FoundLink| {
         let (a, b) = ((*places.get(link.a)?)?, (*places.get(link.b)?)?);
-        Some(FoundLink { a: a.min(b), b: a.max(b), kind: link.kind })
+        Some(FoundLink::new(a, b, link.kind))
     };
     snapshot.join(matrix.links.iter().filter_map(here));
     for warning in &matrix.warnings {
@@ -151,13 +144,6 @@ fn kind(word: &str) -> Word {
         "SYS" | "SOC" => Word::Link(LinkKind::CrossNuma),
         "X" | "N/A" | "-" => Word::NotTold,
         _ => Word::Unknown,
-    }
-}
-
-fn nearer(joined: &mut BTreeMap<(u32, u32), LinkKind>, pair: (u32, u32), kind: LinkKind) {
-    let known = joined.entry(pair).or_insert(kind);
-    if kind.distance() < known.distance() {
-        *known = kind;
     }
 }
 

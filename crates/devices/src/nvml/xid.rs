@@ -26,7 +26,6 @@ pub enum Severity {
 pub(crate) struct Verdict {
     /// What it says about the device.
     pub severity: Severity,
-    /// What happened.
     pub meaning: &'static str,
     /// What a person can do about it; empty where there is nothing to do.
     pub remedy: &'static str,

@@ -19,13 +19,9 @@ pub enum Fault {
     /// It is not listed at all.
     Vanish,
     /// Its chip is this hot, whatever it does.
-    Hot {
-        /// In °C.
-        temperature_c: i16,
-    },
+    Hot { temperature_c: i16 },
     /// It counted errors of memory that could not be corrected.
     Ecc {
-        /// How many.
         uncorrectable: u32,
         /// What became of the bad rows.
         #[serde(default)]
@@ -45,15 +41,9 @@ pub enum Fault {
     /// The driver and its library are of different versions: no reading of any device succeeds.
     Mismatch,
     /// It does not support these fields.
-    NotAvailable {
-        /// Which.
-        fields: Vec<Field>,
-    },
+    NotAvailable { fields: Vec<Field> },
     /// It fails to tell these fields.
-    FailedField {
-        /// Which.
-        fields: Vec<Field>,
-    },
+    FailedField { fields: Vec<Field> },
     /// It says to be fully busy, whatever it does.
     StuckUtilization,
     /// A process of nobody uses it.

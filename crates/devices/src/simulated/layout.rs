@@ -1,16 +1,19 @@
 //! From a description to devices: identities, places on the bus, partitions, and which of them share a chip or a card.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
 use std::sync::Arc;
 
-use gpupool_core::device::{PciAddress, Vendor};
+use gpupool_core::device::{LinkKind, PciAddress, Vendor};
 use gpupool_core::units::{Bytes, Share};
 
-use super::identity::{amd_uuid, nvidia_uuid};
-use super::models::{Fabric, MigProfile, Model};
-use super::spec::{Cards, Cut, Spec};
+use crate::address;
 use crate::found::Partition;
+use crate::simulated::models::{Fabric, MigProfile, Model};
+use crate::simulated::spec::{Cards, Cut, Spec};
+use crate::snapshot::FoundLink;
 
 /// What never changes of a simulated device.
 #[derive(Debug, Clone)]
@@ -223,5 +226,164 @@ fn first_instance(slices: u32, compute: u32) -> u32 {
         (_, 2) => 3,
         (_, 1) => 7,
         _ => 0,
+    }
+}
+
+// How simulated devices are joined: by the fabric of their model, else by PCIe in one NUMA node or across two.
+
+/// The link of each pair of devices. MIG instances have none: they cannot talk to each other.
+pub(crate) fn links(devices: &[Device]) -> Vec<FoundLink> {
+    let joinable = |&(_, device): &(usize, &Device)| !device.is_mig_instance();
+    let ends: Vec<(usize, &Device)> = devices.iter().enumerate().filter(joinable).collect();
+    let from = |(place, &(a, one)): (usize, &(usize, &Device))| {
+        let rest = ends[place + 1..].iter();
+        rest.map(|&(b, other)| FoundLink { a, b, kind: kind(one, other) }).collect::<Vec<_>>()
+    };
+    ends.iter().enumerate().flat_map(from).collect()
+}
+
+fn kind(one: &Device, other: &Device) -> LinkKind {
+    let akin = one.model == other.model && one.group == other.group && one.fabric == other.fabric;
+    match one.fabric {
+        Some(fabric) if akin => fabric.link,
+        _ if one.numa == other.numa => LinkKind::SameNuma,
+        _ => LinkKind::CrossNuma,
+    }
+}
+
+// Numbers that are the same on every machine and after every restart: UUIDs, made-up pids, and what looks like noise.
+
+/// A number that mixes what `parts` hold: FNV-1a over their bytes, each ended so that `ab`+`c` is not `a`+`bc`, then
+/// the finish of SplitMix64, because FNV alone leaves similar texts with similar high bits.
+pub(crate) fn mixed(seed: u64, parts: &[&[u8]]) -> u64 {
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    let mut hash = 0xcbf2_9ce4_8422_2325 ^ finished(seed);
+    for part in parts {
+        let length = (part.len() as u64).to_le_bytes();
+        for byte in part.iter().chain(&length) {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(PRIME);
+        }
+    }
+    finished(hash)
+}
+
+/// An NVIDIA UUID for what `parts` name: `GPU-…` or `MIG-…`.
+pub(crate) fn nvidia_uuid(prefix: &str, seed: u64, parts: &[&[u8]]) -> String {
+    let (high, low) = (mixed(seed, parts), mixed(!seed, parts));
+    let groups = (high >> 32, (high >> 16) & 0xffff, high & 0xffff, low >> 48, low & 0xffff_ffff_ffff);
+    format!("{prefix}-{:08x}-{:04x}-{:04x}-{:04x}-{:012x}", groups.0, groups.1, groups.2, groups.3, groups.4)
+}
+
+/// An AMD unique id for what `parts` name.
+pub(crate) fn amd_uuid(seed: u64, parts: &[&[u8]]) -> String {
+    format!("GPU-{:016x}", mixed(seed, parts))
+}
+
+fn finished(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+// Which simulated devices somebody means.
+
+/// A simulated device's place among all of its node, lost and vanished ones included; it never changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place(pub usize);
+
+/// Which devices are meant. As text: `all`, `place:3`, `3` (the source's number), a UUID, or a PCI address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    All,
+    /// The one at this place.
+    Place(Place),
+    /// The one with this number in the source's listing.
+    Index(u32),
+    /// Every one that carries this UUID.
+    Uuid(Arc<str>),
+    /// Every one at this place on the bus.
+    Pci(PciAddress),
+}
+
+impl Target {
+    pub(crate) fn means(&self, place: usize, device: &Device) -> bool {
+        match self {
+            Self::All => true,
+            Self::Place(wanted) => wanted.0 == place,
+            Self::Index(wanted) => device.index == Some(*wanted),
+            Self::Uuid(wanted) => device.uuid.eq_ignore_ascii_case(wanted),
+            Self::Pci(wanted) => device.pci == *wanted,
+        }
+    }
+}
+
+impl FromStr for Target {
+    type Err = std::convert::Infallible;
+
+    /// Any text is a target; whether there is such a device shows when it is used.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim();
+        if text.eq_ignore_ascii_case("all") {
+            return Ok(Self::All);
+        }
+        if let Some(place) = text.strip_prefix("place:").and_then(|place| place.parse().ok()) {
+            return Ok(Self::Place(Place(place)));
+        }
+        if let Ok(index) = text.parse() {
+            return Ok(Self::Index(index));
+        }
+        Ok(address::parse(text).map_or_else(|| Self::Uuid(text.into()), Self::Pci))
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Place(place) => write!(f, "place:{}", place.0),
+            Self::Index(index) => index.fmt(f),
+            Self::Uuid(uuid) => f.write_str(uuid),
+            Self::Pci(address) => address.fmt(f),
+        }
+    }
+}
+
+/// No simulated device is meant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no simulated device is {target}; there are: {}", there_are.join(", "))]
+pub struct NoSuchDevice {
+    /// What was asked for.
+    pub target: String,
+    /// UUIDs of those there are, the first few.
+    pub there_are: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities_stay_what_they_were_in_earlier_versions() {
+        // A pool that ran on simulated devices finds them again after an upgrade.
+        assert_eq!(
+            nvidia_uuid("GPU", 0, &[b"", b"H100", &0u64.to_le_bytes()]),
+            "GPU-5ee05ef4-cd1d-8e22-adf2-48a96d409afd"
+        );
+        assert_eq!(amd_uuid(7, &[b"node", b"MI300X", &3u64.to_le_bytes()]), "GPU-1f1fbb7844adae04");
+    }
+
+    #[test]
+    fn where_one_part_ends_matters() {
+        assert_ne!(mixed(0, &[b"ab", b"c"]), mixed(0, &[b"a", b"bc"]));
+        assert_ne!(mixed(0, &[b"a"]), mixed(1, &[b"a"]));
+    }
+
+    #[test]
+    fn a_target_survives_text() {
+        for text in ["all", "place:3", "7", "GPU-0123456789abcdef", "MIG-1-2", "0000:c1:00.0"] {
+            assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
+        }
+        assert!(matches!("c1:00.0".parse(), Ok(Target::Pci(_))));
     }
 }

@@ -3,8 +3,6 @@
 use gpupool_core::device::{LinkKind, Vendor};
 use gpupool_core::units::{Bytes, Share};
 
-pub use super::model_table::MODELS;
-
 /// A GPU model, as its driver tells of it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Model {
@@ -154,6 +152,254 @@ fn edits(one: &str, other: &str) -> usize {
     }
     row[other.len()]
 }
+
+// The models that can be simulated. Numbers are those that drivers of 2024 to 2026 show; where a driver's version
+// changes what it keeps for itself, one of them.
+
+/// Every model that can be simulated.
+pub const MODELS: &[Model] = &[
+    Model {
+        aliases: &["H100-80GB", "H100-SXM", "H100-SXM5"],
+        fabric: NVSWITCH_18,
+        mig: MIG_H100,
+        ..nvidia("H100", "NVIDIA H100 80GB HBM3", (81_559, 479), (70, 700), (32, 72))
+    },
+    Model {
+        aliases: &["H200-141GB", "H200-SXM"],
+        fabric: NVSWITCH_18,
+        mig: MIG_H200,
+        ..nvidia("H200", "NVIDIA H200", (143_771, 612), (76, 700), (31, 70))
+    },
+    Model {
+        aliases: &["GH200-96GB"],
+        mig: MIG_GH200,
+        ..nvidia("GH200", "NVIDIA GH200 480GB", (97_871, 513), (95, 900), (33, 74))
+    },
+    Model {
+        aliases: &["B200-180GB"],
+        fabric: NVSWITCH_18,
+        mig: MIG_B200,
+        ..nvidia("B200", "NVIDIA B200", (183_359, 688), (142, 1000), (31, 69))
+    },
+    Model {
+        fabric: Some(Fabric { link: LinkKind::NvLink(18), group: 4 }),
+        mig: MIG_GB200,
+        ..nvidia("GB200", "NVIDIA GB200", (189_471, 710), (165, 1200), (33, 66))
+    },
+    Model {
+        aliases: &["A100-80GB", "A100-80"],
+        fabric: NVSWITCH_12,
+        mig: MIG_A100_80,
+        ..nvidia("A100", "NVIDIA A100-SXM4-80GB", (81_920, 869), (62, 400), (30, 68))
+    },
+    Model {
+        aliases: &["A100-40"],
+        fabric: NVSWITCH_12,
+        mig: MIG_A100_40,
+        ..nvidia("A100-40GB", "NVIDIA A100-SXM4-40GB", (40_960, 583), (52, 400), (29, 66))
+    },
+    Model { fabric: NVLINK_BRIDGE, mig: MIG_A30, ..nvidia("A30", "NVIDIA A30", (24_576, 512), (28, 165), (31, 66)) },
+    nvidia("A10", "NVIDIA A10", (23_028, 435), (16, 150), (33, 70)),
+    Model { fabric: NVLINK_BRIDGE, ..nvidia("A40", "NVIDIA A40", (46_068, 611), (24, 300), (32, 74)) },
+    nvidia("L4", "NVIDIA L4", (23_034, 538), (12, 72), (36, 74)),
+    nvidia("L40S", "NVIDIA L40S", (46_068, 609), (33, 350), (32, 72)),
+    Model {
+        aliases: &["V100-16GB", "V100-16", "V100-SXM2"],
+        fabric: NVSWITCH_6,
+        ..nvidia("V100", "Tesla V100-SXM2-16GB", (16_384, 244), (42, 300), (34, 65))
+    },
+    Model {
+        aliases: &["V100-32"],
+        fabric: NVSWITCH_6,
+        ..nvidia("V100-32GB", "Tesla V100-SXM2-32GB", (32_768, 268), (43, 300), (34, 66))
+    },
+    nvidia("T4", "Tesla T4", (15_360, 388), (9, 70), (36, 75)),
+    Model { aliases: &["P100-16GB"], ..nvidia("P100", "Tesla P100-PCIE-16GB", (16_384, 104), (27, 250), (30, 68)) },
+    geforce("RTX3090", "NVIDIA GeForce RTX 3090", (24_576, 450), (22, 350), (35, 76), NVLINK_BRIDGE),
+    geforce("RTX4090", "NVIDIA GeForce RTX 4090", (24_564, 514), (18, 450), (33, 73), None),
+    geforce("RTX5090", "NVIDIA GeForce RTX 5090", (32_607, 497), (16, 575), (34, 75), None),
+    geforce("RTXA6000", "NVIDIA RTX A6000", (49_140, 626), (23, 300), (33, 78), NVLINK_BRIDGE),
+    Model {
+        aliases: &["RTX-6000"],
+        ..geforce("RTX6000Ada", "NVIDIA RTX 6000 Ada Generation", (49_140, 618), (20, 300), (32, 76), None)
+    },
+    Model {
+        aliases: &["RTX-PRO-6000", "RTX-PRO-6000-Blackwell"],
+        mig: MIG_RTX_PRO_6000,
+        ..nvidia("RTXPRO6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", (97_887, 636), (33, 600), (31, 75))
+    },
+    Model { aliases: &["DGX-Spark"], ..nvidia("GB10", "NVIDIA GB10", (0, 0), (4, 100), (38, 78)) },
+    Model {
+        fabric: Some(Fabric { link: LinkKind::Xgmi(1), group: 4 }),
+        pci_class: DISPLAY_OTHER,
+        ..amd("MI100", "AMD Instinct MI100", 32_752, (39, 290), (32, 76), &[])
+    },
+    Model {
+        fabric: Some(Fabric { link: LinkKind::Xgmi(1), group: 4 }),
+        pci_class: DISPLAY_OTHER,
+        ..amd("MI210", "AMD Instinct MI210", 65_520, (41, 300), (34, 74), &[])
+    },
+    Model {
+        dies: 2,
+        pci_class: DISPLAY_OTHER,
+        ..amd("MI250X", "AMD Instinct MI250X", 65_520, (92, 560), (36, 72), &[])
+    },
+    amd("MI300A", "AMD Instinct MI300A", 131_056, (102, 550), (36, 73), TPX_CPX),
+    amd("MI300X", "AMD Instinct MI300X", 196_592, (136, 750), (37, 75), DPX_QPX_CPX),
+    amd("MI308X", "AMD Instinct MI308X", 196_592, (130, 650), (36, 72), DPX_CPX),
+    amd("MI325X", "AMD Instinct MI325X", 262_128, (148, 1000), (38, 78), DPX_QPX_CPX),
+    amd("MI355X", "AMD Instinct MI355X", 294_896, (240, 1400), (38, 74), DPX_QPX_CPX),
+    Model {
+        aliases: &["7900XTX"],
+        fabric: None,
+        pci_class: VGA,
+        ..amd("RX7900XTX", "AMD Radeon RX 7900 XTX", 24_560, (14, 339), (38, 80), &[])
+    },
+];
+
+const VGA: u32 = 0x03_0000;
+const CONTROLLER_3D: u32 = 0x03_0200;
+const DISPLAY_OTHER: u32 = 0x03_8000;
+const ACCELERATOR: u32 = 0x12_0000;
+
+const NVSWITCH_18: Option<Fabric> = Some(Fabric { link: LinkKind::NvLink(18), group: 8 });
+const NVSWITCH_12: Option<Fabric> = Some(Fabric { link: LinkKind::NvLink(12), group: 8 });
+const NVSWITCH_6: Option<Fabric> = Some(Fabric { link: LinkKind::NvLink(6), group: 8 });
+const NVLINK_BRIDGE: Option<Fabric> = Some(Fabric { link: LinkKind::NvLink(4), group: 2 });
+const XGMI: Option<Fabric> = Some(Fabric { link: LinkKind::Xgmi(1), group: 8 });
+
+const fn nvidia(
+    key: &'static str,
+    name: &'static str,
+    (memory_mib, reserved_mib): (u64, u64),
+    watts: (u32, u32),
+    celsius: (i16, i16),
+) -> Model {
+    Model {
+        key,
+        aliases: &[],
+        name,
+        vendor: Vendor::Nvidia,
+        memory_mib,
+        reserved_mib,
+        watts,
+        celsius,
+        fabric: None,
+        dies: 1,
+        mig: &[],
+        modes: &[],
+        pci_class: CONTROLLER_3D,
+    }
+}
+
+const fn geforce(
+    key: &'static str,
+    name: &'static str,
+    memory_mib: (u64, u64),
+    watts: (u32, u32),
+    celsius: (i16, i16),
+    fabric: Option<Fabric>,
+) -> Model {
+    Model { fabric, pci_class: VGA, ..nvidia(key, name, memory_mib, watts, celsius) }
+}
+
+const fn amd(
+    key: &'static str,
+    name: &'static str,
+    memory_mib: u64,
+    watts: (u32, u32),
+    celsius: (i16, i16),
+    modes: &'static [Mode],
+) -> Model {
+    Model {
+        vendor: Vendor::Amd,
+        fabric: XGMI,
+        modes,
+        pci_class: ACCELERATOR,
+        ..nvidia(key, name, (memory_mib, 0), watts, celsius)
+    }
+}
+
+const fn cut(name: &'static str, compute: u32, memory: u32, memory_mib: u64) -> MigProfile {
+    MigProfile { name, compute, memory, memory_mib }
+}
+
+const MIG_H100: &[MigProfile] = &[
+    cut("1g.10gb", 1, 1, 9_984),
+    cut("1g.20gb", 1, 2, 20_096),
+    cut("2g.20gb", 2, 2, 20_096),
+    cut("3g.40gb", 3, 4, 40_448),
+    cut("4g.40gb", 4, 4, 40_448),
+    cut("7g.80gb", 7, 8, 81_152),
+];
+
+const MIG_H200: &[MigProfile] = &[
+    cut("1g.18gb", 1, 1, 16_384),
+    cut("1g.35gb", 1, 2, 33_280),
+    cut("2g.35gb", 2, 2, 33_280),
+    cut("3g.71gb", 3, 4, 71_424),
+    cut("4g.71gb", 4, 4, 71_424),
+    cut("7g.141gb", 7, 8, 143_104),
+];
+
+const MIG_GH200: &[MigProfile] = &[
+    cut("1g.12gb", 1, 1, 11_264),
+    cut("1g.24gb", 1, 2, 23_552),
+    cut("2g.24gb", 2, 2, 23_552),
+    cut("3g.48gb", 3, 4, 47_616),
+    cut("4g.48gb", 4, 4, 47_616),
+    cut("7g.96gb", 7, 8, 96_256),
+];
+
+const MIG_B200: &[MigProfile] = &[
+    cut("1g.23gb", 1, 1, 22_272),
+    cut("1g.45gb", 1, 2, 45_056),
+    cut("2g.45gb", 2, 2, 45_056),
+    cut("3g.90gb", 3, 4, 90_880),
+    cut("4g.90gb", 4, 4, 90_880),
+    cut("7g.180gb", 7, 8, 182_272),
+];
+
+const MIG_GB200: &[MigProfile] = &[
+    cut("1g.24gb", 1, 1, 23_040),
+    cut("1g.47gb", 1, 2, 46_592),
+    cut("2g.47gb", 2, 2, 46_592),
+    cut("3g.95gb", 3, 4, 93_952),
+    cut("4g.95gb", 4, 4, 93_952),
+    cut("7g.189gb", 7, 8, 188_416),
+];
+
+const MIG_A100_80: &[MigProfile] = &[
+    cut("1g.10gb", 1, 1, 9_728),
+    cut("1g.20gb", 1, 2, 19_968),
+    cut("2g.20gb", 2, 2, 19_968),
+    cut("3g.40gb", 3, 4, 40_192),
+    cut("4g.40gb", 4, 4, 40_192),
+    cut("7g.80gb", 7, 8, 80_896),
+];
+
+const MIG_A100_40: &[MigProfile] = &[
+    cut("1g.5gb", 1, 1, 4_864),
+    cut("1g.10gb", 1, 2, 9_984),
+    cut("2g.10gb", 2, 2, 9_984),
+    cut("3g.20gb", 3, 4, 19_968),
+    cut("4g.20gb", 4, 4, 19_968),
+    cut("7g.40gb", 7, 8, 40_192),
+];
+
+const MIG_A30: &[MigProfile] =
+    &[cut("1g.6gb", 1, 1, 5_952), cut("2g.12gb", 2, 2, 12_032), cut("4g.24gb", 4, 4, 24_192)];
+
+const MIG_RTX_PRO_6000: &[MigProfile] =
+    &[cut("1g.24gb", 1, 1, 24_192), cut("2g.48gb", 2, 2, 48_512), cut("4g.96gb", 4, 4, 97_280)];
+
+const fn mode(name: &'static str, parts: u16) -> Mode {
+    Mode { name, parts }
+}
+
+const DPX_QPX_CPX: &[Mode] = &[mode("DPX", 2), mode("QPX", 4), mode("CPX", 8)];
+const DPX_CPX: &[Mode] = &[mode("DPX", 2), mode("CPX", 4)];
+const TPX_CPX: &[Mode] = &[mode("TPX", 3), mode("CPX", 6)];
 
 #[cfg(test)]
 mod tests {

@@ -205,11 +205,7 @@ fn apply(fault: &Fault, found: &mut Found) {
 /// Takes the values of fields away.
 fn take_away(found: &mut Found, fields: &[Field], why: &Told<()>) {
     fn no_value<T>(why: &Told<()>) -> Told<T> {
-        match why {
-            Told::Failed(words) => Told::Failed(words.clone()),
-            Told::Unsupported(words) => Told::Unsupported(words.clone()),
-            Told::Value(()) => Told::ABSENT,
-        }
+        why.clone().and_then(|()| Told::ABSENT)
     }
     for field in fields {
         match field {

@@ -1,15 +1,8 @@
 //! What the evidence means. Each check is a pure function of its own; adding one is adding a line to the table.
 
-mod confinement;
+mod access;
 mod devices;
 mod driver;
-mod kernel_log;
-mod nodes;
-mod presence;
-#[cfg(test)]
-pub(super) mod samples;
-mod sources;
-mod variables;
 
 use std::fmt;
 
@@ -88,33 +81,33 @@ const CHECKS: &[Check] = &[
     driver::nouveau,
     driver::legacy_radeon,
     driver::passed_through,
-    sources::unresponsive,
-    sources::failed,
-    sources::library_missing,
-    nodes::no_permission,
-    nodes::forbidden_by_control_group,
-    nodes::missing,
-    confinement::container_without_devices,
-    presence::not_reported,
-    presence::not_on_bus,
+    driver::unresponsive,
+    driver::failed,
+    driver::library_missing,
+    access::no_permission,
+    access::forbidden_by_control_group,
+    access::missing,
+    access::container_without_devices,
+    devices::not_reported,
+    devices::not_on_bus,
     devices::lost,
     devices::unhealthy,
     devices::hot,
     devices::mig_without_instances,
     devices::utilization_stuck,
-    variables::invalid_entries,
-    variables::hide_all,
-    variables::both_amd,
-    kernel_log::trouble,
-    confinement::other_pid_namespace,
-    confinement::limits_missing,
+    access::invalid_entries,
+    access::hide_all,
+    access::both_amd,
+    devices::trouble,
+    access::other_pid_namespace,
+    access::limits_missing,
     devices::unified_memory,
-    presence::asleep,
+    devices::asleep,
     driver::persistence_off,
-    sources::rocm_tools_missing,
-    sources::warned,
-    presence::no_gpu,
-    confinement::not_looked_at,
+    driver::rocm_tools_missing,
+    driver::warned,
+    devices::no_gpu,
+    access::not_looked_at,
 ];
 
 /// What is wrong on a machine, worst first.
@@ -125,8 +118,8 @@ pub fn examine(evidence: &Evidence) -> Vec<Finding> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::samples::{amd, codes, nvidia};
+pub mod tests {
+    use self::samples::{amd, codes, nvidia};
     use super::*;
     use crate::told::Told;
 
@@ -166,5 +159,212 @@ mod tests {
         let expected = serde_json::json!({"code": "no_gpu", "severity": "note", "summary": "None.",
             "evidence": ["seen"], "remedy": "Look.", "devices": ["x"]});
         assert_eq!(json, expected);
+    }
+
+    /// Healthy machines that tests break in one place.
+    pub mod samples {
+        use std::collections::{BTreeMap, BTreeSet};
+        use std::time::Duration;
+
+        use gpupool_core::device::{Health, Vendor};
+        use gpupool_core::units::{Bytes, Percent};
+
+        use crate::address;
+        use crate::doctor::evidence::{
+            Access, Cgroup, CgroupMode, Confinement, Evidence, Group, Node, NvidiaVersions, SourceResult, User,
+        };
+        use crate::doctor::findings::{Finding, examine};
+        use crate::found::{Found, Memory};
+        use crate::pci_bus::PciGpu;
+        use crate::snapshot::Snapshot;
+        use crate::source::{SourceError, SourceKind};
+        use crate::told::Told;
+
+        /// Where the two GPUs of a sample are.
+        const PLACES: [&str; 2] = ["0000:01:00.0", "0000:c1:00.0"];
+
+        /// The codes of what is found.
+        pub(crate) fn codes(evidence: &Evidence) -> Vec<&'static str> {
+            examine(evidence).iter().map(|finding| finding.code).collect()
+        }
+
+        /// A healthy machine with two NVIDIA GPUs.
+        pub(crate) fn nvidia() -> Evidence {
+            let nodes = ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"];
+            Evidence {
+                nvidia: NvidiaVersions {
+                    kernel_text: Told::Value("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01".into()),
+                    kernel: Told::Value("535.183.01".into()),
+                    library: Told::Value("535.183.01".into()),
+                },
+                persistence_daemon: Told::Value(true),
+                nodes: Told::Value(nodes.iter().map(|name| node(name, Vendor::Nvidia, 0o666, 0)).collect()),
+                ..with_modules(machine(Vendor::Nvidia, SourceKind::Nvml, "nvidia"), &["nvidia", "nvidia_uvm"])
+            }
+        }
+
+        /// A healthy machine with two AMD GPUs.
+        pub(crate) fn amd() -> Evidence {
+            let nodes = ["kfd", "dri/renderD128", "dri/renderD129"];
+            Evidence {
+                nodes: Told::Value(nodes.iter().map(|name| node(name, Vendor::Amd, 0o660, 110)).collect()),
+                ..with_modules(machine(Vendor::Amd, SourceKind::AmdSysfs, "amdgpu"), &["amdgpu"])
+            }
+        }
+
+        /// The same machine seen from a container that was given its devices.
+        pub(crate) fn contained(mut evidence: Evidence) -> Evidence {
+            evidence.confinement.container = vec!["/.dockerenv exists".into()];
+            evidence
+        }
+
+        /// The same machine with only these modules loaded.
+        pub(crate) fn with_modules(mut evidence: Evidence, modules: &[&str]) -> Evidence {
+            evidence.modules = Told::Value(modules.iter().map(|name| (*name).to_owned()).collect());
+            evidence
+        }
+
+        /// The same machine with every GPU bound to `driver`.
+        pub(crate) fn bind_all(mut evidence: Evidence, driver: Option<&str>) -> Evidence {
+            if let Told::Value(gpus) = &mut evidence.gpus {
+                gpus.iter_mut().for_each(|gpu| gpu.driver = driver.map(Into::into));
+            }
+            evidence
+        }
+
+        /// The same machine with one source failing.
+        pub(crate) fn fail(mut evidence: Evidence, kind: SourceKind, error: SourceError) -> Evidence {
+            evidence.sources.retain(|answer| answer.kind != kind);
+            evidence.sources.push(failing(kind, error));
+            evidence
+        }
+
+        /// The answer of a source that failed.
+        pub(crate) fn failing(kind: SourceKind, error: SourceError) -> SourceResult {
+            SourceResult { kind, result: Err(error) }
+        }
+
+        /// A device of the first source.
+        pub(crate) fn device_mut(evidence: &mut Evidence, place: usize) -> &mut Found {
+            &mut evidence.sources[0].result.as_mut().unwrap().devices[place]
+        }
+
+        /// The device nodes.
+        pub(crate) fn nodes_mut(evidence: &mut Evidence) -> &mut Vec<Node> {
+            match &mut evidence.nodes {
+                Told::Value(nodes) => nodes,
+                _ => panic!("the sample has nodes"),
+            }
+        }
+
+        /// A machine on which much is wrong at once, to have findings of many kinds.
+        pub(crate) fn every_kind() -> Vec<Finding> {
+            let mut broken = nvidia().with_kernel_log("NVRM: Xid (PCI:0000:01:00): 79");
+            device_mut(&mut broken, 0).health = Some(Health::Lost);
+            device_mut(&mut broken, 0).mig = Some(true);
+            device_mut(&mut broken, 0).temperature_c = Told::Value(99);
+            device_mut(&mut broken, 1).health = Some(Health::Unhealthy("bad".into()));
+            device_mut(&mut broken, 1).utilization = Told::Value(Percent::FULL);
+            device_mut(&mut broken, 1).memory.unified = true;
+            device_mut(&mut broken, 1).pci = address::parse("0000:e1:00.0");
+            nodes_mut(&mut broken)[0].access = Access::Denied;
+            nodes_mut(&mut broken)[2].access = Access::Forbidden;
+            nodes_mut(&mut broken).remove(3);
+            broken.persistence_daemon = Told::Value(false);
+            broken.confinement.host_pids = Told::Failed("no".into());
+            broken.variables =
+                BTreeMap::from([("CUDA_VISIBLE_DEVICES", "9".to_owned()), ("HIP_VISIBLE_DEVICES", String::new())]);
+            let silent = SourceError::Unresponsive { what: "x".into(), after: Duration::from_secs(9) };
+            broken.sources.push(failing(SourceKind::AmdSmi, silent));
+            let mut other = bind_all(amd(), Some("radeon"));
+            other.variables =
+                BTreeMap::from([("ROCR_VISIBLE_DEVICES", "1".into()), ("HIP_VISIBLE_DEVICES", "1".into())]);
+            other.confinement.host_pids = Told::Value(false);
+            other.confinement.cgroup =
+                Told::Value(Cgroup { mode: CgroupMode::Legacy, controllers: BTreeSet::new(), kill: false });
+            other.tools = BTreeMap::from([(SourceKind::AmdSmi, None), (SourceKind::RocmSmi, None)]);
+            let mismatch = SourceError::VersionMismatch("x".into());
+            let machines = [
+                broken,
+                other,
+                Evidence::default(),
+                bind_all(nvidia(), Some("nouveau")),
+                bind_all(nvidia(), Some("vfio-pci")),
+                bind_all(nvidia(), None),
+                with_modules(bind_all(amd(), None), &[]),
+                fail(contained(nvidia()), SourceKind::Nvml, mismatch),
+            ];
+            machines.iter().flat_map(examine).collect()
+        }
+
+        fn machine(vendor: Vendor, source: SourceKind, driver: &str) -> Evidence {
+            let mut snapshot = Snapshot::default();
+            for (place, minor) in PLACES.iter().zip(0..) {
+                snapshot.push(device(vendor, place, minor));
+            }
+            let tool = Some("/usr/bin/tool".into());
+            let controllers = ["cpu", "memory", "pids"].map(str::to_owned);
+            Evidence {
+                gpus: Told::Value(PLACES.iter().map(|place| on_bus(vendor, place, driver)).collect()),
+                sources: vec![SourceResult { kind: source, result: Ok(snapshot) }],
+                user: User {
+                    uid: 1000,
+                    gids: vec![1000],
+                    groups: Told::Value(vec![Group { gid: 110, name: "render".into(), lists_user: false }]),
+                },
+                confinement: Confinement {
+                    container: Vec::new(),
+                    host_pids: Told::Value(true),
+                    cgroup: Told::Value(Cgroup {
+                        mode: CgroupMode::Unified,
+                        controllers: controllers.into(),
+                        kill: true,
+                    }),
+                },
+                kernel_release: Told::Value("6.8.0-45-generic".into()),
+                tools: [SourceKind::NvidiaSmi, SourceKind::AmdSmi, SourceKind::RocmSmi]
+                    .map(|kind| (kind, tool.clone()))
+                    .into(),
+                ..Evidence::default()
+            }
+        }
+
+        fn device(vendor: Vendor, place: &str, minor: u32) -> Found {
+            let number = minor + 1;
+            let uuid = match vendor {
+                Vendor::Nvidia => format!("GPU-00000000-0000-0000-0000-{number:012}"),
+                _ => format!("GPU-00000000000000a{number}"),
+            };
+            Found {
+                index: Some(minor),
+                minor: Some(if vendor == Vendor::Nvidia { minor } else { 128 + minor }),
+                name: Some("sample".into()),
+                uuid: Some(uuid.into()),
+                pci: address::parse(place),
+                memory: Memory { total: Told::Value(Bytes(24 << 30)), ..Memory::default() },
+                utilization: Told::Value(Percent(0)),
+                temperature_c: Told::Value(40),
+                processes: Told::Value(Vec::new()),
+                health: Some(Health::Healthy),
+                ..Found::new(vendor)
+            }
+        }
+
+        fn on_bus(vendor: Vendor, place: &str, driver: &str) -> PciGpu {
+            PciGpu {
+                pci: address::parse(place).unwrap(),
+                vendor,
+                vendor_id: Some(if vendor == Vendor::Nvidia { 0x10de } else { 0x1002 }),
+                device_id: Some(0x1234),
+                driver: Some(driver.into()),
+                numa: None,
+                asleep: false,
+                way: Vec::new(),
+            }
+        }
+
+        fn node(name: &str, vendor: Vendor, mode: u32, gid: u32) -> Node {
+            Node { name: name.to_owned(), vendor: Some(vendor), mode, uid: 0, gid, access: Access::Granted }
+        }
     }
 }

@@ -1,0 +1,446 @@
+//! `amd-smi … --json` for all its commands: static, metric, list, process, monitor, topology, xgmi.
+
+use std::collections::BTreeMap;
+
+use gpupool_core::device::Vendor;
+use gpupool_core::units::Bytes;
+use serde_json::{Map, Value};
+
+use crate::amd_tools::output;
+use crate::amd_tools::values::{self, AndNotZero, Cut, Way, settle};
+use crate::found::{Found, Process};
+use crate::snapshot::{FoundLink, Snapshot};
+use crate::source::SourceError;
+use crate::told::{Told, words};
+use crate::{address, limits};
+
+const FORMAT: &str = "amd-smi JSON";
+
+/// Whether a text is amd-smi's JSON, or what either tool of AMD prints in its place.
+pub fn looks_like(text: &str) -> bool {
+    let has = |word: &str| text.contains(word);
+    let numbered = has("\"gpu\":") || has("\"gpu\" :");
+    let known = ["asic", "bus", "usage", "power", "bdf", "process_list", "link_type", "vram_total", "power_usage"];
+    let is_error = text.len() < 1 << 12 && has("\"error\":") && has("\"code\":");
+    is_error
+        || output::is_refusal(text)
+        || has("\"gpu_data\"")
+        || numbered && known.iter().any(|key| has(&format!("\"{key}\"")))
+}
+
+/// The devices in amd-smi's JSON. What several answers in one text say of a GPU comes together.
+pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
+    let (trees, warnings) = trees(text)?;
+    let mut snapshot = trees.snapshot();
+    warnings.into_iter().for_each(|warning| snapshot.warn(warning));
+    Ok(snapshot)
+}
+
+/// The trees in amd-smi's JSON, and what it said besides.
+pub(crate) fn trees(text: &str) -> Result<(Trees, Vec<String>), SourceError> {
+    let found = output::find_json(text);
+    let (mut trees, mut lines, mut answered) = (Trees::default(), found.lines, false);
+    for document in found.documents {
+        match document.get("error").and_then(Value::as_str) {
+            Some(error) => lines.push(format!("error: {error}")),
+            None => {
+                answered |= document.as_array().is_some_and(Vec::is_empty) || document.get("gpu_data").is_some();
+                trees.add_document(document);
+            }
+        }
+    }
+    if !trees.is_empty() {
+        lines.extend(found.problem.map(|problem| format!("{FORMAT}: devices after the cut are missing: {problem}")));
+        return Ok((trees, lines));
+    }
+    match found.problem {
+        Some(problem) if lines.is_empty() => Err(SourceError::malformed(FORMAT, problem)),
+        None if answered => Ok((trees, lines)),
+        _ => output::without_devices(&lines, FORMAT).map(|snapshot| (trees, snapshot.warnings)),
+    }
+}
+
+// What the fields of amd-smi mean: one tree for each GPU, as its JSON has it; its text is read to the same tree.
+
+/// The GPUs of one or several answers of amd-smi, each with all that was said of it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Trees {
+    /// By the number amd-smi gives the GPU.
+    gpus: BTreeMap<u32, Value>,
+}
+
+impl Trees {
+    /// The GPUs in a document: a list of them, bare or under `gpu_data`, or one alone.
+    pub(crate) fn add_document(&mut self, document: Value) {
+        match document {
+            Value::Array(items) => items.into_iter().for_each(|item| self.add(item)),
+            Value::Object(mut root) => match root.remove("gpu_data") {
+                Some(Value::Array(items)) => items.into_iter().for_each(|item| self.add(item)),
+                Some(one) => self.add(one),
+                None => self.add(Value::Object(root)),
+            },
+            _ => {}
+        }
+    }
+
+    /// Adds what was said of one GPU; things without a number, such as CPUs, are left out.
+    pub(crate) fn add(&mut self, tree: Value) {
+        let Some(number) = tree.get("gpu").and_then(number) else { return };
+        // `monitor` repeats a GPU for each of its parts; what it says of the first is what it says of the GPU.
+        if tree.get("xcp").and_then(self::number).is_some_and(|part| part > 0) {
+            return;
+        }
+        // One more than may be is enough to say that there are too many.
+        if self.gpus.len() > limits::DEVICES && !self.gpus.contains_key(&number) {
+            return;
+        }
+        let known = self.gpus.entry(number).or_insert_with(|| Value::Object(Map::new()));
+        overlay(known, tree);
+    }
+
+    /// Adds all that other answers said, over what is known.
+    pub(crate) fn add_all(&mut self, other: &Self) {
+        other.gpus.values().cloned().for_each(|tree| self.add(tree));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.gpus.is_empty()
+    }
+
+    /// Which GPUs there are.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> {
+        self.gpus.keys().copied()
+    }
+
+    /// The devices, in amd-smi's order.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        let (mut cuts, mut places) = (Vec::new(), BTreeMap::new());
+        for (&number, tree) in &self.gpus {
+            let tree = Tree(tree);
+            let Some(place) = snapshot.push(device(number, tree)) else { break };
+            places.insert(number, place);
+            let modes = ["partition.compute_partition", "partition.accelerator_partition", "compute_partition"];
+            let ids = ["partition_id", "partition.partition_id"];
+            cuts.push(Cut::new(tree.first(&ids).as_deref(), tree.first(&modes).as_deref()));
+            warn_of_errors(&mut snapshot, number, tree);
+        }
+        snapshot.join(links(&self.gpus, &places));
+        settle(&mut snapshot, &cuts);
+        snapshot
+    }
+}
+
+/// Lays `new` over `known`: objects key by key; a value is not overwritten by the lack of one.
+fn overlay(known: &mut Value, new: Value) {
+    match (known, new) {
+        (Value::Object(known), Value::Object(new)) if !new.contains_key("value") => {
+            for (key, value) in new {
+                match known.get_mut(&key) {
+                    Some(known) => overlay(known, value),
+                    None => drop(known.insert(key, value)),
+                }
+            }
+        }
+        (known, new) => {
+            let says = values::text_of(&new).is_none_or(|text| values::says_something(&text));
+            if says {
+                *known = new;
+            }
+        }
+    }
+}
+
+pub(crate) fn number(value: &Value) -> Option<u32> {
+    values::count(&values::text_of(value)?)?.try_into().ok()
+}
+
+/// What was said of one GPU, by paths like `asic.market_name`.
+#[derive(Clone, Copy)]
+pub(crate) struct Tree<'a>(pub &'a Value);
+
+impl<'a> Tree<'a> {
+    fn at(self, path: &str) -> Option<&'a Value> {
+        path.split('.').try_fold(self.0, |tree, key| tree.get(key))
+    }
+
+    /// The texts at these paths, in their order.
+    fn texts(self, paths: &[&str]) -> Vec<String> {
+        paths.iter().filter_map(|path| values::text_of(self.at(path)?)).collect()
+    }
+
+    /// The first of them that says something.
+    pub(crate) fn first(self, paths: &[&str]) -> Option<String> {
+        self.texts(paths).into_iter().find(|text| values::says_something(text))
+    }
+
+    /// The first value at these paths; where there is none, why.
+    pub(crate) fn told<T>(self, paths: &[&str], parse: impl Fn(&str) -> Option<T>) -> Told<T> {
+        let texts = self.texts(paths);
+        texts.iter().fold(Told::ABSENT, |known, text| known.or(Told::from_cell(text, &parse)))
+    }
+}
+
+/// A device from its tree. The paths are those of amd-smi's versions, the newest and most exact first.
+fn device(number: u32, tree: Tree) -> Found {
+    let mut found = Found::new(Vendor::Amd);
+    found.index = Some(number);
+    let render = tree.first(&["render", "drm_render"]);
+    found.minor = render.and_then(|render| render.rsplit("renderD").next()?.parse().ok());
+    let names = tree.texts(&["asic.market_name", "board.product_name", "market_name"]);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (id, revision) = (tree.first(&["asic.device_id"]), tree.first(&["asic.rev_id"]));
+    let model = id.as_deref().map(|id| values::Model { id, revision: revision.as_deref() });
+    found.name = values::best_name(&names, model, &[]);
+    let ids = tree.texts(&["asic.asic_serial", "asic_serial", "hip_uuid", "unique_id"]);
+    let long = || tree.first(&["uuid"]).and_then(|uuid| values::unique_id(&uuid).or_else(|| values::long_uuid(&uuid)));
+    found.uuid = ids.iter().find_map(|id| values::unique_id(id)).or_else(long);
+    found.pci = tree.first(&["bus.bdf", "bdf"]).and_then(|bdf| address::parse(&bdf));
+    let driver = tree.first(&["driver.version", "driver.driver_version", "driver_version"]);
+    found.driver = driver.and_then(|version| values::driver_version(&version));
+    found.numa = tree.first(&["numa.node"]).and_then(|node| values::numa_node(&node));
+    memory(&mut found, tree);
+    found.utilization =
+        tree.told(&["usage.gfx_activity", "usage.gfx_usage", "gfx", "gfx_util", "gfx%"], values::percent);
+    let temperature = [
+        "temperature.edge",
+        "temperature.edge_temperature",
+        "temperature.hotspot",
+        "temperature.hotspot_temperature",
+        "hotspot_temperature",
+        "gpu_temp",
+        "gpu_t",
+    ];
+    found.temperature_c = tree.told(&temperature, values::celsius);
+    let power = [
+        "power.socket_power",
+        "power.current_socket_power",
+        "power.average_socket_power",
+        "power.current_power",
+        "power.average_power",
+        "power_usage",
+        "power",
+    ];
+    found.power = tree.told(&power, values::watts);
+    let limit = [
+        "limit.socket_power",
+        "limit.socket_power_limit",
+        "limit.ppt0.socket_power_limit",
+        "limit.power_cap",
+        "limit.current_power",
+        "power.power_limit",
+        "limit.max_power",
+        "limit.max_power_limit",
+        "limit.ppt0.max_power_limit",
+    ];
+    let caps = limit.iter().map(|path| tree.told(&[path], values::watts).and_not_zero());
+    found.power_limit = caps.fold(Told::ABSENT, Told::or);
+    found.processes = processes(tree.0);
+    found
+}
+
+fn memory(found: &mut Found, tree: Tree) {
+    let megabytes = |paths: &[&str]| tree.told(paths, |text| values::bytes(text, "MB"));
+    let total =
+        ["mem_usage.total_vram", "vram.size", "vram.vram_size", "vram.vram_size_mb", "vram_total", "fb_usage.fb_total"];
+    found.memory.total = megabytes(&total).and_not_zero();
+    found.memory.used = megabytes(&["mem_usage.used_vram", "vram_used", "fb_usage.fb_used"]);
+    found.memory.host_total = megabytes(&["mem_usage.total_gtt"]);
+    found.memory.host_used = megabytes(&["mem_usage.used_gtt"]);
+}
+
+/// Errors of memory that could not be corrected. The count alone does not make a device unfit: pages are retired.
+fn warn_of_errors(snapshot: &mut Snapshot, number: u32, tree: Tree) {
+    let paths = ["ecc.total_uncorrectable_count", "ecc.total_uncorrectable", "ecc.uncorrectable_count", "double_ecc"];
+    if let Told::Value(count @ 1..) = tree.told(&paths, values::count) {
+        snapshot.warn(format!(
+            "GPU {number}: {count} errors of memory that could not be corrected since the driver was loaded"
+        ));
+    }
+}
+
+// The links between GPUs in amd-smi's trees, in the shapes it gave them over time.
+
+/// All links the trees tell of. `places` are those of the GPUs' numbers.
+pub(crate) fn links(gpus: &BTreeMap<u32, Value>, places: &BTreeMap<u32, usize>) -> Vec<FoundLink> {
+    let by_bdf: BTreeMap<String, u32> = gpus.iter().filter_map(|(&gpu, tree)| Some((bdf(tree)?, gpu))).collect();
+    let mut links = Vec::new();
+    for (gpu, tree) in gpus {
+        let mut join = |other: Option<u32>, kind: Option<String>, hops: Option<u64>, weight: Option<u64>| {
+            let link = Way { kind: kind.as_deref(), hops, weight }.link();
+            if let (Some(&a), Some(&b), Some(link)) = (places.get(gpu), other.and_then(|gpu| places.get(&gpu)), link) {
+                links.push(FoundLink::new(a, b, link));
+            }
+        };
+        for (name, kind) in tree.get("link_type").and_then(Value::as_object).into_iter().flatten() {
+            let count = |table: &str| tree.get(table)?.get(name).and_then(count_of);
+            let other = name.rsplit('_').next().and_then(|digits| digits.parse().ok());
+            join(other, values::text_of(kind), count("hops"), count("weight"));
+        }
+        let peer = |link: &Value| {
+            let by_number = link.get("gpu").and_then(number);
+            by_number.or_else(|| by_bdf.get(&bdf(link)?).copied())
+        };
+        for link in tree.get("links").and_then(Value::as_array).into_iter().flatten() {
+            let count = |names: &[&str]| names.iter().find_map(|name| link.get(name).and_then(count_of));
+            join(peer(link), Tree(link).first(&["link_type"]), count(&["num_hops", "hops"]), count(&["weight"]));
+        }
+        let metrics = tree.get("link_metrics");
+        for link in metrics.and_then(|metrics| metrics.get("links")).and_then(Value::as_array).into_iter().flatten() {
+            let has_traffic = Tree(link).first(&["read", "write"]).is_some();
+            let kind = Tree(link).first(&["link_type"]).or_else(|| Tree(metrics?).first(&["link_type"]));
+            join(peer(link), kind.filter(|_| has_traffic), None, None);
+        }
+    }
+    links
+}
+
+fn count_of(value: &Value) -> Option<u64> {
+    values::count(&values::text_of(value)?)
+}
+
+fn bdf(tree: &Value) -> Option<String> {
+    Tree(tree).first(&["bdf", "bus.bdf"]).map(|bdf| bdf.to_ascii_lowercase())
+}
+
+// The processes amd-smi lists for each GPU.
+
+/// The processes in the tree of a GPU. One that cannot be read makes the list incomplete, and so no list.
+pub(crate) fn processes(tree: &Value) -> Told<Vec<Process>> {
+    let Some(listed) = tree.get("process_list").or_else(|| tree.get("process_info")) else { return Told::ABSENT };
+    let items = match listed {
+        Value::Array(items) => items.as_slice(),
+        one => std::slice::from_ref(one),
+    };
+    let mut found = Vec::new();
+    for item in items.iter().take(limits::PROCESSES) {
+        match item.get("process_info").unwrap_or(item) {
+            // In place of a process: that there is none, or why none could be listed.
+            Value::String(said) if said.contains("No running processes") || !values::says_something(said) => {}
+            Value::String(said) => return Told::Failed(words(said)),
+            info => match process(info) {
+                Some(process) => found.push(process),
+                None => return Told::Failed("a process without a number".into()),
+            },
+        }
+    }
+    Told::Value(found)
+}
+
+fn process(info: &Value) -> Option<Process> {
+    let tree = Tree(info);
+    let name = tree.first(&["name", "process_name"]);
+    let memory = tree.told(&["memory_usage.vram_mem", "vram_mem", "mem_usage", "mem"], bytes);
+    Some(Process {
+        pid: info.get("pid").and_then(number)?,
+        name: name.map(|name| name.chars().take(limits::WORDS).collect::<String>().into()),
+        memory,
+        ..Process::default()
+    })
+}
+
+fn bytes(text: &str) -> Option<Bytes> {
+    values::bytes(text, "B")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::found::{Partition, Watts};
+    use crate::told::Told;
+    use gpupool_core::device::{Health, LinkKind};
+    use gpupool_core::units::{Bytes, Percent};
+
+    const STATIC: &str = r#"$ amd-smi static --json
+        {"gpu_data": [{"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X", "asic_serial": "0x7E8F7E20764E2714"},
+            "bus": {"bdf": "0000:05:00.0"}, "limit": {"max_power": {"value": 750, "unit": "W"}, "socket_power": "N/A"},
+            "driver": {"version": "Linuxversion6.14.0-24-generic(buildd@host)"}, "numa": {"node": 1},
+            "vram": {"size": {"value": 196592, "unit": "MB"}}, "partition": {"compute_partition": "SPX"}}],
+         "cpu_data": [{"cpu": 0}]}"#;
+
+    const METRIC: &str = r#"[{"gpu": 0, "usage": {"gfx_activity": {"value": 7, "unit": "%"}},
+            "power": {"socket_power": {"value": 137, "unit": "W"}}, "ecc": {"total_uncorrectable_count": 2},
+            "temperature": {"edge": "N/A", "hotspot": {"value": 41, "unit": "C"}},
+            "mem_usage": {"total_vram": {"value": 196592, "unit": "MB"}, "used_vram": {"value": 283, "unit": "MB"}}}]"#;
+
+    #[test]
+    fn several_answers_about_a_gpu_make_one_device() {
+        let snapshot = parse(&format!("{STATIC}\n{METRIC}")).unwrap();
+        let [gpu] = snapshot.devices.as_slice() else { panic!("{snapshot:?}") };
+        assert_eq!(gpu.name.as_deref(), Some("AMD Instinct MI300X"));
+        assert_eq!(gpu.uuid.as_deref(), Some("GPU-7e8f7e20764e2714"));
+        assert_eq!(gpu.driver.as_deref(), Some("6.14.0-24-generic"));
+        assert_eq!(gpu.numa, Some(1));
+        assert_eq!(gpu.memory.total, Told::Value(Bytes(196_592 << 20)));
+        assert_eq!(gpu.memory.used, Told::Value(Bytes(283 << 20)));
+        assert_eq!(gpu.power, Told::Value(Watts(137_000)));
+        assert_eq!(gpu.power_limit, Told::Value(Watts(750_000)));
+        assert_eq!(gpu.temperature_c, Told::Value(41));
+        assert_eq!(gpu.utilization, Told::Value(Percent(7000)));
+        assert_eq!(gpu.partition, None);
+        assert_eq!(gpu.health, Some(Health::Healthy));
+        assert!(snapshot.warnings[0].contains("2 errors of memory"), "{:?}", snapshot.warnings);
+    }
+
+    #[test]
+    fn what_only_lists_devices_says_nothing_of_their_health() {
+        assert_eq!(parse(STATIC).unwrap().devices[0].health, None);
+    }
+
+    #[test]
+    fn processes_are_those_of_each_gpu() {
+        let text = r#"[{"gpu": 0, "process_list": [{"process_info": {"name": "python3", "pid": 77,
+                "memory_usage": {"vram_mem": {"value": 4096, "unit": "B"}}, "mem_usage": {"value": 9, "unit": "B"}}}]},
+            {"gpu": 1, "process_list": [{"process_info": "No running processes detected"}]},
+            {"gpu": 2, "process_list": [{"process_info": {"name": "x", "pid": "N/A"}}]}, {"gpu": 3}]"#;
+        let devices = parse(text).unwrap().devices;
+        let first = &devices[0].processes.value().unwrap()[0];
+        assert_eq!((first.pid, first.name.as_deref()), (77, Some("python3")));
+        assert_eq!(first.memory, Told::Value(Bytes(4096)));
+        assert_eq!(devices[1].processes, Told::Value(Vec::new()));
+        assert!(matches!(devices[2].processes, Told::Failed(_)));
+        assert!(devices[3].processes.is_absent());
+    }
+
+    #[test]
+    fn both_shapes_of_topology_give_links() {
+        let maps = r#"[{"gpu": 0, "hops": {"gpu_0": 0, "gpu_1": 2, "gpu_2": 1},
+              "link_type": {"gpu_0": "SELF", "gpu_1": "PCIE", "gpu_2": "XGMI"}}, {"gpu": 1}, {"gpu": 2}]"#;
+        let lists = r#"[{"gpu": 0, "bdf": "0000:08:00.0", "links": [
+              {"gpu": 1, "bdf": "0000:44:00.0", "link_type": "PCIE", "num_hops": 2},
+              {"bdf": "0000:45:00.0", "link_type": "XGMI", "num_hops": 1}]},
+            {"gpu": 1, "bdf": "0000:44:00.0"}, {"gpu": 2, "bdf": "0000:45:00.0"}]"#;
+        for text in [maps, lists] {
+            let snapshot = parse(text).unwrap();
+            let kinds: Vec<_> = snapshot.links.iter().map(|link| (link.a, link.b, link.kind)).collect();
+            assert_eq!(kinds, [(0, 1, LinkKind::SameNuma), (0, 2, LinkKind::Xgmi(1))], "{text}");
+        }
+    }
+
+    #[test]
+    fn partitions_share_a_place_and_an_id() {
+        let part = |gpu: u8, id: u8| {
+            format!(
+                r#"{{"gpu": {gpu}, "bdf": "0000:05:00.0", "partition_id": {id}, "asic": {{"asic_serial": "0x1"}},
+                    "partition": {{"accelerator_partition": "CPX"}}}}"#
+            )
+        };
+        let snapshot = parse(&format!("[{}, {}]", part(0, 0), part(1, 1))).unwrap();
+        let expected = Partition::Amd { id: 1, mode: Some("CPX".into()), parts: Some(2) };
+        assert_eq!(snapshot.devices[1].partition, Some(expected));
+        let spelled: Vec<String> = snapshot.identities().iter().map(ToString::to_string).collect();
+        assert_eq!(spelled, ["0000:05:00.0/0", "0000:05:00.0/1"]);
+    }
+
+    #[test]
+    fn errors_of_the_tool_are_errors() {
+        let text = r#"{"error": "AMDSMI_STATUS_DRIVER_NOT_LOADED", "code": -1}"#;
+        assert!(looks_like(text));
+        let error = parse(text).unwrap_err();
+        assert_eq!(error.code(), "driver_not_loaded");
+        assert_eq!(parse("[{\"gpu\": 0, \"asic\": {").unwrap_err().code(), "malformed");
+        assert!(parse("[]").unwrap().devices.is_empty());
+        let cut = parse(r#"[{"gpu": 0, "bdf": "0000:05:00.0"}, {"gpu": 1, "bdf"#).unwrap();
+        assert_eq!((cut.devices.len(), cut.warnings.len()), (1, 1));
+    }
+}

@@ -1,0 +1,384 @@
+//! `rocm-smi … --json`: an object of cards, each an object of keys and texts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gpupool_core::device::Vendor;
+use gpupool_core::units::Bytes;
+use serde_json::Value;
+
+use crate::amd_tools::output;
+use crate::amd_tools::values::{self, AndNotZero, Cut, Model, Way, settle};
+use crate::found::{Doing, Found, Process};
+use crate::snapshot::{FoundLink, Snapshot};
+use crate::source::SourceError;
+use crate::told::Told;
+use crate::{address, limits};
+
+const FORMAT: &str = "rocm-smi JSON";
+
+/// Whether a text is rocm-smi's JSON, or what it prints in its place.
+pub fn looks_like(text: &str) -> bool {
+    let is_card = |after: &str| after.starts_with(|first: char| first.is_ascii_digit());
+    let cards = text.contains('{') && text.split("\"card").skip(1).take(4).any(is_card);
+    let of_machine = text.contains("\"system\"") && text.contains("\"Driver version\"");
+    cards || of_machine || text.len() < 1 << 12 && text.contains("No JSON data to report")
+}
+
+/// The devices in rocm-smi's JSON.
+pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
+    let found = output::find_json(text);
+    let mut cards = Cards::default();
+    for document in &found.documents {
+        for (name, value) in document.as_object().into_iter().flatten() {
+            take(&mut cards, name, value);
+        }
+    }
+    if cards.is_empty() {
+        return match found.problem {
+            Some(problem) if found.lines.is_empty() => Err(SourceError::malformed(FORMAT, problem)),
+            _ if found.lines.is_empty() && !found.documents.is_empty() => Ok(Snapshot::default()),
+            _ => output::without_devices(&found.lines, FORMAT),
+        };
+    }
+    cards.warnings.extend(found.lines);
+    cards
+        .warnings
+        .extend(found.problem.map(|problem| format!("{FORMAT}: devices after the cut are missing: {problem}")));
+    Ok(cards.into_snapshot())
+}
+
+/// Takes what stands under one key of the root.
+fn take(cards: &mut Cards, name: &str, value: &Value) {
+    let texts = value.as_object().into_iter().flatten().filter_map(|(key, value)| Some((key, values::text_of(value)?)));
+    if let Some(card) = name.strip_prefix("card").and_then(|number| number.parse().ok()) {
+        cards.add(card);
+        texts.for_each(|(key, text)| cards.set(card, key, &text));
+        return;
+    }
+    if name != "system" {
+        return;
+    }
+    for (key, text) in texts {
+        match key.strip_prefix("PID").filter(|pid| pid.bytes().all(|byte| byte.is_ascii_digit())) {
+            Some(pid) => {
+                let (name, numbers) = name_and_numbers(&text);
+                cards.processes.add(pid, &[&[name], numbers.as_slice()].concat());
+            }
+            None => cards.set_system(key, &text),
+        }
+    }
+}
+
+/// `name, devices, memory, …` of a process. A name may hold commas itself; at most four numbers follow it.
+pub(crate) fn name_and_numbers(text: &str) -> (&str, Vec<&str>) {
+    let is_number = |field: &&str| values::count(field).is_some() || *field == "UNKNOWN";
+    let numbers = text.rsplit(',').map(str::trim).take_while(is_number).take(4);
+    let mut numbers: Vec<&str> = numbers.collect();
+    if numbers.len() > text.matches(',').count() {
+        numbers.pop();
+    }
+    numbers.reverse();
+    let end = text.rmatch_indices(',').nth(numbers.len().saturating_sub(1)).map_or(text.len(), |(at, _)| at);
+    (&text[..if numbers.is_empty() { text.len() } else { end }], numbers)
+}
+
+// What rocm-smi's keys mean.
+
+/// The power a card may draw; other keys that end like it are of the power it draws.
+const MAX_POWER: &str = "max graphics package power (w)";
+
+type Keys = BTreeMap<String, String>;
+
+/// What rocm-smi said of each card and of the machine. Keys are in small letters: their case changed over time.
+#[derive(Debug, Default)]
+struct Cards {
+    cards: BTreeMap<u32, Keys>,
+    system: Keys,
+    /// Who uses the cards.
+    processes: Processes,
+    /// What it complained about.
+    warnings: Vec<String>,
+}
+
+impl Cards {
+    fn is_empty(&self) -> bool {
+        self.cards.is_empty()
+    }
+
+    /// Notes that a card is there.
+    fn add(&mut self, card: u32) {
+        self.keys_of(card);
+    }
+
+    /// The keys of a card; of one more than there may be, so that it can be said that there are too many.
+    fn keys_of(&mut self, card: u32) -> Option<&mut Keys> {
+        let room = self.cards.len() <= limits::DEVICES || self.cards.contains_key(&card);
+        room.then(|| self.cards.entry(card).or_default())
+    }
+
+    /// Notes one thing said of a card; what was said before stays where this is no value.
+    fn set(&mut self, card: u32, key: &str, value: &str) {
+        let Some(keys) = self.keys_of(card) else { return };
+        let key = small(key);
+        if values::says_something(value) || !keys.contains_key(&key) {
+            keys.insert(key, value.trim().to_owned());
+        }
+    }
+
+    /// Notes one thing said of the machine.
+    fn set_system(&mut self, key: &str, value: &str) {
+        self.system.insert(small(key), value.trim().to_owned());
+    }
+
+    /// The devices, in the order of their numbers.
+    fn into_snapshot(self) -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        for warning in self.warnings {
+            snapshot.warn(warning);
+        }
+        let driver = self.system.get("driver version").and_then(|version| values::driver_version(version));
+        let (mut cuts, mut places) = (Vec::new(), BTreeMap::new());
+        for (&number, keys) in &self.cards {
+            let mut device = device(number, keys);
+            device.driver = driver.clone();
+            let Some(place) = snapshot.push(device) else { break };
+            places.insert(number, place);
+            let said = |key: &str| keys.get(key).map(String::as_str);
+            cuts.push(Cut::new(said("partition id"), said("compute partition")));
+        }
+        snapshot.join(links(&self.system, &places));
+        settle(&mut snapshot, &cuts);
+        self.processes.give_to(&mut snapshot);
+        snapshot
+    }
+}
+
+fn small(key: &str) -> String {
+    key.trim().trim_end_matches(':').trim_end().to_lowercase()
+}
+
+fn device(number: u32, keys: &Keys) -> Found {
+    let said = |key: &str| keys.get(key).map(String::as_str);
+    let mut found = Found::new(Vendor::Amd);
+    found.index = Some(number);
+    let names: Vec<&str> = ["device name", "card series", "card model"].into_iter().filter_map(said).collect();
+    let others: Vec<&str> = said("card sku").into_iter().collect();
+    let id = said("device id").or_else(|| said("gpu id"));
+    let model = id.map(|id| Model { id, revision: said("device rev") });
+    found.name = values::best_name(&names, model, &others);
+    found.uuid = said("unique id").and_then(values::unique_id);
+    found.pci = said("pci bus").and_then(address::parse);
+    let numa = ["(topology) numa node", "(topology) numa affinity"];
+    found.numa = numa.into_iter().filter_map(said).find_map(values::numa_node);
+    let bytes = |key: &str| told(keys, &[key], |text| values::bytes(text, "B"));
+    found.memory.total = bytes("vram total memory (b)").and_not_zero();
+    found.memory.used = bytes("vram total used memory (b)");
+    found.memory.host_total = bytes("gtt total memory (b)");
+    found.memory.host_used = bytes("gtt total used memory (b)");
+    found.utilization = told(keys, &["gpu use (%)"], values::percent);
+    let sensors = [
+        "temperature (sensor edge) (c)",
+        "temperature (sensor junction) (c)",
+        "temperature (sensor hotspot) (c)",
+        "temperature (sensor #1) (c)",
+        "temperature",
+    ];
+    found.temperature_c = told(keys, &sensors, values::celsius);
+    found.power = told(keys, &power_keys(keys), values::watts);
+    found.power_limit = told(keys, &[MAX_POWER], values::watts).and_not_zero();
+    found
+}
+
+/// The keys a card's power is under: which there are changed with the cards (average, current, socket).
+fn power_keys(keys: &Keys) -> Vec<&str> {
+    let is_power = |key: &&str| key.ends_with("graphics package power (w)") && *key != MAX_POWER;
+    keys.keys().map(String::as_str).filter(is_power).chain(["average gpu power"]).collect()
+}
+
+/// The first value under one of these keys; where there is none, why.
+fn told<T>(keys: &Keys, names: &[&str], parse: impl Fn(&str) -> Option<T>) -> Told<T> {
+    let said = names.iter().filter_map(|name| keys.get(*name));
+    said.fold(Told::ABSENT, |known, text| known.or(Told::from_cell(text, &parse)))
+}
+
+/// The links in keys like `(Topology) Hops between DRM devices 0 and 1`.
+fn links(system: &Keys, places: &BTreeMap<u32, usize>) -> Vec<FoundLink> {
+    let mut ways: BTreeMap<(u32, u32), Way> = BTreeMap::new();
+    for (key, value) in system {
+        let Some((what, pair)) = key.split_once(" between drm devices ") else { continue };
+        let Some((a, b)) = pair.split_once(" and ") else { continue };
+        let (Ok(a), Ok(b)) = (a.trim().parse(), b.trim().parse()) else { continue };
+        let way = ways.entry((a, b)).or_default();
+        match what.trim_start_matches("(topology)").trim() {
+            "weight" => way.weight = values::count(value),
+            "hops" => way.hops = values::count(value),
+            "link type" => way.kind = Some(value),
+            _ => {}
+        }
+    }
+    let link = |((a, b), way): ((u32, u32), Way)| Some(FoundLink::new(*places.get(&a)?, *places.get(&b)?, way.link()?));
+    ways.into_iter().filter_map(link).collect()
+}
+
+// The processes rocm-smi lists, which it seldom says the devices of.
+
+/// One process that has the compute driver open.
+#[derive(Debug, Clone, Default)]
+struct Listed {
+    name: Option<Arc<str>>,
+    /// On how many devices it is.
+    devices: Option<u64>,
+    /// Memory on all of them.
+    memory: Told<Bytes>,
+}
+
+/// Every process rocm-smi listed, by its number.
+#[derive(Debug, Default)]
+struct Processes(BTreeMap<u32, Listed>);
+
+impl Processes {
+    /// Adds one from its columns: name, number of devices, bytes of memory.
+    fn add(&mut self, pid: &str, columns: &[&str]) {
+        let Ok(pid) = pid.trim().parse::<u32>() else { return };
+        if self.0.len() >= limits::PROCESSES {
+            return;
+        }
+        let column = |number: usize| columns.get(number).map_or("", |text| text.trim());
+        let listed = self.0.entry(pid).or_default();
+        let name = Some(column(0)).filter(|name| values::says_something(name));
+        listed.name = name.map(|name| name.chars().take(limits::WORDS).collect::<String>().into());
+        listed.devices = values::count(column(1));
+        listed.memory = Told::from_cell(column(2), |text| values::bytes(text, "B"));
+    }
+
+    /// Gives the only device its processes, or says that nothing tells which are whose.
+    fn give_to(self, snapshot: &mut Snapshot) {
+        if self.0.is_empty() {
+            return;
+        }
+        let [device] = &mut snapshot.devices[..] else { return self.unknown(snapshot) };
+        let uses_it = |listed: &Listed| listed.devices != Some(0) || listed.memory != Told::Value(Bytes(0));
+        let list = self.0.into_iter().filter(|(_, listed)| uses_it(listed));
+        let process = |(pid, listed): (u32, Listed)| Process {
+            pid,
+            name: listed.name,
+            doing: Doing::Compute,
+            memory: listed.memory,
+            ..Process::default()
+        };
+        device.processes = Told::Value(list.map(process).collect());
+    }
+
+    fn unknown(&self, snapshot: &mut Snapshot) {
+        for device in &mut snapshot.devices {
+            device.processes = Told::Unsupported("listed for all devices together".into());
+        }
+        let pids: Vec<String> = self.0.keys().take(8).map(u32::to_string).collect();
+        let more = if self.0.len() > pids.len() { ", …" } else { "" };
+        snapshot.warn(format!("rocm-smi does not say which devices these processes use: {}{more}", pids.join(", ")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::found::{Partition, Watts};
+    use crate::told::Told;
+    use gpupool_core::device::{Health, LinkKind};
+    use gpupool_core::units::{Bytes, Percent};
+
+    const TWO: &str = r#"WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status
+        {"card10": {"Card series": "0x1002", "Card model": "0x1002", "Card SKU": "D65209", "PCI Bus": "0000:C6:00.0",
+                    "Unique ID": "0x719d230578348e8c", "Average Graphics Package Power (W)": "N/A (Secondary die)",
+                    "Temperature (Sensor edge) (C)": "N/A", "Temperature (Sensor junction) (C)": "51.0",
+                    "GPU use (%)": "5.2", "(Topology) Numa Affinity": "4294967295"},
+         "card2": {"Card Series": "AMD Instinct MI250X", "PCI Bus": "0000:C1:00.0", "Unique ID": "0x719d230578348e8c",
+                   "Current Socket Graphics Package Power (W)": "89.0", "Max Graphics Package Power (W)": "560.0",
+                   "VRAM Total Memory (B)": "68702699520", "VRAM Total Used Memory (B)": "0", "GPU use (%)": "NaN",
+                   "GTT Total Memory (B)": 135048462336, "(Topology) Numa Node": "3", "Compute Partition": "SPX"},
+         "system": {"Driver version": "6.7.0", "PID77": "python3, 2, 4096, 0, 0",
+                    "(Topology) Link type between DRM devices 2 and 10": "XGMI",
+                    "(Topology) Hops between DRM devices 2 and 10": "1",
+                    "(Topology) Weight between DRM devices 2 and 10": "15"}}"#;
+
+    #[test]
+    fn what_is_said_of_the_machine_alone_is_an_answer_without_devices() {
+        let text = r#"{"system": {"Driver version": "6.8.5"}}"#;
+        assert!(looks_like(text));
+        assert!(parse(text).unwrap().devices.is_empty());
+    }
+
+    #[test]
+    fn each_card_is_a_device_in_the_order_of_its_number() {
+        let snapshot = parse(TWO).unwrap();
+        let [first, second] = snapshot.devices.as_slice() else { panic!("{snapshot:?}") };
+        assert_eq!((first.index, second.index), (Some(2), Some(10)));
+        assert_eq!((first.name.as_deref(), second.name.as_deref()), (Some("AMD Instinct MI250X"), Some("D65209")));
+        assert_eq!(first.uuid.as_deref(), Some("GPU-719d230578348e8c"));
+        assert_eq!(second.pci.unwrap().to_string(), "0000:c6:00.0");
+        assert_eq!(first.driver.as_deref(), Some("6.7.0"));
+        assert_eq!((first.numa, second.numa), (Some(3), None));
+        assert_eq!(first.memory.total, Told::Value(Bytes(68_702_699_520)));
+        assert_eq!(first.memory.used, Told::Value(Bytes(0)));
+        assert_eq!(first.memory.host_total, Told::Value(Bytes(135_048_462_336)));
+        assert_eq!(first.utilization, Told::Failed("NaN".into()));
+        assert_eq!(second.utilization, Told::Value(Percent(5200)));
+        assert_eq!(second.temperature_c, Told::Value(51));
+        assert_eq!(first.power_limit, Told::Value(Watts(560_000)));
+        assert_eq!(first.health, Some(Health::Healthy));
+        assert_eq!(first.partition, None);
+        assert_eq!(snapshot.links.len(), 1);
+        assert_eq!(snapshot.links[0].kind, LinkKind::Xgmi(1));
+        assert!(snapshot.warnings[0].contains("low-power"));
+    }
+
+    #[test]
+    fn the_power_of_a_second_die_is_not_made_up() {
+        let snapshot = parse(TWO).unwrap();
+        assert_eq!(snapshot.devices[0].power, Told::Value(Watts(89_000)));
+        assert_eq!(snapshot.devices[1].power, Told::Unsupported("N/A (Secondary die)".into()));
+    }
+
+    #[test]
+    fn processes_belong_to_a_device_only_where_there_is_one() {
+        let two = parse(TWO).unwrap();
+        assert!(matches!(two.devices[0].processes, Told::Unsupported(_)));
+        assert!(two.warnings.iter().any(|warning| warning.contains("77")));
+        let one =
+            parse(r#"{"card0": {"GPU use (%)": "1"}, "system": {"PID77": "my, program, 1, 4096, 0, 0"}}"#).unwrap();
+        let processes = one.devices[0].processes.value().unwrap();
+        assert_eq!((processes[0].pid, processes[0].name.as_deref()), (77, Some("my, program")));
+        assert_eq!(processes[0].memory, Told::Value(Bytes(4096)));
+    }
+
+    #[test]
+    fn a_cut_off_document_keeps_the_cards_before_the_cut() {
+        let cut = &TWO[..TWO.find("\"Current Socket").unwrap()];
+        let snapshot = parse(cut).unwrap();
+        assert_eq!(snapshot.devices.len(), 1);
+        assert!(snapshot.warnings.iter().any(|warning| warning.contains("cut")));
+        assert_eq!(parse("{\"card0\": {\"GPU").unwrap_err().code(), "malformed");
+    }
+
+    #[test]
+    fn a_tool_without_devices_says_why() {
+        assert!(parse("WARNING: No JSON data to report").unwrap().devices.is_empty());
+        let none = parse("ERROR:root:Driver not initialized (amdgpu not found in modules)");
+        assert_eq!(none.unwrap_err().code(), "driver_not_loaded");
+    }
+
+    #[test]
+    fn a_partition_mode_makes_partitions() {
+        let card = r#"{"Compute Partition": "CPX", "Partition ID": "1", "PCI Bus": "0000:01:00.0"}"#;
+        let snapshot = parse(&format!("{{\"card0\": {card}, \"card1\": {}}}", card.replace("\"1\"", "\"0\""))).unwrap();
+        let expected = Partition::Amd { id: 1, mode: Some("CPX".into()), parts: Some(2) };
+        assert_eq!(snapshot.devices[0].partition, Some(expected));
+    }
+
+    #[test]
+    fn it_is_told_from_other_json() {
+        assert!(looks_like(TWO));
+        assert!(!looks_like(r#"[{"gpu": 0, "card": "x"}]"#));
+    }
+}

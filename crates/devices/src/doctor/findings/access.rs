@@ -1,0 +1,515 @@
+//! Whether the device nodes are there and may be opened by who is looking.
+
+use std::collections::BTreeMap;
+
+use gpupool_core::device::Vendor;
+
+use crate::doctor::evidence::{Access, CgroupMode, Evidence, Node};
+use crate::doctor::findings::{Finding, Severity};
+use crate::found::{Found, Partition};
+use crate::source::SourceError;
+use crate::told::Told;
+
+/// The mode of a node keeps the user out; says which group lets them in.
+pub(super) fn no_permission(evidence: &Evidence) -> Vec<Finding> {
+    let mut by_group: BTreeMap<u32, Vec<&Node>> = BTreeMap::new();
+    for node in evidence.nodes().iter().filter(|node| is_needed(node) && node.access == Access::Denied) {
+        by_group.entry(node.gid).or_default().push(node);
+    }
+    let denied = |(gid, nodes): (&u32, &Vec<&Node>)| {
+        let summary = format!("Permission is denied on {}.", listed(nodes.iter().map(|node| node.name.as_str())));
+        Finding::new("no_permission", Severity::Error, summary, way_in(evidence, *gid, nodes))
+            .because(nodes.iter().map(|node| described(evidence, node)))
+            .because([format!("the user is {} in the groups {:?}", evidence.user.uid, evidence.user.gids)])
+    };
+    let mut findings: Vec<Finding> = by_group.iter().map(denied).collect();
+    if findings.is_empty() {
+        let refused = |error: &SourceError| matches!(error, SourceError::NoPermission(_));
+        let lines: Vec<String> = evidence
+            .failures()
+            .filter(|(_, error)| refused(error))
+            .map(|(kind, error)| format!("{kind}: {error}"))
+            .collect();
+        let remedy = "The device nodes allow it, so something else refuses: run as root to see whether that helps, and \
+                      look for AppArmor or SELinux denials in the log.";
+        let summary = "A driver refuses to answer this user.";
+        if !lines.is_empty() {
+            findings.push(Finding::new("no_permission", Severity::Error, summary, remedy).because(lines));
+        }
+    }
+    findings
+}
+
+/// The mode of a node lets the user in and the device control group does not.
+pub(super) fn forbidden_by_control_group(evidence: &Evidence) -> Vec<Finding> {
+    let nodes: Vec<&Node> =
+        evidence.nodes().iter().filter(|node| is_needed(node) && node.access == Access::Forbidden).collect();
+    if nodes.is_empty() {
+        return Vec::new();
+    }
+    let summary = format!(
+        "The device control group forbids {}, whatever their mode says.",
+        listed(nodes.iter().map(|node| node.name.as_str()))
+    );
+    let remedy = "In a container: `systemctl daemon-reload` on the host takes devices away that were not named at the \
+                  start; restart the container, and start it with `--device` for each node. In a service: add \
+                  `DeviceAllow=` lines. The GPU itself is fine.";
+    let finding = Finding::new("device_cgroup_forbids", Severity::Error, summary, remedy)
+        .because(nodes.iter().map(|node| described(evidence, node)));
+    vec![finding]
+}
+
+/// The driver drives GPUs and nodes to reach them are missing.
+pub(super) fn missing(evidence: &Evidence) -> Vec<Finding> {
+    if evidence.in_container() {
+        return Vec::new();
+    }
+    let finding = |(vendor, remedy): (Vendor, &str)| {
+        let missing = missing_nodes(evidence, vendor);
+        if missing.is_empty() {
+            return None;
+        }
+        let summary = format!("The driver is loaded but device nodes are missing: {}.", listed(&missing));
+        let lines = missing.iter().map(|name| format!("/dev/{name} does not exist"));
+        Some(Finding::new("device_nodes_missing", Severity::Error, summary, remedy).because(lines))
+    };
+    let nvidia = "Make them: `sudo nvidia-modprobe -c 0 -u`, with one `-c` for each GPU by its minor number; any program \
+                  run as root makes them too (`sudo nvidia-smi`). Install nvidia-modprobe so that it happens by itself.";
+    let amd = "Check that the kernel has AMD's compute support (`dmesg | grep -i kfd`; CONFIG_HSA_AMD) and that udev \
+               runs (`sudo udevadm trigger`).";
+    [(Vendor::Nvidia, nvidia), (Vendor::Amd, amd)].into_iter().filter_map(finding).collect()
+}
+
+/// Which nodes a program needs that are not there, given which GPUs are driven.
+pub(super) fn missing_nodes(evidence: &Evidence, vendor: Vendor) -> Vec<String> {
+    let Some(nodes) = evidence.nodes.value() else { return Vec::new() };
+    let own = if vendor == Vendor::Nvidia { "nvidia" } else { "amdgpu" };
+    let driven = evidence.gpus_of(vendor).filter(|gpu| gpu.is_bound_to(own)).count();
+    if driven == 0 {
+        return Vec::new();
+    }
+    let exists = |name: &str| nodes.iter().any(|node| node.name == name);
+    if vendor == Vendor::Amd {
+        let render =
+            nodes.iter().any(|node| node.is_render() && node.vendor.is_none_or(|vendor| vendor == Vendor::Amd));
+        let kfd = (!exists("kfd")).then(|| "kfd".to_owned());
+        return kfd.into_iter().chain((!render).then(|| "dri/renderD128".to_owned())).collect();
+    }
+    let shared = ["nvidiactl", "nvidia-uvm"].into_iter().map(str::to_owned);
+    let machine = evidence.machine();
+    let of_gpu = machine.devices.iter().filter(|device| device.vendor == Vendor::Nvidia && device.partition.is_none());
+    let mut minors: Vec<u32> = of_gpu.filter_map(|device| device.minor).collect();
+    let has_any = nodes.iter().any(|node| node.nvidia_minor().is_some());
+    if minors.is_empty() && !has_any {
+        minors.push(0);
+    }
+    shared.chain(minors.iter().map(|minor| format!("nvidia{minor}"))).filter(|name| !exists(name)).collect()
+}
+
+/// Nodes that computing needs; NVIDIA's render nodes and those of other adapters are not among them.
+fn is_needed(node: &Node) -> bool {
+    if node.is_render() { node.vendor == Some(Vendor::Amd) } else { node.vendor.is_some() }
+}
+
+/// What lets a user use nodes of one group.
+fn way_in(evidence: &Evidence, gid: u32, nodes: &[&Node]) -> String {
+    if evidence.in_container() {
+        return format!("Start the container with `--group-add {gid}`, the group of the nodes on the host.");
+    }
+    let group = evidence.user.group(gid);
+    let name = group.map_or_else(|| gid.to_string(), |group| group.name.clone());
+    if gid == 0 || !nodes.iter().all(|node| node.is_open_to_group()) {
+        return format!(
+            "No group of yours can be let in: the nodes belong to {name}. For NVIDIA set the driver's options \
+             NVreg_DeviceFileMode=0666 (or NVreg_DeviceFileGID and 0660); for AMD install the udev rules that give \
+             /dev/kfd and /dev/dri/renderD* to the group render."
+        );
+    }
+    if group.is_some_and(|group| group.lists_user) {
+        return format!("You are in the group {name}, but this session is older than that: log in again.");
+    }
+    if group.is_none() {
+        return format!(
+            "The group {name} has no name here: make one (`sudo groupadd -g {gid} render`), join it (`sudo usermod -aG \
+             render $USER`) and log in again."
+        );
+    }
+    format!("Join the group {name} (`sudo usermod -aG {name} $USER`) and log in again.")
+}
+
+fn described(evidence: &Evidence, node: &Node) -> String {
+    let group = evidence.user.group(node.gid).map_or_else(|| node.gid.to_string(), |group| group.name.clone());
+    format!("/dev/{} has mode {:04o}, owner {}, group {group}", node.name, node.mode, node.uid)
+}
+
+/// Names as paths, the first few of them.
+pub(super) fn listed(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    const SHOWN: usize = 6;
+    let mut paths: Vec<String> = names.into_iter().map(|name| format!("/dev/{}", name.as_ref())).collect();
+    let more = paths.len().saturating_sub(SHOWN);
+    paths.truncate(SHOWN);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    format!("{}{more}", paths.join(", "))
+}
+
+// What containers, namespaces and control groups take away.
+
+/// A container on a machine with GPUs that was started without them.
+pub(super) fn container_without_devices(evidence: &Evidence) -> Vec<Finding> {
+    if !evidence.in_container() {
+        return Vec::new();
+    }
+    let finding = |(vendor, remedy): (Vendor, &str)| {
+        let missing = missing_nodes(evidence, vendor);
+        if missing.is_empty() {
+            return None;
+        }
+        let summary = format!("This container was not given the GPUs of the machine: {} missing.", listed(&missing));
+        let gpus = evidence.gpus_of(vendor).map(|gpu| gpu.pci);
+        let finding = Finding::new("container_without_devices", Severity::Error, summary, remedy)
+            .because(evidence.confinement.container.iter().cloned())
+            .because(missing.iter().map(|name| format!("/dev/{name} does not exist")))
+            .about(gpus);
+        Some(finding)
+    };
+    let nvidia = "Start it with `--gpus all` (Docker, with the NVIDIA container toolkit), `--device nvidia.com/gpu=all` \
+                  (Podman, CDI) or a `nvidia.com/gpu` limit (Kubernetes).";
+    let amd = "Start it with `--device=/dev/kfd --device=/dev/dri --group-add render`, or with an `amd.com/gpu` limit \
+               (Kubernetes).";
+    [(Vendor::Nvidia, nvidia), (Vendor::Amd, amd)].into_iter().filter_map(finding).collect()
+}
+
+/// Drivers number processes as the host does; here the numbers mean others or nobody.
+pub(super) fn other_pid_namespace(evidence: &Evidence) -> Vec<Finding> {
+    if evidence.confinement.host_pids.value() != Some(&false) {
+        return Vec::new();
+    }
+    let remedy = "Run the agent in the host's PID namespace: `--pid=host` (Docker, Podman), `hostPID: true` \
+                  (Kubernetes). Until then processes on GPUs are reported as unattributed.";
+    let summary = "This is not the host's PID namespace: processes on GPUs cannot be told apart.";
+    let lines = ["/proc/self/ns/pid is not the first PID namespace".to_owned()];
+    vec![Finding::new("other_pid_namespace", Severity::Warning, summary, remedy).because(lines)]
+}
+
+/// Which limits on jobs cannot be enforced with the control groups there are.
+pub(super) fn limits_missing(evidence: &Evidence) -> Vec<Finding> {
+    const WANTED: [(&str, &str); 3] = [("cpu", "processor time"), ("memory", "host memory"), ("pids", "processes")];
+    let Some(cgroup) = evidence.confinement.cgroup.value() else { return Vec::new() };
+    let without: Vec<&str> =
+        WANTED.iter().filter(|(name, _)| !cgroup.controllers.contains(*name)).map(|(_, what)| *what).collect();
+    let unified = cgroup.mode == CgroupMode::Unified;
+    if unified && without.is_empty() && cgroup.kill {
+        return Vec::new();
+    }
+    let mut lines = vec![format!("{} is in force", cgroup.mode.name())];
+    if !without.is_empty() {
+        lines.push(format!("limits on {} cannot be enforced: the controllers are missing", without.join(", ")));
+    }
+    if !cgroup.kill {
+        lines.push("cgroup.kill is missing (Linux before 5.14 or version 1): jobs are ended process by process".into());
+    }
+    let dmem = if cgroup.controllers.contains("dmem") { "can" } else { "cannot" };
+    lines.push(format!("device memory {dmem} be limited by the kernel (controller dmem, Linux 6.14)"));
+    let remedy = if unified {
+        "Enable the missing controllers for the service that runs the agent (`Delegate=yes` in its unit), or use a \
+         newer kernel."
+    } else {
+        "Boot with `systemd.unified_cgroup_hierarchy=1` to have version 2 alone, which enforces all limits and ends \
+         whole jobs at once."
+    };
+    let summary = "The control groups of this machine cannot enforce everything on jobs.";
+    vec![Finding::new("cgroup_limits_missing", Severity::Note, summary, remedy).because(lines)]
+}
+
+/// What could not be read at all, so that silence is not taken for health.
+pub(super) fn not_looked_at(evidence: &Evidence) -> Vec<Finding> {
+    fn failed<T>(what: &str, told: &Told<T>) -> Option<String> {
+        match told {
+            Told::Failed(words) => Some(format!("{what}: {words}")),
+            Told::Value(_) | Told::Unsupported(_) => None,
+        }
+    }
+    let looked = [
+        failed("the PCI bus", &evidence.gpus),
+        failed("the loaded modules", &evidence.modules),
+        failed("the device nodes", &evidence.nodes),
+        failed("the version of NVIDIA's kernel module", &evidence.nvidia.kernel_text),
+        failed("the groups of the machine", &evidence.user.groups),
+        failed("the PID namespace", &evidence.confinement.host_pids),
+        failed("the control groups", &evidence.confinement.cgroup),
+        failed("the persistence daemon", &evidence.persistence_daemon),
+        failed("the kernel release", &evidence.kernel_release),
+    ];
+    let lines: Vec<String> = looked.into_iter().flatten().collect();
+    if lines.is_empty() {
+        return Vec::new();
+    }
+    let summary = "Some things could not be looked at, so this report may miss something.";
+    let remedy = "Run it again as root to see more.";
+    vec![Finding::new("not_looked_at", Severity::Note, summary, remedy).because(lines)]
+}
+
+// Variables that hide devices from programs: stale, contradictory, or hiding all.
+
+const CUDA: &str = "CUDA_VISIBLE_DEVICES";
+const ROCR: &str = "ROCR_VISIBLE_DEVICES";
+const HIP: &str = "HIP_VISIBLE_DEVICES";
+const NVIDIA: &str = "NVIDIA_VISIBLE_DEVICES";
+
+/// An entry that names no device; the list ends there.
+pub(super) fn invalid_entries(evidence: &Evidence) -> Vec<Finding> {
+    let devices = evidence.machine().devices;
+    let vendors = [(CUDA, Vendor::Nvidia), (ROCR, Vendor::Amd), (HIP, Vendor::Amd)];
+    let finding = |(name, vendor): (&'static str, Vendor)| {
+        let value = evidence.variables.get(name).filter(|value| !hides_all(value))?;
+        let known: Vec<&Found> = devices.iter().filter(|device| device.vendor == vendor).collect();
+        let seen_by_hip = (name == HIP).then(|| evidence.variables.get(ROCR)).flatten();
+        let count = match seen_by_hip {
+            Some(left) => entries(left).count(),
+            None => known.iter().filter(|device| !is_mig(device)).count(),
+        };
+        if known.is_empty() {
+            return None;
+        }
+        let wrong = entries(value).position(|entry| !names_a_device(entry, count, &known))?;
+        let entry = entries(value).nth(wrong)?;
+        let summary = format!("{name} names a device that does not exist, so programs see {wrong} devices of it.");
+        let remedy = format!(
+            "Unset {name} or correct it. The list ends at the first entry that is invalid; numbers go from 0 to {}.",
+            count.saturating_sub(1)
+        );
+        let lines = [format!("{name}={value}"), format!("no device is meant by {entry:?}")];
+        Some(Finding::new("visible_devices_invalid", Severity::Warning, summary, remedy).because(lines))
+    };
+    vendors.into_iter().filter_map(finding).collect()
+}
+
+/// A variable that hides every device.
+pub(super) fn hide_all(evidence: &Evidence) -> Vec<Finding> {
+    let finding = |(name, value): (&&'static str, &String)| {
+        let hides = match *name {
+            // What the container runtime reads; outside of a container it means nothing.
+            NVIDIA => evidence.in_container() && matches!(value.trim(), "" | "none" | "void"),
+            _ => hides_all(value),
+        };
+        if !hides {
+            return None;
+        }
+        let remedy = match *name {
+            NVIDIA => "Start the container with `--gpus all` or NVIDIA_VISIBLE_DEVICES=all.".to_owned(),
+            _ => format!("Unset it (`unset {name}`) if programs started from here should see GPUs."),
+        };
+        let summary = format!("{name} hides every GPU from programs.");
+        let line = [format!("{name}={value:?}")];
+        Some(Finding::new("visible_devices_hide_all", Severity::Warning, summary, remedy).because(line))
+    };
+    evidence.variables.iter().filter_map(finding).collect()
+}
+
+/// Two variables of which the second counts in what the first leaves.
+pub(super) fn both_amd(evidence: &Evidence) -> Vec<Finding> {
+    let (Some(rocr), Some(hip)) = (evidence.variables.get(ROCR), evidence.variables.get(HIP)) else {
+        return Vec::new();
+    };
+    let summary = format!("{ROCR} and {HIP} are both set, and the second counts in what the first leaves.");
+    let remedy = format!("Keep {ROCR} and unset {HIP}: set to the same number they can leave no device at all.");
+    let lines = [format!("{ROCR}={rocr}"), format!("{HIP}={hip}")];
+    vec![Finding::new("visible_devices_both", Severity::Warning, summary, remedy).because(lines)]
+}
+
+fn entries(value: &str) -> impl Iterator<Item = &str> {
+    value.split(',').map(str::trim)
+}
+
+fn hides_all(value: &str) -> bool {
+    let first = entries(value).next().unwrap_or_default();
+    first.is_empty() || first.starts_with('-') || first == "NoDevFiles"
+}
+
+/// Whether an entry is a number below `count` or the beginning of a UUID that one device has.
+fn names_a_device(entry: &str, count: usize, known: &[&Found]) -> bool {
+    if let Ok(number) = entry.parse::<usize>() {
+        return number < count;
+    }
+    // The older name of a MIG instance is that of its GPU with two numbers.
+    if let Some((gpu, _)) = entry.strip_prefix("MIG-").and_then(|name| name.split_once('/')) {
+        return known.iter().any(|device| device.uuid.as_deref() == Some(gpu));
+    }
+    let has_prefix = |uuid: &str| uuid.get(..entry.len()).is_some_and(|start| start.eq_ignore_ascii_case(entry));
+    // Where a UUID is not known it may be the one that is meant.
+    !entry.is_empty() && known.iter().any(|device| device.uuid.as_deref().is_none_or(has_prefix))
+}
+
+fn is_mig(device: &Found) -> bool {
+    matches!(device.partition, Some(Partition::Mig { .. }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::findings::examine;
+    use crate::doctor::findings::tests::samples::{amd, codes, contained, fail, nodes_mut, nvidia};
+    use crate::source::SourceKind;
+
+    fn denied(mut evidence: Evidence, name: &str) -> Evidence {
+        let node = nodes_mut(&mut evidence).iter_mut().find(|node| node.name == name).unwrap();
+        (node.mode, node.access) = (0o660, Access::Denied);
+        evidence
+    }
+
+    #[test]
+    fn the_group_of_a_closed_node_is_named() {
+        let evidence = denied(denied(amd(), "kfd"), "dri/renderD128");
+        assert_eq!(codes(&evidence), ["no_permission"]);
+        let finding = &examine(&evidence)[0];
+        assert_eq!(finding.summary, "Permission is denied on /dev/kfd, /dev/dri/renderD128.");
+        assert!(finding.remedy.contains("usermod -aG render $USER"), "{}", finding.remedy);
+    }
+
+    #[test]
+    fn who_was_just_added_to_the_group_is_told_to_log_in_again() {
+        let mut evidence = denied(amd(), "kfd");
+        let Told::Value(groups) = &mut evidence.user.groups else { panic!("the sample has groups") };
+        groups.iter_mut().for_each(|group| group.lists_user = true);
+        assert!(examine(&evidence)[0].remedy.contains("log in again"));
+        assert!(!examine(&evidence)[0].remedy.contains("usermod"));
+    }
+
+    #[test]
+    fn a_node_that_is_closed_to_its_group_is_not_opened_by_joining_it() {
+        let mut evidence = denied(nvidia(), "nvidia0");
+        let nobody_joins_root = examine(&evidence)[0].remedy.clone();
+        (nodes_mut(&mut evidence)[0].mode, nodes_mut(&mut evidence)[0].gid) = (0o600, 110);
+        assert_eq!(codes(&evidence), ["no_permission"]);
+        for remedy in [nobody_joins_root, examine(&evidence)[0].remedy.clone()] {
+            assert!(remedy.contains("NVreg_DeviceFileMode") && !remedy.contains("usermod"), "{remedy}");
+        }
+    }
+
+    #[test]
+    fn in_a_container_the_number_of_the_group_is_what_helps() {
+        let evidence = denied(contained(amd()), "kfd");
+        assert!(examine(&evidence)[0].remedy.contains("--group-add 110"));
+    }
+
+    #[test]
+    fn a_closed_render_node_of_another_adapter_matters_to_nobody() {
+        let mut evidence = denied(amd(), "dri/renderD128");
+        let render = nodes_mut(&mut evidence).iter_mut().find(|node| node.is_render()).unwrap();
+        render.vendor = Some(Vendor::Intel);
+        assert_eq!(codes(&evidence), [""; 0]);
+        nodes_mut(&mut evidence).retain(|node| node.name != "dri/renderD129");
+        assert_eq!(codes(&evidence), ["device_nodes_missing"], "nor does it stand for one of AMD");
+    }
+
+    #[test]
+    fn a_source_that_refuses_without_a_closed_node_is_found() {
+        let refused = SourceError::NoPermission("nvmlInit".into());
+        assert_eq!(codes(&fail(nvidia(), SourceKind::Nvml, refused)), ["no_permission"]);
+    }
+
+    #[test]
+    fn a_node_the_device_control_group_forbids_is_told_apart() {
+        let mut evidence = contained(nvidia());
+        nodes_mut(&mut evidence)[0].access = Access::Forbidden;
+        assert_eq!(codes(&evidence), ["device_cgroup_forbids"]);
+    }
+
+    #[test]
+    fn missing_nodes_are_found_by_the_minor_numbers_of_the_devices() {
+        let mut evidence = nvidia();
+        nodes_mut(&mut evidence).retain(|node| node.name != "nvidia1" && node.name != "nvidia-uvm");
+        assert_eq!(codes(&evidence), ["device_nodes_missing"]);
+        let missing = ["/dev/nvidia-uvm does not exist", "/dev/nvidia1 does not exist"];
+        assert_eq!(examine(&evidence)[0].evidence, missing);
+        let mut evidence = amd();
+        nodes_mut(&mut evidence).clear();
+        assert_eq!(codes(&evidence), ["device_nodes_missing"]);
+    }
+
+    #[test]
+    fn a_container_with_its_devices_is_fine_and_one_without_is_found() {
+        for (machine, words) in [(nvidia(), "--gpus all"), (amd(), "--device=/dev/kfd")] {
+            let mut evidence = contained(machine);
+            assert_eq!(codes(&evidence), [""; 0]);
+            nodes_mut(&mut evidence).clear();
+            assert_eq!(codes(&evidence), ["container_without_devices"]);
+            assert!(examine(&evidence)[0].remedy.contains(words));
+        }
+    }
+
+    #[test]
+    fn another_pid_namespace_is_found() {
+        let mut evidence = nvidia();
+        evidence.confinement.host_pids = Told::Value(false);
+        assert_eq!(codes(&evidence), ["other_pid_namespace"]);
+        evidence.confinement.host_pids = Told::ABSENT;
+        assert_eq!(codes(&evidence), [""; 0]);
+    }
+
+    #[test]
+    fn control_groups_that_cannot_enforce_everything_are_noted() {
+        let mut evidence = amd();
+        let Told::Value(cgroup) = &mut evidence.confinement.cgroup else { panic!("the sample has control groups") };
+        cgroup.controllers.remove("memory");
+        assert_eq!(codes(&evidence), ["cgroup_limits_missing"]);
+        assert!(examine(&evidence)[0].evidence[1].contains("host memory"));
+        let Told::Value(cgroup) = &mut evidence.confinement.cgroup else { panic!("the sample has control groups") };
+        cgroup.controllers.insert("memory".into());
+        cgroup.mode = CgroupMode::Hybrid;
+        assert_eq!(codes(&evidence), ["cgroup_limits_missing"]);
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_said() {
+        let mut evidence = nvidia();
+        evidence.nvidia.kernel_text = Told::Failed("Permission denied".into());
+        assert_eq!(codes(&evidence), ["not_looked_at"]);
+    }
+
+    fn with(mut evidence: Evidence, variables: &[(&'static str, &str)]) -> Evidence {
+        evidence.variables = variables.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        evidence
+    }
+
+    #[test]
+    fn lists_of_devices_that_exist_are_fine() {
+        for value in [
+            "0",
+            "1,0",
+            "GPU-0",
+            "GPU-00000000-0000-0000-0000-000000000001",
+            "MIG-GPU-00000000-0000-0000-0000-000000000001/1/0",
+        ] {
+            assert_eq!(codes(&with(nvidia(), &[(CUDA, value)])), [""; 0], "{value}");
+        }
+        assert_eq!(codes(&with(amd(), &[(ROCR, "GPU-00000000000000a1,0")])), [""; 0]);
+        assert_eq!(codes(&with(amd(), &[(HIP, "1")])), [""; 0]);
+    }
+
+    #[test]
+    fn an_entry_that_names_no_device_is_found() {
+        for value in ["2", "0,7", "GPU-deadbeef", "0,,1", "MIG-GPU-dead/1/0"] {
+            assert_eq!(codes(&with(nvidia(), &[(CUDA, value)])), ["visible_devices_invalid"], "{value}");
+        }
+        assert_eq!(codes(&with(amd(), &[(ROCR, "5")])), ["visible_devices_invalid"]);
+        let finding = &examine(&with(nvidia(), &[(CUDA, "0,7")]))[0];
+        assert!(finding.summary.contains("see 1 devices"), "{}", finding.summary);
+    }
+
+    #[test]
+    fn a_list_that_hides_all_is_found() {
+        for value in ["", "-1", "NoDevFiles"] {
+            assert_eq!(codes(&with(nvidia(), &[(CUDA, value)])), ["visible_devices_hide_all"], "{value}");
+        }
+        assert_eq!(codes(&with(nvidia(), &[(NVIDIA, "void")])), [""; 0]);
+        assert_eq!(codes(&with(contained(nvidia()), &[(NVIDIA, "void")])), ["visible_devices_hide_all"]);
+    }
+
+    #[test]
+    fn two_variables_of_amd_at_once_are_found_and_counted_one_in_the_other() {
+        assert_eq!(codes(&with(amd(), &[(ROCR, "0,1"), (HIP, "1")])), ["visible_devices_both"]);
+        let nothing_left = codes(&with(amd(), &[(ROCR, "1"), (HIP, "1")]));
+        assert_eq!(nothing_left, ["visible_devices_invalid", "visible_devices_both"]);
+    }
+}

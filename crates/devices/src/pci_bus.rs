@@ -1,0 +1,547 @@
+//! The GPUs on the PCI bus, whether or not a driver knows them.
+//!
+//! A GPU that fell silent is still on the bus, and one that fell off it is missing there too: comparing the bus with
+//! what a driver lists finds devices that vanished without a word.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use gpupool_core::device::{Health, LinkKind, PciAddress, Vendor};
+use gpupool_core::units::Bytes;
+
+use crate::found::Found;
+use crate::snapshot::{FoundLink, Snapshot};
+use crate::source::SourceError;
+use crate::told::{Told, words};
+use crate::{address, kernel_file, limits};
+
+/// The maker behind a PCI vendor number, where it makes GPUs.
+pub(crate) const fn maker(vendor: u16) -> Option<Vendor> {
+    match vendor {
+        0x10de => Some(Vendor::Nvidia),
+        0x1002 => Some(Vendor::Amd),
+        0x8086 => Some(Vendor::Intel),
+        _ => None,
+    }
+}
+
+/// Whether a PCI class (base and sub class: `0x0302`) may be that of a GPU.
+pub(crate) const fn is_gpu_class(class: u16) -> bool {
+    matches!(class, 0x0300 | 0x0301 | 0x0302 | 0x0380 | 0x1200)
+}
+
+/// Whether a device of this maker and PCI class is a GPU. Processing accelerators of others than NVIDIA and AMD are not.
+pub(crate) const fn is_gpu(maker: Vendor, class: u16) -> bool {
+    is_gpu_class(class) && (matches!(maker, Vendor::Nvidia | Vendor::Amd) || class != 0x1200)
+}
+
+/// Adds a GPU that some listing names and says at which place; one that cannot be handed out is a warning instead.
+pub(crate) fn list(snapshot: &mut Snapshot, device: Found) -> Option<usize> {
+    if device.vendor == Vendor::Intel {
+        let place = device.pci.map(|pci| pci.to_string()).unwrap_or_default();
+        snapshot.warn(format!("Intel GPUs are not supported yet: {place}"));
+        return None;
+    }
+    snapshot.push(device)
+}
+
+// A copy of a machine's `/proc` and `/sys`, read for the GPUs on its bus.
+
+/// Whether a folder, or the only folder in it, holds a bus or what NVIDIA's driver tells in procfs.
+pub fn looks_like(root: &Path) -> bool {
+    base(root).is_some()
+}
+
+/// The GPUs of a copied machine: those NVIDIA's driver lists, and those that only the bus knows.
+pub fn read(root: &Path) -> Result<Snapshot, SourceError> {
+    let Some(base) = base(root) else {
+        let why = "no proc/driver/nvidia/gpus and no sys/bus/pci/devices in it".to_owned();
+        return Err(SourceError::NotHere { what: root.display().to_string().into(), why });
+    };
+    let sys = base.join("sys");
+    let listed = nvidia_gpus(&base.join("proc"));
+    let mut bus = match scan(&sys) {
+        Told::Value(bus) => bus,
+        Told::Unsupported(_) => PciBus::default(),
+        Told::Failed(words) => PciBus { warnings: vec![format!("the PCI bus: {words}")], ..PciBus::default() },
+    };
+    // A tree that was cut down may lack the vendor by which the bus knows a GPU; the driver knows better.
+    for pci in listed.iter().filter_map(|device| device.pci) {
+        match bus.gpus.iter_mut().find(|gpu| gpu.pci == pci) {
+            Some(gpu) => gpu.vendor = Vendor::Nvidia,
+            None => bus.gpus.push(gpu_at(&sys, pci, Vendor::Nvidia)),
+        }
+    }
+    bus.gpus.sort_by_key(|gpu| gpu.pci);
+    let mut snapshot = bus.snapshot();
+    snapshot.merge(Snapshot { devices: listed, ..Snapshot::default() });
+    if snapshot.devices.is_empty() {
+        snapshot.warn("there is no GPU on the bus");
+    }
+    Ok(snapshot)
+}
+
+/// The folder with `proc` and `sys` in it: this one or the only one in it.
+fn base(root: &Path) -> Option<PathBuf> {
+    let holds =
+        |folder: &Path| folder.join("proc/driver/nvidia/gpus").is_dir() || folder.join("sys/bus/pci/devices").is_dir();
+    if holds(root) {
+        return Some(root.to_owned());
+    }
+    let mut folders = fs::read_dir(root).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
+    let only = folders.next().filter(|_| folders.next().is_none())?;
+    holds(&only).then_some(only)
+}
+
+// The PCI bus as the kernel lists it in sysfs. Nothing read here wakes a sleeping device.
+
+/// A GPU on the bus.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PciGpu {
+    pub pci: PciAddress,
+    /// Who made it; [`Vendor::Other`] also where the bus does not tell.
+    pub vendor: Vendor,
+    /// Its maker's number.
+    pub vendor_id: Option<u16>,
+    /// Its maker's number for what it is.
+    pub device_id: Option<u16>,
+    /// The driver bound to it (`nvidia`, `nouveau`, `vfio-pci`, `amdgpu`), or `None`.
+    pub driver: Option<Arc<str>>,
+    /// NUMA node it is nearest to.
+    pub numa: Option<u32>,
+    /// Asleep to save power.
+    pub asleep: bool,
+    pub(crate) way: Vec<Stop>,
+}
+
+impl PciGpu {
+    /// Whether this driver is bound to it.
+    pub(crate) fn is_bound_to(&self, driver: &str) -> bool {
+        self.driver.as_deref() == Some(driver)
+    }
+
+    /// The numbers of its maker and of what it is: `10de:2330`.
+    pub(crate) fn ids(&self) -> String {
+        let id = |id: Option<u16>| id.map_or_else(|| "????".to_owned(), |id| format!("{id:04x}"));
+        format!("{}:{}", id(self.vendor_id), id(self.device_id))
+    }
+}
+
+/// The GPUs of a machine by their places on the bus.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct PciBus {
+    /// In the order of their addresses.
+    pub gpus: Vec<PciGpu>,
+    /// What could not be read, for people.
+    pub warnings: Vec<String>,
+}
+
+/// Every GPU and every other display adapter on the bus; `sys` is where sysfs is.
+pub(crate) fn scan(sys: &Path) -> Told<PciBus> {
+    let entries = match fs::read_dir(sys.join("bus/pci/devices")) {
+        Ok(entries) => entries,
+        Err(error) => return kernel_file::missing(&error),
+    };
+    let mut bus = PciBus::default();
+    for entry in entries.flatten() {
+        let Some(pci) = entry.file_name().to_str().and_then(address::parse) else { continue };
+        let place = OnBus { sys, pci, folder: entry.path() };
+        let Some(class) = place.number::<u32>("class") else { continue };
+        let vendor = place.number("vendor").and_then(maker).unwrap_or(Vendor::Other);
+        if !is_gpu(vendor, (class >> 8) as u16) {
+            continue;
+        }
+        if bus.gpus.len() >= limits::DEVICES {
+            bus.warnings.push(format!("more than {} GPUs; the rest is left out", limits::DEVICES));
+            break;
+        }
+        bus.gpus.push(place.gpu(vendor));
+    }
+    bus.gpus.sort_by_key(|gpu| gpu.pci);
+    Told::Value(bus)
+}
+
+/// Whether the device in this folder of sysfs sleeps to save power, or is about to.
+pub(crate) fn is_asleep(folder: &Path) -> bool {
+    let status = kernel_file::text(&folder.join("power/runtime_status"));
+    status.value().is_some_and(|status| status.starts_with("suspend"))
+}
+
+/// The GPU that a driver says is at `pci`, with what the bus tells of it.
+fn gpu_at(sys: &Path, pci: PciAddress, vendor: Vendor) -> PciGpu {
+    OnBus { sys, pci, folder: sys.join("bus/pci/devices").join(pci.to_string()) }.gpu(vendor)
+}
+
+impl PciBus {
+    /// The GPUs of known makers as devices, each with how it is joined to the others.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut snapshot = Snapshot { warnings: self.warnings.clone(), ..Snapshot::default() };
+        let mut ways = Vec::new();
+        for gpu in self.gpus.iter().filter(|gpu| gpu.vendor != Vendor::Other) {
+            let mut device = Found::new(gpu.vendor);
+            device.pci = Some(gpu.pci);
+            device.numa = gpu.numa;
+            device.asleep = gpu.asleep;
+            if list(&mut snapshot, device).is_some() {
+                ways.push(gpu.way.clone());
+            }
+        }
+        // A copy of a tree keeps no links between folders, and so no ways; then nothing can be said.
+        if ways.iter().flatten().any(|stop| !matches!(stop, Stop::Numa(_))) {
+            snapshot.links = links(&ways);
+        }
+        snapshot
+    }
+}
+
+/// A device's folder in sysfs.
+struct OnBus<'a> {
+    sys: &'a Path,
+    pci: PciAddress,
+    folder: std::path::PathBuf,
+}
+
+impl OnBus<'_> {
+    fn gpu(&self, vendor: Vendor) -> PciGpu {
+        let numa = self.numa();
+        PciGpu {
+            pci: self.pci,
+            vendor,
+            vendor_id: self.number("vendor"),
+            device_id: self.number("device"),
+            driver: self.driver(),
+            numa,
+            asleep: is_asleep(&self.folder),
+            way: self.way(numa),
+        }
+    }
+
+    fn number<T: FromStr + TryFrom<u64> + Copy>(&self, file: &str) -> Option<T> {
+        kernel_file::number(&self.folder.join(file)).value().copied()
+    }
+
+    /// The driver by the link to it, or by name where a copy of the tree lost the link.
+    fn driver(&self) -> Option<Arc<str>> {
+        let link = fs::read_link(self.folder.join("driver")).ok();
+        let linked = link.as_deref().and_then(Path::file_name).and_then(OsStr::to_str).map(Into::into);
+        linked.or_else(|| {
+            let uevent = kernel_file::text(&self.folder.join("uevent"));
+            uevent.value()?.lines().find_map(|line| line.strip_prefix("DRIVER=")).map(Into::into)
+        })
+    }
+
+    /// The NUMA node the kernel tells, or the one whose processors are the device's.
+    fn numa(&self) -> Option<u32> {
+        if let Some(&node) = kernel_file::number::<i64>(&self.folder.join("numa_node")).value() {
+            return node.try_into().ok();
+        }
+        let near = mask(kernel_file::text(&self.folder.join("local_cpus")).value()?)?;
+        let nodes = fs::read_dir(self.sys.join("devices/system/node")).ok()?.flatten();
+        let node = |entry: fs::DirEntry| {
+            let number: u32 = entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
+            let own = mask(kernel_file::text(&entry.path().join("cpumap")).value()?)?;
+            (own == near).then_some(number)
+        };
+        nodes.filter_map(node).min()
+    }
+
+    /// The bridges above the device, by the folders it lies in: `devices/pci0000:00/0000:00:03.0/0000:02:00.0`.
+    fn way(&self, numa: Option<u32>) -> Vec<Stop> {
+        let mut way: Vec<Stop> = numa.map(|node| Stop::Numa(node.into())).into_iter().collect();
+        let target = fs::read_link(&self.folder).unwrap_or_default();
+        let folders = target.components().filter_map(|part| match part {
+            Component::Normal(name) => name.to_str(),
+            _ => None,
+        });
+        for folder in folders {
+            let host = folder.strip_prefix("pci").and_then(|place| address::parse(&format!("{place}:00")));
+            match (host, address::parse(folder)) {
+                (Some(host), _) => way.push(Stop::HostBridge(u64::from(host.domain) << 8 | u64::from(host.bus))),
+                (None, Some(bridge)) if bridge != self.pci => way.push(Stop::bridge_at(bridge)),
+                _ => {}
+            }
+        }
+        way
+    }
+}
+
+/// A mask of processors without what does not change it: commas and leading zeros.
+fn mask(text: &str) -> Option<String> {
+    let digits: String = text.chars().filter(|c| *c != ',').collect();
+    let mask = digits.trim_start_matches('0').to_ascii_lowercase();
+    (!mask.is_empty()).then_some(mask)
+}
+
+// The ways from the processor to devices, and how near two devices are by where their ways part.
+
+/// One stop on the way from the processor to a device; its number is unique among the stops of its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// A NUMA node.
+    Numa(u64),
+    /// A PCI host bridge.
+    HostBridge(u64),
+    /// A PCI bridge: a switch, or a port of one.
+    Bridge(u64),
+}
+
+impl Stop {
+    /// The bridge at this place on the bus.
+    pub(crate) fn bridge_at(pci: PciAddress) -> Self {
+        let place = u64::from(pci.bus) << 8 | u64::from(pci.device) << 3 | u64::from(pci.function);
+        Self::Bridge(u64::from(pci.domain) << 16 | place)
+    }
+}
+
+/// How near each pair of devices is, by where their ways from the processor part.
+fn links(ways: &[Vec<Stop>]) -> Vec<FoundLink> {
+    let pairs = ways.iter().enumerate().flat_map(|(a, way)| {
+        let others = ways.iter().enumerate().skip(a + 1);
+        others.map(move |(b, other)| FoundLink { a, b, kind: between(way, other) })
+    });
+    pairs.collect()
+}
+
+/// How two ways from the processor meet. The kernel lists a switch as the bridge of its upstream port with those of its
+/// downstream ports below, so ways that part at the last stop part in one switch.
+fn between(one: &[Stop], other: &[Stop]) -> LinkKind {
+    let shared = one.iter().zip(other).take_while(|(a, b)| a == b).count();
+    let apart = one.len().max(other.len()).saturating_sub(shared);
+    match shared.checked_sub(1).and_then(|last| one.get(last)) {
+        Some(Stop::Bridge(_)) if apart <= 1 => LinkKind::PcieSwitch,
+        Some(Stop::Bridge(_)) => LinkKind::PcieSwitches,
+        Some(Stop::HostBridge(_)) => LinkKind::HostBridge,
+        Some(Stop::Numa(_)) => LinkKind::SameNuma,
+        None => LinkKind::CrossNuma,
+    }
+}
+
+// What NVIDIA's kernel driver tells in procfs, without its library.
+
+/// The GPUs that the driver lists under `driver/nvidia/gpus` of procfs, in the order of their addresses.
+fn nvidia_gpus(proc: &Path) -> Vec<Found> {
+    let folders = fs::read_dir(proc.join("driver/nvidia/gpus")).into_iter().flatten().flatten();
+    let listed = folders.filter_map(|entry| Some((entry.file_name().to_str().and_then(address::parse)?, entry.path())));
+    let mut listed: Vec<_> = listed.take(limits::DEVICES).collect();
+    listed.sort();
+    let version = nvidia_driver_version(proc);
+    let gpu = |(pci, folder): (PciAddress, std::path::PathBuf)| {
+        let mut device = Found::new(Vendor::Nvidia);
+        device.pci = Some(pci);
+        device.driver = version.value().map(|version| version.as_str().into());
+        let text = |file: &str| kernel_file::text(&folder.join(file)).value().cloned().unwrap_or_default();
+        take_information(&mut device, &text("information"));
+        take_memory(&mut device, &text("numa_status"));
+        device.asleep = key(&text("power"), "Video Memory") == Some("Off");
+        device
+    };
+    listed.into_iter().map(gpu).collect()
+}
+
+/// The version of the loaded driver, from `driver/nvidia/version` of procfs.
+pub(crate) fn nvidia_driver_version(proc: &Path) -> Told<String> {
+    kernel_file::text(&proc.join("driver/nvidia/version")).and_then(|text| {
+        let version = version_in(text.lines().next().unwrap_or_default());
+        version.map_or_else(|| Told::Failed(words(&text)), |version| Told::Value(version.to_owned()))
+    })
+}
+
+/// The version in `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 …`.
+pub(crate) fn version_in(line: &str) -> Option<&str> {
+    let (_, after) = line.split_once("Kernel Module")?;
+    let is_version = |word: &&str| {
+        word.contains('.') && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
+    };
+    after.split_whitespace().find(is_version)
+}
+
+/// Model, UUID and minor number. A GPU the driver has not started yet shows its UUID as question marks.
+fn take_information(device: &mut Found, text: &str) {
+    let shared = |text: &str| words(text).into();
+    device.name = key(text, "Model").filter(|model| *model != "Unknown").map(shared);
+    device.uuid = key(text, "GPU UUID").filter(|uuid| uuid.starts_with("GPU-") && !uuid.contains('?')).map(shared);
+    device.minor = key(text, "Device Minor").and_then(|minor| minor.parse().ok());
+    device.pci = key(text, "Bus Location").and_then(address::parse).or(device.pci);
+    if key(text, "GPU Excluded") == Some("Yes") {
+        device.health = Some(Health::Unhealthy("excluded from use by a setting of the driver".into()));
+    }
+}
+
+/// Where the processor can address the GPU's memory, the driver tells its size, in hexadecimal bytes.
+fn take_memory(device: &mut Found, text: &str) {
+    if let Some(size) = key(text, "Size").filter(|size| !size.is_empty()) {
+        let digits = size.trim_start_matches("0x");
+        let bytes = u64::from_str_radix(digits, 16).ok().filter(|&bytes| bytes > 0);
+        device.memory.total = bytes.map_or_else(|| Told::Failed(words(size)), |bytes| Told::Value(Bytes(bytes)));
+    }
+}
+
+/// The value of a line `Key:   value`.
+fn key<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.trim_start().strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    use Stop::{Bridge, HostBridge, Numa};
+
+    fn write(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn a_copied_machine_tells_its_gpus_by_driver_and_by_bus() {
+        let root = tempfile::tempdir().unwrap();
+        let file = |path: &str, text: &str| write(root.path(), &format!("copy/{path}"), text);
+        let gpu = |place: &str, name: &str, text: &str| file(&format!("proc/driver/nvidia/gpus/{place}/{name}"), text);
+        file(
+            "proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19\nGCC version: 12.3.0\n",
+        );
+        gpu(
+            "0000:07:00.0",
+            "information",
+            "Model: \t\t NVIDIA A100\nGPU UUID: \t GPU-abc\nBus Location: \t 0000:07:00.0\nDevice Minor: \t 3\nGPU Excluded:\t Yes\n",
+        );
+        gpu("0000:07:00.0", "power", "Runtime D3 status:          Enabled\nVideo Memory:               Off\n");
+        gpu("0000:08:00.0", "information", "Model: Unknown\nGPU UUID: GPU-????????-????-????-????-????????????\n");
+        gpu(
+            "0000:08:00.0",
+            "numa_status",
+            "Node:      255\nStatus:    online\nAddress:   40000000000\nSize:      3f0000000\n",
+        );
+        file("sys/bus/pci/devices/0000:08:00.0/local_cpus", "0000,000000F0\n");
+        file("sys/devices/system/node/node3/cpumap", "000000f0\n");
+        file("sys/devices/system/node/node4/cpumap", "00000000\n");
+        file("sys/bus/pci/devices/0000:0b:00.0/class", "0x030200\n");
+        file("sys/bus/pci/devices/0000:0b:00.0/vendor", "0x10de\n");
+        assert!(looks_like(root.path()));
+        let snapshot = read(root.path()).unwrap();
+        let [first, second, unlisted] = snapshot.devices.as_slice() else { panic!("{:?}", snapshot.devices) };
+        assert_eq!(
+            (first.name.as_deref(), first.uuid.as_deref(), first.minor),
+            (Some("NVIDIA A100"), Some("GPU-abc"), Some(3))
+        );
+        assert_eq!(first.driver.as_deref(), Some("535.129.03"));
+        assert!(first.asleep && matches!(first.health, Some(Health::Unhealthy(_))));
+        assert_eq!((&second.name, &second.uuid, second.numa), (&None, &None, Some(3)));
+        assert_eq!(second.memory.total, Told::Value(Bytes(0x3_f000_0000)));
+        assert_eq!((unlisted.pci, unlisted.driver.as_deref()), (address::parse("0000:0b:00.0"), None));
+    }
+
+    #[test]
+    fn a_folder_without_a_bus_is_not_here() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(!looks_like(root.path()));
+        assert_eq!(read(root.path()).unwrap_err().code(), "not_here");
+    }
+
+    /// A bus of devices: the folder of each below `devices`, and its files.
+    fn bus_of(devices: &[(&str, &[(&str, &str)])]) -> tempfile::TempDir {
+        let sys = tempfile::tempdir().unwrap();
+        let bus = sys.path().join("bus/pci/devices");
+        fs::create_dir_all(&bus).unwrap();
+        for (place, files) in devices {
+            let folder = sys.path().join("devices").join(place);
+            fs::create_dir_all(folder.join("power")).unwrap();
+            for (name, text) in *files {
+                match *name {
+                    "driver" => symlink(format!("../../bus/pci/drivers/{text}"), folder.join(name)).unwrap(),
+                    _ => fs::write(folder.join(name), text).unwrap(),
+                }
+            }
+            let name = folder.file_name().unwrap();
+            symlink(Path::new("../../../devices").join(place), bus.join(name)).unwrap();
+        }
+        sys
+    }
+
+    #[test]
+    fn the_bus_lists_gpus_with_their_drivers_whether_or_not_they_have_one() {
+        let sys = bus_of(&[
+            (
+                "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0",
+                &[
+                    ("vendor", "0x10de\n"),
+                    ("device", "0x2236\n"),
+                    ("class", "0x030200\n"),
+                    ("driver", "vfio-pci"),
+                    ("numa_node", "1\n"),
+                ],
+            ),
+            (
+                "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0",
+                &[
+                    ("vendor", "0x10de\n"),
+                    ("class", "0x030000\n"),
+                    ("power/runtime_status", "suspended\n"),
+                    ("numa_node", "1\n"),
+                ],
+            ),
+            (
+                "pci0000:c0/0000:c1:00.0",
+                &[
+                    ("vendor", "0x1002\n"),
+                    ("class", "0x120000\n"),
+                    ("uevent", "PCI_CLASS=120000\nDRIVER=amdgpu\n"),
+                    ("numa_node", "-1\n"),
+                ],
+            ),
+            ("pci0000:00/0000:05:00.0", &[("vendor", "0x1a03\n"), ("class", "0x030000\n"), ("driver", "ast")]),
+            ("pci0000:00/0000:06:00.0", &[("vendor", "0x10de\n"), ("class", "0x068000\n")]),
+            ("pci0000:00/0000:07:00.0", &[("vendor", "0x8086\n"), ("class", "0x120000\n")]),
+            ("pci0000:00/0000:08:00.0", &[("vendor", ""), ("class", "0x030000\n")]),
+        ]);
+        let bus = scan(sys.path()).into_value().unwrap();
+        let listed: Vec<_> =
+            bus.gpus.iter().map(|gpu| (gpu.vendor, gpu.driver.as_deref(), gpu.numa, gpu.asleep)).collect();
+        let expected = [
+            (Vendor::Nvidia, Some("vfio-pci"), Some(1), false),
+            (Vendor::Nvidia, None, Some(1), true),
+            (Vendor::Other, Some("ast"), None, false),
+            (Vendor::Other, None, None, false),
+            (Vendor::Amd, Some("amdgpu"), None, false),
+        ];
+        assert_eq!(listed, expected);
+        assert_eq!((bus.gpus[0].ids(), bus.gpus[3].ids()), ("10de:2236".into(), "????:????".into()));
+        assert_eq!(bus.snapshot().devices.len(), 3, "only those whose maker is known can be shared");
+        let kinds: Vec<_> = bus.snapshot().links.iter().map(|link| link.kind).collect();
+        assert_eq!(kinds, [LinkKind::PcieSwitch, LinkKind::CrossNuma, LinkKind::CrossNuma]);
+    }
+
+    #[test]
+    fn a_bus_that_is_not_there_is_told_from_an_empty_one() {
+        assert!(scan(Path::new("/nowhere")).is_absent());
+        assert_eq!(scan(bus_of(&[]).path()), Told::Value(PciBus::default()));
+    }
+
+    #[test]
+    fn devices_are_as_near_as_the_last_stop_they_share() {
+        let way = [Numa(0), HostBridge(1), Bridge(2), Bridge(3)];
+        let with = |other: &[Stop]| between(&way, other);
+        assert_eq!(with(&[Numa(0), HostBridge(1), Bridge(2), Bridge(4)]), LinkKind::PcieSwitch);
+        assert_eq!(with(&[Numa(0), HostBridge(1), Bridge(2), Bridge(4), Bridge(5)]), LinkKind::PcieSwitches);
+        assert_eq!(with(&[Numa(0), HostBridge(1), Bridge(9)]), LinkKind::HostBridge);
+        assert_eq!(with(&[Numa(0), HostBridge(7), Bridge(2)]), LinkKind::SameNuma);
+        assert_eq!(with(&[Numa(1), HostBridge(1)]), LinkKind::CrossNuma);
+        assert_eq!(with(&[]), LinkKind::CrossNuma);
+    }
+
+    #[test]
+    fn the_version_of_either_kernel_module_is_found() {
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024";
+        let open =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (root@b)\nGCC 12.3.0";
+        assert_eq!(version_in(closed), Some("535.183.01"));
+        assert_eq!(version_in(open), Some("570.86.15"));
+        assert_eq!(version_in("GCC version: 12.3.0"), None);
+    }
+}

@@ -1,0 +1,176 @@
+//! What AMD's tools printed on real machines, read back: values checked by eye against the captures.
+
+use gpupool_core::device::LinkKind;
+use gpupool_core::units::{Bytes, Percent};
+use gpupool_devices::capture::Format;
+use gpupool_devices::{Found, Snapshot, Told, Watts};
+
+use crate::own::{captures, own, roots};
+
+/// What a capture says, read by the one format that knows it; `None` where it is not at hand. Those in `own` are ours.
+fn read(file: &str, form: &str) -> Option<Snapshot> {
+    let path = match file.strip_prefix("own/") {
+        Some(file) => own().join("amd").join(file),
+        None => captures()?.join("amd").join(file),
+    };
+    let text = std::fs::read_to_string(path).unwrap();
+    let known: Vec<Format> = Format::all().filter(|format| format.recognises(&text)).collect();
+    assert_eq!(known.iter().map(|known| known.name()).collect::<Vec<_>>(), [form], "{file}");
+    Some(known[0].parse(&text).unwrap().unwrap())
+}
+
+fn names(snapshot: &Snapshot) -> Vec<&str> {
+    snapshot.devices.iter().map(|device| device.name.as_deref().unwrap_or("")).collect()
+}
+
+fn pci(device: &Found) -> String {
+    device.pci.map(|address| address.to_string()).unwrap_or_default()
+}
+
+fn kinds(snapshot: &Snapshot) -> Vec<LinkKind> {
+    let mut kinds: Vec<LinkKind> = snapshot.links.iter().map(|link| link.kind).collect();
+    kinds.dedup();
+    kinds
+}
+
+#[test]
+fn six_mi100_are_read_with_their_topology() {
+    let own = read("own/mi100.json", "rocm-smi-json").unwrap();
+    assert_eq!((names(&own), kinds(&own)), (vec!["Sample MI100"; 2], vec![LinkKind::SameNuma]));
+    is_an_mi100(&own.devices[0]);
+    let Some(snapshot) = read("telegraf/mi100_rocm571.json", "rocm-smi-json") else { return };
+    assert_eq!(names(&snapshot), ["Arcturus GL-XL [Instinct MI100]"; 6]);
+    is_an_mi100(&snapshot.devices[0]);
+    assert_eq!((snapshot.links.len(), kinds(&snapshot)), (15, vec![LinkKind::SameNuma]));
+    for snapshot in [own, snapshot] {
+        // One process is listed, and not where it runs.
+        assert!(snapshot.devices.iter().all(|device| matches!(device.processes, Told::Unsupported(_))));
+        assert!(snapshot.warnings[0].contains("104225"));
+    }
+}
+
+fn is_an_mi100(first: &Found) {
+    assert_eq!((pci(first).as_str(), &first.uuid, first.driver.as_deref()), ("0000:1e:00.0", &None, Some("6.2.4")));
+    assert_eq!(first.memory.total, Told::Value(Bytes(34_342_961_152)));
+    assert_eq!(first.memory.used, Told::Value(Bytes(6_782_976)));
+    assert_eq!(first.memory.host_total, Told::Value(Bytes(135_048_462_336)));
+    assert_eq!(first.power, Told::Value(Watts(39_000)));
+    assert_eq!(first.power_limit, Told::Value(Watts(290_000)));
+    assert_eq!(first.temperature_c, Told::Value(31));
+}
+
+#[test]
+fn one_card_has_a_name_in_three_versions_of_rocm_smi() {
+    for (version, name) in [
+        ("430", "AMD Radeon RX 6700 / 6700 XT / 6750 XT / 6800M"),
+        ("571", "Navi 22 [Radeon RX 6700/6700 XT / 6800M]"),
+        ("612", "Navi 22 [Radeon RX 6700/6700 XT / 6800M]"),
+    ] {
+        let file = format!("telegraf/rx6700xt_rocm{version}.json");
+        let Some(snapshot) = read(&file, "rocm-smi-json") else { return };
+        assert_eq!(names(&snapshot), [name]);
+        let card = &snapshot.devices[0];
+        assert_eq!(card.memory.total, Told::Value(Bytes(12_868_124_672)));
+        assert_eq!((card.power.clone(), card.temperature_c.clone()), (Told::Value(Watts(6000)), Told::Value(45)));
+        assert_eq!(card.power_limit, Told::Value(Watts(211_000)));
+    }
+}
+
+#[test]
+fn a_card_without_a_series_is_named_by_what_there_is() {
+    for file in ["own/nameless.json", "telegraf/vega-10-XT.json"] {
+        let Some(snapshot) = read(file, "rocm-smi-json") else { return };
+        assert_eq!(names(&snapshot), ["AMD Radeon Pro WX 9100"]);
+        assert_eq!(snapshot.devices[0].uuid.as_deref(), Some("GPU-02150e7d042a1124"));
+        assert_eq!(snapshot.devices[0].memory.total, Told::Value(Bytes(17_163_091_968)));
+        assert_eq!(snapshot.devices[0].power, Told::Value(Watts(15_000)));
+    }
+}
+
+#[test]
+fn both_dies_of_an_mi250_stay_devices() {
+    for (file, name) in
+        [("own/mi250.json", "Sample MI250"), ("wandb/rocm-smi-mi250-1.json", "AMD INSTINCT MI250 (MCM) OAM AC MBA")]
+    {
+        let Some(snapshot) = read(file, "rocm-smi-json") else { return };
+        assert_eq!(names(&snapshot), [name; 2]);
+        assert!(snapshot.devices.iter().all(|die| die.uuid.as_deref() == Some("GPU-719d230578348e8c")));
+        let busy: Vec<_> = snapshot.devices.iter().map(|die| die.utilization.clone()).collect();
+        assert_eq!(busy, [Told::Value(Percent(10_000)), Told::Value(Percent(20_000))]);
+        assert_eq!(snapshot.devices[0].power_limit, Told::Value(Watts(560_000)));
+        // Only the temperature of the memory is there.
+        assert_eq!(snapshot.devices[0].temperature_c, Told::ABSENT);
+        let distinct: std::collections::BTreeSet<_> = snapshot.identities().into_iter().collect();
+        assert_eq!(distinct.len(), 2);
+    }
+}
+
+#[test]
+fn a_wrong_model_does_not_become_the_name() {
+    let own = read("own/mi250.json", "rocm-smi-json").unwrap();
+    assert!(names(&own).iter().all(|name| !name.contains("0x")));
+    let Some(snapshot) = read("hyperqueue/lumi-mi250x-rocm-smi.json", "rocm-smi-json") else { return };
+    assert_eq!(names(&snapshot), ["AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2"; 2]);
+    assert_eq!(snapshot.devices.iter().map(pci).collect::<Vec<_>>(), ["0000:c1:00.0", "0000:c6:00.0"]);
+    assert_eq!(snapshot.devices[0].utilization, Told::Value(Percent(5200)));
+    assert_eq!(snapshot.devices[0].power, Told::ABSENT);
+    assert_eq!(snapshot.devices[0].memory.total, Told::ABSENT);
+}
+
+#[test]
+fn static_json_of_an_mi210_holds_a_kernel_banner() {
+    for (file, name) in [
+        ("own/static.json", "Sample MI210"),
+        ("device-metrics-exporter/mi210-amd-smi-static.json", "AMD Instinct MI210"),
+    ] {
+        let Some(snapshot) = read(file, "amd-smi-json") else { return };
+        let gpu = &snapshot.devices[0];
+        assert_eq!(gpu.name.as_deref(), Some(name));
+        assert_eq!(gpu.driver.as_deref(), Some("6.14.0-24-generic"));
+        assert_eq!((gpu.uuid.clone(), gpu.pci, gpu.numa), (None, None, Some(1)));
+        assert_eq!(gpu.memory.total, Told::Value(Bytes(65_520 << 20)));
+        assert_eq!(gpu.power_limit, Told::Value(Watts(300_000)));
+    }
+}
+
+#[test]
+fn the_shapes_of_topology_give_links() {
+    let own = read("own/topology.json", "amd-smi-json").unwrap();
+    assert_eq!((own.devices.len(), kinds(&own)), (3, vec![LinkKind::CrossNuma, LinkKind::Xgmi(1)]));
+    for (file, kind) in [
+        ("L1189-amd-smi-topology-json.txt", LinkKind::SameNuma),
+        ("L1275-amd-smi-topology-a-t-json.txt", LinkKind::CrossNuma),
+    ] {
+        let Some(snapshot) = read(&format!("amdsmi-docs/{file}"), "amd-smi-json") else { return };
+        assert_eq!((snapshot.devices.len(), snapshot.links.len()), (2, 1), "{file}");
+        assert_eq!(kinds(&snapshot), [kind], "{file}");
+    }
+}
+
+#[test]
+fn parts_of_the_metrics_are_read_alone() {
+    for file in ["own/metric.json", "amdsmi-docs/L1634-amd-smi-metric-p-json.txt"] {
+        let Some(json) = read(file, "amd-smi-json") else { return };
+        assert_eq!(json.devices[0].power, Told::Value(Watts(10_000)));
+        assert!(json.warnings.is_empty());
+    }
+}
+
+#[test]
+fn a_capture_cut_off_anywhere_keeps_the_devices_before_the_cut() {
+    for root in roots() {
+        let files = ["mi100.json", "telegraf/mi100_rocm571.json"].map(|file| root.join("amd").join(file));
+        let file = files.iter().find(|file| file.is_file()).unwrap();
+        let text = std::fs::read_to_string(file).unwrap();
+        let format: Format = "rocm-smi-json".parse().unwrap();
+        let devices = |text: &str| format.parse(text).unwrap().map_or(0, |snapshot| snapshot.devices.len());
+        let whole = devices(&text);
+        let mut before = 0;
+        for end in (0..text.len()).step_by(text.len() / 200 + 1).filter(|&end| text.is_char_boundary(end)) {
+            let now = devices(&text[..end]);
+            assert!((before..=whole).contains(&now), "{} cut at {end}: {now} after {before}", file.display());
+            before = now;
+        }
+        assert!(before > 0, "{}", file.display());
+    }
+}

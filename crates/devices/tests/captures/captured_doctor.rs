@@ -1,0 +1,107 @@
+//! The doctor and its bundle on kernel trees of real machines.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+use gpupool_devices::Places;
+use gpupool_devices::doctor::{Bundle, Evidence, Redact, Wish};
+
+use crate::captured_machines::power9;
+use crate::own::{captures, own};
+
+/// A machine of which only a kernel tree is there.
+fn places(root: &Path) -> Places {
+    let at = |name: &str| root.join(name);
+    Places {
+        sys: at("sys"),
+        proc: at("proc"),
+        dev: at("dev"),
+        etc: at("etc"),
+        nvidia_smi: at("none"),
+        amd_smi: at("none"),
+        rocm_smi: at("none"),
+        ..Places::default()
+    }
+}
+
+fn bundle(root: &Path, redact: Redact) -> Bundle {
+    let places = places(root);
+    let evidence = Evidence::gather(&places, &|_| None, Vec::new());
+    Bundle::collect(&places, &evidence, &Wish { redact, ..Wish::new("test", UNIX_EPOCH) })
+}
+
+#[test]
+fn the_gpus_of_a_machine_with_many_pci_domains_are_on_its_bus() {
+    let addresses = |root: &Path| -> Vec<String> {
+        let evidence = Evidence::gather(&places(root), &|_| None, Vec::new());
+        evidence.gpus.value().unwrap().iter().map(|gpu| gpu.pci.to_string()).collect()
+    };
+    let bus = own().join("nvidia/lact-sysfs/bus");
+    assert_eq!(addresses(&bus), ["0004:05:00.0"]);
+    assert!(bundle(&bus, Redact::default()).files().any(|(name, _)| name.ends_with("0004:05:00.0/numa_status")));
+    let Some(folder) = power9() else { return };
+    let root = folder.path().join("nvidiagpunumanodes");
+    let expected = ["0004:05:00.0", "0004:06:00.0", "0006:00:00.0", "0007:00:00.0", "0035:04:00.0", "0035:05:00.0"];
+    assert_eq!(addresses(&root), expected);
+    let bundle = bundle(&root, Redact::default());
+    let numa = bundle.files().filter(|(name, _)| name.ends_with("/numa_status")).count();
+    assert_eq!(numa, 6, "one for each GPU");
+}
+
+#[test]
+fn a_topology_is_packed_whole_and_its_ids_stay_as_different_as_they_were() {
+    topology_is_packed_whole(&own().join("amd/k8s-device-plugin-kfd/cpx"), 1);
+    let Some(captures) = captures() else { return };
+    // Eight cards of four partitions.
+    topology_is_packed_whole(&captures.join("amd/k8s-device-plugin-kfd/topology-parsing-mi308"), 8);
+}
+
+fn topology_is_packed_whole(topology: &Path, cards: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("sys/class/kfd")).unwrap();
+    symlink(fs::canonicalize(topology).unwrap(), folder.path().join("sys/class/kfd/kfd")).unwrap();
+    let ids = |redact: Redact| -> BTreeSet<String> {
+        let bundle = bundle(folder.path(), redact);
+        let properties = bundle.files().filter(|(name, _)| name.ends_with("/properties"));
+        let id = |(_, bytes): (&str, &[u8])| {
+            let text = String::from_utf8(bytes.to_vec()).unwrap();
+            text.lines().find_map(|line| line.strip_prefix("unique_id ").map(str::to_owned))
+        };
+        properties.filter_map(id).filter(|id| id != "0").collect()
+    };
+    let (real, fake) = (ids(Redact::default()), ids(Redact { identities: true, uuids: true }));
+    assert_eq!((real.len(), fake.len()), (cards, cards));
+    assert!(real.is_disjoint(&fake));
+    let kept = bundle(folder.path(), Redact::default());
+    for (name, bytes) in kept.files().filter(|(name, _)| name.contains("/topology/")) {
+        assert!(bytes == fs::read(folder.path().join(name)).unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn a_padded_card_is_packed_byte_by_byte() {
+    card_is_packed(&own().join("amd/lact-sysfs/big"), None);
+    let Some(captures) = captures() else { return };
+    card_is_packed(&captures.join("amd/lact-sysfs/rx6900xt"), Some(4096));
+}
+
+/// Packs the card in a tree; `metrics` is how long its binary table is, where it has one.
+fn card_is_packed(tree: &Path, metrics: Option<usize>) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("sys/class/drm")).unwrap();
+    let tree = fs::canonicalize(tree).unwrap();
+    let is_card = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("card");
+    let card = fs::read_dir(tree).unwrap().map(Result::unwrap).find(is_card).unwrap();
+    symlink(card.path(), folder.path().join("sys/class/drm/card0")).unwrap();
+    let bundle = bundle(folder.path(), Redact { identities: true, uuids: false });
+    let of_card: Vec<_> = bundle.files().filter(|(name, _)| name.contains("/card0/")).collect();
+    let table = of_card.iter().find(|(name, _)| name.ends_with("gpu_metrics")).map(|(_, bytes)| bytes.len());
+    assert_eq!(table, metrics);
+    assert!(of_card.iter().any(|(name, _)| name.contains("/hwmon/") && name.ends_with("_input")));
+    for (name, bytes) in of_card {
+        assert!(bytes == fs::read(folder.path().join(name)).unwrap(), "{name}");
+    }
+}

@@ -1,0 +1,77 @@
+//! Copied trees of whole machines, and logs of the kernel.
+
+use std::path::Path;
+use std::process::Command;
+
+use gpupool_core::device::{Health, Vendor};
+use gpupool_core::units::Bytes;
+use gpupool_devices::capture::Format;
+use gpupool_devices::{Found, Snapshot, Told, pci_bus};
+use tempfile::TempDir;
+
+use crate::own::{captures, own};
+use crate::skipped::skipped;
+
+fn places(snapshot: &Snapshot) -> Vec<String> {
+    snapshot.devices.iter().map(|device| device.pci.unwrap().to_string()).collect()
+}
+
+fn numa(snapshot: &Snapshot) -> Vec<Option<u32>> {
+    snapshot.devices.iter().map(|device| device.numa).collect()
+}
+
+/// A copied tree of a machine with six GPUs in many PCI domains, or `None` where it is not at hand.
+pub fn power9() -> Option<TempDir> {
+    let packed = captures()?.join("nvidia/hwloc/nvidiagpunumanodes.tar.bz2");
+    let folder = tempfile::tempdir().unwrap();
+    let unpacked = Command::new("tar").arg("-xjf").arg(packed).arg("-C").arg(folder.path()).status();
+    if unpacked.is_ok_and(|status| status.success()) {
+        return Some(folder);
+    }
+    skipped("captured tree of a POWER9 machine", "no tar and bzip2 to unpack it with");
+    None
+}
+
+#[test]
+fn a_copied_machine_lists_its_gpus_with_their_memory_and_nodes() {
+    let sound = |gpu: &Found| {
+        gpu.vendor == Vendor::Nvidia && gpu.memory.total == Told::Value(Bytes(16128 << 20)) && gpu.health.is_none()
+    };
+    let own = pci_bus::read(&own().join("nvidia/lact-sysfs/bus")).unwrap();
+    assert_eq!((places(&own), numa(&own)), (vec!["0004:05:00.0".to_owned()], vec![Some(8)]));
+    assert!(own.devices.iter().all(sound), "{:?}", own.devices);
+    let Some(folder) = power9() else { return };
+    assert!(pci_bus::looks_like(folder.path()));
+    let tree = pci_bus::read(folder.path()).unwrap();
+    assert!(tree.devices.len() == 6 && tree.devices.iter().all(sound), "{:?}", tree.devices);
+    assert_eq!(numa(&tree), [0, 0, 0, 8, 8, 8].map(Some));
+}
+
+/// What a log holds, which no other format knows.
+fn log(path: &Path) -> Snapshot {
+    let text = String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
+    let knows: Vec<_> = Format::all().filter(|format| format.recognises(&text)).collect();
+    assert_eq!(knows.iter().map(|format| format.name()).collect::<Vec<_>>(), ["kernel-log"], "{}", path.display());
+    knows[0].parse(&text).unwrap().unwrap()
+}
+
+#[test]
+fn faults_of_programs_leave_a_gpu_healthy_and_its_silence_does_not() {
+    let own = log(&own().join("nvidia/dmesg.log"));
+    assert_eq!(places(&own), ["0000:38:00.0", "0000:9b:00.0"]);
+    assert_eq!(own.devices[0].health, Some(Health::Healthy));
+    assert!(own.warnings[0].contains("Xid 13 ×2"), "{:?}", own.warnings);
+    assert!(matches!(&own.devices[1].health, Some(Health::Unhealthy(why)) if why.contains("119")));
+    let Some(captures) = captures() else { return };
+    let faults = log(&captures.join("nvidia/gpud/dmesg.decode.iso.log.0"));
+    assert_eq!(places(&faults), ["0000:38:00.0"]);
+    assert_eq!(faults.devices[0].health, Some(Health::Healthy));
+    assert!(
+        faults.warnings[0].contains("Xid 13 ×629") && faults.warnings[1].contains("Xid 43 ×7"),
+        "{:?}",
+        faults.warnings
+    );
+    let silent = log(&captures.join("nvidia/gpud/dmesg-with-xid-119.log"));
+    assert_eq!(silent.devices[0].uuid.as_deref(), Some("GPU-509665ad-b600-ac93-3616-d754b23d636d"));
+    assert!(matches!(&silent.devices[0].health, Some(Health::Unhealthy(why)) if why.contains("119")));
+}

@@ -1,0 +1,208 @@
+//! What `nvidia-smi` printed is read as it is, in our own captures and in those of real machines.
+
+use std::fs;
+
+use gpupool_core::device::{Health, LinkKind};
+use gpupool_core::units::{Bytes, Percent};
+use gpupool_devices::capture::Format;
+use gpupool_devices::found::Doing;
+use gpupool_devices::nvidia_smi::csv::help_fields;
+use gpupool_devices::{Found, Partition, Snapshot, Told, UsedMeans, Watts};
+
+use crate::own::{captures, own};
+
+/// The text of a capture, or `None` where it is not at hand; those in `own` are our own.
+fn text(file: &str) -> Option<String> {
+    let path = match file.strip_prefix("own/") {
+        Some(file) => own().join("nvidia").join(file),
+        None => captures()?.join("nvidia").join(file),
+    };
+    Some(String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned())
+}
+
+fn read(file: &str) -> Option<Snapshot> {
+    Some(parse(&text(file)?))
+}
+
+fn parse(text: &str) -> Snapshot {
+    Format::guess(text).and_then(|format| format.parse(text)).unwrap().unwrap()
+}
+
+fn mib(amount: u64) -> Told<Bytes> {
+    Told::Value(Bytes(amount << 20))
+}
+
+fn watts(thousandths: u64) -> Told<Watts> {
+    Told::Value(Watts(thousandths))
+}
+
+fn minors(snapshot: &Snapshot) -> Vec<u32> {
+    snapshot.devices.iter().map(|device| device.minor.unwrap()).collect()
+}
+
+fn is_instance(device: &&Found) -> bool {
+    matches!(device.partition, Some(Partition::Mig { .. }))
+}
+
+#[test]
+fn every_xml_document_gives_its_devices() {
+    for (file, name, total, power, driver) in [
+        ("own/two_gpus.xml", "NVIDIA GeForce RTX 4090", 24210, None, "535.104.05"),
+        ("telegraf/3090-v13.xml", "NVIDIA GeForce RTX 3090", 24576, Some(35_060), "590.44.01"),
+        ("telegraf/a10g.xml", "NVIDIA A10G", 23028, Some(25_580), "515.105.01"),
+        ("telegraf/dual_2070-v13.xml", "NVIDIA GeForce RTX 2070", 8192, Some(9_230), "590.44.01"),
+        ("telegraf/gt-1030.xml", "NVIDIA GeForce GT 1030", 1998, None, "470.74"),
+        ("telegraf/quadro-p2000-v12.xml", "Quadro P2000", 5120, Some(4_610), "525.125.06"),
+        ("telegraf/quadro-p400.xml", "Quadro P400", 1998, None, "418.43"),
+        ("telegraf/rtx-3060-v12.xml", "NVIDIA GeForce RTX 3060", 12288, Some(11_600), "570.124.04"),
+        ("telegraf/rtx-3080-v12.xml", "NVIDIA GeForce RTX 3080", 10240, Some(22_780), "536.40"),
+        ("telegraf/rtx-3080-v13.xml", "NVIDIA GeForce RTX 3080", 10240, Some(139_620), "595.58.03"),
+        ("telegraf/tesla-t4.xml", "Tesla T4", 15360, Some(26_780), "515.105.01"),
+        ("vertex/nvidia-smi.xml", "NVIDIA GeForce GTX 1070 Ti", 8116, Some(17_220), "470.82.00"),
+        ("hadoop-yarn/nvidia-smi-sample-output.xml", "Tesla P100-PCIE-12GB", 11567, Some(24_840), "375.66"),
+        ("openpai/nvidia_smi_sample_ecc_unsupported.xml", "GeForce RTX 2080 Ti", 10989, Some(2_120), "410.73"),
+    ] {
+        let Some(snapshot) = read(file) else { return };
+        let device = &snapshot.devices[0];
+        assert_eq!(device.name.as_deref(), Some(name), "{file}");
+        assert_eq!(device.memory.total, mib(total), "{file}");
+        assert_eq!(device.power.value().map(|power| power.0), power, "{file}");
+        assert_eq!(device.driver.as_deref(), Some(driver), "{file}");
+        assert_eq!(device.health, Some(Health::Healthy), "{file}");
+        assert_eq!(device.index, Some(0), "{file}");
+        assert_eq!(snapshot.warnings, Vec::<String>::new(), "{file}");
+        let major: u32 = driver.split('.').next().unwrap().parse().unwrap();
+        let means = if major < 510 { UsedMeans::WithReserved } else { UsedMeans::WithoutReserved };
+        assert_eq!(device.memory.used_means, means, "{file}");
+    }
+}
+
+#[test]
+fn processes_are_those_of_the_capture() {
+    let own = read("own/two_gpus.xml").unwrap();
+    let listed: Vec<_> = own.devices[1].processes.value().unwrap().iter().map(|process| process.pid).collect();
+    assert_eq!(listed, [4242, 77]);
+    let Some(snapshot) = read("telegraf/tesla-t4.xml") else { return };
+    let processes = snapshot.devices[0].processes.value().unwrap();
+    let [xorg, python] = &processes[..] else { panic!("{processes:?}") };
+    assert_eq!((xorg.pid, xorg.doing, &xorg.memory), (675, Doing::Graphics, &mib(22)));
+    assert_eq!((python.pid, python.doing, &python.memory), (5762, Doing::Compute, &mib(1005)));
+    for (file, count) in [("telegraf/gt-1030.xml", 10), ("telegraf/rtx-3080-v12.xml", 5), ("telegraf/a10g.xml", 1)] {
+        assert_eq!(read(file).unwrap().devices[0].processes.value().unwrap().len(), count, "{file}");
+    }
+}
+
+#[test]
+fn instances_follow_their_gpu_and_have_no_utilization() {
+    let own = read("own/mig.xml").unwrap();
+    let numbers: Vec<_> =
+        own.devices.iter().filter(is_instance).map(|device| device.partition.as_ref().unwrap().number()).collect();
+    assert_eq!(numbers, [1, 5].map(|gpu_instance| Some(gpu_instance * 16)));
+    assert!(own.devices.iter().all(|device| device.utilization.value().is_none() && device.pci == own.devices[0].pci));
+    assert_eq!((own.devices[0].mig, &own.devices[2].memory.total), (Some(true), &mib(19968)));
+    assert_eq!(own.warnings, ["2 GPUs are attached and 1 are shown"]);
+    let Some(snapshot) = read("telegraf/a100-sxm4-v12.xml") else { return };
+    assert_eq!(snapshot.devices.len(), 5);
+    assert_eq!(snapshot.devices[0].utilization, Told::Unsupported("N/A".into()));
+    assert_eq!((snapshot.devices[0].mig, snapshot.devices[0].minor), (Some(true), Some(1)));
+    assert_eq!(snapshot.devices[0].memory.reserved, mib(869));
+    let instances: Vec<_> = snapshot.devices.iter().filter(is_instance).collect();
+    let numbers: Vec<_> = instances.iter().map(|device| device.partition.as_ref().unwrap().number()).collect();
+    assert_eq!(numbers, [3, 4, 5, 6].map(|gpu_instance| Some(gpu_instance * 16)));
+    assert!(instances.iter().all(|device| device.memory.total == mib(19968) && device.memory.used == mib(12)));
+    assert!(
+        instances.iter().all(|device| device.utilization.value().is_none() && device.pci == snapshot.devices[0].pci)
+    );
+    assert_eq!(snapshot.warnings, ["4 GPUs are attached and 1 are shown"]);
+}
+
+#[test]
+fn documents_with_little_in_them_say_what_is_missing() {
+    let own = &read("own/little.xml").unwrap().devices[0];
+    assert_eq!((own.name.as_deref(), own.memory.unified), (Some("GeForce GT 9"), false));
+    assert!(own.memory.total.is_absent() && own.power.is_absent());
+    assert_eq!(own.utilization, Told::Unsupported("N/A".into()));
+    let Some(snapshot) = read("openpai/nvidia_smi_outdated_gpu.xml") else { return };
+    let device = &snapshot.devices[0];
+    assert_eq!((device.name.as_deref(), device.memory.unified), (Some("GeForce GT 730"), false));
+    assert!(device.memory.total.is_absent() && device.power.is_absent());
+    assert_eq!(device.utilization, Told::Unsupported("N/A".into()));
+    let trimmed = read("telegraf/gtx-1070-ti.xml").unwrap();
+    assert_eq!((trimmed.devices[0].driver.clone(), trimmed.devices[0].minor), (None, None));
+    assert_eq!(trimmed.devices[0].memory.total, mib(4096));
+    let empty = read("hadoop-yarn/nvidia-smi-output-missing-tags.xml").unwrap();
+    assert_eq!((empty.devices.len(), empty.devices[0].pci, empty.warnings.len()), (1, None, 2));
+    let sample = read("openpai/nvidia_smi_sample.xml").unwrap();
+    assert_eq!(sample.devices.len(), 2);
+    assert_eq!(sample.warnings, ["6 GPUs are attached and 2 are shown"]);
+}
+
+#[test]
+fn unified_memory_is_no_memory_of_the_device() {
+    let device = &read("own/unified.xml").unwrap().devices[0];
+    assert!(device.memory.unified);
+    assert_eq!(device.memory.total, Told::Unsupported("Not Supported".into()));
+    assert_eq!(device.power_limit, Told::Unsupported("N/A".into()));
+    assert_eq!((device.pci.unwrap().domain, &device.power), (0xf, &watts(10_000)));
+    assert_eq!(device.processes.value().unwrap()[0].memory, mib(196));
+}
+
+#[test]
+fn minor_numbers_are_no_order() {
+    assert_eq!(minors(&read("own/remap.xml").unwrap()), [4, 3]);
+}
+
+#[test]
+fn a_gpu_whose_rows_wait_to_be_remapped_is_unhealthy_and_a_slow_one_is_not() {
+    let snapshot = read("own/remap.xml").unwrap();
+    let reason = "row remapping is pending; reset the GPU";
+    assert_eq!(snapshot.devices[0].health, Some(Health::Unhealthy(reason.into())));
+    assert_eq!(snapshot.devices[1].health, Some(Health::Healthy));
+    assert_eq!(snapshot.warnings, ["GPU 1 is slowed down by its hardware: the power supply asks for it"]);
+}
+
+#[test]
+fn a_csv_is_mapped_by_its_head() {
+    let own = read("own/gpus.csv").unwrap();
+    assert_eq!((own.devices.len(), own.devices[1].index, &own.devices[1].memory.used), (2, Some(1), &mib(1234)));
+    assert_eq!((&own.devices[0].power, &own.devices[0].power_limit), (&watts(32_700), &watts(250_000)));
+    assert_eq!(
+        (&own.devices[0].temperature_c, &own.devices[0].utilization),
+        (&Told::Value(36), &Told::Value(Percent(2_000)))
+    );
+    let Some(snapshot) = read("vertex/sample-output.csv") else { return };
+    let device = &snapshot.devices[0];
+    assert_eq!(device.name.as_deref(), Some("NVIDIA GeForce RTX 2080 SUPER"));
+    assert_eq!((&device.memory.total, &device.memory.used), (&mib(8192), &mib(876)));
+    assert_eq!((&device.temperature_c, &device.utilization), (&Told::Value(36), &Told::Value(Percent(2_000))));
+    assert_eq!((&device.power, &device.power_limit), (&watts(32_700), &watts(250_000)));
+    let two = read("nvidia_gpu_exporter/query.txt").unwrap();
+    assert_eq!((two.devices.len(), two.devices[1].index, &two.devices[1].memory.used), (2, Some(1), &mib(1234)));
+}
+
+#[test]
+fn matrices_give_links_and_nodes() {
+    let own = read("own/topo.txt").unwrap();
+    let numa: Vec<_> = own.devices.iter().map(|device| device.numa.unwrap()).collect();
+    assert_eq!((numa, own.links.len()), (vec![0, 0, 1, 1], 6));
+    assert_eq!((own.links[0].kind, own.links[5].kind), (LinkKind::SameNuma, LinkKind::NvLink(4)));
+    let Some(cube) = read("topo-m/hadoop-topo-m-aws-p3.16xlarge-8xV100.txt") else { return };
+    assert_eq!((cube.devices.len(), cube.links.len()), (8, 28));
+    let count = |kind| cube.links.iter().filter(|link| link.kind == kind).count();
+    assert_eq!((count(LinkKind::NvLink(1)), count(LinkKind::NvLink(2)), count(LinkKind::HostBridge)), (8, 8, 12));
+    assert!(cube.devices.iter().all(|device| device.numa.is_none()));
+    let two_nodes = read("topo-m/stelline-asus-esc8000a-4xRTX6000Ada.txt").unwrap();
+    let numa: Vec<_> = two_nodes.devices.iter().map(|device| device.numa.unwrap()).collect();
+    assert_eq!((numa, two_nodes.links.len()), (vec![0, 0, 1, 1], 6));
+    assert_eq!(two_nodes.links[0].kind, LinkKind::SameNuma);
+}
+
+#[test]
+fn a_list_of_fields_is_no_list_of_devices() {
+    for file in ["own/fields.txt", "nvidia_gpu_exporter/fields.txt"] {
+        let Some(text) = text(file) else { return };
+        assert!(help_fields(&text).contains(&"memory.used") && help_fields(&text).contains(&"gpu_uuid"));
+        let snapshot = parse(&text);
+        assert_eq!((snapshot.devices.len(), snapshot.warnings.len()), (0, 1));
+    }
+}

@@ -1,0 +1,296 @@
+//! Every NVIDIA and AMD capture at hand is read, with the values it is known to hold, and nothing done to it panics.
+//!
+//! `fixtures/captures.golden` holds a line for each device of each capture of a real machine, `fixtures/own.golden` of
+//! our own; `docs/testing.md` says how much of it was compared with the files. After a change that is meant to change
+//! them, `GPUPOOL_WRITE_GOLDEN=1 cargo test -p gpupool-devices --test captures` writes them anew.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gpupool_devices::Snapshot;
+use gpupool_devices::capture::{self, Format};
+use gpupool_devices::report::{DeviceReport, ErrorReport, Report};
+
+use crate::own::{own, roots};
+
+/// Folders of which each entry is one captured tree; `.` is the folder itself.
+const FOLDERS_OF_TREES: [&str; 3] = ["amd/lact-sysfs", "nvidia/lact-sysfs", "amd/k8s-device-plugin-kfd"];
+const TREES: [&str; 1] = ["amd/procfs-drm"];
+/// Written by people from specifications, not captured.
+const NO_CAPTURES: [&str; 1] = ["nvidia/mock-nvml-NOT-CAPTURES"];
+
+/// Every capture below `root`, trees as one.
+fn all(root: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for vendor in ["nvidia", "amd"] {
+        collect(root, &root.join(vendor), &mut found);
+    }
+    found.sort();
+    found
+}
+
+fn collect(root: &Path, folder: &Path, found: &mut Vec<PathBuf>) {
+    let name = folder.strip_prefix(root).unwrap().to_str().unwrap();
+    if NO_CAPTURES.contains(&name) {
+        return;
+    }
+    if TREES.contains(&name) {
+        found.push(folder.to_owned());
+        return;
+    }
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let is_text_folder = path.file_name().is_some_and(|name| name == "debugfs-parsing");
+        if path.is_dir() && (is_text_folder || !FOLDERS_OF_TREES.contains(&name)) {
+            collect(root, &path, found);
+        } else {
+            found.push(path);
+        }
+    }
+}
+
+fn report(path: &Path) -> Report {
+    match capture::read(path, None) {
+        Ok(snapshot) => Report::new(&snapshot, None),
+        Err(error) => {
+            Report::new(&Snapshot::default(), Some(ErrorReport { code: error.code(), message: error.to_string() }))
+        }
+    }
+}
+
+/// What is pinned of a capture: its devices, links by kind, how many warnings, and its error.
+fn summary(report: &Report) -> String {
+    let mut text = String::new();
+    if let Some(error) = &report.error {
+        writeln!(text, "  error {}", error.code).unwrap();
+    }
+    for device in &report.devices {
+        writeln!(text, "  {}", device_line(device)).unwrap();
+    }
+    let mut links: BTreeMap<String, usize> = BTreeMap::new();
+    for link in &report.links {
+        let width = link.lanes.or(link.hops).map_or_else(String::new, |number| format!(" {number}"));
+        *links.entry(format!("{}{width}", link.kind)).or_default() += 1;
+    }
+    for (kind, count) in links {
+        writeln!(text, "  link {kind} ×{count}").unwrap();
+    }
+    if !report.warnings.is_empty() {
+        writeln!(text, "  warnings {}", report.warnings.len()).unwrap();
+    }
+    text
+}
+
+fn device_line(device: &DeviceReport) -> String {
+    fn or_dash(value: Option<impl ToString>) -> String {
+        value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+    }
+    let processes = if device.unsupported.contains(&"processes") || device.failed.contains_key("processes") {
+        "-".to_owned()
+    } else {
+        device.processes.len().to_string()
+    };
+    let partition = device.partition.as_ref().map(|partition| {
+        let value = serde_json::to_value(partition).unwrap();
+        let part = |name: &str| value.get(name).filter(|part| !part.is_null()).map(ToString::to_string);
+        [part("gpu_instance"), part("compute_instance"), part("profile"), part("id"), part("mode"), part("parts")]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join("/")
+    });
+    [
+        device.gpu_id.to_string(),
+        or_dash(device.name.as_deref()),
+        or_dash(device.pci.as_deref()),
+        if device.uuid.is_some() { "uuid" } else { "-" }.to_owned(),
+        format!("part {}", or_dash(partition)),
+        format!("minor {}", or_dash(device.minor)),
+        format!(
+            "memory {}/{} reserved {}{}",
+            or_dash(device.memory_used_mib),
+            or_dash(device.memory_total_mib),
+            or_dash(device.memory_reserved_mib),
+            if device.unified_memory { " unified" } else { "" }
+        ),
+        format!("host {}/{}", or_dash(device.host_memory_used_mib), or_dash(device.host_memory_total_mib)),
+        format!("busy {}", or_dash(device.utilization_percent)),
+        format!("temp {}", or_dash(device.temperature_c)),
+        format!("power {}/{}", or_dash(device.power_w), or_dash(device.power_limit_w)),
+        format!("driver {}", or_dash(device.driver.as_deref())),
+        format!("mig {}", or_dash(device.mig)),
+        format!("processes {processes}"),
+        format!("failed {:?}", device.failed.keys().collect::<Vec<_>>()),
+        or_dash(device.health),
+    ]
+    .join(" | ")
+}
+
+#[test]
+fn every_capture_holds_what_it_is_known_to_hold() {
+    for root in roots() {
+        let mut now = String::new();
+        for path in all(&root) {
+            let report = report(&path);
+            // Formats that no source reads are refused, whatever they hold.
+            if report.error.as_ref().is_some_and(|error| error.code == "unknown_format") {
+                continue;
+            }
+            writeln!(now, "{}", path.strip_prefix(&root).unwrap().display()).unwrap();
+            now += &summary(&report);
+        }
+        let golden = if root == own() { "own.golden" } else { "captures.golden" };
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(golden);
+        if std::env::var_os("GPUPOOL_WRITE_GOLDEN").is_some() {
+            fs::write(&golden, &now).unwrap();
+        }
+        let known = fs::read_to_string(&golden).unwrap();
+        for (number, (known, now)) in known.lines().zip(now.lines()).enumerate() {
+            assert_eq!(now, known, "line {} of {}", number + 1, golden.display());
+        }
+        assert_eq!(now.lines().count(), known.lines().count());
+    }
+}
+
+#[test]
+fn a_text_capture_reads_the_same_when_its_format_is_named_or_is_refused_with_all_formats_named() {
+    for root in roots() {
+        for path in all(&root).into_iter().filter(|path| path.is_file()) {
+            let bytes = fs::read(&path).unwrap();
+            let text = String::from_utf8_lossy(&bytes);
+            if text.trim().is_empty() {
+                continue;
+            }
+            let Some(format) = Format::guess(&text) else {
+                assert!(root != own(), "{} is in no known format", path.display());
+                let refused = capture::read(&path, None).unwrap_err();
+                assert_eq!(refused.code(), "unknown_format", "{}", path.display());
+                assert!(Format::all().all(|format| refused.to_string().contains(format.name())), "{refused}");
+                continue;
+            };
+            let (named, guessed) = (capture::read(&path, Some(format)), capture::read(&path, None));
+            assert_eq!(named.ok(), guessed.ok(), "{} as {format}", path.display());
+        }
+    }
+}
+
+/// How many cuts and how many flips each capture suffers; more in a soak.
+fn harms() -> u64 {
+    std::env::var("GPUPOOL_SOAK_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(24)
+}
+
+/// A small generator of numbers that are the same in every run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % bound.max(1)
+    }
+}
+
+/// The bytes with one thing done to them, and what that was.
+fn harmed(bytes: &[u8], case: u64) -> (Vec<u8>, String) {
+    let mut numbers = Numbers(case.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ bytes.len() as u64);
+    numbers.below(1);
+    let at = numbers.below(bytes.len());
+    let mut harmed = bytes.to_vec();
+    let what = match case % 4 {
+        0 => {
+            harmed.truncate(at);
+            format!("cut at {at}")
+        }
+        1 => {
+            harmed.drain(..at);
+            format!("begun at {at}")
+        }
+        2 => {
+            let end = at + numbers.below(bytes.len() - at);
+            harmed.drain(at..end);
+            format!("without {at}..{end}")
+        }
+        _ => {
+            for _ in 0..8 {
+                let at = numbers.below(bytes.len());
+                harmed[at] = numbers.below(256) as u8;
+            }
+            format!("flipped by case {case}")
+        }
+    };
+    (harmed, what)
+}
+
+#[test]
+fn nothing_done_to_a_text_capture_panics() {
+    for root in roots() {
+        for path in all(&root).into_iter().filter(|path| path.is_file()) {
+            let bytes = fs::read(&path).unwrap();
+            if bytes.is_empty() {
+                continue;
+            }
+            let whole = Format::guess(&String::from_utf8_lossy(&bytes));
+            // Large logs suffer less: what they hold repeats.
+            let cases = if bytes.len() > 200_000 { harms() / 4 } else { harms() };
+            for case in 0..cases {
+                let (harmed, what) = harmed(&bytes, case);
+                let text = String::from_utf8_lossy(&harmed);
+                let read = || {
+                    for format in whole.into_iter().chain(Format::guess(&text)) {
+                        if let Some(Ok(snapshot)) = format.parse(&text) {
+                            let _ = Report::new(&snapshot, None);
+                        }
+                    }
+                };
+                std::panic::catch_unwind(read).unwrap_or_else(|_| panic!("{} {what} panics", path.display()));
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_done_to_a_captured_tree_panics() {
+    for root in roots() {
+        for tree in all(&root).into_iter().filter(|path| path.is_dir()) {
+            let copy = tempfile::tempdir().unwrap();
+            let mut files = Vec::new();
+            copy_tree(&tree, copy.path(), &mut files);
+            files.sort();
+            // Large trees suffer less: what they hold repeats.
+            let cases = (harms() / (1 + files.len() as u64 / 150)).max(2);
+            for case in 0..cases {
+                // A third of the files at a time, each in its own way.
+                let mut numbers = Numbers(case);
+                let chosen: Vec<&PathBuf> = files.iter().filter(|_| numbers.below(3) == 0).collect();
+                let before: Vec<Vec<u8>> = chosen.iter().map(|file| fs::read(file).unwrap()).collect();
+                for (file, bytes) in chosen.iter().zip(&before) {
+                    if !bytes.is_empty() {
+                        fs::write(file, harmed(bytes, case + numbers.below(1000) as u64).0).unwrap();
+                    }
+                }
+                let read = || {
+                    let _ = capture::read(copy.path(), None).map(|snapshot| Report::new(&snapshot, None));
+                };
+                std::panic::catch_unwind(read).unwrap_or_else(|_| panic!("{} in case {case} panics", tree.display()));
+                for (file, bytes) in chosen.iter().zip(before) {
+                    fs::write(file, bytes).unwrap();
+                }
+            }
+        }
+    }
+}
+
+fn copy_tree(from: &Path, to: &Path, files: &mut Vec<PathBuf>) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_tree(&entry.path(), &target, files);
+        } else if entry.path().is_file() {
+            fs::write(&target, fs::read(entry.path()).unwrap()).unwrap();
+            files.push(target);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Where captures are: our own, which are always at hand, and those of real machines, on a machine that has them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Once};
+
+use tempfile::TempDir;
+
+use crate::skipped::skipped;
+
+/// The folder of captures of real machines, or `None` after telling once that this part of the tests is skipped.
+pub fn captures() -> Option<PathBuf> {
+    static TOLD: Once = Once::new();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/captures");
+    if folder.is_dir() {
+        return Some(folder);
+    }
+    TOLD.call_once(|| skipped("captures of real machines", "this machine has no folder of them"));
+    None
+}
+
+/// Our own captures, in folders named like those of the others.
+///
+/// They stand in one file, where each begins with a line `== PATH` and ends where the next begins.
+pub fn own() -> &'static Path {
+    static FOLDER: LazyLock<TempDir> = LazyLock::new(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        let all = fs::read_to_string(fixtures.join("captures.txt")).unwrap();
+        for file in format!("\n{all}").split("\n== ").skip(1) {
+            let (path, content) = file.split_once('\n').unwrap();
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        fs::copy(fixtures.join("nvidia_smi/two_gpus.xml"), folder.path().join("nvidia/two_gpus.xml")).unwrap();
+        folder
+    });
+    FOLDER.path()
+}
+
+/// Our own captures, and those of real machines where they are at hand.
+pub fn roots() -> Vec<PathBuf> {
+    [Some(own().to_owned()), captures()].into_iter().flatten().collect()
+}

@@ -1,0 +1,77 @@
+//! Whatever functions fail on one GPU, and however, no other GPU is told differently for it.
+
+use crate::machine::{Machine, places};
+use gpupool_core::device::Health;
+use gpupool_devices::nvml::Nvml;
+use gpupool_devices::{Found, Snapshot, Source};
+use nvml_standin::machines::{cut_gpu, server, server_gpu};
+use nvml_standin::{Scenario, StandIn, write_scenario};
+use proptest::prelude::*;
+
+/// Every kind of code that is not about the driver as a whole.
+const CODES: [u32; 11] = [2, 3, 4, 6, 11, 13, 15, 16, 26, 28, 999];
+const FUNCTIONS: [&str; 18] = [
+    "*",
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetPciInfo_v3",
+    "nvmlDeviceGetMinorNumber",
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetPowerManagementLimit",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetRemappedRows",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+    "nvmlDeviceGetGpuInstanceId",
+    "nvmlDeviceRegisterEvents",
+];
+
+/// The middle one of three GPUs fails.
+fn machine() -> Scenario {
+    let middle = StandIn { uuid: "GPU-of-trouble".into(), pci: "00000000:99:00.0".into(), ..cut_gpu() };
+    Scenario { devices: vec![server_gpu(0), middle, server_gpu(2)], ..server(0) }
+}
+
+fn whole(snapshot: &Snapshot, wanted: impl Fn(u32) -> bool) -> Vec<Found> {
+    let wanted = |device: &&Found| device.partition.is_none() && device.index.is_some_and(&wanted);
+    snapshot.devices.iter().filter(wanted).cloned().collect()
+}
+
+#[test]
+fn whatever_fails_on_one_gpu_the_others_are_told_as_ever_and_it_is_not_forgotten() {
+    let machine = Machine::new(machine());
+    let change = |scenario: &Scenario| write_scenario(machine.folder(), scenario).unwrap();
+    let failure = (prop::sample::select(FUNCTIONS.to_vec()), prop::sample::select(CODES.to_vec()));
+    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+    let failures = prop::collection::vec(failure, 1..6);
+    proptest!(config, |(failures in failures, from_the_start in any::<bool>())| {
+        let mut world = machine.scenario.clone();
+        change(&world);
+        let mut nvml = Nvml::new(&places(machine.folder()));
+        let before = nvml.read().unwrap();
+        if from_the_start {
+            nvml = Nvml::new(&places(machine.folder()));
+        }
+        for (function, code) in failures {
+            world.devices[1].errors.insert(function.into(), code);
+            change(&world);
+            for _ in 0..2 {
+                let snapshot = nvml.read().unwrap();
+                prop_assert_eq!(whole(&snapshot, |index| index != 1), whole(&before, |index| index != 1));
+                let bad = whole(&snapshot, |index| index == 1);
+                prop_assert_eq!(bad.len(), 1);
+                prop_assert!(from_the_start || bad[0].uuid == Some("GPU-of-trouble".into()));
+            }
+        }
+        change(&machine.scenario);
+        let after = nvml.read().unwrap();
+        prop_assert_eq!(whole(&after, |index| index != 1), whole(&before, |index| index != 1));
+        prop_assert!(from_the_start || whole(&after, |_| true).len() == 3);
+        prop_assert_eq!(&whole(&after, |index| index == 1)[0].health, &Some(Health::Healthy));
+    });
+}

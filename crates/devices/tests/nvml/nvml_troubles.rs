@@ -1,0 +1,319 @@
+//! What goes wrong with devices, drivers and libraries, and what is still told then.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::mpsc;
+
+use crate::machine::{Machine, complaints, each, places};
+use gpupool_core::device::Health;
+use gpupool_core::units::Percent;
+use gpupool_devices::nvml::Nvml;
+use gpupool_devices::nvml::xid::{Severity, XidPolicy};
+use gpupool_devices::{Places, Source, SourceError, Told};
+use nvml_standin::machines::{cut_gpu, server, server_gpu};
+use nvml_standin::{Event, Remapped, Scenario};
+
+const UNINITIALIZED: u32 = 1;
+const NOT_SUPPORTED: u32 = 3;
+const NO_PERMISSION: u32 = 4;
+const DRIVER_NOT_LOADED: u32 = 9;
+const LOST: u32 = 15;
+const RESET_REQUIRED: u32 = 16;
+const MISMATCH: u32 = 18;
+const UNKNOWN: u32 = 999;
+const HANDLE: &str = "nvmlDeviceGetHandleByIndex_v2";
+
+fn fail(errors: &mut BTreeMap<String, u32>, function: &str, code: u32) {
+    errors.insert(function.into(), code);
+}
+
+#[test]
+fn a_lost_gpu_is_reported_by_who_it_was_and_the_others_go_on_until_it_returns() {
+    let mut machine = Machine::new(server(3));
+    let before = machine.read();
+    machine.change(|it| it.devices[1].errors = [("*".into(), LOST)].into());
+    for _ in 0..40 {
+        let snapshot = machine.read();
+        assert_eq!(complaints(&snapshot), ["", "lost", ""]);
+        assert_eq!(snapshot.identities(), before.identities());
+        assert!(matches!(snapshot.devices[1].utilization, Told::Failed(_)));
+        assert_eq!(snapshot.devices[2].utilization, Told::Value(Percent(20_000)));
+    }
+    machine.change(|it| it.devices[1].errors.clear());
+    assert_eq!(machine.read(), before);
+}
+
+#[test]
+fn a_gpu_that_vanishes_from_the_count_is_reported_lost_until_it_returns() {
+    let mut machine = Machine::new(server(3));
+    let before = machine.read();
+    machine.change(|it| drop(it.devices.remove(0)));
+    let snapshot = machine.read();
+    assert_eq!(complaints(&snapshot), ["", "", "lost"]);
+    assert_eq!(snapshot.devices[2].uuid, before.devices[0].uuid);
+    assert_eq!(snapshot.devices[0].uuid, before.devices[1].uuid);
+    assert!(snapshot.warnings[0].contains("was here and is gone"));
+    machine.change(|it| it.devices.insert(0, server_gpu(0)));
+    assert_eq!(machine.read(), before);
+}
+
+#[test]
+fn every_instance_of_a_lost_gpu_is_lost() {
+    let mut machine = Machine::new(Scenario { devices: vec![cut_gpu(), server_gpu(1)], ..server(0) });
+    machine.read();
+    machine.change(|it| it.devices[0].errors = [("*".into(), LOST)].into());
+    for _ in 0..3 {
+        assert_eq!(complaints(&machine.read()), ["lost", "lost", "lost", "lost", ""]);
+    }
+}
+
+#[test]
+fn devices_that_are_added_are_found_and_an_empty_answer_is_no_end() {
+    let mut machine = Machine::new(server(0));
+    assert!(machine.read().devices.is_empty());
+    machine.change(|it| it.devices = server(2).devices);
+    assert_eq!(machine.read().devices.len(), 2);
+    machine.change(|it| it.devices.push(server_gpu(2)));
+    assert_eq!(machine.read().devices.len(), 3);
+}
+
+#[test]
+fn a_gpu_that_needs_a_reset_is_unhealthy_and_still_known() {
+    let mut scenario = server(2);
+    fail(&mut scenario.devices[0].errors, "nvmlDeviceGetUtilizationRates", RESET_REQUIRED);
+    let snapshot = Machine::new(scenario).read();
+    assert_eq!(complaints(&snapshot), ["the GPU requires a reset", ""]);
+    assert!(snapshot.devices[0].memory.total.value().is_some());
+}
+
+#[test]
+fn a_gpu_that_cannot_be_opened_for_an_unknown_reason_is_unhealthy_by_who_it_was() {
+    let mut machine = Machine::new(server(2));
+    let before = machine.read();
+    machine.change(|it| {
+        fail(&mut it.devices[1].errors, HANDLE, UNKNOWN);
+        fail(&mut it.devices[1].errors, "nvmlDeviceGetPowerUsage", LOST);
+    });
+    assert_eq!(complaints(&machine.read()), ["", "lost"]);
+    let snapshot = machine.read();
+    assert_eq!(complaints(&snapshot), ["", "unknown error"]);
+    assert_eq!(snapshot.identities(), before.identities());
+}
+
+#[test]
+fn an_unknown_error_of_the_whole_library_speaks_against_no_device() {
+    let mut machine = Machine::new(server(2));
+    machine.read();
+    machine.change(|it| fail(&mut it.errors, "nvmlDeviceGetCount_v2", UNKNOWN));
+    assert!(matches!(machine.nvml.read(), Err(SourceError::Driver(_))));
+    machine.change(|it| {
+        it.errors.clear();
+        for device in &mut it.devices {
+            fail(&mut device.errors, HANDLE, UNKNOWN);
+        }
+    });
+    assert!(matches!(machine.nvml.read(), Err(SourceError::Driver(_))));
+    machine.change(|it| it.devices = server(2).devices);
+    assert_eq!(complaints(&machine.read()), ["", ""]);
+}
+
+#[test]
+fn devices_that_are_counted_and_may_not_be_opened_are_named_by_number() {
+    let mut machine = Machine::new(Scenario { count: Some(4), ..server(3) });
+    machine.change(|it| fail(&mut it.devices[1].errors, HANDLE, NO_PERMISSION));
+    let snapshot = machine.read();
+    assert_eq!(complaints(&snapshot), ["", "unknown", "", "unknown"]);
+    assert_eq!(each(&snapshot, |device| device.index), [Some(0), Some(1), Some(2), Some(3)]);
+    assert_eq!(each(&snapshot, |device| device.uuid.is_some()), [true, false, true, false]);
+    assert_eq!(
+        snapshot.warnings,
+        ["GPU number 1 cannot be opened: no permission", "GPU number 3 cannot be opened: no permission"]
+    );
+}
+
+#[test]
+fn a_bad_driver_is_named_by_what_can_be_done_about_it() {
+    let failing = |code| {
+        let mut scenario = server(1);
+        fail(&mut scenario.errors, "nvmlInit_v2", code);
+        Machine::new(scenario).nvml.read().unwrap_err()
+    };
+    assert!(matches!(failing(MISMATCH), SourceError::VersionMismatch(_)));
+    assert!(matches!(failing(DRIVER_NOT_LOADED), SourceError::DriverNotLoaded(_)));
+    assert!(matches!(failing(NO_PERMISSION), SourceError::NoPermission(_)));
+    assert!(matches!(failing(UNKNOWN), SourceError::Driver(_)));
+}
+
+#[test]
+fn a_driver_that_went_bad_and_good_again_is_read_again() {
+    let mut machine = Machine::new(server(2));
+    let before = machine.read();
+    machine.change(|it| fail(&mut it.errors, "nvmlDeviceGetCount_v2", MISMATCH));
+    assert!(matches!(machine.nvml.read(), Err(SourceError::VersionMismatch(_))));
+    machine.change(|it| it.errors.clear());
+    assert_eq!(machine.read(), before);
+    machine.change(|it| fail(&mut it.devices[0].errors, "nvmlDeviceGetMemoryInfo_v2", DRIVER_NOT_LOADED));
+    assert!(matches!(machine.nvml.read(), Err(SourceError::DriverNotLoaded(_))));
+}
+
+#[test]
+fn a_library_that_says_it_was_never_started_is_started_once_more_and_not_for_ever() {
+    let mut machine = Machine::new(server(1));
+    machine.read();
+    machine.change(|it| fail(&mut it.errors, "nvmlDeviceGetCount_v2", UNINITIALIZED));
+    assert!(matches!(machine.nvml.read(), Err(SourceError::Driver(_))));
+    machine.change(|it| it.errors.clear());
+    assert_eq!(machine.read().devices.len(), 1);
+}
+
+#[test]
+fn a_machine_without_the_library_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = Nvml::new(&places(folder.path())).read();
+    assert!(matches!(missing, Err(SourceError::NotHere { .. })));
+    std::fs::write(folder.path().join("libnvidia-ml.so.1"), "no library").unwrap();
+    let broken = Nvml::new(&places(folder.path())).read();
+    assert!(matches!(broken, Err(SourceError::NotHere { .. })));
+    let nameless = Places { nvml: "libnvidia-ml-of-nobody.so".into(), ..places(folder.path()) };
+    assert!(matches!(Nvml::new(&nameless).read(), Err(SourceError::NotHere { what, .. }) if what.contains("nobody")));
+}
+
+#[test]
+fn an_xid_of_the_device_stands_until_the_device_went_and_came_back() {
+    let mut machine = Machine::new(server(2));
+    machine.read();
+    machine.change(|it| it.events = vec![Event { device: 1, xid: 79 }]);
+    for _ in 0..3 {
+        let complaints = complaints(&machine.read());
+        assert_eq!(complaints[0], "");
+        assert!(complaints[1].starts_with("Xid 79: "), "{complaints:?}");
+    }
+    machine.change(|it| it.devices[1].errors = [("*".into(), LOST)].into());
+    assert_eq!(complaints(&machine.read())[1], "lost");
+    machine.change(|it| {
+        it.devices[1].errors.clear();
+        it.events.clear();
+    });
+    assert_eq!(complaints(&machine.read()), ["", ""]);
+}
+
+#[test]
+fn letting_go_of_the_library_lets_an_xid_be_forgotten() {
+    let mut machine = Machine::new(server(1));
+    machine.change(|it| it.events = vec![Event { device: 0, xid: 48 }]);
+    assert!(complaints(&machine.read())[0].starts_with("Xid 48"));
+    machine.change(|it| it.events.clear());
+    assert!(complaints(&machine.read())[0].starts_with("Xid 48"));
+    machine.nvml.release();
+    assert_eq!(complaints(&machine.read()), [""]);
+}
+
+#[test]
+fn an_xid_touches_every_instance_of_its_gpu() {
+    let mut scenario = Scenario { devices: vec![cut_gpu(), server_gpu(1)], ..server(0) };
+    scenario.events = vec![Event { device: 0, xid: 95 }];
+    let complaints = complaints(&Machine::new(scenario).read());
+    assert!(complaints[..4].iter().all(|why| why.starts_with("Xid 95")), "{complaints:?}");
+    assert_eq!(complaints[4], "");
+}
+
+#[test]
+fn xids_of_programs_are_nothing_and_those_between_are_warnings() {
+    let mut scenario = server(1);
+    scenario.events = [13, 31, 43, 45, 68, 109, 63, 94].map(|xid| Event { device: 0, xid }).to_vec();
+    let snapshot = Machine::new(scenario).read();
+    assert_eq!(complaints(&snapshot), [""]);
+    assert_eq!(snapshot.warnings.len(), 2);
+    assert!(snapshot.warnings[0].contains("Xid 63") && snapshot.warnings[1].contains("Xid 94"));
+}
+
+#[test]
+fn xids_are_judged_as_the_administrator_says() {
+    let mut scenario = server(2);
+    scenario.events = vec![Event { device: 0, xid: 79 }, Event { device: 1, xid: 13 }];
+    let machine = Machine::new(scenario);
+    let policy = XidPolicy::new([(79, Severity::Application), (13, Severity::Unhealthy)]);
+    let mut nvml = Nvml::new(&places(machine.folder())).with_policy(policy);
+    let complaints = complaints(&nvml.read().unwrap());
+    assert_eq!(complaints[0], "");
+    assert!(complaints[1].starts_with("Xid 13"));
+}
+
+#[test]
+fn devices_that_cannot_tell_of_xids_are_none_the_worse() {
+    let mut scenario = server(2);
+    scenario.devices[0].tells_xids = false;
+    fail(&mut scenario.errors, "nvmlEventSetWait_v2", UNKNOWN);
+    let snapshot = Machine::new(scenario).read();
+    assert_eq!(complaints(&snapshot), ["", ""]);
+    assert_eq!(snapshot.warnings, ["events of the driver cannot be heard: unknown error"]);
+    let mut scenario = server(1);
+    fail(&mut scenario.errors, "nvmlEventSetCreate", NOT_SUPPORTED);
+    assert_eq!(complaints(&Machine::new(scenario).read()), [""]);
+}
+
+#[test]
+fn bad_memory_counts_when_it_waits_for_a_reset_or_could_not_be_replaced() {
+    let mut machine = Machine::new(server(4));
+    machine.change(|it| {
+        let rows = |pending, failed| Some(Remapped { uncorrectable: 3, pending, failed, ..Remapped::default() });
+        it.devices[0].remapped = rows(false, false);
+        it.devices[1].remapped = rows(true, false);
+        it.devices[2].remapped = rows(true, true);
+        (it.devices[3].remapped, it.devices[3].retired_pending) = (None, Some(true));
+    });
+    let complaints = complaints(&machine.read());
+    assert_eq!(complaints[0], "");
+    assert!(complaints[1].contains("reset") && complaints[3].contains("reset"), "{complaints:?}");
+    assert!(complaints[2].contains("replace"), "{complaints:?}");
+}
+
+#[test]
+fn devices_that_sleep_are_not_woken_and_are_read_once_awake() {
+    let machine = Machine::new(server(1));
+    let pci = machine.folder().join("sys/bus/pci/devices");
+    let device = |place: &str, class: &str, status: &str| {
+        let folder = pci.join(place);
+        std::fs::create_dir_all(folder.join("power")).unwrap();
+        std::fs::write(folder.join("vendor"), "0x10de\n").unwrap();
+        std::fs::write(folder.join("class"), format!("{class}\n")).unwrap();
+        std::fs::write(folder.join("power/runtime_status"), format!("{status}\n")).unwrap();
+    };
+    device("0000:18:00.0", "0x030200", "suspended");
+    device("0000:18:00.1", "0x040300", "active");
+    let mut machine = machine;
+    // Were the library opened, this would be an error.
+    machine.change(|it| fail(&mut it.errors, "nvmlInit_v2", UNKNOWN));
+    let snapshot = machine.read();
+    assert_eq!(each(&snapshot, |it| (it.asleep, it.health.clone(), it.pci.unwrap().bus)), [(true, None, 0x18)]);
+    machine.change(|it| it.errors.clear());
+    device("0000:18:00.0", "0x030200", "active");
+    assert_eq!(each(&machine.read(), |it| (it.asleep, it.health.clone())), [(false, Some(Health::Healthy))]);
+    // Once open it stays open.
+    device("0000:18:00.0", "0x030200", "suspended");
+    assert!(!machine.read().devices[0].asleep);
+}
+
+#[test]
+fn a_call_that_hangs_ends_when_the_driver_answers() {
+    let mut machine = Machine::new(server(1));
+    machine.read();
+    let stuck = machine.folder().join("stuck");
+    std::fs::write(&stuck, "").unwrap();
+    machine.change(|it| it.hangs = [("nvmlDeviceGetPowerUsage".into(), stuck.clone())].into());
+    let (sender, answer) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| sender.send(machine.nvml.read()));
+        wait_for(&stuck.with_added_extension("reached"));
+        assert_eq!(answer.try_recv(), Err(mpsc::TryRecvError::Empty));
+        std::fs::remove_file(&stuck).unwrap();
+        assert_eq!(answer.recv().unwrap().unwrap().devices.len(), 1);
+    });
+}
+
+/// The stand-in makes this file when it is where the test wants it.
+fn wait_for(file: &Path) {
+    while !file.exists() {
+        std::thread::yield_now();
+    }
+}

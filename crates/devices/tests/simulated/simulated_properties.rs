@@ -1,0 +1,156 @@
+//! What holds for every node of simulated devices and everything that may happen to it.
+
+use std::time::Duration;
+
+use gpupool_core::units::{Bytes, Percent, Share};
+use gpupool_devices::simulated::{Fault, Load, MODELS, ManualClock, Place, Simulated, SimulatedControl, Spec, Target};
+use gpupool_devices::{Snapshot, Source};
+use proptest::prelude::*;
+
+const NODE: &str = "2xH100,1xA30/2g.12gb/1g.6gb*2,1xMI300X/QPX,1xMI250X,1xGB10,1xT4";
+const DEVICES: usize = 14;
+
+/// Something that happens to a node, and how much later.
+#[derive(Debug, Clone)]
+enum Event {
+    Load { place: usize, holder: u64, share: u32, mib: u64 },
+    Unload { place: usize, holder: u64 },
+    Fault { place: usize, fault: Fault },
+    Heal { place: usize },
+}
+
+fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
+    let fault = prop_oneof![
+        (1u32..4, 0u64..1 << 24, 0u8..=100).prop_map(|(pid, memory_mib, utilization)| Fault::Squatter {
+            pid,
+            memory_mib,
+            utilization
+        }),
+        Just(Fault::Lost),
+        Just(Fault::Vanish),
+        Just(Fault::StuckUtilization),
+    ];
+    let event = prop_oneof![
+        4 => (0..DEVICES, 0u64..3, 0u32..=u32::MAX, 0u64..1 << 40)
+            .prop_map(|(place, holder, share, mib)| Event::Load { place, holder, share: share % 2000, mib: mib >> (share % 40) }),
+        2 => (0..DEVICES, 0u64..3).prop_map(|(place, holder)| Event::Unload { place, holder }),
+        1 => (0..DEVICES, fault).prop_map(|(place, fault)| Event::Fault { place, fault }),
+        1 => (0..DEVICES).prop_map(|place| Event::Heal { place }),
+    ];
+    prop::collection::vec((0u64..30_000, event), 1..24)
+}
+
+fn happen(control: &SimulatedControl, event: &Event) {
+    match event {
+        Event::Load { place, holder, share, mib } => {
+            let memory = Bytes(mib.saturating_mul(1 << 20));
+            // A GPU that is cut by MIG takes none, which is fine.
+            let _ = control.set_load(Place(*place), *holder, Load { share: Share(*share), memory, ..Load::default() });
+        }
+        Event::Unload { place, holder } => control.clear_load(Place(*place), *holder),
+        Event::Fault { place, fault } => drop(control.fault(&Target::Place(Place(*place)), fault).unwrap()),
+        Event::Heal { place } => drop(control.clear(&Target::Place(Place(*place)), None).unwrap()),
+    }
+}
+
+/// Plays events, looking `looks` times while each lasts, and gives what was seen at each event.
+fn play(events: &[(u64, Event)], looks: u64) -> Vec<Snapshot> {
+    let clock = ManualClock::default();
+    let (mut source, control) = Simulated::new(&Spec::parse(NODE).unwrap(), clock.ticking());
+    let seen = |(millis, event): &(u64, Event)| {
+        happen(&control, event);
+        for _ in 0..looks {
+            clock.pass(Duration::from_millis(millis / (looks + 1)));
+            source.read().unwrap();
+        }
+        clock.pass(Duration::from_millis(millis - looks * (millis / (looks + 1))));
+        source.read().unwrap()
+    };
+    events.iter().map(seen).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_devices_report_does_not_depend_on_how_often_anybody_looked(events in events(), looks in 1u64..9) {
+        prop_assert_eq!(play(&events, 0), play(&events, looks));
+    }
+
+    #[test]
+    fn no_device_uses_more_than_it_has(events in events()) {
+        for snapshot in play(&events, 0) {
+            for device in &snapshot.devices {
+                let utilization = device.utilization.value().copied().unwrap_or(Percent(0));
+                prop_assert!(utilization <= Percent::FULL);
+                if let (Some(power), Some(limit)) = (device.power.value(), device.power_limit.value()) {
+                    prop_assert!(power <= limit);
+                }
+                let (Some(&used), Some(&total)) = (device.memory.used.value(), device.memory.total.value()) else { continue };
+                let reserved = device.memory.reserved.value().copied().unwrap_or_default();
+                prop_assert!(used.saturating_add(reserved) <= total, "{used} of {total}");
+                let processes = device.processes.value().unwrap().iter();
+                let sum = processes.fold(Bytes::ZERO, |sum, p| sum.saturating_add(*p.memory.value().unwrap()));
+                prop_assert!(sum <= used, "processes use {sum} of {used}");
+            }
+        }
+    }
+
+    #[test]
+    fn work_only_takes_more_memory_while_it_runs(share in 0u32..=1000, mib in 0u64..100_000, steps in prop::collection::vec(0u64..2_000, 1..20)) {
+        let clock = ManualClock::default();
+        let (mut source, control) = Simulated::new(&Spec::parse("H100").unwrap(), clock.ticking());
+        control.set_load(Place(0), 1, Load { share: Share(share), memory: Bytes(mib << 20), ..Load::default() }).unwrap();
+        let mut before = Bytes::ZERO;
+        for step in steps {
+            clock.pass(Duration::from_millis(step));
+            let used = *source.read().unwrap().devices[0].memory.used.value().unwrap();
+            prop_assert!(used >= before);
+            before = used;
+        }
+    }
+
+    #[test]
+    fn devices_keep_their_identity_whatever_follows_them(
+        counts in prop::collection::vec((0..MODELS.len(), 1usize..4), 1..5),
+        other in 0..MODELS.len(),
+        node in "[a-c]{0,1}",
+    ) {
+        prop_assume!(counts.iter().all(|(model, _)| *model != other));
+        let text: Vec<String> = counts.iter().map(|(model, count)| format!("{count}x{}", MODELS[*model].key)).collect();
+        let text = text.join(",");
+        let longer = format!("{text},2x{}", MODELS[other].key);
+        let of = |text: &str| {
+            let (mut source, _) = Simulated::new(&Spec::parse(text).unwrap().on_node(&node), || Duration::ZERO);
+            let snapshot = source.read().unwrap();
+            let known = |device: &gpupool_devices::Found| (device.uuid.clone(), device.pci, device.minor, device.index);
+            (snapshot.identities(), snapshot.devices.iter().map(known).collect::<Vec<_>>())
+        };
+        let (identities, known) = of(&text);
+        prop_assert_eq!(&of(&text).1, &known);
+        let mut distinct = identities.clone();
+        distinct.sort();
+        distinct.dedup();
+        prop_assert_eq!(distinct.len(), identities.len(), "no two devices are the same");
+        prop_assert_eq!(&of(&longer).1[..known.len()], &known[..]);
+    }
+
+    #[test]
+    fn any_text_is_devices_or_an_error(text in "([0-9]{0,4}[xX*]?(H100|mi300x|RTX 4090|A30|[a-z0-9]{0,6})(/(CPX|1g.10gb|2g.12gb)([*][0-9]{1,3})?){0,3},?){0,4}") {
+        if let Ok(spec) = Spec::parse(&text) {
+            let (mut source, control) = Simulated::new(&spec, || Duration::ZERO);
+            prop_assert_eq!(source.read().unwrap().devices.len(), spec.device_count());
+            prop_assert_eq!(control.devices().len(), spec.device_count());
+        }
+    }
+}
+
+#[test]
+fn seeds_and_nodes_make_other_devices() {
+    let uuid = |spec: Spec| Simulated::new(&spec, || Duration::ZERO).0.read().unwrap().devices[0].uuid.clone().unwrap();
+    let toml = |seed: u64| Spec::from_toml(&format!("seed = {seed}\n[[device]]\nmodel = \"H100\"")).unwrap();
+    assert_ne!(uuid(toml(1)), uuid(toml(2)));
+    assert_eq!(uuid(toml(0)), uuid(Spec::parse("H100").unwrap()));
+    assert_ne!(uuid(toml(0).on_node("a")), uuid(toml(0).on_node("b")));
+    assert_eq!(uuid(toml(0).on_node("a").on_node("b")), uuid(toml(0).on_node("a")), "a name that was given stays");
+}
