@@ -134,23 +134,8 @@ fn unknown(asked: &str, wanted: &str) -> UnknownModel {
     let mut allowed: Vec<&'static str> = MODELS.iter().map(|model| model.key).collect();
     // A long text is no misspelling, and comparing it would take long.
     let short: String = wanted.chars().take(32).collect();
-    allowed.sort_by_key(|key| (edits(&short, &bare(key)), !bare(key).starts_with(&short)));
+    allowed.sort_by_key(|key| (strsim::levenshtein(&short, &bare(key)), !bare(key).starts_with(&short)));
     UnknownModel { asked: asked.chars().take(64).collect(), allowed }
-}
-
-/// How many letters must be added, dropped or replaced to turn one word into the other.
-fn edits(one: &str, other: &str) -> usize {
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (i, a) in one.bytes().enumerate() {
-        let mut diagonal = i;
-        row[0] = i + 1;
-        for (j, b) in other.bytes().enumerate() {
-            let replaced = diagonal + usize::from(a != b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[other.len()]
 }
 
 // The models that can be simulated. Numbers are those that drivers of 2024 to 2026 show; where a driver's version
@@ -431,15 +416,6 @@ mod tests {
         let error = Model::find("voodoo2").unwrap_err();
         assert_eq!(error.allowed.len(), MODELS.len());
         assert!(error.to_string().starts_with("model: \"voodoo2\" is not known; allowed"), "{error}");
-    }
-
-    #[test]
-    fn edits_are_counted() {
-        for (one, other, apart) in
-            [("", "", 0), ("a", "", 1), ("", "ab", 2), ("h100", "h200", 1), ("kitten", "sitting", 3)]
-        {
-            assert_eq!((edits(one, other), edits(other, one)), (apart, apart), "{one} {other}");
-        }
     }
 
     #[test]
