@@ -27,7 +27,23 @@ impl Serve {
     }
 }
 
-/// Settings of an agent that have a flag, with the flag's name and without its dashes.
+/// Flags that help shows first, in this order; the others follow in the order of the table.
+const SHOWN_FIRST: [&str; 12] = [
+    "simulate",
+    "host",
+    "port",
+    "state-dir",
+    "config",
+    "open",
+    "allow-plain-http",
+    "tls-cert",
+    "tls-key",
+    "backend",
+    "refresh-interval",
+    "node-name",
+];
+
+/// Settings of an agent that have a flag, with the name of the flag without its dashes.
 fn settings_with_flags() -> impl Iterator<Item = (&'static Setting, &'static str)> {
     let of_agent = all_settings().iter().filter(|setting| Reader::Agent.uses(setting.key));
     of_agent.filter_map(|setting| Some((setting, setting.flag?.trim_start_matches('-'))))
@@ -44,7 +60,9 @@ impl Args for Serve {
                 None => arg.action(ArgAction::SetTrue).help(setting.help()),
             }
         });
-        command.arg(file).args(settings)
+        let mut args: Vec<Arg> = settings.chain([file]).collect();
+        args.sort_by_key(|arg| SHOWN_FIRST.iter().position(|first| arg.get_id() == first).unwrap_or(SHOWN_FIRST.len()));
+        command.args(args)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
