@@ -1,11 +1,17 @@
 //! `kill -9` at any instant: what was said to be kept is there, and a batch is there whole or not at all.
+//!
+//! A program of its own: a child that is being started holds the locks of every open store until it is another program.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::common::{clock, counters, leases, open, waiting};
+use common::{clock, counters, leases, open, waiting};
 use gpupool_core::Row;
 use tempfile::tempdir;
 
@@ -37,7 +43,7 @@ fn commits_until_it_is_killed() {
 /// Lets a process commit, kills it when it has said so `lines` times, and gives the last batch it said was kept.
 fn kill_after(dir: &Path, lines: usize) -> u64 {
     let mut child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "killed::commits_until_it_is_killed", "--ignored", "--nocapture"])
+        .args(["--exact", "commits_until_it_is_killed", "--ignored", "--nocapture"])
         .env(DIR, dir)
         .stdout(Stdio::piped())
         .spawn()

@@ -1,4 +1,14 @@
 //! A disk that is full, or cannot be written: a small one of our own, in a mount namespace where that is allowed.
+//!
+//! A program of its own: a child that is being started holds the locks of every open store until it is another program.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
+#[path = "../../core/tests/support/mod.rs"]
+mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,14 +16,14 @@ use std::process::Command;
 use std::sync::Arc;
 use std::{env, io};
 
-use crate::common::{clock, leases, open, waiting};
-use crate::support::{Stage, owned, whole};
+use common::{clock, leases, open, waiting};
 use gpupool_core::row::LeaseRow;
 use gpupool_core::{Request, Row};
 use gpupool_store::{CommitError, Event, Query, Store, StoreError};
+use support::{Stage, owned, whole};
 use tempfile::tempdir;
 
-use crate::skipped::skipped;
+use skipped::skipped;
 
 const DISK: &str = "GPUPOOL_TEST_SMALL_DISK";
 
@@ -25,7 +35,7 @@ fn on_a_small_disk(test: &str) {
         .args(["-rm", "sh", "-c", script, "sh"])
         .arg(dir.path())
         .arg(env::current_exe().unwrap())
-        .args(["--exact", &format!("full_disk::{test}"), "--ignored", "--nocapture"])
+        .args(["--exact", test, "--ignored", "--nocapture"])
         .env(DISK, dir.path())
         .output();
     match run {
