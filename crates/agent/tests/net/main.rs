@@ -1,9 +1,8 @@
-//! Listeners: slow, malformed and pipelined clients, TLS, who is at the other end, bounds, and how they stop.
+//! Listeners: slow, malformed and pipelined clients, TLS, bounds, and how they stop.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod limits;
-mod peers;
 mod requests;
 mod shutdown;
 #[path = "../../../../tests/skipped.rs"]

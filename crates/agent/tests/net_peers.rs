@@ -1,4 +1,13 @@
 //! Who is at the other end: real processes, of other users where the test may start them.
+//!
+//! A program of its own: a child that is being started holds the sockets of every listener until it is another program.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../../../tests/skipped.rs"]
+mod skipped;
+#[path = "net/support.rs"]
+mod support;
 
 use std::convert::Infallible;
 use std::io::{Read, Write};
@@ -8,13 +17,13 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::skipped::skipped;
-use crate::support::*;
 use bytes::Bytes;
 use gpupool_agent::net::{Bind, Net, NoProcess, Peer, RequestBody, Shutdown, TcpBind, Transport, UnixBind};
 use http::{Request, Response};
 use http_body_util::Full;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use skipped::skipped;
+use support::*;
 use tokio::sync::mpsc;
 
 /// Of nobody on any machine.
