@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use gpupool_api::lease::Lease;
 use gpupool_api::problem::Problem;
+use http::StatusCode;
 
 use crate::Endpoint;
 
@@ -148,6 +149,32 @@ impl ClientError {
             Self::Problem(problem) => Some(&problem.code),
             _ => None,
         }
+    }
+
+    /// A refusal of this client, as an agent would put it.
+    pub(crate) fn refused(status: u16, code: &str, detail: String) -> Self {
+        let title = StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason());
+        Self::Problem(Box::new(Problem {
+            kind: "about:blank".into(),
+            title: title.unwrap_or("Error").into(),
+            status,
+            code: code.into(),
+            detail,
+            field: None,
+            value: None,
+            allowed: None,
+        }))
+    }
+
+    /// The refusal of a request for one of its fields.
+    pub(crate) fn invalid(field: &str, value: &str, allowed: &str) -> Self {
+        let mut refused = Self::refused(422, "invalid", format!("{field} is {value}, and must be {allowed}"));
+        if let Self::Problem(problem) = &mut refused {
+            problem.field = Some(field.into());
+            problem.value = Some(value.into());
+            problem.allowed = Some(allowed.into());
+        }
+        refused
     }
 
     /// Whether the agent says that the lease is not the caller's any more.

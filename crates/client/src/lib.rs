@@ -33,23 +33,19 @@
 extern crate self as gpupool_client;
 
 mod agent;
-mod backoff;
-mod changes;
 mod client;
 mod endpoint;
 mod error;
-mod key;
 pub mod limits;
 pub mod local;
 mod random;
-mod tls;
 pub mod transport;
 pub mod watch;
 mod wire;
 
 pub use agent::{
-    AgentClient, AgentClientBuilder, EventId, Events, HistoryQuery, Hold, HoldEnd, LeaseGuard, LeaseQuery, Progress,
-    UsageBy, WaitOptions,
+    AgentClient, AgentClientBuilder, EventId, Events, HistoryQuery, Hold, HoldEnd, IdempotencyKey, LeaseGuard,
+    LeaseQuery, Progress, Secret, UsageBy, WaitOptions,
 };
 pub use client::{
     Authority, Balancing, BreakerStats, Client, ClientBuilder, Degradation, DegradationManager, DetailedMetrics,
@@ -59,5 +55,4 @@ pub use client::{
 pub use endpoint::{DEFAULT as DEFAULT_ENDPOINT, Endpoint};
 pub use error::{ClientError, Lost};
 pub use gpupool_api::{RequestBody, SelectBody};
-pub use key::{IdempotencyKey, Secret};
 pub use random::repeat_chance;

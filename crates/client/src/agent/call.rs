@@ -1,5 +1,6 @@
 //! One question and its answer: sent, sent again after passing faults, read up to a bound, and judged.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,18 +12,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use crate::backoff::Backoff;
 use crate::limits::{ANSWER_BYTES, EXCERPT_CHARS, RETRY_PATIENCE};
+use crate::random::Backoff;
 use crate::transport::{Answer, Fault, Question};
 use crate::{AgentClient, ClientError};
 
 /// A question to the agent.
 pub(crate) struct Call {
-    method: Method,
-    route: String,
-    query: Vec<(&'static str, String)>,
-    headers: HeaderMap,
-    body: Option<Bytes>,
+    /// As it is sent; its timeout is known when it is.
+    question: Question,
     /// How long the agent was asked to wait with the answer.
     wait: Duration,
     /// Whether asking twice is the same as asking once.
@@ -39,7 +37,9 @@ impl Call {
     pub fn post(route: impl Into<String>, body: &impl Serialize) -> Self {
         // The bodies are texts, numbers and maps with text keys, which always have a form in JSON.
         let body = serde_json::to_vec(body).unwrap_or_default();
-        Self { body: Some(body.into()), ..Self::new(Method::POST, route) }
+        let mut call = Self::new(Method::POST, route);
+        call.question.body = Some(body.into());
+        call
     }
 
     pub fn delete(route: impl Into<String>) -> Self {
@@ -47,28 +47,21 @@ impl Call {
     }
 
     fn new(method: Method, route: impl Into<String>) -> Self {
-        Self {
-            method,
-            route: route.into(),
-            query: Vec::new(),
-            headers: HeaderMap::new(),
-            body: None,
-            wait: Duration::ZERO,
-            is_repeatable: true,
-            may_be_degraded: false,
-        }
+        let (route, query, headers) = (route.into(), Vec::new(), HeaderMap::new());
+        let question = Question { method, route, query, headers, body: None, timeout: Duration::ZERO };
+        Self { question, wait: Duration::ZERO, is_repeatable: true, may_be_degraded: false }
     }
 
     /// Adds to the query, where there is a value.
     pub fn query(mut self, name: &'static str, value: Option<impl ToString>) -> Self {
-        self.query.extend(value.map(|value| (name, value.to_string())));
+        self.question.query.extend(value.map(|value| (name, value.to_string())));
         self
     }
 
     /// Adds a header, where its value can be sent.
     pub fn header(mut self, name: &'static str, value: &str) -> Self {
         if let Ok(value) = value.parse() {
-            self.headers.insert(name, value);
+            self.question.headers.insert(name, value);
         }
         self
     }
@@ -89,6 +82,12 @@ impl Call {
     }
 }
 
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.question.method, self.question.route)
+    }
+}
+
 /// How one try went wrong.
 enum Failure {
     /// There is no answer.
@@ -104,7 +103,7 @@ impl AgentClient {
     pub(crate) async fn ask<T: DeserializeOwned>(&self, call: &Call) -> Result<T, ClientError> {
         let (status, body) = self.ask_bytes(call).await?;
         serde_json::from_slice(&body).map_err(|error| {
-            let said = format!("{} {} was answered with what it never says ({error})", call.method, call.route);
+            let said = format!("{call} was answered with what it never says ({error})");
             self.not_ours(status, format!("{said}: {}", excerpt(&body)))
         })
     }
@@ -160,7 +159,7 @@ impl AgentClient {
             if tries >= self.inner.retries || started.elapsed() + pause > RETRY_PATIENCE + call.wait {
                 return Err(self.given_up(failure, call));
             }
-            tracing::debug!(endpoint = %self.inner.endpoint, route = call.route, ?pause, "trying again");
+            tracing::debug!(endpoint = %self.inner.endpoint, route = call.question.route, ?pause, "trying again");
             tokio::time::sleep(pause).await;
             tries += 1;
         }
@@ -182,14 +181,7 @@ impl AgentClient {
     }
 
     fn question(&self, call: &Call) -> Question {
-        Question {
-            method: call.method.clone(),
-            route: call.route.clone(),
-            query: call.query.clone(),
-            headers: call.headers.clone(),
-            body: call.body.clone(),
-            timeout: self.inner.answer + call.wait,
-        }
+        Question { timeout: self.inner.answer + call.wait, ..call.question.clone() }
     }
 
     /// What an answer other than success means.
@@ -203,7 +195,7 @@ impl AgentClient {
             let to = headers.get(LOCATION).and_then(|to| to.to_str().ok()).unwrap_or("somewhere else");
             return self.not_ours(status, format!("it sends to {:?}, which is not followed", excerpt(to.as_bytes())));
         }
-        let said = format!("{} {} was answered with {status}", call.method, call.route);
+        let said = format!("{call} was answered with {status}");
         match status {
             StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
                 self.unreachable(said)

@@ -1,28 +1,21 @@
 //! A client of one agent: where it is, who asks, how long to wait. Connections are kept open and used again.
 //!
-//! Each file has the calls of one kind; [`call`] asks and judges answers, [`guard`] keeps a lease, [`waiting`] waits for one.
+//! [`routes`] has a call for each route; [`call`] asks and judges answers, [`streams`] reads those that do not end, [`guard`] keeps
+//! a lease, [`waiting`] waits for one.
 
-mod admin;
 mod call;
-mod events;
-mod facts;
 mod guard;
-mod hold;
-mod leases;
-mod sse;
+mod routes;
+mod streams;
 mod waiting;
-mod young;
 
-pub use events::{EventId, Events};
-pub use facts::{HistoryQuery, UsageBy};
 pub use guard::LeaseGuard;
 pub(crate) use guard::ended;
-pub use hold::{Hold, HoldEnd};
-pub use leases::LeaseQuery;
+pub use routes::{HistoryQuery, IdempotencyKey, LeaseQuery, UsageBy};
+pub use streams::{EventId, Events, Hold, HoldEnd};
 pub use waiting::{Progress, WaitOptions};
 
-use young::Young;
-
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +26,9 @@ use http::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue, USER_AGENT};
 use crate::limits::{ANSWER, CONNECT, RETRIES};
 use crate::transport::{Http, Transport};
 use crate::wire::Wire;
-use crate::{ClientError, Endpoint, Secret, tls};
+use crate::{ClientError, Endpoint, transport};
+
+use guard::Young;
 
 /// Asks one agent. Cheap to clone; clones share connections.
 #[derive(Debug, Clone)]
@@ -92,6 +87,27 @@ impl AgentClient {
     /// Where its agent answers.
     pub fn endpoint(&self) -> &Endpoint {
         &self.inner.endpoint
+    }
+}
+
+/// A token that shows who asks. Never shown itself.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Takes a secret; blanks and line ends around it are not part of it.
+    pub fn new(text: impl AsRef<str>) -> Self {
+        Self(text.as_ref().trim().to_owned())
+    }
+
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
     }
 }
 
@@ -161,7 +177,7 @@ impl AgentClientBuilder {
     }
 
     fn http(&self, headers: &HeaderMap) -> Result<Http, ClientError> {
-        let tls = tls::config(&self.endpoint, self.ca_file.as_deref())?;
+        let tls = transport::tls_config(&self.endpoint, self.ca_file.as_deref())?;
         let mut builder = reqwest::Client::builder()
             .default_headers(headers.clone())
             .connect_timeout(self.connect)
@@ -215,6 +231,13 @@ fn headers(token: Option<&Secret>) -> Result<HeaderMap, ClientError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_secret_is_not_shown() {
+        let secret = Secret::new(" abc\n");
+        assert_eq!(secret.reveal(), "abc");
+        assert!(!format!("{secret:?}").contains("abc"));
+    }
 
     #[test]
     fn a_token_is_never_shown_by_what_carries_it() {

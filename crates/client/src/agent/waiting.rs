@@ -12,8 +12,8 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::backoff::Backoff;
 use crate::limits::{AWAY, CANCEL_PATIENCE, FOLLOW_WAIT, RELEASE_PATIENCE};
+use crate::random::Backoff;
 use crate::{AgentClient, ClientError, IdempotencyKey, LeaseGuard};
 
 /// How to wait.

@@ -4,33 +4,36 @@
 //! [`Books::take_in`] is told what the server says, everything else asks or gives back. There is no task and no thread: every
 //! call first lets happen what was due, and whoever waits wakes when something is.
 //!
-//! `told` judges what the server says, `look` makes facts of it for the pool, `words` puts the pool into words.
-
-mod look;
-#[cfg(test)]
-mod tests;
-mod told;
-mod words;
+//! `told` judges what the server says.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use gpupool_api::RequestBody;
 use gpupool_api::lease::{Followed, Lease};
 use gpupool_api::stats::{Stats, Summary};
+use gpupool_api::{RequestBody, SelectBody, view};
+use gpupool_core::device::{Health, NodeFacts, Vendor};
+use gpupool_core::ids::Labels;
 use gpupool_core::lease::{Holder, LeaseState};
 use gpupool_core::limits::WAITER_PATIENCE;
 use gpupool_core::policy::Policies;
+use gpupool_core::pool::DeviceView;
 use gpupool_core::{
-    Answer, Command, Denied, DeviceId, Drain, Effect, LeaseId, Millis, NodeId, Pool, Request, Settings, Time, Token,
+    Answer, Bytes, Command, Denied, DeviceId, Drain, Effect, GpuId, LeaseId, MilliCpus, Millis, NodeId, Percent, Pool,
+    Request, Settings, Time, Token,
 };
+use jiff::Timestamp;
 use tokio::time::{Instant, sleep_until};
-
-use super::capacity::Gpu;
-use crate::changes::{Changes, Follower};
-use crate::{ClientError, IdempotencyKey};
 use told::Told;
+
+use super::balance::Gpu;
+use super::running::{Changes, Follower};
+use crate::{ClientError, IdempotencyKey};
+
+#[cfg(test)]
+mod tests;
+mod told;
 
 /// Who holds which GPU of one server.
 #[derive(Debug)]
@@ -75,12 +78,12 @@ impl Books {
     pub fn request(&self, body: &RequestBody, key: &IdempotencyKey) -> Result<Lease, ClientError> {
         let mut state = self.lock();
         if state.node_id.is_none() {
-            return Err(words::not_seen(&state.node));
+            return Err(not_seen(&state.node));
         }
         let mut body = body.clone();
         body.owner.get_or_insert_with(|| Arc::clone(&state.owner));
         state.select_by_number(&mut body.select);
-        let request = Request::try_from(body).map_err(|error| words::refused(error.into()))?;
+        let request = Request::try_from(body).map_err(|error| refused(error.into()))?;
         let key = Some(key.as_str().into());
         state.ask(Command::Request { request: Arc::new(request), key })
     }
@@ -142,7 +145,7 @@ impl Books {
     pub fn gpus(&self) -> Vec<Gpu> {
         let mut state = self.lock();
         state.tick();
-        words::gpus(&state)
+        all_gpus(&state)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -203,11 +206,11 @@ impl State {
 
     /// A command about a lease.
     fn ask(&mut self, command: Command) -> Result<Lease, ClientError> {
-        let lease = match self.apply(command).map_err(words::refused)? {
+        let lease = match self.apply(command).map_err(refused)? {
             Answer::Lease(lease) => lease,
             Answer::Done | Answer::Node(..) => unreachable!("a command about a lease is answered with the lease"),
         };
-        self.body(lease).ok_or_else(|| words::refused(Denied::UnknownLease(lease)))
+        self.body(lease).ok_or_else(|| refused(Denied::UnknownLease(lease)))
     }
 
     fn apply(&mut self, command: Command) -> Result<Answer, Denied> {
@@ -236,7 +239,7 @@ impl State {
                 Ok(_) => {
                     let known = self.pool.lease(LeaseId(lease));
                     let waits_no_more = known.filter(|known| known.state != LeaseState::Queued);
-                    followed.changed.extend(waits_no_more.map(|known| words::lease(self, known)));
+                    followed.changed.extend(waits_no_more.map(|known| lease_body(self, known)));
                 }
             }
         }
@@ -244,6 +247,184 @@ impl State {
     }
 
     fn body(&self, lease: LeaseId) -> Option<Lease> {
-        Some(words::lease(self, self.pool.lease(lease)?))
+        Some(lease_body(self, self.pool.lease(lease)?))
     }
+}
+
+// A look at the server becomes facts for the pool: which GPUs there are, whether each can be given, and what it read.
+
+impl State {
+    fn take_in(&mut self, summary: &Summary, stats: Option<&Stats>) {
+        self.tick();
+        if summary.stale || summary.error.is_some() {
+            return;
+        }
+        // Closed while facts change one by one: nobody is granted what is new beside what is not true any more.
+        self.close();
+        told::take_summary(&mut self.told, summary);
+        if let Some(stats) = stats {
+            told::take_stats(&mut self.told, stats);
+        }
+        let is_held = |number| {
+            let view = self.devices.get(&number).and_then(|device| self.pool.device(*device));
+            view.is_some_and(|view| !view.leases.is_empty())
+        };
+        told::settle(&mut self.told, is_held);
+
+        let (known, new): (Vec<u32>, Vec<u32>) =
+            self.told.keys().partition(|number| self.devices.contains_key(*number));
+        known.into_iter().for_each(|number| self.observe(number));
+        self.open();
+        // A GPU that was never read is nobody's yet.
+        new.into_iter().for_each(|number| self.observe(number));
+    }
+
+    /// Takes no new work from now on.
+    fn close(&mut self) {
+        match self.node_id {
+            Some(node) => self.tell(Command::NodeLost { node }),
+            None => self.tick(),
+        }
+    }
+
+    fn observe(&mut self, number: u32) {
+        let (Some(&device), Some(told)) = (self.devices.get(&number), self.told.get(&number)) else { return };
+        let (health, reading) = (told.health(), told.reading(self.now()));
+        let is_readable = health == Health::Healthy;
+        if self.pool.device(device).is_none_or(|view| view.health != health) {
+            self.tell(Command::SetHealth { device, health });
+        }
+        if is_readable {
+            self.tell(Command::Observe { device, reading });
+        }
+    }
+
+    /// Takes new work again, on every GPU that is listed and well.
+    fn open(&mut self) {
+        let listed: Vec<(&u32, &told::Told)> = self.told.iter().filter(|(_, told)| told.is_listed()).collect();
+        let numbers: Vec<u32> = listed.iter().map(|(number, _)| **number).collect();
+        let command = Command::NodeSeen {
+            // Such a server tells nothing of CPUs and memory of its host, so none can be promised.
+            facts: NodeFacts {
+                name: self.node.clone(),
+                cpus: MilliCpus::ZERO,
+                memory: Bytes::ZERO,
+                labels: Labels::new(),
+            },
+            devices: listed.iter().map(|(number, told)| told.facts(&self.node, **number)).collect(),
+            numbers: numbers.iter().map(|number| GpuId(*number)).collect(),
+        };
+        if let Ok(Answer::Node(node, devices)) = self.apply(command) {
+            self.node_id = Some(node);
+            self.devices.extend(numbers.into_iter().zip(devices));
+        }
+    }
+
+    /// The pool knows GPUs by number only; here is known which have the UUIDs that are asked for. Where none has, the pool
+    /// is left to say so.
+    fn select_by_number(&self, select: &mut SelectBody) {
+        let is_asked_for = |number: u32, told: &told::Told| {
+            let uuid = told.uuid.clone().unwrap_or_else(|| told::name_of(&self.node, number));
+            let by_number = select.gpu_ids.is_empty() || select.gpu_ids.contains(&GpuId(number));
+            by_number && select.uuids.contains(&uuid)
+        };
+        let found: Vec<GpuId> =
+            self.told.iter().filter(|(number, told)| is_asked_for(**number, told)).map(|(n, _)| GpuId(*n)).collect();
+        if !found.is_empty() {
+            select.gpu_ids = found;
+            select.uuids.clear();
+        }
+    }
+}
+
+// The books in words: leases, GPUs and refusals as an agent would tell them.
+
+/// A lease, with what its job is to find in its environment.
+fn lease_body(state: &State, lease: &gpupool_core::lease::Lease) -> Lease {
+    let (now, wall) = (state.now(), SystemTime::now());
+    let iso = |time: Time| iso(time, now, wall);
+    let mut body = view::lease_body(&state.pool, lease, iso, |given| visible(state, given), true);
+    for device in &mut body.devices {
+        if let Some(uuid) = state.told.get(&device.gpu_id).and_then(|told| told.uuid.as_ref()) {
+            device.uuid = uuid.to_string();
+        }
+    }
+    body
+}
+
+/// What lets a job see the GPUs it was given, and no other: by UUID where the server tells each one's, else by number.
+fn visible(state: &State, given: &[DeviceView]) -> BTreeMap<String, Option<String>> {
+    let uuid = |view: &DeviceView| state.told.get(&view.gpu_id.0)?.uuid.as_ref().map(ToString::to_string);
+    let by_uuid: Option<Vec<String>> = given.iter().map(uuid).collect();
+    let list = by_uuid.unwrap_or_else(|| given.iter().map(|view| view.gpu_id.to_string()).collect()).join(",");
+    let is_amd = !given.is_empty() && given.iter().all(|view| view.facts.vendor == Vendor::Amd);
+    // ROCm's list is applied before HIP's and CUDA's, which would choose among what it left.
+    let (cuda, order, rocm) =
+        if is_amd { (None, None, Some(list)) } else { (Some(list), Some("PCI_BUS_ID".to_owned()), None) };
+    let variables = [
+        ("CUDA_VISIBLE_DEVICES", cuda),
+        ("CUDA_DEVICE_ORDER", order),
+        ("ROCR_VISIBLE_DEVICES", rocm),
+        ("HIP_VISIBLE_DEVICES", None),
+        ("GPU_DEVICE_ORDINAL", None),
+    ];
+    variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Every GPU that was ever listed, by number.
+fn all_gpus(state: &State) -> Vec<Gpu> {
+    let views = state.devices.iter().filter_map(|(number, device)| Some((*number, state.pool.device(*device)?)));
+    views.map(|(number, view)| gpu(state, number, &view)).collect()
+}
+
+fn gpu(state: &State, number: u32, view: &DeviceView) -> Gpu {
+    let told = state.told.get(&number);
+    let total = view.facts.memory.map(|memory| memory.total);
+    let foreign_memory = view.foreign.and_then(|foreign| foreign.memory).zip(total);
+    let oldest = Time(state.now().0.saturating_sub(state.max_age.0));
+    let is_unread = view.read_at.is_none_or(|at| at < oldest);
+    let closed = view.closed.map(view::closed_name).or_else(|| is_unread.then_some("stale"));
+    Gpu {
+        gpu_id: number,
+        uuid: told.and_then(|told| told.uuid.as_ref()).map(ToString::to_string),
+        vendor: view::vendor_name(view.facts.vendor).into(),
+        name: view.facts.model.to_string(),
+        memory_mib: view.facts.memory_capacity().map(|memory| memory.as_mib()),
+        memory_usage_percent: told.and_then(|told| told.memory_used.value()).map(Percent::as_number),
+        utilization_percent: told.and_then(|told| told.utilization.value()).map(Percent::as_number),
+        foreign_memory_percent: foreign_memory.map(|(used, total)| Percent::of(used, total).as_number()),
+        foreign_utilization_percent: view.foreign.and_then(|foreign| foreign.utilization).map(Percent::as_number),
+        promised: view.promised.as_fraction(),
+        promised_memory_mib: view.promised_memory.as_mib(),
+        holders: view.leases.len(),
+        closed: closed.map(Into::into),
+        labels: view.facts.labels.clone(),
+    }
+}
+
+/// A refusal, as an agent would put it.
+fn refused(denied: Denied) -> ClientError {
+    match denied {
+        Denied::Invalid(error) => ClientError::invalid(error.field, &error.value, error.allowed),
+        denied => {
+            let (status, code) = view::denied_code(&denied);
+            ClientError::refused(status, code, denied.to_string())
+        }
+    }
+}
+
+/// The refusal of a server that was never looked at: nobody knows what it has.
+fn not_seen(node: &str) -> ClientError {
+    ClientError::refused(503, "not_seen", format!("the GPUs of {node} have not been seen yet; try again"))
+}
+
+/// A time of the pool for people, by an instant on both clocks.
+fn iso(time: Time, now: Time, wall: SystemTime) -> String {
+    let apart = |millis| Duration::from_millis(millis);
+    let at = match time >= now {
+        true => wall.checked_add(apart(time.since(now).0)),
+        false => wall.checked_sub(apart(now.since(time).0)),
+    };
+    let at = at.and_then(|at| Timestamp::try_from(at).ok()).unwrap_or(Timestamp::MAX);
+    format!("{}+00:00", at.strftime("%Y-%m-%dT%H:%M:%S%.3f"))
 }

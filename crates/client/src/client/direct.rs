@@ -1,23 +1,96 @@
-//! Asking the endpoints in turn for what they can grant at once: one call where the first one can.
-//!
-//! Nothing is left behind where it is dropped half way: what may have been granted unheard is asked for once more under its
-//! key and given back.
+//! A request on its way: what is wanted, by whom and until when; and asking the endpoints in turn for what they can grant at
+//! once.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use gpupool_api::RequestBody;
 use gpupool_api::lease::{Lease, State};
+use gpupool_core::Request;
 use tokio::time::{Instant, timeout};
 
-use super::capacity::Need;
-use super::place::{Place, is_fault};
+use super::balance::Need;
+use super::builder::Settings;
+use super::place::{Place, Stray, give_back, is_fault};
 use super::running::{Running, locked};
 use super::seek::{Won, telling};
-use super::stray::{Stray, give_back};
-use super::wanted::Wanted;
-use crate::backoff::Backoff;
-use crate::limits::{DIRECT_PATIENCE, ROUND_PAUSE_FIRST, ROUND_PAUSE_MOST};
+use super::status::Update;
+use crate::limits::{DIRECT_PATIENCE, RETRY_BUDGET, RETRY_COST, ROUND_PAUSE_FIRST, ROUND_PAUSE_MOST};
+use crate::random::Backoff;
 use crate::{ClientError, IdempotencyKey, random};
+
+/// What somebody wants.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    /// As it is sent to those who decide.
+    pub body: Arc<RequestBody>,
+    pub worker_id: Arc<str>,
+    pub asked: Instant,
+    pub deadline: Instant,
+    /// Whether it waits its turn.
+    pub queues: bool,
+    is_blocked: bool,
+}
+
+impl Wanted {
+    /// Fills in what the client is set up with, and refuses what no server would take.
+    pub fn new(mut body: RequestBody, settings: &Settings, places: usize) -> Result<Self, ClientError> {
+        body.memory_threshold.get_or_insert(settings.memory_threshold);
+        body.utilization_threshold.get_or_insert(settings.utilization_threshold);
+        let worker_id = body.worker_id.get_or_insert_with(worker_id).clone();
+        let asked = Instant::now();
+        let limit = body.wait_limit_secs.take().map_or(Ok(settings.worker_timeout), |secs| {
+            Duration::try_from_secs_f64(secs).map_err(|_| {
+                ClientError::invalid("wait_limit_secs", &secs.to_string(), "a number of seconds that is not negative")
+            })
+        })?;
+        let queues = body.queue.take().unwrap_or(true);
+        if body.max_duration_secs.is_none() {
+            body.max_duration_secs = settings.stale_age.map(|age| age.as_secs_f64());
+        }
+        body.wait_secs = None;
+        body.hedged = places > 1;
+        Request::try_from(body.clone())
+            .map_err(|error| ClientError::invalid(error.field, &error.value, error.allowed))?;
+        // Further off than anybody waits; an instant cannot be any time.
+        let deadline = asked.checked_add(limit).unwrap_or(asked + Duration::from_secs(86_400 * 365));
+        Ok(Self { body: Arc::new(body), worker_id, asked, deadline, queues, is_blocked: false })
+    }
+
+    /// The same, to be granted at once or not at all, and active at once.
+    pub fn at_once(&self) -> Arc<RequestBody> {
+        Arc::new(RequestBody { queue: Some(false), hedged: false, ..(*self.body).clone() })
+    }
+
+    pub fn too_long(&self) -> ClientError {
+        ClientError::WaitedTooLong { worker_id: self.worker_id.to_string(), after: self.deadline - self.asked }
+    }
+
+    /// It waits; told once.
+    pub fn blocked(&mut self, running: &Running, place: usize) {
+        if std::mem::replace(&mut self.is_blocked, true) {
+            return;
+        }
+        let endpoint_id = running.places()[place].id.clone();
+        tracing::info!(worker_id = %self.worker_id, endpoint_id, "worker blocked: it waits for a GPU");
+        running.tell(Update::Blocked { worker_id: self.worker_id.to_string() });
+    }
+
+    pub fn is_blocked(&self) -> bool {
+        self.is_blocked
+    }
+}
+
+/// A name that no other request of this process has, whichever client it is made by.
+fn worker_id() -> Arc<str> {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let number = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+    format!("worker-{}-{number}", std::process::id()).into()
+}
+
+// Asking in turn takes one call where the first endpoint can grant it. Nothing is left behind where it is dropped half way: what may have been granted unheard is asked for once more under its
+// key and given back.
 
 /// What came of asking.
 pub(super) enum Asked {
@@ -165,5 +238,47 @@ impl Drop for Flight<'_> {
         if !self.is_landed {
             give_back(&self.running.runtime, self.place, Stray::Asked(self.body.clone(), self.key.clone()));
         }
+    }
+}
+
+// How much trying again a client allows itself: a part of what it asks anyway, so that servers in trouble are not asked
+// more than servers that are well.
+
+/// What is left for trying again, counted in requests.
+#[derive(Debug)]
+pub(super) struct RetryBudget {
+    left: u32,
+}
+
+impl RetryBudget {
+    pub fn new() -> Self {
+        Self { left: RETRY_BUDGET * RETRY_COST }
+    }
+
+    /// Something new was asked: a part of a retry is earned.
+    pub fn earn(&mut self) {
+        self.left = (self.left + 1).min(RETRY_BUDGET * RETRY_COST);
+    }
+
+    /// Whether trying again once more is allowed; if so, it is taken.
+    pub fn spend(&mut self) -> bool {
+        let left = self.left.checked_sub(RETRY_COST);
+        self.left = left.unwrap_or(self.left);
+        left.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_end_when_they_outgrow_what_is_asked() {
+        let mut budget = RetryBudget::new();
+        let at_once = (0..1_000).filter(|_| budget.spend()).count();
+        assert_eq!(at_once, RETRY_BUDGET as usize);
+        (0..100).for_each(|_| budget.earn());
+        let earned = (0..1_000).filter(|_| budget.spend()).count();
+        assert_eq!(earned, 100 / RETRY_COST as usize);
     }
 }

@@ -8,12 +8,11 @@ use std::time::SystemTime;
 use gpupool_api::lease::{Lease as Body, LeaseDevice, State};
 
 use super::books::Books;
-use super::place::{Desk, Place};
+use super::direct::Wanted;
+use super::place::{Desk, Place, Stray, give_back};
 use super::running::{Live, Running, told};
 use super::seek::Won;
-use super::stray::{Stray, give_back};
-use super::updates::Update;
-use super::wanted::Wanted;
+use super::status::Update;
 use crate::agent::ended;
 use crate::{AgentClient, ClientError, LeaseGuard, Lost};
 

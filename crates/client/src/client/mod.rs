@@ -1,57 +1,39 @@
 //! A client of one or many endpoints: it chooses where to ask, waits everywhere at once, and keeps what it was granted.
 //!
-//! A request on its way: [`Client::request`] → `wanted` (what is asked for) → `direct` (asks in the order `balance` gives)
-//! or, where nobody has room, `seek` (a place in each endpoint's queue, kept by `line`) → [`Lease`]. Meanwhile `look` watches
-//! each endpoint (`place`), whose `breaker` says whether it is asked at all; for a server that only has statistics the
-//! client decides itself, in `books`.
+//! A request on its way: [`Client::request`] → `direct` (asks in the order `balance` gives) or, where nobody has room, `seek`
+//! (a place in each endpoint's queue) → [`Lease`]. Meanwhile `recovery` watches each endpoint (`place`), whose breaker says
+//! whether it is asked at all; for a server that only has statistics the client decides itself, in `books`.
 
 mod balance;
 mod books;
-mod breaker;
-mod budget;
 mod builder;
-mod capacity;
 mod direct;
 mod lease;
-mod line;
-mod look;
-mod names;
 mod place;
 mod recovery;
-mod returns;
 mod running;
 mod seek;
-mod settings;
 mod status;
-mod stray;
-mod turns;
-mod updates;
-mod wanted;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use gpupool_api::RequestBody;
-use gpupool_api::problem::Problem;
 use tokio::time::{Instant, timeout, timeout_at};
 
-pub use balance::Balancing;
+pub use balance::{Balancing, Gpu};
 pub use builder::ClientBuilder;
-pub use capacity::Gpu;
 pub use lease::Lease;
 pub use recovery::{BreakerStats, Degradation, DegradationManager, EndpointHealthSummary, PoolHealth, RecoveryStatus};
 pub use status::{
-    Authority, DetailedMetrics, EndpointDetail, EndpointInfo, EndpointMetrics, GlobalGpu, LoadBalancerStats,
-    PoolStatus, PoolSummary, Thresholds, WorkerInfo,
+    Authority, DetailedMetrics, EndpointDetail, EndpointInfo, EndpointMetrics, Everything, GlobalGpu,
+    LoadBalancerStats, PoolStatus, PoolSummary, Thresholds, Update, Updates, WorkerInfo,
 };
-pub use updates::{Everything, Update, Updates};
 
-use direct::Asked;
-use running::{Core, Running, locked};
+use direct::{Asked, Wanted};
+use place::{Stray, give_back, is_fault};
+use running::{Core, Running, Turn, locked};
 use seek::Sought;
-use stray::{Stray, give_back};
-use turns::Turn;
-use wanted::Wanted;
 
 use crate::limits::{START_GRACE, STOP_PATIENCE};
 use crate::{AgentClient, ClientError};
@@ -203,21 +185,17 @@ impl Client {
 
     /// The client of one endpoint, by its id, its host and port, or its address: for calls that are about that server alone.
     pub fn endpoint(&self, endpoint_id: &str) -> Option<&AgentClient> {
-        let mut places = self.outer.core.places.iter();
-        let place = places.find(|place| names::is_meant(endpoint_id, &place.id, place.agent.endpoint()))?;
-        Some(&place.agent)
+        self.outer.core.place_called(endpoint_id).map(|place| &place.agent)
     }
 
     /// Gives back a lease by its number on an endpoint: for holders that kept nothing but names. Twice is harmless.
     pub async fn release(&self, endpoint_id: &str, lease: u64) -> Result<(), ClientError> {
         let running = self.running("releasing GPU")?;
-        let mut places = running.places().iter();
-        let place = places.find(|place| names::is_meant(endpoint_id, &place.id, place.agent.endpoint()));
-        let Some(place) = place else {
+        let Some(place) = running.core.place_called(endpoint_id) else {
             return Err(ClientError::NeverGranted { what: format!("lease {lease} of endpoint {endpoint_id:?}") });
         };
         match place.release(lease).await {
-            Err(error) if place::is_fault(&error) => {
+            Err(error) if is_fault(&error) => {
                 give_back(&running.runtime, place, Stray::Lease(lease));
                 Err(error)
             }
@@ -232,14 +210,5 @@ impl Client {
 
 /// What is said where nobody has room, and nobody was asked because of it.
 fn no_room() -> ClientError {
-    ClientError::Problem(Box::new(Problem {
-        kind: "about:blank".into(),
-        title: "Conflict".into(),
-        status: 409,
-        code: "no_capacity".into(),
-        detail: "no endpoint has room for it now, and it does not wait".into(),
-        field: None,
-        value: None,
-        allowed: None,
-    }))
+    ClientError::refused(409, "no_capacity", "no endpoint has room for it now, and it does not wait".into())
 }

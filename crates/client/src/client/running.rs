@@ -10,19 +10,18 @@ use std::time::SystemTime;
 
 use gpupool_api::lease::LeaseDevice;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, timeout};
 
 use super::balance::Balancer;
-use super::budget::RetryBudget;
-use super::line::{Line, Order, Waiter};
-use super::look::look_on;
+use super::builder::Settings;
+use super::direct::RetryBudget;
 use super::place::Place;
-use super::returns::Returns;
-use super::settings::Settings;
-use super::turns::Turns;
-use super::updates::{Telling, Update};
-use crate::changes::{Changes, Follower};
+use super::recovery::look_on;
+use super::seek::{Line, Order, Waiter};
+use super::status::{Telling, Update};
+use crate::endpoint::is_meant;
+use crate::limits::DIRECT_PATIENCE;
 use crate::{ClientError, random};
 
 /// What a client is, started or not.
@@ -65,16 +64,30 @@ impl Core {
         }
     }
 
+    /// The endpoint that somebody means by its id, its host and port, or its address.
+    pub fn place_called(&self, said: &str) -> Option<&Arc<Place>> {
+        self.places.iter().find(|place| is_meant(said, &place.id, place.agent.endpoint()))
+    }
+
     pub fn is_any_usable(&self) -> bool {
         self.places.iter().any(|place| place.is_usable())
     }
 }
 
-/// Who waits, in the order they came.
+/// Requests in the order they came, by number.
 #[derive(Debug, Default)]
-struct Waiting {
+struct Arrivals {
     last: u64,
-    ids: BTreeSet<u64>,
+    numbers: BTreeSet<u64>,
+}
+
+impl Arrivals {
+    /// One more.
+    fn arrive(&mut self) -> u64 {
+        self.last += 1;
+        self.numbers.insert(self.last);
+        self.last
+    }
 }
 
 /// An assignment that is held.
@@ -92,7 +105,7 @@ pub(super) struct Running {
     pub core: Arc<Core>,
     pub runtime: Handle,
     lines: Vec<mpsc::UnboundedSender<Order>>,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<Arrivals>,
     live: Mutex<BTreeMap<u64, Live>>,
     stop: Arc<Stop>,
 }
@@ -138,9 +151,7 @@ impl Running {
     /// Lets one more wait at every endpoint, in the same order at each.
     pub fn enter(&self, waiter: impl Fn(u64) -> Waiter) -> u64 {
         let mut waiting = locked(&self.waiting);
-        waiting.last += 1;
-        let id = waiting.last;
-        waiting.ids.insert(id);
+        let id = waiting.arrive();
         for place in 0..self.lines.len() {
             self.order(place, Order::Enter(waiter(id)));
         }
@@ -149,7 +160,7 @@ impl Running {
 
     /// This one waits no longer; only the winner keeps what it got.
     pub fn leave(&self, waiter: u64, winner: Option<usize>) {
-        if !locked(&self.waiting).ids.remove(&waiter) {
+        if !locked(&self.waiting).numbers.remove(&waiter) {
             return;
         }
         for place in 0..self.lines.len() {
@@ -162,7 +173,7 @@ impl Running {
 
     /// How many wait.
     pub fn waiting(&self) -> usize {
-        locked(&self.waiting).ids.len()
+        locked(&self.waiting).numbers.len()
     }
 
     pub fn order(&self, place: usize, order: Order) {
@@ -240,5 +251,157 @@ pub(super) async fn at(instant: Option<Instant>) {
     match instant {
         Some(instant) => tokio::time::sleep_until(instant).await,
         None => std::future::pending().await,
+    }
+}
+
+// Telling many that something changed.
+//
+// Unlike a watch channel it wakes those who wait in the order they came, so that a run can be repeated exactly.
+
+/// Counts changes, and wakes whoever waits for one.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    count: AtomicU64,
+    wake: Notify,
+}
+
+impl Changes {
+    pub fn tell(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        self.wake.notify_waiters();
+    }
+
+    /// Whoever follows from now on.
+    pub fn follow(self: &Arc<Self>) -> Follower {
+        Follower { changes: self.clone(), seen: self.count.load(Ordering::SeqCst) }
+    }
+}
+
+/// Follows changes, none of which it misses.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    changes: Arc<Changes>,
+    seen: u64,
+}
+
+impl Follower {
+    /// What happened so far is known.
+    pub fn mark_seen(&mut self) {
+        self.seen = self.changes.count.load(Ordering::SeqCst);
+    }
+
+    /// Waits until something happened that was not seen; it is then.
+    pub async fn changed(&mut self) {
+        let wake = self.changes.wake.notified();
+        tokio::pin!(wake);
+        // Before the count is read: whatever changes later wakes.
+        wake.as_mut().enable();
+        while self.changes.count.load(Ordering::SeqCst) == self.seen {
+            wake.as_mut().await;
+            wake.set(self.changes.wake.notified());
+            wake.as_mut().enable();
+        }
+        self.seen = self.changes.count.load(Ordering::SeqCst);
+    }
+}
+
+// What is on its way, to a server or back: counted, so that stopping can wait until nothing is.
+
+/// How much is on its way.
+#[derive(Debug, Default)]
+pub(super) struct Returns {
+    count: AtomicUsize,
+    changes: Arc<Changes>,
+}
+
+impl Returns {
+    /// One more is, until this is dropped.
+    pub fn begin(self: &Arc<Self>) -> UnderWay {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        UnderWay(self.clone())
+    }
+
+    /// Waits until nothing is.
+    pub async fn none(&self) {
+        let mut changes = self.changes.follow();
+        while self.count.load(Ordering::SeqCst) > 0 {
+            changes.changed().await;
+        }
+    }
+}
+
+/// Something that is on its way.
+#[derive(Debug)]
+pub(super) struct UnderWay(Arc<Returns>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if self.0.count.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.changes.tell();
+        }
+    }
+}
+
+// The order in which requests were made, for those that are under way at once: whoever finds no room enters the queues after
+// those who asked before, though their answers may come in another order.
+
+/// Who asked and does not know yet whether there is room, by number.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    undecided: Mutex<Arrivals>,
+    changes: Arc<Changes>,
+}
+
+impl Turns {
+    /// The next one.
+    pub fn take(self: &Arc<Self>) -> Turn {
+        Turn { turns: self.clone(), number: locked(&self.undecided).arrive() }
+    }
+}
+
+/// A place in that order, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Turn {
+    turns: Arc<Turns>,
+    number: u64,
+}
+
+impl Turn {
+    /// Waits until nobody who came before is undecided; not for long, because one of them may ask a server that hangs.
+    pub async fn comes(&self) {
+        let mut changes = self.turns.changes.follow();
+        let is_first = || locked(&self.turns.undecided).numbers.first() == Some(&self.number);
+        let comes = async {
+            while !is_first() {
+                changes.changed().await;
+            }
+        };
+        let _ = timeout(DIRECT_PATIENCE, comes).await;
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        locked(&self.turns.undecided).numbers.remove(&self.number);
+        self.turns.changes.tell();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_change_is_never_missed_and_told_once() {
+        let changes = Arc::new(Changes::default());
+        let mut follower = changes.follow();
+        changes.tell();
+        follower.changed().await;
+        let again = tokio::time::timeout(std::time::Duration::ZERO, follower.changed()).await;
+        assert!(again.is_err(), "nothing happened since");
+        let waits = tokio::spawn(async move { follower.changed().await });
+        tokio::task::yield_now().await;
+        changes.tell();
+        waits.await.unwrap();
     }
 }

@@ -1,13 +1,9 @@
 //! Half answers, garbage, slow and busy servers, redirects and endless bodies: each gets the error that helps, and nothing is
 //! done twice that must be done once.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{Reply, Server, answer, in_time, json, lease, problem, problem_with};
+use crate::common::{Reply, Server, answer, in_time, json, lease, problem, problem_with};
 use gpupool_api::RequestBody;
 use gpupool_api::lease::{Followed, State};
 use gpupool_api::tokens::NewToken;
@@ -119,7 +115,8 @@ async fn a_redirect_is_named_and_not_followed() {
 #[tokio::test]
 async fn an_answer_without_end_is_given_up() {
     let chunk = format!("100000\r\n{}\r\n", " ".repeat(0x10_0000));
-    let server = Server::start(move |_, _| Reply::Endlessly(common::stream("application/json", &[" "]), chunk.clone()));
+    let server =
+        Server::start(move |_, _| Reply::Endlessly(crate::common::stream("application/json", &[" "]), chunk.clone()));
     let server = server.await;
     let error = in_time("an error", server.client().pool()).await.unwrap_err();
     assert!(matches!(error, ClientError::NotOurs { .. }), "{error}");

@@ -1,13 +1,9 @@
 //! Waiting one's turn and holding: whatever way out is taken, the lease is given back; and a lost one is told.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Asked, Reply, Server, in_time, json, lease, problem};
+use crate::common::{Asked, Reply, Server, in_time, json, lease, problem};
 use gpupool_api::RequestBody;
 use gpupool_api::lease::State;
 use gpupool_client::{ClientError, Lost, Progress, WaitOptions};

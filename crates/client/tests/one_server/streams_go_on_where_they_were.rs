@@ -1,10 +1,6 @@
 //! Events and held leases: connections that break, garbage in them, and what hanging up means.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
-use common::{Reply, Server, answer, in_time, lease, problem, stream};
+use crate::common::{Reply, Server, answer, in_time, lease, problem, stream};
 use gpupool_api::lease::State;
 use gpupool_client::{ClientError, HoldEnd};
 
