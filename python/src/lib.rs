@@ -1,28 +1,22 @@
 //! The native module of the Python package: thin classes over the client and the dispatcher.
 //!
-//! - `runtime`: the threads that carry what is asynchronous, anew in a process that was forked.
-//! - `attaching`: how threads of ours get hold of the interpreter, and how that ends.
+//! - `runtime`: the thread that carries what is asynchronous, how it gets hold of the interpreter, and what belongs to one process
+//!   and not to its forked children.
 //! - `awaiting`: from a Rust future to something `asyncio`, or a thread, waits for.
-//! - `owned`: what belongs to one process, and not to its forked children.
 //! - `values`: facts as Python values; `carry`: Python values on their way between processes, through `memory` they share.
 //! - `client`: asking for GPUs and keeping them.
-//! - `local_agent`: which agent GPUs are leased from for workers.
 //! - `dispatch`: a run of the dispatcher; `worker`: a worker process.
 //! - `resource_pool`: workers that are handed out one by one.
 //!
 //! Rules of the house: nothing is waited for while the interpreter is held; a thread of ours takes no signals, so that Ctrl-C
 //! is Python's; what was made before a fork does nothing after it.
 
-mod attaching;
 mod awaiting;
 mod carry;
 mod client;
-mod counting;
 mod dispatch;
-mod local_agent;
 mod mailbox;
 mod memory;
-mod owned;
 mod resource_pool;
 mod runtime;
 mod values;
@@ -46,7 +40,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        attaching::watch(module)?;
+        runtime::watch(module)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -4,12 +4,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpupool_client::{Client, ClientBuilder, ClientError, Secret};
-use gpupool_config::{Flags, Inputs, Loaded, Reader, load};
+use gpupool_client::local::LocalAgent;
+use gpupool_client::{Client, ClientBuilder, ClientError, Endpoint, Secret};
+use gpupool_config::{Flags, Inputs, Loaded, Origin, Reader, load};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::errors::exception;
+use super::exception;
 use crate::values::to_python;
 
 /// What a program may set; what is `None` is as the environment has it.
@@ -162,4 +163,19 @@ pub(crate) fn client_settings(py: Python<'_>, is_lenient: bool) -> PyResult<Boun
     let warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
     said.set_item("warnings", to_python(py, &warnings)?)?;
     Ok(said)
+}
+
+// The agent of this machine, which programs lease the GPUs of their workers from.
+
+/// Finds it, as the environment and the configuration file say, or tells why there is none. `starts` is what a refusal says
+/// is started on this machine.
+pub(crate) async fn local_agent(starts: &'static str) -> Result<LocalAgent, String> {
+    let told = |error: &dyn std::fmt::Display| error.to_string();
+    let inputs = Inputs::here(Flags::default(), None, Reader::Client).map_err(|error| told(&error))?;
+    let loaded = gpupool_config::load(&inputs).map_err(|error| told(&error))?;
+    let servers = loaded.servers();
+    let urls = if servers.origin == Origin::Default { &[][..] } else { &servers.urls[..] };
+    let named: Result<Vec<Endpoint>, _> = urls.iter().map(|url| Endpoint::choose(None, Some(url), None)).collect();
+    let named = named.map_err(|error| told(&error))?;
+    LocalAgent::find(named, &loaded, starts).await.map_err(|error| told(&error))
 }

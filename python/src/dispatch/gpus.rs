@@ -15,7 +15,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::awaiting::blocking;
-use crate::local_agent;
+use crate::client::local_agent;
 
 /// What became of GPUs, for the thread that takes events.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl Drop for Gpus {
 
 /// The agent, and how many of its GPUs are free.
 async fn find() -> Result<(LocalAgent, usize), String> {
-    let agent = local_agent::find("a dispatcher starts its workers").await?;
+    let agent = local_agent("a dispatcher starts its workers").await?;
     let pool = agent.client().pool().await.map_err(|error| error.to_string())?;
     Ok((agent, pool.free_devices))
 }

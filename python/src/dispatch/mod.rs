@@ -4,29 +4,29 @@
 //! they deal with Python values.
 
 mod events;
-mod feed;
 mod gpus;
-mod joblog;
-mod plan;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use gpupool_confine::bounds::Bounds;
 use gpupool_dispatch::joblog::JobLogError;
-use gpupool_dispatch::{DispatchError, Dispatcher, Remote, TaskId};
+use gpupool_dispatch::{
+    DispatchError, Dispatcher, Place, Plan, Program, Refused, Remote, Rules, TaskId, WorkerId, WorkerOutput,
+};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use crate::carry::{Carrier, Main, Pickle};
+use crate::carry::{Carrier, Main, Packed, Pickle};
 use crate::memory::{self, Lent};
 use crate::values::to_python;
-use events::{Clock, Telling};
-use feed::{Budget, Feeding};
+use crate::worker::told;
+use events::{Clock, Log, Telling};
 use gpus::{Board, Gpus};
-use joblog::Log;
-use plan::Wish;
 
 /// How long a run may last whose end is waited for without its events being wanted.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -227,4 +227,188 @@ fn of_plan(error: DispatchError) -> PyErr {
         DispatchError::Plan { .. } => PyValueError::new_err(error.to_string()),
         other => PyRuntimeError::new_err(other.to_string()),
     }
+}
+
+// A plan as Python asks for it.
+
+/// What `gpu_dispatch` asks for; the attributes of an object.
+#[derive(FromPyObject)]
+struct Wish {
+    program: Vec<String>,
+    environment: HashMap<String, String>,
+    settings: String,
+    helper: PathBuf,
+    pub by_value: bool,
+    pub shares_memory: bool,
+    places: Vec<WishedPlace>,
+    queue_size: usize,
+    task_timeout: Option<f64>,
+    grace: f64,
+    retries: u32,
+    output: String,
+    tell_started: bool,
+    joblog: Option<PathBuf>,
+    /// What stands for the command in the job log.
+    name: String,
+    pub gpus: Option<WishedGpus>,
+}
+
+/// GPUs of the pool: how many, and how many workers each has.
+#[derive(FromPyObject)]
+struct WishedGpus(Option<usize>, u32);
+
+impl WishedGpus {
+    pub fn start(self, py: Python<'_>, remote: Remote, board: Arc<Board>) -> PyResult<Gpus> {
+        Gpus::start(py, self.0, self.1, remote, board)
+    }
+}
+
+/// A worker: its number, its GPUs, and what is set in its environment.
+#[derive(FromPyObject)]
+struct WishedPlace(u32, Vec<u32>, HashMap<String, String>);
+
+impl Wish {
+    pub fn log(&self) -> PyResult<Option<Log>> {
+        self.joblog.as_deref().map(|path| Log::open(path, self.name.clone()).map_err(of_log)).transpose()
+    }
+
+    pub fn plan(&self) -> PyResult<Plan> {
+        let (program, arguments) =
+            self.program.split_first().ok_or_else(|| PyValueError::new_err("program: it is empty"))?;
+        let mut program = Program::native(program).args(arguments);
+        for (name, value) in &self.environment {
+            program = program.env(name, value);
+        }
+        let settings = serde_json::from_str(&self.settings);
+        let output = match self.output.as_str() {
+            "inherited" => WorkerOutput::Inherited,
+            "dropped" => WorkerOutput::Dropped,
+            "told" => WorkerOutput::Told,
+            other => return Err(PyValueError::new_err(format!("output: {other:?} is not inherited, dropped or told"))),
+        };
+        let rules = Rules {
+            queue_size: self.queue_size,
+            task_timeout: self.task_timeout.map(|limit| seconds("task_timeout", limit)).transpose()?,
+            grace: seconds("grace", self.grace)?,
+            retries: self.retries,
+            ..Rules::default()
+        };
+        let places = self.places.iter().map(|WishedPlace(id, gpu_ids, environment)| Place {
+            gpu_ids: gpu_ids.clone(),
+            environment: environment.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect(),
+            ..Place::new(WorkerId(*id))
+        });
+        Ok(Plan {
+            places: places.collect(),
+            rules,
+            bounds: Bounds::default(),
+            settings: settings.map_err(|error| PyValueError::new_err(format!("settings: {error}")))?,
+            output,
+            tell_started: self.tell_started,
+            helper: Some(self.helper.clone()),
+            ..Plan::new(program)
+        })
+    }
+}
+
+fn seconds(what: &str, seconds: f64) -> PyResult<Duration> {
+    let time = Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero());
+    time.ok_or_else(|| PyValueError::new_err(format!("{what} must be a positive number of seconds, got {seconds}")))
+}
+
+// From the source to the queue: a task is packed when there is room for it, and never more than the queue holds.
+
+/// Bytes of shared memory for tasks that are not over. One that is larger goes alone.
+const LENT_BYTES: u64 = 256 << 20;
+
+/// How much is lent for tasks that are not over.
+#[derive(Debug, Default)]
+struct Budget {
+    lent: Mutex<Ledger>,
+    has_room: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Ledger {
+    bytes: u64,
+    is_over: bool,
+}
+
+impl Budget {
+    /// Waits until so much may be lent.
+    fn take(&self, bytes: u64) {
+        let mut lent = self.lock();
+        while lent.bytes > 0 && lent.bytes + bytes > LENT_BYTES && !lent.is_over {
+            lent = self.has_room.wait(lent).unwrap_or_else(PoisonError::into_inner);
+        }
+        lent.bytes += bytes;
+    }
+
+    pub fn give_back(&self, bytes: u64) {
+        self.lock().bytes -= bytes;
+        self.has_room.notify_all();
+    }
+
+    /// Nobody waits any more.
+    pub fn is_over(&self) {
+        self.lock().is_over = true;
+        self.has_room.notify_all();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Ledger> {
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn bytes_of(lent: &[Lent]) -> u64 {
+    lent.iter().map(|lent| lent.slot.capacity).sum()
+}
+
+/// How far the source is read. The only one that puts tasks: so it knows the number of the next.
+#[derive(Debug, Default)]
+struct Feeding {
+    /// Of the source, those that were done in an earlier run included.
+    read: AtomicU64,
+    put: AtomicU64,
+}
+
+impl Feeding {
+    fn put(&self, remote: &Remote, shared: &Shared, item: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let py = item.py();
+        let place = self.read.fetch_add(1, Ordering::Relaxed);
+        if let Some(log) = &shared.log
+            && log.has(place).map_err(of_log)?
+        {
+            return Ok(true);
+        }
+        let Packed { payload, lent } = packed(py, shared, item);
+        let task = TaskId(self.put.fetch_add(1, Ordering::Relaxed));
+        if let Some(log) = &shared.log {
+            log.put(task, place);
+        }
+        if !lent.is_empty() {
+            let bytes = bytes_of(&lent);
+            // Told of before it is put: it may be over before this thread goes on.
+            py.detach(|| shared.budget.take(bytes));
+            shared.tasks().insert(task, lent);
+        }
+        let outcome = match remote.try_push(payload.clone()) {
+            Err(Refused::Full) => py.detach(|| remote.push(payload)),
+            outcome => outcome,
+        };
+        match outcome {
+            Ok(same) => debug_assert_eq!(same, task),
+            Err(Refused::Closed) => return Ok(false),
+            Err(refused) => return Err(PyValueError::new_err(format!("task {place}: {refused}"))),
+        }
+        Ok(true)
+    }
+}
+
+/// A value that cannot be packed is a task that fails: its worker says why.
+fn packed(py: Python<'_>, shared: &Shared, item: &Bound<'_, PyAny>) -> Packed {
+    shared.carrier.pack(item).unwrap_or_else(|error| Packed {
+        payload: Carrier::excuse(&format!("the task cannot be pickled:\n{}", told(py, &error))),
+        lent: Vec::new(),
+    })
 }

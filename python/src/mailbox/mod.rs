@@ -18,8 +18,8 @@ use pyo3::types::{PyWeakrefMethods, PyWeakrefReference};
 use tokio::runtime::Handle;
 use tokio::task::block_in_place;
 
-use crate::attaching::attached;
 use crate::runtime;
+use crate::runtime::attached;
 
 pub(crate) use carried::Carried;
 use sockets::Sockets;

@@ -233,9 +233,10 @@ async fn a_proxy_is_asked_for_the_network_and_not_for_this_machine() {
     let proxy =
         Server::start(|_, _| Reply::Send(answer("403 Forbidden", "text/plain", "", "the proxy was asked"))).await;
     let proxy_address = proxy.endpoint.to_string();
+    let asked_with_a_proxy = "answers_of_every_kind_are_understood::asked_with_a_proxy_in_the_environment";
     let outcome = tokio::task::spawn_blocking(move || {
         std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--ignored", "asked_with_a_proxy_in_the_environment"])
+            .args(["--exact", "--ignored", asked_with_a_proxy])
             .env_remove("no_proxy")
             .env_remove("NO_PROXY")
             .env("http_proxy", &proxy_address)
