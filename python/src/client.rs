@@ -7,7 +7,7 @@ mod setup;
 
 pub(crate) use setup::{client_settings, local_agent};
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use gpupool_api::lease::{AttachBody, IfTaken};
@@ -17,7 +17,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 use tokio::task::block_in_place;
 
-use crate::awaiting::{awaitable, awaitable_soon, blocking};
+use crate::awaiting::{awaitable, blocking};
 use crate::runtime::{self, Owned, ProcessCount, attached};
 use crate::values::{request, to_python};
 use setup::Settings;
@@ -88,13 +88,11 @@ impl Client {
 
     /// Gives back everything and ends all tasks.
     fn stop<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let client = self.clone_of()?;
-        answered(py, async move { stopped(client).await }, |py, ()| Ok(py.None()))
+        answered(py, stopped(self.clone_of()?), |py, ()| Ok(py.None()))
     }
 
     fn stop_blocking(&self, py: Python<'_>) -> PyResult<()> {
-        let client = self.clone_of()?;
-        wait(py, stopped(client))
+        wait(py, stopped(self.clone_of()?))
     }
 
     /// Begins to stop, and does not wait for it.
@@ -106,7 +104,7 @@ impl Client {
     /// Asks for what the dict says, and waits for it.
     fn request<'py>(&self, py: Python<'py>, wish: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyAny>> {
         let (client, body) = (self.clone_of()?, request(wish)?);
-        answered_soon(py, taken(client, body), |py, lease| Ok(Py::new(py, Lease::new(lease))?.into_any()))
+        answered(py, taken(client, body), |py, lease| Ok(Py::new(py, Lease::new(lease))?.into_any()))
     }
 
     fn request_blocking(&self, py: Python<'_>, wish: &Bound<'_, PyDict>) -> PyResult<Lease> {
@@ -199,35 +197,17 @@ async fn stopped(client: gpupool_client::Client) -> Answer<()> {
     Ok(())
 }
 
+/// A future of the running loop that ends with the answer as a Python value, or with an exception.
 fn answered<'py, T: Send + 'static>(
     py: Python<'py>,
     future: impl Future<Output = Answer<T>> + Send + 'static,
     finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
 ) -> PyResult<Bound<'py, PyAny>> {
-    awaitable(py, async move { Ok(future.await) }, or_raised(finish))
-}
-
-/// The same for what most often takes no longer than its question.
-fn answered_soon<'py, T: Send + 'static>(
-    py: Python<'py>,
-    future: impl Future<Output = Answer<T>> + Send + 'static,
-    finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
-) -> PyResult<Bound<'py, PyAny>> {
-    awaitable_soon(py, async move { Ok(future.await) }, or_raised(finish))
-}
-
-/// Makes an answer a Python value, or an exception.
-fn or_raised<T>(
-    finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>>,
-) -> impl FnOnce(Python<'_>, Answer<T>) -> PyResult<Py<PyAny>> {
-    |py, answer| match answer {
-        Ok(value) => finish(py, value),
-        Err(error) => Err(exception(py, &error)),
-    }
+    awaitable(py, future, |py, answer| finish(py, answer.map_err(|error| exception(py, &error))?))
 }
 
 fn wait<T: Send + 'static>(py: Python<'_>, future: impl Future<Output = Answer<T>> + Send + 'static) -> PyResult<T> {
-    blocking(py, async move { Ok(future.await) })?.map_err(|error| exception(py, &error))
+    blocking(py, future)?.map_err(|error| exception(py, &error))
 }
 
 fn fact<'py>(py: Python<'py>, fact: Answer<impl serde::Serialize>) -> PyResult<Bound<'py, PyAny>> {
@@ -279,7 +259,11 @@ impl Lease {
     }
 
     fn take(&self) -> PyResult<Option<gpupool_client::Lease>> {
-        Ok(self.held.get()?.lock().unwrap_or_else(PoisonError::into_inner).take())
+        Ok(self.lock()?.take())
+    }
+
+    fn lock(&self) -> PyResult<MutexGuard<'_, Option<gpupool_client::Lease>>> {
+        Ok(self.held.get()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -302,15 +286,13 @@ impl Lease {
     /// Whether it was neither given back nor lost, as far as is known here.
     #[getter]
     fn is_held(&self) -> PyResult<bool> {
-        let held = self.held.get()?.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(held.as_ref().is_some_and(|lease| lease.check().is_ok()))
+        Ok(self.lock()?.as_ref().is_some_and(|lease| lease.check().is_ok()))
     }
 
     /// Why it is lost; `None` while it is not.
     #[getter]
     fn lost(&self) -> PyResult<Option<String>> {
-        let held = self.held.get()?.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(match held.as_ref().map(gpupool_client::Lease::check) {
+        Ok(match self.lock()?.as_ref().map(gpupool_client::Lease::check) {
             Some(Err(ClientError::Stale { lost, .. })) => Some(lost.to_string()),
             _ => None,
         })
@@ -318,24 +300,18 @@ impl Lease {
 
     /// Raises where it is lost.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        let held = self.held.get()?.lock().unwrap_or_else(PoisonError::into_inner);
-        let checked = held.as_ref().map_or(Ok(()), gpupool_client::Lease::check);
+        let checked = self.lock()?.as_ref().map_or(Ok(()), gpupool_client::Lease::check);
         checked.map_err(|error| exception(py, &error))
     }
 
     /// Gives it back. Twice is harmless.
     fn release<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let lease = self.take()?;
-        awaitable_soon(py, async move { Ok(given_back(lease).await) }, |py, released| {
-            released.map(|()| py.None()).map_err(|error| exception(py, &error))
-        })
+        answered(py, given_back(self.take()?), |py, ()| Ok(py.None()))
     }
 
     /// The same for a thread that blocks.
     fn release_blocking(&self, py: Python<'_>) -> PyResult<()> {
-        let lease = self.take()?;
-        let released = blocking(py, async move { Ok(given_back(lease).await) })?;
-        released.map_err(|error| exception(py, &error))
+        wait(py, given_back(self.take()?))
     }
 }
 
@@ -399,7 +375,6 @@ pub(crate) fn wait_for_ending(py: Python<'_>) -> PyResult<()> {
         while ENDING.get() > 0 {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
-        Ok(())
     })
 }
 

@@ -15,7 +15,6 @@ mod awaiting;
 mod carry;
 mod client;
 mod dispatch;
-mod mailbox;
 mod memory;
 mod resource_pool;
 mod runtime;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::OptionFuture;
 use gpupool_client::RequestBody;
 use gpupool_dispatch::Program;
 use gpupool_dispatch::resource_pool::limits::LONGEST_TIME;
@@ -19,10 +20,9 @@ use pyo3::types::PyBytes;
 use serde_json::json;
 use tokio::task::spawn_blocking;
 
-use crate::awaiting::{Outcome, awaitable, blocking, running_loop};
+use crate::awaiting::{Mailbox, awaitable, blocking};
 use crate::carry::{Carrier, Main, Packed, Pickle};
 use crate::client::local_agent;
-use crate::mailbox::Mailbox;
 use crate::memory::Lent;
 use crate::runtime::Owned;
 use crate::values::to_python;
@@ -51,10 +51,8 @@ impl ResourcePool {
         let gpus = if leases_gpus { Some(leased(py)?) } else { None };
         let config = ResourceConfig { gpus, ..config };
         // From a thread of ours: the pool's own threads take no signals then, either.
-        let started = blocking(py, async move {
-            let started = spawn_blocking(move || Pool::start(config)).await;
-            started.map_err(|error| PyRuntimeError::new_err(error.to_string()))
-        })?;
+        let started = blocking(py, async move { spawn_blocking(move || Pool::start(config)).await })?;
+        let started = started.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         let pool = started.map_err(|error| of_config(&error))?;
         Ok(Self { pool: Owned::new("resource pool", pool), carrying: Carrying::new(carrier) })
     }
@@ -63,7 +61,7 @@ impl ResourcePool {
     fn acquire<'py>(&self, py: Python<'py>, task_id: &str) -> PyResult<Bound<'py, PyAny>> {
         let acquiring = self.pool.get()?.acquire(task_id);
         let carrying = Arc::clone(&self.carrying);
-        awaitable(py, async move { Ok(acquiring.await) }, |py, got| {
+        awaitable(py, acquiring, |py, got| {
             let worker = HeldWorker::new(got.map_err(|error| of_acquire(py, &error))?, carrying);
             Ok(Py::new(py, worker)?.into_any())
         })
@@ -72,15 +70,13 @@ impl ResourcePool {
     /// The same, for a thread that waits.
     fn acquire_blocking(&self, py: Python<'_>, task_id: &str) -> PyResult<HeldWorker> {
         let acquiring = self.pool.get()?.acquire(task_id);
-        let got = blocking(py, async move { Ok(acquiring.await) })?;
-        let held = got.map_err(|error| of_acquire(py, &error))?;
+        let held = blocking(py, acquiring)?.map_err(|error| of_acquire(py, &error))?;
         Ok(HeldWorker::new(held, Arc::clone(&self.carrying)))
     }
 
     /// A future that ends when the least number of workers are set up, or says why none can be.
     fn ready<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let ready = self.pool.get()?.ready();
-        awaitable(py, async move { Ok(ready.await) }, |py, ready| {
+        awaitable(py, self.pool.get()?.ready(), |py, ready| {
             ready.map(|()| py.None()).map_err(|error| of_acquire(py, &error))
         })
     }
@@ -111,12 +107,12 @@ impl ResourcePool {
     /// Ends it, begun at the call; the future ends when no process is left. A forked child ends nothing.
     fn shutdown<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let over = self.pool.get().ok().map(Pool::shutdown);
-        awaitable(py, until_over(over), |py, ()| Ok(py.None()))
+        awaitable(py, OptionFuture::from(over), |py, _| Ok(py.None()))
     }
 
     /// The same, for a thread that waits.
     fn shutdown_blocking(&self, py: Python<'_>) -> PyResult<()> {
-        blocking(py, until_over(self.pool.get().ok().map(Pool::shutdown)))
+        blocking(py, OptionFuture::from(self.pool.get().ok().map(Pool::shutdown))).map(drop)
     }
 
     /// Ends it for good, with little patience: nobody has it any more, or the program ends. Waits without the threads that
@@ -128,16 +124,9 @@ impl ResourcePool {
 
 fn leased(py: Python<'_>) -> PyResult<LeasedGpus> {
     let failed = |error| PyRuntimeError::new_err(format!("devices=\"auto\": {error}"));
-    let find = async move { local_agent("a resource pool starts its workers").await.map_err(failed) };
+    let agent = blocking(py, local_agent("a resource pool starts its workers"))?.map_err(failed)?;
     let body = RequestBody { worker_id: Some("resource_pool".into()), ..RequestBody::default() };
-    Ok(LeasedGpus { agent: blocking(py, find)?, body })
-}
-
-async fn until_over(over: Option<impl Future<Output = ()>>) -> Outcome<()> {
-    if let Some(over) = over {
-        over.await;
-    }
-    Ok(())
+    Ok(LeasedGpus { agent, body })
 }
 
 // A worker somebody has, until it is given back or nobody has it any more.
@@ -176,13 +165,13 @@ impl HeldWorker {
     fn begin(
         &self,
         work: &Bound<'_, PyAny>,
-    ) -> PyResult<impl Future<Output = Outcome<Result<Bytes, WorkerError>>> + Send + use<>> {
+    ) -> PyResult<impl Future<Output = Result<Bytes, WorkerError>> + Send + use<>> {
         let (payload, lent) = self.carrying.pack(work)?;
         let run = self.with(|held| held.run(payload))?;
         Ok(async move {
             let ran = run.await;
             drop(lent);
-            Ok(ran)
+            ran
         })
     }
 
@@ -228,7 +217,7 @@ impl HeldWorker {
     /// Calls back, in the running loop, with the exception, when a limit is passed; not at all when the hold ends else.
     fn on_limit(&self, py: Python<'_>, call: Py<PyAny>) -> PyResult<()> {
         let over = self.with(Held::over)?;
-        let mailbox = Mailbox::of(&running_loop(py)?)?;
+        let mailbox = Mailbox::of_running_loop(py)?;
         runtime::handle()?.spawn(async move {
             let how = over.await;
             if how.is_limit() {
@@ -250,20 +239,13 @@ impl HeldWorker {
     /// Gives it back; the future ends when others can see that. What was given back before stays so.
     fn release<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let released = self.take().map(Held::release);
-        awaitable(py, until_seen(released), |py, ()| Ok(py.None()))
+        awaitable(py, OptionFuture::from(released), |py, _| Ok(py.None()))
     }
 
     /// The same, for a thread that waits.
     fn release_blocking(&self, py: Python<'_>) -> PyResult<()> {
-        blocking(py, until_seen(self.take().map(Held::release)))
+        blocking(py, OptionFuture::from(self.take().map(Held::release))).map(drop)
     }
-}
-
-async fn until_seen(released: Option<impl Future<Output = ()>>) -> Outcome<()> {
-    if let Some(released) = released {
-        released.await;
-    }
-    Ok(())
 }
 
 fn answer(py: Python<'_>, ran: Result<Bytes, WorkerError>) -> PyResult<Py<PyBytes>> {

@@ -24,8 +24,7 @@
 //! # }
 //! ```
 //!
-//! Everything needs a Tokio runtime, and tasks end with it: what was not released by then ends with its ttl. [`watch`] is for
-//! programs that have an event loop besides.
+//! Everything needs a Tokio runtime, and tasks end with it: what was not released by then ends with its ttl.
 
 #![warn(missing_docs)]
 
@@ -40,7 +39,6 @@ pub mod limits;
 pub mod local;
 mod random;
 pub mod transport;
-pub mod watch;
 mod wire;
 
 pub use agent::{

@@ -64,7 +64,7 @@ impl Gpus {
         board: Arc<Board>,
     ) -> PyResult<Self> {
         let failed = |error: &dyn std::fmt::Display| PyRuntimeError::new_err(format!("gpu_ids=\"auto\": {error}"));
-        let (agent, free) = blocking(py, async move { find().await.map_err(|error| failed(&error)) })?;
+        let (agent, free) = blocking(py, find())?.map_err(|error| failed(&error))?;
         let count = count.unwrap_or(free).max(1);
         let (tell, news) = channel();
         let body = RequestBody { worker_id: Some("gpu_dispatch".into()), ..RequestBody::default() };
