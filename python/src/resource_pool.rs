@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::future::OptionFuture;
 use gpupool_client::RequestBody;
 use gpupool_dispatch::Program;
-use gpupool_dispatch::resource_pool::limits::LONGEST_TIME;
+use gpupool_dispatch::limits::LONGEST_TIME;
 use gpupool_dispatch::resource_pool::{
     AcquireError, Device, HeldWorker as Held, LeasedGpus, ResourceConfig, ResourceError, ResourcePool as Pool,
     WorkerError,
