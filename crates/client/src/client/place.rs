@@ -49,7 +49,7 @@ pub(super) struct Place {
 }
 
 /// What is known of an endpoint.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Known {
     pub breaker: Breaker,
     pub desk: Option<Desk>,
@@ -77,22 +77,7 @@ pub(super) struct Known {
 
 impl Place {
     pub fn new(number: usize, id: String, agent: AgentClient, weather: Arc<Changes>, returns: Arc<Returns>) -> Self {
-        let known = Known {
-            breaker: Breaker::new(),
-            desk: None,
-            seen: None,
-            response: None,
-            asked_since: None,
-            answered: None,
-            error: None,
-            health: None,
-            in_flight: 0,
-            requests: 0,
-            granted: 0,
-            looks: 0,
-            strays: VecDeque::new(),
-        };
-        Self { number, id, agent, known: Mutex::new(known), weather, returns, look_now: Notify::new() }
+        Self { number, id, agent, known: Mutex::default(), weather, returns, look_now: Notify::new() }
     }
 
     pub fn known(&self) -> MutexGuard<'_, Known> {
@@ -375,15 +360,20 @@ pub(super) enum Change {
     Closed,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 enum State {
+    #[default]
     Closed,
-    Open { until: Instant },
-    HalfOpen { successes: u32 },
+    Open {
+        until: Instant,
+    },
+    HalfOpen {
+        successes: u32,
+    },
 }
 
 /// Keeps count of one endpoint's successes and failures.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Breaker {
     state: State,
     failures_in_a_row: u32,
@@ -396,10 +386,6 @@ pub(super) struct Breaker {
 }
 
 impl Breaker {
-    pub fn new() -> Self {
-        Self { state: State::Closed, failures_in_a_row: 0, openings: 0, returned: None, successes: 0, failures: 0 }
-    }
-
     /// Whether the endpoint may be asked.
     pub fn is_closed(&self) -> bool {
         self.state == State::Closed
@@ -500,7 +486,7 @@ mod tests {
     use super::*;
 
     fn opened(now: Instant) -> Breaker {
-        let mut breaker = Breaker::new();
+        let mut breaker = Breaker::default();
         let changes: Vec<Change> = (0..BREAKER_FAILURES).map(|_| breaker.failed(now, 0.5)).collect();
         assert_eq!(changes, [Change::None, Change::None, Change::Opened]);
         breaker
@@ -509,7 +495,7 @@ mod tests {
     #[test]
     fn three_failures_in_a_row_open_it_and_a_success_between_does_not() {
         let now = Instant::now();
-        let mut breaker = Breaker::new();
+        let mut breaker = Breaker::default();
         for _ in 0..10 {
             breaker.failed(now, 0.5);
             breaker.failed(now, 0.5);
@@ -563,7 +549,7 @@ mod tests {
             steps in prop::collection::vec((0_u8..3, 0_u64..200, 0.0_f64..1.0), 0..200),
         ) {
             let mut now = Instant::now();
-            let mut breaker = Breaker::new();
+            let mut breaker = Breaker::default();
             for (step, secs, chance) in steps {
                 now += Duration::from_secs(secs);
                 let was_closed = breaker.is_closed();

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use gpupool_api::stats::Stats;
@@ -132,7 +131,7 @@ impl Client {
                 is_fully_degraded: degradation == Degradation::Full,
                 healthy_endpoints: healthy.clone(),
                 degraded_endpoints: degraded.clone(),
-                queued_requests: running.core.counts.queued_for_retry.load(Ordering::Relaxed),
+                queued_requests: running.core.queued_for_retry.count(),
             },
             healthy_endpoints: healthy,
             degraded_endpoints: degraded,
@@ -199,7 +198,7 @@ impl Client {
         let running = self.running("queueing a request for retry")?;
         let mut weather = running.weather();
         let mut stopping = running.stopping();
-        let queued = Queued::new(&running.core.counts.queued_for_retry);
+        let queued = running.core.queued_for_retry.begin();
         while !running.core.is_any_usable() {
             tokio::select! {
                 biased;
@@ -211,22 +210,6 @@ impl Client {
         }
         drop(queued);
         call().await
-    }
-}
-
-/// Counted while it waits.
-struct Queued<'a>(&'a AtomicUsize);
-
-impl<'a> Queued<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for Queued<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

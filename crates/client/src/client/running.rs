@@ -34,6 +34,8 @@ pub(super) struct Core {
     pub budget: Mutex<RetryBudget>,
     pub counts: Counts,
     pub returns: Arc<Returns>,
+    /// Requests that wait for the endpoints to be well again.
+    pub queued_for_retry: Arc<Returns>,
     pub turns: Arc<Turns>,
     pub telling: Telling,
 }
@@ -45,8 +47,6 @@ pub(super) struct Counts {
     pub requests: AtomicU64,
     pub granted: AtomicU64,
     pub failed: AtomicU64,
-    /// Requests that wait for the endpoints to be well again.
-    pub queued_for_retry: AtomicUsize,
 }
 
 impl Core {
@@ -56,6 +56,7 @@ impl Core {
             budget: Mutex::new(RetryBudget::new()),
             counts: Counts::default(),
             returns,
+            queued_for_retry: Arc::default(),
             turns: Arc::default(),
             telling: Telling::new(),
             settings,
@@ -321,10 +322,14 @@ impl Returns {
         UnderWay(self.clone())
     }
 
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::SeqCst)
+    }
+
     /// Waits until nothing is.
     pub async fn none(&self) {
         let mut changes = self.changes.follow();
-        while self.count.load(Ordering::SeqCst) > 0 {
+        while self.count() > 0 {
             changes.changed().await;
         }
     }

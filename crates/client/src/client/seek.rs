@@ -90,7 +90,7 @@ impl Seeker {
                 let settled = tokio::select! {
                     biased;
                     // Whatever comes of the confirmation is given back with the place.
-                    () = tell.closed() => return self.leave(None),
+                    () = tell.closed() => return,
                     settled = self.settle(place, lease, since) => settled,
                 };
                 match settled {
@@ -103,7 +103,7 @@ impl Seeker {
             let given_up = self.away.map(|since| since + AWAY);
             tokio::select! {
                 biased;
-                () = tell.closed() => return self.leave(None),
+                () = tell.closed() => return,
                 () = told(&mut stopping) => break Err(ClientError::NotStarted { doing: "requesting GPU" }),
                 news = self.news.recv() => match news {
                     Some(news) => self.hear(news),
@@ -118,7 +118,7 @@ impl Seeker {
             }
         };
         let winner = sought.as_ref().ok().map(|won| won.place.number);
-        self.leave(winner);
+        self.running.leave(self.id, winner);
         if let Err(Ok(won)) = tell.send(sought) {
             give_back(&self.running.runtime, &won.place, Stray::Lease(won.lease.id));
         }
@@ -193,16 +193,12 @@ impl Seeker {
         let refused = std::mem::take(&mut self.refused);
         refused.into_values().max_by_key(telling).unwrap_or_else(|| self.running.unavailable())
     }
-
-    /// Gives up every place but the winner's.
-    fn leave(&mut self, winner: Option<usize>) {
-        self.running.leave(self.id, winner);
-    }
 }
 
 impl Drop for Seeker {
     fn drop(&mut self) {
-        // The runtime ends with the task half done: the lines end too, and the servers forget who does not ask.
+        // It is not wanted any more, or the runtime ends with the task half done: then the lines end too, and the servers
+        // forget requests that are not asked for.
         self.running.leave(self.id, None);
     }
 }
