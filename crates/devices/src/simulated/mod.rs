@@ -225,7 +225,7 @@ impl ManualClock {
         Duration::from_nanos(self.0.load(Ordering::SeqCst))
     }
 
-    /// The clock as [`super::Simulated`] takes it.
+    /// The clock as [`Simulated`] takes it.
     pub fn ticking(&self) -> impl Fn() -> Duration + Send + 'static {
         let clock = self.clone();
         move || clock.now()
