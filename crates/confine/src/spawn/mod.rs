@@ -92,7 +92,7 @@ impl JobSpec {
         self
     }
 
-    /// Standard input, output and error, else ours. Of pipes, our ends are taken by [`super::Job::take_streams`].
+    /// Standard input, output and error, else ours. Of pipes, our ends are taken by [`Job::take_streams`].
     pub fn streams(mut self, input: impl Into<Stdio>, output: impl Into<Stdio>, error: impl Into<Stdio>) -> Self {
         self.streams = Some([input.into(), output.into(), error.into()]);
         self
