@@ -149,19 +149,15 @@ impl TryFrom<RequestBody> for Request {
     type Error = FieldError;
 
     fn try_from(body: RequestBody) -> Result<Self, FieldError> {
-        let defaults = Self::default();
+        let (defaults, thresholds) = (Self::default(), Thresholds::default());
         let request = Self {
             gpus: body.gpus.unwrap_or(1),
             amount: amount(body.fraction, body.memory_mib, body.sharing)?,
             isolation: body.isolation.as_deref().map_or(Ok(Isolation::None), str::parse)?,
             strategy: body.strategy.as_deref().map(str::parse::<Strategy>).transpose()?,
             thresholds: Some(Thresholds {
-                memory: percent("memory_threshold", body.memory_threshold, Thresholds::default().memory)?,
-                utilization: percent(
-                    "utilization_threshold",
-                    body.utilization_threshold,
-                    Thresholds::default().utilization,
-                )?,
+                memory: percent("memory_threshold", body.memory_threshold, thresholds.memory)?,
+                utilization: percent("utilization_threshold", body.utilization_threshold, thresholds.utilization)?,
             }),
             select: Arc::new(Select {
                 vendor: body.select.vendor,

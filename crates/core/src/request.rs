@@ -1,7 +1,6 @@
 //! What somebody wants: GPUs whole or in part, host CPUs and memory, and under which terms.
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -50,6 +49,7 @@ pub enum Strategy {
     LeastFragmentation,
 }
 
+/// Gives the values of a type the names people write for them.
 macro_rules! spelled {
     ($type:ty, $what:literal, $($variant:ident => $name:literal),+ $(,)?) => {
         impl $type {
@@ -61,24 +61,26 @@ macro_rules! spelled {
             }
         }
 
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str(self.name())
             }
         }
 
-        impl FromStr for $type {
-            type Err = FieldError;
+        impl std::str::FromStr for $type {
+            type Err = $crate::request::FieldError;
 
-            fn from_str(text: &str) -> Result<Self, FieldError> {
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
                 match text {
                     $($name => Ok(Self::$variant),)+
-                    _ => Err(FieldError::new($what, text, concat!("one of", $(" ", $name),+))),
+                    _ => Err(Self::Err::new($what, text, concat!("one of", $(" ", $name),+))),
                 }
             }
         }
     };
 }
+
+pub(crate) use spelled;
 
 spelled!(Isolation, "isolation", None => "none", TimeSlicing => "time-slicing", Mps => "mps", Mig => "mig");
 spelled!(
@@ -155,6 +157,18 @@ pub enum Amount {
     Shared,
 }
 
+impl Amount {
+    /// The share and the memory that were asked for, where they were.
+    pub const fn asked(self) -> (Option<Share>, Option<Bytes>) {
+        match self {
+            Self::Whole | Self::Shared => (None, None),
+            Self::Share(share) => (Some(share), None),
+            Self::Memory(memory) => (None, Some(memory)),
+            Self::Both(share, memory) => (Some(share), Some(memory)),
+        }
+    }
+}
+
 /// What somebody wants.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -224,12 +238,7 @@ impl Request {
         if self.gpus > limits::GPUS_PER_REQUEST {
             return fail("gpus", &self.gpus, "0..=64");
         }
-        let (share, memory) = match self.amount {
-            Amount::Whole | Amount::Shared => (None, None),
-            Amount::Share(share) => (Some(share), None),
-            Amount::Memory(memory) => (None, Some(memory)),
-            Amount::Both(share, memory) => (Some(share), Some(memory)),
-        };
+        let (share, memory) = self.amount.asked();
         if let Some(share) = share.filter(|share| share.is_zero() || *share > Share::WHOLE) {
             return fail("fraction", &share, "0.001..=1.0");
         }
