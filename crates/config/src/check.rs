@@ -17,7 +17,7 @@ use crate::load::{Inputs, Loaded, Resolved, load};
 use crate::machine::{CONFIG_VARIABLE, Facts, FileFact, PortFact};
 use crate::problem::{Origin, Problem, Problems, nearest};
 use crate::settings::{Setting, all_settings};
-use crate::value::shortened;
+use crate::value::{shortened, split_port};
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -201,10 +201,7 @@ fn is_loopback(host: &str) -> bool {
 
 /// The host of what follows the scheme in a tidied URL.
 fn host_of(rest: &str) -> &str {
-    if let Some((address, _)) = rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        return address;
-    }
-    rest.split([':', '/']).next().unwrap_or(rest)
+    rest.split('/').next().and_then(split_port).map_or(rest, |(host, _)| host)
 }
 
 // How GPUs are read, and settings that do nothing.

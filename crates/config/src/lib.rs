@@ -27,4 +27,4 @@ pub use machine::{CONFIG_VARIABLE, DirectoryFact, Facts, FileFact, Machine, Port
 pub use problem::{Origin, Problem, Problems, Warning};
 pub use settings::{Config, SECTIONS, Setting, all_settings};
 pub use show::Changes;
-pub use value::{BACKENDS, Balancing, FileMode, LogFormat, LogLevel, Secret};
+pub use value::{BACKENDS, Balancing, FileMode, LogFormat, LogLevel, Secret, UnknownBalancing};

@@ -102,12 +102,9 @@ pub(crate) fn boolean() -> Kind<bool> {
 }
 
 pub(crate) fn path() -> Kind<PathBuf> {
-    let allowed = |text: &&str| !text.is_empty() && !text.contains('\0');
-    Kind::new(
-        "a path",
-        move |raw| text_of(raw).filter(allowed).map(PathBuf::from),
-        |path| path.to_string_lossy().into(),
-    )
+    let is_path = |text: &&str| !text.is_empty() && !text.contains('\0');
+    let read = move |raw: &Raw<'_>| text_of(raw).filter(is_path).map(PathBuf::from);
+    Kind::new("a path", read, |path| path.to_string_lossy().into())
 }
 
 // Amounts: numbers, times, percentages, parts of GPUs and memory.
@@ -235,6 +232,20 @@ choices! {
     Balancing { Availability = "availability", RoundRobin = "round_robin", Weighted = "weighted" }
 }
 
+/// A name that no way of balancing has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("load_balancing_strategy is {0:?}, and must be availability, round_robin or weighted")]
+pub struct UnknownBalancing(String);
+
+impl FromStr for Balancing {
+    type Err = UnknownBalancing;
+
+    fn from_str(text: &str) -> Result<Self, UnknownBalancing> {
+        let named = Self::NAMES.iter().find(|(name, _)| *name == text);
+        named.map(|(_, value)| *value).ok_or_else(|| UnknownBalancing(text.to_owned()))
+    }
+}
+
 // Texts: hosts, paths of URLs, endpoints, names, backends.
 
 /// What `GPUPOOL_BACKEND` may name.
@@ -347,7 +358,7 @@ fn tidy_endpoint(text: &str) -> Option<String> {
     (tidy && tidy_host(host).is_some()).then(|| format!("{scheme}://{}", rest.trim_end_matches('/')))
 }
 
-fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
+pub(crate) fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
     if let Some(address) = authority.strip_prefix('[') {
         let (address, after) = address.split_once(']')?;
         return match after {
@@ -368,6 +379,11 @@ pub(crate) const HIDDEN: &str = "(hidden)";
 pub struct Secret(String);
 
 impl Secret {
+    /// Takes a secret; blanks and line ends around it are not part of it.
+    pub fn new(text: impl AsRef<str>) -> Self {
+        Self(text.as_ref().trim().to_owned())
+    }
+
     /// The text itself, for the request that must carry it.
     pub fn expose(&self) -> &str {
         &self.0
@@ -384,7 +400,7 @@ impl fmt::Debug for Secret {
 pub(crate) fn secret() -> Kind<Secret> {
     let allowed = "a token as `gpupool token create` prints it, on one line without blanks";
     let visible = |text: &&str| !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
-    let read = move |raw: &Raw<'_>| text_of(raw).filter(visible).map(|text| Secret(text.to_owned()));
+    let read = move |raw: &Raw<'_>| text_of(raw).filter(visible).map(Secret::new);
     Kind { secret: true, ..Kind::new(allowed, read, |_| HIDDEN.into()) }
 }
 
