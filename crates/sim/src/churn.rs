@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use gpupool_core::LeaseId;
 use serde::Serialize;
 
-use crate::scenario::Scenario;
+use crate::scenario::{Cluster, Scenario};
 use crate::trace::TraceError;
 
 /// Part of the arrivals that only fill the cluster and are not measured.
@@ -34,24 +34,6 @@ pub struct Churned {
     pub us_per_refresh: f64,
 }
 
-/// A point in simulated time, ordered.
-#[derive(PartialEq)]
-struct At(f64);
-
-impl Eq for At {}
-
-impl Ord for At {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0)
-    }
-}
-
-impl PartialOrd for At {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
 impl Scenario<'_> {
     /// Lets tasks of the trace's types come and go: `load` is GPU demand in the long run as a part of capacity, `arrivals`
     /// how many come. The seed is that of arrivals, lifetimes and node ranks.
@@ -59,7 +41,7 @@ impl Scenario<'_> {
         let types = self.folder.types(self.trace)?;
         let mut rng = Rng::new(self.seed);
         let ranks = shuffled(self.folder.nodes.len(), &mut rng);
-        let mut cluster = self.cluster(&ranks, &types);
+        let mut cluster = Cluster::new(self, &ranks, &types);
 
         let total: u64 = types.iter().map(|task| task.count).sum();
         let asked: f64 = types.iter().map(|task| task.count as f64 * task.gpu_milli() as f64).sum();
@@ -72,17 +54,19 @@ impl Scenario<'_> {
             })
             .collect();
 
-        let mut leaving: BinaryHeap<Reverse<(At, LeaseId, usize)>> = BinaryHeap::new();
+        // Times are never negative, so their bits have the same order.
+        let mut leaving: BinaryHeap<Reverse<(u64, LeaseId, usize)>> = BinaryHeap::new();
         let (mut now, mut used, mut failed) = (0.0, 0_u64, 0_u64);
         let (mut multi, mut multi_refused) = (0_u64, 0_u64);
         let (mut area, mut measured_from) = (0.0, None);
         let measure_after = (arrivals as f64 * WARM_UP) as u64;
         for arrival in 0..arrivals {
             let next = now + rng.exponential(between);
-            while leaving.peek().is_some_and(|Reverse((at, ..))| at.0 <= next) {
+            while leaving.peek().is_some_and(|Reverse((at, ..))| f64::from_bits(*at) <= next) {
                 let Some(Reverse((at, lease, task_type))) = leaving.pop() else { break };
-                area += (at.0 - now) * used as f64;
-                now = at.0;
+                let at = f64::from_bits(at);
+                area += (at - now) * used as f64;
+                now = at;
                 cluster.remove(lease);
                 used -= types[task_type].gpu_milli();
             }
@@ -102,7 +86,7 @@ impl Scenario<'_> {
             match placed {
                 Some(lease) => {
                     used += types[task_type].gpu_milli();
-                    leaving.push(Reverse((At(now + lifetime), lease, task_type)));
+                    leaving.push(Reverse(((now + lifetime).to_bits(), lease, task_type)));
                 }
                 None => failed += 1,
             }

@@ -1,5 +1,6 @@
 //! What is simulated: a trace, an order of arrivals, a strategy, and what it knows.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -47,13 +48,6 @@ pub struct Scenario<'a> {
     pub node_order: NodeOrder,
 }
 
-impl Scenario<'_> {
-    /// The empty cluster, its nodes ranked in name order.
-    pub(crate) fn cluster(&self, ranks: &[usize], types: &[TaskType]) -> Cluster {
-        Cluster::new(&self.folder.nodes, ranks, self.node_order, types, self.strategy, self.workload)
-    }
-}
-
 // The traced cluster as a pool without policies, and tasks as requests to it.
 
 /// A pool with the nodes of a trace, and the requests its tasks make.
@@ -72,23 +66,18 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    pub fn new(
-        nodes: &[TraceNode],
-        ranks: &[usize],
-        order: NodeOrder,
-        types: &[TaskType],
-        strategy: Strategy,
-        workload: WorkloadSource,
-    ) -> Self {
+    /// The empty cluster of a scenario; `ranks` are those of its nodes in name order.
+    pub fn new(scenario: &Scenario<'_>, ranks: &[usize], types: &[TaskType]) -> Self {
+        let nodes = &scenario.folder.nodes;
         let mut numbered: Vec<(usize, &TraceNode)> = ranks.iter().copied().zip(nodes).collect();
-        numbered.sort_by_key(|(rank, node)| match order {
+        numbered.sort_by_key(|(rank, node)| match scenario.node_order {
             NodeOrder::Trace => (0, *rank),
             NodeOrder::GpusDesc => (u64::MAX - u64::from(node.gpus), *rank),
             NodeOrder::CpuPerGpuAsc => (node.cpus.0 / u64::from(node.gpus.max(1)), *rank),
         });
         let mut cluster = Self {
             pool: Pool::new(Settings::default(), Policies::unlimited()),
-            requests: types.iter().map(|task| Arc::new(request(task, strategy))).collect(),
+            requests: types.iter().map(|task| Arc::new(request(task, scenario.strategy))).collect(),
             outcome: Outcome::default(),
             capacity: nodes.iter().map(|node| u64::from(node.gpus) * u64::from(Share::WHOLE.0)).sum(),
             deciding: Duration::ZERO,
@@ -99,14 +88,10 @@ impl Cluster {
         for (_, node) in numbered {
             cluster.apply(node_seen(node));
         }
-        if workload == WorkloadSource::Known {
-            let class = |task: &TaskType| {
-                let class =
-                    TaskClass { cpus: task.cpus, share: task.share, gpus: task.gpus, models: task.models.clone() };
-                (class, task.count)
-            };
-            let mut counts: std::collections::BTreeMap<TaskClass, u64> = std::collections::BTreeMap::new();
-            for (class, count) in types.iter().map(class) {
+        if scenario.workload == WorkloadSource::Known {
+            let mut counts: BTreeMap<TaskClass, u64> = BTreeMap::new();
+            for TaskType { cpus, share, gpus, models, count, .. } in types {
+                let class = TaskClass { cpus: *cpus, share: *share, gpus: *gpus, models: models.clone() };
                 *counts.entry(class).or_default() += count;
             }
             cluster.apply(Command::SetWorkload { classes: counts.into_iter().collect() });

@@ -73,7 +73,7 @@ impl Folder {
     pub fn open(root: &Path) -> Result<Self, TraceError> {
         let path = root.join("openb_node_list_gpu_node.csv");
         let mut nodes = Vec::new();
-        for row in Csv::read(&path)?.rows(&["sn", "cpu_milli", "memory_mib", "gpu", "model"])? {
+        for row in rows(&path, &read(&path)?, &["sn", "cpu_milli", "memory_mib", "gpu", "model"])? {
             nodes.push(TraceNode {
                 name: row.text(0).into(),
                 cpus: MilliCpus(row.number(1)?),
@@ -111,7 +111,7 @@ impl Folder {
         let path = self.root.join("arrivals").join(format!("{trace}_types.csv"));
         let columns = ["type", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "count_in_trace"];
         let mut types = Vec::new();
-        for row in Csv::read(&path)?.rows(&columns)? {
+        for row in rows(&path, &read(&path)?, &columns)? {
             if row.number::<usize>(0)? != types.len() {
                 return Err(row.error(format!("type {} should be {}", row.text(0), types.len())));
             }
@@ -165,47 +165,36 @@ fn read(path: &Path) -> Result<String, TraceError> {
     fs::read_to_string(path).map_err(|source| TraceError::Read { path: path.to_owned(), source })
 }
 
-/// A file of comma-separated values without quotes, its first line naming the columns.
-struct Csv {
-    path: PathBuf,
-    text: String,
-}
-
+/// A row of comma-separated values without quotes.
 struct CsvRow<'a> {
     path: &'a Path,
     line: usize,
     cells: Vec<&'a str>,
 }
 
-impl Csv {
-    fn read(path: &Path) -> Result<Self, TraceError> {
-        Ok(Self { path: path.to_owned(), text: read(path)? })
-    }
-
-    /// The rows, with the cells of `columns` in that order.
-    fn rows(&self, columns: &[&str]) -> Result<Vec<CsvRow<'_>>, TraceError> {
-        let mut lines = self.text.lines().enumerate();
-        let wrong = |line: usize, what| TraceError::Line { path: self.path.clone(), line, what };
-        let header: Vec<&str> = lines.next().map(|(_, line)| line.split(',').collect()).unwrap_or_default();
-        let find = |column: &&str| {
-            let found = header.iter().position(|name| name.trim() == *column);
-            found.ok_or_else(|| wrong(1, format!("there is no column {column:?}")))
-        };
-        let positions = columns.iter().map(find).collect::<Result<Vec<_>, _>>()?;
-        let mut rows = Vec::new();
-        for (number, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
-            let cells: Vec<&str> = line.split(',').map(str::trim).collect();
-            if cells.len() != header.len() {
-                return Err(wrong(number + 1, format!("{} cells, the header has {}", cells.len(), header.len())));
-            }
-            rows.push(CsvRow {
-                path: &self.path,
-                line: number + 1,
-                cells: positions.iter().map(|&position| cells[position]).collect(),
-            });
+/// The rows of a file whose first line names the columns, with the cells of `columns` in that order.
+fn rows<'a>(path: &'a Path, text: &'a str, columns: &[&str]) -> Result<Vec<CsvRow<'a>>, TraceError> {
+    let mut lines = text.lines().enumerate();
+    let wrong = |line: usize, what| TraceError::Line { path: path.to_owned(), line, what };
+    let header: Vec<&str> = lines.next().map(|(_, line)| line.split(',').collect()).unwrap_or_default();
+    let find = |column: &&str| {
+        let found = header.iter().position(|name| name.trim() == *column);
+        found.ok_or_else(|| wrong(1, format!("there is no column {column:?}")))
+    };
+    let positions = columns.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+    let mut rows = Vec::new();
+    for (number, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
+        let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+        if cells.len() != header.len() {
+            return Err(wrong(number + 1, format!("{} cells, the header has {}", cells.len(), header.len())));
         }
-        Ok(rows)
+        rows.push(CsvRow {
+            path,
+            line: number + 1,
+            cells: positions.iter().map(|&position| cells[position]).collect(),
+        });
     }
+    Ok(rows)
 }
 
 impl CsvRow<'_> {
