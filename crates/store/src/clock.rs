@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use gpupool_core::{Millis, Time};
 use rusqlite::{OptionalExtension, params};
 
+use crate::commit::execute;
 use crate::error::{CommitError, ReadError};
 use crate::open::Store;
 
@@ -75,19 +76,9 @@ impl Store {
     /// Keeps an instant, in place of the one before. Also tells whether the store can be written to at all.
     pub fn set_anchor(&mut self, anchor: &Anchor) -> Result<(), CommitError> {
         let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-        self.transact(|transaction| {
-            transaction
-                .prepare_cached(
-                    "INSERT OR REPLACE INTO clock (one, boot, ahead, pool, wall) VALUES (1, ?1, ?2, ?3, ?4)",
-                )?
-                .execute(params![
-                    anchor.boot,
-                    number(anchor.ahead.0),
-                    number(anchor.at.pool.0),
-                    number(millis(anchor.at.wall))
-                ])
-                .map(drop)
-        })
+        let sql = "INSERT OR REPLACE INTO clock (one, boot, ahead, pool, wall) VALUES (1, ?1, ?2, ?3, ?4)";
+        let [ahead, pool, wall] = [anchor.ahead.0, anchor.at.pool.0, millis(anchor.at.wall)].map(number);
+        self.transact(|transaction| execute(transaction, sql, params![anchor.boot, ahead, pool, wall]).map(drop))
     }
 }
 

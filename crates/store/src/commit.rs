@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpupool_core::{Row, Time};
-use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
+use rusqlite::{Connection, OptionalExtension, Params, Transaction, TransactionBehavior, params};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, millis, wall};
@@ -27,12 +27,12 @@ impl Store {
 
     /// How many batches are kept as notes that the tables have yet to hear of.
     pub fn unheard(&self) -> usize {
-        self.notes.count()
+        self.notes.unheard.len()
     }
 
     /// Lets the tables hear of all batches that are kept as notes. Where this fails they stay notes, and nothing is lost.
     pub fn hear(&mut self) -> Result<(), CommitError> {
-        if self.notes.count() == 0 { Ok(()) } else { self.tell_tables(&[], Clock::NEVER) }
+        if self.notes.unheard.is_empty() { Ok(()) } else { self.tell_tables(&[], Clock::NEVER) }
     }
 
     /// Lets the tables hear of all notes and of these rows, in one transaction.
@@ -52,7 +52,7 @@ impl Store {
             })
         });
         told.map_err(|source| self.not_kept(source))?;
-        self.notes.heard();
+        self.notes.unheard.clear();
         if !is_named {
             self.names = learned;
         }
@@ -96,10 +96,10 @@ fn transact<T>(
 
 /// Lets the tables hear of all notes.
 pub(crate) fn hear(transaction: &Transaction<'_>, notes: &Notes, names: &mut Names) -> rusqlite::Result<()> {
-    if notes.count() == 0 {
+    if notes.unheard.is_empty() {
         return Ok(());
     }
-    for (rows, clock) in notes.unheard() {
+    for (rows, clock) in &notes.unheard {
         rows.iter().try_for_each(|row| trail(transaction, row, *clock, names))?;
     }
     notes.last_rows().map_err(unwritable)?.try_for_each(|row| put(transaction, row))?;
@@ -117,24 +117,25 @@ fn trail(transaction: &Transaction<'_>, row: &Row, clock: Clock, names: &mut Nam
 
 /// Puts a row in the place of the one before about the same thing.
 fn put(transaction: &Transaction<'_>, row: &Row) -> rusqlite::Result<()> {
-    match row {
+    let json = || serde_json::to_string(row).map_err(unwritable);
+    let put = match row {
         Row::Lease(lease) => {
-            let value = serde_json::to_string(row).map_err(unwritable)?;
-            let mut insert = transaction.prepare_cached("INSERT OR REPLACE INTO leases (id, value) VALUES (?1, ?2)")?;
-            insert.execute(params![lease.id.0.cast_signed(), value]).map(drop)
+            let sql = "INSERT OR REPLACE INTO leases (id, value) VALUES (?1, ?2)";
+            execute(transaction, sql, params![lease.id.0.cast_signed(), json()?])
         }
-        Row::Forget(lease) => {
-            let mut delete = transaction.prepare_cached("DELETE FROM leases WHERE id = ?1")?;
-            delete.execute([lease.0.cast_signed()]).map(drop)
-        }
+        Row::Forget(lease) => execute(transaction, "DELETE FROM leases WHERE id = ?1", [lease.0.cast_signed()]),
         _ => {
             let (kind, key) = key_of(row).map_err(unwritable)?;
-            let value = serde_json::to_string(row).map_err(unwritable)?;
-            let mut insert =
-                transaction.prepare_cached("INSERT OR REPLACE INTO rows (kind, key, value) VALUES (?1, ?2, ?3)")?;
-            insert.execute(params![kind, key, value]).map(drop)
+            let sql = "INSERT OR REPLACE INTO rows (kind, key, value) VALUES (?1, ?2, ?3)";
+            execute(transaction, sql, params![kind, key, json()?])
         }
-    }
+    };
+    put.map(drop)
+}
+
+/// Runs a statement that stays prepared, and returns how many rows it changed.
+pub(crate) fn execute(connection: &Connection, sql: &str, values: impl Params) -> rusqlite::Result<usize> {
+    connection.prepare_cached(sql)?.execute(values)
 }
 
 pub(crate) fn unwritable(error: serde_json::Error) -> rusqlite::Error {
@@ -166,7 +167,7 @@ pub(crate) fn key_of(row: &Row) -> Result<(&'static str, Cow<'_, str>), serde_js
 /// The batches that are noted and that the tables have yet to hear of, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
-    unheard: Vec<(Vec<Row>, Clock)>,
+    pub unheard: Vec<(Vec<Row>, Clock)>,
     /// The number of the last note ever made.
     last: i64,
 }
@@ -199,11 +200,6 @@ impl Notes {
         Ok(Ok(notes))
     }
 
-    /// How many batches the tables have yet to hear of.
-    pub fn count(&self) -> usize {
-        self.unheard.len()
-    }
-
     /// These rows as a note, unless they are better told to the tables at once.
     pub fn text_of(&self, rows: &[Row], clock: Clock) -> Option<String> {
         // What devices are called is read from the tables when the trail hears of a grant.
@@ -224,10 +220,8 @@ impl Notes {
     /// Writes a note, in the place of one that the tables have heard of: one statement, and a transaction by itself.
     pub fn write(&self, connection: &Connection, text: &str) -> rusqlite::Result<()> {
         let number = self.last + 1;
-        connection
-            .prepare_cached("INSERT OR REPLACE INTO notes (place, number, batch) VALUES (?1, ?2, ?3)")?
-            .execute(params![number % NOTES as i64, number, text])
-            .map(drop)
+        let sql = "INSERT OR REPLACE INTO notes (place, number, batch) VALUES (?1, ?2, ?3)";
+        execute(connection, sql, params![number % NOTES as i64, number, text]).map(drop)
     }
 
     /// The note was written, and is durable.
@@ -236,22 +230,9 @@ impl Notes {
         self.unheard.push((rows.to_vec(), clock));
     }
 
-    /// The batches, oldest first.
-    pub fn unheard(&self) -> &[(Vec<Row>, Clock)] {
-        &self.unheard
-    }
-
     /// Writes that the tables have heard of all notes.
     pub fn write_heard(&self, transaction: &Transaction<'_>) -> rusqlite::Result<()> {
-        transaction
-            .prepare_cached("INSERT OR REPLACE INTO heard (one, number) VALUES (1, ?1)")?
-            .execute([self.last])
-            .map(drop)
-    }
-
-    /// The tables have heard of all notes.
-    pub fn heard(&mut self) {
-        self.unheard.clear();
+        execute(transaction, "INSERT OR REPLACE INTO heard (one, number) VALUES (1, ?1)", [self.last]).map(drop)
     }
 
     /// The last row about each thing that is noted.

@@ -11,6 +11,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest, Sha256};
 
 use crate::clock::{millis, wall};
+use crate::commit::execute;
 use crate::error::{CommitError, ReadError};
 use crate::open::Store;
 
@@ -115,11 +116,9 @@ impl Store {
 
     /// Revokes a token; says whether there was one to revoke.
     pub fn revoke_token(&mut self, id: TokenId, at: SystemTime) -> Result<bool, CommitError> {
-        let changed = self.transact(|transaction| {
-            transaction
-                .prepare_cached("UPDATE tokens SET revoked_at = ?2 WHERE id = ?1 AND revoked_at IS NULL")?
-                .execute([id.0.cast_signed(), millis(at).cast_signed()])
-        })?;
+        let sql = "UPDATE tokens SET revoked_at = ?2 WHERE id = ?1 AND revoked_at IS NULL";
+        let values = [id.0.cast_signed(), millis(at).cast_signed()];
+        let changed = self.transact(|transaction| execute(transaction, sql, values))?;
         Ok(changed == 1)
     }
 }

@@ -14,7 +14,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, 
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, millis, wall};
-use crate::commit::{hear, unwritable};
+use crate::commit::{execute, hear, unwritable};
 use crate::error::{CommitError, ReadError};
 use crate::limits;
 use crate::open::Store;
@@ -118,15 +118,11 @@ pub(crate) fn follow(
 
 /// Ends the trail of a lease that is forgotten before it ended, so that it does not count as held for ever.
 pub(crate) fn close(transaction: &Transaction<'_>, lease: LeaseId, clock: Clock) -> rusqlite::Result<()> {
-    transaction
-        .prepare_cached(
-            "INSERT OR IGNORE INTO history
-                (lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at)
-             SELECT lease, 'ended', max(?2, at), owner, worker_id, devices, token, 'forgotten', granted_at, max(?2, at)
-             FROM history WHERE lease = ?1 AND event = 'granted'",
-        )?
-        .execute(params![lease.0.cast_signed(), clock.millis(clock.pool).cast_signed()])
-        .map(drop)
+    let sql = "INSERT OR IGNORE INTO history
+            (lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at)
+         SELECT lease, 'ended', max(?2, at), owner, worker_id, devices, token, 'forgotten', granted_at, max(?2, at)
+         FROM history WHERE lease = ?1 AND event = 'granted'";
+    execute(transaction, sql, [lease.0.cast_signed(), clock.millis(clock.pool).cast_signed()]).map(drop)
 }
 
 /// What the trail says of a lease's grant. An ended lease holds nothing any more: what it held is told here.
@@ -159,25 +155,22 @@ fn add(
     grant: Option<&Grant>,
     ended_at: Option<u64>,
 ) -> rusqlite::Result<()> {
-    transaction
-        .prepare_cached(
-            "INSERT OR IGNORE INTO history
-                (lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
-        )?
-        .execute(params![
-            lease.id.0.cast_signed(),
-            event,
-            at.cast_signed(),
-            &*lease.request.owner,
-            lease.request.worker_id.as_deref(),
-            grant.map_or("[]", |grant| &grant.devices),
-            lease.token.map(|token| token.0.cast_signed()),
-            ended_at.and(lease.cause.as_ref()).map(name_of),
-            grant.map(|grant| grant.at.cast_signed()),
-            ended_at.map(u64::cast_signed),
-        ])
-        .map(drop)
+    let sql = "INSERT OR IGNORE INTO history
+            (lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
+    let values = params![
+        lease.id.0.cast_signed(),
+        event,
+        at.cast_signed(),
+        &*lease.request.owner,
+        lease.request.worker_id.as_deref(),
+        grant.map_or("[]", |grant| &grant.devices),
+        lease.token.map(|token| token.0.cast_signed()),
+        ended_at.and(lease.cause.as_ref()).map(name_of),
+        grant.map(|grant| grant.at.cast_signed()),
+        ended_at.map(u64::cast_signed),
+    ];
+    execute(transaction, sql, values).map(drop)
 }
 
 fn name_of(cause: &EndCause) -> String {
@@ -298,21 +291,16 @@ impl Store {
     pub fn retain(&mut self, older_than: SystemTime) -> Result<usize, CommitError> {
         self.hear()?;
         let before = millis(older_than).cast_signed();
-        self.transact(|transaction| {
-            transaction
-                .prepare_cached(
-                    "DELETE FROM history WHERE lease IN
-                        (SELECT lease FROM history WHERE event = 'ended' AND at < ?1 ORDER BY at LIMIT ?2)",
-                )?
-                .execute([before, limits::REMOVED_AT_ONCE as i64])
-        })
+        let sql = "DELETE FROM history WHERE lease IN
+                (SELECT lease FROM history WHERE event = 'ended' AND at < ?1 ORDER BY at LIMIT ?2)";
+        self.transact(|transaction| execute(transaction, sql, [before, limits::REMOVED_AT_ONCE as i64]))
     }
 
     /// Reads the trail as it is once the tables have heard of all notes. Where there is no space for that they have not,
     /// and the reading is the same.
     fn read<T>(&mut self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, ReadError> {
         let Self { connection, notes, names, .. } = self;
-        if notes.count() == 0 {
+        if notes.unheard.is_empty() {
             return read(connection).map_err(|source| self.not_read(source));
         }
         let as_if = || {
@@ -320,7 +308,7 @@ impl Store {
             hear(&transaction, notes, names)?;
             let found = read(&transaction)?;
             if transaction.commit().is_ok() {
-                notes.heard();
+                notes.unheard.clear();
             }
             Ok(found)
         };
