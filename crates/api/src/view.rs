@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use gpupool_core::device::{Cordon, Health, Vendor};
+use gpupool_core::device::{Cordon, Health};
 use gpupool_core::lease::{EndCause, Holder, Lease, LeaseState, Promise};
 use gpupool_core::outcome::Closed;
 use gpupool_core::pool::{DeviceView, Pool};
@@ -56,12 +56,7 @@ pub fn lease_body(
 
 impl From<&Request> for lease::Wish {
     fn from(request: &Request) -> Self {
-        let (fraction, memory) = match request.amount {
-            Amount::Whole | Amount::Shared => (None, None),
-            Amount::Share(share) => (Some(share), None),
-            Amount::Memory(memory) => (None, Some(memory)),
-            Amount::Both(share, memory) => (Some(share), Some(memory)),
-        };
+        let (fraction, memory) = request.amount.asked();
         Self {
             gpus: request.gpus,
             fraction: fraction.map(Share::as_fraction),
@@ -84,7 +79,7 @@ fn device_of(pool: &Pool, promise: &Promise) -> Option<LeaseDevice> {
     Some(LeaseDevice {
         gpu_id: view.gpu_id.0,
         uuid: view.facts.identity.to_string(),
-        vendor: vendor_name(view.facts.vendor).into(),
+        vendor: view.facts.vendor.name().into(),
         name: view.facts.model.to_string(),
         fraction: promise.share.as_fraction(),
         memory_mib: view.facts.memory.map(|_| promise.memory.as_mib()),
@@ -135,7 +130,7 @@ pub fn device_body(pool: &Pool, view: &DeviceView, node: &str, iso: impl Fn(Time
         gpu_id: view.gpu_id.0,
         node: node.into(),
         uuid: view.facts.identity.to_string(),
-        vendor: vendor_name(view.facts.vendor).into(),
+        vendor: view.facts.vendor.name().into(),
         name: view.facts.model.to_string(),
         memory_mib: view.facts.memory_capacity().map(|bytes| bytes.as_mib()),
         memory_used_mib: None,
@@ -160,16 +155,6 @@ pub fn device_body(pool: &Pool, view: &DeviceView, node: &str, iso: impl Fn(Time
         labels: view.facts.labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect(),
         timestamp: view.read_at.map(&iso),
         stale: false,
-    }
-}
-
-/// A vendor's name.
-pub fn vendor_name(vendor: Vendor) -> &'static str {
-    match vendor {
-        Vendor::Nvidia => "nvidia",
-        Vendor::Amd => "amd",
-        Vendor::Intel => "intel",
-        Vendor::Other => "other",
     }
 }
 

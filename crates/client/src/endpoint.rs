@@ -1,6 +1,5 @@
 //! Where an agent answers: an address on the network, or a Unix socket of this machine.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -214,15 +213,12 @@ fn invalid(value: &str, reason: &str) -> ClientError {
 
 /// The names of endpoints, in their order.
 pub(crate) fn names(endpoints: &[Endpoint]) -> Vec<String> {
-    let mut hosts: BTreeMap<String, usize> = BTreeMap::new();
-    for endpoint in endpoints {
-        *hosts.entry(endpoint.host()).or_default() += 1;
-    }
-    let name = |endpoint: &Endpoint| match hosts.get(&endpoint.host()) {
-        Some(1) => endpoint.host(),
-        _ => endpoint.host_and_port(),
+    let hosts: Vec<String> = endpoints.iter().map(Endpoint::host).collect();
+    let is_unique = |host: &String| hosts.iter().filter(|other| *other == host).count() == 1;
+    let name = |(endpoint, host): (&Endpoint, &String)| {
+        if is_unique(host) { host.clone() } else { endpoint.host_and_port() }
     };
-    endpoints.iter().map(name).collect()
+    endpoints.iter().zip(&hosts).map(name).collect()
 }
 
 /// Whether somebody means this endpoint by a name: the one it has, its host and port, or its address.

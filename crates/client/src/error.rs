@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use gpupool_api::lease::Lease;
 use gpupool_api::problem::Problem;
+use gpupool_config::UnknownBalancing;
 use http::StatusCode;
 
 use crate::Endpoint;
@@ -151,6 +152,11 @@ impl ClientError {
         }
     }
 
+    /// A setting that cannot be used.
+    pub(crate) fn setting(what: &'static str, value: impl ToString, allowed: impl Into<String>) -> Self {
+        Self::Setting { what, value: value.to_string(), allowed: allowed.into() }
+    }
+
     /// A refusal of this client, as an agent would put it.
     pub(crate) fn refused(status: u16, code: &str, detail: String) -> Self {
         let title = StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason());
@@ -192,18 +198,14 @@ impl ClientError {
             | Self::WaitedTooLong { .. } => true,
             Self::Problem(problem) => matches!(problem.status, 429 | 500..),
             Self::NotOurs { status, .. } => matches!(*status, 429 | 500..),
-            Self::InvalidEndpoint { .. }
-            | Self::Setting { .. }
-            | Self::Configuration(_)
-            | Self::Ended(_)
-            | Self::AlreadyStarted
-            | Self::NotStarted { .. }
-            | Self::Stale { .. }
-            | Self::AnotherMachine { .. }
-            | Self::NoMachineId { .. }
-            | Self::NoLocalAgent(_)
-            | Self::NeverGranted { .. } => false,
+            _ => false,
         }
+    }
+}
+
+impl From<UnknownBalancing> for ClientError {
+    fn from(error: UnknownBalancing) -> Self {
+        Self::Configuration(error.to_string())
     }
 }
 

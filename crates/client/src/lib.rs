@@ -43,7 +43,7 @@ mod wire;
 
 pub use agent::{
     AgentClient, AgentClientBuilder, EventId, Events, HistoryQuery, Hold, HoldEnd, IdempotencyKey, LeaseGuard,
-    LeaseQuery, Progress, Secret, UsageBy, WaitOptions,
+    LeaseQuery, Progress, UsageBy, WaitOptions,
 };
 pub use client::{
     Authority, Balancing, BreakerStats, Client, ClientBuilder, Degradation, DegradationManager, DetailedMetrics,
@@ -53,4 +53,5 @@ pub use client::{
 pub use endpoint::{DEFAULT as DEFAULT_ENDPOINT, Endpoint};
 pub use error::{ClientError, Lost};
 pub use gpupool_api::{RequestBody, SelectBody};
+pub use gpupool_config::Secret;
 pub use random::repeat_chance;

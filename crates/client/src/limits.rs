@@ -75,10 +75,6 @@ pub const RETRY_COST: u32 = 5;
 pub const ROUND_PAUSE_FIRST: Duration = Duration::from_secs(1);
 /// The longest such pause, and the longest between two looks at an endpoint that fails.
 pub const ROUND_PAUSE_MOST: Duration = Duration::from_secs(30);
-/// The first pause after waiting at an endpoint was interrupted; later ones double.
-pub const LINE_PAUSE_FIRST: Duration = Duration::from_millis(50);
-/// The longest such pause.
-pub const LINE_PAUSE_MOST: Duration = Duration::from_secs(2);
 /// Leases an agent lets be followed in one call.
 pub const FOLLOWED_AT_ONCE: usize = 4_096;
 /// An endpoint that takes longer than this to answer a look is asked last.

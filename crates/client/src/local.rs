@@ -251,11 +251,8 @@ async fn keep(client: &AgentClient, hold: &mut Hold, token: u64, away: &mut Away
 
 /// Why a lease that is over is over; `None` for one that is not.
 fn lost(lease: &Lease) -> Option<String> {
-    if !lease.state.is_ended() {
-        return None;
-    }
     let what = lease.state.name();
-    Some(match &lease.reason {
+    lease.state.is_ended().then(|| match &lease.reason {
         Some(reason) => format!("{what}: {reason}"),
         None => what.to_owned(),
     })

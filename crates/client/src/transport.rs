@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HeaderMap};
-use http::{Method, StatusCode};
+use http::{Method, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use hyper::body::Body;
 use reqwest::RequestBuilder;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
@@ -93,16 +95,8 @@ impl Http {
 
     async fn ask(&self, question: Question) -> Result<Answer, Fault> {
         let timeout = question.timeout;
-        let mut response = self.build(question).timeout(timeout).send().await.map_err(fault)?;
-        let (status, headers) = (response.status(), std::mem::take(response.headers_mut()));
-        let mut body = BytesMut::new();
-        while let Some(chunk) = response.chunk().await.map_err(fault)? {
-            if body.len() + chunk.len() > ANSWER_BYTES {
-                return Err(Fault::TooLarge(status));
-            }
-            body.extend_from_slice(&chunk);
-        }
-        Ok(Answer { status, headers, body: body.freeze() })
+        let response = self.build(question).timeout(timeout).send().await.map_err(fault)?;
+        read(response.into(), fault).await
     }
 }
 
@@ -110,6 +104,23 @@ impl Transport for Http {
     fn exchange(&self, question: Question) -> Exchanged<'_> {
         Box::pin(self.ask(question))
     }
+}
+
+/// Reads an answer up to the bound; `fault` judges an error within its body.
+pub(crate) async fn read<B>(response: Response<B>, fault: fn(B::Error) -> Fault) -> Result<Answer, Fault>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let (head, mut incoming) = response.into_parts();
+    let mut body = BytesMut::new();
+    while let Some(frame) = incoming.frame().await {
+        let Ok(chunk) = frame.map_err(fault)?.into_data() else { continue };
+        if body.len() + chunk.len() > ANSWER_BYTES {
+            return Err(Fault::TooLarge(head.status));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(Answer { status: head.status, headers: head.headers, body: body.freeze() })
 }
 
 fn fault(error: reqwest::Error) -> Fault {
@@ -127,10 +138,8 @@ fn fault(error: reqwest::Error) -> Fault {
 /// Trusts the certificates of a file, or else those the system trusts; nobody where TLS is not used.
 pub(crate) fn tls_config(endpoint: &Endpoint, ca_file: Option<&Path>) -> Result<ClientConfig, ClientError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let unusable = |error: rustls::Error| ClientError::Setting {
-        what: "TLS",
-        value: error.to_string(),
-        allowed: "set up with certificates the system trusts, or with a CA file".into(),
+    let unusable = |error: rustls::Error| {
+        ClientError::setting("TLS", error, "set up with certificates the system trusts, or with a CA file")
     };
     let builder =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().map_err(unusable)?;
@@ -143,10 +152,9 @@ pub(crate) fn tls_config(endpoint: &Endpoint, ca_file: Option<&Path>) -> Result<
 }
 
 fn roots(path: &Path) -> Result<RootCertStore, ClientError> {
-    let refused = |why: String| ClientError::Setting {
-        what: "CA file",
-        value: format!("{} ({why})", path.display()),
-        allowed: "a readable file with at least one PEM certificate".into(),
+    let refused = |why: String| {
+        let value = format!("{} ({why})", path.display());
+        ClientError::setting("CA file", value, "a readable file with at least one PEM certificate")
     };
     let mut text = Vec::new();
     let file = File::open(path).map_err(|error| refused(error.to_string()))?;

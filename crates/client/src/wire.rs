@@ -12,13 +12,12 @@ use std::sync::{Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::Fuse;
 use http::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
-use http::{Request, Response, Uri};
-use http_body_util::{BodyExt as _, Full};
-use hyper::body::Incoming;
+use http::{Request, Uri};
+use http_body_util::Full;
 use hyper::client::conn::http1::{self, SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use reqwest::Url;
@@ -29,8 +28,8 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, timeout_at};
 
 use crate::Endpoint;
-use crate::limits::{ANSWER_BYTES, IDLE_CONNECTIONS, IDLE_TIME};
-use crate::transport::{Answer, Exchanged, Fault, Question, Transport};
+use crate::limits::{IDLE_CONNECTIONS, IDLE_TIME};
+use crate::transport::{Answer, Exchanged, Fault, Question, Transport, read};
 
 /// The way to one agent on this machine.
 pub(crate) struct Wire {
@@ -206,7 +205,10 @@ impl Connection {
     async fn ask(&mut self, request: Request<Body>) -> Result<Answer, Failed> {
         let asked = async {
             match self.sender.try_send_request(request).await {
-                Ok(response) => read(response).await.map_err(Failed::Sent),
+                Ok(response) => {
+                    let broken = |error: hyper::Error| Fault::Broken(error.into());
+                    read(response, broken).await.map_err(Failed::Sent)
+                }
                 Err(mut failed) => Err(match failed.take_message() {
                     Some(unsent) => Failed::Unsent(Box::new(unsent), failed.into_error()),
                     None => Failed::Sent(Fault::Broken(failed.into_error().into())),
@@ -230,19 +232,6 @@ async fn driven<T>(speech: &mut Speech, asked: impl Future<Output = T>) -> T {
         asked.as_mut().poll(cx)
     })
     .await
-}
-
-async fn read(response: Response<Incoming>) -> Result<Answer, Fault> {
-    let (head, mut incoming) = response.into_parts();
-    let mut body = BytesMut::new();
-    while let Some(frame) = incoming.frame().await {
-        let Ok(chunk) = frame.map_err(|error| Fault::Broken(error.into()))?.into_data() else { continue };
-        if body.len() + chunk.len() > ANSWER_BYTES {
-            return Err(Fault::TooLarge(head.status));
-        }
-        body.extend_from_slice(&chunk);
-    }
-    Ok(Answer { status: head.status, headers: head.headers, body: body.freeze() })
 }
 
 /// After so long, or in a year where that is later than clocks can tell.

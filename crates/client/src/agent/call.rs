@@ -126,11 +126,8 @@ impl AgentClient {
         };
         let answer = self.inner.answer + call.wait;
         let sent = tokio::time::timeout(answer, http.build(self.question(call)).send()).await;
-        let response = match sent {
-            Ok(Ok(response)) => response,
-            Ok(Err(error)) => return Err(self.unreachable(error.without_url())),
-            Err(_) => return Err(self.timeout(answer)),
-        };
+        let response = sent.map_err(|_| self.timeout(answer))?;
+        let response = response.map_err(|error| self.unreachable(error.without_url()))?;
         if response.status().is_success() {
             return Ok(response);
         }

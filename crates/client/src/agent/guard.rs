@@ -59,7 +59,7 @@ impl AgentClient {
                 return Err(ClientError::Ended(Box::new(lease)));
             }
             let value = format!("lease {}, {}", lease.id, lease.state.name());
-            return Err(ClientError::Setting { what: "lease", value, allowed: "active, with its token".into() });
+            return Err(ClientError::setting("lease", value, "active, with its token"));
         };
         let told = Instant::now();
         let ends = ends(&lease, told);
@@ -229,10 +229,8 @@ impl Keeper {
             // A try that hangs is given up while there is time for another one, on another connection; and when the lease
             // may be over, nobody waits to hear it.
             let left = (self.renewed + self.ttl).saturating_duration_since(sent);
-            let answer = match timeout(every.min(left), self.client.renew(self.lease, self.token)).await {
-                Ok(answer) => answer,
-                Err(_) => Err(self.client.timeout(every)),
-            };
+            let answer = timeout(every.min(left), self.client.renew(self.lease, self.token)).await;
+            let answer = answer.unwrap_or_else(|_| Err(self.client.timeout(every)));
             match answer {
                 Ok(lease) if lease.state.is_ended() => return ended(lease),
                 Ok(lease) => {

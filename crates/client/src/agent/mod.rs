@@ -15,12 +15,11 @@ pub use routes::{HistoryQuery, IdempotencyKey, LeaseQuery, UsageBy};
 pub use streams::{EventId, Events, Hold, HoldEnd};
 pub use waiting::{Progress, WaitOptions};
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupool_config::Loaded;
+use gpupool_config::{Loaded, Secret};
 use http::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue, USER_AGENT};
 
 use crate::limits::{ANSWER, CONNECT, RETRIES};
@@ -72,16 +71,10 @@ impl AgentClient {
     /// A client with what is configured for clients on this machine.
     pub fn configured(endpoint: Endpoint, loaded: &Loaded) -> Result<Self, ClientError> {
         let settings = &loaded.config.client;
-        let is_socket = endpoint.socket().is_some();
-        let mut builder = Self::builder(endpoint).answer_timeout(settings.endpoint_timeout);
         // Over the socket the kernel says who we are; a token for some other server would only be unknown there.
-        if let Some(token) = settings.token.as_ref().filter(|_| !is_socket) {
-            builder = builder.token(Secret::new(token.expose()));
-        }
-        if let Some(path) = &settings.ca_file {
-            builder = builder.ca_file(path);
-        }
-        builder.build()
+        let token = settings.token.clone().filter(|_| endpoint.socket().is_none());
+        let (ca_file, answer) = (settings.ca_file.clone(), settings.endpoint_timeout);
+        AgentClientBuilder { token, ca_file, answer, ..Self::builder(endpoint) }.build()
     }
 
     /// Where its agent answers.
@@ -90,38 +83,17 @@ impl AgentClient {
     }
 }
 
-/// A token that shows who asks. Never shown itself.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Takes a secret; blanks and line ends around it are not part of it.
-    pub fn new(text: impl AsRef<str>) -> Self {
-        Self(text.as_ref().trim().to_owned())
-    }
-
-    pub(crate) fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
-}
-
 /// Sets up a [`AgentClient`].
 #[derive(Debug, Clone)]
 #[must_use = "nothing happens before build()"]
 pub struct AgentClientBuilder {
-    endpoint: Endpoint,
-    token: Option<Secret>,
-    ca_file: Option<PathBuf>,
-    proxy: Option<String>,
-    connect: Duration,
-    answer: Duration,
-    retries: u32,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) token: Option<Secret>,
+    pub(crate) ca_file: Option<PathBuf>,
+    pub(crate) proxy: Option<String>,
+    pub(crate) connect: Duration,
+    pub(crate) answer: Duration,
+    pub(crate) retries: u32,
 }
 
 impl AgentClientBuilder {
@@ -187,10 +159,9 @@ impl AgentClientBuilder {
             // A proxy of the network cannot reach this machine's own loopback.
             builder = builder.no_proxy();
         } else if let Some(proxy) = &self.proxy {
-            let proxy = reqwest::Proxy::all(proxy).map_err(|error| ClientError::Setting {
-                what: "proxy",
-                value: format!("{proxy:?} ({error})"),
-                allowed: "an address such as http://proxy:3128".into(),
+            let proxy = reqwest::Proxy::all(proxy).map_err(|error| {
+                let value = format!("{proxy:?} ({error})");
+                ClientError::setting("proxy", value, "an address such as http://proxy:3128")
             })?;
             builder = builder.proxy(proxy);
         }
@@ -200,11 +171,8 @@ impl AgentClientBuilder {
         if self.token.is_some() && !self.endpoint.is_local() && !self.endpoint.is_encrypted() {
             tracing::warn!(endpoint = %self.endpoint, "the token goes over plain HTTP, where others can read it; use https");
         }
-        let client = builder.build().map_err(|error| ClientError::Setting {
-            what: "client",
-            value: error.to_string(),
-            allowed: "settings this machine can use".into(),
-        })?;
+        let unusable = |error| ClientError::setting("client", error, "settings this machine can use");
+        let client = builder.build().map_err(unusable)?;
         Ok(Http { endpoint: self.endpoint.clone(), client })
     }
 }
@@ -214,15 +182,14 @@ fn headers(token: Option<&Secret>) -> Result<HeaderMap, ClientError> {
     headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
     headers.insert(USER_AGENT, HeaderValue::from_static(concat!("gpupool/", env!("CARGO_PKG_VERSION"))));
     let Some(token) = token else { return Ok(headers) };
-    let refused = || ClientError::Setting {
-        what: "token",
-        value: "(not shown)".into(),
-        allowed: "the secret that `gpupool token create` printed: one line of printable ASCII".into(),
+    let refused = || {
+        let allowed = "the secret that `gpupool token create` printed: one line of printable ASCII";
+        ClientError::setting("token", "(not shown)", allowed)
     };
-    if token.reveal().is_empty() {
+    if token.expose().is_empty() {
         return Err(refused());
     }
-    let mut value = HeaderValue::from_str(&format!("Bearer {}", token.reveal())).map_err(|_| refused())?;
+    let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose())).map_err(|_| refused())?;
     value.set_sensitive(true);
     headers.insert(AUTHORIZATION, value);
     Ok(headers)
@@ -235,7 +202,7 @@ mod tests {
     #[test]
     fn a_secret_is_not_shown() {
         let secret = Secret::new(" abc\n");
-        assert_eq!(secret.reveal(), "abc");
+        assert_eq!(secret.expose(), "abc");
         assert!(!format!("{secret:?}").contains("abc"));
     }
 

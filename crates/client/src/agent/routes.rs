@@ -32,7 +32,7 @@ impl IdempotencyKey {
         let is_printable = text.bytes().all(|byte| (b' '..=b'~').contains(&byte)) && text.trim() == text;
         if text.is_empty() || text.len() > KEY_BYTES || !is_printable {
             let allowed = format!("1..={KEY_BYTES} printable ASCII characters, no blank at either end");
-            return Err(ClientError::Setting { what: "idempotency key", value: format!("{text:?}"), allowed });
+            return Err(ClientError::setting("idempotency key", format!("{text:?}"), allowed));
         }
         Ok(Self(text))
     }

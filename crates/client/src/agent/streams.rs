@@ -5,8 +5,6 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use bytes::BytesMut;
-use futures_util::Stream;
-use futures_util::stream::unfold;
 use gpupool_api::events::Event;
 use gpupool_api::lease::Lease;
 use http::StatusCode;
@@ -76,17 +74,6 @@ impl Events {
     /// The last event seen, or where listening began.
     pub fn last(&self) -> Option<&EventId> {
         self.last.as_ref()
-    }
-
-    /// The events as a stream that ends after the first error.
-    pub fn into_stream(self) -> impl Stream<Item = Result<(EventId, Event), ClientError>> {
-        unfold(Some(self), |events| async move {
-            let mut events = events?;
-            match events.next().await {
-                Ok(event) => Some((Ok(event), Some(events))),
-                Err(error) => Some((Err(error), None)),
-            }
-        })
     }
 
     fn take(&mut self, frame: Frame) -> Result<Option<(EventId, Event)>, ClientError> {

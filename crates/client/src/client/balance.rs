@@ -1,54 +1,17 @@
 //! Which endpoint is asked first, by what each was last seen to have. Knows no clock, no network and no chance of its own.
 
 use std::cmp::Ordering;
-use std::str::FromStr;
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
 use gpupool_api::pool::Device;
+use gpupool_config::Balancing;
 use gpupool_core::body::OneOrMany;
+use gpupool_core::device::Vendor;
 use gpupool_core::ids::labels_match;
 use gpupool_core::model_matches;
 use serde::Serialize;
 use tokio::time::Instant;
-
-use crate::ClientError;
-
-/// How one of several endpoints is chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Balancing {
-    /// The highest share of available GPUs, then most of them, then the fastest.
-    #[default]
-    Availability,
-    /// Each in turn.
-    RoundRobin,
-    /// In proportion to how many GPUs each has.
-    Weighted,
-}
-
-impl Balancing {
-    /// The name it goes by.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Availability => "availability",
-            Self::RoundRobin => "round_robin",
-            Self::Weighted => "weighted",
-        }
-    }
-}
-
-impl FromStr for Balancing {
-    type Err = ClientError;
-
-    fn from_str(text: &str) -> Result<Self, ClientError> {
-        let named = [Self::Availability, Self::RoundRobin, Self::Weighted].into_iter().find(|one| one.name() == text);
-        named.ok_or_else(|| ClientError::Setting {
-            what: "load_balancing_strategy",
-            value: format!("{text:?}"),
-            allowed: "availability, round_robin or weighted".into(),
-        })
-    }
-}
 
 /// An endpoint that could serve a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -264,11 +227,9 @@ impl<'a> Need<'a> {
             OneOrMany::One(model) => model_matches(&gpu.name, model),
             OneOrMany::Many(models) => models.is_empty() || models.iter().any(|one| model_matches(&gpu.name, one)),
         };
-        let is_vendor = select
-            .vendor
-            .is_none_or(|vendor| gpu.vendor.is_empty() || format!("{vendor:?}").eq_ignore_ascii_case(&gpu.vendor));
+        let is_vendor = |vendor: Vendor| gpu.vendor.is_empty() || gpu.vendor.eq_ignore_ascii_case(vendor.name());
         is_model
-            && is_vendor
+            && select.vendor.is_none_or(is_vendor)
             && select.min_memory_mib.is_none_or(|least| gpu.memory_mib.is_none_or(|memory| memory >= least))
             && (select.gpu_ids.is_empty() || select.gpu_ids.iter().any(|id| id.0 == gpu.gpu_id))
             && (select.uuids.is_empty()

@@ -387,7 +387,7 @@ fn gpu(state: &State, number: u32, view: &DeviceView) -> Gpu {
     Gpu {
         gpu_id: number,
         uuid: told.and_then(|told| told.uuid.as_ref()).map(ToString::to_string),
-        vendor: view::vendor_name(view.facts.vendor).into(),
+        vendor: view.facts.vendor.name().into(),
         name: view.facts.model.to_string(),
         memory_mib: view.facts.memory_capacity().map(|memory| memory.as_mib()),
         memory_usage_percent: told.and_then(|told| told.memory_used.value()).map(Percent::as_number),

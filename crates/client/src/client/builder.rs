@@ -14,12 +14,12 @@ use super::{Balancing, Client};
 use crate::endpoint::{is_meant, listed, names};
 use crate::limits::ENDPOINTS;
 use crate::transport::Transport;
-use crate::{AgentClient, ClientError, DEFAULT_ENDPOINT, Endpoint, Secret};
+use crate::{AgentClient, AgentClientBuilder, ClientError, DEFAULT_ENDPOINT, Endpoint, Secret};
 
 type Carriers = Arc<dyn Fn(&Endpoint) -> Arc<dyn Transport> + Send + Sync>;
 
 /// Sets up a [`Client`].
-#[derive(Clone)]
+#[derive(Clone, Default)]
 #[must_use = "nothing happens before build()"]
 pub struct ClientBuilder {
     endpoints: Vec<String>,
@@ -32,18 +32,6 @@ pub struct ClientBuilder {
 }
 
 impl ClientBuilder {
-    pub(super) fn new() -> Self {
-        Self {
-            endpoints: Vec::new(),
-            token: None,
-            tokens: BTreeMap::new(),
-            ca_file: None,
-            proxy: None,
-            settings: Settings::default(),
-            carriers: None,
-        }
-    }
-
     /// What the environment and the configuration file say; what is set afterwards beats it.
     pub fn from_environment() -> Result<Self, ClientError> {
         let inputs = Inputs::here(Flags::default(), None, Reader::Client).map_err(unusable)?;
@@ -55,7 +43,7 @@ impl ClientBuilder {
         let (client, servers) = (&loaded.config.client, loaded.servers());
         let settings = Settings {
             is_multi_endpoint: servers.urls.len() > 1,
-            strategy: client.load_balancing_strategy.name().parse()?,
+            strategy: client.load_balancing_strategy,
             memory_threshold: client.memory_threshold_percent.as_number(),
             utilization_threshold: client.utilization_threshold_percent.as_number(),
             polling_interval: client.polling_interval,
@@ -65,8 +53,8 @@ impl ClientBuilder {
             ..Settings::default()
         };
         let endpoints = if servers.origin == Origin::Default { Vec::new() } else { servers.urls };
-        let token = client.token.as_ref().map(|token| Secret::new(token.expose()));
-        Ok(Self { endpoints, token, ca_file: client.ca_file.clone(), settings, ..Self::new() })
+        let (token, ca_file) = (client.token.clone(), client.ca_file.clone());
+        Ok(Self { endpoints, token, ca_file, settings, ..Self::default() })
     }
 
     /// The one endpoint to ask, in place of any named before.
@@ -190,10 +178,10 @@ impl ClientBuilder {
 
     fn parsed(&self) -> Result<Vec<Endpoint>, ClientError> {
         if self.endpoints.is_empty() && self.settings.is_multi_endpoint {
-            return Err(setting("endpoints", "empty", "one endpoint at least"));
+            return Err(ClientError::setting("endpoints", "empty", "one endpoint at least"));
         }
         if self.endpoints.len() > ENDPOINTS {
-            return Err(setting("endpoints", self.endpoints.len(), &format!("at most {ENDPOINTS}")));
+            return Err(ClientError::setting("endpoints", self.endpoints.len(), format!("at most {ENDPOINTS}")));
         }
         let named = if self.endpoints.is_empty() { &[DEFAULT_ENDPOINT.to_owned()][..] } else { &self.endpoints[..] };
         let mut endpoints: Vec<Endpoint> = Vec::new();
@@ -208,18 +196,16 @@ impl ClientBuilder {
 
     fn agent(&self, id: &str, endpoint: Endpoint) -> Result<AgentClient, ClientError> {
         let own = self.tokens.iter().find(|(said, _)| is_meant(said, id, &endpoint)).map(|(_, token)| token);
-        let token = own.or(self.token.as_ref().filter(|_| endpoint.socket().is_none()));
+        let token = own.or(self.token.as_ref().filter(|_| endpoint.socket().is_none())).cloned();
         let carrier = self.carriers.as_ref().map(|carriers| carriers(&endpoint));
-        let mut builder = AgentClient::builder(endpoint).answer_timeout(self.settings.endpoint_timeout).retries(0);
-        if let Some(token) = token {
-            builder = builder.token(token.clone());
-        }
-        if let Some(path) = &self.ca_file {
-            builder = builder.ca_file(path);
-        }
-        if let Some(proxy) = &self.proxy {
-            builder = builder.proxy(proxy);
-        }
+        let builder = AgentClientBuilder {
+            token,
+            ca_file: self.ca_file.clone(),
+            proxy: self.proxy.clone(),
+            answer: self.settings.endpoint_timeout,
+            retries: 0,
+            ..AgentClient::builder(endpoint)
+        };
         match carrier {
             Some(carrier) => Ok(builder.build_over(carrier)),
             None => builder.build(),
@@ -229,7 +215,9 @@ impl ClientBuilder {
     fn tokens_are_used(&self, places: &[Arc<Place>]) -> Result<(), ClientError> {
         let is_used = |said: &str| places.iter().any(|place| is_meant(said, &place.id, place.agent.endpoint()));
         match self.tokens.keys().find(|said| !is_used(said)) {
-            Some(said) => Err(setting("token_for", format!("{said:?}"), "the id or address of one of the endpoints")),
+            Some(said) => {
+                Err(ClientError::setting("token_for", format!("{said:?}"), "the id or address of one of the endpoints"))
+            }
             None => Ok(()),
         }
     }
@@ -241,7 +229,7 @@ impl ClientBuilder {
             ("utilization_threshold", settings.utilization_threshold),
         ];
         if let Some((what, value)) = percents.into_iter().find(|(_, value)| !(0.0..=100.0).contains(value)) {
-            return Err(setting(what, value, "a number from 0 to 100"));
+            return Err(ClientError::setting(what, value, "a number from 0 to 100"));
         }
         let times = [
             ("polling_interval", settings.polling_interval),
@@ -250,7 +238,7 @@ impl ClientBuilder {
         ];
         let least = Duration::from_millis(10);
         if let Some((what, value)) = times.into_iter().find(|(_, value)| *value < least) {
-            return Err(setting(what, format!("{} s", value.as_secs_f64()), "at least 0.01 s"));
+            return Err(ClientError::setting(what, format!("{} s", value.as_secs_f64()), "at least 0.01 s"));
         }
         Ok(())
     }
@@ -263,10 +251,6 @@ impl fmt::Debug for ClientBuilder {
             .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
-}
-
-fn setting(what: &'static str, value: impl ToString, allowed: &str) -> ClientError {
-    ClientError::Setting { what, value: value.to_string(), allowed: allowed.into() }
 }
 
 fn unusable(problems: gpupool_config::Problems) -> ClientError {
@@ -300,7 +284,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             is_multi_endpoint: false,
-            strategy: Balancing::default(),
+            strategy: Balancing::Availability,
             memory_threshold: 80.0,
             utilization_threshold: 90.0,
             polling_interval: Duration::from_secs(5),

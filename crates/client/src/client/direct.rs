@@ -108,8 +108,8 @@ pub(super) async fn ask_in_turn(running: &Arc<Running>, wanted: &Wanted) -> Aske
     let mut rounds = 0;
     loop {
         let failed = match ask_round(running, &body).await {
-            Round::Over(asked) => return asked,
-            Round::Faults(error) => error,
+            Ok(asked) => return asked,
+            Err(error) => error,
         };
         rounds += 1;
         let may_go_on = rounds <= running.core.settings.max_retries && running.core.is_any_usable();
@@ -120,17 +120,12 @@ pub(super) async fn ask_in_turn(running: &Arc<Running>, wanted: &Wanted) -> Aske
     }
 }
 
-enum Round {
-    Over(Asked),
-    /// Every endpoint that could have granted it failed.
-    Faults(ClientError),
-}
-
-async fn ask_round(running: &Arc<Running>, body: &Arc<RequestBody>) -> Round {
+/// Asks each endpoint once. An error means that every endpoint that could have granted it failed.
+async fn ask_round(running: &Arc<Running>, body: &Arc<RequestBody>) -> Result<Asked, ClientError> {
     let order = match order(running, body) {
-        Some(order) if order.is_empty() => return Round::Over(Asked::Full(None)),
+        Some(order) if order.is_empty() => return Ok(Asked::Full(None)),
         Some(order) => order,
-        None => return Round::Over(Asked::Failed(running.unavailable())),
+        None => return Ok(Asked::Failed(running.unavailable())),
     };
     let (mut full, mut refused, mut fault) = (None, None, None);
     for (nth, number) in order.iter().enumerate() {
@@ -143,7 +138,7 @@ async fn ask_round(running: &Arc<Running>, body: &Arc<RequestBody>) -> Round {
                     locked(&running.core.balancer).moved(order[0], *number);
                 }
                 let lease = Box::new(lease);
-                return Round::Over(Asked::Granted(Won { place: place.clone(), lease, since, was_blocked: false }));
+                return Ok(Asked::Granted(Won { place: place.clone(), lease, since, was_blocked: false }));
             }
             Err(error) if error.code() == Some("no_capacity") => {
                 // It was thought to have room.
@@ -155,12 +150,12 @@ async fn ask_round(running: &Arc<Running>, body: &Arc<RequestBody>) -> Round {
         }
     }
     match (full, refused, fault) {
-        (Some(full), ..) => Round::Over(Asked::Full(Some(full))),
+        (Some(full), ..) => Ok(Asked::Full(Some(full))),
         // The others may grant it once they are asked: they are waited for.
-        (None, Some(_), _) if order.len() < running.places().len() => Round::Over(Asked::Full(None)),
-        (None, Some(refused), _) => Round::Over(Asked::Failed(refused)),
-        (None, None, Some(fault)) => Round::Faults(fault),
-        (None, None, None) => Round::Over(Asked::Full(None)),
+        (None, Some(_), _) if order.len() < running.places().len() => Ok(Asked::Full(None)),
+        (None, Some(refused), _) => Ok(Asked::Failed(refused)),
+        (None, None, Some(fault)) => Err(fault),
+        (None, None, None) => Ok(Asked::Full(None)),
     }
 }
 
@@ -191,10 +186,7 @@ async fn ask_one(
         asked.await
     } else {
         // Where another one can grant it as well, one that hangs is not waited for.
-        match timeout(DIRECT_PATIENCE, asked).await {
-            Ok(answer) => answer,
-            Err(_) => Err(place.agent.timeout(DIRECT_PATIENCE)),
-        }
+        timeout(DIRECT_PATIENCE, asked).await.unwrap_or_else(|_| Err(place.agent.timeout(DIRECT_PATIENCE)))
     };
     match answer {
         Ok(lease) if lease.state == State::Active => {

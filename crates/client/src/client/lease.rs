@@ -10,7 +10,7 @@ use gpupool_api::lease::{Lease as Body, LeaseDevice, State};
 use super::books::Books;
 use super::direct::Wanted;
 use super::place::{Desk, Place, Stray, give_back};
-use super::running::{Live, Running, told};
+use super::running::{Live, Running};
 use super::seek::Won;
 use super::status::Update;
 use crate::agent::ended;
@@ -49,7 +49,7 @@ impl Lease {
         let Won { place, lease: body, since, was_blocked } = won;
         let held = Held {
             running: running.clone(),
-            number: running.number(),
+            number: running.core.counts.numbers.fetch_add(1, Ordering::Relaxed) + 1,
             worker_id: wanted.worker_id.clone(),
             assigned_at: SystemTime::now(),
             place: place.clone(),
@@ -297,7 +297,7 @@ fn watch_books(held: &Held, body: &Body, books: Arc<Books>) {
         tokio::select! {
             biased;
             lease = books.ended(body.id) => held.lost(&body, &ended(lease.unwrap_or_else(|| body.clone()))),
-            () = told(&mut stopping) => {}
+            () = stopping.changed() => {}
         }
     });
 }

@@ -21,8 +21,9 @@ use std::sync::{Arc, Mutex};
 use gpupool_api::RequestBody;
 use tokio::time::{Instant, timeout, timeout_at};
 
-pub use balance::{Balancing, Gpu};
+pub use balance::Gpu;
 pub use builder::ClientBuilder;
+pub use gpupool_config::Balancing;
 pub use lease::Lease;
 pub use recovery::{BreakerStats, Degradation, DegradationManager, EndpointHealthSummary, PoolHealth, RecoveryStatus};
 pub use status::{
@@ -62,7 +63,7 @@ impl Drop for Outer {
 impl Client {
     /// A client to be set up; nothing is taken from the environment.
     pub fn builder() -> ClientBuilder {
-        ClientBuilder::new()
+        ClientBuilder::default()
     }
 
     /// A client as the environment and the configuration file have it.

@@ -248,7 +248,7 @@ impl Known {
     /// Whether it failed last, or takes strangely long for an answer: asked only where nobody else can be.
     fn is_suspect(&self, now: Instant) -> bool {
         let is_late = self.asked_since.is_some_and(|since| now.duration_since(since) > SUSPECT_AFTER);
-        is_late || self.breaker.failures_in_a_row() > 0
+        is_late || self.breaker.failures_in_a_row > 0
     }
 
     fn took(&mut self, took: Duration) {
@@ -376,13 +376,16 @@ enum State {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Breaker {
     state: State,
-    failures_in_a_row: u32,
+    /// Failures since the last success.
+    pub failures_in_a_row: u32,
     /// Times it opened, each soon after the one before.
     openings: u32,
     /// When it was closed again.
     returned: Option<Instant>,
-    successes: u64,
-    failures: u64,
+    /// Successes since the start.
+    pub successes: u64,
+    /// Failures since the start.
+    pub failures: u64,
 }
 
 impl Breaker {
@@ -450,16 +453,6 @@ impl Breaker {
         let Some(returned) = self.returned else { return 1.0 };
         let part = now.duration_since(returned).as_secs_f64() / RETURN_TIME.as_secs_f64();
         (RETURN_FIRST_SHARE + part * (1.0 - RETURN_FIRST_SHARE)).min(1.0)
-    }
-
-    /// Failures since the last success.
-    pub fn failures_in_a_row(&self) -> u32 {
-        self.failures_in_a_row
-    }
-
-    /// Successes and failures since the start.
-    pub fn counts(&self) -> (u64, u64) {
-        (self.successes, self.failures)
     }
 
     /// The name of the state it is in.

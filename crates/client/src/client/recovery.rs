@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use gpupool_api::stats::Stats;
 use serde::Serialize;
@@ -15,7 +14,7 @@ use super::balance::{Gpu, Seen};
 use super::books::Books;
 use super::builder::Settings;
 use super::place::{Desk, Place, give_back_remembered};
-use super::running::{Core, Stopping, told};
+use super::running::{Core, Follower};
 use super::status::Update;
 use crate::limits::{LOOK_PAUSE, PROBE_PAUSE, ROUND_PAUSE_FIRST, ROUND_PAUSE_MOST};
 use crate::random::Backoff;
@@ -165,29 +164,19 @@ impl Client {
     pub async fn trigger_endpoint_recovery(&self, endpoint_id: &str) -> Result<bool, ClientError> {
         let running = self.running("triggering endpoint recovery")?;
         let Some(place) = running.core.place_called(endpoint_id) else { return Ok(false) };
-        let mut weather = running.weather();
-        let mut stopping = running.stopping();
         let before = {
             let mut known = place.known();
             known.breaker.begin_probe();
             known.looks
         };
         place.look_now.notify_one();
-        loop {
-            let is_done = {
-                let known = place.known();
-                // Half open after one good look: the next one follows at once.
-                known.looks > before && known.breaker.state_name() != "half_open"
-            };
-            if is_done {
-                return Ok(true);
-            }
-            tokio::select! {
-                biased;
-                () = told(&mut stopping) => return Ok(true),
-                () = weather.changed() => {}
-            }
-        }
+        let is_done = || {
+            let known = place.known();
+            // Half open after one good look: the next one follows at once.
+            known.looks > before && known.breaker.state_name() != "half_open"
+        };
+        running.wait_until(is_done).await;
+        Ok(true)
     }
 
     /// Runs something now where any endpoint can be asked, otherwise as soon as one can, and gives back what comes of it.
@@ -196,17 +185,9 @@ impl Client {
         F: Future<Output = Result<T, ClientError>>,
     {
         let running = self.running("queueing a request for retry")?;
-        let mut weather = running.weather();
-        let mut stopping = running.stopping();
         let queued = running.core.queued_for_retry.begin();
-        while !running.core.is_any_usable() {
-            tokio::select! {
-                biased;
-                () = told(&mut stopping) => {
-                    return Err(ClientError::NotStarted { doing: "queueing a request for retry" });
-                }
-                () = weather.changed() => {}
-            }
+        if !running.wait_until(|| running.core.is_any_usable()).await {
+            return Err(ClientError::NotStarted { doing: "queueing a request for retry" });
         }
         drop(queued);
         call().await
@@ -216,11 +197,11 @@ impl Client {
 fn breaker_stats(place: &Arc<Place>) -> BreakerStats {
     let now = Instant::now();
     let known = place.known();
-    let (success_count, failure_count) = known.breaker.counts();
+    let (success_count, failure_count) = (known.breaker.successes, known.breaker.failures);
     let asked = (success_count + failure_count).max(1) as f64;
     BreakerStats {
         state: known.breaker.state_name(),
-        consecutive_failures: known.breaker.failures_in_a_row(),
+        consecutive_failures: known.breaker.failures_in_a_row,
         failure_rate: (failure_count as f64 * 10_000.0 / asked).round() / 100.0,
         success_count,
         failure_count,
@@ -263,19 +244,19 @@ impl fmt::Display for RecoveryStatus {
 // the load; that it answers is what closes its breaker again.
 
 /// Looks again and again, until the client stops.
-pub(super) async fn look_on(core: Arc<Core>, place: Arc<Place>, mut stop: Stopping) {
+pub(super) async fn look_on(core: Arc<Core>, place: Arc<Place>, mut stop: Follower) {
     let backoff = Backoff::between(ROUND_PAUSE_FIRST, ROUND_PAUSE_MOST);
     let mut looker = Looker { core, place, checked: None, backoff, was_usable: false };
     loop {
         tokio::select! {
             biased;
-            () = told(&mut stop) => return,
+            () = stop.changed() => return,
             () = looker.look() => {}
         }
         let next = looker.next_look();
         tokio::select! {
             biased;
-            () = told(&mut stop) => return,
+            () = stop.changed() => return,
             () = tokio::time::sleep_until(next) => {}
             // Many may want a look at once: one look serves all of them.
             () = looker.place.look_now.notified() => tokio::time::sleep(LOOK_PAUSE).await,
@@ -319,7 +300,7 @@ impl Looker {
             Ok(gpus) => {
                 self.backoff.reset();
                 self.place.known().seen = Some(Seen { at: Instant::now(), gpus: gpus.clone() });
-                self.tell(Update::Statistics { endpoint_id: self.place.id.clone(), gpus });
+                self.core.telling.tell(Update::Statistics { endpoint_id: self.place.id.clone(), gpus });
             }
             Err(error) => {
                 let mut known = self.place.known();
@@ -341,8 +322,8 @@ impl Looker {
         let endpoint_id = self.place.id.clone();
         let is_usable = self.place.is_usable();
         match (std::mem::replace(&mut self.was_usable, is_usable), is_usable) {
-            (false, true) => self.tell(Update::EndpointUp { endpoint_id }),
-            (true, false) => self.tell(Update::EndpointDown { endpoint_id, error: self.place.trouble() }),
+            (false, true) => self.core.telling.tell(Update::EndpointUp { endpoint_id }),
+            (true, false) => self.core.telling.tell(Update::EndpointDown { endpoint_id, error: self.place.trouble() }),
             _ => {}
         }
     }
@@ -429,16 +410,8 @@ impl Looker {
             (true, _) => PROBE_PAUSE,
             // Sooner than usual, to know soon.
             (false, true) => self.backoff.next().min(interval.max(ROUND_PAUSE_FIRST)),
-            (false, false) => spread(interval),
+            // A little sooner or later, so that many clients do not look at the same instant.
+            (false, false) => interval.mul_f64(0.95 + random::fraction() / 10.0),
         }
     }
-
-    fn tell(&self, update: Update) {
-        self.core.telling.tell(update);
-    }
-}
-
-/// A little sooner or later, so that many clients do not look at the same instant.
-fn spread(interval: Duration) -> Duration {
-    interval.mul_f64(0.95 + random::fraction() / 10.0)
 }

@@ -4,7 +4,7 @@
 //! they are released, dropped or lost.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -108,15 +108,16 @@ pub(super) struct Running {
     lines: Vec<mpsc::UnboundedSender<Order>>,
     waiting: Mutex<Arrivals>,
     live: Mutex<BTreeMap<u64, Live>>,
-    stop: Arc<Stop>,
+    /// Changes once or more when the client stops.
+    stop: Arc<Changes>,
 }
 
 impl Running {
     /// Starts all tasks, on the runtime this is called on.
     pub fn start(core: &Arc<Core>) -> Arc<Self> {
-        let stop = Arc::new(Stop::default());
+        let stop: Arc<Changes> = Arc::default();
         let lines = core.places.iter().map(|place| {
-            tokio::spawn(look_on(core.clone(), place.clone(), Stopping::new(&stop)));
+            tokio::spawn(look_on(core.clone(), place.clone(), stop.follow_from_start()));
             let (orders, taken) = mpsc::unbounded_channel();
             tokio::spawn(Line::new(place.clone()).run(taken, core.weather.follow()));
             orders
@@ -133,20 +134,16 @@ impl Running {
 
     /// Ends all tasks; those who wait are told.
     pub fn stop(&self) {
-        self.stop.is_told.store(true, Ordering::SeqCst);
-        self.stop.changes.tell();
+        self.stop.tell();
     }
 
-    pub fn stopping(&self) -> Stopping {
-        Stopping::new(&self.stop)
+    /// Learns when the client stops, and that it has stopped.
+    pub fn stopping(&self) -> Follower {
+        self.stop.follow_from_start()
     }
 
     pub fn places(&self) -> &[Arc<Place>] {
         &self.core.places
-    }
-
-    pub fn weather(&self) -> Follower {
-        self.core.weather.follow()
     }
 
     /// Lets one more wait at every endpoint, in the same order at each.
@@ -170,6 +167,19 @@ impl Running {
                 Order::Leave { waiter, keeps: winner == Some(place), _under_way: self.core.returns.begin() },
             );
         }
+    }
+
+    /// Waits until an endpoint's state makes something true; `false` where the client stops before.
+    pub async fn wait_until(&self, is_so: impl Fn() -> bool) -> bool {
+        let (mut weather, mut stopping) = (self.core.weather.follow(), self.stopping());
+        while !is_so() {
+            tokio::select! {
+                biased;
+                () = stopping.changed() => return false,
+                () = weather.changed() => {}
+            }
+        }
+        true
     }
 
     /// How many wait.
@@ -202,11 +212,6 @@ impl Running {
         let causes = places.iter().map(|place| (place.id.clone(), place.trouble())).collect();
         ClientError::AllEndpointsUnavailable { causes }
     }
-
-    /// The next number of an assignment.
-    pub fn number(&self) -> u64 {
-        self.core.counts.numbers.fetch_add(1, Ordering::Relaxed) + 1
-    }
 }
 
 impl Drop for Running {
@@ -215,36 +220,9 @@ impl Drop for Running {
     }
 }
 
-/// Whether the client was told to stop.
-#[derive(Debug, Default)]
-struct Stop {
-    is_told: AtomicBool,
-    changes: Arc<Changes>,
-}
-
-/// Learns when the client stops.
-#[derive(Debug)]
-pub(super) struct Stopping {
-    stop: Arc<Stop>,
-    changes: Follower,
-}
-
-impl Stopping {
-    fn new(stop: &Arc<Stop>) -> Self {
-        Self { stop: stop.clone(), changes: stop.changes.follow() }
-    }
-}
-
 /// What is behind a lock; nothing here panics while it holds one.
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Waits until the client stops.
-pub(super) async fn told(stopping: &mut Stopping) {
-    while !stopping.stop.is_told.load(Ordering::SeqCst) {
-        stopping.changes.changed().await;
-    }
 }
 
 /// Waits until an instant; for ever, where there is none.
@@ -270,6 +248,11 @@ impl Changes {
     pub fn tell(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
         self.wake.notify_waiters();
+    }
+
+    /// Follows all changes, those of the past too.
+    pub fn follow_from_start(self: &Arc<Self>) -> Follower {
+        Follower { changes: self.clone(), seen: 0 }
     }
 
     /// Whoever follows from now on.

@@ -20,10 +20,8 @@ use tokio::time::{Instant, timeout};
 
 use super::direct::Wanted;
 use super::place::{Place, Stray, give_back, is_fault};
-use super::running::{self, Follower, Running, Turn, UnderWay, at, told};
-use crate::limits::{
-    AWAY, CONFIRM_PATIENCE, FOLLOW_WAIT, FOLLOWED_AT_ONCE, LINE_PAUSE_FIRST, LINE_PAUSE_MOST, SLOWEST_CLOCK,
-};
+use super::running::{Follower, Running, Turn, UnderWay, at};
+use crate::limits::{AWAY, CONFIRM_PATIENCE, FOLLOW_WAIT, FOLLOWED_AT_ONCE, SLOWEST_CLOCK};
 use crate::random::Backoff;
 use crate::{ClientError, IdempotencyKey};
 
@@ -54,7 +52,7 @@ pub(super) async fn seek(running: &Arc<Running>, wanted: Wanted, turn: Turn) -> 
     tokio::select! {
         biased;
         sought = told => sought.unwrap_or(Err(stopped)),
-        () = running::told(&mut stopping) => Err(stopped),
+        () = stopping.changed() => Err(stopped),
         () = tokio::time::sleep_until(deadline) => Err(too_long),
     }
 }
@@ -83,7 +81,7 @@ impl Seeker {
     }
 
     async fn seek(mut self, mut tell: oneshot::Sender<Sought>) {
-        let mut weather = self.running.weather();
+        let mut weather = self.running.core.weather.follow();
         let mut stopping = self.running.stopping();
         let sought = loop {
             if let Some((place, lease, since)) = self.offers.pop_front() {
@@ -104,7 +102,7 @@ impl Seeker {
             tokio::select! {
                 biased;
                 () = tell.closed() => return,
-                () = told(&mut stopping) => break Err(ClientError::NotStarted { doing: "requesting GPU" }),
+                () = stopping.changed() => break Err(ClientError::NotStarted { doing: "requesting GPU" }),
                 news = self.news.recv() => match news {
                     Some(news) => self.hear(news),
                     None => break Err(ClientError::NotStarted { doing: "requesting GPU" }),
@@ -144,7 +142,7 @@ impl Seeker {
             return Some(self.won(place, offered, since));
         }
         let began = Instant::now();
-        let mut backoff = Backoff::between(LINE_PAUSE_FIRST, LINE_PAUSE_MOST);
+        let mut backoff = Backoff::default();
         let certain = began + over_after(ttl);
         loop {
             let sent = Instant::now();
@@ -309,7 +307,7 @@ impl Line {
             following: None,
             is_outdated: false,
             pause: None,
-            backoff: Backoff::between(LINE_PAUSE_FIRST, LINE_PAUSE_MOST),
+            backoff: Backoff::default(),
         }
     }
 

@@ -132,7 +132,7 @@ impl Told {
 
     fn take_more(&mut self, gpu: &stats::Gpu, uuid: Option<&str>, is_fresh: bool) {
         self.uuid_now = uuid.map(Into::into);
-        self.vendor = vendor_called(&gpu.vendor);
+        self.vendor = gpu.vendor.to_ascii_lowercase().parse().ok();
         self.memory = memory(gpu.memory.total_mb, gpu.memory.reserved_mb.unwrap_or(0));
         if !is_fresh {
             return;
@@ -210,13 +210,6 @@ pub(super) fn name_of(node: &str, number: u32) -> Arc<str> {
 fn memory(total_mib: u64, reserved_mib: u64) -> Option<DeviceMemory> {
     let total = Bytes::from_mib(total_mib).filter(|total| !total.is_zero())?;
     Some(DeviceMemory { total, reserved: Bytes::from_mib(reserved_mib).unwrap_or(total).min(total) })
-}
-
-fn vendor_called(name: &str) -> Option<Vendor> {
-    let is = |called: &str| name.eq_ignore_ascii_case(called);
-    [Vendor::Nvidia, Vendor::Amd, Vendor::Intel, Vendor::Other]
-        .into_iter()
-        .find(|vendor| is(gpupool_api::view::vendor_name(*vendor)))
 }
 
 /// Whose GPU it is by its name. NVIDIA's own name is in it only since some years.
