@@ -10,7 +10,6 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, anyhow, bail};
@@ -77,11 +76,11 @@ impl Feeder {
             let payload = self.kind.payload(&arguments, seq).map_err(Trouble::Source)?;
             let id = TaskId(put);
             // Told of before it is put: it may be over before this thread goes on.
-            self.context.tasks.insert(id, Task { seq, arguments, shown });
+            lock(&self.context.tasks).insert(id, Task { seq, arguments, shown });
             match self.context.remote.push(payload) {
                 Ok(same) => debug_assert_eq!(same, id),
                 Err(refused) => {
-                    self.context.tasks.remove(id);
+                    lock(&self.context.tasks).remove(&id);
                     if refused == Refused::Closed {
                         return Ok(());
                     }
@@ -90,7 +89,7 @@ impl Feeder {
             }
             put += 1;
         }
-        self.context.total.set(put);
+        *lock(&self.context.total) = Some(put);
         Ok(())
     }
 }
@@ -143,44 +142,10 @@ impl Task {
 }
 
 /// The tasks that are not over: as many as the queue holds and workers have.
-#[derive(Debug, Clone, Default)]
-pub(super) struct OpenTasks {
-    tasks: Arc<Mutex<HashMap<u64, Task>>>,
-}
-
-impl OpenTasks {
-    pub fn insert(&self, id: TaskId, task: Task) {
-        lock(&self.tasks).insert(id.0, task);
-    }
-
-    pub fn remove(&self, id: TaskId) -> Option<Task> {
-        lock(&self.tasks).remove(&id.0)
-    }
-
-    pub fn get(&self, id: TaskId) -> Option<Task> {
-        lock(&self.tasks).get(&id.0).cloned()
-    }
-}
+pub(super) type OpenTasks = Arc<Mutex<HashMap<TaskId, Task>>>;
 
 /// How many tasks there are in this run: as many as there may be, and exactly how many when the source is at its end.
-#[derive(Debug, Clone)]
-pub(super) struct Total(Arc<AtomicU64>);
-
-const UNKNOWN: u64 = u64::MAX;
-
-impl Total {
-    pub fn new(total: Option<u64>) -> Self {
-        Self(Arc::new(AtomicU64::new(total.unwrap_or(UNKNOWN))))
-    }
-
-    pub fn get(&self) -> Option<u64> {
-        Some(self.0.load(Ordering::Relaxed)).filter(|total| *total != UNKNOWN)
-    }
-
-    fn set(&self, total: u64) {
-        self.0.store(total, Ordering::Relaxed);
-    }
-}
+pub(super) type Total = Arc<Mutex<Option<u64>>>;
 
 /// A source as it was named.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,14 +7,14 @@ use std::time::Instant;
 
 use anyhow::Context;
 use gpupool_dispatch::joblog::{Entry, JobLog};
-use gpupool_dispatch::{Cause, DispatchError, Event, Outcome, Over, Stats};
+use gpupool_dispatch::{Cause, DispatchError, Event, Outcome, Over, Stats, TaskId};
 use serde_json::Value;
 
 use super::arguments::Map;
 use super::feeder::Task;
 use super::report::{self, Ending, Failures, How, Outlet};
 use super::stop::{Reason, Trigger, When};
-use super::{BROKEN_PIPE, MapContext};
+use super::{BROKEN_PIPE, MapContext, lock};
 use crate::output::written;
 use crate::signals::exit_code;
 
@@ -42,12 +42,12 @@ impl<'a> Following<'a> {
         match event {
             Event::Over(over) => self.over(over),
             Event::Started { task, worker, .. } => {
-                if let Some(task) = self.context.tasks.get(task) {
+                if let Some(task) = self.open_task(task) {
                     self.tell(|| report::started_event(&task, worker));
                 }
             }
             Event::Retried { task, worker, outcome } => {
-                if let Some(task) = self.context.tasks.get(task) {
+                if let Some(task) = self.open_task(task) {
                     self.tell(|| report::retried_event(&task, worker, &outcome));
                 }
             }
@@ -77,8 +77,12 @@ impl<'a> Following<'a> {
         self.written(flushed);
     }
 
+    fn open_task(&self, id: TaskId) -> Option<Task> {
+        lock(&self.context.tasks).get(&id).cloned()
+    }
+
     fn over(&mut self, over: Over) {
-        let Some(task) = self.context.tasks.remove(over.task) else { return };
+        let Some(task) = lock(&self.context.tasks).remove(&over.task) else { return };
         let ending = Ending::of(&over, self.map.speaks.is_none());
         let written = self.print(&task, &over, &ending);
         let received = written.as_ref().ok().copied().unwrap_or(0);

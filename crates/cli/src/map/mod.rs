@@ -17,7 +17,7 @@ mod template;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpupool_confine::bounds::Bounds;
@@ -79,7 +79,7 @@ pub(crate) fn run(map: &Map) -> anyhow::Result<ExitCode> {
         stop: Stop::new(dispatcher.remote()),
         voice: Voice { is_quiet: map.quiet || map.json, bars: style.bars() },
         tasks: OpenTasks::default(),
-        total: Total::new(sources.total().map(|total| total.saturating_sub(skipped))),
+        total: Arc::new(Mutex::new(sources.total().map(|total| total.saturating_sub(skipped)))),
         waiting: Waiting::default(),
     };
     listening.obey(context.stop.clone(), context.voice.clone())?;

@@ -12,7 +12,7 @@ use anyhow::Context;
 use gpupool_dispatch::{Stats, WorkerState, WorkerStats};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::feeder::OpenTasks;
+use super::feeder::{OpenTasks, Task};
 use super::{MapContext, lock};
 use crate::terminal::{Column, Paint, Screen, Table, clean, cut};
 use crate::units::shown;
@@ -97,7 +97,8 @@ fn tell(shown: &MapContext, end: &RunEnd) {
     while !end.within(LINE_EVERY) {
         let stats = shown.remote.stats();
         let rate = rates.of("", over(&stats), Instant::now());
-        shown.voice.warn(summary(&stats, shown.total.get(), rate));
+        let total = *lock(&shown.total);
+        shown.voice.warn(summary(&stats, total, rate));
     }
 }
 
@@ -111,7 +112,7 @@ fn draw(shown: &MapContext, bars: &MultiProgress, end: &RunEnd) {
     let bar = bars.add(bar);
     loop {
         let (stats, waiting) = (shown.remote.stats(), shown.waiting.texts());
-        let page = Page { stats: &stats, tasks: &shown.tasks, total: shown.total.get(), waiting: &waiting };
+        let page = Page { stats: &stats, tasks: &shown.tasks, total: *lock(&shown.total), waiting: &waiting };
         let (screen, height) = screen();
         let lines = page.lines(&mut rates, Instant::now(), screen, height);
         bar.set_message(lines.join("\n"));
@@ -208,7 +209,7 @@ impl Page<'_> {
     fn task(&self, row: &Row<'_>, now: Instant) -> String {
         let running = row.workers.iter().filter_map(|worker| Some((worker.task_since?, worker.task?)));
         let Some((since, task)) = running.min() else { return String::new() };
-        let name = self.tasks.get(task).map(|task| task.argument()).unwrap_or_default();
+        let name = lock(self.tasks).get(&task).map(Task::argument).unwrap_or_default();
         match now.saturating_duration_since(since) {
             short if short < Duration::from_secs(1) => name,
             long => format!("{} · {name}", shown(long)),
@@ -339,7 +340,7 @@ mod tests {
     fn page(workers: Vec<WorkerStats>, width: usize, most: usize) -> Vec<String> {
         let (begun, tasks) = (Instant::now(), OpenTasks::default());
         let argument = Bytes::from_static("data/ärger\u{1b}[2J-with-a-long-name-0001.wav".as_bytes());
-        tasks.insert(TaskId(7), Task { seq: 8, arguments: vec![argument], shown: Bytes::new() });
+        lock(&tasks).insert(TaskId(7), Task { seq: 8, arguments: vec![argument], shown: Bytes::new() });
         let mut stats = Stats { completed: 203, failed: 2, timeouts: 0, workers, ..Stats::default() };
         let mut rates = Rates::default();
         let screen = Screen { width: Some(width), colours: false };

@@ -118,31 +118,16 @@ fn step(rest: &[u8], open: &mut Vec<Open>) -> usize {
     1
 }
 
-/// Writes an argument so that a shell takes it as it is.
-pub(super) fn quote(argument: &[u8], quotes: Quotes, into: &mut Vec<u8>) {
+/// An argument, written so that a shell takes it as it is.
+pub(super) fn quote(argument: &[u8], quotes: Quotes) -> Vec<u8> {
     match quotes {
-        Quotes::Verbatim => into.extend(argument),
-        Quotes::None if !argument.is_empty() && argument.iter().copied().all(is_plain) => into.extend(argument),
-        Quotes::None => {
-            into.push(b'\'');
-            quote(argument, Quotes::Single, into);
-            into.push(b'\'');
-        }
-        Quotes::Single => {
-            for byte in argument {
-                match byte {
-                    b'\'' => into.extend(b"'\\''"),
-                    other => into.push(*other),
-                }
-            }
-        }
+        Quotes::Verbatim => argument.to_vec(),
+        Quotes::None if !argument.is_empty() && argument.iter().copied().all(is_plain) => argument.to_vec(),
+        Quotes::None => [b"'", quote(argument, Quotes::Single).as_slice(), b"'"].concat(),
+        Quotes::Single => argument.split(|byte| *byte == b'\'').collect::<Vec<_>>().join(b"'\\''".as_slice()),
         Quotes::Double => {
-            for byte in argument {
-                if matches!(byte, b'"' | b'$' | b'`' | b'\\') {
-                    into.push(b'\\');
-                }
-                into.push(*byte);
-            }
+            let escape = |byte: &u8| matches!(byte, b'"' | b'$' | b'`' | b'\\').then_some(b'\\');
+            argument.iter().flat_map(|byte| escape(byte).into_iter().chain([*byte])).collect()
         }
     }
 }

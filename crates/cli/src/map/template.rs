@@ -99,12 +99,9 @@ impl Template {
                 Piece::Text(text) => shown.extend(text),
                 Piece::Argument(Replacement { which: Which::Slot, .. }, _) => shown.extend(b"{%}"),
                 Piece::Argument(replacement, quotes) => {
-                    for (nth, value) in replacement.values(arguments, seq).iter().enumerate() {
-                        if nth > 0 {
-                            shown.push(b' ');
-                        }
-                        quote(value, *quotes, &mut shown);
-                    }
+                    let values = replacement.values(arguments, seq);
+                    let quoted: Vec<_> = values.iter().map(|value| quote(value, *quotes)).collect();
+                    shown.extend(quoted.join(&b' '));
                 }
             }
         }
@@ -148,12 +145,9 @@ fn script(pieces: &[Piece], sources: usize) -> Vec<Vec<Piece>> {
         match piece {
             Piece::Text(text) => body.extend(text),
             Piece::Argument(replacement, quotes) => {
-                for (nth, one) in each(*replacement, sources).into_iter().enumerate() {
-                    if nth > 0 {
-                        body.push(b' ');
-                    }
-                    refer(&variable(one, &mut parameters), *quotes, &mut body);
-                }
+                let each = each(*replacement, sources).into_iter();
+                let named: Vec<String> = each.map(|one| refer(&variable(one, &mut parameters), *quotes)).collect();
+                body.extend(named.join(" ").into_bytes());
             }
         }
     }
@@ -175,11 +169,7 @@ fn typed(words: &[Vec<Piece>]) -> Vec<Piece> {
             shown.push(Piece::Text(b"''".to_vec()));
         }
         shown.extend(word.iter().map(|piece| match piece {
-            Piece::Text(text) => {
-                let mut quoted = Vec::new();
-                quote(text, Quotes::None, &mut quoted);
-                Piece::Text(quoted)
-            }
+            Piece::Text(text) => Piece::Text(quote(text, Quotes::None)),
             argument => argument.clone(),
         }));
     }
@@ -206,13 +196,12 @@ fn variable(one: Replacement, parameters: &mut Vec<Replacement>) -> String {
     format!("gpupool_{}", nth + 1)
 }
 
-fn refer(variable: &str, quotes: Quotes, body: &mut Vec<u8>) {
-    let reference = match quotes {
+fn refer(variable: &str, quotes: Quotes) -> String {
+    match quotes {
         Quotes::None | Quotes::Verbatim => format!("\"${variable}\""),
         Quotes::Double => format!("${{{variable}}}"),
         Quotes::Single => format!("'\"${variable}\"'"),
-    };
-    body.extend(reference.into_bytes());
+    }
 }
 
 /// Gives the parameters names of their own: `$1` is another one within a function.
