@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use gpupool_config::{Facts, Flags, Inputs, Reader, Severity, check, findings_as_json, findings_as_text, load};
 
@@ -31,15 +30,14 @@ pub(crate) struct Which {
 
 impl Which {
     fn inputs(&self) -> anyhow::Result<Inputs> {
-        Inputs::here(Flags::default(), self.config.as_deref(), Reader::Everybody)
-            .map_err(|problems| anyhow!("{problems}"))
+        Ok(Inputs::here(Flags::default(), self.config.as_deref(), Reader::Everybody)?)
     }
 }
 
 pub(crate) fn run(command: &Config) -> anyhow::Result<ExitCode> {
     match command {
         Config::Show(which) => {
-            let loaded = load(&which.inputs()?).map_err(|problems| anyhow!("{problems}"))?;
+            let loaded = load(&which.inputs()?)?;
             answer(which.json, &loaded.as_json(), || loaded.as_text())
         }
         Config::Check(which) => {

@@ -45,12 +45,9 @@ impl Connect {
 
     /// Sets up a client of several agents, where somebody named several.
     pub fn several(&self) -> anyhow::Result<Option<ClientBuilder>> {
-        let is_several = self.named(&self.load()?).map_err(WrongUsage::of)?.len() > 1;
-        let builder = is_several.then(ClientBuilder::from_environment).transpose().map_err(WrongUsage::of)?;
-        Ok(match (builder, &self.ca_file) {
-            (Some(builder), Some(path)) => Some(builder.ca_file(path)),
-            (builder, _) => builder,
-        })
+        let loaded = self.load()?;
+        let is_several = self.named(&loaded).map_err(WrongUsage::of)?.len() > 1;
+        Ok(is_several.then(|| ClientBuilder::configured(&loaded)).transpose().map_err(WrongUsage::of)?)
     }
 
     /// The same, or no client where nobody named an agent and none listens on a socket; and the state directory an agent of

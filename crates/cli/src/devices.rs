@@ -19,14 +19,12 @@ use gpupool_devices::simulated::{Simulated, Spec, real_clock};
 use gpupool_devices::{Partition, Places, Snapshot, Source, SourceError};
 
 use crate::output::answer;
-use crate::terminal::{Column, Paint, Screen, Table};
+use crate::terminal::{Column, Paint, Screen, Table, known};
 
 /// How long a source may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// How long one run of a tool may take: shorter, so that the tool is what is said to hang.
 const TOOL_DEADLINE: Duration = Duration::from_secs(8);
-/// Where the device does not say.
-const UNKNOWN: &str = "?";
 
 /// Which devices, and how to answer.
 #[derive(Args)]
@@ -187,24 +185,23 @@ fn page(report: &Report) -> String {
 }
 
 fn row(device: &DeviceReport) -> [String; 9] {
-    let or_unknown = |value: Option<String>| value.unwrap_or_else(|| UNKNOWN.to_owned());
     let has = |field: &str| device.unsupported.contains(&field) || device.failed.contains_key(field);
     let power = match (device.power_w, device.power_limit_w) {
-        (None, None) => UNKNOWN.to_owned(),
+        (None, None) => known(None::<f64>),
         (draw, limit) => {
-            let watts = |watts: Option<f64>| watts.map_or_else(|| UNKNOWN.to_owned(), |watts| format!("{watts:.0}"));
+            let watts = |watts: Option<f64>| known(watts.map(|watts| format!("{watts:.0}")));
             format!("{}/{} W", watts(draw), watts(limit))
         }
     };
     [
         device.gpu_id.to_string(),
         name(device),
-        or_unknown(device.pci.clone()),
+        known(device.pci.clone()),
         memory(device),
-        or_unknown(device.utilization_percent.map(|busy| format!("{busy:.0}%"))),
-        or_unknown(device.temperature_c.map(|degrees| format!("{degrees}°C"))),
+        known(device.utilization_percent.map(|busy| format!("{busy:.0}%"))),
+        known(device.temperature_c.map(|degrees| format!("{degrees}°C"))),
         power,
-        if has("processes") { UNKNOWN.to_owned() } else { device.processes.len().to_string() },
+        known((!has("processes")).then_some(device.processes.len())),
         health(device),
     ]
 }
@@ -224,21 +221,20 @@ fn name(device: &DeviceReport) -> String {
 }
 
 fn memory(device: &DeviceReport) -> String {
-    let number = |mib: Option<u64>| mib.map_or_else(|| UNKNOWN.to_owned(), |mib| mib.to_string());
     if device.unified_memory {
         return "shared".to_owned();
     }
-    format!("{}/{}", number(device.memory_used_mib), number(device.memory_total_mib))
+    format!("{}/{}", known(device.memory_used_mib), known(device.memory_total_mib))
 }
 
 fn health(device: &DeviceReport) -> String {
     if device.asleep {
         return "asleep".to_owned();
     }
-    let state = device.health.unwrap_or(UNKNOWN);
+    let state = known(device.health);
     match &device.health_reason {
         Some(reason) => format!("{state}: {reason}"),
-        None => state.to_owned(),
+        None => state,
     }
 }
 

@@ -9,8 +9,9 @@ use clap::Args;
 use gpupool_confine::bounds::{Enforcement, Means};
 use gpupool_confine::cgroup::Cgroups;
 use gpupool_devices::Places;
-use gpupool_devices::doctor::{Bundle, Evidence, Finding, Redact, Severity, Wish, examine, render};
+use gpupool_devices::doctor::{Bundle, Evidence, Redact, Severity, Wish, examine, render};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::devices::{places, read_sources};
 use crate::output::{write_json, write_text};
@@ -38,15 +39,6 @@ pub(crate) struct Doctor {
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
-    findings: &'a [Finding],
-    /// How jobs of leases would be confined by whoever runs this, in a sentence.
-    confinement: String,
-    /// By what each limit of a job would be kept.
-    limits: Vec<Limit>,
-}
-
-#[derive(Serialize)]
 struct Limit {
     /// What is limited.
     limit: &'static str,
@@ -64,7 +56,7 @@ pub(crate) fn run(arguments: &Doctor) -> anyhow::Result<ExitCode> {
     let cgroups = Cgroups::detect();
     let (confinement, limits) = (cgroups.describe(), limits(&cgroups));
     if arguments.json {
-        write_json(&Answer { findings: &findings, confinement, limits })?;
+        write_json(&json!({"findings": findings, "confinement": confinement, "limits": limits}))?;
     } else {
         let findings = render(&evidence, &findings);
         let limits: String = limits.iter().map(|Limit { limit, how, .. }| format!("  {limit:<12} {how}\n")).collect();

@@ -9,13 +9,13 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use gpupool_core::body::{RequestBody, SelectBody};
-use gpupool_core::device::Vendor;
 use gpupool_core::{Amount, Request, Share};
 use gpupool_kube::{Checked, MANIFEST_BYTES, Verdict};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::output::answer;
-use crate::units::mib_up;
+use crate::units::{count, mib_up};
 
 /// Kubernetes manifests.
 #[derive(Subcommand)]
@@ -85,8 +85,8 @@ fn subject(checked: &Checked) -> String {
 }
 
 fn sentence(request: &Request) -> String {
-    let gpus = if request.gpus == 1 { "1 GPU".to_owned() } else { format!("{} GPUs", request.gpus) };
-    let vendor = request.select.vendor.map_or_else(String::new, |vendor| format!(" ({})", vendor_name(vendor)));
+    let gpus = count(request.gpus, "GPU");
+    let vendor = request.select.vendor.map_or_else(String::new, |vendor| format!(" ({vendor})"));
     let mut said = match request.amount {
         Amount::Whole => format!("{gpus}{vendor}, whole"),
         Amount::Both(Share::WHOLE, memory) => format!("{gpus}{vendor}, whole, with at least {memory} of memory"),
@@ -111,15 +111,6 @@ fn sentence(request: &Request) -> String {
     said
 }
 
-const fn vendor_name(vendor: Vendor) -> &'static str {
-    match vendor {
-        Vendor::Nvidia => "nvidia",
-        Vendor::Amd => "amd",
-        Vendor::Intel => "intel",
-        Vendor::Other => "other",
-    }
-}
-
 /// One object's answer for programs.
 #[derive(Serialize)]
 struct ObjectAnswer<'a> {
@@ -131,16 +122,7 @@ struct ObjectAnswer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     request: Option<RequestBody>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<ErrorBody>,
-}
-
-#[derive(Serialize)]
-struct ErrorBody {
-    code: &'static str,
-    field: String,
-    value: String,
-    allowed: String,
-    message: String,
+    error: Option<Value>,
 }
 
 fn object(checked: &Checked) -> ObjectAnswer<'_> {
@@ -148,9 +130,10 @@ fn object(checked: &Checked) -> ObjectAnswer<'_> {
         Ok(Verdict::Gpu(request)) => ("gpu", Some(body(request)), None),
         Ok(Verdict::NoGpu) => ("no_gpu", None, None),
         Err(error) => {
-            let (code, message) = (error.code(), error.to_string());
             let (field, value, allowed) = (error.field(), error.value(), error.allowed());
-            ("error", None, Some(ErrorBody { code, field, value, allowed, message }))
+            let (code, message) = (error.code(), error.to_string());
+            let body = json!({"code": code, "field": field, "value": value, "allowed": allowed, "message": message});
+            ("error", None, Some(body))
         }
     };
     let Checked { document, kind, namespace, name, .. } = checked;
@@ -159,12 +142,7 @@ fn object(checked: &Checked) -> ObjectAnswer<'_> {
 
 /// The request as `POST /v1/leases` takes it.
 fn body(request: &Request) -> RequestBody {
-    let (fraction, memory) = match request.amount {
-        Amount::Whole | Amount::Shared => (None, None),
-        Amount::Share(share) => (Some(share), None),
-        Amount::Memory(memory) => (None, Some(memory)),
-        Amount::Both(share, memory) => (Some(share), Some(memory)),
-    };
+    let (fraction, memory) = request.amount.asked();
     RequestBody {
         gpus: Some(request.gpus),
         fraction: fraction.map(Share::as_fraction),

@@ -20,7 +20,7 @@ use crate::connect::{Connect, ask, converse, explained};
 use crate::output::{WrongUsage, answer, note, write_json, write_text};
 use crate::signals::{Signals, exit_code};
 use crate::status::{all_leases, past, wish};
-use crate::terminal::{Column, Paint, Screen, Table, clean};
+use crate::terminal::{Column, Paint, Table, clean};
 use crate::units;
 use crate::wish::Wish;
 
@@ -334,10 +334,7 @@ fn list(arguments: &List) -> anyhow::Result<ExitCode> {
     let client = arguments.connect.client()?;
     let state = arguments.all.then_some("all");
     let leases = ask(all_leases(&client, state, arguments.owner.as_deref()))?;
-    answer(arguments.json, &leases, || match leases.is_empty() {
-        true => "no leases\n".into(),
-        false => table(&leases).render(Screen::here()),
-    })
+    answer(arguments.json, &leases, || table(&leases).or("no leases\n"))
 }
 
 fn table(leases: &[Lease]) -> Table<8> {

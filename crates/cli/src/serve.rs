@@ -14,6 +14,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, fmt};
 
 use crate::log::Log;
+use crate::output::WrongUsage;
 
 /// The flags of the settings that an agent uses, and the configuration file.
 pub(crate) struct Serve {
@@ -28,20 +29,8 @@ impl Serve {
 }
 
 /// Flags that help shows first, in this order; the others follow in the order of the table.
-const SHOWN_FIRST: [&str; 12] = [
-    "simulate",
-    "host",
-    "port",
-    "state-dir",
-    "config",
-    "open",
-    "allow-plain-http",
-    "tls-cert",
-    "tls-key",
-    "backend",
-    "refresh-interval",
-    "node-name",
-];
+const SHOWN_FIRST: &str =
+    "simulate host port state-dir config open allow-plain-http tls-cert tls-key backend refresh-interval node-name";
 
 /// Settings of an agent that have a flag, with the name of the flag without its dashes.
 fn settings_with_flags() -> impl Iterator<Item = (&'static Setting, &'static str)> {
@@ -61,7 +50,7 @@ impl Args for Serve {
             }
         });
         let mut args: Vec<Arg> = settings.chain([file]).collect();
-        args.sort_by_key(|arg| SHOWN_FIRST.iter().position(|first| arg.get_id() == first).unwrap_or(SHOWN_FIRST.len()));
+        args.sort_by_key(|arg| SHOWN_FIRST.split(' ').position(|first| arg.get_id() == first).unwrap_or(usize::MAX));
         command.args(args)
     }
 
@@ -86,13 +75,7 @@ impl FromArgMatches for Serve {
 }
 
 pub(crate) fn run(arguments: Serve) -> anyhow::Result<ExitCode> {
-    let loaded = match arguments.load() {
-        Ok(loaded) => loaded,
-        Err(problems) => {
-            eprintln!("error: {problems}");
-            return Ok(ExitCode::from(2));
-        }
-    };
+    let loaded = arguments.load().map_err(WrongUsage::of)?;
     let server = &loaded.config.server;
     let (log, _writes_until_dropped) = Log::start(std::io::stderr())?;
     let level = log_to(log.clone(), server.log_level, server.log_format)?;

@@ -75,7 +75,8 @@ const WORKLOADS: [(&str, WorkloadSource); 2] = [("known", WorkloadSource::Known)
 const NODE_ORDERS: [(&str, NodeOrder); 3] =
     [("trace", NodeOrder::Trace), ("gpus-desc", NodeOrder::GpusDesc), ("cpu-per-gpu-asc", NodeOrder::CpuPerGpuAsc)];
 
-fn one_of<T: Clone + Send + Sync + 'static, const N: usize>(
+/// Parses one of several values by its name.
+pub(crate) fn one_of<T: Clone + Send + Sync + 'static, const N: usize>(
     named: [(&'static str, T); N],
 ) -> impl TypedValueParser<Value = T> {
     let names = PossibleValuesParser::new(named.iter().map(|(name, _)| *name).collect::<Vec<_>>());

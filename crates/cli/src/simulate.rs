@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::connect::{Connect, ask};
 use crate::output::answer;
-use crate::terminal::{Column, Paint, Screen, Table};
+use crate::terminal::{Column, Paint, Table};
 
 /// Faults of simulated devices.
 #[derive(Subcommand)]
@@ -28,11 +28,8 @@ pub(crate) struct SetFault {
     /// The fault, such as lost, hot:97 or squatter:4242:2048:35.
     #[arg(value_parser = fault, long_help = forms())]
     fault: Fault,
-    /// The number of the device; all of them unless given.
-    #[arg(long, value_name = "ID")]
-    gpu: Option<u32>,
     #[command(flatten)]
-    connect: Connect,
+    of: Clear,
 }
 
 /// Which device.
@@ -57,10 +54,8 @@ pub(crate) struct List {
 
 pub(crate) fn run(command: &Simulate) -> anyhow::Result<ExitCode> {
     match command {
-        Simulate::Fault(arguments) => {
-            set(&arguments.connect, arguments.gpu, Value::String(arguments.fault.to_string()))
-        }
-        Simulate::Clear(arguments) => set(&arguments.connect, arguments.gpu, Value::Null),
+        Simulate::Fault(arguments) => set(&arguments.of, Value::String(arguments.fault.to_string())),
+        Simulate::Clear(arguments) => set(arguments, Value::Null),
         Simulate::List(arguments) => {
             let faults = ask(arguments.connect.client()?.faults())?;
             answer(arguments.json, &faults, || table(&faults.faults))
@@ -68,14 +63,11 @@ pub(crate) fn run(command: &Simulate) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn set(connect: &Connect, gpu_id: Option<u32>, fault: Value) -> anyhow::Result<ExitCode> {
-    ask(connect.client()?.set_fault(&FaultBody { gpu_id, fault })).map(|_| ExitCode::SUCCESS)
+fn set(of: &Clear, fault: Value) -> anyhow::Result<ExitCode> {
+    ask(of.connect.client()?.set_fault(&FaultBody { gpu_id: of.gpu, fault })).map(|_| ExitCode::SUCCESS)
 }
 
 fn table(faults: &[DeviceFault]) -> String {
-    if faults.is_empty() {
-        return "nothing is wrong\n".into();
-    }
     let mut table = Table::new([Column::number("GPU"), Column::words("FAULT")]);
     for DeviceFault { gpu_id, fault } in faults {
         // A newer agent may know a fault that has no short form here.
@@ -83,7 +75,7 @@ fn table(faults: &[DeviceFault]) -> String {
             serde_json::from_value::<Fault>(fault.clone()).map_or_else(|_| fault.to_string(), |it| it.to_string());
         table.row([gpu_id.to_string(), shown], Paint::Plain);
     }
-    table.render(Screen::here())
+    table.or("nothing is wrong\n")
 }
 
 fn fault(text: &str) -> Result<Fault, String> {

@@ -18,15 +18,13 @@ use serde::Serialize;
 
 use crate::connect::{Connect, converse, explained};
 use crate::output::{answer, write_text};
-use crate::terminal::{Column, Paint, Screen, Table, clean, cut, wrap};
-use crate::units;
+use crate::terminal::{Column, Paint, Screen, Table, clean, cut, known, wrap};
+use crate::units::{self, count};
 
 /// Waiters that are shown; of the others only how many there are.
 const WAITERS_SHOWN: usize = 20;
 /// No more pages of leases than this are asked for: a thousand leases each.
 const PAGES: usize = 100;
-/// Where nobody knows.
-const UNKNOWN: &str = "?";
 
 /// Which agent, and how to answer.
 #[derive(Args)]
@@ -121,10 +119,7 @@ async fn standing(client: &AgentClient) -> Result<Standing, ClientError> {
     let pool = match client.pool().await {
         // It has no such route: perhaps a server of statistics.
         Err(error @ ClientError::NotOurs { status: 404, .. }) => {
-            return match client.stats().await {
-                Ok(stats) => Ok(Standing::None { endpoint, stats }),
-                Err(_) => Err(error),
-            };
+            return client.stats().await.map(|stats| Standing::None { endpoint, stats }).map_err(|_| error);
         }
         answer => Box::new(answer?),
     };
@@ -179,17 +174,16 @@ fn agent(pool: &Pool, devices: &[Device], waiting: &[Lease], screen: Screen) -> 
 }
 
 fn headline(pool: &Pool, devices: &[Device]) -> String {
-    let count = |count: usize, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
     let squatters: usize = devices.iter().map(squatters_on).sum();
     let is_free = |device: &&Device| device.closed.is_none() && device.leases.is_empty() && squatters_on(device) == 0;
     let free = devices.iter().filter(is_free).count();
     let mut parts = vec![
-        format!("{} ({free} free)", count(pool.devices, "GPU", "GPUs")),
-        count(pool.active, "lease", "leases"),
+        format!("{} ({free} free)", count(pool.devices, "GPU")),
+        count(pool.active, "lease"),
         format!("{} waiting", pool.waiting),
     ];
     if squatters > 0 {
-        parts.push(count(squatters, "squatter", "squatters"));
+        parts.push(count(squatters, "squatter"));
     }
     if pool.simulated {
         parts.push("simulated".into());
@@ -227,14 +221,13 @@ fn gpus(devices: &[Device]) -> Table<8> {
     ]);
     for device in devices {
         let (state, paint) = state(device);
-        let or_unknown = |value: Option<String>| value.unwrap_or_else(|| UNKNOWN.into());
         let cells = [
             device.gpu_id.to_string(),
             name(device),
-            or_unknown(device.utilization_percent.map(|busy| format!("{busy:.0}%"))),
+            known(device.utilization_percent.map(|busy| format!("{busy:.0}%"))),
             memory(device.memory_used_mib, device.memory_mib),
-            or_unknown(device.temperature_c.map(|degrees| format!("{degrees} °C"))),
-            or_unknown(device.power_w.map(|watts| format!("{watts:.0} W"))),
+            known(device.temperature_c.map(|degrees| format!("{degrees} °C"))),
+            known(device.power_w.map(|watts| format!("{watts:.0} W"))),
             units::share(device.promised),
             state,
         ];
@@ -259,7 +252,7 @@ fn without_vendor(name: &str) -> &str {
 
 /// Used of all, in GiB.
 fn memory(used: Option<u64>, all: Option<u64>) -> String {
-    let gib = |mib: Option<u64>| mib.map_or_else(|| UNKNOWN.into(), |mib| format!("{:.1}", mib as f64 / 1024.0));
+    let gib = |mib: Option<u64>| known(mib.map(|mib| format!("{:.1}", mib as f64 / 1024.0)));
     format!("{}/{}", gib(used), gib(all))
 }
 
@@ -274,8 +267,7 @@ fn state(device: &Device) -> (String, Paint) {
     }
     match squatters_on(device) {
         0 => ("open".into(), Paint::Plain),
-        1 => ("open, 1 squatter".into(), Paint::Odd),
-        more => (format!("open, {more} squatters"), Paint::Odd),
+        some => (format!("open, {}", count(some, "squatter")), Paint::Odd),
     }
 }
 
@@ -324,9 +316,9 @@ fn squatters(devices: &[Device]) -> Table<5> {
             let cells = [
                 device.gpu_id.to_string(),
                 process.pid.to_string(),
-                process.user.clone().unwrap_or_else(|| UNKNOWN.into()),
-                process.memory_mib.map_or_else(|| UNKNOWN.into(), units::mib),
-                process.command.clone().unwrap_or_else(|| UNKNOWN.into()),
+                known(process.user.clone()),
+                known(process.memory_mib.map(units::mib)),
+                known(process.command.clone()),
             ];
             table.row(cells, Paint::Odd);
         }
@@ -345,7 +337,7 @@ fn queue(waiting: &[Lease], now: Timestamp) -> Table<6> {
     ]);
     for lease in waiting.iter().take(WAITERS_SHOWN) {
         let cells = [
-            lease.queue_position.map_or_else(|| UNKNOWN.into(), |position| position.to_string()),
+            known(lease.queue_position),
             lease.id.to_string(),
             lease.owner.clone(),
             wish(&lease.wish),
@@ -359,11 +351,7 @@ fn queue(waiting: &[Lease], now: Timestamp) -> Table<6> {
 
 /// What was asked for, in few words.
 pub(crate) fn wish(wish: &Wish) -> String {
-    let gpus = match wish.gpus {
-        0 => "no GPU".to_owned(),
-        1 => "1 GPU".to_owned(),
-        more => format!("{more} GPUs"),
-    };
+    let gpus = if wish.gpus == 0 { "no GPU".to_owned() } else { count(wish.gpus, "GPU") };
     match (wish.fraction, wish.memory_mib) {
         (Some(fraction), Some(memory)) => format!("{} of {gpus}, {}", units::share(fraction), units::mib(memory)),
         (Some(fraction), None) => format!("{} of {gpus}", units::share(fraction)),
@@ -380,7 +368,7 @@ pub(crate) fn past(at: &str, now: Timestamp) -> Option<Duration> {
 }
 
 fn statistics(endpoint: &str, stats: &Stats, screen: Screen) -> String {
-    let gpus = if stats.gpu_count == 1 { "1 GPU".to_owned() } else { format!("{} GPUs", stats.gpu_count) };
+    let gpus = count(stats.gpu_count, "GPU");
     let mut text = format!("{endpoint}: {gpus}, statistics only: nobody leases GPUs there\n");
     if let Some(error) = &stats.error {
         let _ = writeln!(text, "{}", screen.paint(Paint::Bad, &format!("error: {}", clean(error))));
@@ -400,20 +388,16 @@ fn readings(stats: &Stats) -> Table<7> {
         Column::words("STATE").at_least(12).weighs(2).wraps(),
     ]);
     for gpu in &stats.gpus {
-        let tells = |field: &str| !gpu.unsupported.iter().any(|other| other == field);
-        let known = |is_known: bool, value: u64| Some(value).filter(|_| is_known);
+        let told = |field: &str, value: u64| (!gpu.unsupported.iter().any(|other| other == field)).then_some(value);
         let (state, paint) = reading_state(gpu, stats.stale);
-        let busy = if tells("utilization_percent") { format!("{}%", gpu.utilization_percent) } else { UNKNOWN.into() };
+        let busy = told("utilization_percent", gpu.utilization_percent.into());
         let cells = [
             gpu.gpu_id.to_string(),
             without_vendor(&gpu.name).to_owned(),
-            busy,
-            memory(
-                known(tells("memory.used_mb"), gpu.memory.used_mb),
-                known(tells("memory.total_mb"), gpu.memory.total_mb),
-            ),
-            gpu.temperature_c.map_or_else(|| UNKNOWN.into(), |degrees| format!("{degrees} °C")),
-            gpu.power.draw_w.map_or_else(|| UNKNOWN.into(), |watts| format!("{watts:.0} W")),
+            known(busy.map(|busy| format!("{busy}%"))),
+            memory(told("memory.used_mb", gpu.memory.used_mb), told("memory.total_mb", gpu.memory.total_mb)),
+            known(gpu.temperature_c.map(|degrees| format!("{degrees} °C"))),
+            known(gpu.power.draw_w.map(|watts| format!("{watts:.0} W"))),
             state,
         ];
         table.row(cells, paint);

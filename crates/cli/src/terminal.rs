@@ -123,6 +123,11 @@ impl<const N: usize> Table<N> {
         self.rows.is_empty()
     }
 
+    /// The table as it fits here, or a sentence where it is empty.
+    pub fn or(&self, sentence: &str) -> String {
+        if self.is_empty() { sentence.into() } else { self.render(Screen::here()) }
+    }
+
     /// The table in lines.
     pub fn render(&self, screen: Screen) -> String {
         let widths = self.widths(screen.width.unwrap_or(usize::MAX));
@@ -208,6 +213,11 @@ impl<const N: usize> Table<N> {
 
 /// No text from elsewhere is shown longer than this.
 const SHOWN_CHARS: usize = 2_000;
+
+/// A value, or `?` where nobody knows it.
+pub(crate) fn known(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "?".into(), |value| value.to_string())
+}
 
 /// The text with every character that would not show as itself replaced.
 pub(crate) fn clean(text: &str) -> String {

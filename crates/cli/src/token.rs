@@ -19,7 +19,7 @@ use rustix::process::geteuid;
 
 use crate::connect::{Connect, ask};
 use crate::output::{WrongUsage, answer, note};
-use crate::terminal::{Column, Paint, Screen, Table, clean};
+use crate::terminal::{Column, Paint, Table, clean};
 
 /// Tokens, for administrators.
 #[derive(Subcommand)]
@@ -27,7 +27,7 @@ pub(crate) enum Tokens {
     /// Make a token, and print its secret, which is never shown again.
     Create(Create),
     /// Every token, without its secret.
-    List(List),
+    List(At),
     /// Make a token worthless. Leases it took stay.
     Revoke(Revoke),
 }
@@ -45,13 +45,6 @@ pub(crate) struct Create {
     at: At,
 }
 
-/// How to answer.
-#[derive(Args)]
-pub(crate) struct List {
-    #[command(flatten)]
-    at: At,
-}
-
 /// Which.
 #[derive(Args)]
 pub(crate) struct Revoke {
@@ -63,7 +56,7 @@ pub(crate) struct Revoke {
 
 /// Where tokens are kept, and how to answer.
 #[derive(Args)]
-struct At {
+pub(crate) struct At {
     /// Answer in JSON.
     #[arg(long)]
     json: bool,
@@ -93,7 +86,7 @@ impl At {
 pub(crate) fn run(command: &Tokens) -> anyhow::Result<ExitCode> {
     match command {
         Tokens::Create(arguments) => create(arguments),
-        Tokens::List(arguments) => list(arguments),
+        Tokens::List(at) => list(at),
         Tokens::Revoke(arguments) => revoke(arguments),
     }
 }
@@ -118,15 +111,12 @@ fn create(arguments: &Create) -> anyhow::Result<ExitCode> {
     Ok(done)
 }
 
-fn list(arguments: &List) -> anyhow::Result<ExitCode> {
-    let tokens = match arguments.at.keeper()? {
+fn list(at: &At) -> anyhow::Result<ExitCode> {
+    let tokens = match at.keeper()? {
         Keeper::Agent(client) => ask(client.tokens())?.tokens,
         Keeper::Nobody(store) => store.tokens()?.into_iter().map(told).collect(),
     };
-    answer(arguments.at.json, &tokens, || match tokens.is_empty() {
-        true => "no tokens\n".into(),
-        false => table(&tokens).render(Screen::here()),
-    })
+    answer(at.json, &tokens, || table(&tokens).or("no tokens\n"))
 }
 
 fn table(tokens: &[Token]) -> Table<5> {

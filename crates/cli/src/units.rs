@@ -71,6 +71,14 @@ pub(crate) const fn mib_up(memory: Bytes) -> u64 {
     memory.0.div_ceil(1 << 20)
 }
 
+/// So many things, such as `1 GPU` and `2 GPUs`.
+pub(crate) fn count(number: impl Into<usize>, thing: &str) -> String {
+    match number.into() {
+        1 => format!("1 {thing}"),
+        number => format!("{number} {thing}s"),
+    }
+}
+
 /// An amount of memory in a unit that fits: `512 MiB`, `24 GiB`, `1.5 GiB`.
 pub(crate) fn mib(mib: u64) -> String {
     if mib < 1024 {

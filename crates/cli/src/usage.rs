@@ -11,15 +11,16 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::connect::{Connect, ask};
 use crate::output::answer;
-use crate::terminal::{Column, Paint, Screen, Table, clean};
+use crate::sim::one_of;
+use crate::terminal::{Column, Paint, Table, clean};
 use crate::units;
 
 /// What to sum, since when, and how to answer.
 #[derive(Args)]
 pub(crate) struct Usage {
     /// Sum by whoever took the leases, or by GPU.
-    #[arg(long, value_enum, default_value_t = By::Owner)]
-    by: By,
+    #[arg(long, default_value = "owner", value_parser = one_of(BY))]
+    by: UsageBy,
     /// Since so long ago (7d, 12h), or since a day (2026-01-01, from midnight UTC) or time (2026-01-01T08:00+01:00).
     #[arg(long, value_name = "WHEN", default_value = "7d", value_parser = since)]
     since: Timestamp,
@@ -33,11 +34,7 @@ pub(crate) struct Usage {
     connect: Connect,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum By {
-    Owner,
-    Gpu,
-}
+const BY: [(&str, UsageBy); 2] = [("owner", UsageBy::Owner), ("gpu", UsageBy::Gpu)];
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Format {
@@ -48,11 +45,7 @@ enum Format {
 
 pub(crate) fn run(arguments: &Usage) -> anyhow::Result<ExitCode> {
     let client = arguments.connect.client()?;
-    let by = match arguments.by {
-        By::Owner => UsageBy::Owner,
-        By::Gpu => UsageBy::Gpu,
-    };
-    let usage = ask(client.usage(by, Some(&arguments.since.to_string())))?;
+    let usage = ask(client.usage(arguments.by, Some(&arguments.since.to_string())))?;
     let is_json = arguments.json || arguments.format == Format::Json;
     answer(is_json, &usage, || if arguments.format == Format::Csv { csv(&usage) } else { table(&usage) })
 }
@@ -70,9 +63,6 @@ fn since(text: &str) -> Result<Timestamp, String> {
 }
 
 fn table(usage: &Answer) -> String {
-    if usage.lines.is_empty() {
-        return format!("nothing was held since {}\n", clean(&usage.since));
-    }
     let heading = if usage.by == "gpu" { "GPU" } else { "OWNER" };
     let mut table = Table::new([
         Column::words(heading).at_least(12),
@@ -89,7 +79,7 @@ fn table(usage: &Answer) -> String {
         ];
         table.row(cells, Paint::Plain);
     }
-    table.render(Screen::here())
+    table.or(&format!("nothing was held since {}\n", clean(&usage.since)))
 }
 
 /// As RFC 4180 says, with a heading.

@@ -142,12 +142,8 @@ fn labels(pairs: &[(String, String)]) -> Labels {
 }
 
 fn vendor(name: &str) -> Result<Vendor, String> {
-    match name.to_ascii_lowercase().as_str() {
-        "nvidia" => Ok(Vendor::Nvidia),
-        "amd" => Ok(Vendor::Amd),
-        "intel" => Ok(Vendor::Intel),
-        _ => Err("allowed are nvidia, amd, intel".into()),
-    }
+    let named = name.to_ascii_lowercase().parse().ok().filter(|vendor| *vendor != Vendor::Other);
+    named.ok_or_else(|| "allowed are nvidia, amd, intel".into())
 }
 
 fn names(names: impl Iterator<Item = &'static str>) -> PossibleValuesParser {
