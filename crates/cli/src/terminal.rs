@@ -214,7 +214,7 @@ impl<const N: usize> Table<N> {
 /// No text from elsewhere is shown longer than this.
 const SHOWN_CHARS: usize = 2_000;
 
-/// A value, or `?` where nobody knows it.
+/// A value, or `?` if it is unknown.
 pub(crate) fn known(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "?".into(), |value| value.to_string())
 }

@@ -71,7 +71,7 @@ pub(crate) const fn mib_up(memory: Bytes) -> u64 {
     memory.0.div_ceil(1 << 20)
 }
 
-/// So many things, such as `1 GPU` and `2 GPUs`.
+/// A number of things, such as `1 GPU` and `2 GPUs`.
 pub(crate) fn count(number: impl Into<usize>, thing: &str) -> String {
     match number.into() {
         1 => format!("1 {thing}"),

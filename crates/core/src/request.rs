@@ -158,7 +158,7 @@ pub enum Amount {
 }
 
 impl Amount {
-    /// The share and the memory that were asked for, where they were.
+    /// The share and the memory that the amount names.
     pub const fn asked(self) -> (Option<Share>, Option<Bytes>) {
         match self {
             Self::Whole | Self::Shared => (None, None),

@@ -137,7 +137,7 @@ impl Running {
         self.stop.tell();
     }
 
-    /// Learns when the client stops, and that it has stopped.
+    /// Tells of the client's stop, even if it is already over.
     pub fn stopping(&self) -> Follower {
         self.stop.follow_from_start()
     }
@@ -169,7 +169,7 @@ impl Running {
         }
     }
 
-    /// Waits until an endpoint's state makes something true; `false` where the client stops before.
+    /// Waits until a condition on the endpoints holds; `false` if the client stops first.
     pub async fn wait_until(&self, is_so: impl Fn() -> bool) -> bool {
         let (mut weather, mut stopping) = (self.core.weather.follow(), self.stopping());
         while !is_so() {
