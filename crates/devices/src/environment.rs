@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use gpupool_core::device::Vendor;
 
-use crate::found::{Found, Partition};
+use crate::found::Found;
 
 /// CUDA's list of devices; HIP reads it too.
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
@@ -36,41 +36,28 @@ impl JobEnvironment {
         let of = |vendor| chosen.iter().filter(move |device| device.vendor == vendor).copied().collect::<Vec<_>>();
         let (nvidia, amd) = (of(Vendor::Nvidia), of(Vendor::Amd));
         let mut environment = Self::default();
-        if amd.is_empty() {
-            environment.cuda(all, &nvidia);
-        } else {
-            environment.rocm(all, &amd);
-            if !nvidia.is_empty() {
-                environment.cuda_list(all, &nvidia);
-                environment.caveats.push(format!(
-                    "HIP reads {CUDA} as well: a program that uses NVIDIA and AMD devices at once will not see both"
-                ));
-            }
+        for name in [CUDA, CUDA_ORDER, ROCR].iter().chain(&HIP) {
+            environment.variables.insert(name, None);
+        }
+        if !amd.is_empty() {
+            let names = names(all, &amd, Vendor::Amd, |device| device.index);
+            environment.variables.insert(ROCR, Some(names));
+        }
+        if amd.is_empty() || !nvidia.is_empty() {
+            let names = names(all, &nvidia, Vendor::Nvidia, |device| device.pci);
+            environment.variables.insert(CUDA, Some(names));
+            environment.variables.insert(CUDA_ORDER, Some("PCI_BUS_ID".to_owned()));
+        }
+        if nvidia.len() > 1 && nvidia.iter().any(|device| device.is_mig_instance()) {
+            let one = "CUDA shows a program one MIG instance at a time: the first of the list";
+            environment.caveats.push(one.to_owned());
+        }
+        if !amd.is_empty() && !nvidia.is_empty() {
+            environment.caveats.push(format!(
+                "HIP reads {CUDA} as well: a program that uses NVIDIA and AMD devices at once will not see both"
+            ));
         }
         environment
-    }
-
-    fn cuda(&mut self, all: &[Found], chosen: &[&Found]) {
-        for name in [ROCR].iter().chain(&HIP) {
-            self.variables.insert(name, None);
-        }
-        self.cuda_list(all, chosen);
-    }
-
-    fn cuda_list(&mut self, all: &[Found], chosen: &[&Found]) {
-        let names = names(all, chosen, Vendor::Nvidia, |device| device.pci.map(|pci| (pci, 0)));
-        self.variables.insert(CUDA, Some(names));
-        self.variables.insert(CUDA_ORDER, Some("PCI_BUS_ID".to_owned()));
-        if chosen.len() > 1 && chosen.iter().any(|device| is_mig(device)) {
-            self.caveats.push("CUDA shows a program one MIG instance at a time: the first of the list".to_owned());
-        }
-    }
-
-    fn rocm(&mut self, all: &[Found], chosen: &[&Found]) {
-        for name in [CUDA, CUDA_ORDER].iter().chain(&HIP) {
-            self.variables.insert(name, None);
-        }
-        self.variables.insert(ROCR, Some(names(all, chosen, Vendor::Amd, |device| device.index)));
     }
 }
 
@@ -82,7 +69,7 @@ fn names<K: Ord>(all: &[Found], chosen: &[&Found], vendor: Vendor, order: impl F
         .map(|device| device.uuid.as_deref().filter(|uuid| carriers(uuid) == 1).map(ToOwned::to_owned))
         .collect();
     let by_place = || {
-        let counts = |device: &&Found| device.vendor == vendor && !is_mig(device) && order(device).is_some();
+        let counts = |device: &&Found| device.vendor == vendor && !device.is_mig_instance() && order(device).is_some();
         let mut ordered: Vec<&Found> = all.iter().filter(counts).collect();
         ordered.sort_by_key(|device| order(device));
         let place = |device: &&Found| ordered.iter().position(|other| std::ptr::eq(*other, *device));
@@ -91,14 +78,11 @@ fn names<K: Ord>(all: &[Found], chosen: &[&Found], vendor: Vendor, order: impl F
     by_uuid.unwrap_or_else(by_place).join(",")
 }
 
-fn is_mig(device: &Found) -> bool {
-    matches!(device.partition, Some(Partition::Mig { .. }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::address;
+    use crate::found::Partition;
 
     fn device(vendor: Vendor, index: u32, uuid: Option<&str>, pci: &str) -> Found {
         let mut found = Found::new(vendor);

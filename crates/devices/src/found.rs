@@ -154,6 +154,18 @@ pub enum Doing {
     Unknown,
 }
 
+impl Doing {
+    /// What a process does that computes, or draws.
+    pub(crate) const fn of(computes: bool, draws: bool) -> Self {
+        match (computes, draws) {
+            (true, true) => Self::Both,
+            (true, false) => Self::Compute,
+            (false, true) => Self::Graphics,
+            (false, false) => Self::Unknown,
+        }
+    }
+}
+
 /// A process on a device, as the driver names it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Process {
@@ -235,38 +247,69 @@ impl Found {
         }
     }
 
+    /// Whether it is a MIG instance.
+    pub(crate) fn is_mig_instance(&self) -> bool {
+        matches!(self.partition, Some(Partition::Mig { .. }))
+    }
+
+    /// Which of the partitions of its PCI device it is, where it is one.
+    pub(crate) fn partition_number(&self) -> Option<u16> {
+        self.partition.as_ref()?.number()
+    }
+
+    /// Whether it told anything of its present state. The power limit and the size of memory are no such answer.
+    pub(crate) fn has_answered(&self) -> bool {
+        self.memory.used.value().is_some()
+            || self.utilization.value().is_some()
+            || self.temperature_c.value().is_some()
+            || self.power.value().is_some()
+    }
+
+    /// Takes from `other` what the device is and where, as far as this one does not tell.
+    pub(crate) fn fill_identity(&mut self, other: &Self) {
+        fn fill<T: Clone>(mine: &mut Option<T>, other: &Option<T>) {
+            if mine.is_none() {
+                mine.clone_from(other);
+            }
+        }
+        fill(&mut self.index, &other.index);
+        fill(&mut self.minor, &other.minor);
+        fill(&mut self.name, &other.name);
+        fill(&mut self.uuid, &other.uuid);
+        fill(&mut self.pci, &other.pci);
+        fill(&mut self.partition, &other.partition);
+        fill(&mut self.mig, &other.mig);
+        fill(&mut self.driver, &other.driver);
+        fill(&mut self.numa, &other.numa);
+    }
+
     /// Takes from `other`, the same device seen by another source, what this one does not tell. Long texts are cut.
     pub(crate) fn fill_from(&mut self, other: Self) {
-        fn fill<T>(mine: &mut Told<T>, other: Told<T>) {
-            *mine = std::mem::take(mine).or(other);
-        }
-        self.index = self.index.or(other.index);
-        self.minor = self.minor.or(other.minor);
-        self.name = self.name.take().or(other.name);
-        self.uuid = self.uuid.take().or(other.uuid);
-        self.pci = self.pci.or(other.pci);
-        self.partition = self.partition.take().or(other.partition);
-        self.mig = self.mig.or(other.mig);
-        self.driver = self.driver.take().or(other.driver);
-        self.numa = self.numa.or(other.numa);
+        self.fill_identity(&other);
         if self.memory.used.value().is_none() && other.memory.used.value().is_some() {
             self.memory.used_means = other.memory.used_means;
         }
-        fill(&mut self.memory.total, other.memory.total);
-        fill(&mut self.memory.reserved, other.memory.reserved);
-        fill(&mut self.memory.used, other.memory.used);
+        self.memory.total.fill(other.memory.total);
+        self.memory.reserved.fill(other.memory.reserved);
+        self.memory.used.fill(other.memory.used);
         self.memory.unified |= other.memory.unified;
-        fill(&mut self.memory.host_total, other.memory.host_total);
-        fill(&mut self.memory.host_used, other.memory.host_used);
-        fill(&mut self.utilization, other.utilization);
-        fill(&mut self.temperature_c, other.temperature_c);
-        fill(&mut self.power, other.power);
-        fill(&mut self.power_limit, other.power_limit);
-        fill(&mut self.processes, other.processes);
+        self.memory.host_total.fill(other.memory.host_total);
+        self.memory.host_used.fill(other.memory.host_used);
+        self.utilization.fill(other.utilization);
+        self.temperature_c.fill(other.temperature_c);
+        self.power.fill(other.power);
+        self.power_limit.fill(other.power_limit);
+        self.processes.fill(other.processes);
         self.health = worse(self.health.take(), other.health);
         self.asleep |= other.asleep;
         self.bound_texts();
     }
+}
+
+/// Whether a text is a UUID: five groups of hexadecimal digits.
+pub(crate) fn is_uuid(text: &str) -> bool {
+    let lengths = text.split('-').map(str::len);
+    lengths.eq([8, 4, 4, 4, 12]) && text.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
 }
 
 /// The worse of two opinions on a device's health.
@@ -293,7 +336,7 @@ impl Found {
 
     /// What it is, given what identifies it and the device it is a part of, if any.
     pub fn facts(&self, identity: DeviceIdentity, parent: Option<DeviceIdentity>) -> DeviceFacts {
-        let is_mig = matches!(self.partition, Some(Partition::Mig { .. }));
+        let is_mig = self.is_mig_instance();
         let partition = self.partition.as_ref().map(|partition| CorePartition {
             parent: parent.or_else(|| self.card()).unwrap_or_else(|| identity.clone()),
             profile: partition.profile().unwrap_or_else(|| "unknown".into()),
@@ -372,14 +415,12 @@ impl Found {
         bound_told(&mut self.processes);
         if let Told::Value(processes) = &mut self.processes {
             processes.truncate(limits::PROCESSES);
-            processes.iter_mut().for_each(bound_process);
+            for process in processes {
+                bound_optional(&mut process.name);
+                bound_told(&mut process.memory);
+            }
         }
     }
-}
-
-fn bound_process(process: &mut Process) {
-    bound_optional(&mut process.name);
-    bound_told(&mut process.memory);
 }
 
 /// A text, cut.

@@ -23,17 +23,14 @@ impl GpuIds {
     /// The numbers of these devices, in their order: the old one for a device seen before, else the smallest that was
     /// never used.
     pub fn assign(&mut self, identities: &[DeviceIdentity]) -> Vec<GpuId> {
-        identities.iter().map(|identity| self.assign_one(identity)).collect()
-    }
-
-    fn assign_one(&mut self, identity: &DeviceIdentity) -> GpuId {
-        if let Some(&id) = self.known.get(identity) {
-            return id;
-        }
-        let id = (0..).map(GpuId).find(|id| !self.used.contains(id)).unwrap_or(GpuId(u32::MAX));
-        self.used.insert(id);
-        self.known.insert(identity.clone(), id);
-        id
+        let number = |identity: &DeviceIdentity| {
+            *self.known.entry(identity.clone()).or_insert_with(|| {
+                let id = (0..).map(GpuId).find(|id| !self.used.contains(id)).unwrap_or(GpuId(u32::MAX));
+                self.used.insert(id);
+                id
+            })
+        };
+        identities.iter().map(number).collect()
     }
 
     /// Every identity with its number, to be kept.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gpupool_core::device::{DeviceIdentity, LinkKind, Vendor};
 
-use crate::found::{Found, Partition, bound_text};
+use crate::found::{Found, bound_text};
 use crate::limits;
 
 /// What the identity of a device begins with that has none of its own; no UUID is trusted that does.
@@ -25,6 +25,24 @@ impl FoundLink {
     /// The link between two places, in either order.
     pub(crate) fn new(one: usize, other: usize, kind: LinkKind) -> Self {
         Self { a: one.min(other), b: one.max(other), kind }
+    }
+
+    /// The link between the places that its devices have elsewhere, where both have one.
+    pub(crate) fn moved(&self, places: &[Option<usize>]) -> Option<Self> {
+        let place = |of: usize| places.get(of).copied().flatten();
+        Some(Self::new(place(self.a)?, place(self.b)?, self.kind))
+    }
+
+    /// The nearest link of each pair, in the order of the pairs.
+    pub(crate) fn nearest(links: impl IntoIterator<Item = Self>) -> Vec<Self> {
+        let mut nearest: BTreeMap<(usize, usize), LinkKind> = BTreeMap::new();
+        for link in links {
+            let known = nearest.entry((link.a, link.b)).or_insert(link.kind);
+            if link.kind.distance() < known.distance() {
+                *known = link.kind;
+            }
+        }
+        nearest.into_iter().map(|((a, b), kind)| Self { a, b, kind }).collect()
     }
 }
 
@@ -65,17 +83,9 @@ impl Snapshot {
     pub fn join(&mut self, links: impl IntoIterator<Item = FoundLink>) {
         let count = self.devices.len();
         let mut links = links.into_iter().filter(|link| link.a < link.b && link.b < count).peekable();
-        if links.peek().is_none() {
-            return;
+        if links.peek().is_some() {
+            self.links = FoundLink::nearest(std::mem::take(&mut self.links).into_iter().chain(links));
         }
-        let mut nearest: BTreeMap<(usize, usize), LinkKind> = BTreeMap::new();
-        for link in std::mem::take(&mut self.links).into_iter().chain(links) {
-            let known = nearest.entry((link.a, link.b)).or_insert(link.kind);
-            if link.kind.distance() < known.distance() {
-                *known = link.kind;
-            }
-        }
-        self.links = nearest.into_iter().map(|((a, b), kind)| FoundLink { a, b, kind }).collect();
     }
 
     /// Adds what another source said: devices both know are filled in, new ones added, links and warnings kept.
@@ -93,10 +103,7 @@ impl Snapshot {
                 None => self.push(device),
             });
         }
-        self.join(other.links.into_iter().filter_map(|link| {
-            let (a, b) = ((*places.get(link.a)?)?, (*places.get(link.b)?)?);
-            Some(FoundLink::new(a, b, link.kind))
-        }));
+        self.join(other.links.iter().filter_map(|link| link.moved(&places)));
         for warning in other.warnings {
             if !self.warnings.contains(&warning) {
                 self.warn(warning);
@@ -110,15 +117,15 @@ impl Snapshot {
     fn place_of(&self, other: &Found, taken: &[bool]) -> Option<usize> {
         // Devices that were added just now are not looked at: two of one source are never the same.
         let free = |place: &usize| taken.get(*place) == Some(&false);
-        let kin = |mine: &&Found| mine.vendor == other.vendor && is_mig(mine) == is_mig(other);
+        let kin = |mine: &&Found| mine.vendor == other.vendor && mine.is_mig_instance() == other.is_mig_instance();
         let find = |same: &dyn Fn(&Found) -> bool| {
             (0..self.devices.len()).filter(free).find(|&place| Some(&self.devices[place]).filter(kin).is_some_and(same))
         };
-        let number = |found: &Found| found.partition.as_ref().and_then(Partition::number);
         fn differ<T: PartialEq>(a: Option<T>, b: Option<T>) -> bool {
             matches!((a, b), (Some(a), Some(b)) if a != b)
         }
-        let agree = |mine: &Found| !(differ(number(mine), number(other)) || differ(mine.pci, other.pci));
+        let agree =
+            |mine: &Found| !(differ(mine.partition_number(), other.partition_number()) || differ(mine.pci, other.pci));
         let by_uuid = find(&|mine| other.uuid.is_some() && mine.uuid == other.uuid && agree(mine));
         let by_pci = || find(&|mine| other.pci.is_some() && mine.pci == other.pci && agree(mine));
         let by_index = || {
@@ -127,7 +134,7 @@ impl Snapshot {
             let completes = |mine: &Found| {
                 let both_named =
                     mine.uuid.is_some() && other.uuid.is_some() || mine.pci.is_some() && other.pci.is_some();
-                other.vendor == Vendor::Nvidia && !is_mig(other) && !both_named
+                other.vendor == Vendor::Nvidia && !other.is_mig_instance() && !both_named
             };
             let same = |mine: &Found| other.index.is_some() && mine.index == other.index;
             find(&|mine| same(mine) && (nameless(mine) || nameless(other) || completes(mine)))
@@ -145,18 +152,17 @@ impl Snapshot {
             *carriers.entry(uuid).or_default() += 1;
         }
         let mut places: BTreeMap<(_, Option<u16>), usize> = BTreeMap::new();
-        let partition = |device: &Found| device.partition.as_ref().and_then(Partition::number);
         for device in &self.devices {
             if let Some(address) = device.pci {
-                *places.entry((address, partition(device))).or_default() += 1;
+                *places.entry((address, device.partition_number())).or_default() += 1;
             }
         }
         let identity = |(place, device): (usize, &Found)| match (&device.uuid, device.pci) {
             (Some(uuid), _) if carriers.get(&**uuid) == Some(&1) && !uuid.starts_with(UNIDENTIFIED) => {
                 DeviceIdentity::Uuid(uuid.clone())
             }
-            (_, Some(address)) if places.get(&(address, partition(device))) == Some(&1) => {
-                DeviceIdentity::Pci { address, partition: partition(device) }
+            (_, Some(address)) if places.get(&(address, device.partition_number())) == Some(&1) => {
+                DeviceIdentity::Pci { address, partition: device.partition_number() }
             }
             _ => DeviceIdentity::Uuid(format!("{UNIDENTIFIED}{place}").into()),
         };
@@ -164,15 +170,11 @@ impl Snapshot {
     }
 }
 
-fn is_mig(device: &Found) -> bool {
-    matches!(device.partition, Some(Partition::Mig { .. }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::address;
-    use crate::found::Process;
+    use crate::found::{Partition, Process};
     use crate::told::Told;
     use gpupool_core::device::{Health, Vendor};
     use gpupool_core::units::Bytes;

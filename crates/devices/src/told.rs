@@ -67,6 +67,19 @@ impl<T> Told<T> {
         }
     }
 
+    /// Takes what `other` told where this field has no value.
+    pub(crate) fn fill(&mut self, other: Self) {
+        *self = std::mem::take(self).or(other);
+    }
+
+    /// The same, with zero as unsupported: of some amounts nothing is no answer.
+    pub(crate) fn without_zero(self, words: &'static str) -> Self
+    where
+        T: Default + PartialEq,
+    {
+        self.and_then(|value| if value == T::default() { Self::Unsupported(words.into()) } else { Self::Value(value) })
+    }
+
     /// The field as the core keeps it.
     pub fn field(&self) -> Field<T>
     where

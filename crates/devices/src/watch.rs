@@ -9,7 +9,7 @@ use gpupool_core::device::{DeviceIdentity, Health, Link};
 use gpupool_core::ids::GpuId;
 use gpupool_core::units::{Millis, Time};
 
-use crate::found::{Found, Partition, worse};
+use crate::found::{Found, worse};
 use crate::gpu_ids::GpuIds;
 use crate::snapshot::{FoundLink, Snapshot};
 use crate::source::{SourceError, SourceKind};
@@ -172,7 +172,11 @@ impl Watch {
         let (was_present, was_healthy) = (before.is_present(), before.health());
         // What a lost or sleeping device does not tell any more is kept from before.
         if found.health == Some(Health::Lost) || found.asleep {
-            keep_identity(&mut found, &before.found);
+            found.fill_identity(&before.found);
+            if found.memory.total.value().is_none() {
+                found.memory.total.clone_from(&before.found.memory.total);
+                found.memory.reserved.clone_from(&before.found.memory.reserved);
+            }
         }
         *before = Watched { gpu_id, source, found, read_at: at, misses: 0 };
         if !was_present {
@@ -233,27 +237,6 @@ fn spread_health(devices: &mut [Found]) {
 
 /// Whether two findings are of one device by place on the bus and partition, and no UUID speaks against it.
 fn same_place(one: &Found, other: &Found) -> bool {
-    let number = |found: &Found| found.partition.as_ref().and_then(Partition::number);
     let uuids_agree = one.uuid.is_none() || other.uuid.is_none() || one.uuid == other.uuid;
-    one.pci == other.pci && number(one) == number(other) && uuids_agree
-}
-
-fn keep_identity(found: &mut Found, before: &Found) {
-    fn keep<T: Clone>(now: &mut Option<T>, before: &Option<T>) {
-        if now.is_none() {
-            now.clone_from(before);
-        }
-    }
-    keep(&mut found.name, &before.name);
-    keep(&mut found.uuid, &before.uuid);
-    keep(&mut found.pci, &before.pci);
-    keep(&mut found.index, &before.index);
-    keep(&mut found.minor, &before.minor);
-    keep(&mut found.driver, &before.driver);
-    keep(&mut found.numa, &before.numa);
-    keep(&mut found.mig, &before.mig);
-    if found.memory.total.value().is_none() {
-        found.memory.total.clone_from(&before.memory.total);
-        found.memory.reserved.clone_from(&before.memory.reserved);
-    }
+    one.pci == other.pci && one.partition_number() == other.partition_number() && uuids_agree
 }

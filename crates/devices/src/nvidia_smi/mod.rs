@@ -161,10 +161,7 @@ impl NvidiaSmi {
         for device in snapshot.devices.iter_mut().filter(nameless) {
             let same = |known: &&Found| known.partition.is_none() && known.pci.is_some() && known.pci == device.pci;
             if let Some(known) = self.known.iter().find(same) {
-                device.uuid = known.uuid.clone();
-                device.name = device.name.take().or_else(|| known.name.clone());
-                device.index = device.index.or(known.index);
-                device.minor = device.minor.or(known.minor);
+                device.fill_identity(known);
             }
         }
     }

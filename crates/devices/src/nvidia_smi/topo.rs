@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gpupool_core::device::{LinkKind, Vendor};
 
 use super::errors;
-use crate::found::{Found, Partition};
+use crate::found::Found;
 use crate::snapshot::{FoundLink, Snapshot};
 use crate::source::SourceError;
 use crate::told::words;
@@ -64,9 +64,8 @@ pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
 
 /// Adds to an answer what a matrix says of the same GPUs, which it knows by number only.
 pub(crate) fn join(snapshot: &mut Snapshot, matrix: &Snapshot) {
-    let is_gpu = |device: &&Found| !matches!(device.partition, Some(Partition::Mig { .. }));
     let same = |wanted: &Found| {
-        let place = |device: &Found| device.index == wanted.index && is_gpu(&device);
+        let place = |device: &Found| device.index == wanted.index && !device.is_mig_instance();
         wanted.index.and_then(|_| snapshot.devices.iter().position(place))
     };
     let places: Vec<Option<usize>> = matrix.devices.iter().map(same).collect();
@@ -83,11 +82,7 @@ pub(crate) fn join(snapshot: &mut Snapshot, matrix: &Snapshot) {
             None => numa = device.numa,
         }
     }
-    let here = |link: &FoundLink| {
-        let (a, b) = ((*places.get(link.a)?)?, (*places.get(link.b)?)?);
-        Some(FoundLink::new(a, b, link.kind))
-    };
-    snapshot.join(matrix.links.iter().filter_map(here));
+    snapshot.join(matrix.links.iter().filter_map(|link| link.moved(&places)));
     for warning in &matrix.warnings {
         snapshot.warn(warning.clone());
     }

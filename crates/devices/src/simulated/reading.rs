@@ -9,7 +9,7 @@ use super::faults::{Fault, Field, Remap};
 use super::layout::Device;
 use super::physics::{MemoryInUse, World};
 use crate::found::{Doing, Found, Memory, Partition, Process, UsedMeans, Watts};
-use crate::snapshot::{FoundLink, Snapshot};
+use crate::snapshot::Snapshot;
 use crate::source::SourceError;
 use crate::told::{Told, Words};
 
@@ -38,7 +38,7 @@ impl World {
             shown.push(if vanished { None } else { snapshot.push(self.found(place, &faults)) });
         }
         // Each pair is there once already, so they are not looked for.
-        snapshot.links = self.links.iter().filter_map(|link| moved(link, &shown)).collect();
+        snapshot.links = self.links.iter().filter_map(|link| link.moved(&shown)).collect();
         Ok(snapshot)
     }
 
@@ -230,10 +230,4 @@ fn remapped_rows(device: &Device, faults: &[&Fault]) -> Option<String> {
         _ => None,
     })?;
     Some(format!("{}: {count} uncorrectable memory errors, rows remapped", device.uuid))
-}
-
-/// The link between the devices that are shown, if both are.
-fn moved(link: &FoundLink, shown: &[Option<usize>]) -> Option<FoundLink> {
-    let place = |of: usize| shown.get(of).copied().flatten();
-    Some(FoundLink { a: place(link.a)?, b: place(link.b)?, kind: link.kind })
 }
