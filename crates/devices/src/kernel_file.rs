@@ -1,12 +1,12 @@
 //! Reading the small files of sysfs and procfs, whatever they do: missing, empty, NUL-padded, refused, busy.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::limits;
 use crate::told::Told;
+use crate::{amounts, limits};
 
 /// The text of a file without padding, or why there is none.
 ///
@@ -25,11 +25,7 @@ pub fn text(path: &Path) -> Told<String> {
 
 /// The number in a file: decimal, or hexadecimal after `0x`.
 pub fn number<T: FromStr + TryFrom<u64>>(path: &Path) -> Told<T> {
-    let parsed = |text: &str| match text.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16).ok()?.try_into().ok(),
-        None => text.parse().ok(),
-    };
-    text(path).and_then(|text| Told::from_cell(&text, parsed))
+    text(path).and_then(|text| Told::from_cell(&text, amounts::count))
 }
 
 /// The raw bytes of a file, up to a bound.
@@ -37,6 +33,20 @@ pub fn bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(limits::SYSFS_BYTES as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// The numbers that follow `start` in the names of a folder's entries, in order.
+pub fn numbered(folder: &Path, start: &str) -> io::Result<Vec<u32>> {
+    let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.strip_prefix(start)?.parse().ok();
+    let mut numbers: Vec<u32> = fs::read_dir(folder)?.filter_map(number).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// The only folder in a folder.
+pub fn only_folder(folder: &Path) -> Option<PathBuf> {
+    let mut folders = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
+    folders.next().filter(|_| folders.next().is_none())
 }
 
 /// What it means that a file could not be read.

@@ -17,6 +17,7 @@ pub mod address;
 mod amd_names;
 pub mod amd_sysfs;
 pub mod amd_tools;
+mod amounts;
 pub mod attribution;
 pub mod capture;
 pub mod detect;

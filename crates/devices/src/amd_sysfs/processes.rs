@@ -15,7 +15,7 @@ use crate::found::{Doing, Found, Process};
 use crate::snapshot::Snapshot;
 use crate::source::SourceError;
 use crate::told::{Told, words};
-use crate::{address, kernel_file, limits};
+use crate::{address, amounts, kernel_file, limits};
 
 /// The open files of a process are listed when it is new, and then after 1, 2, 4 … readings up to this many: programs
 /// open a device early or not at all, and most processes of a machine are old.
@@ -106,7 +106,7 @@ impl Processes {
     /// Adds the processes that hold a device open; says of how many the files could not be seen, or `None` where
     /// nothing could.
     fn open_devices(&mut self, proc: &Path, devices: &[DeviceKey], usages: &mut Usages) -> Option<usize> {
-        let pids = numbers(proc)?;
+        let pids = kernel_file::numbered(proc, "").ok()?;
         self.readings += 1;
         let alive: BTreeSet<u32> = pids.iter().copied().collect();
         self.known.retain(|pid, _| alive.contains(pid));
@@ -149,7 +149,7 @@ impl Processes {
 ///
 /// It keeps a file for every device a process may use, so a process is on a device only where it has memory or a queue.
 fn compute_processes(folder: &Path, devices: &[DeviceKey], usages: &mut Usages) -> bool {
-    let Some(pids) = numbers(folder) else { return false };
+    let Ok(pids) = kernel_file::numbered(folder, "") else { return false };
     for pid in pids {
         let folder = folder.join(pid.to_string());
         let queues = std::cell::LazyCell::new(|| queues(&folder));
@@ -234,12 +234,6 @@ fn both(one: Doing, other: Doing) -> Doing {
     }
 }
 
-/// The numbers that entries of a folder are named by.
-fn numbers(folder: &Path) -> Option<Vec<u32>> {
-    let entries = fs::read_dir(folder).ok()?.flatten();
-    Some(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
-}
-
 // What the kernel says of one open file of a graphics device: `/proc/<pid>/fdinfo/<fd>`.
 
 /// Whether a text is of an open graphics device.
@@ -304,7 +298,7 @@ fn records(text: &str) -> Vec<String> {
 }
 
 /// One user of a graphics device: an opened file, however many processes hold it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Client {
     pub driver: String,
     pub pci: Option<PciAddress>,
@@ -317,14 +311,7 @@ pub(crate) struct Client {
 impl Client {
     /// The client a text is about; `None` where it is about another kind of file.
     pub fn read(text: &str) -> Option<Self> {
-        let mut client = Self {
-            driver: String::new(),
-            pci: None,
-            id: None,
-            name: None,
-            memory: Told::ABSENT,
-            doing: Doing::Unknown,
-        };
+        let mut client = Self::default();
         // What is resident is what is used; the others are older and wider words for it.
         let mut memory = [Told::ABSENT, Told::ABSENT, Told::ABSENT];
         let (mut computes, mut draws) = (false, false);
@@ -344,12 +331,7 @@ impl Client {
             }
         }
         client.memory = memory.into_iter().fold(Told::ABSENT, Told::or);
-        client.doing = match (computes, draws) {
-            (true, true) => Doing::Both,
-            (true, false) => Doing::Compute,
-            (false, true) => Doing::Graphics,
-            (false, false) => Doing::Unknown,
-        };
+        client.doing = Doing::of(computes, draws);
         (!client.driver.is_empty()).then_some(client)
     }
 
@@ -365,17 +347,7 @@ impl Client {
 
 /// An amount of memory: bytes, unless a unit follows.
 fn amount(text: &str) -> Told<Bytes> {
-    Told::from_cell(text, |text| {
-        let (number, unit) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
-        let shift = match unit.trim() {
-            "" | "B" => 0,
-            "KiB" | "kB" => 10,
-            "MiB" => 20,
-            "GiB" => 30,
-            _ => return None,
-        };
-        number.parse::<u64>().ok()?.checked_mul(1 << shift).map(Bytes)
-    })
+    Told::from_cell(text, |text| amounts::bytes(text, "B"))
 }
 
 fn is_some_time(text: &str) -> bool {

@@ -1,18 +1,18 @@
 //! `amd-smi … --json` for all its commands: static, metric, list, process, monitor, topology, xgmi.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 
 use gpupool_core::device::Vendor;
-use gpupool_core::units::Bytes;
 use serde_json::{Map, Value};
 
 use crate::amd_tools::output;
-use crate::amd_tools::values::{self, AndNotZero, Cut, Way, settle};
+use crate::amd_tools::values::{self, Cut, Way, settle};
 use crate::found::{Found, Process};
 use crate::snapshot::{FoundLink, Snapshot};
 use crate::source::SourceError;
 use crate::told::{Told, words};
-use crate::{address, limits};
+use crate::{address, amounts, limits};
 
 const FORMAT: &str = "amd-smi JSON";
 
@@ -87,7 +87,7 @@ impl Trees {
     pub(crate) fn add(&mut self, tree: Value) {
         let Some(number) = tree.get("gpu").and_then(number) else { return };
         // `monitor` repeats a GPU for each of its parts; what it says of the first is what it says of the GPU.
-        if tree.get("xcp").and_then(self::number).is_some_and(|part| part > 0) {
+        if tree.get("xcp").and_then(self::number::<u32>).is_some_and(|part| part > 0) {
             return;
         }
         // One more than may be is enough to say that there are too many.
@@ -151,8 +151,8 @@ fn overlay(known: &mut Value, new: Value) {
     }
 }
 
-pub(crate) fn number(value: &Value) -> Option<u32> {
-    values::count(&values::text_of(value)?)?.try_into().ok()
+fn number<T: FromStr + TryFrom<u64>>(value: &Value) -> Option<T> {
+    amounts::count(&values::text_of(value)?)
 }
 
 /// What was said of one GPU, by paths like `asic.market_name`.
@@ -201,7 +201,7 @@ fn device(number: u32, tree: Tree) -> Found {
     found.numa = tree.first(&["numa.node"]).and_then(|node| values::numa_node(&node));
     memory(&mut found, tree);
     found.utilization =
-        tree.told(&["usage.gfx_activity", "usage.gfx_usage", "gfx", "gfx_util", "gfx%"], values::percent);
+        tree.told(&["usage.gfx_activity", "usage.gfx_usage", "gfx", "gfx_util", "gfx%"], amounts::percent);
     let temperature = [
         "temperature.edge",
         "temperature.edge_temperature",
@@ -211,7 +211,7 @@ fn device(number: u32, tree: Tree) -> Found {
         "gpu_temp",
         "gpu_t",
     ];
-    found.temperature_c = tree.told(&temperature, values::celsius);
+    found.temperature_c = tree.told(&temperature, amounts::celsius);
     let power = [
         "power.socket_power",
         "power.current_socket_power",
@@ -221,7 +221,7 @@ fn device(number: u32, tree: Tree) -> Found {
         "power_usage",
         "power",
     ];
-    found.power = tree.told(&power, values::watts);
+    found.power = tree.told(&power, amounts::watts);
     let limit = [
         "limit.socket_power",
         "limit.socket_power_limit",
@@ -233,17 +233,17 @@ fn device(number: u32, tree: Tree) -> Found {
         "limit.max_power_limit",
         "limit.ppt0.max_power_limit",
     ];
-    let caps = limit.iter().map(|path| tree.told(&[path], values::watts).and_not_zero());
+    let caps = limit.iter().map(|path| tree.told(&[path], amounts::watts).without_zero("0 W"));
     found.power_limit = caps.fold(Told::ABSENT, Told::or);
     found.processes = processes(tree.0);
     found
 }
 
 fn memory(found: &mut Found, tree: Tree) {
-    let megabytes = |paths: &[&str]| tree.told(paths, |text| values::bytes(text, "MB"));
+    let megabytes = |paths: &[&str]| tree.told(paths, |text| amounts::bytes(text, "MB"));
     let total =
         ["mem_usage.total_vram", "vram.size", "vram.vram_size", "vram.vram_size_mb", "vram_total", "fb_usage.fb_total"];
-    found.memory.total = megabytes(&total).and_not_zero();
+    found.memory.total = megabytes(&total).without_zero("0 bytes");
     found.memory.used = megabytes(&["mem_usage.used_vram", "vram_used", "fb_usage.fb_used"]);
     found.memory.host_total = megabytes(&["mem_usage.total_gtt"]);
     found.memory.host_used = megabytes(&["mem_usage.used_gtt"]);
@@ -252,7 +252,7 @@ fn memory(found: &mut Found, tree: Tree) {
 /// Errors of memory that could not be corrected. The count alone does not make a device unfit: pages are retired.
 fn warn_of_errors(snapshot: &mut Snapshot, number: u32, tree: Tree) {
     let paths = ["ecc.total_uncorrectable_count", "ecc.total_uncorrectable", "ecc.uncorrectable_count", "double_ecc"];
-    if let Told::Value(count @ 1..) = tree.told(&paths, values::count) {
+    if let Told::Value(count @ 1..) = tree.told(&paths, amounts::count::<u64>) {
         snapshot.warn(format!(
             "GPU {number}: {count} errors of memory that could not be corrected since the driver was loaded"
         ));
@@ -273,7 +273,7 @@ pub(crate) fn links(gpus: &BTreeMap<u32, Value>, places: &BTreeMap<u32, usize>) 
             }
         };
         for (name, kind) in tree.get("link_type").and_then(Value::as_object).into_iter().flatten() {
-            let count = |table: &str| tree.get(table)?.get(name).and_then(count_of);
+            let count = |table: &str| tree.get(table)?.get(name).and_then(number);
             let other = name.rsplit('_').next().and_then(|digits| digits.parse().ok());
             join(other, values::text_of(kind), count("hops"), count("weight"));
         }
@@ -282,7 +282,7 @@ pub(crate) fn links(gpus: &BTreeMap<u32, Value>, places: &BTreeMap<u32, usize>) 
             by_number.or_else(|| by_bdf.get(&bdf(link)?).copied())
         };
         for link in tree.get("links").and_then(Value::as_array).into_iter().flatten() {
-            let count = |names: &[&str]| names.iter().find_map(|name| link.get(name).and_then(count_of));
+            let count = |names: &[&str]| names.iter().find_map(|name| link.get(name).and_then(number));
             join(peer(link), Tree(link).first(&["link_type"]), count(&["num_hops", "hops"]), count(&["weight"]));
         }
         let metrics = tree.get("link_metrics");
@@ -293,10 +293,6 @@ pub(crate) fn links(gpus: &BTreeMap<u32, Value>, places: &BTreeMap<u32, usize>) 
         }
     }
     links
-}
-
-fn count_of(value: &Value) -> Option<u64> {
-    values::count(&values::text_of(value)?)
 }
 
 fn bdf(tree: &Value) -> Option<String> {
@@ -330,17 +326,13 @@ pub(crate) fn processes(tree: &Value) -> Told<Vec<Process>> {
 fn process(info: &Value) -> Option<Process> {
     let tree = Tree(info);
     let name = tree.first(&["name", "process_name"]);
-    let memory = tree.told(&["memory_usage.vram_mem", "vram_mem", "mem_usage", "mem"], bytes);
+    let memory = ["memory_usage.vram_mem", "vram_mem", "mem_usage", "mem"];
     Some(Process {
         pid: info.get("pid").and_then(number)?,
         name: name.map(|name| name.chars().take(limits::WORDS).collect::<String>().into()),
-        memory,
+        memory: tree.told(&memory, |text| amounts::bytes(text, "B")),
         ..Process::default()
     })
-}
-
-fn bytes(text: &str) -> Option<Bytes> {
-    values::bytes(text, "B")
 }
 
 #[cfg(test)]

@@ -25,14 +25,11 @@ use crate::tool::{Output, Tool};
 pub struct AmdSmi {
     tool: Tool,
     /// What the devices are and how they are joined.
-    fixed: Option<Fixed>,
+    fixed: Option<Said>,
 }
 
-#[derive(Debug)]
-struct Fixed {
-    trees: Trees,
-    warnings: Vec<String>,
-}
+/// What the tool said of each GPU, and what it said besides.
+type Said = (Trees, Vec<String>);
 
 impl AmdSmi {
     /// Reads through this tool.
@@ -40,7 +37,7 @@ impl AmdSmi {
         Self { tool, fixed: None }
     }
 
-    fn ask(&mut self, command: &str) -> Result<(Trees, Vec<String>), SourceError> {
+    fn ask(&mut self, command: &str) -> Result<Said, SourceError> {
         let output = self.tool.run(&[command, "--json"])?;
         match amd_smi::trees(&output.stdout) {
             Ok((trees, warnings)) if !trees.is_empty() => Ok((trees, warnings)),
@@ -49,8 +46,8 @@ impl AmdSmi {
     }
 
     /// What the devices are, asked anew where their numbers are not those of `now`.
-    fn fixed(&mut self, now: Option<&Trees>) -> Result<&Fixed, SourceError> {
-        let same = |fixed: &Fixed| now.is_none_or(|now| fixed.trees.numbers().eq(now.numbers()));
+    fn fixed(&mut self, now: Option<&Trees>) -> Result<&Said, SourceError> {
+        let same = |(fixed, _): &Said| now.is_none_or(|now| fixed.numbers().eq(now.numbers()));
         let fixed = match self.fixed.take().filter(same) {
             Some(fixed) => fixed,
             None => {
@@ -59,7 +56,7 @@ impl AmdSmi {
                     Ok((topology, _)) => trees.add_all(&topology),
                     Err(error) => warnings.push(format!("amd-smi topology: {error}")),
                 }
-                Fixed { trees, warnings }
+                (trees, warnings)
             }
         };
         Ok(self.fixed.insert(fixed))
@@ -82,11 +79,11 @@ impl Source for AmdSmi {
             }
         };
         let (mut trees, mut warnings) = match self.fixed(metric.as_ref().ok().map(|(trees, _)| trees)) {
-            Ok(fixed) => (fixed.trees.clone(), fixed.warnings.clone()),
+            Ok(fixed) => fixed.clone(),
             Err(error) if metric.is_ok() => (Trees::default(), vec![format!("amd-smi static: {error}")]),
             Err(error) => return Err(error),
         };
-        let mut add = |command: &str, answer: Result<(Trees, Vec<String>), SourceError>| match answer {
+        let mut add = |command: &str, answer: Result<Said, SourceError>| match answer {
             Ok((answer, said)) => {
                 trees.add_all(&answer);
                 warnings.extend(said);

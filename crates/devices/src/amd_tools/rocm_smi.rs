@@ -1,19 +1,18 @@
 //! `rocm-smi … --json`: an object of cards, each an object of keys and texts.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use gpupool_core::device::Vendor;
 use gpupool_core::units::Bytes;
 use serde_json::Value;
 
 use crate::amd_tools::output;
-use crate::amd_tools::values::{self, AndNotZero, Cut, Model, Way, settle};
+use crate::amd_tools::values::{self, Cut, Model, Way, settle};
 use crate::found::{Doing, Found, Process};
 use crate::snapshot::{FoundLink, Snapshot};
 use crate::source::SourceError;
 use crate::told::Told;
-use crate::{address, limits};
+use crate::{address, amounts, limits};
 
 const FORMAT: &str = "rocm-smi JSON";
 
@@ -72,7 +71,7 @@ fn take(cards: &mut Cards, name: &str, value: &Value) {
 
 /// `name, devices, memory, …` of a process. A name may hold commas itself; at most four numbers follow it.
 pub(crate) fn name_and_numbers(text: &str) -> (&str, Vec<&str>) {
-    let is_number = |field: &&str| values::count(field).is_some() || *field == "UNKNOWN";
+    let is_number = |field: &&str| amounts::count::<u64>(field).is_some() || *field == "UNKNOWN";
     let numbers = text.rsplit(',').map(str::trim).take_while(is_number).take(4);
     let mut numbers: Vec<&str> = numbers.collect();
     if numbers.len() > text.matches(',').count() {
@@ -171,12 +170,12 @@ fn device(number: u32, keys: &Keys) -> Found {
     found.pci = said("pci bus").and_then(address::parse);
     let numa = ["(topology) numa node", "(topology) numa affinity"];
     found.numa = numa.into_iter().filter_map(said).find_map(values::numa_node);
-    let bytes = |key: &str| told(keys, &[key], |text| values::bytes(text, "B"));
-    found.memory.total = bytes("vram total memory (b)").and_not_zero();
+    let bytes = |key: &str| told(keys, &[key], |text| amounts::bytes(text, "B"));
+    found.memory.total = bytes("vram total memory (b)").without_zero("0 bytes");
     found.memory.used = bytes("vram total used memory (b)");
     found.memory.host_total = bytes("gtt total memory (b)");
     found.memory.host_used = bytes("gtt total used memory (b)");
-    found.utilization = told(keys, &["gpu use (%)"], values::percent);
+    found.utilization = told(keys, &["gpu use (%)"], amounts::percent);
     let sensors = [
         "temperature (sensor edge) (c)",
         "temperature (sensor junction) (c)",
@@ -184,9 +183,9 @@ fn device(number: u32, keys: &Keys) -> Found {
         "temperature (sensor #1) (c)",
         "temperature",
     ];
-    found.temperature_c = told(keys, &sensors, values::celsius);
-    found.power = told(keys, &power_keys(keys), values::watts);
-    found.power_limit = told(keys, &[MAX_POWER], values::watts).and_not_zero();
+    found.temperature_c = told(keys, &sensors, amounts::celsius);
+    found.power = told(keys, &power_keys(keys), amounts::watts);
+    found.power_limit = told(keys, &[MAX_POWER], amounts::watts).without_zero("0 W");
     found
 }
 
@@ -211,8 +210,8 @@ fn links(system: &Keys, places: &BTreeMap<u32, usize>) -> Vec<FoundLink> {
         let (Ok(a), Ok(b)) = (a.trim().parse(), b.trim().parse()) else { continue };
         let way = ways.entry((a, b)).or_default();
         match what.trim_start_matches("(topology)").trim() {
-            "weight" => way.weight = values::count(value),
-            "hops" => way.hops = values::count(value),
+            "weight" => way.weight = amounts::count(value),
+            "hops" => way.hops = amounts::count(value),
             "link type" => way.kind = Some(value),
             _ => {}
         }
@@ -223,33 +222,27 @@ fn links(system: &Keys, places: &BTreeMap<u32, usize>) -> Vec<FoundLink> {
 
 // The processes rocm-smi lists, which it seldom says the devices of.
 
-/// One process that has the compute driver open.
-#[derive(Debug, Clone, Default)]
-struct Listed {
-    name: Option<Arc<str>>,
-    /// On how many devices it is.
-    devices: Option<u64>,
-    /// Memory on all of them.
-    memory: Told<Bytes>,
-}
-
-/// Every process rocm-smi listed, by its number.
+/// Every process that has the compute driver open, and on how many devices it is; by its number.
 #[derive(Debug, Default)]
-struct Processes(BTreeMap<u32, Listed>);
+struct Processes(BTreeMap<u32, (Option<u64>, Process)>);
 
 impl Processes {
-    /// Adds one from its columns: name, number of devices, bytes of memory.
+    /// Adds one from its columns: name, number of devices, bytes of memory on all of them.
     fn add(&mut self, pid: &str, columns: &[&str]) {
         let Ok(pid) = pid.trim().parse::<u32>() else { return };
         if self.0.len() >= limits::PROCESSES {
             return;
         }
         let column = |number: usize| columns.get(number).map_or("", |text| text.trim());
-        let listed = self.0.entry(pid).or_default();
         let name = Some(column(0)).filter(|name| values::says_something(name));
-        listed.name = name.map(|name| name.chars().take(limits::WORDS).collect::<String>().into());
-        listed.devices = values::count(column(1));
-        listed.memory = Told::from_cell(column(2), |text| values::bytes(text, "B"));
+        let process = Process {
+            pid,
+            name: name.map(|name| name.chars().take(limits::WORDS).collect::<String>().into()),
+            doing: Doing::Compute,
+            memory: Told::from_cell(column(2), |text| amounts::bytes(text, "B")),
+            ..Process::default()
+        };
+        self.0.insert(pid, (amounts::count(column(1)), process));
     }
 
     /// Gives the only device its processes, or says that nothing tells which are whose.
@@ -258,16 +251,9 @@ impl Processes {
             return;
         }
         let [device] = &mut snapshot.devices[..] else { return self.unknown(snapshot) };
-        let uses_it = |listed: &Listed| listed.devices != Some(0) || listed.memory != Told::Value(Bytes(0));
-        let list = self.0.into_iter().filter(|(_, listed)| uses_it(listed));
-        let process = |(pid, listed): (u32, Listed)| Process {
-            pid,
-            name: listed.name,
-            doing: Doing::Compute,
-            memory: listed.memory,
-            ..Process::default()
-        };
-        device.processes = Told::Value(list.map(process).collect());
+        let listed = self.0.into_values();
+        let used = listed.filter(|(devices, process)| *devices != Some(0) || process.memory != Told::Value(Bytes(0)));
+        device.processes = Told::Value(used.map(|(_, process)| process).collect());
     }
 
     fn unknown(&self, snapshot: &mut Snapshot) {

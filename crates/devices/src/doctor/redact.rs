@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::amd_tools;
+use crate::found::is_uuid;
 use crate::nvidia_smi::errors;
 use crate::nvidia_smi::xml::{self, Element};
 
@@ -217,11 +218,6 @@ impl Ids {
         let next = 0xfa00_0000_0000_0001 + self.numbers.len() as u64;
         (id > u64::from(u32::MAX)).then(|| *self.numbers.entry(id).or_insert(next))
     }
-}
-
-fn is_uuid(text: &str) -> bool {
-    let lengths = text.split('-').map(str::len);
-    lengths.eq([8, 4, 4, 4, 12]) && text.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
 }
 
 /// A text with some of its words replaced; what stands between words stays.

@@ -9,7 +9,7 @@ use crate::found::{Doing, Found, Memory, Partition, Process, UsedMeans, Watts};
 use crate::nvidia_smi::xml::Element;
 use crate::snapshot::Snapshot;
 use crate::told::{Told, words};
-use crate::{address, limits};
+use crate::{address, amounts, limits};
 
 /// The devices of a tree; `cut` says why it ends early, where it does.
 ///
@@ -210,12 +210,7 @@ fn process(info: &Element) -> Option<Process> {
 
 /// What the letters of a process's type say: `C`, `G`, `C+G`, and `M+C` for one that computes through MPS.
 fn doing(letters: &str) -> Doing {
-    match (letters.contains('C'), letters.contains('G')) {
-        (true, true) => Doing::Both,
-        (true, false) => Doing::Compute,
-        (false, true) => Doing::Graphics,
-        (false, false) => Doing::Unknown,
-    }
+    Doing::of(letters.contains('C'), letters.contains('G'))
 }
 
 // What an answer says of a GPU's health.
@@ -267,7 +262,7 @@ pub(crate) fn health(gpu: &Element, found: &Found) -> Option<Health> {
         return unhealthy(&format!("the driver cannot read it: {words}"));
     }
     let looked_at = failed.or(remap).or(retired).or(repair).or(reset).is_some();
-    (looked_at || has_readings(found)).then_some(Health::Healthy)
+    (looked_at || found.has_answered() || found.memory.total.value().is_some()).then_some(Health::Healthy)
 }
 
 /// How its hardware slows a GPU down now, where it does.
@@ -314,15 +309,6 @@ fn unreadable(found: &Found) -> Option<&str> {
     let failed = failures.iter().flatten().count();
     let told = values.iter().filter(|told| **told).count();
     failures.into_iter().flatten().next().filter(|_| failed >= 2 && failed > told)
-}
-
-/// Whether the device reported anything of its present state.
-pub(crate) fn has_readings(found: &Found) -> bool {
-    found.memory.used.value().is_some()
-        || found.memory.total.value().is_some()
-        || found.utilization.value().is_some()
-        || found.temperature_c.value().is_some()
-        || found.power.value().is_some()
 }
 
 // Finding and placing things in the tree that all forms of output are turned into.
@@ -387,45 +373,33 @@ pub(crate) fn first_in<T>(element: &Element, paths: &[&[&str]], parse: impl Fn(&
 
 // Numbers with units, as `nvidia-smi` writes them. A number without its unit may be cut off, so it is none.
 
-/// An amount of memory: `81920 MiB`. All ones is how the driver says that it cannot tell.
+/// An amount of memory: `81920 MiB`. All ones, in bytes or in the unit, is how the driver says that it cannot tell.
 pub(crate) fn memory_amount(text: &str) -> Told<Bytes> {
     const NOT_TOLD: u64 = u64::MAX - (1 << 20);
-    match Told::from_cell(text, bytes) {
+    match with_unit(text, |text| amounts::bytes(text, "")) {
         Told::Value(amount) if amount.0 > NOT_TOLD => Told::Unsupported(words(text)),
+        Told::Failed(said) if said.starts_with(&u64::MAX.to_string()) => Told::Unsupported(said),
         told => told,
     }
 }
 
 /// Power: `67.03 W`.
 pub(crate) fn watts(text: &str) -> Told<Watts> {
-    Told::from_cell(text, |text| {
-        let (number, unit) = number_and_unit(text)?;
-        let number: f64 = number.parse().ok()?;
-        match unit {
-            "W" => Watts::from_number(number),
-            "mW" => Watts::from_number(number / 1000.0),
-            _ => None,
-        }
-    })
+    with_unit(text, amounts::watts)
 }
 
 /// A percentage: `37 %`.
 pub(crate) fn percent(text: &str) -> Told<Percent> {
-    Told::from_cell(text, |text| match number_and_unit(text)? {
-        (number, "%") => Percent::from_number(number.parse().ok()?),
-        _ => None,
-    })
+    with_unit(text, amounts::percent)
 }
 
 /// A temperature: `27 C`.
 pub(crate) fn celsius(text: &str) -> Told<i16> {
-    Told::from_cell(text, |text| match number_and_unit(text)? {
-        (number, "C") => {
-            let degrees = number.parse::<f64>().ok()?.round();
-            (-300.0..=3000.0).contains(&degrees).then_some(degrees as i16)
-        }
-        _ => None,
-    })
+    with_unit(text, amounts::celsius)
+}
+
+fn with_unit<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Told<T> {
+    Told::from_cell(text, |text| parse(text).filter(|_| text.ends_with(|c: char| c.is_alphabetic() || c == '%')))
 }
 
 /// A plain number; `None` for every way to say that there is none.
@@ -448,32 +422,6 @@ pub(crate) fn known_name(text: &str) -> Option<std::sync::Arc<str>> {
         Told::Value(name) => Some(name.as_ref().into()),
         Told::Unsupported(_) | Told::Failed(_) => None,
     }
-}
-
-fn bytes(text: &str) -> Option<Bytes> {
-    let (number, unit) = number_and_unit(text)?;
-    // Old versions wrote `MB` and `Mb` for what newer ones call `MiB`; the numbers are the same.
-    let factor: u64 = match unit.to_ascii_lowercase().as_str() {
-        "b" | "bytes" => 1,
-        "kib" | "kb" => 1 << 10,
-        "mib" | "mb" => 1 << 20,
-        "gib" | "gb" => 1 << 30,
-        _ => return None,
-    };
-    match number.parse::<u64>() {
-        Ok(whole) => Some(Bytes(whole.saturating_mul(factor))),
-        Err(_) => {
-            let amount = number.parse::<f64>().ok()? * factor as f64;
-            (0.0..u64::MAX as f64).contains(&amount).then_some(Bytes(amount as u64))
-        }
-    }
-}
-
-fn number_and_unit(text: &str) -> Option<(&str, &str)> {
-    let text = text.trim();
-    let end = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-' | '+')))?;
-    let (number, unit) = text.split_at_checked(end)?;
-    Some((number, unit.trim()))
 }
 
 #[cfg(test)]

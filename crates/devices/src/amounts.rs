@@ -1,0 +1,109 @@
+//! Numbers with units as tools and the kernel write them: `283 MB`, `67.03 W`, `34.0c`, `37 %`, `0x1f`.
+
+use std::str::FromStr;
+
+use gpupool_core::units::{Bytes, Percent};
+
+use crate::found::Watts;
+
+/// An amount of memory; `unit` is meant where none is written.
+///
+/// The units count in 1024s whatever they are called: amd-smi divides by 1024·1024 and calls it MB (`mem_usage` in
+/// amdsmi_cli/amdsmi_commands.py; `vram_size` in src/amd_smi/amd_smi.cc), and shortens process memory by 1024s to KB, MB
+/// and GB (`convert_bytes_to_readable` in amdsmi_cli/amdsmi_helpers.py), all of github.com/ROCm/amdsmi.
+pub(crate) fn bytes(text: &str, unit: &str) -> Option<Bytes> {
+    let (number, written) = split(text);
+    let unit = if written.is_empty() { unit } else { written };
+    let factor: u64 = match unit.to_ascii_lowercase().as_str() {
+        "b" | "bytes" => 1,
+        "kb" | "kib" => 1 << 10,
+        "mb" | "mib" => 1 << 20,
+        "gb" | "gib" => 1 << 30,
+        "tb" | "tib" => 1 << 40,
+        _ => return None,
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(factor).map(Bytes);
+    }
+    let amount = number.parse::<f64>().ok()? * factor as f64;
+    (0.0..u64::MAX as f64).contains(&amount).then(|| Bytes(amount.round() as u64))
+}
+
+/// Power; watts where no unit is written.
+pub(crate) fn watts(text: &str) -> Option<Watts> {
+    let (number, unit) = split(text);
+    let number: f64 = number.parse().ok()?;
+    match unit {
+        "" | "W" | "w" => Watts::from_number(number),
+        "mW" => Watts::from_number(number / 1e3),
+        "uW" | "µW" | "μW" => Watts::from_number(number / 1e6),
+        _ => None,
+    }
+}
+
+/// A temperature in whole °C, rounded; °C where no unit is written.
+pub(crate) fn celsius(text: &str) -> Option<i16> {
+    let (number, unit) = split(text);
+    let number: f64 = number.parse().ok()?;
+    let degrees = match unit.trim_start_matches('°') {
+        "" | "C" | "c" | "℃" => number,
+        "mC" => number / 1e3,
+        _ => return None,
+    };
+    (-273.0..1000.0).contains(&degrees).then(|| degrees.round() as i16)
+}
+
+/// A percentage, with or without its sign.
+pub(crate) fn percent(text: &str) -> Option<Percent> {
+    let (number, unit) = split(text);
+    if !matches!(unit, "" | "%") {
+        return None;
+    }
+    Percent::from_number(number.parse().ok()?)
+}
+
+/// A number of something, decimal or after `0x`.
+pub(crate) fn count<T: FromStr + TryFrom<u64>>(text: &str) -> Option<T> {
+    match text.trim().strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok()?.try_into().ok(),
+        None => text.trim().parse().ok(),
+    }
+}
+
+/// The number a text begins with and what follows it.
+fn split(text: &str) -> (&str, &str) {
+    let text = text.trim();
+    let end = text.find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '-' | '+')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    (number, unit.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_megabyte_of_amd_smi_is_a_mebibyte() {
+        assert_eq!(bytes("65520 MB", "B"), Some(Bytes(65520 << 20)));
+        assert_eq!(bytes("1.5 GB", "B"), Some(Bytes(3 << 29)));
+        assert_eq!(bytes("34342961152", "B"), Some(Bytes(34_342_961_152)));
+        assert_eq!(bytes("512", "MB"), Some(Bytes(512 << 20)));
+        for wrong in ["-1 MB", "1 GT/s", "MB", "99999999999999999999 GB", "NaN", "18446744073709551615 KB"] {
+            assert_eq!(bytes(wrong, "B"), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn power_and_temperature_are_read_in_their_units() {
+        assert_eq!(watts("133.0W"), Some(Watts(133_000)));
+        assert_eq!(watts("4803 mW"), Some(Watts(4803)));
+        assert_eq!(watts("768 mV"), None);
+        assert_eq!(watts("-5"), None);
+        assert_eq!(celsius("43.0°C"), Some(43));
+        assert_eq!(celsius("34.6c"), Some(35));
+        assert_eq!(celsius("43000 mC"), Some(43));
+        assert_eq!(celsius("65535"), None);
+        assert_eq!(percent("5.2"), Some(Percent(5200)));
+        assert_eq!(percent("655 %"), None);
+    }
+}
