@@ -28,14 +28,14 @@ pub(crate) const fn maker(vendor: u16) -> Option<Vendor> {
     }
 }
 
-/// Whether a PCI class (base and sub class: `0x0302`) may be that of a GPU.
-pub(crate) const fn is_gpu_class(class: u16) -> bool {
-    matches!(class, 0x0300 | 0x0301 | 0x0302 | 0x0380 | 0x1200)
-}
-
-/// Whether a device of this maker and PCI class is a GPU. Processing accelerators of others than NVIDIA and AMD are not.
+/// Whether a device of this maker and PCI class (base and sub class: `0x0302`) is a GPU. Processing accelerators of
+/// others than NVIDIA and AMD are not.
 pub(crate) const fn is_gpu(maker: Vendor, class: u16) -> bool {
-    is_gpu_class(class) && (matches!(maker, Vendor::Nvidia | Vendor::Amd) || class != 0x1200)
+    match class {
+        0x0300 | 0x0301 | 0x0302 | 0x0380 => true,
+        0x1200 => matches!(maker, Vendor::Nvidia | Vendor::Amd),
+        _ => false,
+    }
 }
 
 /// Adds a GPU that some listing names and says at which place; one that cannot be handed out is a warning instead.
@@ -91,9 +91,7 @@ fn base(root: &Path) -> Option<PathBuf> {
     if holds(root) {
         return Some(root.to_owned());
     }
-    let mut folders = fs::read_dir(root).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
-    let only = folders.next().filter(|_| folders.next().is_none())?;
-    holds(&only).then_some(only)
+    kernel_file::only_folder(root).filter(|only| holds(only))
 }
 
 // The PCI bus as the kernel lists it in sysfs. Nothing read here wakes a sleeping device.
@@ -170,6 +168,16 @@ pub(crate) fn is_asleep(folder: &Path) -> bool {
     status.value().is_some_and(|status| status.starts_with("suspend"))
 }
 
+/// The driver of the device in this folder of sysfs, by the link to it, or by name where a copy of the tree lost the link.
+pub(crate) fn driver_of(folder: &Path) -> Option<Arc<str>> {
+    let link = fs::read_link(folder.join("driver")).ok();
+    let linked = link.as_deref().and_then(Path::file_name).and_then(OsStr::to_str).map(Into::into);
+    linked.or_else(|| {
+        let uevent = kernel_file::text(&folder.join("uevent"));
+        uevent.value()?.lines().find_map(|line| line.strip_prefix("DRIVER=")).map(|name| name.trim().into())
+    })
+}
+
 /// The GPU that a driver says is at `pci`, with what the bus tells of it.
 fn gpu_at(sys: &Path, pci: PciAddress, vendor: Vendor) -> PciGpu {
     OnBus { sys, pci, folder: sys.join("bus/pci/devices").join(pci.to_string()) }.gpu(vendor)
@@ -201,7 +209,7 @@ impl PciBus {
 struct OnBus<'a> {
     sys: &'a Path,
     pci: PciAddress,
-    folder: std::path::PathBuf,
+    folder: PathBuf,
 }
 
 impl OnBus<'_> {
@@ -212,7 +220,7 @@ impl OnBus<'_> {
             vendor,
             vendor_id: self.number("vendor"),
             device_id: self.number("device"),
-            driver: self.driver(),
+            driver: driver_of(&self.folder),
             numa,
             asleep: is_asleep(&self.folder),
             way: self.way(numa),
@@ -223,34 +231,20 @@ impl OnBus<'_> {
         kernel_file::number(&self.folder.join(file)).value().copied()
     }
 
-    /// The driver by the link to it, or by name where a copy of the tree lost the link.
-    fn driver(&self) -> Option<Arc<str>> {
-        let link = fs::read_link(self.folder.join("driver")).ok();
-        let linked = link.as_deref().and_then(Path::file_name).and_then(OsStr::to_str).map(Into::into);
-        linked.or_else(|| {
-            let uevent = kernel_file::text(&self.folder.join("uevent"));
-            uevent.value()?.lines().find_map(|line| line.strip_prefix("DRIVER=")).map(Into::into)
-        })
-    }
-
     /// The NUMA node the kernel tells, or the one whose processors are the device's.
     fn numa(&self) -> Option<u32> {
         if let Some(&node) = kernel_file::number::<i64>(&self.folder.join("numa_node")).value() {
             return node.try_into().ok();
         }
-        let near = mask(kernel_file::text(&self.folder.join("local_cpus")).value()?)?;
-        let nodes = fs::read_dir(self.sys.join("devices/system/node")).ok()?.flatten();
-        let node = |entry: fs::DirEntry| {
-            let number: u32 = entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
-            let own = mask(kernel_file::text(&entry.path().join("cpumap")).value()?)?;
-            (own == near).then_some(number)
-        };
-        nodes.filter_map(node).min()
+        let near = mask(&self.folder.join("local_cpus"))?;
+        let nodes = self.sys.join("devices/system/node");
+        let is_near = |number: &u32| mask(&nodes.join(format!("node{number}/cpumap"))).as_ref() == Some(&near);
+        kernel_file::numbered(&nodes, "node").ok()?.into_iter().find(is_near)
     }
 
     /// The bridges above the device, by the folders it lies in: `devices/pci0000:00/0000:00:03.0/0000:02:00.0`.
     fn way(&self, numa: Option<u32>) -> Vec<Stop> {
-        let mut way: Vec<Stop> = numa.map(|node| Stop::Numa(node.into())).into_iter().collect();
+        let mut way: Vec<Stop> = numa.map(Stop::Numa).into_iter().collect();
         let target = fs::read_link(&self.folder).unwrap_or_default();
         let folders = target.components().filter_map(|part| match part {
             Component::Normal(name) => name.to_str(),
@@ -259,8 +253,8 @@ impl OnBus<'_> {
         for folder in folders {
             let host = folder.strip_prefix("pci").and_then(|place| address::parse(&format!("{place}:00")));
             match (host, address::parse(folder)) {
-                (Some(host), _) => way.push(Stop::HostBridge(u64::from(host.domain) << 8 | u64::from(host.bus))),
-                (None, Some(bridge)) if bridge != self.pci => way.push(Stop::bridge_at(bridge)),
+                (Some(host), _) => way.push(Stop::HostBridge(host)),
+                (None, Some(bridge)) if bridge != self.pci => way.push(Stop::Bridge(bridge)),
                 _ => {}
             }
         }
@@ -268,32 +262,23 @@ impl OnBus<'_> {
     }
 }
 
-/// A mask of processors without what does not change it: commas and leading zeros.
-fn mask(text: &str) -> Option<String> {
-    let digits: String = text.chars().filter(|c| *c != ',').collect();
-    let mask = digits.trim_start_matches('0').to_ascii_lowercase();
-    (!mask.is_empty()).then_some(mask)
+/// The mask of processors in a file, without what does not change it: commas and leading zeros.
+fn mask(path: &Path) -> Option<String> {
+    let digits = kernel_file::text(path).into_value()?.replace(',', "").to_ascii_lowercase();
+    Some(digits.trim_start_matches('0').to_owned()).filter(|mask| !mask.is_empty())
 }
 
 // The ways from the processor to devices, and how near two devices are by where their ways part.
 
-/// One stop on the way from the processor to a device; its number is unique among the stops of its kind.
+/// One stop on the way from the processor to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// A NUMA node.
-    Numa(u64),
-    /// A PCI host bridge.
-    HostBridge(u64),
+    Numa(u32),
+    /// A PCI host bridge, by the first place on its bus.
+    HostBridge(PciAddress),
     /// A PCI bridge: a switch, or a port of one.
-    Bridge(u64),
-}
-
-impl Stop {
-    /// The bridge at this place on the bus.
-    pub(crate) fn bridge_at(pci: PciAddress) -> Self {
-        let place = u64::from(pci.bus) << 8 | u64::from(pci.device) << 3 | u64::from(pci.function);
-        Self::Bridge(u64::from(pci.domain) << 16 | place)
-    }
+    Bridge(PciAddress),
 }
 
 /// How near each pair of devices is, by where their ways from the processor part.
@@ -328,7 +313,7 @@ fn nvidia_gpus(proc: &Path) -> Vec<Found> {
     let mut listed: Vec<_> = listed.take(limits::DEVICES).collect();
     listed.sort();
     let version = nvidia_driver_version(proc);
-    let gpu = |(pci, folder): (PciAddress, std::path::PathBuf)| {
+    let gpu = |(pci, folder): (PciAddress, PathBuf)| {
         let mut device = Found::new(Vendor::Nvidia);
         device.pci = Some(pci);
         device.driver = version.value().map(|version| version.as_str().into());
@@ -389,7 +374,17 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    use Stop::{Bridge, HostBridge, Numa};
+    use Stop::Numa;
+
+    /// The host bridge of a bus.
+    fn host(bus: u8) -> Stop {
+        Stop::HostBridge(address::parse(&format!("{bus:02x}:00.0")).unwrap())
+    }
+
+    /// A bridge on a bus.
+    fn bridge(bus: u8) -> Stop {
+        Stop::Bridge(address::parse(&format!("{bus:02x}:00.0")).unwrap())
+    }
 
     fn write(root: &Path, path: &str, text: &str) {
         let path = root.join(path);
@@ -525,13 +520,13 @@ mod tests {
 
     #[test]
     fn devices_are_as_near_as_the_last_stop_they_share() {
-        let way = [Numa(0), HostBridge(1), Bridge(2), Bridge(3)];
+        let way = [Numa(0), host(1), bridge(2), bridge(3)];
         let with = |other: &[Stop]| between(&way, other);
-        assert_eq!(with(&[Numa(0), HostBridge(1), Bridge(2), Bridge(4)]), LinkKind::PcieSwitch);
-        assert_eq!(with(&[Numa(0), HostBridge(1), Bridge(2), Bridge(4), Bridge(5)]), LinkKind::PcieSwitches);
-        assert_eq!(with(&[Numa(0), HostBridge(1), Bridge(9)]), LinkKind::HostBridge);
-        assert_eq!(with(&[Numa(0), HostBridge(7), Bridge(2)]), LinkKind::SameNuma);
-        assert_eq!(with(&[Numa(1), HostBridge(1)]), LinkKind::CrossNuma);
+        assert_eq!(with(&[Numa(0), host(1), bridge(2), bridge(4)]), LinkKind::PcieSwitch);
+        assert_eq!(with(&[Numa(0), host(1), bridge(2), bridge(4), bridge(5)]), LinkKind::PcieSwitches);
+        assert_eq!(with(&[Numa(0), host(1), bridge(9)]), LinkKind::HostBridge);
+        assert_eq!(with(&[Numa(0), host(7), bridge(2)]), LinkKind::SameNuma);
+        assert_eq!(with(&[Numa(1), host(1)]), LinkKind::CrossNuma);
         assert_eq!(with(&[]), LinkKind::CrossNuma);
     }
 

@@ -6,11 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gpupool_core::device::{Health, Vendor};
+use gpupool_core::device::Health;
 use gpupool_core::units::{Bytes, Percent};
 
 use crate::amd_sysfs::drm::Card;
-use crate::amd_sysfs::gpu_metrics::{self, Metrics};
+use crate::amd_sysfs::gpu_metrics;
 use crate::found::{Found, Watts};
 use crate::snapshot::Snapshot;
 use crate::told::Told;
@@ -93,11 +93,7 @@ impl CardReader {
             return (found, false);
         };
         let stale = facts.read_into(&mut found, self.card.device_id);
-        let answers = found.memory.used.value().is_some()
-            || found.utilization.value().is_some()
-            || found.temperature_c.value().is_some()
-            || found.power.value().is_some();
-        found.health = answers.then_some(Health::Healthy);
+        found.health = found.has_answered().then_some(Health::Healthy);
         if self.readings.is_multiple_of(READINGS_PER_ERROR_COUNT) {
             self.errors = memory_errors(&self.card);
         }
@@ -127,13 +123,8 @@ impl CardReader {
 
     /// What is known without asking the card.
     fn known(&self) -> Found {
-        let card = &self.card;
-        let mut found = Found::new(card.vendor.unwrap_or(Vendor::Amd));
-        found.minor = card.render_minor;
+        let mut found = self.card.found();
         found.name = Some(self.name.clone());
-        found.pci = card.pci;
-        found.driver = card.driver.as_deref().map(Into::into);
-        found.numa = card.numa;
         if let Some(facts) = &self.facts {
             found.uuid = facts.uuid.clone();
             found.memory.total = facts.vram_total.clone();
@@ -185,11 +176,11 @@ impl Facts {
         if let Some(path) = self.metrics.as_deref().filter(|_| !complete) {
             let metrics = match kernel_file::bytes(path) {
                 Ok(bytes) => gpu_metrics::parse(&bytes),
-                Err(error) => Metrics::missing(&error),
+                Err(error) => kernel_file::missing(&error),
             };
-            fill(&mut found.utilization, metrics.utilization);
-            fill(&mut found.temperature_c, metrics.temperature_c);
-            fill(&mut found.power, metrics.power);
+            found.utilization.fill(metrics.clone().and_then(|metrics| metrics.utilization));
+            found.temperature_c.fill(metrics.clone().and_then(|metrics| metrics.temperature_c));
+            found.power.fill(metrics.and_then(|metrics| metrics.power));
         }
         if device_id.is_some_and(amd_names::has_two_dies) && found.power == Told::Value(Watts(0)) {
             let words = "the first die of the board measures for both";
@@ -202,10 +193,6 @@ impl Facts {
 
 fn has_failed<T>(told: &Told<T>) -> bool {
     matches!(told, Told::Failed(_))
-}
-
-fn fill<T>(field: &mut Told<T>, other: Told<T>) {
-    *field = std::mem::take(field).or(other);
 }
 
 fn busy(path: &Path) -> Told<Percent> {
@@ -229,12 +216,8 @@ pub(crate) fn uuid_of(unique_id: u64) -> Option<Arc<str>> {
 
 /// What the card's error counters say that a person should know.
 fn memory_errors(card: &Card) -> Vec<String> {
-    let folder = card.device.join("ras");
     let mut warnings = Vec::new();
-    let mut counters: Vec<PathBuf> =
-        fs::read_dir(&folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
-    counters.sort();
-    for path in counters {
+    for path in paths_in(&card.device.join("ras")) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let told = kernel_file::text(&path);
         let text = told.value().map_or("", String::as_str);
@@ -253,6 +236,14 @@ fn memory_errors(card: &Card) -> Vec<String> {
     warnings
 }
 
+/// What is in a folder, in order.
+fn paths_in(folder: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
 // The sensors of a card, as `hwmon` files with labels.
 
 /// The files of a card's sensors that exist.
@@ -268,20 +259,10 @@ pub(crate) struct Sensors {
 impl Sensors {
     /// Looks below the folder of a device. Cards have one set; of several the first that knows a temperature counts.
     pub fn find(device: &Path) -> Self {
-        let mut folders: Vec<PathBuf> = fs::read_dir(device.join("hwmon"))
-            .into_iter()
-            .flatten()
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .collect();
-        folders.sort();
         // Kernels before 3.14 kept the sensors with the device itself.
-        folders.push(device.to_owned());
-        let mut sets = folders.iter().map(|folder| Self::in_folder(folder));
-        let first = sets.next().unwrap_or_default();
-        if first.temperatures.is_empty() {
-            return sets.find(|set| !set.temperatures.is_empty()).unwrap_or(first);
-        }
-        first
+        let folders = paths_in(&device.join("hwmon")).into_iter().chain([device.to_owned()]);
+        let sets: Vec<Self> = folders.map(|folder| Self::in_folder(&folder)).collect();
+        sets.iter().find(|set| set.has_temperature()).or(sets.first()).cloned().unwrap_or_default()
     }
 
     fn in_folder(folder: &Path) -> Self {
@@ -315,10 +296,7 @@ impl Sensors {
 
     /// The most it may draw.
     pub fn power_limit(&self) -> Told<Watts> {
-        match first(self.power_cap.iter().map(|path| watts(path))) {
-            Told::Value(Watts(0)) => Told::Unsupported("0 W".into()),
-            told => told,
-        }
+        self.power_cap.as_deref().map_or(Told::ABSENT, watts).without_zero("0 W")
     }
 }
 

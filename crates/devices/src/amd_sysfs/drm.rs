@@ -5,12 +5,12 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use gpupool_core::device::{PciAddress, Vendor};
 
-use crate::address;
-use crate::kernel_file;
-use crate::limits;
+use crate::found::Found;
+use crate::{address, kernel_file, limits, pci_bus};
 
 /// A graphics card.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,10 +21,9 @@ pub(crate) struct Card {
     pub device: PathBuf,
     pub vendor: Option<Vendor>,
     /// PCI ids.
-    pub vendor_id: Option<u16>,
     pub device_id: Option<u16>,
     pub revision: Option<u8>,
-    pub driver: Option<String>,
+    pub driver: Option<Arc<str>>,
     pub pci: Option<PciAddress>,
     /// The minor number of its `renderD…` node.
     pub render_minor: Option<u32>,
@@ -39,20 +38,13 @@ pub(crate) fn cards(folder: &Path) -> io::Result<Vec<Card>> {
         return Ok(numbers.into_iter().map(|number| entry(format!("card{number}"), Some(number))).collect());
     }
     let of_node = |minor| Card { render_minor: Some(minor), ..entry(format!("renderD{minor}"), None) };
-    Ok(numbers_after("renderD", folder)?.into_iter().map(of_node).collect())
+    Ok(kernel_file::numbered(folder, "renderD")?.into_iter().take(limits::DEVICES).map(of_node).collect())
 }
 
 /// The numbers of the entries `cardN` of a folder, in order; connectors such as `card1-DP-1` are none.
 pub(crate) fn card_numbers(folder: &Path) -> io::Result<Vec<u32>> {
-    numbers_after("card", folder)
-}
-
-fn numbers_after(start: &str, folder: &Path) -> io::Result<Vec<u32>> {
-    let mut numbers: Vec<u32> = fs::read_dir(folder)?
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix(start)?.parse().ok())
-        .take(limits::DEVICES)
-        .collect();
-    numbers.sort_unstable();
+    let mut numbers = kernel_file::numbered(folder, "card")?;
+    numbers.truncate(limits::DEVICES);
     Ok(numbers)
 }
 
@@ -66,25 +58,39 @@ impl Card {
     pub fn of_device(device: PathBuf, number: Option<u32>) -> Self {
         let uevent = Uevent::read(&device.join("uevent"));
         let target = fs::read_link(&device).ok();
-        let target_name = target.as_deref().and_then(file_name);
+        let target_name = target.as_deref().and_then(|target| target.file_name()?.to_str());
         let hex = |file: &str| kernel_file::number::<u16>(&device.join(file)).value().copied();
         let vendor_id = hex("vendor").or(uevent.ids.map(|(vendor, _)| vendor));
         let device_id = hex("device").or(uevent.ids.map(|(_, device)| device));
-        let driver_link = fs::read_link(device.join("driver")).ok();
-        let driver = driver_link.as_deref().and_then(file_name).map(str::to_owned).or(uevent.driver);
         // A partition of a card is a device of its own without a place on the bus.
         let is_partition = uevent.is_partition || target_name.is_some_and(|name| name.starts_with(XCP));
         Self {
             number,
-            vendor: if is_partition { Some(Vendor::Amd) } else { vendor_id.map(vendor) },
-            vendor_id,
+            vendor: if is_partition {
+                Some(Vendor::Amd)
+            } else {
+                vendor_id.map(|id| pci_bus::maker(id).unwrap_or(Vendor::Other))
+            },
             device_id,
             revision: hex("revision").and_then(|revision| revision.try_into().ok()),
-            driver,
+            driver: pci_bus::driver_of(&device),
             pci: uevent.slot.or_else(|| address::parse(target_name.filter(|name| name.contains(':'))?)),
-            render_minor: render_minor(&device.join("drm")),
+            render_minor: kernel_file::numbered(&device.join("drm"), "renderD")
+                .ok()
+                .and_then(|minors| minors.first().copied()),
             numa: kernel_file::number(&device.join("numa_node")).value().copied(),
             device,
+        }
+    }
+
+    /// The device, with what its bus knows: where it is, and nothing of how it is.
+    pub fn found(&self) -> Found {
+        Found {
+            minor: self.render_minor,
+            pci: self.pci,
+            driver: self.driver.clone(),
+            numa: self.numa,
+            ..Found::new(self.vendor.unwrap_or(Vendor::Other))
         }
     }
 
@@ -101,29 +107,9 @@ impl Card {
 /// How the devices of partitions are named by their driver.
 const XCP: &str = "amdgpu_xcp";
 
-const fn vendor(id: u16) -> Vendor {
-    match id {
-        0x1002 => Vendor::Amd,
-        0x10de => Vendor::Nvidia,
-        0x8086 => Vendor::Intel,
-        _ => Vendor::Other,
-    }
-}
-
-fn render_minor(folder: &Path) -> Option<u32> {
-    let minor =
-        |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.strip_prefix("renderD")?.parse().ok();
-    fs::read_dir(folder).ok()?.filter_map(minor).min()
-}
-
-fn file_name(path: &Path) -> Option<&str> {
-    path.file_name()?.to_str()
-}
-
 /// What the event file of a PCI device says.
 #[derive(Debug, Default)]
 struct Uevent {
-    driver: Option<String>,
     ids: Option<(u16, u16)>,
     slot: Option<PciAddress>,
     /// Set for a partition of a card.
@@ -140,7 +126,6 @@ impl Uevent {
             Some((u16::from_str_radix(vendor, 16).ok()?, u16::from_str_radix(device, 16).ok()?))
         };
         Self {
-            driver: find("DRIVER").map(|name| name.trim().to_owned()),
             ids: find("PCI_ID").and_then(ids),
             slot: find("PCI_SLOT_NAME").and_then(address::parse),
             is_partition: find("MODALIAS").is_some_and(|alias| alias.trim_start_matches("platform:").starts_with(XCP)),

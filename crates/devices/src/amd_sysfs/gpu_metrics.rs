@@ -4,69 +4,39 @@
 //! ones is one the chip does not have; some firmware fills the lower half only. What cannot be is a failure, since the
 //! file is known to hold rubbish on some cards.
 
-use std::io;
-
 use gpupool_core::units::Percent;
 
 use crate::found::Watts;
-use crate::kernel_file;
 use crate::told::Told;
 
 /// What is taken from the table.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Metrics {
     pub temperature_c: Told<i16>,
     pub power: Told<Watts>,
     pub utilization: Told<Percent>,
 }
 
-/// Reads the table; one of an unknown version tells nothing, a broken one fails in every field.
-pub(crate) fn parse(bytes: &[u8]) -> Metrics {
+/// Reads the table; one of an unknown version tells nothing, a broken one fails.
+pub(crate) fn parse(bytes: &[u8]) -> Told<Metrics> {
     if bytes.is_empty() {
-        return Metrics::unsupported("gpu_metrics is empty".to_owned());
+        return Told::Unsupported("gpu_metrics is empty".into());
     }
     let Some(&[low, high, format, content]) = bytes.first_chunk::<4>() else {
-        return Metrics::failed("gpu_metrics is cut off");
+        return Told::Failed("gpu_metrics is cut off".into());
     };
     let size = usize::from(u16::from_le_bytes([low, high]));
     let Some(layout) = Layout::of(format, content) else {
-        return Metrics::unsupported(format!("gpu_metrics of version {format}.{content} is not known"));
+        return Told::Unsupported(format!("gpu_metrics of version {format}.{content} is not known").into());
     };
     let Some(table) = bytes.get(..size).filter(|table| table.len() >= layout.shortest()) else {
-        return Metrics::failed("gpu_metrics is shorter than it says");
+        return Told::Failed("gpu_metrics is shorter than it says".into());
     };
-    Metrics {
+    Told::Value(Metrics {
         temperature_c: layout.temperature_c(table),
         power: layout.power(table),
         utilization: layout.utilization(table),
-    }
-}
-
-impl Metrics {
-    /// What it means for every field that the table could not be read.
-    pub fn missing(error: &io::Error) -> Self {
-        Self {
-            temperature_c: kernel_file::missing(error),
-            power: kernel_file::missing(error),
-            utilization: kernel_file::missing(error),
-        }
-    }
-
-    fn failed(words: &'static str) -> Self {
-        Self {
-            temperature_c: Told::Failed(words.into()),
-            power: Told::Failed(words.into()),
-            utilization: Told::Failed(words.into()),
-        }
-    }
-
-    fn unsupported(words: String) -> Self {
-        Self {
-            temperature_c: Told::Unsupported(words.clone().into()),
-            power: Told::Unsupported(words.clone().into()),
-            utilization: Told::Unsupported(words.into()),
-        }
-    }
+    })
 }
 
 /// Where the fields are in one version, in bytes, and in which units.
@@ -172,6 +142,16 @@ mod tests {
             bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
         }
         bytes
+    }
+
+    /// What the table says of each field.
+    fn parse(bytes: &[u8]) -> Metrics {
+        let metrics = super::parse(bytes);
+        Metrics {
+            temperature_c: metrics.clone().and_then(|metrics| metrics.temperature_c),
+            power: metrics.clone().and_then(|metrics| metrics.power),
+            utilization: metrics.and_then(|metrics| metrics.utilization),
+        }
     }
 
     fn told(celsius: i16, milliwatts: u64, thousandths_of_percent: u32) -> Metrics {

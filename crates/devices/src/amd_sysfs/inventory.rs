@@ -1,11 +1,10 @@
 //! The AMD devices of a tree: cards and compute nodes joined, with what stays the same between readings.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use gpupool_core::device::{PciAddress, Vendor};
+use gpupool_core::device::Vendor;
 
 use crate::amd_sysfs::card::{self, CardReader};
 use crate::amd_sysfs::drm::{self, Card};
@@ -37,7 +36,7 @@ pub(crate) struct Inventory {
 }
 
 /// One device, by what is known of it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Device {
     card: Option<CardReader>,
     node: Option<Node>,
@@ -62,16 +61,10 @@ impl Inventory {
                 let node = node_of(&card, &nodes).and_then(|number| nodes.remove(&number));
                 let mut reader = CardReader::new(card);
                 reader.is_captured = others == Others::Listed;
-                devices.push(Device { card: Some(reader), node, index: None, home: None, part: None });
+                devices.push(Device { card: Some(reader), node, ..Device::default() });
             }
         }
-        devices.extend(nodes.into_values().map(|node| Device {
-            card: None,
-            node: Some(node),
-            index: None,
-            home: None,
-            part: None,
-        }));
+        devices.extend(nodes.into_values().map(|node| Device { node: Some(node), ..Device::default() }));
         if devices.len() > limits::DEVICES {
             warnings.push(format!("more than {} devices; the rest is left out", limits::DEVICES));
             devices.truncate(limits::DEVICES);
@@ -141,7 +134,8 @@ impl Inventory {
             let Some(part) = device.part else { continue };
             let has_card =
                 |&place: &usize| self.devices[place].card.as_ref().is_some_and(|card| card.card.pci.is_some());
-            let whole = (0..self.devices.len()).filter(|&other| self.devices[other].is_part_of(part)).find(has_card);
+            let is_part = |&other: &usize| self.devices[other].part.is_some_and(|other| other.card == part.card);
+            let whole = (0..self.devices.len()).filter(is_part).find(has_card);
             let mode = whole.and_then(|whole| self.devices[whole].card.as_ref()?.compute_partition());
             let Some(partition) = kfd::partition(part, mode) else { continue };
             found[place].partition = Some(partition);
@@ -163,18 +157,9 @@ impl Device {
         let node = self.node.as_ref();
         DeviceKey {
             gpu_id: node.and_then(|node| node.gpu_id),
-            pci: self.pci(),
+            pci: card.and_then(|card| card.pci).or(node.and_then(|node| node.pci)),
             minor: card.and_then(|card| card.render_minor).or(node.and_then(|node| node.render_minor)),
         }
-    }
-
-    fn pci(&self) -> Option<PciAddress> {
-        let card = self.card.as_ref().and_then(|reader| reader.card.pci);
-        card.or(self.node.as_ref().and_then(|node| node.pci))
-    }
-
-    fn is_part_of(&self, part: Part) -> bool {
-        self.part.is_some_and(|own| own.card == part.card)
     }
 
     fn is_of_amdgpu(&self) -> bool {
@@ -185,7 +170,7 @@ impl Device {
     fn read(&mut self, snapshot: &mut Snapshot) -> (Found, bool) {
         let (mut found, stale) = match &mut self.card {
             Some(reader) if reader.card.vendor == Some(Vendor::Amd) => reader.read(snapshot),
-            Some(reader) => (only_listed(&reader.card), false),
+            Some(reader) => (reader.card.found(), false),
             None => (Found::new(Vendor::Amd), false),
         };
         found.index = self.index;
@@ -228,17 +213,6 @@ fn name_of(node: &Node) -> String {
     known.or_else(by_codename).or_else(by_number).unwrap_or_else(|| card::NAMELESS.to_owned())
 }
 
-/// A card of another maker: where it is, and nothing of how it is.
-fn only_listed(card: &Card) -> Found {
-    let mut found = Found::new(card.vendor.unwrap_or(Vendor::Other));
-    found.index = card.number;
-    found.minor = card.render_minor;
-    found.pci = card.pci;
-    found.driver = card.driver.as_deref().map(Into::into);
-    found.numa = card.numa;
-    found
-}
-
 fn warning_of(card: &Card, others: Others) -> Option<String> {
     let spelled = card.spelled();
     let driver = card.driver.as_deref().unwrap_or("no driver");
@@ -274,54 +248,40 @@ const WRAPPERS: usize = 4;
 
 /// Whether a folder is, or holds, a captured tree of graphics cards or of a compute topology.
 pub fn looks_like(root: &Path) -> bool {
-    Parts::find(root).is_some()
+    captured(root).is_some()
 }
 
 /// The devices of a captured tree. Cards of NVIDIA are listed without readings; those of Intel are a warning.
 pub fn read(root: &Path) -> Result<Snapshot, SourceError> {
-    let Some(parts) = Parts::find(root) else {
-        return Err(SourceError::malformed("sysfs", "no graphics card and no compute node below the folder"));
-    };
-    let topology = parts.nodes.as_deref().map(kfd::read).unwrap_or_default();
-    let mut inventory =
-        Inventory::new(parts.cards, topology, Others::Listed).with(parts.driver_version, parts.processes);
-    Ok(inventory.read().0)
+    let nothing = || SourceError::malformed("sysfs", "no graphics card and no compute node below the folder");
+    Ok(captured(root).ok_or_else(nothing)?.read().0)
 }
 
-/// What a captured tree has.
-struct Parts {
-    cards: Vec<Card>,
-    nodes: Option<PathBuf>,
-    driver_version: Option<std::sync::Arc<str>>,
-    processes: Processes,
+fn captured(root: &Path) -> Option<Inventory> {
+    let mut root = root.to_path_buf();
+    for _ in 0..WRAPPERS {
+        if let Some(inventory) = captured_at(&root) {
+            return Some(inventory);
+        }
+        root = kernel_file::only_folder(&root)?;
+    }
+    None
 }
 
-impl Parts {
-    fn find(root: &Path) -> Option<Self> {
-        let mut root = root.to_path_buf();
-        for _ in 0..WRAPPERS {
-            if let Some(parts) = Self::at(&root) {
-                return Some(parts);
-            }
-            root = only_folder(&root)?;
-        }
-        None
+fn captured_at(root: &Path) -> Option<Inventory> {
+    let existing = |places: &[&str]| places.iter().map(|place| root.join(place)).find(|path| path.is_dir());
+    let cards = cards(root);
+    let nodes = NODES.iter().map(|place| root.join(place)).find(|path| kfd::is_nodes(path));
+    if cards.is_empty() && nodes.is_none() {
+        return None;
     }
-
-    fn at(root: &Path) -> Option<Self> {
-        let existing = |places: &[&str]| places.iter().map(|place| root.join(place)).find(|path| path.is_dir());
-        let cards = cards(root);
-        let nodes = NODES.iter().map(|place| root.join(place)).find(|path| kfd::is_nodes(path));
-        if cards.is_empty() && nodes.is_none() {
-            return None;
-        }
-        let version = ["sys/module/amdgpu/version", "module/amdgpu/version"]
-            .iter()
-            .find_map(|place| kernel_file::text(&root.join(place)).value().cloned());
-        let compute = existing(&["sys/class/kfd/kfd/proc", "class/kfd/kfd/proc", "kfd/kfd/proc", "kfd/proc"]);
-        let processes = Processes::new(compute, existing(&["proc"]));
-        Some(Self { cards, nodes, driver_version: version.map(Into::into), processes })
-    }
+    let version = ["sys/module/amdgpu/version", "module/amdgpu/version"]
+        .iter()
+        .find_map(|place| kernel_file::text(&root.join(place)).into_value());
+    let compute = existing(&["sys/class/kfd/kfd/proc", "class/kfd/kfd/proc", "kfd/kfd/proc", "kfd/proc"]);
+    let processes = Processes::new(compute, existing(&["proc"]));
+    let topology = nodes.as_deref().map(kfd::read).unwrap_or_default();
+    Some(Inventory::new(cards, topology, Others::Listed).with(version.map(Into::into), processes))
 }
 
 /// Where the nodes of a topology may be.
@@ -357,12 +317,6 @@ fn cards(root: &Path) -> Vec<Card> {
         is_card(card) && class.value().is_none_or(|class| class >> 16 == 0x03 || class >> 16 == 0x12)
     };
     [entry, device].into_iter().find(displays).into_iter().collect()
-}
-
-/// The only folder in a folder.
-fn only_folder(root: &Path) -> Option<PathBuf> {
-    let mut folders = fs::read_dir(root).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
-    folders.next().filter(|_| folders.next().is_none())
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! The compute topology of the kernel's AMD driver: which nodes are GPUs, what memory they have, what joins them.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -46,17 +45,10 @@ pub(crate) struct Node {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeLink {
     pub to: u32,
-    pub bus: Bus,
+    /// Whether it is AMD's own, between cards; others are PCIe.
+    pub is_xgmi: bool,
     /// The driver's measure of distance.
     pub weight: u64,
-}
-
-/// What kind of link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Bus {
-    Pcie,
-    Xgmi,
-    Other,
 }
 
 /// Reads the nodes in a folder like `topology/nodes`.
@@ -170,24 +162,15 @@ fn node_links(folder: &Path) -> impl Iterator<Item = NodeLink> + use<> {
     numbered(folder).into_iter().filter_map(|(_, link)| {
         let text = kernel_file::text(&link.join("properties"));
         let link = Properties::of(text.value()?);
-        let bus = match link.get("type")? {
-            2 => Bus::Pcie,
-            11 => Bus::Xgmi,
-            _ => Bus::Other,
-        };
-        Some(NodeLink { to: link.get("node_to")?.try_into().ok()?, bus, weight: link.get("weight").unwrap_or(0) })
+        let is_xgmi = link.get("type")? == 11;
+        Some(NodeLink { to: link.get("node_to")?.try_into().ok()?, is_xgmi, weight: link.get("weight").unwrap_or(0) })
     })
 }
 
 /// The entries of a folder that are numbers, in order.
 fn numbered(folder: &Path) -> Vec<(u32, PathBuf)> {
-    let number = |entry: std::io::Result<fs::DirEntry>| {
-        let entry = entry.ok()?;
-        Some((entry.file_name().to_str()?.parse().ok()?, entry.path()))
-    };
-    let entries: BTreeMap<u32, PathBuf> =
-        fs::read_dir(folder).into_iter().flatten().filter_map(number).take(limits::DEVICES).collect();
-    entries.into_iter().collect()
+    let numbers = kernel_file::numbered(folder, "").unwrap_or_default().into_iter().take(limits::DEVICES);
+    numbers.map(|number| (number, folder.join(number.to_string()))).collect()
 }
 
 /// Lines of a name and a number.
@@ -218,12 +201,11 @@ const MOST_PAIRED: usize = 256;
 /// topology tells how many switches lie between.
 pub(crate) fn links(gpus: &[(usize, &Node)], cpus: &[u32]) -> Vec<FoundLink> {
     let places: BTreeMap<u32, usize> = gpus.iter().map(|(place, node)| (node.number, *place)).collect();
-    let mut kinds: BTreeMap<(usize, usize), LinkKind> = BTreeMap::new();
+    let mut links = Vec::new();
     for (place, node) in gpus {
-        for link in node.links.iter().filter(|link| link.bus == Bus::Xgmi) {
-            if let Some(&other) = places.get(&link.to).filter(|other| *other != place) {
-                nearer(&mut kinds, *place, other, LinkKind::Xgmi(hops(link.weight)));
-            }
+        for link in node.links.iter().filter(|link| link.is_xgmi) {
+            let other = places.get(&link.to).filter(|other| *other != place);
+            links.extend(other.map(|&other| FoundLink::new(*place, other, LinkKind::Xgmi(hops(link.weight)))));
         }
     }
     let homes: Vec<(usize, u32)> =
@@ -231,10 +213,10 @@ pub(crate) fn links(gpus: &[(usize, &Node)], cpus: &[u32]) -> Vec<FoundLink> {
     for (at, (place, home)) in homes.iter().enumerate() {
         for (other, other_home) in &homes[at + 1..] {
             let kind = if home == other_home { LinkKind::SameNuma } else { LinkKind::CrossNuma };
-            nearer(&mut kinds, *place, *other, kind);
+            links.push(FoundLink::new(*place, *other, kind));
         }
     }
-    kinds.into_iter().map(|((a, b), kind)| FoundLink { a, b, kind }).collect()
+    FoundLink::nearest(links)
 }
 
 /// The processor a GPU hangs on: the nearest of those it is linked to, or itself where it is one.
@@ -251,13 +233,6 @@ pub(crate) const fn hops(weight: u64) -> u8 {
         0 => 1,
         hops if hops > 100 => 100,
         hops => hops as u8,
-    }
-}
-
-fn nearer(kinds: &mut BTreeMap<(usize, usize), LinkKind>, one: usize, other: usize, kind: LinkKind) {
-    let known = kinds.entry((one.min(other), one.max(other))).or_insert(kind);
-    if kind.distance() < known.distance() {
-        *known = kind;
     }
 }
 

@@ -19,7 +19,7 @@ pub use processes::{looks_like_fdinfo, parse_fdinfo};
 
 use std::fs;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::amd_sysfs::inventory::{Inventory, Others};
 use crate::amd_sysfs::processes::Processes;
@@ -35,20 +35,15 @@ pub struct AmdSysfs {
     kfd: PathBuf,
     module: PathBuf,
     proc: PathBuf,
-    walked: Option<Walked>,
-}
-
-/// What a walk found, and what the tree looked like then.
-#[derive(Debug)]
-struct Walked {
-    outline: Outline,
-    inventory: Inventory,
+    /// What the tree looked like at the last walk, and what the walk found.
+    walked: Option<(Outline, Inventory)>,
 }
 
 /// What changes when devices come, go or are cut: cheap to look at before each reading.
 #[derive(Debug, PartialEq, Eq)]
 struct Outline {
     cards: Vec<(u32, Option<PathBuf>)>,
+    /// The compute topology counts its changes.
     generation: Option<String>,
 }
 
@@ -87,21 +82,16 @@ impl AmdSysfs {
         let target = |number: u32| fs::read_link(self.drm.join(format!("card{number}"))).ok();
         Outline {
             cards: numbers.into_iter().map(|number| (number, target(number))).collect(),
-            generation: generation(&self.kfd),
+            generation: kernel_file::text(&self.kfd.join("topology/generation_id")).into_value(),
         }
     }
 
-    fn walk_again(&mut self) -> Result<&mut Walked, SourceError> {
+    fn walk_again(&mut self) -> Result<&mut Inventory, SourceError> {
         let fresh = || Processes::new(Some(self.kfd.join("proc")), Some(self.proc.clone()));
-        let processes = self.walked.take().map_or_else(fresh, |walked| walked.inventory.into_processes());
-        let (outline, inventory) = (self.outline(), self.walk(processes)?);
-        Ok(self.walked.insert(Walked { outline, inventory }))
+        let processes = self.walked.take().map_or_else(fresh, |(_, inventory)| inventory.into_processes());
+        let walked = (self.outline(), self.walk(processes)?);
+        Ok(&mut self.walked.insert(walked).1)
     }
-}
-
-/// The compute topology counts its changes.
-fn generation(kfd: &Path) -> Option<String> {
-    kernel_file::text(&kfd.join("topology/generation_id")).value().cloned()
 }
 
 impl Source for AmdSysfs {
@@ -111,14 +101,14 @@ impl Source for AmdSysfs {
 
     fn read(&mut self) -> Result<Snapshot, SourceError> {
         let outline = self.outline();
-        let unchanged = self.walked.as_mut().filter(|walked| walked.outline == outline);
-        if let Some(walked) = unchanged {
-            let (snapshot, stale) = walked.inventory.read();
+        let unchanged = self.walked.as_mut().filter(|(walked, _)| *walked == outline);
+        if let Some((_, inventory)) = unchanged {
+            let (snapshot, stale) = inventory.read();
             if !stale {
                 return Ok(snapshot);
             }
         }
-        Ok(self.walk_again()?.inventory.read().0)
+        Ok(self.walk_again()?.read().0)
     }
 }
 
