@@ -161,7 +161,7 @@ fn passes(code: &Code) -> bool {
 }
 
 fn is_unsupported(code: Code) -> bool {
-    matches!(code.told::<()>(), crate::told::Told::Unsupported(_))
+    matches!(code.told::<()>(), Told::Unsupported(_))
 }
 
 /// The NUMA node the kernel puts a PCI device on; it says -1 for none.
@@ -171,16 +171,9 @@ fn numa(sys: &Path, pci: PciAddress) -> Option<u32> {
 
 // What a device reports now.
 
-/// What a device and its instances report.
-pub(super) struct Seen {
-    /// The device, and then its instances.
-    pub found: Vec<Found>,
-    /// What the answers speak against at worst.
-    pub against: Against,
-}
-
-/// Reads a device and its instances; an error only where the driver as a whole is bad.
-pub(super) fn read(library: &Library, device: &Opened, room: &mut Room) -> Answer<Seen> {
+/// Reads a device and then its instances, with what the answers speak against at worst; an error only where the driver
+/// as a whole is bad.
+pub(super) fn read(library: &Library, device: &Opened, room: &mut Room) -> Answer<(Vec<Found>, Against)> {
     let mut asked = Asked::default();
     let mut found = Vec::with_capacity(1 + device.instances.len());
     let mut whole = device.facts.clone();
@@ -203,7 +196,7 @@ pub(super) fn read(library: &Library, device: &Opened, room: &mut Room) -> Answe
         (Against::Driver, Some(code)) => return Err(code),
         (Against::Presence, Some(code)) => {
             let lost = |facts: Found| unreadable(facts, code, Some(Health::Lost));
-            return Ok(Seen { found: found.into_iter().map(lost).collect(), against });
+            return Ok((found.into_iter().map(lost).collect(), against));
         }
         (Against::Device, Some(code)) => Health::Unhealthy(code.words().into()),
         _ => repaired(library, device),
@@ -212,7 +205,7 @@ pub(super) fn read(library: &Library, device: &Opened, room: &mut Room) -> Answe
     for part in &mut found {
         part.health = Some(health.clone());
     }
-    Ok(Seen { found, against })
+    Ok((found, against))
 }
 
 /// A device of which only is known what it is.
@@ -324,32 +317,22 @@ impl Default for Room {
 
 /// Every process on a device. A value only where the list is complete.
 pub(super) fn running(library: &Library, device: Handle, room: &mut Room) -> Answer<Vec<Process>> {
-    let computing = computing(library, device, room)?;
-    let drawing = match drawing(library, device, room) {
-        Ok(drawing) => drawing,
+    let functions = library.functions();
+    let newest = &functions.nvmlDeviceGetComputeRunningProcesses_v3;
+    let newer = &functions.nvmlDeviceGetComputeRunningProcesses_v2;
+    let computing = listed([newest, newer], &functions.nvmlDeviceGetComputeRunningProcesses, device, room)?;
+    let newest = &functions.nvmlDeviceGetGraphicsRunningProcesses_v3;
+    let newer = &functions.nvmlDeviceGetGraphicsRunningProcesses_v2;
+    let drawing = match listed([newest, newer], &functions.nvmlDeviceGetGraphicsRunningProcesses, device, room) {
         // What cannot draw has no process that does.
-        Err(code) if matches!(code.told::<()>(), Told::Unsupported(_)) => BTreeMap::new(),
-        Err(code) => return Err(code),
+        Err(code) if is_unsupported(code) => ByPid::new(),
+        answer => answer?,
     };
     Ok(joined(&computing, &drawing))
 }
 
 /// Device memory by pid.
 type ByPid = BTreeMap<u32, u64>;
-
-fn computing(library: &Library, device: Handle, room: &mut Room) -> Answer<ByPid> {
-    let functions = library.functions();
-    let newest = &functions.nvmlDeviceGetComputeRunningProcesses_v3;
-    let newer = &functions.nvmlDeviceGetComputeRunningProcesses_v2;
-    listed([newest, newer], &functions.nvmlDeviceGetComputeRunningProcesses, device, room)
-}
-
-fn drawing(library: &Library, device: Handle, room: &mut Room) -> Answer<ByPid> {
-    let functions = library.functions();
-    let newest = &functions.nvmlDeviceGetGraphicsRunningProcesses_v3;
-    let newer = &functions.nvmlDeviceGetGraphicsRunningProcesses_v2;
-    listed([newest, newer], &functions.nvmlDeviceGetGraphicsRunningProcesses, device, room)
-}
 
 type Call<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
 
@@ -409,11 +392,7 @@ fn joined(computing: &ByPid, drawing: &ByPid) -> Vec<Process> {
     let only_drawing = drawing.iter().filter(|(pid, _)| !computing.contains_key(pid));
     let process = |(&pid, &memory): (&u32, &u64)| Process {
         pid,
-        doing: match (computing.contains_key(&pid), drawing.contains_key(&pid)) {
-            (true, true) => Doing::Both,
-            (true, false) => Doing::Compute,
-            _ => Doing::Graphics,
-        },
+        doing: Doing::of(computing.contains_key(&pid), drawing.contains_key(&pid)),
         memory: match memory {
             NOT_AVAILABLE => Told::Unsupported("the driver does not tell".into()),
             memory => Told::Value(Bytes(memory)),

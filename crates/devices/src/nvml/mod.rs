@@ -19,9 +19,9 @@ use gpupool_core::device::{Health, LinkKind, Vendor};
 
 use crate::detect::Places;
 use crate::found::{Found, worse};
-use crate::nvml::devices::{Opened, Remembered, Room, Seen, read, unreadable};
+use crate::nvml::devices::{Opened, Remembered, Room, read, unreadable};
 use crate::nvml::library::{Against, Answer, Code, EventSet, Library, XidEvent};
-use crate::nvml::xid::{Severity, Verdict, XidPolicy};
+use crate::nvml::xid::{Severity, Verdict};
 use crate::snapshot::{FoundLink, Snapshot};
 use crate::source::{Source, SourceError, SourceKind};
 use crate::{limits, pci_bus};
@@ -41,7 +41,6 @@ const READINGS_PER_OPENING: u32 = 16;
 pub struct Nvml {
     path: PathBuf,
     sys: PathBuf,
-    policy: XidPolicy,
     session: Option<Session>,
     remembered: Remembered,
     /// Readings in a row with a device missing.
@@ -54,17 +53,10 @@ impl Nvml {
         Self {
             path: places.nvml.clone(),
             sys: places.sys.clone(),
-            policy: XidPolicy::default(),
             session: None,
             remembered: Remembered::default(),
             incomplete: 0,
         }
-    }
-
-    /// The same, judging Xids by this policy.
-    #[must_use]
-    pub fn with_policy(self, policy: XidPolicy) -> Self {
-        Self { policy, ..self }
     }
 
     /// Closes the library until the next reading, so that devices may sleep, be reset or be given to a virtual
@@ -80,7 +72,7 @@ impl Nvml {
             self.session = Some(Session::new(library, self.sys.clone()));
         }
         let Some(session) = &mut self.session else { return Err(Failure::Reading(Code::UNINITIALIZED)) };
-        let snapshot = session.read(&mut self.remembered, &self.policy).map_err(Failure::Reading)?;
+        let snapshot = session.read(&mut self.remembered).map_err(Failure::Reading)?;
         self.incomplete = if session.misses_devices() { self.incomplete.saturating_add(1) } else { 0 };
         Ok(snapshot)
     }
@@ -192,14 +184,14 @@ impl Session {
     }
 
     /// Every device there is now. An error only where the driver as a whole is bad.
-    fn read(&mut self, remembered: &mut Remembered, policy: &XidPolicy) -> Answer<Snapshot> {
+    fn read(&mut self, remembered: &mut Remembered) -> Answer<Snapshot> {
         let mut snapshot = Snapshot::default();
         let count = self.library.device_count()?;
         // First, because looking for devices throws away what was not heard.
-        self.hear_events(remembered, policy, &mut snapshot);
+        self.hear_events(remembered, &mut snapshot);
         if self.stale || count != self.count || self.is_any_back() || self.is_any_cut_differently()? {
             self.look_for_devices(count, remembered)?;
-            self.hear_events(remembered, policy, &mut snapshot);
+            self.hear_events(remembered, &mut snapshot);
         }
         let mut places = Vec::with_capacity(self.opened.len());
         let mut closed = self.closed.iter().peekable();
@@ -209,7 +201,7 @@ impl Session {
             {
                 before.add_to(&mut snapshot);
             }
-            let Seen { found, against } = read(&self.library, device, &mut self.room)?;
+            let (found, against) = read(&self.library, device, &mut self.room)?;
             remembered.note(&device.facts, against == Against::Field);
             self.stale |= against == Against::Presence;
             places.push(snapshot.devices.len());
@@ -292,11 +284,11 @@ impl Session {
         Ok(())
     }
 
-    fn hear_events(&self, remembered: &mut Remembered, policy: &XidPolicy, snapshot: &mut Snapshot) {
+    fn hear_events(&self, remembered: &mut Remembered, snapshot: &mut Snapshot) {
         let Some(events) = self.events else { return };
         for _ in 0..EVENTS {
             match self.library.next_event(events) {
-                Ok(Some(event)) => self.hear(event, remembered, policy, snapshot),
+                Ok(Some(event)) => self.hear(event, remembered, snapshot),
                 Ok(None) => return,
                 // That events cannot be heard says nothing about the devices.
                 Err(code) => return snapshot.warn(format!("events of the driver cannot be heard: {}", code.words())),
@@ -304,10 +296,10 @@ impl Session {
         }
     }
 
-    fn hear(&self, event: XidEvent, remembered: &mut Remembered, policy: &XidPolicy, snapshot: &mut Snapshot) {
+    fn hear(&self, event: XidEvent, remembered: &mut Remembered, snapshot: &mut Snapshot) {
         let device = self.opened.iter().find(|device| device.handle == event.device);
         let name = device.map_or_else(|| "a GPU that is not known".into(), |device| spoken(&device.facts));
-        let Verdict { severity, meaning, remedy } = policy.judge(event.xid.try_into().unwrap_or(u32::MAX));
+        let Verdict { severity, meaning, remedy } = xid::judge(event.xid.try_into().unwrap_or(u32::MAX));
         let then = if remedy.is_empty() { String::new() } else { format!(": {remedy}") };
         match (severity, device) {
             (Severity::Application, _) => {}

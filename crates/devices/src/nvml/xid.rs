@@ -4,16 +4,10 @@
 //! lie between: the driver dealt with the fault and wants a reset some time. A number this table does not have is a
 //! warning: a device is taken out of use only for what is known to be its own fault.
 
-use std::collections::BTreeMap;
-
-use serde::Deserialize;
-
 /// What an Xid says about the device it names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
     /// A program did something wrong, or was ended; nothing speaks against the device.
-    #[serde(alias = "ignore")]
     Application,
     /// People should know; the device goes on taking work.
     Warn,
@@ -31,30 +25,10 @@ pub(crate) struct Verdict {
     pub remedy: &'static str,
 }
 
-/// What an Xid means where no policy says otherwise.
+/// What an Xid means.
 pub(crate) fn judge(xid: u32) -> Verdict {
     let known = TABLE.binary_search_by_key(&xid, |row| row.0).ok().and_then(|place| TABLE.get(place));
     known.map_or(UNKNOWN, |&(_, severity, meaning, remedy)| Verdict { severity, meaning, remedy })
-}
-
-/// Which Xids an administrator judges differently.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct XidPolicy {
-    overrides: BTreeMap<u32, Severity>,
-}
-
-impl XidPolicy {
-    /// A policy that judges these numbers so, and all others as the table does.
-    pub fn new(overrides: impl IntoIterator<Item = (u32, Severity)>) -> Self {
-        Self { overrides: overrides.into_iter().collect() }
-    }
-
-    /// What an Xid means under this policy.
-    pub(crate) fn judge(&self, xid: u32) -> Verdict {
-        let verdict = judge(xid);
-        let severity = self.overrides.get(&xid).copied().unwrap_or(verdict.severity);
-        Verdict { severity, ..verdict }
-    }
 }
 
 const UNKNOWN: Verdict = Verdict {
@@ -148,14 +122,5 @@ mod tests {
         for xid in [63, 94, 0, 9999] {
             assert_eq!(judge(xid).severity, Severity::Warn, "{xid}");
         }
-    }
-
-    #[test]
-    fn whoever_runs_the_node_may_judge_a_number_differently() {
-        let policy = XidPolicy::new([(48, Severity::Application), (13, Severity::Unhealthy)]);
-        assert_eq!(policy.judge(48).severity, Severity::Application);
-        assert_eq!(policy.judge(48).meaning, judge(48).meaning);
-        assert_eq!(policy.judge(13).severity, Severity::Unhealthy);
-        assert_eq!(policy.judge(79).severity, Severity::Unhealthy);
     }
 }

@@ -8,7 +8,6 @@ use crate::machine::{Machine, complaints, each, places};
 use gpupool_core::device::Health;
 use gpupool_core::units::Percent;
 use gpupool_devices::nvml::Nvml;
-use gpupool_devices::nvml::xid::{Severity, XidPolicy};
 use gpupool_devices::{Places, Source, SourceError, Told};
 use nvml_standin::machines::{cut_gpu, server, server_gpu};
 use nvml_standin::{Event, Remapped, Scenario};
@@ -225,18 +224,6 @@ fn xids_of_programs_are_nothing_and_those_between_are_warnings() {
     assert_eq!(complaints(&snapshot), [""]);
     assert_eq!(snapshot.warnings.len(), 2);
     assert!(snapshot.warnings[0].contains("Xid 63") && snapshot.warnings[1].contains("Xid 94"));
-}
-
-#[test]
-fn xids_are_judged_as_the_administrator_says() {
-    let mut scenario = server(2);
-    scenario.events = vec![Event { device: 0, xid: 79 }, Event { device: 1, xid: 13 }];
-    let machine = Machine::new(scenario);
-    let policy = XidPolicy::new([(79, Severity::Application), (13, Severity::Unhealthy)]);
-    let mut nvml = Nvml::new(&places(machine.folder())).with_policy(policy);
-    let complaints = complaints(&nvml.read().unwrap());
-    assert_eq!(complaints[0], "");
-    assert!(complaints[1].starts_with("Xid 13"));
 }
 
 #[test]
