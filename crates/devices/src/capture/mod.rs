@@ -187,23 +187,17 @@ struct Entry {
 }
 
 enum Reader {
-    Text { looks_like: fn(&str) -> bool, parse: fn(&str) -> Result<Snapshot, SourceError> },
-    Tree { looks_like: fn(&Path) -> bool, read: fn(&Path) -> Result<Snapshot, SourceError> },
+    Text { looks_like: fn(&str) -> bool, parse: Parse<str> },
+    Tree { looks_like: fn(&Path) -> bool, read: Parse<Path> },
 }
 
-const fn text(
-    name: &'static str,
-    looks_like: fn(&str) -> bool,
-    parse: fn(&str) -> Result<Snapshot, SourceError>,
-) -> Entry {
+type Parse<T> = fn(&T) -> Result<Snapshot, SourceError>;
+
+const fn text(name: &'static str, looks_like: fn(&str) -> bool, parse: Parse<str>) -> Entry {
     Entry { name, reader: Reader::Text { looks_like, parse } }
 }
 
-const fn tree(
-    name: &'static str,
-    looks_like: fn(&Path) -> bool,
-    read: fn(&Path) -> Result<Snapshot, SourceError>,
-) -> Entry {
+const fn tree(name: &'static str, looks_like: fn(&Path) -> bool, read: Parse<Path>) -> Entry {
     Entry { name, reader: Reader::Tree { looks_like, read } }
 }
 
@@ -216,7 +210,6 @@ static FORMATS: &[Entry] = &[
     text("nvidia-smi-apps", nvidia_smi::csv::looks_like_apps, nvidia_smi::csv::parse_apps),
     text("nvidia-smi-list", nvidia_smi::list::looks_like, nvidia_smi::list::parse),
     text("nvidia-smi-topo", nvidia_smi::topo::looks_like, nvidia_smi::topo::parse),
-    text("nvidia-smi-fields", nvidia_smi::csv::looks_like_help, nvidia_smi::csv::parse_help),
     text("rocm-smi-json", amd_tools::rocm_smi::looks_like, amd_tools::rocm_smi::parse),
     text("amd-smi-json", amd_tools::amd_smi::looks_like, amd_tools::amd_smi::parse),
     text("fdinfo", amd_sysfs::looks_like_fdinfo, amd_sysfs::parse_fdinfo),

@@ -246,23 +246,15 @@ impl Rows {
         for line in lines.filter(|line| *line != head) {
             let mut cells = cells(line, separator);
             let wanted = rows.fields.len();
-            if cells.len() > wanted {
-                match free {
-                    Some(free) => {
-                        let surplus = cells.len() - wanted;
-                        let joined = cells.drain(free..=free + surplus).collect::<Vec<_>>().join(", ");
-                        cells.insert(free, joined);
-                    }
-                    None => {
-                        rows.warnings.push(format!("{} cells under {wanted} names: {}", cells.len(), words(line)));
-                        cells.truncate(wanted);
-                    }
-                }
+            if let Some(free) = free.filter(|_| cells.len() > wanted) {
+                let surplus = cells.len() - wanted;
+                let joined = cells.drain(free..=free + surplus).collect::<Vec<_>>().join(", ");
+                cells.insert(free, joined);
             }
-            if cells.len() < wanted {
+            if cells.len() != wanted {
                 rows.warnings.push(format!("{} cells under {wanted} names: {}", cells.len(), words(line)));
-                // The last one may be cut off as well.
-                cells.pop();
+                // The last one of too few may be cut off as well.
+                cells.truncate(wanted.min(cells.len().saturating_sub(1)));
             }
             rows.rows.push(cells);
         }
@@ -340,25 +332,9 @@ fn cells(line: &str, separator: char) -> Vec<String> {
 
 // `nvidia-smi --help-query-gpu`: which fields a driver knows.
 
-/// Whether a text is such a list.
-pub fn looks_like_help(text: &str) -> bool {
-    text.lines().find(|line| !line.trim().is_empty()).is_some_and(is_head)
-}
-
-/// A list of fields holds no devices, and says so.
-pub fn parse_help(text: &str) -> Result<Snapshot, SourceError> {
-    let mut snapshot = Snapshot::default();
-    snapshot.warn(format!("it is only a list of {} fields that can be asked for", help_fields(text).len()));
-    Ok(snapshot)
-}
-
-/// The quoted_names of the fields, each in all its spellings: `"name" or "gpu_name"` is both.
+/// The names of the fields, each in all its spellings: `"name" or "gpu_name"` is both.
 pub fn help_fields(text: &str) -> Vec<&str> {
     text.lines().filter(|line| line.starts_with('"')).flat_map(quoted_names).collect()
-}
-
-fn is_head(line: &str) -> bool {
-    line.trim_start().starts_with("List of valid properties to query for the switch")
 }
 
 /// The quoted words of a line that holds nothing else but `or`.
@@ -507,9 +483,6 @@ mod tests {
     fn every_spelling_of_a_field_is_known() {
         let text = "List of valid properties to query for the switch \"--query-gpu=\":\n\n\"timestamp\"\nThe time.\n\n\
                     \"name\" or \"gpu_name\"\nThe \"official\" name.\n\"All On\" mode enables everything.\n";
-        assert!(looks_like_help(text));
         assert_eq!(help_fields(text), ["timestamp", "name", "gpu_name"]);
-        let snapshot = parse_help(text).unwrap();
-        assert_eq!((snapshot.devices.len(), snapshot.warnings.len()), (0, 1));
     }
 }
