@@ -123,15 +123,18 @@ impl Attributor {
 
     /// The name of a user, by the machine's own list: asking a directory service could hang.
     fn user(&mut self, uid: u32) -> Option<Arc<str>> {
-        let passwd = &self.passwd;
-        let look = || {
-            let text = fs::read_to_string(passwd).ok()?;
-            let named = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
-            let wanted = uid.to_string();
-            named.filter(|parts| parts.get(2) == Some(&&*wanted)).find_map(|parts| Some(Arc::from(*parts.first()?)))
-        };
+        let look = || user_name(&fs::read_to_string(&self.passwd).ok()?, uid).map(Into::into);
         self.users.entry(uid).or_insert_with(look).clone()
     }
+}
+
+/// The name of a user in a list like `/etc/passwd`.
+pub(crate) fn user_name(passwd: &str, uid: u32) -> Option<&str> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(uid)).then_some(name)
+    })
 }
 
 fn read(folder: &Path, name: &str) -> Option<String> {

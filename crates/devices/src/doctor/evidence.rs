@@ -68,12 +68,16 @@ impl Evidence {
             sources,
             nodes: nodes(&places.dev, &places.sys),
             user: User::current(&places.etc),
-            confinement: Confinement::look(places, environment),
+            confinement: Confinement {
+                container: container_signs(places, environment),
+                host_pids: attribution::has_host_pids(&places.proc),
+                cgroup: cgroup(places),
+            },
             kernel_release: release(&places.proc),
             persistence_daemon: persistence_daemon(places),
             kernel_log: kernel_log::troubles(&log(&places.dev)),
             variables: hiding_variables(environment),
-            tools: tools(places, environment),
+            tools: tools(places, &environment("PATH").unwrap_or_default()),
         }
     }
 
@@ -85,7 +89,7 @@ impl Evidence {
     }
 
     /// The GPUs of one vendor on the bus.
-    pub(crate) fn gpus_of(&self, vendor: Vendor) -> impl Iterator<Item = &PciGpu> {
+    pub(crate) fn gpus_of(&self, vendor: Vendor) -> impl Iterator<Item = &PciGpu> + Clone {
         self.gpus.value().into_iter().flatten().filter(move |gpu| gpu.vendor == vendor)
     }
 
@@ -104,6 +108,11 @@ impl Evidence {
         !self.confinement.container.is_empty()
     }
 
+    /// Whether this process cannot see all processes of the machine.
+    pub(crate) fn is_confined(&self) -> bool {
+        self.in_container() || self.confinement.host_pids.value() == Some(&false)
+    }
+
     /// What the sources that answered said, those of one vendor only.
     pub(crate) fn answers_about(&self, vendor: Vendor) -> impl Iterator<Item = &Snapshot> {
         let of_vendor = move |answer: &&SourceResult| vendor_of(answer.kind) == Some(vendor);
@@ -113,6 +122,12 @@ impl Evidence {
     /// Why sources gave nothing.
     pub(crate) fn failures(&self) -> impl Iterator<Item = (SourceKind, &SourceError)> {
         self.sources.iter().filter_map(|answer| Some((answer.kind, answer.result.as_ref().err()?)))
+    }
+
+    /// What the sources said that failed with an error of this code.
+    pub(crate) fn failed_with(&self, code: &str) -> Vec<String> {
+        let failed = self.failures().filter(|(_, error)| error.code() == code);
+        failed.map(|(kind, error)| format!("{kind}: {error}")).collect()
     }
 
     /// What all sources together say of the devices.
@@ -403,16 +418,6 @@ impl CgroupMode {
     }
 }
 
-impl Confinement {
-    pub(super) fn look(places: &Places, environment: &dyn Fn(&str) -> Option<String>) -> Self {
-        Self {
-            container: container_signs(places, environment),
-            host_pids: attribution::has_host_pids(&places.proc),
-            cgroup: cgroup(places),
-        }
-    }
-}
-
 fn container_signs(places: &Places, environment: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
     const RUNTIMES: [&str; 6] = ["docker", "kubepods", "containerd", "libpod", "crio", "lxc"];
     let root = root_of(places);
@@ -501,24 +506,16 @@ impl User {
         gids.extend(rustix::process::getgroups().unwrap_or_default().iter().map(|gid| gid.as_raw()));
         gids.sort_unstable();
         gids.dedup();
-        let name = kernel_file::text(&etc.join("passwd")).value().and_then(|text| user_name(text, uid));
+        let passwd = kernel_file::text(&etc.join("passwd"));
+        let name = passwd.value().and_then(|passwd| attribution::user_name(passwd, uid));
         let groups = kernel_file::text(&etc.join("group"));
-        Self { uid, gids, groups: groups.map(|text| parse_groups(&text, name.as_deref())) }
+        Self { uid, gids, groups: groups.map(|text| parse_groups(&text, name)) }
     }
 
     /// The group with this number, where the machine names it.
     pub(crate) fn group(&self, gid: u32) -> Option<&Group> {
         self.groups.value()?.iter().find(|group| group.gid == gid)
     }
-}
-
-fn user_name(passwd: &str, uid: u32) -> Option<String> {
-    let of_line = |line: &str| {
-        let mut fields = line.split(':');
-        let name = fields.next()?;
-        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
-    };
-    passwd.lines().find_map(of_line)
 }
 
 fn parse_groups(text: &str, user: Option<&str>) -> Vec<Group> {
@@ -545,17 +542,13 @@ pub(super) fn hiding_variables(environment: &dyn Fn(&str) -> Option<String>) -> 
 }
 
 /// Where the tools of `places` are.
-pub(super) fn tools(
-    places: &Places,
-    environment: &dyn Fn(&str) -> Option<String>,
-) -> BTreeMap<SourceKind, Option<PathBuf>> {
-    let path = environment("PATH").unwrap_or_default();
+fn tools(places: &Places, path: &str) -> BTreeMap<SourceKind, Option<PathBuf>> {
     let tools = [
         (SourceKind::NvidiaSmi, &places.nvidia_smi),
         (SourceKind::AmdSmi, &places.amd_smi),
         (SourceKind::RocmSmi, &places.rocm_smi),
     ];
-    tools.into_iter().map(|(kind, tool)| (kind, found_on(&path, tool))).collect()
+    tools.into_iter().map(|(kind, tool)| (kind, found_on(path, tool))).collect()
 }
 
 fn found_on(path: &str, tool: &Path) -> Option<PathBuf> {
@@ -595,7 +588,7 @@ mod tests {
     #[test]
     fn groups_are_read_with_whether_they_list_the_user() {
         assert_eq!(
-            user_name("root:x:0:0::/root:/bin/sh\nada:x:1000:1000::/home/ada:/bin/sh", 1000).as_deref(),
+            attribution::user_name("root:x:0:0::/root:/bin/sh\nada:x:1000:1000::/home/ada:/bin/sh", 1000),
             Some("ada")
         );
         let groups = parse_groups("video:x:44:ada,bob\nrender:x:110:bob\nbroken\nworse:x:y:z\n", Some("ada"));

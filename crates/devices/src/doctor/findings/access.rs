@@ -6,8 +6,7 @@ use gpupool_core::device::Vendor;
 
 use crate::doctor::evidence::{Access, CgroupMode, Evidence, Node};
 use crate::doctor::findings::{Finding, Severity};
-use crate::found::{Found, Partition};
-use crate::source::SourceError;
+use crate::found::Found;
 use crate::told::Told;
 
 /// The mode of a node keeps the user out; says which group lets them in.
@@ -24,18 +23,11 @@ pub(super) fn no_permission(evidence: &Evidence) -> Vec<Finding> {
     };
     let mut findings: Vec<Finding> = by_group.iter().map(denied).collect();
     if findings.is_empty() {
-        let refused = |error: &SourceError| matches!(error, SourceError::NoPermission(_));
-        let lines: Vec<String> = evidence
-            .failures()
-            .filter(|(_, error)| refused(error))
-            .map(|(kind, error)| format!("{kind}: {error}"))
-            .collect();
         let remedy = "The device nodes allow it, so something else refuses: run as root to see whether that helps, and \
                       look for AppArmor or SELinux denials in the log.";
         let summary = "A driver refuses to answer this user.";
-        if !lines.is_empty() {
-            findings.push(Finding::new("no_permission", Severity::Error, summary, remedy).because(lines));
-        }
+        let lines = evidence.failed_with("no_permission");
+        findings.push(Finding::new("no_permission", Severity::Error, summary, remedy).because(lines));
     }
     findings
 }
@@ -44,9 +36,6 @@ pub(super) fn no_permission(evidence: &Evidence) -> Vec<Finding> {
 pub(super) fn forbidden_by_control_group(evidence: &Evidence) -> Vec<Finding> {
     let nodes: Vec<&Node> =
         evidence.nodes().iter().filter(|node| is_needed(node) && node.access == Access::Forbidden).collect();
-    if nodes.is_empty() {
-        return Vec::new();
-    }
     let summary = format!(
         "The device control group forbids {}, whatever their mode says.",
         listed(nodes.iter().map(|node| node.name.as_str()))
@@ -59,25 +48,38 @@ pub(super) fn forbidden_by_control_group(evidence: &Evidence) -> Vec<Finding> {
     vec![finding]
 }
 
-/// The driver drives GPUs and nodes to reach them are missing.
+/// The driver drives GPUs and nodes to reach them are missing, as in a container that was started without them.
 pub(super) fn missing(evidence: &Evidence) -> Vec<Finding> {
-    if evidence.in_container() {
-        return Vec::new();
-    }
-    let finding = |(vendor, remedy): (Vendor, &str)| {
+    let finding = |(vendor, outside, inside): (Vendor, &str, &str)| {
         let missing = missing_nodes(evidence, vendor);
-        if missing.is_empty() {
-            return None;
-        }
-        let summary = format!("The driver is loaded but device nodes are missing: {}.", listed(&missing));
+        missing.first()?;
         let lines = missing.iter().map(|name| format!("/dev/{name} does not exist"));
-        Some(Finding::new("device_nodes_missing", Severity::Error, summary, remedy).because(lines))
+        if !evidence.in_container() {
+            let summary = format!("The driver is loaded but device nodes are missing: {}.", listed(&missing));
+            return Some(Finding::new("device_nodes_missing", Severity::Error, summary, outside).because(lines));
+        }
+        let summary = format!("This container was not given the GPUs of the machine: {} missing.", listed(&missing));
+        let finding = Finding::new("container_without_devices", Severity::Error, summary, inside)
+            .because(evidence.confinement.container.iter().cloned())
+            .because(lines)
+            .about(evidence.gpus_of(vendor).map(|gpu| gpu.pci));
+        Some(finding)
     };
-    let nvidia = "Make them: `sudo nvidia-modprobe -c 0 -u`, with one `-c` for each GPU by its minor number; any program \
-                  run as root makes them too (`sudo nvidia-smi`). Install nvidia-modprobe so that it happens by itself.";
-    let amd = "Check that the kernel has AMD's compute support (`dmesg | grep -i kfd`; CONFIG_HSA_AMD) and that udev \
-               runs (`sudo udevadm trigger`).";
-    [(Vendor::Nvidia, nvidia), (Vendor::Amd, amd)].into_iter().filter_map(finding).collect()
+    let nvidia = (
+        Vendor::Nvidia,
+        "Make them: `sudo nvidia-modprobe -c 0 -u`, with one `-c` for each GPU by its minor number; any program run as \
+         root makes them too (`sudo nvidia-smi`). Install nvidia-modprobe so that it happens by itself.",
+        "Start it with `--gpus all` (Docker, with the NVIDIA container toolkit), `--device nvidia.com/gpu=all` (Podman, \
+         CDI) or a `nvidia.com/gpu` limit (Kubernetes).",
+    );
+    let amd = (
+        Vendor::Amd,
+        "Check that the kernel has AMD's compute support (`dmesg | grep -i kfd`; CONFIG_HSA_AMD) and that udev runs \
+         (`sudo udevadm trigger`).",
+        "Start it with `--device=/dev/kfd --device=/dev/dri --group-add render`, or with an `amd.com/gpu` limit \
+         (Kubernetes).",
+    );
+    [nvidia, amd].into_iter().filter_map(finding).collect()
 }
 
 /// Which nodes a program needs that are not there, given which GPUs are driven.
@@ -154,40 +156,13 @@ pub(super) fn listed(names: impl IntoIterator<Item = impl AsRef<str>>) -> String
 
 // What containers, namespaces and control groups take away.
 
-/// A container on a machine with GPUs that was started without them.
-pub(super) fn container_without_devices(evidence: &Evidence) -> Vec<Finding> {
-    if !evidence.in_container() {
-        return Vec::new();
-    }
-    let finding = |(vendor, remedy): (Vendor, &str)| {
-        let missing = missing_nodes(evidence, vendor);
-        if missing.is_empty() {
-            return None;
-        }
-        let summary = format!("This container was not given the GPUs of the machine: {} missing.", listed(&missing));
-        let gpus = evidence.gpus_of(vendor).map(|gpu| gpu.pci);
-        let finding = Finding::new("container_without_devices", Severity::Error, summary, remedy)
-            .because(evidence.confinement.container.iter().cloned())
-            .because(missing.iter().map(|name| format!("/dev/{name} does not exist")))
-            .about(gpus);
-        Some(finding)
-    };
-    let nvidia = "Start it with `--gpus all` (Docker, with the NVIDIA container toolkit), `--device nvidia.com/gpu=all` \
-                  (Podman, CDI) or a `nvidia.com/gpu` limit (Kubernetes).";
-    let amd = "Start it with `--device=/dev/kfd --device=/dev/dri --group-add render`, or with an `amd.com/gpu` limit \
-               (Kubernetes).";
-    [(Vendor::Nvidia, nvidia), (Vendor::Amd, amd)].into_iter().filter_map(finding).collect()
-}
-
 /// Drivers number processes as the host does; here the numbers mean others or nobody.
 pub(super) fn other_pid_namespace(evidence: &Evidence) -> Vec<Finding> {
-    if evidence.confinement.host_pids.value() != Some(&false) {
-        return Vec::new();
-    }
     let remedy = "Run the agent in the host's PID namespace: `--pid=host` (Docker, Podman), `hostPID: true` \
                   (Kubernetes). Until then processes on GPUs are reported as unattributed.";
     let summary = "This is not the host's PID namespace: processes on GPUs cannot be told apart.";
-    let lines = ["/proc/self/ns/pid is not the first PID namespace".to_owned()];
+    let is_other = evidence.confinement.host_pids.value() == Some(&false);
+    let lines = is_other.then(|| "/proc/self/ns/pid is not the first PID namespace".to_owned());
     vec![Finding::new("other_pid_namespace", Severity::Warning, summary, remedy).because(lines)]
 }
 
@@ -240,13 +215,9 @@ pub(super) fn not_looked_at(evidence: &Evidence) -> Vec<Finding> {
         failed("the persistence daemon", &evidence.persistence_daemon),
         failed("the kernel release", &evidence.kernel_release),
     ];
-    let lines: Vec<String> = looked.into_iter().flatten().collect();
-    if lines.is_empty() {
-        return Vec::new();
-    }
     let summary = "Some things could not be looked at, so this report may miss something.";
     let remedy = "Run it again as root to see more.";
-    vec![Finding::new("not_looked_at", Severity::Note, summary, remedy).because(lines)]
+    vec![Finding::new("not_looked_at", Severity::Note, summary, remedy).because(looked.into_iter().flatten())]
 }
 
 // Variables that hide devices from programs: stale, contradictory, or hiding all.
@@ -266,7 +237,7 @@ pub(super) fn invalid_entries(evidence: &Evidence) -> Vec<Finding> {
         let seen_by_hip = (name == HIP).then(|| evidence.variables.get(ROCR)).flatten();
         let count = match seen_by_hip {
             Some(left) => entries(left).count(),
-            None => known.iter().filter(|device| !is_mig(device)).count(),
+            None => known.iter().filter(|device| !device.is_mig_instance()).count(),
         };
         if known.is_empty() {
             return None;
@@ -340,16 +311,12 @@ fn names_a_device(entry: &str, count: usize, known: &[&Found]) -> bool {
     !entry.is_empty() && known.iter().any(|device| device.uuid.as_deref().is_none_or(has_prefix))
 }
 
-fn is_mig(device: &Found) -> bool {
-    matches!(device.partition, Some(Partition::Mig { .. }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::doctor::findings::examine;
     use crate::doctor::findings::tests::samples::{amd, codes, contained, fail, nodes_mut, nvidia};
-    use crate::source::SourceKind;
+    use crate::source::{SourceError, SourceKind};
 
     fn denied(mut evidence: Evidence, name: &str) -> Evidence {
         let node = nodes_mut(&mut evidence).iter_mut().find(|node| node.name == name).unwrap();

@@ -52,9 +52,8 @@ pub(super) fn hot(evidence: &Evidence) -> Vec<Finding> {
 /// MIG is on and nothing is cut: the mode survives a reboot, the instances do not.
 pub(super) fn mig_without_instances(evidence: &Evidence) -> Vec<Finding> {
     let machine = evidence.machine();
-    let is_instance = |device: &Found| matches!(device.partition, Some(Partition::Mig { .. }));
     let has_instances = |gpu: &Found| {
-        machine.devices.iter().filter(|device| is_instance(device)).any(|device| {
+        machine.devices.iter().any(|device| {
             let Some(Partition::Mig { parent_uuid, .. }) = &device.partition else { return false };
             let by_uuid = parent_uuid.is_some() && *parent_uuid == gpu.uuid;
             by_uuid || device.pci.is_some() && device.pci == gpu.pci
@@ -65,7 +64,7 @@ pub(super) fn mig_without_instances(evidence: &Evidence) -> Vec<Finding> {
     let summary = "MIG is on but no instance is made: the configuration is lost at each reboot.";
     let finding = Finding::new("mig_without_instances", Severity::Warning, summary, remedy);
     among(evidence, finding, |device| {
-        let bare = device.mig == Some(true) && !is_instance(device) && !has_instances(device);
+        let bare = device.mig == Some(true) && !device.is_mig_instance() && !has_instances(device);
         bare.then(|| "MIG mode is enabled and it has no instances".to_owned())
     })
 }
@@ -73,7 +72,7 @@ pub(super) fn mig_without_instances(evidence: &Evidence) -> Vec<Finding> {
 /// A device counts itself fully busy with nobody on it.
 pub(super) fn utilization_stuck(evidence: &Evidence) -> Vec<Finding> {
     // Elsewhere than on the host the list of processes is empty for another reason.
-    if evidence.in_container() || evidence.confinement.host_pids.value() == Some(&false) {
+    if evidence.is_confined() {
         return Vec::new();
     }
     let remedy = "The counter is known to stick after a program was killed: the load is not real. It clears when a \
@@ -99,23 +98,17 @@ pub(super) fn unified_memory(evidence: &Evidence) -> Vec<Finding> {
 fn among(evidence: &Evidence, finding: Finding, seen: impl Fn(&Found) -> Option<String>) -> Vec<Finding> {
     let machine = evidence.machine();
     let identities = machine.identities();
-    let devices = machine.devices.iter().zip(&identities);
-    let found: Vec<(String, String)> = devices
-        .filter_map(|(device, identity)| {
-            let what = seen(device)?;
-            // A whole GPU is named by its place, which other findings know too; a part of one by its own identity.
-            let name = match (device.pci, &device.partition) {
-                (Some(address), None) => address.to_string(),
-                _ => identity.to_string(),
-            };
-            let model = device.name.as_deref().unwrap_or("unknown model");
-            Some((format!("{name} ({model}): {what}"), name))
-        })
-        .collect();
-    if found.is_empty() {
-        return Vec::new();
-    }
-    let (lines, names): (Vec<String>, Vec<String>) = found.into_iter().unzip();
+    let devices = machine.devices.iter().zip(&identities).filter_map(|(device, identity)| {
+        let what = seen(device)?;
+        // A whole GPU is named by its place, which other findings know too; a part of one by its own identity.
+        let name = match (device.pci, &device.partition) {
+            (Some(address), None) => address.to_string(),
+            _ => identity.to_string(),
+        };
+        let model = device.name.as_deref().unwrap_or("unknown model");
+        Some((format!("{name} ({model}): {what}"), name))
+    });
+    let (lines, names): (Vec<String>, Vec<String>) = devices.unzip();
     vec![finding.because(lines).about(names)]
 }
 
@@ -127,9 +120,7 @@ pub(super) fn not_reported(evidence: &Evidence) -> Vec<Finding> {
         let listed = listed(evidence, vendor)?;
         let is_left_out = |gpu: &&PciGpu| gpu.is_bound_to(driver) && !gpu.asleep && !listed.contains(&gpu.pci);
         let left_out: Vec<&PciGpu> = evidence.gpus_of(vendor).filter(is_left_out).collect();
-        if left_out.is_empty() {
-            return None;
-        }
+        left_out.first()?;
         let (severity, summary, remedy) = if evidence.in_container() {
             (
                 Severity::Note,
@@ -162,9 +153,6 @@ pub(super) fn not_on_bus(evidence: &Evidence) -> Vec<Finding> {
     let on_bus: BTreeSet<PciAddress> = gpus.iter().map(|gpu| gpu.pci).collect();
     let listed = [Vendor::Nvidia, Vendor::Amd].into_iter().filter_map(|vendor| listed(evidence, vendor)).flatten();
     let gone: BTreeSet<PciAddress> = listed.filter(|address| !on_bus.contains(address)).collect();
-    if gone.is_empty() {
-        return Vec::new();
-    }
     let remedy = "It was removed or fell off the bus after the driver started. Give it no work; `echo 1 | sudo tee \
                   /sys/bus/pci/rescan` may bring it back, else reboot.";
     let summary = "The driver lists a GPU that is not on the PCI bus.";
@@ -176,17 +164,13 @@ pub(super) fn not_on_bus(evidence: &Evidence) -> Vec<Finding> {
 
 /// A GPU sleeps to save power; it is well.
 pub(super) fn asleep(evidence: &Evidence) -> Vec<Finding> {
-    let gpus = evidence.gpus.value().into_iter().flatten();
-    let sleeping: Vec<&PciGpu> = gpus.filter(|gpu| gpu.asleep).collect();
-    if sleeping.is_empty() {
-        return Vec::new();
-    }
+    let sleeping = evidence.gpus.value().into_iter().flatten().filter(|gpu| gpu.asleep);
     let remedy = "Nothing: it wakes when it is used, and is not read until then. To keep it awake, write `on` to its \
                   power/control file.";
     let summary = "A GPU is asleep to save power, so it reports nothing now.";
     let finding = Finding::new("gpu_asleep", Severity::Note, summary, remedy)
-        .because(sleeping.iter().map(|gpu| format!("{}: power/runtime_status is suspended", gpu.pci)))
-        .about(sleeping.iter().map(|gpu| gpu.pci));
+        .because(sleeping.clone().map(|gpu| format!("{}: power/runtime_status is suspended", gpu.pci)))
+        .about(sleeping.map(|gpu| gpu.pci));
     vec![finding]
 }
 

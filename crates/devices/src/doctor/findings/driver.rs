@@ -12,18 +12,13 @@ const DRIVERS: [(Vendor, &str, &str); 2] = [(Vendor::Nvidia, "nvidia", "NVIDIA")
 
 /// The library was updated and the loaded kernel module was not.
 pub(super) fn version_mismatch(evidence: &Evidence) -> Vec<Finding> {
-    let said = |(kind, error): (SourceKind, &SourceError)| match error {
-        SourceError::VersionMismatch(text) => Some(format!("{kind} says: {text}")),
-        _ => None,
-    };
-    let mut lines: Vec<String> = evidence.failures().filter_map(said).collect();
+    let mut lines = evidence.failed_with("driver_library_mismatch");
     // Where the driver answers, the library file that was found is just not the one in use.
     let differ = evidence.nvidia.differ() && evidence.answers_about(Vendor::Nvidia).next().is_none();
-    if lines.is_empty() && !differ {
-        return Vec::new();
+    if differ || !lines.is_empty() {
+        let versions = [("kernel module", &evidence.nvidia.kernel), ("library", &evidence.nvidia.library)];
+        lines.extend(versions.iter().filter_map(|(what, told)| Some(format!("the {what} is {}", told.value()?))));
     }
-    let versions = [("kernel module", &evidence.nvidia.kernel), ("library", &evidence.nvidia.library)];
-    lines.extend(versions.iter().filter_map(|(what, told)| Some(format!("the {what} is {}", told.value()?))));
     let remedy = if evidence.in_container() {
         "Restart the container, so that it gets the libraries of the driver that the host runs now. If the host itself \
          shows the same, reboot it."
@@ -36,12 +31,18 @@ pub(super) fn version_mismatch(evidence: &Evidence) -> Vec<Finding> {
     vec![Finding::new("driver_library_mismatch", Severity::Error, summary, remedy).because(lines)]
 }
 
-/// A GPU is on the bus and its driver is not loaded.
-pub(super) fn not_loaded(evidence: &Evidence) -> Vec<Finding> {
+/// A GPU is on the bus and no driver drives it: its driver is not loaded, or leaves it alone.
+pub(super) fn not_driven(evidence: &Evidence) -> Vec<Finding> {
     let of_vendor = |(vendor, module, name): (Vendor, &str, &str)| {
-        let unbound: Vec<&PciGpu> = evidence.gpus_of(vendor).filter(|gpu| gpu.driver.is_none()).collect();
-        if unbound.is_empty() || evidence.has_module(module) {
-            return None;
+        let unbound = evidence.gpus_of(vendor).filter(|gpu| gpu.driver.is_none());
+        unbound.clone().next()?;
+        if evidence.has_module(module) {
+            let remedy = format!(
+                "Look for the reason in `dmesg | grep -i {module}`: the driver may be too old or too new for this GPU, \
+                 or the GPU may have failed to start (power cables, seating, firmware)."
+            );
+            let summary = format!("The {name} driver is loaded but does not drive every GPU of it.");
+            return Some(Finding::new("driver_not_bound", Severity::Warning, summary, remedy).on_bus(unbound));
         }
         let place = if evidence.in_container() { "on the host: this is a container" } else { "as root" };
         let remedy = format!(
@@ -50,35 +51,10 @@ pub(super) fn not_loaded(evidence: &Evidence) -> Vec<Finding> {
              it is refused."
         );
         let summary = format!("The {name} driver is not loaded although a GPU of it is on the PCI bus.");
-        let not_answering = evidence.failures().filter_map(|(kind, error)| match error {
-            SourceError::DriverNotLoaded(text) => Some(format!("{kind} says: {text}")),
-            _ => None,
-        });
         let finding = Finding::new("driver_not_loaded", Severity::Error, summary, remedy)
-            .because(unbound.iter().map(|gpu| seen(gpu)))
+            .on_bus(unbound)
             .because(evidence.modules.value().map(|_| format!("the kernel module {module} is not loaded")))
-            .because(not_answering)
-            .about(unbound.iter().map(|gpu| gpu.pci));
-        Some(finding)
-    };
-    DRIVERS.into_iter().filter_map(of_vendor).collect()
-}
-
-/// The driver is loaded and leaves a GPU alone.
-pub(super) fn not_bound(evidence: &Evidence) -> Vec<Finding> {
-    let of_vendor = |(vendor, module, name): (Vendor, &str, &str)| {
-        let unbound: Vec<&PciGpu> = evidence.gpus_of(vendor).filter(|gpu| gpu.driver.is_none()).collect();
-        if unbound.is_empty() || !evidence.has_module(module) {
-            return None;
-        }
-        let remedy = format!(
-            "Look for the reason in `dmesg | grep -i {module}`: the driver may be too old or too new for this GPU, or \
-             the GPU may have failed to start (power cables, seating, firmware)."
-        );
-        let summary = format!("The {name} driver is loaded but does not drive every GPU of it.");
-        let finding = Finding::new("driver_not_bound", Severity::Warning, summary, remedy)
-            .because(unbound.iter().map(|gpu| seen(gpu)))
-            .about(unbound.iter().map(|gpu| gpu.pci));
+            .because(evidence.failed_with("driver_not_loaded"));
         Some(finding)
     };
     DRIVERS.into_iter().filter_map(of_vendor).collect()
@@ -88,90 +64,58 @@ pub(super) fn not_bound(evidence: &Evidence) -> Vec<Finding> {
 pub(super) fn nouveau(evidence: &Evidence) -> Vec<Finding> {
     let loaded = evidence.has_module("nouveau");
     let holds = |gpu: &&PciGpu| gpu.is_bound_to("nouveau") || loaded && gpu.driver.is_none();
-    let bound: Vec<&PciGpu> = evidence.gpus_of(Vendor::Nvidia).filter(holds).collect();
-    if bound.is_empty() {
-        return Vec::new();
-    }
     let remedy = "Install NVIDIA's driver and keep nouveau from being loaded: write `blacklist nouveau` and `options \
                   nouveau modeset=0` to /etc/modprobe.d/blacklist-nouveau.conf, renew the initial ramdisk \
                   (`update-initramfs -u` or `dracut --force`) and reboot.";
     let summary = "The nouveau driver is in the place of NVIDIA's: it cannot compute and reports nothing.";
-    let finding = Finding::new("nouveau_in_use", Severity::Error, summary, remedy)
-        .because(bound.iter().map(|gpu| seen(gpu)))
-        .about(bound.iter().map(|gpu| gpu.pci));
-    vec![finding]
+    let held = evidence.gpus_of(Vendor::Nvidia).filter(holds);
+    vec![Finding::new("nouveau_in_use", Severity::Error, summary, remedy).on_bus(held)]
 }
 
 /// AMD's driver of the time before 2015 holds a GPU.
 pub(super) fn legacy_radeon(evidence: &Evidence) -> Vec<Finding> {
-    let bound: Vec<&PciGpu> = evidence.gpus_of(Vendor::Amd).filter(|gpu| gpu.is_bound_to("radeon")).collect();
-    if bound.is_empty() {
-        return Vec::new();
-    }
     let remedy = "This driver has no ROCm and reports little. Cards of the Southern and Sea Islands kinds can be given \
                   to amdgpu instead with the kernel parameters `radeon.si_support=0 radeon.cik_support=0 \
                   amdgpu.si_support=1 amdgpu.cik_support=1`; older ones cannot be shared for compute.";
     let summary = "An AMD GPU is driven by the legacy radeon driver.";
-    let finding = Finding::new("legacy_radeon_driver", Severity::Warning, summary, remedy)
-        .because(bound.iter().map(|gpu| seen(gpu)))
-        .about(bound.iter().map(|gpu| gpu.pci));
-    vec![finding]
+    let held = evidence.gpus_of(Vendor::Amd).filter(|gpu| gpu.is_bound_to("radeon"));
+    vec![Finding::new("legacy_radeon_driver", Severity::Warning, summary, remedy).on_bus(held)]
 }
 
 /// A GPU is kept for a virtual machine.
 pub(super) fn passed_through(evidence: &Evidence) -> Vec<Finding> {
-    let gpus = evidence.gpus.value().into_iter().flatten();
-    let kept: Vec<&PciGpu> = gpus.filter(|gpu| gpu.is_bound_to("vfio-pci")).collect();
-    if kept.is_empty() {
-        return Vec::new();
-    }
     let remedy = "Nothing, if a virtual machine is meant to have it. To use it here, stop that machine, unbind it from \
                   vfio-pci and remove its number from the `vfio-pci.ids` option.";
     let summary = "A GPU is bound to vfio-pci: it is passed through to a virtual machine and cannot be shared here.";
-    let finding = Finding::new("passed_through", Severity::Note, summary, remedy)
-        .because(kept.iter().map(|gpu| seen(gpu)))
-        .about(kept.iter().map(|gpu| gpu.pci));
-    vec![finding]
+    let kept = evidence.gpus.value().into_iter().flatten().filter(|gpu| gpu.is_bound_to("vfio-pci"));
+    vec![Finding::new("passed_through", Severity::Note, summary, remedy).on_bus(kept)]
 }
 
 /// Without the persistence daemon the driver forgets the GPU whenever nobody uses it.
 pub(super) fn persistence_off(evidence: &Evidence) -> Vec<Finding> {
-    let driven: Vec<&PciGpu> = evidence.gpus_of(Vendor::Nvidia).filter(|gpu| gpu.is_bound_to("nvidia")).collect();
-    let off = evidence.persistence_daemon.value() == Some(&false);
-    let confined = evidence.in_container() || evidence.confinement.host_pids.value() == Some(&false);
+    let driven = evidence.gpus_of(Vendor::Nvidia).filter(|gpu| gpu.is_bound_to("nvidia"));
     // From a container the daemon cannot be seen; a laptop's GPU is meant to sleep.
-    if !off || driven.is_empty() || confined || driven.iter().any(|gpu| gpu.asleep) {
-        return Vec::new();
-    }
+    let matters = !evidence.is_confined() && driven.clone().next().is_some() && !driven.clone().any(|gpu| gpu.asleep);
+    let off = matters && evidence.persistence_daemon.value() == Some(&false);
     let remedy = "Start it: `sudo systemctl enable --now nvidia-persistenced` (or `sudo nvidia-smi -pm 1` until the \
                   next boot). Leave it off on a laptop whose GPU should sleep.";
     let summary = "NVIDIA's persistence daemon does not run: the first call on an idle GPU takes seconds.";
     let finding = Finding::new("persistence_off", Severity::Note, summary, remedy)
-        .because(["no process nvidia-persistenced and no socket of it".to_owned()])
-        .about(driven.iter().map(|gpu| gpu.pci));
+        .because(off.then(|| "no process nvidia-persistenced and no socket of it".to_owned()))
+        .about(driven.map(|gpu| gpu.pci));
     vec![finding]
-}
-
-/// A GPU on the bus, for people.
-fn seen(gpu: &PciGpu) -> String {
-    let driver = gpu.driver.as_deref().map_or("no driver".to_owned(), |driver| format!("driver {driver}"));
-    format!("{}: PCI device {}, {driver}", gpu.pci, gpu.ids())
 }
 
 // What the answers and the silence of the sources mean.
 
 /// A source was asked and does not answer.
 pub(super) fn unresponsive(evidence: &Evidence) -> Vec<Finding> {
-    let silent = evidence.failures().filter(|(_, error)| matches!(error, SourceError::Unresponsive { .. }));
-    let lines: Vec<String> = silent.map(|(kind, error)| format!("{kind}: {error}")).collect();
-    if lines.is_empty() {
-        return Vec::new();
-    }
     let remedy = "Do not end what hangs with `kill -9`: that can wedge the device for good. See which tasks are stuck \
                   in the driver (state D) with `ps -eo pid,stat,wchan:32,args | awk '$2 ~ /D/'`, and look for Xid or \
                   reset lines in `dmesg`. Let running work end, then reset the device (`nvidia-smi --gpu-reset`) or \
                   reboot.";
     let summary = "The GPU driver does not answer: its tools or library hang.";
+    let lines = evidence.failed_with("driver_unresponsive");
     vec![Finding::new("driver_unresponsive", Severity::Error, summary, remedy).because(lines)]
 }
 
@@ -206,15 +150,11 @@ pub(super) fn failed(evidence: &Evidence) -> Vec<Finding> {
 
 /// NVIDIA's driver runs and its library is not here, as in a container started without it.
 pub(super) fn library_missing(evidence: &Evidence) -> Vec<Finding> {
-    let lines: Vec<String> = evidence
-        .failures()
-        .filter(|(kind, error)| matches!((kind, error), (SourceKind::Nvml, SourceError::NotHere { .. })))
-        .map(|(_, error)| error.to_string())
-        .collect();
-    let answered = evidence.answers_about(Vendor::Nvidia).next().is_some();
-    if lines.is_empty() || answered || !is_driven(evidence, Some(Vendor::Nvidia)) {
-        return Vec::new();
-    }
+    let is_missed =
+        is_driven(evidence, Some(Vendor::Nvidia)) && evidence.answers_about(Vendor::Nvidia).next().is_none();
+    let missing =
+        evidence.failures().filter(|failure| matches!(failure, (SourceKind::Nvml, SourceError::NotHere { .. })));
+    let lines = missing.filter(|_| is_missed).map(|(_, error)| error.to_string());
     let remedy = if evidence.in_container() {
         "Start the container with the NVIDIA container toolkit (`--gpus all`) and with `utility` among \
          NVIDIA_DRIVER_CAPABILITIES, so that it gets libnvidia-ml.so.1."
@@ -243,11 +183,7 @@ pub(super) fn rocm_tools_missing(evidence: &Evidence) -> Vec<Finding> {
 /// What went wrong in sources without losing a device.
 pub(super) fn warned(evidence: &Evidence) -> Vec<Finding> {
     let answered = evidence.sources.iter().filter_map(|answer| Some((answer.kind, answer.result.as_ref().ok()?)));
-    let lines: Vec<String> =
-        answered.flat_map(|(kind, answer)| answer.warnings.iter().map(move |text| format!("{kind}: {text}"))).collect();
-    if lines.is_empty() {
-        return Vec::new();
-    }
+    let lines = answered.flat_map(|(kind, answer)| answer.warnings.iter().map(move |text| format!("{kind}: {text}")));
     let remedy = "Devices are still listed. If a value you need is missing, report it with the file that `gpupool \
                   doctor --bundle` writes.";
     let summary = "Some of what the sources gave could not be read.";

@@ -9,6 +9,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::doctor::evidence::Evidence;
+use crate::pci_bus::PciGpu;
 
 /// How bad a finding is, worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -67,17 +68,26 @@ impl Finding {
         self
     }
 
+    /// Adds GPUs of the bus: how each is seen there, and that it is about them.
+    fn on_bus<'a>(self, gpus: impl Iterator<Item = &'a PciGpu> + Clone) -> Self {
+        let seen = |gpu: &PciGpu| {
+            let driver = gpu.driver.as_deref().map_or("no driver".to_owned(), |driver| format!("driver {driver}"));
+            format!("{}: PCI device {}, {driver}", gpu.pci, gpu.ids())
+        };
+        self.because(gpus.clone().map(seen)).about(gpus.map(|gpu| gpu.pci))
+    }
+
     /// So many lines of evidence are kept of one finding.
     const LINES: usize = 64;
 }
 
+/// A finding without evidence is none, so a check that finds nothing may give one without.
 type Check = fn(&Evidence) -> Vec<Finding>;
 
 /// Every check there is, in the order in which findings of one severity are told.
 const CHECKS: &[Check] = &[
     driver::version_mismatch,
-    driver::not_loaded,
-    driver::not_bound,
+    driver::not_driven,
     driver::nouveau,
     driver::legacy_radeon,
     driver::passed_through,
@@ -87,7 +97,6 @@ const CHECKS: &[Check] = &[
     access::no_permission,
     access::forbidden_by_control_group,
     access::missing,
-    access::container_without_devices,
     devices::not_reported,
     devices::not_on_bus,
     devices::lost,
@@ -112,7 +121,8 @@ const CHECKS: &[Check] = &[
 
 /// What is wrong on a machine, worst first.
 pub fn examine(evidence: &Evidence) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = CHECKS.iter().flat_map(|check| check(evidence)).collect();
+    let told = CHECKS.iter().flat_map(|check| check(evidence));
+    let mut findings: Vec<Finding> = told.filter(|finding| !finding.evidence.is_empty()).collect();
     findings.sort_by_key(|finding| finding.severity);
     findings
 }
