@@ -116,18 +116,21 @@ impl Tool {
 
 /// Reads a pipe to its end on a thread of its own, which ends with the pipe.
 fn drained(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
-    let (sender, receiver) = channel();
-    let read = move || {
+    on_thread("tool-output", move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
             let _ = (&mut pipe).take(limits::TEXT_BYTES as u64).read_to_end(&mut bytes);
             // Beyond the bound the rest is thrown away, so that the tool does not block on a full pipe.
             let _ = io::copy(&mut pipe, &mut io::sink());
         }
-        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
-    };
-    // Without a thread the receiver is closed at once, which reads as a tool that does not answer.
-    let _ = std::thread::Builder::new().name("tool-output".into()).spawn(read);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// Does something that may never end on a thread of its own. Without a thread the receiver is closed at once.
+pub(crate) fn on_thread<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (sender, receiver) = channel();
+    let _ = std::thread::Builder::new().name(name.into()).spawn(move || sender.send(work()));
     receiver
 }
 

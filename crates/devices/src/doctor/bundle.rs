@@ -7,14 +7,13 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::path::Path;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use gpupool_core::device::PciAddress;
-use serde::Serialize;
 use serde_json::json;
 
 use crate::detect::Places;
@@ -22,7 +21,7 @@ use crate::doctor::evidence::{Evidence, names_in, vendor_of};
 use crate::doctor::redact::{Redact, redact};
 use crate::doctor::{examine, render};
 use crate::source::SourceKind;
-use crate::tool::{Output, Tool};
+use crate::tool::{Output, Tool, on_thread};
 use crate::{kernel_file, limits, pci_bus};
 
 /// What a bundle should be like.
@@ -64,19 +63,6 @@ impl Wish {
 pub struct Bundle {
     files: BTreeMap<String, Vec<u8>>,
     created_unix_secs: u64,
-}
-
-/// Says what is in a bundle and what is not.
-#[derive(Serialize)]
-struct Manifest<'a> {
-    gpupool: &'a str,
-    created_unix_secs: u64,
-    kernel: Option<&'a String>,
-    redacted: Redact,
-    notes: &'a [&'a str],
-    nodes: Vec<String>,
-    files: Vec<serde_json::Value>,
-    missing: Vec<serde_json::Value>,
 }
 
 impl Bundle {
@@ -129,16 +115,16 @@ impl Bundle {
             format!("/dev/{} {:04o} {}:{} {:?}", node.name, node.mode, node.uid, node.gid, node.access)
         };
         let listed = |(name, entry): (&String, &Entry)| json!({ "name": name, "source": entry.source, "bytes": entry.bytes.len() });
-        let manifest = Manifest {
-            gpupool: &wish.version,
-            created_unix_secs,
-            kernel: evidence.kernel_release.value(),
-            redacted: wish.redact,
-            notes: &[names, ASLEEP],
-            nodes: evidence.nodes().iter().map(node).collect(),
-            files: files.iter().map(listed).collect(),
-            missing: missing.iter().map(|(name, why)| json!({ "name": name, "why": why })).collect(),
-        };
+        let manifest = json!({
+            "gpupool": wish.version,
+            "created_unix_secs": created_unix_secs,
+            "kernel": evidence.kernel_release.value(),
+            "redacted": wish.redact,
+            "notes": [names, ASLEEP],
+            "nodes": evidence.nodes().iter().map(node).collect::<Vec<_>>(),
+            "files": files.iter().map(listed).collect::<Vec<_>>(),
+            "missing": missing.iter().map(|(name, why)| json!({ "name": name, "why": why })).collect::<Vec<_>>(),
+        });
         let manifest = serde_json::to_vec_pretty(&manifest).unwrap_or_default();
         let mut files: BTreeMap<String, Vec<u8>> = files.into_iter().map(|(name, entry)| (name, entry.bytes)).collect();
         files.insert("manifest.json".to_owned(), manifest);
@@ -214,12 +200,8 @@ const DEPTH: usize = 8;
 
 /// Copies what is useful of `/sys` and `/proc`.
 pub(super) fn copy_trees(pile: &mut Pile, places: &Places, evidence: &Evidence) {
-    for file in PROC {
-        pile.copy(&format!("proc/{file}"), &places.proc.join(file));
-    }
-    for file in SYS {
-        pile.copy(&format!("sys/{file}"), &places.sys.join(file));
-    }
+    pile.copy_all("proc", &places.proc, &PROC);
+    pile.copy_all("sys", &places.sys, &SYS);
     copy_bus(pile, places, evidence);
     copy_cards(pile, places);
     walk(pile, &places.sys.join("class/kfd/kfd/topology"), "sys/class/kfd/kfd/topology", DEPTH);
@@ -229,33 +211,28 @@ pub(super) fn copy_trees(pile: &mut Pile, places: &Places, evidence: &Evidence) 
 fn copy_bus(pile: &mut Pile, places: &Places, evidence: &Evidence) {
     for gpu in evidence.gpus.value().into_iter().flatten() {
         let folder = format!("bus/pci/devices/{}", gpu.pci);
-        let more: &[&str] = if gpu.asleep { &[] } else { &BUS };
-        for file in IDENTITY.iter().chain(more) {
-            pile.copy(&format!("sys/{folder}/{file}"), &places.sys.join(&folder).join(file));
+        let (to, from) = (format!("sys/{folder}"), places.sys.join(&folder));
+        pile.copy_all(&to, &from, &IDENTITY);
+        if !gpu.asleep {
+            pile.copy_all(&to, &from, &BUS);
         }
     }
 }
 
 fn copy_cards(pile: &mut Pile, places: &Places) {
-    let names = names_in(&places.sys.join("class/drm")).unwrap_or_default();
-    // `card0` is a card, `card0-DP-1` a socket of it.
-    let is_card = |name: &&String| {
-        name.strip_prefix("card").is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
-    };
-    for card in names.iter().filter(is_card) {
-        let device = places.sys.join("class/drm").join(card).join("device");
-        let to = format!("sys/class/drm/{card}/device");
+    let folder = places.sys.join("class/drm");
+    for number in kernel_file::numbered(&folder, "card").unwrap_or_default() {
+        let device = folder.join(format!("card{number}/device"));
+        let to = format!("sys/class/drm/card{number}/device");
         let asleep = pci_bus::is_asleep(&device);
-        let more: &[&str] = if asleep { &[] } else { &CARD };
-        for file in IDENTITY.iter().chain(more) {
-            pile.copy(&format!("{to}/{file}"), &device.join(file));
-        }
+        pile.copy_all(&to, &device, &IDENTITY);
         for node in names_in(&device.join("drm")).unwrap_or_default() {
             pile.copy(&format!("{to}/drm/{node}/dev"), &device.join("drm").join(&node).join("dev"));
         }
         if asleep {
             continue;
         }
+        pile.copy_all(&to, &device, &CARD);
         for monitor in names_in(&device.join("hwmon")).unwrap_or_default() {
             // One level: what is below are links back to the device.
             walk(pile, &device.join("hwmon").join(&monitor), &format!("{to}/hwmon/{monitor}"), 1);
@@ -270,15 +247,11 @@ fn copy_nvidia(pile: &mut Pile, places: &Places, evidence: &Evidence) {
     if !root.is_dir() {
         return;
     }
-    for file in ["version", "params"] {
-        pile.copy(&format!("proc/driver/nvidia/{file}"), &root.join(file));
-    }
+    pile.copy_all("proc/driver/nvidia", &root, &["version", "params"]);
     for gpu in names_in(&root.join("gpus")).unwrap_or_default() {
         let is_asleep = crate::address::parse(&gpu).is_some_and(|address| asleep.contains(&address));
         let files: &[&str] = if is_asleep { &["power"] } else { &["information", "numa_status", "power"] };
-        for file in files {
-            pile.copy(&format!("proc/driver/nvidia/gpus/{gpu}/{file}"), &root.join("gpus").join(&gpu).join(file));
-        }
+        pile.copy_all(&format!("proc/driver/nvidia/gpus/{gpu}"), &root.join("gpus").join(&gpu), files);
     }
 }
 
@@ -400,21 +373,14 @@ pub(super) struct Pile {
     bytes: usize,
     until: Instant,
     patience: Duration,
-    reader: Option<Reader>,
     stuck: usize,
-}
-
-/// A thread that reads files, so that one that never answers holds nobody up.
-struct Reader {
-    ask: Sender<PathBuf>,
-    answer: Receiver<io::Result<Vec<u8>>>,
 }
 
 impl Pile {
     /// An empty pile that takes files until a time, and waits so long for each.
     pub fn new(until: Instant, patience: Duration) -> Self {
         let (files, missing) = (BTreeMap::new(), Vec::new());
-        Self { files, missing, bytes: 0, until, patience, reader: None, stuck: 0 }
+        Self { files, missing, bytes: 0, until, patience, stuck: 0 }
     }
 
     /// Copies a file of the machine.
@@ -422,6 +388,13 @@ impl Pile {
         match self.read(path) {
             Ok(bytes) => self.add(name, &path.display().to_string(), bytes),
             Err(why) => self.miss(name, &why),
+        }
+    }
+
+    /// Copies files of a folder.
+    pub fn copy_all(&mut self, to: &str, from: &Path, files: &[&str]) {
+        for file in files {
+            self.copy(&format!("{to}/{file}"), &from.join(file));
         }
     }
 
@@ -458,39 +431,17 @@ impl Pile {
         if self.stuck >= STUCK {
             return Err("not read: too many other files did not answer".to_owned());
         }
-        let reader = self.reader.take().or_else(Reader::start).ok_or("no thread to read it")?;
+        // A file may never answer; then its thread is lost with it.
+        let file = path.to_owned();
+        let answer = on_thread("bundle-reader", move || kernel_file::bytes(&file));
         let patience = self.patience.min(self.until.saturating_duration_since(Instant::now()));
-        match reader.read(path, patience) {
-            Some(result) => {
-                self.reader = Some(reader);
-                result.map_err(|error| error.to_string())
-            }
-            None => {
+        match answer.recv_timeout(patience) {
+            Ok(result) => result.map_err(|error| error.to_string()),
+            Err(RecvTimeoutError::Disconnected) => Err("no thread to read it".to_owned()),
+            Err(RecvTimeoutError::Timeout) => {
                 self.stuck += 1;
                 Err(format!("unresponsive: it did not answer for {} ms", patience.as_millis()))
             }
         }
-    }
-}
-
-impl Reader {
-    fn start() -> Option<Self> {
-        let (ask, asked) = channel::<PathBuf>();
-        let (told, answer) = channel();
-        let serve = move || {
-            for path in asked {
-                if told.send(kernel_file::bytes(&path)).is_err() {
-                    return;
-                }
-            }
-        };
-        std::thread::Builder::new().name("bundle-reader".into()).spawn(serve).ok()?;
-        Some(Self { ask, answer })
-    }
-
-    /// What is in a file, or `None` where it does not answer in time; then this reader is lost with it.
-    fn read(&self, path: &Path, patience: Duration) -> Option<io::Result<Vec<u8>>> {
-        self.ask.send(path.to_owned()).ok()?;
-        self.answer.recv_timeout(patience).ok()
     }
 }
