@@ -11,7 +11,7 @@ use gpupool_core::device::{Health, PciAddress, Vendor};
 use gpupool_core::units::Bytes;
 
 use crate::found::{Found, worse};
-use crate::nvml::xid::{self, Severity};
+use crate::nvml::xid::{self, Severity, Verdict};
 use crate::snapshot::Snapshot;
 use crate::source::SourceError;
 use crate::told::{Told, words};
@@ -403,28 +403,49 @@ pub enum Trouble {
 }
 
 impl Trouble {
+    /// Its name, and what it means for the device. What has no number of its own is dealt with as the Xid that says the
+    /// same.
+    fn verdict(self) -> (String, Verdict) {
+        let like = |name: &str, severity, meaning, xid: u32| {
+            (name.to_owned(), Verdict { severity, meaning, remedy: xid::judge(xid).remedy })
+        };
+        let passing =
+            |name: &str, meaning| (name.to_owned(), Verdict { severity: Severity::Warn, meaning, remedy: "" });
+        let (bad, warn) = (Severity::Unhealthy, Severity::Warn);
+        match self {
+            Self::Xid(number) => (format!("Xid {number}"), xid::judge(number)),
+            Self::SwitchError { number, fatal } => {
+                let name = format!("NVSwitch SXid {number}");
+                match fatal {
+                    true => like(&name, bad, "a fatal error of a switch between the GPUs", 74),
+                    false => passing(&name, "an error that a switch between the GPUs got over"),
+                }
+            }
+            Self::FellOffTheBus => like("off the bus", bad, "the GPU no longer answers on the bus", 79),
+            Self::StartFailed => like("start failed", bad, "the driver could not start the GPU", 143),
+            Self::RingTimeout => like("ring timeout", warn, "a job hung on the GPU", 16),
+            Self::ResetBegun => like("reset begun", warn, "the driver reset the GPU", 16),
+            Self::ResetSucceeded => passing("reset succeeded", "the GPU came back from a reset"),
+            Self::ResetFailed => like("reset failed", bad, "the GPU did not come back from a reset", 143),
+            Self::Uncorrectable => {
+                like("uncorrectable error", bad, "memory or logic of the GPU went wrong beyond repair", 48)
+            }
+        }
+    }
+
     /// What it says of the device's health.
-    pub(crate) fn health(self) -> Health {
-        match (self, self.severity()) {
+    fn health(self) -> Health {
+        let (name, verdict) = self.verdict();
+        match (self, verdict.severity) {
             (Self::FellOffTheBus | Self::Xid(79), _) => Health::Lost,
-            (_, Severity::Unhealthy) => Health::Unhealthy(format!("{}: {}", self.name(), self.meaning()).into()),
+            (_, Severity::Unhealthy) => Health::Unhealthy(format!("{name}: {}", verdict.meaning).into()),
             (_, Severity::Application | Severity::Warn) => Health::Healthy,
         }
     }
 
     /// How bad it is.
     pub(crate) fn severity(self) -> Severity {
-        match self {
-            Self::Xid(number) => xid::judge(number).severity,
-            Self::RingTimeout | Self::ResetBegun | Self::ResetSucceeded | Self::SwitchError { fatal: false, .. } => {
-                Severity::Warn
-            }
-            Self::FellOffTheBus
-            | Self::StartFailed
-            | Self::ResetFailed
-            | Self::Uncorrectable
-            | Self::SwitchError { fatal: true, .. } => Severity::Unhealthy,
-        }
+        self.verdict().1.severity
     }
 
     /// Its count in a sentence: `Xid 13 ×629: …; the GPU is fine`.
@@ -440,51 +461,17 @@ impl Trouble {
 
     /// What happened how often: `Xid 79 ×1: the GPU fell off the bus`.
     pub(crate) fn counted(self, count: u64) -> String {
-        format!("{} ×{count}: {}", self.name(), self.meaning())
+        let (name, verdict) = self.verdict();
+        format!("{name} ×{count}: {}", verdict.meaning)
     }
 
-    /// What a person can do about it; empty where there is nothing to do. What has no number of its own is dealt with
-    /// as the Xid that says the same.
+    /// What a person can do about it; empty where there is nothing to do.
     pub(crate) fn remedy(self) -> &'static str {
-        let like = match self {
-            Self::Xid(number) => number,
-            Self::FellOffTheBus => 79,
-            Self::StartFailed | Self::ResetFailed => 143,
-            Self::Uncorrectable => 48,
-            Self::RingTimeout | Self::ResetBegun => 16,
-            Self::SwitchError { fatal: true, .. } => 74,
-            Self::SwitchError { fatal: false, .. } | Self::ResetSucceeded => return "",
-        };
-        xid::judge(like).remedy
+        self.verdict().1.remedy
     }
 
     pub(crate) fn name(self) -> String {
-        match self {
-            Self::Xid(number) => format!("Xid {number}"),
-            Self::SwitchError { number, .. } => format!("NVSwitch SXid {number}"),
-            Self::FellOffTheBus => "off the bus".into(),
-            Self::StartFailed => "start failed".into(),
-            Self::RingTimeout => "ring timeout".into(),
-            Self::ResetBegun => "reset begun".into(),
-            Self::ResetSucceeded => "reset succeeded".into(),
-            Self::ResetFailed => "reset failed".into(),
-            Self::Uncorrectable => "uncorrectable error".into(),
-        }
-    }
-
-    fn meaning(self) -> &'static str {
-        match self {
-            Self::Xid(number) => xid::judge(number).meaning,
-            Self::SwitchError { fatal: true, .. } => "a fatal error of a switch between the GPUs",
-            Self::SwitchError { fatal: false, .. } => "an error that a switch between the GPUs got over",
-            Self::FellOffTheBus => "the GPU no longer answers on the bus",
-            Self::StartFailed => "the driver could not start the GPU",
-            Self::RingTimeout => "a job hung on the GPU",
-            Self::ResetBegun => "the driver reset the GPU",
-            Self::ResetSucceeded => "the GPU came back from a reset",
-            Self::ResetFailed => "the GPU did not come back from a reset",
-            Self::Uncorrectable => "memory or logic of the GPU went wrong beyond repair",
-        }
+        self.verdict().0
     }
 }
 

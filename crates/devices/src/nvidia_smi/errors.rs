@@ -1,7 +1,5 @@
 //! What `nvidia-smi` prints instead of devices, or between them.
 
-use std::sync::Arc;
-
 use gpupool_core::device::{Health, Vendor};
 
 use crate::address;
@@ -66,7 +64,11 @@ pub(crate) fn around(
         if of_bad.devices.iter().any(is_known) {
             continue;
         }
-        of_bad.warn(format!("{}: {}", place(&device), reason(&device)));
+        let place = device.pci.map_or_else(|| "a GPU".to_owned(), |pci| format!("GPU {pci}"));
+        of_bad.warn(match &device.health {
+            Some(Health::Unhealthy(reason)) => format!("{place}: {reason}"),
+            _ => format!("{place}: the GPU is lost"),
+        });
         of_bad.push(device);
     }
     snapshot.merge(of_bad);
@@ -89,6 +91,30 @@ enum Message {
     Usage,
 }
 
+/// Any words.
+const ANY: &[&str] = &[""];
+const FAILED: &[&str] = &["failed to initialize nvml", "nvidia smi has failed because"];
+const NO_FILE: &[&str] = &["no such file or directory", "executable file not found", "cannot open shared object file"];
+const UNKNOWN_OPTION: &[&str] = &["is not recognized", "is missing its value", "is not a valid"];
+
+/// Messages by one of the words they begin with and one of those they hold. The first that fits counts.
+const MESSAGES: [(&[&str], &[&str], Message); 14] = [
+    (&["unable to determine the device handle for", "unable to detect the device handle for"], ANY, Message::Device),
+    (&["no devices were found", "no devices found"], ANY, Message::NoDevices),
+    (&["nvidia smi couldnt find", "nvidia smi is not recognized"], ANY, Message::NotHere),
+    (ANY, &["nvidia smi command not found", "nvidia smi not found", "command not found nvidia smi"], Message::NotHere),
+    (&["warning inforom is corrupted"], ANY, Message::Notice),
+    (FAILED, &["version mismatch"], Message::Mismatch),
+    (FAILED, &["insufficient permissions", "no permission"], Message::NoPermission),
+    (FAILED, &["driver not loaded", "communicate with the nvidia driver"], Message::NotLoaded),
+    (FAILED, &["library not found"], Message::NotHere),
+    (FAILED, ANY, Message::Driver),
+    (&["insufficient permissions"], ANY, Message::NoPermission),
+    (&["field"], &["is not a valid field to query"], Message::Usage),
+    (&["error option", "option"], UNKNOWN_OPTION, Message::Usage),
+    (&["invalid combination of input arguments", "invalid argument"], ANY, Message::Usage),
+];
+
 impl Message {
     /// What a line says, in any case and with any punctuation.
     fn of(line: &str) -> Option<Self> {
@@ -97,47 +123,12 @@ impl Message {
             return None;
         }
         let plain = plain(line);
-        let begins = |start: &str| plain.starts_with(start);
-        let has = |part: &str| plain.contains(part);
-        let device = ["unable to determine the device handle for", "unable to detect the device handle for"];
-        if device.iter().any(|start| begins(start)) {
-            return Some(Self::Device);
-        }
-        if begins("no devices were found") || begins("no devices found") {
-            return Some(Self::NoDevices);
-        }
-        if begins("nvidia smi couldnt find") || has("nvidia smi command not found") || has("nvidia smi not found") {
+        let has = |words: &[&str]| words.iter().any(|words| plain.contains(words));
+        if has(&["nvidia smi"]) && has(NO_FILE) {
             return Some(Self::NotHere);
         }
-        let missing = ["no such file or directory", "executable file not found", "cannot open shared object file"];
-        if begins("nvidia smi is not recognized")
-            || has("command not found nvidia smi")
-            || (has("nvidia smi") && missing.iter().any(|words| has(words)))
-        {
-            return Some(Self::NotHere);
-        }
-        if begins("warning inforom is corrupted") {
-            return Some(Self::Notice);
-        }
-        if begins("failed to initialize nvml") || begins("nvidia smi has failed because") {
-            return Some(match () {
-                () if has("version mismatch") => Self::Mismatch,
-                () if has("insufficient permissions") || has("no permission") => Self::NoPermission,
-                () if has("driver not loaded") || has("communicate with the nvidia driver") => Self::NotLoaded,
-                () if has("library not found") => Self::NotHere,
-                () => Self::Driver,
-            });
-        }
-        if begins("insufficient permissions") {
-            return Some(Self::NoPermission);
-        }
-        let usage = ["error option", "option", "invalid combination of input arguments", "invalid argument"];
-        let unknown =
-            has("is not recognized") || has("is missing its value") || has("is not a valid") || begins("invalid");
-        if begins("field") && has("is not a valid field to query") {
-            return Some(Self::Usage);
-        }
-        (unknown && usage.iter().any(|start| begins(start))).then_some(Self::Usage)
+        let begins = |starts: &[&str]| starts.iter().any(|start| plain.starts_with(start));
+        MESSAGES.into_iter().find(|(starts, words, _)| begins(starts) && has(words)).map(|(.., message)| message)
     }
 
     /// Why there are no devices, where this says so.
@@ -186,17 +177,6 @@ pub(crate) fn unknown_field(error: &SourceError) -> Option<&str> {
     let SourceError::Malformed { problem, .. } = error else { return None };
     let (_, rest) = problem.split_once('"').filter(|(before, _)| before.trim().eq_ignore_ascii_case("field"))?;
     rest.split_once('"').map(|(field, _)| field)
-}
-
-fn place(device: &Found) -> String {
-    device.pci.map_or_else(|| "a GPU".to_owned(), |pci| format!("GPU {pci}"))
-}
-
-fn reason(device: &Found) -> Arc<str> {
-    match &device.health {
-        Some(Health::Unhealthy(reason)) => reason.clone(),
-        _ => "the GPU is lost".into(),
-    }
 }
 
 /// A line in lower case, its words parted by single blanks, without punctuation.

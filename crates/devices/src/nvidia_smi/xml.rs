@@ -131,15 +131,8 @@ pub(crate) fn read_document(text: &str) -> Document {
             Ok(Event::Text(text)) => add_text(&mut open, &text.decode().unwrap_or_default()),
             Ok(Event::CData(data)) => add_text(&mut open, &String::from_utf8_lossy(&data)),
             Ok(Event::GeneralRef(name)) => {
-                let known = match &*name.decode().unwrap_or_default() {
-                    "lt" => "<",
-                    "gt" => ">",
-                    "amp" => "&",
-                    "apos" => "'",
-                    "quot" => "\"",
-                    _ => "",
-                };
-                add_text(&mut open, known);
+                let known = quick_xml::escape::resolve_predefined_entity(&name.decode().unwrap_or_default());
+                add_text(&mut open, known.unwrap_or_default());
             }
             Ok(Event::Eof) => break,
             Ok(Event::Comment(_) | Event::Decl(_) | Event::DocType(_) | Event::PI(_)) => {}

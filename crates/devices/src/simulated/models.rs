@@ -309,69 +309,34 @@ const fn cut(name: &'static str, compute: u32, memory: u32, memory_mib: u64) -> 
     MigProfile { name, compute, memory, memory_mib }
 }
 
-const MIG_H100: &[MigProfile] = &[
-    cut("1g.10gb", 1, 1, 9_984),
-    cut("1g.20gb", 1, 2, 20_096),
-    cut("2g.20gb", 2, 2, 20_096),
-    cut("3g.40gb", 3, 4, 40_448),
-    cut("4g.40gb", 4, 4, 40_448),
-    cut("7g.80gb", 7, 8, 81_152),
-];
+/// The cuts of a GPU with seven compute slices and eight of memory: their names, and the MiB of one, two, four and all
+/// slices of memory.
+const fn sevenths(names: [&'static str; 6], memory_mib: [u64; 4]) -> [MigProfile; 6] {
+    let [one, two, four, all] = memory_mib;
+    [
+        cut(names[0], 1, 1, one),
+        cut(names[1], 1, 2, two),
+        cut(names[2], 2, 2, two),
+        cut(names[3], 3, 4, four),
+        cut(names[4], 4, 4, four),
+        cut(names[5], 7, 8, all),
+    ]
+}
 
-const MIG_H200: &[MigProfile] = &[
-    cut("1g.18gb", 1, 1, 16_384),
-    cut("1g.35gb", 1, 2, 33_280),
-    cut("2g.35gb", 2, 2, 33_280),
-    cut("3g.71gb", 3, 4, 71_424),
-    cut("4g.71gb", 4, 4, 71_424),
-    cut("7g.141gb", 7, 8, 143_104),
-];
-
-const MIG_GH200: &[MigProfile] = &[
-    cut("1g.12gb", 1, 1, 11_264),
-    cut("1g.24gb", 1, 2, 23_552),
-    cut("2g.24gb", 2, 2, 23_552),
-    cut("3g.48gb", 3, 4, 47_616),
-    cut("4g.48gb", 4, 4, 47_616),
-    cut("7g.96gb", 7, 8, 96_256),
-];
-
-const MIG_B200: &[MigProfile] = &[
-    cut("1g.23gb", 1, 1, 22_272),
-    cut("1g.45gb", 1, 2, 45_056),
-    cut("2g.45gb", 2, 2, 45_056),
-    cut("3g.90gb", 3, 4, 90_880),
-    cut("4g.90gb", 4, 4, 90_880),
-    cut("7g.180gb", 7, 8, 182_272),
-];
-
-const MIG_GB200: &[MigProfile] = &[
-    cut("1g.24gb", 1, 1, 23_040),
-    cut("1g.47gb", 1, 2, 46_592),
-    cut("2g.47gb", 2, 2, 46_592),
-    cut("3g.95gb", 3, 4, 93_952),
-    cut("4g.95gb", 4, 4, 93_952),
-    cut("7g.189gb", 7, 8, 188_416),
-];
-
-const MIG_A100_80: &[MigProfile] = &[
-    cut("1g.10gb", 1, 1, 9_728),
-    cut("1g.20gb", 1, 2, 19_968),
-    cut("2g.20gb", 2, 2, 19_968),
-    cut("3g.40gb", 3, 4, 40_192),
-    cut("4g.40gb", 4, 4, 40_192),
-    cut("7g.80gb", 7, 8, 80_896),
-];
-
-const MIG_A100_40: &[MigProfile] = &[
-    cut("1g.5gb", 1, 1, 4_864),
-    cut("1g.10gb", 1, 2, 9_984),
-    cut("2g.10gb", 2, 2, 9_984),
-    cut("3g.20gb", 3, 4, 19_968),
-    cut("4g.20gb", 4, 4, 19_968),
-    cut("7g.40gb", 7, 8, 40_192),
-];
-
+const MIG_H100: &[MigProfile] =
+    &sevenths(["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"], [9_984, 20_096, 40_448, 81_152]);
+const MIG_H200: &[MigProfile] =
+    &sevenths(["1g.18gb", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"], [16_384, 33_280, 71_424, 143_104]);
+const MIG_GH200: &[MigProfile] =
+    &sevenths(["1g.12gb", "1g.24gb", "2g.24gb", "3g.48gb", "4g.48gb", "7g.96gb"], [11_264, 23_552, 47_616, 96_256]);
+const MIG_B200: &[MigProfile] =
+    &sevenths(["1g.23gb", "1g.45gb", "2g.45gb", "3g.90gb", "4g.90gb", "7g.180gb"], [22_272, 45_056, 90_880, 182_272]);
+const MIG_GB200: &[MigProfile] =
+    &sevenths(["1g.24gb", "1g.47gb", "2g.47gb", "3g.95gb", "4g.95gb", "7g.189gb"], [23_040, 46_592, 93_952, 188_416]);
+const MIG_A100_80: &[MigProfile] =
+    &sevenths(["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"], [9_728, 19_968, 40_192, 80_896]);
+const MIG_A100_40: &[MigProfile] =
+    &sevenths(["1g.5gb", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"], [4_864, 9_984, 19_968, 40_192]);
 const MIG_A30: &[MigProfile] =
     &[cut("1g.6gb", 1, 1, 5_952), cut("2g.12gb", 2, 2, 12_032), cut("4g.24gb", 4, 4, 24_192)];
 

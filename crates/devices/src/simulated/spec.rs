@@ -388,9 +388,7 @@ impl Entry<'_> {
     }
 
     fn count(&self) -> Result<usize, SpecError> {
-        let count = self.table.count.unwrap_or(1);
-        let sound = usize::try_from(count).ok().filter(|count| (1..=limits::DEVICES).contains(count));
-        sound.ok_or_else(|| self.wrong("count", &count.to_string(), format!("1 to {}", limits::DEVICES)))
+        count(&self.field("count"), &self.table.count.unwrap_or(1).to_string())
     }
 
     fn cut(&self, model: &'static Model) -> Result<Cut, SpecError> {
