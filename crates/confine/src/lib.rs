@@ -15,6 +15,7 @@ pub mod process;
 pub mod spawn;
 
 use std::os::fd::AsFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -29,6 +30,11 @@ pub(crate) fn wait_for(fd: impl AsFd, event: PollFlags, patience: Duration) -> r
         Err(rustix::io::Errno::INTR) => Ok(true),
         Err(error) => Err(error),
     }
+}
+
+/// Locks a mutex whose value is whole at all times, so that a panic of another thread changes nothing about it.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Does something while these signals, or all where none are named, wait for this thread. Threads it starts take none of

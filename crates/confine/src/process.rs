@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::limits::PROC_FILE_LENGTH;
@@ -90,13 +90,7 @@ impl ProcessHandle {
     /// Whether the process has ended (it may still wait to be reaped by its parent).
     pub fn is_gone(&self) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        loop {
-            match poll(&mut fds, Some(&Timespec::default())) {
-                Ok(ready) => return Ok(ready > 0),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        Ok(retry_on_intr(|| poll(&mut fds, Some(&Timespec::default())))? > 0)
     }
 
     /// Its parent's pid; `None` if the process has gone.

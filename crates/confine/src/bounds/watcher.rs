@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
@@ -10,6 +10,7 @@ use std::{fmt, io};
 use super::look::{Table, Verdict, Watched};
 use super::{Bounds, Enforcement, Excess, Means, Usage};
 use crate::cgroup::{Cgroups, GroupError, Leftovers, Limits, Meter};
+use crate::lock;
 use crate::process::ProcFs;
 use crate::spawn::{Job, Prepared};
 
@@ -276,9 +277,4 @@ fn watch(shared: &Shared, cgroups: &Cgroups) {
             }
         }
     }
-}
-
-/// A panic elsewhere leaves nothing half-done behind these locks.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -72,18 +72,11 @@ impl Cgroups {
 
     /// The names of all groups there are, also those of former runs.
     pub fn names(&self) -> Result<Vec<String>, GroupError> {
-        let mut names = std::collections::BTreeSet::new();
+        let mut names = BTreeSet::new();
         for base in self.bases() {
-            let entries = match std::fs::read_dir(&base) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                other => other.at("listing", &base)?,
-            };
-            for entry in entries {
-                let entry = entry.at("listing", &base)?;
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    names.extend(entry.file_name().into_string().ok().filter(|name| check_name(name).is_ok()));
-                }
-            }
+            let groups = groups_in(&base)?;
+            let found = groups.iter().filter_map(|group| group.file_name()?.to_str());
+            names.extend(found.filter(|name| check_name(name).is_ok()).map(str::to_owned));
         }
         Ok(names.into_iter().collect())
     }
@@ -235,8 +228,7 @@ impl Group {
             return Ok(!self.processes()?.is_empty());
         }
         let file = tracker.path.join("cgroup.events");
-        let text = std::fs::read_to_string(&file).at("reading", &file)?;
-        Ok(text.lines().any(|line| line == "populated 1"))
+        Ok(says_populated(&std::fs::read_to_string(&file).at("reading", &file)?))
     }
 
     /// Removes the empty group from the kernel; one that still holds processes is an error and stays.
@@ -284,12 +276,7 @@ fn with_subgroups(top: &Path) -> Result<Vec<PathBuf>, GroupError> {
     for _ in 0..GROUP_DEPTH {
         let mut below = Vec::new();
         for directory in level {
-            let entries = match std::fs::read_dir(&directory) {
-                Err(error) if has_vanished(&error) => continue,
-                other => other.at("listing", &directory)?,
-            };
-            let entries = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-            below.extend(entries.map(|entry| entry.path()));
+            below.extend(groups_in(&directory)?);
         }
         if below.is_empty() {
             break;
@@ -298,6 +285,16 @@ fn with_subgroups(top: &Path) -> Result<Vec<PathBuf>, GroupError> {
         level = below;
     }
     Ok(found)
+}
+
+/// The groups directly in this directory; none where it is gone.
+fn groups_in(directory: &Path) -> Result<Vec<PathBuf>, GroupError> {
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if has_vanished(&error) => return Ok(Vec::new()),
+        other => other.at("listing", directory)?,
+    };
+    let groups = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    Ok(groups.map(|entry| entry.path()).collect())
 }
 
 /// The group was removed while we looked; reading an open file of it then says "no such device".
@@ -389,10 +386,31 @@ impl Group {
     /// Waits until no process is in the group: by the kernel's event in v2, by looking every now and then in v1. `false` if
     /// one still is when the deadline passes.
     pub fn wait_empty(&self, deadline: Instant) -> Result<bool, GroupError> {
-        match self.events()? {
-            Some(events) => self.wait_for_event(events, deadline),
-            None => self.wait_by_looking(deadline),
+        let mut events = self.events()?;
+        loop {
+            let is_empty = match &mut events {
+                Some(events) => !self.is_populated_now(events)?,
+                None => self.processes()?.is_empty(),
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if is_empty || left.is_zero() {
+                return Ok(is_empty);
+            }
+            match &events {
+                Some(events) => drop(wait_for(events, PollFlags::PRI, left).at("waiting for", self.path())?),
+                None => std::thread::sleep(left.min(EMPTY_POLL_INTERVAL)),
+            }
         }
+    }
+
+    /// Reads the events again, by which the kernel tells the next change of them.
+    fn is_populated_now(&self, events: &mut File) -> Result<bool, GroupError> {
+        let mut text = String::new();
+        match events.rewind().and_then(|()| events.read_to_string(&mut text)) {
+            Err(error) if has_vanished(&error) => return Ok(false),
+            other => other.at("reading the events of", self.path())?,
+        };
+        Ok(says_populated(&text))
     }
 
     /// The file whose priority readiness (`POLLPRI`, after it was read) tells that the group became empty or populated,
@@ -408,38 +426,10 @@ impl Group {
             other => other.at("opening", &path).map(Some),
         }
     }
+}
 
-    fn wait_for_event(&self, mut events: File, deadline: Instant) -> Result<bool, GroupError> {
-        loop {
-            let mut text = String::new();
-            let read = events.rewind().and_then(|()| events.read_to_string(&mut text));
-            match read {
-                Err(error) if has_vanished(&error) => return Ok(true),
-                other => other.at("reading the events of", self.path())?,
-            };
-            if !text.lines().any(|line| line == "populated 1") {
-                return Ok(true);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(false);
-            }
-            wait_for(&events, PollFlags::PRI, left).at("waiting for", self.path())?;
-        }
-    }
-
-    fn wait_by_looking(&self, deadline: Instant) -> Result<bool, GroupError> {
-        loop {
-            if self.processes()?.is_empty() {
-                return Ok(true);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(false);
-            }
-            std::thread::sleep(left.min(EMPTY_POLL_INTERVAL));
-        }
-    }
+fn says_populated(events: &str) -> bool {
+    events.lines().any(|line| line == "populated 1")
 }
 
 /// Groups of programs that were killed before they could remove them.

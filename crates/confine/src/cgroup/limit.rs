@@ -32,15 +32,6 @@ impl Group {
         }
         Ok(())
     }
-
-    /// How many processes the kernel killed because the group was over its memory limit; `None` where memory is not
-    /// watched by a group.
-    pub fn oom_kills(&self) -> Result<Option<u64>, GroupError> {
-        let Some(part) = self.part_with(|place| place.memory) else { return Ok(None) };
-        let path = part.path.join(kills_file(part.place.version));
-        let text = std::fs::read_to_string(&path).at("reading", &path)?;
-        Ok(kills_told(&text))
-    }
 }
 
 fn write_memory(part: &Part, bytes: Option<u64>) -> Result<(), GroupError> {
@@ -246,7 +237,7 @@ impl MemoryGroup {
 
     /// How many processes the kernel killed because the group was over its limit; `None` once the group is gone.
     pub fn oom_kills(&self) -> Option<u64> {
-        kills_told(&std::fs::read_to_string(&self.kills).ok()?)
+        kills_told(&text(&self.kills)?)
     }
 }
 

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::process::ProcessId;
@@ -99,14 +99,9 @@ impl Link {
 
     pub(crate) fn send(&self, message: impl Into<Packet>) -> io::Result<()> {
         let Packet(bytes) = message.into();
-        loop {
-            // No SIGPIPE: the other side being gone is an ordinary answer here.
-            match send(&self.0, &bytes, SendFlags::NOSIGNAL) {
-                Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        // No SIGPIPE: the other side being gone is an ordinary answer here.
+        retry_on_intr(|| send(&self.0, &bytes, SendFlags::NOSIGNAL))?;
+        Ok(())
     }
 
     /// The next message, waiting for it or not (`WouldBlock`); `UnexpectedEof` when the other side is gone.

@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::{Errno, FdFlags};
+use rustix::io::{Errno, FdFlags, retry_on_intr};
 use rustix::net::RecvFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
@@ -47,7 +47,16 @@ pub fn main_if_asked() {
         eprintln!("gpupool: {KEEPER_ARGUMENT} is how gpupool starts itself beside a job; it is not for other use");
         std::process::exit(2);
     };
-    run_as_guard(order)
+    // Errors before the job exists reach the starter as the end of the link; the reason goes where a person may see it.
+    leave(guard(order), "the keeper of a job could not be set up")
+}
+
+/// Ends this process, guard or keeper, with nothing of the job left.
+fn leave(outcome: io::Result<()>, what_failed: &str) -> ! {
+    if let Err(error) = &outcome {
+        eprintln!("gpupool: {what_failed}: {error}");
+    }
+    std::process::exit(i32::from(outcome.is_err()))
 }
 
 // The guard: the starter's child and the keeper's parent. It does nothing but wait for one of them to be killed.
@@ -61,16 +70,7 @@ struct Watch {
     starter: OwnedFd,
 }
 
-/// Runs as guard, and in a forked process as keeper; ends with nothing of the job left.
-fn run_as_guard(order: Order) -> ! {
-    let outcome = guard(order);
-    // Errors before the job exists reach the starter as the end of the link; the reason goes where a person may see it.
-    if let Err(error) = &outcome {
-        eprintln!("gpupool: the keeper of a job could not be set up: {error}");
-    }
-    std::process::exit(i32::from(outcome.is_err()))
-}
-
+/// Runs as guard, and in a forked process as keeper.
 fn guard(order: Order) -> io::Result<()> {
     let link = adopt(order.link)?;
     let events = ChildEvents::block_and_listen()?;
@@ -86,7 +86,8 @@ fn guard(order: Order) -> io::Result<()> {
     match fork()? {
         None => {
             drop(events);
-            run_as_keeper(order, watch, guard)
+            let kept = Keeper::begin(order, watch, guard).map(|mut keeper| keeper.keep());
+            leave(kept, "the job's process could not be made")
         }
         Some(keeper) => {
             drop(guard);
@@ -150,20 +151,6 @@ fn adopt(fd: RawFd) -> io::Result<Link> {
 }
 
 // The keeper: the job's parent. Holds it back, starts it, passes signals on, and reports its end once all is gone.
-
-/// Runs as keeper; ends with nothing of the job left.
-fn run_as_keeper(order: Order, watch: Watch, guard: OwnedFd) -> ! {
-    match Keeper::begin(order, watch, guard) {
-        Ok(mut keeper) => {
-            keeper.keep();
-            std::process::exit(0)
-        }
-        Err(error) => {
-            eprintln!("gpupool: the job's process could not be made: {error}");
-            std::process::exit(1)
-        }
-    }
-}
 
 struct Keeper {
     watch: Watch,
@@ -372,13 +359,8 @@ fn prepare_and_exec(order: &Order, gate: &Gate, keeper: Pid) -> io::Result<()> {
     }
     setpgid(None, group(order))?;
     let mut byte = [0_u8];
-    loop {
-        match rustix::io::read(&gate.opened, &mut byte) {
-            Ok(1) => break,
-            Ok(_) => return Ok(()),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+    if retry_on_intr(|| rustix::io::read(&gate.opened, &mut byte))? == 0 {
+        return Ok(());
     }
     signals::as_for_a_fresh_program()?;
     Err(std::process::Command::new(&order.program).args(&order.arguments).exec())

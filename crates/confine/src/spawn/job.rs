@@ -313,7 +313,7 @@ impl Job {
 
     fn end_group(&mut self) {
         let Some(group) = self.group.take() else { return };
-        self.oom_kills = group.oom_kills().ok().flatten().unwrap_or(0);
+        self.oom_kills = group.meter().oom_kills().unwrap_or(0);
         let ended = group.kill().and_then(|()| group.wait_empty(Instant::now() + DROP_PATIENCE));
         if let Err(error) = ended.and_then(|_| group.remove()) {
             tracing::warn!(group = %group.path().display(), %error, "the job's group could not be removed");

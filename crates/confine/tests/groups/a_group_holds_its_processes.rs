@@ -121,9 +121,9 @@ fn a_hog_is_killed_by_the_limit_of_its_group_and_counted() {
     }
     let limit = 64 << 20;
     let group = cgroups.create(&group_name("hog"), &Limits { host_memory: Some(limit), pids: None }).unwrap();
-    assert_eq!(group.oom_kills().unwrap(), Some(0));
+    assert_eq!(group.meter().oom_kills(), Some(0));
     let status = run_in(&group, waiting_python("b = b'x' * (512 << 20); sys.exit(len(b) == 0)"));
-    let (kills, peak) = (group.oom_kills().unwrap(), memory_peak(&cgroups, group.name()));
+    let (kills, peak) = (group.meter().oom_kills(), memory_peak(&cgroups, group.name()));
     expect_empty(&group);
     group.remove().unwrap();
     assert_eq!(status.signal(), Some(9), "{status:?}");
