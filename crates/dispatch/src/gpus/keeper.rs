@@ -3,7 +3,7 @@
 //! It ends once everything is given back; where the agent is away, a while after that was tried for the last time.
 
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
@@ -11,12 +11,12 @@ use gpupool_api::RequestBody;
 use gpupool_api::lease::{AttachBody, Attached, IfTaken};
 use gpupool_api::pool::{Device, Devices};
 use gpupool_client::local::LocalAgent;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::runtime::{Builder, Handle};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::place::{Board, Held, Place};
+use super::place::{Board, Held, Place, stopped};
 use super::{GpuError, GpuNews, GpuWish, Granted};
 use crate::limits::{ANSWER_PATIENCE, GIVE_BACK_LATER};
 use crate::plan::Place as WorkerPlace;
@@ -27,18 +27,15 @@ use crate::{NotAttached, WorkerId};
 #[derive(Debug)]
 #[must_use = "dropping it gives everything back"]
 pub struct GpuKeeper {
-    /// Without anybody to order anything, the thread gives everything back and ends.
-    orders: Option<UnboundedSender<Order>>,
+    /// Once this is dropped, the thread gives everything back and ends.
+    stop: Option<watch::Sender<()>>,
+    agent: LocalAgent,
+    board: Board,
+    /// Of the thread.
+    runtime: Handle,
     /// Ends when the thread has done what can be waited for. In a lock only so that it can be shared.
     done: Mutex<Receiver<()>>,
     made_by: u32,
-}
-
-/// What the thread is asked. Whoever asks waits for the answer, so there are no more of these than threads that ask.
-#[derive(Debug)]
-enum Order {
-    Attach { place: usize, lease: u64, pid: u32, answer: SyncSender<Result<Option<Attached>, GpuError>> },
-    Look { answer: SyncSender<Result<GpuMemory, GpuError>> },
 }
 
 impl GpuKeeper {
@@ -51,18 +48,26 @@ impl GpuKeeper {
     ) -> Result<Self, GpuError> {
         let bodies = wish.bodies()?;
         let board = Board::new(bodies.len(), Box::new(tell));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (orders, ordered) = unbounded_channel();
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let (stop, stopping) = watch::channel(());
         let (is_done, done) = sync_channel(0);
+        let keeper = Self {
+            stop: Some(stop),
+            agent: agent.clone(),
+            board: board.clone(),
+            runtime: runtime.handle().clone(),
+            done: Mutex::new(done),
+            made_by: std::process::id(),
+        };
         let run = move || {
-            let left = runtime.block_on(keep(&agent, bodies, board, ordered));
+            let left = runtime.block_on(keep(&agent, bodies, board, stopping));
             drop(is_done);
             runtime.block_on(give_back_later(&agent, left));
             // Nothing is left to be done; a look-up of a name that hangs holds nobody up.
             runtime.shutdown_background();
         };
         thread::Builder::new().name("gpupool-gpus".into()).spawn(run)?;
-        Ok(Self { orders: Some(orders), done: Mutex::new(done), made_by: std::process::id() })
+        Ok(keeper)
     }
 
     /// Tells the agent that a process, a descendant of ours whose program does not run yet, belongs to the lease; its
@@ -71,8 +76,8 @@ impl GpuKeeper {
     /// Says in which control group it is now, where the agent can make one: moved out of it, the process is known by its
     /// environment only. `None` where the agent cannot see processes of ours.
     pub fn attach(&self, granted: &Granted, pid: u32) -> Result<Option<Attached>, GpuError> {
-        let &Granted { place, lease, .. } = granted;
-        self.ask(|answer| Order::Attach { place, lease, pid, answer })
+        let (agent, board, place, lease) = (self.agent.clone(), self.board.clone(), granted.place, granted.lease);
+        self.ask(async move { attach(&agent, &board, place, lease, pid).await })
     }
 
     /// Where a worker works that is started on what was granted. The place does not keep the GPUs: whoever has the keeper does.
@@ -97,16 +102,24 @@ impl GpuKeeper {
     /// GPU memory that processes use on the devices of all places, as the agent read it last; it reads every second, unless
     /// it was told otherwise.
     pub fn gpu_memory(&self) -> Result<GpuMemory, GpuError> {
-        self.ask(|answer| Order::Look { answer })
+        let (agent, board) = (self.agent.clone(), self.board.clone());
+        self.ask(async move { look(&agent, &board).await })
     }
 
     /// Gives everything back, and waits until the agent has it.
     pub fn give_back(self) {}
 
-    fn ask<T>(&self, order: impl FnOnce(SyncSender<Result<T, GpuError>>) -> Order) -> Result<T, GpuError> {
+    /// Has the thread do something, and waits for what comes of it.
+    fn ask<T: Send + 'static>(
+        &self,
+        errand: impl Future<Output = Result<T, GpuError>> + Send + 'static,
+    ) -> Result<T, GpuError> {
         let (answer, answered) = sync_channel(1);
-        let orders = self.orders.as_ref().ok_or(GpuError::Stopped)?;
-        orders.send(order(answer)).map_err(|_| GpuError::Stopped)?;
+        self.runtime.spawn(async move {
+            let in_time = tokio::time::timeout(ANSWER_PATIENCE, errand).await;
+            // Whoever asked may have gone.
+            let _ = answer.send(in_time.unwrap_or(Err(GpuError::Silent)));
+        });
         answered.recv().unwrap_or(Err(GpuError::Stopped))
     }
 }
@@ -116,34 +129,23 @@ impl Drop for GpuKeeper {
         if self.made_by != std::process::id() {
             // A forked child has no such thread, and what it held is its parent's. Waking the copy of a channel could wait for
             // ever for a lock that was held at the fork.
-            std::mem::forget(self.orders.take());
+            std::mem::forget(self.stop.take());
             return;
         }
-        drop(self.orders.take());
+        drop(self.stop.take());
         // Nothing is ever sent: it ends when the other end is gone.
         let _ = self.done.get_mut().unwrap_or_else(PoisonError::into_inner).recv();
     }
 }
 
-/// Keeps all places until nobody orders anything any more; then says which leases could not be given back.
-async fn keep(
-    agent: &LocalAgent,
-    bodies: Vec<RequestBody>,
-    board: Board,
-    mut orders: UnboundedReceiver<Order>,
-) -> Vec<u64> {
-    let (stop, stopped) = watch::channel(false);
+/// Keeps all places until they are to be given back; then says which leases could not be.
+async fn keep(agent: &LocalAgent, bodies: Vec<RequestBody>, board: Board, mut stop: watch::Receiver<()>) -> Vec<u64> {
     let mut places = JoinSet::new();
     for (number, body) in bodies.into_iter().enumerate() {
-        let place = Place { number, agent: agent.clone(), body, board: board.clone(), stop: stopped.clone() };
+        let place = Place { number, agent: agent.clone(), body, board: board.clone(), stop: stop.clone() };
         places.spawn(place.keep());
     }
-    let mut errands = JoinSet::new();
-    while let Some(order) = orders.recv().await {
-        while errands.try_join_next().is_some() {}
-        errands.spawn(run(order, agent.clone(), board.clone()));
-    }
-    stop.send_replace(true);
+    stopped(&mut stop).await;
     let mut left = Vec::new();
     while let Some(ended) = places.join_next().await {
         left.extend(ended.ok().flatten());
@@ -159,22 +161,6 @@ async fn give_back_later(agent: &LocalAgent, leases: Vec<u64>) {
         // Where even this fails, it ends with the process.
         let _ = agent.client().release_within(lease, left).await;
     }
-}
-
-async fn run(order: Order, agent: LocalAgent, board: Board) {
-    // Whoever asked may have gone.
-    match order {
-        Order::Attach { place, lease, pid, answer } => {
-            let _ = answer.send(in_time(attach(&agent, &board, place, lease, pid)).await);
-        }
-        Order::Look { answer } => {
-            let _ = answer.send(in_time(look(&agent, &board)).await);
-        }
-    }
-}
-
-async fn in_time<T>(answer: impl Future<Output = Result<T, GpuError>>) -> Result<T, GpuError> {
-    tokio::time::timeout(ANSWER_PATIENCE, answer).await.unwrap_or(Err(GpuError::Silent))
 }
 
 async fn attach(

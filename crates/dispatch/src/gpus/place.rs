@@ -3,13 +3,15 @@
 //! A task for each place; it ends when the keeper stops, having given back what it had, or when the agent refuses for good.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex};
 
 use gpupool_api::RequestBody;
 use gpupool_api::lease::{AttachBody, IfTaken, Lease};
 use gpupool_client::limits::{GIVE_BACK_PATIENCE, WAIT_REFRESH};
 use gpupool_client::local::{LocalAgent, Notice, Tether};
 use gpupool_client::{ClientError, IdempotencyKey, LeaseGuard, Progress, WaitOptions};
+use gpupool_confine::lock;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -25,8 +27,8 @@ pub(super) struct Place {
     pub agent: LocalAgent,
     pub body: RequestBody,
     pub board: Board,
-    /// True when everything is to be given back.
-    pub stop: watch::Receiver<bool>,
+    /// Hangs up when everything is to be given back.
+    pub stop: watch::Receiver<()>,
 }
 
 /// How a step ended.
@@ -179,9 +181,9 @@ impl Place {
 }
 
 /// Comes back when everything is to be given back.
-async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // Without anybody who could say so it is time to stop, too.
-    let _ = stop.wait_for(|stop| *stop).await;
+pub(super) async fn stopped(stop: &mut watch::Receiver<()>) {
+    // Nothing is ever sent: it hangs up.
+    let _ = stop.changed().await;
 }
 
 // What all places of a run show: which leases are held, and the news about them.
@@ -213,16 +215,16 @@ impl Board {
 
     /// What is held, place by place.
     pub fn held(&self) -> Vec<Option<Held>> {
-        self.lock().held.clone()
+        lock(&self.0).held.clone()
     }
 
     pub fn tell(&self, news: GpuNews) {
-        (self.lock().tell)(news);
+        (lock(&self.0).tell)(news);
     }
 
     pub fn granted(&self, held: Held) {
         let (place, granted) = (held.granted.place, held.granted.clone());
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         inner.held[place] = Some(held);
         (inner.tell)(GpuNews::Granted(granted));
     }
@@ -230,19 +232,19 @@ impl Board {
     pub fn lost(&self, place: usize, why: String) {
         // Whoever says so is there.
         self.notice(place, Notice::Back);
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         inner.held[place] = None;
         (inner.tell)(GpuNews::Lost { place, why });
     }
 
     /// It is given back, or about to be: nobody starts anything on it any more.
     pub fn gives_back(&self, place: usize) {
-        self.lock().held[place] = None;
+        lock(&self.0).held[place] = None;
     }
 
     /// Tells what happens around a lease; once where it happens to all of them.
     pub fn notice(&self, place: usize, notice: Notice) {
-        let mut inner = self.lock();
+        let mut inner = lock(&self.0);
         let text = match notice {
             Notice::Away(error) => {
                 let is_first = inner.away.is_empty();
@@ -263,9 +265,11 @@ impl Board {
             (inner.tell)(GpuNews::Note(text));
         }
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl fmt::Debug for Board {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Board").finish_non_exhaustive()
     }
 }
 
