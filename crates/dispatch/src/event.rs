@@ -219,6 +219,19 @@ pub struct Stats {
     pub workers: Vec<WorkerStats>,
 }
 
+impl Stats {
+    /// A task is over.
+    pub(crate) fn count(&mut self, outcome: &Outcome) {
+        match outcome {
+            Outcome::Done(_) => self.completed += 1,
+            Outcome::Failed(_) => self.failed += 1,
+            Outcome::TimedOut(_) => self.timeouts += 1,
+            Outcome::WorkerLost(_) => (self.failed, self.lost) = (self.failed + 1, self.lost + 1),
+            Outcome::Cancelled => self.cancelled += 1,
+        }
+    }
+}
+
 /// What a worker does.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WorkerStats {

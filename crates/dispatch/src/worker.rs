@@ -7,11 +7,12 @@ use std::io::{self, Write as _};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::Thread;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use gpupool_confine::lock;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::fcntl_dupfd_cloexec;
 use serde::{Deserialize, Serialize};
@@ -208,8 +209,8 @@ fn hello_of(frame: &Frame) -> Result<Hello, WorkerError> {
 // Answers on their way out: several short ones are sent together, and none waits for long.
 //
 // The worker sends before it waits for more. While it works on a task with answers unsent, a thread of its own (the sender)
-// sends them after a moment, so that none is held back by a long task. Where there is memory for it they wait in the outbox, and
-// do not even die with the worker. The sender sleeps while there is nothing to send, and ends with the worker.
+// sends them after a moment, so that none is held back by a long task. They wait in the outbox, and do not even die with the
+// worker; where there is no outbox each is sent at once. The sender sleeps while there is nothing to send, and ends with the worker.
 
 /// Answers that are sent together at most, in bytes.
 const SEND_BYTES: usize = 64 * 1024;
@@ -232,8 +233,8 @@ struct Shared {
 }
 
 impl Answers {
-    pub fn to(socket: Arc<UnixStream>, counters: Option<Arc<Counters>>) -> io::Result<Self> {
-        let unsent = Mutex::new(Unsent { header: BytesMut::new(), bytes: BytesMut::new(), counters });
+    pub fn to(socket: Arc<UnixStream>, outbox: Option<Arc<Counters>>) -> io::Result<Self> {
+        let unsent = Mutex::new(Unsent { header: BytesMut::new(), outbox });
         let (is_asleep, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         let shared = Arc::new(Shared { socket, unsent, is_asleep, is_over });
         let for_sender = Arc::clone(&shared);
@@ -244,9 +245,8 @@ impl Answers {
 
     /// An answer is to be sent, now or in a moment.
     pub fn put(&mut self, frame: &Frame) -> io::Result<()> {
-        let mut unsent = self.shared.lock();
         self.has_unsent = true;
-        unsent.put(frame, &self.shared.socket)
+        lock(&self.shared.unsent).put(frame, &self.shared.socket)
     }
 
     /// Sends what there is.
@@ -254,7 +254,7 @@ impl Answers {
         if !std::mem::take(&mut self.has_unsent) {
             return Ok(());
         }
-        self.shared.lock().send(&self.shared.socket)
+        lock(&self.shared.unsent).send(&self.shared.socket)
     }
 
     /// What comes now may take long: answers that wait are sent by somebody else.
@@ -273,24 +273,20 @@ impl Drop for Answers {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Unsent> {
-        self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn send_late(&self) {
         let mut idle = 0;
         while !self.is_over.load(Ordering::SeqCst) {
             if idle >= IDLE_ROUNDS {
                 self.is_asleep.store(true, Ordering::SeqCst);
                 // What was put before that was said is seen now; what comes after wakes.
-                if self.lock().is_empty() {
+                if lock(&self.unsent).is_empty() {
                     std::thread::park();
                 }
                 self.is_asleep.store(false, Ordering::SeqCst);
                 idle = 0;
             }
             std::thread::sleep(SEND_AFTER);
-            let mut unsent = self.lock();
+            let unsent = lock(&self.unsent);
             idle = if unsent.is_empty() { idle + 1 } else { 0 };
             // Nobody listens any more: the worker sees that as well.
             let _ = unsent.send(&self.socket);
@@ -298,68 +294,42 @@ impl Shared {
     }
 }
 
-/// Answers that wait: in the outbox, or here where there is none.
+/// Answers that wait in the outbox, if there is one.
 struct Unsent {
     header: BytesMut,
-    bytes: BytesMut,
-    counters: Option<Arc<Counters>>,
+    outbox: Option<Arc<Counters>>,
 }
 
 impl Unsent {
-    fn put(&mut self, frame: &Frame, socket: &UnixStream) -> io::Result<()> {
+    fn put(&mut self, frame: &Frame, mut socket: &UnixStream) -> io::Result<()> {
         let too_large = || io::Error::new(io::ErrorKind::InvalidInput, "a result is too large to be sent");
         self.header.clear();
         frame.put_header(&mut self.header).ok_or_else(too_large)?;
-        let payload = &frame.payload;
-        if payload.len() >= SEND_BYTES {
-            // Large ones go as they are, not copied together with others first.
-            self.add(b"");
+        let Some(outbox) = &self.outbox else {
+            socket.write_all(&self.header)?;
+            return socket.write_all(&frame.payload);
+        };
+        // Large ones go as they are, not copied together with others first.
+        let is_large = frame.payload.len() >= SEND_BYTES;
+        // There is always room: what is there is sent before it is as much as one frame less than fits.
+        let has_room = outbox.put([&self.header, if is_large { b"" } else { &frame.payload }]);
+        debug_assert!(has_room, "the outbox is full");
+        if is_large || outbox.unsent() >= SEND_BYTES {
             self.send(socket)?;
-            (&*socket).write_all(payload)?;
-            self.sent(payload.len());
-            return Ok(());
         }
-        self.add(payload);
-        if self.length() >= SEND_BYTES { self.send(socket) } else { Ok(()) }
-    }
-
-    /// Adds the header and this. There is always room: what is there is sent before it is as much as one frame less than fits.
-    fn add(&mut self, payload: &[u8]) {
-        match &self.counters {
-            Some(counters) => {
-                let has_room = counters.put([&self.header, payload]);
-                debug_assert!(has_room, "the outbox is full");
-            }
-            None => {
-                self.bytes.extend_from_slice(&self.header);
-                self.bytes.extend_from_slice(payload);
-            }
+        if is_large {
+            socket.write_all(&frame.payload)?;
+            outbox.said_more(frame.payload.len() as u64);
         }
-    }
-
-    fn length(&self) -> usize {
-        self.counters.as_ref().map_or(self.bytes.len(), |counters| counters.unsent())
+        Ok(())
     }
 
     fn is_empty(&self) -> bool {
-        self.length() == 0
+        self.outbox.as_ref().is_none_or(|outbox| outbox.unsent() == 0)
     }
 
-    fn send(&mut self, mut socket: &UnixStream) -> io::Result<()> {
-        match &self.counters {
-            Some(counters) => counters.send(|bytes| socket.write_all(bytes)),
-            None => {
-                let sent = socket.write_all(&self.bytes);
-                self.bytes.clear();
-                sent
-            }
-        }
-    }
-
-    fn sent(&self, bytes: usize) {
-        if let Some(counters) = &self.counters {
-            counters.said_more(bytes as u64);
-        }
+    fn send(&self, mut socket: &UnixStream) -> io::Result<()> {
+        self.outbox.as_ref().map_or(Ok(()), |outbox| outbox.send(|bytes| socket.write_all(bytes)))
     }
 }
 

@@ -119,11 +119,11 @@ impl Engine {
         let mut rules = plan.rules.clone();
         // What one task uses can only be told apart where no other is behind it.
         rules.prefetch &= !plan.counts_cpu_time_per_task();
-        let mut engine = Self {
+        Ok(Self {
             ledger: Ledger::new(rules),
             payloads: ByTask::default(),
             outputs: ByTask::default(),
-            slots: Vec::new(),
+            slots: plan.places.iter().map(|place| Slot::new(place.clone(), now)).collect(),
             epoll,
             feed,
             post,
@@ -136,11 +136,7 @@ impl Engine {
             clock: Clock::new(),
             watcher: Arc::new(Watcher::start(Cgroups::detect())?),
             plan: Arc::new(plan),
-        };
-        for place in engine.plan.places.clone() {
-            engine.slots.push(Slot::new(place, now));
-        }
-        Ok(engine)
+        })
     }
 
     /// Does what there is to do, and sleeps until there is, unless whoever drives has something to do.
@@ -259,10 +255,10 @@ impl Engine {
                 },
                 task,
                 task_since: since,
-                completed: slot.counts.completed,
-                failed: slot.counts.failed,
-                timeouts: slot.counts.timeouts,
-                replaced: slot.counts.replaced,
+                completed: slot.tally.completed,
+                failed: slot.tally.failed,
+                timeouts: slot.tally.timeouts,
+                replaced: slot.replaced,
             }
         };
         let workers = self.slots.iter().map(worker).collect();
@@ -389,8 +385,7 @@ impl Engine {
     }
 
     fn add(&mut self, place: Place, now: Instant) {
-        let same = self.slots.iter().position(|slot| slot.place.id == place.id);
-        let Some(at) = same else { return self.slots.push(Slot::new(place, now)) };
+        let Some(at) = self.slot_of(place.id) else { return self.slots.push(Slot::new(place, now)) };
         let slot = &mut self.slots[at];
         slot.place = place;
         (slot.withdrawn, slot.deaths) = (None, 0);
@@ -401,7 +396,7 @@ impl Engine {
     }
 
     fn withdraw(&mut self, worker: WorkerId, why: &Arc<str>) {
-        let Some(at) = self.slots.iter().position(|slot| slot.place.id == worker) else { return };
+        let Some(at) = self.slot_of(worker) else { return };
         self.slots[at].withdrawn = Some(Arc::clone(why));
         match &mut self.slots[at].stage {
             waiting @ Stage::Waiting(_) => *waiting = Stage::Gone,
@@ -462,7 +457,7 @@ impl Engine {
                         self.payloads.remove(&task);
                         let output = self.outputs.remove(&task);
                         if let Some(at) = worker.and_then(|worker| self.slot_of(worker)) {
-                            self.slots[at].count(&outcome);
+                            self.slots[at].tally.count(&outcome);
                         }
                         self.delivery.over(Over { task, worker, outcome, started, finished: now, tries, output });
                     }

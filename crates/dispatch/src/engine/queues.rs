@@ -5,16 +5,17 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use bytes::Bytes;
 use gpupool_confine::bounds::Excess;
+use gpupool_confine::lock;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::event::{Event, Over, Refused};
 use crate::plan::{Order, Place, Speaks};
 use crate::process::{NotStarted, Process};
-use crate::{Cause, Outcome, Stats, TaskId, WorkerId};
+use crate::{Cause, Stats, TaskId, WorkerId};
 
 /// What comes from the source and is not dealt with yet: never more than the queue holds.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ impl Feed {
 
     /// How many tasks can be put without waiting.
     pub fn room(&self) -> usize {
-        self.room_of(&self.lock())
+        self.room_of(&lock(&self.state))
     }
 
     fn room_of(&self, state: &State) -> usize {
@@ -53,7 +54,7 @@ impl Feed {
     /// Puts a task, and waits for room if there is none and `waits`.
     pub fn put(&self, payload: Bytes, waits: bool) -> Result<TaskId, Refused> {
         self.speaks.check(&payload)?;
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while self.room_of(&state) == 0 {
             if state.is_closed {
                 return Err(Refused::Closed);
@@ -71,18 +72,18 @@ impl Feed {
 
     /// The number of the next task.
     pub fn next(&self) -> TaskId {
-        TaskId(self.lock().next)
+        TaskId(lock(&self.state).next)
     }
 
     /// Nothing more comes.
     pub fn close(&self) {
-        self.lock().is_closed = true;
+        lock(&self.state).is_closed = true;
         self.has_room.notify_all();
     }
 
     /// Takes what the engine has room for; whether that was the last. `ahead` is told of what the engine has, before.
     pub fn take(&self, into: &mut Vec<Bytes>, held: usize, undelivered: usize) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let before = self.room_of(&state);
         let room = self.queue_size.saturating_sub(held + undelivered).min(state.waiting.len());
         into.extend(state.waiting.drain(..room));
@@ -98,22 +99,18 @@ impl Feed {
 
     /// Whether [`Feed::take`] would tell anything new.
     pub fn has_news(&self, held: usize, undelivered: usize, is_open: bool) -> bool {
-        let state = self.lock();
+        let state = lock(&self.state);
         let has_room = held + undelivered < self.queue_size;
         is_open && ((has_room && !state.waiting.is_empty()) || (state.is_closed && state.waiting.is_empty()))
     }
 
     /// Nothing more is wanted; what was put is all that comes.
     pub fn take_all(&self, into: &mut Vec<Bytes>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.is_closed = true;
         into.extend(state.waiting.drain(..));
         drop(state);
         self.has_room.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -159,16 +156,16 @@ impl Post {
     }
 
     pub fn send(&self, message: Message) {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
+        lock(&self.messages).push(message);
         self.wake();
     }
 
     pub fn is_empty(&self) -> bool {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        lock(&self.messages).is_empty()
     }
 
     pub fn take(&self) -> Vec<Message> {
-        std::mem::take(&mut self.messages.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut lock(&self.messages))
     }
 
     /// Wakes whoever drives, if that one sleeps.
@@ -226,14 +223,7 @@ impl Delivery {
     }
 
     pub fn over(&mut self, over: Over) {
-        let tally = &mut self.tally;
-        match &over.outcome {
-            Outcome::Done(_) => tally.completed += 1,
-            Outcome::Failed(_) => tally.failed += 1,
-            Outcome::TimedOut(_) => tally.timeouts += 1,
-            Outcome::WorkerLost(_) => (tally.failed, tally.lost) = (tally.failed + 1, tally.lost + 1),
-            Outcome::Cancelled => tally.cancelled += 1,
-        }
+        self.tally.count(&over.outcome);
         if self.order == Order::Completion {
             self.ready.push_back(Event::Over(over));
             return;

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use crate::command::Spool;
 use crate::limits::LAST_WORDS;
 use crate::plan::Place;
-use crate::process::{Process, Wire, backoff};
+use crate::process::{Process, Wire};
 use crate::protocol::Counters;
-use crate::{Cause, Outcome, TaskId, WorkerState};
+use crate::{Cause, Stats, TaskId, WorkerState};
 
 #[derive(Debug)]
 pub(super) struct Slot {
@@ -38,14 +38,9 @@ pub(super) struct Slot {
     pub last_words: Vec<u8>,
     /// Whether what it writes is not read for now.
     pub is_muted: bool,
-    pub counts: Counts,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub completed: u64,
-    pub failed: u64,
-    pub timeouts: u64,
+    /// What became of its tasks.
+    pub tally: Stats,
+    /// How often its process was replaced.
     pub replaced: u64,
 }
 
@@ -110,7 +105,8 @@ impl Slot {
             is_retiring: false,
             last_words: Vec::new(),
             is_muted: false,
-            counts: Counts::default(),
+            tally: Stats::default(),
+            replaced: 0,
         }
     }
 
@@ -122,25 +118,7 @@ impl Slot {
             Stage::Alive(_, Phase::GivingUp(until) | Phase::Stopping(until)) => Some(*until),
             Stage::Starting | Stage::Dying(_) | Stage::Gone => None,
         };
-        match (phase, self.look_at) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        }
-    }
-
-    /// How long to wait before it is started again.
-    pub fn backoff(&self) -> Duration {
-        backoff(self.deaths)
-    }
-
-    /// A task is over that was its own.
-    pub fn count(&mut self, outcome: &Outcome) {
-        match outcome {
-            Outcome::Done(_) => self.counts.completed += 1,
-            Outcome::TimedOut(_) => self.counts.timeouts += 1,
-            Outcome::Failed(_) | Outcome::WorkerLost(_) => self.counts.failed += 1,
-            Outcome::Cancelled => {}
-        }
+        phase.into_iter().chain(self.look_at).min()
     }
 
     pub fn keep_words(&mut self, words: &[u8]) {

@@ -15,7 +15,7 @@ use crate::ledger::{Seen, Skill};
 use crate::limits::{EXIT_PATIENCE, READ_BYTES, RECALL_AFTER, SETUP_TRIES, UNREAD_EVENTS};
 use crate::plan::{NotAttached, Speaks, WorkerOutput};
 use crate::process::{Heard, NotStarted, Process, backoff, end, ready_of, start, untaken_by_threads_of};
-use crate::protocol::{Frame, Kind, read_into};
+use crate::protocol::{Kind, read_into};
 use crate::{Cause, Loss, Outcome, TaskId, WorkerId};
 
 impl Engine {
@@ -232,7 +232,6 @@ impl Engine {
             Stage::Dying(remains) => remains.phase,
             _ => return Ok(()),
         };
-        let text = |frame: &Frame| -> Arc<str> { String::from_utf8_lossy(&frame.payload).into() };
         match (frame.kind, phase) {
             (Kind::Ready, Phase::SettingUp(_)) => {
                 let ready = ready_of(&frame.payload)?;
@@ -245,7 +244,7 @@ impl Engine {
                     self.is_ready(at, skill, now);
                 }
             }
-            (Kind::SetupFailed, Phase::SettingUp(_)) => slot.setup_failure = Some(text(&frame)),
+            (Kind::SetupFailed, Phase::SettingUp(_)) => slot.setup_failure = Some(frame.text()),
             (Kind::Done, Phase::AtWork(_) | Phase::GivingUp(_)) => {
                 self.answered(at, frame.task, Outcome::Done(frame.payload), now)?
             }
@@ -254,7 +253,7 @@ impl Engine {
             }
             (Kind::Started, Phase::AtWork(_) | Phase::GivingUp(_)) => {}
             (Kind::CleanupFailed, Phase::AtWork(_) | Phase::GivingUp(_) | Phase::Stopping(_)) => {
-                self.delivery.tell(Event::CleanupFailed { worker, why: text(&frame) });
+                self.delivery.tell(Event::CleanupFailed { worker, why: frame.text() });
             }
             (kind, phase) => return Err(format!("it said {kind:?} while {}", phase.doing())),
         }
@@ -475,8 +474,8 @@ impl Engine {
             is_wanted &= slot.has_worked && slot.deaths <= SETUP_TRIES;
             self.delivery.tell(Event::SetupFailed { worker, why: Arc::clone(&why) });
         }
-        slot.counts.replaced += u64::from(is_wanted);
-        slot.stage = if is_wanted { Stage::Waiting(now + slot.backoff()) } else { Stage::Gone };
+        slot.replaced += u64::from(is_wanted);
+        slot.stage = if is_wanted { Stage::Waiting(now + backoff(slot.deaths)) } else { Stage::Gone };
         if !matches!(phase, Phase::SettingUp(_)) || is_withdrawn {
             self.delivery.tell(Event::Gone { worker, cause, last_words, is_last: !is_wanted });
         }

@@ -6,11 +6,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use super::{Mapping, sealed_memory};
 
 /// Bytes of the counters: one page.
 const PAGE: usize = 4_096;
@@ -63,42 +61,27 @@ pub struct Counted {
 /// The page, on one side.
 #[derive(Debug)]
 pub struct Counters {
-    page: NonNull<Page>,
+    /// The page, and the outbox where there is one.
+    mapping: Mapping,
     memory: OwnedFd,
-    /// Bytes that are mapped: the page, and the outbox where there is one.
-    length: usize,
 }
-
-// SAFETY: the page is only ever touched through atomics, and unmapped once, when the only owner of the pointer goes.
-#[allow(unsafe_code, reason = "memory that two processes share")]
-unsafe impl Send for Counters {}
-// SAFETY: as above.
-#[allow(unsafe_code, reason = "memory that two processes share")]
-unsafe impl Sync for Counters {}
 
 impl Counters {
     /// A new page of zeros, which nobody can shorten: whoever reads it is never surprised.
     pub fn new() -> io::Result<Self> {
-        let memory = memfd_create("gpupool-worker", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let memory = |bytes: usize| sealed_memory("gpupool-worker", bytes as u64);
         // A program whose files may not be long (`ulimit -f`) has no outbox.
-        ftruncate(&memory, BYTES as u64).or_else(|_| ftruncate(&memory, PAGE as u64))?;
-        fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Self::of(memory)
+        Self::of(memory(BYTES).or_else(|_| memory(PAGE))?)
     }
 
     /// The page behind a file descriptor.
-    #[allow(unsafe_code, reason = "memory that two processes share")]
     pub fn of(memory: OwnedFd) -> io::Result<Self> {
         let size = usize::try_from(rustix::fs::fstat(&memory)?.st_size).unwrap_or(0);
         let length = if size >= BYTES { BYTES } else { PAGE };
         if size < length {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the memory of the counters is too short"));
         }
-        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a fresh mapping of a file that is long enough; it is nobody else's, and unmapped in drop only.
-        let at = unsafe { mmap(std::ptr::null_mut(), length, protection, flags, &memory, 0)? };
-        let page = NonNull::new(at.cast::<Page>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { page, memory, length })
+        Ok(Self { mapping: Mapping::shared(&memory, 0, length as u64)?, memory })
     }
 
     /// What was counted so far.
@@ -169,34 +152,27 @@ impl Counters {
 
     /// Whether there is an outbox.
     pub(crate) fn has_outbox(&self) -> bool {
-        self.length == BYTES
+        self.mapping.length() == BYTES
     }
 
-    /// Where the outbox begins, if there is one; it is [`OUTBOX_BYTES`] long.
+    /// What is in the outbox, if there is one; nothing where the page says more than fits.
     #[allow(unsafe_code, reason = "memory that two processes share")]
-    fn outbox_at(&self) -> Option<NonNull<u8>> {
-        // SAFETY: within the mapping, which then is longer than the page.
-        self.has_outbox().then(|| unsafe { self.page.cast::<u8>().add(PAGE) })
+    fn outbox(&self) -> Option<&[u8]> {
+        let length = Some(self.unsent()).filter(|unsent| *unsent <= OUTBOX_BYTES && self.has_outbox())?;
+        // SAFETY: within the mapping. The worker looks while it does not write, the dispatcher when the worker is dead.
+        Some(unsafe { std::slice::from_raw_parts(self.mapping.address().as_ptr().add(PAGE), length) })
     }
 
     #[allow(unsafe_code, reason = "memory that two processes share")]
     fn page(&self) -> &Page {
         // SAFETY: mapped as long as self lives, aligned to a page, and any bytes are atomics.
-        unsafe { self.page.as_ref() }
+        unsafe { self.mapping.address().cast().as_ref() }
     }
 }
 
 impl AsFd for Counters {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
-    }
-}
-
-impl Drop for Counters {
-    #[allow(unsafe_code, reason = "memory that two processes share")]
-    fn drop(&mut self) {
-        // SAFETY: mapped in `of`, by this length, and nobody has a reference into it any more.
-        let _ = unsafe { munmap(self.page.as_ptr().cast(), self.length) };
     }
 }
 
@@ -210,23 +186,19 @@ const OUTBOX_BYTES: usize = 128 * 1_024;
 
 impl Counters {
     /// The worker's: adds bytes to its outbox, all or none of them. Whether there was room.
-    #[allow(unsafe_code, reason = "memory that two processes share")]
     pub(crate) fn put(&self, pieces: [&[u8]; 2]) -> bool {
-        let Some(outbox) = self.outbox_at() else { return false };
-        let unsent = &self.page().unsent;
-        let at = usize::try_from(unsent.load(Ordering::Acquire)).unwrap_or(OUTBOX_BYTES);
+        let mut to = self.unsent();
         let length: usize = pieces.iter().map(|piece| piece.len()).sum();
-        if at.saturating_add(length) > OUTBOX_BYTES {
+        if !self.has_outbox() || to.saturating_add(length) > OUTBOX_BYTES {
             return false;
         }
-        let mut to = at;
         for piece in pieces {
-            // SAFETY: within the outbox, as was asked above; only the worker writes there, and one thread of it at a time.
-            unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), outbox.as_ptr().add(to), piece.len()) };
+            // Only the worker writes there, and one thread of it at a time.
+            self.mapping.write(PAGE + to, piece);
             to += piece.len();
         }
         // There before it counts: whoever reads it after our death reads whole frames.
-        unsent.store(to as u64, Ordering::Release);
+        self.page().unsent.store(to as u64, Ordering::Release);
         true
     }
 
@@ -236,16 +208,12 @@ impl Counters {
     }
 
     /// The worker's: sends what is in its outbox, and empties it.
-    #[allow(unsafe_code, reason = "memory that two processes share")]
-    pub(crate) fn send(&self, send: impl FnOnce(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
-        let length = self.page().unsent.load(Ordering::Acquire);
-        let Some(outbox) = self.outbox_at().filter(|_| length > 0) else { return Ok(()) };
-        let count = usize::try_from(length).unwrap_or(OUTBOX_BYTES).min(OUTBOX_BYTES);
-        // SAFETY: within the outbox; nobody writes there while its only writer is here.
-        let sent = send(unsafe { std::slice::from_raw_parts(outbox.as_ptr(), count) });
+    pub(crate) fn send(&self, send: impl FnOnce(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        let Some(outbox) = self.outbox().filter(|outbox| !outbox.is_empty()) else { return Ok(()) };
+        let sent = send(outbox);
         // In this order: in between it says that there is nothing, which is so.
         self.page().unsent.store(0, Ordering::Release);
-        self.said_more(length);
+        self.said_more(outbox.len() as u64);
         sent
     }
 
@@ -257,20 +225,13 @@ impl Counters {
     /// The dispatcher's, of a worker that is dead: what it said and could not send. So many bytes arrived, the last of which may
     /// be the beginning of a frame. Nothing, where these are not what the outbox says: then somebody else wrote to the socket.
     pub(crate) fn unsent_after(&self, arrived: u64, begun: &[u8]) -> Vec<u8> {
-        let outbox = self.copy_of_outbox();
+        // Copied: whoever else has the memory may change it.
+        let outbox = self.outbox().unwrap_or_default().to_vec();
         let said = self.page().said.load(Ordering::Acquire);
         let from = arrived.checked_sub(begun.len() as u64).and_then(|frame| frame.checked_sub(said));
         let from = from.and_then(|from| usize::try_from(from).ok()).filter(|from| is_frame(&outbox, *from));
         let rest = from.and_then(|from| outbox.get(from..)?.strip_prefix(begun));
         rest.map(<[u8]>::to_vec).unwrap_or_default()
-    }
-
-    #[allow(unsafe_code, reason = "memory that two processes share")]
-    fn copy_of_outbox(&self) -> Vec<u8> {
-        let unsent = usize::try_from(self.page().unsent.load(Ordering::Acquire)).unwrap_or(usize::MAX);
-        let Some(outbox) = self.outbox_at().filter(|_| unsent <= OUTBOX_BYTES) else { return Vec::new() };
-        // SAFETY: within the outbox; its writer is dead. Copied: whoever else has the memory may change it.
-        unsafe { std::slice::from_raw_parts(outbox.as_ptr(), unsent) }.to_vec()
     }
 }
 
@@ -286,6 +247,8 @@ fn is_frame(outbox: &[u8], place: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{MemfdFlags, memfd_create};
+
     use super::*;
 
     #[test]

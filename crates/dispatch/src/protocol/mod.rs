@@ -1,10 +1,12 @@
 //! What dispatcher and worker say to each other: frames over a socket, and counters in memory both see.
 
 mod counters;
+mod mapping;
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use rustix::net::{
@@ -13,6 +15,7 @@ use rustix::net::{
 };
 
 pub use counters::{Counted, Counters, Interrupt};
+pub use mapping::{Mapping, sealed_memory};
 
 use crate::TaskId;
 use crate::limits::{FRAME_BYTES, READ_BYTES};
@@ -59,19 +62,9 @@ pub enum Kind {
 
 impl Kind {
     fn of(byte: u8) -> Option<Self> {
-        Some(match byte {
-            1 => Self::Hello,
-            2 => Self::Task,
-            3 => Self::Stop,
-            4 => Self::Recalled,
-            65 => Self::Ready,
-            66 => Self::SetupFailed,
-            67 => Self::Started,
-            68 => Self::Done,
-            69 => Self::Failed,
-            70 => Self::CleanupFailed,
-            _ => return None,
-        })
+        use Kind::{CleanupFailed, Done, Failed, Hello, Ready, Recalled, SetupFailed, Started, Stop, Task};
+        let all = [Task, Done, Failed, Started, Hello, Ready, SetupFailed, Recalled, Stop, CleanupFailed];
+        all.into_iter().find(|kind| *kind as u8 == byte)
     }
 }
 
@@ -95,6 +88,11 @@ impl Frame {
     /// A frame about a task.
     pub fn about(kind: Kind, task: TaskId, payload: impl Into<Bytes>) -> Self {
         Self { kind, task, payload: payload.into() }
+    }
+
+    /// What it says, for people.
+    pub(crate) fn text(&self) -> Arc<str> {
+        String::from_utf8_lossy(&self.payload).into()
     }
 
     /// Adds its header to what is to be sent; the payload follows. `None` where it is too large to be a frame.
@@ -203,13 +201,8 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, [Optio
 #[allow(unsafe_code, reason = "what was read into is told to the buffer")]
 pub(crate) fn read_into(buffer: &mut BytesMut, room: usize, from: impl AsFd) -> io::Result<usize> {
     buffer.reserve(room);
-    let read = loop {
-        match rustix::io::read(&from, buffer.spare_capacity_mut()) {
-            Ok((read, _)) => break read.len(),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    };
+    let mut read = || rustix::io::read(&from, buffer.spare_capacity_mut()).map(|(read, _)| read.len());
+    let read = rustix::io::retry_on_intr(&mut read)?;
     // SAFETY: so many bytes after those there were have just been written, within the capacity.
     unsafe { buffer.set_len(buffer.len() + read) };
     Ok(read)

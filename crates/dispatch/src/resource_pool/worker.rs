@@ -24,7 +24,7 @@ use super::owner::Message;
 use crate::limits::EXIT_PATIENCE;
 use crate::plan::{Place, Plan, Speaks};
 use crate::process::{Heard, Process, Wire, end, ready_of, start};
-use crate::protocol::{Counters, Frame, Kind};
+use crate::protocol::{Counters, Kind};
 use crate::{Cause, Outcome, TaskId};
 
 /// What a worker is to do.
@@ -356,12 +356,12 @@ impl Talk {
                 ready_of(&frame.payload)?;
                 self.is_ready();
             }
-            Kind::SetupFailed if !is_set_up => self.setup_failure = Some(text(&frame)),
+            Kind::SetupFailed if !is_set_up => self.setup_failure = Some(frame.text()),
             Kind::Done if is_set_up => answer(&mut self.running, Some(frame.task), Outcome::Done(frame.payload))?,
             Kind::Failed if is_set_up => answer(&mut self.running, Some(frame.task), Outcome::Failed(frame.payload))?,
             Kind::Started if is_set_up => {}
             Kind::CleanupFailed if is_set_up => {
-                self.tell(News::CleanUpFailed(text(&frame)));
+                self.tell(News::CleanUpFailed(frame.text()));
             }
             kind => return Err(format!("it said {kind:?} out of turn")),
         }
@@ -372,10 +372,6 @@ impl Talk {
 /// The last news of a process; `why` in its own words, if it said any.
 fn gone(cause: Cause, why: Option<Arc<str>>, was_ordered: bool) -> News {
     News::Gone { why: why.unwrap_or_else(|| cause.to_string().into()), cause, was_ordered }
-}
-
-fn text(frame: &Frame) -> Arc<str> {
-    String::from_utf8_lossy(&frame.payload).into()
 }
 
 /// Tells whoever wanted it what came of the work.
