@@ -6,12 +6,13 @@
 
 use std::collections::VecDeque;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gpupool_confine::bounds::Excess;
+use gpupool_confine::lock;
 
 use crate::engine::{Driver, Engine, Feed, Message, Post};
 use crate::event::{DispatchError, Event, Over, Refused, RunError};
@@ -313,18 +314,14 @@ impl Shared {
         if self.shift.caller_enters() {
             self.post.ring();
         }
-        Driving { engine: self.lock(), shift: &self.shift }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Engine> {
         // A panic in the engine is ours, and has been told; what is left is still to be ended.
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+        Driving { engine: lock(&self.engine), shift: &self.shift }
     }
 
     /// Drives whenever the caller is away for longer than a moment.
     fn relieve(&self) {
         self.shift.relieve(|| {
-            let mut engine = self.lock();
+            let mut engine = lock(&self.engine);
             while !self.shift.is_relief_done() && !engine.is_over() {
                 engine.turn(Driver::Relief);
             }

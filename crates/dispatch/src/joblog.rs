@@ -8,9 +8,11 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
+
+use gpupool_confine::lock;
 
 use crate::limits::{JOBLOG_COMMAND_BYTES, JOBLOG_LINE_BYTES, JOBLOG_SEQ, JOBLOG_SYNC_PAUSE, JOBLOG_SYNC_REST};
 
@@ -403,7 +405,7 @@ impl Syncing {
 
     /// Something was written. Tells what went wrong since the last time.
     pub fn wrote(&self) -> io::Result<()> {
-        let mut state = self.shared.lock();
+        let mut state = lock(&self.shared.state);
         if !std::mem::replace(&mut state.is_behind, true) {
             self.shared.changed.notify_one();
         }
@@ -413,11 +415,11 @@ impl Syncing {
     /// Waits until everything is on the disk.
     pub fn finish(mut self) -> io::Result<()> {
         self.end();
-        self.shared.lock().failure.take().map_or(Ok(()), Err)
+        lock(&self.shared.state).failure.take().map_or(Ok(()), Err)
     }
 
     fn end(&mut self) {
-        self.shared.lock().is_ending = true;
+        lock(&self.shared.state).is_ending = true;
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
             // It cannot panic; where it did, nothing is left to wait for.
@@ -433,12 +435,8 @@ impl Drop for Syncing {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn work(&self, file: &File) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             let idle = |state: &mut State| !state.is_behind && !state.is_ending;
             state = self.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
@@ -449,7 +447,7 @@ impl Shared {
             let begun = Instant::now();
             let done = file.sync_data();
             let rest = (begun.elapsed() * JOBLOG_SYNC_REST).max(JOBLOG_SYNC_PAUSE);
-            state = self.lock();
+            state = lock(&self.state);
             if let Err(error) = done {
                 state.failure = Some(error);
             }

@@ -10,7 +10,7 @@ mod output;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{env, io};
@@ -119,14 +119,11 @@ pub fn main_if_asked() {
     if env::args_os().nth(1).is_none_or(|argument| argument != RUNNER_ARGUMENT) {
         return;
     }
-    let code = match serve::<Runner>() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("gpupool: {error}");
-            ExitCode::FAILURE
-        }
-    };
-    std::process::exit(i32::from(code != ExitCode::SUCCESS));
+    let served = serve::<Runner>();
+    if let Err(error) = &served {
+        eprintln!("gpupool: {error}");
+    }
+    std::process::exit(i32::from(served.is_err()));
 }
 
 /// The process group of the command that runs, for the handler of signals; 0 where none does.

@@ -5,8 +5,9 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt as _;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use gpupool_confine::lock;
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, memfd_create, open};
 
 use crate::limits::PUNCH_BYTES;
@@ -71,7 +72,7 @@ impl Spooled {
     }
 
     fn consume(&self, from: u64, to: u64) {
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = lock(&self.read);
         read.beyond.insert(from, to);
         while let Some((from, to)) = read.beyond.first_key_value().map(|(from, to)| (*from, *to))
             && from <= read.all
@@ -99,12 +100,12 @@ pub struct TaskOutput {
 impl TaskOutput {
     /// Copies its standard output.
     pub fn copy_stdout_to(&self, to: &mut impl Write) -> io::Result<u64> {
-        self.out.copy_to(to)
+        self.out.copy_from(self.out.from, to)
     }
 
     /// Copies its standard error.
     pub fn copy_stderr_to(&self, to: &mut impl Write) -> io::Result<u64> {
-        self.err.copy_to(to)
+        self.err.copy_from(self.err.from, to)
     }
 
     /// The last bytes of its standard error, as text.
@@ -131,7 +132,7 @@ struct Region {
 
 impl Region {
     fn new(file: &Arc<Spooled>, written: Option<(u64, u64)>) -> Self {
-        let mut read = file.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = lock(&file.read);
         let from = read.told;
         // Whatever the runner said: no task has what another one had, and no bytes that are not there.
         let end = file.file.metadata().map_or(from, |metadata| metadata.len());
@@ -139,10 +140,6 @@ impl Region {
         read.told = to;
         drop(read);
         Self { file: Arc::clone(file), from, to }
-    }
-
-    fn copy_to(&self, to: &mut impl Write) -> io::Result<u64> {
-        self.copy_from(self.from, to)
     }
 
     fn copy_from(&self, mut from: u64, to: &mut impl Write) -> io::Result<u64> {

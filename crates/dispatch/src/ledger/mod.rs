@@ -509,13 +509,8 @@ impl Pace {
     }
 
     fn most(&self) -> usize {
-        match self.average {
-            None => 1,
-            Some(average) if average > SHORT => 1,
-            Some(average) => {
-                let ahead = AHEAD.as_nanos() / average.as_nanos().max(1);
-                usize::try_from(ahead).unwrap_or(DEPTH).clamp(2, DEPTH)
-            }
-        }
+        let Some(average) = self.average.filter(|average| *average <= SHORT) else { return 1 };
+        let ahead = AHEAD.as_nanos() / average.as_nanos().max(1);
+        usize::try_from(ahead).unwrap_or(DEPTH).clamp(2, DEPTH)
     }
 }

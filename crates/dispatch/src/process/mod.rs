@@ -3,17 +3,18 @@
 
 mod wire;
 
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{io, iter, thread};
 
 use bytes::{Bytes, BytesMut};
 use gpupool_confine::bounds::{Bounds, Excess, Held, Watcher};
 use gpupool_confine::spawn::{Job, JobEnd, JobSpec, Prepared, SpawnError};
-use gpupool_confine::with_signals_blocked;
+use gpupool_confine::{lock, with_signals_blocked};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -154,13 +155,9 @@ fn spec(plan: &Plan, place: &Place) -> JobSpec {
         _ => program,
     };
     let mut spec = JobSpec::new(program).args(arguments);
-    for (name, value) in environment {
-        spec = match value {
-            Some(value) => spec.env(name, value),
-            None => spec.env_remove(name),
-        };
-    }
-    for (name, value) in &place.environment {
+    let of_place = place.environment.iter().map(|(name, value)| (OsStr::new(name), value.as_ref().map(OsStr::new)));
+    let of_program = environment.iter().map(|(name, value)| (name.as_os_str(), value.as_deref()));
+    for (name, value) in of_program.chain(of_place) {
         spec = match value {
             Some(value) => spec.env(name, value),
             None => spec.env_remove(name),
@@ -222,8 +219,7 @@ pub(crate) fn end(
     };
     let reap = Arc::new(Mutex::new(Some(reap)));
     let reap = move || {
-        let reap = reap.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(reap) = reap {
+        if let Some(reap) = lock(&reap).take() {
             reap();
         }
     };

@@ -10,9 +10,10 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Wri
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Instant, SystemTime};
 
+use gpupool_confine::lock;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{AUDIT_ENTRIES, AUDIT_LINE_BYTES, AUDIT_SYNC, AUDIT_UNWRITTEN, DROP_PATIENCE};
@@ -106,13 +107,13 @@ impl AuditTrail {
     pub fn begin(&self, hold: u64, task_id: Arc<str>, worker_id: u32, device: Arc<str>, pid: u32) {
         let pool = Arc::clone(&self.pool);
         let entry = AuditEntry { pool, hold, task_id, worker_id, device, pid, acquired_at_ms: now_ms(), ended: None };
-        let mut books = self.lock();
+        let mut books = lock(&self.books);
         self.write(&books, &entry);
         books.current.insert(hold, entry);
     }
 
     pub fn end(&self, hold: u64, how: HowEnded, why: Option<Arc<str>>) {
-        let mut books = self.lock();
+        let mut books = lock(&self.books);
         let Some(mut entry) = books.current.remove(&hold) else { return };
         entry.ended = Some(Ended { at_ms: now_ms(), how, why });
         self.write(&books, &entry);
@@ -124,7 +125,7 @@ impl AuditTrail {
 
     /// The last holds, in the order they began.
     pub fn entries(&self) -> Vec<AuditEntry> {
-        let books = self.lock();
+        let books = lock(&self.books);
         let mut entries: Vec<AuditEntry> = books.past.iter().chain(books.current.values()).cloned().collect();
         entries.sort_unstable_by_key(|entry| entry.hold);
         entries
@@ -137,7 +138,7 @@ impl AuditTrail {
 
     /// Waits, not for ever, until all is written.
     pub fn close(&self) {
-        let Some(Writer { lines, done }) = self.lock().writer.take() else { return };
+        let Some(Writer { lines, done }) = lock(&self.books).writer.take() else { return };
         drop(lines);
         // Nothing is ever sent: it hangs up, or takes too long.
         let _ = done.recv_timeout(DROP_PATIENCE);
@@ -150,10 +151,6 @@ impl AuditTrail {
         if writer.lines.try_send(line).is_err() {
             let _ = self.failure.set("lines were left out: the disk is too slow".into());
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -212,31 +209,25 @@ fn write_lines(mut file: &File, lines: &Receiver<Vec<u8>>) -> io::Result<()> {
 /// still is. Lines that are none are passed over.
 pub fn read_audit(path: &Path) -> io::Result<Vec<AuditEntry>> {
     let mut reader = BufReader::new(File::open(path)?);
-    let mut holds: VecDeque<AuditEntry> = VecDeque::new();
-    // Where each hold is, counted from the first that ever was.
+    let mut holds: BTreeMap<usize, AuditEntry> = BTreeMap::new();
+    // The place of each hold, counted from the first that ever was.
     let mut places: HashMap<(Arc<str>, u64), usize> = HashMap::new();
-    let mut dropped = 0;
     let mut line = Vec::new();
-    while reader.by_ref().take(AUDIT_LINE_BYTES).read_until(b'\n', &mut line)? > 0 {
-        if let Ok(entry) = serde_json::from_slice::<AuditEntry>(&line) {
-            let key = (Arc::clone(&entry.pool), entry.hold);
-            match places.get(&key).and_then(|place| holds.get_mut(place - dropped)) {
-                Some(known) => *known = entry,
-                None => {
-                    places.insert(key, dropped + holds.len());
-                    holds.push_back(entry);
-                }
-            }
+    for number in 0.. {
+        line.clear();
+        if reader.by_ref().take(AUDIT_LINE_BYTES).read_until(b'\n', &mut line)? == 0 {
+            break;
         }
+        let Ok(entry) = serde_json::from_slice::<AuditEntry>(&line) else { continue };
+        let place = *places.entry((Arc::clone(&entry.pool), entry.hold)).or_insert(number);
+        holds.insert(place, entry);
         if holds.len() > AUDIT_ENTRIES
-            && let Some(oldest) = holds.pop_front()
+            && let Some((_, oldest)) = holds.pop_first()
         {
             places.remove(&(oldest.pool, oldest.hold));
-            dropped += 1;
         }
-        line.clear();
     }
-    Ok(holds.into())
+    Ok(holds.into_values().collect())
 }
 
 /// A name no other pool has: several may be made within one millisecond.

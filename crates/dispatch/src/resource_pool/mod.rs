@@ -19,13 +19,15 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use gpupool_confine::bounds::Watcher;
 use gpupool_confine::cgroup::Cgroups;
+use gpupool_confine::lock;
+use serde::Serialize;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use audit::AuditTrail;
@@ -154,9 +156,8 @@ impl ResourcePool {
     /// Ends it as dropping it does: workers get a moment to clean up, and then are killed. Blocks until no process is left.
     pub fn close(&self) {
         let _ = self.owner.send(Message::ShutDown(CANCEL_GRACE.min(self.clean_up_timeout)));
-        let is_over = self.is_over_too.lock().unwrap_or_else(PoisonError::into_inner);
         // Nothing is ever sent: it hangs up, or takes too long.
-        let _ = is_over.recv_timeout(DROP_PATIENCE);
+        let _ = lock(&self.is_over_too).recv_timeout(DROP_PATIENCE);
     }
 }
 
@@ -329,19 +330,22 @@ async fn how_it_ended(mut ended: watch::Receiver<Option<WorkerError>>) -> Worker
 }
 
 /// How a resource pool stands.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct PoolStatus {
     /// Workers there are, those that are being started or replaced included.
     pub total_workers: usize,
     /// Workers that could be had at once.
+    #[serde(rename = "ready_workers")]
     pub available_workers: usize,
     /// Workers somebody has.
     pub active_tasks: usize,
     /// Those who wait for one.
     pub waiting_tasks: usize,
     /// How long a worker may be held.
+    #[serde(skip)]
     pub worker_timeout: Duration,
     /// Bytes of host memory a worker may use.
+    #[serde(skip)]
     pub worker_memory: Option<u64>,
     /// Who has a worker, in the order they got it.
     pub active_task_ids: Vec<Arc<str>>,

@@ -86,6 +86,12 @@ enum State {
     Ending,
 }
 
+impl State {
+    fn holder(self) -> Option<Ticket> {
+        if let Self::Held { ticket, .. } = self { Some(ticket) } else { None }
+    }
+}
+
 #[derive(Debug)]
 struct Slot {
     state: State,
@@ -154,8 +160,7 @@ impl Roster {
 
     /// A hold is over, by the will of whoever had it. Whether it was not over before.
     pub fn give_back(&mut self, ticket: Ticket, fitness: Fitness, now: Instant, effects: &mut Vec<Effect>) -> bool {
-        let has = |slot: &Slot| matches!(slot.state, State::Held { ticket: holder, .. } if holder == ticket);
-        let Some(at) = self.slots.iter().position(has) else { return false };
+        let Some(at) = self.slots.iter().position(|slot| slot.state.holder() == Some(ticket)) else { return false };
         let slot = &mut self.slots[at];
         slot.deaths = 0;
         slot.state = match fitness {
@@ -201,10 +206,7 @@ impl Roster {
         }
         self.refuse_if_hopeless(effects);
         self.settle(now, effects);
-        match was {
-            State::Held { ticket, .. } => Some(ticket),
-            _ => None,
-        }
+        was.holder()
     }
 
     /// It is later: who waited, worked or idled long enough.
@@ -276,10 +278,7 @@ impl Roster {
 
     /// Who has the worker of a slot.
     pub fn holder(&self, slot: usize) -> Option<Ticket> {
-        match self.slots[slot].state {
-            State::Held { ticket, .. } => Some(ticket),
-            _ => None,
-        }
+        self.slots[slot].state.holder()
     }
 
     /// Why a process last failed.
@@ -418,10 +417,7 @@ impl Roster {
             }
         }
         self.settle(now, effects);
-        match was {
-            State::Held { ticket, .. } => Some(ticket),
-            _ => None,
-        }
+        was.holder()
     }
 
     /// No device will ever come for this slot.
