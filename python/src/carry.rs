@@ -8,9 +8,10 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use gpupool_confine::lock;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
@@ -32,7 +33,7 @@ pub(crate) struct Carrier {
 #[derive(Debug)]
 struct Shared {
     lender: Mutex<Lender>,
-    borrower: Borrower,
+    borrower: Arc<Borrower>,
 }
 
 /// A packed value, and what of it was lent.
@@ -61,55 +62,62 @@ impl Carrier {
         let (stream, buffers) = self.pickle.dump(value)?;
         let stream = stream.as_bytes();
         if buffers.is_empty() && (stream.len() < LARGE || self.shared.is_none()) {
-            return Ok(Packed { payload: plain(stream), lent: Vec::new() });
+            return Ok(Packed { payload: with_kind(PLAIN, stream), lent: Vec::new() });
         }
-        let mut packed = Packing { writer: Writer::new(buffers.len() + 1), lent: Vec::new(), carrier: self };
-        packed.add(stream, true);
+        let mut packing = Packing::new(buffers.len() + 1);
+        packing.add(self, stream, true);
         for buffer in &buffers {
             let view = View::of(&buffer)?;
-            packed.add(view.bytes(), view.is_read_only());
+            packing.add(self, view.bytes(), view.is_read_only());
         }
-        Ok(Packed { payload: packed.writer.finish(), lent: packed.lent })
+        Ok(packing.finish())
     }
 
     /// What says that a value could not be packed, and why, to whoever unpacks it.
     pub fn excuse(why: &str) -> Bytes {
-        excuse(why)
+        with_kind(EXCUSE, why.as_bytes())
     }
 
     /// The value that was packed; an excuse is an error.
     pub fn unpack<'py>(&self, py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-        match Reader::of(payload)? {
-            Reader::Plain(stream) => self.pickle.load(py, PyBytes::new(py, stream).as_any(), None),
-            Reader::Excuse(why) => Err(PyValueError::new_err(why)),
-            Reader::Parts(parts) => {
-                let mut parts = parts.into_iter();
+        match payload.split_first() {
+            Some((&PLAIN, stream)) => self.pickle.load(py, PyBytes::new(py, stream).as_any(), None),
+            Some((&EXCUSE, why)) => Err(PyValueError::new_err(String::from_utf8_lossy(why).into_owned())),
+            Some((&PARTS, rest)) => {
+                let mut parts = self.parts(py, rest)?.into_iter();
                 let stream = parts.next().ok_or_else(broken)?;
-                let stream = self.arrived(py, &stream)?;
-                let buffers = PyList::empty(py);
-                for part in parts {
-                    buffers.append(self.arrived(py, &part)?)?;
-                }
-                self.pickle.load(py, &stream, Some(&buffers))
+                self.pickle.load(py, &stream, Some(&PyList::new(py, parts)?))
             }
+            _ => Err(broken()),
         }
     }
 
-    fn arrived<'py>(&self, py: Python<'py>, part: &Part<'_>) -> PyResult<Bound<'py, PyAny>> {
-        match *part {
-            Part::Inline { bytes, is_read_only: true } => Ok(PyBytes::new(py, bytes).into_any()),
-            Part::Inline { bytes, is_read_only: false } => Ok(PyByteArray::new(py, bytes).into_any()),
-            Part::Lent { slot, length, is_read_only } => {
+    /// The parts of a value, each as a Python value: the pickle, and then its buffers.
+    fn parts<'py>(&self, py: Python<'py>, rest: &[u8]) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let (count, rest) = rest.split_first_chunk().ok_or_else(broken)?;
+        let length = (u32::from_ne_bytes(*count) as usize).checked_mul(ENTRY_BYTES).ok_or_else(broken)?;
+        let (entries, mut inline) = rest.split_at_checked(length).ok_or_else(broken)?;
+        let part = |mut entry: &[u8]| {
+            let (length, flags) = (entry.get_u64_ne(), entry.get_u32_ne());
+            let is_read_only = flags & IS_READ_ONLY != 0;
+            if flags & IS_LENT != 0 {
+                let (number, offset, capacity) = (entry.get_u32_ne(), entry.get_u64_ne(), entry.get_u64_ne());
                 let shared = self.shared.as_ref().ok_or_else(broken)?;
-                buffer_over(py, shared.borrower.take(slot, length)?, length, is_read_only)
+                let taken = shared.borrower.take(Slot { number, offset, capacity }, length)?;
+                return buffer_over(py, taken, length, is_read_only);
             }
-        }
+            let length = usize::try_from(length).unwrap_or(usize::MAX);
+            let (bytes, rest) = inline.split_at_checked(length).ok_or_else(broken)?;
+            inline = rest;
+            Ok(if is_read_only { PyBytes::new(py, bytes).into_any() } else { PyByteArray::new(py, bytes).into_any() })
+        };
+        entries.chunks_exact(ENTRY_BYTES).map(part).collect()
     }
 
     /// What was lent for a task that is over is not taken any more.
     pub fn is_over(&self, lent: &[Lent]) {
         if let Some(shared) = self.shared.as_ref().filter(|_| !lent.is_empty()) {
-            let lender = shared.lender();
+            let lender = lock(&shared.lender);
             lent.iter().for_each(|lent| lender.is_over(*lent));
         }
     }
@@ -117,7 +125,7 @@ impl Carrier {
     /// A process of the other side is gone: what it had of ours comes back.
     pub fn take_back(&self) {
         if let Some(shared) = &self.shared {
-            shared.lender().bury();
+            lock(&shared.lender).bury();
         }
     }
 
@@ -126,32 +134,6 @@ impl Carrier {
         self.take_back();
         if let Some(shared) = &self.shared {
             shared.borrower.bury();
-        }
-    }
-}
-
-impl Shared {
-    fn lender(&self) -> std::sync::MutexGuard<'_, Lender> {
-        self.lender.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-struct Packing<'a> {
-    writer: Writer,
-    lent: Vec<Lent>,
-    carrier: &'a Carrier,
-}
-
-impl Packing<'_> {
-    fn add(&mut self, bytes: &[u8], is_read_only: bool) {
-        let shared = self.carrier.shared.as_ref().filter(|_| bytes.len() >= LARGE);
-        match shared.and_then(|shared| shared.lender().lend(bytes)) {
-            Some(lent) => {
-                self.lent.push(lent);
-                self.writer.lent(lent.slot, bytes.len() as u64, is_read_only);
-            }
-            // Also where there is no room: sent, it arrives all the same.
-            None => self.writer.inline(bytes, is_read_only),
         }
     }
 }
@@ -180,7 +162,7 @@ pub(crate) enum Main {
     /// It is not known at the other end: its classes travel by value.
     ByValue,
     /// It is loaded by this function when something first refers to it.
-    LoadedBy(std::sync::Mutex<Option<Py<PyAny>>>),
+    LoadedBy(Mutex<Option<Py<PyAny>>>),
 }
 
 impl Pickle {
@@ -231,7 +213,7 @@ impl Pickle {
         if let Main::LoadedBy(load) = &self.main
             // A large one is not searched.
             && stream.cast::<PyBytes>().map_or(true, |stream| mentions_main(stream.as_bytes()))
-            && let Some(load) = load.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
+            && let Some(load) = lock(load).take()
         {
             load.call0(py)?;
         }
@@ -272,16 +254,8 @@ const EXCUSE: u8 = 2;
 /// Length, where, whether it is read only, number, where it begins, how long the slot is.
 const ENTRY_BYTES: usize = 32;
 
-const IS_LENT: u8 = 1;
-const IS_READ_ONLY: u8 = 2;
-
-fn plain(stream: &[u8]) -> Bytes {
-    with_kind(PLAIN, stream)
-}
-
-fn excuse(why: &str) -> Bytes {
-    with_kind(EXCUSE, why.as_bytes())
-}
+const IS_LENT: u32 = 1;
+const IS_READ_ONLY: u32 = 2;
 
 fn with_kind(kind: u8, rest: &[u8]) -> Bytes {
     let mut bytes = BytesMut::with_capacity(rest.len() + 1);
@@ -296,87 +270,41 @@ fn broken() -> PyErr {
 }
 
 /// Puts parts together.
-struct Writer {
+struct Packing {
     entries: BytesMut,
     inline: BytesMut,
+    lent: Vec<Lent>,
 }
 
-impl Writer {
-    pub fn new(parts: usize) -> Self {
+impl Packing {
+    fn new(parts: usize) -> Self {
         let mut entries = BytesMut::with_capacity(5 + parts * ENTRY_BYTES);
         entries.put_u8(PARTS);
         entries.put_u32_ne(u32::try_from(parts).unwrap_or(u32::MAX));
-        Self { entries, inline: BytesMut::new() }
+        Self { entries, inline: BytesMut::new(), lent: Vec::new() }
     }
 
-    pub fn inline(&mut self, bytes: &[u8], is_read_only: bool) {
-        let nowhere = Slot { number: 0, offset: 0, capacity: 0 };
-        self.entry(bytes.len() as u64, if is_read_only { IS_READ_ONLY } else { 0 }, nowhere);
-        self.inline.put_slice(bytes);
-    }
-
-    pub fn lent(&mut self, slot: Slot, length: u64, is_read_only: bool) {
-        self.entry(length, IS_LENT | if is_read_only { IS_READ_ONLY } else { 0 }, slot);
-    }
-
-    fn entry(&mut self, length: u64, flags: u8, slot: Slot) {
-        self.entries.put_u64_ne(length);
-        self.entries.put_u32_ne(flags.into());
+    fn add(&mut self, carrier: &Carrier, bytes: &[u8], is_read_only: bool) {
+        let shared = carrier.shared.as_ref().filter(|_| bytes.len() >= LARGE);
+        let lent = shared.and_then(|shared| lock(&shared.lender).lend(bytes));
+        if lent.is_none() {
+            // Also where there is no room: sent, it arrives all the same.
+            self.inline.put_slice(bytes);
+        }
+        let flags = if lent.is_some() { IS_LENT } else { 0 } | if is_read_only { IS_READ_ONLY } else { 0 };
+        let slot = lent.map_or(Slot { number: 0, offset: 0, capacity: 0 }, |lent| lent.slot);
+        self.entries.put_u64_ne(bytes.len() as u64);
+        self.entries.put_u32_ne(flags);
         self.entries.put_u32_ne(slot.number);
         self.entries.put_u64_ne(slot.offset);
         self.entries.put_u64_ne(slot.capacity);
+        self.lent.extend(lent);
     }
 
-    pub fn finish(mut self) -> Bytes {
+    fn finish(mut self) -> Packed {
         self.entries.unsplit(self.inline);
-        self.entries.freeze()
+        Packed { payload: self.entries.freeze(), lent: self.lent }
     }
-}
-
-/// A part of a value.
-#[derive(Debug)]
-enum Part<'a> {
-    Inline { bytes: &'a [u8], is_read_only: bool },
-    Lent { slot: Slot, length: u64, is_read_only: bool },
-}
-
-/// Takes a packed value apart.
-#[derive(Debug)]
-enum Reader<'a> {
-    Plain(&'a [u8]),
-    Parts(Vec<Part<'a>>),
-    Excuse(String),
-}
-
-impl<'a> Reader<'a> {
-    pub fn of(payload: &'a [u8]) -> Result<Self, PyErr> {
-        match payload.split_first() {
-            Some((&PLAIN, stream)) => Ok(Self::Plain(stream)),
-            Some((&EXCUSE, why)) => Ok(Self::Excuse(String::from_utf8_lossy(why).into_owned())),
-            Some((&PARTS, rest)) => parts(rest).map(Self::Parts).ok_or_else(broken),
-            _ => Err(broken()),
-        }
-    }
-}
-
-fn parts(rest: &[u8]) -> Option<Vec<Part<'_>>> {
-    let (count, rest) = rest.split_first_chunk()?;
-    let count = usize::try_from(u32::from_ne_bytes(*count)).ok()?;
-    let (entries, mut inline) = rest.split_at_checked(count.checked_mul(ENTRY_BYTES)?)?;
-    let part = |entry: &[u8]| {
-        let long = |at: usize| Some(u64::from_ne_bytes(entry.get(at..at + 8)?.try_into().ok()?));
-        let short = |at: usize| Some(u32::from_ne_bytes(entry.get(at..at + 4)?.try_into().ok()?));
-        let (length, flags) = (long(0)?, short(8)?);
-        let is_read_only = flags & u32::from(IS_READ_ONLY) != 0;
-        if flags & u32::from(IS_LENT) != 0 {
-            let slot = Slot { number: short(12)?, offset: long(16)?, capacity: long(24)? };
-            return Some(Part::Lent { slot, length, is_read_only });
-        }
-        let (bytes, rest) = inline.split_at_checked(usize::try_from(length).ok()?)?;
-        inline = rest;
-        Some(Part::Inline { bytes, is_read_only })
-    };
-    entries.chunks_exact(ENTRY_BYTES).map(part).collect()
 }
 
 // The bytes of Python's buffers, and Python's buffers over bytes of ours.

@@ -9,13 +9,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use gpupool_confine::lock;
+use gpupool_dispatch::protocol::{Mapping, sealed_memory};
+use rustix::fs::{FallocateFlags, fallocate};
 
 /// Where a slot is, as it is told to the other side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,10 +41,7 @@ const REGIONS: u64 = 1 << 20;
 
 /// A new shared memory.
 pub(crate) fn create() -> io::Result<Arc<OwnedFd>> {
-    let memory = memfd_create("gpupool-values", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&memory, REGION_BYTES * REGIONS)?;
-    fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(Arc::new(memory))
+    sealed_memory("gpupool-values", REGION_BYTES * REGIONS).map(Arc::new)
 }
 
 // Whoever writes large values: cuts its region into slots, and uses those again that were returned.
@@ -73,7 +70,7 @@ pub(crate) struct Lender {
 #[derive(Debug)]
 struct Own {
     slot: Slot,
-    pages: Pages,
+    pages: Mapping,
     /// Which lending it is, the last or the one that goes on.
     serial: u64,
     /// It has memory, and not only an address.
@@ -106,9 +103,9 @@ impl Lender {
             }
             None => self.cut(capacity)?,
         };
-        own.pages.write(bytes);
+        own.pages.write(0, bytes);
         own.is_kept = true;
-        self.control.set(own.slot.number, State::Lent);
+        self.control.set(own.slot.number, LENT);
         self.serial += 1;
         own.serial = self.serial;
         let lent = Lent { slot: own.slot, serial: own.serial };
@@ -119,18 +116,17 @@ impl Lender {
     /// Whoever was to take it does not: what it holds is over.
     pub fn is_over(&self, lent: Lent) {
         let is_same = self.lent.iter().any(|own| own.slot == lent.slot && own.serial == lent.serial);
-        if is_same && self.control.state(lent.slot.number) == State::Lent {
-            self.control.set(lent.slot.number, State::Returned);
+        if is_same && self.control.state(lent.slot.number) == LENT {
+            self.control.set(lent.slot.number, RETURNED);
         }
     }
 
     /// Takes back what processes had that are gone.
     pub fn bury(&mut self) {
         for own in &self.lent {
-            if let State::TakenBy(process) = self.control.state(own.slot.number)
-                && !is_alive(process)
-            {
-                self.control.set(own.slot.number, State::Returned);
+            let state = self.control.state(own.slot.number);
+            if state != LENT && !is_alive(state) {
+                self.control.set(own.slot.number, RETURNED);
             }
         }
         self.take_returned();
@@ -138,9 +134,8 @@ impl Lender {
 
     fn take_returned(&mut self) {
         let control = &self.control;
-        let (returned, lent): (Vec<Own>, Vec<Own>) = std::mem::take(&mut self.lent)
-            .into_iter()
-            .partition(|own| control.state(own.slot.number) == State::Returned);
+        let (returned, lent): (Vec<Own>, Vec<Own>) =
+            std::mem::take(&mut self.lent).into_iter().partition(|own| control.state(own.slot.number) == RETURNED);
         self.lent = lent;
         for mut own in returned {
             let capacity = own.slot.capacity;
@@ -157,7 +152,7 @@ impl Lender {
         if offset + capacity > self.end {
             return None;
         }
-        let pages = Pages::map(&self.control.memory, offset, capacity, false).ok()?;
+        let pages = Mapping::shared(&self.control.memory, offset, capacity).ok()?;
         let slot = Slot { number: self.control.new_slot()?, offset, capacity };
         self.unused += capacity;
         Some(Own { slot, pages, serial: 0, is_kept: false })
@@ -176,74 +171,59 @@ fn capacity_for(bytes: u64) -> Option<u64> {
 // Whoever reads large values where they are, and returns their slots when nothing of them is left.
 
 /// Reads large values. Mappings are kept for the next use of the same slots.
-#[derive(Debug, Clone)]
-pub(crate) struct Borrower {
-    shared: Arc<Shared>,
-}
-
 #[derive(Debug)]
-struct Shared {
+pub(crate) struct Borrower {
     control: Control,
     /// Slots that are taken, by where they begin, with where they end.
     taken: Mutex<BTreeMap<u64, u64>>,
     /// Of slots that are returned, by where they begin.
-    unused: Mutex<HashMap<u64, Pages>>,
+    unused: Mutex<HashMap<u64, Mapping>>,
 }
 
 impl Borrower {
-    pub fn new(control: Control) -> Self {
-        Self { shared: Arc::new(Shared { control, taken: Mutex::default(), unused: Mutex::default() }) }
+    pub fn new(control: Control) -> Arc<Self> {
+        Arc::new(Self { control, taken: Mutex::default(), unused: Mutex::default() })
     }
 
     /// Processes of the other side are gone, and all they sent is taken: what else they wrote is given back.
     pub fn bury(&self) {
-        let control = &self.shared.control;
+        let control = &self.control;
         for region in control.bury() {
-            let taken = self.shared.taken();
+            let taken = lock(&self.taken);
             let mut from = region;
             for (begin, end) in taken.range(region..region + REGION_BYTES) {
                 control.free(from..*begin);
                 from = *end;
             }
             control.free(from..region + REGION_BYTES);
-            self.shared.lock().retain(|offset, _| !(region..region + REGION_BYTES).contains(offset));
+            lock(&self.unused).retain(|offset, _| !(region..region + REGION_BYTES).contains(offset));
         }
     }
 
     /// Takes what was lent: it is there until this is dropped.
-    pub fn take(&self, slot: Slot, length: u64) -> io::Result<Taken> {
-        let control = &self.shared.control;
+    pub fn take(self: &Arc<Self>, slot: Slot, length: u64) -> io::Result<Taken> {
+        let control = &self.control;
         if !control.has(slot.number) || length > slot.capacity || slot.capacity > REGION_BYTES {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "there is no such shared memory"));
         }
-        let known = self.shared.lock().remove(&slot.offset);
+        let known = lock(&self.unused).remove(&slot.offset);
         let pages = match known {
             Some(pages) => pages,
-            None => Pages::map(&control.memory, slot.offset, slot.capacity, true)?,
+            None => Mapping::private(&control.memory, slot.offset, slot.capacity)?,
         };
         let process = std::process::id();
-        self.shared.taken().insert(slot.offset, slot.range().end);
-        control.set(slot.number, State::TakenBy(process));
-        Ok(Taken { shared: Arc::clone(&self.shared), slot, pages: Some(pages), process })
-    }
-}
-
-impl Shared {
-    fn taken(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, u64>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Pages>> {
-        self.unused.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.taken).insert(slot.offset, slot.range().end);
+        control.set(slot.number, process);
+        Ok(Taken { borrower: Arc::clone(self), slot, pages: Some(pages), process })
     }
 }
 
 /// A slot that is ours; returned when this is dropped, but not by a copy in a forked child.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    shared: Arc<Shared>,
+    borrower: Arc<Borrower>,
     slot: Slot,
-    pages: Option<Pages>,
+    pages: Option<Mapping>,
     process: u32,
 }
 
@@ -261,16 +241,16 @@ impl Drop for Taken {
             std::mem::forget(pages);
             return;
         }
-        let Shared { control, .. } = &*self.shared;
-        self.shared.taken().remove(&self.slot.offset);
+        let Borrower { control, taken, unused } = &*self.borrower;
+        lock(taken).remove(&self.slot.offset);
         if control.is_buried(self.slot.offset) {
             drop(pages);
             control.free(self.slot.range());
             return;
         }
         pages.forget_changes();
-        self.shared.lock().insert(self.slot.offset, pages);
-        control.set(self.slot.number, State::Returned);
+        lock(unused).insert(self.slot.offset, pages);
+        control.set(self.slot.number, RETURNED);
     }
 }
 
@@ -282,9 +262,9 @@ const SLOTS: usize = 1 << 18;
 const OWNERS: usize = 1 << 12;
 /// What an owner that died left behind was given back.
 const BURIED: u32 = u32::MAX;
-/// Nobody has it but the one whose region it is in.
+/// State of a slot that only the owner of its region has.
 const RETURNED: u32 = 0;
-/// It is on its way. Not the number of any process: those are smaller.
+/// State of a slot that is on its way. Not the number of any process: those are smaller.
 const LENT: u32 = u32::MAX;
 
 /// The words, in their order.
@@ -294,22 +274,14 @@ struct Words {
     next_slot: AtomicU32,
     /// The processes that write to the regions, from the first on; 0 where there is none yet.
     owners: [AtomicU32; OWNERS],
-    /// Else the number of the process that has it.
+    /// [`RETURNED`], [`LENT`], or the number of the process that has the slot.
     states: [AtomicU32; SLOTS],
-}
-
-/// Who has a slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    Returned,
-    Lent,
-    TakenBy(u32),
 }
 
 /// The control area, on one side.
 #[derive(Debug, Clone)]
 pub(crate) struct Control {
-    pages: Arc<Pages>,
+    pages: Arc<Mapping>,
     pub memory: Arc<OwnedFd>,
 }
 
@@ -318,7 +290,7 @@ impl Control {
         if rustix::fs::fstat(&memory)?.st_size.cast_unsigned() < REGION_BYTES * REGIONS {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared memory is too short"));
         }
-        let pages = Arc::new(Pages::map(&memory, 0, size_of::<Words>() as u64, false)?);
+        let pages = Arc::new(Mapping::shared(&memory, 0, size_of::<Words>() as u64)?);
         Ok(Self { pages, memory })
     }
 
@@ -368,30 +340,17 @@ impl Control {
         ((number as usize) < SLOTS).then_some(number)
     }
 
-    fn state(&self, slot: u32) -> State {
-        match self.state_of(slot).load(Ordering::Acquire) {
-            RETURNED => State::Returned,
-            LENT => State::Lent,
-            process => State::TakenBy(process),
-        }
+    fn state(&self, slot: u32) -> u32 {
+        self.words().states[slot as usize].load(Ordering::Acquire)
     }
 
-    fn set(&self, slot: u32, state: State) {
-        let word = match state {
-            State::Returned => RETURNED,
-            State::Lent => LENT,
-            State::TakenBy(process) => process,
-        };
-        self.state_of(slot).store(word, Ordering::Release);
+    fn set(&self, slot: u32, state: u32) {
+        self.words().states[slot as usize].store(state, Ordering::Release);
     }
 
     /// Whether there is such a slot.
     pub fn has(&self, slot: u32) -> bool {
         (slot as usize) < SLOTS
-    }
-
-    fn state_of(&self, slot: u32) -> &AtomicU32 {
-        &self.words().states[slot as usize]
     }
 
     #[allow(unsafe_code, reason = "memory that two processes share")]
@@ -405,61 +364,4 @@ impl Control {
 fn is_alive(process: u32) -> bool {
     let number = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw);
     number.is_some_and(|number| rustix::process::test_kill_process(number).is_ok())
-}
-
-// A piece of the file, mapped.
-
-/// Mapped bytes; unmapped when dropped.
-#[derive(Debug)]
-struct Pages {
-    at: NonNull<u8>,
-    length: usize,
-}
-
-// SAFETY: an address range is no thread's own; who reads and writes it when is kept by the words of the control area.
-#[allow(unsafe_code, reason = "memory that two processes share")]
-unsafe impl Send for Pages {}
-// SAFETY: as above.
-#[allow(unsafe_code, reason = "memory that two processes share")]
-unsafe impl Sync for Pages {}
-
-impl Pages {
-    /// Maps so much of the file from there. What is written to private pages is seen by nobody else.
-    #[allow(unsafe_code, reason = "memory that two processes share")]
-    pub fn map(memory: impl AsFd, offset: u64, length: u64, is_private: bool) -> io::Result<Self> {
-        let length = usize::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        let flags = if is_private { MapFlags::PRIVATE } else { MapFlags::SHARED };
-        // SAFETY: a fresh mapping, within a file that cannot be shortened.
-        let at =
-            unsafe { mmap(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, flags, memory, offset)? };
-        let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { at, length })
-    }
-
-    pub fn address(&self) -> NonNull<u8> {
-        self.at
-    }
-
-    /// Copies bytes to the beginning.
-    #[allow(unsafe_code, reason = "memory that two processes share")]
-    pub fn write(&self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.length, "a slot is as long as what is put into it");
-        // SAFETY: within the mapping; nobody else looks at a slot that is not lent.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.as_ptr(), bytes.len()) };
-    }
-
-    /// Forgets what was written to private pages: they show the file again.
-    #[allow(unsafe_code, reason = "memory that two processes share")]
-    pub fn forget_changes(&self) {
-        // SAFETY: our own mapping, which nobody has a reference into any more.
-        let _ = unsafe { madvise(self.at.as_ptr().cast(), self.length, Advice::LinuxDontNeed) };
-    }
-}
-
-impl Drop for Pages {
-    #[allow(unsafe_code, reason = "memory that two processes share")]
-    fn drop(&mut self) {
-        // SAFETY: mapped in `map` by this length, and nobody has a reference into it any more.
-        let _ = unsafe { munmap(self.at.as_ptr().cast(), self.length) };
-    }
 }
