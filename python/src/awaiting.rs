@@ -13,13 +13,15 @@ use std::future::Future;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use futures_util::future::{AbortHandle, Aborted, abortable};
 use futures_util::stream::FuturesUnordered;
+use gpupool_confine::lock;
 use pyo3::exceptions::{PyAttributeError, PyNotImplementedError, PyRuntimeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -27,7 +29,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyWeakrefMethods, PyWeakrefReference};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tokio::runtime::Handle;
-use tokio::task::block_in_place;
+use tokio::task::{JoinSet, block_in_place};
 
 use crate::runtime::{self, attached};
 
@@ -46,7 +48,7 @@ pub(crate) fn awaitable<'py, T: Send + 'static>(
         let letter: Letter = Box::new(move |py| tell(told.bind(py), finish(py, outcome)));
         letter
     });
-    let cancel = Cancel { abort, mailbox: mailbox.clone(), process: std::process::id() };
+    let cancel = Cancel { abort, mailbox: mailbox.clone() };
     waited.call_method1(intern!(py, "add_done_callback"), (cancel,))?;
     mailbox.carry(py, Box::pin(coming));
     Ok(waited)
@@ -81,7 +83,6 @@ fn tell(future: &Bound<'_, PyAny>, result: PyResult<Py<PyAny>>) {
 struct Cancel {
     abort: AbortHandle,
     mailbox: Mailbox,
-    process: u32,
 }
 
 #[pymethods]
@@ -89,7 +90,7 @@ impl Cancel {
     fn __call__(&self, future: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = future.py();
         // A forked child has no thread that carries it, and the parent goes on with it.
-        if self.process == std::process::id() {
+        if self.mailbox.is_ours() {
             self.abort.abort();
             if future.call_method0(intern!(py, "cancelled"))?.is_truthy()? {
                 // Not later: the loop may be about to close.
@@ -156,7 +157,7 @@ impl Mailbox {
         let mailboxes = MAILBOXES.get_or_try_init(py, make)?.bind(py);
         let known = mailboxes.call_method1(intern!(py, "get"), (running,))?;
         // That of a forked child's parent is left to the parent.
-        match known.cast::<Self>().ok().filter(|known| known.get().shared.process == std::process::id()) {
+        match known.cast::<Self>().ok().filter(|known| known.get().is_ours()) {
             Some(known) => Ok(known.get().clone()),
             None => {
                 let made = Self::new(running)?;
@@ -182,6 +183,11 @@ impl Mailbox {
         }
     }
 
+    /// Whether this process made it, and is no forked child of that one.
+    fn is_ours(&self) -> bool {
+        self.shared.process == std::process::id()
+    }
+
     /// Has the loop do something, whatever the interpreter does.
     pub fn post(&self, letter: impl FnOnce(Python<'_>) + Send + 'static) {
         self.put(|contents| contents.letters.push(Box::new(letter)));
@@ -202,7 +208,7 @@ impl Mailbox {
     }
 
     fn put(&self, put: impl FnOnce(&mut Contents)) {
-        let mut contents = self.contents();
+        let mut contents = lock(&self.shared.contents);
         put(&mut contents);
         if !std::mem::replace(&mut contents.is_looked_after, true) {
             drop(contents);
@@ -215,7 +221,7 @@ impl Mailbox {
         let calling = &self.shared.calling;
         loop {
             calling.store(BUSY, Ordering::SeqCst);
-            let mut contents = self.contents();
+            let mut contents = lock(&self.shared.contents);
             let (mut letters, carried) = (std::mem::take(&mut contents.letters), contents.carried.take());
             drop(contents);
             if let Some((carried, since)) = carried {
@@ -266,7 +272,7 @@ impl Mailbox {
     async fn look_after(self) {
         loop {
             tokio::time::sleep(LOOK_AFTER).await;
-            let mut contents = self.contents();
+            let mut contents = lock(&self.shared.contents);
             if let Some((mut carried, _)) = contents.carried.take_if(|(_, since)| since.elapsed() >= LOOK_AFTER) {
                 let mailbox = self.clone();
                 self.shared.runtime.spawn(async move {
@@ -282,7 +288,7 @@ impl Mailbox {
             let has_letters = !contents.letters.is_empty();
             drop(contents);
             if has_letters && block_in_place(|| attached(|py| self.is_over(py))).unwrap_or(true) {
-                let letters = std::mem::take(&mut self.contents().letters);
+                let letters = std::mem::take(&mut lock(&self.shared.contents).letters);
                 drop(letters);
             }
         }
@@ -296,10 +302,6 @@ impl Mailbox {
     fn in_loop<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         self.shared.to_loop.bind(py).upgrade()
     }
-
-    fn contents(&self) -> MutexGuard<'_, Contents> {
-        self.shared.contents.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[pymethods]
@@ -307,7 +309,7 @@ impl Mailbox {
     /// Called by the loop when the bell rings.
     fn __call__(&self, py: Python<'_>) {
         // In a forked child, what is there is for its parent.
-        if self.shared.process == std::process::id() {
+        if self.is_ours() {
             // Before anything is looked at: what comes after that rings anew.
             if let Some(bell) = &self.shared.bell {
                 let _ = rustix::io::read(bell, &mut [0; 8]);
@@ -351,33 +353,27 @@ pub(crate) fn blocking<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
 ) -> PyResult<T> {
     let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?);
-    let place = Arc::new(Mutex::new(None));
-    let (rings, puts) = (Arc::clone(&bell), Arc::clone(&place));
-    let task = runtime::handle()?.spawn(async move {
-        let outcome = future.await;
-        *puts.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+    let (tell, told) = sync_channel(1);
+    let rings = Arc::clone(&bell);
+    let carried = async move {
+        // Nobody listens any more where a signal ended the wait.
+        let _ = tell.send(future.await);
         ring(&rings);
-    });
-    let _waiting = StopOnDrop(task.abort_handle());
+    };
+    // Dropped, it drops the future.
+    let mut task = JoinSet::new();
+    task.spawn_on(carried, &runtime::handle()?);
     loop {
         py.detach(|| {
             // A signal ends the poll early, and is looked at below; one that came a moment before it, after a while.
             let _ = poll(&mut [PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN)], Some(&LOOK_AGAIN));
         });
-        if let Some(outcome) = place.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            return Ok(outcome);
+        match told.try_recv() {
+            Ok(outcome) => return Ok(outcome),
+            Err(TryRecvError::Empty) => py.check_signals()?,
+            Err(TryRecvError::Disconnected) => {
+                return Err(PyRuntimeError::new_err("what was waited for ended without a result"));
+            }
         }
-        if task.is_finished() {
-            return Err(PyRuntimeError::new_err("what was waited for ended without a result"));
-        }
-        py.check_signals()?;
-    }
-}
-
-struct StopOnDrop(tokio::task::AbortHandle);
-
-impl Drop for StopOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }

@@ -7,11 +7,12 @@ mod setup;
 
 pub(crate) use setup::{client_settings, local_agent};
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
 
 use gpupool_api::lease::{AttachBody, IfTaken};
 use gpupool_client::{ClientError, Everything, RequestBody, Update};
+use gpupool_confine::lock;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
@@ -19,7 +20,7 @@ use tokio::task::block_in_place;
 
 use crate::awaiting::{awaitable, blocking};
 use crate::runtime::{self, Owned, ProcessCount, attached};
-use crate::values::{request, to_python};
+use crate::values::{self, request, to_python};
 use setup::Settings;
 
 type Answer<T> = Result<T, ClientError>;
@@ -160,7 +161,7 @@ impl Client {
     /// Whether what comes often is told as well: statistics, and what this program did itself.
     fn set_wants_all(&self, wants_all: bool) -> PyResult<()> {
         let everything = wants_all.then(|| self.inner.get().map(gpupool_client::Client::everything)).transpose()?;
-        *self.everything.lock().unwrap_or_else(PoisonError::into_inner) = everything;
+        *lock(&self.everything) = everything;
         Ok(())
     }
 }
@@ -263,7 +264,7 @@ impl Lease {
     }
 
     fn lock(&self) -> PyResult<MutexGuard<'_, Option<gpupool_client::Lease>>> {
-        Ok(self.held.get()?.lock().unwrap_or_else(PoisonError::into_inner))
+        self.held.get().map(lock)
     }
 }
 
@@ -357,10 +358,10 @@ const LOOK_AGAIN: Duration = Duration::from_millis(2);
 /// Stops a client in the background.
 fn stop_soon(client: gpupool_client::Client) {
     let Ok(handle) = runtime::handle() else { return };
-    ENDING.change(1);
+    let ending = ENDING.enter();
     handle.spawn(async move {
         client.stop().await;
-        ENDING.change(-1);
+        drop(ending);
     });
 }
 
@@ -382,19 +383,17 @@ pub(crate) fn wait_for_ending(py: Python<'_>) -> PyResult<()> {
 
 /// The exception for an error.
 fn exception(py: Python<'_>, error: &ClientError) -> PyErr {
-    made(py, error).unwrap_or_else(|failed| failed)
-}
-
-fn made(py: Python<'_>, error: &ClientError) -> PyResult<PyErr> {
-    let class = py.import("gpupool.errors")?.getattr(class_of(error))?;
-    let raised = class.call1((error.to_string(),))?;
-    if let Some(code) = error.code() {
-        raised.setattr("code", code)?;
-    }
-    if let ClientError::WaitedTooLong { worker_id, .. } | ClientError::Stale { worker_id, .. } = error {
-        raised.setattr("worker_id", worker_id)?;
-    }
-    Ok(PyErr::from_value(raised))
+    let raised = values::exception(py, "gpupool.errors", class_of(error), error.to_string());
+    let attributes = || -> PyResult<()> {
+        if let Some(code) = error.code() {
+            raised.value(py).setattr("code", code)?;
+        }
+        if let ClientError::WaitedTooLong { worker_id, .. } | ClientError::Stale { worker_id, .. } = error {
+            raised.value(py).setattr("worker_id", worker_id)?;
+        }
+        Ok(())
+    };
+    attributes().err().unwrap_or(raised)
 }
 
 /// The name of a class, by what a program can do about the error.

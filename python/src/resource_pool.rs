@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::OptionFuture;
 use gpupool_client::RequestBody;
+use gpupool_confine::lock;
 use gpupool_dispatch::Program;
 use gpupool_dispatch::limits::LONGEST_TIME;
 use gpupool_dispatch::resource_pool::{
@@ -17,7 +18,6 @@ use gpupool_dispatch::resource_pool::{
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use serde_json::json;
 use tokio::task::spawn_blocking;
 
 use crate::awaiting::{Mailbox, awaitable, blocking};
@@ -25,7 +25,7 @@ use crate::carry::{Carrier, Main, Packed, Pickle};
 use crate::client::local_agent;
 use crate::memory::Lent;
 use crate::runtime::Owned;
-use crate::values::to_python;
+use crate::values::{exception, to_python};
 use crate::{memory, runtime};
 
 // The pool. Its processes end when it is closed, or when nobody has it any more.
@@ -47,14 +47,16 @@ impl ResourcePool {
         let main = if wish.by_value { Main::ByValue } else { Main::IsKnown };
         let carrier = Carrier::new(Pickle::new(py, main)?.or_by_value(), memory.clone())?;
         let leases_gpus = wish.leases_gpus;
-        let config = ResourceConfig { memory, ..wish.config()? };
-        let gpus = if leases_gpus { Some(leased(py)?) } else { None };
-        let config = ResourceConfig { gpus, ..config };
+        let mut config = ResourceConfig { memory, ..wish.config()? };
+        config.gpus = if leases_gpus { Some(leased(py)?) } else { None };
         // From a thread of ours: the pool's own threads take no signals then, either.
         let started = blocking(py, async move { spawn_blocking(move || Pool::start(config)).await })?;
         let started = started.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         let pool = started.map_err(|error| of_config(&error))?;
-        Ok(Self { pool: Owned::new("resource pool", pool), carrying: Carrying::new(carrier) })
+        Ok(Self {
+            pool: Owned::new("resource pool", pool),
+            carrying: Arc::new(Carrying { carrier, processes: Mutex::default() }),
+        })
     }
 
     /// A future of the running loop that ends with a worker. The place in line is taken at the call.
@@ -83,20 +85,7 @@ impl ResourcePool {
 
     /// How it stands.
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let status = self.pool.get()?.status();
-        to_python(
-            py,
-            &json!({
-                "total_workers": status.total_workers,
-                "ready_workers": status.available_workers,
-                "active_tasks": status.active_tasks,
-                "waiting_tasks": status.waiting_tasks,
-                "active_task_ids": status.active_task_ids,
-                "failure": status.failure,
-                "clean_up_failure": status.clean_up_failure,
-                "audit_failure": status.audit_failure,
-            }),
-        )
+        to_python(py, &self.pool.get()?.status())
     }
 
     /// The last holds, in the order they began.
@@ -156,7 +145,7 @@ impl HeldWorker {
     }
 
     fn with<T>(&self, does: impl FnOnce(&Held) -> T) -> PyResult<T> {
-        let held = self.held.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = lock(self.held.get()?);
         let given_back = || PyRuntimeError::new_err(format!("worker {} was given back", self.id));
         held.as_ref().map(does).ok_or_else(given_back)
     }
@@ -166,7 +155,8 @@ impl HeldWorker {
         &self,
         work: &Bound<'_, PyAny>,
     ) -> PyResult<impl Future<Output = Result<Bytes, WorkerError>> + Send + use<>> {
-        let (payload, lent) = self.carrying.pack(work)?;
+        let Packed { payload, lent } = self.carrying.carrier.pack(work)?;
+        let lent = LentForWork { carrying: Arc::clone(&self.carrying), lent };
         let run = self.with(|held| held.run(payload))?;
         Ok(async move {
             let ran = run.await;
@@ -176,7 +166,7 @@ impl HeldWorker {
     }
 
     fn take(&self) -> Option<Held> {
-        self.held.get().ok()?.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(self.held.get().ok()?).take()
     }
 }
 
@@ -211,7 +201,7 @@ impl HeldWorker {
 
     /// The value of an answer.
     fn unpack<'py>(&self, py: Python<'py>, answer: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-        self.carrying.unpack(py, answer)
+        self.carrying.carrier.unpack(py, answer)
     }
 
     /// Calls back, in the running loop, with the exception, when a limit is passed; not at all when the hold ends else.
@@ -273,23 +263,9 @@ struct LentForWork {
 }
 
 impl Carrying {
-    pub fn new(carrier: Carrier) -> Arc<Self> {
-        Arc::new(Self { carrier, processes: Mutex::default() })
-    }
-
-    /// Work, ready to be sent.
-    pub fn pack(self: &Arc<Self>, work: &Bound<'_, PyAny>) -> PyResult<(Bytes, LentForWork)> {
-        let Packed { payload, lent } = self.carrier.pack(work)?;
-        Ok((payload, LentForWork { carrying: Arc::clone(self), lent }))
-    }
-
-    pub fn unpack<'py>(&self, py: Python<'py>, answer: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-        self.carrier.unpack(py, answer)
-    }
-
     /// A worker was got. Where another process had its number before, that one is gone, and what it had comes back.
     pub fn meet(&self, worker: u32, process: u32) {
-        let before = self.processes.lock().unwrap_or_else(PoisonError::into_inner).insert(worker, process);
+        let before = lock(&self.processes).insert(worker, process);
         if before.is_some_and(|before| before != process) {
             // Not all it left: an answer of it may not have been unpacked yet.
             self.carrier.take_back();
@@ -379,7 +355,7 @@ fn of_config(error: &ResourceError) -> PyErr {
 fn of_acquire(py: Python<'_>, error: &AcquireError) -> PyErr {
     let text = error.to_string();
     match error {
-        AcquireError::Timeout { .. } => named(py, "asyncio", "TimeoutError", text),
+        AcquireError::Timeout { .. } => exception(py, "asyncio", "TimeoutError", text),
         AcquireError::NoWorker(_) => ours(py, "WorkerStartError", text),
         AcquireError::Closed => ours(py, "PoolClosedError", text),
         AcquireError::TooManyWaiting => PyRuntimeError::new_err(text),
@@ -402,10 +378,5 @@ fn of_worker(py: Python<'_>, error: &WorkerError) -> PyErr {
 }
 
 fn ours<'py>(py: Python<'py>, name: &str, about: impl IntoPyObject<'py>) -> PyErr {
-    named(py, "gpupool.resource_pool.errors", name, about)
-}
-
-fn named<'py>(py: Python<'py>, module: &str, name: &str, about: impl IntoPyObject<'py>) -> PyErr {
-    let made = py.import(module).and_then(|module| module.getattr(name)).and_then(|class| class.call1((about,)));
-    made.map_or_else(|error| error, PyErr::from_value)
+    exception(py, "gpupool.resource_pool.errors", name, about)
 }

@@ -82,8 +82,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// Runs something that needs the interpreter; `None` once it is about to end.
 pub(crate) fn attached<T>(run: impl FnOnce(Python<'_>) -> T) -> Option<T> {
-    INSIDE.change(1);
-    let _inside = Inside;
+    let _inside = INSIDE.enter();
     if IS_CLOSED.load(Ordering::SeqCst) {
         return None;
     }
@@ -106,14 +105,6 @@ fn keep_out(py: Python<'_>) {
             std::thread::sleep(LOOK_AGAIN);
         }
     });
-}
-
-struct Inside;
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        INSIDE.change(-1);
-    }
 }
 
 // What belongs to one process: a forked child has a copy of it, which it neither uses nor drops.
@@ -181,12 +172,27 @@ impl ProcessCount {
         counted(self.0.load(Ordering::SeqCst))
     }
 
-    pub fn change(&self, by: i64) {
+    /// Counts one more until what this gives is dropped.
+    pub fn enter(&'static self) -> Entered {
+        self.change(1);
+        Entered(self)
+    }
+
+    fn change(&self, by: i64) {
         let here = u64::from(std::process::id()) << 32;
         // Always changed, so there is nothing to fail.
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |seen| {
             Some(here | counted(seen).saturating_add_signed(by))
         });
+    }
+}
+
+/// One that a [`ProcessCount`] counts.
+pub(crate) struct Entered(&'static ProcessCount);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.0.change(-1);
     }
 }
 

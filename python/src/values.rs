@@ -61,6 +61,12 @@ pub(crate) fn request(wish: &Bound<'_, PyDict>) -> PyResult<RequestBody> {
     serde_json::from_value(Value::Object(fields)).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
+/// An exception of this class, with this about it.
+pub(crate) fn exception<'py>(py: Python<'py>, module: &str, class: &str, about: impl IntoPyObject<'py>) -> PyErr {
+    let made = py.import(module).and_then(|module| module.getattr(class)).and_then(|class| class.call1((about,)));
+    made.map_or_else(|error| error, PyErr::from_value)
+}
+
 fn bad(name: &str, value: &Bound<'_, PyAny>, why: &str) -> PyErr {
     let shown = value.repr().map(|text| text.to_string()).unwrap_or_else(|_| "what was given".into());
     PyTypeError::new_err(format!("{name} is {shown}, which cannot be used: {why}"))

@@ -37,9 +37,6 @@ pub(super) struct Settings {
     prefers_socket: bool,
 }
 
-/// A setter of the builder for a time.
-type SetsTime = fn(ClientBuilder, Duration) -> ClientBuilder;
-
 impl Settings {
     /// The client. Read while the interpreter is held, so that nobody changes the environment meanwhile.
     pub fn client(self, py: Python<'_>) -> PyResult<Client> {
@@ -60,40 +57,23 @@ impl Settings {
         if let Some(name) = self.load_balancing_strategy {
             builder = builder.strategy(name.parse()?);
         }
-        let times: [(_, _, SetsTime); 5] = [
-            ("polling_interval", self.polling_interval, ClientBuilder::polling_interval),
-            ("worker_timeout", self.worker_timeout, ClientBuilder::worker_timeout),
-            (
-                "request_timeout",
-                self.request_timeout.or(self.usual_request_timeout.filter(|_| !is_timeout_set)),
-                ClientBuilder::endpoint_timeout,
-            ),
-            ("health_check_interval", self.health_check_interval, ClientBuilder::health_check_interval),
-            ("stale_age", self.stale_age, ClientBuilder::stale_age),
-        ];
-        for (name, secs, set) in times {
-            if let Some(secs) = secs {
-                builder = set(builder, duration(name, secs)?);
-            }
-        }
-        if let Some(percent) = self.memory_threshold {
-            builder = builder.memory_threshold(percent);
-        }
-        if let Some(percent) = self.utilization_threshold {
-            builder = builder.utilization_threshold(percent);
-        }
-        if let Some(retries) = self.max_retries {
-            builder = builder.max_retries(retries);
-        }
-        if let Some(token) = self.token {
-            builder = builder.token(Secret::new(&token));
-        }
-        if let Some(path) = self.ca_file {
-            builder = builder.ca_file(path);
-        }
-        if let Some(proxy) = self.proxy {
-            builder = builder.proxy(proxy);
-        }
+        let usual_timeout = self.usual_request_timeout.filter(|_| !is_timeout_set);
+        let time = |name, secs: Option<f64>| secs.map(|secs| duration(name, secs)).transpose();
+        let polling = time("polling_interval", self.polling_interval)?;
+        let patience = time("worker_timeout", self.worker_timeout)?;
+        let request_timeout = time("request_timeout", self.request_timeout.or(usual_timeout))?;
+        let health_check = time("health_check_interval", self.health_check_interval)?;
+        builder = set(builder, polling, ClientBuilder::polling_interval);
+        builder = set(builder, patience, ClientBuilder::worker_timeout);
+        builder = set(builder, request_timeout, ClientBuilder::endpoint_timeout);
+        builder = set(builder, health_check, ClientBuilder::health_check_interval);
+        builder = set(builder, time("stale_age", self.stale_age)?, ClientBuilder::stale_age);
+        builder = set(builder, self.memory_threshold, ClientBuilder::memory_threshold);
+        builder = set(builder, self.utilization_threshold, ClientBuilder::utilization_threshold);
+        builder = set(builder, self.max_retries, ClientBuilder::max_retries);
+        builder = set(builder, self.token.map(|token| Secret::new(&token)), ClientBuilder::token);
+        builder = set(builder, self.ca_file, ClientBuilder::ca_file);
+        builder = set(builder, self.proxy, ClientBuilder::proxy);
         builder.build()
     }
 
@@ -115,17 +95,24 @@ impl Settings {
     }
 }
 
-/// Two settings have other names in Python.
-fn by_our_names(error: ClientError) -> ClientError {
-    match error {
-        ClientError::Setting { what: "endpoint_timeout", value, allowed } => {
-            ClientError::Setting { what: "request_timeout", value, allowed }
-        }
-        ClientError::Setting { what: "endpoints", value, allowed } => {
-            ClientError::Setting { what: "service_endpoints", value, allowed }
-        }
-        other => other,
+/// Sets what the program said.
+fn set<T>(builder: ClientBuilder, value: Option<T>, setter: fn(ClientBuilder, T) -> ClientBuilder) -> ClientBuilder {
+    match value {
+        Some(value) => setter(builder, value),
+        None => builder,
     }
+}
+
+/// Two settings have other names in Python.
+fn by_our_names(mut error: ClientError) -> ClientError {
+    if let ClientError::Setting { what, .. } = &mut error {
+        *what = match *what {
+            "endpoint_timeout" => "request_timeout",
+            "endpoints" => "service_endpoints",
+            other => other,
+        };
+    }
+    error
 }
 
 fn duration(what: &'static str, secs: f64) -> Result<Duration, ClientError> {
@@ -171,8 +158,8 @@ pub(crate) fn client_settings(py: Python<'_>, is_lenient: bool) -> PyResult<Boun
 /// is started on this machine.
 pub(crate) async fn local_agent(starts: &'static str) -> Result<LocalAgent, String> {
     let told = |error: &dyn std::fmt::Display| error.to_string();
-    let inputs = Inputs::here(Flags::default(), None, Reader::Client).map_err(|error| told(&error))?;
-    let loaded = gpupool_config::load(&inputs).map_err(|error| told(&error))?;
+    let inputs = Inputs::here(Flags::default(), None, Reader::Client);
+    let loaded = inputs.and_then(|inputs| load(&inputs)).map_err(|error| told(&error))?;
     let servers = loaded.servers();
     let urls = if servers.origin == Origin::Default { &[][..] } else { &servers.urls[..] };
     let named: Result<Vec<Endpoint>, _> = urls.iter().map(|url| Endpoint::choose(None, Some(url), None)).collect();

@@ -3,17 +3,18 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
+use gpupool_confine::lock;
 use gpupool_dispatch::joblog::{Again, Entry, Finished, JobLog, JobLogError};
 use gpupool_dispatch::{Cause, Event, Outcome, Over, TaskId};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use pyo3::{IntoPyObjectExt, intern};
 
+use super::Run;
 use super::gpus::News;
-use super::{Shared, bytes_of};
 use crate::worker::told;
 
 /// Tells times as Python has them: seconds since 1970.
@@ -35,21 +36,17 @@ impl Clock {
     }
 }
 
-/// Makes tuples of events.
-pub(super) struct Telling<'a> {
-    pub shared: &'a Shared,
-    pub clock: &'a Clock,
+impl News {
+    pub fn tell(self, py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+        let none = py.None();
+        let value = (self.gpu_id, self.text).into_pyobject(py)?;
+        (self.kind, &none, self.worker, value, &none, &none).into_pyobject(py)
+    }
 }
 
-impl Telling<'_> {
-    /// What became of the run's GPUs.
-    pub fn news<'py>(&self, py: Python<'py>, news: News) -> PyResult<Bound<'py, PyTuple>> {
-        let none = py.None();
-        let value = (news.gpu_id, news.text).into_pyobject(py)?;
-        (news.kind, &none, news.worker, value, &none, &none).into_pyobject(py)
-    }
-
-    pub fn tell<'py>(&self, py: Python<'py>, event: Event) -> PyResult<Bound<'py, PyTuple>> {
+impl Run {
+    /// The tuple of an event.
+    pub(super) fn tell<'py>(&self, py: Python<'py>, event: Event) -> PyResult<Bound<'py, PyTuple>> {
         let none = py.None();
         match event {
             Event::Over(over) => self.over(py, over),
@@ -62,11 +59,11 @@ impl Telling<'_> {
                 let value = (kind, value).into_pyobject(py)?;
                 (intern!(py, "retried"), self.place(task), worker.0, value, &none, &none).into_pyobject(py)
             }
-            Event::Ready { worker } => self.of_worker(py, "ready", worker.0, ""),
-            Event::SetupFailed { worker, why } => self.of_worker(py, "setup_failed", worker.0, &why),
-            Event::CleanupFailed { worker, why } => self.of_worker(py, "cleanup_failed", worker.0, &why),
+            Event::Ready { worker } => of_worker(py, "ready", worker.0, ""),
+            Event::SetupFailed { worker, why } => of_worker(py, "setup_failed", worker.0, &why),
+            Event::CleanupFailed { worker, why } => of_worker(py, "cleanup_failed", worker.0, &why),
             Event::Gone { worker, cause, last_words, is_last } => {
-                self.shared.carrier.bury();
+                self.carrier.bury();
                 let value = (cause.to_string(), last_words.to_string(), is_last).into_pyobject(py)?;
                 (intern!(py, "gone"), &none, worker.0, value, &none, &none).into_pyobject(py)
             }
@@ -78,23 +75,14 @@ impl Telling<'_> {
 
     /// A task's place in the source: its number, unless an earlier run did some.
     fn place(&self, task: TaskId) -> u64 {
-        self.shared.log.as_ref().and_then(|log| log.place(task)).unwrap_or(task.0)
-    }
-
-    fn of_worker<'py>(&self, py: Python<'py>, kind: &str, worker: u32, why: &str) -> PyResult<Bound<'py, PyTuple>> {
-        let none = py.None();
-        (kind, &none, worker, why, &none, &none).into_pyobject(py)
+        self.log.as_ref().and_then(|log| log.place(task)).unwrap_or(task.0)
     }
 
     fn over<'py>(&self, py: Python<'py>, over: Over) -> PyResult<Bound<'py, PyTuple>> {
         let (kind, value) = self.outcome(py, &over.outcome)?;
-        let lent = self.shared.tasks().remove(&over.task).unwrap_or_default();
-        if !lent.is_empty() {
-            self.shared.carrier.is_over(&lent);
-            self.shared.budget.give_back(bytes_of(&lent));
-        }
+        self.carrier.is_over(&self.loans.remove(over.task));
         let place = self.place(over.task);
-        if let Some(log) = &self.shared.log {
+        if let Some(log) = &self.log {
             log.over(&over);
         }
         let started = over.started.map(|started| self.clock.time(started));
@@ -109,7 +97,7 @@ impl Telling<'_> {
         outcome: &Outcome,
     ) -> PyResult<(&Bound<'py, pyo3::types::PyString>, Bound<'py, PyAny>)> {
         Ok(match outcome {
-            Outcome::Done(payload) => match self.shared.carrier.unpack(py, payload) {
+            Outcome::Done(payload) => match self.carrier.unpack(py, payload) {
                 Ok(value) => (intern!(py, "done"), value),
                 Err(error) => (intern!(py, "failed"), told(py, &error).into_bound_py_any(py)?),
             },
@@ -121,6 +109,11 @@ impl Telling<'_> {
     }
 }
 
+fn of_worker<'py>(py: Python<'py>, kind: &str, worker: u32, why: &str) -> PyResult<Bound<'py, PyTuple>> {
+    let none = py.None();
+    (kind, &none, worker, why, &none, &none).into_pyobject(py)
+}
+
 // The job log of a run: which tasks an earlier run did, and what becomes of those of this one.
 //
 // A task is logged when its callback has come back, so that none is taken for done whose result nobody got.
@@ -130,7 +123,7 @@ impl Telling<'_> {
 pub(super) struct Log {
     /// What stands for the command.
     name: String,
-    finished: Mutex<Option<Finished>>,
+    finished: Mutex<Finished>,
     books: Mutex<Books>,
 }
 
@@ -139,18 +132,8 @@ struct Books {
     file: Option<JobLog>,
     /// Tasks' places in the source, by their numbers in this run.
     places: HashMap<TaskId, u64>,
-    /// Over, and not logged yet.
-    told: Vec<Ended>,
-}
-
-#[derive(Debug)]
-struct Ended {
-    place: u64,
-    started: SystemTime,
-    took: Duration,
-    received: u64,
-    exit_code: i32,
-    signal: i32,
+    /// Over, and not logged yet. The command is added then.
+    told: Vec<Entry<'static>>,
 }
 
 impl Log {
@@ -158,28 +141,27 @@ impl Log {
     pub fn open(path: &Path, name: String) -> Result<Self, JobLogError> {
         let (file, finished) = JobLog::resume(path, Again::Failed)?;
         let books = Books { file: Some(file), places: HashMap::new(), told: Vec::new() };
-        Ok(Self { name, finished: Mutex::new(Some(finished)), books: Mutex::new(books) })
+        Ok(Self { name, finished: Mutex::new(finished), books: Mutex::new(books) })
     }
 
     /// Whether an earlier run did the task at this place of the source.
     pub fn has(&self, place: u64) -> Result<bool, JobLogError> {
-        let mut finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
-        finished.as_mut().map_or(Ok(false), |finished| finished.has(place + 1, self.name.as_bytes()))
+        lock(&self.finished).has(place + 1, self.name.as_bytes())
     }
 
     /// The task of this number is at that place of the source.
     pub fn put(&self, task: TaskId, place: u64) {
-        self.lock().places.insert(task, place);
+        lock(&self.books).places.insert(task, place);
     }
 
     /// The place of a task.
     pub fn place(&self, task: TaskId) -> Option<u64> {
-        self.lock().places.get(&task).copied()
+        lock(&self.books).places.get(&task).copied()
     }
 
     /// A task is over. It is logged by [`Log::write`].
     pub fn over(&self, over: &Over) {
-        let mut books = self.lock();
+        let mut books = lock(&self.books);
         let Some(place) = books.places.remove(&over.task) else { return };
         let took = over.started.map_or(Duration::ZERO, |started| over.finished.saturating_duration_since(started));
         let started = SystemTime::now().checked_sub(took + over.finished.elapsed()).unwrap_or(SystemTime::UNIX_EPOCH);
@@ -190,41 +172,30 @@ impl Log {
             Outcome::WorkerLost(loss) => (0, -1, if let Cause::Signalled(signal) = loss.cause { signal } else { 0 }),
             Outcome::Cancelled => return,
         };
-        books.told.push(Ended { place, started, took, received, exit_code, signal });
+        let (seq, command) = (place + 1, b"");
+        books.told.push(Entry { seq, started, took, received, exit_code, signal, command });
     }
 
     /// The callbacks of all that is over have come back.
     pub fn write(&self) -> Result<(), JobLogError> {
-        let mut books = self.lock();
+        let mut books = lock(&self.books);
         let Books { file, told, .. } = &mut *books;
         let Some(file) = file else { return Ok(()) };
         for ended in told.drain(..) {
-            file.append(&Entry {
-                seq: ended.place + 1,
-                started: ended.started,
-                took: ended.took,
-                received: ended.received,
-                exit_code: ended.exit_code,
-                signal: ended.signal,
-                command: self.name.as_bytes(),
-            })?;
+            file.append(&Entry { command: self.name.as_bytes(), ..ended })?;
         }
         Ok(())
     }
 
     /// What was not written is not: its callbacks did not come back.
     pub fn forget(&self) {
-        self.lock().told.clear();
+        lock(&self.books).told.clear();
     }
 
     /// All is over: waits until it is on the disk.
     pub fn finish(&self) -> Result<(), JobLogError> {
         self.write()?;
-        let file = self.lock().file.take();
+        let file = lock(&self.books).file.take();
         file.map_or(Ok(()), JobLog::finish)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,13 +2,13 @@
 //!
 //! The thread that does so ends when the GPUs are given back, which is when this is dropped: after the workers.
 
-use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
 use gpupool_client::RequestBody;
 use gpupool_client::local::LocalAgent;
+use gpupool_confine::lock;
 use gpupool_dispatch::gpus::{GpuKeeper, GpuNews, GpuWish};
 use gpupool_dispatch::{Remote, WorkerId};
 use pyo3::exceptions::PyRuntimeError;
@@ -29,21 +29,17 @@ pub(super) struct News {
 /// News nobody took yet, and why there will be no GPU at all.
 #[derive(Debug, Default)]
 pub(super) struct Board {
-    news: Mutex<VecDeque<News>>,
+    news: Mutex<Vec<News>>,
     failure: Mutex<Option<String>>,
 }
 
 impl Board {
-    fn put(&self, news: News) {
-        self.news.lock().unwrap_or_else(PoisonError::into_inner).push_back(news);
-    }
-
-    pub fn take(&self) -> VecDeque<News> {
-        std::mem::take(&mut *self.news.lock().unwrap_or_else(PoisonError::into_inner))
+    pub fn take(&self) -> Vec<News> {
+        std::mem::take(&mut *lock(&self.news))
     }
 
     pub fn failure(&self) -> Option<String> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.failure).clone()
     }
 }
 
@@ -133,15 +129,15 @@ impl Workers {
     fn refused(&mut self, why: String) {
         self.waiting -= 1;
         if self.waiting == 0 {
-            let failure = format!("no GPU was granted: {why}");
-            *self.board.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+            *lock(&self.board.failure) = Some(format!("no GPU was granted: {why}"));
             self.remote.cancel();
         }
         self.tell("gpu_note", None, None, format!("a GPU was not granted: {why}"));
     }
 
     fn tell(&self, kind: &'static str, worker: Option<WorkerId>, gpu_id: Option<u32>, text: String) {
-        self.board.put(News { kind, worker: worker.map(|worker| worker.0), gpu_id, text });
+        let worker = worker.map(|worker| worker.0);
+        lock(&self.board.news).push(News { kind, worker, gpu_id, text });
     }
 
     fn ids(&self, place: usize) -> impl Iterator<Item = WorkerId> + use<> {

@@ -9,10 +9,10 @@ mod gpus;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use gpupool_confine::bounds::Bounds;
+use gpupool_confine::lock;
 use gpupool_dispatch::joblog::JobLogError;
 use gpupool_dispatch::{
     DispatchError, Dispatcher, Place, Plan, Program, Refused, Remote, Rules, TaskId, WorkerId, WorkerOutput,
@@ -25,7 +25,7 @@ use crate::carry::{Carrier, Main, Packed, Pickle};
 use crate::memory::{self, Lent};
 use crate::values::to_python;
 use crate::worker::told;
-use events::{Clock, Log, Telling};
+use events::{Clock, Log};
 use gpus::{Board, Gpus};
 
 /// How long a run may last whose end is waited for without its events being wanted.
@@ -34,23 +34,19 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// A run. What is not over when it goes is cancelled, and no process is left.
 #[pyclass(frozen, name = "Run")]
 pub(crate) struct Run {
-    dispatcher: Mutex<Option<Dispatcher>>,
-    /// Given back after the workers are gone.
-    gpus: Mutex<Option<Gpus>>,
+    /// Until it is finished. The GPUs are given back after the workers are gone.
+    running: Mutex<Option<(Dispatcher, Option<Gpus>)>>,
     remote: Remote,
-    shared: Arc<Shared>,
-    clock: Clock,
-    process: u32,
-}
-
-/// What the thread that feeds and the one that takes events both know.
-struct Shared {
     carrier: Carrier,
-    tasks: Mutex<HashMap<TaskId, Vec<Lent>>>,
-    budget: Budget,
-    feeding: Feeding,
+    loans: Loans,
+    /// How many of the source were read, those that were done in an earlier run included.
+    read: AtomicU64,
+    /// How many tasks were put.
+    put: AtomicU64,
     log: Option<Log>,
     board: Arc<Board>,
+    clock: Clock,
+    process: u32,
 }
 
 #[pymethods]
@@ -66,20 +62,17 @@ impl Run {
         let log = wish.log()?;
         let dispatcher = py.detach(|| Dispatcher::start(plan)).map_err(of_plan)?;
         let (remote, board) = (dispatcher.remote(), Arc::new(Board::default()));
-        let gpus = wish.gpus.map(|wanted| wanted.start(py, remote.clone(), Arc::clone(&board))).transpose()?;
-        let shared = Shared {
-            carrier,
-            tasks: Mutex::default(),
-            budget: Budget::default(),
-            feeding: Feeding::default(),
-            log,
-            board,
-        };
+        let start = |(count, each)| Gpus::start(py, count, each, remote.clone(), Arc::clone(&board));
+        let gpus = wish.gpus.map(start).transpose()?;
         Ok(Self {
             remote,
-            dispatcher: Mutex::new(Some(dispatcher)),
-            gpus: Mutex::new(gpus),
-            shared: Arc::new(shared),
+            running: Mutex::new(Some((dispatcher, gpus))),
+            carrier,
+            loans: Loans::default(),
+            read: AtomicU64::new(0),
+            put: AtomicU64::new(0),
+            log,
+            board,
             clock: Clock::now(),
             process: std::process::id(),
         })
@@ -89,7 +82,33 @@ impl Run {
     ///
     /// The source is read in Python: a thread that the interpreter ends while it does must have nothing of ours below it.
     fn put(&self, item: &Bound<'_, PyAny>) -> PyResult<bool> {
-        self.shared.feeding.put(&self.remote, &self.shared, item)
+        let py = item.py();
+        let place = self.read.fetch_add(1, Ordering::Relaxed);
+        if let Some(log) = &self.log
+            && log.has(place).map_err(of_log)?
+        {
+            return Ok(true);
+        }
+        let Packed { payload, lent } = self.packed(item);
+        // No other thread puts tasks, so this is the number the next one gets.
+        let task = TaskId(self.put.fetch_add(1, Ordering::Relaxed));
+        if let Some(log) = &self.log {
+            log.put(task, place);
+        }
+        if !lent.is_empty() {
+            // Told of before it is put: it may be over before this thread goes on.
+            py.detach(|| self.loans.add(task, lent));
+        }
+        let outcome = match self.remote.try_push(payload.clone()) {
+            Err(Refused::Full) => py.detach(|| self.remote.push(payload)),
+            outcome => outcome,
+        };
+        match outcome {
+            Ok(same) => debug_assert_eq!(same, task),
+            Err(Refused::Closed) => return Ok(false),
+            Err(refused) => return Err(PyValueError::new_err(format!("task {place}: {refused}"))),
+        }
+        Ok(true)
     }
 
     /// No more tasks come.
@@ -100,24 +119,24 @@ impl Run {
     /// Ends everything now.
     fn cancel(&self) {
         self.remote.cancel();
-        self.shared.budget.is_over();
+        self.loans.end();
     }
 
     /// Gives up what is not done; the workers clean up and end.
     fn stop(&self) {
         self.remote.stop();
-        self.shared.budget.is_over();
+        self.loans.end();
     }
 
     /// What happened, waiting for it: a list of tuples, empty after a while or a signal; `None` when all is over.
     fn events<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyList>>> {
         self.check_process()?;
-        if let Some(log) = &self.shared.log {
+        if let Some(log) = &self.log {
             log.write().map_err(of_log)?;
         }
         let waited = py.detach(|| {
-            let mut dispatcher = self.lock();
-            let dispatcher = dispatcher.as_mut()?;
+            let mut running = lock(&self.running);
+            let (dispatcher, _) = running.as_mut()?;
             let Some(first) = dispatcher.next_event_within(LOOK_AGAIN) else {
                 return (!dispatcher.is_over()).then(Vec::new);
             };
@@ -129,20 +148,19 @@ impl Run {
         });
         py.check_signals()?;
         let Some(events) = waited else { return Ok(None) };
-        let telling = Telling { shared: &self.shared, clock: &self.clock };
         let told = PyList::empty(py);
-        for news in self.shared.board.take() {
-            told.append(telling.news(py, news)?)?;
+        for news in self.board.take() {
+            told.append(news.tell(py)?)?;
         }
         for event in events {
-            told.append(telling.tell(py, event)?)?;
+            told.append(self.tell(py, event)?)?;
         }
         Ok(Some(told))
     }
 
     /// A callback did not come back: what it was told of is not logged.
     fn forget(&self) {
-        if let Some(log) = &self.shared.log {
+        if let Some(log) = &self.log {
             log.forget();
         }
     }
@@ -161,15 +179,17 @@ impl Run {
     /// All is over: `None`, or why the run could not go on, as (kind, text).
     fn finish(&self, py: Python<'_>) -> PyResult<Option<(&'static str, String)>> {
         self.check_process()?;
-        let Some(dispatcher) = self.lock().take() else { return Ok(None) };
-        let finished = py.detach(|| dispatcher.finish());
-        let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(gpus));
-        if let Some(log) = &self.shared.log {
+        let Some((dispatcher, gpus)) = lock(&self.running).take() else { return Ok(None) };
+        let finished = py.detach(|| {
+            let finished = dispatcher.finish();
+            drop(gpus);
+            finished
+        });
+        if let Some(log) = &self.log {
             py.detach(|| log.finish()).map_err(of_log)?;
         }
         Ok(match finished {
-            Ok(_) => self.shared.board.failure().map(|why| ("gpus", why)),
+            Ok(_) => self.board.failure().map(|why| ("gpus", why)),
             Err(error @ DispatchError::AllFailedSetup { .. }) => Some(("setup", error.to_string())),
             Err(error) => Some(("other", error.to_string())),
         })
@@ -177,8 +197,12 @@ impl Run {
 }
 
 impl Run {
-    fn lock(&self) -> MutexGuard<'_, Option<Dispatcher>> {
-        self.dispatcher.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A value that cannot be packed is a task that fails: its worker says why.
+    fn packed(&self, item: &Bound<'_, PyAny>) -> Packed {
+        self.carrier.pack(item).unwrap_or_else(|error| Packed {
+            payload: Carrier::excuse(&format!("the task cannot be pickled:\n{}", told(item.py(), &error))),
+            lent: Vec::new(),
+        })
     }
 
     fn check_process(&self) -> PyResult<()> {
@@ -191,27 +215,15 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let dispatcher = self.dispatcher.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let gpus = self.gpus.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if self.process != std::process::id() {
             // A forked child has none of its threads, and its workers are the parent's.
-            std::mem::forget((dispatcher, gpus));
+            std::mem::forget(running);
             return;
         }
-        self.shared.budget.is_over();
+        self.loans.end();
         // It waits for processes to end, and needs nothing of Python for that.
-        Python::try_attach(|py| {
-            py.detach(|| {
-                drop(dispatcher);
-                drop(gpus);
-            });
-        });
-    }
-}
-
-impl Shared {
-    fn tasks(&self) -> MutexGuard<'_, HashMap<TaskId, Vec<Lent>>> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+        Python::try_attach(|py| py.detach(|| drop(running)));
     }
 }
 
@@ -240,7 +252,8 @@ struct Wish {
     helper: PathBuf,
     pub by_value: bool,
     pub shares_memory: bool,
-    places: Vec<WishedPlace>,
+    /// Workers: the number of each, its GPUs, and what is set in its environment.
+    places: Vec<(u32, Vec<u32>, HashMap<String, String>)>,
     queue_size: usize,
     task_timeout: Option<f64>,
     grace: f64,
@@ -250,22 +263,9 @@ struct Wish {
     joblog: Option<PathBuf>,
     /// What stands for the command in the job log.
     name: String,
-    pub gpus: Option<WishedGpus>,
+    /// GPUs of the pool: how many, and how many workers each has.
+    pub gpus: Option<(Option<usize>, u32)>,
 }
-
-/// GPUs of the pool: how many, and how many workers each has.
-#[derive(FromPyObject)]
-struct WishedGpus(Option<usize>, u32);
-
-impl WishedGpus {
-    pub fn start(self, py: Python<'_>, remote: Remote, board: Arc<Board>) -> PyResult<Gpus> {
-        Gpus::start(py, self.0, self.1, remote, board)
-    }
-}
-
-/// A worker: its number, its GPUs, and what is set in its environment.
-#[derive(FromPyObject)]
-struct WishedPlace(u32, Vec<u32>, HashMap<String, String>);
 
 impl Wish {
     pub fn log(&self) -> PyResult<Option<Log>> {
@@ -293,7 +293,7 @@ impl Wish {
             retries: self.retries,
             ..Rules::default()
         };
-        let places = self.places.iter().map(|WishedPlace(id, gpu_ids, environment)| Place {
+        let places = self.places.iter().map(|(id, gpu_ids, environment)| Place {
             gpu_ids: gpu_ids.clone(),
             environment: environment.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect(),
             ..Place::new(WorkerId(*id))
@@ -301,7 +301,6 @@ impl Wish {
         Ok(Plan {
             places: places.collect(),
             rules,
-            bounds: Bounds::default(),
             settings: settings.map_err(|error| PyValueError::new_err(format!("settings: {error}")))?,
             output,
             tell_started: self.tell_started,
@@ -316,99 +315,54 @@ fn seconds(what: &str, seconds: f64) -> PyResult<Duration> {
     time.ok_or_else(|| PyValueError::new_err(format!("{what} must be a positive number of seconds, got {seconds}")))
 }
 
-// From the source to the queue: a task is packed when there is room for it, and never more than the queue holds.
+// Shared memory of tasks that are not over.
 
 /// Bytes of shared memory for tasks that are not over. One that is larger goes alone.
 const LENT_BYTES: u64 = 256 << 20;
 
-/// How much is lent for tasks that are not over.
+/// What is lent for tasks that are not over.
 #[derive(Debug, Default)]
-struct Budget {
-    lent: Mutex<Ledger>,
+struct Loans {
+    books: Mutex<LoanBooks>,
     has_room: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Ledger {
+struct LoanBooks {
+    tasks: HashMap<TaskId, Vec<Lent>>,
     bytes: u64,
     is_over: bool,
 }
 
-impl Budget {
-    /// Waits until so much may be lent.
-    fn take(&self, bytes: u64) {
-        let mut lent = self.lock();
-        while lent.bytes > 0 && lent.bytes + bytes > LENT_BYTES && !lent.is_over {
-            lent = self.has_room.wait(lent).unwrap_or_else(PoisonError::into_inner);
-        }
-        lent.bytes += bytes;
+impl Loans {
+    /// Waits until there is room for what is lent for a task.
+    fn add(&self, task: TaskId, lent: Vec<Lent>) {
+        let bytes = bytes_of(&lent);
+        let is_full = |books: &mut LoanBooks| books.bytes > 0 && books.bytes + bytes > LENT_BYTES && !books.is_over;
+        let waited = self.has_room.wait_while(lock(&self.books), is_full);
+        let mut books = waited.unwrap_or_else(PoisonError::into_inner);
+        books.bytes += bytes;
+        books.tasks.insert(task, lent);
     }
 
-    pub fn give_back(&self, bytes: u64) {
-        self.lock().bytes -= bytes;
-        self.has_room.notify_all();
+    /// A task is over: what was lent for it.
+    pub fn remove(&self, task: TaskId) -> Vec<Lent> {
+        let mut books = lock(&self.books);
+        let lent = books.tasks.remove(&task).unwrap_or_default();
+        if !lent.is_empty() {
+            books.bytes -= bytes_of(&lent);
+            self.has_room.notify_all();
+        }
+        lent
     }
 
     /// Nobody waits any more.
-    pub fn is_over(&self) {
-        self.lock().is_over = true;
+    fn end(&self) {
+        lock(&self.books).is_over = true;
         self.has_room.notify_all();
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Ledger> {
-        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn bytes_of(lent: &[Lent]) -> u64 {
     lent.iter().map(|lent| lent.slot.capacity).sum()
-}
-
-/// How far the source is read. The only one that puts tasks: so it knows the number of the next.
-#[derive(Debug, Default)]
-struct Feeding {
-    /// Of the source, those that were done in an earlier run included.
-    read: AtomicU64,
-    put: AtomicU64,
-}
-
-impl Feeding {
-    fn put(&self, remote: &Remote, shared: &Shared, item: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let py = item.py();
-        let place = self.read.fetch_add(1, Ordering::Relaxed);
-        if let Some(log) = &shared.log
-            && log.has(place).map_err(of_log)?
-        {
-            return Ok(true);
-        }
-        let Packed { payload, lent } = packed(py, shared, item);
-        let task = TaskId(self.put.fetch_add(1, Ordering::Relaxed));
-        if let Some(log) = &shared.log {
-            log.put(task, place);
-        }
-        if !lent.is_empty() {
-            let bytes = bytes_of(&lent);
-            // Told of before it is put: it may be over before this thread goes on.
-            py.detach(|| shared.budget.take(bytes));
-            shared.tasks().insert(task, lent);
-        }
-        let outcome = match remote.try_push(payload.clone()) {
-            Err(Refused::Full) => py.detach(|| remote.push(payload)),
-            outcome => outcome,
-        };
-        match outcome {
-            Ok(same) => debug_assert_eq!(same, task),
-            Err(Refused::Closed) => return Ok(false),
-            Err(refused) => return Err(PyValueError::new_err(format!("task {place}: {refused}"))),
-        }
-        Ok(true)
-    }
-}
-
-/// A value that cannot be packed is a task that fails: its worker says why.
-fn packed(py: Python<'_>, shared: &Shared, item: &Bound<'_, PyAny>) -> Packed {
-    shared.carrier.pack(item).unwrap_or_else(|error| Packed {
-        payload: Carrier::excuse(&format!("the task cannot be pickled:\n{}", told(py, &error))),
-        lent: Vec::new(),
-    })
 }
