@@ -182,13 +182,8 @@ impl ProcFs {
         let Some(text) = self.read(pid, "stat")? else {
             return Ok(None);
         };
-        match Stat::parse(&text) {
-            Some(stat) => Ok(Some(stat)),
-            None => Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("{}/{pid}/stat does not hold a process: {text:?}", self.root.display()),
-            )),
-        }
+        let why = || format!("{}/{pid}/stat does not hold a process: {text:?}", self.root.display());
+        Stat::parse(&text).map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, why()))
     }
 
     /// The real user id of a process.
