@@ -11,6 +11,7 @@
 
 use std::future::Future;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{TryRecvError, sync_channel};
@@ -18,12 +19,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt as _;
 use futures_util::future::{AbortHandle, Aborted, abortable};
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use gpupool_confine::lock;
 use pyo3::exceptions::{PyAttributeError, PyNotImplementedError, PyRuntimeError};
 use pyo3::intern;
+use pyo3::panic::PanicException;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyWeakrefMethods, PyWeakrefReference};
@@ -44,8 +46,11 @@ pub(crate) fn awaitable<'py, T: Send + 'static>(
     let waited = running.call_method0(intern!(py, "create_future"))?;
     let told = waited.clone().unbind();
     let (coming, abort) = abortable(async move {
-        let outcome = future.await;
-        let letter: Letter = Box::new(move |py| tell(told.bind(py), finish(py, outcome)));
+        // A panic ends this one future, not all that the loop carries.
+        let outcome = AssertUnwindSafe(future).catch_unwind().await;
+        let panicked = |_| Err(PanicException::new_err("gpupool panicked; standard error says where"));
+        let letter: Letter =
+            Box::new(move |py| tell(told.bind(py), outcome.map_or_else(panicked, |outcome| finish(py, outcome))));
         letter
     });
     let cancel = Cancel { abort, mailbox: mailbox.clone() };
