@@ -361,7 +361,7 @@ pub(crate) fn blocking<T: Send + 'static>(
     let (tell, told) = sync_channel(1);
     let rings = Arc::clone(&bell);
     let carried = async move {
-        // Nobody listens any more where a signal ended the wait.
+        // Where a signal ended the wait, no receiver is left.
         let _ = tell.send(future.await);
         ring(&rings);
     };

@@ -117,7 +117,7 @@ impl GpuKeeper {
         let (answer, answered) = sync_channel(1);
         self.runtime.spawn(async move {
             let in_time = tokio::time::timeout(ANSWER_PATIENCE, errand).await;
-            // Whoever asked may have gone.
+            // The caller may have gone.
             let _ = answer.send(in_time.unwrap_or(Err(GpuError::Silent)));
         });
         answered.recv().unwrap_or(Err(GpuError::Stopped))

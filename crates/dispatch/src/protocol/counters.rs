@@ -225,7 +225,7 @@ impl Counters {
     /// The dispatcher's, of a worker that is dead: what it said and could not send. So many bytes arrived, the last of which may
     /// be the beginning of a frame. Nothing, where these are not what the outbox says: then somebody else wrote to the socket.
     pub(crate) fn unsent_after(&self, arrived: u64, begun: &[u8]) -> Vec<u8> {
-        // Copied: whoever else has the memory may change it.
+        // Copied, because other processes may change this memory.
         let outbox = self.outbox().unwrap_or_default().to_vec();
         let said = self.page().said.load(Ordering::Acquire);
         let from = arrived.checked_sub(begun.len() as u64).and_then(|frame| frame.checked_sub(said));

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-/// Makes memory of so many zeros that nobody can shorten or lengthen: a mapping of it always stays whole.
+/// Makes memory of so many zeros. Its length is sealed, so a mapping of it always stays whole.
 pub fn sealed_memory(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     let memory = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&memory, bytes)?;
@@ -30,12 +30,12 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps so much of the file from there. Everybody who maps it sees what is written.
+    /// Maps so much of the file from there. Every mapping of the file sees what is written.
     pub fn shared(memory: impl AsFd, offset: u64, length: u64) -> io::Result<Self> {
         Self::map(memory, offset, length, MapFlags::SHARED)
     }
 
-    /// The same, but what is written here is seen by nobody else.
+    /// The same, but private: other mappings do not see what is written here.
     pub fn private(memory: impl AsFd, offset: u64, length: u64) -> io::Result<Self> {
         Self::map(memory, offset, length, MapFlags::PRIVATE)
     }
@@ -44,7 +44,7 @@ impl Mapping {
     fn map(memory: impl AsFd, offset: u64, length: u64, flags: MapFlags) -> io::Result<Self> {
         let length = usize::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping, which is nobody else's, and unmapped in drop only.
+        // SAFETY: the mapping is fresh, belongs to this value alone, and is unmapped in drop only.
         let at = unsafe { mmap(std::ptr::null_mut(), length, protection, flags, memory, offset)? };
         let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { at, length })
@@ -60,18 +60,19 @@ impl Mapping {
         self.length
     }
 
-    /// Copies bytes to this place, at which nobody else looks now.
+    /// Copies bytes to this place. The caller knows that no other process reads it now.
     #[allow(unsafe_code, reason = "memory that two processes share")]
     pub fn write(&self, at: usize, bytes: &[u8]) {
-        assert!(bytes.len() <= self.length.saturating_sub(at), "there is room for what is written");
-        // SAFETY: within the mapping, as was just asked.
+        let is_inside = at.checked_add(bytes.len()).is_some_and(|end| end <= self.length);
+        assert!(is_inside, "{} bytes at {at} are outside of a mapping of {}", bytes.len(), self.length);
+        // SAFETY: the assertion above keeps the copy inside the mapping.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.as_ptr().add(at), bytes.len()) };
     }
 
     /// Forgets what was written to a private mapping: it shows the file again.
     #[allow(unsafe_code, reason = "memory that two processes share")]
     pub fn forget_changes(&self) {
-        // SAFETY: our own mapping, which nobody has a reference into any more.
+        // SAFETY: the mapping is our own, and no reference into it is left.
         let _ = unsafe { madvise(self.at.as_ptr().cast(), self.length, Advice::LinuxDontNeed) };
     }
 }
@@ -79,7 +80,7 @@ impl Mapping {
 impl Drop for Mapping {
     #[allow(unsafe_code, reason = "memory that two processes share")]
     fn drop(&mut self) {
-        // SAFETY: mapped in `map` by this length, and nobody has a reference into it any more.
+        // SAFETY: `map` made it with this length, and no reference into it is left.
         let _ = unsafe { munmap(self.at.as_ptr().cast(), self.length) };
     }
 }
