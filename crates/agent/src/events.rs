@@ -121,6 +121,7 @@ mod tests {
             owner: None,
             worker_id: None,
             gpu_ids: Vec::new(),
+            node: None,
             reason: None,
         }
     }

@@ -95,6 +95,9 @@ pub enum Holder {
 pub struct LeaseDevice {
     /// The device's number on its node.
     pub gpu_id: u32,
+    /// The name of its node; empty from an older agent.
+    #[serde(default)]
+    pub node: String,
     /// Its UUID, or its place on the bus where it has none.
     pub uuid: String,
     /// `nvidia`, `amd`, `intel` or `other`.

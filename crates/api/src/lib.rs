@@ -61,6 +61,9 @@ pub mod events {
         /// The devices it is about.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub gpu_ids: Vec<u32>,
+        /// The name of the node these devices are on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub node: Option<String>,
         /// Why.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub reason: Option<String>,

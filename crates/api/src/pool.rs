@@ -44,6 +44,12 @@ pub struct Pool {
     pub confinement: String,
     /// When this was so.
     pub timestamp: String,
+    /// The last event that this answer includes: `GET /v1/events` with this `Last-Event-ID` continues from here.
+    #[serde(default)]
+    pub event_id: Option<String>,
+    /// Seconds since the authority last confirmed this state; it grows while the disk hangs.
+    #[serde(default)]
+    pub age_secs: f64,
 }
 
 /// How much of something is promised, of how much.
@@ -64,6 +70,12 @@ pub struct Devices {
     pub devices: Vec<Device>,
     /// When this was so.
     pub timestamp: String,
+    /// The last event that this answer includes: `GET /v1/events` with this `Last-Event-ID` continues from here.
+    #[serde(default)]
+    pub event_id: Option<String>,
+    /// Seconds since the authority last confirmed who holds what; it grows while the disk hangs.
+    #[serde(default)]
+    pub age_secs: f64,
 }
 
 /// A device, what it reads, and who holds it.

@@ -7,7 +7,8 @@ use gpupool_core::device::{Cordon, Health};
 use gpupool_core::lease::{EndCause, Holder, Lease, LeaseState, Promise};
 use gpupool_core::outcome::Closed;
 use gpupool_core::pool::{DeviceView, Pool};
-use gpupool_core::{Amount, Denied, Request, Share, Time};
+use gpupool_core::row::LeaseRow;
+use gpupool_core::{Amount, Denied, LeaseId, Request, Share, Time};
 
 use crate::job_environment as job;
 use crate::lease::{self, LeaseDevice};
@@ -78,6 +79,7 @@ fn device_of(pool: &Pool, promise: &Promise) -> Option<LeaseDevice> {
     let view = pool.device(promise.device)?;
     Some(LeaseDevice {
         gpu_id: view.gpu_id.0,
+        node: pool.node(view.node).map(|node| node.facts.name.to_string()).unwrap_or_default(),
         uuid: view.facts.identity.to_string(),
         vendor: view.facts.vendor.name().into(),
         name: view.facts.model.to_string(),
@@ -110,11 +112,16 @@ fn environment(
     env
 }
 
-/// A device with who holds it; what it reads is filled in from the statistics.
-pub fn device_body(pool: &Pool, view: &DeviceView, node: &str, iso: impl Fn(Time) -> String) -> pool::Device {
+/// A device with the leases on it, which `lease` looks up. The caller fills in what the device reads.
+pub fn device_body<'a>(
+    view: &DeviceView,
+    node: &str,
+    lease: impl Fn(LeaseId) -> Option<&'a LeaseRow>,
+    iso: impl Fn(Time) -> String,
+) -> pool::Device {
     let (health, health_reason) = health_words(&view.health);
     let leases = view.leases.iter().filter_map(|id| {
-        let lease = pool.lease(*id)?;
+        let lease = lease(*id)?;
         let promise = lease.promises.iter().find(|promise| promise.device == view.device)?;
         Some(pool::DeviceLease {
             id: id.0,

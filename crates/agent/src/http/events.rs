@@ -98,6 +98,7 @@ impl Stream {
             owner: None,
             worker_id: None,
             gpu_ids: Vec::new(),
+            node: None,
             reason: Some("events were missed: look at the whole again".into()),
         };
         frame(&self.id(place), &event)

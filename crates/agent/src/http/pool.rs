@@ -69,6 +69,8 @@ fn summed(owner: &OwnerThread) -> Pool {
         }),
         confinement: String::new(),
         timestamp: clock::iso(owner.at().wall),
+        event_id: None,
+        age_secs: 0.0,
     }
 }
 
@@ -84,7 +86,12 @@ fn summed(owner: &OwnerThread) -> Pool {
 )]
 pub(super) async fn devices(State(app): State<Shared>) -> Result<axum::Json<Devices>, Problem> {
     let devices = device_bodies(&app).await?;
-    Ok(axum::Json(Devices { devices, timestamp: clock::iso(std::time::SystemTime::now()) }))
+    Ok(axum::Json(Devices {
+        devices,
+        timestamp: clock::iso(std::time::SystemTime::now()),
+        event_id: None,
+        age_secs: 0.0,
+    }))
 }
 
 pub(super) async fn device_bodies(app: &App) -> Result<Vec<Device>, Problem> {

@@ -121,6 +121,7 @@ impl OwnerThread {
             owner: row.map(|row| row.request.owner.to_string()),
             worker_id: row.and_then(|row| row.request.worker_id.as_ref()).map(ToString::to_string),
             gpu_ids,
+            node: self.node_id.map(|_| self.node.name.to_string()),
             reason,
         }
     }

@@ -30,5 +30,6 @@ fn visible(owner: &OwnerThread, given: &[DeviceView]) -> BTreeMap<String, Option
 
 /// A device with who holds it; what it reads is filled in from the statistics.
 pub fn device_body(owner: &OwnerThread, view: &DeviceView, node: &str) -> pool::Device {
-    view::device_body(&owner.pool, view, node, |time| clock::iso_of(time, owner.at))
+    let row = |id| owner.pool.lease(id).map(Lease::row);
+    view::device_body(view, node, row, |time| clock::iso_of(time, owner.at))
 }

@@ -166,12 +166,16 @@ fn pool(server: &Server) -> gpupool_api::pool::Pool {
         host_memory_mib: none,
         confinement: String::new(),
         timestamp: iso(server.now()),
+        event_id: None,
+        age_secs: 0.0,
     }
 }
 
 fn devices(server: &Server) -> Devices {
-    let mut devices: Vec<_> =
-        server.look(|pool| pool.devices().map(|view| view::device_body(pool, &view, "node", iso)).collect());
+    let mut devices: Vec<_> = server.look(|pool| {
+        let row = |id| pool.lease(id).map(gpupool_core::lease::Lease::row);
+        pool.devices().map(|view| view::device_body(&view, "node", row, iso)).collect()
+    });
     for device in &mut devices {
         match server.lie() {
             Some(Lie::AllFree) => {
@@ -189,7 +193,7 @@ fn devices(server: &Server) -> Devices {
         });
         devices.extend(more.collect::<Vec<_>>());
     }
-    Devices { devices, timestamp: iso(server.now()) }
+    Devices { devices, timestamp: iso(server.now()), event_id: None, age_secs: 0.0 }
 }
 
 fn health() -> Health {
