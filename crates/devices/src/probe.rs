@@ -2,7 +2,7 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ pub struct Answer {
 pub struct Probe {
     kind: SourceKind,
     deadline: Duration,
-    asks: Sender<()>,
+    asks: SyncSender<()>,
     answers: Receiver<Answer>,
     asked: Option<Instant>,
 }
@@ -45,8 +45,10 @@ impl Probe {
         answered: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
         let kind = source.kind();
-        let (asks, asked) = channel::<()>();
-        let (answer, answers) = channel();
+        // One reading is out at a time, so neither channel ever holds more than one message: asking does not block while
+        // the source hangs, and a late answer does not wait until it is taken.
+        let (asks, asked) = sync_channel::<()>(1);
+        let (answer, answers) = sync_channel(1);
         let serve = move || {
             for () in asked {
                 let result = catch_unwind(AssertUnwindSafe(|| source.read()))
@@ -63,7 +65,7 @@ impl Probe {
 
     /// Asks for a reading, unless one is still out. Several probes are asked first and then waited for together.
     pub fn ask(&mut self) {
-        if self.asked.is_none() && self.asks.send(()).is_ok() {
+        if self.asked.is_none() && self.asks.try_send(()).is_ok() {
             self.asked = Some(Instant::now());
         }
     }
@@ -174,7 +176,7 @@ mod tests {
     #[test]
     fn an_answer_can_be_taken_without_waiting_once_it_was_told() {
         let (gate, asked) = (Arc::new(Mutex::new(())), Arc::new(AtomicUsize::new(0)));
-        let (tell, told) = channel();
+        let (tell, told) = sync_channel(1);
         let source = Gated { gate: gate.clone(), asked };
         let answered = move || tell.send(()).expect("the test listens");
         let mut probe = Probe::start_telling(Box::new(source), Duration::from_secs(60), answered).unwrap();

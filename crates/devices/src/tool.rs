@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use crate::limits;
@@ -129,7 +129,8 @@ fn drained(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
 
 /// Does something that may never end on a thread of its own. Without a thread the receiver is closed at once.
 pub(crate) fn on_thread<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
-    let (sender, receiver) = channel();
+    // Room for the one result: the thread ends without a receiver that takes it.
+    let (sender, receiver) = sync_channel(1);
     let _ = std::thread::Builder::new().name(name.into()).spawn(move || sender.send(work()));
     receiver
 }
