@@ -15,7 +15,7 @@ use gpupool_core::lease::Holder;
 use gpupool_core::row::Counters;
 use gpupool_core::{Bytes, Drain, LeaseId, MilliCpus, Millis, Row, Settings, Time};
 use gpupool_devices::gpu_ids::GpuIds;
-use gpupool_store::{Opened, Store};
+use gpupool_store::{LeaseStore, LoadedRows, SqliteStore};
 use tokio::sync::mpsc;
 
 use crate::error::AgentError;
@@ -65,6 +65,7 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
     let started = Instant::now();
     let config = Arc::new(spec.loaded.config.clone());
     let opened = open(&config)?;
+    let trail = Arc::new(tokio::sync::Mutex::new(opened.0.trail_reader()));
     let sources = Sources::of(&config)?;
     let events = Arc::new(Events::new(run_id().into()));
     let metrics = Arc::new(Metrics::new());
@@ -92,6 +93,7 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
     let shutdown = Shutdown::new();
     let router = http::router(App {
         owner: owner.clone(),
+        trail,
         statistics,
         events,
         config: config.clone(),
@@ -121,16 +123,17 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
     Ok(())
 }
 
-fn open(config: &Config) -> Result<Opened, AgentError> {
-    let mut opened = Store::open(&config.server.state_dir)?;
-    if !opened.rows.iter().any(|row| matches!(row, Row::Counters(_))) {
+fn open(config: &Config) -> Result<(SqliteStore, LoadedRows), AgentError> {
+    let store = SqliteStore::open(&config.server.state_dir)?;
+    let mut loaded = store.load().map_err(AgentError::Read)?;
+    if !loaded.rows.iter().any(|row| matches!(row, Row::Counters(_))) {
         // Leases and tokens count from 1: many languages take 0 for "none".
-        opened.rows.push(Row::Counters(Counters { next_lease: 1, next_token: 1, ..Counters::default() }));
+        loaded.rows.push(Row::Counters(Counters { next_lease: 1, next_token: 1, ..Counters::default() }));
     }
-    let anchor = opened.store.anchor().map_err(AgentError::Read)?;
-    let latest = opened.rows.iter().filter_map(latest).max().unwrap_or(Time(0));
+    let anchor = store.anchor().map_err(AgentError::Read)?;
+    let latest = loaded.rows.iter().filter_map(latest).max().unwrap_or(Time(0));
     clock::go_on(anchor.as_ref(), latest);
-    Ok(opened)
+    Ok((store, loaded))
 }
 
 /// The last time a row tells of, apart from times that are still to come.
@@ -144,7 +147,7 @@ fn latest(row: &Row) -> Option<Time> {
 
 fn start_owner(
     config: &Config,
-    opened: Opened,
+    (store, loaded): (SqliteStore, LoadedRows),
     sources: &Sources,
     watcher: Box<dyn owner::Watcher>,
 ) -> Result<(Owner, JoinHandle<()>), AgentError> {
@@ -154,7 +157,8 @@ fn start_owner(
         reading_max_age: Some(millis(config.monitoring.refresh_interval * 3 + UNREAD_AT_MOST)),
     };
     let (owner, thread, complaints) = owner::start(OwnerSpec {
-        opened,
+        store: Box::new(store),
+        loaded,
         settings,
         policies: config.policies.clone(),
         node: node_facts(&config.server.node_name),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use gpupool_store::Store;
+use gpupool_store::LeaseStore;
 
 use crate::clock;
 use crate::owner::Owner;
@@ -32,13 +32,13 @@ pub async fn run(owner: Owner, retention_days: u32) {
 }
 
 /// Keeps where the pool's clock stands.
-pub fn keep_clock(store: &mut Store) {
+pub fn keep_clock(store: &mut dyn LeaseStore) {
     if let Err(error) = store.set_anchor(&clock::anchor()) {
         tracing::warn!(%error, "the clock was not kept");
     }
 }
 
-fn let_go(store: &mut Store, days: u32) {
+fn let_go(store: &mut dyn LeaseStore, days: u32) {
     let age = Duration::from_secs(u64::from(days) * 86_400);
     let Some(before) = SystemTime::now().checked_sub(age) else { return };
     match store.retain(before) {

@@ -14,7 +14,7 @@ use gpupool_agent::identity::ANONYMOUS;
 use gpupool_api::tokens::{NewToken, Token, TokenCreated};
 use gpupool_client::AgentClient;
 use gpupool_core::limits::NAME_BYTES;
-use gpupool_store::{Role, Store, TokenId, TokenLine};
+use gpupool_store::{LeaseStore, Role, SqliteStore, TokenId, TokenLine};
 use rustix::process::geteuid;
 
 use crate::connect::{Connect, ask};
@@ -70,7 +70,7 @@ pub(crate) struct At {
 /// Who keeps the tokens now.
 enum Keeper {
     Agent(Box<AgentClient>),
-    Nobody(Box<Store>),
+    Nobody(Box<SqliteStore>),
 }
 
 impl At {
@@ -150,7 +150,7 @@ fn revoke(arguments: &Revoke) -> anyhow::Result<ExitCode> {
 }
 
 /// The tokens of a state directory that no agent uses now, and none can use meanwhile.
-fn open(dir: &Path) -> anyhow::Result<Store> {
+fn open(dir: &Path) -> anyhow::Result<SqliteStore> {
     // Files made here by somebody else would lock the agent out of its own directory.
     let (us, whose) = (geteuid().as_raw(), fs::metadata(dir).map_or(geteuid().as_raw(), |about| about.uid()));
     if whose != us {
@@ -159,10 +159,10 @@ fn open(dir: &Path) -> anyhow::Result<Store> {
             dir.display()
         );
     }
-    Ok(Store::open(dir)?.store)
+    Ok(SqliteStore::open(dir)?)
 }
 
-fn create_offline(store: &mut Store, wanted: &NewToken) -> anyhow::Result<TokenCreated> {
+fn create_offline(store: &mut SqliteStore, wanted: &NewToken) -> anyhow::Result<TokenCreated> {
     let owner = wanted.owner.trim().to_owned();
     if owner.is_empty() || owner.len() > NAME_BYTES || owner.starts_with(ANONYMOUS) {
         let allowed = format!("a name of 1..={NAME_BYTES} bytes that does not start with {ANONYMOUS:?}");

@@ -1,9 +1,11 @@
 //! What can go wrong, by what the caller can do about it.
 
+use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 
-use rusqlite::ErrorCode;
+/// Error of what is beneath a store: the database, or the system.
+pub type Source = Box<dyn Error + Send + Sync>;
 
 /// Why a store cannot be opened. The files are left as they are.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +38,7 @@ pub enum StoreError {
     NoLog { file: PathBuf },
     /// The database does not let itself be used.
     #[error("cannot use {}: {source}", file.display())]
-    Database { file: PathBuf, source: rusqlite::Error },
+    Database { file: PathBuf, source: Source },
 }
 
 fn who(pid: Option<u32>) -> String {
@@ -48,34 +50,19 @@ fn who(pid: Option<u32>) -> String {
 pub enum CommitError {
     /// No space is left.
     #[error("{} was not written, the disk is full: free some space ({source})", file.display())]
-    Full { file: PathBuf, source: rusqlite::Error },
+    Full { file: PathBuf, source: Source },
     /// The file or its file system cannot be written to.
     #[error("{} was not written, it is read-only: check the mount and the file's permissions ({source})", file.display())]
-    ReadOnly { file: PathBuf, source: rusqlite::Error },
+    ReadOnly { file: PathBuf, source: Source },
     /// The disk failed.
     #[error("{} was not written, the disk reports an error: look at the kernel's log ({source})", file.display())]
-    Io { file: PathBuf, source: rusqlite::Error },
+    Io { file: PathBuf, source: Source },
     /// The database is damaged.
     #[error("{} was not written, it is damaged: stop the agent and bring back a copy ({source})", file.display())]
-    Corrupt { file: PathBuf, source: rusqlite::Error },
+    Corrupt { file: PathBuf, source: Source },
     /// The database refused, for another reason.
     #[error("{} was not written: {source}; another program may be writing to it", file.display())]
-    Refused { file: PathBuf, source: rusqlite::Error },
-}
-
-impl CommitError {
-    /// What an error of the database in `file` means; `crowded` says that hardly any space is left.
-    pub(crate) fn of(file: PathBuf, source: rusqlite::Error, crowded: bool) -> Self {
-        match source.sqlite_error_code() {
-            Some(ErrorCode::DiskFull) => Self::Full { file, source },
-            // Not every write says which error the system gave: the log's index fails as plain I/O on a full disk.
-            Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) if crowded => Self::Full { file, source },
-            Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => Self::ReadOnly { file, source },
-            Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) => Self::Io { file, source },
-            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Corrupt { file, source },
-            _ => Self::Refused { file, source },
-        }
-    }
+    Refused { file: PathBuf, source: Source },
 }
 
 /// Why something could not be read.
@@ -83,32 +70,5 @@ impl CommitError {
 #[error("cannot read {}: {source}", file.display())]
 pub struct ReadError {
     pub file: PathBuf,
-    pub source: rusqlite::Error,
-}
-
-#[cfg(test)]
-mod tests {
-    use rusqlite::ffi;
-
-    use super::*;
-
-    #[test]
-    fn errors_of_the_database_are_told_apart_by_what_can_be_done() {
-        let told = |code, crowded| {
-            let source = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
-            match CommitError::of("pool.db".into(), source, crowded) {
-                CommitError::Full { .. } => "full",
-                CommitError::ReadOnly { .. } => "read-only",
-                CommitError::Io { .. } => "io",
-                CommitError::Corrupt { .. } => "corrupt",
-                CommitError::Refused { .. } => "refused",
-            }
-        };
-        assert_eq!(told(ffi::SQLITE_FULL, false), "full");
-        assert_eq!(told(ffi::SQLITE_IOERR_SHMSIZE, true), "full");
-        assert_eq!(told(ffi::SQLITE_IOERR_FSYNC, false), "io");
-        assert_eq!(told(ffi::SQLITE_READONLY, true), "read-only");
-        assert_eq!(told(ffi::SQLITE_CORRUPT, false), "corrupt");
-        assert_eq!(told(ffi::SQLITE_BUSY, false), "refused");
-    }
+    pub source: Source,
 }

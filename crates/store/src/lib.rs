@@ -1,23 +1,29 @@
-//! Where leases survive a crash: an embedded database on one disk, with one writer.
+//! Where leases survive a crash.
 //!
-//! [`Store::open`] gives the rows the last pool left; [`Store::commit`] keeps the rows of a batch, durably and all or
-//! nothing. From lease rows the store derives the audit trail ([`Store::history`], [`Store::usage`]), so that trail and
-//! leases never disagree. API tokens are kept beside them, as hashes.
+//! [`LeaseStore`] is what the thread that owns the pool needs: [`LeaseStore::load`] gives the rows that the last pool left,
+//! [`LeaseStore::commit`] keeps the rows of a batch, durably and all or nothing. From lease rows a store derives the audit
+//! trail, so that trail and leases never disagree; a [`TrailReader`] reads it without waiting for commits. API tokens are
+//! kept beside them, as hashes.
 //!
-//! Everything here blocks: whoever runs it gives it a thread of its own.
+//! [`SqliteStore`] keeps everything in an embedded database on one disk, with one writer. [`MemoryStore`] keeps it in
+//! memory, for tests. Both pass the same contract tests.
+//!
+//! Everything here blocks: a store belongs on a thread of its own.
 
 mod clock;
-mod commit;
-mod disk;
 mod error;
+mod lease_store;
 mod limits;
-mod open;
+mod memory;
+mod sqlite;
 mod tokens;
 mod trail;
 
 pub use clock::{Anchor, Clock};
-pub use error::{CommitError, ReadError, StoreError};
+pub use error::{CommitError, ReadError, Source, StoreError};
+pub use lease_store::{LeaseStore, LoadedRows, TrailReader};
 pub use limits::BALLAST_BYTES;
-pub use open::{Opened, Store};
-pub use tokens::{Role, Secret, TokenId, TokenLine, TokenOwner};
+pub use memory::{MemoryDisk, MemoryFault, MemoryStore};
+pub use sqlite::SqliteStore;
+pub use tokens::{Role, Secret, TokenId, TokenLine, TokenOwner, TokenOwners};
 pub use trail::{By, Cursor, Event, HeldDevice, Page, Query, Record, UsageLine};

@@ -1,5 +1,7 @@
 //! Every bound of this crate, in one place.
 
+use std::time::Duration;
+
 /// Size of the file that is given up when the disk is full, so that releases can still be kept.
 pub const BALLAST_BYTES: u64 = 1 << 20;
 /// The log is cut back to this size when it was once longer.
@@ -14,10 +16,13 @@ pub(crate) const REMOVED_AT_ONCE: usize = 1_000;
 pub(crate) const COMPLAINTS: usize = 100;
 /// Free space below which a failed write is taken for a full disk.
 pub(crate) const FULL_BELOW_BYTES: u64 = 64 << 10;
-/// Batches that can be noted before the tables hear of them. Where a note is follows from it: with another number, the
-/// tables have to hear of all notes before the first is written.
-pub(crate) const NOTES: usize = 64;
-/// Rows of a batch that may be noted.
-pub(crate) const NOTE_ROWS: usize = 12;
-/// Length of every note: two of them do not fit on a page, and one does with its numbers.
-pub(crate) const NOTE_BYTES: usize = 3_900;
+/// Batches that fit in the write-ahead buffer. The place of a batch follows from it: with another number, the buffer has to
+/// be flushed before the first batch is written.
+pub(crate) const BUFFER_BATCHES: usize = 64;
+/// Rows of a batch that may go to the write-ahead buffer.
+pub(crate) const BUFFERED_ROWS: usize = 12;
+/// Length of every batch in the write-ahead buffer: two of them do not fit on a page, and one does with its numbers.
+pub(crate) const BUFFERED_BATCH_BYTES: usize = 3_900;
+/// How long a transaction waits for another connection: a reader that finds the log's index half written looks at it again
+/// under the writer's lock, for some microseconds.
+pub(crate) const LOCK_WAIT: Duration = Duration::from_millis(100);

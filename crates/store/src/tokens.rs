@@ -1,19 +1,15 @@
-//! Tokens for the API: a random secret its holder sees once, and its hash here.
+//! Tokens for the API: a random secret that its holder sees once, and the hash that a store keeps.
 //!
 //! The secret has 256 random bits, so a plain hash hides it, and looking the hash up tells an attacker nothing by how
 //! long it takes: what is compared is not what was sent.
 
+use std::collections::HashMap;
 use std::fmt::{self, Write};
+use std::io;
 use std::time::SystemTime;
 
-use rusqlite::{OptionalExtension, params};
 use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest, Sha256};
-
-use crate::clock::{millis, wall};
-use crate::commit::execute;
-use crate::error::{CommitError, ReadError};
-use crate::open::Store;
 
 /// Names a token, to list and revoke it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,7 +21,7 @@ impl fmt::Display for TokenId {
     }
 }
 
-/// What a token's holder may do.
+/// Rights of a token's holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Take and give back leases of its own.
@@ -51,7 +47,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Who showed a secret.
+/// Owner of a token, and what the token allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenOwner {
     /// Which token it is.
@@ -72,63 +68,31 @@ pub struct TokenLine {
     pub revoked_at: Option<SystemTime>,
 }
 
-impl Store {
-    /// Makes a token. The secret is told here and never again.
-    pub fn create_token(&mut self, owner: &str, role: Role, at: SystemTime) -> Result<(TokenId, Secret), CommitError> {
-        let secret = draw().map_err(|error| self.not_kept(rusqlite::Error::ToSqlConversionFailure(Box::new(error))))?;
-        let id = self.transact(|transaction| {
-            transaction
-                .prepare_cached("INSERT INTO tokens (hash, owner, admin, created_at) VALUES (?1, ?2, ?3, ?4)")?
-                .insert(params![hash(&secret.0), owner, role == Role::Admin, millis(at).cast_signed()])
-        })?;
-        Ok((TokenId(id.cast_unsigned()), secret))
-    }
+/// Owners of all tokens that were not revoked, by the hashes of their secrets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TokenOwners {
+    owners: HashMap<SecretHash, TokenOwner>,
+}
 
-    /// Whose secret this is; nobody's where it is unknown or revoked.
-    pub fn find_token(&self, secret: &str) -> Result<Option<TokenOwner>, ReadError> {
-        let find = || {
-            self.connection
-                .prepare_cached("SELECT id, owner, admin FROM tokens WHERE hash = ?1 AND revoked_at IS NULL")?
-                .query_row([hash(secret)], owner_in)
-                .optional()
-        };
-        find().map_err(|source| self.not_read(source))
-    }
-
-    /// Every token, revoked ones too, oldest first.
-    pub fn tokens(&self) -> Result<Vec<TokenLine>, ReadError> {
-        let list = || {
-            let mut statement = self
-                .connection
-                .prepare_cached("SELECT id, owner, admin, created_at, revoked_at FROM tokens ORDER BY id")?;
-            let lines = statement.query_map([], |row| {
-                let time = |at: i64| wall(at.max(0).cast_unsigned());
-                Ok(TokenLine {
-                    token: owner_in(row)?,
-                    created_at: time(row.get(3)?),
-                    revoked_at: row.get::<_, Option<i64>>(4)?.map(time),
-                })
-            })?;
-            lines.collect::<rusqlite::Result<_>>()
-        };
-        list().map_err(|source| self.not_read(source))
-    }
-
-    /// Revokes a token; says whether there was one to revoke.
-    pub fn revoke_token(&mut self, id: TokenId, at: SystemTime) -> Result<bool, CommitError> {
-        let sql = "UPDATE tokens SET revoked_at = ?2 WHERE id = ?1 AND revoked_at IS NULL";
-        let values = [id.0.cast_signed(), millis(at).cast_signed()];
-        let changed = self.transact(|transaction| execute(transaction, sql, values))?;
-        Ok(changed == 1)
+impl TokenOwners {
+    /// Returns the owner of a secret, unless the secret is unknown or was revoked. The time that this takes tells nothing of
+    /// other secrets: hashes are compared, which a caller cannot choose.
+    pub fn find(&self, secret: &str) -> Option<&TokenOwner> {
+        self.owners.get(&hash(secret))
     }
 }
 
-fn owner_in(row: &rusqlite::Row<'_>) -> rusqlite::Result<TokenOwner> {
-    let role = if row.get(2)? { Role::Admin } else { Role::User };
-    Ok(TokenOwner { id: TokenId(row.get::<_, i64>(0)?.cast_unsigned()), owner: row.get(1)?, role })
+impl FromIterator<(SecretHash, TokenOwner)> for TokenOwners {
+    fn from_iter<T: IntoIterator<Item = (SecretHash, TokenOwner)>>(owners: T) -> Self {
+        Self { owners: owners.into_iter().collect() }
+    }
 }
 
-fn draw() -> Result<Secret, std::io::Error> {
+/// Hash of a secret, which is all that a store keeps of it.
+pub(crate) type SecretHash = [u8; 32];
+
+/// Draws a secret that was never drawn before.
+pub(crate) fn draw() -> io::Result<Secret> {
     let mut bytes = [0_u8; 32];
     let drawn = getrandom(&mut bytes, GetRandomFlags::empty())?;
     // The kernel gives up to 256 bytes whole.
@@ -140,6 +104,7 @@ fn draw() -> Result<Secret, std::io::Error> {
     Ok(Secret(secret))
 }
 
-fn hash(secret: &str) -> [u8; 32] {
+/// Returns the hash of a secret.
+pub(crate) fn hash(secret: &str) -> SecretHash {
     Sha256::digest(secret.as_bytes()).into()
 }

@@ -1,23 +1,20 @@
-//! The audit trail: what a change of a lease row adds to it.
+//! The audit trail: records of leases that were granted and ended, and how they follow from the rows of leases.
 //!
-//! Each lease has at most one record of its grant and one of its end, so that keeping a batch again adds nothing.
+//! Each lease has at most one record of its grant and one of its end, so that committing a batch again adds nothing. Where
+//! records are kept is a [`TrailLog`]'s matter: in tables, or in memory.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::iter;
 use std::time::SystemTime;
 
 use gpupool_core::device::DeviceFacts;
 use gpupool_core::lease::{EndCause, Promise};
 use gpupool_core::row::{DeviceRow, LeaseRow, NodeRow};
-use gpupool_core::{Bytes, DeviceId, GpuId, LeaseId, NodeId, Row, Share, Token};
-use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params, params_from_iter};
+use gpupool_core::{Bytes, DeviceId, GpuId, LeaseId, Row, Share, Token};
 use serde::{Deserialize, Serialize};
 
-use crate::clock::{Clock, millis, wall};
-use crate::commit::{execute, hear, unwritable};
-use crate::error::{CommitError, ReadError};
-use crate::limits;
-use crate::open::Store;
+use crate::clock::{Clock, millis};
+use crate::limits::PAGE_RECORDS;
 
 /// What happened to a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,111 +63,89 @@ pub struct Record {
     pub ended_at: Option<SystemTime>,
 }
 
-/// The columns a [`Record`] is read from.
-const COLUMNS: &str = "lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at, seq";
+// How records follow from rows.
 
-impl Record {
-    pub(crate) fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
-        let event: String = row.get(1)?;
-        let time = |column| row.get::<_, Option<i64>>(column).map(|at| at.map(|at| wall(at.max(0).cast_unsigned())));
-        Ok(Self {
-            lease: LeaseId(row.get::<_, i64>(0)?.cast_unsigned()),
-            event: if event == "granted" { Event::Granted } else { Event::Ended },
-            at: wall(row.get::<_, i64>(2)?.max(0).cast_unsigned()),
-            owner: row.get(3)?,
-            worker_id: row.get(4)?,
-            devices: devices_in(&row.get::<_, String>(5)?),
-            token: row.get::<_, Option<i64>>(6)?.map(|token| Token(token.cast_unsigned())),
-            cause: row.get(7)?,
-            granted_at: time(8)?,
-            ended_at: time(9)?,
-        })
+/// Place where records are kept.
+pub(crate) trait TrailLog {
+    type Error;
+
+    /// Returns the record of a lease's grant, if there is one.
+    fn grant(&mut self, lease: LeaseId) -> Result<Option<Record>, Self::Error>;
+
+    /// Returns a device by the names it has now, with nothing held of it.
+    fn device_names(&mut self, device: DeviceId) -> Result<HeldDevice, Self::Error>;
+
+    /// Adds a record, unless there is one of the same event of the same lease.
+    fn add(&mut self, record: Record) -> Result<(), Self::Error>;
+}
+
+/// Adds the records that a row means.
+pub(crate) fn follow<T: TrailLog>(trail: &mut T, row: &Row, clock: Clock) -> Result<(), T::Error> {
+    match row {
+        Row::Lease(lease) => follow_lease(trail, lease, clock),
+        Row::Forget(lease) => close(trail, *lease, clock),
+        _ => Ok(()),
     }
 }
 
-/// The devices of a record; one that cannot be read counts as holding nothing, and hides no other record.
-fn devices_in(json: &str) -> Vec<HeldDevice> {
-    serde_json::from_str(json).unwrap_or_default()
+fn follow_lease<T: TrailLog>(trail: &mut T, lease: &LeaseRow, clock: Clock) -> Result<(), T::Error> {
+    let grant = match lease.granted_at {
+        Some(granted_at) => Some(match trail.grant(lease.id)? {
+            Some(grant) => grant,
+            None => {
+                let grant = grant_of(trail, lease, clock.wall_of(granted_at))?;
+                trail.add(grant.clone())?;
+                grant
+            }
+        }),
+        None => None,
+    };
+    if lease.state.is_ended() { trail.add(end_of(lease, grant, clock)) } else { Ok(()) }
 }
 
-/// Adds what a new row of a lease tells.
-pub(crate) fn follow(
-    transaction: &Transaction<'_>,
-    lease: &LeaseRow,
-    clock: Clock,
-    names: &mut Names,
-) -> rusqlite::Result<()> {
-    let Some(granted_at) = lease.granted_at else {
-        return if lease.state.is_ended() { end(transaction, lease, None, clock) } else { Ok(()) };
+fn grant_of<T: TrailLog>(trail: &mut T, lease: &LeaseRow, at: SystemTime) -> Result<Record, T::Error> {
+    let held = |promise: &Promise| {
+        let names = trail.device_names(promise.device)?;
+        Ok(HeldDevice { share: promise.share, memory: promise.memory, ..names })
     };
-    let known = granted(transaction, lease.id)?;
-    let grant = match known {
-        Some(grant) => grant,
-        None => {
-            let grant =
-                Grant { at: clock.millis(granted_at), devices: devices_of(transaction, &lease.promises, names)? };
-            add(transaction, lease, "granted", grant.at, Some(&grant), None)?;
-            grant
-        }
-    };
-    if lease.state.is_ended() { end(transaction, lease, Some(grant), clock) } else { Ok(()) }
+    Ok(Record {
+        lease: lease.id,
+        event: Event::Granted,
+        at,
+        owner: lease.request.owner.to_string(),
+        worker_id: lease.request.worker_id.as_deref().map(Into::into),
+        devices: lease.promises.iter().map(held).collect::<Result<_, _>>()?,
+        token: lease.token,
+        cause: None,
+        granted_at: Some(at),
+        ended_at: None,
+    })
+}
+
+/// Returns the record of a lease's end. An ended lease holds nothing any more: the record of its grant tells what it held.
+fn end_of(lease: &LeaseRow, grant: Option<Record>, clock: Clock) -> Record {
+    let at = clock.wall_of(lease.ended_at.unwrap_or(clock.pool));
+    // The wall clock may have been put back since the grant.
+    let at = grant.as_ref().map_or(at, |grant| at.max(grant.at));
+    Record {
+        lease: lease.id,
+        event: Event::Ended,
+        at,
+        owner: lease.request.owner.to_string(),
+        worker_id: lease.request.worker_id.as_deref().map(Into::into),
+        granted_at: grant.as_ref().map(|grant| grant.at),
+        devices: grant.map(|grant| grant.devices).unwrap_or_default(),
+        token: lease.token,
+        cause: lease.cause.as_ref().map(name_of),
+        ended_at: Some(at),
+    }
 }
 
 /// Ends the trail of a lease that is forgotten before it ended, so that it does not count as held for ever.
-pub(crate) fn close(transaction: &Transaction<'_>, lease: LeaseId, clock: Clock) -> rusqlite::Result<()> {
-    let sql = "INSERT OR IGNORE INTO history
-            (lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at)
-         SELECT lease, 'ended', max(?2, at), owner, worker_id, devices, token, 'forgotten', granted_at, max(?2, at)
-         FROM history WHERE lease = ?1 AND event = 'granted'";
-    execute(transaction, sql, [lease.0.cast_signed(), clock.millis(clock.pool).cast_signed()]).map(drop)
-}
-
-/// What the trail says of a lease's grant. An ended lease holds nothing any more: what it held is told here.
-struct Grant {
-    at: u64,
-    devices: String,
-}
-
-fn granted(transaction: &Transaction<'_>, lease: LeaseId) -> rusqlite::Result<Option<Grant>> {
-    transaction
-        .prepare_cached("SELECT at, devices FROM history WHERE lease = ?1 AND event = 'granted'")?
-        .query_row([lease.0.cast_signed()], |row| {
-            Ok(Grant { at: row.get::<_, i64>(0)?.cast_unsigned(), devices: row.get(1)? })
-        })
-        .optional()
-}
-
-fn end(transaction: &Transaction<'_>, lease: &LeaseRow, grant: Option<Grant>, clock: Clock) -> rusqlite::Result<()> {
-    let at = clock.millis(lease.ended_at.unwrap_or(clock.pool));
-    // The wall clock may have been put back since the grant.
-    let at = grant.as_ref().map_or(at, |grant| at.max(grant.at));
-    add(transaction, lease, "ended", at, grant.as_ref(), Some(at))
-}
-
-fn add(
-    transaction: &Transaction<'_>,
-    lease: &LeaseRow,
-    event: &str,
-    at: u64,
-    grant: Option<&Grant>,
-    ended_at: Option<u64>,
-) -> rusqlite::Result<()> {
-    let sql = "INSERT OR IGNORE INTO history
-            (lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
-    let values = params![
-        lease.id.0.cast_signed(),
-        event,
-        at.cast_signed(),
-        &*lease.request.owner,
-        lease.request.worker_id.as_deref(),
-        grant.map_or("[]", |grant| &grant.devices),
-        lease.token.map(|token| token.0.cast_signed()),
-        ended_at.and(lease.cause.as_ref()).map(name_of),
-        grant.map(|grant| grant.at.cast_signed()),
-        ended_at.map(u64::cast_signed),
-    ];
-    execute(transaction, sql, values).map(drop)
+fn close<T: TrailLog>(trail: &mut T, lease: LeaseId, clock: Clock) -> Result<(), T::Error> {
+    let Some(grant) = trail.grant(lease)? else { return Ok(()) };
+    let at = clock.wall_of(clock.pool).max(grant.at);
+    trail.add(Record { event: Event::Ended, at, cause: Some("forgotten".into()), ended_at: Some(at), ..grant })
 }
 
 fn name_of(cause: &EndCause) -> String {
@@ -183,69 +158,20 @@ fn name_of(cause: &EndCause) -> String {
     }
 }
 
-/// What promises are about, by the names that outlive the pool's own numbers.
-fn devices_of(transaction: &Transaction<'_>, promises: &[Promise], names: &mut Names) -> rusqlite::Result<String> {
-    let held: Vec<HeldDevice> =
-        promises.iter().map(|promise| held(transaction, promise, names)).collect::<rusqlite::Result<_>>()?;
-    serde_json::to_string(&held).map_err(unwritable)
-}
-
-/// What devices are called, so that their rows need not be read for each grant.
-pub(crate) type Names = HashMap<DeviceId, HeldDevice>;
-
-fn held(transaction: &Transaction<'_>, promise: &Promise, names: &mut Names) -> rusqlite::Result<HeldDevice> {
-    let named = match names.get(&promise.device) {
-        Some(named) => named.clone(),
-        None => {
-            let named = name(transaction, promise.device)?;
-            names.insert(promise.device, named.clone());
-            named
-        }
-    };
-    Ok(HeldDevice { share: promise.share, memory: promise.memory, ..named })
-}
-
-/// A device of which nothing is held.
-fn name(transaction: &Transaction<'_>, id: DeviceId) -> rusqlite::Result<HeldDevice> {
-    let device = device(transaction, id)?;
-    let node = match &device {
-        Some(device) => node_name(transaction, device.node)?,
-        None => None,
-    };
-    Ok(HeldDevice {
-        node: node.unwrap_or_default(),
+/// Returns a device by the names that outlive the pool's own numbers, with nothing held of it.
+pub(crate) fn names_of(id: DeviceId, device: Option<&DeviceRow>, node: Option<&NodeRow>) -> HeldDevice {
+    HeldDevice {
+        node: node.map(|node| node.facts.name.to_string()).unwrap_or_default(),
         // Without its row only the pool's number is known, which on one node is the same.
-        gpu_id: device.as_ref().map_or(GpuId(id.0), |device| device.gpu_id),
-        uuid: device.as_ref().map_or(String::new(), |device| device.facts.identity.to_string()),
+        gpu_id: device.map_or(GpuId(id.0), |device| device.gpu_id),
+        uuid: device.map_or(String::new(), |device| device.facts.identity.to_string()),
         share: Share(0),
-        of_gpu: device.as_ref().map_or(Share::WHOLE, |device| DeviceFacts::of_gpu(&device.facts)),
+        of_gpu: device.map_or(Share::WHOLE, |device| DeviceFacts::of_gpu(&device.facts)),
         memory: Bytes::ZERO,
-    })
+    }
 }
 
-fn device(transaction: &Transaction<'_>, device: DeviceId) -> rusqlite::Result<Option<DeviceRow>> {
-    Ok(match row(transaction, "device", &device.to_string())? {
-        Some(Row::Device(row)) => Some(row),
-        _ => None,
-    })
-}
-
-fn node_name(transaction: &Transaction<'_>, node: NodeId) -> rusqlite::Result<Option<String>> {
-    Ok(match row(transaction, "node", &node.to_string())? {
-        Some(Row::Node(NodeRow { facts, .. })) => Some(facts.name.to_string()),
-        _ => None,
-    })
-}
-
-fn row(transaction: &Transaction<'_>, kind: &str, key: &str) -> rusqlite::Result<Option<Row>> {
-    let text: Option<String> = transaction
-        .prepare_cached("SELECT value FROM rows WHERE kind = ?1 AND key = ?2")?
-        .query_row([kind, key], |row| row.get(0))
-        .optional()?;
-    Ok(text.and_then(|text| serde_json::from_str(&text).ok()))
-}
-
-// Reading the audit trail, page by page, and removing what is old.
+// Reading, page by page.
 
 /// Which records. Everything left out means any.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -275,93 +201,42 @@ pub struct Page {
     pub next: Option<Cursor>,
 }
 
-impl Store {
-    /// A page of the audit trail, oldest first.
-    pub fn history(&mut self, query: &Query) -> Result<Page, ReadError> {
-        self.read(|connection| page(connection, query))
+impl Query {
+    /// Returns how many records a page may have.
+    pub(crate) fn page_records(&self) -> usize {
+        self.limit.unwrap_or(PAGE_RECORDS).min(PAGE_RECORDS)
     }
 
-    /// What was held from `since` until `now`, what is still held included; most first.
-    pub fn usage(&mut self, by: By, since: SystemTime, now: SystemTime) -> Result<Vec<UsageLine>, ReadError> {
-        self.read(|connection| usage_lines(connection, by, millis(since), millis(now)))
+    /// Returns whether a record at this place of the trail is asked for.
+    pub(crate) fn matches(&self, place: u64, record: &Record) -> bool {
+        self.owner.as_ref().is_none_or(|owner| *owner == record.owner)
+            && self.gpu_id.is_none_or(|gpu_id| record.devices.iter().any(|device| device.gpu_id == gpu_id))
+            && self.since.is_none_or(|since| millis(record.at) >= millis(since))
+            && self.until.is_none_or(|until| millis(record.at) < millis(until))
+            && self.after.is_none_or(|after| place > after.0)
     }
+}
 
-    /// Removes the records of leases that ended before `older_than`, up to a thousand leases; says how many records were
-    /// removed. Call it again until it says 0, with other commits in between. What is still held is never removed.
-    pub fn retain(&mut self, older_than: SystemTime) -> Result<usize, CommitError> {
-        self.hear()?;
-        let before = millis(older_than).cast_signed();
-        let sql = "DELETE FROM history WHERE lease IN
-                (SELECT lease FROM history WHERE event = 'ended' AND at < ?1 ORDER BY at LIMIT ?2)";
-        self.transact(|transaction| execute(transaction, sql, [before, limits::REMOVED_AT_ONCE as i64]))
-    }
-
-    /// Reads the trail as it is once the tables have heard of all notes. Where there is no space for that they have not,
-    /// and the reading is the same.
-    fn read<T>(&mut self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, ReadError> {
-        let Self { connection, notes, names, .. } = self;
-        if notes.unheard.is_empty() {
-            return read(connection).map_err(|source| self.not_read(source));
-        }
-        let as_if = || {
-            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            hear(&transaction, notes, names)?;
-            let found = read(&transaction)?;
-            if transaction.commit().is_ok() {
-                notes.unheard.clear();
+impl Page {
+    /// Makes a page of records that match a query, each with its place in the trail. One more than the page may have tells
+    /// that there are more.
+    pub(crate) fn of<E>(query: &Query, found: impl Iterator<Item = Result<(u64, Record), E>>) -> Result<Self, E> {
+        let mut page = Self { records: Vec::new(), next: None };
+        let mut last = query.after;
+        for found in found {
+            let (place, record) = found?;
+            if page.records.len() == query.page_records() {
+                page.next = last;
+                break;
             }
-            Ok(found)
-        };
-        as_if().map_err(|source| self.not_read(source))
-    }
-}
-
-fn page(connection: &Connection, query: &Query) -> rusqlite::Result<Page> {
-    let limit = query.limit.unwrap_or(limits::PAGE_RECORDS).min(limits::PAGE_RECORDS);
-    let mut sql = format!("SELECT {COLUMNS} FROM history WHERE true");
-    let mut values: Vec<Value> = Vec::new();
-    let mut only = |part: &str, given: &[Value]| {
-        sql.push_str(" AND ");
-        sql.push_str(part);
-        values.extend_from_slice(given);
-    };
-    let number = |number: u64| Value::Integer(number.cast_signed());
-    if let Some(owner) = &query.owner {
-        only("owner = ?", &[Value::Text(owner.clone())]);
-    }
-    if let Some(since) = query.since {
-        only("at >= ?", &[number(millis(since))]);
-    }
-    if let Some(until) = query.until {
-        only("at < ?", &[number(millis(until))]);
-    }
-    if let Some(after) = query.after {
-        only("seq > ?", &[number(after.0)]);
-    }
-    if let Some(gpu_id) = query.gpu_id {
-        let on_it = "json_valid(devices) AND EXISTS (SELECT 1 FROM json_each(devices) WHERE json_extract(value, '$.gpu_id') = ?)";
-        only(on_it, &[number(gpu_id.0.into())]);
-    }
-    sql.push_str(" ORDER BY seq LIMIT ?");
-    // One more than asked for, to know whether there are more.
-    values.push(number(limit as u64 + 1));
-
-    let mut statement = connection.prepare_cached(&sql)?;
-    let mut found = statement.query(params_from_iter(values))?;
-    let mut page = Page { records: Vec::new(), next: None };
-    let mut last = None;
-    while let Some(row) = found.next()? {
-        if page.records.len() == limit {
-            page.next = last.or(query.after);
-            break;
+            last = Some(Cursor(place));
+            page.records.push(record);
         }
-        last = Some(Cursor(row.get::<_, i64>(10)?.cast_unsigned()));
-        page.records.push(Record::read(row)?);
+        Ok(page)
     }
-    Ok(page)
 }
 
-// Who held how much for how long, worked out from the audit trail.
+// Usage: sums over the audit trail.
 
 /// What a line of usage is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -395,7 +270,7 @@ struct Sum {
 }
 
 impl Sum {
-    fn add<'a>(&mut self, devices: impl Iterator<Item = &'a HeldDevice>, held_ms: u64) {
+    fn add<'a>(&mut self, devices: impl IntoIterator<Item = &'a HeldDevice>, held_ms: u64) {
         self.leases += 1;
         for device in devices {
             let share = u128::from(device.share.0) * u128::from(device.of_gpu.0);
@@ -411,29 +286,58 @@ impl Sum {
     }
 }
 
-/// What was held in the window, most first. Times are milliseconds since 1970.
-fn usage_lines(connection: &Connection, by: By, since: u64, now: u64) -> rusqlite::Result<Vec<UsageLine>> {
-    let mut statement = connection.prepare_cached(
-        "SELECT owner, devices, granted_at, ended_at FROM history
-            WHERE event = 'ended' AND granted_at IS NOT NULL AND at > ?1 AND granted_at < ?2
-         UNION ALL
-         SELECT owner, devices, granted_at, NULL FROM history AS granted
-            WHERE event = 'granted' AND granted_at < ?2
-            AND NOT EXISTS (SELECT 1 FROM history WHERE lease = granted.lease AND event = 'ended')",
-    )?;
+/// Time that a lease held its devices, in milliseconds since 1970.
+pub(crate) struct HeldTime {
+    pub owner: String,
+    pub devices: Vec<HeldDevice>,
+    pub granted_at: u64,
+    /// `None` while it is held.
+    pub ended_at: Option<u64>,
+}
+
+impl HeldTime {
+    /// Returns the time that these records tell of. They include the grant of each lease whose end is among them, or its
+    /// end tells when it was granted.
+    pub(crate) fn of(records: &[Record]) -> impl Iterator<Item = Self> {
+        records.iter().filter_map(|record| {
+            if record.event == Event::Granted && has_end(records, record.lease) {
+                return None;
+            }
+            Some(Self {
+                owner: record.owner.clone(),
+                devices: record.devices.clone(),
+                granted_at: millis(record.granted_at?),
+                ended_at: record.ended_at.map(millis),
+            })
+        })
+    }
+}
+
+/// Returns whether these records tell of a lease's end.
+pub(crate) fn has_end(records: &[Record], lease: LeaseId) -> bool {
+    records.iter().any(|record| record.lease == lease && record.event == Event::Ended)
+}
+
+/// Sums what was held in a window, most first. Times are milliseconds since 1970.
+pub(crate) fn usage_lines<E>(
+    by: By,
+    since: u64,
+    now: u64,
+    held: impl Iterator<Item = Result<HeldTime, E>>,
+) -> Result<Vec<UsageLine>, E> {
     let mut sums: BTreeMap<String, Sum> = BTreeMap::new();
-    let mut found = statement.query([since.cast_signed(), now.cast_signed()])?;
-    while let Some(row) = found.next()? {
-        let devices = devices_in(&row.get::<_, String>(1)?);
-        let granted_at = row.get::<_, i64>(2)?.max(0).cast_unsigned();
-        let ended_at = row.get::<_, Option<i64>>(3)?.map_or(now, |at| at.max(0).cast_unsigned());
-        let held_ms = ended_at.min(now).saturating_sub(granted_at.max(since));
+    for held in held {
+        let held = held?;
+        if held.granted_at >= now || held.ended_at.is_some_and(|ended_at| ended_at <= since) {
+            continue;
+        }
+        let held_ms = held.ended_at.unwrap_or(now).min(now).saturating_sub(held.granted_at.max(since));
         match by {
-            By::Owner => sums.entry(row.get(0)?).or_default().add(devices.iter(), held_ms),
+            By::Owner => sums.entry(held.owner).or_default().add(&held.devices, held_ms),
             By::Gpu => {
-                for device in &devices {
+                for device in &held.devices {
                     let name = format!("{}/{}", device.node, device.gpu_id);
-                    sums.entry(name).or_default().add(std::iter::once(device), held_ms);
+                    sums.entry(name).or_default().add(iter::once(device), held_ms);
                 }
             }
         }

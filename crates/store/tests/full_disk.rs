@@ -18,8 +18,8 @@ use std::{env, io};
 
 use common::{clock, leases, open, waiting};
 use gpupool_core::row::LeaseRow;
-use gpupool_core::{Request, Row};
-use gpupool_store::{CommitError, Event, Query, Store, StoreError};
+use gpupool_core::{Millis, Request, Row};
+use gpupool_store::{Anchor, CommitError, Event, LeaseStore, Query, SqliteStore, StoreError};
 use support::{Stage, owned, whole};
 use tempfile::tempdir;
 
@@ -108,18 +108,21 @@ fn releases_on_a_full_disk() {
         store.commit_urgent(&batch(*number), clock(0)).unwrap();
         !dir.join("ballast").exists()
     });
-    assert!(!store.regain_ballast(), "there is no space for it");
+    let anchor = Anchor { boot: "boot".into(), ahead: Millis(0), at: clock(0) };
+    let error = store.recover(&anchor).expect_err("there is no space for the ballast");
+    assert!(matches!(error, CommitError::Full { .. }), "{error}");
     assert!(!dir.join("ballast").exists(), "nor a part of it");
     fs::remove_file(filler).unwrap();
-    assert!(store.regain_ballast());
+    store.recover(&anchor).unwrap();
+    assert!(dir.join("ballast").exists());
     store.commit(&batch(lost), clock(0)).unwrap();
     drop(store);
 
-    let (mut store, rows) = open(&dir);
+    let (store, rows) = open(&dir);
     let found = leases(&rows);
     let whole = |number: u64| (number * 64..(number + 1) * 64).all(|id| found.binary_search(&id).is_ok());
     assert!((1000..=given_up.unwrap()).all(whole));
-    let trail = store.history(&Query::default()).unwrap().records;
+    let trail = store.trail_reader().history(&Query::default()).unwrap().records;
     let events: Vec<Event> = trail.iter().map(|record| record.event).collect();
     assert_eq!(events, [Event::Granted, Event::Ended]);
 }
@@ -136,7 +139,7 @@ fn is_all_or_nothing_on_a_full_disk() {
     let (mut store, _) = open(&dir);
     let kept = (0..).find(|number| store.commit(&batch(*number), clock(0)).is_err()).unwrap();
     drop(store);
-    let rows = Store::open(&dir).unwrap().rows;
+    let rows = SqliteStore::open(&dir).unwrap().load().unwrap().rows;
     assert_eq!(leases(&rows), (0..kept * 64).collect::<Vec<_>>());
 }
 
@@ -152,7 +155,7 @@ fn opens_on_a_read_only_disk() {
     drop(open(&dir));
     let mounted = Command::new("mount").args(["-o", "remount,ro"]).arg(&dir).status().unwrap();
     assert!(mounted.success());
-    let error = Store::open(&dir).unwrap_err();
+    let error = SqliteStore::open(&dir).unwrap_err();
     assert!(matches!(&error, StoreError::File { source, .. } if source.kind() == io::ErrorKind::ReadOnlyFilesystem));
     assert!(error.to_string().contains("lock"), "{error}");
 }

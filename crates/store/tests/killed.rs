@@ -13,12 +13,13 @@ use std::process::{Command, Stdio};
 
 use common::{clock, counters, leases, open, waiting};
 use gpupool_core::Row;
+use gpupool_store::LeaseStore;
 use tempfile::tempdir;
 
 const DIR: &str = "GPUPOOL_TEST_KILLED_DIR";
 const ROUNDS: u64 = 20;
 
-/// The first lease of a batch. Most are small, so that they are noted; each fifth is not, and the tables hear of all.
+/// The first lease of a batch. Most are small, so that they go to the buffer; each fifth goes to the tables, and flushes.
 fn first_of(batch: u64) -> u64 {
     batch + 15 * (batch / 5)
 }

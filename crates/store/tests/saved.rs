@@ -23,7 +23,7 @@ use gpupool_core::lease::Holder;
 use gpupool_core::policy::{Policies, Policy, PolicyMatch, QueueOrder, Quota, Size};
 use gpupool_core::request::{Isolation, Select, Thresholds};
 use gpupool_core::{Amount, Command, DeviceId, GpuId, Millis, Pool, Request, Row, Share, Strategy, Time};
-use gpupool_store::{Query, Role};
+use gpupool_store::{LeaseStore, Query, Role};
 use rusqlite::Connection;
 use serde_json::Value as Json;
 use support::{Stage, by, owned, part, policies, whole};
@@ -35,17 +35,18 @@ fn a_saved_database_of_schema_1_opens() {
     let saved = Connection::open(dir.path().join("pool.db")).unwrap();
     saved.execute_batch(include_str!("fixtures/v1.sql")).unwrap();
     drop(saved);
-    let (mut store, rows) = open(dir.path());
+    let (store, rows) = open(dir.path());
     assert_eq!(leases(&rows), [0, 1, 2]);
     let names: Vec<String> = rows.iter().map(|row| format!("{row:?}")).collect();
     for kind in ["Node", "Device", "Lease", "Counters", "Policies", "Usage", "Workload"] {
         assert!(names.iter().any(|name| name.starts_with(kind)), "a row of kind {kind}");
     }
-    let history = store.history(&Query::default()).unwrap().records;
+    let history = store.trail_reader().history(&Query::default()).unwrap().records;
     assert_eq!(history.iter().map(|record| record.lease.0).collect::<Vec<_>>(), [0, 1, 0, 2]);
     assert!(history.iter().all(|record| record.devices[0].node == "a"));
     let tokens = store.tokens().unwrap();
     assert_eq!((&*tokens[0].token.owner, tokens[0].token.role), ("alice", Role::Admin));
+    assert_eq!(store.generation(), 1);
 }
 
 /// Stored texts are read and written again without a change, so a renamed type or field cannot change the format.
@@ -60,8 +61,8 @@ fn a_saved_database_of_schema_4_opens_and_is_written_as_it_was() {
     let json = |text: String| serde_json::from_str::<Json>(&text).unwrap();
     let mut stored: Vec<Json> =
         texts("SELECT value FROM rows UNION ALL SELECT value FROM leases").into_iter().map(json).collect();
-    let unheard = "SELECT batch FROM notes WHERE number > coalesce((SELECT number FROM heard), 0)";
-    for note in texts(unheard).into_iter().map(json) {
+    let unflushed = "SELECT batch FROM notes WHERE number > coalesce((SELECT number FROM heard), 0)";
+    for note in texts(unflushed).into_iter().map(json) {
         stored.extend(note["rows"].as_array().unwrap().iter().cloned());
     }
     assert!(stored.len() > 40, "{} rows are stored", stored.len());
@@ -75,12 +76,13 @@ fn a_saved_database_of_schema_4_opens_and_is_written_as_it_was() {
     }
     drop(saved);
 
-    let (mut store, rows) = open(dir.path());
-    let history = store.history(&Query::default()).unwrap().records;
+    let (store, rows) = open(dir.path());
+    let history = store.trail_reader().history(&Query::default()).unwrap().records;
     assert!(history.iter().any(|record| record.cause.is_some()));
     let (pool, bad) = Pool::restore(Default::default(), policies([]), Time(0), rows);
     assert_eq!(bad, []);
     pool.sanity_check().unwrap();
+    assert_eq!(store.generation(), 1);
     let causes: BTreeSet<String> =
         pool.leases().filter_map(|lease| Some(format!("{:?}", lease.cause.as_ref()?))).collect();
     assert!(causes.len() >= 7, "{causes:?}");
@@ -231,20 +233,20 @@ fn save_a_database() {
     let rows: Vec<Row> = stage.rows.iter().filter(|row| !matches!(row, Row::Forget(_))).cloned().collect();
     let (mut store, _) = open(dir.path());
     store.commit(&rows, clock(stage.now.0)).unwrap();
-    store.hear().unwrap();
+    store.flush().unwrap();
     store.create_token("alice", Role::Admin, wall(0)).unwrap();
     store.create_token("bob", Role::User, wall(0)).unwrap();
-    // Notes that the tables have not heard of: a lease that changed, and one that is forgotten.
+    // Batches that stay in the buffer: a lease that changed, and one that is forgotten.
     let before = stage.rows.len();
     stage.run(Command::Drained { lease: released });
     let noted = stage.ask(owned("carol", part(10)));
     stage.pass(Millis(1));
     store.commit(&stage.rows[before..], clock(stage.now.0)).unwrap();
     store.commit(&[Row::Forget(gone)], clock(stage.now.0)).unwrap();
-    assert!(store.unheard() > 0, "lease {noted} is noted");
+    assert!(store.unflushed() > 0, "lease {noted} is in the buffer");
     drop(store);
     let connection = Connection::open(dir.path().join("pool.db")).unwrap();
-    // Notes are as long as a page; the blanks at their end mean nothing.
+    // Batches in the buffer are as long as a page; the blanks at their end mean nothing.
     connection.execute("UPDATE notes SET batch = rtrim(batch)", []).unwrap();
     fs::write(env::var_os("GPUPOOL_SAVE").unwrap(), text_of(&connection).unwrap()).unwrap();
 }

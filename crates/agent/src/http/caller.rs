@@ -152,7 +152,10 @@ impl Callers {
             known.changes
         };
         let asked = secret.to_owned();
-        let found = app.owner.look(move |owner| owner.store().find_token(&asked)).await?;
+        let found = app
+            .owner
+            .look(move |owner| owner.store().token_owners().map(|owners| owners.find(&asked).cloned()))
+            .await?;
         let unreadable = |error: gpupool_store::ReadError| {
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, "not_durable", error.to_string())
         };

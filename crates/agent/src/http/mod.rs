@@ -28,6 +28,7 @@ use std::time::Instant;
 use axum::Router;
 use axum::routing::get;
 use gpupool_config::Config;
+use gpupool_store::TrailReader;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -48,6 +49,8 @@ pub use caller::Callers;
 pub struct App {
     /// Who decides.
     pub owner: Owner,
+    /// Reader of the audit trail, for one reading at a time.
+    pub trail: Arc<tokio::sync::Mutex<Box<dyn TrailReader>>>,
     /// What devices read.
     pub statistics: Arc<Statistics>,
     /// What happened.

@@ -79,7 +79,7 @@ impl OwnerThread {
             self.waiters.wait_for_end(lease, waiter, &self.pool);
         }
         for work in works {
-            work(&mut self.store);
+            work(&mut *self.store);
         }
         for look in looks {
             look(self);

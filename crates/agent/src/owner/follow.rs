@@ -90,7 +90,7 @@ mod tests {
     use gpupool_core::policy::Policies;
     use gpupool_core::reading::Reading;
     use gpupool_core::{Bytes, DeviceId, MilliCpus, Millis, Request, Settings};
-    use gpupool_store::{Clock, Store};
+    use gpupool_store::{Clock, LoadedRows, SqliteStore};
     use tokio::sync::{mpsc, oneshot};
 
     use super::*;
@@ -118,7 +118,8 @@ mod tests {
             let labels = Default::default();
             let node = NodeFacts { name: "node".into(), cpus: MilliCpus(1000), memory: Bytes::ZERO, labels };
             let spec = OwnerSpec {
-                opened: Store::open(folder.path()).unwrap(),
+                store: Box::new(SqliteStore::open(folder.path()).unwrap()),
+                loaded: LoadedRows::default(),
                 settings: Settings::default(),
                 policies: Policies::unlimited(),
                 node: node.clone(),

@@ -33,10 +33,10 @@ impl OwnerThread {
 
     /// Lets the store's tables hear of its notes: when there are many, and when nothing is asked.
     pub(super) fn hear_notes(&mut self, is_idle: bool) {
-        let is_time = is_idle || self.store.unheard() >= NOTES;
+        let is_time = is_idle || self.store.unflushed() >= NOTES;
         if is_time
             && self.store_state == StoreState::Fine
-            && let Err(error) = self.store.hear()
+            && let Err(error) = self.store.flush()
         {
             self.not_kept(&error);
         }
@@ -59,8 +59,9 @@ impl OwnerThread {
 
     /// The pool as the store has it.
     fn undo(&mut self) {
-        let rows = match self.store.rows() {
-            Ok((rows, _complained_of_at_start)) => rows,
+        let rows = match self.store.load() {
+            // The complaints were told at the start.
+            Ok(loaded) => loaded.rows,
             Err(error) => {
                 // The empty pool stands in until there are rows again; nothing is applied to it.
                 self.note(StoreState::Broken(shared(&error)));
@@ -82,9 +83,11 @@ impl OwnerThread {
             return;
         }
         self.retried = Instant::now();
-        let mended = match self.store_state {
-            StoreState::Full(_) => self.store.regain_ballast(),
-            _ => self.store.set_anchor(&crate::clock::anchor()).is_ok(),
+        let mended = match self.store.recover(&crate::clock::anchor()) {
+            Ok(()) => true,
+            // A store that was broken can be written again; the next commit that finds no space says so.
+            Err(CommitError::Full { .. }) => matches!(self.store_state, StoreState::Broken(_)),
+            Err(_) => false,
         };
         if mended {
             if matches!(self.store_state, StoreState::Broken(_)) {

@@ -6,7 +6,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use gpupool_api::lease::{self, Followed};
 use gpupool_core::lease::Holder;
 use gpupool_core::{Command, Denied, LeaseId, Millis};
-use gpupool_store::Store;
+use gpupool_store::LeaseStore;
 use tokio::sync::oneshot;
 
 use crate::identity::Caller;
@@ -71,7 +71,7 @@ pub(super) struct Fact {
 }
 
 type Look = Box<dyn FnOnce(&OwnerThread) + Send>;
-type Work = Box<dyn FnOnce(&mut Store) + Send>;
+type Work = Box<dyn FnOnce(&mut dyn LeaseStore) + Send>;
 type Change = Box<dyn FnOnce(&mut Tie) + Send>;
 
 pub(super) enum Message {
@@ -199,7 +199,7 @@ impl Owner {
     /// Does something with the store besides rows, between commits.
     pub async fn work<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Store) -> T + Send + 'static,
+        work: impl FnOnce(&mut dyn LeaseStore) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
         let (reply, answer) = oneshot::channel();
         self.send(Message::Work(Box::new(move |store| drop(reply.send(work(store))))))?;

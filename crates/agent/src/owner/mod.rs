@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use gpupool_core::device::{DeviceIdentity, NodeFacts};
 use gpupool_core::policy::Policies;
 use gpupool_core::{DeviceId, GpuId, LeaseId, NodeId, Pool, Settings, Time};
-use gpupool_store::{Clock, Store};
+use gpupool_store::{Clock, LeaseStore, LoadedRows};
 
 use crate::clock;
 use crate::limits::{BATCH, MESSAGES, NOTES_WAIT, STORE_RETRY};
@@ -43,8 +43,10 @@ use waiters::Waiters;
 
 /// What an owner thread starts with.
 pub struct OwnerSpec {
-    /// The store, and the rows it had.
-    pub opened: gpupool_store::Opened,
+    /// The store.
+    pub store: Box<dyn LeaseStore>,
+    /// The rows it had.
+    pub loaded: LoadedRows,
     /// How the pool works.
     pub settings: Settings,
     /// The rules in force.
@@ -74,7 +76,7 @@ pub enum StoreState {
 /// The owner's state, which only its thread touches; [`Owner::look`] shows it to others.
 pub struct OwnerThread {
     pool: Pool,
-    store: Store,
+    store: Box<dyn LeaseStore>,
     store_state: StoreState,
     settings: Settings,
     policies: Policies,
@@ -123,12 +125,12 @@ impl Owner {
 impl OwnerThread {
     /// On the rows of a store, at an instant; and which rows made no sense.
     fn new(spec: OwnerSpec, at: Clock) -> (Self, Vec<String>) {
-        let mut complaints = spec.opened.complaints;
-        let (pool, bad) = Pool::restore(spec.settings, spec.policies.clone(), at.pool, spec.opened.rows);
+        let mut complaints = spec.loaded.complaints;
+        let (pool, bad) = Pool::restore(spec.settings, spec.policies.clone(), at.pool, spec.loaded.rows);
         complaints.extend(bad.iter().map(ToString::to_string));
         let mut owner = Self {
             pool,
-            store: spec.opened.store,
+            store: spec.store,
             store_state: StoreState::Fine,
             settings: spec.settings,
             policies: spec.policies,
@@ -183,7 +185,7 @@ impl OwnerThread {
         if !self.waiters.calls.is_empty() && !self.is_broken() {
             patience = patience.min(Duration::from_millis(self.follow_due().since(clock::now()).0));
         }
-        if self.store_state == StoreState::Fine && self.store.unheard() > 0 {
+        if self.store_state == StoreState::Fine && self.store.unflushed() > 0 {
             patience = patience.min(NOTES_WAIT);
         }
         if self.store_state != StoreState::Fine {
@@ -202,8 +204,8 @@ impl OwnerThread {
     }
 
     /// The store, to read from.
-    pub fn store(&self) -> &Store {
-        &self.store
+    pub fn store(&self) -> &dyn LeaseStore {
+        &*self.store
     }
 
     /// How the store is.

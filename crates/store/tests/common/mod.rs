@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use gpupool_core::lease::LeaseState;
 use gpupool_core::row::{Counters, LeaseRow};
 use gpupool_core::{LeaseId, Request, Row, Time};
-use gpupool_store::{Clock, Opened, Store};
+use gpupool_store::{Clock, LeaseStore, LoadedRows, SqliteStore};
 
 /// A wall time so many milliseconds after a day in 2026.
 pub fn wall(ms: u64) -> SystemTime {
@@ -51,10 +51,17 @@ pub fn counters(next_lease: u64) -> Row {
 }
 
 /// Opens a store that must open without complaints.
-pub fn open(dir: &Path) -> (Store, Vec<Row>) {
-    let Opened { store, rows, complaints } = Store::open(dir).expect("the store opens");
-    assert_eq!(complaints, [] as [&str; 0]);
+pub fn open(dir: &Path) -> (SqliteStore, Vec<Row>) {
+    let store = SqliteStore::open(dir).expect("the store opens");
+    let rows = rows(&store);
     (store, rows)
+}
+
+/// Loads rows that must be without complaints.
+pub fn rows(store: &dyn LeaseStore) -> Vec<Row> {
+    let LoadedRows { rows, complaints } = store.load().expect("the rows can be read");
+    assert_eq!(complaints, [] as [&str; 0]);
+    rows
 }
 
 /// The ids of the leases among rows, in order.

@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::common::{clock, counters, leases, open, waiting};
+use crate::common::{clock, leases, open, waiting};
 use gpupool_core::Row;
-use gpupool_store::{BALLAST_BYTES, Store, StoreError};
+use gpupool_store::{BALLAST_BYTES, LeaseStore, Query, SqliteStore, StoreError};
 use rusqlite::Connection;
 use tempfile::tempdir;
 
@@ -21,13 +21,13 @@ fn closed(dir: &Path, count: u64) {
     let rows: Vec<Row> = (0..count).map(waiting).collect();
     let mut store = open(dir).0;
     store.commit(&rows, clock(0)).unwrap();
-    store.hear().unwrap();
+    store.flush().unwrap();
 }
 
 /// The error of a database that must be refused, and must be the same afterwards.
 fn refused(dir: &Path) -> StoreError {
     let before = fs::read(dir.join("pool.db")).unwrap();
-    let error = Store::open(dir).expect_err("it must be refused");
+    let error = SqliteStore::open(dir).expect_err("it must be refused");
     assert!(fs::read(dir.join("pool.db")).unwrap() == before, "{error}: and the file was changed");
     error
 }
@@ -47,21 +47,10 @@ fn a_new_store_is_empty_private_and_has_its_ballast() {
 fn a_second_opener_is_told_who_has_it() {
     let dir = tempdir().unwrap();
     let first = open(dir.path());
-    let error = Store::open(dir.path()).unwrap_err();
+    let error = SqliteStore::open(dir.path()).unwrap_err();
     assert!(matches!(error, StoreError::InUse { pid: Some(pid), .. } if pid == std::process::id()), "{error}");
     drop(first);
     open(dir.path());
-}
-
-#[test]
-fn a_later_row_replaces_an_earlier_one_and_forget_removes_it() {
-    let dir = tempdir().unwrap();
-    let (mut store, _) = open(dir.path());
-    let forget = Row::Forget(gpupool_core::LeaseId(1));
-    store.commit(&[counters(1), waiting(1), waiting(2), counters(3), forget], clock(0)).unwrap();
-    drop(store);
-    let (_, rows) = open(dir.path());
-    assert_eq!(rows, [counters(3), waiting(2)]);
 }
 
 #[test]
@@ -136,18 +125,23 @@ fn a_row_that_cannot_be_read_is_complained_of_and_stays() {
          INSERT INTO rows VALUES ('dream', 'x', '{\"dream\":1}'), ('node', x'ff', 5)",
     );
     for _ in 0..2 {
-        let opened = Store::open(dir.path()).unwrap();
-        assert_eq!(leases(&opened.rows), [0, 2]);
-        assert_eq!(opened.complaints.len(), 4, "{:?}", opened.complaints);
-        assert!(opened.complaints.iter().any(|words| words.contains("lease row \"1\"")), "{:?}", opened.complaints);
+        let loaded = SqliteStore::open(dir.path()).unwrap().load().unwrap();
+        assert_eq!(leases(&loaded.rows), [0, 2]);
+        assert_eq!(loaded.complaints.len(), 4, "{:?}", loaded.complaints);
+        assert!(loaded.complaints.iter().any(|words| words.contains("lease row \"1\"")), "{:?}", loaded.complaints);
     }
 }
 
 #[test]
-fn a_note_that_cannot_be_read_is_refused_and_left_untouched() {
+fn a_buffered_batch_that_cannot_be_read_is_refused_and_left_untouched() {
     let dir = tempdir().unwrap();
-    open(dir.path()).0.commit(&[waiting(0)], clock(0)).unwrap();
+    let mut store = open(dir.path()).0;
+    store.commit(&[waiting(0)], clock(0)).unwrap();
+    let reader = store.trail_reader();
+    drop(store);
     tamper(dir.path(), "UPDATE notes SET batch = substr(batch, 1, 100)");
+    let words = reader.history(&Query::default()).unwrap_err().to_string();
+    assert!(words.contains("number 1"), "{words}");
     let error = refused(dir.path());
     assert!(matches!(&error, StoreError::Corrupt { what, .. } if what.contains("number 1")), "{error}");
 }
@@ -168,6 +162,6 @@ fn a_directory_that_is_none_is_named_in_the_error() {
     let dir = tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, b"").unwrap();
-    let words = Store::open(&file).unwrap_err().to_string();
+    let words = SqliteStore::open(&file).unwrap_err().to_string();
     assert!(words.contains(&*file.to_string_lossy()) && words.contains("writable"), "{words}");
 }

@@ -6,7 +6,7 @@ use crate::common::{clock, open};
 use crate::support::{Stage, by, devices, mins, node, owned, part, secs, whole};
 use gpupool_core::policy::{Policies, Quota};
 use gpupool_core::{Command, LeaseId, Pool, Request, Row, Time, Token};
-use gpupool_store::{Event, Query, Store};
+use gpupool_store::{Event, LeaseStore, Query};
 use proptest::prelude::*;
 use tempfile::tempdir;
 
@@ -20,8 +20,8 @@ enum Act {
     Node(u8),
     Quota(u8),
     Forget(u64),
-    /// The tables hear of what is noted.
-    Hear,
+    /// The write-ahead buffer is flushed.
+    Flush,
     /// The trail is read.
     Read,
     Reopen,
@@ -36,7 +36,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => (0..3_u8).prop_map(Act::Node),
         1 => (0..4_u8).prop_map(Act::Quota),
         1 => (0..12_u64).prop_map(Act::Forget),
-        1 => Just(Act::Hear),
+        1 => Just(Act::Flush),
         1 => Just(Act::Read),
         1 => Just(Act::Reopen),
     ]
@@ -64,7 +64,7 @@ fn perform(stage: &mut Stage, act: &Act) {
             stage.run(Command::SetPolicies { policies: Box::new(policies) });
         }
         Act::Forget(lease) => stage.rows.push(Row::Forget(LeaseId(lease))),
-        Act::Hear | Act::Read | Act::Reopen => {}
+        Act::Flush | Act::Read | Act::Reopen => {}
     }
 }
 
@@ -100,8 +100,8 @@ fn shown(stage: &Stage, rows: impl IntoIterator<Item = Row>) -> String {
 }
 
 /// Which leases were granted and which ended, by the trail; those that were forgotten on the way aside.
-fn trail_of(store: &mut Store, batches: &[Vec<Act>]) -> BTreeMap<(LeaseId, bool), Option<Token>> {
-    let page = store.history(&Query::default()).unwrap();
+fn trail_of(store: &dyn LeaseStore, batches: &[Vec<Act>]) -> BTreeMap<(LeaseId, bool), Option<Token>> {
+    let page = store.trail_reader().history(&Query::default()).unwrap();
     assert_eq!(page.next, None, "a short story has one page");
     let told = page.records.into_iter().filter(|record| !forgotten(batches, record.lease));
     told.map(|record| ((record.lease, record.event == Event::Ended), record.token)).collect()
@@ -140,9 +140,9 @@ proptest! {
             kept = stage.rows.len();
             for act in batch {
                 match act {
-                    Act::Hear => store.hear().unwrap(),
+                    Act::Flush => store.flush().unwrap(),
                     Act::Read => {
-                        let (told, known) = (trail_of(&mut store, &batches), trail_told(&stage, &batches));
+                        let (told, known) = (trail_of(&store, &batches), trail_told(&stage, &batches));
                         prop_assert_eq!(told, known);
                     }
                     Act::Reopen => {
@@ -154,8 +154,8 @@ proptest! {
             }
         }
         drop(store);
-        let (mut store, rows) = open(dir.path());
-        prop_assert_eq!(trail_of(&mut store, &batches), trail_told(&stage, &batches));
+        let (store, rows) = open(dir.path());
+        prop_assert_eq!(trail_of(&store, &batches), trail_told(&stage, &batches));
         let found: BTreeMap<String, Row> = rows.iter().map(|row| (subject(row), row.clone())).collect();
         prop_assert_eq!(found.len(), rows.len(), "each thing has one row");
         prop_assert_eq!(&found, &model);

@@ -1,46 +1,27 @@
-//! Opening: one owner, checks before the first write, then the rows.
+//! Opening: one owner, checks before the first write, then the schema and the generation. And reading all rows.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use gpupool_core::Row;
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 
-use crate::commit::{Notes, key_of, unwritable};
-use crate::disk::{Ballast, Lock, lengthen_log};
-use crate::error::{CommitError, ReadError, StoreError};
-use crate::limits;
-use crate::trail::Names;
+use crate::error::StoreError;
+use crate::lease_store::key_of;
+use crate::limits::{COMPLAINTS, LOCK_WAIT, LOG_BYTES};
 
-/// The open database of one state directory. Nobody else can open it while this lives.
-#[derive(Debug)]
-pub struct Store {
-    pub(crate) connection: Connection,
-    pub(crate) file: PathBuf,
-    pub(crate) ballast: Ballast,
-    pub(crate) names: Names,
-    pub(crate) notes: Notes,
-    _lock: Lock,
-}
+use super::buffer::WriteAheadBuffer;
+use super::commit::transact;
+use super::disk::{Ballast, Lock, lengthen_log};
+use super::trail::DeviceNames;
+use super::{SqliteStore, execute, unwritable};
 
-/// What opening gives.
-#[derive(Debug)]
-pub struct Opened {
-    pub store: Store,
-    /// The last row about each thing.
-    pub rows: Vec<Row>,
-    /// What is not as it should be and does not stand in the way, for people: rows that cannot be read (they stay in the
-    /// database), a ballast that cannot be made.
-    pub complaints: Vec<String>,
-}
-
-impl Store {
-    /// Opens the store in a state directory, making both where they are missing.
-    pub fn open(dir: &Path) -> Result<Opened, StoreError> {
+impl SqliteStore {
+    /// Opens the store in a state directory for writing, and makes both where they are missing.
+    pub fn open(dir: &Path) -> Result<Self, StoreError> {
         // Others reach the agent's socket in it; the files themselves are the agent's alone.
         DirBuilder::new().recursive(true).mode(0o711).create(dir).map_err(|source| StoreError::File {
             path: dir.to_owned(),
@@ -49,40 +30,26 @@ impl Store {
         })?;
         let lock = Lock::take(dir)?;
         let file = dir.join("pool.db");
-        look_at_header(&file)?;
+        check_header(&file)?;
         let mut connection = connect(&file)?;
-        let mut complaints = Vec::new();
         prepare(&mut connection, &file)?;
         let unreadable = |what| StoreError::Corrupt { file: file.clone(), what };
-        let notes = Notes::read(&connection).map_err(|source| unusable(&file, source))?.map_err(unreadable)?;
-        let rows = read_rows(&connection, &notes, &mut complaints).map_err(|source| unusable(&file, source))?;
-        lengthen_log(&file);
+        let buffer =
+            WriteAheadBuffer::read(&connection).map_err(|source| unusable(&file, source))?.map_err(unreadable)?;
         let ballast = Ballast::of(dir);
+        let generation = begin_generation(&mut connection, &ballast).map_err(|source| unusable(&file, source))?;
+        lengthen_log(&file);
+        let mut complaints = Vec::new();
         if let Err(error) = ballast.take() {
             complaints.push(format!("no ballast in {} for when the disk is full: {error}", dir.display()));
         }
-        let store = Self { connection, file, ballast, names: Names::default(), notes, _lock: lock };
-        Ok(Opened { store, rows, complaints })
-    }
-
-    /// The rows as they are kept now, and what is to complain of: to build a pool anew after a commit that failed.
-    pub fn rows(&self) -> Result<(Vec<Row>, Vec<String>), ReadError> {
-        let mut complaints = Vec::new();
-        let rows = read_rows(&self.connection, &self.notes, &mut complaints).map_err(|source| self.not_read(source))?;
-        Ok((rows, complaints))
-    }
-
-    pub(crate) fn not_kept(&self, source: rusqlite::Error) -> CommitError {
-        CommitError::of(self.file.clone(), source, self.ballast.crowded())
-    }
-
-    pub(crate) fn not_read(&self, source: rusqlite::Error) -> ReadError {
-        ReadError { file: self.file.clone(), source }
+        let device_names = DeviceNames::new();
+        Ok(Self { connection, file, ballast, buffer, device_names, generation, complaints, _lock: lock })
     }
 }
 
-/// Makes the file where it is missing, and refuses what its first bytes already tell not to be for us.
-fn look_at_header(path: &Path) -> Result<(), StoreError> {
+/// Makes the file where it is missing, and refuses one whose first bytes tell that it is not for us.
+fn check_header(path: &Path) -> Result<(), StoreError> {
     let fail = |doing| move |source| StoreError::File { path: path.to_owned(), doing, source };
     let mut open = OpenOptions::new();
     let mut file = match open.read(true).write(true).open(path) {
@@ -137,7 +104,7 @@ fn prepare(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
     migrate(connection, version).map_err(fail)
 }
 
-/// The schema of a database that is sound and ours, or new.
+/// Returns the schema of a database that is sound and ours, or new.
 fn check(connection: &Connection, file: &Path) -> Result<u32, StoreError> {
     let fail = |source| unusable(file, source);
     let number = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0)).map_err(fail);
@@ -157,12 +124,12 @@ fn check(connection: &Connection, file: &Path) -> Result<u32, StoreError> {
 
 /// Settles how commits are made; says whether they can be made in a log.
 fn settle(connection: &Connection) -> rusqlite::Result<bool> {
-    connection.busy_timeout(Duration::ZERO)?;
+    connection.busy_timeout(LOCK_WAIT)?;
     connection.pragma_update(None, "foreign_keys", false)?;
     let mode: String = connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
     // A commit is on disk before it is answered.
     connection.pragma_update(None, "synchronous", "full")?;
-    connection.pragma_update_and_check(None, "journal_size_limit", limits::LOG_BYTES, |_| Ok(()))?;
+    connection.pragma_update_and_check(None, "journal_size_limit", LOG_BYTES, |_| Ok(()))?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
     Ok(mode == "wal")
 }
@@ -173,22 +140,43 @@ fn unusable(file: &Path, source: rusqlite::Error) -> StoreError {
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
             StoreError::Corrupt { file, what: source.to_string() }
         }
-        _ => StoreError::Database { file, source },
+        _ => StoreError::Database { file, source: source.into() },
     }
 }
 
-/// The last row about each thing, whether the tables have heard of it or not.
-fn read_rows(connection: &Connection, notes: &Notes, complaints: &mut Vec<String>) -> rusqlite::Result<Vec<Row>> {
+/// Counts this opening, and returns how many there were. A full disk is no obstacle as long as there is a ballast.
+fn begin_generation(connection: &mut Connection, ballast: &Ballast) -> rusqlite::Result<u64> {
+    let mut begin = || {
+        transact(connection, |transaction| {
+            let sql = "SELECT CAST(value AS INTEGER) FROM rows WHERE kind = 'generation' AND key = ''";
+            let last: Option<i64> = transaction.query_row(sql, [], |row| row.get(0)).optional()?;
+            let generation = last.unwrap_or_default().max(0) + 1;
+            let sql = "INSERT OR REPLACE INTO rows (kind, key, value) VALUES ('generation', '', ?1)";
+            execute(transaction, sql, [generation.to_string()])?;
+            Ok(generation.cast_unsigned())
+        })
+    };
+    begin().or_else(|error| if ballast.give_up() { begin() } else { Err(error) })
+}
+
+/// Returns the last row about each thing, whether it is in the tables or in the buffer.
+pub(super) fn read_rows(
+    connection: &Connection,
+    buffer: &WriteAheadBuffer,
+    complaints: &mut Vec<String>,
+) -> rusqlite::Result<Vec<Row>> {
     let mut rows = Vec::new();
     let mut bad = 0;
-    let mut statement = connection
-        .prepare("SELECT kind, key, value FROM rows UNION ALL SELECT 'lease', CAST(id AS TEXT), value FROM leases")?;
+    let mut statement = connection.prepare(
+        "SELECT kind, key, value FROM rows WHERE kind <> 'generation'
+         UNION ALL SELECT 'lease', CAST(id AS TEXT), value FROM leases",
+    )?;
     let mut found = statement.query([])?;
     while let Some(row) = found.next()? {
         let bytes = |column| row.get_ref(column).ok().and_then(|value| value.as_bytes().ok()).unwrap_or_default();
         match understand(bytes(0), bytes(1), bytes(2)) {
             Ok(row) => rows.push(row),
-            Err(_) if bad >= limits::COMPLAINTS => bad += 1,
+            Err(_) if bad >= COMPLAINTS => bad += 1,
             Err(why) => {
                 let (kind, key) = (String::from_utf8_lossy(bytes(0)), String::from_utf8_lossy(bytes(1)));
                 complaints.push(format!("{kind} row {key:?} cannot be read and is left where it is: {why}"));
@@ -196,10 +184,10 @@ fn read_rows(connection: &Connection, notes: &Notes, complaints: &mut Vec<String
             }
         }
     }
-    if bad > limits::COMPLAINTS {
-        complaints.push(format!("{} more rows cannot be read", bad - limits::COMPLAINTS));
+    if bad > COMPLAINTS {
+        complaints.push(format!("{} more rows cannot be read", bad - COMPLAINTS));
     }
-    notes.over(rows).map_err(unwritable)
+    buffer.overlay(rows).map_err(unwritable)
 }
 
 fn understand(kind: &[u8], key: &[u8], value: &[u8]) -> Result<Row, String> {

@@ -14,7 +14,7 @@ use crate::limits::{BALLAST_BYTES, FULL_BELOW_BYTES, LOG_BYTES, LOG_SPACE};
 
 /// Held as long as it lives.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub(super) struct Lock {
     _file: File,
 }
 
@@ -54,8 +54,8 @@ fn pid_in(file: &mut File) -> Option<u32> {
 
 /// Where the file is, or was.
 #[derive(Debug)]
-pub(crate) struct Ballast {
-    path: PathBuf,
+pub(super) struct Ballast {
+    pub path: PathBuf,
 }
 
 impl Ballast {
@@ -99,8 +99,8 @@ impl Ballast {
         given
     }
 
-    /// Whether hardly any space is left here.
-    pub fn crowded(&self) -> bool {
+    /// Returns whether hardly any space is left here.
+    pub fn is_crowded(&self) -> bool {
         let dir = self.path.parent().unwrap_or(&self.path);
         statvfs(dir).is_ok_and(|space| space.f_bavail.saturating_mul(space.f_frsize) < FULL_BELOW_BYTES)
     }
@@ -114,7 +114,7 @@ impl Ballast {
 
 /// Lengthens the log of a database to what it is cut back to later, where it is shorter and there is space to spare. A log
 /// that cannot be lengthened works as well.
-pub(crate) fn lengthen_log(database: &Path) {
+pub(super) fn lengthen_log(database: &Path) {
     let path = database.with_extension("db-wal");
     let Ok(mut file) = OpenOptions::new().write(true).open(path) else { return };
     let Ok(length) = file.metadata().map(|meta| meta.len()) else { return };

@@ -1,0 +1,272 @@
+//! A store in memory, for tests: nothing survives the process, and commits can be made to fail or to hang.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
+use std::convert::Infallible;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use gpupool_core::{DeviceId, LeaseId, Row};
+
+use crate::clock::{Anchor, Clock, millis};
+use crate::error::{CommitError, ReadError};
+use crate::lease_store::{LeaseStore, LoadedRows, RowKey, TrailReader, device_key, is_removal, key_of, node_key};
+use crate::limits::REMOVED_AT_ONCE;
+use crate::tokens::{self, Role, Secret, SecretHash, TokenId, TokenLine, TokenOwner, TokenOwners};
+use crate::trail::{
+    By, Event, HeldDevice, HeldTime, Page, Query, Record, TrailLog, UsageLine, follow, names_of, usage_lines,
+};
+
+/// Where a [`MemoryStore`] keeps everything: what a disk is to another store. Its clones are the same one. It outlives the
+/// stores that are opened on it, and makes their commits fail.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryDisk {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    contents: Mutex<Contents>,
+    /// Apart from the contents, so that a commit that hangs holds up no reader.
+    faults: Mutex<Faults>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Faults {
+    fault: Option<MemoryFault>,
+    /// Commits that hang.
+    hanging: usize,
+}
+
+/// Fault of a [`MemoryDisk`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryFault {
+    /// No space is left: only urgent commits succeed.
+    Full,
+    /// Every commit fails with an error of the disk.
+    Io,
+    /// Every commit waits until the fault changes.
+    Hang,
+}
+
+impl MemoryDisk {
+    /// Opens a store on the disk.
+    pub fn open(&self) -> MemoryStore {
+        let mut contents = lock(&self.shared.contents);
+        contents.generation += 1;
+        MemoryStore { disk: self.clone(), generation: contents.generation }
+    }
+
+    /// Makes commits fail, hang, or succeed again. Commits that hang go on.
+    pub fn set_fault(&self, fault: Option<MemoryFault>) {
+        lock(&self.shared.faults).fault = fault;
+        self.shared.changed.notify_all();
+    }
+
+    /// Waits until a commit hangs.
+    pub fn wait_until_hanging(&self) {
+        let faults = lock(&self.shared.faults);
+        let hangs = self.shared.changed.wait_while(faults, |faults| faults.hanging == 0);
+        drop(hangs.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Changes the contents, unless there is a fault.
+    fn write<T>(&self, is_urgent: bool, change: impl FnOnce(&mut Contents) -> T) -> Result<T, CommitError> {
+        let mut faults = lock(&self.shared.faults);
+        if faults.fault == Some(MemoryFault::Hang) {
+            faults.hanging += 1;
+            self.shared.changed.notify_all();
+            let hangs = |faults: &mut Faults| faults.fault == Some(MemoryFault::Hang);
+            faults = self.shared.changed.wait_while(faults, hangs).unwrap_or_else(PoisonError::into_inner);
+            faults.hanging -= 1;
+        }
+        let file = PathBuf::from("memory");
+        match faults.fault {
+            Some(MemoryFault::Full) if !is_urgent => {
+                Err(CommitError::Full { file, source: io::Error::from(io::ErrorKind::StorageFull).into() })
+            }
+            Some(MemoryFault::Io) => Err(CommitError::Io { file, source: "the disk was made to fail".into() }),
+            _ => Ok(change(&mut lock(&self.shared.contents))),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A store on a [`MemoryDisk`]. It has no write-ahead buffer, and space for urgent commits always.
+#[derive(Debug)]
+pub struct MemoryStore {
+    disk: MemoryDisk,
+    generation: u64,
+}
+
+#[derive(Debug, Default)]
+struct Contents {
+    generation: u64,
+    rows: BTreeMap<RowKey<'static>, Row>,
+    /// The audit trail, oldest first, each record with its place in it.
+    trail: Vec<(u64, Record)>,
+    anchor: Option<Anchor>,
+    tokens: Vec<(SecretHash, TokenLine)>,
+}
+
+impl Contents {
+    fn apply(&mut self, rows: &[Row], clock: Clock) {
+        for row in rows {
+            let Ok(()) = follow(self, row, clock);
+            self.put(row);
+        }
+    }
+
+    fn put(&mut self, row: &Row) {
+        let Ok((kind, key)) = key_of(row) else { return };
+        let key = (kind, Cow::Owned(key.into_owned()));
+        if is_removal(row) {
+            self.rows.remove(&key);
+        } else {
+            self.rows.insert(key, row.clone());
+        }
+    }
+
+    fn row(&self, (kind, key): (&'static str, String)) -> Option<&Row> {
+        self.rows.get(&(kind, Cow::Owned(key)))
+    }
+
+    fn records(&self) -> Vec<Record> {
+        self.trail.iter().map(|(_, record)| record.clone()).collect()
+    }
+}
+
+impl TrailLog for Contents {
+    type Error = Infallible;
+
+    fn grant(&mut self, lease: LeaseId) -> Result<Option<Record>, Infallible> {
+        let is_grant = |record: &&Record| record.lease == lease && record.event == Event::Granted;
+        Ok(self.trail.iter().map(|(_, record)| record).find(is_grant).cloned())
+    }
+
+    fn device_names(&mut self, id: DeviceId) -> Result<HeldDevice, Infallible> {
+        let device = match self.row(device_key(id)) {
+            Some(Row::Device(device)) => Some(device),
+            _ => None,
+        };
+        let node = match device.and_then(|device| self.row(node_key(device.node))) {
+            Some(Row::Node(node)) => Some(node),
+            _ => None,
+        };
+        Ok(names_of(id, device, node))
+    }
+
+    fn add(&mut self, record: Record) -> Result<(), Infallible> {
+        let is_there = self.trail.iter().any(|(_, known)| (known.lease, known.event) == (record.lease, record.event));
+        if !is_there {
+            let place = self.trail.last().map_or(1, |(last, _)| last + 1);
+            self.trail.push((place, record));
+        }
+        Ok(())
+    }
+}
+
+impl LeaseStore for MemoryStore {
+    fn load(&self) -> Result<LoadedRows, ReadError> {
+        let rows = lock(&self.disk.shared.contents).rows.values().cloned().collect();
+        Ok(LoadedRows { rows, complaints: Vec::new() })
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    fn commit(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+        self.disk.write(false, |contents| contents.apply(rows, clock))
+    }
+
+    fn commit_urgent(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+        self.disk.write(true, |contents| contents.apply(rows, clock))
+    }
+
+    fn unflushed(&self) -> usize {
+        0
+    }
+
+    fn flush(&mut self) -> Result<(), CommitError> {
+        Ok(())
+    }
+
+    fn recover(&mut self, anchor: &Anchor) -> Result<(), CommitError> {
+        self.set_anchor(anchor)
+    }
+
+    fn anchor(&self) -> Result<Option<Anchor>, ReadError> {
+        Ok(lock(&self.disk.shared.contents).anchor.clone())
+    }
+
+    fn set_anchor(&mut self, anchor: &Anchor) -> Result<(), CommitError> {
+        self.disk.write(false, |contents| contents.anchor = Some(anchor.clone()))
+    }
+
+    fn create_token(&mut self, owner: &str, role: Role, at: SystemTime) -> Result<(TokenId, Secret), CommitError> {
+        let refused = |error: io::Error| CommitError::Refused { file: "memory".into(), source: error.into() };
+        let secret = tokens::draw().map_err(refused)?;
+        let hash = tokens::hash(secret.reveal());
+        self.disk.write(false, |contents| {
+            let id = TokenId(contents.tokens.len() as u64 + 1);
+            let token = TokenOwner { id, owner: owner.to_owned(), role };
+            contents.tokens.push((hash, TokenLine { token, created_at: at, revoked_at: None }));
+            (id, secret)
+        })
+    }
+
+    fn revoke_token(&mut self, id: TokenId, at: SystemTime) -> Result<bool, CommitError> {
+        self.disk.write(false, |contents| {
+            let live = |(_, line): &&mut (SecretHash, TokenLine)| line.token.id == id && line.revoked_at.is_none();
+            contents.tokens.iter_mut().find(live).map(|(_, line)| line.revoked_at = Some(at)).is_some()
+        })
+    }
+
+    fn tokens(&self) -> Result<Vec<TokenLine>, ReadError> {
+        Ok(lock(&self.disk.shared.contents).tokens.iter().map(|(_, line)| line.clone()).collect())
+    }
+
+    fn token_owners(&self) -> Result<TokenOwners, ReadError> {
+        let contents = lock(&self.disk.shared.contents);
+        let live = contents.tokens.iter().filter(|(_, line)| line.revoked_at.is_none());
+        Ok(live.map(|(hash, line)| (*hash, line.token.clone())).collect())
+    }
+
+    fn retain(&mut self, older_than: SystemTime) -> Result<usize, CommitError> {
+        self.disk.write(false, |contents| {
+            let is_old = |record: &&Record| record.event == Event::Ended && millis(record.at) < millis(older_than);
+            let old = contents.trail.iter().map(|(_, record)| record).filter(is_old).map(|record| record.lease);
+            let old: HashSet<LeaseId> = old.take(REMOVED_AT_ONCE).collect();
+            let before = contents.trail.len();
+            contents.trail.retain(|(_, record)| !old.contains(&record.lease));
+            before - contents.trail.len()
+        })
+    }
+
+    fn trail_reader(&self) -> Box<dyn TrailReader> {
+        Box::new(self.disk.clone())
+    }
+}
+
+impl TrailReader for MemoryDisk {
+    fn history(&self, query: &Query) -> Result<Page, ReadError> {
+        let contents = lock(&self.shared.contents);
+        let found = contents.trail.iter().filter(|(place, record)| query.matches(*place, record));
+        let Ok(page) = Page::of(query, found.cloned().map(Ok::<_, Infallible>));
+        Ok(page)
+    }
+
+    fn usage(&self, by: By, since: SystemTime, now: SystemTime) -> Result<Vec<UsageLine>, ReadError> {
+        let records = lock(&self.shared.contents).records();
+        let held = HeldTime::of(&records).map(Ok::<_, Infallible>);
+        let Ok(lines) = usage_lines(by, millis(since), millis(now), held);
+        Ok(lines)
+    }
+}

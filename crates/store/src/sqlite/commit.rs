@@ -1,0 +1,293 @@
+//! Commits: one transaction, one sync of the disk, all or nothing.
+//!
+//! A small batch goes to the write-ahead buffer and reaches the tables with a later flush; a large one goes to the tables
+//! at once.
+
+use std::mem;
+
+use gpupool_core::Row;
+use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior, params};
+
+use crate::clock::Clock;
+use crate::error::CommitError;
+use crate::lease_store::{is_removal, key_of, names_devices};
+use crate::trail::follow;
+
+use super::buffer::WriteAheadBuffer;
+use super::trail::{DeviceNames, TableTrail};
+use super::{SqliteStore, execute, unwritable};
+
+impl SqliteStore {
+    pub(super) fn commit_batch(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+        let Some(text) = self.buffer.encode(rows, clock) else { return self.commit_to_tables(rows, clock) };
+        self.buffer.write(&self.connection, &text).map_err(|source| self.commit_error(source))?;
+        self.buffer.push(rows, clock);
+        Ok(())
+    }
+
+    pub(super) fn commit_urgent_batch(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+        match self.commit_batch(rows, clock) {
+            // A quota that is used up looks like a disk that fails.
+            Err(CommitError::Full { .. } | CommitError::Io { .. }) if self.ballast.give_up() => {
+                self.commit_batch(rows, clock)
+            }
+            committed => committed,
+        }
+    }
+
+    pub(super) fn flush_buffer(&mut self) -> Result<(), CommitError> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        self.transact(flush)?;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Flushes the buffer and commits these rows after it, in one transaction.
+    fn commit_to_tables(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+        self.transact(|transaction, buffer, names| {
+            flush(transaction, buffer, names)?;
+            for row in rows {
+                follow(&mut TableTrail { connection: transaction, names }, row, clock)?;
+                put(transaction, row)?;
+                if names_devices(row) {
+                    names.clear();
+                }
+            }
+            Ok(())
+        })?;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Runs a change in one transaction.
+    pub(super) fn transact<T>(
+        &mut self,
+        change: impl FnOnce(&Transaction<'_>, &WriteAheadBuffer, &mut DeviceNames) -> rusqlite::Result<T>,
+    ) -> Result<T, CommitError> {
+        // Names that a failed transaction read may never have been committed: they are kept only when it succeeds.
+        let mut names = mem::take(&mut self.device_names);
+        let done = transact(&mut self.connection, |transaction| change(transaction, &self.buffer, &mut names));
+        let done = done.map_err(|source| self.commit_error(source))?;
+        self.device_names = names;
+        Ok(done)
+    }
+
+    /// Returns what an error of the database means for a commit.
+    pub(super) fn commit_error(&self, source: rusqlite::Error) -> CommitError {
+        let (file, is_crowded) = (self.file.clone(), self.ballast.is_crowded());
+        let (code, source) = (source.sqlite_error_code(), source.into());
+        match code {
+            Some(ErrorCode::DiskFull) => CommitError::Full { file, source },
+            // Not every write says which error the system gave: the log's index fails as plain I/O on a full disk.
+            Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) if is_crowded => {
+                CommitError::Full { file, source }
+            }
+            Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => CommitError::ReadOnly { file, source },
+            Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) => CommitError::Io { file, source },
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => CommitError::Corrupt { file, source },
+            _ => CommitError::Refused { file, source },
+        }
+    }
+}
+
+/// Runs a change in one transaction.
+pub(super) fn transact<T>(
+    connection: &mut Connection,
+    change: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
+) -> rusqlite::Result<T> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let done = change(&transaction)?;
+    transaction.commit()?;
+    Ok(done)
+}
+
+/// Brings every batch of the buffer to the tables.
+fn flush(transaction: &Transaction<'_>, buffer: &WriteAheadBuffer, names: &mut DeviceNames) -> rusqlite::Result<()> {
+    if buffer.is_empty() {
+        return Ok(());
+    }
+    let mut trail = TableTrail { connection: transaction, names };
+    buffer.rows().try_for_each(|(row, clock)| follow(&mut trail, row, clock))?;
+    buffer.latest_rows().map_err(unwritable)?.try_for_each(|row| put(transaction, row))?;
+    buffer.write_flushed(transaction)
+}
+
+/// Puts a row in the place of the one before about the same thing, or removes that.
+fn put(transaction: &Transaction<'_>, row: &Row) -> rusqlite::Result<()> {
+    let json = || serde_json::to_string(row).map_err(unwritable);
+    let put = match row {
+        Row::Lease(lease) => {
+            let sql = "INSERT OR REPLACE INTO leases (id, value) VALUES (?1, ?2)";
+            execute(transaction, sql, params![lease.id.0.cast_signed(), json()?])
+        }
+        Row::Forget(lease) => execute(transaction, "DELETE FROM leases WHERE id = ?1", [lease.0.cast_signed()]),
+        _ if is_removal(row) => {
+            let (kind, key) = key_of(row).map_err(unwritable)?;
+            execute(transaction, "DELETE FROM rows WHERE kind = ?1 AND key = ?2", params![kind, key])
+        }
+        _ => {
+            let (kind, key) = key_of(row).map_err(unwritable)?;
+            let sql = "INSERT OR REPLACE INTO rows (kind, key, value) VALUES (?1, ?2, ?3)";
+            execute(transaction, sql, params![kind, key, json()?])
+        }
+    };
+    put.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use gpupool_core::row::Counters;
+    use gpupool_core::{LeaseId, Millis, Time};
+    use rusqlite::ffi;
+    use tempfile::{TempDir, tempdir};
+
+    use super::*;
+    use crate::clock::Anchor;
+    use crate::lease_store::LeaseStore;
+    use crate::trail::Query;
+
+    const CLOCK: Clock = Clock { pool: Time(0), wall: UNIX_EPOCH };
+
+    fn store() -> (TempDir, SqliteStore) {
+        let dir = tempdir().unwrap();
+        let store = SqliteStore::open(dir.path()).unwrap();
+        (dir, store)
+    }
+
+    fn rows(store: &SqliteStore) -> Vec<Row> {
+        store.load().unwrap().rows
+    }
+
+    fn anchor() -> Anchor {
+        Anchor { boot: "boot".into(), ahead: Millis(0), at: CLOCK }
+    }
+
+    /// Rows of owners' usage: the simplest that there can be many of.
+    fn usage(count: u64) -> Vec<Row> {
+        let row = |number| gpupool_core::row::UsageRow {
+            owner: format!("owner {number}").into(),
+            period: 0,
+            share_millis: number,
+            settled_at: Time(0),
+        };
+        (0..count).map(row).map(Row::Usage).collect()
+    }
+
+    fn limit_pages(store: &SqliteStore, pages: u32) {
+        store.connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).unwrap();
+    }
+
+    #[test]
+    fn a_batch_that_finds_no_space_leaves_nothing_and_can_be_kept_later() {
+        let (_dir, mut store) = store();
+        let first = Row::Counters(Counters { next_lease: 1, ..Counters::default() });
+        store.commit(std::slice::from_ref(&first), CLOCK).unwrap();
+        limit_pages(&store, 12);
+        let error = store.commit(&usage(5_000), CLOCK).unwrap_err();
+        assert!(matches!(error, CommitError::Full { .. }), "{error}");
+        assert_eq!(rows(&store), [first]);
+        limit_pages(&store, 1_000_000);
+        store.commit(&usage(5_000), CLOCK).unwrap();
+        assert_eq!(rows(&store).len(), 5_001);
+    }
+
+    #[test]
+    fn the_ballast_is_given_up_once_and_for_urgent_batches_only() {
+        let (dir, mut store) = store();
+        let ballast = dir.path().join("ballast");
+        limit_pages(&store, 12);
+        store.commit(&usage(5_000), CLOCK).unwrap_err();
+        assert!(ballast.exists());
+        let error = store.commit_urgent(&usage(5_000), CLOCK).unwrap_err();
+        assert!(matches!(error, CommitError::Full { .. }), "{error}");
+        assert!(!ballast.exists());
+        store.recover(&anchor()).unwrap();
+        assert!(ballast.exists());
+    }
+
+    #[test]
+    fn a_small_batch_writes_one_page_and_is_there_before_it_is_flushed() {
+        let (dir, mut store) = store();
+        let row = |next_lease| Row::Counters(Counters { next_lease, ..Counters::default() });
+        let one = |store: &mut SqliteStore, number| store.commit(&[row(number)], CLOCK).unwrap();
+        // Each place in the buffer is made when it is first used.
+        (0..100).for_each(|number| one(&mut store, number));
+        let pages_of_log = |store: &SqliteStore| -> i64 {
+            store.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| row.get(1)).unwrap()
+        };
+        pages_of_log(&store);
+        (100..103).for_each(|number| one(&mut store, number));
+        assert_eq!(pages_of_log(&store), 3);
+        assert!(store.unflushed() > 0);
+        assert_eq!(rows(&store), [row(102)]);
+        drop(store);
+        let mut store = SqliteStore::open(dir.path()).unwrap();
+        assert_eq!(rows(&store), [row(102)]);
+        assert!(store.unflushed() > 0, "closing flushes nothing");
+        store.flush().unwrap();
+        assert_eq!((store.unflushed(), rows(&store)), (0, vec![row(102)]));
+        one(&mut store, 103);
+        drop(store);
+        assert_eq!(rows(&SqliteStore::open(dir.path()).unwrap()), [row(103)]);
+    }
+
+    #[test]
+    fn a_batch_that_cannot_be_flushed_stays_in_the_buffer() {
+        let (_dir, mut store) = store();
+        let lease = |id| Row::Forget(LeaseId(id));
+        store.commit(&[lease(1)], CLOCK).unwrap();
+        store.connection.pragma_update(None, "query_only", true).unwrap();
+        store.flush().unwrap_err();
+        assert_eq!(store.unflushed(), 1);
+        store.connection.pragma_update(None, "query_only", false).unwrap();
+        store.flush().unwrap();
+        assert_eq!(store.unflushed(), 0);
+    }
+
+    #[test]
+    fn a_database_that_cannot_be_written_says_so() {
+        let (_dir, mut store) = store();
+        store.connection.pragma_update(None, "query_only", true).unwrap();
+        let error = store.commit(&[Row::Forget(LeaseId(1))], CLOCK).unwrap_err();
+        assert!(matches!(error, CommitError::ReadOnly { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_store_can_be_given_to_a_thread() {
+        fn is_send(_: impl Send) {}
+        is_send(store().1);
+    }
+
+    #[test]
+    fn a_reader_neither_waits_for_a_transaction_nor_sees_half_of_it() {
+        let (_dir, mut store) = store();
+        let reader = store.trail_reader();
+        let transaction = store.connection.transaction_with_behavior(TransactionBehavior::Exclusive).unwrap();
+        let sql = "INSERT INTO history (lease, event, at, owner, devices) VALUES (1, 'ended', 5, 'alice', '[]')";
+        transaction.execute(sql, []).unwrap();
+        assert_eq!(reader.history(&Query::default()).unwrap().records, []);
+        transaction.commit().unwrap();
+        assert_eq!(reader.history(&Query::default()).unwrap().records.len(), 1);
+    }
+
+    #[test]
+    fn errors_of_the_database_are_told_apart_by_what_can_be_done() {
+        let (_dir, store) = store();
+        let told = |code| match store.commit_error(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None)) {
+            CommitError::Full { .. } => "full",
+            CommitError::ReadOnly { .. } => "read-only",
+            CommitError::Io { .. } => "io",
+            CommitError::Corrupt { .. } => "corrupt",
+            CommitError::Refused { .. } => "refused",
+        };
+        assert_eq!(told(ffi::SQLITE_FULL), "full");
+        assert_eq!(told(ffi::SQLITE_IOERR_FSYNC), "io");
+        assert_eq!(told(ffi::SQLITE_READONLY), "read-only");
+        assert_eq!(told(ffi::SQLITE_CORRUPT), "corrupt");
+        assert_eq!(told(ffi::SQLITE_BUSY), "refused");
+    }
+}

@@ -1,0 +1,165 @@
+//! The embedded default: an SQLite database in a state directory, in WAL mode, with one writer.
+
+mod buffer;
+mod commit;
+mod disk;
+mod open;
+mod trail;
+
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use gpupool_core::{Millis, Row, Time};
+use rusqlite::{Connection, OptionalExtension, Params, params};
+
+use crate::clock::{Anchor, Clock, millis, wall};
+use crate::error::{CommitError, ReadError};
+use crate::lease_store::{LeaseStore, LoadedRows, TrailReader};
+use crate::limits::REMOVED_AT_ONCE;
+use crate::tokens::{self, Role, Secret, TokenId, TokenLine, TokenOwner, TokenOwners};
+
+use buffer::WriteAheadBuffer;
+use disk::{Ballast, Lock};
+use trail::{DeviceNames, SqliteTrailReader};
+
+/// The open database of one state directory. No other process can open it while this lives.
+#[derive(Debug)]
+pub struct SqliteStore {
+    connection: Connection,
+    file: PathBuf,
+    ballast: Ballast,
+    buffer: WriteAheadBuffer,
+    device_names: DeviceNames,
+    generation: u64,
+    /// Faults that opening found and that do not stand in the way.
+    complaints: Vec<String>,
+    // The last field, so that the database is closed before another process can open it.
+    _lock: Lock,
+}
+
+impl LeaseStore for SqliteStore {
+    fn load(&self) -> Result<LoadedRows, ReadError> {
+        let mut complaints = self.complaints.clone();
+        let rows = self.read(|connection| open::read_rows(connection, &self.buffer, &mut complaints))?;
+        Ok(LoadedRows { rows, complaints })
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    fn commit(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+        self.commit_batch(rows, clock)
+    }
+
+    fn commit_urgent(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+        self.commit_urgent_batch(rows, clock)
+    }
+
+    fn unflushed(&self) -> usize {
+        self.buffer.len()
+    }
+
+    fn flush(&mut self) -> Result<(), CommitError> {
+        self.flush_buffer()
+    }
+
+    fn recover(&mut self, anchor: &Anchor) -> Result<(), CommitError> {
+        self.set_anchor(anchor)?;
+        self.ballast.take().map_err(|error| CommitError::Full { file: self.ballast.path.clone(), source: error.into() })
+    }
+
+    fn anchor(&self) -> Result<Option<Anchor>, ReadError> {
+        self.read(|connection| {
+            connection
+                .prepare_cached("SELECT boot, ahead, pool, wall FROM clock")?
+                .query_row([], |row| {
+                    let number = |column| row.get::<_, i64>(column).map(|n| n.max(0).cast_unsigned());
+                    let at = Clock { pool: Time(number(2)?), wall: wall(number(3)?) };
+                    Ok(Anchor { boot: row.get(0)?, ahead: Millis(number(1)?), at })
+                })
+                .optional()
+        })
+    }
+
+    fn set_anchor(&mut self, anchor: &Anchor) -> Result<(), CommitError> {
+        let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        let sql = "INSERT OR REPLACE INTO clock (one, boot, ahead, pool, wall) VALUES (1, ?1, ?2, ?3, ?4)";
+        let [ahead, pool, wall] = [anchor.ahead.0, anchor.at.pool.0, millis(anchor.at.wall)].map(number);
+        self.change(sql, params![anchor.boot, ahead, pool, wall]).map(drop)
+    }
+
+    fn create_token(&mut self, owner: &str, role: Role, at: SystemTime) -> Result<(TokenId, Secret), CommitError> {
+        let refused = |source: std::io::Error| CommitError::Refused { file: self.file.clone(), source: source.into() };
+        let secret = tokens::draw().map_err(refused)?;
+        let sql = "INSERT INTO tokens (hash, owner, admin, created_at) VALUES (?1, ?2, ?3, ?4)";
+        let hash = tokens::hash(secret.reveal());
+        self.change(sql, params![hash, owner, role == Role::Admin, millis(at).cast_signed()])?;
+        Ok((TokenId(self.connection.last_insert_rowid().cast_unsigned()), secret))
+    }
+
+    fn revoke_token(&mut self, id: TokenId, at: SystemTime) -> Result<bool, CommitError> {
+        let sql = "UPDATE tokens SET revoked_at = ?2 WHERE id = ?1 AND revoked_at IS NULL";
+        let changed = self.change(sql, [id.0.cast_signed(), millis(at).cast_signed()])?;
+        Ok(changed == 1)
+    }
+
+    fn tokens(&self) -> Result<Vec<TokenLine>, ReadError> {
+        self.read(|connection| {
+            let mut statement =
+                connection.prepare_cached("SELECT id, owner, admin, created_at, revoked_at FROM tokens ORDER BY id")?;
+            let lines = statement.query_map([], |row| {
+                let time = |at: i64| wall(at.max(0).cast_unsigned());
+                Ok(TokenLine {
+                    token: token_owner_in(row)?,
+                    created_at: time(row.get(3)?),
+                    revoked_at: row.get::<_, Option<i64>>(4)?.map(time),
+                })
+            })?;
+            lines.collect()
+        })
+    }
+
+    fn token_owners(&self) -> Result<TokenOwners, ReadError> {
+        self.read(|connection| {
+            let mut statement =
+                connection.prepare_cached("SELECT id, owner, admin, hash FROM tokens WHERE revoked_at IS NULL")?;
+            statement.query_map([], |row| Ok((row.get(3)?, token_owner_in(row)?)))?.collect()
+        })
+    }
+
+    fn retain(&mut self, older_than: SystemTime) -> Result<usize, CommitError> {
+        self.flush_buffer()?;
+        self.transact(|transaction, _, _| trail::remove_old(transaction, older_than, REMOVED_AT_ONCE))
+    }
+
+    fn trail_reader(&self) -> Box<dyn TrailReader> {
+        Box::new(SqliteTrailReader { file: self.file.clone() })
+    }
+}
+
+impl SqliteStore {
+    /// Reads with the writer's connection.
+    fn read<T>(&self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, ReadError> {
+        read(&self.connection).map_err(|source| ReadError { file: self.file.clone(), source: source.into() })
+    }
+
+    /// Runs one statement in a transaction of its own, and returns how many rows it changed.
+    fn change(&mut self, sql: &str, values: impl Params) -> Result<usize, CommitError> {
+        self.transact(|transaction, _, _| execute(transaction, sql, values))
+    }
+}
+
+fn token_owner_in(row: &rusqlite::Row<'_>) -> rusqlite::Result<TokenOwner> {
+    let role = if row.get(2)? { Role::Admin } else { Role::User };
+    Ok(TokenOwner { id: TokenId(row.get::<_, i64>(0)?.cast_unsigned()), owner: row.get(1)?, role })
+}
+
+/// Runs a statement that stays prepared, and returns how many rows it changed.
+fn execute(connection: &Connection, sql: &str, values: impl Params) -> rusqlite::Result<usize> {
+    connection.prepare_cached(sql)?.execute(values)
+}
+
+fn unwritable(error: serde_json::Error) -> rusqlite::Error {
+    rusqlite::Error::ToSqlConversionFailure(Box::new(error))
+}

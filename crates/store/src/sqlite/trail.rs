@@ -1,0 +1,286 @@
+//! The audit trail in the table `history`: what the writer adds to it, and the reader's connection of its own.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use gpupool_core::{DeviceId, LeaseId, Row, Token};
+use rusqlite::config::DbConfig;
+use rusqlite::types::Value;
+use rusqlite::{Connection, OpenFlags, OptionalExtension, ToSql, params, params_from_iter};
+
+use crate::clock::{millis, wall};
+use crate::error::{ReadError, Source};
+use crate::lease_store::{TrailReader, device_key, node_key};
+use crate::limits::LOCK_WAIT;
+use crate::trail::{
+    By, Event, HeldDevice, HeldTime, Page, Query, Record, TrailLog, UsageLine, follow, has_end, names_of, usage_lines,
+};
+
+use super::buffer::WriteAheadBuffer;
+use super::{execute, unwritable};
+
+/// Reads a record from the columns `lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at`.
+fn record_in(row: &rusqlite::Row<'_>) -> rusqlite::Result<Record> {
+    let time = |column| row.get::<_, Option<i64>>(column).map(|at| at.map(|at| wall(at.max(0).cast_unsigned())));
+    Ok(Record {
+        lease: LeaseId(row.get::<_, i64>(0)?.cast_unsigned()),
+        event: if row.get_ref(1)?.as_str()? == "granted" { Event::Granted } else { Event::Ended },
+        at: time(2)?.unwrap_or(SystemTime::UNIX_EPOCH),
+        owner: row.get(3)?,
+        worker_id: row.get(4)?,
+        devices: devices_in(row, 5)?,
+        token: row.get::<_, Option<i64>>(6)?.map(|token| Token(token.cast_unsigned())),
+        cause: row.get(7)?,
+        granted_at: time(8)?,
+        ended_at: time(9)?,
+    })
+}
+
+/// Reads the devices of a record. Those that cannot be read count as holding nothing, and hide no other record.
+fn devices_in(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<Vec<HeldDevice>> {
+    Ok(serde_json::from_str(row.get_ref(column)?.as_str()?).unwrap_or_default())
+}
+
+fn name_of(event: Event) -> &'static str {
+    match event {
+        Event::Granted => "granted",
+        Event::Ended => "ended",
+    }
+}
+
+/// Names of devices that were read before, so that their rows need not be read for each grant.
+pub(super) type DeviceNames = HashMap<DeviceId, HeldDevice>;
+
+/// The trail in the tables.
+pub(super) struct TableTrail<'a> {
+    pub connection: &'a Connection,
+    pub names: &'a mut DeviceNames,
+}
+
+impl TableTrail<'_> {
+    fn has(&self, lease: LeaseId, event: Event) -> rusqlite::Result<bool> {
+        let sql = "SELECT 1 FROM history WHERE lease = ?1 AND event = ?2";
+        self.connection.prepare_cached(sql)?.exists(params![lease.0.cast_signed(), name_of(event)])
+    }
+
+    /// Reads a row of a device or node; `None` where there is none that can be read.
+    fn row(&self, (kind, key): (&str, String)) -> rusqlite::Result<Option<Row>> {
+        let sql = "SELECT value FROM rows WHERE kind = ?1 AND key = ?2";
+        let text: Option<String> =
+            self.connection.prepare_cached(sql)?.query_row([kind, &key], |row| row.get(0)).optional()?;
+        Ok(text.and_then(|text| serde_json::from_str(&text).ok()))
+    }
+}
+
+impl TrailLog for TableTrail<'_> {
+    type Error = rusqlite::Error;
+
+    fn grant(&mut self, lease: LeaseId) -> rusqlite::Result<Option<Record>> {
+        let sql = "SELECT lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at FROM history
+            WHERE lease = ?1 AND event = 'granted'";
+        self.connection.prepare_cached(sql)?.query_row([lease.0.cast_signed()], record_in).optional()
+    }
+
+    fn device_names(&mut self, id: DeviceId) -> rusqlite::Result<HeldDevice> {
+        if let Some(names) = self.names.get(&id) {
+            return Ok(names.clone());
+        }
+        let device = match self.row(device_key(id))? {
+            Some(Row::Device(device)) => Some(device),
+            _ => None,
+        };
+        let node = match &device {
+            Some(device) => self.row(node_key(device.node))?,
+            None => None,
+        };
+        let node = if let Some(Row::Node(node)) = &node { Some(node) } else { None };
+        let names = names_of(id, device.as_ref(), node);
+        self.names.insert(id, names.clone());
+        Ok(names)
+    }
+
+    fn add(&mut self, record: Record) -> rusqlite::Result<()> {
+        let sql = "INSERT OR IGNORE INTO history
+                (lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
+        let time = |at| millis(at).cast_signed();
+        let values = params![
+            record.lease.0.cast_signed(),
+            name_of(record.event),
+            time(record.at),
+            record.owner,
+            record.worker_id,
+            serde_json::to_string(&record.devices).map_err(unwritable)?,
+            record.token.map(|token| token.0.cast_signed()),
+            record.cause,
+            record.granted_at.map(time),
+            record.ended_at.map(time),
+        ];
+        execute(self.connection, sql, values).map(drop)
+    }
+}
+
+/// Records that the tables get with the next flush, which come after those in the tables.
+struct UnflushedTrail<'a> {
+    tables: TableTrail<'a>,
+    records: Vec<Record>,
+}
+
+impl<'a> UnflushedTrail<'a> {
+    /// Works the records out from the batches of the buffer.
+    fn read(buffer: &WriteAheadBuffer, tables: TableTrail<'a>) -> rusqlite::Result<Vec<Record>> {
+        let mut trail = Self { tables, records: Vec::new() };
+        buffer.rows().try_for_each(|(row, clock)| follow(&mut trail, row, clock))?;
+        Ok(trail.records)
+    }
+
+    fn find(&self, lease: LeaseId, event: Event) -> Option<&Record> {
+        self.records.iter().find(|record| record.lease == lease && record.event == event)
+    }
+}
+
+impl TrailLog for UnflushedTrail<'_> {
+    type Error = rusqlite::Error;
+
+    fn grant(&mut self, lease: LeaseId) -> rusqlite::Result<Option<Record>> {
+        match self.find(lease, Event::Granted) {
+            Some(grant) => Ok(Some(grant.clone())),
+            None => self.tables.grant(lease),
+        }
+    }
+
+    fn device_names(&mut self, device: DeviceId) -> rusqlite::Result<HeldDevice> {
+        self.tables.device_names(device)
+    }
+
+    fn add(&mut self, record: Record) -> rusqlite::Result<()> {
+        if self.find(record.lease, record.event).is_none() && !self.tables.has(record.lease, record.event)? {
+            self.records.push(record);
+        }
+        Ok(())
+    }
+}
+
+/// Removes the records of so many leases that ended before a time.
+pub(super) fn remove_old(connection: &Connection, before: SystemTime, leases: usize) -> rusqlite::Result<usize> {
+    let sql = "DELETE FROM history WHERE lease IN
+            (SELECT lease FROM history WHERE event = 'ended' AND at < ?1 ORDER BY at LIMIT ?2)";
+    execute(connection, sql, params![millis(before).cast_signed(), leases as i64])
+}
+
+/// Reader of the trail of a database file.
+///
+/// Each reading has a read-only connection of its own. It reads the database as it was at one instant, the write-ahead
+/// buffer included, and shares nothing with the writer but the file. Nothing is left open in between: whichever connection
+/// is closed last tidies up the log, and that has to be the writer's.
+#[derive(Debug)]
+pub(super) struct SqliteTrailReader {
+    pub file: PathBuf,
+}
+
+impl SqliteTrailReader {
+    /// Reads the trail at one instant; gives the records that are not in the tables yet, too.
+    fn read<T>(&self, read: impl FnOnce(&Connection, Vec<Record>) -> rusqlite::Result<T>) -> Result<T, ReadError> {
+        self.try_read(read).map_err(|source| ReadError { file: self.file.clone(), source })
+    }
+
+    fn try_read<T>(&self, read: impl FnOnce(&Connection, Vec<Record>) -> rusqlite::Result<T>) -> Result<T, Source> {
+        let mut connection = connect(&self.file)?;
+        let snapshot = connection.transaction()?;
+        let buffer = WriteAheadBuffer::read(&snapshot)??;
+        let tables = TableTrail { connection: &snapshot, names: &mut DeviceNames::new() };
+        let unflushed = UnflushedTrail::read(&buffer, tables)?;
+        Ok(read(&snapshot, unflushed)?)
+    }
+}
+
+fn connect(file: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(file, flags)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    connection.busy_timeout(LOCK_WAIT)?;
+    Ok(connection)
+}
+
+impl TrailReader for SqliteTrailReader {
+    fn history(&self, query: &Query) -> Result<Page, ReadError> {
+        self.read(|connection, unflushed| page(connection, unflushed, query))
+    }
+
+    fn usage(&self, by: By, since: SystemTime, now: SystemTime) -> Result<Vec<UsageLine>, ReadError> {
+        self.read(|connection, unflushed| usage(connection, &unflushed, by, millis(since), millis(now)))
+    }
+}
+
+fn page(connection: &Connection, unflushed: Vec<Record>, query: &Query) -> rusqlite::Result<Page> {
+    let mut sql = String::from(
+        "SELECT lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at, seq FROM history WHERE true",
+    );
+    let mut values: Vec<Value> = Vec::new();
+    let mut only = |part: &str, given: &[Value]| {
+        sql.push_str(" AND ");
+        sql.push_str(part);
+        values.extend_from_slice(given);
+    };
+    let number = |number: u64| Value::Integer(number.cast_signed());
+    if let Some(owner) = &query.owner {
+        only("owner = ?", &[Value::Text(owner.clone())]);
+    }
+    if let Some(since) = query.since {
+        only("at >= ?", &[number(millis(since))]);
+    }
+    if let Some(until) = query.until {
+        only("at < ?", &[number(millis(until))]);
+    }
+    if let Some(after) = query.after {
+        only("seq > ?", &[number(after.0)]);
+    }
+    if let Some(gpu_id) = query.gpu_id {
+        let on_it = "json_valid(devices) AND EXISTS (SELECT 1 FROM json_each(devices) WHERE json_extract(value, '$.gpu_id') = ?)";
+        only(on_it, &[number(gpu_id.0.into())]);
+    }
+    sql.push_str(" ORDER BY seq LIMIT ?");
+    // One more than asked for, to know whether there are more.
+    values.push(number(query.page_records() as u64 + 1));
+
+    let last: i64 = connection.query_row("SELECT coalesce(max(seq), 0) FROM history", [], |row| row.get(0))?;
+    let unflushed = (last.cast_unsigned() + 1..).zip(unflushed).filter(|(place, record)| query.matches(*place, record));
+    let mut statement = connection.prepare(&sql)?;
+    let flushed = statement
+        .query_map(params_from_iter(values), |row| Ok((row.get::<_, i64>(10)?.cast_unsigned(), record_in(row)?)))?;
+    Page::of(query, flushed.chain(unflushed.map(Ok)))
+}
+
+/// Sums what was held in a window. Times are milliseconds since 1970.
+fn usage(
+    connection: &Connection,
+    unflushed: &[Record],
+    by: By,
+    since: u64,
+    now: u64,
+) -> rusqlite::Result<Vec<UsageLine>> {
+    let mut statement = connection.prepare(
+        "SELECT lease, owner, devices, granted_at, ended_at FROM history
+            WHERE event = 'ended' AND granted_at IS NOT NULL AND at > ?1 AND granted_at < ?2
+         UNION ALL
+         SELECT lease, owner, devices, granted_at, NULL FROM history AS granted
+            WHERE event = 'granted' AND granted_at < ?2
+            AND NOT EXISTS (SELECT 1 FROM history WHERE lease = granted.lease AND event = 'ended')",
+    )?;
+    let window: [&dyn ToSql; 2] = [&since.cast_signed(), &now.cast_signed()];
+    let flushed = statement.query_map(window, |row| {
+        let held = HeldTime {
+            owner: row.get(1)?,
+            devices: devices_in(row, 2)?,
+            granted_at: row.get::<_, i64>(3)?.max(0).cast_unsigned(),
+            ended_at: row.get::<_, Option<i64>>(4)?.map(|at| at.max(0).cast_unsigned()),
+        };
+        Ok((LeaseId(row.get::<_, i64>(0)?.cast_unsigned()), held))
+    })?;
+    let flushed = flushed.filter_map(|found| match found {
+        Ok((lease, _)) if has_end(unflushed, lease) => None,
+        found => Some(found.map(|(_, held)| held)),
+    });
+    usage_lines(by, since, now, flushed.chain(HeldTime::of(unflushed).map(Ok)))
+}

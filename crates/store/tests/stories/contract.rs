@@ -1,0 +1,241 @@
+//! The contract that every store keeps.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use crate::common::{clock, counters, leases, open, rows, waiting, wall};
+use crate::support::{Stage, owned, part};
+use crate::{Backend, backends};
+use gpupool_core::{LeaseId, Millis, Row};
+use gpupool_store::{
+    Anchor, CommitError, Event, LeaseStore, MemoryDisk, MemoryFault, Query, Role, TokenId, TokenOwner,
+};
+use tempfile::tempdir;
+
+fn in_every_store(story: impl Fn(&dyn Backend)) {
+    backends().iter().for_each(|backend| story(&**backend));
+}
+
+/// Sorts rows: the order in which they are loaded means nothing.
+fn sorted(mut rows: Vec<Row>) -> Vec<Row> {
+    rows.sort_by_key(|row| format!("{row:?}"));
+    rows
+}
+
+#[test]
+fn the_last_row_about_each_thing_is_loaded_now_and_after_reopening() {
+    in_every_store(|backend| {
+        let mut store = backend.open();
+        assert_eq!(rows(&*store), []);
+        let forget = Row::Forget(LeaseId(1));
+        store.commit(&[counters(1), waiting(1), waiting(2), counters(3), forget], clock(0)).unwrap();
+        assert_eq!(sorted(rows(&*store)), [counters(3), waiting(2)]);
+        store.commit(&[waiting(1), Row::Forget(LeaseId(2))], clock(0)).unwrap();
+        store.commit_urgent(&[counters(4)], clock(0)).unwrap();
+        let kept = [counters(4), waiting(1)];
+        assert_eq!(sorted(rows(&*store)), kept);
+        drop(store);
+        let mut store = backend.open();
+        assert_eq!(sorted(rows(&*store)), kept);
+        store.flush().unwrap();
+        assert_eq!((store.unflushed(), sorted(rows(&*store))), (0, kept.to_vec()));
+    });
+}
+
+#[test]
+fn a_large_batch_is_kept_as_a_small_one_is() {
+    in_every_store(|backend| {
+        let mut store = backend.open();
+        let large: Vec<Row> = (0..500).map(waiting).collect();
+        store.commit(&[waiting(7), waiting(1000)], clock(0)).unwrap();
+        store.commit(&large, clock(0)).unwrap();
+        assert_eq!(store.unflushed(), 0, "a batch in the tables comes after all of the buffer");
+        drop(store);
+        let expected: Vec<u64> = (0..500).chain([1000]).collect();
+        assert_eq!(leases(&rows(&*backend.open())), expected);
+    });
+}
+
+#[test]
+fn the_generation_grows_by_one_with_each_opening() {
+    in_every_store(|backend| {
+        for generation in 1..4 {
+            let mut store = backend.open();
+            assert_eq!(store.generation(), generation);
+            store.commit(&[counters(generation)], clock(0)).unwrap();
+            assert_eq!(rows(&*store), [counters(generation)], "the generation is no row of the pool");
+        }
+    });
+}
+
+#[test]
+fn the_last_anchor_is_kept() {
+    in_every_store(|backend| {
+        let mut store = backend.open();
+        assert_eq!(store.anchor().unwrap(), None);
+        let anchor = |at| Anchor { boot: "a".into(), ahead: Millis(3), at: clock(at) };
+        store.set_anchor(&anchor(5)).unwrap();
+        assert_eq!(store.anchor().unwrap(), Some(anchor(5)));
+        store.recover(&anchor(7)).unwrap();
+        drop(store);
+        assert_eq!(backend.open().anchor().unwrap(), Some(anchor(7)));
+    });
+}
+
+#[test]
+fn a_token_is_found_by_its_secret_until_it_is_revoked() {
+    in_every_store(|backend| {
+        let mut store = backend.open();
+        let (alice, secret) = store.create_token("alice", Role::User, wall(1)).unwrap();
+        let (_, other) = store.create_token("root", Role::Admin, wall(2)).unwrap();
+        assert_ne!(secret, other);
+        drop(store);
+        let mut store = backend.open();
+        let owners = store.token_owners().unwrap();
+        let owner = TokenOwner { id: alice, owner: "alice".into(), role: Role::User };
+        assert_eq!(owners.find(secret.reveal()), Some(&owner));
+        assert_eq!(owners.find(other.reveal()).unwrap().role, Role::Admin);
+        assert_eq!(owners.find(&secret.reveal()[..67]), None);
+        assert!(store.revoke_token(alice, wall(3)).unwrap());
+        assert!(!store.revoke_token(alice, wall(4)).unwrap(), "it is revoked already");
+        assert!(!store.revoke_token(TokenId(99), wall(4)).unwrap());
+        let owners = store.token_owners().unwrap();
+        assert_eq!(owners.find(secret.reveal()), None);
+        assert!(owners.find(other.reveal()).is_some());
+        let times: Vec<_> = store.tokens().unwrap().iter().map(|line| (line.created_at, line.revoked_at)).collect();
+        assert_eq!(times, [(wall(1), Some(wall(3))), (wall(2), None)]);
+    });
+}
+
+#[test]
+fn a_secret_is_neither_printed_nor_kept() {
+    let dir = tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    let made = store.create_token("alice", Role::User, wall(1)).unwrap();
+    let secret = made.1.reveal();
+    assert!(secret.len() == 68 && secret.starts_with("gpt_"), "{} characters", secret.len());
+    assert!(!format!("{made:?}").contains(&secret[4..]));
+    for file in ["pool.db", "pool.db-wal"] {
+        let bytes = fs::read(dir.path().join(file)).unwrap();
+        assert!(!bytes.windows(20).any(|part| part == &secret.as_bytes()[10..30]), "{file}");
+    }
+}
+
+/// Rows of a pool in which a lease is granted and released, again and again: one batch each.
+fn turns(count: usize) -> Vec<(Vec<Row>, u64)> {
+    let mut stage = Stage::of(1);
+    let mut batches = vec![(stage.rows.clone(), stage.now.0)];
+    let mut kept = stage.rows.len();
+    let mut add = |stage: &Stage| {
+        batches.push((stage.rows[kept..].to_vec(), stage.now.0));
+        kept = stage.rows.len();
+    };
+    for _ in 0..count {
+        let lease = stage.ask(owned("alice", part(100)));
+        add(&stage);
+        stage.release(lease);
+        add(&stage);
+    }
+    batches
+}
+
+#[test]
+fn a_reader_in_another_thread_sees_whole_batches_and_never_fewer_than_before() {
+    const TURNS: usize = 150;
+    in_every_store(|backend| {
+        let mut store = backend.open();
+        let reader = store.trail_reader();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                let mut seen = 0;
+                loop {
+                    // Before the last reading, so that it sees everything.
+                    let is_last = is_over.load(Ordering::Acquire);
+                    let records = reader.history(&Query::default()).unwrap().records;
+                    assert!(records.len() >= seen, "{} after {seen}", records.len());
+                    seen = records.len();
+                    for (number, record) in records.iter().enumerate() {
+                        let event = if number % 2 == 0 { Event::Granted } else { Event::Ended };
+                        assert_eq!((record.lease.0, record.event), (number as u64 / 2, event));
+                        assert_eq!(record.devices.len(), 1);
+                    }
+                    if is_last {
+                        return seen;
+                    }
+                }
+            });
+            let mut commit = || {
+                for (number, (rows, at)) in turns(TURNS).into_iter().enumerate() {
+                    store.commit(&rows, clock(at)).unwrap();
+                    if number % 40 == 0 {
+                        store.flush().unwrap();
+                    }
+                }
+            };
+            commit();
+            is_over.store(true, Ordering::Release);
+            assert_eq!(reading.join().unwrap(), 2 * TURNS);
+        });
+    });
+}
+
+#[test]
+fn a_reader_outlives_its_store_and_sees_what_the_next_one_commits() {
+    in_every_store(|backend| {
+        let mut store = backend.open();
+        let reader = store.trail_reader();
+        let batches = turns(1);
+        store.commit(&batches[0].0, clock(0)).unwrap();
+        store.commit(&batches[1].0, clock(0)).unwrap();
+        drop(store);
+        assert_eq!(reader.history(&Query::default()).unwrap().records.len(), 1);
+        backend.open().commit(&batches[2].0, clock(0)).unwrap();
+        assert_eq!(reader.history(&Query::default()).unwrap().records.len(), 2);
+    });
+}
+
+#[test]
+fn a_reader_that_was_used_leaves_the_log_to_the_writer() {
+    let dir = tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    let reader = store.trail_reader();
+    store.commit(&[waiting(0)], clock(0)).unwrap();
+    reader.history(&Query::default()).unwrap();
+    drop(store);
+    assert!(!dir.path().join("pool.db-wal").exists(), "the writer wrote everything back when it was closed");
+    drop(reader);
+}
+
+#[test]
+fn faults_of_memory_are_those_of_a_disk() {
+    let disk = MemoryDisk::default();
+    let mut store = disk.open();
+    let anchor = Anchor { boot: "a".into(), ahead: Millis(0), at: clock(0) };
+    disk.set_fault(Some(MemoryFault::Full));
+    assert!(matches!(store.commit(&[waiting(0)], clock(0)), Err(CommitError::Full { .. })));
+    assert!(matches!(store.recover(&anchor), Err(CommitError::Full { .. })));
+    store.commit_urgent(&[waiting(1)], clock(0)).unwrap();
+    disk.set_fault(Some(MemoryFault::Io));
+    assert!(matches!(store.commit_urgent(&[waiting(2)], clock(0)), Err(CommitError::Io { .. })));
+    disk.set_fault(None);
+    store.recover(&anchor).unwrap();
+    assert_eq!(leases(&rows(&store)), [1]);
+}
+
+#[test]
+fn a_commit_that_hangs_holds_up_no_reader_and_goes_on() {
+    let disk = MemoryDisk::default();
+    let mut store = disk.open();
+    let reader = store.trail_reader();
+    disk.set_fault(Some(MemoryFault::Hang));
+    let commit = thread::spawn(move || {
+        store.commit(&[waiting(0)], clock(0)).unwrap();
+        store
+    });
+    disk.wait_until_hanging();
+    assert_eq!(reader.history(&Query::default()).unwrap().records, []);
+    disk.set_fault(None);
+    assert_eq!(leases(&rows(&commit.join().unwrap())), [0]);
+}
