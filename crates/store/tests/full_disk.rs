@@ -144,6 +144,28 @@ fn is_all_or_nothing_on_a_full_disk() {
 }
 
 #[test]
+fn a_store_opens_on_a_full_disk_as_long_as_it_has_its_ballast() {
+    on_a_small_disk("opens_with_its_ballast");
+}
+
+#[test]
+#[ignore = "run by the test above, on a small disk"]
+fn opens_with_its_ballast() {
+    let dir = disk();
+    drop(open(&dir));
+    let filler = fill(&dir);
+    // The database needs space for the index of its log, whether it writes or not.
+    let bytes = fs::metadata(&filler).unwrap().len();
+    fs::File::options().write(true).open(&filler).unwrap().set_len(bytes - (36 << 10)).unwrap();
+    let mut store = SqliteStore::open(&dir).unwrap();
+    assert_eq!(store.generation(), 2);
+    let complaints = store.load().unwrap().complaints;
+    assert!(complaints.len() == 1 && complaints[0].contains("ballast"), "{complaints:?}");
+    store.commit_urgent(&[waiting(0)], clock(0)).unwrap();
+    assert_eq!(store.trail_reader().history(&Query::default()).unwrap().records, []);
+}
+
+#[test]
 fn a_disk_that_cannot_be_written_is_named() {
     on_a_small_disk("opens_on_a_read_only_disk");
 }
