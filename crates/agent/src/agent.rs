@@ -14,7 +14,7 @@ use gpupool_core::device::NodeFacts;
 use gpupool_core::lease::Holder;
 use gpupool_core::row::Counters;
 use gpupool_core::{Bytes, Drain, LeaseId, MilliCpus, Millis, Row, Settings, Time};
-use gpupool_devices::gpu_ids::GpuIds;
+use gpupool_devices::GpuIds;
 use gpupool_store::{LeaseStore, LoadedRows, SqliteStore};
 use tokio::sync::mpsc;
 

@@ -25,7 +25,7 @@ pub enum AgentError {
     Simulate(gpupool_devices::simulated::SpecError),
     /// There is no such source of readings.
     #[error(transparent)]
-    Backend(#[from] gpupool_devices::detect::UnknownBackend),
+    Backend(#[from] gpupool_devices::UnknownBackend),
     /// A page of the documentation was set to be where something else is.
     #[error("{setting}: {path} is the path of a route already; choose another path")]
     PageTaken {

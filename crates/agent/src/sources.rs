@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpupool_config::Config;
-use gpupool_devices::detect::Choice;
-use gpupool_devices::gpu_ids::GpuIds;
-use gpupool_devices::{Places, Source};
+use gpupool_devices::{GpuIds, Places, Source, SourceChoice};
 
 use crate::error::AgentError;
 use crate::metrics::Metrics;
@@ -36,7 +34,7 @@ impl Sources {
             let (simulation, source) = Simulation::new(text, &config.server.node_name).map_err(AgentError::Simulate)?;
             return Ok(Self { sources: vec![source], places, simulation: Some(Arc::new(simulation)) });
         }
-        let choice: Choice = config.monitoring.backend.parse()?;
+        let choice: SourceChoice = config.monitoring.backend.parse()?;
         // A tool that hangs is ended before its source counts as unresponsive.
         let sources = choice.sources(&places, UNRESPONSIVE_AFTER.mul_f64(0.8));
         Ok(Self { sources, places, simulation: None })

@@ -9,14 +9,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use gpupool_devices::attribution::Attributor;
 use gpupool_devices::capture::{self, Format, UnknownFormat};
-use gpupool_devices::detect::Choice;
 use gpupool_devices::doctor::SourceResult;
-use gpupool_devices::probe::Probe;
-use gpupool_devices::report::{DeviceReport, ErrorReport, LinkReport, Report};
 use gpupool_devices::simulated::{Simulated, Spec, real_clock};
-use gpupool_devices::{Partition, Places, Snapshot, Source, SourceError};
+use gpupool_devices::{
+    Attributor, DeviceReport, ErrorReport, LinkReport, Partition, Places, Probe, Report, Snapshot, Source,
+    SourceChoice, SourceError,
+};
 
 use crate::output::answer;
 use crate::terminal::{Column, Paint, Screen, Table, known};
@@ -111,7 +110,7 @@ pub(crate) fn places() -> Places {
 
 /// What each source of this machine answers, each on a thread of its own.
 pub(crate) fn read_sources(places: &Places) -> anyhow::Result<Vec<SourceResult>> {
-    let choice: Choice = std::env::var("GPUPOOL_BACKEND").unwrap_or_default().parse()?;
+    let choice: SourceChoice = std::env::var("GPUPOOL_BACKEND").unwrap_or_default().parse()?;
     let start = |source| Probe::start(source, DEADLINE).context("cannot start a thread to read devices");
     let mut probes =
         choice.sources(places, TOOL_DEADLINE).into_iter().map(start).collect::<anyhow::Result<Vec<_>>>()?;

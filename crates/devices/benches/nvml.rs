@@ -10,8 +10,7 @@ use std::hint::black_box;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use gpupool_devices::nvml::Nvml;
-use gpupool_devices::{Places, Source};
+use gpupool_devices::{Nvml, Places, Source};
 use nvml_standin::machines::server;
 use nvml_wrapper_sys::bindings as raw;
 

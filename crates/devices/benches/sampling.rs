@@ -10,11 +10,7 @@ mod support;
 use std::time::Duration;
 
 use gpupool_core::units::Time;
-use gpupool_devices::attribution::Attributor;
-use gpupool_devices::nvml::Nvml;
-use gpupool_devices::probe::Probe;
-use gpupool_devices::watch::Watch;
-use gpupool_devices::{Places, Source};
+use gpupool_devices::{Attributor, DeviceTracker, Nvml, Places, Probe, Source};
 use nvml_standin::machines::server;
 use rustix::time::{ClockId, clock_gettime};
 use support::{CARDS, Tree};
@@ -35,7 +31,7 @@ fn main() {
 fn report(what: &str, source: Box<dyn Source>) {
     let mut probe = Probe::start(source, Duration::from_secs(10)).unwrap();
     let mut attributor = Attributor::new(&Places::default());
-    let mut watch = Watch::default();
+    let mut tracker = DeviceTracker::default();
     let mut sample = |at| {
         probe.ask();
         let answer = probe.answer();
@@ -43,7 +39,7 @@ fn report(what: &str, source: Box<dyn Source>) {
             attributor.attribute(&mut snapshot);
             snapshot
         });
-        watch.observe(Time(at), answer.kind, snapshot);
+        tracker.observe(Time(at), answer.kind, snapshot);
     };
     sample(0);
     let before = processor_time();

@@ -5,7 +5,7 @@ use gpupool_core::device::PciAddress;
 /// The address a text means: `01:00.0`, `0000:01:00.0`, `00000000:01:00.0` or `10000:E1:00.0`, in either case.
 ///
 /// The function may be missing, as in `0000:01:00` (then it is 0).
-pub fn parse(text: &str) -> Option<PciAddress> {
+pub fn parse_pci_address(text: &str) -> Option<PciAddress> {
     let (place, function) = match text.trim().rsplit_once('.') {
         Some((place, function)) => (place, hex(function, 1)? as u8),
         None => (text.trim(), 0),
@@ -41,12 +41,12 @@ mod tests {
     fn all_spellings_of_one_address_are_equal() {
         let address = PciAddress { domain: 0, bus: 0xc1, device: 0, function: 0 };
         for spelling in ["C1:00.0", "0000:c1:00.0", "00000000:C1:00.0", " 0000:C1:00 "] {
-            assert_eq!(parse(spelling), Some(address), "{spelling}");
+            assert_eq!(parse_pci_address(spelling), Some(address), "{spelling}");
         }
-        assert_eq!(parse("0000000F:01:00.0").map(|a| a.domain), Some(0xf));
-        assert_eq!(parse("10000:e1:00.0").map(|a| a.domain), Some(0x10000));
+        assert_eq!(parse_pci_address("0000000F:01:00.0").map(|a| a.domain), Some(0xf));
+        assert_eq!(parse_pci_address("10000:e1:00.0").map(|a| a.domain), Some(0x10000));
         for wrong in ["", ":", "1", "0000:01:00.9", "0000:01:20.0", "x1:00.0", "1:0:0:0.0", "000000000:01:00.0"] {
-            assert_eq!(parse(wrong), None, "{wrong}");
+            assert_eq!(parse_pci_address(wrong), None, "{wrong}");
         }
     }
 

@@ -13,10 +13,10 @@ use crate::kernel_file;
 use crate::snapshot::Snapshot;
 use crate::told::{Told, words};
 
-/// Who a process on a device is.
+/// The process of this host that a driver means by a number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Who {
-    /// Nobody looked yet.
+pub enum HostProcess {
+    /// It was not looked up.
     #[default]
     NotLooked,
     /// A process of this host.
@@ -79,14 +79,14 @@ impl Attributor {
         }
     }
 
-    /// Fills in who every process of a snapshot is, and forgets processes that are on no device any more.
+    /// Looks up every process of a snapshot, and forgets processes that are on no device any more.
     pub fn attribute(&mut self, snapshot: &mut Snapshot) {
         let mut seen = HashMap::new();
         for device in &mut snapshot.devices {
             let Told::Value(processes) = &mut device.processes else { continue };
             for process in processes {
                 process.who = self.who(process.pid);
-                if let Who::Known(facts) = &process.who {
+                if let HostProcess::Known(facts) = &process.who {
                     seen.insert(process.pid, facts.clone());
                 }
             }
@@ -94,14 +94,14 @@ impl Attributor {
         self.known = seen;
     }
 
-    /// Who the process with this number is.
-    pub fn who(&mut self, pid: u32) -> Who {
+    /// Looks up the process with this number.
+    pub(crate) fn who(&mut self, pid: u32) -> HostProcess {
         if let Some(reason) = &self.blind {
-            return Who::Unattributed(reason.clone());
+            return HostProcess::Unattributed(reason.clone());
         }
         match self.facts(pid) {
-            Some(facts) => Who::Known(facts),
-            None => Who::Unattributed("no such process is visible here: it has ended, or is hidden".into()),
+            Some(facts) => HostProcess::Known(facts),
+            None => HostProcess::Unattributed("no such process is visible here: it has ended, or is hidden".into()),
         }
     }
 
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn a_process_of_this_host_is_known_with_start_user_command_and_cgroup() {
         let (_dir, places) = machine(HOST_PID_NAMESPACE);
-        let Who::Known(facts) = Attributor::new(&places).who(42) else { panic!("unknown") };
+        let HostProcess::Known(facts) = Attributor::new(&places).who(42) else { panic!("unknown") };
         assert_eq!((facts.start_ticks, facts.uid, facts.user.as_deref()), (987_654, 1001, Some("alice")));
         assert_eq!((&*facts.command, facts.cgroup.as_deref()), ("python train.py", Some("/user.slice/job")));
     }
@@ -227,20 +227,20 @@ mod tests {
         let stat = dir.path().join("proc/42/stat");
         fs::write(stat, "42 (z) S 1 1 1 0 -1 0 1 0 0 0 1 1 0 0 20 0 1 0 999999 1 1\n").unwrap();
         fs::write(dir.path().join("proc/42/cmdline"), "other\0").unwrap();
-        let Who::Known(facts) = attributor.who(42) else { panic!("unknown") };
+        let HostProcess::Known(facts) = attributor.who(42) else { panic!("unknown") };
         assert_eq!((facts.start_ticks, &*facts.command), (999_999, "other"));
     }
 
     #[test]
     fn in_a_namespace_of_its_own_nothing_is_attributed_not_even_a_number_that_exists() {
         let (_dir, places) = machine("pid:[4026532999]");
-        assert!(matches!(Attributor::new(&places).who(42), Who::Unattributed(_)));
+        assert!(matches!(Attributor::new(&places).who(42), HostProcess::Unattributed(_)));
     }
 
     #[test]
     fn a_process_that_is_gone_is_unattributed() {
         let (_dir, places) = machine(HOST_PID_NAMESPACE);
-        assert!(matches!(Attributor::new(&places).who(43), Who::Unattributed(_)));
+        assert!(matches!(Attributor::new(&places).who(43), HostProcess::Unattributed(_)));
     }
 
     #[test]

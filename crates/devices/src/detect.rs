@@ -14,7 +14,7 @@ use crate::tool::Tool;
 
 /// What a person chose in `GPUPOOL_BACKEND`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Choice {
+pub enum SourceChoice {
     /// Every vendor, each by the best source that is here.
     #[default]
     Auto,
@@ -31,7 +31,7 @@ pub enum Choice {
 #[error("GPUPOOL_BACKEND is {0:?}; allowed are auto, nvidia, amd, nvml, nvidia-smi, amd-sysfs, amd-smi, rocm-smi")]
 pub struct UnknownBackend(String);
 
-impl FromStr for Choice {
+impl FromStr for SourceChoice {
     type Err = UnknownBackend;
 
     fn from_str(text: &str) -> Result<Self, UnknownBackend> {
@@ -50,7 +50,7 @@ impl FromStr for Choice {
     }
 }
 
-impl Choice {
+impl SourceChoice {
     /// The sources it means, one for each vendor, looking in these places; a tool gets `deadline` for each run.
     pub fn sources(self, places: &Places, deadline: Duration) -> Vec<Box<dyn Source>> {
         let open = |kind| open(kind, places, deadline);
@@ -237,8 +237,8 @@ mod tests {
 
     #[test]
     fn a_choice_is_a_name_and_a_wrong_one_says_what_is_allowed() {
-        assert_eq!("nvidia_smi".parse(), Ok(Choice::Only(SourceKind::NvidiaSmi)));
-        assert_eq!(" AUTO ".parse(), Ok(Choice::Auto));
-        assert!("cuda".parse::<Choice>().unwrap_err().to_string().contains("rocm-smi"));
+        assert_eq!("nvidia_smi".parse(), Ok(SourceChoice::Only(SourceKind::NvidiaSmi)));
+        assert_eq!(" AUTO ".parse(), Ok(SourceChoice::Auto));
+        assert!("cuda".parse::<SourceChoice>().unwrap_err().to_string().contains("rocm-smi"));
     }
 }

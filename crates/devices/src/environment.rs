@@ -31,8 +31,9 @@ impl JobEnvironment {
     ///
     /// NVIDIA devices are named by full UUIDs, AMD devices by unique ids. Where a UUID is missing or several devices
     /// carry it, the numbers of the vendor's runtime are used: PCI order for CUDA, the kernel's order for ROCm.
-    pub fn new(all: &[Found], given: &[usize]) -> Self {
-        let chosen: Vec<&Found> = given.iter().filter_map(|&place| all.get(place)).collect();
+    pub fn new<'a>(all: impl IntoIterator<Item = &'a Found>, given: &[usize]) -> Self {
+        let all: Vec<&Found> = all.into_iter().collect();
+        let chosen: Vec<&Found> = given.iter().filter_map(|&place| all.get(place).copied()).collect();
         let of = |vendor| chosen.iter().filter(move |device| device.vendor == vendor).copied().collect::<Vec<_>>();
         let (nvidia, amd) = (of(Vendor::Nvidia), of(Vendor::Amd));
         let mut environment = Self::default();
@@ -40,11 +41,11 @@ impl JobEnvironment {
             environment.variables.insert(name, None);
         }
         if !amd.is_empty() {
-            let names = names(all, &amd, Vendor::Amd, |device| device.index);
+            let names = names(&all, &amd, Vendor::Amd, |device| device.index);
             environment.variables.insert(ROCR, Some(names));
         }
         if amd.is_empty() || !nvidia.is_empty() {
-            let names = names(all, &nvidia, Vendor::Nvidia, |device| device.pci);
+            let names = names(&all, &nvidia, Vendor::Nvidia, |device| device.pci);
             environment.variables.insert(CUDA, Some(names));
             environment.variables.insert(CUDA_ORDER, Some("PCI_BUS_ID".to_owned()));
         }
@@ -62,7 +63,7 @@ impl JobEnvironment {
 }
 
 /// The list a runtime reads: UUIDs where each means one device, else places in the runtime's own order.
-fn names<K: Ord>(all: &[Found], chosen: &[&Found], vendor: Vendor, order: impl Fn(&Found) -> Option<K>) -> String {
+fn names<K: Ord>(all: &[&Found], chosen: &[&Found], vendor: Vendor, order: impl Fn(&Found) -> Option<K>) -> String {
     let carriers = |uuid: &str| all.iter().filter(|device| device.uuid.as_deref() == Some(uuid)).count();
     let by_uuid: Option<Vec<String>> = chosen
         .iter()
@@ -70,7 +71,7 @@ fn names<K: Ord>(all: &[Found], chosen: &[&Found], vendor: Vendor, order: impl F
         .collect();
     let by_place = || {
         let counts = |device: &&Found| device.vendor == vendor && !device.is_mig_instance() && order(device).is_some();
-        let mut ordered: Vec<&Found> = all.iter().filter(counts).collect();
+        let mut ordered: Vec<&Found> = all.iter().copied().filter(counts).collect();
         ordered.sort_by_key(|device| order(device));
         let place = |device: &&Found| ordered.iter().position(|other| std::ptr::eq(*other, *device));
         chosen.iter().filter_map(place).map(|place| place.to_string()).collect()
@@ -81,14 +82,14 @@ fn names<K: Ord>(all: &[Found], chosen: &[&Found], vendor: Vendor, order: impl F
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::address;
+    use crate::address::parse_pci_address;
     use crate::found::Partition;
 
     fn device(vendor: Vendor, index: u32, uuid: Option<&str>, pci: &str) -> Found {
         let mut found = Found::new(vendor);
         found.index = Some(index);
         found.uuid = uuid.map(Into::into);
-        found.pci = address::parse(pci);
+        found.pci = parse_pci_address(pci);
         found
     }
 

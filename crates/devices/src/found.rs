@@ -177,8 +177,8 @@ pub struct Process {
     pub doing: Doing,
     /// Device memory it uses.
     pub memory: Told<Bytes>,
-    /// Who it is on this host, once `attribution` has looked.
-    pub who: crate::attribution::Who,
+    /// The process of this host, once an [`Attributor`](crate::Attributor) has looked it up.
+    pub who: crate::attribution::HostProcess,
 }
 
 /// A device as one source found it at one time. Everything a source does not tell stays empty.
@@ -335,10 +335,10 @@ impl Found {
     }
 
     /// What it is, given what identifies it and the device it is a part of, if any.
-    pub fn facts(&self, identity: DeviceIdentity, parent: Option<DeviceIdentity>) -> DeviceFacts {
+    pub(crate) fn facts(&self, identity: DeviceIdentity, parent: Option<DeviceIdentity>) -> DeviceFacts {
         let is_mig = self.is_mig_instance();
         let partition = self.partition.as_ref().map(|partition| CorePartition {
-            parent: parent.or_else(|| self.card()).unwrap_or_else(|| identity.clone()),
+            parent: parent.or_else(|| self.parent()).unwrap_or_else(|| identity.clone()),
             profile: partition.profile().unwrap_or_else(|| "unknown".into()),
             // A part of unknown size is taken for whole: too much is counted against a quota rather than too little.
             of_parent: partition.of_parent(self.name.as_deref()).unwrap_or(Share::WHOLE),
@@ -357,8 +357,11 @@ impl Found {
         }
     }
 
-    /// The card a partition is on, by its place on the bus.
-    fn card(&self) -> Option<DeviceIdentity> {
+    /// The device it is cut from, as far as it tells by itself: by UUID, else by the place on the bus.
+    fn parent(&self) -> Option<DeviceIdentity> {
+        if let Some(Partition::Mig { parent_uuid: Some(uuid), .. }) = &self.partition {
+            return Some(DeviceIdentity::Uuid(uuid.clone()));
+        }
         Some(DeviceIdentity::Pci { address: self.pci?, partition: None })
     }
 
@@ -381,7 +384,7 @@ impl Found {
 
 impl Partition {
     /// The vendor's name of the cut.
-    pub fn profile(&self) -> Option<Arc<str>> {
+    pub(crate) fn profile(&self) -> Option<Arc<str>> {
         match self {
             Self::Mig { profile, .. } => profile.clone(),
             Self::Amd { mode, .. } => mode.clone(),

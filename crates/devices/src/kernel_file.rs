@@ -12,7 +12,7 @@ use crate::{amounts, limits};
 ///
 /// A missing file is unsupported, as is one that answers "not supported"; an empty one has no value; any other trouble
 /// is a failure in the kernel's words.
-pub fn text(path: &Path) -> Told<String> {
+pub(crate) fn text(path: &Path) -> Told<String> {
     match bytes(path) {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);
@@ -24,19 +24,19 @@ pub fn text(path: &Path) -> Told<String> {
 }
 
 /// The number in a file: decimal, or hexadecimal after `0x`.
-pub fn number<T: FromStr + TryFrom<u64>>(path: &Path) -> Told<T> {
+pub(crate) fn number<T: FromStr + TryFrom<u64>>(path: &Path) -> Told<T> {
     text(path).and_then(|text| Told::from_cell(&text, amounts::count))
 }
 
 /// The raw bytes of a file, up to a bound.
-pub fn bytes(path: &Path) -> io::Result<Vec<u8>> {
+pub(crate) fn bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(limits::SYSFS_BYTES as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
 /// The numbers that follow `start` in the names of a folder's entries, in order.
-pub fn numbered(folder: &Path, start: &str) -> io::Result<Vec<u32>> {
+pub(crate) fn numbered(folder: &Path, start: &str) -> io::Result<Vec<u32>> {
     let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.strip_prefix(start)?.parse().ok();
     let mut numbers: Vec<u32> = fs::read_dir(folder)?.filter_map(number).collect();
     numbers.sort_unstable();
@@ -44,13 +44,13 @@ pub fn numbered(folder: &Path, start: &str) -> io::Result<Vec<u32>> {
 }
 
 /// The only folder in a folder.
-pub fn only_folder(folder: &Path) -> Option<PathBuf> {
+pub(crate) fn only_folder(folder: &Path) -> Option<PathBuf> {
     let mut folders = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
     folders.next().filter(|_| folders.next().is_none())
 }
 
 /// What it means that a file could not be read.
-pub fn missing<T>(error: &io::Error) -> Told<T> {
+pub(crate) fn missing<T>(error: &io::Error) -> Told<T> {
     use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, Unsupported};
     match error.kind() {
         NotFound | NotADirectory | IsADirectory => Told::ABSENT,

@@ -10,18 +10,19 @@ use std::sync::Arc;
 use gpupool_core::device::{Health, PciAddress, Vendor};
 use gpupool_core::units::Bytes;
 
+use crate::address::parse_pci_address;
 use crate::found::{Found, worse};
 use crate::nvml::xid::{self, Severity, Verdict};
+use crate::pci_bus;
 use crate::snapshot::Snapshot;
 use crate::source::SourceError;
 use crate::told::{Told, words};
-use crate::{address, pci_bus};
 
 /// Lines looked at to tell a log of the kernel that says nothing of GPUs.
 const FIRST_LINES: usize = 40;
 
 /// Whether a text is a log with the kernel's messages.
-pub fn looks_like(text: &str) -> bool {
+pub(crate) fn looks_like(text: &str) -> bool {
     if text.trim_start().starts_with(['{', '<']) {
         return false;
     }
@@ -34,7 +35,7 @@ pub fn looks_like(text: &str) -> bool {
 /// The devices a log names, with what it says of their health, and what happened in numbers as warnings.
 ///
 /// Errors that programs cause leave a device healthy; a device that was only named has no health.
-pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
     let mut log = Log::default();
     for event in text.lines().filter_map(event) {
         log.add(&event);
@@ -210,7 +211,7 @@ fn by_driver<'a>(line: &'a str, driver: &str, vendor: Vendor) -> Option<Event<'a
             return None;
         }
         let (place, text) = line.get(at + driver.len()..)?.split_once(": ")?;
-        let pci = Some(place).filter(|place| place.contains('.')).and_then(address::parse)?;
+        let pci = Some(place).filter(|place| place.contains('.')).and_then(parse_pci_address)?;
         Some(Event::new(vendor, Some(pci), What::Named, text.trim()))
     })
 }
@@ -221,7 +222,7 @@ fn enumerated(line: &str) -> Option<Event<'_>> {
     let (place, ids) = before.rsplit_once(": [")?;
     let vendor = pci_bus::maker(u16::from_str_radix(ids.split(':').next()?, 16).ok()?)?;
     let class = u16::from_str_radix(class.get(..4)?, 16).ok()?;
-    let pci = address::parse(place.rsplit(' ').next()?)?;
+    let pci = parse_pci_address(place.rsplit(' ').next()?)?;
     pci_bus::is_gpu(vendor, class).then_some(Event::new(vendor, Some(pci), What::Named, before))
 }
 
@@ -235,7 +236,7 @@ fn booted(line: &str) -> Option<Event<'_>> {
 fn address_in(text: &str) -> Option<PciAddress> {
     let words = text.split(|c: char| !(c.is_ascii_hexdigit() || c == ':' || c == '.'));
     let places = words.map(|word| word.trim_matches([':', '.'])).filter(|word| word.matches(':').count() == 2);
-    places.into_iter().find_map(address::parse)
+    places.into_iter().find_map(parse_pci_address)
 }
 
 fn leading_number(text: &str) -> Option<u32> {
@@ -258,7 +259,7 @@ fn mebibytes(text: &str) -> Option<Bytes> {
 
 /// What a log says went wrong, and how often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Said {
+pub(crate) struct Said {
     /// With which device; `None` where it was said of none in particular.
     pub pci: Option<PciAddress>,
     /// What went wrong.
@@ -377,7 +378,7 @@ impl Log {
 
 /// Something that went wrong with a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Trouble {
+pub(crate) enum Trouble {
     /// NVIDIA's driver reports an error by number.
     Xid(u32),
     /// An NVSwitch reports an error by number; it is no GPU.
@@ -478,7 +479,7 @@ impl Trouble {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::address;
+    use crate::address::parse_pci_address;
     use crate::told::Told;
     use gpupool_core::device::{Health, Vendor};
     use gpupool_core::units::Bytes;
@@ -511,7 +512,7 @@ mod tests {
         assert!(looks_like(LOG));
         let snapshot = parse(LOG).unwrap();
         let health = |place: &str| {
-            let pci = address::parse(place);
+            let pci = parse_pci_address(place);
             snapshot.devices.iter().find(|device| device.pci == pci).unwrap().health.clone()
         };
         assert_eq!(snapshot.devices.len(), 7, "{:?}", snapshot.devices);
@@ -543,10 +544,10 @@ mod tests {
         let told = |line: &'static str| event(line).unwrap();
         let known = told("NVRM: Xid (PCI:0000:9b:00): 31, pid=77, name=python3, Ch 00000008");
         assert_eq!(known.what, What::Trouble(Trouble::Xid(31)));
-        assert_eq!((known.vendor, known.pci), (Vendor::Nvidia, address::parse("9b:00.0")));
+        assert_eq!((known.vendor, known.pci), (Vendor::Nvidia, parse_pci_address("9b:00.0")));
         let unknown = told("NVRM: Xid (PCI:0000:9b:00 GPU-I:02): 13, pid='<unknown>', name=<unknown>, x");
         assert_eq!(unknown.what, What::Trouble(Trouble::Xid(13)));
-        assert_eq!(unknown.pci, address::parse("9b:00.0"));
+        assert_eq!(unknown.pci, parse_pci_address("9b:00.0"));
         assert_eq!(event("NVRM: Xid (PCI:0000:9b:00): many"), None);
     }
 

@@ -4,44 +4,54 @@
 //! the same words: a field is a value, unsupported, or failed ([`Told`]), and one bad device, field or file never
 //! loses another.
 //!
-//! - The words: [`told`], [`found`], [`snapshot`], [`source`], [`address`].
-//! - Sources: [`nvml`], [`nvidia_smi`], [`amd_sysfs`], [`amd_tools`] and [`simulated`] devices; [`detect`] chooses, and
-//!   knows where things are on a machine.
-//! - What only tells of devices: [`pci_bus`], [`kernel_log`]; and [`capture`], which reads the output of a source from a
-//!   file, a folder or an archive.
-//! - Around a source: [`probe`] keeps a hung driver away from the caller, [`watch`] keeps the books over many readings,
-//!   [`gpu_ids`] numbers devices, [`attribution`] finds whose a process is, [`environment`] shows a job its devices.
-//! - Answers: [`report`] for programs, [`doctor`] for people whose devices do not work.
+//! - Words: a device as one source read it once is [`Found`]; a [`Snapshot`] is all that a source said at one time.
+//! - Sources: NVIDIA's library and tool, AMD's kernel files and tools, and [`simulated`] devices. [`SourceChoice`] opens
+//!   those that a machine has, [`Places`] knows where they are on it, and [`capture`] reads what a source once said from
+//!   a file, a folder or an archive.
+//! - Reading: a [`Probe`] keeps a hung driver away from its caller, and an [`Attributor`] finds the processes that a
+//!   driver names by number.
+//! - Tracking: a [`DeviceTracker`] recognises devices over many readings. A [`TrackedDevice`] has a number that stays,
+//!   facts, a judged health, and the last reading.
+//! - Answers: [`Report`] for programs, [`JobEnvironment`] for jobs, and [`doctor`] for people whose devices do not work.
 
-pub mod address;
+#![warn(unreachable_pub)]
+
+mod address;
 mod amd_names;
-pub mod amd_sysfs;
-pub mod amd_tools;
+mod amd_sysfs;
+mod amd_tools;
 mod amounts;
-pub mod attribution;
+mod attribution;
 pub mod capture;
-pub mod detect;
+mod detect;
 pub mod doctor;
-pub mod environment;
-pub mod found;
-pub mod gpu_ids;
+mod environment;
+mod found;
 mod kernel_file;
-pub mod kernel_log;
+mod kernel_log;
 pub mod limits;
-pub mod nvidia_smi;
-pub mod nvml;
-pub mod pci_bus;
-pub mod probe;
-pub mod report;
+mod nvidia_smi;
+mod nvml;
+mod pci_bus;
+mod probe;
+mod report;
 pub mod simulated;
-pub mod snapshot;
-pub mod source;
-pub mod told;
+mod snapshot;
+mod source;
+mod told;
 mod tool;
-pub mod watch;
+mod tracker;
 
-pub use detect::Places;
-pub use found::{Found, Memory, Partition, Process, UsedMeans, Watts};
+pub use address::parse_pci_address;
+pub use amd_sysfs::AmdSysfs;
+pub use attribution::{Attributor, HostProcess, ProcessFacts};
+pub use detect::{Places, SourceChoice, UnknownBackend};
+pub use environment::JobEnvironment;
+pub use found::{Doing, Found, Memory, Partition, Process, UsedMeans, Watts};
+pub use nvml::Nvml;
+pub use probe::{Probe, ProbeAnswer};
+pub use report::{DeviceReport, ErrorReport, LinkReport, ProcessReport, Report};
 pub use snapshot::{FoundLink, Snapshot};
-pub use source::{Source, SourceError, SourceKind};
+pub use source::{Source, SourceError, SourceKind, SourceState, SourceStatus};
 pub use told::Told;
+pub use tracker::{DeviceTracker, GpuIds, TrackedChange, TrackedDevice, fresh_until};

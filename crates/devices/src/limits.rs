@@ -3,11 +3,11 @@
 /// Devices taken from one source.
 pub const DEVICES: usize = 1024;
 /// Bytes read of one text, tool output or captured file.
-pub const TEXT_BYTES: usize = 64 << 20;
+pub(crate) const TEXT_BYTES: usize = 64 << 20;
 /// Bytes read of one sysfs or procfs file.
-pub const SYSFS_BYTES: usize = 1 << 20;
+pub(crate) const SYSFS_BYTES: usize = 1 << 20;
 /// How deep an XML document may nest.
-pub const XML_DEPTH: usize = 128;
+pub(crate) const XML_DEPTH: usize = 128;
 /// Processes taken of one device.
 pub const PROCESSES: usize = 16_384;
 /// Warnings kept of one reading.
@@ -15,6 +15,6 @@ pub const WARNINGS: usize = 256;
 /// Characters kept of a name, a command line or an error text that came from outside.
 pub const WORDS: usize = 1024;
 /// Files in a bundle for a report.
-pub const BUNDLE_FILES: usize = 16_384;
+pub(crate) const BUNDLE_FILES: usize = 16_384;
 /// Bytes in a bundle for a report, before it is compressed.
-pub const BUNDLE_BYTES: usize = 256 << 20;
+pub(crate) const BUNDLE_BYTES: usize = 256 << 20;

@@ -12,11 +12,12 @@ use std::sync::Arc;
 use gpupool_core::device::{Health, LinkKind, PciAddress, Vendor};
 use gpupool_core::units::Bytes;
 
+use crate::address::parse_pci_address;
 use crate::found::Found;
 use crate::snapshot::{FoundLink, Snapshot};
 use crate::source::SourceError;
 use crate::told::{Told, words};
-use crate::{address, kernel_file, limits};
+use crate::{kernel_file, limits};
 
 /// The maker behind a PCI vendor number, where it makes GPUs.
 pub(crate) const fn maker(vendor: u16) -> Option<Vendor> {
@@ -51,12 +52,12 @@ pub(crate) fn list(snapshot: &mut Snapshot, device: Found) -> Option<usize> {
 // A copy of a machine's `/proc` and `/sys`, read for the GPUs on its bus.
 
 /// Whether a folder, or the only folder in it, holds a bus or what NVIDIA's driver tells in procfs.
-pub fn looks_like(root: &Path) -> bool {
+pub(crate) fn looks_like(root: &Path) -> bool {
     base(root).is_some()
 }
 
 /// The GPUs of a copied machine: those NVIDIA's driver lists, and those that only the bus knows.
-pub fn read(root: &Path) -> Result<Snapshot, SourceError> {
+pub(crate) fn read(root: &Path) -> Result<Snapshot, SourceError> {
     let Some(base) = base(root) else {
         let why = "no proc/driver/nvidia/gpus and no sys/bus/pci/devices in it".to_owned();
         return Err(SourceError::NotHere { what: root.display().to_string().into(), why });
@@ -145,7 +146,7 @@ pub(crate) fn scan(sys: &Path) -> Told<PciBus> {
     };
     let mut bus = PciBus::default();
     for entry in entries.flatten() {
-        let Some(pci) = entry.file_name().to_str().and_then(address::parse) else { continue };
+        let Some(pci) = entry.file_name().to_str().and_then(parse_pci_address) else { continue };
         let place = OnBus { sys, pci, folder: entry.path() };
         let Some(class) = place.number::<u32>("class") else { continue };
         let vendor = place.number("vendor").and_then(maker).unwrap_or(Vendor::Other);
@@ -185,7 +186,7 @@ fn gpu_at(sys: &Path, pci: PciAddress, vendor: Vendor) -> PciGpu {
 
 impl PciBus {
     /// The GPUs of known makers as devices, each with how it is joined to the others.
-    pub fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot { warnings: self.warnings.clone(), ..Snapshot::default() };
         let mut ways = Vec::new();
         for gpu in self.gpus.iter().filter(|gpu| gpu.vendor != Vendor::Other) {
@@ -251,8 +252,8 @@ impl OnBus<'_> {
             _ => None,
         });
         for folder in folders {
-            let host = folder.strip_prefix("pci").and_then(|place| address::parse(&format!("{place}:00")));
-            match (host, address::parse(folder)) {
+            let host = folder.strip_prefix("pci").and_then(|place| parse_pci_address(&format!("{place}:00")));
+            match (host, parse_pci_address(folder)) {
                 (Some(host), _) => way.push(Stop::HostBridge(host)),
                 (None, Some(bridge)) if bridge != self.pci => way.push(Stop::Bridge(bridge)),
                 _ => {}
@@ -309,7 +310,8 @@ fn between(one: &[Stop], other: &[Stop]) -> LinkKind {
 /// The GPUs that the driver lists under `driver/nvidia/gpus` of procfs, in the order of their addresses.
 fn nvidia_gpus(proc: &Path) -> Vec<Found> {
     let folders = fs::read_dir(proc.join("driver/nvidia/gpus")).into_iter().flatten().flatten();
-    let listed = folders.filter_map(|entry| Some((entry.file_name().to_str().and_then(address::parse)?, entry.path())));
+    let listed =
+        folders.filter_map(|entry| Some((entry.file_name().to_str().and_then(parse_pci_address)?, entry.path())));
     let mut listed: Vec<_> = listed.take(limits::DEVICES).collect();
     listed.sort();
     let version = nvidia_driver_version(proc);
@@ -349,7 +351,7 @@ fn take_information(device: &mut Found, text: &str) {
     device.name = key(text, "Model").filter(|model| *model != "Unknown").map(shared);
     device.uuid = key(text, "GPU UUID").filter(|uuid| uuid.starts_with("GPU-") && !uuid.contains('?')).map(shared);
     device.minor = key(text, "Device Minor").and_then(|minor| minor.parse().ok());
-    device.pci = key(text, "Bus Location").and_then(address::parse).or(device.pci);
+    device.pci = key(text, "Bus Location").and_then(parse_pci_address).or(device.pci);
     if key(text, "GPU Excluded") == Some("Yes") {
         device.health = Some(Health::Unhealthy("excluded from use by a setting of the driver".into()));
     }
@@ -378,12 +380,12 @@ mod tests {
 
     /// The host bridge of a bus.
     fn host(bus: u8) -> Stop {
-        Stop::HostBridge(address::parse(&format!("{bus:02x}:00.0")).unwrap())
+        Stop::HostBridge(parse_pci_address(&format!("{bus:02x}:00.0")).unwrap())
     }
 
     /// A bridge on a bus.
     fn bridge(bus: u8) -> Stop {
-        Stop::Bridge(address::parse(&format!("{bus:02x}:00.0")).unwrap())
+        Stop::Bridge(parse_pci_address(&format!("{bus:02x}:00.0")).unwrap())
     }
 
     fn write(root: &Path, path: &str, text: &str) {
@@ -429,7 +431,7 @@ mod tests {
         assert!(first.asleep && matches!(first.health, Some(Health::Unhealthy(_))));
         assert_eq!((&second.name, &second.uuid, second.numa), (&None, &None, Some(3)));
         assert_eq!(second.memory.total, Told::Value(Bytes(0x3_f000_0000)));
-        assert_eq!((unlisted.pci, unlisted.driver.as_deref()), (address::parse("0000:0b:00.0"), None));
+        assert_eq!((unlisted.pci, unlisted.driver.as_deref()), (parse_pci_address("0000:0b:00.0"), None));
     }
 
     #[test]

@@ -7,11 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::snapshot::Snapshot;
-use crate::source::{Source, SourceError, SourceKind};
+use crate::source::{Source, SourceError, SourceKind, SourceState, SourceStatus};
 
 /// What a source answered, and when it had the answer.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ProbeAnswer {
     /// Which source was read; one that stands for several says which of them it was.
     pub kind: SourceKind,
     /// When the source was done reading; a late answer is as old as this.
@@ -28,8 +28,9 @@ pub struct Probe {
     kind: SourceKind,
     deadline: Duration,
     asks: SyncSender<()>,
-    answers: Receiver<Answer>,
+    answers: Receiver<ProbeAnswer>,
     asked: Option<Instant>,
+    state: SourceState,
 }
 
 impl Probe {
@@ -53,14 +54,14 @@ impl Probe {
             for () in asked {
                 let result = catch_unwind(AssertUnwindSafe(|| source.read()))
                     .unwrap_or_else(|_| Err(SourceError::Driver(format!("reading {kind} panicked"))));
-                if answer.send(Answer { kind: source.kind(), taken: Instant::now(), result }).is_err() {
+                if answer.send(ProbeAnswer { kind: source.kind(), taken: Instant::now(), result }).is_err() {
                     return;
                 }
                 answered();
             }
         };
         thread::Builder::new().name(format!("probe-{kind}")).spawn(serve)?;
-        Ok(Self { kind, deadline, asks, answers, asked: None })
+        Ok(Self { kind, deadline, asks, answers, asked: None, state: SourceState::Awaited })
     }
 
     /// Asks for a reading, unless one is still out. Several probes are asked first and then waited for together.
@@ -75,13 +76,18 @@ impl Probe {
         self.kind
     }
 
+    /// Returns the state of the source by the last answer that was taken.
+    pub fn status(&self) -> SourceStatus {
+        SourceStatus { kind: self.kind, state: self.state.clone() }
+    }
+
     /// Whether a reading was asked for and has not been answered.
     pub const fn is_out(&self) -> bool {
         self.asked.is_some()
     }
 
     /// Waits for the answer until its deadline. One that was out before the ask may come at once, or be overdue.
-    pub fn answer(&mut self) -> Answer {
+    pub fn answer(&mut self) -> ProbeAnswer {
         let asked = self.asked.unwrap_or_else(Instant::now);
         // An overdue reading gets one short look each time, not another deadline.
         let left = self.deadline.saturating_sub(asked.elapsed());
@@ -90,7 +96,7 @@ impl Probe {
     }
 
     /// The answer if it is there, the complaint if it is overdue, or `None` while it may still come. Does not wait.
-    pub fn poll(&mut self) -> Option<Answer> {
+    pub fn poll(&mut self) -> Option<ProbeAnswer> {
         let asked = self.asked.unwrap_or_else(Instant::now);
         let received = match self.answers.try_recv() {
             Ok(answer) => Ok(answer),
@@ -103,8 +109,8 @@ impl Probe {
         Some(self.heard(asked, received))
     }
 
-    fn heard(&mut self, asked: Instant, received: Result<Answer, RecvTimeoutError>) -> Answer {
-        match received {
+    fn heard(&mut self, asked: Instant, received: Result<ProbeAnswer, RecvTimeoutError>) -> ProbeAnswer {
+        let answer = match received {
             Ok(answer) => {
                 self.asked = None;
                 self.kind = answer.kind;
@@ -117,11 +123,16 @@ impl Probe {
             Err(RecvTimeoutError::Disconnected) => {
                 self.failed(SourceError::Driver(format!("the thread that reads {} has ended", self.kind)))
             }
-        }
+        };
+        self.state = match &answer.result {
+            Ok(_) => SourceState::Answers,
+            Err(error) => SourceState::Failed(error.clone()),
+        };
+        answer
     }
 
-    fn failed(&self, error: SourceError) -> Answer {
-        Answer { kind: self.kind, taken: Instant::now(), result: Err(error) }
+    fn failed(&self, error: SourceError) -> ProbeAnswer {
+        ProbeAnswer { kind: self.kind, taken: Instant::now(), result: Err(error) }
     }
 
     /// Asks and waits.
@@ -181,14 +192,17 @@ mod tests {
         let answered = move || tell.send(()).expect("the test listens");
         let mut probe = Probe::start_telling(Box::new(source), Duration::from_secs(60), answered).unwrap();
         assert!(probe.poll().is_none() && !probe.is_out());
+        assert_eq!(probe.status().trouble().as_deref(), Some("nvml: has not answered yet"));
         let closed = gate.lock().unwrap();
         probe.ask();
         assert!(probe.poll().is_none() && probe.is_out());
         probe.deadline = Duration::ZERO;
         assert_eq!(probe.poll().unwrap().result.unwrap_err().code(), "driver_unresponsive");
+        assert!(matches!(probe.status().state, SourceState::Failed(SourceError::Unresponsive { .. })));
         drop(closed);
         told.recv_timeout(Duration::from_secs(60)).expect("the source answers within a minute");
         assert!(probe.poll().unwrap().result.is_ok() && !probe.is_out());
+        assert_eq!((probe.status().kind, probe.status().answers()), (SourceKind::Nvml, true));
     }
 
     struct Panics;

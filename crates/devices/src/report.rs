@@ -8,11 +8,11 @@ use gpupool_core::ids::GpuId;
 use gpupool_core::units::{Bytes, Percent};
 use serde::Serialize;
 
-use crate::attribution::Who;
+use crate::attribution::HostProcess;
 use crate::found::{Doing, Found, Partition, Process, UsedMeans, Watts};
-use crate::gpu_ids::GpuIds;
 use crate::snapshot::Snapshot;
 use crate::told::{Told, Words};
+use crate::tracker::GpuIds;
 
 /// Everything that is known, or the error that kept it from being known.
 #[derive(Debug, Clone, Serialize)]
@@ -162,7 +162,7 @@ impl Report {
 
 impl DeviceReport {
     /// The report of one device.
-    pub fn new(gpu_id: GpuId, identity: String, found: &Found) -> Self {
+    fn new(gpu_id: GpuId, identity: String, found: &Found) -> Self {
         let mut without = Without::default();
         let (health, health_reason) = match &found.health {
             None => (None, None),
@@ -236,9 +236,9 @@ impl Without {
 impl ProcessReport {
     fn new(process: &Process) -> Self {
         let (known, unattributed) = match &process.who {
-            Who::NotLooked => (None, None),
-            Who::Known(facts) => (Some(facts), None),
-            Who::Unattributed(reason) => (None, Some(reason.clone())),
+            HostProcess::NotLooked => (None, None),
+            HostProcess::Known(facts) => (Some(facts), None),
+            HostProcess::Unattributed(reason) => (None, Some(reason.clone())),
         };
         Self {
             pid: process.pid,

@@ -66,7 +66,7 @@ impl Snapshot {
     }
 
     /// Adds a device, while there are not too many, and says at which place. Long texts of it are cut.
-    pub fn push(&mut self, mut device: Found) -> Option<usize> {
+    pub(crate) fn push(&mut self, mut device: Found) -> Option<usize> {
         if self.devices.len() >= limits::DEVICES {
             let warning = format!("more than {} devices; the rest is left out", limits::DEVICES);
             if self.warnings.last() != Some(&warning) {
@@ -80,7 +80,7 @@ impl Snapshot {
     }
 
     /// Joins devices, keeping the nearest link of each pair; a device is not joined to itself.
-    pub fn join(&mut self, links: impl IntoIterator<Item = FoundLink>) {
+    pub(crate) fn join(&mut self, links: impl IntoIterator<Item = FoundLink>) {
         let count = self.devices.len();
         let mut links = links.into_iter().filter(|link| link.a < link.b && link.b < count).peekable();
         if links.peek().is_some() {
@@ -173,7 +173,7 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::address;
+    use crate::address::parse_pci_address;
     use crate::found::{Partition, Process};
     use crate::told::Told;
     use gpupool_core::device::{Health, Vendor};
@@ -182,7 +182,7 @@ mod tests {
     fn device(uuid: Option<&str>, pci: Option<&str>) -> Found {
         let mut found = Found::new(Vendor::Amd);
         found.uuid = uuid.map(Into::into);
-        found.pci = pci.and_then(address::parse);
+        found.pci = pci.and_then(parse_pci_address);
         found
     }
 

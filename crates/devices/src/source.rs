@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::snapshot::Snapshot;
@@ -109,7 +110,53 @@ impl SourceError {
     }
 
     /// Output in the format `format` that is wrong in the way `problem` says.
-    pub fn malformed(format: &'static str, problem: impl Into<String>) -> Self {
+    pub(crate) fn malformed(format: &'static str, problem: impl Into<String>) -> Self {
         Self::Malformed { format: Cow::Borrowed(format), problem: problem.into() }
+    }
+
+    /// Returns why no new work can be trusted to the devices of the source, where the error means that their driver is
+    /// away: what runs goes on, what starts would hang or fail. Any other failure says nothing about the devices.
+    pub(crate) fn driver_away(&self) -> Option<Arc<str>> {
+        match self {
+            Self::Unresponsive { .. } => Some("driver unresponsive".into()),
+            Self::DriverNotLoaded(_) | Self::VersionMismatch(_) => Some(self.to_string().into()),
+            Self::NotHere { .. } | Self::NoPermission(_) | Self::Driver(_) | Self::Malformed { .. } => None,
+        }
+    }
+}
+
+/// State of a source, by its last answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SourceState {
+    /// It has not answered yet, not even once.
+    Awaited,
+    /// Its last answer was a reading.
+    Answers,
+    /// Its last answer was an error, or is overdue.
+    Failed(SourceError),
+}
+
+/// A source and its state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceStatus {
+    /// Which source.
+    pub kind: SourceKind,
+    /// Its state.
+    pub state: SourceState,
+}
+
+impl SourceStatus {
+    /// Returns what is wrong with it, for people. That it is not on this machine is not wrong.
+    pub fn trouble(&self) -> Option<String> {
+        match &self.state {
+            SourceState::Awaited => Some(format!("{}: has not answered yet", self.kind)),
+            SourceState::Answers | SourceState::Failed(SourceError::NotHere { .. }) => None,
+            SourceState::Failed(error) => Some(format!("{}: {error}", self.kind)),
+        }
+    }
+
+    /// Returns whether devices can be read from it.
+    pub fn answers(&self) -> bool {
+        self.state == SourceState::Answers
     }
 }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use gpupool_core::reading::Field;
 
 /// Words that came with a field that has no value; empty where the source just does not have the field.
-pub type Words = Cow<'static, str>;
+pub(crate) type Words = Cow<'static, str>;
 
 /// One field of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl<T> Told<T> {
     }
 
     /// The value turned into another.
-    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Told<U> {
+    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Told<U> {
         self.and_then(|value| Told::Value(f(value)))
     }
 
@@ -58,7 +58,7 @@ impl<T> Told<T> {
     }
 
     /// What this field is, or else what `other` told.
-    pub fn or(self, other: Self) -> Self {
+    pub(crate) fn or(self, other: Self) -> Self {
         match (&self, &other) {
             (Self::Value(_), _) => self,
             (_, Self::Value(_)) => other,
@@ -81,7 +81,7 @@ impl<T> Told<T> {
     }
 
     /// The field as the core keeps it.
-    pub fn field(&self) -> Field<T>
+    pub(crate) fn field(&self) -> Field<T>
     where
         T: Copy,
     {
@@ -112,7 +112,7 @@ impl<T> Default for Told<T> {
 }
 
 /// Text from outside, kept at a bounded length.
-pub fn words(text: &str) -> Words {
+pub(crate) fn words(text: &str) -> Words {
     Cow::Owned(text.chars().take(crate::limits::WORDS).collect())
 }
 

@@ -13,7 +13,7 @@ use crate::source::SourceError;
 
 /// What a tool printed and how it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Output {
+pub(crate) struct Output {
     /// Its standard output, bounded, with what is no UTF-8 replaced.
     pub stdout: String,
     /// Its standard error, likewise.
@@ -24,7 +24,7 @@ pub struct Output {
 
 /// One tool. While a run of it has not ended, no other is started.
 #[derive(Debug)]
-pub struct Tool {
+pub(crate) struct Tool {
     path: PathBuf,
     deadline: Duration,
     hung: Option<Hung>,
@@ -38,12 +38,12 @@ struct Hung {
 
 impl Tool {
     /// The tool at this path, or of this name on the `PATH`, that gets `deadline` for each run.
-    pub fn new(path: impl Into<PathBuf>, deadline: Duration) -> Self {
+    pub(crate) fn new(path: impl Into<PathBuf>, deadline: Duration) -> Self {
         Self { path: path.into(), deadline, hung: None }
     }
 
     /// Where it is.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -51,7 +51,7 @@ impl Tool {
     ///
     /// A run past its deadline is asked to end (SIGTERM) and then left alone: a task stuck in the driver cannot be
     /// killed, and a hard kill of a monitor has been seen to wedge the device.
-    pub fn run(&mut self, args: &[impl AsRef<OsStr>]) -> Result<Output, SourceError> {
+    pub(crate) fn run(&mut self, args: &[impl AsRef<OsStr>]) -> Result<Output, SourceError> {
         if let Some(hung) = &mut self.hung {
             if !matches!(hung.child.try_wait(), Ok(Some(_))) {
                 return Err(self.unresponsive());

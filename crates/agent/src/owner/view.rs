@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gpupool_api::{lease, pool, view};
 use gpupool_core::lease::Lease;
 use gpupool_core::pool::DeviceView;
-use gpupool_devices::environment::JobEnvironment;
+use gpupool_devices::JobEnvironment;
 
 use crate::clock;
 use crate::identity::Caller;
@@ -24,7 +24,7 @@ fn visible(owner: &OwnerThread, given: &[DeviceView]) -> BTreeMap<String, Option
     let Some(sample) = &owner.sample else { return BTreeMap::new() };
     let place = |view: &DeviceView| sample.all_ids.iter().position(|gpu_id| *gpu_id == view.gpu_id);
     let given: Vec<usize> = given.iter().filter_map(place).collect();
-    let visible = JobEnvironment::new(&sample.all, &given);
+    let visible = JobEnvironment::new(&*sample.all, &given);
     visible.variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 

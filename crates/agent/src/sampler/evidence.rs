@@ -13,8 +13,7 @@ use std::time::Instant;
 
 use gpupool_api::job_environment;
 use gpupool_core::ids::{LeaseId, Token};
-use gpupool_devices::attribution::{Attributor, Who};
-use gpupool_devices::{Places, Snapshot, Source, SourceError, SourceKind};
+use gpupool_devices::{Attributor, HostProcess, Places, Snapshot, Source, SourceError, SourceKind};
 
 use super::limits;
 
@@ -110,7 +109,7 @@ impl Looker {
         let mut known = std::mem::take(&mut self.known);
         let processes = snapshot.devices.iter().filter_map(|device| device.processes.value()).flatten();
         for process in processes {
-            let Who::Known(facts) = &process.who else { continue };
+            let HostProcess::Known(facts) = &process.who else { continue };
             let key = (process.pid, facts.start_ticks);
             if self.known.contains_key(&key) {
                 continue;
@@ -200,14 +199,13 @@ mod tests {
     use std::fs;
 
     use gpupool_core::device::Vendor;
-    use gpupool_devices::attribution::ProcessFacts;
-    use gpupool_devices::{Found, Process, Told};
+    use gpupool_devices::{Found, Process, ProcessFacts, Told};
 
     use super::*;
 
     fn on_a_device(pid: u32, start_ticks: u64) -> Snapshot {
         let facts = ProcessFacts { start_ticks, uid: 5, user: None, command: "".into(), cgroup: None };
-        let process = Process { pid, who: Who::Known(Arc::new(facts)), ..Process::default() };
+        let process = Process { pid, who: HostProcess::Known(Arc::new(facts)), ..Process::default() };
         let device = Found { processes: Told::Value(vec![process]), ..Found::new(Vendor::Nvidia) };
         Snapshot { devices: vec![device], ..Snapshot::default() }
     }

@@ -1,6 +1,6 @@
 //! Reads every device of the node in a steady rhythm, and hands out what was read.
 //!
-//! One thread keeps the rhythm; each source is read on a thread of its own ([`gpupool_devices::probe`]), which also looks
+//! One thread keeps the rhythm; each source is read on a thread of its own ([`gpupool_devices::Probe`]), which also looks
 //! up the processes on its devices ([`evidence`]). A round asks every source that has answered, waits a short while for
 //! all of them together, and tells what there is; an answer that comes later is told when it comes, with the time it was
 //! taken. So a hung driver holds up neither the others nor the rhythm. The thread ends with [`Sampler::stop`] or when the
@@ -20,8 +20,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use gpupool_devices::gpu_ids::GpuIds;
-use gpupool_devices::{Places, Source};
+use gpupool_devices::{GpuIds, Places, Source};
 
 use crate::stats::Statistics;
 use rounds::{Event, Rounds};

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use gpupool_api::pool::Process as Body;
 use gpupool_core::ids::GpuId;
 use gpupool_core::reading::Attribution;
-use gpupool_devices::Process;
-use gpupool_devices::attribution::Who;
+use gpupool_devices::{HostProcess, Process};
 
 use super::evidence::{Evidence, ProcessKey};
 use super::whose::Holdings;
@@ -31,7 +30,7 @@ impl Whose {
             let lease = process.name.as_deref().and_then(simulation::lease_of);
             return lease.map_or(Attribution::Foreign, Attribution::Lease);
         }
-        let Who::Known(facts) = &process.who else { return Attribution::Unknown };
+        let HostProcess::Known(facts) = &process.who else { return Attribution::Unknown };
         let key = (process.pid, facts.start_ticks);
         let evidence = self.dossiers.iter().find_map(|dossier| dossier.get(&key));
         evidence.map_or(Attribution::Unknown, |evidence| self.holdings.whose(evidence, device))
@@ -41,8 +40,8 @@ impl Whose {
     pub fn body(&self, process: &Process, device: GpuId) -> Body {
         let attribution = self.is(process, device);
         let known = match &process.who {
-            Who::Known(facts) => Some(facts),
-            Who::NotLooked | Who::Unattributed(_) => None,
+            HostProcess::Known(facts) => Some(facts),
+            HostProcess::NotLooked | HostProcess::Unattributed(_) => None,
         };
         let (lease, squatter) = match attribution {
             Attribution::Lease(lease) => (Some(lease.0), !self.holdings.is_held_by(device, lease)),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use gpupool_devices::probe::Answer;
+use gpupool_devices::ProbeAnswer;
 
 use super::limits;
 use super::sample::{Book, Sample};
@@ -36,7 +36,7 @@ pub struct Rounds {
     publish: Arc<Statistics>,
     events: Receiver<Event>,
     /// Answers that were taken and not told yet, with the number of their source.
-    taken: Vec<(usize, Answer)>,
+    taken: Vec<(usize, ProbeAnswer)>,
     /// Told once, after the first round.
     first: Option<Sender<()>>,
 }

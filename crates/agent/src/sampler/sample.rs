@@ -1,18 +1,17 @@
 //! The books of the sampler: what came in, and the sample and the round that are made of it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use gpupool_api::pool::Process;
 use gpupool_core::Time;
-use gpupool_core::device::{DeviceFacts, DeviceIdentity, Health, Link, PciAddress};
+use gpupool_core::device::{DeviceFacts, DeviceIdentity, Health, Link};
 use gpupool_core::ids::GpuId;
 use gpupool_core::reading::Reading;
-use gpupool_devices::gpu_ids::GpuIds;
-use gpupool_devices::probe::Answer;
-use gpupool_devices::watch::{Change, Watch, Watched};
-use gpupool_devices::{Found, Partition, SourceError, SourceKind, Told};
+use gpupool_devices::{
+    DeviceTracker, Found, GpuIds, ProbeAnswer, SourceError, SourceKind, TrackedChange, TrackedDevice,
+};
 
 use super::processes::Whose;
 use super::slot::Slot;
@@ -36,7 +35,7 @@ pub struct Sample {
     /// Sources that are here and do not answer, and why.
     pub troubles: Vec<(SourceKind, SourceError)>,
     /// What changed since the last sample.
-    pub changes: Vec<Change>,
+    pub changes: Vec<TrackedChange>,
     /// Every number given so far, to be kept across restarts; `None` where none was given since the last sample.
     pub numbers: Option<Vec<(DeviceIdentity, GpuId)>>,
 }
@@ -60,21 +59,14 @@ pub struct SampledDevice {
     pub read_at: Time,
 }
 
-/// What was made of the last reading of a device.
-struct Kept {
-    read_at: Time,
-    found: Arc<Found>,
-    facts: DeviceFacts,
-    processes: Arc<[Process]>,
-}
-
 /// The books.
 pub struct Book {
-    watch: Watch,
+    tracker: DeviceTracker,
     simulated: bool,
     holdings: Box<dyn FnMut() -> Holdings + Send>,
-    kept: BTreeMap<GpuId, Kept>,
-    changes: Vec<Change>,
+    /// Processes of the last reading of each device.
+    processes: BTreeMap<GpuId, Arc<[Process]>>,
+    changes: Vec<TrackedChange>,
     all: (Arc<[Found]>, Arc<[GpuId]>),
     answered_at: Option<Time>,
     numbers_told: usize,
@@ -85,10 +77,11 @@ impl Book {
     pub fn new(ids: GpuIds, simulated: bool, holdings: Box<dyn FnMut() -> Holdings + Send>) -> Self {
         let numbers_told = ids.iter().count();
         Self {
-            watch: Watch::new(ids),
+            // A device could offer MPS, but the agent does not start its service.
+            tracker: DeviceTracker::new(ids).without_mps(),
             simulated,
             holdings,
-            kept: BTreeMap::new(),
+            processes: BTreeMap::new(),
             changes: Vec::new(),
             all: (Arc::new([]), Arc::new([])),
             answered_at: None,
@@ -98,7 +91,7 @@ impl Book {
     }
 
     /// Takes in an answer.
-    pub fn observe(&mut self, answer: Answer) {
+    pub fn observe(&mut self, answer: ProbeAnswer) {
         let at = time_of(answer.taken);
         // That something is not on this machine is an answer, too.
         if matches!(answer.result, Ok(_) | Err(SourceError::NotHere { .. })) {
@@ -109,7 +102,7 @@ impl Book {
                 tracing::debug!(source = %answer.kind, "{warning}");
             }
         }
-        self.changes.extend(self.watch.observe(at, answer.kind, answer.result));
+        self.changes.extend(self.tracker.observe(at, answer.kind, answer.result));
     }
 
     /// What is known now, for the pool and for statistics.
@@ -117,37 +110,35 @@ impl Book {
         let clock = clock::both();
         let sources: Vec<SourceSeen> = slots.iter().map(Slot::seen).collect();
         let readings = self.take_readings(slots);
-        let known = self.watch.devices();
-        let numbered: Vec<(GpuId, &Found)> = known.iter().map(|(_, it)| (it.gpu_id, &it.found)).collect();
+        let known = self.tracker.devices();
+        let numbered: Vec<(GpuId, &Found)> = known.iter().map(|it| (it.gpu_id, &*it.found)).collect();
         let visible = statistics.filter().among(&numbered);
         if !known.is_empty() && visible.warnings != self.warnings_told {
             visible.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
             self.warnings_told.clone_from(&visible.warnings);
         }
         let (mut seen, mut devices) = (Vec::with_capacity(known.len()), Vec::with_capacity(known.len()));
-        for (identity, watched) in known {
-            let Some(kept) = self.kept.get(&watched.gpu_id) else { continue };
-            let (gpu_id, health) = (watched.gpu_id, health(watched, &sources));
-            let shown = visible.shows(gpu_id);
+        for device in known {
+            let shown = visible.shows(device.gpu_id);
             seen.push(Seen {
-                gpu_id,
-                identity: identity.clone(),
-                found: kept.found.clone(),
-                source: watched.source,
-                health: health.clone(),
-                read_at: kept.read_at,
+                gpu_id: device.gpu_id,
+                identity: device.identity.clone(),
+                found: device.found.clone(),
+                source: device.source,
+                health: device.health.clone(),
+                read_at: device.read_at,
                 visible: shown,
-                processes: kept.processes.clone(),
+                processes: self.processes.get(&device.gpu_id).cloned().unwrap_or_default(),
             });
-            if shown && kept.found.takes_work() {
+            if shown && device.found.takes_work() {
                 devices.push(SampledDevice {
-                    gpu_id,
-                    identity: identity.clone(),
-                    facts: kept.facts.clone(),
-                    health,
-                    reading: readings.get(&gpu_id).cloned(),
-                    found: kept.found.clone(),
-                    read_at: kept.read_at,
+                    gpu_id: device.gpu_id,
+                    identity: device.identity.clone(),
+                    facts: (*device.facts).clone(),
+                    health: device.health.clone(),
+                    reading: readings.get(&device.gpu_id).cloned(),
+                    found: device.found.clone(),
+                    read_at: device.read_at,
                 });
             }
         }
@@ -156,7 +147,7 @@ impl Book {
             devices,
             all: self.all.0.clone(),
             all_ids: self.all.1.clone(),
-            links: self.watch.links().copied().collect(),
+            links: self.tracker.links().copied().collect(),
             troubles: sources.iter().filter_map(trouble).collect(),
             changes: std::mem::take(&mut self.changes),
             numbers: self.new_numbers(),
@@ -167,9 +158,8 @@ impl Book {
 
     /// What devices read that were read since the last time.
     fn take_readings(&mut self, slots: &[Slot]) -> BTreeMap<GpuId, Reading> {
-        let known = self.watch.devices();
-        let is_new = |watched: &Watched| self.kept.get(&watched.gpu_id).is_none_or(|it| it.read_at < watched.read_at);
-        if !known.iter().any(|(_, watched)| is_new(watched)) && self.all.1.len() == present(&known).count() {
+        let (known, read) = (self.tracker.devices(), self.tracker.take_read());
+        if read.is_empty() && self.all.1.len() == present(&known).count() {
             return BTreeMap::new();
         }
         let whose = Whose {
@@ -177,67 +167,37 @@ impl Book {
             dossiers: slots.iter().map(|slot| slot.dossier().current()).collect(),
             simulated: self.simulated,
         };
-        let cards = cards(&known);
         let mut readings = BTreeMap::new();
-        for (identity, watched) in &known {
-            let before = self.kept.get(&watched.gpu_id);
-            if before.is_some_and(|kept| kept.read_at >= watched.read_at) {
-                continue;
-            }
-            let (gpu_id, found) = (watched.gpu_id, &watched.found);
-            readings.insert(gpu_id, found.reading(watched.read_at, |process| whose.is(process, gpu_id)));
+        for device in known.iter().filter(|device| read.contains(&device.gpu_id)) {
+            let (gpu_id, found) = (device.gpu_id, &device.found);
+            readings.insert(gpu_id, found.reading(device.read_at, |process| whose.is(process, gpu_id)));
             let processes = found.processes.value().into_iter().flatten();
-            let kept = Kept {
-                read_at: watched.read_at,
-                found: Arc::new(found.clone()),
-                facts: facts(identity, found, &cards, before.map(|kept| &kept.facts)),
-                processes: processes.map(|process| whose.body(process, gpu_id)).collect(),
-            };
-            self.kept.insert(gpu_id, kept);
+            self.processes.insert(gpu_id, processes.map(|process| whose.body(process, gpu_id)).collect());
         }
         let there = || present(&known);
-        self.all = (there().map(|it| it.found.clone()).collect(), there().map(|it| it.gpu_id).collect());
+        self.all = (there().map(|it| (*it.found).clone()).collect(), there().map(|it| it.gpu_id).collect());
         readings
     }
 
     fn new_numbers(&mut self) -> Option<Vec<(DeviceIdentity, GpuId)>> {
-        let numbers = self.watch.ids().iter();
+        let numbers = self.tracker.ids().iter();
         let given = numbers.count();
         if given == self.numbers_told {
             return None;
         }
         self.numbers_told = given;
-        Some(self.watch.ids().iter().map(|(identity, gpu_id)| (identity.clone(), gpu_id)).collect())
+        Some(self.tracker.ids().iter().map(|(identity, gpu_id)| (identity.clone(), gpu_id)).collect())
     }
 }
 
-fn present<'a>(known: &[(&'a DeviceIdentity, &'a Watched)]) -> impl Iterator<Item = &'a Watched> {
-    known.iter().map(|(_, watched)| *watched).filter(|watched| watched.is_present())
+fn present(known: &[Arc<TrackedDevice>]) -> impl Iterator<Item = &Arc<TrackedDevice>> {
+    known.iter().filter(|device| device.is_present)
 }
 
 /// When something was, on the pool's clock; never ahead of it.
 fn time_of(taken: Instant) -> Time {
     let ago = u64::try_from(taken.elapsed().as_millis()).unwrap_or(u64::MAX);
     Time(clock::now().0.saturating_sub(ago))
-}
-
-/// Whether a device can be trusted with new work. Not while its driver is away: what runs goes on, what starts would
-/// hang or fail. Any other failure to read says nothing about the device.
-fn health(watched: &Watched, sources: &[SourceSeen]) -> Health {
-    let source = sources.iter().find(|source| source.kind == watched.source);
-    let away = source.and_then(|source| match &source.state {
-        SourceState::Failed(
-            error @ (SourceError::DriverNotLoaded(_)
-            | SourceError::VersionMismatch(_)
-            | SourceError::Unresponsive { .. }),
-        ) => Some(error),
-        _ => None,
-    });
-    match (watched.health(), away) {
-        (Health::Healthy, Some(SourceError::Unresponsive { .. })) => Health::Unhealthy("driver unresponsive".into()),
-        (Health::Healthy, Some(error)) => Health::Unhealthy(error.to_string().into()),
-        (health, _) => health,
-    }
 }
 
 fn trouble(source: &SourceSeen) -> Option<(SourceKind, SourceError)> {
@@ -247,33 +207,4 @@ fn trouble(source: &SourceSeen) -> Option<(SourceKind, SourceError)> {
         }
         _ => None,
     }
-}
-
-/// The whole GPUs by their place on the bus.
-fn cards<'a>(known: &[(&'a DeviceIdentity, &'a Watched)]) -> HashMap<PciAddress, &'a DeviceIdentity> {
-    let whole = known.iter().filter(|(_, watched)| watched.found.partition.is_none());
-    whole.filter_map(|(identity, watched)| Some((watched.found.pci?, *identity))).collect()
-}
-
-/// What a device is. How much memory it has does not change because it failed to tell this time.
-fn facts(
-    identity: &DeviceIdentity,
-    found: &Found,
-    cards: &HashMap<PciAddress, &DeviceIdentity>,
-    before: Option<&DeviceFacts>,
-) -> DeviceFacts {
-    let parent_uuid = match &found.partition {
-        Some(Partition::Mig { parent_uuid, .. }) => parent_uuid.clone().map(DeviceIdentity::Uuid),
-        _ => None,
-    };
-    let card = found.pci.and_then(|pci| cards.get(&pci)).map(|identity| (*identity).clone());
-    let mut facts = found.facts(identity.clone(), card.or(parent_uuid));
-    // The device could, but nobody here starts the service it takes: what is not done is not promised.
-    facts.isolation.mps = false;
-    if let Some(before) = before
-        && (matches!(found.memory.total, Told::Failed(_)) || matches!(found.memory.reserved, Told::Failed(_)))
-    {
-        facts.memory = before.memory;
-    }
-    facts
 }

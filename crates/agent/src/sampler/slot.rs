@@ -3,8 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use gpupool_devices::probe::{Answer, Probe};
-use gpupool_devices::{Places, Source};
+use gpupool_devices::{Places, Probe, ProbeAnswer, Source};
 
 use super::evidence::{Dossier, LookedUp};
 use crate::stats::{SourceSeen, SourceState};
@@ -50,7 +49,7 @@ impl Slot {
     }
 
     /// The answer if there is one, or the complaint that there is none for too long.
-    pub fn poll(&mut self) -> Option<Answer> {
+    pub fn poll(&mut self) -> Option<ProbeAnswer> {
         let answer = self.probe.poll()?;
         self.state = match &answer.result {
             Ok(_) => SourceState::Answers,

@@ -145,7 +145,7 @@ fn with_instances(chosen: Vec<GpuId>, devices: &[(GpuId, &Found)]) -> Vec<GpuId>
 mod tests {
     use super::*;
     use gpupool_core::device::Vendor;
-    use gpupool_devices::address;
+    use gpupool_devices::parse_pci_address;
     use proptest::prelude::*;
 
     const UUIDS: [&str; 4] = ["GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb3333", "0x52f4d8e9c0b1a2d3"];
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_gpu_cut_by_mig_is_meant_with_its_instances_and_an_instance_alone() {
         let mut parent = Found { uuid: Some("GPU-aaaa".into()), mig: Some(true), ..Found::new(Vendor::Nvidia) };
-        parent.pci = address::parse("0000:01:00.0");
+        parent.pci = parse_pci_address("0000:01:00.0");
         let mut instance = Found { uuid: Some("MIG-1234".into()), ..parent.clone() };
         instance.partition = Some(Partition::Mig {
             parent_uuid: Some("GPU-aaaa".into()),

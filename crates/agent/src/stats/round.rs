@@ -7,8 +7,7 @@ use gpupool_core::Time;
 use gpupool_core::device::{DeviceIdentity, Health, Vendor};
 use gpupool_core::ids::GpuId;
 use gpupool_core::units::Millis;
-use gpupool_devices::watch::REFRESHES_UNTIL_STALE;
-use gpupool_devices::{Found, SourceError, SourceKind};
+use gpupool_devices::{Found, SourceError, SourceKind, fresh_until};
 
 /// A device as it is known after a round.
 #[derive(Debug, Clone)]
@@ -108,7 +107,7 @@ impl Round {
 
     /// Until when a reading is fresh.
     pub fn stale_from(&self, read_at: Time) -> Time {
-        read_at.after(Millis(self.refresh.0.saturating_mul(REFRESHES_UNTIL_STALE)))
+        fresh_until(read_at, self.refresh)
     }
 
     /// Whether any listed device that is there, or with none the last answer, is too old to be passed off as fresh.

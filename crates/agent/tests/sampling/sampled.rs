@@ -11,9 +11,8 @@ use gpupool_agent::simulation::Simulation;
 use gpupool_agent::stats::{Filter, Statistics};
 use gpupool_api::stats::{Gpu, Stats};
 use gpupool_core::ids::{GpuId, LeaseId};
-use gpupool_devices::gpu_ids::GpuIds;
 use gpupool_devices::simulated::{Fault, Place, Target};
-use gpupool_devices::{Places, Snapshot, Source, SourceError, SourceKind};
+use gpupool_devices::{GpuIds, Places, Snapshot, Source, SourceError, SourceKind};
 
 /// After this long a test fails rather than hangs.
 pub const DEADLINE: Duration = Duration::from_secs(60);

@@ -9,7 +9,7 @@ use gpupool_api::stats::GpuHistory;
 use gpupool_core::ids::{GpuId, LeaseId};
 use gpupool_core::reading::Attribution;
 use gpupool_core::units::{Bytes, Share};
-use gpupool_devices::gpu_ids::GpuIds;
+use gpupool_devices::GpuIds;
 use gpupool_devices::simulated::Fault;
 
 #[test]

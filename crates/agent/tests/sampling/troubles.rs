@@ -12,8 +12,7 @@ use gpupool_core::device::{Health, Vendor};
 use gpupool_core::ids::GpuId;
 use gpupool_core::reading::Field;
 use gpupool_devices::simulated::Target;
-use gpupool_devices::watch::Change;
-use gpupool_devices::{Snapshot, Source, SourceError, SourceKind};
+use gpupool_devices::{Snapshot, Source, SourceError, SourceKind, TrackedChange};
 
 #[test]
 fn a_driver_that_hangs_from_the_start_holds_up_nobody_and_is_told_as_failed_until_it_answers() {
@@ -61,7 +60,7 @@ fn a_driver_that_hangs_delays_only_its_own_devices() {
     assert_eq!((health.status, health.nvidia_smi_available), (Status::Degraded, false));
     mend(&hanging);
     let back = sampled.sample("the driver is back", |sample| !sample.changes.is_empty());
-    assert!(back.changes.contains(&Change::SourceBack(SourceKind::Simulated)), "{:?}", back.changes);
+    assert!(back.changes.contains(&TrackedChange::SourceBack(SourceKind::Simulated)), "{:?}", back.changes);
     assert!(back.devices.iter().all(|device| device.reading.is_some() || answers(device)));
     assert_eq!(each(&back, well), [true; 4]);
 }

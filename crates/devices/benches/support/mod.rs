@@ -3,8 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gpupool_devices::Places;
-use gpupool_devices::amd_sysfs::AmdSysfs;
+use gpupool_devices::{AmdSysfs, Places};
 
 /// How many cards it has.
 pub const CARDS: u32 = 8;

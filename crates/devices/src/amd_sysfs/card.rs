@@ -54,7 +54,7 @@ struct Facts {
 }
 
 impl CardReader {
-    pub fn new(card: Card) -> Self {
+    pub(super) fn new(card: Card) -> Self {
         let name = match card.device_id {
             Some(device) => amd_names::name(device, card.revision),
             None => NAMELESS.to_owned(),
@@ -72,12 +72,12 @@ impl CardReader {
     }
 
     /// How the card is cut, where it was awake and said so.
-    pub fn compute_partition(&self) -> Option<Arc<str>> {
+    pub(super) fn compute_partition(&self) -> Option<Arc<str>> {
         self.facts.as_ref()?.compute_partition.clone()
     }
 
     /// The card with what it reports now, and whether files that were there are gone.
-    pub fn read(&mut self, snapshot: &mut Snapshot) -> (Found, bool) {
+    pub(super) fn read(&mut self, snapshot: &mut Snapshot) -> (Found, bool) {
         let asleep = self.is_asleep();
         let may_ask = !asleep || self.is_captured;
         if may_ask && self.facts.as_ref().is_none_or(|facts| facts.is_partial) {
@@ -258,7 +258,7 @@ pub(crate) struct Sensors {
 
 impl Sensors {
     /// Looks below the folder of a device. Cards have one set; of several the first that knows a temperature counts.
-    pub fn find(device: &Path) -> Self {
+    pub(super) fn find(device: &Path) -> Self {
         // Kernels before 3.14 kept the sensors with the device itself.
         let folders = paths_in(&device.join("hwmon")).into_iter().chain([device.to_owned()]);
         let sets: Vec<Self> = folders.map(|folder| Self::in_folder(&folder)).collect();
@@ -276,12 +276,12 @@ impl Sensors {
     }
 
     /// Whether there is a temperature at all.
-    pub fn has_temperature(&self) -> bool {
+    pub(super) fn has_temperature(&self) -> bool {
         !self.temperatures.is_empty()
     }
 
     /// Temperature of the chip: at its edge, or else inside, or the only one there is.
-    pub fn temperature_c(&self) -> Told<i16> {
+    pub(super) fn temperature_c(&self) -> Told<i16> {
         let read = |path: &PathBuf| match kernel_file::number::<i64>(path) {
             Told::Value(thousandths) => degrees(thousandths),
             other => other.map(|_| 0),
@@ -290,12 +290,12 @@ impl Sensors {
     }
 
     /// Power drawn: the average, or what it is now on cards that have no average.
-    pub fn power(&self) -> Told<Watts> {
+    pub(super) fn power(&self) -> Told<Watts> {
         first([&self.power_average, &self.power_now].into_iter().flatten().map(|path| watts(path)))
     }
 
     /// The most it may draw.
-    pub fn power_limit(&self) -> Told<Watts> {
+    pub(super) fn power_limit(&self) -> Told<Watts> {
         self.power_cap.as_deref().map_or(Told::ABSENT, watts).without_zero("0 W")
     }
 }

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use gpupool_core::device::{PciAddress, Vendor};
 
+use crate::address::parse_pci_address;
 use crate::found::Found;
-use crate::{address, kernel_file, limits, pci_bus};
+use crate::{kernel_file, limits, pci_bus};
 
 /// A graphics card.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,12 +51,12 @@ pub(crate) fn card_numbers(folder: &Path) -> io::Result<Vec<u32>> {
 
 impl Card {
     /// The card whose entry is `folder`.
-    pub fn at(folder: &Path, number: Option<u32>) -> Self {
+    pub(super) fn at(folder: &Path, number: Option<u32>) -> Self {
         Self::of_device(folder.join("device"), number)
     }
 
     /// The card whose device has this folder.
-    pub fn of_device(device: PathBuf, number: Option<u32>) -> Self {
+    pub(super) fn of_device(device: PathBuf, number: Option<u32>) -> Self {
         let uevent = Uevent::read(&device.join("uevent"));
         let target = fs::read_link(&device).ok();
         let target_name = target.as_deref().and_then(|target| target.file_name()?.to_str());
@@ -74,7 +75,7 @@ impl Card {
             device_id,
             revision: hex("revision").and_then(|revision| revision.try_into().ok()),
             driver: pci_bus::driver_of(&device),
-            pci: uevent.slot.or_else(|| address::parse(target_name.filter(|name| name.contains(':'))?)),
+            pci: uevent.slot.or_else(|| parse_pci_address(target_name.filter(|name| name.contains(':'))?)),
             render_minor: kernel_file::numbered(&device.join("drm"), "renderD")
                 .ok()
                 .and_then(|minors| minors.first().copied()),
@@ -84,7 +85,7 @@ impl Card {
     }
 
     /// The device, with what its bus knows: where it is, and nothing of how it is.
-    pub fn found(&self) -> Found {
+    pub(super) fn found(&self) -> Found {
         Found {
             minor: self.render_minor,
             pci: self.pci,
@@ -95,7 +96,7 @@ impl Card {
     }
 
     /// How people find it: its address, or its entry where it has none.
-    pub fn spelled(&self) -> String {
+    pub(super) fn spelled(&self) -> String {
         match (self.pci, self.number) {
             (Some(pci), _) => pci.to_string(),
             (None, Some(number)) => format!("card{number}"),
@@ -127,7 +128,7 @@ impl Uevent {
         };
         Self {
             ids: find("PCI_ID").and_then(ids),
-            slot: find("PCI_SLOT_NAME").and_then(address::parse),
+            slot: find("PCI_SLOT_NAME").and_then(parse_pci_address),
             is_partition: find("MODALIAS").is_some_and(|alias| alias.trim_start_matches("platform:").starts_with(XCP)),
         }
     }

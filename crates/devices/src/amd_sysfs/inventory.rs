@@ -49,7 +49,7 @@ struct Device {
 
 impl Inventory {
     /// Joins cards and nodes: by render node, or else by place on the bus. What is left of either is a device too.
-    pub fn new(cards: Vec<Card>, topology: Topology, others: Others) -> Self {
+    pub(super) fn new(cards: Vec<Card>, topology: Topology, others: Others) -> Self {
         let Topology { gpus, cpus, mut warnings } = topology;
         let mut nodes: BTreeMap<u32, Node> = gpus.into_iter().map(|node| (node.number, node)).collect();
         let mut devices: Vec<Device> = Vec::new();
@@ -84,24 +84,24 @@ impl Inventory {
     }
 
     /// With the version of the driver, and where processes are looked for.
-    pub fn with(mut self, driver_version: Option<Arc<str>>, processes: Processes) -> Self {
+    pub(super) fn with(mut self, driver_version: Option<Arc<str>>, processes: Processes) -> Self {
         self.driver_version = driver_version;
         self.processes = processes;
         self
     }
 
     /// Whether there is nothing at all.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.devices.is_empty()
     }
 
     /// Gives back what is remembered of processes, for the next inventory.
-    pub fn into_processes(self) -> Processes {
+    pub(super) fn into_processes(self) -> Processes {
         self.processes
     }
 
     /// Every device with what it reports now, and whether some files are gone that were there.
-    pub fn read(&mut self) -> (Snapshot, bool) {
+    pub(super) fn read(&mut self) -> (Snapshot, bool) {
         let mut snapshot = Snapshot { links: self.links.clone(), ..Snapshot::default() };
         for warning in &self.warnings {
             snapshot.warn(warning.clone());
@@ -247,12 +247,12 @@ fn node_of(card: &Card, nodes: &BTreeMap<u32, Node>) -> Option<u32> {
 const WRAPPERS: usize = 4;
 
 /// Whether a folder is, or holds, a captured tree of graphics cards or of a compute topology.
-pub fn looks_like(root: &Path) -> bool {
+pub(crate) fn looks_like(root: &Path) -> bool {
     captured(root).is_some()
 }
 
 /// The devices of a captured tree. Cards of NVIDIA are listed without readings; those of Intel are a warning.
-pub fn read(root: &Path) -> Result<Snapshot, SourceError> {
+pub(crate) fn read(root: &Path) -> Result<Snapshot, SourceError> {
     let nothing = || SourceError::malformed("sysfs", "no graphics card and no compute node below the folder");
     Ok(captured(root).ok_or_else(nothing)?.read().0)
 }

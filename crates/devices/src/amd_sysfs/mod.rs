@@ -13,9 +13,9 @@ mod inventory;
 mod kfd;
 mod processes;
 
-pub use inventory::{looks_like, read};
+pub(crate) use inventory::{looks_like, read};
 pub(crate) use kfd::hops;
-pub use processes::{looks_like_fdinfo, parse_fdinfo};
+pub(crate) use processes::{looks_like_fdinfo, parse_fdinfo};
 
 use std::fs;
 use std::io::ErrorKind;
@@ -266,43 +266,43 @@ mod tests {
     pub(crate) struct Tree(tempfile::TempDir);
 
     impl Tree {
-        pub fn new() -> Self {
+        pub(super) fn new() -> Self {
             let tree = Self(tempfile::tempdir().unwrap());
             tree.folder("");
             tree
         }
 
         /// Where the source should look.
-        pub fn places(&self) -> Places {
+        pub(super) fn places(&self) -> Places {
             Places { sys: self.path(""), proc: self.0.path().join("proc"), ..Places::default() }
         }
 
-        pub fn path(&self, path: &str) -> PathBuf {
+        pub(super) fn path(&self, path: &str) -> PathBuf {
             self.0.path().join("sys").join(path)
         }
 
-        pub fn file(&self, path: &str, content: impl AsRef<[u8]>) {
+        pub(super) fn file(&self, path: &str, content: impl AsRef<[u8]>) {
             let path = self.path(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
         }
 
-        pub fn folder(&self, path: &str) {
+        pub(super) fn folder(&self, path: &str) {
             fs::create_dir_all(self.path(path)).unwrap();
         }
 
-        pub fn link(&self, path: &str, target: &str) {
+        pub(super) fn link(&self, path: &str, target: &str) {
             let path = self.path(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::os::unix::fs::symlink(target, path).unwrap();
         }
 
         /// A file that the kernel refuses to read: nothing is mapped at the start of what it leads to.
-        pub fn refuse(&self, path: &str) {
+        pub(super) fn refuse(&self, path: &str) {
             self.link(path, "/proc/self/mem");
         }
 
-        pub fn remove(&self, path: &str) {
+        pub(super) fn remove(&self, path: &str) {
             let path = self.path(path);
             if path.is_dir() && !path.is_symlink() {
                 fs::remove_dir_all(path).unwrap();
@@ -312,7 +312,7 @@ mod tests {
         }
 
         /// Card `number` with all a card of amdgpu usually has; 16 GiB, 1 GiB of it used, 37 % busy, 61 °C, 42.5 of 300 W.
-        pub fn amd_card(&self, number: u32, pci: &str, device: u16) {
+        pub(super) fn amd_card(&self, number: u32, pci: &str, device: u16) {
             let card = format!("class/drm/card{number}/device");
             self.file(
                 &format!("{card}/uevent"),
@@ -341,7 +341,7 @@ mod tests {
         }
 
         /// A GPU node of the compute topology.
-        pub fn kfd_gpu(&self, number: u32, properties: &str, gpu_id: u32, vram: u64) {
+        pub(super) fn kfd_gpu(&self, number: u32, properties: &str, gpu_id: u32, vram: u64) {
             let node = format!("class/kfd/kfd/topology/nodes/{number}");
             let properties = format!("cpu_cores_count 0\nsimd_count 64\nvendor_id 4098\n{properties}\n");
             self.file(&format!("{node}/properties"), properties);
@@ -350,7 +350,7 @@ mod tests {
         }
 
         /// A CPU node of the compute topology.
-        pub fn kfd_cpu(&self, number: u32) {
+        pub(super) fn kfd_cpu(&self, number: u32) {
             self.file(
                 &format!("class/kfd/kfd/topology/nodes/{number}/properties"),
                 "cpu_cores_count 64\nsimd_count 0\n",
@@ -358,7 +358,7 @@ mod tests {
         }
 
         /// A link between two nodes of the compute topology.
-        pub fn kfd_link(&self, from: u32, kind: &str, number: u32, content: &str) {
+        pub(super) fn kfd_link(&self, from: u32, kind: &str, number: u32, content: &str) {
             let path = format!("class/kfd/kfd/topology/nodes/{from}/{kind}/{number}/properties");
             self.file(&path, format!("node_from {from}\n{content}\n"));
         }

@@ -11,11 +11,12 @@ use std::{fs, io};
 use gpupool_core::device::{PciAddress, Vendor};
 use gpupool_core::units::Bytes;
 
+use crate::address::parse_pci_address;
 use crate::found::{Doing, Found, Process};
 use crate::snapshot::Snapshot;
 use crate::source::SourceError;
 use crate::told::{Told, words};
-use crate::{address, amounts, kernel_file, limits};
+use crate::{amounts, kernel_file, limits};
 
 /// The open files of a process are listed when it is new, and then after 1, 2, 4 … readings up to this many: programs
 /// open a device early or not at all, and most processes of a machine are old.
@@ -75,12 +76,12 @@ type Usages = Vec<BTreeMap<u32, Usage>>;
 
 impl Processes {
     /// Looks in the compute driver's list (`class/kfd/kfd/proc`) and in `/proc`, where there are such folders.
-    pub fn new(compute: Option<PathBuf>, proc: Option<PathBuf>) -> Self {
+    pub(super) fn new(compute: Option<PathBuf>, proc: Option<PathBuf>) -> Self {
         Self { compute, proc, ..Self::default() }
     }
 
     /// The processes of each device, in the order of the devices, and what could not be seen.
-    pub fn read(&mut self, devices: &[DeviceKey]) -> (Vec<Told<Vec<Process>>>, Option<String>) {
+    pub(super) fn read(&mut self, devices: &[DeviceKey]) -> (Vec<Told<Vec<Process>>>, Option<String>) {
         if devices.is_empty() {
             return (Vec::new(), None);
         }
@@ -237,13 +238,13 @@ fn both(one: Doing, other: Doing) -> Doing {
 // What the kernel says of one open file of a graphics device: `/proc/<pid>/fdinfo/<fd>`.
 
 /// Whether a text is of an open graphics device.
-pub fn looks_like_fdinfo(text: &str) -> bool {
+pub(crate) fn looks_like_fdinfo(text: &str) -> bool {
     let has = |key: &str| text.lines().take(200).any(|line| line.starts_with(key));
     has("drm-driver:") && (has("drm-client-id:") || has("drm-pdev:"))
 }
 
 /// Reads one captured text, or several one after the other.
-pub fn parse_fdinfo(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse_fdinfo(text: &str) -> Result<Snapshot, SourceError> {
     let mut snapshot = Snapshot::default();
     let mut seen = BTreeSet::new();
     let clients = records(text).into_iter().filter_map(|record| Client::read(&record));
@@ -310,7 +311,7 @@ pub(crate) struct Client {
 
 impl Client {
     /// The client a text is about; `None` where it is about another kind of file.
-    pub fn read(text: &str) -> Option<Self> {
+    pub(super) fn read(text: &str) -> Option<Self> {
         let mut client = Self::default();
         // What is resident is what is used; the others are older and wider words for it.
         let mut memory = [Told::ABSENT, Told::ABSENT, Told::ABSENT];
@@ -319,7 +320,7 @@ impl Client {
             let value = value.trim();
             match key {
                 "drm-driver" => client.driver = words(value).into_owned(),
-                "drm-pdev" => client.pci = address::parse(value),
+                "drm-pdev" => client.pci = parse_pci_address(value),
                 "drm-client-id" => client.id = value.parse().ok(),
                 "drm-client-name" if !value.is_empty() => client.name = Some(words(value).into_owned()),
                 "drm-resident-vram" => memory[0] = amount(value),
@@ -424,7 +425,7 @@ mod tests {
     fn a_card_node_is_known_by_its_address_where_only_one_device_has_it() {
         let tree = Tree::new();
         client(&tree, 40, 3, "card0", 6, "1 MiB");
-        let at = |minor| DeviceKey { pci: crate::address::parse("03:00.0"), minor: Some(minor), gpu_id: None };
+        let at = |minor| DeviceKey { pci: crate::parse_pci_address("03:00.0"), minor: Some(minor), gpu_id: None };
         assert_eq!(seen(&processes(&tree).read(&[at(128)]).0[0]).len(), 1);
         let (two, _) = processes(&tree).read(&[at(128), at(129)]);
         assert_eq!((seen(&two[0]).len(), seen(&two[1]).len()), (0, 0));

@@ -6,18 +6,19 @@ use std::str::FromStr;
 use gpupool_core::device::Vendor;
 use serde_json::{Map, Value};
 
+use crate::address::parse_pci_address;
 use crate::amd_tools::output;
 use crate::amd_tools::values::{self, Cut, Way, settle};
 use crate::found::{Found, Process};
 use crate::snapshot::{FoundLink, Snapshot};
 use crate::source::SourceError;
 use crate::told::{Told, words};
-use crate::{address, amounts, limits};
+use crate::{amounts, limits};
 
 const FORMAT: &str = "amd-smi JSON";
 
 /// Whether a text is amd-smi's JSON, or what either tool of AMD prints in its place.
-pub fn looks_like(text: &str) -> bool {
+pub(crate) fn looks_like(text: &str) -> bool {
     let has = |word: &str| text.contains(word);
     let numbered = has("\"gpu\":") || has("\"gpu\" :");
     let known = ["asic", "bus", "usage", "power", "bdf", "process_list", "link_type", "vram_total", "power_usage"];
@@ -29,7 +30,7 @@ pub fn looks_like(text: &str) -> bool {
 }
 
 /// The devices in amd-smi's JSON. What several answers in one text say of a GPU comes together.
-pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
     let (trees, warnings) = trees(text)?;
     let mut snapshot = trees.snapshot();
     warnings.into_iter().for_each(|warning| snapshot.warn(warning));
@@ -195,7 +196,7 @@ fn device(number: u32, tree: Tree) -> Found {
     let ids = tree.texts(&["asic.asic_serial", "asic_serial", "hip_uuid", "unique_id"]);
     let long = || tree.first(&["uuid"]).and_then(|uuid| values::unique_id(&uuid).or_else(|| values::long_uuid(&uuid)));
     found.uuid = ids.iter().find_map(|id| values::unique_id(id)).or_else(long);
-    found.pci = tree.first(&["bus.bdf", "bdf"]).and_then(|bdf| address::parse(&bdf));
+    found.pci = tree.first(&["bus.bdf", "bdf"]).and_then(|bdf| parse_pci_address(&bdf));
     let driver = tree.first(&["driver.version", "driver.driver_version", "driver_version"]);
     found.driver = driver.and_then(|version| values::driver_version(&version));
     found.numa = tree.first(&["numa.node"]).and_then(|node| values::numa_node(&node));

@@ -3,9 +3,9 @@
 //! Each tool has a file that says what its fields mean. `output` finds the JSON in what a tool printed and knows the
 //! words it uses in place of devices; `values` holds what both tools write alike.
 
-pub mod amd_smi;
+pub(crate) mod amd_smi;
 mod output;
-pub mod rocm_smi;
+pub(crate) mod rocm_smi;
 mod values;
 
 pub(crate) use output::find_json;
@@ -22,7 +22,7 @@ use crate::tool::{Output, Tool};
 /// AMD's newer tool. Each reading runs it for metrics and processes; what does not change is asked again only when the
 /// devices did.
 #[derive(Debug)]
-pub struct AmdSmi {
+pub(crate) struct AmdSmi {
     tool: Tool,
     /// What the devices are and how they are joined.
     fixed: Option<Said>,
@@ -33,7 +33,7 @@ type Said = (Trees, Vec<String>);
 
 impl AmdSmi {
     /// Reads through this tool.
-    pub fn new(tool: Tool) -> Self {
+    pub(crate) fn new(tool: Tool) -> Self {
         Self { tool, fixed: None }
     }
 
@@ -128,7 +128,7 @@ const ALL: [&str; 15] = [
 
 /// AMD's older tool. Each reading runs it once; how the devices are joined is asked again only when they changed.
 #[derive(Debug)]
-pub struct RocmSmi {
+pub(crate) struct RocmSmi {
     tool: Tool,
     /// Which of the readings this version understands; `None` until one worked.
     reading: Option<usize>,
@@ -145,7 +145,7 @@ struct Joined {
 
 impl RocmSmi {
     /// Reads through this tool.
-    pub fn new(tool: Tool) -> Self {
+    pub(crate) fn new(tool: Tool) -> Self {
         Self { tool, reading: None, joined: None }
     }
 

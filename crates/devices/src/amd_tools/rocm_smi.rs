@@ -6,18 +6,19 @@ use gpupool_core::device::Vendor;
 use gpupool_core::units::Bytes;
 use serde_json::Value;
 
+use crate::address::parse_pci_address;
 use crate::amd_tools::output;
 use crate::amd_tools::values::{self, Cut, Model, Way, settle};
 use crate::found::{Doing, Found, Process};
 use crate::snapshot::{FoundLink, Snapshot};
 use crate::source::SourceError;
 use crate::told::Told;
-use crate::{address, amounts, limits};
+use crate::{amounts, limits};
 
 const FORMAT: &str = "rocm-smi JSON";
 
 /// Whether a text is rocm-smi's JSON, or what it prints in its place.
-pub fn looks_like(text: &str) -> bool {
+pub(crate) fn looks_like(text: &str) -> bool {
     let is_card = |after: &str| after.starts_with(|first: char| first.is_ascii_digit());
     let cards = text.contains('{') && text.split("\"card").skip(1).take(4).any(is_card);
     let of_machine = text.contains("\"system\"") && text.contains("\"Driver version\"");
@@ -25,7 +26,7 @@ pub fn looks_like(text: &str) -> bool {
 }
 
 /// The devices in rocm-smi's JSON.
-pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
     let found = output::find_json(text);
     let mut cards = Cards::default();
     for document in &found.documents {
@@ -167,7 +168,7 @@ fn device(number: u32, keys: &Keys) -> Found {
     let model = id.map(|id| Model { id, revision: said("device rev") });
     found.name = values::best_name(&names, model, &others);
     found.uuid = said("unique id").and_then(values::unique_id);
-    found.pci = said("pci bus").and_then(address::parse);
+    found.pci = said("pci bus").and_then(parse_pci_address);
     let numa = ["(topology) numa node", "(topology) numa affinity"];
     found.numa = numa.into_iter().filter_map(said).find_map(values::numa_node);
     let bytes = |key: &str| told(keys, &[key], |text| amounts::bytes(text, "B"));

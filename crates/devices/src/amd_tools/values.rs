@@ -245,7 +245,7 @@ mod tests {
     use gpupool_core::device::Vendor;
     use serde_json::json;
 
-    use crate::address;
+    use crate::address::parse_pci_address;
 
     #[test]
     fn a_value_with_a_unit_reads_like_its_text() {
@@ -318,7 +318,7 @@ mod tests {
 
     fn at(address: &str) -> Found {
         let mut found = Found::new(Vendor::Amd);
-        found.pci = address::parse(address);
+        found.pci = parse_pci_address(address);
         found
     }
 

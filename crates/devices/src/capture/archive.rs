@@ -16,7 +16,7 @@ const ENTRIES: usize = 100_000;
 const UNPACKED_BYTES: u64 = 512 << 20;
 
 /// What a file turned out to hold.
-pub enum Content {
+pub(super) enum Content {
     /// A folder, unpacked for as long as this lives.
     Folder(TempDir),
     /// One file, which was only compressed.
@@ -26,7 +26,7 @@ pub enum Content {
 }
 
 /// Unpacks a tar archive, plain or compressed by gzip, or one compressed file.
-pub fn unpack(path: &Path, bytes: &[u8]) -> Result<Content, CaptureError> {
+pub(super) fn unpack(path: &Path, bytes: &[u8]) -> Result<Content, CaptureError> {
     let failed = |problem: String| CaptureError::Archive { path: path.to_owned(), problem };
     let plain = match bytes {
         [0x1f, 0x8b, ..] => Some(bounded(flate2::read::MultiGzDecoder::new(bytes)).map_err(failed)?),
@@ -45,7 +45,7 @@ pub fn unpack(path: &Path, bytes: &[u8]) -> Result<Content, CaptureError> {
 }
 
 /// The folder that matters: the archive's only folder where everything is in one.
-pub fn root(unpacked: &Path) -> PathBuf {
+pub(super) fn root(unpacked: &Path) -> PathBuf {
     let mut entries = std::fs::read_dir(unpacked).into_iter().flatten().filter_map(Result::ok);
     match (entries.next(), entries.next()) {
         (Some(only), None) if only.path().is_dir() && !is_tree_root(&only.path()) => only.path(),

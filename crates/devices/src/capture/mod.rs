@@ -311,7 +311,7 @@ impl fmt::Debug for Format {
 // Bytes of a captured text, whatever wrote them.
 
 /// The text: UTF-8 with what is none replaced, or UTF-16 as a Windows shell writes it into a file.
-pub fn decode(bytes: &[u8]) -> Cow<'_, str> {
+pub(crate) fn decode(bytes: &[u8]) -> Cow<'_, str> {
     let wide = |unit: fn([u8; 2]) -> u16, bytes: &[u8]| {
         let units: Vec<u16> = bytes.chunks_exact(2).map(|pair| unit([pair[0], pair[1]])).collect();
         Cow::Owned(String::from_utf16_lossy(&units))

@@ -249,7 +249,7 @@ fn copy_nvidia(pile: &mut Pile, places: &Places, evidence: &Evidence) {
     }
     pile.copy_all("proc/driver/nvidia", &root, &["version", "params"]);
     for gpu in names_in(&root.join("gpus")).unwrap_or_default() {
-        let is_asleep = crate::address::parse(&gpu).is_some_and(|address| asleep.contains(&address));
+        let is_asleep = crate::address::parse_pci_address(&gpu).is_some_and(|address| asleep.contains(&address));
         let files: &[&str] = if is_asleep { &["power"] } else { &["information", "numa_status", "power"] };
         pile.copy_all(&format!("proc/driver/nvidia/gpus/{gpu}"), &root.join("gpus").join(&gpu), files);
     }
@@ -378,13 +378,13 @@ pub(super) struct Pile {
 
 impl Pile {
     /// An empty pile that takes files until a time, and waits so long for each.
-    pub fn new(until: Instant, patience: Duration) -> Self {
+    pub(super) fn new(until: Instant, patience: Duration) -> Self {
         let (files, missing) = (BTreeMap::new(), Vec::new());
         Self { files, missing, bytes: 0, until, patience, stuck: 0 }
     }
 
     /// Copies a file of the machine.
-    pub fn copy(&mut self, name: &str, path: &Path) {
+    pub(super) fn copy(&mut self, name: &str, path: &Path) {
         match self.read(path) {
             Ok(bytes) => self.add(name, &path.display().to_string(), bytes),
             Err(why) => self.miss(name, &why),
@@ -392,14 +392,14 @@ impl Pile {
     }
 
     /// Copies files of a folder.
-    pub fn copy_all(&mut self, to: &str, from: &Path, files: &[&str]) {
+    pub(super) fn copy_all(&mut self, to: &str, from: &Path, files: &[&str]) {
         for file in files {
             self.copy(&format!("{to}/{file}"), &from.join(file));
         }
     }
 
     /// Adds a file.
-    pub fn add(&mut self, name: &str, source: &str, bytes: Vec<u8>) {
+    pub(super) fn add(&mut self, name: &str, source: &str, bytes: Vec<u8>) {
         if self.files.len() >= limits::BUNDLE_FILES || self.bytes + bytes.len() > limits::BUNDLE_BYTES {
             return self.miss(name, "the bundle is full");
         }
@@ -408,19 +408,19 @@ impl Pile {
     }
 
     /// Says why a file is not in the bundle.
-    pub fn miss(&mut self, name: &str, why: &str) {
+    pub(super) fn miss(&mut self, name: &str, why: &str) {
         if self.missing.len() < limits::BUNDLE_FILES {
             self.missing.push((name.to_owned(), why.to_owned()));
         }
     }
 
     /// Whether the time is over.
-    pub fn is_late(&self) -> bool {
+    pub(super) fn is_late(&self) -> bool {
         Instant::now() >= self.until
     }
 
     /// The files, and what is missing.
-    pub fn into_parts(self) -> (BTreeMap<String, Entry>, Vec<(String, String)>) {
+    pub(super) fn into_parts(self) -> (BTreeMap<String, Entry>, Vec<(String, String)>) {
         (self.files, self.missing)
     }
 

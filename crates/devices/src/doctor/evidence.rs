@@ -37,11 +37,11 @@ pub struct Evidence {
     /// The versions of NVIDIA's kernel module and library.
     pub nvidia: NvidiaVersions,
     /// What the sources answered.
-    pub sources: Vec<SourceResult>,
+    pub(crate) sources: Vec<SourceResult>,
     /// The device nodes of GPUs.
     pub nodes: Told<Vec<Node>>,
     /// Who is looking.
-    pub user: User,
+    pub(crate) user: User,
     /// How this process is confined.
     pub confinement: Confinement,
     /// The running kernel.
@@ -49,7 +49,7 @@ pub struct Evidence {
     /// Whether NVIDIA's persistence daemon runs.
     pub persistence_daemon: Told<bool>,
     /// What the kernel's log says went wrong since the last boot, where a log was given.
-    pub kernel_log: Vec<Said>,
+    pub(crate) kernel_log: Vec<Said>,
     /// Set variables that hide devices from programs.
     pub variables: BTreeMap<&'static str, String>,
     /// Where each tool is; `None` where it is not on the `PATH`.
@@ -409,7 +409,7 @@ pub enum CgroupMode {
 }
 
 impl CgroupMode {
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Unified => "cgroup v2",
             Self::Hybrid => "cgroup v1 and v2 (hybrid)",
@@ -481,7 +481,7 @@ fn knows_kill(release: &str) -> bool {
 
 /// The current user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct User {
+pub(crate) struct User {
     /// Their number.
     pub uid: u32,
     /// The groups this process is in.
@@ -492,7 +492,7 @@ pub struct User {
 
 /// A group of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group {
+pub(crate) struct Group {
     pub gid: u32,
     pub name: String,
     /// Whether it lists the current user; the process may be older than that.

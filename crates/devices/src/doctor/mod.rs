@@ -11,9 +11,7 @@ mod redact;
 
 pub use crate::pci_bus::PciGpu;
 pub use bundle::{Bundle, Wish};
-pub use evidence::{
-    Access, Cgroup, CgroupMode, Confinement, Evidence, Group, Node, NvidiaVersions, SourceResult, User,
-};
+pub use evidence::{Access, Cgroup, CgroupMode, Confinement, Evidence, Node, NvidiaVersions, SourceResult};
 pub use findings::{Finding, Severity, examine};
 pub use redact::Redact;
 

@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::address::parse_pci_address;
+use crate::limits;
 use crate::nvidia_smi::gpu::{leaf, put};
 use crate::nvidia_smi::xml::Element;
 use crate::nvidia_smi::{errors, gpu};
 use crate::snapshot::Snapshot;
 use crate::source::SourceError;
 use crate::told::words;
-use crate::{address, limits};
 
 /// What people call this form.
 pub(super) const NAME: &str = "nvidia-smi --query-gpu";
@@ -49,7 +50,7 @@ const PLACES: [(&str, &[&str], &str); 29] = [
 const ASKED: usize = 19;
 
 /// Whether a text is such a table, with or without its head.
-pub fn looks_like(text: &str) -> bool {
+pub(crate) fn looks_like(text: &str) -> bool {
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let Some(first) = lines.next() else { return false };
     let Some(fields) = fields(first) else { return is_row(first) };
@@ -61,7 +62,7 @@ pub fn looks_like(text: &str) -> bool {
 }
 
 /// The devices of a table. Of several rows for one device (`-l`), the first.
-pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
     errors::around(text, |text| {
         let rows = Rows::parse(text, NAME, &["name", "gpu_name"])?;
         if !rows.fields.iter().any(|field| place(field).is_some()) {
@@ -124,7 +125,7 @@ fn is_row(line: &str) -> bool {
         is_amount
             || (is_name && !cell.contains("Corporation"))
             || cell.starts_with("GPU-")
-            || (cell.contains('.') && address::parse(cell).is_some())
+            || (cell.contains('.') && parse_pci_address(cell).is_some())
     };
     line.contains(',') && cells.any(tells)
 }
@@ -137,7 +138,7 @@ pub(super) const APPS: &str = "nvidia-smi --query-compute-apps";
 const PROCESS_NAME: [&str; 2] = ["process_name", "name"];
 
 /// Whether a text is such a table.
-pub fn looks_like_apps(text: &str) -> bool {
+pub(crate) fn looks_like_apps(text: &str) -> bool {
     let first = text.lines().map(str::trim).find(|line| !line.is_empty());
     let Some(fields) = first.and_then(fields) else { return false };
     let has = |name: &str| fields.iter().any(|field| field.name == name);
@@ -146,7 +147,7 @@ pub fn looks_like_apps(text: &str) -> bool {
 }
 
 /// The devices that have processes, with these processes. No row is no device.
-pub fn parse_apps(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse_apps(text: &str) -> Result<Snapshot, SourceError> {
     errors::around(text, |text| {
         let rows = Rows::parse(text, APPS, &PROCESS_NAME)?;
         let mut root = Element::default();
@@ -333,7 +334,7 @@ fn cells(line: &str, separator: char) -> Vec<String> {
 // `nvidia-smi --help-query-gpu`: which fields a driver knows.
 
 /// The names of the fields, each in all its spellings: `"name" or "gpu_name"` is both.
-pub fn help_fields(text: &str) -> Vec<&str> {
+pub(crate) fn help_fields(text: &str) -> Vec<&str> {
     text.lines().filter(|line| line.starts_with('"')).flat_map(quoted_names).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use gpupool_core::device::{Health, Vendor};
 
-use crate::address;
+use crate::address::parse_pci_address;
 use crate::found::Found;
 use crate::snapshot::Snapshot;
 use crate::source::SourceError;
@@ -12,12 +12,12 @@ use crate::told::words;
 pub(super) const NAME: &str = "nvidia-smi";
 
 /// Whether a text holds such a message.
-pub fn looks_like(text: &str) -> bool {
+pub(crate) fn looks_like(text: &str) -> bool {
     text.lines().any(|line| Message::of(line).is_some())
 }
 
 /// What a text of messages means: devices that do not answer, no devices, or why there are none.
-pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
     around(text, |rest| {
         let problem = format!("it is no known message: {}", words(rest.trim()));
         Err(SourceError::malformed(NAME, problem))
@@ -155,7 +155,7 @@ impl Message {
         // `GPU 0000:02:00.0: …`, `GPU0000:02:00.0: …` and `GPU2: 0000:02:00.0: …` are all in use.
         let named = after.trim_start().trim_start_matches(|c: char| c.is_ascii_alphabetic()).trim_start();
         let (first, rest) = named.split_once([' ', '\t']).unwrap_or((named, ""));
-        let address = |word: &str| address::parse(word.trim_end_matches([':', ',', ';', '.']));
+        let address = |word: &str| parse_pci_address(word.trim_end_matches([':', ',', ';', '.']));
         found.index = first.trim_end_matches(':').parse().ok();
         found.pci = address(first);
         let rest = match found.index {

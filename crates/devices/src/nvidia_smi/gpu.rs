@@ -5,11 +5,12 @@ use std::sync::Arc;
 use gpupool_core::device::{Health, Vendor};
 use gpupool_core::units::{Bytes, Percent};
 
+use crate::address::parse_pci_address;
 use crate::found::{Doing, Found, Memory, Partition, Process, UsedMeans, Watts};
 use crate::nvidia_smi::xml::Element;
 use crate::snapshot::Snapshot;
 use crate::told::{Told, words};
-use crate::{address, amounts, limits};
+use crate::{amounts, limits};
 
 /// The devices of a tree; `cut` says why it ends early, where it does.
 ///
@@ -62,8 +63,8 @@ pub(crate) fn device(gpu: &Element, driver: Option<Arc<str>>) -> Found {
     found.minor = first_in(gpu, &[&["minor_number"]], count);
     found.name = first_in(gpu, &[&["product_name"]], known_name);
     found.uuid = first_in(gpu, &[&["uuid"], &["gpu_uuid"]], known_name);
-    let in_tree = || first_in(gpu, &[&["pci", "pci_bus_id"], &["pci", "bus_id"]], address::parse);
-    found.pci = gpu.attribute("id").and_then(address::parse).or_else(in_tree);
+    let in_tree = || first_in(gpu, &[&["pci", "pci_bus_id"], &["pci", "bus_id"]], parse_pci_address);
+    found.pci = gpu.attribute("id").and_then(parse_pci_address).or_else(in_tree);
     found.mig = first_in(gpu, &[&["mig_mode", "current_mig"], &["mig_mode", "current"]], flag);
     found.driver = first_in(gpu, &[&["driver_version"]], known_name).or(driver);
     found.memory = memory(gpu, found.driver.as_deref());

@@ -15,7 +15,7 @@ use crate::told::words;
 pub(super) const NAME: &str = "nvidia-smi -L";
 
 /// Whether a text is such a list.
-pub fn looks_like(text: &str) -> bool {
+pub(crate) fn looks_like(text: &str) -> bool {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty() && !errors::looks_like(line));
     lines.next().is_some_and(|line| gpu(line).is_some()) && !lines.any(is_link)
 }
@@ -26,7 +26,7 @@ fn is_link(line: &str) -> bool {
 }
 
 /// The devices of a list. Nothing is known of their state.
-pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
     errors::around(text, |text| {
         let mut snapshot = Snapshot::default();
         let mut parent = None;

@@ -4,12 +4,12 @@
 //! prints; the second (`gpu`) turns that tree into devices, so that what a value means is written once for all forms.
 //! Forms that only list devices or the links between them make their devices themselves.
 
-pub mod csv;
-pub mod errors;
+pub(crate) mod csv;
+pub(crate) mod errors;
 mod gpu;
-pub mod list;
-pub mod topo;
-pub mod xml;
+pub(crate) mod list;
+pub(crate) mod topo;
+pub(crate) mod xml;
 
 use gpupool_core::device::{DeviceIdentity, Health};
 
@@ -24,7 +24,7 @@ const ASKED_ONE_BY_ONE: u32 = 64;
 
 /// NVIDIA's command line tool.
 #[derive(Debug)]
-pub struct NvidiaSmi {
+pub(crate) struct NvidiaSmi {
     tool: Tool,
     /// Fields to ask for without XML; looked up once.
     fields: Option<Vec<String>>,
@@ -67,7 +67,7 @@ impl Source for NvidiaSmi {
 
 impl NvidiaSmi {
     /// A source that runs this tool.
-    pub fn new(tool: Tool) -> Self {
+    pub(crate) fn new(tool: Tool) -> Self {
         Self { tool, fields: None, lasting: None, known: Vec::new() }
     }
 

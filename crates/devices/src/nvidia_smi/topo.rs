@@ -14,7 +14,7 @@ use crate::told::words;
 pub(super) const NAME: &str = "nvidia-smi topo -m";
 
 /// Whether a text is such a matrix.
-pub fn looks_like(text: &str) -> bool {
+pub(crate) fn looks_like(text: &str) -> bool {
     let text = without_colours(text);
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     lines.next().is_some_and(|line| Head::of(line).is_some())
@@ -22,7 +22,7 @@ pub fn looks_like(text: &str) -> bool {
 }
 
 /// GPUs by number, with their NUMA nodes and the links between them.
-pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
     errors::around(text, |text| {
         let text = without_colours(text);
         let mut lines = text.lines();

@@ -14,12 +14,12 @@ pub(super) const NAME: &str = "nvidia-smi -q -x";
 const ROOT: &str = "nvidia_smi_log";
 
 /// Whether a text is such a document.
-pub fn looks_like(text: &str) -> bool {
+pub(crate) fn looks_like(text: &str) -> bool {
     text.contains("<nvidia_smi_log")
 }
 
 /// The devices of a document; one that is cut off keeps what came before the cut.
-pub fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
     errors::around(text, |text| {
         // Warnings of the tool may come before the document.
         let start = text.find("<?xml").or_else(|| text.find("<nvidia_smi_log")).unwrap_or(0);
@@ -55,7 +55,7 @@ fn last_leaf(root: &mut Element) -> &mut Element {
 
 /// One element.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Element {
+pub(crate) struct Element {
     /// Its tag.
     pub name: String,
     /// Its attributes, in order.
@@ -68,27 +68,27 @@ pub struct Element {
 
 impl Element {
     /// The first child with this tag.
-    pub fn child(&self, name: &str) -> Option<&Self> {
+    pub(crate) fn child(&self, name: &str) -> Option<&Self> {
         self.children.iter().find(|child| child.name == name)
     }
 
     /// All children with this tag.
-    pub fn children<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Self> {
+    pub(crate) fn children<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Self> {
         self.children.iter().filter(move |child| child.name == name)
     }
 
     /// The text of the first child with this tag, where it has any.
-    pub fn text_of(&self, name: &str) -> Option<&str> {
+    pub(crate) fn text_of(&self, name: &str) -> Option<&str> {
         self.child(name).map(|child| child.text.as_str()).filter(|text| !text.is_empty())
     }
 
     /// The value of an attribute.
-    pub fn attribute(&self, name: &str) -> Option<&str> {
+    pub(crate) fn attribute(&self, name: &str) -> Option<&str> {
         self.attributes.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
     /// This element and everything in it, depth first.
-    pub fn walk(&self) -> impl Iterator<Item = &Self> {
+    pub(crate) fn walk(&self) -> impl Iterator<Item = &Self> {
         let mut open = vec![self];
         std::iter::from_fn(move || {
             let element = open.pop()?;
@@ -100,7 +100,7 @@ impl Element {
 
 /// A document, with its first root element.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Document {
+pub(crate) struct Document {
     /// The root; an empty element where there is none.
     pub root: Element,
     /// Why the document could not be read to its end, where it could not.

@@ -12,10 +12,11 @@ use gpupool_core::units::{Bytes, Percent};
 use nvml_wrapper_sys::bindings as nvml;
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlReturn_t};
 
+use crate::address::parse_pci_address;
 use crate::found::{Doing, Found, Memory, Partition, Process, UsedMeans, Watts};
 use crate::nvml::library::{Against, Answer, Code, Handle, Library, MemoryInfo, Slices, list};
 use crate::told::Told;
-use crate::{address, kernel_file, limits};
+use crate::{kernel_file, limits};
 
 /// A device that could be opened.
 pub(super) struct Opened {
@@ -50,7 +51,7 @@ impl Opened {
     /// Opens the device with this number.
     ///
     /// A fact it does not tell stays unknown.
-    pub fn open(library: &Library, index: u32, driver: Option<&Arc<str>>, sys: &Path) -> Answer<Self> {
+    pub(super) fn open(library: &Library, index: u32, driver: Option<&Arc<str>>, sys: &Path) -> Answer<Self> {
         let handle = library.device(index)?;
         let mut facts = Found::new(Vendor::Nvidia);
         facts.index = Some(index);
@@ -59,7 +60,7 @@ impl Opened {
         let is_unsure = [uuid.as_ref().err(), pci.as_ref().err(), mig.as_ref().err()].into_iter().flatten().any(passes);
         facts.uuid = fact(uuid)?.map(Into::into);
         facts.name = fact(library.name(handle))?.map(Into::into);
-        facts.pci = fact(pci)?.and_then(|text| address::parse(&text));
+        facts.pci = fact(pci)?.and_then(|text| parse_pci_address(&text));
         facts.minor = fact(library.minor(handle))?;
         facts.numa = facts.pci.and_then(|pci| numa(sys, pci));
         facts.mig = fact(mig)?;
@@ -74,7 +75,7 @@ impl Opened {
     }
 
     /// Whether MIG was switched, or instances were made or taken away, since the device was opened.
-    pub fn is_cut_differently(&self, library: &Library) -> Answer<bool> {
+    pub(super) fn is_cut_differently(&self, library: &Library) -> Answer<bool> {
         let Some(on) = self.facts.mig else { return Ok(false) };
         match fact(library.mig_mode(self.handle))? {
             Some(now) if now == on => {}
@@ -434,7 +435,7 @@ impl Ends {
                 ends.at_switches += 1;
                 continue;
             }
-            let remote = library.nvlink_remote(device.handle, link).ok().and_then(|text| address::parse(&text));
+            let remote = library.nvlink_remote(device.handle, link).ok().and_then(|text| parse_pci_address(&text));
             let place = devices.iter().position(|other| remote.is_some() && other.facts.pci == remote);
             if let Some(place) = place {
                 ends.at[place] += 1;
@@ -485,7 +486,7 @@ pub(super) struct RememberedDevice {
 
 impl Remembered {
     /// Keeps what an opened device is, and tells it who it is where it does not know at the moment.
-    pub fn keep(&mut self, facts: &mut Found, instances: Vec<Found>) {
+    pub(super) fn keep(&mut self, facts: &mut Found, instances: Vec<Found>) {
         let nameless = facts.uuid.is_none() && facts.pci.is_none();
         let is_it = |device: &&mut RememberedDevice| {
             if nameless { device.facts.index == facts.index } else { same(&device.facts, facts) }
@@ -501,13 +502,13 @@ impl Remembered {
     }
 
     /// The devices that are not among `present`.
-    pub fn missing<'a>(&'a self, present: &'a [&'a Found]) -> impl Iterator<Item = &'a RememberedDevice> {
+    pub(super) fn missing<'a>(&'a self, present: &'a [&'a Found]) -> impl Iterator<Item = &'a RememberedDevice> {
         self.devices.iter().filter(|device| !present.iter().any(|facts| same(&device.facts, facts)))
     }
 
     /// Notes whether a device answers. What Xids said against one that went and came back is forgotten: to come back
     /// it was reset.
-    pub fn note(&mut self, facts: &Found, answers: bool) {
+    pub(super) fn note(&mut self, facts: &Found, answers: bool) {
         let Some(device) = self.devices.iter_mut().find(|device| same(&device.facts, facts)) else { return };
         if device.away
             && answers
@@ -519,19 +520,19 @@ impl Remembered {
     }
 
     /// Notes what an Xid says against a device.
-    pub fn judge(&mut self, facts: &Found, text: String) {
+    pub(super) fn judge(&mut self, facts: &Found, text: String) {
         if let Some(uuid) = &facts.uuid {
             self.judged.insert(uuid.clone(), text.into());
         }
     }
 
     /// What Xids said against a device.
-    pub fn judgement(&self, facts: &Found) -> Option<&Arc<str>> {
+    pub(super) fn judgement(&self, facts: &Found) -> Option<&Arc<str>> {
         self.judged.get(facts.uuid.as_ref()?)
     }
 
     /// Forgets what Xids said.
-    pub fn forget_judgements(&mut self) {
+    pub(super) fn forget_judgements(&mut self) {
         self.judged.clear();
     }
 }

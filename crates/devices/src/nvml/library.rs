@@ -71,7 +71,7 @@ type LinkCall<T> = unsafe extern "C" fn(nvmlDevice_t, c_uint, *mut T) -> nvmlRet
 
 impl Library {
     /// Loads the library of this name or path, and initialises it.
-    pub fn open(path: &OsStr) -> Result<Self, SourceError> {
+    pub(super) fn open(path: &OsStr) -> Result<Self, SourceError> {
         let missing = |why: String| SourceError::NotHere { what: path.display().to_string().into(), why };
         match Wrapper::builder().lib_path(path).init() {
             Ok(wrapper) => Ok(Self { wrapper }),
@@ -85,34 +85,34 @@ impl Library {
         self.wrapper.lib()
     }
 
-    pub fn driver_version(&self) -> Answer<String> {
+    pub(super) fn driver_version(&self) -> Answer<String> {
         Ok(self.wrapper.sys_driver_version()?)
     }
 
-    pub fn device_count(&self) -> Answer<u32> {
+    pub(super) fn device_count(&self) -> Answer<u32> {
         Ok(self.wrapper.device_count()?)
     }
 
-    pub fn device(&self, index: u32) -> Answer<Handle> {
+    pub(super) fn device(&self, index: u32) -> Answer<Handle> {
         let call = present(&self.functions().nvmlDeviceGetHandleByIndex_v2)?;
         // SAFETY: the function writes a handle.
         out(std::ptr::null_mut(), |device| unsafe { call(index, device) }).map(Handle)
     }
 
-    pub fn uuid(&self, device: Handle) -> Answer<String> {
+    pub(super) fn uuid(&self, device: Handle) -> Answer<String> {
         text(&self.functions().nvmlDeviceGetUUID, device)
     }
 
-    pub fn name(&self, device: Handle) -> Answer<String> {
+    pub(super) fn name(&self, device: Handle) -> Answer<String> {
         text(&self.functions().nvmlDeviceGetName, device)
     }
 
-    pub fn minor(&self, device: Handle) -> Answer<u32> {
+    pub(super) fn minor(&self, device: Handle) -> Answer<u32> {
         number(&self.functions().nvmlDeviceGetMinorNumber, device)
     }
 
     /// Its place on the bus, as text.
-    pub fn pci(&self, device: Handle) -> Answer<String> {
+    pub(super) fn pci(&self, device: Handle) -> Answer<String> {
         let functions = self.functions();
         let call = functions.nvmlDeviceGetPciInfo_v3.as_ref().or(functions.nvmlDeviceGetPciInfo_v2.as_ref());
         let call = call.map_err(|_| Code::FUNCTION_NOT_FOUND)?;
@@ -120,7 +120,7 @@ impl Library {
         out(no_pci(), |info| unsafe { call(device.0, info) }).map(|info| spelled(&info))
     }
 
-    pub fn memory(&self, device: Handle) -> Answer<MemoryInfo> {
+    pub(super) fn memory(&self, device: Handle) -> Answer<MemoryInfo> {
         match self.newer_memory(device) {
             Err(code) if code.wants_other_function() => {}
             answer => return answer,
@@ -142,7 +142,7 @@ impl Library {
     }
 
     /// In percent.
-    pub fn utilization(&self, device: Handle) -> Answer<u32> {
+    pub(super) fn utilization(&self, device: Handle) -> Answer<u32> {
         let call = present(&self.functions().nvmlDeviceGetUtilizationRates)?;
         let empty = nvml::nvmlUtilization_t { gpu: 0, memory: 0 };
         // SAFETY: the function writes the struct.
@@ -150,7 +150,7 @@ impl Library {
     }
 
     /// In °C, from the function newer drivers want to do without, or else from the one they have instead.
-    pub fn temperature(&self, device: Handle) -> Answer<i32> {
+    pub(super) fn temperature(&self, device: Handle) -> Answer<i32> {
         let sensor = nvml::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
         let older = present(&self.functions().nvmlDeviceGetTemperature)
             // SAFETY: the function writes a number.
@@ -167,17 +167,17 @@ impl Library {
     }
 
     /// In mW.
-    pub fn power(&self, device: Handle) -> Answer<u32> {
+    pub(super) fn power(&self, device: Handle) -> Answer<u32> {
         number(&self.functions().nvmlDeviceGetPowerUsage, device)
     }
 
     /// In mW: what is set, or where nothing can be set, what holds.
-    pub fn power_limit(&self, device: Handle) -> Answer<u32> {
+    pub(super) fn power_limit(&self, device: Handle) -> Answer<u32> {
         let set = number(&self.functions().nvmlDeviceGetPowerManagementLimit, device);
         set.or_else(|code| number(&self.functions().nvmlDeviceGetEnforcedPowerLimit, device).map_err(|_| code))
     }
 
-    pub fn remapped_rows(&self, device: Handle) -> Answer<Remapped> {
+    pub(super) fn remapped_rows(&self, device: Handle) -> Answer<Remapped> {
         let call = present(&self.functions().nvmlDeviceGetRemappedRows)?;
         let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
         // SAFETY: the function writes four numbers.
@@ -185,12 +185,12 @@ impl Library {
         Ok(Remapped { pending: pending != 0, failed: failed != 0 })
     }
 
-    pub fn retired_pages_pending(&self, device: Handle) -> Answer<bool> {
+    pub(super) fn retired_pages_pending(&self, device: Handle) -> Answer<bool> {
         Ok(number(&self.functions().nvmlDeviceGetRetiredPagesPendingStatus, device)? != 0)
     }
 
     /// Whether MIG is on.
-    pub fn mig_mode(&self, device: Handle) -> Answer<bool> {
+    pub(super) fn mig_mode(&self, device: Handle) -> Answer<bool> {
         let call = present(&self.functions().nvmlDeviceGetMigMode)?;
         let mut pending = 0;
         // SAFETY: the function writes two numbers.
@@ -198,24 +198,24 @@ impl Library {
     }
 
     /// How many instances there could be; there may be fewer, with holes between them.
-    pub fn mig_slots(&self, device: Handle) -> Answer<u32> {
+    pub(super) fn mig_slots(&self, device: Handle) -> Answer<u32> {
         number(&self.functions().nvmlDeviceGetMaxMigDeviceCount, device)
     }
 
-    pub fn mig_instance(&self, device: Handle, slot: u32) -> Answer<Handle> {
+    pub(super) fn mig_instance(&self, device: Handle, slot: u32) -> Answer<Handle> {
         let empty = std::ptr::null_mut();
         numbered(&self.functions().nvmlDeviceGetMigDeviceHandleByIndex, device, slot, empty).map(Handle)
     }
 
-    pub fn gpu_instance(&self, instance: Handle) -> Answer<u32> {
+    pub(super) fn gpu_instance(&self, instance: Handle) -> Answer<u32> {
         number(&self.functions().nvmlDeviceGetGpuInstanceId, instance)
     }
 
-    pub fn compute_instance(&self, instance: Handle) -> Answer<u32> {
+    pub(super) fn compute_instance(&self, instance: Handle) -> Answer<u32> {
         number(&self.functions().nvmlDeviceGetComputeInstanceId, instance)
     }
 
-    pub fn slices(&self, instance: Handle) -> Answer<Slices> {
+    pub(super) fn slices(&self, instance: Handle) -> Answer<Slices> {
         let call = present(&self.functions().nvmlDeviceGetAttributes_v2)?;
         // SAFETY: all zeroes is a valid value of this plain struct, which the function writes.
         let empty: nvml::nvmlDeviceAttributes_t = unsafe { std::mem::zeroed() };
@@ -228,23 +228,23 @@ impl Library {
     }
 
     /// How near two devices are, as NVML counts it.
-    pub fn common_ancestor(&self, one: Handle, other: Handle) -> Answer<u32> {
+    pub(super) fn common_ancestor(&self, one: Handle, other: Handle) -> Answer<u32> {
         let call = present(&self.functions().nvmlDeviceGetTopologyCommonAncestor)?;
         // SAFETY: the function writes a number.
         out(0, |level| unsafe { call(one.0, other.0, level) })
     }
 
-    pub fn nvlink_up(&self, device: Handle, link: u32) -> Answer<bool> {
+    pub(super) fn nvlink_up(&self, device: Handle, link: u32) -> Answer<bool> {
         Ok(numbered(&self.functions().nvmlDeviceGetNvLinkState, device, link, 0)? != 0)
     }
 
-    pub fn nvlink_ends_at_switch(&self, device: Handle, link: u32) -> Answer<bool> {
+    pub(super) fn nvlink_ends_at_switch(&self, device: Handle, link: u32) -> Answer<bool> {
         let kind = numbered(&self.functions().nvmlDeviceGetNvLinkRemoteDeviceType, device, link, 0)?;
         Ok(kind == nvml::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH)
     }
 
     /// The place on the bus of the other end, as text.
-    pub fn nvlink_remote(&self, device: Handle, link: u32) -> Answer<String> {
+    pub(super) fn nvlink_remote(&self, device: Handle, link: u32) -> Answer<String> {
         let functions = self.functions();
         let newer = numbered(&functions.nvmlDeviceGetNvLinkRemotePciInfo_v2, device, link, no_pci());
         let info = match newer {
@@ -256,14 +256,14 @@ impl Library {
         info.map(|info| spelled(&info))
     }
 
-    pub fn new_event_set(&self) -> Answer<EventSet> {
+    pub(super) fn new_event_set(&self) -> Answer<EventSet> {
         let call = present(&self.functions().nvmlEventSetCreate)?;
         // SAFETY: the function writes a handle.
         out(std::ptr::null_mut(), |set| unsafe { call(set) }).map(EventSet)
     }
 
     /// Has Xids of a device told through a set, where the device can.
-    pub fn register_xids(&self, device: Handle, set: EventSet) -> Answer<()> {
+    pub(super) fn register_xids(&self, device: Handle, set: EventSet) -> Answer<()> {
         let xids = c_ulonglong::from(nvml::nvmlEventTypeXidCriticalError);
         let call = present(&self.functions().nvmlDeviceGetSupportedEventTypes)?;
         // SAFETY: the function writes a number.
@@ -277,7 +277,7 @@ impl Library {
     }
 
     /// The next event, without waiting for one.
-    pub fn next_event(&self, set: EventSet) -> Answer<Option<XidEvent>> {
+    pub(super) fn next_event(&self, set: EventSet) -> Answer<Option<XidEvent>> {
         let functions = self.functions();
         let call = functions.nvmlEventSetWait_v2.as_ref().or(functions.nvmlEventSetWait.as_ref());
         let call = call.map_err(|_| Code::FUNCTION_NOT_FOUND)?;
@@ -290,7 +290,7 @@ impl Library {
         }
     }
 
-    pub fn free_event_set(&self, set: EventSet) {
+    pub(super) fn free_event_set(&self, set: EventSet) {
         if let Ok(call) = &self.functions().nvmlEventSetFree {
             // SAFETY: the set is of this library, and its owner lets go of it.
             unsafe { call(set.0) };
@@ -382,31 +382,31 @@ pub(super) enum Against {
 }
 
 impl Code {
-    pub const UNINITIALIZED: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED);
-    pub const INVALID_ARGUMENT: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT);
-    pub const NOT_SUPPORTED: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED);
-    pub const NO_PERMISSION: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_NO_PERMISSION);
-    pub const NOT_FOUND: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_NOT_FOUND);
-    pub const TOO_SMALL: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE);
-    pub const NO_POWER: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_POWER);
-    pub const DRIVER_NOT_LOADED: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED);
-    pub const TIMEOUT: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_TIMEOUT);
-    pub const IRQ: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_IRQ_ISSUE);
-    pub const FUNCTION_NOT_FOUND: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND);
-    pub const LOST: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST);
-    pub const RESET_REQUIRED: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_RESET_REQUIRED);
-    pub const MISMATCH: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_LIB_RM_VERSION_MISMATCH);
-    pub const VERSION_OF_ARGUMENT: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
-    pub const DEPRECATED: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_DEPRECATED);
-    pub const UNKNOWN: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_UNKNOWN);
+    pub(super) const UNINITIALIZED: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED);
+    pub(super) const INVALID_ARGUMENT: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT);
+    pub(super) const NOT_SUPPORTED: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED);
+    pub(super) const NO_PERMISSION: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_NO_PERMISSION);
+    pub(super) const NOT_FOUND: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_NOT_FOUND);
+    pub(super) const TOO_SMALL: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE);
+    pub(super) const NO_POWER: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_POWER);
+    pub(super) const DRIVER_NOT_LOADED: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED);
+    pub(super) const TIMEOUT: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_TIMEOUT);
+    pub(super) const IRQ: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_IRQ_ISSUE);
+    pub(super) const FUNCTION_NOT_FOUND: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND);
+    pub(super) const LOST: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST);
+    pub(super) const RESET_REQUIRED: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_RESET_REQUIRED);
+    pub(super) const MISMATCH: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_LIB_RM_VERSION_MISMATCH);
+    pub(super) const VERSION_OF_ARGUMENT: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+    pub(super) const DEPRECATED: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_DEPRECATED);
+    pub(super) const UNKNOWN: Self = Self(nvml::nvmlReturn_enum_NVML_ERROR_UNKNOWN);
 
     /// A return code as an answer.
-    pub fn check(code: nvml::nvmlReturn_t) -> Answer<()> {
+    pub(super) fn check(code: nvml::nvmlReturn_t) -> Answer<()> {
         if code == nvml::nvmlReturn_enum_NVML_SUCCESS { Ok(()) } else { Err(Self(code)) }
     }
 
     /// What it speaks against when one field of a device was asked for.
-    pub fn against(self) -> Against {
+    pub(super) fn against(self) -> Against {
         match self {
             Self::RESET_REQUIRED => Against::Device,
             Self::LOST => Against::Presence,
@@ -416,7 +416,7 @@ impl Code {
     }
 
     /// What it speaks against when the handle of a device was asked for, where an error nobody can name is the device's.
-    pub fn against_at_opening(self) -> Against {
+    pub(super) fn against_at_opening(self) -> Against {
         match self {
             Self::UNKNOWN | Self::IRQ | Self::NO_POWER => Against::Device,
             _ => self.against(),
@@ -424,12 +424,12 @@ impl Code {
     }
 
     /// Whether another version of the function may do.
-    pub fn wants_other_function(self) -> bool {
+    pub(super) fn wants_other_function(self) -> bool {
         matches!(self, Self::FUNCTION_NOT_FOUND | Self::VERSION_OF_ARGUMENT | Self::DEPRECATED)
     }
 
     /// What happened, in words.
-    pub fn words(self) -> &'static str {
+    pub(super) fn words(self) -> &'static str {
         match self {
             Self::UNINITIALIZED => "NVML is not initialised",
             Self::INVALID_ARGUMENT => "NVML does not take this question for this device",
@@ -460,7 +460,7 @@ impl Code {
     }
 
     /// A field that has no value.
-    pub fn told<T>(self) -> Told<T> {
+    pub(super) fn told<T>(self) -> Told<T> {
         match self {
             Self::NOT_SUPPORTED
             | Self::FUNCTION_NOT_FOUND
@@ -472,7 +472,7 @@ impl Code {
     }
 
     /// The failure of the whole source; `doing` is what was tried.
-    pub fn failure(self, doing: &str) -> SourceError {
+    pub(super) fn failure(self, doing: &str) -> SourceError {
         let text = format!("{doing}: {} (NVML code {})", self.words(), self.0);
         match self {
             Self::DRIVER_NOT_LOADED => SourceError::DriverNotLoaded(text),

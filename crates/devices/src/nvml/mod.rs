@@ -9,7 +9,7 @@
 
 mod devices;
 mod library;
-pub mod xid;
+pub(crate) mod xid;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@
 
 /// What an Xid says about the device it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Severity {
+pub(crate) enum Severity {
     /// A program did something wrong, or was ended; nothing speaks against the device.
     Application,
     /// People should know; the device goes on taking work.

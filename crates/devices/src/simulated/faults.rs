@@ -132,7 +132,7 @@ impl Fault {
     ];
 
     /// The name of its kind.
-    pub const fn kind(&self) -> &'static str {
+    pub(crate) const fn kind(&self) -> &'static str {
         match self {
             Self::Lost => "lost",
             Self::Vanish => "vanish",

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use gpupool_core::device::{LinkKind, PciAddress, Vendor};
 use gpupool_core::units::{Bytes, Share};
 
-use crate::address;
+use crate::address::parse_pci_address;
 use crate::found::Partition;
 use crate::simulated::models::{Fabric, MigProfile, Model};
 use crate::simulated::spec::{Cards, Cut, Spec};
@@ -42,11 +42,11 @@ pub(crate) struct Device {
 
 impl Device {
     /// Whether it is a GPU that is cut by MIG, which takes no work itself.
-    pub fn is_cut_by_mig(&self) -> bool {
+    pub(crate) fn is_cut_by_mig(&self) -> bool {
         self.mig == Some(true) && self.partition.is_none()
     }
 
-    pub fn is_mig_instance(&self) -> bool {
+    pub(crate) fn is_mig_instance(&self) -> bool {
         matches!(self.partition, Some(Partition::Mig { .. }))
     }
 }
@@ -333,7 +333,7 @@ impl FromStr for Target {
         if let Ok(index) = text.parse() {
             return Ok(Self::Index(index));
         }
-        Ok(address::parse(text).map_or_else(|| Self::Uuid(text.into()), Self::Pci))
+        Ok(parse_pci_address(text).map_or_else(|| Self::Uuid(text.into()), Self::Pci))
     }
 }
 

@@ -13,7 +13,7 @@ mod spec;
 
 pub use faults::{Fault, FaultError, Field, Remap};
 pub use layout::{NoSuchDevice, Place, Target};
-pub use models::{Fabric, MODELS, MigProfile, Mode, Model, UnknownModel};
+pub use models::{UnknownModel, model_names};
 pub use physics::{ControlError, DeviceFault, Load, LoadError, World};
 pub use spec::{Spec, SpecError};
 
@@ -221,7 +221,7 @@ impl ManualClock {
     }
 
     /// The time it shows.
-    pub fn now(&self) -> Duration {
+    fn now(&self) -> Duration {
         Duration::from_nanos(self.0.load(Ordering::SeqCst))
     }
 

@@ -5,7 +5,7 @@ use gpupool_core::units::{Bytes, Share};
 
 /// A GPU model, as its driver tells of it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Model {
+pub(crate) struct Model {
     /// How it is named in a description of simulated devices.
     pub key: &'static str,
     /// Other names for it.
@@ -36,7 +36,7 @@ pub struct Model {
 
 /// How devices of a model are joined, other than by PCIe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fabric {
+pub(crate) struct Fabric {
     /// What joins two of them.
     pub link: LinkKind,
     /// How many are joined with each other; the next ones form another group.
@@ -45,7 +45,7 @@ pub struct Fabric {
 
 /// A MIG cut.
 #[derive(Debug, PartialEq, Eq)]
-pub struct MigProfile {
+pub(crate) struct MigProfile {
     /// Its name: `1g.10gb`.
     pub name: &'static str,
     /// Compute slices it takes.
@@ -58,7 +58,7 @@ pub struct MigProfile {
 
 /// An AMD partition mode.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Mode {
+pub(crate) struct Mode {
     /// Its name: `CPX`.
     pub name: &'static str,
     /// Into how many parts it cuts a device.
@@ -77,34 +77,34 @@ pub struct UnknownModel {
 
 impl Model {
     /// The model that a person means: `H100`, `h100-80gb`, `RTX 4090`, `nvidia geforce rtx 4090`.
-    pub fn find(asked: &str) -> Result<&'static Self, UnknownModel> {
+    pub(crate) fn find(asked: &str) -> Result<&'static Self, UnknownModel> {
         let wanted = bare(asked);
         let named = |model: &&Self| model.names().any(|name| bare(name) == wanted);
         MODELS.iter().find(named).ok_or_else(|| unknown(asked, &wanted))
     }
 
     /// Its memory, or `None` where it shares the memory of the host.
-    pub fn memory(&self) -> Option<Bytes> {
+    pub(crate) fn memory(&self) -> Option<Bytes> {
         Bytes::from_mib(self.memory_mib).filter(|memory| !memory.is_zero())
     }
 
     /// The cut of this name.
-    pub fn mig_profile(&self, name: &str) -> Option<&'static MigProfile> {
+    pub(crate) fn mig_profile(&self, name: &str) -> Option<&'static MigProfile> {
         self.mig.iter().find(|profile| profile.name.eq_ignore_ascii_case(name.trim()))
     }
 
     /// The partition mode of this name.
-    pub fn mode(&self, name: &str) -> Option<&'static Mode> {
+    pub(crate) fn mode(&self, name: &str) -> Option<&'static Mode> {
         self.modes.iter().find(|mode| mode.name.eq_ignore_ascii_case(name.trim()))
     }
 
     /// Compute slices it can be cut into.
-    pub fn compute_slices(&self) -> u32 {
+    pub(crate) fn compute_slices(&self) -> u32 {
         self.mig.iter().map(|profile| profile.compute).max().unwrap_or(0)
     }
 
     /// Memory slices it can be cut into.
-    pub fn memory_slices(&self) -> u32 {
+    pub(crate) fn memory_slices(&self) -> u32 {
         self.mig.iter().map(|profile| profile.memory).max().unwrap_or(0)
     }
 
@@ -115,7 +115,7 @@ impl Model {
 
 impl MigProfile {
     /// How much of a GPU with so many compute slices it is.
-    pub fn of_gpu(&self, slices: u32) -> Share {
+    pub(crate) fn of_gpu(&self, slices: u32) -> Share {
         Share(self.compute * 1000 / slices.max(1))
     }
 }
@@ -141,8 +141,13 @@ fn unknown(asked: &str, wanted: &str) -> UnknownModel {
 // The models that can be simulated. Numbers are those that drivers of 2024 to 2026 show; where a driver's version
 // changes what it keeps for itself, one of them.
 
+/// Returns the name of each model that can be simulated.
+pub fn model_names() -> impl Iterator<Item = &'static str> {
+    MODELS.iter().map(|model| model.key)
+}
+
 /// Every model that can be simulated.
-pub const MODELS: &[Model] = &[
+pub(super) const MODELS: &[Model] = &[
     Model {
         aliases: &["H100-80GB", "H100-SXM", "H100-SXM5"],
         fabric: NVSWITCH_18,

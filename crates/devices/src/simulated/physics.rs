@@ -107,7 +107,7 @@ impl World {
     }
 
     /// Goes on to a time; a time that has passed already changes nothing.
-    pub fn advance(&mut self, to: Duration) {
+    pub(super) fn advance(&mut self, to: Duration) {
         self.now = self.now.max(to);
         let (now, timing) = (self.now, &self.timing);
         for state in &mut self.states {
@@ -116,7 +116,7 @@ impl World {
     }
 
     /// Puts work of `holder` on a device, or changes the work it has there.
-    pub fn set_load(&mut self, place: Place, holder: u64, load: Load) -> Result<(), LoadError> {
+    pub(super) fn set_load(&mut self, place: Place, holder: u64, load: Load) -> Result<(), LoadError> {
         let device = self.devices.get(place.0).ok_or_else(|| self.missing(&Target::Place(place)))?;
         if device.is_cut_by_mig() {
             return Err(LoadError::CutByMig(device.uuid.to_string()));
@@ -140,7 +140,7 @@ impl World {
     }
 
     /// Takes the work of `holder` off a device, if it has any there: it stops at once, its memory is freed soon after.
-    pub fn clear_load(&mut self, place: Place, holder: u64) {
+    pub(super) fn clear_load(&mut self, place: Place, holder: u64) {
         let Some(state) = self.states.get_mut(place.0) else { return };
         let Some(found) = state.running.iter().position(|running| running.holder == holder) else { return };
         let gone = state.running.remove(found);
@@ -169,7 +169,7 @@ impl World {
     }
 
     /// Makes devices well again, or takes away one kind of fault, and says how many faults that were.
-    pub fn clear(&mut self, target: &Target, kind: Option<&str>) -> Result<usize, ControlError> {
+    pub(super) fn clear(&mut self, target: &Target, kind: Option<&str>) -> Result<usize, ControlError> {
         kind.map_or(Ok(()), Fault::check_kind)?;
         let mut cleared = 0;
         for place in self.meant(target)? {
@@ -183,7 +183,7 @@ impl World {
     }
 
     /// Everything that is wrong now.
-    pub fn faults(&self) -> Vec<DeviceFault> {
+    pub(super) fn faults(&self) -> Vec<DeviceFault> {
         let of = |(place, state): (usize, &State)| {
             let uuid = self.devices[place].uuid.clone();
             let told = |fault: &Fault| DeviceFault { place: Place(place), uuid: uuid.clone(), fault: fault.clone() };
@@ -332,7 +332,7 @@ pub(crate) struct Draining {
 }
 
 impl Running {
-    pub fn begin(holder: u64, load: Load, salt: u64, vendor: Vendor, now: Duration, timing: &Timing) -> Self {
+    pub(super) fn begin(holder: u64, load: Load, salt: u64, vendor: Vendor, now: Duration, timing: &Timing) -> Self {
         let made_up = 100_000 + (mixed(salt, &[b"pid"]) % 4_000_000) as u32;
         let context = context(vendor);
         let running = Self {
@@ -348,7 +348,7 @@ impl Running {
     }
 
     /// The same holder with another load: it goes on from what it uses now.
-    pub fn changed(&self, load: Load, vendor: Vendor, now: Duration, timing: &Timing) -> Self {
+    pub(super) fn changed(&self, load: Load, vendor: Vendor, now: Duration, timing: &Timing) -> Self {
         // Programs leave a few percent of what they were promised unused.
         let fill = Share(880 + (mixed(self.salt, &[b"fill"]) % 100) as u32);
         Self {
@@ -361,25 +361,25 @@ impl Running {
         }
     }
 
-    pub fn drained(&self, now: Duration, timing: &Timing) -> Draining {
+    pub(super) fn drained(&self, now: Duration, timing: &Timing) -> Draining {
         Draining { since: now, memory: self.memory_at(now, timing) }
     }
 
     /// Memory it uses, the driver's part for its process included.
-    pub fn memory_at(&self, now: Duration, timing: &Timing) -> Bytes {
+    pub(super) fn memory_at(&self, now: Duration, timing: &Timing) -> Bytes {
         let (from, to) = self.memory;
         Bytes(between(from.0, to.0, now.saturating_sub(self.since), timing.memory_ramp))
     }
 
     /// How busy it keeps the device: its share, less a tenth at most, differently each second.
-    pub fn busy_at(&self, now: Duration, timing: &Timing) -> Percent {
+    pub(super) fn busy_at(&self, now: Duration, timing: &Timing) -> Percent {
         let second = now.as_secs().to_le_bytes();
         let waver = 900 + mixed(self.salt, &[b"waver", &second]) % 101;
         Percent((u64::from(self.steady_part(now, timing).0) * waver / 1000) as u32)
     }
 
     /// How busy it keeps the device in the long run.
-    pub fn steady(&self) -> Percent {
+    pub(super) fn steady(&self) -> Percent {
         self.busy.1
     }
 
@@ -391,7 +391,7 @@ impl Running {
 }
 
 impl Draining {
-    pub fn memory_at(&self, now: Duration, timing: &Timing) -> Bytes {
+    pub(super) fn memory_at(&self, now: Duration, timing: &Timing) -> Bytes {
         Bytes(between(self.memory.0, 0, now.saturating_sub(self.since), timing.memory_drain))
     }
 }
@@ -425,12 +425,12 @@ pub(crate) struct Heat {
 }
 
 impl Heat {
-    pub fn steady(celsius: f64) -> Self {
+    pub(super) fn steady(celsius: f64) -> Self {
         Self { since: Duration::ZERO, from_c: celsius, to_c: celsius }
     }
 
     /// The temperature at `now`, if two thirds of the way take `constant`.
-    pub fn at(&self, now: Duration, constant: Duration) -> f64 {
+    pub(super) fn at(&self, now: Duration, constant: Duration) -> f64 {
         if constant.is_zero() {
             return self.to_c;
         }
@@ -439,7 +439,7 @@ impl Heat {
     }
 
     /// From `now` on it nears `celsius`. Nothing changes where it did so already, so that asking twice is asking once.
-    pub fn turn(&mut self, celsius: f64, now: Duration, constant: Duration) {
+    pub(super) fn turn(&mut self, celsius: f64, now: Duration, constant: Duration) {
         if self.to_c != celsius {
             *self = Self { since: now, from_c: self.at(now, constant), to_c: celsius };
         }

@@ -9,9 +9,10 @@ use gpupool_core::device::{LinkKind, PciAddress};
 use gpupool_core::units::Bytes;
 use serde::Deserialize;
 
+use crate::address::parse_pci_address;
+use crate::limits;
 use crate::simulated::faults::{Fault, FaultError};
 use crate::simulated::models::{Fabric, MigProfile, Mode, Model, UnknownModel};
-use crate::{address, limits};
 
 /// Longest file that is read.
 const FILE_BYTES: u64 = 1 << 20;
@@ -184,7 +185,7 @@ impl Spec {
 }
 
 impl Cards {
-    pub fn new(model: &'static Model, count: usize, cut: Cut) -> Self {
+    pub(crate) fn new(model: &'static Model, count: usize, cut: Cut) -> Self {
         Self {
             model,
             count,
@@ -199,7 +200,7 @@ impl Cards {
     }
 
     /// How many devices these cards are.
-    pub fn device_count(&self) -> usize {
+    pub(crate) fn device_count(&self) -> usize {
         let per_gpu = match &self.cut {
             Cut::Whole => 1,
             Cut::Mig(profiles) => 1 + profiles.len(),
@@ -415,7 +416,7 @@ impl Entry<'_> {
 
     fn pci(&self, model: &Model) -> Result<Option<PciAddress>, SpecError> {
         let Some(text) = self.table.pci.as_deref() else { return Ok(None) };
-        let address = address::parse(text).ok_or_else(|| self.wrong("pci", text, "as in 0000:c1:00.0".into()))?;
+        let address = parse_pci_address(text).ok_or_else(|| self.wrong("pci", text, "as in 0000:c1:00.0".into()))?;
         self.alone("pci", text, model)?;
         Ok(Some(address))
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use gpupool_core::device::{Health, LinkKind, Vendor};
 use gpupool_core::units::{Bytes, Percent};
-use gpupool_devices::amd_sysfs;
+use gpupool_devices::capture::Format;
 use gpupool_devices::{Found, Partition, Snapshot, Told, Watts};
 
 use crate::own::{captures, own};
@@ -21,8 +21,12 @@ fn own_capture(place: &str) -> Snapshot {
 }
 
 fn read(root: &Path) -> Snapshot {
-    assert!(amd_sysfs::looks_like(root), "{} is not recognised", root.display());
-    amd_sysfs::read(root).unwrap()
+    let read = format("sysfs").read_tree(root);
+    read.unwrap_or_else(|| panic!("{} is not recognised", root.display())).unwrap()
+}
+
+fn format(name: &str) -> Format {
+    name.parse().unwrap()
 }
 
 /// The only device of a tree of one card; `big` and `old` are our own.
@@ -216,15 +220,14 @@ fn eight_cards_in_four_parts_each_are_thirty_two_devices() {
 #[test]
 fn an_open_device_names_its_card_and_its_memory() {
     let own = std::fs::read_to_string(own().join("amd/open.fdinfo")).unwrap();
-    assert!(amd_sysfs::looks_like_fdinfo(&own));
-    assert_eq!(
-        amd_sysfs::parse_fdinfo(&own).unwrap().warnings,
-        ["0000:c5:00.0: client 196 uses 1024 MiB of device memory"]
-    );
+    let fdinfo = format("fdinfo");
+    assert!(fdinfo.recognises(&own));
+    let read = |text: &str| fdinfo.parse(text).unwrap().unwrap();
+    assert_eq!(read(&own).warnings, ["0000:c5:00.0: client 196 uses 1024 MiB of device memory"]);
     let Some(folder) = captures() else { return };
     let text = std::fs::read_to_string(folder.join("amd/xrocmtop/fdinfo/llama_server.fdinfo")).unwrap();
-    assert!(amd_sysfs::looks_like_fdinfo(&text));
-    let snapshot = amd_sysfs::parse_fdinfo(&text).unwrap();
+    assert!(fdinfo.recognises(&text));
+    let snapshot = read(&text);
     assert_eq!(snapshot.devices[0].pci.unwrap().to_string(), "0000:c5:00.0");
     assert_eq!(snapshot.warnings, ["0000:c5:00.0: client 196416 uses 29269 MiB of device memory"]);
 }
@@ -232,16 +235,16 @@ fn an_open_device_names_its_card_and_its_memory() {
 #[test]
 fn a_part_of_a_tree_and_a_tree_of_one_card_are_recognised() {
     for place in ["amd/lact-sysfs/big/card0", "amd/lact-sysfs/big/card0/device", "amd/procfs-drm/sys"] {
-        assert_eq!(amd_sysfs::read(&own().join(place)).unwrap().devices.len(), 1, "{place}");
+        assert_eq!(read(&own().join(place)).devices.len(), 1, "{place}");
     }
-    assert!(!amd_sysfs::looks_like(&own().join("nvidia")));
+    assert!(format("sysfs").read_tree(&own().join("nvidia")).is_none());
     let Some(folder) = captures() else { return };
     for place in ["amd/lact-sysfs/phoenix/card1", "amd/lact-sysfs/vega56/card0/device", "amd/procfs-drm/sys"] {
-        assert_eq!(amd_sysfs::read(&folder.join(place)).unwrap().devices.len(), 1, "{place}");
+        assert_eq!(read(&folder.join(place)).devices.len(), 1, "{place}");
     }
-    let both = amd_sysfs::read(&folder.join("amd/lact-sysfs/phoenix/kfd")).unwrap();
+    let both = read(&folder.join("amd/lact-sysfs/phoenix/kfd"));
     assert_eq!(both.devices[0].memory.host_total, Told::Value(Bytes(31_433_977_856)));
     for place in ["amd/lact-sysfs", "amd/telegraf", "slurm"] {
-        assert!(!amd_sysfs::looks_like(&folder.join(place)), "{place}");
+        assert!(format("sysfs").read_tree(&folder.join(place)).is_none(), "{place}");
     }
 }

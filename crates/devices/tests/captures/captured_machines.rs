@@ -6,7 +6,7 @@ use std::process::Command;
 use gpupool_core::device::{Health, Vendor};
 use gpupool_core::units::Bytes;
 use gpupool_devices::capture::Format;
-use gpupool_devices::{Found, Snapshot, Told, pci_bus};
+use gpupool_devices::{Found, Snapshot, Told};
 use tempfile::TempDir;
 
 use crate::own::{captures, own};
@@ -37,12 +37,13 @@ fn a_copied_machine_lists_its_gpus_with_their_memory_and_nodes() {
     let sound = |gpu: &Found| {
         gpu.vendor == Vendor::Nvidia && gpu.memory.total == Told::Value(Bytes(16128 << 20)) && gpu.health.is_none()
     };
-    let own = pci_bus::read(&own().join("nvidia/lact-sysfs/bus")).unwrap();
+    let format: Format = "pci".parse().unwrap();
+    let read = |root: &Path| format.read_tree(root).expect("the tree is recognised").unwrap();
+    let own = read(&own().join("nvidia/lact-sysfs/bus"));
     assert_eq!((places(&own), numa(&own)), (vec!["0004:05:00.0".to_owned()], vec![Some(8)]));
     assert!(own.devices.iter().all(sound), "{:?}", own.devices);
     let Some(folder) = power9() else { return };
-    assert!(pci_bus::looks_like(folder.path()));
-    let tree = pci_bus::read(folder.path()).unwrap();
+    let tree = read(folder.path());
     assert!(tree.devices.len() == 6 && tree.devices.iter().all(sound), "{:?}", tree.devices);
     assert_eq!(numa(&tree), [0, 0, 0, 8, 8, 8].map(Some));
 }

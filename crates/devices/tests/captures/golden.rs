@@ -9,9 +9,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gpupool_devices::Snapshot;
 use gpupool_devices::capture::{self, Format};
-use gpupool_devices::report::{DeviceReport, ErrorReport, Report};
+use gpupool_devices::{DeviceReport, ErrorReport, Report, Snapshot};
 
 use crate::own::{own, roots};
 

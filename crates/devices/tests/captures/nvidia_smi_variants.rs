@@ -3,8 +3,7 @@
 use gpupool_core::device::Health;
 use gpupool_core::units::Bytes;
 use gpupool_devices::capture::Format;
-use gpupool_devices::found::{Doing, Watts};
-use gpupool_devices::{Snapshot, SourceError, Told};
+use gpupool_devices::{Doing, Snapshot, SourceError, Told, Watts};
 
 /// Reads a text in the format it is guessed to have.
 fn parsed(text: &str) -> Result<Snapshot, SourceError> {

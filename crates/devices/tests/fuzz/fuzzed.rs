@@ -9,9 +9,8 @@ use std::path::{Component, Path};
 use gpupool_core::device::Health;
 use gpupool_core::units::Percent;
 use gpupool_devices::capture::{self, Format};
-use gpupool_devices::report::Report;
 use gpupool_devices::simulated::{Fault, Spec, Target, World};
-use gpupool_devices::{Found, Partition, Process, Snapshot, Told, address, limits};
+use gpupool_devices::{Found, Partition, Process, Report, Snapshot, Told, limits, parse_pci_address};
 use tempfile::TempDir;
 
 /// Everything that reads bytes from outside, by the name of its target.
@@ -104,8 +103,8 @@ fn with_checksums(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 fn pci_address(text: &str) {
-    if let Some(address) = address::parse(text) {
-        assert_eq!(address::parse(&address.to_string()), Some(address));
+    if let Some(address) = parse_pci_address(text) {
+        assert_eq!(parse_pci_address(&address.to_string()), Some(address));
     }
 }
 

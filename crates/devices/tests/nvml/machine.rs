@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use gpupool_core::device::Health;
-use gpupool_devices::nvml::Nvml;
-use gpupool_devices::{Found, Places, Snapshot, Source};
+use gpupool_devices::{Found, Nvml, Places, Snapshot, Source};
 use nvml_standin::{Scenario, install, write_scenario};
 
 /// The machine, and NVML on it.

@@ -2,8 +2,7 @@
 
 use crate::machine::{Machine, places};
 use gpupool_core::device::Health;
-use gpupool_devices::nvml::Nvml;
-use gpupool_devices::{Found, Snapshot, Source};
+use gpupool_devices::{Found, Nvml, Snapshot, Source};
 use nvml_standin::machines::{cut_gpu, server, server_gpu};
 use nvml_standin::{Scenario, StandIn, write_scenario};
 use proptest::prelude::*;

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use gpupool_core::units::{Bytes, Percent, Share};
-use gpupool_devices::simulated::{Fault, Load, MODELS, ManualClock, Place, Simulated, SimulatedControl, Spec, Target};
+use gpupool_devices::simulated::{
+    Fault, Load, ManualClock, Place, Simulated, SimulatedControl, Spec, Target, model_names,
+};
 use gpupool_devices::{Snapshot, Source};
 use proptest::prelude::*;
 
@@ -112,14 +114,15 @@ proptest! {
 
     #[test]
     fn devices_keep_their_identity_whatever_follows_them(
-        counts in prop::collection::vec((0..MODELS.len(), 1usize..4), 1..5),
-        other in 0..MODELS.len(),
+        counts in prop::collection::vec((0..model_names().count(), 1usize..4), 1..5),
+        other in 0..model_names().count(),
         node in "[a-c]{0,1}",
     ) {
         prop_assume!(counts.iter().all(|(model, _)| *model != other));
-        let text: Vec<String> = counts.iter().map(|(model, count)| format!("{count}x{}", MODELS[*model].key)).collect();
+        let names: Vec<&str> = model_names().collect();
+        let text: Vec<String> = counts.iter().map(|(model, count)| format!("{count}x{}", names[*model])).collect();
         let text = text.join(",");
-        let longer = format!("{text},2x{}", MODELS[other].key);
+        let longer = format!("{text},2x{}", names[other]);
         let of = |text: &str| {
             let (mut source, _) = Simulated::new(&Spec::parse(text).unwrap().on_node(&node), || Duration::ZERO);
             let snapshot = source.read().unwrap();

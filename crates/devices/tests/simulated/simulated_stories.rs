@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use gpupool_core::device::{Health, LinkKind, Vendor};
 use gpupool_core::units::{Bytes, Percent, Share};
-use gpupool_devices::found::UsedMeans;
 use gpupool_devices::simulated::{Load, LoadError, ManualClock, Place, Simulated, SimulatedControl, Spec};
-use gpupool_devices::{Found, Partition, Snapshot, Source, SourceKind, Told, Watts};
+use gpupool_devices::{Found, Partition, Snapshot, Source, SourceKind, Told, UsedMeans, Watts};
 
 struct Node {
     source: Simulated,

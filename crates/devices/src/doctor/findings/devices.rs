@@ -244,7 +244,7 @@ fn remedy(said: &[&Said]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::address;
+    use crate::address::parse_pci_address;
     use crate::doctor::findings::examine;
     use crate::doctor::findings::tests::samples::{amd, codes, contained, device_mut, nvidia};
     use crate::found::Process;
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn another_spelling_of_an_address_is_the_same_gpu() {
         let mut evidence = nvidia();
-        device_mut(&mut evidence, 1).pci = address::parse("00000000:C1:00.0");
+        device_mut(&mut evidence, 1).pci = parse_pci_address("00000000:C1:00.0");
         assert_eq!(codes(&evidence), [""; 0]);
     }
 

@@ -128,7 +128,7 @@ pub fn examine(evidence: &Evidence) -> Vec<Finding> {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(super) mod tests {
     use self::samples::{amd, codes, nvidia};
     use super::*;
     use crate::told::Told;
@@ -172,14 +172,14 @@ pub mod tests {
     }
 
     /// Healthy machines that tests break in one place.
-    pub mod samples {
+    pub(crate) mod samples {
         use std::collections::{BTreeMap, BTreeSet};
         use std::time::Duration;
 
         use gpupool_core::device::{Health, Vendor};
         use gpupool_core::units::{Bytes, Percent};
 
-        use crate::address;
+        use crate::address::parse_pci_address;
         use crate::doctor::evidence::{
             Access, Cgroup, CgroupMode, Confinement, Evidence, Group, Node, NvidiaVersions, SourceResult, User,
         };
@@ -276,7 +276,7 @@ pub mod tests {
             device_mut(&mut broken, 1).health = Some(Health::Unhealthy("bad".into()));
             device_mut(&mut broken, 1).utilization = Told::Value(Percent::FULL);
             device_mut(&mut broken, 1).memory.unified = true;
-            device_mut(&mut broken, 1).pci = address::parse("0000:e1:00.0");
+            device_mut(&mut broken, 1).pci = parse_pci_address("0000:e1:00.0");
             nodes_mut(&mut broken)[0].access = Access::Denied;
             nodes_mut(&mut broken)[2].access = Access::Forbidden;
             nodes_mut(&mut broken).remove(3);
@@ -350,7 +350,7 @@ pub mod tests {
                 minor: Some(if vendor == Vendor::Nvidia { minor } else { 128 + minor }),
                 name: Some("sample".into()),
                 uuid: Some(uuid.into()),
-                pci: address::parse(place),
+                pci: parse_pci_address(place),
                 memory: Memory { total: Told::Value(Bytes(24 << 30)), ..Memory::default() },
                 utilization: Told::Value(Percent(0)),
                 temperature_c: Told::Value(40),
@@ -362,7 +362,7 @@ pub mod tests {
 
         fn on_bus(vendor: Vendor, place: &str, driver: &str) -> PciGpu {
             PciGpu {
-                pci: address::parse(place).unwrap(),
+                pci: parse_pci_address(place).unwrap(),
                 vendor,
                 vendor_id: Some(if vendor == Vendor::Nvidia { 0x10de } else { 0x1002 }),
                 device_id: Some(0x1234),
