@@ -6,32 +6,35 @@
 use std::convert::Infallible;
 use std::error::Error;
 use std::future::poll_fn;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::ServerConfig;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tower::{Service, ServiceExt};
 
-use super::bodies::{AnswerBody, RequestBody};
-use super::limits::Limits;
 use super::peer::Peer;
-use super::refuse::{Refusal, linger, refuse, say};
-use super::socket::{Shared, Socket};
-use super::watch::{Order, Phase, Watch, Watched};
+use super::watch::{AnswerBody, Order, Phase, RequestBody, Watch, Watched};
+use super::{Limits, REFUSAL_BYTES, REFUSAL_TIME};
 
 /// First byte of every TLS handshake.
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// What a connection needs to be served.
+/// Everything that serving one connection needs.
 pub(super) struct Seat<S> {
     pub socket: Arc<Socket>,
     pub peer: Peer,
@@ -40,7 +43,7 @@ pub(super) struct Seat<S> {
     pub http: http1::Builder,
 }
 
-/// How HTTP is spoken under these limits. Timeouts are not its business: the watch keeps them.
+/// Configures HTTP under these limits, without timeouts: the watch keeps them.
 pub(super) fn http(limits: &Limits) -> http1::Builder {
     let mut http = http1::Builder::new();
     http.header_read_timeout(None)
@@ -159,5 +162,190 @@ where
         // Bytes the client does not take would stay in the kernel for minutes: throw them away.
         Err(_) if watch.is_writing() => socket.reset_on_close(),
         Err(_) => {}
+    }
+}
+
+/// Reason why a client gets only a short answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// As many connections as allowed are open.
+    TooMany,
+    /// As many as allowed are open from this address.
+    TooManyFromAddress,
+    /// It did not send its request in time.
+    TooSlow,
+    /// It speaks http where https is spoken.
+    PlainHttp,
+}
+
+impl Refusal {
+    fn text(self) -> String {
+        let (status, why) = match self {
+            Self::TooMany => ("503 Service Unavailable", "too many connections: try again later"),
+            Self::TooManyFromAddress => {
+                ("503 Service Unavailable", "too many connections from your address: close some, or use fewer")
+            }
+            Self::TooSlow => ("408 Request Timeout", "the request did not arrive in time"),
+            Self::PlainHttp => ("400 Bad Request", "this port speaks https: use https:// instead of http://"),
+        };
+        let length = why.len() + 1;
+        format!(
+            "HTTP/1.1 {status}\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n\
+             content-length: {length}\r\n\r\n{why}\n"
+        )
+    }
+}
+
+/// Tells a client the reason over its plain socket, and waits a moment until it has read that.
+pub(super) async fn refuse(socket: Arc<Socket>, refusal: Refusal) {
+    say(&mut Shared(socket.clone()), refusal).await;
+    linger(socket).await;
+}
+
+/// Writes the answer and closes the sending side.
+async fn say(stream: &mut (impl AsyncWrite + Unpin), refusal: Refusal) {
+    let text = refusal.text();
+    let _ = timeout(REFUSAL_TIME, async {
+        stream.write_all(text.as_bytes()).await?;
+        stream.flush().await?;
+        stream.shutdown().await
+    })
+    .await;
+}
+
+/// Reads the rest that the client sends. Closing a socket with unread bytes resets the connection, and a reset client
+/// may never see the answer that was sent to it.
+async fn linger(socket: Arc<Socket>) {
+    let mut shared = Shared(socket);
+    let _ = timeout(REFUSAL_TIME, async {
+        let mut waste = vec![0; 4096];
+        let mut left = REFUSAL_BYTES;
+        while left > 0 {
+            match shared.read(&mut waste).await {
+                Ok(0) | Err(_) => return,
+                Ok(bytes) => left = left.saturating_sub(bytes),
+            }
+        }
+    })
+    .await;
+}
+
+/// An accepted socket.
+#[derive(Debug)]
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// Calls the same method of either kind of socket.
+macro_rules! either {
+    ($socket:expr, $stream:ident => $call:expr) => {
+        match $socket {
+            Socket::Tcp($stream) => $call,
+            Socket::Unix($stream) => $call,
+        }
+    };
+}
+
+impl Socket {
+    /// Returns whether the peer closed its sending side, even if there is still something to read before the end.
+    pub fn peer_has_closed(&self) -> bool {
+        self.shows(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+    }
+
+    /// Returns whether there is something to read, or the end.
+    pub fn has_unread(&self) -> bool {
+        self.shows(PollFlags::IN)
+    }
+
+    /// Makes closing throw away the bytes that were not delivered.
+    pub fn reset_on_close(&self) {
+        let _ = rustix::net::sockopt::set_socket_linger(self, Some(Duration::ZERO));
+    }
+
+    fn shows(&self, flags: PollFlags) -> bool {
+        let mut ask = [PollFd::new(self, flags)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut ask, Some(&at_once)).is_ok() && ask[0].revents().intersects(flags)
+    }
+
+    /// Reads the bytes that are there. A read that does not fill the buffer has emptied the socket, which is noted at
+    /// once: it saves the second system call that would only say so.
+    fn try_read(&self, buf: &mut ReadBuf<'_>) -> io::Result<()> {
+        let room = buf.remaining();
+        let mut got = 0;
+        let emptied = || io::Error::from(io::ErrorKind::WouldBlock);
+        let outcome = either!(self, stream => stream.try_io(Interest::READABLE, || {
+            got = stream.try_read_buf(buf)?;
+            if got > 0 && got < room { Err(emptied()) } else { Ok(()) }
+        }));
+        if got > 0 { Ok(()) } else { outcome }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        either!(self, stream => stream.as_fd())
+    }
+}
+
+/// One holder of a socket, shared: HTTP and TLS read and write it while others ask the kernel about its peer.
+#[derive(Debug, Clone)]
+struct Shared(Arc<Socket>);
+
+impl AsyncRead for Shared {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(either!(&*self.0, stream => stream.poll_read_ready(cx)))?;
+            match self.0.try_read(buf) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                outcome => return Poll::Ready(outcome),
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn poll_write_with(
+        &self,
+        cx: &mut Context<'_>,
+        mut write: impl FnMut(&Socket) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(either!(&*self.0, stream => stream.poll_write_ready(cx)))?;
+            match write(&self.0) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                outcome => return Poll::Ready(outcome),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Shared {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_with(cx, |socket| either!(socket, stream => stream.try_write(bytes)))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_with(cx, |socket| either!(socket, stream => stream.try_write_vectored(slices)))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(match rustix::net::shutdown(&*self.0, rustix::net::Shutdown::Write) {
+            Err(error) if error != rustix::io::Errno::NOTCONN => Err(error.into()),
+            _ => Ok(()),
+        })
     }
 }

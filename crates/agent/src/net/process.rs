@@ -14,10 +14,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::connection::Socket;
 use super::peer::Credentials;
-use super::socket::Socket;
 
-/// When a process started, in clock ticks since boot; with the pid it names one process between two boots.
+/// Start time of a process, in clock ticks since boot; with the pid it names one process between two boots.
 pub(super) type Start = u64;
 
 /// A process that connected to the Unix socket, alive when it was asked for.
@@ -25,13 +25,13 @@ pub(super) type Start = u64;
 pub struct PeerProcess {
     /// Its pid in our pid namespace.
     pub pid: u32,
-    /// When it started, in clock ticks since boot (field 22 of its `stat`): to know it again after a restart.
+    /// Its start time in clock ticks since boot (field 22 of its `stat`): to know it again after a restart.
     pub start_ticks: u64,
     /// Readable when the process has ended.
     pub pidfd: OwnedFd,
 }
 
-/// Why there is no process to hold on to.
+/// Reason why there is no process to hold on to.
 #[derive(Debug, thiserror::Error)]
 pub enum NoProcess {
     /// A pid sent over TCP would prove nothing.
@@ -48,7 +48,7 @@ pub enum NoProcess {
     System(#[from] io::Error),
 }
 
-/// The process that made this connection.
+/// Opens the process that made this connection.
 pub(super) fn of_peer(
     socket: &Socket,
     credentials: &Credentials,
@@ -67,7 +67,7 @@ fn open_noted(pid: u32, noted: Option<Start>) -> Result<PeerProcess, NoProcess> 
     if noted == Some(process.start_ticks) { Ok(process) } else { Err(NoProcess::Gone) }
 }
 
-/// The start time to note when a connection is accepted, on kernels where nothing else names its process.
+/// Returns the start time to note when a connection is accepted, on kernels where nothing else names its process.
 pub(super) fn start_to_remember(credentials: &Credentials) -> Option<Start> {
     if kernel_hands_out_pidfds() {
         return None;
@@ -75,7 +75,7 @@ pub(super) fn start_to_remember(credentials: &Credentials) -> Option<Start> {
     noted_start(credentials)
 }
 
-/// A process of another user cannot be the one that connected.
+/// Returns the start time of a process, unless it belongs to another user and so cannot have connected.
 fn noted_start(credentials: &Credentials) -> Option<Start> {
     let pid = credentials.pid?;
     let owner = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
@@ -110,7 +110,7 @@ fn gone_or_system(error: io::Error) -> NoProcess {
     }
 }
 
-/// Field 22 of `/proc/PID/stat`. The name in field 2 may hold anything, so fields are counted after its last `)`.
+/// Reads field 22 of `/proc/PID/stat`. The name in field 2 may hold anything, so fields are counted after its last `)`.
 fn start_ticks(pid: u32) -> Option<Start> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, after_name) = stat.rsplit_once(')')?;
@@ -148,7 +148,7 @@ fn peer_pidfd(socket: &impl AsFd) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(Errno::SRCH.into());
     }
-    // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor for this call, so nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

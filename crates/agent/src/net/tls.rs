@@ -9,10 +9,9 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::error::TlsError;
-use super::limits::PEM_BYTES;
+use super::PEM_BYTES;
 
-/// What https connections are made with. Clones share the files and see each other's reload.
+/// Certificate and key of https connections. Clones share the files and see each other's reload.
 #[derive(Clone)]
 pub struct Tls(Arc<Files>);
 
@@ -47,6 +46,39 @@ impl std::fmt::Debug for Tls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tls").field("certificate", &self.0.certificate).field("key", &self.0.key).finish()
     }
+}
+
+/// Reason why a certificate and its key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// The file cannot be read.
+    #[error("{path}: cannot be read: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Error of the system.
+        source: io::Error,
+    },
+    /// The file does not hold the expected PEM.
+    #[error("{path}: {problem}; expected {expected} in PEM form")]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// The fault.
+        problem: String,
+        /// The content that belongs there.
+        expected: &'static str,
+    },
+    /// Each file is readable, together they are of no use.
+    #[error("{certificate} and {key} cannot be used together: {source}")]
+    Unusable {
+        /// File of the certificate chain.
+        certificate: PathBuf,
+        /// File of the key.
+        key: PathBuf,
+        /// Error of the TLS library.
+        source: rustls::Error,
+    },
 }
 
 fn read(certificate: &Path, key: &Path) -> Result<ServerConfig, TlsError> {

@@ -1,9 +1,9 @@
-//! What a connection is doing and since when, in a few atomic words.
+//! The deadlines of a connection: its current step and the time it began, in a few atomic words.
 //!
-//! The connection's task writes them as it goes; the loop of `server` reads them about once a second and orders those
-//! connections to close that are slower than allowed. So a connection needs no timer, and noting a step costs one
-//! store. Times are those of a clock the loop moves on; a step may look up to one look older than it is, so the
-//! judgement adds one.
+//! The stream and the bodies of a connection write them as they go on. The loop of `server` reads them about once a
+//! second and orders those connections to close that are slower than allowed. So a connection needs no timer, and
+//! noting a step costs one store. Times are those of a clock that the loop moves on; a step may look up to one look
+//! older than it is, so the judgement adds one.
 
 use std::io;
 use std::pin::Pin;
@@ -12,11 +12,13 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use futures_util::task::AtomicWaker;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::limits::Limits;
-use super::socket::Socket;
+use super::Limits;
+use super::connection::Socket;
 
 /// Milliseconds since the listeners began, moved on by the loop. Never 0: that stands for "not waiting".
 #[derive(Debug)]
@@ -37,7 +39,7 @@ impl Clock {
     }
 }
 
-/// Which part of a request a connection is at.
+/// The part of a request that a connection is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Between two requests.
@@ -50,7 +52,7 @@ pub(super) enum Phase {
     Answering = 3,
 }
 
-/// What the loop wants of a connection.
+/// An order of the loop to a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     /// Nothing.
@@ -59,20 +61,20 @@ pub(super) enum Order {
     Finish = 1,
     /// Close now.
     Close = 2,
-    /// Tell the client it was too slow, then close.
+    /// Tell the client that it was too slow, then close.
     TooSlow = 3,
 }
 
-/// What is known about one connection.
+/// Current step of one connection, and the order given to it.
 #[derive(Debug)]
 pub(super) struct Watch {
     clock: Arc<Clock>,
     socket: Weak<Socket>,
     /// Time << 2 | phase.
     phase: AtomicU64,
-    /// Since when a handler waits for the request's body.
+    /// Time since which a handler waits for the request's body; 0 if none waits.
     body_since: AtomicU64,
-    /// Since when the client takes nothing of the answer.
+    /// Time since which the client takes nothing of the answer; 0 if it does.
     write_since: AtomicU64,
     /// Whether a close by the client would be noticed by reading.
     hears_close: AtomicBool,
@@ -112,18 +114,18 @@ impl Watch {
         self.note(&self.body_since, waits);
     }
 
-    /// Whether some of an answer is stuck on its way out.
+    /// Returns whether some of an answer is stuck on its way out.
     pub fn is_writing(&self) -> bool {
         self.write_since.load(Relaxed) != 0
     }
 
-    /// Tells the connection what to do; a stronger order stays.
+    /// Gives the connection an order; a stronger one stays.
     pub fn order(&self, order: Order) {
         self.order.fetch_max(order as u8, Relaxed);
         self.waker.wake();
     }
 
-    /// The order in force; the task of `cx` is woken when it changes.
+    /// Returns the order in force; the task of `cx` is woken when it changes.
     pub fn poll_order(&self, cx: &Context<'_>) -> Order {
         self.waker.register(cx.waker());
         match self.order.load(Relaxed) {
@@ -134,7 +136,7 @@ impl Watch {
         }
     }
 
-    /// What a look at this connection says at `now`; `look` is the time between two looks.
+    /// Returns the order that this connection deserves at `now`; `look` is the time between two looks.
     pub fn judge(&self, now: u64, look: Duration, limits: &Limits) -> Order {
         let over = |since: u64, limit: Duration| {
             u128::from(now.saturating_sub(since)) > limit.saturating_add(look).as_millis()
@@ -155,7 +157,7 @@ impl Watch {
         }
     }
 
-    /// A client that sent more than one request at once is no longer read, so its leaving must be asked for.
+    /// Asks the kernel whether the client left: one that sent several requests at once is no longer read.
     fn went_unheard(&self) -> bool {
         !self.hears_close.load(Relaxed) && self.socket.upgrade().is_some_and(|socket| socket.peer_has_closed())
     }
@@ -195,7 +197,7 @@ impl Watch {
     }
 }
 
-/// A stream that tells its watch what goes through it.
+/// A stream that tells its watch about each read and write.
 #[derive(Debug)]
 pub(super) struct Watched<I> {
     pub stream: I,
@@ -243,5 +245,84 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
         let outcome = Pin::new(&mut self.stream).poll_shutdown(cx);
         self.watch.note_write(outcome.is_pending());
         outcome
+    }
+}
+
+/// The body of a request. A client that does not send it in time gets 408, its handler is cancelled.
+#[derive(Debug)]
+pub struct RequestBody {
+    incoming: Incoming,
+    watch: Arc<Watch>,
+}
+
+impl RequestBody {
+    pub(super) fn new(incoming: Incoming, watch: Arc<Watch>) -> Self {
+        Self { incoming, watch }
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.incoming).poll_frame(cx);
+        match &frame {
+            // Noted once and kept while chunks trickle in: the time is for the whole body.
+            Poll::Pending => self.watch.waits_for_body(true),
+            Poll::Ready(Some(Ok(_))) if !self.incoming.is_end_stream() => {}
+            Poll::Ready(_) => self.watch.waits_for_body(false),
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        self.watch.waits_for_body(false);
+    }
+}
+
+/// The body of an answer; when it is dropped, the connection is between two requests.
+#[derive(Debug)]
+pub(super) struct AnswerBody<B> {
+    body: B,
+    watch: Arc<Watch>,
+}
+
+impl<B> AnswerBody<B> {
+    pub(super) fn new(body: B, watch: Arc<Watch>) -> Self {
+        Self { body, watch }
+    }
+}
+
+impl<B: Body + Unpin> Body for AnswerBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl<B> Drop for AnswerBody<B> {
+    fn drop(&mut self) {
+        self.watch.enter(Phase::Idle);
     }
 }
