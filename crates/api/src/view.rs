@@ -231,5 +231,6 @@ pub const fn denied_code(denied: &Denied) -> (u16, &'static str) {
         Denied::NotGranted(_) => (409, "not_granted"),
         Denied::UnknownDevice(_) => (404, "unknown_device"),
         Denied::UnknownNode(_) => (404, "unknown_node"),
+        Denied::DeviceInUse { .. } | Denied::NodeInUse { .. } => (409, "in_use"),
     }
 }

@@ -103,17 +103,24 @@ fn request(amount: Amount, strategy: Strategy) -> Arc<Request> {
     })
 }
 
-fn ask(pool: &mut Pool, request: &Arc<Request>, out: &mut Outcome) -> Result<LeaseId, Denied> {
+/// A batch of one command, into an outcome that is used again.
+fn apply(pool: &mut Pool, command: Command, out: &mut Outcome) -> Result<Answer, Denied> {
     out.clear();
-    match pool.apply_into(Time(1), Command::Request { request: request.clone(), key: None }, out)? {
+    pool.begin_batch(Time(1), out);
+    let answer = pool.apply_in_batch(command, out);
+    pool.finish_batch(out);
+    answer
+}
+
+fn ask(pool: &mut Pool, request: &Arc<Request>, out: &mut Outcome) -> Result<LeaseId, Denied> {
+    match apply(pool, Command::Request { request: request.clone(), key: None }, out)? {
         Answer::Lease(lease) => Ok(lease),
         other => unreachable!("a request is answered with a lease, not {other:?}"),
     }
 }
 
 fn release(pool: &mut Pool, lease: LeaseId, out: &mut Outcome) {
-    out.clear();
-    pool.apply_into(Time(1), Command::Release { lease }, out).expect("the lease is known");
+    apply(pool, Command::Release { lease }, out).expect("the lease is known");
 }
 
 /// Half of the capacity promised: every device to halves, thirds, quarters or not at all.

@@ -1,5 +1,6 @@
 //! Requests that are alike to placement: each distinct shape of a wish is judged once against every kind of device.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::workload::TaskClass;
 pub(crate) struct ClassId(pub u32);
 
 /// A shape, judged against the inventory.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Class {
     pub shape: Shape,
     /// Kinds that could serve it, on nodes that could, by rising kind.
@@ -89,15 +90,15 @@ impl Class {
     fn keep_usable_named(&mut self, inventory: &Inventory) {
         let (Some(mut named), gpus @ 1..) = (self.named.take(), self.shape.gpus) else { return };
         named.retain(|device| self.need(inventory.device(*device).kind).is_some());
-        let mut on_node: BTreeMap<NodeId, u16> = BTreeMap::new();
+        let mut on_node: BTreeMap<NodeId, u32> = BTreeMap::new();
         for device in &named {
             *on_node.entry(inventory.device(*device).node).or_default() += 1;
         }
-        let most = on_node.values().copied().max().unwrap_or(0);
+        let most = on_node.values().copied().max().unwrap_or(0).min(u32::from(u16::MAX)) as u16;
         if self.never.is_none() && most < gpus {
             self.never = Some(Unsatisfiable::TooManyGpus { wanted: gpus, most });
         }
-        named.retain(|device| on_node[&inventory.device(*device).node] >= gpus);
+        named.retain(|device| on_node[&inventory.device(*device).node] >= u32::from(gpus));
         self.needs.retain(|need| named.iter().any(|device| inventory.device(*device).kind == need.kind));
         self.named = Some(named);
     }
@@ -145,6 +146,17 @@ impl Classes {
         if class.judged_at != Some(inventory.version) {
             class.judge(inventory);
         }
+    }
+
+    /// A class as the current inventory has it, without keeping that.
+    pub fn judged(&self, id: ClassId, inventory: &Inventory) -> Cow<'_, Class> {
+        let class = self.get(id);
+        if class.judged_at == Some(inventory.version) {
+            return Cow::Borrowed(class);
+        }
+        let mut class = class.clone();
+        class.judge(inventory);
+        Cow::Owned(class)
     }
 
     /// The class of a shape, where it is known.
@@ -301,8 +313,7 @@ fn named_devices(select: &Select, inventory: &Inventory) -> Vec<DeviceId> {
             || matches!(&slot.facts.identity, DeviceIdentity::Uuid(uuid) if select.uuids.contains(uuid));
         by_number && by_uuid
     };
-    let numbered = inventory.devices.iter().enumerate();
-    numbered.filter(|(_, slot)| named(slot)).map(|(number, _)| DeviceId(number as u32)).collect()
+    inventory.devices.iter().filter(|(_, slot)| named(slot)).map(|(id, _)| DeviceId(id)).collect()
 }
 
 /// What became of a shape at every kind and node shape, so that a refusal can say what was missing.
@@ -344,7 +355,7 @@ impl<'a> Judgement<'a> {
             if !labels_match(&node_shape.labels, &shape.node_selector) {
                 continue;
             }
-            let fitting: Vec<(Need, u16)> = node_shape
+            let fitting: Vec<(Need, u32)> = node_shape
                 .kinds
                 .iter()
                 .filter(|(kind, _)| is_named(*kind))
@@ -382,8 +393,9 @@ impl<'a> Judgement<'a> {
         self.shape.need(id, facts)
     }
 
-    fn node_shape(&mut self, number: usize, node_shape: &NodeShape, fitting: Vec<(Need, u16)>) {
-        let gpus: u16 = fitting.iter().map(|(_, count)| count).sum();
+    fn node_shape(&mut self, number: usize, node_shape: &NodeShape, fitting: Vec<(Need, u32)>) {
+        let gpus: u32 = fitting.iter().map(|(_, count)| count).sum();
+        let gpus = gpus.min(u32::from(u16::MAX)) as u16;
         self.most_gpus = self.most_gpus.max(gpus);
         if gpus < self.shape.gpus {
             return;

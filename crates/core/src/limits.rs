@@ -36,7 +36,7 @@ pub const HOT_C: i16 = 90;
 pub const WORKLOAD_CLASSES: usize = 4_096;
 /// Numbers of leases, tokens and arrivals stay below this; a row that says otherwise is bad.
 pub const COUNTED: u64 = 1 << 62;
-/// Rows of nodes or devices missing in a row that are stood in for; more is not a gap but nonsense.
-pub const ROWS_MISSING: usize = 4_096;
+/// Numbers of nodes or devices that may be vacant between two rows; more is not a gap but nonsense.
+pub const VACANT_NUMBERS: u32 = 1 << 16;
 /// The largest small number a device may have on its node.
 pub const GPU_ID: u32 = 1 << 20;

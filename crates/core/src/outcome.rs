@@ -119,6 +119,25 @@ pub enum Denied {
     /// There is no such node.
     #[error("there is no node {0}")]
     UnknownNode(NodeId),
+    /// The device cannot be forgotten.
+    #[error("device {device} cannot be forgotten: {why}")]
+    DeviceInUse { device: DeviceId, why: InUse },
+    /// The node cannot be forgotten.
+    #[error("node {node} cannot be forgotten: {why}")]
+    NodeInUse { node: NodeId, why: InUse },
+}
+
+/// The reason why a device or a node cannot be forgotten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InUse {
+    #[error("lease {0} holds it; release or revoke the lease first")]
+    Held(LeaseId),
+    #[error("lease {0} still drains on it")]
+    Draining(LeaseId),
+    #[error("it is quarantined because processes of lease {0} stayed")]
+    Quarantined(LeaseId),
+    #[error("it is there and would be registered again; only what is lost or unreachable can be forgotten")]
+    Present,
 }
 
 /// What no device here, free or not, can give.

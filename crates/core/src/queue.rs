@@ -1,13 +1,15 @@
-//! The queue, and the owners' accounts behind quotas and fair share. Deciding who may go is [`crate::pool`]'s.
+//! The queue, what its requests look at, and the owners' accounts behind quotas and fair share. Deciding who may go is [`crate::pool`]'s.
 //!
 //! Requests of one class and one owner form a *lane*: they want the same, so if the first of them cannot go, none can.
 //! A pass over the queue therefore looks at lanes, not at requests.
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::classes::ClassId;
+use crate::classes::{ClassId, Shape};
 use crate::ids::LeaseId;
 use crate::policy::{Policies, QueueOrder, Quota};
 use crate::row::UsageRow;
@@ -105,7 +107,7 @@ impl Queue {
     pub fn next(&self, key: Option<LaneKey>) -> Option<LaneKey> {
         match key {
             None => self.order.first().copied(),
-            Some(key) => self.order.range((std::ops::Bound::Excluded(key), std::ops::Bound::Unbounded)).next().copied(),
+            Some(key) => self.order.range((Bound::Excluded(key), Bound::Unbounded)).next().copied(),
         }
     }
 
@@ -154,6 +156,77 @@ impl Queue {
             self.order.extend(after);
         }
         result
+    }
+}
+
+/// What waiting requests look at, so that a reading stirs the queue only where it may matter to one of them.
+#[derive(Debug, Default)]
+pub(crate) struct WaitingNeeds {
+    /// Requests that may go though others claim every GPU: they want none, or are certain to end.
+    pub past_gpus: usize,
+    /// Classes that take something of a host.
+    hosts: usize,
+    /// Classes that name an amount of device memory.
+    memory: usize,
+    /// Thresholds, each with how many classes have it.
+    memory_thresholds: BTreeMap<i64, usize>,
+    utilization_thresholds: BTreeMap<i64, usize>,
+}
+
+impl WaitingNeeds {
+    /// A first request waits in a class of this shape.
+    pub fn add(&mut self, shape: &Shape) {
+        self.hosts += usize::from(shape.needs_host());
+        self.memory += usize::from(shape.names_memory());
+        for (counts, threshold) in self.counts_of(shape) {
+            *counts.entry(threshold).or_default() += 1;
+        }
+    }
+
+    /// The last request of a class of this shape waits no more.
+    pub fn remove(&mut self, shape: &Shape) {
+        self.hosts -= usize::from(shape.needs_host());
+        self.memory -= usize::from(shape.names_memory());
+        for (counts, threshold) in self.counts_of(shape) {
+            if let Entry::Occupied(mut count) = counts.entry(threshold) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        }
+    }
+
+    fn counts_of(&mut self, shape: &Shape) -> impl Iterator<Item = (&mut BTreeMap<i64, usize>, i64)> {
+        let both = shape.thresholds.map(|thresholds| {
+            [
+                (&mut self.memory_thresholds, i64::from(thresholds.memory.0)),
+                (&mut self.utilization_thresholds, i64::from(thresholds.utilization.0)),
+            ]
+        });
+        both.into_iter().flatten()
+    }
+
+    pub fn name_memory(&self) -> bool {
+        self.memory > 0
+    }
+
+    pub fn have_thresholds(&self) -> bool {
+        !self.memory_thresholds.is_empty()
+    }
+
+    /// Whether foreign load on a device that has nothing free matters. It decides when a request that waits is certain to
+    /// start, which others that are certain to end may go by, and which hosts a request claims.
+    pub fn look_at_full_devices(&self) -> bool {
+        self.past_gpus > 0 || self.hosts > 0
+    }
+
+    /// Whether a device is below some threshold at one of these levels and not at the other.
+    pub fn have_threshold_between(&self, before: (i64, i64), after: (i64, i64)) -> bool {
+        let between = |counts: &BTreeMap<i64, usize>, a: i64, b: i64| {
+            a != b && counts.range((Bound::Excluded(a.min(b)), Bound::Included(a.max(b)))).next().is_some()
+        };
+        between(&self.memory_thresholds, before.0, after.0) || between(&self.utilization_thresholds, before.1, after.1)
     }
 }
 

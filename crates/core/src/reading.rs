@@ -60,6 +60,10 @@ pub struct Reading {
     pub temperature_c: Field<i16>,
     /// Every process on the device; a value only where the list is complete.
     pub processes: Option<Vec<ProcessUse>>,
+    /// The pool's time of the state by which the processes were attributed to leases; `None` where that is `at`. A lease
+    /// that changed later is not known to the list.
+    #[serde(default)]
+    pub leases_as_of: Option<Time>,
 }
 
 impl Reading {
@@ -71,7 +75,13 @@ impl Reading {
             utilization: Field::Value(Percent(0)),
             temperature_c: Field::Value(30),
             processes: Some(Vec::new()),
+            leases_as_of: None,
         }
+    }
+
+    /// Whether the processes were attributed by a state that has a change of leases at this time.
+    pub(crate) fn knows_of(&self, change: Time) -> bool {
+        self.leases_as_of.is_none_or(|as_of| change <= as_of)
     }
 }
 

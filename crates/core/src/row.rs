@@ -25,6 +25,10 @@ pub enum Row {
     Lease(LeaseRow),
     /// A lease that need not be kept for the pool any more (history may keep it).
     Forget(LeaseId),
+    /// A node that is not kept any more. Its number may go to another node.
+    ForgetNode(NodeId),
+    /// A device that is not kept any more. Its number may go to another device.
+    ForgetDevice(DeviceId),
     /// What must never repeat or go back.
     Counters(Counters),
     Policies(Box<Policies>),

@@ -378,6 +378,7 @@ impl Found {
                 Told::Value(list) => Some(list.iter().map(process).collect()),
                 Told::Unsupported(_) | Told::Failed(_) => None,
             },
+            leases_as_of: None,
         }
     }
 }

@@ -101,7 +101,10 @@ impl Cluster {
 
     fn apply(&mut self, command: Command) -> Option<LeaseId> {
         self.outcome.clear();
-        match self.pool.apply_into(Time(0), command, &mut self.outcome) {
+        self.pool.begin_batch(Time(0), &mut self.outcome);
+        let answer = self.pool.apply_in_batch(command, &mut self.outcome);
+        self.pool.finish_batch(&mut self.outcome);
+        match answer {
             Ok(Answer::Lease(lease)) => Some(lease),
             Ok(_) | Err(_) => None,
         }

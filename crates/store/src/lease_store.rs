@@ -95,8 +95,8 @@ const DEVICE: &str = "device";
 /// Returns the kind of the thing that a row is about.
 fn kind_of(row: &Row) -> &'static str {
     match row {
-        Row::Node(_) => NODE,
-        Row::Device(_) => DEVICE,
+        Row::Node(_) | Row::ForgetNode(_) => NODE,
+        Row::Device(_) | Row::ForgetDevice(_) => DEVICE,
         Row::Lease(_) | Row::Forget(_) => "lease",
         Row::Counters(_) => "counters",
         Row::Policies(_) => "policies",
@@ -112,6 +112,8 @@ pub(crate) fn key_of(row: &Row) -> Result<RowKey<'_>, serde_json::Error> {
         Row::Device(row) => row.device.to_string().into(),
         Row::Lease(row) => row.id.to_string().into(),
         Row::Forget(lease) => lease.to_string().into(),
+        Row::ForgetNode(node) => node.to_string().into(),
+        Row::ForgetDevice(device) => device.to_string().into(),
         Row::Counters(_) | Row::Policies(_) => "".into(),
         Row::Usage(row) => Cow::Borrowed(&*row.owner),
         Row::Workload(row) => serde_json::to_string(&row.class)?.into(),
@@ -121,7 +123,7 @@ pub(crate) fn key_of(row: &Row) -> Result<RowKey<'_>, serde_json::Error> {
 
 /// Returns whether a row removes the thing that it is about.
 pub(crate) fn is_removal(row: &Row) -> bool {
-    matches!(row, Row::Forget(_))
+    matches!(row, Row::Forget(_) | Row::ForgetNode(_) | Row::ForgetDevice(_))
 }
 
 /// Returns whether a row changes what devices are called in the audit trail.

@@ -168,7 +168,10 @@ impl OwnerThread {
     }
 
     pub(super) fn apply(&mut self, command: Command, outcome: &mut Outcome) -> Result<Answer, Refusal> {
-        self.pool.apply_into(self.at.pool, command, outcome).map_err(Refusal::Denied)
+        self.pool.begin_batch(self.at.pool, outcome);
+        let answer = self.pool.apply_in_batch(command, outcome);
+        self.pool.finish_batch(outcome);
+        answer.map_err(Refusal::Denied)
     }
 
     /// Whether the caller may say that.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gpupool_core::device::{DeviceFacts, DeviceIdentity, DeviceMemory, IsolationSupport, NodeFacts, Vendor};
 use gpupool_core::policy::Policies;
 use gpupool_core::reading::{Field, Reading};
-use gpupool_core::{Answer, Bytes, Command, Denied, DeviceId, MilliCpus, Outcome, Percent, Pool, Row, Settings, Time};
+use gpupool_core::{Answer, Bytes, Command, Denied, DeviceId, MilliCpus, Percent, Pool, Row, Settings, Time};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -169,9 +169,7 @@ impl Server {
     pub fn apply(&self, command: Command) -> Result<Answer, Denied> {
         let now = self.now();
         let mut state = self.lock();
-        let mut outcome = Outcome::default();
-        state.pool.apply_into(now, Command::Tick, &mut outcome).unwrap();
-        let answer = state.pool.apply_into(now, command, &mut outcome);
+        let (answer, outcome) = state.pool.apply(now, command);
         state.disk.extend(outcome.rows);
         let sane = state.pool.sanity_check();
         let (pool, life) = (&state.pool, state.life);

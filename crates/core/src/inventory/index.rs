@@ -1,14 +1,14 @@
 //! Indexes over the devices of one kind: the next one with enough free share, several orders to walk in, and how far apart
 //! the devices of a node are.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::device::{Link, LinkKind};
 use crate::ids::{DeviceId, GpuId};
 use crate::request::Thresholds;
 use crate::units::{Percent, Share};
 
-use super::DeviceSlot;
+use super::{DeviceSlot, Slots};
 
 /// An order to walk devices in. Only devices with something free are in it; equal keys go by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +46,8 @@ pub(crate) struct KindIndex {
 }
 
 impl KindIndex {
-    pub fn new(members: &[DeviceId], devices: &[DeviceSlot]) -> Self {
-        let tree = |value: fn(&DeviceSlot) -> u16| MaxTree::new(members.iter().map(|id| value(&devices[id.index()])));
+    pub fn new(members: &[DeviceId], devices: &Slots<DeviceSlot>) -> Self {
+        let tree = |value: fn(&DeviceSlot) -> u16| MaxTree::new(members.iter().map(|id| value(&devices[id.0])));
         Self {
             free: tree(|slot| slot.free_share().0 as u16),
             foreign_memory: tree(|slot| foreign_levels(slot).0),
@@ -88,10 +88,10 @@ impl KindIndex {
         set.into_iter().flat_map(move |set| set.range(start..end)).map(|(_, device)| *device)
     }
 
-    pub(super) fn prepare(&mut self, order: Order, members: &[DeviceId], devices: &[DeviceSlot]) {
+    pub(super) fn prepare(&mut self, order: Order, members: &[DeviceId], devices: &Slots<DeviceSlot>) {
         let set = &mut self.orders[order as usize];
         if set.is_none() {
-            *set = Some(members.iter().filter_map(|&id| key(order, id, &devices[id.index()])).collect());
+            *set = Some(members.iter().filter_map(|&id| key(order, id, &devices[id.0])).collect());
         }
     }
 
@@ -117,10 +117,10 @@ impl KindIndex {
         }
     }
 
-    pub(super) fn check(&self, devices: &[DeviceSlot]) -> Result<(), String> {
+    pub(super) fn check(&self, devices: &Slots<DeviceSlot>) -> Result<(), String> {
         for (order, set) in ORDERS.into_iter().zip(&self.orders) {
             for &(stored, id) in set.iter().flatten() {
-                if key(order, id, &devices[id.index()]) != Some((stored, id)) {
+                if key(order, id, &devices[id.0]) != Some((stored, id)) {
                     return Err(format!("device {id} is at the wrong place of {order:?}"));
                 }
             }
@@ -237,30 +237,42 @@ const EXHAUSTIVE: u64 = 5_000;
 /// Distances between the devices of a node, by their positions on it.
 #[derive(Debug, Clone)]
 pub(crate) struct Distances {
-    count: usize,
+    /// The row of each position in the matrix. Positions without a link share the last row, which is far from all.
+    rows: Vec<usize>,
+    width: usize,
     matrix: Vec<u16>,
 }
 
 impl Distances {
-    /// Distances from `links`; `None` where no link is known.
-    pub fn new(links: &[Link], gpu_ids: &[GpuId]) -> Option<Self> {
-        let count = gpu_ids.len();
-        let mut matrix = vec![LinkKind::CrossNuma.distance(); count * count];
-        let position = |gpu_id| gpu_ids.iter().position(|known| *known == gpu_id);
-        let mut any = false;
-        for link in links {
-            if let (Some(a), Some(b)) = (position(link.a), position(link.b)) {
-                any = true;
-                for cell in [a * count + b, b * count + a] {
-                    matrix[cell] = matrix[cell].min(link.kind.distance());
-                }
+    /// Distances from `links` between the devices with these numbers; `None` where no link is known.
+    pub fn new(links: &[Link], gpu_ids: impl Iterator<Item = GpuId>) -> Option<Self> {
+        if links.is_empty() {
+            return None;
+        }
+        let positions: BTreeMap<GpuId, usize> =
+            gpu_ids.enumerate().map(|(position, gpu_id)| (gpu_id, position)).collect();
+        let known: Vec<(usize, usize, u16)> = links
+            .iter()
+            .filter_map(|link| Some((*positions.get(&link.a)?, *positions.get(&link.b)?, link.kind.distance())))
+            .collect();
+        let mut linked: Vec<usize> = known.iter().flat_map(|(a, b, _)| [*a, *b]).collect();
+        linked.sort_unstable();
+        linked.dedup();
+        let width = linked.len() + 1;
+        let mut rows = vec![linked.len(); positions.len()];
+        linked.iter().enumerate().for_each(|(row, position)| rows[*position] = row);
+        let mut matrix = vec![LinkKind::CrossNuma.distance(); width * width];
+        for &(a, b, distance) in &known {
+            let (a, b) = (rows[a], rows[b]);
+            for cell in [a * width + b, b * width + a] {
+                matrix[cell] = matrix[cell].min(distance);
             }
         }
-        any.then_some(Self { count, matrix })
+        (!known.is_empty()).then_some(Self { rows, width, matrix })
     }
 
     fn between(&self, a: usize, b: usize) -> u32 {
-        u32::from(self.matrix[a * self.count + b])
+        u32::from(self.matrix[self.rows[a] * self.width + self.rows[b]])
     }
 
     fn sum(&self, positions: &[usize]) -> u32 {
@@ -347,9 +359,8 @@ mod tests {
     }
 
     fn pairs(count: u32, near: &[(u32, u32)]) -> Distances {
-        let gpu_ids: Vec<GpuId> = (0..count).map(GpuId).collect();
         let link = |&(a, b)| Link { a: GpuId(a), b: GpuId(b), kind: LinkKind::NvLink(4) };
-        Distances::new(&near.iter().map(link).collect::<Vec<_>>(), &gpu_ids).unwrap()
+        Distances::new(&near.iter().map(link).collect::<Vec<_>>(), (0..count).map(GpuId)).unwrap()
     }
 
     #[test]
@@ -370,6 +381,9 @@ mod tests {
 
     #[test]
     fn no_known_link_means_no_distances() {
-        assert!(Distances::new(&[], &[GpuId(0), GpuId(1)]).is_none());
+        let two = || (0..2).map(GpuId);
+        assert!(Distances::new(&[], two()).is_none());
+        let elsewhere = Link { a: GpuId(0), b: GpuId(7), kind: LinkKind::PcieSwitch };
+        assert!(Distances::new(&[elsewhere], two()).is_none());
     }
 }

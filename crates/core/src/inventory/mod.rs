@@ -1,10 +1,11 @@
 //! Nodes and devices: what they are, what is promised of them, and indexes that find a place without a scan.
 //!
 //! Devices that are alike (same facts, on nodes that are alike) form a [`Kind`]: a selector is judged once per kind, not
-//! once per device. Kinds are worked out anew when facts change, which is rare; promises, health and readings keep the
-//! indexes up to date in place, through [`Inventory::touch`] only.
+//! once per device. Kinds are worked out anew when they are next needed after facts changed, which is rare: at most once
+//! per batch. Promises, health and readings keep the indexes up to date in place, through [`Inventory::touch`] only.
 
 mod index;
+mod slots;
 
 pub(crate) use index::{Order, load, used};
 
@@ -21,32 +22,60 @@ use crate::outcome::Closed;
 use crate::reading::{Field, Foreign};
 use crate::units::{Bytes, MilliCpus, Percent, Share, Time};
 use index::{Distances, KindIndex};
+pub(crate) use slots::Slots;
 
 /// All nodes and devices of a pool.
 #[derive(Debug, Default)]
 pub(crate) struct Inventory {
-    pub nodes: Vec<NodeSlot>,
-    pub devices: Vec<DeviceSlot>,
+    pub nodes: Slots<NodeSlot>,
+    pub devices: Slots<DeviceSlot>,
     pub kinds: Vec<Kind>,
     pub shapes: Vec<NodeShape>,
     indexes: Vec<KindIndex>,
     node_names: BTreeMap<Arc<str>, NodeId>,
     identities: BTreeMap<(NodeId, DeviceIdentity), DeviceId>,
+    gpu_ids: BTreeMap<(NodeId, GpuId), DeviceId>,
     /// Grows whenever facts change; what is derived from facts compares it.
     pub version: u64,
     /// The version the kinds were worked out for.
     kinds_version: u64,
-    /// Nodes that changed since somebody took this list, each once.
+    /// Nodes that changed since the scorer took this list, each once.
     changed: Vec<NodeId>,
+    touched: TouchedDevices,
+}
+
+/// Devices that changed since this list was last taken, each once.
+#[derive(Debug, Default)]
+struct TouchedDevices {
+    list: Vec<DeviceId>,
+    /// By number: whether it is in the list.
+    is_listed: Vec<bool>,
+}
+
+impl TouchedDevices {
+    fn add(&mut self, id: DeviceId) {
+        if self.is_listed.len() <= id.index() {
+            self.is_listed.resize(id.index() + 1, false);
+        }
+        if !std::mem::replace(&mut self.is_listed[id.index()], true) {
+            self.list.push(id);
+        }
+    }
+
+    fn take(&mut self) -> Vec<DeviceId> {
+        let list = std::mem::take(&mut self.list);
+        list.iter().for_each(|id| self.is_listed[id.index()] = false);
+        list
+    }
 }
 
 impl Inventory {
     pub fn node(&self, id: NodeId) -> &NodeSlot {
-        &self.nodes[id.index()]
+        &self.nodes[id.0]
     }
 
     pub fn device(&self, id: DeviceId) -> &DeviceSlot {
-        &self.devices[id.index()]
+        &self.devices[id.0]
     }
 
     /// What promises come to, in thousandths of whole GPUs.
@@ -59,66 +88,120 @@ impl Inventory {
         self.node_names.get(name).copied()
     }
 
+    pub fn device_of(&self, node: NodeId, identity: &DeviceIdentity) -> Option<DeviceId> {
+        self.identities.get(&(node, identity.clone())).copied()
+    }
+
+    pub fn device_with_gpu_id(&self, node: NodeId, gpu_id: GpuId) -> Option<DeviceId> {
+        self.gpu_ids.get(&(node, gpu_id)).copied()
+    }
+
     /// Puts a node in, or takes over its new facts. Returns whether anything changed.
     pub fn upsert_node(&mut self, facts: NodeFacts) -> (NodeId, bool) {
-        if let Some(&id) = self.node_names.get(&facts.name) {
-            let slot = &mut self.nodes[id.index()];
-            let changed = slot.facts != facts;
-            if changed {
-                slot.facts = facts;
-                self.version += 1;
-            }
-            return (id, changed);
+        let Some(id) = self.node_named(&facts.name) else {
+            let id = NodeId(self.nodes.next_number());
+            self.insert_node(id, facts);
+            return (id, true);
+        };
+        let slot = &mut self.nodes[id.0];
+        let changed = slot.facts != facts;
+        if changed {
+            slot.facts = facts;
+            self.version += 1;
         }
-        let id = NodeId(self.nodes.len() as u32);
+        (id, changed)
+    }
+
+    /// Puts a node in at a number that is vacant, under a name that is its own.
+    pub fn insert_node(&mut self, id: NodeId, facts: NodeFacts) {
         self.node_names.insert(facts.name.clone(), id);
-        self.nodes.push(NodeSlot::new(facts));
+        self.nodes.insert(id.0, NodeSlot::new(facts));
         self.version += 1;
-        (id, true)
     }
 
     /// Puts a device in under the small number asked for or the next free one, or takes over its new facts. Returns
     /// whether anything changed.
     pub fn upsert_device(&mut self, node: NodeId, facts: DeviceFacts, wanted: Option<GpuId>) -> (DeviceId, bool) {
-        let key = (node, facts.identity.clone());
-        if let Some(&id) = self.identities.get(&key) {
-            let slot = &mut self.devices[id.index()];
-            let changed = *slot.facts != facts;
-            if changed {
-                slot.facts = Arc::new(facts);
-                self.version += 1;
-            }
-            return (id, changed);
-        }
-        let is_free = |gpu_id: &GpuId| {
-            let here = &self.nodes[node.index()].devices;
-            gpu_id.0 <= limits::GPU_ID && here.iter().all(|device| self.device(*device).gpu_id != *gpu_id)
+        let Some(id) = self.device_of(node, &facts.identity) else {
+            let is_free =
+                |gpu_id: &GpuId| gpu_id.0 <= limits::GPU_ID && self.device_with_gpu_id(node, *gpu_id).is_none();
+            let gpu_id = wanted.filter(is_free).unwrap_or_else(|| self.free_gpu_id(node));
+            let id = DeviceId(self.devices.next_number());
+            self.insert_device(id, node, gpu_id, Arc::new(facts));
+            return (id, true);
         };
-        let gpu_id = wanted.filter(is_free).unwrap_or(GpuId(self.nodes[node.index()].next_gpu_id));
-        (self.insert_device(node, gpu_id, Arc::new(facts)), true)
+        let slot = &mut self.devices[id.0];
+        let changed = *slot.facts != facts;
+        if changed {
+            slot.facts = Arc::new(facts);
+            self.version += 1;
+            self.touched.add(id);
+        }
+        (id, changed)
     }
 
-    /// Puts a device in under a small number that is known to be its own.
-    pub fn insert_device(&mut self, node: NodeId, gpu_id: GpuId, facts: Arc<DeviceFacts>) -> DeviceId {
-        let id = DeviceId(self.devices.len() as u32);
+    /// The number after the highest of a node's devices; the lowest free one where there is none after it.
+    fn free_gpu_id(&self, node: NodeId) -> GpuId {
+        let taken = || self.gpu_ids.range((node, GpuId(0))..=(node, GpuId(u32::MAX))).map(|((_, gpu_id), _)| gpu_id.0);
+        match taken().next_back() {
+            None => GpuId(0),
+            Some(highest) if highest < limits::GPU_ID => GpuId(highest + 1),
+            Some(highest) => {
+                let first_gap = (0..).zip(taken()).find(|(number, taken)| number != taken);
+                GpuId(first_gap.map_or(highest + 1, |(number, _)| number))
+            }
+        }
+    }
+
+    /// Puts a device in at a number that is vacant, under a small number that is its own.
+    pub fn insert_device(&mut self, id: DeviceId, node: NodeId, gpu_id: GpuId, facts: Arc<DeviceFacts>) {
         self.identities.insert((node, facts.identity.clone()), id);
-        self.devices.push(DeviceSlot::new(node, gpu_id, facts));
-        let slot = &mut self.nodes[node.index()];
-        slot.next_gpu_id = slot.next_gpu_id.max(gpu_id.0 + 1);
-        slot.devices.push(id);
-        let links = std::mem::take(&mut slot.links);
-        self.set_links(node, links);
+        self.gpu_ids.insert((node, gpu_id), id);
+        let mut slot = DeviceSlot::new(node, gpu_id, facts);
+        let node = &mut self.nodes[node.0];
+        slot.node_up = node.up;
+        self.devices.insert(id.0, slot);
+        // A vacant number may be lower than those of the node's other devices.
+        let at = node.devices.partition_point(|before| *before < id);
+        node.devices.insert(at, id);
+        node.distances_are_stale = true;
         self.version += 1;
-        id
+        self.touched.add(id);
     }
 
-    pub fn knows_device(&self, node: NodeId, identity: &DeviceIdentity) -> bool {
-        self.identities.contains_key(&(node, identity.clone()))
+    /// Takes a device out that holds nothing. Its number and its small number are free for new devices.
+    pub fn forget_device(&mut self, id: DeviceId) {
+        let Some(slot) = self.devices.remove(id.0) else { return };
+        debug_assert!(slot.leases.is_empty() && slot.closed().is_some(), "device {id} is in use: {slot:?}");
+        self.identities.remove(&(slot.node, slot.facts.identity.clone()));
+        self.gpu_ids.remove(&(slot.node, slot.gpu_id));
+        let node = &mut self.nodes[slot.node.0];
+        node.devices.retain(|device| *device != id);
+        node.links.retain(|link| link.a != slot.gpu_id && link.b != slot.gpu_id);
+        node.distances_are_stale = true;
+        self.version += 1;
+        self.touched.add(id);
+        self.mark_changed(slot.node);
+    }
+
+    /// Takes a node out that has no devices left.
+    pub fn forget_node(&mut self, id: NodeId) {
+        let Some(slot) = self.nodes.remove(id.0) else { return };
+        debug_assert!(slot.devices.is_empty(), "node {id} still has devices: {slot:?}");
+        self.node_names.remove(&slot.facts.name);
+        self.changed.retain(|changed| *changed != id);
+        self.version += 1;
+    }
+
+    /// The devices that changed since this was last asked, each once; among them those that were forgotten.
+    pub fn take_touched(&mut self) -> Vec<DeviceId> {
+        self.touched.take()
     }
 
     pub fn set_links(&mut self, node: NodeId, links: Vec<Link>) {
-        let gpu_ids: Vec<GpuId> = self.node(node).devices.iter().map(|d| self.device(*d).gpu_id).collect();
-        self.nodes[node.index()].set_links(links, &gpu_ids);
+        let slot = &mut self.nodes[node.0];
+        slot.links = links;
+        slot.work_out_distances(&self.devices);
     }
 
     /// Works out kinds and indexes, where facts changed since.
@@ -128,6 +211,9 @@ impl Inventory {
         }
         self.kinds_version = self.version;
         (self.shapes, self.kinds) = work_out(&mut self.nodes, &mut self.devices);
+        for (_, node) in self.nodes.iter_mut().filter(|(_, node)| node.distances_are_stale) {
+            node.work_out_distances(&self.devices);
+        }
         self.indexes = self.kinds.iter().map(|kind| KindIndex::new(&kind.members, &self.devices)).collect();
     }
 
@@ -138,12 +224,12 @@ impl Inventory {
 
     /// Changes what is promised of a node's host, or whether it is up.
     pub fn touch_node(&mut self, id: NodeId, change: impl FnOnce(&mut NodeSlot)) {
-        change(&mut self.nodes[id.index()]);
+        change(&mut self.nodes[id.0]);
         self.mark_changed(id);
     }
 
     fn mark_changed(&mut self, id: NodeId) {
-        let node = &mut self.nodes[id.index()];
+        let node = &mut self.nodes[id.0];
         if !node.changed {
             node.changed = true;
             self.changed.push(id);
@@ -153,15 +239,16 @@ impl Inventory {
     /// The next node that changed since it was last taken from here.
     pub fn take_changed(&mut self) -> Option<NodeId> {
         let id = self.changed.pop()?;
-        self.nodes[id.index()].changed = false;
+        self.nodes[id.0].changed = false;
         Some(id)
     }
 
     /// Changes a device and keeps its node's counts and the indexes in step.
     pub fn touch<R>(&mut self, id: DeviceId, change: impl FnOnce(&mut DeviceSlot) -> R) -> R {
+        self.touched.add(id);
         self.mark_changed(self.device(id).node);
-        let slot = &mut self.devices[id.index()];
-        let node = &mut self.nodes[slot.node.index()];
+        let slot = &mut self.devices[id.0];
+        let node = &mut self.nodes[slot.node.0];
         if self.kinds_version != self.version {
             let (free, whole) = (slot.free_share(), slot.is_untouched());
             let result = change(slot);
@@ -189,16 +276,34 @@ impl Inventory {
 
     /// Whether all indexes and counts say what the slots say; for tests.
     pub fn check(&self) -> Result<(), String> {
-        for (number, node) in self.nodes.iter().enumerate() {
+        for (number, node) in self.nodes.iter() {
             let slots = || node.devices.iter().map(|d| self.device(*d));
             let free = slots().map(|slot| slot.free_share().0).sum::<u32>();
             let untouched = slots().filter(|slot| slot.is_untouched()).count();
-            if (node.free_share, usize::from(node.untouched)) != (free, untouched) {
+            if (node.free_share, node.untouched as usize) != (free, untouched) {
                 return Err(format!(
                     "node {number} counts {}/{}, not {free}/{untouched}",
                     node.free_share, node.untouched
                 ));
             }
+        }
+        let is_known = |id: DeviceId, slot: &DeviceSlot| {
+            self.device_of(slot.node, &slot.facts.identity) == Some(id)
+                && self.device_with_gpu_id(slot.node, slot.gpu_id) == Some(id)
+                && self.node(slot.node).devices.binary_search(&id).is_ok()
+                && self.node(slot.node).up == slot.node_up
+        };
+        if let Some((id, slot)) = self.devices.iter().find(|(id, slot)| !is_known(DeviceId(*id), slot)) {
+            return Err(format!("device {id} is not where it can be found: {slot:?}"));
+        }
+        let count = self.devices.len();
+        let on_nodes: usize = self.nodes.iter().map(|(_, node)| node.devices.len()).sum();
+        if [self.identities.len(), self.gpu_ids.len(), on_nodes] != [count; 3] {
+            return Err(format!("{count} devices, and something is kept of others: {:?}", self.gpu_ids));
+        }
+        let is_named = |(id, node): (u32, &NodeSlot)| self.node_named(&node.facts.name) == Some(NodeId(id));
+        if self.node_names.len() != self.nodes.len() || !self.nodes.iter().all(is_named) {
+            return Err(format!("nodes are not known by their names: {:?}", self.node_names));
         }
         if self.is_fresh() {
             for index in &self.indexes {
@@ -222,10 +327,11 @@ pub(crate) struct NodeSlot {
     /// Free thousandths of its devices that take new work.
     pub free_share: u32,
     /// Devices that take new work and hold nothing.
-    pub untouched: u16,
-    pub next_gpu_id: u32,
+    pub untouched: u32,
     pub links: Vec<Link>,
     distances: Option<Distances>,
+    /// Whether devices came or went since the distances were worked out.
+    distances_are_stale: bool,
     /// Whether it is in [`Inventory::changed`].
     pub(super) changed: bool,
 }
@@ -241,9 +347,9 @@ impl NodeSlot {
             shape: ShapeId(0),
             free_share: 0,
             untouched: 0,
-            next_gpu_id: 0,
             links: Vec::new(),
             distances: None,
+            distances_are_stale: false,
             changed: false,
         }
     }
@@ -260,12 +366,12 @@ impl NodeSlot {
 
     pub(super) fn recount(&mut self, free_before: Share, untouched_before: bool, slot: &DeviceSlot) {
         self.free_share = self.free_share + slot.free_share().0 - free_before.0;
-        self.untouched = self.untouched + u16::from(slot.is_untouched()) - u16::from(untouched_before);
+        self.untouched = self.untouched + u32::from(slot.is_untouched()) - u32::from(untouched_before);
     }
 
-    pub(super) fn set_links(&mut self, links: Vec<Link>, gpu_ids: &[GpuId]) {
-        self.distances = Distances::new(&links, gpu_ids);
-        self.links = links;
+    fn work_out_distances(&mut self, devices: &Slots<DeviceSlot>) {
+        self.distances_are_stale = false;
+        self.distances = Distances::new(&self.links, self.devices.iter().map(|device| devices[device.0].gpu_id));
     }
 
     /// How far apart its devices are, where links are known.
@@ -369,6 +475,25 @@ impl DeviceSlot {
         before.is_some_and(|before| self.observed.is_none_or(|observed| observed.at < before))
     }
 
+    /// What is foreign on it as thresholds see it, memory and utilization: it is below a threshold that is larger than
+    /// the level.
+    ///
+    /// A device that cannot report memory is below every memory threshold. One that cannot report utilization is below
+    /// every such threshold unless a foreign process runs. One that was never judged is below none.
+    pub fn threshold_levels(&self, foreign: Option<Foreign>) -> (i64, i64) {
+        let Some(foreign) = foreign else { return (i64::MAX, i64::MAX) };
+        let memory = match (foreign.memory, self.facts.memory) {
+            (Some(used), Some(memory)) => i64::from(Percent::of(used, memory.total).0),
+            _ => -1,
+        };
+        let utilization = match foreign.utilization {
+            Some(busy) => i64::from(busy.0),
+            None if foreign.processes == 0 => -1,
+            None => i64::MAX,
+        };
+        (memory, utilization)
+    }
+
     /// Takes new work and holds nothing.
     pub fn is_untouched(&self) -> bool {
         self.leases.is_empty() && self.closed().is_none()
@@ -422,7 +547,7 @@ pub(crate) struct NodeShape {
     pub labels: Labels,
     pub nodes: Vec<NodeId>,
     /// Its kinds, and how many of each a node has.
-    pub kinds: Vec<(KindId, u16)>,
+    pub kinds: Vec<(KindId, u32)>,
 }
 
 /// Everything of a device that a selector can see.
@@ -450,56 +575,59 @@ impl<'a> Traits<'a> {
 }
 
 /// Sorts nodes into shapes and devices into kinds, and tells each slot which it is.
-pub(super) fn work_out(nodes: &mut [NodeSlot], devices: &mut [DeviceSlot]) -> (Vec<NodeShape>, Vec<Kind>) {
-    let traits_of: Vec<u32> = {
-        let mut known: BTreeMap<Traits<'_>, u32> = BTreeMap::new();
-        let mut number = |slot| {
-            let next = known.len() as u32;
-            *known.entry(Traits::of(slot)).or_insert(next)
-        };
-        devices.iter().map(|slot| number(&slot.facts)).collect()
-    };
+fn work_out(nodes: &mut Slots<NodeSlot>, devices: &mut Slots<DeviceSlot>) -> (Vec<NodeShape>, Vec<Kind>) {
+    let mut traits_of = vec![u32::MAX; devices.span() as usize];
+    let mut known: BTreeMap<Traits<'_>, u32> = BTreeMap::new();
+    for (id, slot) in devices.iter() {
+        let next = known.len() as u32;
+        traits_of[id as usize] = *known.entry(Traits::of(&slot.facts)).or_insert(next);
+    }
 
     let mut shapes: Vec<NodeShape> = Vec::new();
-    let mut kinds: Vec<Kind> = Vec::new();
-    let mut kind_ids: BTreeMap<(ShapeId, u32), KindId> = BTreeMap::new();
-    let mut known: BTreeMap<(MilliCpus, Bytes, Labels, Vec<u32>), ShapeId> = BTreeMap::new();
-    for (number, node) in nodes.iter_mut().enumerate() {
+    let mut shape_of = vec![ShapeId(u32::MAX); nodes.span() as usize];
+    let mut known: BTreeMap<(MilliCpus, Bytes, &Labels, Vec<u32>), ShapeId> = BTreeMap::new();
+    for (id, node) in nodes.iter() {
         let mut parts: Vec<u32> = node.devices.iter().map(|device| traits_of[device.index()]).collect();
         parts.sort_unstable();
-        let key = (node.facts.cpus, node.facts.memory, node.facts.labels.clone(), parts);
-        let shape = *known.entry(key).or_insert_with(|| {
+        let NodeFacts { cpus, memory, labels, .. } = &node.facts;
+        let shape = *known.entry((*cpus, *memory, labels, parts)).or_insert_with(|| {
             shapes.push(NodeShape {
-                cpus: node.facts.cpus,
-                memory: node.facts.memory,
-                labels: node.facts.labels.clone(),
+                cpus: *cpus,
+                memory: *memory,
+                labels: labels.clone(),
                 nodes: Vec::new(),
                 kinds: Vec::new(),
             });
             ShapeId(shapes.len() as u32 - 1)
         });
-        node.shape = shape;
-        let first_of_shape = shapes[shape.0 as usize].nodes.is_empty();
-        shapes[shape.0 as usize].nodes.push(NodeId(number as u32));
+        shapes[shape.0 as usize].nodes.push(NodeId(id));
+        shape_of[id as usize] = shape;
+    }
+
+    let mut kinds: Vec<Kind> = Vec::new();
+    let mut kind_ids: BTreeMap<(ShapeId, u32), KindId> = BTreeMap::new();
+    for (id, node) in nodes.iter_mut() {
+        node.shape = shape_of[id as usize];
+        let shape = &mut shapes[node.shape.0 as usize];
+        let is_first_of_shape = shape.nodes.first() == Some(&NodeId(id));
         for &device in &node.devices {
-            let kind = *kind_ids.entry((shape, traits_of[device.index()])).or_insert_with(|| {
-                kinds.push(Kind { facts: devices[device.index()].facts.clone(), members: Vec::new() });
+            let slot = &mut devices[device.0];
+            slot.kind = *kind_ids.entry((node.shape, traits_of[device.index()])).or_insert_with(|| {
+                kinds.push(Kind { facts: slot.facts.clone(), members: Vec::new() });
                 KindId(kinds.len() as u32 - 1)
             });
-            devices[device.index()].kind = kind;
-            if first_of_shape {
-                let counts = &mut shapes[shape.0 as usize].kinds;
-                match counts.iter_mut().find(|(known, _)| *known == kind) {
+            if is_first_of_shape {
+                match shape.kinds.iter_mut().find(|(known, _)| *known == slot.kind) {
                     Some((_, count)) => *count += 1,
-                    None => counts.push((kind, 1)),
+                    None => shape.kinds.push((slot.kind, 1)),
                 }
             }
         }
     }
-    for (number, slot) in devices.iter_mut().enumerate() {
+    for (id, slot) in devices.iter_mut() {
         let members = &mut kinds[slot.kind.0 as usize].members;
         slot.position = members.len() as u32;
-        members.push(DeviceId(number as u32));
+        members.push(DeviceId(id));
     }
     (shapes, kinds)
 }

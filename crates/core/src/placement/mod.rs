@@ -23,7 +23,7 @@ use crate::ids::{DeviceId, NodeId};
 use crate::inventory::{DeviceSlot, Inventory, KindId, NodeSlot, Order, load, used};
 use crate::lease::Promise;
 use crate::request::{Strategy, Thresholds};
-use crate::units::{Percent, Share, Time};
+use crate::units::{Share, Time};
 
 /// A place found: a node and what to promise on its devices.
 #[derive(Debug)]
@@ -122,22 +122,14 @@ impl Search<'_> {
 
 /// Whether what is foreign on a device is strictly below both thresholds.
 ///
-/// A device that cannot report utilization is judged by memory and by whether a foreign process runs; one that was never
-/// read, or not lately, is not judged below anything.
+/// A device that was never read, or not lately, is not judged below anything; see [`DeviceSlot::threshold_levels`] for
+/// one that cannot report everything.
 pub(crate) fn is_below(slot: &DeviceSlot, thresholds: Thresholds, stale_before: Option<Time>) -> bool {
-    let Some(foreign) = slot.foreign else { return false };
     if slot.is_stale(stale_before) {
         return false;
     }
-    let memory = match (foreign.memory, slot.facts.memory) {
-        (Some(used), Some(memory)) => Percent::of(used, memory.total) < thresholds.memory,
-        _ => true,
-    };
-    let utilization = match foreign.utilization {
-        Some(busy) => busy < thresholds.utilization,
-        None => foreign.processes == 0,
-    };
-    memory && utilization
+    let (memory, utilization) = slot.threshold_levels(slot.foreign);
+    memory < i64::from(thresholds.memory.0) && utilization < i64::from(thresholds.utilization.0)
 }
 
 fn order_of(strategy: Strategy) -> Option<Order> {
@@ -224,11 +216,11 @@ impl Search<'_> {
     /// Several GPUs of the node the strategy chooses.
     fn several(&mut self, strategy: Strategy, wanted: &impl Fn(&Need) -> bool) -> Option<Place> {
         let start = match self.last_device.filter(|_| strategy == Strategy::RoundRobin) {
-            Some(last) => self.inventory.device(last).node.index() + 1,
+            Some(last) => self.inventory.device(last).node.0 + 1,
             None => 0,
         };
-        let count = self.inventory.nodes.len();
-        let in_turn = (start..count).chain(0..start.min(count)).map(|number| NodeId(number as u32));
+        let count = self.inventory.nodes.span();
+        let in_turn = (start..count).chain(0..start.min(count)).map(NodeId);
         let mut found = in_turn.filter_map(|node| Some((node, self.together_on(node, wanted)?)));
         let (_, devices) = match strategy {
             Strategy::FirstFit | Strategy::RoundRobin => found.next(),
@@ -239,7 +231,7 @@ impl Search<'_> {
 
     /// As many devices of a node as are wanted, the closest together, where it has them.
     fn together_on(&self, node: NodeId, wanted: &impl Fn(&Need) -> bool) -> Option<Vec<DeviceId>> {
-        let slot = self.inventory.node(node);
+        let slot = self.inventory.nodes.get(node.0)?;
         let gpus = usize::from(self.class.shape.gpus);
         if !self.class.hosted_by(slot.shape) || !self.may_have_room(slot) || !self.host_fits(slot) {
             return None;
@@ -261,7 +253,7 @@ impl Search<'_> {
 
     fn may_have_room(&self, node: &NodeSlot) -> bool {
         let all_whole = self.class.needs.iter().all(|need| need.share == Share::WHOLE);
-        !all_whole || node.untouched >= self.class.shape.gpus
+        !all_whole || node.untouched >= u32::from(self.class.shape.gpus)
     }
 
     /// How good a node is; lower is better, and the earlier one among equals.
@@ -280,19 +272,18 @@ impl Search<'_> {
 
     /// A node with room for a request without GPUs.
     fn host_only(&mut self, strategy: Strategy) -> Option<Place> {
-        let numbered = self.inventory.nodes.iter().enumerate();
-        let mut fitting =
-            numbered.filter(|(_, slot)| slot.up && self.class.hosted_by(slot.shape) && self.host_fits(slot));
+        let nodes = self.inventory.nodes.iter();
+        let mut fitting = nodes.filter(|(_, slot)| slot.up && self.class.hosted_by(slot.shape) && self.host_fits(slot));
         let rank = |slot: &NodeSlot| match strategy {
             Strategy::BestFit => slot.cpus_free().0,
             Strategy::WorstFit => u64::MAX - slot.cpus_free().0,
             _ => slot.cpus_promised.0.saturating_mul(1_000) / slot.facts.cpus.0.max(1),
         };
-        let (number, _) = match strategy {
+        let (node, _) = match strategy {
             Strategy::FirstFit | Strategy::RoundRobin => fitting.next(),
             _ => fitting.min_by_key(|(_, slot)| rank(slot)),
         }?;
-        Some(Place { node: NodeId(number as u32), promises: Vec::new() })
+        Some(Place { node: NodeId(node), promises: Vec::new() })
     }
 }
 

@@ -22,6 +22,8 @@ use super::{Place, Search};
 const UNKNOWN: i32 = i32::MIN;
 /// The class does not fit a node in this state.
 const NO_FIT: i32 = i32::MIN + 1;
+/// The shape of a vacant number: no class is hosted there.
+const NO_SHAPE: ShapeId = ShapeId(u32::MAX);
 /// States kept before those no node is in any more are thrown away.
 const STATES_PER_NODE: usize = 16;
 
@@ -61,10 +63,11 @@ impl Scorer {
     fn start_over(&mut self, inventory: &Inventory) {
         self.states.clear();
         self.scores = Default::default();
-        self.of_node = vec![StateId::NONE; inventory.nodes.len()];
-        self.memory_free = vec![0; inventory.nodes.len()];
-        for number in 0..inventory.nodes.len() {
-            self.look_at(NodeId(number as u32), inventory);
+        let vacant = self.states.intern(NO_SHAPE, MilliCpus::ZERO, std::iter::empty(), &self.target);
+        self.of_node = vec![vacant; inventory.nodes.span() as usize];
+        self.memory_free = vec![0; inventory.nodes.span() as usize];
+        for (number, _) in inventory.nodes.iter() {
+            self.look_at(NodeId(number), inventory);
         }
     }
 
@@ -209,10 +212,6 @@ impl Search<'_> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct StateId(pub u32);
-
-impl StateId {
-    pub const NONE: Self = Self(0);
-}
 
 /// A card of a node, as far as scores see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

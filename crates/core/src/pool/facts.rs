@@ -5,8 +5,9 @@ use std::sync::Arc;
 use crate::device::{Cordon, DeviceFacts, Health, Link, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId};
 use crate::inventory::{DeviceSlot, Observed};
+use crate::lease::Lease;
 use crate::limits;
-use crate::outcome::{Answer, Closed, Denied, Effect, Outcome};
+use crate::outcome::{Answer, Closed, Denied, Effect, InUse, Outcome};
 use crate::reading::{Attribution, Field, Foreign, Promised, Reading};
 use crate::row::{DeviceRow, NodeRow, Row};
 use crate::units::{Millis, Percent};
@@ -23,19 +24,22 @@ impl Pool {
     ) -> Answer {
         let (node, changed) = self.inventory.upsert_node(facts);
         if changed {
+            self.stirred = true;
             self.keep_node(node, out);
         }
         let mut ids = Vec::with_capacity(devices.len());
         for (place, facts) in devices.into_iter().enumerate() {
             let (device, changed) = self.inventory.upsert_device(node, facts, numbers.get(place).copied());
             if changed {
+                self.stirred = true;
                 self.keep_device(device, out);
             }
-            self.change_device(device, out, |slot| slot.seen = true);
+            if !self.inventory.device(device).seen {
+                self.change_device(device, out, |slot| slot.seen = true);
+            }
             ids.push(device);
         }
         self.set_up(node, true, out);
-        self.stirred = true;
         Answer::Node(node, ids)
     }
 
@@ -46,9 +50,65 @@ impl Pool {
     }
 
     fn set_up(&mut self, node: NodeId, up: bool, out: &mut Outcome) {
+        if self.inventory.node(node).up == up {
+            return;
+        }
+        self.stirred |= up;
         self.inventory.touch_node(node, |slot| slot.up = up);
         for device in self.inventory.node(node).devices.clone() {
             self.change_device(device, out, |slot| slot.node_up = up);
+        }
+    }
+
+    pub(super) fn forget_device(&mut self, device: DeviceId, out: &mut Outcome) -> Result<Answer, Denied> {
+        self.known_device(device)?;
+        let slot = self.inventory.device(device);
+        let is_gone = !slot.node_up || !slot.seen || slot.health == Health::Lost;
+        let in_use = slot.leases.first().map(|lease| self.in_use_by(*lease));
+        if let Some(why) = in_use.or((!is_gone).then_some(InUse::Present)) {
+            return Err(Denied::DeviceInUse { device, why });
+        }
+        let node = slot.node;
+        let links = self.inventory.node(node).links.len();
+        self.drop_device(device, out);
+        if self.inventory.node(node).links.len() != links {
+            self.keep_node(node, out);
+        }
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn forget_node(&mut self, node: NodeId, out: &mut Outcome) -> Result<Answer, Denied> {
+        self.known_node(node)?;
+        let slot = self.inventory.node(node);
+        let holds = |lease: &&Lease| lease.node == Some(node) && (lease.state.is_granted() || lease.draining);
+        let in_use = self.leases().find(holds).map(|lease| self.in_use_by(lease.id));
+        if let Some(why) = in_use.or(slot.up.then_some(InUse::Present)) {
+            return Err(Denied::NodeInUse { node, why });
+        }
+        for device in slot.devices.clone() {
+            self.drop_device(device, out);
+        }
+        self.inventory.forget_node(node);
+        out.rows.push(Row::ForgetNode(node));
+        Ok(Answer::Done)
+    }
+
+    fn drop_device(&mut self, device: DeviceId, out: &mut Outcome) {
+        self.inventory.forget_device(device);
+        // Its number may go to another device, which was not used last.
+        if self.counters.last_device == Some(device) {
+            self.counters.last_device = None;
+        }
+        // A request that could have used it may now claim less.
+        self.stirred = true;
+        out.rows.push(Row::ForgetDevice(device));
+    }
+
+    fn in_use_by(&self, lease: LeaseId) -> InUse {
+        match self.leases.get(&lease) {
+            Some(known) if known.quarantined => InUse::Quarantined(lease),
+            Some(known) if known.draining => InUse::Draining(lease),
+            _ => InUse::Held(lease),
         }
     }
 
@@ -63,7 +123,9 @@ impl Pool {
 
     pub(super) fn set_health(&mut self, device: DeviceId, health: Health, out: &mut Outcome) -> Result<Answer, Denied> {
         self.known_device(device)?;
-        self.change_device(device, out, |slot| slot.health = health);
+        if self.inventory.device(device).health != health {
+            self.change_device(device, out, |slot| slot.health = health);
+        }
         Ok(Answer::Done)
     }
 
@@ -92,8 +154,7 @@ impl Pool {
         }
         self.free_what_is_gone(device, reading, out);
         let foreign = self.foreign_now(device, reading);
-        let before = self.inventory.device(device);
-        self.stirred |= foreign != before.foreign || before.is_stale(self.stale_before());
+        self.stirred = self.stirred || self.is_news_to_waiters(self.inventory.device(device), foreign);
         self.change_device(device, out, |slot| {
             slot.observed = Some(Observed {
                 at: reading.at,
@@ -112,11 +173,32 @@ impl Pool {
         Ok(Answer::Done)
     }
 
-    /// What is foreign after this reading. A reading that is not newer than the last change of leases shows a mixture,
-    /// and a field that failed this time says nothing: what was known before holds, and where nothing was, nothing is.
+    /// Whether a request that waits may be able to go once this is what is foreign on a device.
+    fn is_news_to_waiters(&self, slot: &DeviceSlot, foreign: Option<Foreign>) -> bool {
+        let needs = &self.waiting_needs;
+        let is_free = !slot.free_share().is_zero();
+        if is_free && needs.have_thresholds() && slot.is_stale(self.stale_before()) {
+            return true;
+        }
+        if foreign == slot.foreign {
+            return false;
+        }
+        let memory = |foreign: Option<Foreign>| foreign.and_then(|foreign| foreign.memory).unwrap_or_default();
+        if is_free && needs.name_memory() && memory(foreign) < memory(slot.foreign) {
+            return true;
+        }
+        let levels = |foreign| slot.threshold_levels(foreign);
+        (is_free || needs.look_at_full_devices())
+            && needs.have_thresholds()
+            && needs.have_threshold_between(levels(slot.foreign), levels(foreign))
+    }
+
+    /// What is foreign after this reading. A reading that is not newer than the last change of leases, or whose processes
+    /// were attributed before that change, shows a mixture; a field that failed this time says nothing. Then what was
+    /// known before holds, and where nothing was, nothing is.
     fn foreign_now(&self, device: DeviceId, reading: &Reading) -> Option<Foreign> {
         let slot = self.inventory.device(device);
-        if slot.leases_changed_at.is_some_and(|changed| reading.at <= changed) {
+        if slot.leases_changed_at.is_some_and(|changed| reading.at <= changed || !reading.knows_of(changed)) {
             return slot.foreign;
         }
         let mut foreign = Foreign::judge(reading, slot.leases.iter().map(|lease| self.promised(*lease, device)));
@@ -139,7 +221,8 @@ impl Pool {
         Promised { lease, memory, utilization: Percent::of_share(share) }
     }
 
-    /// A complete list of processes, newer than a lease's end, that shows none of its own frees the device of it.
+    /// A complete list of processes, taken and attributed after a lease's end, that shows none of its own frees the device
+    /// of it.
     fn free_what_is_gone(&mut self, device: DeviceId, reading: &Reading, out: &mut Outcome) {
         let Some(processes) = &reading.processes else { return };
         if processes.iter().any(|process| process.attribution == Attribution::Unknown) {
@@ -152,7 +235,10 @@ impl Pool {
         for id in slot.leases.clone() {
             let runs = processes.iter().any(|process| process.attribution == Attribution::Lease(id));
             let lease = self.lease_mut(id);
-            if lease.draining && !runs && lease.ended_at.is_some_and(|ended| reading.at > ended) {
+            if lease.draining
+                && !runs
+                && lease.ended_at.is_some_and(|ended| reading.at > ended && reading.knows_of(ended))
+            {
                 self.free_device(id, device, out);
             }
         }

@@ -35,13 +35,24 @@ impl Pool {
         let is_new = self.owners.find(&request.owner).is_none();
         let wish = self.judge(&request, out)?;
         let fair = self.owners.fair_key(wish.owner, &self.policies);
-        let place = self.find_on_arrival(&wish, fair);
-        let denied = match place {
-            None if !request.queue => Some(Denied::NoCapacity),
-            None if self.queue.len() >= limits::WAITERS => Some(Denied::QueueFull { limit: limits::WAITERS }),
-            _ => None,
+        let others_may_go = self.stirred && !self.queue.is_empty();
+        let mut place = self.find_on_arrival(&wish, fair);
+        let cannot_wait = |pool: &Self| {
+            if !request.queue {
+                Some(Denied::NoCapacity)
+            } else if pool.queue.len() >= limits::WAITERS {
+                Some(Denied::QueueFull { limit: limits::WAITERS })
+            } else {
+                None
+            }
         };
-        if let Some(denied) = denied {
+        if place.is_none() && others_may_go && cannot_wait(self).is_some() {
+            // Those before it may go because of what this batch changed, and claim nothing more once they have gone.
+            self.serve_waiters(out);
+            let fair = self.owners.fair_key(wish.owner, &self.policies);
+            place = self.find_on_arrival(&wish, fair);
+        }
+        if let Some(denied) = cannot_wait(self).filter(|_| place.is_none()) {
             if is_new {
                 self.owners.close_last(wish.owner);
             }

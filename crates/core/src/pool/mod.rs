@@ -1,5 +1,7 @@
 //! The pool: nodes, devices, readings, leases, queue and policies, and the one function that changes them.
 //!
+//! Commands come in batches: what is due ends first, then each command is applied, then the queue is served once.
+//!
 //! Each command has one function: facts in `facts.rs`, a lease's life from request to end in `leases.rs`; `schedule.rs`
 //! decides whose turn it is, [`crate::placement`] where, `view.rs` shows the pool and explains why a request waits, and
 //! `restore.rs` brings a pool back from rows.
@@ -26,7 +28,7 @@ use crate::lease::{Holder, Lease, LeaseState};
 use crate::outcome::{Answer, Denied, Outcome};
 use crate::placement::scored;
 use crate::policy::Policies;
-use crate::queue::{OwnerId, Owners, Queue};
+use crate::queue::{OwnerId, Owners, Queue, WaitingNeeds};
 use crate::reading::Reading;
 use crate::request::Request;
 use crate::row::{Counters, Row};
@@ -40,7 +42,8 @@ pub enum Command {
     /// Time has passed.
     Tick,
 
-    /// A node is there, with these devices; those it had before and are not listed stay known.
+    /// A node reports. The list names the devices that are new, changed, or seen for the first time since a restart;
+    /// every other device stays as it is. A report without devices is a heartbeat.
     NodeSeen {
         facts: NodeFacts,
         devices: Vec<DeviceFacts>,
@@ -50,6 +53,10 @@ pub enum Command {
     },
     /// A node is not reachable: no new work until it is seen again.
     NodeLost { node: NodeId },
+    /// Forget a device that is gone and holds nothing. If it comes back it is a new device.
+    ForgetDevice { device: DeviceId },
+    /// Forget a node that is down, with its devices, where nothing is held. If it comes back it is a new node.
+    ForgetNode { node: NodeId },
     /// How the devices of a node are joined; replaces what was known.
     Links { node: NodeId, links: Vec<Link> },
     /// A device reported.
@@ -131,11 +138,12 @@ pub struct Pool {
     owners: Owners,
     classes: Classes,
     queue: Queue,
-    /// Waiting requests that may go though others claim every GPU.
-    waiting_past_gpus: usize,
+    waiting_needs: WaitingNeeds,
     workload: Workload,
     scorer: scored::Scorer,
     counters: Counters,
+    /// The counters as rows keep them.
+    kept_counters: Counters,
     /// Something changed that may let a waiter go.
     stirred: bool,
 }
@@ -145,27 +153,49 @@ impl Pool {
         Self { settings, policies, ..Self::default() }
     }
 
-    /// Applies a command, and everything that was due before it.
+    /// Applies a command, and everything that was due before it: a batch of one.
     pub fn apply(&mut self, now: Time, command: Command) -> (Result<Answer, Denied>, Outcome) {
         let mut outcome = Outcome::default();
-        let answer = self.apply_into(now, command, &mut outcome);
+        self.begin_batch(now, &mut outcome);
+        let answer = self.apply_in_batch(command, &mut outcome);
+        self.finish_batch(&mut outcome);
         (answer, outcome)
     }
 
-    /// As [`Pool::apply`], adding to an outcome that is used again: what one transaction commits.
-    pub fn apply_into(&mut self, now: Time, command: Command, out: &mut Outcome) -> Result<Answer, Denied> {
-        let counters = self.counters;
+    /// Applies commands that came at the same time, and serves the queue once after all of them.
+    pub fn apply_all(
+        &mut self,
+        now: Time,
+        commands: impl IntoIterator<Item = Command>,
+    ) -> (Vec<Result<Answer, Denied>>, Outcome) {
+        let mut outcome = Outcome::default();
+        self.begin_batch(now, &mut outcome);
+        let answers = commands.into_iter().map(|command| self.apply_in_batch(command, &mut outcome)).collect();
+        self.finish_batch(&mut outcome);
+        (answers, outcome)
+    }
+
+    /// Sets the clock and ends everything that is due. The parts of a batch are for callers that look at the pool
+    /// between its commands; [`Pool::apply_all`] is all of them in one.
+    pub fn begin_batch(&mut self, now: Time, out: &mut Outcome) {
         self.now = self.now.max(now);
         self.expire(out);
-        self.serve_waiters(out);
-        let answer = self.dispatch(command, out);
+    }
+
+    /// Applies one command of a batch that was begun. Requests that wait are not served before the batch finishes.
+    pub fn apply_in_batch(&mut self, command: Command, out: &mut Outcome) -> Result<Answer, Denied> {
+        self.dispatch(command, out)
+    }
+
+    /// Gives every waiting request that can go its devices, and keeps the counters if they changed.
+    pub fn finish_batch(&mut self, out: &mut Outcome) {
         self.serve_waiters(out);
         self.counters.workload_arrivals = self.workload.arrivals();
         self.counters.turnover = self.workload.turnover_counts();
-        if self.counters != counters {
+        if self.counters != self.kept_counters {
+            self.kept_counters = self.counters;
             out.rows.push(Row::Counters(self.counters));
         }
-        answer
     }
 
     /// When the pool wants to hear the clock again at the latest.
@@ -180,6 +210,8 @@ impl Pool {
             Command::Tick => Ok(Answer::Done),
             Command::NodeSeen { facts, devices, numbers } => Ok(self.node_seen(facts, devices, &numbers, out)),
             Command::NodeLost { node } => self.node_lost(node, out),
+            Command::ForgetDevice { device } => self.forget_device(device, out),
+            Command::ForgetNode { node } => self.forget_node(node, out),
             Command::Links { node, links } => self.set_links(node, links, out),
             Command::Observe { device, reading } => self.observe(device, &reading, out),
             Command::SetHealth { device, health } => self.set_health(device, health, out),
@@ -218,11 +250,11 @@ impl Pool {
     }
 
     fn known_node(&self, node: NodeId) -> Result<NodeId, Denied> {
-        (node.index() < self.inventory.nodes.len()).then_some(node).ok_or(Denied::UnknownNode(node))
+        self.inventory.nodes.contains(node.0).then_some(node).ok_or(Denied::UnknownNode(node))
     }
 
     fn known_device(&self, device: DeviceId) -> Result<DeviceId, Denied> {
-        (device.index() < self.inventory.devices.len()).then_some(device).ok_or(Denied::UnknownDevice(device))
+        self.inventory.devices.contains(device.0).then_some(device).ok_or(Denied::UnknownDevice(device))
     }
 
     fn known_lease(&mut self, lease: LeaseId) -> Result<&mut Lease, Denied> {
@@ -287,8 +319,8 @@ impl Pool {
                 book.2.push(lease.id);
             }
         }
-        for (number, slot) in self.inventory.devices.iter().enumerate() {
-            let (share, memory, mut leases) = books.remove(&DeviceId(number as u32)).unwrap_or_default();
+        for (number, slot) in self.inventory.devices.iter() {
+            let (share, memory, mut leases) = books.remove(&DeviceId(number)).unwrap_or_default();
             let mut listed = slot.leases.clone();
             leases.sort_unstable();
             listed.sort_unstable();
@@ -306,10 +338,11 @@ impl Pool {
     }
 
     fn check_hosts(&self) -> Result<(), String> {
-        for (number, slot) in self.inventory.nodes.iter().enumerate() {
-            let here = self.leases.values().filter(|lease| {
-                lease.node.is_some_and(|node| node.index() == number) && (lease.state.is_granted() || lease.draining)
-            });
+        for (number, slot) in self.inventory.nodes.iter() {
+            let here = self
+                .leases
+                .values()
+                .filter(|lease| lease.node == Some(NodeId(number)) && (lease.state.is_granted() || lease.draining));
             let (cpus, memory) = here.fold((MilliCpus::ZERO, Bytes::ZERO), |(cpus, memory), lease| {
                 (cpus + lease.request.cpus, memory + lease.request.host_memory)
             });

@@ -1,17 +1,17 @@
 //! A pool from the rows it left behind.
 //!
-//! A bad row never stops the service: it is left out and complained of. Counters only ever go forward, whatever the rows
+//! A bad row never stops the service: it is left out and complained of. A number without a row is vacant: a node or
+//! device was forgotten, or its row was lost, and only a lease that refers to it is complained of. Counters only ever go forward, whatever the rows
 //! say, so that no token and no lease number is used twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::device::{DeviceFacts, DeviceIdentity, IsolationSupport, NodeFacts, Vendor};
-use crate::ids::{DeviceId, Labels, LeaseId, NodeId};
+use crate::ids::{DeviceId, LeaseId, NodeId};
 use crate::lease::{EndCause, Lease, LeaseState};
 use crate::limits;
 use crate::policy::Policies;
 use crate::row::{Counters, DeviceRow, LeaseRow, NodeRow, Row, UsageRow, WorkloadRow};
-use crate::units::{Bytes, MilliCpus, Share, Time};
+use crate::units::{Share, Time};
 use crate::workload::TaskClass;
 
 use super::{Pool, Settings};
@@ -19,8 +19,8 @@ use super::{Pool, Settings};
 /// A row that could not be taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
-    /// A node's row is missing, or its name is another's.
-    #[error("node row {0}: it is missing, or its name or number does not follow on the rows before")]
+    /// A node does not fit in.
+    #[error("node row {0}: its name is another's, or its number is far beyond those before")]
     Node(NodeId),
     /// A device does not fit in.
     #[error("device row {device}: {why}")]
@@ -70,6 +70,8 @@ impl Latest {
                     latest.leases.insert(row.id, row);
                 }
                 Row::Forget(lease) => drop(latest.leases.remove(&lease)),
+                Row::ForgetNode(node) => drop(latest.nodes.remove(&node)),
+                Row::ForgetDevice(device) => drop(latest.devices.remove(&device)),
                 Row::Counters(row) => {
                     let before = latest.counters;
                     latest.counters = Counters {
@@ -123,18 +125,17 @@ impl Pool {
         }
         let mut links = Vec::new();
         for (id, row) in latest.nodes {
-            pool.stand_in_for_nodes(id, &mut bad);
-            if id.index() != pool.inventory.nodes.len() || pool.inventory.node_named(&row.facts.name).is_some() {
+            let is_far = id.0 > pool.inventory.nodes.span().saturating_add(limits::VACANT_NUMBERS);
+            if is_far || pool.inventory.node_named(&row.facts.name).is_some() {
                 bad.push(RestoreError::Node(id));
                 continue;
             }
-            pool.inventory.upsert_node(row.facts);
+            pool.inventory.insert_node(id, row.facts);
             pool.inventory.touch_node(id, |slot| slot.up = false);
             links.push((id, row.links));
         }
         for row in latest.devices.into_values() {
             let device = row.device;
-            pool.stand_in_for_devices(device, &mut bad);
             if let Err(why) = pool.restore_device(row) {
                 bad.push(RestoreError::Device { device, why });
             }
@@ -142,9 +143,8 @@ impl Pool {
         for (node, links) in links {
             pool.inventory.set_links(node, links);
         }
-        if pool.counters.last_device.is_some_and(|last| last.index() >= pool.inventory.devices.len()) {
-            pool.counters.last_device = None;
-        }
+        pool.counters.last_device = pool.counters.last_device.filter(|last| pool.inventory.devices.contains(last.0));
+        pool.kept_counters = pool.counters;
         let mut by_token: Vec<LeaseRow> = latest.leases.into_values().collect();
         by_token.sort_by_key(|row| (row.token, row.id));
         let (mut ended, mut waiting) = (BTreeSet::new(), BTreeSet::new());
@@ -168,76 +168,24 @@ impl Pool {
         (pool, bad)
     }
 
-    /// Numbers are places: where rows are missing, nodes that are never seen keep them, so that what comes after stays
-    /// what it was.
-    fn stand_in_for_nodes(&mut self, next: NodeId, bad: &mut Vec<RestoreError>) {
-        if next.index() > self.inventory.nodes.len() + limits::ROWS_MISSING {
-            return;
-        }
-        while self.inventory.nodes.len() < next.index() {
-            let missing = NodeId(self.inventory.nodes.len() as u32);
-            bad.push(RestoreError::Node(missing));
-            self.stand_in(missing);
-        }
-    }
-
-    fn stand_in(&mut self, missing: NodeId) -> NodeId {
-        let facts = NodeFacts {
-            name: format!("(node {missing}, whose row is missing)").into(),
-            cpus: MilliCpus::ZERO,
-            memory: Bytes::ZERO,
-            labels: Labels::new(),
-        };
-        let (node, _) = self.inventory.upsert_node(facts);
-        self.inventory.touch_node(node, |slot| slot.up = false);
-        node
-    }
-
-    /// The same for devices, on a node of their own.
-    fn stand_in_for_devices(&mut self, next: DeviceId, bad: &mut Vec<RestoreError>) {
-        let have = self.inventory.devices.len();
-        if next.index() <= have || next.index() > have + limits::ROWS_MISSING {
-            return;
-        }
-        let node = self.stand_in(NodeId(self.inventory.nodes.len() as u32));
-        for device in (have as u32..next.0).map(DeviceId) {
-            bad.push(RestoreError::Device { device, why: "it is missing" });
-            let facts = DeviceFacts {
-                identity: DeviceIdentity::Uuid(format!("(device {device}, whose row is missing)").into()),
-                vendor: Vendor::Other,
-                model: "unknown".into(),
-                memory: None,
-                partition: None,
-                isolation: IsolationSupport::BASIC,
-                labels: Labels::new(),
-            };
-            let (id, _) = self.inventory.upsert_device(node, facts, None);
-            self.inventory.touch(id, |slot| slot.node_up = false);
-        }
-    }
-
     fn restore_device(&mut self, row: DeviceRow) -> Result<(), &'static str> {
-        if row.device.index() != self.inventory.devices.len() {
-            return Err("its number does not follow on the one before");
+        if row.device.0 > self.inventory.devices.span().saturating_add(limits::VACANT_NUMBERS) {
+            return Err("its number is far beyond those before");
         }
-        if row.node.index() >= self.inventory.nodes.len() {
+        if !self.inventory.nodes.contains(row.node.0) {
             return Err("its node is not known");
         }
         if row.gpu_id.0 > limits::GPU_ID {
             return Err("its gpu_id is out of range");
         }
-        if self.inventory.knows_device(row.node, &row.facts.identity) {
+        if self.inventory.device_of(row.node, &row.facts.identity).is_some() {
             return Err("its identity is another device's");
         }
-        let same_number = |device: &DeviceId| self.inventory.device(*device).gpu_id == row.gpu_id;
-        if self.inventory.node(row.node).devices.iter().any(same_number) {
+        if self.inventory.device_with_gpu_id(row.node, row.gpu_id).is_some() {
             return Err("its gpu_id is another device's");
         }
-        let id = self.inventory.insert_device(row.node, row.gpu_id, row.facts);
-        self.inventory.touch(id, |slot| {
-            slot.cordon = row.cordon;
-            slot.node_up = false;
-        });
+        self.inventory.insert_device(row.device, row.node, row.gpu_id, row.facts);
+        self.inventory.touch(row.device, |slot| slot.cordon = row.cordon);
         Ok(())
     }
 
@@ -286,10 +234,10 @@ impl Pool {
 
     /// Whether what a lease holds can be held: known devices of one node, not promised beyond the whole already.
     fn check_promises(&self, row: &LeaseRow) -> Result<(), &'static str> {
-        let node = row.node.filter(|node| node.index() < self.inventory.nodes.len()).ok_or("its node is not known")?;
+        let node = row.node.filter(|node| self.inventory.nodes.contains(node.0)).ok_or("its node is not known")?;
         let mut seen = BTreeSet::new();
         for promise in row.promises.iter() {
-            if promise.device.index() >= self.inventory.devices.len() {
+            if !self.inventory.devices.contains(promise.device.0) {
                 return Err("a device of it is not known");
             }
             if self.inventory.device(promise.device).node != node {

@@ -5,8 +5,9 @@
 //! exception is a lease that is certain to end, by its `max_duration`, before the passed request can be certain to start.
 //! A request held back by its owner's quota is passed without that protection.
 //!
-//! Between passes everybody who waits is known to have found no place, so a newcomer needs only to keep off what those
-//! before it could use.
+//! A batch ends with such a pass. A newcomer within a batch is placed at once where it keeps off everything that those
+//! before it could use, whether or not they could have it now: some of them may go only when the batch ends, because of
+//! what an earlier command of the batch freed.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::lease::{Decision, Lease, LeaseState, Turn};
 use crate::limits;
 use crate::outcome::{Effect, Outcome};
 use crate::placement::{Guard, Place, Search, is_below};
-use crate::queue::{OverQuota, OwnerId, Queue};
+use crate::queue::{OverQuota, OwnerId, Queue, WaitingNeeds};
 use crate::units::{Millis, Share, Time};
 
 use super::Pool;
@@ -186,7 +187,7 @@ impl Pool {
 
     /// Whether no kind of device with anything free is left for those who come after the passed classes.
     fn nothing_left(&self, passed: &Passed) -> bool {
-        self.waiting_past_gpus == 0
+        self.waiting_needs.past_gpus == 0
             && (0..self.inventory.kinds.len() as u32)
                 .map(KindId)
                 .all(|kind| self.inventory.index_of(kind).most_free().is_zero() || passed.guard.bars_kind(kind))
@@ -246,8 +247,12 @@ impl Pool {
     pub(super) fn enqueue(&mut self, id: LeaseId, wish: &Wish, seq: u64) {
         let fair = self.owners.fair_key(wish.owner, &self.policies);
         self.queue.push(id, (wish.owner, wish.class), wish.priority, seq, fair);
-        self.waiting_past_gpus += usize::from(self.may_go_without_free_gpus(id, wish.class));
-        self.classes.get_mut(wish.class).waiting += 1;
+        self.waiting_needs.past_gpus += usize::from(self.may_go_without_free_gpus(id, wish.class));
+        let class = self.classes.get_mut(wish.class);
+        if class.waiting == 0 {
+            self.waiting_needs.add(&class.shape);
+        }
+        class.waiting += 1;
     }
 
     /// Whether it can be served though others claim every GPU: it wants none, or is certain to end.
@@ -260,8 +265,12 @@ impl Pool {
         let (owner, class, priority) = self.wish_of(id);
         let seq = self.lease_mut(id).seq;
         self.queue.remove((owner, class), priority, seq);
-        self.waiting_past_gpus -= usize::from(self.may_go_without_free_gpus(id, class));
-        self.classes.get_mut(class).waiting -= 1;
+        self.waiting_needs.past_gpus -= usize::from(self.may_go_without_free_gpus(id, class));
+        let class = self.classes.get_mut(class);
+        class.waiting -= 1;
+        if class.waiting == 0 {
+            self.waiting_needs.remove(&class.shape);
+        }
     }
 
     /// Queues everybody anew, under policies that have just changed.
@@ -269,7 +278,7 @@ impl Pool {
         let waiting: Vec<LeaseId> =
             self.leases.values().filter(|lease| lease.state == LeaseState::Queued).map(|lease| lease.id).collect();
         self.queue = Queue::default();
-        self.waiting_past_gpus = 0;
+        self.waiting_needs = WaitingNeeds::default();
         self.classes.nobody_waits();
         self.inventory.refresh();
         for id in waiting {
@@ -320,9 +329,8 @@ impl Pool {
     /// device above its own thresholds is not counted on.
     fn certain_start(&self, id: ClassId) -> Option<Time> {
         let class = self.classes.get(id);
-        let nodes = (0..self.inventory.nodes.len() as u32).map(NodeId);
-        let hosts = |node: &NodeId| class.hosted_by(self.inventory.node(*node).shape);
-        nodes.filter(hosts).filter_map(|node| self.certain_start_on(&class.shape, id, node)).min()
+        let hosts = self.inventory.nodes.iter().filter(|(_, slot)| class.hosted_by(slot.shape));
+        hosts.filter_map(|(node, _)| self.certain_start_on(&class.shape, id, NodeId(node))).min()
     }
 
     fn certain_start_on(&self, shape: &Shape, id: ClassId, node: NodeId) -> Option<Time> {

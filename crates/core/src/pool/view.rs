@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::classes::{Class, Shape};
-use crate::device::{Cordon, DeviceFacts, Health, NodeFacts};
+use crate::device::{Cordon, DeviceFacts, DeviceIdentity, Health, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
 use crate::lease::{Lease, LeaseState};
 use crate::outcome::Closed;
@@ -79,7 +79,7 @@ impl Pool {
     }
 
     pub fn device(&self, id: DeviceId) -> Option<DeviceView> {
-        let slot = self.inventory.devices.get(id.index())?;
+        let slot = self.inventory.devices.get(id.0)?;
         Some(DeviceView {
             device: id,
             node: slot.node,
@@ -100,11 +100,11 @@ impl Pool {
     }
 
     pub fn devices(&self) -> impl Iterator<Item = DeviceView> {
-        (0..self.inventory.devices.len() as u32).filter_map(|number| self.device(DeviceId(number)))
+        self.inventory.devices.iter().filter_map(|(number, _)| self.device(DeviceId(number)))
     }
 
     pub fn node(&self, id: NodeId) -> Option<NodeView> {
-        let slot = self.inventory.nodes.get(id.index())?;
+        let slot = self.inventory.nodes.get(id.0)?;
         Some(NodeView {
             node: id,
             facts: slot.facts.clone(),
@@ -116,7 +116,27 @@ impl Pool {
     }
 
     pub fn nodes(&self) -> impl Iterator<Item = NodeView> {
-        (0..self.inventory.nodes.len() as u32).filter_map(|number| self.node(NodeId(number)))
+        self.inventory.nodes.iter().filter_map(|(number, _)| self.node(NodeId(number)))
+    }
+
+    /// The device of a node with this identity.
+    pub fn device_of(&self, node: NodeId, identity: &DeviceIdentity) -> Option<DeviceId> {
+        self.inventory.device_of(node, identity)
+    }
+
+    /// The device with this small number on its node.
+    pub fn device_with_gpu_id(&self, node: NodeId, gpu_id: GpuId) -> Option<DeviceId> {
+        self.inventory.device_with_gpu_id(node, gpu_id)
+    }
+
+    pub fn node_named(&self, name: &str) -> Option<NodeId> {
+        self.inventory.node_named(name)
+    }
+
+    /// Returns the devices that changed since the last call, each once, and starts a new list. A device that was
+    /// forgotten is listed too; [`Pool::device`] has none then, or the new device that took its number.
+    pub fn take_touched_devices(&mut self) -> Vec<DeviceId> {
+        self.inventory.take_touched()
     }
 
     /// The token the next grant gets: every one before it was given out.
@@ -172,6 +192,8 @@ pub enum Reason {
     NeedsCpus { needed: MilliCpus, free: MilliCpus },
     /// Not enough host memory is free where GPUs are.
     NeedsHostMemory { needed: Bytes, free: Bytes },
+    /// GPUs, CPUs and memory are free, but on different nodes.
+    NeedsTogether { gpus: u16, cpus: MilliCpus, host_memory: Bytes },
     /// There would be room, but requests before it could use it.
     Behind { ahead: usize },
 }
@@ -198,10 +220,24 @@ impl fmt::Display for Reason {
             Self::ForeignLoad { gpus } => write!(f, "{gpus} matching GPUs carry load without a lease"),
             Self::NeedsCpus { needed, free } => write!(f, "needs {needed} host CPUs, {free} free"),
             Self::NeedsHostMemory { needed, free } => write!(f, "needs {needed} of host memory, {free} free"),
+            Self::NeedsTogether { gpus: needed, cpus, host_memory } => {
+                let mut parts = Vec::new();
+                parts.extend((*needed > 0).then(|| format!("{needed} free {}", gpus(*needed))));
+                parts.extend((!cpus.is_zero()).then(|| format!("{cpus} host CPUs")));
+                parts.extend((!host_memory.is_zero()).then(|| format!("{} of host memory", in_gib(*host_memory))));
+                let last = parts.pop().unwrap_or_default();
+                write!(f, "no single node has {} and {last} together", parts.join(", "))
+            }
             Self::Behind { ahead: 1 } => f.write_str("there is room, but 1 request before it could use it"),
             Self::Behind { ahead } => write!(f, "there is room, but {ahead} requests before it could use it"),
         }
     }
+}
+
+/// Memory in GiB where that is a whole number, else in MiB.
+fn in_gib(memory: Bytes) -> String {
+    let mib = memory.as_mib();
+    if mib > 0 && mib.is_multiple_of(1024) { format!("{} GiB", mib / 1024) } else { memory.to_string() }
 }
 
 impl fmt::Display for Explanation {
@@ -223,7 +259,8 @@ impl Pool {
         let owner = self.owners.find(&lease.request.owner)?;
         let priority = lease.request.priority.saturating_add(policy.priority_boost);
         let ahead = self.queue.ahead_of((owner, class), priority, lease.seq);
-        let class = self.classes.get(class);
+        // The last pass may have ended before it came to this class, and facts may have changed since.
+        let class = &self.classes.judged(class, &self.inventory);
 
         let mut reasons = Vec::new();
         reasons.extend(self.quota_reason(owner, class));
@@ -251,9 +288,9 @@ impl Pool {
     /// What is short for a class, were it alone in the queue.
     fn shortages(&self, class: &Class) -> Vec<Reason> {
         let mut seen = Shortages::default();
-        for (number, slot) in self.inventory.nodes.iter().enumerate() {
+        for (number, slot) in self.inventory.nodes.iter() {
             if class.hosted_by(slot.shape) {
-                self.look_for_shortages(class, NodeId(number as u32), &mut seen);
+                self.look_for_shortages(class, NodeId(number), &mut seen);
             }
         }
         if seen.fits {
@@ -273,7 +310,8 @@ impl Pool {
                 reasons.push(Reason::NeedsHostMemory { needed: shape.host_memory, free: seen.most_memory });
             }
             if reasons.is_empty() {
-                reasons.push(Reason::NeedsCpus { needed: shape.cpus, free: seen.most_cpus });
+                let Shape { gpus, cpus, host_memory, .. } = *shape;
+                reasons.push(Reason::NeedsTogether { gpus, cpus, host_memory });
             }
         }
         reasons.extend((seen.closed > 0).then_some(Reason::Closed { gpus: seen.closed }));

@@ -80,8 +80,9 @@ fn observe() -> impl Strategy<Value = Command> {
     let process = (whose, prop::option::of(number()))
         .prop_map(|(attribution, memory)| ProcessUse { attribution, memory: memory.map(Bytes) });
     let processes = prop::option::of(prop::collection::vec(process, 0..4));
-    (device(), number(), field(number()), field(small()), field(any::<i16>()), processes).prop_map(
-        |(device, at, memory, busy, temperature_c, processes)| Command::Observe {
+    let as_of = prop::option::of(number().prop_map(Time));
+    (device(), (number(), as_of), field(number()), field(small()), field(any::<i16>()), processes).prop_map(
+        |(device, (at, leases_as_of), memory, busy, temperature_c, processes)| Command::Observe {
             device,
             reading: Reading {
                 at: Time(at),
@@ -97,6 +98,7 @@ fn observe() -> impl Strategy<Value = Command> {
                 },
                 temperature_c,
                 processes,
+                leases_as_of,
             },
         },
     )
@@ -178,6 +180,8 @@ fn anything() -> impl Strategy<Value = Command> {
         6 => request(),
         3 => observe(),
         1 => small().prop_map(|node| Command::NodeLost { node: NodeId(node) }),
+        1 => small().prop_map(|node| Command::ForgetNode { node: NodeId(node) }),
+        1 => device().prop_map(|device| Command::ForgetDevice { device }),
         1 => (small(), prop::collection::vec(link, 0..3))
             .prop_map(|(node, links)| Command::Links { node: NodeId(node), links }),
         1 => (device(), health).prop_map(|(device, health)| Command::SetHealth { device, health }),
@@ -246,7 +250,9 @@ fn tell(rows: &mut Vec<Row>, (at, how, number): (prop::sample::Index, u8, u64)) 
         (Row::Lease(row), 7) => (row.draining, row.quarantined) = (number % 2 == 0, number % 3 == 0),
         (Row::Lease(row), _) => (row.ended_at, row.granted_at) = (Some(Time(number)), None),
         (Row::Counters(row), _) => (row.next_lease, row.last_device) = (number, Some(DeviceId(number as u32))),
+        (Row::Device(row), 2) => row.device = DeviceId(number as u32),
         (Row::Device(row), _) => row.gpu_id = GpuId(number as u32),
+        (Row::Node(row), 2) => row.node = NodeId(number as u32),
         (Row::Node(row), _) => row.facts.cpus = MilliCpus(number),
         (Row::Usage(row), _) => (row.period, row.share_millis, row.settled_at) = (number, number, Time(number)),
         (Row::Workload(row), _) => (row.seen, row.in_force) = (number / 2, number),

@@ -179,7 +179,9 @@ proptest! {
         at in any::<Index>(),
     ) {
         let mut session = ok(Session::run(&world))?;
-        let broken = DeviceId(at.index(session.model.devices.len()) as u32);
+        let devices: Vec<DeviceId> = session.model.devices.keys().copied().collect();
+        prop_assume!(!devices.is_empty());
+        let broken = *at.get(&devices);
         let node = session.model.devices[&broken].node;
         let elsewhere = |session: &Session| -> Vec<(LeaseId, Token)> {
             let held = session.model.leases.values().filter(|entry| entry.state == LeaseState::Active);
@@ -223,18 +225,57 @@ proptest! {
         }
     }
 
-    /// The session ticks before every command; a driver that does not must get the same.
+    /// A batch of one command is that command.
     #[test]
-    fn what_is_due_happens_before_a_command_as_if_by_a_tick(world in without_restarts(Theme::Endings, 160)) {
+    fn apply_all_of_one_command_is_apply(world in without_restarts(Theme::Everything, 80)) {
         let session = ok(Session::run(&world))?;
-        let mut untold = Pool::new(world.settings, crate::common::world::policies(world.policies));
-        for pair in session.log.chunks(2) {
-            let [tick, said] = pair else { panic!("every command comes after a tick") };
-            let (answer, outcome) = untold.apply(said.now, said.command.clone());
-            let effects: Vec<&Effect> = tick.outcome.effects.iter().chain(&said.outcome.effects).collect();
-            prop_assert_eq!(&answer, &said.answer);
-            prop_assert_eq!(outcome.effects.iter().collect::<Vec<_>>(), effects);
+        let mut again = Pool::new(world.settings, crate::common::world::policies(world.policies));
+        for said in &session.log {
+            let (mut answers, outcome) = again.apply_all(said.now, [said.command.clone()]);
+            prop_assert_eq!((answers.pop(), &outcome), (Some(said.answer.clone()), &said.outcome));
+            prop_assert!(answers.is_empty());
         }
+    }
+}
+
+/// Sizes of batches, from one command to more than a world has steps.
+fn sizes() -> impl Strategy<Value = Vec<usize>> {
+    let size = prop_oneof![3 => 1_usize..5, 2 => 2_usize..20, 1 => Just(1_000)];
+    prop::collection::vec(size, 1..6)
+}
+
+proptest! {
+    #![proptest_config(cases(150))]
+
+    /// All rules, with the commands in batches of any size: what is due ends before a batch, a newcomer within it takes
+    /// nothing that those before it could use, and once it finished nobody is left waiting who could go.
+    #[test]
+    fn batches_of_any_size_keep_every_rule(world in world(Theme::Everything, 160), sizes in sizes()) {
+        ok(Session::run_in_batches(&world, sizes))?;
+    }
+
+    /// Rule 4 in batches.
+    #[test]
+    fn nobody_is_put_off_by_somebody_who_came_later_in_a_batch(
+        world in world(Theme::Queueing, 160),
+        sizes in sizes(),
+    ) {
+        ok(Session::run_in_batches(&world, sizes))?;
+    }
+
+    /// Rule 4 in batches, where it is a matter of milliseconds.
+    #[test]
+    fn whoever_passes_others_in_a_batch_is_gone_before_they_can_start(
+        world in world(Theme::Backfill, 80),
+        sizes in sizes(),
+    ) {
+        ok(Session::run_in_batches(&world, sizes))?;
+    }
+
+    /// Rules 5 and 6 in batches, with faults, forgetting and restarts.
+    #[test]
+    fn the_pool_goes_on_through_faults_in_batches(world in world(Theme::Faults, 160), sizes in sizes()) {
+        ok(Session::run_in_batches(&world, sizes))?;
     }
 }
 

@@ -54,6 +54,23 @@ fn a_list_from_before_the_end_frees_nothing() {
 }
 
 #[test]
+fn a_list_attributed_before_the_end_frees_nothing() {
+    let mut stage = Stage::draining(1, secs(10));
+    let before_the_grant = stage.now;
+    stage.pass(secs(1));
+    let ended = stage.ask(whole());
+    stage.release(ended);
+    let at_the_end = stage.now;
+    stage.read(0, |reading| {
+        reading.processes = Some(vec![foreign_process(Bytes(1))]);
+        reading.leases_as_of = Some(before_the_grant);
+    });
+    assert!(stage.lease(ended).draining, "the foreign process may be its own");
+    stage.read(0, |reading| reading.leases_as_of = Some(at_the_end));
+    assert!(!stage.lease(ended).draining);
+}
+
+#[test]
 fn processes_that_stay_quarantine_the_device_until_they_are_gone() {
     let (mut stage, ended, waiter) = ended_with_a_waiter();
     stage.pass(secs(10));

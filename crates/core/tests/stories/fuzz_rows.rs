@@ -70,6 +70,8 @@ fn orders(held: LeaseId, token: Token, stuck: LeaseId) -> Vec<Command> {
         Command::Drain { device: DeviceId(3), grace },
         Command::SetPolicies { policies: Box::new(Policies { queue: QueueOrder::FairShare, ..policies([]) }) },
         Command::NodeLost { node: NodeId(1) },
+        Command::ForgetDevice { device: DeviceId(4) },
+        Command::ForgetNode { node: NodeId(1) },
         Command::Tick,
     ]
 }

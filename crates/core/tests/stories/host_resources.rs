@@ -4,7 +4,8 @@ use crate::support::*;
 use gpupool_core::device::NodeFacts;
 use gpupool_core::outcome::Unsatisfiable;
 use gpupool_core::policy::{Policies, PolicyRule};
-use gpupool_core::{Bytes, Denied, MilliCpus, NodeId, Request, Settings};
+use gpupool_core::pool::Reason;
+use gpupool_core::{Bytes, Denied, MilliCpus, NodeId, Request, Settings, Strategy};
 
 #[test]
 fn cpus_and_host_memory_are_accounted_on_grant_and_on_release() {
@@ -95,6 +96,28 @@ fn a_request_for_cpus_only_does_not_take_the_cpus_somebody_waits_for() {
     assert!(stage.is_queued(cpu_only), "the one before it waits for CPUs of this node");
     stage.release(holder);
     assert!(stage.is_active(waits) && stage.is_active(cpu_only));
+}
+
+#[test]
+fn what_is_free_on_different_nodes_only_is_not_told_as_enough() {
+    let mut stage = Stage::of(1);
+    stage.add(node("b"), devices("b", 1));
+    let host_of = |cpus, host_memory| by(Strategy::FirstFit, Request { cpus, host_memory, ..gpus(0) });
+    stage.ask(host_of(MilliCpus::ZERO, gib(500)));
+    let on_b = stage.ask(host_of(cpus(60), gib(20)));
+    assert_eq!(stage.lease(on_b).node, Some(NodeId(1)));
+
+    let waits = stage.ask(Request { cpus: cpus(8), host_memory: gib(64), ..whole() });
+    let why = stage.pool.explain(waits).unwrap();
+    assert_eq!(why.reasons, [Reason::NeedsTogether { gpus: 1, cpus: cpus(8), host_memory: gib(64) }]);
+    let told = "position 1; no single node has 1 free GPU, 8 host CPUs and 64 GiB of host memory together";
+    assert_eq!(why.to_string(), told);
+
+    let host_only = stage.ask(host_of(cpus(5), gib(13)));
+    let told = "position 2; no single node has 5 host CPUs and 13 GiB of host memory together";
+    assert_eq!(stage.why(host_only), told);
+    stage.release(on_b);
+    assert!(stage.is_active(waits) && stage.is_active(host_only));
 }
 
 #[test]

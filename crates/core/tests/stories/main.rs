@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod bad_rows;
+mod batches;
 mod closed_devices;
 mod draining;
+mod forgetting;
 mod fuzz_requests;
 mod fuzz_rows;
 mod host_resources;

@@ -161,6 +161,7 @@ fn a_reading_not_newer_than_the_last_change_of_leases_is_not_judged() {
         utilization: Field::Value(percent(100)),
         temperature_c: Field::Value(50),
         processes: Some(vec![foreign_process(gib(80))]),
+        leases_as_of: None,
     };
     let at_the_grant = stage.now;
     stage.run(Command::Observe { device: DeviceId(0), reading: loaded(at_the_grant) });
@@ -170,6 +171,32 @@ fn a_reading_not_newer_than_the_last_change_of_leases_is_not_judged() {
     stage.run(Command::Observe { device: DeviceId(0), reading: loaded(stage.now) });
     let third = stage.ask(careful(part(100)));
     assert!(stage.is_queued(third));
+}
+
+#[test]
+fn a_reading_attributed_before_the_last_change_of_leases_is_not_judged() {
+    let mut stage = Stage::of(1);
+    let before_the_grant = stage.now;
+    stage.pass(secs(1));
+    stage.ask(careful(part(500)));
+    let at_the_grant = stage.now;
+    let loaded = |reading: &mut Reading, leases_as_of| {
+        reading.memory_used = Field::Value(gib(80));
+        reading.processes = Some(vec![foreign_process(gib(80))]);
+        reading.leases_as_of = Some(leases_as_of);
+    };
+    stage.read(0, |reading| loaded(reading, before_the_grant));
+    let second = stage.ask(careful(part(100)));
+    assert!(stage.is_active(second), "the process may be one of the lease that the sampler did not know of");
+    let at_the_second_grant = stage.now;
+    assert!(at_the_second_grant > at_the_grant);
+    stage.read(0, |reading| loaded(reading, at_the_grant));
+    let third = stage.ask(careful(part(100)));
+    assert!(stage.is_active(third));
+    let now = stage.now;
+    stage.read(0, |reading| loaded(reading, now));
+    let fourth = stage.ask(careful(part(100)));
+    assert!(stage.is_queued(fourth));
 }
 
 #[test]

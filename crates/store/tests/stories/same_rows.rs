@@ -75,6 +75,8 @@ fn subject(row: &Row) -> String {
         Row::Device(row) => format!("device {:?}", row.device),
         Row::Lease(row) => format!("lease {:?}", row.id),
         Row::Forget(lease) => format!("lease {lease:?}"),
+        Row::ForgetNode(node) => format!("node {node:?}"),
+        Row::ForgetDevice(device) => format!("device {device:?}"),
         Row::Counters(_) => "counters".into(),
         Row::Policies(_) => "policies".into(),
         Row::Usage(row) => format!("usage {:?}", row.owner),
@@ -84,7 +86,7 @@ fn subject(row: &Row) -> String {
 
 fn remember(model: &mut BTreeMap<String, Row>, row: &Row) {
     match row {
-        Row::Forget(_) => drop(model.remove(&subject(row))),
+        Row::Forget(_) | Row::ForgetNode(_) | Row::ForgetDevice(_) => drop(model.remove(&subject(row))),
         _ => drop(model.insert(subject(row), row.clone())),
     }
 }

@@ -198,7 +198,14 @@ impl Told {
             }
             _ => Field::Unsupported,
         };
-        Reading { at, memory_used, utilization: self.utilization, temperature_c: self.temperature_c, processes: None }
+        Reading {
+            at,
+            memory_used,
+            utilization: self.utilization,
+            temperature_c: self.temperature_c,
+            processes: None,
+            leases_as_of: None,
+        }
     }
 }
 

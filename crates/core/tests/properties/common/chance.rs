@@ -108,6 +108,7 @@ fn fault(theme: Theme) -> impl Strategy<Value = Act> {
     let growth = if theme == Theme::Together { 4 } else { 1 };
     let change = prop_oneof![
         4 => Just(Change::Nothing),
+        3 => Just(Change::Heartbeat),
         growth => (0_usize..4).prop_map(Change::OneMoreDevice),
         1 => Just(Change::Zone),
         1 => (1_u64..9).prop_map(Change::Cpus),
@@ -116,6 +117,8 @@ fn fault(theme: Theme) -> impl Strategy<Value = Act> {
         5 => (any::<Index>(), reading()).prop_map(|(device, reading)| Act::Observe(device, reading)),
         2 => (any::<Index>(), health).prop_map(|(device, health)| Act::SetHealth(device, health)),
         1 => any::<Index>().prop_map(Act::NodeLost),
+        2 => any::<Index>().prop_map(Act::ForgetDevice),
+        1 => any::<Index>().prop_map(Act::ForgetNode),
         2 => (any::<Index>(), change).prop_map(|(node, change)| Act::NodeSeen(node, change)),
     ]
 }
@@ -163,10 +166,12 @@ fn reading() -> impl Strategy<Value = ReadingSpec> {
         2 => any::<bool>().prop_map(|squatter| Processes::AllRun { squatter }),
     ];
     let age = prop_oneof![6 => Just(0_u64), 1 => 1_u64..5_000];
+    let attributed = prop_oneof![3 => Just(None), 1 => Just(Some(0)), 2 => (1_u64..5_000).prop_map(Some)];
     let temperature = prop_oneof![4 => 30_i16..80, 1 => 89_i16..93];
-    (age, field(0_u64..9), field(0_u32..11), field(temperature), processes).prop_map(
-        |(age, memory_eighths, busy_tens, temperature, processes)| ReadingSpec {
+    (age, attributed, field(0_u64..9), field(0_u32..11), field(temperature), processes).prop_map(
+        |(age, attributed, memory_eighths, busy_tens, temperature, processes)| ReadingSpec {
             age,
+            attributed,
             memory_eighths,
             busy_tens,
             temperature,

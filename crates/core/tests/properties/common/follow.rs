@@ -35,6 +35,15 @@ impl Model {
         let mut due = Due::default();
         let expected = self.take_in(command, answer, &mut due)?;
         ensure!(expected.as_ref().is_none_or(|e| e == answer), "the answer must be {expected:?}, not {answer:?}");
+        self.take_effects(outcome, due)
+    }
+
+    /// Takes in what comes of serving the queue: grants and nothing else.
+    pub fn follow_service(&mut self, outcome: &Outcome) -> Result<(), String> {
+        self.take_effects(outcome, Due::default())
+    }
+
+    fn take_effects(&mut self, outcome: &Outcome, mut due: Due) -> Result<(), String> {
         for effect in &outcome.effects {
             self.take_effect(effect, outcome, &mut due)?;
         }
@@ -53,6 +62,9 @@ impl Model {
         due: &mut Due,
     ) -> Result<Option<Result<Answer, Denied>>, String> {
         let done = Some(Ok(Answer::Done));
+        if let Some(unknown) = self.unknown(command) {
+            return Ok(Some(Err(unknown)));
+        }
         Ok(match command {
             Command::Tick => {
                 self.take_in_tick(due);
@@ -68,7 +80,10 @@ impl Model {
                 entry.facts = facts.clone();
                 entry.up = true;
                 for (id, facts) in ids.iter().zip(devices) {
-                    let gpu_id = GpuId(self.devices_of(*node).count() as u32);
+                    let highest = self.devices_of(*node).map(|(_, device)| device.gpu_id.0 + 1).max();
+                    let gpu_id = GpuId(highest.unwrap_or(0));
+                    let next = self.next_device();
+                    ensure!(self.devices.contains_key(id) || *id == next, "device {id} is new and should be {next}");
                     let device = self.devices.entry(*id).or_insert_with(|| new_device(*node, gpu_id, facts));
                     ensure!(device.facts.identity == facts.identity, "device {id} is another one");
                     device.facts = facts.clone();
@@ -81,6 +96,24 @@ impl Model {
                     node.up = false;
                 }
                 done
+            }
+            Command::ForgetDevice { device } => {
+                let may = self.can_forget_device(*device);
+                ensure!(may == answer.is_ok(), "device {device} may be forgotten: {may}; the answer is {answer:?}");
+                if may {
+                    self.forget_device(*device);
+                }
+                done.filter(|_| may)
+            }
+            Command::ForgetNode { node } => {
+                let may = self.can_forget_node(*node);
+                ensure!(may == answer.is_ok(), "node {node} may be forgotten: {may}; the answer is {answer:?}");
+                if may {
+                    let devices: Vec<DeviceId> = self.devices_of(*node).map(|(id, _)| id).collect();
+                    devices.into_iter().for_each(|device| self.forget_device(device));
+                    self.nodes.remove(node);
+                }
+                done.filter(|_| may)
             }
             Command::Links { node, links } => {
                 self.nodes.get_mut(node).expect("known").links = links.clone();
@@ -151,6 +184,33 @@ impl Model {
                 false => Err(Denied::UnknownLease(*lease)),
             }),
         })
+    }
+
+    /// The denial of a command about a device or a node that is not there.
+    fn unknown(&self, command: &Command) -> Option<Denied> {
+        match command {
+            Command::Observe { device, .. }
+            | Command::SetHealth { device, .. }
+            | Command::Cordon { device, .. }
+            | Command::Drain { device, .. }
+            | Command::ForgetDevice { device }
+                if !self.devices.contains_key(device) =>
+            {
+                Some(Denied::UnknownDevice(*device))
+            }
+            Command::NodeLost { node } | Command::Links { node, .. } | Command::ForgetNode { node }
+                if !self.nodes.contains_key(node) =>
+            {
+                Some(Denied::UnknownNode(*node))
+            }
+            _ => None,
+        }
+    }
+
+    fn forget_device(&mut self, id: DeviceId) {
+        let Some(device) = self.devices.remove(&id) else { return };
+        let links = self.nodes.get_mut(&device.node).map(|node| &mut node.links);
+        links.into_iter().for_each(|links| links.retain(|link| ![link.a, link.b].contains(&device.gpu_id)));
     }
 
     fn take_in_tick(&mut self, due: &mut Due) {

@@ -204,7 +204,8 @@ impl Model {
     }
 
     pub fn waiting(&self) -> impl Iterator<Item = &Entry> {
-        self.leases.values().filter(|entry| entry.state == LeaseState::Queued)
+        // A request that does not wait is never among those who do, not even while it is decided about.
+        self.leases.values().filter(|entry| entry.state == LeaseState::Queued && entry.request.queue)
     }
 
     pub fn devices_of(&self, node: NodeId) -> impl Iterator<Item = (DeviceId, &Device)> {
@@ -244,7 +245,7 @@ impl Model {
         }
         let judged = self.judge_foreign(id, reading);
         let now = self.devices.get_mut(&id).expect("known");
-        if now.leases_changed_at.is_none_or(|changed| reading.at > changed) {
+        if now.leases_changed_at.is_none_or(|changed| reading.at > changed && knows_of(reading, changed)) {
             now.foreign = judged;
         }
         match reading.temperature_c {
@@ -262,7 +263,8 @@ impl Model {
             return Vec::new();
         }
         let runs = |lease| processes.iter().any(|process| process.attribution == Attribution::Lease(lease));
-        let drained = |entry: &Entry| entry.draining && !runs(entry.id) && entry.ended_at < Some(reading.at);
+        let is_newer = |ended: Time| reading.at > ended && knows_of(reading, ended);
+        let drained = |entry: &Entry| entry.draining && !runs(entry.id) && entry.ended_at.is_some_and(is_newer);
         self.on_device(id).filter(|(entry, _)| drained(entry)).map(|(entry, _)| entry.id).collect()
     }
 
@@ -308,6 +310,26 @@ impl Model {
         }
     }
 
+    /// Whether a device may be forgotten: nothing is on it, and it is gone.
+    pub fn can_forget_device(&self, id: DeviceId) -> bool {
+        let is_gone = matches!(self.closed(id), Some(Closed::NodeLost | Closed::NotSeen | Closed::Lost));
+        is_gone && self.on_device(id).next().is_none()
+    }
+
+    /// Whether a node may be forgotten: nothing is on it or on its devices, and it is down.
+    pub fn can_forget_node(&self, id: NodeId) -> bool {
+        !self.nodes[&id].up && !self.leases.values().any(|entry| entry.node == Some(id) && entry.counts())
+    }
+
+    /// The number a new device must get: the lowest that no device has.
+    pub fn next_device(&self) -> DeviceId {
+        (0..).map(DeviceId).find(|id| !self.devices.contains_key(id)).expect("some number is free")
+    }
+
+    pub fn node_named(&self, name: &str) -> Option<NodeId> {
+        self.nodes.iter().find(|(_, node)| &*node.facts.name == name).map(|(id, _)| *id)
+    }
+
     /// Frees what a lease has left of a device.
     pub fn free_on(&mut self, lease: LeaseId, device: DeviceId) {
         let entry = self.leases.get_mut(&lease).expect("known");
@@ -347,6 +369,8 @@ impl Model {
             let entry = &self.leases[&lease.id];
             ensure!(entry.agrees_with(lease), "lease {}: the books say {entry:?}, the pool {lease:?}", lease.id);
         }
+        ensure!(pool.devices().map(|view| view.device).eq(self.devices.keys().copied()), "other devices are known");
+        ensure!(pool.nodes().map(|view| view.node).eq(self.nodes.keys().copied()), "other nodes are known");
         for view in pool.devices() {
             let (share, memory) = self.promised(view.device);
             let device = &self.devices[&view.device];
@@ -369,4 +393,9 @@ impl Model {
         }
         Ok(())
     }
+}
+
+/// Whether the processes of a reading were attributed by a state that has a change at this time.
+fn knows_of(reading: &Reading, change: Time) -> bool {
+    reading.leases_as_of.is_none_or(|as_of| as_of >= change)
 }

@@ -24,6 +24,13 @@ pub struct Session {
     pub clock: Time,
     /// Everything that was said, for playing it again.
     pub log: Vec<Said>,
+    /// How many commands each batch has, over and over; empty where each command comes alone, after a tick.
+    batches: Vec<usize>,
+    batches_begun: usize,
+    /// How many commands are missing in the batch that is open.
+    missing: usize,
+    /// Whether a node that comes back lists its devices: a restored pool has not seen them, the one that left the rows has.
+    pub lists_devices_as_it_comes_back: bool,
     initial_policies: usize,
 }
 
@@ -46,11 +53,27 @@ impl Session {
             nodes: world.nodes.clone(),
             clock: Time(1_000),
             log: Vec::new(),
+            batches: Vec::new(),
+            batches_begun: 0,
+            missing: 0,
+            lists_devices_as_it_comes_back: false,
             initial_policies: world.policies,
         };
         for number in 0..session.nodes.len() {
             session.send(session.node_seen(number))?;
         }
+        Ok(session)
+    }
+
+    /// As [`Session::run`], with the steps' commands in batches of these sizes.
+    pub fn run_in_batches(world: &World, sizes: Vec<usize>) -> Result<Self, String> {
+        let mut session = Self::start(world)?;
+        session.batches = sizes;
+        for (number, step) in world.steps.iter().enumerate() {
+            session.step(step).map_err(|broken| format!("step {number}, {step:?}: {broken}"))?;
+        }
+        session.finish_batch()?;
+        session.check()?;
         Ok(session)
     }
 
@@ -85,8 +108,11 @@ impl Session {
         }
     }
 
-    /// Gives a command to the pool, after a tick that lets everything due before it happen.
+    /// Gives a command to the pool, after a tick that lets everything due before it happen; or within a batch.
     pub fn send(&mut self, command: Command) -> Result<(), String> {
+        if !self.batches.is_empty() {
+            return self.send_in_batch(command);
+        }
         let now = self.clock.max(self.model.now);
         let quiet = self.pool.next_deadline().is_none_or(|at| at > now);
         self.apply(Command::Tick)?;
@@ -107,9 +133,44 @@ impl Session {
         checked.map_err(|broken| format!("{broken}\nafter {:?}", self.log.last()))
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn send_in_batch(&mut self, command: Command) -> Result<(), String> {
+        if self.missing == 0 {
+            self.missing = self.batches[self.batches_begun % self.batches.len()];
+            self.batches_begun += 1;
+            let mut outcome = Outcome::default();
+            self.pool.begin_batch(self.clock, &mut outcome);
+            self.model.now = self.model.now.max(self.clock);
+            self.store.commit(&outcome.rows);
+            let followed = self.model.follow(&Command::Tick, &Ok(Answer::Done), &outcome);
+            followed.and_then(|()| self.check_books()).map_err(|broken| format!("{broken}\nas a batch began"))?;
+        }
+        let mut outcome = Outcome::default();
+        let answer = self.pool.apply_in_batch(command.clone(), &mut outcome);
+        self.store.commit(&outcome.rows);
+        let followed = self.model.follow(&command, &answer, &outcome);
+        let checked = followed.and_then(|()| self.check_books());
+        checked.map_err(|broken| format!("{broken}\nafter {command:?}, {answer:?}, {outcome:?} in a batch"))?;
+        self.missing -= 1;
+        if self.missing == 0 { self.finish_batch() } else { Ok(()) }
+    }
+
+    /// Finishes the batch, be it full or not.
+    fn finish_batch(&mut self) -> Result<(), String> {
+        self.missing = 0;
+        let mut outcome = Outcome::default();
+        self.pool.finish_batch(&mut outcome);
+        self.store.commit(&outcome.rows);
+        let followed = self.model.follow_service(&outcome).and_then(|()| self.check());
+        followed.map_err(|broken| format!("{broken}\nas a batch finished: {outcome:?}"))
+    }
+
+    fn check_books(&self) -> Result<(), String> {
         self.pool.sanity_check()?;
-        self.model.agrees_with(&self.pool)?;
+        self.model.agrees_with(&self.pool)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.check_books()?;
         self.store.holds_all_of(&self.pool)?;
         for entry in self.model.waiting() {
             self.check_waiter(entry)?;
@@ -135,7 +196,13 @@ impl Session {
 
     /// Kills the pool and brings it back from what the store kept; its nodes are seen again.
     pub fn restart(&mut self) -> Result<(), String> {
+        if self.missing > 0 {
+            self.finish_batch()?;
+        }
         self.send(Command::Tick)?;
+        if self.missing > 0 {
+            self.finish_batch()?;
+        }
         self.pool = self.restored(self.store.rows())?;
         self.model.restart();
         self.check()?;
@@ -158,6 +225,11 @@ impl Session {
         Command::NodeSeen { facts: spec.facts(number), devices: spec.devices(number), numbers: Vec::new() }
     }
 
+    /// The pool's number of a node, while the pool knows it.
+    pub fn node_id(&self, number: usize) -> Option<NodeId> {
+        self.model.node_named(&self.nodes[number].facts(number).name)
+    }
+
     /// Every waiter asks, every holder renews.
     pub fn keep_all(&self) -> Vec<Command> {
         let entries = self.model.leases.values();
@@ -172,8 +244,10 @@ impl Session {
 
     /// The commands an act comes to, as things are.
     pub fn commands(&mut self, act: &Act) -> Vec<Command> {
-        let device = |pick: &Index| DeviceId(pick.index(self.model.devices.len()) as u32);
+        let devices: Vec<DeviceId> = self.model.devices.keys().copied().collect();
+        let device = |pick: &Index| if devices.is_empty() { DeviceId(77) } else { *pick.get(&devices) };
         let node = |pick: &Index| pick.index(self.nodes.len());
+        let node_id = |pick: &Index| self.node_id(node(pick)).unwrap_or(NodeId(77));
         let granted = |entry: &Entry| entry.state.is_granted();
         let active = |entry: &Entry| entry.state == LeaseState::Active;
         let command = match act {
@@ -208,12 +282,24 @@ impl Session {
             Act::SetHealth(pick, health) => Command::SetHealth { device: device(pick), health: health.clone() },
             Act::Cordon(pick, cordon) => Command::Cordon { device: device(pick), cordon: *cordon },
             Act::Drain(pick, grace) => Command::Drain { device: device(pick), grace: Millis(*grace) },
-            Act::NodeLost(pick) => Command::NodeLost { node: NodeId(node(pick) as u32) },
+            Act::NodeLost(pick) => Command::NodeLost { node: node_id(pick) },
+            Act::ForgetDevice(pick) => {
+                let gone: Vec<DeviceId> =
+                    devices.iter().copied().filter(|device| self.model.can_forget_device(*device)).collect();
+                Command::ForgetDevice { device: if gone.is_empty() { device(pick) } else { *pick.get(&gone) } }
+            }
+            Act::ForgetNode(pick) => Command::ForgetNode { node: node_id(pick) },
             Act::NodeSeen(pick, change) => {
                 let number = node(pick);
+                let is_up = self.node_id(number).is_some_and(|id| self.model.nodes[&id].up);
                 let spec = &mut self.nodes[number];
                 match change {
                     Change::Nothing => {}
+                    Change::Heartbeat if self.lists_devices_as_it_comes_back && !is_up => {}
+                    Change::Heartbeat => {
+                        let facts = spec.facts(number);
+                        return vec![Command::NodeSeen { facts, devices: Vec::new(), numbers: Vec::new() }];
+                    }
                     Change::OneMoreDevice(kind) if spec.kinds.len() < 5 => spec.kinds.push(*kind),
                     Change::OneMoreDevice(_) => {}
                     Change::Zone => spec.zone = !spec.zone,
@@ -221,7 +307,7 @@ impl Session {
                 }
                 self.node_seen(number)
             }
-            Act::Links(pick, picks) => Command::Links { node: NodeId(node(pick) as u32), links: world::links(picks) },
+            Act::Links(pick, picks) => Command::Links { node: node_id(pick), links: world::links(picks) },
             Act::SetPolicies(number) => Command::SetPolicies { policies: Box::new(world::policies(*number)) },
             Act::SetWorkload(told) => Command::SetWorkload { classes: told_workload(*told) },
             Act::Restart => return Vec::new(),
@@ -250,8 +336,8 @@ impl Session {
     }
 
     fn reading(&self, id: DeviceId, spec: &ReadingSpec) -> Reading {
-        let device = &self.model.devices[&id];
-        let eighth = device.facts.memory.map_or(0, |memory| memory.total.0 / 8);
+        let memory = self.model.devices.get(&id).and_then(|device| device.facts.memory);
+        let eighth = memory.map_or(0, |memory| memory.total.0 / 8);
         let process = |attribution| ProcessUse { attribution, memory: Some(Bytes(eighth)) };
         let squatters = |some: bool| some.then(|| process(Attribution::Foreign));
         let processes = match spec.processes {
@@ -272,6 +358,7 @@ impl Session {
             utilization: map(spec.busy_tens, |tens| Percent(tens * 10_000)),
             temperature_c: spec.temperature,
             processes,
+            leases_as_of: spec.attributed.map(|age| Time(self.model.now.0.saturating_sub(age))),
         }
     }
 

@@ -27,6 +27,8 @@ impl Store {
                 Row::Device(ref device) => drop(self.devices.insert(device.device, row)),
                 Row::Lease(lease) => drop(self.leases.insert(lease.id, lease)),
                 Row::Forget(lease) => drop(self.leases.remove(&lease)),
+                Row::ForgetNode(node) => drop(self.nodes.remove(&node)),
+                Row::ForgetDevice(device) => drop(self.devices.remove(&device)),
                 Row::Counters(counters) => self.counters = Some(counters),
                 Row::Policies(_) => self.policies = Some(row),
                 Row::Usage(ref usage) => drop(self.usage.insert(usage.owner.clone(), row)),
@@ -67,6 +69,9 @@ impl Store {
         let (kept, counted) =
             (self.workload.iter().map(seen).sum::<u64>(), self.counters.map_or(0, |c| c.workload_arrivals));
         ensure!(counted == kept, "rule 2: {counted} arrivals are counted, {kept} are kept");
+        let known = (pool.devices().count(), pool.nodes().count());
+        let kept = (self.devices.len(), self.nodes.len());
+        ensure!(known == kept, "rule 2: {known:?} devices and nodes are known, {kept:?} are kept");
         for view in pool.devices() {
             let kept = self.devices.get(&view.device);
             let same = |row: &Row| {

@@ -3,7 +3,7 @@
 use gpupool_core::lease::{Holder, LeaseState};
 use gpupool_core::reading::{Field, Reading};
 use gpupool_core::row::LeaseRow;
-use gpupool_core::{Bytes, Command, DeviceId, Effect, Millis, NodeId, Outcome, Percent, Pool};
+use gpupool_core::{Bytes, Command, DeviceId, Effect, Millis, Outcome, Percent, Pool, Row};
 
 use super::model::ensure;
 use super::session::{Session, told_workload};
@@ -26,6 +26,7 @@ pub fn decide_alike(world: &World, cut: usize) -> Result<(), String> {
     ensure!(leases(&twin) == leases(&live.pool), "rule 2: {:?} became {:?}", leases(&live.pool), leases(&twin));
 
     bring_up(&live, &mut twin)?;
+    live.lists_devices_as_it_comes_back = true;
     let from = live.log.len();
     for command in reassure(&live) {
         live.send(command)?;
@@ -38,7 +39,7 @@ pub fn decide_alike(world: &World, cut: usize) -> Result<(), String> {
         twin.sanity_check()?;
         let same = answer == said.answer && outcome.effects == said.outcome.effects;
         ensure!(same, "rule 2: the restored pool says {answer:?}, {outcome:?}\nwhere the live one said {said:?}");
-        let (live_rows, twin_rows) = (lease_rows(&said.outcome), lease_rows(&outcome));
+        let (live_rows, twin_rows) = (rows_of_facts(&said.outcome), rows_of_facts(&outcome));
         ensure!(live_rows == twin_rows, "rule 2: the restored pool keeps {twin_rows:?}\nnot {live_rows:?}");
     }
     ensure!(leases(&twin) == leases(&live.pool), "rule 2: the pools parted");
@@ -49,8 +50,9 @@ fn leases(pool: &Pool) -> Vec<LeaseRow> {
     pool.leases().map(|lease| lease.row().clone()).collect()
 }
 
-fn lease_rows(outcome: &Outcome) -> Vec<&gpupool_core::Row> {
-    outcome.rows.iter().filter(|row| matches!(row, gpupool_core::Row::Lease(_))).collect()
+fn rows_of_facts(outcome: &Outcome) -> Vec<&Row> {
+    let is_fact = |row: &&Row| !matches!(row, Row::Counters(_) | Row::Usage(_) | Row::Workload(_));
+    outcome.rows.iter().filter(is_fact).collect()
 }
 
 /// Reads every device and sees every node again until nothing comes of it any more: what the live pool knows is then
@@ -62,8 +64,7 @@ fn settle(live: &mut Session) -> Result<(), String> {
         for device in live.model.devices.keys().copied().collect::<Vec<_>>() {
             live.send(Command::Observe { device, reading: plain_reading(live, device) })?;
         }
-        let up: Vec<usize> = (0..live.nodes.len()).filter(|n| live.model.nodes[&NodeId(*n as u32)].up).collect();
-        for number in up {
+        for number in nodes_up(live) {
             live.send(live.node_seen(number))?;
         }
         if live.log[from..].iter().all(|said| said.outcome == Outcome::default()) {
@@ -73,12 +74,18 @@ fn settle(live: &mut Session) -> Result<(), String> {
     Err("the live pool does not come to rest".to_owned())
 }
 
+/// The nodes that the pool knows and that are up.
+fn nodes_up(live: &Session) -> Vec<usize> {
+    (0..live.nodes.len()).filter(|number| live.node_id(*number).is_some_and(|id| live.model.nodes[&id].up)).collect()
+}
+
 /// The last reading of a device, without fields that failed or a list that is missing: those say what an earlier reading
 /// said, which is not kept.
 fn plain_reading(live: &Session, device: DeviceId) -> Reading {
     let last = live.model.devices[&device].reading.clone();
     let mut reading = last.unwrap_or_else(|| Reading::idle(live.clock));
     reading.at = live.clock;
+    reading.leases_as_of = None;
     if reading.memory_used == Field::Failed {
         reading.memory_used = Field::Value(Bytes(0));
     }
@@ -102,13 +109,7 @@ fn bring_up(live: &Session, twin: &mut Pool) -> Result<(), String> {
         reading.at = model.now.after(Millis(1));
         commands.push(Command::Observe { device: *id, reading });
     }
-    commands.extend((0..live.nodes.len()).map(|number| live.node_seen(number)));
-    let lost = model.nodes.iter().filter(|(_, node)| !node.up);
-    for (id, _) in lost {
-        commands.retain(
-            |command| !matches!(command, Command::NodeSeen { facts, .. } if facts.name == model.nodes[id].facts.name),
-        );
-    }
+    commands.extend(nodes_up(live).into_iter().map(|number| live.node_seen(number)));
     for command in commands {
         let (answer, outcome) = twin.apply(model.now, command.clone());
         twin.sanity_check()?;

@@ -89,6 +89,8 @@ pub enum Act {
     Drain(Index, u64),
     NodeLost(Index),
     NodeSeen(Index, Change),
+    ForgetDevice(Index),
+    ForgetNode(Index),
     Links(Index, Vec<(u8, u8, bool)>),
     SetPolicies(usize),
     SetWorkload(bool),
@@ -118,7 +120,10 @@ pub enum Shown {
 /// What changed of a node since it was last seen.
 #[derive(Debug, Clone, Copy)]
 pub enum Change {
+    /// All its devices are listed again.
     Nothing,
+    /// No device is listed.
+    Heartbeat,
     OneMoreDevice(usize),
     Zone,
     Cpus(u64),
@@ -128,6 +133,8 @@ pub enum Change {
 #[derive(Debug, Clone)]
 pub struct ReadingSpec {
     pub age: u64,
+    /// Age of the state that processes were attributed by, where it is not the reading's.
+    pub attributed: Option<u64>,
     pub memory_eighths: Field<u64>,
     pub busy_tens: Field<u32>,
     pub temperature: Field<i16>,
