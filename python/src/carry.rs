@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use gpupool_confine::lock;
+use gpupool_dispatch::protocol::SharedBytes;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
@@ -65,7 +66,7 @@ impl Carrier {
             return Ok(Packed { payload: with_kind(PLAIN, stream), lent: Vec::new() });
         }
         let mut packing = Packing::new(buffers.len() + 1);
-        packing.add(self, stream, true);
+        packing.add(self, stream.into(), true);
         for buffer in &buffers {
             let view = View::of(&buffer)?;
             packing.add(self, view.bytes(), view.is_read_only());
@@ -284,12 +285,12 @@ impl Packing {
         Self { entries, inline: BytesMut::new(), lent: Vec::new() }
     }
 
-    fn add(&mut self, carrier: &Carrier, bytes: &[u8], is_read_only: bool) {
+    fn add(&mut self, carrier: &Carrier, bytes: SharedBytes<'_>, is_read_only: bool) {
         let shared = carrier.shared.as_ref().filter(|_| bytes.len() >= LARGE);
         let lent = shared.and_then(|shared| lock(&shared.lender).lend(bytes));
         if lent.is_none() {
             // Also where there is no room: sent, it arrives all the same.
-            self.inline.put_slice(bytes);
+            bytes.append_to(&mut self.inline);
         }
         let flags = if lent.is_some() { IS_LENT } else { 0 } | if is_read_only { IS_READ_ONLY } else { 0 };
         let slot = lent.map_or(Slot { number: 0, offset: 0, capacity: 0 }, |lent| lent.slot);
@@ -355,15 +356,15 @@ impl<'py> View<'py> {
         Ok(Self { view: unsafe { view.assume_init() }, _py: object.py() })
     }
 
+    /// Its bytes. The interpreter is held, but a thread that has released it, or a process that shares the memory, may write.
     #[allow(unsafe_code, reason = "Python's buffers")]
-    pub fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> SharedBytes<'_> {
         if self.view.buf.is_null() {
-            return &[];
+            return SharedBytes::from(&[][..]);
         }
         let length = usize::try_from(self.view.len).unwrap_or(0);
-        // SAFETY: the buffer is held until the view is released, and is one run of so many bytes. Nobody writes while the
-        // interpreter is held.
-        unsafe { std::slice::from_raw_parts(self.view.buf.cast(), length) }
+        // SAFETY: the buffer is held until the view is released, and is one run of so many bytes.
+        unsafe { SharedBytes::new(self.view.buf.cast(), length) }
     }
 
     pub fn is_read_only(&self) -> bool {

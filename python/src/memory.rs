@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use gpupool_confine::lock;
-use gpupool_dispatch::protocol::{Mapping, sealed_memory};
+use gpupool_dispatch::protocol::{Mapping, SharedBytes, sealed_memory};
 use rustix::fs::{FallocateFlags, fallocate};
 
 /// Where a slot is, as it is told to the other side.
@@ -93,7 +93,7 @@ impl Lender {
     }
 
     /// Puts bytes into a slot, which is the other side's until it returns it. `None` where there is no room.
-    pub fn lend(&mut self, bytes: &[u8]) -> Option<Lent> {
+    pub fn lend(&mut self, bytes: SharedBytes<'_>) -> Option<Lent> {
         let capacity = capacity_for(bytes.len() as u64)?;
         self.take_returned();
         let mut own = match self.free.get_mut(&capacity).and_then(Vec::pop) {

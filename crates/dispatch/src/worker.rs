@@ -234,7 +234,7 @@ struct Shared {
 
 impl Answers {
     pub fn to(socket: Arc<UnixStream>, outbox: Option<Arc<Counters>>) -> io::Result<Self> {
-        let unsent = Mutex::new(Unsent { header: BytesMut::new(), outbox });
+        let unsent = Mutex::new(Unsent { header: BytesMut::new(), copy: BytesMut::new(), outbox });
         let (is_asleep, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         let shared = Arc::new(Shared { socket, unsent, is_asleep, is_over });
         let for_sender = Arc::clone(&shared);
@@ -286,7 +286,7 @@ impl Shared {
                 idle = 0;
             }
             std::thread::sleep(SEND_AFTER);
-            let unsent = lock(&self.unsent);
+            let mut unsent = lock(&self.unsent);
             idle = if unsent.is_empty() { idle + 1 } else { 0 };
             // Nobody listens any more: the worker sees that as well.
             let _ = unsent.send(&self.socket);
@@ -297,6 +297,8 @@ impl Shared {
 /// Answers that wait in the outbox, if there is one.
 struct Unsent {
     header: BytesMut,
+    /// What of the outbox is being sent.
+    copy: BytesMut,
     outbox: Option<Arc<Counters>>,
 }
 
@@ -315,7 +317,7 @@ impl Unsent {
         let has_room = outbox.put([&self.header, if is_large { b"" } else { &frame.payload }]);
         debug_assert!(has_room, "the outbox is full");
         if is_large || outbox.unsent() >= SEND_BYTES {
-            self.send(socket)?;
+            outbox.send(&mut self.copy, |bytes| socket.write_all(bytes))?;
         }
         if is_large {
             socket.write_all(&frame.payload)?;
@@ -328,8 +330,8 @@ impl Unsent {
         self.outbox.as_ref().is_none_or(|outbox| outbox.unsent() == 0)
     }
 
-    fn send(&self, mut socket: &UnixStream) -> io::Result<()> {
-        self.outbox.as_ref().map_or(Ok(()), |outbox| outbox.send(|bytes| socket.write_all(bytes)))
+    fn send(&mut self, mut socket: &UnixStream) -> io::Result<()> {
+        self.outbox.as_ref().map_or(Ok(()), |outbox| outbox.send(&mut self.copy, |bytes| socket.write_all(bytes)))
     }
 }
 

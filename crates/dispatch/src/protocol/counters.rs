@@ -8,7 +8,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Mapping, sealed_memory};
+use bytes::BytesMut;
+
+use super::{Mapping, SharedBytes, sealed_memory};
 
 /// Bytes of the counters: one page.
 const PAGE: usize = 4_096;
@@ -156,11 +158,10 @@ impl Counters {
     }
 
     /// What is in the outbox, if there is one; nothing where the page says more than fits.
-    #[allow(unsafe_code, reason = "memory that two processes share")]
-    fn outbox(&self) -> Option<&[u8]> {
+    fn outbox(&self) -> Option<SharedBytes<'_>> {
+        // The page may change at any time: its word is taken once.
         let length = Some(self.unsent()).filter(|unsent| *unsent <= OUTBOX_BYTES && self.has_outbox())?;
-        // SAFETY: within the mapping. The worker looks while it does not write, the dispatcher when the worker is dead.
-        Some(unsafe { std::slice::from_raw_parts(self.mapping.address().as_ptr().add(PAGE), length) })
+        Some(self.mapping.bytes(PAGE, length))
     }
 
     #[allow(unsafe_code, reason = "memory that two processes share")]
@@ -207,10 +208,13 @@ impl Counters {
         usize::try_from(self.page().unsent.load(Ordering::Acquire)).unwrap_or(usize::MAX)
     }
 
-    /// The worker's: sends what is in its outbox, and empties it.
-    pub(crate) fn send(&self, send: impl FnOnce(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    /// The worker's: sends what is in its outbox, and empties it. The buffer is for a copy, because other processes may change
+    /// this memory.
+    pub(crate) fn send(&self, copy: &mut BytesMut, send: impl FnOnce(&[u8]) -> io::Result<()>) -> io::Result<()> {
         let Some(outbox) = self.outbox().filter(|outbox| !outbox.is_empty()) else { return Ok(()) };
-        let sent = send(outbox);
+        copy.clear();
+        outbox.append_to(copy);
+        let sent = send(copy);
         // In this order: in between it says that there is nothing, which is so.
         self.page().unsent.store(0, Ordering::Release);
         self.said_more(outbox.len() as u64);
@@ -225,8 +229,10 @@ impl Counters {
     /// The dispatcher's, of a worker that is dead: what it said and could not send. So many bytes arrived, the last of which may
     /// be the beginning of a frame. Nothing, where these are not what the outbox says: then somebody else wrote to the socket.
     pub(crate) fn unsent_after(&self, arrived: u64, begun: &[u8]) -> Vec<u8> {
-        // Copied, because other processes may change this memory.
-        let outbox = self.outbox().unwrap_or_default().to_vec();
+        let mut outbox = BytesMut::new();
+        if let Some(unsent) = self.outbox() {
+            unsent.append_to(&mut outbox);
+        }
         let said = self.page().said.load(Ordering::Acquire);
         let from = arrived.checked_sub(begun.len() as u64).and_then(|frame| frame.checked_sub(said));
         let from = from.and_then(|from| usize::try_from(from).ok()).filter(|from| is_frame(&outbox, *from));
@@ -319,7 +325,7 @@ mod tests {
         assert_eq!(counters.unsent_after(amid as u64, &two[..5]), &two[5..]);
         let mut sent = Vec::new();
         counters
-            .send(|bytes| {
+            .send(&mut BytesMut::new(), |bytes| {
                 sent.extend_from_slice(bytes);
                 Ok(())
             })

@@ -1,9 +1,11 @@
 //! Memory that two processes share: a file without a name, and pieces of it that are mapped.
 
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
+use bytes::BytesMut;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
@@ -62,11 +64,25 @@ impl Mapping {
 
     /// Copies bytes to this place. The caller knows that no other process reads it now.
     #[allow(unsafe_code, reason = "memory that two processes share")]
-    pub fn write(&self, at: usize, bytes: &[u8]) {
-        let is_inside = at.checked_add(bytes.len()).is_some_and(|end| end <= self.length);
-        assert!(is_inside, "{} bytes at {at} are outside of a mapping of {}", bytes.len(), self.length);
-        // SAFETY: the assertion above keeps the copy inside the mapping.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.as_ptr().add(at), bytes.len()) };
+    pub fn write<'a>(&self, at: usize, bytes: impl Into<SharedBytes<'a>>) {
+        let bytes = bytes.into();
+        self.assert_inside(at, bytes.length);
+        // SAFETY: the assertion above keeps the target inside the mapping, and `bytes` promises its source; `copy` lets the two
+        // overlap.
+        unsafe { std::ptr::copy(bytes.at, self.at.as_ptr().add(at), bytes.length) };
+    }
+
+    /// So many bytes from this place on, whatever other processes write there.
+    #[allow(unsafe_code, reason = "memory that two processes share")]
+    pub(crate) fn bytes(&self, at: usize, length: usize) -> SharedBytes<'_> {
+        self.assert_inside(at, length);
+        // SAFETY: the assertion above keeps them inside the mapping, which lives as long as the borrow.
+        unsafe { SharedBytes::new(self.at.as_ptr().add(at), length) }
+    }
+
+    fn assert_inside(&self, at: usize, length: usize) {
+        let is_inside = at.checked_add(length).is_some_and(|end| end <= self.length);
+        assert!(is_inside, "{length} bytes at {at} are outside of a mapping of {}", self.length);
     }
 
     /// Forgets what was written to a private mapping: it shows the file again.
@@ -82,5 +98,82 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: `map` made it with this length, and no reference into it is left.
         let _ = unsafe { munmap(self.at.as_ptr().cast(), self.length) };
+    }
+}
+
+/// Bytes that other processes or threads may change at any time, in a mapping or in a buffer of Python. They can be copied; no
+/// Rust reference to them is ever made, because a reference promises that they do not change.
+#[derive(Debug, Clone, Copy)]
+pub struct SharedBytes<'a> {
+    at: *const u8,
+    length: usize,
+    _memory: PhantomData<&'a [u8]>,
+}
+
+impl SharedBytes<'_> {
+    /// The bytes at an address.
+    ///
+    /// # Safety
+    ///
+    /// So many bytes from there on are mapped and readable for the whole lifetime. Others may write to them.
+    #[allow(unsafe_code, reason = "memory that two processes share")]
+    pub unsafe fn new(at: *const u8, length: usize) -> Self {
+        Self { at, length, _memory: PhantomData }
+    }
+
+    /// How many they are.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Copies them, as they are now, to the end of a buffer.
+    #[allow(unsafe_code, reason = "memory that two processes share")]
+    pub fn append_to(&self, buffer: &mut BytesMut) {
+        buffer.reserve(self.length);
+        let filled = buffer.len();
+        // SAFETY: the source is readable by the promise of `new`; the room behind what is filled was just reserved, belongs to
+        // the buffer alone, and is filled when the length says so.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.at, buffer.as_mut_ptr().add(filled), self.length);
+            buffer.set_len(filled + self.length);
+        }
+    }
+}
+
+impl<'a> From<&'a [u8]> for SharedBytes<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self { at: bytes.as_ptr(), length: bytes.len(), _memory: PhantomData }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_mapping_writes_is_copied_from_another() {
+        let memory = sealed_memory("test", 8_192).unwrap();
+        let (ours, theirs) =
+            (Mapping::shared(&memory, 0, 8_192).unwrap(), Mapping::shared(&memory, 4_096, 4_096).unwrap());
+        ours.write(4_096, &b"shared"[..]);
+        let mut copied = BytesMut::from(&b"all that is "[..]);
+        theirs.bytes(0, 6).append_to(&mut copied);
+        assert_eq!(&copied[..], b"all that is shared");
+        theirs.write(4_090, ours.bytes(4_096, 6));
+        copied.clear();
+        ours.bytes(8_186, 6).append_to(&mut copied);
+        assert_eq!(&copied[..], b"shared");
+    }
+
+    #[test]
+    #[should_panic(expected = "2 bytes at 4095 are outside of a mapping of 4096")]
+    fn bytes_past_the_end_cannot_be_named() {
+        let memory = sealed_memory("test", 4_096).unwrap();
+        let _ = Mapping::shared(&memory, 0, 4_096).unwrap().bytes(4_095, 2);
     }
 }

@@ -15,7 +15,7 @@ use rustix::net::{
 };
 
 pub use counters::{Counted, Counters, Interrupt};
-pub use mapping::{Mapping, sealed_memory};
+pub use mapping::{Mapping, SharedBytes, sealed_memory};
 
 use crate::TaskId;
 use crate::limits::{FRAME_BYTES, READ_BYTES};
