@@ -140,7 +140,7 @@ mod tests {
 
     /// Passes on what is written, and waits with each piece until it may go on.
     struct Slow {
-        pieces: mpsc::Sender<String>,
+        pieces: mpsc::SyncSender<String>,
         go: mpsc::Receiver<()>,
     }
 
@@ -157,9 +157,12 @@ mod tests {
         }
     }
 
-    fn slow() -> (Log, Writing, mpsc::Receiver<String>, mpsc::Sender<()>) {
-        let (pieces, written) = mpsc::channel();
-        let (go_on, go) = mpsc::channel();
+    /// More pieces than any of these tests writes.
+    const PIECES: usize = 4_096;
+
+    fn slow() -> (Log, Writing, mpsc::Receiver<String>, mpsc::SyncSender<()>) {
+        let (pieces, written) = mpsc::sync_channel(PIECES);
+        let (go_on, go) = mpsc::sync_channel(0);
         let (log, writing) = Log::start(Slow { pieces, go }).unwrap();
         (log, writing, written, go_on)
     }

@@ -79,6 +79,8 @@ pub const ROUND_PAUSE_MOST: Duration = Duration::from_secs(30);
 pub const FOLLOWED_AT_ONCE: usize = 4_096;
 /// An endpoint that takes longer than this to answer a look is asked last.
 pub const SUSPECT_AFTER: Duration = Duration::from_secs(1);
+/// Requests of one client that wait at its endpoints. One more waits, as long as it may, until one of them has left.
+pub const WAITING: usize = 65_536;
 /// How long one endpoint may take to grant what another one could grant as well.
 pub const DIRECT_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a confirmation may take before it is sent again.

@@ -76,6 +76,8 @@ pub const JOBLOG_SYNC_REST: u32 = 19;
 
 /// GPUs of one run: more than any machine has.
 pub const GPUS: usize = 1_024;
+/// Notes about GPUs that wait to be read; of more, the oldest are left out.
+pub const GPU_NOTES: usize = 64;
 /// How long the agent may take to answer something a starting or running worker depends on.
 pub const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before a request that failed for a reason that may pass is made again.

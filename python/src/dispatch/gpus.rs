@@ -2,14 +2,13 @@
 //!
 //! The thread that does so ends when the GPUs are given back, which is when this is dropped: after the workers.
 
-use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
 use gpupool_client::RequestBody;
 use gpupool_client::local::LocalAgent;
 use gpupool_confine::lock;
-use gpupool_dispatch::gpus::{GpuKeeper, GpuNews, GpuWish};
+use gpupool_dispatch::gpus::{GpuKeeper, GpuNews, GpuNewsReader, GpuWish};
 use gpupool_dispatch::{Remote, WorkerId};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -62,14 +61,12 @@ impl Gpus {
         let failed = |error: &dyn std::fmt::Display| PyRuntimeError::new_err(format!("gpu_ids=\"auto\": {error}"));
         let (agent, free) = blocking(py, find())?.map_err(|error| failed(&error))?;
         let count = count.unwrap_or(free).max(1);
-        let (tell, news) = channel();
         let body = RequestBody { worker_id: Some("gpu_dispatch".into()), ..RequestBody::default() };
         let wish = GpuWish { body, leases: count, gpu_ids: Vec::new() };
-        let keeper =
-            GpuKeeper::start(agent, wish, move |news| drop(tell.send(news))).map_err(|error| failed(&error))?;
+        let (keeper, news) = GpuKeeper::start(agent, wish).map_err(|error| failed(&error))?;
         let keeper = Arc::new(keeper);
         let workers = Workers { keeper: Arc::downgrade(&keeper), each: workers_each, remote, board, waiting: count };
-        let thread = std::thread::Builder::new().name("gpupool-workers".into()).spawn(move || workers.follow(&news))?;
+        let thread = std::thread::Builder::new().name("gpupool-workers".into()).spawn(move || workers.follow(news))?;
         Ok(Self { keeper: Some(keeper), thread: Some(thread) })
     }
 }
@@ -102,8 +99,8 @@ struct Workers {
 }
 
 impl Workers {
-    fn follow(mut self, news: &Receiver<GpuNews>) {
-        while let Ok(news) = news.recv() {
+    fn follow(mut self, mut news: GpuNewsReader) {
+        while let Some(news) = news.blocking_next() {
             match news {
                 GpuNews::Granted(granted) => {
                     // Else they are being given back.

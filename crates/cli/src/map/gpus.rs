@@ -1,7 +1,6 @@
 //! The GPUs of a run: asked for one by one, so that work begins on the first; workers are started on what is granted, and
 //! leave what is lost. The thread that does so ends when the GPUs are given back, which is when this is dropped.
 
-use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use anyhow::{Context, anyhow};
 use gpupool_client::local::LocalAgent;
 use gpupool_confine::bounds::Excess;
 use gpupool_confine::process::ProcFs;
-use gpupool_dispatch::gpus::{GpuError, GpuKeeper, GpuNews, GpuWish, Granted};
+use gpupool_dispatch::gpus::{GpuError, GpuKeeper, GpuNews, GpuNewsReader, GpuWish, Granted};
 use gpupool_dispatch::{Place, WorkerId};
 
 use super::arguments::Map;
@@ -65,13 +64,12 @@ pub(super) struct Gpus {
 impl Gpus {
     /// Asks for them.
     pub fn start(wanted: Wanted, context: MapContext) -> anyhow::Result<Self> {
-        let (tell, news) = channel();
         let Wanted { agent, wish, places, workers_each, memory_limit } = wanted;
-        let keeper = GpuKeeper::start(agent, wish, move |news| drop(tell.send(news)));
-        let keeper = Arc::new(keeper.map_err(|error| match error {
+        let (keeper, news) = GpuKeeper::start(agent, wish).map_err(|error| match error {
             GpuError::Wish { .. } => WrongUsage::of(error).into(),
             other => anyhow::Error::from(other),
-        })?);
+        })?;
+        let keeper = Arc::new(keeper);
         let limit = memory_limit.map(|allowed| GpuMemoryLimit {
             keeper: Arc::downgrade(&keeper),
             context: context.clone(),
@@ -81,7 +79,7 @@ impl Gpus {
         let memory = limit.map(GpuMemoryLimit::keep).transpose()?;
         let workers =
             Workers { keeper: Arc::downgrade(&keeper), each: workers_each, context, held: vec![Held::Asked; places] };
-        let thread = std::thread::Builder::new().name("gpupool-workers".into()).spawn(move || workers.follow(&news));
+        let thread = std::thread::Builder::new().name("gpupool-workers".into()).spawn(move || workers.follow(news));
         let thread = thread.context("cannot start a thread to follow the GPUs")?;
         Ok(Self { memory, keeper: Some(keeper), thread: Some(thread) })
     }
@@ -115,8 +113,8 @@ struct Workers {
 }
 
 impl Workers {
-    fn follow(mut self, news: &Receiver<GpuNews>) {
-        while let Ok(news) = news.recv() {
+    fn follow(mut self, mut news: GpuNewsReader) {
+        while let Some(news) = news.blocking_next() {
             match news {
                 GpuNews::Granted(granted) => self.granted(&granted),
                 GpuNews::Lost { place, why } => self.lost(place, &why),

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::IsTerminal;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -282,7 +282,7 @@ impl Rates {
 /// A thread that does something again and again until the run is over, which is when this is dropped.
 #[derive(Debug)]
 pub(super) struct Ticking {
-    run: Option<Sender<()>>,
+    run: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -292,7 +292,8 @@ pub(super) struct RunEnd(Receiver<()>);
 
 impl Ticking {
     pub fn start(name: &str, work: impl FnOnce(&RunEnd) + Send + 'static) -> anyhow::Result<Self> {
-        let (run, end) = channel();
+        // Nothing is ever sent: it hangs up.
+        let (run, end) = sync_channel(0);
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&RunEnd(end)));
         Ok(Self { run: Some(run), thread: Some(thread.with_context(|| format!("cannot start the thread {name}"))?) })
     }

@@ -25,8 +25,14 @@ struct Run {
 
 impl Run {
     fn start(client: AgentClient, wish: GpuWish) -> Self {
+        let (keeper, mut reader) = GpuKeeper::start(LocalAgent::known(client), wish).unwrap();
         let (sender, news) = channel();
-        let keeper = GpuKeeper::start(LocalAgent::known(client), wish, move |news| drop(sender.send(news))).unwrap();
+        // Ends with the keeper.
+        std::thread::spawn(move || {
+            while let Some(news) = reader.blocking_next() {
+                let _ = sender.send(news);
+            }
+        });
         Self { keeper, news, unread: Vec::new() }
     }
 

@@ -141,8 +141,10 @@ async fn ask_round(running: &Arc<Running>, body: &Arc<RequestBody>) -> Result<As
                 return Ok(Asked::Granted(Won { place: place.clone(), lease, since, was_blocked: false }));
             }
             Err(error) if error.code() == Some("no_capacity") => {
-                // It was thought to have room.
-                place.look_now.notify_one();
+                // It was thought to have room. Where a single agent decides, it was not asked because of that.
+                if running.places().len() > 1 || place.keeps_books() {
+                    place.look_now.notify_one();
+                }
                 full = Some(error);
             }
             Err(error) if is_fault(&error) || error.is_passing() => fault = Some(error),

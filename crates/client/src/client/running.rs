@@ -10,7 +10,8 @@ use std::time::SystemTime;
 
 use gpupool_api::lease::LeaseDevice;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout};
 
 use super::balance::Balancer;
@@ -18,10 +19,10 @@ use super::builder::Settings;
 use super::direct::RetryBudget;
 use super::place::Place;
 use super::recovery::look_on;
-use super::seek::{Line, Order, Waiter};
+use super::seek::{Line, ORDERS_OF_A_WAITER, Order, Waiter};
 use super::status::{Telling, Update};
 use crate::endpoint::is_meant;
-use crate::limits::DIRECT_PATIENCE;
+use crate::limits::{DIRECT_PATIENCE, WAITING};
 use crate::{ClientError, random};
 
 /// What a client is, started or not.
@@ -101,11 +102,15 @@ pub(super) struct Live {
     pub assigned_at: SystemTime,
 }
 
+/// Keeps room in the lines for one that waits; given back when it has left all of them.
+pub(super) type Admission = Arc<OwnedSemaphorePermit>;
+
 #[derive(Debug)]
 pub(super) struct Running {
     pub core: Arc<Core>,
     pub runtime: Handle,
-    lines: Vec<mpsc::UnboundedSender<Order>>,
+    lines: Vec<mpsc::Sender<Order>>,
+    admissions: Arc<Semaphore>,
     waiting: Mutex<Arrivals>,
     live: Mutex<BTreeMap<u64, Live>>,
     /// Changes once or more when the client stops.
@@ -115,15 +120,24 @@ pub(super) struct Running {
 impl Running {
     /// Starts all tasks, on the runtime this is called on.
     pub fn start(core: &Arc<Core>) -> Arc<Self> {
+        Self::start_for(core, WAITING)
+    }
+
+    /// The same, for so many requests that wait.
+    pub fn start_for(core: &Arc<Core>, waiting: usize) -> Arc<Self> {
         let stop: Arc<Changes> = Arc::default();
         let lines = core.places.iter().map(|place| {
+            // Ends when the client stops.
             tokio::spawn(look_on(core.clone(), place.clone(), stop.follow_from_start()));
-            let (orders, taken) = mpsc::unbounded_channel();
+            // Room for all orders there can be: nobody who gives one, or drops a request, ever waits.
+            let (orders, taken) = mpsc::channel(ORDERS_OF_A_WAITER * waiting);
+            // Ends with the last sender of its orders, which this has.
             tokio::spawn(Line::new(place.clone()).run(taken, core.weather.follow()));
             orders
         });
         Arc::new(Self {
             lines: lines.collect(),
+            admissions: Arc::new(Semaphore::new(waiting)),
             core: core.clone(),
             runtime: Handle::current(),
             waiting: Mutex::default(),
@@ -146,6 +160,15 @@ impl Running {
         &self.core.places
     }
 
+    /// Waits until one more may wait at the endpoints, in the order of the calls.
+    pub async fn admit(&self) -> Admission {
+        match Arc::clone(&self.admissions).acquire_owned().await {
+            Ok(permit) => Arc::new(permit),
+            // It is never closed.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
     /// Lets one more wait at every endpoint, in the same order at each.
     pub fn enter(&self, waiter: impl Fn(u64) -> Waiter) -> u64 {
         let mut waiting = locked(&self.waiting);
@@ -157,15 +180,13 @@ impl Running {
     }
 
     /// This one waits no longer; only the winner keeps what it got.
-    pub fn leave(&self, waiter: u64, winner: Option<usize>) {
+    pub fn leave(&self, waiter: u64, winner: Option<usize>, admission: &Admission) {
         if !locked(&self.waiting).numbers.remove(&waiter) {
             return;
         }
         for place in 0..self.lines.len() {
-            self.order(
-                place,
-                Order::Leave { waiter, keeps: winner == Some(place), _under_way: self.core.returns.begin() },
-            );
+            let (_under_way, _admission) = (self.core.returns.begin(), admission.clone());
+            self.order(place, Order::Leave { waiter, keeps: winner == Some(place), _under_way, _admission });
         }
     }
 
@@ -189,7 +210,8 @@ impl Running {
 
     pub fn order(&self, place: usize, order: Order) {
         // A line that is gone has given everything back.
-        let _ = self.lines[place].send(order);
+        let given = self.lines[place].try_send(order);
+        debug_assert!(!matches!(given, Err(TrySendError::Full(_))), "a line has room for all orders there can be");
     }
 
     pub fn live(&self) -> MutexGuard<'_, BTreeMap<u64, Live>> {
@@ -377,7 +399,57 @@ impl Drop for Turn {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use gpupool_api::RequestBody;
+
+    use super::super::builder::ClientBuilder;
+    use super::super::direct::Wanted;
+    use super::super::seek::seek;
     use super::*;
+    use crate::transport::{Exchanged, Question, Transport};
+
+    /// A server that never answers.
+    #[derive(Debug)]
+    struct Silent;
+
+    impl Transport for Silent {
+        fn exchange(&self, _: Question) -> Exchanged<'_> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_finds_the_lines_full_waits_until_one_leaves_or_its_time_is_up() {
+        let client =
+            ClientBuilder::default().endpoint("http://silent").transport(|_| Arc::new(Silent)).build().unwrap();
+        let core = client.outer.core.clone();
+        let running = Running::start_for(&core, 2);
+        let request = |secs: u64| {
+            let body = RequestBody { wait_limit_secs: Some(secs as f64), ..RequestBody::default() };
+            let wanted = Wanted::new(body, &core.settings, 1).unwrap();
+            let (running, turn) = (running.clone(), core.turns.take());
+            tokio::spawn(async move { seek(&running, wanted, turn).await })
+        };
+        let until_they_are = async |numbers: [u64; 2]| {
+            while locked(&running.waiting).numbers != BTreeSet::from(numbers) {
+                tokio::task::yield_now().await;
+            }
+        };
+        let (first, second) = (request(3_000), request(3_000));
+        until_they_are([1, 2]).await;
+        let error = request(10).await.unwrap().unwrap_err();
+        assert!(matches!(error, ClientError::WaitedTooLong { .. }), "{error}");
+
+        let third = request(3_000);
+        first.abort();
+        let entered = tokio::time::timeout(Duration::from_secs(60), until_they_are([2, 3])).await;
+        entered.expect("the third takes the room of the first");
+        running.stop();
+        for stopped in [second, third] {
+            assert!(matches!(stopped.await.unwrap(), Err(ClientError::NotStarted { .. })));
+        }
+    }
 
     #[tokio::test]
     async fn a_change_is_never_missed_and_told_once() {

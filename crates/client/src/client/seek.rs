@@ -15,12 +15,13 @@ use gpupool_api::RequestBody;
 use gpupool_api::lease::{Followed, Lease, State};
 use gpupool_core::limits::OFFER_HELD;
 use tokio::runtime::Handle;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
 use super::direct::Wanted;
 use super::place::{Place, Stray, give_back, is_fault};
-use super::running::{Follower, Running, Turn, UnderWay, at};
+use super::running::{Admission, Follower, Running, Turn, UnderWay, at};
 use crate::limits::{AWAY, CONFIRM_PATIENCE, FOLLOW_WAIT, FOLLOWED_AT_ONCE, SLOWEST_CLOCK};
 use crate::random::Backoff;
 use crate::{ClientError, IdempotencyKey};
@@ -44,9 +45,16 @@ pub(super) async fn seek(running: &Arc<Running>, wanted: Wanted, turn: Turn) -> 
     let (deadline, too_long) = (wanted.deadline, wanted.too_long());
     let stopped = ClientError::NotStarted { doing: "requesting GPU" };
     let mut stopping = running.stopping();
-    let seeker = Seeker::enter(running.clone(), wanted);
+    let admission = tokio::select! {
+        biased;
+        admission = running.admit() => admission,
+        () = stopping.changed() => return Err(stopped),
+        () = tokio::time::sleep_until(deadline) => return Err(too_long),
+    };
+    let seeker = Seeker::enter(running.clone(), wanted, admission);
     // It is in line: whoever came later may enter.
     drop(turn);
+    // Ends with the request: `seek` sees that the receiver is gone.
     running.runtime.spawn(async move { seeker.seek(tell).await });
     // The task may be waiting for the fate of a confirmation, which nobody else has to wait for.
     tokio::select! {
@@ -61,7 +69,8 @@ struct Seeker {
     running: Arc<Running>,
     wanted: Wanted,
     id: u64,
-    news: mpsc::UnboundedReceiver<News>,
+    news: mpsc::Receiver<News>,
+    admission: Admission,
     refused: BTreeMap<usize, ClientError>,
     /// Offers that came while another one was being confirmed.
     offers: VecDeque<(usize, Lease, Instant)>,
@@ -72,12 +81,15 @@ struct Seeker {
 }
 
 impl Seeker {
-    fn enter(running: Arc<Running>, wanted: Wanted) -> Self {
-        let (tell, news) = mpsc::unbounded_channel();
+    fn enter(running: Arc<Running>, wanted: Wanted, admission: Admission) -> Self {
+        // Room for all there can be: a line that tells of something never waits, whatever this waits for.
+        let (tell, news) = mpsc::channel(NEWS_OF_A_LINE * running.places().len().max(1));
         // Under one lock, so that two requests have the same order in every queue.
-        let id = running.enter(|id| Waiter { id, body: wanted.body.clone(), tell: tell.clone() });
+        let waiter = |id| Waiter { id, body: wanted.body.clone(), tell: tell.clone(), _admission: admission.clone() };
+        let id = running.enter(waiter);
         let _under_way = running.core.returns.begin();
-        Self { running, wanted, id, news, refused: BTreeMap::new(), offers: VecDeque::new(), away: None, _under_way }
+        let (refused, offers) = (BTreeMap::new(), VecDeque::new());
+        Self { running, wanted, id, news, admission, refused, offers, away: None, _under_way }
     }
 
     async fn seek(mut self, mut tell: oneshot::Sender<Sought>) {
@@ -116,7 +128,7 @@ impl Seeker {
             }
         };
         let winner = sought.as_ref().ok().map(|won| won.place.number);
-        self.running.leave(self.id, winner);
+        self.running.leave(self.id, winner, &self.admission);
         if let Err(Ok(won)) = tell.send(sought) {
             give_back(&self.running.runtime, &won.place, Stray::Lease(won.lease.id));
         }
@@ -197,7 +209,7 @@ impl Drop for Seeker {
     fn drop(&mut self) {
         // It is not wanted any more, or the runtime ends with the task half done: then the lines end too, and the servers
         // forget requests that are not asked for.
-        self.running.leave(self.id, None);
+        self.running.leave(self.id, None, &self.admission);
     }
 }
 
@@ -229,8 +241,15 @@ pub(super) struct Waiter {
     /// Larger for those who came later.
     pub id: u64,
     pub body: Arc<RequestBody>,
-    pub tell: mpsc::UnboundedSender<News>,
+    pub tell: mpsc::Sender<News>,
+    pub _admission: Admission,
 }
+
+/// News of one line that a waiter may not have taken: that it waits, which is told once, and what it was granted or why it is
+/// refused. Something else is granted only after the waiter gave back what was.
+const NEWS_OF_A_LINE: usize = 2;
+/// Orders about one waiter that a line may not have taken: to enter, to wait again after a grant, and to leave.
+pub(super) const ORDERS_OF_A_WAITER: usize = 3;
 
 /// What an endpoint says to a waiter.
 #[derive(Debug)]
@@ -257,7 +276,7 @@ pub(super) enum Order {
     /// What this one was granted is gone: it waits again.
     Again(u64),
     /// This one waits no longer; what it has there is given back unless it keeps it.
-    Leave { waiter: u64, keeps: bool, _under_way: UnderWay },
+    Leave { waiter: u64, keeps: bool, _under_way: UnderWay, _admission: Admission },
 }
 
 #[derive(Debug)]
@@ -265,6 +284,8 @@ struct Entry {
     waiter: Waiter,
     key: IdempotencyKey,
     stage: Stage,
+    /// Whether it was told that it waits.
+    is_told: bool,
     /// When it was last known to wait; before it was asked, of one that was not.
     since: Instant,
 }
@@ -312,7 +333,7 @@ impl Line {
     }
 
     /// Until nobody can give orders any more.
-    pub async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>, mut weather: Follower) {
+    pub async fn run(mut self, mut orders: mpsc::Receiver<Order>, mut weather: Follower) {
         loop {
             weather.mark_seen();
             let is_usable = self.place.is_usable();
@@ -389,12 +410,11 @@ impl Line {
     fn take(&mut self, order: Order) {
         match order {
             Order::Enter(waiter) => {
-                let stage = Stage::Outside { tried: false };
-                self.entries
-                    .insert(waiter.id, Entry { waiter, key: IdempotencyKey::random(), stage, since: Instant::now() });
+                let (key, stage) = (IdempotencyKey::random(), Stage::Outside { tried: false });
+                self.entries.insert(waiter.id, Entry { waiter, key, stage, is_told: false, since: Instant::now() });
             }
             Order::Again(waiter) => self.enter_anew(waiter),
-            Order::Leave { waiter, keeps, _under_way } => self.leave(waiter, keeps),
+            Order::Leave { waiter, keeps, _under_way, _admission } => self.leave(waiter, keeps),
         }
     }
 
@@ -473,6 +493,7 @@ impl Line {
     fn heard(&mut self, waiter: u64, lease: Lease) {
         let Some(entry) = self.entries.get_mut(&waiter) else { return };
         match lease.state {
+            State::Queued if std::mem::replace(&mut entry.is_told, true) => {}
             State::Queued => self.tell(self.entries.get(&waiter), What::Waits),
             State::Offered | State::Active => {
                 entry.stage = Stage::Told(lease.id);
@@ -491,7 +512,8 @@ impl Line {
     fn tell(&self, entry: Option<&Entry>, what: What) {
         if let Some(entry) = entry {
             // Where nobody listens any more, an order to leave is on its way.
-            let _ = entry.waiter.tell.send(News { place: self.place.number, what });
+            let told = entry.waiter.tell.try_send(News { place: self.place.number, what });
+            debug_assert!(!matches!(told, Err(TrySendError::Full(_))), "a waiter has room for all news there can be");
         }
     }
 

@@ -16,8 +16,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::news::gpu_news;
 use super::place::{Board, Held, Place, stopped};
-use super::{GpuError, GpuNews, GpuWish, Granted};
+use super::{GpuError, GpuNewsReader, GpuWish, Granted};
 use crate::limits::{ANSWER_PATIENCE, GIVE_BACK_LATER};
 use crate::plan::Place as WorkerPlace;
 use crate::{NotAttached, WorkerId};
@@ -39,15 +40,11 @@ pub struct GpuKeeper {
 }
 
 impl GpuKeeper {
-    /// Asks the agent for what is wished, and tells from then on what becomes of it. `tell` is called by the keeper's thread:
-    /// it has to come back at once, and must not call the keeper.
-    pub fn start(
-        agent: LocalAgent,
-        wish: GpuWish,
-        tell: impl FnMut(GpuNews) + Send + 'static,
-    ) -> Result<Self, GpuError> {
+    /// Asks the agent for what is wished. What becomes of it from then on is read from the second value.
+    pub fn start(agent: LocalAgent, wish: GpuWish) -> Result<(Self, GpuNewsReader), GpuError> {
         let bodies = wish.bodies()?;
-        let board = Board::new(bodies.len(), Box::new(tell));
+        let (news, reader) = gpu_news();
+        let board = Board::new(bodies.len(), news);
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (stop, stopping) = watch::channel(());
         let (is_done, done) = sync_channel(0);
@@ -66,8 +63,9 @@ impl GpuKeeper {
             // Nothing is left to be done; a look-up of a name that hangs holds nobody up.
             runtime.shutdown_background();
         };
+        // Ends when everything is given back, or was tried to be for a while; whoever drops the keeper waits for the first.
         thread::Builder::new().name("gpupool-gpus".into()).spawn(run)?;
-        Ok(keeper)
+        Ok((keeper, reader))
     }
 
     /// Tells the agent that a process, a descendant of ours whose program does not run yet, belongs to the lease; its
@@ -115,6 +113,7 @@ impl GpuKeeper {
         errand: impl Future<Output = Result<T, GpuError>> + Send + 'static,
     ) -> Result<T, GpuError> {
         let (answer, answered) = sync_channel(1);
+        // Ends within the patience, or with the runtime of the thread.
         self.runtime.spawn(async move {
             let in_time = tokio::time::timeout(ANSWER_PATIENCE, errand).await;
             // The caller may have gone.

@@ -11,6 +11,7 @@
 //! several leases one device.
 
 mod keeper;
+mod news;
 mod place;
 
 use std::collections::BTreeSet;
@@ -22,6 +23,7 @@ use gpupool_client::ClientError;
 use gpupool_core::ids::GpuId;
 
 pub use keeper::{GpuKeeper, GpuMemory};
+pub use news::{GpuNews, GpuNewsReader};
 
 use crate::limits::{ANSWER_PATIENCE, GPUS};
 
@@ -75,39 +77,6 @@ impl GpuWish {
         };
         Ok(self.gpu_ids.iter().map(on).collect())
     }
-}
-
-// What becomes of the GPUs of a run.
-
-/// What became of a place, or of the agent.
-#[derive(Debug, Clone, PartialEq)]
-pub enum GpuNews {
-    /// Workers may be started on this now.
-    Granted(Granted),
-    /// The workers of this place must stop now: within five seconds the agent kills what runs under the lease. Another one is
-    /// asked for, and told when it is granted.
-    Lost {
-        /// Which place.
-        place: usize,
-        /// Why, for people.
-        why: String,
-    },
-    /// It is waited for.
-    Waiting {
-        /// Which place.
-        place: usize,
-        /// How it goes, for people.
-        text: String,
-    },
-    /// It is not granted, and not asked for any more: it can never be, or the agent does not want to.
-    Refused {
-        /// Which place.
-        place: usize,
-        /// Why, for people.
-        why: String,
-    },
-    /// Good to know, for people: the agent is away, or back, or will take something back soon.
-    Note(String),
 }
 
 /// A lease of a place.

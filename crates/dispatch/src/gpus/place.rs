@@ -15,6 +15,7 @@ use gpupool_confine::lock;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::news::GpuNewsSender;
 use super::{GpuNews, Granted};
 use crate::limits::{ASK_AGAIN, SHORT_LIFE};
 
@@ -194,7 +195,7 @@ pub(super) async fn stopped(stop: &mut watch::Receiver<()>) {
 pub(super) struct Board(Arc<Mutex<Inner>>);
 
 struct Inner {
-    tell: Box<dyn FnMut(GpuNews) + Send>,
+    news: GpuNewsSender,
     held: Vec<Option<Held>>,
     /// Places that miss the agent.
     away: BTreeSet<usize>,
@@ -209,8 +210,8 @@ pub(super) struct Held {
 }
 
 impl Board {
-    pub fn new(places: usize, tell: Box<dyn FnMut(GpuNews) + Send>) -> Self {
-        Self(Arc::new(Mutex::new(Inner { tell, held: vec![None; places], away: BTreeSet::new() })))
+    pub fn new(places: usize, news: GpuNewsSender) -> Self {
+        Self(Arc::new(Mutex::new(Inner { news, held: vec![None; places], away: BTreeSet::new() })))
     }
 
     /// What is held, place by place.
@@ -219,14 +220,14 @@ impl Board {
     }
 
     pub fn tell(&self, news: GpuNews) {
-        (lock(&self.0).tell)(news);
+        lock(&self.0).news.send(news);
     }
 
     pub fn granted(&self, held: Held) {
         let (place, granted) = (held.granted.place, held.granted.clone());
         let mut inner = lock(&self.0);
         inner.held[place] = Some(held);
-        (inner.tell)(GpuNews::Granted(granted));
+        inner.news.send(GpuNews::Granted(granted));
     }
 
     pub fn lost(&self, place: usize, why: String) {
@@ -234,7 +235,7 @@ impl Board {
         self.notice(place, Notice::Back);
         let mut inner = lock(&self.0);
         inner.held[place] = None;
-        (inner.tell)(GpuNews::Lost { place, why });
+        inner.news.send(GpuNews::Lost { place, why });
     }
 
     /// It is given back, or about to be: nobody starts anything on it any more.
@@ -262,7 +263,7 @@ impl Board {
             }
         };
         if let Some(text) = text {
-            (inner.tell)(GpuNews::Note(text));
+            inner.news.send(GpuNews::Note(text));
         }
     }
 }
@@ -279,14 +280,13 @@ fn numbers(granted: &Granted) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
-
+    use super::super::news::gpu_news;
     use super::*;
 
     #[test]
     fn an_agent_that_all_places_miss_is_told_of_once() {
-        let (sender, told) = channel();
-        let board = Board::new(3, Box::new(move |news| sender.send(news).unwrap()));
+        let (news, mut told) = gpu_news();
+        let board = Board::new(3, news);
         for place in 0..3 {
             board.notice(place, Notice::Away(format!("try {place}")));
         }
@@ -294,7 +294,8 @@ mod tests {
             board.notice(place, Notice::Back);
         }
         board.notice(1, Notice::Back);
-        let told: Vec<GpuNews> = told.try_iter().collect();
+        drop(board);
+        let told: Vec<GpuNews> = std::iter::from_fn(|| told.blocking_next()).collect();
         let note = |text: &str| GpuNews::Note(text.into());
         assert_eq!(told, [note("the agent is away, the work goes on (try 0)"), note("the agent is back")]);
     }

@@ -17,7 +17,7 @@ mod worker;
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
@@ -28,17 +28,18 @@ use gpupool_confine::bounds::Watcher;
 use gpupool_confine::cgroup::Cgroups;
 use gpupool_confine::lock;
 use serde::Serialize;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use audit::AuditTrail;
 pub use audit::{AuditEntry, Ended, HowEnded, read_audit};
 pub use config::{AcquireError, Device, ResourceConfig, ResourceError, WorkerError};
 pub use owner::LeasedGpus;
-use owner::{Message, Owner};
+use owner::{Admission, Message, Owner, ToOwner};
 use roster::Ticket;
-use worker::{Busy, Live, Order, Run};
+use worker::{Busy, Live, Run};
 
-use crate::limits::{CANCEL_GRACE, DEPTH, DROP_PATIENCE, TASK_ID_BYTES};
+use crate::limits::{CANCEL_GRACE, DROP_PATIENCE, TASK_ID_BYTES};
 use crate::plan::Speaks;
 use crate::{Refused, WorkerId};
 
@@ -47,7 +48,7 @@ use crate::{Refused, WorkerId};
 /// Dropping it ends the workers: they get a moment to clean up, and then are killed.
 #[derive(Debug)]
 pub struct ResourcePool {
-    owner: mpsc::UnboundedSender<Message>,
+    owner: ToOwner,
     status: watch::Receiver<PoolStatus>,
     audit: Arc<AuditTrail>,
     next_ticket: AtomicU64,
@@ -72,7 +73,7 @@ impl ResourcePool {
         let audit = Arc::new(AuditTrail::new(config.audit.as_deref()).map_err(failed)?);
         let watcher = Watcher::start(cgroups)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (to_us, inbox) = mpsc::unbounded_channel();
+        let (to_us, inbox) = ToOwner::new(config.max_workers as usize);
         let (tells, status) = watch::channel(PoolStatus {
             // They are being started from here on.
             total_workers: if config.gpus.is_none() { config.min_workers as usize } else { 0 },
@@ -84,6 +85,7 @@ impl ResourcePool {
         let owner = Owner::new(config, watcher, Arc::clone(&audit), tells, to_us.clone())?;
         let (ends, is_over) = watch::channel(());
         let (ends_too, is_over_too) = sync_channel(0);
+        // Ends with the pool, whose drop waits for it.
         std::thread::Builder::new().name("gpupool-workers".into()).spawn(move || {
             runtime.block_on(owner.own(inbox));
             drop(runtime);
@@ -107,13 +109,17 @@ impl ResourcePool {
         let ticket = Ticket(self.next_ticket.fetch_add(1, Ordering::Relaxed));
         let (answer, answered) = oneshot::channel();
         let owner = self.owner.clone();
-        if task_id.len() > TASK_ID_BYTES {
-            let _ = answer.send(Err(AcquireError::TaskId(task_id.len())));
-        } else {
+        let admission = owner.admit().filter(|_| task_id.len() <= TASK_ID_BYTES);
+        match &admission {
             // A pool that has ended drops the answer.
-            let _ = owner.send(Message::Ask { ticket, task_id, answer });
+            Some(admission) => owner.tell(Message::Ask { ticket, task_id, answer, admission: Arc::clone(admission) }),
+            None => {
+                let too_long = task_id.len() > TASK_ID_BYTES;
+                let why = if too_long { AcquireError::TaskId(task_id.len()) } else { AcquireError::TooManyWaiting };
+                let _ = answer.send(Err(why));
+            }
         }
-        Acquiring { ticket, answered, owner, is_over: false }
+        Acquiring { ticket, answered, owner, admission }
     }
 
     /// Waits until the least number of workers are set up, or says why none can be.
@@ -148,14 +154,14 @@ impl ResourcePool {
     /// Ends it: who waits is told, workers finish what they are at and clean up, or are killed when that takes too long.
     /// Begun at the call; over when no process is left.
     pub fn shutdown(&self) -> impl Future<Output = ()> + Send + use<> {
-        let _ = self.owner.send(Message::ShutDown(self.clean_up_timeout));
+        self.owner.shut_down(self.clean_up_timeout);
         let mut is_over = self.is_over.clone();
         async move { while is_over.changed().await.is_ok() {} }
     }
 
     /// Ends it as dropping it does: workers get a moment to clean up, and then are killed. Blocks until no process is left.
     pub fn close(&self) {
-        let _ = self.owner.send(Message::ShutDown(CANCEL_GRACE.min(self.clean_up_timeout)));
+        self.owner.shut_down(CANCEL_GRACE.min(self.clean_up_timeout));
         // Nothing is ever sent: it hangs up, or takes too long.
         let _ = lock(&self.is_over_too).recv_timeout(DROP_PATIENCE);
     }
@@ -174,8 +180,9 @@ pub struct Acquiring {
     ticket: Ticket,
     /// Holds the worker once it is granted: dropped, it goes back.
     answered: oneshot::Receiver<Result<HeldWorker, AcquireError>>,
-    owner: mpsc::UnboundedSender<Message>,
-    is_over: bool,
+    owner: ToOwner,
+    /// `None` once it has an answer.
+    admission: Option<Admission>,
 }
 
 impl Future for Acquiring {
@@ -183,15 +190,17 @@ impl Future for Acquiring {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let answered = Pin::new(&mut self.answered).poll(context);
-        self.is_over = answered.is_ready();
+        if answered.is_ready() {
+            self.admission = None;
+        }
         answered.map(|answer| answer.unwrap_or(Err(AcquireError::Closed)))
     }
 }
 
 impl Drop for Acquiring {
     fn drop(&mut self) {
-        if !self.is_over {
-            let _ = self.owner.send(Message::Leave(self.ticket));
+        if let Some(admission) = self.admission.take() {
+            self.owner.tell(Message::Leave(self.ticket, admission));
         }
     }
 }
@@ -207,12 +216,14 @@ pub struct HeldWorker {
     gpu_ids: Vec<u32>,
     speaks: Speaks,
     live: Live,
-    orders: mpsc::UnboundedSender<Order>,
+    runs: mpsc::Sender<Run>,
     ended: watch::Receiver<Option<WorkerError>>,
     /// How many things it was told to do and has not done.
     at_work: Arc<AtomicUsize>,
-    owner: mpsc::UnboundedSender<Message>,
-    is_given_back: bool,
+    owner: ToOwner,
+    is_killed: AtomicBool,
+    /// `None` once it is given back.
+    admission: Option<Admission>,
 }
 
 impl HeldWorker {
@@ -249,7 +260,9 @@ impl HeldWorker {
 
     /// Kills it, with all it started. Another takes its place; this one can do nothing any more.
     pub fn kill(&self) {
-        let _ = self.owner.send(Message::Kill(self.ticket));
+        if !self.is_killed.swap(true, Ordering::AcqRel) {
+            self.owner.tell(Message::Kill(self.ticket));
+        }
     }
 
     /// Has it work on this; told to it at the call. Several are done one after the other. What has begun goes on when the
@@ -298,21 +311,18 @@ impl HeldWorker {
 
     fn give(&self, payload: Bytes, answer: oneshot::Sender<Result<Bytes, WorkerError>>) -> Result<(), Refused> {
         self.speaks.check(&payload)?;
-        if self.at_work.load(Ordering::Acquire) >= DEPTH {
-            return Err(Refused::Full);
+        let busy = Busy::begin(&self.at_work).ok_or(Refused::Full)?;
+        match self.runs.try_send(Run { payload, answer, busy }) {
+            Err(TrySendError::Full(_)) => Err(Refused::Full),
+            // One that is gone drops the answer, and how it ended is told in its place.
+            Ok(()) | Err(TrySendError::Closed(_)) => Ok(()),
         }
-        let busy = Busy::new(&self.at_work);
-        // One that is gone drops the answer, and how it ended is told in its place.
-        let _ = self.orders.send(Order::Run(Run { payload, answer, busy }));
-        Ok(())
     }
 
     fn give_back(&mut self, seen: Option<oneshot::Sender<()>>) {
-        if std::mem::replace(&mut self.is_given_back, true) {
-            return;
-        }
+        let Some(admission) = self.admission.take() else { return };
         let is_at_work = self.at_work.load(Ordering::Acquire) > 0;
-        let _ = self.owner.send(Message::GiveBack { ticket: self.ticket, is_at_work, seen });
+        self.owner.tell(Message::GiveBack { ticket: self.ticket, is_at_work, seen, admission });
     }
 }
 

@@ -4,45 +4,96 @@
 //! is shut down and every process gone.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpupool_client::local::LocalAgent;
 use gpupool_confine::bounds::Watcher;
-use tokio::sync::{mpsc, oneshot, watch};
+use gpupool_confine::lock;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use super::audit::{AuditTrail, HowEnded};
 use super::config::worker_id;
 use super::roster::{Effect, Fitness, Refusal, Roster, Ticket};
-use super::worker::{Live, News, Order, Tending};
+use super::worker::{Ending, Live, News, Run, Tending};
 use super::{AcquireError, HeldWorker, PoolStatus, ResourceConfig, WorkerError};
 use crate::Cause;
-use crate::gpus::{GpuError, GpuKeeper, GpuNews, GpuWish, Granted};
-use crate::limits::{SLEEP_MOST, WAITING};
+use crate::gpus::{GpuError, GpuKeeper, GpuNews, GpuNewsReader, GpuWish, Granted};
+use crate::limits::{DEPTH, SLEEP_MOST, WAITING};
 use crate::plan::{Place, Plan};
 
 pub(super) type Answer = oneshot::Sender<Result<HeldWorker, AcquireError>>;
 
-/// A wish of those who want or have workers, or news of a process or a GPU.
+/// A wish of those who want or have workers, or news of a process. The first four are each sent at most once for a ticket.
 #[derive(Debug)]
 pub(super) enum Message {
     Ask {
         ticket: Ticket,
         task_id: Arc<str>,
         answer: Answer,
+        admission: Admission,
     },
-    Leave(Ticket),
+    Leave(Ticket, Admission),
     GiveBack {
         ticket: Ticket,
         is_at_work: bool,
         seen: Option<oneshot::Sender<()>>,
+        admission: Admission,
     },
     Kill(Ticket),
     Worker(usize, News),
-    Gpu(GpuNews),
-    /// Workers may take so long to clean up.
-    ShutDown(Duration),
+    /// How long workers may take to clean up is said in [`ToOwner`].
+    ShutDown,
+}
+
+/// Messages with a ticket: `Ask`, `Leave`, `Kill` and `GiveBack`.
+const MESSAGES_OF_A_TICKET: usize = 4;
+/// News of a process; the next one in its slot is started after the last of them was taken.
+const MESSAGES_OF_A_WORKER: usize = 5;
+
+/// Keeps room for the messages with one ticket; given back when all of them were taken that will ever be sent.
+pub(super) type Admission = Arc<OwnedSemaphorePermit>;
+
+/// The way to the owner of a pool, for any thread.
+///
+/// Its channel has room for every message there can be, so nobody who drops a worker ever waits, and nothing is lost: as many
+/// tickets as may wait or hold workers are admitted, and each kind of message is sent only once.
+#[derive(Debug, Clone)]
+pub(super) struct ToOwner {
+    messages: mpsc::Sender<Message>,
+    tickets: Arc<Semaphore>,
+    /// How long workers may take to clean up; there from the sending of [`Message::ShutDown`] until that is taken.
+    shut_down: Arc<Mutex<Option<Duration>>>,
+}
+
+impl ToOwner {
+    /// The way to the owner of so many workers, and where their messages arrive.
+    pub fn new(workers: usize) -> (Self, mpsc::Receiver<Message>) {
+        let tickets = WAITING + workers;
+        let most = MESSAGES_OF_A_TICKET * tickets + MESSAGES_OF_A_WORKER * workers + 1;
+        let (messages, inbox) = mpsc::channel(most);
+        (Self { messages, tickets: Arc::new(Semaphore::new(tickets)), shut_down: Arc::default() }, inbox)
+    }
+
+    /// Admits one more ticket; `None` where too many wait.
+    pub fn admit(&self) -> Option<Admission> {
+        Arc::clone(&self.tickets).try_acquire_owned().ok().map(Arc::new)
+    }
+
+    /// Sends a message, which an owner that has ended drops.
+    pub fn tell(&self, message: Message) {
+        let sent = self.messages.try_send(message);
+        debug_assert!(!matches!(sent, Err(TrySendError::Full(_))), "the inbox has room for all there can be");
+    }
+
+    /// Ends the pool. Said several times, the last patience counts.
+    pub fn shut_down(&self, patience: Duration) {
+        if lock(&self.shut_down).replace(patience).is_none() {
+            self.tell(Message::ShutDown);
+        }
+    }
 }
 
 pub(super) struct Owner {
@@ -54,21 +105,22 @@ pub(super) struct Owner {
     roster: Roster,
     effects: Vec<Effect>,
     processes: Vec<Option<Process>>,
-    waiting: HashMap<Ticket, (Arc<str>, Answer)>,
+    waiting: HashMap<Ticket, (Arc<str>, Answer, Admission)>,
     /// In the order they began: tickets are numbered so.
     holds: BTreeMap<Ticket, Hold>,
     status: watch::Sender<PoolStatus>,
     audit: Arc<AuditTrail>,
     stop_patience: Duration,
     clean_up_failure: Option<Arc<str>>,
-    to_us: mpsc::UnboundedSender<Message>,
+    to_us: ToOwner,
     /// Told when the status shows what happened.
     answers: Vec<(Answer, Result<HeldWorker, AcquireError>)>,
     seen: Vec<oneshot::Sender<()>>,
 }
 
 struct Process {
-    orders: mpsc::UnboundedSender<Order>,
+    runs: mpsc::Sender<Run>,
+    endings: watch::Sender<Option<Ending>>,
     /// Once it is set up.
     live: Option<Live>,
 }
@@ -85,9 +137,9 @@ impl Owner {
         watcher: Watcher,
         audit: Arc<AuditTrail>,
         status: watch::Sender<PoolStatus>,
-        to_us: mpsc::UnboundedSender<Message>,
+        to_us: ToOwner,
     ) -> Result<Self, GpuError> {
-        let lease = |wish| Leases::start(wish, config.max_workers, to_us.clone());
+        let lease = |wish| Leases::start(wish, config.max_workers);
         let leases = config.gpus.clone().map(lease).transpose()?;
         Ok(Self {
             plan: Arc::new(config.plan()),
@@ -114,12 +166,13 @@ impl Owner {
     }
 
     /// Owns a pool until it is shut down.
-    pub async fn own(mut self, mut inbox: mpsc::UnboundedReceiver<Message>) {
+    pub async fn own(mut self, mut inbox: mpsc::Receiver<Message>) {
         self.settle();
         while !self.roster.is_over() {
             let until = self.roster.next_deadline().unwrap_or_else(|| Instant::now() + SLEEP_MOST);
             tokio::select! {
                 Some(message) = inbox.recv() => self.take(message),
+                Some(news) = gpu_news(&mut self.leases) => self.hear_of_gpu(news, Instant::now()),
                 () = tokio::time::sleep_until(until.into()) => {}
             }
             self.settle();
@@ -132,19 +185,15 @@ impl Owner {
     fn take(&mut self, message: Message) {
         let now = Instant::now();
         match message {
-            Message::Ask { ticket, task_id, answer } => {
-                if self.waiting.len() >= WAITING {
-                    let _ = answer.send(Err(AcquireError::TooManyWaiting));
-                    return;
-                }
-                self.waiting.insert(ticket, (task_id, answer));
+            Message::Ask { ticket, task_id, answer, admission } => {
+                self.waiting.insert(ticket, (task_id, answer, admission));
                 self.roster.ask(ticket, now, &mut self.effects);
             }
-            Message::Leave(ticket) => {
+            Message::Leave(ticket, _admission) => {
                 self.waiting.remove(&ticket);
                 self.roster.leave(ticket);
             }
-            Message::GiveBack { ticket, is_at_work, seen } => {
+            Message::GiveBack { ticket, is_at_work, seen, admission: _admission } => {
                 if is_at_work {
                     self.end_unfit(ticket, WorkerError::GivenBack);
                 } else if self.roster.give_back(ticket, Fitness::Fit, now, &mut self.effects) {
@@ -155,9 +204,10 @@ impl Owner {
             }
             Message::Kill(ticket) => self.end_unfit(ticket, WorkerError::Killed),
             Message::Worker(slot, news) => self.hear(slot, news, now),
-            Message::Gpu(news) => self.hear_of_gpu(news, now),
-            Message::ShutDown(patience) => {
-                self.stop_patience = patience;
+            Message::ShutDown => {
+                if let Some(patience) = lock(&self.to_us.shut_down).take() {
+                    self.stop_patience = patience;
+                }
                 self.roster.close(&mut self.effects);
             }
         }
@@ -239,7 +289,7 @@ impl Owner {
             Effect::Start(slot) => self.start(slot),
             Effect::Grant { ticket, slot } => self.grant(ticket, slot),
             Effect::Refuse { ticket, why } => {
-                let Some((_, answer)) = self.waiting.remove(&ticket) else { return };
+                let Some((_, answer, _admission)) = self.waiting.remove(&ticket) else { return };
                 let why = match why {
                     Refusal::Closed => AcquireError::Closed,
                     Refusal::NoWorker(why) => AcquireError::NoWorker(why),
@@ -250,16 +300,18 @@ impl Owner {
                 self.answers.push((answer, Err(why)));
             }
             Effect::TimeUp { ticket, slot } => {
-                self.order(slot, Order::Kill);
+                self.end(slot, Ending::Kill);
                 self.end_hold(ticket, WorkerError::Timeout(self.config.worker_timeout));
             }
-            Effect::Stop(slot) => self.order(slot, Order::Stop(self.stop_patience)),
-            Effect::Kill(slot) => self.order(slot, Order::Kill),
+            Effect::Stop(slot) => self.end(slot, Ending::Stop(tokio::time::Instant::now() + self.stop_patience)),
+            Effect::Kill(slot) => self.end(slot, Ending::Kill),
         }
     }
 
     fn start(&mut self, slot: usize) {
-        let (orders, taken) = mpsc::unbounded_channel();
+        // Of one holder after the other, the last of whom has had its work done before the next one comes.
+        let (runs, taken) = mpsc::channel(DEPTH);
+        let (endings, _) = watch::channel(None);
         let tending = Tending {
             slot,
             plan: Arc::clone(&self.plan),
@@ -267,14 +319,17 @@ impl Owner {
             watcher: Arc::clone(&self.watcher),
             setup_timeout: self.config.setup_timeout,
             owner: self.to_us.clone(),
+            runs: taken,
+            endings: endings.clone(),
         };
-        tokio::spawn(tending.tend(taken, orders.downgrade()));
-        self.processes[slot] = Some(Process { orders, live: None });
+        // Ends when the process is gone, which `own` waits for, on the runtime of this thread.
+        tokio::spawn(tending.tend());
+        self.processes[slot] = Some(Process { runs, endings, live: None });
     }
 
     fn grant(&mut self, ticket: Ticket, slot: usize) {
-        let Some((task_id, answer)) = self.waiting.remove(&ticket) else { return };
-        let Some(Process { orders, live: Some(live) }) = &self.processes[slot] else { return };
+        let Some((task_id, answer, admission)) = self.waiting.remove(&ticket) else { return };
+        let Some(Process { runs, live: Some(live), .. }) = &self.processes[slot] else { return };
         if let Some(held) = live.held.as_ref().filter(|_| self.config.worker_cpu_time.is_some()) {
             held.restart_cpu_time();
         }
@@ -290,19 +345,19 @@ impl Owner {
             gpu_ids: self.gpu_ids(slot),
             speaks: self.plan.program.speaks,
             live: live.clone(),
-            orders: orders.clone(),
+            runs: runs.clone(),
             ended,
             at_work: Arc::new(AtomicUsize::new(0)),
             owner: self.to_us.clone(),
-            is_given_back: false,
+            is_killed: AtomicBool::new(false),
+            admission: Some(admission),
         };
         self.answers.push((answer, Ok(worker)));
     }
 
-    fn order(&self, slot: usize, order: Order) {
+    fn end(&self, slot: usize, ending: Ending) {
         if let Some(process) = &self.processes[slot] {
-            // One that is gone is told of in a moment.
-            let _ = process.orders.send(order);
+            ending.order(&process.endings);
         }
     }
 
@@ -384,6 +439,7 @@ pub struct LeasedGpus {
 #[derive(Debug)]
 struct Leases {
     keeper: Arc<GpuKeeper>,
+    news: GpuNewsReader,
     granted: Vec<Option<Granted>>,
     /// How the wait for each goes.
     waiting: Vec<Option<Arc<str>>>,
@@ -391,12 +447,12 @@ struct Leases {
 
 impl Leases {
     /// Asks for a GPU for each worker.
-    fn start(wish: LeasedGpus, workers: u32, owner: mpsc::UnboundedSender<Message>) -> Result<Self, GpuError> {
+    fn start(wish: LeasedGpus, workers: u32) -> Result<Self, GpuError> {
         let places = workers as usize;
         let LeasedGpus { agent, body } = wish;
         let wish = GpuWish { body, leases: places, gpu_ids: Vec::new() };
-        let keeper = GpuKeeper::start(agent, wish, move |news| drop(owner.send(Message::Gpu(news))))?;
-        Ok(Self { keeper: Arc::new(keeper), granted: vec![None; places], waiting: vec![None; places] })
+        let (keeper, news) = GpuKeeper::start(agent, wish)?;
+        Ok(Self { keeper: Arc::new(keeper), news, granted: vec![None; places], waiting: vec![None; places] })
     }
 
     /// How the wait for a GPU goes, if one is waited for.
@@ -412,5 +468,13 @@ impl Leases {
     pub fn place(&self, slot: usize) -> Place {
         let Some(granted) = &self.granted[slot] else { return Place::new(worker_id(slot)) };
         self.keeper.place(worker_id(slot), granted)
+    }
+}
+
+/// The next news of the GPUs; never, where workers have none.
+async fn gpu_news(leases: &mut Option<Leases>) -> Option<GpuNews> {
+    match leases {
+        Some(leases) => leases.news.next().await,
+        None => std::future::pending().await,
     }
 }

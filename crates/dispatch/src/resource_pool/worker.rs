@@ -15,27 +15,43 @@ use gpupool_confine::bounds::{Excess, Held, Watcher};
 use gpupool_confine::spawn::{Job, JobEvent};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 
 use super::WorkerError;
-use super::owner::Message;
-use crate::limits::EXIT_PATIENCE;
+use super::owner::{Message, ToOwner};
+use crate::limits::{DEPTH, EXIT_PATIENCE};
 use crate::plan::{Place, Plan, Speaks};
 use crate::process::{Heard, Process, Wire, end, ready_of, start};
 use crate::protocol::{Counters, Kind};
 use crate::{Cause, Outcome, TaskId};
 
-/// What a worker is to do.
-#[derive(Debug)]
-pub(super) enum Order {
-    Run(Run),
-    /// Clean up and end, within so long.
-    Stop(Duration),
+/// How a worker is to end.
+#[derive(Debug, Clone)]
+pub(super) enum Ending {
+    /// Clean up and end by itself until then.
+    Stop(Instant),
     Kill,
-    /// It used too much.
-    End(Excess),
+    /// It used too much, and is killed.
+    Excess(Excess),
+}
+
+impl Ending {
+    /// Orders this ending. A kill replaces a stop, the first kill counts, and so does the earliest stop.
+    pub fn order(self, endings: &watch::Sender<Option<Self>>) {
+        endings.send_if_modified(|known| {
+            let is_harder = match (&*known, &self) {
+                (None, _) | (Some(Self::Stop(_)), Self::Kill | Self::Excess(_)) => true,
+                (Some(Self::Stop(known)), Self::Stop(until)) => until < known,
+                (Some(Self::Kill | Self::Excess(_)), _) => false,
+            };
+            if is_harder {
+                *known = Some(self);
+            }
+            is_harder
+        });
+    }
 }
 
 /// Work for a worker.
@@ -51,9 +67,11 @@ pub(super) struct Run {
 pub(super) struct Busy(Arc<AtomicUsize>);
 
 impl Busy {
-    pub fn new(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::AcqRel);
-        Self(Arc::clone(count))
+    /// One more, of which there can be [`DEPTH`].
+    pub fn begin(count: &Arc<AtomicUsize>) -> Option<Self> {
+        let one_more = |count: usize| (count < DEPTH).then_some(count + 1);
+        count.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
+        Some(Self(Arc::clone(count)))
     }
 }
 
@@ -63,7 +81,7 @@ impl Drop for Busy {
     }
 }
 
-/// What becomes of a worker.
+/// What becomes of a worker. Each is told at most once of a process.
 #[derive(Debug)]
 pub(super) enum News {
     /// It is set up.
@@ -92,27 +110,25 @@ pub(super) struct Tending {
     pub place: Place,
     pub watcher: Arc<Watcher>,
     pub setup_timeout: Duration,
-    pub owner: mpsc::UnboundedSender<Message>,
+    pub owner: ToOwner,
+    pub runs: mpsc::Receiver<Run>,
+    pub endings: watch::Sender<Option<Ending>>,
 }
 
 impl Tending {
     /// Starts a process and tends it until it is gone.
-    pub async fn tend(self, orders: mpsc::UnboundedReceiver<Order>, to_it: mpsc::WeakUnboundedSender<Order>) {
-        let last = match self.start(to_it).await {
-            Ok(worker) => worker.live(orders).await,
+    pub async fn tend(mut self) {
+        let last = match self.start().await {
+            Ok(worker) => worker.live(&mut self.runs, self.endings.subscribe()).await,
             Err(why) => gone(Cause::NotStarted(why.into()), None, false),
         };
-        // The owner outlives all that it has tended.
-        let _ = self.owner.send(Message::Worker(self.slot, last));
+        self.owner.tell(Message::Worker(self.slot, last));
     }
 
-    async fn start(&self, to_it: mpsc::WeakUnboundedSender<Order>) -> Result<Worker, String> {
+    async fn start(&self) -> Result<Worker, String> {
         let (plan, place, watcher) = (Arc::clone(&self.plan), self.place.clone(), Arc::clone(&self.watcher));
-        let on_excess = Box::new(move |excess| {
-            if let Some(to_it) = to_it.upgrade() {
-                let _ = to_it.send(Order::End(excess));
-            }
-        });
+        let endings = self.endings.clone();
+        let on_excess = Box::new(move |excess| Ending::Excess(excess).order(&endings));
         let started = spawn_blocking(move || start(&plan, &place, &watcher, on_excess)).await;
         let process = started.map_err(|error| error.to_string())?.map_err(|reason| reason.to_string())?;
         let mut worker = Worker::new(process, self).map_err(|error| error.to_string())?;
@@ -163,9 +179,10 @@ struct Talk {
     next_task: u64,
     queue: VecDeque<Run>,
     setup_failure: Option<Arc<str>>,
+    has_failed_to_clean_up: bool,
     was_ordered: bool,
     is_dead: bool,
-    owner: mpsc::UnboundedSender<Message>,
+    owner: ToOwner,
 }
 
 impl Worker {
@@ -183,6 +200,7 @@ impl Worker {
             next_task: 0,
             queue: VecDeque::new(),
             setup_failure: None,
+            has_failed_to_clean_up: false,
             was_ordered: false,
             is_dead: false,
             owner: tending.owner.clone(),
@@ -191,9 +209,11 @@ impl Worker {
     }
 
     /// Tends it until it is gone.
-    async fn live(mut self, mut orders: mpsc::UnboundedReceiver<Order>) -> News {
+    async fn live(mut self, runs: &mut mpsc::Receiver<Run>, mut endings: watch::Receiver<Option<Ending>>) -> News {
+        // What was ordered while it was started counts.
+        endings.mark_changed();
         let Leave { cause, grace } = loop {
-            if let Err(leave) = self.turn(&mut orders).await {
+            if let Err(leave) = self.turn(runs, &mut endings).await {
                 break leave;
             }
         };
@@ -211,7 +231,11 @@ impl Worker {
     }
 
     /// Waits for the next thing to happen, and deals with it.
-    async fn turn(&mut self, orders: &mut mpsc::UnboundedReceiver<Order>) -> Result<(), Leave> {
+    async fn turn(
+        &mut self,
+        runs: &mut mpsc::Receiver<Run>,
+        endings: &mut watch::Receiver<Option<Ending>>,
+    ) -> Result<(), Leave> {
         self.talk.send_next()?;
         let until = match self.talk.phase {
             Phase::SettingUp(until) | Phase::Stopping(until) => Some(until),
@@ -220,7 +244,14 @@ impl Worker {
         let is_full = self.talk.wire.get_ref().0.is_full();
         let interest = if is_full { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
         tokio::select! {
-            Some(order) = orders.recv() => self.talk.obey(order),
+            Some(run) = runs.recv() => {
+                self.talk.queue.push_back(run);
+                Ok(())
+            }
+            Ok(()) = endings.changed() => {
+                let ending = endings.borrow_and_update().clone();
+                ending.map_or(Ok(()), |ending| self.talk.end(ending))
+            }
             ready = self.job.readable_mut() => match ready {
                 Ok(mut guard) => match guard.get_inner_mut().0.try_event() {
                     Ok(None) => {
@@ -260,14 +291,12 @@ impl Worker {
 }
 
 impl Talk {
-    fn obey(&mut self, order: Order) -> Result<(), Leave> {
-        match order {
-            Order::Run(run) => self.queue.push_back(run),
-            Order::Stop(patience) => {
+    fn end(&mut self, ending: Ending) -> Result<(), Leave> {
+        match ending {
+            Ending::Stop(until) => {
                 self.was_ordered = true;
-                let until = Instant::now() + patience;
                 match self.phase {
-                    Phase::Stopping(sooner) => self.phase = Phase::Stopping(until.min(sooner)),
+                    Phase::Stopping(_) => self.phase = Phase::Stopping(until),
                     Phase::SettingUp(_) | Phase::AtWork => {
                         self.queue.clear();
                         self.phase = Phase::Stopping(until);
@@ -275,17 +304,17 @@ impl Talk {
                         self.send()?;
                     }
                 }
+                Ok(())
             }
-            Order::Kill => {
+            Ending::Kill => {
                 self.was_ordered = true;
-                return Err(Leave::killed(Cause::Stopped));
+                Err(Leave::killed(Cause::Stopped))
             }
-            Order::End(excess) => {
+            Ending::Excess(excess) => {
                 self.tell(News::Exceeded(excess.clone()));
-                return Err(Leave::killed(Cause::Excess(excess)));
+                Err(Leave::killed(Cause::Excess(excess)))
             }
         }
-        Ok(())
     }
 
     /// Gives it the next piece of work that somebody still wants, if it has none.
@@ -329,8 +358,7 @@ impl Talk {
     }
 
     fn tell(&self, news: News) {
-        // The owner outlives all that it has tended.
-        let _ = self.owner.send(Message::Worker(self.slot, news));
+        self.owner.tell(Message::Worker(self.slot, news));
     }
 
     /// Deals with all it said that was read.
@@ -361,7 +389,9 @@ impl Talk {
             Kind::Failed if is_set_up => answer(&mut self.running, Some(frame.task), Outcome::Failed(frame.payload))?,
             Kind::Started if is_set_up => {}
             Kind::CleanupFailed if is_set_up => {
-                self.tell(News::CleanUpFailed(frame.text()));
+                if !std::mem::replace(&mut self.has_failed_to_clean_up, true) {
+                    self.tell(News::CleanUpFailed(frame.text()));
+                }
             }
             kind => return Err(format!("it said {kind:?} out of turn")),
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use gpupool_dispatch::limits::WAITING;
 use gpupool_dispatch::resource_pool::{AcquireError, Device, ResourceConfig, ResourcePool};
 
 use crate::kit::{Story, ends, in_time, text, until};
@@ -142,4 +143,19 @@ fn a_configuration_that_cannot_be_is_refused() {
     assert_eq!(refused(|config| config.max_workers = 0), "max_workers must be positive, got 0");
     let unwritable = refused(|config| config.audit = Some("/proc/audit".into()));
     assert!(unwritable.starts_with("the audit trail /proc/audit: "), "{unwritable}");
+}
+
+#[tokio::test]
+async fn who_finds_the_line_full_is_told_so_at_once_and_there_is_room_again_when_others_leave() {
+    let pool = Story::of(1).with(|config| config.acquire_patience = Duration::from_secs(3_600)).start();
+    let held = in_time("a worker", pool.acquire("first")).await.unwrap();
+    let line: Vec<_> = (0..WAITING).map(|_| pool.acquire("waits")).collect();
+    let error = in_time("an answer", pool.acquire("one too many")).await.unwrap_err();
+    assert_eq!(error, AcquireError::TooManyWaiting);
+    // Whoever has a worker can kill it, however full it is.
+    held.kill();
+    drop(line);
+    drop(held);
+    until(&pool, "that all have left", |status| status.waiting_tasks == 0 && status.active_tasks == 0).await;
+    in_time("the next worker", pool.acquire("next")).await.unwrap().release().await;
 }

@@ -145,7 +145,10 @@ impl Roster {
 
     /// Somebody does not want to wait any longer.
     pub fn leave(&mut self, ticket: Ticket) {
-        self.line.retain(|waiter| waiter.ticket != ticket);
+        // From the front, where those who have waited longest give up first.
+        if let Some(at) = self.line.iter().position(|waiter| waiter.ticket == ticket) {
+            self.line.remove(at);
+        }
     }
 
     /// A worker was started and set up.
