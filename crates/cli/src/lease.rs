@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::connect::{Connect, ask, converse, explained};
 use crate::output::{WrongUsage, answer, note, write_json, write_text};
 use crate::signals::{Signals, exit_code};
-use crate::status::{all_leases, past, wish};
+use crate::status::{GpuNames, all_leases, past, wish};
 use crate::terminal::{Column, Paint, Table, clean};
 use crate::units;
 use crate::wish::Wish;
@@ -339,6 +339,8 @@ fn list(arguments: &List) -> anyhow::Result<ExitCode> {
 
 fn table(leases: &[Lease]) -> Table<8> {
     let now = Timestamp::now();
+    let devices = leases.iter().flat_map(|lease| &lease.devices);
+    let names = GpuNames::of(devices.map(|device| device.node.as_str()));
     let mut table = Table::new([
         Column::number("LEASE"),
         Column::words("STATE"),
@@ -350,7 +352,7 @@ fn table(leases: &[Lease]) -> Table<8> {
         Column::words("WHY").at_least(16).weighs(2).wraps(),
     ]);
     for lease in leases {
-        let gpus: Vec<String> = lease.devices.iter().map(|device| device.gpu_id.to_string()).collect();
+        let gpus: Vec<String> = lease.devices.iter().map(|device| names.name(&device.node, device.gpu_id)).collect();
         let cells = [
             lease.id.to_string(),
             lease.state.name().to_owned(),

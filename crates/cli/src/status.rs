@@ -2,6 +2,7 @@
 //!
 //! Against a server that only tells statistics it shows those, and says that nobody decides there.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -163,9 +164,10 @@ fn agent(pool: &Pool, devices: &[Device], waiting: &[Lease], screen: Screen) -> 
     let now = pool.timestamp.parse().unwrap_or_else(|_| Timestamp::now());
     let mut text = wrap(&headline(pool, devices), screen.width.unwrap_or(usize::MAX)).join("\n");
     text.push('\n');
-    section(&mut text, "", &gpus(devices), screen);
-    section(&mut text, "HELD", &held(devices, now), screen);
-    section(&mut text, "SQUATTERS (processes that use a GPU without a lease)", &squatters(devices), screen);
+    let names = GpuNames::of(devices.iter().map(|device| device.node.as_str()));
+    section(&mut text, "", &gpus(devices, names), screen);
+    section(&mut text, "HELD", &held(devices, names, now), screen);
+    section(&mut text, "SQUATTERS (processes that use a GPU without a lease)", &squatters(devices, names), screen);
     section(&mut text, "WAITING", &queue(waiting, now), screen);
     if let Some(more) = waiting.len().checked_sub(WAITERS_SHOWN).filter(|more| *more > 0) {
         let _ = writeln!(text, "and {more} more: gpupool lease list");
@@ -208,7 +210,29 @@ fn section<const N: usize>(text: &mut String, title: &str, table: &Table<N>, scr
     text.push_str(&table.render(screen));
 }
 
-fn gpus(devices: &[Device]) -> Table<8> {
+/// Names of GPUs in a table: their numbers, with their nodes where the table shows several.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GpuNames {
+    has_several_nodes: bool,
+}
+
+impl GpuNames {
+    /// For a table that shows GPUs of these nodes; an older agent names none.
+    pub(crate) fn of<'a>(nodes: impl Iterator<Item = &'a str>) -> Self {
+        let named: BTreeSet<&str> = nodes.filter(|node| !node.is_empty()).collect();
+        Self { has_several_nodes: named.len() > 1 }
+    }
+
+    /// The name of one GPU.
+    pub(crate) fn name(self, node: &str, gpu_id: u32) -> String {
+        match self.has_several_nodes && !node.is_empty() {
+            true => format!("{node}:{gpu_id}"),
+            false => gpu_id.to_string(),
+        }
+    }
+}
+
+fn gpus(devices: &[Device], names: GpuNames) -> Table<8> {
     let mut table = Table::new([
         Column::number("GPU"),
         Column::words("NAME").at_least(12),
@@ -222,7 +246,7 @@ fn gpus(devices: &[Device]) -> Table<8> {
     for device in devices {
         let (state, paint) = state(device);
         let cells = [
-            device.gpu_id.to_string(),
+            names.name(&device.node, device.gpu_id),
             name(device),
             known(device.utilization_percent.map(|busy| format!("{busy:.0}%"))),
             memory(device.memory_used_mib, device.memory_mib),
@@ -271,7 +295,7 @@ fn state(device: &Device) -> (String, Paint) {
     }
 }
 
-fn held(devices: &[Device], now: Timestamp) -> Table<7> {
+fn held(devices: &[Device], names: GpuNames, now: Timestamp) -> Table<7> {
     let mut table = Table::new([
         Column::number("GPU"),
         Column::number("LEASE"),
@@ -289,7 +313,7 @@ fn held(devices: &[Device], now: Timestamp) -> Table<7> {
                 false => (lease.owner.clone(), Paint::Plain),
             };
             let cells = [
-                device.gpu_id.to_string(),
+                names.name(&device.node, device.gpu_id),
                 lease.id.to_string(),
                 owner,
                 units::share(lease.fraction),
@@ -303,7 +327,7 @@ fn held(devices: &[Device], now: Timestamp) -> Table<7> {
     table
 }
 
-fn squatters(devices: &[Device]) -> Table<5> {
+fn squatters(devices: &[Device], names: GpuNames) -> Table<5> {
     let mut table = Table::new([
         Column::number("GPU"),
         Column::number("PID"),
@@ -314,7 +338,7 @@ fn squatters(devices: &[Device]) -> Table<5> {
     for device in devices {
         for process in device.processes.iter().filter(|process| process.squatter) {
             let cells = [
-                device.gpu_id.to_string(),
+                names.name(&device.node, device.gpu_id),
                 process.pid.to_string(),
                 known(process.user.clone()),
                 known(process.memory_mib.map(units::mib)),
@@ -442,6 +466,16 @@ mod tests {
             assert_eq!(shown, expected, "at {width} columns:\n{shown}");
             assert!(shown.lines().all(|line| crate::terminal::columns(line) <= width), "{shown}");
         }
+    }
+
+    #[test]
+    fn gpus_of_several_machines_are_told_apart() {
+        let named = |nodes: [&str; 3]| {
+            let names = GpuNames::of(nodes.into_iter());
+            nodes.map(|node| names.name(node, 0))
+        };
+        assert_eq!(named(["gpu1", "gpu2", ""]), ["gpu1:0", "gpu2:0", "0"]);
+        assert_eq!(named(["gpu1", "gpu1", ""]), ["0"; 3]);
     }
 
     #[test]

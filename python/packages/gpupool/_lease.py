@@ -41,7 +41,10 @@ class Lease:
 
     @property
     def devices(self) -> List[Dict[str, Any]]:
-        """Its GPUs: `gpu_id`, `uuid`, `vendor`, `name`, `fraction`, `memory_mib` of each."""
+        """Its GPUs: `gpu_id`, `node`, `uuid`, `vendor`, `name`, `fraction`, `memory_mib` of each.
+
+        `node` is the name of the machine whose number `gpu_id` is; empty from an older agent.
+        """
         return [dict(device) for device in self._held.devices]
 
     @property

@@ -20,6 +20,7 @@ def test_a_block_holds_a_part_of_a_gpu(agent: Agent) -> None:
         assert (gpu.id, gpu.worker_id, gpu.token) == (lease["id"], lease["worker_id"], lease["token"])
         assert gpu.gpu_ids == [gpu.gpu_id] and gpu.endpoint_id == "127.0.0.1"
         [device] = gpu.devices
+        assert device["node"] == lease["devices"][0]["node"] != ""
         assert (device["gpu_id"], device["fraction"], device["memory_mib"]) == (gpu.gpu_id, 0.5, 1000)
         assert gpu.env["CUDA_VISIBLE_DEVICES"]
         assert gpu.lost is None
