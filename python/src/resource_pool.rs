@@ -10,10 +10,9 @@ use futures_util::future::OptionFuture;
 use gpupool_client::RequestBody;
 use gpupool_confine::lock;
 use gpupool_dispatch::Program;
-use gpupool_dispatch::limits::LONGEST_TIME;
 use gpupool_dispatch::resource_pool::{
-    AcquireError, Device, HeldWorker as Held, LeasedGpus, ResourceConfig, ResourceError, ResourcePool as Pool,
-    WorkerError,
+    AcquireError, Device, HeldWorker as Held, LONGEST_TIME, LeasedGpus, ResourceConfig, ResourceError,
+    ResourcePool as Pool, WorkerError,
 };
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;

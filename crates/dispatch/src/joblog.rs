@@ -235,7 +235,7 @@ struct Logged<'a> {
 
 impl<'a> Logged<'a> {
     /// Reads a line without its end, or says what is wrong with it.
-    pub fn parse(line: &'a [u8]) -> Result<Self, &'static str> {
+    pub(crate) fn parse(line: &'a [u8]) -> Result<Self, &'static str> {
         let mut fields = line.splitn(9, |byte| *byte == b'\t');
         let mut next = || fields.next().ok_or("it has fewer than 9 columns");
         let seq = number(next()?).and_then(|seq| u64::try_from(seq).ok()).filter(|seq| (1..=JOBLOG_SEQ).contains(seq));
@@ -396,7 +396,7 @@ struct State {
 }
 
 impl Syncing {
-    pub fn start(file: File) -> io::Result<Self> {
+    pub(crate) fn start(file: File) -> io::Result<Self> {
         let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("job log".into()).spawn(move || for_thread.work(&file))?;
@@ -404,7 +404,7 @@ impl Syncing {
     }
 
     /// Something was written. Tells what went wrong since the last time.
-    pub fn wrote(&self) -> io::Result<()> {
+    pub(crate) fn wrote(&self) -> io::Result<()> {
         let mut state = lock(&self.shared.state);
         if !std::mem::replace(&mut state.is_behind, true) {
             self.shared.changed.notify_one();
@@ -413,7 +413,7 @@ impl Syncing {
     }
 
     /// Waits until everything is on the disk.
-    pub fn finish(mut self) -> io::Result<()> {
+    pub(crate) fn finish(mut self) -> io::Result<()> {
         self.end();
         lock(&self.shared.state).failure.take().map_or(Ok(()), Err)
     }

@@ -1,17 +1,19 @@
 //! Feeding tasks to long-lived worker processes, each task with exactly one outcome.
 //!
 //! - [`Dispatcher`]: a run: a [`Plan`] and tasks in, [`Event`]s out.
-//! - [`protocol`]: what dispatcher and worker say to each other, byte for byte, so that any language can write a worker.
+//! - [`protocol`]: memory that dispatcher and worker share.
 //! - [`worker`]: the worker's side of it, in Rust.
 //! - [`command`]: a command for each task.
 //! - [`resource_pool`]: workers that are handed out one by one, each held to limits.
 //! - [`gpus`]: leases on GPUs of the pool, for as long as a run lives.
-//! - [`ledger`]: who has which task, what is sent next, what became of each; decides, and touches nothing.
 //! - [`joblog`]: the log of finished tasks, from which an interrupted run goes on.
 //!
 //! A program that dispatches calls [`main_if_asked`] first thing in its `main`.
+//!
+//! Inside, the `ledger` decides: who has which task, what is sent next, what became of each. It touches nothing; the `engine`
+//! around it starts processes, sends and reads.
 
-#![warn(missing_docs)]
+#![warn(missing_docs, unreachable_pub)]
 
 pub mod command;
 mod dispatcher;
@@ -19,8 +21,8 @@ mod engine;
 mod event;
 pub mod gpus;
 pub mod joblog;
-pub mod ledger;
-pub mod limits;
+mod ledger;
+mod limits;
 mod plan;
 mod process;
 pub mod protocol;
@@ -28,7 +30,7 @@ pub mod resource_pool;
 mod shift;
 /// What [`shift`] is built of, in a module so that its test can use its own.
 mod sync {
-    pub use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 }
 pub mod worker;
 

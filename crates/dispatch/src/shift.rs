@@ -36,13 +36,13 @@ enum Relief {
 
 impl Shift {
     /// The caller drives from now on; whether the relief drives and has to be woken.
-    pub fn caller_enters(&self) -> bool {
+    pub(crate) fn caller_enters(&self) -> bool {
         let mut state = self.lock();
         state.caller_is_in = true;
         state.relief == Relief::Drives
     }
 
-    pub fn caller_leaves(&self) {
+    pub(crate) fn caller_leaves(&self) {
         let mut state = self.lock();
         state.caller_is_in = false;
         state.left += 1;
@@ -52,14 +52,14 @@ impl Shift {
     }
 
     /// Nobody drives any more.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         self.lock().is_over = true;
         self.call.notify_all();
     }
 
     /// The life of the relief: drives whenever the caller is away for longer than a moment. `drive` goes on until
     /// [`Shift::is_relief_done`], and says whether all is over.
-    pub fn relieve(&self, mut drive: impl FnMut() -> bool) {
+    pub(crate) fn relieve(&self, mut drive: impl FnMut() -> bool) {
         while self.wait_until_caller_is_away() {
             let is_over = drive();
             self.lock().relief = Relief::Awake;
@@ -70,7 +70,7 @@ impl Shift {
     }
 
     /// Whether the relief is to leave the engine to the caller, or to the end.
-    pub fn is_relief_done(&self) -> bool {
+    pub(crate) fn is_relief_done(&self) -> bool {
         let state = self.lock();
         state.caller_is_in || state.is_over
     }

@@ -44,7 +44,7 @@ pub struct Hello {
 
 /// What a worker says when it is set up.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Ready {
+pub(crate) struct Ready {
     /// The version of the protocol.
     pub protocol: u32,
     /// Whether it counts in the memory it was given. One that does not has one task at a time.
@@ -233,7 +233,7 @@ struct Shared {
 }
 
 impl Answers {
-    pub fn to(socket: Arc<UnixStream>, outbox: Option<Arc<Counters>>) -> io::Result<Self> {
+    pub(crate) fn to(socket: Arc<UnixStream>, outbox: Option<Arc<Counters>>) -> io::Result<Self> {
         let unsent = Mutex::new(Unsent { header: BytesMut::new(), copy: BytesMut::new(), outbox });
         let (is_asleep, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         let shared = Arc::new(Shared { socket, unsent, is_asleep, is_over });
@@ -244,13 +244,13 @@ impl Answers {
     }
 
     /// An answer is to be sent, now or in a moment.
-    pub fn put(&mut self, frame: &Frame) -> io::Result<()> {
+    pub(crate) fn put(&mut self, frame: &Frame) -> io::Result<()> {
         self.has_unsent = true;
         lock(&self.shared.unsent).put(frame, &self.shared.socket)
     }
 
     /// Sends what there is.
-    pub fn send(&mut self) -> io::Result<()> {
+    pub(crate) fn send(&mut self) -> io::Result<()> {
         if !std::mem::take(&mut self.has_unsent) {
             return Ok(());
         }
@@ -258,7 +258,7 @@ impl Answers {
     }
 
     /// What comes now may take long: answers that wait are sent by somebody else.
-    pub fn may_take_long(&self) {
+    pub(crate) fn may_take_long(&self) {
         if self.has_unsent && self.shared.is_asleep.swap(false, Ordering::SeqCst) {
             self.sender.unpark();
         }

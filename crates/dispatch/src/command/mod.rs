@@ -71,7 +71,7 @@ impl CommandLine {
     }
 
     /// The words of a task; `None` where it is none.
-    pub fn of_payload(payload: &[u8]) -> Option<Self> {
+    pub(crate) fn of_payload(payload: &[u8]) -> Option<Self> {
         let words = payload.strip_suffix(b"\0")?.split(|byte| *byte == 0);
         Some(Self { arguments: words.map(|word| OsString::from_vec(word.to_vec())).collect() })
     }
@@ -106,7 +106,7 @@ impl Report {
     }
 
     /// Whether it exited with 0.
-    pub fn is_success(&self) -> bool {
+    pub(crate) fn is_success(&self) -> bool {
         self.exit_code == Some(0)
     }
 }
@@ -115,7 +115,7 @@ impl Report {
 // work is gone.
 
 /// Runs as runner and never comes back, if this program was started as one.
-pub fn main_if_asked() {
+pub(crate) fn main_if_asked() {
     if env::args_os().nth(1).is_none_or(|argument| argument != RUNNER_ARGUMENT) {
         return;
     }

@@ -19,18 +19,18 @@ pub(crate) struct Spool {
 }
 
 impl Spool {
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { files: [Arc::new(Spooled::new()?), Arc::new(Spooled::new()?)] })
     }
 
     /// The standard output and error of a runner.
-    pub fn streams(&self) -> io::Result<[Stdio; 2]> {
+    pub(crate) fn streams(&self) -> io::Result<[Stdio; 2]> {
         let [out, err] = &self.files;
         Ok([out.file.try_clone()?.into(), err.file.try_clone()?.into()])
     }
 
     /// What a task's command wrote, by the runner's report; without one, everything since the last report.
-    pub fn output(&self, written: Option<[Option<(u64, u64)>; 2]>) -> TaskOutput {
+    pub(crate) fn output(&self, written: Option<[Option<(u64, u64)>; 2]>) -> TaskOutput {
         let [out, err] = written.unwrap_or([None, None]);
         TaskOutput { out: Region::new(&self.files[0], out), err: Region::new(&self.files[1], err) }
     }

@@ -112,7 +112,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub fn new(plan: Plan, feed: Arc<Feed>, post: Arc<Post>) -> Result<Self, DispatchError> {
+    pub(crate) fn new(plan: Plan, feed: Arc<Feed>, post: Arc<Post>) -> Result<Self, DispatchError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         epoll::add(&epoll, post.as_fd(), Source::Bell.to_data(), epoll::EventFlags::IN).map_err(io::Error::from)?;
         let now = Instant::now();
@@ -140,7 +140,7 @@ impl Engine {
     }
 
     /// Does what there is to do, and sleeps until there is, unless whoever drives has something to do.
-    pub fn turn(&mut self, driver: Driver) {
+    pub(crate) fn turn(&mut self, driver: Driver) {
         if let Err(error) = self.try_turn(driver) {
             // It cannot hear its workers any more: they are ended, and their tasks with them.
             self.give_up(error);
@@ -220,28 +220,28 @@ impl Engine {
     }
 
     /// Moves what is to be told.
-    pub fn take_events(&mut self, into: &mut VecDeque<Event>) {
+    pub(crate) fn take_events(&mut self, into: &mut VecDeque<Event>) {
         self.delivery.take(into);
         self.listen_again();
     }
 
     /// Whether every task is over and every worker gone.
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.progress == Progress::Over
     }
 
     /// Whether a signal came while it slept, since this was last asked.
-    pub fn take_interrupt(&mut self) -> bool {
+    pub(crate) fn take_interrupt(&mut self) -> bool {
         std::mem::take(&mut self.was_interrupted)
     }
 
     /// Why it could not go on.
-    pub fn failure(&self) -> Option<&DispatchError> {
+    pub(crate) fn failure(&self) -> Option<&DispatchError> {
         self.failure.as_ref()
     }
 
     /// How things stand.
-    pub fn stats(&self) -> Stats {
+    pub(crate) fn stats(&self) -> Stats {
         let (pending, running, _) = self.ledger.counts();
         let worker = |slot: &Slot| {
             let (task, since) = self.ledger.at(slot.place.id);

@@ -38,12 +38,12 @@ struct State {
 }
 
 impl Feed {
-    pub fn new(speaks: Speaks, queue_size: usize) -> Self {
+    pub(crate) fn new(speaks: Speaks, queue_size: usize) -> Self {
         Self { speaks, queue_size, state: Mutex::default(), has_room: Condvar::new() }
     }
 
     /// How many tasks can be put without waiting.
-    pub fn room(&self) -> usize {
+    pub(crate) fn room(&self) -> usize {
         self.room_of(&lock(&self.state))
     }
 
@@ -52,7 +52,7 @@ impl Feed {
     }
 
     /// Puts a task, and waits for room if there is none and `waits`.
-    pub fn put(&self, payload: Bytes, waits: bool) -> Result<TaskId, Refused> {
+    pub(crate) fn put(&self, payload: Bytes, waits: bool) -> Result<TaskId, Refused> {
         self.speaks.check(&payload)?;
         let mut state = lock(&self.state);
         while self.room_of(&state) == 0 {
@@ -71,18 +71,18 @@ impl Feed {
     }
 
     /// The number of the next task.
-    pub fn next(&self) -> TaskId {
+    pub(crate) fn next(&self) -> TaskId {
         TaskId(lock(&self.state).next)
     }
 
     /// Nothing more comes.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         lock(&self.state).is_closed = true;
         self.has_room.notify_all();
     }
 
     /// Takes what the engine has room for; whether that was the last. `ahead` is told of what the engine has, before.
-    pub fn take(&self, into: &mut Vec<Bytes>, held: usize, undelivered: usize) -> bool {
+    pub(crate) fn take(&self, into: &mut Vec<Bytes>, held: usize, undelivered: usize) -> bool {
         let mut state = lock(&self.state);
         let before = self.room_of(&state);
         let room = self.queue_size.saturating_sub(held + undelivered).min(state.waiting.len());
@@ -98,14 +98,14 @@ impl Feed {
     }
 
     /// Whether [`Feed::take`] would tell anything new.
-    pub fn has_news(&self, held: usize, undelivered: usize, is_open: bool) -> bool {
+    pub(crate) fn has_news(&self, held: usize, undelivered: usize, is_open: bool) -> bool {
         let state = lock(&self.state);
         let has_room = held + undelivered < self.queue_size;
         is_open && ((has_room && !state.waiting.is_empty()) || (state.is_closed && state.waiting.is_empty()))
     }
 
     /// Nothing more is wanted; what was put is all that comes.
-    pub fn take_all(&self, into: &mut Vec<Bytes>) {
+    pub(crate) fn take_all(&self, into: &mut Vec<Bytes>) {
         let mut state = lock(&self.state);
         state.is_closed = true;
         into.extend(state.waiting.drain(..));
@@ -150,47 +150,47 @@ pub(crate) struct Post {
 }
 
 impl Post {
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { messages: Mutex::default(), bell, is_asleep: AtomicBool::new(false) })
     }
 
-    pub fn send(&self, message: Message) {
+    pub(crate) fn send(&self, message: Message) {
         lock(&self.messages).push(message);
         self.wake();
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         lock(&self.messages).is_empty()
     }
 
-    pub fn take(&self) -> Vec<Message> {
+    pub(crate) fn take(&self) -> Vec<Message> {
         std::mem::take(&mut lock(&self.messages))
     }
 
     /// Wakes whoever drives, if that one sleeps.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         if self.is_asleep.swap(false, Ordering::SeqCst) {
             self.ring();
         }
     }
 
     /// Wakes whoever drives in any case.
-    pub fn ring(&self) {
+    pub(crate) fn ring(&self) {
         // It can only fail where it rings already.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
     }
 
     /// To be said before looking for work a last time, and then sleeping.
-    pub fn falls_asleep(&self) {
+    pub(crate) fn falls_asleep(&self) {
         self.is_asleep.store(true, Ordering::SeqCst);
     }
 
-    pub fn is_awake(&self) {
+    pub(crate) fn is_awake(&self) {
         self.is_asleep.store(false, Ordering::SeqCst);
     }
 
-    pub fn silence(&self) {
+    pub(crate) fn silence(&self) {
         let _ = rustix::io::read(&self.bell, &mut [0_u8; 8]);
     }
 }
@@ -213,16 +213,16 @@ pub(super) struct Delivery {
 }
 
 impl Delivery {
-    pub fn new(order: Order) -> Self {
+    pub(super) fn new(order: Order) -> Self {
         let (ready, held) = (VecDeque::new(), BTreeMap::new());
         Self { order, ready, held, next: TaskId(0), tally: Stats::default() }
     }
 
-    pub fn tell(&mut self, event: Event) {
+    pub(super) fn tell(&mut self, event: Event) {
         self.ready.push_back(event);
     }
 
-    pub fn over(&mut self, over: Over) {
+    pub(super) fn over(&mut self, over: Over) {
         self.tally.count(&over.outcome);
         if self.order == Order::Completion {
             self.ready.push_back(Event::Over(over));
@@ -236,7 +236,7 @@ impl Delivery {
     }
 
     /// Moves what is ready to be told.
-    pub fn take(&mut self, into: &mut VecDeque<Event>) {
+    pub(super) fn take(&mut self, into: &mut VecDeque<Event>) {
         if into.is_empty() {
             std::mem::swap(&mut self.ready, into);
         } else {
@@ -245,12 +245,12 @@ impl Delivery {
     }
 
     /// Events that can be told now.
-    pub fn ready(&self) -> usize {
+    pub(super) fn ready(&self) -> usize {
         self.ready.len()
     }
 
     /// What nobody took yet.
-    pub fn undelivered(&self) -> usize {
+    pub(super) fn undelivered(&self) -> usize {
         self.ready.len() + self.held.len()
     }
 }

@@ -68,7 +68,7 @@ pub(super) enum Phase {
 }
 
 impl Phase {
-    pub fn doing(self) -> &'static str {
+    pub(super) fn doing(self) -> &'static str {
         match self {
             Self::SettingUp(_) => "it was being set up",
             Self::AtWork(_) | Self::GivingUp(_) => "it was at work",
@@ -90,7 +90,7 @@ pub(super) struct Remains {
 }
 
 impl Slot {
-    pub fn new(place: Place, now: Instant) -> Self {
+    pub(super) fn new(place: Place, now: Instant) -> Self {
         Self {
             place,
             stage: Stage::Waiting(now),
@@ -111,7 +111,7 @@ impl Slot {
     }
 
     /// When something has to be done here by the clock.
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(super) fn deadline(&self) -> Option<Instant> {
         let phase = match &self.stage {
             Stage::Waiting(until) => Some(*until),
             Stage::Alive(_, Phase::SettingUp(until) | Phase::AtWork(until)) => *until,
@@ -121,7 +121,7 @@ impl Slot {
         phase.into_iter().chain(self.look_at).min()
     }
 
-    pub fn keep_words(&mut self, words: &[u8]) {
+    pub(super) fn keep_words(&mut self, words: &[u8]) {
         self.last_words.extend_from_slice(words);
         // Cut now and then, not at each word.
         if self.last_words.len() > 2 * LAST_WORDS {
@@ -129,13 +129,13 @@ impl Slot {
         }
     }
 
-    pub fn take_last_words(&mut self) -> Arc<str> {
+    pub(super) fn take_last_words(&mut self) -> Arc<str> {
         let words = std::mem::take(&mut self.last_words);
         let last = words.len().saturating_sub(LAST_WORDS);
         String::from_utf8_lossy(&words[last..]).into()
     }
 
-    pub fn state(&self, is_busy: bool) -> WorkerState {
+    pub(super) fn state(&self, is_busy: bool) -> WorkerState {
         match &self.stage {
             Stage::Waiting(_) | Stage::Starting => WorkerState::Starting,
             Stage::Alive(_, Phase::SettingUp(_)) => WorkerState::SettingUp,
@@ -155,14 +155,14 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let nanos = now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs();
         Self { instant: Instant::now(), nanos }
     }
 
     /// No later than now, whatever a worker wrote.
-    pub fn of(&self, nanos: u64, now: Instant) -> Option<Instant> {
+    pub(super) fn of(&self, nanos: u64, now: Instant) -> Option<Instant> {
         let since = nanos.checked_sub(self.nanos)?;
         self.instant.checked_add(Duration::from_nanos(since)).map(|at| at.min(now))
     }

@@ -87,7 +87,7 @@ pub(super) struct GpuNewsSender {
 
 impl GpuNewsSender {
     /// Never waits.
-    pub fn send(&self, news: GpuNews) {
+    pub(super) fn send(&self, news: GpuNews) {
         lock(&self.unread).add(news);
         // Where a call waits already, it is for this as well; where the reader is gone, nobody wants to know.
         let _ = self.wake.try_send(());

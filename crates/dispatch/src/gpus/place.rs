@@ -43,7 +43,7 @@ enum Next<T> {
 
 impl Place {
     /// Keeps the place until the end; says which lease could not be given back then, because the agent is away.
-    pub async fn keep(mut self) -> Option<u64> {
+    pub(super) async fn keep(mut self) -> Option<u64> {
         loop {
             let begun = Instant::now();
             let next = match self.ask().await {
@@ -210,27 +210,27 @@ pub(super) struct Held {
 }
 
 impl Board {
-    pub fn new(places: usize, news: GpuNewsSender) -> Self {
+    pub(super) fn new(places: usize, news: GpuNewsSender) -> Self {
         Self(Arc::new(Mutex::new(Inner { news, held: vec![None; places], away: BTreeSet::new() })))
     }
 
     /// What is held, place by place.
-    pub fn held(&self) -> Vec<Option<Held>> {
+    pub(super) fn held(&self) -> Vec<Option<Held>> {
         lock(&self.0).held.clone()
     }
 
-    pub fn tell(&self, news: GpuNews) {
+    pub(super) fn tell(&self, news: GpuNews) {
         lock(&self.0).news.send(news);
     }
 
-    pub fn granted(&self, held: Held) {
+    pub(super) fn granted(&self, held: Held) {
         let (place, granted) = (held.granted.place, held.granted.clone());
         let mut inner = lock(&self.0);
         inner.held[place] = Some(held);
         inner.news.send(GpuNews::Granted(granted));
     }
 
-    pub fn lost(&self, place: usize, why: String) {
+    pub(super) fn lost(&self, place: usize, why: String) {
         // Whoever says so is there.
         self.notice(place, Notice::Back);
         let mut inner = lock(&self.0);
@@ -239,12 +239,12 @@ impl Board {
     }
 
     /// It is given back, or about to be: nobody starts anything on it any more.
-    pub fn gives_back(&self, place: usize) {
+    pub(super) fn gives_back(&self, place: usize) {
         lock(&self.0).held[place] = None;
     }
 
     /// Tells what happens around a lease; once where it happens to all of them.
-    pub fn notice(&self, place: usize, notice: Notice) {
+    pub(super) fn notice(&self, place: usize, notice: Notice) {
         let mut inner = lock(&self.0);
         let text = match notice {
             Notice::Away(error) => {

@@ -38,7 +38,7 @@ impl Default for Rules {
 
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Effect {
+pub(crate) enum Effect {
     /// Send these to a worker, in this order.
     Send {
         /// To whom.
@@ -90,7 +90,7 @@ pub enum Effect {
 
 /// What a worker said that it cannot have meant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Nonsense {
+pub(crate) enum Nonsense {
     /// There is no such worker, or it is not ready.
     #[error("worker {0} is not at work")]
     NotAtWork(WorkerId),
@@ -108,7 +108,7 @@ pub enum Nonsense {
 
 /// What a worker can do besides its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Skill {
+pub(crate) enum Skill {
     /// Nothing: it has one task at a time.
     None,
     /// It counts where its death cannot take it along, and may have many.
@@ -146,7 +146,7 @@ impl Worker {
 
 /// The books of one run.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub(crate) struct Ledger {
     rules: Rules,
     pending: VecDeque<TaskId>,
     /// Times a live task was tried and failed; those that never did are not listed.
@@ -164,17 +164,12 @@ pub struct Ledger {
 
 impl Ledger {
     /// Empty books.
-    pub fn new(rules: Rules) -> Self {
+    pub(crate) fn new(rules: Rules) -> Self {
         Self { rules, is_open: true, ..Self::default() }
     }
 
-    /// How many more tasks can be taken in now.
-    pub fn room(&self) -> usize {
-        if self.is_open { self.rules.queue_size.saturating_sub(self.waiting()) } else { 0 }
-    }
-
     /// Takes in the next task of the source.
-    pub fn take_in(&mut self) -> TaskId {
+    pub(crate) fn take_in(&mut self) -> TaskId {
         let task = TaskId(self.taken_in);
         self.taken_in += 1;
         self.pending.push_back(task);
@@ -182,57 +177,57 @@ impl Ledger {
     }
 
     /// The source has no more.
-    pub fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.is_open = false;
     }
 
     /// Whether everything that was taken in is over, and nothing more comes.
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         !self.is_open && self.over == self.taken_in
     }
 
     /// Tasks that wait, tasks workers have, tasks that are over.
-    pub fn counts(&self) -> (usize, usize, u64) {
+    pub(crate) fn counts(&self) -> (usize, usize, u64) {
         let with_workers = self.workers.values().map(|worker| worker.inbox.len()).sum();
         (self.pending.len(), with_workers, self.over)
     }
 
     /// Tasks that wait, also those that wait with a worker behind the one it is at.
-    pub fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         let behind = |worker: &Worker| worker.inbox.len().saturating_sub(1);
         self.pending.len() + self.workers.values().map(behind).sum::<usize>()
     }
 
     /// Whether more may come.
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.is_open
     }
 
     /// Whether nobody wants the rest.
-    pub fn is_cancelled(&self) -> bool {
+    pub(crate) fn is_cancelled(&self) -> bool {
         self.is_cancelled
     }
 
     /// Whether tasks have a time limit.
-    pub fn has_timeout(&self) -> bool {
+    pub(crate) fn has_timeout(&self) -> bool {
         self.rules.task_timeout.is_some()
     }
 
     /// What a worker is at, and since when.
-    pub fn at(&self, worker: WorkerId) -> (Option<TaskId>, Option<Instant>) {
+    pub(crate) fn at(&self, worker: WorkerId) -> (Option<TaskId>, Option<Instant>) {
         let Some(worker) = self.workers.get(&worker) else { return (None, None) };
         (worker.inbox.front().copied(), worker.begun)
     }
 
     /// A worker gets no more; `true` where it has nothing, and is forgotten.
-    pub fn retire(&mut self, worker: WorkerId) -> bool {
+    pub(crate) fn retire(&mut self, worker: WorkerId) -> bool {
         let Some(retiring) = self.workers.get_mut(&worker) else { return true };
         retiring.is_retiring = true;
         retiring.inbox.is_empty() && self.workers.remove(&worker).is_some()
     }
 
     /// A worker is set up.
-    pub fn ready(&mut self, worker: WorkerId, skill: Skill, now: Instant) {
+    pub(crate) fn ready(&mut self, worker: WorkerId, skill: Skill, now: Instant) {
         let new = Worker {
             inbox: VecDeque::new(),
             answers: 0,
@@ -250,7 +245,7 @@ impl Ledger {
     }
 
     /// Gives workers what they can have, the ones with least to do first.
-    pub fn feed(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+    pub(crate) fn feed(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         for worker in self.workers.values_mut().filter(|worker| worker.fresh > 0) {
             worker.pace.took(now.saturating_duration_since(worker.paced) / worker.fresh);
             (worker.fresh, worker.paced) = (0, now);
@@ -282,7 +277,7 @@ impl Ledger {
     }
 
     /// A worker says what became of its task.
-    pub fn answered(
+    pub(crate) fn answered(
         &mut self,
         worker: WorkerId,
         task: TaskId,
@@ -314,7 +309,7 @@ impl Ledger {
 
     /// A worker is dead; its counters say how far it was. One whose GPU was taken away is not to blame: what it was at is
     /// done again, by another.
-    pub fn gone(&mut self, worker: WorkerId, counted: Counted, cause: &Cause, effects: &mut Vec<Effect>) {
+    pub(crate) fn gone(&mut self, worker: WorkerId, counted: Counted, cause: &Cause, effects: &mut Vec<Effect>) {
         let Some(mut gone) = self.workers.remove(&worker) else { return };
         // Of its inbox, counted from the front: begun, and finished. One that does not count has begun what it has.
         let (begun, finished) = if gone.counts() {
@@ -352,13 +347,13 @@ impl Ledger {
     }
 
     /// Nobody wants the rest: what waits is over now, what workers have when they answered it or are gone.
-    pub fn cancel(&mut self, effects: &mut Vec<Effect>) {
+    pub(crate) fn cancel(&mut self, effects: &mut Vec<Effect>) {
         self.is_cancelled = true;
         self.finish_soon(effects);
     }
 
     /// What waits is over, and nothing is tried again; what workers have goes on.
-    pub fn finish_soon(&mut self, effects: &mut Vec<Effect>) {
+    pub(crate) fn finish_soon(&mut self, effects: &mut Vec<Effect>) {
         (self.is_open, self.is_finishing) = (false, true);
         self.rules.retries = 0;
         for task in std::mem::take(&mut self.pending) {
@@ -393,7 +388,7 @@ impl Ledger {
 
 /// What a look at a worker finds.
 #[derive(Debug, Clone, Copy)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// Which.
     pub worker: WorkerId,
     /// What it counted.
@@ -406,7 +401,7 @@ pub struct Seen {
 
 impl Ledger {
     /// When a worker has to be looked at next, because of its task's time or of what waits behind that.
-    pub fn look(&mut self, seen: Seen, effects: &mut Vec<Effect>) -> Option<Instant> {
+    pub(crate) fn look(&mut self, seen: Seen, effects: &mut Vec<Effect>) -> Option<Instant> {
         let behind = self.look_behind(seen, effects);
         let late = self.look_at_time(seen, effects);
         behind.into_iter().chain(late).min()
@@ -431,7 +426,7 @@ impl Ledger {
     }
 
     /// A worker claimed so many tasks since it is set up; the others of its inbox are not its own any more.
-    pub fn recalled(&mut self, worker: WorkerId, claimed: u64, effects: &mut Vec<Effect>) {
+    pub(crate) fn recalled(&mut self, worker: WorkerId, claimed: u64, effects: &mut Vec<Effect>) {
         let Some(here) = self.workers.get_mut(&worker) else { return };
         let keeps = usize::try_from(claimed.saturating_sub(here.answers)).unwrap_or(usize::MAX);
         let back = here.inbox.split_off(keeps.min(here.inbox.len()));
@@ -439,12 +434,12 @@ impl Ledger {
     }
 
     /// Whether tasks a worker has not begun can be taken back from it.
-    pub fn can_recall(&self, worker: WorkerId) -> bool {
+    pub(crate) fn can_recall(&self, worker: WorkerId) -> bool {
         self.workers.get(&worker).is_some_and(|here| here.skill == Skill::Recalls)
     }
 
     /// Whether tasks wait behind the one a worker has first, and could be taken back.
-    pub fn has_behind(&self, worker: WorkerId) -> bool {
+    pub(crate) fn has_behind(&self, worker: WorkerId) -> bool {
         let can = |here: &Worker| here.skill == Skill::Recalls && !here.is_slow && here.inbox.len() > 1;
         self.workers.get(&worker).is_some_and(can)
     }
@@ -489,7 +484,7 @@ struct Pace {
 
 impl Pace {
     /// A task took so long.
-    pub fn took(&mut self, took: Duration) {
+    pub(crate) fn took(&mut self, took: Duration) {
         self.average = Some(match self.average {
             // A long one counts at once: whatever is behind it waits.
             Some(average) if took < average * 4 => average.mul_f64(0.75) + took.mul_f64(0.25),
@@ -499,7 +494,7 @@ impl Pace {
     }
 
     /// How many tasks it may have at once. `left` tasks wait and no more will come; so many workers share them.
-    pub fn depth(&self, left: Option<usize>, workers: usize) -> usize {
+    pub(crate) fn depth(&self, left: Option<usize>, workers: usize) -> usize {
         let depth = self.reached.clamp(1, self.most());
         match left {
             // The last ones are spread: nobody takes more than half of its part.

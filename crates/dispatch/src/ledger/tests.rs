@@ -228,11 +228,16 @@ impl World {
         Self { ledger: Ledger::new(rules), now: Instant::now(), workers, over, killed: Vec::new() }
     }
 
+    /// How many more tasks can be taken in now.
+    fn room(&self) -> usize {
+        if self.ledger.is_open() { self.ledger.rules.queue_size.saturating_sub(self.ledger.waiting()) } else { 0 }
+    }
+
     fn step(&mut self, step: Step) {
         let mut effects = Vec::new();
         match step {
             Step::TakeIn(count) => {
-                for _ in 0..count.min(self.ledger.room()) {
+                for _ in 0..count.min(self.room()) {
                     self.ledger.take_in();
                 }
             }

@@ -42,7 +42,7 @@ enum Ears {
 
 impl Wire {
     /// Of a socket that does not block.
-    pub fn new(socket: OwnedFd, speaks: Speaks) -> Self {
+    pub(crate) fn new(socket: OwnedFd, speaks: Speaks) -> Self {
         let ears = match speaks {
             Speaks::Lines => Ears::Lines(Lines::default()),
             Speaks::Frames | Speaks::Commands => Ears::Frames(Decoder::default()),
@@ -51,7 +51,7 @@ impl Wire {
     }
 
     /// A task is to be sent. Whether its payload can be was asked when it was taken in.
-    pub fn put_task(&mut self, task: TaskId, payload: Bytes) {
+    pub(crate) fn put_task(&mut self, task: TaskId, payload: Bytes) {
         match self.ears {
             Ears::Frames(_) => {
                 let frame = Frame::about(Kind::Task, task, payload);
@@ -67,7 +67,7 @@ impl Wire {
     }
 
     /// Nothing more comes: the worker is to clean up and end.
-    pub fn put_stop(&mut self) {
+    pub(crate) fn put_stop(&mut self) {
         match self.ears {
             // An empty frame is never too large.
             Ears::Frames(_) => drop(Frame::new(Kind::Stop, Bytes::new()).put_header(&mut self.tail)),
@@ -77,19 +77,19 @@ impl Wire {
     }
 
     /// What it was sent and has not claimed is not its own any more.
-    pub fn put_recalled(&mut self) {
+    pub(crate) fn put_recalled(&mut self) {
         // An empty frame is never too large.
         let _ = Frame::new(Kind::Recalled, Bytes::new()).put_header(&mut self.tail);
     }
 
     /// Says nothing any more, so that a worker that waits for more ends.
-    pub fn hang_up(&mut self) {
+    pub(crate) fn hang_up(&mut self) {
         // Gone already: just as well.
         let _ = shutdown(&self.socket, Shutdown::Write);
     }
 
     /// Bytes are to be sent.
-    pub fn put(&mut self, bytes: Bytes) {
+    pub(crate) fn put(&mut self, bytes: Bytes) {
         if bytes.len() < LARGE_BYTES {
             self.tail.extend_from_slice(&bytes);
             return;
@@ -101,12 +101,12 @@ impl Wire {
     }
 
     /// Whether there is something to be sent.
-    pub fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         !self.out.is_empty() || !self.tail.is_empty() || self.hangs_up
     }
 
     /// Sends what can be sent now.
-    pub fn send(&mut self) -> io::Result<()> {
+    pub(crate) fn send(&mut self) -> io::Result<()> {
         if !self.tail.is_empty() {
             self.out.push_back(self.tail.split().freeze());
         }
@@ -142,7 +142,7 @@ impl Wire {
     }
 
     /// Reads once; `false` at the end. `WouldBlock` where there is nothing.
-    pub fn read(&mut self) -> io::Result<bool> {
+    pub(crate) fn read(&mut self) -> io::Result<bool> {
         let read = match &mut self.ears {
             Ears::Frames(decoder) => decoder.read_from(&self.socket)?,
             Ears::Lines(lines) => read_into(&mut lines.bytes, READ_BYTES, &self.socket)?,
@@ -153,7 +153,7 @@ impl Wire {
 
     /// What is left of what a dead worker said: what arrived, and then what it had to say and could not send any more.
     /// Nonsense is not listened to any further.
-    pub fn last_heard(&mut self, counters: &Counters) -> Vec<Heard> {
+    pub(crate) fn last_heard(&mut self, counters: &Counters) -> Vec<Heard> {
         while matches!(self.read(), Ok(true)) {}
         let mut all: Vec<Heard> = iter::from_fn(|| self.heard().ok().flatten()).collect();
         if let Ears::Frames(decoder) = &mut self.ears {
@@ -165,7 +165,7 @@ impl Wire {
     }
 
     /// The next thing it said, or why that is nonsense.
-    pub fn heard(&mut self) -> Result<Option<Heard>, String> {
+    pub(crate) fn heard(&mut self) -> Result<Option<Heard>, String> {
         match &mut self.ears {
             Ears::Frames(decoder) => {
                 decoder.next().map(|frame| frame.map(Heard::Frame)).map_err(|garbage| format!("it sent {garbage}"))

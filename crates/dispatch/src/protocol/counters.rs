@@ -51,7 +51,7 @@ pub enum Interrupt {
 
 /// What was counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counted {
+pub(crate) struct Counted {
     /// Tasks that were begun.
     pub started: u64,
     /// Tasks that were finished, well or not.
@@ -70,14 +70,14 @@ pub struct Counters {
 
 impl Counters {
     /// A new page of zeros, which nobody can shorten: whoever reads it is never surprised.
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let memory = |bytes: usize| sealed_memory("gpupool-worker", bytes as u64);
         // A program whose files may not be long (`ulimit -f`) has no outbox.
         Self::of(memory(BYTES).or_else(|_| memory(PAGE))?)
     }
 
     /// The page behind a file descriptor.
-    pub fn of(memory: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn of(memory: OwnedFd) -> io::Result<Self> {
         let size = usize::try_from(rustix::fs::fstat(&memory)?.st_size).unwrap_or(0);
         let length = if size >= BYTES { BYTES } else { PAGE };
         if size < length {
@@ -87,7 +87,7 @@ impl Counters {
     }
 
     /// What was counted so far.
-    pub fn read(&self) -> Counted {
+    pub(crate) fn read(&self) -> Counted {
         let page = self.page();
         // Finished first: it never runs ahead of what was started.
         let finished = page.finished.load(Ordering::Acquire);
@@ -97,14 +97,14 @@ impl Counters {
 
     /// The worker's: makes the next task its own, before it is begun. `false` where that was taken back, as everything up to
     /// [`super::Kind::Recalled`] was.
-    pub fn claim(&self) -> bool {
+    pub(crate) fn claim(&self) -> bool {
         let claimed = &self.page().claimed;
         let open = |count: u64| (count & CLOSED == 0).then(|| count.wrapping_add(1));
         claimed.fetch_update(Ordering::AcqRel, Ordering::Acquire, open).is_ok()
     }
 
     /// The worker's: it has left out what was taken back, and what comes now can be claimed.
-    pub fn reopen(&self) {
+    pub(crate) fn reopen(&self) {
         self.page().claimed.fetch_and(!CLOSED, Ordering::AcqRel);
     }
 
@@ -114,7 +114,7 @@ impl Counters {
     }
 
     /// A task is begun now.
-    pub fn start(&self) {
+    pub(crate) fn start(&self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now = now.tv_sec.unsigned_abs().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.unsigned_abs());
         self.page().started_at.store(now, Ordering::Release);
@@ -122,7 +122,7 @@ impl Counters {
     }
 
     /// It is finished.
-    pub fn finish(&self) {
+    pub(crate) fn finish(&self) {
         self.page().finished.fetch_add(1, Ordering::AcqRel);
     }
 

@@ -14,30 +14,31 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-pub use counters::{Counted, Counters, Interrupt};
+pub(crate) use counters::Counted;
+pub use counters::{Counters, Interrupt};
 pub use mapping::{Mapping, SharedBytes, sealed_memory};
 
 use crate::TaskId;
 use crate::limits::{FRAME_BYTES, READ_BYTES};
 
 /// The version of all of it. A worker refuses another one.
-pub const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 /// Tells a worker the number of its socket: 0, its standard input, unless something else is there.
-pub const SOCKET_VARIABLE: &str = "GPUPOOL_WORKER_FD";
+pub(crate) const SOCKET_VARIABLE: &str = "GPUPOOL_WORKER_FD";
 
 // Frames: a length, what it is, which task it is about, and what it says.
 //
 // `length: u32 | kind: u8 | task: u64 | payload`, little endian; the length counts everything after itself.
 
 /// Bytes before the payload.
-pub const HEADER_BYTES: usize = 13;
+pub(crate) const HEADER_BYTES: usize = 13;
 /// Bytes that the length counts at least.
 const LEAST: usize = HEADER_BYTES - 4;
 
 /// What a frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// To a worker, first: who it is and what it has, in JSON.
     Hello = 1,
     /// To a worker: work on this.
@@ -70,7 +71,7 @@ impl Kind {
 
 /// One thing that is said.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Frame {
+pub(crate) struct Frame {
     /// What it is.
     pub kind: Kind,
     /// Which task it is about; 0 where it is about none.
@@ -81,12 +82,12 @@ pub struct Frame {
 
 impl Frame {
     /// A frame about no task.
-    pub fn new(kind: Kind, payload: impl Into<Bytes>) -> Self {
+    pub(crate) fn new(kind: Kind, payload: impl Into<Bytes>) -> Self {
         Self { kind, task: TaskId(0), payload: payload.into() }
     }
 
     /// A frame about a task.
-    pub fn about(kind: Kind, task: TaskId, payload: impl Into<Bytes>) -> Self {
+    pub(crate) fn about(kind: Kind, task: TaskId, payload: impl Into<Bytes>) -> Self {
         Self { kind, task, payload: payload.into() }
     }
 
@@ -96,7 +97,7 @@ impl Frame {
     }
 
     /// Adds its header to what is to be sent; the payload follows. `None` where it is too large to be a frame.
-    pub fn put_header(&self, into: &mut BytesMut) -> Option<()> {
+    pub(crate) fn put_header(&self, into: &mut BytesMut) -> Option<()> {
         let length = LEAST.checked_add(self.payload.len()).filter(|length| *length <= FRAME_BYTES)?;
         into.put_u32_le(u32::try_from(length).ok()?);
         into.put_u8(self.kind as u8);
@@ -107,7 +108,7 @@ impl Frame {
 
 /// What is no frame: whoever said it is not to be talked to any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Garbage {
+pub(crate) enum Garbage {
     /// The length cannot be one.
     #[error("a frame of {0} bytes; allowed are {LEAST}..={FRAME_BYTES}")]
     Length(u64),
@@ -118,18 +119,18 @@ pub enum Garbage {
 
 /// Makes frames of bytes, however they come in pieces. Payloads are not copied.
 #[derive(Debug, Default)]
-pub struct Decoder {
+pub(crate) struct Decoder {
     bytes: BytesMut,
 }
 
 impl Decoder {
     /// Adds bytes that were read.
-    pub fn add(&mut self, bytes: &[u8]) {
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
     /// Reads once; how many bytes came, 0 at the end. Of a large frame that has begun, as many as it still needs.
-    pub fn read_from(&mut self, socket: impl AsFd) -> io::Result<usize> {
+    pub(crate) fn read_from(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let missing = match self.length() {
             // No more than can be a frame: the rest is garbage, and not waited for.
             Some(length) => (4 + length.min(FRAME_BYTES)).saturating_sub(self.bytes.len()),
@@ -140,7 +141,7 @@ impl Decoder {
 
     /// The next whole frame.
     #[allow(clippy::should_implement_trait, reason = "nothing now may be something later")]
-    pub fn next(&mut self) -> Result<Option<Frame>, Garbage> {
+    pub(crate) fn next(&mut self) -> Result<Option<Frame>, Garbage> {
         let Some(length) = self.length() else { return Ok(None) };
         if !(LEAST..=FRAME_BYTES).contains(&length) {
             return Err(Garbage::Length(length as u64));
@@ -165,11 +166,6 @@ impl Decoder {
         &self.bytes
     }
 
-    /// Whether a frame has begun and is not whole.
-    pub fn is_amid(&self) -> bool {
-        !self.bytes.is_empty()
-    }
-
     fn length(&self) -> Option<usize> {
         let first = self.bytes.first_chunk::<4>()?;
         Some(u32::from_le_bytes(*first) as usize)
@@ -177,7 +173,7 @@ impl Decoder {
 }
 
 /// Sends bytes, and one or two file descriptors with the first of them. How many bytes were sent.
-pub fn send_with(socket: impl AsFd, bytes: &[u8], handed: &[BorrowedFd<'_>]) -> io::Result<usize> {
+pub(crate) fn send_with(socket: impl AsFd, bytes: &[u8], handed: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut message = SendAncillaryBuffer::new(&mut space);
     message.push(SendAncillaryMessage::ScmRights(handed));
@@ -185,7 +181,7 @@ pub fn send_with(socket: impl AsFd, bytes: &[u8], handed: &[BorrowedFd<'_>]) -> 
 }
 
 /// Reads bytes, and the file descriptors that came with them, two at most. Further ones are closed.
-pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
+pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut message = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut message, RecvFlags::CMSG_CLOEXEC)?;

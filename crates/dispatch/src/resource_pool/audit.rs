@@ -97,14 +97,14 @@ struct Writer {
 }
 
 impl AuditTrail {
-    pub fn new(path: Option<&Path>) -> io::Result<Self> {
+    pub(super) fn new(path: Option<&Path>) -> io::Result<Self> {
         let failure = Arc::new(OnceLock::new());
         let writer = path.map(|path| Writer::start(path, Arc::clone(&failure))).transpose()?;
         let pool = name_of_a_pool();
         Ok(Self { pool, books: Mutex::new(Books { writer, ..Books::default() }), failure })
     }
 
-    pub fn begin(&self, hold: u64, task_id: Arc<str>, worker_id: u32, device: Arc<str>, pid: u32) {
+    pub(super) fn begin(&self, hold: u64, task_id: Arc<str>, worker_id: u32, device: Arc<str>, pid: u32) {
         let pool = Arc::clone(&self.pool);
         let entry = AuditEntry { pool, hold, task_id, worker_id, device, pid, acquired_at_ms: now_ms(), ended: None };
         let mut books = lock(&self.books);
@@ -112,7 +112,7 @@ impl AuditTrail {
         books.current.insert(hold, entry);
     }
 
-    pub fn end(&self, hold: u64, how: HowEnded, why: Option<Arc<str>>) {
+    pub(super) fn end(&self, hold: u64, how: HowEnded, why: Option<Arc<str>>) {
         let mut books = lock(&self.books);
         let Some(mut entry) = books.current.remove(&hold) else { return };
         entry.ended = Some(Ended { at_ms: now_ms(), how, why });
@@ -124,7 +124,7 @@ impl AuditTrail {
     }
 
     /// The last holds, in the order they began.
-    pub fn entries(&self) -> Vec<AuditEntry> {
+    pub(super) fn entries(&self) -> Vec<AuditEntry> {
         let books = lock(&self.books);
         let mut entries: Vec<AuditEntry> = books.past.iter().chain(books.current.values()).cloned().collect();
         entries.sort_unstable_by_key(|entry| entry.hold);
@@ -132,12 +132,12 @@ impl AuditTrail {
     }
 
     /// Why the file is not complete.
-    pub fn failure(&self) -> Option<Arc<str>> {
+    pub(super) fn failure(&self) -> Option<Arc<str>> {
         self.failure.get().cloned()
     }
 
     /// Waits, not for ever, until all is written.
-    pub fn close(&self) {
+    pub(super) fn close(&self) {
         let Some(Writer { lines, done }) = lock(&self.books).writer.take() else { return };
         drop(lines);
         // Nothing is ever sent: it hangs up, or takes too long.

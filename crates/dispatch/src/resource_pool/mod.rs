@@ -40,6 +40,7 @@ use roster::Ticket;
 use worker::{Busy, Live, Run};
 
 use crate::limits::{CANCEL_GRACE, DROP_PATIENCE, TASK_ID_BYTES};
+pub use crate::limits::{LONGEST_TIME, WAITING};
 use crate::plan::Speaks;
 use crate::{Refused, WorkerId};
 

@@ -70,7 +70,7 @@ pub(super) struct ToOwner {
 
 impl ToOwner {
     /// The way to the owner of so many workers, and where their messages arrive.
-    pub fn new(workers: usize) -> (Self, mpsc::Receiver<Message>) {
+    pub(super) fn new(workers: usize) -> (Self, mpsc::Receiver<Message>) {
         let tickets = WAITING + workers;
         let most = MESSAGES_OF_A_TICKET * tickets + MESSAGES_OF_A_WORKER * workers + 1;
         let (messages, inbox) = mpsc::channel(most);
@@ -78,18 +78,18 @@ impl ToOwner {
     }
 
     /// Admits one more ticket; `None` where too many wait.
-    pub fn admit(&self) -> Option<Admission> {
+    pub(super) fn admit(&self) -> Option<Admission> {
         Arc::clone(&self.tickets).try_acquire_owned().ok().map(Arc::new)
     }
 
     /// Sends a message, which an owner that has ended drops.
-    pub fn tell(&self, message: Message) {
+    pub(super) fn tell(&self, message: Message) {
         let sent = self.messages.try_send(message);
         debug_assert!(!matches!(sent, Err(TrySendError::Full(_))), "the inbox has room for all there can be");
     }
 
     /// Ends the pool. Said several times, the last patience counts.
-    pub fn shut_down(&self, patience: Duration) {
+    pub(super) fn shut_down(&self, patience: Duration) {
         if lock(&self.shut_down).replace(patience).is_none() {
             self.tell(Message::ShutDown);
         }
@@ -132,7 +132,7 @@ struct Hold {
 
 impl Owner {
     /// Asks for GPUs, where workers have some; workers are started by [`Owner::own`].
-    pub fn new(
+    pub(super) fn new(
         config: ResourceConfig,
         watcher: Watcher,
         audit: Arc<AuditTrail>,
@@ -166,7 +166,7 @@ impl Owner {
     }
 
     /// Owns a pool until it is shut down.
-    pub async fn own(mut self, mut inbox: mpsc::Receiver<Message>) {
+    pub(super) async fn own(mut self, mut inbox: mpsc::Receiver<Message>) {
         self.settle();
         while !self.roster.is_over() {
             let until = self.roster.next_deadline().unwrap_or_else(|| Instant::now() + SLEEP_MOST);
@@ -456,16 +456,16 @@ impl Leases {
     }
 
     /// How the wait for a GPU goes, if one is waited for.
-    pub fn waiting(&self) -> Option<Arc<str>> {
+    pub(crate) fn waiting(&self) -> Option<Arc<str>> {
         self.waiting.iter().flatten().next().cloned()
     }
 
-    pub fn gpu_ids(&self, slot: usize) -> Vec<u32> {
+    pub(crate) fn gpu_ids(&self, slot: usize) -> Vec<u32> {
         self.granted[slot].as_ref().map(Granted::gpu_ids).unwrap_or_default()
     }
 
     /// Where the worker of a slot works.
-    pub fn place(&self, slot: usize) -> Place {
+    pub(crate) fn place(&self, slot: usize) -> Place {
         let Some(granted) = &self.granted[slot] else { return Place::new(worker_id(slot)) };
         self.keeper.place(worker_id(slot), granted)
     }

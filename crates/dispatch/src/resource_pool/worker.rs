@@ -39,7 +39,7 @@ pub(super) enum Ending {
 
 impl Ending {
     /// Orders this ending. A kill replaces a stop, the first kill counts, and so does the earliest stop.
-    pub fn order(self, endings: &watch::Sender<Option<Self>>) {
+    pub(super) fn order(self, endings: &watch::Sender<Option<Self>>) {
         endings.send_if_modified(|known| {
             let is_harder = match (&*known, &self) {
                 (None, _) | (Some(Self::Stop(_)), Self::Kill | Self::Excess(_)) => true,
@@ -68,7 +68,7 @@ pub(super) struct Busy(Arc<AtomicUsize>);
 
 impl Busy {
     /// One more, of which there can be [`DEPTH`].
-    pub fn begin(count: &Arc<AtomicUsize>) -> Option<Self> {
+    pub(super) fn begin(count: &Arc<AtomicUsize>) -> Option<Self> {
         let one_more = |count: usize| (count < DEPTH).then_some(count + 1);
         count.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
         Some(Self(Arc::clone(count)))
@@ -117,7 +117,7 @@ pub(super) struct Tending {
 
 impl Tending {
     /// Starts a process and tends it until it is gone.
-    pub async fn tend(mut self) {
+    pub(super) async fn tend(mut self) {
         let last = match self.start().await {
             Ok(worker) => worker.live(&mut self.runs, self.endings.subscribe()).await,
             Err(why) => gone(Cause::NotStarted(why.into()), None, false),
@@ -186,7 +186,7 @@ struct Talk {
 }
 
 impl Worker {
-    pub fn new(process: Process, tending: &Tending) -> io::Result<Self> {
+    pub(crate) fn new(process: Process, tending: &Tending) -> io::Result<Self> {
         let Process { job, held, wire, counters, .. } = process;
         let live = Live { pid: job.id().pid, held };
         let talk = Talk {

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use gpupool_dispatch::limits::WAITING;
-use gpupool_dispatch::resource_pool::{AcquireError, Device, ResourceConfig, ResourcePool};
+use gpupool_dispatch::resource_pool::{AcquireError, Device, ResourceConfig, ResourcePool, WAITING};
 
 use crate::kit::{Story, ends, in_time, text, until};
 

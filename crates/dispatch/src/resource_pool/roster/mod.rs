@@ -121,7 +121,7 @@ pub(super) struct Roster {
 
 impl Roster {
     /// An empty one; [`Roster::tick`] has the first workers started.
-    pub fn new(rules: Rules) -> Self {
+    pub(super) fn new(rules: Rules) -> Self {
         let device = if rules.devices_come_later { Device::Awaited } else { Device::Here };
         let slot = |_| Slot { state: State::Empty, device, deaths: 0, is_dying: false };
         Self {
@@ -135,7 +135,7 @@ impl Roster {
     }
 
     /// Somebody wants a worker, after all who wait.
-    pub fn ask(&mut self, ticket: Ticket, now: Instant, effects: &mut Vec<Effect>) {
+    pub(super) fn ask(&mut self, ticket: Ticket, now: Instant, effects: &mut Vec<Effect>) {
         if self.is_closed {
             return effects.push(Effect::Refuse { ticket, why: Refusal::Closed });
         }
@@ -144,7 +144,7 @@ impl Roster {
     }
 
     /// Somebody does not want to wait any longer.
-    pub fn leave(&mut self, ticket: Ticket) {
+    pub(super) fn leave(&mut self, ticket: Ticket) {
         // From the front, where those who have waited longest give up first.
         if let Some(at) = self.line.iter().position(|waiter| waiter.ticket == ticket) {
             self.line.remove(at);
@@ -152,7 +152,7 @@ impl Roster {
     }
 
     /// A worker was started and set up.
-    pub fn ready(&mut self, slot: usize, now: Instant, effects: &mut Vec<Effect>) {
+    pub(super) fn ready(&mut self, slot: usize, now: Instant, effects: &mut Vec<Effect>) {
         self.failures = 0;
         // One that is ending already stays so.
         if self.slots[slot].state == State::Starting {
@@ -162,7 +162,13 @@ impl Roster {
     }
 
     /// A hold is over, by the will of whoever had it. Whether it was not over before.
-    pub fn give_back(&mut self, ticket: Ticket, fitness: Fitness, now: Instant, effects: &mut Vec<Effect>) -> bool {
+    pub(super) fn give_back(
+        &mut self,
+        ticket: Ticket,
+        fitness: Fitness,
+        now: Instant,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
         let Some(at) = self.slots.iter().position(|slot| slot.state.holder() == Some(ticket)) else { return false };
         let slot = &mut self.slots[at];
         slot.deaths = 0;
@@ -179,7 +185,7 @@ impl Roster {
     }
 
     /// A worker's process will be gone in a moment: nobody gets it any more. Whoever has it is told when it is gone.
-    pub fn dying(&mut self, at: usize) {
+    pub(super) fn dying(&mut self, at: usize) {
         let slot = &mut self.slots[at];
         slot.is_dying = true;
         if let State::Free(_) = slot.state {
@@ -189,7 +195,7 @@ impl Roster {
 
     /// A worker's process is gone, or never was; whose hold is over by that. `failure` is why it could not be started or died by
     /// itself; `None` where we ended it.
-    pub fn gone(
+    pub(super) fn gone(
         &mut self,
         at: usize,
         failure: Option<Arc<str>>,
@@ -213,7 +219,7 @@ impl Roster {
     }
 
     /// It is later: who waited, worked or idled long enough.
-    pub fn tick(&mut self, now: Instant, effects: &mut Vec<Effect>) {
+    pub(super) fn tick(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         let is_due = |until: Option<Instant>| until.is_some_and(|until| until <= now);
         while let Some(waiter) = self.line.pop_front_if(|waiter| is_due(waiter.until)) {
             effects.push(Effect::Refuse { ticket: waiter.ticket, why: Refusal::Patience });
@@ -231,7 +237,7 @@ impl Roster {
     }
 
     /// Nobody gets a worker any more, and all workers end.
-    pub fn close(&mut self, effects: &mut Vec<Effect>) {
+    pub(super) fn close(&mut self, effects: &mut Vec<Effect>) {
         self.is_closed = true;
         let refused = self.line.drain(..);
         effects.extend(refused.map(|waiter| Effect::Refuse { ticket: waiter.ticket, why: Refusal::Closed }));
@@ -254,7 +260,7 @@ impl Roster {
     }
 
     /// When the time is wanted next.
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
         let may_shrink = self.total() > self.rules.min_workers;
         let of_slot = |slot: &Slot| match slot.state {
             State::Pausing(until) => Some(until),
@@ -267,7 +273,7 @@ impl Roster {
     }
 
     /// Why no worker can be had for now: there is none, and none could be started for a while.
-    pub fn hopeless(&self) -> Option<Arc<str>> {
+    pub(super) fn hopeless(&self) -> Option<Arc<str>> {
         let is_failing = |slot: &Slot| match slot.state {
             State::Empty => slot.device != Device::Awaited,
             State::Pausing(_) | State::Starting => slot.deaths > 0,
@@ -280,17 +286,17 @@ impl Roster {
     }
 
     /// Who has the worker of a slot.
-    pub fn holder(&self, slot: usize) -> Option<Ticket> {
+    pub(super) fn holder(&self, slot: usize) -> Option<Ticket> {
         self.slots[slot].state.holder()
     }
 
     /// Why a process last failed.
-    pub fn last_failure(&self) -> Option<&Arc<str>> {
+    pub(super) fn last_failure(&self) -> Option<&Arc<str>> {
         self.last_failure.as_ref()
     }
 
     /// How many workers are in which state, and whether any can be had.
-    pub fn status(&self) -> PoolStatus {
+    pub(super) fn status(&self) -> PoolStatus {
         let count = |is: fn(&State) -> bool| self.slots.iter().filter(|slot| is(&slot.state)).count();
         PoolStatus {
             total_workers: self.total(),
@@ -303,7 +309,7 @@ impl Roster {
     }
 
     /// Whether all is closed and every worker gone.
-    pub fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.is_closed && self.total() == 0
     }
 }
@@ -401,13 +407,13 @@ pub(super) enum Device {
 
 impl Roster {
     /// The worker of a slot has a device now, and may be started.
-    pub fn equip(&mut self, at: usize, now: Instant, effects: &mut Vec<Effect>) {
+    pub(super) fn equip(&mut self, at: usize, now: Instant, effects: &mut Vec<Effect>) {
         self.slots[at].device = Device::Here;
         self.settle(now, effects);
     }
 
     /// The device of a slot is gone, and its worker must be; whose hold is over by that. Another device may come.
-    pub fn strip(&mut self, at: usize, now: Instant, effects: &mut Vec<Effect>) -> Option<Ticket> {
+    pub(super) fn strip(&mut self, at: usize, now: Instant, effects: &mut Vec<Effect>) -> Option<Ticket> {
         let slot = &mut self.slots[at];
         slot.device = Device::Awaited;
         let was = slot.state;
@@ -424,7 +430,7 @@ impl Roster {
     }
 
     /// No device will ever come for this slot.
-    pub fn deny(&mut self, at: usize, why: Arc<str>, effects: &mut Vec<Effect>) {
+    pub(super) fn deny(&mut self, at: usize, why: Arc<str>, effects: &mut Vec<Effect>) {
         self.slots[at].device = Device::Denied;
         self.last_failure = Some(why);
         self.refuse_if_hopeless(effects);
