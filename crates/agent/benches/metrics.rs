@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
 use divan::{Bencher, black_box};
-use gpupool_agent::metrics::{Form, Metrics, Scrape};
-use gpupool_agent::stats::{Filter, Statistics};
+use gpupool_agent::internals::{Filter, Form, Metrics, Scrape, Statistics};
 
 fn main() {
     divan::main();
@@ -49,9 +48,9 @@ fn scraped(bencher: Bencher, form: Form) {
         }
     }
     let current = Statistics::new(Filter::default(), Duration::from_secs(1), 1).current();
-    let now = gpupool_agent::clock::now();
+    let now = gpupool_agent::internals::now();
     bencher.bench(|| {
         let (metrics, current) = (metrics.clone(), current.clone());
-        Scrape { metrics, current, stand: None, node: "here".into(), now }.encode(form)
+        Scrape { metrics, current, snapshot: None, node: "here".into(), now }.encode(form)
     });
 }

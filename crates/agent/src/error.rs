@@ -3,7 +3,6 @@
 use std::io;
 
 use crate::net::{NetError, TlsError};
-use crate::owner::Refusal;
 
 /// Why an agent cannot start, by what can be done about it.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +36,4 @@ pub enum AgentError {
     /// A thread or the runtime cannot be started.
     #[error("cannot start: {0}")]
     Start(io::Error),
-    /// The owner thread ended while starting.
-    #[error("cannot start: {0}")]
-    Owner(#[from] Refusal),
 }

@@ -33,6 +33,11 @@ impl Caller {
         Self { owner: ANONYMOUS.into(), role: Role::Reader, uid: None }
     }
 
+    /// The agent itself.
+    pub fn agent() -> Self {
+        Self { owner: "gpupool".into(), role: Role::Admin, uid: None }
+    }
+
     /// Whether they may do as they like with what this owner took. Those nobody vouches for share what they took.
     pub fn may_act_for(&self, owner: &str) -> bool {
         match self.role {

@@ -1,33 +1,51 @@
-//! The node's authority: samples GPUs, grants leases, answers over HTTP.
+//! The agent: the daemon that shares the GPUs of a node.
 //!
-//! Facts flow one way. The [`sampler`] reads devices and hands readings to the statistics ([`stats`]) and to the owner
-//! thread ([`owner`]), which alone holds the pool and the store; the routes ([`http`]) turn requests into commands for it
-//! and hand out what is prepared or committed; listeners ([`net`]) know who is at the other end. [`agent`] starts all of
-//! it in order and ends it in the reverse order.
+//! It has four parts, and data flows between them in one direction:
+//!
+//! ```text
+//!   clients ──▶ net ──▶ http ──┬──▶ node ──reports──▶ authority ──▶ store
+//!                              │     ▲                 │   ▲
+//!                              │     └─────orders──────┘   │
+//!                              └───────────────────────────┘
+//! ```
+//!
+//! - [`authority`] owns the pool and the store. It decides, commits, publishes and answers. It knows nodes by id and
+//!   touches no process, control group or device.
+//! - [`node`] reads devices, attributes processes, watches the holders of leases, and owns the control groups of jobs. It
+//!   reports facts to the authority and carries out its orders; both are plain data ([`messages`]).
+//! - [`http`] holds the routes and decides who may use them. Statistics, attach and simulation go to the node, everything
+//!   else to the authority. Routes that must not wait read the snapshot that the authority published last.
+//! - [`net`] accepts connections and knows who is at the other end.
+//!
+//! [`serve`] starts the parts in order and ends them in the reverse order. On a single machine all of them run in one
+//! process; the messages between node and authority could cross a network.
 
-pub mod agent;
-pub mod clock;
-mod ending;
+mod abort_on_panic;
+mod authority;
+mod clock;
 mod error;
-pub mod events;
-pub mod groups;
-pub mod holders;
-mod housekeeping;
-pub mod http;
-pub mod identity;
-mod leaving;
-pub mod limits;
-pub mod metrics;
+mod events;
+mod http;
+mod identity;
+mod limits;
+mod messages;
+mod metrics;
 pub mod net;
-mod notify;
-pub mod owner;
-pub mod sampler;
+mod node;
+mod serve;
+mod service_manager;
 mod signals;
-pub mod simulation;
-mod sources;
-pub mod stats;
 mod users;
-mod watching;
 
-pub use agent::{AgentSpec, serve};
+pub use clock::iso;
 pub use error::AgentError;
+pub use identity::ANONYMOUS;
+pub use serve::{AgentSpec, serve};
+
+/// Parts that benchmarks and tests of the crate use. Not a public interface.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::clock::now;
+    pub use crate::metrics::{Form, Metrics, Scrape};
+    pub use crate::node::statistics::{Filter, Statistics};
+}

@@ -4,38 +4,49 @@ use std::time::Duration;
 
 use gpupool_core::Millis;
 
-/// Wishes and facts that may wait for the owner thread; more are refused with "busy".
+/// The messages that may wait for the authority. More are refused as busy.
 pub const MESSAGES: usize = 16_384;
-/// Messages that share one commit.
+/// The messages that share one commit.
 pub const BATCH: usize = 1_024;
-/// Events kept for streams to go on from.
+/// The orders that may wait for a node. The authority keeps the others.
+pub const ORDERS: usize = 4_096;
+/// The time after which the authority tries to send orders again that a node could not take.
+pub const ORDER_RETRY: Duration = Duration::from_millis(50);
+/// The longest time that the authority rests before it confirms its snapshot.
+pub const AUTHORITY_BEAT: Duration = Duration::from_secs(1);
+/// The silence after which the authority is taken for stuck, unless it waits for its disk.
+pub const AUTHORITY_SILENCE: Millis = Millis::from_secs(20);
+/// The age of the snapshot from which on `/health` says that the authority does not answer.
+pub const SNAPSHOT_OLD: Millis = Millis::from_secs(3);
+/// The time that a look at the pool or at the audit trail may take before it is refused as busy.
+pub const QUERY_PATIENCE: Duration = Duration::from_secs(2);
+/// The queries of the audit trail that may wait. More are refused as busy.
+pub const TRAIL_QUERIES: usize = 64;
+/// The events that are kept for streams to continue from.
 pub const EVENTS_KEPT: usize = 10_000;
-/// Events handed to a stream at once.
+/// The events that are sent to a stream at once.
 pub const EVENTS_AT_ONCE: usize = 256;
-/// How often waiters somebody asks for are kept in the queue.
+/// The time between two rounds in which followed leases are kept in the queue.
 pub const FOLLOW_EVERY: Millis = Millis::from_secs(5);
-/// Leases one call may follow.
+/// The leases that one call may follow.
 pub const FOLLOWED_BY_CALL: usize = 4_096;
-/// Leases all calls together may follow, one that several follow counted for each; what follows a single one is not held
-/// to it.
+/// The leases that all calls together may follow, counted once per call. Calls that follow a single lease are not limited.
 pub const FOLLOWED: usize = 1_048_576;
-/// Jobs of one lease that are known beside its control group.
+/// The jobs of one lease that are known beside its control group.
 pub const JOBS_OF_A_LEASE: usize = 1_024;
-/// Batches the store keeps as notes before its tables hear of them, once whoever asked is answered.
-pub const NOTES: usize = 32;
-/// How long the store's notes wait for a moment in which nothing is asked.
-pub const NOTES_WAIT: Duration = Duration::from_millis(200);
-/// How often a store that failed is tried again.
+/// The batches in the write-ahead buffer of the store from which on it is flushed, once the callers have their answers.
+pub const BUFFERED_BATCHES: usize = 32;
+/// The time that the write-ahead buffer waits for a moment in which there is nothing else to do.
+pub const FLUSH_WAIT: Duration = Duration::from_millis(200);
+/// The time after which a store that failed is tried again.
 pub const STORE_RETRY: Duration = Duration::from_secs(1);
-/// Longest time one answer may wait for a lease.
+/// The longest time that one answer may wait for a lease.
 pub const WAIT_SECS: f64 = 300.0;
-/// Leases in one answer.
+/// The leases in one answer.
 pub const LEASES_AT_ONCE: usize = 1_000;
-/// Records of the audit trail in one answer.
+/// The records of the audit trail in one answer.
 pub const RECORDS_AT_ONCE: usize = 1_000;
-/// How often an open stream says that it is still there.
+/// The time between two signs of life on an open stream.
 pub const HOLD_BEAT: Duration = Duration::from_secs(10);
-/// Owners told by name in metrics; the others are told together.
+/// The owners that metrics name. The others are counted together.
 pub const OWNERS_TOLD: usize = 50;
-/// How long metrics wait for the owner thread before they are told without the pool.
-pub const SCRAPE_PATIENCE: Duration = Duration::from_secs(2);

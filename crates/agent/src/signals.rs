@@ -1,15 +1,16 @@
-//! What the agent does when it is told to stop or to read its configuration again.
+//! Signals: SIGTERM and SIGINT stop the agent, SIGHUP makes it read its configuration again.
 
 use gpupool_core::Command;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::agent::AgentSpec;
+use crate::authority::Authority;
+use crate::identity::Caller;
 use crate::net::{Shutdown, Tls};
-use crate::notify;
-use crate::owner::Owner;
+use crate::serve::AgentSpec;
+use crate::service_manager;
 
 /// Listens until the agent ends. A second request to stop ends it at once.
-pub async fn run(mut spec: AgentSpec, tls: Option<Tls>, owner: Owner, shutdown: Shutdown) {
+pub async fn run(mut spec: AgentSpec, tls: Option<Tls>, authority: Authority, shutdown: Shutdown) {
     let listen = |kind| match signal(kind) {
         Ok(signal) => Some(signal),
         Err(error) => {
@@ -25,7 +26,7 @@ pub async fn run(mut spec: AgentSpec, tls: Option<Tls>, owner: Owner, shutdown: 
             () = heard(&mut terminate) => {}
             () = heard(&mut interrupt) => {}
             () = heard(&mut hangup) => {
-                reload(&mut spec, tls.as_ref(), &owner);
+                reload(&mut spec, tls.as_ref(), &authority).await;
                 continue;
             }
         }
@@ -46,7 +47,7 @@ async fn heard(signal: &mut Option<Signal>) {
     }
 }
 
-fn reload(spec: &mut AgentSpec, tls: Option<&Tls>, owner: &Owner) {
+async fn reload(spec: &mut AgentSpec, tls: Option<&Tls>, authority: &Authority) {
     if let Some(tls) = tls {
         match tls.reload() {
             Ok(()) => tracing::info!("certificates read again"),
@@ -64,16 +65,18 @@ fn reload(spec: &mut AgentSpec, tls: Option<&Tls>, owner: &Owner) {
     if !changes.need_restart.is_empty() {
         tracing::warn!(settings = changes.need_restart.join(", "), "changed settings that need a restart");
     }
+    (spec.set_log_level)(new.config.server.log_level);
+    if new.config.policies != spec.loaded.config.policies {
+        // New rules are recorded as known only after they took effect: otherwise the next reload would see no change.
+        let policies = Box::new(new.config.policies.clone());
+        if let Err(refusal) = authority.ask(Caller::agent(), Command::SetPolicies { policies }).await {
+            tracing::error!(%refusal, "the rules stay as they were; send SIGHUP again");
+            return;
+        }
+    }
     if !changes.applied.is_empty() {
         tracing::info!(settings = changes.applied.join(", "), "changed settings that are in force now");
     }
-    (spec.set_log_level)(new.config.server.log_level);
-    if new.config.policies != spec.loaded.config.policies {
-        let policies = Box::new(new.config.policies.clone());
-        if let Err(refusal) = owner.tell(Command::SetPolicies { policies }) {
-            tracing::error!(%refusal, "the rules stay as they were");
-        }
-    }
     spec.loaded = new;
-    notify::reloaded();
+    service_manager::reloaded();
 }

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
-use gpupool_agent::metrics::{Form, Metrics, Scrape};
-use gpupool_agent::stats::{Filter, Statistics};
+use gpupool_agent::internals::{Filter, Form, Metrics, Scrape, Statistics};
 
 fn text(form: Form) -> String {
     let metrics = Arc::new(Metrics::new());
@@ -16,8 +15,8 @@ fn text(form: Form) -> String {
     metrics.answered(&Method::GET, "/gpu/stats", StatusCode::OK, Duration::from_micros(70));
     metrics.answered(&Method::PUT, "/made/up", StatusCode::NOT_FOUND, Duration::from_secs(1000));
     let statistics = Statistics::new(Filter::default(), Duration::from_secs(1), 1);
-    let now = gpupool_agent::clock::now();
-    Scrape { metrics, current: statistics.current(), stand: None, node: "here".into(), now }.encode(form)
+    let now = gpupool_agent::internals::now();
+    Scrape { metrics, current: statistics.current(), snapshot: None, node: "here".into(), now }.encode(form)
 }
 
 /// Families with their kinds.

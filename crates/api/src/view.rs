@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use gpupool_core::device::{Cordon, Health};
 use gpupool_core::lease::{EndCause, Holder, Lease, LeaseState, Promise};
 use gpupool_core::outcome::Closed;
-use gpupool_core::pool::{DeviceView, Pool};
+use gpupool_core::pool::{DeviceView, Explanation, Pool};
 use gpupool_core::row::LeaseRow;
 use gpupool_core::{Amount, Denied, LeaseId, Request, Share, Time};
 
@@ -14,19 +14,20 @@ use crate::job_environment as job;
 use crate::lease::{self, LeaseDevice};
 use crate::pool;
 
-/// A lease. `iso` writes times for people; `env` is what its job is to find beside what every job does. Whoever may act for
-/// its owner sees its token and environment.
+/// Returns a lease in the words of the API. `explanation` says why it waits, `iso` writes times for people, and `env` adds
+/// variables to those that every job gets. Only callers that may act for the owner see its token and environment.
 pub fn lease_body(
     pool: &Pool,
     lease: &Lease,
+    explanation: Option<&Explanation>,
     iso: impl Fn(Time) -> String,
     env: impl FnOnce(&[DeviceView]) -> BTreeMap<String, Option<String>>,
     is_owners: bool,
 ) -> lease::Lease {
     let is_granted = lease.state.is_granted();
     let held: &[Promise] = if is_granted { &lease.promises } else { &[] };
-    let explanation = if lease.state == LeaseState::Queued { pool.explain(lease.id) } else { None };
-    let why_waiting = explanation.as_ref().map(|why| {
+    let explanation = explanation.filter(|_| lease.state == LeaseState::Queued);
+    let why_waiting = explanation.map(|why| {
         let reasons: Vec<String> = why.reasons.iter().map(ToString::to_string).collect();
         reasons.join("; ")
     });
@@ -39,7 +40,7 @@ pub fn lease_body(
         devices: held.iter().filter_map(|promise| device_of(pool, promise)).collect(),
         env: if is_granted && is_owners { environment(pool, lease, env) } else { BTreeMap::new() },
         token: lease.token.filter(|_| is_owners).map(|token| token.0),
-        queue_position: explanation.as_ref().map(|why| why.position),
+        queue_position: explanation.map(|why| why.position),
         reason: why_waiting.or_else(|| lease.cause.as_ref().map(cause_words)),
         cause: lease.cause.as_ref().map(|cause| cause_name(cause).into()),
         created_at: iso(lease.created_at),

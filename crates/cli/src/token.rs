@@ -9,8 +9,7 @@ use std::time::SystemTime;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
-use gpupool_agent::clock::iso;
-use gpupool_agent::identity::ANONYMOUS;
+use gpupool_agent::{ANONYMOUS, iso};
 use gpupool_api::tokens::{NewToken, Token, TokenCreated};
 use gpupool_client::AgentClient;
 use gpupool_core::limits::NAME_BYTES;

@@ -5,14 +5,15 @@ use gpupool_api::lease::{Lease, RevokeBody};
 use gpupool_api::pool::Device;
 use gpupool_api::problem::Problem as ProblemBody;
 use gpupool_core::device::Cordon;
-use gpupool_core::{Command, GpuId, Millis};
+use gpupool_core::{Command, DeviceId, GpuId, Millis};
+use serde::Deserialize;
 
 use crate::identity::Caller;
 
 use super::caller::Changes;
 use super::leases::ask;
 use super::problem::Problem;
-use super::read::{Json, LeaseInPath, NumberInPath};
+use super::read::{Json, LeaseInPath, NumberInPath, Query};
 use super::{App, Shared, pool};
 
 /// Longest time a holder can be given to finish.
@@ -48,7 +49,10 @@ pub(super) async fn revoke(
 /// For administrators. What runs there goes on.
 #[utoipa::path(
     post, path = "/v1/devices/{gpu_id}/cordon", tag = "admin",
-    params(("gpu_id" = u32, Path, description = "The device's number")),
+    params(
+        ("gpu_id" = u32, Path, description = "The device's number"),
+        ("node" = Option<String>, Query, description = "The name of its node; the agent's own unless said"),
+    ),
     responses(
         (status = 200, description = "The device", body = Device),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
@@ -58,8 +62,9 @@ pub(super) async fn cordon(
     State(app): State<Shared>,
     Changes(caller): Changes,
     NumberInPath(number): NumberInPath,
+    Query(of): Query<NodeQuery>,
 ) -> Result<axum::Json<Device>, Problem> {
-    set(&app, caller, number, Cordon::Cordoned).await
+    set(&app, caller, number, of.node.as_deref(), Cordon::Cordoned).await
 }
 
 /// Allow new work on a device again
@@ -67,7 +72,10 @@ pub(super) async fn cordon(
 /// For administrators.
 #[utoipa::path(
     post, path = "/v1/devices/{gpu_id}/uncordon", tag = "admin",
-    params(("gpu_id" = u32, Path, description = "The device's number")),
+    params(
+        ("gpu_id" = u32, Path, description = "The device's number"),
+        ("node" = Option<String>, Query, description = "The name of its node; the agent's own unless said"),
+    ),
     responses(
         (status = 200, description = "The device", body = Device),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
@@ -77,17 +85,34 @@ pub(super) async fn uncordon(
     State(app): State<Shared>,
     Changes(caller): Changes,
     NumberInPath(number): NumberInPath,
+    Query(of): Query<NodeQuery>,
 ) -> Result<axum::Json<Device>, Problem> {
-    set(&app, caller, number, Cordon::Open).await
+    set(&app, caller, number, of.node.as_deref(), Cordon::Open).await
 }
 
-async fn set(app: &App, caller: Caller, number: u64, cordon: Cordon) -> Result<axum::Json<Device>, Problem> {
-    let unknown = || Problem::not_found("unknown_device", format!("there is no GPU {number} here"));
+/// The node of a device.
+#[derive(Deserialize)]
+pub(super) struct NodeQuery {
+    node: Option<String>,
+}
+
+async fn set(
+    app: &App,
+    caller: Caller,
+    number: u64,
+    node: Option<&str>,
+    cordon: Cordon,
+) -> Result<axum::Json<Device>, Problem> {
+    let node = node.unwrap_or(app.node.name());
+    let unknown = || Problem::not_found("unknown_device", format!("there is no GPU {number} on {node}"));
     let gpu_id = GpuId(u32::try_from(number).map_err(|_| unknown())?);
-    let found =
-        app.owner.look(move |owner| owner.pool().devices().find(|view| view.gpu_id == gpu_id).map(|view| view.device));
-    let device = found.await?.ok_or_else(unknown)?;
-    app.owner.ask(caller, Command::Cordon { device, cordon }).await?;
-    let devices = pool::device_bodies(app).await?;
-    devices.into_iter().find(|body| body.gpu_id == gpu_id.0).map(axum::Json).ok_or_else(unknown)
+    let device = find_device(app, node, gpu_id).ok_or_else(unknown)?;
+    app.authority.ask(caller, Command::Cordon { device, cordon }).await?;
+    pool::device_body(app, device).map(axum::Json).ok_or_else(unknown)
+}
+
+fn find_device(app: &App, node: &str, gpu_id: GpuId) -> Option<DeviceId> {
+    let snapshot = app.authority.snapshot();
+    let found = snapshot.devices_of(node).find(|state| state.view.gpu_id == gpu_id);
+    found.map(|state| state.view.device)
 }

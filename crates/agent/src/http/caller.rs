@@ -5,15 +5,14 @@
 //! page makes a browser send is refused: a local user's word counts only under a name of this machine, and an `Origin`
 //! must be that very address.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use gpupool_config::Config;
-use gpupool_store::{Role as TokenRole, TokenOwner};
+use gpupool_store::Role as TokenRole;
 
 use crate::identity::{ANONYMOUS, Caller, Role};
 use crate::net::{Peer, Transport};
@@ -21,24 +20,6 @@ use crate::users;
 
 use super::problem::Problem;
 use super::{App, Shared};
-
-/// Knows callers again.
-#[derive(Default)]
-pub struct Callers {
-    /// A lock: it is held for one look.
-    known: Mutex<Known>,
-}
-
-#[derive(Default)]
-struct Known {
-    /// Secrets seen before and whose they are, until tokens change.
-    tokens: HashMap<String, TokenOwner>,
-    /// How often tokens changed: what was looked up before a change is not remembered after it.
-    changes: u64,
-}
-
-/// Secrets remembered; more are looked up each time.
-const TOKENS_REMEMBERED: usize = 1_024;
 
 /// Whoever asks, to look at things.
 pub(super) struct Looks(pub Caller);
@@ -50,7 +31,7 @@ impl FromRequestParts<Shared> for Looks {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, Problem> {
-        identify(parts, app).await.map(Self)
+        identify(parts, app).map(Self)
     }
 }
 
@@ -58,7 +39,7 @@ impl FromRequestParts<Shared> for Changes {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, Problem> {
-        let caller = identify(parts, app).await?;
+        let caller = identify(parts, app)?;
         if caller.role == Role::Reader {
             let detail = "changing anything over the network needs a token: gpupool token create on the node, then \
                           GPUPOOL_TOKEN (or Authorization: Bearer …) here";
@@ -69,12 +50,12 @@ impl FromRequestParts<Shared> for Changes {
     }
 }
 
-async fn identify(parts: &Parts, app: &App) -> Result<Caller, Problem> {
+fn identify(parts: &Parts, app: &App) -> Result<Caller, Problem> {
     let Some(peer) = parts.extensions.get::<Peer>() else {
         return Ok(Caller::reader());
     };
     if let Some(secret) = bearer(&parts.headers)? {
-        return by_token(peer, secret, app).await;
+        return by_token(peer, secret, app);
     }
     if !is_here(peer, &parts.headers) {
         return Ok(stranger(peer, app));
@@ -126,7 +107,7 @@ fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     Ok(Some(secret.trim()))
 }
 
-async fn by_token(peer: &Peer, secret: &str, app: &App) -> Result<Caller, Problem> {
+fn by_token(peer: &Peer, secret: &str, app: &App) -> Result<Caller, Problem> {
     let heard_by_others = matches!(peer.transport(), Transport::Tcp { loopback: false, tls: false, .. });
     if heard_by_others && !app.config.server.allow_plain_http {
         let detail = "a token came over plain HTTP, where others can read it: revoke it, and use https (--tls-cert, \
@@ -134,51 +115,13 @@ async fn by_token(peer: &Peer, secret: &str, app: &App) -> Result<Caller, Proble
         return Err(Problem::forbidden("token_over_plain_http", detail));
     }
     let unknown = || Problem::new(StatusCode::UNAUTHORIZED, "token_unknown", "this token is unknown or was revoked");
-    let token = app.callers.token(secret, app).await?.ok_or_else(unknown)?;
+    let snapshot = app.authority.snapshot();
+    let token = snapshot.tokens.find(secret).ok_or_else(unknown)?;
     let role = match token.role {
         TokenRole::Admin => Role::Admin,
         TokenRole::User => Role::User,
     };
-    Ok(Caller { owner: token.owner.into(), role, uid: None })
-}
-
-impl Callers {
-    async fn token(&self, secret: &str, app: &App) -> Result<Option<TokenOwner>, Problem> {
-        let changes = {
-            let known = self.lock();
-            if let Some(owner) = known.tokens.get(secret) {
-                return Ok(Some(owner.clone()));
-            }
-            known.changes
-        };
-        let asked = secret.to_owned();
-        let found = app
-            .owner
-            .look(move |owner| owner.store().token_owners().map(|owners| owners.find(&asked).cloned()))
-            .await?;
-        let unreadable = |error: gpupool_store::ReadError| {
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "not_durable", error.to_string())
-        };
-        let found = found.map_err(unreadable)?;
-        if let Some(found) = &found {
-            let mut known = self.lock();
-            if known.changes == changes && known.tokens.len() < TOKENS_REMEMBERED {
-                known.tokens.insert(secret.to_owned(), found.clone());
-            }
-        }
-        Ok(found)
-    }
-
-    /// Forgets who is who: tokens changed.
-    pub(super) fn forget(&self) {
-        let mut known = self.lock();
-        known.changes += 1;
-        known.tokens.clear();
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    Ok(Caller { owner: token.owner.as_str().into(), role, uid: None })
 }
 
 /// A local user's word counts only where the request was meant for this machine by name: a page that a browser loaded

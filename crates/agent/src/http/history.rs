@@ -7,13 +7,12 @@ use axum::http::StatusCode;
 use gpupool_api::history::{History, Record, RecordDevice, Usage, UsageLine};
 use gpupool_api::problem::Problem as ProblemBody;
 use gpupool_core::GpuId;
-use gpupool_store::{By, Cursor, Event, ReadError, TrailReader};
+use gpupool_store::{By, Cursor, Event, ReadError};
 use jiff::Timestamp;
 use serde::Deserialize;
 
 use crate::clock::iso;
 use crate::limits::RECORDS_AT_ONCE;
-use crate::owner::Refusal;
 
 use super::Shared;
 use super::problem::Problem;
@@ -51,7 +50,7 @@ pub(super) async fn history(
         limit: Some(limit),
         after: query.after.as_deref().map(cursor).transpose()?,
     };
-    let page = read_trail(&app, move |trail| trail.history(&query)).await?;
+    let page = app.authority.trail().query(move |trail| trail.history(&query)).await?.map_err(unreadable)?;
     let next = page.next.map(|cursor| cursor.0.to_string());
     Ok(axum::Json(History { records: page.records.into_iter().map(record).collect(), next }))
 }
@@ -90,7 +89,7 @@ pub(super) async fn usage(
     let until = SystemTime::now();
     let week_ago = until.checked_sub(Duration::from_secs(7 * 86_400)).unwrap_or(UNIX_EPOCH);
     let since = time("since", query.since.as_deref())?.unwrap_or(week_ago);
-    let lines = read_trail(&app, move |trail| trail.usage(by, since, until)).await?;
+    let lines = app.authority.trail().query(move |trail| trail.usage(by, since, until)).await?.map_err(unreadable)?;
     let line = |line: gpupool_store::UsageLine| UsageLine {
         name: line.name,
         leases: line.leases,
@@ -150,16 +149,6 @@ fn record(record: gpupool_store::Record) -> Record {
         granted_at: record.granted_at.map(iso),
         ended_at: record.ended_at.map(iso),
     }
-}
-
-/// Reads the trail on a thread that may block, without asking the owner thread.
-async fn read_trail<T: Send + 'static>(
-    app: &Shared,
-    read: impl FnOnce(&dyn TrailReader) -> Result<T, ReadError> + Send + 'static,
-) -> Result<T, Problem> {
-    let trail = app.trail.clone().lock_owned().await;
-    let found = tokio::task::spawn_blocking(move || read(&**trail)).await;
-    found.map_err(|_| Refusal::Stopping)?.map_err(unreadable)
 }
 
 pub(super) fn unreadable(error: ReadError) -> Problem {

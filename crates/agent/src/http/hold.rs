@@ -1,7 +1,10 @@
 //! A connection that is the lease: while it is open the lease lives, when it closes the lease is released.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -12,17 +15,48 @@ use futures_util::stream::unfold;
 use gpupool_api::lease::Lease;
 use gpupool_api::problem::Problem as ProblemBody;
 use gpupool_core::lease::Holder;
-use gpupool_core::{Command, LeaseId, Millis, Token};
+use gpupool_core::{LeaseId, Token};
 use serde::Deserialize;
 
+use crate::authority::Refusal;
 use crate::identity::Caller;
 use crate::limits::HOLD_BEAT;
+use crate::messages::{LeaseAttachment, NodeReport};
 
 use super::Shared;
 use super::caller::Changes;
-use super::leases::{ask, look_at};
+use super::leases::with_environment;
 use super::problem::Problem;
 use super::read::{LeaseInPath, Query};
+
+/// The number of open connections that hold each lease.
+#[derive(Clone, Default)]
+pub struct HeldConnections {
+    /// A lock: it is held for one look.
+    open: Arc<Mutex<HashMap<LeaseId, usize>>>,
+}
+
+impl HeldConnections {
+    fn open(&self, lease: LeaseId) {
+        *self.lock().entry(lease).or_default() += 1;
+    }
+
+    /// Notes that a connection closed. Returns whether it was the last one of its lease.
+    fn close(&self, lease: LeaseId) -> bool {
+        let mut open = self.lock();
+        let Some(count) = open.get_mut(&lease) else { return false };
+        *count -= 1;
+        if *count > 0 {
+            return false;
+        }
+        open.remove(&lease);
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<LeaseId, usize>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// Hold a lease by a connection
 ///
@@ -47,11 +81,17 @@ pub(super) async fn hold(
     LeaseInPath(lease): LeaseInPath,
     Query(query): Query<HoldQuery>,
 ) -> Result<Response, Problem> {
-    let attach = Command::Attach { lease, token: Token(query.token), holder: Holder::Connection };
+    let attachment = LeaseAttachment {
+        lease,
+        token: Token(query.token),
+        holder: Holder::Connection,
+        has_process: false,
+        has_cgroup: false,
+    };
     let held = Held::new(app.clone(), lease);
-    let first = ask(&app, caller.clone(), attach).await?;
-    let owner = app.owner.clone();
-    let ended = Box::pin(async move { drop(owner.wait_for_end(lease).await) });
+    let first = with_environment(&app, app.authority.attach(caller.clone(), attachment).await?);
+    let authority = app.authority.clone();
+    let ended = Box::pin(async move { drop(authority.wait_for_end(lease).await) });
     let lines = Lines { held, caller, ended, first: Some(first), over: false };
     let stream = Box::pin(unfold(lines, Lines::next));
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(stream)).into_response())
@@ -70,18 +110,28 @@ struct Held {
 
 impl Held {
     fn new(app: Shared, lease: LeaseId) -> Self {
-        app.holders.connection_opened(lease);
+        app.held_connections.open(lease);
         Self { app, lease }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let was_last = self.app.holders.connection_closed(self.lease);
-        if was_last && !self.app.shutdown.has_begun() {
-            // Also where it was refused: another connection may have closed meanwhile. A lease that something else
-            // holds is left alone.
-            self.app.holders.gone(self.lease, Holder::Connection, Millis(0));
+        let was_last = self.app.held_connections.close(self.lease);
+        if !was_last || self.app.shutdown.has_begun() {
+            return;
+        }
+        // Also where the attachment was refused: another connection may have closed meanwhile. A lease with another holder is
+        // left alone.
+        let report = NodeReport::HolderGone { lease: self.lease, holder: Holder::Connection };
+        let authority = self.app.authority.clone();
+        if authority.report(report.clone()) == Err(Refusal::Busy) {
+            // Ends as soon as the authority has room for the report, or has ended.
+            tokio::spawn(async move {
+                while authority.report(report.clone()) == Err(Refusal::Busy) {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            });
         }
     }
 }
@@ -109,7 +159,8 @@ impl Lines {
             () = &mut self.ended => {}
         }
         self.over = true;
-        let lease = look_at(&app, &self.caller, self.held.lease).await.ok()?;
+        let (caller, lease) = (self.caller.clone(), self.held.lease);
+        let lease = app.authority.follow_lease(caller, lease, Duration::ZERO).await.ok()?;
         Some((Ok(line(&lease)), self))
     }
 }

@@ -5,8 +5,7 @@ use axum::http::{HeaderMap, header};
 use axum::response::IntoResponse;
 
 use crate::clock;
-use crate::limits::SCRAPE_PATIENCE;
-use crate::metrics::{Form, Scrape, Stand};
+use crate::metrics::{Form, Scrape};
 
 use super::Shared;
 
@@ -24,13 +23,11 @@ use super::Shared;
 pub(super) async fn metrics(State(app): State<Shared>, headers: HeaderMap) -> impl IntoResponse {
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     let form = Form::accepted(accept.unwrap_or_default());
-    // While a disk hangs, the rest can still be told: that is when it is needed most.
-    let stand = tokio::time::timeout(SCRAPE_PATIENCE, app.owner.look(Stand::of)).await;
     let scrape = Scrape {
         metrics: app.metrics.clone(),
-        current: app.statistics.current(),
-        stand: stand.ok().and_then(Result::ok),
-        node: app.config.server.node_name.clone(),
+        current: app.node.statistics().current(),
+        snapshot: Some(app.authority.snapshot()),
+        node: app.node.name().to_owned(),
         now: clock::now(),
     };
     ([(header::CONTENT_TYPE, form.media_type()), (header::VARY, "accept")], scrape.encode(form))

@@ -1,15 +1,17 @@
 //! The HTTP interface: routes, who may use them, and how errors look.
 //!
 //! A file for each group of routes. Every route is documented where it is written, and the OpenAPI document is made from
-//! that. Handlers turn bodies into commands for the owner thread and answers into bodies; they decide nothing.
+//! that. Handlers turn bodies into commands for the authority and answers into bodies; they decide nothing. Statistics,
+//! attach and simulation go to the node, everything else to the authority.
 
 mod access;
 mod admin;
+mod attach;
 mod browser;
 mod caller;
 mod docs;
 mod events;
-mod following;
+mod follow;
 mod history;
 mod hold;
 mod leases;
@@ -28,32 +30,26 @@ use std::time::Instant;
 use axum::Router;
 use axum::routing::get;
 use gpupool_config::Config;
-use gpupool_store::TrailReader;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::authority::Authority;
 use crate::error::AgentError;
 use crate::events::Events;
-use crate::groups::Groups;
-use crate::holders::Holders;
 use crate::metrics::Metrics;
 use crate::net::Shutdown;
-use crate::owner::Owner;
-use crate::simulation::Simulation;
-use crate::stats::Statistics;
+use crate::node::Node;
 
-pub use caller::Callers;
+pub use hold::HeldConnections;
 
 /// What every handler may use.
 pub struct App {
-    /// Who decides.
-    pub owner: Owner,
-    /// Reader of the audit trail, for one reading at a time.
-    pub trail: Arc<tokio::sync::Mutex<Box<dyn TrailReader>>>,
-    /// What devices read.
-    pub statistics: Arc<Statistics>,
-    /// What happened.
+    /// The authority.
+    pub authority: Authority,
+    /// The node.
+    pub node: Node,
+    /// The events for streams.
     pub events: Arc<Events>,
     /// How the agent was set up.
     pub config: Arc<Config>,
@@ -63,14 +59,8 @@ pub struct App {
     pub routes: Vec<(String, String)>,
     /// What was counted.
     pub metrics: Arc<Metrics>,
-    /// Who keeps leases alive.
-    pub holders: Holders,
-    /// Where jobs run.
-    pub groups: Arc<Groups>,
-    /// The simulated devices, where devices are simulated.
-    pub simulation: Option<Arc<Simulation>>,
-    /// Who is who.
-    pub callers: Callers,
+    /// The connections that hold leases.
+    pub held_connections: HeldConnections,
     /// Whether the agent is ending.
     pub shutdown: Shutdown,
     /// Identifies this machine.
@@ -100,11 +90,11 @@ pub fn router(mut app: App) -> Result<Router, AgentError> {
         .routes(routes!(stats::health))
         .routes(routes!(stats::config))
         .routes(routes!(leases::list, leases::create))
-        .routes(routes!(following::follow, leases::release))
-        .routes(routes!(following::follow_all))
+        .routes(routes!(follow::follow, leases::release))
+        .routes(routes!(follow::follow_all))
         .routes(routes!(leases::renew))
         .routes(routes!(leases::confirm))
-        .routes(routes!(leases::attach))
+        .routes(routes!(attach::attach))
         .routes(routes!(hold::hold))
         .routes(routes!(admin::revoke))
         .routes(routes!(admin::cordon))

@@ -1,16 +1,21 @@
-//! Who decides here, how things stand, and each device with who holds it.
+//! The pool as a whole, and each device with the leases on it: from the snapshot that the authority published last.
 
 use axum::extract::State;
 use gpupool_api::API_VERSION;
 use gpupool_api::pool::{Amount, Device, Devices, Pool};
 use gpupool_api::problem::Problem as ProblemBody;
+use gpupool_api::view;
+use gpupool_core::DeviceId;
 use gpupool_core::lease::LeaseState;
+use serde::Deserialize;
 
+use crate::authority::{DeviceState, Snapshot};
 use crate::clock;
-use crate::owner::{OwnerThread, device_body};
-use crate::stats::Seen;
+use crate::events::EventId;
+use crate::node::statistics::{Current, ListedDevice};
 
 use super::problem::Problem;
+use super::read::Query;
 use super::{App, Shared};
 
 /// The pool
@@ -23,20 +28,10 @@ use super::{App, Shared};
         (status = "default", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn pool(State(app): State<Shared>) -> Result<axum::Json<Pool>, Problem> {
-    let mut pool = app.owner.look(summed).await?;
-    pool.node_id.clone_from(&app.node_id);
-    pool.node.clone_from(&app.config.server.node_name);
-    pool.run_id = app.events.run().to_string();
-    pool.simulated = app.simulation.is_some();
-    pool.confinement = app.groups.describe();
-    Ok(axum::Json(pool))
-}
-
-fn summed(owner: &OwnerThread) -> Pool {
-    let pool = owner.pool();
+pub(super) async fn pool(State(app): State<Shared>) -> axum::Json<Pool> {
+    let snapshot = app.authority.snapshot();
     let (mut devices, mut open, mut free, mut promised) = (0, 0, 0, 0.0);
-    for view in pool.devices() {
+    for DeviceState { view, .. } in snapshot.devices() {
         devices += 1;
         promised += view.promised.as_fraction();
         if view.closed.is_none() {
@@ -44,34 +39,32 @@ fn summed(owner: &OwnerThread) -> Pool {
             free += usize::from(view.promised.is_zero());
         }
     }
-    let node = owner.node_id().and_then(|node| pool.node(node));
-    let amount = |promised: f64, total: f64| Amount { promised, total };
-    Pool {
+    let sum = |promised: fn(&crate::authority::NodeSummary) -> f64,
+               total: fn(&crate::authority::NodeSummary) -> f64| {
+        Amount { promised: snapshot.nodes().map(promised).sum(), total: snapshot.nodes().map(total).sum() }
+    };
+    axum::Json(Pool {
         authority: "agent".into(),
         api_version: API_VERSION.into(),
         version: env!("CARGO_PKG_VERSION").into(),
-        node_id: String::new(),
-        node: String::new(),
-        run_id: String::new(),
-        simulated: false,
+        node_id: app.node_id.clone(),
+        node: app.node.name().into(),
+        run_id: app.events.run().to_string(),
+        simulated: app.node.simulation().is_some(),
         devices,
         open_devices: open,
         free_devices: free,
         promised,
-        active: pool.leases().filter(|lease| lease.state == LeaseState::Active).count(),
-        waiting: pool.waiting(),
-        next_token: pool.next_token().0,
-        cpus: node.as_ref().map_or(amount(0.0, 0.0), |node| {
-            amount(node.cpus_promised.0 as f64 / 1000.0, node.facts.cpus.0 as f64 / 1000.0)
-        }),
-        host_memory_mib: node.as_ref().map_or(amount(0.0, 0.0), |node| {
-            amount(node.memory_promised.as_mib() as f64, node.facts.memory.as_mib() as f64)
-        }),
-        confinement: String::new(),
-        timestamp: clock::iso(owner.at().wall),
-        event_id: None,
-        age_secs: 0.0,
-    }
+        active: snapshot.leases().filter(|lease| lease.state == LeaseState::Active).count(),
+        waiting: snapshot.queued,
+        next_token: snapshot.next_token.0,
+        cpus: sum(|node| node.cpus_promised.0 as f64 / 1000.0, |node| node.facts.cpus.0 as f64 / 1000.0),
+        host_memory_mib: sum(|node| node.memory_promised.as_mib() as f64, |node| node.facts.memory.as_mib() as f64),
+        confinement: app.node.confinement(),
+        timestamp: clock::iso(snapshot.at.wall),
+        event_id: Some(event_id(&app, &snapshot)),
+        age_secs: age_secs(&app),
+    })
 }
 
 /// Devices
@@ -79,47 +72,67 @@ fn summed(owner: &OwnerThread) -> Pool {
 /// Each with what it reads, who holds it, and who uses it without holding it.
 #[utoipa::path(
     get, path = "/v1/devices", tag = "pool",
+    params(("node" = Option<String>, Query, description = "Only those of the node of this name")),
     responses(
         (status = 200, description = "Devices, by number", body = Devices),
         (status = "default", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn devices(State(app): State<Shared>) -> Result<axum::Json<Devices>, Problem> {
-    let devices = device_bodies(&app).await?;
-    Ok(axum::Json(Devices {
-        devices,
-        timestamp: clock::iso(std::time::SystemTime::now()),
-        event_id: None,
-        age_secs: 0.0,
-    }))
+pub(super) async fn devices(
+    State(app): State<Shared>,
+    Query(query): Query<DevicesQuery>,
+) -> Result<axum::Json<Devices>, Problem> {
+    let snapshot = app.authority.snapshot();
+    let current = app.node.statistics().current();
+    let is_wanted =
+        |state: &&DeviceState| query.node.as_deref().is_none_or(|node| snapshot.node_name(state.view.node) == node);
+    let wanted = snapshot.devices().filter(is_wanted);
+    let mut devices: Vec<Device> = wanted.map(|state| body(&app, &snapshot, &current, state)).collect();
+    devices.sort_by(|a, b| (&a.node, a.gpu_id).cmp(&(&b.node, b.gpu_id)));
+    let (event_id, age_secs) = (Some(event_id(&app, &snapshot)), age_secs(&app));
+    let timestamp = clock::iso(std::time::SystemTime::now());
+    Ok(axum::Json(Devices { devices, timestamp, event_id, age_secs }))
 }
 
-pub(super) async fn device_bodies(app: &App) -> Result<Vec<Device>, Problem> {
-    let bodies = app.owner.look(|owner| {
-        let name = |node| owner.pool().node(node).map(|node| node.facts.name.to_string()).unwrap_or_default();
-        let mut bodies: Vec<Device> =
-            owner.pool().devices().map(|view| device_body(owner, &view, &name(view.node))).collect();
-        bodies.sort_by_key(|body| body.gpu_id);
-        bodies
-    });
-    let mut bodies = bodies.await?;
-    let current = app.statistics.current();
-    for body in &mut bodies {
-        match current.round.devices.iter().find(|seen| seen.gpu_id.0 == body.gpu_id) {
-            Some(seen) => read_in(body, seen, current.round.is_stale(seen)),
-            None => body.stale = true,
-        }
+#[derive(Deserialize)]
+pub(super) struct DevicesQuery {
+    node: Option<String>,
+}
+
+/// Returns one device as it is now.
+pub(super) fn device_body(app: &App, device: DeviceId) -> Option<Device> {
+    let snapshot = app.authority.snapshot();
+    let state = snapshot.devices().find(|state| state.view.device == device)?;
+    Some(body(app, &snapshot, &app.node.statistics().current(), state))
+}
+
+fn event_id(app: &App, snapshot: &Snapshot) -> String {
+    EventId { run: app.events.run().clone(), place: snapshot.event }.to_string()
+}
+
+fn age_secs(app: &App) -> f64 {
+    app.authority.snapshot_age().0 as f64 / 1000.0
+}
+
+fn body(app: &App, snapshot: &Snapshot, current: &Current, state: &DeviceState) -> Device {
+    let node = snapshot.node_name(state.view.node);
+    let iso = |time| clock::iso_of(time, snapshot.at);
+    let mut body = view::device_body(&state.view, node, |lease| snapshot.lease(lease), iso);
+    let listed = current.round.devices.iter().filter(|_| node == app.node.name());
+    match listed.into_iter().find(|device| device.gpu_id == state.view.gpu_id) {
+        Some(device) => add_readings(&mut body, device, current.round.is_stale(device)),
+        None => body.stale = true,
     }
-    Ok(bodies)
+    body
 }
 
-/// What the device itself reports.
-fn read_in(body: &mut Device, seen: &Seen, is_stale: bool) {
-    let found = &seen.found;
+/// Adds what the device itself reports.
+fn add_readings(body: &mut Device, device: &ListedDevice, is_stale: bool) {
+    let found = &device.found;
     body.memory_used_mib = found.memory.used_by_programs().value().map(|bytes| bytes.as_mib());
     body.utilization_percent = found.utilization.value().map(|percent| percent.as_number());
     body.power_w = found.power.value().map(|watts| watts.as_number());
-    body.processes = seen.processes.to_vec();
+    body.processes = device.processes.to_vec();
     body.processes_complete = found.processes.value().is_some();
     body.stale = is_stale;
 }

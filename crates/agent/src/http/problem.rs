@@ -10,7 +10,7 @@ use gpupool_api::view;
 use gpupool_core::Denied;
 use gpupool_core::request::FieldError;
 
-use crate::owner::Refusal;
+use crate::authority::Refusal;
 
 /// An error on its way to whoever asked.
 #[derive(Debug, Clone)]

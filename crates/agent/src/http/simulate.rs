@@ -8,7 +8,7 @@ use gpupool_core::GpuId;
 use gpupool_core::device::DeviceIdentity;
 
 use crate::identity::Role;
-use crate::simulation::{Simulation, SimulationError};
+use crate::node::{Simulation, SimulationError};
 
 use super::caller::Changes;
 use super::problem::Problem;
@@ -48,7 +48,7 @@ pub(super) async fn fault(
     if caller.role != Role::Admin {
         return Err(Problem::forbidden("not_allowed", format!("{} is no administrator here", caller.owner)));
     }
-    let devices = app.statistics.current();
+    let devices = app.node.statistics().current();
     let identity_of = |gpu_id: GpuId| -> Option<DeviceIdentity> {
         devices.round.devices.iter().find(|seen| seen.gpu_id == gpu_id).map(|seen| seen.identity.clone())
     };
@@ -62,11 +62,11 @@ pub(super) async fn fault(
 fn simulation(app: &App) -> Result<&Simulation, Problem> {
     let real =
         || Problem::not_found("not_simulated", "the devices of this agent are real (serve --simulate has others)");
-    app.simulation.as_deref().ok_or_else(real)
+    app.node.simulation().ok_or_else(real)
 }
 
 fn faults(app: &App, simulation: &Simulation) -> Faults {
-    let devices = app.statistics.current();
+    let devices = app.node.statistics().current();
     simulation
         .faults(|identity| devices.round.devices.iter().find(|seen| seen.identity == *identity).map(|seen| seen.gpu_id))
 }

@@ -7,8 +7,9 @@ use axum::response::Response;
 use gpupool_api::stats::{Count, GpuFiltering, GpuHistory, Health, Stats, Summary};
 use serde::Serialize;
 
-use crate::owner::StoreState;
-use crate::stats::{Prepared, Status};
+use crate::authority::StoreState;
+use crate::limits::SNAPSHOT_OLD;
+use crate::node::statistics::{Prepared, Status};
 
 use super::Shared;
 
@@ -21,7 +22,7 @@ use super::Shared;
     )
 )]
 pub(super) async fn stats(State(app): State<Shared>) -> Response {
-    handed(app.statistics.stats())
+    handed(app.node.statistics().stats())
 }
 
 /// How many GPUs
@@ -33,7 +34,7 @@ pub(super) async fn stats(State(app): State<Shared>) -> Response {
     )
 )]
 pub(super) async fn count(State(app): State<Shared>) -> Response {
-    handed(app.statistics.count())
+    handed(app.node.statistics().count())
 }
 
 /// GPUs in short
@@ -45,7 +46,7 @@ pub(super) async fn count(State(app): State<Shared>) -> Response {
     )
 )]
 pub(super) async fn summary(State(app): State<Shared>) -> Response {
-    handed(app.statistics.summary())
+    handed(app.node.statistics().summary())
 }
 
 /// The last readings
@@ -57,7 +58,7 @@ pub(super) async fn summary(State(app): State<Shared>) -> Response {
     )
 )]
 pub(super) async fn history(State(app): State<Shared>) -> Response {
-    handed(app.statistics.history())
+    handed(app.node.statistics().history())
 }
 
 fn handed(prepared: Prepared) -> Response {
@@ -76,27 +77,28 @@ fn handed(prepared: Prepared) -> Response {
     )
 )]
 pub(super) async fn health(State(app): State<Shared>) -> (StatusCode, axum::Json<Health>) {
-    let read = app.statistics.health();
+    let read = app.node.statistics().health();
     let mut problems = read.problems.clone();
-    let kept = app.owner.look(|owner| owner.store_state().clone()).await;
-    let store = match &kept {
-        Ok(StoreState::Fine) => "ok",
-        Ok(StoreState::Full(why)) => {
+    let age = app.authority.snapshot_age();
+    let store = match &app.authority.snapshot().store {
+        _ if age >= SNAPSHOT_OLD => {
+            let why = "the authority has not answered for";
+            problems.push(format!("{why} {age}; it may wait for its disk, and no lease can be granted or released"));
+            "unknown"
+        }
+        StoreState::Fine => "ok",
+        StoreState::Full(why) => {
             problems.push(format!("the disk is full, GPUs are only given back: {why}"));
             "full"
         }
-        Ok(StoreState::Broken(why)) => {
+        StoreState::Broken(why) => {
             problems.push(format!("leases cannot be kept: {why}"));
             "broken"
         }
-        Err(refusal) => {
-            problems.push(refusal.to_string());
-            "unknown"
-        }
     };
     let status = match (read.status, store) {
-        (Status::Unhealthy, _) | (_, "broken" | "unknown") => Status::Unhealthy,
-        (Status::Degraded, _) | (_, "full") => Status::Degraded,
+        (Status::Unhealthy, _) | (_, "broken") => Status::Unhealthy,
+        (Status::Degraded, _) | (_, "full" | "unknown") => Status::Degraded,
         (Status::Healthy, _) => Status::Healthy,
     };
     let code = if status == Status::Unhealthy { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
@@ -142,6 +144,6 @@ pub(super) async fn config(State(app): State<Shared>) -> axum::Json<ConfigBody> 
         server: contract["server"].take(),
         api: contract["api"].take(),
         monitoring: contract["monitoring"].take(),
-        gpu_filtering: app.statistics.gpu_filtering(),
+        gpu_filtering: app.node.statistics().gpu_filtering(),
     })
 }

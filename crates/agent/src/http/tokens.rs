@@ -43,11 +43,10 @@ pub(super) async fn create(
     }
     let (owner, admin) = (name.to_owned(), body.admin);
     let role = if admin { TokenRole::Admin } else { TokenRole::User };
-    let made = app
-        .owner
-        .work(move |store| store.create_token(&owner, role, SystemTime::now()).map(|(id, secret)| (id, secret, owner)));
+    let made = app.authority.with_store(move |store| {
+        store.create_token(&owner, role, SystemTime::now()).map(|(id, secret)| (id, secret, owner))
+    });
     let (id, secret, owner) = made.await?.map_err(|error| not_kept(&error))?;
-    app.callers.forget();
     Ok((StatusCode::CREATED, axum::Json(TokenCreated { id: id.0, owner, admin, secret: secret.reveal().to_owned() })))
 }
 
@@ -63,7 +62,7 @@ pub(super) async fn create(
 )]
 pub(super) async fn list(State(app): State<Shared>, Looks(caller): Looks) -> Result<axum::Json<Tokens>, Problem> {
     only_admins(&caller)?;
-    let tokens = app.owner.look(|owner| owner.store().tokens()).await?.map_err(unreadable)?;
+    let tokens = app.authority.with_store(|store| store.tokens()).await?.map_err(unreadable)?;
     let line = |line: gpupool_store::TokenLine| Token {
         id: line.token.id.0,
         owner: line.token.owner,
@@ -91,9 +90,8 @@ pub(super) async fn revoke(
     NumberInPath(number): NumberInPath,
 ) -> Result<StatusCode, Problem> {
     only_admins(&caller)?;
-    let revoked = app.owner.work(move |store| store.revoke_token(TokenId(number), SystemTime::now()));
+    let revoked = app.authority.with_store(move |store| store.revoke_token(TokenId(number), SystemTime::now()));
     let was_there = revoked.await?.map_err(|error| not_kept(&error))?;
-    app.callers.forget();
     if was_there {
         Ok(StatusCode::NO_CONTENT)
     } else {

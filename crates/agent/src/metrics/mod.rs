@@ -1,8 +1,7 @@
-//! What is counted, and how it is told to Prometheus.
+//! Metrics for Prometheus.
 //!
-//! Whatever happens is counted where it happens. What only stands (devices, leases, the process) is looked at when it is
-//! asked for: one look at the owner thread, one at the statistics. There is no task here. Every name is explained in
-//! `docs/metrics.md`.
+//! Events are counted where they happen. The present state (devices, leases, the process) is read from the authority's
+//! snapshot and the statistics when it is asked for. There is no task here. Every name is explained in `docs/metrics.md`.
 
 mod scrape;
 mod stand;
@@ -24,13 +23,11 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::owner::{Refusal, StoreState};
-use crate::sampler::Sample;
+use crate::authority::{Refusal, StoreState};
 
 use scrape::Page;
 
 pub use scrape::{Form, Scrape};
-pub use stand::Stand;
 
 /// Metrics that differ in one label.
 type Labelled<M> = Family<[(&'static str, &'static str); 1], M>;
@@ -160,11 +157,11 @@ impl Metrics {
         self.commit_rows.observe(rows as f64);
     }
 
-    /// Devices were read.
-    pub fn sampled(&self, sample: &Sample) {
+    /// Devices were read; these sources do not answer.
+    pub fn sampled(&self, troubles: &[(SourceKind, gpupool_devices::SourceError)]) {
         self.samples.inc();
         for (kind, failing) in SourceKind::ALL.iter().zip(&self.failing) {
-            let fails = sample.troubles.iter().any(|(source, _)| source == kind);
+            let fails = troubles.iter().any(|(source, _)| source == kind);
             if fails && !failing.swap(fails, Ordering::Relaxed) {
                 count(&self.source_failures, "source", kind.name());
             } else if !fails {

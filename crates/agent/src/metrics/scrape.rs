@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpupool_core::Time;
+use gpupool_devices::SourceState;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -14,9 +15,11 @@ use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::Registry;
 use rustix::process::{Resource, getrlimit};
 
-use crate::stats::{Current, SourceState};
+use crate::authority::Snapshot;
+use crate::node::statistics::Current;
 
-use super::{Metrics, Stand, stand};
+use super::Metrics;
+use super::stand::{self, Stand};
 
 /// What there is besides what was counted, looked at for one answer.
 pub struct Scrape {
@@ -24,8 +27,8 @@ pub struct Scrape {
     pub metrics: Arc<Metrics>,
     /// What devices read.
     pub current: Arc<Current>,
-    /// How the pool stands; `None` where the owner thread did not say in time.
-    pub stand: Option<Stand>,
+    /// The state of the pool; `None` in tests that have none.
+    pub snapshot: Option<Arc<Snapshot>>,
     /// The name of this node.
     pub node: String,
     /// When it is.
@@ -50,7 +53,7 @@ impl Scrape {
 
 impl fmt::Debug for Scrape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scrape").field("stand", &self.stand).field("now", &self.now).finish_non_exhaustive()
+        f.debug_struct("Scrape").field("now", &self.now).finish_non_exhaustive()
     }
 }
 
@@ -59,7 +62,8 @@ impl Collector for Scrape {
         let page = &mut Page(encoder);
         let build = [([("version", env!("CARGO_PKG_VERSION")), ("node", &self.node)], 1.0)];
         page.gauges("gpupool_build_info", "1, with the version and the name of the node", build)?;
-        let (round, stand) = (&self.current.round, self.stand.as_ref());
+        let stand = self.snapshot.as_deref().map(|snapshot| Stand::of(snapshot, self.now));
+        let (round, stand) = (&self.current.round, stand.as_ref());
         stand::encode_devices(page, round, stand, &self.node, self.now)?;
         let there = round.sources.iter().filter(|source| source.trouble().is_some() || source.answers());
         let up = there.map(|source| (source.kind.name(), f64::from(u8::from(source.state == SourceState::Answers))));

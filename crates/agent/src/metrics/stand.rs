@@ -14,9 +14,9 @@ use gpupool_core::reading::Foreign;
 use gpupool_core::{Bytes, GpuId, Millis, Share, Time};
 use gpupool_devices::{Found, Told};
 
+use crate::authority::{DeviceState, Snapshot};
 use crate::limits::OWNERS_TOLD;
-use crate::owner::OwnerThread;
-use crate::stats::{Round, Seen};
+use crate::node::statistics::{ListedDevice, Round};
 
 use super::scrape::Page;
 
@@ -49,14 +49,13 @@ struct PoolDevice {
 }
 
 impl Stand {
-    /// Looks at everything once.
-    pub fn of(owner: &OwnerThread) -> Self {
-        let pool = owner.pool();
-        let devices = pool.devices().map(|view| PoolDevice {
+    /// Sums a snapshot up.
+    pub fn of(snapshot: &Snapshot, now: Time) -> Self {
+        let devices = snapshot.devices().map(|DeviceState { view, .. }| PoolDevice {
             gpu_id: view.gpu_id,
             uuid: view.facts.identity.to_string(),
             name: view.facts.model.to_string(),
-            health: view.health,
+            health: view.health.clone(),
             closed: view.closed,
             promised: view.promised,
             promised_memory: view.promised_memory,
@@ -64,20 +63,16 @@ impl Stand {
         });
         let mut stand = Self {
             devices: devices.collect(),
-            queued: 0,
+            queued: snapshot.queued,
             offered: 0,
             active: 0,
             draining: 0,
-            longest_wait: Millis(0),
+            longest_wait: snapshot.oldest_request_at.map(|at| now.since(at)).unwrap_or_default(),
             held: HashMap::new(),
         };
-        for lease in pool.leases() {
+        for lease in snapshot.leases() {
             stand.draining += usize::from(lease.draining);
             match lease.state {
-                LeaseState::Queued => {
-                    stand.queued += 1;
-                    stand.longest_wait = stand.longest_wait.max(owner.at().pool.since(lease.created_at));
-                }
                 LeaseState::Offered => stand.offered += 1,
                 LeaseState::Active => stand.active += 1,
                 _ => {}
@@ -127,7 +122,7 @@ struct Device<'a> {
     uuid: String,
     name: &'a str,
     node: &'a str,
-    seen: Option<&'a Seen>,
+    seen: Option<&'a ListedDevice>,
     /// Whether what it read is how it is now.
     fresh: bool,
     pooled: Option<&'a PoolDevice>,
@@ -280,13 +275,13 @@ fn foreign(page: &mut Page<'_>, devices: &[Device<'_>]) -> fmt::Result {
 mod tests {
     use std::time::Duration;
 
-    use gpupool_core::device::{DeviceIdentity, Vendor};
+    use gpupool_core::device::{DeviceFacts, DeviceIdentity, IsolationSupport, Vendor};
     use gpupool_core::units::Percent;
-    use gpupool_devices::{Memory, SourceKind};
+    use gpupool_devices::{Memory, SourceKind, TrackedDevice};
 
     use super::super::{Form, Metrics, Scrape};
     use super::*;
-    use crate::stats::{Filter, Statistics};
+    use crate::node::statistics::{Filter, Statistics};
 
     #[test]
     fn many_owners_are_told_in_few_lines_and_nothing_is_lost() {
@@ -301,20 +296,30 @@ mod tests {
         assert_eq!(told.iter().filter(|(owner, _)| *owner == OTHERS).count(), 1);
     }
 
-    fn seen(number: u32, found: Found, read_at: Time, health: Health) -> Seen {
-        Seen {
+    fn listed(number: u32, found: Found, read_at: Time, health: Health) -> ListedDevice {
+        let identity = DeviceIdentity::Uuid(format!("GPU-{number}").into());
+        let tracked = TrackedDevice {
             gpu_id: GpuId(number),
-            identity: DeviceIdentity::Uuid(format!("GPU-{number}").into()),
-            found: Arc::new(found),
+            facts: Arc::new(DeviceFacts {
+                identity: identity.clone(),
+                vendor: Vendor::Nvidia,
+                model: "GPU".into(),
+                memory: None,
+                partition: None,
+                isolation: IsolationSupport::BASIC,
+                labels: Default::default(),
+            }),
+            identity,
             source: SourceKind::Nvml,
-            health,
+            found: Arc::new(found),
             read_at,
-            visible: true,
-            processes: Arc::new([]),
-        }
+            health,
+            is_present: true,
+        };
+        ListedDevice { tracked: Arc::new(tracked), visible: true, processes: Arc::new([]) }
     }
 
-    fn told(devices: impl FnOnce(Time) -> Vec<Seen>) -> String {
+    fn told(devices: impl FnOnce(Time) -> Vec<ListedDevice>) -> String {
         // Ahead of this machine's clock, so that a slow test does not make readings old.
         let now = crate::clock::now().after(Millis::from_secs(3600));
         let statistics = Statistics::new(Filter::default(), Duration::from_secs(1), 1);
@@ -323,7 +328,7 @@ mod tests {
         let devices = devices(now);
         statistics.publish(Round { clock, devices, sources: vec![], answered_at: Some(now), refresh, stopped: false });
         let (metrics, current) = (Arc::new(Metrics::new()), statistics.current());
-        Scrape { metrics, current, stand: None, node: "here".into(), now }.encode(Form::OpenMetrics)
+        Scrape { metrics, current, snapshot: None, node: "here".into(), now }.encode(Form::OpenMetrics)
     }
 
     fn found(name: &str) -> Found {
@@ -337,7 +342,7 @@ mod tests {
 
     #[test]
     fn what_a_device_does_not_tell_is_absent_and_what_it_tells_is_there() {
-        let text = told(|now| vec![seen(0, found("A"), now, Health::Healthy)]);
+        let text = told(|now| vec![listed(0, found("A"), now, Health::Healthy)]);
         let labels = r#"{gpu_id="0",uuid="GPU-0",name="A",node="here"}"#;
         for line in [
             format!("gpupool_gpu_utilization_ratio{labels} 0.5"),
@@ -355,7 +360,7 @@ mod tests {
     fn an_old_reading_and_that_of_a_lost_device_are_not_passed_off_as_how_it_is() {
         let text = told(|now| {
             let long_ago = Time(now.0 - 60_000);
-            vec![seen(0, found("A"), long_ago, Health::Healthy), seen(1, found("B"), now, Health::Lost)]
+            vec![listed(0, found("A"), long_ago, Health::Healthy), listed(1, found("B"), now, Health::Lost)]
         });
         assert!(!text.contains("gpupool_gpu_utilization_ratio{"), "{text}");
         assert!(!text.contains("gpupool_gpu_memory_used_bytes{"), "{text}");
@@ -369,7 +374,7 @@ mod tests {
 
     #[test]
     fn a_name_cannot_break_out_of_its_label() {
-        let text = told(|now| vec![seen(0, found("A\"} 1\nfake 2\\"), now, Health::Healthy)]);
+        let text = told(|now| vec![listed(0, found("A\"} 1\nfake 2\\"), now, Health::Healthy)]);
         assert!(text.contains(r#"name="A\"} 1\nfake 2\\",node="#), "{text}");
         assert!(!text.lines().any(|line| line.starts_with("fake")), "{text}");
     }

@@ -216,7 +216,7 @@ async fn an_open_agent_lets_strangers_lease_and_says_so() {
     let named = place.post("/v1/leases", &json!({"fraction": 0.1, "owner": "root"})).json();
     assert_eq!(named["owner"], "anonymous:root", "strangers cannot pass for somebody known");
     assert_eq!(place.get("/health").json()["open"], true);
-    eventually("the warning", async || agent.log().contains("WARN gpupool_agent::agent: --open").then_some(())).await;
+    eventually("the warning", async || agent.log().contains("WARN gpupool_agent::serve: --open").then_some(())).await;
     let browser = place.ask("POST", "/v1/leases", &[("Origin", "https://evil.example")], Some("{}"));
     assert_eq!((browser.status, browser.code().as_str()), (403, "origin_not_allowed"));
 }

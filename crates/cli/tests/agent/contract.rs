@@ -155,7 +155,7 @@ async fn the_variable_of_visible_devices_filters_and_keeps_the_numbers() {
     assert_eq!(ids, [1, 3]);
     let filtering = &place.get("/config").json()["gpu_filtering"];
     assert_eq!((&filtering["filtering_active"], &filtering["total_system_gpus"]), (&json!(true), &json!(4)));
-    let left_out = r#"WARN gpupool_agent::sampler::sample: CUDA_VISIBLE_DEVICES: "9""#;
+    let left_out = r#"WARN gpupool_agent::node::sampler: CUDA_VISIBLE_DEVICES: "9""#;
     eventually("the warning", async || agent.log().contains(left_out).then_some(())).await;
 
     let none = crate::common::agent().variable("CUDA_VISIBLE_DEVICES", "").start().await;

@@ -343,7 +343,8 @@ impl State {
 fn lease_body(state: &State, lease: &gpupool_core::lease::Lease) -> Lease {
     let (now, wall) = (state.now(), SystemTime::now());
     let iso = |time: Time| iso(time, now, wall);
-    let mut body = view::lease_body(&state.pool, lease, iso, |given| visible(state, given), true);
+    let explanation = state.pool.explain(lease.id);
+    let mut body = view::lease_body(&state.pool, lease, explanation.as_ref(), iso, |given| visible(state, given), true);
     for device in &mut body.devices {
         if let Some(uuid) = state.told.get(&device.gpu_id).and_then(|told| told.uuid.as_ref()) {
             device.uuid = uuid.to_string();

@@ -142,7 +142,10 @@ fn iso(time: Time) -> String {
 }
 
 fn lease_body(server: &Server, lease: LeaseId) -> Option<gpupool_api::lease::Lease> {
-    server.look(|pool| Some(view::lease_body(pool, pool.lease(lease)?, iso, |_| BTreeMap::new(), true)))
+    server.look(|pool| {
+        let explanation = pool.explain(lease);
+        Some(view::lease_body(pool, pool.lease(lease)?, explanation.as_ref(), iso, |_| BTreeMap::new(), true))
+    })
 }
 
 fn pool(server: &Server) -> gpupool_api::pool::Pool {

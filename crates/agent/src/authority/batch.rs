@@ -1,0 +1,372 @@
+//! One batch of messages: apply, commit, publish, answer.
+
+use std::sync::Arc;
+
+use gpupool_core::lease::{EndCause, Holder};
+use gpupool_core::request::FieldError;
+use gpupool_core::{Answer, Command, Effect, LeaseId, Millis, Outcome, Request};
+use gpupool_store::Clock;
+
+use crate::identity::{Caller, Role};
+use crate::messages::{LeaseAttachment, NodeReport};
+
+use super::handle::{Asked, CallId, FollowCall, Message, Query, Refusal, Reply, ReplySender, StoreWork};
+use super::{AuthorityThread, StoreState};
+
+/// A fact that changes the pool without a caller. It is applied again until it is committed.
+#[derive(Clone)]
+pub(super) struct Fact {
+    pub command: Command,
+    /// The holder that a lease must still have for the fact to mean anything.
+    pub held_by: Option<(LeaseId, Holder)>,
+}
+
+impl Fact {
+    fn new(command: Command) -> Self {
+        Self { command, held_by: None }
+    }
+}
+
+/// A command that was applied and is answered after the commit.
+pub(super) struct Applied {
+    result: Result<Answer, Refusal>,
+    /// The command, if it only gives back: it is tried once more on its own when the batch finds no space.
+    retry: Option<Command>,
+    origin: Origin,
+}
+
+/// The sender of an applied command.
+enum Origin {
+    Caller { caller: Caller, reply: ReplySender, request: Option<RequestOrigin> },
+    Node { lease: LeaseId, caller: Caller, reply: ReplySender },
+    Fact(Fact),
+}
+
+/// The part of a caller's request for GPUs that matters for its answer.
+struct RequestOrigin {
+    /// Whether the caller can find the lease again by its idempotency key.
+    has_key: bool,
+    wait_until: Option<(CallId, gpupool_core::Time)>,
+}
+
+/// Messages of a batch that are served after the commit.
+#[derive(Default)]
+struct Deferred {
+    follows: Vec<FollowCall>,
+    hung_up: Vec<CallId>,
+    ends: Vec<(LeaseId, tokio::sync::oneshot::Sender<()>)>,
+    queries: Vec<Query>,
+    store_work: Vec<StoreWork>,
+    answer_calls: bool,
+}
+
+impl AuthorityThread {
+    /// Applies the messages as one batch, commits it, publishes it, and answers.
+    pub(super) fn process_batch(&mut self, at: Clock, messages: Vec<Message>) {
+        self.at = at;
+        let is_idle = messages.is_empty();
+        let (mut outcome, mut applied, mut deferred) = (Outcome::default(), Vec::new(), Deferred::default());
+        self.begin_batch(&mut outcome, &mut applied);
+        for message in messages {
+            self.apply_message(message, &mut outcome, &mut applied, &mut deferred);
+        }
+        self.finish_batch(&mut outcome);
+        let outcome = self.commit_or_undo(outcome, &mut applied);
+        self.publish(&outcome);
+        self.answer(applied, deferred);
+        self.flush_store(is_idle);
+    }
+
+    /// Applies what is due before the messages: expired deadlines, waiting calls, samples and facts of earlier batches.
+    fn begin_batch(&mut self, outcome: &mut Outcome, applied: &mut Vec<Applied>) {
+        if self.is_broken() {
+            return;
+        }
+        self.pool.begin_batch(self.at.pool, outcome);
+        if std::mem::take(&mut self.samples_are_due) {
+            self.apply_latest_samples(outcome);
+        }
+        self.keep_followed_in_queue(outcome);
+        for fact in std::mem::take(&mut self.postponed) {
+            applied.extend(self.apply_fact(fact, outcome));
+        }
+    }
+
+    fn apply_message(
+        &mut self,
+        message: Message,
+        outcome: &mut Outcome,
+        applied: &mut Vec<Applied>,
+        deferred: &mut Deferred,
+    ) {
+        match message {
+            Message::Asked(asked) => applied.push(self.apply_asked(asked, outcome)),
+            Message::Attach(attachment, caller, reply) => {
+                let LeaseAttachment { lease, token, holder, has_process, has_cgroup } = attachment;
+                let result = self.apply_allowed(&caller, Command::Attach { lease, token, holder }, outcome);
+                if result.is_ok() {
+                    // Known at once: the lease may end in this very batch. Should the commit fail, the node is asked in vain.
+                    self.occupancy.attach(lease, has_process, has_cgroup);
+                }
+                applied.push(Applied { result, retry: None, origin: Origin::Node { lease, caller, reply } });
+            }
+            Message::Report(NodeReport::Sampled(sample)) => self.take_sample(sample, outcome),
+            Message::Report(NodeReport::HolderGone { lease, holder }) => {
+                let command = Command::HolderGone { lease, grace: Millis(0) };
+                applied.extend(self.apply_fact(Fact { command, held_by: Some((lease, holder)) }, outcome));
+            }
+            Message::Report(NodeReport::Drained { lease }) => {
+                self.occupancy.drained(lease);
+                let is_free =
+                    self.pool.lease(lease).is_some_and(|known| known.draining) && !self.occupancy.occupies(lease, true);
+                if is_free {
+                    applied.extend(self.apply_fact(Fact::new(Command::Drained { lease }), outcome));
+                }
+            }
+            Message::Follow(call) => {
+                self.keep_in_queue(&call, outcome);
+                deferred.follows.push(call);
+            }
+            Message::HungUp(call) => deferred.hung_up.push(call),
+            Message::WaitForEnd(lease, waiter) => deferred.ends.push((lease, waiter)),
+            Message::Query(query) => deferred.queries.push(query),
+            Message::StoreWork(work) => deferred.store_work.push(work),
+            Message::AnswerCalls => deferred.answer_calls = true,
+            Message::Stop => {}
+        }
+    }
+
+    /// Frees the devices of ended leases that nothing runs under, and serves the queue once.
+    fn finish_batch(&mut self, outcome: &mut Outcome) {
+        if self.is_broken() {
+            return;
+        }
+        let mut seen = 0;
+        while seen < outcome.effects.len() {
+            if let Effect::Draining { lease } = outcome.effects[seen]
+                && !self.occupancy.occupies(lease, self.was_taken_back(lease))
+            {
+                self.apply(Command::Drained { lease }, outcome).ok();
+            }
+            seen += 1;
+        }
+        self.pool.finish_batch(outcome);
+    }
+
+    pub(super) fn apply(&mut self, command: Command, outcome: &mut Outcome) -> Result<Answer, Refusal> {
+        self.pool.apply_in_batch(command, outcome).map_err(Refusal::Denied)
+    }
+
+    fn apply_asked(&mut self, asked: Asked, outcome: &mut Outcome) -> Applied {
+        let Asked { command, caller, wait_until, reply } = asked;
+        let retry = only_gives_back(&command).then(|| command.clone());
+        let request = match &command {
+            Command::Request { key, .. } => Some(RequestOrigin { has_key: key.is_some(), wait_until }),
+            _ => None,
+        };
+        let result = self.apply_allowed(&caller, command, outcome);
+        Applied { result, retry, origin: Origin::Caller { caller, reply, request } }
+    }
+
+    fn apply_allowed(&mut self, caller: &Caller, command: Command, outcome: &mut Outcome) -> Result<Answer, Refusal> {
+        self.check_rights(caller, &command)?;
+        self.check_store(&command)?;
+        self.apply(command, outcome)
+    }
+
+    fn apply_fact(&mut self, fact: Fact, outcome: &mut Outcome) -> Option<Applied> {
+        let is_about_another = |(lease, holder): &(LeaseId, Holder)| {
+            self.pool.lease(*lease).and_then(|known| known.holder.as_ref()) != Some(holder)
+        };
+        if !self.is_broken() && fact.held_by.as_ref().is_some_and(is_about_another) {
+            return None;
+        }
+        let command = fact.command.clone();
+        let result = self.check_store(&command).and_then(|()| self.apply(command.clone(), outcome));
+        Some(Applied { result, retry: Some(command), origin: Origin::Fact(fact) })
+    }
+
+    /// Checks whether the caller may give this command.
+    fn check_rights(&self, caller: &Caller, command: &Command) -> Result<(), Refusal> {
+        let forbidden = |why: String| Err(Refusal::Forbidden(why.into()));
+        match command {
+            Command::Request { request, key } => {
+                if caller.role == Role::Reader {
+                    return forbidden("taking GPUs from the network needs a token (gpupool token create)".into());
+                }
+                let before = key.as_ref().and_then(|key| self.pool.lease_of_key(&request.owner, key));
+                if let (Some(key), Some(before)) = (key, before) {
+                    return same_request(key, request, &before.request);
+                }
+                let limit = self.waiters_per_owner;
+                if request.queue && self.waiters.of_owner(&request.owner) >= limit {
+                    return Err(Refusal::TooManyWaiting { owner: request.owner.clone(), limit });
+                }
+                Ok(())
+            }
+            Command::Follow { lease }
+            | Command::Confirm { lease, .. }
+            | Command::Renew { lease, .. }
+            | Command::Attach { lease, .. }
+            | Command::HolderGone { lease, .. }
+            | Command::Release { lease } => match self.pool.lease(*lease) {
+                Some(known) if !caller.may_act_for(&known.request.owner) => {
+                    forbidden(format!("lease {lease} belongs to {}, not to {}", known.request.owner, caller.owner))
+                }
+                // The pool reports an unknown lease itself.
+                _ => Ok(()),
+            },
+            _ if caller.role == Role::Admin => Ok(()),
+            _ => forbidden(format!("{} is no administrator here", caller.owner)),
+        }
+    }
+
+    /// Checks whether the store could commit the result, as far as is known.
+    fn check_store(&self, command: &Command) -> Result<(), Refusal> {
+        match &self.store_state {
+            StoreState::Fine => Ok(()),
+            StoreState::Full(_) if only_gives_back(command) => Ok(()),
+            StoreState::Full(why) => Err(Refusal::DiskFull(why.clone())),
+            StoreState::Broken(why) => Err(Refusal::NotDurable(why.clone())),
+        }
+    }
+
+    /// Commits the batch. If that fails, commits what only gives back, and refuses the rest.
+    fn commit_or_undo(&mut self, outcome: Outcome, applied: &mut [Applied]) -> Outcome {
+        let Err(refusal) = self.commit(&outcome) else { return outcome };
+        let mut outcome = Outcome::default();
+        let has_some_space = matches!(self.store_state, StoreState::Full(_));
+        if has_some_space {
+            self.pool.begin_batch(self.at.pool, &mut outcome);
+        }
+        for applied in applied.iter_mut() {
+            applied.result = match applied.retry.take() {
+                Some(command) if has_some_space => self.apply(command, &mut outcome),
+                _ => Err(refusal.clone()),
+            };
+        }
+        self.finish_batch(&mut outcome);
+        if let Err(refusal) = self.commit(&outcome) {
+            for applied in applied.iter_mut() {
+                applied.result = Err(refusal.clone());
+            }
+            return Outcome::default();
+        }
+        outcome
+    }
+
+    fn answer(&mut self, applied: Vec<Applied>, deferred: Deferred) {
+        for applied in applied {
+            self.answer_applied(applied);
+        }
+        if deferred.answer_calls {
+            self.waiters.stop_waiting();
+        }
+        self.answer_followers(deferred.follows);
+        for call in deferred.hung_up {
+            self.waiters.hang_up(call);
+        }
+        let abandoned = self.waiters.take_abandoned().into_iter();
+        self.postponed.extend(abandoned.map(|lease| Fact::new(Command::Release { lease })));
+        for (lease, waiter) in deferred.ends {
+            self.waiters.wait_for_end(lease, waiter, &self.pool);
+        }
+        if !deferred.store_work.is_empty() {
+            let call = self.cell.enter_store();
+            let answers: Vec<_> = deferred.store_work.into_iter().map(|work| work(&mut *self.store)).collect();
+            drop(call);
+            // A token that was revoked is worth nothing by the time that its revocation is answered.
+            self.publish_tokens();
+            answers.into_iter().for_each(|answer| answer());
+        }
+        for query in deferred.queries {
+            query(self);
+        }
+        self.explained.clear();
+        self.log_events();
+    }
+
+    fn answer_applied(&mut self, applied: Applied) {
+        let Applied { result, origin, .. } = applied;
+        match origin {
+            Origin::Fact(fact) => {
+                if let Err(Refusal::NotDurable(_) | Refusal::DiskFull(_)) = result {
+                    self.postponed.push(fact);
+                }
+            }
+            Origin::Node { lease, caller, reply } => {
+                // The node waits for this answer, unless the agent is ending.
+                let _ = reply.send(result.and_then(|_| self.lease_reply(lease, &caller)));
+            }
+            Origin::Caller { caller, reply, request } => self.answer_caller(result, caller, reply, request),
+        }
+    }
+
+    fn answer_caller(
+        &mut self,
+        result: Result<Answer, Refusal>,
+        caller: Caller,
+        reply: ReplySender,
+        request: Option<RequestOrigin>,
+    ) {
+        if let (Some(_), Err(refusal)) = (&request, &result) {
+            self.metrics.refused(refusal);
+        }
+        let has_key = request.as_ref().is_none_or(|request| request.has_key);
+        let wait_until = request.and_then(|request| request.wait_until);
+        if let (Ok(Answer::Lease(lease)), Some((id, until))) = (&result, wait_until)
+            && self.waiters.is_queued(*lease)
+        {
+            let leases = [*lease].into();
+            let call = FollowCall { id, caller, leases, until, is_single: true, releases: !has_key, reply };
+            return self.answer_or_wait(call);
+        }
+        let answer = result.and_then(|answer| match answer {
+            Answer::Lease(lease) => self.lease_reply(lease, &caller),
+            Answer::Done | Answer::Node(..) => Ok(Reply::Done),
+        });
+        // The caller may have hung up. Without a key it cannot come back for what it asked for.
+        if let Err(Ok(Reply::Lease(lease))) = reply.send(answer)
+            && !has_key
+        {
+            self.postponed.push(Fact::new(Command::Release { lease: LeaseId(lease.id) }));
+        }
+    }
+
+    /// Whether an ended lease was taken from its holder, which may not know that yet.
+    pub(super) fn was_taken_back(&self, lease: LeaseId) -> bool {
+        let cause = self.pool.lease(lease).and_then(|known| known.cause.as_ref());
+        matches!(cause, Some(EndCause::Revoked | EndCause::MaxDurationPassed | EndCause::Fault(_)))
+    }
+}
+
+/// Checks that a repeated idempotency key repeats the same request. A different request would be lost unnoticed.
+fn same_request(key: &str, request: &Request, before: &Request) -> Result<(), Refusal> {
+    // A client that gives up asks once more without waiting, to take its request back.
+    let Request { queue, hedged, wait_limit, .. } = *before;
+    if *before == (Request { queue, hedged, wait_limit, ..request.clone() }) {
+        return Ok(());
+    }
+    let allowed = "a key that no other request was made with";
+    Err(Refusal::Denied(FieldError::new("Idempotency-Key", key, allowed).into()))
+}
+
+/// Whether a command only gives back. Such a command may be committed with the last space there is.
+fn only_gives_back(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::Release { .. }
+            | Command::Drained { .. }
+            | Command::HolderGone { .. }
+            | Command::Fail { .. }
+            | Command::Revoke { .. }
+            | Command::Renew { .. }
+            | Command::Follow { .. }
+            | Command::Tick
+    )
+}
+
+/// Returns the words of an error, to be shared by several refusals.
+pub(super) fn shared_words(error: impl ToString) -> Arc<str> {
+    error.to_string().into()
+}

@@ -1,0 +1,55 @@
+//! Work on the store that is due from time to time: saving the clock, and removing old records of the audit trail.
+
+use std::time::{Duration, SystemTime};
+
+use gpupool_store::LeaseStore;
+
+use crate::clock;
+
+use super::{Authority, Refusal};
+
+/// The time between two rounds.
+const EVERY: Duration = Duration::from_secs(60);
+/// The time after which a round that found the authority busy is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// The number of rounds between two removals of old records.
+const ROUNDS_PER_REMOVAL: u32 = 60;
+
+/// Keeps house until the agent ends. A busy authority only delays a round.
+pub async fn keep_house(authority: Authority, retention_days: u32) {
+    let mut round = 0_u32;
+    loop {
+        let removes = round.is_multiple_of(ROUNDS_PER_REMOVAL) && retention_days > 0;
+        let done = authority.with_store(move |store| {
+            save_clock(store);
+            if removes {
+                remove_old_records(store, retention_days);
+            }
+        });
+        match done.await {
+            Ok(()) => {
+                round = round.wrapping_add(1);
+                tokio::time::sleep(EVERY).await;
+            }
+            Err(Refusal::Stopping) => return,
+            Err(_) => tokio::time::sleep(RETRY).await,
+        }
+    }
+}
+
+/// Saves where the pool's clock stands.
+pub fn save_clock(store: &mut dyn LeaseStore) {
+    if let Err(error) = store.set_anchor(&clock::anchor()) {
+        tracing::warn!(%error, "the clock was not saved");
+    }
+}
+
+fn remove_old_records(store: &mut dyn LeaseStore, days: u32) {
+    let age = Duration::from_secs(u64::from(days) * 86_400);
+    let Some(before) = SystemTime::now().checked_sub(age) else { return };
+    match store.retain(before) {
+        Ok(0) => {}
+        Ok(records) => tracing::info!(records, days, "removed old records of the audit trail"),
+        Err(error) => tracing::warn!(%error, "old records of the audit trail stay"),
+    }
+}

@@ -1,0 +1,248 @@
+//! The authority: the one thread that owns the pool and the store.
+//!
+//! It decides, commits, publishes and answers, in that order. Messages arrive on a bounded channel and are applied in
+//! batches ([`batch`]). The changed rows of a batch are committed in one transaction ([`commit`]). Only then does the
+//! authority publish a [`Snapshot`], events and orders to nodes ([`publish`]) and answer its callers ([`waiters`]). If
+//! the commit fails, the pool is rebuilt from the store and the batch is refused, so uncommitted state is never visible.
+//!
+//! The authority knows nodes by id and name. It touches no process, control group or device: nodes report facts and
+//! carry out orders ([`crate::messages`]). Readers that must not wait for the disk use the latest snapshot. History and
+//! usage are read on a thread of their own ([`trail`]).
+
+mod batch;
+mod commit;
+mod handle;
+mod housekeeping;
+mod occupancy;
+mod publish;
+mod reports;
+mod snapshot;
+#[cfg(test)]
+mod tests;
+mod trail;
+mod waiters;
+
+pub use commit::StoreState;
+pub use handle::{Authority, Refusal, Reply};
+pub use housekeeping::{keep_house, save_clock};
+pub use snapshot::{DeviceState, NodeSummary, Snapshot};
+pub use trail::Trail;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use gpupool_core::lease::Holder;
+use gpupool_core::policy::Policies;
+use gpupool_core::pool::Explanation;
+use gpupool_core::{Command, GpuId, LeaseId, Millis, NodeId, Pool, Row, Settings, Time};
+use gpupool_store::{Clock, LeaseStore, TokenOwners};
+
+use crate::abort_on_panic::AbortOnPanic;
+use crate::clock;
+use crate::events::Events;
+use crate::limits::{AUTHORITY_BEAT, BATCH, FLUSH_WAIT, MESSAGES, ORDER_RETRY, STORE_RETRY};
+use crate::messages::{FencedLease, NodeLink, NodeOrder, NodeSample};
+use crate::metrics::Metrics;
+
+use handle::Message;
+use occupancy::Occupancy;
+use publish::OrderQueue;
+use snapshot::SnapshotCell;
+use waiters::Waiters;
+
+/// Everything that an authority starts with.
+pub struct AuthoritySpec {
+    /// The store.
+    pub store: Box<dyn LeaseStore>,
+    /// The rows that the store holds.
+    pub rows: Vec<Row>,
+    /// The owners of the tokens that the store holds.
+    pub tokens: TokenOwners,
+    /// How the pool works.
+    pub settings: Settings,
+    /// The rules in force.
+    pub policies: Policies,
+    /// The ways to the nodes, by node name.
+    pub links: Vec<(Arc<str>, Box<dyn NodeLink>)>,
+    /// The number of requests of one owner that may wait.
+    pub waiters_per_owner: usize,
+    /// The time that a lease held by a connection gets to reconnect after a restart.
+    pub reconnect_grace: Millis,
+    /// Whether readings show processes that exist.
+    pub real_processes: bool,
+    /// The events to add to.
+    pub events: Arc<Events>,
+    /// The metrics to count in.
+    pub metrics: Arc<Metrics>,
+}
+
+/// The state of the authority. Only its thread touches it; [`Authority::query`] shows it to others.
+pub struct AuthorityThread {
+    pool: Pool,
+    store: Box<dyn LeaseStore>,
+    store_state: StoreState,
+    settings: Settings,
+    policies: Policies,
+    links: BTreeMap<Arc<str>, OrderQueue>,
+    /// The latest sample of each node, applied again after the pool was rebuilt.
+    samples: HashMap<NodeId, Box<NodeSample>>,
+    samples_are_due: bool,
+    /// Facts that could not be committed yet.
+    postponed: Vec<batch::Fact>,
+    waiters: Waiters,
+    occupancy: Occupancy,
+    /// The devices that each lease holds, until they are free again.
+    held: HashMap<LeaseId, Arc<[GpuId]>>,
+    waiters_per_owner: usize,
+    real_processes: bool,
+    /// Why requests wait, for the event and the answer of one batch.
+    explained: HashMap<LeaseId, Arc<Explanation>>,
+    events: Arc<Events>,
+    metrics: Arc<Metrics>,
+    /// Events that are not in the log yet.
+    unlogged: Vec<Arc<gpupool_api::events::Event>>,
+    snapshot: Snapshot,
+    cell: Arc<SnapshotCell>,
+    /// The time at which waiting requests with an open call were last kept in the queue.
+    followed_at: Time,
+    retried_at: Instant,
+    /// The instant, on both clocks, at which the current batch is applied.
+    at: Clock,
+}
+
+/// Starts the authority on the rows of a store. The strings name rows that made no sense.
+pub fn start(spec: AuthoritySpec) -> io::Result<(Authority, JoinHandle<()>, Vec<String>)> {
+    let (messages, inbox) = sync_channel(MESSAGES);
+    let (mut thread, complaints) = AuthorityThread::new(spec, clock::both());
+    let cell = thread.cell.clone();
+    let trail = Trail::start(thread.store.trail_reader())?;
+    let handle = thread::Builder::new().name("authority".into()).spawn(move || {
+        let _guard = AbortOnPanic("authority");
+        thread.run(&inbox);
+    })?;
+    Ok((Authority::new(messages, cell, trail), handle, complaints))
+}
+
+impl AuthorityThread {
+    fn new(spec: AuthoritySpec, at: Clock) -> (Self, Vec<String>) {
+        let (pool, bad_rows) = Pool::restore(spec.settings, spec.policies.clone(), at.pool, spec.rows);
+        let links = spec.links.into_iter().map(|(node, link)| (node, OrderQueue::new(link))).collect();
+        let snapshot = Snapshot::new(at, Arc::new(spec.tokens));
+        let mut thread = Self {
+            pool,
+            store: spec.store,
+            store_state: StoreState::Fine,
+            settings: spec.settings,
+            policies: spec.policies,
+            links,
+            samples: HashMap::new(),
+            samples_are_due: false,
+            postponed: Vec::new(),
+            waiters: Waiters::default(),
+            occupancy: Occupancy::default(),
+            held: HashMap::new(),
+            waiters_per_owner: spec.waiters_per_owner,
+            real_processes: spec.real_processes,
+            explained: HashMap::new(),
+            events: spec.events,
+            metrics: spec.metrics,
+            unlogged: Vec::new(),
+            cell: Arc::new(SnapshotCell::new(snapshot.clone())),
+            snapshot,
+            followed_at: at.pool,
+            retried_at: Instant::now(),
+            at,
+        };
+        thread.rebuild_indexes();
+        thread.take_over_leases(spec.reconnect_grace);
+        (thread, bad_rows.iter().map(ToString::to_string).collect())
+    }
+
+    /// Takes over the leases of the authority before this one. Their processes and control groups are not known here, so
+    /// the nodes are asked to end them when the leases end.
+    fn take_over_leases(&mut self, reconnect_grace: Millis) {
+        let mut fences: BTreeMap<NodeId, Vec<FencedLease>> = BTreeMap::new();
+        let mut draining = Vec::new();
+        for lease in self.pool.leases().filter(|lease| lease.state.is_granted() || lease.draining) {
+            self.occupancy.assume_occupied(lease.id);
+            if let Some(node) = lease.node {
+                fences.entry(node).or_default().push(FencedLease { lease: lease.id, holder: lease.holder.clone() });
+            }
+            match &lease.holder {
+                Some(holder @ Holder::Connection) => {
+                    let command = Command::HolderGone { lease: lease.id, grace: reconnect_grace };
+                    self.postponed.push(batch::Fact { command, held_by: Some((lease.id, holder.clone())) });
+                }
+                _ if lease.draining => draining.push(lease.id),
+                _ => {}
+            }
+        }
+        for (node, queue) in &mut self.links {
+            let leases = self.pool.node_named(node).and_then(|node| fences.remove(&node)).unwrap_or_default();
+            queue.push(NodeOrder::Fence { leases });
+        }
+        for lease in draining {
+            self.order_end(lease, false);
+        }
+        if self.pool.policies() != &self.policies {
+            let policies = Box::new(self.policies.clone());
+            self.postponed.push(batch::Fact { command: Command::SetPolicies { policies }, held_by: None });
+        }
+    }
+
+    fn run(&mut self, inbox: &Receiver<Message>) {
+        loop {
+            self.cell.confirm();
+            let first = match inbox.recv_timeout(self.time_until_due()) {
+                Ok(message) => Some(message),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let mut stops = false;
+            let messages = first.into_iter().chain(inbox.try_iter()).take(BATCH);
+            let batch: Vec<Message> = messages.inspect(|message| stops |= matches!(message, Message::Stop)).collect();
+            self.retry_store();
+            self.process_batch(clock::both(), batch);
+            if stops {
+                self.flush_store(true);
+                return;
+            }
+        }
+    }
+
+    /// Returns how long the thread may wait for a message before something else is due.
+    fn time_until_due(&self) -> Duration {
+        let until = |time: Time| Duration::from_millis(time.since(clock::now()).0);
+        let mut wait = AUTHORITY_BEAT;
+        if self.links.values().any(OrderQueue::has_backlog) {
+            wait = wait.min(ORDER_RETRY);
+        }
+        if self.store_state != StoreState::Fine {
+            wait = wait.min(STORE_RETRY.saturating_sub(self.retried_at.elapsed()));
+        } else if self.store.unflushed() > 0 {
+            wait = wait.min(FLUSH_WAIT);
+        }
+        if self.is_broken() {
+            return wait;
+        }
+        let is_fine = self.store_state == StoreState::Fine;
+        if self.samples_are_due || (is_fine && !self.postponed.is_empty()) {
+            return Duration::ZERO;
+        }
+        let deadlines = [self.pool.next_deadline(), self.waiters.next_deadline(), self.follow_due()];
+        deadlines.into_iter().flatten().map(until).fold(wait, Duration::min)
+    }
+
+    fn is_broken(&self) -> bool {
+        matches!(self.store_state, StoreState::Broken(_))
+    }
+
+    /// The pool as it was last committed.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+}

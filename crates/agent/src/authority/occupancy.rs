@@ -1,0 +1,72 @@
+//! The leases that may still occupy their devices when they end.
+//!
+//! A lease that nothing runs under gives its devices back in the step in which it ends. For every other lease the node
+//! ends what runs there first. The authority knows from attachments whether a node watches a process or has a control
+//! group for a lease, and from samples which leases have processes on devices.
+
+use std::collections::{HashMap, HashSet};
+
+use gpupool_core::{LeaseId, NodeId};
+
+/// The part of a lease that a node runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Occupant {
+    has_process: bool,
+    has_cgroup: bool,
+}
+
+/// Occupants by lease, and leases with processes on devices by node.
+#[derive(Debug, Default)]
+pub(super) struct Occupancy {
+    occupants: HashMap<LeaseId, Occupant>,
+    running: HashMap<NodeId, HashSet<LeaseId>>,
+}
+
+impl Occupancy {
+    /// Adds what a node attached to a lease.
+    pub fn attach(&mut self, lease: LeaseId, has_process: bool, has_cgroup: bool) {
+        if !has_process && !has_cgroup {
+            return;
+        }
+        let occupant = self.occupants.entry(lease).or_default();
+        occupant.has_process |= has_process;
+        occupant.has_cgroup |= has_cgroup;
+    }
+
+    /// Takes a lease from before a restart for occupied, until its node says otherwise.
+    pub fn assume_occupied(&mut self, lease: LeaseId) {
+        self.occupants.insert(lease, Occupant { has_process: true, has_cgroup: true });
+    }
+
+    /// Replaces the leases with processes on the devices of a node.
+    pub fn set_running(&mut self, node: NodeId, running: HashSet<LeaseId>) {
+        self.running.insert(node, running);
+    }
+
+    /// The node ended what it ran under the lease. Processes that a reading showed on devices stay known.
+    pub fn drained(&mut self, lease: LeaseId) {
+        self.occupants.remove(&lease);
+    }
+
+    /// Forgets a lease whose devices are free.
+    pub fn forget(&mut self, lease: LeaseId) {
+        self.occupants.remove(&lease);
+        for running in self.running.values_mut() {
+            running.remove(&lease);
+        }
+    }
+
+    /// Whether a node has to be told that the lease ended.
+    pub fn is_attached(&self, lease: LeaseId) -> bool {
+        self.occupants.contains_key(&lease)
+    }
+
+    /// Whether something of an ended lease may still run. A holder that released the lease, or is gone, runs nothing that
+    /// was not seen on a device or put into a control group; a holder that the lease was taken from may.
+    pub fn occupies(&self, lease: LeaseId, taken_back: bool) -> bool {
+        let occupant = self.occupants.get(&lease).copied().unwrap_or_default();
+        occupant.has_cgroup
+            || (taken_back && occupant.has_process)
+            || self.running.values().any(|running| running.contains(&lease))
+    }
+}

@@ -1,0 +1,304 @@
+//! Publishing a committed batch: the snapshot, events, orders to nodes, and the callers that wait.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use gpupool_api::events::Event;
+use gpupool_api::view::{self, cause_words, closed_name};
+use gpupool_core::lease::{Lease, LeaseState, Promise};
+use gpupool_core::pool::Explanation;
+use gpupool_core::{Denied, DeviceId, Effect, GpuId, LeaseId, NodeId, Outcome, Row};
+use gpupool_store::TokenOwners;
+
+use crate::clock;
+use crate::identity::Caller;
+use crate::messages::{NodeLink, NodeOrder, PreparedDevice};
+
+use super::handle::{Refusal, Reply};
+use super::{AuthorityThread, NodeSummary};
+
+/// The orders to one node, with those that it could not take yet. Their number is bounded by that of live leases.
+pub(super) struct OrderQueue {
+    link: Box<dyn NodeLink>,
+    backlog: VecDeque<NodeOrder>,
+}
+
+impl OrderQueue {
+    pub fn new(link: Box<dyn NodeLink>) -> Self {
+        Self { link, backlog: VecDeque::new() }
+    }
+
+    /// Sends an order after those that wait.
+    pub fn push(&mut self, order: NodeOrder) {
+        self.backlog.push_back(order);
+        self.flush();
+    }
+
+    /// Sends what the node can take now.
+    pub fn flush(&mut self) {
+        while let Some(order) = self.backlog.pop_front() {
+            if let Err(order) = self.link.send(order) {
+                self.backlog.push_front(order);
+                return;
+            }
+        }
+    }
+
+    pub fn has_backlog(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+}
+
+impl AuthorityThread {
+    /// Rebuilds from the pool what is otherwise kept up to date by effects.
+    pub(super) fn rebuild_indexes(&mut self) {
+        self.held.clear();
+        let holding: Vec<LeaseId> =
+            self.pool.leases().filter(|lease| !lease.promises.is_empty()).map(|lease| lease.id).collect();
+        for lease in holding {
+            self.note_held(lease);
+        }
+        self.waiters.recount(&self.pool);
+        self.pool.take_touched_devices();
+        self.snapshot.clear();
+        for node in self.pool.nodes() {
+            self.snapshot.set_node(node.node, Some(NodeSummary::from(node)));
+        }
+        for view in self.pool.devices() {
+            self.snapshot.set_device(view.device, Some(view));
+        }
+        for lease in self.pool.leases() {
+            self.snapshot.set_lease(lease.row());
+        }
+        self.snapshot.next_token = self.pool.next_token();
+        self.publish_snapshot();
+    }
+
+    /// Publishes a batch that was committed.
+    pub(super) fn publish(&mut self, outcome: &Outcome) {
+        self.update_snapshot(&outcome.rows);
+        let logged = self.unlogged.len();
+        for effect in &outcome.effects {
+            self.publish_effect(effect);
+        }
+        self.events.add(self.unlogged[logged..].iter().cloned());
+        for queue in self.links.values_mut() {
+            queue.flush();
+        }
+        self.publish_snapshot();
+    }
+
+    fn publish_effect(&mut self, effect: &Effect) {
+        if let Effect::Granted { lease, .. } | Effect::Offered { lease, .. } = effect {
+            self.note_held(*lease);
+        }
+        self.waiters.follow(effect, &self.pool);
+        self.metrics.effect(effect, &self.pool);
+        match effect {
+            Effect::Granted { lease, .. } => self.order_prepare(*lease),
+            Effect::Ended { lease, .. } => self.order_end(*lease, self.was_taken_back(*lease)),
+            _ => {}
+        }
+        let event = self.event(effect);
+        self.unlogged.push(Arc::new(event));
+        if let Effect::Freed { lease } = effect {
+            self.held.remove(lease);
+            self.occupancy.forget(*lease);
+        }
+    }
+
+    fn order_prepare(&mut self, lease: LeaseId) {
+        let node = self.pool.lease(lease).and_then(|row| row.node);
+        if !self.queue_of(node).is_some_and(|queue| queue.link.prepares_devices()) {
+            return;
+        }
+        let prepared = |promise: &Promise| {
+            let identity = self.pool.device(promise.device)?.facts.identity.clone();
+            Some(PreparedDevice { identity, share: promise.share, memory: promise.memory })
+        };
+        let promises = self.pool.lease(lease).map(|row| row.promises.clone()).unwrap_or_default();
+        let devices = promises.iter().filter_map(prepared).collect();
+        if let Some(queue) = self.queue_of(node) {
+            queue.push(NodeOrder::Prepare { lease, devices });
+        }
+    }
+
+    /// Orders the node of an ended lease to end what runs under it, if there can be anything.
+    pub(super) fn order_end(&mut self, lease: LeaseId, taken_back: bool) {
+        let Some(row) = self.pool.lease(lease) else { return };
+        let (node, awaited) = (row.node, row.draining);
+        let is_attached = self.occupancy.is_attached(lease);
+        let Some(queue) = self.queue_of(node) else { return };
+        if awaited || is_attached || queue.link.prepares_devices() {
+            queue.push(NodeOrder::End { lease, taken_back, awaited });
+        }
+    }
+
+    fn queue_of(&mut self, node: Option<NodeId>) -> Option<&mut OrderQueue> {
+        let name = &self.snapshot.node(node?)?.facts.name;
+        self.links.get_mut(name)
+    }
+
+    fn note_held(&mut self, lease: LeaseId) {
+        let Some(row) = self.pool.lease(lease) else { return };
+        let gpu_ids: Arc<[GpuId]> = row.promises.iter().filter_map(|promise| self.gpu_id_of(promise.device)).collect();
+        // A lease that was granted and freed within one batch holds nothing any more; its events tell what rows told.
+        if !gpu_ids.is_empty() || row.state != LeaseState::Queued {
+            self.held.insert(lease, gpu_ids);
+        }
+    }
+
+    fn gpu_id_of(&self, device: DeviceId) -> Option<GpuId> {
+        self.pool.device(device).map(|view| view.gpu_id)
+    }
+
+    fn event(&mut self, effect: &Effect) -> Event {
+        let lease = lease_of(effect);
+        let held = lease.and_then(|lease| self.held.get(&lease)).cloned().unwrap_or_default();
+        let mut gpu_ids: Vec<u32> = held.iter().map(|gpu| gpu.0).collect();
+        let mut node = lease.and_then(|lease| self.pool.lease(lease)).and_then(|row| row.node);
+        if let Effect::Quarantined { device, .. } | Effect::DeviceOpen { device, .. } = effect
+            && let Some(view) = self.pool.device(*device)
+        {
+            gpu_ids = vec![view.gpu_id.0];
+            node = Some(view.node);
+        }
+        let (kind, reason) = match effect {
+            Effect::Queued { lease } => ("queued", self.explain(*lease).map(|why| why.to_string())),
+            Effect::Offered { .. } => ("offered", None),
+            Effect::Granted { .. } => ("granted", None),
+            Effect::Revoking { at, .. } => ("revoking", Some(format!("ends at {}", clock::iso_of(*at, self.at)))),
+            Effect::Ended { cause, .. } => ("ended", Some(cause_words(cause))),
+            Effect::Draining { .. } => ("draining", None),
+            Effect::Freed { .. } => ("freed", None),
+            Effect::Quarantined { .. } => ("quarantined", Some("processes of an ended lease stayed on it".into())),
+            Effect::DeviceOpen { closed: None, .. } => ("device_open", None),
+            Effect::DeviceOpen { closed: Some(why), .. } => ("device_closed", Some(closed_name(*why).into())),
+        };
+        let row = lease.and_then(|lease| self.pool.lease(lease));
+        Event {
+            kind: kind.into(),
+            at: clock::iso(self.at.wall),
+            lease: lease.map(|lease| lease.0),
+            owner: row.map(|row| row.request.owner.to_string()),
+            worker_id: row.and_then(|row| row.request.worker_id.as_ref()).map(ToString::to_string),
+            gpu_ids,
+            node: node.and_then(|node| self.snapshot.node(node)).map(|node| node.facts.name.to_string()),
+            reason,
+        }
+    }
+
+    /// Explains why a lease waits. Within a batch the event and the answer share one explanation.
+    pub(super) fn explain(&mut self, lease: LeaseId) -> Option<Arc<Explanation>> {
+        if let Some(known) = self.explained.get(&lease) {
+            return Some(known.clone());
+        }
+        let explanation = Arc::new(self.pool.explain(lease)?);
+        self.explained.insert(lease, explanation.clone());
+        Some(explanation)
+    }
+
+    /// Returns a lease in the words of the API, with its token for callers that may act for its owner.
+    pub(super) fn lease_reply(&mut self, lease: LeaseId, caller: &Caller) -> Result<Reply, Refusal> {
+        let explanation = self.explain(lease);
+        let known = self.pool.lease(lease).ok_or(Denied::UnknownLease(lease))?;
+        Ok(Reply::Lease(Box::new(self.lease_body(known, explanation.as_deref(), caller))))
+    }
+
+    /// Returns a lease in the words of the API. The variables that show devices to a job are added by its node.
+    pub fn lease_body(
+        &self,
+        lease: &Lease,
+        explanation: Option<&Explanation>,
+        caller: &Caller,
+    ) -> gpupool_api::lease::Lease {
+        let is_owners = caller.may_act_for(&lease.request.owner);
+        let iso = |time| clock::iso_of(time, self.at);
+        view::lease_body(&self.pool, lease, explanation, iso, |_| Default::default(), is_owners)
+    }
+
+    /// Takes the changes of a committed batch over into the snapshot, in time that grows with the changes.
+    fn update_snapshot(&mut self, rows: &[Row]) {
+        let mut nodes = BTreeSet::new();
+        for row in rows {
+            match row {
+                Row::Lease(row) => {
+                    nodes.extend(row.node);
+                    self.snapshot.set_lease(row);
+                }
+                Row::Forget(lease) => self.snapshot.remove_lease(*lease),
+                Row::Node(row) => drop(nodes.insert(row.node)),
+                Row::ForgetNode(node) => drop(nodes.insert(*node)),
+                _ => {}
+            }
+        }
+        for device in self.pool.take_touched_devices() {
+            let view = self.pool.device(device);
+            nodes.extend(view.as_ref().map(|view| view.node));
+            self.snapshot.set_device(device, view);
+        }
+        for node in nodes {
+            self.snapshot.set_node(node, self.pool.node(node).map(NodeSummary::from));
+        }
+        self.snapshot.next_token = self.pool.next_token();
+    }
+
+    fn publish_snapshot(&mut self) {
+        self.snapshot.at = self.at;
+        self.snapshot.event = self.events.last();
+        self.snapshot.queued = self.waiters.queued();
+        self.snapshot.oldest_request_at = self.waiters.oldest_request_at();
+        self.cell.publish(&self.snapshot);
+    }
+
+    pub(super) fn publish_store_state(&mut self) {
+        self.snapshot.store = self.store_state.clone();
+        self.cell.publish(&self.snapshot);
+    }
+
+    pub(super) fn publish_tokens(&mut self) {
+        let owners = self.store.token_owners().unwrap_or_else(|error| {
+            // A token that was revoked must not count, so none does until the store can be read.
+            tracing::error!(%error, "no token is accepted until the tokens can be read again");
+            TokenOwners::default()
+        });
+        self.snapshot.tokens = Arc::new(owners);
+        self.cell.publish(&self.snapshot);
+    }
+
+    /// Writes the events of the batch to the log, once the callers have their answers.
+    pub(super) fn log_events(&mut self) {
+        for event in self.unlogged.drain(..) {
+            log_event(&event);
+        }
+    }
+}
+
+fn log_event(event: &Event) {
+    let devices = event.gpu_ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let (kind, lease, owner) = (event.kind.as_str(), event.lease, event.owner.as_deref());
+    let (worker, reason, node) = (event.worker_id.as_deref(), event.reason.as_deref(), event.node.as_deref());
+    match kind {
+        "quarantined" | "device_closed" => {
+            tracing::warn!(target: "pool", lease, owner, worker, node, devices, reason, "{kind}");
+        }
+        "draining" | "freed" | "queued" => {
+            tracing::debug!(target: "pool", lease, owner, worker, node, devices, reason, "{kind}");
+        }
+        _ => tracing::info!(target: "pool", lease, owner, worker, node, devices, reason, "{kind}"),
+    }
+}
+
+fn lease_of(effect: &Effect) -> Option<LeaseId> {
+    match effect {
+        Effect::Queued { lease }
+        | Effect::Offered { lease, .. }
+        | Effect::Granted { lease, .. }
+        | Effect::Revoking { lease, .. }
+        | Effect::Ended { lease, .. }
+        | Effect::Draining { lease }
+        | Effect::Freed { lease }
+        | Effect::Quarantined { lease, .. } => Some(*lease),
+        Effect::DeviceOpen { .. } => None,
+    }
+}

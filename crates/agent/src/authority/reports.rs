@@ -1,0 +1,103 @@
+//! Applying the samples of nodes to the pool.
+
+use std::collections::HashSet;
+
+use gpupool_core::device::{DeviceFacts, Health};
+use gpupool_core::outcome::Closed;
+use gpupool_core::reading::Attribution;
+use gpupool_core::{Answer, Command, DeviceId, GpuId, LeaseId, NodeId, Outcome};
+
+use crate::messages::{DeviceSample, NodeSample};
+
+use super::AuthorityThread;
+
+impl AuthorityThread {
+    /// Applies a sample, or only remembers it while the pool cannot be changed.
+    pub(super) fn take_sample(&mut self, sample: Box<NodeSample>, outcome: &mut Outcome) {
+        if self.is_broken() {
+            if let Some(node) = self.pool.node_named(&sample.node.name) {
+                self.samples.insert(node, sample);
+            }
+            return;
+        }
+        if let Some(node) = self.apply_sample(&sample, outcome) {
+            self.samples.insert(node, sample);
+        }
+    }
+
+    /// Applies the latest sample of each node, after the pool was rebuilt.
+    pub(super) fn apply_latest_samples(&mut self, outcome: &mut Outcome) {
+        for sample in std::mem::take(&mut self.samples).into_values() {
+            self.take_sample(sample, outcome);
+        }
+    }
+
+    /// Applies health and readings of known devices before the node counts as seen, so that no sick device is granted in
+    /// between. A new device that is sick is left out until it is well.
+    fn apply_sample(&mut self, sample: &NodeSample, outcome: &mut Outcome) -> Option<NodeId> {
+        if let Some(node) = self.pool.node_named(&sample.node.name) {
+            for device in &sample.devices {
+                if let Some(id) = self.pool.device_of(node, &device.facts.identity) {
+                    self.observe_device(id, device, outcome);
+                }
+            }
+        }
+        let node = self.see_node(sample, outcome)?;
+        self.apply(Command::Links { node, links: sample.links.clone() }, outcome).ok();
+        if self.real_processes {
+            self.occupancy.set_running(node, leases_on_devices(sample));
+        }
+        Some(node)
+    }
+
+    fn observe_device(&mut self, device: DeviceId, sample: &DeviceSample, outcome: &mut Outcome) {
+        if self.pool.device(device).is_some_and(|view| view.health != sample.health) {
+            self.apply(Command::SetHealth { device, health: sample.health.clone() }, outcome).ok();
+        }
+        if let Some(reading) = &sample.reading {
+            self.apply(Command::Observe { device, reading: reading.clone() }, outcome).ok();
+        }
+    }
+
+    /// Reports the node to the pool, with its devices that are new or changed.
+    fn see_node(&mut self, sample: &NodeSample, outcome: &mut Outcome) -> Option<NodeId> {
+        let known = self.pool.node_named(&sample.node.name);
+        let (mut devices, mut numbers, mut new) = (Vec::<DeviceFacts>::new(), Vec::<GpuId>::new(), Vec::new());
+        for device in &sample.devices {
+            let id = known.and_then(|node| self.pool.device_of(node, &device.facts.identity));
+            let view = id.and_then(|id| self.pool.device(id));
+            let has_changed = match &view {
+                Some(view) => *view.facts != *device.facts || view.closed.is_some_and(is_unseen),
+                None => device.health == Health::Healthy,
+            };
+            if has_changed {
+                new.extend(view.is_none().then_some((devices.len(), device)));
+                devices.push((*device.facts).clone());
+                numbers.push(device.gpu_id);
+            }
+        }
+        let command = Command::NodeSeen { facts: sample.node.clone(), devices, numbers };
+        let Ok(Answer::Node(node, ids)) = self.apply(command, outcome) else { return known };
+        for (place, device) in new {
+            if let Some(id) = ids.get(place) {
+                self.observe_device(*id, device, outcome);
+            }
+        }
+        Some(node)
+    }
+}
+
+fn is_unseen(closed: Closed) -> bool {
+    matches!(closed, Closed::NotSeen | Closed::NodeLost)
+}
+
+/// Returns the leases with processes on devices.
+fn leases_on_devices(sample: &NodeSample) -> HashSet<LeaseId> {
+    let readings = sample.devices.iter().filter_map(|device| device.reading.as_ref());
+    let processes = readings.filter_map(|reading| reading.processes.as_ref()).flatten();
+    let leases = processes.filter_map(|process| match process.attribution {
+        Attribution::Lease(lease) => Some(lease),
+        Attribution::Foreign | Attribution::Unknown => None,
+    });
+    leases.collect()
+}

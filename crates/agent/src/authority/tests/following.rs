@@ -1,0 +1,155 @@
+//! Following leases: a call keeps its leases in the queue, and is answered once.
+
+use gpupool_api::lease::Followed;
+use gpupool_core::limits::WAITER_PATIENCE;
+
+use super::*;
+use crate::authority::StoreState;
+
+const LATER: Time = Time(u64::MAX - 1);
+
+fn followed(answer: &mut Answer) -> Followed {
+    match answer.try_recv().expect("an answer") {
+        Ok(Reply::Followed(followed)) => followed,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_call_keeps_all_its_leases_in_the_queue_while_it_waits_and_no_longer() {
+    let mut stage = Stage::new();
+    stage.take();
+    let waiting: Vec<u64> = (0..100).map(|_| stage.request("alice").id).collect();
+    let alone = stage.request("alice").id;
+    let mut answer = stage.follow("alice", &waiting, LATER);
+    stage.pass(Millis(10 * WAITER_PATIENCE.0));
+    assert_eq!(stage.state(alone), LeaseState::Expired, "no call follows it");
+    assert!(waiting.iter().all(|lease| stage.state(*lease) == LeaseState::Queued));
+    assert!(answer.try_recv().is_err(), "there was nothing to tell");
+    drop(answer);
+    stage.pass(Millis(2 * WAITER_PATIENCE.0));
+    assert!(waiting.iter().all(|lease| stage.state(*lease) == LeaseState::Expired), "the client hung up");
+    assert_eq!(stage.authority.follow_due(), None);
+}
+
+#[test]
+fn an_answer_at_once_keeps_them_too() {
+    let mut stage = Stage::new();
+    stage.take();
+    let waiting = [stage.request("alice").id, stage.request("alice").id];
+    for _ in 0..5 {
+        stage.pass(Millis(WAITER_PATIENCE.0 - 1000));
+        let now = stage.now;
+        assert_eq!(followed(&mut stage.follow("alice", &waiting, now)), Followed::default());
+    }
+}
+
+#[test]
+fn a_call_is_answered_when_its_time_is_over() {
+    let mut stage = Stage::new();
+    stage.take();
+    let waiting = [stage.request("alice").id];
+    let until = stage.now.after(Millis(5_000));
+    let mut answer = stage.follow("alice", &waiting, until);
+    stage.pass(Millis(4_000));
+    assert!(answer.try_recv().is_err());
+    assert_eq!(stage.authority.waiters.next_deadline(), Some(until));
+    stage.pass(Millis(1_000));
+    assert_eq!(followed(&mut answer), Followed::default());
+    assert_eq!(stage.authority.waiters.next_deadline(), None);
+}
+
+#[test]
+fn leases_that_leave_the_queue_together_are_told_together_and_in_the_order_asked_for() {
+    let mut stage = Stage::new();
+    let held = stage.take();
+    let [first, second, third] = std::array::from_fn(|_| stage.request("alice").id);
+    let mut answer = stage.follow("alice", &[third, second, first], LATER);
+    let release = |lease| asked("alice", Command::Release { lease: LeaseId(lease) }).0;
+    stage.receive(vec![release(held.id), release(third)]);
+    let followed = followed(&mut answer);
+    let seen: Vec<_> = followed.changed.iter().map(|lease| (lease.id, lease.state)).collect();
+    assert_eq!(seen, [(third, LeaseState::Released), (first, LeaseState::Active)]);
+    assert!(followed.changed[1].token.is_some() && followed.unknown.is_empty());
+    assert_eq!(stage.authority.follow_due(), None, "an answered call waits no longer");
+}
+
+#[test]
+fn leases_of_others_are_unknown_and_not_kept() {
+    let mut stage = Stage::new();
+    stage.take();
+    let (hers, his) = (stage.request("alice").id, stage.request("bob").id);
+    for _ in 0..3 {
+        stage.pass(Millis(WAITER_PATIENCE.0 / 2));
+        let followed = followed(&mut stage.follow("alice", &[999, hers, his], LATER));
+        assert_eq!((followed.changed, followed.unknown), (Vec::new(), vec![999, his]));
+    }
+    assert_eq!((stage.state(hers), stage.state(his)), (LeaseState::Queued, LeaseState::Expired));
+}
+
+#[test]
+fn a_request_that_waits_is_one_message_with_one_answer() {
+    let mut stage = Stage::new();
+    let held = stage.take();
+    let call = stage.next_call();
+    let (message, mut answer) = request("alice", None, Some((call, LATER)));
+    stage.receive(vec![message]);
+    assert!(answer.try_recv().is_err(), "it waits");
+    stage.pass(Millis(4 * WAITER_PATIENCE.0));
+    stage.release(&held);
+    match answer.try_recv().unwrap() {
+        Ok(Reply::Lease(lease)) => assert_eq!(lease.state, LeaseState::Active),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_client_that_hangs_up_gives_its_request_up_unless_a_key_leads_back_to_it() {
+    for (key, expected) in [(None, LeaseState::Released), (Some("key"), LeaseState::Queued)] {
+        let mut stage = Stage::new();
+        let held = stage.take();
+        let call = stage.next_call();
+        let (message, answer) = request("alice", key, Some((call, LATER)));
+        stage.receive(vec![message]);
+        drop(answer);
+        stage.receive(vec![Message::HungUp(call)]);
+        stage.receive(Vec::new());
+        assert_eq!(stage.state(held.id + 1), expected, "{key:?}");
+        // As well when it hangs up while the batch of its request is committed.
+        let call = stage.next_call();
+        let (message, answer) = request("alice", key.map(|_| "another"), Some((call, LATER)));
+        drop(answer);
+        stage.receive(vec![message]);
+        stage.receive(Vec::new());
+        assert_eq!(stage.state(held.id + 2), expected, "{key:?}");
+    }
+}
+
+#[test]
+fn when_the_agent_stops_every_call_is_answered() {
+    let mut stage = Stage::new();
+    stage.take();
+    let waiting = [stage.request("alice").id];
+    let mut before = stage.follow("alice", &waiting, LATER);
+    stage.receive(vec![Message::AnswerCalls]);
+    assert_eq!(followed(&mut before), Followed::default());
+    assert_eq!(followed(&mut stage.follow("alice", &waiting, LATER)), Followed::default());
+    assert_eq!(stage.state(waiting[0]), LeaseState::Queued, "its place stays");
+}
+
+#[test]
+fn while_the_store_is_broken_nothing_is_told() {
+    let mut stage = Stage::new();
+    stage.take();
+    let waiting = [stage.request("alice").id];
+    let mut before = stage.follow("alice", &waiting, LATER);
+    stage.authority.store_state = StoreState::Broken("it broke".into());
+    let refused = Ok(Err(Refusal::NotDurable("it broke".into())));
+    assert_eq!(stage.follow("alice", &waiting, LATER).try_recv(), refused);
+    assert_eq!(before.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+    // The pool that stands in has no leases.
+    stage.authority.pool = gpupool_core::Pool::default();
+    stage.authority.rebuild_indexes();
+    stage.receive(Vec::new());
+    assert_eq!(before.try_recv(), refused);
+}

@@ -1,0 +1,210 @@
+//! The authority without its thread, on a clock of the test's own, with one GPU and a store in memory.
+
+mod attaching;
+mod following;
+mod publishing;
+
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use gpupool_api::RequestBody;
+use gpupool_api::lease::Lease;
+use gpupool_core::device::{DeviceFacts, DeviceIdentity, Health, IsolationSupport, NodeFacts, Vendor};
+use gpupool_core::lease::{Holder, LeaseState};
+use gpupool_core::policy::Policies;
+use gpupool_core::reading::Reading;
+use gpupool_core::{Bytes, Command, Drain, GpuId, LeaseId, MilliCpus, Millis, Request, Settings, Time, Token};
+use gpupool_store::{Clock, LeaseStore, MemoryDisk, TokenOwners};
+use tokio::sync::oneshot;
+
+use super::handle::{Asked, CallId, FollowCall, Message, Refusal, Reply};
+use super::{AuthoritySpec, AuthorityThread};
+use crate::events::Events;
+use crate::identity::{Caller, Role};
+use crate::messages::{DeviceSample, LeaseAttachment, NodeLink, NodeOrder, NodeReport, NodeSample};
+use crate::metrics::Metrics;
+
+type Answer = oneshot::Receiver<Result<Reply, Refusal>>;
+
+/// A node that remembers its orders, and can be made to take none.
+#[derive(Clone, Default)]
+struct FakeNode(Arc<Mutex<(Vec<NodeOrder>, bool)>>);
+
+impl NodeLink for FakeNode {
+    fn send(&mut self, order: NodeOrder) -> Result<(), NodeOrder> {
+        let mut inner = self.0.lock().unwrap();
+        if inner.1 {
+            return Err(order);
+        }
+        inner.0.push(order);
+        Ok(())
+    }
+
+    fn prepares_devices(&self) -> bool {
+        false
+    }
+}
+
+impl FakeNode {
+    /// Returns the orders since the last call.
+    fn take_orders(&self) -> Vec<NodeOrder> {
+        std::mem::take(&mut self.0.lock().unwrap().0)
+    }
+
+    fn set_busy(&self, is_busy: bool) {
+        self.0.lock().unwrap().1 = is_busy;
+    }
+}
+
+struct Stage {
+    authority: AuthorityThread,
+    disk: MemoryDisk,
+    node: FakeNode,
+    now: Time,
+    calls: u64,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let mut stage = Self::on(MemoryDisk::default());
+        stage.sample(Reading::idle(stage.now));
+        assert_eq!(stage.node.take_orders(), [NodeOrder::Fence { leases: Vec::new() }]);
+        stage
+    }
+
+    /// An authority that continues from the rows on a disk.
+    fn on(disk: MemoryDisk) -> Self {
+        let store = disk.open();
+        let node = FakeNode::default();
+        let spec = AuthoritySpec {
+            rows: store.load().unwrap().rows,
+            store: Box::new(store),
+            tokens: TokenOwners::default(),
+            settings: Settings { drain: Drain::WhenGone { patience: Millis(30_000) }, ..Settings::default() },
+            policies: Policies::unlimited(),
+            links: vec![("node".into(), Box::new(node.clone()))],
+            waiters_per_owner: 1_000,
+            reconnect_grace: Millis(10_000),
+            real_processes: true,
+            events: Arc::new(Events::new("run".into())),
+            metrics: Arc::new(Metrics::new()),
+        };
+        let now = Time(1_000_000);
+        let (authority, complaints) = AuthorityThread::new(spec, Clock { pool: now, wall: SystemTime::now() });
+        assert!(complaints.is_empty(), "{complaints:?}");
+        Self { authority, disk, node, now, calls: 0 }
+    }
+
+    /// A new authority on the rows of this one, as after a restart.
+    fn restarted(self) -> Self {
+        Self::on(self.disk)
+    }
+
+    fn receive(&mut self, messages: Vec<Message>) {
+        self.authority.process_batch(Clock { pool: self.now, wall: SystemTime::now() }, messages);
+    }
+
+    /// The node reports a reading of its GPU.
+    fn sample(&mut self, reading: Reading) {
+        let facts = DeviceFacts {
+            identity: DeviceIdentity::Uuid("GPU-0".into()),
+            vendor: Vendor::Nvidia,
+            model: "GPU".into(),
+            memory: None,
+            partition: None,
+            isolation: IsolationSupport::BASIC,
+            labels: Default::default(),
+        };
+        let device =
+            DeviceSample { gpu_id: GpuId(0), facts: Arc::new(facts), health: Health::Healthy, reading: Some(reading) };
+        let labels = Default::default();
+        let node = NodeFacts { name: "node".into(), cpus: MilliCpus(1000), memory: Bytes::ZERO, labels };
+        let sample = NodeSample { node, devices: vec![device], links: Vec::new() };
+        self.receive(vec![Message::Report(NodeReport::Sampled(Box::new(sample)))]);
+    }
+
+    /// Time passes, as the thread would notice it while there are no messages.
+    fn pass(&mut self, millis: Millis) {
+        for _ in 0..millis.0 / 1000 {
+            self.now = self.now.after(Millis(1000));
+            self.receive(Vec::new());
+        }
+    }
+
+    /// Takes the GPU.
+    fn take(&mut self) -> Lease {
+        let lease = self.request("alice");
+        assert_eq!(lease.state, LeaseState::Active, "{lease:?}");
+        lease
+    }
+
+    fn request(&mut self, owner: &str) -> Lease {
+        match self.try_request(owner).unwrap() {
+            Reply::Lease(lease) => *lease,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn try_request(&mut self, owner: &str) -> Result<Reply, Refusal> {
+        let (message, mut answer) = request(owner, None, None);
+        self.receive(vec![message]);
+        answer.try_recv().unwrap()
+    }
+
+    fn follow(&mut self, owner: &str, leases: &[u64], until: Time) -> Answer {
+        let (reply, answer) = oneshot::channel();
+        let leases = leases.iter().copied().map(LeaseId).collect();
+        let call = FollowCall {
+            id: self.next_call(),
+            caller: user(owner),
+            leases,
+            until,
+            is_single: false,
+            releases: false,
+            reply,
+        };
+        self.receive(vec![Message::Follow(call)]);
+        answer
+    }
+
+    fn next_call(&mut self) -> CallId {
+        self.calls += 1;
+        CallId(self.calls)
+    }
+
+    fn release(&mut self, lease: &Lease) {
+        let (message, mut answer) = asked("alice", Command::Release { lease: LeaseId(lease.id) });
+        self.receive(vec![message]);
+        answer.try_recv().unwrap().unwrap();
+    }
+
+    fn state(&self, lease: u64) -> LeaseState {
+        self.authority.pool().lease(LeaseId(lease)).unwrap().state
+    }
+}
+
+fn asked(owner: &str, command: Command) -> (Message, Answer) {
+    let (reply, answer) = oneshot::channel();
+    (Message::Asked(Asked { command, caller: user(owner), wait_until: None, reply }), answer)
+}
+
+/// A request for the GPU, with an idempotency key or a time until which its answer may wait.
+fn request(owner: &str, key: Option<&str>, wait_until: Option<(CallId, Time)>) -> (Message, Answer) {
+    let body = RequestBody { owner: Some(owner.into()), ttl_secs: Some(3600.0), ..RequestBody::default() };
+    let request = Arc::new(Request::try_from(body).unwrap());
+    let command = Command::Request { request, key: key.map(Into::into) };
+    let (reply, answer) = oneshot::channel();
+    (Message::Asked(Asked { command, caller: user(owner), wait_until, reply }), answer)
+}
+
+fn user(owner: &str) -> Caller {
+    Caller { owner: owner.into(), role: Role::User, uid: None }
+}
+
+fn attach(lease: &Lease, token: u64, holder: Holder) -> (Message, Answer) {
+    let (reply, answer) = oneshot::channel();
+    let has_cgroup = matches!(holder, Holder::Cgroup(_));
+    let attachment =
+        LeaseAttachment { lease: LeaseId(lease.id), token: Token(token), holder, has_process: true, has_cgroup };
+    (Message::Attach(attachment, user("alice"), reply), answer)
+}

@@ -1,0 +1,89 @@
+//! The published snapshot: it follows each commit, and only commits.
+
+use gpupool_core::reading::{Attribution, ProcessUse};
+use gpupool_store::MemoryFault;
+
+use super::*;
+use crate::authority::StoreState;
+
+#[test]
+fn a_snapshot_shows_what_is_committed_and_the_event_that_it_includes() {
+    let mut stage = Stage::new();
+    let before = stage.authority.cell.latest();
+    let lease = stage.take();
+    let after = stage.authority.cell.latest();
+    assert_eq!(before.leases().count(), 0, "a snapshot does not change");
+    let row = after.lease(LeaseId(lease.id)).unwrap();
+    assert_eq!((row.token.map(|token| token.0), &*row.request.owner), (lease.token, "alice"));
+    let device = after.devices_of("node").next().unwrap();
+    assert_eq!(device.view.leases, [LeaseId(lease.id)]);
+    assert!(after.event > before.event);
+    assert_eq!(after.event, stage.authority.events.last());
+    stage.release(&lease);
+    let freed = stage.authority.cell.latest();
+    assert_eq!((freed.leases().count(), freed.devices().next().unwrap().view.leases.len()), (0, 0));
+}
+
+#[test]
+fn a_snapshot_counts_the_queue() {
+    let mut stage = Stage::new();
+    stage.take();
+    let first = stage.now;
+    stage.request("alice");
+    stage.pass(Millis(2_000));
+    stage.request("bob");
+    let snapshot = stage.authority.cell.latest();
+    assert_eq!((snapshot.queued, snapshot.oldest_request_at), (2, Some(first)));
+}
+
+#[test]
+fn a_batch_that_is_not_committed_is_refused_and_never_published() {
+    let mut stage = Stage::new();
+    stage.disk.set_fault(Some(MemoryFault::Io));
+    assert!(matches!(stage.try_request("alice"), Err(Refusal::NotDurable(_))));
+    let snapshot = stage.authority.cell.latest();
+    assert_eq!(snapshot.leases().count(), 0);
+    assert!(matches!(snapshot.store, StoreState::Broken(_)));
+    assert_eq!(stage.authority.pool().leases().count(), 0, "the pool is as it was committed");
+    stage.disk.set_fault(None);
+    stage.authority.retried_at = std::time::Instant::now() - crate::limits::STORE_RETRY;
+    stage.authority.retry_store();
+    assert_eq!(stage.authority.cell.latest().store, StoreState::Fine);
+    // The GPU is usable at once: the last sample is applied again to the rebuilt pool.
+    stage.receive(Vec::new());
+    stage.take();
+}
+
+#[test]
+fn a_full_disk_still_takes_what_gives_back() {
+    let mut stage = Stage::new();
+    let lease = stage.take();
+    stage.disk.set_fault(Some(MemoryFault::Full));
+    assert!(matches!(stage.try_request("alice"), Err(Refusal::DiskFull(_))));
+    stage.release(&lease);
+    assert_eq!(stage.state(lease.id), LeaseState::Released);
+}
+
+#[test]
+fn a_reading_that_was_attributed_before_a_change_of_leases_frees_nothing_and_accuses_nobody() {
+    let mut stage = Stage::new();
+    let lease = stage.take();
+    let as_of = stage.authority.cell.latest().at.pool;
+    let process = |attribution| ProcessUse { attribution, memory: None };
+    stage.now = stage.now.after(Millis(1_000));
+    let running =
+        Reading { processes: Some(vec![process(Attribution::Lease(LeaseId(lease.id)))]), ..Reading::idle(stage.now) };
+    stage.sample(Reading { leases_as_of: Some(as_of), ..running });
+    stage.now = stage.now.after(Millis(1_000));
+    stage.release(&lease);
+    let draining = |stage: &Stage| stage.authority.pool().lease(LeaseId(lease.id)).unwrap().draining;
+    assert!(draining(&stage), "a process of it was on the device");
+    // Taken after the end, but attributed by a snapshot from before it.
+    stage.now = stage.now.after(Millis(1_000));
+    stage.sample(Reading { leases_as_of: Some(as_of), ..Reading::idle(stage.now) });
+    assert!(draining(&stage));
+    let current = stage.authority.cell.latest().at.pool;
+    stage.now = stage.now.after(Millis(1_000));
+    stage.sample(Reading { leases_as_of: Some(current), ..Reading::idle(stage.now) });
+    assert!(!draining(&stage));
+}

@@ -1,0 +1,131 @@
+//! The messages between a node and the authority: reports go up, orders go down.
+//!
+//! Both are plain data that could cross a network. On a single machine they cross a channel. File descriptors, processes
+//! and control groups stay inside [`crate::node`]; the pool and the store stay inside [`crate::authority`].
+
+use std::sync::Arc;
+
+use gpupool_core::device::{DeviceFacts, DeviceIdentity, Health, Link, NodeFacts};
+use gpupool_core::lease::Holder;
+use gpupool_core::reading::Reading;
+use gpupool_core::{Bytes, GpuId, LeaseId, Share, Token};
+use serde::{Deserialize, Serialize};
+
+/// A fact that a node reports to the authority.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeReport {
+    /// The node read its devices.
+    Sampled(Box<NodeSample>),
+    /// The process, control group or connection that held a lease has ended.
+    HolderGone {
+        /// The lease that it held.
+        lease: LeaseId,
+        /// The holder that ended. The report means nothing once another one holds the lease.
+        holder: Holder,
+    },
+    /// The node has ended everything that it ran under a lease, as [`NodeOrder::End`] told it to.
+    Drained {
+        /// The lease that ended.
+        lease: LeaseId,
+    },
+}
+
+/// The devices of a node and their latest readings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeSample {
+    /// The node itself.
+    pub node: NodeFacts,
+    /// The devices that take work, by number.
+    pub devices: Vec<DeviceSample>,
+    /// The connections between devices.
+    pub links: Vec<Link>,
+}
+
+/// One device in a sample.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeviceSample {
+    /// Its number on the node.
+    pub gpu_id: GpuId,
+    /// Its properties.
+    pub facts: Arc<DeviceFacts>,
+    /// Whether it can be trusted with new work.
+    pub health: Health,
+    /// Its reading; `None` when it was not read since the last sample.
+    pub reading: Option<Reading>,
+}
+
+/// An order of the authority to a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeOrder {
+    /// The first order of every authority: these are all the leases there are. The node watches their holders, and ends
+    /// everything else that still runs on it under a lease.
+    Fence {
+        /// The granted leases and those that still drain.
+        leases: Vec<FencedLease>,
+    },
+    /// A lease was granted: prepare its devices.
+    Prepare {
+        /// The lease.
+        lease: LeaseId,
+        /// The parts of devices that it was promised.
+        devices: Vec<PreparedDevice>,
+    },
+    /// A lease ended: end everything that runs under it.
+    End {
+        /// The lease.
+        lease: LeaseId,
+        /// Whether the lease was taken from its holder, which may not know that yet.
+        taken_back: bool,
+        /// Whether the authority waits for [`NodeReport::Drained`].
+        awaited: bool,
+    },
+}
+
+/// A lease that outlived a restart of the authority.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FencedLease {
+    /// The lease.
+    pub lease: LeaseId,
+    /// The process or control group that holds it.
+    pub holder: Option<Holder>,
+}
+
+/// A part of a device that a lease was promised.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PreparedDevice {
+    /// The device.
+    pub identity: DeviceIdentity,
+    /// The promised share of it.
+    pub share: Share,
+    /// The promised memory.
+    pub memory: Bytes,
+}
+
+/// A request of a node to tie a granted lease to something that the node watches.
+///
+/// The node has everything ready before it sends this: the watch is armed and the control group exists. The authority
+/// commits the holder or refuses; after a refusal the node undoes its part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseAttachment {
+    /// The lease.
+    pub lease: LeaseId,
+    /// The fencing token that the caller presented.
+    pub token: Token,
+    /// The process, control group or connection that keeps the lease alive from now on.
+    pub holder: Holder,
+    /// Whether the node watches a process of the lease.
+    pub has_process: bool,
+    /// Whether jobs of the lease run in a control group.
+    pub has_cgroup: bool,
+}
+
+/// The way from the authority to one node.
+pub trait NodeLink: Send {
+    /// Sends an order, or gives it back when the node cannot take it now. Never blocks.
+    fn send(&mut self, order: NodeOrder) -> Result<(), NodeOrder>;
+
+    /// Whether the node has to prepare devices before a job uses them.
+    fn prepares_devices(&self) -> bool;
+}

@@ -1,0 +1,353 @@
+//! The processes and control groups that leases are attached to, and the watches over their holders.
+//!
+//! Attaching is one intention and one message: the node arms the watch and makes the control group, the authority
+//! commits the holder or refuses, and after a refusal the node undoes its part. So a lease always has a watch or a ttl.
+//! A lock per lease keeps a teardown out while its lease is being attached. Each watch is one task; it ends with its
+//! holder, with its lease, or with the agent.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use gpupool_api::lease::{AttachBody, Attached, IfTaken, Until};
+use gpupool_confine::process::{ProcessHandle, ProcessId};
+use gpupool_core::lease::Holder;
+use gpupool_core::{LeaseId, Token};
+use tokio::io::unix::AsyncFd;
+use tokio::task::JoinHandle;
+
+use crate::authority::{Authority, Refusal};
+use crate::identity::Caller;
+use crate::limits::JOBS_OF_A_LEASE;
+use crate::messages::{FencedLease, LeaseAttachment, NodeReport};
+use crate::net::PeerProcess;
+
+use super::job_cgroups::{JobCgroups, PreparedJob};
+use super::teardown::{remove_cgroup, tear_down};
+
+/// The time between two looks whether anything still runs in a control group.
+const CHECK_CGROUP: Duration = Duration::from_millis(500);
+/// The time after which a report that found the authority busy is sent again.
+const REPORT_RETRY: Duration = Duration::from_millis(50);
+/// The time after which a process that could not be opened is tried again.
+const OPEN_RETRY: Duration = Duration::from_secs(5);
+
+/// The processes and the control group of one lease.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Attachment {
+    /// The process that holds the lease.
+    pub process: Option<ProcessId>,
+    /// The processes that end if the lease is taken back.
+    pub if_taken: IfTaken,
+    /// The jobs of the lease. A restarted agent does not know them any more.
+    pub jobs: Vec<ProcessId>,
+    /// The control group of the jobs.
+    pub cgroup: Option<String>,
+    /// The user of the holder, as the kernel tells.
+    pub uid: Option<u32>,
+}
+
+impl Attachment {
+    /// Adds a job. Of too many jobs the oldest, which has most likely ended, is forgotten.
+    fn add_job(&mut self, job: ProcessId) {
+        if self.jobs.contains(&job) {
+            return;
+        }
+        if self.jobs.len() >= JOBS_OF_A_LEASE {
+            self.jobs.remove(0);
+        }
+        self.jobs.push(job);
+    }
+}
+
+/// A reason why a lease was not attached, or not as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The authority refused.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The lease cannot live until its job ends without a job.
+    #[error("until is job, and must be caller, or job with a job_pid")]
+    NoJob,
+    /// The lease can only live until its job ends in a control group, and there is none.
+    #[error("the lease stays tied to the caller: it can only be tied to a control group, and {0}")]
+    NoCgroup(String),
+    /// The process cannot be watched.
+    #[error("the calling process cannot be watched: {0}")]
+    Unwatchable(io::Error),
+}
+
+/// A process whose exit is awaited by its pidfd.
+pub(super) struct ProcessExit(AsyncFd<OwnedFd>);
+
+impl ProcessExit {
+    /// Watches the process behind this pidfd.
+    #[allow(
+        unsafe_code,
+        reason = "registering asks for a descriptor that stays open, which only its owner can promise"
+    )]
+    pub fn watch(pidfd: OwnedFd) -> io::Result<Self> {
+        // SAFETY: the descriptor is owned by what is registered, and closed with it.
+        unsafe { AsyncFd::register(pidfd) }.map(Self).map_err(io::Error::from)
+    }
+
+    /// Returns when the process has ended.
+    pub async fn wait(&self) {
+        // The kernel reports an error for no process that lives.
+        let _ended = self.0.readable().await;
+    }
+}
+
+/// A task that ends when it is dropped.
+struct Watch(JoinHandle<()>);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The attachments of the leases of this node. Clones share them.
+#[derive(Clone)]
+pub struct Attachments {
+    authority: Authority,
+    cgroups: Arc<JobCgroups>,
+    table: Arc<AttachmentTable>,
+}
+
+/// The attachments by lease. A lock rather than messages: it is held for one look into a map.
+#[derive(Default)]
+pub struct AttachmentTable(Mutex<HashMap<LeaseId, Entry>>);
+
+#[derive(Default)]
+struct Entry {
+    attachment: Attachment,
+    watch: Option<Watch>,
+    /// Held while the lease is being attached or torn down.
+    change: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl AttachmentTable {
+    /// Whether anything is attached to the lease, or about to be.
+    pub fn contains(&self, lease: LeaseId) -> bool {
+        self.lock().contains_key(&lease)
+    }
+
+    /// Returns the attachment of a lease.
+    pub fn get(&self, lease: LeaseId) -> Option<Attachment> {
+        self.lock().get(&lease).map(|entry| entry.attachment.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<LeaseId, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Attachments {
+    /// Returns the empty attachments of a node.
+    pub fn new(authority: Authority, cgroups: Arc<JobCgroups>, table: Arc<AttachmentTable>) -> Self {
+        Self { authority, cgroups, table }
+    }
+
+    /// Attaches a lease to the calling process, and puts its job into a control group.
+    pub async fn attach(
+        &self,
+        caller: Caller,
+        process: PeerProcess,
+        lease: LeaseId,
+        body: AttachBody,
+    ) -> Result<Attached, AttachError> {
+        if body.until == Until::Job && body.job_pid.is_none() {
+            return Err(AttachError::NoJob);
+        }
+        let change = self.table.lock().entry(lease).or_default().change.clone();
+        let _changing = change.lock().await;
+        let attached = self.attach_locked(caller, process, lease, body).await;
+        if !matches!(attached, Ok(_) | Err(AttachError::NoCgroup(_))) {
+            self.forget_if_empty(lease);
+        }
+        attached
+    }
+
+    async fn attach_locked(
+        &self,
+        caller: Caller,
+        process: PeerProcess,
+        lease: LeaseId,
+        body: AttachBody,
+    ) -> Result<Attached, AttachError> {
+        let (pid, started) = (process.pid, process.start_ticks);
+        let holding = ProcessId { pid, started };
+        let exit = ProcessExit::watch(process.pidfd).map_err(AttachError::Unwatchable)?;
+        let token = Token(body.token);
+        let prepared = match body.job_pid {
+            Some(job) if self.may_attach(&caller, lease, token) => {
+                self.cgroups.prepare(lease, job, holding, body.host_memory_mib)
+            }
+            _ => PreparedJob::default(),
+        };
+        let by_process = match body.if_taken {
+            IfTaken::EndCaller => Holder::Process { pid, started },
+            IfTaken::EndJobs => Holder::Supervisor { pid, started },
+        };
+        let by_cgroup = prepared.cgroup.as_deref().filter(|_| body.until == Until::Job);
+        let holder = by_cgroup.map_or(by_process, |path| Holder::Cgroup(path.into()));
+        let attachment = LeaseAttachment {
+            lease,
+            token,
+            holder: holder.clone(),
+            has_process: true,
+            has_cgroup: prepared.cgroup.is_some(),
+        };
+        let uid = caller.uid;
+        let attached = match self.authority.attach(caller, attachment).await {
+            Ok(attached) => attached,
+            Err(refusal) => {
+                self.cgroups.discard(lease, &prepared);
+                return Err(refusal.into());
+            }
+        };
+        // The lease is attached. From here on the watch sees to it, whatever fails.
+        let added = self.cgroups.add(lease, &prepared);
+        if let Some(entry) = self.table.lock().get_mut(&lease) {
+            let known = &mut entry.attachment;
+            (known.process, known.if_taken, known.uid) = (Some(holding), body.if_taken, uid);
+            known.cgroup = prepared.cgroup.clone().or(known.cgroup.take());
+            prepared.job.into_iter().for_each(|job| known.add_job(job));
+        }
+        match &holder {
+            Holder::Cgroup(_) => self.watch_cgroup(lease, holder),
+            _ => self.watch(lease, holder, async move { exit.wait().await }),
+        }
+        let caveat = prepared.caveat.or_else(|| added.as_ref().err().map(ToString::to_string));
+        if body.until == Until::Job && (prepared.cgroup.is_none() || added.is_err()) {
+            let why = caveat.unwrap_or_else(|| "no control group can be made here".into());
+            return Err(AttachError::NoCgroup(why));
+        }
+        let cgroup = prepared.cgroup.filter(|_| added.is_ok());
+        Ok(Attached { lease: attached, cgroup, memory_limited: prepared.memory_limited && added.is_ok(), caveat })
+    }
+
+    /// Whether the authority will let the caller attach this lease, by its latest snapshot. A stranger must not make a
+    /// control group for a lease; the authority then says what is wrong.
+    fn may_attach(&self, caller: &Caller, lease: LeaseId, token: Token) -> bool {
+        let snapshot = self.authority.snapshot();
+        snapshot.lease(lease).is_some_and(|known| {
+            known.state.is_granted() && known.token == Some(token) && caller.may_act_for(&known.request.owner)
+        })
+    }
+
+    fn forget_if_empty(&self, lease: LeaseId) {
+        let mut table = self.table.lock();
+        if table.get(&lease).is_some_and(|entry| entry.watch.is_none() && entry.attachment == Attachment::default()) {
+            table.remove(&lease);
+        }
+    }
+
+    /// Takes over the leases of an earlier run of the agent: watches their holders, and ends what runs under other leases.
+    pub async fn fence(&self, leases: Vec<FencedLease>) {
+        let mut with_cgroup = self.cgroups.leases();
+        for FencedLease { lease, holder } in leases {
+            let cgroup = self.cgroups.path(lease);
+            let process = match holder {
+                Some(Holder::Process { pid, started } | Holder::Supervisor { pid, started }) => {
+                    Some(ProcessId { pid, started })
+                }
+                _ => None,
+            };
+            let if_taken = match holder {
+                Some(Holder::Supervisor { .. }) => IfTaken::EndJobs,
+                _ => IfTaken::EndCaller,
+            };
+            let attachment = Attachment { process, if_taken, cgroup, ..Attachment::default() };
+            self.table.lock().insert(lease, Entry { attachment, ..Entry::default() });
+            match (process, holder) {
+                (Some(process), Some(holder)) => self.watch(lease, holder, exit_of(lease, process)),
+                (None, Some(holder @ Holder::Cgroup(_))) => self.watch_cgroup(lease, holder),
+                _ => {}
+            }
+            with_cgroup.retain(|with| *with != lease);
+        }
+        for lease in with_cgroup {
+            tracing::info!(lease = lease.0, "ending what runs under a lease that is over");
+            remove_cgroup(lease, &self.cgroups).await;
+        }
+    }
+
+    /// Ends everything that runs under a lease, and reports that if the authority waits for it.
+    pub async fn end(&self, lease: LeaseId, taken_back: bool, awaited: bool) {
+        let change = self.table.lock().entry(lease).or_default().change.clone();
+        let _changing = change.lock().await;
+        let attachment = self.table.lock().remove(&lease).map(|entry| entry.attachment).unwrap_or_default();
+        if awaited {
+            tear_down(lease, attachment, taken_back, &self.cgroups).await;
+            self.report(NodeReport::Drained { lease }).await;
+        }
+    }
+
+    fn watch_cgroup(&self, lease: LeaseId, holder: Holder) {
+        let cgroups = self.cgroups.clone();
+        self.watch(lease, holder, async move {
+            while cgroups.is_populated(lease) != Some(false) {
+                tokio::time::sleep(CHECK_CGROUP).await;
+            }
+        });
+    }
+
+    /// Watches a holder in place of the one before, and reports when it has ended.
+    fn watch(&self, lease: LeaseId, holder: Holder, ended: impl Future<Output = ()> + Send + 'static) {
+        let node = self.clone();
+        let task = tokio::spawn(async move {
+            ended.await;
+            node.report(NodeReport::HolderGone { lease, holder }).await;
+        });
+        if let Some(entry) = self.table.lock().get_mut(&lease) {
+            entry.watch = Some(Watch(task));
+        } else {
+            task.abort();
+        }
+    }
+
+    /// Reports a fact, again and again while the authority is busy: it has no other way to learn of it.
+    async fn report(&self, report: NodeReport) {
+        while self.authority.report(report.clone()) == Err(Refusal::Busy) {
+            tokio::time::sleep(REPORT_RETRY).await;
+        }
+    }
+}
+
+/// Returns when the process has ended, also if it cannot be opened for a while.
+async fn exit_of(lease: LeaseId, process: ProcessId) {
+    loop {
+        let opened = ProcessHandle::open(process).and_then(|handle| {
+            handle.map(|handle| handle.as_fd().try_clone_to_owned().and_then(ProcessExit::watch)).transpose()
+        });
+        match opened {
+            Ok(Some(exit)) => return exit.wait().await,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::error!(lease = lease.0, pid = process.pid, %error, "cannot watch the holder of a lease yet");
+                tokio::time::sleep(OPEN_RETRY).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_too_many_jobs_the_oldest_is_forgotten() {
+        let mut attachment = Attachment::default();
+        let job = |pid| ProcessId { pid, started: 1 };
+        for pid in 0..=1_024 {
+            attachment.add_job(job(pid));
+            attachment.add_job(job(pid));
+        }
+        let jobs = &attachment.jobs;
+        assert_eq!((jobs.len(), jobs.first(), jobs.last()), (1_024, Some(&job(1)), Some(&job(1_024))));
+    }
+}

@@ -1,0 +1,277 @@
+//! The attribution of processes on devices to leases. Pure: evidence and holdings in, an attribution out.
+//!
+//! A process belongs to a lease whose control group it is in, whose holder it is or descends from, or whose number and
+//! token its environment carries while it runs as the lease's user (or as root, who may run it for that user). Several
+//! leases may fit, as one program may hold many. The one that holds this very device wins, then the one with stronger
+//! evidence (of the leases of one holder the one that the environment names), then the newer one.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use gpupool_api::pool::Process as ProcessBody;
+use gpupool_core::ids::{GpuId, LeaseId, Token};
+use gpupool_core::lease::LeaseState;
+use gpupool_core::reading::Attribution;
+use gpupool_core::{DeviceId, Time};
+use gpupool_devices::{HostProcess, Process};
+
+use crate::authority::Snapshot;
+
+use super::attachments::AttachmentTable;
+use super::evidence::{Environment, Evidence, ProcessKey};
+use super::job_cgroups::path_in_proc;
+use super::simulation;
+
+/// The devices that leases hold on a node, and the marks by which their processes are known.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// The active leases, and those whose processes still drain.
+    pub leases: Vec<Holding>,
+    /// The time as of which the leases are listed.
+    pub as_of: Time,
+    /// The time at which a change of the leases on a device was last published.
+    pub changed_at: HashMap<GpuId, Time>,
+}
+
+/// The devices that one lease holds, and the marks by which its processes are known.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Holding {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Its token.
+    pub token: Token,
+    /// The devices it holds, or drains on.
+    pub devices: Vec<GpuId>,
+    /// The process that holds it, by number and start.
+    pub holder_pid: Option<ProcessKey>,
+    /// The control group of its job, as `/proc/PID/cgroup` spells it.
+    pub cgroup: Option<String>,
+    /// The local user it was granted to.
+    pub uid: Option<u32>,
+}
+
+/// The evidence that ties a process to a lease, from weak to strong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum By {
+    Environment,
+    Descent,
+    DescentAndEnvironment,
+    ControlGroup,
+}
+
+impl Holdings {
+    /// Returns what the leases of a node hold by a snapshot, with what the node attached to them.
+    pub fn of(snapshot: &Snapshot, node: &str, table: &AttachmentTable) -> Self {
+        let devices: HashMap<DeviceId, GpuId> =
+            snapshot.devices_of(node).map(|state| (state.view.device, state.view.gpu_id)).collect();
+        let changed_at =
+            snapshot.devices_of(node).map(|state| (state.view.gpu_id, state.leases_published_at)).collect();
+        let leases = snapshot.leases().filter(|lease| lease.state == LeaseState::Active || lease.draining);
+        let here = leases.filter(|lease| lease.node.is_some_and(|of| snapshot.node_name(of) == node));
+        let holding = |lease: &gpupool_core::row::LeaseRow| {
+            let attachment = table.get(lease.id).unwrap_or_default();
+            Some(Holding {
+                lease: lease.id,
+                token: lease.token?,
+                devices: lease.promises.iter().filter_map(|promise| devices.get(&promise.device).copied()).collect(),
+                holder_pid: attachment.process.map(|process| (process.pid, process.started)),
+                cgroup: attachment.cgroup.as_deref().map(path_in_proc),
+                uid: attachment.uid,
+            })
+        };
+        Self { leases: here.filter_map(holding).collect(), as_of: snapshot.at.pool, changed_at }
+    }
+
+    /// Returns the time as of which the leases on a device are known for a reading that was taken at `read_at`. A reading
+    /// from before their last change was published shows a mixture, and counts as of the beginning of time.
+    pub fn leases_as_of(&self, device: GpuId, read_at: Time) -> Time {
+        let is_mixture = self.changed_at.get(&device).is_some_and(|changed| read_at <= *changed);
+        if is_mixture { Time(0) } else { self.as_of }
+    }
+
+    /// Attributes a process on a device.
+    pub fn attribute(&self, evidence: &Evidence, device: GpuId) -> Attribution {
+        let fits = self.leases.iter().filter_map(|holding| Some((holding.by(evidence)?, holding)));
+        let best = fits.max_by_key(|(by, holding)| (holding.holds(device), *by, holding.token));
+        match best {
+            Some((_, holding)) => Attribution::Lease(holding.lease),
+            None if self.may_be_anyones(evidence, device) => Attribution::Unknown,
+            None => Attribution::Foreign,
+        }
+    }
+
+    /// Whether a lease holds the device.
+    pub fn is_held_by(&self, device: GpuId, lease: LeaseId) -> bool {
+        self.leases.iter().any(|holding| holding.lease == lease && holding.holds(device))
+    }
+
+    /// Whether the process cannot be told from those of a lease here, because its environment is hidden from us.
+    fn may_be_anyones(&self, evidence: &Evidence, device: GpuId) -> bool {
+        let may_be_of = |holding: &Holding| holding.holds(device) && holding.is_user(evidence.uid);
+        evidence.environment == Environment::Hidden && self.leases.iter().any(may_be_of)
+    }
+}
+
+impl Holding {
+    fn holds(&self, device: GpuId) -> bool {
+        self.devices.contains(&device)
+    }
+
+    fn by(&self, evidence: &Evidence) -> Option<By> {
+        let in_cgroup = |cgroup: &String| evidence.cgroups.iter().any(|path| is_within(path, cgroup));
+        if self.cgroup.as_ref().is_some_and(in_cgroup) {
+            return Some(By::ControlGroup);
+        }
+        let descends = self.holder_pid.is_some_and(|holder| evidence.line.contains(&holder));
+        let named = evidence.environment == Environment::Names(self.lease, self.token) && self.is_user(evidence.uid);
+        match (descends, named) {
+            (true, true) => Some(By::DescentAndEnvironment),
+            (true, false) => Some(By::Descent),
+            (false, true) => Some(By::Environment),
+            (false, false) => None,
+        }
+    }
+
+    fn is_user(&self, uid: u32) -> bool {
+        uid == 0 || self.uid.is_none_or(|user| user == uid)
+    }
+}
+
+/// Attributes the processes of one round of readings.
+pub struct ProcessAttributor {
+    /// The holdings of the leases.
+    pub holdings: Holdings,
+    /// The evidence about processes, by source.
+    pub evidence: Vec<Arc<HashMap<ProcessKey, Evidence>>>,
+    /// Whether processes are simulated.
+    pub simulated: bool,
+}
+
+impl ProcessAttributor {
+    /// Attributes a process on a device.
+    pub fn attribute(&self, process: &Process, device: GpuId) -> Attribution {
+        if self.simulated {
+            // Its number is made up and may be that of a real process, so there is no evidence to look for.
+            let lease = process.name.as_deref().and_then(simulation::lease_of);
+            return lease.map_or(Attribution::Foreign, Attribution::Lease);
+        }
+        let HostProcess::Known(facts) = &process.who else { return Attribution::Unknown };
+        let key = (process.pid, facts.start_ticks);
+        let evidence = self.evidence.iter().find_map(|board| board.get(&key));
+        evidence.map_or(Attribution::Unknown, |evidence| self.holdings.attribute(evidence, device))
+    }
+
+    /// Describes a process for people and programs.
+    pub fn describe(&self, process: &Process, device: GpuId) -> ProcessBody {
+        let known = match &process.who {
+            HostProcess::Known(facts) => Some(facts),
+            HostProcess::NotLooked | HostProcess::Unattributed(_) => None,
+        };
+        let (lease, squatter) = match self.attribute(process, device) {
+            Attribution::Lease(lease) => (Some(lease.0), !self.holdings.is_held_by(device, lease)),
+            Attribution::Foreign => (None, true),
+            Attribution::Unknown => (None, false),
+        };
+        let text = |text: &Arc<str>| text.to_string();
+        ProcessBody {
+            pid: process.pid,
+            user: known.and_then(|facts| facts.user.as_ref()).map(text),
+            command: known.map(|facts| &facts.command).or(process.name.as_ref()).map(text),
+            memory_mib: process.memory.value().map(|bytes| bytes.as_mib()),
+            lease,
+            squatter,
+        }
+    }
+}
+
+/// Whether a control group is that one or below it. The root is no lease's: everybody is below it.
+fn is_within(path: &str, cgroup: &str) -> bool {
+    let cgroup = cgroup.trim_end_matches('/');
+    !cgroup.is_empty() && path.strip_prefix(cgroup).is_some_and(|below| below.is_empty() || below.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: GpuId = GpuId(0);
+
+    fn holding(lease: u64) -> Holding {
+        Holding { lease: LeaseId(lease), token: Token(lease * 10), devices: vec![HERE], ..Holding::default() }
+    }
+
+    fn names(lease: u64, uid: u32) -> Evidence {
+        let environment = Environment::Names(LeaseId(lease), Token(lease * 10));
+        Evidence { environment, uid, line: vec![(50, 5), (40, 4), (1, 1)], cgroups: vec!["/job/7/step".into()] }
+    }
+
+    fn whose(leases: &[Holding], evidence: &Evidence) -> Attribution {
+        Holdings { leases: leases.to_vec(), ..Holdings::default() }.attribute(evidence, HERE)
+    }
+
+    fn of(lease: u64) -> Attribution {
+        Attribution::Lease(LeaseId(lease))
+    }
+
+    #[test]
+    fn each_kind_of_evidence_is_enough_by_itself() {
+        let by_cgroup = Holding { cgroup: Some("/job/7".into()), ..holding(1) };
+        let by_descent = Holding { holder_pid: Some((40, 4)), ..holding(1) };
+        let nameless = Evidence { environment: Environment::Silent, ..names(1, 1000) };
+        assert_eq!(whose(&[by_cgroup], &nameless), of(1));
+        assert_eq!(whose(&[by_descent], &nameless), of(1));
+        assert_eq!(whose(&[holding(1)], &names(1, 1000)), of(1));
+        assert_eq!(whose(&[holding(1)], &nameless), Attribution::Foreign);
+        assert_eq!(whose(&[], &names(1, 0)), Attribution::Foreign);
+    }
+
+    #[test]
+    fn evidence_that_only_looks_alike_proves_nothing() {
+        let nameless = Evidence { environment: Environment::Silent, ..names(1, 1000) };
+        for cgroup in ["/job/70", "/job/7/step/more", "/", "", "job/7"] {
+            let holding = Holding { cgroup: Some(cgroup.into()), ..holding(1) };
+            assert_eq!(whose(&[holding], &nameless), Attribution::Foreign, "{cgroup:?}");
+        }
+        let reused_number = Holding { holder_pid: Some((40, 3)), ..holding(1) };
+        assert_eq!(whose(&[reused_number], &nameless), Attribution::Foreign);
+        let old_token = Holding { token: Token(11), ..holding(1) };
+        assert_eq!(whose(&[old_token], &names(1, 0)), Attribution::Foreign);
+    }
+
+    #[test]
+    fn another_user_does_not_hide_behind_a_lease_it_names() {
+        let alices = Holding { uid: Some(1000), ..holding(1) };
+        assert_eq!(whose(std::slice::from_ref(&alices), &names(1, 1000)), of(1));
+        assert_eq!(whose(std::slice::from_ref(&alices), &names(1, 0)), of(1));
+        assert_eq!(whose(std::slice::from_ref(&alices), &names(1, 1001)), Attribution::Foreign);
+    }
+
+    #[test]
+    fn a_program_that_holds_many_leases_is_under_the_one_that_holds_the_device() {
+        let mine = |lease, gpu| Holding { holder_pid: Some((40, 4)), devices: vec![GpuId(gpu)], ..holding(lease) };
+        let holdings = Holdings { leases: vec![mine(1, 0), mine(2, 1), mine(3, 2)], ..Holdings::default() };
+        let evidence = names(9, 1000);
+        let told = |gpu| holdings.attribute(&evidence, GpuId(gpu));
+        assert_eq!([told(0), told(1), told(2)], [of(1), of(2), of(3)]);
+        assert_eq!(told(5), of(3), "on a device it does not hold it is a lease's all the same");
+        assert!(holdings.is_held_by(GpuId(1), LeaseId(2)) && !holdings.is_held_by(GpuId(5), LeaseId(3)));
+    }
+
+    #[test]
+    fn a_worker_of_a_program_with_several_parts_of_a_device_is_under_the_one_it_names() {
+        let mine = |lease| Holding { holder_pid: Some((40, 4)), ..holding(lease) };
+        let parts = [mine(1), mine(2), mine(3)];
+        assert_eq!([whose(&parts, &names(1, 0)), whose(&parts, &names(2, 0))], [of(1), of(2)]);
+        assert_eq!(whose(&parts, &names(9, 0)), of(3), "one that names none of them is still its holder's");
+    }
+
+    #[test]
+    fn whoever_hides_its_environment_is_unknown_only_where_it_could_be_a_leases() {
+        let hidden = |uid| Evidence { environment: Environment::Hidden, ..names(1, uid) };
+        let alices = Holding { uid: Some(1000), ..holding(1) };
+        assert_eq!(whose(std::slice::from_ref(&alices), &hidden(1000)), Attribution::Unknown);
+        assert_eq!(whose(std::slice::from_ref(&alices), &hidden(1001)), Attribution::Foreign);
+        let elsewhere = Holding { devices: vec![GpuId(3)], ..alices };
+        assert_eq!(whose(&[elsewhere], &hidden(1000)), Attribution::Foreign);
+    }
+}

@@ -1,0 +1,273 @@
+//! The evidence that ties a process to a lease: its control groups, its ancestors, its environment.
+//!
+//! The thread that reads the source gathers it, because a process that hangs in a driver can hang the reader of its
+//! environment or command line. Evidence is kept while the process is on a device: an ancestor that has ended since was
+//! one all the same.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use gpupool_api::job_environment;
+use gpupool_core::ids::{LeaseId, Token};
+use gpupool_devices::{Attributor, HostProcess, Places, Snapshot, Source, SourceError, SourceKind};
+
+/// The number of ancestors of a process that are looked at.
+const ANCESTORS: usize = 64;
+/// The bytes that are read of the environment of a process.
+const ENVIRONMENT_BYTES: u64 = 1 << 20;
+/// The bytes that are read of another file about a process.
+const PROC_BYTES: u64 = 64 << 10;
+/// The time after which a process is looked at again: it may have replaced its program, and with it its environment.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// A process for as long as it lives: its number and when it started, in clock ticks since boot.
+pub type ProcessKey = (u32, u64);
+
+/// What tells whose a process is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Evidence {
+    /// Its control groups, in every hierarchy.
+    pub cgroups: Vec<String>,
+    /// Itself and those it descends from, nearest first.
+    pub line: Vec<ProcessKey>,
+    /// What its environment says of a lease.
+    pub environment: Environment,
+    /// Whose it is.
+    pub uid: u32,
+}
+
+/// What the environment of a process says of a lease.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Environment {
+    /// It names this lease with this token.
+    Names(LeaseId, Token),
+    /// It names none.
+    #[default]
+    Silent,
+    /// It may not be read.
+    Hidden,
+}
+
+/// The evidence about the processes of one source. Clones show the same.
+#[derive(Debug, Clone, Default)]
+pub struct EvidenceBoard {
+    /// A lock rather than a message: a reader wants the newest, and it is held for the copy of a pointer.
+    posted: Arc<Mutex<Arc<HashMap<ProcessKey, Evidence>>>>,
+}
+
+impl EvidenceBoard {
+    /// Returns the newest evidence.
+    pub fn current(&self) -> Arc<HashMap<ProcessKey, Evidence>> {
+        self.posted.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn post(&self, evidence: HashMap<ProcessKey, Evidence>) {
+        *self.posted.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(evidence);
+    }
+}
+
+/// A source that gathers evidence about the processes on its devices, on the thread that reads it.
+pub struct WithEvidence {
+    source: Box<dyn Source>,
+    attributor: Attributor,
+    gatherer: EvidenceGatherer,
+    board: EvidenceBoard,
+}
+
+impl WithEvidence {
+    /// Returns the source with its processes looked up on the machine at these places. The evidence goes to the board.
+    pub fn new(source: Box<dyn Source>, places: &Places, board: EvidenceBoard) -> Self {
+        let (attributor, gatherer) = (Attributor::new(places), EvidenceGatherer::new(places));
+        Self { source, attributor, gatherer, board }
+    }
+}
+
+impl Source for WithEvidence {
+    fn kind(&self) -> SourceKind {
+        self.source.kind()
+    }
+
+    fn read(&mut self) -> Result<Snapshot, SourceError> {
+        let mut snapshot = self.source.read()?;
+        self.attributor.attribute(&mut snapshot);
+        self.board.post(self.gatherer.gather(&snapshot));
+        Ok(snapshot)
+    }
+}
+
+/// Looks processes up, and remembers those that are still there.
+#[derive(Debug)]
+struct EvidenceGatherer {
+    proc: PathBuf,
+    known: HashMap<ProcessKey, (Instant, Evidence)>,
+}
+
+impl EvidenceGatherer {
+    fn new(places: &Places) -> Self {
+        Self { proc: places.proc.clone(), known: HashMap::new() }
+    }
+
+    fn gather(&mut self, snapshot: &Snapshot) -> HashMap<ProcessKey, Evidence> {
+        let mut known = std::mem::take(&mut self.known);
+        let processes = snapshot.devices.iter().filter_map(|device| device.processes.value()).flatten();
+        for process in processes {
+            let HostProcess::Known(facts) = &process.who else { continue };
+            let key = (process.pid, facts.start_ticks);
+            if self.known.contains_key(&key) {
+                continue;
+            }
+            let seen = match known.remove(&key) {
+                Some((at, seen)) if at.elapsed() < LOOK_AGAIN => (at, seen),
+                before => (Instant::now(), self.evidence(key, facts.uid, before.map(|(_, seen)| seen))),
+            };
+            self.known.insert(key, seen);
+        }
+        self.known.iter().map(|(key, (_, seen))| (*key, seen.clone())).collect()
+    }
+
+    fn evidence(&self, key: ProcessKey, uid: u32, before: Option<Evidence>) -> Evidence {
+        let folder = self.proc.join(key.0.to_string());
+        let mut line = self.line(key);
+        // Whoever lost its parent is another's child now, and still descends from the first.
+        let earlier = before.map(|before| before.line).unwrap_or_default();
+        for ancestor in earlier {
+            if line.len() < ANCESTORS && !line.contains(&ancestor) {
+                line.push(ancestor);
+            }
+        }
+        let cgroups = read(&folder.join("cgroup"), PROC_BYTES).map(|text| cgroups(&text)).unwrap_or_default();
+        let environment = match read(&folder.join("environ"), ENVIRONMENT_BYTES) {
+            Ok(text) => environment(&text),
+            Err(_) => Environment::Hidden,
+        };
+        Evidence { cgroups, line, environment, uid }
+    }
+
+    /// The process and those it descends from, as far as they can be seen.
+    fn line(&self, key: ProcessKey) -> Vec<ProcessKey> {
+        let mut line = vec![key];
+        let mut pid = key.0;
+        while line.len() < ANCESTORS {
+            let Some((parent, _)) = self.stat(pid) else { break };
+            let Some((_, start)) = self.stat(parent).filter(|_| parent != 0) else { break };
+            if line.contains(&(parent, start)) {
+                break;
+            }
+            line.push((parent, start));
+            pid = parent;
+        }
+        line
+    }
+
+    /// The parent of a process and when it started itself.
+    fn stat(&self, pid: u32) -> Option<(u32, u64)> {
+        let text = read(&self.proc.join(pid.to_string()).join("stat"), PROC_BYTES).ok()?;
+        let text = String::from_utf8_lossy(&text);
+        // The command may hold blanks and brackets, so fields count from its end.
+        let (_, after_command) = text.rsplit_once(')')?;
+        let mut fields = after_command.split_whitespace();
+        let parent = fields.nth(1)?.parse().ok()?;
+        let start = fields.nth(17)?.parse().ok()?;
+        Some((parent, start))
+    }
+}
+
+fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn cgroups(text: &[u8]) -> Vec<String> {
+    let text = String::from_utf8_lossy(text);
+    let path = |line: &str| line.splitn(3, ':').nth(2).filter(|path| *path != "/").map(ToOwned::to_owned);
+    text.lines().filter_map(path).collect()
+}
+
+fn environment(text: &[u8]) -> Environment {
+    fn number(text: &[u8], name: &str) -> Option<u64> {
+        let value =
+            text.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+        std::str::from_utf8(value?).ok()?.parse().ok()
+    }
+    match (number(text, job_environment::LEASE), number(text, job_environment::FENCING_TOKEN)) {
+        (Some(lease), Some(token)) => Environment::Names(LeaseId(lease), Token(token)),
+        _ => Environment::Silent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use gpupool_core::device::Vendor;
+    use gpupool_devices::{Found, Process, ProcessFacts, Told};
+
+    use super::*;
+
+    fn on_a_device(pid: u32, start_ticks: u64) -> Snapshot {
+        let facts = ProcessFacts { start_ticks, uid: 5, user: None, command: "".into(), cgroup: None };
+        let process = Process { pid, who: HostProcess::Known(Arc::new(facts)), ..Process::default() };
+        let device = Found { processes: Told::Value(vec![process]), ..Found::new(Vendor::Nvidia) };
+        Snapshot { devices: vec![device], ..Snapshot::default() }
+    }
+
+    #[test]
+    fn a_process_is_looked_at_once_while_it_is_on_a_device_and_forgotten_when_it_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            fs::create_dir_all(dir.path().join("42")).unwrap();
+            fs::write(dir.path().join("42").join(name), text).unwrap();
+        };
+        write("environ", "GPUPOOL_LEASE=7\0GPUPOOL_FENCING_TOKEN=9\0");
+        write("cgroup", "0::/job/7\n");
+        let mut gatherer = EvidenceGatherer { proc: dir.path().to_owned(), known: HashMap::new() };
+        let names = Environment::Names(LeaseId(7), Token(9));
+        let expected = Evidence { cgroups: vec!["/job/7".into()], line: vec![(42, 1)], environment: names, uid: 5 };
+        assert_eq!(gatherer.gather(&on_a_device(42, 1)), HashMap::from([((42, 1), expected)]));
+        write("environ", "");
+        assert_eq!(gatherer.gather(&on_a_device(42, 1))[&(42, 1)].environment, names, "looked at again too soon");
+        assert_eq!(
+            gatherer.gather(&on_a_device(42, 2))[&(42, 2)].environment,
+            Environment::Silent,
+            "another with its number"
+        );
+        assert!(gatherer.gather(&Snapshot::default()).is_empty());
+    }
+
+    #[test]
+    fn a_line_of_ancestors_survives_the_death_of_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let stat = |pid: u32, parent: u32, start: u64| {
+            fs::create_dir_all(dir.path().join(pid.to_string())).unwrap();
+            let text = format!("{pid} (a) b) S {parent} 1 1 0 -1 4194304 1 0 0 0 1 1 0 0 20 0 1 0 {start} 1 1\n");
+            fs::write(dir.path().join(pid.to_string()).join("stat"), text).unwrap();
+        };
+        stat(1, 0, 1);
+        stat(40, 1, 400);
+        stat(41, 40, 410);
+        let gatherer = EvidenceGatherer { proc: dir.path().to_owned(), known: HashMap::new() };
+        let first = gatherer.evidence((41, 410), 0, None);
+        assert_eq!(first.line, [(41, 410), (40, 400), (1, 1)]);
+        assert_eq!(first.environment, Environment::Hidden);
+        stat(41, 1, 410);
+        let later = gatherer.evidence((41, 410), 0, Some(first));
+        assert_eq!(later.line, [(41, 410), (1, 1), (40, 400)]);
+        stat(1, 41, 1);
+        assert_eq!(gatherer.evidence((41, 410), 0, None).line.len(), 2, "a loop ends");
+    }
+
+    #[test]
+    fn an_environment_names_a_lease_with_its_token_or_none() {
+        let named = environment(b"PATH=/bin\0GPUPOOL_FENCING_TOKEN=3\0GPUPOOL_LEASE=12\0");
+        assert_eq!(named, Environment::Names(LeaseId(12), Token(3)));
+        for silent in [&b"GPUPOOL_LEASE=12\0"[..], b"GPUPOOL_LEASE=x\0GPUPOOL_FENCING_TOKEN=3", b"", b"\xff\0"] {
+            assert_eq!(environment(silent), Environment::Silent);
+        }
+        assert_eq!(cgroups(b"5:memory:/m\n0::/\n12:cpu:/a:b\nodd"), ["/m", "/a:b"]);
+    }
+}

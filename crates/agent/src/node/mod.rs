@@ -1,0 +1,254 @@
+//! The node: everything that touches this machine's devices, processes and control groups.
+//!
+//! It samples devices ([`sampler`]), attributes the processes on them to leases ([`attribution`]), prepares the statistics
+//! routes ([`statistics`]), watches the holders of leases and owns the control groups of their jobs ([`attachments`],
+//! [`job_cgroups`]), and tears both down when a lease ends ([`teardown`]). It reports facts to the authority and carries out
+//! its orders ([`crate::messages`]); file descriptors never leave it.
+
+mod attachments;
+mod attribution;
+mod evidence;
+mod job_cgroups;
+mod sampler;
+mod simulation;
+mod sources;
+pub mod statistics;
+mod teardown;
+#[cfg(test)]
+mod tests;
+
+pub use attachments::AttachError;
+pub use job_cgroups::JobCgroups;
+pub use simulation::{Simulation, SimulationError};
+pub use sources::Sources;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use gpupool_api::lease::{AttachBody, Attached};
+use gpupool_config::Config;
+use gpupool_core::device::NodeFacts;
+use gpupool_core::{Bytes, GpuId, LeaseId, MilliCpus};
+use gpupool_devices::{GpuIds, JobEnvironment};
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::authority::Authority;
+use crate::identity::Caller;
+use crate::limits::ORDERS;
+use crate::messages::{NodeLink, NodeOrder, NodeReport};
+use crate::metrics::Metrics;
+use crate::net::PeerProcess;
+
+use attachments::{AttachmentTable, Attachments};
+use attribution::Holdings;
+use sampler::{Sampler, SamplerSpec};
+use statistics::Statistics;
+
+/// The node's end of the link from the authority.
+pub struct NodeOrders {
+    orders: mpsc::Receiver<NodeOrder>,
+    table: Arc<AttachmentTable>,
+}
+
+/// The authority's end of the link to the node of the same process.
+struct LocalLink {
+    orders: mpsc::Sender<NodeOrder>,
+    table: Arc<AttachmentTable>,
+    simulation: Option<Arc<Simulation>>,
+}
+
+/// Returns both ends of the link between an authority and a node of one process.
+pub fn local_link(simulation: Option<Arc<Simulation>>) -> (Box<dyn NodeLink>, NodeOrders) {
+    let (sender, orders) = mpsc::channel(ORDERS);
+    let table: Arc<AttachmentTable> = Arc::default();
+    (Box::new(LocalLink { orders: sender, table: table.clone(), simulation }), NodeOrders { orders, table })
+}
+
+impl NodeLink for LocalLink {
+    fn send(&mut self, order: NodeOrder) -> Result<(), NodeOrder> {
+        // Simulated load begins and ends with its lease, before a reading can show otherwise.
+        match (&order, &self.simulation) {
+            (NodeOrder::Prepare { lease, devices }, Some(simulation)) => {
+                simulation.lease_started(*lease, devices);
+                return Ok(());
+            }
+            (NodeOrder::End { lease, .. }, Some(simulation)) => simulation.lease_gone(*lease),
+            _ => {}
+        }
+        if let NodeOrder::End { lease, awaited: false, .. } = order
+            && !self.table.contains(lease)
+        {
+            return Ok(());
+        }
+        self.orders.try_send(order).or_else(|error| match error {
+            mpsc::error::TrySendError::Full(order) => Err(order),
+            // The node has ended, and with it everything that orders are about.
+            mpsc::error::TrySendError::Closed(_) => Ok(()),
+        })
+    }
+
+    fn prepares_devices(&self) -> bool {
+        self.simulation.is_some()
+    }
+}
+
+/// Everything that a node starts with.
+pub struct NodeSpec<'a> {
+    /// The configuration.
+    pub config: &'a Config,
+    /// The sources of readings.
+    pub sources: Sources,
+    /// The authority that it reports to.
+    pub authority: Authority,
+    /// Its end of the link.
+    pub orders: NodeOrders,
+    /// The control groups of jobs.
+    pub cgroups: Arc<JobCgroups>,
+    /// The statistics to publish.
+    pub statistics: Arc<Statistics>,
+    /// The metrics to count in.
+    pub metrics: Arc<Metrics>,
+}
+
+/// A handle of the node. Clones are of the same one.
+#[derive(Clone)]
+pub struct Node {
+    attachments: Attachments,
+    statistics: Arc<Statistics>,
+    cgroups: Arc<JobCgroups>,
+    simulation: Option<Arc<Simulation>>,
+    name: Arc<str>,
+}
+
+/// The threads and tasks of a node. The tasks end when it is dropped.
+pub struct RunningNode {
+    sampler: Sampler,
+    orders: JoinHandle<()>,
+}
+
+impl Node {
+    /// Starts a node: takes over the leases of the run before, then reads its devices. Returns after the first reading, or
+    /// a little later.
+    pub async fn start(spec: NodeSpec<'_>) -> io::Result<(Self, RunningNode)> {
+        let NodeSpec { config, sources, authority, mut orders, cgroups, statistics, metrics } = spec;
+        let simulation = sources.simulation.clone();
+        let node = Self {
+            attachments: Attachments::new(authority.clone(), cgroups.clone(), orders.table.clone()),
+            statistics: statistics.clone(),
+            cgroups,
+            simulation,
+            name: config.server.node_name.as_str().into(),
+        };
+        // The first order of an authority is a fence.
+        if let Some(fence) = orders.orders.recv().await {
+            carry_out(node.attachments.clone(), fence).await;
+        }
+        let (of_snapshot, reporter) = (authority.clone(), authority);
+        let (name, table) = (node.name.clone(), orders.table.clone());
+        let numbers: Vec<_> = {
+            let snapshot = of_snapshot.snapshot();
+            let devices = snapshot.devices_of(&name);
+            devices.map(|state| (state.view.facts.identity.clone(), state.view.gpu_id)).collect()
+        };
+        let sampler = sources.start(SamplerSpec {
+            ids: GpuIds::restore(numbers),
+            refresh: config.monitoring.refresh_interval,
+            node: node_facts(&name),
+            holdings: Box::new(move || Holdings::of(&of_snapshot.snapshot(), &name, &table)),
+            deliver: Box::new(move |sample, troubles| {
+                metrics.sampled(troubles);
+                // A sample that finds no room is dropped: the next one says the same and more.
+                let _ = reporter.report(NodeReport::Sampled(Box::new(sample)));
+            }),
+            publish: statistics,
+        })?;
+        let orders = tokio::spawn(carry_out_orders(node.attachments.clone(), orders.orders));
+        Ok((node, RunningNode { sampler, orders }))
+    }
+
+    /// Attaches a lease to the calling process and puts its job into a control group. Runs to its end even if the caller
+    /// hangs up.
+    pub async fn attach(
+        &self,
+        caller: Caller,
+        process: PeerProcess,
+        lease: LeaseId,
+        body: AttachBody,
+    ) -> Result<Attached, AttachError> {
+        let attachments = self.attachments.clone();
+        let attached = tokio::spawn(async move { attachments.attach(caller, process, lease, body).await });
+        attached.await.unwrap_or_else(|_| Err(crate::authority::Refusal::Stopping.into()))
+    }
+
+    /// Returns the statistics of the devices.
+    pub fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
+    /// Returns the simulated devices, if devices are simulated.
+    pub fn simulation(&self) -> Option<&Simulation> {
+        self.simulation.as_deref()
+    }
+
+    /// Describes in a sentence how jobs are confined here.
+    pub fn confinement(&self) -> String {
+        self.cgroups.describe()
+    }
+
+    /// Returns the name of the node.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the variables that show a job the given devices and no others.
+    pub fn environment(&self, gpu_ids: &[GpuId]) -> BTreeMap<String, Option<String>> {
+        let current = self.statistics.current();
+        let present: Vec<_> = current.round.present().collect();
+        let given: Vec<usize> =
+            gpu_ids.iter().filter_map(|gpu_id| present.iter().position(|device| device.gpu_id == *gpu_id)).collect();
+        let variables = JobEnvironment::new(present.iter().map(|device| &*device.found), &given).variables;
+        variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+impl RunningNode {
+    /// Ends the sampler and the tasks. Blocks until the sampler has ended.
+    pub fn stop(self) {
+        self.orders.abort();
+        self.sampler.stop();
+    }
+}
+
+/// Carries out orders until the authority is gone. A teardown is a task of its own, which ends with this one.
+async fn carry_out_orders(attachments: Attachments, mut orders: mpsc::Receiver<NodeOrder>) {
+    let mut running = JoinSet::new();
+    loop {
+        tokio::select! {
+            order = orders.recv() => match order {
+                Some(order) => drop(running.spawn(carry_out(attachments.clone(), order))),
+                None => return,
+            },
+            Some(_) = running.join_next() => {}
+        }
+    }
+}
+
+async fn carry_out(attachments: Attachments, order: NodeOrder) {
+    match order {
+        NodeOrder::Fence { leases } => attachments.fence(leases).await,
+        NodeOrder::End { lease, taken_back, awaited } => attachments.end(lease, taken_back, awaited).await,
+        // Real devices need nothing before a job uses them; simulated ones were prepared by the link.
+        NodeOrder::Prepare { .. } => {}
+    }
+}
+
+fn node_facts(name: &str) -> NodeFacts {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total =
+        meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
+    let memory = Bytes(total.unwrap_or(0_u64).saturating_mul(1024));
+    NodeFacts { name: name.into(), cpus: MilliCpus(cpus * 1000), memory, labels: Default::default() }
+}

@@ -1,0 +1,398 @@
+//! The sampler: reads every device of the node in a steady rhythm, and hands out the readings.
+//!
+//! One thread keeps the rhythm. Each source is read on a thread of its own ([`Probe`]), which also gathers evidence about
+//! the processes on its devices ([`super::evidence`]). A round asks every source that has answered and waits a short while
+//! for all of them. An answer that comes later is handed out when it comes, with the time at which it was taken. So a hung
+//! driver delays neither the others nor the rhythm. The thread ends with [`Sampler::stop`] or when the sampler is dropped;
+//! the thread of a source ends once the source has answered.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use gpupool_api::pool::Process;
+use gpupool_core::device::NodeFacts;
+use gpupool_core::reading::Reading;
+use gpupool_core::{GpuId, Time};
+use gpupool_devices::{
+    DeviceTracker, Found, GpuIds, Places, Probe, ProbeAnswer, Source, SourceError, SourceKind, SourceState,
+    SourceStatus,
+};
+
+use crate::abort_on_panic::AbortOnPanic;
+use crate::clock;
+use crate::messages::{DeviceSample, NodeSample};
+
+use super::attribution::{Holdings, ProcessAttributor};
+use super::evidence::{EvidenceBoard, WithEvidence};
+use super::statistics::{ListedDevice, Round, Statistics};
+
+/// The time that the first round waits for sources before the agent starts without those that did not answer.
+const FIRST_PATIENCE: Duration = Duration::from_millis(80);
+/// The longest time that a later round waits for all sources.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// The shortest time between two rounds.
+const SHORTEST_REFRESH: Duration = Duration::from_millis(10);
+/// The time without an answer after which a source is unresponsive.
+pub const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(10);
+
+/// The sources that do not answer, and why.
+pub type Troubles = [(SourceKind, SourceError)];
+
+/// Everything that a sampler needs besides its sources.
+pub struct SamplerSpec {
+    /// The numbers that devices had before.
+    pub ids: GpuIds,
+    /// The time between two readings.
+    pub refresh: Duration,
+    /// The node that is sampled.
+    pub node: NodeFacts,
+    /// Returns what leases hold, for the attribution of processes. Must not block.
+    pub holdings: Box<dyn FnMut() -> Holdings + Send>,
+    /// Takes a sample after each round and after each late answer. Must not block.
+    pub deliver: Box<dyn FnMut(NodeSample, &Troubles) + Send>,
+    /// The statistics to publish; their filter says which devices are sampled.
+    pub publish: Arc<Statistics>,
+}
+
+/// The sources of a sampler.
+pub struct SamplerSources {
+    /// The sources.
+    pub sources: Vec<Box<dyn Source>>,
+    /// The places of this machine at which processes are looked up; `None` if devices and processes are simulated.
+    pub places: Option<Places>,
+    /// The time without an answer after which a source is unresponsive; usually [`UNRESPONSIVE_AFTER`].
+    pub unresponsive_after: Duration,
+}
+
+/// A running sampler.
+#[derive(Debug)]
+pub struct Sampler {
+    wakeups: SyncSender<Wakeup>,
+    first_round: Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A message to the sampler's thread.
+#[derive(Debug)]
+enum Wakeup {
+    /// The source with this number has answered.
+    Answered(usize),
+    /// The sampler is to end.
+    Stop,
+}
+
+impl Sampler {
+    /// Starts the sampler. The first reading is taken at once.
+    pub fn start(sources: SamplerSources, spec: SamplerSpec) -> io::Result<Self> {
+        let simulated = sources.places.is_none();
+        // Per source at most the wakeup of an answer that was taken already and that of the next one, and one to stop.
+        let (wakeups, inbox) = sync_channel(2 * sources.sources.len() + 1);
+        let (first, first_round) = sync_channel(1);
+        let open = |(number, source)| {
+            let wakeups = wakeups.clone();
+            let answered = move || drop(wakeups.try_send(Wakeup::Answered(number)));
+            SampledSource::start(source, sources.places.as_ref(), sources.unresponsive_after, answered)
+        };
+        let opened = sources.sources.into_iter().enumerate().map(open).collect::<io::Result<Vec<_>>>()?;
+        let rounds = Rounds {
+            sources: opened,
+            tracker: DeviceTracker::new(spec.ids).without_mps(),
+            simulated,
+            processes: BTreeMap::new(),
+            answered_at: None,
+            warnings: Vec::new(),
+            refresh: spec.refresh.max(SHORTEST_REFRESH),
+            node: spec.node,
+            holdings: spec.holdings,
+            deliver: spec.deliver,
+            publish: spec.publish,
+            inbox,
+            taken: Vec::new(),
+            first: Some(first),
+        };
+        let thread = thread::Builder::new().name("sampler".to_owned()).spawn(move || {
+            let _guard = AbortOnPanic("sampler");
+            rounds.run();
+        })?;
+        Ok(Self { wakeups, first_round, thread: Some(thread) })
+    }
+
+    /// Waits until the first round was handed out, for `at_most`. Returns whether it was.
+    pub fn wait_for_first(&self, at_most: Duration) -> bool {
+        self.first_round.recv_timeout(at_most).is_ok()
+    }
+
+    /// Ends the sampler, and waits until it has ended. A source that hangs is left behind.
+    pub fn stop(mut self) {
+        let _ = self.wakeups.send(Wakeup::Stop);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the sampler had ended before by a panic");
+        }
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        // It may be dropped on a thread that it delivers to, so the end is not awaited.
+        let _ = self.wakeups.try_send(Wakeup::Stop);
+    }
+}
+
+/// A source with its probe, and with the evidence about the processes on its devices.
+struct SampledSource {
+    probe: Probe,
+    evidence: EvidenceBoard,
+    /// Whether it was asked in this round, and is worth waiting for.
+    asked_now: bool,
+}
+
+impl SampledSource {
+    fn start(
+        source: Box<dyn Source>,
+        places: Option<&Places>,
+        unresponsive_after: Duration,
+        answered: impl Fn() + Send + 'static,
+    ) -> io::Result<Self> {
+        let evidence = EvidenceBoard::default();
+        let source = match places {
+            Some(places) => Box::new(WithEvidence::new(source, places, evidence.clone())),
+            None => source,
+        };
+        let probe = Probe::start_telling(source, unresponsive_after, answered)?;
+        Ok(Self { probe, evidence, asked_now: false })
+    }
+
+    /// Asks for a reading, unless one is still out.
+    fn ask(&mut self) {
+        self.asked_now = !self.probe.is_out();
+        self.probe.ask();
+    }
+
+    /// Whether an answer may come soon. One that is out since an earlier round is not waited for.
+    fn is_awaited(&self) -> bool {
+        self.asked_now && self.probe.is_out()
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Waited {
+    Enough,
+    Stopped,
+}
+
+/// Everything that the sampler's thread owns.
+struct Rounds {
+    sources: Vec<SampledSource>,
+    tracker: DeviceTracker,
+    simulated: bool,
+    /// The processes of the last reading of each device.
+    processes: BTreeMap<GpuId, Arc<[Process]>>,
+    answered_at: Option<Time>,
+    /// The warnings about the filter that were logged.
+    warnings: Vec<String>,
+    refresh: Duration,
+    node: NodeFacts,
+    holdings: Box<dyn FnMut() -> Holdings + Send>,
+    deliver: Box<dyn FnMut(NodeSample, &Troubles) + Send>,
+    publish: Arc<Statistics>,
+    inbox: Receiver<Wakeup>,
+    /// Answers that were taken and not handed out yet, with the numbers of their sources.
+    taken: Vec<(usize, ProbeAnswer)>,
+    /// Used once, after the first round.
+    first: Option<SyncSender<()>>,
+}
+
+impl Rounds {
+    fn run(mut self) {
+        let mut due = Instant::now();
+        let mut patience = FIRST_PATIENCE;
+        loop {
+            self.sources.iter_mut().for_each(SampledSource::ask);
+            if self.gather(due + patience) == Waited::Stopped {
+                return;
+            }
+            // An overdue source is reported once a round, and an answer whose wakeup is still on its way is taken.
+            for source in 0..self.sources.len() {
+                self.take(source);
+            }
+            self.hand_out();
+            due = next_due(due, self.refresh, Instant::now());
+            if self.hand_out_late_answers(due) == Waited::Stopped {
+                return;
+            }
+            patience = PATIENCE.min(self.refresh / 2);
+        }
+    }
+
+    /// Takes answers until all that were asked for in this round are there, or until a time.
+    fn gather(&mut self, until: Instant) -> Waited {
+        while self.sources.iter().any(SampledSource::is_awaited) {
+            match self.receive(until) {
+                Ok(Wakeup::Answered(source)) => {
+                    self.take(source);
+                }
+                Ok(Wakeup::Stop) | Err(RecvTimeoutError::Disconnected) => return Waited::Stopped,
+                Err(RecvTimeoutError::Timeout) => return Waited::Enough,
+            }
+        }
+        Waited::Enough
+    }
+
+    fn hand_out_late_answers(&mut self, until: Instant) -> Waited {
+        loop {
+            match self.receive(until) {
+                Ok(Wakeup::Answered(source)) => {
+                    if self.take(source) {
+                        self.hand_out();
+                    }
+                }
+                Ok(Wakeup::Stop) | Err(RecvTimeoutError::Disconnected) => return Waited::Stopped,
+                Err(RecvTimeoutError::Timeout) => return Waited::Enough,
+            }
+        }
+    }
+
+    fn receive(&self, until: Instant) -> Result<Wakeup, RecvTimeoutError> {
+        self.inbox.recv_timeout(until.saturating_duration_since(Instant::now()))
+    }
+
+    /// Takes an answer, if there is one. The wakeup of an answer that was taken before finds none.
+    fn take(&mut self, source: usize) -> bool {
+        let Some(answer) = self.sources.get_mut(source).and_then(|source| source.probe.poll()) else { return false };
+        self.taken.push((source, answer));
+        true
+    }
+
+    fn hand_out(&mut self) {
+        // In the order of the sources, not of their answers: new devices are numbered as they come.
+        self.taken.sort_by_key(|(source, _)| *source);
+        for (_, answer) in std::mem::take(&mut self.taken) {
+            self.track(answer);
+        }
+        let (sample, round) = self.sum_up();
+        let troubles: Vec<_> = round.sources.iter().filter_map(trouble).collect();
+        self.publish.publish(round);
+        (self.deliver)(sample, &troubles);
+        if let Some(first) = self.first.take() {
+            let _ = first.try_send(());
+        }
+    }
+
+    fn track(&mut self, answer: ProbeAnswer) {
+        let at = time_of(answer.taken);
+        // That a source is not on this machine is an answer, too.
+        if matches!(answer.result, Ok(_) | Err(SourceError::NotHere { .. })) {
+            self.answered_at = self.answered_at.max(Some(at));
+        }
+        if let Ok(snapshot) = &answer.result {
+            for warning in &snapshot.warnings {
+                tracing::debug!(source = %answer.kind, "{warning}");
+            }
+        }
+        self.tracker.observe(at, answer.kind, answer.result);
+    }
+
+    /// Returns everything that is known now, for the pool and for the statistics.
+    fn sum_up(&mut self) -> (NodeSample, Round) {
+        let clock = clock::both();
+        let mut readings = self.take_readings();
+        let tracked = self.tracker.devices();
+        let numbered: Vec<(GpuId, &Found)> = tracked.iter().map(|device| (device.gpu_id, &*device.found)).collect();
+        let visible = self.publish.filter().among(&numbered);
+        if !tracked.is_empty() && visible.warnings != self.warnings {
+            visible.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+            self.warnings.clone_from(&visible.warnings);
+        }
+        let devices: Vec<ListedDevice> = tracked
+            .into_iter()
+            .map(|tracked| ListedDevice {
+                visible: visible.shows(tracked.gpu_id),
+                processes: self.processes.get(&tracked.gpu_id).cloned().unwrap_or_default(),
+                tracked,
+            })
+            .collect();
+        let takes_work = devices.iter().filter(|device| device.visible && device.found.takes_work());
+        let sampled = takes_work.map(|device| DeviceSample {
+            gpu_id: device.gpu_id,
+            facts: device.facts.clone(),
+            health: device.health.clone(),
+            reading: readings.remove(&device.gpu_id),
+        });
+        let sample = NodeSample {
+            node: self.node.clone(),
+            devices: sampled.collect(),
+            links: self.tracker.links().copied().collect(),
+        };
+        let sources = self.sources.iter().map(|source| source.probe.status()).collect();
+        let (refresh, answered_at) = (self.publish.refresh(), self.answered_at);
+        (sample, Round { clock, devices, sources, answered_at, refresh, stopped: false })
+    }
+
+    /// Returns the readings of the devices that were read since the last time.
+    fn take_readings(&mut self) -> BTreeMap<GpuId, Reading> {
+        let read = self.tracker.take_read();
+        if read.is_empty() {
+            return BTreeMap::new();
+        }
+        let attributor = ProcessAttributor {
+            holdings: (self.holdings)(),
+            evidence: self.sources.iter().map(|source| source.evidence.current()).collect(),
+            simulated: self.simulated,
+        };
+        let mut readings = BTreeMap::new();
+        for device in self.tracker.devices().iter().filter(|device| read.contains(&device.gpu_id)) {
+            let (gpu_id, found, read_at) = (device.gpu_id, &device.found, device.read_at);
+            let mut reading = found.reading(read_at, |process| attributor.attribute(process, gpu_id));
+            reading.leases_as_of = Some(attributor.holdings.leases_as_of(gpu_id, read_at));
+            readings.insert(gpu_id, reading);
+            let processes = found.processes.value().into_iter().flatten();
+            self.processes.insert(gpu_id, processes.map(|process| attributor.describe(process, gpu_id)).collect());
+        }
+        readings
+    }
+}
+
+/// Returns when the next round is due: in step with those before, without those that were missed.
+fn next_due(due: Instant, refresh: Duration, now: Instant) -> Instant {
+    let late = now.saturating_duration_since(due);
+    let missed = late.as_nanos() / refresh.as_nanos().max(1);
+    let steps = u32::try_from(missed).unwrap_or(u32::MAX).saturating_add(1);
+    refresh.checked_mul(steps).and_then(|step| due.checked_add(step)).unwrap_or(now + refresh)
+}
+
+/// Returns an instant on the pool's clock, never ahead of it.
+fn time_of(taken: Instant) -> Time {
+    let ago = u64::try_from(taken.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Time(clock::now().0.saturating_sub(ago))
+}
+
+fn trouble(source: &SourceStatus) -> Option<(SourceKind, SourceError)> {
+    match &source.state {
+        SourceState::Failed(error) if !matches!(error, SourceError::NotHere { .. }) => {
+            Some((source.kind, error.clone()))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_keep_step_however_long_one_took() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let due_after = |millis| next_due(start, second, start + Duration::from_millis(millis)) - start;
+        assert_eq!(due_after(0), second);
+        assert_eq!(due_after(250), second);
+        assert_eq!(due_after(999), second);
+        assert_eq!(due_after(1000), 2 * second, "a round that took all the time leaves one out");
+        assert_eq!(due_after(7_300), 8 * second);
+    }
+}

@@ -1,0 +1,143 @@
+//! Simulated devices of an agent (`--simulate`): leases put load on them, people make them fail.
+//!
+//! Holds a handle to the devices only; they are read through the sampler like any other. Nothing here has a thread.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use gpupool_api::simulate::{DeviceFault, FaultBody, Faults};
+use gpupool_core::device::DeviceIdentity;
+use gpupool_core::ids::{GpuId, LeaseId};
+use gpupool_devices::Source;
+use gpupool_devices::simulated::{
+    ControlError, Fault, Load, Place, Simulated, SimulatedControl, Spec, SpecError, Target, real_clock,
+};
+use serde_json::Value;
+
+use crate::messages::PreparedDevice;
+
+/// What the name of a process begins with that a lease is simulated by; squatters have another name.
+const LOAD: &str = "lease-";
+
+/// Why a fault is not set or cleared.
+#[derive(Debug, thiserror::Error)]
+pub enum SimulationError {
+    /// There is no such device.
+    #[error("gpu_id: {0} is no simulated device; allowed: a number of GET /v1/devices, or none for all of them")]
+    NoSuchGpu(GpuId),
+    /// There is no such fault.
+    #[error("fault: {value} is not allowed ({why}); allowed: null, or one of {}, by name or as an object", Fault::KINDS.join(", "))]
+    NoSuchFault {
+        /// What was given.
+        value: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A number of the fault is out of range, or a device is not there.
+    #[error(transparent)]
+    Refused(#[from] ControlError),
+}
+
+/// The simulated devices of an agent.
+#[derive(Debug)]
+pub struct Simulation {
+    control: SimulatedControl,
+    places: BTreeMap<DeviceIdentity, Place>,
+    /// Where each lease put load. A lock, because leases start and end where they are granted, faults come from people.
+    loads: Mutex<BTreeMap<LeaseId, Vec<Place>>>,
+}
+
+impl Simulation {
+    /// The devices that a text or file describes, on a node of this name, and the source they are read from.
+    pub fn new(text_or_path: &str, node: &str) -> Result<(Self, Box<dyn Source>), SpecError> {
+        let spec = Spec::load(text_or_path)?.on_node(node);
+        let (source, control) = Simulated::new(&spec, real_clock());
+        let places = control.devices().into_iter().map(|device| (device.identity, device.place)).collect();
+        Ok((Self { control, places, loads: Mutex::default() }, Box::new(source)))
+    }
+
+    /// Begins the load of a lease that was granted.
+    pub fn lease_started(&self, lease: LeaseId, devices: &[PreparedDevice]) {
+        for PreparedDevice { identity, share, memory } in devices {
+            let Some(&place) = self.places.get(identity) else { continue };
+            let name = Some(format!("{LOAD}{lease}").into());
+            let load = Load { share: *share, memory: *memory, pid: None, name };
+            if let Err(error) = self.control.set_load(place, lease.0, load) {
+                tracing::warn!(%lease, %error, "a lease is not simulated");
+                continue;
+            }
+            let mut loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
+            let places = loads.entry(lease).or_default();
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+    }
+
+    /// Ends the load of a lease that has ended.
+    pub fn lease_gone(&self, lease: LeaseId) {
+        let places = self.loads.lock().unwrap_or_else(PoisonError::into_inner).remove(&lease);
+        for place in places.unwrap_or_default() {
+            self.control.clear_load(place, lease.0);
+        }
+    }
+
+    /// Does what `POST /v1/simulate/faults` asks: sets a fault or, with `null`, mends; and says on how many devices, or
+    /// how many faults were mended. `identity_of` knows the devices by number.
+    pub fn fault(
+        &self,
+        body: &FaultBody,
+        identity_of: impl Fn(GpuId) -> Option<DeviceIdentity>,
+    ) -> Result<usize, SimulationError> {
+        let target = match body.gpu_id.map(GpuId) {
+            None => Target::All,
+            Some(gpu_id) => {
+                let place = identity_of(gpu_id).and_then(|identity| self.places.get(&identity).copied());
+                Target::Place(place.ok_or(SimulationError::NoSuchGpu(gpu_id))?)
+            }
+        };
+        Ok(match fault_of(&body.fault)? {
+            Some(fault) => self.control.fault(&target, &fault)?,
+            None => self.control.clear(&target, None)?,
+        })
+    }
+
+    /// The body of `GET /v1/simulate/faults`; `gpu_id_of` knows the numbers of devices.
+    pub fn faults(&self, gpu_id_of: impl Fn(&DeviceIdentity) -> Option<GpuId>) -> Faults {
+        let numbers: BTreeMap<Place, GpuId> =
+            self.places.iter().filter_map(|(identity, place)| Some((*place, gpu_id_of(identity)?))).collect();
+        let told = |fault: gpupool_devices::simulated::DeviceFault| {
+            let gpu_id = numbers.get(&fault.place)?.0;
+            Some(DeviceFault { gpu_id, fault: serde_json::to_value(fault.fault).ok()? })
+        };
+        Faults {
+            faults: self.control.faults().into_iter().filter_map(told).collect(),
+            known: Fault::KINDS.map(ToOwned::to_owned).to_vec(),
+        }
+    }
+
+    /// Returns the handle itself, for what cannot be asked for over HTTP.
+    #[cfg(test)]
+    pub const fn control(&self) -> &SimulatedControl {
+        &self.control
+    }
+}
+
+/// The lease that a process on a simulated device stands for, by the name of the process.
+pub(crate) fn lease_of(process: &str) -> Option<LeaseId> {
+    process.strip_prefix(LOAD)?.parse().ok().map(LeaseId)
+}
+
+/// The fault a body means; `None` is to mend.
+fn fault_of(value: &Value) -> Result<Option<Fault>, SimulationError> {
+    let refused =
+        |why: String| SimulationError::NoSuchFault { value: value.to_string().chars().take(200).collect(), why };
+    match value {
+        Value::Null => Ok(None),
+        Value::String(text) => {
+            text.parse().map(Some).map_err(|error: gpupool_devices::simulated::FaultError| refused(error.to_string()))
+        }
+        Value::Object(_) => serde_json::from_value(value.clone()).map(Some).map_err(|error| refused(error.to_string())),
+        _ => Err(refused("neither a name nor an object".to_owned())),
+    }
+}

@@ -1,0 +1,259 @@
+//! `CUDA_VISIBLE_DEVICES` of this service: which GPUs are listed, and with that which are leased.
+//!
+//! Pure: what was set and which devices there are in, numbers out. The rule is this service's own and milder than
+//! CUDA's, which cuts the list at the first invalid entry: unset means all, empty none; entries that mean nothing are
+//! passed over with a warning, and a list of nothing but such entries means all. An entry that is well-formed counts as
+//! valid even if no such device is there: hiding all but one GPU must not show all of them when that one is gone.
+
+use std::collections::BTreeSet;
+
+use gpupool_core::ids::GpuId;
+use gpupool_devices::{Found, Partition};
+
+/// The number of entries of `CUDA_VISIBLE_DEVICES` that are looked at.
+const FILTER_TOKENS: usize = 4096;
+/// The number of characters of such an entry that a warning repeats.
+const FILTER_WORDS: usize = 64;
+/// The number of warnings about such entries.
+const FILTER_WARNINGS: usize = 32;
+/// The number of digits that an entry needs to be taken for the beginning of an id without a name before it.
+const FILTER_ID_DIGITS: usize = 8;
+
+/// The filter as it was set.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    set: Option<String>,
+}
+
+/// What a filter means among the devices there are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Visible {
+    /// The devices that are listed; `None` means all.
+    pub ids: Option<BTreeSet<GpuId>>,
+    /// What of the filter means nothing here, for people.
+    pub warnings: Vec<String>,
+}
+
+impl Visible {
+    /// Whether a device is listed.
+    pub fn shows(&self, gpu_id: GpuId) -> bool {
+        self.ids.as_ref().is_none_or(|ids| ids.contains(&gpu_id))
+    }
+}
+
+impl Filter {
+    /// The filter of a variable's value; `None` where it is not set.
+    pub fn new(set: Option<String>) -> Self {
+        Self { set }
+    }
+
+    /// What was set.
+    pub fn as_set(&self) -> Option<&str> {
+        self.set.as_deref()
+    }
+
+    /// Which of these devices are listed.
+    ///
+    /// An entry is a number, a UUID or the beginning of one. A GPU that is cut by MIG is meant with its instances.
+    pub fn among(&self, devices: &[(GpuId, &Found)]) -> Visible {
+        let Some(set) = &self.set else { return Visible::default() };
+        let tokens: Vec<&str> = set.split(|c: char| c == ',' || c.is_whitespace()).filter(|t| !t.is_empty()).collect();
+        let (mut ids, mut warnings, mut any_valid) = (BTreeSet::new(), Vec::new(), tokens.is_empty());
+        for token in tokens.iter().take(FILTER_TOKENS) {
+            match meant(token, devices) {
+                Meant::These(these) => {
+                    any_valid = true;
+                    ids.extend(these);
+                }
+                Meant::NotThere => {
+                    any_valid = true;
+                    warn(&mut warnings, token, "is no GPU of this machine and is left out");
+                }
+                Meant::Nothing => warn(&mut warnings, token, "is neither a GPU's number nor its UUID and is ignored"),
+            }
+        }
+        if !any_valid {
+            warnings.push("CUDA_VISIBLE_DEVICES names no GPU at all: all are listed".to_owned());
+            return Visible { ids: None, warnings };
+        }
+        Visible { ids: Some(ids), warnings }
+    }
+}
+
+fn warn(warnings: &mut Vec<String>, token: &str, what: &str) {
+    if warnings.len() < FILTER_WARNINGS {
+        let token: String = token.chars().take(FILTER_WORDS).collect();
+        warnings.push(format!("CUDA_VISIBLE_DEVICES: {token:?} {what}"));
+    }
+}
+
+/// What one entry means.
+enum Meant {
+    These(Vec<GpuId>),
+    NotThere,
+    Nothing,
+}
+
+fn meant(token: &str, devices: &[(GpuId, &Found)]) -> Meant {
+    let index = token.bytes().all(|byte| byte.is_ascii_digit()).then(|| token.parse().ok().map(GpuId));
+    let numbered = index.flatten().filter(|index| devices.iter().any(|(gpu_id, _)| gpu_id == index));
+    let named = |(_, found): &&(GpuId, &Found)| is_named(found, token);
+    let chosen: Vec<GpuId> = match numbered {
+        Some(index) => vec![index],
+        None => devices.iter().filter(named).map(|(gpu_id, _)| *gpu_id).collect(),
+    };
+    if !chosen.is_empty() {
+        return Meant::These(with_instances(chosen, devices));
+    }
+    if index.is_some() || is_uuid_like(token) { Meant::NotThere } else { Meant::Nothing }
+}
+
+/// Whether the device's UUID begins so, or it is the MIG instance of the older spelling `MIG-GPU-<uuid>/<gi>/<ci>`.
+fn is_named(found: &Found, token: &str) -> bool {
+    let starts = |uuid: &str| uuid.get(..token.len()).is_some_and(|start| start.eq_ignore_ascii_case(token));
+    if (is_uuid_like(token) || is_bare_id(token)) && found.uuid.as_deref().is_some_and(starts) {
+        return true;
+    }
+    let Some(Partition::Mig { parent_uuid: Some(parent), gpu_instance: Some(gi), compute_instance, .. }) =
+        &found.partition
+    else {
+        return false;
+    };
+    token.eq_ignore_ascii_case(&format!("MIG-{parent}/{gi}/{}", compute_instance.unwrap_or(0)))
+}
+
+fn is_uuid_like(token: &str) -> bool {
+    let Some((kind, rest)) = token.split_once('-') else { return false };
+    let known = kind.eq_ignore_ascii_case("GPU") || kind.eq_ignore_ascii_case("MIG");
+    let rest = rest.strip_prefix("GPU-").unwrap_or(rest);
+    known && !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-' || byte == b'/')
+}
+
+/// Whether it may be AMD's unique id, which has no name before it; a few digits are a number rather than that.
+fn is_bare_id(token: &str) -> bool {
+    let digits = token.strip_prefix("0x").unwrap_or(token);
+    digits.len() >= FILTER_ID_DIGITS && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// The devices, with the instances of those that are cut by MIG.
+fn with_instances(chosen: Vec<GpuId>, devices: &[(GpuId, &Found)]) -> Vec<GpuId> {
+    let is_chosen = |gpu_id: &GpuId| chosen.contains(gpu_id);
+    let cards: BTreeSet<_> = devices
+        .iter()
+        .filter(|(gpu_id, found)| is_chosen(gpu_id) && !found.takes_work())
+        .filter_map(|(_, found)| found.pci)
+        .collect();
+    let is_instance = |found: &Found| found.partition.is_some() && found.pci.is_some_and(|pci| cards.contains(&pci));
+    let meant = |(gpu_id, found): &&(GpuId, &Found)| is_chosen(gpu_id) || is_instance(found);
+    devices.iter().filter(meant).map(|(gpu_id, _)| *gpu_id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpupool_core::device::Vendor;
+    use gpupool_devices::parse_pci_address;
+    use proptest::prelude::*;
+
+    const UUIDS: [&str; 4] = ["GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb3333", "0x52f4d8e9c0b1a2d3"];
+
+    fn gpus() -> Vec<Found> {
+        let gpu = |uuid: &str| Found { uuid: Some(uuid.into()), ..Found::new(Vendor::Nvidia) };
+        UUIDS.map(gpu).to_vec()
+    }
+
+    fn numbered(found: &[Found]) -> Vec<(GpuId, &Found)> {
+        found.iter().enumerate().map(|(place, found)| (GpuId(place as u32), found)).collect()
+    }
+
+    /// Which GPUs are listed (`None` for all), and how many warnings there are.
+    fn visible(set: &str) -> (Option<Vec<u32>>, usize) {
+        let gpus = gpus();
+        let visible = Filter::new(Some(set.to_owned())).among(&numbered(&gpus));
+        (visible.ids.map(|ids| ids.into_iter().map(|id| id.0).collect()), visible.warnings.len())
+    }
+
+    #[test]
+    fn unset_is_all_and_empty_is_none() {
+        assert_eq!(Filter::default().among(&numbered(&gpus())), Visible::default());
+        assert_eq!(visible(""), (Some(vec![]), 0));
+        assert_eq!(visible(" , "), (Some(vec![]), 0));
+    }
+
+    #[test]
+    fn commas_blanks_and_both_separate_and_numbers_are_kept() {
+        for set in ["2,0", "0 2", "0, 2", " 2,,0 ", "0\t2\n", "2 2,0"] {
+            assert_eq!(visible(set), (Some(vec![0, 2]), 0), "{set:?}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_exist_is_dropped_with_a_warning() {
+        assert_eq!(visible("1,9"), (Some(vec![1]), 1));
+        assert_eq!(visible("9"), (Some(vec![]), 1));
+        assert_eq!(visible("99999999999999999999"), (Some(vec![]), 1));
+        assert_eq!(visible("GPU-cccc"), (Some(vec![]), 1), "hiding all but a GPU that is gone shows none");
+    }
+
+    #[test]
+    fn a_uuid_or_its_beginning_means_every_gpu_it_fits() {
+        assert_eq!(visible("GPU-bbbb3333"), (Some(vec![2]), 0));
+        assert_eq!(visible("gpu-AAAA"), (Some(vec![0, 1]), 0));
+        assert_eq!(visible("GPU-aaaa2,2"), (Some(vec![1, 2]), 0));
+        assert_eq!(visible("0x52f4d8e9"), (Some(vec![3]), 0));
+    }
+
+    #[test]
+    fn nonsense_is_skipped_and_nothing_but_nonsense_means_all() {
+        assert_eq!(visible("one,1,-1"), (Some(vec![1]), 2));
+        assert_eq!(visible("all"), (None, 2));
+        assert_eq!(visible("-1"), (None, 2));
+        assert_eq!(visible("GPU-"), (None, 2));
+    }
+
+    #[test]
+    fn a_gpu_cut_by_mig_is_meant_with_its_instances_and_an_instance_alone() {
+        let mut parent = Found { uuid: Some("GPU-aaaa".into()), mig: Some(true), ..Found::new(Vendor::Nvidia) };
+        parent.pci = parse_pci_address("0000:01:00.0");
+        let mut instance = Found { uuid: Some("MIG-1234".into()), ..parent.clone() };
+        instance.partition = Some(Partition::Mig {
+            parent_uuid: Some("GPU-aaaa".into()),
+            gpu_instance: Some(7),
+            compute_instance: Some(0),
+            profile: None,
+        });
+        let other = Found { uuid: Some("GPU-bbbb".into()), ..Found::new(Vendor::Nvidia) };
+        let all = [parent, other, instance];
+        let of = |set: &str| Filter::new(Some(set.to_owned())).among(&numbered(&all)).ids.unwrap();
+        assert_eq!(of("0"), BTreeSet::from([GpuId(0), GpuId(2)]));
+        for set in ["MIG-12", "2", "MIG-GPU-aaaa/7/0"] {
+            assert_eq!(of(set), BTreeSet::from([GpuId(2)]), "{set}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_set_only_devices_that_exist_are_listed(set in ".{0,80}") {
+            let gpus = gpus();
+            let known = numbered(&gpus);
+            let visible = Filter::new(Some(set)).among(&known);
+            let exists = |id: &GpuId| (id.0 as usize) < known.len();
+            prop_assert!(visible.ids.as_ref().is_none_or(|ids| ids.iter().all(exists)));
+            prop_assert!(visible.ids.is_some() || !visible.warnings.is_empty());
+        }
+
+        #[test]
+        fn numbers_that_exist_are_listed_whatever_stands_between(
+            ids in prop::collection::vec(0u32..4, 1..8),
+            separators in prop::collection::vec("[, ]{1,3}", 8),
+            nonsense in "[g-z]{0,4}",
+        ) {
+            let mut set = nonsense;
+            for (id, separator) in ids.iter().zip(&separators) {
+                set.push_str(&format!("{separator}{id}"));
+            }
+            let wanted: BTreeSet<u32> = ids.into_iter().collect();
+            prop_assert_eq!(visible(&set).0, Some(wanted.into_iter().collect::<Vec<_>>()));
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The teardown of a lease that ended: everything that runs under it is ended, then the authority is told.
+//!
+//! The control group of the lease is killed whole. A holder that the lease was taken from is asked to end, and after a
+//! grace is killed with its descendants. A holder of several leases is left alone; its jobs under this lease are ended
+//! unless they end themselves in time.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpupool_api::lease::IfTaken;
+use gpupool_confine::process::{ProcFs, ProcessHandle, ProcessId};
+use gpupool_core::LeaseId;
+use rustix::process::Signal;
+use tokio::time::{Instant, timeout_at};
+
+use super::attachments::{Attachment, ProcessExit};
+use super::job_cgroups::JobCgroups;
+
+/// The time that a holder may take to end after it was asked to.
+const GRACE: Duration = Duration::from_secs(5);
+/// The time between two looks whether anything still runs in a group.
+const CHECK_CGROUP: Duration = Duration::from_millis(250);
+/// The time after which a group that could not be killed is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Ends everything that runs under a lease, however long that takes.
+pub(super) async fn tear_down(lease: LeaseId, attachment: Attachment, taken_back: bool, cgroups: &Arc<JobCgroups>) {
+    if taken_back && let Some(process) = attachment.process {
+        match attachment.if_taken {
+            IfTaken::EndCaller => end_holder(lease, process).await,
+            IfTaken::EndJobs => {
+                let until = Instant::now() + GRACE;
+                end_jobs(lease, attachment.jobs, until).await;
+                // Jobs from before a restart are known by their control group only.
+                while Instant::now() < until && cgroups.is_populated(lease) == Some(true) {
+                    tokio::time::sleep(CHECK_CGROUP).await;
+                }
+            }
+        }
+    }
+    if attachment.cgroup.is_some() {
+        remove_cgroup(lease, cgroups).await;
+    }
+}
+
+/// Kills everything in the control group of a lease and removes the group, however long that takes.
+pub(super) async fn remove_cgroup(lease: LeaseId, cgroups: &Arc<JobCgroups>) {
+    loop {
+        let cgroups = cgroups.clone();
+        if tokio::task::spawn_blocking(move || cgroups.remove(lease)).await.unwrap_or(false) {
+            return;
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// Asks the holder to end, and after a grace kills it with its descendants.
+async fn end_holder(lease: LeaseId, process: ProcessId) {
+    let Ok(Some(holder)) = ProcessHandle::open(process) else { return };
+    tracing::info!(lease = lease.0, pid = process.pid, "asking the holder of a lease that was taken back to end");
+    if let Err(error) = holder.signal(Signal::TERM) {
+        tracing::warn!(lease = lease.0, pid = process.pid, %error, "cannot end the holder of a lease");
+        return;
+    }
+    let Ok(exit) = holder.as_fd().try_clone_to_owned().and_then(ProcessExit::watch) else { return };
+    if tokio::time::timeout(GRACE, exit.wait()).await.is_ok() {
+        return;
+    }
+    tracing::warn!(lease = lease.0, pid = process.pid, "killing the holder of a lease that was taken back");
+    kill_tree(process);
+    let _ended = tokio::time::timeout(GRACE, exit.wait()).await;
+}
+
+/// Waits until the jobs of a lease have ended, then kills the others with their descendants.
+async fn end_jobs(lease: LeaseId, jobs: Vec<ProcessId>, until: Instant) {
+    let watched: Vec<(ProcessId, ProcessExit)> =
+        jobs.into_iter().filter_map(|job| Some((job, exit_of(job)?))).collect();
+    let mut left = Vec::new();
+    for (job, exit) in &watched {
+        if timeout_at(until, exit.wait()).await.is_err() {
+            left.push(*job);
+        }
+    }
+    if left.is_empty() {
+        return;
+    }
+    tracing::warn!(lease = lease.0, jobs = left.len(), "killing the jobs of a lease that was taken back");
+    for job in left {
+        kill_tree(job);
+    }
+    for (_, exit) in &watched {
+        let _ended = timeout_at(until + GRACE, exit.wait()).await;
+    }
+}
+
+fn exit_of(process: ProcessId) -> Option<ProcessExit> {
+    let handle = ProcessHandle::open(process).ok().flatten()?;
+    handle.as_fd().try_clone_to_owned().and_then(ProcessExit::watch).ok()
+}
+
+/// Kills a process with its descendants.
+fn kill_tree(process: ProcessId) {
+    let descendants = ProcFs::here().tree(process.pid).unwrap_or_default();
+    for id in std::iter::once(process).chain(descendants) {
+        if let Ok(Some(handle)) = ProcessHandle::open(id) {
+            // A process that is gone by now needs no signal.
+            let _ = handle.signal(Signal::KILL);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! What the sampler tells of NVIDIA devices, read through the real loader from a stand-in for the library, and of the
+//! real processes on them.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use gpupool_api::job_environment;
+use gpupool_api::stats::Summary;
+use gpupool_core::ids::{GpuId, LeaseId, Token};
+use gpupool_core::reading::{Attribution, Field};
+use gpupool_devices::{Nvml, Places};
+use nvml_standin::machines::{SINCE_510, cut_gpu, server, server_gpu, unified};
+use nvml_standin::{Process, Scenario, install, write_scenario};
+use tempfile::TempDir;
+
+use super::sampled::{DEADLINE, Sample, Sampled, Setup, all_read, each, of_gpus};
+use crate::node::attribution::Holding;
+
+fn machine(scenario: &Scenario, missing: &[&str]) -> (TempDir, Sampled) {
+    let folder = tempfile::tempdir().unwrap();
+    install(folder.path(), scenario, missing).unwrap();
+    let places =
+        Places { nvml: folder.path().join("libnvidia-ml.so.1"), sys: folder.path().join("sys"), ..Places::default() };
+    let mut setup = Setup::new(vec![Box::new(Nvml::new(&places))]);
+    (setup.places, setup.simulated) = (places, false);
+    setup.unresponsive_after = DEADLINE;
+    (folder, setup.start())
+}
+
+#[test]
+fn a_gpu_cut_by_mig_is_told_and_only_its_instances_take_work() {
+    let scenario = Scenario { devices: vec![cut_gpu(), server_gpu(1)], driver: "570".into(), ..Scenario::default() };
+    let (_folder, sampled) = machine(&scenario, &[]);
+    let sample = sampled.sample("all are read", all_read);
+    assert_eq!(each(&sample, |device| device.facts.partition.is_some()), [true, true, true, false]);
+    let parent = &sample.devices[0].facts.partition.as_ref().unwrap().parent;
+    assert_eq!(parent.to_string(), cut_gpu().uuid);
+    let (_, stats) = sampled.told();
+    assert_eq!(stats.gpu_count, 5);
+    let untold = of_gpus(&stats, |gpu| gpu.unsupported.contains(&"utilization_percent".to_owned()));
+    assert_eq!(untold.iter().filter(|untold| **untold).count(), 4, "{stats:#?}");
+    let summary: Summary = serde_json::from_slice(&sampled.statistics.summary().body).unwrap();
+    assert_eq!(summary.total_memory_mb, 2 * 81_559, "what is cut from a GPU is not counted twice");
+    assert_eq!((summary.average_utilization_percent, summary.average_over), (10.0, 1));
+    assert!(sampled.statistics.health().nvidia_smi_available);
+}
+
+#[test]
+fn memory_that_is_shared_with_the_host_is_not_told_as_empty() {
+    let (_folder, sampled) = machine(&unified(), &[]);
+    let sample = sampled.sample("it is read", all_read);
+    assert_eq!(sample.devices[0].facts.memory, None);
+    assert_ne!(sample.devices[0].reading.as_ref().unwrap().utilization, Field::Unsupported);
+    let (_, stats) = sampled.told();
+    let gpu = &stats.gpus[0];
+    let missing = ["memory.total_mb", "memory.used_mb", "memory.free_mb", "memory.usage_percent"];
+    assert_eq!((gpu.unsupported.as_slice(), gpu.utilization_percent), (&missing.map(String::from)[..], 4));
+}
+
+#[test]
+fn what_the_driver_keeps_is_told_apart_whether_it_counts_it_as_used_or_not() {
+    for missing in [&[][..], &SINCE_510[..]] {
+        let (_folder, sampled) = machine(&server(3), missing);
+        sampled.sample("all are read", all_read);
+        let (_, stats) = sampled.told();
+        let memory = &stats.gpus[2].memory;
+        assert!(memory.used_mb + memory.free_mb <= memory.total_mb);
+        let reserved = memory.total_mb - memory.used_mb - memory.free_mb;
+        assert_eq!(memory.reserved_mb.unwrap_or(0), reserved, "{memory:?} without {missing:?}");
+    }
+}
+
+/// A child that lives until it is dropped.
+struct Living(Child);
+
+impl Drop for Living {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn child(lease: Option<(u64, u64)>) -> Living {
+    let mut command = Command::new("sleep");
+    command.arg("600").env_remove(job_environment::LEASE);
+    if let Some((lease, token)) = lease {
+        command.env(job_environment::LEASE, lease.to_string());
+        command.env(job_environment::FENCING_TOKEN, token.to_string());
+    }
+    let child = Living(command.stdin(Stdio::null()).spawn().unwrap());
+    // For a moment after it was started it shows no environment.
+    let environment = || std::fs::read(format!("/proc/{}/environ", child.0.id())).unwrap();
+    let start = Instant::now();
+    while environment().is_empty() {
+        assert!(start.elapsed() < DEADLINE, "sleep has no environment for a minute");
+        std::thread::yield_now();
+    }
+    child
+}
+
+fn start_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap()
+}
+
+#[test]
+fn real_processes_belong_to_the_lease_that_their_environment_or_their_ancestor_names() {
+    let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap();
+    let is_host = namespace.as_os_str() == "pid:[4026531836]";
+    let (jobs, squatter) = ([child(Some((7, 70))), child(Some((7, 71)))], child(None));
+    let pids = [jobs[0].0.id(), jobs[1].0.id(), squatter.0.id()];
+    let mut scenario = server(1);
+    scenario.devices[0].compute = pids.map(|pid| Process { pid, memory: 1 << 30 }).to_vec();
+    let (folder, sampled) = machine(&scenario, &[]);
+    let told = |sample: &Sample| {
+        let processes = sample.devices.first()?.reading.as_ref()?.processes.clone()?;
+        Some(processes.iter().map(|process| process.attribution).collect::<Vec<_>>())
+    };
+    if !is_host {
+        eprintln!(
+            "not in the host's PID namespace ({}): only that nothing is attributed is tried",
+            namespace.display()
+        );
+        sampled.sample("nobody is known", |sample| told(sample) == Some(vec![Attribution::Unknown; 3]));
+        return;
+    }
+    let (of, foreign) = (|lease| Attribution::Lease(LeaseId(lease)), Attribution::Foreign);
+    let holding = |lease, token| Holding {
+        lease: LeaseId(lease),
+        token: Token(token),
+        devices: vec![GpuId(0)],
+        ..Holding::default()
+    };
+    sampled.holdings.lock().unwrap().leases.push(holding(7, 70));
+    sampled.sample("the token decides", |sample| told(sample) == Some(vec![of(7), foreign, foreign]));
+    let me = std::process::id();
+    let mine = Holding { holder_pid: Some((me, start_ticks(me))), ..holding(8, 80) };
+    sampled.holdings.lock().unwrap().leases.push(mine);
+    sampled.sample("descent counts more", |sample| told(sample) == Some(vec![of(8); 3]));
+    scenario.devices[0].compute.truncate(1);
+    write_scenario(folder.path(), &scenario).unwrap();
+    sampled.holdings.lock().unwrap().leases.clear();
+    sampled.sample("who holds nothing squats", |sample| told(sample) == Some(vec![foreign]));
+    let current = sampled.statistics.current();
+    let process = &current.round.devices[0].processes[0];
+    assert_eq!((process.pid, process.command.as_deref(), process.squatter), (pids[0], Some("sleep 600"), true));
+}

@@ -1,0 +1,228 @@
+//! A sampler at work on devices of a test, with what it delivers.
+
+use std::ops::Deref;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use gpupool_api::stats::{Gpu, Stats};
+use gpupool_core::device::NodeFacts;
+use gpupool_core::ids::{GpuId, LeaseId};
+use gpupool_core::{Bytes, MilliCpus, Time};
+use gpupool_devices::simulated::{Fault, Place, Target};
+use gpupool_devices::{GpuIds, Places, Snapshot, Source, SourceError, SourceKind};
+
+use crate::messages::{DeviceSample, NodeSample};
+use crate::node::Simulation;
+use crate::node::attribution::{Holding, Holdings};
+use crate::node::sampler::{Sampler, SamplerSources, SamplerSpec};
+use crate::node::statistics::{Current, Filter, Statistics};
+
+/// After this long a test fails rather than hangs.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+/// How often devices are read.
+pub const REFRESH: Duration = Duration::from_millis(20);
+
+/// What a test says of a sampler before it starts.
+pub struct Setup {
+    pub sources: Vec<Box<dyn Source>>,
+    pub ids: GpuIds,
+    pub filter: Option<&'static str>,
+    pub places: Places,
+    pub simulated: bool,
+    pub max_history: usize,
+    /// How often statistics expect to be told: readings are stale after three times that.
+    pub told_every: Duration,
+    pub unresponsive_after: Duration,
+}
+
+impl Setup {
+    pub fn new(sources: Vec<Box<dyn Source>>) -> Self {
+        Self {
+            sources,
+            ids: GpuIds::default(),
+            filter: None,
+            places: Places::default(),
+            simulated: true,
+            max_history: 5,
+            // On a busy machine a test may be held up for longer than readings are fresh; few are about that.
+            told_every: DEADLINE,
+            unresponsive_after: Duration::from_millis(200),
+        }
+    }
+
+    pub fn start(self) -> Sampled {
+        let statistics =
+            Arc::new(Statistics::new(Filter::new(self.filter.map(Into::into)), self.told_every, self.max_history));
+        let holdings = Arc::new(Mutex::new(Holdings::default()));
+        let (deliver, samples) = channel();
+        let asked = holdings.clone();
+        let told = statistics.clone();
+        let sources = SamplerSources {
+            sources: self.sources,
+            places: (!self.simulated).then_some(self.places),
+            unresponsive_after: self.unresponsive_after,
+        };
+        let labels = Default::default();
+        let node = NodeFacts { name: "test-node".into(), cpus: MilliCpus::ZERO, memory: Bytes::ZERO, labels };
+        let spec = SamplerSpec {
+            ids: self.ids,
+            refresh: REFRESH,
+            node,
+            holdings: Box::new(move || asked.lock().unwrap().clone()),
+            deliver: Box::new(move |sample, troubles| {
+                // Only the sampler's thread publishes, so this is the round of the sample.
+                let (troubles, current) = (troubles.to_vec(), told.current());
+                drop(deliver.send(Sample { sample, troubles, current }));
+            }),
+            publish: statistics.clone(),
+        };
+        let sampler = Sampler::start(sources, spec);
+        Sampled { sampler: sampler.unwrap(), samples, statistics, holdings }
+    }
+}
+
+/// A sample, with the round that it was made of.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    pub sample: NodeSample,
+    pub troubles: Vec<(SourceKind, SourceError)>,
+    pub current: Arc<Current>,
+}
+
+impl Deref for Sample {
+    type Target = NodeSample;
+
+    fn deref(&self) -> &NodeSample {
+        &self.sample
+    }
+}
+
+impl Sample {
+    /// The time at which the device at this place of the sample was last read.
+    pub fn read_at(&self, place: usize) -> Time {
+        let gpu_id = self.devices[place].gpu_id;
+        self.current.round.devices.iter().find(|device| device.gpu_id == gpu_id).unwrap().read_at
+    }
+
+    /// The numbers of the devices that are there, listed or not.
+    pub fn present(&self) -> Vec<u32> {
+        self.current.round.present().map(|device| device.gpu_id.0).collect()
+    }
+}
+
+/// The sampler, and what comes out of it.
+pub struct Sampled {
+    pub sampler: Sampler,
+    pub samples: Receiver<Sample>,
+    pub statistics: Arc<Statistics>,
+    pub holdings: Arc<Mutex<Holdings>>,
+}
+
+impl Sampled {
+    /// The next sample that is as wanted.
+    pub fn sample(&self, what: &str, wanted: impl Fn(&Sample) -> bool) -> Sample {
+        let start = Instant::now();
+        let mut last = None;
+        while start.elapsed() < DEADLINE {
+            let Ok(sample) = self.samples.recv_timeout(DEADLINE) else { break };
+            if wanted(&sample) {
+                return sample;
+            }
+            last = Some(sample);
+        }
+        panic!("no sample in which {what}; the last was {last:#?}");
+    }
+
+    /// The statistics once they are as wanted; looked at after each sample.
+    pub fn stats(&self, what: &str, wanted: impl Fn(&Stats) -> bool) -> Stats {
+        let current = || self.told().1;
+        self.sample(what, |_| wanted(&current()));
+        // Told before the sample was delivered, and perhaps again since.
+        let stats = current();
+        if wanted(&stats) { stats } else { self.stats(what, wanted) }
+    }
+
+    /// What `/gpu/stats` tells now, as a client reads it.
+    pub fn told(&self) -> (u16, Stats) {
+        let prepared = self.statistics.stats();
+        (prepared.status, serde_json::from_slice(&prepared.body).unwrap())
+    }
+
+    /// Lets a lease hold devices.
+    pub fn hold(&self, lease: u64, devices: &[u32]) {
+        let devices = devices.iter().copied().map(GpuId).collect();
+        let holding = Holding { lease: LeaseId(lease), devices, ..Holding::default() };
+        self.holdings.lock().unwrap().leases.push(holding);
+    }
+}
+
+/// Whether every device of a sample was read for it.
+pub fn all_read(sample: &Sample) -> bool {
+    !sample.devices.is_empty() && sample.devices.iter().all(|device| device.reading.is_some())
+}
+
+/// What of each device is asked about.
+pub fn each<T>(sample: &Sample, of: impl Fn(&DeviceSample) -> T) -> Vec<T> {
+    sample.devices.iter().map(of).collect()
+}
+
+/// What of each GPU is asked about.
+pub fn of_gpus<T>(stats: &Stats, of: impl Fn(&Gpu) -> T) -> Vec<T> {
+    stats.gpus.iter().map(of).collect()
+}
+
+/// Simulated devices, and the source they are read from.
+pub fn simulated(text: &str) -> (Simulation, Box<dyn Source>) {
+    Simulation::new(text, "test-node").unwrap()
+}
+
+/// A sampler of simulated devices.
+pub fn start(text: &str) -> (Simulation, Sampled) {
+    let (simulation, source) = simulated(text);
+    (simulation, Setup::new(vec![source]).start())
+}
+
+/// With readings that are stale as soon as a few are missing.
+pub fn start_impatient(sources: Vec<Box<dyn Source>>) -> Sampled {
+    let mut setup = Setup::new(sources);
+    setup.told_every = REFRESH;
+    setup.start()
+}
+
+/// The simulated device at this place.
+pub fn at(place: usize) -> Target {
+    Target::Place(Place(place))
+}
+
+/// Lets something go wrong, spelled as people do.
+pub fn fault(simulation: &Simulation, target: &Target, text: &str) {
+    let fault: Fault = text.parse().unwrap();
+    assert!(simulation.control().fault(target, &fault).unwrap() > 0);
+}
+
+/// Makes everything well again.
+pub fn mend(simulation: &Simulation) {
+    simulation.control().clear(&Target::All, None).unwrap();
+}
+
+/// A source that answers what a test says, under any name: sources are told apart by what they are.
+struct Scripted<F>(SourceKind, F);
+
+impl<F: FnMut() -> Result<Snapshot, SourceError> + Send> Source for Scripted<F> {
+    fn kind(&self) -> SourceKind {
+        self.0
+    }
+
+    fn read(&mut self) -> Result<Snapshot, SourceError> {
+        (self.1)()
+    }
+}
+
+/// A source that answers what a test says, under any name.
+pub fn scripted(
+    kind: SourceKind,
+    read: impl FnMut() -> Result<Snapshot, SourceError> + Send + 'static,
+) -> Box<dyn Source> {
+    Box::new(Scripted(kind, read))
+}

@@ -1,0 +1,223 @@
+//! What the sampler tells when devices, drivers or it itself fail.
+
+use std::time::Duration;
+
+use gpupool_api::stats::Summary;
+use gpupool_core::device::{Health, Vendor};
+use gpupool_core::reading::Field;
+use gpupool_devices::simulated::Target;
+use gpupool_devices::{Snapshot, Source, SourceError, SourceKind};
+
+use super::sampled::{
+    DEADLINE, Sampled, Setup, all_read, at, each, fault, mend, of_gpus, scripted, simulated, start, start_impatient,
+};
+use crate::messages::DeviceSample;
+use crate::node::statistics::Status;
+
+#[test]
+fn a_driver_that_hangs_from_the_start_holds_up_nobody_and_is_told_as_failed_until_it_answers() {
+    let (simulation, source) = simulated("4xH100");
+    fault(&simulation, &at(0), "hung_driver");
+    let sampled = Setup::new(vec![source]).start();
+    assert!(sampled.sampler.wait_for_first(DEADLINE));
+    let (status, stats) = sampled.told();
+    assert_eq!((status, stats.gpu_count, stats.stale), (503, 0, true));
+    assert!(stats.error.unwrap().starts_with("simulated: "));
+    assert_eq!(sampled.statistics.health().status, Status::Unhealthy);
+    let hung = sampled.sample("the driver is unresponsive", |sample| !sample.troubles.is_empty());
+    assert_eq!(hung.troubles[0].1.code(), "driver_unresponsive");
+    let summary: Summary = serde_json::from_slice(&sampled.statistics.summary().body).unwrap();
+    assert_eq!((summary.gpu_count, summary.total_memory_usage_percent), (0, 0.0));
+    mend(&simulation);
+    sampled.sample("all are read", |sample| all_read(sample) && sample.devices.len() == 4);
+    let stats = sampled.stats("all are there", |stats| stats.gpu_count == 4 && !stats.stale);
+    assert_eq!(stats.error, None);
+    assert_eq!(sampled.statistics.health().status, Status::Healthy);
+}
+
+#[test]
+fn a_driver_that_hangs_delays_only_its_own_devices() {
+    let (hanging, source) = simulated("2xH100");
+    let (_other, mut amd) = simulated("2xMI300X");
+    let sampled = start_impatient(vec![source, scripted(SourceKind::AmdSysfs, move || amd.read())]);
+    sampled.sample("all are read", |sample| all_read(sample) && sample.devices.len() == 4);
+    fault(&hanging, &Target::All, "hung_driver");
+    // Whoever answered first has the first numbers, so devices are told apart by their maker.
+    let hangs = |vendor: &str| vendor == "nvidia";
+    let stats = sampled.stats("the hanging ones are stale", |stats| {
+        of_gpus(stats, |gpu| gpu.stale) == of_gpus(stats, |gpu| hangs(&gpu.vendor))
+    });
+    assert!(stats.stale && Some(&stats.timestamp) == of_gpus(&stats, |gpu| gpu.timestamp.clone()).iter().min());
+    assert_eq!(sampled.told().0, 200);
+    let hung = sampled.sample("the driver is unresponsive", |sample| !sample.troubles.is_empty());
+    let well = |device: &DeviceSample| device.health == Health::Healthy;
+    let answers = |device: &DeviceSample| device.facts.vendor == Vendor::Amd;
+    assert_eq!(each(&hung, well), each(&hung, answers));
+    sampled.sample("only the others are read again", |sample| {
+        each(sample, |device| device.reading.is_some()) == each(sample, answers)
+    });
+    let health = sampled.statistics.health();
+    assert_eq!((health.status, health.nvidia_smi_available), (Status::Degraded, false));
+    mend(&hanging);
+    let back = sampled.sample("the driver is back", |sample| sample.troubles.is_empty());
+    assert!(back.devices.iter().all(|device| device.reading.is_some() || answers(device)));
+    assert_eq!(each(&back, well), [true; 4]);
+}
+
+#[test]
+fn a_slow_driver_is_neither_failed_nor_waited_for() {
+    let (slow, source) = simulated("1xH100");
+    let (_other, mut amd) = simulated("1xMI300X");
+    let mut setup = Setup::new(vec![source, scripted(SourceKind::AmdSysfs, move || amd.read())]);
+    setup.unresponsive_after = DEADLINE;
+    let sampled = setup.start();
+    sampled.sample("all are read", |sample| all_read(sample) && sample.devices.len() == 2);
+    fault(&slow, &Target::All, "slow:150");
+    let is_slow = |device: &DeviceSample| device.facts.vendor == Vendor::Nvidia;
+    for _ in 0..2 {
+        sampled.sample("only the quick one is read", |sample| {
+            sample.devices.iter().all(|device| device.reading.is_some() != is_slow(device))
+        });
+        let late = sampled.sample("the slow one is read", |sample| {
+            sample.devices.iter().any(|device| is_slow(device) && device.reading.is_some())
+        });
+        let now = late.current.round.clock.pool;
+        assert!(late.troubles.is_empty() && (0..late.devices.len()).all(|place| late.read_at(place) <= now));
+    }
+}
+
+#[test]
+fn lost_and_vanished_devices_are_told_as_lost_and_leave_the_others_alone() {
+    let (simulation, sampled) = start("4xH100");
+    sampled.sample("all are read", all_read);
+    fault(&simulation, &at(1), "lost");
+    fault(&simulation, &at(3), "vanish");
+    let sample = sampled.sample("two are lost", |sample| {
+        each(sample, |device| device.health == Health::Lost) == [false, true, false, true]
+    });
+    assert_eq!(sample.present(), [0, 1, 2]);
+    assert_eq!(sample.devices[1].facts.memory, sample.devices[0].facts.memory, "what it is stays known");
+    let stats =
+        sampled.stats("two are lost", |stats| of_gpus(stats, |gpu| gpu.health == "lost") == [false, true, false, true]);
+    for lost in [&stats.gpus[1], &stats.gpus[3]] {
+        let missing = ["utilization_percent", "memory.used_mb", "memory.free_mb", "memory.usage_percent"];
+        assert_eq!(
+            (lost.unsupported.as_slice(), lost.temperature_c, lost.power.draw_w),
+            (&missing.map(String::from)[..], None, None)
+        );
+    }
+    assert!(!stats.stale, "whoever is gone does not make the others old");
+    let health = sampled.statistics.health();
+    assert_eq!((health.status, health.problems.len()), (Status::Degraded, 2));
+    mend(&simulation);
+    sampled.sample("all are well", |sample| each(sample, |device| device.health == Health::Healthy) == [true; 4]);
+}
+
+#[test]
+fn a_version_mismatch_keeps_what_is_known_and_takes_no_new_work() {
+    let (simulation, source) = simulated("2xH100");
+    let sampled = start_impatient(vec![source]);
+    sampled.sample("all are read", all_read);
+    fault(&simulation, &at(0), "mismatch");
+    let sample = sampled.sample("the source fails", |sample| !sample.troubles.is_empty());
+    assert!(
+        sample.devices.iter().all(|device| matches!(device.health, Health::Unhealthy(_)) && device.reading.is_none())
+    );
+    let stats = sampled.stats("the reading is stale", |stats| stats.stale);
+    assert!(stats.error.unwrap().contains("different versions"));
+    assert_eq!((stats.gpu_count, sampled.told().0), (2, 200));
+    assert_eq!(sampled.statistics.health().status, Status::Unhealthy);
+}
+
+#[test]
+fn what_a_device_cannot_tell_is_null_or_named_and_not_averaged() {
+    let (simulation, source) = simulated("2xH100");
+    fault(&simulation, &at(0), "not_available:utilization+temperature+power");
+    fault(&simulation, &at(1), "failed_field:memory+power_limit");
+    fault(&simulation, &at(1), "stuck_utilization");
+    let sampled = Setup::new(vec![source]).start();
+    let sample = sampled.sample("all are read", all_read);
+    assert_eq!(sample.devices[0].reading.as_ref().unwrap().utilization, Field::Unsupported);
+    assert_eq!(sample.devices[1].reading.as_ref().unwrap().memory_used, Field::Failed);
+    let (_, stats) = sampled.told();
+    let (first, second) = (&stats.gpus[0], &stats.gpus[1]);
+    assert_eq!((first.utilization_percent, first.temperature_c, first.power.draw_w), (0, None, None));
+    assert_eq!(
+        (first.unsupported.as_slice(), first.power.limit_w),
+        (&["utilization_percent".to_owned()][..], Some(700.0))
+    );
+    assert_eq!((second.memory.total_mb, second.unsupported.len(), second.power.limit_w), (0, 4, None));
+    let summary: Summary = serde_json::from_slice(&sampled.statistics.summary().body).unwrap();
+    assert_eq!((summary.average_utilization_percent, summary.average_over), (100.0, 1));
+    assert_eq!(summary.gpus_summary[1].unsupported, ["memory_usage_percent"]);
+    mend(&simulation);
+    let known = sampled.sample("its memory is known", |sample| sample.devices[1].facts.memory.is_some());
+    fault(&simulation, &at(1), "failed_field:memory");
+    let failed = sampled.sample("its memory fails", |sample| {
+        sample.devices[1].reading.as_ref().is_some_and(|reading| reading.memory_used == Field::Failed)
+    });
+    assert_eq!(failed.devices[1].facts, known.devices[1].facts, "a failure is no change of the device");
+}
+
+#[test]
+fn what_is_not_read_any_more_is_told_as_stale() {
+    let (_simulation, source) = simulated("2xH100");
+    let sampled = start_impatient(vec![source]);
+    sampled.stats("all are fresh", |stats| stats.gpu_count == 2 && !stats.stale);
+    let Sampled { sampler, statistics, .. } = sampled;
+    sampler.stop();
+    let start = std::time::Instant::now();
+    let stats = loop {
+        let stats = statistics.current().stats.clone();
+        if stats.stale {
+            break stats;
+        }
+        assert!(start.elapsed() < DEADLINE, "fresh for a minute after the last reading");
+        std::thread::yield_now();
+    };
+    assert!(stats.gpus.iter().all(|gpu| gpu.stale));
+    let health = statistics.health();
+    assert_eq!((health.status, health.nvidia_smi_available), (Status::Degraded, false));
+    assert!(health.reading_age_secs.unwrap() > 0.0);
+}
+
+#[test]
+fn no_gpu_is_a_complete_answer_and_no_error() {
+    let not_here = || Err(SourceError::NotHere { what: "libnvidia-ml.so.1".into(), why: "no such file".into() });
+    let sources: [Vec<Box<dyn Source>>; 2] = [
+        vec![scripted(SourceKind::Nvml, not_here)],
+        vec![scripted(SourceKind::Nvml, not_here), scripted(SourceKind::AmdSysfs, || Ok(Snapshot::default()))],
+    ];
+    for sources in sources {
+        let sampled = Setup::new(sources).start();
+        let stats = sampled.stats("it was looked", |stats| !stats.stale);
+        assert_eq!((sampled.told().0, stats.gpu_count, stats.error), (200, 0, None));
+        let health = sampled.statistics.health();
+        assert_eq!((health.status, health.nvidia_smi_available), (Status::Healthy, false));
+        assert!(sampled.sample("nothing is wrong", |_| true).troubles.is_empty());
+    }
+}
+
+#[test]
+fn a_sampler_stops_while_a_driver_hangs() {
+    let (simulation, source) = simulated("1xH100");
+    fault(&simulation, &at(0), "hung_driver");
+    let sampled = Setup::new(vec![source]).start();
+    assert!(simulation.control().wait_for_blocked_reading(Duration::from_secs(60)));
+    sampled.sampler.stop();
+    mend(&simulation);
+}
+
+#[test]
+fn a_source_that_finds_nothing_does_not_make_up_for_one_that_fails() {
+    let failing = || Err(SourceError::Driver("no answer".into()));
+    let nothing = || Ok(Snapshot::default());
+    let sources = vec![scripted(SourceKind::Nvml, failing), scripted(SourceKind::AmdSysfs, nothing)];
+    let sampled = Setup::new(sources).start();
+    sampled.sample("one fails", |sample| !sample.troubles.is_empty());
+    let (status, stats) = sampled.told();
+    assert_eq!((status, stats.error.as_deref()), (503, Some("nvml: the driver failed: no answer")));
+    let health = sampled.statistics.health();
+    let available: Vec<_> = health.sources.iter().map(|source| source.available).collect();
+    assert_eq!((health.status, available), (Status::Unhealthy, vec![false, true]));
+}

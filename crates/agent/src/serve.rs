@@ -1,0 +1,252 @@
+//! The life of an agent: everything starts in order and ends in the reverse order.
+//!
+//! The store is opened first, which locks out other agents of the same state directory. Then the authority continues from
+//! the rows, the node takes over running jobs and reads its devices, and only then do the sockets open: every answer is
+//! given from known state. SIGTERM and SIGINT drain: running answers are finished, leases stay. SIGHUP reads the
+//! configuration and the certificates again.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use gpupool_config::{Config, Loaded, Problems};
+use gpupool_core::row::Counters;
+use gpupool_core::{Drain, Millis, Row, Settings, Time};
+use gpupool_store::{LeaseStore, LoadedRows, SqliteStore};
+
+use crate::authority::{self, Authority, AuthoritySpec, keep_house, save_clock};
+use crate::error::AgentError;
+use crate::events::Events;
+use crate::http::{self, App};
+use crate::messages::NodeLink;
+use crate::metrics::Metrics;
+use crate::net::{self, Net, Shutdown, Tls};
+use crate::node::statistics::{Filter, Statistics};
+use crate::node::{self, JobCgroups, Node, NodeSpec, RunningNode, Sources};
+use crate::{clock, service_manager, signals};
+
+/// The time, apart from three refresh intervals, after which an unread device's reading says nothing any more.
+const UNREAD_AT_MOST: Duration = Duration::from_secs(10);
+
+/// Everything that an agent starts with.
+pub struct AgentSpec {
+    /// The configuration.
+    pub loaded: Loaded,
+    /// Reads the configuration again.
+    pub reread: Box<dyn Fn() -> Result<Loaded, Problems> + Send>,
+    /// Makes a new log level take effect.
+    pub set_log_level: Box<dyn Fn(gpupool_config::LogLevel) + Send>,
+    /// Returns when the log is written: the process ends right after.
+    pub finish_log: Box<dyn Fn() + Send>,
+}
+
+/// Runs an agent until it is told to stop.
+pub fn serve(spec: AgentSpec) -> Result<(), AgentError> {
+    net::raise_open_files();
+    let threads = std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 8));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .thread_name("http")
+        .enable_all()
+        .build()
+        .map_err(AgentError::Start)?;
+    runtime.block_on(run(spec))
+}
+
+async fn run(spec: AgentSpec) -> Result<(), AgentError> {
+    let started = Instant::now();
+    let config = Arc::new(spec.loaded.config.clone());
+    let (store, rows) = open_store(&config)?;
+    let sources = Sources::open(&config)?;
+    let events = Arc::new(Events::new(run_id().into()));
+    let metrics = Arc::new(Metrics::new());
+    let cgroups = Arc::new(JobCgroups::detect(&config.server.state_dir));
+    tracing::info!("jobs are held by: {}", cgroups.describe());
+    let filter = Filter::new(config.monitoring.cuda_visible_devices.clone());
+    let (refresh, history) = (config.monitoring.refresh_interval, config.monitoring.max_history as usize);
+    let statistics = Arc::new(Statistics::new(filter, refresh, history));
+
+    let is_simulated = sources.simulation.is_some();
+    let (link, orders) = node::local_link(sources.simulation.clone());
+    let (authority, authority_thread) =
+        start_authority(&config, store, rows, link, is_simulated, events.clone(), metrics.clone())?;
+    let spec_of_node = NodeSpec {
+        config: &config,
+        sources,
+        authority: authority.clone(),
+        orders,
+        cgroups,
+        statistics,
+        metrics: metrics.clone(),
+    };
+    let (node, running_node) = Node::start(spec_of_node).await.map_err(AgentError::Start)?;
+
+    let tls = tls(&config)?;
+    let net = bind(&config, tls.clone()).await?;
+    let port = net.addresses().first().map_or(config.server.port, std::net::SocketAddr::port);
+    let shutdown = Shutdown::new();
+    let router = http::router(App {
+        authority: authority.clone(),
+        node,
+        events,
+        config: config.clone(),
+        port,
+        routes: Vec::new(),
+        metrics,
+        held_connections: http::HeldConnections::default(),
+        shutdown: shutdown.clone(),
+        node_id: gpupool_api::node::this_machine().unwrap_or_default(),
+        started,
+    })?;
+    announce(&net, &config, started);
+    service_manager::ready();
+    let tasks = [
+        tokio::spawn(signals::run(spec, tls, authority.clone(), shutdown.clone())),
+        tokio::spawn(keep_house(authority.clone(), config.leases.history_retention_days)),
+        tokio::spawn(service_manager::feed_watchdog(authority.clone())),
+        tokio::spawn(answer_calls_at_shutdown(authority.clone(), shutdown.clone())),
+    ];
+    let ended = net.serve(router, shutdown).await;
+    service_manager::stopping();
+    tracing::info!(?ended, "no more connections");
+
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    finish(running_node, &authority, authority_thread).await;
+    Ok(())
+}
+
+/// Opens the store, and lets the pool's clock continue from where it stood.
+fn open_store(config: &Config) -> Result<(Box<dyn LeaseStore>, Vec<Row>), AgentError> {
+    let store = SqliteStore::open(&config.server.state_dir)?;
+    let LoadedRows { mut rows, complaints } = store.load().map_err(AgentError::Read)?;
+    for complaint in complaints {
+        tracing::warn!("{complaint}");
+    }
+    if !rows.iter().any(|row| matches!(row, Row::Counters(_))) {
+        // Leases and tokens count from 1: many languages take 0 for "none".
+        rows.push(Row::Counters(Counters { next_lease: 1, next_token: 1, ..Counters::default() }));
+    }
+    let anchor = store.anchor().map_err(AgentError::Read)?;
+    let latest = rows.iter().filter_map(latest_time).max().unwrap_or(Time(0));
+    clock::go_on(anchor.as_ref(), latest);
+    Ok((Box::new(store), rows))
+}
+
+/// Returns the last time in a row, apart from times that are still to come.
+fn latest_time(row: &Row) -> Option<Time> {
+    match row {
+        Row::Lease(lease) => [Some(lease.created_at), lease.granted_at, lease.ended_at].into_iter().flatten().max(),
+        Row::Usage(usage) => Some(usage.settled_at),
+        _ => None,
+    }
+}
+
+fn start_authority(
+    config: &Config,
+    store: Box<dyn LeaseStore>,
+    rows: Vec<Row>,
+    link: Box<dyn NodeLink>,
+    is_simulated: bool,
+    events: Arc<Events>,
+    metrics: Arc<Metrics>,
+) -> Result<(Authority, JoinHandle<()>), AgentError> {
+    let settings = Settings {
+        drain: Drain::WhenGone { patience: millis(config.leases.drain_patience_secs) },
+        // Without readings for this long, nothing is known about the other users of a device.
+        reading_max_age: Some(millis(config.monitoring.refresh_interval * 3 + UNREAD_AT_MOST)),
+    };
+    let tokens = store.token_owners().map_err(AgentError::Read)?;
+    let spec = AuthoritySpec {
+        store,
+        rows,
+        tokens,
+        settings,
+        policies: config.policies.clone(),
+        links: vec![(config.server.node_name.as_str().into(), link)],
+        waiters_per_owner: config.leases.waiters_per_owner as usize,
+        reconnect_grace: millis(config.leases.hold_grace_secs),
+        real_processes: !is_simulated,
+        events,
+        metrics,
+    };
+    let (authority, thread, complaints) = authority::start(spec).map_err(AgentError::Start)?;
+    for complaint in complaints {
+        tracing::warn!("{complaint}");
+    }
+    Ok((authority, thread))
+}
+
+fn millis(duration: Duration) -> Millis {
+    Millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn tls(config: &Config) -> Result<Option<Tls>, AgentError> {
+    match (&config.server.tls_cert, &config.server.tls_key) {
+        (Some(cert), Some(key)) => Ok(Some(Tls::load(cert, key)?)),
+        _ => Ok(None),
+    }
+}
+
+async fn bind(config: &Config, tls: Option<Tls>) -> Result<Net, AgentError> {
+    let server = &config.server;
+    let limits = net::Limits {
+        connections: config.limits.connections as usize,
+        header_time: config.limits.header_secs,
+        body_time: config.limits.request_secs,
+        shutdown_grace: server.shutdown_grace_secs,
+        ..net::Limits::default()
+    };
+    let unix = net::UnixBind { path: gpupool_config::socket_path(&server.state_dir), mode: server.socket_mode.0 };
+    let tcp = vec![net::TcpBind { host: server.host.clone(), port: server.port }];
+    Ok(Net::bind(net::Bind { tcp, unix: Some(unix), tls, limits }).await?)
+}
+
+/// Prints the addresses on standard output: programs that start an agent wait for these lines.
+fn announce(net: &Net, config: &Config, started: Instant) {
+    let scheme = if config.server.tls_cert.is_some() { "https" } else { "http" };
+    let prefix = &config.api.api_prefix;
+    let mut lines: Vec<String> =
+        net.addresses().iter().map(|address| format!("gpupool is listening on {scheme}://{address}{prefix}")).collect();
+    lines.extend(net.unix_path().map(|path| format!("gpupool is listening on unix://{}", path.display())));
+    let mut out = std::io::stdout().lock();
+    for line in lines {
+        // A closed standard output is no reason to stop.
+        let _ = writeln!(out, "{line}");
+    }
+    let _ = out.flush();
+    if config.server.open {
+        tracing::warn!("--open: anybody who can reach this agent may take and release GPUs");
+    }
+    let millis = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    tracing::info!(millis, "ready");
+}
+
+/// Answers the long polls when the agent stops, so that their connections can end.
+async fn answer_calls_at_shutdown(authority: Authority, shutdown: Shutdown) {
+    shutdown.begun().await;
+    authority.answer_calls().await;
+}
+
+async fn finish(node: RunningNode, authority: &Authority, authority_thread: JoinHandle<()>) {
+    // A disk that hangs must not keep the agent from ending.
+    let _ = tokio::time::timeout(Duration::from_secs(2), authority.with_store(save_clock)).await;
+    authority.stop();
+    let ended = tokio::task::spawn_blocking(move || {
+        node.stop();
+        authority_thread.join().is_ok()
+    });
+    if !tokio::time::timeout(Duration::from_secs(5), ended).await.is_ok_and(|joined| joined.unwrap_or(false)) {
+        tracing::warn!("the authority or the sampler did not end in time");
+    }
+    tracing::info!("stopped; leases are kept");
+}
+
+fn run_id() -> String {
+    let mut bytes = [0_u8; 8];
+    // Without random bytes two runs could share an id only if they began in the same millisecond.
+    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).is_err() {
+        bytes = clock::now().0.to_le_bytes();
+    }
+    format!("{:016x}", u64::from_le_bytes(bytes))
+}

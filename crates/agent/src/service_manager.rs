@@ -1,0 +1,69 @@
+//! The protocol of systemd: the agent tells when it is ready or stopping, and feeds the watchdog.
+
+use std::env;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+use crate::authority::Authority;
+
+/// The agent answers now.
+pub fn ready() {
+    send("READY=1\nSTATUS=answering");
+}
+
+/// The agent is ending.
+pub fn stopping() {
+    send("STOPPING=1\nSTATUS=ending");
+}
+
+/// The agent read its configuration again.
+pub fn reloaded() {
+    send("STATUS=configuration read again");
+}
+
+/// Feeds the watchdog while the authority is alive, if the service manager asked for it (`WatchdogSec=`).
+pub async fn feed_watchdog(authority: Authority) {
+    let Some(interval) = watchdog_interval(env::var("WATCHDOG_USEC").ok().as_deref()) else { return };
+    loop {
+        if authority.is_alive() {
+            send("WATCHDOG=1");
+        } else {
+            tracing::error!("the authority gives no sign of life; the service manager will start the agent anew");
+        }
+        tokio::time::sleep(interval).await;
+    }
+}
+
+/// Returns the time between two signs of life: a third of what the service manager waits for.
+fn watchdog_interval(micros: Option<&str>) -> Option<Duration> {
+    let micros: u64 = micros?.parse().ok().filter(|micros| *micros > 0)?;
+    Some(Duration::from_micros(micros) / 3)
+}
+
+/// Sends a message. There may be no service manager, and nothing depends on it.
+fn send(text: &str) {
+    let Some(place) = env::var_os("NOTIFY_SOCKET") else { return };
+    let bytes = place.as_encoded_bytes();
+    let address = match bytes.strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&place),
+    };
+    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(text.as_bytes(), &address));
+    if let Err(error) = sent {
+        tracing::debug!(%error, "the service manager was not told");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_watchdog_is_fed_three_times_as_often_as_it_must_be() {
+        assert_eq!(watchdog_interval(Some("30000000")), Some(Duration::from_secs(10)));
+        for none in [None, Some("0"), Some("soon"), Some("-1")] {
+            assert_eq!(watchdog_interval(none), None, "{none:?}");
+        }
+    }
+}
