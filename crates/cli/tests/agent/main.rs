@@ -13,5 +13,6 @@ mod contract;
 mod durability;
 mod events;
 mod following;
+mod hung_disk;
 mod schema;
 mod waiting;

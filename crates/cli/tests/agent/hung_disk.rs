@@ -1,0 +1,158 @@
+//! A disk that hangs holds up leases and nothing else.
+//!
+//! The agent keeps its state on an ext4 file system of its own, in a mount namespace of its own, which is frozen while it
+//! runs. A guard outside of this process thaws it whatever happens to the test.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use gpupool_testkit::{Agent, in_time};
+use serde_json::Value;
+
+use crate::common::http::Place;
+use crate::common::{eventually, granted, skipped, whole};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_gpupool");
+
+/// The size of the file system: the store with its log and its ballast takes 6 MiB.
+const DISK_BYTES: u64 = 64 << 20;
+
+/// A file system in a file, and the folder at which the agent mounts it.
+struct Disk {
+    folder: tempfile::TempDir,
+}
+
+impl Disk {
+    /// Makes the file system; `None` if this machine cannot.
+    fn new() -> Option<Self> {
+        let disk = Self { folder: tempfile::tempdir().unwrap() };
+        std::fs::create_dir(disk.state()).unwrap();
+        std::fs::File::create(disk.image()).unwrap().set_len(DISK_BYTES).unwrap();
+        let made = Command::new("mkfs.ext4").args(["-q", "-F"]).arg(disk.image()).output();
+        let mounted = made.and_then(|made| {
+            let mut mount = Command::new("unshare");
+            mount.args(["--mount", "mount", "-o", "loop"]).arg(disk.image()).arg(disk.state());
+            if made.status.success() { mount.output() } else { Ok(made) }
+        });
+        match mounted {
+            Ok(mounted) if mounted.status.success() => Some(disk),
+            failed => {
+                let words = failed.map(|failed| String::from_utf8_lossy(&failed.stderr).trim().to_owned());
+                skipped("a disk that hangs", &words.unwrap_or_else(|error| error.to_string()).replace('\n', " "));
+                None
+            }
+        }
+    }
+
+    fn image(&self) -> PathBuf {
+        self.folder.path().join("disk.img")
+    }
+
+    fn state(&self) -> PathBuf {
+        self.folder.path().join("state")
+    }
+
+    /// A program that mounts the disk for itself and becomes the agent.
+    fn agent_on_it(&self) -> PathBuf {
+        let path = self.folder.path().join("gpupool-on-disk");
+        let (image, state) = (self.image(), self.state());
+        let script = format!(
+            "#!/bin/sh\nexec unshare --mount sh -c 'mount -o loop \"{}\" \"{}\" && exec \"$@\"' sh \"{BINARY}\" \"$@\"\n",
+            image.display(),
+            state.display(),
+        );
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+}
+
+/// A frozen file system, thawed when this is dropped.
+struct Frozen {
+    pid: u32,
+    state: PathBuf,
+    guard: Child,
+}
+
+impl Frozen {
+    fn new(agent: &Agent, state: &Path) -> Self {
+        let guard = inside(agent.pid())
+            .args(["sh", "-c", "sleep 60; fsfreeze --unfreeze \"$0\""])
+            .arg(state)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let frozen = Self { pid: agent.pid(), state: state.to_owned(), guard };
+        let done = frozen.fsfreeze("--freeze");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        frozen
+    }
+
+    fn fsfreeze(&self, how: &str) -> Output {
+        inside(self.pid).args(["fsfreeze", how]).arg(&self.state).output().unwrap()
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.fsfreeze("--unfreeze");
+        let _ = self.guard.kill();
+        let _ = self.guard.wait();
+    }
+}
+
+/// A command in the mount namespace of a process.
+fn inside(pid: u32) -> Command {
+    let mut command = Command::new("nsenter");
+    command.args(["--target", &pid.to_string(), "--mount"]);
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn statistics_and_health_go_on_while_the_disk_hangs() {
+    let Some(disk) = Disk::new() else { return };
+    let agent = Agent::builder(disk.agent_on_it()).simulate("2xH100").state_dir(disk.state()).start().await;
+    let client = agent.client();
+    let (held, _token) = granted(&client, &whole()).await;
+    let place = Place::tcp(&agent);
+    let frozen = Frozen::new(&agent, &disk.state());
+    let asking = tokio::spawn({
+        let client = agent.client();
+        async move { client.request(&whole()).await }
+    });
+
+    let health = async || {
+        let answer = place.get("/health");
+        let (status, body) = (answer.status, answer.json());
+        (status == 200 && body["status"] == "degraded" && body["store"] == "unknown").then_some(body)
+    };
+    let health = eventually("/health says that the disk hangs", health).await;
+    assert!(health["problems"].to_string().contains("may wait for its disk"), "{health}");
+
+    let read_at = place.get("/gpu/stats").json()["timestamp"].clone();
+    let read_again = async || {
+        let stats = place.get("/gpu/stats").json();
+        (stats["timestamp"] != read_at && stats["stale"] == false).then_some(())
+    };
+    eventually("GPUs are read on", read_again).await;
+
+    let pool = place.get("/v1/pool").json();
+    assert!(pool["age_secs"].as_f64().unwrap() > 1.0 && pool["active"] == 1, "{pool}");
+    let devices = place.get("/v1/devices").json();
+    let holders = |device: &Value| device["leases"].as_array().unwrap().iter().map(|lease| lease["id"].clone()).collect();
+    let on_devices: Vec<Vec<Value>> = devices["devices"].as_array().unwrap().iter().map(holders).collect();
+    assert_eq!(on_devices.concat(), [Value::from(held.id)], "{devices}");
+    assert!(devices["age_secs"].as_f64().unwrap() > 1.0);
+    let metrics = place.get("/metrics");
+    assert!(metrics.text().contains("gpupool_leases{state=\"active\"} 1"), "{}", metrics.text());
+    let list = place.get("/v1/leases");
+    assert_eq!((list.status, list.code().as_str()), (503, "busy"));
+    assert!(!asking.is_finished(), "nothing is granted that is not on disk");
+
+    drop(frozen);
+    let lease = in_time("the request that waited for the disk", asking).await.unwrap().unwrap();
+    assert_eq!(lease.devices.len(), 1);
+    let well = async || (place.get("/health").json()["status"] == "healthy").then_some(());
+    eventually("/health is well again", well).await;
+}
