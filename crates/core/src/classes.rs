@@ -51,9 +51,14 @@ impl Class {
         self.hosts.get(shape.0 as usize) == Some(&true)
     }
 
+    /// What it takes of this device of `kind`, if it could ever use it.
+    pub fn need_of(&self, device: DeviceId, kind: KindId) -> Option<&Need> {
+        self.need(kind).filter(|_| self.named.as_ref().is_none_or(|named| named.contains(&device)))
+    }
+
     /// Whether it could ever use this device.
     pub fn could_use(&self, device: DeviceId, kind: KindId) -> bool {
-        self.need(kind).is_some() && self.named.as_ref().is_none_or(|named| named.contains(&device))
+        self.need_of(device, kind).is_some()
     }
 
     /// The class as a workload sees it; a memory amount counts as its largest share.
@@ -251,6 +256,20 @@ impl Shape {
         matches!(self.amount, Amount::Memory(_) | Amount::Both(..))
     }
 
+    /// The least share that it takes of any device.
+    pub fn least_share(&self) -> Share {
+        match self.amount {
+            Amount::Whole => Share::WHOLE,
+            Amount::Share(share) | Amount::Both(share, _) => share,
+            Amount::Memory(_) => Share(1),
+            Amount::Shared => self.equal_share(),
+        }
+    }
+
+    fn equal_share(&self) -> Share {
+        Share((Share::WHOLE.0 / self.sharers).max(1))
+    }
+
     /// What it takes of a device of this kind; `None` where such a device can never give it.
     fn need(&self, kind: KindId, facts: &DeviceFacts) -> Option<Need> {
         let capacity = facts.memory_capacity();
@@ -263,7 +282,7 @@ impl Shape {
             Amount::Whole | Amount::Share(Share::WHOLE) => (Share::WHOLE, capacity),
             Amount::Share(share) => (share, capacity.map(|all| all.part(share))),
             Amount::Shared => {
-                let share = Share((Share::WHOLE.0 / self.sharers).max(1));
+                let share = self.equal_share();
                 (share, capacity.map(|all| all.part(share)))
             }
             Amount::Memory(memory) => {
@@ -287,7 +306,7 @@ impl Shape {
             Amount::Share(share) => (share, Bytes::ZERO),
             Amount::Both(share, memory) => (share, memory),
             Amount::Memory(memory) => (Share(1), memory),
-            Amount::Shared => (Share((Share::WHOLE.0 / self.sharers).max(1)), Bytes::ZERO),
+            Amount::Shared => (self.equal_share(), Bytes::ZERO),
         };
         let all = facts.memory_capacity().unwrap_or_default();
         let fits = share <= facts.of_gpu() && memory <= all && (share == Share::WHOLE || facts.of_gpu() < Share::WHOLE);

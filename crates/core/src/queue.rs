@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 use crate::classes::{ClassId, Shape};
 use crate::ids::LeaseId;
+use crate::inventory::ForeignLevels;
 use crate::policy::{Policies, QueueOrder, Quota};
+use crate::request::Thresholds;
 use crate::row::UsageRow;
 use crate::units::{Millis, Share, Time};
 
@@ -164,47 +166,55 @@ impl Queue {
 pub(crate) struct WaitingNeeds {
     /// Requests that may go though others claim every GPU: they want none, or are certain to end.
     pub past_gpus: usize,
+    /// Classes in which something waits.
+    pub classes: usize,
+    /// Classes that want no GPU.
+    pub host_only: usize,
     /// Classes that take something of a host.
     hosts: usize,
     /// Classes that name an amount of device memory.
     memory: usize,
-    /// Thresholds, each with how many classes have it.
-    memory_thresholds: BTreeMap<i64, usize>,
-    utilization_thresholds: BTreeMap<i64, usize>,
+    /// The least share that a class may take of a device, with how many classes have it.
+    shares: BTreeMap<Share, usize>,
+    /// Thresholds, with how many classes have them.
+    thresholds: BTreeMap<Thresholds, usize>,
 }
+
+/// Distinct thresholds up to which each is looked at when foreign load changes.
+const THRESHOLDS_LOOKED_AT: usize = 64;
 
 impl WaitingNeeds {
     /// A first request waits in a class of this shape.
     pub fn add(&mut self, shape: &Shape) {
+        self.classes += 1;
+        self.host_only += usize::from(shape.gpus == 0);
         self.hosts += usize::from(shape.needs_host());
         self.memory += usize::from(shape.names_memory());
-        for (counts, threshold) in self.counts_of(shape) {
-            *counts.entry(threshold).or_default() += 1;
+        *self.shares.entry(shape.least_share()).or_default() += 1;
+        if let Some(thresholds) = shape.thresholds {
+            *self.thresholds.entry(thresholds).or_default() += 1;
         }
     }
 
     /// The last request of a class of this shape waits no more.
     pub fn remove(&mut self, shape: &Shape) {
+        self.classes -= 1;
+        self.host_only -= usize::from(shape.gpus == 0);
         self.hosts -= usize::from(shape.needs_host());
         self.memory -= usize::from(shape.names_memory());
-        for (counts, threshold) in self.counts_of(shape) {
-            if let Entry::Occupied(mut count) = counts.entry(threshold) {
-                *count.get_mut() -= 1;
-                if *count.get() == 0 {
-                    count.remove();
-                }
-            }
+        count_down(&mut self.shares, shape.least_share());
+        if let Some(thresholds) = shape.thresholds {
+            count_down(&mut self.thresholds, thresholds);
         }
     }
 
-    fn counts_of(&mut self, shape: &Shape) -> impl Iterator<Item = (&mut BTreeMap<i64, usize>, i64)> {
-        let both = shape.thresholds.map(|thresholds| {
-            [
-                (&mut self.memory_thresholds, i64::from(thresholds.memory.0)),
-                (&mut self.utilization_thresholds, i64::from(thresholds.utilization.0)),
-            ]
-        });
-        both.into_iter().flatten()
+    /// Whether some class may take a place on a device with so much free.
+    pub fn fit_in(&self, free: Share) -> bool {
+        !free.is_zero() && self.shares.first_key_value().is_some_and(|(least, _)| *least <= free)
+    }
+
+    pub fn need_hosts(&self) -> bool {
+        self.hosts > 0
     }
 
     pub fn name_memory(&self) -> bool {
@@ -212,21 +222,23 @@ impl WaitingNeeds {
     }
 
     pub fn have_thresholds(&self) -> bool {
-        !self.memory_thresholds.is_empty()
+        !self.thresholds.is_empty()
     }
 
-    /// Whether foreign load on a device that has nothing free matters. It decides when a request that waits is certain to
-    /// start, which others that are certain to end may go by, and which hosts a request claims.
-    pub fn look_at_full_devices(&self) -> bool {
-        self.past_gpus > 0 || self.hosts > 0
+    /// Whether a device that had the first foreign load and now has the second is below other thresholds than before.
+    pub fn have_thresholds_between(&self, before: ForeignLevels, after: ForeignLevels) -> bool {
+        let mut thresholds = self.thresholds.keys();
+        self.thresholds.len() > THRESHOLDS_LOOKED_AT
+            || thresholds.any(|thresholds| before.are_below(*thresholds) != after.are_below(*thresholds))
     }
+}
 
-    /// Whether a device is below some threshold at one of these levels and not at the other.
-    pub fn have_threshold_between(&self, before: (i64, i64), after: (i64, i64)) -> bool {
-        let between = |counts: &BTreeMap<i64, usize>, a: i64, b: i64| {
-            a != b && counts.range((Bound::Excluded(a.min(b)), Bound::Included(a.max(b)))).next().is_some()
-        };
-        between(&self.memory_thresholds, before.0, after.0) || between(&self.utilization_thresholds, before.1, after.1)
+fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
+    if let Entry::Occupied(mut count) = counts.entry(key) {
+        *count.get_mut() -= 1;
+        if *count.get() == 0 {
+            count.remove();
+        }
     }
 }
 

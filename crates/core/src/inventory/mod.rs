@@ -20,6 +20,7 @@ use crate::lease::Promise;
 use crate::limits;
 use crate::outcome::Closed;
 use crate::reading::{Field, Foreign};
+use crate::request::Thresholds;
 use crate::units::{Bytes, MilliCpus, Percent, Share, Time};
 use index::{Distances, KindIndex};
 pub(crate) use slots::Slots;
@@ -475,23 +476,19 @@ impl DeviceSlot {
         before.is_some_and(|before| self.observed.is_none_or(|observed| observed.at < before))
     }
 
-    /// What is foreign on it as thresholds see it, memory and utilization: it is below a threshold that is larger than
-    /// the level.
-    ///
-    /// A device that cannot report memory is below every memory threshold. One that cannot report utilization is below
-    /// every such threshold unless a foreign process runs. One that was never judged is below none.
-    pub fn threshold_levels(&self, foreign: Option<Foreign>) -> (i64, i64) {
-        let Some(foreign) = foreign else { return (i64::MAX, i64::MAX) };
+    /// A foreign load on it, as thresholds see it.
+    pub fn foreign_levels(&self, foreign: Option<Foreign>) -> ForeignLevels {
+        let Some(foreign) = foreign else { return ForeignLevels::UNKNOWN };
         let memory = match (foreign.memory, self.facts.memory) {
             (Some(used), Some(memory)) => i64::from(Percent::of(used, memory.total).0),
-            _ => -1,
+            _ => ForeignLevels::NONE,
         };
         let utilization = match foreign.utilization {
             Some(busy) => i64::from(busy.0),
-            None if foreign.processes == 0 => -1,
+            None if foreign.processes == 0 => ForeignLevels::NONE,
             None => i64::MAX,
         };
-        (memory, utilization)
+        ForeignLevels { memory, utilization }
     }
 
     /// Takes new work and holds nothing.
@@ -519,6 +516,27 @@ impl DeviceSlot {
     pub fn measured_utilization(&self) -> Percent {
         let reported = self.observed.and_then(|observed| observed.utilization.value());
         reported.unwrap_or(Percent::of_share(self.promised))
+    }
+}
+
+/// Foreign load in thousandths of a percent, as thresholds see it.
+///
+/// A device that cannot report memory is below every memory threshold. One that cannot report utilization is below every
+/// such threshold unless a foreign process runs. One that was never judged is below none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ForeignLevels {
+    memory: i64,
+    utilization: i64,
+}
+
+impl ForeignLevels {
+    const UNKNOWN: Self = Self { memory: i64::MAX, utilization: i64::MAX };
+    /// Below every threshold, 0 among them.
+    const NONE: i64 = -1;
+
+    /// Whether both are strictly below their thresholds.
+    pub fn are_below(self, thresholds: Thresholds) -> bool {
+        self.memory < i64::from(thresholds.memory.0) && self.utilization < i64::from(thresholds.utilization.0)
     }
 }
 

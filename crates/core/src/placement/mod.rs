@@ -122,14 +122,9 @@ impl Search<'_> {
 
 /// Whether what is foreign on a device is strictly below both thresholds.
 ///
-/// A device that was never read, or not lately, is not judged below anything; see [`DeviceSlot::threshold_levels`] for
-/// one that cannot report everything.
+/// A device that was never read, or not lately, is not judged below anything.
 pub(crate) fn is_below(slot: &DeviceSlot, thresholds: Thresholds, stale_before: Option<Time>) -> bool {
-    if slot.is_stale(stale_before) {
-        return false;
-    }
-    let (memory, utilization) = slot.threshold_levels(slot.foreign);
-    memory < i64::from(thresholds.memory.0) && utilization < i64::from(thresholds.utilization.0)
+    !slot.is_stale(stale_before) && slot.foreign_levels(slot.foreign).are_below(thresholds)
 }
 
 fn order_of(strategy: Strategy) -> Option<Order> {

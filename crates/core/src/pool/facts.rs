@@ -10,7 +10,7 @@ use crate::limits;
 use crate::outcome::{Answer, Closed, Denied, Effect, InUse, Outcome};
 use crate::reading::{Attribution, Field, Foreign, Promised, Reading};
 use crate::row::{DeviceRow, NodeRow, Row};
-use crate::units::{Millis, Percent};
+use crate::units::{Millis, Percent, Share};
 
 use super::Pool;
 
@@ -174,9 +174,13 @@ impl Pool {
     }
 
     /// Whether a request that waits may be able to go once this is what is foreign on a device.
+    ///
+    /// Where requests fit in what is free of the device, that is a matter of thresholds and of device memory. The load of
+    /// a full device matters in two ways: a request claims the hosts of devices that are below its thresholds, and others
+    /// may go before it if they end before such a device is certain to be free.
     fn is_news_to_waiters(&self, slot: &DeviceSlot, foreign: Option<Foreign>) -> bool {
         let needs = &self.waiting_needs;
-        let is_free = !slot.free_share().is_zero();
+        let is_free = needs.fit_in(slot.free_share());
         if is_free && needs.have_thresholds() && slot.is_stale(self.stale_before()) {
             return true;
         }
@@ -187,10 +191,18 @@ impl Pool {
         if is_free && needs.name_memory() && memory(foreign) < memory(slot.foreign) {
             return true;
         }
-        let levels = |foreign| slot.threshold_levels(foreign);
-        (is_free || needs.look_at_full_devices())
-            && needs.have_thresholds()
-            && needs.have_threshold_between(levels(slot.foreign), levels(foreign))
+        if !needs.have_thresholds() {
+            return false;
+        }
+        let matters = is_free || needs.need_hosts() || (needs.past_gpus > 0 && self.is_certain_to_free_something(slot));
+        let levels = |foreign| slot.foreign_levels(foreign);
+        matters && needs.have_thresholds_between(levels(slot.foreign), levels(foreign))
+    }
+
+    fn is_certain_to_free_something(&self, slot: &DeviceSlot) -> bool {
+        let ends = |lease: &LeaseId| self.leases.get(lease).is_some_and(|lease| self.certain_end(lease).is_some());
+        // A device that is closed gives what its leases leave as soon as it opens.
+        self.waiting_needs.fit_in(Share::WHOLE.saturating_sub(slot.promised)) || slot.leases.iter().any(ends)
     }
 
     /// What is foreign after this reading. A reading that is not newer than the last change of leases, or whose processes

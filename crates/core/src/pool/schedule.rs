@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::classes::{Class, ClassId, Need, Shape};
 use crate::ids::{DeviceId, LeaseId, NodeId};
-use crate::inventory::{Inventory, KindId};
+use crate::inventory::{DeviceSlot, Inventory, KindId};
 use crate::lease::{Decision, Lease, LeaseState, Turn};
 use crate::limits;
 use crate::outcome::{Effect, Outcome};
@@ -38,11 +38,14 @@ pub(super) struct Wish {
 struct Passed {
     classes: Vec<ClassId>,
     guard: Guard,
+    /// When each class is certain to start, where that was worked out since the last grant.
+    starts: Vec<Option<Option<Time>>>,
 }
 
 impl Passed {
     fn add(&mut self, id: ClassId, class: &Class, inventory: &Inventory) {
         self.classes.push(id);
+        self.starts.push(None);
         self.guard.add(class, inventory);
     }
 }
@@ -78,7 +81,7 @@ impl Pool {
                 passed.add(class, self.classes.get(class), &self.inventory);
             }
         }
-        self.find_past(wish.class, &passed, wish.max_duration, Turn::OnArrival)
+        self.find_past(wish.class, &mut passed, wish.max_duration, Turn::OnArrival)
     }
 
     /// Gives everybody who waits and can go now what they wait for.
@@ -108,22 +111,32 @@ impl Pool {
             if looked_at > limits::LANES_PER_PASS || (check_what_is_left && self.nothing_left(&passed)) {
                 break;
             }
-            let wish = self.wish_again(id, class, owner, key.0.0);
             let is_passed = passed.classes.contains(&class);
+            if is_passed && self.classes.get(class).shape.gpus > 0 {
+                // Another request of its class was passed, and claims everything that this one could use.
+                continue;
+            }
+            let wish = self.wish_again(id, class, owner, key.0.0);
             if is_passed && wish.max_duration.is_none() {
                 continue;
             }
-            match self.find_past(class, &passed, wish.max_duration, Turn::Next) {
+            match self.find_past(class, &mut passed, wish.max_duration, Turn::Next) {
                 Some((place, turn)) => {
                     self.dequeue(id);
                     self.grant(id, &wish, place, turn, out);
+                    passed.starts.fill(None);
                     if self.owners.fair_key(owner, &self.policies) < key.1 {
                         // A new period began: this owner's lanes are now further ahead, maybe where nobody looks again.
                         self.stirred = true;
                         return;
                     }
                 }
-                None if !is_passed => passed.add(class, self.classes.get(class), &self.inventory),
+                None if !is_passed => {
+                    passed.add(class, self.classes.get(class), &self.inventory);
+                    if passed.classes.len() == self.waiting_needs.classes && self.waiting_needs.host_only == 0 {
+                        break;
+                    }
+                }
                 None => {}
             }
         }
@@ -134,7 +147,7 @@ impl Pool {
     fn find_past(
         &mut self,
         class: ClassId,
-        passed: &Passed,
+        passed: &mut Passed,
         max_duration: Option<Millis>,
         turn: Turn,
     ) -> Option<(Place, Turn)> {
@@ -146,8 +159,8 @@ impl Pool {
             return None;
         }
         let mut in_the_way = Passed::default();
-        for &id in &passed.classes {
-            if id == class || self.certain_start(id).is_none_or(|start| start < end) {
+        for (&id, start) in passed.classes.iter().zip(&mut passed.starts) {
+            if id == class || start.get_or_insert_with(|| self.certain_start(id)).is_none_or(|start| start < end) {
                 in_the_way.add(id, self.classes.get(id), &self.inventory);
             }
         }
@@ -336,13 +349,13 @@ impl Pool {
     fn certain_start_on(&self, shape: &Shape, id: ClassId, node: NodeId) -> Option<Time> {
         let class = self.classes.get(id);
         let slot = self.inventory.node(node);
-        let wants = |device: &&DeviceId| {
-            let slot = self.inventory.device(**device);
+        let free_at = |&device: &DeviceId| {
+            let slot = self.inventory.device(device);
+            let need = class.need_of(device, slot.kind)?;
             let judged = shape.thresholds.is_none_or(|thresholds| is_below(slot, thresholds, None));
-            judged && class.could_use(**device, slot.kind)
+            if judged { self.device_free_at(need, device, slot) } else { None }
         };
-        let usable = slot.devices.iter().filter(wants);
-        let mut device_times: Vec<Time> = usable.filter_map(|device| self.device_free_at(class, *device)).collect();
+        let mut device_times: Vec<Time> = slot.devices.iter().filter_map(free_at).collect();
         device_times.sort_unstable();
         let devices = match usize::from(shape.gpus) {
             0 => self.now,
@@ -351,10 +364,8 @@ impl Pool {
         Some(devices.max(self.host_free_at(shape, node)?))
     }
 
-    /// When a device is certain to have room for a class.
-    pub(super) fn device_free_at(&self, class: &Class, device: DeviceId) -> Option<Time> {
-        let slot = self.inventory.device(device);
-        let need = class.need(slot.kind)?;
+    /// When a device is certain to have room for what a class takes of it.
+    pub(super) fn device_free_at(&self, need: &Need, device: DeviceId, slot: &DeviceSlot) -> Option<Time> {
         let free = (u64::from((Share::WHOLE - slot.promised).0), slot.unpromised_memory().0);
         let mut ends = Vec::new();
         for lease in slot.leases.iter().filter_map(|lease| self.leases.get(lease)) {
@@ -394,7 +405,7 @@ impl Pool {
         Some(at)
     }
 
-    fn certain_end(&self, lease: &Lease) -> Option<Time> {
+    pub(super) fn certain_end(&self, lease: &Lease) -> Option<Time> {
         if lease.draining { Some(self.now) } else { lease.certain_end() }
     }
 }

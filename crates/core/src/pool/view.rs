@@ -324,7 +324,7 @@ impl Pool {
         let mut free = 0;
         for &device in &node_slot.devices {
             let slot = self.inventory.device(device);
-            let Some(need) = class.need(slot.kind).filter(|_| class.could_use(device, slot.kind)) else { continue };
+            let Some(need) = class.need_of(device, slot.kind) else { continue };
             if slot.closed().is_some() {
                 seen.closed += 1;
                 continue;
@@ -334,7 +334,7 @@ impl Pool {
                 && class.shape.max_allocations.is_none_or(|most| slot.leases.len() < usize::from(most));
             if !room {
                 // Now is when what drains may be gone, which is not certain.
-                let due = self.device_free_at(class, device).filter(|due| *due > self.now);
+                let due = self.device_free_at(need, device, slot).filter(|due| *due > self.now);
                 seen.first_due = [seen.first_due, due].into_iter().flatten().min();
                 continue;
             }

@@ -61,6 +61,8 @@ fn settle(live: &mut Session) -> Result<(), String> {
     for _ in 0..20 {
         live.clock = live.model.now.after(Millis(1));
         let from = live.log.len();
+        // There may be no device and no node left to hear of.
+        live.send(Command::Tick)?;
         for device in live.model.devices.keys().copied().collect::<Vec<_>>() {
             live.send(Command::Observe { device, reading: plain_reading(live, device) })?;
         }
