@@ -207,6 +207,7 @@ impl HeldWorker {
     fn on_limit(&self, py: Python<'_>, call: Py<PyAny>) -> PyResult<()> {
         let over = self.with(Held::over)?;
         let mailbox = Mailbox::of_running_loop(py)?;
+        // Ends with the hold.
         runtime::handle()?.spawn(async move {
             let how = over.await;
             if how.is_limit() {

@@ -14,6 +14,7 @@ use gpupool_client::{
 };
 use gpupool_confine::Signal;
 use jiff::Timestamp;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::connect::{Connect, ask, converse, explained};
@@ -143,7 +144,9 @@ async fn at_any(arguments: &Acquire, several: ClientBuilder, body: RequestBody) 
     let mut signals = Signals::listen_for_end()?;
     client.start().await.map_err(explained)?;
     let mut updates = client.updates();
-    let told = tokio::spawn(async move {
+    // Ends when it is dropped, whichever way out is taken.
+    let mut told = JoinSet::new();
+    told.spawn(async move {
         while let Some(update) = updates.next().await {
             if matches!(update, Update::Blocked { .. }) {
                 note("no agent has room; waiting at all of them");
@@ -158,7 +161,7 @@ async fn at_any(arguments: &Acquire, several: ClientBuilder, body: RequestBody) 
             return Ok(ExitCode::from(exit_code(signal)));
         }
     };
-    told.abort();
+    drop(told);
     let (agent, guard) = granted.into_guard().map_err(|lease| {
         let endpoint_id = lease.endpoint_id().to_owned();
         anyhow::anyhow!(

@@ -51,6 +51,7 @@ impl Dispatcher {
         let engine = Mutex::new(Engine::new(plan, Arc::clone(&feed), Arc::clone(&post))?);
         let shared = Arc::new(Shared { engine, feed, post, shift: Shift::default() });
         let for_relief = Arc::clone(&shared);
+        // Joined when the dispatcher is dropped.
         let relief = std::thread::Builder::new().name("gpupool-relief".into()).spawn(move || for_relief.relieve())?;
         Ok(Self { shared, events: VecDeque::new(), relief: Some(relief) })
     }

@@ -2,6 +2,7 @@
 //!
 //! The thread that does so ends when the GPUs are given back, which is when this is dropped: after the workers.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
@@ -25,15 +26,18 @@ pub(super) struct News {
     pub text: String,
 }
 
+/// News that wait to be taken; of more, the oldest are left out.
+const UNTAKEN_NEWS: usize = 4_096;
+
 /// News nobody took yet, and why there will be no GPU at all.
 #[derive(Debug, Default)]
 pub(super) struct Board {
-    news: Mutex<Vec<News>>,
+    news: Mutex<VecDeque<News>>,
     failure: Mutex<Option<String>>,
 }
 
 impl Board {
-    pub fn take(&self) -> Vec<News> {
+    pub fn take(&self) -> VecDeque<News> {
         std::mem::take(&mut *lock(&self.news))
     }
 
@@ -134,7 +138,11 @@ impl Workers {
 
     fn tell(&self, kind: &'static str, worker: Option<WorkerId>, gpu_id: Option<u32>, text: String) {
         let worker = worker.map(|worker| worker.0);
-        lock(&self.board.news).push(News { kind, worker, gpu_id, text });
+        let mut news = lock(&self.board.news);
+        if news.len() >= UNTAKEN_NEWS {
+            news.pop_front();
+        }
+        news.push_back(News { kind, worker, gpu_id, text });
     }
 
     fn ids(&self, place: usize) -> impl Iterator<Item = WorkerId> + use<> {

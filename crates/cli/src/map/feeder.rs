@@ -59,6 +59,7 @@ impl Feeder {
             Err(Trouble::Source(error)) => self.context.stop.after_this(error),
             Err(Trouble::Log(error)) => self.context.stop.now(Reason::Failed(error)),
         };
+        // Ends with its source or the run. Nobody joins it: it may wait for input for ever, and then ends with the process.
         let thread = std::thread::Builder::new().name("gpupool-feeder".into()).spawn(feed);
         thread.map(drop).context("cannot start a thread to read the arguments")
     }

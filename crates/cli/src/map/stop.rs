@@ -103,6 +103,7 @@ impl Listening {
                 }
             });
         };
+        // Ends with the process, which it ends on request until then.
         let thread = std::thread::Builder::new().name("gpupool-signals".into()).spawn(obey);
         thread.map(drop).context("cannot start a thread to listen for signals")
     }

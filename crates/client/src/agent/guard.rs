@@ -150,6 +150,7 @@ impl Drop for LeaseGuard {
         if self.let_go_on.is_some()
             && let Some(keeping) = self.client.inner.young.take(self.young)
         {
+            // Ends when the lease is given back, or could not be for a while.
             self.runtime.spawn(async move { keeping.keeper.end(false, None).await });
         }
     }
@@ -301,11 +302,27 @@ fn ttl(lease: &Lease) -> Duration {
 pub(crate) type YoungId = (Instant, u64);
 
 /// The young leases of one client.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Young {
     leases: Mutex<Leases>,
-    /// One is due before the task planned to wake.
+    /// One is due before the task planned to wake, or the client is gone.
     sooner: Arc<Notify>,
+    made_by: u32,
+}
+
+impl Default for Young {
+    fn default() -> Self {
+        Self { leases: Mutex::default(), sooner: Arc::default(), made_by: std::process::id() }
+    }
+}
+
+impl Drop for Young {
+    fn drop(&mut self) {
+        // The task ends with the client. In a forked child there is none, and waking it could wait for ever for a lock.
+        if self.made_by == std::process::id() {
+            self.sooner.notify_one();
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -365,6 +382,7 @@ async fn hand_on(inner: Weak<Inner>, sooner: Arc<Notify>, mut next: Instant) {
         let Some(inner) = inner.upgrade() else { return };
         let (due, later) = inner.young.due(Instant::now());
         for keeping in due {
+            // Ends when the guard is dropped, or the lease is lost.
             tokio::spawn(keeping.keep());
         }
         match later {

@@ -142,6 +142,7 @@ impl AgentClient {
     async fn want(&self, body: RequestBody, key: IdempotencyKey) -> Result<Wanted, ClientError> {
         let (answer, answered) = oneshot::channel();
         let client = self.clone();
+        // Ends with the answer, or when the client has tried for long enough.
         tokio::spawn(async move {
             let asked = client.request_as(&body, &key).await;
             // Where nobody waits for the answer any more, dropping it gives the lease back.
@@ -182,6 +183,7 @@ impl Drop for Wanted {
             return;
         }
         let (client, lease) = (self.client.clone(), self.lease.id);
+        // Ends within the patience.
         self.runtime.spawn(async move {
             if let Err(error) = client.release_within(lease, RELEASE_PATIENCE).await {
                 tracing::warn!(%error, lease, "a request nobody waits for could not be taken back; it ends by itself");

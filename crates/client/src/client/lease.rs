@@ -293,6 +293,7 @@ fn watch_books(held: &Held, body: &Body, books: Arc<Books>) {
     let (held, body) = (held.clone(), body.clone());
     let runtime = held.running.runtime.clone();
     let mut stopping = held.running.stopping();
+    // Ends with the lease, or when the client stops.
     runtime.spawn(async move {
         tokio::select! {
             biased;

@@ -287,6 +287,7 @@ pub(super) enum Stray {
 /// Gives something back, in the background.
 pub(super) fn give_back(runtime: &Handle, place: &Arc<Place>, stray: Stray) {
     let (place, under_way) = (place.clone(), place.returns.begin());
+    // Ends when the endpoint answered or did not in time; stopping the client waits for it.
     runtime.spawn(async move {
         take_back(&place, stray).await;
         drop(under_way);

@@ -38,6 +38,17 @@ const DELETE: &str = "DELETE /v1/leases/1";
 const RENEW: &str = "POST /v1/leases/1/renew";
 
 #[tokio::test]
+async fn each_wait_takes_one_question_and_nothing_is_asked_before_or_after() {
+    let server = agent(queued, |number| if number < 3 { queued() } else { active() }, |_| active()).await;
+    let granted = server.client().wait_until_granted(RequestBody::default(), WaitOptions::default(), |_| {});
+    let guard = in_time("the grant", granted).await.unwrap();
+    let asked: Vec<String> = server.seen().into_iter().map(|asked| asked.what).collect();
+    let follow = "GET /v1/leases/1?wait_secs=10";
+    assert_eq!(asked, ["POST /v1/leases", follow, follow, follow]);
+    in_time("the release", guard.release()).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_waiter_is_told_how_it_goes_and_then_holds_the_lease() {
     let follow = |number| match number {
         1 => queued(),

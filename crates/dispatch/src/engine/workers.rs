@@ -31,6 +31,7 @@ impl Engine {
             let outcome = start(&plan, &place, &watcher, Box::new(on_excess)).map(Box::new);
             post.send(Message::Started { slot: at, generation, outcome });
         };
+        // Ends when the process is started or cannot be; the run is not over before.
         let thread = std::thread::Builder::new().name("gpupool-start".into());
         if let Err(error) = untaken_by_threads_of(|| thread.spawn(start_it)) {
             let why = format!("no thread can be had to start it: {error}");

@@ -223,6 +223,7 @@ pub(crate) fn end(
             reap();
         }
     };
+    // Ends when the process has, after the grace at the latest.
     let thread = thread::Builder::new().name("gpupool-bury".into());
     if untaken_by_threads_of(|| thread.spawn(reap.clone())).is_err() {
         // No thread can be had: then it takes as long as it takes.

@@ -160,6 +160,7 @@ impl Writer {
         end_torn_line(&mut file)?;
         let (lines, incoming) = sync_channel(AUDIT_UNWRITTEN);
         let (is_done, done) = sync_channel(0);
+        // Ends when the lines are hung up, which `close` waits for.
         std::thread::Builder::new().name("gpupool-audit".into()).spawn(move || {
             if let Err(error) = write_lines(&file, &incoming) {
                 let _ = failure.set(error.to_string().into());
