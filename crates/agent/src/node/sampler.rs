@@ -41,6 +41,8 @@ pub const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(10);
 
 /// The sources that do not answer, and why.
 pub type Troubles = [(SourceKind, SourceError)];
+/// Takes samples.
+pub type Deliver = Box<dyn FnMut(NodeSample, &Troubles) + Send>;
 
 /// Everything that a sampler needs besides its sources.
 pub struct SamplerSpec {
@@ -53,7 +55,7 @@ pub struct SamplerSpec {
     /// Returns what leases hold, for the attribution of processes. Must not block.
     pub holdings: Box<dyn FnMut() -> Holdings + Send>,
     /// Takes a sample after each round and after each late answer. Must not block.
-    pub deliver: Box<dyn FnMut(NodeSample, &Troubles) + Send>,
+    pub deliver: Deliver,
     /// The statistics to publish; their filter says which devices are sampled.
     pub publish: Arc<Statistics>,
 }
@@ -199,7 +201,7 @@ struct Rounds {
     refresh: Duration,
     node: NodeFacts,
     holdings: Box<dyn FnMut() -> Holdings + Send>,
-    deliver: Box<dyn FnMut(NodeSample, &Troubles) + Send>,
+    deliver: Deliver,
     publish: Arc<Statistics>,
     inbox: Receiver<Wakeup>,
     /// Answers that were taken and not handed out yet, with the numbers of their sources.
