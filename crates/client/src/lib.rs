@@ -26,7 +26,7 @@
 //!
 //! Everything needs a Tokio runtime, and tasks end with it: what was not released by then ends with its ttl.
 
-#![warn(missing_docs)]
+#![warn(missing_docs, unreachable_pub)]
 
 #[cfg(test)]
 extern crate self as gpupool_client;

@@ -67,25 +67,25 @@ impl Default for Backoff {
 
 impl Backoff {
     /// From this pause, doubled each time, up to that one.
-    pub fn between(first: Duration, most: Duration) -> Self {
+    pub(crate) fn between(first: Duration, most: Duration) -> Self {
         Self { first, most, tries: 0 }
     }
 
     /// The next pause.
-    pub fn next(&mut self) -> Duration {
+    pub(crate) fn next(&mut self) -> Duration {
         let pause = self.pause(fraction());
         self.tries = self.tries.saturating_add(1);
         pause
     }
 
     /// Waits for the next pause, but never past an instant.
-    pub async fn pause_until(&mut self, latest: tokio::time::Instant) {
+    pub(crate) async fn pause_until(&mut self, latest: tokio::time::Instant) {
         let next = tokio::time::Instant::now() + self.next();
         tokio::time::sleep_until(next.min(latest)).await;
     }
 
     /// Starts over: it worked.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.tries = 0;
     }
 

@@ -83,7 +83,7 @@ pub(crate) struct Http {
 
 impl Http {
     /// The question, not sent yet.
-    pub fn build(&self, question: Question) -> RequestBuilder {
+    pub(crate) fn build(&self, question: Question) -> RequestBuilder {
         let address = self.endpoint.address(&question.route);
         let request = self.client.request(question.method, address).headers(question.headers);
         let request = if question.query.is_empty() { request } else { request.query(&question.query) };

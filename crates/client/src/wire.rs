@@ -61,7 +61,7 @@ impl Transport for Wire {
 
 impl Wire {
     /// The way to an endpoint, where it is one on this machine and not encrypted.
-    pub fn to(endpoint: &Endpoint, mut headers: HeaderMap, connect: Duration) -> Option<Self> {
+    pub(crate) fn to(endpoint: &Endpoint, mut headers: HeaderMap, connect: Duration) -> Option<Self> {
         if !endpoint.is_local() || endpoint.is_encrypted() {
             return None;
         }

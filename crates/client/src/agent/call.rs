@@ -30,11 +30,11 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    pub fn get(route: impl Into<String>) -> Self {
+    pub(crate) fn get(route: impl Into<String>) -> Self {
         Self::new(Method::GET, route)
     }
 
-    pub fn post(route: impl Into<String>, body: &impl Serialize) -> Self {
+    pub(crate) fn post(route: impl Into<String>, body: &impl Serialize) -> Self {
         // The bodies are texts, numbers and maps with text keys, which always have a form in JSON.
         let body = serde_json::to_vec(body).unwrap_or_default();
         let mut call = Self::new(Method::POST, route);
@@ -42,7 +42,7 @@ impl Call {
         call
     }
 
-    pub fn delete(route: impl Into<String>) -> Self {
+    pub(crate) fn delete(route: impl Into<String>) -> Self {
         Self::new(Method::DELETE, route)
     }
 
@@ -53,13 +53,13 @@ impl Call {
     }
 
     /// Adds to the query, where there is a value.
-    pub fn query(mut self, name: &'static str, value: Option<impl ToString>) -> Self {
+    pub(crate) fn query(mut self, name: &'static str, value: Option<impl ToString>) -> Self {
         self.question.query.extend(value.map(|value| (name, value.to_string())));
         self
     }
 
     /// Adds a header, where its value can be sent.
-    pub fn header(mut self, name: &'static str, value: &str) -> Self {
+    pub(crate) fn header(mut self, name: &'static str, value: &str) -> Self {
         if let Ok(value) = value.parse() {
             self.question.headers.insert(name, value);
         }
@@ -67,17 +67,17 @@ impl Call {
     }
 
     /// The agent was asked to wait so long.
-    pub fn waits(self, wait: Duration) -> Self {
+    pub(crate) fn waits(self, wait: Duration) -> Self {
         Self { wait, ..self }
     }
 
     /// Asking twice does it twice: sent again only where it cannot have arrived.
-    pub fn only_once(self) -> Self {
+    pub(crate) fn only_once(self) -> Self {
         Self { is_repeatable: false, ..self }
     }
 
     /// 503 may come with the answer.
-    pub fn may_be_degraded(self) -> Self {
+    pub(crate) fn may_be_degraded(self) -> Self {
         Self { may_be_degraded: true, ..self }
     }
 }

@@ -174,7 +174,7 @@ impl fmt::Debug for Keeping {
 
 impl Keeping {
     /// Renews until the guard has other orders, or the lease is lost.
-    pub async fn keep(self) {
+    pub(crate) async fn keep(self) {
         let Self { mut keeper, tell, mut orders, on_lost } = self;
         let lost = tokio::select! {
             biased;
@@ -335,7 +335,7 @@ struct Leases {
 
 impl Young {
     /// Keeps one until it is due.
-    pub fn add(inner: &Arc<Inner>, due: Instant, keeping: Keeping) -> YoungId {
+    pub(crate) fn add(inner: &Arc<Inner>, due: Instant, keeping: Keeping) -> YoungId {
         let mut leases = inner.young.lock();
         leases.last += 1;
         let id = (due, leases.last);
@@ -352,7 +352,7 @@ impl Young {
     }
 
     /// Takes one out; `None` where it has a task of its own by now.
-    pub fn take(&self, id: YoungId) -> Option<Keeping> {
+    pub(crate) fn take(&self, id: YoungId) -> Option<Keeping> {
         self.lock().by_due.remove(&id)
     }
 

@@ -172,7 +172,7 @@ pub(crate) struct Parser {
 
 impl Parser {
     /// Takes a chunk.
-    pub fn push(&mut self, chunk: &[u8]) -> Result<(), TooLong> {
+    pub(super) fn push(&mut self, chunk: &[u8]) -> Result<(), TooLong> {
         for &byte in chunk {
             let ends_same_line = std::mem::replace(&mut self.after_return, byte == b'\r') && byte == b'\n';
             match byte {
@@ -188,7 +188,7 @@ impl Parser {
     }
 
     /// The next frame that is whole.
-    pub fn next(&mut self) -> Option<Frame> {
+    pub(super) fn next(&mut self) -> Option<Frame> {
         self.ready.pop_front()
     }
 

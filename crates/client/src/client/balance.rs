@@ -41,18 +41,18 @@ pub(super) struct Balancer {
 
 impl Balancer {
     /// `chance` in 0..1 decides who comes first, so that many clients do not begin at the same endpoint.
-    pub fn new(strategy: Balancing, places: usize, mut chance: impl FnMut() -> f64) -> Self {
+    pub(super) fn new(strategy: Balancing, places: usize, mut chance: impl FnMut() -> f64) -> Self {
         // Between -1 and 0: no endpoint is ahead of one that was chosen.
         let turns = (0..places).map(|_| -chance()).collect();
         Self { strategy, turns, choices: 0.0 }
     }
 
-    pub fn strategy(&self) -> Balancing {
+    pub(super) fn strategy(&self) -> Balancing {
         self.strategy
     }
 
     /// The candidates, best first. The first counts as chosen until [`Balancer::moved`] says otherwise.
-    pub fn order(&mut self, mut candidates: Vec<Candidate>, mut chance: impl FnMut() -> f64) -> Vec<usize> {
+    pub(super) fn order(&mut self, mut candidates: Vec<Candidate>, mut chance: impl FnMut() -> f64) -> Vec<usize> {
         let weights: f64 = candidates.iter().map(|one| one.total as f64).sum();
         if self.strategy == Balancing::Weighted {
             for one in &candidates {
@@ -77,7 +77,7 @@ impl Balancer {
     }
 
     /// The one that was chosen did not serve; another one does.
-    pub fn moved(&mut self, from: usize, to: usize) {
+    pub(super) fn moved(&mut self, from: usize, to: usize) {
         if self.strategy == Balancing::Weighted {
             self.turns[from] += 1.0;
         }
@@ -185,7 +185,7 @@ pub(super) struct Need<'a> {
 }
 
 impl<'a> Need<'a> {
-    pub fn of(body: &'a RequestBody) -> Self {
+    pub(super) fn of(body: &'a RequestBody) -> Self {
         Self {
             body,
             memory_threshold: body.memory_threshold.unwrap_or(80.0),
@@ -194,12 +194,12 @@ impl<'a> Need<'a> {
     }
 
     /// How many GPUs it needs at once.
-    pub fn gpus(&self) -> usize {
+    pub(super) fn gpus(&self) -> usize {
         self.body.gpus.unwrap_or(1).into()
     }
 
     /// Whether a GPU would do.
-    pub fn is_met_by(&self, gpu: &Gpu) -> bool {
+    pub(super) fn is_met_by(&self, gpu: &Gpu) -> bool {
         gpu.closed.is_none() && self.is_below_thresholds(gpu) && self.has_room(gpu) && self.is_selected(gpu)
     }
 
@@ -240,13 +240,13 @@ impl<'a> Need<'a> {
 
 impl Seen {
     /// How many GPUs would do; none where they are fewer than are needed.
-    pub fn room_for(&self, need: &Need<'_>) -> usize {
+    pub(super) fn room_for(&self, need: &Need<'_>) -> usize {
         let found = self.gpus.iter().filter(|gpu| need.is_met_by(gpu)).count();
         if found < need.gpus().max(1) { 0 } else { found }
     }
 
     /// Somebody was given this much of a GPU, or gave it back: known before the next look.
-    pub fn count(&mut self, gpu_id: u32, fraction: f64, memory_mib: u64, is_given: bool) {
+    pub(super) fn count(&mut self, gpu_id: u32, fraction: f64, memory_mib: u64, is_given: bool) {
         let Some(gpu) = self.gpus.iter_mut().find(|gpu| gpu.gpu_id == gpu_id) else { return };
         if is_given {
             gpu.promised = (gpu.promised + fraction).min(1.0);

@@ -45,7 +45,7 @@ pub(crate) struct Books {
 impl Books {
     /// Empty books: what the server has is told by [`Books::take_in`]. `node` names it, `owner` is who asks where a request
     /// does not say; a reading older than `reading_max_age` says nothing about who else uses a GPU, so nobody gets it.
-    pub fn new(node: &str, owner: &str, reading_max_age: Duration) -> Self {
+    pub(super) fn new(node: &str, owner: &str, reading_max_age: Duration) -> Self {
         let max_age = Millis(u64::try_from(reading_max_age.as_millis()).unwrap_or(u64::MAX));
         let settings = Settings { drain: Drain::AtOnce, reading_max_age: Some(max_age) };
         let state = State {
@@ -64,18 +64,18 @@ impl Books {
 
     /// A look at the server: GPUs that are new, gone or back, and a reading of each. `stats`, where they were asked for, tell
     /// sizes, UUIDs and health, which hold until the next ones. What the server itself calls stale or failed says nothing.
-    pub fn take_in(&self, summary: &Summary, stats: Option<&Stats>) {
+    pub(super) fn take_in(&self, summary: &Summary, stats: Option<&Stats>) {
         self.lock().take_in(summary, stats);
     }
 
     /// The server does not answer: no new work there until it is seen again. What is held stays held.
-    pub fn away(&self) {
+    pub(super) fn away(&self) {
         self.lock().close();
     }
 
     /// Asks. The answer is active, offered (a hedged request), or waits and must be followed; asked again with the same key it
     /// is the same lease. Refusals carry the codes of an agent, or `not_seen` before the server was first looked at.
-    pub fn request(&self, body: &RequestBody, key: &IdempotencyKey) -> Result<Lease, ClientError> {
+    pub(super) fn request(&self, body: &RequestBody, key: &IdempotencyKey) -> Result<Lease, ClientError> {
         let mut state = self.lock();
         if state.node_id.is_none() {
             return Err(not_seen(&state.node));
@@ -90,7 +90,7 @@ impl Books {
 
     /// Keeps waiting requests in the queue, and answers as soon as any of them does not wait; after `wait` at the latest.
     /// Nobody asking for a request for 15 s takes it out of the queue.
-    pub async fn follow_all(&self, leases: &[u64], wait: Duration) -> Followed {
+    pub(super) async fn follow_all(&self, leases: &[u64], wait: Duration) -> Followed {
         let now = Instant::now();
         let until = now.checked_add(wait).unwrap_or(now + FAR);
         let mut changes = self.lock().changes.follow();
@@ -107,24 +107,24 @@ impl Books {
     }
 
     /// Takes an offer.
-    pub fn confirm(&self, lease: u64, token: u64) -> Result<Lease, ClientError> {
+    pub(super) fn confirm(&self, lease: u64, token: u64) -> Result<Lease, ClientError> {
         self.lock().ask(Command::Confirm { lease: LeaseId(lease), token: Token(token) })
     }
 
     /// Gives a lease back, or stops waiting. Twice is harmless; `None` where there is no such lease.
-    pub fn release(&self, lease: u64) -> Option<Lease> {
+    pub(super) fn release(&self, lease: u64) -> Option<Lease> {
         self.lock().ask(Command::Release { lease: LeaseId(lease) }).ok()
     }
 
     /// A lease as it is now; `None` where there is no such lease, or it is long over.
-    pub fn lease(&self, lease: u64) -> Option<Lease> {
+    pub(super) fn lease(&self, lease: u64) -> Option<Lease> {
         let mut state = self.lock();
         state.tick();
         state.body(LeaseId(lease))
     }
 
     /// Waits for the end of a lease (such as after its `max_duration_secs`); `None` where it is not known any more.
-    pub async fn ended(&self, lease: u64) -> Option<Lease> {
+    pub(super) async fn ended(&self, lease: u64) -> Option<Lease> {
         let mut changes = self.lock().changes.follow();
         loop {
             changes.mark_seen();
@@ -142,7 +142,7 @@ impl Books {
     }
 
     /// Every GPU the server was seen to have, by number.
-    pub fn gpus(&self) -> Vec<Gpu> {
+    pub(super) fn gpus(&self) -> Vec<Gpu> {
         let mut state = self.lock();
         state.tick();
         all_gpus(&state)

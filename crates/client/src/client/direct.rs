@@ -35,7 +35,7 @@ pub(super) struct Wanted {
 
 impl Wanted {
     /// Fills in what the client is set up with, and refuses what no server would take.
-    pub fn new(mut body: RequestBody, settings: &Settings, places: usize) -> Result<Self, ClientError> {
+    pub(super) fn new(mut body: RequestBody, settings: &Settings, places: usize) -> Result<Self, ClientError> {
         body.memory_threshold.get_or_insert(settings.memory_threshold);
         body.utilization_threshold.get_or_insert(settings.utilization_threshold);
         let worker_id = body.worker_id.get_or_insert_with(worker_id).clone();
@@ -59,16 +59,16 @@ impl Wanted {
     }
 
     /// The same, to be granted at once or not at all, and active at once.
-    pub fn at_once(&self) -> Arc<RequestBody> {
+    pub(super) fn at_once(&self) -> Arc<RequestBody> {
         Arc::new(RequestBody { queue: Some(false), hedged: false, ..(*self.body).clone() })
     }
 
-    pub fn too_long(&self) -> ClientError {
+    pub(super) fn too_long(&self) -> ClientError {
         ClientError::WaitedTooLong { worker_id: self.worker_id.to_string(), after: self.deadline - self.asked }
     }
 
     /// It waits; told once.
-    pub fn blocked(&mut self, running: &Running, place: usize) {
+    pub(super) fn blocked(&mut self, running: &Running, place: usize) {
         if std::mem::replace(&mut self.is_blocked, true) {
             return;
         }
@@ -77,7 +77,7 @@ impl Wanted {
         running.tell(Update::Blocked { worker_id: self.worker_id.to_string() });
     }
 
-    pub fn is_blocked(&self) -> bool {
+    pub(super) fn is_blocked(&self) -> bool {
         self.is_blocked
     }
 }
@@ -245,17 +245,17 @@ pub(super) struct RetryBudget {
 }
 
 impl RetryBudget {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { left: RETRY_BUDGET * RETRY_COST }
     }
 
     /// Something new was asked: a part of a retry is earned.
-    pub fn earn(&mut self) {
+    pub(super) fn earn(&mut self) {
         self.left = (self.left + 1).min(RETRY_BUDGET * RETRY_COST);
     }
 
     /// Whether trying again once more is allowed; if so, it is taken.
-    pub fn spend(&mut self) -> bool {
+    pub(super) fn spend(&mut self) -> bool {
         let left = self.left.checked_sub(RETRY_COST);
         self.left = left.unwrap_or(self.left);
         left.is_some()

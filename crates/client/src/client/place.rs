@@ -76,27 +76,33 @@ pub(super) struct Known {
 }
 
 impl Place {
-    pub fn new(number: usize, id: String, agent: AgentClient, weather: Arc<Changes>, returns: Arc<Returns>) -> Self {
+    pub(super) fn new(
+        number: usize,
+        id: String,
+        agent: AgentClient,
+        weather: Arc<Changes>,
+        returns: Arc<Returns>,
+    ) -> Self {
         Self { number, id, agent, known: Mutex::default(), weather, returns, look_now: Notify::new() }
     }
 
-    pub fn known(&self) -> MutexGuard<'_, Known> {
+    pub(super) fn known(&self) -> MutexGuard<'_, Known> {
         // Nothing here panics while it holds the lock; if it did, what is known would still be of use.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether it can be asked now.
-    pub fn is_usable(&self) -> bool {
+    pub(super) fn is_usable(&self) -> bool {
         self.known().is_usable()
     }
 
     /// Tells those who wait for a change.
-    pub fn tell_weather(&self) {
+    pub(super) fn tell_weather(&self) {
         self.weather.tell();
     }
 
     /// What it would be to a request; `None` where it has no room, or cannot be asked.
-    pub fn candidate(&self, need: &Need<'_>, now: Instant) -> Option<Candidate> {
+    pub(super) fn candidate(&self, need: &Need<'_>, now: Instant) -> Option<Candidate> {
         let known = self.known();
         let seen = known.seen.as_ref().filter(|_| known.is_usable())?;
         let available = seen.room_for(need).saturating_sub(known.in_flight);
@@ -111,7 +117,7 @@ impl Place {
     }
 
     /// Why it cannot be asked.
-    pub fn trouble(&self) -> String {
+    pub(super) fn trouble(&self) -> String {
         let known = self.known();
         match (&known.error, known.breaker.probe_at()) {
             (Some(error), Some(at)) => {
@@ -123,7 +129,7 @@ impl Place {
         }
     }
 
-    pub async fn request(&self, body: &RequestBody, key: &IdempotencyKey) -> Result<Lease, ClientError> {
+    pub(super) async fn request(&self, body: &RequestBody, key: &IdempotencyKey) -> Result<Lease, ClientError> {
         self.known().requests += 1;
         match self.desk() {
             Some(Desk::Books(books)) => books.request(body, key),
@@ -131,7 +137,7 @@ impl Place {
         }
     }
 
-    pub async fn follow_all(&self, leases: &[u64], wait: Duration) -> Result<Followed, ClientError> {
+    pub(super) async fn follow_all(&self, leases: &[u64], wait: Duration) -> Result<Followed, ClientError> {
         match self.desk() {
             Some(Desk::Books(books)) => Ok(books.follow_all(leases, wait).await),
             _ => {
@@ -143,35 +149,35 @@ impl Place {
         }
     }
 
-    pub async fn confirm(&self, lease: u64, token: u64) -> Result<Lease, ClientError> {
+    pub(super) async fn confirm(&self, lease: u64, token: u64) -> Result<Lease, ClientError> {
         match self.desk() {
             Some(Desk::Books(books)) => books.confirm(lease, token),
             _ => self.judged(self.agent.confirm(lease, token)).await,
         }
     }
 
-    pub async fn renew(&self, lease: u64, token: u64) -> Result<Lease, ClientError> {
+    pub(super) async fn renew(&self, lease: u64, token: u64) -> Result<Lease, ClientError> {
         self.judged(self.agent.renew(lease, token)).await
     }
 
-    pub async fn release(&self, lease: u64) -> Result<Option<Lease>, ClientError> {
+    pub(super) async fn release(&self, lease: u64) -> Result<Option<Lease>, ClientError> {
         match self.desk() {
             Some(Desk::Books(books)) => Ok(books.release(lease)),
             _ => self.judged(self.agent.release(lease)).await,
         }
     }
 
-    pub fn desk(&self) -> Option<Desk> {
+    pub(super) fn desk(&self) -> Option<Desk> {
         self.known().desk.clone()
     }
 
     /// Whether this client decides there.
-    pub fn keeps_books(&self) -> bool {
+    pub(super) fn keeps_books(&self) -> bool {
         matches!(self.desk(), Some(Desk::Books(_)))
     }
 
     /// Keeps in mind what has to be given back when the endpoint answers again.
-    pub fn remember(&self, stray: Stray) {
+    pub(super) fn remember(&self, stray: Stray) {
         let mut known = self.known();
         if known.strays.len() >= STRAYS {
             // The oldest has most likely ended by itself.
@@ -181,7 +187,7 @@ impl Place {
     }
 
     /// A lease there was granted to this client, or is not held by it any more.
-    pub fn count(&self, lease: &Lease, is_given: bool) {
+    pub(super) fn count(&self, lease: &Lease, is_given: bool) {
         let mut known = self.known();
         known.granted += u64::from(is_given);
         if let Some(seen) = &mut known.seen {
@@ -192,7 +198,7 @@ impl Place {
     }
 
     /// The GPUs as they were last seen.
-    pub fn gpus(&self) -> Vec<Gpu> {
+    pub(super) fn gpus(&self) -> Vec<Gpu> {
         self.known().seen.as_ref().map(|seen| seen.gpus.clone()).unwrap_or_default()
     }
 
@@ -204,7 +210,7 @@ impl Place {
     }
 
     /// Takes in how a question went; a refusal is an answer.
-    pub fn judge(&self, began: Option<Instant>, error: Option<&ClientError>) {
+    pub(super) fn judge(&self, began: Option<Instant>, error: Option<&ClientError>) {
         let now = Instant::now();
         let fault = error.filter(|error| is_fault(error));
         let mut known = self.known();
@@ -241,7 +247,7 @@ impl Place {
 }
 
 impl Known {
-    pub fn is_usable(&self) -> bool {
+    pub(super) fn is_usable(&self) -> bool {
         self.desk.is_some() && self.breaker.is_closed()
     }
 
@@ -391,12 +397,12 @@ pub(super) struct Breaker {
 
 impl Breaker {
     /// Whether the endpoint may be asked.
-    pub fn is_closed(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.state == State::Closed
     }
 
     /// When it is to be looked at again, where it is left alone.
-    pub fn probe_at(&self) -> Option<Instant> {
+    pub(super) fn probe_at(&self) -> Option<Instant> {
         match self.state {
             State::Open { until } => Some(until),
             State::Closed | State::HalfOpen { .. } => None,
@@ -404,14 +410,14 @@ impl Breaker {
     }
 
     /// It is being looked at: its time is up, or somebody wants it.
-    pub fn begin_probe(&mut self) {
+    pub(super) fn begin_probe(&mut self) {
         if let State::Open { .. } = self.state {
             self.state = State::HalfOpen { successes: 0 };
         }
     }
 
     /// It answered.
-    pub fn succeeded(&mut self, now: Instant) -> Change {
+    pub(super) fn succeeded(&mut self, now: Instant) -> Change {
         self.successes += 1;
         match self.state {
             State::Closed => self.failures_in_a_row = 0,
@@ -431,7 +437,7 @@ impl Breaker {
     }
 
     /// It failed. `chance` in 0..1 spreads the times at which many clients come back.
-    pub fn failed(&mut self, now: Instant, chance: f64) -> Change {
+    pub(super) fn failed(&mut self, now: Instant, chance: f64) -> Change {
         self.failures += 1;
         self.failures_in_a_row = self.failures_in_a_row.saturating_add(1);
         let opens = match self.state {
@@ -450,14 +456,14 @@ impl Breaker {
     }
 
     /// How much of its share of the work an endpoint gets that has just come back, 0..=1.
-    pub fn share(&self, now: Instant) -> f64 {
+    pub(super) fn share(&self, now: Instant) -> f64 {
         let Some(returned) = self.returned else { return 1.0 };
         let part = now.duration_since(returned).as_secs_f64() / RETURN_TIME.as_secs_f64();
         (RETURN_FIRST_SHARE + part * (1.0 - RETURN_FIRST_SHARE)).min(1.0)
     }
 
     /// The name of the state it is in.
-    pub fn state_name(&self) -> &'static str {
+    pub(super) fn state_name(&self) -> &'static str {
         match self.state {
             State::Closed => "closed",
             State::Open { .. } => "open",

@@ -51,7 +51,12 @@ pub(super) struct Counts {
 }
 
 impl Core {
-    pub fn new(settings: Settings, places: Vec<Arc<Place>>, weather: Arc<Changes>, returns: Arc<Returns>) -> Self {
+    pub(super) fn new(
+        settings: Settings,
+        places: Vec<Arc<Place>>,
+        weather: Arc<Changes>,
+        returns: Arc<Returns>,
+    ) -> Self {
         Self {
             balancer: Mutex::new(Balancer::new(settings.strategy, places.len(), random::fraction)),
             budget: Mutex::new(RetryBudget::new()),
@@ -67,11 +72,11 @@ impl Core {
     }
 
     /// The endpoint that somebody means by its id, its host and port, or its address.
-    pub fn place_called(&self, said: &str) -> Option<&Arc<Place>> {
+    pub(super) fn place_called(&self, said: &str) -> Option<&Arc<Place>> {
         self.places.iter().find(|place| is_meant(said, &place.id, place.agent.endpoint()))
     }
 
-    pub fn is_any_usable(&self) -> bool {
+    pub(super) fn is_any_usable(&self) -> bool {
         self.places.iter().any(|place| place.is_usable())
     }
 }
@@ -119,12 +124,12 @@ pub(super) struct Running {
 
 impl Running {
     /// Starts all tasks, on the runtime this is called on.
-    pub fn start(core: &Arc<Core>) -> Arc<Self> {
+    pub(super) fn start(core: &Arc<Core>) -> Arc<Self> {
         Self::start_for(core, WAITING)
     }
 
     /// The same, for so many requests that wait.
-    pub fn start_for(core: &Arc<Core>, waiting: usize) -> Arc<Self> {
+    pub(super) fn start_for(core: &Arc<Core>, waiting: usize) -> Arc<Self> {
         let stop: Arc<Changes> = Arc::default();
         let lines = core.places.iter().map(|place| {
             // Ends when the client stops.
@@ -147,21 +152,21 @@ impl Running {
     }
 
     /// Ends all tasks; those who wait are told.
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.stop.tell();
     }
 
     /// Tells of the client's stop, even if it is already over.
-    pub fn stopping(&self) -> Follower {
+    pub(super) fn stopping(&self) -> Follower {
         self.stop.follow_from_start()
     }
 
-    pub fn places(&self) -> &[Arc<Place>] {
+    pub(super) fn places(&self) -> &[Arc<Place>] {
         &self.core.places
     }
 
     /// Waits until one more may wait at the endpoints, in the order of the calls.
-    pub async fn admit(&self) -> Admission {
+    pub(super) async fn admit(&self) -> Admission {
         match Arc::clone(&self.admissions).acquire_owned().await {
             Ok(permit) => Arc::new(permit),
             // It is never closed.
@@ -170,7 +175,7 @@ impl Running {
     }
 
     /// Lets one more wait at every endpoint, in the same order at each.
-    pub fn enter(&self, waiter: impl Fn(u64) -> Waiter) -> u64 {
+    pub(super) fn enter(&self, waiter: impl Fn(u64) -> Waiter) -> u64 {
         let mut waiting = locked(&self.waiting);
         let id = waiting.arrive();
         for place in 0..self.lines.len() {
@@ -180,7 +185,7 @@ impl Running {
     }
 
     /// This one waits no longer; only the winner keeps what it got.
-    pub fn leave(&self, waiter: u64, winner: Option<usize>, admission: &Admission) {
+    pub(super) fn leave(&self, waiter: u64, winner: Option<usize>, admission: &Admission) {
         if !locked(&self.waiting).numbers.remove(&waiter) {
             return;
         }
@@ -191,7 +196,7 @@ impl Running {
     }
 
     /// Waits until a condition on the endpoints holds; `false` if the client stops first.
-    pub async fn wait_until(&self, is_so: impl Fn() -> bool) -> bool {
+    pub(super) async fn wait_until(&self, is_so: impl Fn() -> bool) -> bool {
         let (mut weather, mut stopping) = (self.core.weather.follow(), self.stopping());
         while !is_so() {
             tokio::select! {
@@ -204,26 +209,26 @@ impl Running {
     }
 
     /// How many wait.
-    pub fn waiting(&self) -> usize {
+    pub(super) fn waiting(&self) -> usize {
         locked(&self.waiting).numbers.len()
     }
 
-    pub fn order(&self, place: usize, order: Order) {
+    pub(super) fn order(&self, place: usize, order: Order) {
         // A line that is gone has given everything back.
         let given = self.lines[place].try_send(order);
         debug_assert!(!matches!(given, Err(TrySendError::Full(_))), "a line has room for all orders there can be");
     }
 
-    pub fn live(&self) -> MutexGuard<'_, BTreeMap<u64, Live>> {
+    pub(super) fn live(&self) -> MutexGuard<'_, BTreeMap<u64, Live>> {
         locked(&self.live)
     }
 
-    pub fn tell(&self, update: Update) {
+    pub(super) fn tell(&self, update: Update) {
         self.core.telling.tell(update);
     }
 
     /// Why nobody can be asked.
-    pub fn unavailable(&self) -> ClientError {
+    pub(super) fn unavailable(&self) -> ClientError {
         let places = &self.core.places;
         if let [place] = places.as_slice()
             && let Some(at) = place.known().breaker.probe_at()
@@ -267,18 +272,18 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    pub fn tell(&self) {
+    pub(super) fn tell(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
         self.wake.notify_waiters();
     }
 
     /// Follows all changes, those of the past too.
-    pub fn follow_from_start(self: &Arc<Self>) -> Follower {
+    pub(super) fn follow_from_start(self: &Arc<Self>) -> Follower {
         Follower { changes: self.clone(), seen: 0 }
     }
 
     /// Whoever follows from now on.
-    pub fn follow(self: &Arc<Self>) -> Follower {
+    pub(super) fn follow(self: &Arc<Self>) -> Follower {
         Follower { changes: self.clone(), seen: self.count.load(Ordering::SeqCst) }
     }
 }
@@ -292,12 +297,12 @@ pub(crate) struct Follower {
 
 impl Follower {
     /// What happened so far is known.
-    pub fn mark_seen(&mut self) {
+    pub(super) fn mark_seen(&mut self) {
         self.seen = self.changes.count.load(Ordering::SeqCst);
     }
 
     /// Waits until something happened that was not seen; it is then.
-    pub async fn changed(&mut self) {
+    pub(super) async fn changed(&mut self) {
         let wake = self.changes.wake.notified();
         tokio::pin!(wake);
         // Before the count is read: whatever changes later wakes.
@@ -322,17 +327,17 @@ pub(super) struct Returns {
 
 impl Returns {
     /// One more is, until this is dropped.
-    pub fn begin(self: &Arc<Self>) -> UnderWay {
+    pub(super) fn begin(self: &Arc<Self>) -> UnderWay {
         self.count.fetch_add(1, Ordering::SeqCst);
         UnderWay(self.clone())
     }
 
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.count.load(Ordering::SeqCst)
     }
 
     /// Waits until nothing is.
-    pub async fn none(&self) {
+    pub(super) async fn none(&self) {
         let mut changes = self.changes.follow();
         while self.count() > 0 {
             changes.changed().await;
@@ -364,7 +369,7 @@ pub(super) struct Turns {
 
 impl Turns {
     /// The next one.
-    pub fn take(self: &Arc<Self>) -> Turn {
+    pub(super) fn take(self: &Arc<Self>) -> Turn {
         Turn { turns: self.clone(), number: locked(&self.undecided).arrive() }
     }
 }
@@ -378,7 +383,7 @@ pub(super) struct Turn {
 
 impl Turn {
     /// Waits until nobody who came before is undecided; not for long, because one of them may ask a server that hangs.
-    pub async fn comes(&self) {
+    pub(super) async fn comes(&self) {
         let mut changes = self.turns.changes.follow();
         let is_first = || locked(&self.turns.undecided).numbers.first() == Some(&self.number);
         let comes = async {

@@ -319,7 +319,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub fn new(place: Arc<Place>) -> Self {
+    pub(super) fn new(place: Arc<Place>) -> Self {
         Self {
             place,
             runtime: Handle::current(),
@@ -333,7 +333,7 @@ impl Line {
     }
 
     /// Until nobody can give orders any more.
-    pub async fn run(mut self, mut orders: mpsc::Receiver<Order>, mut weather: Follower) {
+    pub(super) async fn run(mut self, mut orders: mpsc::Receiver<Order>, mut weather: Follower) {
         loop {
             weather.mark_seen();
             let is_usable = self.place.is_usable();

@@ -467,16 +467,16 @@ pub(super) struct Telling {
 pub struct Everything(Arc<()>);
 
 impl Telling {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { updates: broadcast::Sender::new(UPDATES), everything: Everything::default() }
     }
 
     /// Whether anybody wants to hear of what happens often.
-    pub fn wants_everything(&self) -> bool {
+    pub(super) fn wants_everything(&self) -> bool {
         Arc::strong_count(&self.everything.0) > 1
     }
 
-    pub fn tell(&self, update: Update) {
+    pub(super) fn tell(&self, update: Update) {
         // Telling wakes whoever follows, though it be for nothing.
         if !update.is_frequent() || self.wants_everything() {
             // Nobody need listen.
@@ -484,11 +484,11 @@ impl Telling {
         }
     }
 
-    pub fn everything(&self) -> Everything {
+    pub(super) fn everything(&self) -> Everything {
         self.everything.clone()
     }
 
-    pub fn follow(&self, everything: Option<Everything>) -> Updates {
+    pub(super) fn follow(&self, everything: Option<Everything>) -> Updates {
         Updates { receiver: self.updates.subscribe(), _everything: everything }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A runner, which is this very program started again, is the worker: it starts each task's command, waits for it, ends what
 //! the command left behind, and says how it went. What commands write goes to two files the dispatcher made, one behind the
-//! other; so it needs no copying and survives the runner. A program that dispatches commands calls [`main_if_asked`] first
+//! other; so it needs no copying and survives the runner. A program that dispatches commands calls [`crate::main_if_asked`] first
 //! thing in its `main`.
 
 mod output;

@@ -1,3 +1,4 @@
+#[allow(unreachable_pub, reason = "shared with tests outside of the crate")]
 #[path = "../../../tests/common/mod.rs"]
 mod common;
 

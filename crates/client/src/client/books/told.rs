@@ -146,12 +146,12 @@ impl Told {
         self.temperature_c = temperature.map_or(Field::Unsupported, Field::Value);
     }
 
-    pub fn is_listed(&self) -> bool {
+    pub(super) fn is_listed(&self) -> bool {
         self.listed > 0
     }
 
     /// What it is.
-    pub fn facts(&self, node: &str, number: u32) -> DeviceFacts {
+    pub(super) fn facts(&self, node: &str, number: u32) -> DeviceFacts {
         DeviceFacts {
             identity: DeviceIdentity::Uuid(name_of(node, number)),
             vendor: self.vendor.unwrap_or_else(|| vendor_of(&self.name)),
@@ -168,7 +168,7 @@ impl Told {
     }
 
     /// Whether it can be given to anybody, and why not.
-    pub fn health(&self) -> Health {
+    pub(super) fn health(&self) -> Health {
         if self.listed == 0 {
             return Health::Lost;
         }
@@ -189,7 +189,7 @@ impl Told {
     }
 
     /// What it read; only of a GPU that is healthy.
-    pub fn reading(&self, at: Time) -> Reading {
+    pub(super) fn reading(&self, at: Time) -> Reading {
         let total = self.size().map(|memory| memory.total);
         let memory_used = match (self.memory_used, total) {
             // Thousandths of a percent, rounded down: the pool rounds up when it compares.
