@@ -55,7 +55,9 @@ pub(super) async fn create(
     let request = Arc::new(Request::try_from(body)?);
     // A client that hangs up while it waits wants its request no longer, unless a key lets it come back.
     let reply = app.authority.ask_and_wait(caller, Command::Request { request, key }, wait).await?;
-    Ok(created(with_environment(&app, lease_of(reply)?)))
+    let lease = lease_of(reply)?;
+    tracing::Span::current().record("lease", lease.id);
+    Ok(created(with_environment(&app, lease)))
 }
 
 fn created(lease: Lease) -> Response {

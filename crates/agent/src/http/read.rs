@@ -90,7 +90,9 @@ impl FromRequestParts<Shared> for LeaseInPath {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, Problem> {
-        number_in_path(parts, app).await.map(|number| Self(LeaseId(number)))
+        let lease = number_in_path(parts, app).await?;
+        tracing::Span::current().record("lease", lease);
+        Ok(Self(LeaseId(lease)))
     }
 }
 

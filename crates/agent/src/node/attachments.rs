@@ -17,6 +17,7 @@ use gpupool_core::lease::Holder;
 use gpupool_core::{LeaseId, Token};
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
+use tracing::Instrument;
 
 use crate::authority::{Authority, Refusal};
 use crate::identity::Caller;
@@ -299,10 +300,11 @@ impl Attachments {
     /// Watches a holder in place of the one before, and reports when it has ended.
     fn watch(&self, lease: LeaseId, holder: Holder, ended: impl Future<Output = ()> + Send + 'static) {
         let node = self.clone();
-        let task = tokio::spawn(async move {
+        let watch = async move {
             ended.await;
             node.report(NodeReport::HolderGone { lease, holder }).await;
-        });
+        };
+        let task = tokio::spawn(watch.instrument(tracing::info_span!("holder", lease = lease.0)));
         if let Some(entry) = self.table.lock().get_mut(&lease) {
             entry.watch = Some(Watch(task));
         } else {

@@ -33,6 +33,7 @@ use gpupool_core::{Bytes, GpuId, LeaseId, MilliCpus};
 use gpupool_devices::{GpuIds, JobEnvironment};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
+use tracing::Instrument;
 
 use crate::authority::Authority;
 use crate::identity::Caller;
@@ -178,7 +179,8 @@ impl Node {
         body: AttachBody,
     ) -> Result<Attached, AttachError> {
         let attachments = self.attachments.clone();
-        let attached = tokio::spawn(async move { attachments.attach(caller, process, lease, body).await });
+        let attach = async move { attachments.attach(caller, process, lease, body).await };
+        let attached = tokio::spawn(attach.instrument(tracing::info_span!("attach", lease = lease.0)));
         attached.await.unwrap_or_else(|_| Err(crate::authority::Refusal::Stopping.into()))
     }
 
@@ -238,7 +240,10 @@ async fn carry_out_orders(attachments: Attachments, mut orders: mpsc::Receiver<N
 async fn carry_out(attachments: Attachments, order: NodeOrder) {
     match order {
         NodeOrder::Fence { leases } => attachments.fence(leases).await,
-        NodeOrder::End { lease, taken_back, awaited } => attachments.end(lease, taken_back, awaited).await,
+        NodeOrder::End { lease, taken_back, awaited } => {
+            let span = tracing::info_span!("teardown", lease = lease.0);
+            attachments.end(lease, taken_back, awaited).instrument(span).await;
+        }
         // Real devices need nothing before a job uses them; simulated ones were prepared by the link.
         NodeOrder::Prepare { .. } => {}
     }
