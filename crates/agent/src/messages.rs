@@ -5,10 +5,9 @@
 
 use std::sync::Arc;
 
-use gpupool_core::device::{DeviceFacts, DeviceIdentity, Health, Link, NodeFacts};
-use gpupool_core::lease::Holder;
-use gpupool_core::reading::Reading;
-use gpupool_core::{Bytes, GpuId, LeaseId, Share, Token};
+use gpupool_core::{
+    Bytes, DeviceFacts, DeviceIdentity, GpuId, Health, Holder, LeaseId, Link, NodeFacts, Reading, Share, Token,
+};
 use serde::{Deserialize, Serialize};
 
 /// A fact that a node reports to the authority.

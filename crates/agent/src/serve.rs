@@ -11,8 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use gpupool_config::{Config, Loaded, Problems};
-use gpupool_core::row::Counters;
-use gpupool_core::{Drain, Millis, Row, Settings, Time};
+use gpupool_core::{Counters, Drain, Millis, Row, Settings, Time};
 use gpupool_store::{LeaseStore, LoadedRows, SqliteStore};
 
 use crate::authority::{self, Authority, AuthoritySpec, keep_house, save_clock};

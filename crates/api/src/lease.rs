@@ -1,6 +1,6 @@
 //! Leases, as the `/v1/leases` routes show and take them.
 
-pub use gpupool_core::lease::LeaseState as State;
+pub use gpupool_core::LeaseState as State;
 
 use std::collections::BTreeMap;
 

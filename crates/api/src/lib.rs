@@ -1,7 +1,7 @@
 //! What agent and clients say to each other over HTTP, as types: one place for the names and units of both sides.
 //!
 //! Times are ISO 8601 with an offset, memory is in MiB (`_mb` in the statistics routes, whose names are older than this
-//! project, means the same), seconds may have fractions. The request body is [`gpupool_core::body::RequestBody`].
+//! project, means the same), seconds may have fractions. The request body is [`gpupool_core::RequestBody`].
 
 #![warn(missing_docs)]
 
@@ -12,7 +12,7 @@ pub mod pool;
 pub mod stats;
 pub mod view;
 
-pub use gpupool_core::body::{RequestBody, SelectBody};
+pub use gpupool_core::{RequestBody, SelectBody};
 
 /// The version of the `/v1` routes that this crate describes.
 pub const API_VERSION: &str = "1";

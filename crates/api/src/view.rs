@@ -3,12 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use gpupool_core::device::{Cordon, Health};
-use gpupool_core::lease::{EndCause, Holder, Lease, LeaseState, Promise};
-use gpupool_core::outcome::Closed;
-use gpupool_core::pool::{DeviceView, Explanation, Pool};
-use gpupool_core::row::LeaseRow;
-use gpupool_core::{Amount, Denied, LeaseId, Request, Share, Time};
+use gpupool_core::{
+    Amount, Closed, Cordon, Denied, DeviceView, EndCause, Explanation, Health, Holder, Lease, LeaseId, LeaseRow,
+    LeaseState, Pool, Promise, Request, Share, Time,
+};
 
 use crate::job_environment as job;
 use crate::lease::{self, LeaseDevice};

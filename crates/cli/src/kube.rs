@@ -8,8 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use gpupool_core::body::{RequestBody, SelectBody};
-use gpupool_core::{Amount, Request, Share};
+use gpupool_core::{Amount, Request, RequestBody, SelectBody, Share};
 use gpupool_kube::{Checked, MANIFEST_BYTES, Verdict};
 use serde::Serialize;
 use serde_json::{Value, json};

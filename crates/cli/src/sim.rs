@@ -86,7 +86,7 @@ pub(crate) fn one_of<T: Clone + Send + Sync + 'static, const N: usize>(
 }
 
 fn parse_strategy(text: &str) -> Result<Strategy, String> {
-    text.parse().map_err(|error: gpupool_core::request::FieldError| error.to_string())
+    text.parse().map_err(|error: gpupool_core::FieldError| error.to_string())
 }
 
 /// Seeds somebody listed.

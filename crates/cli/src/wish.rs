@@ -6,11 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use gpupool_api::{RequestBody, SelectBody};
-use gpupool_core::body::OneOrMany;
-use gpupool_core::device::Vendor;
-use gpupool_core::ids::{GpuId, Labels};
-use gpupool_core::request::Isolation;
-use gpupool_core::{Request, Strategy};
+use gpupool_core::{GpuId, Isolation, Labels, OneOrMany, Request, Strategy, Vendor};
 
 use crate::output::WrongUsage;
 use crate::units;

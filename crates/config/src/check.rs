@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use gpupool_core::policy::{PolicyMatch, QueueOrder, Quota};
+use gpupool_core::{PolicyMatch, QueueOrder, Quota};
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 

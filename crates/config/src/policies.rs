@@ -8,10 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupool_core::ids::Labels;
-use gpupool_core::limits::PRIORITY;
-use gpupool_core::policy::{Policies, Policy, PolicyMatch, QueueOrder, Quota};
-use gpupool_core::{Millis, Share};
+use gpupool_core::{Labels, Millis, Policies, Policy, PolicyMatch, QueueOrder, Quota, Share, limits::PRIORITY};
 use toml::de::DeTable;
 
 use crate::limits;

@@ -7,9 +7,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use gpupool_core::Percent;
-use gpupool_core::limits::{DEFAULT_TTL, MAX_TTL};
-use gpupool_core::policy::{Policies, QueueOrder};
+use gpupool_core::{Percent, Policies, QueueOrder, limits::DEFAULT_TTL, limits::MAX_TTL};
 
 use crate::load::Resolver;
 use crate::value::*;

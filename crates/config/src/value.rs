@@ -9,9 +9,7 @@ use std::rc::Rc;
 use std::str::FromStr;
 use std::time::Duration;
 
-use gpupool_core::policy::{QueueOrder, Size};
-use gpupool_core::request::{Isolation, Strategy};
-use gpupool_core::{Bytes, Percent, Share};
+use gpupool_core::{Bytes, Isolation, Percent, QueueOrder, Share, Size, Strategy};
 use serde_json::Value as Json;
 use toml::de::DeValue;
 

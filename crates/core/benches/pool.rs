@@ -9,12 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use divan::{Bencher, black_box};
-use gpupool_core::device::{DeviceFacts, DeviceIdentity, DeviceMemory, IsolationSupport, NodeFacts, Vendor};
-use gpupool_core::policy::Policies;
-use gpupool_core::reading::Reading;
 use gpupool_core::{
-    Amount, Answer, Bytes, Command, Denied, DeviceId, LeaseId, MilliCpus, Millis, Outcome, Pool, Request, Settings,
-    Share, Strategy, Time,
+    Amount, Answer, Bytes, Command, Denied, DeviceFacts, DeviceId, DeviceIdentity, DeviceMemory, IsolationSupport,
+    LeaseId, MilliCpus, Millis, NodeFacts, Outcome, Policies, Pool, Reading, Request, Settings, Share, Strategy, Time,
+    Vendor,
 };
 
 /// Counts what is allocated, and how often.
@@ -130,7 +128,7 @@ fn half_full(devices: usize, strategy: Strategy) -> Pool {
     let shares = [Some(500), Some(750), Some(250), None, Some(1000), Some(334), Some(666), Some(500)];
     for number in 0..devices {
         let Some(share) = shares[number % shares.len()] else { continue };
-        let select = gpupool_core::request::Select {
+        let select = gpupool_core::Select {
             uuids: vec![
                 format!("GPU-{:08x}-0000-0000-0000-{:012x}", number / GPUS_PER_NODE, number % GPUS_PER_NODE).into(),
             ],

@@ -6,13 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use divan::{Bencher, black_box};
-use gpupool_core::device::{DeviceFacts, DeviceIdentity, DeviceMemory, IsolationSupport, NodeFacts, Vendor};
-use gpupool_core::policy::Policies;
-use gpupool_core::reading::{Attribution, Field, ProcessUse, Reading};
-use gpupool_core::request::Thresholds;
 use gpupool_core::{
-    Amount, Answer, Bytes, Command, DeviceId, Drain, LeaseId, MilliCpus, Millis, Percent, Pool, Request, Settings,
-    Share, Time,
+    Amount, Answer, Attribution, Bytes, Command, DeviceFacts, DeviceId, DeviceIdentity, DeviceMemory, Drain, Field,
+    IsolationSupport, LeaseId, MilliCpus, Millis, NodeFacts, Percent, Policies, Pool, ProcessUse, Reading, Request,
+    Settings, Share, Thresholds, Time, Vendor,
 };
 
 const NODES: usize = 1_000;

@@ -25,7 +25,7 @@ pub enum Isolation {
     Mig,
 }
 
-/// How a place is chosen among those that fit. Each is exact; see [`crate::placement`].
+/// How a place is chosen among those that fit. Each is exact; `placement/mod.rs` defines them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strategy {

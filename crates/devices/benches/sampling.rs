@@ -9,7 +9,7 @@ mod support;
 
 use std::time::Duration;
 
-use gpupool_core::units::Time;
+use gpupool_core::Time;
 use gpupool_devices::{Attributor, DeviceTracker, Nvml, Places, Probe, Source};
 use nvml_standin::machines::server;
 use rustix::time::{ClockId, clock_gettime};

@@ -1,6 +1,6 @@
 //! The spellings of a PCI address, read to numbers before anything is compared.
 
-use gpupool_core::device::PciAddress;
+use gpupool_core::PciAddress;
 
 /// The address a text means: `01:00.0`, `0000:01:00.0`, `00000000:01:00.0` or `10000:E1:00.0`, in either case.
 ///

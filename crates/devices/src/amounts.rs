@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use gpupool_core::units::{Bytes, Percent};
+use gpupool_core::{Bytes, Percent};
 
 use crate::found::Watts;
 

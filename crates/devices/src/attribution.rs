@@ -184,7 +184,7 @@ fn command(folder: &Path) -> String {
 mod tests {
     use super::*;
     use crate::found::{Found, Process};
-    use gpupool_core::device::Vendor;
+    use gpupool_core::Vendor;
     use std::os::unix::fs::symlink;
     use tempfile::TempDir;
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use gpupool_core::device::Vendor;
+use gpupool_core::Vendor;
 
 use crate::found::Found;
 

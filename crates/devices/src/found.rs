@@ -3,12 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use gpupool_core::device::{
-    DeviceFacts, DeviceIdentity, DeviceMemory, Health, IsolationSupport, Partition as CorePartition, PciAddress, Vendor,
+use gpupool_core::{
+    Attribution, Bytes, DeviceFacts, DeviceIdentity, DeviceMemory, Health, IsolationSupport, Labels,
+    Partition as CorePartition, PciAddress, Percent, ProcessUse, Reading, Share, Time, Vendor,
 };
-use gpupool_core::ids::Labels;
-use gpupool_core::reading::{Attribution, ProcessUse, Reading};
-use gpupool_core::units::{Bytes, Percent, Share, Time};
 use serde::Serialize;
 
 use crate::limits;
@@ -458,7 +456,7 @@ fn is_short(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpupool_core::reading::Field;
+    use gpupool_core::Field;
 
     use crate::found::UsedMeans;
     use crate::limits;

@@ -7,8 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpupool_core::device::{Health, PciAddress, Vendor};
-use gpupool_core::units::Bytes;
+use gpupool_core::{Bytes, Health, PciAddress, Vendor};
 
 use crate::address::parse_pci_address;
 use crate::found::{Found, worse};
@@ -481,8 +480,7 @@ mod tests {
     use super::*;
     use crate::address::parse_pci_address;
     use crate::told::Told;
-    use gpupool_core::device::{Health, Vendor};
-    use gpupool_core::units::Bytes;
+    use gpupool_core::{Bytes, Health, Vendor};
     use proptest::prelude::*;
 
     const LOG: &str = "\

@@ -9,8 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use gpupool_core::device::{Health, LinkKind, PciAddress, Vendor};
-use gpupool_core::units::Bytes;
+use gpupool_core::{Bytes, Health, LinkKind, PciAddress, Vendor};
 
 use crate::address::parse_pci_address;
 use crate::found::Found;

@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpupool_core::device::{Health, LinkKind, Vendor};
-use gpupool_core::ids::GpuId;
-use gpupool_core::units::{Bytes, Percent};
+use gpupool_core::{Bytes, GpuId, Health, LinkKind, Percent, Vendor};
 use serde::Serialize;
 
 use crate::attribution::HostProcess;

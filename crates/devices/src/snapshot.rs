@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpupool_core::device::{DeviceIdentity, LinkKind, Vendor};
+use gpupool_core::{DeviceIdentity, LinkKind, Vendor};
 
 use crate::found::{Found, bound_text};
 use crate::limits;
@@ -176,8 +176,7 @@ mod tests {
     use crate::address::parse_pci_address;
     use crate::found::{Partition, Process};
     use crate::told::Told;
-    use gpupool_core::device::{Health, Vendor};
-    use gpupool_core::units::Bytes;
+    use gpupool_core::{Bytes, Health, Vendor};
 
     fn device(uuid: Option<&str>, pci: Option<&str>) -> Found {
         let mut found = Found::new(Vendor::Amd);

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use gpupool_core::reading::Field;
+use gpupool_core::Field;
 
 /// Words that came with a field that has no value; empty where the source just does not have the field.
 pub(crate) type Words = Cow<'static, str>;

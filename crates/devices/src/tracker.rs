@@ -7,9 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use gpupool_core::device::{DeviceFacts, DeviceIdentity, Health, Link, PciAddress};
-use gpupool_core::ids::GpuId;
-use gpupool_core::units::{Millis, Time};
+use gpupool_core::{DeviceFacts, DeviceIdentity, GpuId, Health, Link, Millis, PciAddress, Time};
 
 use crate::found::{Found, worse};
 use crate::snapshot::{FoundLink, Snapshot};
@@ -360,8 +358,7 @@ impl GpuIds {
 
 #[cfg(test)]
 mod tests {
-    use gpupool_core::device::Vendor;
-    use gpupool_core::units::Bytes;
+    use gpupool_core::{Bytes, Vendor};
     use proptest::prelude::*;
 
     use super::*;

@@ -3,10 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpupool_core::device::Vendor;
-use gpupool_core::ids::Labels;
-use gpupool_core::request::{Isolation, Select};
-use gpupool_core::{Amount, Bytes, Millis, Request, Share, limits};
+use gpupool_core::{Amount, Bytes, Isolation, Labels, Millis, Request, Select, Share, Vendor, limits};
 
 use crate::error::{KubeError, shown};
 use crate::limits::MIN_THOUSANDTHS;

@@ -1,6 +1,6 @@
 //! Why a manifest cannot be a request: what is wrong, where, and what is allowed.
 
-use gpupool_core::request::FieldError;
+use gpupool_core::FieldError;
 
 use crate::check::KNOWN;
 use crate::limits::SHOWN_CHARS;

@@ -7,8 +7,7 @@ use std::collections::BTreeSet;
 use std::ops::Add;
 use std::str::FromStr;
 
-use gpupool_core::device::Vendor;
-use gpupool_core::{Bytes, MilliCpus};
+use gpupool_core::{Bytes, MilliCpus, Vendor};
 
 use crate::error::{KubeError, shown};
 use crate::limits::{CPUS, MIN_THOUSANDTHS, QUANTITY_DIGITS, SHOWN_CONTAINERS, WHOLE_GPUS};

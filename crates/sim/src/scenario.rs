@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpupool_core::device::{DeviceFacts, DeviceIdentity, IsolationSupport, NodeFacts, Vendor};
-use gpupool_core::policy::Policies;
-use gpupool_core::request::Select;
-use gpupool_core::workload::TaskClass;
-use gpupool_core::{Amount, Answer, Command, LeaseId, Millis, Outcome, Pool, Request, Settings, Share, Strategy, Time};
+use gpupool_core::{
+    Amount, Answer, Command, DeviceFacts, DeviceIdentity, IsolationSupport, LeaseId, Millis, NodeFacts, Outcome,
+    Policies, Pool, Request, Select, Settings, Share, Strategy, TaskClass, Time, Vendor,
+};
 
 use crate::trace::{Folder, TaskType, TraceNode};
 

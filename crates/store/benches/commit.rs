@@ -14,8 +14,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{clock, open, waiting};
-use gpupool_core::row::LeaseRow;
-use gpupool_core::{Row, Time};
+use gpupool_core::{LeaseRow, Row, Time};
 use gpupool_store::LeaseStore;
 
 const BATCHES: [u64; 4] = [1, 8, 64, 512];

@@ -7,10 +7,9 @@ use std::collections::BTreeMap;
 use std::iter;
 use std::time::SystemTime;
 
-use gpupool_core::device::DeviceFacts;
-use gpupool_core::lease::{EndCause, Promise};
-use gpupool_core::row::{DeviceRow, LeaseRow, NodeRow};
-use gpupool_core::{Bytes, DeviceId, GpuId, LeaseId, Row, Share, Token};
+use gpupool_core::{
+    Bytes, DeviceFacts, DeviceId, DeviceRow, EndCause, GpuId, LeaseId, LeaseRow, NodeRow, Promise, Row, Share, Token,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, millis};

@@ -17,8 +17,7 @@ use std::sync::Arc;
 use std::{env, io};
 
 use common::{clock, leases, open, waiting};
-use gpupool_core::row::LeaseRow;
-use gpupool_core::{Millis, Request, Row};
+use gpupool_core::{LeaseRow, Millis, Request, Row};
 use gpupool_store::{Anchor, CommitError, Event, LeaseStore, Query, SqliteStore, StoreError};
 use support::{Stage, owned, whole};
 use tempfile::tempdir;

@@ -15,14 +15,11 @@ use std::sync::Arc;
 use std::{env, fs};
 
 use common::{clock, leases, open, wall};
-use gpupool_core::device::{
-    Cordon, DeviceFacts, DeviceIdentity, IsolationSupport, Link, LinkKind, Partition, PciAddress, Vendor,
+use gpupool_core::{
+    Amount, Command, Cordon, DeviceFacts, DeviceId, DeviceIdentity, GpuId, Holder, Isolation, IsolationSupport, Labels,
+    Link, LinkKind, Millis, Partition, PciAddress, Policies, Policy, PolicyMatch, Pool, QueueOrder, Quota, Request,
+    Row, Select, Share, Size, Strategy, Thresholds, Time, Vendor,
 };
-use gpupool_core::ids::Labels;
-use gpupool_core::lease::Holder;
-use gpupool_core::policy::{Policies, Policy, PolicyMatch, QueueOrder, Quota, Size};
-use gpupool_core::request::{Isolation, Select, Thresholds};
-use gpupool_core::{Amount, Command, DeviceId, GpuId, Millis, Pool, Request, Row, Share, Strategy, Time};
 use gpupool_store::{LeaseStore, Query, Role};
 use rusqlite::Connection;
 use serde_json::Value as Json;

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use gpupool_core::lease::{EndCause, Holder};
-use gpupool_core::request::FieldError;
-use gpupool_core::{Answer, Command, Effect, LeaseId, Millis, Outcome, Request};
+use gpupool_core::{Answer, Command, Effect, EndCause, FieldError, Holder, LeaseId, Millis, Outcome, Request};
 use gpupool_store::Clock;
 
 use crate::identity::{Caller, Role};

@@ -35,10 +35,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use gpupool_core::lease::Holder;
-use gpupool_core::policy::Policies;
-use gpupool_core::pool::Explanation;
-use gpupool_core::{Command, GpuId, LeaseId, Millis, NodeId, Pool, Row, Settings, Time};
+use gpupool_core::{Command, Explanation, GpuId, Holder, LeaseId, Millis, NodeId, Policies, Pool, Row, Settings, Time};
 use gpupool_store::{Clock, LeaseStore, TokenOwners};
 
 use crate::abort_on_panic::AbortOnPanic;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use gpupool_api::events::Event;
 use gpupool_api::view::{self, cause_words, closed_name};
-use gpupool_core::lease::{Lease, LeaseState, Promise};
-use gpupool_core::pool::Explanation;
-use gpupool_core::{Denied, DeviceId, Effect, GpuId, LeaseId, NodeId, Outcome, Row};
+use gpupool_core::{
+    Denied, DeviceId, Effect, Explanation, GpuId, Lease, LeaseId, LeaseState, NodeId, Outcome, Promise, Row,
+};
 use gpupool_store::TokenOwners;
 
 use crate::clock;

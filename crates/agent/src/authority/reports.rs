@@ -2,10 +2,9 @@
 
 use std::collections::HashSet;
 
-use gpupool_core::device::{DeviceFacts, Health};
-use gpupool_core::outcome::Closed;
-use gpupool_core::reading::Attribution;
-use gpupool_core::{Answer, Command, DeviceId, GpuId, LeaseId, NodeId, Outcome};
+use gpupool_core::{
+    Answer, Attribution, Closed, Command, DeviceFacts, DeviceId, GpuId, Health, LeaseId, NodeId, Outcome,
+};
 
 use crate::messages::{DeviceSample, NodeSample};
 

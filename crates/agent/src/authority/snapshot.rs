@@ -6,10 +6,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use gpupool_core::device::NodeFacts;
-use gpupool_core::pool::{DeviceView, NodeView};
-use gpupool_core::row::LeaseRow;
-use gpupool_core::{Bytes, DeviceId, LeaseId, MilliCpus, Millis, NodeId, Time, Token};
+use gpupool_core::{
+    Bytes, DeviceId, DeviceView, LeaseId, LeaseRow, MilliCpus, Millis, NodeFacts, NodeId, NodeView, Time, Token,
+};
 use gpupool_store::{Clock, TokenOwners};
 use rpds::RedBlackTreeMapSync;
 

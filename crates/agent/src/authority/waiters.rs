@@ -8,8 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use gpupool_api::lease::Followed;
-use gpupool_core::lease::LeaseState;
-use gpupool_core::{Command, Effect, LeaseId, Outcome, Pool, Time};
+use gpupool_core::{Command, Effect, LeaseId, LeaseState, Outcome, Pool, Time};
 use tokio::sync::oneshot;
 
 use crate::limits::{FOLLOW_EVERY, FOLLOWED, FOLLOWED_BY_CALL};

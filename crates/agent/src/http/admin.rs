@@ -4,8 +4,7 @@ use axum::extract::State;
 use gpupool_api::lease::{Lease, RevokeBody};
 use gpupool_api::pool::Device;
 use gpupool_api::problem::Problem as ProblemBody;
-use gpupool_core::device::Cordon;
-use gpupool_core::{Command, DeviceId, GpuId, Millis};
+use gpupool_core::{Command, Cordon, DeviceId, GpuId, Millis};
 use serde::Deserialize;
 
 use crate::identity::Caller;

@@ -14,8 +14,7 @@ use bytes::Bytes;
 use futures_util::stream::unfold;
 use gpupool_api::lease::Lease;
 use gpupool_api::problem::Problem as ProblemBody;
-use gpupool_core::lease::Holder;
-use gpupool_core::{LeaseId, Token};
+use gpupool_core::{Holder, LeaseId, Token};
 use serde::Deserialize;
 
 use crate::authority::Refusal;

@@ -97,7 +97,7 @@ pub(super) async fn list(
     let list = app.authority.query(move |authority| {
         let after = query.after.map_or(0, |after| after.saturating_add(1));
         let pool = authority.pool();
-        let is_on_node = |lease: &gpupool_core::lease::Lease| {
+        let is_on_node = |lease: &gpupool_core::Lease| {
             let Some(wanted) = &query.node else { return true };
             lease.node.and_then(|node| pool.node(node)).is_some_and(|node| *node.facts.name == **wanted)
         };
@@ -107,7 +107,7 @@ pub(super) async fn list(
                 && query.owner.as_ref().is_none_or(|name| **name == *lease.request.owner)
                 && is_on_node(lease)
         });
-        let body = |lease: &gpupool_core::lease::Lease| {
+        let body = |lease: &gpupool_core::Lease| {
             let explanation = pool.explain(lease.id);
             authority.lease_body(lease, explanation.as_ref(), &caller)
         };
@@ -132,7 +132,7 @@ pub(super) struct ListQuery {
 enum Wanted {
     All,
     Live,
-    Only(gpupool_core::lease::LeaseState),
+    Only(gpupool_core::LeaseState),
 }
 
 impl Wanted {
@@ -147,7 +147,7 @@ impl Wanted {
         }
     }
 
-    fn is(&self, state: gpupool_core::lease::LeaseState) -> bool {
+    fn is(&self, state: gpupool_core::LeaseState) -> bool {
         match self {
             Self::All => true,
             Self::Live => !state.is_ended(),

@@ -5,8 +5,7 @@ use gpupool_api::API_VERSION;
 use gpupool_api::pool::{Amount, Device, Devices, Pool};
 use gpupool_api::problem::Problem as ProblemBody;
 use gpupool_api::view;
-use gpupool_core::DeviceId;
-use gpupool_core::lease::LeaseState;
+use gpupool_core::{DeviceId, LeaseState};
 use serde::Deserialize;
 
 use crate::authority::{DeviceState, Snapshot};

@@ -7,8 +7,7 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use gpupool_api::problem::{self, MEDIA_TYPE};
 use gpupool_api::view;
-use gpupool_core::Denied;
-use gpupool_core::request::FieldError;
+use gpupool_core::{Denied, FieldError};
 
 use crate::authority::Refusal;
 

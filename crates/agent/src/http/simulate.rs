@@ -4,8 +4,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use gpupool_api::problem::Problem as ProblemBody;
 use gpupool_api::simulate::{FaultBody, Faults};
-use gpupool_core::GpuId;
-use gpupool_core::device::DeviceIdentity;
+use gpupool_core::{DeviceIdentity, GpuId};
 
 use crate::identity::Role;
 use crate::node::{Simulation, SimulationError};

@@ -14,8 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use axum::http::{Method, StatusCode};
 use gpupool_api::view::cause_name;
-use gpupool_core::lease::{EndCause, Turn};
-use gpupool_core::{Denied, Effect, Pool};
+use gpupool_core::{Denied, Effect, EndCause, Pool, Turn};
 use gpupool_devices::SourceKind;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

@@ -7,11 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use gpupool_api::view::{closed_name, health_words};
-use gpupool_core::device::Health;
-use gpupool_core::lease::LeaseState;
-use gpupool_core::outcome::Closed;
-use gpupool_core::reading::Foreign;
-use gpupool_core::{Bytes, GpuId, Millis, Share, Time};
+use gpupool_core::{Bytes, Closed, Foreign, GpuId, Health, LeaseState, Millis, Share, Time};
 use gpupool_devices::{Found, Told};
 
 use crate::authority::{DeviceState, Snapshot};
@@ -275,8 +271,7 @@ fn foreign(page: &mut Page<'_>, devices: &[Device<'_>]) -> fmt::Result {
 mod tests {
     use std::time::Duration;
 
-    use gpupool_core::device::{DeviceFacts, DeviceIdentity, IsolationSupport, Vendor};
-    use gpupool_core::units::Percent;
+    use gpupool_core::{DeviceFacts, DeviceIdentity, IsolationSupport, Percent, Vendor};
     use gpupool_devices::{Memory, SourceKind, TrackedDevice};
 
     use super::super::{Form, Metrics, Scrape};

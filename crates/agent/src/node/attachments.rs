@@ -13,8 +13,7 @@ use std::time::Duration;
 
 use gpupool_api::lease::{AttachBody, Attached, IfTaken, Until};
 use gpupool_confine::process::{ProcessHandle, ProcessId};
-use gpupool_core::lease::Holder;
-use gpupool_core::{LeaseId, Token};
+use gpupool_core::{Holder, LeaseId, Token};
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 use tracing::Instrument;

@@ -9,10 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use gpupool_api::pool::Process as ProcessBody;
-use gpupool_core::ids::{GpuId, LeaseId, Token};
-use gpupool_core::lease::LeaseState;
-use gpupool_core::reading::Attribution;
-use gpupool_core::{DeviceId, Time};
+use gpupool_core::{Attribution, DeviceId, GpuId, LeaseId, LeaseState, Time, Token};
 use gpupool_devices::{HostProcess, Process};
 
 use crate::authority::Snapshot;
@@ -68,7 +65,7 @@ impl Holdings {
             snapshot.devices_of(node).map(|state| (state.view.gpu_id, state.leases_published_at)).collect();
         let leases = snapshot.leases().filter(|lease| lease.state == LeaseState::Active || lease.draining);
         let here = leases.filter(|lease| lease.node.is_some_and(|of| snapshot.node_name(of) == node));
-        let holding = |lease: &gpupool_core::row::LeaseRow| {
+        let holding = |lease: &gpupool_core::LeaseRow| {
             let attachment = table.get(lease.id).unwrap_or_default();
             Some(Holding {
                 lease: lease.id,

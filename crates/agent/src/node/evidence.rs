@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpupool_api::job_environment;
-use gpupool_core::ids::{LeaseId, Token};
+use gpupool_core::{LeaseId, Token};
 use gpupool_devices::{Attributor, HostProcess, Places, Snapshot, Source, SourceError, SourceKind};
 
 /// The number of ancestors of a process that are looked at.
@@ -204,7 +204,7 @@ fn environment(text: &[u8]) -> Environment {
 mod tests {
     use std::fs;
 
-    use gpupool_core::device::Vendor;
+    use gpupool_core::Vendor;
     use gpupool_devices::{Found, Process, ProcessFacts, Told};
 
     use super::*;

@@ -28,8 +28,7 @@ use std::sync::Arc;
 
 use gpupool_api::lease::{AttachBody, Attached};
 use gpupool_config::Config;
-use gpupool_core::device::NodeFacts;
-use gpupool_core::{Bytes, GpuId, LeaseId, MilliCpus};
+use gpupool_core::{Bytes, GpuId, LeaseId, MilliCpus, NodeFacts};
 use gpupool_devices::{GpuIds, JobEnvironment};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};

@@ -14,9 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use gpupool_api::pool::Process;
-use gpupool_core::device::NodeFacts;
-use gpupool_core::reading::Reading;
-use gpupool_core::{GpuId, Time};
+use gpupool_core::{GpuId, NodeFacts, Reading, Time};
 use gpupool_devices::{
     DeviceTracker, Found, GpuIds, Places, Probe, ProbeAnswer, Source, SourceError, SourceKind, SourceState,
     SourceStatus,

@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use gpupool_api::simulate::{DeviceFault, FaultBody, Faults};
-use gpupool_core::device::DeviceIdentity;
-use gpupool_core::ids::{GpuId, LeaseId};
+use gpupool_core::{DeviceIdentity, GpuId, LeaseId};
 use gpupool_devices::Source;
 use gpupool_devices::simulated::{
     ControlError, Fault, Load, Place, Simulated, SimulatedControl, Spec, SpecError, Target, real_clock,

@@ -140,7 +140,8 @@ async fn statistics_and_health_go_on_while_the_disk_hangs() {
     let pool = place.get("/v1/pool").json();
     assert!(pool["age_secs"].as_f64().unwrap() > 1.0 && pool["active"] == 1, "{pool}");
     let devices = place.get("/v1/devices").json();
-    let holders = |device: &Value| device["leases"].as_array().unwrap().iter().map(|lease| lease["id"].clone()).collect();
+    let holders =
+        |device: &Value| device["leases"].as_array().unwrap().iter().map(|lease| lease["id"].clone()).collect();
     let on_devices: Vec<Vec<Value>> = devices["devices"].as_array().unwrap().iter().map(holders).collect();
     assert_eq!(on_devices.concat(), [Value::from(held.id)], "{devices}");
     assert!(devices["age_secs"].as_f64().unwrap() > 1.0);

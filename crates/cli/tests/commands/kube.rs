@@ -3,8 +3,7 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-use gpupool_core::body::RequestBody;
-use gpupool_core::{Amount, Request};
+use gpupool_core::{Amount, Request, RequestBody};
 use serde_json::{Value, json};
 
 fn gpupool(args: &[&str], stdin: &[u8]) -> Output {

@@ -6,10 +6,7 @@ use std::time::Duration;
 use gpupool_api::RequestBody;
 use gpupool_api::pool::Device;
 use gpupool_config::Balancing;
-use gpupool_core::body::OneOrMany;
-use gpupool_core::device::Vendor;
-use gpupool_core::ids::labels_match;
-use gpupool_core::model_matches;
+use gpupool_core::{OneOrMany, Vendor, labels_match, model_matches};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -147,7 +144,7 @@ pub struct Gpu {
     pub closed: Option<String>,
     /// Its labels.
     #[serde(skip)]
-    pub labels: gpupool_core::ids::Labels,
+    pub labels: gpupool_core::Labels,
 }
 
 impl From<Device> for Gpu {

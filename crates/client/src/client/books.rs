@@ -13,15 +13,10 @@ use std::time::{Duration, SystemTime};
 use gpupool_api::lease::{Followed, Lease};
 use gpupool_api::stats::{Stats, Summary};
 use gpupool_api::{RequestBody, SelectBody, view};
-use gpupool_core::device::{Health, NodeFacts, Vendor};
-use gpupool_core::ids::Labels;
-use gpupool_core::lease::{Holder, LeaseState};
-use gpupool_core::limits::WAITER_PATIENCE;
-use gpupool_core::policy::Policies;
-use gpupool_core::pool::DeviceView;
 use gpupool_core::{
-    Answer, Bytes, Command, Denied, DeviceId, Drain, Effect, GpuId, LeaseId, MilliCpus, Millis, NodeId, Percent, Pool,
-    Request, Settings, Time, Token,
+    Answer, Bytes, Command, Denied, DeviceId, DeviceView, Drain, Effect, GpuId, Health, Holder, Labels, LeaseId,
+    LeaseState, MilliCpus, Millis, NodeFacts, NodeId, Percent, Policies, Pool, Request, Settings, Time, Token, Vendor,
+    limits::WAITER_PATIENCE,
 };
 use jiff::Timestamp;
 use tokio::time::{Instant, sleep_until};
@@ -340,7 +335,7 @@ impl State {
 // The books in words: leases, GPUs and refusals as an agent would tell them.
 
 /// A lease, with what its job is to find in its environment.
-fn lease_body(state: &State, lease: &gpupool_core::lease::Lease) -> Lease {
+fn lease_body(state: &State, lease: &gpupool_core::Lease) -> Lease {
     let (now, wall) = (state.now(), SystemTime::now());
     let iso = |time: Time| iso(time, now, wall);
     let explanation = state.pool.explain(lease.id);

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use gpupool_core::lease::{EndCause, LeaseState};
-use gpupool_core::{Effect, LeaseId, Pool, Time};
+use gpupool_core::{Effect, EndCause, LeaseId, LeaseState, Pool, Time};
 use tokio::time::Instant;
 
 use crate::counts::Counts;

@@ -11,8 +11,7 @@ use gpupool_api::problem::{MEDIA_TYPE, Problem};
 use gpupool_api::stats::{Gpu, GpuMemory, GpuPower, GpuSummary, Health, Stats, Summary};
 use gpupool_api::{IDEMPOTENCY_KEY, RequestBody, view};
 use gpupool_client::transport::{Answer, Question};
-use gpupool_core::lease::LeaseState;
-use gpupool_core::{Answer as Done, Command, Denied, LeaseId, Request, Time, Token};
+use gpupool_core::{Answer as Done, Command, Denied, LeaseId, LeaseState, Request, Time, Token};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use serde::Serialize;
@@ -176,7 +175,7 @@ fn pool(server: &Server) -> gpupool_api::pool::Pool {
 
 fn devices(server: &Server) -> Devices {
     let mut devices: Vec<_> = server.look(|pool| {
-        let row = |id| pool.lease(id).map(gpupool_core::lease::Lease::row);
+        let row = |id| pool.lease(id).map(gpupool_core::Lease::row);
         pool.devices().map(|view| view::device_body(&view, "node", row, iso)).collect()
     });
     for device in &mut devices {

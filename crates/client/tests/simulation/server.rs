@@ -4,10 +4,10 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use gpupool_core::device::{DeviceFacts, DeviceIdentity, DeviceMemory, IsolationSupport, NodeFacts, Vendor};
-use gpupool_core::policy::Policies;
-use gpupool_core::reading::{Field, Reading};
-use gpupool_core::{Answer, Bytes, Command, Denied, DeviceId, MilliCpus, Percent, Pool, Row, Settings, Time};
+use gpupool_core::{
+    Answer, Bytes, Command, Denied, DeviceFacts, DeviceId, DeviceIdentity, DeviceMemory, Field, IsolationSupport,
+    MilliCpus, NodeFacts, Percent, Policies, Pool, Reading, Row, Settings, Time, Vendor,
+};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 

@@ -1,8 +1,6 @@
 //! `[[policy]]`, `[default_policy]`, `[quota]` and `[queue]` become the pool's rules.
 
-use gpupool_core::policy::{Policy, QueueOrder, Quota, Size};
-use gpupool_core::request::{Isolation, Strategy};
-use gpupool_core::{Bytes, Millis, Share};
+use gpupool_core::{Bytes, Isolation, Millis, Policy, QueueOrder, Quota, Share, Size, Strategy};
 
 use super::{from_file, loaded, wrong};
 
@@ -56,7 +54,7 @@ fn quotas_and_the_queue_are_read() {
 
 #[test]
 fn a_file_without_rules_has_those_of_the_api() {
-    assert_eq!(loaded(&from_file("")).config.policies, gpupool_core::policy::Policies::default());
+    assert_eq!(loaded(&from_file("")).config.policies, gpupool_core::Policies::default());
 }
 
 #[test]

@@ -7,15 +7,11 @@ use std::sync::Arc;
 use crate::common::session::Session;
 use crate::common::world::{self, Theme, World};
 use crate::common::{cases, chance};
-use gpupool_core::device::{Cordon, DeviceMemory, Health, Link, LinkKind, NodeFacts};
-use gpupool_core::lease::{Holder, Promise};
-use gpupool_core::policy::{Policies, Policy, QueueOrder, Quota};
-use gpupool_core::reading::{Attribution, Field, ProcessUse, Reading};
-use gpupool_core::request::{Isolation, Select, Thresholds};
-use gpupool_core::workload::TaskClass;
 use gpupool_core::{
-    Amount, Bytes, Command, DeviceId, Drain, GpuId, LeaseId, MilliCpus, Millis, NodeId, Percent, Pool, Request, Row,
-    Settings, Share, Strategy as Placement, Time, Token,
+    Amount, Attribution, Bytes, Command, Cordon, DeviceId, DeviceMemory, Drain, Field, GpuId, Health, Holder,
+    Isolation, LeaseId, Link, LinkKind, MilliCpus, Millis, NodeFacts, NodeId, Percent, Policies, Policy, Pool,
+    ProcessUse, Promise, QueueOrder, Quota, Reading, Request, Row, Select, Settings, Share, Strategy as Placement,
+    TaskClass, Thresholds, Time, Token,
 };
 use proptest::prelude::*;
 

@@ -3,15 +3,10 @@
 use std::sync::Arc;
 
 use crate::common::world::{self, GIB, NodeSpec};
-use gpupool_core::lease::LeaseState;
-use gpupool_core::policy::{Policies, QueueOrder};
-use gpupool_core::reading::{Attribution, Field, ProcessUse, Reading};
-use gpupool_core::request::Select;
-use gpupool_core::row::LeaseRow;
-use gpupool_core::workload::TaskClass;
 use gpupool_core::{
-    Amount, Answer, Bytes, Command, Denied, DeviceId, Drain, Effect, GpuId, LeaseId, MilliCpus, Millis, Outcome,
-    Percent, Pool, Request, Row, Settings, Share, Strategy, Time,
+    Amount, Answer, Attribution, Bytes, Command, Denied, DeviceId, Drain, Effect, Field, GpuId, LeaseId, LeaseRow,
+    LeaseState, MilliCpus, Millis, Outcome, Percent, Policies, Pool, ProcessUse, QueueOrder, Reading, Request, Row,
+    Select, Settings, Share, Strategy, TaskClass, Time,
 };
 
 const WHEN_GONE: Settings = Settings { drain: Drain::WhenGone { patience: Millis(60_000) }, reading_max_age: None };
@@ -114,7 +109,7 @@ fn a_quota_that_is_reached_takes_the_claims_of_the_owners_waiters_away() {
 #[test]
 fn gpu_hours_that_run_out_take_the_claims_of_the_owners_waiters_away() {
     let mut rules = Policies::unlimited();
-    rules.quotas.insert("a".into(), gpupool_core::policy::Quota { share_hours: Some(1), ..Default::default() });
+    rules.quotas.insert("a".into(), gpupool_core::Quota { share_hours: Some(1), ..Default::default() });
     let mut pool = pool(Settings::default(), rules, &[&[0], &[0, 0]]);
     let two = ask(&mut pool, Request { gpus: 2, ..whole("a") });
     let one = ask(&mut pool, share("d", 500));
@@ -215,11 +210,10 @@ fn rows_that_contradict_themselves_are_left_out_and_numbers_go_on() {
     rows.push(with(2, &|row| row.granted_at = None));
     rows.push(with(3, &|row| row.draining = true));
     rows.push(with(4, &|row| {
-        row.promises =
-            row.promises.iter().map(|p| gpupool_core::lease::Promise { memory: Bytes(u64::MAX), ..*p }).collect()
+        row.promises = row.promises.iter().map(|p| gpupool_core::Promise { memory: Bytes(u64::MAX), ..*p }).collect()
     }));
     rows.push(with(u64::MAX, &|_| {}));
-    rows.push(Row::Counters(gpupool_core::row::Counters { next_token: u64::MAX, ..Default::default() }));
+    rows.push(Row::Counters(gpupool_core::Counters { next_token: u64::MAX, ..Default::default() }));
     let (mut pool, bad) = Pool::restore(WHEN_GONE, Policies::unlimited(), Time(0), rows);
     assert_eq!(bad.len(), 6, "{bad:?}");
     see(&mut pool, 0, &[0, 0]);

@@ -11,11 +11,10 @@ use crate::common::chance::world;
 use crate::common::session::{Session, ok};
 use crate::common::twins;
 use crate::common::world::{Act, NodeSpec, Theme, World};
-use gpupool_core::device::{Cordon, Health};
-use gpupool_core::lease::LeaseState;
-use gpupool_core::reading::Reading;
-use gpupool_core::request::{Select, Thresholds};
-use gpupool_core::{Answer, Command, DeviceId, Effect, LeaseId, Millis, Pool, Request, Row, Token};
+use gpupool_core::{
+    Answer, Command, Cordon, DeviceId, Effect, Health, LeaseId, LeaseState, Millis, Pool, Reading, Request, Row,
+    Select, Thresholds, Token,
+};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -192,7 +191,7 @@ proptest! {
         let before = elsewhere(&session);
         let from = session.log.len();
         let mut hot = Reading::idle(session.model.now);
-        hot.temperature_c = gpupool_core::reading::Field::Value(i16::MAX);
+        hot.temperature_c = gpupool_core::Field::Value(i16::MAX);
         for command in [
             Command::Observe { device: broken, reading: hot },
             Command::SetHealth { device: broken, health: Health::Lost },

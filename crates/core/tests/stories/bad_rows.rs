@@ -3,13 +3,11 @@
 use std::sync::Arc;
 
 use crate::support::*;
-use gpupool_core::device::DeviceIdentity;
-use gpupool_core::lease::{EndCause, Holder, LeaseState, Promise};
-use gpupool_core::policy::{Policies, Policy};
-use gpupool_core::pool::RestoreError;
-use gpupool_core::row::{Counters, DeviceRow, LeaseRow, NodeRow, UsageRow, WorkloadRow};
-use gpupool_core::workload::TaskClass;
-use gpupool_core::{Bytes, DeviceId, GpuId, LeaseId, NodeId, Request, Row, Share, Strategy, Time, Token};
+use gpupool_core::{
+    Bytes, Counters, DeviceId, DeviceIdentity, DeviceRow, EndCause, GpuId, Holder, LeaseId, LeaseRow, LeaseState,
+    NodeId, NodeRow, Policies, Policy, Promise, Request, RestoreError, Row, Share, Strategy, TaskClass, Time, Token,
+    UsageRow, WorkloadRow,
+};
 
 fn row_of_lease(stage: &Stage, id: LeaseId) -> LeaseRow {
     stage.lease(id).row().clone()

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use crate::support::*;
-use gpupool_core::policy::{Policies, Quota};
-use gpupool_core::{Answer, Command, Denied, Effect, LeaseId, Millis, Request, Row, Share};
+use gpupool_core::{Answer, Command, Denied, Effect, LeaseId, Millis, Policies, Quota, Request, Row, Share};
 
 fn ask(request: Request) -> Command {
     Command::Request { request: Arc::new(request), key: None }

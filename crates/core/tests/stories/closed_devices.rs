@@ -1,10 +1,7 @@
 //! Devices that take no new work: too hot, unhealthy, lost, stopped, or on a node that is gone. What runs goes on.
 
 use crate::support::*;
-use gpupool_core::device::{Cordon, Health};
-use gpupool_core::outcome::Closed;
-use gpupool_core::reading::Field;
-use gpupool_core::{Command, Denied, DeviceId, Effect, NodeId, Request};
+use gpupool_core::{Closed, Command, Cordon, Denied, DeviceId, Effect, Field, Health, NodeId, Request};
 
 const DEVICE: DeviceId = DeviceId(0);
 

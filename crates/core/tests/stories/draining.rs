@@ -1,10 +1,10 @@
 //! What a lease leaves behind: its capacity is granted again when its processes are gone.
 
 use crate::support::*;
-use gpupool_core::lease::LeaseState;
-use gpupool_core::outcome::Closed;
-use gpupool_core::reading::{Attribution, ProcessUse, Reading};
-use gpupool_core::{Bytes, Command, DeviceId, Effect, LeaseId, Millis, Request, Share, Strategy};
+use gpupool_core::{
+    Attribution, Bytes, Closed, Command, DeviceId, Effect, LeaseId, LeaseState, Millis, ProcessUse, Reading, Request,
+    Share, Strategy,
+};
 
 /// A lease that has ended, a waiter behind it, and the pool they are in.
 fn ended_with_a_waiter() -> (Stage, LeaseId, LeaseId) {
@@ -144,8 +144,8 @@ fn draining_a_device_stops_new_work_and_revokes_what_runs_there() {
 
 #[test]
 fn what_drains_does_not_count_as_held() {
-    let quota = gpupool_core::policy::Quota { held: Some(Share::WHOLE), ..Default::default() };
-    let rules = gpupool_core::policy::Policies { default_quota: quota, ..policies([]) };
+    let quota = gpupool_core::Quota { held: Some(Share::WHOLE), ..Default::default() };
+    let rules = gpupool_core::Policies { default_quota: quota, ..policies([]) };
     let mut stage = Stage::draining(2, mins(1));
     stage.run(Command::SetPolicies { policies: Box::new(rules) });
     let first = stage.ask(whole());

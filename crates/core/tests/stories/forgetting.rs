@@ -1,10 +1,10 @@
 //! Devices and nodes that are gone for good are forgotten, once nothing is held there. What comes back is new.
 
 use crate::support::*;
-use gpupool_core::device::{DeviceIdentity, Health, Link, LinkKind};
-use gpupool_core::outcome::{Closed, InUse};
-use gpupool_core::reading::Reading;
-use gpupool_core::{Answer, Command, Denied, DeviceId, GpuId, NodeId, Request, Row, Strategy};
+use gpupool_core::{
+    Answer, Closed, Command, Denied, DeviceId, DeviceIdentity, GpuId, Health, InUse, Link, LinkKind, NodeId, Reading,
+    Request, Row, Strategy,
+};
 
 const DEVICE: DeviceId = DeviceId(0);
 const NODE: NodeId = NodeId(0);
@@ -59,7 +59,7 @@ fn the_denial_says_what_stands_in_the_way() {
 #[test]
 fn a_device_that_comes_back_is_new_and_takes_the_free_numbers() {
     let mut stage = Stage::of(3);
-    stage.run(Command::Cordon { device: DeviceId(2), cordon: gpupool_core::device::Cordon::Cordoned });
+    stage.run(Command::Cordon { device: DeviceId(2), cordon: gpupool_core::Cordon::Cordoned });
     for device in [1, 2] {
         lose(&mut stage, device);
         forget(&mut stage, device).unwrap();

@@ -116,7 +116,7 @@ proptest! {
 #[test]
 fn the_bodies_that_are_spoiled_are_fine_before() {
     for body in fine() {
-        let read: gpupool_core::body::RequestBody = serde_json::from_value(body.clone()).unwrap();
+        let read: gpupool_core::RequestBody = serde_json::from_value(body.clone()).unwrap();
         assert!(gpupool_core::Request::try_from(read).is_ok(), "{body}");
     }
 }

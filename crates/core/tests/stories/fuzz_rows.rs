@@ -3,13 +3,9 @@
 use std::sync::Arc;
 
 use crate::support::*;
-use gpupool_core::device::{Cordon, Health, Link, LinkKind};
-use gpupool_core::lease::Holder;
-use gpupool_core::policy::{Policies, Policy, QueueOrder, Quota};
-use gpupool_core::reading::Reading;
-use gpupool_core::workload::TaskClass;
 use gpupool_core::{
-    Command, DeviceId, GpuId, LeaseId, Millis, NodeId, Request, Row, Share, Strategy as Placement, Time, Token,
+    Command, Cordon, DeviceId, GpuId, Health, Holder, LeaseId, Link, LinkKind, Millis, NodeId, Policies, Policy,
+    QueueOrder, Quota, Reading, Request, Row, Share, Strategy as Placement, TaskClass, Time, Token,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;

@@ -1,11 +1,10 @@
 //! Host CPUs and memory are promised beside GPUs, and alone.
 
 use crate::support::*;
-use gpupool_core::device::NodeFacts;
-use gpupool_core::outcome::Unsatisfiable;
-use gpupool_core::policy::{Policies, PolicyRule};
-use gpupool_core::pool::Reason;
-use gpupool_core::{Bytes, Denied, MilliCpus, NodeId, Request, Settings, Strategy};
+use gpupool_core::{
+    Bytes, Denied, MilliCpus, NodeFacts, NodeId, Policies, PolicyRule, Reason, Request, Settings, Strategy,
+    Unsatisfiable,
+};
 
 #[test]
 fn cpus_and_host_memory_are_accounted_on_grant_and_on_release() {

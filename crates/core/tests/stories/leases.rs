@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use crate::support::*;
-use gpupool_core::lease::{EndCause, Holder, LeaseState};
-use gpupool_core::{Answer, Command, Denied, Effect, LeaseId, Millis, Request, Token};
+use gpupool_core::{Answer, Command, Denied, Effect, EndCause, Holder, LeaseId, LeaseState, Millis, Request, Token};
 
 const PROCESS: Holder = Holder::Process { pid: 4711, started: 99 };
 

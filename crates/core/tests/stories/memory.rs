@@ -1,11 +1,9 @@
 //! Memory of devices: promised beside shares, on grant and on release, and never what the driver keeps.
 
 use crate::support::*;
-use gpupool_core::device::{DeviceFacts, DeviceMemory};
-use gpupool_core::lease::Promise;
-use gpupool_core::outcome::Unsatisfiable;
-use gpupool_core::reading::Field;
-use gpupool_core::{Amount, Bytes, Denied, DeviceId, Request, Share};
+use gpupool_core::{
+    Amount, Bytes, Denied, DeviceFacts, DeviceId, DeviceMemory, Field, Promise, Request, Share, Unsatisfiable,
+};
 
 fn both(share: u32, memory: Bytes) -> Request {
     Request { amount: Amount::Both(Share(share), memory), ..whole() }
@@ -147,7 +145,7 @@ fn memory_a_squatter_uses_is_not_promised_to_those_who_name_an_amount() {
 fn a_device_must_have_the_least_memory_selected() {
     let mut stage = Stage::empty();
     stage.add(node("a"), vec![device("s", "NVIDIA A100 40GB", 40), device("l", "NVIDIA H100", 80)]);
-    let select = |n| gpupool_core::request::Select { min_memory: Some(gib(n)), ..Default::default() }.into();
+    let select = |n| gpupool_core::Select { min_memory: Some(gib(n)), ..Default::default() }.into();
     assert_eq!(stage.place(Request { select: select(41), ..part(100) }), [1]);
     let refused = stage.refused(Request { select: select(81), ..whole() });
     assert_eq!(refused, Denied::Unsatisfiable(Unsatisfiable::NothingSelected));

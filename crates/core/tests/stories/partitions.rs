@@ -1,10 +1,9 @@
 //! AMD's partitions are taken as they are: SPX whole, CPX in eighths. What is asked for is a share of a whole GPU.
 
 use crate::support::*;
-use gpupool_core::device::{DeviceFacts, DeviceIdentity, Partition, Vendor};
-use gpupool_core::outcome::Unsatisfiable;
-use gpupool_core::policy::{Policies, Quota};
-use gpupool_core::{Amount, Denied, Request, Share};
+use gpupool_core::{
+    Amount, Denied, DeviceFacts, DeviceIdentity, Partition, Policies, Quota, Request, Share, Unsatisfiable, Vendor,
+};
 
 /// So many partitions of one MI300X, each `of_parent` of it.
 fn partitions(profile: &str, count: usize, of_parent: u32) -> Vec<DeviceFacts> {

@@ -3,13 +3,10 @@
 use std::sync::Arc;
 
 use crate::support::*;
-use gpupool_core::device::{DeviceFacts, IsolationSupport, NodeFacts};
-use gpupool_core::ids::Labels;
-use gpupool_core::lease::{EndCause, Turn};
-use gpupool_core::outcome::Unsatisfiable;
-use gpupool_core::policy::{Policies, Policy, PolicyMatch, PolicyRule, Quota, Size};
-use gpupool_core::request::Isolation;
-use gpupool_core::{Amount, Command, Denied, Millis, NodeId, Request, Share, Strategy};
+use gpupool_core::{
+    Amount, Command, Denied, DeviceFacts, EndCause, Isolation, IsolationSupport, Labels, Millis, NodeFacts, NodeId,
+    Policies, Policy, PolicyMatch, PolicyRule, Quota, Request, Share, Size, Strategy, Turn, Unsatisfiable,
+};
 
 /// Which rule of `rules` refuses `request` on a box of four.
 fn broken(rules: Policy, request: Request) -> Option<PolicyRule> {

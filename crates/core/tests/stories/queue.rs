@@ -1,12 +1,10 @@
 //! Whose turn it is: order of arrival, priorities, backfill that delays nobody, quotas and fair share.
 
 use crate::support::*;
-use gpupool_core::device::DeviceFacts;
-use gpupool_core::lease::Turn;
-use gpupool_core::outcome::Unsatisfiable;
-use gpupool_core::policy::{Policies, Policy, PolicyMatch, QueueOrder, Quota};
-use gpupool_core::request::Thresholds;
-use gpupool_core::{Command, Denied, LeaseId, Millis, Request, Share, Time};
+use gpupool_core::{
+    Command, Denied, DeviceFacts, LeaseId, Millis, Policies, Policy, PolicyMatch, QueueOrder, Quota, Request, Share,
+    Thresholds, Time, Turn, Unsatisfiable,
+};
 
 /// Holds its GPU through any story.
 fn stays() -> Request {

@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use crate::support::*;
-use gpupool_core::device::{Cordon, Link, LinkKind};
-use gpupool_core::lease::{EndCause, Holder};
-use gpupool_core::outcome::Closed;
-use gpupool_core::policy::{Policies, Quota};
-use gpupool_core::row::LeaseRow;
-use gpupool_core::{Answer, Command, Denied, DeviceId, GpuId, LeaseId, NodeId, Request, Row, Share, Strategy, Token};
+use gpupool_core::{
+    Answer, Closed, Command, Cordon, Denied, DeviceId, EndCause, GpuId, Holder, LeaseId, LeaseRow, Link, LinkKind,
+    NodeId, Policies, Quota, Request, Row, Share, Strategy, Token,
+};
 
 /// A node comes back with its devices, read as idle.
 fn come_back(stage: &mut Stage, count: usize) {

@@ -1,9 +1,7 @@
 //! Several GPUs: all or nothing, on one node, the closest together first.
 
 use crate::support::*;
-use gpupool_core::device::{Link, LinkKind};
-use gpupool_core::outcome::Unsatisfiable;
-use gpupool_core::{Command, Denied, GpuId, NodeId, Request, Strategy};
+use gpupool_core::{Command, Denied, GpuId, Link, LinkKind, NodeId, Request, Strategy, Unsatisfiable};
 
 /// A node of eight: its links are the given pairs, anything else crosses NUMA nodes.
 fn linked(links: &[(u32, u32, LinkKind)]) -> Stage {

@@ -3,11 +3,9 @@
 use std::sync::Arc;
 
 use crate::support::*;
-use gpupool_core::device::NodeFacts;
-use gpupool_core::policy::Policy;
-use gpupool_core::reading::Field;
-use gpupool_core::workload::TaskClass;
-use gpupool_core::{Command, LeaseId, MilliCpus, NodeId, Request, Share, Strategy};
+use gpupool_core::{
+    Command, Field, LeaseId, MilliCpus, NodeFacts, NodeId, Policy, Request, Share, Strategy, TaskClass,
+};
 
 /// Three devices: 0 empty, 1 with 0.3 promised, 2 with 0.6 promised.
 fn uneven() -> Stage {

@@ -1,9 +1,10 @@
 //! Thresholds judge foreign load only, on readings newer than the last change of leases; leases follow promises.
 
 use crate::support::*;
-use gpupool_core::reading::{Attribution, Field, ProcessUse, Reading};
-use gpupool_core::request::Thresholds;
-use gpupool_core::{Bytes, Command, DeviceId, Millis, Percent, Request, Settings, Share, Strategy};
+use gpupool_core::{
+    Amount, Attribution, Bytes, Command, DeviceId, Field, Millis, Percent, ProcessUse, Reading, Request, RequestBody,
+    Settings, Share, Strategy, Thresholds,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -123,10 +124,15 @@ fn ten_requests_in_one_second_do_not_pile_onto_one_device() {
     }
 }
 
+/// The amount that a fraction in a request's body comes to.
+fn fraction(fraction: f64) -> Amount {
+    Request::try_from(RequestBody { fraction: Some(fraction), ..RequestBody::default() }).unwrap().amount
+}
+
 #[test]
 fn ten_tenths_fill_a_gpu_exactly_and_the_eleventh_waits() {
     let mut stage = Stage::of(1);
-    let tenth = || careful(Request { amount: gpupool_core::body::amount(Some(0.1), None, false).unwrap(), ..whole() });
+    let tenth = || careful(Request { amount: fraction(0.1), ..whole() });
     let leases: Vec<_> = (0..10).map(|_| stage.ask(tenth())).collect();
     assert!(leases.iter().all(|lease| stage.is_active(*lease)));
     assert_eq!(stage.device(0).promised, Share::WHOLE);
@@ -139,7 +145,7 @@ fn ten_tenths_fill_a_gpu_exactly_and_the_eleventh_waits() {
 #[test]
 fn three_thirds_fit_and_the_thousandth_left_over_is_no_fourth() {
     let mut stage = Stage::of(1);
-    let third = Request { amount: gpupool_core::body::amount(Some(0.333), None, false).unwrap(), ..whole() };
+    let third = Request { amount: fraction(0.333), ..whole() };
     for _ in 0..3 {
         let lease = stage.ask(third.clone());
         assert!(stage.is_active(lease));
@@ -280,7 +286,7 @@ fn a_field_that_failed_this_time_keeps_the_last_judgement() {
 #[test]
 fn a_reading_past_its_age_says_nothing_until_the_next_one() {
     let settings = Settings { reading_max_age: Some(secs(10)), ..Settings::default() };
-    let mut stage = Stage::with(settings, gpupool_core::policy::Policies::unlimited());
+    let mut stage = Stage::with(settings, gpupool_core::Policies::unlimited());
     stage.add(node("a"), devices("a", 1));
     stage.pass(secs(10));
     let in_time = stage.ask(careful(part(100)));

@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use gpupool_core::body::RequestBody;
-use gpupool_core::device::NodeFacts;
-use gpupool_core::lease::LeaseState;
-use gpupool_core::policy::Policies;
-use gpupool_core::request::FieldError;
-use gpupool_core::{Bytes, Command, Drain, MilliCpus, Millis, Pool, Request, Row, Settings, Time};
+use gpupool_core::{
+    Bytes, Command, Drain, FieldError, LeaseState, MilliCpus, Millis, NodeFacts, Policies, Pool, Request, RequestBody,
+    Row, Settings, Time,
+};
 
 /// The fields an error about a request may name.
 const FIELDS: &[&str] = &[

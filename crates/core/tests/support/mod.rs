@@ -10,15 +10,11 @@ pub mod fuzzed;
 
 use std::sync::Arc;
 
-use gpupool_core::device::{DeviceFacts, DeviceIdentity, DeviceMemory, IsolationSupport, NodeFacts, Vendor};
-use gpupool_core::lease::{Decision, EndCause, Lease, LeaseState};
-use gpupool_core::policy::{Policies, Policy};
-use gpupool_core::pool::{DeviceView, RestoreError};
-use gpupool_core::reading::{Attribution, Field, ProcessUse, Reading};
-use gpupool_core::request::{Select, Thresholds};
 use gpupool_core::{
-    Amount, Answer, Bytes, Command, Denied, DeviceId, Drain, Effect, GpuId, LeaseId, MilliCpus, Millis, NodeId,
-    Percent, Pool, Request, Row, Settings, Share, Strategy, Time, Token,
+    Amount, Answer, Attribution, Bytes, Command, Decision, Denied, DeviceFacts, DeviceId, DeviceIdentity, DeviceMemory,
+    DeviceView, Drain, Effect, EndCause, Field, GpuId, IsolationSupport, Lease, LeaseId, LeaseState, MilliCpus, Millis,
+    NodeFacts, NodeId, Percent, Policies, Policy, Pool, ProcessUse, Reading, Request, RestoreError, Row, Select,
+    Settings, Share, Strategy, Thresholds, Time, Token, Vendor,
 };
 
 pub const HALF: Share = Share(500);

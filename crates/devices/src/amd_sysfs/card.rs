@@ -6,8 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gpupool_core::device::Health;
-use gpupool_core::units::{Bytes, Percent};
+use gpupool_core::{Bytes, Health, Percent};
 
 use crate::amd_sysfs::drm::Card;
 use crate::amd_sysfs::gpu_metrics;

@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gpupool_core::device::{PciAddress, Vendor};
+use gpupool_core::{PciAddress, Vendor};
 
 use crate::address::parse_pci_address;
 use crate::found::Found;

@@ -4,7 +4,7 @@
 //! ones is one the chip does not have; some firmware fills the lower half only. What cannot be is a failure, since the
 //! file is known to hold rubbish on some cards.
 
-use gpupool_core::units::Percent;
+use gpupool_core::Percent;
 
 use crate::found::Watts;
 use crate::told::Told;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use gpupool_core::device::Vendor;
+use gpupool_core::Vendor;
 
 use crate::amd_sysfs::card::{self, CardReader};
 use crate::amd_sysfs::drm::{self, Card};
@@ -324,7 +324,7 @@ mod tests {
     use super::*;
     use crate::amd_sysfs::tests::Tree;
     use crate::told::Told;
-    use gpupool_core::device::Vendor;
+    use gpupool_core::Vendor;
 
     fn addresses(root: &Path) -> Vec<String> {
         assert!(looks_like(root), "{}", root.display());

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gpupool_core::device::{LinkKind, PciAddress};
-use gpupool_core::units::Bytes;
+use gpupool_core::{Bytes, LinkKind, PciAddress};
 
 use crate::found::{Found, Partition};
 use crate::snapshot::FoundLink;

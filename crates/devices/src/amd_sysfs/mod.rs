@@ -117,8 +117,7 @@ mod tests {
     use super::*;
     use crate::found::{Partition, Watts};
     use crate::told::Told;
-    use gpupool_core::device::{Health, Vendor};
-    use gpupool_core::units::{Bytes, Percent};
+    use gpupool_core::{Bytes, Health, Percent, Vendor};
 
     fn source(tree: &Tree) -> AmdSysfs {
         AmdSysfs::new(&tree.places())

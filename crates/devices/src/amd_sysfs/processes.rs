@@ -8,8 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use gpupool_core::device::{PciAddress, Vendor};
-use gpupool_core::units::Bytes;
+use gpupool_core::{Bytes, PciAddress, Vendor};
 
 use crate::address::parse_pci_address;
 use crate::found::{Doing, Found, Process};

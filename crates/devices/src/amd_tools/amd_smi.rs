@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use gpupool_core::device::Vendor;
+use gpupool_core::Vendor;
 use serde_json::{Map, Value};
 
 use crate::address::parse_pci_address;
@@ -341,8 +341,7 @@ mod tests {
     use super::*;
     use crate::found::{Partition, Watts};
     use crate::told::Told;
-    use gpupool_core::device::{Health, LinkKind};
-    use gpupool_core::units::{Bytes, Percent};
+    use gpupool_core::{Bytes, Health, LinkKind, Percent};
 
     const STATIC: &str = r#"$ amd-smi static --json
         {"gpu_data": [{"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X", "asic_serial": "0x7E8F7E20764E2714"},

@@ -165,7 +165,7 @@ impl RocmSmi {
 
     /// What it prints about the ways between these devices.
     fn joined(&mut self, devices: &Snapshot) -> Result<&str, SourceError> {
-        let name = |address: gpupool_core::device::PciAddress| address.to_string();
+        let name = |address: gpupool_core::PciAddress| address.to_string();
         let of: Vec<_> = devices.devices.iter().map(|device| (device.index, device.pci.map(name))).collect();
         let known = self.joined.take().filter(|joined| joined.of == of);
         let joined = match known {
@@ -209,7 +209,7 @@ mod tests {
     use crate::found::Watts;
     use crate::told::Told;
     use crate::tool;
-    use gpupool_core::device::LinkKind;
+    use gpupool_core::LinkKind;
     use std::path::Path;
     use std::time::Duration;
 

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpupool_core::device::Vendor;
-use gpupool_core::units::Bytes;
+use gpupool_core::{Bytes, Vendor};
 use serde_json::Value;
 
 use crate::address::parse_pci_address;
@@ -272,8 +271,7 @@ mod tests {
     use super::*;
     use crate::found::{Partition, Watts};
     use crate::told::Told;
-    use gpupool_core::device::{Health, LinkKind};
-    use gpupool_core::units::{Bytes, Percent};
+    use gpupool_core::{Bytes, Health, LinkKind, Percent};
 
     const TWO: &str = r#"WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status
         {"card10": {"Card series": "0x1002", "Card model": "0x1002", "Card SKU": "D65209", "PCI Bus": "0000:C6:00.0",

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpupool_core::device::{Health, LinkKind, PciAddress};
+use gpupool_core::{Health, LinkKind, PciAddress};
 use serde_json::Value;
 
 use crate::amd_sysfs::hops as xgmi_hops;
@@ -242,7 +242,7 @@ fn shared_sensors(snapshot: &mut Snapshot) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpupool_core::device::Vendor;
+    use gpupool_core::Vendor;
     use serde_json::json;
 
     use crate::address::parse_pci_address;

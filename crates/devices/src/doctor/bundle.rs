@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use gpupool_core::device::PciAddress;
+use gpupool_core::PciAddress;
 use serde_json::json;
 
 use crate::detect::Places;

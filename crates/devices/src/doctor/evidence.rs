@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use gpupool_core::device::Vendor;
+use gpupool_core::Vendor;
 use rustix::fs::{Access as Wanted, AtFlags, CWD, accessat};
 use rustix::io::Errno;
 

@@ -348,8 +348,7 @@ fn quoted_names(line: &str) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpupool_core::device::Health;
-    use gpupool_core::units::{Bytes, Percent};
+    use gpupool_core::{Bytes, Health, Percent};
 
     use crate::found::{UsedMeans, Watts};
     use crate::told::Told;

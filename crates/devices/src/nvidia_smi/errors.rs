@@ -1,6 +1,6 @@
 //! What `nvidia-smi` prints instead of devices, or between them.
 
-use gpupool_core::device::{Health, Vendor};
+use gpupool_core::{Health, Vendor};
 
 use crate::address::parse_pci_address;
 use crate::found::Found;

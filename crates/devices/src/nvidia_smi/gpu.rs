@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use gpupool_core::device::{Health, Vendor};
-use gpupool_core::units::{Bytes, Percent};
+use gpupool_core::{Bytes, Health, Percent, Vendor};
 
 use crate::address::parse_pci_address;
 use crate::found::{Doing, Found, Memory, Partition, Process, UsedMeans, Watts};

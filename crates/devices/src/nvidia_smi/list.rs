@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpupool_core::device::Vendor;
+use gpupool_core::Vendor;
 
 use crate::found::{Found, Partition};
 use crate::nvidia_smi::errors;

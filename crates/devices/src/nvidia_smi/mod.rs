@@ -11,7 +11,7 @@ pub(crate) mod list;
 pub(crate) mod topo;
 pub(crate) mod xml;
 
-use gpupool_core::device::{DeviceIdentity, Health};
+use gpupool_core::{DeviceIdentity, Health};
 
 use crate::found::Found;
 use crate::snapshot::Snapshot;
@@ -202,7 +202,7 @@ fn said(output: Output) -> String {
 mod tests {
     use super::*;
     use crate::tool;
-    use gpupool_core::units::Bytes;
+    use gpupool_core::Bytes;
     use std::fs;
     use std::path::Path;
     use std::time::Duration;

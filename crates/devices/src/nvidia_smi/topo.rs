@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpupool_core::device::{LinkKind, Vendor};
+use gpupool_core::{LinkKind, Vendor};
 
 use super::errors;
 use crate::found::Found;

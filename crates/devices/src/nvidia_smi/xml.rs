@@ -183,8 +183,7 @@ fn add_text(open: &mut [Element], text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpupool_core::device::Health;
-    use gpupool_core::units::{Bytes, Percent};
+    use gpupool_core::{Bytes, Health, Percent};
 
     use crate::found::{Doing, Partition, UsedMeans, Watts};
     use crate::told::Told;

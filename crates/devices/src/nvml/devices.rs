@@ -7,8 +7,7 @@ use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
 
-use gpupool_core::device::{Health, LinkKind, PciAddress, Vendor};
-use gpupool_core::units::{Bytes, Percent};
+use gpupool_core::{Bytes, Health, LinkKind, PciAddress, Percent, Vendor};
 use nvml_wrapper_sys::bindings as nvml;
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlReturn_t};
 

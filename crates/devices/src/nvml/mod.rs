@@ -15,7 +15,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gpupool_core::device::{Health, LinkKind, Vendor};
+use gpupool_core::{Health, LinkKind, Vendor};
 
 use crate::detect::Places;
 use crate::found::{Found, worse};

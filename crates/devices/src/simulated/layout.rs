@@ -6,8 +6,7 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use gpupool_core::device::{LinkKind, PciAddress, Vendor};
-use gpupool_core::units::{Bytes, Share};
+use gpupool_core::{Bytes, LinkKind, PciAddress, Share, Vendor};
 
 use crate::address::parse_pci_address;
 use crate::found::Partition;

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpupool_core::device::DeviceIdentity;
+use gpupool_core::DeviceIdentity;
 
 use crate::snapshot::Snapshot;
 use crate::source::{Source, SourceError, SourceKind};

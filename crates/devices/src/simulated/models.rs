@@ -1,7 +1,6 @@
 //! What the GPU models that can be simulated are, and how a person names one.
 
-use gpupool_core::device::{LinkKind, Vendor};
-use gpupool_core::units::{Bytes, Share};
+use gpupool_core::{Bytes, LinkKind, Share, Vendor};
 
 /// A GPU model, as its driver tells of it.
 #[derive(Debug, PartialEq, Eq)]

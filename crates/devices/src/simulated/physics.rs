@@ -6,8 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupool_core::device::Vendor;
-use gpupool_core::units::{Bytes, Percent, Share};
+use gpupool_core::{Bytes, Percent, Share, Vendor};
 
 use crate::limits;
 use crate::simulated::faults::{Fault, FaultError};

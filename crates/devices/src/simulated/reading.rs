@@ -2,8 +2,7 @@
 
 use std::borrow::Cow;
 
-use gpupool_core::device::{Health, Vendor};
-use gpupool_core::units::{Bytes, Percent};
+use gpupool_core::{Bytes, Health, Percent, Vendor};
 
 use super::faults::{Fault, Field, Remap};
 use super::layout::Device;

@@ -5,8 +5,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupool_core::device::{LinkKind, PciAddress};
-use gpupool_core::units::Bytes;
+use gpupool_core::{Bytes, LinkKind, PciAddress};
 use serde::Deserialize;
 
 use crate::address::parse_pci_address;

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use gpupool_core::device::{Health, LinkKind, Vendor};
-use gpupool_core::units::{Bytes, Percent};
+use gpupool_core::{Bytes, Health, LinkKind, Percent, Vendor};
 use gpupool_devices::capture::Format;
 use gpupool_devices::{Found, Partition, Snapshot, Told, Watts};
 

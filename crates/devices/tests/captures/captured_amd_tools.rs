@@ -1,7 +1,6 @@
 //! What AMD's tools printed on real machines, read back: values checked by eye against the captures.
 
-use gpupool_core::device::LinkKind;
-use gpupool_core::units::{Bytes, Percent};
+use gpupool_core::{Bytes, LinkKind, Percent};
 use gpupool_devices::capture::Format;
 use gpupool_devices::{Found, Snapshot, Told, Watts};
 

@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use gpupool_core::device::{Health, Vendor};
-use gpupool_core::units::Bytes;
+use gpupool_core::{Bytes, Health, Vendor};
 use gpupool_devices::capture::Format;
 use gpupool_devices::{Found, Snapshot, Told};
 use tempfile::TempDir;

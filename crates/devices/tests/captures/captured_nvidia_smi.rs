@@ -2,8 +2,7 @@
 
 use std::fs;
 
-use gpupool_core::device::{Health, LinkKind};
-use gpupool_core::units::{Bytes, Percent};
+use gpupool_core::{Bytes, Health, LinkKind, Percent};
 use gpupool_devices::capture::Format;
 use gpupool_devices::{Doing, Found, Partition, Snapshot, Told, UsedMeans, Watts};
 

@@ -1,7 +1,6 @@
 //! What other drivers, cards and shells make of the output of nvidia-smi.
 
-use gpupool_core::device::Health;
-use gpupool_core::units::Bytes;
+use gpupool_core::{Bytes, Health};
 use gpupool_devices::capture::Format;
 use gpupool_devices::{Doing, Snapshot, SourceError, Told, Watts};
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 use crate::machine::Machine;
-use gpupool_core::device::Vendor;
+use gpupool_core::Vendor;
 use gpupool_devices::doctor::{Access, CgroupMode, Evidence};
 use gpupool_devices::{Places, SourceKind, Told};
 

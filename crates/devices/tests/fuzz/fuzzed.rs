@@ -6,8 +6,7 @@ use std::fmt::Debug;
 use std::fs;
 use std::path::{Component, Path};
 
-use gpupool_core::device::Health;
-use gpupool_core::units::Percent;
+use gpupool_core::{Health, Percent};
 use gpupool_devices::capture::{self, Format};
 use gpupool_devices::simulated::{Fault, Spec, Target, World};
 use gpupool_devices::{Found, Partition, Process, Report, Snapshot, Told, limits, parse_pci_address};

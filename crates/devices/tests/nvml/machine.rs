@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gpupool_core::device::Health;
+use gpupool_core::Health;
 use gpupool_devices::{Found, Nvml, Places, Snapshot, Source};
 use nvml_standin::{Scenario, install, write_scenario};
 

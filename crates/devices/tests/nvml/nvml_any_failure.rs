@@ -1,7 +1,7 @@
 //! Whatever functions fail on one GPU, and however, no other GPU is told differently for it.
 
 use crate::machine::{Machine, places};
-use gpupool_core::device::Health;
+use gpupool_core::Health;
 use gpupool_devices::{Found, Nvml, Snapshot, Source};
 use nvml_standin::machines::{cut_gpu, server, server_gpu};
 use nvml_standin::{Scenario, StandIn, write_scenario};

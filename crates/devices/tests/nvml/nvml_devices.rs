@@ -1,8 +1,7 @@
 //! What NVML tells of devices, read through the real loader from a stand-in for the library.
 
 use crate::machine::{Machine, complaints, each};
-use gpupool_core::device::LinkKind;
-use gpupool_core::units::{Bytes, Percent};
+use gpupool_core::{Bytes, LinkKind, Percent};
 use gpupool_devices::{Doing, FoundLink, Partition, Told, UsedMeans, Watts};
 use nvml_standin::machines::{SINCE_450, SINCE_510, cut_gpu, server, server_gpu, unified};
 use nvml_standin::{Link, LinkEnd, Memory, NOT_AVAILABLE, Process, Scenario};

@@ -5,8 +5,7 @@ use std::path::Path;
 use std::sync::mpsc;
 
 use crate::machine::{Machine, complaints, each, places};
-use gpupool_core::device::Health;
-use gpupool_core::units::Percent;
+use gpupool_core::{Health, Percent};
 use gpupool_devices::{Nvml, Places, Source, SourceError, Told};
 use nvml_standin::machines::{cut_gpu, server, server_gpu};
 use nvml_standin::{Event, Remapped, Scenario};

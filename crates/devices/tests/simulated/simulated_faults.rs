@@ -4,8 +4,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
 use std::time::Duration;
 
-use gpupool_core::device::Health;
-use gpupool_core::units::{Percent, Share};
+use gpupool_core::{Health, Percent, Share};
 use gpupool_devices::simulated::{
     ControlError, Fault, Load, ManualClock, Place, Simulated, SimulatedControl, Spec, Target,
 };

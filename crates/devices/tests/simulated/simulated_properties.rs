@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpupool_core::units::{Bytes, Percent, Share};
+use gpupool_core::{Bytes, Percent, Share};
 use gpupool_devices::simulated::{
     Fault, Load, ManualClock, Place, Simulated, SimulatedControl, Spec, Target, model_names,
 };

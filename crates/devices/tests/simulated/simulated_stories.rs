@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use gpupool_core::device::{Health, LinkKind, Vendor};
-use gpupool_core::units::{Bytes, Percent, Share};
+use gpupool_core::{Bytes, Health, LinkKind, Percent, Share, Vendor};
 use gpupool_devices::simulated::{Load, LoadError, ManualClock, Place, Simulated, SimulatedControl, Spec};
 use gpupool_devices::{Found, Partition, Snapshot, Source, SourceKind, Told, UsedMeans, Watts};
 

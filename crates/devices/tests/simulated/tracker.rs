@@ -1,8 +1,6 @@
 //! What the tracker makes of readings: devices that come, go, fail and come back.
 
-use gpupool_core::device::{Health, Vendor};
-use gpupool_core::ids::GpuId;
-use gpupool_core::units::{Bytes, Millis, Time};
+use gpupool_core::{Bytes, GpuId, Health, Millis, Time, Vendor};
 use gpupool_devices::{
     DeviceTracker, Found, Partition, Snapshot, SourceError, SourceKind, Told, TrackedChange, parse_pci_address,
 };

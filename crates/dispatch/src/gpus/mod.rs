@@ -20,7 +20,7 @@ use std::io;
 use gpupool_api::lease::{Lease, LeaseDevice};
 use gpupool_api::{RequestBody, SelectBody};
 use gpupool_client::ClientError;
-use gpupool_core::ids::GpuId;
+use gpupool_core::GpuId;
 
 pub use keeper::{GpuKeeper, GpuMemory};
 pub use news::{GpuNews, GpuNewsReader};

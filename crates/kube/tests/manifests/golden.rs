@@ -1,8 +1,6 @@
 //! The table of what annotations and resources mean together. A change here is a change of what we promise.
 
-use gpupool_core::device::Vendor;
-use gpupool_core::request::Isolation;
-use gpupool_core::{Amount, Bytes, MilliCpus, Millis, Request, Share};
+use gpupool_core::{Amount, Bytes, Isolation, MilliCpus, Millis, Request, Share, Vendor};
 use gpupool_kube::{KubeError, Verdict, check};
 
 /// Names and values.

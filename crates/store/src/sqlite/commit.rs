@@ -140,8 +140,7 @@ fn put(transaction: &Transaction<'_>, row: &Row) -> rusqlite::Result<()> {
 mod tests {
     use std::time::UNIX_EPOCH;
 
-    use gpupool_core::row::Counters;
-    use gpupool_core::{LeaseId, Millis, Time};
+    use gpupool_core::{Counters, LeaseId, Millis, Time};
     use rusqlite::ffi;
     use tempfile::{TempDir, tempdir};
 
@@ -168,7 +167,7 @@ mod tests {
 
     /// Rows of owners' usage: the simplest that there can be many of.
     fn usage(count: u64) -> Vec<Row> {
-        let row = |number| gpupool_core::row::UsageRow {
+        let row = |number| gpupool_core::UsageRow {
             owner: format!("owner {number}").into(),
             period: 0,
             share_millis: number,

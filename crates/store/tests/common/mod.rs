@@ -7,9 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gpupool_core::lease::LeaseState;
-use gpupool_core::row::{Counters, LeaseRow};
-use gpupool_core::{LeaseId, Request, Row, Time};
+use gpupool_core::{Counters, LeaseId, LeaseRow, LeaseState, Request, Row, Time};
 use gpupool_store::{Clock, LeaseStore, LoadedRows, SqliteStore};
 
 /// A wall time so many milliseconds after a day in 2026.

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::common::{clock, open};
 use crate::support::{Stage, by, devices, mins, node, owned, part, secs, whole};
-use gpupool_core::policy::{Policies, Quota};
-use gpupool_core::{Command, LeaseId, Pool, Request, Row, Time, Token};
+use gpupool_core::{Command, LeaseId, Policies, Pool, Quota, Request, Row, Time, Token};
 use gpupool_store::{Event, LeaseStore, Query};
 use proptest::prelude::*;
 use tempfile::tempdir;

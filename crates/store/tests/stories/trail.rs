@@ -6,9 +6,7 @@
 use crate::backends;
 use crate::common::{clock, leases, rows, wall};
 use crate::support::{Stage, gib, gpus, owned, part, secs, whole};
-use gpupool_core::lease::Holder;
-use gpupool_core::row::DeviceRow;
-use gpupool_core::{Command, GpuId, LeaseId, Millis, Request, Row, Share};
+use gpupool_core::{Command, DeviceRow, GpuId, Holder, LeaseId, Millis, Request, Row, Share};
 use gpupool_store::{By, Clock, Event, LeaseStore, Page, Query, Record, TrailReader, UsageLine};
 
 /// A stage whose rows are kept.

@@ -9,11 +9,10 @@ use std::time::SystemTime;
 
 use gpupool_api::RequestBody;
 use gpupool_api::lease::Lease;
-use gpupool_core::device::{DeviceFacts, DeviceIdentity, Health, IsolationSupport, NodeFacts, Vendor};
-use gpupool_core::lease::{Holder, LeaseState};
-use gpupool_core::policy::Policies;
-use gpupool_core::reading::Reading;
-use gpupool_core::{Bytes, Command, Drain, GpuId, LeaseId, MilliCpus, Millis, Request, Settings, Time, Token};
+use gpupool_core::{
+    Bytes, Command, DeviceFacts, DeviceIdentity, Drain, GpuId, Health, Holder, IsolationSupport, LeaseId, LeaseState,
+    MilliCpus, Millis, NodeFacts, Policies, Reading, Request, Settings, Time, Token, Vendor,
+};
 use gpupool_store::{Clock, LeaseStore, MemoryDisk, TokenOwners};
 use tokio::sync::oneshot;
 

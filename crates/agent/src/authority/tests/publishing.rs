@@ -1,6 +1,6 @@
 //! The published snapshot: it follows each commit, and only commits.
 
-use gpupool_core::reading::{Attribution, ProcessUse};
+use gpupool_core::{Attribution, ProcessUse};
 use gpupool_store::MemoryFault;
 
 use super::*;

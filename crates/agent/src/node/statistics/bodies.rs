@@ -6,8 +6,7 @@
 use std::collections::BTreeSet;
 
 use gpupool_api::stats::{Count, Gpu, GpuFiltering, GpuMemory, GpuPower, GpuSummary, Stats, Summary};
-use gpupool_core::device::Health;
-use gpupool_core::units::{Bytes, Percent};
+use gpupool_core::{Bytes, Health, Percent};
 use gpupool_devices::{Found, Told, Watts};
 
 use super::filter::{Filter, Visible};

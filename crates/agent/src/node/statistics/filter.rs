@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use gpupool_core::ids::GpuId;
+use gpupool_core::GpuId;
 use gpupool_devices::{Found, Partition};
 
 /// The number of entries of `CUDA_VISIBLE_DEVICES` that are looked at.
@@ -151,7 +151,7 @@ fn with_instances(chosen: Vec<GpuId>, devices: &[(GpuId, &Found)]) -> Vec<GpuId>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpupool_core::device::Vendor;
+    use gpupool_core::Vendor;
     use gpupool_devices::parse_pci_address;
     use proptest::prelude::*;
 

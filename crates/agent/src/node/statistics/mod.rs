@@ -13,8 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use gpupool_api::stats::{GpuFiltering, Stats, Summary};
-use gpupool_core::Time;
-use gpupool_core::units::Millis;
+use gpupool_core::{Millis, Time};
 use serde::Serialize;
 
 pub use filter::{Filter, Visible};

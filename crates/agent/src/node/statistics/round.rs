@@ -6,10 +6,7 @@ use std::sync::Arc;
 
 use gpupool_api::pool::Process;
 use gpupool_api::stats::{GpuHistory, HistoryOfGpu, PastReading, SourceHealth};
-use gpupool_core::Time;
-use gpupool_core::device::{Health as DeviceHealth, Vendor};
-use gpupool_core::ids::GpuId;
-use gpupool_core::units::{Bytes, Millis, Percent};
+use gpupool_core::{Bytes, GpuId, Health as DeviceHealth, Millis, Percent, Time, Vendor};
 use gpupool_devices::{SourceKind, SourceState, SourceStatus, TrackedDevice, Watts, fresh_until};
 
 use super::bodies::current;

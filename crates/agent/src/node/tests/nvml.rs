@@ -6,8 +6,7 @@ use std::time::Instant;
 
 use gpupool_api::job_environment;
 use gpupool_api::stats::Summary;
-use gpupool_core::ids::{GpuId, LeaseId, Token};
-use gpupool_core::reading::{Attribution, Field};
+use gpupool_core::{Attribution, Field, GpuId, LeaseId, Token};
 use gpupool_devices::{Nvml, Places};
 use nvml_standin::machines::{SINCE_510, cut_gpu, server, server_gpu, unified};
 use nvml_standin::{Process, Scenario, install, write_scenario};

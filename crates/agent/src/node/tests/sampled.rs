@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpupool_api::stats::{Gpu, Stats};
-use gpupool_core::device::NodeFacts;
-use gpupool_core::ids::{GpuId, LeaseId};
-use gpupool_core::{Bytes, MilliCpus, Time};
+use gpupool_core::{Bytes, GpuId, LeaseId, MilliCpus, NodeFacts, Time};
 use gpupool_devices::simulated::{Fault, Place, Target};
 use gpupool_devices::{GpuIds, Places, Snapshot, Source, SourceError, SourceKind};
 

@@ -2,9 +2,7 @@
 
 use gpupool_api::simulate::FaultBody;
 use gpupool_api::stats::GpuHistory;
-use gpupool_core::ids::{GpuId, LeaseId};
-use gpupool_core::reading::Attribution;
-use gpupool_core::units::{Bytes, Share};
+use gpupool_core::{Attribution, Bytes, GpuId, LeaseId, Share};
 use gpupool_devices::GpuIds;
 use gpupool_devices::simulated::Fault;
 

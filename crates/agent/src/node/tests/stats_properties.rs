@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use gpupool_api::stats::{Count, GpuHistory, Stats, Summary};
-use gpupool_core::Time;
-use gpupool_core::device::{DeviceFacts, DeviceIdentity, Health, IsolationSupport, Vendor};
-use gpupool_core::ids::GpuId;
-use gpupool_core::units::{Bytes, Millis, Percent};
+use gpupool_core::{
+    Bytes, DeviceFacts, DeviceIdentity, GpuId, Health, IsolationSupport, Millis, Percent, Time, Vendor,
+};
 use gpupool_devices::{
     Found, Memory, SourceError, SourceKind, SourceState, SourceStatus, Told, TrackedDevice, UsedMeans, Watts,
 };

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use gpupool_api::stats::Summary;
-use gpupool_core::device::{Health, Vendor};
-use gpupool_core::reading::Field;
+use gpupool_core::{Field, Health, Vendor};
 use gpupool_devices::simulated::Target;
 use gpupool_devices::{Snapshot, Source, SourceError, SourceKind};
 

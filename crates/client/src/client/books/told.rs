@@ -8,12 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gpupool_api::stats::{self, GpuSummary, Stats, Summary};
-use gpupool_core::device::{DeviceFacts, DeviceIdentity, DeviceMemory, Health, IsolationSupport, Vendor};
-use gpupool_core::ids::Labels;
-use gpupool_core::limits::{GPU_ID, NAME_BYTES};
-use gpupool_core::model_matches;
-use gpupool_core::reading::{Field, Reading};
-use gpupool_core::{Bytes, Percent, Time};
+use gpupool_core::{
+    Bytes, DeviceFacts, DeviceIdentity, DeviceMemory, Field, Health, IsolationSupport, Labels, Percent, Reading, Time,
+    Vendor, limits::GPU_ID, limits::NAME_BYTES, model_matches,
+};
 
 use crate::limits::BOOKS_GPUS;
 

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use gpupool_core::device::{Cordon, Health, Vendor};
-use gpupool_core::reading::Field;
-use gpupool_core::request::{Isolation, Select, Thresholds};
 use gpupool_core::{
-    Amount, Bytes, Drain, GpuId, MilliCpus, Millis, Percent, Request, Settings, Share, Strategy as Placement,
+    Amount, Bytes, Cordon, Drain, Field, GpuId, Health, Isolation, MilliCpus, Millis, Percent, Request, Select,
+    Settings, Share, Strategy as Placement, Thresholds, Vendor,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;

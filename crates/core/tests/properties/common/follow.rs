@@ -2,11 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupool_core::device::{Cordon, Health};
-use gpupool_core::lease::{EndCause, LeaseState};
-use gpupool_core::outcome::{Closed, Unsatisfiable};
 use gpupool_core::{
-    Answer, Command, Denied, DeviceId, Drain, Effect, GpuId, LeaseId, Millis, NodeId, Outcome, Row, Time, Token,
+    Answer, Closed, Command, Cordon, Denied, DeviceId, Drain, Effect, EndCause, GpuId, Health, LeaseId, LeaseState,
+    Millis, NodeId, Outcome, Row, Time, Token, Unsatisfiable,
 };
 
 use super::model::{Device, Entry, Model, Node, ensure};
@@ -385,7 +383,7 @@ impl Model {
     }
 }
 
-fn new_device(node: NodeId, gpu_id: GpuId, facts: &gpupool_core::device::DeviceFacts) -> Device {
+fn new_device(node: NodeId, gpu_id: GpuId, facts: &gpupool_core::DeviceFacts) -> Device {
     Device {
         node,
         gpu_id,

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpupool_core::lease::{LeaseState, Promise};
-use gpupool_core::{DeviceId, LeaseId, NodeId, Request, Time, Token};
+use gpupool_core::{DeviceId, LeaseId, LeaseState, NodeId, Promise, Request, Time, Token};
 
 use super::model::{Model, OFFER, ensure};
 use super::turns::{Claims, needs_no_host};

@@ -5,12 +5,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpupool_core::device::{Cordon, DeviceFacts, Health, Link, NodeFacts};
-use gpupool_core::lease::{EndCause, Lease, LeaseState, Promise};
-use gpupool_core::outcome::Closed;
-use gpupool_core::policy::Policies;
-use gpupool_core::reading::{Attribution, Field, Reading};
-use gpupool_core::{Bytes, DeviceId, Drain, GpuId, LeaseId, Millis, NodeId, Pool, Request, Settings, Time, Token};
+use gpupool_core::{
+    Attribution, Bytes, Closed, Cordon, DeviceFacts, DeviceId, Drain, EndCause, Field, GpuId, Health, Lease, LeaseId,
+    LeaseState, Link, Millis, NodeFacts, NodeId, Policies, Pool, Promise, Reading, Request, Settings, Time, Token,
+};
 
 pub const PATIENCE: Millis = Millis::from_secs(15);
 pub const OFFER: Millis = Millis::from_secs(5);

@@ -1,12 +1,8 @@
 //! A pool, its books and its store, side by side: every step goes to all three and everything is checked after it.
 
-use gpupool_core::lease::{Holder, LeaseState};
-use gpupool_core::policy::QueueOrder;
-use gpupool_core::reading::{Attribution, Field, ProcessUse, Reading};
-use gpupool_core::workload::TaskClass;
 use gpupool_core::{
-    Answer, Bytes, Command, Denied, DeviceId, Effect, LeaseId, MilliCpus, Millis, NodeId, Outcome, Percent, Pool, Row,
-    Share, Time, Token,
+    Answer, Attribution, Bytes, Command, Denied, DeviceId, Effect, Field, Holder, LeaseId, LeaseState, MilliCpus,
+    Millis, NodeId, Outcome, Percent, Pool, ProcessUse, QueueOrder, Reading, Row, Share, TaskClass, Time, Token,
 };
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseError;

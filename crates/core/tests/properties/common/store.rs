@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpupool_core::row::{Counters, LeaseRow};
-use gpupool_core::{DeviceId, LeaseId, NodeId, Pool, Row};
+use gpupool_core::{Counters, DeviceId, LeaseId, LeaseRow, NodeId, Pool, Row};
 
 use super::model::ensure;
 

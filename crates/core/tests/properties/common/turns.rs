@@ -2,10 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupool_core::device::DeviceIdentity;
-use gpupool_core::ids::labels_match;
-use gpupool_core::policy::QueueOrder;
-use gpupool_core::{Amount, DeviceId, LeaseId, Millis, NodeId, Request, Time};
+use gpupool_core::{
+    Amount, DeviceId, DeviceIdentity, LeaseId, Millis, NodeId, QueueOrder, Request, Time, labels_match,
+};
 
 use super::model::{Device, Entry, Model};
 

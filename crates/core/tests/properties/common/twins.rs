@@ -1,9 +1,8 @@
 //! Two pools that should not be told apart: one that went on, and one that was killed and brought back from its rows.
 
-use gpupool_core::lease::{Holder, LeaseState};
-use gpupool_core::reading::{Field, Reading};
-use gpupool_core::row::LeaseRow;
-use gpupool_core::{Bytes, Command, DeviceId, Effect, Millis, Outcome, Percent, Pool, Row};
+use gpupool_core::{
+    Bytes, Command, DeviceId, Effect, Field, Holder, LeaseRow, LeaseState, Millis, Outcome, Percent, Pool, Reading, Row,
+};
 
 use super::model::ensure;
 use super::session::{Session, told_workload};

@@ -4,13 +4,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use gpupool_core::device::{
-    Cordon, DeviceFacts, DeviceIdentity, DeviceMemory, Health, IsolationSupport, Link, LinkKind, NodeFacts, PciAddress,
-    Vendor,
+use gpupool_core::{
+    Bytes, Cordon, DeviceFacts, DeviceIdentity, DeviceMemory, Field, GpuId, Health, IsolationSupport, Link, LinkKind,
+    MilliCpus, Millis, NodeFacts, PciAddress, Policies, Policy, PolicyMatch, QueueOrder, Quota, Request, Settings,
+    Share, Vendor,
 };
-use gpupool_core::policy::{Policies, Policy, PolicyMatch, QueueOrder, Quota};
-use gpupool_core::reading::Field;
-use gpupool_core::{Bytes, GpuId, MilliCpus, Millis, Request, Settings, Share};
 use proptest::sample::Index;
 
 pub const GIB: u64 = 1 << 30;

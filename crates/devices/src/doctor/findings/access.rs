@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpupool_core::device::Vendor;
+use gpupool_core::Vendor;
 
 use crate::doctor::evidence::{Access, CgroupMode, Evidence, Node};
 use crate::doctor::findings::{Finding, Severity};

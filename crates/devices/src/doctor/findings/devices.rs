@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupool_core::device::{Health, PciAddress, Vendor};
-use gpupool_core::units::Percent;
+use gpupool_core::{Health, PciAddress, Percent, Vendor};
 
 use crate::doctor::evidence::Evidence;
 use crate::doctor::findings::{Finding, Severity};

@@ -1,6 +1,6 @@
 //! Whether the right driver is loaded, bound and of the right version.
 
-use gpupool_core::device::Vendor;
+use gpupool_core::Vendor;
 
 use crate::doctor::evidence::{Evidence, vendor_of};
 use crate::doctor::findings::{Finding, Severity};

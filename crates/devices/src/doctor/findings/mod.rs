@@ -176,8 +176,7 @@ pub(super) mod tests {
         use std::collections::{BTreeMap, BTreeSet};
         use std::time::Duration;
 
-        use gpupool_core::device::{Health, Vendor};
-        use gpupool_core::units::{Bytes, Percent};
+        use gpupool_core::{Bytes, Health, Percent, Vendor};
 
         use crate::address::parse_pci_address;
         use crate::doctor::evidence::{
