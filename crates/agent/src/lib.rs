@@ -9,11 +9,11 @@
 //!                              └───────────────────────────┘
 //! ```
 //!
-//! - [`authority`] owns the pool and the store. It decides, commits, publishes and answers. It knows nodes by id and
+//! - `authority` owns the pool and the store. It decides, commits, publishes and answers. It knows nodes by id and
 //!   touches no process, control group or device.
-//! - [`node`] reads devices, attributes processes, watches the holders of leases, and owns the control groups of jobs. It
-//!   reports facts to the authority and carries out its orders; both are plain data ([`messages`]).
-//! - [`http`] holds the routes and decides who may use them. Statistics, attach and simulation go to the node, everything
+//! - `node` reads devices, attributes processes, watches the holders of leases, and owns the control groups of jobs. It
+//!   reports facts to the authority and carries out its orders; both are plain data (`messages`).
+//! - `http` holds the routes and decides who may use them. Statistics, attach and simulation go to the node, everything
 //!   else to the authority. Routes that must not wait read the snapshot that the authority published last.
 //! - [`net`] accepts connections and knows who is at the other end.
 //!

@@ -136,7 +136,7 @@ pub enum InUse {
     Draining(LeaseId),
     #[error("it is quarantined because processes of lease {0} stayed")]
     Quarantined(LeaseId),
-    #[error("it is there and would be registered again; only what is lost or unreachable can be forgotten")]
+    #[error("it is there and would be registered again; it can be forgotten once it is lost or its node is down")]
     Present,
 }
 

@@ -223,7 +223,8 @@ impl AuthorityThread {
         for row in rows {
             match row {
                 Row::Lease(row) => {
-                    nodes.extend(row.node);
+                    let takes_host = !row.request.cpus.is_zero() || !row.request.host_memory.is_zero();
+                    nodes.extend(row.node.filter(|_| takes_host));
                     self.snapshot.set_lease(row);
                 }
                 Row::Forget(lease) => self.snapshot.remove_lease(*lease),
@@ -233,9 +234,7 @@ impl AuthorityThread {
             }
         }
         for device in self.pool.take_touched_devices() {
-            let view = self.pool.device(device);
-            nodes.extend(view.as_ref().map(|view| view.node));
-            self.snapshot.set_device(device, view);
+            self.snapshot.set_device(device, self.pool.device(device));
         }
         for node in nodes {
             self.snapshot.set_node(node, self.pool.node(node).map(NodeSummary::from));

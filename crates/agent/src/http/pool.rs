@@ -8,7 +8,7 @@ use gpupool_api::view;
 use gpupool_core::{DeviceId, LeaseState};
 use serde::Deserialize;
 
-use crate::authority::{DeviceState, Snapshot};
+use crate::authority::{DeviceState, NodeSummary, Snapshot};
 use crate::clock;
 use crate::events::EventId;
 use crate::node::statistics::{Current, ListedDevice};
@@ -38,9 +38,9 @@ pub(super) async fn pool(State(app): State<Shared>) -> axum::Json<Pool> {
             free += usize::from(view.promised.is_zero());
         }
     }
-    let sum = |promised: fn(&crate::authority::NodeSummary) -> f64,
-               total: fn(&crate::authority::NodeSummary) -> f64| {
-        Amount { promised: snapshot.nodes().map(promised).sum(), total: snapshot.nodes().map(total).sum() }
+    let sum = |promised: fn(&NodeSummary) -> f64, total: fn(&NodeSummary) -> f64| Amount {
+        promised: snapshot.nodes().map(promised).sum(),
+        total: snapshot.nodes().map(total).sum(),
     };
     axum::Json(Pool {
         authority: "agent".into(),

@@ -246,8 +246,8 @@ fn sizes() -> impl Strategy<Value = Vec<usize>> {
 proptest! {
     #![proptest_config(cases(150))]
 
-    /// All rules, with the commands in batches of any size: what is due ends before a batch, a newcomer within it takes
-    /// nothing that those before it could use, and once it finished nobody is left waiting who could go.
+    /// All rules, with the commands in batches of any size. Leases that are due end before a batch. A newcomer within it
+    /// takes nothing that those before it could use. Once it finished, no request that could go is left waiting.
     #[test]
     fn batches_of_any_size_keep_every_rule(world in world(Theme::Everything, 160), sizes in sizes()) {
         ok(Session::run_in_batches(&world, sizes))?;
@@ -255,7 +255,7 @@ proptest! {
 
     /// Rule 4 in batches.
     #[test]
-    fn nobody_is_put_off_by_somebody_who_came_later_in_a_batch(
+    fn no_request_is_put_off_by_a_later_one_of_a_batch(
         world in world(Theme::Queueing, 160),
         sizes in sizes(),
     ) {
@@ -264,7 +264,7 @@ proptest! {
 
     /// Rule 4 in batches, where it is a matter of milliseconds.
     #[test]
-    fn whoever_passes_others_in_a_batch_is_gone_before_they_can_start(
+    fn a_lease_that_passes_others_in_a_batch_ends_before_they_can_start(
         world in world(Theme::Backfill, 80),
         sizes in sizes(),
     ) {

@@ -1,4 +1,4 @@
-//! Commands that come at the same time: the queue is served once, and nobody gains by being in the middle.
+//! Commands that come at the same time: the queue is served once, and a newcomer gains nothing by being in the middle.
 
 use std::sync::Arc;
 
@@ -76,7 +76,7 @@ fn a_quota_that_a_batch_leaves_gives_its_owners_waiters_their_claims_back() {
 }
 
 #[test]
-fn a_short_lease_passes_nobody_whom_the_batch_lets_start_now() {
+fn a_short_lease_does_not_pass_a_request_that_the_batch_lets_start_now() {
     let mut stage = Stage::of(1);
     let held = stage.ask(Request { max_duration: Some(mins(10)), ..part(600) });
     let waits = stage.ask(part(700));

@@ -1,4 +1,4 @@
-//! Devices and nodes that are gone for good are forgotten, once nothing is held there. What comes back is new.
+//! Devices and nodes that are gone for good are forgotten, once nothing is held there. A device that comes back is new.
 
 use crate::support::*;
 use gpupool_core::{
@@ -51,8 +51,8 @@ fn the_denial_says_what_stands_in_the_way() {
     stage.release(lease);
     assert_eq!(
         denied(&mut stage),
-        "device 0 cannot be forgotten: it is there and would be registered again; only what is lost or unreachable can \
-         be forgotten"
+        "device 0 cannot be forgotten: it is there and would be registered again; it can be forgotten once it is lost \
+         or its node is down"
     );
 }
 
