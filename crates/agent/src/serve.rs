@@ -80,6 +80,8 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
         metrics: metrics.clone(),
     };
     let (node, running_node) = Node::start(spec_of_node).await.map_err(AgentError::Start)?;
+    // The first answer shows the devices of the first reading. A disk that hangs delays the start for a moment only.
+    let _ = authority.query(|_| ()).await;
 
     let tls = tls(&config)?;
     let net = bind(&config, tls.clone()).await?;

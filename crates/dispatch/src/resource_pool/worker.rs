@@ -244,6 +244,8 @@ impl Worker {
         let is_full = self.talk.wire.get_ref().0.is_full();
         let interest = if is_full { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
         tokio::select! {
+            // A run that came before the order to stop is sent to the worker before it.
+            biased;
             Some(run) = runs.recv() => {
                 self.talk.queue.push_back(run);
                 Ok(())
