@@ -217,7 +217,7 @@ fn announce(net: &Net, config: &Config, started: Instant) {
     }
     let _ = out.flush();
     if config.server.open {
-        tracing::warn!("--open: anybody who can reach this agent may take and release GPUs");
+        tracing::warn!("--open: every client that can reach this agent may take and release GPUs");
     }
     let millis = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     tracing::info!(millis, "ready");

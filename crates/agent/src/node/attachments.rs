@@ -140,6 +140,20 @@ impl AttachmentTable {
         self.lock().get(&lease).map(|entry| entry.attachment.clone())
     }
 
+    /// Forgets a lease that nothing was attached to. The caller has its lock. Another caller that waits for the lock may
+    /// still attach the lease, so the entry stays for it.
+    fn forget_unused(&self, lease: LeaseId) {
+        let mut table = self.lock();
+        let is_unused = |entry: &Entry| {
+            // One reference is the table's, one the caller's.
+            let is_awaited = Arc::strong_count(&entry.change) > 2;
+            !is_awaited && entry.watch.is_none() && entry.attachment == Attachment::default()
+        };
+        if table.get(&lease).is_some_and(is_unused) {
+            table.remove(&lease);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<LeaseId, Entry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -166,7 +180,7 @@ impl Attachments {
         let _changing = change.lock().await;
         let attached = self.attach_locked(caller, process, lease, body).await;
         if !matches!(attached, Ok(_) | Err(AttachError::NoCgroup(_))) {
-            self.forget_if_empty(lease);
+            self.table.forget_unused(lease);
         }
         attached
     }
@@ -237,13 +251,6 @@ impl Attachments {
         snapshot.lease(lease).is_some_and(|known| {
             known.state.is_granted() && known.token == Some(token) && caller.may_act_for(&known.request.owner)
         })
-    }
-
-    fn forget_if_empty(&self, lease: LeaseId) {
-        let mut table = self.table.lock();
-        if table.get(&lease).is_some_and(|entry| entry.watch.is_none() && entry.attachment == Attachment::default()) {
-            table.remove(&lease);
-        }
     }
 
     /// Takes over the leases of an earlier run of the agent: watches their holders, and ends what runs under other leases.
@@ -339,6 +346,19 @@ async fn exit_of(lease: LeaseId, process: ProcessId) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_attachment_leaves_the_entry_to_the_next_caller_that_waits_for_it() {
+        let table = AttachmentTable::default();
+        let caller = || table.lock().entry(LeaseId(1)).or_default().change.clone();
+        let (refused, waiting) = (caller(), caller());
+        table.forget_unused(LeaseId(1));
+        assert!(table.contains(LeaseId(1)), "the caller that waits would attach a lease without a watch");
+        drop(refused);
+        table.forget_unused(LeaseId(1));
+        assert!(!table.contains(LeaseId(1)));
+        drop(waiting);
+    }
 
     #[test]
     fn of_too_many_jobs_the_oldest_is_forgotten() {
