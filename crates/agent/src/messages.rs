@@ -128,3 +128,17 @@ pub trait NodeLink: Send {
     /// Whether the node has to prepare devices before a job uses them.
     fn prepares_devices(&self) -> bool;
 }
+
+/// Returns the facts of a GPU for tests.
+#[cfg(test)]
+pub(crate) fn test_facts(identity: DeviceIdentity) -> DeviceFacts {
+    DeviceFacts {
+        identity,
+        vendor: gpupool_core::Vendor::Nvidia,
+        model: "GPU".into(),
+        memory: None,
+        partition: None,
+        isolation: gpupool_core::IsolationSupport::BASIC,
+        labels: Default::default(),
+    }
+}

@@ -271,11 +271,12 @@ fn foreign(page: &mut Page<'_>, devices: &[Device<'_>]) -> fmt::Result {
 mod tests {
     use std::time::Duration;
 
-    use gpupool_core::{DeviceFacts, DeviceIdentity, IsolationSupport, Percent, Vendor};
+    use gpupool_core::{DeviceIdentity, Percent, Vendor};
     use gpupool_devices::{Memory, SourceKind, TrackedDevice};
 
     use super::super::{Form, Metrics, Scrape};
     use super::*;
+    use crate::messages::test_facts;
     use crate::node::statistics::{Filter, Statistics};
 
     #[test]
@@ -295,15 +296,7 @@ mod tests {
         let identity = DeviceIdentity::Uuid(format!("GPU-{number}").into());
         let tracked = TrackedDevice {
             gpu_id: GpuId(number),
-            facts: Arc::new(DeviceFacts {
-                identity: identity.clone(),
-                vendor: Vendor::Nvidia,
-                model: "GPU".into(),
-                memory: None,
-                partition: None,
-                isolation: IsolationSupport::BASIC,
-                labels: Default::default(),
-            }),
+            facts: Arc::new(test_facts(identity.clone())),
             identity,
             source: SourceKind::Nvml,
             found: Arc::new(found),

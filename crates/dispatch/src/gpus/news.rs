@@ -43,7 +43,7 @@ pub enum GpuNews {
     Note(String),
 }
 
-/// News that nobody has read. At most one of each kind for each place, and [`GPU_NOTES`].
+/// News that was not read yet. At most one of each kind for each place, and [`GPU_NOTES`].
 #[derive(Debug, Default)]
 struct UnreadNews(VecDeque<GpuNews>);
 
@@ -89,7 +89,7 @@ impl GpuNewsSender {
     /// Never waits.
     pub(super) fn send(&self, news: GpuNews) {
         lock(&self.unread).add(news);
-        // Where a call waits already, it is for this as well; where the reader is gone, nobody wants to know.
+        // Where a call waits already, it is for this as well; where the reader is gone, the news is not needed.
         let _ = self.wake.try_send(());
     }
 }

@@ -58,7 +58,7 @@ pub(super) type Admission = Arc<OwnedSemaphorePermit>;
 
 /// The way to the owner of a pool, for any thread.
 ///
-/// Its channel has room for every message there can be, so nobody who drops a worker ever waits, and nothing is lost: as many
+/// Its channel has room for every message there can be, so dropping a worker never waits, and nothing is lost: as many
 /// tickets as may wait or hold workers are admitted, and each kind of message is sent only once.
 #[derive(Debug, Clone)]
 pub(super) struct ToOwner {

@@ -10,8 +10,8 @@ use std::time::SystemTime;
 use gpupool_api::RequestBody;
 use gpupool_api::lease::Lease;
 use gpupool_core::{
-    Bytes, Command, DeviceFacts, DeviceIdentity, Drain, GpuId, Health, Holder, IsolationSupport, LeaseId, LeaseState,
-    MilliCpus, Millis, NodeFacts, Policies, Reading, Request, Settings, Time, Token, Vendor,
+    Bytes, Command, DeviceIdentity, Drain, GpuId, Health, Holder, LeaseId, LeaseState, MilliCpus, Millis, NodeFacts,
+    Policies, Reading, Request, Settings, Time, Token,
 };
 use gpupool_store::{Clock, LeaseStore, MemoryDisk, TokenOwners};
 use tokio::sync::oneshot;
@@ -20,7 +20,7 @@ use super::handle::{Asked, CallId, FollowCall, Message, Refusal, Reply};
 use super::{AuthoritySpec, AuthorityThread};
 use crate::events::Events;
 use crate::identity::{Caller, Role};
-use crate::messages::{DeviceSample, LeaseAttachment, NodeLink, NodeOrder, NodeReport, NodeSample};
+use crate::messages::{DeviceSample, LeaseAttachment, NodeLink, NodeOrder, NodeReport, NodeSample, test_facts};
 use crate::metrics::Metrics;
 
 type Answer = oneshot::Receiver<Result<Reply, Refusal>>;
@@ -105,15 +105,7 @@ impl Stage {
 
     /// The node reports a reading of its GPU.
     fn sample(&mut self, reading: Reading) {
-        let facts = DeviceFacts {
-            identity: DeviceIdentity::Uuid("GPU-0".into()),
-            vendor: Vendor::Nvidia,
-            model: "GPU".into(),
-            memory: None,
-            partition: None,
-            isolation: IsolationSupport::BASIC,
-            labels: Default::default(),
-        };
+        let facts = test_facts(DeviceIdentity::Uuid("GPU-0".into()));
         let device =
             DeviceSample { gpu_id: GpuId(0), facts: Arc::new(facts), health: Health::Healthy, reading: Some(reading) };
         let labels = Default::default();

@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use gpupool_api::stats::{Count, GpuHistory, Stats, Summary};
-use gpupool_core::{
-    Bytes, DeviceFacts, DeviceIdentity, GpuId, Health, IsolationSupport, Millis, Percent, Time, Vendor,
-};
+use gpupool_core::{Bytes, DeviceIdentity, GpuId, Health, Millis, Percent, Time, Vendor};
 use gpupool_devices::{
     Found, Memory, SourceError, SourceKind, SourceState, SourceStatus, Told, TrackedDevice, UsedMeans, Watts,
 };
 use proptest::prelude::*;
 
+use crate::messages::test_facts;
 use crate::node::statistics::{Filter, ListedDevice, Prepared, Round, Statistics, Status};
 
 fn told<T: Clone + std::fmt::Debug + 'static>(value: impl Strategy<Value = T> + 'static) -> BoxedStrategy<Told<T>> {
@@ -56,15 +55,7 @@ fn tracked() -> impl Strategy<Value = (TrackedDevice, bool)> {
         let identity = DeviceIdentity::Uuid("GPU-a".into());
         let tracked = TrackedDevice {
             gpu_id: GpuId(0),
-            facts: Arc::new(DeviceFacts {
-                identity: identity.clone(),
-                vendor: Vendor::Nvidia,
-                model: "GPU".into(),
-                memory: None,
-                partition: None,
-                isolation: IsolationSupport::BASIC,
-                labels: Default::default(),
-            }),
+            facts: Arc::new(test_facts(identity.clone())),
             identity,
             source: SourceKind::Nvml,
             found: Arc::new(found),
