@@ -23,7 +23,7 @@ async fn main() -> Result<(), ClientError> {
     let lease = client.request(half).await?;
     println!("assigned half of {}", lease.global_gpu_id().unwrap_or_default());
     tokio::select! {
-        lost = lease.lost() => println!("it was taken away: {lost}"),
+        lost = lease.wait_until_lost() => println!("it was taken away: {lost}"),
         () = work() => println!("done"),
     }
     lease.release().await?;

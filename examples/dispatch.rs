@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use gpupool_dispatch::worker::{Hello, Worker, serve};
-use gpupool_dispatch::{Dispatcher, Event, Outcome, Plan, Program, TaskId};
+use gpupool_dispatch::worker::{TaskWorker, WorkerHello, serve_tasks};
+use gpupool_dispatch::{Dispatcher, RunEvent, RunPlan, TaskId, TaskOutcome, WorkerProgram};
 
 /// What a worker loads once and keeps: here, small primes to divide by.
 struct Primes(Vec<u64>);
 
-impl Worker for Primes {
-    fn set_up(hello: &Hello) -> Result<Self, String> {
+impl TaskWorker for Primes {
+    fn set_up(hello: &WorkerHello) -> Result<Self, String> {
         let most = hello.settings["most"].as_u64().ok_or("settings.most is missing")?;
         let is_prime = |n: &u64| (2..*n).take_while(|d| d * d <= *n).all(|d| !n.is_multiple_of(d));
         Ok(Self((2..=most).take_while(|n| n * n <= most).filter(is_prime).collect()))
@@ -27,21 +27,21 @@ impl Worker for Primes {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    gpupool_dispatch::main_if_asked();
+    gpupool_dispatch::run_helper_if_requested();
     if std::env::args().nth(1).is_some_and(|argument| argument == "worker") {
-        return Ok(serve::<Primes>()?);
+        return Ok(serve_tasks::<Primes>()?);
     }
     let most = 2_000_000_u64;
-    let mut plan = Plan::new(Program::native(std::env::current_exe()?).args(["worker"])).workers(4);
+    let mut plan = RunPlan::new(WorkerProgram::native(std::env::current_exe()?).args(["worker"])).workers(4);
     plan.settings = serde_json::json!({ "most": most });
     plan.rules.task_timeout = Some(Duration::from_secs(60));
     let ranges =
         (0..most / 10_000).map(|n| Ok::<Bytes, std::io::Error>(format!("{}-{}", n * 10_000, (n + 1) * 10_000).into()));
     let mut primes = 0;
     let stats = Dispatcher::start(plan)?.run(ranges, |event| {
-        if let Event::Over(over) = event {
+        if let RunEvent::TaskEnded(over) = event {
             match over.outcome {
-                Outcome::Done(count) => primes += String::from_utf8_lossy(&count).parse::<u64>().unwrap_or(0),
+                TaskOutcome::Done(count) => primes += String::from_utf8_lossy(&count).parse::<u64>().unwrap_or(0),
                 other => eprintln!("task {}: {other:?}", over.task),
             }
         }

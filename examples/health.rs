@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use gpupool_client::{Client, ClientError, RequestBody, Update};
+use gpupool_client::{Client, ClientError, RequestBody, StatusUpdate};
 
 #[tokio::main]
 async fn main() -> Result<(), ClientError> {
@@ -14,7 +14,7 @@ async fn main() -> Result<(), ClientError> {
     let told = tokio::spawn(async move {
         while let Some(update) = updates.next().await {
             match update {
-                Update::Statistics { endpoint_id, gpus } => println!("{endpoint_id} has {} GPUs", gpus.len()),
+                StatusUpdate::Statistics { endpoint_id, gpus } => println!("{endpoint_id} has {} GPUs", gpus.len()),
                 other => println!("{other:?}"),
             }
         }

@@ -2,13 +2,13 @@
 
 #![no_main]
 
-use gpupool_kube::{Verdict, check};
+use gpupool_kube::{PodVerdict, check_manifest};
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
-    for checked in check(text) {
+    for checked in check_manifest(text) {
         match checked.verdict {
-            Ok(Verdict::Gpu(request)) => assert_eq!(request.validate(), Ok(())),
-            Ok(Verdict::NoGpu) => {}
+            Ok(PodVerdict::Gpu(request)) => assert_eq!(request.validate(), Ok(())),
+            Ok(PodVerdict::NoGpu) => {}
             Err(error) => assert!(!error.to_string().is_empty()),
         }
     }

@@ -10,8 +10,8 @@ pub(crate) use setup::{client_settings, local_agent};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
 
-use gpupool_api::lease::{AttachBody, IfTaken};
-use gpupool_client::{ClientError, Everything, RequestBody, Update};
+use gpupool_api::lease::{AttachBody, RevocationAction};
+use gpupool_client::{ClientError, FrequentUpdates, RequestBody, StatusUpdate};
 use gpupool_confine::lock;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -30,7 +30,7 @@ type Answer<T> = Result<T, ClientError>;
 pub(crate) struct Client {
     inner: Owned<gpupool_client::Client>,
     /// There while somebody subscribed.
-    everything: Mutex<Option<Everything>>,
+    frequent_updates: Mutex<Option<FrequentUpdates>>,
 }
 
 impl Client {
@@ -55,7 +55,7 @@ impl Client {
     #[new]
     fn new(py: Python<'_>, settings: Settings) -> PyResult<Self> {
         let client = settings.client(py)?;
-        Ok(Self { inner: Owned::new("client", client), everything: Mutex::default() })
+        Ok(Self { inner: Owned::new("client", client), frequent_updates: Mutex::default() })
     }
 
     /// Whether this process made it.
@@ -160,8 +160,9 @@ impl Client {
 
     /// Whether what comes often is told as well: statistics, and what this program did itself.
     fn set_wants_all(&self, wants_all: bool) -> PyResult<()> {
-        let everything = wants_all.then(|| self.inner.get().map(gpupool_client::Client::everything)).transpose()?;
-        *lock(&self.everything) = everything;
+        let frequent_updates =
+            wants_all.then(|| self.inner.get().map(gpupool_client::Client::enable_frequent_updates)).transpose()?;
+        *lock(&self.frequent_updates) = frequent_updates;
         Ok(())
     }
 }
@@ -169,7 +170,7 @@ impl Client {
 fn taken(
     client: gpupool_client::Client,
     body: RequestBody,
-) -> impl Future<Output = Answer<gpupool_client::Lease>> + Send + use<> {
+) -> impl Future<Output = Answer<gpupool_client::HeldLease>> + Send + use<> {
     // Asked for now, in the order of the calls; what carries it may begin it in another. In a box, because it is large and on
     // its way to its place is moved several times.
     let asked = Box::pin(client.request(body));
@@ -182,13 +183,13 @@ fn taken(
 
 /// Over a Unix socket the agent sees the end of this process, so that nothing has to run out first. Where that does not
 /// work the lease still ends with its ttl.
-async fn tie(client: &gpupool_client::Client, lease: &gpupool_client::Lease) {
+async fn tie(client: &gpupool_client::Client, lease: &gpupool_client::HeldLease) {
     let Some(agent) = client.endpoint(lease.endpoint_id()).filter(|agent| agent.endpoint().socket().is_some()) else {
         return;
     };
     if let Some(token) = lease.token() {
         // Python is told that a lease is lost, and not killed for it: it may hold others.
-        let body = AttachBody { token, if_taken: IfTaken::EndJobs, ..AttachBody::default() };
+        let body = AttachBody { token, on_revocation: RevocationAction::EndJobs, ..AttachBody::default() };
         let _ = agent.attach(lease.id(), &body).await;
     }
 }
@@ -224,7 +225,7 @@ fn fact<'py>(py: Python<'py>, fact: Answer<impl serde::Serialize>) -> PyResult<B
 #[pyclass(frozen, weakref, module = "gpupool._native")]
 pub(crate) struct Lease {
     /// Taken out when it is given back.
-    held: Owned<Mutex<Option<gpupool_client::Lease>>>,
+    held: Owned<Mutex<Option<gpupool_client::HeldLease>>>,
     #[pyo3(get)]
     id: u64,
     #[pyo3(get)]
@@ -238,13 +239,13 @@ pub(crate) struct Lease {
     /// Seconds since 1970.
     #[pyo3(get)]
     assigned_at: f64,
-    granted: Arc<gpupool_api::lease::Lease>,
+    granted: Arc<gpupool_api::lease::LeaseBody>,
     devices: PyOnceLock<Py<PyAny>>,
     env: PyOnceLock<Py<PyAny>>,
 }
 
 impl Lease {
-    fn new(lease: gpupool_client::Lease) -> Self {
+    fn new(lease: gpupool_client::HeldLease) -> Self {
         Self {
             id: lease.id(),
             worker_id: lease.worker_id().to_owned(),
@@ -259,11 +260,11 @@ impl Lease {
         }
     }
 
-    fn take(&self) -> PyResult<Option<gpupool_client::Lease>> {
+    fn take(&self) -> PyResult<Option<gpupool_client::HeldLease>> {
         Ok(self.lock()?.take())
     }
 
-    fn lock(&self) -> PyResult<MutexGuard<'_, Option<gpupool_client::Lease>>> {
+    fn lock(&self) -> PyResult<MutexGuard<'_, Option<gpupool_client::HeldLease>>> {
         self.held.get().map(lock)
     }
 }
@@ -287,13 +288,13 @@ impl Lease {
     /// Whether it was neither given back nor lost, as far as is known here.
     #[getter]
     fn is_held(&self) -> PyResult<bool> {
-        Ok(self.lock()?.as_ref().is_some_and(|lease| lease.check().is_ok()))
+        Ok(self.lock()?.as_ref().is_some_and(|lease| lease.check_held().is_ok()))
     }
 
     /// Why it is lost; `None` while it is not.
     #[getter]
     fn lost(&self) -> PyResult<Option<String>> {
-        Ok(match self.lock()?.as_ref().map(gpupool_client::Lease::check) {
+        Ok(match self.lock()?.as_ref().map(gpupool_client::HeldLease::check_held) {
             Some(Err(ClientError::Stale { lost, .. })) => Some(lost.to_string()),
             _ => None,
         })
@@ -301,7 +302,7 @@ impl Lease {
 
     /// Raises where it is lost.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        let checked = self.lock()?.as_ref().map_or(Ok(()), gpupool_client::Lease::check);
+        let checked = self.lock()?.as_ref().map_or(Ok(()), gpupool_client::HeldLease::check_held);
         checked.map_err(|error| exception(py, &error))
     }
 
@@ -316,7 +317,7 @@ impl Lease {
     }
 }
 
-async fn given_back(lease: Option<gpupool_client::Lease>) -> Result<(), ClientError> {
+async fn given_back(lease: Option<gpupool_client::HeldLease>) -> Result<(), ClientError> {
     match lease {
         Some(lease) => lease.release().await,
         None => Ok(()),
@@ -327,7 +328,7 @@ async fn given_back(lease: Option<gpupool_client::Lease>) -> Result<(), ClientEr
 
 /// Calls `sink` with each update as a dict, in a thread of ours; with those that come often only while somebody wants them.
 fn follow(client: &gpupool_client::Client, sink: Py<PyAny>) -> PyResult<()> {
-    let mut updates = client.rare_updates();
+    let mut updates = client.infrequent_updates();
     runtime::handle()?.spawn(async move {
         while let Some(update) = updates.next().await {
             // Who holds the interpreter may hold it for long; what else runs on this thread must not wait for it.
@@ -339,7 +340,7 @@ fn follow(client: &gpupool_client::Client, sink: Py<PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-fn tell(py: Python<'_>, sink: &Py<PyAny>, update: &Update) {
+fn tell(py: Python<'_>, sink: &Py<PyAny>, update: &StatusUpdate) {
     let told = to_python(py, update).and_then(|update| sink.call1(py, (update,)));
     if let Err(error) = told {
         error.write_unraisable(py, Some(sink.bind(py)));

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use gpupool_confine::lock;
-use gpupool_dispatch::protocol::{Mapping, SharedBytes, sealed_memory};
+use gpupool_dispatch::protocol::{MemoryMapping, SharedBytes, create_sealed_memory};
 use rustix::fs::{FallocateFlags, fallocate};
 
 /// Where a slot is, as it is told to the other side.
@@ -41,7 +41,7 @@ const REGIONS: u64 = 1 << 20;
 
 /// A new shared memory.
 pub(crate) fn create() -> io::Result<Arc<OwnedFd>> {
-    sealed_memory("gpupool-values", REGION_BYTES * REGIONS).map(Arc::new)
+    create_sealed_memory("gpupool-values", REGION_BYTES * REGIONS).map(Arc::new)
 }
 
 // Whoever writes large values: cuts its region into slots, and uses those again that were returned.
@@ -70,7 +70,7 @@ pub(crate) struct Lender {
 #[derive(Debug)]
 struct Own {
     slot: Slot,
-    pages: Mapping,
+    pages: MemoryMapping,
     /// Which lending it is, the last or the one that goes on.
     serial: u64,
     /// It has memory, and not only an address.
@@ -152,7 +152,7 @@ impl Lender {
         if offset + capacity > self.end {
             return None;
         }
-        let pages = Mapping::shared(&self.control.memory, offset, capacity).ok()?;
+        let pages = MemoryMapping::shared(&self.control.memory, offset, capacity).ok()?;
         let slot = Slot { number: self.control.new_slot()?, offset, capacity };
         self.unused += capacity;
         Some(Own { slot, pages, serial: 0, is_kept: false })
@@ -177,7 +177,7 @@ pub(crate) struct Borrower {
     /// Slots that are taken, by where they begin, with where they end.
     taken: Mutex<BTreeMap<u64, u64>>,
     /// Of slots that are returned, by where they begin.
-    unused: Mutex<HashMap<u64, Mapping>>,
+    unused: Mutex<HashMap<u64, MemoryMapping>>,
 }
 
 impl Borrower {
@@ -209,7 +209,7 @@ impl Borrower {
         let known = lock(&self.unused).remove(&slot.offset);
         let pages = match known {
             Some(pages) => pages,
-            None => Mapping::private(&control.memory, slot.offset, slot.capacity)?,
+            None => MemoryMapping::private(&control.memory, slot.offset, slot.capacity)?,
         };
         let process = std::process::id();
         lock(&self.taken).insert(slot.offset, slot.range().end);
@@ -223,7 +223,7 @@ impl Borrower {
 pub(crate) struct Taken {
     borrower: Arc<Borrower>,
     slot: Slot,
-    pages: Option<Mapping>,
+    pages: Option<MemoryMapping>,
     process: u32,
 }
 
@@ -248,7 +248,7 @@ impl Drop for Taken {
             control.free(self.slot.range());
             return;
         }
-        pages.forget_changes();
+        pages.discard_changes();
         lock(unused).insert(self.slot.offset, pages);
         control.set(self.slot.number, RETURNED);
     }
@@ -281,7 +281,7 @@ struct Words {
 /// The control area, on one side.
 #[derive(Debug, Clone)]
 pub(crate) struct Control {
-    pages: Arc<Mapping>,
+    pages: Arc<MemoryMapping>,
     pub memory: Arc<OwnedFd>,
 }
 
@@ -290,7 +290,7 @@ impl Control {
         if rustix::fs::fstat(&memory)?.st_size.cast_unsigned() < REGION_BYTES * REGIONS {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared memory is too short"));
         }
-        let pages = Arc::new(Mapping::shared(&memory, 0, size_of::<Words>() as u64)?);
+        let pages = Arc::new(MemoryMapping::shared(&memory, 0, size_of::<Words>() as u64)?);
         Ok(Self { pages, memory })
     }
 

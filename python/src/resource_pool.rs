@@ -9,10 +9,10 @@ use bytes::Bytes;
 use futures_util::future::OptionFuture;
 use gpupool_client::RequestBody;
 use gpupool_confine::lock;
-use gpupool_dispatch::Program;
+use gpupool_dispatch::WorkerProgram;
 use gpupool_dispatch::resource_pool::{
-    AcquireError, Device, HeldWorker as Held, LONGEST_TIME, LeasedGpus, ResourceConfig, ResourceError,
-    ResourcePool as Pool, WorkerError,
+    AcquireError, GpuLeaseConfig, HeldWorker as Held, HeldWorkerError, MAX_DURATION, ResourcePool as Pool,
+    ResourcePoolConfig, ResourcePoolError, WorkerDevice,
 };
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -46,7 +46,7 @@ impl ResourcePool {
         let main = if wish.by_value { Main::ByValue } else { Main::IsKnown };
         let carrier = Carrier::new(Pickle::new(py, main)?.or_by_value(), memory.clone())?;
         let leases_gpus = wish.leases_gpus;
-        let mut config = ResourceConfig { memory, ..wish.config()? };
+        let mut config = ResourcePoolConfig { memory, ..wish.config()? };
         config.gpus = if leases_gpus { Some(leased(py)?) } else { None };
         // From a thread of ours: the pool's own threads take no signals then, either.
         let started = blocking(py, async move { spawn_blocking(move || Pool::start(config)).await })?;
@@ -77,7 +77,7 @@ impl ResourcePool {
 
     /// A future that ends when the least number of workers are set up, or says why none can be.
     fn ready<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        awaitable(py, self.pool.get()?.ready(), |py, ready| {
+        awaitable(py, self.pool.get()?.wait_until_ready(), |py, ready| {
             ready.map(|()| py.None()).map_err(|error| of_acquire(py, &error))
         })
     }
@@ -89,7 +89,7 @@ impl ResourcePool {
 
     /// The last holds, in the order they began.
     fn audit<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        to_python(py, &self.pool.get()?.audit())
+        to_python(py, &self.pool.get()?.audit_entries())
     }
 
     /// Ends it, begun at the call; the future ends when no process is left. A forked child ends nothing.
@@ -110,11 +110,11 @@ impl ResourcePool {
     }
 }
 
-fn leased(py: Python<'_>) -> PyResult<LeasedGpus> {
+fn leased(py: Python<'_>) -> PyResult<GpuLeaseConfig> {
     let failed = |error| PyRuntimeError::new_err(format!("devices=\"auto\": {error}"));
     let agent = blocking(py, local_agent("a resource pool starts its workers"))?.map_err(failed)?;
     let body = RequestBody { worker_id: Some("resource_pool".into()), ..RequestBody::default() };
-    Ok(LeasedGpus { agent, body })
+    Ok(GpuLeaseConfig { agent, body })
 }
 
 // A worker somebody has, until it is given back or nobody has it any more.
@@ -153,7 +153,7 @@ impl HeldWorker {
     fn begin(
         &self,
         work: &Bound<'_, PyAny>,
-    ) -> PyResult<impl Future<Output = Result<Bytes, WorkerError>> + Send + use<>> {
+    ) -> PyResult<impl Future<Output = Result<Bytes, HeldWorkerError>> + Send + use<>> {
         let Packed { payload, lent } = self.carrying.carrier.pack(work)?;
         let lent = LentForWork { carrying: Arc::clone(&self.carrying), lent };
         let run = self.with(|held| held.run(payload))?;
@@ -205,7 +205,7 @@ impl HeldWorker {
 
     /// Calls back, in the running loop, with the exception, when a limit is passed; not at all when the hold ends else.
     fn on_limit(&self, py: Python<'_>, call: Py<PyAny>) -> PyResult<()> {
-        let over = self.with(Held::over)?;
+        let over = self.with(Held::wait_until_ended)?;
         let mailbox = Mailbox::of_running_loop(py)?;
         // Ends with the hold.
         runtime::handle()?.spawn(async move {
@@ -238,7 +238,7 @@ impl HeldWorker {
     }
 }
 
-fn answer(py: Python<'_>, ran: Result<Bytes, WorkerError>) -> PyResult<Py<PyBytes>> {
+fn answer(py: Python<'_>, ran: Result<Bytes, HeldWorkerError>) -> PyResult<Py<PyBytes>> {
     match ran {
         Ok(result) => Ok(PyBytes::new(py, &result).unbind()),
         Err(error) => Err(of_worker(py, &error)),
@@ -308,20 +308,20 @@ struct Wish {
 }
 
 impl Wish {
-    pub fn config(self) -> PyResult<ResourceConfig> {
+    pub fn config(self) -> PyResult<ResourcePoolConfig> {
         let (program, arguments) =
             self.program.split_first().ok_or_else(|| PyValueError::new_err("program: it is empty"))?;
-        let program = Program::native(program).args(arguments);
+        let program = WorkerProgram::native(program).args(arguments);
         let timeout = seconds("worker_timeout_secs", self.worker_timeout_secs)?;
         let cpu_time = self.worker_cpu_secs.map(|secs| seconds("worker_cpu_secs", secs)).transpose()?;
         let settings =
             serde_json::from_str(&self.settings).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        Ok(ResourceConfig {
+        Ok(ResourcePoolConfig {
             min_workers: self.min_workers,
             worker_memory: self.worker_memory_bytes,
             worker_processes: self.worker_processes,
             worker_cpu_time: cpu_time,
-            devices: self.devices.into_iter().map(Device::new).collect(),
+            devices: self.devices.into_iter().map(WorkerDevice::new).collect(),
             acquire_patience: seconds("acquire_timeout_secs", self.acquire_timeout_secs)?,
             idle_time: seconds("idle_secs", self.idle_secs)?,
             setup_timeout: seconds("setup_timeout_secs", self.setup_timeout_secs)?,
@@ -329,25 +329,25 @@ impl Wish {
             settings,
             audit: self.audit_file,
             helper: Some(self.helper),
-            ..ResourceConfig::new(program, self.max_workers, timeout)
+            ..ResourcePoolConfig::new(program, self.max_workers, timeout)
         })
     }
 }
 
 fn seconds(field: &str, value: f64) -> PyResult<Duration> {
-    let most = LONGEST_TIME.as_secs();
-    let time = Duration::try_from_secs_f64(value).ok().filter(|time| *time <= LONGEST_TIME);
+    let most = MAX_DURATION.as_secs();
+    let time = Duration::try_from_secs_f64(value).ok().filter(|time| *time <= MAX_DURATION);
     time.ok_or_else(|| PyValueError::new_err(format!("{field} must be at most {most}, got {value}")))
 }
 
 // What went wrong, as the exceptions of `gpupool.resource_pool.errors`.
 
 /// Why there is no pool.
-fn of_config(error: &ResourceError) -> PyErr {
+fn of_config(error: &ResourcePoolError) -> PyErr {
     match error {
-        ResourceError::Config { .. } => PyValueError::new_err(error.to_string()),
-        ResourceError::Gpus(_) => PyRuntimeError::new_err(error.to_string()),
-        ResourceError::Audit { .. } | ResourceError::System(_) => PyOSError::new_err(error.to_string()),
+        ResourcePoolError::Config { .. } => PyValueError::new_err(error.to_string()),
+        ResourcePoolError::Gpus(_) => PyRuntimeError::new_err(error.to_string()),
+        ResourcePoolError::Audit { .. } | ResourcePoolError::System(_) => PyOSError::new_err(error.to_string()),
     }
 }
 
@@ -364,16 +364,18 @@ fn of_acquire(py: Python<'_>, error: &AcquireError) -> PyErr {
 }
 
 /// Why a worker did not do what was wanted. What functions raise is not here: that is an answer.
-fn of_worker(py: Python<'_>, error: &WorkerError) -> PyErr {
+fn of_worker(py: Python<'_>, error: &HeldWorkerError) -> PyErr {
     let text = error.to_string();
     match error {
-        WorkerError::Failed(_) => ours(py, "WorkerError", text),
-        WorkerError::Timeout(_) => ours(py, "WorkerTimeoutError", text),
-        WorkerError::Memory(_) => ours(py, "WorkerMemoryError", text),
-        WorkerError::Excess(_) => ours(py, "WorkerLimitError", text),
-        WorkerError::Killed | WorkerError::Lost(_) | WorkerError::GivenBack => ours(py, "WorkerLostError", text),
-        WorkerError::Closed => ours(py, "PoolClosedError", text),
-        WorkerError::Refused(_) => PyValueError::new_err(text),
+        HeldWorkerError::Failed(_) => ours(py, "WorkerError", text),
+        HeldWorkerError::Timeout(_) => ours(py, "WorkerTimeoutError", text),
+        HeldWorkerError::Memory(_) => ours(py, "WorkerMemoryError", text),
+        HeldWorkerError::BoundExceeded(_) => ours(py, "WorkerLimitError", text),
+        HeldWorkerError::Killed | HeldWorkerError::Lost(_) | HeldWorkerError::GivenBack => {
+            ours(py, "WorkerLostError", text)
+        }
+        HeldWorkerError::Closed => ours(py, "PoolClosedError", text),
+        HeldWorkerError::Refused(_) => PyValueError::new_err(text),
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use gpupool_dispatch::TaskId;
-use gpupool_dispatch::protocol::{Counters, Interrupt};
-use gpupool_dispatch::worker::{self, Hello, Worker};
+use gpupool_dispatch::protocol::{InterruptReason, WorkerCounters};
+use gpupool_dispatch::worker::{self, TaskWorker, WorkerHello};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -17,24 +17,24 @@ use crate::carry::{Carrier, Main, Pickle};
 use crate::values::to_python;
 
 /// Where this worker finds what an interrupt is about.
-static COUNTERS: OnceLock<Arc<Counters>> = OnceLock::new();
+static COUNTERS: OnceLock<Arc<WorkerCounters>> = OnceLock::new();
 /// From then on only tasks are interrupted: nobody has use for half a cleaning up.
 static IS_SET_UP: AtomicBool = AtomicBool::new(false);
 
 /// Works until it is told to stop.
 #[pyfunction]
 pub(crate) fn serve_as_worker(py: Python<'_>) -> PyResult<()> {
-    py.detach(worker::serve::<Serving>).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    py.detach(worker::serve_tasks::<Serving>).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
 /// What the interrupt that came is about: `too_long`, `unwanted`, or nothing that still matters.
 #[pyfunction]
 pub(crate) fn interrupted() -> Option<&'static str> {
     let counters = COUNTERS.get()?;
-    match counters.interrupted() {
-        Some(Interrupt::TooLong) => Some("too_long"),
-        Some(Interrupt::Unwanted) => Some("unwanted"),
-        None => (!IS_SET_UP.load(Ordering::Relaxed) && counters.is_unwanted()).then_some("unwanted"),
+    match counters.interrupt_reason() {
+        Some(InterruptReason::TaskTimedOut) => Some("too_long"),
+        Some(InterruptReason::StopRequested) => Some("unwanted"),
+        None => (!IS_SET_UP.load(Ordering::Relaxed) && counters.is_stop_requested()).then_some("unwanted"),
     }
 }
 
@@ -51,8 +51,8 @@ struct Serving {
     carrier: Carrier,
 }
 
-impl Worker for Serving {
-    fn set_up(hello: &Hello) -> Result<Self, String> {
+impl TaskWorker for Serving {
+    fn set_up(hello: &WorkerHello) -> Result<Self, String> {
         if let Some(counters) = &hello.counters {
             let _ = COUNTERS.set(Arc::clone(counters));
         }
@@ -77,7 +77,7 @@ impl Worker for Serving {
 }
 
 impl Serving {
-    fn start(py: Python<'_>, hello: &Hello) -> PyResult<Self> {
+    fn start(py: Python<'_>, hello: &WorkerHello) -> PyResult<Self> {
         let work: Work = py.import("gpupool._worker")?.call_method1("set_up", (to_python(py, hello)?,))?.extract()?;
         let main = match &work.load_main {
             Some(load) => Main::LoadedBy(Some(load.clone_ref(py)).into()),

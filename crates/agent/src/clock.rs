@@ -7,8 +7,8 @@ use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use gpupool_core::{Millis, Time};
-use gpupool_store::Anchor;
+use gpupool_core::{Millis, PoolTime};
+use gpupool_store::ClockAnchor;
 use jiff::Timestamp;
 use jiff::fmt::temporal::DateTimePrinter;
 use jiff::tz::Offset;
@@ -18,24 +18,24 @@ use rustix::time::{ClockId, clock_gettime};
 static AHEAD: AtomicU64 = AtomicU64::new(0);
 
 /// The pool's time in milliseconds.
-pub fn now() -> Time {
-    Time(uptime().saturating_add(AHEAD.load(Ordering::Relaxed)))
+pub fn now() -> PoolTime {
+    PoolTime(uptime().saturating_add(AHEAD.load(Ordering::Relaxed)))
 }
 
 /// Lets the pool's clock go on from an instant that was kept, and not before `latest`, the last time in any row.
-pub fn go_on(kept: Option<&Anchor>, latest: Time) {
+pub fn go_on(kept: Option<&ClockAnchor>, latest: PoolTime) {
     let ahead = ahead(kept, latest, &boot(), uptime(), SystemTime::now());
     AHEAD.store(ahead.0, Ordering::Relaxed);
 }
 
 /// The present instant, to be kept.
-pub fn anchor() -> Anchor {
-    Anchor { boot: boot(), ahead: Millis(AHEAD.load(Ordering::Relaxed)), at: both() }
+pub fn anchor() -> ClockAnchor {
+    ClockAnchor { boot: boot(), ahead: Millis(AHEAD.load(Ordering::Relaxed)), at: both() }
 }
 
 /// On the same start of the machine the clock simply goes on. After another one it stands where the wall clock says, but
 /// never before what it said already.
-fn ahead(kept: Option<&Anchor>, latest: Time, boot: &str, uptime: u64, wall: SystemTime) -> Millis {
+fn ahead(kept: Option<&ClockAnchor>, latest: PoolTime, boot: &str, uptime: u64, wall: SystemTime) -> Millis {
     let ahead = match kept {
         Some(kept) if kept.boot == boot => kept.ahead,
         Some(kept) => {
@@ -60,12 +60,12 @@ fn uptime() -> u64 {
 }
 
 /// An instant on both clocks.
-pub fn both() -> gpupool_store::Clock {
-    gpupool_store::Clock { pool: now(), wall: SystemTime::now() }
+pub fn both() -> gpupool_store::ClockReading {
+    gpupool_store::ClockReading { pool: now(), wall: SystemTime::now() }
 }
 
 /// A time of the pool on the wall, by an instant on both clocks.
-pub fn wall(time: Time, at: gpupool_store::Clock) -> SystemTime {
+pub fn wall(time: PoolTime, at: gpupool_store::ClockReading) -> SystemTime {
     let apart = |millis| Duration::from_millis(millis);
     let told = if time >= at.pool {
         at.wall.checked_add(apart(time.since(at.pool).0))
@@ -83,7 +83,7 @@ pub fn iso(at: SystemTime) -> String {
 }
 
 /// A time of the pool for people and programs.
-pub fn iso_of(time: Time, at: gpupool_store::Clock) -> String {
+pub fn iso_of(time: PoolTime, at: gpupool_store::ClockReading) -> String {
     iso(wall(time, at))
 }
 
@@ -96,26 +96,29 @@ mod tests {
     #[test]
     fn the_pools_clock_goes_on_after_a_restart_of_agent_and_machine_and_never_back() {
         let at = |secs| UNIX_EPOCH + Duration::from_secs(secs);
-        let kept = Anchor {
+        let kept = ClockAnchor {
             boot: "a".into(),
             ahead: Millis(500),
-            at: gpupool_store::Clock { pool: Time(90_500), wall: at(1_000) },
+            at: gpupool_store::ClockReading { pool: PoolTime(90_500), wall: at(1_000) },
         };
-        let ahead = |boot, uptime, wall| super::ahead(Some(&kept), Time(91_000), boot, uptime, at(wall)).0;
+        let ahead = |boot, uptime, wall| super::ahead(Some(&kept), PoolTime(91_000), boot, uptime, at(wall)).0;
         // The same start of the machine, whatever the wall clock says.
         assert_eq!(ahead("a", 200_000, 1), 500);
         // Another start, an hour later, three seconds old.
         assert_eq!(ahead("b", 3_000, 4_600) + 3_000, 90_500 + 3_600_000);
         // The wall clock was put back: not before the last time anything happened.
         assert_eq!(ahead("b", 3_000, 10) + 3_000, 91_000);
-        assert_eq!(super::ahead(None, Time(0), "a", 3_000, at(0)), Millis(0));
+        assert_eq!(super::ahead(None, PoolTime(0), "a", 3_000, at(0)), Millis(0));
     }
 
     #[test]
     fn a_time_of_the_pool_is_told_by_an_instant_on_both_clocks() {
-        let at = gpupool_store::Clock { pool: Time(10_000), wall: UNIX_EPOCH + Duration::from_secs(1_000_000_000) };
-        assert_eq!(iso_of(Time(10_000), at), "2001-09-09T01:46:40.000+00:00");
-        assert_eq!(iso_of(Time(8_500), at), "2001-09-09T01:46:38.500+00:00");
-        assert!(iso_of(Time(u64::MAX), at).starts_with("9999-12-3"));
+        let at = gpupool_store::ClockReading {
+            pool: PoolTime(10_000),
+            wall: UNIX_EPOCH + Duration::from_secs(1_000_000_000),
+        };
+        assert_eq!(iso_of(PoolTime(10_000), at), "2001-09-09T01:46:40.000+00:00");
+        assert_eq!(iso_of(PoolTime(8_500), at), "2001-09-09T01:46:38.500+00:00");
+        assert!(iso_of(PoolTime(u64::MAX), at).starts_with("9999-12-3"));
     }
 }

@@ -21,7 +21,7 @@ pub enum AgentError {
     Tls(#[from] TlsError),
     /// The devices to simulate make no sense.
     #[error("--simulate: {0}")]
-    Simulate(gpupool_devices::simulated::SpecError),
+    Simulate(gpupool_devices::simulated::SimulationSpecError),
     /// There is no such source of readings.
     #[error(transparent)]
     Backend(#[from] gpupool_devices::UnknownBackend),

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpupool_api::events::Event;
+use gpupool_api::events::EventBody;
 use tokio::sync::watch;
 
 use crate::limits::EVENTS_KEPT;
@@ -32,7 +32,7 @@ pub struct Batch {
     /// Whether events before these are missing.
     pub missed: bool,
     /// The events with their places.
-    pub events: Vec<(u64, Arc<Event>)>,
+    pub events: Vec<(u64, Arc<EventBody>)>,
 }
 
 /// The last events. A lock rather than messages: it is held for a copy of a few pointers, and streams come and go.
@@ -44,7 +44,7 @@ pub struct Events {
 
 #[derive(Default)]
 struct Kept {
-    events: VecDeque<Arc<Event>>,
+    events: VecDeque<Arc<EventBody>>,
     /// The place of the last one.
     last: u64,
 }
@@ -61,7 +61,7 @@ impl Events {
     }
 
     /// Adds events, and wakes those who follow.
-    pub fn add(&self, events: impl IntoIterator<Item = Arc<Event>>) {
+    pub fn add(&self, events: impl IntoIterator<Item = Arc<EventBody>>) {
         let mut kept = self.lock();
         let before = kept.last;
         for event in events {
@@ -113,8 +113,8 @@ impl Events {
 mod tests {
     use super::*;
 
-    fn event(kind: &str) -> Event {
-        Event {
+    fn event(kind: &str) -> EventBody {
+        EventBody {
             kind: kind.into(),
             at: String::new(),
             lease: None,

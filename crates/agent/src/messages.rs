@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use gpupool_core::{
-    Bytes, DeviceFacts, DeviceIdentity, GpuId, Health, Holder, LeaseId, Link, NodeFacts, Reading, Share, Token,
+    Bytes, DeviceFacts, DeviceHealth, DeviceIdentity, DeviceLink, DeviceReading, GpuId, LeaseHolder, LeaseId,
+    NodeFacts, Share, Token,
 };
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +22,7 @@ pub enum NodeReport {
         /// The lease that it held.
         lease: LeaseId,
         /// The holder that ended. The report means nothing once another one holds the lease.
-        holder: Holder,
+        holder: LeaseHolder,
     },
     /// The node has ended everything that it ran under a lease, as [`NodeOrder::End`] told it to.
     Drained {
@@ -38,7 +39,7 @@ pub struct NodeSample {
     /// The devices that take work, by number.
     pub devices: Vec<DeviceSample>,
     /// The connections between devices.
-    pub links: Vec<Link>,
+    pub links: Vec<DeviceLink>,
 }
 
 /// One device in a sample.
@@ -49,9 +50,9 @@ pub struct DeviceSample {
     /// Its properties.
     pub facts: Arc<DeviceFacts>,
     /// Whether it can be trusted with new work.
-    pub health: Health,
+    pub health: DeviceHealth,
     /// Its reading; `None` when it was not read since the last sample.
-    pub reading: Option<Reading>,
+    pub reading: Option<DeviceReading>,
 }
 
 /// An order of the authority to a node.
@@ -88,7 +89,7 @@ pub struct FencedLease {
     /// The lease.
     pub lease: LeaseId,
     /// The process or control group that holds it.
-    pub holder: Option<Holder>,
+    pub holder: Option<LeaseHolder>,
 }
 
 /// A part of a device that a lease was promised.
@@ -113,7 +114,7 @@ pub struct LeaseAttachment {
     /// The fencing token that the caller presented.
     pub token: Token,
     /// The process, control group or connection that keeps the lease alive from now on.
-    pub holder: Holder,
+    pub holder: LeaseHolder,
     /// Whether the node watches a process of the lease.
     pub has_process: bool,
     /// Whether jobs of the lease run in a control group.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use gpupool_config::{Config, Loaded, Problems};
-use gpupool_core::{Counters, Drain, Millis, Row, Settings, Time};
+use gpupool_config::{Config, ConfigProblems, LoadedConfig};
+use gpupool_core::{DrainMode, Millis, PoolCounters, PoolRow, PoolSettings, PoolTime};
 use gpupool_store::{LeaseStore, LoadedRows, SqliteStore};
 
 use crate::authority::{self, Authority, AuthoritySpec, keep_house, save_clock};
@@ -31,9 +31,9 @@ const UNREAD_AT_MOST: Duration = Duration::from_secs(10);
 /// Everything that an agent starts with.
 pub struct AgentSpec {
     /// The configuration.
-    pub loaded: Loaded,
+    pub loaded: LoadedConfig,
     /// Reads the configuration again.
-    pub reread: Box<dyn Fn() -> Result<Loaded, Problems> + Send>,
+    pub reread: Box<dyn Fn() -> Result<LoadedConfig, ConfigProblems> + Send>,
     /// Makes a new log level take effect.
     pub set_log_level: Box<dyn Fn(gpupool_config::LogLevel) + Send>,
     /// Returns when the log is written: the process ends right after.
@@ -97,7 +97,7 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
         metrics,
         held_connections: http::HeldConnections::default(),
         shutdown: shutdown.clone(),
-        node_id: gpupool_api::node::this_machine().unwrap_or_default(),
+        node_id: gpupool_api::node::machine_id().unwrap_or_default(),
         started,
     })?;
     announce(&net, &config, started);
@@ -118,27 +118,27 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
 }
 
 /// Opens the store, and lets the pool's clock continue from where it stood.
-fn open_store(config: &Config) -> Result<(Box<dyn LeaseStore>, Vec<Row>), AgentError> {
+fn open_store(config: &Config) -> Result<(Box<dyn LeaseStore>, Vec<PoolRow>), AgentError> {
     let store = SqliteStore::open(&config.server.state_dir)?;
-    let LoadedRows { mut rows, complaints } = store.load().map_err(AgentError::Read)?;
-    for complaint in complaints {
-        tracing::warn!("{complaint}");
+    let LoadedRows { mut rows, warnings } = store.load().map_err(AgentError::Read)?;
+    for warning in warnings {
+        tracing::warn!("{warning}");
     }
-    if !rows.iter().any(|row| matches!(row, Row::Counters(_))) {
+    if !rows.iter().any(|row| matches!(row, PoolRow::Counters(_))) {
         // Leases and tokens count from 1: many languages take 0 for "none".
-        rows.push(Row::Counters(Counters { next_lease: 1, next_token: 1, ..Counters::default() }));
+        rows.push(PoolRow::Counters(PoolCounters { next_lease: 1, next_token: 1, ..PoolCounters::default() }));
     }
-    let anchor = store.anchor().map_err(AgentError::Read)?;
-    let latest = rows.iter().filter_map(latest_time).max().unwrap_or(Time(0));
+    let anchor = store.clock_anchor().map_err(AgentError::Read)?;
+    let latest = rows.iter().filter_map(latest_time).max().unwrap_or(PoolTime(0));
     clock::go_on(anchor.as_ref(), latest);
     Ok((Box::new(store), rows))
 }
 
 /// Returns the last time in a row, apart from times that are still to come.
-fn latest_time(row: &Row) -> Option<Time> {
+fn latest_time(row: &PoolRow) -> Option<PoolTime> {
     match row {
-        Row::Lease(lease) => [Some(lease.created_at), lease.granted_at, lease.ended_at].into_iter().flatten().max(),
-        Row::Usage(usage) => Some(usage.settled_at),
+        PoolRow::Lease(lease) => [Some(lease.created_at), lease.granted_at, lease.ended_at].into_iter().flatten().max(),
+        PoolRow::Usage(usage) => Some(usage.settled_at),
         _ => None,
     }
 }
@@ -146,14 +146,14 @@ fn latest_time(row: &Row) -> Option<Time> {
 fn start_authority(
     config: &Config,
     store: Box<dyn LeaseStore>,
-    rows: Vec<Row>,
+    rows: Vec<PoolRow>,
     link: Box<dyn NodeLink>,
     is_simulated: bool,
     events: Arc<Events>,
     metrics: Arc<Metrics>,
 ) -> Result<(Authority, JoinHandle<()>), AgentError> {
-    let settings = Settings {
-        drain: Drain::WhenGone { patience: millis(config.leases.drain_patience_secs) },
+    let settings = PoolSettings {
+        drain: DrainMode::WhenGone { patience: millis(config.leases.drain_patience_secs) },
         // Without readings for this long, nothing is known about the other users of a device.
         reading_max_age: Some(millis(config.monitoring.refresh_interval * 3 + UNREAD_AT_MOST)),
     };
@@ -171,9 +171,9 @@ fn start_authority(
         events,
         metrics,
     };
-    let (authority, thread, complaints) = authority::start(spec).map_err(AgentError::Start)?;
-    for complaint in complaints {
-        tracing::warn!("{complaint}");
+    let (authority, thread, warnings) = authority::start(spec).map_err(AgentError::Start)?;
+    for warning in warnings {
+        tracing::warn!("{warning}");
     }
     Ok((authority, thread))
 }

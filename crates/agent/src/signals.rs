@@ -1,6 +1,6 @@
 //! Signals: SIGTERM and SIGINT stop the agent, SIGHUP makes it read its configuration again.
 
-use gpupool_core::Command;
+use gpupool_core::PoolCommand;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::authority::Authority;
@@ -69,7 +69,7 @@ async fn reload(spec: &mut AgentSpec, tls: Option<&Tls>, authority: &Authority) 
     if new.config.policies != spec.loaded.config.policies {
         // New rules are recorded as known only after they took effect: otherwise the next reload would see no change.
         let policies = Box::new(new.config.policies.clone());
-        if let Err(refusal) = authority.ask(Caller::agent(), Command::SetPolicies { policies }).await {
+        if let Err(refusal) = authority.ask(Caller::agent(), PoolCommand::SetPolicies { policies }).await {
             tracing::error!(%refusal, "the rules stay as they were; send SIGHUP again");
             return;
         }

@@ -4,18 +4,18 @@ use serde::{Deserialize, Serialize};
 
 /// The body of `GET /v1/history`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct History {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = History))]
+pub struct HistoryBody {
     /// Records, in the order they were made.
-    pub records: Vec<Record>,
+    pub records: Vec<HistoryRecord>,
     /// Ask for `after=` this to go on; `null` at the end.
     pub next: Option<String>,
 }
 
 /// A lease was granted, or ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Record {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Record))]
+pub struct HistoryRecord {
     /// Which lease.
     pub lease: u64,
     /// `granted` or `ended`.
@@ -27,7 +27,7 @@ pub struct Record {
     /// The owner's own name for whoever uses it.
     pub worker_id: Option<String>,
     /// What it holds, or held.
-    pub devices: Vec<RecordDevice>,
+    pub devices: Vec<HistoryDevice>,
     /// Its fencing token, where it was granted.
     pub token: Option<u64>,
     /// Why it ended.
@@ -40,8 +40,8 @@ pub struct Record {
 
 /// What a lease held on one device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct RecordDevice {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = RecordDevice))]
+pub struct HistoryDevice {
     /// The name of its node.
     pub node: String,
     /// Its number there.
@@ -56,8 +56,8 @@ pub struct RecordDevice {
 
 /// The body of `GET /v1/usage`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Usage {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Usage))]
+pub struct UsageBody {
     /// `owner` or `gpu`.
     pub by: String,
     /// From when.

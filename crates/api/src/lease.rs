@@ -1,6 +1,6 @@
 //! Leases, as the `/v1/leases` routes show and take them.
 
-pub use gpupool_core::LeaseState as State;
+pub use gpupool_core::LeaseState;
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize};
 
 /// A lease.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Lease {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Lease))]
+pub struct LeaseBody {
     /// Its number; never used again.
     pub id: u64,
     /// Where it is in its life.
-    pub state: State,
+    pub state: LeaseState,
     /// Whose it is.
     pub owner: String,
     /// The owner's own name for whoever uses it.
     pub worker_id: Option<String>,
     /// What was asked for.
-    #[serde(default)]
-    pub wish: Wish,
+    #[serde(default, rename = "wish")]
+    pub request: RequestSummary,
     /// What it holds; empty while it waits and after its end.
     pub devices: Vec<LeaseDevice>,
     /// What to set in the environment of its job; `null` means the variable must not be set.
@@ -49,7 +49,7 @@ pub struct Lease {
     /// Higher goes first.
     pub priority: i32,
     /// Who keeps it alive in place of renewals: `process`, `cgroup` or `connection`.
-    pub holder: Option<Holder>,
+    pub holder: Option<HolderBody>,
     /// Whether processes of it are still on its devices after its end.
     pub draining: bool,
     /// Free-form labels.
@@ -58,8 +58,8 @@ pub struct Lease {
 
 /// What a lease was asked for, in short.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Wish {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Wish))]
+pub struct RequestSummary {
     /// How many GPUs.
     pub gpus: u16,
     /// How much of each; `null` where no part was named.
@@ -72,9 +72,9 @@ pub struct Wish {
 
 /// Who keeps a lease alive without renewing it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Holder))]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Holder {
+pub enum HolderBody {
     /// A process of the node.
     Process {
         /// Its number.
@@ -115,7 +115,7 @@ pub struct LeaseDevice {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct LeaseList {
     /// Leases, by number.
-    pub leases: Vec<Lease>,
+    pub leases: Vec<LeaseBody>,
     /// Ask for `after=` this number to go on; `null` at the end.
     pub next: Option<u64>,
 }
@@ -135,28 +135,28 @@ pub struct FollowBody {
 
 /// The answer to it; both lists are empty where all of them still wait.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Followed {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Followed))]
+pub struct FollowResponse {
     /// Those that do not wait (any more), in the order they were asked for.
-    pub changed: Vec<Lease>,
+    pub changed: Vec<LeaseBody>,
     /// Those that are not known, or not the caller's to follow.
     pub unknown: Vec<u64>,
 }
 
 /// The body of renew and confirm.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = TokenBody))]
 #[serde(deny_unknown_fields)]
-pub struct TokenBody {
+pub struct FencingTokenBody {
     /// The token the lease was granted with.
     pub token: u64,
 }
 
 /// Whose end is the end of an attached lease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Until))]
 #[serde(rename_all = "snake_case")]
-pub enum Until {
+pub enum AttachUntil {
     /// The calling process'.
     #[default]
     Caller,
@@ -166,9 +166,9 @@ pub enum Until {
 
 /// Who is made to end where an attached lease is taken back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = IfTaken))]
 #[serde(rename_all = "snake_case")]
-pub enum IfTaken {
+pub enum RevocationAction {
     /// The calling process, with all that descends from it.
     #[default]
     EndCaller,
@@ -177,7 +177,7 @@ pub enum IfTaken {
     EndJobs,
 }
 
-impl IfTaken {
+impl RevocationAction {
     const fn is_usual(&self) -> bool {
         matches!(self, Self::EndCaller)
     }
@@ -198,18 +198,18 @@ pub struct AttachBody {
     pub host_memory_mib: Option<u64>,
     /// Whose end is the end of the lease; the caller's unless said.
     #[serde(default)]
-    pub until: Until,
+    pub until: AttachUntil,
     /// Who is made to end where the lease is taken back; the caller unless said.
-    #[serde(default, skip_serializing_if = "IfTaken::is_usual")]
-    pub if_taken: IfTaken,
+    #[serde(default, rename = "if_taken", skip_serializing_if = "RevocationAction::is_usual")]
+    pub on_revocation: RevocationAction,
 }
 
 /// The answer to attach.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Attached {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Attached))]
+pub struct AttachResponse {
     /// The lease as it is now.
-    pub lease: Lease,
+    pub lease: LeaseBody,
     /// The control group the job is in; `null` where the agent can make none.
     pub cgroup: Option<String>,
     /// Whether that group holds the job to the memory asked for.

@@ -42,8 +42,8 @@ pub mod events {
 
     /// Something that happened, told after it was made durable.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-    pub struct Event {
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Event))]
+    pub struct EventBody {
         /// What: `queued`, `offered`, `granted`, `revoking`, `ended`, `draining`, `freed`, `quarantined`, `device_open`,
         /// `device_closed`, `reset` (events were missed: look at the whole again).
         pub kind: String,
@@ -76,8 +76,8 @@ pub mod problem {
 
     /// What went wrong, by a code that never changes and in words.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-    pub struct Problem {
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Problem))]
+    pub struct ProblemBody {
         /// Identifies the kind of problem; `about:blank` where the code says it all.
         #[serde(rename = "type")]
         pub kind: String,
@@ -124,18 +124,18 @@ pub mod simulate {
 
     /// The body of `GET /v1/simulate/faults`.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-    pub struct Faults {
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Faults))]
+    pub struct FaultList {
         /// The faults in force.
-        pub faults: Vec<DeviceFault>,
+        pub faults: Vec<DeviceFaultBody>,
         /// The names of faults there are.
         pub known: Vec<String>,
     }
 
     /// A fault in force.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-    pub struct DeviceFault {
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = DeviceFault))]
+    pub struct DeviceFaultBody {
         /// Which device.
         pub gpu_id: u32,
         /// Which fault.
@@ -182,16 +182,16 @@ pub mod tokens {
 
     /// The body of `GET /v1/tokens`.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-    pub struct Tokens {
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Tokens))]
+    pub struct AccessTokenList {
         /// Every token, revoked ones too, oldest first.
-        pub tokens: Vec<Token>,
+        pub tokens: Vec<AccessToken>,
     }
 
     /// A token without its secret, of which only a hash is kept.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-    pub struct Token {
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Token))]
+    pub struct AccessToken {
         /// Its number.
         pub id: u64,
         /// On whose account it leases.

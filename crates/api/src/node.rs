@@ -18,7 +18,7 @@ const LABEL: &[u8] = b"gpupool node 1\0";
 const ID_BYTES: u64 = 256;
 
 /// Identifies this machine, the same for every program on it; `None` where the machine has no id.
-pub fn this_machine() -> Option<String> {
+pub fn machine_id() -> Option<String> {
     PLACES.iter().find_map(|place| {
         let mut text = String::new();
         File::open(place).ok()?.take(ID_BYTES).read_to_string(&mut text).ok()?;

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 /// The body of `GET /v1/pool`: who decides here, and how things stand.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Pool {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Pool))]
+pub struct PoolBody {
     /// `agent`: this server decides who holds what.
     pub authority: String,
     /// The version of the `/v1` routes.
@@ -37,9 +37,9 @@ pub struct Pool {
     /// Tokens below this were given out.
     pub next_token: u64,
     /// Host CPUs promised and there.
-    pub cpus: Amount,
+    pub cpus: PromisedAmount,
     /// Host memory promised and there, in MiB.
-    pub host_memory_mib: Amount,
+    pub host_memory_mib: PromisedAmount,
     /// How leased jobs are confined here, in a sentence.
     pub confinement: String,
     /// When this was so.
@@ -54,8 +54,8 @@ pub struct Pool {
 
 /// How much of something is promised, of how much.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Amount {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Amount))]
+pub struct PromisedAmount {
     /// Promised.
     pub promised: f64,
     /// There.
@@ -64,10 +64,10 @@ pub struct Amount {
 
 /// The body of `GET /v1/devices`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Devices {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Devices))]
+pub struct DeviceList {
     /// Devices that take work, by number.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceBody>,
     /// When this was so.
     pub timestamp: String,
     /// The last event that this answer includes: `GET /v1/events` with this `Last-Event-ID` continues from here.
@@ -80,8 +80,8 @@ pub struct Devices {
 
 /// A device, what it reads, and who holds it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Device {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Device))]
+pub struct DeviceBody {
     /// Its number on its node.
     pub gpu_id: u32,
     /// Its node.
@@ -117,9 +117,9 @@ pub struct Device {
     /// Who holds it, or still drains on it.
     pub leases: Vec<DeviceLease>,
     /// Load that no lease explains.
-    pub foreign: Option<Foreign>,
+    pub foreign: Option<ForeignLoadBody>,
     /// Who uses it.
-    pub processes: Vec<Process>,
+    pub processes: Vec<ProcessBody>,
     /// Whether `processes` is all of them.
     pub processes_complete: bool,
     /// Set where it is a part of a larger device: the vendor's name of the cut.
@@ -154,8 +154,8 @@ pub struct DeviceLease {
 
 /// Load that no lease explains.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Foreign {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Foreign))]
+pub struct ForeignLoadBody {
     /// Memory, in MiB.
     pub memory_mib: Option<u64>,
     /// Utilization in percent.
@@ -166,8 +166,8 @@ pub struct Foreign {
 
 /// A process on a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Process {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Process))]
+pub struct ProcessBody {
     /// Its number.
     pub pid: u32,
     /// Whose it is.

@@ -8,12 +8,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 /// The body of `GET /gpu/stats`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Stats {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Stats))]
+pub struct StatsBody {
     /// How many GPUs are listed.
     pub gpu_count: usize,
     /// The GPUs, by number.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<GpuBody>,
     /// When they were read.
     pub timestamp: String,
     /// Whether the reading is too old to be taken for the present.
@@ -26,8 +26,8 @@ pub struct Stats {
 
 /// One GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Gpu {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Gpu))]
+pub struct GpuBody {
     /// Its small number on this node, the same after a restart.
     pub gpu_id: u32,
     /// Its name.
@@ -106,8 +106,8 @@ pub struct GpuPower {
 
 /// The body of `GET /gpu/count`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Count {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Count))]
+pub struct GpuCountBody {
     /// How many GPUs are listed.
     pub gpu_count: usize,
     /// When they were read.
@@ -122,8 +122,8 @@ pub struct Count {
 
 /// The body of `GET /gpu/summary`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Summary {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Summary))]
+pub struct SummaryBody {
     /// How many GPUs are listed.
     pub gpu_count: usize,
     /// Memory of all of them, in MiB; a GPU that is listed with its parts counts once.
@@ -171,18 +171,18 @@ pub struct GpuSummary {
 
 /// The body of `GET /gpu/history`: the last readings of each GPU, oldest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct GpuHistory {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = GpuHistory))]
+pub struct GpuHistoryBody {
     /// How many readings of a GPU are kept.
     pub max_history: usize,
     /// The GPUs, by number.
-    pub gpus: Vec<HistoryOfGpu>,
+    pub gpus: Vec<GpuReadings>,
 }
 
 /// The last readings of one GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct HistoryOfGpu {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = HistoryOfGpu))]
+pub struct GpuReadings {
     /// Its number.
     pub gpu_id: u32,
     /// Its name.
@@ -209,8 +209,8 @@ pub struct PastReading {
 
 /// The body of `GET /health`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Health {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Health))]
+pub struct HealthBody {
     /// `healthy`, `degraded` or `unhealthy`.
     pub status: String,
     /// Whether NVIDIA devices can be read, by whatever source.
@@ -247,8 +247,8 @@ pub struct SourceHealth {
 
 /// The body of `GET /` for programs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct Root {
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Root))]
+pub struct RootBody {
     /// What this is.
     pub message: String,
     /// The version of this server.
@@ -354,12 +354,12 @@ mod tests {
     fn a_gpu_with_fractions_everywhere_is_taken() {
         let text = r#"{"gpu_id":0,"name":"A","memory":{"total_mb":81559.0,"used_mb":1.5,"free_mb":2.0,"usage_percent":1},
             "utilization_percent":3.7,"temperature_c":40.6,"power":{"draw_w":1,"limit_w":null}}"#;
-        let gpu: Gpu = serde_json::from_str(text).unwrap();
+        let gpu: GpuBody = serde_json::from_str(text).unwrap();
         let memory = (gpu.memory.total_mb, gpu.memory.used_mb, gpu.memory.free_mb);
         assert_eq!((memory, gpu.utilization_percent, gpu.temperature_c), ((81_559, 1, 2), 3, Some(41)));
         let cold = text.replace("40.6", "null");
-        assert_eq!(serde_json::from_str::<Gpu>(&cold).unwrap().temperature_c, None);
+        assert_eq!(serde_json::from_str::<GpuBody>(&cold).unwrap().temperature_c, None);
         let absurd = text.replace("40.6", "1e20");
-        assert!(serde_json::from_str::<Gpu>(&absurd).unwrap_err().to_string().contains("expected degrees"));
+        assert!(serde_json::from_str::<GpuBody>(&absurd).unwrap_err().to_string().contains("expected degrees"));
     }
 }

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use gpupool_core::{
-    Amount, Closed, Cordon, Denied, DeviceView, EndCause, Explanation, Health, Holder, Lease, LeaseId, LeaseRow,
-    LeaseState, Pool, Promise, Request, Share, Time,
+    CommandDenied, CordonState, DeviceClosure, DeviceHealth, DevicePromise, DeviceView, EndCause, Lease, LeaseHolder,
+    LeaseId, LeaseRow, LeaseState, Pool, PoolTime, Request, RequestedAmount, Share, WaitExplanation,
 };
 
 use crate::job_environment as job;
@@ -17,30 +17,30 @@ use crate::pool;
 pub fn lease_body(
     pool: &Pool,
     lease: &Lease,
-    explanation: Option<&Explanation>,
-    iso: impl Fn(Time) -> String,
+    explanation: Option<&WaitExplanation>,
+    iso: impl Fn(PoolTime) -> String,
     env: impl FnOnce(&[DeviceView]) -> BTreeMap<String, Option<String>>,
     is_owners: bool,
-) -> lease::Lease {
+) -> lease::LeaseBody {
     let is_granted = lease.state.is_granted();
-    let held: &[Promise] = if is_granted { &lease.promises } else { &[] };
+    let held: &[DevicePromise] = if is_granted { &lease.promises } else { &[] };
     let explanation = explanation.filter(|_| lease.state == LeaseState::Queued);
     let why_waiting = explanation.map(|why| {
         let reasons: Vec<String> = why.reasons.iter().map(ToString::to_string).collect();
         reasons.join("; ")
     });
-    lease::Lease {
+    lease::LeaseBody {
         id: lease.id.0,
         state: lease.state,
         owner: lease.request.owner.to_string(),
         worker_id: lease.request.worker_id.as_ref().map(ToString::to_string),
-        wish: (&*lease.request).into(),
+        request: (&*lease.request).into(),
         devices: held.iter().filter_map(|promise| device_of(pool, promise)).collect(),
         env: if is_granted && is_owners { environment(pool, lease, env) } else { BTreeMap::new() },
         token: lease.token.filter(|_| is_owners).map(|token| token.0),
         queue_position: explanation.map(|why| why.position),
-        reason: why_waiting.or_else(|| lease.cause.as_ref().map(cause_words)),
-        cause: lease.cause.as_ref().map(|cause| cause_name(cause).into()),
+        reason: why_waiting.or_else(|| lease.cause.as_ref().map(end_cause_text)),
+        cause: lease.cause.as_ref().map(|cause| end_cause_name(cause).into()),
         created_at: iso(lease.created_at),
         granted_at: lease.granted_at.map(&iso),
         expires_at: lease.expires_at.into_iter().chain(lease.hard_end.filter(|_| is_granted)).min().map(&iso),
@@ -54,27 +54,29 @@ pub fn lease_body(
     }
 }
 
-impl From<&Request> for lease::Wish {
+impl From<&Request> for lease::RequestSummary {
     fn from(request: &Request) -> Self {
-        let (fraction, memory) = request.amount.asked();
+        let (fraction, memory) = request.amount.share_and_memory();
         Self {
             gpus: request.gpus,
             fraction: fraction.map(Share::as_fraction),
             memory_mib: memory.map(|memory| memory.as_mib()),
-            sharing: request.amount == Amount::Shared,
+            sharing: request.amount == RequestedAmount::Shared,
         }
     }
 }
 
-fn holder(holder: &Holder) -> lease::Holder {
+fn holder(holder: &LeaseHolder) -> lease::HolderBody {
     match holder {
-        Holder::Process { pid, .. } | Holder::Supervisor { pid, .. } => lease::Holder::Process { pid: *pid },
-        Holder::Cgroup(path) => lease::Holder::Cgroup { path: path.to_string() },
-        Holder::Connection => lease::Holder::Connection,
+        LeaseHolder::Process { pid, .. } | LeaseHolder::Supervisor { pid, .. } => {
+            lease::HolderBody::Process { pid: *pid }
+        }
+        LeaseHolder::Cgroup(path) => lease::HolderBody::Cgroup { path: path.to_string() },
+        LeaseHolder::Connection => lease::HolderBody::Connection,
     }
 }
 
-fn device_of(pool: &Pool, promise: &Promise) -> Option<LeaseDevice> {
+fn device_of(pool: &Pool, promise: &DevicePromise) -> Option<LeaseDevice> {
     let view = pool.device(promise.device)?;
     Some(LeaseDevice {
         gpu_id: view.gpu_id.0,
@@ -116,9 +118,9 @@ pub fn device_body<'a>(
     view: &DeviceView,
     node: &str,
     lease: impl Fn(LeaseId) -> Option<&'a LeaseRow>,
-    iso: impl Fn(Time) -> String,
-) -> pool::Device {
-    let (health, health_reason) = health_words(&view.health);
+    iso: impl Fn(PoolTime) -> String,
+) -> pool::DeviceBody {
+    let (health, health_reason) = health_and_reason(&view.health);
     let leases = view.leases.iter().filter_map(|id| {
         let lease = lease(*id)?;
         let promise = lease.promises.iter().find(|promise| promise.device == view.device)?;
@@ -132,7 +134,7 @@ pub fn device_body<'a>(
             granted_at: lease.granted_at.map(&iso),
         })
     });
-    pool::Device {
+    pool::DeviceBody {
         gpu_id: view.gpu_id.0,
         node: node.into(),
         uuid: view.facts.identity.to_string(),
@@ -145,12 +147,12 @@ pub fn device_body<'a>(
         power_w: None,
         health: health.into(),
         health_reason,
-        cordoned: view.cordon == Cordon::Cordoned,
-        closed: view.closed.map(|why| closed_name(why).into()),
+        cordoned: view.cordon == CordonState::Cordoned,
+        closed: view.closed.map(|why| closure_name(why).into()),
         promised: view.promised.as_fraction(),
         promised_memory_mib: view.promised_memory.as_mib(),
         leases: leases.collect(),
-        foreign: view.foreign.map(|foreign| pool::Foreign {
+        foreign: view.foreign.map(|foreign| pool::ForeignLoadBody {
             memory_mib: foreign.memory.map(|bytes| bytes.as_mib()),
             utilization_percent: foreign.utilization.map(|percent| percent.as_number()),
             processes: foreign.processes,
@@ -165,29 +167,29 @@ pub fn device_body<'a>(
 }
 
 /// Health by name, and what is wrong.
-pub fn health_words(health: &Health) -> (&'static str, Option<String>) {
+pub fn health_and_reason(health: &DeviceHealth) -> (&'static str, Option<String>) {
     match health {
-        Health::Healthy => ("healthy", None),
-        Health::Unhealthy(why) => ("unhealthy", Some(why.to_string())),
-        Health::Lost => ("lost", Some("it is not there any more".into())),
+        DeviceHealth::Healthy => ("healthy", None),
+        DeviceHealth::Unhealthy(why) => ("unhealthy", Some(why.to_string())),
+        DeviceHealth::Lost => ("lost", Some("it is not there any more".into())),
     }
 }
 
 /// Why a device takes no new work, by name.
-pub fn closed_name(closed: Closed) -> &'static str {
+pub fn closure_name(closed: DeviceClosure) -> &'static str {
     match closed {
-        Closed::NodeLost => "node_lost",
-        Closed::NotSeen => "not_seen",
-        Closed::Lost => "lost",
-        Closed::Unhealthy => "unhealthy",
-        Closed::Hot => "hot",
-        Closed::Cordoned => "cordoned",
-        Closed::Quarantined => "quarantined",
+        DeviceClosure::NodeLost => "node_lost",
+        DeviceClosure::NotSeen => "not_seen",
+        DeviceClosure::Lost => "lost",
+        DeviceClosure::Unhealthy => "unhealthy",
+        DeviceClosure::Hot => "hot",
+        DeviceClosure::Cordoned => "cordoned",
+        DeviceClosure::Quarantined => "quarantined",
     }
 }
 
 /// Why a lease ended, in a sentence.
-pub fn cause_words(cause: &EndCause) -> String {
+pub fn end_cause_text(cause: &EndCause) -> String {
     match cause {
         EndCause::ByOwner => "released by its owner".into(),
         EndCause::HolderGone => "its process or connection is gone".into(),
@@ -202,7 +204,7 @@ pub fn cause_words(cause: &EndCause) -> String {
 }
 
 /// Why a lease ended, by a name that never changes.
-pub fn cause_name(cause: &EndCause) -> &'static str {
+pub fn end_cause_name(cause: &EndCause) -> &'static str {
     match cause {
         EndCause::ByOwner => "by_owner",
         EndCause::HolderGone => "holder_gone",
@@ -217,19 +219,19 @@ pub fn cause_name(cause: &EndCause) -> &'static str {
 }
 
 /// The HTTP status and the code that say why a command was denied.
-pub const fn denied_code(denied: &Denied) -> (u16, &'static str) {
+pub const fn denial_status_and_code(denied: &CommandDenied) -> (u16, &'static str) {
     match denied {
-        Denied::Invalid(_) => (422, "invalid"),
-        Denied::Policy { .. } => (422, "policy"),
-        Denied::Unsatisfiable(_) => (422, "unsatisfiable"),
-        Denied::NoCapacity => (409, "no_capacity"),
-        Denied::QueueFull { .. } => (503, "queue_full"),
-        Denied::UnknownLease(_) => (404, "unknown_lease"),
-        Denied::Stale { .. } => (409, "stale"),
-        Denied::Ended(_) => (409, "ended"),
-        Denied::NotGranted(_) => (409, "not_granted"),
-        Denied::UnknownDevice(_) => (404, "unknown_device"),
-        Denied::UnknownNode(_) => (404, "unknown_node"),
-        Denied::DeviceInUse { .. } | Denied::NodeInUse { .. } => (409, "in_use"),
+        CommandDenied::Invalid(_) => (422, "invalid"),
+        CommandDenied::Policy { .. } => (422, "policy"),
+        CommandDenied::Unsatisfiable(_) => (422, "unsatisfiable"),
+        CommandDenied::NoCapacity => (409, "no_capacity"),
+        CommandDenied::QueueFull { .. } => (503, "queue_full"),
+        CommandDenied::UnknownLease(_) => (404, "unknown_lease"),
+        CommandDenied::Stale { .. } => (409, "stale"),
+        CommandDenied::Ended(_) => (409, "ended"),
+        CommandDenied::NotGranted(_) => (409, "not_granted"),
+        CommandDenied::UnknownDevice(_) => (404, "unknown_device"),
+        CommandDenied::UnknownNode(_) => (404, "unknown_node"),
+        CommandDenied::DeviceInUse { .. } | CommandDenied::NodeInUse { .. } => (409, "in_use"),
     }
 }

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use gpupool_config::{Facts, Flags, Inputs, Reader, Severity, check, findings_as_json, findings_as_text, load};
+use gpupool_config::{
+    ConfigConsumer, ConfigInputs, ConfigSeverity, FlagValues, MachineFacts, check_config, findings_as_json,
+    findings_as_text, load_config,
+};
 
 use crate::output::answer;
 
@@ -29,22 +32,22 @@ pub(crate) struct Which {
 }
 
 impl Which {
-    fn inputs(&self) -> anyhow::Result<Inputs> {
-        Ok(Inputs::here(Flags::default(), self.config.as_deref(), Reader::Everybody)?)
+    fn inputs(&self) -> anyhow::Result<ConfigInputs> {
+        Ok(ConfigInputs::from_system(FlagValues::default(), self.config.as_deref(), ConfigConsumer::All)?)
     }
 }
 
 pub(crate) fn run(command: &Config) -> anyhow::Result<ExitCode> {
     match command {
         Config::Show(which) => {
-            let loaded = load(&which.inputs()?)?;
+            let loaded = load_config(&which.inputs()?)?;
             answer(which.json, &loaded.as_json(), || loaded.as_text())
         }
         Config::Check(which) => {
             let inputs = which.inputs()?;
-            let findings = check(&inputs, |loaded| Facts::here(loaded, &inputs));
+            let findings = check_config(&inputs, |loaded| MachineFacts::gather(loaded, &inputs));
             let done = answer(which.json, &findings_as_json(&findings), || findings_as_text(&findings))?;
-            let is_broken = findings.iter().any(|finding| finding.severity == Severity::Error);
+            let is_broken = findings.iter().any(|finding| finding.severity == ConfigSeverity::Error);
             Ok(if is_broken { ExitCode::FAILURE } else { done })
         }
     }

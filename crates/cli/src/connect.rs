@@ -9,7 +9,9 @@ use anyhow::Context;
 use clap::Args;
 use gpupool_client::local::LocalAgent;
 use gpupool_client::{AgentClient, ClientBuilder, ClientError, Endpoint};
-use gpupool_config::{Flags, Inputs, Loaded, Origin, Reader, Setting, load, socket_path};
+use gpupool_config::{
+    ConfigConsumer, ConfigInputs, FlagValues, LoadedConfig, Setting, SettingOrigin, load_config, socket_path,
+};
 
 use crate::output::WrongUsage;
 
@@ -47,7 +49,7 @@ impl Connect {
     pub fn several(&self) -> anyhow::Result<Option<ClientBuilder>> {
         let loaded = self.load()?;
         let is_several = self.named(&loaded).map_err(WrongUsage::of)?.len() > 1;
-        Ok(is_several.then(|| ClientBuilder::configured(&loaded)).transpose().map_err(WrongUsage::of)?)
+        Ok(is_several.then(|| ClientBuilder::from_config(&loaded)).transpose().map_err(WrongUsage::of)?)
     }
 
     /// The same, or no client where nobody named an agent and none listens on a socket; and the state directory an agent of
@@ -60,7 +62,8 @@ impl Connect {
             None => self.endpoint_of(&loaded),
         };
         let endpoint = endpoint.map_err(WrongUsage::of)?;
-        let is_named = named.is_none() && (self.endpoint.is_some() || loaded.servers().origin != Origin::Default);
+        let is_named =
+            named.is_none() && (self.endpoint.is_some() || loaded.client_endpoints().origin != SettingOrigin::Default);
         let client = (is_named || endpoint.socket().is_some()).then(|| client_of(endpoint, &loaded)).transpose()?;
         Ok((client, dir))
     }
@@ -73,25 +76,25 @@ impl Connect {
     }
 
     /// What is configured for clients on this machine.
-    fn load(&self) -> anyhow::Result<Loaded> {
-        let flags = Flags::default().set("--ca-file", self.ca_file.as_ref().map(|path| path.display()));
-        let inputs = Inputs::here(flags, None, Reader::Client).map_err(WrongUsage::of)?;
-        Ok(load(&inputs).map_err(WrongUsage::of)?)
+    fn load(&self) -> anyhow::Result<LoadedConfig> {
+        let flags = FlagValues::default().set("--ca-file", self.ca_file.as_ref().map(|path| path.display()));
+        let inputs = ConfigInputs::from_system(flags, None, ConfigConsumer::Client).map_err(WrongUsage::of)?;
+        Ok(load_config(&inputs).map_err(WrongUsage::of)?)
     }
 
     /// The agents somebody named, on the command line, in the environment or in the file; none where nobody did.
-    fn named(&self, loaded: &Loaded) -> Result<Vec<Endpoint>, ClientError> {
+    fn named(&self, loaded: &LoadedConfig) -> Result<Vec<Endpoint>, ClientError> {
         if let Some(named) = &self.endpoint {
             return Ok(vec![Endpoint::choose(Some(named), None, None)?]);
         }
-        let servers = loaded.servers();
-        if servers.origin == Origin::Default {
+        let servers = loaded.client_endpoints();
+        if servers.origin == SettingOrigin::Default {
             return Ok(Vec::new());
         }
         servers.urls.iter().map(|url| Endpoint::choose(None, Some(url), None)).collect()
     }
 
-    fn endpoint_of(&self, loaded: &Loaded) -> Result<Endpoint, ClientError> {
+    fn endpoint_of(&self, loaded: &LoadedConfig) -> Result<Endpoint, ClientError> {
         let mut named = self.named(loaded)?;
         if named.len() > 1 {
             let urls: Vec<String> = named.iter().map(ToString::to_string).collect();
@@ -100,13 +103,13 @@ impl Connect {
         if let Some(endpoint) = named.pop() {
             return Ok(endpoint);
         }
-        Endpoint::of_this_machine(&loaded.sockets())
+        Endpoint::local_agent(&loaded.agent_sockets())
     }
 }
 
 /// A client with what is configured for clients.
-fn client_of(endpoint: Endpoint, loaded: &Loaded) -> anyhow::Result<AgentClient> {
-    AgentClient::configured(endpoint, loaded).map_err(explained)
+fn client_of(endpoint: Endpoint, loaded: &LoadedConfig) -> anyhow::Result<AgentClient> {
+    AgentClient::from_config(endpoint, loaded).map_err(explained)
 }
 
 /// Runs a conversation with an agent to its end. Tasks of it that are still running then get no more time.

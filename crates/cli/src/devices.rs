@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use gpupool_devices::capture::{self, Format, UnknownFormat};
+use gpupool_devices::capture::{self, CaptureFormat, UnknownCaptureFormat};
 use gpupool_devices::doctor::SourceResult;
-use gpupool_devices::simulated::{Simulated, Spec, real_clock};
+use gpupool_devices::simulated::{SimulatedSource, SimulationSpec, monotonic_clock};
 use gpupool_devices::{
-    Attributor, DeviceReport, ErrorReport, LinkReport, Partition, Places, Probe, Report, Snapshot, Source,
-    SourceChoice, SourceError,
+    DevicePartition, DeviceReport, DeviceSource, DevicesReport, ErrorReport, LinkReport, ProcessAttributor,
+    SourceChoice, SourceError, SourcePaths, SourceProbe, SourceReading,
 };
 
 use crate::output::answer;
@@ -48,12 +48,12 @@ pub(crate) struct Devices {
 
 /// A format that was named: one of them, or the one that is guessed.
 #[derive(Clone, Copy)]
-struct As(Option<Format>);
+struct As(Option<CaptureFormat>);
 
 impl FromStr for As {
-    type Err = UnknownFormat;
+    type Err = UnknownCaptureFormat;
 
-    fn from_str(text: &str) -> Result<Self, UnknownFormat> {
+    fn from_str(text: &str) -> Result<Self, UnknownCaptureFormat> {
         match text {
             // Which form of a tool's output it is can be told from the output.
             "auto" | "nvidia-smi" | "amd-smi" | "rocm-smi" => Ok(Self(None)),
@@ -63,12 +63,12 @@ impl FromStr for As {
 }
 
 fn format_help() -> String {
-    format!("The format of the capture, where it should not be guessed. One of: auto, {}", Format::names())
+    format!("The format of the capture, where it should not be guessed. One of: auto, {}", CaptureFormat::names())
 }
 
 /// What was found, or why nothing was.
 struct Answer {
-    snapshot: Snapshot,
+    snapshot: SourceReading,
     error: Option<ErrorReport>,
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: &Devices) -> anyhow::Result<ExitCode> {
         (None, None) => read()?,
     };
     let failed = found.error.is_some();
-    let report = Report::new(&found.snapshot, found.error);
+    let report = DevicesReport::new(&found.snapshot, found.error);
     let done = answer(arguments.json, &report, || page(&report))?;
     if !arguments.json {
         for warning in &report.warnings {
@@ -92,31 +92,31 @@ pub(crate) fn run(arguments: &Devices) -> anyhow::Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { done })
 }
 
-fn captured(path: &Path, format: Option<Format>) -> Answer {
+fn captured(path: &Path, format: Option<CaptureFormat>) -> Answer {
     let path = if path == Path::new("-") { Path::new("/dev/stdin") } else { path };
-    match capture::read(path, format) {
+    match capture::read_capture(path, format) {
         Ok(snapshot) => Answer { snapshot, error: None },
         Err(error) => Answer {
-            snapshot: Snapshot::default(),
+            snapshot: SourceReading::default(),
             error: Some(ErrorReport { code: error.code(), message: error.to_string() }),
         },
     }
 }
 
 /// Where this machine keeps things, as far as the environment says otherwise.
-pub(crate) fn places() -> Places {
-    Places::from_env(|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
+pub(crate) fn places() -> SourcePaths {
+    SourcePaths::from_env(|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
 }
 
 /// What each source of this machine answers, each on a thread of its own.
-pub(crate) fn read_sources(places: &Places) -> anyhow::Result<Vec<SourceResult>> {
+pub(crate) fn read_sources(places: &SourcePaths) -> anyhow::Result<Vec<SourceResult>> {
     let choice: SourceChoice = std::env::var("GPUPOOL_BACKEND").unwrap_or_default().parse()?;
-    let start = |source| Probe::start(source, DEADLINE).context("cannot start a thread to read devices");
+    let start = |source| SourceProbe::start(source, DEADLINE).context("cannot start a thread to read devices");
     let mut probes =
-        choice.sources(places, TOOL_DEADLINE).into_iter().map(start).collect::<anyhow::Result<Vec<_>>>()?;
-    probes.iter_mut().for_each(Probe::ask);
-    let answer = |probe: &mut Probe| {
-        let answer = probe.answer();
+        choice.open_sources(places, TOOL_DEADLINE).into_iter().map(start).collect::<anyhow::Result<Vec<_>>>()?;
+    probes.iter_mut().for_each(SourceProbe::request_reading);
+    let answer = |probe: &mut SourceProbe| {
+        let answer = probe.wait_reading();
         SourceResult { kind: answer.kind, result: answer.result }
     };
     Ok(probes.iter_mut().map(answer).collect())
@@ -126,25 +126,25 @@ pub(crate) fn read_sources(places: &Places) -> anyhow::Result<Vec<SourceResult>>
 fn read() -> anyhow::Result<Answer> {
     let places = places();
     let mut answer = together(read_sources(&places)?);
-    Attributor::new(&places).attribute(&mut answer.snapshot);
+    ProcessAttributor::new(&places).attribute(&mut answer.snapshot);
     Ok(answer)
 }
 
 /// Devices that do not exist.
 fn simulated(spec: &str) -> anyhow::Result<Answer> {
-    let (mut source, _control) = Simulated::new(&Spec::load(spec)?, real_clock());
+    let (mut source, _control) = SimulatedSource::new(&SimulationSpec::load(spec)?, monotonic_clock());
     Ok(Answer { snapshot: source.read()?, error: None })
 }
 
 /// All sources as one machine. One that is not here is no trouble; one that fails is a warning beside devices of
 /// others, and the error where there is no device at all.
 fn together(results: Vec<SourceResult>) -> Answer {
-    let mut snapshot = Snapshot::default();
+    let mut snapshot = SourceReading::default();
     let mut errors = Vec::new();
     for SourceResult { kind, result } in results {
         match result {
             Ok(found) => snapshot.merge(found),
-            Err(SourceError::NotHere { .. }) => {}
+            Err(SourceError::NotPresent { .. }) => {}
             Err(error) => errors.push((kind, error)),
         }
     }
@@ -162,7 +162,7 @@ fn together(results: Vec<SourceResult>) -> Answer {
 }
 
 /// One line for each device, then how they are joined.
-fn page(report: &Report) -> String {
+fn page(report: &DevicesReport) -> String {
     if report.devices.is_empty() {
         return if report.error.is_none() { "no GPU found\n".into() } else { String::new() };
     }
@@ -209,11 +209,11 @@ fn name(device: &DeviceReport) -> String {
     let name = device.name.as_deref().unwrap_or("unknown GPU");
     match &device.partition {
         None => name.to_owned(),
-        Some(Partition::Mig { profile, .. }) => {
+        Some(DevicePartition::Mig { profile, .. }) => {
             let profile = profile.as_deref().unwrap_or("?");
             if name.contains(profile) { name.to_owned() } else { format!("{name} MIG {profile}") }
         }
-        Some(Partition::Amd { id, mode, .. }) => {
+        Some(DevicePartition::Amd { id, mode, .. }) => {
             format!("{name} {} {id}", mode.as_deref().unwrap_or("partition"))
         }
     }

@@ -6,10 +6,12 @@ use std::time::SystemTime;
 
 use anyhow::Context;
 use clap::Args;
-use gpupool_confine::bounds::{Enforcement, Means};
-use gpupool_confine::cgroup::Cgroups;
-use gpupool_devices::Places;
-use gpupool_devices::doctor::{Bundle, Evidence, Redact, Severity, Wish, examine, render};
+use gpupool_confine::bounds::{BoundsEnforcement, EnforcementMethod};
+use gpupool_confine::cgroup::CgroupManager;
+use gpupool_devices::SourcePaths;
+use gpupool_devices::doctor::{
+    BundleRequest, DiagnosticBundle, DoctorEvidence, DoctorSeverity, RedactionOptions, diagnose, render_findings,
+};
 use serde::Serialize;
 use serde_json::json;
 
@@ -50,42 +52,42 @@ struct Limit {
 
 pub(crate) fn run(arguments: &Doctor) -> anyhow::Result<ExitCode> {
     let places = places();
-    let evidence = Evidence::gather(&places, &|name| std::env::var(name).ok(), read_sources(&places)?);
-    let findings = examine(&evidence);
+    let evidence = DoctorEvidence::gather(&places, &|name| std::env::var(name).ok(), read_sources(&places)?);
+    let findings = diagnose(&evidence);
     let bundled = arguments.bundle.as_deref().map(|path| bundle(arguments, &places, &evidence, path)).transpose()?;
-    let cgroups = Cgroups::detect();
+    let cgroups = CgroupManager::detect();
     let (confinement, limits) = (cgroups.describe(), limits(&cgroups));
     if arguments.json {
         write_json(&json!({"findings": findings, "confinement": confinement, "limits": limits}))?;
     } else {
-        let findings = render(&evidence, &findings);
+        let findings = render_findings(&evidence, &findings);
         let limits: String = limits.iter().map(|Limit { limit, how, .. }| format!("  {limit:<12} {how}\n")).collect();
         write_text(&format!("{findings}Jobs are confined by: {confinement}.\nTheir limits are kept:\n{limits}"))?;
     }
     if let Some(said) = bundled {
         eprintln!("{said}");
     }
-    let broken = findings.iter().any(|finding| finding.severity == Severity::Error);
+    let broken = findings.iter().any(|finding| finding.severity == DoctorSeverity::Error);
     Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// By what each limit of a job of this user would be kept.
-fn limits(cgroups: &Cgroups) -> Vec<Limit> {
-    let by = |means: &Means| match means {
-        Means::Kernel(_) => "kernel",
-        Means::Looking { .. } => "looking",
-        Means::Nothing { .. } => "nothing",
+fn limits(cgroups: &CgroupManager) -> Vec<Limit> {
+    let by = |means: &EnforcementMethod| match means {
+        EnforcementMethod::Kernel(_) => "kernel",
+        EnforcementMethod::Polling { .. } => "looking",
+        EnforcementMethod::Unenforced { .. } => "nothing",
     };
-    let told = Enforcement::of(cgroups);
+    let told = BoundsEnforcement::for_cgroups(cgroups);
     told.bounds().map(|(limit, means)| Limit { limit, by: by(means), how: means.to_string() }).collect()
 }
 
 /// Writes the archive, and says what is in it.
-fn bundle(arguments: &Doctor, places: &Places, evidence: &Evidence, path: &Path) -> anyhow::Result<String> {
-    let mut wish = Wish::new(env!("CARGO_PKG_VERSION"), SystemTime::now());
+fn bundle(arguments: &Doctor, places: &SourcePaths, evidence: &DoctorEvidence, path: &Path) -> anyhow::Result<String> {
+    let mut wish = BundleRequest::new(env!("CARGO_PKG_VERSION"), SystemTime::now());
     wish.wake = arguments.wake;
-    wish.redact = Redact { identities: !arguments.no_redact, uuids: arguments.redact_uuids };
-    let bundle = Bundle::collect(places, evidence, &wish);
+    wish.redact = RedactionOptions { identities: !arguments.no_redact, uuids: arguments.redact_uuids };
+    let bundle = DiagnosticBundle::collect(places, evidence, &wish);
     let hint = "give the path of a file that does not exist yet";
     bundle.write_to(path).with_context(|| format!("cannot write {}; {hint}", path.display()))?;
     let path = path.display();

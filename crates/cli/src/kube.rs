@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use gpupool_core::{Amount, Request, RequestBody, SelectBody, Share};
-use gpupool_kube::{Checked, MANIFEST_BYTES, Verdict};
+use gpupool_core::{Request, RequestBody, RequestedAmount, SelectBody, Share};
+use gpupool_kube::{CheckedPod, MAX_MANIFEST_BYTES, PodVerdict};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -37,7 +37,7 @@ pub(crate) struct Check {
 
 pub(crate) fn run(command: &Kube) -> anyhow::Result<ExitCode> {
     let Kube::Check(check) = command;
-    let all = gpupool_kube::check(&read(&check.file)?);
+    let all = gpupool_kube::check_manifest(&read(&check.file)?);
     let objects: Vec<ObjectAnswer<'_>> = all.iter().map(object).collect();
     let done = answer(check.json, &objects, || all.iter().map(line).collect())?;
     anyhow::ensure!(!all.is_empty(), "{} holds no document; write a Pod into it", check.file.display());
@@ -48,7 +48,7 @@ pub(crate) fn run(command: &Kube) -> anyhow::Result<ExitCode> {
 /// Reads no more than is needed to see that there is too much.
 fn read(file: &Path) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
-    let limit = MANIFEST_BYTES as u64 + 1;
+    let limit = MAX_MANIFEST_BYTES as u64 + 1;
     if file == Path::new("-") {
         io::stdin().take(limit).read_to_end(&mut bytes).context("cannot read standard input")?;
     } else {
@@ -57,23 +57,23 @@ fn read(file: &Path) -> anyhow::Result<String> {
         })?;
     }
     // A cut through the last character of what is too long anyway must not look like a wrong encoding.
-    if bytes.len() > MANIFEST_BYTES {
+    if bytes.len() > MAX_MANIFEST_BYTES {
         return Ok(String::from_utf8_lossy(&bytes).into_owned());
     }
     String::from_utf8(bytes)
         .with_context(|| format!("{} is not UTF-8 text; save it as UTF-8 and try again", file.display()))
 }
 
-fn line(checked: &Checked) -> String {
+fn line(checked: &CheckedPod) -> String {
     let what = match &checked.verdict {
-        Ok(Verdict::Gpu(request)) => format!("asks for {}", sentence(request)),
-        Ok(Verdict::NoGpu) => "asks for no GPU".to_owned(),
+        Ok(PodVerdict::Gpu(request)) => format!("asks for {}", sentence(request)),
+        Ok(PodVerdict::NoGpu) => "asks for no GPU".to_owned(),
         Err(error) => format!("error: {error}"),
     };
     format!("{}: {what}\n", subject(checked))
 }
 
-fn subject(checked: &Checked) -> String {
+fn subject(checked: &CheckedPod) -> String {
     if checked.kind.is_empty() {
         return format!("document {}", checked.document);
     }
@@ -87,12 +87,14 @@ fn sentence(request: &Request) -> String {
     let gpus = count(request.gpus, "GPU");
     let vendor = request.select.vendor.map_or_else(String::new, |vendor| format!(" ({vendor})"));
     let mut said = match request.amount {
-        Amount::Whole => format!("{gpus}{vendor}, whole"),
-        Amount::Both(Share::WHOLE, memory) => format!("{gpus}{vendor}, whole, with at least {memory} of memory"),
-        Amount::Share(share) => format!("{share} of {gpus}{vendor}"),
-        Amount::Both(share, memory) => format!("{share} of {gpus}{vendor}, {memory} of its memory"),
-        Amount::Memory(memory) => format!("{memory} of the memory of {gpus}{vendor}"),
-        Amount::Shared => format!("a place on {gpus}{vendor} shared with others"),
+        RequestedAmount::Whole => format!("{gpus}{vendor}, whole"),
+        RequestedAmount::Both(Share::WHOLE, memory) => {
+            format!("{gpus}{vendor}, whole, with at least {memory} of memory")
+        }
+        RequestedAmount::Share(share) => format!("{share} of {gpus}{vendor}"),
+        RequestedAmount::Both(share, memory) => format!("{share} of {gpus}{vendor}, {memory} of its memory"),
+        RequestedAmount::Memory(memory) => format!("{memory} of the memory of {gpus}{vendor}"),
+        RequestedAmount::Shared => format!("a place on {gpus}{vendor} shared with others"),
     };
     let _ = write!(said, ", isolation {}", request.isolation);
     if !request.cpus.is_zero() {
@@ -124,10 +126,10 @@ struct ObjectAnswer<'a> {
     error: Option<Value>,
 }
 
-fn object(checked: &Checked) -> ObjectAnswer<'_> {
+fn object(checked: &CheckedPod) -> ObjectAnswer<'_> {
     let (verdict, request, error) = match &checked.verdict {
-        Ok(Verdict::Gpu(request)) => ("gpu", Some(body(request)), None),
-        Ok(Verdict::NoGpu) => ("no_gpu", None, None),
+        Ok(PodVerdict::Gpu(request)) => ("gpu", Some(body(request)), None),
+        Ok(PodVerdict::NoGpu) => ("no_gpu", None, None),
         Err(error) => {
             let (field, value, allowed) = (error.field(), error.value(), error.allowed());
             let (code, message) = (error.code(), error.to_string());
@@ -135,18 +137,18 @@ fn object(checked: &Checked) -> ObjectAnswer<'_> {
             ("error", None, Some(body))
         }
     };
-    let Checked { document, kind, namespace, name, .. } = checked;
+    let CheckedPod { document, kind, namespace, name, .. } = checked;
     ObjectAnswer { document: *document, kind, namespace, name: name.as_deref(), verdict, request, error }
 }
 
 /// The request as `POST /v1/leases` takes it.
 fn body(request: &Request) -> RequestBody {
-    let (fraction, memory) = request.amount.asked();
+    let (fraction, memory) = request.amount.share_and_memory();
     RequestBody {
         gpus: Some(request.gpus),
         fraction: fraction.map(Share::as_fraction),
         memory_mib: memory.map(mib_up),
-        sharing: request.amount == Amount::Shared,
+        sharing: request.amount == RequestedAmount::Shared,
         isolation: Some(request.isolation.name().to_owned()),
         select: SelectBody { vendor: request.select.vendor, ..SelectBody::default() },
         cpus: Some(request.cpus.0 as f64 / 1000.0),

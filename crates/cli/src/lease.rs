@@ -7,10 +7,11 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use gpupool_api::RequestBody;
 use gpupool_api::job_environment as job;
-use gpupool_api::lease::{Holder, Lease, State};
-use gpupool_client::limits::AWAY;
+use gpupool_api::lease::{HolderBody, LeaseBody, LeaseState};
+use gpupool_client::limits::AGENT_AWAY_LIMIT;
 use gpupool_client::{
-    AgentClient, ClientBuilder, ClientError, Hold, HoldEnd, IdempotencyKey, LeaseGuard, Progress, Update, WaitOptions,
+    AgentClient, ClientBuilder, ClientError, IdempotencyKey, LeaseGuard, LeaseHold, LeaseHoldEnd, StatusUpdate,
+    WaitOptions, WaitProgress,
 };
 use gpupool_confine::Signal;
 use jiff::Timestamp;
@@ -148,7 +149,7 @@ async fn at_any(arguments: &Acquire, several: ClientBuilder, body: RequestBody) 
     let mut told = JoinSet::new();
     told.spawn(async move {
         while let Some(update) = updates.next().await {
-            if matches!(update, Update::Blocked { .. }) {
+            if matches!(update, StatusUpdate::Blocked { .. }) {
                 note("no agent has room; waiting at all of them");
             }
         }
@@ -182,8 +183,8 @@ async fn take(
     // Asked for first without a way out, which takes a moment only: so its number is known when it has to be taken back.
     let asked = client.request_as(&body, &key).await.map_err(explained)?;
     let mut say = progress();
-    if asked.state == State::Queued {
-        say(Progress::Waiting { lease: asked.id, position: asked.queue_position, reason: asked.reason.clone() });
+    if asked.state == LeaseState::Queued {
+        say(WaitProgress::Waiting { lease: asked.id, position: asked.queue_position, reason: asked.reason.clone() });
     }
     let options = WaitOptions { key: Some(key), ..WaitOptions::default() };
     let granted = tokio::select! {
@@ -204,7 +205,7 @@ async fn take(
 }
 
 /// Tells how the waiting goes, each thing once.
-fn progress() -> impl FnMut(Progress) {
+fn progress() -> impl FnMut(WaitProgress) {
     let mut told = String::new();
     move |progress| {
         let line = clean(&progress.to_string());
@@ -224,7 +225,7 @@ async fn keep(
     one_of: Option<String>,
 ) -> anyhow::Result<ExitCode> {
     let of = one_of.as_ref().map(|endpoint| format!(" of {endpoint}")).unwrap_or_default();
-    let tell = |mut lease: Lease| {
+    let tell = |mut lease: LeaseBody| {
         if let Some(endpoint) = one_of {
             lease.env.insert(job::LEASE_ENDPOINT.into(), Some(endpoint));
         }
@@ -233,7 +234,7 @@ async fn keep(
     if arguments.hold {
         return hold(client, guard, signals, tell).await;
     }
-    let lease = guard.let_go_on();
+    let lease = guard.detach();
     tell(lease.clone())?;
     note(&format!("lease {}{of} {}", lease.id, lasts(&lease)));
     Ok(ExitCode::SUCCESS)
@@ -245,21 +246,21 @@ async fn hold(
     client: &AgentClient,
     guard: LeaseGuard,
     signals: &mut Signals,
-    tell: impl FnOnce(Lease) -> anyhow::Result<()>,
+    tell: impl FnOnce(LeaseBody) -> anyhow::Result<()>,
 ) -> anyhow::Result<ExitCode> {
     let lease = guard.lease();
     let token = lease.token.context("the agent does not say the lease's token")?;
-    let mut held = client.hold(lease.id, token).await.map_err(explained)?;
+    let mut held = client.hold_lease(lease.id, token).await.map_err(explained)?;
     // From here on the connection keeps it.
-    let lease = guard.let_go_on();
+    let lease = guard.detach();
     tell(lease.clone())?;
     note(&format!("lease {} is held until this command ends", lease.id));
     loop {
         let end = tokio::select! {
-            end = held.ended() => end,
+            end = held.wait_until_ended() => end,
             _ = signals.next_to_end() => return give_back(client, lease.id).await,
         };
-        if let HoldEnd::Ended(lease) = end {
+        if let LeaseHoldEnd::Ended(lease) = end {
             bail!("lease {} {}: {}", lease.id, lease.state.name(), reason(&lease));
         }
         note(&format!("the connection broke; taking hold of lease {} again", lease.id));
@@ -278,17 +279,17 @@ async fn give_back(client: &AgentClient, lease: u64) -> anyhow::Result<ExitCode>
 
 /// Takes hold again after the agent was away, for as long as a client waits for one. Once it is back, the agent waits for its
 /// holders too.
-async fn again(client: &AgentClient, lease: u64, token: u64) -> anyhow::Result<Hold> {
+async fn again(client: &AgentClient, lease: u64, token: u64) -> anyhow::Result<LeaseHold> {
     let since = Instant::now();
     loop {
-        match client.hold(lease, token).await {
-            Err(error) if error.is_passing() && since.elapsed() < AWAY => tokio::time::sleep(PAUSE).await,
+        match client.hold_lease(lease, token).await {
+            Err(error) if error.is_transient() && since.elapsed() < AGENT_AWAY_LIMIT => tokio::time::sleep(PAUSE).await,
             answer => return answer.map_err(explained),
         }
     }
 }
 
-fn reason(lease: &Lease) -> String {
+fn reason(lease: &LeaseBody) -> String {
     clean(lease.reason.as_deref().unwrap_or("the agent does not say why"))
 }
 
@@ -313,7 +314,7 @@ fn release(arguments: &Release) -> anyhow::Result<ExitCode> {
         }
         Ok(())
     })?;
-    let line = |lease: &Lease| format!("lease {} {}\n", lease.id, lease.state.name());
+    let line = |lease: &LeaseBody| format!("lease {} {}\n", lease.id, lease.state.name());
     let done = answer(arguments.json, &released, || released.iter().map(line).collect())?;
     if !unknown.is_empty() {
         bail!("there is no lease {}; see: gpupool lease list --all", unknown.join(", "));
@@ -340,7 +341,7 @@ fn list(arguments: &List) -> anyhow::Result<ExitCode> {
     answer(arguments.json, &leases, || table(&leases).or("no leases\n"))
 }
 
-fn table(leases: &[Lease]) -> Table<8> {
+fn table(leases: &[LeaseBody]) -> Table<8> {
     let now = Timestamp::now();
     let devices = leases.iter().flat_map(|lease| &lease.devices);
     let names = GpuNames::of(devices.map(|device| device.node.as_str()));
@@ -360,7 +361,7 @@ fn table(leases: &[Lease]) -> Table<8> {
             lease.id.to_string(),
             lease.state.name().to_owned(),
             lease.owner.clone(),
-            wish(&lease.wish),
+            wish(&lease.request),
             gpus.join(","),
             past(&lease.created_at, now).map(units::shown).unwrap_or_default(),
             kept_by(lease),
@@ -371,21 +372,21 @@ fn table(leases: &[Lease]) -> Table<8> {
     table
 }
 
-fn kept_by(lease: &Lease) -> String {
-    if lease.state != State::Active {
+fn kept_by(lease: &LeaseBody) -> String {
+    if lease.state != LeaseState::Active {
         return String::new();
     }
     match &lease.holder {
         None => format!("ttl {}", units::shown(Duration::from_secs_f64(lease.ttl_secs.clamp(0.0, 1e9)))),
-        Some(Holder::Process { pid }) => format!("process {pid}"),
-        Some(Holder::Cgroup { .. }) => "its processes".to_owned(),
-        Some(Holder::Connection) => "a connection".to_owned(),
+        Some(HolderBody::Process { pid }) => format!("process {pid}"),
+        Some(HolderBody::Cgroup { .. }) => "its processes".to_owned(),
+        Some(HolderBody::Connection) => "a connection".to_owned(),
     }
 }
 
 /// `export NAME='value'` and `unset NAME`, one a line. What is no name of a variable is left out: nothing but variables is
 /// ever set by these lines, whatever the agent said.
-fn exports(lease: &Lease) -> String {
+fn exports(lease: &LeaseBody) -> String {
     let mut text = String::new();
     for (name, value) in lease.env.iter().filter(|(name, _)| is_name(name)) {
         text.push_str(&match value {
@@ -408,7 +409,7 @@ fn quoted(text: &str) -> String {
 }
 
 /// Until when a lease lasts unless it is renewed.
-fn lasts(lease: &Lease) -> String {
+fn lasts(lease: &LeaseBody) -> String {
     match &lease.expires_at {
         Some(at) => format!("lasts until {at} unless it is renewed"),
         None => "lasts as long as its holder".to_owned(),

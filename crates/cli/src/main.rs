@@ -90,7 +90,7 @@ enum Command {
 
 fn main() -> ExitCode {
     // Jobs are kept, and commands of `map` run, by this very program, started again under another name.
-    gpupool_dispatch::main_if_asked();
+    gpupool_dispatch::run_helper_if_requested();
     let done = match Cli::parse().command {
         Command::Completions { shell } => completions(shell),
         Command::Config(command) => config::run(&command),

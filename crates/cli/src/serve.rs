@@ -6,7 +6,10 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use gpupool_agent::AgentSpec;
-use gpupool_config::{Flags, Inputs, Loaded, LogFormat, LogLevel, Problems, Reader, Setting, all_settings, load};
+use gpupool_config::{
+    ConfigConsumer, ConfigInputs, ConfigProblems, FlagValues, LoadedConfig, LogFormat, LogLevel, Setting, all_settings,
+    load_config,
+};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload::{self, Handle};
@@ -18,13 +21,13 @@ use crate::output::WrongUsage;
 
 /// The flags of the settings that an agent uses, and the configuration file.
 pub(crate) struct Serve {
-    flags: Flags,
+    flags: FlagValues,
     config: Option<PathBuf>,
 }
 
 impl Serve {
-    fn load(&self) -> Result<Loaded, Problems> {
-        load(&Inputs::here(self.flags.clone(), self.config.as_deref(), Reader::Agent)?)
+    fn load(&self) -> Result<LoadedConfig, ConfigProblems> {
+        load_config(&ConfigInputs::from_system(self.flags.clone(), self.config.as_deref(), ConfigConsumer::Agent)?)
     }
 }
 
@@ -34,7 +37,7 @@ const SHOWN_FIRST: &str =
 
 /// Settings of an agent that have a flag, with the name of the flag without its dashes.
 fn settings_with_flags() -> impl Iterator<Item = (&'static Setting, &'static str)> {
-    let of_agent = all_settings().iter().filter(|setting| Reader::Agent.uses(setting.key));
+    let of_agent = all_settings().iter().filter(|setting| ConfigConsumer::Agent.uses(setting.key));
     of_agent.filter_map(|setting| Some((setting, setting.flag?.trim_start_matches('-'))))
 }
 
@@ -61,10 +64,11 @@ impl Args for Serve {
 
 impl FromArgMatches for Serve {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let flags = settings_with_flags().fold(Flags::default(), |flags, (setting, name)| match setting.value_name {
-            Some(_) => flags.set(&format!("--{name}"), matches.get_one::<String>(name)),
-            None => flags.switch(&format!("--{name}"), matches.get_flag(name)),
-        });
+        let flags =
+            settings_with_flags().fold(FlagValues::default(), |flags, (setting, name)| match setting.value_name {
+                Some(_) => flags.set(&format!("--{name}"), matches.get_one::<String>(name)),
+                None => flags.set_switch(&format!("--{name}"), matches.get_flag(name)),
+            });
         Ok(Self { flags, config: matches.get_one("config").cloned() })
     }
 

@@ -9,12 +9,12 @@ use std::process::ExitCode;
 use anyhow::{Context, bail, ensure};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
-use gpupool_core::Strategy;
-use gpupool_sim::churn::Churned;
-use gpupool_sim::plot::{self, Curve};
-use gpupool_sim::replay::Replayed;
-use gpupool_sim::trace::Folder;
-use gpupool_sim::{NodeOrder, Scenario, WorkloadSource};
+use gpupool_core::PlacementStrategy;
+use gpupool_sim::churn::ChurnResult;
+use gpupool_sim::plot::{self, PlotCurve};
+use gpupool_sim::replay::ReplayResult;
+use gpupool_sim::trace::TraceFolder;
+use gpupool_sim::{NodeOrdering, Scenario, WorkloadSource};
 
 use crate::output::answer;
 
@@ -41,7 +41,7 @@ pub(crate) struct Placement {
         value_parser = parse_strategy,
         default_value = "first-fit,best-fit,paper-best-fit,fgd,least-fragmentation"
     )]
-    strategy: Vec<Strategy>,
+    strategy: Vec<PlacementStrategy>,
     /// Seeds as 42-46 or 42,44; all that the trace has unless given (with --churn: 42-46).
     #[arg(long, value_parser = parse_seeds)]
     seeds: Option<Seeds>,
@@ -59,7 +59,7 @@ pub(crate) struct Placement {
     arrivals: u64,
     /// How nodes are numbered, which decides between equal scores.
     #[arg(long, default_value = "trace", value_parser = one_of(NODE_ORDERS))]
-    node_order: NodeOrder,
+    node_order: NodeOrdering,
     /// Answer in JSON: an array with a row for each trace, strategy and seed.
     #[arg(long, conflicts_with = "table")]
     json: bool,
@@ -72,8 +72,11 @@ pub(crate) struct Placement {
 }
 
 const WORKLOADS: [(&str, WorkloadSource); 2] = [("known", WorkloadSource::Known), ("learned", WorkloadSource::Learned)];
-const NODE_ORDERS: [(&str, NodeOrder); 3] =
-    [("trace", NodeOrder::Trace), ("gpus-desc", NodeOrder::GpusDesc), ("cpu-per-gpu-asc", NodeOrder::CpuPerGpuAsc)];
+const NODE_ORDERS: [(&str, NodeOrdering); 3] = [
+    ("trace", NodeOrdering::Trace),
+    ("gpus-desc", NodeOrdering::GpusDesc),
+    ("cpu-per-gpu-asc", NodeOrdering::CpuPerGpuAsc),
+];
 
 /// Parses one of several values by its name.
 pub(crate) fn one_of<T: Clone + Send + Sync + 'static, const N: usize>(
@@ -85,7 +88,7 @@ pub(crate) fn one_of<T: Clone + Send + Sync + 'static, const N: usize>(
     })
 }
 
-fn parse_strategy(text: &str) -> Result<Strategy, String> {
+fn parse_strategy(text: &str) -> Result<PlacementStrategy, String> {
     text.parse().map_err(|error: gpupool_core::FieldError| error.to_string())
 }
 
@@ -115,7 +118,7 @@ fn parse_load(text: &str) -> Result<f64, String> {
 
 pub(crate) fn run(command: &Sim) -> anyhow::Result<ExitCode> {
     let Sim::Placement(placement) = command;
-    let folder = Folder::open(&placement.traces)?;
+    let folder = TraceFolder::open(&placement.traces)?;
     let known = folder.traces()?;
     for trace in &placement.trace {
         ensure!(
@@ -142,7 +145,7 @@ impl Placement {
     /// One for each strategy and seed.
     fn scenarios<'a>(
         &'a self,
-        folder: &'a Folder,
+        folder: &'a TraceFolder,
         trace: &'a str,
         seeds: &'a [u64],
     ) -> impl Iterator<Item = Scenario<'a>> {
@@ -153,13 +156,13 @@ impl Placement {
     }
 }
 
-fn replay(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::Result<ExitCode> {
+fn replay(placement: &Placement, folder: &TraceFolder, traces: &[String]) -> anyhow::Result<ExitCode> {
     ensure!(
         placement.svg.is_none() || traces.len() == 1,
         "--svg draws one trace; choose it with --trace, one of {}",
         traces.join(", ")
     );
-    let mut rows: Vec<Replayed> = Vec::new();
+    let mut rows: Vec<ReplayResult> = Vec::new();
     for trace in traces {
         let seeds = placement.seeds_of(trace, &folder.seeds(trace)?)?;
         for scenario in placement.scenarios(folder, trace, &seeds) {
@@ -168,11 +171,11 @@ fn replay(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::
     }
     if let Some(file) = &placement.svg {
         let title = format!("Unallocated GPU, trace {}, mean of the seeds", traces[0]);
-        fs::write(file, plot::svg(&title, &curves(&rows), 80))
+        fs::write(file, plot::render_svg(&title, &curves(&rows), 80))
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     let heads = ["unallocated % at 100", "at 130", "failed", "multi-GPU refused %", "µs/decision", "µs/refresh"];
-    let cells = |row: &Replayed| {
+    let cells = |row: &ReplayResult| {
         [
             row.unallocated_100,
             row.unallocated_130,
@@ -186,16 +189,16 @@ fn replay(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::
     answer(placement.json, &rows, || means(heads, named()))
 }
 
-fn churn(placement: &Placement, folder: &Folder, traces: &[String]) -> anyhow::Result<ExitCode> {
+fn churn(placement: &Placement, folder: &TraceFolder, traces: &[String]) -> anyhow::Result<ExitCode> {
     let seeds = placement.seeds.clone().unwrap_or_else(|| Seeds((42..=46).collect())).0;
-    let mut rows: Vec<Churned> = Vec::new();
+    let mut rows: Vec<ChurnResult> = Vec::new();
     for trace in traces {
         for scenario in placement.scenarios(folder, trace, &seeds) {
             rows.push(scenario.churn(placement.load, placement.arrivals)?);
         }
     }
     let heads = ["mean allocated %", "failed", "multi-GPU refused %", "µs/decision", "µs/refresh"];
-    let cells = |row: &Churned| {
+    let cells = |row: &ChurnResult| {
         [row.mean_allocated, row.failed as f64, row.refused_multi_gpu, row.us_per_decision, row.us_per_refresh]
     };
     let named = || rows.iter().map(|row| ((row.trace.as_str(), row.strategy), cells(row)));
@@ -229,11 +232,11 @@ fn means<'a, const N: usize>(heads: [&str; N], rows: impl Iterator<Item = ((&'a 
 }
 
 /// The mean curve of each strategy, as long as the shortest of its seeds.
-fn curves(rows: &[Replayed]) -> Vec<Curve> {
-    let mut curves: Vec<(Curve, usize)> = Vec::new();
+fn curves(rows: &[ReplayResult]) -> Vec<PlotCurve> {
+    let mut curves: Vec<(PlotCurve, usize)> = Vec::new();
     for row in rows {
         match curves.iter_mut().find(|(curve, _)| curve.name == row.strategy) {
-            None => curves.push((Curve { name: row.strategy.to_owned(), values: row.curve.clone() }, 1)),
+            None => curves.push((PlotCurve { name: row.strategy.to_owned(), values: row.curve.clone() }, 1)),
             Some((curve, seeds)) => {
                 curve.values.truncate(row.curve.len());
                 curve.values.iter_mut().zip(&row.curve).for_each(|(sum, value)| *sum += value);
@@ -241,7 +244,7 @@ fn curves(rows: &[Replayed]) -> Vec<Curve> {
             }
         }
     }
-    let mean = |(mut curve, seeds): (Curve, usize)| {
+    let mean = |(mut curve, seeds): (PlotCurve, usize)| {
         curve.values.iter_mut().for_each(|sum| *sum /= seeds as f64);
         curve
     };

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use gpupool_api::simulate::{DeviceFault, FaultBody};
-use gpupool_devices::simulated::Fault;
+use gpupool_api::simulate::{DeviceFaultBody, FaultBody};
+use gpupool_devices::simulated::SimulatedFault;
 use serde_json::Value;
 
 use crate::connect::{Connect, ask};
@@ -27,7 +27,7 @@ pub(crate) enum Simulate {
 pub(crate) struct SetFault {
     /// The fault, such as lost, hot:97 or squatter:4242:2048:35.
     #[arg(value_parser = fault, long_help = forms())]
-    fault: Fault,
+    fault: SimulatedFault,
     #[command(flatten)]
     of: Clear,
 }
@@ -67,22 +67,22 @@ fn set(of: &Clear, fault: Value) -> anyhow::Result<ExitCode> {
     ask(of.connect.client()?.set_fault(&FaultBody { gpu_id: of.gpu, fault })).map(|_| ExitCode::SUCCESS)
 }
 
-fn table(faults: &[DeviceFault]) -> String {
+fn table(faults: &[DeviceFaultBody]) -> String {
     let mut table = Table::new([Column::number("GPU"), Column::words("FAULT")]);
-    for DeviceFault { gpu_id, fault } in faults {
+    for DeviceFaultBody { gpu_id, fault } in faults {
         // A newer agent may know a fault that has no short form here.
-        let shown =
-            serde_json::from_value::<Fault>(fault.clone()).map_or_else(|_| fault.to_string(), |it| it.to_string());
+        let shown = serde_json::from_value::<SimulatedFault>(fault.clone())
+            .map_or_else(|_| fault.to_string(), |it| it.to_string());
         table.row([gpu_id.to_string(), shown], Paint::Plain);
     }
     table.or("nothing is wrong\n")
 }
 
-fn fault(text: &str) -> Result<Fault, String> {
+fn fault(text: &str) -> Result<SimulatedFault, String> {
     text.parse().map_err(|error: gpupool_devices::simulated::FaultError| error.to_string())
 }
 
 fn forms() -> String {
-    let known = "?".parse::<Fault>().map_or_else(|error| error.allowed, |_| "");
+    let known = "?".parse::<SimulatedFault>().map_or_else(|error| error.allowed, |_| "");
     format!("The fault. One of: {known}")
 }

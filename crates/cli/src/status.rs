@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use clap::Args;
 use futures_util::future::join_all;
-use gpupool_api::lease::{Lease, Wish};
-use gpupool_api::pool::{Device, Pool};
-use gpupool_api::stats::{Gpu, Stats};
+use gpupool_api::lease::{LeaseBody, RequestSummary};
+use gpupool_api::pool::{DeviceBody, PoolBody};
+use gpupool_api::stats::{GpuBody, StatsBody};
 use gpupool_client::{AgentClient, ClientError, LeaseQuery};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -48,13 +48,13 @@ pub(crate) enum Standing {
     /// The server decides who holds what.
     Agent {
         endpoint: String,
-        pool: Box<Pool>,
-        devices: Vec<Device>,
+        pool: Box<PoolBody>,
+        devices: Vec<DeviceBody>,
         /// In the order of the queue.
-        waiting: Vec<Lease>,
+        waiting: Vec<LeaseBody>,
     },
     /// The server only tells what GPUs read.
-    None { endpoint: String, stats: Stats },
+    None { endpoint: String, stats: StatsBody },
     /// One of several that does not answer.
     Unknown { endpoint: String, error: String },
 }
@@ -105,7 +105,7 @@ async fn watch(clients: &[AgentClient], every: Duration) -> anyhow::Result<()> {
         let text = match clients {
             [client] => match standing(client).await {
                 Ok(standing) => page(&standing, Screen::here()),
-                Err(error) if error.is_passing() => format!("{error}\n"),
+                Err(error) if error.is_transient() => format!("{error}\n"),
                 Err(error) => return Err(explained(error)),
             },
             several => pages(&standings(several).await),
@@ -135,7 +135,7 @@ pub(crate) async fn all_leases(
     client: &AgentClient,
     state: Option<&str>,
     owner: Option<&str>,
-) -> Result<Vec<Lease>, ClientError> {
+) -> Result<Vec<LeaseBody>, ClientError> {
     let mut query = LeaseQuery { state: state.map(Into::into), owner: owner.map(Into::into), ..LeaseQuery::default() };
     let mut leases = Vec::new();
     for _ in 0..PAGES {
@@ -160,7 +160,7 @@ fn page(standing: &Standing, screen: Screen) -> String {
     }
 }
 
-fn agent(pool: &Pool, devices: &[Device], waiting: &[Lease], screen: Screen) -> String {
+fn agent(pool: &PoolBody, devices: &[DeviceBody], waiting: &[LeaseBody], screen: Screen) -> String {
     let now = pool.timestamp.parse().unwrap_or_else(|_| Timestamp::now());
     let mut text = wrap(&headline(pool, devices), screen.width.unwrap_or(usize::MAX)).join("\n");
     text.push('\n');
@@ -175,9 +175,10 @@ fn agent(pool: &Pool, devices: &[Device], waiting: &[Lease], screen: Screen) -> 
     text
 }
 
-fn headline(pool: &Pool, devices: &[Device]) -> String {
+fn headline(pool: &PoolBody, devices: &[DeviceBody]) -> String {
     let squatters: usize = devices.iter().map(squatters_on).sum();
-    let is_free = |device: &&Device| device.closed.is_none() && device.leases.is_empty() && squatters_on(device) == 0;
+    let is_free =
+        |device: &&DeviceBody| device.closed.is_none() && device.leases.is_empty() && squatters_on(device) == 0;
     let free = devices.iter().filter(is_free).count();
     let mut parts = vec![
         format!("{} ({free} free)", count(pool.devices, "GPU")),
@@ -193,7 +194,7 @@ fn headline(pool: &Pool, devices: &[Device]) -> String {
     format!("{}: {}", clean(&pool.node), parts.join(", "))
 }
 
-fn squatters_on(device: &Device) -> usize {
+fn squatters_on(device: &DeviceBody) -> usize {
     device.processes.iter().filter(|process| process.squatter).count()
 }
 
@@ -232,7 +233,7 @@ impl GpuNames {
     }
 }
 
-fn gpus(devices: &[Device], names: GpuNames) -> Table<8> {
+fn gpus(devices: &[DeviceBody], names: GpuNames) -> Table<8> {
     let mut table = Table::new([
         Column::number("GPU"),
         Column::words("NAME").at_least(12),
@@ -260,7 +261,7 @@ fn gpus(devices: &[Device], names: GpuNames) -> Table<8> {
     table
 }
 
-fn name(device: &Device) -> String {
+fn name(device: &DeviceBody) -> String {
     let name = without_vendor(&device.name);
     match &device.partition {
         Some(part) if !name.contains(part.as_str()) => format!("{name} {part}"),
@@ -281,7 +282,7 @@ fn memory(used: Option<u64>, all: Option<u64>) -> String {
 }
 
 /// Whether it takes new work, and what is odd about it.
-fn state(device: &Device) -> (String, Paint) {
+fn state(device: &DeviceBody) -> (String, Paint) {
     if let Some(why) = &device.closed {
         let reason = device.health_reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
         return (format!("closed: {}{reason}", why.replace('_', " ")), Paint::Bad);
@@ -295,7 +296,7 @@ fn state(device: &Device) -> (String, Paint) {
     }
 }
 
-fn held(devices: &[Device], names: GpuNames, now: Timestamp) -> Table<7> {
+fn held(devices: &[DeviceBody], names: GpuNames, now: Timestamp) -> Table<7> {
     let mut table = Table::new([
         Column::number("GPU"),
         Column::number("LEASE"),
@@ -327,7 +328,7 @@ fn held(devices: &[Device], names: GpuNames, now: Timestamp) -> Table<7> {
     table
 }
 
-fn squatters(devices: &[Device], names: GpuNames) -> Table<5> {
+fn squatters(devices: &[DeviceBody], names: GpuNames) -> Table<5> {
     let mut table = Table::new([
         Column::number("GPU"),
         Column::number("PID"),
@@ -350,7 +351,7 @@ fn squatters(devices: &[Device], names: GpuNames) -> Table<5> {
     table
 }
 
-fn queue(waiting: &[Lease], now: Timestamp) -> Table<6> {
+fn queue(waiting: &[LeaseBody], now: Timestamp) -> Table<6> {
     let mut table = Table::new([
         Column::number("NO"),
         Column::number("LEASE").weighs(2),
@@ -364,7 +365,7 @@ fn queue(waiting: &[Lease], now: Timestamp) -> Table<6> {
             known(lease.queue_position),
             lease.id.to_string(),
             lease.owner.clone(),
-            wish(&lease.wish),
+            wish(&lease.request),
             past(&lease.created_at, now).map(units::shown).unwrap_or_default(),
             lease.reason.clone().unwrap_or_default(),
         ];
@@ -374,7 +375,7 @@ fn queue(waiting: &[Lease], now: Timestamp) -> Table<6> {
 }
 
 /// What was asked for, in few words.
-pub(crate) fn wish(wish: &Wish) -> String {
+pub(crate) fn wish(wish: &RequestSummary) -> String {
     let gpus = if wish.gpus == 0 { "no GPU".to_owned() } else { count(wish.gpus, "GPU") };
     match (wish.fraction, wish.memory_mib) {
         (Some(fraction), Some(memory)) => format!("{} of {gpus}, {}", units::share(fraction), units::mib(memory)),
@@ -391,7 +392,7 @@ pub(crate) fn past(at: &str, now: Timestamp) -> Option<Duration> {
     Some(Duration::try_from(now.duration_since(at)).unwrap_or_default())
 }
 
-fn statistics(endpoint: &str, stats: &Stats, screen: Screen) -> String {
+fn statistics(endpoint: &str, stats: &StatsBody, screen: Screen) -> String {
     let gpus = count(stats.gpu_count, "GPU");
     let mut text = format!("{endpoint}: {gpus}, statistics only: nobody leases GPUs there\n");
     if let Some(error) = &stats.error {
@@ -401,7 +402,7 @@ fn statistics(endpoint: &str, stats: &Stats, screen: Screen) -> String {
     text
 }
 
-fn readings(stats: &Stats) -> Table<7> {
+fn readings(stats: &StatsBody) -> Table<7> {
     let mut table = Table::new([
         Column::number("GPU"),
         Column::words("NAME").at_least(12),
@@ -430,7 +431,7 @@ fn readings(stats: &Stats) -> Table<7> {
 }
 
 /// Empty where the server does not tell.
-fn reading_state(gpu: &Gpu, all_stale: bool) -> (String, Paint) {
+fn reading_state(gpu: &GpuBody, all_stale: bool) -> (String, Paint) {
     if gpu.stale || all_stale {
         return ("not read lately".into(), Paint::Faint);
     }
@@ -448,9 +449,9 @@ mod tests {
     fn page_at(width: usize) -> String {
         let said: serde_json::Value = serde_json::from_str(include_str!("../tests/fixtures/status.json")).unwrap();
         let part = |name: &str| said[name].clone();
-        let pool: Pool = serde_json::from_value(part("pool")).unwrap();
-        let devices: Vec<Device> = serde_json::from_value(part("devices")).unwrap();
-        let waiting: Vec<Lease> = serde_json::from_value(part("waiting")).unwrap();
+        let pool: PoolBody = serde_json::from_value(part("pool")).unwrap();
+        let devices: Vec<DeviceBody> = serde_json::from_value(part("devices")).unwrap();
+        let waiting: Vec<LeaseBody> = serde_json::from_value(part("waiting")).unwrap();
         agent(&pool, &devices, &waiting, Screen { width: Some(width), colours: false })
     }
 
@@ -480,7 +481,7 @@ mod tests {
 
     #[test]
     fn a_wish_is_told_in_few_words() {
-        let told = |gpus, fraction, memory_mib, sharing| wish(&Wish { gpus, fraction, memory_mib, sharing });
+        let told = |gpus, fraction, memory_mib, sharing| wish(&RequestSummary { gpus, fraction, memory_mib, sharing });
         assert_eq!(told(2, None, None, false), "2 GPUs");
         assert_eq!(told(1, Some(0.5), Some(2048), false), "0.5 of 1 GPU, 2 GiB");
         assert_eq!(told(1, None, Some(512), false), "512 MiB of 1 GPU");

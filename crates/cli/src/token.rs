@@ -10,10 +10,10 @@ use std::time::SystemTime;
 use anyhow::bail;
 use clap::{Args, Subcommand};
 use gpupool_agent::{ANONYMOUS, iso};
-use gpupool_api::tokens::{NewToken, Token, TokenCreated};
+use gpupool_api::tokens::{AccessToken, NewToken, TokenCreated};
 use gpupool_client::AgentClient;
-use gpupool_core::limits::NAME_BYTES;
-use gpupool_store::{LeaseStore, Role, SqliteStore, TokenId, TokenLine};
+use gpupool_core::limits::MAX_NAME_BYTES;
+use gpupool_store::{LeaseStore, SqliteStore, TokenId, TokenMetadata, TokenRole};
 use rustix::process::geteuid;
 
 use crate::connect::{Connect, ask};
@@ -118,7 +118,7 @@ fn list(at: &At) -> anyhow::Result<ExitCode> {
     answer(at.json, &tokens, || table(&tokens).or("no tokens\n"))
 }
 
-fn table(tokens: &[Token]) -> Table<5> {
+fn table(tokens: &[AccessToken]) -> Table<5> {
     let mut table = Table::new([
         Column::number("TOKEN"),
         Column::words("OWNER").at_least(8),
@@ -163,21 +163,21 @@ fn open(dir: &Path) -> anyhow::Result<SqliteStore> {
 
 fn create_offline(store: &mut SqliteStore, wanted: &NewToken) -> anyhow::Result<TokenCreated> {
     let owner = wanted.owner.trim().to_owned();
-    if owner.is_empty() || owner.len() > NAME_BYTES || owner.starts_with(ANONYMOUS) {
-        let allowed = format!("a name of 1..={NAME_BYTES} bytes that does not start with {ANONYMOUS:?}");
+    if owner.is_empty() || owner.len() > MAX_NAME_BYTES || owner.starts_with(ANONYMOUS) {
+        let allowed = format!("a name of 1..={MAX_NAME_BYTES} bytes that does not start with {ANONYMOUS:?}");
         return Err(WrongUsage::of(format!("owner: {:?} is not allowed; allowed: {allowed}", wanted.owner)).into());
     }
-    let role = if wanted.admin { Role::Admin } else { Role::User };
+    let role = if wanted.admin { TokenRole::Admin } else { TokenRole::User };
     let (id, secret) = store.create_token(&owner, role, SystemTime::now())?;
     Ok(TokenCreated { id: id.0, owner, admin: wanted.admin, secret: secret.reveal().to_owned() })
 }
 
 /// A token as an agent would tell of it.
-fn told(line: TokenLine) -> Token {
-    Token {
+fn told(line: TokenMetadata) -> AccessToken {
+    AccessToken {
         id: line.token.id.0,
         owner: line.token.owner,
-        admin: line.token.role == Role::Admin,
+        admin: line.token.role == TokenRole::Admin,
         created_at: iso(line.created_at),
         revoked_at: line.revoked_at.map(iso),
     }

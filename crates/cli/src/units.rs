@@ -11,7 +11,7 @@ pub(crate) fn mebibytes(text: &str) -> Result<u64, String> {
     const ALLOWED: &str = "allowed are sizes above zero such as 8GiB, 512MiB, 80GB, or a number of MiB";
     let bytes = match text.trim().parse::<u64>() {
         Ok(mib) => Bytes::from_mib(mib),
-        Err(_) => units::memory(text),
+        Err(_) => units::parse_memory(text),
     };
     match bytes.map(mib_up) {
         Some(mib) if mib > 0 => Ok(mib),
@@ -21,7 +21,8 @@ pub(crate) fn mebibytes(text: &str) -> Result<u64, String> {
 
 /// A length of time: `10m`, `2h`, `90s`, `1d`, `1h30m`, or a number of seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    units::duration(text).ok_or_else(|| "allowed are times such as 90s, 10m, 2h, 1d, or a number of seconds".into())
+    units::parse_duration(text)
+        .ok_or_else(|| "allowed are times such as 90s, 10m, 2h, 1d, or a number of seconds".into())
 }
 
 /// The same, and not nothing.
@@ -34,7 +35,7 @@ pub(crate) fn some_time(text: &str) -> Result<Duration, String> {
 
 /// A part of each GPU: `0.5` or `50%`.
 pub(crate) fn fraction(text: &str) -> Result<f64, String> {
-    let share = units::fraction(text).ok_or("allowed are parts of a GPU from 0.001 to 1.0, or such as 50%")?;
+    let share = units::parse_fraction(text).ok_or("allowed are parts of a GPU from 0.001 to 1.0, or such as 50%")?;
     Ok(share.as_fraction())
 }
 

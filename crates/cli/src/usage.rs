@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use gpupool_api::history::Usage as Answer;
-use gpupool_client::UsageBy;
+use gpupool_api::history::UsageBody;
+use gpupool_client::UsageGrouping;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
@@ -20,7 +20,7 @@ use crate::units;
 pub(crate) struct Usage {
     /// Sum by whoever took the leases, or by GPU.
     #[arg(long, default_value = "owner", value_parser = one_of(BY))]
-    by: UsageBy,
+    by: UsageGrouping,
     /// Since so long ago (7d, 12h), or since a day (2026-01-01, from midnight UTC) or time (2026-01-01T08:00+01:00).
     #[arg(long, value_name = "WHEN", default_value = "7d", value_parser = since)]
     since: Timestamp,
@@ -34,7 +34,7 @@ pub(crate) struct Usage {
     connect: Connect,
 }
 
-const BY: [(&str, UsageBy); 2] = [("owner", UsageBy::Owner), ("gpu", UsageBy::Gpu)];
+const BY: [(&str, UsageGrouping); 2] = [("owner", UsageGrouping::Owner), ("gpu", UsageGrouping::Gpu)];
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Format {
@@ -62,7 +62,7 @@ fn since(text: &str) -> Result<Timestamp, String> {
     time.ok_or_else(|| "allowed are 7d, 12h, 2026-01-01 or 2026-01-01T08:00+01:00".into())
 }
 
-fn table(usage: &Answer) -> String {
+fn table(usage: &UsageBody) -> String {
     let heading = if usage.by == "gpu" { "GPU" } else { "OWNER" };
     let mut table = Table::new([
         Column::words(heading).at_least(12),
@@ -83,7 +83,7 @@ fn table(usage: &Answer) -> String {
 }
 
 /// As RFC 4180 says, with a heading.
-fn csv(usage: &Answer) -> String {
+fn csv(usage: &UsageBody) -> String {
     let mut text = format!("{},leases,gpu_hours,memory_gib_hours\r\n", field(&usage.by));
     for line in &usage.lines {
         let (name, leases) = (field(&line.name), line.leases);

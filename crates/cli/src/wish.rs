@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use gpupool_api::{RequestBody, SelectBody};
-use gpupool_core::{GpuId, Isolation, Labels, OneOrMany, Request, Strategy, Vendor};
+use gpupool_core::{GpuId, IsolationLevel, Labels, OneOrMany, PlacementStrategy, Request, Vendor};
 
 use crate::output::WrongUsage;
 use crate::units;
@@ -27,7 +27,7 @@ pub(crate) struct Wish {
     #[arg(long, conflicts_with_all = ["fraction", "memory"], help_heading = WHAT)]
     pub sharing: bool,
     /// How parts of a GPU are kept apart.
-    #[arg(long, value_name = "HOW", value_parser = names(Isolation::ALL.iter().map(|one| one.name())), help_heading = WHAT)]
+    #[arg(long, value_name = "HOW", value_parser = names(IsolationLevel::ALL.iter().map(|one| one.name())), help_heading = WHAT)]
     pub isolation: Option<String>,
     /// Host CPUs.
     #[arg(long, value_name = "N", help_heading = WHAT)]
@@ -55,7 +55,7 @@ pub(crate) struct Wish {
     #[arg(long, value_name = "KEY=VALUE", value_parser = units::label, help_heading = WHICH)]
     pub gpu_label: Vec<(String, String)>,
     /// Which of the GPUs that fit is taken.
-    #[arg(long, value_name = "NAME", value_parser = names(Strategy::ALL.iter().map(|one| one.name())), help_heading = WHICH)]
+    #[arg(long, value_name = "NAME", value_parser = names(PlacementStrategy::ALL.iter().map(|one| one.name())), help_heading = WHICH)]
     pub strategy: Option<String>,
     /// Only GPUs with less of their memory in use by others, in percent; 80 unless given.
     #[arg(long, value_name = "PERCENT", help_heading = WHICH)]

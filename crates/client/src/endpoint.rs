@@ -51,7 +51,7 @@ impl Endpoint {
     }
 
     /// The agent that listens on the first of these sockets that anybody listens on, else [`DEFAULT`].
-    pub fn of_this_machine(sockets: &[PathBuf]) -> Result<Self, ClientError> {
+    pub fn local_agent(sockets: &[PathBuf]) -> Result<Self, ClientError> {
         let chosen = sockets.iter().map(|socket| Self::choose(None, None, Some(socket)));
         let listens = chosen.flatten().find(|endpoint| endpoint.socket().is_some());
         listens.map_or_else(|| Self::choose(None, None, None), Ok)

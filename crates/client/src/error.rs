@@ -3,8 +3,8 @@
 use std::error::Error as StdError;
 use std::time::Duration;
 
-use gpupool_api::lease::Lease;
-use gpupool_api::problem::Problem;
+use gpupool_api::lease::LeaseBody;
+use gpupool_api::problem::ProblemBody;
 use gpupool_config::UnknownBalancing;
 use http::StatusCode;
 
@@ -55,7 +55,7 @@ pub enum ClientError {
     },
     /// The agent said no, and why.
     #[error("{}", .0.detail)]
-    Problem(Box<Problem>),
+    Problem(Box<ProblemBody>),
     /// Something answers there, and it is not an agent: give another address.
     #[error("{endpoint} is not a gpupool agent: {what}; check the address, or start an agent with: gpupool serve")]
     NotOurs {
@@ -68,7 +68,7 @@ pub enum ClientError {
     },
     /// The request left the queue without being granted, or the lease is over.
     #[error("lease {} {}{}", .0.id, .0.state.name(), reason(.0))]
-    Ended(Box<Lease>),
+    Ended(Box<LeaseBody>),
     /// The client was started twice.
     #[error("Client is already started")]
     AlreadyStarted,
@@ -93,7 +93,7 @@ pub enum ClientError {
         worker_id: String,
         /// Why it is lost.
         #[source]
-        lost: Lost,
+        lost: LeaseLost,
     },
     /// The endpoint failed too often and is left alone for a while: wait, mend it, or trigger its recovery.
     #[error("endpoint {endpoint_id} failed and is left alone for another {} s", again_in.as_secs())]
@@ -160,7 +160,7 @@ impl ClientError {
     /// A refusal of this client, as an agent would put it.
     pub(crate) fn refused(status: u16, code: &str, detail: String) -> Self {
         let title = StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason());
-        Self::Problem(Box::new(Problem {
+        Self::Problem(Box::new(ProblemBody {
             kind: "about:blank".into(),
             title: title.unwrap_or("Error").into(),
             status,
@@ -184,12 +184,12 @@ impl ClientError {
     }
 
     /// Whether the agent says that the lease is not the caller's any more.
-    pub fn means_lost(&self) -> bool {
+    pub fn is_lease_lost(&self) -> bool {
         matches!(self.code(), Some("stale" | "ended" | "not_granted" | "unknown_lease"))
     }
 
     /// Whether the same call may work later without anybody changing anything.
-    pub fn is_passing(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. }
             | Self::Timeout { .. }
@@ -212,7 +212,7 @@ impl From<UnknownBalancing> for ClientError {
 /// Why a lease that was held is not held any more.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Lost {
+pub enum LeaseLost {
     /// The agent ended it.
     #[error("lease {lease} was lost: {reason}")]
     Ended {
@@ -248,7 +248,7 @@ fn all_of(causes: &[(String, String)]) -> String {
     each.join("; ")
 }
 
-fn reason(lease: &Lease) -> String {
+fn reason(lease: &LeaseBody) -> String {
     lease.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default()
 }
 
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_told_in_the_agents_own_words_and_by_its_code() {
-        let problem = Problem {
+        let problem = ProblemBody {
             kind: "about:blank".into(),
             title: "Conflict".into(),
             status: 409,
@@ -309,15 +309,15 @@ mod tests {
         };
         let error = ClientError::Problem(Box::new(problem));
         assert_eq!((error.to_string().as_str(), error.code()), ("nothing is free", Some("no_capacity")));
-        assert!(!error.is_passing());
+        assert!(!error.is_transient());
     }
 
     #[test]
     fn a_server_of_another_kind_that_is_busy_or_broken_may_be_asked_again() {
-        for (status, is_passing) in [(429, true), (503, true), (200, false), (404, false)] {
+        for (status, is_transient) in [(429, true), (503, true), (200, false), (404, false)] {
             let endpoint = "http://gpu7:8000".parse().unwrap();
             let error = ClientError::NotOurs { endpoint, status, what: "it sent a page".into() };
-            assert_eq!(error.is_passing(), is_passing, "{status}");
+            assert_eq!(error.is_transient(), is_transient, "{status}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Asking for GPUs and keeping what was granted, from one server or from many as one pool.
 //!
-//! [`Client`] chooses among endpoints, waits at all of them where none has room, and hands out a [`Lease`], which renews
+//! [`Client`] chooses among endpoints, waits at all of them where none has room, and hands out a [`HeldLease`], which renews
 //! itself until it is released, dropped or lost. [`AgentClient`] speaks to one [`Endpoint`] and has a typed call for every
 //! route: [`AgentClient::wait_until_granted`] asks and waits there, [`AgentClient::events`] follows what happens,
 //! [`AgentClient::hold`] makes an open connection the lease. [`local`] is for programs that start work on this machine.
@@ -15,7 +15,7 @@
 //! let lease = client.request(RequestBody { fraction: Some(0.5), ..Default::default() }).await?;
 //! println!("{} for {}", lease.global_gpu_id().unwrap_or_default(), lease.worker_id());
 //! tokio::select! {
-//!     lost = lease.lost() => println!("stop: {lost}"),
+//!     lost = lease.wait_until_lost() => println!("stop: {lost}"),
 //!     () = train() => {}
 //! }
 //! lease.release().await?;
@@ -42,16 +42,17 @@ pub mod transport;
 mod wire;
 
 pub use agent::{
-    AgentClient, AgentClientBuilder, EventId, Events, HistoryQuery, Hold, HoldEnd, IdempotencyKey, LeaseGuard,
-    LeaseQuery, Progress, UsageBy, WaitOptions,
+    AgentClient, AgentClientBuilder, EventId, EventStream, HistoryQuery, IdempotencyKey, LeaseGuard, LeaseHold,
+    LeaseHoldEnd, LeaseQuery, UsageGrouping, WaitOptions, WaitProgress,
 };
 pub use client::{
-    Authority, Balancing, BreakerStats, Client, ClientBuilder, Degradation, DegradationManager, DetailedMetrics,
-    EndpointDetail, EndpointHealthSummary, EndpointInfo, EndpointMetrics, Everything, GlobalGpu, Gpu, Lease,
-    LoadBalancerStats, PoolHealth, PoolStatus, PoolSummary, RecoveryStatus, Thresholds, Update, Updates, WorkerInfo,
+    Balancing, CircuitBreakerStats, Client, ClientBuilder, DegradationLevel, DegradationStatus, DetailedMetrics,
+    EndpointDetail, EndpointHealthSummary, EndpointInfo, EndpointMetrics, FrequentUpdates, GlobalGpu, GpuAssignment,
+    HeldLease, LeaseAuthority, LoadBalancerStats, ObservedGpu, PoolHealth, PoolStatus, PoolSummary, RecoveryStatus,
+    StatusUpdate, StatusUpdateStream, UsageThresholds,
 };
 pub use endpoint::{DEFAULT as DEFAULT_ENDPOINT, Endpoint};
-pub use error::{ClientError, Lost};
+pub use error::{ClientError, LeaseLost};
 pub use gpupool_api::{RequestBody, SelectBody};
-pub use gpupool_config::Secret;
-pub use random::repeat_chance;
+pub use gpupool_config::SecretString;
+pub use random::seed_randomness;

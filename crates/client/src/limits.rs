@@ -31,13 +31,13 @@ pub const FOLLOW_WAIT: Duration = Duration::from_secs(10);
 /// The longest such time an agent accepts.
 pub const FOLLOW_WAIT_MOST: Duration = Duration::from_secs(300);
 /// How long an agent may be away while a request waits, or while events are followed.
-pub const AWAY: Duration = Duration::from_secs(60);
+pub const AGENT_AWAY_LIMIT: Duration = Duration::from_secs(60);
 /// How long a lease that is dropped is tried to be released.
 pub const RELEASE_PATIENCE: Duration = Duration::from_secs(20);
 /// How long after its end a lease is over for the agent as well, whose clock has milliseconds.
 pub const ENDED_BY_THEN: Duration = Duration::from_millis(5);
 /// How often who waits for GPUs of this machine asks how things stand; the agent forgets a waiter after 15 s.
-pub const WAIT_REFRESH: Duration = Duration::from_secs(3);
+pub const WAIT_POLL_INTERVAL: Duration = Duration::from_secs(3);
 /// How long another way to the same agent may take to answer.
 pub const SOCKET_PATIENCE: Duration = Duration::from_secs(2);
 /// Pause between two tries to tie a lease to us again while the agent is away.
@@ -45,9 +45,9 @@ pub const AWAY_PAUSE: Duration = Duration::from_millis(500);
 /// How long a request that is not wanted any more is tried to be taken back; the agent forgets it a little later.
 pub const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a lease that is tied to us is tried to be given back; the agent sees our end anyway.
-pub const GIVE_BACK_PATIENCE: Duration = Duration::from_secs(5);
+pub const LOCAL_RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 /// Length of an idempotency key.
-pub const KEY_BYTES: usize = gpupool_core::limits::NAME_BYTES;
+pub const KEY_BYTES: usize = gpupool_core::limits::MAX_NAME_BYTES;
 /// Length of the path of a Unix socket: the kernel's bound.
 pub const SOCKET_PATH_BYTES: usize = 107;
 /// Shown of an answer that makes no sense.

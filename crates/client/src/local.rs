@@ -1,18 +1,18 @@
 //! GPUs for processes that are started on this machine: an agent of this machine, and leases that are this process' own.
 //!
 //! [`LocalAgent`] is such an agent, asked over its Unix socket where there is a way, because there it knows our process.
-//! [`Tether`] ties a lease to us, so that it ends with us in whatever way we end, and says when it is lost.
+//! [`LeaseBinding`] ties a lease to us, so that it ends with us in whatever way we end, and says when it is lost.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpupool_api::lease::{AttachBody, Attached, IfTaken, Lease, State};
-use gpupool_api::node::this_machine;
-use gpupool_api::pool::Pool;
-use gpupool_config::Loaded;
+use gpupool_api::lease::{AttachBody, AttachResponse, LeaseBody, LeaseState, RevocationAction};
+use gpupool_api::node::machine_id;
+use gpupool_api::pool::PoolBody;
+use gpupool_config::LoadedConfig;
 
 use crate::limits::{AWAY_PAUSE, SOCKET_PATIENCE};
-use crate::{AgentClient, ClientError, Endpoint, Events, Hold, HoldEnd};
+use crate::{AgentClient, ClientError, Endpoint, EventStream, LeaseHold, LeaseHoldEnd};
 
 // Which agent to ask: one of this machine, and over its Unix socket if there is a way, because there it knows us.
 
@@ -27,8 +27,8 @@ impl LocalAgent {
     /// that listens on a socket of this machine, or else at the usual address.
     ///
     /// `starts` is what a refusal says is started on this machine, as in "`gpupool run` starts its command".
-    pub async fn find(named: Vec<Endpoint>, loaded: &Loaded, starts: &'static str) -> Result<Self, ClientError> {
-        let sockets = loaded.sockets();
+    pub async fn find(named: Vec<Endpoint>, loaded: &LoadedConfig, starts: &'static str) -> Result<Self, ClientError> {
+        let sockets = loaded.agent_sockets();
         if named.is_empty()
             && let Some(client) = sockets.iter().find_map(|path| listening(path, loaded))
         {
@@ -46,7 +46,7 @@ impl LocalAgent {
     }
 
     /// The agent behind a client, which the caller knows to be of this machine.
-    pub const fn known(client: AgentClient) -> Self {
+    pub const fn from_client(client: AgentClient) -> Self {
         Self { client }
     }
 
@@ -56,17 +56,17 @@ impl LocalAgent {
     }
 
     /// Whether it knows our process, so that it can tie a lease to it.
-    pub fn knows_us(&self) -> bool {
+    pub fn sees_our_process(&self) -> bool {
         self.client.endpoint().socket().is_some()
     }
 
     async fn at(
         endpoint: Endpoint,
         sockets: &[PathBuf],
-        loaded: &Loaded,
+        loaded: &LoadedConfig,
         starts: &'static str,
     ) -> Result<Self, ClientError> {
-        let client = AgentClient::configured(endpoint, loaded)?;
+        let client = AgentClient::from_config(endpoint, loaded)?;
         if client.endpoint().socket().is_some() {
             return Ok(Self { client });
         }
@@ -85,9 +85,9 @@ impl LocalAgent {
     }
 }
 
-fn check_is_here(pool: &Pool, endpoint: &Endpoint, starts: &'static str) -> Result<(), ClientError> {
+fn check_is_here(pool: &PoolBody, endpoint: &Endpoint, starts: &'static str) -> Result<(), ClientError> {
     let endpoint = endpoint.clone();
-    let Some(here) = this_machine() else { return Err(ClientError::NoMachineId { endpoint }) };
+    let Some(here) = machine_id() else { return Err(ClientError::NoMachineId { endpoint }) };
     if pool.node_id != here {
         return Err(ClientError::AnotherMachine { endpoint, node: pool.node.clone(), starts });
     }
@@ -95,9 +95,9 @@ fn check_is_here(pool: &Pool, endpoint: &Endpoint, starts: &'static str) -> Resu
 }
 
 /// A client of whoever listens on this socket, if anybody does.
-fn listening(path: &Path, loaded: &Loaded) -> Option<AgentClient> {
+fn listening(path: &Path, loaded: &LoadedConfig) -> Option<AgentClient> {
     std::os::unix::net::UnixStream::connect(path).ok()?;
-    AgentClient::configured(Endpoint::unix(path).ok()?, loaded).ok()
+    AgentClient::from_config(Endpoint::unix(path).ok()?, loaded).ok()
 }
 
 // What ties a lease to us while work runs under it, and how we learn that it is lost.
@@ -110,7 +110,7 @@ fn listening(path: &Path, loaded: &Loaded) -> Option<AgentClient> {
 
 /// A lease that is ours for as long as we live.
 #[derive(Debug)]
-pub struct Tether {
+pub struct LeaseBinding {
     client: AgentClient,
     lease: u64,
     token: u64,
@@ -120,51 +120,55 @@ pub struct Tether {
 #[derive(Debug)]
 enum Kind {
     /// The agent watches our process.
-    Process(IfTaken),
+    Process(RevocationAction),
     /// The agent watches this connection.
-    Connection(Box<Hold>),
+    Connection(Box<LeaseHold>),
 }
 
 /// What happens to a lease that is still ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Notice {
+pub enum LeaseNotice {
     /// The agent is away; how it does not answer. Told once until it is back.
-    Away(String),
+    AgentAway(String),
     /// The agent is back.
-    Back,
+    AgentReturned,
     /// The lease will be taken back soon; why.
-    TakenSoon(Option<String>),
+    RevocationAnnounced(Option<String>),
 }
 
 impl LocalAgent {
     /// Ties a granted lease to us: to our process where the agent knows it, which then also puts a job of the body into a
     /// group, where it can make one; else to a connection. The token of the body is that of the lease, whatever it says.
-    pub async fn tie(&self, lease: &Lease, body: AttachBody) -> Result<(Tether, Option<Attached>), ClientError> {
+    pub async fn bind_lease(
+        &self,
+        lease: &LeaseBody,
+        body: AttachBody,
+    ) -> Result<(LeaseBinding, Option<AttachResponse>), ClientError> {
         let (client, token) = (self.client().clone(), lease.token.unwrap_or_default());
-        if self.knows_us() {
+        if self.sees_our_process() {
             let body = AttachBody { token, ..body };
             match client.attach(lease.id, &body).await {
                 Ok(attached) => {
-                    let kind = Kind::Process(body.if_taken);
-                    return Ok((Tether { client, lease: lease.id, token, kind }, Some(attached)));
+                    let kind = Kind::Process(body.on_revocation);
+                    return Ok((LeaseBinding { client, lease: lease.id, token, kind }, Some(attached)));
                 }
                 // An agent in another container sees the connection, not the process.
                 Err(error) if error.code() == Some("no_process") => {}
                 Err(error) => return Err(error),
             }
         }
-        let hold = client.hold(lease.id, token).await?;
-        Ok((Tether { client, lease: lease.id, token, kind: Kind::Connection(Box::new(hold)) }, None))
+        let hold = client.hold_lease(lease.id, token).await?;
+        Ok((LeaseBinding { client, lease: lease.id, token, kind: Kind::Connection(Box::new(hold)) }, None))
     }
 }
 
-impl Tether {
+impl LeaseBinding {
     /// Waits until the lease is lost, and says why. Can be dropped and waited for again.
-    pub async fn lost(&mut self, notices: impl FnMut(Notice)) -> String {
+    pub async fn wait_until_lost(&mut self, notices: impl FnMut(LeaseNotice)) -> String {
         let mut away = Away { notices, is_said: false };
         match &mut self.kind {
-            Kind::Process(if_taken) => {
-                let body = AttachBody { token: self.token, if_taken: *if_taken, ..AttachBody::default() };
+            Kind::Process(on_revocation) => {
+                let body = AttachBody { token: self.token, on_revocation: *on_revocation, ..AttachBody::default() };
                 watch(&self.client, self.lease, &body, &mut away).await
             }
             Kind::Connection(hold) => keep(&self.client, hold, self.token, &mut away).await,
@@ -172,14 +176,19 @@ impl Tether {
     }
 
     /// Whether the agent watches our process; else it watches a connection.
-    pub const fn is_to_process(&self) -> bool {
+    pub const fn is_bound_to_process(&self) -> bool {
         matches!(self.kind, Kind::Process(_))
     }
 }
 
 /// Follows what happens to the lease.
-async fn watch(client: &AgentClient, lease: u64, again: &AttachBody, away: &mut Away<impl FnMut(Notice)>) -> String {
-    let mut events: Option<Events> = None;
+async fn watch(
+    client: &AgentClient,
+    lease: u64,
+    again: &AttachBody,
+    away: &mut Away<impl FnMut(LeaseNotice)>,
+) -> String {
+    let mut events: Option<EventStream> = None;
     let mut has_restarted = false;
     loop {
         let step = match &mut events {
@@ -197,7 +206,7 @@ async fn watch(client: &AgentClient, lease: u64, again: &AttachBody, away: &mut 
                     look(client, lease, None).await
                 }
                 Ok((_, event)) if event.lease == Some(lease) && event.kind == "revoking" => {
-                    (away.notices)(Notice::TakenSoon(event.reason));
+                    (away.notices)(LeaseNotice::RevocationAnnounced(event.reason));
                     Ok(None)
                 }
                 Ok(_) => Ok(None),
@@ -223,26 +232,31 @@ async fn look(client: &AgentClient, lease: u64, again: Option<&AttachBody>) -> R
     };
     match now {
         Ok(now) => Ok(lost(&now)),
-        Err(error) if error.means_lost() => Ok(Some(why(client, lease, &error).await)),
+        Err(error) if error.is_lease_lost() => Ok(Some(why(client, lease, &error).await)),
         Err(error) => Err(error),
     }
 }
 
 /// Keeps a connection open that is the lease.
-async fn keep(client: &AgentClient, hold: &mut Hold, token: u64, away: &mut Away<impl FnMut(Notice)>) -> String {
+async fn keep(
+    client: &AgentClient,
+    hold: &mut LeaseHold,
+    token: u64,
+    away: &mut Away<impl FnMut(LeaseNotice)>,
+) -> String {
     let lease = hold.lease().id;
     loop {
-        if let HoldEnd::Ended(now) = hold.ended().await {
+        if let LeaseHoldEnd::Ended(now) = hold.wait_until_ended().await {
             return lost(&now).unwrap_or_else(|| "the agent ended it".into());
         }
         loop {
-            match client.hold(lease, token).await {
+            match client.hold_lease(lease, token).await {
                 Ok(again) => {
                     *hold = again;
                     away.is_back();
                     break;
                 }
-                Err(error) if error.means_lost() => return why(client, lease, &error).await,
+                Err(error) if error.is_lease_lost() => return why(client, lease, &error).await,
                 Err(error) => away.pause(&error).await,
             }
         }
@@ -250,7 +264,7 @@ async fn keep(client: &AgentClient, hold: &mut Hold, token: u64, away: &mut Away
 }
 
 /// Why a lease that is over is over; `None` for one that is not.
-fn lost(lease: &Lease) -> Option<String> {
+fn lost(lease: &LeaseBody) -> Option<String> {
     let what = lease.state.name();
     lease.state.is_ended().then(|| match &lease.reason {
         Some(reason) => format!("{what}: {reason}"),
@@ -259,8 +273,8 @@ fn lost(lease: &Lease) -> Option<String> {
 }
 
 /// Why a lease that was to be given back had been lost before; `None` where it was not.
-pub fn lost_by_others(lease: &Lease) -> Option<String> {
-    if lease.state == State::Released { None } else { lost(lease) }
+pub fn loss_before_release(lease: &LeaseBody) -> Option<String> {
+    if lease.state == LeaseState::Released { None } else { lost(lease) }
 }
 
 /// The agent says that it is over; it may remember why.
@@ -275,17 +289,17 @@ struct Away<F> {
     is_said: bool,
 }
 
-impl<F: FnMut(Notice)> Away<F> {
+impl<F: FnMut(LeaseNotice)> Away<F> {
     async fn pause(&mut self, error: &ClientError) {
         if !std::mem::replace(&mut self.is_said, true) {
-            (self.notices)(Notice::Away(error.to_string()));
+            (self.notices)(LeaseNotice::AgentAway(error.to_string()));
         }
         tokio::time::sleep(AWAY_PAUSE).await;
     }
 
     fn is_back(&mut self) {
         if std::mem::take(&mut self.is_said) {
-            (self.notices)(Notice::Back);
+            (self.notices)(LeaseNotice::AgentReturned);
         }
     }
 }

@@ -14,7 +14,7 @@ thread_local! {
 }
 
 /// Makes chance on this thread repeat itself from a seed, keys included: for simulations that are run again.
-pub fn repeat_chance(seed: u64) {
+pub fn seed_randomness(seed: u64) {
     REPEATED.set(Some(seed));
 }
 
@@ -104,9 +104,9 @@ mod tests {
     fn chance_repeats_itself_from_a_seed_on_one_thread_only() {
         let three = || [number(), number(), number()];
         assert_ne!(three(), three());
-        repeat_chance(7);
+        seed_randomness(7);
         let first = three();
-        repeat_chance(7);
+        seed_randomness(7);
         assert_eq!(three(), first);
         let elsewhere = std::thread::spawn(move || [number(), number(), number()]);
         assert_ne!(elsewhere.join().unwrap(), first);

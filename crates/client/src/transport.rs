@@ -26,7 +26,7 @@ use crate::{ClientError, Endpoint};
 
 /// One question.
 #[derive(Debug, Clone)]
-pub struct Question {
+pub struct HttpRequest {
     /// What is to be done.
     pub method: Method,
     /// With what, as in `/v1/pool`.
@@ -43,7 +43,7 @@ pub struct Question {
 
 /// A whole answer, of whatever status.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct HttpResponse {
     /// How it went.
     pub status: StatusCode,
     /// What goes with it.
@@ -54,7 +54,7 @@ pub struct Answer {
 
 /// Why there is no answer.
 #[derive(Debug)]
-pub enum Fault {
+pub enum TransportError {
     /// The question cannot have arrived.
     NotSent(Box<dyn StdError + Send + Sync>),
     /// The question may have arrived; the answer did not.
@@ -66,12 +66,12 @@ pub enum Fault {
 }
 
 /// What an exchange comes to, in time.
-pub type Exchanged<'a> = Pin<Box<dyn Future<Output = Result<Answer, Fault>> + Send + 'a>>;
+pub type ExchangeFuture<'a> = Pin<Box<dyn Future<Output = Result<HttpResponse, TransportError>> + Send + 'a>>;
 
 /// Carries questions to one server.
 pub trait Transport: fmt::Debug + Send + Sync {
     /// Asks once. Dropping the future leaves open whether the question arrived.
-    fn exchange(&self, question: Question) -> Exchanged<'_>;
+    fn exchange(&self, question: HttpRequest) -> ExchangeFuture<'_>;
 }
 
 /// HTTP, over connections that are kept open and used again.
@@ -83,7 +83,7 @@ pub(crate) struct Http {
 
 impl Http {
     /// The question, not sent yet.
-    pub(crate) fn build(&self, question: Question) -> RequestBuilder {
+    pub(crate) fn build(&self, question: HttpRequest) -> RequestBuilder {
         let address = self.endpoint.address(&question.route);
         let request = self.client.request(question.method, address).headers(question.headers);
         let request = if question.query.is_empty() { request } else { request.query(&question.query) };
@@ -93,7 +93,7 @@ impl Http {
         }
     }
 
-    async fn ask(&self, question: Question) -> Result<Answer, Fault> {
+    async fn ask(&self, question: HttpRequest) -> Result<HttpResponse, TransportError> {
         let timeout = question.timeout;
         let response = self.build(question).timeout(timeout).send().await.map_err(fault)?;
         read(response.into(), fault).await
@@ -101,13 +101,16 @@ impl Http {
 }
 
 impl Transport for Http {
-    fn exchange(&self, question: Question) -> Exchanged<'_> {
+    fn exchange(&self, question: HttpRequest) -> ExchangeFuture<'_> {
         Box::pin(self.ask(question))
     }
 }
 
 /// Reads an answer up to the bound; `fault` judges an error within its body.
-pub(crate) async fn read<B>(response: Response<B>, fault: fn(B::Error) -> Fault) -> Result<Answer, Fault>
+pub(crate) async fn read<B>(
+    response: Response<B>,
+    fault: fn(B::Error) -> TransportError,
+) -> Result<HttpResponse, TransportError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -116,19 +119,19 @@ where
     while let Some(frame) = incoming.frame().await {
         let Ok(chunk) = frame.map_err(fault)?.into_data() else { continue };
         if body.len() + chunk.len() > ANSWER_BYTES {
-            return Err(Fault::TooLarge(head.status));
+            return Err(TransportError::TooLarge(head.status));
         }
         body.extend_from_slice(&chunk);
     }
-    Ok(Answer { status: head.status, headers: head.headers, body: body.freeze() })
+    Ok(HttpResponse { status: head.status, headers: head.headers, body: body.freeze() })
 }
 
-fn fault(error: reqwest::Error) -> Fault {
+fn fault(error: reqwest::Error) -> TransportError {
     let error = error.without_url();
     match (error.is_connect(), error.is_timeout()) {
-        (true, _) => Fault::NotSent(error.into()),
-        (false, true) => Fault::Late,
-        (false, false) => Fault::Broken(error.into()),
+        (true, _) => TransportError::NotSent(error.into()),
+        (false, true) => TransportError::Late,
+        (false, false) => TransportError::Broken(error.into()),
     }
 }
 

@@ -29,7 +29,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::Endpoint;
 use crate::limits::{IDLE_CONNECTIONS, IDLE_TIME};
-use crate::transport::{Answer, Exchanged, Fault, Question, Transport, read};
+use crate::transport::{ExchangeFuture, HttpRequest, HttpResponse, Transport, TransportError, read};
 
 /// The way to one agent on this machine.
 pub(crate) struct Wire {
@@ -54,7 +54,7 @@ impl fmt::Debug for Wire {
 }
 
 impl Transport for Wire {
-    fn exchange(&self, question: Question) -> Exchanged<'_> {
+    fn exchange(&self, question: HttpRequest) -> ExchangeFuture<'_> {
         Box::pin(self.ask(question))
     }
 }
@@ -76,13 +76,13 @@ impl Wire {
         Some(Self { place, base, headers, connect, idle: Mutex::default() })
     }
 
-    async fn ask(&self, question: Question) -> Result<Answer, Fault> {
+    async fn ask(&self, question: HttpRequest) -> Result<HttpResponse, TransportError> {
         let until = in_time(question.timeout);
         let request = self.request(question)?;
-        timeout_at(until, self.send(request, until)).await.unwrap_or(Err(Fault::Late))
+        timeout_at(until, self.send(request, until)).await.unwrap_or(Err(TransportError::Late))
     }
 
-    fn request(&self, question: Question) -> Result<Request<Body>, Fault> {
+    fn request(&self, question: HttpRequest) -> Result<Request<Body>, TransportError> {
         let mut request = Request::new(Full::new(question.body.clone().unwrap_or_default()));
         *request.uri_mut() = self.target(&question)?;
         *request.method_mut() = question.method;
@@ -96,7 +96,7 @@ impl Wire {
     }
 
     /// The path and query of a question.
-    fn target(&self, question: &Question) -> Result<Uri, Fault> {
+    fn target(&self, question: &HttpRequest) -> Result<Uri, TransportError> {
         let prefix = self.base.path().trim_end_matches('/');
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-' | b'_');
         let target = if question.query.is_empty() && question.route.bytes().all(is_plain) {
@@ -109,11 +109,11 @@ impl Wire {
             }
             url.query().map_or_else(|| url.path().to_owned(), |query| format!("{}?{query}", url.path()))
         };
-        target.parse().map_err(|error: http::uri::InvalidUri| Fault::NotSent(error.into()))
+        target.parse().map_err(|error: http::uri::InvalidUri| TransportError::NotSent(error.into()))
     }
 
     /// Asks over a connection that is open, or else over a new one.
-    async fn send(&self, mut request: Request<Body>, until: Instant) -> Result<Answer, Fault> {
+    async fn send(&self, mut request: Request<Body>, until: Instant) -> Result<HttpResponse, TransportError> {
         loop {
             let (mut connection, is_new) = match self.open_one().await {
                 Some(connection) => (connection, false),
@@ -126,13 +126,13 @@ impl Wire {
                 }
                 // It was closed while it lay idle, and nothing went out.
                 Err(Failed::Unsent(unsent, _)) if !is_new => request = *unsent,
-                Err(Failed::Unsent(_, error)) => return Err(Fault::NotSent(error.into())),
+                Err(Failed::Unsent(_, error)) => return Err(TransportError::NotSent(error.into())),
                 Err(Failed::Sent(fault)) => return Err(fault),
             }
         }
     }
 
-    async fn connect(&self, until: Instant) -> Result<Connection, Fault> {
+    async fn connect(&self, until: Instant) -> Result<Connection, TransportError> {
         let connect = async {
             let stream: Box<dyn Stream> = match &self.place {
                 Place::Tcp(host, port) => {
@@ -148,7 +148,7 @@ impl Wire {
         };
         let until = until.min(in_time(self.connect));
         let connected = timeout_at(until, connect).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-        connected.map_err(|error| Fault::NotSent(error.into()))
+        connected.map_err(|error| TransportError::NotSent(error.into()))
     }
 
     /// A connection that is open and free, as far as is known.
@@ -190,7 +190,7 @@ struct Connection {
 enum Failed {
     /// Nothing went out, and this can be sent again.
     Unsent(Box<Request<Body>>, hyper::Error),
-    Sent(Fault),
+    Sent(TransportError),
 }
 
 impl Connection {
@@ -202,16 +202,16 @@ impl Connection {
     }
 
     /// Asks, and reads the whole answer. Dropped half way, it drops the connection as well.
-    async fn ask(&mut self, request: Request<Body>) -> Result<Answer, Failed> {
+    async fn ask(&mut self, request: Request<Body>) -> Result<HttpResponse, Failed> {
         let asked = async {
             match self.sender.try_send_request(request).await {
                 Ok(response) => {
-                    let broken = |error: hyper::Error| Fault::Broken(error.into());
+                    let broken = |error: hyper::Error| TransportError::Broken(error.into());
                     read(response, broken).await.map_err(Failed::Sent)
                 }
                 Err(mut failed) => Err(match failed.take_message() {
                     Some(unsent) => Failed::Unsent(Box::new(unsent), failed.into_error()),
-                    None => Failed::Sent(Fault::Broken(failed.into_error().into())),
+                    None => Failed::Sent(TransportError::Broken(failed.into_error().into())),
                 }),
             }
         };
@@ -253,8 +253,8 @@ mod tests {
 
     use super::*;
 
-    fn question(route: &str, query: &[(&'static str, &str)]) -> Question {
-        Question {
+    fn question(route: &str, query: &[(&'static str, &str)]) -> HttpRequest {
+        HttpRequest {
             method: Method::GET,
             route: route.into(),
             query: query.iter().map(|(name, value)| (*name, (*value).into())).collect(),
@@ -319,7 +319,7 @@ mod tests {
         let (closes, closed) = oneshot::channel();
         let asks = async {
             for timeout in [Duration::from_secs(20), Duration::MAX] {
-                let asked = wire.ask(Question { timeout, ..question("/", &[]) }).await;
+                let asked = wire.ask(HttpRequest { timeout, ..question("/", &[]) }).await;
                 assert_eq!(asked.unwrap().body, "{}");
             }
             closed.await.unwrap();
@@ -371,11 +371,11 @@ mod tests {
             stream.read_exact(&mut [0; 1]).await.unwrap();
         };
         let (asked, ()) = tokio::join!(wire.ask(question("/", &[])), hung_up);
-        assert!(matches!(asked, Err(Fault::Broken(_))), "{asked:?}");
-        let asked = wire.ask(Question { timeout: Duration::from_millis(50), ..question("/", &[]) }).await;
-        assert!(matches!(asked, Err(Fault::Late)), "{asked:?}");
+        assert!(matches!(asked, Err(TransportError::Broken(_))), "{asked:?}");
+        let asked = wire.ask(HttpRequest { timeout: Duration::from_millis(50), ..question("/", &[]) }).await;
+        assert!(matches!(asked, Err(TransportError::Late)), "{asked:?}");
         drop(listener);
         let asked = wire.ask(question("/", &[])).await;
-        assert!(matches!(asked, Err(Fault::NotSent(_))), "{asked:?}");
+        assert!(matches!(asked, Err(TransportError::NotSent(_))), "{asked:?}");
     }
 }

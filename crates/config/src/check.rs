@@ -1,28 +1,28 @@
 //! `config check`: everything that is wrong or probably not meant, where it was written, and what to do.
 //!
-//! The rules are pure. Files, directories and the port come as [`Facts`]; without them only what was written is judged.
+//! The rules are pure. Files, directories and the port come as [`MachineFacts`]; without them only what was written is judged.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use gpupool_core::{PolicyMatch, QueueOrder, Quota};
+use gpupool_core::{OwnerQuota, PolicyMatch, QueueOrder};
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use Severity::{Error, Notice, Warning};
+use ConfigSeverity::{Error, Notice, Warning};
 
-use crate::load::{Inputs, Loaded, Resolved, load};
-use crate::machine::{CONFIG_VARIABLE, Facts, FileFact, PortFact};
-use crate::problem::{Origin, Problem, Problems, nearest};
+use crate::load::{ConfigInputs, LoadedConfig, ResolvedSetting, load_config};
+use crate::machine::{CONFIG_VARIABLE, FileFact, MachineFacts, PortFact};
+use crate::problem::{ConfigProblem, ConfigProblems, SettingOrigin, nearest};
 use crate::settings::{Setting, all_settings};
 use crate::value::{shortened, split_port};
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Severity {
+pub enum ConfigSeverity {
     /// The agent will not start, or the setting cannot work.
     Error,
     /// It works, but probably not as it was meant.
@@ -33,8 +33,8 @@ pub enum Severity {
 
 /// One thing that is wrong or probably not meant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    pub severity: Severity,
+pub struct ConfigFinding {
+    pub severity: ConfigSeverity,
     /// A short name that never changes.
     pub code: &'static str,
     pub what: String,
@@ -44,15 +44,15 @@ pub struct Finding {
 }
 
 /// All findings about what `inputs` make, the worst first. Facts are judged only where the configuration can be loaded.
-pub fn check(inputs: &Inputs, look: impl FnOnce(&Loaded) -> Facts) -> Vec<Finding> {
+pub fn check_config(inputs: &ConfigInputs, look: impl FnOnce(&LoadedConfig) -> MachineFacts) -> Vec<ConfigFinding> {
     let mut found = findings_about_variables(&inputs.env);
-    match load(inputs) {
-        Err(Problems(problems)) => found.extend(problems.iter().map(Finding::from)),
+    match load_config(inputs) {
+        Err(ConfigProblems(problems)) => found.extend(problems.iter().map(ConfigFinding::from)),
         Ok(loaded) => {
-            found.extend(loaded.warnings.iter().map(|warning| Finding {
+            found.extend(loaded.warnings.iter().map(|warning| ConfigFinding {
                 severity: Warning,
                 what: warning.to_string(),
-                ..Finding::from(&warning.problem)
+                ..ConfigFinding::from(&warning.problem)
             }));
             let mut finder = Finder { loaded: &loaded, found };
             finder.listening();
@@ -75,12 +75,12 @@ pub fn check(inputs: &Inputs, look: impl FnOnce(&Loaded) -> Facts) -> Vec<Findin
 }
 
 /// A paragraph for each finding; a sentence where there is none.
-pub fn findings_as_text(findings: &[Finding]) -> String {
+pub fn findings_as_text(findings: &[ConfigFinding]) -> String {
     if findings.is_empty() {
         return "Nothing wrong was found.\n".to_owned();
     }
     let mut text = String::new();
-    for Finding { severity, code, what, place, remedy } in findings {
+    for ConfigFinding { severity, code, what, place, remedy } in findings {
         // Writing to a text cannot fail.
         let _ = writeln!(text, "{}: {what} [{code}]\n  where: {place}\n  to do: {remedy}", severity.name());
     }
@@ -88,11 +88,11 @@ pub fn findings_as_text(findings: &[Finding]) -> String {
 }
 
 /// `{findings: [{severity, code, what, place, remedy}]}`.
-pub fn findings_as_json(findings: &[Finding]) -> Json {
+pub fn findings_as_json(findings: &[ConfigFinding]) -> Json {
     json!({ "findings": findings })
 }
 
-impl Severity {
+impl ConfigSeverity {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -102,31 +102,31 @@ impl Severity {
     }
 }
 
-impl From<&Problem> for Finding {
-    fn from(problem: &Problem) -> Self {
-        let Problem { code, place, remedy, .. } = problem.clone();
+impl From<&ConfigProblem> for ConfigFinding {
+    fn from(problem: &ConfigProblem) -> Self {
+        let ConfigProblem { code, place, remedy, .. } = problem.clone();
         Self { severity: Error, code, what: problem.to_string(), place, remedy }
     }
 }
 
 /// Makes findings about the values of one configuration.
 struct Finder<'l> {
-    loaded: &'l Loaded,
-    found: Vec<Finding>,
+    loaded: &'l LoadedConfig,
+    found: Vec<ConfigFinding>,
 }
 
 impl Finder<'_> {
     /// Notes a finding about the value of `key`.
     fn add(
         &mut self,
-        severity: Severity,
+        severity: ConfigSeverity,
         code: &'static str,
         key: &str,
         what: impl Into<String>,
         remedy: impl Into<String>,
     ) {
         let place = format!("{key} ({})", self.loaded.origin_of(key));
-        self.found.push(Finding { severity, code, what: what.into(), place, remedy: remedy.into() });
+        self.found.push(ConfigFinding { severity, code, what: what.into(), place, remedy: remedy.into() });
     }
 }
 
@@ -139,7 +139,7 @@ impl Finder<'_> {
         let (on_network, tls) = (!is_loopback(host), server.tls_cert.is_some());
         if host.parse::<IpAddr>().is_err()
             && host != "localhost"
-            && matches!(self.loaded.origin_of("server.host"), Origin::Environment { .. })
+            && matches!(self.loaded.origin_of("server.host"), SettingOrigin::Environment { .. })
         {
             let what =
                 format!("HOST is {host:?}, a name. Some shells and conda set HOST to something that is no address.");
@@ -171,7 +171,7 @@ impl Finder<'_> {
     fn asking(&mut self) {
         let loaded = self.loaded;
         let client = &loaded.config.client;
-        let servers = loaded.servers();
+        let servers = loaded.client_endpoints();
         let plain = |url: &&String| url.strip_prefix("http://").is_some_and(|rest| !is_loopback(host_of(rest)));
         if let (Some(_), Some(url)) = (&client.token, servers.urls.iter().find(plain)) {
             let what = format!("The token would travel to {url} without TLS.");
@@ -306,7 +306,7 @@ impl Finder<'_> {
 
     /// A list that is there and empty covers everything, which is seldom meant.
     fn empty_lists(&mut self) {
-        let empty = |resolved: &&Resolved| resolved.value.as_array().is_some_and(Vec::is_empty);
+        let empty = |resolved: &&ResolvedSetting| resolved.value.as_array().is_some_and(Vec::is_empty);
         for resolved in self.loaded.resolved.iter().filter(|resolved| resolved.key.starts_with("policy[")).filter(empty)
         {
             let what = format!("{} is an empty list, which means any.", resolved.key);
@@ -318,7 +318,7 @@ impl Finder<'_> {
         let policies = &self.loaded.config.policies;
         for (owner, quota) in &policies.quotas {
             let key = format!("quota.owners.{owner}");
-            if *quota == Quota::default() {
+            if *quota == OwnerQuota::default() {
                 let what = format!("The quota of {owner} says nothing: no gpus, no gpu_hours, weight 1.");
                 self.add(Notice, "quota_says_nothing", &key, what, "Remove it, or set gpus, gpu_hours or weight.");
             }
@@ -372,7 +372,7 @@ impl Finder<'_> {
         }
     }
 
-    fn files(&mut self, facts: &Facts) {
+    fn files(&mut self, facts: &MachineFacts) {
         let named = [
             ("server.tls_cert", &facts.tls_cert),
             ("server.tls_key", &facts.tls_key),
@@ -384,18 +384,18 @@ impl Finder<'_> {
                 self.add(Error, "file_unreadable", key, what, "Name a file that exists and that this user may read.");
             }
         }
-        if let FileFact::Here { path, others_can_read: true } = &facts.tls_key {
+        if let FileFact::Readable { path, others_can_read: true } = &facts.tls_key {
             let what = format!("Every user can read the private key {}.", path.display());
             self.add(Warning, "key_readable", "server.tls_key", what, format!("chmod 600 {}", path.display()));
         }
-        let token_in_file = matches!(self.loaded.origin_of("client.token"), Origin::File { .. });
-        if let (FileFact::Here { path, others_can_read: true }, true) = (&facts.config_file, token_in_file) {
+        let token_in_file = matches!(self.loaded.origin_of("client.token"), SettingOrigin::File { .. });
+        if let (FileFact::Readable { path, others_can_read: true }, true) = (&facts.config_file, token_in_file) {
             let what = format!("Every user can read {}, which holds a token.", path.display());
             self.add(Warning, "token_readable", "client.token", what, format!("chmod 600 {}", path.display()));
         }
     }
 
-    fn state_directory(&mut self, facts: &Facts) {
+    fn state_directory(&mut self, facts: &MachineFacts) {
         let path = self.loaded.config.server.state_dir.display().to_string();
         if let Some(why) = &facts.state_dir.not_writable {
             let what = format!("The agent could not write its state to {path}: {why}.");
@@ -429,19 +429,19 @@ const PREFIXES: [&str; 2] = ["GPUPOOL_", "GPU_"];
 /// A variable of another program may by chance be near to a short name of ours.
 const LONG_ENOUGH: usize = 8;
 
-fn findings_about_variables(env: &BTreeMap<String, String>) -> Vec<Finding> {
+fn findings_about_variables(env: &BTreeMap<String, String>) -> Vec<ConfigFinding> {
     let mut findings: Vec<_> = env.iter().filter_map(|(name, value)| misspelled(name, value)).collect();
     findings.extend(all_settings().iter().filter_map(|setting| said_twice(setting.env, env)));
     findings
 }
 
-fn misspelled(name: &str, value: &str) -> Option<Finding> {
+fn misspelled(name: &str, value: &str) -> Option<ConfigFinding> {
     // Kubernetes gives every pod addresses of this form for a service called gpupool.
     if known().any(|each| each == name) || value.starts_with("tcp://") {
         return None;
     }
     let meant = meant_by(name)?;
-    Some(Finding {
+    Some(ConfigFinding {
         severity: Warning,
         code: "variable_misspelled",
         what: format!("{name} is set, but nobody reads it; {meant} is read."),
@@ -479,11 +479,11 @@ fn meant_by(name: &str) -> Option<&'static str> {
     known().filter(same_prefix).find(|each| each[prefix.len()..] == *near)
 }
 
-fn said_twice(names: &[&'static str], env: &BTreeMap<String, String>) -> Option<Finding> {
+fn said_twice(names: &[&'static str], env: &BTreeMap<String, String>) -> Option<ConfigFinding> {
     let mut set =
         names.iter().filter_map(|name| Some((*name, env.get(*name)?.trim()))).filter(|(_, value)| !value.is_empty());
     let ((first, one), (second, other)) = (set.next()?, set.next()?);
-    (one != other).then(|| Finding {
+    (one != other).then(|| ConfigFinding {
         severity: Warning,
         code: "variable_twice",
         what: format!("{first} and {second} mean the same and differ; {first} counts."),

@@ -9,9 +9,9 @@ use serde_json::Value as Json;
 use toml::de::DeTable;
 
 use crate::limits;
-use crate::machine::{Machine, SYSTEM_STATE, socket_path};
+use crate::machine::{HostContext, SYSTEM_STATE, socket_path};
 use crate::policies::QUOTA_KEYS;
-use crate::problem::{Origin, Problem, Problems, Warning, key_for};
+use crate::problem::{ConfigProblem, ConfigProblems, ConfigWarning, SettingOrigin, key_for};
 use crate::settings::{Config, SECTIONS, Setting, all_settings};
 use crate::value::{Kind, Raw, shortened, text_of};
 
@@ -20,11 +20,11 @@ pub const DEFAULT_ENDPOINT: &str = "http://localhost:8000";
 
 /// The values given on the command line.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Flags {
+pub struct FlagValues {
     given: Vec<(String, String)>,
 }
 
-impl Flags {
+impl FlagValues {
     /// Adds a value under a flag (`--port`) or a key (`server.port`); `None` is a flag that was not given.
     pub fn set(mut self, name: &str, value: Option<impl ToString>) -> Self {
         self.given.extend(value.map(|value| (name.to_owned(), value.to_string())));
@@ -32,7 +32,7 @@ impl Flags {
     }
 
     /// Adds a flag that takes no value, where it was given.
-    pub fn switch(self, name: &str, given: bool) -> Self {
+    pub fn set_switch(self, name: &str, given: bool) -> Self {
         self.set(name, given.then_some(true))
     }
 }
@@ -40,22 +40,22 @@ impl Flags {
 /// The user of a configuration. A setting that a program does not use cannot be wrong for it: a `PORT` that another program
 /// set must not stop `gpupool status`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Reader {
+pub enum ConfigConsumer {
     /// Everything is used, as by `config check`.
     #[default]
-    Everybody,
+    All,
     /// `serve`: everything but `[client]`.
     Agent,
     /// Every other command: `[client]`, and the state directory, where the agent's socket is.
     Client,
 }
 
-impl Reader {
+impl ConfigConsumer {
     /// Whether it uses the setting or rule `key`.
     pub fn uses(self, key: &str) -> bool {
         let of_client = key == "client" || key.starts_with("client.");
         match self {
-            Self::Everybody => true,
+            Self::All => true,
             Self::Agent => !of_client,
             Self::Client => of_client || key == "server.state_dir",
         }
@@ -64,102 +64,106 @@ impl Reader {
 
 /// Everything a configuration is made of.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Inputs {
+pub struct ConfigInputs {
     /// The command line, strongest.
-    pub flags: Flags,
+    pub flags: FlagValues,
     pub env: BTreeMap<String, String>,
     /// The file and its text, weakest.
     pub file: Option<(PathBuf, String)>,
     /// The machine that defaults depend on.
-    pub machine: Machine,
-    pub reader: Reader,
+    pub machine: HostContext,
+    pub consumer: ConfigConsumer,
     /// Turns bad client settings into warnings: the next weaker source counts instead.
     pub lenient: bool,
 }
 
-impl Inputs {
+impl ConfigInputs {
     /// No flags, no environment, no file.
-    pub fn nothing(machine: Machine) -> Self {
-        let (flags, env) = (Flags::default(), BTreeMap::new());
-        Self { flags, env, file: None, machine, reader: Reader::Everybody, lenient: false }
+    pub fn empty(machine: HostContext) -> Self {
+        let (flags, env) = (FlagValues::default(), BTreeMap::new());
+        Self { flags, env, file: None, machine, consumer: ConfigConsumer::All, lenient: false }
     }
 }
 
 /// A configuration and how it came about.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// The configuration in effect.
     pub config: Config,
     /// Every value in effect and its origin, in the order of the sections.
-    pub resolved: Vec<Resolved>,
+    pub resolved: Vec<ResolvedSetting>,
     /// Bad values that were ignored.
-    pub warnings: Vec<Warning>,
+    pub warnings: Vec<ConfigWarning>,
 }
 
 /// A value in effect, as it is shown, and its origin.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Resolved {
+pub struct ResolvedSetting {
     /// The setting or rule: `server.port`, `policy[0].max_fraction`.
     pub key: String,
     /// Its value; secrets are hidden.
     pub value: Json,
-    pub origin: Origin,
+    pub origin: SettingOrigin,
 }
 
 /// The servers a client asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Servers {
+pub struct ConfiguredEndpoints {
     /// Their URLs, tidied, each once, at least one.
     pub urls: Vec<String>,
-    /// Where they were named; [`Origin::Default`] means that the Unix socket of this machine's agent comes first.
-    pub origin: Origin,
+    /// Where they were named; [`SettingOrigin::Default`] means that the Unix socket of this machine's agent comes first.
+    pub origin: SettingOrigin,
 }
 
 /// The configuration that `inputs` make, or everything that is wrong with them.
-pub fn load(inputs: &Inputs) -> Result<Loaded, Problems> {
+pub fn load_config(inputs: &ConfigInputs) -> Result<LoadedConfig, ConfigProblems> {
     let mut resolver = Resolver::new(inputs);
     let config = Config::resolve(&mut resolver);
     resolver.complain_of_leftovers();
     resolver.complain_of_contradictions(&config);
     if !resolver.problems.is_empty() {
-        return Err(Problems(resolver.problems));
+        return Err(ConfigProblems(resolver.problems));
     }
-    Ok(Loaded { config, resolved: resolver.resolved, warnings: resolver.warnings })
+    Ok(LoadedConfig { config, resolved: resolver.resolved, warnings: resolver.warnings })
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// The origin of the value of `key`.
-    pub fn origin_of(&self, key: &str) -> Origin {
+    pub fn origin_of(&self, key: &str) -> SettingOrigin {
         origin_in(&self.resolved, key)
     }
 
     /// Whether `key` was set anywhere.
     pub fn is_set(&self, key: &str) -> bool {
-        self.origin_of(key) != Origin::Default
+        self.origin_of(key) != SettingOrigin::Default
     }
 
     /// The servers a client asks: those named in the strongest place, and there the list before the single one.
-    pub fn servers(&self) -> Servers {
+    pub fn client_endpoints(&self) -> ConfiguredEndpoints {
         let client = &self.config.client;
-        let several = Servers { urls: client.endpoints.clone(), origin: self.origin_of("client.endpoints") };
-        let one =
-            Servers { urls: client.endpoint.iter().cloned().collect(), origin: self.origin_of("client.endpoint") };
-        let weakness = |servers: &Servers| match servers.origin {
-            Origin::Flag { .. } => 0,
-            Origin::Environment { .. } => 1,
-            Origin::File { .. } => 2,
-            Origin::Default => 3,
+        let several =
+            ConfiguredEndpoints { urls: client.endpoints.clone(), origin: self.origin_of("client.endpoints") };
+        let one = ConfiguredEndpoints {
+            urls: client.endpoint.iter().cloned().collect(),
+            origin: self.origin_of("client.endpoint"),
+        };
+        let weakness = |servers: &ConfiguredEndpoints| match servers.origin {
+            SettingOrigin::Flag { .. } => 0,
+            SettingOrigin::Environment { .. } => 1,
+            SettingOrigin::File { .. } => 2,
+            SettingOrigin::Default => 3,
         };
         let named = [several, one].into_iter().filter(|servers| !servers.urls.is_empty());
         // The first of equals wins, hence the list.
-        named
-            .min_by_key(weakness)
-            .unwrap_or_else(|| Servers { urls: vec![DEFAULT_ENDPOINT.to_owned()], origin: Origin::Default })
+        named.min_by_key(weakness).unwrap_or_else(|| ConfiguredEndpoints {
+            urls: vec![DEFAULT_ENDPOINT.to_owned()],
+            origin: SettingOrigin::Default,
+        })
     }
 
     /// The Unix sockets of agents of this machine: this user's, and the machine's. A named state directory means the agent
     /// there, not the machine's.
-    pub fn sockets(&self) -> Vec<PathBuf> {
+    pub fn agent_sockets(&self) -> Vec<PathBuf> {
         let named = self.config.server.state_dir.as_path();
         let machines = Path::new(SYSTEM_STATE);
         let also = (named != machines && !self.is_set("server.state_dir")).then_some(machines);
@@ -167,26 +171,26 @@ impl Loaded {
     }
 }
 
-fn origin_in(resolved: &[Resolved], key: &str) -> Origin {
-    resolved.iter().find(|resolved| resolved.key == key).map_or(Origin::Default, |found| found.origin.clone())
+fn origin_in(resolved: &[ResolvedSetting], key: &str) -> SettingOrigin {
+    resolved.iter().find(|resolved| resolved.key == key).map_or(SettingOrigin::Default, |found| found.origin.clone())
 }
 
 /// The sources of values while a configuration is put together.
 pub(crate) struct Resolver<'i> {
-    inputs: &'i Inputs,
+    inputs: &'i ConfigInputs,
     path: Arc<Path>,
     line_ends: Vec<usize>,
     /// What is left of the file after each reader took what it knows.
     pub file: DeTable<'i>,
     /// Every value given for each setting, the strongest first.
-    offers: BTreeMap<&'static str, Vec<(Origin, Raw<'i>)>>,
-    resolved: Vec<Resolved>,
-    problems: Vec<Problem>,
-    warnings: Vec<Warning>,
+    offers: BTreeMap<&'static str, Vec<(SettingOrigin, Raw<'i>)>>,
+    resolved: Vec<ResolvedSetting>,
+    problems: Vec<ConfigProblem>,
+    warnings: Vec<ConfigWarning>,
 }
 
 impl<'i> Resolver<'i> {
-    fn new(inputs: &'i Inputs) -> Self {
+    fn new(inputs: &'i ConfigInputs) -> Self {
         let (path, text) = inputs.file.as_ref().map_or((Path::new(""), ""), |(path, text)| (path, text));
         let mut resolver = Self {
             inputs,
@@ -209,7 +213,7 @@ impl<'i> Resolver<'i> {
     fn parse(&mut self, text: &'i str) {
         if text.len() > limits::FILE_BYTES {
             let said = format!("the file has {} bytes, at most {} are read", text.len(), limits::FILE_BYTES);
-            return self.complain(Problem::unreadable(&self.path, said));
+            return self.complain(ConfigProblem::unreadable(&self.path, said));
         }
         let (table, mut errors) = DeTable::parse_recoverable(text);
         if errors.is_empty() {
@@ -219,21 +223,21 @@ impl<'i> Resolver<'i> {
         let begin = |error: &toml::de::Error| error.span().map_or(0, |span| span.start);
         errors.sort_by_key(|error| self.line_at(begin(error)));
         for error in errors {
-            self.complain(Problem::syntax(&self.written_at(begin(&error)), error.message().trim()));
+            self.complain(ConfigProblem::syntax(&self.written_at(begin(&error)), error.message().trim()));
         }
     }
 
-    fn take_offers(&mut self, setting: &'static Setting) -> Vec<(Origin, Raw<'i>)> {
+    fn take_offers(&mut self, setting: &'static Setting) -> Vec<(SettingOrigin, Raw<'i>)> {
         let inputs = self.inputs;
         let mut offers = Vec::new();
         for (name, text) in inputs.flags.given.iter().rev() {
             if name == setting.key || Some(&**name) == setting.flag {
-                offers.push((Origin::Flag { name: name.clone() }, Raw::String(text.into())));
+                offers.push((SettingOrigin::Flag { name: name.clone() }, Raw::String(text.into())));
             }
         }
         for &name in setting.env {
             if let Some(text) = inputs.env.get(name) {
-                offers.push((Origin::Environment { name }, Raw::String(text.into())));
+                offers.push((SettingOrigin::Environment { name }, Raw::String(text.into())));
             }
         }
         if let Some(Raw::Table(section)) = self.file.get_mut(setting.section()).map(|section| section.get_mut())
@@ -244,7 +248,7 @@ impl<'i> Resolver<'i> {
         offers
     }
 
-    pub(crate) fn machine(&self) -> &'i Machine {
+    pub(crate) fn machine(&self) -> &'i HostContext {
         &self.inputs.machine
     }
 
@@ -253,22 +257,22 @@ impl<'i> Resolver<'i> {
         let mut chosen = None;
         for (origin, raw) in self.offers.remove(key).unwrap_or_default() {
             let is_blank = text_of(&raw).is_some_and(str::is_empty);
-            if matches!(origin, Origin::Environment { .. }) && is_blank && !kind.takes_empty {
+            if matches!(origin, SettingOrigin::Environment { .. }) && is_blank && !kind.takes_empty {
                 continue;
             }
             match (kind.read)(&raw) {
                 Some(value) => {
                     chosen.get_or_insert((value, origin));
                 }
-                None => self.refuse(key, Problem::bad_value(key, origin, &raw, kind), chosen.is_some()),
+                None => self.refuse(key, ConfigProblem::bad_value(key, origin, &raw, kind), chosen.is_some()),
             }
         }
-        let (value, origin) = chosen.unwrap_or((default, Origin::Default));
-        self.resolved.push(Resolved { key: key.to_owned(), value: (kind.show)(&value), origin });
+        let (value, origin) = chosen.unwrap_or((default, SettingOrigin::Default));
+        self.resolved.push(ResolvedSetting { key: key.to_owned(), value: (kind.show)(&value), origin });
         value
     }
 
-    fn refuse(&mut self, key: &str, problem: Problem, overridden: bool) {
+    fn refuse(&mut self, key: &str, problem: ConfigProblem, overridden: bool) {
         let why_ignored = if overridden {
             "because a stronger source sets it"
         } else if self.inputs.lenient && key.starts_with("client.") {
@@ -276,24 +280,30 @@ impl<'i> Resolver<'i> {
         } else {
             return self.complain(problem);
         };
-        if self.inputs.reader.uses(key) && self.warnings.len() < limits::PROBLEMS {
-            self.warnings.push(Warning { problem, why_ignored });
+        if self.inputs.consumer.uses(key) && self.warnings.len() < limits::PROBLEMS {
+            self.warnings.push(ConfigWarning { problem, why_ignored });
         }
     }
 
     /// The value of the rule `key` of the file, if it is allowed.
-    pub(crate) fn read_rule<T>(&mut self, key: String, origin: Origin, raw: &Raw<'_>, kind: &Kind<T>) -> Option<T> {
+    pub(crate) fn read_rule<T>(
+        &mut self,
+        key: String,
+        origin: SettingOrigin,
+        raw: &Raw<'_>,
+        kind: &Kind<T>,
+    ) -> Option<T> {
         let value = (kind.read)(raw);
         match &value {
-            Some(value) => self.resolved.push(Resolved { key, value: (kind.show)(value), origin }),
-            None => self.complain(Problem::bad_value(&shortened(&key), origin, raw, kind)),
+            Some(value) => self.resolved.push(ResolvedSetting { key, value: (kind.show)(value), origin }),
+            None => self.complain(ConfigProblem::bad_value(&shortened(&key), origin, raw, kind)),
         }
         value
     }
 
     /// Notes something that is wrong, unless the reader does not use it or there is too much of it already.
-    pub(crate) fn complain(&mut self, problem: Problem) {
-        let concerns_reader = problem.key.as_ref().is_none_or(|key| self.inputs.reader.uses(key));
+    pub(crate) fn complain(&mut self, problem: ConfigProblem) {
+        let concerns_reader = problem.key.as_ref().is_none_or(|key| self.inputs.consumer.uses(key));
         if concerns_reader && self.problems.len() < limits::PROBLEMS {
             self.problems.push(problem);
         }
@@ -304,11 +314,11 @@ impl<'i> Resolver<'i> {
         self.line_ends.partition_point(|end| *end < at) + 1
     }
 
-    pub(crate) fn written_at(&self, at: usize) -> Origin {
-        Origin::File { path: self.path.clone(), line: self.line_at(at) }
+    pub(crate) fn written_at(&self, at: usize) -> SettingOrigin {
+        SettingOrigin::File { path: self.path.clone(), line: self.line_at(at) }
     }
 
-    pub(crate) fn origin_of(&self, key: &str) -> Origin {
+    pub(crate) fn origin_of(&self, key: &str) -> SettingOrigin {
         origin_in(&self.resolved, key)
     }
 
@@ -325,13 +335,14 @@ impl<'i> Resolver<'i> {
                 }
                 _ if is_section => {
                     let allowed = format!("a section that begins with [{name}]");
-                    Problem::not_allowed(&name, origin, "something else than a section", &allowed, None)
+                    ConfigProblem::not_allowed(&name, origin, "something else than a section", &allowed, None)
                 }
-                _ => Problem::unknown_key(&shortened(&name), &origin, key_for(None, &name)),
+                _ => ConfigProblem::unknown_key(&shortened(&name), &origin, key_for(None, &name)),
             });
         }
         for (name, _) in self.inputs.flags.given.iter().filter(|(name, _)| Setting::find(name).is_none()) {
-            let mut problem = Problem::unknown_key(name, &Origin::Flag { name: name.clone() }, key_for(None, name));
+            let mut problem =
+                ConfigProblem::unknown_key(name, &SettingOrigin::Flag { name: name.clone() }, key_for(None, name));
             // The command line concerns every reader.
             problem.key = None;
             self.complain(problem);
@@ -347,14 +358,14 @@ impl<'i> Resolver<'i> {
                 "quota" if QUOTA_KEYS.contains(&&*name) => Some(format!("quota.default.{name}")),
                 _ => key_for(Some(section), &name),
             };
-            self.complain(Problem::unknown_key(&format!("{section}.{}", shortened(&name)), &origin, hint));
+            self.complain(ConfigProblem::unknown_key(&format!("{section}.{}", shortened(&name)), &origin, hint));
         }
     }
 
     /// Complains of settings that are fine alone, but not together.
     fn complain_of_contradictions(&mut self, config: &Config) {
         let mut complain = |key: &str, said: String| {
-            self.complain(Problem::contradiction(key, &self.origin_of(key), said));
+            self.complain(ConfigProblem::contradiction(key, &self.origin_of(key), said));
         };
         match (&config.server.tls_cert, &config.server.tls_key) {
             (Some(_), None) => {
@@ -375,7 +386,7 @@ impl<'i> Resolver<'i> {
         if let Err(error) = config.policies.validate()
             && self.problems.is_empty()
         {
-            self.complain(Problem::contradiction("policy", &Origin::Default, error.to_string()));
+            self.complain(ConfigProblem::contradiction("policy", &SettingOrigin::Default, error.to_string()));
         }
     }
 }

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access, statfs};
 
 use crate::limits;
-use crate::load::{Flags, Inputs, Loaded, Reader};
-use crate::problem::{Problem, Problems};
+use crate::load::{ConfigConsumer, ConfigInputs, FlagValues, LoadedConfig};
+use crate::problem::{ConfigProblem, ConfigProblems};
 
 /// The variable that names the file.
 pub const CONFIG_VARIABLE: &str = "GPUPOOL_CONFIG";
@@ -26,7 +26,7 @@ pub(crate) const SYSTEM_STATE: &str = "/var/lib/gpupool";
 
 /// The facts about a machine and its user that defaults depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Machine {
+pub struct HostContext {
     pub root: bool,
     pub host_name: String,
     /// Where this user's programs keep their state.
@@ -38,14 +38,18 @@ pub fn socket_path(state_dir: &Path) -> PathBuf {
     state_dir.join("agent.sock")
 }
 
-impl Inputs {
+impl ConfigInputs {
     /// What this machine gives: `flags`, the environment, and the file. `named` is the file of `--config`, which must
     /// exist as the one in `GPUPOOL_CONFIG` must; the user's and the machine's own file may be missing.
-    pub fn here(flags: Flags, named: Option<&Path>, reader: Reader) -> Result<Self, Problems> {
+    pub fn from_system(
+        flags: FlagValues,
+        named: Option<&Path>,
+        consumer: ConfigConsumer,
+    ) -> Result<Self, ConfigProblems> {
         let env: BTreeMap<String, String> = std::env::vars_os()
             .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
             .collect();
-        let machine = Machine::here(&env);
+        let machine = HostContext::here(&env);
         let mut file = None;
         for place in places(named, &env, machine.root) {
             if let Some(text) = read(&place)? {
@@ -53,11 +57,11 @@ impl Inputs {
                 break;
             }
         }
-        Ok(Self { flags, env, file, machine, reader, lenient: false })
+        Ok(Self { flags, env, file, machine, consumer, lenient: false })
     }
 }
 
-impl Machine {
+impl HostContext {
     /// The state directory of an agent that is given none.
     pub fn state_dir(&self) -> PathBuf {
         match &self.state_home {
@@ -103,8 +107,8 @@ fn home(env: &BTreeMap<String, String>, variable: &str, usual: &str) -> Option<P
 }
 
 /// The text of the file; `None` where there is none and none is needed.
-fn read(place: &Place) -> Result<Option<String>, Problems> {
-    let unreadable = |said: String| Problems(vec![Problem::unreadable(&place.path, said)]);
+fn read(place: &Place) -> Result<Option<String>, ConfigProblems> {
+    let unreadable = |said: String| ConfigProblems(vec![ConfigProblem::unreadable(&place.path, said)]);
     let file = match File::open(&place.path) {
         Ok(file) => file,
         Err(error) if !place.named && is_absent(error.kind()) => return Ok(None),
@@ -126,7 +130,7 @@ fn is_absent(kind: ErrorKind) -> bool {
 /// Facts about the files, the directory and the port that a configuration names. The default knows nothing, and unknown
 /// facts lead to no findings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct MachineFacts {
     pub port: PortFact,
     pub tls_cert: FileFact,
     pub tls_key: FileFact,
@@ -159,7 +163,7 @@ pub enum FileFact {
         why: String,
     },
     /// It can be read.
-    Here {
+    Readable {
         path: PathBuf,
         /// Whether users who are neither its owner nor in its group can read it.
         others_can_read: bool,
@@ -192,9 +196,9 @@ const NETWORK_FILE_SYSTEMS: &[(u32, &str)] = &[
     (0x6573_5546, "FUSE"),
 ];
 
-impl Facts {
+impl MachineFacts {
     /// What this machine says about `loaded`, which came from `inputs`. Nothing is changed; the port is free again at once.
-    pub fn here(loaded: &Loaded, inputs: &Inputs) -> Self {
+    pub fn gather(loaded: &LoadedConfig, inputs: &ConfigInputs) -> Self {
         let server = &loaded.config.server;
         let file = |path: Option<&Path>| path.map_or(FileFact::Unknown, look_at_file);
         Self {
@@ -217,7 +221,7 @@ fn look_at_file(path: &Path) -> FileFact {
     });
     let path = path.to_path_buf();
     match looked {
-        Ok(about) => FileFact::Here { path, others_can_read: about.permissions().mode() & 0o004 != 0 },
+        Ok(about) => FileFact::Readable { path, others_can_read: about.permissions().mode() & 0o004 != 0 },
         Err(error) => FileFact::Unreadable { path, why: error.to_string() },
     }
 }
@@ -303,11 +307,11 @@ mod tests {
     fn what_this_machine_gives_can_be_loaded() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "[limits]\nconnections = 7").unwrap();
-        let inputs = Inputs::here(Flags::default(), Some(file.path()), Reader::Everybody).unwrap();
+        let inputs = ConfigInputs::from_system(FlagValues::default(), Some(file.path()), ConfigConsumer::All).unwrap();
         assert_eq!(inputs.env.get("PATH"), std::env::var("PATH").ok().as_ref());
         assert!(!inputs.machine.host_name.is_empty());
         // The environment of whoever runs this test is not judged here.
-        let loaded = crate::load(&Inputs { env: BTreeMap::new(), ..inputs }).unwrap();
+        let loaded = crate::load_config(&ConfigInputs { env: BTreeMap::new(), ..inputs }).unwrap();
         assert_eq!(loaded.config.limits.connections, 7);
         assert!(loaded.config.server.state_dir.ends_with("gpupool"));
     }
@@ -347,7 +351,7 @@ mod tests {
         fs::write(&path, "key").unwrap();
         for (mode, others_can_read) in [(0o600, false), (0o644, true)] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            assert_eq!(look_at_file(&path), FileFact::Here { path: path.clone(), others_can_read });
+            assert_eq!(look_at_file(&path), FileFact::Readable { path: path.clone(), others_can_read });
         }
         for absent in [directory.path().join("none.pem"), directory.path().to_path_buf()] {
             assert!(matches!(look_at_file(&absent), FileFact::Unreadable { .. }), "{}", absent.display());

@@ -8,12 +8,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupool_core::{Labels, Millis, Policies, Policy, PolicyMatch, QueueOrder, Quota, Share, limits::PRIORITY};
+use gpupool_core::{
+    Labels, Millis, OwnerQuota, Policies, PolicyMatch, QueueOrder, RequestPolicy, Share, limits::MAX_PRIORITY,
+};
 use toml::de::DeTable;
 
 use crate::limits;
 use crate::load::Resolver;
-use crate::problem::{Origin, Problem, nearest};
+use crate::problem::{ConfigProblem, SettingOrigin, nearest};
 use crate::value::{self, Kind, Raw, list, shortened};
 
 /// A year of seconds: no rule is about longer.
@@ -41,7 +43,7 @@ pub(crate) fn read(from: &mut Resolver<'_>, queue: QueueOrder, period: Duration)
     }
 }
 
-fn read_policies(from: &mut Resolver<'_>) -> Vec<Policy> {
+fn read_policies(from: &mut Resolver<'_>) -> Vec<RequestPolicy> {
     let Some((key, node)) = from.file.remove_entry("policy") else { return Vec::new() };
     let value = match node.into_inner() {
         Raw::Array(nodes) if nodes.iter().any(|node| node.get_ref().is_table()) => {
@@ -58,7 +60,7 @@ fn read_policies(from: &mut Resolver<'_>) -> Vec<Policy> {
         _ => "something else than a list of tables".to_owned(),
     };
     let allowed = format!("at most {} tables that each begin with [[policy]]", limits::POLICIES);
-    from.complain(Problem::not_allowed("policy", from.written_at(key.span().start), &value, &allowed, None));
+    from.complain(ConfigProblem::not_allowed("policy", from.written_at(key.span().start), &value, &allowed, None));
     Vec::new()
 }
 
@@ -76,9 +78,9 @@ fn read_policy(
     applies: Applies,
     at: usize,
     node: Raw<'_>,
-) -> Option<Policy> {
+) -> Option<RequestPolicy> {
     let mut fields = Fields::of(from, path, at, node)?;
-    let rules_at_api = Policy::default();
+    let rules_at_api = RequestPolicy::default();
     let mut applies_to = PolicyMatch::default();
     let mut name = unnamed;
     if applies == Applies::ToMatching {
@@ -87,7 +89,7 @@ fn read_policy(
         applies_to.sizes = fields.get("sizes", &list(value::size())).unwrap_or_default();
         applies_to.labels = fields.labels("labels");
     }
-    let policy = Policy {
+    let policy = RequestPolicy {
         name: name.into(),
         applies_to,
         strategy: fields.get("strategy", &value::strategy()),
@@ -96,7 +98,7 @@ fn read_policy(
         max_memory: fields.get("max_memory", &value::memory()),
         sharing_allowed: fields.get("sharing", &value::boolean()).unwrap_or(rules_at_api.sharing_allowed),
         isolation_allowed: fields.get("isolation", &list(value::isolation())).unwrap_or_default(),
-        priority_boost: fields.get("priority_boost", &value::whole(-PRIORITY..=PRIORITY)).unwrap_or(0),
+        priority_boost: fields.get("priority_boost", &value::whole(-MAX_PRIORITY..=MAX_PRIORITY)).unwrap_or(0),
         max_duration: fields
             .get("max_duration", &value::seconds(0.001..=YEAR))
             .map(|time| Millis(time.as_millis() as u64)),
@@ -114,10 +116,10 @@ fn read_policy(
     Some(policy)
 }
 
-fn read_quotas(from: &mut Resolver<'_>) -> (Quota, BTreeMap<Arc<str>, Quota>) {
+fn read_quotas(from: &mut Resolver<'_>) -> (OwnerQuota, BTreeMap<Arc<str>, OwnerQuota>) {
     let mut quotas = BTreeMap::new();
     let Some(Raw::Table(section)) = from.file.get_mut("quota").map(|section| section.get_mut()) else {
-        return (Quota::default(), quotas);
+        return (OwnerQuota::default(), quotas);
     };
     let (default, owners) = (section.remove_entry("default"), section.remove_entry("owners"));
     let default = default.and_then(|(key, node)| read_quota(from, "quota.default".into(), key.span().start, node));
@@ -137,7 +139,7 @@ fn read_quotas(from: &mut Resolver<'_>) -> (Quota, BTreeMap<Arc<str>, Quota>) {
             let most = limits::QUOTAS;
             let allowed =
                 format!("at most {most} tables such as [quota.owners.alice], each named as its owner (1 to 253 bytes)");
-            from.complain(Problem::not_allowed(
+            from.complain(ConfigProblem::not_allowed(
                 "quota.owners",
                 from.written_at(key.span().start),
                 "this",
@@ -149,12 +151,12 @@ fn read_quotas(from: &mut Resolver<'_>) -> (Quota, BTreeMap<Arc<str>, Quota>) {
     (default, quotas)
 }
 
-fn read_quota(from: &mut Resolver<'_>, path: String, at: usize, node: toml::Spanned<Raw<'_>>) -> Option<Quota> {
+fn read_quota(from: &mut Resolver<'_>, path: String, at: usize, node: toml::Spanned<Raw<'_>>) -> Option<OwnerQuota> {
     let mut fields = Fields::of(from, path, at, node.into_inner())?;
     let thousandths = |amount: f64| (amount * 1000.0).round() as u64;
     let [gpus, gpu_hours, weight] = QUOTA_KEYS;
     let amount = value::number(0.0..=MOST_GPUS);
-    let quota = Quota {
+    let quota = OwnerQuota {
         held: fields.get(gpus, &amount).map(|gpus| Share(thousandths(gpus) as u32)),
         share_hours: fields.get(gpu_hours, &amount).map(thousandths),
         weight: fields.get(weight, &value::whole(1..=1_000_000)).unwrap_or(1),
@@ -184,7 +186,7 @@ impl<'r, 'i, 't> Fields<'r, 'i, 't> {
             return Some(Self { from, path, at, table, asked: Vec::new() });
         }
         let (origin, allowed) = (from.written_at(at), "a table of keys and values");
-        from.complain(Problem::not_allowed(&path, origin, "something else than a table", allowed, None));
+        from.complain(ConfigProblem::not_allowed(&path, origin, "something else than a table", allowed, None));
         None
     }
 
@@ -223,10 +225,10 @@ impl<'r, 'i, 't> Fields<'r, 'i, 't> {
     fn contradiction(&mut self, name: &str, said: String) {
         let key = format!("{}.{name}", self.path);
         let origin = match self.from.origin_of(&key) {
-            Origin::Default => self.from.written_at(self.at),
+            SettingOrigin::Default => self.from.written_at(self.at),
             origin => origin,
         };
-        self.from.complain(Problem::contradiction(&key, &origin, said));
+        self.from.complain(ConfigProblem::contradiction(&key, &origin, said));
     }
 
     /// Complains of every key that was not asked for.
@@ -235,7 +237,7 @@ impl<'r, 'i, 't> Fields<'r, 'i, 't> {
             let origin = self.from.written_at(name.span().start);
             let hint = nearest(name.get_ref(), self.asked.iter().copied()).map(|name| format!("{}.{name}", self.path));
             let key = format!("{}.{}", self.path, shortened(name.get_ref()));
-            self.from.complain(Problem::unknown_key(&key, &origin, hint));
+            self.from.complain(ConfigProblem::unknown_key(&key, &origin, hint));
         }
     }
 }

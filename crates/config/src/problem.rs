@@ -13,7 +13,7 @@ use crate::value::{HIDDEN, Kind, Raw, quoted, text_of};
 /// The place that a value came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Origin {
+pub enum SettingOrigin {
     Default,
     /// A line of the file, counted from 1.
     File {
@@ -29,7 +29,7 @@ pub enum Origin {
     },
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SettingOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
@@ -43,7 +43,7 @@ impl fmt::Display for Origin {
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{head}: {said}")]
-pub struct Problem {
+pub struct ConfigProblem {
     /// A short name of its kind that never changes.
     pub code: &'static str,
     /// The setting it is about, where it is about one.
@@ -57,22 +57,28 @@ pub struct Problem {
     pub remedy: String,
 }
 
-impl Problem {
+impl ConfigProblem {
     /// A value that is not allowed. Secrets are not repeated.
-    pub(crate) fn bad_value<T>(key: &str, origin: Origin, raw: &Raw<'_>, kind: &Kind<T>) -> Self {
+    pub(crate) fn bad_value<T>(key: &str, origin: SettingOrigin, raw: &Raw<'_>, kind: &Kind<T>) -> Self {
         let is_blank = text_of(raw).is_some_and(str::is_empty);
         let value = if kind.secret && !is_blank { HIDDEN.to_owned() } else { quoted(raw) };
         Self::not_allowed(key, origin, &value, &kind.allowed, (kind.meant)(raw))
     }
 
     /// A `value` where `allowed` is expected.
-    pub(crate) fn not_allowed(key: &str, origin: Origin, value: &str, allowed: &str, hint: Option<String>) -> Self {
+    pub(crate) fn not_allowed(
+        key: &str,
+        origin: SettingOrigin,
+        value: &str,
+        allowed: &str,
+        hint: Option<String>,
+    ) -> Self {
         let said = format!("{value} is not allowed, it must be {allowed}{}", did_you_mean(hint.as_deref()));
         Self::about(key, &origin, "bad_value", said, format!("Write {}.", hint.as_deref().unwrap_or(allowed)))
     }
 
     /// A key of the file that no setting has.
-    pub(crate) fn unknown_key(key: &str, origin: &Origin, hint: Option<String>) -> Self {
+    pub(crate) fn unknown_key(key: &str, origin: &SettingOrigin, hint: Option<String>) -> Self {
         let remedy = match &hint {
             Some(hint) => format!("Write {hint} instead, or remove it."),
             None => "Remove it; `gpupool config show` lists every key.".to_owned(),
@@ -82,12 +88,12 @@ impl Problem {
     }
 
     /// Two settings that cannot both be.
-    pub(crate) fn contradiction(key: &str, origin: &Origin, said: String) -> Self {
+    pub(crate) fn contradiction(key: &str, origin: &SettingOrigin, said: String) -> Self {
         Self::about(key, origin, "contradiction", said, "Change one of the two.".to_owned())
     }
 
     /// A line of the file that is not TOML.
-    pub(crate) fn syntax(origin: &Origin, said: &str) -> Self {
+    pub(crate) fn syntax(origin: &SettingOrigin, said: &str) -> Self {
         let (code, head, said) = ("syntax", origin.to_string(), said.to_owned());
         let remedy = "Correct the line; texts stand in quotes, sections in [brackets].".to_owned();
         Self { code, key: None, place: head.clone(), head, said, remedy }
@@ -100,13 +106,13 @@ impl Problem {
         Self { code, key: None, place: head.clone(), head, said, remedy }
     }
 
-    fn about(key: &str, origin: &Origin, code: &'static str, said: String, remedy: String) -> Self {
+    fn about(key: &str, origin: &SettingOrigin, code: &'static str, said: String, remedy: String) -> Self {
         // A variable or flag is its own name; in the file the key says which line is meant.
         let head = match origin {
-            Origin::Default => key.to_owned(),
-            Origin::File { .. } => format!("{origin}: {key}"),
-            Origin::Environment { name } => (*name).to_owned(),
-            Origin::Flag { name } => name.clone(),
+            SettingOrigin::Default => key.to_owned(),
+            SettingOrigin::File { .. } => format!("{origin}: {key}"),
+            SettingOrigin::Environment { name } => (*name).to_owned(),
+            SettingOrigin::Flag { name } => name.clone(),
         };
         Self { code, key: Some(key.to_owned()), place: origin.to_string(), head, said, remedy }
     }
@@ -119,13 +125,13 @@ fn did_you_mean(hint: Option<&str>) -> String {
 /// Everything that is wrong, not only the first of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
-pub struct Problems(pub Vec<Problem>);
+pub struct ConfigProblems(pub Vec<ConfigProblem>);
 
 /// A bad value that was left out of account.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}; it is ignored, {why_ignored}")]
-pub struct Warning {
-    pub problem: Problem,
+pub struct ConfigWarning {
+    pub problem: ConfigProblem,
     pub why_ignored: &'static str,
 }
 

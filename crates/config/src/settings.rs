@@ -126,7 +126,7 @@ macro_rules! settings {
 
 settings! { machine;
     /// Where the agent listens, where it keeps its state, what it logs and whom it lets in.
-    server: Server {
+    server: ServerSettings {
         /// Address to listen on beside the Unix socket. Anything but loopback also answers the network: facts to
         /// anyone, leases to holders of a token.
         host: String = "127.0.0.1".into(), host() => env "HOST" flag "--host" HOST;
@@ -164,7 +164,7 @@ settings! { machine;
     }
 
     /// The statistics interface.
-    api: Api {
+    api: ApiSettings {
         /// Title of the API in its documentation.
         title: String = "gpupool".into(), short_text() =>;
         /// Where Swagger UI is served.
@@ -178,7 +178,7 @@ settings! { machine;
     }
 
     /// How GPUs are read, and which.
-    monitoring: Monitoring {
+    monitoring: MonitoringSettings {
         /// Time between two readings.
         refresh_interval: Duration = Duration::from_secs(1), seconds(0.05..=3_600.0)
             => env "REFRESH_INTERVAL" flag "--refresh-interval" SECONDS;
@@ -193,7 +193,7 @@ settings! { machine;
     }
 
     /// How long leases live and what becomes of them.
-    leases: Leases {
+    leases: LeaseSettings {
         /// Life of a lease without a renewal, where the request names none.
         default_ttl_secs: Duration = Duration::from_millis(DEFAULT_TTL.0), seconds(1.0..=86_400.0) =>;
         /// Longest life without a renewal a request may name.
@@ -209,7 +209,7 @@ settings! { machine;
     }
 
     /// Bounds on what clients may do to the agent.
-    limits: Limits {
+    limits: LimitSettings {
         /// Connections open at once.
         connections: u32 = 16_384, whole(1..=1_000_000) =>;
         /// Largest body of a request.
@@ -221,26 +221,26 @@ settings! { machine;
     }
 
     /// Order of those who wait.
-    queue: Queue {
+    queue: QueueSettings {
         /// As they came, or the owner who holds least for its weight first.
         order: QueueOrder = QueueOrder::Fifo, queue_order() => [live];
     }
 
     /// What owners may have; see quotas below.
-    quota: QuotaPeriod {
+    quota: QuotaSettings {
         /// The period in which GPU-hours are counted.
         period: Duration = Duration::from_millis(Policies::default().period.0), seconds(60.0..=31_536_000.0) => [live];
     }
 
     /// Which servers clients ask, and how. Used by every command but `serve`.
-    client: Client {
+    client: ClientSettings {
         /// The server to ask. Where none is set: the Unix socket of this machine's agent, then `http://localhost:8000`.
         endpoint: Option<String> = None, optional(endpoint()) => env "GPU_SERVICE_ENDPOINT" flag "--endpoint" URL;
         /// Several servers; wins over a single one that is set in the same place.
         endpoints: Vec<String> = Vec::new(), list(endpoint())
             => env "GPU_STATS_SERVICE_ENDPOINTS" "GPU_SERVICE_ENDPOINTS";
         /// Token to show to servers over the network.
-        token: Option<Secret> = None, optional(secret()) => env "GPUPOOL_TOKEN";
+        token: Option<SecretString> = None, optional(secret()) => env "GPUPOOL_TOKEN";
         /// Certificates to trust beside the system's, in PEM form.
         ca_file: Option<PathBuf> = None, optional(path()) => env "GPUPOOL_CA" flag "--ca-file" FILE;
         /// Memory in use at which a GPU no longer counts as available.

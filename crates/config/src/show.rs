@@ -4,14 +4,15 @@ use std::fmt::Write as _;
 
 use serde_json::{Value as Json, json};
 
-use crate::load::Loaded;
+use crate::load::LoadedConfig;
 use crate::settings::{Config, Setting};
 
-impl Loaded {
+impl LoadedConfig {
     /// A table of key, value and origin.
     pub fn as_text(&self) -> String {
-        let row =
-            |resolved: &crate::Resolved| [resolved.key.clone(), plain(&resolved.value), resolved.origin.to_string()];
+        let row = |resolved: &crate::ResolvedSetting| {
+            [resolved.key.clone(), plain(&resolved.value), resolved.origin.to_string()]
+        };
         let rows: Vec<[String; 3]> = self.resolved.iter().map(row).collect();
         let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let (keys, values) = (width(0).max(3), width(1).clamp(5, 40));
@@ -34,8 +35,8 @@ impl Loaded {
     }
 
     /// The changes that `new` would make. Settings of clients do not concern an agent and are left out.
-    pub fn changes(&self, new: &Self) -> Changes {
-        let mut changes = Changes::default();
+    pub fn changes(&self, new: &Self) -> ConfigChanges {
+        let mut changes = ConfigChanges::default();
         let mut note = |key: &str, is_exchange: bool| {
             // A rule of the file is no setting, and every rule is live.
             let is_live = is_exchange && Setting::find(key).is_none_or(|setting| setting.live);
@@ -63,7 +64,7 @@ impl Loaded {
 
 /// The keys in which two configurations differ.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Changes {
+pub struct ConfigChanges {
     /// Taken at once.
     pub applied: Vec<String>,
     /// Taken at the next start.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use gpupool_core::{Bytes, Share};
 
 /// A length of time: a number of seconds, or numbers with units (`250ms`, `2h`, `1h30m`, `7 days`).
-pub fn duration(text: &str) -> Option<Duration> {
+pub fn parse_duration(text: &str) -> Option<Duration> {
     if let Ok(secs) = text.parse::<f64>() {
         return Duration::try_from_secs_f64(secs).ok();
     }
@@ -35,7 +35,7 @@ fn seconds_in(unit: &str) -> Option<f64> {
 }
 
 /// An amount of memory with its unit: `512MiB`, `24 GiB`, `80GB`. A bare number would leave the unit open.
-pub fn memory(text: &str) -> Option<Bytes> {
+pub fn parse_memory(text: &str) -> Option<Bytes> {
     let (number, unit) = split_number(text.trim())?;
     let scale: u64 = match unit.to_ascii_lowercase().as_str() {
         "b" => 1,
@@ -57,7 +57,7 @@ pub fn memory(text: &str) -> Option<Bytes> {
 }
 
 /// A part of one GPU: `0.5` or `50%`.
-pub fn fraction(text: &str) -> Option<Share> {
+pub fn parse_fraction(text: &str) -> Option<Share> {
     match text.trim().strip_suffix('%') {
         Some(percent) => Share::from_fraction(percent.trim().parse::<f64>().ok()? / 100.0),
         None => Share::from_fraction(text.trim().parse().ok()?),
@@ -79,22 +79,25 @@ mod tests {
     fn a_length_of_time_is_read_as_people_write_it() {
         let reads = [("90", 90_000), ("1.5", 1_500), ("250ms", 250), ("1h30m", 5_400_000), ("7 days", 604_800_000)];
         for (text, millis) in reads {
-            assert_eq!(duration(text), Some(Duration::from_millis(millis)), "{text}");
+            assert_eq!(parse_duration(text), Some(Duration::from_millis(millis)), "{text}");
         }
         for text in ["", " ", "h", "1x", "-1", "inf", "nan", "1e400", "2h junk", "1..5s", "5 5"] {
-            assert_eq!(duration(text), None, "{text:?}");
+            assert_eq!(parse_duration(text), None, "{text:?}");
         }
     }
 
     #[test]
     fn memory_needs_a_unit_and_a_fraction_stays_within_one_gpu() {
-        assert_eq!(memory("24GiB"), Bytes::from_mib(24 * 1024));
-        assert_eq!(memory("1.5 gib"), Bytes::from_mib(1536));
-        assert_eq!(memory("80GB"), Some(Bytes(80_000_000_000)));
+        assert_eq!(parse_memory("24GiB"), Bytes::from_mib(24 * 1024));
+        assert_eq!(parse_memory("1.5 gib"), Bytes::from_mib(1536));
+        assert_eq!(parse_memory("80GB"), Some(Bytes(80_000_000_000)));
         for text in ["24", "GiB", "-1GiB", "99999999999999999999TiB", "1.2.3GiB", ""] {
-            assert_eq!(memory(text), None, "{text:?}");
+            assert_eq!(parse_memory(text), None, "{text:?}");
         }
-        assert_eq!((fraction("0.5"), fraction("50%")), (Some(Share(500)), Some(Share(500))));
-        assert_eq!((fraction("0"), fraction("1.5"), fraction("150%"), fraction("half")), (None, None, None, None));
+        assert_eq!((parse_fraction("0.5"), parse_fraction("50%")), (Some(Share(500)), Some(Share(500))));
+        assert_eq!(
+            (parse_fraction("0"), parse_fraction("1.5"), parse_fraction("150%"), parse_fraction("half")),
+            (None, None, None, None)
+        );
     }
 }

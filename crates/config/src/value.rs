@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::str::FromStr;
 use std::time::Duration;
 
-use gpupool_core::{Bytes, Isolation, Percent, QueueOrder, Share, Size, Strategy};
+use gpupool_core::{Bytes, IsolationLevel, Percent, PlacementStrategy, QueueOrder, RequestSize, Share};
 use serde_json::Value as Json;
 use toml::de::DeValue;
 
@@ -124,7 +124,8 @@ pub(crate) fn number(range: RangeInclusive<f64>) -> Kind<f64> {
 /// A time in seconds or with a unit; shown in seconds.
 pub(crate) fn seconds(range: RangeInclusive<f64>) -> Kind<Duration> {
     let allowed = format!("seconds from {} to {}, or a time such as \"90s\" or \"2h\"", range.start(), range.end());
-    let read = move |raw: &Raw<'_>| units::duration(&words_of(raw)?).filter(|time| range.contains(&time.as_secs_f64()));
+    let read =
+        move |raw: &Raw<'_>| units::parse_duration(&words_of(raw)?).filter(|time| range.contains(&time.as_secs_f64()));
     Kind::new(allowed, read, |time| number_shown(time.as_secs_f64()))
 }
 
@@ -137,13 +138,13 @@ pub(crate) fn percent() -> Kind<Percent> {
 }
 
 pub(crate) fn fraction() -> Kind<Share> {
-    let read = |raw: &Raw<'_>| units::fraction(&words_of(raw)?);
+    let read = |raw: &Raw<'_>| units::parse_fraction(&words_of(raw)?);
     Kind::new("a part of a GPU from 0.001 to 1.0, or \"50%\"", read, |share| number_shown(share.as_fraction()))
 }
 
 pub(crate) fn memory() -> Kind<Bytes> {
     let allowed = "an amount of memory with its unit, such as \"512MiB\" or \"24GiB\"";
-    let read = |raw: &Raw<'_>| units::memory(text_of(raw)?).filter(|bytes| !bytes.is_zero());
+    let read = |raw: &Raw<'_>| units::parse_memory(text_of(raw)?).filter(|bytes| !bytes.is_zero());
     Kind::new(allowed, read, |bytes| bytes.to_string().into())
 }
 
@@ -177,17 +178,17 @@ pub(crate) fn queue_order() -> Kind<QueueOrder> {
     choice(vec![("fifo", QueueOrder::Fifo), ("fair-share", QueueOrder::FairShare)])
 }
 
-pub(crate) fn size() -> Kind<Size> {
-    let (part, whole) = (("part", Size::Part), ("whole", Size::Whole));
-    choice(vec![("host-only", Size::HostOnly), part, whole, ("several", Size::Several)])
+pub(crate) fn size() -> Kind<RequestSize> {
+    let (part, whole) = (("part", RequestSize::Part), ("whole", RequestSize::Whole));
+    choice(vec![("host-only", RequestSize::HostOnly), part, whole, ("several", RequestSize::Several)])
 }
 
-pub(crate) fn isolation() -> Kind<Isolation> {
-    choice(Isolation::ALL.iter().map(|each| (each.name(), *each)).collect())
+pub(crate) fn isolation() -> Kind<IsolationLevel> {
+    choice(IsolationLevel::ALL.iter().map(|each| (each.name(), *each)).collect())
 }
 
-pub(crate) fn strategy() -> Kind<Strategy> {
-    choice(Strategy::ALL.iter().map(|each| (each.name(), *each)).collect())
+pub(crate) fn strategy() -> Kind<PlacementStrategy> {
+    choice(PlacementStrategy::ALL.iter().map(|each| (each.name(), *each)).collect())
 }
 
 macro_rules! choices {
@@ -374,9 +375,9 @@ pub(crate) const HIDDEN: &str = "(hidden)";
 
 /// A text that is neither printed nor logged.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct SecretString(String);
 
-impl Secret {
+impl SecretString {
     /// Takes a secret; blanks and line ends around it are not part of it.
     pub fn new(text: impl AsRef<str>) -> Self {
         Self(text.as_ref().trim().to_owned())
@@ -388,17 +389,17 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SecretString {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(HIDDEN)
     }
 }
 
 /// It travels in a header, so it is one line of visible characters.
-pub(crate) fn secret() -> Kind<Secret> {
+pub(crate) fn secret() -> Kind<SecretString> {
     let allowed = "a token as `gpupool token create` prints it, on one line without blanks";
     let visible = |text: &&str| !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
-    let read = move |raw: &Raw<'_>| text_of(raw).filter(visible).map(Secret::new);
+    let read = move |raw: &Raw<'_>| text_of(raw).filter(visible).map(SecretString::new);
     Kind { secret: true, ..Kind::new(allowed, read, |_| HIDDEN.into()) }
 }
 

@@ -9,15 +9,15 @@
 use std::io::Read;
 use std::process::ExitCode;
 
-use gpupool_confine::cgroup::{Cgroups, Limits};
+use gpupool_confine::cgroup::{CgroupLimits, CgroupManager};
 use gpupool_confine::keeper;
 use gpupool_confine::spawn::{Job, JobEvent, JobSpec, SpawnError, TerminalUse};
 
 fn main() -> ExitCode {
-    keeper::main_if_asked();
+    keeper::run_helper_if_requested();
     let wishes = Wishes::read();
     if wishes.describe {
-        println!("{}", Cgroups::detect());
+        println!("{}", CgroupManager::detect());
         return ExitCode::SUCCESS;
     }
     match run(wishes) {
@@ -79,11 +79,11 @@ fn run(wishes: Wishes) -> Result<i32, SpawnError> {
         match job.next_event()? {
             JobEvent::Stopped(signal) => {
                 println!("stopped {signal}");
-                job.follow_stop(signal)?;
+                job.mirror_stop(signal)?;
             }
             JobEvent::Continued => println!("continued"),
             JobEvent::Ended(end) => {
-                println!("stuck {}", job.stuck());
+                println!("stuck {}", job.stuck_processes());
                 println!("ended {}", format!("{end:?}").to_lowercase().replace(['(', ')'], " ").trim());
                 return Ok(end.exit_code());
             }
@@ -97,8 +97,8 @@ fn start(wishes: &Wishes) -> Result<Job, SpawnError> {
     let mut prepared = Job::prepare(JobSpec::new(program).args(arguments).terminal(terminal))?;
     println!("prepared {}", prepared.id().pid);
     if let Some(name) = &wishes.group {
-        let limits = Limits { host_memory: wishes.host_memory, pids: None };
-        prepared.join(Cgroups::detect().create(name, &limits)?)?;
+        let limits = CgroupLimits { host_memory: wishes.host_memory, pids: None };
+        prepared.join_cgroup(CgroupManager::detect().create(name, &limits)?)?;
     }
     prepared.start()
 }

@@ -2,7 +2,7 @@
 //!
 //! - [`spawn`]: a job that never outlives the program that started it.
 //! - [`keeper`]: the small processes between starter and job that see to that. A program that spawns jobs calls
-//!   [`keeper::main_if_asked`] first thing in its `main`.
+//!   [`keeper::run_helper_if_requested`] first thing in its `main`.
 //! - [`cgroup`]: one control group per lease, with limits the kernel enforces and a kill nothing dodges.
 //! - [`bounds`]: what a job may use, kept by the kernel where it can, else by looking.
 //! - [`process`]: a process known for sure (pid and start time), and its descendants.

@@ -27,13 +27,13 @@ pub struct ProcessId {
 
 impl ProcessId {
     /// The process that has this pid now; `None` if there is none.
-    pub fn of(pid: u32) -> io::Result<Option<Self>> {
-        Ok(ProcFs::here().stat(pid)?.map(|stat| stat.id()))
+    pub fn of_pid(pid: u32) -> io::Result<Option<Self>> {
+        Ok(ProcFs::system().stat(pid)?.map(|stat| stat.id()))
     }
 
     /// This very process.
-    pub fn ours() -> io::Result<Self> {
-        Self::of(std::process::id())?.ok_or_else(|| io::Error::other("/proc does not show this process"))
+    pub fn current() -> io::Result<Self> {
+        Self::of_pid(std::process::id())?.ok_or_else(|| io::Error::other("/proc does not show this process"))
     }
 }
 
@@ -65,12 +65,12 @@ impl ProcessHandle {
             Err(error) => return Err(error.into()),
         };
         // The start time is read after the pidfd was taken: a match then proves that both mean the same process.
-        match ProcFs::here().stat(id.pid)? {
-            Some(stat) if stat.started == id.started && !stat.has_ended() => {}
+        match ProcFs::system().stat(id.pid)? {
+            Some(stat) if stat.started == id.started && !stat.has_exited() => {}
             _ => return Ok(None),
         }
         let handle = Self { id, pidfd };
-        Ok((!handle.is_gone()?).then_some(handle))
+        Ok((!handle.has_exited()?).then_some(handle))
     }
 
     /// Which process this is.
@@ -88,22 +88,22 @@ impl ProcessHandle {
     }
 
     /// Whether the process has ended (it may still wait to be reaped by its parent).
-    pub fn is_gone(&self) -> io::Result<bool> {
+    pub fn has_exited(&self) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         Ok(retry_on_intr(|| poll(&mut fds, Some(&Timespec::default())))? > 0)
     }
 
     /// Its parent's pid; `None` if the process has gone.
     pub fn parent(&self) -> io::Result<Option<u32>> {
-        let stat = ProcFs::here().stat(self.id.pid)?;
+        let stat = ProcFs::system().stat(self.id.pid)?;
         Ok(stat.filter(|stat| stat.started == self.id.started).map(|stat| stat.parent))
     }
 
     /// The real user id it runs as; `None` if the process has gone.
     pub fn uid(&self) -> io::Result<Option<u32>> {
-        let uid = ProcFs::here().uid(self.id.pid)?;
+        let uid = ProcFs::system().uid(self.id.pid)?;
         // Read first, asked after: a process alive now is the one the number was read of.
-        Ok(if self.is_gone()? { None } else { uid })
+        Ok(if self.has_exited()? { None } else { uid })
     }
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn as_pid(pid: u32) -> Option<Pid> {
 
 /// Kills all there is below this process now; how many there were. Whoever they start meanwhile needs another round.
 pub fn kill_descendants() -> usize {
-    let found = ProcFs::here().tree(std::process::id()).unwrap_or_default();
+    let found = ProcFs::system().descendants(std::process::id()).unwrap_or_default();
     for id in &found {
         if let Ok(Some(handle)) = ProcessHandle::open(*id) {
             // Not permitted means another user's process (sudo): it is counted as left.
@@ -139,25 +139,25 @@ pub struct ProcFs {
 
 impl ProcFs {
     /// The machine's own `/proc`.
-    pub fn here() -> Self {
-        Self::at("/proc")
+    pub fn system() -> Self {
+        Self::with_root("/proc")
     }
 
     /// A directory laid out like `/proc`.
-    pub fn at(root: impl Into<PathBuf>) -> Self {
+    pub fn with_root(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
     /// All descendants of a process, parents before children, without the process itself.
-    pub fn tree(&self, pid: u32) -> io::Result<Vec<ProcessId>> {
+    pub fn descendants(&self, pid: u32) -> io::Result<Vec<ProcessId>> {
         if self.stat(pid)?.is_none() {
             return Ok(Vec::new());
         }
-        Ok(Census::take(self)?.below(pid).into_iter().map(Stat::id).collect())
+        Ok(Census::take(self)?.below(pid).into_iter().map(ProcessStat::id).collect())
     }
 
     /// Every process this user can see right now.
-    pub fn all(&self) -> io::Result<Vec<Stat>> {
+    pub fn processes(&self) -> io::Result<Vec<ProcessStat>> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir(&self.root)? {
             let Ok(entry) = entry else { continue };
@@ -178,12 +178,12 @@ impl ProcFs {
     }
 
     /// A process's `stat` line; `None` if there is no such process (or this user may not see it).
-    pub fn stat(&self, pid: u32) -> io::Result<Option<Stat>> {
+    pub fn stat(&self, pid: u32) -> io::Result<Option<ProcessStat>> {
         let Some(text) = self.read(pid, "stat")? else {
             return Ok(None);
         };
         let why = || format!("{}/{pid}/stat does not hold a process: {text:?}", self.root.display());
-        Stat::parse(&text).map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, why()))
+        ProcessStat::parse(&text).map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, why()))
     }
 
     /// The real user id of a process.
@@ -215,7 +215,7 @@ fn read_short(path: &Path) -> io::Result<Vec<u8>> {
 
 /// What we need of a process's `stat` line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stat {
+pub struct ProcessStat {
     /// Its process id.
     pub pid: u32,
     /// Its state letter: `R`, `S`, `D`, `T` (stopped), `Z` (ended, not yet reaped)…
@@ -234,7 +234,7 @@ pub struct Stat {
     pub reaped_ticks: u64,
 }
 
-impl Stat {
+impl ProcessStat {
     /// Reads a line; `None` if it is not one.
     pub fn parse(line: &str) -> Option<Self> {
         let pid = line.split(' ').next()?.parse().ok()?;
@@ -264,7 +264,7 @@ impl Stat {
     }
 
     /// Whether it has ended and only waits for its parent to notice.
-    pub fn has_ended(&self) -> bool {
+    pub fn has_exited(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 }
@@ -273,7 +273,7 @@ impl Stat {
 /// questions.
 #[derive(Debug, Default)]
 pub(crate) struct Census {
-    processes: HashMap<u32, Stat>,
+    processes: HashMap<u32, ProcessStat>,
     children: HashMap<u32, Vec<u32>>,
 }
 
@@ -281,7 +281,7 @@ impl Census {
     /// Looks at all processes. They are read one after the other, so a tree that changes meanwhile may lack a member.
     pub(crate) fn take(procfs: &ProcFs) -> io::Result<Self> {
         let mut census = Self::default();
-        for stat in procfs.all()? {
+        for stat in procfs.processes()? {
             census.children.entry(stat.parent).or_default().push(stat.pid);
             census.processes.insert(stat.pid, stat);
         }
@@ -289,14 +289,14 @@ impl Census {
     }
 
     /// The process that had this pid.
-    pub(crate) fn get(&self, pid: u32) -> Option<&Stat> {
+    pub(crate) fn get(&self, pid: u32) -> Option<&ProcessStat> {
         self.processes.get(&pid)
     }
 
     /// All descendants of a process, parents before children, without the process itself.
-    pub(crate) fn below(&self, pid: u32) -> Vec<&Stat> {
-        let mut found: Vec<&Stat> = Vec::new();
-        let mut unvisited: VecDeque<&Stat> = self.get(pid).into_iter().collect();
+    pub(crate) fn below(&self, pid: u32) -> Vec<&ProcessStat> {
+        let mut found: Vec<&ProcessStat> = Vec::new();
+        let mut unvisited: VecDeque<&ProcessStat> = self.get(pid).into_iter().collect();
         while let Some(parent) = unvisited.pop_front() {
             // A child older than its parent means the parent's pid was given out anew while we looked.
             let own = self.children.get(&parent.pid).into_iter().flatten().filter_map(|child| self.get(*child));
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn a_wrong_start_time_or_an_impossible_pid_is_nobody() {
-        let ours = ProcessId::ours().unwrap();
+        let ours = ProcessId::current().unwrap();
         assert!(ProcessHandle::open(ours).unwrap().is_some());
         for stranger in [
             ProcessId { started: ours.started + 1, ..ours },
@@ -350,15 +350,15 @@ mod tests {
     #[test]
     fn a_handle_sees_the_end_and_signals_nobody_after_it() {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        let id = ProcessId::of(child.id()).unwrap().unwrap();
+        let id = ProcessId::of_pid(child.id()).unwrap().unwrap();
         let handle = ProcessHandle::open(id).unwrap().unwrap();
-        assert!(!handle.is_gone().unwrap());
+        assert!(!handle.has_exited().unwrap());
         assert_eq!(handle.parent().unwrap(), Some(std::process::id()));
         assert_eq!(handle.uid().unwrap(), Some(rustix::process::getuid().as_raw()));
 
         assert!(handle.signal(Signal::KILL).unwrap());
         poll(&mut [PollFd::new(&handle, PollFlags::IN)], None).unwrap();
-        assert!(handle.is_gone().unwrap());
+        assert!(handle.has_exited().unwrap());
         assert!(ProcessHandle::open(id).unwrap().is_none(), "an ended process still waiting for its parent is gone");
         child.wait().unwrap();
         assert!(!handle.signal(Signal::KILL).unwrap());
@@ -384,7 +384,8 @@ mod tests {
 
     fn tree_of(pid: u32, processes: &[(u32, u32, u64)]) -> Vec<u32> {
         let root = proc_with(processes);
-        let mut pids: Vec<u32> = ProcFs::at(root.path()).tree(pid).unwrap().iter().map(|id| id.pid).collect();
+        let mut pids: Vec<u32> =
+            ProcFs::with_root(root.path()).descendants(pid).unwrap().iter().map(|id| id.pid).collect();
         pids.sort_unstable();
         pids
     }
@@ -412,8 +413,8 @@ mod tests {
     #[test]
     fn a_name_with_brackets_and_blanks_shifts_no_field() {
         for name in ["sleep", "a b", ") Z 1 (", "((()", ""] {
-            let stat = Stat::parse(&format!("43 ({name}) {TAIL}")).unwrap();
-            let expected = Stat {
+            let stat = ProcessStat::parse(&format!("43 ({name}) {TAIL}")).unwrap();
+            let expected = ProcessStat {
                 pid: 43,
                 state: 'S',
                 parent: 7,
@@ -430,8 +431,8 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn no_text_makes_it_panic(text in ".{0,200}") {
-            let _ = Stat::parse(&text);
-            let _ = Stat::parse(&format!("1 ({text}) {text}"));
+            let _ = ProcessStat::parse(&text);
+            let _ = ProcessStat::parse(&format!("1 ({text}) {text}"));
         }
     }
 
@@ -449,16 +450,16 @@ mod tests {
     fn what_this_process_has_in_memory_is_seen_both_ways() {
         let block = std::hint::black_box(vec![1_u8; 64 << 20]);
         let ours = std::process::id();
-        let resident = resident(&ProcFs::here(), ours);
+        let resident = resident(&ProcFs::system(), ours);
         assert!(resident >= block.len() as u64, "{resident}");
         // The kernel leaves something out now and then while other threads change what is mapped.
-        let seen: Vec<_> = (0..20).map(|_| proportional(&ProcFs::here(), ours)).collect();
+        let seen: Vec<_> = (0..20).map(|_| proportional(&ProcFs::system(), ours)).collect();
         assert!(seen.iter().any(|seen| seen.is_none_or(|bytes| bytes >= block.len() as u64)), "{seen:?}");
     }
 
     #[test]
     fn nobody_uses_nothing() {
-        assert_eq!(resident(&ProcFs::here(), u32::MAX), 0);
-        assert_eq!(proportional(&ProcFs::here(), u32::MAX), None);
+        assert_eq!(resident(&ProcFs::system(), u32::MAX), 0);
+        assert_eq!(proportional(&ProcFs::system(), u32::MAX), None);
     }
 }

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use gpupool_confine::bounds::{Bounds, Excess, Means};
-use gpupool_confine::cgroup::{Cgroups, Version};
+use gpupool_confine::bounds::{BoundExceeded, EnforcementMethod, JobBounds};
+use gpupool_confine::cgroup::{CgroupManager, CgroupVersion};
 use gpupool_confine::spawn::JobEnd;
 use support::bounded::{Running, by_groups, by_looking};
 use support::memory_peak;
@@ -33,8 +33,8 @@ os._exit(7)
 const MIB: u64 = 1 << 20;
 const ALLOWED: u64 = 100 * MIB;
 
-fn memory(allowed: u64) -> Bounds {
-    Bounds { host_memory: Some(allowed), ..Bounds::default() }
+fn memory(allowed: u64) -> JobBounds {
+    JobBounds { host_memory: Some(allowed), ..JobBounds::default() }
 }
 
 /// Where the hog writes its peak, and reading it in bytes.
@@ -63,8 +63,8 @@ fn by_looking_a_hog_never_passes_one_and_a_half_of_its_memory() {
             let (file, peak) = progress();
             let running =
                 Running::start(&by_looking(), "hog", &memory(ALLOWED), script, &[file.path(), Path::new(HOG)]);
-            assert!(matches!(running.held.enforcement().host_memory, Some(Means::Looking { .. })));
-            let Excess::HostMemory { used: Some(used), allowed: ALLOWED } = running.killed_when_told() else {
+            assert!(matches!(running.held.enforcement().host_memory, Some(EnforcementMethod::Polling { .. })));
+            let BoundExceeded::HostMemory { used: Some(used), allowed: ALLOWED } = running.killed_when_told() else {
                 panic!("it was not for its memory");
             };
             assert!(used > ALLOWED, "{used}");
@@ -113,15 +113,15 @@ impl Standstill {
 
 #[test]
 fn in_a_group_a_hog_never_passes_its_memory() {
-    for (path, cgroups) in by_groups(Cgroups::limits_memory) {
+    for (path, cgroups) in by_groups(CgroupManager::limits_memory) {
         let (file, peak) = progress();
         let mut running = Running::start(&cgroups, path, &memory(ALLOWED), HOG, &[file.path()]);
-        assert!(matches!(running.held.enforcement().host_memory, Some(Means::Kernel(_))), "{path}");
+        assert!(matches!(running.held.enforcement().host_memory, Some(EnforcementMethod::Kernel(_))), "{path}");
         running.wait_for_its_end();
-        let told = memory_peak(&cgroups, running.job.group().unwrap().name());
+        let told = memory_peak(&cgroups, running.job.cgroup().unwrap().name());
         assert_eq!(running.job.wait().unwrap(), JobEnd::Signalled(9), "{path}");
-        let excess = running.held.excess_at_end(&running.job);
-        assert_eq!(excess, Some(Excess::HostMemory { used: None, allowed: ALLOWED }), "{path}");
+        let excess = running.held.exceeded_bound_at_end(&running.job);
+        assert_eq!(excess, Some(BoundExceeded::HostMemory { used: None, allowed: ALLOWED }), "{path}");
         running.expect_nothing_left();
         assert!(told.is_none_or(|told| told <= ALLOWED), "{path}: {told:?}");
         // Its own pages that were in memory before it came into the group are not charged to it.
@@ -132,15 +132,15 @@ fn in_a_group_a_hog_never_passes_its_memory() {
 #[test]
 fn a_job_that_lost_a_process_to_the_limit_is_told_to_be_over_it() {
     let script = format!("import os, time\nif os.fork() == 0:\n    exec({HOG:?})\ntime.sleep(600)");
-    for (path, cgroups) in by_groups(Cgroups::limits_memory) {
+    for (path, cgroups) in by_groups(CgroupManager::limits_memory) {
         let (file, _) = progress();
         let running = Running::start(&cgroups, &format!("lost-{path}"), &memory(ALLOWED), &script, &[file.path()]);
-        let expected = Excess::HostMemory { used: None, allowed: ALLOWED };
-        if running.held.enforcement().host_memory == Some(Means::Kernel(Version::V2)) {
+        let expected = BoundExceeded::HostMemory { used: None, allowed: ALLOWED };
+        if running.held.enforcement().host_memory == Some(EnforcementMethod::Kernel(CgroupVersion::V2)) {
             // The kernel kills all of it at once.
             let mut running = running;
             running.job.wait().unwrap();
-            assert_eq!(running.held.excess_at_end(&running.job), Some(expected), "{path}");
+            assert_eq!(running.held.exceeded_bound_at_end(&running.job), Some(expected), "{path}");
             continue;
         }
         assert_eq!(running.killed_when_told(), expected, "{path}");
@@ -165,6 +165,6 @@ fn memory_that_children_share_is_counted_once() {
     assert!(running.excesses.try_recv().is_err());
     running.job.kill().unwrap();
     running.job.wait().unwrap();
-    assert_eq!(running.held.excess_at_end(&running.job), None);
+    assert_eq!(running.held.exceeded_bound_at_end(&running.job), None);
     running.expect_nothing_left();
 }

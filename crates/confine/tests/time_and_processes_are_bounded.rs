@@ -8,8 +8,8 @@ use std::io::Read;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use gpupool_confine::bounds::{Bounds, Excess, Means, Watcher};
-use gpupool_confine::cgroup::Cgroups;
+use gpupool_confine::bounds::{BoundExceeded, BoundsWatcher, EnforcementMethod, JobBounds};
+use gpupool_confine::cgroup::CgroupManager;
 use gpupool_confine::spawn::{Job, JobEnd, JobSpec};
 use support::bounded::{Running, by_groups, by_looking};
 use support::{PATIENCE, is_root, skipped, starter_program};
@@ -42,15 +42,15 @@ const BURNERS: [(&str, &str); 3] = [
 
 #[test]
 fn processor_time_is_held_whoever_of_the_job_uses_it() {
-    let mut paths = by_groups(Cgroups::can_create);
+    let mut paths = by_groups(CgroupManager::can_create);
     paths.push(("looking", by_looking()));
     for (path, cgroups) in paths {
         for (burner, script) in BURNERS {
             let allowed = Duration::from_millis(if burner == "ignored" { 1000 } else { 300 });
-            let bounds = Bounds { cpu_time: Some(allowed), ..Bounds::default() };
+            let bounds = JobBounds { cpu_time: Some(allowed), ..JobBounds::default() };
             let running = Running::start(&cgroups, &format!("cpu-{path}-{burner}"), &bounds, script, &[]);
             match running.killed_when_told() {
-                Excess::CpuTime { used, allowed: told } if used > allowed && told == allowed => {}
+                BoundExceeded::CpuTime { used, allowed: told } if used > allowed && told == allowed => {}
                 other => panic!("{path}, {burner}: {other:?}"),
             }
         }
@@ -63,10 +63,10 @@ fn processor_time_can_be_counted_anew() {
         while time.process_time() < 0.3: pass\n\
         os.write(1, b'!')\n\
         time.sleep(600)";
-    let mut paths = by_groups(Cgroups::can_create);
+    let mut paths = by_groups(CgroupManager::can_create);
     paths.push(("looking", by_looking()));
     for (path, cgroups) in paths {
-        let bounds = Bounds { cpu_time: Some(Duration::from_secs(60)), ..Bounds::default() };
+        let bounds = JobBounds { cpu_time: Some(Duration::from_secs(60)), ..JobBounds::default() };
         let mut running = Running::start(&cgroups, &format!("anew-{path}"), &bounds, script, &[]);
         running.output.read_exact(&mut [0]).unwrap();
         let before = running.held.usage().cpu_time.unwrap();
@@ -91,24 +91,24 @@ while count[0] < 200:
 time.sleep(600)
 ";
 
-fn processes(allowed: u64) -> Bounds {
-    Bounds { processes: Some(allowed), ..Bounds::default() }
+fn processes(allowed: u64) -> JobBounds {
+    JobBounds { processes: Some(allowed), ..JobBounds::default() }
 }
 
 #[test]
 fn by_looking_a_fork_bomb_is_seen_and_nothing_of_it_is_left() {
     let running = Running::start(&by_looking(), "bomb", &processes(20), BOMB, &[]);
     match running.killed_when_told() {
-        Excess::Processes { used, allowed: 20 } if used > 20 => {}
+        BoundExceeded::Processes { used, allowed: 20 } if used > 20 => {}
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
 fn in_a_group_a_fork_bomb_does_not_grow_and_nothing_of_it_is_left() {
-    for (path, cgroups) in by_groups(Cgroups::limits_pids) {
+    for (path, cgroups) in by_groups(CgroupManager::limits_pids) {
         let mut running = Running::start(&cgroups, &format!("bomb-{path}"), &processes(20), BOMB, &[]);
-        assert!(matches!(running.held.enforcement().processes, Some(Means::Kernel(_))), "{path}");
+        assert!(matches!(running.held.enforcement().processes, Some(EnforcementMethod::Kernel(_))), "{path}");
         let mut first = [0; 8];
         running.output.read_exact(&mut first).unwrap();
         assert_eq!(&first, b"refused\n", "{path}");
@@ -133,7 +133,7 @@ fn a_bomb_that_fills_up_again_whatever_is_killed_is_killed_without_a_group() {
         let bomb = bomb.replace("while True", &format!("{own_group}while True"));
         let mut running = Running::start(&by_looking(), "refill", &processes(20), &bomb, &[]);
         if own_group.is_empty() {
-            assert!(matches!(running.killed_when_told(), Excess::Processes { allowed: 20, .. }));
+            assert!(matches!(running.killed_when_told(), BoundExceeded::Processes { allowed: 20, .. }));
             continue;
         }
         assert_eq!(running.job.wait().unwrap(), JobEnd::Exited(0));
@@ -143,15 +143,15 @@ fn a_bomb_that_fills_up_again_whatever_is_killed_is_killed_without_a_group() {
 
 #[test]
 fn a_callback_that_panics_ends_no_other_watch() {
-    let watcher = Watcher::start(by_looking()).unwrap();
+    let watcher = BoundsWatcher::start(by_looking()).unwrap();
     let prepare = || {
-        let spec = JobSpec::new("sleep").args(["600"]).keeper(starter_program());
+        let spec = JobSpec::new("sleep").args(["600"]).keeper_program(starter_program());
         Job::prepare(spec).unwrap()
     };
     let (mut first, mut second) = (prepare(), prepare());
     let (sender, told) = channel();
     let panics = sender.clone();
-    let _first = watcher.hold(
+    let _first = watcher.enforce_bounds(
         &mut first,
         "first",
         &processes(0),
@@ -161,6 +161,7 @@ fn a_callback_that_panics_ends_no_other_watch() {
         }),
     );
     told.recv_timeout(PATIENCE).expect("the first is over its bound");
-    let _second = watcher.hold(&mut second, "second", &processes(0), Box::new(move |excess| drop(sender.send(excess))));
-    assert_eq!(told.recv_timeout(PATIENCE), Ok(Excess::Processes { used: 1, allowed: 0 }));
+    let _second =
+        watcher.enforce_bounds(&mut second, "second", &processes(0), Box::new(move |excess| drop(sender.send(excess))));
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(BoundExceeded::Processes { used: 1, allowed: 0 }));
 }

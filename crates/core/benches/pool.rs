@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use divan::{Bencher, black_box};
 use gpupool_core::{
-    Amount, Answer, Bytes, Command, Denied, DeviceFacts, DeviceId, DeviceIdentity, DeviceMemory, IsolationSupport,
-    LeaseId, MilliCpus, Millis, NodeFacts, Outcome, Policies, Pool, Reading, Request, Settings, Share, Strategy, Time,
-    Vendor,
+    ApplyOutcome, Bytes, CommandDenied, CommandReply, DeviceFacts, DeviceId, DeviceIdentity, DeviceMemory,
+    DeviceReading, IsolationSupport, LeaseId, MilliCpus, Millis, NodeFacts, PlacementStrategy, Policies, Pool,
+    PoolCommand, PoolSettings, PoolTime, Request, RequestedAmount, Share, Vendor,
 };
 
 /// Counts what is allocated, and how often.
@@ -63,7 +63,7 @@ fn device(node: usize, number: usize) -> DeviceFacts {
 
 /// A pool of so many devices, all read once and idle.
 fn idle_pool(devices: usize) -> Pool {
-    let mut pool = Pool::new(Settings::default(), Policies::default());
+    let mut pool = Pool::new(PoolSettings::default(), Policies::default());
     for node in 0..devices.div_ceil(GPUS_PER_NODE) {
         let facts = NodeFacts {
             name: format!("node-{node}").into(),
@@ -73,8 +73,8 @@ fn idle_pool(devices: usize) -> Pool {
         };
         let here = GPUS_PER_NODE.min(devices - node * GPUS_PER_NODE);
         pool.apply(
-            Time(0),
-            Command::NodeSeen {
+            PoolTime(0),
+            PoolCommand::NodeSeen {
                 facts,
                 devices: (0..here).map(|number| device(node, number)).collect(),
                 numbers: Vec::new(),
@@ -84,13 +84,13 @@ fn idle_pool(devices: usize) -> Pool {
         .expect("a node can always be seen");
     }
     for number in 0..devices as u32 {
-        let command = Command::Observe { device: DeviceId(number), reading: Reading::idle(Time(0)) };
-        pool.apply(Time(0), command).0.expect("the device is known");
+        let command = PoolCommand::Observe { device: DeviceId(number), reading: DeviceReading::idle(PoolTime(0)) };
+        pool.apply(PoolTime(0), command).0.expect("the device is known");
     }
     pool
 }
 
-fn request(amount: Amount, strategy: Strategy) -> Arc<Request> {
+fn request(amount: RequestedAmount, strategy: PlacementStrategy) -> Arc<Request> {
     Arc::new(Request {
         amount,
         strategy: Some(strategy),
@@ -102,45 +102,46 @@ fn request(amount: Amount, strategy: Strategy) -> Arc<Request> {
 }
 
 /// A batch of one command, into an outcome that is used again.
-fn apply(pool: &mut Pool, command: Command, out: &mut Outcome) -> Result<Answer, Denied> {
+fn apply(pool: &mut Pool, command: PoolCommand, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
     out.clear();
-    pool.begin_batch(Time(1), out);
+    pool.begin_batch(PoolTime(1), out);
     let answer = pool.apply_in_batch(command, out);
     pool.finish_batch(out);
     answer
 }
 
-fn ask(pool: &mut Pool, request: &Arc<Request>, out: &mut Outcome) -> Result<LeaseId, Denied> {
-    match apply(pool, Command::Request { request: request.clone(), key: None }, out)? {
-        Answer::Lease(lease) => Ok(lease),
+fn ask(pool: &mut Pool, request: &Arc<Request>, out: &mut ApplyOutcome) -> Result<LeaseId, CommandDenied> {
+    match apply(pool, PoolCommand::Request { request: request.clone(), key: None }, out)? {
+        CommandReply::Lease(lease) => Ok(lease),
         other => unreachable!("a request is answered with a lease, not {other:?}"),
     }
 }
 
-fn release(pool: &mut Pool, lease: LeaseId, out: &mut Outcome) {
-    apply(pool, Command::Release { lease }, out).expect("the lease is known");
+fn release(pool: &mut Pool, lease: LeaseId, out: &mut ApplyOutcome) {
+    apply(pool, PoolCommand::Release { lease }, out).expect("the lease is known");
 }
 
 /// Half of the capacity promised: every device to halves, thirds, quarters or not at all.
-fn half_full(devices: usize, strategy: Strategy) -> Pool {
+fn half_full(devices: usize, strategy: PlacementStrategy) -> Pool {
     let mut pool = idle_pool(devices);
-    let mut out = Outcome::default();
+    let mut out = ApplyOutcome::default();
     let shares = [Some(500), Some(750), Some(250), None, Some(1000), Some(334), Some(666), Some(500)];
     for number in 0..devices {
         let Some(share) = shares[number % shares.len()] else { continue };
-        let select = gpupool_core::Select {
+        let select = gpupool_core::DeviceSelector {
             uuids: vec![
                 format!("GPU-{:08x}-0000-0000-0000-{:012x}", number / GPUS_PER_NODE, number % GPUS_PER_NODE).into(),
             ],
             ..Default::default()
         };
-        let amount = if share == 1000 { Amount::Whole } else { Amount::Share(Share(share)) };
+        let amount = if share == 1000 { RequestedAmount::Whole } else { RequestedAmount::Share(Share(share)) };
         let request = Request { select: Arc::new(select), ..(*request(amount, strategy)).clone() };
         // Naming a device costs a look at all of them; fill the large pools by placement instead.
         if devices <= 1_000 {
             ask(&mut pool, &Arc::new(request), &mut out).expect("the device is free");
         } else {
-            let spread = Request { select: Default::default(), strategy: Some(Strategy::RoundRobin), ..request };
+            let spread =
+                Request { select: Default::default(), strategy: Some(PlacementStrategy::RoundRobin), ..request };
             ask(&mut pool, &Arc::new(spread), &mut out).expect("there is room");
         }
     }
@@ -150,10 +151,10 @@ fn half_full(devices: usize, strategy: Strategy) -> Pool {
 mod grant_and_release {
     use super::*;
 
-    fn bench(bencher: Bencher<'_, '_>, devices: usize, strategy: Strategy, amount: Amount) {
+    fn bench(bencher: Bencher<'_, '_>, devices: usize, strategy: PlacementStrategy, amount: RequestedAmount) {
         let mut pool = half_full(devices, strategy);
         let request = request(amount, strategy);
-        let mut out = Outcome::default();
+        let mut out = ApplyOutcome::default();
         let first = ask(&mut pool, &request, &mut out).expect("half of the pool is free");
         release(&mut pool, first, &mut out);
         bencher.bench_local(|| {
@@ -162,36 +163,36 @@ mod grant_and_release {
         });
     }
 
-    const QUARTER: Amount = Amount::Share(Share(250));
+    const QUARTER: RequestedAmount = RequestedAmount::Share(Share(250));
 
     #[divan::bench(args = SIZES)]
     fn first_fit(bencher: Bencher<'_, '_>, devices: usize) {
-        bench(bencher, devices, Strategy::FirstFit, QUARTER);
+        bench(bencher, devices, PlacementStrategy::FirstFit, QUARTER);
     }
 
     #[divan::bench(args = SIZES)]
     fn best_fit(bencher: Bencher<'_, '_>, devices: usize) {
-        bench(bencher, devices, Strategy::BestFit, QUARTER);
+        bench(bencher, devices, PlacementStrategy::BestFit, QUARTER);
     }
 
     #[divan::bench(args = SIZES)]
     fn worst_fit(bencher: Bencher<'_, '_>, devices: usize) {
-        bench(bencher, devices, Strategy::WorstFit, QUARTER);
+        bench(bencher, devices, PlacementStrategy::WorstFit, QUARTER);
     }
 
     #[divan::bench(args = SIZES)]
     fn round_robin(bencher: Bencher<'_, '_>, devices: usize) {
-        bench(bencher, devices, Strategy::RoundRobin, QUARTER);
+        bench(bencher, devices, PlacementStrategy::RoundRobin, QUARTER);
     }
 
     #[divan::bench(args = SIZES)]
     fn load_balanced(bencher: Bencher<'_, '_>, devices: usize) {
-        bench(bencher, devices, Strategy::LoadBalanced, QUARTER);
+        bench(bencher, devices, PlacementStrategy::LoadBalanced, QUARTER);
     }
 
     #[divan::bench(args = SIZES)]
     fn least_used_whole(bencher: Bencher<'_, '_>, devices: usize) {
-        bench(bencher, devices, Strategy::LeastUsed, Amount::Whole);
+        bench(bencher, devices, PlacementStrategy::LeastUsed, RequestedAmount::Whole);
     }
 }
 
@@ -218,15 +219,15 @@ mod queue {
     /// Every device held, so many waiting: a release finds the next holder, who then comes back to the end.
     fn bench(bencher: Bencher<'_, '_>, devices: usize, waiting: usize, owners: usize) {
         let mut pool = idle_pool(devices);
-        let mut out = Outcome::default();
+        let mut out = ApplyOutcome::default();
         let requests: Vec<Arc<Request>> = (0..owners)
             .map(|owner| {
-                let whole = (*request(Amount::Whole, Strategy::LeastUsed)).clone();
+                let whole = (*request(RequestedAmount::Whole, PlacementStrategy::LeastUsed)).clone();
                 Arc::new(Request { owner: format!("owner-{owner}").into(), ..whole })
             })
             .collect();
         let mut next_owner = requests.iter().cycle();
-        let mut ask_next = |pool: &mut Pool, out: &mut Outcome| {
+        let mut ask_next = |pool: &mut Pool, out: &mut ApplyOutcome| {
             let request = next_owner.next().expect("a cycle never ends");
             ask(pool, request, out).expect("it may wait")
         };
@@ -234,20 +235,20 @@ mod queue {
         for _ in 0..devices + waiting {
             holders.push_back(ask_next(&mut pool, &mut out));
         }
-        assert_eq!(pool.waiting(), waiting);
+        assert_eq!(pool.waiter_count(), waiting);
         bencher.with_inputs(|| ()).bench_local_values(|()| {
             let lease = holders.pop_front().expect("somebody holds");
             release(&mut pool, lease, &mut out);
             holders.push_back(ask_next(&mut pool, &mut out));
         });
-        assert_eq!(pool.waiting(), waiting, "each release let one go and one came");
+        assert_eq!(pool.waiter_count(), waiting, "each release let one go and one came");
     }
 
     /// Why the last one waits, and at which position.
     #[divan::bench(args = [1_000, 100_000])]
     fn explain_the_last(bencher: Bencher<'_, '_>, waiting: usize) {
         let mut pool = idle_pool(1_000);
-        let (mut out, whole) = (Outcome::default(), request(Amount::Whole, Strategy::LeastUsed));
+        let (mut out, whole) = (ApplyOutcome::default(), request(RequestedAmount::Whole, PlacementStrategy::LeastUsed));
         let mut last = LeaseId(0);
         for _ in 0..1_000 + waiting {
             last = ask(&mut pool, &whole, &mut out).expect("it may wait");
@@ -275,9 +276,10 @@ fn print_sizes() {
     let bytes = |devices: usize| {
         let before = live();
         let mut pool = idle_pool(devices);
-        let mut out = Outcome::default();
+        let mut out = ApplyOutcome::default();
         // The first decision builds the indexes, which are part of what a device costs.
-        let first = ask(&mut pool, &request(Amount::Whole, Strategy::LeastUsed), &mut out).expect("there is room");
+        let first = ask(&mut pool, &request(RequestedAmount::Whole, PlacementStrategy::LeastUsed), &mut out)
+            .expect("there is room");
         release(&mut pool, first, &mut out);
         live() - before
     };
@@ -287,9 +289,9 @@ fn print_sizes() {
     }
 
     let mut pool = idle_pool(100_000);
-    let mut out = Outcome::default();
+    let mut out = ApplyOutcome::default();
     let fresh = |number: usize| {
-        let part = (*request(Amount::Share(Share(100)), Strategy::BestFit)).clone();
+        let part = (*request(RequestedAmount::Share(Share(100)), PlacementStrategy::BestFit)).clone();
         Arc::new(Request { worker_id: Some(format!("worker-{number}").into()), ..part })
     };
     ask(&mut pool, &fresh(0), &mut out).expect("there is room");
@@ -301,7 +303,7 @@ fn print_sizes() {
     drop(pool);
 
     let mut pool = idle_pool(1_000);
-    let whole = request(Amount::Whole, Strategy::LeastUsed);
+    let whole = request(RequestedAmount::Whole, PlacementStrategy::LeastUsed);
     for _ in 0..1_000 {
         ask(&mut pool, &whole, &mut out).expect("there is room");
     }

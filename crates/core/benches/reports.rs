@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use divan::{Bencher, black_box};
 use gpupool_core::{
-    Amount, Answer, Attribution, Bytes, Command, DeviceFacts, DeviceId, DeviceIdentity, DeviceMemory, Drain, Field,
-    IsolationSupport, LeaseId, MilliCpus, Millis, NodeFacts, Percent, Policies, Pool, ProcessUse, Reading, Request,
-    Settings, Share, Thresholds, Time, Vendor,
+    Bytes, CommandReply, DeviceFacts, DeviceId, DeviceIdentity, DeviceMemory, DeviceReading, DrainMode,
+    IsolationSupport, LeaseId, LoadThresholds, MilliCpus, Millis, NodeFacts, Percent, Policies, Pool, PoolCommand,
+    PoolSettings, PoolTime, ProcessAttribution, ProcessUsage, ReadingField, Request, RequestedAmount, Share, Vendor,
 };
 
 const NODES: usize = 1_000;
@@ -48,15 +48,15 @@ fn node_facts(node: usize) -> NodeFacts {
     }
 }
 
-fn registration(node: usize, devices: usize) -> Command {
+fn registration(node: usize, devices: usize) -> PoolCommand {
     let listed = (0..devices).map(|number| device(node, number)).collect();
-    Command::NodeSeen { facts: node_facts(node), devices: listed, numbers: Vec::new() }
+    PoolCommand::NodeSeen { facts: node_facts(node), devices: listed, numbers: Vec::new() }
 }
 
 /// A fleet in which every device is held whole, save those that are squatted, and so many requests wait.
 struct Fleet {
     pool: Pool,
-    now: Time,
+    now: PoolTime,
     /// By device: the lease that holds it.
     holders: Vec<Option<LeaseId>>,
     waiters: Vec<LeaseId>,
@@ -67,13 +67,13 @@ struct Fleet {
 
 impl Fleet {
     fn new(waiters: usize) -> Self {
-        let settings = Settings {
-            drain: Drain::WhenGone { patience: Millis::from_secs(60) },
+        let settings = PoolSettings {
+            drain: DrainMode::WhenGone { patience: Millis::from_secs(60) },
             reading_max_age: Some(Millis::from_secs(30)),
         };
         let mut fleet = Self {
             pool: Pool::new(settings, Policies::unlimited()),
-            now: Time(1_000),
+            now: PoolTime(1_000),
             holders: vec![None; DEVICES],
             waiters: Vec::new(),
             loads: (0..DEVICES).map(|number| if number % SQUATTED == 0 { (70, 95) } else { (0, 0) }).collect(),
@@ -90,14 +90,14 @@ impl Fleet {
             fleet.holders[promises[0].device.0 as usize] = Some(lease);
         }
         fleet.waiters = (0..waiters).map(|number| fleet.ask(waiter(number))).collect();
-        assert_eq!(fleet.pool.waiting(), waiters);
+        assert_eq!(fleet.pool.waiter_count(), waiters);
         fleet
     }
 
     fn ask(&mut self, request: Request) -> LeaseId {
-        let command = Command::Request { request: Arc::new(request), key: None };
+        let command = PoolCommand::Request { request: Arc::new(request), key: None };
         match self.pool.apply(self.now, command).0 {
-            Ok(Answer::Lease(lease)) => lease,
+            Ok(CommandReply::Lease(lease)) => lease,
             other => panic!("a request is answered with a lease, not {other:?}"),
         }
     }
@@ -118,18 +118,18 @@ impl Fleet {
                 Some(_) => (self.random(40), self.random(101) as u32),
             };
         }
-        let asking = self.waiters.iter().map(|lease| Command::Follow { lease: *lease });
+        let asking = self.waiters.iter().map(|lease| PoolCommand::Follow { lease: *lease });
         self.pool.apply_all(self.now, asking);
     }
 
     /// Every node reports in a batch of its own: a heartbeat and a reading of each device.
     fn report(&mut self, timed: &mut dyn FnMut(Duration)) {
         for node in 0..NODES {
-            let heartbeat = Command::NodeSeen { facts: node_facts(node), devices: Vec::new(), numbers: Vec::new() };
+            let heartbeat = PoolCommand::NodeSeen { facts: node_facts(node), devices: Vec::new(), numbers: Vec::new() };
             let devices = node * GPUS_PER_NODE..(node + 1) * GPUS_PER_NODE;
             let readings = devices
-                .map(|number| Command::Observe { device: DeviceId(number as u32), reading: self.reading(number) });
-            let commands: Vec<Command> = [heartbeat].into_iter().chain(readings).collect();
+                .map(|number| PoolCommand::Observe { device: DeviceId(number as u32), reading: self.reading(number) });
+            let commands: Vec<PoolCommand> = [heartbeat].into_iter().chain(readings).collect();
             let start = Instant::now();
             let (_, outcome) = black_box(self.pool.apply_all(self.now, commands));
             timed(start.elapsed());
@@ -137,17 +137,17 @@ impl Fleet {
         }
     }
 
-    fn reading(&self, number: usize) -> Reading {
+    fn reading(&self, number: usize) -> DeviceReading {
         let (foreign_gib, busy) = self.loads[number];
-        let process = |attribution, gib: u64| ProcessUse { attribution, memory: Some(Bytes(gib * GIB)) };
-        let own = self.holders[number].map(|lease| process(Attribution::Lease(lease), 40));
-        let foreign = (foreign_gib > 0).then(|| process(Attribution::Foreign, foreign_gib));
+        let process = |attribution, gib: u64| ProcessUsage { attribution, memory: Some(Bytes(gib * GIB)) };
+        let own = self.holders[number].map(|lease| process(ProcessAttribution::Lease(lease), 40));
+        let foreign = (foreign_gib > 0).then(|| process(ProcessAttribution::Foreign, foreign_gib));
         let used = foreign_gib + if own.is_some() { 40 } else { 0 };
-        Reading {
-            memory_used: Field::Value(Bytes(used * GIB)),
-            utilization: Field::Value(Percent(busy * 1_000)),
+        DeviceReading {
+            memory_used: ReadingField::Value(Bytes(used * GIB)),
+            utilization: ReadingField::Value(Percent(busy * 1_000)),
             processes: Some(own.into_iter().chain(foreign).collect()),
-            ..Reading::idle(self.now)
+            ..DeviceReading::idle(self.now)
         }
     }
 
@@ -156,7 +156,7 @@ impl Fleet {
         let mut spent = Duration::ZERO;
         self.pass_a_second();
         self.report(&mut |took| spent += took);
-        assert_eq!(self.pool.waiting(), self.waiters.len(), "the same requests wait");
+        assert_eq!(self.pool.waiter_count(), self.waiters.len(), "the same requests wait");
         spent
     }
 }
@@ -168,15 +168,15 @@ fn waiter(number: usize) -> Request {
     Request {
         owner: format!("owner-{}", number / 10 % 100).into(),
         amount: match kind {
-            1 | 2 => Amount::Share(Share(250 * kind as u32)),
-            8 => Amount::Share(Share(300)),
-            3 => Amount::Memory(Bytes(20 * GIB)),
-            _ => Amount::Whole,
+            1 | 2 => RequestedAmount::Share(Share(250 * kind as u32)),
+            8 => RequestedAmount::Share(Share(300)),
+            3 => RequestedAmount::Memory(Bytes(20 * GIB)),
+            _ => RequestedAmount::Whole,
         },
         gpus: if kind == 4 { 2 } else { 1 },
         cpus: MilliCpus(if kind == 5 { 4_000 } else { 0 }),
         max_duration: (kind >= 8).then_some(Millis::from_mins(kind as u64)),
-        thresholds: Some(Thresholds::default()),
+        thresholds: Some(LoadThresholds::default()),
         ttl: Millis::from_secs(86_400),
         ..Request::default()
     }
@@ -192,9 +192,9 @@ fn a_second_of_reports_of_1000_nodes(bencher: Bencher<'_, '_>, waiters: usize) {
 
 #[divan::bench(args = [8, 5_000], sample_count = 10, sample_size = 1)]
 fn a_node_registers(bencher: Bencher<'_, '_>, devices: usize) {
-    let empty = || (Pool::new(Settings::default(), Policies::unlimited()), registration(0, devices));
+    let empty = || (Pool::new(PoolSettings::default(), Policies::unlimited()), registration(0, devices));
     bencher.with_inputs(empty).bench_local_values(|(mut pool, command)| {
-        let outcome = pool.apply_all(Time(0), [command]);
+        let outcome = pool.apply_all(PoolTime(0), [command]);
         (pool, outcome)
     });
 }
@@ -217,14 +217,14 @@ fn print_table() {
     for devices in [8, 1_000, 5_000] {
         let (mut registering, mut asking) = (Vec::new(), Vec::new());
         for _ in 0..5 {
-            let mut pool = Pool::new(Settings::default(), Policies::unlimited());
+            let mut pool = Pool::new(PoolSettings::default(), Policies::unlimited());
             let command = registration(0, devices);
             let start = Instant::now();
-            pool.apply_all(Time(0), [command]);
+            pool.apply_all(PoolTime(0), [command]);
             registering.push(start.elapsed());
-            let request = Command::Request { request: Arc::new(Request::default()), key: None };
+            let request = PoolCommand::Request { request: Arc::new(Request::default()), key: None };
             let start = Instant::now();
-            let (answers, _) = pool.apply_all(Time(0), [request]);
+            let (answers, _) = pool.apply_all(PoolTime(0), [request]);
             asking.push(start.elapsed());
             assert!(answers[0].is_ok(), "{answers:?}");
         }

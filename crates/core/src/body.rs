@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::Vendor;
 use crate::ids::{GpuId, Labels};
-use crate::request::{Amount, FieldError, Isolation, Request, Select, Strategy, Thresholds};
+use crate::request::{
+    DeviceSelector, FieldError, IsolationLevel, LoadThresholds, PlacementStrategy, Request, RequestedAmount,
+};
 use crate::units::{Bytes, MilliCpus, Millis, Percent, Share};
 
 /// The body of `POST /v1/leases`. Every field is optional.
@@ -149,17 +151,17 @@ impl TryFrom<RequestBody> for Request {
     type Error = FieldError;
 
     fn try_from(body: RequestBody) -> Result<Self, FieldError> {
-        let (defaults, thresholds) = (Self::default(), Thresholds::default());
+        let (defaults, thresholds) = (Self::default(), LoadThresholds::default());
         let request = Self {
             gpus: body.gpus.unwrap_or(1),
             amount: amount(body.fraction, body.memory_mib, body.sharing)?,
-            isolation: body.isolation.as_deref().map_or(Ok(Isolation::None), str::parse)?,
-            strategy: body.strategy.as_deref().map(str::parse::<Strategy>).transpose()?,
-            thresholds: Some(Thresholds {
+            isolation: body.isolation.as_deref().map_or(Ok(IsolationLevel::None), str::parse)?,
+            strategy: body.strategy.as_deref().map(str::parse::<PlacementStrategy>).transpose()?,
+            thresholds: Some(LoadThresholds {
                 memory: percent("memory_threshold", body.memory_threshold, thresholds.memory)?,
                 utilization: percent("utilization_threshold", body.utilization_threshold, thresholds.utilization)?,
             }),
-            select: Arc::new(Select {
+            select: Arc::new(DeviceSelector {
                 vendor: body.select.vendor,
                 models: body.select.model.into_vec(),
                 min_memory: body.select.min_memory_mib.map(|n| mib("select.min_memory_mib", n)).transpose()?,
@@ -185,7 +187,7 @@ impl TryFrom<RequestBody> for Request {
 }
 
 /// The amount that a fraction, MiB and sharing add up to.
-pub fn amount(fraction: Option<f64>, memory_mib: Option<u64>, sharing: bool) -> Result<Amount, FieldError> {
+pub fn amount(fraction: Option<f64>, memory_mib: Option<u64>, sharing: bool) -> Result<RequestedAmount, FieldError> {
     let share = |fraction: f64| {
         Share::from_fraction(fraction)
             .ok_or_else(|| FieldError::new("fraction", fraction, "a number from 0.001 to 1.0"))
@@ -193,14 +195,14 @@ pub fn amount(fraction: Option<f64>, memory_mib: Option<u64>, sharing: bool) -> 
     let memory =
         |n: u64| if n == 0 { Err(FieldError::new("memory_mib", n, "at least 1")) } else { mib("memory_mib", n) };
     Ok(match (fraction, memory_mib) {
-        (None, None) if sharing => Amount::Shared,
-        (None, None) => Amount::Whole,
+        (None, None) if sharing => RequestedAmount::Shared,
+        (None, None) => RequestedAmount::Whole,
         (Some(fraction), None) => match share(fraction)? {
-            Share::WHOLE => Amount::Whole,
-            part => Amount::Share(part),
+            Share::WHOLE => RequestedAmount::Whole,
+            part => RequestedAmount::Share(part),
         },
-        (None, Some(n)) => Amount::Memory(memory(n)?),
-        (Some(fraction), Some(n)) => Amount::Both(share(fraction)?, memory(n)?),
+        (None, Some(n)) => RequestedAmount::Memory(memory(n)?),
+        (Some(fraction), Some(n)) => RequestedAmount::Both(share(fraction)?, memory(n)?),
     })
 }
 
@@ -242,15 +244,15 @@ mod tests {
     #[test]
     fn an_empty_body_is_one_whole_gpu_with_the_default_thresholds() {
         let request = parse("{}").unwrap();
-        assert_eq!((request.gpus, request.amount), (1, Amount::Whole));
-        assert_eq!(request.thresholds, Some(Thresholds::default()));
+        assert_eq!((request.gpus, request.amount), (1, RequestedAmount::Whole));
+        assert_eq!(request.thresholds, Some(LoadThresholds::default()));
         assert!(request.queue);
     }
 
     #[test]
     fn fraction_and_memory_may_be_given_together() {
         let request = parse(r#"{"fraction":0.5,"memory_mib":4000}"#).unwrap();
-        assert_eq!(request.amount, Amount::Both(Share(500), Bytes::from_mib(4000).unwrap()));
+        assert_eq!(request.amount, RequestedAmount::Both(Share(500), Bytes::from_mib(4000).unwrap()));
     }
 
     #[test]

@@ -10,8 +10,8 @@ use crate::ids::{DeviceId, Labels, NodeId, labels_match};
 use crate::inventory::{DeviceSlot, Inventory, Kind, KindId, NodeShape, ShapeId};
 use crate::limits;
 use crate::outcome::Unsatisfiable;
-use crate::policy::Policy;
-use crate::request::{Amount, Isolation, Request, Select, Strategy, Thresholds};
+use crate::policy::RequestPolicy;
+use crate::request::{DeviceSelector, IsolationLevel, LoadThresholds, PlacementStrategy, Request, RequestedAmount};
 use crate::units::{Bytes, MilliCpus, Share};
 use crate::workload::TaskClass;
 
@@ -86,8 +86,9 @@ impl Class {
             self.needs.clear();
             self.hosts.fill(false);
         }
-        let of_gpu = |need: &Need| inventory.kinds[need.kind.0 as usize].facts.of_gpu().0 * need.share.0 / 1000;
-        let most = self.needs.iter().map(of_gpu).max().unwrap_or(0);
+        let share_of_gpu =
+            |need: &Need| inventory.kinds[need.kind.0 as usize].facts.share_of_gpu().0 * need.share.0 / 1000;
+        let most = self.needs.iter().map(share_of_gpu).max().unwrap_or(0);
         self.most_held = Share(most * u32::from(self.shape.gpus));
     }
 
@@ -215,11 +216,11 @@ impl Classes {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub gpus: u16,
-    pub amount: Amount,
-    pub isolation: Isolation,
-    pub strategy: Strategy,
-    pub thresholds: Option<Thresholds>,
-    pub select: Arc<Select>,
+    pub amount: RequestedAmount,
+    pub isolation: IsolationLevel,
+    pub strategy: PlacementStrategy,
+    pub thresholds: Option<LoadThresholds>,
+    pub select: Arc<DeviceSelector>,
     pub cpus: MilliCpus,
     pub host_memory: Bytes,
     pub node_selector: Arc<Labels>,
@@ -229,7 +230,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    pub fn of(request: &Request, policy: &Policy) -> Self {
+    pub fn of(request: &Request, policy: &RequestPolicy) -> Self {
         Self {
             gpus: request.gpus,
             amount: request.amount,
@@ -253,16 +254,16 @@ impl Shape {
 
     /// Whether it names an amount of device memory.
     pub fn names_memory(&self) -> bool {
-        matches!(self.amount, Amount::Memory(_) | Amount::Both(..))
+        matches!(self.amount, RequestedAmount::Memory(_) | RequestedAmount::Both(..))
     }
 
     /// The least share that it takes of any device.
     pub fn least_share(&self) -> Share {
         match self.amount {
-            Amount::Whole => Share::WHOLE,
-            Amount::Share(share) | Amount::Both(share, _) => share,
-            Amount::Memory(_) => Share(1),
-            Amount::Shared => self.equal_share(),
+            RequestedAmount::Whole => Share::WHOLE,
+            RequestedAmount::Share(share) | RequestedAmount::Both(share, _) => share,
+            RequestedAmount::Memory(_) => Share(1),
+            RequestedAmount::Shared => self.equal_share(),
         }
     }
 
@@ -279,18 +280,18 @@ impl Shape {
             return Some(Need { kind, share: Share::WHOLE, memory: taken, preferred });
         }
         let (share, memory) = match self.amount {
-            Amount::Whole | Amount::Share(Share::WHOLE) => (Share::WHOLE, capacity),
-            Amount::Share(share) => (share, capacity.map(|all| all.part(share))),
-            Amount::Shared => {
+            RequestedAmount::Whole | RequestedAmount::Share(Share::WHOLE) => (Share::WHOLE, capacity),
+            RequestedAmount::Share(share) => (share, capacity.map(|all| all.part(share))),
+            RequestedAmount::Shared => {
                 let share = self.equal_share();
                 (share, capacity.map(|all| all.part(share)))
             }
-            Amount::Memory(memory) => {
+            RequestedAmount::Memory(memory) => {
                 let all = capacity.filter(|all| memory <= *all)?;
                 let share = (u128::from(memory.0) * 1000 / u128::from(all.0.max(1))) as u32;
                 (Share(share.max(1)), Some(memory))
             }
-            Amount::Both(share, memory) => {
+            RequestedAmount::Both(share, memory) => {
                 let all = capacity.filter(|all| memory <= *all)?;
                 (share, Some(if share == Share::WHOLE { all } else { memory }))
             }
@@ -302,14 +303,16 @@ impl Shape {
     /// whole GPU, and not a whole GPU for less.
     fn takes_whole_partition(&self, facts: &DeviceFacts) -> Option<Bytes> {
         let (share, memory) = match self.amount {
-            Amount::Whole => (Share::WHOLE, Bytes::ZERO),
-            Amount::Share(share) => (share, Bytes::ZERO),
-            Amount::Both(share, memory) => (share, memory),
-            Amount::Memory(memory) => (Share(1), memory),
-            Amount::Shared => (self.equal_share(), Bytes::ZERO),
+            RequestedAmount::Whole => (Share::WHOLE, Bytes::ZERO),
+            RequestedAmount::Share(share) => (share, Bytes::ZERO),
+            RequestedAmount::Both(share, memory) => (share, memory),
+            RequestedAmount::Memory(memory) => (Share(1), memory),
+            RequestedAmount::Shared => (self.equal_share(), Bytes::ZERO),
         };
         let all = facts.memory_capacity().unwrap_or_default();
-        let fits = share <= facts.of_gpu() && memory <= all && (share == Share::WHOLE || facts.of_gpu() < Share::WHOLE);
+        let fits = share <= facts.share_of_gpu()
+            && memory <= all
+            && (share == Share::WHOLE || facts.share_of_gpu() < Share::WHOLE);
         fits.then_some(all)
     }
 }
@@ -325,7 +328,7 @@ pub(crate) struct Need {
     pub preferred: bool,
 }
 
-fn named_devices(select: &Select, inventory: &Inventory) -> Vec<DeviceId> {
+fn named_devices(select: &DeviceSelector, inventory: &Inventory) -> Vec<DeviceId> {
     let named = |slot: &DeviceSlot| {
         let by_number = select.gpu_ids.is_empty() || select.gpu_ids.contains(&slot.gpu_id);
         let by_uuid = select.uuids.is_empty()
@@ -400,12 +403,12 @@ impl<'a> Judgement<'a> {
             return None;
         }
         self.any_selected = true;
-        if !facts.isolation.gives(self.shape.isolation) {
+        if !facts.isolation.supports(self.shape.isolation) {
             return None;
         }
         self.any_isolating = true;
         if !facts.is_divisible() {
-            self.largest_part = self.largest_part.max(facts.of_gpu());
+            self.largest_part = self.largest_part.max(facts.share_of_gpu());
         }
         self.any_memory_known |= facts.memory.is_some();
         self.most_memory = self.most_memory.max(facts.memory_capacity().unwrap_or_default());
@@ -444,7 +447,7 @@ impl<'a> Judgement<'a> {
             if !self.any_isolating {
                 return Some(Unsatisfiable::Isolation(shape.isolation));
             }
-            if let Amount::Memory(wanted) | Amount::Both(_, wanted) = shape.amount {
+            if let RequestedAmount::Memory(wanted) | RequestedAmount::Both(_, wanted) = shape.amount {
                 if !self.any_memory_known {
                     return Some(Unsatisfiable::MemoryUnknown);
                 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{GpuId, Labels};
-use crate::request::{Isolation, spelled};
+use crate::request::{IsolationLevel, spelled};
 use crate::units::{Bytes, MilliCpus, Share};
 
 /// Who made a device.
@@ -79,7 +79,7 @@ impl DeviceMemory {
 
 /// Set for a device that is a part of a larger one (MIG instance, AMD partition).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Partition {
+pub struct PartitionFacts {
     /// The device it is a part of.
     pub parent: DeviceIdentity,
     /// The vendor's name of the cut: `1g.10gb`, `CPX`.
@@ -102,11 +102,11 @@ impl IsolationSupport {
     pub const BASIC: Self = Self { mps: false, mig: false };
 
     /// Whether `isolation` can be given.
-    pub const fn gives(self, isolation: Isolation) -> bool {
+    pub const fn supports(self, isolation: IsolationLevel) -> bool {
         match isolation {
-            Isolation::None | Isolation::TimeSlicing => true,
-            Isolation::Mps => self.mps,
-            Isolation::Mig => self.mig,
+            IsolationLevel::None | IsolationLevel::TimeSlicing => true,
+            IsolationLevel::Mps => self.mps,
+            IsolationLevel::Mig => self.mig,
         }
     }
 }
@@ -122,14 +122,14 @@ pub struct DeviceFacts {
     /// Its memory; `None` where it has none of its own (unified memory), then it is schedulable by share only.
     pub memory: Option<DeviceMemory>,
     /// Set where it is a part of a larger device.
-    pub partition: Option<Partition>,
+    pub partition: Option<PartitionFacts>,
     pub isolation: IsolationSupport,
     pub labels: Labels,
 }
 
 impl DeviceFacts {
     /// How much of a whole GPU it is.
-    pub fn of_gpu(&self) -> Share {
+    pub fn share_of_gpu(&self) -> Share {
         self.partition.as_ref().map_or(Share::WHOLE, |partition| partition.of_parent)
     }
 
@@ -167,7 +167,7 @@ pub fn model_matches(model: &str, wanted: &str) -> bool {
 /// Whether a device can be trusted with new work. Kept apart from readings: a device may be well and unreadable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Health {
+pub enum DeviceHealth {
     /// Takes work.
     Healthy,
     /// Takes no new work until it is healthy again; the text says why.
@@ -179,7 +179,7 @@ pub enum Health {
 /// Whether an administrator lets a device take new work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cordon {
+pub enum CordonState {
     /// It does.
     #[default]
     Open,
@@ -224,7 +224,7 @@ impl LinkKind {
 
 /// A link between two devices of one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Link {
+pub struct DeviceLink {
     pub a: GpuId,
     pub b: GpuId,
     pub kind: LinkKind,

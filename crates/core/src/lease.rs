@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::DeviceId;
-use crate::request::Strategy;
+use crate::request::PlacementStrategy;
 use crate::row::LeaseRow;
-use crate::units::{Bytes, Share, Time};
+use crate::units::{Bytes, PoolTime, Share};
 
 /// Where a lease is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -96,7 +96,7 @@ impl EndCause {
 
 /// What a lease was promised on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Promise {
+pub struct DevicePromise {
     pub device: DeviceId,
     pub share: Share,
     /// How much of its memory; zero where the device's memory is unknown.
@@ -105,19 +105,19 @@ pub struct Promise {
 
 /// Which rule decided about a request: for the decision log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Decision {
+pub struct PlacementDecision {
     /// The policy that covered it.
     pub policy: Arc<str>,
     /// The strategy that chose the place.
-    pub strategy: Strategy,
+    pub strategy: PlacementStrategy,
     /// How it came to its turn.
-    pub turn: Turn,
+    pub turn: QueueTurn,
 }
 
 /// How a granted request came to its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Turn {
+pub enum QueueTurn {
     /// It found a place as it came.
     OnArrival,
     /// It was next in the queue.
@@ -131,7 +131,7 @@ pub enum Turn {
 /// Who keeps a lease alive without renewing it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Holder {
+pub enum LeaseHolder {
     /// A process of the node: its id and start time, which together never repeat on one boot.
     Process {
         pid: u32,
@@ -155,14 +155,14 @@ pub struct Lease {
     /// What is kept; a lease reads as its row.
     kept: LeaseRow,
     /// When its heartbeat runs out; not while it has a holder.
-    pub expires_at: Option<Time>,
-    pub(crate) asked_at: Time,
-    pub(crate) deadline: Option<Time>,
+    pub expires_at: Option<PoolTime>,
+    pub(crate) asked_at: PoolTime,
+    pub(crate) deadline: Option<PoolTime>,
 }
 
 impl Lease {
     /// A lease that goes on from its row: one full ttl, one full wait.
-    pub(crate) fn from_row(kept: LeaseRow, now: Time) -> Self {
+    pub(crate) fn from_row(kept: LeaseRow, now: PoolTime) -> Self {
         let expires_at = (kept.state == LeaseState::Active).then(|| now.after(kept.request.ttl));
         Self { kept, expires_at, asked_at: now, deadline: None }
     }
@@ -172,7 +172,7 @@ impl Lease {
     }
 
     /// Ends at the latest at this time, by a promise that was made and not by a heartbeat that may go on.
-    pub fn certain_end(&self) -> Option<Time> {
+    pub fn certain_end(&self) -> Option<PoolTime> {
         [self.hard_end, self.revoke_at].into_iter().flatten().min()
     }
 }

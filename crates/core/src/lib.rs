@@ -1,6 +1,6 @@
 //! The heart of gpupool: one pure state machine that decides who holds which GPU.
 //!
-//! [`Pool::apply`] takes the time and a [`Command`] and gives an answer, effects and rows to keep. It does no I/O, reads
+//! [`Pool::apply`] takes the time and a [`PoolCommand`] and gives an answer, effects and rows to keep. It does no I/O, reads
 //! no clock and draws no random numbers, so the agent of one box, the coordinator of a cluster, a client's own books,
 //! the trace simulator and the tests all run the same rules.
 
@@ -24,16 +24,20 @@ mod workload;
 
 pub use body::{OneOrMany, RequestBody, SelectBody};
 pub use device::{
-    Cordon, DeviceFacts, DeviceIdentity, DeviceMemory, Health, IsolationSupport, Link, LinkKind, NodeFacts, Partition,
-    PciAddress, Vendor, model_matches,
+    CordonState, DeviceFacts, DeviceHealth, DeviceIdentity, DeviceLink, DeviceMemory, IsolationSupport, LinkKind,
+    NodeFacts, PartitionFacts, PciAddress, Vendor, model_matches,
 };
 pub use ids::{DeviceId, GpuId, Labels, LeaseId, NodeId, Token, labels_match};
-pub use lease::{Decision, EndCause, Holder, Lease, LeaseState, Promise, Turn};
-pub use outcome::{Answer, Closed, Denied, Effect, InUse, Outcome, Unsatisfiable};
-pub use policy::{Policies, Policy, PolicyMatch, PolicyRule, QueueOrder, Quota, Size};
-pub use pool::{Command, DeviceView, Drain, Explanation, NodeView, Pool, Reason, RestoreError, Settings};
-pub use reading::{Attribution, Field, Foreign, ProcessUse, Reading};
-pub use request::{Amount, FieldError, Isolation, Request, Select, Strategy, Thresholds};
-pub use row::{Counters, DeviceRow, LeaseRow, NodeRow, Row, UsageRow, WorkloadRow};
-pub use units::{Bytes, MilliCpus, Millis, Percent, Share, Time};
+pub use lease::{DevicePromise, EndCause, Lease, LeaseHolder, LeaseState, PlacementDecision, QueueTurn};
+pub use outcome::{ApplyOutcome, CommandDenied, CommandReply, DeviceClosure, InUseReason, PoolEffect, Unsatisfiable};
+pub use policy::{OwnerQuota, Policies, PolicyMatch, PolicyViolation, QueueOrder, RequestPolicy, RequestSize};
+pub use pool::{
+    DeviceView, DrainMode, NodeView, Pool, PoolCommand, PoolSettings, RestoreError, WaitExplanation, WaitReason,
+};
+pub use reading::{DeviceReading, ForeignLoad, ProcessAttribution, ProcessUsage, ReadingField};
+pub use request::{
+    DeviceSelector, FieldError, IsolationLevel, LoadThresholds, PlacementStrategy, Request, RequestedAmount,
+};
+pub use row::{DeviceRow, LeaseRow, NodeRow, PoolCounters, PoolRow, UsageRow, WorkloadRow};
+pub use units::{Bytes, MilliCpus, Millis, Percent, PoolTime, Share};
 pub use workload::{TaskClass, Turnover};

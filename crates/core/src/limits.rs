@@ -7,9 +7,9 @@ pub(crate) const GPUS_PER_REQUEST: u16 = 64;
 /// Entries in one list of a selector.
 pub(crate) const SELECT_ENTRIES: usize = 256;
 /// Length of an owner's, worker's or policy's name.
-pub const NAME_BYTES: usize = 253;
+pub const MAX_NAME_BYTES: usize = 253;
 /// Largest priority, either way.
-pub const PRIORITY: i32 = 1_000_000;
+pub const MAX_PRIORITY: i32 = 1_000_000;
 /// Life of a lease without a renewal, unless the request says otherwise.
 pub const DEFAULT_TTL: Millis = Millis::from_secs(60);
 /// Shortest such life.
@@ -19,7 +19,7 @@ pub const MAX_TTL: Millis = Millis::from_secs(86_400);
 /// A waiter nobody asks for leaves the queue after this.
 pub const WAITER_PATIENCE: Millis = Millis::from_secs(15);
 /// How long an offer is held for its confirmation.
-pub const OFFER_HELD: Millis = Millis::from_secs(5);
+pub const OFFER_LIFETIME: Millis = Millis::from_secs(5);
 /// Ended leases that are still remembered, so that a repeated release or request finds them.
 pub(crate) const ENDED_REMEMBERED: usize = 4_096;
 /// Requests waiting at once.
@@ -39,4 +39,4 @@ pub(crate) const COUNTED: u64 = 1 << 62;
 /// Numbers of nodes or devices that may be vacant between two rows; more is not a gap but nonsense.
 pub(crate) const VACANT_NUMBERS: u32 = 1 << 16;
 /// The largest small number a device may have on its node.
-pub const GPU_ID: u32 = 1 << 20;
+pub const MAX_GPU_ID: u32 = 1 << 20;

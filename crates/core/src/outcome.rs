@@ -5,21 +5,21 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::ids::{DeviceId, LeaseId, NodeId, Token};
-use crate::lease::{Decision, EndCause};
-use crate::policy::PolicyRule;
-use crate::request::{FieldError, Isolation};
-use crate::row::Row;
-use crate::units::{Bytes, MilliCpus, Share, Time};
+use crate::lease::{EndCause, PlacementDecision};
+use crate::policy::PolicyViolation;
+use crate::request::{FieldError, IsolationLevel};
+use crate::row::PoolRow;
+use crate::units::{Bytes, MilliCpus, PoolTime, Share};
 
 /// What comes of one or several commands, besides the answers.
 #[derive(Debug, Default, PartialEq)]
-pub struct Outcome {
-    pub effects: Vec<Effect>,
+pub struct ApplyOutcome {
+    pub effects: Vec<PoolEffect>,
     /// What to keep, in order: a later row about the same thing replaces an earlier one.
-    pub rows: Vec<Row>,
+    pub rows: Vec<PoolRow>,
 }
 
-impl Outcome {
+impl ApplyOutcome {
     /// Makes it empty and keeps its space.
     pub fn clear(&mut self) {
         self.effects.clear();
@@ -30,15 +30,15 @@ impl Outcome {
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Effect {
+pub enum PoolEffect {
     /// A request waits.
     Queued { lease: LeaseId },
     /// A request got its devices, and holds them for a confirmation until `until`.
-    Offered { lease: LeaseId, token: Token, until: Time, decision: Arc<Decision> },
+    Offered { lease: LeaseId, token: Token, until: PoolTime, decision: Arc<PlacementDecision> },
     /// A request got its devices, or its offer was confirmed.
-    Granted { lease: LeaseId, token: Token, decision: Arc<Decision> },
+    Granted { lease: LeaseId, token: Token, decision: Arc<PlacementDecision> },
     /// Its end was announced.
-    Revoking { lease: LeaseId, at: Time },
+    Revoking { lease: LeaseId, at: PoolTime },
     /// It ended.
     Ended { lease: LeaseId, cause: EndCause },
     /// It ended, and its devices are not free yet: whatever of it still runs must go.
@@ -51,14 +51,14 @@ pub enum Effect {
     DeviceOpen {
         device: DeviceId,
         /// Why not; `None` where it does.
-        closed: Option<Closed>,
+        closed: Option<DeviceClosure>,
     },
 }
 
 /// Why a device takes no new work at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Closed {
+pub enum DeviceClosure {
     /// Its node is not reachable.
     NodeLost,
     /// Not seen since the pool was restored.
@@ -75,7 +75,7 @@ pub enum Closed {
 
 /// The answer to whoever gave a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum CommandReply {
     Done,
     /// About this lease; look at it for its state.
     Lease(LeaseId),
@@ -85,13 +85,13 @@ pub enum Answer {
 
 /// Why a command was denied. No lease and no device changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
+pub enum CommandDenied {
     /// A field is out of its limits.
     #[error(transparent)]
     Invalid(#[from] FieldError),
     /// A policy does not allow it.
     #[error("policy {policy:?}: {rule}")]
-    Policy { policy: Arc<str>, rule: PolicyRule },
+    Policy { policy: Arc<str>, rule: PolicyViolation },
     /// These devices can never satisfy it.
     #[error("can never be satisfied here: {0}")]
     Unsatisfiable(Unsatisfiable),
@@ -121,15 +121,15 @@ pub enum Denied {
     UnknownNode(NodeId),
     /// The device cannot be forgotten.
     #[error("device {device} cannot be forgotten: {why}")]
-    DeviceInUse { device: DeviceId, why: InUse },
+    DeviceInUse { device: DeviceId, why: InUseReason },
     /// The node cannot be forgotten.
     #[error("node {node} cannot be forgotten: {why}")]
-    NodeInUse { node: NodeId, why: InUse },
+    NodeInUse { node: NodeId, why: InUseReason },
 }
 
 /// The reason why a device or a node cannot be forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum InUse {
+pub enum InUseReason {
     #[error("lease {0} holds it; release or revoke the lease first")]
     Held(LeaseId),
     #[error("lease {0} still drains on it")]
@@ -166,7 +166,7 @@ pub enum Unsatisfiable {
     },
     /// No selected device can isolate so.
     #[error("no matching GPU can give isolation {0}; none and time-slicing are always possible")]
-    Isolation(Isolation),
+    Isolation(IsolationLevel),
     /// No node has so many CPUs.
     #[error("{wanted} host CPUs are asked for, the largest matching node has {most}")]
     TooManyCpus { wanted: MilliCpus, most: MilliCpus },

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Labels, labels_match};
-use crate::request::{Amount, FieldError, Isolation, Request, Strategy};
+use crate::request::{FieldError, IsolationLevel, PlacementStrategy, Request, RequestedAmount};
 use crate::units::{Bytes, Millis, Share};
 
 /// The size of a wish, by which policies can choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Size {
+pub enum RequestSize {
     /// Host resources only.
     HostOnly,
     /// A part of one GPU, or parts of several.
@@ -23,12 +23,18 @@ pub enum Size {
     Several,
 }
 
-impl Size {
+impl RequestSize {
     pub fn of(request: &Request) -> Self {
         match (request.gpus, request.amount) {
             (0, _) => Self::HostOnly,
-            (1, Amount::Whole | Amount::Share(Share::WHOLE) | Amount::Both(Share::WHOLE, _)) => Self::Whole,
-            (_, Amount::Whole | Amount::Share(Share::WHOLE) | Amount::Both(Share::WHOLE, _)) => Self::Several,
+            (
+                1,
+                RequestedAmount::Whole | RequestedAmount::Share(Share::WHOLE) | RequestedAmount::Both(Share::WHOLE, _),
+            ) => Self::Whole,
+            (
+                _,
+                RequestedAmount::Whole | RequestedAmount::Share(Share::WHOLE) | RequestedAmount::Both(Share::WHOLE, _),
+            ) => Self::Several,
             _ => Self::Part,
         }
     }
@@ -41,7 +47,7 @@ pub struct PolicyMatch {
     /// Only these owners'.
     pub owners: Vec<Arc<str>>,
     /// Only of these sizes.
-    pub sizes: Vec<Size>,
+    pub sizes: Vec<RequestSize>,
     /// Only those that carry these labels.
     pub labels: Labels,
 }
@@ -49,7 +55,7 @@ pub struct PolicyMatch {
 impl PolicyMatch {
     fn covers(&self, request: &Request) -> bool {
         (self.owners.is_empty() || self.owners.contains(&request.owner))
-            && (self.sizes.is_empty() || self.sizes.contains(&Size::of(request)))
+            && (self.sizes.is_empty() || self.sizes.contains(&RequestSize::of(request)))
             && labels_match(&request.labels, &self.labels)
     }
 }
@@ -57,13 +63,13 @@ impl PolicyMatch {
 /// What one class of requests may ask for and how it is placed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Policy {
+pub struct RequestPolicy {
     /// What people call it; the decision log names it.
     pub name: Arc<str>,
     /// Which requests it is for.
     pub applies_to: PolicyMatch,
     /// The strategy, where the request names none.
-    pub strategy: Option<Strategy>,
+    pub strategy: Option<PlacementStrategy>,
     /// Smallest share of a GPU.
     pub min_share: Option<Share>,
     /// Largest share of a GPU; whole GPUs are above any smaller one.
@@ -73,7 +79,7 @@ pub struct Policy {
     /// Whether parts of GPUs may be had at all.
     pub sharing_allowed: bool,
     /// Which isolation may be asked for; empty means any.
-    pub isolation_allowed: Vec<Isolation>,
+    pub isolation_allowed: Vec<IsolationLevel>,
     /// Added to the request's priority.
     pub priority_boost: i32,
     /// Longest time a lease may be held; also set where the request names none.
@@ -88,7 +94,7 @@ pub struct Policy {
     pub gpu_required: bool,
 }
 
-impl Default for Policy {
+impl Default for RequestPolicy {
     /// The rules at the API: a tenth of a GPU at least, at least one GPU, ten allocations a device.
     fn default() -> Self {
         Self {
@@ -110,7 +116,7 @@ impl Default for Policy {
     }
 }
 
-impl Policy {
+impl RequestPolicy {
     /// No rules: any share, host-only requests, no limit on allocations. What simulation runs under.
     pub fn unlimited() -> Self {
         Self {
@@ -123,10 +129,10 @@ impl Policy {
     }
 
     /// The strategy for `request`: its own, else this policy's, else `least-used` for whole GPUs and `best-fit` for parts.
-    pub(crate) fn strategy_for(&self, request: &Request) -> Strategy {
-        let by_size = || match Size::of(request) {
-            Size::Part => Strategy::BestFit,
-            Size::HostOnly | Size::Whole | Size::Several => Strategy::LeastUsed,
+    pub(crate) fn strategy_for(&self, request: &Request) -> PlacementStrategy {
+        let by_size = || match RequestSize::of(request) {
+            RequestSize::Part => PlacementStrategy::BestFit,
+            RequestSize::HostOnly | RequestSize::Whole | RequestSize::Several => PlacementStrategy::LeastUsed,
         };
         request.strategy.or(self.strategy).unwrap_or_else(by_size)
     }
@@ -136,50 +142,50 @@ impl Policy {
         [request.max_duration, self.max_duration].into_iter().flatten().min()
     }
 
-    /// How many leases may share a device, for [`Amount::Shared`].
+    /// How many leases may share a device, for [`RequestedAmount::Shared`].
     pub(crate) fn sharers(&self) -> u32 {
         u32::from(self.max_allocations.unwrap_or(10).max(1))
     }
 
     /// The rule that `request` breaks, if any.
-    pub(crate) fn broken_by(&self, request: &Request) -> Option<PolicyRule> {
+    pub(crate) fn broken_by(&self, request: &Request) -> Option<PolicyViolation> {
         if request.gpus == 0 {
-            return self.gpu_required.then_some(PolicyRule::GpuRequired);
+            return self.gpu_required.then_some(PolicyViolation::GpuRequired);
         }
         let share = match request.amount {
-            Amount::Whole => Some(Share::WHOLE),
-            Amount::Share(share) | Amount::Both(share, _) => Some(share),
-            Amount::Shared => Some(Share(Share::WHOLE.0 / self.sharers())),
-            Amount::Memory(_) => None,
+            RequestedAmount::Whole => Some(Share::WHOLE),
+            RequestedAmount::Share(share) | RequestedAmount::Both(share, _) => Some(share),
+            RequestedAmount::Shared => Some(Share(Share::WHOLE.0 / self.sharers())),
+            RequestedAmount::Memory(_) => None,
         };
         if let Some(asked) = share {
             if let Some(least) = self.min_share.filter(|least| asked < *least) {
-                return Some(PolicyRule::MinShare { asked, least });
+                return Some(PolicyViolation::MinShare { asked, least });
             }
             if let Some(most) = self.max_share.filter(|most| asked > *most) {
-                return Some(PolicyRule::MaxShare { asked, most });
+                return Some(PolicyViolation::MaxShare { asked, most });
             }
         }
-        if let Amount::Memory(asked) | Amount::Both(_, asked) = request.amount
+        if let RequestedAmount::Memory(asked) | RequestedAmount::Both(_, asked) = request.amount
             && let Some(most) = self.max_memory.filter(|most| asked > *most)
         {
-            return Some(PolicyRule::MaxMemory { asked, most });
+            return Some(PolicyViolation::MaxMemory { asked, most });
         }
-        if !self.sharing_allowed && Size::of(request) == Size::Part {
-            return Some(PolicyRule::SharingAllowed);
+        if !self.sharing_allowed && RequestSize::of(request) == RequestSize::Part {
+            return Some(PolicyViolation::SharingAllowed);
         }
         if !self.isolation_allowed.is_empty() && !self.isolation_allowed.contains(&request.isolation) {
-            return Some(PolicyRule::IsolationAllowed(request.isolation));
+            return Some(PolicyViolation::IsolationAllowed(request.isolation));
         }
         let (asked, most) = request.max_duration.zip(self.max_duration)?;
-        (asked > most).then_some(PolicyRule::MaxDuration { asked, most })
+        (asked > most).then_some(PolicyViolation::MaxDuration { asked, most })
     }
 }
 
 /// The rule of a policy that a request breaks: which field, what it was, what it may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
-pub enum PolicyRule {
+pub enum PolicyViolation {
     /// A GPU must be asked for.
     #[error("gpus: 0 is not allowed, it must be at least 1")]
     GpuRequired,
@@ -197,7 +203,7 @@ pub enum PolicyRule {
     SharingAllowed,
     /// That isolation is not allowed.
     #[error("isolation: {0} is not allowed here")]
-    IsolationAllowed(Isolation),
+    IsolationAllowed(IsolationLevel),
     /// The lease would be held too long.
     #[error("max_duration_secs: {asked} are not allowed, it must be at most {most}")]
     MaxDuration { asked: Millis, most: Millis },
@@ -206,7 +212,7 @@ pub enum PolicyRule {
 /// What one owner may have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Quota {
+pub struct OwnerQuota {
     /// Most that may be held at once, in thousandths of a GPU over all devices.
     pub held: Option<Share>,
     /// GPU-hours a period, in thousandths; a waiting request waits for the next period when they are used up.
@@ -214,7 +220,7 @@ pub struct Quota {
     pub weight: u32,
 }
 
-impl Default for Quota {
+impl Default for OwnerQuota {
     fn default() -> Self {
         Self { held: None, share_hours: None, weight: 1 }
     }
@@ -236,12 +242,12 @@ pub enum QueueOrder {
 #[serde(default)]
 pub struct Policies {
     /// Tried in order; the first that covers a request is its policy.
-    pub policies: Vec<Policy>,
+    pub policies: Vec<RequestPolicy>,
     /// For requests none of them covers.
-    pub fallback: Policy,
-    pub quotas: BTreeMap<Arc<str>, Quota>,
+    pub fallback: RequestPolicy,
+    pub quotas: BTreeMap<Arc<str>, OwnerQuota>,
     /// For owners not named.
-    pub default_quota: Quota,
+    pub default_quota: OwnerQuota,
     pub queue: QueueOrder,
     /// The period quotas of GPU-hours are counted in.
     pub period: Millis,
@@ -251,9 +257,9 @@ impl Default for Policies {
     fn default() -> Self {
         Self {
             policies: Vec::new(),
-            fallback: Policy::default(),
+            fallback: RequestPolicy::default(),
             quotas: BTreeMap::new(),
-            default_quota: Quota::default(),
+            default_quota: OwnerQuota::default(),
             queue: QueueOrder::Fifo,
             period: Millis::from_mins(7 * 24 * 60),
         }
@@ -261,23 +267,23 @@ impl Default for Policies {
 }
 
 impl Policies {
-    /// No rules at all; see [`Policy::unlimited`].
+    /// No rules at all; see [`RequestPolicy::unlimited`].
     pub fn unlimited() -> Self {
-        Self { fallback: Policy::unlimited(), ..Self::default() }
+        Self { fallback: RequestPolicy::unlimited(), ..Self::default() }
     }
 
-    pub fn policy_for(&self, request: &Request) -> &Policy {
+    pub fn policy_for(&self, request: &Request) -> &RequestPolicy {
         self.policies.iter().find(|policy| policy.applies_to.covers(request)).unwrap_or(&self.fallback)
     }
 
-    pub fn quota_of(&self, owner: &str) -> &Quota {
+    pub fn quota_of(&self, owner: &str) -> &OwnerQuota {
         self.quotas.get(owner).unwrap_or(&self.default_quota)
     }
 
     /// Whether the rules make sense; the error names the first that does not.
     pub fn validate(&self) -> Result<(), FieldError> {
         for policy in self.policies.iter().chain([&self.fallback]) {
-            if policy.name.is_empty() || policy.name.len() > crate::limits::NAME_BYTES {
+            if policy.name.is_empty() || policy.name.len() > crate::limits::MAX_NAME_BYTES {
                 return Err(FieldError::new("policy.name", &policy.name, "1..=253 bytes"));
             }
             let bounds = policy.min_share.zip(policy.max_share);

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use crate::classes::{ClassId, Shape};
 use crate::ids::LeaseId;
 use crate::inventory::ForeignLevels;
-use crate::policy::{Policies, QueueOrder, Quota};
-use crate::request::Thresholds;
+use crate::policy::{OwnerQuota, Policies, QueueOrder};
+use crate::request::LoadThresholds;
 use crate::row::UsageRow;
-use crate::units::{Millis, Share, Time};
+use crate::units::{Millis, PoolTime, Share};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LaneId(u32);
@@ -177,7 +177,7 @@ pub(crate) struct WaitingNeeds {
     /// The least share that a class may take of a device, with how many classes have it.
     shares: BTreeMap<Share, usize>,
     /// Thresholds, with how many classes have them.
-    thresholds: BTreeMap<Thresholds, usize>,
+    thresholds: BTreeMap<LoadThresholds, usize>,
 }
 
 /// Distinct thresholds up to which each is looked at when foreign load changes.
@@ -253,7 +253,7 @@ pub(crate) struct Account {
     period: u64,
     /// Thousandths × milliseconds used in the period, up to `settled_at`.
     used: u64,
-    settled_at: Time,
+    settled_at: PoolTime,
 }
 
 /// Why an owner's request must wait although there may be room.
@@ -262,18 +262,18 @@ pub(crate) enum OverQuota {
     /// Holds too much already.
     Held,
     /// Used too much this period; from then on it is another.
-    ShareHours { until: Time },
+    ShareHours { until: PoolTime },
 }
 
 const HOUR: u64 = 3_600_000;
 
 impl Account {
-    fn settle(&mut self, now: Time, period: Millis) {
+    fn settle(&mut self, now: PoolTime, period: Millis) {
         let current = now.0 / period.0.max(1);
         if current != self.period {
             self.period = current;
             self.used = 0;
-            self.settled_at = Time(current.saturating_mul(period.0)).max(self.settled_at);
+            self.settled_at = PoolTime(current.saturating_mul(period.0)).max(self.settled_at);
         }
         self.used = self.used.saturating_add(self.held.saturating_mul(now.since(self.settled_at).0));
         self.settled_at = now.max(self.settled_at);
@@ -281,14 +281,14 @@ impl Account {
 
     /// The account as of now. The books themselves change only with what is held, when a row is kept too: an account
     /// that was asked often must not differ from one that was restored.
-    fn settled(&self, now: Time, period: Millis) -> Self {
+    fn settled(&self, now: PoolTime, period: Millis) -> Self {
         let mut account = self.clone();
         account.settle(now, period);
         account
     }
 
     /// What of the quota stands in the way of holding `more`.
-    pub fn over(&self, quota: &Quota, more: Share, now: Time, period: Millis) -> Option<OverQuota> {
+    pub fn over(&self, quota: &OwnerQuota, more: Share, now: PoolTime, period: Millis) -> Option<OverQuota> {
         if more.is_zero() {
             return None;
         }
@@ -297,13 +297,13 @@ impl Account {
         }
         let budget = quota.share_hours?;
         let account = self.settled(now, period);
-        let until = Time(account.period.saturating_add(1).saturating_mul(period.0));
+        let until = PoolTime(account.period.saturating_add(1).saturating_mul(period.0));
         (account.used >= budget.saturating_mul(HOUR)).then_some(OverQuota::ShareHours { until })
     }
 
     /// When the GPU-hours are used up if it goes on like this. Its waiters then claim nothing any more, which may let
     /// others go.
-    pub fn runs_out_at(&self, quota: &Quota, now: Time, period: Millis) -> Option<Time> {
+    pub fn runs_out_at(&self, quota: &OwnerQuota, now: PoolTime, period: Millis) -> Option<PoolTime> {
         let budget = quota.share_hours.filter(|_| self.held > 0)?.saturating_mul(HOUR);
         let left = budget.saturating_sub(self.settled(now, period).used);
         Some(now.after(Millis(left.div_ceil(self.held))))
@@ -322,7 +322,7 @@ pub(crate) struct Owners {
 }
 
 impl Owners {
-    pub fn id(&mut self, name: &Arc<str>, now: Time) -> OwnerId {
+    pub fn id(&mut self, name: &Arc<str>, now: PoolTime) -> OwnerId {
         if let Some(&id) = self.by_name.get(name) {
             return id;
         }
@@ -356,7 +356,7 @@ impl Owners {
     }
 
     /// Changes what an owner holds, and settles the use up to now.
-    pub fn hold(&mut self, id: OwnerId, now: Time, period: Millis, change: impl FnOnce(u64) -> u64) -> UsageRow {
+    pub fn hold(&mut self, id: OwnerId, now: PoolTime, period: Millis, change: impl FnOnce(u64) -> u64) -> UsageRow {
         let account = &mut self.accounts[id.0 as usize];
         account.settle(now, period);
         account.held = change(account.held);
@@ -364,7 +364,7 @@ impl Owners {
     }
 
     /// Puts back what a row kept. A time ahead of now would keep use from being counted until then.
-    pub fn restore(&mut self, row: &UsageRow, now: Time) {
+    pub fn restore(&mut self, row: &UsageRow, now: PoolTime) {
         let id = self.id(&row.owner, now);
         let account = &mut self.accounts[id.0 as usize];
         (account.period, account.used, account.settled_at) = (row.period, row.share_millis, row.settled_at.min(now));
@@ -390,24 +390,24 @@ mod tests {
     #[test]
     fn use_is_counted_from_the_start_of_the_period() {
         let mut owners = Owners::default();
-        let id = owners.id(&"alice".into(), Time(0));
+        let id = owners.id(&"alice".into(), PoolTime(0));
         let period = Millis(1_000);
-        owners.hold(id, Time(0), period, |_| 500);
-        let row = owners.hold(id, Time(1_400), period, |_| 0);
+        owners.hold(id, PoolTime(0), period, |_| 500);
+        let row = owners.hold(id, PoolTime(1_400), period, |_| 0);
         assert_eq!((row.period, row.share_millis), (1, 500 * 400));
     }
 
     #[test]
     fn gpu_hours_that_are_used_up_come_back_with_the_next_period() {
         let mut owners = Owners::default();
-        let id = owners.id(&"alice".into(), Time(0));
-        let quota = Quota { share_hours: Some(1_000), ..Quota::default() };
+        let id = owners.id(&"alice".into(), PoolTime(0));
+        let quota = OwnerQuota { share_hours: Some(1_000), ..OwnerQuota::default() };
         let period = Millis(10 * HOUR);
-        owners.hold(id, Time(0), period, |_| 1_000);
-        let over = |hours: u64| owners.get(id).over(&quota, Share(1), Time(hours * HOUR), period);
+        owners.hold(id, PoolTime(0), period, |_| 1_000);
+        let over = |hours: u64| owners.get(id).over(&quota, Share(1), PoolTime(hours * HOUR), period);
         assert_eq!(over(0), None);
-        assert_eq!(over(1), Some(OverQuota::ShareHours { until: Time(10 * HOUR) }));
+        assert_eq!(over(1), Some(OverQuota::ShareHours { until: PoolTime(10 * HOUR) }));
         assert_eq!(over(10), None);
-        assert_eq!(over(11), Some(OverQuota::ShareHours { until: Time(20 * HOUR) }));
+        assert_eq!(over(11), Some(OverQuota::ShareHours { until: PoolTime(20 * HOUR) }));
     }
 }

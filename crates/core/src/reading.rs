@@ -3,12 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::LeaseId;
-use crate::units::{Bytes, Percent, Time};
+use crate::units::{Bytes, Percent, PoolTime};
 
 /// One field of a reading. Never a made-up zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Field<T> {
+pub enum ReadingField<T> {
     /// The device said so.
     Value(T),
     /// The device cannot say.
@@ -17,7 +17,7 @@ pub enum Field<T> {
     Failed,
 }
 
-impl<T: Copy> Field<T> {
+impl<T: Copy> ReadingField<T> {
     /// The value, where there is one.
     pub const fn value(self) -> Option<T> {
         match self {
@@ -30,7 +30,7 @@ impl<T: Copy> Field<T> {
 /// Who a process on a device belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Attribution {
+pub enum ProcessAttribution {
     /// It runs under this lease; a squatter on devices the lease does not hold.
     Lease(LeaseId),
     /// It runs under none: a squatter.
@@ -41,53 +41,53 @@ pub enum Attribution {
 
 /// A process that uses a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProcessUse {
-    pub attribution: Attribution,
+pub struct ProcessUsage {
+    pub attribution: ProcessAttribution,
     /// Device memory it uses, where the driver tells.
     pub memory: Option<Bytes>,
 }
 
 /// What a device reported at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reading {
+pub struct DeviceReading {
     /// When it was taken. Not ahead of the pool's clock: until then it would shut out every other reading.
-    pub at: Time,
+    pub at: PoolTime,
     /// Memory in use, without what the driver keeps for itself.
-    pub memory_used: Field<Bytes>,
+    pub memory_used: ReadingField<Bytes>,
     /// How busy the device is.
-    pub utilization: Field<Percent>,
+    pub utilization: ReadingField<Percent>,
     /// Temperature in °C.
-    pub temperature_c: Field<i16>,
+    pub temperature_c: ReadingField<i16>,
     /// Every process on the device; a value only where the list is complete.
-    pub processes: Option<Vec<ProcessUse>>,
+    pub processes: Option<Vec<ProcessUsage>>,
     /// The pool's time of the state by which the processes were attributed to leases; `None` where that is `at`. A lease
     /// that changed later is not known to the list.
     #[serde(default)]
-    pub leases_as_of: Option<Time>,
+    pub leases_as_of: Option<PoolTime>,
 }
 
-impl Reading {
+impl DeviceReading {
     /// A reading of an idle device that reports everything.
-    pub fn idle(at: Time) -> Self {
+    pub fn idle(at: PoolTime) -> Self {
         Self {
             at,
-            memory_used: Field::Value(Bytes::ZERO),
-            utilization: Field::Value(Percent(0)),
-            temperature_c: Field::Value(30),
+            memory_used: ReadingField::Value(Bytes::ZERO),
+            utilization: ReadingField::Value(Percent(0)),
+            temperature_c: ReadingField::Value(30),
             processes: Some(Vec::new()),
             leases_as_of: None,
         }
     }
 
     /// Whether the processes were attributed by a state that has a change of leases at this time.
-    pub(crate) fn knows_of(&self, change: Time) -> bool {
+    pub(crate) fn knows_of(&self, change: PoolTime) -> bool {
         self.leases_as_of.is_none_or(|as_of| change <= as_of)
     }
 }
 
 /// The part of a reading that no lease explains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Foreign {
+pub struct ForeignLoad {
     /// Memory no lease explains; `None` where the device cannot report memory.
     pub memory: Option<Bytes>,
     /// Utilization no lease explains; `None` where the device cannot report it.
@@ -104,7 +104,7 @@ pub(crate) struct Promised {
     pub utilization: Percent,
 }
 
-impl Foreign {
+impl ForeignLoad {
     /// Nothing foreign.
     pub const NONE: Self = Self { memory: Some(Bytes::ZERO), utilization: Some(Percent(0)), processes: 0 };
 
@@ -114,24 +114,25 @@ impl Foreign {
     /// is, else what was promised (or measured, if that is more). Utilization is not known per process, so a lease's
     /// part is its promised share; but where the list shows no foreign process none of it is foreign, because
     /// counters are known to stick at 100 % with nothing running.
-    pub(crate) fn judge(reading: &Reading, promised: impl Iterator<Item = Promised>) -> Self {
+    pub(crate) fn judge(reading: &DeviceReading, promised: impl Iterator<Item = Promised>) -> Self {
         let promised: Vec<Promised> = promised.collect();
         let processes = reading.processes.as_deref();
-        let counted = |wanted: &dyn Fn(Attribution) -> bool| {
+        let counted = |wanted: &dyn Fn(ProcessAttribution) -> bool| {
             processes.map(|list| list.iter().filter(|process| wanted(process.attribution)).count())
         };
         let is_foreign = |attribution| match attribution {
-            Attribution::Foreign => true,
+            ProcessAttribution::Foreign => true,
             // A lease explains load where it holds something, nowhere else.
-            Attribution::Lease(lease) => promised.iter().all(|promise| promise.lease != lease),
-            Attribution::Unknown => false,
+            ProcessAttribution::Lease(lease) => promised.iter().all(|promise| promise.lease != lease),
+            ProcessAttribution::Unknown => false,
         };
         let foreign_processes = counted(&is_foreign).unwrap_or(0) as u32;
-        let none_unknown = counted(&|attribution| attribution == Attribution::Unknown) == Some(0);
+        let none_unknown = counted(&|attribution| attribution == ProcessAttribution::Unknown) == Some(0);
         let all_attributed =
             none_unknown && processes.is_some_and(|list| list.iter().all(|process| process.memory.is_some()));
         let measured = |lease| {
-            let of_lease = processes.unwrap_or_default().iter().filter(|p| p.attribution == Attribution::Lease(lease));
+            let of_lease =
+                processes.unwrap_or_default().iter().filter(|p| p.attribution == ProcessAttribution::Lease(lease));
             of_lease.fold(Bytes::ZERO, |sum, process| sum.saturating_add(process.memory.unwrap_or_default()))
         };
 
@@ -164,30 +165,30 @@ mod tests {
         Promised { lease: LeaseId(1), memory: Bytes(40 * GIB), utilization: Percent(50_000) }
     }
 
-    fn reading(used_gib: u64, busy: u32, processes: Option<Vec<ProcessUse>>) -> Reading {
-        Reading {
-            memory_used: Field::Value(Bytes(used_gib * GIB)),
-            utilization: Field::Value(Percent(busy * 1000)),
+    fn reading(used_gib: u64, busy: u32, processes: Option<Vec<ProcessUsage>>) -> DeviceReading {
+        DeviceReading {
+            memory_used: ReadingField::Value(Bytes(used_gib * GIB)),
+            utilization: ReadingField::Value(Percent(busy * 1000)),
             processes,
-            ..Reading::idle(Time(0))
+            ..DeviceReading::idle(PoolTime(0))
         }
     }
 
-    fn process(attribution: Attribution, gib: u64) -> ProcessUse {
-        ProcessUse { attribution, memory: Some(Bytes(gib * GIB)) }
+    fn process(attribution: ProcessAttribution, gib: u64) -> ProcessUsage {
+        ProcessUsage { attribution, memory: Some(Bytes(gib * GIB)) }
     }
 
     #[test]
     fn without_a_process_list_the_promise_explains_the_load() {
-        let foreign = Foreign::judge(&reading(50, 60, None), [half_held()].into_iter());
+        let foreign = ForeignLoad::judge(&reading(50, 60, None), [half_held()].into_iter());
         assert_eq!(foreign.memory, Some(Bytes(10 * GIB)));
         assert_eq!(foreign.utilization, Some(Percent(10_000)));
     }
 
     #[test]
     fn a_squatter_does_not_hide_behind_a_promise_that_is_not_used() {
-        let list = vec![process(Attribution::Lease(LeaseId(1)), 5), process(Attribution::Foreign, 30)];
-        let foreign = Foreign::judge(&reading(35, 90, Some(list)), [half_held()].into_iter());
+        let list = vec![process(ProcessAttribution::Lease(LeaseId(1)), 5), process(ProcessAttribution::Foreign, 30)];
+        let foreign = ForeignLoad::judge(&reading(35, 90, Some(list)), [half_held()].into_iter());
         assert_eq!(foreign.memory, Some(Bytes(30 * GIB)));
         assert_eq!(foreign.processes, 1);
         assert_eq!(foreign.utilization, Some(Percent(40_000)));
@@ -195,14 +196,14 @@ mod tests {
 
     #[test]
     fn a_stuck_counter_with_nothing_running_is_not_load() {
-        let foreign = Foreign::judge(&reading(0, 100, Some(Vec::new())), std::iter::empty());
-        assert_eq!(foreign, Foreign::NONE);
+        let foreign = ForeignLoad::judge(&reading(0, 100, Some(Vec::new())), std::iter::empty());
+        assert_eq!(foreign, ForeignLoad::NONE);
     }
 
     #[test]
     fn a_process_that_cannot_be_attributed_counts_for_the_lease_first() {
-        let list = vec![process(Attribution::Unknown, 45)];
-        let foreign = Foreign::judge(&reading(45, 80, Some(list)), [half_held()].into_iter());
+        let list = vec![process(ProcessAttribution::Unknown, 45)];
+        let foreign = ForeignLoad::judge(&reading(45, 80, Some(list)), [half_held()].into_iter());
         assert_eq!(foreign.memory, Some(Bytes(5 * GIB)));
         assert_eq!(foreign.utilization, Some(Percent(30_000)));
         assert_eq!(foreign.processes, 0);
@@ -210,9 +211,12 @@ mod tests {
 
     #[test]
     fn what_a_device_cannot_report_stays_unknown() {
-        let silent =
-            Reading { memory_used: Field::Unsupported, utilization: Field::Unsupported, ..Reading::idle(Time(0)) };
-        let foreign = Foreign::judge(&silent, std::iter::empty());
+        let silent = DeviceReading {
+            memory_used: ReadingField::Unsupported,
+            utilization: ReadingField::Unsupported,
+            ..DeviceReading::idle(PoolTime(0))
+        };
+        let foreign = ForeignLoad::judge(&silent, std::iter::empty());
         assert_eq!((foreign.memory, foreign.utilization), (None, None));
     }
 }

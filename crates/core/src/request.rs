@@ -13,7 +13,7 @@ use crate::units::{Bytes, MilliCpus, Millis, Percent, Share};
 /// How well a part of a GPU is kept apart from the other parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Isolation {
+pub enum IsolationLevel {
     /// Not at all, beyond what the driver does anyway.
     #[default]
     None,
@@ -28,7 +28,7 @@ pub enum Isolation {
 /// How a place is chosen among those that fit. Each is exact; `placement/mod.rs` defines them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Strategy {
+pub enum PlacementStrategy {
     /// The lowest-numbered device.
     FirstFit,
     /// The device with the least left over.
@@ -82,9 +82,9 @@ macro_rules! spelled {
 
 pub(crate) use spelled;
 
-spelled!(Isolation, "isolation", None => "none", TimeSlicing => "time-slicing", Mps => "mps", Mig => "mig");
+spelled!(IsolationLevel, "isolation", None => "none", TimeSlicing => "time-slicing", Mps => "mps", Mig => "mig");
 spelled!(
-    Strategy,
+    PlacementStrategy,
     "strategy",
     FirstFit => "first-fit",
     BestFit => "best-fit",
@@ -97,7 +97,7 @@ spelled!(
     LeastFragmentation => "least-fragmentation",
 );
 
-impl Strategy {
+impl PlacementStrategy {
     /// Whether it looks ahead at the workload to come.
     pub(crate) const fn looks_ahead(self) -> bool {
         matches!(self, Self::Fgd | Self::LeastFragmentation)
@@ -111,12 +111,12 @@ impl Strategy {
 
 /// Foreign load at or above which a device is not available. Strictly below both is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Thresholds {
+pub struct LoadThresholds {
     pub memory: Percent,
     pub utilization: Percent,
 }
 
-impl Default for Thresholds {
+impl Default for LoadThresholds {
     fn default() -> Self {
         Self { memory: Percent(80_000), utilization: Percent(90_000) }
     }
@@ -125,7 +125,7 @@ impl Default for Thresholds {
 /// Which devices will do. Empty means any.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Select {
+pub struct DeviceSelector {
     /// Only this vendor's.
     pub vendor: Option<Vendor>,
     /// Only these models (any of them), in whole words.
@@ -143,7 +143,7 @@ pub struct Select {
 /// How much of each GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Amount {
+pub enum RequestedAmount {
     /// All of it, alone.
     #[default]
     Whole,
@@ -157,9 +157,9 @@ pub enum Amount {
     Shared,
 }
 
-impl Amount {
+impl RequestedAmount {
     /// The share and the memory that the amount names.
-    pub const fn asked(self) -> (Option<Share>, Option<Bytes>) {
+    pub const fn share_and_memory(self) -> (Option<Share>, Option<Bytes>) {
         match self {
             Self::Whole | Self::Shared => (None, None),
             Self::Share(share) => (Some(share), None),
@@ -176,15 +176,15 @@ pub struct Request {
     /// How many GPUs, all on one node, all or nothing; 0 for host resources only.
     pub gpus: u16,
     /// How much of each.
-    pub amount: Amount,
+    pub amount: RequestedAmount,
     /// How well parts are kept apart.
-    pub isolation: Isolation,
+    pub isolation: IsolationLevel,
     /// How to choose; the policy's choice where `None`.
-    pub strategy: Option<Strategy>,
+    pub strategy: Option<PlacementStrategy>,
     /// Foreign load to stay clear of; not judged where `None`.
-    pub thresholds: Option<Thresholds>,
+    pub thresholds: Option<LoadThresholds>,
     /// Which devices will do.
-    pub select: Arc<Select>,
+    pub select: Arc<DeviceSelector>,
     pub cpus: MilliCpus,
     pub host_memory: Bytes,
     /// On whose account.
@@ -211,8 +211,8 @@ impl Default for Request {
     fn default() -> Self {
         Self {
             gpus: 1,
-            amount: Amount::Whole,
-            isolation: Isolation::None,
+            amount: RequestedAmount::Whole,
+            isolation: IsolationLevel::None,
             strategy: None,
             thresholds: None,
             select: Arc::default(),
@@ -238,7 +238,7 @@ impl Request {
         if self.gpus > limits::GPUS_PER_REQUEST {
             return fail("gpus", &self.gpus, "0..=64");
         }
-        let (share, memory) = self.amount.asked();
+        let (share, memory) = self.amount.share_and_memory();
         if let Some(share) = share.filter(|share| share.is_zero() || *share > Share::WHOLE) {
             return fail("fraction", &share, "0.001..=1.0");
         }
@@ -248,7 +248,7 @@ impl Request {
         if self.gpus == 0 && self.cpus.is_zero() && self.host_memory.is_zero() {
             return fail("gpus", &0, "at least 1, unless cpus or host_memory_mib is asked for");
         }
-        if self.gpus == 0 && self.amount != Amount::Whole {
+        if self.gpus == 0 && self.amount != RequestedAmount::Whole {
             return fail("gpus", &0, "at least 1 where a fraction, memory_mib or sharing is asked for");
         }
         for (field, percent) in [
@@ -259,10 +259,10 @@ impl Request {
                 return fail(field, &percent.as_number(), "0..=100");
             }
         }
-        if self.owner.is_empty() || self.owner.len() > limits::NAME_BYTES {
+        if self.owner.is_empty() || self.owner.len() > limits::MAX_NAME_BYTES {
             return fail("owner", &self.owner, "1..=253 bytes");
         }
-        if self.worker_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > limits::NAME_BYTES) {
+        if self.worker_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > limits::MAX_NAME_BYTES) {
             return fail("worker_id", &"(too long or empty)", "1..=253 bytes");
         }
         if self.ttl < limits::MIN_TTL || self.ttl > limits::MAX_TTL {
@@ -271,14 +271,14 @@ impl Request {
         if self.max_duration.is_some_and(Millis::is_zero) {
             return fail("max_duration_secs", &0, "above 0");
         }
-        if self.priority.unsigned_abs() > limits::PRIORITY.unsigned_abs() {
+        if self.priority.unsigned_abs() > limits::MAX_PRIORITY.unsigned_abs() {
             return fail("priority", &self.priority, "-1000000..=1000000");
         }
         self.select.validate()
     }
 }
 
-impl Select {
+impl DeviceSelector {
     fn validate(&self) -> Result<(), FieldError> {
         for (field, count) in [
             ("select.model", self.models.len()),

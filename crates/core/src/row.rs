@@ -7,18 +7,18 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::{Cordon, DeviceFacts, Link, NodeFacts};
+use crate::device::{CordonState, DeviceFacts, DeviceLink, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
-use crate::lease::{Decision, EndCause, Holder, LeaseState, Promise};
+use crate::lease::{DevicePromise, EndCause, LeaseHolder, LeaseState, PlacementDecision};
 use crate::policy::Policies;
 use crate::request::Request;
-use crate::units::Time;
+use crate::units::PoolTime;
 use crate::workload::{TaskClass, Turnover};
 
 /// One thing to keep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Row {
+pub enum PoolRow {
     Node(NodeRow),
     /// A device and its small number: the gpu_id map.
     Device(DeviceRow),
@@ -30,7 +30,7 @@ pub enum Row {
     /// A device that is not kept any more. Its number may go to another device.
     ForgetDevice(DeviceId),
     /// What must never repeat or go back.
-    Counters(Counters),
+    Counters(PoolCounters),
     Policies(Box<Policies>),
     /// What an owner used.
     Usage(UsageRow),
@@ -42,7 +42,7 @@ pub enum Row {
 pub struct NodeRow {
     pub node: NodeId,
     pub facts: NodeFacts,
-    pub links: Vec<Link>,
+    pub links: Vec<DeviceLink>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -51,7 +51,7 @@ pub struct DeviceRow {
     pub node: NodeId,
     pub gpu_id: GpuId,
     pub facts: Arc<DeviceFacts>,
-    pub cordon: Cordon,
+    pub cordon: CordonState,
 }
 
 /// A lease, without heartbeats.
@@ -68,28 +68,28 @@ pub struct LeaseRow {
     /// The node it is on, once granted.
     pub node: Option<NodeId>,
     /// What it holds, or what still drains of it.
-    pub promises: Arc<[Promise]>,
+    pub promises: Arc<[DevicePromise]>,
     /// Whether what it held is not free yet.
     pub draining: bool,
     /// Whether its devices were quarantined because its processes stayed.
     pub quarantined: bool,
-    pub decision: Option<Arc<Decision>>,
+    pub decision: Option<Arc<PlacementDecision>>,
     /// Who keeps it alive.
-    pub holder: Option<Holder>,
-    pub created_at: Time,
-    pub granted_at: Option<Time>,
-    pub ended_at: Option<Time>,
+    pub holder: Option<LeaseHolder>,
+    pub created_at: PoolTime,
+    pub granted_at: Option<PoolTime>,
+    pub ended_at: Option<PoolTime>,
     /// When a revocation takes effect.
-    pub revoke_at: Option<Time>,
+    pub revoke_at: Option<PoolTime>,
     /// When it may be held no longer.
-    pub hard_end: Option<Time>,
+    pub hard_end: Option<PoolTime>,
     /// Its place in the order of arrival.
     pub seq: u64,
 }
 
 impl LeaseRow {
     /// A request that was just made, and waits.
-    pub(crate) fn new(id: LeaseId, seq: u64, request: Arc<Request>, key: Option<Arc<str>>, now: Time) -> Self {
+    pub(crate) fn new(id: LeaseId, seq: u64, request: Arc<Request>, key: Option<Arc<str>>, now: PoolTime) -> Self {
         Self {
             id,
             request,
@@ -116,7 +116,7 @@ impl LeaseRow {
 /// What must never repeat or go back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Counters {
+pub struct PoolCounters {
     /// The next lease's number.
     pub next_lease: u64,
     /// The next grant's token.
@@ -139,7 +139,7 @@ pub struct UsageRow {
     pub period: u64,
     /// Thousandths of a GPU × milliseconds, up to `settled_at`.
     pub share_millis: u64,
-    pub settled_at: Time,
+    pub settled_at: PoolTime,
 }
 
 /// A class of the learned workload.

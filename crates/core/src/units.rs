@@ -168,9 +168,9 @@ impl fmt::Display for Millis {
 /// Whoever drives a pool chooses where zero is; it must go on growing across restarts that restore the pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Time(pub u64);
+pub struct PoolTime(pub u64);
 
-impl Time {
+impl PoolTime {
     /// The instant `after` later, or the end of time.
     pub const fn after(self, after: Millis) -> Self {
         Self(self.0.saturating_add(after.0))

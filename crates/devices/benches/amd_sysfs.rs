@@ -10,7 +10,7 @@ mod support;
 use std::fs;
 
 use divan::Bencher;
-use gpupool_devices::Source;
+use gpupool_devices::DeviceSource;
 use support::{CARDS, Tree};
 
 fn main() {

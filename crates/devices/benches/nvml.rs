@@ -10,8 +10,8 @@ use std::hint::black_box;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use gpupool_devices::{Nvml, Places, Source};
-use nvml_standin::machines::server;
+use gpupool_devices::{DeviceSource, NvmlSource, SourcePaths};
+use nvml_standin::machines::server_scenario;
 use nvml_wrapper_sys::bindings as raw;
 
 const DEVICES: u32 = 8;
@@ -19,10 +19,10 @@ const READINGS: usize = 2_000;
 
 fn main() {
     let folder = tempfile::tempdir().unwrap();
-    let library = nvml_standin::install(folder.path(), &server(DEVICES), &[]).unwrap();
-    let places = Places { nvml: library.clone(), sys: folder.path().join("sys"), ..Places::default() };
+    let library = nvml_standin::install_library(folder.path(), &server_scenario(DEVICES), &[]).unwrap();
+    let places = SourcePaths { nvml: library.clone(), sys: folder.path().join("sys"), ..SourcePaths::default() };
 
-    let mut source = Nvml::new(&places);
+    let mut source = NvmlSource::new(&places);
     let first = Instant::now();
     assert_eq!(source.read().unwrap().devices.len(), DEVICES as usize);
     let first = first.elapsed();

@@ -9,9 +9,9 @@ mod support;
 
 use std::time::Duration;
 
-use gpupool_core::Time;
-use gpupool_devices::{Attributor, DeviceTracker, Nvml, Places, Probe, Source};
-use nvml_standin::machines::server;
+use gpupool_core::PoolTime;
+use gpupool_devices::{DeviceSource, DeviceTracker, NvmlSource, ProcessAttributor, SourcePaths, SourceProbe};
+use nvml_standin::machines::server_scenario;
 use rustix::time::{ClockId, clock_gettime};
 use support::{CARDS, Tree};
 
@@ -19,27 +19,27 @@ const READINGS: u32 = 2_000;
 
 fn main() {
     let folder = tempfile::tempdir().unwrap();
-    let library = nvml_standin::install(folder.path(), &server(CARDS), &[]).unwrap();
-    let places = Places { nvml: library, sys: folder.path().join("sys"), ..Places::default() };
-    report("NVML (stand-in)", Box::new(Nvml::new(&places)));
+    let library = nvml_standin::install_library(folder.path(), &server_scenario(CARDS), &[]).unwrap();
+    let places = SourcePaths { nvml: library, sys: folder.path().join("sys"), ..SourcePaths::default() };
+    report("NVML (stand-in)", Box::new(NvmlSource::new(&places)));
     for processes in [0, 500] {
         let tree = Tree::new(processes);
         report(&format!("AMD sysfs, {processes} processes"), Box::new(tree.source()));
     }
 }
 
-fn report(what: &str, source: Box<dyn Source>) {
-    let mut probe = Probe::start(source, Duration::from_secs(10)).unwrap();
-    let mut attributor = Attributor::new(&Places::default());
+fn report(what: &str, source: Box<dyn DeviceSource>) {
+    let mut probe = SourceProbe::start(source, Duration::from_secs(10)).unwrap();
+    let mut attributor = ProcessAttributor::new(&SourcePaths::default());
     let mut tracker = DeviceTracker::default();
     let mut sample = |at| {
-        probe.ask();
-        let answer = probe.answer();
+        probe.request_reading();
+        let answer = probe.wait_reading();
         let snapshot = answer.result.map(|mut snapshot| {
             attributor.attribute(&mut snapshot);
             snapshot
         });
-        tracker.observe(Time(at), answer.kind, snapshot);
+        tracker.observe(PoolTime(at), answer.kind, snapshot);
     };
     sample(0);
     let before = processor_time();

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use gpupool_core::{Bytes, Percent};
 
-use crate::found::Watts;
+use crate::detected_device::Milliwatts;
 
 /// An amount of memory; `unit` is meant where none is written.
 ///
@@ -30,13 +30,13 @@ pub(crate) fn bytes(text: &str, unit: &str) -> Option<Bytes> {
 }
 
 /// Power; watts where no unit is written.
-pub(crate) fn watts(text: &str) -> Option<Watts> {
+pub(crate) fn watts(text: &str) -> Option<Milliwatts> {
     let (number, unit) = split(text);
     let number: f64 = number.parse().ok()?;
     match unit {
-        "" | "W" | "w" => Watts::from_number(number),
-        "mW" => Watts::from_number(number / 1e3),
-        "uW" | "µW" | "μW" => Watts::from_number(number / 1e6),
+        "" | "W" | "w" => Milliwatts::from_number(number),
+        "mW" => Milliwatts::from_number(number / 1e3),
+        "uW" | "µW" | "μW" => Milliwatts::from_number(number / 1e6),
         _ => None,
     }
 }
@@ -95,8 +95,8 @@ mod tests {
 
     #[test]
     fn power_and_temperature_are_read_in_their_units() {
-        assert_eq!(watts("133.0W"), Some(Watts(133_000)));
-        assert_eq!(watts("4803 mW"), Some(Watts(4803)));
+        assert_eq!(watts("133.0W"), Some(Milliwatts(133_000)));
+        assert_eq!(watts("4803 mW"), Some(Milliwatts(4803)));
         assert_eq!(watts("768 mV"), None);
         assert_eq!(watts("-5"), None);
         assert_eq!(celsius("43.0°C"), Some(43));

@@ -8,17 +8,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::detect::Places;
+use crate::detect::SourcePaths;
 use crate::kernel_file;
-use crate::snapshot::Snapshot;
-use crate::told::{Told, words};
+use crate::reported::{Reported, words};
+use crate::source_reading::SourceReading;
 
 /// The process of this host that a driver means by a number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum HostProcess {
+pub enum HostProcessLookup {
     /// It was not looked up.
     #[default]
-    NotLooked,
+    NotInspected,
     /// A process of this host.
     Known(Arc<ProcessFacts>),
     /// It cannot be told; the text says why.
@@ -42,7 +42,7 @@ pub struct ProcessFacts {
 
 /// Looks processes up, and remembers what does not change.
 #[derive(Debug)]
-pub struct Attributor {
+pub struct ProcessAttributor {
     proc: PathBuf,
     passwd: PathBuf,
     /// Why no number can be trusted here, where none can.
@@ -55,16 +55,16 @@ pub struct Attributor {
 const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 /// Whether this process is in the host's PID namespace, in which drivers number processes; `proc` is where procfs is.
-pub(crate) fn has_host_pids(proc: &Path) -> Told<bool> {
+pub(crate) fn has_host_pids(proc: &Path) -> Reported<bool> {
     match fs::read_link(proc.join("self/ns/pid")) {
-        Ok(namespace) => Told::Value(namespace.as_os_str() == HOST_PID_NAMESPACE),
+        Ok(namespace) => Reported::Value(namespace.as_os_str() == HOST_PID_NAMESPACE),
         Err(error) => kernel_file::missing(&error),
     }
 }
 
-impl Attributor {
+impl ProcessAttributor {
     /// For the machine at these places.
-    pub fn new(places: &Places) -> Self {
+    pub fn new(places: &SourcePaths) -> Self {
         let blind = match has_host_pids(&places.proc).value() {
             Some(true) => None,
             Some(false) => Some("this agent runs in a PID namespace of its own; process numbers are those of the host"),
@@ -80,13 +80,13 @@ impl Attributor {
     }
 
     /// Looks up every process of a snapshot, and forgets processes that are on no device any more.
-    pub fn attribute(&mut self, snapshot: &mut Snapshot) {
+    pub fn attribute(&mut self, snapshot: &mut SourceReading) {
         let mut seen = HashMap::new();
         for device in &mut snapshot.devices {
-            let Told::Value(processes) = &mut device.processes else { continue };
+            let Reported::Value(processes) = &mut device.processes else { continue };
             for process in processes {
-                process.who = self.who(process.pid);
-                if let HostProcess::Known(facts) = &process.who {
+                process.host_lookup = self.look_up(process.pid);
+                if let HostProcessLookup::Known(facts) = &process.host_lookup {
                     seen.insert(process.pid, facts.clone());
                 }
             }
@@ -95,13 +95,15 @@ impl Attributor {
     }
 
     /// Looks up the process with this number.
-    pub(crate) fn who(&mut self, pid: u32) -> HostProcess {
+    pub(crate) fn look_up(&mut self, pid: u32) -> HostProcessLookup {
         if let Some(reason) = &self.blind {
-            return HostProcess::Unattributed(reason.clone());
+            return HostProcessLookup::Unattributed(reason.clone());
         }
         match self.facts(pid) {
-            Some(facts) => HostProcess::Known(facts),
-            None => HostProcess::Unattributed("no such process is visible here: it has ended, or is hidden".into()),
+            Some(facts) => HostProcessLookup::Known(facts),
+            None => {
+                HostProcessLookup::Unattributed("no such process is visible here: it has ended, or is hidden".into())
+            }
         }
     }
 
@@ -183,13 +185,13 @@ fn command(folder: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::found::{Found, Process};
+    use crate::detected_device::{DetectedDevice, DeviceProcess};
     use gpupool_core::Vendor;
     use std::os::unix::fs::symlink;
     use tempfile::TempDir;
 
     /// A machine with a namespace and one process, 42.
-    fn machine(namespace: &str) -> (TempDir, Places) {
+    fn machine(namespace: &str) -> (TempDir, SourcePaths) {
         let dir = TempDir::new().unwrap();
         let write = |path: &str, text: &str| {
             let path = dir.path().join(path);
@@ -203,14 +205,15 @@ mod tests {
         write("proc/42/cmdline", "python\0train.py\0");
         write("proc/42/cgroup", "5:memory:/old\n0::/user.slice/job\n");
         write("etc/passwd", "root:x:0:0::/:/bin/sh\nalice:x:1001:1001::/home:/bin/sh\n");
-        let places = Places { proc: dir.path().join("proc"), etc: dir.path().join("etc"), ..Places::default() };
+        let places =
+            SourcePaths { proc: dir.path().join("proc"), etc: dir.path().join("etc"), ..SourcePaths::default() };
         (dir, places)
     }
 
     #[test]
     fn a_process_of_this_host_is_known_with_start_user_command_and_cgroup() {
         let (_dir, places) = machine(HOST_PID_NAMESPACE);
-        let HostProcess::Known(facts) = Attributor::new(&places).who(42) else { panic!("unknown") };
+        let HostProcessLookup::Known(facts) = ProcessAttributor::new(&places).look_up(42) else { panic!("unknown") };
         assert_eq!((facts.start_ticks, facts.uid, facts.user.as_deref()), (987_654, 1001, Some("alice")));
         assert_eq!((&*facts.command, facts.cgroup.as_deref()), ("python train.py", Some("/user.slice/job")));
     }
@@ -218,29 +221,29 @@ mod tests {
     #[test]
     fn a_number_that_was_given_to_another_process_means_the_other_process() {
         let (dir, places) = machine(HOST_PID_NAMESPACE);
-        let mut attributor = Attributor::new(&places);
-        let mut snapshot = Snapshot::default();
-        let mut device = Found::new(Vendor::Nvidia);
-        device.processes = Told::Value(vec![Process { pid: 42, ..Process::default() }]);
+        let mut attributor = ProcessAttributor::new(&places);
+        let mut snapshot = SourceReading::default();
+        let mut device = DetectedDevice::new(Vendor::Nvidia);
+        device.processes = Reported::Value(vec![DeviceProcess { pid: 42, ..DeviceProcess::default() }]);
         snapshot.push(device);
         attributor.attribute(&mut snapshot);
         let stat = dir.path().join("proc/42/stat");
         fs::write(stat, "42 (z) S 1 1 1 0 -1 0 1 0 0 0 1 1 0 0 20 0 1 0 999999 1 1\n").unwrap();
         fs::write(dir.path().join("proc/42/cmdline"), "other\0").unwrap();
-        let HostProcess::Known(facts) = attributor.who(42) else { panic!("unknown") };
+        let HostProcessLookup::Known(facts) = attributor.look_up(42) else { panic!("unknown") };
         assert_eq!((facts.start_ticks, &*facts.command), (999_999, "other"));
     }
 
     #[test]
     fn in_a_namespace_of_its_own_nothing_is_attributed_not_even_a_number_that_exists() {
         let (_dir, places) = machine("pid:[4026532999]");
-        assert!(matches!(Attributor::new(&places).who(42), HostProcess::Unattributed(_)));
+        assert!(matches!(ProcessAttributor::new(&places).look_up(42), HostProcessLookup::Unattributed(_)));
     }
 
     #[test]
     fn a_process_that_is_gone_is_unattributed() {
         let (_dir, places) = machine(HOST_PID_NAMESPACE);
-        assert!(matches!(Attributor::new(&places).who(43), HostProcess::Unattributed(_)));
+        assert!(matches!(ProcessAttributor::new(&places).look_up(43), HostProcessLookup::Unattributed(_)));
     }
 
     #[test]

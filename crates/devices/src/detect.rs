@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use crate::amd_sysfs::AmdSysfs;
+use crate::amd_sysfs::AmdSysfsSource;
 use crate::amd_tools::{AmdSmi, RocmSmi};
 use crate::nvidia_smi::NvidiaSmi;
-use crate::nvml::Nvml;
-use crate::snapshot::Snapshot;
-use crate::source::{Source, SourceError, SourceKind};
+use crate::nvml::NvmlSource;
+use crate::source::{DeviceSource, SourceError, SourceKind};
+use crate::source_reading::SourceReading;
 use crate::tool::Tool;
 
 /// What a person chose in `GPUPOOL_BACKEND`.
@@ -52,9 +52,9 @@ impl FromStr for SourceChoice {
 
 impl SourceChoice {
     /// The sources it means, one for each vendor, looking in these places; a tool gets `deadline` for each run.
-    pub fn sources(self, places: &Places, deadline: Duration) -> Vec<Box<dyn Source>> {
+    pub fn open_sources(self, places: &SourcePaths, deadline: Duration) -> Vec<Box<dyn DeviceSource>> {
         let open = |kind| open(kind, places, deadline);
-        let best = |kinds: &[SourceKind]| -> Box<dyn Source> {
+        let best = |kinds: &[SourceKind]| -> Box<dyn DeviceSource> {
             Box::new(FirstThatIsHere::new(kinds.iter().filter_map(|&kind| open(kind)).collect()))
         };
         let nvidia = || best(&[SourceKind::Nvml, SourceKind::NvidiaSmi]);
@@ -68,12 +68,12 @@ impl SourceChoice {
     }
 }
 
-fn open(kind: SourceKind, places: &Places, deadline: Duration) -> Option<Box<dyn Source>> {
+fn open(kind: SourceKind, places: &SourcePaths, deadline: Duration) -> Option<Box<dyn DeviceSource>> {
     let tool = |path| Tool::new(path, deadline);
     Some(match kind {
-        SourceKind::Nvml => Box::new(Nvml::new(places)),
+        SourceKind::Nvml => Box::new(NvmlSource::new(places)),
         SourceKind::NvidiaSmi => Box::new(NvidiaSmi::new(tool(&places.nvidia_smi))),
-        SourceKind::AmdSysfs => Box::new(AmdSysfs::new(places)),
+        SourceKind::AmdSysfs => Box::new(AmdSysfsSource::new(places)),
         SourceKind::AmdSmi => Box::new(AmdSmi::new(tool(&places.amd_smi))),
         SourceKind::RocmSmi => Box::new(RocmSmi::new(tool(&places.rocm_smi))),
         SourceKind::Simulated => return None,
@@ -92,19 +92,19 @@ struct FirstThatIsHere {
 }
 
 struct Candidate {
-    source: Box<dyn Source>,
+    source: Box<dyn DeviceSource>,
     missing: Option<(Instant, SourceError)>,
 }
 
 impl FirstThatIsHere {
-    fn new(sources: Vec<Box<dyn Source>>) -> Self {
+    fn new(sources: Vec<Box<dyn DeviceSource>>) -> Self {
         let sources = sources.into_iter().map(|source| Candidate { source, missing: None }).collect();
         Self { sources, reading: 0 }
     }
 }
 
 impl Candidate {
-    fn read(&mut self) -> Result<Snapshot, SourceError> {
+    fn read(&mut self) -> Result<SourceReading, SourceError> {
         if let Some((since, error)) = &self.missing
             && since.elapsed() < LOOK_AGAIN
         {
@@ -112,24 +112,24 @@ impl Candidate {
         }
         let result = self.source.read();
         self.missing = match &result {
-            Err(error @ SourceError::NotHere { .. }) => Some((Instant::now(), error.clone())),
+            Err(error @ SourceError::NotPresent { .. }) => Some((Instant::now(), error.clone())),
             _ => None,
         };
         result
     }
 }
 
-impl Source for FirstThatIsHere {
+impl DeviceSource for FirstThatIsHere {
     /// The source that was read last.
     fn kind(&self) -> SourceKind {
         self.sources.get(self.reading).map_or(SourceKind::Nvml, |candidate| candidate.source.kind())
     }
 
-    fn read(&mut self) -> Result<Snapshot, SourceError> {
+    fn read(&mut self) -> Result<SourceReading, SourceError> {
         let mut first_missing = None;
         for (place, candidate) in self.sources.iter_mut().enumerate() {
             match candidate.read() {
-                Err(missing @ SourceError::NotHere { .. }) => {
+                Err(missing @ SourceError::NotPresent { .. }) => {
                     first_missing.get_or_insert(missing);
                 }
                 answer => {
@@ -138,7 +138,7 @@ impl Source for FirstThatIsHere {
                 }
             }
         }
-        let nothing = SourceError::NotHere { what: "a source of devices".into(), why: "none was asked for".into() };
+        let nothing = SourceError::NotPresent { what: "a source of devices".into(), why: "none was asked for".into() };
         Err(first_missing.unwrap_or(nothing))
     }
 }
@@ -147,7 +147,7 @@ impl Source for FirstThatIsHere {
 
 /// Roots of kernel trees, and the names or paths of libraries and tools.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Places {
+pub struct SourcePaths {
     /// `/sys`.
     pub sys: PathBuf,
     /// `/proc`.
@@ -166,13 +166,13 @@ pub struct Places {
     pub rocm_smi: PathBuf,
 }
 
-impl Default for Places {
+impl Default for SourcePaths {
     fn default() -> Self {
         Self::from_env(|_| None)
     }
 }
 
-impl Places {
+impl SourcePaths {
     /// The usual places, or what the environment says instead; `variable` looks one up.
     pub fn from_env(variable: impl Fn(&str) -> Option<PathBuf>) -> Self {
         let place = |name: &str, usual: &str| variable(name).unwrap_or_else(|| PathBuf::from(usual));
@@ -193,23 +193,26 @@ impl Places {
 mod tests {
     use super::*;
 
-    struct Scripted(SourceKind, Vec<Result<Snapshot, SourceError>>);
+    struct Scripted(SourceKind, Vec<Result<SourceReading, SourceError>>);
 
-    impl Source for Scripted {
+    impl DeviceSource for Scripted {
         fn kind(&self) -> SourceKind {
             self.0
         }
 
-        fn read(&mut self) -> Result<Snapshot, SourceError> {
+        fn read(&mut self) -> Result<SourceReading, SourceError> {
             self.1.pop().unwrap_or_else(|| panic!("{} was asked too often", self.0))
         }
     }
 
-    fn missing() -> Result<Snapshot, SourceError> {
-        Err(SourceError::NotHere { what: "it".into(), why: "gone".into() })
+    fn missing() -> Result<SourceReading, SourceError> {
+        Err(SourceError::NotPresent { what: "it".into(), why: "gone".into() })
     }
 
-    fn first(nvml: Vec<Result<Snapshot, SourceError>>, smi: Vec<Result<Snapshot, SourceError>>) -> FirstThatIsHere {
+    fn first(
+        nvml: Vec<Result<SourceReading, SourceError>>,
+        smi: Vec<Result<SourceReading, SourceError>>,
+    ) -> FirstThatIsHere {
         FirstThatIsHere::new(vec![
             Box::new(Scripted(SourceKind::Nvml, nvml)),
             Box::new(Scripted(SourceKind::NvidiaSmi, smi)),
@@ -218,7 +221,7 @@ mod tests {
 
     #[test]
     fn the_next_source_is_read_where_the_best_is_not_here_and_the_best_is_left_in_peace() {
-        let ok = || Ok(Snapshot::default());
+        let ok = || Ok(SourceReading::default());
         let mut source = first(vec![missing()], vec![ok(), ok()]);
         assert!(source.read().is_ok() && source.read().is_ok());
         assert_eq!(source.kind(), SourceKind::NvidiaSmi);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use gpupool_core::Vendor;
 
-use crate::found::Found;
+use crate::detected_device::DetectedDevice;
 
 /// CUDA's list of devices; HIP reads it too.
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
@@ -31,9 +31,9 @@ impl JobEnvironment {
     ///
     /// NVIDIA devices are named by full UUIDs, AMD devices by unique ids. Where a UUID is missing or several devices
     /// carry it, the numbers of the vendor's runtime are used: PCI order for CUDA, the kernel's order for ROCm.
-    pub fn new<'a>(all: impl IntoIterator<Item = &'a Found>, given: &[usize]) -> Self {
-        let all: Vec<&Found> = all.into_iter().collect();
-        let chosen: Vec<&Found> = given.iter().filter_map(|&place| all.get(place).copied()).collect();
+    pub fn new<'a>(all: impl IntoIterator<Item = &'a DetectedDevice>, given: &[usize]) -> Self {
+        let all: Vec<&DetectedDevice> = all.into_iter().collect();
+        let chosen: Vec<&DetectedDevice> = given.iter().filter_map(|&place| all.get(place).copied()).collect();
         let of = |vendor| chosen.iter().filter(move |device| device.vendor == vendor).copied().collect::<Vec<_>>();
         let (nvidia, amd) = (of(Vendor::Nvidia), of(Vendor::Amd));
         let mut environment = Self::default();
@@ -63,17 +63,23 @@ impl JobEnvironment {
 }
 
 /// The list a runtime reads: UUIDs where each means one device, else places in the runtime's own order.
-fn names<K: Ord>(all: &[&Found], chosen: &[&Found], vendor: Vendor, order: impl Fn(&Found) -> Option<K>) -> String {
+fn names<K: Ord>(
+    all: &[&DetectedDevice],
+    chosen: &[&DetectedDevice],
+    vendor: Vendor,
+    order: impl Fn(&DetectedDevice) -> Option<K>,
+) -> String {
     let carriers = |uuid: &str| all.iter().filter(|device| device.uuid.as_deref() == Some(uuid)).count();
     let by_uuid: Option<Vec<String>> = chosen
         .iter()
         .map(|device| device.uuid.as_deref().filter(|uuid| carriers(uuid) == 1).map(ToOwned::to_owned))
         .collect();
     let by_place = || {
-        let counts = |device: &&Found| device.vendor == vendor && !device.is_mig_instance() && order(device).is_some();
-        let mut ordered: Vec<&Found> = all.iter().copied().filter(counts).collect();
+        let counts =
+            |device: &&DetectedDevice| device.vendor == vendor && !device.is_mig_instance() && order(device).is_some();
+        let mut ordered: Vec<&DetectedDevice> = all.iter().copied().filter(counts).collect();
         ordered.sort_by_key(|device| order(device));
-        let place = |device: &&Found| ordered.iter().position(|other| std::ptr::eq(*other, *device));
+        let place = |device: &&DetectedDevice| ordered.iter().position(|other| std::ptr::eq(*other, *device));
         chosen.iter().filter_map(place).map(|place| place.to_string()).collect()
     };
     by_uuid.unwrap_or_else(by_place).join(",")
@@ -83,10 +89,10 @@ fn names<K: Ord>(all: &[&Found], chosen: &[&Found], vendor: Vendor, order: impl 
 mod tests {
     use super::*;
     use crate::address::parse_pci_address;
-    use crate::found::Partition;
+    use crate::detected_device::DevicePartition;
 
-    fn device(vendor: Vendor, index: u32, uuid: Option<&str>, pci: &str) -> Found {
-        let mut found = Found::new(vendor);
+    fn device(vendor: Vendor, index: u32, uuid: Option<&str>, pci: &str) -> DetectedDevice {
+        let mut found = DetectedDevice::new(vendor);
         found.index = Some(index);
         found.uuid = uuid.map(Into::into);
         found.pci = parse_pci_address(pci);
@@ -146,7 +152,7 @@ mod tests {
     fn what_the_variables_cannot_do_is_said() {
         let mig = |uuid| {
             let mut found = device(Vendor::Nvidia, 0, Some(uuid), "0000:01:00.0");
-            found.partition = Some(Partition::Mig {
+            found.partition = Some(DevicePartition::Mig {
                 parent_uuid: None,
                 gpu_instance: Some(1),
                 compute_instance: Some(0),

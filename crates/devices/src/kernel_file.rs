@@ -5,27 +5,27 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::told::Told;
+use crate::reported::Reported;
 use crate::{amounts, limits};
 
 /// The text of a file without padding, or why there is none.
 ///
 /// A missing file is unsupported, as is one that answers "not supported"; an empty one has no value; any other trouble
 /// is a failure in the kernel's words.
-pub(crate) fn text(path: &Path) -> Told<String> {
+pub(crate) fn text(path: &Path) -> Reported<String> {
     match bytes(path) {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);
             let text = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());
-            if text.is_empty() { Told::Unsupported("empty file".into()) } else { Told::Value(text.to_owned()) }
+            if text.is_empty() { Reported::Unsupported("empty file".into()) } else { Reported::Value(text.to_owned()) }
         }
         Err(error) => missing(&error),
     }
 }
 
 /// The number in a file: decimal, or hexadecimal after `0x`.
-pub(crate) fn number<T: FromStr + TryFrom<u64>>(path: &Path) -> Told<T> {
-    text(path).and_then(|text| Told::from_cell(&text, amounts::count))
+pub(crate) fn number<T: FromStr + TryFrom<u64>>(path: &Path) -> Reported<T> {
+    text(path).and_then(|text| Reported::from_cell(&text, amounts::count))
 }
 
 /// The raw bytes of a file, up to a bound.
@@ -50,12 +50,12 @@ pub(crate) fn only_folder(folder: &Path) -> Option<PathBuf> {
 }
 
 /// What it means that a file could not be read.
-pub(crate) fn missing<T>(error: &io::Error) -> Told<T> {
+pub(crate) fn missing<T>(error: &io::Error) -> Reported<T> {
     use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, Unsupported};
     match error.kind() {
-        NotFound | NotADirectory | IsADirectory => Told::ABSENT,
-        Unsupported => Told::Unsupported(error.to_string().into()),
-        _ => Told::Failed(error.to_string().into()),
+        NotFound | NotADirectory | IsADirectory => Reported::ABSENT,
+        Unsupported => Reported::Unsupported(error.to_string().into()),
+        _ => Reported::Failed(error.to_string().into()),
     }
 }
 
@@ -69,11 +69,11 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join("file");
         std::fs::write(&path, b"42\n\0\0\0\0").unwrap();
-        assert_eq!(number::<u32>(&path), Told::Value(42));
+        assert_eq!(number::<u32>(&path), Reported::Value(42));
         std::fs::write(&path, b"0x1002\n").unwrap();
-        assert_eq!(number::<u32>(&path), Told::Value(0x1002));
+        assert_eq!(number::<u32>(&path), Reported::Value(0x1002));
         std::fs::write(&path, b"\0\0\0").unwrap();
-        assert!(matches!(number::<u32>(&path), Told::Unsupported(_)));
+        assert!(matches!(number::<u32>(&path), Reported::Unsupported(_)));
         assert!(number::<u32>(&dir.join("none")).is_absent());
         std::fs::remove_dir_all(dir).unwrap();
     }

@@ -7,15 +7,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpupool_core::{Bytes, Health, PciAddress, Vendor};
+use gpupool_core::{Bytes, DeviceHealth, PciAddress, Vendor};
 
 use crate::address::parse_pci_address;
-use crate::found::{Found, worse};
+use crate::detected_device::{DetectedDevice, worse};
 use crate::nvml::xid::{self, Severity, Verdict};
 use crate::pci_bus;
-use crate::snapshot::Snapshot;
+use crate::reported::{Reported, words};
 use crate::source::SourceError;
-use crate::told::{Told, words};
+use crate::source_reading::SourceReading;
 
 /// Lines looked at to tell a log of the kernel that says nothing of GPUs.
 const FIRST_LINES: usize = 40;
@@ -34,7 +34,7 @@ pub(crate) fn looks_like(text: &str) -> bool {
 /// The devices a log names, with what it says of their health, and what happened in numbers as warnings.
 ///
 /// Errors that programs cause leave a device healthy; a device that was only named has no health.
-pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
     let mut log = Log::default();
     for event in text.lines().filter_map(event) {
         log.add(&event);
@@ -284,7 +284,7 @@ struct Log {
 /// A device and what happened to it.
 #[derive(Debug)]
 struct Device {
-    found: Found,
+    found: DetectedDevice,
     counts: BTreeMap<Trouble, u64>,
 }
 
@@ -315,7 +315,7 @@ impl Log {
             self.last_nvidia = Some(pci);
         }
         let at = *self.places.entry(pci).or_insert_with(|| {
-            let mut found = Found::new(event.vendor);
+            let mut found = DetectedDevice::new(event.vendor);
             found.pci = Some(pci);
             self.devices.push(Device { found, counts: BTreeMap::new() });
             self.devices.len() - 1
@@ -323,7 +323,7 @@ impl Log {
         let Some(device) = self.devices.get_mut(at) else { return };
         match event.what {
             What::Uuid(uuid) => device.found.uuid = Some(uuid.into()),
-            What::Memory(bytes) => device.found.memory.total = Told::Value(bytes),
+            What::Memory(bytes) => device.found.memory.total = Reported::Value(bytes),
             _ => {}
         }
         if let Some(trouble) = trouble {
@@ -347,8 +347,8 @@ impl Log {
             .collect()
     }
 
-    fn snapshot(self) -> Snapshot {
-        let mut snapshot = Snapshot::default();
+    fn snapshot(self) -> SourceReading {
+        let mut snapshot = SourceReading::default();
         if let Some(mismatch) = self.mismatch {
             snapshot.warn(format!("a program's NVIDIA library is of another version than the driver: {mismatch}"));
         }
@@ -434,12 +434,12 @@ impl Trouble {
     }
 
     /// What it says of the device's health.
-    fn health(self) -> Health {
+    fn health(self) -> DeviceHealth {
         let (name, verdict) = self.verdict();
         match (self, verdict.severity) {
-            (Self::FellOffTheBus | Self::Xid(79), _) => Health::Lost,
-            (_, Severity::Unhealthy) => Health::Unhealthy(format!("{name}: {}", verdict.meaning).into()),
-            (_, Severity::Application | Severity::Warn) => Health::Healthy,
+            (Self::FellOffTheBus | Self::Xid(79), _) => DeviceHealth::Lost,
+            (_, Severity::Unhealthy) => DeviceHealth::Unhealthy(format!("{name}: {}", verdict.meaning).into()),
+            (_, Severity::Application | Severity::Warn) => DeviceHealth::Healthy,
         }
     }
 
@@ -479,8 +479,8 @@ impl Trouble {
 mod tests {
     use super::*;
     use crate::address::parse_pci_address;
-    use crate::told::Told;
-    use gpupool_core::{Bytes, Health, Vendor};
+    use crate::reported::Reported;
+    use gpupool_core::{Bytes, DeviceHealth, Vendor};
     use proptest::prelude::*;
 
     const LOG: &str = "\
@@ -515,16 +515,16 @@ mod tests {
         };
         assert_eq!(snapshot.devices.len(), 7, "{:?}", snapshot.devices);
         assert_eq!(health("0000:06:00.0"), None);
-        assert!(matches!(health("0000:9b:00.0"), Some(Health::Unhealthy(why)) if why.starts_with("Xid 119")));
-        assert_eq!(health("0000:38:00.0"), Some(Health::Healthy));
-        assert_eq!(health("0000:b3:00.0"), Some(Health::Lost));
-        assert_eq!(health("0000:c1:00.0"), Some(Health::Healthy));
-        assert!(matches!(health("0000:c2:00.0"), Some(Health::Unhealthy(_))));
+        assert!(matches!(health("0000:9b:00.0"), Some(DeviceHealth::Unhealthy(why)) if why.starts_with("Xid 119")));
+        assert_eq!(health("0000:38:00.0"), Some(DeviceHealth::Healthy));
+        assert_eq!(health("0000:b3:00.0"), Some(DeviceHealth::Lost));
+        assert_eq!(health("0000:c1:00.0"), Some(DeviceHealth::Healthy));
+        assert!(matches!(health("0000:c2:00.0"), Some(DeviceHealth::Unhealthy(_))));
         assert_eq!(health("0000:c3:00.0"), None);
         let first = &snapshot.devices[1];
         assert_eq!(first.uuid.as_deref(), Some("GPU-509665ad-b600-ac93-3616-d754b23d636d"));
         assert_eq!(first.driver.as_deref(), Some("535.129.03"));
-        assert_eq!(snapshot.devices[4].memory.total, Told::Value(Bytes::from_mib(65520).unwrap()));
+        assert_eq!(snapshot.devices[4].memory.total, Reported::Value(Bytes::from_mib(65520).unwrap()));
         for part in [
             "Xid 13 ×1",
             "Xid 43 ×1",
@@ -552,7 +552,7 @@ mod tests {
     #[test]
     fn a_boot_ends_what_was_wrong_before_it() {
         let fallen = "kernel: NVRM: Xid (PCI:0000:04:00): 79, GPU has fallen off the bus.\n";
-        assert_eq!(parse(fallen).unwrap().devices[0].health, Some(Health::Lost));
+        assert_eq!(parse(fallen).unwrap().devices[0].health, Some(DeviceHealth::Lost));
         let booted = format!("{fallen}kernel: Linux version 6.8.0 (gcc 13)\n");
         let snapshot = parse(&booted).unwrap();
         assert_eq!(snapshot.devices[0].health, None);

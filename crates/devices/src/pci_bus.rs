@@ -9,13 +9,13 @@ use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use gpupool_core::{Bytes, Health, LinkKind, PciAddress, Vendor};
+use gpupool_core::{Bytes, DeviceHealth, LinkKind, PciAddress, Vendor};
 
 use crate::address::parse_pci_address;
-use crate::found::Found;
-use crate::snapshot::{FoundLink, Snapshot};
+use crate::detected_device::DetectedDevice;
+use crate::reported::{Reported, words};
 use crate::source::SourceError;
-use crate::told::{Told, words};
+use crate::source_reading::{DetectedLink, SourceReading};
 use crate::{kernel_file, limits};
 
 /// The maker behind a PCI vendor number, where it makes GPUs.
@@ -39,7 +39,7 @@ pub(crate) const fn is_gpu(maker: Vendor, class: u16) -> bool {
 }
 
 /// Adds a GPU that some listing names and says at which place; one that cannot be handed out is a warning instead.
-pub(crate) fn list(snapshot: &mut Snapshot, device: Found) -> Option<usize> {
+pub(crate) fn list(snapshot: &mut SourceReading, device: DetectedDevice) -> Option<usize> {
     if device.vendor == Vendor::Intel {
         let place = device.pci.map(|pci| pci.to_string()).unwrap_or_default();
         snapshot.warn(format!("Intel GPUs are not supported yet: {place}"));
@@ -56,17 +56,17 @@ pub(crate) fn looks_like(root: &Path) -> bool {
 }
 
 /// The GPUs of a copied machine: those NVIDIA's driver lists, and those that only the bus knows.
-pub(crate) fn read(root: &Path) -> Result<Snapshot, SourceError> {
+pub(crate) fn read(root: &Path) -> Result<SourceReading, SourceError> {
     let Some(base) = base(root) else {
         let why = "no proc/driver/nvidia/gpus and no sys/bus/pci/devices in it".to_owned();
-        return Err(SourceError::NotHere { what: root.display().to_string().into(), why });
+        return Err(SourceError::NotPresent { what: root.display().to_string().into(), why });
     };
     let sys = base.join("sys");
     let listed = nvidia_gpus(&base.join("proc"));
     let mut bus = match scan(&sys) {
-        Told::Value(bus) => bus,
-        Told::Unsupported(_) => PciBus::default(),
-        Told::Failed(words) => PciBus { warnings: vec![format!("the PCI bus: {words}")], ..PciBus::default() },
+        Reported::Value(bus) => bus,
+        Reported::Unsupported(_) => PciBus::default(),
+        Reported::Failed(words) => PciBus { warnings: vec![format!("the PCI bus: {words}")], ..PciBus::default() },
     };
     // A tree that was cut down may lack the vendor by which the bus knows a GPU; the driver knows better.
     for pci in listed.iter().filter_map(|device| device.pci) {
@@ -77,7 +77,7 @@ pub(crate) fn read(root: &Path) -> Result<Snapshot, SourceError> {
     }
     bus.gpus.sort_by_key(|gpu| gpu.pci);
     let mut snapshot = bus.snapshot();
-    snapshot.merge(Snapshot { devices: listed, ..Snapshot::default() });
+    snapshot.merge(SourceReading { devices: listed, ..SourceReading::default() });
     if snapshot.devices.is_empty() {
         snapshot.warn("there is no GPU on the bus");
     }
@@ -138,7 +138,7 @@ pub(crate) struct PciBus {
 }
 
 /// Every GPU and every other display adapter on the bus; `sys` is where sysfs is.
-pub(crate) fn scan(sys: &Path) -> Told<PciBus> {
+pub(crate) fn scan(sys: &Path) -> Reported<PciBus> {
     let entries = match fs::read_dir(sys.join("bus/pci/devices")) {
         Ok(entries) => entries,
         Err(error) => return kernel_file::missing(&error),
@@ -159,7 +159,7 @@ pub(crate) fn scan(sys: &Path) -> Told<PciBus> {
         bus.gpus.push(place.gpu(vendor));
     }
     bus.gpus.sort_by_key(|gpu| gpu.pci);
-    Told::Value(bus)
+    Reported::Value(bus)
 }
 
 /// Whether the device in this folder of sysfs sleeps to save power, or is about to.
@@ -185,11 +185,11 @@ fn gpu_at(sys: &Path, pci: PciAddress, vendor: Vendor) -> PciGpu {
 
 impl PciBus {
     /// The GPUs of known makers as devices, each with how it is joined to the others.
-    pub(crate) fn snapshot(&self) -> Snapshot {
-        let mut snapshot = Snapshot { warnings: self.warnings.clone(), ..Snapshot::default() };
+    pub(crate) fn snapshot(&self) -> SourceReading {
+        let mut snapshot = SourceReading { warnings: self.warnings.clone(), ..SourceReading::default() };
         let mut ways = Vec::new();
         for gpu in self.gpus.iter().filter(|gpu| gpu.vendor != Vendor::Other) {
-            let mut device = Found::new(gpu.vendor);
+            let mut device = DetectedDevice::new(gpu.vendor);
             device.pci = Some(gpu.pci);
             device.numa = gpu.numa;
             device.asleep = gpu.asleep;
@@ -282,10 +282,10 @@ pub(crate) enum Stop {
 }
 
 /// How near each pair of devices is, by where their ways from the processor part.
-fn links(ways: &[Vec<Stop>]) -> Vec<FoundLink> {
+fn links(ways: &[Vec<Stop>]) -> Vec<DetectedLink> {
     let pairs = ways.iter().enumerate().flat_map(|(a, way)| {
         let others = ways.iter().enumerate().skip(a + 1);
-        others.map(move |(b, other)| FoundLink { a, b, kind: between(way, other) })
+        others.map(move |(b, other)| DetectedLink { a, b, kind: between(way, other) })
     });
     pairs.collect()
 }
@@ -307,7 +307,7 @@ fn between(one: &[Stop], other: &[Stop]) -> LinkKind {
 // What NVIDIA's kernel driver tells in procfs, without its library.
 
 /// The GPUs that the driver lists under `driver/nvidia/gpus` of procfs, in the order of their addresses.
-fn nvidia_gpus(proc: &Path) -> Vec<Found> {
+fn nvidia_gpus(proc: &Path) -> Vec<DetectedDevice> {
     let folders = fs::read_dir(proc.join("driver/nvidia/gpus")).into_iter().flatten().flatten();
     let listed =
         folders.filter_map(|entry| Some((entry.file_name().to_str().and_then(parse_pci_address)?, entry.path())));
@@ -315,7 +315,7 @@ fn nvidia_gpus(proc: &Path) -> Vec<Found> {
     listed.sort();
     let version = nvidia_driver_version(proc);
     let gpu = |(pci, folder): (PciAddress, PathBuf)| {
-        let mut device = Found::new(Vendor::Nvidia);
+        let mut device = DetectedDevice::new(Vendor::Nvidia);
         device.pci = Some(pci);
         device.driver = version.value().map(|version| version.as_str().into());
         let text = |file: &str| kernel_file::text(&folder.join(file)).value().cloned().unwrap_or_default();
@@ -328,10 +328,10 @@ fn nvidia_gpus(proc: &Path) -> Vec<Found> {
 }
 
 /// The version of the loaded driver, from `driver/nvidia/version` of procfs.
-pub(crate) fn nvidia_driver_version(proc: &Path) -> Told<String> {
+pub(crate) fn nvidia_driver_version(proc: &Path) -> Reported<String> {
     kernel_file::text(&proc.join("driver/nvidia/version")).and_then(|text| {
         let version = version_in(text.lines().next().unwrap_or_default());
-        version.map_or_else(|| Told::Failed(words(&text)), |version| Told::Value(version.to_owned()))
+        version.map_or_else(|| Reported::Failed(words(&text)), |version| Reported::Value(version.to_owned()))
     })
 }
 
@@ -345,23 +345,24 @@ pub(crate) fn version_in(line: &str) -> Option<&str> {
 }
 
 /// Model, UUID and minor number. A GPU the driver has not started yet shows its UUID as question marks.
-fn take_information(device: &mut Found, text: &str) {
+fn take_information(device: &mut DetectedDevice, text: &str) {
     let shared = |text: &str| words(text).into();
     device.name = key(text, "Model").filter(|model| *model != "Unknown").map(shared);
     device.uuid = key(text, "GPU UUID").filter(|uuid| uuid.starts_with("GPU-") && !uuid.contains('?')).map(shared);
     device.minor = key(text, "Device Minor").and_then(|minor| minor.parse().ok());
     device.pci = key(text, "Bus Location").and_then(parse_pci_address).or(device.pci);
     if key(text, "GPU Excluded") == Some("Yes") {
-        device.health = Some(Health::Unhealthy("excluded from use by a setting of the driver".into()));
+        device.health = Some(DeviceHealth::Unhealthy("excluded from use by a setting of the driver".into()));
     }
 }
 
 /// Where the processor can address the GPU's memory, the driver tells its size, in hexadecimal bytes.
-fn take_memory(device: &mut Found, text: &str) {
+fn take_memory(device: &mut DetectedDevice, text: &str) {
     if let Some(size) = key(text, "Size").filter(|size| !size.is_empty()) {
         let digits = size.trim_start_matches("0x");
         let bytes = u64::from_str_radix(digits, 16).ok().filter(|&bytes| bytes > 0);
-        device.memory.total = bytes.map_or_else(|| Told::Failed(words(size)), |bytes| Told::Value(Bytes(bytes)));
+        device.memory.total =
+            bytes.map_or_else(|| Reported::Failed(words(size)), |bytes| Reported::Value(Bytes(bytes)));
     }
 }
 
@@ -427,9 +428,9 @@ mod tests {
             (Some("NVIDIA A100"), Some("GPU-abc"), Some(3))
         );
         assert_eq!(first.driver.as_deref(), Some("535.129.03"));
-        assert!(first.asleep && matches!(first.health, Some(Health::Unhealthy(_))));
+        assert!(first.asleep && matches!(first.health, Some(DeviceHealth::Unhealthy(_))));
         assert_eq!((&second.name, &second.uuid, second.numa), (&None, &None, Some(3)));
-        assert_eq!(second.memory.total, Told::Value(Bytes(0x3_f000_0000)));
+        assert_eq!(second.memory.total, Reported::Value(Bytes(0x3_f000_0000)));
         assert_eq!((unlisted.pci, unlisted.driver.as_deref()), (parse_pci_address("0000:0b:00.0"), None));
     }
 
@@ -516,7 +517,7 @@ mod tests {
     #[test]
     fn a_bus_that_is_not_there_is_told_from_an_empty_one() {
         assert!(scan(Path::new("/nowhere")).is_absent());
-        assert_eq!(scan(bus_of(&[]).path()), Told::Value(PciBus::default()));
+        assert_eq!(scan(bus_of(&[]).path()), Reported::Value(PciBus::default()));
     }
 
     #[test]

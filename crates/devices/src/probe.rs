@@ -6,42 +6,42 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::snapshot::Snapshot;
-use crate::source::{Source, SourceError, SourceKind, SourceState, SourceStatus};
+use crate::source::{DeviceSource, SourceError, SourceKind, SourceState, SourceStatus};
+use crate::source_reading::SourceReading;
 
 /// What a source answered, and when it had the answer.
 #[derive(Debug)]
-pub struct ProbeAnswer {
+pub struct ProbeReply {
     /// Which source was read; one that stands for several says which of them it was.
     pub kind: SourceKind,
     /// When the source was done reading; a late answer is as old as this.
     pub taken: Instant,
     /// What it said.
-    pub result: Result<Snapshot, SourceError>,
+    pub result: Result<SourceReading, SourceError>,
 }
 
 /// A source on a thread of its own, which ends when the probe is dropped and the source has answered.
 ///
 /// While the source has not answered it is not asked again: a reading that hangs stays the only one.
 #[derive(Debug)]
-pub struct Probe {
+pub struct SourceProbe {
     kind: SourceKind,
     deadline: Duration,
     asks: SyncSender<()>,
-    answers: Receiver<ProbeAnswer>,
+    answers: Receiver<ProbeReply>,
     asked: Option<Instant>,
     state: SourceState,
 }
 
-impl Probe {
+impl SourceProbe {
     /// Starts the thread; each reading gets `deadline`.
-    pub fn start(source: Box<dyn Source>, deadline: Duration) -> io::Result<Self> {
-        Self::start_telling(source, deadline, || {})
+    pub fn start(source: Box<dyn DeviceSource>, deadline: Duration) -> io::Result<Self> {
+        Self::start_with_callback(source, deadline, || {})
     }
 
-    /// Starts the thread, which calls `answered` whenever an answer is there to be taken with [`Self::poll`].
-    pub fn start_telling(
-        mut source: Box<dyn Source>,
+    /// Starts the thread, which calls `answered` whenever an answer is there to be taken with [`Self::poll_reading`].
+    pub fn start_with_callback(
+        mut source: Box<dyn DeviceSource>,
         deadline: Duration,
         answered: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
@@ -54,18 +54,18 @@ impl Probe {
             for () in asked {
                 let result = catch_unwind(AssertUnwindSafe(|| source.read()))
                     .unwrap_or_else(|_| Err(SourceError::Driver(format!("reading {kind} panicked"))));
-                if answer.send(ProbeAnswer { kind: source.kind(), taken: Instant::now(), result }).is_err() {
+                if answer.send(ProbeReply { kind: source.kind(), taken: Instant::now(), result }).is_err() {
                     return;
                 }
                 answered();
             }
         };
         thread::Builder::new().name(format!("probe-{kind}")).spawn(serve)?;
-        Ok(Self { kind, deadline, asks, answers, asked: None, state: SourceState::Awaited })
+        Ok(Self { kind, deadline, asks, answers, asked: None, state: SourceState::Pending })
     }
 
     /// Asks for a reading, unless one is still out. Several probes are asked first and then waited for together.
-    pub fn ask(&mut self) {
+    pub fn request_reading(&mut self) {
         if self.asked.is_none() && self.asks.try_send(()).is_ok() {
             self.asked = Some(Instant::now());
         }
@@ -82,12 +82,12 @@ impl Probe {
     }
 
     /// Whether a reading was asked for and has not been answered.
-    pub const fn is_out(&self) -> bool {
+    pub const fn is_pending(&self) -> bool {
         self.asked.is_some()
     }
 
     /// Waits for the answer until its deadline. One that was out before the ask may come at once, or be overdue.
-    pub fn answer(&mut self) -> ProbeAnswer {
+    pub fn wait_reading(&mut self) -> ProbeReply {
         let asked = self.asked.unwrap_or_else(Instant::now);
         // An overdue reading gets one short look each time, not another deadline.
         let left = self.deadline.saturating_sub(asked.elapsed());
@@ -96,12 +96,12 @@ impl Probe {
     }
 
     /// The answer if it is there, the complaint if it is overdue, or `None` while it may still come. Does not wait.
-    pub fn poll(&mut self) -> Option<ProbeAnswer> {
+    pub fn poll_reading(&mut self) -> Option<ProbeReply> {
         let asked = self.asked.unwrap_or_else(Instant::now);
         let received = match self.answers.try_recv() {
             Ok(answer) => Ok(answer),
             Err(TryRecvError::Disconnected) => Err(RecvTimeoutError::Disconnected),
-            Err(TryRecvError::Empty) if self.is_out() && asked.elapsed() >= self.deadline => {
+            Err(TryRecvError::Empty) if self.is_pending() && asked.elapsed() >= self.deadline => {
                 Err(RecvTimeoutError::Timeout)
             }
             Err(TryRecvError::Empty) => return None,
@@ -109,7 +109,7 @@ impl Probe {
         Some(self.heard(asked, received))
     }
 
-    fn heard(&mut self, asked: Instant, received: Result<ProbeAnswer, RecvTimeoutError>) -> ProbeAnswer {
+    fn heard(&mut self, asked: Instant, received: Result<ProbeReply, RecvTimeoutError>) -> ProbeReply {
         let answer = match received {
             Ok(answer) => {
                 self.asked = None;
@@ -125,20 +125,20 @@ impl Probe {
             }
         };
         self.state = match &answer.result {
-            Ok(_) => SourceState::Answers,
+            Ok(_) => SourceState::Ready,
             Err(error) => SourceState::Failed(error.clone()),
         };
         answer
     }
 
-    fn failed(&self, error: SourceError) -> ProbeAnswer {
-        ProbeAnswer { kind: self.kind, taken: Instant::now(), result: Err(error) }
+    fn failed(&self, error: SourceError) -> ProbeReply {
+        ProbeReply { kind: self.kind, taken: Instant::now(), result: Err(error) }
     }
 
     /// Asks and waits.
-    pub fn read(&mut self) -> Result<Snapshot, SourceError> {
-        self.ask();
-        self.answer().result
+    pub fn read(&mut self) -> Result<SourceReading, SourceError> {
+        self.request_reading();
+        self.wait_reading().result
     }
 }
 
@@ -154,15 +154,15 @@ mod tests {
         asked: Arc<AtomicUsize>,
     }
 
-    impl Source for Gated {
+    impl DeviceSource for Gated {
         fn kind(&self) -> SourceKind {
             SourceKind::Nvml
         }
 
-        fn read(&mut self) -> Result<Snapshot, SourceError> {
+        fn read(&mut self) -> Result<SourceReading, SourceError> {
             self.asked.fetch_add(1, Ordering::SeqCst);
             let _open = self.gate.lock();
-            Ok(Snapshot::default())
+            Ok(SourceReading::default())
         }
     }
 
@@ -170,7 +170,7 @@ mod tests {
     fn a_source_that_hangs_is_unresponsive_asked_once_and_heard_when_it_comes_back() {
         let (gate, asked) = (Arc::new(Mutex::new(())), Arc::new(AtomicUsize::new(0)));
         let source = Gated { gate: gate.clone(), asked: asked.clone() };
-        let mut probe = Probe::start(Box::new(source), Duration::from_millis(20)).unwrap();
+        let mut probe = SourceProbe::start(Box::new(source), Duration::from_millis(20)).unwrap();
         let closed = gate.lock().unwrap();
         for _ in 0..3 {
             assert_eq!(probe.read().unwrap_err().code(), "driver_unresponsive");
@@ -190,36 +190,36 @@ mod tests {
         let (tell, told) = sync_channel(1);
         let source = Gated { gate: gate.clone(), asked };
         let answered = move || tell.send(()).expect("the test listens");
-        let mut probe = Probe::start_telling(Box::new(source), Duration::from_secs(60), answered).unwrap();
-        assert!(probe.poll().is_none() && !probe.is_out());
-        assert_eq!(probe.status().trouble().as_deref(), Some("nvml: has not answered yet"));
+        let mut probe = SourceProbe::start_with_callback(Box::new(source), Duration::from_secs(60), answered).unwrap();
+        assert!(probe.poll_reading().is_none() && !probe.is_pending());
+        assert_eq!(probe.status().problem().as_deref(), Some("nvml: has not answered yet"));
         let closed = gate.lock().unwrap();
-        probe.ask();
-        assert!(probe.poll().is_none() && probe.is_out());
+        probe.request_reading();
+        assert!(probe.poll_reading().is_none() && probe.is_pending());
         probe.deadline = Duration::ZERO;
-        assert_eq!(probe.poll().unwrap().result.unwrap_err().code(), "driver_unresponsive");
+        assert_eq!(probe.poll_reading().unwrap().result.unwrap_err().code(), "driver_unresponsive");
         assert!(matches!(probe.status().state, SourceState::Failed(SourceError::Unresponsive { .. })));
         drop(closed);
         told.recv_timeout(Duration::from_secs(60)).expect("the source answers within a minute");
-        assert!(probe.poll().unwrap().result.is_ok() && !probe.is_out());
-        assert_eq!((probe.status().kind, probe.status().answers()), (SourceKind::Nvml, true));
+        assert!(probe.poll_reading().unwrap().result.is_ok() && !probe.is_pending());
+        assert_eq!((probe.status().kind, probe.status().is_ready()), (SourceKind::Nvml, true));
     }
 
     struct Panics;
 
-    impl Source for Panics {
+    impl DeviceSource for Panics {
         fn kind(&self) -> SourceKind {
             SourceKind::AmdSysfs
         }
 
-        fn read(&mut self) -> Result<Snapshot, SourceError> {
+        fn read(&mut self) -> Result<SourceReading, SourceError> {
             panic!("a bug in a source");
         }
     }
 
     #[test]
     fn a_source_that_panics_is_a_failed_reading_each_time() {
-        let mut probe = Probe::start(Box::new(Panics), Duration::from_secs(60)).unwrap();
+        let mut probe = SourceProbe::start(Box::new(Panics), Duration::from_secs(60)).unwrap();
         for _ in 0..2 {
             assert_eq!(probe.read().unwrap_err().code(), "driver_failed");
         }

@@ -3,18 +3,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpupool_core::{Bytes, GpuId, Health, LinkKind, Percent, Vendor};
+use gpupool_core::{Bytes, DeviceHealth, GpuId, LinkKind, Percent, Vendor};
 use serde::Serialize;
 
-use crate::attribution::HostProcess;
-use crate::found::{Doing, Found, Partition, Process, UsedMeans, Watts};
-use crate::snapshot::Snapshot;
-use crate::told::{Told, Words};
-use crate::tracker::GpuIds;
+use crate::attribution::HostProcessLookup;
+use crate::detected_device::{
+    DetectedDevice, DevicePartition, DeviceProcess, Milliwatts, ProcessActivity, UsedMemoryScope,
+};
+use crate::reported::{Reported, Words};
+use crate::source_reading::SourceReading;
+use crate::tracker::GpuIdRegistry;
 
 /// Everything that is known, or the error that kept it from being known.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
+pub struct DevicesReport {
     /// The devices, by number.
     pub devices: Vec<DeviceReport>,
     /// Links between them.
@@ -48,7 +50,7 @@ pub struct DeviceReport {
     /// What makes it the same device after a restart.
     pub identity: String,
     /// Set where it is a part of a larger device.
-    pub partition: Option<Partition>,
+    pub partition: Option<DevicePartition>,
     /// All its memory.
     pub memory_total_mib: Option<u64>,
     /// What the driver keeps of it.
@@ -137,12 +139,12 @@ pub struct LinkReport {
     pub hops: Option<u8>,
 }
 
-impl Report {
+impl DevicesReport {
     /// The report of a snapshot, with devices numbered in its order.
-    pub fn new(snapshot: &Snapshot, error: Option<ErrorReport>) -> Self {
+    pub fn new(snapshot: &SourceReading, error: Option<ErrorReport>) -> Self {
         let identities = snapshot.identities();
-        let ids = GpuIds::default().assign(&identities);
-        let device = |((found, identity), &gpu_id): ((&Found, &_), &GpuId)| {
+        let ids = GpuIdRegistry::default().assign(&identities);
+        let device = |((found, identity), &gpu_id): ((&DetectedDevice, &_), &GpuId)| {
             DeviceReport::new(gpu_id, ToString::to_string(identity), found)
         };
         let links = snapshot.links.iter().filter_map(|link| {
@@ -160,16 +162,16 @@ impl Report {
 
 impl DeviceReport {
     /// The report of one device.
-    fn new(gpu_id: GpuId, identity: String, found: &Found) -> Self {
+    fn new(gpu_id: GpuId, identity: String, found: &DetectedDevice) -> Self {
         let mut without = Without::default();
         let (health, health_reason) = match &found.health {
             None => (None, None),
-            Some(Health::Healthy) => (Some("healthy"), None),
-            Some(Health::Unhealthy(reason)) => (Some("unhealthy"), Some(reason.clone())),
-            Some(Health::Lost) => (Some("lost"), None),
+            Some(DeviceHealth::Healthy) => (Some("healthy"), None),
+            Some(DeviceHealth::Unhealthy(reason)) => (Some("unhealthy"), Some(reason.clone())),
+            Some(DeviceHealth::Lost) => (Some("lost"), None),
         };
         let memory = &found.memory;
-        let optional = |told: &Told<Bytes>| told.value().map(|bytes| bytes.as_mib());
+        let optional = |told: &Reported<Bytes>| told.value().map(|bytes| bytes.as_mib());
         Self {
             gpu_id,
             vendor: found.vendor,
@@ -182,9 +184,9 @@ impl DeviceReport {
             memory_reserved_mib: optional(&memory.reserved),
             memory_used_mib: without.or("memory_used_mib", &memory.used, |bytes: &Bytes| bytes.as_mib()),
             memory_used_includes_reserved: match memory.used_means {
-                UsedMeans::WithReserved => Some(true),
-                UsedMeans::WithoutReserved => Some(false),
-                UsedMeans::Unknown => None,
+                UsedMemoryScope::WithReserved => Some(true),
+                UsedMemoryScope::WithoutReserved => Some(false),
+                UsedMemoryScope::Unknown => None,
             },
             unified_memory: memory.unified,
             host_memory_total_mib: optional(&memory.host_total),
@@ -192,8 +194,8 @@ impl DeviceReport {
             utilization_percent: without
                 .or("utilization_percent", &found.utilization, |percent: &Percent| percent.as_number()),
             temperature_c: without.or("temperature_c", &found.temperature_c, |degrees| *degrees),
-            power_w: without.or("power_w", &found.power, |power: &Watts| power.as_number()),
-            power_limit_w: without.or("power_limit_w", &found.power_limit, |power: &Watts| power.as_number()),
+            power_w: without.or("power_w", &found.power, |power: &Milliwatts| power.as_number()),
+            power_limit_w: without.or("power_limit_w", &found.power_limit, |power: &Milliwatts| power.as_number()),
             driver: found.driver.clone(),
             mig: found.mig,
             health,
@@ -219,11 +221,11 @@ struct Without {
 }
 
 impl Without {
-    fn or<T, U>(&mut self, name: &'static str, told: &Told<T>, value: impl FnOnce(&T) -> U) -> Option<U> {
+    fn or<T, U>(&mut self, name: &'static str, told: &Reported<T>, value: impl FnOnce(&T) -> U) -> Option<U> {
         match told {
-            Told::Value(told) => return Some(value(told)),
-            Told::Unsupported(_) => self.unsupported.push(name),
-            Told::Failed(words) => {
+            Reported::Value(told) => return Some(value(told)),
+            Reported::Unsupported(_) => self.unsupported.push(name),
+            Reported::Failed(words) => {
                 self.failed.insert(name, words.clone());
             }
         }
@@ -232,20 +234,20 @@ impl Without {
 }
 
 impl ProcessReport {
-    fn new(process: &Process) -> Self {
-        let (known, unattributed) = match &process.who {
-            HostProcess::NotLooked => (None, None),
-            HostProcess::Known(facts) => (Some(facts), None),
-            HostProcess::Unattributed(reason) => (None, Some(reason.clone())),
+    fn new(process: &DeviceProcess) -> Self {
+        let (known, unattributed) = match &process.host_lookup {
+            HostProcessLookup::NotInspected => (None, None),
+            HostProcessLookup::Known(facts) => (Some(facts), None),
+            HostProcessLookup::Unattributed(reason) => (None, Some(reason.clone())),
         };
         Self {
             pid: process.pid,
             name: process.name.clone(),
-            doing: match process.doing {
-                Doing::Compute => Some("compute"),
-                Doing::Graphics => Some("graphics"),
-                Doing::Both => Some("both"),
-                Doing::Unknown => None,
+            doing: match process.activity {
+                ProcessActivity::Compute => Some("compute"),
+                ProcessActivity::Graphics => Some("graphics"),
+                ProcessActivity::Both => Some("both"),
+                ProcessActivity::Unknown => None,
             },
             memory_mib: process.memory.value().map(|bytes| bytes.as_mib()),
             start_ticks: known.map(|facts| facts.start_ticks),

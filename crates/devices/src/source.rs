@@ -5,18 +5,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::snapshot::Snapshot;
+use crate::source_reading::SourceReading;
 
 /// Somewhere devices can be read from: a library, a tool, a kernel tree, a simulation.
 ///
 /// A source may block for ever in a driver, so it is read on a thread of its own (see `probe`). It keeps what does not
 /// change between readings and looks again for devices whenever their number changed or one was lost.
-pub trait Source: Send {
+pub trait DeviceSource: Send {
     /// Which source it is.
     fn kind(&self) -> SourceKind;
 
     /// Every device there is now, with what it reports now. No device at all is a valid answer.
-    fn read(&mut self) -> Result<Snapshot, SourceError>;
+    fn read(&mut self) -> Result<SourceReading, SourceError>;
 }
 
 /// The sources there are.
@@ -65,7 +65,7 @@ impl fmt::Display for SourceKind {
 pub enum SourceError {
     /// Its library, tool or tree is not on this machine: another source may do.
     #[error("{what} is not here: {why}")]
-    NotHere {
+    NotPresent {
         /// What was looked for.
         what: Cow<'static, str>,
         why: String,
@@ -99,7 +99,7 @@ impl SourceError {
     /// A name for programs that never changes.
     pub const fn code(&self) -> &'static str {
         match self {
-            Self::NotHere { .. } => "not_here",
+            Self::NotPresent { .. } => "not_here",
             Self::DriverNotLoaded(_) => "driver_not_loaded",
             Self::VersionMismatch(_) => "driver_library_mismatch",
             Self::NoPermission(_) => "no_permission",
@@ -120,7 +120,7 @@ impl SourceError {
         match self {
             Self::Unresponsive { .. } => Some("driver unresponsive".into()),
             Self::DriverNotLoaded(_) | Self::VersionMismatch(_) => Some(self.to_string().into()),
-            Self::NotHere { .. } | Self::NoPermission(_) | Self::Driver(_) | Self::Malformed { .. } => None,
+            Self::NotPresent { .. } | Self::NoPermission(_) | Self::Driver(_) | Self::Malformed { .. } => None,
         }
     }
 }
@@ -129,9 +129,9 @@ impl SourceError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceState {
     /// It has not answered yet, not even once.
-    Awaited,
+    Pending,
     /// Its last answer was a reading.
-    Answers,
+    Ready,
     /// Its last answer was an error, or is overdue.
     Failed(SourceError),
 }
@@ -147,16 +147,16 @@ pub struct SourceStatus {
 
 impl SourceStatus {
     /// Returns what is wrong with it, for people. That it is not on this machine is not wrong.
-    pub fn trouble(&self) -> Option<String> {
+    pub fn problem(&self) -> Option<String> {
         match &self.state {
-            SourceState::Awaited => Some(format!("{}: has not answered yet", self.kind)),
-            SourceState::Answers | SourceState::Failed(SourceError::NotHere { .. }) => None,
+            SourceState::Pending => Some(format!("{}: has not answered yet", self.kind)),
+            SourceState::Ready | SourceState::Failed(SourceError::NotPresent { .. }) => None,
             SourceState::Failed(error) => Some(format!("{}: {error}", self.kind)),
         }
     }
 
     /// Returns whether devices can be read from it.
-    pub fn answers(&self) -> bool {
-        self.state == SourceState::Answers
+    pub fn is_ready(&self) -> bool {
+        self.state == SourceState::Ready
     }
 }

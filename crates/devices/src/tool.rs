@@ -105,7 +105,7 @@ impl Tool {
     fn not_started(&self, error: &io::Error) -> SourceError {
         match error.kind() {
             io::ErrorKind::PermissionDenied => SourceError::NoPermission(format!("{}: {error}", self.name())),
-            _ => SourceError::NotHere { what: self.name(), why: error.to_string() },
+            _ => SourceError::NotPresent { what: self.name(), why: error.to_string() },
         }
     }
 
@@ -180,6 +180,6 @@ mod tests {
     #[test]
     fn a_tool_that_is_not_there_is_said_to_be_missing() {
         let missing = Tool::new("/no/such/tool", Duration::from_secs(1)).run(&["-L"]);
-        assert!(matches!(missing, Err(SourceError::NotHere { .. })));
+        assert!(matches!(missing, Err(SourceError::NotPresent { .. })));
     }
 }

@@ -7,12 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use gpupool_core::{DeviceFacts, DeviceIdentity, GpuId, Health, Link, Millis, PciAddress, Time};
+use gpupool_core::{DeviceFacts, DeviceHealth, DeviceIdentity, DeviceLink, GpuId, Millis, PciAddress, PoolTime};
 
-use crate::found::{Found, worse};
-use crate::snapshot::{FoundLink, Snapshot};
+use crate::detected_device::{DetectedDevice, worse};
+use crate::reported::Reported;
 use crate::source::{SourceError, SourceKind};
-use crate::told::Told;
+use crate::source_reading::{DetectedLink, SourceReading};
 
 /// A reading without a device that was there before counts as an answer of this many before the device is gone.
 const MISSES_UNTIL_VANISHED: u32 = 2;
@@ -30,27 +30,27 @@ pub struct TrackedDevice {
     /// Source of the last reading.
     pub source: SourceKind,
     /// Last reading.
-    pub found: Arc<Found>,
+    pub found: Arc<DetectedDevice>,
     /// What it is. The same allocation as before while a reading changes nothing of it.
     pub facts: Arc<DeviceFacts>,
     /// Time of the last reading.
-    pub read_at: Time,
+    pub read_at: PoolTime,
     /// Whether it can be trusted with new work. A device that is gone is lost, one whose driver is away is unhealthy,
     /// and one whose source tells nothing of health is healthy.
-    pub health: Health,
+    pub health: DeviceHealth,
     /// Whether its source still lists it.
     pub is_present: bool,
 }
 
 impl TrackedDevice {
     /// Returns whether the last reading is too old to be passed off as fresh, where one is taken every `refresh`.
-    pub fn is_stale(&self, now: Time, refresh: Millis) -> bool {
+    pub fn is_stale(&self, now: PoolTime, refresh: Millis) -> bool {
         now > fresh_until(self.read_at, refresh)
     }
 }
 
 /// Returns until when a reading of `read_at` is fresh, where one is taken every `refresh`.
-pub fn fresh_until(read_at: Time, refresh: Millis) -> Time {
+pub fn fresh_until(read_at: PoolTime, refresh: Millis) -> PoolTime {
     read_at.after(Millis(refresh.0.saturating_mul(REFRESHES_UNTIL_STALE)))
 }
 
@@ -64,7 +64,7 @@ pub enum TrackedChange {
     /// A device that was gone is back.
     Returned(GpuId),
     /// A device reports another health than before. That its driver is away is told as [`Self::SourceFailed`].
-    Health(GpuId, Health),
+    Health(GpuId, DeviceHealth),
     /// A source that answered does not any more; its devices stay, and age.
     SourceFailed(SourceKind, SourceError),
     /// A source that did not answer does again.
@@ -74,11 +74,11 @@ pub enum TrackedChange {
 /// Keeps track of the devices of all sources of a node.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceTracker {
-    ids: GpuIds,
+    ids: GpuIdRegistry,
     without_mps: bool,
     devices: BTreeMap<DeviceIdentity, Entry>,
     troubles: BTreeMap<SourceKind, SourceError>,
-    links: BTreeMap<SourceKind, Vec<Link>>,
+    links: BTreeMap<SourceKind, Vec<DeviceLink>>,
     /// Devices that were read since [`DeviceTracker::take_read`].
     read: BTreeSet<GpuId>,
 }
@@ -92,17 +92,17 @@ struct Entry {
 
 impl Entry {
     /// Its health as far as its own source tells; gone is lost.
-    fn reported_health(&self) -> Health {
+    fn reported_health(&self) -> DeviceHealth {
         if !self.device.is_present {
-            return Health::Lost;
+            return DeviceHealth::Lost;
         }
-        self.device.found.health.clone().unwrap_or(Health::Healthy)
+        self.device.found.health.clone().unwrap_or(DeviceHealth::Healthy)
     }
 }
 
 impl DeviceTracker {
     /// Makes a tracker that goes on with the numbers given before.
-    pub fn new(ids: GpuIds) -> Self {
+    pub fn new(ids: GpuIdRegistry) -> Self {
         Self { ids, ..Self::default() }
     }
 
@@ -116,9 +116,9 @@ impl DeviceTracker {
     /// Takes in what a source answered at `at`, and returns what that changed.
     pub fn observe(
         &mut self,
-        at: Time,
+        at: PoolTime,
         source: SourceKind,
-        result: Result<Snapshot, SourceError>,
+        result: Result<SourceReading, SourceError>,
     ) -> Vec<TrackedChange> {
         let changes = match result {
             Ok(snapshot) => self.answered(at, source, snapshot),
@@ -134,7 +134,7 @@ impl DeviceTracker {
         if same { Vec::new() } else { vec![TrackedChange::SourceFailed(source, error)] }
     }
 
-    fn answered(&mut self, at: Time, source: SourceKind, mut snapshot: Snapshot) -> Vec<TrackedChange> {
+    fn answered(&mut self, at: PoolTime, source: SourceKind, mut snapshot: SourceReading) -> Vec<TrackedChange> {
         let mut changes = Vec::new();
         if self.troubles.remove(&source).is_some() {
             changes.push(TrackedChange::SourceBack(source));
@@ -142,7 +142,8 @@ impl DeviceTracker {
         spread_health(&mut snapshot.devices);
         let identities = self.recognised(source, &snapshot);
         let ids = self.ids.assign(&identities);
-        let link = |link: &FoundLink| Some(Link { a: *ids.get(link.a)?, b: *ids.get(link.b)?, kind: link.kind });
+        let link =
+            |link: &DetectedLink| Some(DeviceLink { a: *ids.get(link.a)?, b: *ids.get(link.b)?, kind: link.kind });
         self.links.insert(source, snapshot.links.iter().filter_map(link).collect());
         let mut missing: Vec<DeviceIdentity> = self.of_source(source).cloned().collect();
         missing.retain(|identity| !identities.contains(identity));
@@ -153,7 +154,7 @@ impl DeviceTracker {
                 keep_untold(&mut found, &before.found);
             }
             let facts = self.facts(&identity, &found, &cards, before.map(|before| &before.facts));
-            let health = found.health.clone().unwrap_or(Health::Healthy);
+            let health = found.health.clone().unwrap_or(DeviceHealth::Healthy);
             let found = Arc::new(found);
             let device =
                 TrackedDevice { gpu_id, identity, source, found, facts, read_at: at, health, is_present: true };
@@ -170,7 +171,7 @@ impl DeviceTracker {
     ///
     /// What identifies a device can change while the device does not: the line about a lost GPU only tells its place
     /// on the bus, and a UUID that two dies share means one of them while the other is gone.
-    fn recognised(&self, source: SourceKind, snapshot: &Snapshot) -> Vec<DeviceIdentity> {
+    fn recognised(&self, source: SourceKind, snapshot: &SourceReading) -> Vec<DeviceIdentity> {
         let mut identities = snapshot.identities();
         for (place, device) in snapshot.devices.iter().enumerate() {
             if device.pci.is_none() || self.devices.contains_key(&identities[place]) {
@@ -193,7 +194,7 @@ impl DeviceTracker {
 
     /// The whole GPUs by their place on the bus, with those of this reading before those of earlier ones; none where
     /// nothing in the reading is a part of one.
-    fn cards(&self, identities: &[DeviceIdentity], read: &[Found]) -> HashMap<PciAddress, DeviceIdentity> {
+    fn cards(&self, identities: &[DeviceIdentity], read: &[DetectedDevice]) -> HashMap<PciAddress, DeviceIdentity> {
         if read.iter().all(|found| found.partition.is_none()) {
             return HashMap::new();
         }
@@ -206,7 +207,7 @@ impl DeviceTracker {
     fn facts(
         &self,
         identity: &DeviceIdentity,
-        found: &Found,
+        found: &DetectedDevice,
         cards: &HashMap<PciAddress, DeviceIdentity>,
         before: Option<&Arc<DeviceFacts>>,
     ) -> Arc<DeviceFacts> {
@@ -214,7 +215,7 @@ impl DeviceTracker {
         let mut facts = found.facts(identity.clone(), card);
         facts.isolation.mps &= !self.without_mps;
         let Some(before) = before else { return Arc::new(facts) };
-        if matches!(found.memory.total, Told::Failed(_)) || matches!(found.memory.reserved, Told::Failed(_)) {
+        if matches!(found.memory.total, Reported::Failed(_)) || matches!(found.memory.reserved, Reported::Failed(_)) {
             facts.memory = before.memory;
         }
         if **before == facts { before.clone() } else { Arc::new(facts) }
@@ -230,7 +231,7 @@ impl DeviceTracker {
             Some(before) if !before.device.is_present => changes.push(TrackedChange::Returned(gpu_id)),
             Some(_) => {}
         }
-        if health != before.map_or(Health::Healthy, |before| before.reported_health()) {
+        if health != before.map_or(DeviceHealth::Healthy, |before| before.reported_health()) {
             changes.push(TrackedChange::Health(gpu_id, health));
         }
     }
@@ -249,7 +250,7 @@ impl DeviceTracker {
         let driver_away = self.troubles.get(&source).and_then(SourceError::driver_away);
         for entry in self.devices.values_mut().filter(|entry| entry.device.source == source) {
             let health = match (entry.reported_health(), &driver_away) {
-                (Health::Healthy, Some(reason)) => Health::Unhealthy(reason.clone()),
+                (DeviceHealth::Healthy, Some(reason)) => DeviceHealth::Unhealthy(reason.clone()),
                 (reported, _) => reported,
             };
             if entry.device.health != health {
@@ -266,29 +267,29 @@ impl DeviceTracker {
     }
 
     /// Returns the numbers of the devices that were read since the last call.
-    pub fn take_read(&mut self) -> BTreeSet<GpuId> {
+    pub fn take_sampled_gpus(&mut self) -> BTreeSet<GpuId> {
         std::mem::take(&mut self.read)
     }
 
     /// Returns the links between devices, as last read.
-    pub fn links(&self) -> impl Iterator<Item = &Link> {
+    pub fn links(&self) -> impl Iterator<Item = &DeviceLink> {
         self.links.values().flatten()
     }
 
     /// Returns the sources that do not answer, and why.
-    pub fn troubles(&self) -> &BTreeMap<SourceKind, SourceError> {
+    pub fn source_errors(&self) -> &BTreeMap<SourceKind, SourceError> {
         &self.troubles
     }
 
     /// Returns the numbers given so far, to be kept.
-    pub fn ids(&self) -> &GpuIds {
+    pub fn ids(&self) -> &GpuIdRegistry {
         &self.ids
     }
 }
 
 /// Keeps from before what a lost or sleeping device does not tell any more.
-fn keep_untold(found: &mut Found, before: &Found) {
-    if found.health != Some(Health::Lost) && !found.asleep {
+fn keep_untold(found: &mut DetectedDevice, before: &DetectedDevice) {
+    if found.health != Some(DeviceHealth::Lost) && !found.asleep {
         return;
     }
     found.fill_identity(before);
@@ -300,8 +301,8 @@ fn keep_untold(found: &mut Found, before: &Found) {
 
 /// What is wrong with a GPU is wrong with every part of it: instances and partitions take the health of what they are
 /// cut from, and of each other where it is lost.
-fn spread_health(devices: &mut [Found]) {
-    let mut by_card: BTreeMap<_, Option<Health>> = BTreeMap::new();
+fn spread_health(devices: &mut [DetectedDevice]) {
+    let mut by_card: BTreeMap<_, Option<DeviceHealth>> = BTreeMap::new();
     for device in devices.iter().filter(|device| device.partition.is_none()) {
         if let Some(address) = device.pci {
             let health = by_card.entry(address).or_default();
@@ -315,7 +316,7 @@ fn spread_health(devices: &mut [Found]) {
 }
 
 /// Whether two findings are of one device by place on the bus and partition, and no UUID speaks against it.
-fn same_place(one: &Found, other: &Found) -> bool {
+fn same_place(one: &DetectedDevice, other: &DetectedDevice) -> bool {
     let uuids_agree = one.uuid.is_none() || other.uuid.is_none() || one.uuid == other.uuid;
     one.pci == other.pci && one.partition_number() == other.partition_number() && uuids_agree
 }
@@ -324,12 +325,12 @@ fn same_place(one: &Found, other: &Found) -> bool {
 
 /// Which number each identity has. Numbers once given are never given to another device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct GpuIds {
+pub struct GpuIdRegistry {
     known: BTreeMap<DeviceIdentity, GpuId>,
     used: BTreeSet<GpuId>,
 }
 
-impl GpuIds {
+impl GpuIdRegistry {
     /// The numbers kept from before.
     pub fn restore(known: impl IntoIterator<Item = (DeviceIdentity, GpuId)>) -> Self {
         let known: BTreeMap<_, _> = known.into_iter().collect();
@@ -362,45 +363,46 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::found::Partition;
+    use crate::detected_device::DevicePartition;
 
     const SOURCE: SourceKind = SourceKind::Nvml;
 
-    fn gpu(name: &str) -> Found {
-        let mut found = Found::new(Vendor::Nvidia);
+    fn gpu(name: &str) -> DetectedDevice {
+        let mut found = DetectedDevice::new(Vendor::Nvidia);
         found.uuid = Some(name.into());
-        found.memory.total = Told::Value(Bytes(1000));
+        found.memory.total = Reported::Value(Bytes(1000));
         found
     }
 
-    fn reading(devices: impl IntoIterator<Item = Found>) -> Result<Snapshot, SourceError> {
-        Ok(Snapshot { devices: devices.into_iter().collect(), ..Snapshot::default() })
+    fn reading(devices: impl IntoIterator<Item = DetectedDevice>) -> Result<SourceReading, SourceError> {
+        Ok(SourceReading { devices: devices.into_iter().collect(), ..SourceReading::default() })
     }
 
     #[test]
     fn memory_stays_what_it_was_while_readings_fail_to_tell_it() {
         let mut tracker = DeviceTracker::default();
-        tracker.observe(Time(0), SOURCE, reading([gpu("a")]));
+        tracker.observe(PoolTime(0), SOURCE, reading([gpu("a")]));
         let before = tracker.devices()[0].facts.clone();
         assert!(before.memory.is_some());
         let mut failed = gpu("a");
-        failed.memory.total = Told::Failed("no".into());
-        tracker.observe(Time(1), SOURCE, reading([failed]));
+        failed.memory.total = Reported::Failed("no".into());
+        tracker.observe(PoolTime(1), SOURCE, reading([failed]));
         assert!(Arc::ptr_eq(&tracker.devices()[0].facts, &before), "nothing changed, so nothing was made anew");
         let mut without = gpu("a");
-        without.memory.total = Told::ABSENT;
-        tracker.observe(Time(2), SOURCE, reading([without]));
+        without.memory.total = Reported::ABSENT;
+        tracker.observe(PoolTime(2), SOURCE, reading([without]));
         assert_eq!(tracker.devices()[0].facts.memory, None, "a device that has no such field has no such memory");
     }
 
     #[test]
     fn a_part_is_of_the_gpu_at_its_place_also_where_it_is_listed_first() {
         let at = crate::address::parse_pci_address("0000:01:00.0");
-        let card = Found { pci: at, ..gpu("card") };
-        let part = Partition::Mig { parent_uuid: None, gpu_instance: Some(1), compute_instance: None, profile: None };
-        let part = Found { pci: at, partition: Some(part), ..gpu("part") };
+        let card = DetectedDevice { pci: at, ..gpu("card") };
+        let part =
+            DevicePartition::Mig { parent_uuid: None, gpu_instance: Some(1), compute_instance: None, profile: None };
+        let part = DetectedDevice { pci: at, partition: Some(part), ..gpu("part") };
         let mut tracker = DeviceTracker::default();
-        tracker.observe(Time(0), SOURCE, reading([part, card]));
+        tracker.observe(PoolTime(0), SOURCE, reading([part, card]));
         let facts = &tracker.devices()[0].facts;
         let parent = facts.partition.as_ref().map(|partition| partition.parent.clone());
         assert_eq!(parent, Some(DeviceIdentity::Uuid("card".into())));
@@ -409,7 +411,7 @@ mod tests {
     #[test]
     fn mps_is_promised_unless_it_is_left_out() {
         let offers_mps = |mut tracker: DeviceTracker| {
-            tracker.observe(Time(0), SOURCE, reading([gpu("a")]));
+            tracker.observe(PoolTime(0), SOURCE, reading([gpu("a")]));
             tracker.devices()[0].facts.isolation.mps
         };
         assert!(offers_mps(DeviceTracker::default()));
@@ -418,34 +420,38 @@ mod tests {
 
     #[test]
     fn a_device_is_not_trusted_while_its_driver_is_away_and_what_it_reports_itself_is_kept() {
-        let sick = Health::Unhealthy("Xid 48".into());
-        let answer = || reading([gpu("a"), Found { health: Some(sick.clone()), ..gpu("b") }]);
+        let sick = DeviceHealth::Unhealthy("Xid 48".into());
+        let answer = || reading([gpu("a"), DetectedDevice { health: Some(sick.clone()), ..gpu("b") }]);
         let mut tracker = DeviceTracker::default();
-        tracker.observe(Time(0), SOURCE, answer());
+        tracker.observe(PoolTime(0), SOURCE, answer());
         let health = |tracker: &DeviceTracker| tracker.devices().iter().map(|it| it.health.clone()).collect::<Vec<_>>();
         let hung = SourceError::Unresponsive { what: "nvml".into(), after: std::time::Duration::from_secs(5) };
-        tracker.observe(Time(1), SOURCE, Err(hung));
-        assert_eq!(health(&tracker), [Health::Unhealthy("driver unresponsive".into()), sick.clone()]);
+        tracker.observe(PoolTime(1), SOURCE, Err(hung));
+        assert_eq!(health(&tracker), [DeviceHealth::Unhealthy("driver unresponsive".into()), sick.clone()]);
         let mismatch = SourceError::VersionMismatch("535 and 550".into());
-        tracker.observe(Time(2), SOURCE, Err(mismatch.clone()));
-        assert_eq!(health(&tracker), [Health::Unhealthy(mismatch.to_string().into()), sick.clone()]);
-        tracker.observe(Time(3), SOURCE, Err(SourceError::Driver("a hiccup".into())));
-        assert_eq!(health(&tracker), [Health::Healthy, sick.clone()], "other failures say nothing of devices");
-        tracker.observe(Time(4), SOURCE, Err(mismatch));
-        tracker.observe(Time(5), SOURCE, reading([]));
-        assert_eq!(health(&tracker), [Health::Healthy, sick], "the driver is back, and one answer takes nothing away");
+        tracker.observe(PoolTime(2), SOURCE, Err(mismatch.clone()));
+        assert_eq!(health(&tracker), [DeviceHealth::Unhealthy(mismatch.to_string().into()), sick.clone()]);
+        tracker.observe(PoolTime(3), SOURCE, Err(SourceError::Driver("a hiccup".into())));
+        assert_eq!(health(&tracker), [DeviceHealth::Healthy, sick.clone()], "other failures say nothing of devices");
+        tracker.observe(PoolTime(4), SOURCE, Err(mismatch));
+        tracker.observe(PoolTime(5), SOURCE, reading([]));
+        assert_eq!(
+            health(&tracker),
+            [DeviceHealth::Healthy, sick],
+            "the driver is back, and one answer takes nothing away"
+        );
     }
 
     #[test]
     fn devices_that_were_read_are_told_once() {
         let mut tracker = DeviceTracker::default();
-        tracker.observe(Time(0), SOURCE, reading([gpu("a"), gpu("b")]));
-        tracker.observe(Time(1), SOURCE, reading([gpu("b")]));
-        assert_eq!(tracker.take_read(), BTreeSet::from([GpuId(0), GpuId(1)]));
-        tracker.observe(Time(1), SOURCE, reading([gpu("b")]));
-        tracker.observe(Time(2), SOURCE, Err(SourceError::Driver("a hiccup".into())));
-        assert_eq!(tracker.take_read(), BTreeSet::from([GpuId(1)]));
-        assert_eq!(tracker.take_read(), BTreeSet::new());
+        tracker.observe(PoolTime(0), SOURCE, reading([gpu("a"), gpu("b")]));
+        tracker.observe(PoolTime(1), SOURCE, reading([gpu("b")]));
+        assert_eq!(tracker.take_sampled_gpus(), BTreeSet::from([GpuId(0), GpuId(1)]));
+        tracker.observe(PoolTime(1), SOURCE, reading([gpu("b")]));
+        tracker.observe(PoolTime(2), SOURCE, Err(SourceError::Driver("a hiccup".into())));
+        assert_eq!(tracker.take_sampled_gpus(), BTreeSet::from([GpuId(1)]));
+        assert_eq!(tracker.take_sampled_gpus(), BTreeSet::new());
     }
 
     fn named(name: &str) -> DeviceIdentity {
@@ -454,23 +460,23 @@ mod tests {
 
     #[test]
     fn a_device_keeps_its_number_whatever_the_order_and_whoever_left() {
-        let mut ids = GpuIds::default();
+        let mut ids = GpuIdRegistry::default();
         assert_eq!(ids.assign(&[named("a"), named("b"), named("c")]), [GpuId(0), GpuId(1), GpuId(2)]);
-        let mut ids = GpuIds::restore(ids.iter().map(|(identity, id)| (identity.clone(), id)));
+        let mut ids = GpuIdRegistry::restore(ids.iter().map(|(identity, id)| (identity.clone(), id)));
         assert_eq!(ids.assign(&[named("c"), named("new"), named("a")]), [GpuId(2), GpuId(3), GpuId(0)]);
     }
 
     proptest! {
         #[test]
         fn no_two_devices_share_a_number_and_none_changes_it(rounds in prop::collection::vec(prop::collection::vec(0u8..12, 0..8), 1..8)) {
-            let mut ids = GpuIds::default();
+            let mut ids = GpuIdRegistry::default();
             let mut seen: BTreeMap<u8, GpuId> = BTreeMap::new();
             for round in rounds {
                 let identities: Vec<_> = round.iter().map(|name| named(&name.to_string())).collect();
                 for (name, id) in round.iter().zip(ids.assign(&identities)) {
                     prop_assert_eq!(*seen.entry(*name).or_insert(id), id);
                 }
-                ids = GpuIds::restore(ids.iter().map(|(identity, id)| (identity.clone(), id)));
+                ids = GpuIdRegistry::restore(ids.iter().map(|(identity, id)| (identity.clone(), id)));
             }
             let distinct: BTreeSet<_> = seen.values().collect();
             prop_assert_eq!(distinct.len(), seen.len());

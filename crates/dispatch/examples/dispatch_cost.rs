@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gpupool_dispatch::command::CommandLine;
-use gpupool_dispatch::worker::{Hello, Worker, serve};
-use gpupool_dispatch::{Dispatcher, Event, Outcome, Plan, Program, TaskId, WorkerOutput};
+use gpupool_dispatch::worker::{TaskWorker, WorkerHello, serve_tasks};
+use gpupool_dispatch::{Dispatcher, RunEvent, RunPlan, TaskId, TaskOutcome, WorkerOutputPolicy, WorkerProgram};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -20,8 +20,8 @@ struct Echo {
     counts: bool,
 }
 
-impl Worker for Echo {
-    fn set_up(hello: &Hello) -> Result<Self, String> {
+impl TaskWorker for Echo {
+    fn set_up(hello: &WorkerHello) -> Result<Self, String> {
         Ok(Self { counts: hello.settings == "count" })
     }
 
@@ -31,11 +31,11 @@ impl Worker for Echo {
 }
 
 fn main() -> ExitCode {
-    gpupool_dispatch::main_if_asked();
+    gpupool_dispatch::run_helper_if_requested();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize| arguments.get(at).and_then(|text| text.parse::<u32>().ok()).unwrap_or(1);
     let done = match arguments.first().map(String::as_str) {
-        Some("worker") => stay_on(arguments.get(1)).and_then(|()| Ok(serve::<Echo>()?)),
+        Some("worker") => stay_on(arguments.get(1)).and_then(|()| Ok(serve_tasks::<Echo>()?)),
         Some("bare-worker") => stay_on(arguments.get(1)).and_then(|()| bare_worker()),
         Some("tasks") => tasks(number(1), number(2), number(3), arguments.get(4).is_some_and(|back| back == "back")),
         Some("round-trips") => round_trips(number(1), arguments.get(2), arguments.get(3)),
@@ -54,19 +54,19 @@ fn main() -> ExitCode {
     }
 }
 
-fn echo_plan(workers: u32, counts: bool) -> Plan {
-    let mut plan = Plan::new(Program::native("/proc/self/exe").args(["worker"])).workers(workers);
+fn echo_plan(workers: u32, counts: bool) -> RunPlan {
+    let mut plan = RunPlan::new(WorkerProgram::native("/proc/self/exe").args(["worker"])).workers(workers);
     plan.settings = if counts { "count".into() } else { "echo".into() };
     plan
 }
 
 /// A dispatcher whose workers are all set up.
-fn ready(plan: Plan) -> Result<Dispatcher, Failure> {
+fn ready(plan: RunPlan) -> Result<Dispatcher, Failure> {
     let workers = plan.places.len();
     let mut dispatcher = Dispatcher::start(plan)?;
     for _ in 0..workers {
         match dispatcher.next_event() {
-            Some(Event::Ready { .. }) => {}
+            Some(RunEvent::WorkerReady { .. }) => {}
             other => return Err(format!("instead of being ready: {other:?}").into()),
         }
     }
@@ -86,8 +86,8 @@ fn tasks(count: u32, workers: u32, bytes: u32, back: bool) -> Result<(), Failure
     let source = (0..count).map(|_| Ok::<Bytes, Infallible>(payload.clone()));
     let mut ended = began;
     dispatcher.run(source, |event| {
-        if let Event::Over(over) = event {
-            done += u32::from(matches!(over.outcome, Outcome::Done(_)));
+        if let RunEvent::TaskEnded(over) = event {
+            done += u32::from(matches!(over.outcome, TaskOutcome::Done(_)));
             ended = over.finished;
         }
     })?;
@@ -127,7 +127,7 @@ fn round_trips(count: u32, ours_on: Option<&String>, theirs_on: Option<&String>)
             let began = Instant::now();
             dispatcher.submit(Bytes::from_static(&[7; 32]))?;
             match dispatcher.next_event() {
-                Some(Event::Over(_)) => {}
+                Some(RunEvent::TaskEnded(_)) => {}
                 other => return Err(format!("instead of a result: {other:?}").into()),
             }
             dispatched.push(began.elapsed());
@@ -164,15 +164,15 @@ fn median(times: &mut [Duration]) -> f64 {
 
 /// `true`, so often: commands a second.
 fn commands(count: u32, workers: u32) -> Result<(), Failure> {
-    let mut plan = Plan::new(Program::commands()).workers(workers);
-    plan.output = WorkerOutput::Told;
+    let mut plan = RunPlan::new(WorkerProgram::commands()).workers(workers);
+    plan.output = WorkerOutputPolicy::Reported;
     let dispatcher = ready(plan)?;
     let line = CommandLine::direct(["true"]).to_payload();
     let began = Instant::now();
     let mut ended = began;
     let source = (0..count).map(|_| Ok::<Bytes, Infallible>(line.clone()));
     let stats = dispatcher.run(source, |event| {
-        if let Event::Over(over) = event {
+        if let RunEvent::TaskEnded(over) = event {
             ended = over.finished;
         }
     })?;
@@ -219,7 +219,7 @@ fn memory(count: u32) -> Result<(), Failure> {
 /// and worst.
 fn timeouts(count: u32) -> Result<(), Failure> {
     let limit = Duration::from_millis(100);
-    let mut plan = Plan::new(Program::commands()).workers(2);
+    let mut plan = RunPlan::new(WorkerProgram::commands()).workers(2);
     plan.rules.task_timeout = Some(limit);
     plan.rules.grace = Duration::from_secs(5);
     let dispatcher = ready(plan)?;
@@ -227,7 +227,7 @@ fn timeouts(count: u32) -> Result<(), Failure> {
     let source = (0..count).map(|_| Ok::<Bytes, Infallible>(line.clone()));
     let mut late = Vec::new();
     dispatcher.run(source, |event| {
-        if let Event::Over(over) = event
+        if let RunEvent::TaskEnded(over) = event
             && let Some(started) = over.started
         {
             late.push((over.finished - started).saturating_sub(limit));

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gpupool_dispatch::TaskId;
-use gpupool_dispatch::worker::{Hello, Worker, serve};
+use gpupool_dispatch::worker::{TaskWorker, WorkerHello, serve_tasks};
 
 struct Odd {
-    hello: Hello,
+    hello: WorkerHello,
 }
 
-impl Worker for Odd {
-    fn set_up(hello: &Hello) -> Result<Self, String> {
+impl TaskWorker for Odd {
+    fn set_up(hello: &WorkerHello) -> Result<Self, String> {
         let told = |name: &str| hello.settings[name].as_str().map(str::to_owned);
         if let Some(text) = told("write") {
             eprintln!("{text}");
@@ -186,8 +186,8 @@ fn ignore_interrupts() {
 }
 
 fn main() {
-    gpupool_dispatch::main_if_asked();
-    if let Err(error) = serve::<Odd>() {
+    gpupool_dispatch::run_helper_if_requested();
+    if let Err(error) = serve_tasks::<Odd>() {
         eprintln!("odd_worker: {error}");
         std::process::exit(1);
     }

@@ -6,18 +6,18 @@
 
 use std::time::Duration;
 
-use gpupool_dispatch::Program;
-use gpupool_dispatch::resource_pool::{ResourceConfig, ResourcePool};
+use gpupool_dispatch::WorkerProgram;
+use gpupool_dispatch::resource_pool::{ResourcePool, ResourcePoolConfig};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    gpupool_dispatch::main_if_asked();
+    gpupool_dispatch::run_helper_if_requested();
     tokio::runtime::Builder::new_current_thread().build()?.block_on(hold())
 }
 
 async fn hold() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args_os().skip(1);
     let worker = arguments.next().ok_or("which worker?")?;
-    let mut config = ResourceConfig::new(Program::native(worker), 2, Duration::from_secs(600));
+    let mut config = ResourcePoolConfig::new(WorkerProgram::native(worker), 2, Duration::from_secs(600));
     config.audit = arguments.next().map(Into::into);
     let pool = ResourcePool::start(config)?;
     let mut holds = Vec::new();

@@ -11,22 +11,22 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use gpupool_confine::bounds::Excess;
+use gpupool_confine::bounds::BoundExceeded;
 use gpupool_confine::lock;
 
 use crate::engine::{Driver, Engine, Feed, Message, Post};
-use crate::event::{DispatchError, Event, Over, Refused, RunError};
+use crate::event::{DispatchError, RunError, RunEvent, SubmitError, TaskEnd};
 use crate::limits::{DROP_PATIENCE, STATS_PATIENCE};
-use crate::plan::{Place, Plan};
+use crate::plan::{RunPlan, WorkerSlot};
 use crate::process::untaken_by_threads_of;
 use crate::shift::Shift;
-use crate::{Stats, TaskId, WorkerId};
+use crate::{RunStats, TaskId, WorkerId};
 
 /// A run. Dropping it ends it: what is not over is cancelled, and no process is left.
 #[derive(Debug)]
 pub struct Dispatcher {
     shared: Arc<Shared>,
-    events: VecDeque<Event>,
+    events: VecDeque<RunEvent>,
     relief: Option<JoinHandle<()>>,
 }
 
@@ -40,12 +40,12 @@ struct Shared {
 
 impl Dispatcher {
     /// Starts the workers of the plan. Tasks may be put at once; they wait for the first worker that is set up.
-    pub fn start(plan: Plan) -> Result<Self, DispatchError> {
+    pub fn start(plan: RunPlan) -> Result<Self, DispatchError> {
         plan.check()?;
         untaken_by_threads_of(|| Self::with_threads(plan))
     }
 
-    fn with_threads(plan: Plan) -> Result<Self, DispatchError> {
+    fn with_threads(plan: RunPlan) -> Result<Self, DispatchError> {
         let post = Arc::new(Post::new()?);
         let feed = Arc::new(Feed::new(plan.program.speaks, plan.rules.queue_size));
         let engine = Mutex::new(Engine::new(plan, Arc::clone(&feed), Arc::clone(&post))?);
@@ -57,17 +57,17 @@ impl Dispatcher {
     }
 
     /// What other threads need to feed it, to end it, or to know how it stands.
-    pub fn remote(&self) -> Remote {
-        Remote { shared: Arc::clone(&self.shared) }
+    pub fn handle(&self) -> RunHandle {
+        RunHandle { shared: Arc::clone(&self.shared) }
     }
 
     /// Puts a task; refused where the queue is full.
-    pub fn submit(&self, payload: Bytes) -> Result<TaskId, Refused> {
+    pub fn submit(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
         self.shared.try_push(payload)
     }
 
     /// How many tasks can be put now.
-    pub fn room(&self) -> usize {
+    pub fn queue_room(&self) -> usize {
         self.shared.feed.room()
     }
 
@@ -82,7 +82,7 @@ impl Dispatcher {
     }
 
     /// The next thing that happens; `None` when every task is over and every worker gone. Waits for it.
-    pub fn next_event(&mut self) -> Option<Event> {
+    pub fn next_event(&mut self) -> Option<RunEvent> {
         if self.events.is_empty() {
             self.drive(false);
         }
@@ -90,8 +90,8 @@ impl Dispatcher {
     }
 
     /// The next thing that happens, if it happens soon; `None` as well when this thread is interrupted by a signal, or when all
-    /// is over ([`Dispatcher::is_over`]). For callers that have to look after their signals.
-    pub fn next_event_within(&mut self, patience: Duration) -> Option<Event> {
+    /// is over ([`Dispatcher::is_finished`]). For callers that have to look after their signals.
+    pub fn next_event_timeout(&mut self, patience: Duration) -> Option<RunEvent> {
         let until = Instant::now() + patience;
         let mut driving = self.shared.enter();
         let engine = &mut driving.engine;
@@ -106,12 +106,12 @@ impl Dispatcher {
     }
 
     /// Whether every task is over and every worker gone; events may still wait to be taken.
-    pub fn is_over(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         self.shared.is_over()
     }
 
     /// What happened since it was last asked, without waiting.
-    pub fn events_now(&mut self) -> Vec<Event> {
+    pub fn take_events(&mut self) -> Vec<RunEvent> {
         let mut driving = self.shared.enter();
         let engine = &mut driving.engine;
         engine.turn(Driver::Passer);
@@ -121,7 +121,7 @@ impl Dispatcher {
     }
 
     /// How things stand.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> RunStats {
         self.shared.enter().engine.stats()
     }
 
@@ -130,19 +130,19 @@ impl Dispatcher {
     pub fn run<E>(
         mut self,
         source: impl IntoIterator<Item = Result<Bytes, E>>,
-        mut on_event: impl FnMut(Event),
-    ) -> Result<Stats, RunError<E>> {
+        mut on_event: impl FnMut(RunEvent),
+    ) -> Result<RunStats, RunError<E>> {
         let mut source = Some(source.into_iter());
         let mut failed = None;
         // Taken from the source when there was room, which was filled, or not wanted any more, a moment later.
         let mut put_off = None;
         loop {
-            while let Some(tasks) = source.as_mut().filter(|_| self.room() > 0) {
+            while let Some(tasks) = source.as_mut().filter(|_| self.queue_room() > 0) {
                 match put_off.take().or_else(|| tasks.next()) {
                     Some(Ok(payload)) => match self.submit(payload.clone()) {
                         Ok(_) => continue,
                         // Both are put again, or are too late.
-                        Err(Refused::Full | Refused::Closed) => {
+                        Err(SubmitError::Full | SubmitError::Closed) => {
                             put_off = Some(Ok(payload));
                             continue;
                         }
@@ -164,19 +164,19 @@ impl Dispatcher {
         }
         let too_late = u64::from(put_off.is_some());
         if put_off.is_some() {
-            on_event(Event::Over(Over::never_begun(self.shared.feed.next())));
+            on_event(RunEvent::TaskEnded(TaskEnd::never_begun(self.shared.feed.next())));
         }
         match failed {
             Some(error) => Err(error),
             None => {
                 let stats = self.finish().map_err(RunError::Dispatch)?;
-                Ok(Stats { cancelled: stats.cancelled + too_late, ..stats })
+                Ok(RunStats { cancelled: stats.cancelled + too_late, ..stats })
             }
         }
     }
 
     /// Waits until all is over, and says how it went. Events that were not taken are not told.
-    pub fn finish(mut self) -> Result<Stats, DispatchError> {
+    pub fn finish(mut self) -> Result<RunStats, DispatchError> {
         self.close();
         while self.next_event().is_some() {}
         let engine = &self.shared.enter().engine;
@@ -224,20 +224,20 @@ impl Drop for Dispatcher {
 
 /// A run from other threads.
 #[derive(Debug, Clone)]
-pub struct Remote {
+pub struct RunHandle {
     shared: Arc<Shared>,
 }
 
-impl Remote {
+impl RunHandle {
     /// Puts a task, and waits for room. Not to be called by the thread that takes the events: it would wait for itself.
-    pub fn push(&self, payload: Bytes) -> Result<TaskId, Refused> {
+    pub fn submit_blocking(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
         let task = self.shared.feed.put(payload, true)?;
         self.shared.post.wake();
         Ok(task)
     }
 
     /// Puts a task; refused where the queue is full.
-    pub fn try_push(&self, payload: Bytes) -> Result<TaskId, Refused> {
+    pub fn submit(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
         self.shared.try_push(payload)
     }
 
@@ -258,27 +258,27 @@ impl Remote {
     }
 
     /// Begins nothing any more: what waits is cancelled, what runs goes on.
-    pub fn finish_soon(&self) {
+    pub fn cancel_pending(&self) {
         self.shared.post.send(Message::FinishSoon);
     }
 
     /// Another worker, or one whose place had been taken away.
-    pub fn add(&self, place: Place) {
+    pub fn add_worker(&self, place: WorkerSlot) {
         self.shared.post.send(Message::Add(place));
     }
 
     /// Takes a worker's place away: it is killed, and its tasks are done by others.
-    pub fn withdraw(&self, worker: WorkerId, why: impl Into<Arc<str>>) {
+    pub fn withdraw_worker(&self, worker: WorkerId, why: impl Into<Arc<str>>) {
         self.shared.post.send(Message::Withdraw { worker, why: why.into() });
     }
 
     /// A worker used more than it may, as somebody else found: its process of this number is killed and replaced.
-    pub fn report_excess(&self, worker: WorkerId, pid: u32, excess: Excess) {
+    pub fn report_exceeded_bound(&self, worker: WorkerId, pid: u32, excess: BoundExceeded) {
         self.shared.post.send(Message::ReportedExcess { worker, pid, excess });
     }
 
     /// How things stand.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> RunStats {
         loop {
             match self.shared.engine.try_lock() {
                 Ok(engine) => return engine.stats(),
@@ -295,7 +295,7 @@ impl Remote {
 }
 
 impl Shared {
-    fn try_push(&self, payload: Bytes) -> Result<TaskId, Refused> {
+    fn try_push(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
         let task = self.feed.put(payload, false)?;
         self.post.wake();
         Ok(task)

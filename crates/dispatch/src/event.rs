@@ -7,25 +7,25 @@ use std::{fmt, io};
 use bytes::Bytes;
 use serde::Serialize;
 
-use crate::command::TaskOutput;
+use crate::command::CommandOutput;
 
 /// One thing that happened.
 #[derive(Debug)]
-pub enum Event {
+pub enum RunEvent {
     /// A worker is set up.
-    Ready {
+    WorkerReady {
         /// Who.
         worker: WorkerId,
     },
     /// A worker could not be set up. It is tried again only where it had worked before.
-    SetupFailed {
+    WorkerSetupFailed {
         /// Who.
         worker: WorkerId,
         /// In its own words, or how its process ended.
         why: Arc<str>,
     },
-    /// A worker works on a task now. Told only where [`crate::Plan::tell_started`] asks for it.
-    Started {
+    /// A worker works on a task now. Told only where [`crate::RunPlan::report_started`] asks for it.
+    TaskStarted {
         /// Which.
         task: TaskId,
         /// Who.
@@ -34,36 +34,36 @@ pub enum Event {
         at: Instant,
     },
     /// A task failed and is tried again.
-    Retried {
+    TaskRetried {
         /// Which.
         task: TaskId,
         /// Who had it.
         worker: WorkerId,
         /// What would have become of it.
-        outcome: Outcome,
+        outcome: TaskOutcome,
     },
     /// A task is over. Told once for each.
-    Over(Over),
+    TaskEnded(TaskEnd),
     /// A worker's process is gone; another takes its place unless `is_last`.
-    Gone {
+    WorkerGone {
         /// Who.
         worker: WorkerId,
         /// What of.
-        cause: Cause,
+        cause: WorkerExitCause,
         /// The last it wrote to its standard error, where that is kept.
         last_words: Arc<str>,
         /// Nobody takes its place.
         is_last: bool,
     },
     /// A worker could not clean up. No task is lost by that.
-    CleanupFailed {
+    WorkerCleanupFailed {
         /// Who.
         worker: WorkerId,
         /// In its own words.
         why: Arc<str>,
     },
-    /// A worker wrote to its standard output or error. Told only with [`crate::WorkerOutput::Told`].
-    Wrote {
+    /// A worker wrote to its standard output or error. Told only with [`crate::WorkerOutputPolicy::Reported`].
+    WorkerWrote {
         /// Who.
         worker: WorkerId,
         /// What, as it came: not cut at the ends of lines.
@@ -73,13 +73,13 @@ pub enum Event {
 
 /// The end of a task.
 #[derive(Debug)]
-pub struct Over {
+pub struct TaskEnd {
     /// Which.
     pub task: TaskId,
     /// Who had it last; `None` where nobody had it.
     pub worker: Option<WorkerId>,
     /// What became of it.
-    pub outcome: Outcome,
+    pub outcome: TaskOutcome,
     /// Since when it was worked on, as far as is known.
     pub started: Option<Instant>,
     /// Since when it is over.
@@ -87,14 +87,14 @@ pub struct Over {
     /// How often it was tried.
     pub tries: u32,
     /// What its command wrote, where each task is a command.
-    pub output: Option<TaskOutput>,
+    pub output: Option<CommandOutput>,
 }
 
-impl Over {
+impl TaskEnd {
     /// Of a task nobody wanted any more.
     pub(crate) fn never_begun(task: TaskId) -> Self {
         let (worker, started, output) = (None, None, None);
-        Self { task, worker, outcome: Outcome::Cancelled, started, finished: Instant::now(), tries: 0, output }
+        Self { task, worker, outcome: TaskOutcome::Cancelled, started, finished: Instant::now(), tries: 0, output }
     }
 }
 
@@ -120,7 +120,7 @@ impl fmt::Display for WorkerId {
 
 /// What became of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum TaskOutcome {
     /// It was done, and this came of it.
     Done(Bytes),
     /// It failed; in the worker's words, such as a traceback.
@@ -128,23 +128,23 @@ pub enum Outcome {
     /// It took longer than it may.
     TimedOut(Duration),
     /// Its worker died.
-    WorkerLost(Loss),
+    WorkerLost(WorkerLoss),
     /// Nobody wants it any more.
     Cancelled,
 }
 
 /// A task whose worker died.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Loss {
+pub struct WorkerLoss {
     /// How far it was.
-    pub stage: Stage,
+    pub stage: LossStage,
     /// What the worker died of.
-    pub cause: Cause,
+    pub cause: WorkerExitCause,
 }
 
 /// How far a task was when its worker died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum LossStage {
     /// It was being worked on.
     Running,
     /// It was done, and its result died with the worker.
@@ -153,52 +153,52 @@ pub enum Stage {
 
 /// What a worker died of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cause {
+pub enum WorkerExitCause {
     /// It ended by itself, with this exit code.
     Exited(i32),
     /// A signal of this number that was not ours.
     Signalled(i32),
     /// It used more than it may, and was killed for it.
-    Excess(gpupool_confine::bounds::Excess),
+    BoundExceeded(gpupool_confine::bounds::BoundExceeded),
     /// It was interrupted, went on, and was killed for it.
-    Stuck,
+    IgnoredInterrupt,
     /// It said what cannot be understood, and was killed for it.
-    Nonsense(Arc<str>),
+    ProtocolViolation(Arc<str>),
     /// It could not be started again.
-    NotStarted(Arc<str>),
+    StartFailed(Arc<str>),
     /// Its GPU was taken away.
-    Withdrawn(Arc<str>),
+    GpuWithdrawn(Arc<str>),
     /// Nobody wanted it any more.
     Stopped,
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for WorkerExitCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exited(code) => write!(f, "it exited with code {code}"),
             Self::Signalled(signal) => write!(f, "it was killed by signal {signal}"),
-            Self::Excess(excess) => write!(f, "it was killed: {excess}"),
-            Self::Stuck => write!(f, "it was killed: it did not let itself be interrupted"),
-            Self::Nonsense(what) => write!(f, "it was killed: {what}"),
-            Self::NotStarted(why) => write!(f, "it could not be started: {why}"),
-            Self::Withdrawn(why) => write!(f, "its GPU was taken away: {why}"),
+            Self::BoundExceeded(excess) => write!(f, "it was killed: {excess}"),
+            Self::IgnoredInterrupt => write!(f, "it was killed: it did not let itself be interrupted"),
+            Self::ProtocolViolation(what) => write!(f, "it was killed: {what}"),
+            Self::StartFailed(why) => write!(f, "it could not be started: {why}"),
+            Self::GpuWithdrawn(why) => write!(f, "its GPU was taken away: {why}"),
             Self::Stopped => write!(f, "it was stopped"),
         }
     }
 }
 
-impl fmt::Display for Loss {
+impl fmt::Display for WorkerLoss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.stage {
-            Stage::Running => write!(f, "the worker died at work: {}", self.cause),
-            Stage::ResultLost => write!(f, "the worker died before it told the result: {}", self.cause),
+            LossStage::Running => write!(f, "the worker died at work: {}", self.cause),
+            LossStage::ResultLost => write!(f, "the worker died before it told the result: {}", self.cause),
         }
     }
 }
 
 /// How many tasks are where, and what each worker does.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Stats {
+pub struct RunStats {
     /// Taken in and with no worker.
     pub pending: u64,
     /// With workers.
@@ -219,15 +219,15 @@ pub struct Stats {
     pub workers: Vec<WorkerStats>,
 }
 
-impl Stats {
+impl RunStats {
     /// A task is over.
-    pub(crate) fn count(&mut self, outcome: &Outcome) {
+    pub(crate) fn count(&mut self, outcome: &TaskOutcome) {
         match outcome {
-            Outcome::Done(_) => self.completed += 1,
-            Outcome::Failed(_) => self.failed += 1,
-            Outcome::TimedOut(_) => self.timeouts += 1,
-            Outcome::WorkerLost(_) => (self.failed, self.lost) = (self.failed + 1, self.lost + 1),
-            Outcome::Cancelled => self.cancelled += 1,
+            TaskOutcome::Done(_) => self.completed += 1,
+            TaskOutcome::Failed(_) => self.failed += 1,
+            TaskOutcome::TimedOut(_) => self.timeouts += 1,
+            TaskOutcome::WorkerLost(_) => (self.failed, self.lost) = (self.failed + 1, self.lost + 1),
+            TaskOutcome::Cancelled => self.cancelled += 1,
         }
     }
 }
@@ -318,7 +318,7 @@ impl From<io::Error> for DispatchError {
 
 /// Why a task was not taken in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum SubmitError {
     /// The run takes no more.
     #[error("the run takes no more tasks")]
     Closed,
@@ -341,7 +341,7 @@ pub enum RunError<E> {
     Source(#[source] E),
     /// A task was not taken in.
     #[error(transparent)]
-    Refused(Refused),
+    Refused(SubmitError),
     /// The run could not go on.
     #[error(transparent)]
     Dispatch(DispatchError),

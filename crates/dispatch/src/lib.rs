@@ -1,14 +1,14 @@
 //! Feeding tasks to long-lived worker processes, each task with exactly one outcome.
 //!
-//! - [`Dispatcher`]: a run: a [`Plan`] and tasks in, [`Event`]s out.
+//! - [`Dispatcher`]: a run: a [`RunPlan`] and tasks in, [`RunEvent`]s out.
 //! - [`protocol`]: memory that dispatcher and worker share.
 //! - [`worker`]: the worker's side of it, in Rust.
 //! - [`command`]: a command for each task.
 //! - [`resource_pool`]: workers that are handed out one by one, each held to limits.
-//! - [`gpus`]: leases on GPUs of the pool, for as long as a run lives.
-//! - [`joblog`]: the log of finished tasks, from which an interrupted run goes on.
+//! - [`gpu_leases`]: leases on GPUs of the pool, for as long as a run lives.
+//! - [`job_log`]: the log of finished tasks, from which an interrupted run goes on.
 //!
-//! A program that dispatches calls [`main_if_asked`] first thing in its `main`.
+//! A program that dispatches calls [`run_helper_if_requested`] first thing in its `main`.
 //!
 //! Inside, the `ledger` decides: who has which task, what is sent next, what became of each. It touches nothing; the `engine`
 //! around it starts processes, sends and reads.
@@ -19,8 +19,8 @@ pub mod command;
 mod dispatcher;
 mod engine;
 mod event;
-pub mod gpus;
-pub mod joblog;
+pub mod gpu_leases;
+pub mod job_log;
 mod ledger;
 mod limits;
 mod plan;
@@ -34,16 +34,16 @@ mod sync {
 }
 pub mod worker;
 
-pub use dispatcher::{Dispatcher, Remote};
+pub use dispatcher::{Dispatcher, RunHandle};
 pub use event::{
-    Cause, DispatchError, Event, Loss, Outcome, Over, Refused, RunError, Stage, Stats, TaskId, WorkerId, WorkerState,
-    WorkerStats,
+    DispatchError, LossStage, RunError, RunEvent, RunStats, SubmitError, TaskEnd, TaskId, TaskOutcome, WorkerExitCause,
+    WorkerId, WorkerLoss, WorkerState, WorkerStats,
 };
-pub use ledger::Rules;
-pub use plan::{Attach, NotAttached, Order, Place, Plan, Program, WorkerOutput};
+pub use ledger::DispatchRules;
+pub use plan::{AttachError, AttachHook, ResultOrder, RunPlan, WorkerOutputPolicy, WorkerProgram, WorkerSlot};
 
 /// Runs as the keeper of a process, or as the runner of commands, and never comes back, if this program was started as one.
-pub fn main_if_asked() {
-    gpupool_confine::keeper::main_if_asked();
-    command::main_if_asked();
+pub fn run_helper_if_requested() {
+    gpupool_confine::keeper::run_helper_if_requested();
+    command::run_helper_if_requested();
 }

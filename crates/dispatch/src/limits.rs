@@ -98,7 +98,7 @@ pub(crate) const IDLE_TIME: Duration = Duration::from_secs(60);
 /// How long a worker may take to be set up, unless said: a model that is loaded over a slow network.
 pub(crate) const SETUP_PATIENCE: Duration = Duration::from_secs(300);
 /// Those who wait for a worker of one pool.
-pub const WAITING: usize = 65_536;
+pub const MAX_WAITING: usize = 65_536;
 /// Bytes of the name of whoever holds a worker.
 pub(crate) const TASK_ID_BYTES: usize = 1_024;
 /// Holds that an audit trail keeps in memory, and gives back when it is read.
@@ -110,4 +110,4 @@ pub(crate) const AUDIT_UNWRITTEN: usize = 16_384;
 /// How often an audit trail is made safe against a crash of the machine. A crash of the program loses nothing that was written.
 pub(crate) const AUDIT_SYNC: Duration = Duration::from_secs(1);
 /// Longest time anything may be allowed to take, ten years: with more, clocks would run over.
-pub const LONGEST_TIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+pub const MAX_DURATION: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);

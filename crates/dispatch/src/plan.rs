@@ -7,27 +7,27 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupool_confine::bounds::{Bounds, DeviceMemory};
+use gpupool_confine::bounds::{DeviceMemoryLimit, JobBounds};
 
 use crate::WorkerId;
-use crate::event::{DispatchError, Refused};
-use crate::ledger::Rules;
+use crate::event::{DispatchError, SubmitError};
+use crate::ledger::DispatchRules;
 use crate::limits::{CLEAN_UP_PATIENCE, FRAME_BYTES, WORKERS};
 use crate::protocol::HEADER_BYTES;
 
 /// A run.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct RunPlan {
     /// What workers run.
-    pub program: Program,
+    pub program: WorkerProgram,
     /// The workers. More may be added while it runs.
-    pub places: Vec<Place>,
+    pub places: Vec<WorkerSlot>,
     /// How tasks are dealt with.
-    pub rules: Rules,
+    pub rules: DispatchRules,
     /// In which order results are told.
-    pub order: Order,
+    pub order: ResultOrder,
     /// What a worker may use, with everything it starts.
-    pub bounds: Bounds,
+    pub bounds: JobBounds,
     /// Whether the CPU time of the bounds is that of one task, and not of the worker's life.
     pub cpu_time_per_task: bool,
     /// Whatever workers are to know when they are set up.
@@ -39,32 +39,32 @@ pub struct Plan {
     /// How long a worker may live; another takes its place then.
     pub worker_lifetime: Option<Duration>,
     /// What becomes of what workers write to their standard output and error.
-    pub output: WorkerOutput,
-    /// Whether [`crate::Event::Started`] is told.
-    pub tell_started: bool,
-    /// Another program to keep the processes and to run commands: one whose `main` calls [`crate::main_if_asked`]. For
+    pub output: WorkerOutputPolicy,
+    /// Whether [`crate::RunEvent::TaskStarted`] is told.
+    pub report_started: bool,
+    /// Another program to keep the processes and to run commands: one whose `main` calls [`crate::run_helper_if_requested`]. For
     /// programs that cannot do so themselves, such as an interpreter that loaded this crate.
     pub helper: Option<PathBuf>,
-    /// Memory that is handed to each worker, for payloads that are not to be sent: see [`crate::worker::Hello::memory`].
+    /// Memory that is handed to each worker, for payloads that are not to be sent: see [`crate::worker::WorkerHello::memory`].
     pub memory: Option<Arc<OwnedFd>>,
 }
 
-impl Plan {
+impl RunPlan {
     /// The usual rules, and no worker yet.
-    pub fn new(program: Program) -> Self {
+    pub fn new(program: WorkerProgram) -> Self {
         Self {
             program,
             places: Vec::new(),
-            rules: Rules::default(),
-            order: Order::default(),
-            bounds: Bounds::default(),
+            rules: DispatchRules::default(),
+            order: ResultOrder::default(),
+            bounds: JobBounds::default(),
             cpu_time_per_task: false,
             settings: serde_json::Value::Null,
             setup_timeout: None,
             clean_up_timeout: CLEAN_UP_PATIENCE,
             worker_lifetime: None,
-            output: WorkerOutput::default(),
-            tell_started: false,
+            output: WorkerOutputPolicy::default(),
+            report_started: false,
             helper: None,
             memory: None,
         }
@@ -72,12 +72,12 @@ impl Plan {
 
     /// So many workers without a GPU.
     pub fn workers(mut self, count: u32) -> Self {
-        self.places.extend((0..count).map(|id| Place::new(WorkerId(id))));
+        self.places.extend((0..count).map(|id| WorkerSlot::new(WorkerId(id))));
         self
     }
 }
 
-impl Plan {
+impl RunPlan {
     pub(crate) fn counts_cpu_time_per_task(&self) -> bool {
         self.cpu_time_per_task && self.bounds.cpu_time.is_some()
     }
@@ -104,7 +104,7 @@ impl Plan {
 
 /// What a worker runs.
 #[derive(Debug, Clone)]
-pub struct Program {
+pub struct WorkerProgram {
     pub(crate) speaks: Speaks,
     pub(crate) program: OsString,
     pub(crate) arguments: Vec<OsString>,
@@ -126,18 +126,18 @@ pub(crate) enum Speaks {
 
 impl Speaks {
     /// Whether a task can be told to it.
-    pub(crate) fn check(self, payload: &[u8]) -> Result<(), Refused> {
+    pub(crate) fn check(self, payload: &[u8]) -> Result<(), SubmitError> {
         if payload.len() > FRAME_BYTES - HEADER_BYTES {
-            return Err(Refused::TooLarge(payload.len()));
+            return Err(SubmitError::TooLarge(payload.len()));
         }
         if self == Self::Lines && payload.contains(&b'\n') {
-            return Err(Refused::NotALine);
+            return Err(SubmitError::NotALine);
         }
         Ok(())
     }
 }
 
-impl Program {
+impl WorkerProgram {
     /// A program that speaks the protocol of workers.
     pub fn native(program: impl Into<OsString>) -> Self {
         Self::new(Speaks::Frames, program.into())
@@ -178,7 +178,7 @@ impl Program {
 
 /// Where a worker works.
 #[derive(Clone)]
-pub struct Place {
+pub struct WorkerSlot {
     /// Who it is.
     pub id: WorkerId,
     /// The GPUs it has, by their numbers on the node.
@@ -186,42 +186,42 @@ pub struct Place {
     /// What makes it see them, and only them; `None` removes a variable.
     pub environment: Vec<(String, Option<String>)>,
     /// How much memory of its GPUs it may use, where the kernel can hold it to that.
-    pub device_memory: Vec<DeviceMemory>,
+    pub device_memory: Vec<DeviceMemoryLimit>,
     /// Called with its process before its program runs, and from another thread.
-    pub attach: Option<Attach>,
+    pub attach: Option<AttachHook>,
 }
 
 /// Tells somebody of a process that does not run its program yet; whether that one has put it into a control group, or why
 /// it must not be started.
-pub type Attach = Arc<dyn Fn(u32) -> Result<bool, NotAttached> + Send + Sync>;
+pub type AttachHook = Arc<dyn Fn(u32) -> Result<bool, AttachError> + Send + Sync>;
 
 /// Why a worker's process must not be started.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotAttached {
-    /// The place is not ours any more: as if it had been taken away ([`crate::Remote::withdraw`]).
+pub enum AttachError {
+    /// The place is not ours any more: as if it had been taken away ([`crate::RunHandle::withdraw`]).
     #[error("{0}")]
-    PlaceGone(String),
+    SlotRevoked(String),
     /// It may be started later, if tried again.
     #[error("{0}")]
-    NotNow(String),
+    TryLater(String),
 }
 
-impl Place {
+impl WorkerSlot {
     /// A place without a GPU.
     pub fn new(id: WorkerId) -> Self {
         Self { id, gpu_ids: Vec::new(), environment: Vec::new(), device_memory: Vec::new(), attach: None }
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for WorkerSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Place").field("id", &self.id).field("gpu_ids", &self.gpu_ids).finish_non_exhaustive()
+        f.debug_struct("WorkerSlot").field("id", &self.id).field("gpu_ids", &self.gpu_ids).finish_non_exhaustive()
     }
 }
 
 /// In which order results are told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Order {
+pub enum ResultOrder {
     /// As they come.
     #[default]
     Completion,
@@ -231,12 +231,12 @@ pub enum Order {
 
 /// What becomes of what workers write to their standard output and error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum WorkerOutput {
+pub enum WorkerOutputPolicy {
     /// It goes where ours goes.
     #[default]
     Inherited,
-    /// It is told as [`crate::Event::Wrote`].
-    Told,
+    /// It is told as [`crate::RunEvent::WorkerWrote`].
+    Reported,
     /// Only the last words of those that die are kept.
-    Dropped,
+    Discarded,
 }

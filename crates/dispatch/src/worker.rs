@@ -19,11 +19,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::TaskId;
 use crate::process::untaken_by_threads_of;
-use crate::protocol::{Counters, Decoder, Frame, Kind, SOCKET_VARIABLE, VERSION, receive};
+use crate::protocol::{Decoder, Frame, Kind, SOCKET_VARIABLE, VERSION, WorkerCounters, receive};
 
 /// What a worker is told first.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Hello {
+pub struct WorkerHello {
     /// The version of the protocol.
     pub protocol: u32,
     /// Which worker it is.
@@ -34,12 +34,12 @@ pub struct Hello {
     /// Whatever the program that dispatches wants it to know.
     #[serde(default)]
     pub settings: serde_json::Value,
-    /// Memory it shares with the dispatcher, where the [`crate::Plan`] has some.
+    /// Memory it shares with the dispatcher, where the [`crate::RunPlan`] has some.
     #[serde(skip)]
     pub memory: Option<Arc<OwnedFd>>,
     /// Where it counts, and finds what an interrupt is about.
     #[serde(skip)]
-    pub counters: Option<Arc<Counters>>,
+    pub counters: Option<Arc<WorkerCounters>>,
 }
 
 /// What a worker says when it is set up.
@@ -57,7 +57,7 @@ pub(crate) struct Ready {
 
 /// Why a worker ended otherwise than by being told to.
 #[derive(Debug, thiserror::Error)]
-pub enum WorkerError {
+pub enum ServeError {
     /// It was not started by a dispatcher.
     #[error("{SOCKET_VARIABLE} does not name an open socket: this program is started by a dispatcher")]
     NotAWorker,
@@ -73,9 +73,9 @@ pub enum WorkerError {
 }
 
 /// A worker.
-pub trait Worker: Sized {
+pub trait TaskWorker: Sized {
     /// Loads what takes long. An error ends the worker, and is told.
-    fn set_up(hello: &Hello) -> Result<Self, String>;
+    fn set_up(hello: &WorkerHello) -> Result<Self, String>;
 
     /// Does one task. An error is the task's, and the worker lives on.
     fn process(&mut self, task: TaskId, payload: Bytes) -> Result<Bytes, String>;
@@ -87,20 +87,20 @@ pub trait Worker: Sized {
 }
 
 /// Works until it is told to stop.
-pub fn serve<W: Worker>() -> Result<(), WorkerError> {
+pub fn serve_tasks<W: TaskWorker>() -> Result<(), ServeError> {
     Serving::on(UnixStream::from(socket()?))?.run::<W>()
 }
 
 /// The socket to the dispatcher. As a copy: the number it came by, which may be that of the standard input, then reads nothing.
 #[allow(unsafe_code, reason = "a file descriptor that was inherited")]
-fn socket() -> Result<OwnedFd, WorkerError> {
+fn socket() -> Result<OwnedFd, ServeError> {
     let number: Option<RawFd> = env::var(SOCKET_VARIABLE).ok().and_then(|text| text.parse().ok());
-    let number = number.filter(|number| *number >= 0).ok_or(WorkerError::NotAWorker)?;
+    let number = number.filter(|number| *number >= 0).ok_or(ServeError::NotAWorker)?;
     // SAFETY: only copied; where it is not open, that fails.
     let inherited = unsafe { BorrowedFd::borrow_raw(number) };
-    let copy = fcntl_dupfd_cloexec(inherited, 3).map_err(|_| WorkerError::NotAWorker)?;
+    let copy = fcntl_dupfd_cloexec(inherited, 3).map_err(|_| ServeError::NotAWorker)?;
     if !rustix::fs::fstat(&copy).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket) {
-        return Err(WorkerError::NotAWorker);
+        return Err(ServeError::NotAWorker);
     }
     let nothing =
         rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)?;
@@ -112,7 +112,7 @@ fn socket() -> Result<OwnedFd, WorkerError> {
 
 struct Serving {
     socket: Arc<UnixStream>,
-    counters: Option<Arc<Counters>>,
+    counters: Option<Arc<WorkerCounters>>,
     memory: Option<Arc<OwnedFd>>,
     decoder: Decoder,
     answers: Answers,
@@ -126,15 +126,15 @@ impl Serving {
         let (read, [counters, memory]) = receive(&*socket, &mut bytes)?;
         let mut decoder = Decoder::default();
         decoder.add(&bytes[..read]);
-        let counters = counters.map(Counters::of).transpose()?.map(Arc::new);
+        let counters = counters.map(WorkerCounters::of).transpose()?.map(Arc::new);
         let outbox = counters.clone().filter(|counters| counters.has_outbox());
         let answers = Answers::to(Arc::clone(&socket), outbox)?;
         Ok(Self { socket, counters, memory: memory.map(Arc::new), decoder, answers })
     }
 
-    fn run<W: Worker>(mut self) -> Result<(), WorkerError> {
+    fn run<W: TaskWorker>(mut self) -> Result<(), ServeError> {
         let Some(first) = self.next_frame()? else { return Ok(()) };
-        let hello = Hello { memory: self.memory.take(), counters: self.counters.clone(), ..hello_of(&first)? };
+        let hello = WorkerHello { memory: self.memory.take(), counters: self.counters.clone(), ..hello_of(&first)? };
         let mut worker = match W::set_up(&hello) {
             Ok(worker) => worker,
             Err(why) => return self.say(&Frame::new(Kind::SetupFailed, why)),
@@ -152,7 +152,7 @@ impl Serving {
                 Kind::Task => {}
                 Kind::Recalled => self.counters.iter().for_each(|counters| counters.reopen()),
                 Kind::Stop => break,
-                other => return Err(WorkerError::Nonsense(format!("{other:?} to a worker that is set up"))),
+                other => return Err(ServeError::Nonsense(format!("{other:?} to a worker that is set up"))),
             }
         }
         match worker.clean_up() {
@@ -161,7 +161,7 @@ impl Serving {
         }
     }
 
-    fn work<W: Worker>(&mut self, worker: &mut W, frame: Frame) -> Result<(), WorkerError> {
+    fn work<W: TaskWorker>(&mut self, worker: &mut W, frame: Frame) -> Result<(), ServeError> {
         match &self.counters {
             Some(counters) => counters.start(),
             None => self.say(&Frame::about(Kind::Started, frame.task, Bytes::new()))?,
@@ -178,9 +178,9 @@ impl Serving {
     }
 
     /// The next frame; `None` where the dispatcher is gone. Whoever waits for results gets them before this waits.
-    fn next_frame(&mut self) -> Result<Option<Frame>, WorkerError> {
+    fn next_frame(&mut self) -> Result<Option<Frame>, ServeError> {
         loop {
-            let next = self.decoder.next().map_err(|garbage| WorkerError::Nonsense(garbage.to_string()))?;
+            let next = self.decoder.next().map_err(|garbage| ServeError::Nonsense(garbage.to_string()))?;
             if next.is_some() {
                 return Ok(next);
             }
@@ -191,19 +191,19 @@ impl Serving {
         }
     }
 
-    fn say(&mut self, frame: &Frame) -> Result<(), WorkerError> {
+    fn say(&mut self, frame: &Frame) -> Result<(), ServeError> {
         self.answers.put(frame)?;
         Ok(self.answers.send()?)
     }
 }
 
-fn hello_of(frame: &Frame) -> Result<Hello, WorkerError> {
+fn hello_of(frame: &Frame) -> Result<WorkerHello, ServeError> {
     if frame.kind != Kind::Hello {
-        return Err(WorkerError::Nonsense(format!("{:?} before Hello", frame.kind)));
+        return Err(ServeError::Nonsense(format!("{:?} before Hello", frame.kind)));
     }
-    let hello: Hello =
-        serde_json::from_slice(&frame.payload).map_err(|error| WorkerError::Nonsense(error.to_string()))?;
-    if hello.protocol == VERSION { Ok(hello) } else { Err(WorkerError::Version(hello.protocol)) }
+    let hello: WorkerHello =
+        serde_json::from_slice(&frame.payload).map_err(|error| ServeError::Nonsense(error.to_string()))?;
+    if hello.protocol == VERSION { Ok(hello) } else { Err(ServeError::Version(hello.protocol)) }
 }
 
 // Answers on their way out: several short ones are sent together, and none waits for long.
@@ -233,7 +233,7 @@ struct Shared {
 }
 
 impl Answers {
-    pub(crate) fn to(socket: Arc<UnixStream>, outbox: Option<Arc<Counters>>) -> io::Result<Self> {
+    pub(crate) fn to(socket: Arc<UnixStream>, outbox: Option<Arc<WorkerCounters>>) -> io::Result<Self> {
         let unsent = Mutex::new(Unsent { header: BytesMut::new(), copy: BytesMut::new(), outbox });
         let (is_asleep, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         let shared = Arc::new(Shared { socket, unsent, is_asleep, is_over });
@@ -299,7 +299,7 @@ struct Unsent {
     header: BytesMut,
     /// What of the outbox is being sent.
     copy: BytesMut,
-    outbox: Option<Arc<Counters>>,
+    outbox: Option<Arc<WorkerCounters>>,
 }
 
 impl Unsent {
@@ -349,8 +349,8 @@ mod tests {
 
     struct Doubler(String);
 
-    impl Worker for Doubler {
-        fn set_up(hello: &Hello) -> Result<Self, String> {
+    impl TaskWorker for Doubler {
+        fn set_up(hello: &WorkerHello) -> Result<Self, String> {
             match hello.settings["name"].as_str() {
                 Some(name) => Ok(Self(name.to_owned())),
                 None => Err("a name is missing".into()),
@@ -369,7 +369,7 @@ mod tests {
     struct Other {
         socket: UnixStream,
         decoder: Decoder,
-        counters: Counters,
+        counters: WorkerCounters,
     }
 
     impl Other {
@@ -397,9 +397,9 @@ mod tests {
         }
     }
 
-    fn start(settings: &str) -> (Other, thread::JoinHandle<Result<(), WorkerError>>) {
+    fn start(settings: &str) -> (Other, thread::JoinHandle<Result<(), ServeError>>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let counters = Counters::new().unwrap();
+        let counters = WorkerCounters::new().unwrap();
         let running = thread::spawn(move || Serving::on(theirs)?.run::<Doubler>());
         let other = Other { socket: ours, decoder: Decoder::default(), counters };
         let hello = format!(r#"{{"protocol":1,"worker_id":3,"settings":{settings}}}"#);
@@ -453,6 +453,6 @@ mod tests {
         other.say(&[Frame::new(Kind::Ready, "")]);
         assert!(running.join().unwrap().unwrap_err().to_string().contains("Ready"));
         let frame = Frame::new(Kind::Hello, r#"{"protocol":9,"worker_id":0}"#);
-        assert!(matches!(hello_of(&frame), Err(WorkerError::Version(9))));
+        assert!(matches!(hello_of(&frame), Err(ServeError::Version(9))));
     }
 }

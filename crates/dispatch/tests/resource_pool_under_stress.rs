@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use gpupool_confine::Signal;
 use gpupool_confine::process::{ProcessHandle, ProcessId};
-use gpupool_dispatch::resource_pool::{HeldWorker, ResourcePool, WorkerError};
+use gpupool_dispatch::resource_pool::{HeldWorker, HeldWorkerError, ResourcePool};
 use kit::{Story, in_time, until};
 
 const TASKS: u64 = 200;
@@ -59,28 +59,28 @@ async fn one_task(pool: Arc<ResourcePool>, taken: Taken, number: u64, mut dice: 
     match dice.roll(8) {
         0 => {
             let error = in_time("the limit", run("sleep 1000000")).await.unwrap_err();
-            assert!(matches!(error, WorkerError::Timeout(_)), "{error}");
+            assert!(matches!(error, HeldWorkerError::Timeout(_)), "{error}");
         }
         1 => worker.kill(),
         2 => {
             let error = in_time("its end", run("exit 1")).await.unwrap_err();
-            assert!(matches!(error, WorkerError::Lost(_) | WorkerError::Timeout(_)), "{error}");
+            assert!(matches!(error, HeldWorkerError::Lost(_) | HeldWorkerError::Timeout(_)), "{error}");
         }
         3 => drop(run("sleep 1000000")),
         4 => {
-            if let Some(process) = ProcessId::of(worker.pid()).unwrap()
+            if let Some(process) = ProcessId::of_pid(worker.pid()).unwrap()
                 && let Some(process) = ProcessHandle::open(process).unwrap()
             {
                 process.signal(Signal::KILL).unwrap();
             }
             let ended = in_time("its end", run("stuck")).await.unwrap_err();
-            assert!(!matches!(ended, WorkerError::Failed(_)), "{ended}");
+            assert!(!matches!(ended, HeldWorkerError::Failed(_)), "{ended}");
         }
         5 => drop(in_time("children that hide", run("spawn")).await),
         _ => {
             let echoed = in_time("an echo", run(&format!("echo {number}"))).await;
             assert!(
-                echoed == Ok(number.to_string().into()) || matches!(echoed, Err(WorkerError::Timeout(_))),
+                echoed == Ok(number.to_string().into()) || matches!(echoed, Err(HeldWorkerError::Timeout(_))),
                 "{echoed:?}"
             );
         }
@@ -119,7 +119,7 @@ fn nobody_shares_a_worker_and_nothing_is_left() {
         }
         until(&pool, "nobody has one", |status| status.active_tasks == 0 && status.waiting_tasks == 0).await;
         until(&pool, "it is at rest", |status| status.available_workers == 2 && status.total_workers == 2).await;
-        assert!(pool.audit().iter().all(|entry| entry.ended.is_some()), "seed {seed}");
+        assert!(pool.audit_entries().iter().all(|entry| entry.ended.is_some()), "seed {seed}");
         in_time("its end", pool.shutdown()).await;
     });
     let status = pool.status();

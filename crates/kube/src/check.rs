@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpupool_core::{Amount, Bytes, Isolation, Labels, Millis, Request, Select, Share, Vendor, limits};
+use gpupool_core::{
+    Bytes, DeviceSelector, IsolationLevel, Labels, Millis, Request, RequestedAmount, Share, Vendor, limits,
+};
 
 use crate::error::{KubeError, shown};
 use crate::limits::MIN_THOUSANDTHS;
@@ -14,7 +16,7 @@ use crate::{manifest, pod, resources};
 
 /// One object of a manifest, judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Checked {
+pub struct CheckedPod {
     /// In which document it is, counted from 1; the items of a `List` share theirs. Empty documents do not count.
     pub document: usize,
     /// Its kind; empty where the document cannot be read.
@@ -24,12 +26,12 @@ pub struct Checked {
     /// Its name, if it has one.
     pub name: Option<String>,
     /// What one pod of it asks for.
-    pub verdict: Result<Verdict, KubeError>,
+    pub verdict: Result<PodVerdict, KubeError>,
 }
 
 /// What a pod asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PodVerdict {
     /// GPUs, whole or in part.
     Gpu(Box<Request>),
     /// No GPU.
@@ -37,7 +39,7 @@ pub enum Verdict {
 }
 
 /// Judges every object of a manifest: YAML or JSON, one document or many, lists unrolled. Never panics.
-pub fn check(text: &str) -> Vec<Checked> {
+pub fn check_manifest(text: &str) -> Vec<CheckedPod> {
     let mut all = Vec::new();
     for (index, document) in manifest::read(text).into_iter().enumerate() {
         match document {
@@ -48,7 +50,7 @@ pub fn check(text: &str) -> Vec<Checked> {
     all
 }
 
-fn unroll(object: &At<'_>, document: usize, all: &mut Vec<Checked>) {
+fn unroll(object: &At<'_>, document: usize, all: &mut Vec<CheckedPod>) {
     let identity = pod::identity(object);
     if identity.kind != "List" {
         let verdict = judge(object, &identity);
@@ -60,42 +62,42 @@ fn unroll(object: &At<'_>, document: usize, all: &mut Vec<Checked>) {
     }
 }
 
-fn checked(document: usize, identity: Identity, verdict: Result<Verdict, KubeError>) -> Checked {
+fn checked(document: usize, identity: Identity, verdict: Result<PodVerdict, KubeError>) -> CheckedPod {
     let Identity { kind, namespace, name } = identity;
-    Checked { document, kind, namespace, name, verdict }
+    CheckedPod { document, kind, namespace, name, verdict }
 }
 
-fn judge(object: &At<'_>, identity: &Identity) -> Result<Verdict, KubeError> {
+fn judge(object: &At<'_>, identity: &Identity) -> Result<PodVerdict, KubeError> {
     if pod::carries_no_pod(object)? {
-        return Ok(Verdict::NoGpu);
+        return Ok(PodVerdict::NoGpu);
     }
     let pod = pod::pod(object)?;
     let said = Annotations::read(&pod.annotations)?;
     let asked = resources::gpus(&pod)?;
-    let Some((gpus, amount)) = gpus(&said, asked.as_ref())? else { return Ok(Verdict::NoGpu) };
+    let Some((gpus, amount)) = gpus(&said, asked.as_ref())? else { return Ok(PodVerdict::NoGpu) };
     let vendor = asked.as_ref().map(AskedGpus::vendor);
     let (cpus, host_memory) = resources::host(&pod)?;
     let request = Request {
         gpus,
         amount,
         isolation: isolation(&said, asked.as_ref())?,
-        select: Arc::new(Select { vendor, ..Select::default() }),
+        select: Arc::new(DeviceSelector { vendor, ..DeviceSelector::default() }),
         cpus,
         host_memory,
         owner: Arc::from(identity.namespace.as_str()),
         worker_id: identity.name.as_deref().map(Arc::from),
         labels: Arc::new(labels(&pod)),
         // Kubernetes allows priorities up to 2·10⁹; beyond our bound all are the most urgent there are.
-        priority: pod.priority.clamp(-limits::PRIORITY, limits::PRIORITY),
+        priority: pod.priority.clamp(-limits::MAX_PRIORITY, limits::MAX_PRIORITY),
         max_duration: pod.deadline_secs.map(Millis::from_secs),
         ..Request::default()
     };
     request.validate()?;
-    Ok(Verdict::Gpu(Box::new(request)))
+    Ok(PodVerdict::Gpu(Box::new(request)))
 }
 
 /// How many GPUs and how much of each; `None` where none is asked for.
-fn gpus(said: &Annotations, asked: Option<&AskedGpus>) -> Result<Option<(u16, Amount)>, KubeError> {
+fn gpus(said: &Annotations, asked: Option<&AskedGpus>) -> Result<Option<(u16, RequestedAmount)>, KubeError> {
     let memory = said.memory.as_ref().map(|memory| memory.value);
     let Some(asked) = asked else { return annotated(said) };
     match asked.amount {
@@ -106,8 +108,8 @@ fn gpus(said: &Annotations, asked: Option<&AskedGpus>) -> Result<Option<(u16, Am
             let share = Share(count);
             match &said.fraction {
                 Some(fraction) if fraction.value != share => {
-                    let fix = format!("write {FRACTION}: \"{share}\", or leave one of them out");
-                    Err(contradiction(FRACTION, fraction, asked, fix))
+                    let fix = format!("write {FRACTION_ANNOTATION}: \"{share}\", or leave one of them out");
+                    Err(contradiction(FRACTION_ANNOTATION, fraction, asked, fix))
                 }
                 _ => Ok(Some((1, part(share, memory)))),
             }
@@ -116,15 +118,15 @@ fn gpus(said: &Annotations, asked: Option<&AskedGpus>) -> Result<Option<(u16, Am
 }
 
 /// What the annotations ask for by themselves: always a part of one GPU, or one GPU.
-fn annotated(said: &Annotations) -> Result<Option<(u16, Amount)>, KubeError> {
+fn annotated(said: &Annotations) -> Result<Option<(u16, RequestedAmount)>, KubeError> {
     let memory = said.memory.as_ref().map(|memory| memory.value);
     match (&said.fraction, memory) {
         (Some(fraction), memory) => Ok(Some((1, part(fraction.value, memory)))),
-        (None, Some(memory)) => Ok(Some((1, Amount::Memory(memory)))),
-        (None, None) if said.sharing.is_some() => Ok(Some((1, Amount::Shared))),
+        (None, Some(memory)) => Ok(Some((1, RequestedAmount::Memory(memory)))),
+        (None, None) if said.sharing.is_some() => Ok(Some((1, RequestedAmount::Shared))),
         (None, None) => match &said.isolation {
-            Some(isolation) if isolation.value != Isolation::None => Err(KubeError::Annotation {
-                name: ISOLATION,
+            Some(isolation) if isolation.value != IsolationLevel::None => Err(KubeError::Annotation {
+                name: ISOLATION_ANNOTATION,
                 value: shown(&isolation.text),
                 allowed: "on a pod that asks for a GPU: add kaiwo.ai/gpu-fraction, kaiwo.ai/gpu-memory, \
                           kaiwo.ai/gpu-sharing or a resource amd.com/gpu or nvidia.com/gpu",
@@ -135,53 +137,54 @@ fn annotated(said: &Annotations) -> Result<Option<(u16, Amount)>, KubeError> {
 }
 
 /// A resource of 0 says "no GPU" as clearly as an annotation says the opposite.
-fn none(said: &Annotations, asked: &AskedGpus) -> Result<Option<(u16, Amount)>, KubeError> {
+fn none(said: &Annotations, asked: &AskedGpus) -> Result<Option<(u16, RequestedAmount)>, KubeError> {
     let fix = "leave the resource out, or ask for 1..=16 whole GPUs or 100..=1000 thousandths".to_owned();
     match (&said.fraction, &said.memory, &said.sharing) {
-        (Some(fraction), _, _) => Err(contradiction(FRACTION, fraction, asked, fix)),
-        (_, Some(memory), _) => Err(contradiction(MEMORY, memory, asked, fix)),
-        (_, _, Some(sharing)) => Err(contradiction(SHARING, sharing, asked, fix)),
+        (Some(fraction), _, _) => Err(contradiction(FRACTION_ANNOTATION, fraction, asked, fix)),
+        (_, Some(memory), _) => Err(contradiction(MEMORY_ANNOTATION, memory, asked, fix)),
+        (_, _, Some(sharing)) => Err(contradiction(SHARING_ANNOTATION, sharing, asked, fix)),
         (None, None, None) => annotated(said),
     }
 }
 
-fn whole(said: &Annotations, asked: &AskedGpus, count: u16) -> Result<(u16, Amount), KubeError> {
+fn whole(said: &Annotations, asked: &AskedGpus, count: u16) -> Result<(u16, RequestedAmount), KubeError> {
     let resource = asked.resource;
     match (&said.fraction, &said.memory, &said.sharing) {
         (Some(fraction), _, _) if count > 1 || fraction.value != Share::WHOLE => {
             let fix = format!(
-                "write {resource}: {} for that part of one GPU, or leave {FRACTION} out for whole GPUs",
+                "write {resource}: {} for that part of one GPU, or leave {FRACTION_ANNOTATION} out for whole GPUs",
                 fraction.value.0
             );
-            Err(contradiction(FRACTION, fraction, asked, fix))
+            Err(contradiction(FRACTION_ANNOTATION, fraction, asked, fix))
         }
         (_, _, Some(sharing)) => {
             let fix = format!(
-                "whole GPUs are not shared; leave the resource out and give a {FRACTION} or {MEMORY}, or leave {SHARING} \
+                "whole GPUs are not shared; leave the resource out and give a {FRACTION_ANNOTATION} or {MEMORY_ANNOTATION}, or leave {SHARING_ANNOTATION} \
                  out"
             );
-            Err(contradiction(SHARING, sharing, asked, fix))
+            Err(contradiction(SHARING_ANNOTATION, sharing, asked, fix))
         }
         (_, memory, _) => Ok((count, part(Share::WHOLE, memory.as_ref().map(|memory| memory.value)))),
     }
 }
 
-fn part(share: Share, memory: Option<Bytes>) -> Amount {
+fn part(share: Share, memory: Option<Bytes>) -> RequestedAmount {
     match memory {
-        Some(memory) => Amount::Both(share, memory),
-        None if share == Share::WHOLE => Amount::Whole,
-        None => Amount::Share(share),
+        Some(memory) => RequestedAmount::Both(share, memory),
+        None if share == Share::WHOLE => RequestedAmount::Whole,
+        None => RequestedAmount::Share(share),
     }
 }
 
-fn isolation(said: &Annotations, asked: Option<&AskedGpus>) -> Result<Isolation, KubeError> {
+fn isolation(said: &Annotations, asked: Option<&AskedGpus>) -> Result<IsolationLevel, KubeError> {
     match (&said.isolation, asked) {
-        (None, _) => Ok(Isolation::None),
+        (None, _) => Ok(IsolationLevel::None),
         (Some(isolation), Some(asked))
-            if asked.vendor() == Vendor::Amd && matches!(isolation.value, Isolation::Mps | Isolation::Mig) =>
+            if asked.vendor() == Vendor::Amd
+                && matches!(isolation.value, IsolationLevel::Mps | IsolationLevel::Mig) =>
         {
             let fix = "AMD GPUs have neither mps nor mig, they can do none or time-slicing".to_owned();
-            Err(contradiction(ISOLATION, isolation, asked, fix))
+            Err(contradiction(ISOLATION_ANNOTATION, isolation, asked, fix))
         }
         (Some(isolation), _) => Ok(isolation.value),
     }
@@ -204,14 +207,14 @@ fn labels(pod: &Pod) -> Labels {
 // The `kaiwo.ai/gpu-*` annotations of a pod.
 
 /// How much of one GPU: 0.1 to 1.0.
-pub const FRACTION: &str = "kaiwo.ai/gpu-fraction";
+pub const FRACTION_ANNOTATION: &str = "kaiwo.ai/gpu-fraction";
 /// How much memory of each GPU, in MiB.
-pub const MEMORY: &str = "kaiwo.ai/gpu-memory";
+pub const MEMORY_ANNOTATION: &str = "kaiwo.ai/gpu-memory";
 /// Whether a place on a shared GPU will do.
-pub const SHARING: &str = "kaiwo.ai/gpu-sharing";
+pub const SHARING_ANNOTATION: &str = "kaiwo.ai/gpu-sharing";
 /// How well parts of a GPU are kept apart.
-pub const ISOLATION: &str = "kaiwo.ai/gpu-isolation";
-pub(crate) const KNOWN: [&str; 4] = [FRACTION, MEMORY, SHARING, ISOLATION];
+pub const ISOLATION_ANNOTATION: &str = "kaiwo.ai/gpu-isolation";
+pub(crate) const KNOWN: [&str; 4] = [FRACTION_ANNOTATION, MEMORY_ANNOTATION, SHARING_ANNOTATION, ISOLATION_ANNOTATION];
 
 const PREFIX: &str = "kaiwo.ai/gpu";
 const FRACTION_ALLOWED: &str = "a decimal number from 0.1 to 1.0, such as 0.5";
@@ -225,7 +228,7 @@ pub(crate) struct Annotations {
     pub(crate) memory: Option<Said<Bytes>>,
     /// Set where sharing is true.
     pub(crate) sharing: Option<Said<()>>,
-    pub(crate) isolation: Option<Said<Isolation>>,
+    pub(crate) isolation: Option<Said<IsolationLevel>>,
 }
 
 /// A value, and how it was written.
@@ -241,13 +244,17 @@ impl Annotations {
         let mut annotations = Self::default();
         for (name, text) in all.iter().filter(|(name, _)| is_ours(name)) {
             match name.as_str() {
-                FRACTION => annotations.fraction = Some(said(FRACTION, text, fraction(text), FRACTION_ALLOWED)?),
-                MEMORY => annotations.memory = Some(said(MEMORY, text, memory(text), MEMORY_ALLOWED)?),
-                ISOLATION => {
-                    let isolation = text.trim().parse().ok();
-                    annotations.isolation = Some(said(ISOLATION, text, isolation, ISOLATION_ALLOWED)?);
+                FRACTION_ANNOTATION => {
+                    annotations.fraction = Some(said(FRACTION_ANNOTATION, text, fraction(text), FRACTION_ALLOWED)?)
                 }
-                SHARING => {
+                MEMORY_ANNOTATION => {
+                    annotations.memory = Some(said(MEMORY_ANNOTATION, text, memory(text), MEMORY_ALLOWED)?)
+                }
+                ISOLATION_ANNOTATION => {
+                    let isolation = text.trim().parse().ok();
+                    annotations.isolation = Some(said(ISOLATION_ANNOTATION, text, isolation, ISOLATION_ALLOWED)?);
+                }
+                SHARING_ANNOTATION => {
                     let sharing = text.eq_ignore_ascii_case("true");
                     annotations.sharing = sharing.then(|| Said { value: (), text: text.clone() });
                 }
@@ -395,20 +402,20 @@ mod tests {
     #[test]
     fn sharing_is_true_only_for_true_in_any_case() {
         for text in ["true", "TRUE", "True"] {
-            assert!(read(SHARING, text).unwrap().sharing.is_some(), "{text}");
+            assert!(read(SHARING_ANNOTATION, text).unwrap().sharing.is_some(), "{text}");
         }
         for text in ["", "yes", "1", "false", "t", " true"] {
-            assert_eq!(read(SHARING, text), Ok(Annotations::default()), "{text}");
+            assert_eq!(read(SHARING_ANNOTATION, text), Ok(Annotations::default()), "{text}");
         }
     }
 
     #[test]
     fn an_unknown_annotation_suggests_the_known_one_it_resembles() {
         for (name, known) in [
-            ("kaiwo.ai/gpu-fractoin", Some(FRACTION)),
-            ("kaiwo.ai/gpu_memory", Some(MEMORY)),
-            ("Kaiwo.ai/GPU-sharing", Some(SHARING)),
-            ("kawio.ai/gpu-isolation", Some(ISOLATION)),
+            ("kaiwo.ai/gpu-fractoin", Some(FRACTION_ANNOTATION)),
+            ("kaiwo.ai/gpu_memory", Some(MEMORY_ANNOTATION)),
+            ("Kaiwo.ai/GPU-sharing", Some(SHARING_ANNOTATION)),
+            ("kawio.ai/gpu-isolation", Some(ISOLATION_ANNOTATION)),
             ("kaiwo.ai/gpu-colour-of-the-fan", None),
         ] {
             match read(name, "1") {

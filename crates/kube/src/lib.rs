@@ -15,7 +15,10 @@ mod manifest;
 mod pod;
 mod resources;
 
-pub use check::{Checked, FRACTION, ISOLATION, MEMORY, SHARING, Verdict, check};
+pub use check::{
+    CheckedPod, FRACTION_ANNOTATION, ISOLATION_ANNOTATION, MEMORY_ANNOTATION, PodVerdict, SHARING_ANNOTATION,
+    check_manifest,
+};
 pub use error::KubeError;
-pub use limits::MANIFEST_BYTES;
-pub use resources::{NotAQuantity, Quantity};
+pub use limits::MAX_MANIFEST_BYTES;
+pub use resources::{InvalidQuantity, Quantity};

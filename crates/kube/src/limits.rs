@@ -1,7 +1,7 @@
 //! Every bound of this crate, in one place.
 
 /// Size of a manifest, all its documents together; what etcd stores of one object is of this order.
-pub const MANIFEST_BYTES: usize = 1024 * 1024;
+pub const MAX_MANIFEST_BYTES: usize = 1024 * 1024;
 /// Documents in one manifest.
 pub(crate) const DOCUMENTS: usize = 1_024;
 /// Depth of lists and maps in each other, aliases resolved.

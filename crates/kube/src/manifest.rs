@@ -10,13 +10,13 @@ use serde_saphyr::options::NonFiniteFloatPolicy;
 use serde_saphyr::{alias_limits, budget, options};
 
 use crate::error::{KubeError, shown};
-use crate::limits::{ALIASED_EVENTS, DEPTH, DOCUMENTS, MANIFEST_BYTES};
+use crate::limits::{ALIASED_EVENTS, DEPTH, DOCUMENTS, MAX_MANIFEST_BYTES};
 
 /// Every document of `text` that is not empty, in order. What follows a broken document may be missing: there is no
 /// telling where it would begin.
 pub(crate) fn read(text: &str) -> Vec<Result<Node, KubeError>> {
-    if text.len() > MANIFEST_BYTES {
-        return vec![Err(KubeError::TooLarge { what: "bytes", limit: MANIFEST_BYTES })];
+    if text.len() > MAX_MANIFEST_BYTES {
+        return vec![Err(KubeError::TooLarge { what: "bytes", limit: MAX_MANIFEST_BYTES })];
     }
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut documents = json(text).unwrap_or_else(|| yaml(text));
@@ -49,7 +49,7 @@ fn json(text: &str) -> Option<Vec<Result<Node, KubeError>>> {
 
 fn yaml(text: &str) -> Vec<Result<Node, KubeError>> {
     let options = options! {
-        budget: budget! { max_depth: DEPTH, max_reader_input_bytes: Some(MANIFEST_BYTES) },
+        budget: budget! { max_depth: DEPTH, max_reader_input_bytes: Some(MAX_MANIFEST_BYTES) },
         alias_limits: alias_limits! { max_total_replayed_events: ALIASED_EVENTS },
         non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
         with_snippet: false,
@@ -350,8 +350,8 @@ mod tests {
 
     #[test]
     fn too_many_bytes_and_too_many_documents_are_refused() {
-        assert!(errors(&" ".repeat(MANIFEST_BYTES + 1))[0].contains("more than 1048576 bytes"));
-        assert!(errors(&" ".repeat(MANIFEST_BYTES)).is_empty());
+        assert!(errors(&" ".repeat(MAX_MANIFEST_BYTES + 1))[0].contains("more than 1048576 bytes"));
+        assert!(errors(&" ".repeat(MAX_MANIFEST_BYTES)).is_empty());
         let many = read(&"---\na: 1\n".repeat(2_000));
         assert_eq!(many.len(), DOCUMENTS + 1);
         assert!(errors(&"---\na: 1\n".repeat(2_000))[0].contains("more than 1024 documents"));

@@ -238,7 +238,7 @@ pub struct Quantity {
 /// The text is not a quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a quantity such as 2, 0.5, 500m, 16Gi or 1e9")]
-pub struct NotAQuantity;
+pub struct InvalidQuantity;
 
 impl Quantity {
     /// Nothing.
@@ -279,9 +279,9 @@ impl Add for Quantity {
 }
 
 impl FromStr for Quantity {
-    type Err = NotAQuantity;
+    type Err = InvalidQuantity;
 
-    fn from_str(text: &str) -> Result<Self, NotAQuantity> {
+    fn from_str(text: &str) -> Result<Self, InvalidQuantity> {
         let text = text.trim();
         let (negative, rest) = match text.strip_prefix('-') {
             Some(rest) => (true, rest),
@@ -291,9 +291,9 @@ impl FromStr for Quantity {
             rest.split_at(rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len()));
         let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
         if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
-            return Err(NotAQuantity);
+            return Err(InvalidQuantity);
         }
-        let scale = Scale::from_suffix(suffix).ok_or(NotAQuantity)?;
+        let scale = Scale::from_suffix(suffix).ok_or(InvalidQuantity)?;
         let nanos = nanos(whole, fraction, scale)?.min(CAP) as i128;
         Ok(Self { nanos: if negative { -nanos } else { nanos } })
     }
@@ -333,17 +333,17 @@ impl Scale {
 }
 
 /// |value| in billionths, rounded up; anything at all where it is above [`CAP`], as long as it is above.
-fn nanos(whole: &str, fraction: &str, scale: Scale) -> Result<u128, NotAQuantity> {
+fn nanos(whole: &str, fraction: &str, scale: Scale) -> Result<u128, InvalidQuantity> {
     let all = format!("{whole}{fraction}");
     let counted = all.trim_start_matches('0').trim_end_matches('0');
     if counted.is_empty() {
         return Ok(0);
     }
     if counted.len() > QUANTITY_DIGITS {
-        return Err(NotAQuantity);
+        return Err(InvalidQuantity);
     }
     let trailing_zeros = all.len() - all.trim_end_matches('0').len();
-    let mantissa: u128 = counted.parse().map_err(|_| NotAQuantity)?;
+    let mantissa: u128 = counted.parse().map_err(|_| InvalidQuantity)?;
     // 20 digits are below 2^67 and the largest suffix is 2^60: this fits 128 bits.
     let numerator = mantissa << scale.twos;
     let tens = scale.tens.saturating_add(9 + trailing_zeros as i64 - fraction.len() as i64);

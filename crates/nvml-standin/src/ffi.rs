@@ -14,7 +14,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlPciInfo_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlTemperature_t, nvmlUtilization_t,
 };
 
-use crate::scenario::{Link, LinkEnd, Memory, Process, Scenario};
+use crate::scenario::{NvLink, NvLinkPeer, NvmlScenario, StandInMemory, StandInProcess};
 use crate::world::{self, Code, Handle, Target};
 
 const INVALID: Code = nvml::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT;
@@ -27,7 +27,11 @@ fn code(answer: Result<(), Code>) -> Code {
 }
 
 /// Answers a question about a device.
-fn about(function: &str, raw: nvmlDevice_t, answer: impl FnOnce(&Target<'_>, &Scenario) -> Result<(), Code>) -> Code {
+fn about(
+    function: &str,
+    raw: nvmlDevice_t,
+    answer: impl FnOnce(&Target<'_>, &NvmlScenario) -> Result<(), Code>,
+) -> Code {
     code(world::scenario(function).and_then(|scenario| {
         let handle = Handle::from_raw(raw).ok_or(INVALID)?;
         answer(&handle.find(function, &scenario)?, &scenario)
@@ -108,7 +112,7 @@ pub extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> Code {
     code(world::scenario("nvmlDeviceGetCount_v2").and_then(|it| put(count, counted(&it))))
 }
 
-fn counted(scenario: &Scenario) -> u32 {
+fn counted(scenario: &NvmlScenario) -> u32 {
     scenario.count.unwrap_or(scenario.devices.len() as u32)
 }
 
@@ -149,7 +153,7 @@ number! {
     nvmlDeviceGetUtilizationRates: nvmlUtilization_t = |it| {
         it.device.utilization.filter(|_| it.instance.is_none()).map(|gpu| nvmlUtilization_t { gpu, memory: gpu / 2 })
     };
-    nvmlDeviceGetMemoryInfo: nvmlMemory_t = |it| memory(it).map(|Memory { total, reserved, used }| nvmlMemory_t {
+    nvmlDeviceGetMemoryInfo: nvmlMemory_t = |it| memory(it).map(|StandInMemory { total, reserved, used }| nvmlMemory_t {
         total,
         free: total.saturating_sub(used + reserved),
         used: used + reserved,
@@ -175,7 +179,7 @@ number! {
     });
 }
 
-fn memory(target: &Target<'_>) -> Option<Memory> {
+fn memory(target: &Target<'_>) -> Option<StandInMemory> {
     target.instance.map(|instance| instance.memory).or(target.device.memory)
 }
 
@@ -225,7 +229,7 @@ pub extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, info: *mut nv
         if version != (size_of::<nvmlMemory_v2_t>() | 2 << 24) as u32 {
             return Err(nvml::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
         }
-        let Memory { total, reserved, used } = memory(it).ok_or(NOT_SUPPORTED)?;
+        let StandInMemory { total, reserved, used } = memory(it).ok_or(NOT_SUPPORTED)?;
         let free = total.saturating_sub(used + reserved);
         put(info, nvmlMemory_v2_t { version, total, reserved, free, used })
     })
@@ -281,7 +285,7 @@ processes! {
 }
 
 /// A process with the instance it runs on.
-type Placed = (Process, Option<(u32, u32)>);
+type Placed = (StandInProcess, Option<(u32, u32)>);
 
 /// Those of the instance that is asked, or of the device with all its instances.
 fn computing(target: &Target<'_>) -> Vec<Placed> {
@@ -373,7 +377,7 @@ pub extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
     })
 }
 
-fn link<'a>(target: &Target<'a>, link: c_uint) -> Result<&'a Link, Code> {
+fn link<'a>(target: &Target<'a>, link: c_uint) -> Result<&'a NvLink, Code> {
     if target.device.links.is_empty() {
         return Err(NOT_SUPPORTED);
     }
@@ -388,7 +392,7 @@ pub extern "C" fn nvmlDeviceGetNvLinkState(device: nvmlDevice_t, number: c_uint,
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(device: nvmlDevice_t, number: c_uint, kind: *mut c_uint) -> Code {
     about("nvmlDeviceGetNvLinkRemoteDeviceType", device, |it, _| {
-        put(kind, if link(it, number)?.end == LinkEnd::Switch { 2 } else { 0 })
+        put(kind, if link(it, number)?.end == NvLinkPeer::Switch { 2 } else { 0 })
     })
 }
 

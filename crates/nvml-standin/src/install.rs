@@ -3,13 +3,13 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::scenario::Scenario;
+use crate::scenario::NvmlScenario;
 
 /// Puts a copy that answers as `scenario` says into `folder`, and tells its path.
 ///
 /// A copy, because the loader takes two names of one file for one library. `missing` functions lose their name in the
 /// copy's table of names, so that looking them up fails, as in the library of an older driver.
-pub fn install(folder: &Path, scenario: &Scenario, missing: &[&str]) -> io::Result<PathBuf> {
+pub fn install_library(folder: &Path, scenario: &NvmlScenario, missing: &[&str]) -> io::Result<PathBuf> {
     let mut library = std::fs::read(built()?)?;
     for name in missing {
         hide(&mut library, name)?;
@@ -21,7 +21,7 @@ pub fn install(folder: &Path, scenario: &Scenario, missing: &[&str]) -> io::Resu
 }
 
 /// Changes the world of the copy in `folder`.
-pub fn write_scenario(folder: &Path, scenario: &Scenario) -> io::Result<()> {
+pub fn write_scenario(folder: &Path, scenario: &NvmlScenario) -> io::Result<()> {
     // Renamed into place, so that no reader sees half of it.
     let half = folder.join("scenario.json.new");
     std::fs::write(&half, serde_json::to_vec_pretty(scenario)?)?;

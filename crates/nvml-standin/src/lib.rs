@@ -4,7 +4,7 @@
 //! folder of its own has a machine of its own. The scenario is read again whenever the devices are counted or the
 //! library is initialised: a test changes the world by writing the file anew.
 //!
-//! Built as a Rust library it is the vocabulary of scenarios ([`Scenario`]) and the way to put a copy somewhere
+//! Built as a Rust library it is the vocabulary of scenarios ([`NvmlScenario`]) and the way to put a copy somewhere
 //! ([`install`]).
 
 mod ffi;
@@ -13,7 +13,8 @@ pub mod machines;
 mod scenario;
 mod world;
 
-pub use install::{install, write_scenario};
+pub use install::{install_library, write_scenario};
 pub use scenario::{
-    Event, Link, LinkEnd, Memory, Mig, MigInstance, NOT_AVAILABLE, Process, Remapped, Scenario, StandIn,
+    MigLayout, NOT_AVAILABLE, NvLink, NvLinkPeer, NvmlScenario, RemappedRows, StandInDevice, StandInMemory,
+    StandInMigInstance, StandInProcess, XidEvent,
 };

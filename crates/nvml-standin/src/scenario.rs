@@ -11,11 +11,11 @@ pub const NOT_AVAILABLE: u64 = u64::MAX;
 /// A machine.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Scenario {
+pub struct NvmlScenario {
     /// Version of the driver.
     pub driver: String,
     /// The devices, in the library's order.
-    pub devices: Vec<StandIn>,
+    pub devices: Vec<StandInDevice>,
     /// How many devices are said to be there, where that is not the number of them.
     pub count: Option<u32>,
     /// Codes that functions return instead of an answer.
@@ -23,7 +23,7 @@ pub struct Scenario {
     /// Functions that do not return while a file exists. They write a file of that name and `.reached` first.
     pub hangs: BTreeMap<String, PathBuf>,
     /// Events to be told, each once.
-    pub events: Vec<Event>,
+    pub events: Vec<XidEvent>,
     /// How near two devices are (`nvmlGpuTopologyLevel_t`), each pair with the smaller number first.
     pub nearness: Vec<(u32, u32, u32)>,
 }
@@ -31,7 +31,7 @@ pub struct Scenario {
 /// A device. What is `None` is not supported.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct StandIn {
+pub struct StandInDevice {
     /// `GPU-…`.
     pub uuid: String,
     /// Model.
@@ -41,7 +41,7 @@ pub struct StandIn {
     /// Minor number of its device node.
     pub minor: Option<u32>,
     /// Its memory.
-    pub memory: Option<Memory>,
+    pub memory: Option<StandInMemory>,
     /// Utilization in percent.
     pub utilization: Option<u32>,
     /// Temperature in °C.
@@ -51,26 +51,26 @@ pub struct StandIn {
     /// Power limit, in mW.
     pub power_limit_mw: Option<u32>,
     /// Remapped rows.
-    pub remapped: Option<Remapped>,
+    pub remapped: Option<RemappedRows>,
     /// Whether retired pages wait for a reset.
     pub retired_pending: Option<bool>,
     /// Whether it can tell of Xids.
     pub tells_xids: bool,
     /// Processes that compute.
-    pub compute: Vec<Process>,
+    pub compute: Vec<StandInProcess>,
     /// Processes that draw.
-    pub graphics: Vec<Process>,
+    pub graphics: Vec<StandInProcess>,
     /// Its NVLinks.
-    pub links: Vec<Link>,
+    pub links: Vec<NvLink>,
     /// Set on a device that can be cut into instances.
-    pub mig: Option<Mig>,
+    pub mig: Option<MigLayout>,
     /// Codes that functions return for this device; `*` is every function.
     pub errors: BTreeMap<String, u32>,
 }
 
 /// Memory in bytes.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub struct Memory {
+pub struct StandInMemory {
     /// All of it.
     pub total: u64,
     /// What the driver keeps.
@@ -82,7 +82,7 @@ pub struct Memory {
 /// What became of bad rows of memory.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Remapped {
+pub struct RemappedRows {
     /// Remapped for errors that could be corrected.
     pub correctable: u32,
     /// Remapped for errors that could not.
@@ -95,7 +95,7 @@ pub struct Remapped {
 
 /// A process on a device.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub struct Process {
+pub struct StandInProcess {
     /// Its number.
     pub pid: u32,
     /// Memory in bytes, or [`NOT_AVAILABLE`].
@@ -104,18 +104,18 @@ pub struct Process {
 
 /// One NVLink.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Link {
+pub struct NvLink {
     /// Whether it is up.
     pub up: bool,
     /// Place of the other end on the bus.
     pub remote: String,
     /// What the other end is.
-    pub end: LinkEnd,
+    pub end: NvLinkPeer,
 }
 
 /// What is at the other end of an NVLink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LinkEnd {
+pub enum NvLinkPeer {
     /// Another GPU.
     Gpu,
     /// An NVSwitch.
@@ -125,17 +125,17 @@ pub enum LinkEnd {
 /// How a device is cut.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Mig {
+pub struct MigLayout {
     /// Whether MIG is on.
     pub on: bool,
     /// The instances by slot; `None` is an empty slot.
-    pub slots: Vec<Option<MigInstance>>,
+    pub slots: Vec<Option<StandInMigInstance>>,
 }
 
 /// An instance.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct MigInstance {
+pub struct StandInMigInstance {
     /// `MIG-…`.
     pub uuid: String,
     /// The cut, as at the end of the name of the instance: `1g.10gb`; empty where the name does not say.
@@ -149,14 +149,14 @@ pub struct MigInstance {
     /// Slices of the compute instance.
     pub compute_slices: u32,
     /// Its memory.
-    pub memory: Memory,
+    pub memory: StandInMemory,
     /// Processes that compute.
-    pub compute: Vec<Process>,
+    pub compute: Vec<StandInProcess>,
 }
 
 /// A critical error that is told.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Event {
+pub struct XidEvent {
     /// Which device.
     pub device: u32,
     /// Which error.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvml_wrapper_sys::bindings as nvml;
 
-use crate::scenario::{Event, MigInstance, Scenario, StandIn};
+use crate::scenario::{NvmlScenario, StandInDevice, StandInMigInstance, XidEvent};
 
 /// A code of the library other than success.
 pub type Code = u32;
@@ -14,9 +14,9 @@ pub type Code = u32;
 #[derive(Default)]
 struct State {
     text: String,
-    scenario: Arc<Scenario>,
+    scenario: Arc<NvmlScenario>,
     initialised: u32,
-    events: VecDeque<Event>,
+    events: VecDeque<XidEvent>,
     registered: Vec<u32>,
 }
 
@@ -46,7 +46,7 @@ pub fn read_again(folder: Option<PathBuf>) {
         if state.text == text {
             return;
         }
-        match serde_json::from_str::<Scenario>(&text) {
+        match serde_json::from_str::<NvmlScenario>(&text) {
             Ok(scenario) => {
                 state.events = scenario.events.iter().copied().collect();
                 state.scenario = Arc::new(scenario);
@@ -58,7 +58,7 @@ pub fn read_again(folder: Option<PathBuf>) {
 }
 
 /// The scenario, unless the library was not started or the scenario has another answer for this function.
-pub fn scenario(function: &str) -> Result<Arc<Scenario>, Code> {
+pub fn scenario(function: &str) -> Result<Arc<NvmlScenario>, Code> {
     let (scenario, initialised) = with(|state| (state.scenario.clone(), state.initialised));
     if let Some(file) = scenario.hangs.get(function) {
         let _ = std::fs::write(file.with_added_extension("reached"), function);
@@ -83,7 +83,7 @@ pub fn unregister_all() {
 }
 
 /// The next event of a device that is registered.
-pub fn next_event() -> Option<Event> {
+pub fn next_event() -> Option<XidEvent> {
     with(|state| {
         let place = state.events.iter().position(|event| state.registered.contains(&event.device))?;
         state.events.remove(place)
@@ -112,7 +112,7 @@ impl Handle {
     }
 
     /// The device, and the instance on it.
-    pub fn find<'a>(self, function: &str, scenario: &'a Scenario) -> Result<Target<'a>, Code> {
+    pub fn find<'a>(self, function: &str, scenario: &'a NvmlScenario) -> Result<Target<'a>, Code> {
         let device =
             scenario.devices.get(self.device as usize).ok_or(nvml::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)?;
         if let Some(&code) = device.errors.get(function).or_else(|| device.errors.get("*")) {
@@ -133,8 +133,8 @@ impl Handle {
 /// A device that was asked for something.
 pub struct Target<'a> {
     pub handle: Handle,
-    pub device: &'a StandIn,
-    pub instance: Option<&'a MigInstance>,
+    pub device: &'a StandInDevice,
+    pub instance: Option<&'a StandInMigInstance>,
 }
 
 fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {

@@ -14,7 +14,7 @@ const WARM_UP: f64 = 1.0 / 3.0;
 
 /// How it went.
 #[derive(Debug, Clone, Serialize)]
-pub struct Churned {
+pub struct ChurnResult {
     pub trace: String,
     pub strategy: &'static str,
     pub seed: u64,
@@ -37,7 +37,7 @@ pub struct Churned {
 impl Scenario<'_> {
     /// Lets tasks of the trace's types come and go: `load` is GPU demand in the long run as a part of capacity, `arrivals`
     /// how many come. The seed is that of arrivals, lifetimes and node ranks.
-    pub fn churn(&self, load: f64, arrivals: u64) -> Result<Churned, TraceError> {
+    pub fn churn(&self, load: f64, arrivals: u64) -> Result<ChurnResult, TraceError> {
         let types = self.folder.types(self.trace)?;
         let mut rng = Rng::new(self.seed);
         let ranks = shuffled(self.folder.nodes.len(), &mut rng);
@@ -92,7 +92,7 @@ impl Scenario<'_> {
             }
         }
         let measured = now - measured_from.unwrap_or(0.0);
-        Ok(Churned {
+        Ok(ChurnResult {
             trace: self.trace.to_owned(),
             strategy: self.strategy.name(),
             seed: self.seed,

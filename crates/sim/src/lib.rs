@@ -9,4 +9,4 @@ pub mod replay;
 mod scenario;
 pub mod trace;
 
-pub use scenario::{NodeOrder, Scenario, WorkloadSource};
+pub use scenario::{NodeOrdering, Scenario, WorkloadSource};

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 /// A named curve: its value when arrivals came to 0, 1, 2, … percent of capacity.
 #[derive(Debug, Clone)]
-pub struct Curve {
+pub struct PlotCurve {
     pub name: String,
     pub values: Vec<f64>,
 }
@@ -19,7 +19,7 @@ const BOTTOM: f64 = 52.0;
 const COLOURS: [&str; 8] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a7a7a", "#000000"];
 
 /// Draws the curves from `from` percent of arrivals on, on a page of their own.
-pub fn svg(title: &str, curves: &[Curve], from: usize) -> String {
+pub fn render_svg(title: &str, curves: &[PlotCurve], from: usize) -> String {
     let last = curves.iter().map(|curve| curve.values.len().saturating_sub(1)).max().unwrap_or(0).max(from + 1);
     let shown = curves.iter().flat_map(|curve| curve.values.iter().skip(from));
     let most = shown.fold(1.0_f64, |most, value| most.max(*value)).mul_add(1.05, 0.0);
@@ -91,9 +91,11 @@ mod tests {
 
     #[test]
     fn every_curve_is_drawn_and_named() {
-        let curve =
-            |name: &str| Curve { name: name.into(), values: (0..=130).map(|i| 100.0 - f64::from(i) * 0.7).collect() };
-        let drawn = svg("a < b", &[curve("fgd"), curve("first-fit")], 60);
+        let curve = |name: &str| PlotCurve {
+            name: name.into(),
+            values: (0..=130).map(|i| 100.0 - f64::from(i) * 0.7).collect(),
+        };
+        let drawn = render_svg("a < b", &[curve("fgd"), curve("first-fit")], 60);
         assert_eq!(drawn.matches("<polyline").count(), 2);
         assert!(drawn.contains(">fgd</text>") && drawn.contains("a &lt; b"));
         assert!(drawn.trim_end().ends_with("</svg>"));
@@ -101,6 +103,6 @@ mod tests {
 
     #[test]
     fn nothing_to_draw_is_an_empty_page() {
-        assert!(svg("nothing", &[], 60).contains("</svg>"));
+        assert!(render_svg("nothing", &[], 60).contains("</svg>"));
     }
 }

@@ -8,7 +8,7 @@ use crate::trace::TraceError;
 
 /// How it went.
 #[derive(Debug, Clone, Serialize)]
-pub struct Replayed {
+pub struct ReplayResult {
     pub trace: String,
     pub strategy: &'static str,
     pub seed: u64,
@@ -37,7 +37,7 @@ pub struct Replayed {
 
 impl Scenario<'_> {
     /// Places the arrivals of the trace in an empty cluster; the seed is one that the trace has.
-    pub fn replay(&self) -> Result<Replayed, TraceError> {
+    pub fn replay(&self) -> Result<ReplayResult, TraceError> {
         let types = self.folder.types(self.trace)?;
         let arrivals = self.folder.arrivals(self.trace, self.seed, types.len())?;
         let mut cluster = Cluster::new(self, &arrivals.node_ranks, &types);
@@ -69,7 +69,7 @@ impl Scenario<'_> {
             }
         }
         let used_100 = used_100.unwrap_or(used);
-        Ok(Replayed {
+        Ok(ReplayResult {
             trace: self.trace.to_owned(),
             strategy: self.strategy.name(),
             seed: self.seed,

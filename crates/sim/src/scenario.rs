@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpupool_core::{
-    Amount, Answer, Command, DeviceFacts, DeviceIdentity, IsolationSupport, LeaseId, Millis, NodeFacts, Outcome,
-    Policies, Pool, Request, Select, Settings, Share, Strategy, TaskClass, Time, Vendor,
+    ApplyOutcome, CommandReply, DeviceFacts, DeviceIdentity, DeviceSelector, IsolationSupport, LeaseId, Millis,
+    NodeFacts, PlacementStrategy, Policies, Pool, PoolCommand, PoolSettings, PoolTime, Request, RequestedAmount, Share,
+    TaskClass, Vendor,
 };
 
-use crate::trace::{Folder, TaskType, TraceNode};
+use crate::trace::{TaskType, TraceFolder, TraceNode};
 
 /// In which order nodes are numbered, which is how equal scores are decided.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum NodeOrder {
+pub enum NodeOrdering {
     /// By the rank the trace gives them.
     #[default]
     Trace,
@@ -36,15 +37,15 @@ pub enum WorkloadSource {
 /// What to simulate; [`Scenario::replay`] and [`Scenario::churn`] do.
 #[derive(Debug, Clone)]
 pub struct Scenario<'a> {
-    pub folder: &'a Folder,
+    pub folder: &'a TraceFolder,
     pub trace: &'a str,
     /// Which order of arrivals.
     pub seed: u64,
-    pub strategy: Strategy,
+    pub strategy: PlacementStrategy,
     /// Where the workload is known from.
     pub workload: WorkloadSource,
     /// How nodes are numbered.
-    pub node_order: NodeOrder,
+    pub node_order: NodeOrdering,
 }
 
 // The traced cluster as a pool without policies, and tasks as requests to it.
@@ -53,7 +54,7 @@ pub struct Scenario<'a> {
 pub(crate) struct Cluster {
     pool: Pool,
     requests: Vec<Arc<Request>>,
-    outcome: Outcome,
+    outcome: ApplyOutcome,
     /// All GPUs, in thousandths.
     pub capacity: u64,
     /// Time spent deciding, apart from decisions that took over a newly learned workload.
@@ -70,14 +71,14 @@ impl Cluster {
         let nodes = &scenario.folder.nodes;
         let mut numbered: Vec<(usize, &TraceNode)> = ranks.iter().copied().zip(nodes).collect();
         numbered.sort_by_key(|(rank, node)| match scenario.node_order {
-            NodeOrder::Trace => (0, *rank),
-            NodeOrder::GpusDesc => (u64::MAX - u64::from(node.gpus), *rank),
-            NodeOrder::CpuPerGpuAsc => (node.cpus.0 / u64::from(node.gpus.max(1)), *rank),
+            NodeOrdering::Trace => (0, *rank),
+            NodeOrdering::GpusDesc => (u64::MAX - u64::from(node.gpus), *rank),
+            NodeOrdering::CpuPerGpuAsc => (node.cpus.0 / u64::from(node.gpus.max(1)), *rank),
         });
         let mut cluster = Self {
-            pool: Pool::new(Settings::default(), Policies::unlimited()),
+            pool: Pool::new(PoolSettings::default(), Policies::unlimited()),
             requests: types.iter().map(|task| Arc::new(request(task, scenario.strategy))).collect(),
-            outcome: Outcome::default(),
+            outcome: ApplyOutcome::default(),
             capacity: nodes.iter().map(|node| u64::from(node.gpus) * u64::from(Share::WHOLE.0)).sum(),
             deciding: Duration::ZERO,
             decisions: 0,
@@ -93,25 +94,25 @@ impl Cluster {
                 let class = TaskClass { cpus: *cpus, share: *share, gpus: *gpus, models: models.clone() };
                 *counts.entry(class).or_default() += count;
             }
-            cluster.apply(Command::SetWorkload { classes: counts.into_iter().collect() });
+            cluster.apply(PoolCommand::SetWorkload { classes: counts.into_iter().collect() });
         }
         cluster
     }
 
-    fn apply(&mut self, command: Command) -> Option<LeaseId> {
+    fn apply(&mut self, command: PoolCommand) -> Option<LeaseId> {
         self.outcome.clear();
-        self.pool.begin_batch(Time(0), &mut self.outcome);
+        self.pool.begin_batch(PoolTime(0), &mut self.outcome);
         let answer = self.pool.apply_in_batch(command, &mut self.outcome);
         self.pool.finish_batch(&mut self.outcome);
         match answer {
-            Ok(Answer::Lease(lease)) => Some(lease),
+            Ok(CommandReply::Lease(lease)) => Some(lease),
             Ok(_) | Err(_) => None,
         }
     }
 
     /// Places a task, or not.
     pub fn place(&mut self, task_type: usize) -> Option<LeaseId> {
-        let command = Command::Request { request: self.requests[task_type].clone(), key: None };
+        let command = PoolCommand::Request { request: self.requests[task_type].clone(), key: None };
         let version = self.pool.workload_version();
         let start = Instant::now();
         let lease = self.apply(command);
@@ -128,7 +129,7 @@ impl Cluster {
 
     /// Takes a task away.
     pub fn remove(&mut self, lease: LeaseId) {
-        self.apply(Command::Release { lease });
+        self.apply(PoolCommand::Release { lease });
     }
 
     /// Microseconds of an ordinary decision.
@@ -146,7 +147,7 @@ fn micros(total: Duration, count: u64) -> f64 {
     if count == 0 { 0.0 } else { total.as_secs_f64() * 1e6 / count as f64 }
 }
 
-fn node_seen(node: &TraceNode) -> Command {
+fn node_seen(node: &TraceNode) -> PoolCommand {
     let device = |number: u16| DeviceFacts {
         identity: DeviceIdentity::Uuid(format!("{}-{number}", node.name).into()),
         vendor: Vendor::Other,
@@ -157,16 +158,20 @@ fn node_seen(node: &TraceNode) -> Command {
         labels: Default::default(),
     };
     let facts = NodeFacts { name: node.name.clone(), cpus: node.cpus, memory: node.memory, labels: Default::default() };
-    Command::NodeSeen { facts, devices: (0..node.gpus).map(device).collect(), numbers: Vec::new() }
+    PoolCommand::NodeSeen { facts, devices: (0..node.gpus).map(device).collect(), numbers: Vec::new() }
 }
 
-fn request(task: &TaskType, strategy: Strategy) -> Request {
+fn request(task: &TaskType, strategy: PlacementStrategy) -> Request {
     let models = task.models.split('|').filter(|name| !name.is_empty()).map(Arc::from).collect();
     Request {
         gpus: task.gpus,
-        amount: if task.gpus == 0 || task.share == Share::WHOLE { Amount::Whole } else { Amount::Share(task.share) },
+        amount: if task.gpus == 0 || task.share == Share::WHOLE {
+            RequestedAmount::Whole
+        } else {
+            RequestedAmount::Share(task.share)
+        },
         strategy: Some(strategy),
-        select: Arc::new(Select { models, ..Select::default() }),
+        select: Arc::new(DeviceSelector { models, ..DeviceSelector::default() }),
         cpus: task.cpus,
         host_memory: task.memory,
         queue: false,

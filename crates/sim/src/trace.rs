@@ -54,7 +54,7 @@ impl TaskType {
 
 /// The order of arrivals for one seed.
 #[derive(Debug, Clone)]
-pub struct Arrivals {
+pub struct TraceArrivals {
     pub types: Vec<usize>,
     /// For the i-th node in name order its rank: equal scores go to the lowest.
     pub node_ranks: Vec<usize>,
@@ -62,13 +62,13 @@ pub struct Arrivals {
 
 /// A folder of traces.
 #[derive(Debug, Clone)]
-pub struct Folder {
+pub struct TraceFolder {
     root: PathBuf,
     /// The cluster, in name order.
     pub nodes: Vec<TraceNode>,
 }
 
-impl Folder {
+impl TraceFolder {
     /// Opens a folder and reads its nodes.
     pub fn open(root: &Path) -> Result<Self, TraceError> {
         let path = root.join("openb_node_list_gpu_node.csv");
@@ -132,7 +132,7 @@ impl Folder {
     }
 
     /// The arrivals of a trace for a seed.
-    pub fn arrivals(&self, trace: &str, seed: u64, types: usize) -> Result<Arrivals, TraceError> {
+    pub fn arrivals(&self, trace: &str, seed: u64, types: usize) -> Result<TraceArrivals, TraceError> {
         let path = self.root.join("arrivals").join(format!("{trace}_seed{seed}.txt"));
         let text = read(&path)?;
         let mut lines = text.lines();
@@ -151,7 +151,7 @@ impl Folder {
             let what = format!("{} ranks for {} nodes", node_ranks.len(), self.nodes.len());
             return Err(TraceError::Line { path, line: 2, what });
         }
-        Ok(Arrivals { types, node_ranks })
+        Ok(TraceArrivals { types, node_ranks })
     }
 
     fn arrival_files(&self) -> Result<Vec<String>, TraceError> {

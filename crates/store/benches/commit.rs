@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{clock, open, waiting};
-use gpupool_core::{LeaseRow, Row, Time};
+use gpupool_core::{LeaseRow, PoolRow, PoolTime};
 use gpupool_store::LeaseStore;
 
 const BATCHES: [u64; 4] = [1, 8, 64, 512];
@@ -81,9 +81,9 @@ fn bare(dir: &Path, size: u64, place: Place) -> f64 {
 }
 
 /// Rows that differ from turn to turn: the database does not write, nor sync, what is there already.
-fn batch(turn: u64, size: u64) -> Vec<Row> {
+fn batch(turn: u64, size: u64) -> Vec<PoolRow> {
     let row = |number| match waiting((turn * size + number) % 10_000) {
-        Row::Lease(lease) => Row::Lease(LeaseRow { created_at: Time(turn), ..lease }),
+        PoolRow::Lease(lease) => PoolRow::Lease(LeaseRow { created_at: PoolTime(turn), ..lease }),
         other => other,
     };
     (0..size).map(row).collect()

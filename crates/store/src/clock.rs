@@ -2,20 +2,20 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gpupool_core::{Millis, Time};
+use gpupool_core::{Millis, PoolTime};
 
 /// One instant on both clocks, by which any time of the pool can be told as wall time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Clock {
+pub struct ClockReading {
     /// On the pool's clock.
-    pub pool: Time,
+    pub pool: PoolTime,
     /// On the wall.
     pub wall: SystemTime,
 }
 
-impl Clock {
+impl ClockReading {
     /// Returns a time of the pool as wall time, in whole milliseconds; times before 1970 count as 1970.
-    pub(crate) fn wall_of(self, time: Time) -> SystemTime {
+    pub(crate) fn wall_of(self, time: PoolTime) -> SystemTime {
         let now = millis(self.wall);
         wall(if time >= self.pool {
             now.saturating_add(time.since(self.pool).0).min(i64::MAX as u64)
@@ -40,13 +40,13 @@ pub(crate) fn wall(millis: u64) -> SystemTime {
 
 /// An instant on both clocks, and which start of the machine it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Anchor {
+pub struct ClockAnchor {
     /// Identifies a start of the machine.
     pub boot: String,
     /// How far the pool's clock is ahead of the time since that start.
     pub ahead: Millis,
     /// The instant.
-    pub at: Clock,
+    pub at: ClockReading,
 }
 
 #[cfg(test)]
@@ -55,10 +55,10 @@ mod tests {
 
     #[test]
     fn times_of_the_pool_are_told_from_one_instant_on_both_clocks() {
-        let clock = Clock { pool: Time(5_000), wall: wall(1_000_000) };
-        assert_eq!(clock.wall_of(Time(5_000)), wall(1_000_000));
-        assert_eq!(clock.wall_of(Time(2_000)), wall(997_000));
-        assert_eq!(clock.wall_of(Time(6_500)), wall(1_001_500));
-        assert_eq!(Clock { pool: Time(u64::MAX), wall: wall(7) }.wall_of(Time(0)), UNIX_EPOCH);
+        let clock = ClockReading { pool: PoolTime(5_000), wall: wall(1_000_000) };
+        assert_eq!(clock.wall_of(PoolTime(5_000)), wall(1_000_000));
+        assert_eq!(clock.wall_of(PoolTime(2_000)), wall(997_000));
+        assert_eq!(clock.wall_of(PoolTime(6_500)), wall(1_001_500));
+        assert_eq!(ClockReading { pool: PoolTime(u64::MAX), wall: wall(7) }.wall_of(PoolTime(0)), UNIX_EPOCH);
     }
 }

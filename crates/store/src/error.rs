@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 /// Error of what is beneath a store: the database, or the system.
-pub type Source = Box<dyn Error + Send + Sync>;
+pub type BoxedError = Box<dyn Error + Send + Sync>;
 
 /// Why a store cannot be opened. The files are left as they are.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +38,7 @@ pub enum StoreError {
     NoLog { file: PathBuf },
     /// The database does not let itself be used.
     #[error("cannot use {}: {source}", file.display())]
-    Database { file: PathBuf, source: Source },
+    Database { file: PathBuf, source: BoxedError },
 }
 
 fn who(pid: Option<u32>) -> String {
@@ -50,19 +50,19 @@ fn who(pid: Option<u32>) -> String {
 pub enum CommitError {
     /// No space is left.
     #[error("{} was not written, the disk is full: free some space ({source})", file.display())]
-    Full { file: PathBuf, source: Source },
+    Full { file: PathBuf, source: BoxedError },
     /// The file or its file system cannot be written to.
     #[error("{} was not written, it is read-only: check the mount and the file's permissions ({source})", file.display())]
-    ReadOnly { file: PathBuf, source: Source },
+    ReadOnly { file: PathBuf, source: BoxedError },
     /// The disk failed.
     #[error("{} was not written, the disk reports an error: look at the kernel's log ({source})", file.display())]
-    Io { file: PathBuf, source: Source },
+    Io { file: PathBuf, source: BoxedError },
     /// The database is damaged.
     #[error("{} was not written, it is damaged: stop the agent and bring back a copy ({source})", file.display())]
-    Corrupt { file: PathBuf, source: Source },
+    Corrupt { file: PathBuf, source: BoxedError },
     /// The database refused, for another reason.
     #[error("{} was not written: {source}; another program may be writing to it", file.display())]
-    Refused { file: PathBuf, source: Source },
+    Refused { file: PathBuf, source: BoxedError },
 }
 
 /// Why something could not be read.
@@ -70,5 +70,5 @@ pub enum CommitError {
 #[error("cannot read {}: {source}", file.display())]
 pub struct ReadError {
     pub file: PathBuf,
-    pub source: Source,
+    pub source: BoxedError,
 }

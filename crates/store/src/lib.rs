@@ -19,11 +19,11 @@ mod sqlite;
 mod tokens;
 mod trail;
 
-pub use clock::{Anchor, Clock};
-pub use error::{CommitError, ReadError, Source, StoreError};
+pub use clock::{ClockAnchor, ClockReading};
+pub use error::{BoxedError, CommitError, ReadError, StoreError};
 pub use lease_store::{LeaseStore, LoadedRows, TrailReader};
 pub use limits::BALLAST_BYTES;
 pub use memory::{MemoryDisk, MemoryFault, MemoryStore};
 pub use sqlite::SqliteStore;
-pub use tokens::{Role, Secret, TokenId, TokenLine, TokenOwner, TokenOwners};
-pub use trail::{By, Cursor, Event, HeldDevice, Page, Query, Record, UsageLine};
+pub use tokens::{TokenId, TokenMetadata, TokenOwner, TokenOwners, TokenRole, TokenSecret};
+pub use trail::{HeldDevice, TrailCursor, TrailEvent, TrailPage, TrailQuery, TrailRecord, UsageDimension, UsageTotal};

@@ -8,15 +8,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use gpupool_core::{DeviceId, LeaseId, Row};
+use gpupool_core::{DeviceId, LeaseId, PoolRow};
 
-use crate::clock::{Anchor, Clock, millis};
+use crate::clock::{ClockAnchor, ClockReading, millis};
 use crate::error::{CommitError, ReadError};
 use crate::lease_store::{LeaseStore, LoadedRows, RowKey, TrailReader, device_key, is_removal, key_of, node_key};
 use crate::limits::REMOVED_AT_ONCE;
-use crate::tokens::{self, Role, Secret, SecretHash, TokenId, TokenLine, TokenOwner, TokenOwners};
+use crate::tokens::{self, SecretHash, TokenId, TokenMetadata, TokenOwner, TokenOwners, TokenRole, TokenSecret};
 use crate::trail::{
-    By, Event, HeldDevice, HeldTime, Page, Query, Record, TrailLog, UsageLine, follow, names_of, usage_lines,
+    HeldDevice, HeldTime, TrailEvent, TrailLog, TrailPage, TrailQuery, TrailRecord, UsageDimension, UsageTotal, follow,
+    names_of, usage_lines,
 };
 
 /// Where a [`MemoryStore`] keeps everything: what a disk is to another store. Its clones are the same one. It outlives the
@@ -108,22 +109,22 @@ pub struct MemoryStore {
 #[derive(Debug, Default)]
 struct Contents {
     generation: u64,
-    rows: BTreeMap<RowKey<'static>, Row>,
+    rows: BTreeMap<RowKey<'static>, PoolRow>,
     /// The audit trail, oldest first, each record with its place in it.
-    trail: Vec<(u64, Record)>,
-    anchor: Option<Anchor>,
-    tokens: Vec<(SecretHash, TokenLine)>,
+    trail: Vec<(u64, TrailRecord)>,
+    anchor: Option<ClockAnchor>,
+    tokens: Vec<(SecretHash, TokenMetadata)>,
 }
 
 impl Contents {
-    fn apply(&mut self, rows: &[Row], clock: Clock) {
+    fn apply(&mut self, rows: &[PoolRow], clock: ClockReading) {
         for row in rows {
             let Ok(()) = follow(self, row, clock);
             self.put(row);
         }
     }
 
-    fn put(&mut self, row: &Row) {
+    fn put(&mut self, row: &PoolRow) {
         let Ok((kind, key)) = key_of(row) else { return };
         let key = (kind, Cow::Owned(key.into_owned()));
         if is_removal(row) {
@@ -133,11 +134,11 @@ impl Contents {
         }
     }
 
-    fn row(&self, (kind, key): (&'static str, String)) -> Option<&Row> {
+    fn row(&self, (kind, key): (&'static str, String)) -> Option<&PoolRow> {
         self.rows.get(&(kind, Cow::Owned(key)))
     }
 
-    fn records(&self) -> Vec<Record> {
+    fn records(&self) -> Vec<TrailRecord> {
         self.trail.iter().map(|(_, record)| record.clone()).collect()
     }
 }
@@ -145,24 +146,24 @@ impl Contents {
 impl TrailLog for Contents {
     type Error = Infallible;
 
-    fn grant(&mut self, lease: LeaseId) -> Result<Option<Record>, Infallible> {
-        let is_grant = |record: &&Record| record.lease == lease && record.event == Event::Granted;
+    fn grant(&mut self, lease: LeaseId) -> Result<Option<TrailRecord>, Infallible> {
+        let is_grant = |record: &&TrailRecord| record.lease == lease && record.event == TrailEvent::Granted;
         Ok(self.trail.iter().map(|(_, record)| record).find(is_grant).cloned())
     }
 
     fn device_names(&mut self, id: DeviceId) -> Result<HeldDevice, Infallible> {
         let device = match self.row(device_key(id)) {
-            Some(Row::Device(device)) => Some(device),
+            Some(PoolRow::Device(device)) => Some(device),
             _ => None,
         };
         let node = match device.and_then(|device| self.row(node_key(device.node))) {
-            Some(Row::Node(node)) => Some(node),
+            Some(PoolRow::Node(node)) => Some(node),
             _ => None,
         };
         Ok(names_of(id, device, node))
     }
 
-    fn add(&mut self, record: Record) -> Result<(), Infallible> {
+    fn add(&mut self, record: TrailRecord) -> Result<(), Infallible> {
         let is_there = self.trail.iter().any(|(_, known)| (known.lease, known.event) == (record.lease, record.event));
         if !is_there {
             let place = self.trail.last().map_or(1, |(last, _)| last + 1);
@@ -175,22 +176,22 @@ impl TrailLog for Contents {
 impl LeaseStore for MemoryStore {
     fn load(&self) -> Result<LoadedRows, ReadError> {
         let rows = lock(&self.disk.shared.contents).rows.values().cloned().collect();
-        Ok(LoadedRows { rows, complaints: Vec::new() })
+        Ok(LoadedRows { rows, warnings: Vec::new() })
     }
 
     fn generation(&self) -> u64 {
         self.generation
     }
 
-    fn commit(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+    fn commit(&mut self, rows: &[PoolRow], clock: ClockReading) -> Result<(), CommitError> {
         self.disk.write(false, |contents| contents.apply(rows, clock))
     }
 
-    fn commit_urgent(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+    fn commit_urgent(&mut self, rows: &[PoolRow], clock: ClockReading) -> Result<(), CommitError> {
         self.disk.write(true, |contents| contents.apply(rows, clock))
     }
 
-    fn unflushed(&self) -> usize {
+    fn unflushed_batches(&self) -> usize {
         0
     }
 
@@ -198,38 +199,43 @@ impl LeaseStore for MemoryStore {
         Ok(())
     }
 
-    fn recover(&mut self, anchor: &Anchor) -> Result<(), CommitError> {
-        self.set_anchor(anchor)
+    fn recover(&mut self, anchor: &ClockAnchor) -> Result<(), CommitError> {
+        self.set_clock_anchor(anchor)
     }
 
-    fn anchor(&self) -> Result<Option<Anchor>, ReadError> {
+    fn clock_anchor(&self) -> Result<Option<ClockAnchor>, ReadError> {
         Ok(lock(&self.disk.shared.contents).anchor.clone())
     }
 
-    fn set_anchor(&mut self, anchor: &Anchor) -> Result<(), CommitError> {
+    fn set_clock_anchor(&mut self, anchor: &ClockAnchor) -> Result<(), CommitError> {
         self.disk.write(false, |contents| contents.anchor = Some(anchor.clone()))
     }
 
-    fn create_token(&mut self, owner: &str, role: Role, at: SystemTime) -> Result<(TokenId, Secret), CommitError> {
+    fn create_token(
+        &mut self,
+        owner: &str,
+        role: TokenRole,
+        at: SystemTime,
+    ) -> Result<(TokenId, TokenSecret), CommitError> {
         let refused = |error: io::Error| CommitError::Refused { file: "memory".into(), source: error.into() };
         let secret = tokens::draw().map_err(refused)?;
         let hash = tokens::hash(secret.reveal());
         self.disk.write(false, |contents| {
             let id = TokenId(contents.tokens.len() as u64 + 1);
             let token = TokenOwner { id, owner: owner.to_owned(), role };
-            contents.tokens.push((hash, TokenLine { token, created_at: at, revoked_at: None }));
+            contents.tokens.push((hash, TokenMetadata { token, created_at: at, revoked_at: None }));
             (id, secret)
         })
     }
 
     fn revoke_token(&mut self, id: TokenId, at: SystemTime) -> Result<bool, CommitError> {
         self.disk.write(false, |contents| {
-            let live = |(_, line): &&mut (SecretHash, TokenLine)| line.token.id == id && line.revoked_at.is_none();
+            let live = |(_, line): &&mut (SecretHash, TokenMetadata)| line.token.id == id && line.revoked_at.is_none();
             contents.tokens.iter_mut().find(live).map(|(_, line)| line.revoked_at = Some(at)).is_some()
         })
     }
 
-    fn tokens(&self) -> Result<Vec<TokenLine>, ReadError> {
+    fn tokens(&self) -> Result<Vec<TokenMetadata>, ReadError> {
         Ok(lock(&self.disk.shared.contents).tokens.iter().map(|(_, line)| line.clone()).collect())
     }
 
@@ -239,9 +245,10 @@ impl LeaseStore for MemoryStore {
         Ok(live.map(|(hash, line)| (*hash, line.token.clone())).collect())
     }
 
-    fn retain(&mut self, older_than: SystemTime) -> Result<usize, CommitError> {
+    fn prune_trail(&mut self, older_than: SystemTime) -> Result<usize, CommitError> {
         self.disk.write(false, |contents| {
-            let is_old = |record: &&Record| record.event == Event::Ended && millis(record.at) < millis(older_than);
+            let is_old =
+                |record: &&TrailRecord| record.event == TrailEvent::Ended && millis(record.at) < millis(older_than);
             let old = contents.trail.iter().map(|(_, record)| record).filter(is_old).map(|record| record.lease);
             let old: HashSet<LeaseId> = old.take(REMOVED_AT_ONCE).collect();
             let before = contents.trail.len();
@@ -256,14 +263,14 @@ impl LeaseStore for MemoryStore {
 }
 
 impl TrailReader for MemoryDisk {
-    fn history(&self, query: &Query) -> Result<Page, ReadError> {
+    fn history(&self, query: &TrailQuery) -> Result<TrailPage, ReadError> {
         let contents = lock(&self.shared.contents);
         let found = contents.trail.iter().filter(|(place, record)| query.matches(*place, record));
-        let Ok(page) = Page::of(query, found.cloned().map(Ok::<_, Infallible>));
+        let Ok(page) = TrailPage::of(query, found.cloned().map(Ok::<_, Infallible>));
         Ok(page)
     }
 
-    fn usage(&self, by: By, since: SystemTime, now: SystemTime) -> Result<Vec<UsageLine>, ReadError> {
+    fn usage(&self, by: UsageDimension, since: SystemTime, now: SystemTime) -> Result<Vec<UsageTotal>, ReadError> {
         let records = lock(&self.shared.contents).records();
         let held = HeldTime::of(&records).map(Ok::<_, Infallible>);
         let Ok(lines) = usage_lines(by, millis(since), millis(now), held);

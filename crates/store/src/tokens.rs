@@ -23,7 +23,7 @@ impl fmt::Display for TokenId {
 
 /// Rights of a token's holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum TokenRole {
     /// Take and give back leases of its own.
     User,
     /// Revoke anybody's, too, and cordon devices.
@@ -32,16 +32,16 @@ pub enum Role {
 
 /// The secret of a token, to be shown once.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct TokenSecret(String);
 
-impl Secret {
+impl TokenSecret {
     /// The secret in plain text: `gpt_` and 64 hexadecimal digits.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for TokenSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(gpt_…)")
     }
@@ -55,12 +55,12 @@ pub struct TokenOwner {
     /// On whose account it acts.
     pub owner: String,
     /// What it may do.
-    pub role: Role,
+    pub role: TokenRole,
 }
 
 /// A token, without its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TokenLine {
+pub struct TokenMetadata {
     pub token: TokenOwner,
     /// When it was made.
     pub created_at: SystemTime,
@@ -92,7 +92,7 @@ impl FromIterator<(SecretHash, TokenOwner)> for TokenOwners {
 pub(crate) type SecretHash = [u8; 32];
 
 /// Draws a secret that was never drawn before.
-pub(crate) fn draw() -> io::Result<Secret> {
+pub(crate) fn draw() -> io::Result<TokenSecret> {
     let mut bytes = [0_u8; 32];
     let drawn = getrandom(&mut bytes, GetRandomFlags::empty())?;
     // The kernel gives up to 256 bytes whole.
@@ -101,7 +101,7 @@ pub(crate) fn draw() -> io::Result<Secret> {
     for byte in bytes {
         let _ = write!(secret, "{byte:02x}");
     }
-    Ok(Secret(secret))
+    Ok(TokenSecret(secret))
 }
 
 /// Returns the hash of a secret.

@@ -8,17 +8,18 @@ use std::iter;
 use std::time::SystemTime;
 
 use gpupool_core::{
-    Bytes, DeviceFacts, DeviceId, DeviceRow, EndCause, GpuId, LeaseId, LeaseRow, NodeRow, Promise, Row, Share, Token,
+    Bytes, DeviceFacts, DeviceId, DevicePromise, DeviceRow, EndCause, GpuId, LeaseId, LeaseRow, NodeRow, PoolRow,
+    Share, Token,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::clock::{Clock, millis};
+use crate::clock::{ClockReading, millis};
 use crate::limits::PAGE_RECORDS;
 
 /// What happened to a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Event {
+pub enum TrailEvent {
     /// It was granted.
     Granted,
     /// It ended, granted before or not.
@@ -37,17 +38,18 @@ pub struct HeldDevice {
     /// How much of the device was held.
     pub share: Share,
     /// How much of a whole GPU the device is.
-    pub of_gpu: Share,
+    #[serde(rename = "of_gpu")]
+    pub share_of_gpu: Share,
     /// How much of its memory was held.
     pub memory: Bytes,
 }
 
 /// A record of the audit trail.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
+pub struct TrailRecord {
     pub lease: LeaseId,
     /// What happened to it.
-    pub event: Event,
+    pub event: TrailEvent,
     pub at: SystemTime,
     pub owner: String,
     /// The owner's own name for whoever uses it.
@@ -69,25 +71,25 @@ pub(crate) trait TrailLog {
     type Error;
 
     /// Returns the record of a lease's grant, if there is one.
-    fn grant(&mut self, lease: LeaseId) -> Result<Option<Record>, Self::Error>;
+    fn grant(&mut self, lease: LeaseId) -> Result<Option<TrailRecord>, Self::Error>;
 
     /// Returns a device by the names it has now, with nothing held of it.
     fn device_names(&mut self, device: DeviceId) -> Result<HeldDevice, Self::Error>;
 
     /// Adds a record, unless there is one of the same event of the same lease.
-    fn add(&mut self, record: Record) -> Result<(), Self::Error>;
+    fn add(&mut self, record: TrailRecord) -> Result<(), Self::Error>;
 }
 
 /// Adds the records that a row means.
-pub(crate) fn follow<T: TrailLog>(trail: &mut T, row: &Row, clock: Clock) -> Result<(), T::Error> {
+pub(crate) fn follow<T: TrailLog>(trail: &mut T, row: &PoolRow, clock: ClockReading) -> Result<(), T::Error> {
     match row {
-        Row::Lease(lease) => follow_lease(trail, lease, clock),
-        Row::Forget(lease) => close(trail, *lease, clock),
+        PoolRow::Lease(lease) => follow_lease(trail, lease, clock),
+        PoolRow::Forget(lease) => close(trail, *lease, clock),
         _ => Ok(()),
     }
 }
 
-fn follow_lease<T: TrailLog>(trail: &mut T, lease: &LeaseRow, clock: Clock) -> Result<(), T::Error> {
+fn follow_lease<T: TrailLog>(trail: &mut T, lease: &LeaseRow, clock: ClockReading) -> Result<(), T::Error> {
     let grant = match lease.granted_at {
         Some(granted_at) => Some(match trail.grant(lease.id)? {
             Some(grant) => grant,
@@ -102,14 +104,14 @@ fn follow_lease<T: TrailLog>(trail: &mut T, lease: &LeaseRow, clock: Clock) -> R
     if lease.state.is_ended() { trail.add(end_of(lease, grant, clock)) } else { Ok(()) }
 }
 
-fn grant_of<T: TrailLog>(trail: &mut T, lease: &LeaseRow, at: SystemTime) -> Result<Record, T::Error> {
-    let held = |promise: &Promise| {
+fn grant_of<T: TrailLog>(trail: &mut T, lease: &LeaseRow, at: SystemTime) -> Result<TrailRecord, T::Error> {
+    let held = |promise: &DevicePromise| {
         let names = trail.device_names(promise.device)?;
         Ok(HeldDevice { share: promise.share, memory: promise.memory, ..names })
     };
-    Ok(Record {
+    Ok(TrailRecord {
         lease: lease.id,
-        event: Event::Granted,
+        event: TrailEvent::Granted,
         at,
         owner: lease.request.owner.to_string(),
         worker_id: lease.request.worker_id.as_deref().map(Into::into),
@@ -122,13 +124,13 @@ fn grant_of<T: TrailLog>(trail: &mut T, lease: &LeaseRow, at: SystemTime) -> Res
 }
 
 /// Returns the record of a lease's end. An ended lease holds nothing any more: the record of its grant tells what it held.
-fn end_of(lease: &LeaseRow, grant: Option<Record>, clock: Clock) -> Record {
+fn end_of(lease: &LeaseRow, grant: Option<TrailRecord>, clock: ClockReading) -> TrailRecord {
     let at = clock.wall_of(lease.ended_at.unwrap_or(clock.pool));
     // The wall clock may have been put back since the grant.
     let at = grant.as_ref().map_or(at, |grant| at.max(grant.at));
-    Record {
+    TrailRecord {
         lease: lease.id,
-        event: Event::Ended,
+        event: TrailEvent::Ended,
         at,
         owner: lease.request.owner.to_string(),
         worker_id: lease.request.worker_id.as_deref().map(Into::into),
@@ -141,10 +143,16 @@ fn end_of(lease: &LeaseRow, grant: Option<Record>, clock: Clock) -> Record {
 }
 
 /// Ends the trail of a lease that is forgotten before it ended, so that it does not count as held for ever.
-fn close<T: TrailLog>(trail: &mut T, lease: LeaseId, clock: Clock) -> Result<(), T::Error> {
+fn close<T: TrailLog>(trail: &mut T, lease: LeaseId, clock: ClockReading) -> Result<(), T::Error> {
     let Some(grant) = trail.grant(lease)? else { return Ok(()) };
     let at = clock.wall_of(clock.pool).max(grant.at);
-    trail.add(Record { event: Event::Ended, at, cause: Some("forgotten".into()), ended_at: Some(at), ..grant })
+    trail.add(TrailRecord {
+        event: TrailEvent::Ended,
+        at,
+        cause: Some("forgotten".into()),
+        ended_at: Some(at),
+        ..grant
+    })
 }
 
 fn name_of(cause: &EndCause) -> String {
@@ -165,7 +173,7 @@ pub(crate) fn names_of(id: DeviceId, device: Option<&DeviceRow>, node: Option<&N
         gpu_id: device.map_or(GpuId(id.0), |device| device.gpu_id),
         uuid: device.map_or(String::new(), |device| device.facts.identity.to_string()),
         share: Share(0),
-        of_gpu: device.map_or(Share::WHOLE, |device| DeviceFacts::of_gpu(&device.facts)),
+        share_of_gpu: device.map_or(Share::WHOLE, |device| DeviceFacts::share_of_gpu(&device.facts)),
         memory: Bytes::ZERO,
     }
 }
@@ -174,7 +182,7 @@ pub(crate) fn names_of(id: DeviceId, device: Option<&DeviceRow>, node: Option<&N
 
 /// Which records. Everything left out means any.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Query {
+pub struct TrailQuery {
     pub owner: Option<String>,
     /// Only leases on devices with this number on their node.
     pub gpu_id: Option<GpuId>,
@@ -185,29 +193,29 @@ pub struct Query {
     /// At most so many; a page has 1000 at most.
     pub limit: Option<usize>,
     /// Go on where a page ended.
-    pub after: Option<Cursor>,
+    pub after: Option<TrailCursor>,
 }
 
 /// Where a page ended: the place of its last record in the trail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cursor(pub u64);
+pub struct TrailCursor(pub u64);
 
 /// Records, in the order they were made: the wall clock may have been set back in between.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Page {
-    pub records: Vec<Record>,
+pub struct TrailPage {
+    pub records: Vec<TrailRecord>,
     /// Where to go on, if there are more.
-    pub next: Option<Cursor>,
+    pub next: Option<TrailCursor>,
 }
 
-impl Query {
+impl TrailQuery {
     /// Returns how many records a page may have.
     pub(crate) fn page_records(&self) -> usize {
         self.limit.unwrap_or(PAGE_RECORDS).min(PAGE_RECORDS)
     }
 
     /// Returns whether a record at this place of the trail is asked for.
-    pub(crate) fn matches(&self, place: u64, record: &Record) -> bool {
+    pub(crate) fn matches(&self, place: u64, record: &TrailRecord) -> bool {
         self.owner.as_ref().is_none_or(|owner| *owner == record.owner)
             && self.gpu_id.is_none_or(|gpu_id| record.devices.iter().any(|device| device.gpu_id == gpu_id))
             && self.since.is_none_or(|since| millis(record.at) >= millis(since))
@@ -216,10 +224,13 @@ impl Query {
     }
 }
 
-impl Page {
+impl TrailPage {
     /// Makes a page of records that match a query, each with its place in the trail. One more than the page may have tells
     /// that there are more.
-    pub(crate) fn of<E>(query: &Query, found: impl Iterator<Item = Result<(u64, Record), E>>) -> Result<Self, E> {
+    pub(crate) fn of<E>(
+        query: &TrailQuery,
+        found: impl Iterator<Item = Result<(u64, TrailRecord), E>>,
+    ) -> Result<Self, E> {
         let mut page = Self { records: Vec::new(), next: None };
         let mut last = query.after;
         for found in found {
@@ -228,7 +239,7 @@ impl Page {
                 page.next = last;
                 break;
             }
-            last = Some(Cursor(place));
+            last = Some(TrailCursor(place));
             page.records.push(record);
         }
         Ok(page)
@@ -239,7 +250,7 @@ impl Page {
 
 /// What a line of usage is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
+pub enum UsageDimension {
     Owner,
     /// A device, named `node/gpu_id`.
     Gpu,
@@ -247,7 +258,7 @@ pub enum By {
 
 /// What one owner held, or what was held of one device.
 #[derive(Debug, Clone, PartialEq)]
-pub struct UsageLine {
+pub struct UsageTotal {
     /// The owner, or the device as `node/gpu_id`.
     pub name: String,
     /// In how many leases.
@@ -272,16 +283,16 @@ impl Sum {
     fn add<'a>(&mut self, devices: impl IntoIterator<Item = &'a HeldDevice>, held_ms: u64) {
         self.leases += 1;
         for device in devices {
-            let share = u128::from(device.share.0) * u128::from(device.of_gpu.0);
+            let share = u128::from(device.share.0) * u128::from(device.share_of_gpu.0);
             self.share = self.share.saturating_add(share.saturating_mul(held_ms.into()));
             let memory = u128::from(device.memory.0).saturating_mul(held_ms.into());
             self.memory = self.memory.saturating_add(memory);
         }
     }
 
-    fn line(self, name: String) -> UsageLine {
+    fn line(self, name: String) -> UsageTotal {
         let memory_mib_seconds = self.memory as f64 / (1024.0 * 1024.0 * 1000.0);
-        UsageLine { name, leases: self.leases, gpu_seconds: self.share as f64 / 1e9, memory_mib_seconds }
+        UsageTotal { name, leases: self.leases, gpu_seconds: self.share as f64 / 1e9, memory_mib_seconds }
     }
 }
 
@@ -297,9 +308,9 @@ pub(crate) struct HeldTime {
 impl HeldTime {
     /// Returns the time that these records tell of. They include the grant of each lease whose end is among them, or its
     /// end tells when it was granted.
-    pub(crate) fn of(records: &[Record]) -> impl Iterator<Item = Self> {
+    pub(crate) fn of(records: &[TrailRecord]) -> impl Iterator<Item = Self> {
         records.iter().filter_map(|record| {
-            if record.event == Event::Granted && has_end(records, record.lease) {
+            if record.event == TrailEvent::Granted && has_end(records, record.lease) {
                 return None;
             }
             Some(Self {
@@ -313,17 +324,17 @@ impl HeldTime {
 }
 
 /// Returns whether these records tell of a lease's end.
-pub(crate) fn has_end(records: &[Record], lease: LeaseId) -> bool {
-    records.iter().any(|record| record.lease == lease && record.event == Event::Ended)
+pub(crate) fn has_end(records: &[TrailRecord], lease: LeaseId) -> bool {
+    records.iter().any(|record| record.lease == lease && record.event == TrailEvent::Ended)
 }
 
 /// Sums what was held in a window, most first. Times are milliseconds since 1970.
 pub(crate) fn usage_lines<E>(
-    by: By,
+    by: UsageDimension,
     since: u64,
     now: u64,
     held: impl Iterator<Item = Result<HeldTime, E>>,
-) -> Result<Vec<UsageLine>, E> {
+) -> Result<Vec<UsageTotal>, E> {
     let mut sums: BTreeMap<String, Sum> = BTreeMap::new();
     for held in held {
         let held = held?;
@@ -332,8 +343,8 @@ pub(crate) fn usage_lines<E>(
         }
         let held_ms = held.ended_at.unwrap_or(now).min(now).saturating_sub(held.granted_at.max(since));
         match by {
-            By::Owner => sums.entry(held.owner).or_default().add(&held.devices, held_ms),
-            By::Gpu => {
+            UsageDimension::Owner => sums.entry(held.owner).or_default().add(&held.devices, held_ms),
+            UsageDimension::Gpu => {
                 for device in &held.devices {
                     let name = format!("{}/{}", device.node, device.gpu_id);
                     sums.entry(name).or_default().add(iter::once(device), held_ms);
@@ -341,7 +352,7 @@ pub(crate) fn usage_lines<E>(
             }
         }
     }
-    let mut lines: Vec<UsageLine> = sums.into_iter().map(|(name, sum)| sum.line(name)).collect();
+    let mut lines: Vec<UsageTotal> = sums.into_iter().map(|(name, sum)| sum.line(name)).collect();
     lines.sort_by(|a, b| b.gpu_seconds.total_cmp(&a.gpu_seconds));
     Ok(lines)
 }

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::{env, io};
 
 use common::{clock, leases, open, waiting};
-use gpupool_core::{LeaseRow, Millis, Request, Row};
-use gpupool_store::{Anchor, CommitError, Event, LeaseStore, Query, SqliteStore, StoreError};
+use gpupool_core::{LeaseRow, Millis, PoolRow, Request};
+use gpupool_store::{ClockAnchor, CommitError, LeaseStore, SqliteStore, StoreError, TrailEvent, TrailQuery};
 use support::{Stage, owned, whole};
 use tempfile::tempdir;
 
@@ -69,13 +69,13 @@ fn fill(dir: &Path) -> PathBuf {
 }
 
 /// A waiting lease that takes some space.
-fn bulky(id: u64) -> Row {
-    let Row::Lease(lease) = waiting(id) else { unreachable!() };
+fn bulky(id: u64) -> PoolRow {
+    let PoolRow::Lease(lease) = waiting(id) else { unreachable!() };
     let request = Arc::new(Request { owner: "o".repeat(250).into(), ..Request::default() });
-    Row::Lease(LeaseRow { request, ..lease })
+    PoolRow::Lease(LeaseRow { request, ..lease })
 }
 
-fn batch(number: u64) -> Vec<Row> {
+fn batch(number: u64) -> Vec<PoolRow> {
     (number * 64..(number + 1) * 64).map(bulky).collect()
 }
 
@@ -107,7 +107,7 @@ fn releases_on_a_full_disk() {
         store.commit_urgent(&batch(*number), clock(0)).unwrap();
         !dir.join("ballast").exists()
     });
-    let anchor = Anchor { boot: "boot".into(), ahead: Millis(0), at: clock(0) };
+    let anchor = ClockAnchor { boot: "boot".into(), ahead: Millis(0), at: clock(0) };
     let error = store.recover(&anchor).expect_err("there is no space for the ballast");
     assert!(matches!(error, CommitError::Full { .. }), "{error}");
     assert!(!dir.join("ballast").exists(), "nor a part of it");
@@ -121,9 +121,9 @@ fn releases_on_a_full_disk() {
     let found = leases(&rows);
     let whole = |number: u64| (number * 64..(number + 1) * 64).all(|id| found.binary_search(&id).is_ok());
     assert!((1000..=given_up.unwrap()).all(whole));
-    let trail = store.trail_reader().history(&Query::default()).unwrap().records;
-    let events: Vec<Event> = trail.iter().map(|record| record.event).collect();
-    assert_eq!(events, [Event::Granted, Event::Ended]);
+    let trail = store.trail_reader().history(&TrailQuery::default()).unwrap().records;
+    let events: Vec<TrailEvent> = trail.iter().map(|record| record.event).collect();
+    assert_eq!(events, [TrailEvent::Granted, TrailEvent::Ended]);
 }
 
 #[test]
@@ -158,10 +158,10 @@ fn opens_with_its_ballast() {
     fs::File::options().write(true).open(&filler).unwrap().set_len(bytes - (36 << 10)).unwrap();
     let mut store = SqliteStore::open(&dir).unwrap();
     assert_eq!(store.generation(), 2);
-    let complaints = store.load().unwrap().complaints;
-    assert!(complaints.len() == 1 && complaints[0].contains("ballast"), "{complaints:?}");
+    let warnings = store.load().unwrap().warnings;
+    assert!(warnings.len() == 1 && warnings[0].contains("ballast"), "{warnings:?}");
     store.commit_urgent(&[waiting(0)], clock(0)).unwrap();
-    assert_eq!(store.trail_reader().history(&Query::default()).unwrap().records, []);
+    assert_eq!(store.trail_reader().history(&TrailQuery::default()).unwrap().records, []);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use common::{clock, counters, leases, open, waiting};
-use gpupool_core::Row;
+use gpupool_core::PoolRow;
 use gpupool_store::LeaseStore;
 use tempfile::tempdir;
 
@@ -33,7 +33,7 @@ fn commits_until_it_is_killed() {
     let mut out = std::io::stdout();
     let kept = leases(&rows).len() as u64;
     for batch in (0..).skip_while(|batch| first_of(*batch) < kept) {
-        let mut rows: Vec<Row> = (first_of(batch)..first_of(batch + 1)).map(waiting).collect();
+        let mut rows: Vec<PoolRow> = (first_of(batch)..first_of(batch + 1)).map(waiting).collect();
         rows.push(counters(first_of(batch + 1)));
         store.commit(&rows, clock(batch)).unwrap();
         writeln!(out, "\nkept {batch}").unwrap();

@@ -16,11 +16,12 @@ use std::{env, fs};
 
 use common::{clock, leases, open, wall};
 use gpupool_core::{
-    Amount, Command, Cordon, DeviceFacts, DeviceId, DeviceIdentity, GpuId, Holder, Isolation, IsolationSupport, Labels,
-    Link, LinkKind, Millis, Partition, PciAddress, Policies, Policy, PolicyMatch, Pool, QueueOrder, Quota, Request,
-    Row, Select, Share, Size, Strategy, Thresholds, Time, Vendor,
+    CordonState, DeviceFacts, DeviceId, DeviceIdentity, DeviceLink, DeviceSelector, GpuId, IsolationLevel,
+    IsolationSupport, Labels, LeaseHolder, LinkKind, LoadThresholds, Millis, OwnerQuota, PartitionFacts, PciAddress,
+    PlacementStrategy, Policies, PolicyMatch, Pool, PoolCommand, PoolRow, PoolTime, QueueOrder, Request, RequestPolicy,
+    RequestSize, RequestedAmount, Share, Vendor,
 };
-use gpupool_store::{LeaseStore, Query, Role};
+use gpupool_store::{LeaseStore, TokenRole, TrailQuery};
 use rusqlite::Connection;
 use serde_json::Value as Json;
 use support::{Stage, by, owned, part, policies, whole};
@@ -38,11 +39,11 @@ fn a_saved_database_of_schema_1_opens() {
     for kind in ["Node", "Device", "Lease", "Counters", "Policies", "Usage", "Workload"] {
         assert!(names.iter().any(|name| name.starts_with(kind)), "a row of kind {kind}");
     }
-    let history = store.trail_reader().history(&Query::default()).unwrap().records;
+    let history = store.trail_reader().history(&TrailQuery::default()).unwrap().records;
     assert_eq!(history.iter().map(|record| record.lease.0).collect::<Vec<_>>(), [0, 1, 0, 2]);
     assert!(history.iter().all(|record| record.devices[0].node == "a"));
     let tokens = store.tokens().unwrap();
-    assert_eq!((&*tokens[0].token.owner, tokens[0].token.role), ("alice", Role::Admin));
+    assert_eq!((&*tokens[0].token.owner, tokens[0].token.role), ("alice", TokenRole::Admin));
     assert_eq!(store.generation(), 1);
 }
 
@@ -64,7 +65,7 @@ fn a_saved_database_of_schema_4_opens_and_is_written_as_it_was() {
     }
     assert!(stored.len() > 40, "{} rows are stored", stored.len());
     for value in &stored {
-        let row: Row = serde_json::from_value(value.clone()).unwrap_or_else(|error| panic!("{error}: {value}"));
+        let row: PoolRow = serde_json::from_value(value.clone()).unwrap_or_else(|error| panic!("{error}: {value}"));
         assert_eq!(&serde_json::to_value(&row).unwrap(), value);
     }
     let all: String = stored.iter().map(ToString::to_string).collect();
@@ -74,16 +75,16 @@ fn a_saved_database_of_schema_4_opens_and_is_written_as_it_was() {
     drop(saved);
 
     let (store, rows) = open(dir.path());
-    let history = store.trail_reader().history(&Query::default()).unwrap().records;
+    let history = store.trail_reader().history(&TrailQuery::default()).unwrap().records;
     assert!(history.iter().any(|record| record.cause.is_some()));
-    let (pool, bad) = Pool::restore(Default::default(), policies([]), Time(0), rows);
+    let (pool, bad) = Pool::restore(Default::default(), policies([]), PoolTime(0), rows);
     assert_eq!(bad, []);
-    pool.sanity_check().unwrap();
+    pool.check_invariants().unwrap();
     assert_eq!(store.generation(), 1);
     let causes: BTreeSet<String> =
         pool.leases().filter_map(|lease| Some(format!("{:?}", lease.cause.as_ref()?))).collect();
     assert!(causes.len() >= 7, "{causes:?}");
-    assert!(pool.leases().any(|lease| matches!(lease.holder, Some(Holder::Supervisor { pid: 12, started: 3 }))));
+    assert!(pool.leases().any(|lease| matches!(lease.holder, Some(LeaseHolder::Supervisor { pid: 12, started: 3 }))));
 }
 
 /// Every name that a stored row can contain for a variant.
@@ -158,7 +159,7 @@ const VARIANTS: [&str; 58] = [
 fn save_a_database() {
     let dir = tempdir().unwrap();
     let mut stage = Stage::draining(8, support::HOUR);
-    stage.run(Command::SetPolicies { policies: Box::new(every_rule()) });
+    stage.run(PoolCommand::SetPolicies { policies: Box::new(every_rule()) });
     let (node, devices) = stage.see(support::node("b"), every_device());
     for device in devices {
         stage.idle(device.0);
@@ -172,8 +173,8 @@ fn save_a_database() {
         LinkKind::SameNuma,
         LinkKind::CrossNuma,
     ];
-    let links = kinds.iter().map(|kind| Link { a: GpuId(0), b: GpuId(1), kind: *kind }).collect();
-    stage.run(Command::Links { node, links });
+    let links = kinds.iter().map(|kind| DeviceLink { a: GpuId(0), b: GpuId(1), kind: *kind }).collect();
+    stage.run(PoolCommand::Links { node, links });
     // Turns: one waits for two devices, others pass it, and then its turn comes.
     let t4 = |gpus| Request { gpus, select: support::model("T4"), max_duration: Some(support::HOUR), ..whole() };
     let held = stage.ask(t4(1));
@@ -183,23 +184,23 @@ fn save_a_database() {
     let waits = stage.ask(Request { select: support::model("L4"), ..whole() });
     for lease in [held, short, other] {
         stage.release(lease);
-        stage.run(Command::Drained { lease });
+        stage.run(PoolCommand::Drained { lease });
     }
     assert!(stage.is_active(two) && stage.is_active(waits));
-    let attach = |stage: &mut Stage, request: Request, holder: Holder| {
+    let attach = |stage: &mut Stage, request: Request, holder: LeaseHolder| {
         let lease = stage.ask(request);
-        stage.run(Command::Attach { lease, token: stage.token(lease), holder });
+        stage.run(PoolCommand::Attach { lease, token: stage.token(lease), holder });
         lease
     };
     // Ended in every way, and not forgotten: their processes are still there.
     let released = stage.ask(owned("alice", part(100)));
     stage.release(released);
-    let gone = attach(&mut stage, owned("bob", part(100)), Holder::Process { pid: 11, started: 2 });
-    stage.run(Command::HolderGone { lease: gone, grace: Millis(0) });
+    let gone = attach(&mut stage, owned("bob", part(100)), LeaseHolder::Process { pid: 11, started: 2 });
+    stage.run(PoolCommand::HolderGone { lease: gone, grace: Millis(0) });
     let revoked = stage.ask(part(100));
-    stage.run(Command::Revoke { lease: revoked, grace: Millis(0) });
+    stage.run(PoolCommand::Revoke { lease: revoked, grace: Millis(0) });
     let failed = stage.ask(part(100));
-    stage.run(Command::Fail { lease: failed, why: "the node was lost".into() });
+    stage.run(PoolCommand::Fail { lease: failed, why: "the node was lost".into() });
     stage.ask(part(100));
     stage.ask(Request { hedged: true, ..part(100) });
     let limited = Request { max_duration: Some(support::secs(30)), ttl: support::HOUR, ..part(100) };
@@ -208,39 +209,39 @@ fn save_a_database() {
     stage.ask(t4(1));
     stage.pass(support::secs(90));
     // Held by every kind of holder, placed by every strategy, of every amount and isolation.
-    attach(&mut stage, part(100), Holder::Process { pid: 10, started: 1 });
-    attach(&mut stage, part(100), Holder::Supervisor { pid: 12, started: 3 });
-    attach(&mut stage, part(100), Holder::Cgroup("/gpupool/lease-1".into()));
-    attach(&mut stage, part(100), Holder::Connection);
-    for strategy in Strategy::ALL {
+    attach(&mut stage, part(100), LeaseHolder::Process { pid: 10, started: 1 });
+    attach(&mut stage, part(100), LeaseHolder::Supervisor { pid: 12, started: 3 });
+    attach(&mut stage, part(100), LeaseHolder::Cgroup("/gpupool/lease-1".into()));
+    attach(&mut stage, part(100), LeaseHolder::Connection);
+    for strategy in PlacementStrategy::ALL {
         stage.ask(by(*strategy, Request { max_duration: Some(support::HOUR), ..part(10) }));
     }
-    for isolation in [Isolation::TimeSlicing, Isolation::Mps] {
+    for isolation in [IsolationLevel::TimeSlicing, IsolationLevel::Mps] {
         stage.ask(Request { isolation, ..part(10) });
     }
-    stage.ask(Request { isolation: Isolation::Mig, select: support::model("NVIDIA A100 MIG 1g.10gb"), ..whole() });
+    stage.ask(Request { isolation: IsolationLevel::Mig, select: support::model("NVIDIA A100 MIG 1g.10gb"), ..whole() });
     stage.ask(support::memory(support::gib(1)));
-    stage.ask(Request { amount: Amount::Both(Share(10), support::gib(1)), ..whole() });
-    stage.ask(Request { amount: Amount::Shared, ..whole() });
+    stage.ask(Request { amount: RequestedAmount::Both(Share(10), support::gib(1)), ..whole() });
+    stage.ask(Request { amount: RequestedAmount::Shared, ..whole() });
     stage.ask(every_field());
-    stage.run(Command::Cordon { device: DeviceId(0), cordon: Cordon::Cordoned });
+    stage.run(PoolCommand::Cordon { device: DeviceId(0), cordon: CordonState::Cordoned });
     stage.ask(Request { hedged: true, ..part(10) });
     stage.ask(Request { gpus: 8, ..whole() });
 
-    let rows: Vec<Row> = stage.rows.iter().filter(|row| !matches!(row, Row::Forget(_))).cloned().collect();
+    let rows: Vec<PoolRow> = stage.rows.iter().filter(|row| !matches!(row, PoolRow::Forget(_))).cloned().collect();
     let (mut store, _) = open(dir.path());
     store.commit(&rows, clock(stage.now.0)).unwrap();
     store.flush().unwrap();
-    store.create_token("alice", Role::Admin, wall(0)).unwrap();
-    store.create_token("bob", Role::User, wall(0)).unwrap();
+    store.create_token("alice", TokenRole::Admin, wall(0)).unwrap();
+    store.create_token("bob", TokenRole::User, wall(0)).unwrap();
     // Batches that stay in the buffer: a lease that changed, and one that is forgotten.
     let before = stage.rows.len();
-    stage.run(Command::Drained { lease: released });
+    stage.run(PoolCommand::Drained { lease: released });
     let noted = stage.ask(owned("carol", part(10)));
     stage.pass(Millis(1));
     store.commit(&stage.rows[before..], clock(stage.now.0)).unwrap();
-    store.commit(&[Row::Forget(gone)], clock(stage.now.0)).unwrap();
-    assert!(store.unflushed() > 0, "lease {noted} is in the buffer");
+    store.commit(&[PoolRow::Forget(gone)], clock(stage.now.0)).unwrap();
+    assert!(store.unflushed_batches() > 0, "lease {noted} is in the buffer");
     drop(store);
     let connection = Connection::open(dir.path().join("pool.db")).unwrap();
     // Batches in the buffer are as long as a page; the blanks at their end mean nothing.
@@ -254,7 +255,7 @@ fn every_device() -> Vec<DeviceFacts> {
         DeviceIdentity::Pci { address: PciAddress { domain: 0, bus: 3, device: 0, function: 0 }, partition: Some(1) };
     let parent = DeviceIdentity::Uuid("GPU-parent".into());
     let mut mig = support::device("MIG-1", "NVIDIA A100 MIG 1g.10gb", 10);
-    mig.partition = Some(Partition { parent, profile: "1g.10gb".into(), of_parent: Share(142) });
+    mig.partition = Some(PartitionFacts { parent, profile: "1g.10gb".into(), of_parent: Share(142) });
     mig.isolation = IsolationSupport { mps: true, mig: true };
     let vendor = |uuid: &str, vendor, model: &str| DeviceFacts { vendor, ..support::device(uuid, model, 64) };
     let labels = [("rack".into(), "7".into())].into_iter().collect();
@@ -276,8 +277,8 @@ fn every_device() -> Vec<DeviceFacts> {
 fn every_field() -> Request {
     let labels: Labels = [("team".into(), "vision".into())].into_iter().collect();
     Request {
-        thresholds: Some(Thresholds::default()),
-        select: Arc::new(Select {
+        thresholds: Some(LoadThresholds::default()),
+        select: Arc::new(DeviceSelector {
             vendor: Some(Vendor::Nvidia),
             models: vec!["H100".into()],
             min_memory: Some(support::gib(8)),
@@ -298,19 +299,19 @@ fn every_field() -> Request {
 
 fn every_rule() -> Policies {
     let labels: Labels = [("team".into(), "vision".into())].into_iter().collect();
-    let policy = Policy {
+    let policy = RequestPolicy {
         name: "vision".into(),
         applies_to: PolicyMatch {
             owners: vec!["erin".into()],
-            sizes: vec![Size::HostOnly, Size::Part, Size::Whole, Size::Several],
+            sizes: vec![RequestSize::HostOnly, RequestSize::Part, RequestSize::Whole, RequestSize::Several],
             labels: labels.clone(),
         },
-        strategy: Some(Strategy::Fgd),
+        strategy: Some(PlacementStrategy::Fgd),
         min_share: Some(Share(100)),
         max_share: Some(Share(900)),
         max_memory: Some(support::gib(40)),
         sharing_allowed: false,
-        isolation_allowed: vec![Isolation::Mps],
+        isolation_allowed: vec![IsolationLevel::Mps],
         priority_boost: 5,
         max_duration: Some(support::HOUR),
         node_selector: Arc::new(labels),
@@ -318,7 +319,7 @@ fn every_rule() -> Policies {
         max_allocations: Some(4),
         gpu_required: true,
     };
-    let quota = Quota { held: Some(Share(2000)), share_hours: Some(100_000), weight: 2 };
+    let quota = OwnerQuota { held: Some(Share(2000)), share_hours: Some(100_000), weight: 2 };
     let quotas = [("erin".into(), quota)].into_iter().collect();
     Policies { queue: QueueOrder::FairShare, quotas, ..policies([policy]) }
 }

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 
 use crate::process::{Log, Process};
-use crate::{DEADLINE, Watch};
+use crate::{DEADLINE, EventWatcher};
 
 /// An agent says so for each place where it listens, on a line of its own on its standard output.
 const LISTENING: &str = "gpupool is listening on ";
@@ -21,7 +21,7 @@ const PASSED_ON: [&str; 6] = ["PATH", "HOME", "LD_LIBRARY_PATH", "LLVM_PROFILE_F
 /// How to start an agent.
 #[derive(Debug, Clone)]
 #[must_use = "nothing happens before start()"]
-pub struct AgentBuilder {
+pub struct TestAgentBuilder {
     binary: PathBuf,
     simulate: Option<String>,
     state_dir: Option<PathBuf>,
@@ -29,7 +29,7 @@ pub struct AgentBuilder {
     environment: Vec<(String, String)>,
 }
 
-impl AgentBuilder {
+impl TestAgentBuilder {
     /// Simulates these devices, such as `4xH100`.
     pub fn simulate(self, devices: impl Into<String>) -> Self {
         Self { simulate: Some(devices.into()), ..self }
@@ -58,12 +58,12 @@ impl AgentBuilder {
     }
 
     /// Starts it on a free port and waits until it listens. Panics with what it said where it does not.
-    pub async fn start(self) -> Agent {
+    pub async fn start(self) -> TestAgent {
         let own_folder = TempDir::with_prefix("gpupool-test-").expect("a temporary folder");
         let state_dir = self.state_dir.clone().unwrap_or_else(|| own_folder.path().to_owned());
         let log = Log::default();
         let running = self.run(&state_dir, 0, &log).await;
-        Agent { builder: self, state_dir, log, running, _own_folder: own_folder }
+        TestAgent { builder: self, state_dir, log, running, _own_folder: own_folder }
     }
 
     async fn run(&self, state_dir: &Path, port: u16, log: &Log) -> Running {
@@ -100,8 +100,8 @@ impl AgentBuilder {
 
 /// An agent that runs. Killed when it is dropped; where the test has failed, what it said is printed.
 #[derive(Debug)]
-pub struct Agent {
-    builder: AgentBuilder,
+pub struct TestAgent {
+    builder: TestAgentBuilder,
     state_dir: PathBuf,
     log: Log,
     running: Running,
@@ -133,10 +133,10 @@ impl Places {
     }
 }
 
-impl Agent {
+impl TestAgent {
     /// An agent of this binary, with four simulated H100 unless said otherwise.
-    pub fn builder(binary: impl Into<PathBuf>) -> AgentBuilder {
-        AgentBuilder {
+    pub fn builder(binary: impl Into<PathBuf>) -> TestAgentBuilder {
+        TestAgentBuilder {
             binary: binary.into(),
             simulate: Some("4xH100".into()),
             state_dir: None,
@@ -183,8 +183,8 @@ impl Agent {
     }
 
     /// Follows what happens from now on.
-    pub async fn watch(&self) -> Watch {
-        Watch::new(&self.client_unix()).await
+    pub async fn watch_events(&self) -> EventWatcher {
+        EventWatcher::new(&self.client_unix()).await
     }
 
     /// Kills it at once, and waits until it is gone. `restart` brings it back.
@@ -216,7 +216,7 @@ impl Agent {
     }
 
     /// Tells it to read its certificates again (SIGHUP).
-    pub fn hang_up(&self) {
+    pub fn send_sighup(&self) {
         self.running.process.signal(Signal::HUP);
     }
 
@@ -226,7 +226,7 @@ impl Agent {
     }
 }
 
-impl Drop for Agent {
+impl Drop for TestAgent {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("the agent said:\n{}", self.log.text());

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use gpupool_api::history::{Record, RecordDevice};
-use gpupool_api::pool::Device;
+use gpupool_api::history::{HistoryDevice, HistoryRecord};
+use gpupool_api::pool::DeviceBody;
 use gpupool_client::{AgentClient, ClientError, HistoryQuery, LeaseQuery};
 use jiff::Timestamp;
 
@@ -17,9 +17,9 @@ const WHOLE: u64 = 1_000;
 
 /// Something that must never happen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Violation(String);
+pub struct AuditViolation(String);
 
-impl fmt::Display for Violation {
+impl fmt::Display for AuditViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -27,7 +27,7 @@ impl fmt::Display for Violation {
 
 /// What clients were told.
 #[derive(Debug, Clone, Default)]
-pub struct Seen {
+pub struct ClientObservations {
     /// Leases they were granted, with their tokens.
     pub granted: Vec<(u64, u64)>,
     /// Leases whose release was answered.
@@ -38,20 +38,20 @@ pub struct Seen {
 
 /// Everything that is known: the trail of all runs, what devices have, and which leases live.
 #[derive(Debug, Clone, Default)]
-pub struct Audit {
+pub struct TrailAudit {
     /// Records, in any order.
-    pub records: Vec<Record>,
+    pub records: Vec<HistoryRecord>,
     /// Memory that can be promised, in MiB, by UUID; devices without an entry are judged by shares alone.
     pub memory_mib: BTreeMap<String, u64>,
     /// Leases that are active now.
     pub active: BTreeSet<u64>,
 }
 
-impl Audit {
+impl TrailAudit {
     /// Asks an agent for everything. To be done while nothing changes.
-    pub async fn of(client: &AgentClient) -> Result<Self, ClientError> {
-        let mut audit = Self { records: all_records(client).await?, ..Self::default() };
-        let memory = |device: Device| Some((device.uuid, device.memory_mib?));
+    pub async fn collect(client: &AgentClient) -> Result<Self, ClientError> {
+        let mut audit = Self { records: fetch_all_records(client).await?, ..Self::default() };
+        let memory = |device: DeviceBody| Some((device.uuid, device.memory_mib?));
         audit.memory_mib = client.devices().await?.devices.into_iter().filter_map(memory).collect();
         let mut query = LeaseQuery { state: Some("active".into()), ..LeaseQuery::default() };
         loop {
@@ -65,9 +65,9 @@ impl Audit {
     }
 
     /// What must never happen and did; empty where all is well.
-    pub fn violations(&self, seen: &Seen) -> Vec<Violation> {
+    pub fn violations(&self, seen: &ClientObservations) -> Vec<AuditViolation> {
         let mut trail = Trail::new(&self.memory_mib);
-        let mut by_time: BTreeMap<Timestamp, Vec<&Record>> = BTreeMap::new();
+        let mut by_time: BTreeMap<Timestamp, Vec<&HistoryRecord>> = BTreeMap::new();
         for record in &self.records {
             match record.at.parse() {
                 Ok(at) => by_time.entry(at).or_default().push(record),
@@ -82,7 +82,7 @@ impl Audit {
     }
 
     /// Panics with every violation, where there is one.
-    pub fn assert_clean(&self, seen: &Seen) {
+    pub fn assert_clean(&self, seen: &ClientObservations) {
         let found = self.violations(seen);
         let list: String = found.iter().map(|violation| format!("\n- {violation}")).collect();
         assert!(found.is_empty(), "{} violations in {} records:{list}", found.len(), self.records.len());
@@ -90,7 +90,7 @@ impl Audit {
 }
 
 /// The whole audit trail.
-pub async fn all_records(client: &AgentClient) -> Result<Vec<Record>, ClientError> {
+pub async fn fetch_all_records(client: &AgentClient) -> Result<Vec<HistoryRecord>, ClientError> {
     let mut records = Vec::new();
     let mut query = HistoryQuery::default();
     loop {
@@ -108,10 +108,10 @@ pub async fn all_records(client: &AgentClient) -> Result<Vec<Record>, ClientErro
 struct Trail<'a> {
     memory_mib: &'a BTreeMap<String, u64>,
     last_token: u64,
-    held: BTreeMap<u64, &'a Record>,
-    ended: BTreeMap<u64, &'a Record>,
+    held: BTreeMap<u64, &'a HistoryRecord>,
+    ended: BTreeMap<u64, &'a HistoryRecord>,
     devices: BTreeMap<&'a str, Promised>,
-    found: Vec<Violation>,
+    found: Vec<AuditViolation>,
 }
 
 /// What is promised of a device.
@@ -135,7 +135,7 @@ impl<'a> Trail<'a> {
 
     /// What happened at one instant. Which came first within a millisecond is not written, so ends come as early as they
     /// can: a grant that is too much even then is too much in any order.
-    fn take(&mut self, instant: Vec<&'a Record>) {
+    fn take(&mut self, instant: Vec<&'a HistoryRecord>) {
         let (mut grants, others): (Vec<_>, Vec<_>) = instant.into_iter().partition(|record| record.event == "granted");
         let (mut ends, strange): (Vec<_>, Vec<_>) = others.into_iter().partition(|record| record.event == "ended");
         for record in strange {
@@ -151,13 +151,13 @@ impl<'a> Trail<'a> {
         self.end_all(ends);
     }
 
-    fn end_all(&mut self, ends: Vec<&'a Record>) {
+    fn end_all(&mut self, ends: Vec<&'a HistoryRecord>) {
         for end in ends {
             self.end(end);
         }
     }
 
-    fn grant(&mut self, record: &'a Record) {
+    fn grant(&mut self, record: &'a HistoryRecord) {
         if self.ended.contains_key(&record.lease) {
             self.say(record, "was granted after its end");
         }
@@ -177,7 +177,7 @@ impl<'a> Trail<'a> {
         }
     }
 
-    fn promise(&mut self, record: &Record, device: &'a RecordDevice) {
+    fn promise(&mut self, record: &HistoryRecord, device: &'a HistoryDevice) {
         let promised = self.devices.entry(&device.uuid).or_default();
         promised.thousandths += thousandths(device);
         promised.memory_mib += device.memory_mib;
@@ -192,7 +192,7 @@ impl<'a> Trail<'a> {
         }
     }
 
-    fn end(&mut self, record: &'a Record) {
+    fn end(&mut self, record: &'a HistoryRecord) {
         if self.ended.insert(record.lease, record).is_some() {
             self.say(record, "ended twice");
             return;
@@ -218,7 +218,7 @@ impl<'a> Trail<'a> {
     }
 
     /// What clients were told must be what is written.
-    fn compare(&mut self, seen: &Seen, active: &BTreeSet<u64>) {
+    fn compare(&mut self, seen: &ClientObservations, active: &BTreeSet<u64>) {
         let held: BTreeSet<u64> = self.held.keys().copied().collect();
         let mut wrong: Vec<String> = Vec::new();
         wrong.extend(held.difference(active).map(|id| format!("lease {id} was lost: granted, not ended, not active")));
@@ -241,16 +241,16 @@ impl<'a> Trail<'a> {
                 wrong.push(format!("the key {key} got lease {first} and lease {lease}"));
             }
         }
-        self.found.extend(wrong.into_iter().map(Violation));
+        self.found.extend(wrong.into_iter().map(AuditViolation));
     }
 
-    fn say(&mut self, record: &Record, what: &str) {
+    fn say(&mut self, record: &HistoryRecord, what: &str) {
         let said = format!("lease {} {what} (at {}, owner {})", record.lease, record.at, record.owner);
-        self.found.push(Violation(said));
+        self.found.push(AuditViolation(said));
     }
 }
 
-fn thousandths(device: &RecordDevice) -> u64 {
+fn thousandths(device: &HistoryDevice) -> u64 {
     (device.fraction * WHOLE as f64).round() as u64
 }
 

@@ -2,16 +2,16 @@
 
 /// Numbers that look random (SplitMix64).
 #[derive(Debug, Clone)]
-pub struct Chance(u64);
+pub struct SeededRng(u64);
 
-impl Chance {
+impl SeededRng {
     /// From a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// A further source, independent of this one.
-    pub fn branch(&mut self) -> Self {
+    pub fn fork(&mut self) -> Self {
         Self(self.next())
     }
 
@@ -31,7 +31,7 @@ impl Chance {
     }
 
     /// True in so many of a hundred cases.
-    pub fn percent(&mut self, percent: u64) -> bool {
+    pub fn percent_chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// A run of chaos: as large and long as a test has it, or as the environment says. Where the test fails, it says how to see it
 /// again.
 #[derive(Debug)]
-pub struct Chaos {
+pub struct ChaosRun {
     story: &'static str,
     /// How many take part.
     pub clients: u64,
@@ -15,7 +15,7 @@ pub struct Chaos {
     pub seed: u64,
 }
 
-impl Chaos {
+impl ChaosRun {
     /// A run of the chaos in this test program.
     pub fn new(story: &'static str, clients: u64, secs: u64) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_nanos();
@@ -28,7 +28,7 @@ impl Chaos {
     }
 }
 
-impl Drop for Chaos {
+impl Drop for ChaosRun {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let Self { story, clients, secs, seed } = self;

@@ -1,6 +1,6 @@
 //! For tests: starts real agents on free ports, waits on what they tell, and audits what they did.
 //!
-//! [`Agent`] runs the `gpupool` binary; [`Watch`] waits for events; [`audit`] finds in the audit trail what must never
+//! [`TestAgent`] runs the `gpupool` binary; [`EventWatcher`] waits for events; [`audit`] finds in the audit trail what must never
 //! happen. Everything panics with what is needed to see the failure again: the command, and what the agent said.
 
 mod agent;
@@ -13,14 +13,14 @@ mod proxy;
 mod skipped;
 mod watch;
 
-pub use agent::{Agent, AgentBuilder};
-pub use audit::{Audit, Seen, Violation};
-pub use chance::Chance;
-pub use chaos::Chaos;
+pub use agent::{TestAgent, TestAgentBuilder};
+pub use audit::{AuditViolation, ClientObservations, TrailAudit};
+pub use chance::SeededRng;
+pub use chaos::ChaosRun;
 pub use process::gpupool_binary;
-pub use proxy::{Path, Proxy};
+pub use proxy::{FaultProxy, ProxyMode};
 pub use skipped::skipped;
-pub use watch::{Watch, eventually, in_time};
+pub use watch::{EventWatcher, eventually, within_deadline};
 
 use std::time::Duration;
 

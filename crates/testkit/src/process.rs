@@ -11,7 +11,7 @@ use std::thread;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::sync::watch;
 
-use crate::{LOG_LINES, in_time};
+use crate::{LOG_LINES, within_deadline};
 
 /// A process that runs until it ends or is killed. A thread waits for its end, and ends with it.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Process {
     /// Waits for its end.
     pub async fn ended(&self) -> ExitStatus {
         let mut ended = self.ended.clone();
-        let status = in_time("the agent's end", ended.wait_for(Option::is_some)).await;
+        let status = within_deadline("the agent's end", ended.wait_for(Option::is_some)).await;
         status.ok().and_then(|status| *status).expect("the waiting thread tells before it ends")
     }
 }

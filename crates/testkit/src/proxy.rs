@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 /// What the path does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Path {
+pub enum ProxyMode {
     /// Lets everything through.
     Good,
     /// Lets everything through, each piece so much later.
@@ -34,18 +34,18 @@ pub enum Path {
 
 /// A path to one agent.
 #[derive(Debug)]
-pub struct Proxy {
+pub struct FaultProxy {
     address: String,
-    path: watch::Sender<Path>,
+    path: watch::Sender<ProxyMode>,
     task: JoinHandle<()>,
 }
 
-impl Proxy {
+impl FaultProxy {
     /// A good path to `port` of this machine.
-    pub async fn to(port: u16) -> Self {
+    pub async fn start(port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = format!("http://{}", listener.local_addr().expect("a port that listens has an address"));
-        let path = watch::Sender::new(Path::Good);
+        let path = watch::Sender::new(ProxyMode::Good);
         let told = path.subscribe();
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
@@ -61,18 +61,18 @@ impl Proxy {
     }
 
     /// Makes the path so, from now on.
-    pub fn set(&self, path: Path) {
+    pub fn set_mode(&self, path: ProxyMode) {
         self.path.send_replace(path);
     }
 }
 
-impl Drop for Proxy {
+impl Drop for FaultProxy {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn carry(client: TcpStream, port: u16, mut path: watch::Receiver<Path>) {
+async fn carry(client: TcpStream, port: u16, mut path: watch::Receiver<ProxyMode>) {
     let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await else {
         reset(client);
         return;
@@ -85,7 +85,7 @@ async fn carry(client: TcpStream, port: u16, mut path: watch::Receiver<Path>) {
         let back = answers(&mut from_server, &mut to_client, path.clone());
         let turned = async {
             // An open connection does not survive a path that turns bad.
-            let turned = path.wait_for(|now| *now != began && matches!(now, Path::Reset)).await.is_ok();
+            let turned = path.wait_for(|now| *now != began && matches!(now, ProxyMode::Reset)).await.is_ok();
             if !turned {
                 std::future::pending::<()>().await;
             }
@@ -119,40 +119,44 @@ enum Said {
     Break,
 }
 
-async fn questions(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, path: watch::Receiver<Path>) -> Option<Said> {
+async fn questions(
+    from: &mut OwnedReadHalf,
+    to: &mut OwnedWriteHalf,
+    path: watch::Receiver<ProxyMode>,
+) -> Option<Said> {
     let mut bytes = vec![0; 64 * 1024];
     loop {
         let read = from.read(&mut bytes).await.ok().filter(|read| *read > 0)?;
         let now = *path.borrow();
         match now {
-            Path::Good | Path::HalfAnswers => {}
-            Path::Slow(by) => tokio::time::sleep(by).await,
-            Path::Silent => return Some(Said::Nothing),
-            Path::Reset => return Some(Said::Break),
-            Path::Status(status) => return Some(Said::Answer(answer(status, ""))),
-            Path::Garbage => return Some(Said::Answer(b"\x16\x03\x01 is this yours?\r\n\r\n".to_vec())),
-            Path::StatisticsOnly if bytes[..read].split(|byte| *byte == b' ').nth(1).is_some_and(is_v1) => {
+            ProxyMode::Good | ProxyMode::HalfAnswers => {}
+            ProxyMode::Slow(by) => tokio::time::sleep(by).await,
+            ProxyMode::Silent => return Some(Said::Nothing),
+            ProxyMode::Reset => return Some(Said::Break),
+            ProxyMode::Status(status) => return Some(Said::Answer(answer(status, ""))),
+            ProxyMode::Garbage => return Some(Said::Answer(b"\x16\x03\x01 is this yours?\r\n\r\n".to_vec())),
+            ProxyMode::StatisticsOnly if bytes[..read].split(|byte| *byte == b' ').nth(1).is_some_and(is_v1) => {
                 return Some(Said::Answer(answer(404, r#"{"detail":"Not Found"}"#)));
             }
-            Path::StatisticsOnly => {}
+            ProxyMode::StatisticsOnly => {}
         }
         to.write_all(&bytes[..read]).await.ok()?;
     }
 }
 
-async fn answers(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, path: watch::Receiver<Path>) {
+async fn answers(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, path: watch::Receiver<ProxyMode>) {
     let mut bytes = vec![0; 64 * 1024];
     loop {
         let Some(read) = from.read(&mut bytes).await.ok().filter(|read| *read > 0) else { return };
         let now = *path.borrow();
         match now {
-            Path::Slow(by) => tokio::time::sleep(by).await,
-            Path::HalfAnswers => {
+            ProxyMode::Slow(by) => tokio::time::sleep(by).await,
+            ProxyMode::HalfAnswers => {
                 let _ = to.write_all(&bytes[..read / 2]).await;
                 return;
             }
             // Swallowed, and the one who asked goes on waiting.
-            Path::Silent => std::future::pending().await,
+            ProxyMode::Silent => std::future::pending().await,
             _ => {}
         }
         if to.write_all(&bytes[..read]).await.is_err() {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use gpupool_api::events::Event;
-use gpupool_client::{AgentClient, Events};
+use gpupool_api::events::EventBody;
+use gpupool_client::{AgentClient, EventStream};
 
 use crate::DEADLINE;
 
@@ -12,21 +12,21 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// What happens at an agent since it was made; nothing is missed, through restarts of the agent too.
 #[derive(Debug)]
-pub struct Watch {
-    events: Events,
+pub struct EventWatcher {
+    events: EventStream,
     /// Events that were not what was waited for, for the failure message.
-    passed: Vec<Event>,
+    passed: Vec<EventBody>,
 }
 
-impl Watch {
+impl EventWatcher {
     /// Follows what happens from now on.
     pub async fn new(client: &AgentClient) -> Self {
-        let events = in_time("the stream of events", client.events(None)).await;
+        let events = within_deadline("the stream of events", client.events(None)).await;
         Self { events: events.expect("an agent tells its events"), passed: Vec::new() }
     }
 
     /// The first event from here on that is wanted. Panics with what happened instead.
-    pub async fn until(&mut self, what: &str, wanted: impl Fn(&Event) -> bool) -> Event {
+    pub async fn wait_for(&mut self, what: &str, wanted: impl Fn(&EventBody) -> bool) -> EventBody {
         let found = async {
             loop {
                 let (_, event) = self.events.next().await.expect("an agent tells its events");
@@ -43,19 +43,20 @@ impl Watch {
     }
 
     /// The first event of this kind about this lease.
-    pub async fn lease(&mut self, kind: &str, lease: u64) -> Event {
-        self.until(&format!("{kind} of lease {lease}"), |event| event.kind == kind && event.lease == Some(lease)).await
+    pub async fn wait_for_lease(&mut self, kind: &str, lease: u64) -> EventBody {
+        self.wait_for(&format!("{kind} of lease {lease}"), |event| event.kind == kind && event.lease == Some(lease))
+            .await
     }
 
     /// The first event of this kind about this device.
-    pub async fn device(&mut self, kind: &str, gpu_id: u32) -> Event {
-        let wanted = |event: &Event| event.kind == kind && event.gpu_ids.contains(&gpu_id);
-        self.until(&format!("{kind} of GPU {gpu_id}"), wanted).await
+    pub async fn wait_for_device(&mut self, kind: &str, gpu_id: u32) -> EventBody {
+        let wanted = |event: &EventBody| event.kind == kind && event.gpu_ids.contains(&gpu_id);
+        self.wait_for(&format!("{kind} of GPU {gpu_id}"), wanted).await
     }
 }
 
 /// Waits, and panics with what was waited for where it takes too long.
-pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub async fn within_deadline<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(DEADLINE, future).await {
         Ok(done) => done,
         Err(_) => panic!("waited {DEADLINE:?} for {what}"),
@@ -72,5 +73,5 @@ pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>)
             tokio::time::sleep(LOOK_EVERY).await;
         }
     };
-    in_time(what, found).await
+    within_deadline(what, found).await
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gpupool_client::local::LocalAgent;
-use gpupool_client::{Client, ClientBuilder, ClientError, Endpoint, Secret};
-use gpupool_config::{Flags, Inputs, Loaded, Origin, Reader, load};
+use gpupool_client::{Client, ClientBuilder, ClientError, Endpoint, SecretString};
+use gpupool_config::{ConfigConsumer, ConfigInputs, FlagValues, LoadedConfig, SettingOrigin, load_config};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -44,15 +44,15 @@ impl Settings {
         self.built(&loaded).map_err(|error| exception(py, &by_our_names(error)))
     }
 
-    fn built(self, loaded: &Loaded) -> Result<Client, ClientError> {
+    fn built(self, loaded: &LoadedConfig) -> Result<Client, ClientError> {
         let is_timeout_set = loaded.is_set("client.endpoint_timeout");
-        let mut builder = ClientBuilder::configured(loaded)?;
+        let mut builder = ClientBuilder::from_config(loaded)?;
         if let Some(endpoints) = self.service_endpoints {
             builder = builder.endpoints(endpoints);
         } else if let Some(endpoint) = self.service_endpoint {
             builder = builder.endpoint(endpoint);
         } else if self.prefers_socket {
-            builder = builder.or_socket(&loaded.sockets())?;
+            builder = builder.or_local_agent(&loaded.agent_sockets())?;
         }
         if let Some(name) = self.load_balancing_strategy {
             builder = builder.strategy(name.parse()?);
@@ -71,7 +71,7 @@ impl Settings {
         builder = set(builder, self.memory_threshold, ClientBuilder::memory_threshold);
         builder = set(builder, self.utilization_threshold, ClientBuilder::utilization_threshold);
         builder = set(builder, self.max_retries, ClientBuilder::max_retries);
-        builder = set(builder, self.token.map(|token| Secret::new(&token)), ClientBuilder::token);
+        builder = set(builder, self.token.map(|token| SecretString::new(&token)), ClientBuilder::token);
         builder = set(builder, self.ca_file, ClientBuilder::ca_file);
         builder = set(builder, self.proxy, ClientBuilder::proxy);
         builder.build()
@@ -123,12 +123,12 @@ fn duration(what: &'static str, secs: f64) -> Result<Duration, ClientError> {
     })
 }
 
-fn loaded(py: Python<'_>, without: &[&str], is_lenient: bool) -> PyResult<Loaded> {
+fn loaded(py: Python<'_>, without: &[&str], is_lenient: bool) -> PyResult<LoadedConfig> {
     let read = || {
-        let mut inputs = Inputs::here(Flags::default(), None, Reader::Client)?;
+        let mut inputs = ConfigInputs::from_system(FlagValues::default(), None, ConfigConsumer::Client)?;
         inputs.lenient = is_lenient;
         inputs.env.retain(|name, _| !without.contains(&name.as_str()));
-        load(&inputs)
+        load_config(&inputs)
     };
     read().map_err(|problems| exception(py, &ClientError::Configuration(problems.to_string())))
 }
@@ -137,7 +137,7 @@ fn loaded(py: Python<'_>, without: &[&str], is_lenient: bool) -> PyResult<Loaded
 #[pyfunction]
 pub(crate) fn client_settings(py: Python<'_>, is_lenient: bool) -> PyResult<Bound<'_, PyDict>> {
     let loaded = loaded(py, &[], is_lenient)?;
-    let (client, servers) = (&loaded.config.client, loaded.servers());
+    let (client, servers) = (&loaded.config.client, loaded.client_endpoints());
     let said = PyDict::new(py);
     said.set_item("endpoints", &servers.urls)?;
     said.set_item("memory_threshold", client.memory_threshold_percent.as_number())?;
@@ -158,10 +158,10 @@ pub(crate) fn client_settings(py: Python<'_>, is_lenient: bool) -> PyResult<Boun
 /// is started on this machine.
 pub(crate) async fn local_agent(starts: &'static str) -> Result<LocalAgent, String> {
     let told = |error: &dyn std::fmt::Display| error.to_string();
-    let inputs = Inputs::here(Flags::default(), None, Reader::Client);
-    let loaded = inputs.and_then(|inputs| load(&inputs)).map_err(|error| told(&error))?;
-    let servers = loaded.servers();
-    let urls = if servers.origin == Origin::Default { &[][..] } else { &servers.urls[..] };
+    let inputs = ConfigInputs::from_system(FlagValues::default(), None, ConfigConsumer::Client);
+    let loaded = inputs.and_then(|inputs| load_config(&inputs)).map_err(|error| told(&error))?;
+    let servers = loaded.client_endpoints();
+    let urls = if servers.origin == SettingOrigin::Default { &[][..] } else { &servers.urls[..] };
     let named: Result<Vec<Endpoint>, _> = urls.iter().map(|url| Endpoint::choose(None, Some(url), None)).collect();
     let named = named.map_err(|error| told(&error))?;
     LocalAgent::find(named, &loaded, starts).await.map_err(|error| told(&error))

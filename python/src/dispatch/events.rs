@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use gpupool_confine::lock;
-use gpupool_dispatch::joblog::{Again, Entry, Finished, JobLog, JobLogError};
-use gpupool_dispatch::{Cause, Event, Outcome, Over, TaskId};
+use gpupool_dispatch::job_log::{FinishedTasks, JobLog, JobLogEntry, JobLogError, RerunPolicy};
+use gpupool_dispatch::{RunEvent, TaskEnd, TaskId, TaskOutcome, WorkerExitCause};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use pyo3::{IntoPyObjectExt, intern};
@@ -46,28 +46,28 @@ impl News {
 
 impl Run {
     /// The tuple of an event.
-    pub(super) fn tell<'py>(&self, py: Python<'py>, event: Event) -> PyResult<Bound<'py, PyTuple>> {
+    pub(super) fn tell<'py>(&self, py: Python<'py>, event: RunEvent) -> PyResult<Bound<'py, PyTuple>> {
         let none = py.None();
         match event {
-            Event::Over(over) => self.over(py, over),
-            Event::Started { task, worker, at } => {
+            RunEvent::TaskEnded(over) => self.over(py, over),
+            RunEvent::TaskStarted { task, worker, at } => {
                 (intern!(py, "started"), self.place(task), worker.0, &none, self.clock.time(at), &none)
                     .into_pyobject(py)
             }
-            Event::Retried { task, worker, outcome } => {
+            RunEvent::TaskRetried { task, worker, outcome } => {
                 let (kind, value) = self.outcome(py, &outcome)?;
                 let value = (kind, value).into_pyobject(py)?;
                 (intern!(py, "retried"), self.place(task), worker.0, value, &none, &none).into_pyobject(py)
             }
-            Event::Ready { worker } => of_worker(py, "ready", worker.0, ""),
-            Event::SetupFailed { worker, why } => of_worker(py, "setup_failed", worker.0, &why),
-            Event::CleanupFailed { worker, why } => of_worker(py, "cleanup_failed", worker.0, &why),
-            Event::Gone { worker, cause, last_words, is_last } => {
+            RunEvent::WorkerReady { worker } => of_worker(py, "ready", worker.0, ""),
+            RunEvent::WorkerSetupFailed { worker, why } => of_worker(py, "setup_failed", worker.0, &why),
+            RunEvent::WorkerCleanupFailed { worker, why } => of_worker(py, "cleanup_failed", worker.0, &why),
+            RunEvent::WorkerGone { worker, cause, last_words, is_last } => {
                 self.carrier.bury();
                 let value = (cause.to_string(), last_words.to_string(), is_last).into_pyobject(py)?;
                 (intern!(py, "gone"), &none, worker.0, value, &none, &none).into_pyobject(py)
             }
-            Event::Wrote { worker, bytes } => {
+            RunEvent::WorkerWrote { worker, bytes } => {
                 (intern!(py, "wrote"), &none, worker.0, PyBytes::new(py, &bytes), &none, &none).into_pyobject(py)
             }
         }
@@ -78,7 +78,7 @@ impl Run {
         self.log.as_ref().and_then(|log| log.place(task)).unwrap_or(task.0)
     }
 
-    fn over<'py>(&self, py: Python<'py>, over: Over) -> PyResult<Bound<'py, PyTuple>> {
+    fn over<'py>(&self, py: Python<'py>, over: TaskEnd) -> PyResult<Bound<'py, PyTuple>> {
         let (kind, value) = self.outcome(py, &over.outcome)?;
         self.carrier.is_over(&self.loans.remove(over.task));
         let place = self.place(over.task);
@@ -94,17 +94,17 @@ impl Run {
     fn outcome<'py>(
         &self,
         py: Python<'py>,
-        outcome: &Outcome,
+        outcome: &TaskOutcome,
     ) -> PyResult<(&Bound<'py, pyo3::types::PyString>, Bound<'py, PyAny>)> {
         Ok(match outcome {
-            Outcome::Done(payload) => match self.carrier.unpack(py, payload) {
+            TaskOutcome::Done(payload) => match self.carrier.unpack(py, payload) {
                 Ok(value) => (intern!(py, "done"), value),
                 Err(error) => (intern!(py, "failed"), told(py, &error).into_bound_py_any(py)?),
             },
-            Outcome::Failed(why) => (intern!(py, "failed"), String::from_utf8_lossy(why).into_bound_py_any(py)?),
-            Outcome::TimedOut(limit) => (intern!(py, "timed_out"), limit.as_secs_f64().into_bound_py_any(py)?),
-            Outcome::WorkerLost(loss) => (intern!(py, "lost"), loss.to_string().into_bound_py_any(py)?),
-            Outcome::Cancelled => (intern!(py, "cancelled"), py.None().into_bound(py)),
+            TaskOutcome::Failed(why) => (intern!(py, "failed"), String::from_utf8_lossy(why).into_bound_py_any(py)?),
+            TaskOutcome::TimedOut(limit) => (intern!(py, "timed_out"), limit.as_secs_f64().into_bound_py_any(py)?),
+            TaskOutcome::WorkerLost(loss) => (intern!(py, "lost"), loss.to_string().into_bound_py_any(py)?),
+            TaskOutcome::Cancelled => (intern!(py, "cancelled"), py.None().into_bound(py)),
         })
     }
 }
@@ -123,7 +123,7 @@ fn of_worker<'py>(py: Python<'py>, kind: &str, worker: u32, why: &str) -> PyResu
 pub(super) struct Log {
     /// What stands for the command.
     name: String,
-    finished: Mutex<Finished>,
+    finished: Mutex<FinishedTasks>,
     books: Mutex<Books>,
 }
 
@@ -133,20 +133,20 @@ struct Books {
     /// Tasks' places in the source, by their numbers in this run.
     places: HashMap<TaskId, u64>,
     /// Over, and not logged yet. The command is added then.
-    told: Vec<Entry<'static>>,
+    told: Vec<JobLogEntry<'static>>,
 }
 
 impl Log {
     /// Goes on with a log, or begins one. What failed is done again.
     pub fn open(path: &Path, name: String) -> Result<Self, JobLogError> {
-        let (file, finished) = JobLog::resume(path, Again::Failed)?;
+        let (file, finished) = JobLog::resume(path, RerunPolicy::Failed)?;
         let books = Books { file: Some(file), places: HashMap::new(), told: Vec::new() };
         Ok(Self { name, finished: Mutex::new(finished), books: Mutex::new(books) })
     }
 
     /// Whether an earlier run did the task at this place of the source.
     pub fn has(&self, place: u64) -> Result<bool, JobLogError> {
-        lock(&self.finished).has(place + 1, self.name.as_bytes())
+        lock(&self.finished).contains(place + 1, self.name.as_bytes())
     }
 
     /// The task of this number is at that place of the source.
@@ -160,20 +160,22 @@ impl Log {
     }
 
     /// A task is over. It is logged by [`Log::write`].
-    pub fn over(&self, over: &Over) {
+    pub fn over(&self, over: &TaskEnd) {
         let mut books = lock(&self.books);
         let Some(place) = books.places.remove(&over.task) else { return };
         let took = over.started.map_or(Duration::ZERO, |started| over.finished.saturating_duration_since(started));
         let started = SystemTime::now().checked_sub(took + over.finished.elapsed()).unwrap_or(SystemTime::UNIX_EPOCH);
         let (received, exit_code, signal) = match &over.outcome {
-            Outcome::Done(result) => (result.len() as u64, 0, 0),
-            Outcome::Failed(_) => (0, 1, 0),
-            Outcome::TimedOut(_) => (0, -1, 0),
-            Outcome::WorkerLost(loss) => (0, -1, if let Cause::Signalled(signal) = loss.cause { signal } else { 0 }),
-            Outcome::Cancelled => return,
+            TaskOutcome::Done(result) => (result.len() as u64, 0, 0),
+            TaskOutcome::Failed(_) => (0, 1, 0),
+            TaskOutcome::TimedOut(_) => (0, -1, 0),
+            TaskOutcome::WorkerLost(loss) => {
+                (0, -1, if let WorkerExitCause::Signalled(signal) = loss.cause { signal } else { 0 })
+            }
+            TaskOutcome::Cancelled => return,
         };
         let (seq, command) = (place + 1, b"");
-        books.told.push(Entry { seq, started, took, received, exit_code, signal, command });
+        books.told.push(JobLogEntry { seq, started, took, received, exit_code, signal, command });
     }
 
     /// The callbacks of all that is over have come back.
@@ -182,7 +184,7 @@ impl Log {
         let Books { file, told, .. } = &mut *books;
         let Some(file) = file else { return Ok(()) };
         for ended in told.drain(..) {
-            file.append(&Entry { command: self.name.as_bytes(), ..ended })?;
+            file.append(&JobLogEntry { command: self.name.as_bytes(), ..ended })?;
         }
         Ok(())
     }

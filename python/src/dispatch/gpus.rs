@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use gpupool_client::RequestBody;
 use gpupool_client::local::LocalAgent;
 use gpupool_confine::lock;
-use gpupool_dispatch::gpus::{GpuKeeper, GpuNews, GpuNewsReader, GpuWish};
-use gpupool_dispatch::{Remote, WorkerId};
+use gpupool_dispatch::gpu_leases::{GpuEvent, GpuEventReceiver, GpuLeaseManager, GpuRequest};
+use gpupool_dispatch::{RunHandle, WorkerId};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -49,7 +49,7 @@ impl Board {
 /// GPUs that are held or waited for.
 #[derive(Debug)]
 pub(super) struct Gpus {
-    keeper: Option<Arc<GpuKeeper>>,
+    keeper: Option<Arc<GpuLeaseManager>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -59,15 +59,15 @@ impl Gpus {
         py: Python<'_>,
         count: Option<usize>,
         workers_each: u32,
-        remote: Remote,
+        remote: RunHandle,
         board: Arc<Board>,
     ) -> PyResult<Self> {
         let failed = |error: &dyn std::fmt::Display| PyRuntimeError::new_err(format!("gpu_ids=\"auto\": {error}"));
         let (agent, free) = blocking(py, find())?.map_err(|error| failed(&error))?;
         let count = count.unwrap_or(free).max(1);
         let body = RequestBody { worker_id: Some("gpu_dispatch".into()), ..RequestBody::default() };
-        let wish = GpuWish { body, leases: count, gpu_ids: Vec::new() };
-        let (keeper, news) = GpuKeeper::start(agent, wish).map_err(|error| failed(&error))?;
+        let wish = GpuRequest { body, leases: count, gpu_ids: Vec::new() };
+        let (keeper, news) = GpuLeaseManager::start(agent, wish).map_err(|error| failed(&error))?;
         let keeper = Arc::new(keeper);
         let workers = Workers { keeper: Arc::downgrade(&keeper), each: workers_each, remote, board, waiting: count };
         let thread = std::thread::Builder::new().name("gpupool-workers".into()).spawn(move || workers.follow(news))?;
@@ -94,35 +94,35 @@ async fn find() -> Result<(LocalAgent, usize), String> {
 
 /// Starts and stops workers as GPUs come and go.
 struct Workers {
-    keeper: Weak<GpuKeeper>,
+    keeper: Weak<GpuLeaseManager>,
     each: u32,
-    remote: Remote,
+    remote: RunHandle,
     board: Arc<Board>,
     /// Places that were not refused.
     waiting: usize,
 }
 
 impl Workers {
-    fn follow(mut self, mut news: GpuNewsReader) {
+    fn follow(mut self, mut news: GpuEventReceiver) {
         while let Some(news) = news.blocking_next() {
             match news {
-                GpuNews::Granted(granted) => {
+                GpuEvent::Granted(granted) => {
                     // Else they are being given back.
                     let Some(keeper) = self.keeper.upgrade() else { continue };
                     let gpu_id = granted.gpu_ids().first().copied();
                     for worker in self.ids(granted.place) {
                         self.tell("granted", Some(worker), gpu_id, String::new());
-                        self.remote.add(keeper.place(worker, &granted));
+                        self.remote.add_worker(keeper.worker_slot(worker, &granted));
                     }
                 }
-                GpuNews::Lost { place, why } => {
+                GpuEvent::Lost { place, why } => {
                     for worker in self.ids(place) {
                         self.tell("gpu_lost", Some(worker), None, why.clone());
-                        self.remote.withdraw(worker, why.as_str());
+                        self.remote.withdraw_worker(worker, why.as_str());
                     }
                 }
-                GpuNews::Refused { why, .. } => self.refused(why),
-                GpuNews::Waiting { text, .. } | GpuNews::Note(text) => self.tell("gpu_note", None, None, text),
+                GpuEvent::Refused { why, .. } => self.refused(why),
+                GpuEvent::Waiting { text, .. } | GpuEvent::Note(text) => self.tell("gpu_note", None, None, text),
             }
         }
     }

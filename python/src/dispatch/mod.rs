@@ -13,9 +13,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use gpupool_confine::lock;
-use gpupool_dispatch::joblog::JobLogError;
+use gpupool_dispatch::job_log::JobLogError;
 use gpupool_dispatch::{
-    DispatchError, Dispatcher, Place, Plan, Program, Refused, Remote, Rules, TaskId, WorkerId, WorkerOutput,
+    DispatchError, DispatchRules, Dispatcher, RunHandle, RunPlan, SubmitError, TaskId, WorkerId, WorkerOutputPolicy,
+    WorkerProgram, WorkerSlot,
 };
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -36,7 +37,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 pub(crate) struct Run {
     /// Until it is finished. The GPUs are given back after the workers are gone.
     running: Mutex<Option<(Dispatcher, Option<Gpus>)>>,
-    remote: Remote,
+    remote: RunHandle,
     carrier: Carrier,
     loans: Loans,
     /// How many of the source were read, those that were done in an earlier run included.
@@ -61,7 +62,7 @@ impl Run {
         plan.memory = memory;
         let log = wish.log()?;
         let dispatcher = py.detach(|| Dispatcher::start(plan)).map_err(of_plan)?;
-        let (remote, board) = (dispatcher.remote(), Arc::new(Board::default()));
+        let (remote, board) = (dispatcher.handle(), Arc::new(Board::default()));
         let start = |(count, each)| Gpus::start(py, count, each, remote.clone(), Arc::clone(&board));
         let gpus = wish.gpus.map(start).transpose()?;
         Ok(Self {
@@ -99,13 +100,13 @@ impl Run {
             // Told of before it is put: it may be over before this thread goes on.
             py.detach(|| self.loans.add(task, lent));
         }
-        let outcome = match self.remote.try_push(payload.clone()) {
-            Err(Refused::Full) => py.detach(|| self.remote.push(payload)),
+        let outcome = match self.remote.submit(payload.clone()) {
+            Err(SubmitError::Full) => py.detach(|| self.remote.submit_blocking(payload)),
             outcome => outcome,
         };
         match outcome {
             Ok(same) => debug_assert_eq!(same, task),
-            Err(Refused::Closed) => return Ok(false),
+            Err(SubmitError::Closed) => return Ok(false),
             Err(refused) => return Err(PyValueError::new_err(format!("task {place}: {refused}"))),
         }
         Ok(true)
@@ -137,8 +138,8 @@ impl Run {
         let waited = py.detach(|| {
             let mut running = lock(&self.running);
             let (dispatcher, _) = running.as_mut()?;
-            let Some(first) = dispatcher.next_event_within(LOOK_AGAIN) else {
-                return (!dispatcher.is_over()).then(Vec::new);
+            let Some(first) = dispatcher.next_event_timeout(LOOK_AGAIN) else {
+                return (!dispatcher.is_finished()).then(Vec::new);
             };
             let mut events = vec![first];
             while dispatcher.has_event() {
@@ -272,40 +273,40 @@ impl Wish {
         self.joblog.as_deref().map(|path| Log::open(path, self.name.clone()).map_err(of_log)).transpose()
     }
 
-    pub fn plan(&self) -> PyResult<Plan> {
+    pub fn plan(&self) -> PyResult<RunPlan> {
         let (program, arguments) =
             self.program.split_first().ok_or_else(|| PyValueError::new_err("program: it is empty"))?;
-        let mut program = Program::native(program).args(arguments);
+        let mut program = WorkerProgram::native(program).args(arguments);
         for (name, value) in &self.environment {
             program = program.env(name, value);
         }
         let settings = serde_json::from_str(&self.settings);
         let output = match self.output.as_str() {
-            "inherited" => WorkerOutput::Inherited,
-            "dropped" => WorkerOutput::Dropped,
-            "told" => WorkerOutput::Told,
+            "inherited" => WorkerOutputPolicy::Inherited,
+            "dropped" => WorkerOutputPolicy::Discarded,
+            "told" => WorkerOutputPolicy::Reported,
             other => return Err(PyValueError::new_err(format!("output: {other:?} is not inherited, dropped or told"))),
         };
-        let rules = Rules {
+        let rules = DispatchRules {
             queue_size: self.queue_size,
             task_timeout: self.task_timeout.map(|limit| seconds("task_timeout", limit)).transpose()?,
             grace: seconds("grace", self.grace)?,
             retries: self.retries,
-            ..Rules::default()
+            ..DispatchRules::default()
         };
-        let places = self.places.iter().map(|(id, gpu_ids, environment)| Place {
+        let places = self.places.iter().map(|(id, gpu_ids, environment)| WorkerSlot {
             gpu_ids: gpu_ids.clone(),
             environment: environment.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect(),
-            ..Place::new(WorkerId(*id))
+            ..WorkerSlot::new(WorkerId(*id))
         });
-        Ok(Plan {
+        Ok(RunPlan {
             places: places.collect(),
             rules,
             settings: settings.map_err(|error| PyValueError::new_err(format!("settings: {error}")))?,
             output,
-            tell_started: self.tell_started,
+            report_started: self.tell_started,
             helper: Some(self.helper.clone()),
-            ..Plan::new(program)
+            ..RunPlan::new(program)
         })
     }
 }

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use gpupool_core::{Answer, Command, Effect, EndCause, FieldError, Holder, LeaseId, Millis, Outcome, Request};
-use gpupool_store::Clock;
+use gpupool_core::{
+    ApplyOutcome, CommandReply, EndCause, FieldError, LeaseHolder, LeaseId, Millis, PoolCommand, PoolEffect, Request,
+};
+use gpupool_store::ClockReading;
 
 use crate::identity::{Caller, Role};
 use crate::messages::{LeaseAttachment, NodeReport};
@@ -14,22 +16,22 @@ use super::{AuthorityThread, StoreState};
 /// A fact that changes the pool without a caller. It is applied again until it is committed.
 #[derive(Clone)]
 pub(super) struct Fact {
-    pub command: Command,
+    pub command: PoolCommand,
     /// The holder that a lease must still have for the fact to mean anything.
-    pub held_by: Option<(LeaseId, Holder)>,
+    pub held_by: Option<(LeaseId, LeaseHolder)>,
 }
 
 impl Fact {
-    fn new(command: Command) -> Self {
+    fn new(command: PoolCommand) -> Self {
         Self { command, held_by: None }
     }
 }
 
 /// A command that was applied and is answered after the commit.
 pub(super) struct Applied {
-    result: Result<Answer, Refusal>,
+    result: Result<CommandReply, Refusal>,
     /// The command, if it only gives back: it is tried once more on its own when the batch finds no space.
-    retry: Option<Command>,
+    retry: Option<PoolCommand>,
     origin: Origin,
 }
 
@@ -44,7 +46,7 @@ enum Origin {
 struct RequestOrigin {
     /// Whether the caller can find the lease again by its idempotency key.
     has_key: bool,
-    wait_until: Option<(CallId, gpupool_core::Time)>,
+    wait_until: Option<(CallId, gpupool_core::PoolTime)>,
 }
 
 /// Messages of a batch that are served after the commit.
@@ -60,10 +62,10 @@ struct Deferred {
 
 impl AuthorityThread {
     /// Applies the messages as one batch, commits it, publishes it, and answers.
-    pub(super) fn process_batch(&mut self, at: Clock, messages: Vec<Message>) {
+    pub(super) fn process_batch(&mut self, at: ClockReading, messages: Vec<Message>) {
         self.at = at;
         let is_idle = messages.is_empty();
-        let (mut outcome, mut applied, mut deferred) = (Outcome::default(), Vec::new(), Deferred::default());
+        let (mut outcome, mut applied, mut deferred) = (ApplyOutcome::default(), Vec::new(), Deferred::default());
         self.begin_batch(&mut outcome, &mut applied);
         for message in messages {
             self.apply_message(message, &mut outcome, &mut applied, &mut deferred);
@@ -76,7 +78,7 @@ impl AuthorityThread {
     }
 
     /// Applies what is due before the messages: expired deadlines, waiting calls, samples and facts of earlier batches.
-    fn begin_batch(&mut self, outcome: &mut Outcome, applied: &mut Vec<Applied>) {
+    fn begin_batch(&mut self, outcome: &mut ApplyOutcome, applied: &mut Vec<Applied>) {
         if self.is_broken() {
             return;
         }
@@ -93,7 +95,7 @@ impl AuthorityThread {
     fn apply_message(
         &mut self,
         message: Message,
-        outcome: &mut Outcome,
+        outcome: &mut ApplyOutcome,
         applied: &mut Vec<Applied>,
         deferred: &mut Deferred,
     ) {
@@ -101,7 +103,7 @@ impl AuthorityThread {
             Message::Asked(asked) => applied.push(self.apply_asked(asked, outcome)),
             Message::Attach(attachment, caller, reply) => {
                 let LeaseAttachment { lease, token, holder, has_process, has_cgroup } = attachment;
-                let result = self.apply_allowed(&caller, Command::Attach { lease, token, holder }, outcome);
+                let result = self.apply_allowed(&caller, PoolCommand::Attach { lease, token, holder }, outcome);
                 if result.is_ok() {
                     // Known at once: the lease may end in this very batch. Should the commit fail, the node is asked in vain.
                     self.occupancy.attach(lease, has_process, has_cgroup);
@@ -110,7 +112,7 @@ impl AuthorityThread {
             }
             Message::Report(NodeReport::Sampled(sample)) => self.take_sample(sample, outcome),
             Message::Report(NodeReport::HolderGone { lease, holder }) => {
-                let command = Command::HolderGone { lease, grace: Millis(0) };
+                let command = PoolCommand::HolderGone { lease, grace: Millis(0) };
                 applied.extend(self.apply_fact(Fact { command, held_by: Some((lease, holder)) }, outcome));
             }
             Message::Report(NodeReport::Drained { lease }) => {
@@ -118,7 +120,7 @@ impl AuthorityThread {
                 let is_free =
                     self.pool.lease(lease).is_some_and(|known| known.draining) && !self.occupancy.occupies(lease, true);
                 if is_free {
-                    applied.extend(self.apply_fact(Fact::new(Command::Drained { lease }), outcome));
+                    applied.extend(self.apply_fact(Fact::new(PoolCommand::Drained { lease }), outcome));
                 }
             }
             Message::Follow(call) => {
@@ -135,45 +137,50 @@ impl AuthorityThread {
     }
 
     /// Frees the devices of ended leases that nothing runs under, and serves the queue once.
-    fn finish_batch(&mut self, outcome: &mut Outcome) {
+    fn finish_batch(&mut self, outcome: &mut ApplyOutcome) {
         if self.is_broken() {
             return;
         }
         let mut seen = 0;
         while seen < outcome.effects.len() {
-            if let Effect::Draining { lease } = outcome.effects[seen]
+            if let PoolEffect::Draining { lease } = outcome.effects[seen]
                 && !self.occupancy.occupies(lease, self.was_taken_back(lease))
             {
-                self.apply(Command::Drained { lease }, outcome).ok();
+                self.apply(PoolCommand::Drained { lease }, outcome).ok();
             }
             seen += 1;
         }
         self.pool.finish_batch(outcome);
     }
 
-    pub(super) fn apply(&mut self, command: Command, outcome: &mut Outcome) -> Result<Answer, Refusal> {
+    pub(super) fn apply(&mut self, command: PoolCommand, outcome: &mut ApplyOutcome) -> Result<CommandReply, Refusal> {
         self.pool.apply_in_batch(command, outcome).map_err(Refusal::Denied)
     }
 
-    fn apply_asked(&mut self, asked: Asked, outcome: &mut Outcome) -> Applied {
+    fn apply_asked(&mut self, asked: Asked, outcome: &mut ApplyOutcome) -> Applied {
         let Asked { command, caller, wait_until, reply } = asked;
         let retry = only_gives_back(&command).then(|| command.clone());
         let request = match &command {
-            Command::Request { key, .. } => Some(RequestOrigin { has_key: key.is_some(), wait_until }),
+            PoolCommand::Request { key, .. } => Some(RequestOrigin { has_key: key.is_some(), wait_until }),
             _ => None,
         };
         let result = self.apply_allowed(&caller, command, outcome);
         Applied { result, retry, origin: Origin::Caller { caller, reply, request } }
     }
 
-    fn apply_allowed(&mut self, caller: &Caller, command: Command, outcome: &mut Outcome) -> Result<Answer, Refusal> {
+    fn apply_allowed(
+        &mut self,
+        caller: &Caller,
+        command: PoolCommand,
+        outcome: &mut ApplyOutcome,
+    ) -> Result<CommandReply, Refusal> {
         self.check_rights(caller, &command)?;
         self.check_store(&command)?;
         self.apply(command, outcome)
     }
 
-    fn apply_fact(&mut self, fact: Fact, outcome: &mut Outcome) -> Option<Applied> {
-        let is_about_another = |(lease, holder): &(LeaseId, Holder)| {
+    fn apply_fact(&mut self, fact: Fact, outcome: &mut ApplyOutcome) -> Option<Applied> {
+        let is_about_another = |(lease, holder): &(LeaseId, LeaseHolder)| {
             self.pool.lease(*lease).and_then(|known| known.holder.as_ref()) != Some(holder)
         };
         if !self.is_broken() && fact.held_by.as_ref().is_some_and(is_about_another) {
@@ -185,14 +192,14 @@ impl AuthorityThread {
     }
 
     /// Checks whether the caller may give this command.
-    fn check_rights(&self, caller: &Caller, command: &Command) -> Result<(), Refusal> {
+    fn check_rights(&self, caller: &Caller, command: &PoolCommand) -> Result<(), Refusal> {
         let forbidden = |why: String| Err(Refusal::Forbidden(why.into()));
         match command {
-            Command::Request { request, key } => {
+            PoolCommand::Request { request, key } => {
                 if caller.role == Role::Reader {
                     return forbidden("taking GPUs from the network needs a token (gpupool token create)".into());
                 }
-                let before = key.as_ref().and_then(|key| self.pool.lease_of_key(&request.owner, key));
+                let before = key.as_ref().and_then(|key| self.pool.lease_by_key(&request.owner, key));
                 if let (Some(key), Some(before)) = (key, before) {
                     return same_request(key, request, &before.request);
                 }
@@ -202,12 +209,12 @@ impl AuthorityThread {
                 }
                 Ok(())
             }
-            Command::Follow { lease }
-            | Command::Confirm { lease, .. }
-            | Command::Renew { lease, .. }
-            | Command::Attach { lease, .. }
-            | Command::HolderGone { lease, .. }
-            | Command::Release { lease } => match self.pool.lease(*lease) {
+            PoolCommand::Follow { lease }
+            | PoolCommand::Confirm { lease, .. }
+            | PoolCommand::Renew { lease, .. }
+            | PoolCommand::Attach { lease, .. }
+            | PoolCommand::HolderGone { lease, .. }
+            | PoolCommand::Release { lease } => match self.pool.lease(*lease) {
                 Some(known) if !caller.may_act_for(&known.request.owner) => {
                     forbidden(format!("lease {lease} belongs to {}, not to {}", known.request.owner, caller.owner))
                 }
@@ -220,7 +227,7 @@ impl AuthorityThread {
     }
 
     /// Checks whether the store could commit the result, as far as is known.
-    fn check_store(&self, command: &Command) -> Result<(), Refusal> {
+    fn check_store(&self, command: &PoolCommand) -> Result<(), Refusal> {
         match &self.store_state {
             StoreState::Fine => Ok(()),
             StoreState::Full(_) if only_gives_back(command) => Ok(()),
@@ -230,9 +237,9 @@ impl AuthorityThread {
     }
 
     /// Commits the batch. If that fails, commits what only gives back, and refuses the rest.
-    fn commit_or_undo(&mut self, outcome: Outcome, applied: &mut [Applied]) -> Outcome {
+    fn commit_or_undo(&mut self, outcome: ApplyOutcome, applied: &mut [Applied]) -> ApplyOutcome {
         let Err(refusal) = self.commit(&outcome) else { return outcome };
-        let mut outcome = Outcome::default();
+        let mut outcome = ApplyOutcome::default();
         let has_some_space = matches!(self.store_state, StoreState::Full(_));
         if has_some_space {
             self.pool.begin_batch(self.at.pool, &mut outcome);
@@ -248,7 +255,7 @@ impl AuthorityThread {
             for applied in applied.iter_mut() {
                 applied.result = Err(refusal.clone());
             }
-            return Outcome::default();
+            return ApplyOutcome::default();
         }
         outcome
     }
@@ -265,7 +272,7 @@ impl AuthorityThread {
             self.waiters.hang_up(call);
         }
         let abandoned = self.waiters.take_abandoned().into_iter();
-        self.postponed.extend(abandoned.map(|lease| Fact::new(Command::Release { lease })));
+        self.postponed.extend(abandoned.map(|lease| Fact::new(PoolCommand::Release { lease })));
         for (lease, waiter) in deferred.ends {
             self.waiters.wait_for_end(lease, waiter, &self.pool);
         }
@@ -302,7 +309,7 @@ impl AuthorityThread {
 
     fn answer_caller(
         &mut self,
-        result: Result<Answer, Refusal>,
+        result: Result<CommandReply, Refusal>,
         caller: Caller,
         reply: ReplySender,
         request: Option<RequestOrigin>,
@@ -312,7 +319,7 @@ impl AuthorityThread {
         }
         let has_key = request.as_ref().is_none_or(|request| request.has_key);
         let wait_until = request.and_then(|request| request.wait_until);
-        if let (Ok(Answer::Lease(lease)), Some((id, until))) = (&result, wait_until)
+        if let (Ok(CommandReply::Lease(lease)), Some((id, until))) = (&result, wait_until)
             && self.waiters.is_queued(*lease)
         {
             let leases = [*lease].into();
@@ -320,14 +327,14 @@ impl AuthorityThread {
             return self.answer_or_wait(call);
         }
         let answer = result.and_then(|answer| match answer {
-            Answer::Lease(lease) => self.lease_reply(lease, &caller),
-            Answer::Done | Answer::Node(..) => Ok(Reply::Done),
+            CommandReply::Lease(lease) => self.lease_reply(lease, &caller),
+            CommandReply::Done | CommandReply::Node(..) => Ok(Reply::Done),
         });
         // The caller may have hung up. Without a key it cannot come back for what it asked for.
         if let Err(Ok(Reply::Lease(lease))) = reply.send(answer)
             && !has_key
         {
-            self.postponed.push(Fact::new(Command::Release { lease: LeaseId(lease.id) }));
+            self.postponed.push(Fact::new(PoolCommand::Release { lease: LeaseId(lease.id) }));
         }
     }
 
@@ -350,17 +357,17 @@ fn same_request(key: &str, request: &Request, before: &Request) -> Result<(), Re
 }
 
 /// Whether a command only gives back. Such a command may be committed with the last space there is.
-fn only_gives_back(command: &Command) -> bool {
+fn only_gives_back(command: &PoolCommand) -> bool {
     matches!(
         command,
-        Command::Release { .. }
-            | Command::Drained { .. }
-            | Command::HolderGone { .. }
-            | Command::Fail { .. }
-            | Command::Revoke { .. }
-            | Command::Renew { .. }
-            | Command::Follow { .. }
-            | Command::Tick
+        PoolCommand::Release { .. }
+            | PoolCommand::Drained { .. }
+            | PoolCommand::HolderGone { .. }
+            | PoolCommand::Fail { .. }
+            | PoolCommand::Revoke { .. }
+            | PoolCommand::Renew { .. }
+            | PoolCommand::Follow { .. }
+            | PoolCommand::Tick
     )
 }
 

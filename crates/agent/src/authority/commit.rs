@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use gpupool_core::{Outcome, Pool};
+use gpupool_core::{ApplyOutcome, Pool};
 use gpupool_store::CommitError;
 
 use crate::clock;
@@ -27,7 +27,7 @@ pub enum StoreState {
 
 impl AuthorityThread {
     /// Commits the rows of a batch. If that fails, the pool is as it was last committed, and the refusal says why.
-    pub(super) fn commit(&mut self, outcome: &Outcome) -> Result<(), Refusal> {
+    pub(super) fn commit(&mut self, outcome: &ApplyOutcome) -> Result<(), Refusal> {
         if outcome.rows.is_empty() {
             return Ok(());
         }
@@ -49,8 +49,8 @@ impl AuthorityThread {
 
     /// Flushes the write-ahead buffer of the store when it holds many batches, or when there is nothing else to do.
     pub(super) fn flush_store(&mut self, is_idle: bool) {
-        let is_time = is_idle || self.store.unflushed() >= BUFFERED_BATCHES;
-        if !is_time || self.store_state != StoreState::Fine || self.store.unflushed() == 0 {
+        let is_time = is_idle || self.store.unflushed_batches() >= BUFFERED_BATCHES;
+        if !is_time || self.store_state != StoreState::Fine || self.store.unflushed_batches() == 0 {
             return;
         }
         let call = self.cell.enter_store();

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::Duration;
 
-use gpupool_api::lease::{Followed, Lease};
-use gpupool_core::{Command, Denied, LeaseId, Millis, Time};
+use gpupool_api::lease::{FollowResponse, LeaseBody};
+use gpupool_core::{CommandDenied, LeaseId, Millis, PoolCommand, PoolTime};
 use gpupool_store::LeaseStore;
 use tokio::sync::oneshot;
 
@@ -25,7 +25,7 @@ use super::{AuthorityThread, Trail};
 pub enum Refusal {
     /// The pool denied it.
     #[error(transparent)]
-    Denied(#[from] Denied),
+    Denied(#[from] CommandDenied),
     /// The caller lacks the right.
     #[error("{0}")]
     Forbidden(Arc<str>),
@@ -55,9 +55,9 @@ pub enum Refusal {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reply {
     /// A lease as it is now.
-    Lease(Box<Lease>),
+    Lease(Box<LeaseBody>),
     /// Several leases that were followed together.
-    Followed(Followed),
+    Followed(FollowResponse),
     /// Done, with nothing to tell.
     Done,
 }
@@ -70,10 +70,10 @@ pub(super) struct CallId(pub u64);
 
 /// A command on behalf of a caller.
 pub(super) struct Asked {
-    pub command: Command,
+    pub command: PoolCommand,
     pub caller: Caller,
     /// The time until which the answer may wait for a queued request to be granted.
-    pub wait_until: Option<(CallId, Time)>,
+    pub wait_until: Option<(CallId, PoolTime)>,
     pub reply: ReplySender,
 }
 
@@ -84,7 +84,7 @@ pub(super) struct FollowCall {
     /// The followed leases, each once.
     pub leases: Arc<[LeaseId]>,
     /// The time at which the answer is due even if nothing changed.
-    pub until: Time,
+    pub until: PoolTime,
     /// Whether the answer is the one lease itself rather than a list of changes.
     pub is_single: bool,
     /// Whether the leases end when the caller hangs up, because it has no other way to find them.
@@ -154,14 +154,14 @@ impl Authority {
     }
 
     /// Carries out a command for a caller. The answer comes when the result is durable.
-    pub async fn ask(&self, caller: Caller, command: Command) -> Result<Reply, Refusal> {
+    pub async fn ask(&self, caller: Caller, command: PoolCommand) -> Result<Reply, Refusal> {
         let (reply, answer) = oneshot::channel();
         self.send(Message::Asked(Asked { command, caller, wait_until: None, reply }))?;
         answer.await.unwrap_or(Err(Refusal::Stopping))
     }
 
     /// As [`Authority::ask`]; if the lease is queued afterwards, the answer waits for its grant for up to `wait`.
-    pub async fn ask_and_wait(&self, caller: Caller, command: Command, wait: Duration) -> Result<Reply, Refusal> {
+    pub async fn ask_and_wait(&self, caller: Caller, command: PoolCommand, wait: Duration) -> Result<Reply, Refusal> {
         if wait.is_zero() {
             return self.ask(caller, command).await;
         }
@@ -173,7 +173,7 @@ impl Authority {
     }
 
     /// Follows one lease: keeps it in the queue, and returns it when it leaves the queue or after `wait`.
-    pub async fn follow_lease(&self, caller: Caller, lease: LeaseId, wait: Duration) -> Result<Lease, Refusal> {
+    pub async fn follow_lease(&self, caller: Caller, lease: LeaseId, wait: Duration) -> Result<LeaseBody, Refusal> {
         match self.follow(caller, [lease].into(), wait, true).await? {
             Reply::Lease(lease) => Ok(*lease),
             Reply::Followed(_) | Reply::Done => Err(Refusal::Stopping),
@@ -187,7 +187,7 @@ impl Authority {
         caller: Caller,
         leases: Arc<[LeaseId]>,
         wait: Duration,
-    ) -> Result<Followed, Refusal> {
+    ) -> Result<FollowResponse, Refusal> {
         match self.follow(caller, leases, wait, false).await? {
             Reply::Followed(followed) => Ok(followed),
             Reply::Lease(_) | Reply::Done => Err(Refusal::Stopping),
@@ -210,7 +210,7 @@ impl Authority {
     }
 
     /// Ties a lease to a holder that the node has ready to watch. The answer comes when the holder is durable.
-    pub async fn attach(&self, caller: Caller, attachment: LeaseAttachment) -> Result<Lease, Refusal> {
+    pub async fn attach(&self, caller: Caller, attachment: LeaseAttachment) -> Result<LeaseBody, Refusal> {
         let (reply, answer) = oneshot::channel();
         self.send(Message::Attach(attachment, caller, reply))?;
         match answer.await.unwrap_or(Err(Refusal::Stopping))? {
@@ -280,7 +280,7 @@ impl Authority {
     }
 }
 
-fn time_in(wait: Duration) -> Time {
+fn time_in(wait: Duration) -> PoolTime {
     clock::now().after(Millis(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)))
 }
 

@@ -39,7 +39,7 @@ pub async fn keep_house(authority: Authority, retention_days: u32) {
 
 /// Saves where the pool's clock stands.
 pub fn save_clock(store: &mut dyn LeaseStore) {
-    if let Err(error) = store.set_anchor(&clock::anchor()) {
+    if let Err(error) = store.set_clock_anchor(&clock::anchor()) {
         tracing::warn!(%error, "the clock was not saved");
     }
 }
@@ -47,7 +47,7 @@ pub fn save_clock(store: &mut dyn LeaseStore) {
 fn remove_old_records(store: &mut dyn LeaseStore, days: u32) {
     let age = Duration::from_secs(u64::from(days) * 86_400);
     let Some(before) = SystemTime::now().checked_sub(age) else { return };
-    match store.retain(before) {
+    match store.prune_trail(before) {
         Ok(0) => {}
         Ok(records) => tracing::info!(records, days, "removed old records of the audit trail"),
         Err(error) => tracing::warn!(%error, "old records of the audit trail stay"),

@@ -35,8 +35,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use gpupool_core::{Command, Explanation, GpuId, Holder, LeaseId, Millis, NodeId, Policies, Pool, Row, Settings, Time};
-use gpupool_store::{Clock, LeaseStore, TokenOwners};
+use gpupool_core::{
+    GpuId, LeaseHolder, LeaseId, Millis, NodeId, Policies, Pool, PoolCommand, PoolRow, PoolSettings, PoolTime,
+    WaitExplanation,
+};
+use gpupool_store::{ClockReading, LeaseStore, TokenOwners};
 
 use crate::abort_on_panic::AbortOnPanic;
 use crate::clock;
@@ -56,11 +59,11 @@ pub struct AuthoritySpec {
     /// The store.
     pub store: Box<dyn LeaseStore>,
     /// The rows that the store holds.
-    pub rows: Vec<Row>,
+    pub rows: Vec<PoolRow>,
     /// The owners of the tokens that the store holds.
     pub tokens: TokenOwners,
     /// How the pool works.
-    pub settings: Settings,
+    pub settings: PoolSettings,
     /// The rules in force.
     pub policies: Policies,
     /// The ways to the nodes, by node name.
@@ -82,7 +85,7 @@ pub struct AuthorityThread {
     pool: Pool,
     store: Box<dyn LeaseStore>,
     store_state: StoreState,
-    settings: Settings,
+    settings: PoolSettings,
     policies: Policies,
     links: BTreeMap<Arc<str>, OrderQueue>,
     /// The latest sample of each node, applied again after the pool was rebuilt.
@@ -97,18 +100,18 @@ pub struct AuthorityThread {
     waiters_per_owner: usize,
     real_processes: bool,
     /// Why requests wait, for the event and the answer of one batch.
-    explained: HashMap<LeaseId, Arc<Explanation>>,
+    explained: HashMap<LeaseId, Arc<WaitExplanation>>,
     events: Arc<Events>,
     metrics: Arc<Metrics>,
     /// Events that are not in the log yet.
-    unlogged: Vec<Arc<gpupool_api::events::Event>>,
+    unlogged: Vec<Arc<gpupool_api::events::EventBody>>,
     snapshot: Snapshot,
     cell: Arc<SnapshotCell>,
     /// The time at which waiting requests with an open call were last kept in the queue.
-    followed_at: Time,
+    followed_at: PoolTime,
     retried_at: Instant,
     /// The instant, on both clocks, at which the current batch is applied.
-    at: Clock,
+    at: ClockReading,
 }
 
 /// Starts the authority on the rows of a store. The strings name rows that made no sense.
@@ -125,7 +128,7 @@ pub fn start(spec: AuthoritySpec) -> io::Result<(Authority, JoinHandle<()>, Vec<
 }
 
 impl AuthorityThread {
-    fn new(spec: AuthoritySpec, at: Clock) -> (Self, Vec<String>) {
+    fn new(spec: AuthoritySpec, at: ClockReading) -> (Self, Vec<String>) {
         let (pool, bad_rows) = Pool::restore(spec.settings, spec.policies.clone(), at.pool, spec.rows);
         let links = spec.links.into_iter().map(|(node, link)| (node, OrderQueue::new(link))).collect();
         let snapshot = Snapshot::new(at, Arc::new(spec.tokens));
@@ -170,8 +173,8 @@ impl AuthorityThread {
                 fences.entry(node).or_default().push(FencedLease { lease: lease.id, holder: lease.holder.clone() });
             }
             match &lease.holder {
-                Some(holder @ Holder::Connection) => {
-                    let command = Command::HolderGone { lease: lease.id, grace: reconnect_grace };
+                Some(holder @ LeaseHolder::Connection) => {
+                    let command = PoolCommand::HolderGone { lease: lease.id, grace: reconnect_grace };
                     self.postponed.push(batch::Fact { command, held_by: Some((lease.id, holder.clone())) });
                 }
                 _ if lease.draining => draining.push(lease.id),
@@ -179,7 +182,7 @@ impl AuthorityThread {
             }
         }
         for (node, queue) in &mut self.links {
-            let leases = self.pool.node_named(node).and_then(|node| fences.remove(&node)).unwrap_or_default();
+            let leases = self.pool.node_by_name(node).and_then(|node| fences.remove(&node)).unwrap_or_default();
             queue.push(NodeOrder::Fence { leases });
         }
         for lease in draining {
@@ -187,7 +190,7 @@ impl AuthorityThread {
         }
         if self.pool.policies() != &self.policies {
             let policies = Box::new(self.policies.clone());
-            self.postponed.push(batch::Fact { command: Command::SetPolicies { policies }, held_by: None });
+            self.postponed.push(batch::Fact { command: PoolCommand::SetPolicies { policies }, held_by: None });
         }
     }
 
@@ -213,14 +216,14 @@ impl AuthorityThread {
 
     /// Returns how long the thread may wait for a message before something else is due.
     fn time_until_due(&self) -> Duration {
-        let until = |time: Time| Duration::from_millis(time.since(clock::now()).0);
+        let until = |time: PoolTime| Duration::from_millis(time.since(clock::now()).0);
         let mut wait = AUTHORITY_BEAT;
         if self.links.values().any(OrderQueue::has_backlog) {
             wait = wait.min(ORDER_RETRY);
         }
         if self.store_state != StoreState::Fine {
             wait = wait.min(STORE_RETRY.saturating_sub(self.retried_at.elapsed()));
-        } else if self.store.unflushed() > 0 {
+        } else if self.store.unflushed_batches() > 0 {
             wait = wait.min(FLUSH_WAIT);
         }
         if self.is_broken() {

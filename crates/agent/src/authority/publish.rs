@@ -3,10 +3,11 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use gpupool_api::events::Event;
-use gpupool_api::view::{self, cause_words, closed_name};
+use gpupool_api::events::EventBody;
+use gpupool_api::view::{self, closure_name, end_cause_text};
 use gpupool_core::{
-    Denied, DeviceId, Effect, Explanation, GpuId, Lease, LeaseId, LeaseState, NodeId, Outcome, Promise, Row,
+    ApplyOutcome, CommandDenied, DeviceId, DevicePromise, GpuId, Lease, LeaseId, LeaseState, NodeId, PoolEffect,
+    PoolRow, WaitExplanation,
 };
 use gpupool_store::TokenOwners;
 
@@ -75,7 +76,7 @@ impl AuthorityThread {
     }
 
     /// Publishes a batch that was committed.
-    pub(super) fn publish(&mut self, outcome: &Outcome) {
+    pub(super) fn publish(&mut self, outcome: &ApplyOutcome) {
         self.update_snapshot(&outcome.rows);
         let logged = self.unlogged.len();
         for effect in &outcome.effects {
@@ -88,20 +89,20 @@ impl AuthorityThread {
         self.publish_snapshot();
     }
 
-    fn publish_effect(&mut self, effect: &Effect) {
-        if let Effect::Granted { lease, .. } | Effect::Offered { lease, .. } = effect {
+    fn publish_effect(&mut self, effect: &PoolEffect) {
+        if let PoolEffect::Granted { lease, .. } | PoolEffect::Offered { lease, .. } = effect {
             self.note_held(*lease);
         }
         self.waiters.follow(effect, &self.pool);
         self.metrics.effect(effect, &self.pool);
         match effect {
-            Effect::Granted { lease, .. } => self.order_prepare(*lease),
-            Effect::Ended { lease, .. } => self.order_end(*lease, self.was_taken_back(*lease)),
+            PoolEffect::Granted { lease, .. } => self.order_prepare(*lease),
+            PoolEffect::Ended { lease, .. } => self.order_end(*lease, self.was_taken_back(*lease)),
             _ => {}
         }
         let event = self.event(effect);
         self.unlogged.push(Arc::new(event));
-        if let Effect::Freed { lease } = effect {
+        if let PoolEffect::Freed { lease } = effect {
             self.held.remove(lease);
             self.occupancy.forget(*lease);
         }
@@ -112,7 +113,7 @@ impl AuthorityThread {
         if !self.queue_of(node).is_some_and(|queue| queue.link.prepares_devices()) {
             return;
         }
-        let prepared = |promise: &Promise| {
+        let prepared = |promise: &DevicePromise| {
             let identity = self.pool.device(promise.device)?.facts.identity.clone();
             Some(PreparedDevice { identity, share: promise.share, memory: promise.memory })
         };
@@ -152,31 +153,31 @@ impl AuthorityThread {
         self.pool.device(device).map(|view| view.gpu_id)
     }
 
-    fn event(&mut self, effect: &Effect) -> Event {
+    fn event(&mut self, effect: &PoolEffect) -> EventBody {
         let lease = lease_of(effect);
         let held = lease.and_then(|lease| self.held.get(&lease)).cloned().unwrap_or_default();
         let mut gpu_ids: Vec<u32> = held.iter().map(|gpu| gpu.0).collect();
         let mut node = lease.and_then(|lease| self.pool.lease(lease)).and_then(|row| row.node);
-        if let Effect::Quarantined { device, .. } | Effect::DeviceOpen { device, .. } = effect
+        if let PoolEffect::Quarantined { device, .. } | PoolEffect::DeviceOpen { device, .. } = effect
             && let Some(view) = self.pool.device(*device)
         {
             gpu_ids = vec![view.gpu_id.0];
             node = Some(view.node);
         }
         let (kind, reason) = match effect {
-            Effect::Queued { lease } => ("queued", self.explain(*lease).map(|why| why.to_string())),
-            Effect::Offered { .. } => ("offered", None),
-            Effect::Granted { .. } => ("granted", None),
-            Effect::Revoking { at, .. } => ("revoking", Some(format!("ends at {}", clock::iso_of(*at, self.at)))),
-            Effect::Ended { cause, .. } => ("ended", Some(cause_words(cause))),
-            Effect::Draining { .. } => ("draining", None),
-            Effect::Freed { .. } => ("freed", None),
-            Effect::Quarantined { .. } => ("quarantined", Some("processes of an ended lease stayed on it".into())),
-            Effect::DeviceOpen { closed: None, .. } => ("device_open", None),
-            Effect::DeviceOpen { closed: Some(why), .. } => ("device_closed", Some(closed_name(*why).into())),
+            PoolEffect::Queued { lease } => ("queued", self.explain(*lease).map(|why| why.to_string())),
+            PoolEffect::Offered { .. } => ("offered", None),
+            PoolEffect::Granted { .. } => ("granted", None),
+            PoolEffect::Revoking { at, .. } => ("revoking", Some(format!("ends at {}", clock::iso_of(*at, self.at)))),
+            PoolEffect::Ended { cause, .. } => ("ended", Some(end_cause_text(cause))),
+            PoolEffect::Draining { .. } => ("draining", None),
+            PoolEffect::Freed { .. } => ("freed", None),
+            PoolEffect::Quarantined { .. } => ("quarantined", Some("processes of an ended lease stayed on it".into())),
+            PoolEffect::DeviceOpen { closed: None, .. } => ("device_open", None),
+            PoolEffect::DeviceOpen { closed: Some(why), .. } => ("device_closed", Some(closure_name(*why).into())),
         };
         let row = lease.and_then(|lease| self.pool.lease(lease));
-        Event {
+        EventBody {
             kind: kind.into(),
             at: clock::iso(self.at.wall),
             lease: lease.map(|lease| lease.0),
@@ -189,7 +190,7 @@ impl AuthorityThread {
     }
 
     /// Explains why a lease waits. Within a batch the event and the answer share one explanation.
-    pub(super) fn explain(&mut self, lease: LeaseId) -> Option<Arc<Explanation>> {
+    pub(super) fn explain(&mut self, lease: LeaseId) -> Option<Arc<WaitExplanation>> {
         if let Some(known) = self.explained.get(&lease) {
             return Some(known.clone());
         }
@@ -201,7 +202,7 @@ impl AuthorityThread {
     /// Returns a lease in the words of the API, with its token for callers that may act for its owner.
     pub(super) fn lease_reply(&mut self, lease: LeaseId, caller: &Caller) -> Result<Reply, Refusal> {
         let explanation = self.explain(lease);
-        let known = self.pool.lease(lease).ok_or(Denied::UnknownLease(lease))?;
+        let known = self.pool.lease(lease).ok_or(CommandDenied::UnknownLease(lease))?;
         Ok(Reply::Lease(Box::new(self.lease_body(known, explanation.as_deref(), caller))))
     }
 
@@ -209,27 +210,27 @@ impl AuthorityThread {
     pub fn lease_body(
         &self,
         lease: &Lease,
-        explanation: Option<&Explanation>,
+        explanation: Option<&WaitExplanation>,
         caller: &Caller,
-    ) -> gpupool_api::lease::Lease {
+    ) -> gpupool_api::lease::LeaseBody {
         let is_owners = caller.may_act_for(&lease.request.owner);
         let iso = |time| clock::iso_of(time, self.at);
         view::lease_body(&self.pool, lease, explanation, iso, |_| Default::default(), is_owners)
     }
 
     /// Takes the changes of a committed batch over into the snapshot, in time that grows with the changes.
-    fn update_snapshot(&mut self, rows: &[Row]) {
+    fn update_snapshot(&mut self, rows: &[PoolRow]) {
         let mut nodes = BTreeSet::new();
         for row in rows {
             match row {
-                Row::Lease(row) => {
+                PoolRow::Lease(row) => {
                     let takes_host = !row.request.cpus.is_zero() || !row.request.host_memory.is_zero();
                     nodes.extend(row.node.filter(|_| takes_host));
                     self.snapshot.set_lease(row);
                 }
-                Row::Forget(lease) => self.snapshot.remove_lease(*lease),
-                Row::Node(row) => drop(nodes.insert(row.node)),
-                Row::ForgetNode(node) => drop(nodes.insert(*node)),
+                PoolRow::Forget(lease) => self.snapshot.remove_lease(*lease),
+                PoolRow::Node(row) => drop(nodes.insert(row.node)),
+                PoolRow::ForgetNode(node) => drop(nodes.insert(*node)),
                 _ => {}
             }
         }
@@ -273,7 +274,7 @@ impl AuthorityThread {
     }
 }
 
-fn log_event(event: &Event) {
+fn log_event(event: &EventBody) {
     let devices = event.gpu_ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let (kind, lease, owner) = (event.kind.as_str(), event.lease, event.owner.as_deref());
     let (worker, reason, node) = (event.worker_id.as_deref(), event.reason.as_deref(), event.node.as_deref());
@@ -288,16 +289,16 @@ fn log_event(event: &Event) {
     }
 }
 
-fn lease_of(effect: &Effect) -> Option<LeaseId> {
+fn lease_of(effect: &PoolEffect) -> Option<LeaseId> {
     match effect {
-        Effect::Queued { lease }
-        | Effect::Offered { lease, .. }
-        | Effect::Granted { lease, .. }
-        | Effect::Revoking { lease, .. }
-        | Effect::Ended { lease, .. }
-        | Effect::Draining { lease }
-        | Effect::Freed { lease }
-        | Effect::Quarantined { lease, .. } => Some(*lease),
-        Effect::DeviceOpen { .. } => None,
+        PoolEffect::Queued { lease }
+        | PoolEffect::Offered { lease, .. }
+        | PoolEffect::Granted { lease, .. }
+        | PoolEffect::Revoking { lease, .. }
+        | PoolEffect::Ended { lease, .. }
+        | PoolEffect::Draining { lease }
+        | PoolEffect::Freed { lease }
+        | PoolEffect::Quarantined { lease, .. } => Some(*lease),
+        PoolEffect::DeviceOpen { .. } => None,
     }
 }

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use gpupool_core::{
-    Bytes, DeviceId, DeviceView, LeaseId, LeaseRow, MilliCpus, Millis, NodeFacts, NodeId, NodeView, Time, Token,
+    Bytes, DeviceId, DeviceView, LeaseId, LeaseRow, MilliCpus, Millis, NodeFacts, NodeId, NodeView, PoolTime, Token,
 };
-use gpupool_store::{Clock, TokenOwners};
+use gpupool_store::{ClockReading, TokenOwners};
 use rpds::RedBlackTreeMapSync;
 
 use crate::clock;
@@ -21,7 +21,7 @@ use super::StoreState;
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// The instant of the batch after which it was published, on both clocks.
-    pub at: Clock,
+    pub at: ClockReading,
     /// The number of the last event that it includes.
     pub event: u64,
     /// The state of the store.
@@ -33,7 +33,7 @@ pub struct Snapshot {
     /// The number of waiting requests.
     pub queued: usize,
     /// The time at which the oldest waiting request was made.
-    pub oldest_request_at: Option<Time>,
+    pub oldest_request_at: Option<PoolTime>,
     devices: RedBlackTreeMapSync<DeviceId, Arc<DeviceState>>,
     nodes: RedBlackTreeMapSync<NodeId, Arc<NodeSummary>>,
     leases: RedBlackTreeMapSync<LeaseId, Arc<LeaseRow>>,
@@ -45,7 +45,7 @@ pub struct DeviceState {
     /// The device.
     pub view: DeviceView,
     /// The time at which a change of its leases was last published. A reading from before shows a mixture.
-    pub leases_published_at: Time,
+    pub leases_published_at: PoolTime,
 }
 
 /// A node as the pool sees it, without its devices.
@@ -66,7 +66,7 @@ impl From<NodeView> for NodeSummary {
 }
 
 impl Snapshot {
-    pub(super) fn new(at: Clock, tokens: Arc<TokenOwners>) -> Self {
+    pub(super) fn new(at: ClockReading, tokens: Arc<TokenOwners>) -> Self {
         Self {
             at,
             event: 0,
@@ -192,7 +192,7 @@ impl SnapshotCell {
     }
 
     pub fn age(&self) -> Millis {
-        clock::now().since(Time(self.confirmed_at.load(Ordering::Relaxed)))
+        clock::now().since(PoolTime(self.confirmed_at.load(Ordering::Relaxed)))
     }
 
     /// Notes that the authority calls the store, until the returned guard is dropped.

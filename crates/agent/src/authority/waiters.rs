@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use gpupool_api::lease::Followed;
-use gpupool_core::{Command, Effect, LeaseId, LeaseState, Outcome, Pool, Time};
+use gpupool_api::lease::FollowResponse;
+use gpupool_core::{ApplyOutcome, LeaseId, LeaseState, Pool, PoolCommand, PoolEffect, PoolTime};
 use tokio::sync::oneshot;
 
 use crate::limits::{FOLLOW_EVERY, FOLLOWED, FOLLOWED_BY_CALL};
@@ -23,7 +23,7 @@ pub(super) struct Waiters {
     /// The callers that wait for the end of a lease.
     ends: HashMap<LeaseId, Vec<oneshot::Sender<()>>>,
     /// The waiting requests with their owners and the times at which they were made.
-    queued: BTreeMap<LeaseId, (Arc<str>, Time)>,
+    queued: BTreeMap<LeaseId, (Arc<str>, PoolTime)>,
     by_owner: HashMap<Arc<str>, usize>,
     /// Set when the agent stops: no call waits from then on.
     answers_at_once: bool,
@@ -64,12 +64,12 @@ impl Waiters {
     }
 
     /// Returns the time at which the oldest waiting request was made.
-    pub fn oldest_request_at(&self) -> Option<Time> {
+    pub fn oldest_request_at(&self) -> Option<PoolTime> {
         self.queued.values().next().map(|(_, created_at)| *created_at)
     }
 
     /// Returns the time at which the next answer is due.
-    pub fn next_deadline(&self) -> Option<Time> {
+    pub fn next_deadline(&self) -> Option<PoolTime> {
         self.calls.next_deadline()
     }
 
@@ -85,17 +85,17 @@ impl Waiters {
     }
 
     /// Takes an effect into account, and wakes the calls that it concerns.
-    pub fn follow(&mut self, effect: &Effect, pool: &Pool) {
+    pub fn follow(&mut self, effect: &PoolEffect, pool: &Pool) {
         match effect {
-            Effect::Queued { lease } => {
+            PoolEffect::Queued { lease } => {
                 if let Some(row) = pool.lease(*lease) {
                     self.enter(*lease, row.request.owner.clone(), row.created_at);
                 }
             }
-            Effect::Granted { lease, .. } | Effect::Offered { lease, .. } | Effect::Ended { lease, .. } => {
+            PoolEffect::Granted { lease, .. } | PoolEffect::Offered { lease, .. } | PoolEffect::Ended { lease, .. } => {
                 self.leave(*lease);
                 self.calls.wake(*lease);
-                if matches!(effect, Effect::Ended { .. }) {
+                if matches!(effect, PoolEffect::Ended { .. }) {
                     wake(self.ends.remove(lease));
                 }
             }
@@ -120,7 +120,7 @@ impl Waiters {
         self.answers_at_once = true;
     }
 
-    fn enter(&mut self, lease: LeaseId, owner: Arc<str>, created_at: Time) {
+    fn enter(&mut self, lease: LeaseId, owner: Arc<str>, created_at: PoolTime) {
         if self.queued.insert(lease, (owner.clone(), created_at)).is_none() {
             *self.by_owner.entry(owner).or_default() += 1;
         }
@@ -149,38 +149,38 @@ fn has_ended(pool: &Pool, lease: LeaseId) -> bool {
 
 impl AuthorityThread {
     /// Keeps the leases of a call in the queue.
-    pub(super) fn keep_in_queue(&mut self, call: &FollowCall, outcome: &mut Outcome) {
+    pub(super) fn keep_in_queue(&mut self, call: &FollowCall, outcome: &mut ApplyOutcome) {
         if self.is_broken() {
             return;
         }
         for &lease in call.leases.iter() {
             let known = self.pool.lease(lease).filter(|known| known.state == LeaseState::Queued);
             if known.is_some_and(|known| call.caller.may_act_for(&known.request.owner)) {
-                self.apply(Command::Follow { lease }, outcome).ok();
+                self.apply(PoolCommand::Follow { lease }, outcome).ok();
             }
         }
     }
 
     /// Keeps the leases of all open calls in the queue, from time to time.
-    pub(super) fn keep_followed_in_queue(&mut self, outcome: &mut Outcome) {
+    pub(super) fn keep_followed_in_queue(&mut self, outcome: &mut ApplyOutcome) {
         if self.follow_due().is_none_or(|due| self.at.pool < due) {
             return;
         }
         self.followed_at = self.at.pool;
         for lease in self.waiters.calls.followed() {
-            self.apply(Command::Follow { lease }, outcome).ok();
+            self.apply(PoolCommand::Follow { lease }, outcome).ok();
         }
     }
 
     /// Returns when the leases of open calls are to be kept in the queue again.
-    pub(super) fn follow_due(&self) -> Option<Time> {
+    pub(super) fn follow_due(&self) -> Option<PoolTime> {
         (!self.waiters.calls.is_empty()).then(|| self.followed_at.after(FOLLOW_EVERY))
     }
 
     /// Answers the calls that were woken or are due, and of the new calls those that there is something to tell.
     pub(super) fn answer_followers(&mut self, new: Vec<FollowCall>) {
         let is_stopping = self.waiters.answers_at_once;
-        let due = self.waiters.calls.take_due(if is_stopping { Time(u64::MAX) } else { self.at.pool });
+        let due = self.waiters.calls.take_due(if is_stopping { PoolTime(u64::MAX) } else { self.at.pool });
         for call in due.into_iter().chain(new) {
             self.answer_or_wait(call);
         }
@@ -215,7 +215,7 @@ impl AuthorityThread {
 
     /// Returns the leases of a call that do not wait any more, if there are any or the call is due.
     fn answer_list(&self, call: &FollowCall, is_due: bool) -> Option<Result<Reply, Refusal>> {
-        let mut followed = Followed::default();
+        let mut followed = FollowResponse::default();
         for &lease in call.leases.iter() {
             let known = self.pool.lease(lease);
             match known.filter(|known| call.caller.may_act_for(&known.request.owner)) {
@@ -234,7 +234,7 @@ impl AuthorityThread {
 struct OpenCalls {
     by_id: BTreeMap<CallId, FollowCall>,
     by_lease: BTreeSet<(LeaseId, CallId)>,
-    by_deadline: BTreeSet<(Time, CallId)>,
+    by_deadline: BTreeSet<(PoolTime, CallId)>,
     /// Calls one of whose leases left the queue, to be answered after the batch.
     woken: BTreeSet<CallId>,
     /// Leases that only their calls led to, and whose clients hung up.
@@ -266,13 +266,13 @@ impl OpenCalls {
     }
 
     /// Removes the calls that were woken or are due at `now`, in the order in which they came.
-    fn take_due(&mut self, now: Time) -> Vec<FollowCall> {
+    fn take_due(&mut self, now: PoolTime) -> Vec<FollowCall> {
         let mut due = std::mem::take(&mut self.woken);
         due.extend(self.by_deadline.range(..=(now, CallId(u64::MAX))).map(|(_, call)| *call));
         due.into_iter().filter_map(|call| self.remove(call)).collect()
     }
 
-    fn next_deadline(&self) -> Option<Time> {
+    fn next_deadline(&self) -> Option<PoolTime> {
         self.by_deadline.first().map(|(until, _)| *until)
     }
 
@@ -332,12 +332,12 @@ mod tests {
     fn call(id: u64, leases: impl IntoIterator<Item = u64>) -> (FollowCall, Answer) {
         let (reply, answer) = oneshot::channel();
         let leases = leases.into_iter().map(LeaseId).collect();
-        let (id, until) = (CallId(id), Time(u64::MAX - 1));
+        let (id, until) = (CallId(id), PoolTime(u64::MAX - 1));
         (FollowCall { id, caller: Caller::reader(), leases, until, is_single: false, releases: false, reply }, answer)
     }
 
     fn due(calls: &mut OpenCalls, now: u64) -> Vec<Vec<u64>> {
-        let due = calls.take_due(Time(now));
+        let due = calls.take_due(PoolTime(now));
         due.iter().map(|call| call.leases.iter().map(|lease| lease.0).collect()).collect()
     }
 
@@ -365,11 +365,11 @@ mod tests {
         let mut calls = OpenCalls::default();
         let (mut early, _early) = call(1, [1]);
         let (mut late, _late) = call(2, [2]);
-        (early.until, late.until) = (Time(10), Time(20));
+        (early.until, late.until) = (PoolTime(10), PoolTime(20));
         calls.add(late);
         calls.add(early);
-        assert_eq!((calls.next_deadline(), due(&mut calls, 9)), (Some(Time(10)), vec![]));
-        assert_eq!((due(&mut calls, 10), calls.next_deadline()), (vec![vec![1]], Some(Time(20))));
+        assert_eq!((calls.next_deadline(), due(&mut calls, 9)), (Some(PoolTime(10)), vec![]));
+        assert_eq!((due(&mut calls, 10), calls.next_deadline()), (vec![vec![1]], Some(PoolTime(20))));
         assert_eq!((due(&mut calls, 30), calls.next_deadline()), (vec![vec![2]], None));
     }
 

@@ -1,10 +1,10 @@
 //! What administrators do: take leases back, stop and allow new work on devices.
 
 use axum::extract::State;
-use gpupool_api::lease::{Lease, RevokeBody};
-use gpupool_api::pool::Device;
-use gpupool_api::problem::Problem as ProblemBody;
-use gpupool_core::{Command, Cordon, DeviceId, GpuId, Millis};
+use gpupool_api::lease::{LeaseBody, RevokeBody};
+use gpupool_api::pool::DeviceBody;
+use gpupool_api::problem::ProblemBody;
+use gpupool_core::{CordonState, DeviceId, GpuId, Millis, PoolCommand};
 use serde::Deserialize;
 
 use crate::identity::Caller;
@@ -25,7 +25,7 @@ const GRACE_SECS: f64 = 7.0 * 86_400.0;
     post, path = "/v1/leases/{id}/revoke", operation_id = "revoke_lease", tag = "admin", request_body = RevokeBody,
     params(("id" = u64, Path, description = "The lease")),
     responses(
-        (status = 200, description = "The lease", body = Lease),
+        (status = 200, description = "The lease", body = LeaseBody),
         (status = 409, description = "`ended`: it is over already", body = ProblemBody, content_type = "application/problem+json"),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
@@ -35,12 +35,12 @@ pub(super) async fn revoke(
     Changes(caller): Changes,
     LeaseInPath(lease): LeaseInPath,
     Json(body): Json<RevokeBody>,
-) -> Result<axum::Json<Lease>, Problem> {
+) -> Result<axum::Json<LeaseBody>, Problem> {
     if !(0.0..=GRACE_SECS).contains(&body.grace_secs) {
         return Err(Problem::field("grace_secs", body.grace_secs, format!("0..={GRACE_SECS}")));
     }
     let grace = Millis((body.grace_secs * 1000.0).round() as u64);
-    ask(&app, caller, Command::Revoke { lease, grace }).await.map(axum::Json)
+    ask(&app, caller, PoolCommand::Revoke { lease, grace }).await.map(axum::Json)
 }
 
 /// Stop new work on a device
@@ -53,7 +53,7 @@ pub(super) async fn revoke(
         ("node" = Option<String>, Query, description = "The name of its node; the agent's own unless said"),
     ),
     responses(
-        (status = 200, description = "The device", body = Device),
+        (status = 200, description = "The device", body = DeviceBody),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
@@ -62,8 +62,8 @@ pub(super) async fn cordon(
     Changes(caller): Changes,
     NumberInPath(number): NumberInPath,
     Query(of): Query<NodeQuery>,
-) -> Result<axum::Json<Device>, Problem> {
-    set(&app, caller, number, of.node.as_deref(), Cordon::Cordoned).await
+) -> Result<axum::Json<DeviceBody>, Problem> {
+    set(&app, caller, number, of.node.as_deref(), CordonState::Cordoned).await
 }
 
 /// Allow new work on a device again
@@ -76,7 +76,7 @@ pub(super) async fn cordon(
         ("node" = Option<String>, Query, description = "The name of its node; the agent's own unless said"),
     ),
     responses(
-        (status = 200, description = "The device", body = Device),
+        (status = 200, description = "The device", body = DeviceBody),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
@@ -85,8 +85,8 @@ pub(super) async fn uncordon(
     Changes(caller): Changes,
     NumberInPath(number): NumberInPath,
     Query(of): Query<NodeQuery>,
-) -> Result<axum::Json<Device>, Problem> {
-    set(&app, caller, number, of.node.as_deref(), Cordon::Open).await
+) -> Result<axum::Json<DeviceBody>, Problem> {
+    set(&app, caller, number, of.node.as_deref(), CordonState::Open).await
 }
 
 /// The node of a device.
@@ -100,13 +100,13 @@ async fn set(
     caller: Caller,
     number: u64,
     node: Option<&str>,
-    cordon: Cordon,
-) -> Result<axum::Json<Device>, Problem> {
+    cordon: CordonState,
+) -> Result<axum::Json<DeviceBody>, Problem> {
     let node = node.unwrap_or(app.node.name());
     let unknown = || Problem::not_found("unknown_device", format!("there is no GPU {number} on {node}"));
     let gpu_id = GpuId(u32::try_from(number).map_err(|_| unknown())?);
     let device = find_device(app, node, gpu_id).ok_or_else(unknown)?;
-    app.authority.ask(caller, Command::Cordon { device, cordon }).await?;
+    app.authority.ask(caller, PoolCommand::Cordon { device, cordon }).await?;
     pool::device_body(app, device).map(axum::Json).ok_or_else(unknown)
 }
 

@@ -2,8 +2,8 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use gpupool_api::lease::{AttachBody, Attached};
-use gpupool_api::problem::Problem as ProblemBody;
+use gpupool_api::lease::{AttachBody, AttachResponse};
+use gpupool_api::problem::ProblemBody;
 
 use crate::net::Peer;
 use crate::node::AttachError;
@@ -23,7 +23,7 @@ use super::read::{Json, LeaseInPath};
     post, path = "/v1/leases/{id}/attach", tag = "leases", request_body = AttachBody,
     params(("id" = u64, Path, description = "The lease")),
     responses(
-        (status = 200, description = "The lease, and where its job runs", body = Attached),
+        (status = 200, description = "The lease, and where its job runs", body = AttachResponse),
         (status = 409, description = "`stale`, `ended` or `not_granted`", body = ProblemBody, content_type = "application/problem+json"),
         (status = "default", description = "Not over the Unix socket, unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
@@ -34,7 +34,7 @@ pub(super) async fn attach(
     peer: axum::Extension<Peer>,
     LeaseInPath(lease): LeaseInPath,
     Json(body): Json<AttachBody>,
-) -> Result<axum::Json<Attached>, Problem> {
+) -> Result<axum::Json<AttachResponse>, Problem> {
     let process = peer.process().map_err(|error| Problem::forbidden("no_process", error.to_string()))?;
     let mut attached = app.node.attach(caller, process, lease, body).await?;
     attached.lease = with_environment(&app, attached.lease);

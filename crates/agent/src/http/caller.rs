@@ -12,7 +12,7 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use gpupool_config::Config;
-use gpupool_store::Role as TokenRole;
+use gpupool_store::TokenRole;
 
 use crate::identity::{ANONYMOUS, Caller, Role};
 use crate::net::{Peer, Transport};

@@ -10,7 +10,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use bytes::Bytes;
-use gpupool_config::settings::Api;
+use gpupool_config::settings::ApiSettings;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{OpenApi, Server};
 
@@ -42,7 +42,7 @@ struct Page {
 pub(super) fn add(
     mut router: Router<Shared>,
     mut document: OpenApi,
-    api: &Api,
+    api: &ApiSettings,
 ) -> Result<(Router<Shared>, Vec<String>), AgentError> {
     complete(&mut document, api);
     // Texts, numbers and lists always have a form in JSON.
@@ -66,7 +66,7 @@ pub(super) fn add(
 }
 
 /// What no route tells of itself.
-fn complete(document: &mut OpenApi, api: &Api) {
+fn complete(document: &mut OpenApi, api: &ApiSettings) {
     let bearer = HttpBuilder::new()
         .scheme(HttpAuthScheme::Bearer)
         .description(Some(
@@ -81,7 +81,7 @@ fn complete(document: &mut OpenApi, api: &Api) {
     }
 }
 
-fn swagger(api: &Api) -> Page {
+fn swagger(api: &ApiSettings) -> Page {
     let file = |name| utoipa_swagger_ui::serve(name, Arc::default()).ok().flatten();
     let part = |name: &'static str, media_type| {
         let (bytes, is_compressed) = match file(name) {
@@ -113,7 +113,7 @@ fn lying(bytes: Cow<'static, [u8]>) -> Bytes {
     }
 }
 
-fn redoc(api: &Api) -> Page {
+fn redoc(api: &ApiSettings) -> Page {
     let bytes = Bytes::from_static(include_bytes!("../../assets/redoc/redoc.standalone.js.gz"));
     Page {
         setting: "api.redoc_url",

@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream::unfold;
-use gpupool_api::events::Event;
+use gpupool_api::events::EventBody;
 
 use crate::clock;
 use crate::events::{EventId, Events};
@@ -25,7 +25,7 @@ use super::Shared;
 #[utoipa::path(
     get, path = "/v1/events", tag = "pool",
     params(("Last-Event-ID" = Option<String>, Header, description = "The last event seen")),
-    responses((status = 200, description = "Events, as long as the connection is open", body = Event, content_type = "text/event-stream"))
+    responses((status = 200, description = "Events, as long as the connection is open", body = EventBody, content_type = "text/event-stream"))
 )]
 pub(super) async fn events(State(app): State<Shared>, headers: HeaderMap) -> Response {
     let seen = headers.get("last-event-id").and_then(|id| id.to_str().ok());
@@ -91,7 +91,7 @@ impl Stream {
     }
 
     fn reset_at(&self, place: u64) -> String {
-        let event = Event {
+        let event = EventBody {
             kind: "reset".into(),
             at: clock::iso(std::time::SystemTime::now()),
             lease: None,
@@ -105,7 +105,7 @@ impl Stream {
     }
 }
 
-fn frame(id: &EventId, event: &Event) -> String {
+fn frame(id: &EventId, event: &EventBody) -> String {
     let data = serde_json::to_string(event).unwrap_or_default();
     format!("id: {id}\nevent: {}\ndata: {data}\n\n", event.kind)
 }

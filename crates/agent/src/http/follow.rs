@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use gpupool_api::lease::{FollowBody, Followed, Lease};
-use gpupool_api::problem::Problem as ProblemBody;
+use gpupool_api::lease::{FollowBody, FollowResponse, LeaseBody};
+use gpupool_api::problem::ProblemBody;
 use gpupool_core::LeaseId;
 use serde::Deserialize;
 
@@ -28,7 +28,7 @@ use super::read::{Json, LeaseInPath, Query};
         ("wait_secs" = Option<f64>, Query, description = "How long the answer may take, 0..=300"),
     ),
     responses(
-        (status = 200, description = "The lease", body = Lease),
+        (status = 200, description = "The lease", body = LeaseBody),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
@@ -37,7 +37,7 @@ pub(super) async fn follow(
     Looks(caller): Looks,
     LeaseInPath(lease): LeaseInPath,
     Query(query): Query<WaitQuery>,
-) -> Result<axum::Json<Lease>, Problem> {
+) -> Result<axum::Json<LeaseBody>, Problem> {
     let wait = wait_of(query.wait_secs.unwrap_or(0.0))?;
     let lease = app.authority.follow_lease(caller, lease, wait).await?;
     Ok(axum::Json(with_environment(&app, lease)))
@@ -55,7 +55,7 @@ pub(super) struct WaitQuery {
 #[utoipa::path(
     post, path = "/v1/leases/follow", operation_id = "follow_leases", tag = "leases", request_body = FollowBody,
     responses(
-        (status = 200, description = "Those that do not wait (any more); none where all still do", body = Followed),
+        (status = 200, description = "Those that do not wait (any more); none where all still do", body = FollowResponse),
         (status = 422, description = "A field is wrong", body = ProblemBody, content_type = "application/problem+json"),
         (status = "default", description = "Not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
@@ -64,12 +64,12 @@ pub(super) async fn follow_all(
     State(app): State<Shared>,
     Looks(caller): Looks,
     Json(body): Json<FollowBody>,
-) -> Result<axum::Json<Followed>, Problem> {
+) -> Result<axum::Json<FollowResponse>, Problem> {
     let wait = wait_of(body.wait_secs)?;
     let leases = different(&body.leases)?;
-    let Followed { changed, unknown } = app.authority.follow_leases(caller, leases, wait).await?;
+    let FollowResponse { changed, unknown } = app.authority.follow_leases(caller, leases, wait).await?;
     let changed = changed.into_iter().map(|lease| with_environment(&app, lease)).collect();
-    Ok(axum::Json(Followed { changed, unknown }))
+    Ok(axum::Json(FollowResponse { changed, unknown }))
 }
 
 fn different(ids: &[u64]) -> Result<Arc<[LeaseId]>, Problem> {

@@ -4,10 +4,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use gpupool_api::history::{History, Record, RecordDevice, Usage, UsageLine};
-use gpupool_api::problem::Problem as ProblemBody;
+use gpupool_api::history::{HistoryBody, HistoryDevice, HistoryRecord, UsageBody, UsageLine};
+use gpupool_api::problem::ProblemBody;
 use gpupool_core::GpuId;
-use gpupool_store::{By, Cursor, Event, ReadError};
+use gpupool_store::{ReadError, TrailCursor, TrailEvent, UsageDimension};
 use jiff::Timestamp;
 use serde::Deserialize;
 
@@ -30,19 +30,19 @@ use super::read::Query;
         ("limit" = Option<usize>, Query, description = "At most so many, 1..=1000"),
     ),
     responses(
-        (status = 200, description = "Records, in the order they were made", body = History),
+        (status = 200, description = "Records, in the order they were made", body = HistoryBody),
         (status = "default", description = "A parameter is wrong, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn history(
     State(app): State<Shared>,
     Query(query): Query<HistoryQuery>,
-) -> Result<axum::Json<History>, Problem> {
+) -> Result<axum::Json<HistoryBody>, Problem> {
     let limit = query.limit.unwrap_or(RECORDS_AT_ONCE);
     if !(1..=RECORDS_AT_ONCE).contains(&limit) {
         return Err(Problem::field("limit", limit, format!("1..={RECORDS_AT_ONCE}")));
     }
-    let query = gpupool_store::Query {
+    let query = gpupool_store::TrailQuery {
         owner: query.owner,
         gpu_id: query.gpu_id.map(GpuId),
         since: time("since", query.since.as_deref())?,
@@ -52,7 +52,7 @@ pub(super) async fn history(
     };
     let page = app.authority.trail().query(move |trail| trail.history(&query)).await?.map_err(unreadable)?;
     let next = page.next.map(|cursor| cursor.0.to_string());
-    Ok(axum::Json(History { records: page.records.into_iter().map(record).collect(), next }))
+    Ok(axum::Json(HistoryBody { records: page.records.into_iter().map(record).collect(), next }))
 }
 
 #[derive(Deserialize)]
@@ -73,32 +73,32 @@ pub(super) struct HistoryQuery {
         ("since" = Option<String>, Query, description = "From this time on, ISO 8601 with an offset; the last 7 days unless said"),
     ),
     responses(
-        (status = 200, description = "Most first", body = Usage),
+        (status = 200, description = "Most first", body = UsageBody),
         (status = "default", description = "A parameter is wrong, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn usage(
     State(app): State<Shared>,
     Query(query): Query<UsageQuery>,
-) -> Result<axum::Json<Usage>, Problem> {
+) -> Result<axum::Json<UsageBody>, Problem> {
     let by = match query.by.as_deref() {
-        None | Some("owner") => By::Owner,
-        Some("gpu") => By::Gpu,
+        None | Some("owner") => UsageDimension::Owner,
+        Some("gpu") => UsageDimension::Gpu,
         Some(other) => return Err(Problem::field("by", format!("{other:?}"), "owner or gpu")),
     };
     let until = SystemTime::now();
     let week_ago = until.checked_sub(Duration::from_secs(7 * 86_400)).unwrap_or(UNIX_EPOCH);
     let since = time("since", query.since.as_deref())?.unwrap_or(week_ago);
     let lines = app.authority.trail().query(move |trail| trail.usage(by, since, until)).await?.map_err(unreadable)?;
-    let line = |line: gpupool_store::UsageLine| UsageLine {
+    let line = |line: gpupool_store::UsageTotal| UsageLine {
         name: line.name,
         leases: line.leases,
         gpu_hours: line.gpu_seconds / 3600.0,
         memory_gib_hours: line.memory_mib_seconds / (1024.0 * 3600.0),
     };
-    let by = if by == By::Owner { "owner" } else { "gpu" };
+    let by = if by == UsageDimension::Owner { "owner" } else { "gpu" };
     let lines = lines.into_iter().map(line).collect();
-    Ok(axum::Json(Usage { by: by.into(), since: iso(since), until: iso(until), lines }))
+    Ok(axum::Json(UsageBody { by: by.into(), since: iso(since), until: iso(until), lines }))
 }
 
 #[derive(Deserialize)]
@@ -119,26 +119,26 @@ fn time(field: &str, text: Option<&str>) -> Result<Option<SystemTime>, Problem> 
     }
 }
 
-fn cursor(text: &str) -> Result<Cursor, Problem> {
+fn cursor(text: &str) -> Result<TrailCursor, Problem> {
     // Places are signed numbers in the database.
     let place = text.parse::<u64>().ok().filter(|place| i64::try_from(*place).is_ok());
     let unknown = || Problem::field("after", format!("{text:?}"), "what `next` of the answer before was");
-    place.map(Cursor).ok_or_else(unknown)
+    place.map(TrailCursor).ok_or_else(unknown)
 }
 
-fn record(record: gpupool_store::Record) -> Record {
-    let device = |device: gpupool_store::HeldDevice| RecordDevice {
+fn record(record: gpupool_store::TrailRecord) -> HistoryRecord {
+    let device = |device: gpupool_store::HeldDevice| HistoryDevice {
         node: device.node,
         gpu_id: device.gpu_id.0,
         uuid: device.uuid,
         fraction: device.share.as_fraction(),
         memory_mib: device.memory.as_mib(),
     };
-    Record {
+    HistoryRecord {
         lease: record.lease.0,
         event: match record.event {
-            Event::Granted => "granted".into(),
-            Event::Ended => "ended".into(),
+            TrailEvent::Granted => "granted".into(),
+            TrailEvent::Ended => "ended".into(),
         },
         at: iso(record.at),
         owner: record.owner,

@@ -12,9 +12,9 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream::unfold;
-use gpupool_api::lease::Lease;
-use gpupool_api::problem::Problem as ProblemBody;
-use gpupool_core::{Holder, LeaseId, Token};
+use gpupool_api::lease::LeaseBody;
+use gpupool_api::problem::ProblemBody;
+use gpupool_core::{LeaseHolder, LeaseId, Token};
 use serde::Deserialize;
 
 use crate::authority::Refusal;
@@ -69,7 +69,7 @@ impl HeldConnections {
         ("token" = u64, Query, description = "The token the lease was granted with"),
     ),
     responses(
-        (status = 200, description = "Lines of JSON, as long as the lease lives", body = Lease, content_type = "application/x-ndjson"),
+        (status = 200, description = "Lines of JSON, as long as the lease lives", body = LeaseBody, content_type = "application/x-ndjson"),
         (status = 409, description = "`stale`, `ended` or `not_granted`", body = ProblemBody, content_type = "application/problem+json"),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
@@ -83,7 +83,7 @@ pub(super) async fn hold(
     let attachment = LeaseAttachment {
         lease,
         token: Token(query.token),
-        holder: Holder::Connection,
+        holder: LeaseHolder::Connection,
         has_process: false,
         has_cgroup: false,
     };
@@ -122,7 +122,7 @@ impl Drop for Held {
         }
         // Also where the attachment was refused: another connection may have closed meanwhile. A lease with another holder is
         // left alone.
-        let report = NodeReport::HolderGone { lease: self.lease, holder: Holder::Connection };
+        let report = NodeReport::HolderGone { lease: self.lease, holder: LeaseHolder::Connection };
         let authority = self.app.authority.clone();
         if authority.report(report.clone()) == Err(Refusal::Busy) {
             // Ends as soon as the authority has room for the report, or has ended.
@@ -139,7 +139,7 @@ struct Lines {
     held: Held,
     caller: Caller,
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
-    first: Option<Lease>,
+    first: Option<LeaseBody>,
     over: bool,
 }
 
@@ -164,7 +164,7 @@ impl Lines {
     }
 }
 
-fn line(lease: &Lease) -> Bytes {
+fn line(lease: &LeaseBody) -> Bytes {
     let mut line = serde_json::to_vec(lease).unwrap_or_default();
     line.push(b'\n');
     line.into()

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use gpupool_api::lease::{Lease, LeaseList, State as LeaseState, TokenBody};
-use gpupool_api::problem::Problem as ProblemBody;
+use gpupool_api::lease::{FencingTokenBody, LeaseBody, LeaseList, LeaseState};
+use gpupool_api::problem::ProblemBody;
 use gpupool_api::{IDEMPOTENCY_KEY, RequestBody};
-use gpupool_core::{Command, GpuId, Request, Token};
+use gpupool_core::{GpuId, PoolCommand, Request, Token};
 use serde::Deserialize;
 
 use crate::authority::{Refusal, Reply};
@@ -29,9 +29,9 @@ use super::{App, Shared};
     post, path = "/v1/leases", operation_id = "create_lease", tag = "leases", request_body = RequestBody,
     params(("Idempotency-Key" = Option<String>, Header, description = "Makes a retried request the same request")),
     responses(
-        (status = 201, description = "Granted (or offered, to a request that waits elsewhere too)", body = Lease),
-        (status = 202, description = "Waits its turn, with position and reason", body = Lease),
-        (status = 200, description = "The same request was made before, and its lease is over", body = Lease),
+        (status = 201, description = "Granted (or offered, to a request that waits elsewhere too)", body = LeaseBody),
+        (status = 202, description = "Waits its turn, with position and reason", body = LeaseBody),
+        (status = 200, description = "The same request was made before, and its lease is over", body = LeaseBody),
         (status = 409, description = "`no_capacity`, and the request does not wait", body = ProblemBody, content_type = "application/problem+json"),
         (status = 422, description = "Never satisfiable here, or a field is wrong", body = ProblemBody, content_type = "application/problem+json"),
         (status = "default", description = "Not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
@@ -54,13 +54,13 @@ pub(super) async fn create(
     let key = key_of(&headers)?;
     let request = Arc::new(Request::try_from(body)?);
     // A client that hangs up while it waits wants its request no longer, unless a key lets it come back.
-    let reply = app.authority.ask_and_wait(caller, Command::Request { request, key }, wait).await?;
+    let reply = app.authority.ask_and_wait(caller, PoolCommand::Request { request, key }, wait).await?;
     let lease = lease_of(reply)?;
     tracing::Span::current().record("lease", lease.id);
     Ok(created(with_environment(&app, lease)))
 }
 
-fn created(lease: Lease) -> Response {
+fn created(lease: LeaseBody) -> Response {
     let status = match lease.state {
         LeaseState::Queued => StatusCode::ACCEPTED,
         LeaseState::Active | LeaseState::Offered => StatusCode::CREATED,
@@ -111,7 +111,7 @@ pub(super) async fn list(
             let explanation = pool.explain(lease.id);
             authority.lease_body(lease, explanation.as_ref(), &caller)
         };
-        let leases: Vec<Lease> = found.by_ref().take(limit).map(body).collect();
+        let leases: Vec<LeaseBody> = found.by_ref().take(limit).map(body).collect();
         let next = leases.last().map(|lease| lease.id).filter(|_| found.next().is_some());
         (leases, next)
     });
@@ -160,10 +160,10 @@ impl Wanted {
 ///
 /// Every third of its ttl. A token that is not the lease's own is `409 stale`.
 #[utoipa::path(
-    post, path = "/v1/leases/{id}/renew", tag = "leases", request_body = TokenBody,
+    post, path = "/v1/leases/{id}/renew", tag = "leases", request_body = FencingTokenBody,
     params(("id" = u64, Path, description = "The lease")),
     responses(
-        (status = 200, description = "The lease, with its new end", body = Lease),
+        (status = 200, description = "The lease, with its new end", body = LeaseBody),
         (status = 409, description = "`stale`, `ended` or `not_granted`", body = ProblemBody, content_type = "application/problem+json"),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
@@ -172,19 +172,19 @@ pub(super) async fn renew(
     State(app): State<Shared>,
     Changes(caller): Changes,
     LeaseInPath(lease): LeaseInPath,
-    Json(body): Json<TokenBody>,
-) -> Result<axum::Json<Lease>, Problem> {
-    ask(&app, caller, Command::Renew { lease, token: Token(body.token) }).await.map(axum::Json)
+    Json(body): Json<FencingTokenBody>,
+) -> Result<axum::Json<LeaseBody>, Problem> {
+    ask(&app, caller, PoolCommand::Renew { lease, token: Token(body.token) }).await.map(axum::Json)
 }
 
 /// Confirm an offer
 ///
 /// A request that waits at several servers is offered its devices and has 5 s to take them.
 #[utoipa::path(
-    post, path = "/v1/leases/{id}/confirm", tag = "leases", request_body = TokenBody,
+    post, path = "/v1/leases/{id}/confirm", tag = "leases", request_body = FencingTokenBody,
     params(("id" = u64, Path, description = "The lease")),
     responses(
-        (status = 200, description = "The lease, active", body = Lease),
+        (status = 200, description = "The lease, active", body = LeaseBody),
         (status = 409, description = "`stale`, `ended` or `not_granted`", body = ProblemBody, content_type = "application/problem+json"),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
@@ -193,9 +193,9 @@ pub(super) async fn confirm(
     State(app): State<Shared>,
     Changes(caller): Changes,
     LeaseInPath(lease): LeaseInPath,
-    Json(body): Json<TokenBody>,
-) -> Result<axum::Json<Lease>, Problem> {
-    ask(&app, caller, Command::Confirm { lease, token: Token(body.token) }).await.map(axum::Json)
+    Json(body): Json<FencingTokenBody>,
+) -> Result<axum::Json<LeaseBody>, Problem> {
+    ask(&app, caller, PoolCommand::Confirm { lease, token: Token(body.token) }).await.map(axum::Json)
 }
 
 /// Release a lease, or stop waiting
@@ -205,7 +205,7 @@ pub(super) async fn confirm(
     delete, path = "/v1/leases/{id}", tag = "leases",
     params(("id" = u64, Path, description = "The lease")),
     responses(
-        (status = 200, description = "The lease, over", body = Lease),
+        (status = 200, description = "The lease, over", body = LeaseBody),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
@@ -213,17 +213,17 @@ pub(super) async fn release(
     State(app): State<Shared>,
     Changes(caller): Changes,
     LeaseInPath(lease): LeaseInPath,
-) -> Result<axum::Json<Lease>, Problem> {
-    ask(&app, caller, Command::Release { lease }).await.map(axum::Json)
+) -> Result<axum::Json<LeaseBody>, Problem> {
+    ask(&app, caller, PoolCommand::Release { lease }).await.map(axum::Json)
 }
 
 /// Asks the authority for something about a lease.
-pub(super) async fn ask(app: &App, caller: Caller, command: Command) -> Result<Lease, Problem> {
+pub(super) async fn ask(app: &App, caller: Caller, command: PoolCommand) -> Result<LeaseBody, Problem> {
     let reply = app.authority.ask(caller, command).await?;
     Ok(with_environment(app, lease_of(reply)?))
 }
 
-fn lease_of(reply: Reply) -> Result<Lease, Problem> {
+fn lease_of(reply: Reply) -> Result<LeaseBody, Problem> {
     match reply {
         Reply::Lease(lease) => Ok(*lease),
         Reply::Followed(_) | Reply::Done => Err(Refusal::Stopping.into()),
@@ -231,7 +231,7 @@ fn lease_of(reply: Reply) -> Result<Lease, Problem> {
 }
 
 /// Adds the variables that show its devices to a job, for a lease of this node that shows its environment at all.
-pub(super) fn with_environment(app: &App, mut lease: Lease) -> Lease {
+pub(super) fn with_environment(app: &App, mut lease: LeaseBody) -> LeaseBody {
     let is_here = lease.devices.iter().all(|device| device.node == app.node.name());
     if !lease.env.is_empty() && is_here {
         let gpu_ids: Vec<GpuId> = lease.devices.iter().map(|device| GpuId(device.gpu_id)).collect();

@@ -2,8 +2,8 @@
 
 use axum::extract::State;
 use gpupool_api::API_VERSION;
-use gpupool_api::pool::{Amount, Device, Devices, Pool};
-use gpupool_api::problem::Problem as ProblemBody;
+use gpupool_api::pool::{DeviceBody, DeviceList, PoolBody, PromisedAmount};
+use gpupool_api::problem::ProblemBody;
 use gpupool_api::view;
 use gpupool_core::{DeviceId, LeaseState};
 use serde::Deserialize;
@@ -23,11 +23,11 @@ use super::{App, Shared};
 #[utoipa::path(
     get, path = "/v1/pool", tag = "pool",
     responses(
-        (status = 200, description = "How things stand", body = Pool),
+        (status = 200, description = "How things stand", body = PoolBody),
         (status = "default", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn pool(State(app): State<Shared>) -> axum::Json<Pool> {
+pub(super) async fn pool(State(app): State<Shared>) -> axum::Json<PoolBody> {
     let snapshot = app.authority.snapshot();
     let (mut devices, mut open, mut free, mut promised) = (0, 0, 0, 0.0);
     for DeviceState { view, .. } in snapshot.devices() {
@@ -38,11 +38,11 @@ pub(super) async fn pool(State(app): State<Shared>) -> axum::Json<Pool> {
             free += usize::from(view.promised.is_zero());
         }
     }
-    let sum = |promised: fn(&NodeSummary) -> f64, total: fn(&NodeSummary) -> f64| Amount {
+    let sum = |promised: fn(&NodeSummary) -> f64, total: fn(&NodeSummary) -> f64| PromisedAmount {
         promised: snapshot.nodes().map(promised).sum(),
         total: snapshot.nodes().map(total).sum(),
     };
-    axum::Json(Pool {
+    axum::Json(PoolBody {
         authority: "agent".into(),
         api_version: API_VERSION.into(),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -73,24 +73,24 @@ pub(super) async fn pool(State(app): State<Shared>) -> axum::Json<Pool> {
     get, path = "/v1/devices", tag = "pool",
     params(("node" = Option<String>, Query, description = "Only those of the node of this name")),
     responses(
-        (status = 200, description = "Devices, by number", body = Devices),
+        (status = 200, description = "Devices, by number", body = DeviceList),
         (status = "default", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn devices(
     State(app): State<Shared>,
     Query(query): Query<DevicesQuery>,
-) -> Result<axum::Json<Devices>, Problem> {
+) -> Result<axum::Json<DeviceList>, Problem> {
     let snapshot = app.authority.snapshot();
     let current = app.node.statistics().current();
     let is_wanted =
         |state: &&DeviceState| query.node.as_deref().is_none_or(|node| snapshot.node_name(state.view.node) == node);
     let wanted = snapshot.devices().filter(is_wanted);
-    let mut devices: Vec<Device> = wanted.map(|state| body(&app, &snapshot, &current, state)).collect();
+    let mut devices: Vec<DeviceBody> = wanted.map(|state| body(&app, &snapshot, &current, state)).collect();
     devices.sort_by(|a, b| (&a.node, a.gpu_id).cmp(&(&b.node, b.gpu_id)));
     let (event_id, age_secs) = (Some(event_id(&app, &snapshot)), age_secs(&app));
     let timestamp = clock::iso(std::time::SystemTime::now());
-    Ok(axum::Json(Devices { devices, timestamp, event_id, age_secs }))
+    Ok(axum::Json(DeviceList { devices, timestamp, event_id, age_secs }))
 }
 
 #[derive(Deserialize)]
@@ -99,7 +99,7 @@ pub(super) struct DevicesQuery {
 }
 
 /// Returns one device as it is now.
-pub(super) fn device_body(app: &App, device: DeviceId) -> Option<Device> {
+pub(super) fn device_body(app: &App, device: DeviceId) -> Option<DeviceBody> {
     let snapshot = app.authority.snapshot();
     let state = snapshot.devices().find(|state| state.view.device == device)?;
     Some(body(app, &snapshot, &app.node.statistics().current(), state))
@@ -113,7 +113,7 @@ fn age_secs(app: &App) -> f64 {
     app.authority.snapshot_age().0 as f64 / 1000.0
 }
 
-fn body(app: &App, snapshot: &Snapshot, current: &Current, state: &DeviceState) -> Device {
+fn body(app: &App, snapshot: &Snapshot, current: &Current, state: &DeviceState) -> DeviceBody {
     let node = snapshot.node_name(state.view.node);
     let iso = |time| clock::iso_of(time, snapshot.at);
     let mut body = view::device_body(&state.view, node, |lease| snapshot.lease(lease), iso);
@@ -126,7 +126,7 @@ fn body(app: &App, snapshot: &Snapshot, current: &Current, state: &DeviceState) 
 }
 
 /// Adds what the device itself reports.
-fn add_readings(body: &mut Device, device: &ListedDevice, is_stale: bool) {
+fn add_readings(body: &mut DeviceBody, device: &ListedDevice, is_stale: bool) {
     let found = &device.found;
     body.memory_used_mib = found.memory.used_by_programs().value().map(|bytes| bytes.as_mib());
     body.utilization_percent = found.utilization.value().map(|percent| percent.as_number());

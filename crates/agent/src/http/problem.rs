@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use gpupool_api::problem::{self, MEDIA_TYPE};
 use gpupool_api::view;
-use gpupool_core::{Denied, FieldError};
+use gpupool_core::{CommandDenied, FieldError};
 
 use crate::authority::Refusal;
 
@@ -71,17 +71,17 @@ impl From<Refusal> for Problem {
     }
 }
 
-impl From<Denied> for Problem {
-    fn from(denied: Denied) -> Self {
-        let (status, code) = view::denied_code(&denied);
+impl From<CommandDenied> for Problem {
+    fn from(denied: CommandDenied) -> Self {
+        let (status, code) = view::denial_status_and_code(&denied);
         let problem = Self::new(
             StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
             code,
             denied.to_string(),
         );
         match denied {
-            Denied::Invalid(error) => error.into(),
-            Denied::QueueFull { .. } => problem.again_in(5),
+            CommandDenied::Invalid(error) => error.into(),
+            CommandDenied::QueueFull { .. } => problem.again_in(5),
             _ => problem,
         }
     }
@@ -93,7 +93,7 @@ impl IntoResponse for Problem {
             Some((field, value, allowed)) => (Some(field), Some(value), Some(allowed)),
             None => (None, None, None),
         };
-        let body = problem::Problem {
+        let body = problem::ProblemBody {
             kind: "about:blank".into(),
             title: self.status.canonical_reason().unwrap_or("Error").into(),
             status: self.status.as_u16(),

@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use gpupool_api::stats::Root;
+use gpupool_api::stats::RootBody;
 
 use super::Shared;
 use super::browser::page;
@@ -17,7 +17,7 @@ const NONCE: &str = "NONCE";
 #[utoipa::path(
     get, path = "/", tag = "statistics",
     responses((status = 200, description = "What can be asked", content(
-        (Root = "application/json"),
+        (RootBody = "application/json"),
         (String = "text/html"),
     )))
 )]
@@ -28,7 +28,7 @@ pub(super) async fn root(State(app): State<Shared>, headers: HeaderMap) -> Respo
     }
     let endpoints = app.routes.iter().map(|(route, what)| (route.clone(), what.clone())).collect();
     let message = format!("{}: statistics and leases of GPUs", app.config.api.title);
-    let body = axum::Json(Root { message, version: env!("CARGO_PKG_VERSION").into(), endpoints });
+    let body = axum::Json(RootBody { message, version: env!("CARGO_PKG_VERSION").into(), endpoints });
     ([(header::VARY, "accept")], body).into_response()
 }
 

@@ -2,8 +2,8 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use gpupool_api::problem::Problem as ProblemBody;
-use gpupool_api::simulate::{FaultBody, Faults};
+use gpupool_api::problem::ProblemBody;
+use gpupool_api::simulate::{FaultBody, FaultList};
 use gpupool_core::{DeviceIdentity, GpuId};
 
 use crate::identity::Role;
@@ -20,11 +20,11 @@ use super::{App, Shared};
 #[utoipa::path(
     get, path = "/v1/simulate/faults", operation_id = "list_faults", tag = "simulate",
     responses(
-        (status = 200, description = "What is wrong, and what could be", body = Faults),
+        (status = 200, description = "What is wrong, and what could be", body = FaultList),
         (status = "default", description = "Devices are not simulated", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn list(State(app): State<Shared>) -> Result<axum::Json<Faults>, Problem> {
+pub(super) async fn list(State(app): State<Shared>) -> Result<axum::Json<FaultList>, Problem> {
     Ok(axum::Json(faults(&app, simulation(&app)?)))
 }
 
@@ -34,7 +34,7 @@ pub(super) async fn list(State(app): State<Shared>) -> Result<axum::Json<Faults>
 #[utoipa::path(
     post, path = "/v1/simulate/faults", tag = "simulate", request_body = FaultBody,
     responses(
-        (status = 200, description = "What is wrong now", body = Faults),
+        (status = 200, description = "What is wrong now", body = FaultList),
         (status = "default", description = "Devices are not simulated, there is no such fault or device, or not allowed", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
@@ -42,7 +42,7 @@ pub(super) async fn fault(
     State(app): State<Shared>,
     Changes(caller): Changes,
     Json(body): Json<FaultBody>,
-) -> Result<axum::Json<Faults>, Problem> {
+) -> Result<axum::Json<FaultList>, Problem> {
     let simulation = simulation(&app)?;
     if caller.role != Role::Admin {
         return Err(Problem::forbidden("not_allowed", format!("{} is no administrator here", caller.owner)));
@@ -64,7 +64,7 @@ fn simulation(app: &App) -> Result<&Simulation, Problem> {
     app.node.simulation().ok_or_else(real)
 }
 
-fn faults(app: &App, simulation: &Simulation) -> Faults {
+fn faults(app: &App, simulation: &Simulation) -> FaultList {
     let devices = app.node.statistics().current();
     simulation
         .faults(|identity| devices.round.devices.iter().find(|seen| seen.identity == *identity).map(|seen| seen.gpu_id))

@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use gpupool_api::stats::{Count, GpuFiltering, GpuHistory, Health, Stats, Summary};
+use gpupool_api::stats::{GpuCountBody, GpuFiltering, GpuHistoryBody, HealthBody, StatsBody, SummaryBody};
 use serde::Serialize;
 
 use crate::authority::StoreState;
@@ -17,8 +17,8 @@ use super::Shared;
 #[utoipa::path(
     get, path = "/gpu/stats", tag = "statistics",
     responses(
-        (status = 200, description = "Every GPU that is listed", body = Stats),
-        (status = 503, description = "GPUs could not be read; `error` says why", body = Stats),
+        (status = 200, description = "Every GPU that is listed", body = StatsBody),
+        (status = 503, description = "GPUs could not be read; `error` says why", body = StatsBody),
     )
 )]
 pub(super) async fn stats(State(app): State<Shared>) -> Response {
@@ -29,8 +29,8 @@ pub(super) async fn stats(State(app): State<Shared>) -> Response {
 #[utoipa::path(
     get, path = "/gpu/count", tag = "statistics",
     responses(
-        (status = 200, description = "How many are listed", body = Count),
-        (status = 503, description = "GPUs could not be read", body = Count),
+        (status = 200, description = "How many are listed", body = GpuCountBody),
+        (status = 503, description = "GPUs could not be read", body = GpuCountBody),
     )
 )]
 pub(super) async fn count(State(app): State<Shared>) -> Response {
@@ -41,8 +41,8 @@ pub(super) async fn count(State(app): State<Shared>) -> Response {
 #[utoipa::path(
     get, path = "/gpu/summary", tag = "statistics",
     responses(
-        (status = 200, description = "Sums, and every GPU in short", body = Summary),
-        (status = 503, description = "GPUs could not be read; `error` says why", body = Summary),
+        (status = 200, description = "Sums, and every GPU in short", body = SummaryBody),
+        (status = 503, description = "GPUs could not be read; `error` says why", body = SummaryBody),
     )
 )]
 pub(super) async fn summary(State(app): State<Shared>) -> Response {
@@ -53,8 +53,8 @@ pub(super) async fn summary(State(app): State<Shared>) -> Response {
 #[utoipa::path(
     get, path = "/gpu/history", tag = "statistics",
     responses(
-        (status = 200, description = "The last readings of each GPU, oldest first", body = GpuHistory),
-        (status = 503, description = "GPUs could not be read", body = GpuHistory),
+        (status = 200, description = "The last readings of each GPU, oldest first", body = GpuHistoryBody),
+        (status = 503, description = "GPUs could not be read", body = GpuHistoryBody),
     )
 )]
 pub(super) async fn history(State(app): State<Shared>) -> Response {
@@ -72,11 +72,11 @@ fn handed(prepared: Prepared) -> Response {
 #[utoipa::path(
     get, path = "/health", tag = "statistics",
     responses(
-        (status = 200, description = "Healthy, or degraded: it answers, and says what is wrong", body = Health),
-        (status = 503, description = "Unhealthy: nothing can be read, or nothing can be kept", body = Health),
+        (status = 200, description = "Healthy, or degraded: it answers, and says what is wrong", body = HealthBody),
+        (status = 503, description = "Unhealthy: nothing can be read, or nothing can be kept", body = HealthBody),
     )
 )]
-pub(super) async fn health(State(app): State<Shared>) -> (StatusCode, axum::Json<Health>) {
+pub(super) async fn health(State(app): State<Shared>) -> (StatusCode, axum::Json<HealthBody>) {
     let read = app.node.statistics().health();
     let mut problems = read.problems.clone();
     let age = app.authority.snapshot_age();
@@ -102,7 +102,7 @@ pub(super) async fn health(State(app): State<Shared>) -> (StatusCode, axum::Json
         (Status::Healthy, _) => Status::Healthy,
     };
     let code = if status == Status::Unhealthy { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
-    let body = Health {
+    let body = HealthBody {
         status: status.name().into(),
         nvidia_smi_available: read.nvidia_smi_available,
         timestamp: read.timestamp,

@@ -4,10 +4,10 @@ use std::time::SystemTime;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use gpupool_api::problem::Problem as ProblemBody;
-use gpupool_api::tokens::{NewToken, Token, TokenCreated, Tokens};
-use gpupool_core::limits::NAME_BYTES;
-use gpupool_store::{CommitError, Role as TokenRole, TokenId};
+use gpupool_api::problem::ProblemBody;
+use gpupool_api::tokens::{AccessToken, AccessTokenList, NewToken, TokenCreated};
+use gpupool_core::limits::MAX_NAME_BYTES;
+use gpupool_store::{CommitError, TokenId, TokenRole};
 
 use crate::clock::iso;
 use crate::identity::{ANONYMOUS, Caller, Role};
@@ -35,9 +35,13 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, axum::Json<TokenCreated>), Problem> {
     only_admins(&caller)?;
     let name = body.owner.trim();
-    if name.is_empty() || name.len() > NAME_BYTES || name.starts_with(ANONYMOUS) || name.chars().any(char::is_control) {
+    if name.is_empty()
+        || name.len() > MAX_NAME_BYTES
+        || name.starts_with(ANONYMOUS)
+        || name.chars().any(char::is_control)
+    {
         let allowed = format!(
-            "a name of 1..={NAME_BYTES} bytes without control characters that does not start with {ANONYMOUS:?}"
+            "a name of 1..={MAX_NAME_BYTES} bytes without control characters that does not start with {ANONYMOUS:?}"
         );
         return Err(Problem::field("owner", format!("{:?}", body.owner), allowed));
     }
@@ -56,21 +60,24 @@ pub(super) async fn create(
 #[utoipa::path(
     get, path = "/v1/tokens", operation_id = "list_tokens", tag = "admin",
     responses(
-        (status = 200, description = "Every token, revoked ones too", body = Tokens),
+        (status = 200, description = "Every token, revoked ones too", body = AccessTokenList),
         (status = "default", description = "Not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn list(State(app): State<Shared>, Looks(caller): Looks) -> Result<axum::Json<Tokens>, Problem> {
+pub(super) async fn list(
+    State(app): State<Shared>,
+    Looks(caller): Looks,
+) -> Result<axum::Json<AccessTokenList>, Problem> {
     only_admins(&caller)?;
     let tokens = app.authority.with_store(|store| store.tokens()).await?.map_err(unreadable)?;
-    let line = |line: gpupool_store::TokenLine| Token {
+    let line = |line: gpupool_store::TokenMetadata| AccessToken {
         id: line.token.id.0,
         owner: line.token.owner,
         admin: line.token.role == TokenRole::Admin,
         created_at: iso(line.created_at),
         revoked_at: line.revoked_at.map(iso),
     };
-    Ok(axum::Json(Tokens { tokens: tokens.into_iter().map(line).collect() }))
+    Ok(axum::Json(AccessTokenList { tokens: tokens.into_iter().map(line).collect() }))
 }
 
 /// Revoke a token

@@ -13,8 +13,8 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use axum::http::{Method, StatusCode};
-use gpupool_api::view::cause_name;
-use gpupool_core::{Denied, Effect, EndCause, Pool, Turn};
+use gpupool_api::view::end_cause_name;
+use gpupool_core::{CommandDenied, EndCause, Pool, PoolEffect, QueueTurn};
 use gpupool_devices::SourceKind;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -83,7 +83,7 @@ impl Metrics {
             running: Number::default(),
             asked: counters("outcome", OUTCOMES),
             grants: counters("turn", TURNS),
-            ends: counters("cause", CAUSES.iter().map(cause_name)),
+            ends: counters("cause", CAUSES.iter().map(end_cause_name)),
             offers: Count::default(),
             quarantines: Count::default(),
             waits: Histogram::new(LONG_SECONDS),
@@ -120,28 +120,31 @@ impl Metrics {
     }
 
     /// Something was committed.
-    pub fn effect(&self, effect: &Effect, pool: &Pool) {
+    pub fn effect(&self, effect: &PoolEffect, pool: &Pool) {
         match effect {
-            Effect::Queued { .. } => count(&self.asked, "outcome", "queued"),
-            Effect::Offered { .. } => drop(self.offers.inc()),
-            Effect::Granted { lease, decision, .. } => {
+            PoolEffect::Queued { .. } => count(&self.asked, "outcome", "queued"),
+            PoolEffect::Offered { .. } => drop(self.offers.inc()),
+            PoolEffect::Granted { lease, decision, .. } => {
                 count(&self.grants, "turn", turn_name(decision.turn));
-                if decision.turn == Turn::OnArrival {
+                if decision.turn == QueueTurn::OnArrival {
                     count(&self.asked, "outcome", "granted");
                 }
                 if let Some((lease, granted)) = pool.lease(*lease).and_then(|lease| Some((lease, lease.granted_at?))) {
                     self.waits.observe(granted.since(lease.created_at).0 as f64 / 1000.0);
                 }
             }
-            Effect::Ended { lease, cause } => {
-                count(&self.ends, "cause", cause_name(cause));
+            PoolEffect::Ended { lease, cause } => {
+                count(&self.ends, "cause", end_cause_name(cause));
                 let row = pool.lease(*lease);
                 if let Some((granted, ended)) = row.and_then(|row| row.granted_at.zip(row.ended_at)) {
                     self.holds.observe(ended.since(granted).0 as f64 / 1000.0);
                 }
             }
-            Effect::Quarantined { .. } => drop(self.quarantines.inc()),
-            Effect::Revoking { .. } | Effect::Draining { .. } | Effect::Freed { .. } | Effect::DeviceOpen { .. } => {}
+            PoolEffect::Quarantined { .. } => drop(self.quarantines.inc()),
+            PoolEffect::Revoking { .. }
+            | PoolEffect::Draining { .. }
+            | PoolEffect::Freed { .. }
+            | PoolEffect::DeviceOpen { .. } => {}
         }
     }
 
@@ -286,12 +289,12 @@ static CAUSES: LazyLock<[EndCause; 9]> = LazyLock::new(|| {
 
 const TURNS: [&str; 4] = ["on_arrival", "next", "passed_others", "ends_before_others_start"];
 
-fn turn_name(turn: Turn) -> &'static str {
+fn turn_name(turn: QueueTurn) -> &'static str {
     match turn {
-        Turn::OnArrival => TURNS[0],
-        Turn::Next => TURNS[1],
-        Turn::PassedOthers => TURNS[2],
-        Turn::EndsBeforeOthersStart => TURNS[3],
+        QueueTurn::OnArrival => TURNS[0],
+        QueueTurn::Next => TURNS[1],
+        QueueTurn::PassedOthers => TURNS[2],
+        QueueTurn::EndsBeforeOthersStart => TURNS[3],
     }
 }
 
@@ -312,11 +315,11 @@ const OUTCOMES: [&str; 11] = [
 fn outcome_name(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::Denied(denied) => match denied {
-            Denied::NoCapacity => "no_capacity",
-            Denied::Unsatisfiable(_) => "unsatisfiable",
-            Denied::Invalid(_) => "invalid",
-            Denied::Policy { .. } => "policy",
-            Denied::QueueFull { .. } => "queue_full",
+            CommandDenied::NoCapacity => "no_capacity",
+            CommandDenied::Unsatisfiable(_) => "unsatisfiable",
+            CommandDenied::Invalid(_) => "invalid",
+            CommandDenied::Policy { .. } => "policy",
+            CommandDenied::QueueFull { .. } => "queue_full",
             _ => "other",
         },
         Refusal::TooManyWaiting { .. } => "too_many_waiting",

@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use gpupool_core::Time;
+use gpupool_core::PoolTime;
 use gpupool_devices::SourceState;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -32,7 +32,7 @@ pub struct Scrape {
     /// The name of this node.
     pub node: String,
     /// When it is.
-    pub now: Time,
+    pub now: PoolTime,
 }
 
 impl Scrape {
@@ -65,8 +65,8 @@ impl Collector for Scrape {
         let stand = self.snapshot.as_deref().map(|snapshot| Stand::of(snapshot, self.now));
         let (round, stand) = (&self.current.round, stand.as_ref());
         stand::encode_devices(page, round, stand, &self.node, self.now)?;
-        let there = round.sources.iter().filter(|source| source.trouble().is_some() || source.answers());
-        let up = there.map(|source| (source.kind.name(), f64::from(u8::from(source.state == SourceState::Answers))));
+        let there = round.sources.iter().filter(|source| source.problem().is_some() || source.is_ready());
+        let up = there.map(|source| (source.kind.name(), f64::from(u8::from(source.state == SourceState::Ready))));
         page.gauges("gpupool_source_up", "1 where a source answers", up.map(|(name, up)| ([("source", name)], up)))?;
         stand::encode_leases(stand, page)?;
         self.metrics.encode_counted(page)?;

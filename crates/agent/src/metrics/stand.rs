@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use gpupool_api::view::{closed_name, health_words};
-use gpupool_core::{Bytes, Closed, Foreign, GpuId, Health, LeaseState, Millis, Share, Time};
-use gpupool_devices::{Found, Told};
+use gpupool_api::view::{closure_name, health_and_reason};
+use gpupool_core::{Bytes, DeviceClosure, DeviceHealth, ForeignLoad, GpuId, LeaseState, Millis, PoolTime, Share};
+use gpupool_devices::{DetectedDevice, Reported};
 
 use crate::authority::{DeviceState, Snapshot};
 use crate::limits::OWNERS_TOLD;
@@ -37,16 +37,16 @@ struct PoolDevice {
     gpu_id: GpuId,
     uuid: String,
     name: String,
-    health: Health,
-    closed: Option<Closed>,
+    health: DeviceHealth,
+    closed: Option<DeviceClosure>,
     promised: Share,
     promised_memory: Bytes,
-    foreign: Option<Foreign>,
+    foreign: Option<ForeignLoad>,
 }
 
 impl Stand {
     /// Sums a snapshot up.
-    pub fn of(snapshot: &Snapshot, now: Time) -> Self {
+    pub fn of(snapshot: &Snapshot, now: PoolTime) -> Self {
         let devices = snapshot.devices().map(|DeviceState { view, .. }| PoolDevice {
             gpu_id: view.gpu_id,
             uuid: view.facts.identity.to_string(),
@@ -136,16 +136,16 @@ impl<'a> Device<'a> {
         [a, b, c, d, (name, value)]
     }
 
-    fn found(&self) -> Option<&'a Found> {
+    fn found(&self) -> Option<&'a DetectedDevice> {
         self.seen.map(|seen| &*seen.found)
     }
 
-    fn read<T>(&self, of: impl Fn(&'a Found) -> &'a Told<T>) -> Option<&'a T> {
+    fn read<T>(&self, of: impl Fn(&'a DetectedDevice) -> &'a Reported<T>) -> Option<&'a T> {
         self.found().filter(|_| self.fresh).and_then(|found| of(found).value())
     }
 
     /// The pool judges health over time; before it knows the device, the reading does.
-    fn health(&self) -> Option<&'a Health> {
+    fn health(&self) -> Option<&'a DeviceHealth> {
         self.pooled.map(|pooled| &pooled.health).or(self.seen.map(|seen| &seen.health))
     }
 }
@@ -186,7 +186,7 @@ pub(super) fn encode_devices(
     round: &Round,
     stand: Option<&Stand>,
     node: &str,
-    now: Time,
+    now: PoolTime,
 ) -> fmt::Result {
     let devices = devices(round, stand, node);
     read(page, &devices, now)?;
@@ -205,7 +205,7 @@ fn family<'a>(
     page.gauges(name, help, devices.iter().filter_map(|device| Some((device.labels(), value(device)?))))
 }
 
-fn read(page: &mut Page<'_>, devices: &[Device<'_>], now: Time) -> fmt::Result {
+fn read(page: &mut Page<'_>, devices: &[Device<'_>], now: PoolTime) -> fmt::Result {
     // How much a device has does not change; it is told of old readings too.
     family(page, devices, "gpupool_gpu_memory_total_bytes", "All memory of a GPU", |device| {
         device.found()?.memory.total.value().map(|bytes| bytes.0 as f64)
@@ -232,7 +232,7 @@ fn read(page: &mut Page<'_>, devices: &[Device<'_>], now: Time) -> fmt::Result {
     family(page, devices, "gpupool_gpu_reading_age_seconds", "Time since a GPU was read", |device| {
         device.seen.map(|seen| now.since(seen.read_at).0 as f64 / 1000.0)
     })?;
-    let states = devices.iter().filter_map(|device| Some((device, health_words(device.health()?).0)));
+    let states = devices.iter().filter_map(|device| Some((device, health_and_reason(device.health()?).0)));
     let lines = states.flat_map(|(device, is)| {
         ["healthy", "unhealthy", "lost"].map(|state| (device.and("state", state), f64::from(u8::from(state == is))))
     });
@@ -243,7 +243,7 @@ fn promised(page: &mut Page<'_>, devices: &[Device<'_>]) -> fmt::Result {
     family(page, devices, "gpupool_gpu_open", "1 where a GPU takes new work", |device| {
         Some(f64::from(u8::from(device.pooled?.closed.is_none())))
     })?;
-    let closed = devices.iter().filter_map(|device| Some((device, closed_name(device.pooled?.closed?))));
+    let closed = devices.iter().filter_map(|device| Some((device, closure_name(device.pooled?.closed?))));
     let lines = closed.map(|(device, reason)| (device.and("reason", reason), 1.0));
     page.gauges("gpupool_gpu_closed", "1, with the reason, where a GPU takes no new work", lines)?;
     family(page, devices, "gpupool_gpu_promised_ratio", "How much of a GPU is promised, 0 to 1", |device| {
@@ -272,7 +272,7 @@ mod tests {
     use std::time::Duration;
 
     use gpupool_core::{DeviceIdentity, Percent, Vendor};
-    use gpupool_devices::{Memory, SourceKind, TrackedDevice};
+    use gpupool_devices::{MemoryReading, SourceKind, TrackedDevice};
 
     use super::super::{Form, Metrics, Scrape};
     use super::*;
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(told.iter().filter(|(owner, _)| *owner == OTHERS).count(), 1);
     }
 
-    fn listed(number: u32, found: Found, read_at: Time, health: Health) -> ListedDevice {
+    fn listed(number: u32, found: DetectedDevice, read_at: PoolTime, health: DeviceHealth) -> ListedDevice {
         let identity = DeviceIdentity::Uuid(format!("GPU-{number}").into());
         let tracked = TrackedDevice {
             gpu_id: GpuId(number),
@@ -307,11 +307,11 @@ mod tests {
         ListedDevice { tracked: Arc::new(tracked), visible: true, processes: Arc::new([]) }
     }
 
-    fn told(devices: impl FnOnce(Time) -> Vec<ListedDevice>) -> String {
+    fn told(devices: impl FnOnce(PoolTime) -> Vec<ListedDevice>) -> String {
         // Ahead of this machine's clock, so that a slow test does not make readings old.
         let now = crate::clock::now().after(Millis::from_secs(3600));
         let statistics = Statistics::new(Filter::default(), Duration::from_secs(1), 1);
-        let clock = gpupool_store::Clock { pool: now, wall: std::time::SystemTime::now() };
+        let clock = gpupool_store::ClockReading { pool: now, wall: std::time::SystemTime::now() };
         let refresh = Millis::from_secs(1);
         let devices = devices(now);
         statistics.publish(Round { clock, devices, sources: vec![], answered_at: Some(now), refresh, stopped: false });
@@ -319,18 +319,22 @@ mod tests {
         Scrape { metrics, current, snapshot: None, node: "here".into(), now }.encode(Form::OpenMetrics)
     }
 
-    fn found(name: &str) -> Found {
-        Found {
+    fn found(name: &str) -> DetectedDevice {
+        DetectedDevice {
             name: Some(name.into()),
-            memory: Memory { total: Told::Value(Bytes(1000)), used: Told::Value(Bytes(10)), ..Memory::default() },
-            utilization: Told::Value(Percent(50_000)),
-            ..Found::new(Vendor::Nvidia)
+            memory: MemoryReading {
+                total: Reported::Value(Bytes(1000)),
+                used: Reported::Value(Bytes(10)),
+                ..MemoryReading::default()
+            },
+            utilization: Reported::Value(Percent(50_000)),
+            ..DetectedDevice::new(Vendor::Nvidia)
         }
     }
 
     #[test]
     fn what_a_device_does_not_tell_is_absent_and_what_it_tells_is_there() {
-        let text = told(|now| vec![listed(0, found("A"), now, Health::Healthy)]);
+        let text = told(|now| vec![listed(0, found("A"), now, DeviceHealth::Healthy)]);
         let labels = r#"{gpu_id="0",uuid="GPU-0",name="A",node="here"}"#;
         for line in [
             format!("gpupool_gpu_utilization_ratio{labels} 0.5"),
@@ -347,8 +351,8 @@ mod tests {
     #[test]
     fn an_old_reading_and_that_of_a_lost_device_are_not_passed_off_as_how_it_is() {
         let text = told(|now| {
-            let long_ago = Time(now.0 - 60_000);
-            vec![listed(0, found("A"), long_ago, Health::Healthy), listed(1, found("B"), now, Health::Lost)]
+            let long_ago = PoolTime(now.0 - 60_000);
+            vec![listed(0, found("A"), long_ago, DeviceHealth::Healthy), listed(1, found("B"), now, DeviceHealth::Lost)]
         });
         assert!(!text.contains("gpupool_gpu_utilization_ratio{"), "{text}");
         assert!(!text.contains("gpupool_gpu_memory_used_bytes{"), "{text}");
@@ -362,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_name_cannot_break_out_of_its_label() {
-        let text = told(|now| vec![listed(0, found("A\"} 1\nfake 2\\"), now, Health::Healthy)]);
+        let text = told(|now| vec![listed(0, found("A\"} 1\nfake 2\\"), now, DeviceHealth::Healthy)]);
         assert!(text.contains(r#"name="A\"} 1\nfake 2\\",node="#), "{text}");
         assert!(!text.lines().any(|line| line.starts_with("fake")), "{text}");
     }

@@ -11,9 +11,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpupool_api::lease::{AttachBody, Attached, IfTaken, Until};
+use gpupool_api::lease::{AttachBody, AttachResponse, AttachUntil, RevocationAction};
 use gpupool_confine::process::{ProcessHandle, ProcessId};
-use gpupool_core::{Holder, LeaseId, Token};
+use gpupool_core::{LeaseHolder, LeaseId, Token};
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
@@ -40,7 +40,7 @@ pub struct Attachment {
     /// The process that holds the lease.
     pub process: Option<ProcessId>,
     /// The processes that end if the lease is taken back.
-    pub if_taken: IfTaken,
+    pub on_revocation: RevocationAction,
     /// The jobs of the lease. A restarted agent does not know them any more.
     pub jobs: Vec<ProcessId>,
     /// The control group of the jobs.
@@ -172,8 +172,8 @@ impl Attachments {
         process: PeerProcess,
         lease: LeaseId,
         body: AttachBody,
-    ) -> Result<Attached, AttachError> {
-        if body.until == Until::Job && body.job_pid.is_none() {
+    ) -> Result<AttachResponse, AttachError> {
+        if body.until == AttachUntil::Job && body.job_pid.is_none() {
             return Err(AttachError::NoJob);
         }
         let change = self.table.lock().entry(lease).or_default().change.clone();
@@ -191,7 +191,7 @@ impl Attachments {
         process: PeerProcess,
         lease: LeaseId,
         body: AttachBody,
-    ) -> Result<Attached, AttachError> {
+    ) -> Result<AttachResponse, AttachError> {
         let (pid, started) = (process.pid, process.start_ticks);
         let holding = ProcessId { pid, started };
         let exit = ProcessExit::watch(process.pidfd).map_err(AttachError::Unwatchable)?;
@@ -202,12 +202,12 @@ impl Attachments {
             }
             _ => PreparedJob::default(),
         };
-        let by_process = match body.if_taken {
-            IfTaken::EndCaller => Holder::Process { pid, started },
-            IfTaken::EndJobs => Holder::Supervisor { pid, started },
+        let by_process = match body.on_revocation {
+            RevocationAction::EndCaller => LeaseHolder::Process { pid, started },
+            RevocationAction::EndJobs => LeaseHolder::Supervisor { pid, started },
         };
-        let by_cgroup = prepared.cgroup.as_deref().filter(|_| body.until == Until::Job);
-        let holder = by_cgroup.map_or(by_process, |path| Holder::Cgroup(path.into()));
+        let by_cgroup = prepared.cgroup.as_deref().filter(|_| body.until == AttachUntil::Job);
+        let holder = by_cgroup.map_or(by_process, |path| LeaseHolder::Cgroup(path.into()));
         let attachment = LeaseAttachment {
             lease,
             token,
@@ -227,21 +227,21 @@ impl Attachments {
         let added = self.cgroups.add(lease, &prepared);
         if let Some(entry) = self.table.lock().get_mut(&lease) {
             let known = &mut entry.attachment;
-            (known.process, known.if_taken, known.uid) = (Some(holding), body.if_taken, uid);
+            (known.process, known.on_revocation, known.uid) = (Some(holding), body.on_revocation, uid);
             known.cgroup = prepared.cgroup.clone().or(known.cgroup.take());
             prepared.job.into_iter().for_each(|job| known.add_job(job));
         }
         match &holder {
-            Holder::Cgroup(_) => self.watch_cgroup(lease, holder),
+            LeaseHolder::Cgroup(_) => self.watch_cgroup(lease, holder),
             _ => self.watch(lease, holder, async move { exit.wait().await }),
         }
         let caveat = prepared.caveat.or_else(|| added.as_ref().err().map(ToString::to_string));
-        if body.until == Until::Job && (prepared.cgroup.is_none() || added.is_err()) {
+        if body.until == AttachUntil::Job && (prepared.cgroup.is_none() || added.is_err()) {
             let why = caveat.unwrap_or_else(|| "no control group can be made here".into());
             return Err(AttachError::NoCgroup(why));
         }
         let cgroup = prepared.cgroup.filter(|_| added.is_ok());
-        Ok(Attached { lease: attached, cgroup, memory_limited: prepared.memory_limited && added.is_ok(), caveat })
+        Ok(AttachResponse { lease: attached, cgroup, memory_limited: prepared.memory_limited && added.is_ok(), caveat })
     }
 
     /// Whether the authority will let the caller attach this lease, by its latest snapshot. A stranger must not make a
@@ -259,20 +259,20 @@ impl Attachments {
         for FencedLease { lease, holder } in leases {
             let cgroup = self.cgroups.path(lease);
             let process = match holder {
-                Some(Holder::Process { pid, started } | Holder::Supervisor { pid, started }) => {
+                Some(LeaseHolder::Process { pid, started } | LeaseHolder::Supervisor { pid, started }) => {
                     Some(ProcessId { pid, started })
                 }
                 _ => None,
             };
-            let if_taken = match holder {
-                Some(Holder::Supervisor { .. }) => IfTaken::EndJobs,
-                _ => IfTaken::EndCaller,
+            let on_revocation = match holder {
+                Some(LeaseHolder::Supervisor { .. }) => RevocationAction::EndJobs,
+                _ => RevocationAction::EndCaller,
             };
-            let attachment = Attachment { process, if_taken, cgroup, ..Attachment::default() };
+            let attachment = Attachment { process, on_revocation, cgroup, ..Attachment::default() };
             self.table.lock().insert(lease, Entry { attachment, ..Entry::default() });
             match (process, holder) {
                 (Some(process), Some(holder)) => self.watch(lease, holder, exit_of(lease, process)),
-                (None, Some(holder @ Holder::Cgroup(_))) => self.watch_cgroup(lease, holder),
+                (None, Some(holder @ LeaseHolder::Cgroup(_))) => self.watch_cgroup(lease, holder),
                 _ => {}
             }
             with_cgroup.retain(|with| *with != lease);
@@ -294,7 +294,7 @@ impl Attachments {
         }
     }
 
-    fn watch_cgroup(&self, lease: LeaseId, holder: Holder) {
+    fn watch_cgroup(&self, lease: LeaseId, holder: LeaseHolder) {
         let cgroups = self.cgroups.clone();
         self.watch(lease, holder, async move {
             while cgroups.is_populated(lease) != Some(false) {
@@ -304,7 +304,7 @@ impl Attachments {
     }
 
     /// Watches a holder in place of the one before, and reports when it has ended.
-    fn watch(&self, lease: LeaseId, holder: Holder, ended: impl Future<Output = ()> + Send + 'static) {
+    fn watch(&self, lease: LeaseId, holder: LeaseHolder, ended: impl Future<Output = ()> + Send + 'static) {
         let node = self.clone();
         let watch = async move {
             ended.await;

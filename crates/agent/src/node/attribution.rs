@@ -8,9 +8,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use gpupool_api::pool::Process as ProcessBody;
-use gpupool_core::{Attribution, DeviceId, GpuId, LeaseId, LeaseState, Time, Token};
-use gpupool_devices::{HostProcess, Process};
+use gpupool_api::pool::ProcessBody;
+use gpupool_core::{DeviceId, GpuId, LeaseId, LeaseState, PoolTime, ProcessAttribution, Token};
+use gpupool_devices::{DeviceProcess, HostProcessLookup};
 
 use crate::authority::Snapshot;
 
@@ -25,9 +25,9 @@ pub struct Holdings {
     /// The active leases, and those whose processes still drain.
     pub leases: Vec<Holding>,
     /// The time as of which the leases are listed.
-    pub as_of: Time,
+    pub as_of: PoolTime,
     /// The time at which a change of the leases on a device was last published.
-    pub changed_at: HashMap<GpuId, Time>,
+    pub changed_at: HashMap<GpuId, PoolTime>,
 }
 
 /// The devices that one lease holds, and the marks by which its processes are known.
@@ -81,19 +81,19 @@ impl Holdings {
 
     /// Returns the time as of which the leases on a device are known for a reading that was taken at `read_at`. A reading
     /// from before their last change was published shows a mixture, and counts as of the beginning of time.
-    pub fn leases_as_of(&self, device: GpuId, read_at: Time) -> Time {
+    pub fn leases_as_of(&self, device: GpuId, read_at: PoolTime) -> PoolTime {
         let is_mixture = self.changed_at.get(&device).is_some_and(|changed| read_at <= *changed);
-        if is_mixture { Time(0) } else { self.as_of }
+        if is_mixture { PoolTime(0) } else { self.as_of }
     }
 
     /// Attributes a process on a device.
-    pub fn attribute(&self, evidence: &Evidence, device: GpuId) -> Attribution {
+    pub fn attribute(&self, evidence: &Evidence, device: GpuId) -> ProcessAttribution {
         let fits = self.leases.iter().filter_map(|holding| Some((holding.by(evidence)?, holding)));
         let best = fits.max_by_key(|(by, holding)| (holding.holds(device), *by, holding.token));
         match best {
-            Some((_, holding)) => Attribution::Lease(holding.lease),
-            None if self.may_be_anyones(evidence, device) => Attribution::Unknown,
-            None => Attribution::Foreign,
+            Some((_, holding)) => ProcessAttribution::Lease(holding.lease),
+            None if self.may_be_anyones(evidence, device) => ProcessAttribution::Unknown,
+            None => ProcessAttribution::Foreign,
         }
     }
 
@@ -146,28 +146,28 @@ pub struct ProcessAttributor {
 
 impl ProcessAttributor {
     /// Attributes a process on a device.
-    pub fn attribute(&self, process: &Process, device: GpuId) -> Attribution {
+    pub fn attribute(&self, process: &DeviceProcess, device: GpuId) -> ProcessAttribution {
         if self.simulated {
             // Its number is made up and may be that of a real process, so there is no evidence to look for.
             let lease = process.name.as_deref().and_then(simulation::lease_of);
-            return lease.map_or(Attribution::Foreign, Attribution::Lease);
+            return lease.map_or(ProcessAttribution::Foreign, ProcessAttribution::Lease);
         }
-        let HostProcess::Known(facts) = &process.who else { return Attribution::Unknown };
+        let HostProcessLookup::Known(facts) = &process.host_lookup else { return ProcessAttribution::Unknown };
         let key = (process.pid, facts.start_ticks);
         let evidence = self.evidence.iter().find_map(|board| board.get(&key));
-        evidence.map_or(Attribution::Unknown, |evidence| self.holdings.attribute(evidence, device))
+        evidence.map_or(ProcessAttribution::Unknown, |evidence| self.holdings.attribute(evidence, device))
     }
 
     /// Describes a process for people and programs.
-    pub fn describe(&self, process: &Process, device: GpuId) -> ProcessBody {
-        let known = match &process.who {
-            HostProcess::Known(facts) => Some(facts),
-            HostProcess::NotLooked | HostProcess::Unattributed(_) => None,
+    pub fn describe(&self, process: &DeviceProcess, device: GpuId) -> ProcessBody {
+        let known = match &process.host_lookup {
+            HostProcessLookup::Known(facts) => Some(facts),
+            HostProcessLookup::NotInspected | HostProcessLookup::Unattributed(_) => None,
         };
         let (lease, squatter) = match self.attribute(process, device) {
-            Attribution::Lease(lease) => (Some(lease.0), !self.holdings.is_held_by(device, lease)),
-            Attribution::Foreign => (None, true),
-            Attribution::Unknown => (None, false),
+            ProcessAttribution::Lease(lease) => (Some(lease.0), !self.holdings.is_held_by(device, lease)),
+            ProcessAttribution::Foreign => (None, true),
+            ProcessAttribution::Unknown => (None, false),
         };
         let text = |text: &Arc<str>| text.to_string();
         ProcessBody {
@@ -202,12 +202,12 @@ mod tests {
         Evidence { environment, uid, line: vec![(50, 5), (40, 4), (1, 1)], cgroups: vec!["/job/7/step".into()] }
     }
 
-    fn whose(leases: &[Holding], evidence: &Evidence) -> Attribution {
+    fn whose(leases: &[Holding], evidence: &Evidence) -> ProcessAttribution {
         Holdings { leases: leases.to_vec(), ..Holdings::default() }.attribute(evidence, HERE)
     }
 
-    fn of(lease: u64) -> Attribution {
-        Attribution::Lease(LeaseId(lease))
+    fn of(lease: u64) -> ProcessAttribution {
+        ProcessAttribution::Lease(LeaseId(lease))
     }
 
     #[test]
@@ -218,8 +218,8 @@ mod tests {
         assert_eq!(whose(&[by_cgroup], &nameless), of(1));
         assert_eq!(whose(&[by_descent], &nameless), of(1));
         assert_eq!(whose(&[holding(1)], &names(1, 1000)), of(1));
-        assert_eq!(whose(&[holding(1)], &nameless), Attribution::Foreign);
-        assert_eq!(whose(&[], &names(1, 0)), Attribution::Foreign);
+        assert_eq!(whose(&[holding(1)], &nameless), ProcessAttribution::Foreign);
+        assert_eq!(whose(&[], &names(1, 0)), ProcessAttribution::Foreign);
     }
 
     #[test]
@@ -227,12 +227,12 @@ mod tests {
         let nameless = Evidence { environment: Environment::Silent, ..names(1, 1000) };
         for cgroup in ["/job/70", "/job/7/step/more", "/", "", "job/7"] {
             let holding = Holding { cgroup: Some(cgroup.into()), ..holding(1) };
-            assert_eq!(whose(&[holding], &nameless), Attribution::Foreign, "{cgroup:?}");
+            assert_eq!(whose(&[holding], &nameless), ProcessAttribution::Foreign, "{cgroup:?}");
         }
         let reused_number = Holding { holder_pid: Some((40, 3)), ..holding(1) };
-        assert_eq!(whose(&[reused_number], &nameless), Attribution::Foreign);
+        assert_eq!(whose(&[reused_number], &nameless), ProcessAttribution::Foreign);
         let old_token = Holding { token: Token(11), ..holding(1) };
-        assert_eq!(whose(&[old_token], &names(1, 0)), Attribution::Foreign);
+        assert_eq!(whose(&[old_token], &names(1, 0)), ProcessAttribution::Foreign);
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
         let alices = Holding { uid: Some(1000), ..holding(1) };
         assert_eq!(whose(std::slice::from_ref(&alices), &names(1, 1000)), of(1));
         assert_eq!(whose(std::slice::from_ref(&alices), &names(1, 0)), of(1));
-        assert_eq!(whose(std::slice::from_ref(&alices), &names(1, 1001)), Attribution::Foreign);
+        assert_eq!(whose(std::slice::from_ref(&alices), &names(1, 1001)), ProcessAttribution::Foreign);
     }
 
     #[test]
@@ -266,9 +266,9 @@ mod tests {
     fn whoever_hides_its_environment_is_unknown_only_where_it_could_be_a_leases() {
         let hidden = |uid| Evidence { environment: Environment::Hidden, ..names(1, uid) };
         let alices = Holding { uid: Some(1000), ..holding(1) };
-        assert_eq!(whose(std::slice::from_ref(&alices), &hidden(1000)), Attribution::Unknown);
-        assert_eq!(whose(std::slice::from_ref(&alices), &hidden(1001)), Attribution::Foreign);
+        assert_eq!(whose(std::slice::from_ref(&alices), &hidden(1000)), ProcessAttribution::Unknown);
+        assert_eq!(whose(std::slice::from_ref(&alices), &hidden(1001)), ProcessAttribution::Foreign);
         let elsewhere = Holding { devices: vec![GpuId(3)], ..alices };
-        assert_eq!(whose(&[elsewhere], &hidden(1000)), Attribution::Foreign);
+        assert_eq!(whose(&[elsewhere], &hidden(1000)), ProcessAttribution::Foreign);
     }
 }

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use gpupool_api::job_environment;
 use gpupool_core::{LeaseId, Token};
-use gpupool_devices::{Attributor, HostProcess, Places, Snapshot, Source, SourceError, SourceKind};
+use gpupool_devices::{
+    DeviceSource, HostProcessLookup, ProcessAttributor, SourceError, SourceKind, SourcePaths, SourceReading,
+};
 
 /// The number of ancestors of a process that are looked at.
 const ANCESTORS: usize = 64;
@@ -72,26 +74,26 @@ impl EvidenceBoard {
 
 /// A source that gathers evidence about the processes on its devices, on the thread that reads it.
 pub struct WithEvidence {
-    source: Box<dyn Source>,
-    attributor: Attributor,
+    source: Box<dyn DeviceSource>,
+    attributor: ProcessAttributor,
     gatherer: EvidenceGatherer,
     board: EvidenceBoard,
 }
 
 impl WithEvidence {
     /// Returns the source with its processes looked up on the machine at these places. The evidence goes to the board.
-    pub fn new(source: Box<dyn Source>, places: &Places, board: EvidenceBoard) -> Self {
-        let (attributor, gatherer) = (Attributor::new(places), EvidenceGatherer::new(places));
+    pub fn new(source: Box<dyn DeviceSource>, places: &SourcePaths, board: EvidenceBoard) -> Self {
+        let (attributor, gatherer) = (ProcessAttributor::new(places), EvidenceGatherer::new(places));
         Self { source, attributor, gatherer, board }
     }
 }
 
-impl Source for WithEvidence {
+impl DeviceSource for WithEvidence {
     fn kind(&self) -> SourceKind {
         self.source.kind()
     }
 
-    fn read(&mut self) -> Result<Snapshot, SourceError> {
+    fn read(&mut self) -> Result<SourceReading, SourceError> {
         let mut snapshot = self.source.read()?;
         self.attributor.attribute(&mut snapshot);
         self.board.post(self.gatherer.gather(&snapshot));
@@ -107,15 +109,15 @@ struct EvidenceGatherer {
 }
 
 impl EvidenceGatherer {
-    fn new(places: &Places) -> Self {
+    fn new(places: &SourcePaths) -> Self {
         Self { proc: places.proc.clone(), known: HashMap::new() }
     }
 
-    fn gather(&mut self, snapshot: &Snapshot) -> HashMap<ProcessKey, Evidence> {
+    fn gather(&mut self, snapshot: &SourceReading) -> HashMap<ProcessKey, Evidence> {
         let mut known = std::mem::take(&mut self.known);
         let processes = snapshot.devices.iter().filter_map(|device| device.processes.value()).flatten();
         for process in processes {
-            let HostProcess::Known(facts) = &process.who else { continue };
+            let HostProcessLookup::Known(facts) = &process.host_lookup else { continue };
             let key = (process.pid, facts.start_ticks);
             if self.known.contains_key(&key) {
                 continue;
@@ -205,15 +207,17 @@ mod tests {
     use std::fs;
 
     use gpupool_core::Vendor;
-    use gpupool_devices::{Found, Process, ProcessFacts, Told};
+    use gpupool_devices::{DetectedDevice, DeviceProcess, ProcessFacts, Reported};
 
     use super::*;
 
-    fn on_a_device(pid: u32, start_ticks: u64) -> Snapshot {
+    fn on_a_device(pid: u32, start_ticks: u64) -> SourceReading {
         let facts = ProcessFacts { start_ticks, uid: 5, user: None, command: "".into(), cgroup: None };
-        let process = Process { pid, who: HostProcess::Known(Arc::new(facts)), ..Process::default() };
-        let device = Found { processes: Told::Value(vec![process]), ..Found::new(Vendor::Nvidia) };
-        Snapshot { devices: vec![device], ..Snapshot::default() }
+        let process =
+            DeviceProcess { pid, host_lookup: HostProcessLookup::Known(Arc::new(facts)), ..DeviceProcess::default() };
+        let device =
+            DetectedDevice { processes: Reported::Value(vec![process]), ..DetectedDevice::new(Vendor::Nvidia) };
+        SourceReading { devices: vec![device], ..SourceReading::default() }
     }
 
     #[test]
@@ -236,7 +240,7 @@ mod tests {
             Environment::Silent,
             "another with its number"
         );
-        assert!(gatherer.gather(&Snapshot::default()).is_empty());
+        assert!(gatherer.gather(&SourceReading::default()).is_empty());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use gpupool_confine::cgroup::{Cgroups, GroupError, Limits};
+use gpupool_confine::cgroup::{CgroupError, CgroupLimits, CgroupManager};
 use gpupool_confine::process::{ProcFs, ProcessId};
 use gpupool_core::LeaseId;
 
@@ -16,7 +16,7 @@ const MOUNTS: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
 
 /// The control groups of one agent.
 pub struct JobCgroups {
-    cgroups: Cgroups,
+    cgroups: CgroupManager,
     /// Tells the groups of this agent from those of another on the same machine.
     prefix: String,
 }
@@ -44,7 +44,7 @@ impl JobCgroups {
         for byte in state_dir.as_os_str().as_encoded_bytes() {
             number = (number ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
-        Self { cgroups: Cgroups::detect(), prefix: format!("{:08x}-lease-", number >> 32) }
+        Self { cgroups: CgroupManager::detect(), prefix: format!("{:08x}-lease-", number >> 32) }
     }
 
     /// Describes in a sentence how jobs are confined here.
@@ -60,14 +60,14 @@ impl JobCgroups {
         };
         let without = |why: String| PreparedJob { job: Some(job), caveat: Some(why), ..PreparedJob::default() };
         if !self.cgroups.can_create() {
-            return without(self.cgroups.why_not().to_owned());
+            return without(self.cgroups.unavailable_reason().to_owned());
         }
         let name = self.name(lease);
         let memory = host_memory_mib.map(|mib| mib.saturating_mul(1024 * 1024));
         let limited = memory.filter(|_| self.cgroups.limits_memory());
         let (group, is_new) = match self.cgroups.open(&name) {
             Ok(Some(group)) => (Ok(group), false),
-            _ => (self.cgroups.create(&name, &Limits { host_memory: limited, pids: None }), true),
+            _ => (self.cgroups.create(&name, &CgroupLimits { host_memory: limited, pids: None }), true),
         };
         let group = match group {
             Ok(group) => group,
@@ -84,11 +84,11 @@ impl JobCgroups {
     }
 
     /// Puts a prepared job into its control group.
-    pub fn add(&self, lease: LeaseId, prepared: &PreparedJob) -> Result<(), GroupError> {
+    pub fn add(&self, lease: LeaseId, prepared: &PreparedJob) -> Result<(), CgroupError> {
         let (Some(job), Some(_)) = (prepared.job, &prepared.cgroup) else { return Ok(()) };
         match self.cgroups.open(&self.name(lease))? {
-            Some(group) => group.add(job),
-            None => Err(GroupError::NotPossible { why: "the group was removed".into() }),
+            Some(group) => group.add_process(job),
+            None => Err(CgroupError::NotPossible { why: "the group was removed".into() }),
         }
     }
 
@@ -104,7 +104,7 @@ impl JobCgroups {
 
     /// Returns the leases of this agent that have groups, including those from before a restart.
     pub fn leases(&self) -> Vec<LeaseId> {
-        let names = self.cgroups.names().unwrap_or_default();
+        let names = self.cgroups.cgroup_names().unwrap_or_default();
         names.iter().filter_map(|name| name.strip_prefix(&self.prefix)?.parse().ok().map(LeaseId)).collect()
     }
 
@@ -156,8 +156,8 @@ pub fn path_in_proc(path: &str) -> String {
 /// Returns the process with this number, if it descends from the caller.
 fn own_child(pid: u32, caller: ProcessId) -> Result<ProcessId, String> {
     let not_yours = || format!("process {pid} is no child of the caller, process {}", caller.pid);
-    let job = ProcessId::of(pid).map_err(|error| error.to_string())?.ok_or_else(not_yours)?;
-    let procfs = ProcFs::here();
+    let job = ProcessId::of_pid(pid).map_err(|error| error.to_string())?.ok_or_else(not_yours)?;
+    let procfs = ProcFs::system();
     let mut at = pid;
     for _ in 0..ANCESTORS {
         let stat = procfs.stat(at).map_err(|error| error.to_string())?.ok_or_else(not_yours)?;

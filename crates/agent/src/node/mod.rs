@@ -26,10 +26,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use gpupool_api::lease::{AttachBody, Attached};
+use gpupool_api::lease::{AttachBody, AttachResponse};
 use gpupool_config::Config;
 use gpupool_core::{Bytes, GpuId, LeaseId, MilliCpus, NodeFacts};
-use gpupool_devices::{GpuIds, JobEnvironment};
+use gpupool_devices::{GpuIdRegistry, JobEnvironment};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 use tracing::Instrument;
@@ -153,7 +153,7 @@ impl Node {
             devices.map(|state| (state.view.facts.identity.clone(), state.view.gpu_id)).collect()
         };
         let sampler = sources.start(SamplerSpec {
-            ids: GpuIds::restore(numbers),
+            ids: GpuIdRegistry::restore(numbers),
             refresh: config.monitoring.refresh_interval,
             node: node_facts(&name),
             holdings: Box::new(move || Holdings::of(&of_snapshot.snapshot(), &name, &table)),
@@ -176,7 +176,7 @@ impl Node {
         process: PeerProcess,
         lease: LeaseId,
         body: AttachBody,
-    ) -> Result<Attached, AttachError> {
+    ) -> Result<AttachResponse, AttachError> {
         let attachments = self.attachments.clone();
         let attach = async move { attachments.attach(caller, process, lease, body).await };
         let attached = tokio::spawn(attach.instrument(tracing::info_span!("attach", lease = lease.0)));

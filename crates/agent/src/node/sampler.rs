@@ -1,6 +1,6 @@
 //! The sampler: reads every device of the node in a steady rhythm, and hands out the readings.
 //!
-//! One thread keeps the rhythm. Each source is read on a thread of its own ([`Probe`]), which also gathers evidence about
+//! One thread keeps the rhythm. Each source is read on a thread of its own ([`SourceProbe`]), which also gathers evidence about
 //! the processes on its devices ([`super::evidence`]). A round asks every source that has answered and waits a short while
 //! for all of them. An answer that comes later is handed out when it comes, with the time at which it was taken. So a hung
 //! driver delays neither the others nor the rhythm. The thread ends with [`Sampler::stop`] or when the sampler is dropped;
@@ -13,11 +13,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use gpupool_api::pool::Process;
-use gpupool_core::{GpuId, NodeFacts, Reading, Time};
+use gpupool_api::pool::ProcessBody;
+use gpupool_core::{DeviceReading, GpuId, NodeFacts, PoolTime};
 use gpupool_devices::{
-    DeviceTracker, Found, GpuIds, Places, Probe, ProbeAnswer, Source, SourceError, SourceKind, SourceState,
-    SourceStatus,
+    DetectedDevice, DeviceSource, DeviceTracker, GpuIdRegistry, ProbeReply, SourceError, SourceKind, SourcePaths,
+    SourceProbe, SourceState, SourceStatus,
 };
 
 use crate::abort_on_panic::AbortOnPanic;
@@ -45,7 +45,7 @@ pub type Deliver = Box<dyn FnMut(NodeSample, &Troubles) + Send>;
 /// Everything that a sampler needs besides its sources.
 pub struct SamplerSpec {
     /// The numbers that devices had before.
-    pub ids: GpuIds,
+    pub ids: GpuIdRegistry,
     /// The time between two readings.
     pub refresh: Duration,
     /// The node that is sampled.
@@ -61,9 +61,9 @@ pub struct SamplerSpec {
 /// The sources of a sampler.
 pub struct SamplerSources {
     /// The sources.
-    pub sources: Vec<Box<dyn Source>>,
+    pub sources: Vec<Box<dyn DeviceSource>>,
     /// The places of this machine at which processes are looked up; `None` if devices and processes are simulated.
-    pub places: Option<Places>,
+    pub places: Option<SourcePaths>,
     /// The time without an answer after which a source is unresponsive; usually [`UNRESPONSIVE_AFTER`].
     pub unresponsive_after: Duration,
 }
@@ -146,7 +146,7 @@ impl Drop for Sampler {
 
 /// A source with its probe, and with the evidence about the processes on its devices.
 struct SampledSource {
-    probe: Probe,
+    probe: SourceProbe,
     evidence: EvidenceBoard,
     /// Whether it was asked in this round, and is worth waiting for.
     asked_now: bool,
@@ -154,8 +154,8 @@ struct SampledSource {
 
 impl SampledSource {
     fn start(
-        source: Box<dyn Source>,
-        places: Option<&Places>,
+        source: Box<dyn DeviceSource>,
+        places: Option<&SourcePaths>,
         unresponsive_after: Duration,
         answered: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
@@ -164,19 +164,19 @@ impl SampledSource {
             Some(places) => Box::new(WithEvidence::new(source, places, evidence.clone())),
             None => source,
         };
-        let probe = Probe::start_telling(source, unresponsive_after, answered)?;
+        let probe = SourceProbe::start_with_callback(source, unresponsive_after, answered)?;
         Ok(Self { probe, evidence, asked_now: false })
     }
 
     /// Asks for a reading, unless one is still out.
     fn ask(&mut self) {
-        self.asked_now = !self.probe.is_out();
-        self.probe.ask();
+        self.asked_now = !self.probe.is_pending();
+        self.probe.request_reading();
     }
 
     /// Whether an answer may come soon. One that is out since an earlier round is not waited for.
     fn is_awaited(&self) -> bool {
-        self.asked_now && self.probe.is_out()
+        self.asked_now && self.probe.is_pending()
     }
 }
 
@@ -192,8 +192,8 @@ struct Rounds {
     tracker: DeviceTracker,
     simulated: bool,
     /// The processes of the last reading of each device.
-    processes: BTreeMap<GpuId, Arc<[Process]>>,
-    answered_at: Option<Time>,
+    processes: BTreeMap<GpuId, Arc<[ProcessBody]>>,
+    answered_at: Option<PoolTime>,
     /// The warnings about the filter that were logged.
     warnings: Vec<String>,
     refresh: Duration,
@@ -203,7 +203,7 @@ struct Rounds {
     publish: Arc<Statistics>,
     inbox: Receiver<Wakeup>,
     /// Answers that were taken and not handed out yet, with the numbers of their sources.
-    taken: Vec<(usize, ProbeAnswer)>,
+    taken: Vec<(usize, ProbeReply)>,
     /// Used once, after the first round.
     first: Option<SyncSender<()>>,
 }
@@ -264,7 +264,9 @@ impl Rounds {
 
     /// Takes an answer, if there is one. The wakeup of an answer that was taken before finds none.
     fn take(&mut self, source: usize) -> bool {
-        let Some(answer) = self.sources.get_mut(source).and_then(|source| source.probe.poll()) else { return false };
+        let Some(answer) = self.sources.get_mut(source).and_then(|source| source.probe.poll_reading()) else {
+            return false;
+        };
         self.taken.push((source, answer));
         true
     }
@@ -284,10 +286,10 @@ impl Rounds {
         }
     }
 
-    fn track(&mut self, answer: ProbeAnswer) {
+    fn track(&mut self, answer: ProbeReply) {
         let at = time_of(answer.taken);
         // That a source is not on this machine is an answer, too.
-        if matches!(answer.result, Ok(_) | Err(SourceError::NotHere { .. })) {
+        if matches!(answer.result, Ok(_) | Err(SourceError::NotPresent { .. })) {
             self.answered_at = self.answered_at.max(Some(at));
         }
         if let Ok(snapshot) = &answer.result {
@@ -303,7 +305,8 @@ impl Rounds {
         let clock = clock::both();
         let mut readings = self.take_readings();
         let tracked = self.tracker.devices();
-        let numbered: Vec<(GpuId, &Found)> = tracked.iter().map(|device| (device.gpu_id, &*device.found)).collect();
+        let numbered: Vec<(GpuId, &DetectedDevice)> =
+            tracked.iter().map(|device| (device.gpu_id, &*device.found)).collect();
         let visible = self.publish.filter().among(&numbered);
         if !tracked.is_empty() && visible.warnings != self.warnings {
             visible.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -335,8 +338,8 @@ impl Rounds {
     }
 
     /// Returns the readings of the devices that were read since the last time.
-    fn take_readings(&mut self) -> BTreeMap<GpuId, Reading> {
-        let read = self.tracker.take_read();
+    fn take_readings(&mut self) -> BTreeMap<GpuId, DeviceReading> {
+        let read = self.tracker.take_sampled_gpus();
         if read.is_empty() {
             return BTreeMap::new();
         }
@@ -367,14 +370,14 @@ fn next_due(due: Instant, refresh: Duration, now: Instant) -> Instant {
 }
 
 /// Returns an instant on the pool's clock, never ahead of it.
-fn time_of(taken: Instant) -> Time {
+fn time_of(taken: Instant) -> PoolTime {
     let ago = u64::try_from(taken.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Time(clock::now().0.saturating_sub(ago))
+    PoolTime(clock::now().0.saturating_sub(ago))
 }
 
 fn trouble(source: &SourceStatus) -> Option<(SourceKind, SourceError)> {
     match &source.state {
-        SourceState::Failed(error) if !matches!(error, SourceError::NotHere { .. }) => {
+        SourceState::Failed(error) if !matches!(error, SourceError::NotPresent { .. }) => {
             Some((source.kind, error.clone()))
         }
         _ => None,

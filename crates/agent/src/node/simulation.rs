@@ -5,11 +5,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use gpupool_api::simulate::{DeviceFault, FaultBody, Faults};
+use gpupool_api::simulate::{DeviceFaultBody, FaultBody, FaultList};
 use gpupool_core::{DeviceIdentity, GpuId, LeaseId};
-use gpupool_devices::Source;
+use gpupool_devices::DeviceSource;
 use gpupool_devices::simulated::{
-    ControlError, Fault, Load, Place, Simulated, SimulatedControl, Spec, SpecError, Target, real_clock,
+    ControlError, DevicePosition, FaultTarget, SimulatedFault, SimulatedLoad, SimulatedSource, SimulationControl,
+    SimulationSpec, SimulationSpecError, monotonic_clock,
 };
 use serde_json::Value;
 
@@ -25,7 +26,7 @@ pub enum SimulationError {
     #[error("gpu_id: {0} is no simulated device; allowed: a number of GET /v1/devices, or none for all of them")]
     NoSuchGpu(GpuId),
     /// There is no such fault.
-    #[error("fault: {value} is not allowed ({why}); allowed: null, or one of {}, by name or as an object", Fault::KINDS.join(", "))]
+    #[error("fault: {value} is not allowed ({why}); allowed: null, or one of {}, by name or as an object", SimulatedFault::KINDS.join(", "))]
     NoSuchFault {
         /// What was given.
         value: String,
@@ -40,17 +41,17 @@ pub enum SimulationError {
 /// The simulated devices of an agent.
 #[derive(Debug)]
 pub struct Simulation {
-    control: SimulatedControl,
-    places: BTreeMap<DeviceIdentity, Place>,
+    control: SimulationControl,
+    places: BTreeMap<DeviceIdentity, DevicePosition>,
     /// Where each lease put load. A lock, because leases start and end where they are granted, faults come from people.
-    loads: Mutex<BTreeMap<LeaseId, Vec<Place>>>,
+    loads: Mutex<BTreeMap<LeaseId, Vec<DevicePosition>>>,
 }
 
 impl Simulation {
     /// The devices that a text or file describes, on a node of this name, and the source they are read from.
-    pub fn new(text_or_path: &str, node: &str) -> Result<(Self, Box<dyn Source>), SpecError> {
-        let spec = Spec::load(text_or_path)?.on_node(node);
-        let (source, control) = Simulated::new(&spec, real_clock());
+    pub fn new(text_or_path: &str, node: &str) -> Result<(Self, Box<dyn DeviceSource>), SimulationSpecError> {
+        let spec = SimulationSpec::load(text_or_path)?.on_node(node);
+        let (source, control) = SimulatedSource::new(&spec, monotonic_clock());
         let places = control.devices().into_iter().map(|device| (device.identity, device.place)).collect();
         Ok((Self { control, places, loads: Mutex::default() }, Box::new(source)))
     }
@@ -60,7 +61,7 @@ impl Simulation {
         for PreparedDevice { identity, share, memory } in devices {
             let Some(&place) = self.places.get(identity) else { continue };
             let name = Some(format!("{LOAD}{lease}").into());
-            let load = Load { share: *share, memory: *memory, pid: None, name };
+            let load = SimulatedLoad { share: *share, memory: *memory, pid: None, name };
             if let Err(error) = self.control.set_load(place, lease.0, load) {
                 tracing::warn!(%lease, %error, "a lease is not simulated");
                 continue;
@@ -89,35 +90,35 @@ impl Simulation {
         identity_of: impl Fn(GpuId) -> Option<DeviceIdentity>,
     ) -> Result<usize, SimulationError> {
         let target = match body.gpu_id.map(GpuId) {
-            None => Target::All,
+            None => FaultTarget::All,
             Some(gpu_id) => {
                 let place = identity_of(gpu_id).and_then(|identity| self.places.get(&identity).copied());
-                Target::Place(place.ok_or(SimulationError::NoSuchGpu(gpu_id))?)
+                FaultTarget::Position(place.ok_or(SimulationError::NoSuchGpu(gpu_id))?)
             }
         };
         Ok(match fault_of(&body.fault)? {
-            Some(fault) => self.control.fault(&target, &fault)?,
-            None => self.control.clear(&target, None)?,
+            Some(fault) => self.control.inject_fault(&target, &fault)?,
+            None => self.control.clear_faults(&target, None)?,
         })
     }
 
     /// The body of `GET /v1/simulate/faults`; `gpu_id_of` knows the numbers of devices.
-    pub fn faults(&self, gpu_id_of: impl Fn(&DeviceIdentity) -> Option<GpuId>) -> Faults {
-        let numbers: BTreeMap<Place, GpuId> =
+    pub fn faults(&self, gpu_id_of: impl Fn(&DeviceIdentity) -> Option<GpuId>) -> FaultList {
+        let numbers: BTreeMap<DevicePosition, GpuId> =
             self.places.iter().filter_map(|(identity, place)| Some((*place, gpu_id_of(identity)?))).collect();
         let told = |fault: gpupool_devices::simulated::DeviceFault| {
             let gpu_id = numbers.get(&fault.place)?.0;
-            Some(DeviceFault { gpu_id, fault: serde_json::to_value(fault.fault).ok()? })
+            Some(DeviceFaultBody { gpu_id, fault: serde_json::to_value(fault.fault).ok()? })
         };
-        Faults {
+        FaultList {
             faults: self.control.faults().into_iter().filter_map(told).collect(),
-            known: Fault::KINDS.map(ToOwned::to_owned).to_vec(),
+            known: SimulatedFault::KINDS.map(ToOwned::to_owned).to_vec(),
         }
     }
 
     /// Returns the handle itself, for what cannot be asked for over HTTP.
     #[cfg(test)]
-    pub const fn control(&self) -> &SimulatedControl {
+    pub const fn control(&self) -> &SimulationControl {
         &self.control
     }
 }
@@ -128,7 +129,7 @@ pub(crate) fn lease_of(process: &str) -> Option<LeaseId> {
 }
 
 /// The fault a body means; `None` is to mend.
-fn fault_of(value: &Value) -> Result<Option<Fault>, SimulationError> {
+fn fault_of(value: &Value) -> Result<Option<SimulatedFault>, SimulationError> {
     let refused =
         |why: String| SimulationError::NoSuchFault { value: value.to_string().chars().take(200).collect(), why };
     match value {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpupool_config::Config;
-use gpupool_devices::{Places, Source, SourceChoice};
+use gpupool_devices::{DeviceSource, SourceChoice, SourcePaths};
 
 use crate::error::AgentError;
 
@@ -17,8 +17,8 @@ const FIRST_READING: Duration = Duration::from_millis(100);
 
 /// The sources of an agent.
 pub struct Sources {
-    sources: Vec<Box<dyn Source>>,
-    places: Option<Places>,
+    sources: Vec<Box<dyn DeviceSource>>,
+    places: Option<SourcePaths>,
     /// The handle of the simulated devices.
     pub simulation: Option<Arc<Simulation>>,
 }
@@ -30,10 +30,10 @@ impl Sources {
             let (simulation, source) = Simulation::new(text, &config.server.node_name).map_err(AgentError::Simulate)?;
             return Ok(Self { sources: vec![source], places: None, simulation: Some(Arc::new(simulation)) });
         }
-        let places = Places::from_env(|name| std::env::var_os(name).map(Into::into));
+        let places = SourcePaths::from_env(|name| std::env::var_os(name).map(Into::into));
         let choice: SourceChoice = config.monitoring.backend.parse()?;
         // A tool that hangs is ended before its source counts as unresponsive.
-        let sources = choice.sources(&places, UNRESPONSIVE_AFTER.mul_f64(0.8));
+        let sources = choice.open_sources(&places, UNRESPONSIVE_AFTER.mul_f64(0.8));
         Ok(Self { sources, places: Some(places), simulation: None })
     }
 

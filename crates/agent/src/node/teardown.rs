@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupool_api::lease::IfTaken;
+use gpupool_api::lease::RevocationAction;
 use gpupool_confine::process::{ProcFs, ProcessHandle, ProcessId};
 use gpupool_core::LeaseId;
 use rustix::process::Signal;
@@ -27,9 +27,9 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Ends everything that runs under a lease, however long that takes.
 pub(super) async fn tear_down(lease: LeaseId, attachment: Attachment, taken_back: bool, cgroups: &Arc<JobCgroups>) {
     if taken_back && let Some(process) = attachment.process {
-        match attachment.if_taken {
-            IfTaken::EndCaller => end_holder(lease, process).await,
-            IfTaken::EndJobs => {
+        match attachment.on_revocation {
+            RevocationAction::EndCaller => end_holder(lease, process).await,
+            RevocationAction::EndJobs => {
                 let until = Instant::now() + GRACE;
                 end_jobs(lease, attachment.jobs, until).await;
                 // Jobs from before a restart are known by their control group only.
@@ -101,7 +101,7 @@ fn exit_of(process: ProcessId) -> Option<ProcessExit> {
 
 /// Kills a process with its descendants.
 fn kill_tree(process: ProcessId) {
-    let descendants = ProcFs::here().tree(process.pid).unwrap_or_default();
+    let descendants = ProcFs::system().descendants(process.pid).unwrap_or_default();
     for id in std::iter::once(process).chain(descendants) {
         if let Ok(Some(handle)) = ProcessHandle::open(id) {
             // A process that is gone by now needs no signal.

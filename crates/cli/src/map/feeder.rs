@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
 use gpupool_dispatch::command::CommandLine;
-use gpupool_dispatch::joblog::Finished;
-use gpupool_dispatch::{Refused, TaskId};
+use gpupool_dispatch::job_log::FinishedTasks;
+use gpupool_dispatch::{SubmitError, TaskId};
 
 use super::stop::Reason;
 use super::template::Template;
@@ -38,7 +38,7 @@ pub(super) struct Feeder {
     pub kind: Kind,
     pub sources: Sources,
     /// What an earlier run did.
-    pub finished: Option<Finished>,
+    pub finished: Option<FinishedTasks>,
     pub context: MapContext,
 }
 
@@ -70,7 +70,7 @@ impl Feeder {
             seq += 1;
             let shown = self.kind.shown(&arguments, seq);
             if let Some(finished) = &mut self.finished
-                && finished.has(seq, &shown).map_err(|error| Trouble::Log(error.into()))?
+                && finished.contains(seq, &shown).map_err(|error| Trouble::Log(error.into()))?
             {
                 continue;
             }
@@ -78,11 +78,11 @@ impl Feeder {
             let id = TaskId(put);
             // Told of before it is put: it may be over before this thread goes on.
             lock(&self.context.tasks).insert(id, Task { seq, arguments, shown });
-            match self.context.remote.push(payload) {
+            match self.context.remote.submit_blocking(payload) {
                 Ok(same) => debug_assert_eq!(same, id),
                 Err(refused) => {
                     lock(&self.context.tasks).remove(&id);
-                    if refused == Refused::Closed {
+                    if refused == SubmitError::Closed {
                         return Ok(());
                     }
                     return Err(Trouble::Source(anyhow!("argument {seq}: {refused}")));

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Context;
-use gpupool_dispatch::joblog::{Entry, JobLog};
-use gpupool_dispatch::{Cause, DispatchError, Event, Outcome, Over, Stats, TaskId};
+use gpupool_dispatch::job_log::{JobLog, JobLogEntry};
+use gpupool_dispatch::{DispatchError, RunEvent, RunStats, TaskEnd, TaskId, TaskOutcome, WorkerExitCause};
 use serde_json::Value;
 
 use super::arguments::Map;
@@ -38,36 +38,39 @@ impl<'a> Following<'a> {
     }
 
     /// Deals with one event.
-    pub fn on(&mut self, event: Event) {
+    pub fn on(&mut self, event: RunEvent) {
         match event {
-            Event::Over(over) => self.over(over),
-            Event::Started { task, worker, .. } => {
+            RunEvent::TaskEnded(over) => self.over(over),
+            RunEvent::TaskStarted { task, worker, .. } => {
                 if let Some(task) = self.open_task(task) {
                     self.tell(|| report::started_event(&task, worker));
                 }
             }
-            Event::Retried { task, worker, outcome } => {
+            RunEvent::TaskRetried { task, worker, outcome } => {
                 if let Some(task) = self.open_task(task) {
                     self.tell(|| report::retried_event(&task, worker, &outcome));
                 }
             }
-            Event::Ready { worker } => self.tell(|| report::worker_event("ready", worker, None)),
-            Event::SetupFailed { worker, why } => {
+            RunEvent::WorkerReady { worker } => self.tell(|| report::worker_event("ready", worker, None)),
+            RunEvent::WorkerSetupFailed { worker, why } => {
                 self.context.voice.warn(format_args!("worker {} could not be set up: {why}", worker.0 + 1));
                 self.tell(|| report::worker_event("setup-failed", worker, Some(&why)));
             }
-            Event::CleanupFailed { worker, why } => {
+            RunEvent::WorkerCleanupFailed { worker, why } => {
                 self.context.voice.warn(format_args!("worker {} could not clean up: {why}", worker.0 + 1));
                 self.tell(|| report::worker_event("cleanup-failed", worker, Some(&why)));
             }
-            Event::Gone { worker, cause, .. } => {
-                let is_expected = matches!(cause, Cause::Stopped | Cause::Exited(0) | Cause::Withdrawn(_));
+            RunEvent::WorkerGone { worker, cause, .. } => {
+                let is_expected = matches!(
+                    cause,
+                    WorkerExitCause::Stopped | WorkerExitCause::Exited(0) | WorkerExitCause::GpuWithdrawn(_)
+                );
                 if !is_expected {
                     self.context.voice.note(format_args!("worker {} is gone: {cause}", worker.0 + 1));
                 }
                 self.tell(|| report::worker_event("gone", worker, Some(&cause.to_string())));
             }
-            Event::Wrote { bytes, .. } => self.outlet.words(&bytes),
+            RunEvent::WorkerWrote { bytes, .. } => self.outlet.words(&bytes),
         }
     }
 
@@ -81,7 +84,7 @@ impl<'a> Following<'a> {
         lock(&self.context.tasks).get(&id).cloned()
     }
 
-    fn over(&mut self, over: Over) {
+    fn over(&mut self, over: TaskEnd) {
         let Some(task) = lock(&self.context.tasks).remove(&over.task) else { return };
         let ending = Ending::of(&over, self.map.speaks.is_none());
         let written = self.print(&task, &over, &ending);
@@ -109,12 +112,12 @@ impl<'a> Following<'a> {
     }
 
     /// Lets the task's output or result out; how many bytes it was.
-    fn print(&mut self, task: &Task, over: &Over, ending: &Ending) -> io::Result<u64> {
+    fn print(&mut self, task: &Task, over: &TaskEnd, ending: &Ending) -> io::Result<u64> {
         if self.is_mute {
             return Ok(0);
         }
         let result = match &over.outcome {
-            Outcome::Done(result) if self.map.speaks.is_some() => Some(result),
+            TaskOutcome::Done(result) if self.map.speaks.is_some() => Some(result),
             _ => None,
         };
         if self.map.json {
@@ -126,7 +129,7 @@ impl<'a> Following<'a> {
                 event["result"] = String::from_utf8_lossy(result).into();
             }
             self.outlet.line(event.to_string().as_bytes(), None)?;
-            return Ok(over.output.as_ref().map_or(0, |output| output.lengths().0));
+            return Ok(over.output.as_ref().map_or(0, |output| output.stream_lengths().0));
         }
         let tag = self.map.tag.then(|| [task.arguments.join(&b' ').as_slice(), b"\t"].concat());
         if let Some(result) = result {
@@ -145,7 +148,7 @@ impl<'a> Following<'a> {
         }
         self.pause();
         let Some(log) = self.log.as_mut().filter(|_| !self.is_mute) else { return };
-        let entry = Entry {
+        let entry = JobLogEntry {
             seq: task.seq,
             started: ending.started,
             took: ending.took,
@@ -181,7 +184,7 @@ impl<'a> Following<'a> {
     /// All is over: tells what is left to tell, and how it went. The job log is on the disk then, or an error says why not.
     pub fn finish(
         mut self,
-        stats: &Stats,
+        stats: &RunStats,
         failure: Option<DispatchError>,
         skipped: u64,
         begun: Instant,

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use gpupool_client::local::LocalAgent;
-use gpupool_confine::bounds::Excess;
+use gpupool_confine::bounds::BoundExceeded;
 use gpupool_confine::process::ProcFs;
-use gpupool_dispatch::gpus::{GpuError, GpuKeeper, GpuNews, GpuNewsReader, GpuWish, Granted};
-use gpupool_dispatch::{Place, WorkerId};
+use gpupool_dispatch::gpu_leases::{GpuError, GpuEvent, GpuEventReceiver, GpuLeaseManager, GpuRequest, GrantedLease};
+use gpupool_dispatch::{WorkerId, WorkerSlot};
 
 use super::arguments::Map;
 use super::progress::Ticking;
@@ -27,7 +27,7 @@ const GPU_LOOK: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Wanted {
     agent: LocalAgent,
-    wish: GpuWish,
+    wish: GpuRequest,
     places: usize,
     workers_each: u32,
     /// Most bytes of GPU memory of a worker.
@@ -48,7 +48,7 @@ impl Wanted {
             false => anyhow!("{error:#}; without GPUs: --gpus 0"),
         })?;
         let memory_limit = map.gpu_memory_limit.map(|mib| mib << 20);
-        let wish = GpuWish { body, leases, gpu_ids };
+        let wish = GpuRequest { body, leases, gpu_ids };
         Ok(Self { agent, wish, places, workers_each: map.jobs.unwrap_or(1), memory_limit })
     }
 }
@@ -57,7 +57,7 @@ impl Wanted {
 #[derive(Debug)]
 pub(super) struct Gpus {
     memory: Option<Ticking>,
-    keeper: Option<Arc<GpuKeeper>>,
+    keeper: Option<Arc<GpuLeaseManager>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -65,8 +65,8 @@ impl Gpus {
     /// Asks for them.
     pub fn start(wanted: Wanted, context: MapContext) -> anyhow::Result<Self> {
         let Wanted { agent, wish, places, workers_each, memory_limit } = wanted;
-        let (keeper, news) = GpuKeeper::start(agent, wish).map_err(|error| match error {
-            GpuError::Wish { .. } => WrongUsage::of(error).into(),
+        let (keeper, news) = GpuLeaseManager::start(agent, wish).map_err(|error| match error {
+            GpuError::Request { .. } => WrongUsage::of(error).into(),
             other => anyhow::Error::from(other),
         })?;
         let keeper = Arc::new(keeper);
@@ -106,40 +106,40 @@ enum Held {
 /// Starts and stops workers as GPUs come and go.
 #[derive(Debug)]
 struct Workers {
-    keeper: Weak<GpuKeeper>,
+    keeper: Weak<GpuLeaseManager>,
     each: u32,
     context: MapContext,
     held: Vec<Held>,
 }
 
 impl Workers {
-    fn follow(mut self, mut news: GpuNewsReader) {
+    fn follow(mut self, mut news: GpuEventReceiver) {
         while let Some(news) = news.blocking_next() {
             match news {
-                GpuNews::Granted(granted) => self.granted(&granted),
-                GpuNews::Lost { place, why } => self.lost(place, &why),
-                GpuNews::Refused { place, why } => self.refused(place, &why),
-                GpuNews::Waiting { place, text } => {
+                GpuEvent::Granted(granted) => self.granted(&granted),
+                GpuEvent::Lost { place, why } => self.lost(place, &why),
+                GpuEvent::Refused { place, why } => self.refused(place, &why),
+                GpuEvent::Waiting { place, text } => {
                     if self.context.waiting.set(place, Some(text.clone())) && self.context.voice.bars.is_none() {
                         self.context.voice.note(text);
                     }
                 }
-                GpuNews::Note(text) => self.context.voice.note(text),
+                GpuEvent::Note(text) => self.context.voice.note(text),
             }
         }
     }
 
-    fn granted(&mut self, granted: &Granted) {
+    fn granted(&mut self, granted: &GrantedLease) {
         self.set(granted.place, Held::Granted);
         let devices = granted.devices.iter().map(|device| format!("GPU {} ({})", device.gpu_id, device.name));
         self.context.voice.note(format_args!("granted: {}", devices.collect::<Vec<_>>().join(", ")));
         // Else the GPUs are being given back.
         let Some(keeper) = self.keeper.upgrade() else { return };
         for id in self.ids(granted.place) {
-            let on = keeper.place(id, granted);
+            let on = keeper.worker_slot(id, granted);
             let mut place = place(id);
             place.environment.extend(on.environment);
-            self.context.remote.add(Place { environment: place.environment, ..on });
+            self.context.remote.add_worker(WorkerSlot { environment: place.environment, ..on });
         }
     }
 
@@ -147,7 +147,7 @@ impl Workers {
         self.set(place, Held::Asked);
         self.context.voice.warn(format_args!("a GPU was lost ({why}); its tasks are done elsewhere"));
         for id in self.ids(place) {
-            self.context.remote.withdraw(id, why);
+            self.context.remote.withdraw_worker(id, why);
         }
     }
 
@@ -175,7 +175,7 @@ impl Workers {
 /// Holds workers to their GPU memory: by looking, as often as the agent does, at what it says their processes use.
 #[derive(Debug)]
 struct GpuMemoryLimit {
-    keeper: Weak<GpuKeeper>,
+    keeper: Weak<GpuLeaseManager>,
     context: MapContext,
     /// Workers of each place.
     workers_each: u32,
@@ -201,18 +201,18 @@ impl GpuMemoryLimit {
 
     /// Ends whoever uses too much; `false` where nobody can tell.
     fn look(&self) -> bool {
-        let Some(memory) = self.keeper.upgrade().and_then(|keeper| keeper.gpu_memory().ok()) else { return false };
+        let Some(memory) = self.keeper.upgrade().and_then(|keeper| keeper.read_gpu_memory().ok()) else { return false };
         let mut is_told = true;
         for worker in self.context.remote.stats().workers {
             let Some(pid) = worker.pid else { continue };
-            let tree = ProcFs::here().tree(pid).unwrap_or_default();
+            let tree = ProcFs::system().descendants(pid).unwrap_or_default();
             let pids: Vec<u32> = tree.iter().map(|process| process.pid).chain([pid]).collect();
             let place = usize::try_from(worker.id.0 / self.workers_each).unwrap_or(usize::MAX);
-            match memory.of(place, &pids) {
+            match memory.used_by(place, &pids) {
                 None => is_told = false,
                 Some(used) if used > self.allowed => {
-                    let excess = Excess::DeviceMemory { used, allowed: self.allowed };
-                    self.context.remote.report_excess(worker.id, pid, excess);
+                    let excess = BoundExceeded::DeviceMemory { used, allowed: self.allowed };
+                    self.context.remote.report_exceeded_bound(worker.id, pid, excess);
                 }
                 Some(_) => {}
             }

@@ -20,9 +20,11 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpupool_confine::bounds::Bounds;
-use gpupool_dispatch::joblog::{Again, Finished, JobLog};
-use gpupool_dispatch::{Dispatcher, Order, Place, Plan, Program, Remote, Rules, WorkerId, WorkerOutput};
+use gpupool_confine::bounds::JobBounds;
+use gpupool_dispatch::job_log::{FinishedTasks, JobLog, RerunPolicy};
+use gpupool_dispatch::{
+    DispatchRules, Dispatcher, ResultOrder, RunHandle, RunPlan, WorkerId, WorkerOutputPolicy, WorkerProgram, WorkerSlot,
+};
 
 pub(crate) use arguments::Map;
 
@@ -46,7 +48,7 @@ const BROKEN_PIPE: u8 = 128 + 13;
 /// What the threads of a run share.
 #[derive(Debug, Clone)]
 struct MapContext {
-    remote: Remote,
+    remote: RunHandle,
     stop: Stop,
     voice: Voice,
     tasks: OpenTasks,
@@ -73,10 +75,10 @@ pub(crate) fn run(map: &Map) -> anyhow::Result<ExitCode> {
     let mut dispatcher = Dispatcher::start(plan(map, &work.command))?;
     let is_shown = map.progress || !(map.no_progress || map.quiet || map.json);
     let style = Style::here(is_shown, !(map.json || map.ungroup || reads_terminal));
-    let skipped = finished.as_ref().map_or(0, Finished::count);
+    let skipped = finished.as_ref().map_or(0, FinishedTasks::count);
     let context = MapContext {
-        remote: dispatcher.remote(),
-        stop: Stop::new(dispatcher.remote()),
+        remote: dispatcher.handle(),
+        stop: Stop::new(dispatcher.handle()),
         voice: Voice { is_quiet: map.quiet || map.json, bars: style.bars() },
         tasks: OpenTasks::default(),
         total: Arc::new(Mutex::new(sources.total().map(|total| total.saturating_sub(skipped)))),
@@ -105,20 +107,20 @@ pub(crate) fn run(map: &Map) -> anyhow::Result<ExitCode> {
 }
 
 /// The plan of a run. Its workers are in it where they need no GPU.
-fn plan(map: &Map, command: &[OsString]) -> Plan {
+fn plan(map: &Map, command: &[OsString]) -> RunPlan {
     let program = match map.speaks {
-        None => Program::commands(),
+        None => WorkerProgram::commands(),
         Some(speaks) => {
             let mut words = worker_command(command).into_iter();
             let program = words.next().unwrap_or_default();
             match speaks {
-                Speaks::Lines => Program::lines(program).args(words),
-                Speaks::Frames => Program::native(program).args(words),
+                Speaks::Lines => WorkerProgram::lines(program).args(words),
+                Speaks::Frames => WorkerProgram::native(program).args(words),
             }
         }
     };
-    let mut plan = Plan::new(program);
-    plan.rules = Rules {
+    let mut plan = RunPlan::new(program);
+    plan.rules = DispatchRules {
         queue_size: map.queue_size.unwrap_or(QUEUE_SIZE),
         task_timeout: map.timeout,
         grace: map.kill_after.unwrap_or(KILL_AFTER),
@@ -126,18 +128,18 @@ fn plan(map: &Map, command: &[OsString]) -> Plan {
         // What a worker has ahead is begun though nothing new is to be: then it has nothing ahead.
         prefetch: map.halt.trigger == Trigger::Never,
     };
-    plan.order = if map.keep_order { Order::Input } else { Order::Completion };
-    plan.bounds = Bounds {
+    plan.order = if map.keep_order { ResultOrder::Input } else { ResultOrder::Completion };
+    plan.bounds = JobBounds {
         host_memory: map.worker_memory.map(|mib| mib << 20),
         processes: map.processes,
         cpu_time: map.cpu_time,
-        ..Bounds::default()
+        ..JobBounds::default()
     };
     plan.cpu_time_per_task = true;
     plan.setup_timeout = map.setup_timeout;
     plan.worker_lifetime = map.worker_lifetime;
-    plan.output = if map.ungroup { WorkerOutput::Inherited } else { WorkerOutput::Told };
-    plan.tell_started = map.json;
+    plan.output = if map.ungroup { WorkerOutputPolicy::Inherited } else { WorkerOutputPolicy::Reported };
+    plan.report_started = map.json;
     if map.is_without_gpus() {
         let cpus = || std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(1));
         plan.places = (0..map.jobs.unwrap_or_else(cpus)).map(|id| place(WorkerId(id))).collect();
@@ -146,20 +148,20 @@ fn plan(map: &Map, command: &[OsString]) -> Plan {
 }
 
 /// A worker's place without a GPU, in which commands find the number of their worker.
-pub(super) fn place(id: WorkerId) -> Place {
-    let mut place = Place::new(id);
+pub(super) fn place(id: WorkerId) -> WorkerSlot {
+    let mut place = WorkerSlot::new(id);
     place.environment.push((SLOT.into(), Some((id.0 + 1).to_string())));
     place
 }
 
-fn open_log(map: &Map) -> anyhow::Result<(Option<JobLog>, Option<Finished>)> {
+fn open_log(map: &Map) -> anyhow::Result<(Option<JobLog>, Option<FinishedTasks>)> {
     let Some(path) = &map.joblog else { return Ok((None, None)) };
-    let again = if map.resume_failed { Again::Failed } else { Again::Nothing };
+    let again = if map.resume_failed { RerunPolicy::Failed } else { RerunPolicy::Nothing };
     if map.resume || map.resume_failed {
         let (log, finished) = JobLog::resume(path, again)?;
         return Ok((Some(log), Some(finished)));
     }
-    Ok((Some(JobLog::start(path)?), None))
+    Ok((Some(JobLog::create(path)?), None))
 }
 
 fn dry_run(kind: &Kind, mut sources: Sources) -> anyhow::Result<ExitCode> {

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use gpupool_dispatch::{Stats, WorkerState, WorkerStats};
+use gpupool_dispatch::{RunStats, WorkerState, WorkerStats};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::feeder::{OpenTasks, Task};
@@ -134,7 +134,7 @@ fn screen() -> (Screen, usize) {
 
 /// A row for each GPU, or for each worker where there is none, and a line for all of it. Made of numbers and names alone.
 struct Page<'a> {
-    stats: &'a Stats,
+    stats: &'a RunStats,
     tasks: &'a OpenTasks,
     /// Tasks of this run, where that is known.
     total: Option<u64>,
@@ -236,14 +236,14 @@ fn state(row: &Row<'_>) -> String {
 }
 
 /// Tasks that are over, and were not given up.
-pub(super) fn over(stats: &Stats) -> u64 {
+pub(super) fn over(stats: &RunStats) -> u64 {
     stats.completed + stats.failed + stats.timeouts
 }
 
 /// How it stands, in one line.
-fn summary(stats: &Stats, total: Option<u64>, rate: f64) -> String {
+fn summary(stats: &RunStats, total: Option<u64>, rate: f64) -> String {
     let of = total.map(|total| format!(" of {total}")).unwrap_or_default();
-    let Stats { completed, failed, timeouts, .. } = stats;
+    let RunStats { completed, failed, timeouts, .. } = stats;
     let mut text = format!("done {completed}{of}, failed {failed}, timeouts {timeouts}, {}/s", per_second(rate));
     let left = total.map(|total| total.saturating_sub(over(stats))).filter(|left| *left > 0 && rate > 0.0);
     if let Some(left) = left.and_then(|left| Duration::try_from_secs_f64(left as f64 / rate).ok()) {
@@ -342,10 +342,10 @@ mod tests {
         let (begun, tasks) = (Instant::now(), OpenTasks::default());
         let argument = Bytes::from_static("data/ärger\u{1b}[2J-with-a-long-name-0001.wav".as_bytes());
         lock(&tasks).insert(TaskId(7), Task { seq: 8, arguments: vec![argument], shown: Bytes::new() });
-        let mut stats = Stats { completed: 203, failed: 2, timeouts: 0, workers, ..Stats::default() };
+        let mut stats = RunStats { completed: 203, failed: 2, timeouts: 0, workers, ..RunStats::default() };
         let mut rates = Rates::default();
         let screen = Screen { width: Some(width), colours: false };
-        let lines = |stats: &Stats, rates: &mut Rates, now| {
+        let lines = |stats: &RunStats, rates: &mut Rates, now| {
             Page { stats, tasks: &tasks, total: Some(1000), waiting: &[] }.lines(rates, now, screen, most)
         };
         lines(&stats, &mut rates, begun);

@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
-use gpupool_dispatch::command::{Report, TaskOutput};
-use gpupool_dispatch::{Cause, Outcome, Over, Stats, WorkerId};
+use gpupool_dispatch::command::{CommandOutput, CommandReport};
+use gpupool_dispatch::{RunStats, TaskEnd, TaskOutcome, WorkerExitCause, WorkerId};
 use indicatif::MultiProgress;
 use serde_json::{Value, json};
 
@@ -52,28 +52,28 @@ pub(super) enum How {
 }
 
 impl Ending {
-    pub fn of(over: &Over, is_command: bool) -> Self {
+    pub fn of(over: &TaskEnd, is_command: bool) -> Self {
         let took = over.started.map_or(Duration::ZERO, |started| over.finished.saturating_duration_since(started));
         let started = SystemTime::now().checked_sub(took + over.finished.elapsed()).unwrap_or(SystemTime::UNIX_EPOCH);
         let ending = |how, exit_code, why| Self { how, exit_code, signal: 0, why, started, took };
         match &over.outcome {
-            Outcome::Done(said) => ending(How::Done, 0, String::new()).told(is_command.then_some(said)),
-            Outcome::Failed(said) if is_command => ending(How::Failed, 1, String::new()).told(Some(said)),
-            Outcome::Failed(said) => ending(How::Failed, 1, String::from_utf8_lossy(said).into_owned()),
-            Outcome::TimedOut(limit) => {
+            TaskOutcome::Done(said) => ending(How::Done, 0, String::new()).told(is_command.then_some(said)),
+            TaskOutcome::Failed(said) if is_command => ending(How::Failed, 1, String::new()).told(Some(said)),
+            TaskOutcome::Failed(said) => ending(How::Failed, 1, String::from_utf8_lossy(said).into_owned()),
+            TaskOutcome::TimedOut(limit) => {
                 ending(How::TimedOut, -1, format!("it took longer than {}", shown_finely(*limit)))
             }
-            Outcome::WorkerLost(loss) => {
-                let signal = if let Cause::Signalled(signal) = loss.cause { signal } else { 0 };
+            TaskOutcome::WorkerLost(loss) => {
+                let signal = if let WorkerExitCause::Signalled(signal) = loss.cause { signal } else { 0 };
                 Self { signal, ..ending(How::WorkerLost, -1, loss.to_string()) }
             }
-            Outcome::Cancelled => ending(How::Cancelled, -1, "it was cancelled".into()),
+            TaskOutcome::Cancelled => ending(How::Cancelled, -1, "it was cancelled".into()),
         }
     }
 
     /// With what the runner of commands says.
     fn told(self, said: Option<&bytes::Bytes>) -> Self {
-        let Some(report) = said.and_then(|said| Report::parse(said)) else {
+        let Some(report) = said.and_then(|said| CommandReport::parse(said)) else {
             let why = said.filter(|_| self.how != How::Done).map(|said| String::from_utf8_lossy(said).into_owned());
             return Self { why: why.unwrap_or_default(), ..self };
         };
@@ -88,7 +88,7 @@ impl Ending {
             signal: report.signal.unwrap_or(0),
             why,
             started: SystemTime::UNIX_EPOCH + Duration::from_nanos(report.started_unix_ns),
-            took: report.took(),
+            took: report.duration(),
             ..self
         }
     }
@@ -112,8 +112,8 @@ impl Outlet {
     }
 
     /// Writes what a task's command wrote, each line after the tag where there is one. How much of it was standard output.
-    pub fn output(&mut self, output: &TaskOutput, tag: Option<&[u8]>) -> io::Result<u64> {
-        let (out_length, err_length) = output.lengths();
+    pub fn output(&mut self, output: &CommandOutput, tag: Option<&[u8]>) -> io::Result<u64> {
+        let (out_length, err_length) = output.stream_lengths();
         if out_length + err_length == 0 {
             return Ok(0);
         }
@@ -207,10 +207,10 @@ pub(super) fn started_event(task: &Task, worker: WorkerId) -> Value {
 }
 
 /// A task failed and is tried again.
-pub(super) fn retried_event(task: &Task, worker: WorkerId, outcome: &Outcome) -> Value {
+pub(super) fn retried_event(task: &Task, worker: WorkerId, outcome: &TaskOutcome) -> Value {
     let outcome = match outcome {
-        Outcome::TimedOut(_) => How::TimedOut,
-        Outcome::WorkerLost(_) => How::WorkerLost,
+        TaskOutcome::TimedOut(_) => How::TimedOut,
+        TaskOutcome::WorkerLost(_) => How::WorkerLost,
         _ => How::Failed,
     };
     json!({"event": "retried", "seq": task.seq, "worker": worker.0 + 1, "outcome": outcome})
@@ -232,7 +232,7 @@ pub(super) fn worker_event(event: &str, worker: WorkerId, why: Option<&str>) -> 
 }
 
 /// The last event.
-pub(super) fn summary_event(stats: &Stats, skipped: u64, took: Duration, exit_code: u8) -> Value {
+pub(super) fn summary_event(stats: &RunStats, skipped: u64, took: Duration, exit_code: u8) -> Value {
     json!({
         "event": "summary", "completed": stats.completed, "failed": stats.failed, "timeouts": stats.timeouts,
         "lost": stats.lost, "cancelled": stats.cancelled, "retried": stats.retried, "skipped": skipped,
@@ -241,8 +241,8 @@ pub(super) fn summary_event(stats: &Stats, skipped: u64, took: Duration, exit_co
 }
 
 /// Adds what a task wrote, as text, as much of it as an event holds.
-pub(super) fn add_output(event: &mut Value, output: &TaskOutput) -> io::Result<()> {
-    let (out_length, err_length) = output.lengths();
+pub(super) fn add_output(event: &mut Value, output: &CommandOutput) -> io::Result<()> {
+    let (out_length, err_length) = output.stream_lengths();
     let (mut out, mut err) = (Beginning::default(), Beginning::default());
     output.copy_stdout_to(&mut out)?;
     output.copy_stderr_to(&mut err)?;
@@ -285,7 +285,7 @@ pub(super) struct Failures {
 }
 
 impl Failures {
-    pub fn add(&mut self, task: &Task, ending: &Ending, output: Option<&TaskOutput>) {
+    pub fn add(&mut self, task: &Task, ending: &Ending, output: Option<&CommandOutput>) {
         if self.told.len() == FAILURES_TOLD {
             self.more += 1;
             return;
@@ -310,7 +310,7 @@ impl Failures {
 }
 
 /// The last line for people.
-pub(super) fn last_line(stats: &Stats, skipped: u64, took: Duration) -> String {
+pub(super) fn last_line(stats: &RunStats, skipped: u64, took: Duration) -> String {
     let mut text = format!("done {}, failed {}, timeouts {}", stats.completed, stats.failed, stats.timeouts);
     for (count, what) in [(stats.cancelled, "cancelled"), (stats.retried, "retried"), (skipped, "skipped")] {
         if count > 0 {

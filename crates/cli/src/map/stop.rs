@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use gpupool_confine::Signal;
-use gpupool_dispatch::Remote;
+use gpupool_dispatch::RunHandle;
 use tokio::runtime::Runtime;
 
 use super::lock;
@@ -31,12 +31,12 @@ pub(super) enum Reason {
 /// Ends a run, from any thread.
 #[derive(Debug, Clone)]
 pub(super) struct Stop {
-    remote: Remote,
+    remote: RunHandle,
     reason: Arc<Mutex<Option<Reason>>>,
 }
 
 impl Stop {
-    pub fn new(remote: Remote) -> Self {
+    pub fn new(remote: RunHandle) -> Self {
         Self { remote, reason: Arc::default() }
     }
 
@@ -49,7 +49,7 @@ impl Stop {
     /// What runs comes to its end, and nothing else is begun.
     pub fn soon(&self, reason: Reason) {
         lock(&self.reason).get_or_insert(reason);
-        self.remote.finish_soon();
+        self.remote.cancel_pending();
     }
 
     /// What was read so far is done, and the run has failed all the same.

@@ -7,13 +7,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::Context;
-use gpupool_api::lease::{AttachBody, Attached, Lease};
+use gpupool_api::lease::{AttachBody, AttachResponse, LeaseBody};
 use gpupool_client::LeaseGuard;
-use gpupool_client::local::{LocalAgent, Notice, Tether};
+use gpupool_client::local::{LeaseBinding, LeaseNotice, LocalAgent};
 use gpupool_confine::Signal;
-use gpupool_confine::bounds::{Bounds, Excess, Held, Means, Watcher};
-use gpupool_confine::cgroup::{Cgroups, MemoryGroup};
-use gpupool_confine::spawn::{Job, JobEnd, JobEvent, JobSpec, Prepared, SpawnError, TerminalUse};
+use gpupool_confine::bounds::{BoundExceeded, BoundedJob, BoundsWatcher, EnforcementMethod, JobBounds};
+use gpupool_confine::cgroup::{CgroupManager, MemoryCgroup};
+use gpupool_confine::spawn::{Job, JobEnd, JobEvent, JobSpec, PreparedJob, SpawnError, TerminalUse};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -30,7 +30,7 @@ const LOST_GRACE: Duration = Duration::from_secs(4);
 #[derive(Debug)]
 pub(super) struct Started {
     pub job: Job,
-    pub tether: Tether,
+    pub tether: LeaseBinding,
     pub memory: HostMemory,
 }
 
@@ -52,7 +52,7 @@ impl From<SpawnError> for NotStarted {
 pub(super) async fn start(
     agent: &LocalAgent,
     guard: &mut Option<LeaseGuard>,
-    lease: &Lease,
+    lease: &LeaseBody,
     asked: &Run,
     voice: &Voice,
 ) -> Result<Started, NotStarted> {
@@ -60,14 +60,14 @@ pub(super) async fn start(
     let mut prepared = Job::prepare(spec(&asked.command, lease))?;
     let job = AttachBody { job_pid: Some(prepared.id().pid), host_memory_mib: host_memory, ..AttachBody::default() };
     let (tether, attached) = agent
-        .tie(lease, job)
+        .bind_lease(lease, job)
         .await
         .map_err(|error| NotStarted { exit_code: 1, why: format!("the lease could not be kept: {error}") })?;
     let memory = HostMemory::arrange(host_memory, attached.as_ref(), &mut prepared);
     let memory =
         memory.map_err(|error| NotStarted { exit_code: 1, why: format!("the command cannot be watched: {error}") })?;
     if let Some(guard) = guard.take() {
-        guard.let_go_on();
+        guard.detach();
     }
     if let Some(how) = memory.describe(host_memory) {
         voice.note(how);
@@ -75,7 +75,7 @@ pub(super) async fn start(
     Ok(Started { job: prepared.start()?, tether, memory })
 }
 
-fn spec(command: &[OsString], lease: &Lease) -> JobSpec {
+fn spec(command: &[OsString], lease: &LeaseBody) -> JobSpec {
     let (program, arguments) =
         command.split_first().map_or((OsString::new(), &[][..]), |(program, rest)| (program.clone(), rest));
     let spec = JobSpec::new(program).args(arguments).terminal(TerminalUse::Foreground);
@@ -93,7 +93,7 @@ pub(super) enum Cut {
     /// Its lease was lost, and why.
     Lost(String),
     /// It used too much host memory.
-    Memory(Excess),
+    Memory(BoundExceeded),
 }
 
 /// Follows the command until it has ended. Says why we ended it, where we did.
@@ -104,12 +104,12 @@ pub(super) async fn follow(
     voice: &Voice,
 ) -> anyhow::Result<(JobEnd, Option<Cut>)> {
     let Started { job, tether, memory } = started;
-    if !job.shares_our_group() {
+    if !job.shares_our_process_group() {
         // In a group of its own the command hears of these only through us.
         signals.add(&[Signal::WINCH, Signal::TSTP, Signal::CONT]).context("cannot listen for signals")?;
     }
     let news = News::of(job).context("cannot follow the command")?;
-    let lost = tether.lost(|notice| tell(voice, notice));
+    let lost = tether.wait_until_lost(|notice| tell(voice, notice));
     let exceeded = memory.exceeded();
     tokio::pin!(lost, exceeded);
     let mut ending = Ending { cut: None, is_told: false, kill_at: None };
@@ -118,7 +118,7 @@ pub(super) async fn follow(
         tokio::select! {
             event = news.next(job) => match event? {
                 JobEvent::Ended(end) => return Ok((end, ending.cut)),
-                JobEvent::Stopped(signal) => job.follow_stop(signal)?,
+                JobEvent::Stopped(signal) => job.mirror_stop(signal)?,
                 JobEvent::Continued => {}
             },
             signal = signals.next() => ending.pass_on(job, signal)?,
@@ -136,11 +136,11 @@ pub(super) async fn follow(
     }
 }
 
-fn tell(voice: &Voice, notice: Notice) {
+fn tell(voice: &Voice, notice: LeaseNotice) {
     match notice {
-        Notice::Away(error) => voice.note(format_args!("the agent is away, the command goes on ({error})")),
-        Notice::Back => voice.note("the agent is back"),
-        Notice::TakenSoon(reason) => {
+        LeaseNotice::AgentAway(error) => voice.note(format_args!("the agent is away, the command goes on ({error})")),
+        LeaseNotice::AgentReturned => voice.note("the agent is back"),
+        LeaseNotice::RevocationAnnounced(reason) => {
             let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
             voice.warn(format_args!("the lease will be taken back soon{reason}"));
         }
@@ -179,7 +179,7 @@ impl Ending {
             return Ok(());
         }
         // The terminal sends these to everybody in our group, the command included.
-        if job.shares_our_group() && [Signal::INT, Signal::QUIT].contains(&signal) {
+        if job.shares_our_process_group() && [Signal::INT, Signal::QUIT].contains(&signal) {
             return Ok(());
         }
         self.is_told |= signal == Signal::TERM;
@@ -205,7 +205,7 @@ impl News {
     async fn next(&self, job: &mut Job) -> anyhow::Result<JobEvent> {
         loop {
             let mut ready = self.0.readable().await.context("cannot follow the command")?;
-            match job.try_event()? {
+            match job.try_next_event()? {
                 Some(event) => return Ok(event),
                 None => ready.clear_ready(),
             }
@@ -219,7 +219,7 @@ pub(super) enum HostMemory {
     /// It is not.
     Free,
     /// By the kernel, in a group of the agent.
-    AgentsGroup(Option<MemoryGroup>),
+    AgentsGroup(Option<MemoryCgroup>),
     /// By us: by the kernel, in a group of ours, or by looking.
     Ours(Box<Watch>),
 }
@@ -227,35 +227,35 @@ pub(super) enum HostMemory {
 /// Our own watch over a command.
 #[derive(Debug)]
 pub(super) struct Watch {
-    held: Held,
-    excess: oneshot::Receiver<Excess>,
-    _watcher: Watcher,
+    held: BoundedJob,
+    excess: oneshot::Receiver<BoundExceeded>,
+    _watcher: BoundsWatcher,
 }
 
 impl HostMemory {
     /// Puts a command that does not run yet where it is held as well as possible.
     pub fn arrange(
         most_mib: Option<u64>,
-        attached: Option<&Attached>,
-        prepared: &mut Prepared,
+        attached: Option<&AttachResponse>,
+        prepared: &mut PreparedJob,
     ) -> std::io::Result<Self> {
         let cgroups = match attached.filter(|attached| attached.cgroup.is_some()) {
-            None => Cgroups::detect(),
+            None => CgroupManager::detect(),
             Some(_) if most_mib.is_none() => return Ok(Self::Free),
             Some(attached) if attached.memory_limited => {
-                return Ok(Self::AgentsGroup(MemoryGroup::of(prepared.id().pid)));
+                return Ok(Self::AgentsGroup(MemoryCgroup::of_process(prepared.id().pid)));
             }
             // It stays in the agent's group, which kills it whole.
-            Some(attached) => {
-                Cgroups::none(attached.caveat.clone().unwrap_or_else(|| "the agent cannot limit memory".into()))
-            }
+            Some(attached) => CgroupManager::unavailable(
+                attached.caveat.clone().unwrap_or_else(|| "the agent cannot limit memory".into()),
+            ),
         };
         let name = format!("run-{}-{}", prepared.id().pid, prepared.id().started);
-        let bounds = Bounds { host_memory: most_mib.map(|mib| mib.saturating_mul(1 << 20)), ..Bounds::default() };
+        let bounds = JobBounds { host_memory: most_mib.map(|mib| mib.saturating_mul(1 << 20)), ..JobBounds::default() };
         let (tell, excess) = oneshot::channel();
-        let watcher = Watcher::start(cgroups)?;
+        let watcher = BoundsWatcher::start(cgroups)?;
         // Nobody listens once the command has ended.
-        let held = watcher.hold(prepared, &name, &bounds, Box::new(move |excess| drop(tell.send(excess))));
+        let held = watcher.enforce_bounds(prepared, &name, &bounds, Box::new(move |excess| drop(tell.send(excess))));
         Ok(Self::Ours(Box::new(Watch { held, excess, _watcher: watcher })))
     }
 
@@ -266,7 +266,7 @@ impl HostMemory {
             Self::Free => return None,
             Self::AgentsGroup(_) => "by a control group of the agent".to_owned(),
             Self::Ours(watch) => match watch.held.enforcement().host_memory.as_ref()? {
-                Means::Kernel(_) => "by a control group of this user".to_owned(),
+                EnforcementMethod::Kernel(_) => "by a control group of this user".to_owned(),
                 by_looking => by_looking.to_string(),
             },
         };
@@ -274,7 +274,7 @@ impl HostMemory {
     }
 
     /// Comes back when the command used too much and still runs.
-    pub async fn exceeded(&mut self) -> Excess {
+    pub async fn exceeded(&mut self) -> BoundExceeded {
         if let Self::Ours(watch) = self
             && let Ok(excess) = (&mut watch.excess).await
         {

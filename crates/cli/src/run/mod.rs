@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use gpupool_api::RequestBody;
-use gpupool_api::lease::Lease;
-use gpupool_client::limits::GIVE_BACK_PATIENCE;
-use gpupool_client::local::{LocalAgent, lost_by_others};
+use gpupool_api::lease::LeaseBody;
+use gpupool_client::limits::LOCAL_RELEASE_PATIENCE;
+use gpupool_client::local::{LocalAgent, loss_before_release};
 use gpupool_client::{AgentClient, LeaseGuard};
 use gpupool_confine::spawn::JobEnd;
 
@@ -137,12 +137,12 @@ async fn run_on(
     };
     let begun = Instant::now();
     let followed = follow(&mut started, signals, arguments, voice).await;
-    let (kills, stuck) = (started.memory.kills(&started.job), started.job.stuck());
+    let (kills, stuck) = (started.memory.kills(&started.job), started.job.stuck_processes());
     // An error above leaves the command running; dropping it ends it, before its GPUs are somebody else's.
     drop(started.job);
     let released = give_back(agent.client(), lease.id, voice).await;
     let (end, cut) = followed?;
-    let ended = Ended { end, cut, kills, stuck, lost: released.as_ref().and_then(lost_by_others) };
+    let ended = Ended { end, cut, kills, stuck, lost: released.as_ref().and_then(loss_before_release) };
     for message in ended.messages(arguments) {
         voice.warn(message);
     }
@@ -150,10 +150,10 @@ async fn run_on(
 }
 
 /// Gives the lease back. Where the agent is away it sees our end instead.
-async fn give_back(client: &AgentClient, lease: u64, voice: &Voice) -> Option<Lease> {
-    match client.release_within(lease, GIVE_BACK_PATIENCE).await {
+async fn give_back(client: &AgentClient, lease: u64, voice: &Voice) -> Option<LeaseBody> {
+    match client.release_within(lease, LOCAL_RELEASE_PATIENCE).await {
         Ok(lease) => lease,
-        Err(error) if error.is_passing() => {
+        Err(error) if error.is_transient() => {
             voice.warn(format_args!("the agent is away; it takes lease {lease} back when it is there again"));
             None
         }
@@ -222,7 +222,7 @@ fn processes(count: u64) -> String {
 }
 
 /// `GPU 0 (H100, half)`.
-fn devices(lease: &Lease) -> String {
+fn devices(lease: &LeaseBody) -> String {
     if lease.devices.is_empty() {
         return "no GPU".into();
     }
@@ -236,7 +236,7 @@ fn devices(lease: &Lease) -> String {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use gpupool_confine::bounds::Excess;
+    use gpupool_confine::bounds::BoundExceeded;
     use gpupool_core::GpuId;
 
     use super::*;
@@ -329,7 +329,7 @@ mod tests {
             Ended { end, cut, kills: 0, stuck: 0, lost }.exit_code()
         };
         let lost = || Some(Cut::Lost("revoked".into()));
-        let too_much = Excess::HostMemory { used: Some(2), allowed: 1 };
+        let too_much = BoundExceeded::HostMemory { used: Some(2), allowed: 1 };
         assert_eq!(ended(JobEnd::Exited(3), None, None), 3);
         assert_eq!(ended(JobEnd::Signalled(15), None, None), 143);
         assert_eq!(ended(JobEnd::Exited(0), Some(Cut::TimedOut), None), 124);

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use gpupool_api::RequestBody;
-use gpupool_api::pool::Devices;
-use gpupool_client::limits::WAIT_REFRESH;
-use gpupool_client::{AgentClient, ClientError, IdempotencyKey, LeaseGuard, Progress, WaitOptions};
+use gpupool_api::pool::DeviceList;
+use gpupool_client::limits::WAIT_POLL_INTERVAL;
+use gpupool_client::{AgentClient, ClientError, IdempotencyKey, LeaseGuard, WaitOptions, WaitProgress};
 use gpupool_confine::Signal;
 use tokio::sync::watch;
 
@@ -38,7 +38,7 @@ pub(super) async fn wait(
     voice: &Voice,
 ) -> anyhow::Result<Turn> {
     let key = IdempotencyKey::random();
-    let options = WaitOptions { key: Some(key.clone()), refresh: WAIT_REFRESH };
+    let options = WaitOptions { key: Some(key.clone()), refresh: WAIT_POLL_INTERVAL };
     let (tell, progress) = watch::channel(None);
     let last = progress.clone();
     let granted = client.wait_until_granted(body.clone(), options, |news| drop(tell.send_replace(Some(news))));
@@ -50,19 +50,19 @@ pub(super) async fn wait(
         () = at(over) => Err(anyhow!("the agent did not say in time that the waiting is over")),
     };
     if !matches!(outcome, Ok(Turn::Granted(_))) {
-        client.take_back(&body, &key).await;
+        client.cancel_request(&body, &key).await;
     }
     outcome
 }
 
 /// Adds what to do next to why it was not granted.
-fn advised(error: ClientError, limit: Option<Duration>, last: Option<&Progress>) -> anyhow::Error {
+fn advised(error: ClientError, limit: Option<Duration>, last: Option<&WaitProgress>) -> anyhow::Error {
     const LESS: &str = "ask for less (--fraction, --memory), or see who holds what: gpupool status";
     match &error {
         ClientError::Ended(lease) if lease.cause.as_deref() == Some("wait_limit_passed") => {
             let waited = limit.map(|limit| format!(" within {}", shown_finely(limit))).unwrap_or_default();
             let why = match last {
-                Some(Progress::Waiting { reason: Some(reason), .. }) => reason.clone(),
+                Some(WaitProgress::Waiting { reason: Some(reason), .. }) => reason.clone(),
                 _ => error.to_string(),
             };
             anyhow!("no GPU was granted{waited} ({why}): wait longer (--wait), {LESS}")
@@ -75,7 +75,7 @@ fn advised(error: ClientError, limit: Option<Duration>, last: Option<&Progress>)
 }
 
 /// Shows how it goes for as long as it goes.
-async fn show(client: &AgentClient, mut progress: watch::Receiver<Option<Progress>>, voice: &Voice) {
+async fn show(client: &AgentClient, mut progress: watch::Receiver<Option<WaitProgress>>, voice: &Voice) {
     let begun = Instant::now();
     let mut line = voice.live_line();
     let mut text = String::new();
@@ -101,13 +101,13 @@ async fn show(client: &AgentClient, mut progress: watch::Receiver<Option<Progres
     }
 }
 
-fn sentence(news: &Progress, holders: &str) -> String {
+fn sentence(news: &WaitProgress, holders: &str) -> String {
     let held = if holders.is_empty() { String::new() } else { format!(" · {holders}") };
     format!("{news}{held}")
 }
 
 /// Who holds what: `GPU 0 alice, GPU 1 bob and 2 more`.
-fn holders(devices: &Devices) -> String {
+fn holders(devices: &DeviceList) -> String {
     let held: Vec<String> = devices
         .devices
         .iter()

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
-use gpupool_testkit::{Agent, DEADLINE};
+use gpupool_testkit::{DEADLINE, TestAgent};
 
 use crate::common::agent;
 use crate::common::http::{Answer, Place, request, stays_silent};
@@ -12,21 +12,21 @@ use crate::common::http::{Answer, Place, request, stays_silent};
 /// How often a slow client sends a byte: often enough never to look idle.
 const DRIP: Duration = Duration::from_millis(20);
 
-async fn started(extra: &str) -> (Agent, tempfile::TempDir) {
+async fn started(extra: &str) -> (TestAgent, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("gpupool.toml");
     std::fs::write(&config, extra).unwrap();
     (agent().argument("--config").argument(&config).argument("--access-log=false").start().await, folder)
 }
 
-fn connect(agent: &Agent) -> TcpStream {
+fn connect(agent: &TestAgent) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", agent.port())).unwrap();
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
     stream
 }
 
 /// Sends bytes; the answer, or `None` where it hung up without a word.
-fn send(agent: &Agent, bytes: &[u8]) -> Option<Answer> {
+fn send(agent: &TestAgent, bytes: &[u8]) -> Option<Answer> {
     let mut stream = connect(agent);
     // It may have hung up before everything was sent.
     let _ = stream.write_all(bytes);
@@ -35,7 +35,7 @@ fn send(agent: &Agent, bytes: &[u8]) -> Option<Answer> {
 
 /// It still works, and nothing in it broke.
 #[track_caller]
-fn assert_well(agent: &Agent) {
+fn assert_well(agent: &TestAgent) {
     let place = Place::tcp(agent);
     assert_eq!(place.get("/health").json()["status"], "healthy");
     let lease = place.post("/v1/leases", &serde_json::json!({"fraction": 0.1, "queue": false}));
@@ -218,7 +218,7 @@ async fn slow_clients_are_let_go_and_disturb_nobody() {
         .collect();
     assert_well(&agent);
     let ended = tokio::task::spawn_blocking(move || drips.into_iter().for_each(|drip| drip.join().unwrap()));
-    gpupool_testkit::in_time("slow clients to be let go", ended).await.unwrap();
+    gpupool_testkit::within_deadline("slow clients to be let go", ended).await.unwrap();
     assert_well(&agent);
 }
 
@@ -238,12 +238,12 @@ async fn pipelined_requests_are_answered_in_order_and_half_closed_ones_are_gone(
     for _ in 0..4 {
         assert_eq!(place.post("/v1/leases", &serde_json::json!({"queue": false, "ttl_secs": 300})).status, 201);
     }
-    let mut watch = agent.watch().await;
+    let mut watch = agent.watch_events().await;
     let mut stream = connect(&agent);
     stream.write_all(request("POST", "/v1/leases", &[], Some(r#"{"wait_secs":60}"#)).as_bytes()).unwrap();
-    let queued = watch.until("the waiter in the queue", |event| event.kind == "queued").await.lease.unwrap();
+    let queued = watch.wait_for("the waiter in the queue", |event| event.kind == "queued").await.lease.unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
-    watch.lease("ended", queued).await;
+    watch.wait_for_lease("ended", queued).await;
     place.ask("DELETE", "/v1/leases/1", &[], None);
     assert_well(&agent);
 }

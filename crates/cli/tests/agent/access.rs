@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-use gpupool_client::{AgentClient, Endpoint, Secret};
-use gpupool_testkit::{Agent, AgentBuilder};
+use gpupool_client::{AgentClient, Endpoint, SecretString};
+use gpupool_testkit::{TestAgent, TestAgentBuilder};
 use serde_json::json;
 
 use crate::common::http::{Answer, Place};
@@ -51,7 +51,7 @@ fn assert_may(who: &str, place: &Place, headers: &[(&str, &str)], foreign: u64, 
 }
 
 /// A lease of the administrator's, for others to try their hands on.
-fn foreign_lease(agent: &Agent) -> u64 {
+fn foreign_lease(agent: &TestAgent) -> u64 {
     let answer = Place::unix(agent).post("/v1/leases", &json!({"fraction": 0.1, "ttl_secs": 600}));
     assert_eq!(answer.status, 201, "{}", answer.text());
     answer.json()["id"].as_u64().unwrap()
@@ -129,12 +129,12 @@ fn network(what: &str) -> Option<IpAddr> {
     found
 }
 
-fn over_network() -> AgentBuilder {
+fn over_network() -> TestAgentBuilder {
     agent().argument("--host=0.0.0.0")
 }
 
 /// Secrets of a user's and an administrator's token.
-async fn secrets(agent: &Agent) -> (String, String) {
+async fn secrets(agent: &TestAgent) -> (String, String) {
     let client = agent.client_unix();
     let mut made = Vec::new();
     for (owner, admin) in [("alice", false), ("boss", true)] {
@@ -166,7 +166,7 @@ async fn the_network_may_look_and_a_token_counts_only_where_nobody_listens_in() 
 }
 
 /// Log lines are written a moment after what they tell of, in their order.
-async fn assert_no_secret_is_logged(agent: &Agent, secrets: &[&str]) {
+async fn assert_no_secret_is_logged(agent: &TestAgent, secrets: &[&str]) {
     let last = "/after/all/else";
     Place::unix(agent).get(last);
     eventually("the last line of the log", async || agent.log().contains(last).then_some(())).await;
@@ -242,7 +242,11 @@ async fn over_tls_tokens_count_and_certificates_are_read_again() {
     let client = |secret: &str| -> AgentClient {
         let endpoint: Endpoint = format!("https://{address}:{}", agent.port()).parse().unwrap();
         let builder = AgentClient::builder(endpoint).ca_file(path("trusted.pem"));
-        if secret.is_empty() { builder.build().unwrap() } else { builder.token(Secret::new(secret)).build().unwrap() }
+        if secret.is_empty() {
+            builder.build().unwrap()
+        } else {
+            builder.token(SecretString::new(secret)).build().unwrap()
+        }
     };
     let lease = client(&user).request(&crate::common::whole()).await.unwrap();
     assert_eq!(lease.owner, "alice");
@@ -252,12 +256,12 @@ async fn over_tls_tokens_count_and_certificates_are_read_again() {
     assert!((400..500).contains(&plain.status), "plain HTTP to a TLS port: {}", plain.status);
 
     certificate(folder.path(), &names);
-    agent.hang_up();
+    agent.send_sighup();
     eventually("the new certificate", async || client("").pool().await.is_err().then_some(())).await;
     std::fs::copy(path("cert.pem"), path("trusted.pem")).unwrap();
     assert!(client("").pool().await.is_ok(), "the new certificate is trusted");
     std::fs::write(path("key.pem"), "nonsense").unwrap();
-    agent.hang_up();
+    agent.send_sighup();
     eventually("the complaint", async || agent.log().contains("stay as they were").then_some(())).await;
     assert!(client(&user).pool().await.is_ok(), "a bad certificate changes nothing");
     assert_no_secret_is_logged(&agent, &[&user]).await;

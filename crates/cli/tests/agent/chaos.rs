@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{Lease, State};
+use gpupool_api::lease::{LeaseBody, LeaseState};
 use gpupool_client::{AgentClient, ClientError, IdempotencyKey, LeaseQuery};
-use gpupool_testkit::{Agent, Audit, Chance, Chaos, Seen};
+use gpupool_testkit::{ChaosRun, ClientObservations, SeededRng, TestAgent, TrailAudit};
 use tokio::io::AsyncWriteExt;
 use tokio::time::Instant;
 
@@ -21,20 +21,20 @@ const PROCESSES: u64 = 12;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_kill_over_promises_loses_or_revives_anything() {
-    let chaos = Chaos::new("agent", 60, 6);
-    let Chaos { clients, secs, seed, .. } = chaos;
-    let mut chance = Chance::new(seed);
+    let chaos = ChaosRun::new("agent", 60, 6);
+    let ChaosRun { clients, secs, seed, .. } = chaos;
+    let mut chance = SeededRng::new(seed);
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("gpupool.toml");
     std::fs::write(&config, "[leases]\nhold_grace_secs = 1\n").unwrap();
     let builder = agent().simulate("16xH100").argument("--access-log=false").argument("--log-level=warn");
     let mut agent = builder.argument("--config").argument(&config).start().await;
 
-    let seen = Arc::new(Mutex::new(Seen::default()));
+    let seen = Arc::new(Mutex::new(ClientObservations::default()));
     let until = Instant::now() + Duration::from_secs(secs);
     let mut running = tokio::task::JoinSet::new();
     for number in 0..clients {
-        let mut chance = chance.branch();
+        let mut chance = chance.fork();
         if number % PROCESSES == 0 {
             let (socket, seen) = (agent.socket().to_owned(), seen.clone());
             running.spawn_blocking(move || {
@@ -48,7 +48,7 @@ async fn no_kill_over_promises_loses_or_revives_anything() {
             });
             continue;
         }
-        let client = if chance.percent(50) { agent.client() } else { agent.client_unix() };
+        let client = if chance.percent_chance(50) { agent.client() } else { agent.client_unix() };
         let at = ([127, 0, 0, 1], agent.port()).into();
         let one = OneClient { number, at, client, seen: seen.clone(), chance };
         running.spawn(one.run(until));
@@ -68,7 +68,7 @@ async fn no_kill_over_promises_loses_or_revives_anything() {
     let devices = client.devices().await.unwrap().devices;
     let promised: f64 = devices.iter().map(|device| device.promised).sum();
     assert!(promised == 0.0, "{promised} devices are still promised: {devices:#?}");
-    let audit = Audit::of(&client).await.unwrap();
+    let audit = TrailAudit::collect(&client).await.unwrap();
     let seen = seen.lock().unwrap();
     audit.assert_clean(&seen);
     assert!(audit.records.len() as u64 > clients / 2, "only {} records were made", audit.records.len());
@@ -77,12 +77,12 @@ async fn no_kill_over_promises_loses_or_revives_anything() {
     eprintln!("{kills} kills, {} grants seen, {} records, seed {seed}", seen.granted.len(), audit.records.len());
 }
 
-async fn kill_at_random(agent: &mut Agent, chance: &mut Chance, until: Instant) -> u32 {
+async fn kill_at_random(agent: &mut TestAgent, chance: &mut SeededRng, until: Instant) -> u32 {
     let mut kills = 0;
     loop {
         // Each start of the agent gives every lease its ttl anew: without longer pauses those that nobody uses would stay,
         // and nobody else would be served.
-        let pause = Duration::from_millis(if chance.percent(20) { 4_000 } else { 300 + chance.below(1_200) });
+        let pause = Duration::from_millis(if chance.percent_chance(20) { 4_000 } else { 300 + chance.below(1_200) });
         if Instant::now() + pause > until {
             return kills;
         }
@@ -97,8 +97,8 @@ struct OneClient {
     number: u64,
     at: std::net::SocketAddr,
     client: AgentClient,
-    seen: Arc<Mutex<Seen>>,
-    chance: Chance,
+    seen: Arc<Mutex<ClientObservations>>,
+    chance: SeededRng,
 }
 
 impl OneClient {
@@ -108,18 +108,20 @@ impl OneClient {
             turn += 1;
             let key = format!("client-{}-turn-{turn}", self.number);
             let body = self.body();
-            if self.chance.percent(15) {
+            if self.chance.percent_chance(15) {
                 self.ask_and_hang_up(&body, &key).await;
             }
             let Some(lease) = self.ask(&body, &key, until).await else { continue };
-            if self.chance.percent(20) {
+            if self.chance.percent_chance(20) {
                 // Asked again, for whatever reason: it must be the same lease.
                 self.ask(&body, &key, until).await;
             }
             match (lease.state, lease.token) {
-                (State::Active, Some(token)) => self.use_up(lease.id, token).await,
-                (State::Queued, _) if self.chance.percent(50) => self.wait_and_use(lease.id).await,
-                (State::Queued | State::Offered, _) if self.chance.percent(70) => self.release(lease.id).await,
+                (LeaseState::Active, Some(token)) => self.use_up(lease.id, token).await,
+                (LeaseState::Queued, _) if self.chance.percent_chance(50) => self.wait_and_use(lease.id).await,
+                (LeaseState::Queued | LeaseState::Offered, _) if self.chance.percent_chance(70) => {
+                    self.release(lease.id).await
+                }
                 // Nobody asks for it any more.
                 _ => {}
             }
@@ -133,11 +135,11 @@ impl OneClient {
             worker_id: Some(format!("client-{}", self.number).into()),
             ttl_secs: Some(*chance.pick(&[1.0, 1.5, 2.0, 3.0])),
             priority: Some(*chance.pick(&[-1, 0, 0, 0, 1])),
-            queue: Some(chance.percent(70)),
+            queue: Some(chance.percent_chance(70)),
             wait_secs: Some(*chance.pick(&[0.0, 0.2, 0.5, 1.0])),
             // Each start of the agent gives who waits its patience anew.
             wait_limit_secs: Some(*chance.pick(&[0.5, 1.0, 3.0])),
-            hedged: chance.percent(4),
+            hedged: chance.percent_chance(4),
             ..RequestBody::default()
         };
         match chance.below(10) {
@@ -154,7 +156,7 @@ impl OneClient {
             }
             _ => body.sharing = true,
         }
-        if chance.percent(20) {
+        if chance.percent_chance(20) {
             body.max_duration_secs = Some(0.5);
         }
         body
@@ -169,7 +171,7 @@ impl OneClient {
     }
 
     /// Asks until there is an answer, under the same key.
-    async fn ask(&mut self, body: &RequestBody, key: &str, until: Instant) -> Option<Lease> {
+    async fn ask(&mut self, body: &RequestBody, key: &str, until: Instant) -> Option<LeaseBody> {
         let named = IdempotencyKey::new(key).unwrap();
         loop {
             match self.client.request_as(body, &named).await {
@@ -177,7 +179,7 @@ impl OneClient {
                     let mut seen = self.seen.lock().unwrap();
                     // Keys are an owner's own.
                     seen.keyed.push((format!("{}/{key}", lease.owner), lease.id));
-                    let is_granted = lease.state == State::Active;
+                    let is_granted = lease.state == LeaseState::Active;
                     seen.granted.extend(lease.token.filter(|_| is_granted).map(|token| (lease.id, token)));
                     drop(seen);
                     return Some(lease);
@@ -188,10 +190,10 @@ impl OneClient {
                     return None;
                 }
                 Err(error) if Instant::now() > until => {
-                    assert!(error.is_passing(), "{error}");
+                    assert!(error.is_transient(), "{error}");
                     return None;
                 }
-                Err(error) => assert!(error.is_passing(), "{error}"),
+                Err(error) => assert!(error.is_transient(), "{error}"),
             }
         }
     }
@@ -199,7 +201,7 @@ impl OneClient {
     /// Follows a lease for a while, and uses it if it is granted meanwhile.
     async fn wait_and_use(&mut self, lease: u64) {
         let Ok(followed) = self.client.follow(lease, Duration::from_secs(2)).await else { return };
-        if let (State::Active, Some(token)) = (followed.state, followed.token) {
+        if let (LeaseState::Active, Some(token)) = (followed.state, followed.token) {
             self.seen.lock().unwrap().granted.push((lease, token));
             self.use_up(lease, token).await;
         }
@@ -216,9 +218,9 @@ impl OneClient {
                 self.release(lease).await;
             }
             4..=6 => {
-                let Ok(mut hold) = self.client.hold(lease, token).await else { return };
-                let _ = tokio::time::timeout(pause, hold.ended()).await;
-                if self.chance.percent(50) {
+                let Ok(mut hold) = self.client.hold_lease(lease, token).await else { return };
+                let _ = tokio::time::timeout(pause, hold.wait_until_ended()).await;
+                if self.chance.percent_chance(50) {
                     self.release(lease).await;
                 }
             }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::common::http::{Answer, Place};
 use crate::common::{agent, eventually};
-use gpupool_testkit::{Agent, AgentBuilder};
+use gpupool_testkit::{TestAgent, TestAgentBuilder};
 
 /// What a field must be; it must be there in any case.
 #[derive(Debug, Clone, Copy)]
@@ -130,7 +130,7 @@ async fn every_statistics_route_has_the_fields_that_clients_know() {
 async fn no_gpu_at_all_is_a_complete_answer() {
     let nowhere = tempfile::tempdir().unwrap();
     let names = ["SYS", "PROC", "DEV", "ETC", "NVML", "NVIDIA_SMI", "AMD_SMI", "ROCM_SMI"];
-    let to_nowhere = |builder: AgentBuilder, name: &str| {
+    let to_nowhere = |builder: TestAgentBuilder, name: &str| {
         builder.variable(format!("GPUPOOL_{name}"), nowhere.path().join(name).display().to_string())
     };
     let agent = names.into_iter().fold(agent().real_devices(), to_nowhere).start().await;
@@ -252,7 +252,7 @@ async fn a_driver_that_hangs_is_told_and_stops_nothing_else() {
     eventually("a fresh reading", async || (place.get("/health").json()["status"] == "healthy").then_some(())).await;
 }
 
-fn not_healthy(agent: &Agent) -> Option<Answer> {
+fn not_healthy(agent: &TestAgent) -> Option<Answer> {
     let health = Place::tcp(agent).get("/health");
     (health.json()["status"] != "healthy").then_some(health)
 }

@@ -6,8 +6,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{AttachBody, Holder, State, Until};
-use gpupool_testkit::{Agent, in_time};
+use gpupool_api::lease::{AttachBody, AttachUntil, HolderBody, LeaseState};
+use gpupool_testkit::{TestAgent, within_deadline};
 
 use crate::common::child::ClientProcess;
 use crate::common::machine::{SmallDisk, Unwritable, WallClock};
@@ -22,13 +22,13 @@ async fn what_was_answered_survives_a_kill_right_after_the_answer() {
         let (lease, token) = granted(&client, &whole()).await;
         agent.restart().await;
         let after = now(&client, lease.id).await;
-        assert_eq!((after.state, after.token, &after.devices), (State::Active, Some(token), &lease.devices));
+        assert_eq!((after.state, after.token, &after.devices), (LeaseState::Active, Some(token), &lease.devices));
         assert!(token > last_token, "round {round}: token {token} after {last_token}");
         last_token = token;
         client.release(lease.id).await.unwrap();
         agent.restart().await;
         let over = now(&client, lease.id).await;
-        assert_eq!((over.state, over.cause.as_deref()), (State::Released, Some("by_owner")), "round {round}");
+        assert_eq!((over.state, over.cause.as_deref()), (LeaseState::Released, Some("by_owner")), "round {round}");
     }
 }
 
@@ -37,23 +37,23 @@ async fn told_to_stop_it_answers_who_waits_and_keeps_all_leases() {
     let mut agent = agent().simulate("1xH100").start().await;
     let client = agent.client();
     let (held, token) = granted(&client, &whole()).await;
-    let mut watch = agent.watch().await;
+    let mut watch = agent.watch_events().await;
     let waiting = RequestBody { wait_secs: Some(60.0), ..RequestBody::default() };
     let asker = client.clone();
     let asked = tokio::spawn(async move { asker.request(&waiting).await });
-    let queued = watch.until("the waiter in the queue", |event| event.kind == "queued").await.lease.unwrap();
+    let queued = watch.wait_for("the waiter in the queue", |event| event.kind == "queued").await.lease.unwrap();
     let status = agent.stop().await;
     assert!(status.success(), "{status:?}");
     // Either the answer came while it drained, or the client asked the next run under the same key.
     agent.restart().await;
     client.renew(held.id, token).await.unwrap();
     let still = now(&client, queued).await;
-    assert_eq!(still.state, State::Queued);
+    assert_eq!(still.state, LeaseState::Queued);
     client.release(held.id).await.unwrap();
-    let lease = in_time("the waiter's answer", asked).await.unwrap().unwrap();
+    let lease = within_deadline("the waiter's answer", asked).await.unwrap().unwrap();
     assert_eq!(lease.id, queued);
     let granted = client.follow(queued, Duration::from_secs(30)).await.unwrap();
-    assert_eq!(granted.state, State::Active);
+    assert_eq!(granted.state, LeaseState::Active);
 }
 
 #[tokio::test]
@@ -61,14 +61,14 @@ async fn a_long_poll_gets_its_answer_when_the_agent_is_told_to_stop() {
     use crate::common::http::{Answer, Place, request};
     let agent = agent().simulate("1xH100").start().await;
     granted(&agent.client(), &whole()).await;
-    let mut watch = agent.watch().await;
+    let mut watch = agent.watch_events().await;
     let mut stream = Place::tcp(&agent).connect().unwrap();
     let body = r#"{"wait_secs":60}"#;
     stream.write_all(request("POST", "/v1/leases", &[("Idempotency-Key", "k")], Some(body)).as_bytes()).unwrap();
-    watch.until("the waiter in the queue", |event| event.kind == "queued").await;
+    watch.wait_for("the waiter in the queue", |event| event.kind == "queued").await;
     let answer = tokio::task::spawn_blocking(move || Answer::read(&mut stream).unwrap());
     assert!(agent.stop().await.success());
-    let answer = in_time("the answer", answer).await.unwrap();
+    let answer = within_deadline("the answer", answer).await.unwrap();
     assert_eq!((answer.status, answer.json()["state"].as_str()), (202, Some("queued")), "{}", answer.text());
 }
 
@@ -156,16 +156,16 @@ async fn a_state_that_cannot_be_written_refuses_wishes_and_recovers() {
     assert_eq!((status, code.as_str()), (503, "not_durable"));
     let health = client.health().await.unwrap();
     assert_eq!((health.status.as_str(), health.store.as_str()), ("unhealthy", "broken"), "{:?}", health.problems);
-    assert_eq!(now_or_listed(&agent, lease.id).await, Some(State::Active), "reading goes on");
+    assert_eq!(now_or_listed(&agent, lease.id).await, Some(LeaseState::Active), "reading goes on");
     assert!(client.stats().await.is_ok());
     drop(unwritable);
     eventually("the store to recover", async || (refused(&agent).await.0 == 201).then_some(())).await;
-    assert_eq!(client.renew(lease.id, token).await.unwrap().state, State::Active);
+    assert_eq!(client.renew(lease.id, token).await.unwrap().state, LeaseState::Active);
     assert_eq!(client.health().await.unwrap().store, "ok");
 }
 
 /// The answer to a request for a tenth, with the code of the problem; what was granted is given back.
-async fn refused(agent: &Agent) -> (u16, String) {
+async fn refused(agent: &TestAgent) -> (u16, String) {
     let place = crate::common::http::Place::unix(agent);
     let asked = move || {
         let answer = place.post("/v1/leases", &serde_json::json!({"fraction": 0.1, "queue": false}));
@@ -178,7 +178,7 @@ async fn refused(agent: &Agent) -> (u16, String) {
 }
 
 /// The state of a lease as the list of leases tells it.
-async fn now_or_listed(agent: &Agent, lease: u64) -> Option<State> {
+async fn now_or_listed(agent: &TestAgent, lease: u64) -> Option<LeaseState> {
     let listed = agent.client_unix().leases(&Default::default()).await.unwrap();
     listed.leases.iter().find(|found| found.id == lease).map(|found| found.state)
 }
@@ -199,13 +199,13 @@ async fn on_a_full_disk_nobody_gets_more_and_everybody_can_give_back() {
     assert_eq!(refused(&agent).await.1, "disk_full");
     let health = client.health().await.unwrap();
     assert_eq!((health.status.as_str(), health.store.as_str()), ("degraded", "full"), "{:?}", health.problems);
-    assert_eq!(client.renew(kept.id, token).await.unwrap().state, State::Active, "who holds something goes on");
-    assert_eq!(client.release(given_back.id).await.unwrap().unwrap().state, State::Released);
-    assert_eq!(now_or_listed(&agent, kept.id).await, Some(State::Active));
+    assert_eq!(client.renew(kept.id, token).await.unwrap().state, LeaseState::Active, "who holds something goes on");
+    assert_eq!(client.release(given_back.id).await.unwrap().unwrap().state, LeaseState::Released);
+    assert_eq!(now_or_listed(&agent, kept.id).await, Some(LeaseState::Active));
     std::fs::remove_file(filler).unwrap();
     eventually("the store to recover", async || (refused(&agent).await.0 == 201).then_some(())).await;
     assert_eq!(client.health().await.unwrap().status, "healthy");
-    assert_eq!(now(&client, given_back.id).await.state, State::Released);
+    assert_eq!(now(&client, given_back.id).await.state, LeaseState::Released);
 }
 
 #[tokio::test]
@@ -221,10 +221,10 @@ async fn a_holder_that_went_while_the_agent_was_away_is_found_gone_and_one_that_
         eventually("the end of the lease", async || Some(now(&client, held[0].0).await).filter(|l| l.state.is_ended()));
     assert_eq!(over.await.cause.as_deref(), Some("holder_gone"));
     let lives = now(&client, held[1].0).await;
-    assert_eq!((lives.state, lives.holder), (State::Active, Some(Holder::Process { pid: holders[1].pid() })));
-    let mut watch = agent.watch().await;
+    assert_eq!((lives.state, lives.holder), (LeaseState::Active, Some(HolderBody::Process { pid: holders[1].pid() })));
+    let mut watch = agent.watch_events().await;
     holders[1].kill();
-    watch.lease("ended", held[1].0).await;
+    watch.wait_for_lease("ended", held[1].0).await;
 }
 
 #[tokio::test]
@@ -236,20 +236,20 @@ async fn a_lease_held_by_a_connection_has_a_grace_after_a_restart() {
     let client = agent.client();
     let (returns, token) = granted(&client, &whole()).await;
     let (stays_away, other_token) = granted(&client, &whole()).await;
-    let first = client.hold(returns.id, token).await.unwrap();
-    let _second = client.hold(stays_away.id, other_token).await.unwrap();
+    let first = client.hold_lease(returns.id, token).await.unwrap();
+    let _second = client.hold_lease(stays_away.id, other_token).await.unwrap();
     agent.restart().await;
     drop(first);
-    let again = client.hold(returns.id, token).await.unwrap();
+    let again = client.hold_lease(returns.id, token).await.unwrap();
     let over = eventually("the end of the grace", async || {
         Some(now(&client, stays_away.id).await).filter(|l| l.state.is_ended())
     });
     over.await;
     let lives = now(&client, returns.id).await;
-    assert_eq!((lives.state, lives.holder), (State::Active, Some(Holder::Connection)));
-    let mut watch = agent.watch().await;
+    assert_eq!((lives.state, lives.holder), (LeaseState::Active, Some(HolderBody::Connection)));
+    let mut watch = agent.watch_events().await;
     drop(again);
-    let ended = watch.lease("ended", returns.id).await;
+    let ended = watch.wait_for_lease("ended", returns.id).await;
     assert!(ended.reason.unwrap().contains("connection"), "closing the connection gives the lease back");
 }
 
@@ -259,12 +259,12 @@ async fn nobody_but_the_holder_ends_a_lease_by_letting_go() {
     let mut holder = ClientProcess::start(agent.socket());
     let (lease, token) = holder.holds().unwrap();
     let client = agent.client();
-    let stale = client.hold(lease, token + 1).await.unwrap_err();
+    let stale = client.hold_lease(lease, token + 1).await.unwrap_err();
     assert_eq!(stale.code(), Some("stale"));
     // A commit after it: by then the refused connection has been noticed as closed.
     granted(&client, &whole()).await;
     let lives = now(&client, lease).await;
-    assert_eq!((lives.state, lives.holder), (State::Active, Some(Holder::Process { pid: holder.pid() })));
+    assert_eq!((lives.state, lives.holder), (LeaseState::Active, Some(HolderBody::Process { pid: holder.pid() })));
 }
 
 #[tokio::test]
@@ -275,19 +275,19 @@ async fn a_wall_clock_that_is_set_ends_no_lease_early_and_none_late() {
     let client = agent.client_unix();
     let (long, token) = granted(&client, &RequestBody { ttl_secs: Some(300.0), ..whole() }).await;
     clock.set_ahead(2 * 86_400);
-    let mut watch = agent.watch().await;
+    let mut watch = agent.watch_events().await;
     let (short, _) = granted(&client, &RequestBody { ttl_secs: Some(3.0), ..whole() }).await;
-    assert_eq!(now(&client, long.id).await.state, State::Active);
+    assert_eq!(now(&client, long.id).await.state, LeaseState::Active);
     clock.set_ahead(-2 * 86_400);
-    let ended = watch.lease("ended", short.id).await;
+    let ended = watch.wait_for_lease("ended", short.id).await;
     assert!(ended.reason.unwrap().contains("not renewed"));
-    assert_eq!(now(&client, long.id).await.state, State::Active);
+    assert_eq!(now(&client, long.id).await.state, LeaseState::Active);
     agent.restart().await;
     let (late, _) = granted(&client, &whole()).await;
     let kept = client.renew(long.id, token).await.unwrap();
-    assert_eq!(kept.state, State::Active);
+    assert_eq!(kept.state, LeaseState::Active);
     // The trail is in the order things happened, not in that of the wall clock.
-    let records = gpupool_testkit::audit::all_records(&client).await.unwrap();
+    let records = gpupool_testkit::audit::fetch_all_records(&client).await.unwrap();
     let told: Vec<(u64, &str)> = records.iter().map(|record| (record.lease, record.event.as_str())).collect();
     assert_eq!(told, [(long.id, "granted"), (short.id, "granted"), (short.id, "ended"), (late.id, "granted")]);
     assert!(records[3].at < records[0].at && records[0].at < records[1].at, "the clock was not set: {records:#?}");
@@ -299,7 +299,7 @@ async fn a_lease_tied_to_its_job_lives_as_long_as_the_job_whoever_else_goes() {
     let client = agent.client_unix();
     let (lease, token) = granted(&client, &whole()).await;
     let mut job = Command::new("sleep").arg("1000").spawn().unwrap();
-    let body = AttachBody { token, job_pid: Some(job.id()), until: Until::Job, ..AttachBody::default() };
+    let body = AttachBody { token, job_pid: Some(job.id()), until: AttachUntil::Job, ..AttachBody::default() };
     let attached = client.attach(lease.id, &body).await;
     if attached.as_ref().is_err_and(|error| error.code() == Some("no_group")) {
         job.kill().unwrap();
@@ -307,13 +307,13 @@ async fn a_lease_tied_to_its_job_lives_as_long_as_the_job_whoever_else_goes() {
         return skipped("tying a lease to a control group", "none can be made here");
     }
     let holder = attached.unwrap().lease.holder;
-    assert!(matches!(holder, Some(Holder::Cgroup { .. })), "{holder:?}");
+    assert!(matches!(holder, Some(HolderBody::Cgroup { .. })), "{holder:?}");
     agent.restart().await;
-    assert_eq!(now(&client, lease.id).await.state, State::Active);
-    let mut watch = agent.watch().await;
+    assert_eq!(now(&client, lease.id).await.state, LeaseState::Active);
+    let mut watch = agent.watch_events().await;
     job.kill().unwrap();
     job.wait().unwrap();
-    watch.lease("ended", lease.id).await;
+    watch.wait_for_lease("ended", lease.id).await;
     assert_eq!(now(&client, lease.id).await.cause.as_deref(), Some("holder_gone"));
 }
 

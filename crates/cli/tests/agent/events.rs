@@ -1,17 +1,17 @@
 //! What happens is told in order, after it is durable, and goes on where a client was.
 
 use gpupool_api::RequestBody;
-use gpupool_client::{EventId, Events};
-use gpupool_testkit::in_time;
+use gpupool_client::{EventId, EventStream};
+use gpupool_testkit::within_deadline;
 
 use crate::common::{agent, granted, now, whole};
 
-async fn next(events: &mut Events) -> (EventId, gpupool_api::events::Event) {
-    in_time("an event", events.next()).await.unwrap()
+async fn next(events: &mut EventStream) -> (EventId, gpupool_api::events::EventBody) {
+    within_deadline("an event", events.next()).await.unwrap()
 }
 
 /// The next events of this lease, by kind.
-async fn kinds(events: &mut Events, lease: u64, until: &str) -> Vec<String> {
+async fn kinds(events: &mut EventStream, lease: u64, until: &str) -> Vec<String> {
     let mut kinds = Vec::new();
     loop {
         let (_, event) = next(events).await;
@@ -90,7 +90,7 @@ async fn what_was_told_survives_a_kill() {
         // The answer may not even have left yet.
         agent.restart().await;
         assert!(!now(&client, lease).await.state.is_ended(), "round {round}: lease {lease} was told and is gone");
-        let answered = in_time("the answer", asked).await.unwrap().unwrap();
+        let answered = within_deadline("the answer", asked).await.unwrap().unwrap();
         assert_eq!(answered.id, lease, "round {round}: the same request took two");
         client.release(lease).await.unwrap();
     }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{FollowBody, Followed, State};
+use gpupool_api::lease::{FollowBody, FollowResponse, LeaseState};
 use gpupool_client::{AgentClient, ClientError};
-use gpupool_testkit::{Agent, in_time};
+use gpupool_testkit::{TestAgent, within_deadline};
 use serde_json::json;
 
 use crate::common::http::{Answer, Place, request};
@@ -22,14 +22,14 @@ async fn queued(client: &AgentClient, count: usize) -> Vec<u64> {
     let mut queue = Vec::new();
     for _ in 0..count {
         let lease = client.request(&RequestBody::default()).await.unwrap();
-        assert_eq!(lease.state, State::Queued, "{lease:?}");
+        assert_eq!(lease.state, LeaseState::Queued, "{lease:?}");
         queue.push(lease.id);
     }
     queue
 }
 
 /// Waits until a call is under way besides the one that looks.
-async fn under_way(agent: &Agent) {
+async fn under_way(agent: &TestAgent) {
     let place = Place::unix(agent);
     eventually("the call to wait", async || {
         let metrics = place.get("/metrics").text();
@@ -46,14 +46,14 @@ async fn a_thousand_followed_by_one_call_are_served_in_the_order_they_came() {
     let client = agent.client();
     let (held, _) = granted(&client, &whole()).await;
     let mut left = queued(&client, WAITERS).await;
-    let first = client.follow_all(&left, Duration::ZERO).await.unwrap();
-    assert_eq!(first, Followed::default(), "all of them wait");
+    let first = client.follow_leases(&left, Duration::ZERO).await.unwrap();
+    assert_eq!(first, FollowResponse::default(), "all of them wait");
     client.release(held.id).await.unwrap();
     let mut last = 0;
     while let Some(&next) = left.first() {
-        let followed = in_time("the next one's turn", client.follow_all(&left, LONG)).await.unwrap();
+        let followed = within_deadline("the next one's turn", client.follow_leases(&left, LONG)).await.unwrap();
         let seen: Vec<_> = followed.changed.iter().map(|lease| (lease.id, lease.state)).collect();
-        assert_eq!((seen, followed.unknown), (vec![(next, State::Active)], Vec::new()));
+        assert_eq!((seen, followed.unknown), (vec![(next, LeaseState::Active)], Vec::new()));
         let token = followed.changed[0].token.unwrap();
         assert!(token > last, "lease {next} got token {token}, the one before it {last}");
         last = token;
@@ -70,16 +70,20 @@ async fn a_call_that_waits_hears_of_all_that_left_the_queue_at_once() {
     let mut queue = queued(&client, 3).await;
     queue.reverse();
     let (asker, asked) = (client.clone(), queue.clone());
-    let call = tokio::spawn(async move { asker.follow_all(&asked, LONG).await.unwrap() });
+    let call = tokio::spawn(async move { asker.follow_leases(&asked, LONG).await.unwrap() });
     under_way(&agent).await;
     client.release(held.id).await.unwrap();
-    let followed = in_time("the answer", call).await.unwrap();
+    let followed = within_deadline("the answer", call).await.unwrap();
     let seen: Vec<_> = followed.changed.iter().map(|lease| (lease.id, lease.state)).collect();
-    assert_eq!(seen, [(queue[1], State::Active), (queue[2], State::Active)], "both GPUs, in the order asked for");
+    assert_eq!(
+        seen,
+        [(queue[1], LeaseState::Active), (queue[2], LeaseState::Active)],
+        "both GPUs, in the order asked for"
+    );
     assert!(followed.changed.iter().all(|lease| lease.token.is_some() && !lease.env.is_empty()));
     client.release(queue[0]).await.unwrap();
-    let over = client.follow_all(&[queue[0], 999], LONG).await.unwrap();
-    assert_eq!((over.changed[0].state, over.unknown), (State::Released, vec![999]));
+    let over = client.follow_leases(&[queue[0], 999], LONG).await.unwrap();
+    assert_eq!((over.changed[0].state, over.unknown), (LeaseState::Released, vec![999]));
 }
 
 #[tokio::test]
@@ -88,7 +92,7 @@ async fn after_its_time_the_answer_is_empty_and_all_still_wait() {
     let client = agent.client();
     granted(&client, &whole()).await;
     let queue = queued(&client, 3).await;
-    assert_eq!(client.follow_all(&queue, Duration::from_millis(50)).await.unwrap(), Followed::default());
+    assert_eq!(client.follow_leases(&queue, Duration::from_millis(50)).await.unwrap(), FollowResponse::default());
     assert_eq!(client.pool().await.unwrap().waiting, 3);
 }
 
@@ -154,11 +158,11 @@ async fn told_to_stop_it_answers_who_follows_many() {
     under_way(&agent).await;
     let answer = tokio::task::spawn_blocking(move || Answer::read(&mut stream).unwrap());
     assert!(agent.stop().await.success());
-    let answer = in_time("the answer", answer).await.unwrap();
+    let answer = within_deadline("the answer", answer).await.unwrap();
     assert_eq!((answer.status, answer.json()), (200, json!({"changed": [], "unknown": []})));
     agent.restart().await;
     client.release(held.id).await.unwrap();
-    let followed = in_time("the first one's turn", client.follow_all(&queue, LONG)).await.unwrap();
+    let followed = within_deadline("the first one's turn", client.follow_leases(&queue, LONG)).await.unwrap();
     assert_eq!(followed.changed[0].id, queue[0]);
 }
 
@@ -171,7 +175,7 @@ async fn who_follows_many_goes_on_when_the_agent_is_killed_and_started_again() {
     let (asker, asked) = (client.clone(), queue.clone());
     let call = tokio::spawn(async move {
         loop {
-            match asker.follow_all(&asked, LONG).await {
+            match asker.follow_leases(&asked, LONG).await {
                 Ok(followed) => return followed,
                 // While it is away.
                 Err(ClientError::Unreachable { .. }) => {}
@@ -183,7 +187,7 @@ async fn who_follows_many_goes_on_when_the_agent_is_killed_and_started_again() {
     agent.restart().await;
     under_way(&agent).await;
     client.release(held.id).await.unwrap();
-    let followed = in_time("the first one's turn", call).await.unwrap();
+    let followed = within_deadline("the first one's turn", call).await.unwrap();
     let seen: Vec<_> = followed.changed.iter().map(|lease| (lease.id, lease.state)).collect();
-    assert_eq!((seen, followed.unknown), (vec![(queue[0], State::Active)], Vec::new()));
+    assert_eq!((seen, followed.unknown), (vec![(queue[0], LeaseState::Active)], Vec::new()));
 }

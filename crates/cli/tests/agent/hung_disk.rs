@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use gpupool_testkit::{Agent, in_time};
+use gpupool_testkit::{TestAgent, within_deadline};
 use serde_json::Value;
 
 use crate::common::http::Place;
@@ -76,7 +76,7 @@ struct Frozen {
 }
 
 impl Frozen {
-    fn new(agent: &Agent, state: &Path) -> Self {
+    fn new(agent: &TestAgent, state: &Path) -> Self {
         let guard = inside(agent.pid())
             .args(["sh", "-c", "sleep 60; fsfreeze --unfreeze \"$0\""])
             .arg(state)
@@ -112,7 +112,7 @@ fn inside(pid: u32) -> Command {
 #[tokio::test(flavor = "multi_thread")]
 async fn statistics_and_health_go_on_while_the_disk_hangs() {
     let Some(disk) = Disk::new() else { return };
-    let agent = Agent::builder(disk.agent_on_it()).simulate("2xH100").state_dir(disk.state()).start().await;
+    let agent = TestAgent::builder(disk.agent_on_it()).simulate("2xH100").state_dir(disk.state()).start().await;
     let client = agent.client();
     let (held, _token) = granted(&client, &whole()).await;
     let place = Place::tcp(&agent);
@@ -152,7 +152,7 @@ async fn statistics_and_health_go_on_while_the_disk_hangs() {
     assert!(!asking.is_finished(), "nothing is granted that is not on disk");
 
     drop(frozen);
-    let lease = in_time("the request that waited for the disk", asking).await.unwrap().unwrap();
+    let lease = within_deadline("the request that waited for the disk", asking).await.unwrap().unwrap();
     assert_eq!(lease.devices.len(), 1);
     let well = async || (place.get("/health").json()["status"] == "healthy").then_some(());
     eventually("/health is well again", well).await;

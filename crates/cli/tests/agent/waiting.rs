@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::State;
+use gpupool_api::lease::LeaseState;
 use gpupool_client::{IdempotencyKey, LeaseQuery};
-use gpupool_testkit::in_time;
+use gpupool_testkit::within_deadline;
 
 use crate::common::http::{Place, request};
 use crate::common::{agent, eventually, granted, skipped, whole};
@@ -44,7 +44,7 @@ async fn a_retried_request_never_takes_two() {
     assert_eq!(client.leases(&LeaseQuery::default()).await.unwrap().leases.len(), 2);
     client.release(first.id).await.unwrap();
     let again = client.request_as(&whole(), &key).await.unwrap();
-    assert_eq!((again.id, again.state), (first.id, State::Released), "a key stays with its lease");
+    assert_eq!((again.id, again.state), (first.id, LeaseState::Released), "a key stays with its lease");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -64,7 +64,7 @@ async fn a_thousand_who_wait_are_served_in_the_order_they_came() {
             let client = client.clone();
             tokio::spawn(async move {
                 let lease = client.follow(id, Duration::from_secs(120)).await.unwrap();
-                assert_eq!(lease.state, State::Active, "{lease:?}");
+                assert_eq!(lease.state, LeaseState::Active, "{lease:?}");
                 client.release(id).await.unwrap();
                 lease.token.unwrap()
             })
@@ -73,7 +73,7 @@ async fn a_thousand_who_wait_are_served_in_the_order_they_came() {
     client.release(held.id).await.unwrap();
     let mut last = 0;
     for (place, waiter) in waiting.into_iter().enumerate() {
-        let token = in_time("a waiter's turn", waiter).await.unwrap();
+        let token = within_deadline("a waiter's turn", waiter).await.unwrap();
         assert!(token > last, "number {place} of the queue got token {token}, the one before it {last}");
         last = token;
     }
@@ -83,12 +83,12 @@ async fn a_thousand_who_wait_are_served_in_the_order_they_came() {
 async fn who_hangs_up_while_waiting_leaves_the_queue_at_once() {
     let agent = agent().simulate("1xH100").start().await;
     granted(&agent.client(), &whole()).await;
-    let mut watch = agent.watch().await;
+    let mut watch = agent.watch_events().await;
     let mut stream = Place::tcp(&agent).connect().unwrap();
     stream.write_all(request("POST", "/v1/leases", &[], Some(r#"{"wait_secs":60}"#)).as_bytes()).unwrap();
-    let queued = watch.until("the waiter in the queue", |event| event.kind == "queued").await.lease.unwrap();
+    let queued = watch.wait_for("the waiter in the queue", |event| event.kind == "queued").await.lease.unwrap();
     drop(stream);
-    let ended = watch.lease("ended", queued).await;
+    let ended = watch.wait_for_lease("ended", queued).await;
     assert!(ended.reason.as_deref().unwrap_or_default().contains("released"), "{ended:?}");
 }
 
@@ -105,7 +105,7 @@ async fn a_waiter_nobody_asks_for_leaves_the_queue() {
     let follows = client.request(&RequestBody::default()).await.unwrap();
     let gone = eventually("the waiter to leave", async || {
         client.renew(held.id, token).await.unwrap();
-        assert_eq!(client.follow(follows.id, Duration::ZERO).await.unwrap().state, State::Queued);
+        assert_eq!(client.follow(follows.id, Duration::ZERO).await.unwrap().state, LeaseState::Queued);
         let all = LeaseQuery { state: Some("all".into()), ..LeaseQuery::default() };
         let leases = client.leases(&all).await.unwrap().leases;
         leases.into_iter().find(|lease| lease.id == waits.id && lease.state.is_ended())

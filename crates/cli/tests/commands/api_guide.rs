@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use gpupool_testkit::Agent;
+use gpupool_testkit::TestAgent;
 
 /// A command of the guide, and what stands behind its `#`: a status, perhaps followed by `: ` and a few words.
 struct Example {
@@ -35,7 +35,7 @@ fn run(command: &str) -> (String, String) {
 
 #[tokio::test]
 async fn every_example_of_the_guide_is_answered_as_it_says() {
-    let agent = Agent::builder(env!("CARGO_BIN_EXE_gpupool")).simulate("2xH100").start().await;
+    let agent = TestAgent::builder(env!("CARGO_BIN_EXE_gpupool")).simulate("2xH100").start().await;
     let socket = agent.socket().to_str().unwrap();
     let examples = examples();
     assert!(examples.len() > 40, "the guide shows how to use the interface");

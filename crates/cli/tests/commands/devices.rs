@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use nvml_standin::machines::server;
+use nvml_standin::machines::server_scenario;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -111,7 +111,7 @@ fn an_amd_card_is_read_from_the_kernels_files() {
 fn nvidia_devices_are_read_through_the_library_the_loader_finds_by_either_of_its_names() {
     for name in ["libnvidia-ml.so.1", "libnvidia-ml.so"] {
         let machine = Machine::bare();
-        let library = nvml_standin::install(machine.path(), &server(2), &[]).unwrap();
+        let library = nvml_standin::install_library(machine.path(), &server_scenario(2), &[]).unwrap();
         fs::rename(library, machine.path().join(name)).unwrap();
         let mut command = machine.command(&["devices", "--json"]);
         let output = command.env_remove("GPUPOOL_NVML").env("LD_LIBRARY_PATH", machine.path()).output().unwrap();

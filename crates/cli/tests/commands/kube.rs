@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-use gpupool_core::{Amount, Request, RequestBody};
+use gpupool_core::{Request, RequestBody, RequestedAmount};
 use serde_json::{Value, json};
 
 fn gpupool(args: &[&str], stdin: &[u8]) -> Output {
@@ -92,7 +92,7 @@ fn json_answers_hold_a_request_that_the_pool_takes() {
         })
     );
     let body: RequestBody = serde_json::from_value(answer["request"].clone()).unwrap();
-    assert_eq!(Request::try_from(body).unwrap().amount, Amount::Shared);
+    assert_eq!(Request::try_from(body).unwrap().amount, RequestedAmount::Shared);
 }
 
 #[test]

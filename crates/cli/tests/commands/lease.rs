@@ -3,15 +3,15 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
-use gpupool_api::lease::{Holder, State};
-use gpupool_testkit::Agent;
+use gpupool_api::lease::{HolderBody, LeaseState};
+use gpupool_testkit::TestAgent;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::support::{BINARY, Said, as_nobody, ask, asking, at_home};
 
-async fn agent() -> Agent {
-    Agent::builder(BINARY).simulate("2xH100").start().await
+async fn agent() -> TestAgent {
+    TestAgent::builder(BINARY).simulate("2xH100").start().await
 }
 
 /// A command that goes on, and what it says on standard error.
@@ -75,16 +75,16 @@ async fn a_shell_can_evaluate_what_it_got() {
 #[tokio::test]
 async fn what_is_held_lives_as_long_as_the_command() {
     let agent = agent().await;
-    let mut watch = agent.watch().await;
+    let mut watch = agent.watch_events().await;
     for signal in [Signal::INT, Signal::KILL] {
         let (mut child, line) = started(&mut asking(&agent, &["lease", "acquire", "--hold", "--ttl", "1h"]));
-        let granted = watch.until("a grant", |event| event.kind == "granted").await.lease.unwrap();
+        let granted = watch.wait_for("a grant", |event| event.kind == "granted").await.lease.unwrap();
         assert_eq!(line, format!("lease {granted} is held until this command ends\n"));
         let lease = agent.client_unix().follow(granted, std::time::Duration::ZERO).await.unwrap();
-        assert_eq!((lease.state, lease.holder), (State::Active, Some(Holder::Connection)));
+        assert_eq!((lease.state, lease.holder), (LeaseState::Active, Some(HolderBody::Connection)));
         kill_process(Pid::from_child(&child), signal).unwrap();
         assert_eq!(child.wait().unwrap().success(), signal == Signal::INT);
-        watch.lease("ended", granted).await;
+        watch.wait_for_lease("ended", granted).await;
     }
 }
 
@@ -99,19 +99,19 @@ async fn what_is_held_is_held_again_after_the_agent_was_away() {
     assert!(child.wait().unwrap().success());
     assert_eq!(line_of(&mut says), "lease 1 released\n");
     let lease = agent.client_unix().follow(1, std::time::Duration::ZERO).await.unwrap();
-    assert_eq!(lease.state, State::Released);
+    assert_eq!(lease.state, LeaseState::Released);
 }
 
 #[tokio::test]
 async fn who_is_interrupted_while_waiting_leaves_the_queue() {
     let agent = agent().await;
     ask(&agent, &["lease", "acquire", "--gpus", "2"]).fine();
-    let mut watch = agent.watch().await;
+    let mut watch = agent.watch_events().await;
     let (mut child, line) = started(&mut asking(&agent, &["lease", "acquire"]));
     assert!(line.starts_with("lease 2 waits, number 1 in the queue: "), "{line}");
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
-    watch.lease("ended", 2).await;
+    watch.wait_for_lease("ended", 2).await;
 }
 
 #[tokio::test]

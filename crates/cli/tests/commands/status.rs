@@ -4,21 +4,21 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::thread;
 
-use gpupool_testkit::Agent;
+use gpupool_testkit::TestAgent;
 use tempfile::TempDir;
 
 use crate::support::{BINARY, Said, ask, asking, at_home};
 
 /// Two GPUs: one held by alice, one taken by a squatter, and bob waits for both.
-async fn busy_agent() -> Agent {
-    let agent = Agent::builder(BINARY).simulate("2xH100").argument("--node-name").argument("lab7").start().await;
-    let mut watch = agent.watch().await;
+async fn busy_agent() -> TestAgent {
+    let agent = TestAgent::builder(BINARY).simulate("2xH100").argument("--node-name").argument("lab7").start().await;
+    let mut watch = agent.watch_events().await;
     ask(&agent, &["lease", "acquire", "--gpu-ids", "0", "--owner", "alice", "--worker-id", "train"]).fine();
     ask(&agent, &["simulate", "fault", "squatter:4242:40000:95", "--gpu", "1"]).fine();
     let client = agent.client_unix();
     let wish = gpupool_api::RequestBody { gpus: Some(2), owner: Some("bob".into()), ..Default::default() };
     let waits = client.request(&wish).await.unwrap();
-    watch.lease("queued", waits.id).await;
+    watch.wait_for_lease("queued", waits.id).await;
     // The squatter is seen with the next reading.
     let seen = async {
         loop {
@@ -28,7 +28,7 @@ async fn busy_agent() -> Agent {
             }
         }
     };
-    gpupool_testkit::in_time("the squatter to be seen", seen).await;
+    gpupool_testkit::within_deadline("the squatter to be seen", seen).await;
     agent
 }
 
@@ -72,7 +72,7 @@ async fn programs_get_all_of_it_as_json() {
 
 #[tokio::test]
 async fn a_name_cannot_write_to_the_terminal() {
-    let agent = Agent::builder(BINARY).simulate("1xH100").start().await;
+    let agent = TestAgent::builder(BINARY).simulate("1xH100").start().await;
     ask(&agent, &["lease", "acquire", "--worker-id", "\u{202e}evil日本"]).fine();
     let page = ask(&agent, &["status"]).fine();
     assert!(page.contains("�evil日本") && !page.contains('\u{202e}'), "{page}");
@@ -93,7 +93,7 @@ fn without_an_agent_it_says_how_to_start_one() {
 
 #[tokio::test]
 async fn the_agent_of_the_state_directory_is_found_without_being_named() {
-    let agent = Agent::builder(BINARY).simulate("1xH100").start().await;
+    let agent = TestAgent::builder(BINARY).simulate("1xH100").start().await;
     let mut command = asking(&agent, &["status", "--json"]);
     command.env_remove("GPU_SERVICE_ENDPOINT").env("GPUPOOL_STATE_DIR", agent.state_dir());
     let said = Said::of(&mut command).json();

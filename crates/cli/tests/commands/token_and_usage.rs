@@ -1,6 +1,6 @@
 //! `gpupool token`, `usage` and `simulate`, as an administrator uses them.
 
-use gpupool_testkit::Agent;
+use gpupool_testkit::TestAgent;
 use tempfile::TempDir;
 
 use crate::support::{BINARY, Said, as_nobody, ask, asking, at_home};
@@ -13,7 +13,7 @@ async fn a_token_made_before_the_first_start_works_after_it() {
     let secret = made.fine();
     let secret = secret.strip_suffix('\n').unwrap();
     assert!(secret.starts_with("gpt_") && !secret.contains(char::is_whitespace), "{secret:?}");
-    let agent = Agent::builder(BINARY).simulate("1xH100").state_dir(home.path().join("state")).start().await;
+    let agent = TestAgent::builder(BINARY).simulate("1xH100").state_dir(home.path().join("state")).start().await;
     let mut acquire = at_home(home.path(), &["lease", "acquire", "--endpoint", agent.address()]);
     let lease = Said::of(acquire.env("GPUPOOL_TOKEN", secret)).json();
     assert_eq!(lease["owner"], "alice");
@@ -29,7 +29,7 @@ async fn tokens_are_made_listed_and_revoked_through_the_agent_and_without_it() {
     let token = |args: &[&str]| Said::of(at_home(home.path(), &[&["token"], args].concat()).env("COLUMNS", "80"));
     assert_eq!(token(&["list"]).fine(), "no tokens\n");
     token(&["create", "--owner", "alice"]).fine();
-    let agent = Agent::builder(BINARY).simulate("1xH100").state_dir(&state).start().await;
+    let agent = TestAgent::builder(BINARY).simulate("1xH100").state_dir(&state).start().await;
     let made = token(&["create", "--owner", "bob", "--admin", "--json"]).json();
     assert_eq!((&made["id"], &made["owner"], &made["admin"]), (&2.into(), &"bob".into(), &true.into()));
     assert_eq!(token(&["revoke", "1"]).fine(), "token 1 revoked\n");
@@ -49,7 +49,7 @@ async fn tokens_are_made_listed_and_revoked_through_the_agent_and_without_it() {
 
 #[tokio::test]
 async fn only_administrators_make_tokens_and_faults() {
-    let agent = Agent::builder(BINARY).simulate("1xH100").start().await;
+    let agent = TestAgent::builder(BINARY).simulate("1xH100").start().await;
     let Some(mut create) = as_nobody(&agent, &["token", "create", "--owner", "me", "--admin"]) else { return };
     Said::of(&mut create).failed(1, &["is no administrator", "as root", "GPUPOOL_TOKEN"]);
     Said::of(&mut as_nobody(&agent, &["simulate", "fault", "lost"]).unwrap()).failed(1, &["is no administrator"]);
@@ -60,7 +60,7 @@ async fn only_administrators_make_tokens_and_faults() {
 
 #[tokio::test]
 async fn usage_is_summed_by_owner_and_by_gpu() {
-    let agent = Agent::builder(BINARY).simulate("2xH100").argument("--node-name").argument("lab7").start().await;
+    let agent = TestAgent::builder(BINARY).simulate("2xH100").argument("--node-name").argument("lab7").start().await;
     assert!(ask(&agent, &["usage"]).fine().starts_with("nothing was held since "));
     ask(&agent, &["lease", "acquire", "--gpu-ids", "0", "--owner", "alice"]).fine();
     ask(&agent, &["lease", "acquire", "--gpu-ids", "1", "--owner", "bob, \"jr\"", "--fraction", "0.5"]).fine();
@@ -80,20 +80,20 @@ async fn usage_is_summed_by_owner_and_by_gpu() {
 
 #[tokio::test]
 async fn simulated_devices_fail_and_are_mended() {
-    let agent = Agent::builder(BINARY).simulate("2xH100").start().await;
-    let mut watch = agent.watch().await;
+    let agent = TestAgent::builder(BINARY).simulate("2xH100").start().await;
+    let mut watch = agent.watch_events().await;
     assert_eq!(ask(&agent, &["simulate", "list"]).fine(), "nothing is wrong\n");
     assert_eq!(ask(&agent, &["simulate", "fault", "hot:97", "--gpu", "0"]).fine(), "");
     assert_eq!(ask(&agent, &["simulate", "list"]).fine(), "GPU  FAULT\n  0  hot:97\n");
-    watch.device("device_closed", 0).await;
+    watch.wait_for_device("device_closed", 0).await;
     assert!(ask(&agent, &["status"]).fine().contains("closed: hot"));
     ask(&agent, &["simulate", "clear"]).fine();
-    watch.device("device_open", 0).await;
+    watch.wait_for_device("device_open", 0).await;
     assert_eq!(ask(&agent, &["simulate", "list", "--json"]).json()["faults"], serde_json::json!([]));
     ask(&agent, &["simulate", "fault", "melted"]).failed(2, &["melted", "hot:CELSIUS", "squatter:PID:MIB"]);
     ask(&agent, &["simulate", "fault", "lost", "--gpu", "7"]).failed(1, &["7", "gpu_id"]);
     assert!(ask(&agent, &["simulate", "fault", "--help"]).fine().contains("stuck_utilization"));
     let mut real = asking(&agent, &["simulate", "list"]);
-    let others = Agent::builder(BINARY).real_devices().variable("GPUPOOL_BACKEND", "nvml").start().await;
+    let others = TestAgent::builder(BINARY).real_devices().variable("GPUPOOL_BACKEND", "nvml").start().await;
     Said::of(real.env("GPU_SERVICE_ENDPOINT", others.address())).failed(1, &["real", "--simulate"]);
 }

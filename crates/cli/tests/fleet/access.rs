@@ -2,7 +2,7 @@
 
 use gpupool_api::RequestBody;
 use gpupool_api::tokens::NewToken;
-use gpupool_client::{Balancing, Client, Secret};
+use gpupool_client::{Balancing, Client, SecretString};
 
 use crate::common::{agent, quick, started};
 
@@ -24,8 +24,8 @@ async fn each_endpoint_is_reached_its_own_way_and_shown_its_own_token() {
     let socket = format!("unix://{}", local.socket().display());
     let endpoints = format!("https://localhost:{},{socket},{}", encrypted.port(), plain.address());
     let builder = quick(Client::builder().endpoints(&endpoints)).strategy(Balancing::RoundRobin);
-    let builder = builder.ca_file(&certificate).token(Secret::new(&alice.secret));
-    let client = started(builder.token_for(plain.address(), Secret::new(&bob.secret))).await;
+    let builder = builder.ca_file(&certificate).token(SecretString::new(&alice.secret));
+    let client = started(builder.token_for(plain.address(), SecretString::new(&bob.secret))).await;
     assert_eq!(client.pool_status().unwrap().healthy_endpoints, 3, "{:#?}", client.endpoints_info());
     let mut held = Vec::new();
     for _ in 0..3 {

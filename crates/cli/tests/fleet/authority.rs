@@ -4,17 +4,17 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_client::{Authority, ClientError, Lost};
-use gpupool_testkit::{Path, in_time};
+use gpupool_client::{ClientError, LeaseAuthority, LeaseLost};
+use gpupool_testkit::{ProxyMode, within_deadline};
 
 use crate::common::{Fleet, is_healthy, whole};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_with_statistics_alone_leaves_the_books_to_the_client() {
     let fleet = Fleet::of(&["2xH100"]).await;
-    fleet.set(0, Path::StatisticsOnly);
+    fleet.set(0, ProxyMode::StatisticsOnly);
     let client = fleet.client().await;
-    assert_eq!(client.pool_status().unwrap().authority, Authority::Client);
+    assert_eq!(client.pool_status().unwrap().authority, LeaseAuthority::Client);
     let (first, second) = (whole(&client).await, whole(&client).await);
     assert_ne!(first.gpu_id(), second.gpu_id(), "two in a row get two GPUs");
     let waits = tokio::spawn({
@@ -25,7 +25,7 @@ async fn a_server_with_statistics_alone_leaves_the_books_to_the_client() {
     assert_eq!(client.request(full).await.unwrap_err().code(), Some("no_capacity"));
     let freed = first.gpu_id();
     first.release().await.unwrap();
-    let third = in_time("what came free", waits).await.unwrap().unwrap();
+    let third = within_deadline("what came free", waits).await.unwrap().unwrap();
     assert_eq!(third.gpu_id(), freed);
     // The server has heard nothing of it.
     assert_eq!(fleet.agents[0].client().pool().await.unwrap().active, 0);
@@ -43,20 +43,20 @@ async fn a_server_with_statistics_alone_leaves_the_books_to_the_client() {
 async fn a_server_that_decides_is_never_kept_books_beside() {
     let fleet = Fleet::of(&["1xH100"]).await;
     let client = fleet.client().await;
-    assert_eq!(client.pool_status().unwrap().authority, Authority::Agent);
+    assert_eq!(client.pool_status().unwrap().authority, LeaseAuthority::Agent);
     whole(&client).await.release().await.unwrap();
     // A proxy in between that loses its routes, or lets nobody in.
-    for path in [Path::StatisticsOnly, Path::Status(401), Path::Status(500)] {
+    for path in [ProxyMode::StatisticsOnly, ProxyMode::Status(401), ProxyMode::Status(500)] {
         fleet.set(0, path);
         let body = RequestBody { wait_limit_secs: Some(0.5), ..RequestBody::default() };
         let error = client.request(body).await.unwrap_err();
-        assert_eq!(client.pool_status().unwrap().authority, Authority::Agent, "{path:?}: {error}");
-        fleet.set(0, Path::Good);
+        assert_eq!(client.pool_status().unwrap().authority, LeaseAuthority::Agent, "{path:?}: {error}");
+        fleet.set(0, ProxyMode::Good);
         client.trigger_endpoint_recovery(fleet.paths[0].address()).await.unwrap();
         is_healthy(&client, 0, true).await;
     }
     client.stop().await;
-    fleet.set(0, Path::StatisticsOnly);
+    fleet.set(0, ProxyMode::StatisticsOnly);
     client.start().await.unwrap();
     let body = RequestBody { wait_limit_secs: Some(0.5), ..RequestBody::default() };
     assert!(client.request(body).await.is_err(), "remembered also by a client that was stopped");
@@ -65,13 +65,15 @@ async fn a_server_that_decides_is_never_kept_books_beside() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_older_than_it_may_be_is_taken_back_and_its_next_use_says_so() {
     let fleet = Fleet::of(&["1xH100", "1xH100"]).await;
-    fleet.set(1, Path::StatisticsOnly);
+    fleet.set(1, ProxyMode::StatisticsOnly);
     for number in 0..2 {
         let one = crate::common::quick(gpupool_client::Client::builder().endpoint(fleet.paths[number].address()));
         let client = crate::common::started(one.stale_age(Duration::from_millis(300))).await;
         let lease = client.request(RequestBody { ttl_secs: Some(1.0), ..RequestBody::default() }).await.unwrap();
-        lease.check().unwrap();
-        let Lost::Ended { cause, .. } = in_time("it to be lost", lease.lost()).await else { panic!("not ended") };
+        lease.check_held().unwrap();
+        let LeaseLost::Ended { cause, .. } = within_deadline("it to be lost", lease.wait_until_lost()).await else {
+            panic!("not ended")
+        };
         assert_eq!(cause.as_deref(), Some("max_duration_passed"));
         let error = lease.release().await.unwrap_err();
         assert!(matches!(error, ClientError::Stale { .. }), "{error}");

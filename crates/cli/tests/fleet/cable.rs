@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use gpupool_client::Client;
-use gpupool_testkit::{Agent, skipped};
+use gpupool_testkit::{TestAgent, skipped};
 
 use crate::common::{Fleet, is_healthy, quick, started, whole};
 
@@ -78,7 +78,7 @@ async fn a_pulled_cable_costs_nothing_but_the_gpus_behind_it() {
         Err(why) => return skipped("a pulled cable", &why),
     };
     let folder = tempfile::tempdir().unwrap();
-    let far = Agent::builder(network.program(folder.path())).simulate("4xH100");
+    let far = TestAgent::builder(network.program(folder.path())).simulate("4xH100");
     let far = far.variable("HOST", "0.0.0.0").argument("--open").argument("--access-log=false").start().await;
     let near = Fleet::of(&["1xH100"]).await;
     let endpoints = format!("http://{}:{},{}", network.there, far.port(), near.addresses());
@@ -99,7 +99,7 @@ async fn a_pulled_cable_costs_nothing_but_the_gpus_behind_it() {
     client.trigger_endpoint_recovery(&network.there).await.unwrap();
     is_healthy(&client, 0, true).await;
     // Away for less than its ttl: it is still held, and goes back.
-    held.check().unwrap();
+    held.check_held().unwrap();
     held.release().await.unwrap();
     near.is_left_empty().await;
     assert_eq!(far.client_unix().pool().await.unwrap().active, 0);

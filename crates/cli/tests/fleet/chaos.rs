@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use gpupool_api::RequestBody;
 use gpupool_client::{Balancing, Client, ClientError};
-use gpupool_testkit::audit::all_records;
-use gpupool_testkit::{Chance, Chaos, Path, in_time};
+use gpupool_testkit::audit::fetch_all_records;
+use gpupool_testkit::{ChaosRun, ProxyMode, SeededRng, within_deadline};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -34,9 +34,9 @@ struct Tally {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everybody_is_served_or_told_and_nothing_is_held_twice() {
-    let chaos = Chaos::new("fleet", 30, 6);
-    let Chaos { clients: workers, secs, seed, .. } = chaos;
-    let mut chance = Chance::new(seed);
+    let chaos = ChaosRun::new("fleet", 30, 6);
+    let ChaosRun { clients: workers, secs, seed, .. } = chaos;
+    let mut chance = SeededRng::new(seed);
     let mut fleet = Fleet::of(&FLEET).await;
     let tally = Arc::new(Mutex::new(Tally::default()));
     let until = Instant::now() + Duration::from_secs(secs);
@@ -49,10 +49,10 @@ async fn everybody_is_served_or_told_and_nothing_is_held_twice() {
     }
     for number in 0..workers {
         let client = clients[(number % 3) as usize].clone();
-        running.spawn(work(client, number, chance.branch(), tally.clone(), until));
+        running.spawn(work(client, number, chance.fork(), tally.clone(), until));
     }
     let faults = break_at_random(&mut fleet, &mut chance, until).await;
-    while let Some(ended) = in_time("every worker to be served or told", running.join_next()).await {
+    while let Some(ended) = within_deadline("every worker to be served or told", running.join_next()).await {
         ended.unwrap();
     }
     for client in &clients {
@@ -89,7 +89,7 @@ async fn everybody_is_served_or_told_and_nothing_is_held_twice() {
 async fn granted_anywhere(fleet: &Fleet, client: &Client) -> BTreeMap<(String, u64), String> {
     let mut granted = BTreeMap::new();
     for (agent, endpoint) in fleet.agents.iter().zip(client.endpoints_info().unwrap()) {
-        for record in all_records(&agent.client()).await.unwrap() {
+        for record in fetch_all_records(&agent.client()).await.unwrap() {
             if record.event == "granted" {
                 granted.insert((endpoint.endpoint_id.clone(), record.lease), record.worker_id.unwrap_or_default());
             }
@@ -98,7 +98,7 @@ async fn granted_anywhere(fleet: &Fleet, client: &Client) -> BTreeMap<(String, u
     granted
 }
 
-async fn work(client: Client, number: u64, mut chance: Chance, tally: Arc<Mutex<Tally>>, until: Instant) {
+async fn work(client: Client, number: u64, mut chance: SeededRng, tally: Arc<Mutex<Tally>>, until: Instant) {
     let mut asked = 0;
     while Instant::now() < until {
         asked += 1;
@@ -106,13 +106,13 @@ async fn work(client: Client, number: u64, mut chance: Chance, tally: Arc<Mutex<
         let body = RequestBody {
             worker_id: Some(worker.as_str().into()),
             fraction: [None, None, Some(0.5), Some(0.1)][chance.below(4) as usize],
-            queue: Some(!chance.percent(10)),
+            queue: Some(!chance.percent_chance(10)),
             wait_limit_secs: Some(*chance.pick(&[0.05, 1.0, 20.0])),
             ttl_secs: Some(3.0),
             ..RequestBody::default()
         };
         let request = client.request(body);
-        let answer = if chance.percent(10) {
+        let answer = if chance.percent_chance(10) {
             match tokio::time::timeout(Duration::from_millis(chance.below(50)), request).await {
                 Ok(answer) => answer,
                 Err(_) => {
@@ -138,10 +138,10 @@ async fn work(client: Client, number: u64, mut chance: Chance, tally: Arc<Mutex<
             assert_eq!(before, None, "lease {} of {} was handed out twice", lease.id(), lease.endpoint_id());
         }
         tokio::select! {
-            _ = lease.lost() => tally.lock().unwrap().lost += 1,
+            _ = lease.wait_until_lost() => tally.lock().unwrap().lost += 1,
             () = tokio::time::sleep(Duration::from_millis(chance.below(60))) => {}
         }
-        if chance.percent(80) {
+        if chance.percent_chance(80) {
             // A server that is gone right now gets it back later, or ends it by itself.
             let _ = lease.release().await;
         }
@@ -154,14 +154,14 @@ impl Tally {
             ClientError::WaitedTooLong { .. } => self.too_long += 1,
             ClientError::AllEndpointsUnavailable { .. } => self.unavailable += 1,
             error if error.code() == Some("no_capacity") => self.full += 1,
-            error if error.is_passing() => self.unavailable += 1,
+            error if error.is_transient() => self.unavailable += 1,
             error => panic!("nothing a healthy client says: {error}"),
         }
     }
 }
 
 /// Breaks and mends until the time is up; then everything is well again.
-async fn break_at_random(fleet: &mut Fleet, chance: &mut Chance, until: Instant) -> u32 {
+async fn break_at_random(fleet: &mut Fleet, chance: &mut SeededRng, until: Instant) -> u32 {
     let mut faults = 0;
     while Instant::now() < until {
         let number = chance.below(FLEET.len() as u64) as usize;
@@ -180,16 +180,16 @@ async fn break_at_random(fleet: &mut Fleet, chance: &mut Chance, until: Instant)
             }
             other => {
                 let paths = [
-                    Path::Silent,
-                    Path::Reset,
-                    Path::Garbage,
-                    Path::HalfAnswers,
-                    Path::Status(500),
-                    Path::Slow(Duration::from_millis(40)),
+                    ProxyMode::Silent,
+                    ProxyMode::Reset,
+                    ProxyMode::Garbage,
+                    ProxyMode::HalfAnswers,
+                    ProxyMode::Status(500),
+                    ProxyMode::Slow(Duration::from_millis(40)),
                 ];
                 fleet.set(number, paths[(other - 4) as usize]);
                 tokio::time::sleep(pause).await;
-                fleet.set(number, Path::Good);
+                fleet.set(number, ProxyMode::Good);
             }
         }
     }

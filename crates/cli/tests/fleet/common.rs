@@ -3,18 +3,20 @@
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_client::{Client, ClientBuilder, Lease, LeaseQuery};
-use gpupool_testkit::{Agent, AgentBuilder, Audit, Path, Proxy, Seen, eventually, in_time};
+use gpupool_client::{Client, ClientBuilder, HeldLease, LeaseQuery};
+use gpupool_testkit::{
+    ClientObservations, FaultProxy, ProxyMode, TestAgent, TestAgentBuilder, TrailAudit, eventually, within_deadline,
+};
 
 /// Agents, each behind a path of its own.
 pub struct Fleet {
-    pub agents: Vec<Agent>,
-    pub paths: Vec<Proxy>,
+    pub agents: Vec<TestAgent>,
+    pub paths: Vec<FaultProxy>,
 }
 
-pub fn agent(devices: &str) -> AgentBuilder {
+pub fn agent(devices: &str) -> TestAgentBuilder {
     let quiet =
-        Agent::builder(env!("CARGO_BIN_EXE_gpupool")).argument("--access-log=false").argument("--log-level=warn");
+        TestAgent::builder(env!("CARGO_BIN_EXE_gpupool")).argument("--access-log=false").argument("--log-level=warn");
     quiet.simulate(devices)
 }
 
@@ -24,7 +26,7 @@ impl Fleet {
         let (mut agents, mut paths) = (Vec::new(), Vec::new());
         for devices in devices {
             let agent = agent(devices).start().await;
-            paths.push(Proxy::to(agent.port()).await);
+            paths.push(FaultProxy::start(agent.port()).await);
             agents.push(agent);
         }
         Self { agents, paths }
@@ -32,7 +34,7 @@ impl Fleet {
 
     /// The addresses of all paths, with commas between.
     pub fn addresses(&self) -> String {
-        self.paths.iter().map(Proxy::address).collect::<Vec<_>>().join(",")
+        self.paths.iter().map(FaultProxy::address).collect::<Vec<_>>().join(",")
     }
 
     /// A client of all of them, that looks often.
@@ -44,8 +46,8 @@ impl Fleet {
         started(self.builder()).await
     }
 
-    pub fn set(&self, number: usize, path: Path) {
-        self.paths[number].set(path);
+    pub fn set(&self, number: usize, path: ProxyMode) {
+        self.paths[number].set_mode(path);
     }
 
     /// Takes every GPU of every agent, past the client that is tried.
@@ -84,7 +86,7 @@ impl Fleet {
     /// No agent ever did what it must not.
     pub async fn is_clean(&self) {
         for agent in &self.agents {
-            Audit::of(&agent.client()).await.unwrap().assert_clean(&Seen::default());
+            TrailAudit::collect(&agent.client()).await.unwrap().assert_clean(&ClientObservations::default());
         }
     }
 }
@@ -96,12 +98,12 @@ pub fn quick(builder: ClientBuilder) -> ClientBuilder {
 
 pub async fn started(builder: ClientBuilder) -> Client {
     let client = builder.build().unwrap();
-    in_time("the client to start", client.start()).await.unwrap();
+    within_deadline("the client to start", client.start()).await.unwrap();
     client
 }
 
-pub async fn whole(client: &Client) -> Lease {
-    in_time("a GPU", client.request(RequestBody::default())).await.unwrap()
+pub async fn whole(client: &Client) -> HeldLease {
+    within_deadline("a GPU", client.request(RequestBody::default())).await.unwrap()
 }
 
 /// Waits until an endpoint can be asked, or cannot.

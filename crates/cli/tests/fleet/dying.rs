@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_testkit::{Path, eventually, in_time};
+use gpupool_testkit::{ProxyMode, eventually, within_deadline};
 
 use crate::common::{Fleet, quick, started, whole};
 
@@ -39,8 +39,8 @@ async fn what_a_dead_client_was_offered_goes_to_the_next_and_never_becomes_activ
         next.push(agent.client().request(&RequestBody::default()).await.unwrap().id);
     }
     // What the agents say does not reach it any more: it is offered, and cannot confirm.
-    fleet.set(0, Path::Silent);
-    fleet.set(1, Path::Silent);
+    fleet.set(0, ProxyMode::Silent);
+    fleet.set(1, ProxyMode::Silent);
     for (agent, held) in fleet.agents.iter().zip(&held) {
         agent.client().release(held[0]).await.unwrap();
     }
@@ -56,9 +56,9 @@ async fn what_a_dead_client_was_offered_goes_to_the_next_and_never_becomes_activ
     child.wait().unwrap();
     for (agent, next) in fleet.agents.iter().zip(next) {
         let client = agent.client();
-        let served = in_time("the next one", client.follow(next, Duration::from_secs(60))).await.unwrap();
+        let served = within_deadline("the next one", client.follow(next, Duration::from_secs(60))).await.unwrap();
         assert_eq!(served.state.name(), "active");
-        let records = gpupool_testkit::audit::all_records(&client).await.unwrap();
+        let records = gpupool_testkit::audit::fetch_all_records(&client).await.unwrap();
         // What was offered is held too, and counts as such; it ended without ever being confirmed.
         let ends = records.iter().filter(|one| one.event == "ended");
         let ends: Vec<Option<&str>> = ends.map(|one| one.cause.as_deref()).collect();

@@ -3,13 +3,19 @@
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_client::{Client, ClientError, Degradation};
-use gpupool_testkit::{Path, eventually, in_time};
+use gpupool_client::{Client, ClientError, DegradationLevel};
+use gpupool_testkit::{ProxyMode, eventually, within_deadline};
 
 use crate::common::{Fleet, is_healthy, quick, started, whole};
 
-const WAYS: [Path; 6] =
-    [Path::Silent, Path::Reset, Path::Status(500), Path::Status(503), Path::Garbage, Path::HalfAnswers];
+const WAYS: [ProxyMode; 6] = [
+    ProxyMode::Silent,
+    ProxyMode::Reset,
+    ProxyMode::Status(500),
+    ProxyMode::Status(503),
+    ProxyMode::Garbage,
+    ProxyMode::HalfAnswers,
+];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_way_an_endpoint_fails_the_others_serve_and_it_comes_back() {
@@ -22,11 +28,11 @@ async fn whatever_way_an_endpoint_fails_the_others_serve_and_it_comes_back() {
         }
         is_healthy(&client, 0, false).await;
         let recovery = client.error_recovery_status().unwrap();
-        assert_eq!(recovery.degradation_manager.degradation, Degradation::Partial, "{way:?}");
+        assert_eq!(recovery.degradation_manager.degradation, DegradationLevel::Partial, "{way:?}");
         assert_eq!(client.health().unwrap().status, "degraded");
         let report = recovery.to_string();
         assert!(report.contains("Degradation Status: Partial (1/2 endpoints healthy)"), "{report}");
-        fleet.set(0, Path::Good);
+        fleet.set(0, ProxyMode::Good);
         assert!(client.trigger_endpoint_recovery(fleet.paths[0].address()).await.unwrap());
         is_healthy(&client, 0, true).await;
     }
@@ -37,7 +43,7 @@ async fn whatever_way_an_endpoint_fails_the_others_serve_and_it_comes_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_endpoint_is_asked_and_a_dead_one_does_not_hold_up_the_start() {
     let fleet = Fleet::of(&["1xH100"]).await;
-    fleet.set(0, Path::Slow(Duration::from_millis(30)));
+    fleet.set(0, ProxyMode::Slow(Duration::from_millis(30)));
     let dead = "http://127.0.0.1:1,http://no-such-host.invalid:8000,http://192.0.2.1:8000";
     let client = started(quick(Client::builder().endpoints(format!("{dead},{}", fleet.addresses())))).await;
     let lease = whole(&client).await;
@@ -60,12 +66,12 @@ async fn a_waiting_request_survives_the_loss_of_endpoints_and_is_served_where_it
         eventually("it to wait everywhere", async || (fleet.waiting_at(number).await == 1).then_some(())).await;
     }
     fleet.agents[0].kill9().await;
-    fleet.set(1, Path::Silent);
+    fleet.set(1, ProxyMode::Silent);
     is_healthy(&client, 0, false).await;
     // Killed and started again: the place in the queue is kept, or taken anew.
     fleet.agents[2].restart().await;
     fleet.agents[2].client().release(held[2][0]).await.unwrap();
-    let lease = in_time("a GPU", asked).await.unwrap().unwrap();
+    let lease = within_deadline("a GPU", asked).await.unwrap().unwrap();
     assert_eq!(lease.endpoint_id(), client.endpoints_info().unwrap()[2].endpoint_id);
     lease.release().await.unwrap();
 }
@@ -85,7 +91,7 @@ async fn an_agent_that_is_paused_is_done_without_and_its_late_grants_are_given_b
     is_healthy(&client, 0, true).await;
     fleet.is_left_empty().await;
     fleet.is_clean().await;
-    let records = gpupool_testkit::audit::all_records(&fleet.agents[0].client()).await.unwrap();
+    let records = gpupool_testkit::audit::fetch_all_records(&fleet.agents[0].client()).await.unwrap();
     let ends = records.iter().filter(|record| record.event == "ended");
     assert!(
         ends.into_iter().all(|end| end.cause.as_deref() == Some("by_owner")),
@@ -116,7 +122,7 @@ async fn with_nobody_to_ask_that_is_said_and_what_was_queued_runs_when_somebody_
     .await;
     fleet.agents[1].restart().await;
     client.trigger_endpoint_recovery(fleet.paths[1].address()).await.unwrap();
-    in_time("the queued request", queued).await.unwrap().unwrap().release().await.unwrap();
+    within_deadline("the queued request", queued).await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -124,7 +130,7 @@ async fn one_endpoint_that_fails_is_named_with_when_it_is_looked_at_again() {
     let fleet = Fleet::of(&["1xH100"]).await;
     let client = started(quick(Client::builder().endpoint(fleet.paths[0].address()))).await;
     assert!(!client.is_multi_endpoint_mode());
-    fleet.set(0, Path::Reset);
+    fleet.set(0, ProxyMode::Reset);
     is_healthy(&client, 0, false).await;
     let error = client.request(RequestBody::default()).await.unwrap_err();
     assert!(matches!(&error, ClientError::BreakerOpen { endpoint_id, .. } if endpoint_id == "127.0.0.1"), "{error}");

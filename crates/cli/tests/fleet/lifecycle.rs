@@ -1,8 +1,8 @@
 //! Starting, stopping, and what is said when one is forgotten.
 
 use gpupool_api::RequestBody;
-use gpupool_client::{Client, ClientError, Update};
-use gpupool_testkit::{Path, in_time};
+use gpupool_client::{Client, ClientError, StatusUpdate};
+use gpupool_testkit::{ProxyMode, within_deadline};
 
 use crate::common::{Fleet, quick, started, whole};
 
@@ -34,14 +34,14 @@ async fn what_ended_at_its_time_or_was_taken_back_is_lost_and_giving_it_back_say
     // Renewed every twenty minutes: nobody hears of it by that.
     let lasting =
         |max_duration_secs| RequestBody { ttl_secs: Some(3600.0), max_duration_secs, ..RequestBody::default() };
-    let timed = in_time("a GPU", client.request(lasting(Some(0.3)))).await.unwrap();
-    let lost = in_time("its end", timed.lost()).await.to_string();
+    let timed = within_deadline("a GPU", client.request(lasting(Some(0.3)))).await.unwrap();
+    let lost = within_deadline("its end", timed.wait_until_lost()).await.to_string();
     assert!(lost.contains("as long as it may be"), "{lost}");
     assert!(matches!(timed.release().await, Err(ClientError::Stale { .. })));
-    let taken = in_time("a GPU", client.request(lasting(None))).await.unwrap();
+    let taken = within_deadline("a GPU", client.request(lasting(None))).await.unwrap();
     fleet.agents[0].client_unix().revoke(taken.id(), 0.0).await.unwrap();
-    assert!(taken.check().is_ok(), "nobody has told us");
-    let refused = in_time("giving it back", taken.release()).await.unwrap_err();
+    assert!(taken.check_held().is_ok(), "nobody has told us");
+    let refused = within_deadline("giving it back", taken.release()).await.unwrap_err();
     assert!(matches!(refused, ClientError::Stale { .. }), "{refused}");
     assert_eq!(client.pool_status().unwrap().active_workers, 0);
     fleet.is_left_empty().await;
@@ -53,32 +53,32 @@ async fn what_happens_is_told_as_it_happens() {
     let client = fleet.builder().build().unwrap();
     let mut updates = client.updates();
     client.start().await.unwrap();
-    let next = async |updates: &mut gpupool_client::Updates| loop {
-        match in_time("an update", updates.next()).await.unwrap() {
-            Update::Statistics { gpus, .. } => assert_eq!(gpus.len(), 1),
+    let next = async |updates: &mut gpupool_client::StatusUpdateStream| loop {
+        match within_deadline("an update", updates.next()).await.unwrap() {
+            StatusUpdate::Statistics { gpus, .. } => assert_eq!(gpus.len(), 1),
             other => return other,
         }
     };
-    assert!(matches!(next(&mut updates).await, Update::EndpointUp { .. }));
+    assert!(matches!(next(&mut updates).await, StatusUpdate::EndpointUp { .. }));
     let lease = whole(&client).await;
-    let Update::Assigned { worker_id, gpu_ids, .. } = next(&mut updates).await else { panic!("not assigned") };
+    let StatusUpdate::Assigned { worker_id, gpu_ids, .. } = next(&mut updates).await else { panic!("not assigned") };
     assert_eq!((worker_id.as_str(), gpu_ids.as_slice()), (lease.worker_id(), &[0][..]));
     let waits = tokio::spawn({
         let client = client.clone();
         async move { client.request(RequestBody::default()).await }
     });
-    assert!(matches!(next(&mut updates).await, Update::Blocked { .. }));
+    assert!(matches!(next(&mut updates).await, StatusUpdate::Blocked { .. }));
     lease.release().await.unwrap();
-    assert!(matches!(next(&mut updates).await, Update::Released { .. }));
-    let _lease = in_time("its turn", waits).await.unwrap().unwrap();
-    assert!(matches!(next(&mut updates).await, Update::Unblocked { .. }));
-    assert!(matches!(next(&mut updates).await, Update::Assigned { .. }));
-    fleet.set(0, Path::Reset);
-    let Update::EndpointDown { error, .. } = next(&mut updates).await else { panic!("not told that it is down") };
+    assert!(matches!(next(&mut updates).await, StatusUpdate::Released { .. }));
+    let _lease = within_deadline("its turn", waits).await.unwrap().unwrap();
+    assert!(matches!(next(&mut updates).await, StatusUpdate::Unblocked { .. }));
+    assert!(matches!(next(&mut updates).await, StatusUpdate::Assigned { .. }));
+    fleet.set(0, ProxyMode::Reset);
+    let StatusUpdate::EndpointDown { error, .. } = next(&mut updates).await else { panic!("not told that it is down") };
     assert!(error.contains("does not answer"), "{error}");
-    fleet.set(0, Path::Good);
+    fleet.set(0, ProxyMode::Good);
     client.trigger_endpoint_recovery(fleet.paths[0].address()).await.unwrap();
-    assert!(matches!(next(&mut updates).await, Update::EndpointUp { .. }));
+    assert!(matches!(next(&mut updates).await, StatusUpdate::EndpointUp { .. }));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -121,7 +121,7 @@ async fn bad_settings_are_named_with_what_is_allowed() {
     assert!(said(client().utilization_threshold(f64::NAN)).contains("utilization_threshold is NaN"));
     assert!(said(client().endpoint("localhost:8000")).contains("http://localhost:8000"));
     assert!(said(client().endpoints(" , ")).contains("one endpoint at least"));
-    let token = gpupool_client::Secret::new("x");
+    let token = gpupool_client::SecretString::new("x");
     assert!(said(client().token_for("nobody", token)).contains("nobody"));
     let client = started(quick(client().endpoints("http://127.0.0.1:1"))).await;
     let bad = RequestBody { fraction: Some(1.5), ..RequestBody::default() };

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_client::{Client, ClientError, Lease};
-use gpupool_testkit::{eventually, in_time};
+use gpupool_client::{Client, ClientError, HeldLease};
+use gpupool_testkit::{eventually, within_deadline};
 use tokio::task::JoinHandle;
 
 use crate::common::{Fleet, whole};
 
-fn asks(client: &Client) -> JoinHandle<Result<Lease, ClientError>> {
+fn asks(client: &Client) -> JoinHandle<Result<HeldLease, ClientError>> {
     let client = client.clone();
     tokio::spawn(async move { client.request(RequestBody::default()).await })
 }
@@ -30,7 +30,7 @@ async fn the_first_endpoint_with_room_serves_and_the_others_are_left() {
     all_wait(&fleet, 1).await;
     assert_eq!(client.pool_status().unwrap().blocked_workers, 1);
     fleet.agents[1].client().release(held[1][0]).await.unwrap();
-    let lease = in_time("a GPU", asked).await.unwrap().unwrap();
+    let lease = within_deadline("a GPU", asked).await.unwrap().unwrap();
     assert_eq!(lease.endpoint_id(), client.endpoints_info().unwrap()[1].endpoint_id);
     all_wait(&fleet, 0).await;
     let status = client.pool_status().unwrap();
@@ -59,13 +59,14 @@ async fn when_all_come_free_at_once_one_is_taken_and_the_others_go_to_whoever_is
         async move { client.release(lease).await.unwrap() }
     });
     futures_util::future::join_all(released).await;
-    let lease = in_time("a GPU", asked).await.unwrap().unwrap();
+    let lease = within_deadline("a GPU", asked).await.unwrap().unwrap();
     let winner =
         client.endpoints_info().unwrap().iter().position(|one| one.endpoint_id == lease.endpoint_id()).unwrap();
     // What it was offered elsewhere went to those who waited there, not to the sibling.
     for number in (0..3).filter(|number| *number != winner) {
         let agent = fleet.agents[number].client();
-        let other = in_time("the next one there", agent.follow(others[number], Duration::from_secs(60))).await.unwrap();
+        let other =
+            within_deadline("the next one there", agent.follow(others[number], Duration::from_secs(60))).await.unwrap();
         assert_eq!(other.state.name(), "active", "at endpoint {number}");
     }
     assert!(!sibling.is_finished());
@@ -73,7 +74,7 @@ async fn when_all_come_free_at_once_one_is_taken_and_the_others_go_to_whoever_is
     let other = fleet.agents[winner].client().follow(others[winner], Duration::from_secs(60)).await.unwrap();
     assert_eq!(other.state.name(), "active");
     fleet.agents[winner].client().release(other.id).await.unwrap();
-    in_time("the sibling", sibling).await.unwrap().unwrap().release().await.unwrap();
+    within_deadline("the sibling", sibling).await.unwrap().unwrap().release().await.unwrap();
     fleet.is_clean().await;
 }
 

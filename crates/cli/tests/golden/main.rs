@@ -11,7 +11,7 @@ use std::process::Command;
 use std::{env, fs};
 
 use gpupool_config::all_settings;
-use gpupool_testkit::Agent;
+use gpupool_testkit::TestAgent;
 use serde_json::Value;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_gpupool");
@@ -30,7 +30,7 @@ fn compare(name: &str, text: &str) {
 }
 
 /// Sends a GET request over the agent's socket and returns the body.
-fn get(agent: &Agent, path: &str) -> String {
+fn get(agent: &TestAgent, path: &str) -> String {
     let url = format!("{}{path}", agent.address());
     let output = Command::new("curl").args(["-sSf", &url]).output().unwrap();
     assert!(output.status.success(), "{url}: {}", String::from_utf8_lossy(&output.stderr));
@@ -39,7 +39,7 @@ fn get(agent: &Agent, path: &str) -> String {
 
 #[tokio::test]
 async fn routes_and_fields_are_as_published() {
-    let agent = Agent::builder(BINARY).start().await;
+    let agent = TestAgent::builder(BINARY).start().await;
     let mut document: Value = serde_json::from_str(&get(&agent, "/openapi.json")).unwrap();
     remove_prose(&mut document);
     compare("openapi.json", &format!("{document:#}\n"));
@@ -59,7 +59,7 @@ fn remove_prose(value: &mut Value) {
 
 #[tokio::test]
 async fn metrics_are_as_published() {
-    let agent = Agent::builder(BINARY).simulate("1xH100,1xMI300X,1xH100/3g.40gb/1g.10gb*4").start().await;
+    let agent = TestAgent::builder(BINARY).simulate("1xH100,1xMI300X,1xH100/3g.40gb/1g.10gb*4").start().await;
     let status = Command::new(BINARY)
         .args(["run", "--fraction", "0.5", "--", "true"])
         .env("GPU_SERVICE_ENDPOINT", agent.address())

@@ -4,18 +4,18 @@ use std::process::Command;
 
 use gpupool_api::simulate::FaultBody;
 use gpupool_confine::Signal;
-use gpupool_testkit::{Agent, eventually};
+use gpupool_testkit::{TestAgent, eventually};
 
 use crate::support::{BINARY, Running, Said, agent_of, bare, live, take, with_input};
 
 /// `gpupool map` on the agent's GPUs.
-fn map_on(agent: &Agent, arguments: &[&str]) -> Command {
+fn map_on(agent: &TestAgent, arguments: &[&str]) -> Command {
     let mut command = bare(Command::new(BINARY));
     command.args(["map", "--endpoint", &format!("unix:{}", agent.socket().display())]).args(arguments);
     command
 }
 
-fn said_on(agent: &Agent, arguments: &[&str]) -> Said {
+fn said_on(agent: &TestAgent, arguments: &[&str]) -> Said {
     with_input(map_on(agent, arguments), b"")
 }
 

@@ -1,7 +1,7 @@
 //! The command sees its GPU and nothing else, and its end is the end of `gpupool run`.
 use std::process::Command;
 
-use gpupool_api::lease::{Holder, State};
+use gpupool_api::lease::{HolderBody, LeaseState};
 use gpupool_confine::Signal;
 
 use crate::support::{BINARY, Running, agent_of, bare, live, over, run, run_at, the_active};
@@ -41,14 +41,14 @@ async fn the_command_sees_its_gpu_by_uuid_and_the_facts_of_its_lease() {
         (lease.worker_id.as_deref(), lease.labels.get("team").map(String::as_str)),
         (Some("python3"), Some("vision"))
     );
-    assert!(matches!(lease.holder, Some(Holder::Process { pid }) if pid == running.pid()), "{lease:#?}");
+    assert!(matches!(lease.holder, Some(HolderBody::Process { pid }) if pid == running.pid()), "{lease:#?}");
     running.signal(Signal::TERM);
     let (code, output, _) = running.ended();
     assert_eq!(code, 143);
     for unset in ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"] {
         assert!(!output.contains(unset), "{unset} should not be set:\n{output}");
     }
-    assert_eq!(over(&client, lease.id).await, (State::Released, Some("by_owner".into())));
+    assert_eq!(over(&client, lease.id).await, (LeaseState::Released, Some("by_owner".into())));
 }
 
 #[tokio::test]

@@ -5,27 +5,27 @@ use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, channel};
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{Holder, State};
+use gpupool_api::lease::{HolderBody, LeaseState};
 use gpupool_api::simulate::FaultBody;
 use gpupool_client::AgentClient;
 use gpupool_client::local::LocalAgent;
 use gpupool_confine::Signal;
-use gpupool_dispatch::gpus::{GpuError, GpuKeeper, GpuNews, GpuWish, Granted};
-use gpupool_testkit::{Agent, DEADLINE, eventually};
+use gpupool_dispatch::gpu_leases::{GpuError, GpuEvent, GpuLeaseManager, GpuRequest, GrantedLease};
+use gpupool_testkit::{DEADLINE, TestAgent, eventually};
 
 use crate::support::{Running, Watched, agent_of, bare, live, over, take};
 
 /// The GPUs of a run, and what is told of them.
 struct Run {
-    keeper: GpuKeeper,
-    news: Receiver<GpuNews>,
+    keeper: GpuLeaseManager,
+    news: Receiver<GpuEvent>,
     /// Told, and not asked for yet.
-    unread: Vec<GpuNews>,
+    unread: Vec<GpuEvent>,
 }
 
 impl Run {
-    fn start(client: AgentClient, wish: GpuWish) -> Self {
-        let (keeper, mut reader) = GpuKeeper::start(LocalAgent::known(client), wish).unwrap();
+    fn start(client: AgentClient, wish: GpuRequest) -> Self {
+        let (keeper, mut reader) = GpuLeaseManager::start(LocalAgent::from_client(client), wish).unwrap();
         let (sender, news) = channel();
         // Ends with the keeper.
         std::thread::spawn(move || {
@@ -37,7 +37,7 @@ impl Run {
     }
 
     /// Takes the first news of some kind that was not taken yet, or waits for it.
-    fn until<T>(&mut self, what: &str, wanted: impl Fn(&GpuNews) -> Option<T>) -> T {
+    fn until<T>(&mut self, what: &str, wanted: impl Fn(&GpuEvent) -> Option<T>) -> T {
         let mut looked_at = 0;
         loop {
             for index in looked_at..self.unread.len() {
@@ -53,62 +53,62 @@ impl Run {
     }
 
     /// What was told and not asked for.
-    fn rest(self) -> Vec<GpuNews> {
+    fn rest(self) -> Vec<GpuEvent> {
         let Self { keeper, news, unread } = self;
-        keeper.give_back();
+        keeper.release_all();
         unread.into_iter().chain(news).collect()
     }
 
-    fn granted(&mut self) -> Granted {
+    fn granted(&mut self) -> GrantedLease {
         self.until("a grant", |news| match news {
-            GpuNews::Granted(granted) => Some(granted.clone()),
+            GpuEvent::Granted(granted) => Some(granted.clone()),
             _ => None,
         })
     }
 
     /// So many grants, by place.
-    fn all_granted(&mut self, count: usize) -> Vec<Granted> {
-        let mut granted: Vec<Granted> = (0..count).map(|_| self.granted()).collect();
+    fn all_granted(&mut self, count: usize) -> Vec<GrantedLease> {
+        let mut granted: Vec<GrantedLease> = (0..count).map(|_| self.granted()).collect();
         granted.sort_by_key(|granted| granted.place);
         granted
     }
 
     fn lost(&mut self) -> (usize, String) {
         self.until("a loss", |news| match news {
-            GpuNews::Lost { place, why } => Some((*place, why.clone())),
+            GpuEvent::Lost { place, why } => Some((*place, why.clone())),
             _ => None,
         })
     }
 
     fn refused(&mut self) -> (usize, String) {
         self.until("a refusal", |news| match news {
-            GpuNews::Refused { place, why } => Some((*place, why.clone())),
+            GpuEvent::Refused { place, why } => Some((*place, why.clone())),
             _ => None,
         })
     }
 
     fn waiting(&mut self) -> (usize, String) {
         self.until("waiting", |news| match news {
-            GpuNews::Waiting { place, text } => Some((*place, text.clone())),
+            GpuEvent::Waiting { place, text } => Some((*place, text.clone())),
             _ => None,
         })
     }
 
     fn noted(&mut self, part: &str) {
-        self.until(part, |news| matches!(news, GpuNews::Note(text) if text.contains(part)).then_some(()));
+        self.until(part, |news| matches!(news, GpuEvent::Note(text) if text.contains(part)).then_some(()));
     }
 }
 
 /// So many whole GPUs.
-fn whole(leases: usize) -> GpuWish {
-    GpuWish { leases, ..GpuWish::default() }
+fn whole(leases: usize) -> GpuRequest {
+    GpuRequest { leases, ..GpuRequest::default() }
 }
 
 /// A process that stands for a worker under a lease. Ended when dropped.
 struct Worker(Child);
 
 impl Worker {
-    fn start(granted: &Granted) -> Self {
+    fn start(granted: &GrantedLease) -> Self {
         let mut command = Command::new("sleep");
         command.arg("600");
         for (name, value) in &granted.env {
@@ -149,7 +149,7 @@ async fn each_gpu_is_used_as_soon_as_it_is_granted() {
     let last = run.granted();
     assert_eq!(last.place, place);
 
-    let all: Vec<&Granted> = first.iter().chain([&last]).collect();
+    let all: Vec<&GrantedLease> = first.iter().chain([&last]).collect();
     assert_eq!(all.iter().map(|granted| granted.place).collect::<BTreeSet<_>>(), BTreeSet::from([0, 1, 2]));
     assert_eq!(all.iter().flat_map(|granted| granted.gpu_ids()).collect::<BTreeSet<_>>(), BTreeSet::from([0, 1, 2]));
     for granted in all {
@@ -158,7 +158,7 @@ async fn each_gpu_is_used_as_soon_as_it_is_granted() {
         assert!(is_set("GPUPOOL_FENCING_TOKEN", &granted.token.to_string()), "{granted:#?}");
         assert!(is_set("CUDA_VISIBLE_DEVICES", &granted.devices[0].uuid), "{granted:#?}");
     }
-    run.keeper.give_back();
+    run.keeper.release_all();
     assert_eq!(live(&client).await, []);
 }
 
@@ -182,21 +182,21 @@ async fn parts_of_one_gpu_fill_it_and_no_more() {
     let agent = agent_of("1xH100").start().await;
     let client = agent.client_unix();
     let body = RequestBody { fraction: Some(0.25), ..RequestBody::default() };
-    let mut run = Run::start(agent.client_unix(), GpuWish { body, leases: 5, gpu_ids: vec![] });
+    let mut run = Run::start(agent.client_unix(), GpuRequest { body, leases: 5, gpu_ids: vec![] });
     for granted in run.all_granted(4) {
         let [device] = granted.devices.as_slice() else { panic!("{granted:#?}") };
         assert_eq!((device.gpu_id, device.fraction), (0, 0.25));
     }
     run.waiting();
-    assert_eq!(live(&client).await.iter().filter(|lease| lease.state == State::Queued).count(), 1);
-    run.keeper.give_back();
+    assert_eq!(live(&client).await.iter().filter(|lease| lease.state == LeaseState::Queued).count(), 1);
+    run.keeper.release_all();
     assert_eq!(live(&client).await, []);
 }
 
 #[tokio::test]
 async fn named_gpus_are_the_ones_that_are_used_and_one_that_is_not_there_is_refused() {
     let agent = agent_of("3xH100").start().await;
-    let mut run = Run::start(agent.client_unix(), GpuWish { gpu_ids: vec![2, 9, 0], ..GpuWish::default() });
+    let mut run = Run::start(agent.client_unix(), GpuRequest { gpu_ids: vec![2, 9, 0], ..GpuRequest::default() });
     let (place, why) = run.refused();
     assert_eq!(place, 1, "{why}");
     let granted = run.all_granted(2);
@@ -209,7 +209,7 @@ async fn one_that_is_taken_back_costs_its_own_workers_and_is_asked_for_again() {
     for way in [Way::Socket, Way::Tcp] {
         let agent = agent_of("2xH100").start().await;
         let mut run = Run::start(way.client(&agent), whole(2));
-        let [taken, kept] = <[Granted; 2]>::try_from(run.all_granted(2)).unwrap();
+        let [taken, kept] = <[GrantedLease; 2]>::try_from(run.all_granted(2)).unwrap();
         agent.client_unix().revoke(taken.lease, 0.0).await.unwrap();
         let (place, why) = run.lost();
         assert_eq!(place, taken.place);
@@ -217,9 +217,9 @@ async fn one_that_is_taken_back_costs_its_own_workers_and_is_asked_for_again() {
         let again = run.granted();
         assert_eq!((again.place, again.gpu_ids()), (taken.place, taken.gpu_ids()));
         assert!(again.token > taken.token && again.lease != taken.lease, "{again:#?}");
-        let old = run.keeper.attach(&taken, std::process::id());
+        let old = run.keeper.attach_process(&taken, std::process::id());
         assert!(matches!(old, Err(GpuError::NotHeld { lease }) if lease == taken.lease), "{old:?}");
-        assert_eq!(over(&agent.client_unix(), kept.lease).await.0, State::Active);
+        assert_eq!(over(&agent.client_unix(), kept.lease).await.0, LeaseState::Active);
         assert_eq!(run.rest(), []);
         assert_eq!(live(&agent.client_unix()).await, []);
     }
@@ -229,11 +229,11 @@ async fn one_that_is_taken_back_costs_its_own_workers_and_is_asked_for_again() {
 async fn workers_that_stay_on_a_lost_gpu_are_killed_by_the_agent_and_no_others() {
     let mut agent = agent_of("2xH100").start().await;
     let mut run = Run::start(agent.client_unix(), whole(2));
-    let [taken, kept] = <[Granted; 2]>::try_from(run.all_granted(2)).unwrap();
+    let [taken, kept] = <[GrantedLease; 2]>::try_from(run.all_granted(2)).unwrap();
     let (one, two, other) = (Worker::start(&taken), Worker::start(&taken), Worker::start(&kept));
     let ends = [one.watched(), two.watched()];
-    let group = |granted: &Granted, worker: &Worker| {
-        run.keeper.attach(granted, worker.pid()).unwrap().expect("the agent watches this process").cgroup
+    let group = |granted: &GrantedLease, worker: &Worker| {
+        run.keeper.attach_process(granted, worker.pid()).unwrap().expect("the agent watches this process").cgroup
     };
     let groups = [group(&taken, &one), group(&taken, &two), group(&kept, &other)];
     assert_eq!(groups[0], groups[1], "both workers of a lease are in its group, where there is one");
@@ -249,7 +249,7 @@ async fn workers_that_stay_on_a_lost_gpu_are_killed_by_the_agent_and_no_others()
     assert_eq!(run.granted().place, taken.place);
     assert!(other.watched().is_alive());
     drop(other);
-    run.keeper.give_back();
+    run.keeper.release_all();
     assert_eq!(live(&agent.client_unix()).await, []);
 }
 
@@ -270,16 +270,16 @@ async fn nothing_is_lost_when_the_agent_is_restarted() {
         run.granted();
         for granted in before {
             let now = client.follow(granted.lease, std::time::Duration::ZERO).await.unwrap();
-            assert_eq!((now.state, now.token), (State::Active, Some(granted.token)));
+            assert_eq!((now.state, now.token), (LeaseState::Active, Some(granted.token)));
             let is_held = match (&way, now.holder) {
-                (Way::Socket, Some(Holder::Process { pid })) => pid == std::process::id(),
-                (Way::Tcp, holder) => holder == Some(Holder::Connection),
+                (Way::Socket, Some(HolderBody::Process { pid })) => pid == std::process::id(),
+                (Way::Tcp, holder) => holder == Some(HolderBody::Connection),
                 _ => false,
             };
             assert!(is_held, "{granted:#?}");
         }
         let told = run.rest();
-        assert!(!told.iter().any(|news| matches!(news, GpuNews::Lost { .. })), "{told:#?}");
+        assert!(!told.iter().any(|news| matches!(news, GpuEvent::Lost { .. })), "{told:#?}");
         assert_eq!(live(&client).await, []);
     }
 }
@@ -304,10 +304,10 @@ async fn a_run_that_may_not_wait_is_refused() {
     let client = agent.client_unix();
     take(&client, 1).await;
     let body = RequestBody { queue: Some(false), ..RequestBody::default() };
-    let mut run = Run::start(agent.client_unix(), GpuWish { body, leases: 1, gpu_ids: vec![] });
+    let mut run = Run::start(agent.client_unix(), GpuRequest { body, leases: 1, gpu_ids: vec![] });
     run.refused();
     let body = RequestBody { wait_limit_secs: Some(0.1), ..RequestBody::default() };
-    let mut run = Run::start(agent.client_unix(), GpuWish { body, leases: 1, gpu_ids: vec![] });
+    let mut run = Run::start(agent.client_unix(), GpuRequest { body, leases: 1, gpu_ids: vec![] });
     assert!(run.refused().1.contains("waited"));
     assert_eq!(live(&client).await.len(), 1);
 }
@@ -316,7 +316,7 @@ async fn a_run_that_may_not_wait_is_refused() {
 async fn a_run_that_is_killed_leaves_no_lease() {
     for way in [Way::Socket, Way::Tcp] {
         let agent = agent_of("2xH100").start().await;
-        let mut watch = agent.watch().await;
+        let mut watch = agent.watch_events().await;
         let mut line = bare(Command::new(std::env::current_exe().unwrap()));
         line.args(["--ignored", "--exact", "--nocapture", "gpu_keeper::holds_two_gpus_until_it_is_killed"]);
         line.env(ENDPOINT, way.client(&agent).endpoint().to_string());
@@ -324,7 +324,7 @@ async fn a_run_that_is_killed_leaves_no_lease() {
         let mut leases: BTreeSet<u64> = (0..2).map(|_| running.says("holds ").parse().unwrap()).collect();
         running.signal(Signal::KILL);
         while !leases.is_empty() {
-            let ended = watch.until("the end of both leases", |event| event.kind == "ended").await;
+            let ended = watch.wait_for("the end of both leases", |event| event.kind == "ended").await;
             assert!(ended.lease.is_some_and(|lease| leases.remove(&lease)), "{ended:#?}");
         }
         assert_eq!(live(&agent.client_unix()).await, []);
@@ -354,7 +354,7 @@ async fn memory_that_workers_use_on_their_gpu_is_told() {
     let granted = run.all_granted(2);
     let workers: Vec<Worker> = (0..2).map(|_| Worker::start(&granted[0])).collect();
     let pids: Vec<u32> = workers.iter().map(Worker::pid).collect();
-    let used = |place, pids: &[u32]| run.keeper.gpu_memory().unwrap().of(place, pids);
+    let used = |place, pids: &[u32]| run.keeper.read_gpu_memory().unwrap().used_by(place, pids);
     eventually("a look at the devices", async || used(0, &pids).filter(|bytes| *bytes == 0)).await;
     for (pid, mib) in pids.iter().zip([1_024, 2_048]) {
         let fault = format!("squatter:{pid}:{mib}").into();
@@ -375,10 +375,10 @@ async fn a_run_that_ends_while_the_agent_is_away_does_not_wait_for_it_and_gives_
     let mut run = Run::start(agent.client_unix(), whole(1));
     let granted = run.granted();
     agent.kill9().await;
-    assert!(run.keeper.attach(&granted, std::process::id()).is_err());
+    assert!(run.keeper.attach_process(&granted, std::process::id()).is_err());
     let told = run.rest();
     let said = format!("lease {} could not be given back", granted.lease);
-    assert!(told.iter().any(|news| matches!(news, GpuNews::Note(text) if text.contains(&said))), "{told:#?}");
+    assert!(told.iter().any(|news| matches!(news, GpuEvent::Note(text) if text.contains(&said))), "{told:#?}");
     agent.restart().await;
     let client = agent.client_unix();
     eventually("the end of the lease", async || live(&client).await.is_empty().then_some(())).await;
@@ -390,7 +390,7 @@ enum Way {
 }
 
 impl Way {
-    fn client(&self, agent: &Agent) -> AgentClient {
+    fn client(&self, agent: &TestAgent) -> AgentClient {
         match self {
             Self::Socket => agent.client_unix(),
             Self::Tcp => agent.client(),

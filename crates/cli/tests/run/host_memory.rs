@@ -2,10 +2,10 @@
 //! user who is not root can do all of it through an agent of root.
 use std::process::Command;
 
-use gpupool_api::lease::{Holder, State};
+use gpupool_api::lease::{HolderBody, LeaseState};
 use gpupool_confine::Signal;
-use gpupool_confine::cgroup::{Cgroups, World};
-use gpupool_testkit::Agent;
+use gpupool_confine::cgroup::{CgroupLayout, CgroupManager};
+use gpupool_testkit::TestAgent;
 
 use crate::support::{BINARY, Running, Watched, agent_of, bare, is_root, live, over, run, run_at, skipped, the_active};
 
@@ -17,7 +17,7 @@ const NOBODY: u32 = 65_534;
 #[tokio::test]
 async fn the_kernel_kills_a_command_that_takes_too_much() {
     let agent = agent_of("1xH100").start().await;
-    let can = Cgroups::detect();
+    let can = CgroupManager::detect();
     if !can.limits_memory() {
         skipped("the limit by the kernel", &can.describe());
         return;
@@ -76,19 +76,19 @@ async fn agent_of_nobody() -> Option<NobodysAgent> {
         writes.args(["-c", "printf '%s' \"$1\" > \"$0\" && chmod 755 \"$0\""]).arg(&binary).arg(script);
         assert!(writes.status().unwrap().success());
     }
-    let agent = Agent::builder(&binary).simulate("1xH100").state_dir(folder.path().join("state")).start().await;
+    let agent = TestAgent::builder(&binary).simulate("1xH100").state_dir(folder.path().join("state")).start().await;
     let pool = agent.client_unix().pool().await.unwrap();
     pool.confinement.starts_with("none").then_some(NobodysAgent { agent, _folder: folder })
 }
 
 struct NobodysAgent {
-    agent: Agent,
+    agent: TestAgent,
     _folder: tempfile::TempDir,
 }
 
 impl std::ops::Deref for NobodysAgent {
-    type Target = Agent;
-    fn deref(&self) -> &Agent {
+    type Target = TestAgent;
+    fn deref(&self) -> &TestAgent {
         &self.agent
     }
 }
@@ -119,24 +119,24 @@ async fn a_user_who_is_not_root_owns_its_lease_and_runs_in_a_group_of_the_agent(
     line.args(["sh", "-c", "echo user $(id -u); cat /proc/self/cgroup; echo pid $$; exec sleep 600"]);
     let mut running = Running::start(line);
     assert_eq!(running.says("user "), NOBODY.to_string());
-    let has_groups = Cgroups::detect().can_create();
+    let has_groups = CgroupManager::detect().can_create();
     if has_groups {
-        let tracked_by = if Cgroups::detect().world() == World::V1 { "" } else { "0::" };
+        let tracked_by = if CgroupManager::detect().layout() == CgroupLayout::V1 { "" } else { "0::" };
         let place = running.says(tracked_by);
         assert!(place.contains("gpupool") && place.contains("lease-"), "the command is in {place:?}");
     } else {
-        skipped(STORY, &Cgroups::detect().describe());
+        skipped(STORY, &CgroupManager::detect().describe());
     }
     let command = Watched::of(&running.says("pid "));
     let lease = the_active(&agent.client_unix()).await;
-    assert_eq!((lease.owner.as_str(), lease.holder), ("nobody", Some(Holder::Process { pid: running.pid() })));
+    assert_eq!((lease.owner.as_str(), lease.holder), ("nobody", Some(HolderBody::Process { pid: running.pid() })));
 
     running.signal(Signal::KILL);
     command.expect_end();
     assert_eq!(run(&agent, &[], &["true"]).code(), 0);
-    assert_eq!(over(&agent.client_unix(), lease.id).await.0, State::Released);
+    assert_eq!(over(&agent.client_unix(), lease.id).await.0, LeaseState::Released);
 
-    if Cgroups::detect().limits_memory() {
+    if CgroupManager::detect().limits_memory() {
         let mut line = as_nobody(BINARY);
         line.args(["run", "--endpoint", &endpoint, "--host-memory", "128MiB", "--", "python3", "-c", HOG]);
         let (code, _, messages) = Running::start(line).ended();

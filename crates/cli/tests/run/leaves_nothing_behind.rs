@@ -1,7 +1,7 @@
 //! However `gpupool run` or its command ends, no process and no lease is left.
-use gpupool_api::lease::State;
+use gpupool_api::lease::LeaseState;
 use gpupool_confine::Signal;
-use gpupool_testkit::Agent;
+use gpupool_testkit::TestAgent;
 
 use crate::support::{Running, Watched, agent_of, live, over, run, run_at, the_active};
 
@@ -26,7 +26,7 @@ fn expect_ends(processes: &[Watched]) {
 }
 
 /// Starts an escaping command; its processes and the number of its lease.
-async fn escaped(agent: &Agent) -> (Running, Vec<Watched>, u64) {
+async fn escaped(agent: &TestAgent) -> (Running, Vec<Watched>, u64) {
     let mut running = run(agent, &[], &["python3", "-c", &escaping("time.sleep(600)")]);
     let processes = three(&mut running);
     let lease = the_active(&agent.client_unix()).await;
@@ -36,12 +36,12 @@ async fn escaped(agent: &Agent) -> (Running, Vec<Watched>, u64) {
 #[tokio::test]
 async fn a_kill_of_run_itself_ends_the_command_and_its_lease() {
     let agent = agent_of("1xH100").start().await;
-    let mut watch = agent.watch().await;
+    let mut watch = agent.watch_events().await;
     let (running, processes, lease) = escaped(&agent).await;
     running.signal(Signal::KILL);
     expect_ends(&processes);
-    watch.lease("ended", lease).await;
-    assert_eq!(over(&agent.client_unix(), lease).await, (State::Released, Some("holder_gone".into())));
+    watch.wait_for_lease("ended", lease).await;
+    assert_eq!(over(&agent.client_unix(), lease).await, (LeaseState::Released, Some("holder_gone".into())));
     // Nothing may hold the device back: the next one gets it.
     assert_eq!(run(&agent, &[], &["true"]).code(), 0);
 }
@@ -49,14 +49,14 @@ async fn a_kill_of_run_itself_ends_the_command_and_its_lease() {
 #[tokio::test]
 async fn a_kill_of_run_itself_over_tcp_ends_the_command_and_its_lease() {
     let agent = agent_of("1xH100").start().await;
-    let mut watch = agent.watch().await;
+    let mut watch = agent.watch_events().await;
     let mut running = run_at(agent.address(), &[], &["python3", "-c", &escaping("time.sleep(600)")]);
     let processes = three(&mut running);
     let lease = the_active(&agent.client_unix()).await;
-    assert_eq!(lease.holder, Some(gpupool_api::lease::Holder::Connection));
+    assert_eq!(lease.holder, Some(gpupool_api::lease::HolderBody::Connection));
     running.signal(Signal::KILL);
     expect_ends(&processes);
-    watch.lease("ended", lease.id).await;
+    watch.wait_for_lease("ended", lease.id).await;
     assert_eq!(run(&agent, &[], &["true"]).code(), 0);
 }
 
@@ -65,7 +65,7 @@ async fn a_kill_of_the_command_ends_all_it_started() {
     let agent = agent_of("1xH100").start().await;
     let (mut running, processes, lease) = escaped(&agent).await;
     let job = agent.client_unix().follow(lease, std::time::Duration::ZERO).await.unwrap();
-    assert_eq!(job.state, State::Active);
+    assert_eq!(job.state, LeaseState::Active);
     // The last to tell may be any of the three; the command is the one whose children the others are.
     kill_the_command(&running);
     assert_eq!(running.code(), 137);
@@ -76,8 +76,8 @@ async fn a_kill_of_the_command_ends_all_it_started() {
 /// Finds the command below `gpupool run` (run → guard → keeper → command) and kills it.
 fn kill_the_command(running: &Running) {
     use gpupool_confine::process::ProcFs;
-    let procfs = ProcFs::here();
-    let all = procfs.all().unwrap();
+    let procfs = ProcFs::system();
+    let all = procfs.processes().unwrap();
     let child = |parent: u32| all.iter().find(|stat| stat.parent == parent).map(|stat| stat.pid).unwrap();
     let keeper = child(child(running.pid()));
     let command = all.iter().filter(|stat| stat.parent == keeper).min_by_key(|stat| stat.started).unwrap();
@@ -103,5 +103,5 @@ async fn an_interrupt_ends_the_command_and_its_lease() {
     let code = running.code();
     assert!([1, 130].contains(&code), "Python ends by KeyboardInterrupt: {code}");
     expect_ends(&processes);
-    assert_eq!(over(&agent.client_unix(), lease).await, (State::Released, Some("by_owner".into())));
+    assert_eq!(over(&agent.client_unix(), lease).await, (LeaseState::Released, Some("by_owner".into())));
 }

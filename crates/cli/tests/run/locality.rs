@@ -3,7 +3,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::Command;
 
-use gpupool_api::lease::Holder;
+use gpupool_api::lease::HolderBody;
 use gpupool_confine::Signal;
 
 use crate::support::{BINARY, Running, agent_of, bare, live, run_at, the_active};
@@ -67,7 +67,7 @@ async fn over_tcp_the_agents_socket_is_preferred_where_it_is_known() {
         let mut running = Running::start(line);
         running.says("ready");
         let holder = the_active(&client).await.holder.unwrap();
-        assert_eq!(matches!(holder, Holder::Process { .. }), is_process, "{what}: {holder:?}");
+        assert_eq!(matches!(holder, HolderBody::Process { .. }), is_process, "{what}: {holder:?}");
         running.signal(Signal::TERM);
         assert_eq!(running.code(), 143);
         assert_eq!(live(&client).await, []);

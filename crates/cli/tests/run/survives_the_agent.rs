@@ -1,7 +1,7 @@
 //! The agent may be killed and restarted while a command runs; it may take the lease back, and then the command ends.
-use gpupool_api::lease::{Holder, State};
+use gpupool_api::lease::{HolderBody, LeaseState};
 use gpupool_confine::Signal;
-use gpupool_testkit::in_time;
+use gpupool_testkit::within_deadline;
 
 use crate::support::{Watched, agent_of, live, over, run, run_at, the_active};
 
@@ -17,11 +17,11 @@ async fn the_command_goes_on_through_a_kill_and_restart_of_the_agent() {
     assert!(command.is_alive());
     let after = the_active(&agent.client_unix()).await;
     assert_eq!((after.id, after.token, &after.holder), (before.id, before.token, &before.holder));
-    assert_eq!(after.holder, Some(Holder::Process { pid: running.pid() }));
+    assert_eq!(after.holder, Some(HolderBody::Process { pid: running.pid() }));
 
     running.signal(Signal::TERM);
     assert_eq!(running.code(), 143);
-    assert_eq!(over(&agent.client_unix(), before.id).await, (State::Released, Some("by_owner".into())));
+    assert_eq!(over(&agent.client_unix(), before.id).await, (LeaseState::Released, Some("by_owner".into())));
 }
 
 #[tokio::test]
@@ -31,10 +31,10 @@ async fn a_kill_of_run_after_a_restart_of_the_agent_still_releases() {
     let command = Watched::of(&running.says("pid "));
     let lease = the_active(&agent.client_unix()).await;
     agent.restart().await;
-    let mut watch = agent.watch().await;
+    let mut watch = agent.watch_events().await;
     running.signal(Signal::KILL);
     command.expect_end();
-    watch.lease("ended", lease.id).await;
+    watch.wait_for_lease("ended", lease.id).await;
     assert_eq!(run(&agent, &[], &["true"]).code(), 0);
 }
 
@@ -51,7 +51,7 @@ async fn a_kill_of_run_while_the_agent_is_away_releases_when_it_is_back() {
     agent.restart().await;
     // The only GPU: granted as soon as the agent has seen that its holder is gone.
     assert_eq!(run(&agent, &[], &["true"]).code(), 0);
-    assert_eq!(over(&agent.client_unix(), lease.id).await, (State::Released, Some("holder_gone".into())));
+    assert_eq!(over(&agent.client_unix(), lease.id).await, (LeaseState::Released, Some("holder_gone".into())));
 }
 
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn over_tcp_the_connection_that_is_the_lease_is_made_anew() {
     agent.restart().await;
     running.tells("the agent is back");
     let after = the_active(&agent.client_unix()).await;
-    assert_eq!((after.id, after.token, after.holder), (before.id, before.token, Some(Holder::Connection)));
+    assert_eq!((after.id, after.token, after.holder), (before.id, before.token, Some(HolderBody::Connection)));
     assert!(command.is_alive());
     running.signal(Signal::TERM);
     assert_eq!(running.code(), 143);
@@ -94,12 +94,12 @@ async fn a_lease_that_is_taken_back_ends_the_command_with_the_reason() {
         let command = Watched::of(&running.says("pid "));
         let client = agent.client_unix();
         let lease = the_active(&client).await;
-        in_time("the revocation", client.revoke(lease.id, 0.0)).await.unwrap();
+        within_deadline("the revocation", client.revoke(lease.id, 0.0)).await.unwrap();
         let told = running.tells("the lease was lost");
         assert!(told.contains("revoked"), "{told}");
         assert_eq!(running.code(), 1);
         command.expect_end();
-        assert_eq!(over(&client, lease.id).await.0, State::Revoked);
+        assert_eq!(over(&client, lease.id).await.0, LeaseState::Revoked);
         // Nothing of it keeps the GPU.
         assert_eq!(run(&agent, &[], &["true"]).code(), 0);
     }

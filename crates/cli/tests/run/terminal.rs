@@ -1,9 +1,9 @@
 //! At a terminal `gpupool run` is as good as the command alone: the keyboard is the command's, Ctrl-C too.
 use std::process::Command;
 
-use gpupool_api::lease::Holder;
+use gpupool_api::lease::HolderBody;
 use gpupool_confine::Signal;
-use gpupool_testkit::Agent;
+use gpupool_testkit::TestAgent;
 
 use crate::support::{BINARY, Running, Watched, agent_of, bare, live, skipped, take, the_active};
 
@@ -20,7 +20,7 @@ const COUNTS: &str = "import signal\n\
     exit(5)";
 
 /// A shell line on a terminal of its own, in which `GPUPOOL_RUN` stands for `gpupool run` with the agent's address.
-fn at_terminal(agent: &Agent, line: &str) -> Option<Running> {
+fn at_terminal(agent: &TestAgent, line: &str) -> Option<Running> {
     if Command::new("script").arg("--version").output().is_err() {
         skipped("a terminal", "the program `script` is not there");
         return None;
@@ -33,9 +33,9 @@ fn at_terminal(agent: &Agent, line: &str) -> Option<Running> {
 }
 
 /// The process that holds the only lease.
-async fn holder(agent: &Agent) -> Watched {
+async fn holder(agent: &TestAgent) -> Watched {
     match the_active(&agent.client_unix()).await.holder {
-        Some(Holder::Process { pid }) => Watched::of(&pid.to_string()),
+        Some(HolderBody::Process { pid }) => Watched::of(&pid.to_string()),
         other => panic!("a process should hold the lease, not {other:?}"),
     }
 }

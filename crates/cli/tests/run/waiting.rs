@@ -1,5 +1,5 @@
 //! A command waits its turn, says why, and leaves nothing in the queue when it is no longer wanted.
-use gpupool_api::lease::State;
+use gpupool_api::lease::LeaseState;
 use gpupool_confine::Signal;
 
 use crate::support::{agent_of, live, over, run, take};
@@ -13,7 +13,7 @@ async fn it_says_why_it_waits_and_runs_once_a_gpu_is_given_back() {
     let why = running.tells("waits");
     assert!(why.contains("number 1") && why.contains("free") && why.contains(&held.owner), "{why}");
     let waiting = live(&client).await;
-    assert_eq!(waiting.iter().filter(|lease| lease.state == State::Queued).count(), 1, "{waiting:#?}");
+    assert_eq!(waiting.iter().filter(|lease| lease.state == LeaseState::Queued).count(), 1, "{waiting:#?}");
     client.release(held.id).await.unwrap();
     running.says("my turn");
     assert_eq!(running.code(), 0);
@@ -56,13 +56,13 @@ async fn one_that_is_cancelled_while_it_waits_leaves_nothing_in_the_queue() {
 #[tokio::test]
 async fn one_that_is_killed_while_it_waits_is_forgotten() {
     let agent = agent_of("1xH100").start().await;
-    let mut watch = agent.watch().await;
+    let mut watch = agent.watch_events().await;
     let held = take(&agent.client_unix(), 1).await;
     let mut running = run(&agent, &[], &["true"]);
     running.tells("waits");
-    let waiting = live(&agent.client_unix()).await.into_iter().find(|lease| lease.state == State::Queued).unwrap();
+    let waiting = live(&agent.client_unix()).await.into_iter().find(|lease| lease.state == LeaseState::Queued).unwrap();
     running.signal(Signal::KILL);
-    watch.lease("ended", waiting.id).await;
+    watch.wait_for_lease("ended", waiting.id).await;
     assert_eq!(live(&agent.client_unix()).await.len(), 1, "only lease {} should be left", held.id);
 }
 
@@ -91,5 +91,5 @@ async fn one_that_waits_goes_on_waiting_through_a_restart_of_the_agent() {
     client.release(held.id).await.unwrap();
     running.says("my turn");
     assert_eq!(running.code(), 0);
-    assert_eq!(over(&client, held.id).await.0, State::Released);
+    assert_eq!(over(&client, held.id).await.0, LeaseState::Released);
 }

@@ -11,11 +11,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{Lease, State};
+use gpupool_api::lease::{LeaseBody, LeaseState};
 use gpupool_client::{AgentClient, LeaseQuery};
 use gpupool_confine::Signal;
 use gpupool_confine::process::{ProcessHandle, ProcessId};
-use gpupool_testkit::{Agent, AgentBuilder, DEADLINE};
+use gpupool_testkit::{DEADLINE, TestAgent, TestAgentBuilder};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
@@ -26,8 +26,8 @@ pub const BINARY: &str = env!("CARGO_BIN_EXE_gpupool");
 const NOBODY: &str = "65534";
 
 /// An agent with so many simulated devices.
-pub fn agent_of(devices: &str) -> AgentBuilder {
-    Agent::builder(BINARY).simulate(devices)
+pub fn agent_of(devices: &str) -> TestAgentBuilder {
+    TestAgent::builder(BINARY).simulate(devices)
 }
 
 /// What a command said, and how it ended.
@@ -117,19 +117,19 @@ pub fn at_home(home: &Path, args: &[&str]) -> Command {
 }
 
 /// The command, asking this agent over its socket, on a page of 80 columns.
-pub fn asking(agent: &Agent, args: &[&str]) -> Command {
+pub fn asking(agent: &TestAgent, args: &[&str]) -> Command {
     let mut command = at_home(agent.state_dir(), args);
     command.env("GPU_SERVICE_ENDPOINT", format!("unix:{}", agent.socket().display())).env("COLUMNS", "80");
     command
 }
 
 /// What the command says of this agent.
-pub fn ask(agent: &Agent, args: &[&str]) -> Said {
+pub fn ask(agent: &TestAgent, args: &[&str]) -> Said {
     Said::of(asking(agent, args))
 }
 
 /// The command as a user who is not the agent's, asking it over loopback; `None`, and said so, where that cannot be tried.
-pub fn as_nobody(agent: &Agent, args: &[&str]) -> Option<Command> {
+pub fn as_nobody(agent: &TestAgent, args: &[&str]) -> Option<Command> {
     if !rustix::process::geteuid().is_root() {
         skipped("a command of another user", "only root can become another user");
         return None;
@@ -176,7 +176,7 @@ struct Lines {
 }
 
 /// `gpupool run` with these options, over the agent's Unix socket, in an environment that nothing else can change.
-pub fn run(agent: &Agent, options: &[&str], command: &[&str]) -> Running {
+pub fn run(agent: &TestAgent, options: &[&str], command: &[&str]) -> Running {
     run_at(&format!("unix:{}", agent.socket().display()), options, command)
 }
 
@@ -238,7 +238,7 @@ impl Running {
     /// Waits for its end; its exit code, or 128 and the signal.
     pub fn code(&mut self) -> i32 {
         use std::os::unix::process::ExitStatusExt;
-        if let Some(id) = ProcessId::of(self.child.id()).unwrap()
+        if let Some(id) = ProcessId::of_pid(self.child.id()).unwrap()
             && let Some(process) = ProcessHandle::open(id).unwrap()
         {
             wait_for_end(&process, &self.what);
@@ -322,7 +322,7 @@ impl<R: Read> Read for Returns<R> {
 }
 
 fn handle(pid: u32) -> ProcessHandle {
-    let id = ProcessId::of(pid).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"));
+    let id = ProcessId::of_pid(pid).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"));
     ProcessHandle::open(id).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"))
 }
 
@@ -349,31 +349,31 @@ impl Watched {
     }
 
     pub fn is_alive(&self) -> bool {
-        !self.0.is_gone().unwrap()
+        !self.0.has_exited().unwrap()
     }
 }
 
 /// Takes devices over the agent's API, as another program would; they are held by renewing, so for a minute.
-pub async fn take(client: &AgentClient, gpus: u16) -> Lease {
+pub async fn take(client: &AgentClient, gpus: u16) -> LeaseBody {
     let body = RequestBody { gpus: Some(gpus), queue: Some(false), ..RequestBody::default() };
     client.request(&body).await.unwrap()
 }
 
 /// The leases that are not over.
-pub async fn live(client: &AgentClient) -> Vec<Lease> {
+pub async fn live(client: &AgentClient) -> Vec<LeaseBody> {
     client.leases(&LeaseQuery::default()).await.unwrap().leases
 }
 
 /// The one lease that is active.
-pub async fn the_active(client: &AgentClient) -> Lease {
+pub async fn the_active(client: &AgentClient) -> LeaseBody {
     let live = live(client).await;
     let [lease] = live.as_slice() else { panic!("one lease should be there: {live:#?}") };
-    assert_eq!(lease.state, State::Active, "{lease:#?}");
+    assert_eq!(lease.state, LeaseState::Active, "{lease:#?}");
     lease.clone()
 }
 
 /// How a lease ended.
-pub async fn over(client: &AgentClient, lease: u64) -> (State, Option<String>) {
+pub async fn over(client: &AgentClient, lease: u64) -> (LeaseState, Option<String>) {
     let lease = client.follow(lease, Duration::ZERO).await.unwrap();
     (lease.state, lease.cause)
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use gpupool_api::problem::{MEDIA_TYPE, Problem};
+use gpupool_api::problem::{MEDIA_TYPE, ProblemBody};
 use http::header::{CONTENT_TYPE, HeaderMap, LOCATION, RETRY_AFTER};
 use http::{Method, StatusCode};
 use reqwest::Response;
@@ -14,13 +14,13 @@ use tokio::time::Instant;
 
 use crate::limits::{ANSWER_BYTES, EXCERPT_CHARS, RETRY_PATIENCE};
 use crate::random::Backoff;
-use crate::transport::{Answer, Fault, Question};
+use crate::transport::{HttpRequest, HttpResponse, TransportError};
 use crate::{AgentClient, ClientError};
 
 /// A question to the agent.
 pub(crate) struct Call {
     /// As it is sent; its timeout is known when it is.
-    question: Question,
+    question: HttpRequest,
     /// How long the agent was asked to wait with the answer.
     wait: Duration,
     /// Whether asking twice is the same as asking once.
@@ -48,7 +48,7 @@ impl Call {
 
     fn new(method: Method, route: impl Into<String>) -> Self {
         let (route, query, headers) = (route.into(), Vec::new(), HeaderMap::new());
-        let question = Question { method, route, query, headers, body: None, timeout: Duration::ZERO };
+        let question = HttpRequest { method, route, query, headers, body: None, timeout: Duration::ZERO };
         Self { question, wait: Duration::ZERO, is_repeatable: true, may_be_degraded: false }
     }
 
@@ -91,7 +91,7 @@ impl fmt::Display for Call {
 /// How one try went wrong.
 enum Failure {
     /// There is no answer.
-    NoAnswer(Fault),
+    NoAnswer(TransportError),
     /// The agent cannot now and says when to come back.
     Later(Duration, ClientError),
     /// Asking again would not help.
@@ -147,8 +147,8 @@ impl AgentClient {
                 Err(failure) => failure,
             };
             let pause = match &failure {
-                Failure::NoAnswer(Fault::NotSent(_)) => backoff.next(),
-                Failure::NoAnswer(Fault::Broken(_)) if call.is_repeatable => backoff.next(),
+                Failure::NoAnswer(TransportError::NotSent(_)) => backoff.next(),
+                Failure::NoAnswer(TransportError::Broken(_)) if call.is_repeatable => backoff.next(),
                 Failure::Later(after, _) => *after + backoff.next(),
                 _ => return Err(self.given_up(failure, call)),
             };
@@ -164,7 +164,7 @@ impl AgentClient {
 
     async fn once(&self, call: &Call) -> Result<(StatusCode, Bytes), Failure> {
         let asked = self.inner.transport.exchange(self.question(call)).await;
-        let Answer { status, headers, body } = asked.map_err(Failure::NoAnswer)?;
+        let HttpResponse { status, headers, body } = asked.map_err(Failure::NoAnswer)?;
         let is_degraded_answer =
             call.may_be_degraded && status == StatusCode::SERVICE_UNAVAILABLE && !is_problem(&headers);
         if status.is_success() || is_degraded_answer {
@@ -177,14 +177,14 @@ impl AgentClient {
         }
     }
 
-    fn question(&self, call: &Call) -> Question {
-        Question { timeout: self.inner.answer + call.wait, ..call.question.clone() }
+    fn question(&self, call: &Call) -> HttpRequest {
+        HttpRequest { timeout: self.inner.answer + call.wait, ..call.question.clone() }
     }
 
     /// What an answer other than success means.
     fn refusal(&self, call: &Call, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> ClientError {
         if is_problem(headers)
-            && let Ok(problem) = serde_json::from_slice::<Problem>(body)
+            && let Ok(problem) = serde_json::from_slice::<ProblemBody>(body)
         {
             return ClientError::Problem(Box::new(problem));
         }
@@ -203,9 +203,11 @@ impl AgentClient {
 
     fn given_up(&self, failure: Failure, call: &Call) -> ClientError {
         match failure {
-            Failure::NoAnswer(Fault::Late) => self.timeout(self.inner.answer + call.wait),
-            Failure::NoAnswer(Fault::NotSent(error) | Fault::Broken(error)) => self.unreachable(error),
-            Failure::NoAnswer(Fault::TooLarge(status)) => {
+            Failure::NoAnswer(TransportError::Late) => self.timeout(self.inner.answer + call.wait),
+            Failure::NoAnswer(TransportError::NotSent(error) | TransportError::Broken(error)) => {
+                self.unreachable(error)
+            }
+            Failure::NoAnswer(TransportError::TooLarge(status)) => {
                 self.not_ours(status, format!("its answer is larger than {ANSWER_BYTES} bytes"))
             }
             Failure::Later(_, error) | Failure::Final(error) => error,

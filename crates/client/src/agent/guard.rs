@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use gpupool_api::lease::{Lease, State};
+use gpupool_api::lease::{LeaseBody, LeaseState};
 use jiff::Timestamp;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use super::Inner;
 use crate::limits::{ENDED_BY_THEN, RELEASE_PATIENCE};
 use crate::random::Backoff;
-use crate::{AgentClient, ClientError, Lost};
+use crate::{AgentClient, ClientError, LeaseLost};
 
 /// A lease that is held. Dropping it gives the lease back, by a task: where the process ends at once, use
 /// [`LeaseGuard::release`] and wait for it. A copy in a forked child gives nothing back.
@@ -28,7 +28,7 @@ pub struct LeaseGuard {
     client: AgentClient,
     news: watch::Receiver<News>,
     /// Dropped without a word it means: give the lease back. Taken out once that is done, or not wanted.
-    let_go_on: Option<oneshot::Sender<()>>,
+    detach: Option<oneshot::Sender<()>>,
     young: YoungId,
     runtime: Handle,
     made_by: u32,
@@ -37,24 +37,24 @@ pub struct LeaseGuard {
 /// What was last heard of the lease.
 #[derive(Debug)]
 struct News {
-    lease: Lease,
-    lost: Option<Lost>,
+    lease: LeaseBody,
+    lost: Option<LeaseLost>,
 }
 
 impl AgentClient {
     /// Keeps an active lease by renewing it.
-    pub fn guard(&self, lease: Lease) -> Result<LeaseGuard, ClientError> {
-        self.guard_telling(lease, Instant::now(), |_, _| {})
+    pub fn guard_lease(&self, lease: LeaseBody) -> Result<LeaseGuard, ClientError> {
+        self.guard_lease_with(lease, Instant::now(), |_, _| {})
     }
 
     /// The same for one that has lived since an instant, and says when it is lost.
-    pub(crate) fn guard_telling(
+    pub(crate) fn guard_lease_with(
         &self,
-        lease: Lease,
+        lease: LeaseBody,
         since: Instant,
-        on_lost: impl FnOnce(&Lease, &Lost) + Send + 'static,
+        on_lost: impl FnOnce(&LeaseBody, &LeaseLost) + Send + 'static,
     ) -> Result<LeaseGuard, ClientError> {
-        let (State::Active, Some(token)) = (lease.state, lease.token) else {
+        let (LeaseState::Active, Some(token)) = (lease.state, lease.token) else {
             if lease.state.is_ended() {
                 return Err(ClientError::Ended(Box::new(lease)));
             }
@@ -66,12 +66,12 @@ impl AgentClient {
         let keeper = Keeper { client: self.clone(), lease: lease.id, token, ttl: ttl(&lease), told, renewed: since };
         let due = keeper.next(since, ends);
         let (tell, news) = watch::channel(News { lease, lost: None });
-        let (let_go_on, orders) = oneshot::channel();
+        let (detach, orders) = oneshot::channel();
         let young = Young::add(&self.inner, due, Keeping { keeper, tell, orders, on_lost: Box::new(on_lost) });
         Ok(LeaseGuard {
             client: self.clone(),
             news,
-            let_go_on: Some(let_go_on),
+            detach: Some(detach),
             young,
             runtime: Handle::current(),
             made_by: std::process::id(),
@@ -81,28 +81,28 @@ impl AgentClient {
 
 impl LeaseGuard {
     /// The lease as the agent last told it.
-    pub fn lease(&self) -> Lease {
+    pub fn lease(&self) -> LeaseBody {
         self.news.borrow().lease.clone()
     }
 
     /// Waits until the lease is not held any more, and says why. From then on its devices may be somebody else's.
-    pub async fn lost(&self) -> Lost {
+    pub async fn wait_until_lost(&self) -> LeaseLost {
         let mut news = self.news.clone();
         let lost = news.wait_for(|news| news.lost.is_some()).await.ok().and_then(|news| news.lost.clone());
         lost.unwrap_or_else(|| {
             let news = self.news.borrow();
             let error = "the runtime that renewed it has ended".into();
-            Lost::Unreachable { lease: news.lease.id, ttl: ttl(&news.lease), error }
+            LeaseLost::Unreachable { lease: news.lease.id, ttl: ttl(&news.lease), error }
         })
     }
 
     /// Why the lease is not held any more; `None` while it is, as far as is known.
-    pub fn is_lost(&self) -> Option<Lost> {
+    pub fn loss(&self) -> Option<LeaseLost> {
         self.news.borrow().lost.clone()
     }
 
     /// Waits until it is announced that the lease will be taken back, and says when (ISO 8601). Heard at the next renewal.
-    pub async fn revoked_at(&self) -> String {
+    pub async fn wait_for_revocation(&self) -> String {
         let mut news = self.news.clone();
         let told = news.wait_for(|news| news.lease.revoke_at.is_some()).await;
         match told.ok().and_then(|news| news.lease.revoke_at.clone()) {
@@ -113,9 +113,9 @@ impl LeaseGuard {
 
     /// Gives the lease back, and waits until the agent has it. `None` where the agent had ended it already. Goes on in the
     /// background where it is not waited for.
-    pub async fn release(mut self) -> Result<Option<Lease>, ClientError> {
+    pub async fn release(mut self) -> Result<Option<LeaseBody>, ClientError> {
         let lease = self.news.borrow().lease.id;
-        let is_over = matches!(self.is_lost(), Some(Lost::Ended { .. } | Lost::Stale { .. }));
+        let is_over = matches!(self.loss(), Some(LeaseLost::Ended { .. } | LeaseLost::Stale { .. }));
         let released = if is_over { Ok(None) } else { self.client.release_within(lease, RELEASE_PATIENCE).await };
         // Dropped before this, it is given back by a task.
         self.stop_keeping();
@@ -123,16 +123,16 @@ impl LeaseGuard {
     }
 
     /// Stops renewing without giving the lease back: it goes on for its ttl, or for as long as whoever it was attached to.
-    pub fn let_go_on(mut self) -> Lease {
+    pub fn detach(mut self) -> LeaseBody {
         self.stop_keeping();
         self.lease()
     }
 
     fn stop_keeping(&mut self) {
-        let Some(let_go_on) = self.let_go_on.take() else { return };
+        let Some(detach) = self.detach.take() else { return };
         if self.client.inner.young.take(self.young).is_none() {
             // It has a task; where that has ended, there is nothing to stop.
-            let _ = let_go_on.send(());
+            let _ = detach.send(());
         }
     }
 }
@@ -142,12 +142,12 @@ impl Drop for LeaseGuard {
         if self.made_by != std::process::id() {
             // A forked child: the lease is the parent's, and waking the copy of a task could wait for ever for a lock that was
             // held at the fork. One more reader, never dropped, lets ours go without waking anybody.
-            std::mem::forget(self.let_go_on.take());
+            std::mem::forget(self.detach.take());
             std::mem::forget(self.news.clone());
             return;
         }
         // Where it has a task, dropping the sender is what tells it.
-        if self.let_go_on.is_some()
+        if self.detach.is_some()
             && let Some(keeping) = self.client.inner.young.take(self.young)
         {
             // Ends when the lease is given back, or could not be for a while.
@@ -164,7 +164,7 @@ pub(crate) struct Keeping {
     on_lost: OnLost,
 }
 
-type OnLost = Box<dyn FnOnce(&Lease, &Lost) + Send>;
+type OnLost = Box<dyn FnOnce(&LeaseBody, &LeaseLost) + Send>;
 
 impl fmt::Debug for Keeping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -202,8 +202,8 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn end(&self, goes_on: bool, lost: Option<Lost>) {
-        if goes_on || matches!(lost, Some(Lost::Ended { .. } | Lost::Stale { .. })) {
+    async fn end(&self, goes_on: bool, lost: Option<LeaseLost>) {
+        if goes_on || matches!(lost, Some(LeaseLost::Ended { .. } | LeaseLost::Stale { .. })) {
             return;
         }
         if let Err(error) = self.client.release_within(self.lease, RELEASE_PATIENCE).await {
@@ -222,7 +222,7 @@ impl Keeper {
         ends.filter(|ends| *ends > asked).map_or(every, |ends| every.min(ends))
     }
 
-    async fn renew_until_lost(&mut self, tell: &watch::Sender<News>) -> Lost {
+    async fn renew_until_lost(&mut self, tell: &watch::Sender<News>) -> LeaseLost {
         let every = self.every();
         let mut backoff = Backoff::default();
         loop {
@@ -253,41 +253,41 @@ impl Keeper {
     }
 
     /// Whether an error means that the lease is lost.
-    async fn judge(&self, error: &ClientError) -> Option<Lost> {
+    async fn judge(&self, error: &ClientError) -> Option<LeaseLost> {
         if error.code() == Some("stale") {
-            return Some(Lost::Stale { lease: self.lease, token: self.token });
+            return Some(LeaseLost::Stale { lease: self.lease, token: self.token });
         }
-        if error.means_lost() {
+        if error.is_lease_lost() {
             return Some(self.why_ended(error).await);
         }
         let is_over = self.renewed.elapsed() >= self.ttl;
-        is_over.then(|| Lost::Unreachable { lease: self.lease, ttl: self.ttl, error: error.to_string() })
+        is_over.then(|| LeaseLost::Unreachable { lease: self.lease, ttl: self.ttl, error: error.to_string() })
     }
 
     /// The agent said that it is over; it may remember why.
-    async fn why_ended(&self, error: &ClientError) -> Lost {
+    async fn why_ended(&self, error: &ClientError) -> LeaseLost {
         match self.client.follow(self.lease, Duration::ZERO).await {
             Ok(lease) => ended(lease),
-            Err(_) => Lost::Ended { lease: self.lease, cause: None, reason: error.to_string() },
+            Err(_) => LeaseLost::Ended { lease: self.lease, cause: None, reason: error.to_string() },
         }
     }
 }
 
 /// Why a lease that is over was lost.
-pub(crate) fn ended(lease: Lease) -> Lost {
+pub(crate) fn ended(lease: LeaseBody) -> LeaseLost {
     let reason = lease.reason.unwrap_or_else(|| format!("it is {}", lease.state.name()));
-    Lost::Ended { lease: lease.id, cause: lease.cause, reason }
+    LeaseLost::Ended { lease: lease.id, cause: lease.cause, reason }
 }
 
 /// When a lease that was granted before that is over, unless it is renewed, or whether or not it is.
-fn ends(lease: &Lease, told: Instant) -> Option<Instant> {
+fn ends(lease: &LeaseBody, told: Instant) -> Option<Instant> {
     let time = |text: &Option<String>| text.as_ref()?.parse::<Timestamp>().ok();
     let life = time(&lease.expires_at)?.duration_since(time(&lease.granted_at)?);
     told.checked_add(Duration::try_from(life).ok()? + ENDED_BY_THEN)
 }
 
 /// How long a lease lives without a renewal, whatever a server says.
-fn ttl(lease: &Lease) -> Duration {
+fn ttl(lease: &LeaseBody) -> Duration {
     let least = Duration::from_millis(gpupool_core::limits::MIN_TTL.0);
     Duration::try_from_secs_f64(lease.ttl_secs).unwrap_or(least).max(least)
 }

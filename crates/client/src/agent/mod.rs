@@ -11,15 +11,15 @@ mod waiting;
 
 pub use guard::LeaseGuard;
 pub(crate) use guard::ended;
-pub use routes::{HistoryQuery, IdempotencyKey, LeaseQuery, UsageBy};
-pub use streams::{EventId, Events, Hold, HoldEnd};
-pub use waiting::{Progress, WaitOptions};
+pub use routes::{HistoryQuery, IdempotencyKey, LeaseQuery, UsageGrouping};
+pub use streams::{EventId, EventStream, LeaseHold, LeaseHoldEnd};
+pub use waiting::{WaitOptions, WaitProgress};
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupool_config::{Loaded, Secret};
+use gpupool_config::{LoadedConfig, SecretString};
 use http::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue, USER_AGENT};
 
 use crate::limits::{ANSWER, CONNECT, RETRIES};
@@ -69,7 +69,7 @@ impl AgentClient {
     }
 
     /// A client with what is configured for clients on this machine.
-    pub fn configured(endpoint: Endpoint, loaded: &Loaded) -> Result<Self, ClientError> {
+    pub fn from_config(endpoint: Endpoint, loaded: &LoadedConfig) -> Result<Self, ClientError> {
         let settings = &loaded.config.client;
         // Over the socket the kernel says who we are; a token for some other server would only be unknown there.
         let token = settings.token.clone().filter(|_| endpoint.socket().is_none());
@@ -88,7 +88,7 @@ impl AgentClient {
 #[must_use = "nothing happens before build()"]
 pub struct AgentClientBuilder {
     pub(crate) endpoint: Endpoint,
-    pub(crate) token: Option<Secret>,
+    pub(crate) token: Option<SecretString>,
     pub(crate) ca_file: Option<PathBuf>,
     pub(crate) proxy: Option<String>,
     pub(crate) connect: Duration,
@@ -98,7 +98,7 @@ pub struct AgentClientBuilder {
 
 impl AgentClientBuilder {
     /// Shows this token with every question.
-    pub fn token(self, token: Secret) -> Self {
+    pub fn token(self, token: SecretString) -> Self {
         Self { token: Some(token), ..self }
     }
 
@@ -118,7 +118,7 @@ impl AgentClientBuilder {
     }
 
     /// How long an answer may take, beyond what it was asked to wait.
-    pub fn answer_timeout(self, answer: Duration) -> Self {
+    pub fn response_timeout(self, answer: Duration) -> Self {
         Self { answer, ..self }
     }
 
@@ -139,7 +139,7 @@ impl AgentClientBuilder {
     }
 
     /// The client, whose questions somebody else carries. Events and held connections cannot be had over it.
-    pub fn build_over(self, transport: Arc<dyn Transport>) -> AgentClient {
+    pub fn build_with_transport(self, transport: Arc<dyn Transport>) -> AgentClient {
         self.finish(transport, None)
     }
 
@@ -177,7 +177,7 @@ impl AgentClientBuilder {
     }
 }
 
-fn headers(token: Option<&Secret>) -> Result<HeaderMap, ClientError> {
+fn headers(token: Option<&SecretString>) -> Result<HeaderMap, ClientError> {
     let mut headers = HeaderMap::new();
     headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
     headers.insert(USER_AGENT, HeaderValue::from_static(concat!("gpupool/", env!("CARGO_PKG_VERSION"))));
@@ -201,14 +201,14 @@ mod tests {
 
     #[test]
     fn a_secret_is_not_shown() {
-        let secret = Secret::new(" abc\n");
+        let secret = SecretString::new(" abc\n");
         assert_eq!(secret.expose(), "abc");
         assert!(!format!("{secret:?}").contains("abc"));
     }
 
     #[test]
     fn a_token_is_never_shown_by_what_carries_it() {
-        let builder = AgentClient::builder("http://127.0.0.1:1".parse().unwrap()).token(Secret::new("hush"));
+        let builder = AgentClient::builder("http://127.0.0.1:1".parse().unwrap()).token(SecretString::new("hush"));
         assert!(!format!("{builder:?}").contains("hush"));
         assert!(!format!("{:?}", builder.build().unwrap()).contains("hush"));
     }
@@ -217,7 +217,7 @@ mod tests {
     fn a_token_that_cannot_be_sent_is_refused_without_being_shown() {
         for bad in ["", "a\nb"] {
             let endpoint = "http://127.0.0.1:1".parse().unwrap();
-            let error = AgentClient::builder(endpoint).token(Secret::new(bad)).build().unwrap_err().to_string();
+            let error = AgentClient::builder(endpoint).token(SecretString::new(bad)).build().unwrap_err().to_string();
             assert!(error.contains("token is (not shown)") && error.contains("gpupool token create"), "{error}");
         }
     }

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use gpupool_api::history::{History, Usage};
-use gpupool_api::lease::{AttachBody, Attached, FollowBody, Followed, Lease, LeaseList, RevokeBody, TokenBody};
-use gpupool_api::pool::{Device, Devices, Pool};
-use gpupool_api::simulate::{FaultBody, Faults};
-use gpupool_api::stats::{GpuHistory, Health, Stats, Summary};
-use gpupool_api::tokens::{NewToken, TokenCreated, Tokens};
+use gpupool_api::history::{HistoryBody, UsageBody};
+use gpupool_api::lease::{
+    AttachBody, AttachResponse, FencingTokenBody, FollowBody, FollowResponse, LeaseBody, LeaseList, RevokeBody,
+};
+use gpupool_api::pool::{DeviceBody, DeviceList, PoolBody};
+use gpupool_api::simulate::{FaultBody, FaultList};
+use gpupool_api::stats::{GpuHistoryBody, HealthBody, StatsBody, SummaryBody};
+use gpupool_api::tokens::{AccessTokenList, NewToken, TokenCreated};
 use gpupool_api::{IDEMPOTENCY_KEY, RequestBody};
 use tokio::time::{Instant, timeout_at};
 
@@ -61,12 +63,12 @@ impl AgentClient {
     /// waiter nobody asks for leaves the queue. [`AgentClient::wait_until_granted`] does all of it.
     ///
     /// What breaks on the way is asked again under the same key, so that it never takes two GPUs.
-    pub async fn request(&self, body: &RequestBody) -> Result<Lease, ClientError> {
+    pub async fn request(&self, body: &RequestBody) -> Result<LeaseBody, ClientError> {
         self.request_as(body, &IdempotencyKey::random()).await
     }
 
     /// The same under a key of the caller's own: asked again with it, even by another process, it is the same request.
-    pub async fn request_as(&self, body: &RequestBody, key: &IdempotencyKey) -> Result<Lease, ClientError> {
+    pub async fn request_as(&self, body: &RequestBody, key: &IdempotencyKey) -> Result<LeaseBody, ClientError> {
         let wait = body.wait_secs.and_then(|secs| Duration::try_from_secs_f64(secs).ok()).unwrap_or_default();
         let call = Call::post("/v1/leases", body).header(IDEMPOTENCY_KEY, key.as_str());
         self.ask(&call.waits(wait.min(FOLLOW_WAIT_MOST))).await
@@ -83,7 +85,7 @@ impl AgentClient {
     }
 
     /// A lease as it is, or as it is when it waits no longer, but after `wait` at the latest.
-    pub async fn follow(&self, lease: u64, wait: Duration) -> Result<Lease, ClientError> {
+    pub async fn follow(&self, lease: u64, wait: Duration) -> Result<LeaseBody, ClientError> {
         let wait = wait.min(FOLLOW_WAIT_MOST);
         let secs = Some(wait.as_secs_f64()).filter(|secs| *secs > 0.0);
         self.ask(&Call::get(format!("/v1/leases/{lease}")).query("wait_secs", secs).waits(wait)).await
@@ -91,29 +93,29 @@ impl AgentClient {
 
     /// Follows many leases (1 to 4096, each once) by one call, which keeps all of them in the queue: comes back as soon as
     /// any of them does not wait, with all that do not, but after `wait` at the latest. Ask again for those that still do.
-    pub async fn follow_all(&self, leases: &[u64], wait: Duration) -> Result<Followed, ClientError> {
+    pub async fn follow_leases(&self, leases: &[u64], wait: Duration) -> Result<FollowResponse, ClientError> {
         let wait = wait.min(FOLLOW_WAIT_MOST);
         let body = FollowBody { leases: leases.to_vec(), wait_secs: wait.as_secs_f64() };
         self.ask(&Call::post("/v1/leases/follow", &body).waits(wait)).await
     }
 
     /// Keeps a lease for another ttl.
-    pub async fn renew(&self, lease: u64, token: u64) -> Result<Lease, ClientError> {
-        self.ask(&Call::post(format!("/v1/leases/{lease}/renew"), &TokenBody { token })).await
+    pub async fn renew(&self, lease: u64, token: u64) -> Result<LeaseBody, ClientError> {
+        self.ask(&Call::post(format!("/v1/leases/{lease}/renew"), &FencingTokenBody { token })).await
     }
 
     /// Takes what was offered.
-    pub async fn confirm(&self, lease: u64, token: u64) -> Result<Lease, ClientError> {
-        self.ask(&Call::post(format!("/v1/leases/{lease}/confirm"), &TokenBody { token })).await
+    pub async fn confirm(&self, lease: u64, token: u64) -> Result<LeaseBody, ClientError> {
+        self.ask(&Call::post(format!("/v1/leases/{lease}/confirm"), &FencingTokenBody { token })).await
     }
 
     /// Ties a lease to this process, so that it ends with it. Only over the Unix socket.
-    pub async fn attach(&self, lease: u64, body: &AttachBody) -> Result<Attached, ClientError> {
+    pub async fn attach(&self, lease: u64, body: &AttachBody) -> Result<AttachResponse, ClientError> {
         self.ask(&Call::post(format!("/v1/leases/{lease}/attach"), body)).await
     }
 
     /// Gives a lease back, or stops waiting. Twice is harmless; `None` where the agent does not know it any more.
-    pub async fn release(&self, lease: u64) -> Result<Option<Lease>, ClientError> {
+    pub async fn release(&self, lease: u64) -> Result<Option<LeaseBody>, ClientError> {
         match self.ask(&Call::delete(format!("/v1/leases/{lease}"))).await {
             Ok(lease) => Ok(Some(lease)),
             Err(error) if error.code() == Some("unknown_lease") => Ok(None),
@@ -122,12 +124,12 @@ impl AgentClient {
     }
 
     /// The same, tried for so long where the agent is being restarted. A fault that may pass is what went wrong last.
-    pub async fn release_within(&self, lease: u64, patience: Duration) -> Result<Option<Lease>, ClientError> {
+    pub async fn release_within(&self, lease: u64, patience: Duration) -> Result<Option<LeaseBody>, ClientError> {
         let until = Instant::now() + patience;
         let (mut backoff, mut last) = (Backoff::default(), None);
         loop {
             match timeout_at(until, self.release(lease)).await {
-                Ok(Err(error)) if error.is_passing() && Instant::now() < until => {
+                Ok(Err(error)) if error.is_transient() && Instant::now() < until => {
                     last = Some(error);
                     backoff.pause_until(until).await;
                 }
@@ -159,7 +161,7 @@ pub struct HistoryQuery {
 
 /// What usage is summed by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum UsageBy {
+pub enum UsageGrouping {
     /// Whoever took the leases.
     #[default]
     Owner,
@@ -169,32 +171,32 @@ pub enum UsageBy {
 
 impl AgentClient {
     /// Who decides there, and how things stand.
-    pub async fn pool(&self) -> Result<Pool, ClientError> {
+    pub async fn pool(&self) -> Result<PoolBody, ClientError> {
         self.ask(&Call::get("/v1/pool")).await
     }
 
     /// Each device with what it reads and who holds it.
-    pub async fn devices(&self) -> Result<Devices, ClientError> {
+    pub async fn devices(&self) -> Result<DeviceList, ClientError> {
         self.ask(&Call::get("/v1/devices")).await
     }
 
     /// What the GPUs read.
-    pub async fn stats(&self) -> Result<Stats, ClientError> {
+    pub async fn stats(&self) -> Result<StatsBody, ClientError> {
         self.ask(&Call::get("/gpu/stats").may_be_degraded()).await
     }
 
     /// What the GPUs read, in short.
-    pub async fn summary(&self) -> Result<Summary, ClientError> {
+    pub async fn summary(&self) -> Result<SummaryBody, ClientError> {
         self.ask(&Call::get("/gpu/summary").may_be_degraded()).await
     }
 
     /// The last readings of each GPU.
-    pub async fn gpu_history(&self) -> Result<GpuHistory, ClientError> {
+    pub async fn gpu_history(&self) -> Result<GpuHistoryBody, ClientError> {
         self.ask(&Call::get("/gpu/history")).await
     }
 
     /// Whether all is well there; an agent that is not well answers too.
-    pub async fn health(&self) -> Result<Health, ClientError> {
+    pub async fn health(&self) -> Result<HealthBody, ClientError> {
         self.ask(&Call::get("/health").may_be_degraded()).await
     }
 
@@ -204,7 +206,7 @@ impl AgentClient {
     }
 
     /// One page of the audit trail, oldest first. Ask with `after` set to the page's `next` for the one after it.
-    pub async fn history(&self, query: &HistoryQuery) -> Result<History, ClientError> {
+    pub async fn history(&self, query: &HistoryQuery) -> Result<HistoryBody, ClientError> {
         let call = Call::get("/v1/history")
             .query("owner", query.owner.as_ref())
             .query("gpu_id", query.gpu_id)
@@ -216,10 +218,10 @@ impl AgentClient {
     }
 
     /// Who held how much, since a time (ISO 8601 with an offset) or for the last 7 days.
-    pub async fn usage(&self, by: UsageBy, since: Option<&str>) -> Result<Usage, ClientError> {
+    pub async fn usage(&self, by: UsageGrouping, since: Option<&str>) -> Result<UsageBody, ClientError> {
         let by = match by {
-            UsageBy::Owner => "owner",
-            UsageBy::Gpu => "gpu",
+            UsageGrouping::Owner => "owner",
+            UsageGrouping::Gpu => "gpu",
         };
         self.ask(&Call::get("/v1/usage").query("by", Some(by)).query("since", since)).await
     }
@@ -239,17 +241,17 @@ impl AgentClient {
 
 impl AgentClient {
     /// Takes a lease back, at once or after so many seconds of grace.
-    pub async fn revoke(&self, lease: u64, grace_secs: f64) -> Result<Lease, ClientError> {
+    pub async fn revoke(&self, lease: u64, grace_secs: f64) -> Result<LeaseBody, ClientError> {
         self.ask(&Call::post(format!("/v1/leases/{lease}/revoke"), &RevokeBody { grace_secs })).await
     }
 
     /// Stops new work on a device.
-    pub async fn cordon(&self, gpu_id: u32) -> Result<Device, ClientError> {
+    pub async fn cordon(&self, gpu_id: u32) -> Result<DeviceBody, ClientError> {
         self.ask(&Call::post(format!("/v1/devices/{gpu_id}/cordon"), &serde_json::json!({}))).await
     }
 
     /// Allows new work on a device again.
-    pub async fn uncordon(&self, gpu_id: u32) -> Result<Device, ClientError> {
+    pub async fn uncordon(&self, gpu_id: u32) -> Result<DeviceBody, ClientError> {
         self.ask(&Call::post(format!("/v1/devices/{gpu_id}/uncordon"), &serde_json::json!({}))).await
     }
 
@@ -259,7 +261,7 @@ impl AgentClient {
     }
 
     /// Every token, without its secret.
-    pub async fn tokens(&self) -> Result<Tokens, ClientError> {
+    pub async fn tokens(&self) -> Result<AccessTokenList, ClientError> {
         self.ask(&Call::get("/v1/tokens")).await
     }
 
@@ -269,17 +271,17 @@ impl AgentClient {
     }
 
     /// The faults of simulated devices.
-    pub async fn faults(&self) -> Result<Faults, ClientError> {
+    pub async fn faults(&self) -> Result<FaultList, ClientError> {
         self.ask(&Call::get("/v1/simulate/faults")).await
     }
 
     /// Breaks a simulated device, or mends it; answers with what is wrong now.
-    pub async fn set_fault(&self, fault: &FaultBody) -> Result<Faults, ClientError> {
+    pub async fn set_fault(&self, fault: &FaultBody) -> Result<FaultList, ClientError> {
         self.ask(&Call::post("/v1/simulate/faults", fault)).await
     }
 
     /// Mends all simulated devices.
-    pub async fn clear_faults(&self) -> Result<Faults, ClientError> {
+    pub async fn clear_faults(&self) -> Result<FaultList, ClientError> {
         self.set_fault(&FaultBody { gpu_id: None, fault: serde_json::Value::Null }).await
     }
 }

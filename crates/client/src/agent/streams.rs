@@ -5,15 +5,15 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use bytes::BytesMut;
-use gpupool_api::events::Event;
-use gpupool_api::lease::Lease;
+use gpupool_api::events::EventBody;
+use gpupool_api::lease::LeaseBody;
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use reqwest::Response;
 use tokio::time::Instant;
 
 use super::call::Call;
-use crate::limits::{AWAY, EVENT_BYTES, STREAM_SILENCE};
+use crate::limits::{AGENT_AWAY_LIMIT, EVENT_BYTES, STREAM_SILENCE};
 use crate::random::Backoff;
 use crate::{AgentClient, ClientError};
 
@@ -36,7 +36,7 @@ impl fmt::Display for EventId {
 
 /// Events as they come. Has no task of its own: nothing is read before it is asked for.
 #[derive(Debug)]
-pub struct Events {
+pub struct EventStream {
     client: AgentClient,
     last: Option<EventId>,
     open: Option<Response>,
@@ -46,17 +46,17 @@ pub struct Events {
 impl AgentClient {
     /// Follows what happens from now on, or on after an event. When this returns, the agent is listening: what is done after
     /// it will be told.
-    pub async fn events(&self, after: Option<EventId>) -> Result<Events, ClientError> {
-        let mut events = Events { client: self.clone(), last: after, open: None, parser: Parser::default() };
+    pub async fn events(&self, after: Option<EventId>) -> Result<EventStream, ClientError> {
+        let mut events = EventStream { client: self.clone(), last: after, open: None, parser: Parser::default() };
         events.connect().await?;
         Ok(events)
     }
 }
 
-impl Events {
+impl EventStream {
     /// The next event. After a `reset` events are missing: look at the whole again. Can be dropped and asked for again
     /// without losing any, and after an error too.
-    pub async fn next(&mut self) -> Result<(EventId, Event), ClientError> {
+    pub async fn next(&mut self) -> Result<(EventId, EventBody), ClientError> {
         loop {
             while let Some(frame) = self.parser.next() {
                 if let Some(event) = self.take(frame)? {
@@ -76,7 +76,7 @@ impl Events {
         self.last.as_ref()
     }
 
-    fn take(&mut self, frame: Frame) -> Result<Option<(EventId, Event)>, ClientError> {
+    fn take(&mut self, frame: Frame) -> Result<Option<(EventId, EventBody)>, ClientError> {
         if let Some(id) = frame.id {
             self.last = Some(EventId(id));
         }
@@ -108,13 +108,13 @@ impl Events {
 
     /// Connects again, for as long as an agent may be away.
     async fn come_back(&mut self) -> Result<(), ClientError> {
-        let until = Instant::now() + AWAY;
+        let until = Instant::now() + AGENT_AWAY_LIMIT;
         let mut backoff = Backoff::default();
         loop {
             // Also before the first try: an agent that hangs up at once is not to be called without pause.
             backoff.pause_until(until).await;
             match self.connect().await {
-                Err(error) if error.is_passing() && Instant::now() < until => {}
+                Err(error) if error.is_transient() && Instant::now() < until => {}
                 outcome => return outcome,
             }
         }
@@ -226,49 +226,49 @@ impl Parser {
 /// An open connection that keeps a lease alive. Dropping it, or the end of the process, releases the lease.
 #[derive(Debug)]
 #[must_use = "dropping it releases the lease"]
-pub struct Hold {
+pub struct LeaseHold {
     lines: Lines,
-    lease: Lease,
+    lease: LeaseBody,
 }
 
 /// How holding a lease ended.
 #[derive(Debug, Clone, PartialEq)]
-pub enum HoldEnd {
+pub enum LeaseHoldEnd {
     /// The lease is over.
-    Ended(Box<Lease>),
+    Ended(Box<LeaseBody>),
     /// The connection broke, or the agent went away. Where it is restarted, there is a short time to hold it again.
     Disconnected,
 }
 
 impl AgentClient {
     /// Keeps a lease alive by an open connection in place of renewals, over the network too.
-    pub async fn hold(&self, lease: u64, token: u64) -> Result<Hold, ClientError> {
+    pub async fn hold_lease(&self, lease: u64, token: u64) -> Result<LeaseHold, ClientError> {
         let call = Call::get(format!("/v1/leases/{lease}/hold")).query("token", Some(token));
         let open = self.open(&call).await?;
         let mut lines = Lines { client: self.clone(), status: open.status(), open, buffer: BytesMut::new() };
         match lines.next().await? {
-            Some(lease) => Ok(Hold { lines, lease }),
+            Some(lease) => Ok(LeaseHold { lines, lease }),
             None => Err(self.unreachable("it closed the connection that was to hold the lease")),
         }
     }
 }
 
-impl Hold {
+impl LeaseHold {
     /// The lease as it was when it was taken hold of.
-    pub fn lease(&self) -> &Lease {
+    pub fn lease(&self) -> &LeaseBody {
         &self.lease
     }
 
     /// Waits until the lease or the connection is over. Can be dropped and waited for again.
-    pub async fn ended(&mut self) -> HoldEnd {
+    pub async fn wait_until_ended(&mut self) -> LeaseHoldEnd {
         loop {
             match self.lines.next().await {
-                Ok(Some(lease)) if lease.state.is_ended() => return HoldEnd::Ended(Box::new(lease)),
+                Ok(Some(lease)) if lease.state.is_ended() => return LeaseHoldEnd::Ended(Box::new(lease)),
                 Ok(Some(lease)) => self.lease = lease,
-                Ok(None) => return HoldEnd::Disconnected,
+                Ok(None) => return LeaseHoldEnd::Disconnected,
                 Err(error) => {
                     tracing::warn!(%error, lease = self.lease.id, "the connection that holds the lease speaks nonsense");
-                    return HoldEnd::Disconnected;
+                    return LeaseHoldEnd::Disconnected;
                 }
             }
         }
@@ -286,7 +286,7 @@ struct Lines {
 
 impl Lines {
     /// The next one; `None` where the connection ended or fell silent.
-    async fn next(&mut self) -> Result<Option<Lease>, ClientError> {
+    async fn next(&mut self) -> Result<Option<LeaseBody>, ClientError> {
         loop {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
                 let line = self.buffer.split_to(end + 1);

@@ -7,12 +7,12 @@ use std::fmt;
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{Lease, State};
+use gpupool_api::lease::{LeaseBody, LeaseState};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::limits::{AWAY, CANCEL_PATIENCE, FOLLOW_WAIT, RELEASE_PATIENCE};
+use crate::limits::{AGENT_AWAY_LIMIT, CANCEL_PATIENCE, FOLLOW_WAIT, RELEASE_PATIENCE};
 use crate::random::Backoff;
 use crate::{AgentClient, ClientError, IdempotencyKey, LeaseGuard};
 
@@ -33,7 +33,7 @@ impl Default for WaitOptions {
 
 /// How the waiting goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Progress {
+pub enum WaitProgress {
     /// It waits its turn.
     Waiting {
         /// The lease it will be.
@@ -44,7 +44,7 @@ pub enum Progress {
         reason: Option<String>,
     },
     /// The agent is away; it is asked again.
-    Away {
+    AgentAway {
         /// The lease it will be.
         lease: u64,
         /// How it does not answer.
@@ -52,11 +52,11 @@ pub enum Progress {
     },
 }
 
-impl fmt::Display for Progress {
+impl fmt::Display for WaitProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (lease, reason) = match self {
             Self::Waiting { lease, reason, .. } => (lease, reason.as_deref()),
-            Self::Away { lease, error } => (lease, Some(error.as_str())),
+            Self::AgentAway { lease, error } => (lease, Some(error.as_str())),
         };
         write!(f, "lease {lease} waits")?;
         if let Self::Waiting { position: Some(position), .. } = self {
@@ -79,11 +79,11 @@ impl AgentClient {
         &self,
         body: RequestBody,
         options: WaitOptions,
-        mut on_progress: impl FnMut(Progress),
+        mut on_progress: impl FnMut(WaitProgress),
     ) -> Result<LeaseGuard, ClientError> {
         let body = RequestBody { wait_secs: None, ..body };
         let mut wanted = self.want(body, options.key.unwrap_or_else(IdempotencyKey::random)).await?;
-        if wanted.lease.state == State::Queued {
+        if wanted.lease.state == LeaseState::Queued {
             on_progress(waiting(&wanted.lease));
         }
         let mut away: Option<Instant> = None;
@@ -91,14 +91,14 @@ impl AgentClient {
         loop {
             let (lease, token) = (wanted.lease.id, wanted.lease.token);
             match wanted.lease.state {
-                State::Active => return self.guard(wanted.into_lease()),
-                State::Queued | State::Offered => {}
+                LeaseState::Active => return self.guard_lease(wanted.into_lease()),
+                LeaseState::Queued | LeaseState::Offered => {}
                 _ => return Err(ClientError::Ended(Box::new(wanted.into_lease()))),
             }
             let asked = Instant::now();
             let answer = match (wanted.lease.state, token) {
                 // Offered: it waits nowhere else, so it takes what it can get.
-                (State::Offered, Some(token)) => self.confirm(lease, token).await,
+                (LeaseState::Offered, Some(token)) => self.confirm(lease, token).await,
                 _ => self.follow(lease, options.refresh).await,
             };
             match answer {
@@ -106,13 +106,13 @@ impl AgentClient {
                     away = None;
                     wanted.lease = answer;
                 }
-                Err(error) if error.is_passing() && away.is_none_or(|since| since.elapsed() < AWAY) => {
+                Err(error) if error.is_transient() && away.is_none_or(|since| since.elapsed() < AGENT_AWAY_LIMIT) => {
                     away.get_or_insert(asked);
-                    on_progress(Progress::Away { lease, error: error.to_string() });
+                    on_progress(WaitProgress::AgentAway { lease, error: error.to_string() });
                 }
                 Err(error) => return Err(error),
             }
-            if wanted.lease.state == State::Queued {
+            if wanted.lease.state == LeaseState::Queued {
                 if away.is_none() {
                     on_progress(waiting(&wanted.lease));
                 }
@@ -128,7 +128,7 @@ impl AgentClient {
 
     /// Takes back what was asked for under a key of the caller's own, and waits until it is: asked again it is the same
     /// request, whether or not its answer ever came. For who ends at once after it stopped waiting.
-    pub async fn take_back(&self, body: &RequestBody, key: &IdempotencyKey) {
+    pub async fn cancel_request(&self, body: &RequestBody, key: &IdempotencyKey) {
         let body = RequestBody { wait_secs: None, ..body.clone() };
         let again = async {
             if let Ok(lease) = self.request_as(&body, key).await {
@@ -152,25 +152,25 @@ impl AgentClient {
     }
 }
 
-fn waiting(lease: &Lease) -> Progress {
-    Progress::Waiting { lease: lease.id, position: lease.queue_position, reason: lease.reason.clone() }
+fn waiting(lease: &LeaseBody) -> WaitProgress {
+    WaitProgress::Waiting { lease: lease.id, position: lease.queue_position, reason: lease.reason.clone() }
 }
 
 /// A request that is given back unless it is taken out.
 struct Wanted {
     client: AgentClient,
-    lease: Lease,
+    lease: LeaseBody,
     runtime: Handle,
     made_by: u32,
     is_wanted: bool,
 }
 
 impl Wanted {
-    fn new(client: AgentClient, lease: Lease) -> Self {
+    fn new(client: AgentClient, lease: LeaseBody) -> Self {
         Self { client, lease, runtime: Handle::current(), made_by: std::process::id(), is_wanted: false }
     }
 
-    fn into_lease(mut self) -> Lease {
+    fn into_lease(mut self) -> LeaseBody {
         self.is_wanted = true;
         self.lease.clone()
     }
@@ -198,10 +198,10 @@ mod tests {
 
     #[test]
     fn progress_reads_as_a_sentence() {
-        let waiting = Progress::Waiting { lease: 7, position: Some(2), reason: Some("all GPUs are taken".into()) };
+        let waiting = WaitProgress::Waiting { lease: 7, position: Some(2), reason: Some("all GPUs are taken".into()) };
         assert_eq!(waiting.to_string(), "lease 7 waits, number 2 in the queue: all GPUs are taken");
-        let waiting = Progress::Waiting { lease: 7, position: None, reason: None };
+        let waiting = WaitProgress::Waiting { lease: 7, position: None, reason: None };
         assert_eq!(waiting.to_string(), "lease 7 waits");
-        assert_eq!(Progress::Away { lease: 7, error: "gone".into() }.to_string(), "lease 7 waits: gone");
+        assert_eq!(WaitProgress::AgentAway { lease: 7, error: "gone".into() }.to_string(), "lease 7 waits: gone");
     }
 }

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_api::pool::Device;
+use gpupool_api::pool::DeviceBody;
 use gpupool_config::Balancing;
 use gpupool_core::{OneOrMany, Vendor, labels_match, model_matches};
 use serde::Serialize;
@@ -110,12 +110,12 @@ impl Balancer {
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub at: Instant,
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<ObservedGpu>,
 }
 
 /// A GPU as it was last seen.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Gpu {
+pub struct ObservedGpu {
     /// Its number on its server.
     pub gpu_id: u32,
     /// Its UUID, where the server tells it.
@@ -147,8 +147,8 @@ pub struct Gpu {
     pub labels: gpupool_core::Labels,
 }
 
-impl From<Device> for Gpu {
-    fn from(device: Device) -> Self {
+impl From<DeviceBody> for ObservedGpu {
+    fn from(device: DeviceBody) -> Self {
         let percent = |part: Option<u64>| match (part, device.memory_mib) {
             (Some(part), Some(all)) if all > 0 => Some(part as f64 * 100.0 / all as f64),
             _ => None,
@@ -196,17 +196,17 @@ impl<'a> Need<'a> {
     }
 
     /// Whether a GPU would do.
-    pub(super) fn is_met_by(&self, gpu: &Gpu) -> bool {
+    pub(super) fn is_met_by(&self, gpu: &ObservedGpu) -> bool {
         gpu.closed.is_none() && self.is_below_thresholds(gpu) && self.has_room(gpu) && self.is_selected(gpu)
     }
 
-    fn is_below_thresholds(&self, gpu: &Gpu) -> bool {
+    fn is_below_thresholds(&self, gpu: &ObservedGpu) -> bool {
         let is_below = |foreign: Option<f64>, threshold: f64| foreign.is_none_or(|percent| percent < threshold);
         is_below(gpu.foreign_memory_percent, self.memory_threshold)
             && is_below(gpu.foreign_utilization_percent, self.utilization_threshold)
     }
 
-    fn has_room(&self, gpu: &Gpu) -> bool {
+    fn has_room(&self, gpu: &ObservedGpu) -> bool {
         let (share, memory) = (self.body.fraction, self.body.memory_mib);
         let is_whole = share.is_none_or(|share| share >= 1.0) && memory.is_none() && !self.body.sharing;
         if is_whole {
@@ -218,7 +218,7 @@ impl<'a> Need<'a> {
         is_share_free && gpu.promised < 0.9995 && memory.is_none_or(|memory| free.is_none_or(|free| memory <= free))
     }
 
-    fn is_selected(&self, gpu: &Gpu) -> bool {
+    fn is_selected(&self, gpu: &ObservedGpu) -> bool {
         let select = &self.body.select;
         let is_model = match &select.model {
             OneOrMany::One(model) => model_matches(&gpu.name, model),
@@ -343,8 +343,8 @@ mod tests {
         assert!(error.contains("fastest") && error.contains("round_robin"), "{error}");
     }
 
-    fn gpu(gpu_id: u32) -> Gpu {
-        Gpu {
+    fn gpu(gpu_id: u32) -> ObservedGpu {
+        ObservedGpu {
             gpu_id,
             uuid: Some(format!("GPU-{gpu_id}")),
             vendor: "nvidia".into(),
@@ -362,18 +362,19 @@ mod tests {
         }
     }
 
-    fn room(gpus: &[Gpu], json: &str) -> usize {
+    fn room(gpus: &[ObservedGpu], json: &str) -> usize {
         let body: RequestBody = serde_json::from_str(json).unwrap();
         Seen { at: Instant::now(), gpus: gpus.to_vec() }.room_for(&Need::of(&body))
     }
 
     #[test]
     fn a_whole_gpu_must_be_nobodys_and_strictly_below_both_thresholds() {
-        let held = Gpu { promised: 0.1, holders: 1, ..gpu(0) };
-        let at_memory = Gpu { foreign_memory_percent: Some(80.0), ..gpu(1) };
-        let busy = Gpu { foreign_utilization_percent: Some(90.0), ..gpu(2) };
-        let below = Gpu { foreign_memory_percent: Some(79.9), foreign_utilization_percent: Some(89.9), ..gpu(3) };
-        let closed = Gpu { closed: Some("hot".into()), ..gpu(4) };
+        let held = ObservedGpu { promised: 0.1, holders: 1, ..gpu(0) };
+        let at_memory = ObservedGpu { foreign_memory_percent: Some(80.0), ..gpu(1) };
+        let busy = ObservedGpu { foreign_utilization_percent: Some(90.0), ..gpu(2) };
+        let below =
+            ObservedGpu { foreign_memory_percent: Some(79.9), foreign_utilization_percent: Some(89.9), ..gpu(3) };
+        let closed = ObservedGpu { closed: Some("hot".into()), ..gpu(4) };
         assert_eq!(room(&[held, at_memory.clone(), busy, below, closed], "{}"), 1);
         assert_eq!(room(&[at_memory], r#"{"memory_threshold":80.1}"#), 1);
     }
@@ -396,7 +397,7 @@ mod tests {
 
     #[test]
     fn what_is_selected_is_looked_for() {
-        let gpus = [gpu(0), Gpu { name: "NVIDIA A100".into(), memory_mib: Some(40_000), ..gpu(1) }];
+        let gpus = [gpu(0), ObservedGpu { name: "NVIDIA A100".into(), memory_mib: Some(40_000), ..gpu(1) }];
         assert_eq!(room(&gpus, r#"{"select":{"model":"H100"}}"#), 1);
         assert_eq!(room(&gpus, r#"{"select":{"min_memory_mib":50000}}"#), 1);
         assert_eq!(room(&gpus, r#"{"select":{"gpu_ids":[1]}}"#), 1);

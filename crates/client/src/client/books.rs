@@ -10,19 +10,19 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use gpupool_api::lease::{Followed, Lease};
-use gpupool_api::stats::{Stats, Summary};
+use gpupool_api::lease::{FollowResponse, LeaseBody};
+use gpupool_api::stats::{StatsBody, SummaryBody};
 use gpupool_api::{RequestBody, SelectBody, view};
 use gpupool_core::{
-    Answer, Bytes, Command, Denied, DeviceId, DeviceView, Drain, Effect, GpuId, Health, Holder, Labels, LeaseId,
-    LeaseState, MilliCpus, Millis, NodeFacts, NodeId, Percent, Policies, Pool, Request, Settings, Time, Token, Vendor,
-    limits::WAITER_PATIENCE,
+    Bytes, CommandDenied, CommandReply, DeviceHealth, DeviceId, DeviceView, DrainMode, GpuId, Labels, LeaseHolder,
+    LeaseId, LeaseState, MilliCpus, Millis, NodeFacts, NodeId, Percent, Policies, Pool, PoolCommand, PoolEffect,
+    PoolSettings, PoolTime, Request, Token, Vendor, limits::WAITER_PATIENCE,
 };
 use jiff::Timestamp;
 use tokio::time::{Instant, sleep_until};
 use told::Told;
 
-use super::balance::Gpu;
+use super::balance::ObservedGpu;
 use super::running::{Changes, Follower};
 use crate::{ClientError, IdempotencyKey};
 
@@ -42,7 +42,7 @@ impl Books {
     /// does not say; a reading older than `reading_max_age` says nothing about who else uses a GPU, so nobody gets it.
     pub(super) fn new(node: &str, owner: &str, reading_max_age: Duration) -> Self {
         let max_age = Millis(u64::try_from(reading_max_age.as_millis()).unwrap_or(u64::MAX));
-        let settings = Settings { drain: Drain::AtOnce, reading_max_age: Some(max_age) };
+        let settings = PoolSettings { drain: DrainMode::AtOnce, reading_max_age: Some(max_age) };
         let state = State {
             pool: Pool::new(settings, Policies::default()),
             begun: Instant::now(),
@@ -59,7 +59,7 @@ impl Books {
 
     /// A look at the server: GPUs that are new, gone or back, and a reading of each. `stats`, where they were asked for, tell
     /// sizes, UUIDs and health, which hold until the next ones. What the server itself calls stale or failed says nothing.
-    pub(super) fn take_in(&self, summary: &Summary, stats: Option<&Stats>) {
+    pub(super) fn take_in(&self, summary: &SummaryBody, stats: Option<&StatsBody>) {
         self.lock().take_in(summary, stats);
     }
 
@@ -70,7 +70,7 @@ impl Books {
 
     /// Asks. The answer is active, offered (a hedged request), or waits and must be followed; asked again with the same key it
     /// is the same lease. Refusals carry the codes of an agent, or `not_seen` before the server was first looked at.
-    pub(super) fn request(&self, body: &RequestBody, key: &IdempotencyKey) -> Result<Lease, ClientError> {
+    pub(super) fn request(&self, body: &RequestBody, key: &IdempotencyKey) -> Result<LeaseBody, ClientError> {
         let mut state = self.lock();
         if state.node_id.is_none() {
             return Err(not_seen(&state.node));
@@ -80,12 +80,12 @@ impl Books {
         state.select_by_number(&mut body.select);
         let request = Request::try_from(body).map_err(|error| refused(error.into()))?;
         let key = Some(key.as_str().into());
-        state.ask(Command::Request { request: Arc::new(request), key })
+        state.ask(PoolCommand::Request { request: Arc::new(request), key })
     }
 
     /// Keeps waiting requests in the queue, and answers as soon as any of them does not wait; after `wait` at the latest.
     /// Nobody asking for a request for 15 s takes it out of the queue.
-    pub(super) async fn follow_all(&self, leases: &[u64], wait: Duration) -> Followed {
+    pub(super) async fn follow_leases(&self, leases: &[u64], wait: Duration) -> FollowResponse {
         let now = Instant::now();
         let until = now.checked_add(wait).unwrap_or(now + FAR);
         let mut changes = self.lock().changes.follow();
@@ -102,24 +102,24 @@ impl Books {
     }
 
     /// Takes an offer.
-    pub(super) fn confirm(&self, lease: u64, token: u64) -> Result<Lease, ClientError> {
-        self.lock().ask(Command::Confirm { lease: LeaseId(lease), token: Token(token) })
+    pub(super) fn confirm(&self, lease: u64, token: u64) -> Result<LeaseBody, ClientError> {
+        self.lock().ask(PoolCommand::Confirm { lease: LeaseId(lease), token: Token(token) })
     }
 
     /// Gives a lease back, or stops waiting. Twice is harmless; `None` where there is no such lease.
-    pub(super) fn release(&self, lease: u64) -> Option<Lease> {
-        self.lock().ask(Command::Release { lease: LeaseId(lease) }).ok()
+    pub(super) fn release(&self, lease: u64) -> Option<LeaseBody> {
+        self.lock().ask(PoolCommand::Release { lease: LeaseId(lease) }).ok()
     }
 
     /// A lease as it is now; `None` where there is no such lease, or it is long over.
-    pub(super) fn lease(&self, lease: u64) -> Option<Lease> {
+    pub(super) fn lease(&self, lease: u64) -> Option<LeaseBody> {
         let mut state = self.lock();
         state.tick();
         state.body(LeaseId(lease))
     }
 
     /// Waits for the end of a lease (such as after its `max_duration_secs`); `None` where it is not known any more.
-    pub(super) async fn ended(&self, lease: u64) -> Option<Lease> {
+    pub(super) async fn ended(&self, lease: u64) -> Option<LeaseBody> {
         let mut changes = self.lock().changes.follow();
         loop {
             changes.mark_seen();
@@ -137,7 +137,7 @@ impl Books {
     }
 
     /// Every GPU the server was seen to have, by number.
-    pub(super) fn gpus(&self) -> Vec<Gpu> {
+    pub(super) fn gpus(&self) -> Vec<ObservedGpu> {
         let mut state = self.lock();
         state.tick();
         all_gpus(&state)
@@ -179,8 +179,8 @@ struct State {
 }
 
 impl State {
-    fn now(&self) -> Time {
-        Time(u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX))
+    fn now(&self) -> PoolTime {
+        PoolTime(u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
     /// When the pool wants to hear the clock.
@@ -190,33 +190,36 @@ impl State {
     }
 
     fn tick(&mut self) {
-        self.tell(Command::Tick);
+        self.tell(PoolCommand::Tick);
     }
 
     /// A command that is never denied.
-    fn tell(&mut self, command: Command) {
+    fn tell(&mut self, command: PoolCommand) {
         let told = self.apply(command);
         debug_assert!(told.is_ok(), "{told:?}");
     }
 
     /// A command about a lease.
-    fn ask(&mut self, command: Command) -> Result<Lease, ClientError> {
+    fn ask(&mut self, command: PoolCommand) -> Result<LeaseBody, ClientError> {
         let lease = match self.apply(command).map_err(refused)? {
-            Answer::Lease(lease) => lease,
-            Answer::Done | Answer::Node(..) => unreachable!("a command about a lease is answered with the lease"),
+            CommandReply::Lease(lease) => lease,
+            CommandReply::Done | CommandReply::Node(..) => {
+                unreachable!("a command about a lease is answered with the lease")
+            }
         };
-        self.body(lease).ok_or_else(|| refused(Denied::UnknownLease(lease)))
+        self.body(lease).ok_or_else(|| refused(CommandDenied::UnknownLease(lease)))
     }
 
-    fn apply(&mut self, command: Command) -> Result<Answer, Denied> {
+    fn apply(&mut self, command: PoolCommand) -> Result<CommandReply, CommandDenied> {
         let now = self.now();
         let (answer, outcome) = self.pool.apply(now, command);
         let mut is_change = false;
         for effect in outcome.effects {
-            is_change |= matches!(effect, Effect::Granted { .. } | Effect::Offered { .. } | Effect::Ended { .. });
-            if let Effect::Granted { lease, token, .. } = effect {
+            is_change |=
+                matches!(effect, PoolEffect::Granted { .. } | PoolEffect::Offered { .. } | PoolEffect::Ended { .. });
+            if let PoolEffect::Granted { lease, token, .. } = effect {
                 // It lives in this process, so there is nobody whose heartbeat could stop. It may be over already.
-                let _ = self.pool.apply(now, Command::Attach { lease, token, holder: Holder::Connection });
+                let _ = self.pool.apply(now, PoolCommand::Attach { lease, token, holder: LeaseHolder::Connection });
             }
         }
         if is_change {
@@ -225,11 +228,11 @@ impl State {
         answer
     }
 
-    fn follow(&mut self, leases: &[u64]) -> (Followed, Option<Instant>) {
+    fn follow(&mut self, leases: &[u64]) -> (FollowResponse, Option<Instant>) {
         self.tick();
-        let mut followed = Followed::default();
+        let mut followed = FollowResponse::default();
         for &lease in leases {
-            match self.apply(Command::Follow { lease: LeaseId(lease) }) {
+            match self.apply(PoolCommand::Follow { lease: LeaseId(lease) }) {
                 Err(_) => followed.unknown.push(lease),
                 Ok(_) => {
                     let known = self.pool.lease(LeaseId(lease));
@@ -241,7 +244,7 @@ impl State {
         (followed, self.due())
     }
 
-    fn body(&self, lease: LeaseId) -> Option<Lease> {
+    fn body(&self, lease: LeaseId) -> Option<LeaseBody> {
         Some(lease_body(self, self.pool.lease(lease)?))
     }
 }
@@ -249,7 +252,7 @@ impl State {
 // A look at the server becomes facts for the pool: which GPUs there are, whether each can be given, and what it read.
 
 impl State {
-    fn take_in(&mut self, summary: &Summary, stats: Option<&Stats>) {
+    fn take_in(&mut self, summary: &SummaryBody, stats: Option<&StatsBody>) {
         self.tick();
         if summary.stale || summary.error.is_some() {
             return;
@@ -277,7 +280,7 @@ impl State {
     /// Takes no new work from now on.
     fn close(&mut self) {
         match self.node_id {
-            Some(node) => self.tell(Command::NodeLost { node }),
+            Some(node) => self.tell(PoolCommand::NodeLost { node }),
             None => self.tick(),
         }
     }
@@ -285,12 +288,12 @@ impl State {
     fn observe(&mut self, number: u32) {
         let (Some(&device), Some(told)) = (self.devices.get(&number), self.told.get(&number)) else { return };
         let (health, reading) = (told.health(), told.reading(self.now()));
-        let is_readable = health == Health::Healthy;
+        let is_readable = health == DeviceHealth::Healthy;
         if self.pool.device(device).is_none_or(|view| view.health != health) {
-            self.tell(Command::SetHealth { device, health });
+            self.tell(PoolCommand::SetHealth { device, health });
         }
         if is_readable {
-            self.tell(Command::Observe { device, reading });
+            self.tell(PoolCommand::Observe { device, reading });
         }
     }
 
@@ -298,7 +301,7 @@ impl State {
     fn open(&mut self) {
         let listed: Vec<(&u32, &told::Told)> = self.told.iter().filter(|(_, told)| told.is_listed()).collect();
         let numbers: Vec<u32> = listed.iter().map(|(number, _)| **number).collect();
-        let command = Command::NodeSeen {
+        let command = PoolCommand::NodeSeen {
             // Such a server tells nothing of CPUs and memory of its host, so none can be promised.
             facts: NodeFacts {
                 name: self.node.clone(),
@@ -309,7 +312,7 @@ impl State {
             devices: listed.iter().map(|(number, told)| told.facts(&self.node, **number)).collect(),
             numbers: numbers.iter().map(|number| GpuId(*number)).collect(),
         };
-        if let Ok(Answer::Node(node, devices)) = self.apply(command) {
+        if let Ok(CommandReply::Node(node, devices)) = self.apply(command) {
             self.node_id = Some(node);
             self.devices.extend(numbers.into_iter().zip(devices));
         }
@@ -335,9 +338,9 @@ impl State {
 // The books in words: leases, GPUs and refusals as an agent would tell them.
 
 /// A lease, with what its job is to find in its environment.
-fn lease_body(state: &State, lease: &gpupool_core::Lease) -> Lease {
+fn lease_body(state: &State, lease: &gpupool_core::Lease) -> LeaseBody {
     let (now, wall) = (state.now(), SystemTime::now());
-    let iso = |time: Time| iso(time, now, wall);
+    let iso = |time: PoolTime| iso(time, now, wall);
     let explanation = state.pool.explain(lease.id);
     let mut body = view::lease_body(&state.pool, lease, explanation.as_ref(), iso, |given| visible(state, given), true);
     for device in &mut body.devices {
@@ -368,19 +371,19 @@ fn visible(state: &State, given: &[DeviceView]) -> BTreeMap<String, Option<Strin
 }
 
 /// Every GPU that was ever listed, by number.
-fn all_gpus(state: &State) -> Vec<Gpu> {
+fn all_gpus(state: &State) -> Vec<ObservedGpu> {
     let views = state.devices.iter().filter_map(|(number, device)| Some((*number, state.pool.device(*device)?)));
     views.map(|(number, view)| gpu(state, number, &view)).collect()
 }
 
-fn gpu(state: &State, number: u32, view: &DeviceView) -> Gpu {
+fn gpu(state: &State, number: u32, view: &DeviceView) -> ObservedGpu {
     let told = state.told.get(&number);
     let total = view.facts.memory.map(|memory| memory.total);
     let foreign_memory = view.foreign.and_then(|foreign| foreign.memory).zip(total);
-    let oldest = Time(state.now().0.saturating_sub(state.max_age.0));
+    let oldest = PoolTime(state.now().0.saturating_sub(state.max_age.0));
     let is_unread = view.read_at.is_none_or(|at| at < oldest);
-    let closed = view.closed.map(view::closed_name).or_else(|| is_unread.then_some("stale"));
-    Gpu {
+    let closed = view.closed.map(view::closure_name).or_else(|| is_unread.then_some("stale"));
+    ObservedGpu {
         gpu_id: number,
         uuid: told.and_then(|told| told.uuid.as_ref()).map(ToString::to_string),
         vendor: view.facts.vendor.name().into(),
@@ -399,11 +402,11 @@ fn gpu(state: &State, number: u32, view: &DeviceView) -> Gpu {
 }
 
 /// A refusal, as an agent would put it.
-fn refused(denied: Denied) -> ClientError {
+fn refused(denied: CommandDenied) -> ClientError {
     match denied {
-        Denied::Invalid(error) => ClientError::invalid(error.field, &error.value, error.allowed),
+        CommandDenied::Invalid(error) => ClientError::invalid(error.field, &error.value, error.allowed),
         denied => {
-            let (status, code) = view::denied_code(&denied);
+            let (status, code) = view::denial_status_and_code(&denied);
             ClientError::refused(status, code, denied.to_string())
         }
     }
@@ -415,7 +418,7 @@ fn not_seen(node: &str) -> ClientError {
 }
 
 /// A time of the pool for people, by an instant on both clocks.
-fn iso(time: Time, now: Time, wall: SystemTime) -> String {
+fn iso(time: PoolTime, now: PoolTime, wall: SystemTime) -> String {
     let apart = |millis| Duration::from_millis(millis);
     let at = match time >= now {
         true => wall.checked_add(apart(time.since(now).0)),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupool_config::{Flags, Inputs, Loaded, Origin, Reader};
+use gpupool_config::{ConfigConsumer, ConfigInputs, FlagValues, LoadedConfig, SettingOrigin};
 
 use super::place::Place;
 use super::running::{Changes, Core, Returns};
@@ -14,7 +14,7 @@ use super::{Balancing, Client};
 use crate::endpoint::{is_meant, listed, names};
 use crate::limits::ENDPOINTS;
 use crate::transport::Transport;
-use crate::{AgentClient, AgentClientBuilder, ClientError, DEFAULT_ENDPOINT, Endpoint, Secret};
+use crate::{AgentClient, AgentClientBuilder, ClientError, DEFAULT_ENDPOINT, Endpoint, SecretString};
 
 type Carriers = Arc<dyn Fn(&Endpoint) -> Arc<dyn Transport> + Send + Sync>;
 
@@ -23,8 +23,8 @@ type Carriers = Arc<dyn Fn(&Endpoint) -> Arc<dyn Transport> + Send + Sync>;
 #[must_use = "nothing happens before build()"]
 pub struct ClientBuilder {
     endpoints: Vec<String>,
-    token: Option<Secret>,
-    tokens: BTreeMap<String, Secret>,
+    token: Option<SecretString>,
+    tokens: BTreeMap<String, SecretString>,
     ca_file: Option<PathBuf>,
     proxy: Option<String>,
     settings: Settings,
@@ -34,13 +34,14 @@ pub struct ClientBuilder {
 impl ClientBuilder {
     /// What the environment and the configuration file say; what is set afterwards beats it.
     pub fn from_environment() -> Result<Self, ClientError> {
-        let inputs = Inputs::here(Flags::default(), None, Reader::Client).map_err(unusable)?;
-        Self::configured(&gpupool_config::load(&inputs).map_err(unusable)?)
+        let inputs =
+            ConfigInputs::from_system(FlagValues::default(), None, ConfigConsumer::Client).map_err(unusable)?;
+        Self::from_config(&gpupool_config::load_config(&inputs).map_err(unusable)?)
     }
 
     /// What a configuration says; what is set afterwards beats it.
-    pub fn configured(loaded: &Loaded) -> Result<Self, ClientError> {
-        let (client, servers) = (&loaded.config.client, loaded.servers());
+    pub fn from_config(loaded: &LoadedConfig) -> Result<Self, ClientError> {
+        let (client, servers) = (&loaded.config.client, loaded.client_endpoints());
         let settings = Settings {
             is_multi_endpoint: servers.urls.len() > 1,
             strategy: client.load_balancing_strategy,
@@ -52,7 +53,7 @@ impl ClientBuilder {
             max_retries: client.endpoint_max_retries,
             ..Settings::default()
         };
-        let endpoints = if servers.origin == Origin::Default { Vec::new() } else { servers.urls };
+        let endpoints = if servers.origin == SettingOrigin::Default { Vec::new() } else { servers.urls };
         let (token, ca_file) = (client.token.clone(), client.ca_file.clone());
         Ok(Self { endpoints, token, ca_file, settings, ..Self::default() })
     }
@@ -73,20 +74,20 @@ impl ClientBuilder {
     }
 
     /// Asks the agent that listens on one of these sockets, where no endpoint was named.
-    pub fn or_socket(mut self, sockets: &[PathBuf]) -> Result<Self, ClientError> {
+    pub fn or_local_agent(mut self, sockets: &[PathBuf]) -> Result<Self, ClientError> {
         if self.endpoints.is_empty() {
-            self.endpoints = vec![Endpoint::of_this_machine(sockets)?.to_string()];
+            self.endpoints = vec![Endpoint::local_agent(sockets)?.to_string()];
         }
         Ok(self)
     }
 
     /// Shows this token to every endpoint that has none of its own.
-    pub fn token(self, token: Secret) -> Self {
+    pub fn token(self, token: SecretString) -> Self {
         Self { token: Some(token), ..self }
     }
 
     /// Shows this token to one endpoint, named by its id, its host and port, or its address.
-    pub fn token_for(mut self, endpoint_id: impl Into<String>, token: Secret) -> Self {
+    pub fn token_for(mut self, endpoint_id: impl Into<String>, token: SecretString) -> Self {
         self.tokens.insert(endpoint_id.into(), token);
         self
     }
@@ -207,7 +208,7 @@ impl ClientBuilder {
             ..AgentClient::builder(endpoint)
         };
         match carrier {
-            Some(carrier) => Ok(builder.build_over(carrier)),
+            Some(carrier) => Ok(builder.build_with_transport(carrier)),
             None => builder.build(),
         }
     }
@@ -253,7 +254,7 @@ impl fmt::Debug for ClientBuilder {
     }
 }
 
-fn unusable(problems: gpupool_config::Problems) -> ClientError {
+fn unusable(problems: gpupool_config::ConfigProblems) -> ClientError {
     ClientError::Configuration(problems.to_string())
 }
 

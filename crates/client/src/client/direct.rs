@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{Lease, State};
+use gpupool_api::lease::{LeaseBody, LeaseState};
 use gpupool_core::Request;
 use tokio::time::{Instant, timeout};
 
@@ -15,7 +15,7 @@ use super::builder::Settings;
 use super::place::{Place, Stray, give_back, is_fault};
 use super::running::{Running, locked};
 use super::seek::{Won, telling};
-use super::status::Update;
+use super::status::StatusUpdate;
 use crate::limits::{DIRECT_PATIENCE, RETRY_BUDGET, RETRY_COST, ROUND_PAUSE_FIRST, ROUND_PAUSE_MOST};
 use crate::random::Backoff;
 use crate::{ClientError, IdempotencyKey, random};
@@ -74,7 +74,7 @@ impl Wanted {
         }
         let endpoint_id = running.places()[place].id.clone();
         tracing::info!(worker_id = %self.worker_id, endpoint_id, "worker blocked: it waits for a GPU");
-        running.tell(Update::Blocked { worker_id: self.worker_id.to_string() });
+        running.tell(StatusUpdate::Blocked { worker_id: self.worker_id.to_string() });
     }
 
     pub(super) fn is_blocked(&self) -> bool {
@@ -147,7 +147,7 @@ async fn ask_round(running: &Arc<Running>, body: &Arc<RequestBody>) -> Result<As
                 }
                 full = Some(error);
             }
-            Err(error) if is_fault(&error) || error.is_passing() => fault = Some(error),
+            Err(error) if is_fault(&error) || error.is_transient() => fault = Some(error),
             Err(error) => refused = [refused, Some(error)].into_iter().flatten().max_by_key(telling),
         }
     }
@@ -180,7 +180,7 @@ async fn ask_one(
     place: &Arc<Place>,
     body: &Arc<RequestBody>,
     is_last: bool,
-) -> Result<Lease, ClientError> {
+) -> Result<LeaseBody, ClientError> {
     let key = IdempotencyKey::random();
     let mut flight = Flight::begin(running, place, body, &key);
     let asked = place.request(body, &key);
@@ -191,7 +191,7 @@ async fn ask_one(
         timeout(DIRECT_PATIENCE, asked).await.unwrap_or_else(|_| Err(place.agent.timeout(DIRECT_PATIENCE)))
     };
     match answer {
-        Ok(lease) if lease.state == State::Active => {
+        Ok(lease) if lease.state == LeaseState::Active => {
             flight.is_landed = true;
             Ok(lease)
         }

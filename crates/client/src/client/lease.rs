@@ -5,24 +5,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
-use gpupool_api::lease::{Lease as Body, LeaseDevice, State};
+use gpupool_api::lease::{LeaseBody, LeaseDevice, LeaseState};
 
 use super::books::Books;
 use super::direct::Wanted;
 use super::place::{Desk, Place, Stray, give_back};
 use super::running::{Live, Running};
 use super::seek::Won;
-use super::status::Update;
+use super::status::StatusUpdate;
 use crate::agent::ended;
-use crate::{AgentClient, ClientError, LeaseGuard, Lost};
+use crate::{AgentClient, ClientError, LeaseGuard, LeaseLost};
 
 /// GPUs that are held. Dropping it gives them back, in the background: where the process ends at once, use
-/// [`Lease::release`] and wait for it. A copy in a forked child gives nothing back.
+/// [`HeldLease::release`] and wait for it. A copy in a forked child gives nothing back.
 #[derive(Debug)]
 #[must_use = "dropping it releases the lease"]
-pub struct Lease {
+pub struct HeldLease {
     held: Held,
-    body: Arc<Body>,
+    body: Arc<LeaseBody>,
     /// Taken out when it is given back.
     keep: Option<Keep>,
     made_by: u32,
@@ -44,7 +44,7 @@ enum Keep {
     Books(Arc<Books>),
 }
 
-impl Lease {
+impl HeldLease {
     pub(super) fn new(running: &Arc<Running>, wanted: &Wanted, won: Won) -> Result<Self, ClientError> {
         let Won { place, lease: body, since, was_blocked } = won;
         let held = Held {
@@ -61,8 +61,8 @@ impl Lease {
             }
             _ => {
                 let held = held.clone();
-                let on_lost = move |lease: &Body, lost: &Lost| held.lost(lease, lost);
-                Keep::Agent(place.agent.guard_telling((*body).clone(), since, on_lost)?)
+                let on_lost = move |lease: &LeaseBody, lost: &LeaseLost| held.lost(lease, lost);
+                Keep::Agent(place.agent.guard_lease_with((*body).clone(), since, on_lost)?)
             }
         };
         held.taken(&body, was_blocked);
@@ -115,23 +115,23 @@ impl Lease {
     }
 
     /// The lease as it was granted.
-    pub fn granted(&self) -> &Arc<Body> {
+    pub fn granted(&self) -> &Arc<LeaseBody> {
         &self.body
     }
 
     /// Waits until it is not held any more, and says why. From then on its GPUs may be somebody else's.
-    pub async fn lost(&self) -> Lost {
+    pub async fn wait_until_lost(&self) -> LeaseLost {
         match &self.keep {
-            Some(Keep::Agent(guard)) => guard.lost().await,
+            Some(Keep::Agent(guard)) => guard.wait_until_lost().await,
             Some(Keep::Books(books)) => ended(books.ended(self.body.id).await.unwrap_or_else(|| (*self.body).clone())),
             None => std::future::pending().await,
         }
     }
 
     /// Whether it is still held, as far as is known here.
-    pub fn check(&self) -> Result<(), ClientError> {
+    pub fn check_held(&self) -> Result<(), ClientError> {
         let lost = match &self.keep {
-            Some(Keep::Agent(guard)) => guard.is_lost(),
+            Some(Keep::Agent(guard)) => guard.loss(),
             Some(Keep::Books(books)) => books.lease(self.body.id).filter(|lease| lease.state.is_ended()).map(ended),
             None => None,
         };
@@ -141,7 +141,7 @@ impl Lease {
     /// Gives it back, and waits until that is certain. An error where it was lost before. Goes on in the background where
     /// it is not waited for.
     pub async fn release(mut self) -> Result<(), ClientError> {
-        self.check()?;
+        self.check_held()?;
         match self.keep.take() {
             Some(Keep::Agent(guard)) => {
                 // Counted before it is waited for: dropped half way, it is given back all the same.
@@ -152,7 +152,7 @@ impl Lease {
                 self.held.place.judge(None, released.as_ref().err());
                 match released? {
                     // It had ended before we knew.
-                    Some(lease) if lease.state.is_ended() && lease.state != State::Released => {
+                    Some(lease) if lease.state.is_ended() && lease.state != LeaseState::Released => {
                         Err(self.stale(ended(lease)))
                     }
                     _ => Ok(()),
@@ -183,12 +183,12 @@ impl Lease {
         }
     }
 
-    fn stale(&self, lost: Lost) -> ClientError {
+    fn stale(&self, lost: LeaseLost) -> ClientError {
         ClientError::Stale { worker_id: self.held.worker_id.to_string(), lost }
     }
 }
 
-impl Drop for Lease {
+impl Drop for HeldLease {
     fn drop(&mut self) {
         // A forked child's copy is not the child's to give back.
         if self.made_by != std::process::id() {
@@ -196,9 +196,9 @@ impl Drop for Lease {
         }
         match self.keep.take() {
             Some(Keep::Agent(guard)) => {
-                let is_over = matches!(guard.is_lost(), Some(Lost::Ended { .. } | Lost::Stale { .. }));
+                let is_over = matches!(guard.loss(), Some(LeaseLost::Ended { .. } | LeaseLost::Stale { .. }));
                 let _ = Returning { held: &self.held, lease: self.body.id, is_done: is_over };
-                guard.let_go_on();
+                guard.detach();
             }
             Some(Keep::Books(books)) => drop(books.release(self.body.id)),
             None => return,
@@ -223,7 +223,7 @@ impl Drop for Returning<'_> {
 }
 
 impl Held {
-    fn taken(&self, body: &Body, was_blocked: bool) {
+    fn taken(&self, body: &LeaseBody, was_blocked: bool) {
         let counts = &self.running.core.counts;
         counts.granted.fetch_add(1, Ordering::Relaxed);
         let live = Live {
@@ -236,11 +236,11 @@ impl Held {
         self.running.live().insert(self.number, live);
         self.place.count(body, true);
         if was_blocked {
-            self.running.tell(Update::Unblocked { worker_id: self.worker_id.to_string() });
+            self.running.tell(StatusUpdate::Unblocked { worker_id: self.worker_id.to_string() });
         }
-        if self.running.core.telling.wants_everything() {
+        if self.running.core.telling.wants_frequent_updates() {
             let (worker_id, endpoint_id, gpu_ids) = self.named(body);
-            self.running.tell(Update::Assigned { worker_id, endpoint_id, gpu_ids });
+            self.running.tell(StatusUpdate::Assigned { worker_id, endpoint_id, gpu_ids });
         }
         tracing::info!(
             worker_id = %self.worker_id, endpoint_id = self.place.id, lease = body.id,
@@ -248,14 +248,14 @@ impl Held {
         );
     }
 
-    fn given_back(&self, body: &Body) {
+    fn given_back(&self, body: &LeaseBody) {
         if self.running.live().remove(&self.number).is_none() {
             return;
         }
         self.place.count(body, false);
-        if self.running.core.telling.wants_everything() {
+        if self.running.core.telling.wants_frequent_updates() {
             let (worker_id, endpoint_id, gpu_ids) = self.named(body);
-            self.running.tell(Update::Released { worker_id, endpoint_id, gpu_ids });
+            self.running.tell(StatusUpdate::Released { worker_id, endpoint_id, gpu_ids });
         }
         tracing::info!(
             worker_id = %self.worker_id, endpoint_id = self.place.id, lease = body.id,
@@ -263,24 +263,24 @@ impl Held {
         );
     }
 
-    fn lost(&self, body: &Body, lost: &Lost) {
+    fn lost(&self, body: &LeaseBody, lost: &LeaseLost) {
         if self.running.live().remove(&self.number).is_none() {
             return;
         }
         self.place.count(body, false);
         let (worker_id, endpoint_id, _) = self.named(body);
         tracing::warn!(worker_id, endpoint_id, lease = body.id, %lost, "GPU lost");
-        self.running.tell(Update::Lost { worker_id, endpoint_id, reason: lost.to_string() });
+        self.running.tell(StatusUpdate::Lost { worker_id, endpoint_id, reason: lost.to_string() });
     }
 
-    fn named(&self, body: &Body) -> (String, String, Vec<u32>) {
+    fn named(&self, body: &LeaseBody) -> (String, String, Vec<u32>) {
         let gpu_ids = body.devices.iter().map(|device| device.gpu_id).collect();
         (self.worker_id.to_string(), self.place.id.clone(), gpu_ids)
     }
 }
 
 /// The numbers of a lease's GPUs, written only where somebody reads the log.
-struct Numbers<'a>(&'a Body);
+struct Numbers<'a>(&'a LeaseBody);
 
 impl std::fmt::Debug for Numbers<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -289,7 +289,7 @@ impl std::fmt::Debug for Numbers<'_> {
 }
 
 /// What is kept in the books ends by itself only where it was given a time.
-fn watch_books(held: &Held, body: &Body, books: Arc<Books>) {
+fn watch_books(held: &Held, body: &LeaseBody, books: Arc<Books>) {
     let (held, body) = (held.clone(), body.clone());
     let runtime = held.running.runtime.clone();
     let mut stopping = held.running.stopping();

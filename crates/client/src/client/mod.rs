@@ -1,7 +1,7 @@
 //! A client of one or many endpoints: it chooses where to ask, waits everywhere at once, and keeps what it was granted.
 //!
 //! A request on its way: [`Client::request`] → `direct` (asks in the order `balance` gives) or, where nobody has room, `seek`
-//! (a place in each endpoint's queue) → [`Lease`]. Meanwhile `recovery` watches each endpoint (`place`), whose breaker says
+//! (a place in each endpoint's queue) → [`HeldLease`]. Meanwhile `recovery` watches each endpoint (`place`), whose breaker says
 //! whether it is asked at all; for a server that only has statistics the client decides itself, in `books`.
 
 mod balance;
@@ -21,14 +21,16 @@ use std::sync::{Arc, Mutex};
 use gpupool_api::RequestBody;
 use tokio::time::{Instant, timeout, timeout_at};
 
-pub use balance::Gpu;
+pub use balance::ObservedGpu;
 pub use builder::ClientBuilder;
 pub use gpupool_config::Balancing;
-pub use lease::Lease;
-pub use recovery::{BreakerStats, Degradation, DegradationManager, EndpointHealthSummary, PoolHealth, RecoveryStatus};
+pub use lease::HeldLease;
+pub use recovery::{
+    CircuitBreakerStats, DegradationLevel, DegradationStatus, EndpointHealthSummary, PoolHealth, RecoveryStatus,
+};
 pub use status::{
-    Authority, DetailedMetrics, EndpointDetail, EndpointInfo, EndpointMetrics, Everything, GlobalGpu,
-    LoadBalancerStats, PoolStatus, PoolSummary, Thresholds, Update, Updates, WorkerInfo,
+    DetailedMetrics, EndpointDetail, EndpointInfo, EndpointMetrics, FrequentUpdates, GlobalGpu, GpuAssignment,
+    LeaseAuthority, LoadBalancerStats, PoolStatus, PoolSummary, StatusUpdate, StatusUpdateStream, UsageThresholds,
 };
 
 use direct::{Asked, Wanted};
@@ -131,12 +133,12 @@ impl Client {
     ///
     /// Requests that wait are in the order of these calls, not of the first polls of their futures. Dropping the future takes
     /// the request back from every server, in the background.
-    pub fn request(&self, body: RequestBody) -> impl Future<Output = Result<Lease, ClientError>> + Send + use<> {
+    pub fn request(&self, body: RequestBody) -> impl Future<Output = Result<HeldLease, ClientError>> + Send + use<> {
         let (client, turn) = (self.clone(), self.outer.core.turns.take());
         async move { client.ask(turn, body).await }
     }
 
-    async fn ask(&self, turn: Turn, body: RequestBody) -> Result<Lease, ClientError> {
+    async fn ask(&self, turn: Turn, body: RequestBody) -> Result<HeldLease, ClientError> {
         let running = self.running("requesting GPU")?;
         let core = &self.outer.core;
         let _under_way = core.returns.begin();
@@ -144,7 +146,7 @@ impl Client {
         locked(&core.budget).earn();
         let wanted = Wanted::new(body, &core.settings, core.places.len())?;
         let sought = self.sought(&running, &wanted, turn).await;
-        let lease = sought.and_then(|won| Lease::new(&running, &wanted, won));
+        let lease = sought.and_then(|won| HeldLease::new(&running, &wanted, won));
         if let Err(error) = &lease {
             core.counts.failed.fetch_add(1, Ordering::Relaxed);
             tracing::info!(worker_id = %wanted.worker_id, %error, "no GPU assigned");
@@ -170,18 +172,18 @@ impl Client {
     }
 
     /// What happens from now on.
-    pub fn updates(&self) -> Updates {
-        self.outer.core.telling.follow(Some(self.everything()))
+    pub fn updates(&self) -> StatusUpdateStream {
+        self.outer.core.telling.follow(Some(self.enable_frequent_updates()))
     }
 
     /// The same without statistics, assignments and releases: those are told only while somebody else wants everything.
-    pub fn rare_updates(&self) -> Updates {
+    pub fn infrequent_updates(&self) -> StatusUpdateStream {
         self.outer.core.telling.follow(None)
     }
 
     /// Has everything told to all who follow, while it lives.
-    pub fn everything(&self) -> Everything {
-        self.outer.core.telling.everything()
+    pub fn enable_frequent_updates(&self) -> FrequentUpdates {
+        self.outer.core.telling.frequent_updates()
     }
 
     /// The client of one endpoint, by its id, its host and port, or its address: for calls that are about that server alone.

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{Followed, Lease};
+use gpupool_api::lease::{FollowResponse, LeaseBody};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::balance::{Candidate, Gpu, Need, Seen};
+use super::balance::{Candidate, Need, ObservedGpu, Seen};
 use super::books::Books;
 use super::running::{Changes, Returns};
 use crate::limits::{
@@ -129,7 +129,7 @@ impl Place {
         }
     }
 
-    pub(super) async fn request(&self, body: &RequestBody, key: &IdempotencyKey) -> Result<Lease, ClientError> {
+    pub(super) async fn request(&self, body: &RequestBody, key: &IdempotencyKey) -> Result<LeaseBody, ClientError> {
         self.known().requests += 1;
         match self.desk() {
             Some(Desk::Books(books)) => books.request(body, key),
@@ -137,11 +137,11 @@ impl Place {
         }
     }
 
-    pub(super) async fn follow_all(&self, leases: &[u64], wait: Duration) -> Result<Followed, ClientError> {
+    pub(super) async fn follow_leases(&self, leases: &[u64], wait: Duration) -> Result<FollowResponse, ClientError> {
         match self.desk() {
-            Some(Desk::Books(books)) => Ok(books.follow_all(leases, wait).await),
+            Some(Desk::Books(books)) => Ok(books.follow_leases(leases, wait).await),
             _ => {
-                let answer = self.agent.follow_all(leases, wait).await;
+                let answer = self.agent.follow_leases(leases, wait).await;
                 // The wait is no measure of how fast it is.
                 self.judge(None, answer.as_ref().err());
                 answer
@@ -149,18 +149,18 @@ impl Place {
         }
     }
 
-    pub(super) async fn confirm(&self, lease: u64, token: u64) -> Result<Lease, ClientError> {
+    pub(super) async fn confirm(&self, lease: u64, token: u64) -> Result<LeaseBody, ClientError> {
         match self.desk() {
             Some(Desk::Books(books)) => books.confirm(lease, token),
             _ => self.judged(self.agent.confirm(lease, token)).await,
         }
     }
 
-    pub(super) async fn renew(&self, lease: u64, token: u64) -> Result<Lease, ClientError> {
+    pub(super) async fn renew(&self, lease: u64, token: u64) -> Result<LeaseBody, ClientError> {
         self.judged(self.agent.renew(lease, token)).await
     }
 
-    pub(super) async fn release(&self, lease: u64) -> Result<Option<Lease>, ClientError> {
+    pub(super) async fn release(&self, lease: u64) -> Result<Option<LeaseBody>, ClientError> {
         match self.desk() {
             Some(Desk::Books(books)) => Ok(books.release(lease)),
             _ => self.judged(self.agent.release(lease)).await,
@@ -187,7 +187,7 @@ impl Place {
     }
 
     /// A lease there was granted to this client, or is not held by it any more.
-    pub(super) fn count(&self, lease: &Lease, is_given: bool) {
+    pub(super) fn count(&self, lease: &LeaseBody, is_given: bool) {
         let mut known = self.known();
         known.granted += u64::from(is_given);
         if let Some(seen) = &mut known.seen {
@@ -198,7 +198,7 @@ impl Place {
     }
 
     /// The GPUs as they were last seen.
-    pub(super) fn gpus(&self) -> Vec<Gpu> {
+    pub(super) fn gpus(&self) -> Vec<ObservedGpu> {
         self.known().seen.as_ref().map(|seen| seen.gpus.clone()).unwrap_or_default()
     }
 
@@ -318,7 +318,7 @@ async fn take_back(place: &Place, stray: Stray) -> bool {
         Stray::Asked(body, key) => release_asked(place, body, key).await,
     };
     match released {
-        Err(error) if is_fault(&error) || error.is_passing() => {
+        Err(error) if is_fault(&error) || error.is_transient() => {
             tracing::debug!(endpoint_id = place.id, %error, ?stray, "not given back yet");
             return false;
         }

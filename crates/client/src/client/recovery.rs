@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use gpupool_api::stats::Stats;
+use gpupool_api::stats::StatsBody;
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::Client;
-use super::balance::{Gpu, Seen};
+use super::balance::{ObservedGpu, Seen};
 use super::books::Books;
 use super::builder::Settings;
 use super::place::{Desk, Place, give_back_remembered};
 use super::running::{Core, Follower};
-use super::status::Update;
+use super::status::StatusUpdate;
 use crate::limits::{LOOK_PAUSE, PROBE_PAUSE, ROUND_PAUSE_FIRST, ROUND_PAUSE_MOST};
 use crate::random::Backoff;
 use crate::{ClientError, random};
@@ -23,7 +23,7 @@ use crate::{ClientError, random};
 /// How many endpoints can be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Degradation {
+pub enum DegradationLevel {
     /// All.
     None,
     /// Some.
@@ -49,16 +49,16 @@ pub struct RecoveryStatus {
     /// Endpoints that cannot.
     pub degraded_endpoints: Vec<String>,
     /// The breaker of each endpoint.
-    pub circuit_breaker_stats: BTreeMap<String, BreakerStats>,
+    pub circuit_breaker_stats: BTreeMap<String, CircuitBreakerStats>,
     /// The endpoints, counted.
     pub endpoint_health_summary: EndpointHealthSummary,
     /// The whole.
-    pub degradation_manager: DegradationManager,
+    pub degradation_manager: DegradationStatus,
 }
 
 /// An endpoint's breaker.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct BreakerStats {
+pub struct CircuitBreakerStats {
     /// `closed`, `open` or `half_open`.
     pub state: &'static str,
     /// Failures since the last success.
@@ -90,9 +90,9 @@ pub struct EndpointHealthSummary {
 
 /// The endpoints as a whole.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct DegradationManager {
+pub struct DegradationStatus {
     /// How many can be asked, by name.
-    pub degradation: Degradation,
+    pub degradation: DegradationLevel,
     /// Whether none can.
     pub is_fully_degraded: bool,
     /// Endpoints that can be asked.
@@ -114,9 +114,9 @@ impl Client {
         };
         let (healthy, degraded) = (ids(true), ids(false));
         let degradation = match (healthy.is_empty(), degraded.is_empty()) {
-            (_, true) => Degradation::None,
-            (false, false) => Degradation::Partial,
-            (true, false) => Degradation::Full,
+            (_, true) => DegradationLevel::None,
+            (false, false) => DegradationLevel::Partial,
+            (true, false) => DegradationLevel::Full,
         };
         Ok(RecoveryStatus {
             circuit_breaker_stats: places.iter().map(|place| (place.id.clone(), breaker_stats(place))).collect(),
@@ -125,9 +125,9 @@ impl Client {
                 healthy_count: healthy.len(),
                 unhealthy_count: degraded.len(),
             },
-            degradation_manager: DegradationManager {
+            degradation_manager: DegradationStatus {
                 degradation,
-                is_fully_degraded: degradation == Degradation::Full,
+                is_fully_degraded: degradation == DegradationLevel::Full,
                 healthy_endpoints: healthy.clone(),
                 degraded_endpoints: degraded.clone(),
                 queued_requests: running.core.queued_for_retry.count(),
@@ -194,12 +194,12 @@ impl Client {
     }
 }
 
-fn breaker_stats(place: &Arc<Place>) -> BreakerStats {
+fn breaker_stats(place: &Arc<Place>) -> CircuitBreakerStats {
     let now = Instant::now();
     let known = place.known();
     let (success_count, failure_count) = (known.breaker.successes, known.breaker.failures);
     let asked = (success_count + failure_count).max(1) as f64;
-    BreakerStats {
+    CircuitBreakerStats {
         state: known.breaker.state_name(),
         consecutive_failures: known.breaker.failures_in_a_row,
         failure_rate: (failure_count as f64 * 10_000.0 / asked).round() / 100.0,
@@ -215,9 +215,9 @@ impl fmt::Display for RecoveryStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let EndpointHealthSummary { total_count, healthy_count, .. } = self.endpoint_health_summary;
         let degradation = match self.degradation_manager.degradation {
-            Degradation::None => "None",
-            Degradation::Partial => "Partial",
-            Degradation::Full => "Full",
+            DegradationLevel::None => "None",
+            DegradationLevel::Partial => "Partial",
+            DegradationLevel::Full => "Full",
         };
         writeln!(f, "=== Error Recovery Status ===")?;
         writeln!(f, "Degradation Status: {degradation} ({healthy_count}/{total_count} endpoints healthy)")?;
@@ -300,7 +300,7 @@ impl Looker {
             Ok(gpus) => {
                 self.backoff.reset();
                 self.place.known().seen = Some(Seen { at: Instant::now(), gpus: gpus.clone() });
-                self.core.telling.tell(Update::Statistics { endpoint_id: self.place.id.clone(), gpus });
+                self.core.telling.tell(StatusUpdate::Statistics { endpoint_id: self.place.id.clone(), gpus });
             }
             Err(error) => {
                 let mut known = self.place.known();
@@ -322,14 +322,16 @@ impl Looker {
         let endpoint_id = self.place.id.clone();
         let is_usable = self.place.is_usable();
         match (std::mem::replace(&mut self.was_usable, is_usable), is_usable) {
-            (false, true) => self.core.telling.tell(Update::EndpointUp { endpoint_id }),
-            (true, false) => self.core.telling.tell(Update::EndpointDown { endpoint_id, error: self.place.trouble() }),
+            (false, true) => self.core.telling.tell(StatusUpdate::EndpointUp { endpoint_id }),
+            (true, false) => {
+                self.core.telling.tell(StatusUpdate::EndpointDown { endpoint_id, error: self.place.trouble() })
+            }
             _ => {}
         }
     }
 
     /// Its GPUs, as whoever decides there has them.
-    async fn see(&mut self) -> Result<Vec<Gpu>, ClientError> {
+    async fn see(&mut self) -> Result<Vec<ObservedGpu>, ClientError> {
         match self.place.desk() {
             Some(Desk::Agent) => self.agents_gpus().await,
             Some(Desk::Books(books)) => self.read(&books, None).await,
@@ -338,7 +340,7 @@ impl Looker {
     }
 
     /// Learns who decides. Only a server that has statistics and knows nothing of `/v1` leaves it to this client.
-    async fn learn(&mut self) -> Result<Vec<Gpu>, ClientError> {
+    async fn learn(&mut self) -> Result<Vec<ObservedGpu>, ClientError> {
         let agent = &self.place.agent;
         match agent.pool().await {
             Ok(pool) if pool.authority == "agent" => {
@@ -376,11 +378,11 @@ impl Looker {
         Arc::new(Books::new(&self.place.id, "client", polling_interval * 3 + endpoint_timeout))
     }
 
-    async fn agents_gpus(&self) -> Result<Vec<Gpu>, ClientError> {
-        Ok(self.place.agent.devices().await?.devices.into_iter().map(Gpu::from).collect())
+    async fn agents_gpus(&self) -> Result<Vec<ObservedGpu>, ClientError> {
+        Ok(self.place.agent.devices().await?.devices.into_iter().map(ObservedGpu::from).collect())
     }
 
-    async fn read(&self, books: &Books, stats: Option<&Stats>) -> Result<Vec<Gpu>, ClientError> {
+    async fn read(&self, books: &Books, stats: Option<&StatsBody>) -> Result<Vec<ObservedGpu>, ClientError> {
         let summary = self.place.agent.summary().await?;
         books.take_in(&summary, stats);
         Ok(books.gpus())

@@ -20,7 +20,7 @@ use super::direct::RetryBudget;
 use super::place::Place;
 use super::recovery::look_on;
 use super::seek::{Line, ORDERS_OF_A_WAITER, Order, Waiter};
-use super::status::{Telling, Update};
+use super::status::{StatusUpdate, Telling};
 use crate::endpoint::is_meant;
 use crate::limits::{DIRECT_PATIENCE, WAITING};
 use crate::{ClientError, random};
@@ -223,7 +223,7 @@ impl Running {
         locked(&self.live)
     }
 
-    pub(super) fn tell(&self, update: Update) {
+    pub(super) fn tell(&self, update: StatusUpdate) {
         self.core.telling.tell(update);
     }
 
@@ -412,14 +412,14 @@ mod tests {
     use super::super::direct::Wanted;
     use super::super::seek::seek;
     use super::*;
-    use crate::transport::{Exchanged, Question, Transport};
+    use crate::transport::{ExchangeFuture, HttpRequest, Transport};
 
     /// A server that never answers.
     #[derive(Debug)]
     struct Silent;
 
     impl Transport for Silent {
-        fn exchange(&self, _: Question) -> Exchanged<'_> {
+        fn exchange(&self, _: HttpRequest) -> ExchangeFuture<'_> {
             Box::pin(std::future::pending())
         }
     }

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use futures_util::future::select_all;
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{Followed, Lease, State};
-use gpupool_core::limits::OFFER_HELD;
+use gpupool_api::lease::{FollowResponse, LeaseBody, LeaseState};
+use gpupool_core::limits::OFFER_LIFETIME;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 use super::direct::Wanted;
 use super::place::{Place, Stray, give_back, is_fault};
 use super::running::{Admission, Follower, Running, Turn, UnderWay, at};
-use crate::limits::{AWAY, CONFIRM_PATIENCE, FOLLOW_WAIT, FOLLOWED_AT_ONCE, SLOWEST_CLOCK};
+use crate::limits::{AGENT_AWAY_LIMIT, CONFIRM_PATIENCE, FOLLOW_WAIT, FOLLOWED_AT_ONCE, SLOWEST_CLOCK};
 use crate::random::Backoff;
 use crate::{ClientError, IdempotencyKey};
 
@@ -30,7 +30,7 @@ use crate::{ClientError, IdempotencyKey};
 #[derive(Debug)]
 pub(super) struct Won {
     pub place: Arc<Place>,
-    pub lease: Box<Lease>,
+    pub lease: Box<LeaseBody>,
     /// Since when it may have lived: its first ttl counts from here.
     pub since: Instant,
     /// Whether it was told that it waits.
@@ -73,7 +73,7 @@ struct Seeker {
     admission: Admission,
     refused: BTreeMap<usize, ClientError>,
     /// Offers that came while another one was being confirmed.
-    offers: VecDeque<(usize, Lease, Instant)>,
+    offers: VecDeque<(usize, LeaseBody, Instant)>,
     /// Since when no endpoint can be asked.
     away: Option<Instant>,
     /// Until it has left every queue.
@@ -110,7 +110,7 @@ impl Seeker {
             }
             weather.mark_seen();
             self.away = if self.is_hopeful() { None } else { self.away.or_else(|| Some(Instant::now())) };
-            let given_up = self.away.map(|since| since + AWAY);
+            let given_up = self.away.map(|since| since + AGENT_AWAY_LIMIT);
             tokio::select! {
                 biased;
                 () = tell.closed() => return,
@@ -145,11 +145,11 @@ impl Seeker {
     }
 
     /// Takes an offer, or learns that it cannot be taken; not done before one of both is certain.
-    async fn settle(&mut self, number: usize, offered: Lease, since: Instant) -> Option<Won> {
+    async fn settle(&mut self, number: usize, offered: LeaseBody, since: Instant) -> Option<Won> {
         let place = self.running.places()[number].clone();
         let Some(token) = offered.token else { return self.again(number) };
-        let ttl = Duration::try_from_secs_f64(offered.ttl_secs).unwrap_or(AWAY);
-        let is_offer = offered.state == State::Offered;
+        let ttl = Duration::try_from_secs_f64(offered.ttl_secs).unwrap_or(AGENT_AWAY_LIMIT);
+        let is_offer = offered.state == LeaseState::Offered;
         if !is_offer && (place.keeps_books() || since.elapsed() < ttl / 3) {
             return Some(self.won(place, offered, since));
         }
@@ -164,12 +164,12 @@ impl Seeker {
                 false => timeout(CONFIRM_PATIENCE, place.renew(offered.id, token)).await,
             };
             match taken {
-                Ok(Ok(lease)) if lease.state == State::Active => {
+                Ok(Ok(lease)) if lease.state == LeaseState::Active => {
                     // A confirmation that was sent again may have worked the first time.
                     return Some(self.won(place, lease, if is_offer { began } else { sent }));
                 }
                 Ok(Ok(lease)) if lease.state.is_ended() => break,
-                Ok(Err(error)) if error.means_lost() => {
+                Ok(Err(error)) if error.is_lease_lost() => {
                     tracing::debug!(endpoint_id = place.id, %error, "an offer could not be taken");
                     break;
                 }
@@ -188,7 +188,7 @@ impl Seeker {
         None
     }
 
-    fn won(&self, place: Arc<Place>, lease: Lease, since: Instant) -> Won {
+    fn won(&self, place: Arc<Place>, lease: LeaseBody, since: Instant) -> Won {
         Won { place, lease: Box::new(lease), since, was_blocked: self.wanted.is_blocked() }
     }
 
@@ -216,7 +216,7 @@ impl Drop for Seeker {
 /// After how long an offer is over whatever became of its confirmation: it may arrive as long as the offer is held, then the
 /// lease lives for its ttl; by a clock that may be slower than this one.
 fn over_after(ttl: Duration) -> Duration {
-    (Duration::from_millis(OFFER_HELD.0) + ttl).mul_f64(SLOWEST_CLOCK)
+    (Duration::from_millis(OFFER_LIFETIME.0) + ttl).mul_f64(SLOWEST_CLOCK)
 }
 
 /// How much a refusal says about what was asked for.
@@ -263,7 +263,7 @@ pub(super) enum What {
     /// It waits there.
     Waits,
     /// It is offered a lease, or was given one. From when on it may have lived.
-    Granted(Box<Lease>, Instant),
+    Granted(Box<LeaseBody>, Instant),
     /// It can never be served there, or must not ask.
     Refused(ClientError),
 }
@@ -300,8 +300,8 @@ enum Stage {
     Told(u64),
 }
 
-type Entering = Pin<Box<dyn Future<Output = (u64, Result<Lease, ClientError>)> + Send>>;
-type Following = Pin<Box<dyn Future<Output = (Instant, Result<Followed, ClientError>)> + Send>>;
+type Entering = Pin<Box<dyn Future<Output = (u64, Result<LeaseBody, ClientError>)> + Send>>;
+type Following = Pin<Box<dyn Future<Output = (Instant, Result<FollowResponse, ClientError>)> + Send>>;
 
 pub(super) struct Line {
     place: Arc<Place>,
@@ -378,7 +378,7 @@ impl Line {
             self.following = None;
         }
         if self.following.is_none() {
-            self.follow_all();
+            self.follow_leases();
         }
     }
 
@@ -395,7 +395,7 @@ impl Line {
         }
     }
 
-    fn follow_all(&mut self) {
+    fn follow_leases(&mut self) {
         let queued = self.entries.values().filter_map(|entry| match entry.stage {
             Stage::Queued(lease) => Some(lease),
             Stage::Outside { .. } | Stage::Told(_) => None,
@@ -441,7 +441,7 @@ impl Line {
         give_back(&self.runtime, &self.place, stray);
     }
 
-    fn entered(&mut self, waiter: u64, answer: Result<Lease, ClientError>) {
+    fn entered(&mut self, waiter: u64, answer: Result<LeaseBody, ClientError>) {
         // Who left meanwhile has seen to it that nothing is left behind.
         let Some(entry) = self.entries.get_mut(&waiter) else { return };
         match answer {
@@ -451,7 +451,7 @@ impl Line {
                 self.is_outdated = true;
                 self.heard(waiter, lease);
             }
-            Err(error) if is_fault(&error) || error.is_passing() => self.pause_after(&error),
+            Err(error) if is_fault(&error) || error.is_transient() => self.pause_after(&error),
             Err(error) => {
                 let entry = self.entries.remove(&waiter);
                 self.tell(entry.as_ref(), What::Refused(error));
@@ -459,7 +459,7 @@ impl Line {
         }
     }
 
-    fn followed(&mut self, began: Instant, answer: Result<Followed, ClientError>) {
+    fn followed(&mut self, began: Instant, answer: Result<FollowResponse, ClientError>) {
         let followed = match answer {
             Ok(followed) => followed,
             Err(error) => return self.pause_after(&error),
@@ -490,19 +490,19 @@ impl Line {
     }
 
     /// The endpoint says how a lease of a waiter stands.
-    fn heard(&mut self, waiter: u64, lease: Lease) {
+    fn heard(&mut self, waiter: u64, lease: LeaseBody) {
         let Some(entry) = self.entries.get_mut(&waiter) else { return };
         match lease.state {
-            State::Queued if std::mem::replace(&mut entry.is_told, true) => {}
-            State::Queued => self.tell(self.entries.get(&waiter), What::Waits),
-            State::Offered | State::Active => {
+            LeaseState::Queued if std::mem::replace(&mut entry.is_told, true) => {}
+            LeaseState::Queued => self.tell(self.entries.get(&waiter), What::Waits),
+            LeaseState::Offered | LeaseState::Active => {
                 entry.stage = Stage::Told(lease.id);
                 let since = entry.since;
                 self.tell(self.entries.get(&waiter), What::Granted(Box::new(lease), since));
             }
             // Nobody asked for it in time, or it was offered and not taken.
-            State::Expired | State::Released => self.enter_anew(waiter),
-            State::Revoked | State::Failed => {
+            LeaseState::Expired | LeaseState::Released => self.enter_anew(waiter),
+            LeaseState::Revoked | LeaseState::Failed => {
                 let entry = self.entries.remove(&waiter);
                 self.tell(entry.as_ref(), What::Refused(ClientError::Ended(Box::new(lease))));
             }
@@ -529,9 +529,9 @@ impl Line {
 }
 
 /// Asks about all of them at once, and comes back with the first that has something to say.
-async fn follow(place: Arc<Place>, leases: Vec<u64>) -> (Instant, Result<Followed, ClientError>) {
+async fn follow(place: Arc<Place>, leases: Vec<u64>) -> (Instant, Result<FollowResponse, ClientError>) {
     let began = Instant::now();
-    let asked = leases.chunks(FOLLOWED_AT_ONCE).map(|some| Box::pin(place.follow_all(some, FOLLOW_WAIT)));
+    let asked = leases.chunks(FOLLOWED_AT_ONCE).map(|some| Box::pin(place.follow_leases(some, FOLLOW_WAIT)));
     let (answer, _, _) = select_all(asked).await;
     (began, answer)
 }

@@ -15,7 +15,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 
 use super::Client;
-use super::balance::{Gpu, Need};
+use super::balance::{Need, ObservedGpu};
 use super::builder::Settings;
 use super::place::{Desk, Place};
 use super::running::{Running, locked};
@@ -25,7 +25,7 @@ use crate::limits::UPDATES;
 /// Who decides who holds what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Authority {
+pub enum LeaseAuthority {
     /// The servers.
     Agent,
     /// This client: the servers only have statistics.
@@ -38,7 +38,7 @@ pub enum Authority {
 
 /// Who holds a GPU.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct WorkerInfo {
+pub struct GpuAssignment {
     /// The worker.
     pub worker_id: String,
     /// Since when.
@@ -59,7 +59,7 @@ pub struct PoolStatus {
     /// Requests of this client that wait.
     pub blocked_workers: usize,
     /// Who of this client holds what, by `endpoint_id:gpu_id`.
-    pub gpu_assignments: BTreeMap<String, Vec<WorkerInfo>>,
+    pub gpu_assignments: BTreeMap<String, Vec<GpuAssignment>>,
     /// Endpoints the client was told of.
     pub total_endpoints: usize,
     /// Endpoints that can be asked.
@@ -67,7 +67,7 @@ pub struct PoolStatus {
     /// Each endpoint.
     pub endpoint_details: Vec<EndpointInfo>,
     /// Who decides.
-    pub authority: Authority,
+    pub authority: LeaseAuthority,
     /// Seconds since the oldest of the looks this is made from; `None` where there was none.
     pub age_secs: Option<f64>,
 }
@@ -90,7 +90,7 @@ pub struct EndpointInfo {
     /// How long its answers take.
     pub response_time_ms: f64,
     /// Who decides there.
-    pub authority: Authority,
+    pub authority: LeaseAuthority,
     /// Seconds since it was looked at.
     pub age_secs: Option<f64>,
     /// What its `/health` last said.
@@ -112,7 +112,7 @@ pub struct GlobalGpu {
     pub is_available: bool,
     /// As it was last seen.
     #[serde(flatten)]
-    pub gpu: Gpu,
+    pub gpu: ObservedGpu,
 }
 
 /// Everything that is counted.
@@ -133,7 +133,7 @@ pub struct DetailedMetrics {
     /// How the load is spread.
     pub load_balancer: LoadBalancerStats,
     /// What a GPU must be strictly below.
-    pub thresholds: Thresholds,
+    pub thresholds: UsageThresholds,
     /// Each GPU.
     pub gpus: Vec<GlobalGpu>,
 }
@@ -198,7 +198,7 @@ pub struct LoadBalancerStats {
 
 /// What a GPU must be strictly below, in percent.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Thresholds {
+pub struct UsageThresholds {
     /// Memory in use.
     pub memory_threshold_percent: f64,
     /// Utilization.
@@ -238,7 +238,7 @@ impl Client {
                 details: details.collect(),
             },
             load_balancer: balance(&running),
-            thresholds: Thresholds {
+            thresholds: UsageThresholds {
                 memory_threshold_percent: settings.memory_threshold,
                 utilization_threshold_percent: settings.utilization_threshold,
             },
@@ -256,13 +256,13 @@ impl Client {
 fn pool_status(running: &Running) -> PoolStatus {
     let endpoints = infos(running);
     let healthy: Vec<&EndpointInfo> = endpoints.iter().filter(|endpoint| endpoint.is_healthy).collect();
-    let mut gpu_assignments: BTreeMap<String, Vec<WorkerInfo>> = BTreeMap::new();
+    let mut gpu_assignments: BTreeMap<String, Vec<GpuAssignment>> = BTreeMap::new();
     let live = running.live();
     for held in live.values() {
         let endpoint_id = &running.places()[held.place].id;
         for device in &held.devices {
             let worker_id = held.worker_id.to_string();
-            let worker = WorkerInfo { worker_id, assigned_at: held.assigned_at, lease: held.lease };
+            let worker = GpuAssignment { worker_id, assigned_at: held.assigned_at, lease: held.lease };
             gpu_assignments.entry(format!("{endpoint_id}:{}", device.gpu_id)).or_default().push(worker);
         }
     }
@@ -296,9 +296,9 @@ fn info(place: &Place, settings: &Settings) -> EndpointInfo {
         available_gpus,
         response_time_ms: known.response.unwrap_or_default().as_secs_f64() * 1000.0,
         authority: match known.desk {
-            Some(Desk::Agent) => Authority::Agent,
-            Some(Desk::Books(_)) => Authority::Client,
-            None => Authority::Unknown,
+            Some(Desk::Agent) => LeaseAuthority::Agent,
+            Some(Desk::Books(_)) => LeaseAuthority::Client,
+            None => LeaseAuthority::Unknown,
         },
         age_secs: known.seen.as_ref().map(|seen| Instant::now().duration_since(seen.at).as_secs_f64()),
         health: known.health.clone(),
@@ -313,7 +313,7 @@ fn gpus_of(place: &Place, settings: &Settings) -> (usize, usize) {
     (gpus.len(), if place.is_usable() { available } else { 0 })
 }
 
-fn is_available(gpu: &Gpu, settings: &Settings) -> bool {
+fn is_available(gpu: &ObservedGpu, settings: &Settings) -> bool {
     let whole = RequestBody {
         memory_threshold: Some(settings.memory_threshold),
         utilization_threshold: Some(settings.utilization_threshold),
@@ -364,12 +364,12 @@ fn balance(running: &Running) -> LoadBalancerStats {
     }
 }
 
-fn authority_of(all: impl Iterator<Item = Authority>) -> Authority {
-    let known: Vec<Authority> = all.filter(|authority| *authority != Authority::Unknown).collect();
+fn authority_of(all: impl Iterator<Item = LeaseAuthority>) -> LeaseAuthority {
+    let known: Vec<LeaseAuthority> = all.filter(|authority| *authority != LeaseAuthority::Unknown).collect();
     match known.first() {
-        None => Authority::Unknown,
+        None => LeaseAuthority::Unknown,
         Some(first) if known.iter().all(|other| other == first) => *first,
-        Some(_) => Authority::Mixed,
+        Some(_) => LeaseAuthority::Mixed,
     }
 }
 
@@ -384,13 +384,13 @@ fn percent(part: usize, whole: usize, of_nothing: f64) -> f64 {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Update {
+pub enum StatusUpdate {
     /// An endpoint was looked at.
     Statistics {
         /// Which.
         endpoint_id: String,
         /// Its GPUs.
-        gpus: Vec<Gpu>,
+        gpus: Vec<ObservedGpu>,
     },
     /// An endpoint can be asked from now on.
     EndpointUp {
@@ -448,7 +448,7 @@ pub enum Update {
     },
 }
 
-impl Update {
+impl StatusUpdate {
     /// Whether it comes with every look and every assignment, and is of no news to the program that asked for it.
     fn is_frequent(&self) -> bool {
         matches!(self, Self::Statistics { .. } | Self::Assigned { .. } | Self::Released { .. })
@@ -458,61 +458,61 @@ impl Update {
 /// Where updates are told.
 #[derive(Debug)]
 pub(super) struct Telling {
-    updates: broadcast::Sender<Update>,
-    everything: Everything,
+    updates: broadcast::Sender<StatusUpdate>,
+    frequent_updates: FrequentUpdates,
 }
 
 /// While one of these lives, updates that come often are told as well.
 #[derive(Debug, Clone, Default)]
-pub struct Everything(Arc<()>);
+pub struct FrequentUpdates(Arc<()>);
 
 impl Telling {
     pub(super) fn new() -> Self {
-        Self { updates: broadcast::Sender::new(UPDATES), everything: Everything::default() }
+        Self { updates: broadcast::Sender::new(UPDATES), frequent_updates: FrequentUpdates::default() }
     }
 
     /// Whether anybody wants to hear of what happens often.
-    pub(super) fn wants_everything(&self) -> bool {
-        Arc::strong_count(&self.everything.0) > 1
+    pub(super) fn wants_frequent_updates(&self) -> bool {
+        Arc::strong_count(&self.frequent_updates.0) > 1
     }
 
-    pub(super) fn tell(&self, update: Update) {
+    pub(super) fn tell(&self, update: StatusUpdate) {
         // Telling wakes whoever follows, though it be for nothing.
-        if !update.is_frequent() || self.wants_everything() {
+        if !update.is_frequent() || self.wants_frequent_updates() {
             // Nobody need listen.
             let _ = self.updates.send(update);
         }
     }
 
-    pub(super) fn everything(&self) -> Everything {
-        self.everything.clone()
+    pub(super) fn frequent_updates(&self) -> FrequentUpdates {
+        self.frequent_updates.clone()
     }
 
-    pub(super) fn follow(&self, everything: Option<Everything>) -> Updates {
-        Updates { receiver: self.updates.subscribe(), _everything: everything }
+    pub(super) fn follow(&self, frequent_updates: Option<FrequentUpdates>) -> StatusUpdateStream {
+        StatusUpdateStream { receiver: self.updates.subscribe(), _frequent_updates: frequent_updates }
     }
 }
 
 /// Follows what happens from when it was made. Has no task of its own.
 #[derive(Debug)]
-pub struct Updates {
-    receiver: broadcast::Receiver<Update>,
+pub struct StatusUpdateStream {
+    receiver: broadcast::Receiver<StatusUpdate>,
     /// Has what comes often told as well.
-    _everything: Option<Everything>,
+    _frequent_updates: Option<FrequentUpdates>,
 }
 
-impl Updates {
+impl StatusUpdateStream {
     /// The next one; `None` once the client is gone.
-    pub async fn next(&mut self) -> Option<Update> {
+    pub async fn next(&mut self) -> Option<StatusUpdate> {
         match self.receiver.recv().await {
             Ok(update) => Some(update),
-            Err(RecvError::Lagged(count)) => Some(Update::Missed { count }),
+            Err(RecvError::Lagged(count)) => Some(StatusUpdate::Missed { count }),
             Err(RecvError::Closed) => None,
         }
     }
 
     /// The same as a stream.
-    pub fn into_stream(self) -> impl Stream<Item = Update> {
+    pub fn into_stream(self) -> impl Stream<Item = StatusUpdate> {
         unfold(self, |mut updates| async move { updates.next().await.map(|update| (update, updates)) })
     }
 }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupool_api::lease::{Lease, State};
+use gpupool_api::lease::{LeaseBody, LeaseState};
 use gpupool_client::{AgentClient, Endpoint};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
@@ -228,18 +228,18 @@ pub fn stream(kind: &str, chunks: &[&str]) -> String {
     text
 }
 
-pub fn lease(id: u64, state: State) -> Lease {
-    Lease {
+pub fn lease(id: u64, state: LeaseState) -> LeaseBody {
+    LeaseBody {
         id,
         state,
         owner: "alice".into(),
         worker_id: None,
-        wish: Default::default(),
+        request: Default::default(),
         devices: Vec::new(),
         env: Default::default(),
-        token: Some(40 + id).filter(|_| matches!(state, State::Active | State::Offered)),
-        queue_position: Some(1).filter(|_| state == State::Queued),
-        reason: Some("because".into()).filter(|_| state != State::Active),
+        token: Some(40 + id).filter(|_| matches!(state, LeaseState::Active | LeaseState::Offered)),
+        queue_position: Some(1).filter(|_| state == LeaseState::Queued),
+        reason: Some("because".into()).filter(|_| state != LeaseState::Active),
         cause: Some("ttl_passed".into()).filter(|_| state.is_ended()),
         created_at: "2026-01-31T08:00:00Z".into(),
         granted_at: None,

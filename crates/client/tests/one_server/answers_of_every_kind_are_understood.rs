@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use crate::common::{Reply, Server, answer, in_time, json, lease, problem, problem_with};
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{Followed, State};
+use gpupool_api::lease::{FollowResponse, LeaseState};
 use gpupool_api::tokens::NewToken;
-use gpupool_client::{AgentClient, ClientError, IdempotencyKey, Secret};
+use gpupool_client::{AgentClient, ClientError, IdempotencyKey, SecretString};
 
 fn half() -> Reply {
     let whole =
-        answer("201 Created", "application/json", "", &serde_json::to_string(&lease(1, State::Active)).unwrap());
+        answer("201 Created", "application/json", "", &serde_json::to_string(&lease(1, LeaseState::Active)).unwrap());
     Reply::ThenClose(whole[..whole.len() - 20].to_owned())
 }
 
@@ -19,7 +19,7 @@ fn half() -> Reply {
 async fn a_request_whose_answer_breaks_off_is_asked_again_under_the_same_key() {
     let server = Server::start(|number, _| match number {
         0 => half(),
-        _ => json("201 Created", &lease(1, State::Active)),
+        _ => json("201 Created", &lease(1, LeaseState::Active)),
     });
     let server = server.await;
     let lease = in_time("a lease", server.client().request(&RequestBody::default())).await.unwrap();
@@ -47,7 +47,7 @@ async fn a_server_that_says_when_to_come_back_is_asked_again_then() {
     let server = Server::start(|number, _| match number {
         0 => problem_with(503, "busy", "retry-after: 0\r\n"),
         1 => problem_with(429, "too_many_waiting", "retry-after: 0\r\n"),
-        _ => json("200 OK", &lease(1, State::Active)),
+        _ => json("200 OK", &lease(1, LeaseState::Active)),
     });
     let server = server.await;
     in_time("a lease", server.client().renew(1, 41)).await.unwrap();
@@ -103,7 +103,7 @@ async fn what_does_not_speak_http_does_not_answer() {
 
 #[tokio::test]
 async fn a_redirect_is_named_and_not_followed() {
-    let elsewhere = Server::start(|_, _| json("200 OK", &lease(1, State::Active))).await;
+    let elsewhere = Server::start(|_, _| json("200 OK", &lease(1, LeaseState::Active))).await;
     let location = format!("location: {}/v1/leases/1\r\n", elsewhere.endpoint);
     let server = Server::start(move |_, _| Reply::Send(answer("307 Temporary Redirect", "text/html", &location, "")));
     let server = server.await;
@@ -128,7 +128,7 @@ async fn an_answer_without_end_is_given_up() {
 async fn a_server_that_never_answers_is_given_up() {
     let server = Server::start(|_, _| Reply::ThenSilence(String::new())).await;
     let client =
-        AgentClient::builder(server.endpoint.clone()).answer_timeout(Duration::from_millis(50)).build().unwrap();
+        AgentClient::builder(server.endpoint.clone()).response_timeout(Duration::from_millis(50)).build().unwrap();
     let error = in_time("an error", client.pool()).await.unwrap_err();
     assert!(matches!(error, ClientError::Timeout { .. }), "{error}");
     assert_eq!(server.seen().len(), 1);
@@ -158,7 +158,7 @@ async fn an_agent_that_is_not_well_still_tells_how_it_is() {
 async fn a_unix_socket_is_asked_as_an_address_is() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
-    let server = Server::start_unix(&path, |_, _| json("200 OK", &lease(3, State::Queued))).await;
+    let server = Server::start_unix(&path, |_, _| json("200 OK", &lease(3, LeaseState::Queued))).await;
     let client = server.client();
     for _ in 0..2 {
         assert_eq!(client.follow(3, Duration::from_secs(2)).await.unwrap().id, 3);
@@ -170,7 +170,7 @@ async fn a_unix_socket_is_asked_as_an_address_is() {
 
 #[tokio::test]
 async fn many_leases_are_followed_by_one_call_which_is_made_again_where_it_breaks() {
-    let followed = Followed { changed: vec![lease(2, State::Active)], unknown: vec![9] };
+    let followed = FollowResponse { changed: vec![lease(2, LeaseState::Active)], unknown: vec![9] };
     let told = followed.clone();
     let server = Server::start(move |number, _| match number {
         0 => half(),
@@ -178,7 +178,7 @@ async fn many_leases_are_followed_by_one_call_which_is_made_again_where_it_break
     });
     let server = server.await;
     let wait = Duration::from_millis(1500);
-    assert_eq!(in_time("an answer", server.client().follow_all(&[1, 2, 9], wait)).await.unwrap(), followed);
+    assert_eq!(in_time("an answer", server.client().follow_leases(&[1, 2, 9], wait)).await.unwrap(), followed);
     for asked in server.seen() {
         assert_eq!(
             (asked.what.as_str(), asked.header("content-type")),
@@ -192,14 +192,14 @@ async fn many_leases_are_followed_by_one_call_which_is_made_again_where_it_break
 
 #[tokio::test]
 async fn an_agent_is_believed_over_tls_only_by_who_vouches_for_it() {
-    let (server, pem) = Server::start_tls(|_, _| json("200 OK", &lease(1, State::Active))).await;
+    let (server, pem) = Server::start_tls(|_, _| json("200 OK", &lease(1, LeaseState::Active))).await;
     let error = in_time("an error", server.client().pool()).await.unwrap_err();
     assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("trust it by giving the file with its CA certificate"), "{error}");
     let folder = tempfile::tempdir().unwrap();
     let ca_file = folder.path().join("ca.pem");
     std::fs::write(&ca_file, pem).unwrap();
-    let builder = AgentClient::builder(server.endpoint.clone()).ca_file(ca_file).token(Secret::new("hush"));
+    let builder = AgentClient::builder(server.endpoint.clone()).ca_file(ca_file).token(SecretString::new("hush"));
     let client = builder.build().unwrap();
     assert_eq!(in_time("a lease", client.follow(1, Duration::ZERO)).await.unwrap().id, 1);
     assert_eq!(server.seen()[0].header("authorization"), Some("Bearer hush"));
@@ -222,7 +222,7 @@ async fn where_nobody_listens_the_error_says_what_to_do() {
 #[tokio::test]
 #[ignore = "needs the environment that the test below gives it"]
 async fn asked_with_a_proxy_in_the_environment() {
-    let server = Server::start(|_, _| json("200 OK", &lease(1, State::Active))).await;
+    let server = Server::start(|_, _| json("200 OK", &lease(1, LeaseState::Active))).await;
     assert!(server.client().follow(1, Duration::ZERO).await.is_ok(), "the loopback is not asked through a proxy");
     let far = AgentClient::new("http://gpupool.invalid:8000".parse().unwrap()).unwrap();
     let error = in_time("an error", far.pool()).await.unwrap_err().to_string();

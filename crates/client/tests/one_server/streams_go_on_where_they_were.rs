@@ -1,8 +1,8 @@
 //! Events and held leases: connections that break, garbage in them, and what hanging up means.
 
 use crate::common::{Reply, Server, answer, in_time, lease, problem, stream};
-use gpupool_api::lease::State;
-use gpupool_client::{ClientError, HoldEnd};
+use gpupool_api::lease::LeaseState;
+use gpupool_client::{ClientError, LeaseHoldEnd};
 
 const EVENTS: &str = "text/event-stream";
 const LINES: &str = "application/x-ndjson";
@@ -56,37 +56,39 @@ async fn what_are_no_events_is_no_agent() {
     assert!(matches!(error, ClientError::NotOurs { .. }), "{error}");
 }
 
-fn line(state: State) -> String {
+fn line(state: LeaseState) -> String {
     serde_json::to_string(&lease(1, state)).unwrap() + "\n"
 }
 
 #[tokio::test]
 async fn holding_ends_with_the_lease() {
     let server = Server::start(|_, _| {
-        let (held, over) = (line(State::Active), line(State::Revoked));
+        let (held, over) = (line(LeaseState::Active), line(LeaseState::Revoked));
         let (begin, rest) = over.split_at(over.len() / 2);
         Reply::ThenSilence(stream(LINES, &[&held[..10], &held[10..], "\n", begin, rest]))
     });
     let server = server.await;
-    let mut hold = server.client().hold(1, 41).await.unwrap();
-    assert_eq!(hold.lease().state, State::Active);
-    let HoldEnd::Ended(lease) = in_time("the end", hold.ended()).await else { panic!("the lease ended") };
-    assert_eq!(lease.state, State::Revoked);
+    let mut hold = server.client().hold_lease(1, 41).await.unwrap();
+    assert_eq!(hold.lease().state, LeaseState::Active);
+    let LeaseHoldEnd::Ended(lease) = in_time("the end", hold.wait_until_ended()).await else {
+        panic!("the lease ended")
+    };
+    assert_eq!(lease.state, LeaseState::Revoked);
     assert_eq!(server.seen()[0].what, "GET /v1/leases/1/hold?token=41");
 }
 
 #[tokio::test]
 async fn holding_ends_with_the_connection_and_dropping_it_hangs_up() {
     let server = Server::start(|number, _| match number {
-        0 => Reply::ThenClose(stream(LINES, &[&line(State::Active)])),
-        1 => Reply::ThenSilence(stream(LINES, &[&line(State::Active)])),
+        0 => Reply::ThenClose(stream(LINES, &[&line(LeaseState::Active)])),
+        1 => Reply::ThenSilence(stream(LINES, &[&line(LeaseState::Active)])),
         _ => problem(409, "stale"),
     });
     let server = server.await;
-    let mut hold = server.client().hold(1, 41).await.unwrap();
-    assert_eq!(in_time("the end", hold.ended()).await, HoldEnd::Disconnected);
-    let hold = server.client().hold(1, 41).await.unwrap();
+    let mut hold = server.client().hold_lease(1, 41).await.unwrap();
+    assert_eq!(in_time("the end", hold.wait_until_ended()).await, LeaseHoldEnd::Disconnected);
+    let hold = server.client().hold_lease(1, 41).await.unwrap();
     drop(hold);
     assert!(server.hung_up().await.contains("/hold"));
-    assert_eq!(server.client().hold(1, 40).await.unwrap_err().code(), Some("stale"));
+    assert_eq!(server.client().hold_lease(1, 40).await.unwrap_err().code(), Some("stale"));
 }

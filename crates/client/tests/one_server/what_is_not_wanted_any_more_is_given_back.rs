@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::common::{Asked, Reply, Server, in_time, json, lease, problem};
 use gpupool_api::RequestBody;
-use gpupool_api::lease::State;
-use gpupool_client::{ClientError, Lost, Progress, WaitOptions};
+use gpupool_api::lease::LeaseState;
+use gpupool_client::{ClientError, LeaseLost, WaitOptions, WaitProgress};
 
 /// An agent that answers each verb in its own way.
 async fn agent(post: fn() -> Reply, follow: fn(usize) -> Reply, renew: fn(usize) -> Reply) -> Server {
@@ -17,9 +17,9 @@ async fn agent(post: fn() -> Reply, follow: fn(usize) -> Reply, renew: fn(usize)
         *count
     };
     Server::start(move |_, asked: &Asked| match asked.what.split_once(' ').unwrap() {
-        ("DELETE", _) => json("200 OK", &lease(1, State::Released)),
+        ("DELETE", _) => json("200 OK", &lease(1, LeaseState::Released)),
         ("POST", route) if route.ends_with("/renew") => renew(count(&renews)),
-        ("POST", route) if route.ends_with("/confirm") => json("200 OK", &lease(1, State::Active)),
+        ("POST", route) if route.ends_with("/confirm") => json("200 OK", &lease(1, LeaseState::Active)),
         ("POST", _) => post(),
         _ => follow(count(&follows)),
     })
@@ -27,11 +27,11 @@ async fn agent(post: fn() -> Reply, follow: fn(usize) -> Reply, renew: fn(usize)
 }
 
 fn queued() -> Reply {
-    json("202 Accepted", &lease(1, State::Queued))
+    json("202 Accepted", &lease(1, LeaseState::Queued))
 }
 
 fn active() -> Reply {
-    json("200 OK", &lease(1, State::Active))
+    json("200 OK", &lease(1, LeaseState::Active))
 }
 
 const DELETE: &str = "DELETE /v1/leases/1";
@@ -64,24 +64,24 @@ async fn a_waiter_is_told_how_it_goes_and_then_holds_the_lease() {
     });
     let guard = in_time("the grant", granted).await.unwrap();
     assert_eq!(guard.lease().token, Some(41));
-    let waiting = Progress::Waiting { lease: 1, position: Some(1), reason: Some("because".into()) };
+    let waiting = WaitProgress::Waiting { lease: 1, position: Some(1), reason: Some("because".into()) };
     assert_eq!(told.lock().unwrap().first(), Some(&waiting));
-    assert!(told.lock().unwrap().iter().any(|progress| matches!(progress, Progress::Away { .. })));
-    assert_eq!(in_time("the release", guard.release()).await.unwrap().unwrap().state, State::Released);
+    assert!(told.lock().unwrap().iter().any(|progress| matches!(progress, WaitProgress::AgentAway { .. })));
+    assert_eq!(in_time("the release", guard.release()).await.unwrap().unwrap().state, LeaseState::Released);
 }
 
 #[tokio::test]
 async fn an_offer_is_taken_where_nothing_else_is_waited_for() {
-    let server = agent(|| json("201 Created", &lease(1, State::Offered)), |_| queued(), |_| active()).await;
+    let server = agent(|| json("201 Created", &lease(1, LeaseState::Offered)), |_| queued(), |_| active()).await;
     let granted = server.client().wait_until_granted(RequestBody::default(), WaitOptions::default(), |_| {});
     let guard = in_time("the grant", granted).await.unwrap();
     server.asked("POST /v1/leases/1/confirm", 1).await;
-    assert_eq!(guard.let_go_on().state, State::Active);
+    assert_eq!(guard.detach().state, LeaseState::Active);
 }
 
 #[tokio::test]
 async fn a_request_that_left_the_queue_says_why() {
-    let server = agent(queued, |_| json("200 OK", &lease(1, State::Expired)), |_| active()).await;
+    let server = agent(queued, |_| json("200 OK", &lease(1, LeaseState::Expired)), |_| active()).await;
     let waited = server.client().wait_until_granted(RequestBody::default(), WaitOptions::default(), |_| {});
     let error = in_time("the end", waited).await.unwrap_err();
     assert!(matches!(error, ClientError::Ended(_)), "{error}");
@@ -106,7 +106,7 @@ async fn one_that_gives_up_while_the_answer_is_on_its_way_gives_back_what_it_bri
     let (wait, now) = (answer_now.clone(), tokio::runtime::Handle::current());
     let server = Server::start(move |_, asked: &Asked| {
         if asked.what.starts_with("DELETE") {
-            return json("200 OK", &lease(1, State::Released));
+            return json("200 OK", &lease(1, LeaseState::Released));
         }
         tokio::task::block_in_place(|| now.block_on(wait.notified()));
         active()
@@ -130,7 +130,7 @@ async fn a_guard_renews_through_a_restart_and_gives_back_when_it_is_dropped() {
         _ => active(),
     };
     let server = agent(active, |_| active(), renew).await;
-    let guard = server.client().guard(lease(1, State::Active)).unwrap();
+    let guard = server.client().guard_lease(lease(1, LeaseState::Active)).unwrap();
     server.asked(RENEW, 5).await;
     assert!(server.seen().iter().all(|asked| asked.what == RENEW && asked.body == r#"{"token":41}"#));
     drop(guard);
@@ -141,10 +141,10 @@ async fn a_guard_renews_through_a_restart_and_gives_back_when_it_is_dropped() {
 async fn a_guard_that_lets_go_on_gives_nothing_back() {
     let server = agent(active, |_| active(), |_| active()).await;
     let client = server.client();
-    let lease_1 = client.guard(lease(1, State::Active)).unwrap().let_go_on();
+    let lease_1 = client.guard_lease(lease(1, LeaseState::Active)).unwrap().detach();
     assert_eq!(lease_1.id, 1);
     // A second guard does give back; had the first one too, there would be two.
-    client.guard(lease(2, State::Active)).unwrap().release().await.unwrap();
+    client.guard_lease(lease(2, LeaseState::Active)).unwrap().release().await.unwrap();
     let released: Vec<_> = server.seen().into_iter().map(|asked| asked.what).collect();
     assert_eq!(released, ["DELETE /v1/leases/2"]);
 }
@@ -152,24 +152,24 @@ async fn a_guard_that_lets_go_on_gives_nothing_back() {
 #[tokio::test]
 async fn a_guard_tells_why_its_lease_was_lost() {
     let server = agent(active, |_| active(), |_| problem(409, "stale")).await;
-    let guard = server.client().guard(lease(1, State::Active)).unwrap();
-    assert_eq!(in_time("the loss", guard.lost()).await, Lost::Stale { lease: 1, token: 41 });
+    let guard = server.client().guard_lease(lease(1, LeaseState::Active)).unwrap();
+    assert_eq!(in_time("the loss", guard.wait_until_lost()).await, LeaseLost::Stale { lease: 1, token: 41 });
     assert_eq!(guard.release().await.unwrap(), None, "it is not ours to give back");
 
-    let over = |_| json("200 OK", &lease(1, State::Revoked));
+    let over = |_| json("200 OK", &lease(1, LeaseState::Revoked));
     let server = agent(active, over, |_| problem(409, "ended")).await;
-    let guard = server.client().guard(lease(1, State::Active)).unwrap();
-    let lost = in_time("the loss", guard.lost()).await;
-    let why = Lost::Ended { lease: 1, cause: Some("ttl_passed".into()), reason: "because".into() };
+    let guard = server.client().guard_lease(lease(1, LeaseState::Active)).unwrap();
+    let lost = in_time("the loss", guard.wait_until_lost()).await;
+    let why = LeaseLost::Ended { lease: 1, cause: Some("ttl_passed".into()), reason: "because".into() };
     assert_eq!(lost, why);
 }
 
 #[tokio::test]
 async fn a_guard_whose_agent_stays_away_is_lost_after_its_ttl() {
     let server = agent(active, |_| active(), |_| Reply::ThenSilence(String::new())).await;
-    let guard = server.client().guard(lease(1, State::Active)).unwrap();
-    let lost = in_time("the loss", guard.lost()).await;
-    assert!(matches!(&lost, Lost::Unreachable { ttl, .. } if *ttl == Duration::from_secs(1)), "{lost}");
+    let guard = server.client().guard_lease(lease(1, LeaseState::Active)).unwrap();
+    let lost = in_time("the loss", guard.wait_until_lost()).await;
+    assert!(matches!(&lost, LeaseLost::Unreachable { ttl, .. } if *ttl == Duration::from_secs(1)), "{lost}");
     drop(guard);
     server.asked(DELETE, 1).await;
 }
@@ -178,17 +178,17 @@ async fn a_guard_whose_agent_stays_away_is_lost_after_its_ttl() {
 async fn a_guard_hears_that_its_lease_will_be_taken_back() {
     let renew = |_| {
         let revoke_at = Some("2026-01-31T09:00:00Z".into());
-        json("200 OK", &gpupool_api::lease::Lease { revoke_at, ..lease(1, State::Active) })
+        json("200 OK", &gpupool_api::lease::LeaseBody { revoke_at, ..lease(1, LeaseState::Active) })
     };
     let server = agent(active, |_| active(), renew).await;
-    let guard = server.client().guard(lease(1, State::Active)).unwrap();
-    assert_eq!(in_time("the announcement", guard.revoked_at()).await, "2026-01-31T09:00:00Z");
+    let guard = server.client().guard_lease(lease(1, LeaseState::Active)).unwrap();
+    assert_eq!(in_time("the announcement", guard.wait_for_revocation()).await, "2026-01-31T09:00:00Z");
 }
 
 #[tokio::test]
 async fn only_an_active_lease_can_be_guarded() {
     let server = agent(active, |_| active(), |_| active()).await;
-    let error = server.client().guard(lease(1, State::Queued)).unwrap_err().to_string();
+    let error = server.client().guard_lease(lease(1, LeaseState::Queued)).unwrap_err().to_string();
     assert!(error.contains("lease 1, queued") && error.contains("active"), "{error}");
-    assert!(matches!(server.client().guard(lease(1, State::Failed)), Err(ClientError::Ended(_))));
+    assert!(matches!(server.client().guard_lease(lease(1, LeaseState::Failed)), Err(ClientError::Ended(_))));
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use gpupool_core::{Effect, EndCause, LeaseId, LeaseState, Pool, Time};
+use gpupool_core::{EndCause, LeaseId, LeaseState, Pool, PoolEffect, PoolTime};
 use tokio::time::Instant;
 
 use crate::counts::Counts;
@@ -47,7 +47,7 @@ struct Granted {
     is_active: bool,
     life: u64,
     /// On the server's clock.
-    active_since: Time,
+    active_since: PoolTime,
     promises: Vec<(u32, u32, u64)>,
 }
 
@@ -113,16 +113,16 @@ impl Audit {
     }
 
     /// What a server did in one step.
-    pub fn happened(&self, server: &Server, life: u64, pool: &Pool, effects: &[Effect], sane: Result<(), String>) {
+    pub fn happened(&self, server: &Server, life: u64, pool: &Pool, effects: &[PoolEffect], sane: Result<(), String>) {
         if let Err(why) = sane {
             self.wrong(format!("server{} is not sane: {why}", server.number));
         }
         for effect in effects {
             match effect {
-                Effect::Offered { lease, token, .. } => self.granted(server, life, pool, *lease, token.0, false),
-                Effect::Granted { lease, token, .. } => self.granted(server, life, pool, *lease, token.0, true),
-                Effect::Ended { lease, cause } => self.ended(server, life, pool, *lease, cause),
-                Effect::Queued { lease } => {
+                PoolEffect::Offered { lease, token, .. } => self.granted(server, life, pool, *lease, token.0, false),
+                PoolEffect::Granted { lease, token, .. } => self.granted(server, life, pool, *lease, token.0, true),
+                PoolEffect::Ended { lease, cause } => self.ended(server, life, pool, *lease, cause),
+                PoolEffect::Queued { lease } => {
                     let worker = worker_of(pool, *lease);
                     self.note(format!("server{}: lease {lease} of {worker} waits", server.number));
                     self.lock().refused.remove(&(worker, server.number));

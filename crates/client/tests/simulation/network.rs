@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use gpupool_client::transport::{Answer, Exchanged, Fault, Question, Transport};
+use gpupool_client::transport::{ExchangeFuture, HttpRequest, HttpResponse, Transport, TransportError};
 use http::{HeaderMap, StatusCode};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::audit::Audit;
-use crate::chance::Chance;
+use crate::chance::SeededRng;
 use crate::routes;
 use crate::server::Server;
 
@@ -64,7 +64,7 @@ pub struct Network {
 
 #[derive(Debug)]
 struct State {
-    chance: Chance,
+    chance: SeededRng,
     /// How many of a hundred exchanges go wrong.
     faults: u64,
     /// Only those of a route that ends so; empty for all.
@@ -77,7 +77,7 @@ impl Network {
     pub fn new(
         servers: Vec<Arc<Server>>,
         audit: Arc<Audit>,
-        chance: Chance,
+        chance: SeededRng,
         faults: u64,
         only: &'static str,
     ) -> Arc<Self> {
@@ -106,10 +106,10 @@ impl Network {
     fn fate(&self, route: &str) -> Fate {
         let mut state = self.state.lock().unwrap();
         let faults = if route.ends_with(state.only) { state.faults } else { 0 };
-        if !state.chance.percent(faults) {
+        if !state.chance.percent_chance(faults) {
             return Fate::Fine;
         }
-        if state.chance.percent(10) { Fate::VeryLate } else { *state.chance.pick(&FAULTS) }
+        if state.chance.percent_chance(10) { Fate::VeryLate } else { *state.chance.pick(&FAULTS) }
     }
 
     fn millis(&self, least: u64, most: u64) -> Duration {
@@ -117,7 +117,7 @@ impl Network {
     }
 
     fn happens(&self, percent: u64) -> bool {
-        self.state.lock().unwrap().chance.percent(percent)
+        self.state.lock().unwrap().chance.percent_chance(percent)
     }
 }
 
@@ -152,7 +152,7 @@ pub struct Carrier {
 }
 
 impl Transport for Carrier {
-    fn exchange(&self, question: Question) -> Exchanged<'_> {
+    fn exchange(&self, question: HttpRequest) -> ExchangeFuture<'_> {
         Box::pin(async move {
             if self.life.is_over() {
                 return never().await;
@@ -164,7 +164,7 @@ impl Transport for Carrier {
             let limit = question.timeout;
             let confirmed =
                 question.route.strip_suffix("/confirm").and_then(|route| route.rsplit('/').next()?.parse().ok());
-            let outcome = timeout(limit, self.carry(question, fate)).await.unwrap_or(Err(Fault::Late));
+            let outcome = timeout(limit, self.carry(question, fate)).await.unwrap_or(Err(TransportError::Late));
             if self.life.is_over() {
                 return never().await;
             }
@@ -184,7 +184,7 @@ impl Transport for Carrier {
 }
 
 impl Carrier {
-    async fn carry(&self, question: Question, fate: Fate) -> Result<Answer, Fault> {
+    async fn carry(&self, question: HttpRequest, fate: Fate) -> Result<HttpResponse, TransportError> {
         let (there, back) = match fate {
             Fate::Slow => (self.network.millis(100, 3_000), self.network.millis(100, 3_000)),
             Fate::VeryLate => (question.timeout + self.network.millis(0, 20_000), Duration::ZERO),
@@ -198,7 +198,7 @@ impl Carrier {
             }
             Fate::Refused => {
                 tokio::time::sleep(there).await;
-                return Err(Fault::NotSent("refused".into()));
+                return Err(TransportError::NotSent("refused".into()));
             }
             Fate::Instead(status) => {
                 tokio::time::sleep(there + back).await;
@@ -208,7 +208,7 @@ impl Carrier {
         }
         if self.network.is_cut(self.life.slot, self.server) {
             return match self.network.happens(30) {
-                true => Err(Fault::NotSent("no way there".into())),
+                true => Err(TransportError::NotSent("no way there".into())),
                 false => never().await,
             };
         }
@@ -227,15 +227,15 @@ impl Carrier {
         }
         match fate {
             Fate::ResetAfter => Err(broken()),
-            Fate::Garbage => Ok(Answer { body: Bytes::from_static(b"<html>welcome</html>"), ..whole(answer) }),
-            Fate::HalfABody => Ok(Answer { body: answer.body.slice(..answer.body.len() / 2), ..whole(answer) }),
+            Fate::Garbage => Ok(HttpResponse { body: Bytes::from_static(b"<html>welcome</html>"), ..whole(answer) }),
+            Fate::HalfABody => Ok(HttpResponse { body: answer.body.slice(..answer.body.len() / 2), ..whole(answer) }),
             Fate::GatewayAfter => Ok(instead(504)),
             _ => Ok(answer),
         }
     }
 
     /// Sends the question, which arrives whether or not anybody waits for the answer.
-    async fn ask(&self, question: Question, there: Duration) -> Result<Answer, Fault> {
+    async fn ask(&self, question: HttpRequest, there: Duration) -> Result<HttpResponse, TransportError> {
         let (tell, told) = oneshot::channel();
         // A server may notice that whoever follows has hung up.
         let notices = question.route.ends_with("/follow") && self.network.happens(90);
@@ -252,14 +252,14 @@ impl Carrier {
         told.await.unwrap_or_else(|_| Err(broken()))
     }
 
-    async fn deliver(&self, question: &Question, there: Duration) -> Result<Answer, Fault> {
+    async fn deliver(&self, question: &HttpRequest, there: Duration) -> Result<HttpResponse, TransportError> {
         tokio::time::sleep(there).await;
         let server = &self.network.servers[self.server];
         if self.network.is_cut(self.life.slot, self.server) {
             return never().await;
         }
         if !server.is_up() {
-            return Err(Fault::NotSent("nobody listens".into()));
+            return Err(TransportError::NotSent("nobody listens".into()));
         }
         let working = self.network.millis(0, 5);
         routes::answer(server, &self.life.name, question, working).await.ok_or_else(broken)
@@ -267,20 +267,20 @@ impl Carrier {
 }
 
 /// A time between two, in milliseconds.
-pub fn millis(chance: &mut Chance, least: u64, most: u64) -> Duration {
+pub fn millis(chance: &mut SeededRng, least: u64, most: u64) -> Duration {
     Duration::from_millis(least + chance.below(most - least + 1))
 }
 
 /// A body that is not whole comes with a status as if it were.
-fn whole(answer: Answer) -> Answer {
-    Answer { status: StatusCode::OK, headers: HeaderMap::new(), ..answer }
+fn whole(answer: HttpResponse) -> HttpResponse {
+    HttpResponse { status: StatusCode::OK, headers: HeaderMap::new(), ..answer }
 }
 
-fn instead(status: u16) -> Answer {
+fn instead(status: u16) -> HttpResponse {
     match status {
         429 => routes::problem(429, "too_many_waiting", "later".into()),
         503 => routes::problem(503, "busy", "later".into()),
-        _ => Answer {
+        _ => HttpResponse {
             status: StatusCode::from_u16(status).unwrap(),
             headers: HeaderMap::new(),
             body: Bytes::from_static(b"oops"),
@@ -288,8 +288,8 @@ fn instead(status: u16) -> Answer {
     }
 }
 
-fn broken() -> Fault {
-    Fault::Broken("reset".into())
+fn broken() -> TransportError {
+    TransportError::Broken("reset".into())
 }
 
 fn shortened(body: &[u8]) -> String {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use gpupool_api::lease::{FollowBody, Followed, TokenBody};
-use gpupool_api::pool::{Amount, Devices};
-use gpupool_api::problem::{MEDIA_TYPE, Problem};
-use gpupool_api::stats::{Gpu, GpuMemory, GpuPower, GpuSummary, Health, Stats, Summary};
+use gpupool_api::lease::{FencingTokenBody, FollowBody, FollowResponse};
+use gpupool_api::pool::{DeviceList, PromisedAmount};
+use gpupool_api::problem::{MEDIA_TYPE, ProblemBody};
+use gpupool_api::stats::{GpuBody, GpuMemory, GpuPower, GpuSummary, HealthBody, StatsBody, SummaryBody};
 use gpupool_api::{IDEMPOTENCY_KEY, RequestBody, view};
-use gpupool_client::transport::{Answer, Question};
-use gpupool_core::{Answer as Done, Command, Denied, LeaseId, LeaseState, Request, Time, Token};
+use gpupool_client::transport::{HttpRequest, HttpResponse};
+use gpupool_core::{CommandDenied, CommandReply, LeaseId, LeaseState, PoolCommand, PoolTime, Request, Token};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use serde::Serialize;
@@ -23,7 +23,12 @@ use crate::server::{Kind, Lie, MEMORY_MIB, Server};
 const FOLLOW_EVERY: Duration = Duration::from_secs(5);
 
 /// The answer to a question of `owner`'s; `None` where the server crashed on the way.
-pub async fn answer(server: &Arc<Server>, owner: &str, question: &Question, working: Duration) -> Option<Answer> {
+pub async fn answer(
+    server: &Arc<Server>,
+    owner: &str,
+    question: &HttpRequest,
+    working: Duration,
+) -> Option<HttpResponse> {
     let life = server.life();
     server.awake(life).await?;
     tokio::time::sleep(working).await;
@@ -45,27 +50,27 @@ pub async fn answer(server: &Arc<Server>, owner: &str, question: &Question, work
         }
         (&Method::GET, ["v1", "leases", id]) => {
             // Only what a guard asks: without waiting.
-            asked(server, owner, Command::Follow { lease: lease(id) }, lease(id))
+            asked(server, owner, PoolCommand::Follow { lease: lease(id) }, lease(id))
         }
         (&Method::POST, ["v1", "leases", id, what]) => {
-            let TokenBody { token } = serde_json::from_slice(body).unwrap();
+            let FencingTokenBody { token } = serde_json::from_slice(body).unwrap();
             let (lease, token) = (lease(id), Token(token));
             let command = match *what {
-                "renew" => Command::Renew { lease, token },
-                "confirm" => Command::Confirm { lease, token },
+                "renew" => PoolCommand::Renew { lease, token },
+                "confirm" => PoolCommand::Confirm { lease, token },
                 other => panic!("the client asks for {other}"),
             };
             asked(server, owner, command, lease)
         }
         (&Method::DELETE, ["v1", "leases", id]) => {
-            asked(server, owner, Command::Release { lease: lease(id) }, lease(id))
+            asked(server, owner, PoolCommand::Release { lease: lease(id) }, lease(id))
         }
         (method, _) => panic!("the client asks {method} {}", question.route),
     };
     Some(answer)
 }
 
-fn create(server: &Server, owner: &str, question: &Question, body: &[u8]) -> Answer {
+fn create(server: &Server, owner: &str, question: &HttpRequest, body: &[u8]) -> HttpResponse {
     let mut body: RequestBody = serde_json::from_slice(body).unwrap();
     body.owner = Some(owner.into());
     let key = question.headers.get(IDEMPOTENCY_KEY).map(|key| key.to_str().unwrap().into());
@@ -73,11 +78,11 @@ fn create(server: &Server, owner: &str, question: &Question, body: &[u8]) -> Ans
         Ok(request) => Arc::new(request),
         Err(error) => return refused(&error.into()),
     };
-    match server.apply(Command::Request { request, key }) {
-        Ok(Done::Lease(lease)) => {
+    match server.apply(PoolCommand::Request { request, key }) {
+        Ok(CommandReply::Lease(lease)) => {
             let body = lease_body(server, lease).unwrap();
             let status = match body.state {
-                gpupool_api::lease::State::Queued => StatusCode::ACCEPTED,
+                gpupool_api::lease::LeaseState::Queued => StatusCode::ACCEPTED,
                 state if state.is_ended() => StatusCode::OK,
                 _ => StatusCode::CREATED,
             };
@@ -89,7 +94,7 @@ fn create(server: &Server, owner: &str, question: &Question, body: &[u8]) -> Ans
 }
 
 /// A command about a lease, by whoever owns it.
-fn asked(server: &Server, owner: &str, command: Command, lease: LeaseId) -> Answer {
+fn asked(server: &Server, owner: &str, command: PoolCommand, lease: LeaseId) -> HttpResponse {
     let whose = server.look(|pool| pool.lease(lease).map(|lease| lease.request.owner.clone()));
     if whose.is_some_and(|whose| *whose != *owner) {
         return problem(403, "not_allowed", "it is somebody else's".into());
@@ -100,7 +105,7 @@ fn asked(server: &Server, owner: &str, command: Command, lease: LeaseId) -> Answ
     }
 }
 
-async fn follow(server: &Server, owner: &str, life: u64, body: FollowBody) -> Option<Answer> {
+async fn follow(server: &Server, owner: &str, life: u64, body: FollowBody) -> Option<HttpResponse> {
     let until = Instant::now() + Duration::from_secs_f64(body.wait_secs);
     let mut kept: Option<Instant> = None;
     loop {
@@ -109,10 +114,10 @@ async fn follow(server: &Server, owner: &str, life: u64, body: FollowBody) -> Op
             kept = Some(Instant::now());
             for lease in &body.leases {
                 // Unknown ones are named below.
-                let _ = server.apply(Command::Follow { lease: LeaseId(*lease) });
+                let _ = server.apply(PoolCommand::Follow { lease: LeaseId(*lease) });
             }
         }
-        let mut followed = Followed::default();
+        let mut followed = FollowResponse::default();
         for lease in &body.leases {
             let state = server.look(|pool| {
                 let known = pool.lease(LeaseId(*lease)).filter(|known| *known.request.owner == *owner);
@@ -136,20 +141,20 @@ async fn follow(server: &Server, owner: &str, life: u64, body: FollowBody) -> Op
     }
 }
 
-fn iso(time: Time) -> String {
+fn iso(time: PoolTime) -> String {
     format!("{} ms", time.0)
 }
 
-fn lease_body(server: &Server, lease: LeaseId) -> Option<gpupool_api::lease::Lease> {
+fn lease_body(server: &Server, lease: LeaseId) -> Option<gpupool_api::lease::LeaseBody> {
     server.look(|pool| {
         let explanation = pool.explain(lease);
         Some(view::lease_body(pool, pool.lease(lease)?, explanation.as_ref(), iso, |_| BTreeMap::new(), true))
     })
 }
 
-fn pool(server: &Server) -> gpupool_api::pool::Pool {
-    let none = Amount { promised: 0.0, total: 0.0 };
-    gpupool_api::pool::Pool {
+fn pool(server: &Server) -> gpupool_api::pool::PoolBody {
+    let none = PromisedAmount { promised: 0.0, total: 0.0 };
+    gpupool_api::pool::PoolBody {
         authority: "agent".into(),
         api_version: "1".into(),
         version: "1".into(),
@@ -162,7 +167,7 @@ fn pool(server: &Server) -> gpupool_api::pool::Pool {
         free_devices: 0,
         promised: 0.0,
         active: 0,
-        waiting: server.look(|pool| pool.waiting()),
+        waiting: server.look(|pool| pool.waiter_count()),
         next_token: server.look(|pool| pool.next_token().0),
         cpus: none,
         host_memory_mib: none,
@@ -173,7 +178,7 @@ fn pool(server: &Server) -> gpupool_api::pool::Pool {
     }
 }
 
-fn devices(server: &Server) -> Devices {
+fn devices(server: &Server) -> DeviceList {
     let mut devices: Vec<_> = server.look(|pool| {
         let row = |id| pool.lease(id).map(gpupool_core::Lease::row);
         pool.devices().map(|view| view::device_body(&view, "node", row, iso)).collect()
@@ -195,11 +200,11 @@ fn devices(server: &Server) -> Devices {
         });
         devices.extend(more.collect::<Vec<_>>());
     }
-    Devices { devices, timestamp: iso(server.now()), event_id: None, age_secs: 0.0 }
+    DeviceList { devices, timestamp: iso(server.now()), event_id: None, age_secs: 0.0 }
 }
 
-fn health() -> Health {
-    Health {
+fn health() -> HealthBody {
+    HealthBody {
         status: "healthy".into(),
         nvidia_smi_available: true,
         timestamp: String::new(),
@@ -213,12 +218,12 @@ fn health() -> Health {
     }
 }
 
-fn statistics(server: &Server, route: &str) -> Answer {
+fn statistics(server: &Server, route: &str) -> HttpResponse {
     let utilization = |gpu| if server.busy() == Some(gpu) { 95 } else { 0 };
     match route {
         "/gpu/summary" => json(
             StatusCode::OK,
-            &Summary {
+            &SummaryBody {
                 gpu_count: server.gpus as usize,
                 total_memory_mb: MEMORY_MIB * u64::from(server.gpus),
                 total_used_memory_mb: 0,
@@ -240,7 +245,7 @@ fn statistics(server: &Server, route: &str) -> Answer {
             },
         ),
         "/gpu/stats" => {
-            let gpus = (0..server.gpus).map(|gpu| Gpu {
+            let gpus = (0..server.gpus).map(|gpu| GpuBody {
                 gpu_id: gpu,
                 name: "NVIDIA H100".into(),
                 memory: GpuMemory {
@@ -265,10 +270,13 @@ fn statistics(server: &Server, route: &str) -> Answer {
                 unsupported: Vec::new(),
             });
             let (gpus, timestamp) = (gpus.collect(), String::new());
-            json(StatusCode::OK, &Stats { gpu_count: server.gpus as usize, gpus, timestamp, stale: false, error: None })
+            json(
+                StatusCode::OK,
+                &StatsBody { gpu_count: server.gpus as usize, gpus, timestamp, stale: false, error: None },
+            )
         }
         "/health" => json(StatusCode::OK, &health()),
-        _ => Answer {
+        _ => HttpResponse {
             status: StatusCode::NOT_FOUND,
             headers: headers("application/json"),
             body: Bytes::from_static(b"{\"detail\":\"Not Found\"}"),
@@ -276,23 +284,23 @@ fn statistics(server: &Server, route: &str) -> Answer {
     }
 }
 
-fn refused(denied: &Denied) -> Answer {
-    let (status, code) = view::denied_code(denied);
+fn refused(denied: &CommandDenied) -> HttpResponse {
+    let (status, code) = view::denial_status_and_code(denied);
     problem(status, code, denied.to_string())
 }
 
-pub fn problem(status: u16, code: &str, detail: String) -> Answer {
+pub fn problem(status: u16, code: &str, detail: String) -> HttpResponse {
     let kind = "about:blank".into();
     let (title, code) = ("No".into(), code.into());
-    let problem = Problem { kind, title, status, code, detail, field: None, value: None, allowed: None };
+    let problem = ProblemBody { kind, title, status, code, detail, field: None, value: None, allowed: None };
     let mut answer = json(StatusCode::from_u16(status).unwrap(), &problem);
     answer.headers = headers(MEDIA_TYPE);
     answer
 }
 
-fn json(status: StatusCode, body: &impl Serialize) -> Answer {
+fn json(status: StatusCode, body: &impl Serialize) -> HttpResponse {
     let body = serde_json::to_vec(body).unwrap().into();
-    Answer { status, headers: headers("application/json"), body }
+    HttpResponse { status, headers: headers("application/json"), body }
 }
 
 fn headers(kind: &'static str) -> HeaderMap {

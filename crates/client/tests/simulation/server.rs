@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use gpupool_core::{
-    Answer, Bytes, Command, Denied, DeviceFacts, DeviceId, DeviceIdentity, DeviceMemory, Field, IsolationSupport,
-    MilliCpus, NodeFacts, Percent, Policies, Pool, Reading, Row, Settings, Time, Vendor,
+    Bytes, CommandDenied, CommandReply, DeviceFacts, DeviceId, DeviceIdentity, DeviceMemory, DeviceReading,
+    IsolationSupport, MilliCpus, NodeFacts, Percent, Policies, Pool, PoolCommand, PoolRow, PoolSettings, PoolTime,
+    ReadingField, Vendor,
 };
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -53,7 +54,7 @@ pub struct Server {
 #[derive(Debug)]
 struct State {
     pool: Pool,
-    disk: Vec<Row>,
+    disk: Vec<PoolRow>,
     /// Grows with every crash.
     life: u64,
     is_up: bool,
@@ -65,7 +66,7 @@ struct State {
 
 impl Server {
     pub fn start(number: usize, kind: Kind, gpus: u32, speed: f64, audit: Arc<Audit>) -> Arc<Self> {
-        let pool = Pool::new(Settings::default(), Policies::unlimited());
+        let pool = Pool::new(PoolSettings::default(), Policies::unlimited());
         let state = State { pool, disk: Vec::new(), life: 0, is_up: false, is_paused: false, lie: None, busy: None };
         let server = Arc::new(Self {
             number,
@@ -82,8 +83,8 @@ impl Server {
         server
     }
 
-    pub fn now(&self) -> Time {
-        Time(BOOTED + (self.began.elapsed().as_secs_f64() * 1000.0 * self.speed) as u64)
+    pub fn now(&self) -> PoolTime {
+        PoolTime(BOOTED + (self.began.elapsed().as_secs_f64() * 1000.0 * self.speed) as u64)
     }
 
     pub fn is_fast(&self) -> bool {
@@ -146,7 +147,7 @@ impl Server {
             return;
         }
         let rows = state.disk.clone();
-        let (pool, bad) = Pool::restore(Settings::default(), Policies::unlimited(), now, rows);
+        let (pool, bad) = Pool::restore(PoolSettings::default(), Policies::unlimited(), now, rows);
         assert!(bad.is_empty(), "{bad:?}");
         (state.pool, state.is_up) = (pool, true);
         drop(state);
@@ -154,7 +155,7 @@ impl Server {
         let name = format!("server{}", self.number);
         let facts = NodeFacts { name: name.into(), cpus: MilliCpus(1), memory: Bytes(1), labels: Default::default() };
         let devices = (0..self.gpus).map(|gpu| device(self.number, gpu)).collect();
-        self.apply(Command::NodeSeen { facts, devices, numbers: Vec::new() }).unwrap();
+        self.apply(PoolCommand::NodeSeen { facts, devices, numbers: Vec::new() }).unwrap();
         self.read();
     }
 
@@ -166,12 +167,12 @@ impl Server {
     }
 
     /// Applies and commits in one step: what is not committed is never seen by anybody.
-    pub fn apply(&self, command: Command) -> Result<Answer, Denied> {
+    pub fn apply(&self, command: PoolCommand) -> Result<CommandReply, CommandDenied> {
         let now = self.now();
         let mut state = self.lock();
         let (answer, outcome) = state.pool.apply(now, command);
         state.disk.extend(outcome.rows);
-        let sane = state.pool.sanity_check();
+        let sane = state.pool.check_invariants();
         let (pool, life) = (&state.pool, state.life);
         self.audit.happened(self, life, pool, &outcome.effects, sane);
         drop(state);
@@ -187,12 +188,12 @@ impl Server {
     fn read(&self) {
         let (at, busy) = (self.now(), self.busy());
         for gpu in 0..self.gpus {
-            let mut reading = Reading::idle(at);
+            let mut reading = DeviceReading::idle(at);
             if busy == Some(gpu) {
-                reading.utilization = Field::Value(Percent(95_000));
+                reading.utilization = ReadingField::Value(Percent(95_000));
             }
             // Unknown before the node was first seen.
-            let _ = self.apply(Command::Observe { device: DeviceId(gpu), reading });
+            let _ = self.apply(PoolCommand::Observe { device: DeviceId(gpu), reading });
         }
     }
 
@@ -206,7 +207,7 @@ impl Server {
                 }
                 let due = self.lock().pool.next_deadline();
                 if due.is_some_and(|due| due <= self.now()) {
-                    self.apply(Command::Tick).unwrap();
+                    self.apply(PoolCommand::Tick).unwrap();
                 }
             }
             let due = self.lock().pool.next_deadline().map(|due| {

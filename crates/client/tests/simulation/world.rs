@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::audit::{Audit, Won};
-use crate::chance::Chance;
+use crate::chance::SeededRng;
 use crate::counts::Counts;
 use crate::network::{Carrier, Life, Network, millis};
 use crate::server::{Kind, Lie, Server};
@@ -37,7 +37,7 @@ thread_local! {
 
 pub fn run(seed: u64, prints: bool) -> Results {
     PANICS.take();
-    gpupool_client::repeat_chance(seed);
+    gpupool_client::seed_randomness(seed);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let (mut wrong, hash, counts) = runtime.block_on(play(seed, prints));
     wrong.extend(PANICS.take());
@@ -46,30 +46,30 @@ pub fn run(seed: u64, prints: bool) -> Results {
 
 async fn play(seed: u64, prints: bool) -> (Vec<String>, u64, Counts) {
     // Not the numbers that the client takes from the same seed.
-    let mut chance = Chance::new(!seed);
+    let mut chance = SeededRng::new(!seed);
     let audit = Audit::new(prints);
-    let is_quiet = chance.percent(15);
+    let is_quiet = chance.percent_chance(15);
     let faults = if is_quiet { 0 } else { *chance.pick(&[2, 5, 10, 25]) };
     let servers = servers(&mut chance, &audit, is_quiet);
     audit.servers.set(servers.clone()).unwrap();
     // Where only confirmations go wrong, many do: that is when two could be held.
-    let only_confirmations = !is_quiet && chance.percent(20);
+    let only_confirmations = !is_quiet && chance.percent_chance(20);
     let (faults, only) = if only_confirmations { (60, "/confirm") } else { (faults, "") };
-    let is_calm = is_quiet || (only_confirmations && chance.percent(70));
+    let is_calm = is_quiet || (only_confirmations && chance.percent_chance(70));
     if only_confirmations && is_calm {
         audit.only_confirmations.set(()).unwrap();
     }
-    let network = Network::new(servers, audit.clone(), chance.branch(), faults, only);
+    let network = Network::new(servers, audit.clone(), chance.fork(), faults, only);
     let until = Instant::now() + millis(&mut chance, 60_000, 150_000);
 
     let mut slots = JoinSet::new();
     let clients = 2 + chance.below(2) as usize;
     for slot in 0..clients {
-        let plan = Slot { network: network.clone(), number: slot, until, is_quiet, chance: chance.branch() };
+        let plan = Slot { network: network.clone(), number: slot, until, is_quiet, chance: chance.fork() };
         slots.spawn(plan.live());
     }
     if !is_calm {
-        tokio::spawn(trouble(network.clone(), clients, until, chance.branch()));
+        tokio::spawn(trouble(network.clone(), clients, until, chance.fork()));
     }
     sleep_until(until).await;
     heal(&network);
@@ -103,10 +103,10 @@ async fn play(seed: u64, prints: bool) -> (Vec<String>, u64, Counts) {
     audit.results()
 }
 
-fn servers(chance: &mut Chance, audit: &Arc<Audit>, is_quiet: bool) -> Vec<Arc<Server>> {
+fn servers(chance: &mut SeededRng, audit: &Arc<Audit>, is_quiet: bool) -> Vec<Arc<Server>> {
     let count = 2 + chance.below(2) as usize;
     let servers = (0..count).map(|number| {
-        let kind = if number > 0 && chance.percent(15) { Kind::Statistics } else { Kind::Agent };
+        let kind = if number > 0 && chance.percent_chance(15) { Kind::Statistics } else { Kind::Agent };
         let speed = if is_quiet { 1.0 } else { 0.9 + chance.below(21) as f64 / 100.0 };
         Server::start(number, kind, 1 + chance.below(3) as u32, speed, audit.clone())
     });
@@ -114,7 +114,7 @@ fn servers(chance: &mut Chance, audit: &Arc<Audit>, is_quiet: bool) -> Vec<Arc<S
 }
 
 /// What goes wrong with whole servers.
-async fn trouble(network: Arc<Network>, clients: usize, until: Instant, mut chance: Chance) {
+async fn trouble(network: Arc<Network>, clients: usize, until: Instant, mut chance: SeededRng) {
     while Instant::now() < until {
         sleep(millis(&mut chance, 1_000, 12_000)).await;
         if Instant::now() >= until {
@@ -186,7 +186,7 @@ struct Slot {
     number: usize,
     until: Instant,
     is_quiet: bool,
-    chance: Chance,
+    chance: SeededRng,
 }
 
 impl Slot {
@@ -194,7 +194,7 @@ impl Slot {
     async fn live(mut self) -> Option<(Arc<Life>, Client)> {
         for letter in 'a'..='c' {
             let life = Life::new(format!("client{}{letter}", self.number), self.number);
-            let dies = (!self.is_quiet && letter < 'c' && self.chance.percent(30))
+            let dies = (!self.is_quiet && letter < 'c' && self.chance.percent_chance(30))
                 .then(|| Instant::now() + millis(&mut self.chance, 3_000, 60_000));
             let dies = dies.filter(|at| *at < self.until);
             let client = self.client(&life);
@@ -228,7 +228,7 @@ impl Slot {
         let strategies = [Balancing::Availability, Balancing::RoundRobin, Balancing::Weighted];
         let (network, life) = (self.network.clone(), life.clone());
         let builder = Client::builder().strategy(*self.chance.pick(&strategies));
-        let builder = match self.chance.percent(15) {
+        let builder = match self.chance.percent_chance(15) {
             true => builder.endpoint(&addresses[0]),
             false => builder.endpoints(addresses.join(",")),
         };
@@ -249,7 +249,7 @@ impl Slot {
             let at = millis(&mut self.chance, 0, span);
             calls.push((at, Call::new(&self.network, life, client, number, &mut self.chance)));
         }
-        let stops = self.chance.percent(if self.is_quiet { 0 } else { 25 });
+        let stops = self.chance.percent_chance(if self.is_quiet { 0 } else { 25 });
         let stops = stops.then(|| (millis(&mut self.chance, 1_000, 60_000), millis(&mut self.chance, 0, 20_000)));
         let (client, name, audit) = (client.clone(), life.name.clone(), self.network.audit.clone());
         async move {
@@ -293,7 +293,7 @@ struct Call {
 }
 
 impl Call {
-    fn new(network: &Network, life: &Life, client: &Client, number: u64, chance: &mut Chance) -> Self {
+    fn new(network: &Network, life: &Life, client: &Client, number: u64, chance: &mut SeededRng) -> Self {
         let worker = format!("{}-{number}", life.name);
         let mut body = match chance.below(10) {
             0..=5 => RequestBody::default(),
@@ -302,10 +302,10 @@ impl Call {
             8 => RequestBody { memory_mib: Some(6_000), ..RequestBody::default() },
             _ => RequestBody { gpus: Some(2), ..RequestBody::default() },
         };
-        if chance.percent(3) {
+        if chance.percent_chance(3) {
             body.memory_threshold = Some(0.0);
         }
-        body.queue = chance.percent(10).then_some(false);
+        body.queue = chance.percent_chance(10).then_some(false);
         body.worker_id = Some(worker.as_str().into());
         body.wait_limit_secs = Some(*chance.pick(&[0.5, 3.0, 10.0, 10.0, LONGEST_WAIT as f64]));
         body.ttl_secs = Some(*chance.pick(&[3.0, 10.0, 60.0, LONGEST_TTL as f64]));
@@ -316,9 +316,9 @@ impl Call {
             worker,
             client: client.clone(),
             body,
-            patience: chance.percent(25).then(|| millis(chance, 0, 15_000)),
+            patience: chance.percent_chance(25).then(|| millis(chance, 0, 15_000)),
             hold: millis(chance, 0, LONGEST_HOLD * 1_000),
-            releases: chance.percent(50),
+            releases: chance.percent_chance(50),
         }
     }
 
@@ -355,7 +355,7 @@ impl Call {
         let by_books = self.servers[server] == Kind::Statistics;
         let won = Won { server, lease: lease.id(), at: Instant::now(), devices, by_books, is_held: true };
         audit.won(worker, won, &self.usable());
-        let is_lost = timeout(self.hold, lease.lost()).await.is_ok();
+        let is_lost = timeout(self.hold, lease.wait_until_lost()).await.is_ok();
         audit.let_go(worker, is_lost);
         if self.releases {
             // What could not be given back at once is given back later.

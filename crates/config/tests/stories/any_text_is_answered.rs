@@ -1,6 +1,6 @@
 //! Whatever the file or the environment holds, the answer is a configuration or a list of problems.
 
-use gpupool_config::{SECTIONS, all_settings, limits, load};
+use gpupool_config::{SECTIONS, all_settings, limits, load_config};
 use proptest::prelude::*;
 
 use super::{findings, from_env, from_file};
@@ -42,7 +42,7 @@ fn line() -> impl Strategy<Value = String> {
 
 fn is_answered(text: &str) {
     let inputs = from_file(text);
-    if let Err(problems) = load(&inputs) {
+    if let Err(problems) = load_config(&inputs) {
         assert!((1..=limits::PROBLEMS).contains(&problems.0.len()), "{} problems in {text:?}", problems.0.len());
     }
     findings(&inputs);
@@ -64,7 +64,7 @@ proptest! {
         let setting = &all_settings()[index];
         for name in setting.env {
             let inputs = from_env(&[(name, &value)]);
-            if let Err(problems) = load(&inputs) {
+            if let Err(problems) = load_config(&inputs) {
                 let said = problems.to_string();
                 prop_assert!(said.contains(name), "{said} does not name {name}");
                 // A shorter one may stand in the words of the message by chance.

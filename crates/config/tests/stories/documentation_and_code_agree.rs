@@ -21,7 +21,7 @@ fn tables() -> String {
 fn row(setting: &Setting) -> String {
     let code = |words: &str| if words.is_empty() { "–".to_owned() } else { format!("`{words}`") };
     let variables = setting.env.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", alias ");
-    let machine = gpupool_config::Machine { host_name: "(the host's name)".into(), ..machine() };
+    let machine = gpupool_config::HostContext { host_name: "(the host's name)".into(), ..machine() };
     let default = default_of(setting.key, machine);
     let default = match &default {
         serde_json::Value::String(text) if text.is_empty() => "(empty)".to_owned(),

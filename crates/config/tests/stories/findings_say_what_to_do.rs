@@ -1,6 +1,8 @@
 //! `config check` finds what is allowed but probably not meant.
 
-use gpupool_config::{Facts, FileFact, Inputs, PortFact, Severity, check, findings_as_json, findings_as_text};
+use gpupool_config::{
+    ConfigInputs, ConfigSeverity, FileFact, MachineFacts, PortFact, check_config, findings_as_json, findings_as_text,
+};
 
 use super::{codes, findings, from_env, from_file};
 
@@ -100,18 +102,18 @@ fn a_variable_and_its_alias_that_differ_are_found() {
 
 #[test]
 fn what_the_machine_says_is_found_worst_first() {
-    let key = FileFact::Here { path: "/k.pem".into(), others_can_read: true };
-    let mut facts = Facts {
+    let key = FileFact::Readable { path: "/k.pem".into(), others_can_read: true };
+    let mut facts = MachineFacts {
         port: PortFact::InUse { by: Some("python3 (pid 12)".into()) },
         tls_key: key.clone(),
         config_file: key,
-        ..Facts::default()
+        ..MachineFacts::default()
     };
     facts.tls_cert = FileFact::Unreadable { path: "/c.pem".into(), why: "not found".into() };
     facts.state_dir.network = Some("NFS");
     facts.state_dir.not_writable = Some("/x: read-only".into());
     let inputs = from_file("server.tls_cert = '/c.pem'\nserver.tls_key = '/k.pem'\nclient.token = 'abc'");
-    let found = check(&inputs, |_| facts);
+    let found = check_config(&inputs, |_| facts);
     let expected = [
         "file_unreadable",
         "state_dir_not_writable",
@@ -121,7 +123,7 @@ fn what_the_machine_says_is_found_worst_first() {
         "state_dir_on_network",
     ];
     assert_eq!(codes(&found), expected);
-    assert!(found[..2].iter().all(|finding| finding.severity == Severity::Error));
+    assert!(found[..2].iter().all(|finding| finding.severity == ConfigSeverity::Error));
     let text = findings_as_text(&found);
     for part in ["by python3 (pid 12)", "to do: chmod 600 /k.pem", "where: server.tls_key (gpupool.toml:2)"] {
         assert!(text.contains(part), "{text}");
@@ -139,8 +141,8 @@ fn a_look_at_this_machine_finds_a_port_in_use_and_files_that_are_not_there() {
         taken.local_addr().unwrap().port(),
         state.path()
     );
-    let inputs: Inputs = from_file(&text);
-    let found = check(&inputs, |loaded| Facts::here(loaded, &inputs));
+    let inputs: ConfigInputs = from_file(&text);
+    let found = check_config(&inputs, |loaded| MachineFacts::gather(loaded, &inputs));
     let mut codes = codes(&found);
     // Where the temporary directory of this machine is on a network file system, that is found too.
     codes.retain(|code| *code != "state_dir_on_network");

@@ -10,49 +10,51 @@ mod the_examples_are_good;
 mod the_strongest_source_wins;
 mod what_is_in_effect_is_shown;
 
-use gpupool_config::{Facts, Finding, Flags, Inputs, Loaded, Machine, Problems, load};
+use gpupool_config::{
+    ConfigFinding, ConfigInputs, ConfigProblems, FlagValues, HostContext, LoadedConfig, MachineFacts, load_config,
+};
 
 /// A machine that is the same everywhere.
-fn machine() -> Machine {
-    Machine { root: true, host_name: "node-a".into(), state_home: None }
+fn machine() -> HostContext {
+    HostContext { root: true, host_name: "node-a".into(), state_home: None }
 }
 
-fn from_file(text: &str) -> Inputs {
-    Inputs { file: Some(("gpupool.toml".into(), text.into())), ..Inputs::nothing(machine()) }
+fn from_file(text: &str) -> ConfigInputs {
+    ConfigInputs { file: Some(("gpupool.toml".into(), text.into())), ..ConfigInputs::empty(machine()) }
 }
 
-fn from_env(variables: &[(&str, &str)]) -> Inputs {
+fn from_env(variables: &[(&str, &str)]) -> ConfigInputs {
     let env = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    Inputs { env, ..Inputs::nothing(machine()) }
+    ConfigInputs { env, ..ConfigInputs::empty(machine()) }
 }
 
-fn from_flags(flags: Flags) -> Inputs {
-    Inputs { flags, ..Inputs::nothing(machine()) }
+fn from_flags(flags: FlagValues) -> ConfigInputs {
+    ConfigInputs { flags, ..ConfigInputs::empty(machine()) }
 }
 
-fn loaded(inputs: &Inputs) -> Loaded {
-    load(inputs).unwrap_or_else(|problems| panic!("{inputs:#?}\n{problems}"))
+fn loaded(inputs: &ConfigInputs) -> LoadedConfig {
+    load_config(inputs).unwrap_or_else(|problems| panic!("{inputs:#?}\n{problems}"))
 }
 
 /// The default of a setting on `machine`, as it is shown.
-fn default_of(key: &str, machine: Machine) -> serde_json::Value {
-    let resolved = loaded(&Inputs::nothing(machine)).resolved;
+fn default_of(key: &str, machine: HostContext) -> serde_json::Value {
+    let resolved = loaded(&ConfigInputs::empty(machine)).resolved;
     resolved.into_iter().find(|resolved| resolved.key == key).unwrap().value
 }
 
 /// What is wrong with `inputs`, line by line.
-fn wrong(inputs: &Inputs) -> Vec<String> {
-    match load(inputs) {
-        Err(Problems(problems)) => problems.iter().map(ToString::to_string).collect(),
+fn wrong(inputs: &ConfigInputs) -> Vec<String> {
+    match load_config(inputs) {
+        Err(ConfigProblems(problems)) => problems.iter().map(ToString::to_string).collect(),
         Ok(_) => panic!("nothing is wrong with {inputs:#?}"),
     }
 }
 
 /// Findings about what was written, without a look at this machine.
-fn findings(inputs: &Inputs) -> Vec<Finding> {
-    gpupool_config::check(inputs, |_| Facts::default())
+fn findings(inputs: &ConfigInputs) -> Vec<ConfigFinding> {
+    gpupool_config::check_config(inputs, |_| MachineFacts::default())
 }
 
-fn codes(findings: &[Finding]) -> Vec<&'static str> {
+fn codes(findings: &[ConfigFinding]) -> Vec<&'static str> {
     findings.iter().map(|finding| finding.code).collect()
 }

@@ -1,13 +1,13 @@
 //! A mistake is told with its place, its value and what is allowed; all of them at once.
 
-use gpupool_config::{Flags, Inputs, Reader};
+use gpupool_config::{ConfigConsumer, ConfigInputs, FlagValues};
 
 use super::{from_env, from_file, from_flags, loaded, wrong};
 
 #[test]
 fn every_mistake_is_told_not_only_the_first() {
     let text = "[server]\nprot = 1\nport = 99999\nworkers = 'two'\n\n[sever]\nhost = 'x'\n";
-    let inputs = Inputs { env: from_env(&[("ACCESS_LOG", "maybe")]).env, ..from_file(text) };
+    let inputs = ConfigInputs { env: from_env(&[("ACCESS_LOG", "maybe")]).env, ..from_file(text) };
     assert_eq!(
         wrong(&inputs),
         [
@@ -41,8 +41,8 @@ fn a_bad_variable_is_named_with_its_value_and_range() {
 
 #[test]
 fn a_bad_value_that_is_overridden_is_only_a_warning() {
-    let flags = Flags::default().set("--port", Some(9000));
-    let result = loaded(&Inputs { flags, ..from_env(&[("PORT", "tcp://10.0.0.1:80")]) });
+    let flags = FlagValues::default().set("--port", Some(9000));
+    let result = loaded(&ConfigInputs { flags, ..from_env(&[("PORT", "tcp://10.0.0.1:80")]) });
     assert_eq!(result.config.server.port, 9000);
     assert!(result.warnings[0].to_string().contains("PORT: \"tcp://10.0.0.1:80\""), "{}", result.warnings[0]);
 }
@@ -50,10 +50,10 @@ fn a_bad_value_that_is_overridden_is_only_a_warning() {
 #[test]
 fn whoever_asks_for_warnings_gets_the_weaker_value_for_client_settings_and_errors_for_others() {
     let variables = [("GPU_MEMORY_THRESHOLD_PERCENT", "150"), ("GPU_ENDPOINT_MAX_RETRIES", "many")];
-    let result = loaded(&Inputs { lenient: true, ..from_env(&variables) });
+    let result = loaded(&ConfigInputs { lenient: true, ..from_env(&variables) });
     assert_eq!(result.config.client.memory_threshold_percent.as_number(), 80.0);
     assert_eq!((result.config.client.endpoint_max_retries, result.warnings.len()), (3, 2));
-    let said = wrong(&Inputs { lenient: true, ..from_env(&[("PORT", "x")]) });
+    let said = wrong(&ConfigInputs { lenient: true, ..from_env(&[("PORT", "x")]) });
     assert!(said[0].starts_with("PORT"), "{said:?}");
 }
 
@@ -62,16 +62,17 @@ fn what_a_command_does_not_use_cannot_be_wrong_for_it() {
     let mut inputs = from_file("[server]\nprot = 1\n[[policy]]\nmax_memory = 1\n[client]\nendpoint_max_retries = 7");
     inputs.env = from_env(&[("PORT", "tcp://10.0.0.1:80")]).env;
     assert_eq!(wrong(&inputs).len(), 3);
-    inputs.reader = Reader::Client;
+    inputs.consumer = ConfigConsumer::Client;
     let result = loaded(&inputs);
     assert_eq!((result.config.client.endpoint_max_retries, result.warnings.len()), (7, 0));
     inputs.env = from_env(&[("GPU_ENDPOINT_MAX_RETRIES", "x"), ("GPUPOOL_STATE_DIR", "a\0b")]).env;
     assert_eq!(wrong(&inputs).len(), 2);
-    let agent = Inputs { reader: Reader::Agent, ..from_env(&[("GPU_SERVICE_ENDPOINT", "x"), ("PORT", "x")]) };
+    let agent =
+        ConfigInputs { consumer: ConfigConsumer::Agent, ..from_env(&[("GPU_SERVICE_ENDPOINT", "x"), ("PORT", "x")]) };
     let said = wrong(&agent);
     assert!(said.len() == 1 && said[0].starts_with("PORT"), "{said:?}");
-    let flags = Flags::default().set("--nonsense", Some(1));
-    assert_eq!(wrong(&Inputs { reader: Reader::Client, ..from_flags(flags) }).len(), 1);
+    let flags = FlagValues::default().set("--nonsense", Some(1));
+    assert_eq!(wrong(&ConfigInputs { consumer: ConfigConsumer::Client, ..from_flags(flags) }).len(), 1);
 }
 
 #[test]
@@ -109,7 +110,7 @@ fn keys_in_the_wrong_place_lead_to_the_right_one() {
         let said = wrong(&from_file(text)).join("\n");
         assert!(said.ends_with(&format!("did you mean {meant}?")), "{text}: {said}");
     }
-    let said = wrong(&from_flags(Flags::default().set("--prot", Some(1)))).join("\n");
+    let said = wrong(&from_flags(FlagValues::default().set("--prot", Some(1)))).join("\n");
     assert_eq!(said, "--prot: nobody knows this key; did you mean server.port?");
 }
 

@@ -1,6 +1,8 @@
 //! `[[policy]]`, `[default_policy]`, `[quota]` and `[queue]` become the pool's rules.
 
-use gpupool_core::{Bytes, Isolation, Millis, Policy, QueueOrder, Quota, Share, Size, Strategy};
+use gpupool_core::{
+    Bytes, IsolationLevel, Millis, OwnerQuota, PlacementStrategy, QueueOrder, RequestPolicy, RequestSize, Share,
+};
 
 use super::{from_file, loaded, wrong};
 
@@ -28,17 +30,17 @@ fn friendly_units_become_the_pools_units() {
     let policies = loaded(&from_file(text)).config.policies;
     let policy = &policies.policies[0];
     assert_eq!((&*policy.name, policy.applies_to.owners.len()), ("students", 2));
-    assert_eq!(policy.applies_to.sizes, [Size::Part, Size::HostOnly]);
+    assert_eq!(policy.applies_to.sizes, [RequestSize::Part, RequestSize::HostOnly]);
     assert_eq!(policy.applies_to.labels.get("kind").map(|value| &**value), Some("notebook"));
-    assert_eq!(policy.strategy, Some(Strategy::BestFit));
+    assert_eq!(policy.strategy, Some(PlacementStrategy::BestFit));
     assert_eq!((policy.min_share, policy.max_share), (Some(Share(250)), Some(Share(500))));
     assert_eq!(policy.max_memory, Bytes::from_mib(24 * 1024));
-    assert_eq!(policy.isolation_allowed, [Isolation::None, Isolation::TimeSlicing]);
+    assert_eq!(policy.isolation_allowed, [IsolationLevel::None, IsolationLevel::TimeSlicing]);
     assert_eq!((policy.priority_boost, policy.max_duration), (-5, Some(Millis::from_mins(90))));
     assert_eq!(policy.node_selector.get("zone").map(|value| &**value), Some("a"));
     assert_eq!(policy.preferred_models.iter().map(|model| &**model).collect::<Vec<_>>(), ["H100"]);
     assert_eq!((policy.max_allocations, policy.gpu_required, policy.sharing_allowed), (Some(4), false, true));
-    assert_eq!(policies.fallback, Policy::default());
+    assert_eq!(policies.fallback, RequestPolicy::default());
 }
 
 #[test]
@@ -47,9 +49,9 @@ fn quotas_and_the_queue_are_read() {
                 [quota.owners.ann]\ngpus = 2.5\ngpu_hours = 40\nweight = 3\n[quota.owners.'dr. bob']\nweight = 2";
     let policies = loaded(&from_file(text)).config.policies;
     assert_eq!((policies.queue, policies.period), (QueueOrder::FairShare, Millis::from_mins(24 * 60)));
-    assert_eq!(*policies.quota_of("ann"), Quota { held: Some(Share(2500)), share_hours: Some(40_000), weight: 3 });
-    assert_eq!(*policies.quota_of("dr. bob"), Quota { weight: 2, ..Quota::default() });
-    assert_eq!(*policies.quota_of("carl"), Quota { held: Some(Share(1000)), ..Quota::default() });
+    assert_eq!(*policies.quota_of("ann"), OwnerQuota { held: Some(Share(2500)), share_hours: Some(40_000), weight: 3 });
+    assert_eq!(*policies.quota_of("dr. bob"), OwnerQuota { weight: 2, ..OwnerQuota::default() });
+    assert_eq!(*policies.quota_of("carl"), OwnerQuota { held: Some(Share(1000)), ..OwnerQuota::default() });
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Flags beat the environment, the environment beats the file, the file beats the default.
 
-use gpupool_config::{Flags, Inputs, Origin};
+use gpupool_config::{ConfigInputs, FlagValues, SettingOrigin};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -24,7 +24,7 @@ proptest! {
     fn the_strongest_source_wins_for_any_combination(
         given in prop::collection::vec((any::<bool>(), any::<bool>(), any::<bool>()), SAMPLES.len())
     ) {
-        let mut inputs = Inputs::nothing(machine());
+        let mut inputs = ConfigInputs::empty(machine());
         let mut file = String::new();
         for ((key, [by_flag, by_env, by_file]), (flag, env, in_file)) in SAMPLES.iter().zip(&given) {
             let setting = gpupool_config::all_settings().iter().find(|setting| setting.key == *key).unwrap();
@@ -45,10 +45,10 @@ proptest! {
             let shown = found.value.as_str().map_or_else(|| found.value.to_string(), str::to_owned);
             let env = *env && !setting.env.is_empty();
             match (&found.origin, flag, env, in_file) {
-                (Origin::Flag { .. }, true, _, _) => prop_assert_eq!(&shown, by_flag),
-                (Origin::Environment { .. }, false, true, _) => prop_assert_eq!(&shown, by_env),
-                (Origin::File { .. }, false, false, true) => prop_assert_eq!(&shown, by_file),
-                (Origin::Default, false, false, false) => {
+                (SettingOrigin::Flag { .. }, true, _, _) => prop_assert_eq!(&shown, by_flag),
+                (SettingOrigin::Environment { .. }, false, true, _) => prop_assert_eq!(&shown, by_env),
+                (SettingOrigin::File { .. }, false, false, true) => prop_assert_eq!(&shown, by_file),
+                (SettingOrigin::Default, false, false, false) => {
                     prop_assert_eq!(&found.value, &default_of(key, machine()));
                 }
                 (origin, ..) => prop_assert!(false, "{key} came from {origin}; flag {flag}, env {env}, file {in_file}"),
@@ -64,7 +64,8 @@ fn an_empty_variable_counts_as_not_set_except_where_empty_means_something() {
     assert_eq!(result.config.monitoring.cuda_visible_devices.as_deref(), Some(""));
     assert!(result.is_set("monitoring.cuda_visible_devices") && result.is_set("api.api_prefix"));
     assert_eq!(loaded(&from_env(&[])).config.monitoring.cuda_visible_devices, None);
-    let over_file = Inputs { env: [("API_PREFIX".into(), String::new())].into(), ..from_file("api.api_prefix = '/x'") };
+    let over_file =
+        ConfigInputs { env: [("API_PREFIX".into(), String::new())].into(), ..from_file("api.api_prefix = '/x'") };
     assert_eq!(loaded(&over_file).config.api.api_prefix, "");
 }
 
@@ -82,26 +83,27 @@ fn booleans_and_log_levels_are_read_in_the_spellings_people_use() {
 
 #[test]
 fn a_list_of_endpoints_is_tidied_and_wins_over_a_single_one_of_the_same_place() {
-    let urls = |inputs: &Inputs| loaded(inputs).servers().urls;
+    let urls = |inputs: &ConfigInputs| loaded(inputs).client_endpoints().urls;
     let list = ("GPU_SERVICE_ENDPOINTS", " http://a:1/, ,http://a:1,,https://b/api/ ");
     let single = ("GPU_SERVICE_ENDPOINT", "http://c:1/");
     assert_eq!(urls(&from_env(&[list, single])), ["http://a:1", "https://b/api"]);
     assert_eq!(urls(&from_env(&[list, ("GPU_STATS_SERVICE_ENDPOINTS", "http://d:1")])), ["http://d:1"]);
     assert_eq!(urls(&from_env(&[single, ("GPU_SERVICE_ENDPOINTS", " , ")])), ["http://c:1"]);
-    let flag = Inputs { flags: Flags::default().set("--endpoint", Some("http://e:1")), ..from_env(&[list]) };
+    let flag = ConfigInputs { flags: FlagValues::default().set("--endpoint", Some("http://e:1")), ..from_env(&[list]) };
     assert_eq!(urls(&flag), ["http://e:1"]);
-    let file = Inputs { env: from_env(&[single]).env, ..from_file("client.endpoints = ['http://f:1', 'http://g:1']") };
+    let file =
+        ConfigInputs { env: from_env(&[single]).env, ..from_file("client.endpoints = ['http://f:1', 'http://g:1']") };
     assert_eq!(urls(&file), ["http://c:1"]);
-    let nothing = loaded(&from_env(&[])).servers();
-    assert_eq!((nothing.urls, nothing.origin), (vec!["http://localhost:8000".to_owned()], Origin::Default));
+    let nothing = loaded(&from_env(&[])).client_endpoints();
+    assert_eq!((nothing.urls, nothing.origin), (vec!["http://localhost:8000".to_owned()], SettingOrigin::Default));
 }
 
 #[test]
 fn the_last_of_two_equal_flags_counts_and_a_switch_is_a_flag() {
-    let flags = Flags::default()
+    let flags = FlagValues::default()
         .set("--port", Some(1))
         .set("--port", Some(2))
-        .switch("--open", true)
+        .set_switch("--open", true)
         .set("--host", None::<&str>);
     let result = loaded(&from_flags(flags));
     assert_eq!((result.config.server.port, result.config.server.open), (2, true));
@@ -110,22 +112,22 @@ fn the_last_of_two_equal_flags_counts_and_a_switch_is_a_flag() {
 
 #[test]
 fn the_state_of_a_user_is_below_their_home() {
-    let mut inputs = Inputs::nothing(machine());
+    let mut inputs = ConfigInputs::empty(machine());
     assert_eq!(loaded(&inputs).config.server.state_dir.to_str(), Some("/var/lib/gpupool"));
     inputs.machine =
-        gpupool_config::Machine { root: false, state_home: Some("/home/ann/.local/state".into()), ..machine() };
+        gpupool_config::HostContext { root: false, state_home: Some("/home/ann/.local/state".into()), ..machine() };
     assert_eq!(loaded(&inputs).config.server.state_dir.to_str(), Some("/home/ann/.local/state/gpupool"));
 }
 
 #[test]
 fn agents_of_this_machine_are_looked_for_at_the_users_and_the_machines_own_place() {
-    let sockets = |inputs: &Inputs| {
-        let found = loaded(inputs).sockets();
+    let sockets = |inputs: &ConfigInputs| {
+        let found = loaded(inputs).agent_sockets();
         found.iter().map(|path| path.display().to_string()).collect::<Vec<_>>()
     };
-    let mut inputs = Inputs::nothing(machine());
+    let mut inputs = ConfigInputs::empty(machine());
     assert_eq!(sockets(&inputs), ["/var/lib/gpupool/agent.sock"]);
-    inputs.machine = gpupool_config::Machine { root: false, state_home: Some("/home/ann".into()), ..machine() };
+    inputs.machine = gpupool_config::HostContext { root: false, state_home: Some("/home/ann".into()), ..machine() };
     assert_eq!(sockets(&inputs), ["/home/ann/gpupool/agent.sock", "/var/lib/gpupool/agent.sock"]);
     let named = from_env(&[("GPUPOOL_STATE_DIR", "/x")]);
     assert_eq!(sockets(&named), ["/x/agent.sock"], "whoever names a directory means the agent there");

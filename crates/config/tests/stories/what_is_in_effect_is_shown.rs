@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpupool_config::{Changes, Flags, Inputs, all_settings};
+use gpupool_config::{ConfigChanges, ConfigInputs, FlagValues, all_settings};
 use serde_json::json;
 
 use super::{from_env, from_file, loaded};
@@ -11,7 +11,7 @@ use super::{from_env, from_file, loaded};
 fn every_setting_is_shown_with_where_it_came_from() {
     let mut inputs = from_file("[server]\nport = 9000\n\n[[policy]]\nname = 'all'\nmax_duration = '2h'");
     inputs.env = from_env(&[("HOST", "0.0.0.0")]).env;
-    inputs.flags = Flags::default().switch("--open", true);
+    inputs.flags = FlagValues::default().set_switch("--open", true);
     let result = loaded(&inputs);
     let text = result.as_text();
     let line = |key: &str| {
@@ -72,10 +72,10 @@ fn a_reload_applies_rules_log_level_and_tls_and_leaves_the_rest_for_a_restart() 
         "quota.owners.ann.gpus",
         "policy[0].max_fraction",
     ]);
-    let Changes { applied: mut got, need_restart } = old.changes(&new);
+    let ConfigChanges { applied: mut got, need_restart } = old.changes(&new);
     got.sort_by_key(|key| applied.iter().position(|each| each == key));
     assert_eq!((got, need_restart), (applied, names(&["server.port"])));
-    assert_eq!(old.changes(&old), Changes::default());
+    assert_eq!(old.changes(&old), ConfigChanges::default());
     let without_tls = loaded(&from_file("server.port = 1"));
     assert_eq!(without_tls.changes(&old).need_restart, names(&["server.tls_cert", "server.tls_key"]));
 }
@@ -95,7 +95,7 @@ fn each_key_variable_and_flag_belongs_to_one_setting() {
 
 #[test]
 fn every_default_can_be_written_into_a_file() {
-    let result = loaded(&Inputs::nothing(super::machine()));
+    let result = loaded(&ConfigInputs::empty(super::machine()));
     let set = result.resolved.iter().filter(|resolved| !resolved.value.is_null());
     let text: String = set.map(|resolved| format!("{} = {}\n", resolved.key, resolved.value)).collect();
     let again = loaded(&from_file(&text));

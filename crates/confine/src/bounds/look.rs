@@ -4,13 +4,13 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::{Bounds, Enforcement, Excess, Means, Usage};
-use crate::cgroup::{Meter, Version};
+use super::{BoundExceeded, BoundsEnforcement, EnforcementMethod, JobBounds, JobUsage};
+use crate::cgroup::{CgroupMeter, CgroupVersion};
 use crate::limits::{
     FAIR_SHARE_AGE, KERNEL_KILLS_PAUSE, LONGEST_LOOK_PAUSE, LONGEST_TREE_AGE, MEMORY_GROWTH, PROCESS_GROWTH,
     SHORTEST_LOOK_PAUSE, SHORTEST_TREE_PAUSE, TREE_COST_SHARE,
 };
-use crate::process::{Census, ProcFs, ProcessId, Stat, proportional, resident};
+use crate::process::{Census, ProcFs, ProcessId, ProcessStat, proportional, resident};
 
 /// A job under watch.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Watched {
     /// The job's parent, once known: all of the job is below it, also what lost its own parent.
     keeper: Option<ProcessId>,
     /// Of the job's group, if it has one.
-    meter: Meter,
+    meter: CgroupMeter,
     /// What is looked at.
     memory: Option<u64>,
     kernel_kills: Option<u64>,
@@ -39,7 +39,7 @@ pub(super) enum Verdict {
     /// Nothing; look again after so long.
     Fine(Duration),
     /// A bound was passed.
-    Over(Excess),
+    Over(BoundExceeded),
     /// There is no job any more.
     Gone,
 }
@@ -49,10 +49,10 @@ const UNSEEN: Verdict = Verdict::Fine(SHORTEST_TREE_PAUSE);
 
 impl Watched {
     /// Takes over what the kernel does not keep.
-    pub(super) fn new(job: ProcessId, meter: Meter, bounds: &Bounds, enforcement: &Enforcement) -> Self {
-        let is_looked_at = |means: &Option<Means>| matches!(means, Some(Means::Looking { .. }));
+    pub(super) fn new(job: ProcessId, meter: CgroupMeter, bounds: &JobBounds, enforcement: &BoundsEnforcement) -> Self {
+        let is_looked_at = |means: &Option<EnforcementMethod>| matches!(means, Some(EnforcementMethod::Polling { .. }));
         // v2 kills all of a job at once, and its end tells everything; v1 kills one process, and the rest goes on.
-        let kills_one = enforcement.host_memory == Some(Means::Kernel(Version::V1));
+        let kills_one = enforcement.host_memory == Some(EnforcementMethod::Kernel(CgroupVersion::V1));
         Self {
             job,
             keeper: None,
@@ -95,12 +95,12 @@ impl Watched {
     }
 
     /// What is used now.
-    pub(super) fn usage(&mut self, table: &mut Table) -> Usage {
+    pub(super) fn usage(&mut self, table: &mut Table) -> JobUsage {
         let by_tree = |watched: &mut Self, table: &mut Table| {
             let pids = watched.members(table, Duration::ZERO, |stat| stat.pid).ok()?;
             Some(watched.tree_memory.measure(&table.procfs, &pids, 0))
         };
-        Usage {
+        JobUsage {
             host_memory: self.meter.host_memory().or_else(|| by_tree(self, table)),
             processes: self.meter.processes().or_else(|| self.count(table).ok()),
             cpu_time: self.time_in_all(table).ok().map(|used| used.saturating_sub(self.cpu_start)),
@@ -108,9 +108,9 @@ impl Watched {
     }
 
     /// Whether the kernel has killed one of its processes for the memory of all, and left the others.
-    pub(super) fn killed_in_part(&self) -> Option<Excess> {
+    pub(super) fn killed_in_part(&self) -> Option<BoundExceeded> {
         let allowed = self.kernel_kills?;
-        self.meter.oom_kills().filter(|kills| *kills > 0).map(|_| Excess::HostMemory { used: None, allowed })
+        self.meter.oom_kills().filter(|kills| *kills > 0).map(|_| BoundExceeded::HostMemory { used: None, allowed })
     }
 
     // Each of these says after how long to look again, or what else there is to say.
@@ -127,7 +127,7 @@ impl Watched {
         let Some(allowed) = self.memory else { return Ok(LONGEST_LOOK_PAUSE) };
         let pids = self.members(table, table.age_for_memory(), |stat| stat.pid)?;
         match self.tree_memory.measure(&table.procfs, &pids, allowed) {
-            used if used > allowed => Err(Verdict::Over(Excess::HostMemory { used: Some(used), allowed })),
+            used if used > allowed => Err(Verdict::Over(BoundExceeded::HostMemory { used: Some(used), allowed })),
             used => Ok(pause_of_memory(allowed - used)),
         }
     }
@@ -135,7 +135,7 @@ impl Watched {
     fn look_at_processes(&mut self, table: &mut Table) -> Result<Duration, Verdict> {
         let Some(allowed) = self.processes else { return Ok(LONGEST_LOOK_PAUSE) };
         match self.count(table)? {
-            used if used > allowed => Err(Verdict::Over(Excess::Processes { used, allowed })),
+            used if used > allowed => Err(Verdict::Over(BoundExceeded::Processes { used, allowed })),
             used => Ok(pause_of_processes(allowed - used)),
         }
     }
@@ -143,11 +143,11 @@ impl Watched {
     fn look_at_time(&mut self, table: &mut Table) -> Result<Duration, Verdict> {
         let Some(allowed) = self.cpu_time else { return Ok(LONGEST_LOOK_PAUSE) };
         let used = self.time_in_all(table)?.saturating_sub(self.cpu_start);
-        let by_group = self.meter.counts_cpu_time().is_some();
+        let by_group = self.meter.cpu_time_version().is_some();
         let shortest = if by_group { SHORTEST_LOOK_PAUSE } else { SHORTEST_TREE_PAUSE };
         let was_over = std::mem::replace(&mut self.was_over_time, used > allowed);
         match (used > allowed, was_over || by_group) {
-            (true, true) => Err(Verdict::Over(Excess::CpuTime { used, allowed })),
+            (true, true) => Err(Verdict::Over(BoundExceeded::CpuTime { used, allowed })),
             (true, false) => Ok(SHORTEST_LOOK_PAUSE),
             (false, _) => Ok(pause_of_cpu_time(allowed - used, processors(), shortest)),
         }
@@ -159,7 +159,7 @@ impl Watched {
 
     /// The processor time since the job started.
     fn time_in_all(&mut self, table: &mut Table) -> Result<Duration, Verdict> {
-        if self.meter.counts_cpu_time().is_some() {
+        if self.meter.cpu_time_version().is_some() {
             return self.meter.cpu_time().ok_or(Verdict::Gone);
         }
         let root = self.root(table)?;
@@ -169,7 +169,7 @@ impl Watched {
     }
 
     /// Something about each process of the job.
-    fn members<T>(&mut self, table: &mut Table, age: Duration, of: fn(&Stat) -> T) -> Result<Vec<T>, Verdict> {
+    fn members<T>(&mut self, table: &mut Table, age: Duration, of: fn(&ProcessStat) -> T) -> Result<Vec<T>, Verdict> {
         let root = self.root(table)?;
         let census = table.at_most(age).ok_or(UNSEEN)?;
         Ok(census.below(root.pid).into_iter().map(of).collect())
@@ -388,7 +388,7 @@ mod tests {
                 std::fs::write(folder.join("smaps_rollup"), format!("x\nPss: {} kB\n", fair << 10)).unwrap();
             }
         }
-        let procfs = ProcFs::at(root.path());
+        let procfs = ProcFs::with_root(root.path());
         (root, procfs)
     }
 
@@ -421,7 +421,7 @@ mod tests {
             let stat = format!("{pid} (p) S {parent} 1 1 0 -1 0 0 0 0 0 {own} 0 {reaped} 0 20 0 1 0 5 0 0");
             std::fs::write(folder.join("stat"), stat).unwrap();
         }
-        let procfs = ProcFs::at(root);
+        let procfs = ProcFs::with_root(root);
         time.measure(&procfs, &Census::take(&procfs).unwrap(), 1)
     }
 

@@ -1,11 +1,11 @@
 //! Holding jobs to bounds: host memory, processes and threads, processor time, memory of devices.
 //!
-//! A [`Watcher`] puts each job into a control group, where one can be made, and lets the kernel keep what it can. All else
+//! A [`BoundsWatcher`] puts each job into a control group, where one can be made, and lets the kernel keep what it can. All else
 //! one thread keeps by looking at the job's processes, the more often the closer the job is to a bound; it tells the
-//! caller, who kills. Which way each bound is kept is an [`Enforcement`], to be shown to people. A job is everything
+//! caller, who kills. Which way each bound is kept is an [`BoundsEnforcement`], to be shown to people. A job is everything
 //! below its keeper, so what it orphans is found as well. Looking after eight jobs that are far from their bounds takes
 //! 0.2 to 0.3 % of a core on a machine with a hundred processes.
-//! The thread ends when the watcher is dropped; a job is no longer looked at when its [`Held`] is dropped.
+//! The thread ends when the watcher is dropped; a job is no longer looked at when its [`BoundedJob`] is dropped.
 
 mod look;
 mod watcher;
@@ -13,15 +13,15 @@ mod watcher;
 use std::fmt;
 use std::time::Duration;
 
-pub use watcher::{Held, Watcher};
+pub use watcher::{BoundedJob, BoundsWatcher};
 
-pub use crate::cgroup::DeviceMemory;
-use crate::cgroup::{Cgroups, NO_CONTROLLER, Version};
+pub use crate::cgroup::DeviceMemoryLimit;
+use crate::cgroup::{CgroupManager, CgroupVersion, NO_CONTROLLER};
 use crate::limits::{LONGEST_LOOK_PAUSE, SHORTEST_LOOK_PAUSE, SHORTEST_TREE_PAUSE};
 
 /// What a job may use; `None`: as much as it likes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Bounds {
+pub struct JobBounds {
     /// Bytes of host memory. Memory its processes share is counted once; swap is not given on top.
     pub host_memory: Option<u64>,
     /// Processes and threads at one time, as the kernel counts them. The kernel refuses to make more; where it cannot,
@@ -30,12 +30,12 @@ pub struct Bounds {
     /// Processor time of all its processes together, those that have ended included.
     pub cpu_time: Option<Duration>,
     /// Memory of devices, which only the kernel can keep.
-    pub device_memory: Vec<DeviceMemory>,
+    pub device_memory: Vec<DeviceMemoryLimit>,
 }
 
 /// What a job uses at this moment; `None`: cannot be told, or the job has ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct JobUsage {
     /// Bytes of host memory. Where a control group counts it, with files that were read and stay in memory.
     pub host_memory: Option<u64>,
     /// Processor time since it started, or since it was last counted anew.
@@ -46,11 +46,11 @@ pub struct Usage {
 
 /// By what a bound is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Means {
+pub enum EnforcementMethod {
     /// By the kernel, at that instant.
-    Kernel(Version),
+    Kernel(CgroupVersion),
     /// By looking.
-    Looking {
+    Polling {
         /// The shortest pause between two looks, close to the bound.
         shortest: Duration,
         /// The longest, far from it.
@@ -59,43 +59,43 @@ pub enum Means {
         why: String,
     },
     /// By nothing.
-    Nothing { why: String },
+    Unenforced { why: String },
 }
 
 /// By what each bound of a job is kept; `None` where there is no bound.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Enforcement {
-    pub host_memory: Option<Means>,
-    pub processes: Option<Means>,
-    pub cpu_time: Option<Means>,
-    pub device_memory: Option<Means>,
+pub struct BoundsEnforcement {
+    pub host_memory: Option<EnforcementMethod>,
+    pub processes: Option<EnforcementMethod>,
+    pub cpu_time: Option<EnforcementMethod>,
+    pub device_memory: Option<EnforcementMethod>,
 }
 
-impl Enforcement {
+impl BoundsEnforcement {
     /// What would be in force for a job with all bounds, if no surprise comes when its group is made.
-    pub fn of(cgroups: &Cgroups) -> Self {
-        let why = |controller: &str| match cgroups.why_not() {
+    pub fn for_cgroups(cgroups: &CgroupManager) -> Self {
+        let why = |controller: &str| match cgroups.unavailable_reason() {
             "" => format!("no {controller} controller can be used here"),
             why => why.to_owned(),
         };
-        let limited = |by: Option<Version>, or: Means| by.map_or(or, Means::Kernel);
-        let dmem = Means::Nothing { why: NO_CONTROLLER.to_owned() };
+        let limited = |by: Option<CgroupVersion>, or: EnforcementMethod| by.map_or(or, EnforcementMethod::Kernel);
+        let dmem = EnforcementMethod::Unenforced { why: NO_CONTROLLER.to_owned() };
         Self {
             host_memory: Some(limited(
                 cgroups.version_with(|place| place.memory),
-                Means::looking(SHORTEST_LOOK_PAUSE, why("memory")),
+                EnforcementMethod::looking(SHORTEST_LOOK_PAUSE, why("memory")),
             )),
             processes: Some(limited(
                 cgroups.version_with(|place| place.pids),
-                Means::looking(SHORTEST_TREE_PAUSE, why("pids")),
+                EnforcementMethod::looking(SHORTEST_TREE_PAUSE, why("pids")),
             )),
-            cpu_time: Some(Means::cpu_time(cgroups.version_with(|place| place.cpu))),
+            cpu_time: Some(EnforcementMethod::cpu_time(cgroups.version_with(|place| place.cpu))),
             device_memory: Some(limited(cgroups.version_with(|place| place.dmem), dmem)),
         }
     }
 
     /// The same for a job with these bounds only.
-    fn of_bounds(self, bounds: &Bounds) -> Self {
+    fn of_bounds(self, bounds: &JobBounds) -> Self {
         Self {
             host_memory: self.host_memory.filter(|_| bounds.host_memory.is_some()),
             processes: self.processes.filter(|_| bounds.processes.is_some()),
@@ -105,7 +105,7 @@ impl Enforcement {
     }
 
     /// Each bound there is, by name.
-    pub fn bounds(&self) -> impl Iterator<Item = (&'static str, &Means)> {
+    pub fn bounds(&self) -> impl Iterator<Item = (&'static str, &EnforcementMethod)> {
         let all = [
             ("host memory", &self.host_memory),
             ("processes", &self.processes),
@@ -118,7 +118,7 @@ impl Enforcement {
     /// Only what is looked at, and how often.
     pub(crate) fn looked_at(&self) -> String {
         let told = self.bounds().filter_map(|(name, means)| match means {
-            Means::Looking { shortest, longest, .. } => {
+            EnforcementMethod::Polling { shortest, longest, .. } => {
                 Some(format!("{name} looked at every {} to {}", shown(*shortest), shown(*longest)))
             }
             _ => None,
@@ -127,13 +127,13 @@ impl Enforcement {
     }
 }
 
-impl Means {
+impl EnforcementMethod {
     fn looking(shortest: Duration, why: String) -> Self {
-        Self::Looking { shortest, longest: LONGEST_LOOK_PAUSE, why }
+        Self::Polling { shortest, longest: LONGEST_LOOK_PAUSE, why }
     }
 
     /// No kernel limits the processor time of several processes together; a group counts it.
-    fn cpu_time(counted_by: Option<Version>) -> Self {
+    fn cpu_time(counted_by: Option<CgroupVersion>) -> Self {
         match counted_by {
             None => Self::looking(SHORTEST_TREE_PAUSE, "added up over its processes".to_owned()),
             Some(version) => Self::looking(SHORTEST_LOOK_PAUSE, format!("counted by {}", generation(version))),
@@ -141,20 +141,20 @@ impl Means {
     }
 }
 
-impl fmt::Display for Means {
+impl fmt::Display for EnforcementMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kernel(version) => write!(f, "by the kernel ({})", generation(*version)),
-            Self::Looking { shortest, longest, why } => {
+            Self::Polling { shortest, longest, why } => {
                 write!(f, "by looking every {} to {} ({why})", shown(*shortest), shown(*longest))
             }
-            Self::Nothing { why } => write!(f, "by nothing ({why})"),
+            Self::Unenforced { why } => write!(f, "by nothing ({why})"),
         }
     }
 }
 
 /// "host memory by the kernel (cgroup v2), CPU time by looking every 10 ms to 1 s (counted by cgroup v2)".
-impl fmt::Display for Enforcement {
+impl fmt::Display for BoundsEnforcement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let told: Vec<String> = self.bounds().map(|(name, means)| format!("{name} {means}")).collect();
         f.write_str(if told.is_empty() { "no bounds" } else { "" })?;
@@ -162,10 +162,10 @@ impl fmt::Display for Enforcement {
     }
 }
 
-fn generation(version: Version) -> &'static str {
+fn generation(version: CgroupVersion) -> &'static str {
     match version {
-        Version::V1 => "cgroup v1",
-        Version::V2 => "cgroup v2",
+        CgroupVersion::V1 => "cgroup v1",
+        CgroupVersion::V2 => "cgroup v2",
     }
 }
 
@@ -178,7 +178,7 @@ fn shown(time: Duration) -> String {
 
 /// A bound that was passed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Excess {
+pub enum BoundExceeded {
     /// Bytes of host memory.
     HostMemory {
         /// `None` if the kernel stopped it at the bound.
@@ -194,7 +194,7 @@ pub enum Excess {
 }
 
 /// A sentence: "it used 612 MiB of host memory; 512 MiB allowed".
-impl fmt::Display for Excess {
+impl fmt::Display for BoundExceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::HostMemory { used: Some(used), allowed } => {
@@ -231,25 +231,25 @@ mod tests {
 
     #[test]
     fn without_groups_all_but_gpu_memory_is_kept_by_looking() {
-        let told = Enforcement::of(&Cgroups::none("it is a test")).to_string();
+        let told = BoundsEnforcement::for_cgroups(&CgroupManager::unavailable("it is a test")).to_string();
         let expected = "host memory by looking every 10 ms to 1 s (it is a test), \
             processes by looking every 50 ms to 1 s (it is a test), \
             CPU time by looking every 50 ms to 1 s (added up over its processes), \
             GPU memory by nothing (no dmem controller of cgroup v2 (kernel 6.14 or newer) can be used here)";
         assert_eq!(told, expected);
-        assert_eq!(Enforcement::default().to_string(), "no bounds");
+        assert_eq!(BoundsEnforcement::default().to_string(), "no bounds");
     }
 
     #[test]
     fn each_is_told_in_a_sentence() {
-        let memory = |used| Excess::HostMemory { used, allowed: 512 << 20 };
+        let memory = |used| BoundExceeded::HostMemory { used, allowed: 512 << 20 };
         assert_eq!(memory(Some(612 << 20)).to_string(), "it used 612 MiB of host memory; 512 MiB allowed");
         assert_eq!(memory(None).to_string(), "it used more than 512 MiB of host memory");
-        let small = Excess::HostMemory { used: Some(5000), allowed: 4096 };
+        let small = BoundExceeded::HostMemory { used: Some(5000), allowed: 4096 };
         assert_eq!(small.to_string(), "it used 5000 bytes of host memory; 4096 bytes allowed");
-        let processes = Excess::Processes { used: 30, allowed: 20 };
+        let processes = BoundExceeded::Processes { used: 30, allowed: 20 };
         assert_eq!(processes.to_string(), "it had 30 processes and threads; 20 allowed");
-        let time = Excess::CpuTime { used: Duration::from_millis(1260), allowed: Duration::from_secs(1) };
+        let time = BoundExceeded::CpuTime { used: Duration::from_millis(1260), allowed: Duration::from_secs(1) };
         assert_eq!(time.to_string(), "it used 1.26 s of CPU time; 1.00 s allowed");
     }
 }

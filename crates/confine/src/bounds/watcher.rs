@@ -8,24 +8,24 @@ use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use super::look::{Table, Verdict, Watched};
-use super::{Bounds, Enforcement, Excess, Means, Usage};
-use crate::cgroup::{Cgroups, GroupError, Leftovers, Limits, Meter};
+use super::{BoundExceeded, BoundsEnforcement, EnforcementMethod, JobBounds, JobUsage};
+use crate::cgroup::{CgroupError, CgroupLimits, CgroupManager, CgroupMeter, Leftovers};
 use crate::lock;
 use crate::process::ProcFs;
-use crate::spawn::{Job, Prepared};
+use crate::spawn::{Job, PreparedJob};
 
 /// One thread that looks after many jobs; ends when dropped.
 #[derive(Debug)]
-pub struct Watcher {
-    cgroups: Cgroups,
+pub struct BoundsWatcher {
+    cgroups: CgroupManager,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Watcher {
-    /// Starts the thread. Groups for jobs are made by `cgroups`, where it can ([`Cgroups::none`]: none are made). Empty
+impl BoundsWatcher {
+    /// Starts the thread. Groups for jobs are made by `cgroups`, where it can ([`CgroupManager::unavailable`]: none are made). Empty
     /// groups of jobs whose program was killed are removed, a moment later.
-    pub fn start(cgroups: Cgroups) -> io::Result<Self> {
+    pub fn start(cgroups: CgroupManager) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let (for_thread, left_by_others) = (Arc::clone(&shared), cgroups.clone());
         let watch = move || watch(&for_thread, &left_by_others);
@@ -34,7 +34,7 @@ impl Watcher {
     }
 }
 
-impl Drop for Watcher {
+impl Drop for BoundsWatcher {
     fn drop(&mut self) {
         lock(&self.shared.state).has_ended = true;
         self.shared.changed.notify_all();
@@ -49,29 +49,29 @@ impl Drop for Watcher {
 /// A job that is held to its bounds. Dropping it stops the looking (a call of `on_excess` that has begun goes on); what
 /// the kernel keeps, it keeps until the job's end.
 #[derive(Debug)]
-pub struct Held {
+pub struct BoundedJob {
     shared: Arc<Shared>,
     /// Under which number it is looked at, if it is.
     key: Option<u64>,
     watched: Arc<Mutex<Watched>>,
-    enforcement: Enforcement,
-    told: Arc<OnceLock<Excess>>,
+    enforcement: BoundsEnforcement,
+    told: Arc<OnceLock<BoundExceeded>>,
     host_memory: Option<u64>,
 }
 
-impl Watcher {
+impl BoundsWatcher {
     /// Takes a job that does not run yet under watch, in a group of its own where one can be made. The name is that of
     /// the group, and must be no other's.
     ///
     /// `on_excess` is called at most once, on the watcher's thread, when the job passed a bound and still runs; the caller
     /// then kills it. It must not take long, as no job is looked at meanwhile.
-    pub fn hold(
+    pub fn enforce_bounds(
         &self,
-        prepared: &mut Prepared,
+        prepared: &mut PreparedJob,
         name: &str,
-        bounds: &Bounds,
-        on_excess: Box<dyn FnOnce(Excess) + Send>,
-    ) -> Held {
+        bounds: &JobBounds,
+        on_excess: Box<dyn FnOnce(BoundExceeded) + Send>,
+    ) -> BoundedJob {
         let (meter, enforcement) = place(&self.cgroups, prepared, name, bounds);
         let watched = Watched::new(prepared.id(), meter, bounds, &enforcement);
         let needs_looks = watched.needs_looks();
@@ -79,51 +79,58 @@ impl Watcher {
         let told = Arc::new(OnceLock::new());
         let tell = {
             let told = Arc::clone(&told);
-            Box::new(move |excess: Excess| {
+            Box::new(move |excess: BoundExceeded| {
                 let _ = told.set(excess.clone());
                 on_excess(excess);
             })
         };
         let key = needs_looks.then(|| self.shared.add(Arc::clone(&watched), tell));
-        Held { shared: Arc::clone(&self.shared), key, watched, enforcement, told, host_memory: bounds.host_memory }
+        BoundedJob {
+            shared: Arc::clone(&self.shared),
+            key,
+            watched,
+            enforcement,
+            told,
+            host_memory: bounds.host_memory,
+        }
     }
 }
 
-impl Held {
+impl BoundedJob {
     /// How each of its bounds is kept.
-    pub fn enforcement(&self) -> &Enforcement {
+    pub fn enforcement(&self) -> &BoundsEnforcement {
         &self.enforcement
     }
 
     /// What the job uses now. Without a group this looks through `/proc`, which takes about a millisecond, and longer the
     /// more memory the job has.
-    pub fn usage(&self) -> Usage {
-        lock(&self.watched).usage(&mut Table::new(ProcFs::here()))
+    pub fn usage(&self) -> JobUsage {
+        lock(&self.watched).usage(&mut Table::new(ProcFs::system()))
     }
 
     /// Counts processor time from now on, so that the bound is for what comes. Without a group this looks through
     /// `/proc`.
     pub fn restart_cpu_time(&self) {
-        lock(&self.watched).restart_time(&mut Table::new(ProcFs::here()));
+        lock(&self.watched).restart_time(&mut Table::new(ProcFs::system()));
     }
 
     /// Which bound the job has passed so far, while it runs: what the watcher told, or will tell at its next look because
     /// the kernel has killed one of its processes.
-    pub fn excess_so_far(&self) -> Option<Excess> {
+    pub fn exceeded_bound(&self) -> Option<BoundExceeded> {
         self.told.get().cloned().or_else(|| lock(&self.watched).killed_in_part())
     }
 
     /// Which bound the job passed, to be asked after its end: what the watcher told, or that the kernel killed it.
-    pub fn excess_at_end(&self, job: &Job) -> Option<Excess> {
+    pub fn exceeded_bound_at_end(&self, job: &Job) -> Option<BoundExceeded> {
         if let Some(excess) = self.told.get() {
             return Some(excess.clone());
         }
         let allowed = self.host_memory.filter(|_| job.oom_kills() > 0)?;
-        Some(Excess::HostMemory { used: None, allowed })
+        Some(BoundExceeded::HostMemory { used: None, allowed })
     }
 }
 
-impl Drop for Held {
+impl Drop for BoundedJob {
     fn drop(&mut self) {
         if let Some(key) = self.key {
             self.shared.remove(key);
@@ -132,39 +139,44 @@ impl Drop for Held {
 }
 
 /// Puts the job into a group where that is possible, and says what is in force.
-fn place(cgroups: &Cgroups, prepared: &mut Prepared, name: &str, bounds: &Bounds) -> (Meter, Enforcement) {
+fn place(
+    cgroups: &CgroupManager,
+    prepared: &mut PreparedJob,
+    name: &str,
+    bounds: &JobBounds,
+) -> (CgroupMeter, BoundsEnforcement) {
     let (meter, mut enforcement, device_memory) = match into_group(cgroups, prepared, name, bounds) {
-        Ok((meter, device_memory)) => (meter, Enforcement::of(cgroups), device_memory),
-        Err(why) => (Meter::default(), Enforcement::of(&Cgroups::none(why)), Ok(())),
+        Ok((meter, device_memory)) => (meter, BoundsEnforcement::for_cgroups(cgroups), device_memory),
+        Err(why) => (CgroupMeter::default(), BoundsEnforcement::for_cgroups(&CgroupManager::unavailable(why)), Ok(())),
     };
-    enforcement.cpu_time = Some(Means::cpu_time(meter.counts_cpu_time()));
+    enforcement.cpu_time = Some(EnforcementMethod::cpu_time(meter.cpu_time_version()));
     if let Err(error) = device_memory {
-        enforcement.device_memory = Some(Means::Nothing { why: error });
+        enforcement.device_memory = Some(EnforcementMethod::Unenforced { why: error });
     }
     (meter, enforcement.of_bounds(bounds))
 }
 
 /// The group's meter and whether it limits the memory of devices; or why there is no group.
 fn into_group(
-    cgroups: &Cgroups,
-    prepared: &mut Prepared,
+    cgroups: &CgroupManager,
+    prepared: &mut PreparedJob,
     name: &str,
-    bounds: &Bounds,
-) -> Result<(Meter, Result<(), String>), String> {
+    bounds: &JobBounds,
+) -> Result<(CgroupMeter, Result<(), String>), String> {
     if !cgroups.can_create() {
-        return Err(cgroups.why_not().to_owned());
+        return Err(cgroups.unavailable_reason().to_owned());
     }
-    let limits = Limits {
+    let limits = CgroupLimits {
         host_memory: bounds.host_memory.filter(|_| cgroups.limits_memory()),
         pids: bounds.processes.filter(|_| cgroups.limits_pids()),
     };
     let group = cgroups.create(name, &limits).map_err(|error| error.to_string())?;
     let device_memory = group.limit_device_memory(&bounds.device_memory).map_err(|error| match error {
-        GroupError::NotEnforceable { why, .. } => why,
+        CgroupError::NotEnforceable { why, .. } => why,
         other => other.to_string(),
     });
-    let meter = group.meter();
-    if let Err(error) = prepared.join(group) {
+    let meter = group.usage_meter();
+    if let Err(error) = prepared.join_cgroup(group) {
         if let Ok(Some(group)) = cgroups.open(name) {
             // Empty, and harmless where it stays.
             let _ = group.remove();
@@ -193,7 +205,7 @@ struct Entry {
     /// How much earlier it may be looked at, to look at several at once.
     early: Duration,
     watched: Arc<Mutex<Watched>>,
-    tell: Box<dyn FnOnce(Excess) + Send>,
+    tell: Box<dyn FnOnce(BoundExceeded) + Send>,
 }
 
 impl fmt::Debug for Entry {
@@ -204,7 +216,7 @@ impl fmt::Debug for Entry {
 
 impl Shared {
     /// Has a job looked at from now on; gives its number.
-    fn add(&self, watched: Arc<Mutex<Watched>>, tell: Box<dyn FnOnce(Excess) + Send>) -> u64 {
+    fn add(&self, watched: Arc<Mutex<Watched>>, tell: Box<dyn FnOnce(BoundExceeded) + Send>) -> u64 {
         let mut state = lock(&self.state);
         let key = state.next_key;
         state.next_key += 1;
@@ -250,7 +262,7 @@ impl Shared {
         }
     }
 
-    fn tell(&self, key: u64, excess: Excess) {
+    fn tell(&self, key: u64, excess: BoundExceeded) {
         let Some(entry) = lock(&self.state).entries.remove(&key) else { return };
         // One caller's mistake must not end the watch over all other jobs.
         if catch_unwind(AssertUnwindSafe(move || (entry.tell)(excess))).is_err() {
@@ -259,8 +271,8 @@ impl Shared {
     }
 }
 
-fn watch(shared: &Shared, cgroups: &Cgroups) {
-    let mut table = Table::new(ProcFs::here());
+fn watch(shared: &Shared, cgroups: &CgroupManager) {
+    let mut table = Table::new(ProcFs::system());
     let mut leftovers = Some(Leftovers::look(cgroups));
     while let Some(due) = shared.next_due(leftovers.as_ref().and_then(Leftovers::due)) {
         let is_due = |leftovers: &mut Leftovers| leftovers.due().is_some_and(|due| due <= Instant::now());

@@ -9,13 +9,13 @@
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use crate::bounds::Enforcement;
+use crate::bounds::BoundsEnforcement;
 use crate::limits::STRANGER_LOOKS;
 use crate::process::ProcFs;
 
 /// Which generations of control groups the machine uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum World {
+pub enum CgroupLayout {
     /// Only v2.
     V2,
     /// v1 carries the controllers, v2 knows who is in a group.
@@ -28,16 +28,16 @@ pub enum World {
 
 /// The machine's control groups as this process may use them.
 #[derive(Debug, Clone)]
-pub struct Cgroups {
-    world: World,
+pub struct CgroupManager {
+    layout: CgroupLayout,
     /// Where groups go, the hierarchy that tells who is in a group first; empty if no group can be made.
     pub(super) places: Vec<Place>,
     /// Why `places` is empty.
-    pub(super) why_not: String,
+    pub(super) unavailable_reason: String,
 }
 
-impl Cgroups {
-    /// Looks at this machine. Never fails: what cannot be read cannot be used, and [`Cgroups::describe`] says why.
+impl CgroupManager {
+    /// Looks at this machine. Never fails: what cannot be read cannot be used, and [`CgroupManager::describe`] says why.
     pub fn detect() -> Self {
         Self::detect_in(Path::new("/proc/self"), rustix::process::geteuid().is_root())
     }
@@ -48,35 +48,35 @@ impl Cgroups {
         let (mountinfo, cgroup) = match (read("mountinfo"), read("cgroup")) {
             (Ok(mountinfo), Ok(cgroup)) => (mountinfo, cgroup),
             (Err(error), _) | (_, Err(error)) => {
-                return Self::unusable(World::None, format!("{} cannot be read: {error}", proc_self.display()));
+                return Self::unusable(CgroupLayout::None, format!("{} cannot be read: {error}", proc_self.display()));
             }
         };
         let mounts = mounts(&mountinfo);
         let has = |version| mounts.iter().any(|mount| mount.version == version);
-        let world = match (has(Version::V2), has(Version::V1)) {
-            (true, false) => World::V2,
-            (true, true) => World::Hybrid,
-            (false, true) => World::V1,
-            (false, false) => return Self::unusable(World::None, "no cgroup file system is mounted".to_owned()),
+        let layout = match (has(CgroupVersion::V2), has(CgroupVersion::V1)) {
+            (true, false) => CgroupLayout::V2,
+            (true, true) => CgroupLayout::Hybrid,
+            (false, true) => CgroupLayout::V1,
+            (false, false) => return Self::unusable(CgroupLayout::None, "no cgroup file system is mounted".to_owned()),
         };
         match places(&mounts, &memberships(&cgroup), as_root) {
-            Ok(places) => Self { world, places, why_not: String::new() },
-            Err(why) => Self::unusable(world, why),
+            Ok(places) => Self { layout, places, unavailable_reason: String::new() },
+            Err(why) => Self::unusable(layout, why),
         }
     }
 
-    fn unusable(world: World, why_not: String) -> Self {
-        Self { world, places: Vec::new(), why_not }
+    fn unusable(layout: CgroupLayout, unavailable_reason: String) -> Self {
+        Self { layout, places: Vec::new(), unavailable_reason }
     }
 
     /// No control groups, whatever the machine has, for the reason given.
-    pub fn none(why: impl Into<String>) -> Self {
-        Self::unusable(World::None, why.into())
+    pub fn unavailable(why: impl Into<String>) -> Self {
+        Self::unusable(CgroupLayout::None, why.into())
     }
 
     /// Which generations the machine has, whether or not this process may use them.
-    pub fn world(&self) -> World {
-        self.world
+    pub fn layout(&self) -> CgroupLayout {
+        self.layout
     }
 
     /// Whether groups can be made at all.
@@ -85,8 +85,8 @@ impl Cgroups {
     }
 
     /// Why no groups can be made; empty if they can.
-    pub fn why_not(&self) -> &str {
-        &self.why_not
+    pub fn unavailable_reason(&self) -> &str {
+        &self.unavailable_reason
     }
 
     /// Whether a group's host memory can be limited by the kernel.
@@ -100,12 +100,12 @@ impl Cgroups {
     }
 
     /// The generation of the hierarchy that has something.
-    pub(crate) fn version_with(&self, has: impl Fn(&Place) -> bool) -> Option<Version> {
+    pub(crate) fn version_with(&self, has: impl Fn(&Place) -> bool) -> Option<CgroupVersion> {
         self.places.iter().find(|place| has(place)).map(|place| place.version)
     }
 
     /// The directories below which all groups are made.
-    pub fn bases(&self) -> impl Iterator<Item = PathBuf> {
+    pub fn base_paths(&self) -> impl Iterator<Item = PathBuf> {
         self.places.iter().map(Place::base)
     }
 
@@ -115,11 +115,11 @@ impl Cgroups {
     }
 }
 
-impl fmt::Display for Cgroups {
+impl fmt::Display for CgroupManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let looked_at = Enforcement::of(self).looked_at();
+        let looked_at = BoundsEnforcement::for_cgroups(self).looked_at();
         let Some(tracker) = self.places.first() else {
-            return write!(f, "none: {}; {looked_at}", self.why_not);
+            return write!(f, "none: {}; {looked_at}", self.unavailable_reason);
         };
         let kept = [
             ("memory", self.limits_memory()),
@@ -128,14 +128,14 @@ impl fmt::Display for Cgroups {
         ];
         let kept: Vec<&str> = kept.into_iter().filter_map(|(name, there)| there.then_some(name)).collect();
         let kept = if kept.is_empty() { "no limits".to_owned() } else { kept.join("+") };
-        let carrier = match self.world {
-            World::V2 => "cgroup v2",
+        let carrier = match self.layout {
+            CgroupLayout::V2 => "cgroup v2",
             _ => "cgroup v1",
         };
         let kill = match (tracker.version, tracker.freezer) {
-            (Version::V2, _) => "v2 for kill",
-            (Version::V1, true) => "kill by freezer and signals",
-            (Version::V1, false) => "kill by signals",
+            (CgroupVersion::V2, _) => "v2 for kill",
+            (CgroupVersion::V1, true) => "kill by freezer and signals",
+            (CgroupVersion::V1, false) => "kill by signals",
         };
         write!(f, "{carrier} {kept}, {kill}; {looked_at}; groups below {}", tracker.base().display())
     }
@@ -150,7 +150,7 @@ pub(super) const LEAF: &str = "agent";
 /// Our place in one hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
-    pub version: Version,
+    pub version: CgroupVersion,
     /// The group that holds `gpupool/`.
     pub parent: PathBuf,
     pub memory: bool,
@@ -183,7 +183,7 @@ fn places(mounts: &[Mount], memberships: &[Membership], as_root: bool) -> Result
     };
     let v1 = |controller: &str| mounts.iter().find(|mount| mount.controllers.iter().any(|name| name == controller));
     let mut places = Vec::new();
-    places.extend(usable(mounts.iter().find(|mount| mount.version == Version::V2)));
+    places.extend(usable(mounts.iter().find(|mount| mount.version == CgroupVersion::V2)));
     if places.is_empty() {
         places.extend(usable(v1("freezer")));
     }
@@ -212,9 +212,9 @@ fn place(mount: &Mount, memberships: &[Membership], as_root: bool) -> Result<Pla
     }
     let own = own_directory(mount, memberships);
     let parent = match mount.version {
-        Version::V1 if as_root => mount.point.clone(),
-        Version::V1 => own,
-        Version::V2 => v2_parent(&mount.point, own, as_root),
+        CgroupVersion::V1 if as_root => mount.point.clone(),
+        CgroupVersion::V1 => own,
+        CgroupVersion::V2 => v2_parent(&mount.point, own, as_root),
     };
     if !is_writable(&parent) {
         return Err(format!(
@@ -223,11 +223,11 @@ fn place(mount: &Mount, memberships: &[Membership], as_root: bool) -> Result<Pla
         ));
     }
     let controllers = match mount.version {
-        Version::V1 => mount.controllers.clone(),
-        Version::V2 => grantable(&parent),
+        CgroupVersion::V1 => mount.controllers.clone(),
+        CgroupVersion::V2 => grantable(&parent),
     };
     let has = |controller: &str| controllers.iter().any(|name| name == controller);
-    let is_v2 = mount.version == Version::V2;
+    let is_v2 = mount.version == CgroupVersion::V2;
     Ok(Place {
         version: mount.version,
         memory: has("memory"),
@@ -320,13 +320,13 @@ pub(super) fn strangers(group: &Path) -> io::Result<usize> {
 /// This process and its descendants.
 pub(super) fn ours() -> io::Result<Vec<u32>> {
     let own = std::process::id();
-    let descendants = ProcFs::here().tree(own)?;
+    let descendants = ProcFs::system().descendants(own)?;
     Ok(std::iter::once(own).chain(descendants.iter().map(|id| id.pid)).collect())
 }
 
 /// The two generations of control groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
+pub enum CgroupVersion {
     /// One hierarchy per controller.
     V1,
     /// One hierarchy for all.
@@ -336,7 +336,7 @@ pub enum Version {
 /// A mounted control group hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mount {
-    pub version: Version,
+    pub version: CgroupVersion,
     /// The controllers bound to it (v1 only; v2 tells them in a file).
     pub controllers: Vec<String>,
     /// Which part of the hierarchy is seen at the mount point: `/`, or deeper inside containers.
@@ -371,15 +371,15 @@ fn mount(line: &str) -> Option<Mount> {
     let own: Vec<&str> = own.split(' ').collect();
     let mut filesystem = filesystem.split(' ');
     let version = match filesystem.next()? {
-        "cgroup" => Version::V1,
-        "cgroup2" => Version::V2,
+        "cgroup" => CgroupVersion::V1,
+        "cgroup2" => CgroupVersion::V2,
         _ => return None,
     };
     let super_options: Vec<&str> = filesystem.nth(1)?.split(',').collect();
     let read_only = own.get(5)?.split(',').any(|option| option == "ro") || super_options.contains(&"ro");
     let controllers = match version {
-        Version::V2 => Vec::new(),
-        Version::V1 => {
+        CgroupVersion::V2 => Vec::new(),
+        CgroupVersion::V1 => {
             super_options.iter().filter(|&&option| option != "rw" && option != "ro").map(|s| s.to_string()).collect()
         }
     };
@@ -450,8 +450,8 @@ mod tests {
     fn v2_alone_is_told_with_its_controllers_and_place() {
         let (root, sys) = machine(V2, "0::/system.slice/gpupool.service\n", &["", "system.slice/gpupool.service"]);
         std::fs::write(sys.join("cgroup.controllers"), "cpu memory pids\n").unwrap();
-        let cgroups = Cgroups::detect_in(root.path(), true);
-        assert_eq!(cgroups.world(), World::V2);
+        let cgroups = CgroupManager::detect_in(root.path(), true);
+        assert_eq!(cgroups.layout(), CgroupLayout::V2);
         assert!(cgroups.limits_memory() && cgroups.limits_pids(), "{cgroups:?}");
         let expected = format!(
             "cgroup v2 memory+pids, v2 for kill; CPU time looked at every 10 ms to 1 s; groups below {}/gpupool",
@@ -460,7 +460,7 @@ mod tests {
         assert_eq!(cgroups.describe(), expected);
 
         std::fs::write(sys.join("cgroup.controllers"), "cpu memory pids dmem\n").unwrap();
-        let cgroups = Cgroups::detect_in(root.path(), true);
+        let cgroups = CgroupManager::detect_in(root.path(), true);
         assert!(cgroups.describe().starts_with("cgroup v2 memory+pids+dmem, v2 for kill"), "{cgroups}");
     }
 
@@ -468,13 +468,13 @@ mod tests {
     fn the_memory_of_devices_is_limited_where_the_kernel_can() {
         let (root, sys) = machine(V2, "0::/\n", &["", "gpupool"]);
         std::fs::write(sys.join("cgroup.controllers"), "dmem\n").unwrap();
-        let group = Cgroups::detect_in(root.path(), true).create("job", &Default::default()).unwrap();
+        let group = CgroupManager::detect_in(root.path(), true).create("job", &Default::default()).unwrap();
         for directory in [&sys, &sys.join("gpupool")] {
             assert_eq!(std::fs::read_to_string(directory.join("cgroup.subtree_control")).unwrap(), "+dmem");
         }
         let file = sys.join("gpupool/job/dmem.max");
         std::fs::write(&file, "drm/0000:03:00.0/vram0 max\n").unwrap();
-        let limit = |address: &str| [crate::cgroup::DeviceMemory { pci_address: address.into(), bytes: 5 << 30 }];
+        let limit = |address: &str| [crate::cgroup::DeviceMemoryLimit { pci_address: address.into(), bytes: 5 << 30 }];
         group.limit_device_memory(&limit("0000:03:00.0")).unwrap();
         assert!(std::fs::read_to_string(&file).unwrap().starts_with("drm/0000:03:00.0/vram0 5368709120\n"));
         let refused = group.limit_device_memory(&limit("0000:04:00.0")).unwrap_err().to_string();
@@ -486,9 +486,9 @@ mod tests {
         let text = format!("{V1}{HYBRID_V2}");
         let cgroup = "4:memory:/some/where\n3:pids:/\n2:freezer:/\n0::/\n";
         let (root, sys) = machine(&text, cgroup, &["memory/some/where", "memory", "pids", "freezer", "unified"]);
-        let cgroups = Cgroups::detect_in(root.path(), true);
-        assert_eq!(cgroups.world(), World::Hybrid);
-        let bases: Vec<PathBuf> = cgroups.bases().collect();
+        let cgroups = CgroupManager::detect_in(root.path(), true);
+        assert_eq!(cgroups.layout(), CgroupLayout::Hybrid);
+        let bases: Vec<PathBuf> = cgroups.base_paths().collect();
         let expected = ["unified", "memory", "pids"].map(|name| sys.join(name).join("gpupool"));
         assert_eq!(bases, expected);
         assert!(cgroups.describe().starts_with("cgroup v1 memory+pids, v2 for kill"), "{cgroups}");
@@ -497,17 +497,17 @@ mod tests {
     #[test]
     fn v1_alone_is_tracked_by_its_freezer() {
         let (root, sys) = machine(V1, "4:memory:/\n3:pids:/\n2:freezer:/\n", &["memory", "pids", "freezer"]);
-        let cgroups = Cgroups::detect_in(root.path(), true);
-        assert_eq!(cgroups.world(), World::V1);
-        assert_eq!(cgroups.bases().next().unwrap(), sys.join("freezer/gpupool"));
+        let cgroups = CgroupManager::detect_in(root.path(), true);
+        assert_eq!(cgroups.layout(), CgroupLayout::V1);
+        assert_eq!(cgroups.base_paths().next().unwrap(), sys.join("freezer/gpupool"));
         assert!(cgroups.describe().starts_with("cgroup v1 memory+pids, kill by freezer"), "{cgroups}");
     }
 
     #[test]
     fn machines_without_usable_groups_say_why() {
         let (root, _) = machine("22 1 0:20 / /proc rw - proc proc rw\n", "0::/\n", &[]);
-        let cgroups = Cgroups::detect_in(root.path(), true);
-        assert_eq!(cgroups.world(), World::None);
+        let cgroups = CgroupManager::detect_in(root.path(), true);
+        assert_eq!(cgroups.layout(), CgroupLayout::None);
         assert_eq!(
             cgroups.describe(),
             "none: no cgroup file system is mounted; host memory looked at every 10 ms to 1 s, \
@@ -515,11 +515,11 @@ mod tests {
         );
 
         let (root, sys) = machine(&V2.replace(" rw,", " ro,"), "0::/\n", &[""]);
-        let cgroups = Cgroups::detect_in(root.path(), true);
-        assert_eq!(cgroups.world(), World::V2);
+        let cgroups = CgroupManager::detect_in(root.path(), true);
+        assert_eq!(cgroups.layout(), CgroupLayout::V2);
         assert!(cgroups.describe().contains(&format!("{} is mounted read-only", sys.display())), "{cgroups}");
 
-        let gone = Cgroups::detect_in(Path::new("/nonexistent"), true);
+        let gone = CgroupManager::detect_in(Path::new("/nonexistent"), true);
         assert!(gone.describe().starts_with("none: /nonexistent cannot be read"), "{gone}");
     }
 
@@ -530,23 +530,23 @@ mod tests {
         std::fs::write(scope.join("cgroup.controllers"), "memory pids\n").unwrap();
         let ours = std::process::id().to_string();
         std::fs::write(scope.join("cgroup.procs"), format!("{ours}\n")).unwrap();
-        assert!(Cgroups::detect_in(root.path(), false).limits_memory());
+        assert!(CgroupManager::detect_in(root.path(), false).limits_memory());
 
         std::fs::write(scope.join("cgroup.procs"), format!("1\n{ours}\n")).unwrap();
-        let cgroups = Cgroups::detect_in(root.path(), false);
+        let cgroups = CgroupManager::detect_in(root.path(), false);
         assert!(cgroups.can_create() && !cgroups.limits_memory() && !cgroups.limits_pids());
         assert!(cgroups.describe().starts_with("cgroup v2 no limits, v2 for kill"), "{cgroups}");
 
         // Handed down before: strangers do no harm any more.
         std::fs::write(scope.join("cgroup.subtree_control"), "pids\n").unwrap();
-        assert!(Cgroups::detect_in(root.path(), false).limits_pids());
+        assert!(CgroupManager::detect_in(root.path(), false).limits_pids());
     }
 
     #[test]
     fn in_the_leaf_of_a_delegated_group_the_groups_stay_beside_it() {
         let (root, sys) = machine(V2, "0::/unit.service/agent\n", &["unit.service", "unit.service/agent"]);
-        let cgroups = Cgroups::detect_in(root.path(), false);
-        assert_eq!(cgroups.bases().next().unwrap(), sys.join("unit.service/gpupool"));
+        let cgroups = CgroupManager::detect_in(root.path(), false);
+        assert_eq!(cgroups.base_paths().next().unwrap(), sys.join("unit.service/gpupool"));
     }
 
     #[test]
@@ -555,8 +555,8 @@ mod tests {
         let (root, sys) = machine(&text, "0::/docker/abc/leaf\n", &["", "leaf"]);
         std::fs::write(sys.join("leaf/cgroup.controllers"), "memory\n").unwrap();
         // An ordinary user gets groups below his own, and only because it is writable.
-        let cgroups = Cgroups::detect_in(root.path(), false);
-        assert_eq!(cgroups.bases().next().unwrap(), sys.join("leaf/gpupool"));
+        let cgroups = CgroupManager::detect_in(root.path(), false);
+        assert_eq!(cgroups.base_paths().next().unwrap(), sys.join("leaf/gpupool"));
         assert!(cgroups.limits_memory() && !cgroups.limits_pids());
     }
 
@@ -595,7 +595,7 @@ mod tests {
         let found = mounts(text);
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!(found[0].point, Path::new("/sys/fs/cgroup"));
-        assert!(!found[0].read_only && found[0].controllers.is_empty() && found[0].version == Version::V2);
+        assert!(!found[0].read_only && found[0].controllers.is_empty() && found[0].version == CgroupVersion::V2);
         assert_eq!(found[1].point, Path::new("/mnt/with blank"));
         assert_eq!(found[1].root, Path::new("/docker/abc"));
         assert!(found[1].read_only);
@@ -605,7 +605,7 @@ mod tests {
     fn v1_mounts_tell_their_controllers() {
         let found = mounts("33 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n");
         assert_eq!(found[0].controllers, ["cpu", "cpuacct"]);
-        assert_eq!(found[0].version, Version::V1);
+        assert_eq!(found[0].version, CgroupVersion::V1);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use super::detect::{LEAF, OURS, Place, ours, strangers};
 use super::limit::{put, write};
-use super::{At, Cgroups, GroupError, Limits, Version};
+use super::{At, CgroupError, CgroupLimits, CgroupManager, CgroupVersion};
 use crate::limits::{
     EMPTY_POLL_INTERVAL, GROUP_DEPTH, GROUP_KILL_PATIENCE, GROUP_NAME_LENGTH, KILL_ROUND_PAUSE, LEAF_ROUNDS,
     LEFTOVER_AGE, LEFTOVERS,
@@ -20,11 +20,11 @@ use crate::limits::{
 use crate::process::{ProcFs, ProcessHandle, ProcessId};
 use crate::wait_for;
 
-/// A group of processes that is ours: made by [`super::Cgroups::create`] or found again by [`super::Cgroups::open`].
+/// A group of processes that is ours: made by [`super::CgroupManager::create`] or found again by [`super::CgroupManager::open`].
 ///
-/// Dropping it leaves the group in the kernel; [`Group::remove`] ends it.
+/// Dropping it leaves the group in the kernel; [`ProcessCgroup::remove`] ends it.
 #[derive(Debug)]
-pub struct Group {
+pub struct ProcessCgroup {
     name: String,
     /// The group's directories, one per hierarchy; the first tells who is in it.
     parts: Vec<Part>,
@@ -37,12 +37,12 @@ pub(super) struct Part {
     pub path: PathBuf,
 }
 
-impl Cgroups {
+impl CgroupManager {
     /// Makes an empty group with these limits. On an error nothing of it is left.
-    pub fn create(&self, name: &str, limits: &Limits) -> Result<Group, GroupError> {
+    pub fn create(&self, name: &str, limits: &CgroupLimits) -> Result<ProcessCgroup, CgroupError> {
         check_name(name)?;
         if !self.can_create() {
-            return Err(GroupError::NotPossible { why: self.why_not.clone() });
+            return Err(CgroupError::NotPossible { why: self.unavailable_reason.clone() });
         }
         let mut made = Vec::new();
         for place in &self.places {
@@ -54,7 +54,7 @@ impl Cgroups {
                 }
             }
         }
-        let group = Group { name: name.to_owned(), parts: made };
+        let group = ProcessCgroup { name: name.to_owned(), parts: made };
         if let Err(error) = group.set_limits(limits) {
             remove_parts(&group.parts);
             return Err(error);
@@ -63,17 +63,17 @@ impl Cgroups {
     }
 
     /// Finds a group made earlier, by this or a former run of the program; `None` if there is none of that name.
-    pub fn open(&self, name: &str) -> Result<Option<Group>, GroupError> {
+    pub fn open(&self, name: &str) -> Result<Option<ProcessCgroup>, CgroupError> {
         check_name(name)?;
         let parts = self.places.iter().map(|place| part(place, name));
         let parts: Vec<Part> = parts.filter(|part| part.path.is_dir()).collect();
-        Ok((!parts.is_empty()).then(|| Group { name: name.to_owned(), parts }))
+        Ok((!parts.is_empty()).then(|| ProcessCgroup { name: name.to_owned(), parts }))
     }
 
     /// The names of all groups there are, also those of former runs.
-    pub fn names(&self) -> Result<Vec<String>, GroupError> {
+    pub fn cgroup_names(&self) -> Result<Vec<String>, CgroupError> {
         let mut names = BTreeSet::new();
-        for base in self.bases() {
+        for base in self.base_paths() {
             let groups = groups_in(&base)?;
             let found = groups.iter().filter_map(|group| group.file_name()?.to_str());
             names.extend(found.filter(|name| check_name(name).is_ok()).map(str::to_owned));
@@ -82,13 +82,13 @@ impl Cgroups {
     }
 }
 
-fn check_name(name: &str) -> Result<(), GroupError> {
+fn check_name(name: &str) -> Result<(), CgroupError> {
     // No dots: the kernel's own files in the same directory have them.
     let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     let fits = (1..=GROUP_NAME_LENGTH).contains(&name.len()) && name.chars().all(allowed);
     // These two would stand beside the controllers' own files of v1 (`tasks`, …), which have no dot either.
     if !fits || name == "tasks" || name == "notify_on_release" {
-        return Err(GroupError::InvalidName { name: name.to_owned() });
+        return Err(CgroupError::InvalidName { name: name.to_owned() });
     }
     Ok(())
 }
@@ -97,24 +97,24 @@ fn part(place: &Place, name: &str) -> Part {
     Part { path: place.base().join(name), place: place.clone() }
 }
 
-fn make(place: &Place, name: &str) -> Result<Part, GroupError> {
+fn make(place: &Place, name: &str) -> Result<Part, CgroupError> {
     let base = place.base();
-    if place.version == Version::V2 {
+    if place.version == CgroupVersion::V2 {
         hand_down_controllers(place, &place.parent)?;
     }
     make_directory(&base)?;
-    if place.version == Version::V2 {
+    if place.version == CgroupVersion::V2 {
         hand_down_controllers(place, &base)?;
     }
     let part = part(place, name);
     match std::fs::create_dir(&part.path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(GroupError::Exists { path: part.path }),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(CgroupError::Exists { path: part.path }),
         other => other.at("making", &part.path).map(|()| part),
     }
 }
 
 /// Makes a directory unless it is there.
-fn make_directory(path: &Path) -> Result<(), GroupError> {
+fn make_directory(path: &Path) -> Result<(), CgroupError> {
     match std::fs::create_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other.at("making", path),
@@ -122,7 +122,7 @@ fn make_directory(path: &Path) -> Result<(), GroupError> {
 }
 
 /// Lets the children of a v2 group have the controllers we use.
-fn hand_down_controllers(place: &Place, group: &Path) -> Result<(), GroupError> {
+fn hand_down_controllers(place: &Place, group: &Path) -> Result<(), CgroupError> {
     let file = group.join("cgroup.subtree_control");
     for (controller, wanted) in [("memory", place.memory), ("pids", place.pids), ("dmem", place.dmem)] {
         if !wanted
@@ -135,7 +135,7 @@ fn hand_down_controllers(place: &Place, group: &Path) -> Result<(), GroupError> 
     Ok(())
 }
 
-fn hand_down(group: &Path, file: &Path, order: &str) -> Result<(), GroupError> {
+fn hand_down(group: &Path, file: &Path, order: &str) -> Result<(), CgroupError> {
     for _ in 0..LEAF_ROUNDS {
         match put(file, order) {
             // The group holds processes itself. If they are all ours, we move one level down, out of the way; and again
@@ -149,7 +149,7 @@ fn hand_down(group: &Path, file: &Path, order: &str) -> Result<(), GroupError> {
     write(file, order)
 }
 
-fn move_into_leaf(group: &Path) -> Result<(), GroupError> {
+fn move_into_leaf(group: &Path) -> Result<(), CgroupError> {
     debug_assert!(!group.ends_with(OURS), "we never sit in the directory of the groups");
     let leaf = group.join(LEAF);
     make_directory(&leaf)?;
@@ -176,8 +176,8 @@ fn remove_parts(parts: &[Part]) {
     }
 }
 
-impl Group {
-    /// Its name, by which [`super::Cgroups::open`] finds it again.
+impl ProcessCgroup {
+    /// Its name, by which [`super::CgroupManager::open`] finds it again.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -188,24 +188,24 @@ impl Group {
     }
 
     /// Moves a process in. Its children of later are in too; those it has already are not.
-    pub fn add(&self, process: ProcessId) -> Result<(), GroupError> {
+    pub fn add_process(&self, process: ProcessId) -> Result<(), CgroupError> {
         if process.pid <= 1 || process.pid == std::process::id() {
             return Err(self.refused(format!("process {} is never put into a group that may be killed", process.pid)));
         }
-        let gone = || GroupError::ProcessGone(process);
+        let gone = || CgroupError::ProcessGone(process);
         // Held while it is moved, so that an ended process is not mistaken for the next one with its pid.
         let held = ProcessHandle::open(process).at("opening process of", self.path())?.ok_or_else(gone)?;
         for part in &self.parts {
             match write(&part.path.join("cgroup.procs"), &process.pid.to_string()) {
-                Err(GroupError::Io { source, .. }) if source.raw_os_error() == Some(libc::ESRCH) => return Err(gone()),
+                Err(CgroupError::Io { source, .. }) if source.raw_os_error() == Some(libc::ESRCH) => return Err(gone()),
                 other => other?,
             }
         }
-        if held.is_gone().at("watching process of", self.path())? { Err(gone()) } else { Ok(()) }
+        if held.has_exited().at("watching process of", self.path())? { Err(gone()) } else { Ok(()) }
     }
 
     /// The pids of all processes in the group and in groups the job made below it.
-    pub fn processes(&self) -> Result<Vec<u32>, GroupError> {
+    pub fn processes(&self) -> Result<Vec<u32>, CgroupError> {
         let mut pids = BTreeSet::new();
         for part in &self.parts {
             for directory in with_subgroups(&part.path)? {
@@ -222,9 +222,9 @@ impl Group {
     }
 
     /// Whether any process is in the group.
-    pub fn is_populated(&self) -> Result<bool, GroupError> {
+    pub fn is_populated(&self) -> Result<bool, CgroupError> {
         let tracker = self.tracker();
-        if tracker.place.version == Version::V1 {
+        if tracker.place.version == CgroupVersion::V1 {
             return Ok(!self.processes()?.is_empty());
         }
         let file = tracker.path.join("cgroup.events");
@@ -232,10 +232,10 @@ impl Group {
     }
 
     /// Removes the empty group from the kernel; one that still holds processes is an error and stays.
-    pub fn remove(&self) -> Result<(), GroupError> {
+    pub fn remove(&self) -> Result<(), CgroupError> {
         let left = self.processes()?;
         if !left.is_empty() {
-            return Err(GroupError::StillAlive { path: self.path().to_owned(), left });
+            return Err(CgroupError::StillAlive { path: self.path().to_owned(), left });
         }
         for part in &self.parts {
             self.check_is_ours(part)?;
@@ -250,14 +250,14 @@ impl Group {
     }
 
     /// The guard before anything that destroys: the directory lies strictly below the directory of our groups.
-    fn check_is_ours(&self, part: &Part) -> Result<(), GroupError> {
+    fn check_is_ours(&self, part: &Part) -> Result<(), CgroupError> {
         let base = part.place.base();
         let inside = part.path.parent() == Some(base.as_path()) && base.ends_with(OURS);
         if inside { Ok(()) } else { Err(self.refused(format!("it does not lie in {}", base.display()))) }
     }
 
-    fn refused(&self, why: String) -> GroupError {
-        GroupError::Refused { path: self.path().to_owned(), why }
+    fn refused(&self, why: String) -> CgroupError {
+        CgroupError::Refused { path: self.path().to_owned(), why }
     }
 
     fn tracker(&self) -> &Part {
@@ -270,7 +270,7 @@ impl Group {
 }
 
 /// The directory and all groups below it, parents first.
-fn with_subgroups(top: &Path) -> Result<Vec<PathBuf>, GroupError> {
+fn with_subgroups(top: &Path) -> Result<Vec<PathBuf>, CgroupError> {
     let mut found = vec![top.to_owned()];
     let mut level = vec![top.to_owned()];
     for _ in 0..GROUP_DEPTH {
@@ -288,7 +288,7 @@ fn with_subgroups(top: &Path) -> Result<Vec<PathBuf>, GroupError> {
 }
 
 /// The groups directly in this directory; none where it is gone.
-fn groups_in(directory: &Path) -> Result<Vec<PathBuf>, GroupError> {
+fn groups_in(directory: &Path) -> Result<Vec<PathBuf>, CgroupError> {
     let entries = match std::fs::read_dir(directory) {
         Err(error) if has_vanished(&error) => return Ok(Vec::new()),
         other => other.at("listing", directory)?,
@@ -302,11 +302,11 @@ fn has_vanished(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
 }
 
-impl Group {
+impl ProcessCgroup {
     /// Kills every process of the group, and of groups below it: at one stroke where the kernel offers it, else frozen
     /// first so that nothing can fork away. With `cgroup.kill` they may still be ending when this returns:
-    /// [`Group::wait_empty`] waits for that. An empty or removed group is fine.
-    pub fn kill(&self) -> Result<(), GroupError> {
+    /// [`ProcessCgroup::wait_empty`] waits for that. An empty or removed group is fine.
+    pub fn kill(&self) -> Result<(), CgroupError> {
         for part in &self.parts {
             self.check_is_ours(part)?;
         }
@@ -321,7 +321,7 @@ impl Group {
         self.kill_in_rounds()
     }
 
-    fn kill_at_one_stroke(&self) -> Result<bool, GroupError> {
+    fn kill_at_one_stroke(&self) -> Result<bool, CgroupError> {
         let file = self.tracker().path.join("cgroup.kill");
         match put(&file, "1") {
             Ok(()) => Ok(true),
@@ -331,7 +331,7 @@ impl Group {
         }
     }
 
-    fn kill_in_rounds(&self) -> Result<(), GroupError> {
+    fn kill_in_rounds(&self) -> Result<(), CgroupError> {
         let give_up = Instant::now() + GROUP_KILL_PATIENCE;
         loop {
             let left = self.processes()?;
@@ -339,7 +339,7 @@ impl Group {
                 return Ok(());
             }
             if Instant::now() >= give_up {
-                return Err(GroupError::StillAlive { path: self.path().to_owned(), left });
+                return Err(CgroupError::StillAlive { path: self.path().to_owned(), left });
             }
             self.freeze(true);
             let signalled = self.signal_all();
@@ -354,10 +354,10 @@ impl Group {
     fn freeze(&self, frozen: bool) {
         let Some(part) = self.part_with(|place| place.freezer) else { return };
         let (file, value) = match (part.place.version, frozen) {
-            (Version::V2, true) => ("cgroup.freeze", "1"),
-            (Version::V2, false) => ("cgroup.freeze", "0"),
-            (Version::V1, true) => ("freezer.state", "FROZEN"),
-            (Version::V1, false) => ("freezer.state", "THAWED"),
+            (CgroupVersion::V2, true) => ("cgroup.freeze", "1"),
+            (CgroupVersion::V2, false) => ("cgroup.freeze", "0"),
+            (CgroupVersion::V1, true) => ("freezer.state", "FROZEN"),
+            (CgroupVersion::V1, false) => ("freezer.state", "THAWED"),
         };
         for directory in with_subgroups(&part.path).unwrap_or_default() {
             if let Err(error) = put(&directory.join(file), value) {
@@ -366,9 +366,9 @@ impl Group {
         }
     }
 
-    fn signal_all(&self) -> Result<(), GroupError> {
+    fn signal_all(&self) -> Result<(), CgroupError> {
         for pid in self.processes()? {
-            let Some(id) = ProcessId::of(pid).at("looking up a process of", self.path())? else {
+            let Some(id) = ProcessId::of_pid(pid).at("looking up a process of", self.path())? else {
                 continue;
             };
             let held = ProcessHandle::open(id).at("opening a process of", self.path())?;
@@ -382,11 +382,11 @@ impl Group {
     }
 }
 
-impl Group {
+impl ProcessCgroup {
     /// Waits until no process is in the group: by the kernel's event in v2, by looking every now and then in v1. `false` if
     /// one still is when the deadline passes.
-    pub fn wait_empty(&self, deadline: Instant) -> Result<bool, GroupError> {
-        let mut events = self.events()?;
+    pub fn wait_empty(&self, deadline: Instant) -> Result<bool, CgroupError> {
+        let mut events = self.open_events()?;
         loop {
             let is_empty = match &mut events {
                 Some(events) => !self.is_populated_now(events)?,
@@ -404,7 +404,7 @@ impl Group {
     }
 
     /// Reads the events again, by which the kernel tells the next change of them.
-    fn is_populated_now(&self, events: &mut File) -> Result<bool, GroupError> {
+    fn is_populated_now(&self, events: &mut File) -> Result<bool, CgroupError> {
         let mut text = String::new();
         match events.rewind().and_then(|()| events.read_to_string(&mut text)) {
             Err(error) if has_vanished(&error) => return Ok(false),
@@ -415,9 +415,9 @@ impl Group {
 
     /// The file whose priority readiness (`POLLPRI`, after it was read) tells that the group became empty or populated,
     /// for waiting asynchronously; `None` in v1, which has no such event, and for a removed group.
-    pub fn events(&self) -> Result<Option<File>, GroupError> {
+    pub fn open_events(&self) -> Result<Option<File>, CgroupError> {
         let tracker = self.tracker();
-        if tracker.place.version == Version::V1 {
+        if tracker.place.version == CgroupVersion::V1 {
             return Ok(None);
         }
         let path = tracker.path.join("cgroup.events");
@@ -439,15 +439,15 @@ fn says_populated(events: &str) -> bool {
 /// if nothing changed: an owner that lives may still want to read how its job died.
 #[derive(Debug)]
 pub(crate) struct Leftovers {
-    cgroups: Cgroups,
+    cgroups: CgroupManager,
     names: Vec<String>,
     due: Instant,
 }
 
 impl Leftovers {
     /// Looks once.
-    pub fn look(cgroups: &Cgroups) -> Self {
-        let names = cgroups.names().unwrap_or_default();
+    pub fn look(cgroups: &CgroupManager) -> Self {
+        let names = cgroups.cgroup_names().unwrap_or_default();
         let names = names.into_iter().filter(|name| is_nobodys(cgroups, name)).take(LEFTOVERS).collect();
         Self { cgroups: cgroups.clone(), names, due: Instant::now() + LEFTOVER_AGE }
     }
@@ -470,10 +470,11 @@ impl Leftovers {
     }
 }
 
-fn is_nobodys(cgroups: &Cgroups, name: &str) -> bool {
+fn is_nobodys(cgroups: &CgroupManager, name: &str) -> bool {
     let Some(process) = process_of(name) else { return false };
     // One that cannot be looked up may be there.
-    let is_there = ProcFs::here().stat(process.pid).map_or(true, |stat| stat.is_some_and(|stat| stat.id() == process));
+    let is_there =
+        ProcFs::system().stat(process.pid).map_or(true, |stat| stat.is_some_and(|stat| stat.id() == process));
     let is_empty =
         || cgroups.open(name).ok().flatten().is_some_and(|group| group.processes().is_ok_and(|all| all.is_empty()));
     !is_there && is_empty()
@@ -493,7 +494,7 @@ mod tests {
     #[test]
     fn names_that_could_leave_the_directory_are_refused() {
         for name in ["", ".", "..", "a/b", "../x", "memory.max", "tasks", "ü", "a b", &"x".repeat(65)] {
-            assert!(matches!(check_name(name), Err(GroupError::InvalidName { .. })), "{name:?} was allowed");
+            assert!(matches!(check_name(name), Err(CgroupError::InvalidName { .. })), "{name:?} was allowed");
         }
         for name in ["lease-1", "L_9", &"x".repeat(64)] {
             check_name(name).unwrap();

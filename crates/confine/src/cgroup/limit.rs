@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use super::detect::{Place, memberships, mounts, own_directory};
 use super::group::Part;
-use super::{At, Group, GroupError, Version};
+use super::{At, CgroupError, CgroupVersion, ProcessCgroup};
 
 /// What a group may use; `None` sets no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct CgroupLimits {
     /// Bytes of host memory; swap is not given on top.
     pub host_memory: Option<u64>,
     /// Processes and threads at one time.
     pub pids: Option<u64>,
 }
 
-impl Group {
+impl ProcessCgroup {
     /// Sets the limits, replacing those before; a group over its new memory limit is shrunk or killed by the kernel.
-    pub fn set_limits(&self, limits: &Limits) -> Result<(), GroupError> {
+    pub fn set_limits(&self, limits: &CgroupLimits) -> Result<(), CgroupError> {
         match (self.part_with(|place| place.memory), limits.host_memory) {
             (Some(part), bytes) => write_memory(part, bytes)?,
             (None, Some(_)) => return Err(not_enforceable("host memory", "memory")),
@@ -34,16 +34,16 @@ impl Group {
     }
 }
 
-fn write_memory(part: &Part, bytes: Option<u64>) -> Result<(), GroupError> {
+fn write_memory(part: &Part, bytes: Option<u64>) -> Result<(), CgroupError> {
     match part.place.version {
-        Version::V2 => {
+        CgroupVersion::V2 => {
             write(&part.path.join("memory.max"), &or_max(bytes))?;
             let swap = if bytes.is_some() { "0" } else { "max" };
             write_if_there(&part.path.join("memory.swap.max"), swap)?;
             // A job that lost one of its processes rarely goes on well: all of it or nothing.
             write_if_there(&part.path.join("memory.oom.group"), "1")
         }
-        Version::V1 => {
+        CgroupVersion::V1 => {
             let memory_and_swap = part.path.join("memory.memsw.limit_in_bytes");
             let value = bytes.map_or("-1".to_owned(), |bytes| bytes.to_string());
             // Memory plus swap may never be below memory: out of the way first, then down to the same number.
@@ -58,12 +58,12 @@ fn or_max(value: Option<u64>) -> String {
     value.map_or("max".to_owned(), |value| value.to_string())
 }
 
-fn not_enforceable(limit: &'static str, controller: &str) -> GroupError {
-    GroupError::NotEnforceable { limit, why: format!("the {controller} controller is not available to this group") }
+fn not_enforceable(limit: &'static str, controller: &str) -> CgroupError {
+    CgroupError::NotEnforceable { limit, why: format!("the {controller} controller is not available to this group") }
 }
 
 /// Writes one of the kernel's control files, which exist already and are never created by writing.
-pub(super) fn write(path: &Path, value: &str) -> Result<(), GroupError> {
+pub(super) fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
     put(path, value).at("writing", path)
 }
 
@@ -72,7 +72,7 @@ pub(super) fn put(path: &Path, value: &str) -> io::Result<()> {
     io::Write::write_all(&mut file, value.as_bytes())
 }
 
-fn write_if_there(path: &Path, value: &str) -> Result<(), GroupError> {
+fn write_if_there(path: &Path, value: &str) -> Result<(), CgroupError> {
     match put(path, value) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other.at("writing", path),
@@ -81,22 +81,22 @@ fn write_if_there(path: &Path, value: &str) -> Result<(), GroupError> {
 
 /// How much memory of one device may be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceMemory {
+pub struct DeviceMemoryLimit {
     /// The device: `0000:03:00.0`, in any length of its first part.
     pub pci_address: String,
     /// Bytes, in each region of the device's memory.
     pub bytes: u64,
 }
 
-impl Group {
+impl ProcessCgroup {
     /// Limits the memory of these devices; beyond it the driver refuses to give more. Fails on the first that cannot be
     /// limited.
     ///
     /// The `dmem` controller of v2, from kernel 6.14 on: a driver that takes part names its memory by regions such as
     /// `drm/0000:03:00.0/vram0`, and each group has a limit for each region. Written after the kernel's documentation and
     /// tried on directories that look like it: no machine with such a driver was at hand.
-    pub fn limit_device_memory(&self, limits: &[DeviceMemory]) -> Result<(), GroupError> {
-        let not = |why: String| GroupError::NotEnforceable { limit: "GPU memory", why };
+    pub fn limit_device_memory(&self, limits: &[DeviceMemoryLimit]) -> Result<(), CgroupError> {
+        let not = |why: String| CgroupError::NotEnforceable { limit: "GPU memory", why };
         if limits.is_empty() {
             return Ok(());
         }
@@ -110,7 +110,7 @@ impl Group {
 pub(crate) const NO_CONTROLLER: &str = "no dmem controller of cgroup v2 (kernel 6.14 or newer) can be used here";
 
 /// Writes a limit for every region of each device; gives the address of the first device that has none.
-fn write_limits<'a>(file: &Path, limits: &'a [DeviceMemory]) -> Result<Option<&'a str>, GroupError> {
+fn write_limits<'a>(file: &Path, limits: &'a [DeviceMemoryLimit]) -> Result<Option<&'a str>, CgroupError> {
     // Every group lists every region, so the top group, which alone tells capacities, need not be visible.
     let regions = std::fs::read_to_string(file).at("reading", file)?;
     for limit in limits {
@@ -140,24 +140,25 @@ fn is_same_device(one: &str, other: &str) -> bool {
 
 /// Reads what a group uses. Goes on existing after the group, and then has nothing to tell.
 #[derive(Debug, Clone, Default)]
-pub struct Meter {
+pub struct CgroupMeter {
     memory: Option<PathBuf>,
     kills: Option<PathBuf>,
     pids: Option<PathBuf>,
-    cpu: Option<(Version, PathBuf)>,
+    cpu: Option<(CgroupVersion, PathBuf)>,
 }
 
-impl Group {
+impl ProcessCgroup {
     /// A meter of this group.
-    pub fn meter(&self) -> Meter {
-        let file = |has: fn(&Place) -> bool, name: fn(Version) -> &'static str| {
+    pub fn usage_meter(&self) -> CgroupMeter {
+        let file = |has: fn(&Place) -> bool, name: fn(CgroupVersion) -> &'static str| {
             let part = self.part_with(has)?;
             let path = part.path.join(name(part.place.version));
             path.is_file().then_some((part.place.version, path))
         };
-        let cpu_file = |version| if version == Version::V2 { "cpu.stat" } else { "cpuacct.usage" };
-        let memory_file = |version| if version == Version::V2 { "memory.current" } else { "memory.usage_in_bytes" };
-        Meter {
+        let cpu_file = |version| if version == CgroupVersion::V2 { "cpu.stat" } else { "cpuacct.usage" };
+        let memory_file =
+            |version| if version == CgroupVersion::V2 { "memory.current" } else { "memory.usage_in_bytes" };
+        CgroupMeter {
             memory: file(|place| place.memory, memory_file).map(|(_, path)| path),
             kills: file(|place| place.memory, kills_file).map(|(_, path)| path),
             pids: file(|place| place.pids, |_| "pids.current").map(|(_, path)| path),
@@ -166,7 +167,7 @@ impl Group {
     }
 }
 
-impl Meter {
+impl CgroupMeter {
     /// Bytes of host memory in use; files that were read and stay in memory are counted too.
     pub fn host_memory(&self) -> Option<u64> {
         number(self.memory.as_deref()?)
@@ -186,13 +187,13 @@ impl Meter {
     pub fn cpu_time(&self) -> Option<Duration> {
         let (version, path) = self.cpu.as_ref()?;
         match version {
-            Version::V1 => number(path).map(Duration::from_nanos),
-            Version::V2 => usage_told(&text(path)?),
+            CgroupVersion::V1 => number(path).map(Duration::from_nanos),
+            CgroupVersion::V2 => usage_told(&text(path)?),
         }
     }
 
     /// Which generation counts processor time.
-    pub fn counts_cpu_time(&self) -> Option<Version> {
+    pub fn cpu_time_version(&self) -> Option<CgroupVersion> {
         self.cpu.as_ref().map(|(version, _)| *version)
     }
 }
@@ -212,14 +213,14 @@ fn usage_told(cpu_stat: &str) -> Option<Duration> {
 
 /// The group that counts a process's memory, also one that another program made: reading only.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemoryGroup {
+pub struct MemoryCgroup {
     /// The file that tells how many processes were killed for want of memory.
     kills: PathBuf,
 }
 
-impl MemoryGroup {
+impl MemoryCgroup {
     /// The one a process is in now; `None` where it has gone, or no group counts memory here.
-    pub fn of(pid: u32) -> Option<Self> {
+    pub fn of_process(pid: u32) -> Option<Self> {
         Self::of_in(&PathBuf::from(format!("/proc/{pid}")))
     }
 
@@ -229,10 +230,10 @@ impl MemoryGroup {
         let counts = |file: PathBuf| file.is_file().then_some(Self { kills: file });
         let v1 = mounts.iter().find(|mount| mount.controllers.iter().any(|name| name == "memory"));
         if let Some(mount) = v1 {
-            return counts(own_directory(mount, &memberships).join(kills_file(Version::V1)));
+            return counts(own_directory(mount, &memberships).join(kills_file(CgroupVersion::V1)));
         }
-        let v2 = mounts.iter().find(|mount| mount.version == Version::V2)?;
-        counts(own_directory(v2, &memberships).join(kills_file(Version::V2)))
+        let v2 = mounts.iter().find(|mount| mount.version == CgroupVersion::V2)?;
+        counts(own_directory(v2, &memberships).join(kills_file(CgroupVersion::V2)))
     }
 
     /// How many processes the kernel killed because the group was over its limit; `None` once the group is gone.
@@ -242,10 +243,10 @@ impl MemoryGroup {
 }
 
 /// Where a group tells how many of its processes were killed for want of memory.
-fn kills_file(version: Version) -> &'static str {
+fn kills_file(version: CgroupVersion) -> &'static str {
     match version {
-        Version::V1 => "memory.oom_control",
-        Version::V2 => "memory.events",
+        CgroupVersion::V1 => "memory.oom_control",
+        CgroupVersion::V2 => "memory.events",
     }
 }
 
@@ -271,7 +272,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("dmem.max");
         std::fs::write(&file, "drm/0000:03:00.0/vram0 max\n").unwrap();
-        let limit = |address: &str, bytes| DeviceMemory { pci_address: address.into(), bytes };
+        let limit = |address: &str, bytes| DeviceMemoryLimit { pci_address: address.into(), bytes };
         assert_eq!(write_limits(&file, &[limit("00000000:03:00.0", 1 << 30)]).unwrap(), None);
         // The kernel takes a line at a time; a plain file shows the last one over what was there.
         assert!(std::fs::read_to_string(&file).unwrap().starts_with("drm/0000:03:00.0/vram0 1073741824\n"));
@@ -288,11 +289,11 @@ mod tests {
 
     #[test]
     fn a_meter_of_nothing_tells_nothing() {
-        let meter = Meter { memory: Some("/nonexistent".into()), ..Meter::default() };
+        let meter = CgroupMeter { memory: Some("/nonexistent".into()), ..CgroupMeter::default() };
         assert_eq!((meter.host_memory(), meter.processes(), meter.cpu_time()), (None, None, None));
     }
 
-    fn machine(mountinfo: &str, cgroup: &str, file: &str, text: &str) -> (tempfile::TempDir, Option<MemoryGroup>) {
+    fn machine(mountinfo: &str, cgroup: &str, file: &str, text: &str) -> (tempfile::TempDir, Option<MemoryCgroup>) {
         let root = tempfile::tempdir().unwrap();
         let place = root.path().join("sys").join(file);
         std::fs::create_dir_all(place.parent().unwrap()).unwrap();
@@ -300,7 +301,7 @@ mod tests {
         let sys = root.path().join("sys").display().to_string();
         std::fs::write(root.path().join("mountinfo"), mountinfo.replace('@', &sys)).unwrap();
         std::fs::write(root.path().join("cgroup"), cgroup).unwrap();
-        let found = MemoryGroup::of_in(root.path());
+        let found = MemoryCgroup::of_in(root.path());
         (root, found)
     }
 

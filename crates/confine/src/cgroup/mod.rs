@@ -1,9 +1,9 @@
 //! Control groups: which kind this machine has, and one group per lease with limits the kernel enforces.
 //!
 //! Three worlds exist: v2 alone; hybrid, where v1 carries memory and pids and v2 only knows who is in a group and how to
-//! kill it; and v1 alone. [`Cgroups::detect`] finds out and says so; [`Cgroups::create`] makes a group below a subtree
-//! that is ours alone (`gpupool/NAME`), and a [`Group`] can only be had from there: what is killed is always below it.
-//! No threads; a group lives in the kernel until [`Group::remove`], also across a restart of this program.
+//! kill it; and v1 alone. [`CgroupManager::detect`] finds out and says so; [`CgroupManager::create`] makes a group below a subtree
+//! that is ours alone (`gpupool/NAME`), and a [`ProcessCgroup`] can only be had from there: what is killed is always below it.
+//! No threads; a group lives in the kernel until [`ProcessCgroup::remove`], also across a restart of this program.
 
 mod detect;
 mod group;
@@ -12,17 +12,17 @@ mod limit;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use detect::{Cgroups, Version, World};
-pub use group::Group;
+pub use detect::{CgroupLayout, CgroupManager, CgroupVersion};
 pub(crate) use group::Leftovers;
+pub use group::ProcessCgroup;
 pub(crate) use limit::NO_CONTROLLER;
-pub use limit::{DeviceMemory, Limits, MemoryGroup, Meter};
+pub use limit::{CgroupLimits, CgroupMeter, DeviceMemoryLimit, MemoryCgroup};
 
 use crate::process::ProcessId;
 
 /// Why a group could not be made, changed or killed, by what the caller can do about it.
 #[derive(Debug, thiserror::Error)]
-pub enum GroupError {
+pub enum CgroupError {
     /// No groups here at all: watch the process tree instead.
     #[error("no control group can be made: {why}")]
     NotPossible {
@@ -63,11 +63,11 @@ pub enum GroupError {
 
 /// Adds what was tried and where to a system error.
 pub(super) trait At<T> {
-    fn at(self, action: &'static str, path: &Path) -> Result<T, GroupError>;
+    fn at(self, action: &'static str, path: &Path) -> Result<T, CgroupError>;
 }
 
 impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
-    fn at(self, action: &'static str, path: &Path) -> Result<T, GroupError> {
-        self.map_err(|source| GroupError::Io { action, path: path.to_owned(), source: source.into() })
+    fn at(self, action: &'static str, path: &Path) -> Result<T, CgroupError> {
+        self.map_err(|source| CgroupError::Io { action, path: path.to_owned(), source: source.into() })
     }
 }

@@ -37,7 +37,7 @@ pub(crate) const KEEPER_ARGUMENT: &str = "--gpupool-keeper";
 /// Becomes a keeper, never to return, if this process was started as one; else returns at once.
 ///
 /// Call it first thing in `main`, before threads, argument parsing and logging.
-pub fn main_if_asked() {
+pub fn run_helper_if_requested() {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_none_or(|first| first != KEEPER_ARGUMENT) {
         return;
@@ -184,7 +184,7 @@ impl Keeper {
         let _ = setpgid(Some(job), group(&order));
         let_go_of_streams()?;
         let pid = job.as_raw_nonzero().get().cast_unsigned();
-        let id = ProcessId::of(pid)?.ok_or_else(|| io::Error::other("/proc does not show the job's process"))?;
+        let id = ProcessId::of_pid(pid)?.ok_or_else(|| io::Error::other("/proc does not show the job's process"))?;
         watch.link.send(FromKeeper::Prepared(id))?;
         let placement = order.placement;
         Ok(Self { watch, guard, events, placement, job, gate, exec: Some(exec), ended: None, exec_failed: false })

@@ -12,7 +12,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpgrp, pidfd_open};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
 
 use super::{SpawnError, TerminalUse, Trying};
-use crate::cgroup::Group;
+use crate::cgroup::ProcessCgroup;
 use crate::keeper::{FromKeeper, Link, Placement, ToKeeper};
 use crate::limits::{DROP_PATIENCE, STOPPED_PATIENCE, STOPPED_PAUSE};
 use crate::process::{ProcFs, ProcessHandle, ProcessId, as_pid};
@@ -40,7 +40,7 @@ impl JobEnd {
 /// What a job does while it is followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobEvent {
-    /// Stopped by this signal (Ctrl-Z, or touching the terminal from the background): see [`Job::follow_stop`].
+    /// Stopped by this signal (Ctrl-Z, or touching the terminal from the background): see [`Job::mirror_stop`].
     Stopped(i32),
     /// Runs again.
     Continued,
@@ -50,7 +50,7 @@ pub enum JobEvent {
 
 /// A running job. Dropping it kills it, with all it started.
 ///
-/// Its file descriptor is readable when [`Job::try_event`] has something to tell.
+/// Its file descriptor is readable when [`Job::try_next_event`] has something to tell.
 #[derive(Debug)]
 pub struct Job {
     guard: Child,
@@ -60,7 +60,7 @@ pub struct Job {
     keeper: Option<ProcessHandle>,
     placement: Placement,
     terminal: Option<Terminal>,
-    pub(super) group: Option<Group>,
+    pub(super) group: Option<ProcessCgroup>,
     ended: Option<JobEnd>,
     stuck: u32,
     oom_kills: u64,
@@ -94,13 +94,13 @@ impl Job {
     }
 
     /// The job's group, if it was put into one and has not ended.
-    pub fn group(&self) -> Option<&Group> {
+    pub fn cgroup(&self) -> Option<&ProcessCgroup> {
         self.group.as_ref()
     }
 
     /// Whether the terminal's own signals (Ctrl-C, Ctrl-\, Ctrl-Z) reach the job without us although we get them too:
     /// it then shares our process group, and who passes them on as well would send them twice.
-    pub fn shares_our_group(&self) -> bool {
+    pub fn shares_our_process_group(&self) -> bool {
         self.placement != Placement::OwnGroup
     }
 
@@ -126,11 +126,11 @@ impl Job {
 
     /// Kills the job and everything it started, and waits until all is gone. Also where those who keep it were stopped or
     /// killed themselves, or a moment ago were not yet.
-    pub fn end_now(&mut self) -> Result<JobEnd, SpawnError> {
+    pub fn kill_and_wait(&mut self) -> Result<JobEnd, SpawnError> {
         self.kill()?;
         let begun = Instant::now();
         loop {
-            while let Some(event) = self.try_event()? {
+            while let Some(event) = self.try_next_event()? {
                 if let JobEvent::Ended(end) = event {
                     return Ok(end);
                 }
@@ -158,16 +158,16 @@ impl Job {
         }
     }
 
-    /// Waits for the job to end by itself, and ends it ([`Job::end_now`]) where that takes longer.
-    pub fn end_within(&mut self, grace: Duration) -> Result<JobEnd, SpawnError> {
+    /// Waits for the job to end by itself, and ends it ([`Job::kill_and_wait`]) where that takes longer.
+    pub fn wait_or_kill(&mut self, grace: Duration) -> Result<JobEnd, SpawnError> {
         let until = Instant::now() + grace;
         loop {
-            if let Ok(Some(JobEvent::Ended(end))) = self.try_event() {
+            if let Ok(Some(JobEvent::Ended(end))) = self.try_next_event() {
                 return Ok(end);
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return self.end_now();
+                return self.kill_and_wait();
             }
             let _ = wait_for(&self.link, PollFlags::IN, left);
         }
@@ -192,13 +192,13 @@ impl Job {
 
     /// What the job did, if there is news. For asynchronous use: wait until the file descriptor is readable, then call
     /// this until it says `None` or that the job has ended.
-    pub fn try_event(&mut self) -> Result<Option<JobEvent>, SpawnError> {
+    pub fn try_next_event(&mut self) -> Result<Option<JobEvent>, SpawnError> {
         self.receive(RecvFlags::DONTWAIT)
     }
 
     /// How many of the job's processes could not be killed when it ended: they hang inside the kernel or belong to
     /// another user. The keeper goes on trying.
-    pub fn stuck(&self) -> u32 {
+    pub fn stuck_processes(&self) -> u32 {
         self.stuck
     }
 
@@ -210,7 +210,7 @@ impl Job {
     /// To be called on [`JobEvent::Stopped`]: does what a person at the terminal expects. We take the terminal back and
     /// stop ourselves, so that the shell shows its prompt; continued (`fg`, `bg`), we continue the job, in the
     /// foreground if we are. Returns at once if no terminal connects us and the job.
-    pub fn follow_stop(&mut self, signal: i32) -> Result<(), SpawnError> {
+    pub fn mirror_stop(&mut self, signal: i32) -> Result<(), SpawnError> {
         let Some(terminal) = &self.terminal else {
             return Ok(());
         };
@@ -295,7 +295,7 @@ impl Job {
     /// Guard and keeper were killed together. The kernel killed the main process with the keeper; what it started is
     /// in the group, if there is one, or still below it for a moment.
     fn after_both_keepers_died(&mut self) -> JobEvent {
-        for id in ProcFs::here().tree(self.id.pid).unwrap_or_default().into_iter().chain([self.id]) {
+        for id in ProcFs::system().descendants(self.id.pid).unwrap_or_default().into_iter().chain([self.id]) {
             if let Ok(Some(process)) = ProcessHandle::open(id) {
                 let _ = process.signal(Signal::KILL);
             }
@@ -313,7 +313,7 @@ impl Job {
 
     fn end_group(&mut self) {
         let Some(group) = self.group.take() else { return };
-        self.oom_kills = group.meter().oom_kills().unwrap_or(0);
+        self.oom_kills = group.usage_meter().oom_kills().unwrap_or(0);
         let ended = group.kill().and_then(|()| group.wait_empty(Instant::now() + DROP_PATIENCE));
         if let Err(error) = ended.and_then(|_| group.remove()) {
             tracing::warn!(group = %group.path().display(), %error, "the job's group could not be removed");
@@ -324,7 +324,7 @@ impl Job {
 /// The keeper of a job that was made a moment ago, and waits.
 fn parent_of(job: ProcessId) -> Option<ProcessHandle> {
     let parent = ProcessHandle::open(job).ok()??.parent().ok()??;
-    ProcessHandle::open(ProcessId::of(parent).ok()??).ok()?
+    ProcessHandle::open(ProcessId::of_pid(parent).ok()??).ok()?
 }
 
 impl AsFd for Job {
@@ -384,7 +384,7 @@ pub(super) fn arrange(wish: TerminalUse) -> io::Result<(Placement, Option<Termin
     let terminal = Terminal { device, ours: getpgrp(), modes: None };
     let group = terminal.ours.as_raw_nonzero().get();
     let shared = || -> io::Result<bool> {
-        Ok(ProcFs::here().all()?.iter().any(|stat| stat.group == group && stat.pid != std::process::id()))
+        Ok(ProcFs::system().processes()?.iter().any(|stat| stat.group == group && stat.pid != std::process::id()))
     };
     if terminal.is_ours() && shared()? {
         return Ok((Placement::GroupOfStarter(group), None));

@@ -1,9 +1,9 @@
 //! Starting a job that cannot outlive its starter.
 //!
 //! [`Job::prepare`] makes the job's process and stops short of running the program, so that it can be put into a group
-//! or told to the agent first; [`Prepared::start`] lets it run. When a [`Job`] is dropped, or this program dies in
+//! or told to the agent first; [`PreparedJob::start`] lets it run. When a [`Job`] is dropped, or this program dies in
 //! whatever way, everything the job ever started is killed ([`crate::keeper`] does it); nothing is left either when the
-//! job ends by itself. The program must call [`crate::keeper::main_if_asked`] first thing in its `main`.
+//! job ends by itself. The program must call [`crate::keeper::run_helper_if_requested`] first thing in its `main`.
 
 mod job;
 
@@ -23,7 +23,7 @@ use rustix::process::Signal;
 use job::arrange;
 pub use job::{Job, JobEnd, JobEvent};
 
-use crate::cgroup::{Group, GroupError};
+use crate::cgroup::{CgroupError, ProcessCgroup};
 use crate::keeper::{FromKeeper, KEEPER_ARGUMENT, Link, Order, Placement, ToKeeper};
 use crate::limits::{KEEPER_START_PATIENCE, STOPPED_PAUSE};
 use crate::process::{ProcFs, ProcessHandle, ProcessId};
@@ -50,7 +50,7 @@ pub struct JobSpec {
     directory: Option<PathBuf>,
     streams: Option<[Stdio; 3]>,
     terminal: TerminalUse,
-    keeper: PathBuf,
+    keeper_program: PathBuf,
 }
 
 impl JobSpec {
@@ -64,7 +64,7 @@ impl JobSpec {
             streams: None,
             terminal: TerminalUse::default(),
             // The running program itself, also when its file has been replaced or removed since.
-            keeper: PathBuf::from("/proc/self/exe"),
+            keeper_program: PathBuf::from("/proc/self/exe"),
         }
     }
 
@@ -104,17 +104,17 @@ impl JobSpec {
         self
     }
 
-    /// Another program to act as keeper: one whose `main` calls [`crate::keeper::main_if_asked`]. For programs that
+    /// Another program to act as keeper: one whose `main` calls [`crate::keeper::run_helper_if_requested`]. For programs that
     /// cannot do so themselves, such as an interpreter that loaded this crate.
-    pub fn keeper(mut self, program: impl Into<PathBuf>) -> Self {
-        self.keeper = program.into();
+    pub fn keeper_program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.keeper_program = program.into();
         self
     }
 }
 
 /// A job whose process exists but does not run its program yet. Dropping it ends the process.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedJob {
     job: Job,
     program: OsString,
 }
@@ -125,8 +125,8 @@ impl Job {
         Self::prepare(spec)?.start()
     }
 
-    /// Makes the job's process, which then waits for [`Prepared::start`].
-    pub fn prepare(spec: JobSpec) -> Result<Prepared, SpawnError> {
+    /// Makes the job's process, which then waits for [`PreparedJob::start`].
+    pub fn prepare(spec: JobSpec) -> Result<PreparedJob, SpawnError> {
         let (placement, terminal) = arrange(spec.terminal).trying("looking at the terminal")?;
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
@@ -136,7 +136,7 @@ impl Job {
         let link = Link::new(ours);
         let why = match next_message(&link, || wake(&guard)) {
             Ok(Some(FromKeeper::Prepared(id))) => {
-                return Ok(Prepared { job: Job::new(guard, link, id, placement, terminal), program });
+                return Ok(PreparedJob { job: Job::new(guard, link, id, placement, terminal), program });
             }
             Ok(None) => SpawnError::Keeper { why: "did not come up in time" },
             Err(error @ SpawnError::Io { .. }) => error,
@@ -149,15 +149,15 @@ impl Job {
     }
 }
 
-impl Prepared {
+impl PreparedJob {
     /// The process that will run the program, under this very pid.
     pub fn id(&self) -> ProcessId {
         self.job.id()
     }
 
     /// Puts the process into a group, which from now on is the job's: killed and removed with it.
-    pub fn join(&mut self, group: Group) -> Result<(), SpawnError> {
-        group.add(self.id())?;
+    pub fn join_cgroup(&mut self, group: ProcessCgroup) -> Result<(), SpawnError> {
+        group.add_process(self.id())?;
         self.job.group = Some(group);
         Ok(())
     }
@@ -187,7 +187,7 @@ fn start_guard(spec: JobSpec, placement: Placement, link: OwnedFd) -> Result<Chi
         program: spec.program,
         arguments: spec.arguments,
     };
-    let mut command = Command::new(spec.keeper);
+    let mut command = Command::new(spec.keeper_program);
     command.arg0("gpupool-keeper").arg(KEEPER_ARGUMENT).args(order.to_arguments());
     for (name, value) in spec.environment {
         match value {
@@ -227,8 +227,8 @@ fn inherit(command: &mut Command, link: OwnedFd) {
 
 /// Somebody may have stopped those who are to keep the job.
 fn wake(guard: &Child) {
-    let below = ProcFs::here().tree(guard.id()).unwrap_or_default();
-    let all = ProcessId::of(guard.id()).ok().flatten().into_iter().chain(below);
+    let below = ProcFs::system().descendants(guard.id()).unwrap_or_default();
+    let all = ProcessId::of_pid(guard.id()).ok().flatten().into_iter().chain(below);
     for process in all.filter_map(|id| ProcessHandle::open(id).ok().flatten()) {
         // Gone meanwhile: that is told by the link.
         let _ = process.signal(Signal::CONT);
@@ -274,7 +274,7 @@ pub enum SpawnError {
     Keeper { why: &'static str },
     /// The process could not be put into its group.
     #[error(transparent)]
-    Group(#[from] GroupError),
+    Cgroup(#[from] CgroupError),
     /// The system refused.
     #[error("{action}: {source}")]
     Io { action: &'static str, source: io::Error },

@@ -10,13 +10,13 @@ use crate::support::{
     PATIENCE, Starter, escaping_job, expect_gone, group_name, groups_or_skip, is_root, kill, memory_peak, skipped,
     v1_alone,
 };
-use gpupool_confine::cgroup::{Cgroups, Group, GroupError, Limits, World};
+use gpupool_confine::cgroup::{CgroupError, CgroupLayout, CgroupLimits, CgroupManager, ProcessCgroup};
 use gpupool_confine::process::ProcessId;
 
 /// A process of the test that is put into a group and killed with it.
 fn sleeper() -> (Child, ProcessId) {
     let child = Command::new("sleep").arg("600").stdin(Stdio::null()).process_group(0).spawn().unwrap();
-    let id = ProcessId::of(child.id()).unwrap().unwrap();
+    let id = ProcessId::of_pid(child.id()).unwrap().unwrap();
     (child, id)
 }
 
@@ -33,29 +33,29 @@ fn waiting_python(script: &str) -> Child {
 }
 
 /// Puts the waiting process into the group, lets it run and waits for its end.
-fn run_in(group: &Group, mut child: Child) -> ExitStatus {
-    group.add(ProcessId::of(child.id()).unwrap().unwrap()).unwrap();
+fn run_in(group: &ProcessCgroup, mut child: Child) -> ExitStatus {
+    group.add_process(ProcessId::of_pid(child.id()).unwrap().unwrap()).unwrap();
     drop(child.stdin.take());
     child.wait().unwrap()
 }
 
-fn expect_empty(group: &Group) {
+fn expect_empty(group: &ProcessCgroup) {
     assert!(group.wait_empty(Instant::now() + PATIENCE).unwrap(), "still in it: {:?}", group.processes());
 }
 
 /// The whole life of a group, on whatever path `cgroups` found.
-fn live_through(cgroups: &Cgroups, story: &str) {
+fn live_through(cgroups: &CgroupManager, story: &str) {
     let name = group_name(story);
-    let group = cgroups.create(&name, &Limits { host_memory: Some(256 << 20), pids: Some(64) }).unwrap();
-    assert!(matches!(cgroups.create(&name, &Limits::default()), Err(GroupError::Exists { .. })));
-    assert!(cgroups.names().unwrap().contains(&name));
+    let group = cgroups.create(&name, &CgroupLimits { host_memory: Some(256 << 20), pids: Some(64) }).unwrap();
+    assert!(matches!(cgroups.create(&name, &CgroupLimits::default()), Err(CgroupError::Exists { .. })));
+    assert!(cgroups.cgroup_names().unwrap().contains(&name));
     assert!(!group.is_populated().unwrap());
     expect_empty(&group);
 
     let (mut first, first_id) = sleeper();
     let (mut second, second_id) = sleeper();
-    group.add(first_id).unwrap();
-    group.add(second_id).unwrap();
+    group.add_process(first_id).unwrap();
+    group.add_process(second_id).unwrap();
     assert!(group.is_populated().unwrap());
     assert!(!group.wait_empty(Instant::now()).unwrap());
     let mut pids = [first_id.pid, second_id.pid];
@@ -64,23 +64,23 @@ fn live_through(cgroups: &Cgroups, story: &str) {
     let membership = std::fs::read_to_string(format!("/proc/{}/cgroup", first_id.pid)).unwrap();
     assert!(membership.contains(&format!("/gpupool/{name}\n")), "{membership}");
     match group.remove() {
-        Err(GroupError::StillAlive { left, .. }) => assert_eq!(left, pids),
+        Err(CgroupError::StillAlive { left, .. }) => assert_eq!(left, pids),
         other => panic!("a group with processes was removed: {other:?}"),
     }
 
     // As after a restart: the group is found by its name, and killed without anything else known about it.
     drop(group);
     let group = cgroups.open(&name).unwrap().unwrap();
-    group.set_limits(&Limits { host_memory: None, pids: None }).unwrap();
+    group.set_limits(&CgroupLimits { host_memory: None, pids: None }).unwrap();
     group.kill().unwrap();
     expect_empty(&group);
     first.wait().unwrap();
     second.wait().unwrap();
-    assert!(matches!(group.add(first_id), Err(GroupError::ProcessGone(id)) if id == first_id));
+    assert!(matches!(group.add_process(first_id), Err(CgroupError::ProcessGone(id)) if id == first_id));
     group.kill().unwrap();
     group.remove().unwrap();
     assert!(cgroups.open(&name).unwrap().is_none());
-    assert!(!cgroups.names().unwrap().contains(&name));
+    assert!(!cgroups.cgroup_names().unwrap().contains(&name));
 }
 
 #[test]
@@ -104,10 +104,10 @@ fn a_group_lives_and_dies_with_v1_alone() {
 #[test]
 fn neither_process_1_nor_ourselves_get_into_a_group() {
     let Some(cgroups) = groups_or_skip() else { return };
-    let group = cgroups.create(&group_name("refuse"), &Limits::default()).unwrap();
+    let group = cgroups.create(&group_name("refuse"), &CgroupLimits::default()).unwrap();
     let init = ProcessId { pid: 1, started: 0 };
-    for process in [ProcessId::ours().unwrap(), init] {
-        assert!(matches!(group.add(process), Err(GroupError::Refused { .. })), "{process} was taken");
+    for process in [ProcessId::current().unwrap(), init] {
+        assert!(matches!(group.add_process(process), Err(CgroupError::Refused { .. })), "{process} was taken");
     }
     assert!(group.processes().unwrap().is_empty());
     group.remove().unwrap();
@@ -120,10 +120,10 @@ fn a_hog_is_killed_by_the_limit_of_its_group_and_counted() {
         return skipped("limits by control groups", &cgroups.describe());
     }
     let limit = 64 << 20;
-    let group = cgroups.create(&group_name("hog"), &Limits { host_memory: Some(limit), pids: None }).unwrap();
-    assert_eq!(group.meter().oom_kills(), Some(0));
+    let group = cgroups.create(&group_name("hog"), &CgroupLimits { host_memory: Some(limit), pids: None }).unwrap();
+    assert_eq!(group.usage_meter().oom_kills(), Some(0));
     let status = run_in(&group, waiting_python("b = b'x' * (512 << 20); sys.exit(len(b) == 0)"));
-    let (kills, peak) = (group.meter().oom_kills(), memory_peak(&cgroups, group.name()));
+    let (kills, peak) = (group.usage_meter().oom_kills(), memory_peak(&cgroups, group.name()));
     expect_empty(&group);
     group.remove().unwrap();
     assert_eq!(status.signal(), Some(9), "{status:?}");
@@ -137,7 +137,7 @@ fn a_limit_on_processes_stops_forks() {
     if !cgroups.limits_pids() {
         return skipped("limits by control groups", &cgroups.describe());
     }
-    let group = cgroups.create(&group_name("pids"), &Limits { host_memory: None, pids: Some(3) }).unwrap();
+    let group = cgroups.create(&group_name("pids"), &CgroupLimits { host_memory: None, pids: Some(3) }).unwrap();
     let script = "made = 0\n\
         try:\n    while made < 10:\n        if os.fork() == 0:\n            import time; time.sleep(600)\n        made += 1\n\
         except BlockingIOError:\n    pass\n\
@@ -152,7 +152,7 @@ fn a_limit_on_processes_stops_forks() {
 #[test]
 fn groups_the_job_made_inside_are_killed_and_removed_too() {
     let Some(cgroups) = groups_or_skip() else { return };
-    let group = cgroups.create(&group_name("nested"), &Limits::default()).unwrap();
+    let group = cgroups.create(&group_name("nested"), &CgroupLimits::default()).unwrap();
     let inner = group.path().join("a").join("b");
     std::fs::create_dir_all(&inner).unwrap();
     let (mut child, id) = sleeper();
@@ -220,8 +220,8 @@ fn a_group_can_be_killed_by_somebody_else_and_the_job_says_so() {
 #[test]
 fn an_ordinary_user_gets_groups_below_a_cgroup_that_was_handed_over_and_else_a_reason() {
     let Some(cgroups) = groups_or_skip() else { return };
-    let Some(unified) = cgroups.bases().next().and_then(|base| base.parent().map(Path::to_owned)) else { return };
-    if !is_root() || cgroups.world() == World::V1 || !unified.join("cgroup.procs").exists() {
+    let Some(unified) = cgroups.base_paths().next().and_then(|base| base.parent().map(Path::to_owned)) else { return };
+    if !is_root() || cgroups.layout() == CgroupLayout::V1 || !unified.join("cgroup.procs").exists() {
         return skipped("delegated control groups", "needs root and cgroup v2, to hand a part of it to user 65534");
     }
     let as_nobody = |prefix: &str| {

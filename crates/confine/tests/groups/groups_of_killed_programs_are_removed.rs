@@ -3,23 +3,23 @@
 use std::time::Instant;
 
 use crate::support::{PATIENCE, Starter, expect_gone, groups_or_skip, held, kill};
-use gpupool_confine::bounds::Watcher;
-use gpupool_confine::cgroup::{Cgroups, Limits};
+use gpupool_confine::bounds::BoundsWatcher;
+use gpupool_confine::cgroup::{CgroupLimits, CgroupManager};
 use gpupool_confine::process::ProcessId;
 
 /// The name of the group of a job that a program left when it was killed.
 fn left_by_a_killed_program() -> String {
     let mut starter = Starter::run(&[], &["sleep", "600"]);
     let job: u32 = starter.expect("started ").parse().unwrap();
-    let id = ProcessId::of(job).unwrap().unwrap();
+    let id = ProcessId::of_pid(job).unwrap().unwrap();
     let name = format!("worker-{}-{}", id.pid, id.started);
     let process = held(job);
-    Cgroups::detect().create(&name, &Limits::default()).unwrap().add(id).unwrap();
+    CgroupManager::detect().create(&name, &CgroupLimits::default()).unwrap().add_process(id).unwrap();
     kill(&held(starter.child.id()));
     expect_gone([&process]);
     // Until its new parent has taken notice, it still counts as there.
     let give_up = Instant::now() + PATIENCE;
-    while ProcessId::of(job).unwrap() == Some(id) {
+    while ProcessId::of_pid(job).unwrap() == Some(id) {
         assert!(Instant::now() < give_up, "nobody takes notice of the end of process {job}");
         std::thread::yield_now();
     }
@@ -29,9 +29,9 @@ fn left_by_a_killed_program() -> String {
 #[test]
 fn an_empty_group_whose_process_is_gone_is_removed_and_no_other() {
     let Some(cgroups) = groups_or_skip() else { return };
-    let ours = ProcessId::ours().unwrap();
+    let ours = ProcessId::current().unwrap();
     let make = |name: String| {
-        cgroups.create(&name, &Limits::default()).unwrap();
+        cgroups.create(&name, &CgroupLimits::default()).unwrap();
         name
     };
     let left = [left_by_a_killed_program(), make(format!("run-{}-{}", ours.pid, ours.started + 1))];
@@ -42,13 +42,13 @@ fn an_empty_group_whose_process_is_gone_is_removed_and_no_other() {
     ];
     // Not empty, whatever its name says.
     let mut sleeper = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-    let used = cgroups.create(&format!("run-{}-{}", ours.pid, ours.started + 2), &Limits::default()).unwrap();
-    used.add(ProcessId::of(sleeper.id()).unwrap().unwrap()).unwrap();
+    let used = cgroups.create(&format!("run-{}-{}", ours.pid, ours.started + 2), &CgroupLimits::default()).unwrap();
+    used.add_process(ProcessId::of_pid(sleeper.id()).unwrap().unwrap()).unwrap();
 
-    let watcher = Watcher::start(cgroups.clone()).unwrap();
+    let watcher = BoundsWatcher::start(cgroups.clone()).unwrap();
     let give_up = Instant::now() + PATIENCE;
     let names = loop {
-        let names = cgroups.names().unwrap();
+        let names = cgroups.cgroup_names().unwrap();
         if !left.iter().any(|name| names.contains(name)) {
             break names;
         }

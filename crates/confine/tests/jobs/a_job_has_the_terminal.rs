@@ -93,7 +93,7 @@ fn ctrl_z_stops_job_and_starter_and_both_go_on_together() {
     assert_eq!(session.starter.expect("stopped "), "20");
     session.expect_starter_stopped();
     assert_eq!(session.foreground(), session.starter.child.id(), "the shell was to find the terminal with the starter");
-    assert_eq!(ProcFs::here().stat(job).unwrap().unwrap().state, 'T');
+    assert_eq!(ProcFs::system().stat(job).unwrap().unwrap().state, 'T');
 
     kill_process(Pid::from_child(&session.starter.child), Signal::CONT).unwrap();
     session.starter.expect("continued");
@@ -121,7 +121,7 @@ fn in_a_pipeline_the_job_shares_the_group_and_nobody_loses_the_terminal() {
     command.args(["--ctty", "sh", "-c", pipeline]).arg(starter_program());
     let mut session = Session::run(command);
     let job = session.ready();
-    let group = ProcFs::here().stat(job).unwrap().unwrap().group;
+    let group = ProcFs::system().stat(job).unwrap().unwrap().group;
     assert_eq!(group.cast_unsigned(), session.starter.child.id(), "the group of the shell that runs the pipeline");
     session.press(b"hello\n");
     assert_eq!(session.starter.expect("got "), "hello");

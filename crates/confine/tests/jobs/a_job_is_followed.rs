@@ -16,7 +16,7 @@ fn shell(script: &str) -> JobSpec {
 }
 
 fn with_pipes(spec: JobSpec) -> JobSpec {
-    spec.keeper(starter_program()).streams(Stdio::piped(), Stdio::piped(), Stdio::inherit())
+    spec.keeper_program(starter_program()).streams(Stdio::piped(), Stdio::piped(), Stdio::inherit())
 }
 
 /// Waits until the job has said so many lines.
@@ -48,10 +48,10 @@ fn a_job_gets_its_environment_directory_and_streams() {
 #[test]
 fn the_end_can_be_awaited_by_a_file_descriptor() {
     let mut job = Job::spawn(shell("read line; exit 2")).unwrap();
-    assert_eq!(job.try_event().unwrap(), None);
+    assert_eq!(job.try_next_event().unwrap(), None);
     drop(job.take_streams());
     poll(&mut [PollFd::new(&job, PollFlags::IN)], None).unwrap();
-    assert_eq!(job.try_event().unwrap(), Some(JobEvent::Ended(JobEnd::Exited(2))));
+    assert_eq!(job.try_next_event().unwrap(), Some(JobEvent::Ended(JobEnd::Exited(2))));
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_kill_takes_all_the_job_started() {
     job.kill().unwrap();
     assert_eq!(job.wait().unwrap(), JobEnd::Signalled(9));
     for escaper in &escapers {
-        assert!(escaper.is_gone().unwrap(), "{} was there when the end was told", escaper.id());
+        assert!(escaper.has_exited().unwrap(), "{} was there when the end was told", escaper.id());
     }
 }
 
@@ -122,7 +122,7 @@ fn words_the_keeper_never_read_do_not_hide_how_the_job_ended() {
     // While the keeper cannot act, the job ends and a word for it arrives: the end is looked at first.
     keeper.signal(Signal::STOP).unwrap();
     let deadline = Instant::now() + PATIENCE;
-    while ProcFs::here().stat(keeper.id().pid).unwrap().unwrap().state != 'T' {
+    while ProcFs::system().stat(keeper.id().pid).unwrap().unwrap().state != 'T' {
         assert!(Instant::now() < deadline, "the keeper {} does not stop", keeper.id());
         std::thread::yield_now();
     }
@@ -140,6 +140,6 @@ fn what_is_wrong_with_the_directory_or_the_keeper_is_told() {
     assert_eq!(missing.to_string(), "working directory /no/such/directory: No such file or directory (os error 2)");
     let file = Job::spawn(shell("exit 0").directory("/proc/version")).unwrap_err();
     assert!(matches!(file, SpawnError::Directory { .. }), "{file}");
-    let stranger = Job::spawn(shell("exit 0").keeper("/bin/true")).unwrap_err();
+    let stranger = Job::spawn(shell("exit 0").keeper_program("/bin/true")).unwrap_err();
     assert_eq!(stranger.to_string(), "the keeper of the job ended before the job's process existed");
 }

@@ -80,8 +80,8 @@ fn a_keeper_that_was_stopped_does_not_save_the_job_from_the_death_of_the_starter
 fn a_keeper_that_is_stopped_after_it_told_the_end_does_not_stay() {
     // Often enough that it is stopped, and not gone already, at least once.
     for _ in 0..100 {
-        let prepared = Job::prepare(JobSpec::new("true").keeper(starter_program())).unwrap();
-        let keeper = held(ProcFs::here().stat(prepared.id().pid).unwrap().unwrap().parent);
+        let prepared = Job::prepare(JobSpec::new("true").keeper_program(starter_program())).unwrap();
+        let keeper = held(ProcFs::system().stat(prepared.id().pid).unwrap().unwrap().parent);
         let mut job = prepared.start().unwrap();
         let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
         assert_eq!(poll(&mut [PollFd::new(&job, PollFlags::IN)], Some(&patience)), Ok(1), "the end was never told");
@@ -98,7 +98,7 @@ fn the_normal_end_kills_what_was_left_behind_before_it_is_told() {
     starter.give_input();
     assert_eq!(starter.expect("ended "), "exited 7");
     for escaper in &escapers {
-        assert!(escaper.is_gone().unwrap(), "{} was there when the end was told", escaper.id());
+        assert!(escaper.has_exited().unwrap(), "{} was there when the end was told", escaper.id());
     }
     assert_eq!(starter.exit_code(), Some(7));
 }
@@ -110,7 +110,7 @@ fn a_dropped_job_is_gone_when_the_drop_returns() {
     starter.give_input();
     starter.expect("dropped");
     for escaper in &escapers {
-        assert!(escaper.is_gone().unwrap(), "{} outlived the drop", escaper.id());
+        assert!(escaper.has_exited().unwrap(), "{} outlived the drop", escaper.id());
     }
 }
 
@@ -159,7 +159,7 @@ fn a_process_that_cannot_die_yet_holds_up_neither_the_end_nor_its_own_later_end(
     starter.give_input();
     assert_eq!(starter.expect("stuck "), "1");
     assert_eq!(starter.expect("ended "), "exited 0");
-    assert!(!stuck.is_gone().unwrap() && !guard.is_gone().unwrap());
+    assert!(!stuck.has_exited().unwrap() && !guard.has_exited().unwrap());
     let group = frozen.thaw();
     expect_gone(escapers.iter().chain([&guard, &keeper]));
     std::fs::remove_dir(group).unwrap();

@@ -6,8 +6,8 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use gpupool_confine::bounds::{Bounds, Excess, Held, Watcher};
-use gpupool_confine::cgroup::Cgroups;
+use gpupool_confine::bounds::{BoundExceeded, BoundedJob, BoundsWatcher, JobBounds};
+use gpupool_confine::cgroup::CgroupManager;
 use gpupool_confine::spawn::{Job, JobEnd, JobSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -16,33 +16,33 @@ use super::{PATIENCE, group_name, skipped, starter_program, v1_alone};
 /// A running job under watch.
 pub struct Running {
     pub job: Job,
-    pub held: Held,
-    pub excesses: Receiver<Excess>,
+    pub held: BoundedJob,
+    pub excesses: Receiver<BoundExceeded>,
     /// Our end of its output, which ends when the last of its processes does.
     pub output: File,
-    _watcher: Watcher,
+    _watcher: BoundsWatcher,
 }
 
 impl Running {
-    pub fn start(cgroups: &Cgroups, story: &str, bounds: &Bounds, script: &str, arguments: &[&Path]) -> Self {
+    pub fn start(cgroups: &CgroupManager, story: &str, bounds: &JobBounds, script: &str, arguments: &[&Path]) -> Self {
         let (output, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let null = || std::process::Stdio::null();
-        let spec = JobSpec::new("python3").args(["-c", script]).args(arguments).keeper(starter_program());
+        let spec = JobSpec::new("python3").args(["-c", script]).args(arguments).keeper_program(starter_program());
         let mut prepared = Job::prepare(spec.streams(null(), theirs, std::process::Stdio::inherit())).unwrap();
-        let watcher = Watcher::start(cgroups.clone()).unwrap();
-        let (sender, excesses): (Sender<Excess>, _) = channel();
+        let watcher = BoundsWatcher::start(cgroups.clone()).unwrap();
+        let (sender, excesses): (Sender<BoundExceeded>, _) = channel();
         let on_excess = Box::new(move |excess| drop(sender.send(excess)));
-        let held = watcher.hold(&mut prepared, &group_name(story), bounds, on_excess);
+        let held = watcher.enforce_bounds(&mut prepared, &group_name(story), bounds, on_excess);
         Self { job: prepared.start().unwrap(), held, excesses, output: output.into(), _watcher: watcher }
     }
 
     /// Kills the job when the watcher says why, and gives that.
-    pub fn killed_when_told(mut self) -> Excess {
+    pub fn killed_when_told(mut self) -> BoundExceeded {
         let excess = self.excesses.recv_timeout(PATIENCE);
         self.job.kill().unwrap();
         let excess = excess.unwrap_or_else(|_| panic!("nothing was told; held {}", self.held.enforcement()));
         assert_eq!(self.job.wait().unwrap(), JobEnd::Signalled(9), "{excess}");
-        assert_eq!(self.held.excess_at_end(&self.job).as_ref(), Some(&excess));
+        assert_eq!(self.held.exceeded_bound_at_end(&self.job).as_ref(), Some(&excess));
         self.expect_nothing_left();
         excess
     }
@@ -56,7 +56,7 @@ impl Running {
 
     /// What it wrote, known when all its processes have gone.
     pub fn expect_nothing_left(mut self) -> String {
-        assert_eq!(self.job.stuck(), 0);
+        assert_eq!(self.job.stuck_processes(), 0);
         let (sender, text) = channel();
         std::thread::spawn(move || {
             let mut text = String::new();
@@ -68,14 +68,14 @@ impl Running {
 }
 
 /// The path by looking at processes, which every machine has.
-pub fn by_looking() -> Cgroups {
-    Cgroups::none("this test wants no groups")
+pub fn by_looking() -> CgroupManager {
+    CgroupManager::unavailable("this test wants no groups")
 }
 
 /// The paths by groups that this machine has; says so where there are none.
-pub fn by_groups(can: impl Fn(&Cgroups) -> bool) -> Vec<(&'static str, Cgroups)> {
-    let all = [Some(("groups", Cgroups::detect())), v1_alone().map(|v1| ("v1", v1))];
-    let usable = |(path, cgroups): &(&str, Cgroups)| {
+pub fn by_groups(can: impl Fn(&CgroupManager) -> bool) -> Vec<(&'static str, CgroupManager)> {
+    let all = [Some(("groups", CgroupManager::detect())), v1_alone().map(|v1| ("v1", v1))];
+    let usable = |(path, cgroups): &(&str, CgroupManager)| {
         let can = can(cgroups);
         if !can {
             skipped("limits by control groups", &format!("the path {path:?}: {cgroups}"));

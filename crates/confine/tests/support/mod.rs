@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use gpupool_confine::Signal;
-use gpupool_confine::cgroup::{Cgroups, World};
+use gpupool_confine::cgroup::{CgroupLayout, CgroupManager};
 use gpupool_confine::process::{ProcFs, ProcessHandle, ProcessId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 pub use skipped::skipped;
@@ -103,7 +103,7 @@ impl Starter {
     /// The guard and the keeper, held.
     pub fn keepers(&self) -> (ProcessHandle, ProcessHandle) {
         let children = |pid: u32| {
-            let all = ProcFs::here().all().unwrap();
+            let all = ProcFs::system().processes().unwrap();
             all.into_iter().filter(|stat| stat.parent == pid).map(|stat| stat.pid).collect::<Vec<_>>()
         };
         let [guard] = children(self.child.id())[..] else { panic!("not one child of the starter") };
@@ -128,7 +128,7 @@ impl Drop for Starter {
 }
 
 pub fn held(pid: u32) -> ProcessHandle {
-    let id = ProcessId::of(pid).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"));
+    let id = ProcessId::of_pid(pid).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"));
     ProcessHandle::open(id).unwrap().unwrap_or_else(|| panic!("process {id} has gone"))
 }
 
@@ -146,8 +146,8 @@ pub fn expect_gone<'a>(processes: impl IntoIterator<Item = &'a ProcessHandle>) {
 }
 
 /// The machine's control groups, if groups can be made here.
-pub fn groups_or_skip() -> Option<Cgroups> {
-    let cgroups = Cgroups::detect();
+pub fn groups_or_skip() -> Option<CgroupManager> {
+    let cgroups = CgroupManager::detect();
     if !cgroups.can_create() {
         skipped("control groups", &cgroups.describe());
         return None;
@@ -156,20 +156,20 @@ pub fn groups_or_skip() -> Option<Cgroups> {
 }
 
 /// The same machine as if it had cgroup v1 alone; `None` if it has none.
-pub fn v1_alone() -> Option<Cgroups> {
+pub fn v1_alone() -> Option<CgroupManager> {
     let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let without_v2: String =
         mountinfo.lines().filter(|line| !line.contains(" - cgroup2 ")).map(|l| format!("{l}\n")).collect();
     let proc_self = tempfile::tempdir().unwrap();
     std::fs::write(proc_self.path().join("mountinfo"), without_v2).unwrap();
     std::fs::copy("/proc/self/cgroup", proc_self.path().join("cgroup")).unwrap();
-    Some(Cgroups::detect_in(proc_self.path(), is_root())).filter(|cgroups| cgroups.world() == World::V1)
+    Some(CgroupManager::detect_in(proc_self.path(), is_root())).filter(|cgroups| cgroups.layout() == CgroupLayout::V1)
 }
 
 /// The most memory a group ever used; `None` where no group watches memory, or the kernel does not remember (before 5.19).
-pub fn memory_peak(cgroups: &Cgroups, name: &str) -> Option<u64> {
+pub fn memory_peak(cgroups: &CgroupManager, name: &str) -> Option<u64> {
     let files = ["memory.peak", "memory.max_usage_in_bytes"];
-    let paths = cgroups.bases().flat_map(|base| files.map(|file| base.join(name).join(file)));
+    let paths = cgroups.base_paths().flat_map(|base| files.map(|file| base.join(name).join(file)));
     let texts: Vec<String> = paths.filter_map(|path| std::fs::read_to_string(path).ok()).collect();
     texts.first().and_then(|text| text.trim().parse().ok())
 }

@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::device::{Link, LinkKind};
+use crate::device::{DeviceLink, LinkKind};
 use crate::ids::{DeviceId, GpuId};
-use crate::request::Thresholds;
+use crate::request::LoadThresholds;
 use crate::units::{Percent, Share};
 
 use super::{DeviceSlot, Slots};
@@ -57,7 +57,7 @@ impl KindIndex {
     }
 
     /// Whether the foreign load of every one of them is known to be below these thresholds; a quick look that may miss it.
-    pub fn all_below(&self, thresholds: Thresholds) -> bool {
+    pub fn all_below(&self, thresholds: LoadThresholds) -> bool {
         let below = |level: u16, threshold: Percent| level < UNKNOWN_LEVEL && u32::from(level) * LEVEL < threshold.0;
         below(self.foreign_memory.max(), thresholds.memory)
             && below(self.foreign_utilization.max(), thresholds.utilization)
@@ -245,7 +245,7 @@ pub(crate) struct Distances {
 
 impl Distances {
     /// Distances from `links` between the devices with these numbers; `None` where no link is known.
-    pub fn new(links: &[Link], gpu_ids: impl Iterator<Item = GpuId>) -> Option<Self> {
+    pub fn new(links: &[DeviceLink], gpu_ids: impl Iterator<Item = GpuId>) -> Option<Self> {
         if links.is_empty() {
             return None;
         }
@@ -359,7 +359,7 @@ mod tests {
     }
 
     fn pairs(count: u32, near: &[(u32, u32)]) -> Distances {
-        let link = |&(a, b)| Link { a: GpuId(a), b: GpuId(b), kind: LinkKind::NvLink(4) };
+        let link = |&(a, b)| DeviceLink { a: GpuId(a), b: GpuId(b), kind: LinkKind::NvLink(4) };
         Distances::new(&near.iter().map(link).collect::<Vec<_>>(), (0..count).map(GpuId)).unwrap()
     }
 
@@ -383,7 +383,7 @@ mod tests {
     fn no_known_link_means_no_distances() {
         let two = || (0..2).map(GpuId);
         assert!(Distances::new(&[], two()).is_none());
-        let elsewhere = Link { a: GpuId(0), b: GpuId(7), kind: LinkKind::PcieSwitch };
+        let elsewhere = DeviceLink { a: GpuId(0), b: GpuId(7), kind: LinkKind::PcieSwitch };
         assert!(Distances::new(&[elsewhere], two()).is_none());
     }
 }

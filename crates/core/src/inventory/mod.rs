@@ -13,15 +13,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::device::{
-    Cordon, DeviceFacts, DeviceIdentity, DeviceMemory, Health, IsolationSupport, Link, NodeFacts, Partition, Vendor,
+    CordonState, DeviceFacts, DeviceHealth, DeviceIdentity, DeviceLink, DeviceMemory, IsolationSupport, NodeFacts,
+    PartitionFacts, Vendor,
 };
 use crate::ids::{DeviceId, GpuId, Labels, LeaseId, NodeId};
-use crate::lease::Promise;
+use crate::lease::DevicePromise;
 use crate::limits;
-use crate::outcome::Closed;
-use crate::reading::{Field, Foreign};
-use crate::request::Thresholds;
-use crate::units::{Bytes, MilliCpus, Percent, Share, Time};
+use crate::outcome::DeviceClosure;
+use crate::reading::{ForeignLoad, ReadingField};
+use crate::request::LoadThresholds;
+use crate::units::{Bytes, MilliCpus, Percent, PoolTime, Share};
 use index::{Distances, KindIndex};
 pub(crate) use slots::Slots;
 
@@ -80,16 +81,16 @@ impl Inventory {
     }
 
     /// What promises come to, in thousandths of whole GPUs.
-    pub fn gpu_share(&self, promises: &[Promise]) -> u64 {
-        let of_gpu = |promise: &Promise| u64::from(self.device(promise.device).facts.of_gpu().0);
-        promises.iter().map(|promise| of_gpu(promise) * u64::from(promise.share.0) / 1000).sum()
+    pub fn gpu_share(&self, promises: &[DevicePromise]) -> u64 {
+        let share_of_gpu = |promise: &DevicePromise| u64::from(self.device(promise.device).facts.share_of_gpu().0);
+        promises.iter().map(|promise| share_of_gpu(promise) * u64::from(promise.share.0) / 1000).sum()
     }
 
-    pub fn node_named(&self, name: &str) -> Option<NodeId> {
+    pub fn node_by_name(&self, name: &str) -> Option<NodeId> {
         self.node_names.get(name).copied()
     }
 
-    pub fn device_of(&self, node: NodeId, identity: &DeviceIdentity) -> Option<DeviceId> {
+    pub fn device_by_identity(&self, node: NodeId, identity: &DeviceIdentity) -> Option<DeviceId> {
         self.identities.get(&(node, identity.clone())).copied()
     }
 
@@ -99,7 +100,7 @@ impl Inventory {
 
     /// Puts a node in, or takes over its new facts. Returns whether anything changed.
     pub fn upsert_node(&mut self, facts: NodeFacts) -> (NodeId, bool) {
-        let Some(id) = self.node_named(&facts.name) else {
+        let Some(id) = self.node_by_name(&facts.name) else {
             let id = NodeId(self.nodes.next_number());
             self.insert_node(id, facts);
             return (id, true);
@@ -123,9 +124,9 @@ impl Inventory {
     /// Puts a device in under the small number asked for or the next free one, or takes over its new facts. Returns
     /// whether anything changed.
     pub fn upsert_device(&mut self, node: NodeId, facts: DeviceFacts, wanted: Option<GpuId>) -> (DeviceId, bool) {
-        let Some(id) = self.device_of(node, &facts.identity) else {
+        let Some(id) = self.device_by_identity(node, &facts.identity) else {
             let is_free =
-                |gpu_id: &GpuId| gpu_id.0 <= limits::GPU_ID && self.device_with_gpu_id(node, *gpu_id).is_none();
+                |gpu_id: &GpuId| gpu_id.0 <= limits::MAX_GPU_ID && self.device_with_gpu_id(node, *gpu_id).is_none();
             let gpu_id = wanted.filter(is_free).unwrap_or_else(|| self.free_gpu_id(node));
             let id = DeviceId(self.devices.next_number());
             self.insert_device(id, node, gpu_id, Arc::new(facts));
@@ -146,7 +147,7 @@ impl Inventory {
         let taken = || self.gpu_ids.range((node, GpuId(0))..=(node, GpuId(u32::MAX))).map(|((_, gpu_id), _)| gpu_id.0);
         match taken().next_back() {
             None => GpuId(0),
-            Some(highest) if highest < limits::GPU_ID => GpuId(highest + 1),
+            Some(highest) if highest < limits::MAX_GPU_ID => GpuId(highest + 1),
             Some(highest) => {
                 let first_gap = (0..).zip(taken()).find(|(number, taken)| number != taken);
                 GpuId(first_gap.map_or(highest + 1, |(number, _)| number))
@@ -199,7 +200,7 @@ impl Inventory {
         self.touched.take()
     }
 
-    pub fn set_links(&mut self, node: NodeId, links: Vec<Link>) {
+    pub fn set_links(&mut self, node: NodeId, links: Vec<DeviceLink>) {
         let slot = &mut self.nodes[node.0];
         slot.links = links;
         slot.work_out_distances(&self.devices);
@@ -289,7 +290,7 @@ impl Inventory {
             }
         }
         let is_known = |id: DeviceId, slot: &DeviceSlot| {
-            self.device_of(slot.node, &slot.facts.identity) == Some(id)
+            self.device_by_identity(slot.node, &slot.facts.identity) == Some(id)
                 && self.device_with_gpu_id(slot.node, slot.gpu_id) == Some(id)
                 && self.node(slot.node).devices.binary_search(&id).is_ok()
                 && self.node(slot.node).up == slot.node_up
@@ -302,7 +303,7 @@ impl Inventory {
         if [self.identities.len(), self.gpu_ids.len(), on_nodes] != [count; 3] {
             return Err(format!("{count} devices, and something is kept of others: {:?}", self.gpu_ids));
         }
-        let is_named = |(id, node): (u32, &NodeSlot)| self.node_named(&node.facts.name) == Some(NodeId(id));
+        let is_named = |(id, node): (u32, &NodeSlot)| self.node_by_name(&node.facts.name) == Some(NodeId(id));
         if self.node_names.len() != self.nodes.len() || !self.nodes.iter().all(is_named) {
             return Err(format!("nodes are not known by their names: {:?}", self.node_names));
         }
@@ -329,7 +330,7 @@ pub(crate) struct NodeSlot {
     pub free_share: u32,
     /// Devices that take new work and hold nothing.
     pub untouched: u32,
-    pub links: Vec<Link>,
+    pub links: Vec<DeviceLink>,
     distances: Option<Distances>,
     /// Whether devices came or went since the distances were worked out.
     distances_are_stale: bool,
@@ -384,10 +385,10 @@ impl NodeSlot {
 /// What a device last reported, as far as placement needs it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Observed {
-    pub at: Time,
-    pub memory_used: Field<Bytes>,
-    pub utilization: Field<Percent>,
-    pub temperature_c: Field<i16>,
+    pub at: PoolTime,
+    pub memory_used: ReadingField<Bytes>,
+    pub utilization: ReadingField<Percent>,
+    pub temperature_c: ReadingField<i16>,
 }
 
 /// A device, with what of it is promised and what it reported.
@@ -402,18 +403,18 @@ pub(crate) struct DeviceSlot {
     pub node_up: bool,
     pub seen: bool,
     pub hot: bool,
-    pub cordon: Cordon,
-    pub health: Health,
+    pub cordon: CordonState,
+    pub health: DeviceHealth,
     /// Ended leases whose processes stayed here.
     pub quarantines: u16,
     pub promised: Share,
     pub promised_memory: Bytes,
     /// Who holds it or drains on it, oldest first.
     pub leases: Vec<LeaseId>,
-    pub leases_changed_at: Option<Time>,
+    pub leases_changed_at: Option<PoolTime>,
     pub observed: Option<Observed>,
     /// What no lease explains, from the last reading newer than the last change of leases.
-    pub foreign: Option<Foreign>,
+    pub foreign: Option<ForeignLoad>,
 }
 
 impl DeviceSlot {
@@ -427,8 +428,8 @@ impl DeviceSlot {
             node_up: true,
             seen: false,
             hot: false,
-            cordon: Cordon::Open,
-            health: Health::Healthy,
+            cordon: CordonState::Open,
+            health: DeviceHealth::Healthy,
             quarantines: 0,
             promised: Share::ZERO,
             promised_memory: Bytes::ZERO,
@@ -440,25 +441,25 @@ impl DeviceSlot {
     }
 
     /// Why it takes no new work at all, if so.
-    pub fn closed(&self) -> Option<Closed> {
+    pub fn closed(&self) -> Option<DeviceClosure> {
         if !self.node_up {
-            return Some(Closed::NodeLost);
+            return Some(DeviceClosure::NodeLost);
         }
         if !self.seen {
-            return Some(Closed::NotSeen);
+            return Some(DeviceClosure::NotSeen);
         }
         match self.health {
-            Health::Lost => return Some(Closed::Lost),
-            Health::Unhealthy(_) => return Some(Closed::Unhealthy),
-            Health::Healthy => {}
+            DeviceHealth::Lost => return Some(DeviceClosure::Lost),
+            DeviceHealth::Unhealthy(_) => return Some(DeviceClosure::Unhealthy),
+            DeviceHealth::Healthy => {}
         }
         if self.hot {
-            return Some(Closed::Hot);
+            return Some(DeviceClosure::Hot);
         }
         if self.quarantines > 0 {
-            return Some(Closed::Quarantined);
+            return Some(DeviceClosure::Quarantined);
         }
-        (self.cordon == Cordon::Cordoned).then_some(Closed::Cordoned)
+        (self.cordon == CordonState::Cordoned).then_some(DeviceClosure::Cordoned)
     }
 
     /// The share that can be promised now; none where it takes no new work.
@@ -472,12 +473,12 @@ impl DeviceSlot {
     }
 
     /// Whether its last reading is from before this time.
-    pub fn is_stale(&self, before: Option<Time>) -> bool {
+    pub fn is_stale(&self, before: Option<PoolTime>) -> bool {
         before.is_some_and(|before| self.observed.is_none_or(|observed| observed.at < before))
     }
 
     /// A foreign load on it, as thresholds see it.
-    pub fn foreign_levels(&self, foreign: Option<Foreign>) -> ForeignLevels {
+    pub fn foreign_levels(&self, foreign: Option<ForeignLoad>) -> ForeignLevels {
         let Some(foreign) = foreign else { return ForeignLevels::UNKNOWN };
         let memory = match (foreign.memory, self.facts.memory) {
             (Some(used), Some(memory)) => i64::from(Percent::of(used, memory.total).0),
@@ -535,7 +536,7 @@ impl ForeignLevels {
     const NONE: i64 = -1;
 
     /// Whether both are strictly below their thresholds.
-    pub fn are_below(self, thresholds: Thresholds) -> bool {
+    pub fn are_below(self, thresholds: LoadThresholds) -> bool {
         self.memory < i64::from(thresholds.memory.0) && self.utilization < i64::from(thresholds.utilization.0)
     }
 }
@@ -586,7 +587,7 @@ impl<'a> Traits<'a> {
             model: &facts.model,
             memory: facts.memory,
             isolation: facts.isolation,
-            profile: facts.partition.as_ref().map(|Partition { profile, .. }| &**profile),
+            profile: facts.partition.as_ref().map(|PartitionFacts { profile, .. }| &**profile),
             labels: &facts.labels,
         }
     }

@@ -21,15 +21,15 @@ pub(crate) mod scored;
 use crate::classes::{Class, ClassId, Need};
 use crate::ids::{DeviceId, NodeId};
 use crate::inventory::{DeviceSlot, Inventory, KindId, NodeSlot, Order, load, used};
-use crate::lease::Promise;
-use crate::request::{Strategy, Thresholds};
-use crate::units::{Share, Time};
+use crate::lease::DevicePromise;
+use crate::request::{LoadThresholds, PlacementStrategy};
+use crate::units::{PoolTime, Share};
 
 /// A place found: a node and what to promise on its devices.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub node: NodeId,
-    pub promises: Vec<Promise>,
+    pub promises: Vec<DevicePromise>,
 }
 
 /// A request in search of a place.
@@ -42,7 +42,7 @@ pub(crate) struct Search<'a> {
     /// The device used last, for `round-robin`.
     pub last_device: Option<DeviceId>,
     /// Readings from before this say nothing about thresholds.
-    pub stale_before: Option<Time>,
+    pub stale_before: Option<PoolTime>,
 }
 
 impl Search<'_> {
@@ -86,7 +86,7 @@ impl Search<'_> {
         let node = self.inventory.device(*devices.first()?).node;
         let promise = |&device: &DeviceId| {
             let need = self.class.need(self.inventory.device(device).kind)?;
-            Some(Promise { device, share: need.share, memory: need.memory })
+            Some(DevicePromise { device, share: need.share, memory: need.memory })
         };
         Some(Place { node, promises: devices.iter().map(promise).collect::<Option<_>>()? })
     }
@@ -123,21 +123,21 @@ impl Search<'_> {
 /// Whether what is foreign on a device is strictly below both thresholds.
 ///
 /// A device that was never read, or not lately, is not judged below anything.
-pub(crate) fn is_below(slot: &DeviceSlot, thresholds: Thresholds, stale_before: Option<Time>) -> bool {
+pub(crate) fn is_below(slot: &DeviceSlot, thresholds: LoadThresholds, stale_before: Option<PoolTime>) -> bool {
     !slot.is_stale(stale_before) && slot.foreign_levels(slot.foreign).are_below(thresholds)
 }
 
-fn order_of(strategy: Strategy) -> Option<Order> {
+fn order_of(strategy: PlacementStrategy) -> Option<Order> {
     match strategy {
-        Strategy::BestFit => Some(Order::LeastFree),
-        Strategy::WorstFit => Some(Order::MostFree),
-        Strategy::LoadBalanced => Some(Order::LeastLoaded),
-        Strategy::LeastUsed => Some(Order::LeastUsed),
-        Strategy::FirstFit
-        | Strategy::RoundRobin
-        | Strategy::PaperBestFit
-        | Strategy::Fgd
-        | Strategy::LeastFragmentation => None,
+        PlacementStrategy::BestFit => Some(Order::LeastFree),
+        PlacementStrategy::WorstFit => Some(Order::MostFree),
+        PlacementStrategy::LoadBalanced => Some(Order::LeastLoaded),
+        PlacementStrategy::LeastUsed => Some(Order::LeastUsed),
+        PlacementStrategy::FirstFit
+        | PlacementStrategy::RoundRobin
+        | PlacementStrategy::PaperBestFit
+        | PlacementStrategy::Fgd
+        | PlacementStrategy::LeastFragmentation => None,
     }
 }
 
@@ -147,7 +147,7 @@ impl Search<'_> {
     /// The device the strategy chooses among the wanted kinds.
     fn one_device(
         &self,
-        strategy: Strategy,
+        strategy: PlacementStrategy,
         order: Option<Order>,
         wanted: &impl Fn(&Need) -> bool,
     ) -> Option<DeviceId> {
@@ -163,7 +163,7 @@ impl Search<'_> {
             }
             None => {
                 let first = |from: DeviceId| needs().filter_map(|need| self.first_from(need, from)).min();
-                match self.last_device.filter(|_| strategy == Strategy::RoundRobin) {
+                match self.last_device.filter(|_| strategy == PlacementStrategy::RoundRobin) {
                     Some(last) => first(DeviceId(last.0 + 1)).or_else(|| first(DeviceId(0))),
                     None => first(DeviceId(0)),
                 }
@@ -209,8 +209,8 @@ impl Search<'_> {
 
 impl Search<'_> {
     /// Several GPUs of the node the strategy chooses.
-    fn several(&mut self, strategy: Strategy, wanted: &impl Fn(&Need) -> bool) -> Option<Place> {
-        let start = match self.last_device.filter(|_| strategy == Strategy::RoundRobin) {
+    fn several(&mut self, strategy: PlacementStrategy, wanted: &impl Fn(&Need) -> bool) -> Option<Place> {
+        let start = match self.last_device.filter(|_| strategy == PlacementStrategy::RoundRobin) {
             Some(last) => self.inventory.device(last).node.0 + 1,
             None => 0,
         };
@@ -218,7 +218,7 @@ impl Search<'_> {
         let in_turn = (start..count).chain(0..start.min(count)).map(NodeId);
         let mut found = in_turn.filter_map(|node| Some((node, self.together_on(node, wanted)?)));
         let (_, devices) = match strategy {
-            Strategy::FirstFit | Strategy::RoundRobin => found.next(),
+            PlacementStrategy::FirstFit | PlacementStrategy::RoundRobin => found.next(),
             _ => found.min_by_key(|(node, devices)| self.node_rank(strategy, *node, devices)),
         }?;
         self.place(&devices)
@@ -252,30 +252,30 @@ impl Search<'_> {
     }
 
     /// How good a node is; lower is better, and the earlier one among equals.
-    fn node_rank(&self, strategy: Strategy, node: NodeId, devices: &[DeviceId]) -> u64 {
+    fn node_rank(&self, strategy: PlacementStrategy, node: NodeId, devices: &[DeviceId]) -> u64 {
         let slot = self.inventory.node(node);
         let sum = |measure: fn(&DeviceSlot) -> u64| {
             devices.iter().map(|device| measure(self.inventory.device(*device))).sum()
         };
         match strategy {
-            Strategy::BestFit => u64::from(slot.free_share),
-            Strategy::WorstFit => u64::MAX - u64::from(slot.free_share),
-            Strategy::LoadBalanced => sum(load),
+            PlacementStrategy::BestFit => u64::from(slot.free_share),
+            PlacementStrategy::WorstFit => u64::MAX - u64::from(slot.free_share),
+            PlacementStrategy::LoadBalanced => sum(load),
             _ => sum(used),
         }
     }
 
     /// A node with room for a request without GPUs.
-    fn host_only(&mut self, strategy: Strategy) -> Option<Place> {
+    fn host_only(&mut self, strategy: PlacementStrategy) -> Option<Place> {
         let nodes = self.inventory.nodes.iter();
         let mut fitting = nodes.filter(|(_, slot)| slot.up && self.class.hosted_by(slot.shape) && self.host_fits(slot));
         let rank = |slot: &NodeSlot| match strategy {
-            Strategy::BestFit => slot.cpus_free().0,
-            Strategy::WorstFit => u64::MAX - slot.cpus_free().0,
+            PlacementStrategy::BestFit => slot.cpus_free().0,
+            PlacementStrategy::WorstFit => u64::MAX - slot.cpus_free().0,
             _ => slot.cpus_promised.0.saturating_mul(1_000) / slot.facts.cpus.0.max(1),
         };
         let (node, _) = match strategy {
-            Strategy::FirstFit | Strategy::RoundRobin => fitting.next(),
+            PlacementStrategy::FirstFit | PlacementStrategy::RoundRobin => fitting.next(),
             _ => fitting.min_by_key(|(_, slot)| rank(slot)),
         }?;
         Some(Place { node: NodeId(node), promises: Vec::new() })
@@ -300,7 +300,7 @@ pub(crate) struct Guard {
 struct Choosy {
     kinds: Vec<KindId>,
     named: Option<Vec<DeviceId>>,
-    thresholds: Option<Thresholds>,
+    thresholds: Option<LoadThresholds>,
     /// By node shape; empty where it needs nothing of the host.
     hosts: Vec<bool>,
 }

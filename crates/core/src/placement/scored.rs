@@ -11,7 +11,7 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 use crate::classes::{Class, Need};
 use crate::ids::NodeId;
 use crate::inventory::{Inventory, KindId, ShapeId};
-use crate::request::Strategy;
+use crate::request::PlacementStrategy;
 use crate::units::{MilliCpus, Share};
 use crate::workload::Workload;
 
@@ -82,7 +82,7 @@ impl Scorer {
     }
 
     /// The score of a class in a state.
-    fn score(&self, strategy: Strategy, class: &Class, state: &State) -> i32 {
+    fn score(&self, strategy: PlacementStrategy, class: &Class, state: &State) -> i32 {
         if !class.hosted_by(state.shape) || class.shape.cpus > state.cpus {
             return NO_FIT;
         }
@@ -107,10 +107,10 @@ impl Scorer {
     }
 
     /// The score of a class in a state on given cards.
-    fn judge(&self, strategy: Strategy, class: &Class, state: &State, cards: &[Card]) -> i32 {
+    fn judge(&self, strategy: PlacementStrategy, class: &Class, state: &State, cards: &[Card]) -> i32 {
         match strategy {
-            Strategy::PaperBestFit => paper_best_fit(class, state, cards),
-            Strategy::Fgd => fragmentation::fgd(&self.target, class, state, cards),
+            PlacementStrategy::PaperBestFit => paper_best_fit(class, state, cards),
+            PlacementStrategy::Fgd => fragmentation::fgd(&self.target, class, state, cards),
             _ => fragmentation::least_fragmentation(&self.target, class, state, cards),
         }
     }
@@ -151,10 +151,10 @@ impl Search<'_> {
         }
     }
 
-    fn best_node(&mut self, strategy: Strategy, refused: &[NodeId]) -> Option<NodeId> {
+    fn best_node(&mut self, strategy: PlacementStrategy, refused: &[NodeId]) -> Option<NodeId> {
         let slot = match strategy {
-            Strategy::PaperBestFit => 0,
-            Strategy::Fgd => 1,
+            PlacementStrategy::PaperBestFit => 0,
+            PlacementStrategy::Fgd => 1,
             _ => 2,
         };
         let number = self.id.0 as usize;
@@ -179,7 +179,7 @@ impl Search<'_> {
         best
     }
 
-    fn place_on(&self, strategy: Strategy, node: NodeId, wanted: &impl Fn(&Need) -> bool) -> Option<Place> {
+    fn place_on(&self, strategy: PlacementStrategy, node: NodeId, wanted: &impl Fn(&Need) -> bool) -> Option<Place> {
         let slot = self.inventory.node(node);
         if !self.host_fits(slot) || !slot.up {
             return None;
@@ -200,7 +200,7 @@ impl Search<'_> {
         });
         // The paper's BestFit scores nodes only and takes the tightest card; the others score every card.
         let rank = |card: Card| match strategy {
-            Strategy::PaperBestFit => -i64::from(state.cards[card.position].free.0),
+            PlacementStrategy::PaperBestFit => -i64::from(state.cards[card.position].free.0),
             _ => i64::from(self.scorer.judge(strategy, self.class, state, &[card])),
         };
         let best = fitting.map(|(device, card)| (rank(card), Reverse(device))).max();

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::device::{Cordon, DeviceFacts, Health, Link, NodeFacts};
+use crate::device::{CordonState, DeviceFacts, DeviceHealth, DeviceLink, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId};
 use crate::inventory::{DeviceSlot, Observed};
 use crate::lease::Lease;
 use crate::limits;
-use crate::outcome::{Answer, Closed, Denied, Effect, InUse, Outcome};
-use crate::reading::{Attribution, Field, Foreign, Promised, Reading};
-use crate::row::{DeviceRow, NodeRow, Row};
+use crate::outcome::{ApplyOutcome, CommandDenied, CommandReply, DeviceClosure, InUseReason, PoolEffect};
+use crate::reading::{DeviceReading, ForeignLoad, ProcessAttribution, Promised, ReadingField};
+use crate::row::{DeviceRow, NodeRow, PoolRow};
 use crate::units::{Millis, Percent, Share};
 
 use super::Pool;
@@ -20,8 +20,8 @@ impl Pool {
         facts: NodeFacts,
         devices: Vec<DeviceFacts>,
         numbers: &[GpuId],
-        out: &mut Outcome,
-    ) -> Answer {
+        out: &mut ApplyOutcome,
+    ) -> CommandReply {
         let (node, changed) = self.inventory.upsert_node(facts);
         if changed {
             self.stirred = true;
@@ -40,16 +40,16 @@ impl Pool {
             ids.push(device);
         }
         self.set_up(node, true, out);
-        Answer::Node(node, ids)
+        CommandReply::Node(node, ids)
     }
 
-    pub(super) fn node_lost(&mut self, node: NodeId, out: &mut Outcome) -> Result<Answer, Denied> {
+    pub(super) fn node_lost(&mut self, node: NodeId, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
         self.known_node(node)?;
         self.set_up(node, false, out);
-        Ok(Answer::Done)
+        Ok(CommandReply::Done)
     }
 
-    fn set_up(&mut self, node: NodeId, up: bool, out: &mut Outcome) {
+    fn set_up(&mut self, node: NodeId, up: bool, out: &mut ApplyOutcome) {
         if self.inventory.node(node).up == up {
             return;
         }
@@ -60,13 +60,17 @@ impl Pool {
         }
     }
 
-    pub(super) fn forget_device(&mut self, device: DeviceId, out: &mut Outcome) -> Result<Answer, Denied> {
+    pub(super) fn forget_device(
+        &mut self,
+        device: DeviceId,
+        out: &mut ApplyOutcome,
+    ) -> Result<CommandReply, CommandDenied> {
         self.known_device(device)?;
         let slot = self.inventory.device(device);
-        let is_gone = !slot.node_up || !slot.seen || slot.health == Health::Lost;
+        let is_gone = !slot.node_up || !slot.seen || slot.health == DeviceHealth::Lost;
         let in_use = slot.leases.first().map(|lease| self.in_use_by(*lease));
-        if let Some(why) = in_use.or((!is_gone).then_some(InUse::Present)) {
-            return Err(Denied::DeviceInUse { device, why });
+        if let Some(why) = in_use.or((!is_gone).then_some(InUseReason::Present)) {
+            return Err(CommandDenied::DeviceInUse { device, why });
         }
         let node = slot.node;
         let links = self.inventory.node(node).links.len();
@@ -74,26 +78,26 @@ impl Pool {
         if self.inventory.node(node).links.len() != links {
             self.keep_node(node, out);
         }
-        Ok(Answer::Done)
+        Ok(CommandReply::Done)
     }
 
-    pub(super) fn forget_node(&mut self, node: NodeId, out: &mut Outcome) -> Result<Answer, Denied> {
+    pub(super) fn forget_node(&mut self, node: NodeId, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
         self.known_node(node)?;
         let slot = self.inventory.node(node);
         let holds = |lease: &&Lease| lease.node == Some(node) && (lease.state.is_granted() || lease.draining);
         let in_use = self.leases().find(holds).map(|lease| self.in_use_by(lease.id));
-        if let Some(why) = in_use.or(slot.up.then_some(InUse::Present)) {
-            return Err(Denied::NodeInUse { node, why });
+        if let Some(why) = in_use.or(slot.up.then_some(InUseReason::Present)) {
+            return Err(CommandDenied::NodeInUse { node, why });
         }
         for device in slot.devices.clone() {
             self.drop_device(device, out);
         }
         self.inventory.forget_node(node);
-        out.rows.push(Row::ForgetNode(node));
-        Ok(Answer::Done)
+        out.rows.push(PoolRow::ForgetNode(node));
+        Ok(CommandReply::Done)
     }
 
-    fn drop_device(&mut self, device: DeviceId, out: &mut Outcome) {
+    fn drop_device(&mut self, device: DeviceId, out: &mut ApplyOutcome) {
         self.inventory.forget_device(device);
         // Its number may go to another device, which was not used last.
         if self.counters.last_device == Some(device) {
@@ -101,56 +105,81 @@ impl Pool {
         }
         // A request that could have used it may now claim less.
         self.stirred = true;
-        out.rows.push(Row::ForgetDevice(device));
+        out.rows.push(PoolRow::ForgetDevice(device));
     }
 
-    fn in_use_by(&self, lease: LeaseId) -> InUse {
+    fn in_use_by(&self, lease: LeaseId) -> InUseReason {
         match self.leases.get(&lease) {
-            Some(known) if known.quarantined => InUse::Quarantined(lease),
-            Some(known) if known.draining => InUse::Draining(lease),
-            _ => InUse::Held(lease),
+            Some(known) if known.quarantined => InUseReason::Quarantined(lease),
+            Some(known) if known.draining => InUseReason::Draining(lease),
+            _ => InUseReason::Held(lease),
         }
     }
 
-    pub(super) fn set_links(&mut self, node: NodeId, links: Vec<Link>, out: &mut Outcome) -> Result<Answer, Denied> {
+    pub(super) fn set_links(
+        &mut self,
+        node: NodeId,
+        links: Vec<DeviceLink>,
+        out: &mut ApplyOutcome,
+    ) -> Result<CommandReply, CommandDenied> {
         self.known_node(node)?;
         if self.inventory.node(node).links != links {
             self.inventory.set_links(node, links);
             self.keep_node(node, out);
         }
-        Ok(Answer::Done)
+        Ok(CommandReply::Done)
     }
 
-    pub(super) fn set_health(&mut self, device: DeviceId, health: Health, out: &mut Outcome) -> Result<Answer, Denied> {
+    pub(super) fn set_health(
+        &mut self,
+        device: DeviceId,
+        health: DeviceHealth,
+        out: &mut ApplyOutcome,
+    ) -> Result<CommandReply, CommandDenied> {
         self.known_device(device)?;
         if self.inventory.device(device).health != health {
             self.change_device(device, out, |slot| slot.health = health);
         }
-        Ok(Answer::Done)
+        Ok(CommandReply::Done)
     }
 
-    pub(super) fn cordon(&mut self, device: DeviceId, cordon: Cordon, out: &mut Outcome) -> Result<Answer, Denied> {
+    pub(super) fn cordon(
+        &mut self,
+        device: DeviceId,
+        cordon: CordonState,
+        out: &mut ApplyOutcome,
+    ) -> Result<CommandReply, CommandDenied> {
         self.known_device(device)?;
         if self.inventory.device(device).cordon != cordon {
             self.change_device(device, out, |slot| slot.cordon = cordon);
             self.keep_device(device, out);
         }
-        Ok(Answer::Done)
+        Ok(CommandReply::Done)
     }
 
-    pub(super) fn drain(&mut self, device: DeviceId, grace: Millis, out: &mut Outcome) -> Result<Answer, Denied> {
-        self.cordon(device, Cordon::Cordoned, out)?;
+    pub(super) fn drain(
+        &mut self,
+        device: DeviceId,
+        grace: Millis,
+        out: &mut ApplyOutcome,
+    ) -> Result<CommandReply, CommandDenied> {
+        self.cordon(device, CordonState::Cordoned, out)?;
         for lease in self.inventory.device(device).leases.clone() {
             // What is over already drains anyway.
             let _ended_already = self.revoke(lease, grace, out);
         }
-        Ok(Answer::Done)
+        Ok(CommandReply::Done)
     }
 
-    pub(super) fn observe(&mut self, device: DeviceId, reading: &Reading, out: &mut Outcome) -> Result<Answer, Denied> {
+    pub(super) fn observe(
+        &mut self,
+        device: DeviceId,
+        reading: &DeviceReading,
+        out: &mut ApplyOutcome,
+    ) -> Result<CommandReply, CommandDenied> {
         self.known_device(device)?;
         if self.inventory.device(device).observed.is_some_and(|observed| reading.at < observed.at) {
-            return Ok(Answer::Done);
+            return Ok(CommandReply::Done);
         }
         self.free_what_is_gone(device, reading, out);
         let foreign = self.foreign_now(device, reading);
@@ -164,13 +193,13 @@ impl Pool {
             });
             slot.foreign = foreign;
             match reading.temperature_c {
-                Field::Value(temperature) => slot.hot = temperature > limits::HOT_C,
-                Field::Unsupported => slot.hot = false,
+                ReadingField::Value(temperature) => slot.hot = temperature > limits::HOT_C,
+                ReadingField::Unsupported => slot.hot = false,
                 // Not told this time: what was known holds.
-                Field::Failed => {}
+                ReadingField::Failed => {}
             }
         });
-        Ok(Answer::Done)
+        Ok(CommandReply::Done)
     }
 
     /// Whether a request that waits may be able to go once this is what is foreign on a device.
@@ -178,7 +207,7 @@ impl Pool {
     /// Where requests fit in what is free of the device, that is a matter of thresholds and of device memory. The load of
     /// a full device matters in two ways: a request claims the hosts of devices that are below its thresholds, and others
     /// may go before it if they end before such a device is certain to be free.
-    fn is_news_to_waiters(&self, slot: &DeviceSlot, foreign: Option<Foreign>) -> bool {
+    fn is_news_to_waiters(&self, slot: &DeviceSlot, foreign: Option<ForeignLoad>) -> bool {
         let needs = &self.waiting_needs;
         let is_free = needs.fit_in(slot.free_share());
         if is_free && needs.have_thresholds() && slot.is_stale(self.stale_before()) {
@@ -187,7 +216,7 @@ impl Pool {
         if foreign == slot.foreign {
             return false;
         }
-        let memory = |foreign: Option<Foreign>| foreign.and_then(|foreign| foreign.memory).unwrap_or_default();
+        let memory = |foreign: Option<ForeignLoad>| foreign.and_then(|foreign| foreign.memory).unwrap_or_default();
         if is_free && needs.name_memory() && memory(foreign) < memory(slot.foreign) {
             return true;
         }
@@ -208,16 +237,16 @@ impl Pool {
     /// What is foreign after this reading. A reading that is not newer than the last change of leases, or whose processes
     /// were attributed before that change, shows a mixture; a field that failed this time says nothing. Then what was
     /// known before holds, and where nothing was, nothing is.
-    fn foreign_now(&self, device: DeviceId, reading: &Reading) -> Option<Foreign> {
+    fn foreign_now(&self, device: DeviceId, reading: &DeviceReading) -> Option<ForeignLoad> {
         let slot = self.inventory.device(device);
         if slot.leases_changed_at.is_some_and(|changed| reading.at <= changed || !reading.knows_of(changed)) {
             return slot.foreign;
         }
-        let mut foreign = Foreign::judge(reading, slot.leases.iter().map(|lease| self.promised(*lease, device)));
-        if reading.memory_used == Field::Failed {
+        let mut foreign = ForeignLoad::judge(reading, slot.leases.iter().map(|lease| self.promised(*lease, device)));
+        if reading.memory_used == ReadingField::Failed {
             foreign.memory = slot.foreign?.memory;
         }
-        if reading.utilization == Field::Failed {
+        if reading.utilization == ReadingField::Failed {
             foreign.utilization = slot.foreign?.utilization;
         }
         if let (None, Some(before)) = (&reading.processes, slot.foreign) {
@@ -235,9 +264,9 @@ impl Pool {
 
     /// A complete list of processes, taken and attributed after a lease's end, that shows none of its own frees the device
     /// of it.
-    fn free_what_is_gone(&mut self, device: DeviceId, reading: &Reading, out: &mut Outcome) {
+    fn free_what_is_gone(&mut self, device: DeviceId, reading: &DeviceReading, out: &mut ApplyOutcome) {
         let Some(processes) = &reading.processes else { return };
-        if processes.iter().any(|process| process.attribution == Attribution::Unknown) {
+        if processes.iter().any(|process| process.attribution == ProcessAttribution::Unknown) {
             return;
         }
         let slot = self.inventory.device(device);
@@ -245,7 +274,7 @@ impl Pool {
             return;
         }
         for id in slot.leases.clone() {
-            let runs = processes.iter().any(|process| process.attribution == Attribution::Lease(id));
+            let runs = processes.iter().any(|process| process.attribution == ProcessAttribution::Lease(id));
             let lease = self.lease_mut(id);
             if lease.draining
                 && !runs
@@ -257,8 +286,13 @@ impl Pool {
     }
 
     /// Changes a device; tells when that opens or closes it, and stirs the queue when there is more to give.
-    pub(super) fn change_device(&mut self, device: DeviceId, out: &mut Outcome, change: impl FnOnce(&mut DeviceSlot)) {
-        let closed = |pool: &Self| -> (Option<Closed>, u32) {
+    pub(super) fn change_device(
+        &mut self,
+        device: DeviceId,
+        out: &mut ApplyOutcome,
+        change: impl FnOnce(&mut DeviceSlot),
+    ) {
+        let closed = |pool: &Self| -> (Option<DeviceClosure>, u32) {
             let slot = pool.inventory.device(device);
             (slot.closed(), slot.free_share().0)
         };
@@ -266,19 +300,19 @@ impl Pool {
         self.inventory.touch(device, change);
         let after = closed(self);
         if before.0 != after.0 {
-            out.effects.push(Effect::DeviceOpen { device, closed: after.0 });
+            out.effects.push(PoolEffect::DeviceOpen { device, closed: after.0 });
         }
         self.stirred |= after.1 > before.1;
     }
 
-    fn keep_node(&self, node: NodeId, out: &mut Outcome) {
+    fn keep_node(&self, node: NodeId, out: &mut ApplyOutcome) {
         let slot = self.inventory.node(node);
-        out.rows.push(Row::Node(NodeRow { node, facts: slot.facts.clone(), links: slot.links.clone() }));
+        out.rows.push(PoolRow::Node(NodeRow { node, facts: slot.facts.clone(), links: slot.links.clone() }));
     }
 
-    fn keep_device(&self, device: DeviceId, out: &mut Outcome) {
+    fn keep_device(&self, device: DeviceId, out: &mut ApplyOutcome) {
         let slot = self.inventory.device(device);
-        out.rows.push(Row::Device(DeviceRow {
+        out.rows.push(PoolRow::Device(DeviceRow {
             device,
             node: slot.node,
             gpu_id: slot.gpu_id,

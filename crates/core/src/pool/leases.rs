@@ -5,31 +5,31 @@ use std::sync::Arc;
 
 use crate::classes::Shape;
 use crate::ids::{DeviceId, LeaseId, Token};
-use crate::lease::{EndCause, Holder, Lease, LeaseState, Promise};
+use crate::lease::{DevicePromise, EndCause, Lease, LeaseHolder, LeaseState};
 use crate::limits;
-use crate::outcome::{Answer, Denied, Effect, Outcome, Unsatisfiable};
+use crate::outcome::{ApplyOutcome, CommandDenied, CommandReply, PoolEffect, Unsatisfiable};
 use crate::policy::QueueOrder;
 use crate::request::{FieldError, Request};
-use crate::row::{LeaseRow, Row};
-use crate::units::{Millis, Time};
+use crate::row::{LeaseRow, PoolRow};
+use crate::units::{Millis, PoolTime};
 
 use super::schedule::Wish;
-use super::{Drain, Pool, Settings};
+use super::{DrainMode, Pool, PoolSettings};
 
 impl Pool {
     pub(super) fn request(
         &mut self,
         request: Arc<Request>,
         key: Option<Arc<str>>,
-        out: &mut Outcome,
-    ) -> Result<Answer, Denied> {
+        out: &mut ApplyOutcome,
+    ) -> Result<CommandReply, CommandDenied> {
         request.validate()?;
         if let Some(key) = &key {
-            if key.is_empty() || key.len() > limits::NAME_BYTES {
+            if key.is_empty() || key.len() > limits::MAX_NAME_BYTES {
                 return Err(FieldError::new("Idempotency-Key", key, "1..=253 bytes").into());
             }
             if let Some(&lease) = self.keys.get(&(request.owner.clone(), key.clone())) {
-                return Ok(Answer::Lease(lease));
+                return Ok(CommandReply::Lease(lease));
             }
         }
         let is_new = self.owners.find(&request.owner).is_none();
@@ -39,9 +39,9 @@ impl Pool {
         let mut place = self.find_on_arrival(&wish, fair);
         let cannot_wait = |pool: &Self| {
             if !request.queue {
-                Some(Denied::NoCapacity)
+                Some(CommandDenied::NoCapacity)
             } else if pool.queue.len() >= limits::WAITERS {
-                Some(Denied::QueueFull { limit: limits::WAITERS })
+                Some(CommandDenied::QueueFull { limit: limits::WAITERS })
             } else {
                 None
             }
@@ -67,18 +67,18 @@ impl Pool {
                 self.enqueue(id, &wish, seq);
                 self.set_deadline(id);
                 self.keep(id, out);
-                out.effects.push(Effect::Queued { lease: id });
+                out.effects.push(PoolEffect::Queued { lease: id });
             }
         }
-        Ok(Answer::Lease(id))
+        Ok(CommandReply::Lease(id))
     }
 
     /// Under which policy and class a request comes, or why it never can be served.
-    fn judge(&mut self, request: &Arc<Request>, out: &mut Outcome) -> Result<Wish, Denied> {
+    fn judge(&mut self, request: &Arc<Request>, out: &mut ApplyOutcome) -> Result<Wish, CommandDenied> {
         self.inventory.refresh();
         let policy = self.policies.policy_for(request);
         if let Some(rule) = policy.broken_by(request) {
-            return Err(Denied::Policy { policy: policy.name.clone(), rule });
+            return Err(CommandDenied::Policy { policy: policy.name.clone(), rule });
         }
         let shape = Shape::of(request, policy);
         let looks_ahead = shape.strategy.looks_ahead();
@@ -89,14 +89,14 @@ impl Pool {
         let judged = self.classes.get(class);
         if looks_ahead {
             let task = judged.task_class();
-            self.workload.arrived(task, &mut |row| out.rows.push(Row::Workload(row)));
+            self.workload.arrived(task, &mut |row| out.rows.push(PoolRow::Workload(row)));
         }
         if let Some(never) = &judged.never {
-            return Err(Denied::Unsatisfiable(never.clone()));
+            return Err(CommandDenied::Unsatisfiable(never.clone()));
         }
         let quota = self.policies.quota_of(&request.owner).held;
         if let Some(quota) = quota.filter(|quota| judged.most_held > *quota) {
-            return Err(Denied::Unsatisfiable(Unsatisfiable::OverQuota { wanted: judged.most_held, quota }));
+            return Err(CommandDenied::Unsatisfiable(Unsatisfiable::OverQuota { wanted: judged.most_held, quota }));
         }
         let owner = self.owners.id(&request.owner, self.now);
         Ok(Wish { class, owner, priority, max_duration, policy: policy_name })
@@ -115,65 +115,70 @@ impl Pool {
         id
     }
 
-    pub(super) fn follow(&mut self, lease: LeaseId) -> Result<Answer, Denied> {
+    pub(super) fn follow(&mut self, lease: LeaseId) -> Result<CommandReply, CommandDenied> {
         let now = self.now;
         self.known_lease(lease)?.asked_at = now;
         self.set_deadline(lease);
-        Ok(Answer::Lease(lease))
+        Ok(CommandReply::Lease(lease))
     }
 
-    pub(super) fn confirm(&mut self, id: LeaseId, token: Token, out: &mut Outcome) -> Result<Answer, Denied> {
+    pub(super) fn confirm(
+        &mut self,
+        id: LeaseId,
+        token: Token,
+        out: &mut ApplyOutcome,
+    ) -> Result<CommandReply, CommandDenied> {
         let now = self.now;
         let lease = self.granted_with(id, token)?;
         if lease.state == LeaseState::Offered {
             lease.state = LeaseState::Active;
             lease.expires_at = Some(now.after(lease.request.ttl));
-            let effect = lease.decision.clone().map(|decision| Effect::Granted { lease: id, token, decision });
+            let effect = lease.decision.clone().map(|decision| PoolEffect::Granted { lease: id, token, decision });
             out.effects.extend(effect);
             self.set_deadline(id);
             self.keep(id, out);
         }
-        Ok(Answer::Lease(id))
+        Ok(CommandReply::Lease(id))
     }
 
-    pub(super) fn renew(&mut self, id: LeaseId, token: Token) -> Result<Answer, Denied> {
+    pub(super) fn renew(&mut self, id: LeaseId, token: Token) -> Result<CommandReply, CommandDenied> {
         let now = self.now;
         let lease = self.granted_with(id, token)?;
         if lease.state == LeaseState::Offered {
-            return Err(Denied::NotGranted(id));
+            return Err(CommandDenied::NotGranted(id));
         }
         if lease.expires_at.is_some() {
             lease.expires_at = Some(now.after(lease.request.ttl));
             self.set_deadline(id);
         }
-        Ok(Answer::Lease(id))
+        Ok(CommandReply::Lease(id))
     }
 
     pub(super) fn attach(
         &mut self,
         id: LeaseId,
         token: Token,
-        holder: Holder,
-        out: &mut Outcome,
-    ) -> Result<Answer, Denied> {
+        holder: LeaseHolder,
+        out: &mut ApplyOutcome,
+    ) -> Result<CommandReply, CommandDenied> {
         let lease = self.granted_with(id, token)?;
         if lease.state == LeaseState::Offered {
-            return Err(Denied::NotGranted(id));
+            return Err(CommandDenied::NotGranted(id));
         }
         lease.holder = Some(holder);
         lease.expires_at = None;
         self.set_deadline(id);
         self.keep(id, out);
-        Ok(Answer::Lease(id))
+        Ok(CommandReply::Lease(id))
     }
 
     /// A granted lease, if that is its token.
-    fn granted_with(&mut self, id: LeaseId, presented: Token) -> Result<&mut Lease, Denied> {
+    fn granted_with(&mut self, id: LeaseId, presented: Token) -> Result<&mut Lease, CommandDenied> {
         let lease = self.known_lease(id)?;
         match lease.token {
-            Some(token) if token != presented => Err(Denied::Stale { lease: id, presented }),
-            _ if lease.state.is_ended() => Err(Denied::Ended(id)),
-            None => Err(Denied::NotGranted(id)),
+            Some(token) if token != presented => Err(CommandDenied::Stale { lease: id, presented }),
+            _ if lease.state.is_ended() => Err(CommandDenied::Ended(id)),
+            None => Err(CommandDenied::NotGranted(id)),
             Some(_) => Ok(lease),
         }
     }
@@ -186,12 +191,12 @@ impl Pool {
     }
 
     /// Counts what an owner holds, more or less.
-    pub(super) fn account(&mut self, id: LeaseId, change: impl FnOnce(u64, u64) -> u64, out: &mut Outcome) {
+    pub(super) fn account(&mut self, id: LeaseId, change: impl FnOnce(u64, u64) -> u64, out: &mut ApplyOutcome) {
         let Some(lease) = self.leases.get(&id) else { return };
         let (owner, share) = (lease.request.owner.clone(), self.inventory.gpu_share(&lease.promises));
         let owner = self.owners.id(&owner, self.now);
         let row = self.owners.hold(owner, self.now, self.policies.period, |held| change(held, share));
-        out.rows.push(Row::Usage(row));
+        out.rows.push(PoolRow::Usage(row));
         // A quota reached takes the claims of its owner's waiters away, a quota left lets them go; fair share changes the
         // order.
         let quota = self.policies.quota_of(&self.owners.get(owner).name);
@@ -204,7 +209,7 @@ impl Pool {
     }
 
     /// Ends or quarantines everything whose time has come.
-    pub(super) fn expire(&mut self, out: &mut Outcome) {
+    pub(super) fn expire(&mut self, out: &mut ApplyOutcome) {
         while let Some(&(at, id)) = self.deadlines.first().filter(|(at, _)| *at <= self.now) {
             let lease = self.lease_mut(id);
             let cause = match lease.state {
@@ -227,25 +232,35 @@ impl Pool {
         }
     }
 
-    pub(super) fn release(&mut self, id: LeaseId, out: &mut Outcome) -> Result<Answer, Denied> {
+    pub(super) fn release(&mut self, id: LeaseId, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
         if !self.known_lease(id)?.state.is_ended() {
             self.end(id, EndCause::ByOwner, out);
         }
-        Ok(Answer::Lease(id))
+        Ok(CommandReply::Lease(id))
     }
 
-    pub(super) fn fail(&mut self, id: LeaseId, why: Arc<str>, out: &mut Outcome) -> Result<Answer, Denied> {
+    pub(super) fn fail(
+        &mut self,
+        id: LeaseId,
+        why: Arc<str>,
+        out: &mut ApplyOutcome,
+    ) -> Result<CommandReply, CommandDenied> {
         if !self.known_lease(id)?.state.is_ended() {
             self.end(id, EndCause::Fault(why), out);
         }
-        Ok(Answer::Lease(id))
+        Ok(CommandReply::Lease(id))
     }
 
-    pub(super) fn holder_gone(&mut self, id: LeaseId, grace: Millis, out: &mut Outcome) -> Result<Answer, Denied> {
+    pub(super) fn holder_gone(
+        &mut self,
+        id: LeaseId,
+        grace: Millis,
+        out: &mut ApplyOutcome,
+    ) -> Result<CommandReply, CommandDenied> {
         let now = self.now;
         let lease = self.known_lease(id)?;
         if lease.state.is_ended() || lease.holder.is_none() {
-            return Ok(Answer::Lease(id));
+            return Ok(CommandReply::Lease(id));
         }
         if grace.is_zero() {
             self.end(id, EndCause::HolderGone, out);
@@ -255,10 +270,15 @@ impl Pool {
             self.set_deadline(id);
             self.keep(id, out);
         }
-        Ok(Answer::Lease(id))
+        Ok(CommandReply::Lease(id))
     }
 
-    pub(super) fn revoke(&mut self, id: LeaseId, grace: Millis, out: &mut Outcome) -> Result<Answer, Denied> {
+    pub(super) fn revoke(
+        &mut self,
+        id: LeaseId,
+        grace: Millis,
+        out: &mut ApplyOutcome,
+    ) -> Result<CommandReply, CommandDenied> {
         let at = self.now.after(grace);
         let lease = self.known_lease(id)?;
         match lease.state {
@@ -268,19 +288,19 @@ impl Pool {
                     lease.revoke_at = Some(at);
                     // An end that is now certain may let a short lease go before those who wait for it.
                     self.stirred = true;
-                    out.effects.push(Effect::Revoking { lease: id, at });
+                    out.effects.push(PoolEffect::Revoking { lease: id, at });
                     self.set_deadline(id);
                     self.keep(id, out);
                 }
             }
-            state if state.is_ended() => return Err(Denied::Ended(id)),
+            state if state.is_ended() => return Err(CommandDenied::Ended(id)),
             _ => self.end(id, EndCause::Revoked, out),
         }
-        Ok(Answer::Lease(id))
+        Ok(CommandReply::Lease(id))
     }
 
     /// Ends a lease; its capacity starts draining in the same step.
-    pub(super) fn end(&mut self, id: LeaseId, cause: EndCause, out: &mut Outcome) {
+    pub(super) fn end(&mut self, id: LeaseId, cause: EndCause, out: &mut ApplyOutcome) {
         let was = self.lease_mut(id).state;
         debug_assert!(!was.is_ended());
         if was == LeaseState::Queued {
@@ -293,7 +313,7 @@ impl Pool {
             self.workload.ended();
         }
         let now = self.now;
-        let drains = was == LeaseState::Active && self.settings.drain != Drain::AtOnce;
+        let drains = was == LeaseState::Active && self.settings.drain != DrainMode::AtOnce;
         let lease = self.lease_mut(id);
         lease.state = cause.state();
         lease.cause = Some(cause.clone());
@@ -301,10 +321,10 @@ impl Pool {
         lease.expires_at = None;
         lease.holder = None;
         lease.draining = was.is_granted();
-        out.effects.push(Effect::Ended { lease: id, cause });
+        out.effects.push(PoolEffect::Ended { lease: id, cause });
         if was.is_granted() {
             if drains {
-                out.effects.push(Effect::Draining { lease: id });
+                out.effects.push(PoolEffect::Draining { lease: id });
             } else {
                 self.free_all(id, out);
             }
@@ -315,17 +335,17 @@ impl Pool {
         self.forget_oldest(out);
     }
 
-    pub(super) fn drained(&mut self, id: LeaseId, out: &mut Outcome) -> Result<Answer, Denied> {
+    pub(super) fn drained(&mut self, id: LeaseId, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
         if self.known_lease(id)?.draining {
             self.free_all(id, out);
             self.set_deadline(id);
             self.keep(id, out);
             self.forget_oldest(out);
         }
-        Ok(Answer::Lease(id))
+        Ok(CommandReply::Lease(id))
     }
 
-    fn free_all(&mut self, id: LeaseId, out: &mut Outcome) {
+    fn free_all(&mut self, id: LeaseId, out: &mut ApplyOutcome) {
         let promises = self.lease_mut(id).promises.clone();
         for promise in promises.iter() {
             self.free_promise(id, promise, out);
@@ -334,9 +354,10 @@ impl Pool {
     }
 
     /// Frees one device of a draining lease; the last one frees the lease.
-    pub(super) fn free_device(&mut self, id: LeaseId, device: DeviceId, out: &mut Outcome) {
+    pub(super) fn free_device(&mut self, id: LeaseId, device: DeviceId, out: &mut ApplyOutcome) {
         let promises = self.lease_mut(id).promises.clone();
-        let (gone, left): (Vec<Promise>, Vec<Promise>) = promises.iter().partition(|promise| promise.device == device);
+        let (gone, left): (Vec<DevicePromise>, Vec<DevicePromise>) =
+            promises.iter().partition(|promise| promise.device == device);
         for promise in &gone {
             self.free_promise(id, promise, out);
         }
@@ -349,7 +370,7 @@ impl Pool {
         self.keep(id, out);
     }
 
-    fn free_promise(&mut self, id: LeaseId, promise: &Promise, out: &mut Outcome) {
+    fn free_promise(&mut self, id: LeaseId, promise: &DevicePromise, out: &mut ApplyOutcome) {
         let now = self.now;
         let quarantined = self.lease_mut(id).quarantined;
         self.change_device(promise.device, out, |slot| {
@@ -362,7 +383,7 @@ impl Pool {
         self.stirred = true;
     }
 
-    fn freed(&mut self, id: LeaseId, out: &mut Outcome) {
+    fn freed(&mut self, id: LeaseId, out: &mut ApplyOutcome) {
         let lease = self.lease_mut(id);
         lease.draining = false;
         lease.quarantined = false;
@@ -375,23 +396,23 @@ impl Pool {
             });
         }
         self.stirred = true;
-        out.effects.push(Effect::Freed { lease: id });
+        out.effects.push(PoolEffect::Freed { lease: id });
     }
 
-    fn quarantine(&mut self, id: LeaseId, out: &mut Outcome) {
+    fn quarantine(&mut self, id: LeaseId, out: &mut ApplyOutcome) {
         let lease = self.lease_mut(id);
         lease.quarantined = true;
         let promises = lease.promises.clone();
         for promise in promises.iter() {
             self.change_device(promise.device, out, |slot| slot.quarantines += 1);
-            out.effects.push(Effect::Quarantined { device: promise.device, lease: id });
+            out.effects.push(PoolEffect::Quarantined { device: promise.device, lease: id });
         }
         self.set_deadline(id);
         self.keep(id, out);
     }
 
     /// Keeps the memory of what is over within its bound. What still drains is not over.
-    fn forget_oldest(&mut self, out: &mut Outcome) {
+    fn forget_oldest(&mut self, out: &mut ApplyOutcome) {
         let mut draining = 0;
         while self.ended.len() > limits::ENDED_REMEMBERED + draining {
             let Some(id) = self.ended.pop_front() else { return };
@@ -404,15 +425,15 @@ impl Pool {
                 if let Some(key) = &lease.key {
                     self.keys.remove(&(lease.request.owner.clone(), key.clone()));
                 }
-                out.rows.push(Row::Forget(id));
+                out.rows.push(PoolRow::Forget(id));
             }
         }
     }
 }
 
 /// When a lease in this state wants to hear the clock.
-pub(super) fn deadline_of(lease: &Lease, settings: Settings) -> Option<Time> {
-    let earliest = |times: [Option<Time>; 3]| times.into_iter().flatten().min();
+pub(super) fn deadline_of(lease: &Lease, settings: PoolSettings) -> Option<PoolTime> {
+    let earliest = |times: [Option<PoolTime>; 3]| times.into_iter().flatten().min();
     match lease.state {
         LeaseState::Queued => earliest([
             Some(lease.asked_at.after(limits::WAITER_PATIENCE)),
@@ -420,11 +441,11 @@ pub(super) fn deadline_of(lease: &Lease, settings: Settings) -> Option<Time> {
             None,
         ]),
         LeaseState::Offered => {
-            earliest([lease.granted_at.map(|at| at.after(limits::OFFER_HELD)), lease.hard_end, None])
+            earliest([lease.granted_at.map(|at| at.after(limits::OFFER_LIFETIME)), lease.hard_end, None])
         }
         LeaseState::Active => earliest([lease.expires_at, lease.hard_end, lease.revoke_at]),
         _ => match settings.drain {
-            Drain::WhenGone { patience } if lease.draining && !lease.quarantined => {
+            DrainMode::WhenGone { patience } if lease.draining && !lease.quarantined => {
                 lease.ended_at.map(|at| at.after(patience))
             }
             _ => None,

@@ -13,7 +13,7 @@ mod schedule;
 mod view;
 
 pub use restore::RestoreError;
-pub use view::{DeviceView, Explanation, NodeView, Reason};
+pub use view::{DeviceView, NodeView, WaitExplanation, WaitReason};
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -21,24 +21,24 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::classes::{ClassId, Classes, Shape};
-use crate::device::{Cordon, DeviceFacts, Health, Link, NodeFacts};
+use crate::device::{CordonState, DeviceFacts, DeviceHealth, DeviceLink, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
 use crate::inventory::Inventory;
-use crate::lease::{Holder, Lease, LeaseState};
-use crate::outcome::{Answer, Denied, Outcome};
+use crate::lease::{Lease, LeaseHolder, LeaseState};
+use crate::outcome::{ApplyOutcome, CommandDenied, CommandReply};
 use crate::placement::scored;
 use crate::policy::Policies;
 use crate::queue::{OwnerId, Owners, Queue, WaitingNeeds};
-use crate::reading::Reading;
+use crate::reading::DeviceReading;
 use crate::request::Request;
-use crate::row::{Counters, Row};
-use crate::units::{Bytes, MilliCpus, Millis, Share, Time};
+use crate::row::{PoolCounters, PoolRow};
+use crate::units::{Bytes, MilliCpus, Millis, PoolTime, Share};
 use crate::workload::{TaskClass, Workload};
 
 /// Everything that can happen to a pool: facts, wishes and an administrator's orders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Command {
+pub enum PoolCommand {
     /// Time has passed.
     Tick,
 
@@ -58,11 +58,11 @@ pub enum Command {
     /// Forget a node that is down, with its devices, where nothing is held. If it comes back it is a new node.
     ForgetNode { node: NodeId },
     /// How the devices of a node are joined; replaces what was known.
-    Links { node: NodeId, links: Vec<Link> },
+    Links { node: NodeId, links: Vec<DeviceLink> },
     /// A device reported.
-    Observe { device: DeviceId, reading: Reading },
+    Observe { device: DeviceId, reading: DeviceReading },
     /// A device's health changed.
-    SetHealth { device: DeviceId, health: Health },
+    SetHealth { device: DeviceId, health: DeviceHealth },
 
     /// A wish. Asked twice with the same key and owner, it is granted once.
     Request { request: Arc<Request>, key: Option<Arc<str>> },
@@ -73,7 +73,7 @@ pub enum Command {
     /// A heartbeat.
     Renew { lease: LeaseId, token: Token },
     /// A process or connection now keeps the lease alive, in place of heartbeats.
-    Attach { lease: LeaseId, token: Token, holder: Holder },
+    Attach { lease: LeaseId, token: Token, holder: LeaseHolder },
     /// That process or connection is gone; it may come back within the grace period.
     HolderGone { lease: LeaseId, grace: Millis },
     /// The owner gives it back, or stops waiting. Twice is harmless.
@@ -86,7 +86,7 @@ pub enum Command {
     /// Take a lease back after a grace period, in which its holder can finish.
     Revoke { lease: LeaseId, grace: Millis },
     /// Stop or allow new work on a device.
-    Cordon { device: DeviceId, cordon: Cordon },
+    Cordon { device: DeviceId, cordon: CordonState },
     /// Stop new work on a device and revoke what runs there; holders have the grace period to finish.
     Drain { device: DeviceId, grace: Millis },
     /// Replace all rules.
@@ -98,11 +98,11 @@ pub enum Command {
 
 /// What becomes of a lease's devices when it ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Drain {
+pub enum DrainMode {
     /// They are free at once: where no processes are known (simulation, a client's own books).
     #[default]
     AtOnce,
-    /// They are free when its processes are gone, as [`Command::Drained`] or a complete reading tells (for a lease
+    /// They are free when its processes are gone, as [`PoolCommand::Drained`] or a complete reading tells (for a lease
     /// without devices, the command alone); if they stay longer than this, the devices are quarantined.
     WhenGone {
         /// How long they may stay.
@@ -112,9 +112,9 @@ pub enum Drain {
 
 /// How a pool works, apart from its policies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Settings {
+pub struct PoolSettings {
     /// What becomes of a lease's devices when it ends.
-    pub drain: Drain,
+    pub drain: DrainMode,
     /// Age beyond which a reading says nothing about thresholds; `None` for no limit.
     pub reading_max_age: Option<Millis>,
 }
@@ -122,8 +122,8 @@ pub struct Settings {
 /// Everything that decides. See the crate's documentation.
 #[derive(Debug, Default)]
 pub struct Pool {
-    settings: Settings,
-    now: Time,
+    settings: PoolSettings,
+    now: PoolTime,
     inventory: Inventory,
     leases: BTreeMap<LeaseId, Box<Lease>>,
     /// (owner, key) of requests that must not be granted twice.
@@ -131,9 +131,9 @@ pub struct Pool {
     /// Ended leases that are still remembered, oldest first.
     ended: VecDeque<LeaseId>,
     /// When each lease wants to hear the clock.
-    deadlines: BTreeSet<(Time, LeaseId)>,
+    deadlines: BTreeSet<(PoolTime, LeaseId)>,
     /// When a quota that stands in somebody's way starts anew.
-    quota_deadline: Option<Time>,
+    quota_deadline: Option<PoolTime>,
     policies: Policies,
     owners: Owners,
     classes: Classes,
@@ -141,21 +141,25 @@ pub struct Pool {
     waiting_needs: WaitingNeeds,
     workload: Workload,
     scorer: scored::Scorer,
-    counters: Counters,
+    counters: PoolCounters,
     /// The counters as rows keep them.
-    kept_counters: Counters,
+    kept_counters: PoolCounters,
     /// Something changed that may let a waiter go.
     stirred: bool,
 }
 
 impl Pool {
-    pub fn new(settings: Settings, policies: Policies) -> Self {
+    pub fn new(settings: PoolSettings, policies: Policies) -> Self {
         Self { settings, policies, ..Self::default() }
     }
 
     /// Applies a command, and everything that was due before it: a batch of one.
-    pub fn apply(&mut self, now: Time, command: Command) -> (Result<Answer, Denied>, Outcome) {
-        let mut outcome = Outcome::default();
+    pub fn apply(
+        &mut self,
+        now: PoolTime,
+        command: PoolCommand,
+    ) -> (Result<CommandReply, CommandDenied>, ApplyOutcome) {
+        let mut outcome = ApplyOutcome::default();
         self.begin_batch(now, &mut outcome);
         let answer = self.apply_in_batch(command, &mut outcome);
         self.finish_batch(&mut outcome);
@@ -165,10 +169,10 @@ impl Pool {
     /// Applies commands that came at the same time, and serves the queue once after all of them.
     pub fn apply_all(
         &mut self,
-        now: Time,
-        commands: impl IntoIterator<Item = Command>,
-    ) -> (Vec<Result<Answer, Denied>>, Outcome) {
-        let mut outcome = Outcome::default();
+        now: PoolTime,
+        commands: impl IntoIterator<Item = PoolCommand>,
+    ) -> (Vec<Result<CommandReply, CommandDenied>>, ApplyOutcome) {
+        let mut outcome = ApplyOutcome::default();
         self.begin_batch(now, &mut outcome);
         let answers = commands.into_iter().map(|command| self.apply_in_batch(command, &mut outcome)).collect();
         self.finish_batch(&mut outcome);
@@ -177,88 +181,92 @@ impl Pool {
 
     /// Sets the clock and ends everything that is due. The parts of a batch are for callers that look at the pool
     /// between its commands; [`Pool::apply_all`] is all of them in one.
-    pub fn begin_batch(&mut self, now: Time, out: &mut Outcome) {
+    pub fn begin_batch(&mut self, now: PoolTime, out: &mut ApplyOutcome) {
         self.now = self.now.max(now);
         self.expire(out);
     }
 
     /// Applies one command of a batch that was begun. Requests that wait are not served before the batch finishes.
-    pub fn apply_in_batch(&mut self, command: Command, out: &mut Outcome) -> Result<Answer, Denied> {
+    pub fn apply_in_batch(
+        &mut self,
+        command: PoolCommand,
+        out: &mut ApplyOutcome,
+    ) -> Result<CommandReply, CommandDenied> {
         self.dispatch(command, out)
     }
 
     /// Gives every waiting request that can go its devices, and keeps the counters if they changed.
-    pub fn finish_batch(&mut self, out: &mut Outcome) {
+    pub fn finish_batch(&mut self, out: &mut ApplyOutcome) {
         self.serve_waiters(out);
         self.counters.workload_arrivals = self.workload.arrivals();
         self.counters.turnover = self.workload.turnover_counts();
         if self.counters != self.kept_counters {
             self.kept_counters = self.counters;
-            out.rows.push(Row::Counters(self.counters));
+            out.rows.push(PoolRow::Counters(self.counters));
         }
     }
 
     /// When the pool wants to hear the clock again at the latest.
-    pub fn next_deadline(&self) -> Option<Time> {
+    pub fn next_deadline(&self) -> Option<PoolTime> {
         let lease = self.deadlines.first().map(|(at, _)| *at);
         let quota = self.quota_deadline.filter(|_| !self.queue.is_empty());
         [lease, quota].into_iter().flatten().min()
     }
 
-    fn dispatch(&mut self, command: Command, out: &mut Outcome) -> Result<Answer, Denied> {
+    fn dispatch(&mut self, command: PoolCommand, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
         match command {
-            Command::Tick => Ok(Answer::Done),
-            Command::NodeSeen { facts, devices, numbers } => Ok(self.node_seen(facts, devices, &numbers, out)),
-            Command::NodeLost { node } => self.node_lost(node, out),
-            Command::ForgetDevice { device } => self.forget_device(device, out),
-            Command::ForgetNode { node } => self.forget_node(node, out),
-            Command::Links { node, links } => self.set_links(node, links, out),
-            Command::Observe { device, reading } => self.observe(device, &reading, out),
-            Command::SetHealth { device, health } => self.set_health(device, health, out),
-            Command::Request { request, key } => self.request(request, key, out),
-            Command::Follow { lease } => self.follow(lease),
-            Command::Confirm { lease, token } => self.confirm(lease, token, out),
-            Command::Renew { lease, token } => self.renew(lease, token),
-            Command::Attach { lease, token, holder } => self.attach(lease, token, holder, out),
-            Command::HolderGone { lease, grace } => self.holder_gone(lease, grace, out),
-            Command::Release { lease } => self.release(lease, out),
-            Command::Drained { lease } => self.drained(lease, out),
-            Command::Fail { lease, why } => self.fail(lease, why, out),
-            Command::Revoke { lease, grace } => self.revoke(lease, grace, out),
-            Command::Cordon { device, cordon } => self.cordon(device, cordon, out),
-            Command::Drain { device, grace } => self.drain(device, grace, out),
-            Command::SetPolicies { policies } => self.set_policies(*policies, out),
-            Command::SetWorkload { classes } => {
+            PoolCommand::Tick => Ok(CommandReply::Done),
+            PoolCommand::NodeSeen { facts, devices, numbers } => Ok(self.node_seen(facts, devices, &numbers, out)),
+            PoolCommand::NodeLost { node } => self.node_lost(node, out),
+            PoolCommand::ForgetDevice { device } => self.forget_device(device, out),
+            PoolCommand::ForgetNode { node } => self.forget_node(node, out),
+            PoolCommand::Links { node, links } => self.set_links(node, links, out),
+            PoolCommand::Observe { device, reading } => self.observe(device, &reading, out),
+            PoolCommand::SetHealth { device, health } => self.set_health(device, health, out),
+            PoolCommand::Request { request, key } => self.request(request, key, out),
+            PoolCommand::Follow { lease } => self.follow(lease),
+            PoolCommand::Confirm { lease, token } => self.confirm(lease, token, out),
+            PoolCommand::Renew { lease, token } => self.renew(lease, token),
+            PoolCommand::Attach { lease, token, holder } => self.attach(lease, token, holder, out),
+            PoolCommand::HolderGone { lease, grace } => self.holder_gone(lease, grace, out),
+            PoolCommand::Release { lease } => self.release(lease, out),
+            PoolCommand::Drained { lease } => self.drained(lease, out),
+            PoolCommand::Fail { lease, why } => self.fail(lease, why, out),
+            PoolCommand::Revoke { lease, grace } => self.revoke(lease, grace, out),
+            PoolCommand::Cordon { device, cordon } => self.cordon(device, cordon, out),
+            PoolCommand::Drain { device, grace } => self.drain(device, grace, out),
+            PoolCommand::SetPolicies { policies } => self.set_policies(*policies, out),
+            PoolCommand::SetWorkload { classes } => {
                 self.workload.tell(classes);
-                Ok(Answer::Done)
+                Ok(CommandReply::Done)
             }
         }
     }
 
-    fn set_policies(&mut self, policies: Policies, out: &mut Outcome) -> Result<Answer, Denied> {
+    fn set_policies(&mut self, policies: Policies, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
         policies.validate()?;
-        out.rows.push(Row::Policies(Box::new(policies.clone())));
+        out.rows.push(PoolRow::Policies(Box::new(policies.clone())));
         self.policies = policies;
         self.requeue_all();
         self.stirred = true;
-        Ok(Answer::Done)
+        Ok(CommandReply::Done)
     }
 
     /// Readings from before this say nothing about thresholds.
-    fn stale_before(&self) -> Option<Time> {
-        self.settings.reading_max_age.map(|age| Time(self.now.0.saturating_sub(age.0)))
+    fn stale_before(&self) -> Option<PoolTime> {
+        self.settings.reading_max_age.map(|age| PoolTime(self.now.0.saturating_sub(age.0)))
     }
 
-    fn known_node(&self, node: NodeId) -> Result<NodeId, Denied> {
-        self.inventory.nodes.contains(node.0).then_some(node).ok_or(Denied::UnknownNode(node))
+    fn known_node(&self, node: NodeId) -> Result<NodeId, CommandDenied> {
+        self.inventory.nodes.contains(node.0).then_some(node).ok_or(CommandDenied::UnknownNode(node))
     }
 
-    fn known_device(&self, device: DeviceId) -> Result<DeviceId, Denied> {
-        self.inventory.devices.contains(device.0).then_some(device).ok_or(Denied::UnknownDevice(device))
+    fn known_device(&self, device: DeviceId) -> Result<DeviceId, CommandDenied> {
+        self.inventory.devices.contains(device.0).then_some(device).ok_or(CommandDenied::UnknownDevice(device))
     }
 
-    fn known_lease(&mut self, lease: LeaseId) -> Result<&mut Lease, Denied> {
-        self.leases.get_mut(&lease).map(|lease| &mut **lease).ok_or(Denied::UnknownLease(lease))
+    fn known_lease(&mut self, lease: LeaseId) -> Result<&mut Lease, CommandDenied> {
+        self.leases.get_mut(&lease).map(|lease| &mut **lease).ok_or(CommandDenied::UnknownLease(lease))
     }
 
     fn lease_mut(&mut self, lease: LeaseId) -> &mut Lease {
@@ -269,9 +277,9 @@ impl Pool {
     }
 
     /// Keeps a lease as it now is.
-    fn keep(&self, lease: LeaseId, out: &mut Outcome) {
+    fn keep(&self, lease: LeaseId, out: &mut ApplyOutcome) {
         if let Some(lease) = self.leases.get(&lease) {
-            out.rows.push(Row::Lease(lease.row().clone()));
+            out.rows.push(PoolRow::Lease(lease.row().clone()));
         }
     }
 
@@ -302,7 +310,7 @@ impl Pool {
 
 impl Pool {
     /// Checks every invariant the pool's own books can show; the error says which is broken. Tests ask after every step.
-    pub fn sanity_check(&self) -> Result<(), String> {
+    pub fn check_invariants(&self) -> Result<(), String> {
         self.check_devices()?;
         self.check_hosts()?;
         self.check_leases()?;

@@ -10,11 +10,11 @@ use crate::ids::{DeviceId, LeaseId, NodeId};
 use crate::lease::{EndCause, Lease, LeaseState};
 use crate::limits;
 use crate::policy::Policies;
-use crate::row::{Counters, DeviceRow, LeaseRow, NodeRow, Row, UsageRow, WorkloadRow};
-use crate::units::{Share, Time};
+use crate::row::{DeviceRow, LeaseRow, NodeRow, PoolCounters, PoolRow, UsageRow, WorkloadRow};
+use crate::units::{PoolTime, Share};
 use crate::workload::TaskClass;
 
-use super::{Pool, Settings};
+use super::{Pool, PoolSettings};
 
 /// A row that could not be taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -42,26 +42,26 @@ struct Latest {
     nodes: BTreeMap<NodeId, NodeRow>,
     devices: BTreeMap<DeviceId, DeviceRow>,
     leases: BTreeMap<LeaseId, LeaseRow>,
-    counters: Counters,
+    counters: PoolCounters,
     policies: Option<Box<Policies>>,
     usage: BTreeMap<std::sync::Arc<str>, UsageRow>,
     workload: BTreeMap<TaskClass, WorkloadRow>,
 }
 
 impl Latest {
-    fn of(rows: impl IntoIterator<Item = Row>, bad: &mut Vec<RestoreError>) -> Self {
+    fn of(rows: impl IntoIterator<Item = PoolRow>, bad: &mut Vec<RestoreError>) -> Self {
         let mut latest = Self::default();
         for row in rows {
             match row {
-                Row::Lease(row) if !counted(&row) => {
+                PoolRow::Lease(row) if !counted(&row) => {
                     bad.push(RestoreError::Lease { lease: row.id, why: "a number of it is out of range" });
                 }
-                Row::Counters(row) if row.next_lease.max(row.next_token).max(row.next_seq) > limits::COUNTED => {
+                PoolRow::Counters(row) if row.next_lease.max(row.next_token).max(row.next_seq) > limits::COUNTED => {
                     bad.push(RestoreError::Counters);
                 }
-                Row::Node(row) => drop(latest.nodes.insert(row.node, row)),
-                Row::Device(row) => drop(latest.devices.insert(row.device, row)),
-                Row::Lease(row) => {
+                PoolRow::Node(row) => drop(latest.nodes.insert(row.node, row)),
+                PoolRow::Device(row) => drop(latest.devices.insert(row.device, row)),
+                PoolRow::Lease(row) => {
                     let counters = &mut latest.counters;
                     counters.next_lease = counters.next_lease.max(row.id.0 + 1);
                     counters.next_seq = counters.next_seq.max(row.seq + 1);
@@ -69,21 +69,21 @@ impl Latest {
                     counters.next_token = counters.next_token.max(token);
                     latest.leases.insert(row.id, row);
                 }
-                Row::Forget(lease) => drop(latest.leases.remove(&lease)),
-                Row::ForgetNode(node) => drop(latest.nodes.remove(&node)),
-                Row::ForgetDevice(device) => drop(latest.devices.remove(&device)),
-                Row::Counters(row) => {
+                PoolRow::Forget(lease) => drop(latest.leases.remove(&lease)),
+                PoolRow::ForgetNode(node) => drop(latest.nodes.remove(&node)),
+                PoolRow::ForgetDevice(device) => drop(latest.devices.remove(&device)),
+                PoolRow::Counters(row) => {
                     let before = latest.counters;
-                    latest.counters = Counters {
+                    latest.counters = PoolCounters {
                         next_lease: before.next_lease.max(row.next_lease),
                         next_token: before.next_token.max(row.next_token),
                         next_seq: before.next_seq.max(row.next_seq),
                         ..row
                     };
                 }
-                Row::Policies(row) => latest.policies = Some(row),
-                Row::Usage(row) => drop(latest.usage.insert(row.owner.clone(), row)),
-                Row::Workload(row) => drop(latest.workload.insert(row.class.clone(), row)),
+                PoolRow::Policies(row) => latest.policies = Some(row),
+                PoolRow::Usage(row) => drop(latest.usage.insert(row.owner.clone(), row)),
+                PoolRow::Workload(row) => drop(latest.workload.insert(row.class.clone(), row)),
             }
         }
         latest
@@ -102,10 +102,10 @@ impl Pool {
     /// Every lease gets one full ttl from `now`. A device takes no new work until its node is seen again: send health and
     /// readings first, so that nobody is granted a sick device in between. `policies` are used where no row holds any.
     pub fn restore(
-        settings: Settings,
+        settings: PoolSettings,
         policies: Policies,
-        now: Time,
-        rows: impl IntoIterator<Item = Row>,
+        now: PoolTime,
+        rows: impl IntoIterator<Item = PoolRow>,
     ) -> (Self, Vec<RestoreError>) {
         let mut bad = Vec::new();
         let latest = Latest::of(rows, &mut bad);
@@ -126,7 +126,7 @@ impl Pool {
         let mut links = Vec::new();
         for (id, row) in latest.nodes {
             let is_far = id.0 > pool.inventory.nodes.span().saturating_add(limits::VACANT_NUMBERS);
-            if is_far || pool.inventory.node_named(&row.facts.name).is_some() {
+            if is_far || pool.inventory.node_by_name(&row.facts.name).is_some() {
                 bad.push(RestoreError::Node(id));
                 continue;
             }
@@ -175,10 +175,10 @@ impl Pool {
         if !self.inventory.nodes.contains(row.node.0) {
             return Err("its node is not known");
         }
-        if row.gpu_id.0 > limits::GPU_ID {
+        if row.gpu_id.0 > limits::MAX_GPU_ID {
             return Err("its gpu_id is out of range");
         }
-        if self.inventory.device_of(row.node, &row.facts.identity).is_some() {
+        if self.inventory.device_by_identity(row.node, &row.facts.identity).is_some() {
             return Err("its identity is another device's");
         }
         if self.inventory.device_with_gpu_id(row.node, row.gpu_id).is_some() {
@@ -189,7 +189,7 @@ impl Pool {
         Ok(())
     }
 
-    fn restore_lease(&mut self, row: LeaseRow, now: Time) -> Result<LeaseState, &'static str> {
+    fn restore_lease(&mut self, row: LeaseRow, now: PoolTime) -> Result<LeaseState, &'static str> {
         if row.request.validate().is_err() {
             return Err("its request is not valid");
         }

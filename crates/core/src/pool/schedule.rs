@@ -14,12 +14,12 @@ use std::sync::Arc;
 use crate::classes::{Class, ClassId, Need, Shape};
 use crate::ids::{DeviceId, LeaseId, NodeId};
 use crate::inventory::{DeviceSlot, Inventory, KindId};
-use crate::lease::{Decision, Lease, LeaseState, Turn};
+use crate::lease::{Lease, LeaseState, PlacementDecision, QueueTurn};
 use crate::limits;
-use crate::outcome::{Effect, Outcome};
+use crate::outcome::{ApplyOutcome, PoolEffect};
 use crate::placement::{Guard, Place, Search, is_below};
 use crate::queue::{OverQuota, OwnerId, Queue, WaitingNeeds};
-use crate::units::{Millis, Share, Time};
+use crate::units::{Millis, PoolTime, Share};
 
 use super::Pool;
 
@@ -39,7 +39,7 @@ struct Passed {
     classes: Vec<ClassId>,
     guard: Guard,
     /// When each class is certain to start, where that was worked out since the last grant.
-    starts: Vec<Option<Option<Time>>>,
+    starts: Vec<Option<Option<PoolTime>>>,
 }
 
 impl Passed {
@@ -52,12 +52,12 @@ impl Passed {
 
 impl Pool {
     /// A place for a request that just came, which passes nobody unduly.
-    pub(super) fn find_on_arrival(&mut self, wish: &Wish, fair: (u64, u64)) -> Option<(Place, Turn)> {
+    pub(super) fn find_on_arrival(&mut self, wish: &Wish, fair: (u64, u64)) -> Option<(Place, QueueTurn)> {
         if self.over_quota(wish.owner, wish.class).is_some() {
             return None;
         }
         if self.queue.is_empty() {
-            return self.find(wish.class, &Guard::default()).map(|place| (place, Turn::OnArrival));
+            return self.find(wish.class, &Guard::default()).map(|place| (place, QueueTurn::OnArrival));
         }
         if !self.may_have_room(wish.class) {
             return None;
@@ -81,18 +81,18 @@ impl Pool {
                 passed.add(class, self.classes.get(class), &self.inventory);
             }
         }
-        self.find_past(wish.class, &mut passed, wish.max_duration, Turn::OnArrival)
+        self.find_past(wish.class, &mut passed, wish.max_duration, QueueTurn::OnArrival)
     }
 
     /// Gives everybody who waits and can go now what they wait for.
-    pub(super) fn serve_waiters(&mut self, out: &mut Outcome) {
+    pub(super) fn serve_waiters(&mut self, out: &mut ApplyOutcome) {
         // A pass may stir again only by a grant that changed a quota or the order, so this ends with the queue.
         while std::mem::take(&mut self.stirred) && !self.queue.is_empty() {
             self.pass(out);
         }
     }
 
-    fn pass(&mut self, out: &mut Outcome) {
+    fn pass(&mut self, out: &mut ApplyOutcome) {
         self.inventory.refresh();
         let mut passed = Passed::default();
         let mut at = None;
@@ -120,7 +120,7 @@ impl Pool {
             if is_passed && wish.max_duration.is_none() {
                 continue;
             }
-            match self.find_past(class, &mut passed, wish.max_duration, Turn::Next) {
+            match self.find_past(class, &mut passed, wish.max_duration, QueueTurn::Next) {
                 Some((place, turn)) => {
                     self.dequeue(id);
                     self.grant(id, &wish, place, turn, out);
@@ -149,10 +149,10 @@ impl Pool {
         class: ClassId,
         passed: &mut Passed,
         max_duration: Option<Millis>,
-        turn: Turn,
-    ) -> Option<(Place, Turn)> {
+        turn: QueueTurn,
+    ) -> Option<(Place, QueueTurn)> {
         if let Some(place) = self.find(class, &passed.guard) {
-            return Some((place, if passed.classes.is_empty() { turn } else { Turn::PassedOthers }));
+            return Some((place, if passed.classes.is_empty() { turn } else { QueueTurn::PassedOthers }));
         }
         let end = self.now.after(max_duration.filter(|_| !passed.classes.is_empty())?);
         if !self.may_have_room(class) || self.promises_made() > limits::BACKFILL_PROMISES {
@@ -167,7 +167,7 @@ impl Pool {
         if in_the_way.classes.len() == passed.classes.len() {
             return None;
         }
-        Some((self.find(class, &in_the_way.guard)?, Turn::EndsBeforeOthersStart))
+        Some((self.find(class, &in_the_way.guard)?, QueueTurn::EndsBeforeOthersStart))
     }
 
     /// Whether any device has as much free as the class takes; a quick look that says nothing about the rest.
@@ -207,7 +207,7 @@ impl Pool {
     }
 
     /// Gives a place to a lease that waits or has just been made.
-    pub(super) fn grant(&mut self, id: LeaseId, wish: &Wish, place: Place, turn: Turn, out: &mut Outcome) {
+    pub(super) fn grant(&mut self, id: LeaseId, wish: &Wish, place: Place, turn: QueueTurn, out: &mut ApplyOutcome) {
         let token = self.take_token();
         let now = self.now;
         let strategy = self.classes.get(wish.class).shape.strategy;
@@ -225,7 +225,7 @@ impl Pool {
         }
         let lease = self.lease_mut(id);
         let (cpus, memory) = (lease.request.cpus, lease.request.host_memory);
-        let decision = Arc::new(Decision { policy: wish.policy.clone(), strategy, turn });
+        let decision = Arc::new(PlacementDecision { policy: wish.policy.clone(), strategy, turn });
         lease.token = Some(token);
         lease.node = Some(place.node);
         lease.promises = place.promises.into();
@@ -235,13 +235,13 @@ impl Pool {
         if lease.request.hedged {
             lease.state = LeaseState::Offered;
             // Others count on a certain end, so an offer is not held beyond it either.
-            let held = now.after(limits::OFFER_HELD);
+            let held = now.after(limits::OFFER_LIFETIME);
             let until = lease.hard_end.map_or(held, |end| end.min(held));
-            out.effects.push(Effect::Offered { lease: id, token, until, decision });
+            out.effects.push(PoolEffect::Offered { lease: id, token, until, decision });
         } else {
             lease.state = LeaseState::Active;
             lease.expires_at = Some(now.after(lease.request.ttl));
-            out.effects.push(Effect::Granted { lease: id, token, decision });
+            out.effects.push(PoolEffect::Granted { lease: id, token, decision });
         }
         if !cpus.is_zero() || !memory.is_zero() {
             self.inventory.touch_node(place.node, |slot| {
@@ -340,13 +340,13 @@ impl Pool {
     ///
     /// What drains, or is closed for a reason that may pass at any moment, may be had at any moment: then it is now. A
     /// device above its own thresholds is not counted on.
-    fn certain_start(&self, id: ClassId) -> Option<Time> {
+    fn certain_start(&self, id: ClassId) -> Option<PoolTime> {
         let class = self.classes.get(id);
         let hosts = self.inventory.nodes.iter().filter(|(_, slot)| class.hosted_by(slot.shape));
         hosts.filter_map(|(node, _)| self.certain_start_on(&class.shape, id, NodeId(node))).min()
     }
 
-    fn certain_start_on(&self, shape: &Shape, id: ClassId, node: NodeId) -> Option<Time> {
+    fn certain_start_on(&self, shape: &Shape, id: ClassId, node: NodeId) -> Option<PoolTime> {
         let class = self.classes.get(id);
         let slot = self.inventory.node(node);
         let free_at = |&device: &DeviceId| {
@@ -355,7 +355,7 @@ impl Pool {
             let judged = shape.thresholds.is_none_or(|thresholds| is_below(slot, thresholds, None));
             if judged { self.device_free_at(need, device, slot) } else { None }
         };
-        let mut device_times: Vec<Time> = slot.devices.iter().filter_map(free_at).collect();
+        let mut device_times: Vec<PoolTime> = slot.devices.iter().filter_map(free_at).collect();
         device_times.sort_unstable();
         let devices = match usize::from(shape.gpus) {
             0 => self.now,
@@ -365,7 +365,7 @@ impl Pool {
     }
 
     /// When a device is certain to have room for what a class takes of it.
-    pub(super) fn device_free_at(&self, need: &Need, device: DeviceId, slot: &DeviceSlot) -> Option<Time> {
+    pub(super) fn device_free_at(&self, need: &Need, device: DeviceId, slot: &DeviceSlot) -> Option<PoolTime> {
         let free = (u64::from((Share::WHOLE - slot.promised).0), slot.unpromised_memory().0);
         let mut ends = Vec::new();
         for lease in slot.leases.iter().filter_map(|lease| self.leases.get(lease)) {
@@ -376,7 +376,7 @@ impl Pool {
         self.enough_at(free, (u64::from(need.share.0), need.memory.0), ends)
     }
 
-    fn host_free_at(&self, shape: &Shape, node: NodeId) -> Option<Time> {
+    fn host_free_at(&self, shape: &Shape, node: NodeId) -> Option<PoolTime> {
         if !shape.needs_host() {
             return Some(self.now);
         }
@@ -394,7 +394,7 @@ impl Pool {
     }
 
     /// When two amounts that are free now, and what comes back at each end, come to what is needed.
-    fn enough_at(&self, free: (u64, u64), need: (u64, u64), mut ends: Vec<(Time, u64, u64)>) -> Option<Time> {
+    fn enough_at(&self, free: (u64, u64), need: (u64, u64), mut ends: Vec<(PoolTime, u64, u64)>) -> Option<PoolTime> {
         ends.sort_unstable();
         let (mut at, mut free, mut ends) = (self.now, free, ends.into_iter());
         while free.0 < need.0 || free.1 < need.1 {
@@ -405,7 +405,7 @@ impl Pool {
         Some(at)
     }
 
-    pub(super) fn certain_end(&self, lease: &Lease) -> Option<Time> {
+    pub(super) fn certain_end(&self, lease: &Lease) -> Option<PoolTime> {
         if lease.draining { Some(self.now) } else { lease.certain_end() }
     }
 }

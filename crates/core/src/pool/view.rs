@@ -6,16 +6,16 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::classes::{Class, Shape};
-use crate::device::{Cordon, DeviceFacts, DeviceIdentity, Health, NodeFacts};
+use crate::device::{CordonState, DeviceFacts, DeviceHealth, DeviceIdentity, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
 use crate::lease::{Lease, LeaseState};
-use crate::outcome::Closed;
+use crate::outcome::DeviceClosure;
 use crate::placement::is_below;
 use crate::policy::Policies;
 use crate::queue::{Account, OverQuota, OwnerId};
-use crate::reading::Foreign;
+use crate::reading::ForeignLoad;
 use crate::row::UsageRow;
-use crate::units::{Bytes, MilliCpus, Millis, Percent, Share, Time};
+use crate::units::{Bytes, MilliCpus, Millis, Percent, PoolTime, Share};
 
 use super::Pool;
 
@@ -26,10 +26,10 @@ pub struct DeviceView {
     pub node: NodeId,
     pub gpu_id: GpuId,
     pub facts: Arc<DeviceFacts>,
-    pub health: Health,
-    pub cordon: Cordon,
+    pub health: DeviceHealth,
+    pub cordon: CordonState,
     /// Why it takes no new work, if so.
-    pub closed: Option<Closed>,
+    pub closed: Option<DeviceClosure>,
     /// What is promised of it.
     pub promised: Share,
     /// What is promised of its memory.
@@ -37,7 +37,7 @@ pub struct DeviceView {
     /// Who holds it, or drains on it.
     pub leases: Vec<LeaseId>,
     /// What no lease explains.
-    pub foreign: Option<Foreign>,
+    pub foreign: Option<ForeignLoad>,
     /// Memory % in use, promises counted as used.
     pub memory_percent: Percent,
     /// Utilization %, promises counted as used.
@@ -45,7 +45,7 @@ pub struct DeviceView {
     /// Its temperature in °C, where it reports one.
     pub temperature_c: Option<i16>,
     /// When it was last read.
-    pub read_at: Option<Time>,
+    pub read_at: Option<PoolTime>,
 }
 
 /// A node, as it is now.
@@ -66,7 +66,7 @@ impl Pool {
     }
 
     /// The lease that an owner's request with this key became.
-    pub fn lease_of_key(&self, owner: &Arc<str>, key: &Arc<str>) -> Option<&Lease> {
+    pub fn lease_by_key(&self, owner: &Arc<str>, key: &Arc<str>) -> Option<&Lease> {
         self.lease(*self.keys.get(&(owner.clone(), key.clone()))?)
     }
 
@@ -74,7 +74,7 @@ impl Pool {
         self.leases.values().map(|lease| &**lease)
     }
 
-    pub fn waiting(&self) -> usize {
+    pub fn waiter_count(&self) -> usize {
         self.queue.len()
     }
 
@@ -120,8 +120,8 @@ impl Pool {
     }
 
     /// The device of a node with this identity.
-    pub fn device_of(&self, node: NodeId, identity: &DeviceIdentity) -> Option<DeviceId> {
-        self.inventory.device_of(node, identity)
+    pub fn device_by_identity(&self, node: NodeId, identity: &DeviceIdentity) -> Option<DeviceId> {
+        self.inventory.device_by_identity(node, identity)
     }
 
     /// The device with this small number on its node.
@@ -129,8 +129,8 @@ impl Pool {
         self.inventory.device_with_gpu_id(node, gpu_id)
     }
 
-    pub fn node_named(&self, name: &str) -> Option<NodeId> {
-        self.inventory.node_named(name)
+    pub fn node_by_name(&self, name: &str) -> Option<NodeId> {
+        self.inventory.node_by_name(name)
     }
 
     /// Returns the devices that changed since the last call, each once, and starts a new list. A device that was
@@ -161,17 +161,17 @@ impl Pool {
 
 /// Where a request stands in the queue, and why it waits.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Explanation {
+pub struct WaitExplanation {
     /// 1 for the next one.
     pub position: usize,
     /// What stands in the way, the most telling first.
-    pub reasons: Vec<Reason>,
+    pub reasons: Vec<WaitReason>,
 }
 
 /// Something that stands in a request's way.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reason {
+pub enum WaitReason {
     /// Its owner holds as much as it may.
     QuotaHeld { held: Share, quota: Share },
     /// Its owner used up the GPU-hours of this period.
@@ -198,7 +198,7 @@ pub enum Reason {
     Behind { ahead: usize },
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for WaitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gpus = |n: u16| if n == 1 { "GPU" } else { "GPUs" };
         match self {
@@ -240,7 +240,7 @@ fn in_gib(memory: Bytes) -> String {
     if mib > 0 && mib.is_multiple_of(1024) { format!("{} GiB", mib / 1024) } else { memory.to_string() }
 }
 
-impl fmt::Display for Explanation {
+impl fmt::Display for WaitExplanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "position {}", self.position)?;
         for reason in &self.reasons {
@@ -252,7 +252,7 @@ impl fmt::Display for Explanation {
 
 impl Pool {
     /// Why a lease waits; `None` where it does not.
-    pub fn explain(&self, id: LeaseId) -> Option<Explanation> {
+    pub fn explain(&self, id: LeaseId) -> Option<WaitExplanation> {
         let lease = self.leases.get(&id).filter(|lease| lease.state == LeaseState::Queued)?;
         let policy = self.policies.policy_for(&lease.request);
         let class = self.classes.find(&Shape::of(&lease.request, policy))?;
@@ -266,27 +266,27 @@ impl Pool {
         reasons.extend(self.quota_reason(owner, class));
         let short = self.shortages(class);
         if short.is_empty() && reasons.is_empty() {
-            reasons.push(Reason::Behind { ahead });
+            reasons.push(WaitReason::Behind { ahead });
         }
         reasons.extend(short);
-        Some(Explanation { position: ahead + 1, reasons })
+        Some(WaitExplanation { position: ahead + 1, reasons })
     }
 
-    fn quota_reason(&self, owner: OwnerId, class: &Class) -> Option<Reason> {
+    fn quota_reason(&self, owner: OwnerId, class: &Class) -> Option<WaitReason> {
         let account = self.owners.get(owner);
         let quota = self.policies.quota_of(&account.name);
         let over = account.over(quota, class.most_held, self.now, self.policies.period)?;
         Some(match over {
-            OverQuota::Held => Reason::QuotaHeld {
+            OverQuota::Held => WaitReason::QuotaHeld {
                 held: Share(account.held.min(u64::from(u32::MAX)) as u32),
                 quota: quota.held.unwrap_or_default(),
             },
-            OverQuota::ShareHours { until } => Reason::QuotaHours { next_in: until.since(self.now) },
+            OverQuota::ShareHours { until } => WaitReason::QuotaHours { next_in: until.since(self.now) },
         })
     }
 
     /// What is short for a class, were it alone in the queue.
-    fn shortages(&self, class: &Class) -> Vec<Reason> {
+    fn shortages(&self, class: &Class) -> Vec<WaitReason> {
         let mut seen = Shortages::default();
         for (number, slot) in self.inventory.nodes.iter() {
             if class.hosted_by(slot.shape) {
@@ -301,21 +301,21 @@ impl Pool {
         if seen.most_free < shape.gpus {
             let share = class.needs.iter().map(|need| need.share).max().unwrap_or_default();
             let due_in = seen.first_due.map(|due| due.since(self.now));
-            reasons.push(Reason::NeedsGpus { needed: shape.gpus, free: seen.most_free, share, due_in });
+            reasons.push(WaitReason::NeedsGpus { needed: shape.gpus, free: seen.most_free, share, due_in });
         } else {
             if seen.most_cpus < shape.cpus {
-                reasons.push(Reason::NeedsCpus { needed: shape.cpus, free: seen.most_cpus });
+                reasons.push(WaitReason::NeedsCpus { needed: shape.cpus, free: seen.most_cpus });
             }
             if seen.most_memory < shape.host_memory {
-                reasons.push(Reason::NeedsHostMemory { needed: shape.host_memory, free: seen.most_memory });
+                reasons.push(WaitReason::NeedsHostMemory { needed: shape.host_memory, free: seen.most_memory });
             }
             if reasons.is_empty() {
                 let Shape { gpus, cpus, host_memory, .. } = *shape;
-                reasons.push(Reason::NeedsTogether { gpus, cpus, host_memory });
+                reasons.push(WaitReason::NeedsTogether { gpus, cpus, host_memory });
             }
         }
-        reasons.extend((seen.closed > 0).then_some(Reason::Closed { gpus: seen.closed }));
-        reasons.extend((seen.foreign > 0).then_some(Reason::ForeignLoad { gpus: seen.foreign }));
+        reasons.extend((seen.closed > 0).then_some(WaitReason::Closed { gpus: seen.closed }));
+        reasons.extend((seen.foreign > 0).then_some(WaitReason::ForeignLoad { gpus: seen.foreign }));
         reasons
     }
 
@@ -368,5 +368,5 @@ struct Shortages {
     most_memory: Bytes,
     closed: u16,
     foreign: u16,
-    first_due: Option<Time>,
+    first_due: Option<PoolTime>,
 }

@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use crate::common::world::{self, GIB, NodeSpec};
 use gpupool_core::{
-    Amount, Answer, Attribution, Bytes, Command, Denied, DeviceId, Drain, Effect, Field, GpuId, LeaseId, LeaseRow,
-    LeaseState, MilliCpus, Millis, Outcome, Percent, Policies, Pool, ProcessUse, QueueOrder, Reading, Request, Row,
-    Select, Settings, Share, Strategy, TaskClass, Time,
+    ApplyOutcome, Bytes, CommandDenied, CommandReply, DeviceId, DeviceReading, DeviceSelector, DrainMode, GpuId,
+    LeaseId, LeaseRow, LeaseState, MilliCpus, Millis, Percent, PlacementStrategy, Policies, Pool, PoolCommand,
+    PoolEffect, PoolRow, PoolSettings, PoolTime, ProcessAttribution, ProcessUsage, QueueOrder, ReadingField, Request,
+    RequestedAmount, Share, TaskClass,
 };
 
-const WHEN_GONE: Settings = Settings { drain: Drain::WhenGone { patience: Millis(60_000) }, reading_max_age: None };
+const WHEN_GONE: PoolSettings =
+    PoolSettings { drain: DrainMode::WhenGone { patience: Millis(60_000) }, reading_max_age: None };
 
 /// A pool of nodes with devices of these kinds (`world::device`).
-fn pool(settings: Settings, rules: Policies, nodes: &[&[usize]]) -> Pool {
+fn pool(settings: PoolSettings, rules: Policies, nodes: &[&[usize]]) -> Pool {
     let mut pool = Pool::new(settings, rules);
     for (number, kinds) in nodes.iter().enumerate() {
         see(&mut pool, number, kinds);
@@ -20,11 +22,11 @@ fn pool(settings: Settings, rules: Policies, nodes: &[&[usize]]) -> Pool {
     pool
 }
 
-fn see(pool: &mut Pool, number: usize, kinds: &[usize]) -> Outcome {
+fn see(pool: &mut Pool, number: usize, kinds: &[usize]) -> ApplyOutcome {
     let node = NodeSpec { cpus: 8, memory_gib: 64, zone: false, kinds: kinds.to_vec() };
     pool.apply(
-        Time(0),
-        Command::NodeSeen { facts: node.facts(number), devices: node.devices(number), numbers: Vec::new() },
+        PoolTime(0),
+        PoolCommand::NodeSeen { facts: node.facts(number), devices: node.devices(number), numbers: Vec::new() },
     )
     .1
 }
@@ -34,12 +36,12 @@ fn whole(owner: &str) -> Request {
 }
 
 fn share(owner: &str, share: u32) -> Request {
-    Request { amount: Amount::Share(Share(share)), ..whole(owner) }
+    Request { amount: RequestedAmount::Share(Share(share)), ..whole(owner) }
 }
 
 fn ask_at(pool: &mut Pool, now: u64, request: Request) -> LeaseId {
-    match pool.apply(Time(now), Command::Request { request: Arc::new(request), key: None }) {
-        (Ok(Answer::Lease(lease)), _) => lease,
+    match pool.apply(PoolTime(now), PoolCommand::Request { request: Arc::new(request), key: None }) {
+        (Ok(CommandReply::Lease(lease)), _) => lease,
         (other, _) => panic!("{other:?}"),
     }
 }
@@ -54,24 +56,30 @@ fn state(pool: &Pool, lease: LeaseId) -> Option<LeaseState> {
 
 #[test]
 fn an_offer_is_not_held_beyond_the_time_the_lease_may_be_held() {
-    let mut pool = pool(Settings::default(), Policies::unlimited(), &[&[0]]);
+    let mut pool = pool(PoolSettings::default(), Policies::unlimited(), &[&[0]]);
     let request = Request { hedged: true, max_duration: Some(Millis(1_000)), ..whole("a") };
-    let (answer, outcome) = pool.apply(Time(0), Command::Request { request: Arc::new(request), key: None });
-    assert!(outcome.effects.iter().any(|e| matches!(e, Effect::Offered { until: Time(1_000), .. })), "{outcome:?}");
-    let Ok(Answer::Lease(lease)) = answer else { panic!("{answer:?}") };
-    pool.apply(Time(1_000), Command::Tick).0.unwrap();
+    let (answer, outcome) = pool.apply(PoolTime(0), PoolCommand::Request { request: Arc::new(request), key: None });
+    assert!(
+        outcome.effects.iter().any(|e| matches!(e, PoolEffect::Offered { until: PoolTime(1_000), .. })),
+        "{outcome:?}"
+    );
+    let Ok(CommandReply::Lease(lease)) = answer else { panic!("{answer:?}") };
+    pool.apply(PoolTime(1_000), PoolCommand::Tick).0.unwrap();
     assert_eq!(state(&pool, lease), Some(LeaseState::Expired));
 }
 
 #[test]
 fn a_waiter_claims_of_the_devices_it_names_only_those_it_could_use() {
-    let mut pool = pool(Settings::default(), Policies::unlimited(), &[&[0], &[1]]);
-    let named = Arc::new(Select { gpu_ids: vec![GpuId(0)], ..Select::default() });
+    let mut pool = pool(PoolSettings::default(), Policies::unlimited(), &[&[0], &[1]]);
+    let named = Arc::new(DeviceSelector { gpu_ids: vec![GpuId(0)], ..DeviceSelector::default() });
     let _held = ask(
         &mut pool,
-        Request { select: Arc::new(Select { models: vec!["H100".into()], ..Select::default() }), ..whole("a") },
+        Request {
+            select: Arc::new(DeviceSelector { models: vec!["H100".into()], ..DeviceSelector::default() }),
+            ..whole("a")
+        },
     );
-    let waits = Request { amount: Amount::Both(Share(1000), Bytes(60 * GIB)), select: named, ..whole("b") };
+    let waits = Request { amount: RequestedAmount::Both(Share(1000), Bytes(60 * GIB)), select: named, ..whole("b") };
     let waits = ask(&mut pool, waits);
     let small = ask(&mut pool, whole("c"));
     assert_eq!(state(&pool, waits), Some(LeaseState::Queued));
@@ -85,7 +93,7 @@ fn a_quota_that_is_left_by_a_draining_lease_lets_the_owner_go_on() {
     let mut pool = pool(WHEN_GONE, rules, &[&[0, 0]]);
     let first = ask(&mut pool, whole("a"));
     let second = ask(&mut pool, whole("a"));
-    pool.apply(Time(0), Command::Release { lease: first }).0.unwrap();
+    pool.apply(PoolTime(0), PoolCommand::Release { lease: first }).0.unwrap();
     assert_eq!(state(&pool, second), Some(LeaseState::Active));
 }
 
@@ -93,12 +101,13 @@ fn a_quota_that_is_left_by_a_draining_lease_lets_the_owner_go_on() {
 fn a_quota_that_is_reached_takes_the_claims_of_the_owners_waiters_away() {
     let mut rules = Policies::unlimited();
     rules.default_quota.held = Some(Share(1000));
-    let mut pool = pool(Settings::default(), rules, &[&[0, 1]]);
-    let h100 = Arc::new(Select { models: vec!["H100".into()], ..Select::default() });
-    let a100 = Arc::new(Select { models: vec!["A100".into()], ..Select::default() });
-    let holder = ask(&mut pool, Request { amount: Amount::Share(Share(500)), select: h100.clone(), ..whole("a") });
+    let mut pool = pool(PoolSettings::default(), rules, &[&[0, 1]]);
+    let h100 = Arc::new(DeviceSelector { models: vec!["H100".into()], ..DeviceSelector::default() });
+    let a100 = Arc::new(DeviceSelector { models: vec!["A100".into()], ..DeviceSelector::default() });
+    let holder =
+        ask(&mut pool, Request { amount: RequestedAmount::Share(Share(500)), select: h100.clone(), ..whole("a") });
     let claims = ask(&mut pool, Request { select: h100.clone(), ..whole("b") });
-    let behind = ask(&mut pool, Request { amount: Amount::Share(Share(500)), select: h100, ..whole("c") });
+    let behind = ask(&mut pool, Request { amount: RequestedAmount::Share(Share(500)), select: h100, ..whole("c") });
     assert_eq!(state(&pool, behind), Some(LeaseState::Queued));
     let other = ask(&mut pool, Request { select: a100, ..whole("b") });
     assert_eq!([holder, other].map(|lease| state(&pool, lease)), [Some(LeaseState::Active); 2]);
@@ -109,8 +118,8 @@ fn a_quota_that_is_reached_takes_the_claims_of_the_owners_waiters_away() {
 #[test]
 fn gpu_hours_that_run_out_take_the_claims_of_the_owners_waiters_away() {
     let mut rules = Policies::unlimited();
-    rules.quotas.insert("a".into(), gpupool_core::Quota { share_hours: Some(1), ..Default::default() });
-    let mut pool = pool(Settings::default(), rules, &[&[0], &[0, 0]]);
+    rules.quotas.insert("a".into(), gpupool_core::OwnerQuota { share_hours: Some(1), ..Default::default() });
+    let mut pool = pool(PoolSettings::default(), rules, &[&[0], &[0, 0]]);
     let two = ask(&mut pool, Request { gpus: 2, ..whole("a") });
     let one = ask(&mut pool, share("d", 500));
     let claims = ask(&mut pool, whole("a"));
@@ -118,19 +127,19 @@ fn gpu_hours_that_run_out_take_the_claims_of_the_owners_waiters_away() {
     assert_eq!([two, one].map(|lease| state(&pool, lease)), [Some(LeaseState::Active); 2]);
     assert_eq!([claims, behind].map(|lease| state(&pool, lease)), [Some(LeaseState::Queued); 2]);
     let runs_out = pool.next_deadline().unwrap();
-    assert_eq!(runs_out, Time(1_800), "one thousandth of a GPU-hour is 3.6 s of one GPU, 1.8 s of two");
-    pool.apply(runs_out, Command::Tick).0.unwrap();
+    assert_eq!(runs_out, PoolTime(1_800), "one thousandth of a GPU-hour is 3.6 s of one GPU, 1.8 s of two");
+    pool.apply(runs_out, PoolCommand::Tick).0.unwrap();
     assert_eq!(state(&pool, behind), Some(LeaseState::Active));
 }
 
 #[test]
 fn a_revocation_that_is_announced_lets_a_short_lease_go_first() {
-    let mut pool = pool(Settings::default(), Policies::unlimited(), &[&[0]]);
+    let mut pool = pool(PoolSettings::default(), Policies::unlimited(), &[&[0]]);
     let half = ask(&mut pool, share("a", 500));
     let waits = ask(&mut pool, whole("b"));
     let short = ask(&mut pool, Request { max_duration: Some(Millis(3_000)), ..share("c", 500) });
     assert_eq!(state(&pool, short), Some(LeaseState::Queued), "nobody knows when the first one ends");
-    pool.apply(Time(0), Command::Revoke { lease: half, grace: Millis(3_000) }).0.unwrap();
+    pool.apply(PoolTime(0), PoolCommand::Revoke { lease: half, grace: Millis(3_000) }).0.unwrap();
     assert_eq!([waits, short].map(|lease| state(&pool, lease)), [Some(LeaseState::Queued), Some(LeaseState::Active)]);
 }
 
@@ -138,15 +147,15 @@ fn a_revocation_that_is_announced_lets_a_short_lease_go_first() {
 fn a_new_period_in_the_middle_of_a_pass_lets_nobody_of_lower_priority_pass() {
     let mut rules = Policies { queue: QueueOrder::FairShare, period: Millis(60_000), ..Policies::unlimited() };
     rules.default_quota.held = Some(Share(5000));
-    let mut pool = pool(Settings::default(), rules, &[&[0]]);
+    let mut pool = pool(PoolSettings::default(), rules, &[&[0]]);
     let used = ask(&mut pool, whole("a"));
-    pool.apply(Time(30_000), Command::Release { lease: used }).0.unwrap();
+    pool.apply(PoolTime(30_000), PoolCommand::Release { lease: used }).0.unwrap();
     let holder = ask_at(&mut pool, 30_000, Request { ttl: Millis(80_000), cpus: MilliCpus(8_000), ..whole("z") });
     let host_only = Request { gpus: 0, cpus: MilliCpus(1_000), ..whole("a") };
     let first = ask_at(&mut pool, 50_000, host_only);
     let gpu = ask_at(&mut pool, 50_000, whole("a"));
     let lower = ask_at(&mut pool, 50_000, Request { priority: -1, ..whole("b") });
-    pool.apply(Time(61_000), Command::Release { lease: holder }).0.unwrap();
+    pool.apply(PoolTime(61_000), PoolCommand::Release { lease: holder }).0.unwrap();
     let states = [first, gpu, lower].map(|lease| state(&pool, lease));
     assert_eq!(states, [Some(LeaseState::Active), Some(LeaseState::Active), Some(LeaseState::Queued)]);
 }
@@ -155,7 +164,7 @@ fn a_new_period_in_the_middle_of_a_pass_lets_nobody_of_lower_priority_pass() {
 fn asking_whether_a_quota_is_reached_does_not_change_the_order() {
     let mut rules = Policies { queue: QueueOrder::FairShare, ..Policies::unlimited() };
     rules.default_quota.share_hours = Some(1_000_000);
-    let mut pool = pool(Settings::default(), rules, &[&[0]]);
+    let mut pool = pool(PoolSettings::default(), rules, &[&[0]]);
     let _held = ask(&mut pool, whole("a"));
     let _asks = ask_at(&mut pool, 5_000, whole("a"));
     let used = pool.usage().find(|usage| &*usage.owner == "a").unwrap();
@@ -164,9 +173,9 @@ fn asking_whether_a_quota_is_reached_does_not_change_the_order() {
 
 #[test]
 fn links_go_on_holding_when_another_device_comes() {
-    let mut pool = pool(Settings::default(), Policies::unlimited(), &[&[0, 0, 0]]);
+    let mut pool = pool(PoolSettings::default(), Policies::unlimited(), &[&[0, 0, 0]]);
     let links = world::links(&[(0, 2, true)]);
-    pool.apply(Time(0), Command::Links { node: gpupool_core::NodeId(0), links }).0.unwrap();
+    pool.apply(PoolTime(0), PoolCommand::Links { node: gpupool_core::NodeId(0), links }).0.unwrap();
     see(&mut pool, 0, &[0, 0, 0, 0]);
     let pair = ask(&mut pool, Request { gpus: 2, ..whole("a") });
     let devices: Vec<DeviceId> = pool.lease(pair).unwrap().promises.iter().map(|promise| promise.device).collect();
@@ -175,18 +184,18 @@ fn links_go_on_holding_when_another_device_comes() {
 
 #[test]
 fn a_newcomer_knows_what_those_before_it_could_use_after_facts_changed() {
-    let mut pool = pool(Settings::default(), Policies::unlimited(), &[&[0], &[1]]);
-    let a100 = Arc::new(Select { models: vec!["A100".into()], ..Select::default() });
+    let mut pool = pool(PoolSettings::default(), Policies::unlimited(), &[&[0], &[1]]);
+    let a100 = Arc::new(DeviceSelector { models: vec!["A100".into()], ..DeviceSelector::default() });
     let on_a100 = |owner, part, secs: u64| Request {
         select: a100.clone(),
         max_duration: Some(Millis::from_secs(secs)),
         ..share(owner, part)
     };
-    let _h100 = ask(&mut pool, Request { strategy: Some(Strategy::FirstFit), ..whole("holder") });
+    let _h100 = ask(&mut pool, Request { strategy: Some(PlacementStrategy::FirstFit), ..whole("holder") });
     let _short = ask(&mut pool, on_a100("holder", 500, 5));
     let _long = ask(&mut pool, on_a100("holder", 300, 20));
     let takes_new = ask(&mut pool, whole("a"));
-    let _whole = ask(&mut pool, Request { strategy: Some(Strategy::FirstFit), ..whole("b") });
+    let _whole = ask(&mut pool, Request { strategy: Some(PlacementStrategy::FirstFit), ..whole("b") });
     let starts_soon = ask(&mut pool, Request { select: a100.clone(), ..share("c", 600) });
     see(&mut pool, 0, &[0, 2]);
     assert_eq!(state(&pool, takes_new), Some(LeaseState::Active));
@@ -203,41 +212,44 @@ fn rows_that_contradict_themselves_are_left_out_and_numbers_go_on() {
     let with = |id: u64, change: &dyn Fn(&mut LeaseRow)| {
         let mut row = LeaseRow { id: LeaseId(id), seq: id, ..row.clone() };
         change(&mut row);
-        Row::Lease(row)
+        PoolRow::Lease(row)
     };
-    rows.push(Row::Lease(row.clone()));
-    rows.push(with(1, &|row| row.ended_at = Some(Time(1))));
+    rows.push(PoolRow::Lease(row.clone()));
+    rows.push(with(1, &|row| row.ended_at = Some(PoolTime(1))));
     rows.push(with(2, &|row| row.granted_at = None));
     rows.push(with(3, &|row| row.draining = true));
     rows.push(with(4, &|row| {
-        row.promises = row.promises.iter().map(|p| gpupool_core::Promise { memory: Bytes(u64::MAX), ..*p }).collect()
+        row.promises =
+            row.promises.iter().map(|p| gpupool_core::DevicePromise { memory: Bytes(u64::MAX), ..*p }).collect()
     }));
     rows.push(with(u64::MAX, &|_| {}));
-    rows.push(Row::Counters(gpupool_core::Counters { next_token: u64::MAX, ..Default::default() }));
-    let (mut pool, bad) = Pool::restore(WHEN_GONE, Policies::unlimited(), Time(0), rows);
+    rows.push(PoolRow::Counters(gpupool_core::PoolCounters { next_token: u64::MAX, ..Default::default() }));
+    let (mut pool, bad) = Pool::restore(WHEN_GONE, Policies::unlimited(), PoolTime(0), rows);
     assert_eq!(bad.len(), 6, "{bad:?}");
     see(&mut pool, 0, &[0, 0]);
     let next = ask(&mut pool, share("b", 300));
     assert!(next > good && next.0 < 100);
-    pool.sanity_check().unwrap();
+    pool.check_invariants().unwrap();
 }
 
 #[test]
 fn absurd_numbers_are_answered() {
     let mut rules = Policies { period: Millis(1), ..Policies::unlimited() };
     rules.default_quota.share_hours = Some(0);
-    let mut pool = pool(Settings::default(), rules, &[&[0]]);
-    let squatter = ProcessUse { attribution: Attribution::Foreign, memory: None };
-    let mut reading = Reading::idle(Time(0));
-    reading.utilization = Field::Value(Percent(u32::MAX));
+    let mut pool = pool(PoolSettings::default(), rules, &[&[0]]);
+    let squatter = ProcessUsage { attribution: ProcessAttribution::Foreign, memory: None };
+    let mut reading = DeviceReading::idle(PoolTime(0));
+    reading.utilization = ReadingField::Value(Percent(u32::MAX));
     reading.processes = Some(vec![squatter]);
-    let _part = pool.apply(Time(0), Command::Observe { device: DeviceId(0), reading });
+    let _part = pool.apply(PoolTime(0), PoolCommand::Observe { device: DeviceId(0), reading });
     let class = |cpus| TaskClass { cpus: MilliCpus(cpus), share: Share(500), gpus: 1, models: "".into() };
-    pool.apply(Time(0), Command::SetWorkload { classes: vec![(class(0), u64::MAX), (class(1), u64::MAX)] }).0.unwrap();
-    let request = Request { strategy: Some(Strategy::Fgd), queue: false, ..share("a", 500) };
-    let command = Command::Request { request: Arc::new(request.clone()), key: None };
-    assert_eq!(pool.apply(Time(u64::MAX), command.clone()).0, Err(Denied::NoCapacity));
-    pool.apply(Time(0), Command::SetPolicies { policies: Box::new(Policies::unlimited()) }).0.unwrap();
-    pool.apply(Time(0), command).0.unwrap();
-    pool.sanity_check().unwrap();
+    pool.apply(PoolTime(0), PoolCommand::SetWorkload { classes: vec![(class(0), u64::MAX), (class(1), u64::MAX)] })
+        .0
+        .unwrap();
+    let request = Request { strategy: Some(PlacementStrategy::Fgd), queue: false, ..share("a", 500) };
+    let command = PoolCommand::Request { request: Arc::new(request.clone()), key: None };
+    assert_eq!(pool.apply(PoolTime(u64::MAX), command.clone()).0, Err(CommandDenied::NoCapacity));
+    pool.apply(PoolTime(0), PoolCommand::SetPolicies { policies: Box::new(Policies::unlimited()) }).0.unwrap();
+    pool.apply(PoolTime(0), command).0.unwrap();
+    pool.check_invariants().unwrap();
 }

@@ -1,6 +1,6 @@
 //! The rules that hold always (`docs/pool.md`), as properties over random worlds.
 //!
-//! Every step of every world is checked against all of them by [`crate::common::session`]: the pool's own `sanity_check`, the
+//! Every step of every world is checked against all of them by [`crate::common::session`]: the pool's own `check_invariants`, the
 //! books of an outsider, the rows, and who was granted what in whose stead. The tests differ in what their worlds are
 //! full of, and in what they do besides. `docs/testing.md` says how to soak them and how to see a failure again.
 
@@ -12,8 +12,8 @@ use crate::common::session::{Session, ok};
 use crate::common::twins;
 use crate::common::world::{Act, NodeSpec, Theme, World};
 use gpupool_core::{
-    Answer, Command, Cordon, DeviceId, Effect, Health, LeaseId, LeaseState, Millis, Pool, Reading, Request, Row,
-    Select, Thresholds, Token,
+    CommandReply, CordonState, DeviceHealth, DeviceId, DeviceReading, DeviceSelector, LeaseId, LeaseState,
+    LoadThresholds, Millis, Pool, PoolCommand, PoolEffect, PoolRow, Request, Token,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -117,11 +117,11 @@ proptest! {
             let mut tokens: Vec<Token> = Vec::new();
             for effect in new {
                 match effect {
-                    Effect::Offered { token, .. } => tokens.push(*token),
-                    Effect::Granted { lease, token, .. } if !restarted.model.leases[lease].request.hedged => {
+                    PoolEffect::Offered { token, .. } => tokens.push(*token),
+                    PoolEffect::Granted { lease, token, .. } if !restarted.model.leases[lease].request.hedged => {
                         tokens.push(*token)
                     }
-                    Effect::Queued { lease } => prop_assert!(Some(*lease) > highest.1, "lease {lease} is used again"),
+                    PoolEffect::Queued { lease } => prop_assert!(Some(*lease) > highest.1, "lease {lease} is used again"),
                     _ => {}
                 }
             }
@@ -134,19 +134,19 @@ proptest! {
     #[test]
     fn tokens_and_numbers_go_on_from_the_counters_alone(world in without_restarts(Theme::Endings, 60)) {
         let session = ok(Session::run(&world))?;
-        let over = |row: &Row| matches!(row, Row::Lease(row) if row.state.is_ended() && !row.draining);
+        let over = |row: &PoolRow| matches!(row, PoolRow::Lease(row) if row.state.is_ended() && !row.draining);
         let mut restored = ok(session.restored(session.store.rows().into_iter().filter(|row| !over(row)).collect()))?;
         let (_, mut outcome) = restored.apply(session.clock, session.node_seen(0));
         let fresh = NodeSpec { cpus: 8, memory_gib: 8, zone: true, kinds: vec![0] };
-        let seen = Command::NodeSeen { facts: fresh.facts(9), devices: fresh.devices(9), numbers: Vec::new() };
+        let seen = PoolCommand::NodeSeen { facts: fresh.facts(9), devices: fresh.devices(9), numbers: Vec::new() };
         outcome.effects.extend(restored.apply(session.clock, seen).1.effects);
-        let request = Arc::new(Request { select: Arc::new(Select { uuids: vec!["gpu-9-0".into()], ..Select::default() }), ..Request::default() });
-        let (answer, granted) = restored.apply(session.clock, Command::Request { request, key: None });
+        let request = Arc::new(Request { select: Arc::new(DeviceSelector { uuids: vec!["gpu-9-0".into()], ..DeviceSelector::default() }), ..Request::default() });
+        let (answer, granted) = restored.apply(session.clock, PoolCommand::Request { request, key: None });
         outcome.effects.extend(granted.effects);
         let highest = session.model.leases.keys().last();
-        prop_assert!(matches!(&answer, Ok(Answer::Lease(lease)) if Some(lease) > highest), "{answer:?} after {highest:?}");
+        prop_assert!(matches!(&answer, Ok(CommandReply::Lease(lease)) if Some(lease) > highest), "{answer:?} after {highest:?}");
         for effect in &outcome.effects {
-            if let Effect::Granted { token, .. } | Effect::Offered { token, .. } = effect {
+            if let PoolEffect::Granted { token, .. } | PoolEffect::Offered { token, .. } = effect {
                 prop_assert!(Some(*token) > session.model.last_token, "rule 3: a token repeats: {effect:?}");
             }
         }
@@ -187,27 +187,27 @@ proptest! {
             let other = held.filter(|entry| entry.promises.iter().all(|promise| promise.device != broken));
             other.filter_map(|entry| Some((entry.id, entry.token?))).collect()
         };
-        ok(session.send(Command::Tick))?;
+        ok(session.send(PoolCommand::Tick))?;
         let before = elsewhere(&session);
         let from = session.log.len();
-        let mut hot = Reading::idle(session.model.now);
-        hot.temperature_c = gpupool_core::Field::Value(i16::MAX);
+        let mut hot = DeviceReading::idle(session.model.now);
+        hot.temperature_c = gpupool_core::ReadingField::Value(i16::MAX);
         for command in [
-            Command::Observe { device: broken, reading: hot },
-            Command::SetHealth { device: broken, health: Health::Lost },
-            Command::Cordon { device: broken, cordon: Cordon::Cordoned },
-            Command::NodeLost { node },
+            PoolCommand::Observe { device: broken, reading: hot },
+            PoolCommand::SetHealth { device: broken, health: DeviceHealth::Lost },
+            PoolCommand::Cordon { device: broken, cordon: CordonState::Cordoned },
+            PoolCommand::NodeLost { node },
         ] {
             ok(session.send(command))?;
         }
         for (lease, token) in before {
-            ok(session.send(Command::Renew { lease, token }))?;
+            ok(session.send(PoolCommand::Renew { lease, token }))?;
             let said = session.log.last();
             prop_assert!(said.is_some_and(|said| said.answer.is_ok()), "rule 6: {said:?}");
         }
         let others = session.log[from..].iter().flat_map(|said| &said.outcome.effects).filter(|effect| match effect {
-            Effect::DeviceOpen { device, .. } => session.model.devices[device].node != node,
-            Effect::Ended { .. } => true,
+            PoolEffect::DeviceOpen { device, .. } => session.model.devices[device].node != node,
+            PoolEffect::Ended { .. } => true,
             _ => false,
         });
         prop_assert_eq!(others.count(), 0);
@@ -279,19 +279,19 @@ proptest! {
 }
 
 fn heal_everything(session: &mut Session) -> Result<(), String> {
-    session.send(Command::SetPolicies { policies: Box::new(crate::common::world::policies(0)) })?;
+    session.send(PoolCommand::SetPolicies { policies: Box::new(crate::common::world::policies(0)) })?;
     for number in 0..session.nodes.len() {
         session.send(session.node_seen(number))?;
     }
     for device in session.model.devices.keys().copied().collect::<Vec<_>>() {
-        session.send(Command::SetHealth { device, health: Health::Healthy })?;
-        session.send(Command::Cordon { device, cordon: Cordon::Open })?;
+        session.send(PoolCommand::SetHealth { device, health: DeviceHealth::Healthy })?;
+        session.send(PoolCommand::Cordon { device, cordon: CordonState::Open })?;
     }
     // No load is strictly below zero: who asks for that is never served, and whoever waits behind is not either.
-    let hopeless = |limits: &Thresholds| limits.memory.0 == 0 || limits.utilization.0 == 0;
+    let hopeless = |limits: &LoadThresholds| limits.memory.0 == 0 || limits.utilization.0 == 0;
     let waiting = session.model.waiting().filter(|entry| entry.request.thresholds.as_ref().is_some_and(hopeless));
     for lease in waiting.map(|entry| entry.id).collect::<Vec<_>>() {
-        session.send(Command::Release { lease })?;
+        session.send(PoolCommand::Release { lease })?;
     }
     for command in session.keep_all() {
         session.send(command)?;
@@ -304,15 +304,15 @@ fn let_go(session: &mut Session) -> Result<(), String> {
     let over: Vec<LeaseId> =
         session.model.leases.values().filter(|entry| entry.counts()).map(|entry| entry.id).collect();
     for lease in over {
-        session.send(Command::Release { lease })?;
-        session.send(Command::Drained { lease })?;
+        session.send(PoolCommand::Release { lease })?;
+        session.send(PoolCommand::Drained { lease })?;
     }
     for command in session.keep_all() {
         session.send(command)?;
     }
     session.clock = session.model.now.after(Millis::from_secs(1));
     for device in session.model.devices.keys().copied().collect::<Vec<_>>() {
-        session.send(Command::Observe { device, reading: Reading::idle(session.clock) })?;
+        session.send(PoolCommand::Observe { device, reading: DeviceReading::idle(session.clock) })?;
     }
     Ok(())
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::support::*;
 use gpupool_core::{
-    Bytes, Counters, DeviceId, DeviceIdentity, DeviceRow, EndCause, GpuId, Holder, LeaseId, LeaseRow, LeaseState,
-    NodeId, NodeRow, Policies, Policy, Promise, Request, RestoreError, Row, Share, Strategy, TaskClass, Time, Token,
-    UsageRow, WorkloadRow,
+    Bytes, DeviceId, DeviceIdentity, DevicePromise, DeviceRow, EndCause, GpuId, LeaseHolder, LeaseId, LeaseRow,
+    LeaseState, NodeId, NodeRow, PlacementStrategy, Policies, PoolCounters, PoolRow, PoolTime, Request, RequestPolicy,
+    RestoreError, Share, TaskClass, Token, UsageRow, WorkloadRow,
 };
 
 fn row_of_lease(stage: &Stage, id: LeaseId) -> LeaseRow {
@@ -21,9 +21,9 @@ fn complaint_about_lease(change: impl FnOnce(&mut LeaseRow)) -> Option<String> {
     row.id = LeaseId(10);
     row.seq = 10;
     row.token = Some(Token(10));
-    row.promises = Arc::from([Promise { device: DeviceId(1), share: Share::WHOLE, memory: gib(80) }]);
+    row.promises = Arc::from([DevicePromise { device: DeviceId(1), share: Share::WHOLE, memory: gib(80) }]);
     change(&mut row);
-    stage.rows.push(Row::Lease(row));
+    stage.rows.push(PoolRow::Lease(row));
     let bad = stage.restart();
     assert!(stage.is_active(kept), "the good row beside it is taken");
     bad.first().map(ToString::to_string)
@@ -41,7 +41,7 @@ fn the_row_all_the_bad_ones_are_made_from_is_good() {
 
 #[test]
 fn a_lease_on_a_device_nobody_knows_is_left_out() {
-    let elsewhere = Promise { device: DeviceId(7), share: HALF, memory: Bytes::ZERO };
+    let elsewhere = DevicePromise { device: DeviceId(7), share: HALF, memory: Bytes::ZERO };
     complains(|row| row.promises = Arc::from([elsewhere]), "a device of it is not known");
     complains(|row| row.node = Some(NodeId(3)), "its node is not known");
     complains(|row| row.node = None, "its node is not known");
@@ -49,11 +49,11 @@ fn a_lease_on_a_device_nobody_knows_is_left_out() {
 
 #[test]
 fn a_lease_that_holds_what_others_hold_is_left_out() {
-    let taken = Promise { device: DeviceId(0), share: Share(1), memory: Bytes::ZERO };
+    let taken = DevicePromise { device: DeviceId(0), share: Share(1), memory: Bytes::ZERO };
     complains(|row| row.promises = Arc::from([taken]), "a device of it is promised to others already");
-    let twice = Promise { device: DeviceId(1), share: HALF, memory: Bytes::ZERO };
+    let twice = DevicePromise { device: DeviceId(1), share: HALF, memory: Bytes::ZERO };
     complains(|row| row.promises = Arc::from([twice, twice]), "a device of it is named twice");
-    let nothing = Promise { device: DeviceId(1), share: Share::ZERO, memory: Bytes::ZERO };
+    let nothing = DevicePromise { device: DeviceId(1), share: Share::ZERO, memory: Bytes::ZERO };
     complains(|row| row.promises = Arc::from([nothing]), "a device of it is promised to others already");
 }
 
@@ -66,7 +66,7 @@ fn a_lease_in_a_state_that_cannot_be_is_left_out() {
     complains(|row| row.state = LeaseState::Queued, "it waits and was granted");
     let held_after_the_end = |row: &mut LeaseRow| {
         end(row);
-        row.holder = Some(Holder::Connection);
+        row.holder = Some(LeaseHolder::Connection);
     };
     complains(held_after_the_end, "it has a holder and is not active");
     complains(|row| row.request = Arc::new(gpus(1_000)), "its request is not valid");
@@ -96,7 +96,7 @@ fn an_end_that_does_not_agree_with_itself_is_left_out() {
     complains(over(|row| row.cause = Some(EndCause::Revoked)), disagrees);
     complains(|row| row.draining = true, "it drains and is not over");
     complains(over(|row| row.quarantined = true), "it drains and is not over");
-    let held = Promise { device: DeviceId(1), share: HALF, memory: Bytes::ZERO };
+    let held = DevicePromise { device: DeviceId(1), share: HALF, memory: Bytes::ZERO };
     let still_held = |row: &mut LeaseRow| {
         end(row);
         row.promises = Arc::from([held]);
@@ -115,7 +115,7 @@ fn numbers_no_pool_ever_counts_to_are_left_out() {
     let mut stage = Stage::of(1);
     let first = stage.ask(whole());
     stage.release(first);
-    stage.rows.push(Row::Counters(Counters { next_token: u64::MAX, ..Counters::default() }));
+    stage.rows.push(PoolRow::Counters(PoolCounters { next_token: u64::MAX, ..PoolCounters::default() }));
     assert_eq!(stage.restart(), [RestoreError::Counters]);
     stage.add(node("a"), devices("a", 1));
     let next = stage.ask(whole());
@@ -127,10 +127,10 @@ fn two_waiters_at_one_place_of_the_queue_are_one_too_many() {
     let mut stage = Stage::of(1);
     stage.ask(whole());
     let waits = stage.ask(whole());
-    stage.rows.push(Row::Lease(LeaseRow { id: LeaseId(9), ..row_of_lease(&stage, waits) }));
+    stage.rows.push(PoolRow::Lease(LeaseRow { id: LeaseId(9), ..row_of_lease(&stage, waits) }));
     let bad = stage.restart();
     assert_eq!(bad[0].to_string(), "lease row 9: its place in the queue is another's");
-    assert!(stage.is_queued(waits) && stage.pool.waiting() == 1);
+    assert!(stage.is_queued(waits) && stage.pool.waiter_count() == 1);
 }
 
 #[test]
@@ -138,8 +138,8 @@ fn promises_of_more_memory_than_can_be_counted_are_left_out() {
     let mut stage = Stage::of(1);
     let (first, second) = (stage.ask(part(100)), stage.ask(part(100)));
     for lease in [first, second] {
-        let promise = Promise { device: DeviceId(0), share: Share(100), memory: Bytes(u64::MAX) };
-        stage.rows.push(Row::Lease(LeaseRow { promises: Arc::from([promise]), ..row_of_lease(&stage, lease) }));
+        let promise = DevicePromise { device: DeviceId(0), share: Share(100), memory: Bytes(u64::MAX) };
+        stage.rows.push(PoolRow::Lease(LeaseRow { promises: Arc::from([promise]), ..row_of_lease(&stage, lease) }));
     }
     let bad = stage.restart();
     assert_eq!(bad[0].to_string(), format!("lease row {second}: its memory is out of range"));
@@ -150,8 +150,8 @@ fn promises_of_more_memory_than_can_be_counted_are_left_out() {
 #[test]
 fn use_settled_in_the_future_does_not_make_an_owner_free_of_charge() {
     let mut stage = Stage::of(1);
-    let usage = UsageRow { owner: "alice".into(), period: 0, share_millis: 0, settled_at: Time(u64::MAX) };
-    stage.rows.push(Row::Usage(usage));
+    let usage = UsageRow { owner: "alice".into(), period: 0, share_millis: 0, settled_at: PoolTime(u64::MAX) };
+    stage.rows.push(PoolRow::Usage(usage));
     stage.restart();
     stage.add(node("a"), devices("a", 1));
     let lease = stage.ask(owned("alice", whole()));
@@ -165,12 +165,12 @@ fn a_workload_counted_to_the_end_does_not_overflow() {
     let mut stage = Stage::of(1);
     for gpus in [1, 2] {
         let class = TaskClass { cpus: cpus(1), share: Share::WHOLE, gpus, models: "".into() };
-        stage.rows.push(Row::Workload(WorkloadRow { class, seen: u64::MAX, in_force: u64::MAX }));
+        stage.rows.push(PoolRow::Workload(WorkloadRow { class, seen: u64::MAX, in_force: u64::MAX }));
     }
-    stage.rows.push(Row::Counters(Counters { workload_arrivals: u64::MAX, ..Counters::default() }));
+    stage.rows.push(PoolRow::Counters(PoolCounters { workload_arrivals: u64::MAX, ..PoolCounters::default() }));
     stage.restart();
     stage.add(node("a"), devices("a", 1));
-    let lease = stage.ask(by(Strategy::Fgd, Request { cpus: cpus(1), ..whole() }));
+    let lease = stage.ask(by(PlacementStrategy::Fgd, Request { cpus: cpus(1), ..whole() }));
     assert!(stage.is_active(lease));
 }
 
@@ -178,7 +178,7 @@ fn a_workload_counted_to_the_end_does_not_overflow() {
 fn one_missing_device_row_leaves_the_leases_of_the_other_devices_alone() {
     let mut stage = Stage::of(4);
     let leases: Vec<LeaseId> = (0..4).map(|_| stage.ask(whole())).collect();
-    stage.rows.retain(|row| !matches!(row, Row::Device(row) if row.device == DeviceId(1)));
+    stage.rows.retain(|row| !matches!(row, PoolRow::Device(row) if row.device == DeviceId(1)));
     stage.restart();
     stage.add(node("a"), devices("a", 4));
     for (device, lease) in leases.into_iter().enumerate().filter(|(device, _)| *device != 1) {
@@ -193,7 +193,7 @@ fn the_older_lease_keeps_a_device_two_rows_claim() {
     let first = stage.ask(whole());
     let mut second = row_of_lease(&stage, first);
     (second.id, second.token, second.seq) = (LeaseId(1), Some(Token(1)), 1);
-    stage.rows.insert(0, Row::Lease(second));
+    stage.rows.insert(0, PoolRow::Lease(second));
     let bad = stage.restart();
     assert_eq!(bad.len(), 1);
     assert!(stage.is_active(first) && stage.pool.lease(LeaseId(1)).is_none());
@@ -218,7 +218,7 @@ fn a_device_row_that_does_not_fit_in_is_left_out() {
     ] {
         let mut stage = Stage::of(2);
         let lease = stage.ask(gpus(2));
-        stage.rows.push(Row::Device(row));
+        stage.rows.push(PoolRow::Device(row));
         assert_eq!(stage.restart(), [RestoreError::Device { device: DeviceId(2), why }]);
         assert!(stage.is_active(lease), "the devices beside it are taken");
     }
@@ -227,7 +227,7 @@ fn a_device_row_that_does_not_fit_in_is_left_out() {
 #[test]
 fn a_node_row_under_another_nodes_name_is_left_out() {
     let mut stage = Stage::of(1);
-    stage.rows.push(Row::Node(NodeRow { node: NodeId(1), facts: node("a"), links: vec![] }));
+    stage.rows.push(PoolRow::Node(NodeRow { node: NodeId(1), facts: node("a"), links: vec![] }));
     assert_eq!(stage.restart(), [RestoreError::Node(NodeId(1))]);
     assert_eq!(stage.pool.nodes().count(), 1);
 }
@@ -235,8 +235,9 @@ fn a_node_row_under_another_nodes_name_is_left_out() {
 #[test]
 fn rules_that_make_no_sense_give_way_to_the_given_ones() {
     let mut stage = Stage::of(1);
-    let senseless = Policies { fallback: Policy { max_allocations: Some(0), ..policy("x") }, ..Policies::default() };
-    stage.rows.push(Row::Policies(Box::new(senseless)));
+    let senseless =
+        Policies { fallback: RequestPolicy { max_allocations: Some(0), ..policy("x") }, ..Policies::default() };
+    stage.rows.push(PoolRow::Policies(Box::new(senseless)));
     let bad = stage.restart();
     assert_eq!(bad[0].to_string(), "policies row: policy.max_allocations: \"0\" is not allowed, it must be at least 1");
     assert_eq!(*stage.pool.policies(), Policies::unlimited());
@@ -245,7 +246,7 @@ fn rules_that_make_no_sense_give_way_to_the_given_ones() {
 #[test]
 fn rows_about_nothing_known_do_no_harm() {
     let mut stage = Stage::empty();
-    stage.rows = vec![Row::Forget(LeaseId(3))];
+    stage.rows = vec![PoolRow::Forget(LeaseId(3))];
     assert!(stage.restart().is_empty());
     stage.add(node("a"), devices("a", 1));
     let lease = stage.ask(Request::default());

@@ -2,8 +2,8 @@
 
 use crate::support::*;
 use gpupool_core::{
-    Attribution, Bytes, Closed, Command, DeviceId, Effect, LeaseId, LeaseState, Millis, ProcessUse, Reading, Request,
-    Share, Strategy,
+    Bytes, DeviceClosure, DeviceId, DeviceReading, LeaseId, LeaseState, Millis, PlacementStrategy, PoolCommand,
+    PoolEffect, ProcessAttribution, ProcessUsage, Request, Share,
 };
 
 /// A lease that has ended, a waiter behind it, and the pool they are in.
@@ -18,12 +18,12 @@ fn ended_with_a_waiter() -> (Stage, LeaseId, LeaseId) {
 #[test]
 fn capacity_drains_before_it_is_granted_again() {
     let (mut stage, ended, waiter) = ended_with_a_waiter();
-    assert!(stage.effects.contains(&Effect::Draining { lease: ended }));
+    assert!(stage.effects.contains(&PoolEffect::Draining { lease: ended }));
     assert_eq!((stage.state(ended), stage.state(waiter)), (LeaseState::Released, LeaseState::Queued));
     assert_eq!((stage.device(0).promised, stage.device(0).leases), (Share::WHOLE, vec![ended]));
-    stage.run(Command::Drained { lease: ended });
+    stage.run(PoolCommand::Drained { lease: ended });
     assert!(stage.is_active(waiter));
-    assert!(stage.effects.contains(&Effect::Freed { lease: ended }));
+    assert!(stage.effects.contains(&PoolEffect::Freed { lease: ended }));
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn a_complete_list_of_processes_without_its_own_frees_it() {
     stage.read(0, |reading| reading.processes = None);
     assert!(stage.is_queued(waiter), "no list tells nothing");
     stage.read(0, |reading| {
-        reading.processes = Some(vec![ProcessUse { attribution: Attribution::Unknown, memory: None }]);
+        reading.processes = Some(vec![ProcessUsage { attribution: ProcessAttribution::Unknown, memory: None }]);
     });
     assert!(stage.is_queued(waiter), "a process nobody can attribute may be its own");
     stage.read(0, |reading| reading.processes = Some(vec![foreign_process(Bytes(1))]));
@@ -46,8 +46,8 @@ fn a_list_from_before_the_end_frees_nothing() {
     let mut stage = Stage::draining(1, secs(10));
     let ended = stage.ask(whole());
     stage.release(ended);
-    let at_the_end = Reading::idle(stage.now);
-    stage.run(Command::Observe { device: DeviceId(0), reading: at_the_end });
+    let at_the_end = DeviceReading::idle(stage.now);
+    stage.run(PoolCommand::Observe { device: DeviceId(0), reading: at_the_end });
     assert!(stage.lease(ended).draining);
     stage.idle(0);
     assert!(!stage.lease(ended).draining);
@@ -75,11 +75,11 @@ fn processes_that_stay_quarantine_the_device_until_they_are_gone() {
     let (mut stage, ended, waiter) = ended_with_a_waiter();
     stage.pass(secs(10));
     let device = DeviceId(0);
-    assert!(stage.effects.contains(&Effect::Quarantined { device, lease: ended }));
-    assert!(stage.effects.contains(&Effect::DeviceOpen { device, closed: Some(Closed::Quarantined) }));
-    stage.run(Command::Follow { lease: waiter });
-    assert_eq!(stage.device(0).closed, Some(Closed::Quarantined));
-    stage.run(Command::Drained { lease: ended });
+    assert!(stage.effects.contains(&PoolEffect::Quarantined { device, lease: ended }));
+    assert!(stage.effects.contains(&PoolEffect::DeviceOpen { device, closed: Some(DeviceClosure::Quarantined) }));
+    stage.run(PoolCommand::Follow { lease: waiter });
+    assert_eq!(stage.device(0).closed, Some(DeviceClosure::Quarantined));
+    stage.run(PoolCommand::Drained { lease: ended });
     assert_eq!(stage.device(0).closed, None);
     assert!(stage.is_active(waiter));
 }
@@ -130,10 +130,10 @@ fn an_offer_has_no_processes_and_does_not_drain() {
 #[test]
 fn draining_a_device_stops_new_work_and_revokes_what_runs_there() {
     let mut stage = Stage::of(2);
-    let keeps = Request { ttl: mins(60), strategy: Some(Strategy::FirstFit), ..whole() };
+    let keeps = Request { ttl: mins(60), strategy: Some(PlacementStrategy::FirstFit), ..whole() };
     let (here, there) = (stage.ask(keeps.clone()), stage.ask(keeps));
-    stage.run(Command::Drain { device: DeviceId(0), grace: mins(5) });
-    assert_eq!(stage.device(0).closed, Some(Closed::Cordoned));
+    stage.run(PoolCommand::Drain { device: DeviceId(0), grace: mins(5) });
+    assert_eq!(stage.device(0).closed, Some(DeviceClosure::Cordoned));
     assert_eq!(stage.lease(here).revoke_at, Some(stage.now.after(mins(5))));
     stage.pass(mins(5));
     assert_eq!(stage.state(here), LeaseState::Revoked);
@@ -144,10 +144,10 @@ fn draining_a_device_stops_new_work_and_revokes_what_runs_there() {
 
 #[test]
 fn what_drains_does_not_count_as_held() {
-    let quota = gpupool_core::Quota { held: Some(Share::WHOLE), ..Default::default() };
+    let quota = gpupool_core::OwnerQuota { held: Some(Share::WHOLE), ..Default::default() };
     let rules = gpupool_core::Policies { default_quota: quota, ..policies([]) };
     let mut stage = Stage::draining(2, mins(1));
-    stage.run(Command::SetPolicies { policies: Box::new(rules) });
+    stage.run(PoolCommand::SetPolicies { policies: Box::new(rules) });
     let first = stage.ask(whole());
     stage.release(first);
     let second = stage.ask(whole());
@@ -157,9 +157,9 @@ fn what_drains_does_not_count_as_held() {
 #[test]
 fn a_second_word_that_it_is_drained_is_harmless() {
     let (mut stage, ended, waiter) = ended_with_a_waiter();
-    stage.run(Command::Drained { lease: ended });
-    stage.run(Command::Drained { lease: ended });
-    stage.run(Command::Drained { lease: waiter });
+    stage.run(PoolCommand::Drained { lease: ended });
+    stage.run(PoolCommand::Drained { lease: ended });
+    stage.run(PoolCommand::Drained { lease: waiter });
     assert!(stage.is_active(waiter), "an active lease does not drain");
     stage.pass(Millis(1));
 }

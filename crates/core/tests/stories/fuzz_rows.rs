@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::support::*;
 use gpupool_core::{
-    Command, Cordon, DeviceId, GpuId, Health, Holder, LeaseId, Link, LinkKind, Millis, NodeId, Policies, Policy,
-    QueueOrder, Quota, Reading, Request, Row, Share, Strategy as Placement, TaskClass, Time, Token,
+    CordonState, DeviceHealth, DeviceId, DeviceLink, DeviceReading, GpuId, LeaseHolder, LeaseId, LinkKind, Millis,
+    NodeId, OwnerQuota, PlacementStrategy as Placement, Policies, PoolCommand, PoolRow, PoolTime, QueueOrder, Request,
+    RequestPolicy, Share, TaskClass, Token,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -15,18 +16,18 @@ use serde_json::{Value, json};
 fn honest() -> Vec<Value> {
     let mut stage = Stage::draining(3, secs(10));
     stage.add(node("b"), devices("b", 2));
-    let quota = Quota { held: Some(Share(8000)), share_hours: Some(5_000), weight: 2 };
+    let quota = OwnerQuota { held: Some(Share(8000)), share_hours: Some(5_000), weight: 2 };
     let rules = Policies {
-        policies: vec![Policy { max_duration: Some(mins(90)), ..policy("all") }],
+        policies: vec![RequestPolicy { max_duration: Some(mins(90)), ..policy("all") }],
         quotas: [("alice".into(), quota)].into(),
         ..Policies::unlimited()
     };
-    stage.run(Command::SetPolicies { policies: Box::new(rules) });
+    stage.run(PoolCommand::SetPolicies { policies: Box::new(rules) });
     let shared = stage.ask(owned("alice", Request { cpus: cpus(4), ..part(300) }));
     stage.ask(by(Placement::Fgd, part(200)));
     let held = stage.ask(owned("bob", whole()));
     let token = stage.token(held);
-    stage.run(Command::Attach { lease: held, token, holder: Holder::Process { pid: 7, started: 9 } });
+    stage.run(PoolCommand::Attach { lease: held, token, holder: LeaseHolder::Process { pid: 7, started: 9 } });
     let stuck = stage.ask(gpus(2));
     stage.ask(Request { hedged: true, ..whole() });
     for _ in 0..3 {
@@ -42,33 +43,33 @@ fn honest() -> Vec<Value> {
 }
 
 /// Commands of every kind, to be spoiled too.
-fn orders(held: LeaseId, token: Token, stuck: LeaseId) -> Vec<Command> {
-    let (device, at, grace) = (DeviceId(0), Time(2_000_000), Millis(5));
+fn orders(held: LeaseId, token: Token, stuck: LeaseId) -> Vec<PoolCommand> {
+    let (device, at, grace) = (DeviceId(0), PoolTime(2_000_000), Millis(5));
     let class = TaskClass { cpus: cpus(1), share: HALF, gpus: 1, models: "H100|V100".into() };
-    let link = Link { a: GpuId(0), b: GpuId(2), kind: LinkKind::NvLink(4) };
+    let link = DeviceLink { a: GpuId(0), b: GpuId(2), kind: LinkKind::NvLink(4) };
     vec![
-        Command::NodeSeen { facts: node("a"), devices: devices("a", 4), numbers: Vec::new() },
-        Command::Links { node: NodeId(0), links: vec![link] },
-        Command::Renew { lease: held, token },
-        Command::Drained { lease: stuck },
-        Command::Release { lease: LeaseId(5) },
-        Command::Request { request: Arc::new(by(Placement::LeastFragmentation, careful(part(100)))), key: None },
-        Command::Observe { device, reading: Reading { processes: None, ..Reading::idle(at) } },
-        Command::Request { request: Arc::new(gpus(2)), key: Some("k".into()) },
-        Command::SetWorkload { classes: vec![(class, 7)] },
-        Command::Follow { lease: LeaseId(6) },
-        Command::Confirm { lease: LeaseId(4), token },
-        Command::HolderGone { lease: held, grace },
-        Command::SetHealth { device: DeviceId(1), health: Health::Unhealthy("Xid 79".into()) },
-        Command::Revoke { lease: held, grace },
-        Command::Fail { lease: LeaseId(1), why: "fault".into() },
-        Command::Cordon { device, cordon: Cordon::Cordoned },
-        Command::Drain { device: DeviceId(3), grace },
-        Command::SetPolicies { policies: Box::new(Policies { queue: QueueOrder::FairShare, ..policies([]) }) },
-        Command::NodeLost { node: NodeId(1) },
-        Command::ForgetDevice { device: DeviceId(4) },
-        Command::ForgetNode { node: NodeId(1) },
-        Command::Tick,
+        PoolCommand::NodeSeen { facts: node("a"), devices: devices("a", 4), numbers: Vec::new() },
+        PoolCommand::Links { node: NodeId(0), links: vec![link] },
+        PoolCommand::Renew { lease: held, token },
+        PoolCommand::Drained { lease: stuck },
+        PoolCommand::Release { lease: LeaseId(5) },
+        PoolCommand::Request { request: Arc::new(by(Placement::LeastFragmentation, careful(part(100)))), key: None },
+        PoolCommand::Observe { device, reading: DeviceReading { processes: None, ..DeviceReading::idle(at) } },
+        PoolCommand::Request { request: Arc::new(gpus(2)), key: Some("k".into()) },
+        PoolCommand::SetWorkload { classes: vec![(class, 7)] },
+        PoolCommand::Follow { lease: LeaseId(6) },
+        PoolCommand::Confirm { lease: LeaseId(4), token },
+        PoolCommand::HolderGone { lease: held, grace },
+        PoolCommand::SetHealth { device: DeviceId(1), health: DeviceHealth::Unhealthy("Xid 79".into()) },
+        PoolCommand::Revoke { lease: held, grace },
+        PoolCommand::Fail { lease: LeaseId(1), why: "fault".into() },
+        PoolCommand::Cordon { device, cordon: CordonState::Cordoned },
+        PoolCommand::Drain { device: DeviceId(3), grace },
+        PoolCommand::SetPolicies { policies: Box::new(Policies { queue: QueueOrder::FairShare, ..policies([]) }) },
+        PoolCommand::NodeLost { node: NodeId(1) },
+        PoolCommand::ForgetDevice { device: DeviceId(4) },
+        PoolCommand::ForgetNode { node: NodeId(1) },
+        PoolCommand::Tick,
     ]
 }
 
@@ -178,8 +179,8 @@ proptest! {
 fn the_rows_that_are_spoiled_are_honest_before() {
     let honest = honest();
     for line in &honest {
-        let row = serde_json::from_value::<Row>(line.clone());
-        assert!(row.is_ok() || serde_json::from_value::<Command>(line.clone()).is_ok(), "{line}");
+        let row = serde_json::from_value::<PoolRow>(line.clone());
+        assert!(row.is_ok() || serde_json::from_value::<PoolCommand>(line.clone()).is_ok(), "{line}");
     }
     fuzzed::rows(lines(&honest).as_bytes());
 }
@@ -188,7 +189,7 @@ fn the_rows_that_are_spoiled_are_honest_before() {
 fn rows_written_by_the_first_schema_can_still_be_read() {
     let written = include_str!("../fixtures/rows-v1.jsonl");
     for line in written.lines() {
-        serde_json::from_str::<Row>(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        serde_json::from_str::<PoolRow>(line).unwrap_or_else(|error| panic!("{error}: {line}"));
     }
     fuzzed::rows(written.as_bytes());
 }

@@ -2,8 +2,8 @@
 
 use crate::support::*;
 use gpupool_core::{
-    Bytes, Denied, MilliCpus, NodeFacts, NodeId, Policies, PolicyRule, Reason, Request, Settings, Strategy,
-    Unsatisfiable,
+    Bytes, CommandDenied, MilliCpus, NodeFacts, NodeId, PlacementStrategy, Policies, PolicyViolation, PoolSettings,
+    Request, Unsatisfiable, WaitReason,
 };
 
 #[test]
@@ -47,11 +47,11 @@ fn more_than_any_host_has_is_refused_with_the_most_there_is() {
     let mut stage = Stage::of(1);
     assert_eq!(
         stage.refused(Request { cpus: cpus(65), ..whole() }),
-        Denied::Unsatisfiable(Unsatisfiable::TooManyCpus { wanted: cpus(65), most: cpus(64) })
+        CommandDenied::Unsatisfiable(Unsatisfiable::TooManyCpus { wanted: cpus(65), most: cpus(64) })
     );
     assert_eq!(
         stage.refused(Request { host_memory: gib(513), ..whole() }),
-        Denied::Unsatisfiable(Unsatisfiable::TooMuchHostMemory { wanted: gib(513), most: gib(512) })
+        CommandDenied::Unsatisfiable(Unsatisfiable::TooMuchHostMemory { wanted: gib(513), most: gib(512) })
     );
 }
 
@@ -61,7 +61,7 @@ fn gpus_here_and_cpus_there_are_not_together() {
     stage.add(NodeFacts { cpus: cpus(8), ..node("gpus") }, devices("a", 4));
     stage.add(NodeFacts { cpus: cpus(128), memory: gib(8), ..node("cpus") }, devices("b", 4));
     let refused = stage.refused(Request { cpus: cpus(64), host_memory: gib(64), ..gpus(4) });
-    assert_eq!(refused, Denied::Unsatisfiable(Unsatisfiable::NotTogether));
+    assert_eq!(refused, CommandDenied::Unsatisfiable(Unsatisfiable::NotTogether));
 }
 
 #[test]
@@ -101,14 +101,14 @@ fn a_request_for_cpus_only_does_not_take_the_cpus_somebody_waits_for() {
 fn what_is_free_on_different_nodes_only_is_not_told_as_enough() {
     let mut stage = Stage::of(1);
     stage.add(node("b"), devices("b", 1));
-    let host_of = |cpus, host_memory| by(Strategy::FirstFit, Request { cpus, host_memory, ..gpus(0) });
+    let host_of = |cpus, host_memory| by(PlacementStrategy::FirstFit, Request { cpus, host_memory, ..gpus(0) });
     stage.ask(host_of(MilliCpus::ZERO, gib(500)));
     let on_b = stage.ask(host_of(cpus(60), gib(20)));
     assert_eq!(stage.lease(on_b).node, Some(NodeId(1)));
 
     let waits = stage.ask(Request { cpus: cpus(8), host_memory: gib(64), ..whole() });
     let why = stage.pool.explain(waits).unwrap();
-    assert_eq!(why.reasons, [Reason::NeedsTogether { gpus: 1, cpus: cpus(8), host_memory: gib(64) }]);
+    assert_eq!(why.reasons, [WaitReason::NeedsTogether { gpus: 1, cpus: cpus(8), host_memory: gib(64) }]);
     let told = "position 1; no single node has 1 free GPU, 8 host CPUs and 64 GiB of host memory together";
     assert_eq!(why.to_string(), told);
 
@@ -125,20 +125,20 @@ fn a_node_without_gpus_serves_requests_for_cpus() {
     stage.add(node("plain"), vec![]);
     let lease = stage.ask(host(cpus(64)));
     assert!(stage.is_active(lease));
-    assert_eq!(stage.refused(whole()), Denied::Unsatisfiable(Unsatisfiable::NoDevices));
+    assert_eq!(stage.refused(whole()), CommandDenied::Unsatisfiable(Unsatisfiable::NoDevices));
 }
 
 #[test]
 fn the_usual_rules_ask_for_at_least_one_gpu() {
-    let mut stage = Stage::with(Settings::default(), Policies::default());
+    let mut stage = Stage::with(PoolSettings::default(), Policies::default());
     stage.add(node("a"), devices("a", 1));
     let refused = stage.refused(host(cpus(1)));
-    assert_eq!(refused, Denied::Policy { policy: "default".into(), rule: PolicyRule::GpuRequired });
+    assert_eq!(refused, CommandDenied::Policy { policy: "default".into(), rule: PolicyViolation::GpuRequired });
 }
 
 #[test]
 fn a_request_for_nothing_is_an_error_that_names_the_field() {
     let mut stage = Stage::of(1);
-    let Denied::Invalid(error) = stage.refused(gpus(0)) else { panic!("it is not a matter of policy") };
+    let CommandDenied::Invalid(error) = stage.refused(gpus(0)) else { panic!("it is not a matter of policy") };
     assert_eq!(error.field, "gpus");
 }

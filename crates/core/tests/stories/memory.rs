@@ -2,11 +2,12 @@
 
 use crate::support::*;
 use gpupool_core::{
-    Amount, Bytes, Denied, DeviceFacts, DeviceId, DeviceMemory, Field, Promise, Request, Share, Unsatisfiable,
+    Bytes, CommandDenied, DeviceFacts, DeviceId, DeviceMemory, DevicePromise, ReadingField, Request, RequestedAmount,
+    Share, Unsatisfiable,
 };
 
 fn both(share: u32, memory: Bytes) -> Request {
-    Request { amount: Amount::Both(Share(share), memory), ..whole() }
+    Request { amount: RequestedAmount::Both(Share(share), memory), ..whole() }
 }
 
 fn unified() -> DeviceFacts {
@@ -38,7 +39,10 @@ fn shares_run_out_though_memory_is_left() {
 fn a_fraction_takes_the_same_part_of_the_memory() {
     let mut stage = Stage::of(1);
     let lease = stage.ask(part(250));
-    assert_eq!(stage.lease(lease).promises[..], [Promise { device: DeviceId(0), share: Share(250), memory: gib(20) }]);
+    assert_eq!(
+        stage.lease(lease).promises[..],
+        [DevicePromise { device: DeviceId(0), share: Share(250), memory: gib(20) }]
+    );
     let rest = stage.ask(memory(gib(60)));
     assert!(stage.is_active(rest));
     assert_eq!(stage.device(0).promised_memory, gib(80));
@@ -71,7 +75,7 @@ fn what_the_driver_keeps_is_not_for_sale() {
     let memory_kept = DeviceMemory { total: gib(80), reserved: gib(2) };
     stage.add(node("a"), vec![DeviceFacts { memory: Some(memory_kept), ..device("a", "NVIDIA H100", 80) }]);
     let refused = stage.refused(memory(gib(79)));
-    assert_eq!(refused, Denied::Unsatisfiable(Unsatisfiable::TooMuchMemory { wanted: gib(79), most: gib(78) }));
+    assert_eq!(refused, CommandDenied::Unsatisfiable(Unsatisfiable::TooMuchMemory { wanted: gib(79), most: gib(78) }));
     let lease = stage.ask(memory(gib(78)));
     assert_eq!(stage.lease(lease).promises[0].share, Share::WHOLE, "all there is to sell is all of it");
     stage.release(lease);
@@ -84,7 +88,7 @@ fn unknown_memory_is_schedulable_by_share_only() {
     let mut stage = Stage::empty();
     stage.add(node("a"), vec![unified()]);
     let refused = stage.refused(memory(gib(1)));
-    assert_eq!(refused, Denied::Unsatisfiable(Unsatisfiable::MemoryUnknown));
+    assert_eq!(refused, CommandDenied::Unsatisfiable(Unsatisfiable::MemoryUnknown));
     assert!(refused.to_string().ends_with("ask for a fraction instead"), "{refused}");
     assert!(stage.try_ask(both(500, gib(1))).is_err());
     let lease = stage.ask(part(500));
@@ -106,13 +110,13 @@ fn unified_memory_is_judged_by_utilization_alone() {
     let mut stage = Stage::empty();
     stage.add(node("a"), vec![unified()]);
     stage.read(0, |reading| {
-        reading.memory_used = Field::Unsupported;
-        reading.utilization = Field::Value(percent(95));
+        reading.memory_used = ReadingField::Unsupported;
+        reading.utilization = ReadingField::Value(percent(95));
         reading.processes = None;
     });
     let lease = stage.ask(careful(whole()));
     assert!(stage.is_queued(lease));
-    stage.read(0, |reading| reading.memory_used = Field::Unsupported);
+    stage.read(0, |reading| reading.memory_used = ReadingField::Unsupported);
     assert!(stage.is_active(lease));
 }
 
@@ -124,14 +128,14 @@ fn a_whole_gpu_with_memory_is_a_whole_device_that_has_at_least_so_much() {
     assert_eq!(stage.on(lease), [1]);
     assert_eq!(stage.lease(lease).promises[0].memory, gib(80), "alone means all of it");
     let refused = stage.refused(both(1000, gib(81)));
-    assert_eq!(refused, Denied::Unsatisfiable(Unsatisfiable::TooMuchMemory { wanted: gib(81), most: gib(80) }));
+    assert_eq!(refused, CommandDenied::Unsatisfiable(Unsatisfiable::TooMuchMemory { wanted: gib(81), most: gib(80) }));
 }
 
 #[test]
 fn memory_a_squatter_uses_is_not_promised_to_those_who_name_an_amount() {
     let mut stage = Stage::of(1);
     stage.read(0, |reading| {
-        reading.memory_used = Field::Value(gib(30));
+        reading.memory_used = ReadingField::Value(gib(30));
         reading.processes = Some(vec![foreign_process(gib(30))]);
     });
     let too_much = stage.ask(memory(gib(51)));
@@ -145,8 +149,8 @@ fn memory_a_squatter_uses_is_not_promised_to_those_who_name_an_amount() {
 fn a_device_must_have_the_least_memory_selected() {
     let mut stage = Stage::empty();
     stage.add(node("a"), vec![device("s", "NVIDIA A100 40GB", 40), device("l", "NVIDIA H100", 80)]);
-    let select = |n| gpupool_core::Select { min_memory: Some(gib(n)), ..Default::default() }.into();
+    let select = |n| gpupool_core::DeviceSelector { min_memory: Some(gib(n)), ..Default::default() }.into();
     assert_eq!(stage.place(Request { select: select(41), ..part(100) }), [1]);
     let refused = stage.refused(Request { select: select(81), ..whole() });
-    assert_eq!(refused, Denied::Unsatisfiable(Unsatisfiable::NothingSelected));
+    assert_eq!(refused, CommandDenied::Unsatisfiable(Unsatisfiable::NothingSelected));
 }

@@ -2,14 +2,15 @@
 
 use crate::support::*;
 use gpupool_core::{
-    Amount, Denied, DeviceFacts, DeviceIdentity, Partition, Policies, Quota, Request, Share, Unsatisfiable, Vendor,
+    CommandDenied, DeviceFacts, DeviceIdentity, OwnerQuota, PartitionFacts, Policies, Request, RequestedAmount, Share,
+    Unsatisfiable, Vendor,
 };
 
 /// So many partitions of one MI300X, each `of_parent` of it.
 fn partitions(profile: &str, count: usize, of_parent: u32) -> Vec<DeviceFacts> {
     let cut = |number: usize| DeviceFacts {
         vendor: Vendor::Amd,
-        partition: Some(Partition {
+        partition: Some(PartitionFacts {
             parent: DeviceIdentity::Uuid("mi300x-0".into()),
             profile: profile.into(),
             of_parent: Share(of_parent),
@@ -61,7 +62,7 @@ fn memory_that_fits_a_partition_takes_it_whole() {
 fn more_than_an_eighth_is_refused_where_there_are_only_eighths() {
     for request in [whole(), part(250)] {
         let denied = cpx().try_ask(request).unwrap_err();
-        assert_eq!(denied, Denied::Unsatisfiable(Unsatisfiable::Indivisible { part: Share(125) }));
+        assert_eq!(denied, CommandDenied::Unsatisfiable(Unsatisfiable::Indivisible { part: Share(125) }));
         assert!(denied.to_string().contains("parts of 0.125"), "{denied}");
     }
 }
@@ -70,7 +71,7 @@ fn more_than_an_eighth_is_refused_where_there_are_only_eighths() {
 fn a_gpu_in_spx_is_taken_whole_or_not_at_all() {
     let mut stage = spx();
     let denied = stage.try_ask(part(500)).unwrap_err();
-    assert_eq!(denied, Denied::Unsatisfiable(Unsatisfiable::Indivisible { part: Share::WHOLE }));
+    assert_eq!(denied, CommandDenied::Unsatisfiable(Unsatisfiable::Indivisible { part: Share::WHOLE }));
     let lease = stage.ask(whole());
     assert!(stage.is_active(lease));
 }
@@ -78,13 +79,13 @@ fn a_gpu_in_spx_is_taken_whole_or_not_at_all() {
 #[test]
 fn several_eighths_are_several_partitions_of_one_node() {
     let mut stage = cpx();
-    let lease = stage.ask(Request { gpus: 4, amount: Amount::Share(Share(125)), ..whole() });
+    let lease = stage.ask(Request { gpus: 4, amount: RequestedAmount::Share(Share(125)), ..whole() });
     assert_eq!(stage.lease(lease).promises.len(), 4);
 }
 
 #[test]
 fn a_quota_counts_eighths_as_eighths() {
-    let quota = Quota { held: Some(Share(250)), ..Quota::default() };
+    let quota = OwnerQuota { held: Some(Share(250)), ..OwnerQuota::default() };
     let mut stage = Stage::with(Default::default(), Policies { default_quota: quota, ..Policies::default() });
     stage.add(node("a"), partitions("CPX", 8, 125));
     let leases: Vec<_> = (0..3).map(|_| stage.ask(part(125))).collect();

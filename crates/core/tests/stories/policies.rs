@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use crate::support::*;
 use gpupool_core::{
-    Amount, Command, Denied, DeviceFacts, EndCause, Isolation, IsolationSupport, Labels, Millis, NodeFacts, NodeId,
-    Policies, Policy, PolicyMatch, PolicyRule, Quota, Request, Share, Size, Strategy, Turn, Unsatisfiable,
+    CommandDenied, DeviceFacts, EndCause, IsolationLevel, IsolationSupport, Labels, Millis, NodeFacts, NodeId,
+    OwnerQuota, PlacementStrategy, Policies, PolicyMatch, PolicyViolation, PoolCommand, QueueTurn, Request,
+    RequestPolicy, RequestSize, RequestedAmount, Share, Unsatisfiable,
 };
 
 /// Which rule of `rules` refuses `request` on a box of four.
-fn broken(rules: Policy, request: Request) -> Option<PolicyRule> {
+fn broken(rules: RequestPolicy, request: Request) -> Option<PolicyViolation> {
     let name = rules.name.clone();
     match Stage::under(policies([rules]), 4).try_ask(request) {
         Ok(_) => None,
-        Err(Denied::Policy { policy, rule }) => {
+        Err(CommandDenied::Policy { policy, rule }) => {
             assert_eq!(policy, name);
             Some(rule)
         }
@@ -27,42 +28,42 @@ fn labels(pairs: &[(&str, &str)]) -> Labels {
 
 #[test]
 fn the_usual_rules_are_a_tenth_at_least_one_gpu_and_ten_to_a_device() {
-    let rules = Policy::default;
-    assert_eq!(broken(rules(), part(99)), Some(PolicyRule::MinShare { asked: Share(99), least: Share(100) }));
+    let rules = RequestPolicy::default;
+    assert_eq!(broken(rules(), part(99)), Some(PolicyViolation::MinShare { asked: Share(99), least: Share(100) }));
     assert_eq!(broken(rules(), part(100)), None);
-    assert_eq!(broken(rules(), host(cpus(1))), Some(PolicyRule::GpuRequired));
+    assert_eq!(broken(rules(), host(cpus(1))), Some(PolicyViolation::GpuRequired));
     assert_eq!(rules().max_allocations, Some(10));
-    assert_eq!(broken(Policy::unlimited(), part(1)), None);
+    assert_eq!(broken(RequestPolicy::unlimited(), part(1)), None);
 }
 
 #[test]
 fn shares_stay_between_the_least_and_the_most() {
-    let rules = || Policy { min_share: Some(Share(200)), max_share: Some(HALF), ..policy("halves") };
-    assert_eq!(broken(rules(), part(199)), Some(PolicyRule::MinShare { asked: Share(199), least: Share(200) }));
+    let rules = || RequestPolicy { min_share: Some(Share(200)), max_share: Some(HALF), ..policy("halves") };
+    assert_eq!(broken(rules(), part(199)), Some(PolicyViolation::MinShare { asked: Share(199), least: Share(200) }));
     assert_eq!(broken(rules(), part(200)), None);
     assert_eq!(broken(rules(), part(500)), None);
-    assert_eq!(broken(rules(), part(501)), Some(PolicyRule::MaxShare { asked: Share(501), most: HALF }));
+    assert_eq!(broken(rules(), part(501)), Some(PolicyViolation::MaxShare { asked: Share(501), most: HALF }));
     assert_eq!(
         broken(rules(), whole()),
-        Some(PolicyRule::MaxShare { asked: Share::WHOLE, most: HALF }),
+        Some(PolicyViolation::MaxShare { asked: Share::WHOLE, most: HALF }),
         "a whole one is above any part"
     );
 }
 
 #[test]
 fn memory_stays_below_the_most() {
-    let rules = || Policy { max_memory: Some(gib(16)), ..policy("small") };
+    let rules = || RequestPolicy { max_memory: Some(gib(16)), ..policy("small") };
     assert_eq!(broken(rules(), memory(gib(16))), None);
-    assert_eq!(broken(rules(), memory(gib(17))), Some(PolicyRule::MaxMemory { asked: gib(17), most: gib(16) }));
-    let both = Request { amount: Amount::Both(Share(100), gib(17)), ..whole() };
-    assert_eq!(broken(rules(), both), Some(PolicyRule::MaxMemory { asked: gib(17), most: gib(16) }));
+    assert_eq!(broken(rules(), memory(gib(17))), Some(PolicyViolation::MaxMemory { asked: gib(17), most: gib(16) }));
+    let both = Request { amount: RequestedAmount::Both(Share(100), gib(17)), ..whole() };
+    assert_eq!(broken(rules(), both), Some(PolicyViolation::MaxMemory { asked: gib(17), most: gib(16) }));
 }
 
 #[test]
 fn sharing_may_be_forbidden() {
-    let rules = || Policy { sharing_allowed: false, ..policy("alone") };
-    for shared in [part(500), memory(gib(8)), Request { amount: Amount::Shared, ..whole() }] {
-        assert_eq!(broken(rules(), shared), Some(PolicyRule::SharingAllowed));
+    let rules = || RequestPolicy { sharing_allowed: false, ..policy("alone") };
+    for shared in [part(500), memory(gib(8)), Request { amount: RequestedAmount::Shared, ..whole() }] {
+        assert_eq!(broken(rules(), shared), Some(PolicyViolation::SharingAllowed));
     }
     assert_eq!(broken(rules(), whole()), None);
     assert_eq!(broken(rules(), part(1000)), None, "1.0 is a whole GPU");
@@ -70,16 +71,16 @@ fn sharing_may_be_forbidden() {
 
 #[test]
 fn isolation_may_be_limited_to_some_kinds() {
-    let rules = || Policy { isolation_allowed: vec![Isolation::TimeSlicing], ..policy("sliced") };
-    assert_eq!(broken(rules(), whole()), Some(PolicyRule::IsolationAllowed(Isolation::None)));
-    assert_eq!(broken(rules(), Request { isolation: Isolation::TimeSlicing, ..whole() }), None);
+    let rules = || RequestPolicy { isolation_allowed: vec![IsolationLevel::TimeSlicing], ..policy("sliced") };
+    assert_eq!(broken(rules(), whole()), Some(PolicyViolation::IsolationAllowed(IsolationLevel::None)));
+    assert_eq!(broken(rules(), Request { isolation: IsolationLevel::TimeSlicing, ..whole() }), None);
 }
 
 #[test]
 fn a_max_duration_refuses_longer_ones_and_is_set_where_none_is_asked_for() {
-    let rules = || Policy { max_duration: Some(mins(30)), ..policy("short") };
+    let rules = || RequestPolicy { max_duration: Some(mins(30)), ..policy("short") };
     let longer = Request { max_duration: Some(mins(31)), ..whole() };
-    assert_eq!(broken(rules(), longer), Some(PolicyRule::MaxDuration { asked: mins(31), most: mins(30) }));
+    assert_eq!(broken(rules(), longer), Some(PolicyViolation::MaxDuration { asked: mins(31), most: mins(30) }));
 
     let mut stage = Stage::under(policies([rules()]), 2);
     let unsaid = stage.ask(whole());
@@ -93,20 +94,20 @@ fn a_max_duration_refuses_longer_ones_and_is_set_where_none_is_asked_for() {
 #[test]
 fn a_node_selector_keeps_requests_on_nodes_with_those_labels() {
     let zone = |name: &str, zone: &str| NodeFacts { labels: labels(&[("zone", zone)]), ..node(name) };
-    let rules = |zone| Policy { node_selector: Arc::new(labels(&[("zone", zone)])), ..policy("zoned") };
+    let rules = |zone| RequestPolicy { node_selector: Arc::new(labels(&[("zone", zone)])), ..policy("zoned") };
     let mut stage = Stage::with(Default::default(), policies([rules("west")]));
     stage.add(zone("a", "east"), devices("a", 4));
     stage.add(zone("b", "west"), devices("b", 1));
     assert_eq!(stage.place(whole()), [4]);
     let second = stage.ask(whole());
     assert!(stage.is_queued(second), "the free ones are in the east");
-    stage.run(Command::SetPolicies { policies: Box::new(policies([rules("north")])) });
-    assert_eq!(stage.refused(whole()), Denied::Unsatisfiable(Unsatisfiable::NothingSelected));
+    stage.run(PoolCommand::SetPolicies { policies: Box::new(policies([rules("north")])) });
+    assert_eq!(stage.refused(whole()), CommandDenied::Unsatisfiable(Unsatisfiable::NothingSelected));
 }
 
 #[test]
 fn ten_leases_to_a_device_are_enough_though_share_is_left() {
-    let rules = Policy { min_share: None, ..Policy::default() };
+    let rules = RequestPolicy { min_share: None, ..RequestPolicy::default() };
     let mut stage = Stage::under(policies([rules]), 1);
     for _ in 0..10 {
         let lease = stage.ask(part(10));
@@ -120,21 +121,21 @@ fn ten_leases_to_a_device_are_enough_though_share_is_left() {
 
 #[test]
 fn a_place_among_equals_is_the_part_that_so_many_sharers_leave() {
-    let rules = Policy { max_allocations: Some(4), ..policy("four to a device") };
+    let rules = RequestPolicy { max_allocations: Some(4), ..policy("four to a device") };
     let mut stage = Stage::under(policies([rules]), 1);
     for _ in 0..4 {
-        let lease = stage.ask(Request { amount: Amount::Shared, ..whole() });
+        let lease = stage.ask(Request { amount: RequestedAmount::Shared, ..whole() });
         assert_eq!(stage.lease(lease).promises[0].share, Share(250));
     }
-    let fifth = stage.ask(Request { amount: Amount::Shared, ..whole() });
+    let fifth = stage.ask(Request { amount: RequestedAmount::Shared, ..whole() });
     assert!(stage.is_queued(fifth));
 }
 
 #[test]
 fn the_first_policy_that_covers_a_request_is_its_policy_and_the_decision_names_it() {
-    let only = |name: &str, applies_to| Policy { applies_to, ..policy(name) };
+    let only = |name: &str, applies_to| RequestPolicy { applies_to, ..policy(name) };
     let owners = PolicyMatch { owners: vec!["alice".into()], ..PolicyMatch::default() };
-    let sizes = PolicyMatch { sizes: vec![Size::Several], ..PolicyMatch::default() };
+    let sizes = PolicyMatch { sizes: vec![RequestSize::Several], ..PolicyMatch::default() };
     let labelled = PolicyMatch { labels: labels(&[("team", "vision")]), ..PolicyMatch::default() };
     let mut stage = Stage::under(policies([only("alice", owners), only("large", sizes), only("vision", labelled)]), 8);
     let vision = Request { labels: Arc::new(labels(&[("team", "vision"), ("run", "7")])), ..whole() };
@@ -147,38 +148,44 @@ fn the_first_policy_that_covers_a_request_is_its_policy_and_the_decision_names_i
     ] {
         let lease = stage.ask(request);
         let decision = stage.decision(lease);
-        assert_eq!((&*decision.policy, decision.turn), (name, Turn::OnArrival));
+        assert_eq!((&*decision.policy, decision.turn), (name, QueueTurn::OnArrival));
     }
 }
 
 #[test]
 fn sizes_are_none_a_part_one_or_several() {
     for (request, size) in [
-        (host(cpus(1)), Size::HostOnly),
-        (part(999), Size::Part),
-        (Request { gpus: 4, ..part(500) }, Size::Part),
-        (memory(gib(80)), Size::Part),
-        (part(1000), Size::Whole),
-        (whole(), Size::Whole),
-        (gpus(2), Size::Several),
+        (host(cpus(1)), RequestSize::HostOnly),
+        (part(999), RequestSize::Part),
+        (Request { gpus: 4, ..part(500) }, RequestSize::Part),
+        (memory(gib(80)), RequestSize::Part),
+        (part(1000), RequestSize::Whole),
+        (whole(), RequestSize::Whole),
+        (gpus(2), RequestSize::Several),
     ] {
-        assert_eq!(Size::of(&request), size, "{request:?}");
+        assert_eq!(RequestSize::of(&request), size, "{request:?}");
     }
 }
 
 #[test]
 fn rules_that_make_no_sense_are_refused_and_the_old_ones_stay() {
     let mut stage = Stage::of(1);
-    let fallback = |rules: Policy| Policies { fallback: rules, ..Policies::default() };
+    let fallback = |rules: RequestPolicy| Policies { fallback: rules, ..Policies::default() };
     for (rules, field) in [
-        (fallback(Policy { min_share: Some(HALF), max_share: Some(Share(100)), ..policy("x") }), "policy.min_share"),
-        (fallback(Policy { max_allocations: Some(0), ..policy("x") }), "policy.max_allocations"),
+        (
+            fallback(RequestPolicy { min_share: Some(HALF), max_share: Some(Share(100)), ..policy("x") }),
+            "policy.min_share",
+        ),
+        (fallback(RequestPolicy { max_allocations: Some(0), ..policy("x") }), "policy.max_allocations"),
         (fallback(policy("")), "policy.name"),
-        (Policies { default_quota: Quota { weight: 0, ..Quota::default() }, ..Policies::default() }, "quota.weight"),
+        (
+            Policies { default_quota: OwnerQuota { weight: 0, ..OwnerQuota::default() }, ..Policies::default() },
+            "quota.weight",
+        ),
         (Policies { period: Millis::ZERO, ..Policies::default() }, "period"),
     ] {
-        match stage.apply(Command::SetPolicies { policies: Box::new(rules) }) {
-            Err(Denied::Invalid(error)) => assert_eq!(error.field, field),
+        match stage.apply(PoolCommand::SetPolicies { policies: Box::new(rules) }) {
+            Err(CommandDenied::Invalid(error)) => assert_eq!(error.field, field),
             other => panic!("{field}: {other:?}"),
         }
     }
@@ -191,13 +198,13 @@ fn new_rules_hold_for_those_who_wait() {
     let holder = stage.ask(owned("alice", whole()));
     let dev = stage.ask(owned("dev", whole()));
     let prod = stage.ask(owned("prod", whole()));
-    let boosted = Policy {
+    let boosted = RequestPolicy {
         applies_to: PolicyMatch { owners: vec!["prod".into()], ..PolicyMatch::default() },
         priority_boost: 1,
-        strategy: Some(Strategy::WorstFit),
+        strategy: Some(PlacementStrategy::WorstFit),
         ..policy("prod first")
     };
-    stage.run(Command::SetPolicies { policies: Box::new(policies([boosted])) });
+    stage.run(PoolCommand::SetPolicies { policies: Box::new(policies([boosted])) });
     stage.release(holder);
     assert!(stage.is_active(prod) && stage.is_queued(dev));
     assert_eq!(&*stage.decision(prod).policy, "prod first");
@@ -206,12 +213,12 @@ fn new_rules_hold_for_those_who_wait() {
 #[test]
 fn isolation_a_device_cannot_give_is_refused_with_the_alternatives() {
     let mut stage = Stage::of(1);
-    for isolation in [Isolation::Mps, Isolation::Mig] {
+    for isolation in [IsolationLevel::Mps, IsolationLevel::Mig] {
         let refused = stage.refused(Request { isolation, ..part(500) });
-        assert_eq!(refused, Denied::Unsatisfiable(Unsatisfiable::Isolation(isolation)));
+        assert_eq!(refused, CommandDenied::Unsatisfiable(Unsatisfiable::Isolation(isolation)));
         assert!(refused.to_string().contains("none and time-slicing"), "{refused}");
     }
-    let lease = stage.ask(Request { isolation: Isolation::TimeSlicing, ..part(500) });
+    let lease = stage.ask(Request { isolation: IsolationLevel::TimeSlicing, ..part(500) });
     assert!(stage.is_active(lease));
 }
 
@@ -222,8 +229,8 @@ fn isolation_goes_to_the_device_that_can_give_it() {
     let mps = IsolationSupport { mps: true, mig: false };
     let mig = IsolationSupport { mps: false, mig: true };
     stage.add(node("a"), vec![with("plain", IsolationSupport::BASIC), with("mps", mps), with("mig", mig)]);
-    assert_eq!(stage.place(Request { isolation: Isolation::Mps, ..part(500) }), [1]);
-    assert_eq!(stage.place(Request { isolation: Isolation::Mig, ..whole() }), [2]);
+    assert_eq!(stage.place(Request { isolation: IsolationLevel::Mps, ..part(500) }), [1]);
+    assert_eq!(stage.place(Request { isolation: IsolationLevel::Mig, ..whole() }), [2]);
     assert_eq!(stage.pool.node(NodeId(0)).unwrap().devices.len(), 3);
 }
 

@@ -2,8 +2,8 @@
 
 use crate::support::*;
 use gpupool_core::{
-    Command, Denied, DeviceFacts, LeaseId, Millis, Policies, Policy, PolicyMatch, QueueOrder, Quota, Request, Share,
-    Thresholds, Time, Turn, Unsatisfiable,
+    CommandDenied, DeviceFacts, LeaseId, LoadThresholds, Millis, OwnerQuota, Policies, PolicyMatch, PoolCommand,
+    PoolTime, QueueOrder, QueueTurn, Request, RequestPolicy, Share, Unsatisfiable,
 };
 
 /// Holds its GPU through any story.
@@ -15,7 +15,7 @@ fn held_for(minutes: u64, request: Request) -> Request {
     Request { max_duration: Some(mins(minutes)), ttl: mins(24 * 60), ..request }
 }
 
-fn quota_of(owner: &str, quota: Quota) -> Policies {
+fn quota_of(owner: &str, quota: OwnerQuota) -> Policies {
     Policies { quotas: [(owner.into(), quota)].into(), ..Policies::unlimited() }
 }
 
@@ -32,7 +32,7 @@ fn who_came_first_is_served_first() {
     for next in waiting {
         stage.release(holder);
         assert!(stage.is_active(next));
-        assert_eq!(stage.decision(next).turn, Turn::Next);
+        assert_eq!(stage.decision(next).turn, QueueTurn::Next);
         holder = next;
     }
 }
@@ -44,7 +44,7 @@ fn a_new_request_never_overtakes_a_waiting_one_that_could_use_the_same_gpu() {
     let wants_two = stage.ask(gpus(2));
     let wants_one = stage.ask(whole());
     assert_eq!(stage.why(wants_one), "position 2; there is room, but 1 request before it could use it");
-    assert_eq!(stage.refused(Request { queue: false, ..part(100) }), Denied::NoCapacity, "nor does a small one");
+    assert_eq!(stage.refused(Request { queue: false, ..part(100) }), CommandDenied::NoCapacity, "nor does a small one");
     stage.release(holder);
     assert!(stage.is_active(wants_two) && stage.is_queued(wants_one));
 }
@@ -80,11 +80,11 @@ fn a_request_passes_others_on_devices_they_could_not_use() {
     stage.ask(h100(stays()));
     stage.ask(h100(whole()));
     let other = stage.ask(Request { select: model("V100"), ..whole() });
-    assert_eq!((stage.on(other), stage.decision(other).turn), (vec![1], Turn::PassedOthers));
+    assert_eq!((stage.on(other), stage.decision(other).turn), (vec![1], QueueTurn::PassedOthers));
     let any = stage.ask(whole());
     assert!(stage.is_queued(any));
     stage.release(other);
-    assert_eq!((stage.on(any), stage.decision(any).turn), (vec![1], Turn::PassedOthers));
+    assert_eq!((stage.on(any), stage.decision(any).turn), (vec![1], QueueTurn::PassedOthers));
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_lease_that_ends_before_the_first_can_start_may_use_what_it_waits_for() {
     assert!(stage.is_queued(long), "it would end after the first could start");
     stage.release(long);
     let short = stage.ask(held_for(60, whole()));
-    assert_eq!(stage.decision(short).turn, Turn::EndsBeforeOthersStart);
+    assert_eq!(stage.decision(short).turn, QueueTurn::EndsBeforeOthersStart);
     stage.pass_asking(mins(60));
     assert!(stage.is_active(first), "it was not delayed by a minute");
 }
@@ -110,7 +110,7 @@ fn who_waits_already_may_go_early_by_its_max_duration_too() {
     let short = stage.ask(held_for(20, whole()));
     stage.release(quick);
     assert!(stage.is_queued(first));
-    assert_eq!(stage.decision(short).turn, Turn::EndsBeforeOthersStart);
+    assert_eq!(stage.decision(short).turn, QueueTurn::EndsBeforeOthersStart);
 }
 
 #[test]
@@ -127,14 +127,14 @@ fn an_announced_revocation_makes_a_start_certain() {
     let mut stage = Stage::of(2);
     let holder = stage.ask(stays());
     stage.ask(gpus(2));
-    stage.run(Command::Revoke { lease: holder, grace: mins(30) });
+    stage.run(PoolCommand::Revoke { lease: holder, grace: mins(30) });
     let short = stage.ask(held_for(30, whole()));
     assert!(stage.is_active(short));
 }
 
 #[test]
 fn an_owner_waits_for_its_own_quota_and_others_do_not() {
-    let quota = Quota { held: Some(Share::WHOLE), ..Quota::default() };
+    let quota = OwnerQuota { held: Some(Share::WHOLE), ..OwnerQuota::default() };
     let mut stage = Stage::under(quota_of("alice", quota), 3);
     let first = stage.ask(owned("alice", stays()));
     let second = stage.ask(owned("alice", whole()));
@@ -144,12 +144,15 @@ fn an_owner_waits_for_its_own_quota_and_others_do_not() {
     stage.release(first);
     assert!(stage.is_active(second));
     let refused = stage.refused(owned("alice", gpus(2)));
-    assert_eq!(refused, Denied::Unsatisfiable(Unsatisfiable::OverQuota { wanted: Share(2000), quota: Share::WHOLE }));
+    assert_eq!(
+        refused,
+        CommandDenied::Unsatisfiable(Unsatisfiable::OverQuota { wanted: Share(2000), quota: Share::WHOLE })
+    );
 }
 
 #[test]
 fn a_quota_counts_parts() {
-    let quota = Quota { held: Some(Share(700)), ..Quota::default() };
+    let quota = OwnerQuota { held: Some(Share(700)), ..OwnerQuota::default() };
     let mut stage = Stage::under(quota_of("alice", quota), 2);
     stage.ask(owned("alice", part(400)));
     let too_much = stage.ask(owned("alice", part(400)));
@@ -159,7 +162,7 @@ fn a_quota_counts_parts() {
 
 #[test]
 fn used_up_gpu_hours_come_back_with_the_next_period() {
-    let quota = Quota { share_hours: Some(1_000), ..Quota::default() };
+    let quota = OwnerQuota { share_hours: Some(1_000), ..OwnerQuota::default() };
     let mut stage = Stage::under(Policies { period: mins(10 * 60), ..quota_of("alice", quota) }, 1);
     let first = stage.ask(owned("alice", stays()));
     stage.pass(HOUR);
@@ -169,7 +172,7 @@ fn used_up_gpu_hours_come_back_with_the_next_period() {
     let bob = stage.ask(owned("bob", whole()));
     assert!(stage.is_active(bob), "bob's hours are his own");
     stage.release(bob);
-    let next_period = Time(10 * HOUR.0);
+    let next_period = PoolTime(10 * HOUR.0);
     stage.pass_asking(Millis(next_period.since(stage.now).0 - 1));
     assert!(stage.is_queued(second));
     stage.pass(Millis(1));
@@ -178,7 +181,7 @@ fn used_up_gpu_hours_come_back_with_the_next_period() {
 
 #[test]
 fn fair_share_serves_who_holds_least_for_its_weight() {
-    let weight = |weight| Quota { weight, ..Quota::default() };
+    let weight = |weight| OwnerQuota { weight, ..OwnerQuota::default() };
     let rules = Policies {
         queue: QueueOrder::FairShare,
         quotas: [("alice".into(), weight(2)), ("bob".into(), weight(1))].into(),
@@ -207,7 +210,7 @@ fn first_come_first_served_does_not_look_at_who_asks() {
 
 #[test]
 fn a_policy_can_raise_the_priority_of_an_owner() {
-    let boosted = Policy {
+    let boosted = RequestPolicy {
         applies_to: PolicyMatch { owners: vec!["prod".into()], ..PolicyMatch::default() },
         priority_boost: 100,
         ..policy("prod")
@@ -240,7 +243,7 @@ fn a_device_is_not_due_when_only_one_of_its_leases_is() {
     let stays = stage.ask(Request { ttl: mins(24 * 60), ..part(500) });
     let lease = stage.ask(whole());
     assert_eq!(stage.why(lease), "position 1; needs 1 free GPU, 0 free");
-    stage.run(Command::Revoke { lease: stays, grace: mins(30) });
+    stage.run(PoolCommand::Revoke { lease: stays, grace: mins(30) });
     assert_eq!(stage.why(lease), "position 1; needs 1 free GPU, 0 free; first of them due in ≤ 30 min");
 }
 
@@ -297,7 +300,7 @@ fn a_request_too_choosy_for_every_device_keeps_nobody_from_them() {
     for device in 0..2 {
         stage.busy(device, gib(2), percent(0));
     }
-    let none_will_do = Thresholds { memory: percent(1), utilization: percent(1) };
+    let none_will_do = LoadThresholds { memory: percent(1), utilization: percent(1) };
     let choosy = stage.ask(Request { thresholds: Some(none_will_do), cpus: cpus(1), ..whole() });
     let other = stage.ask(careful(Request { cpus: cpus(1), ..whole() }));
     assert!(stage.is_queued(choosy) && stage.is_active(other));
@@ -308,7 +311,7 @@ fn a_choosy_request_is_not_passed_on_the_device_it_wants() {
     let mut stage = Stage::of(2);
     let holder = stage.ask(Request { select: named(0), ..whole() });
     stage.busy(1, gib(2), percent(0));
-    let strict = Thresholds { memory: percent(1), utilization: percent(1) };
+    let strict = LoadThresholds { memory: percent(1), utilization: percent(1) };
     stage.pass(Millis(1));
     stage.idle(0);
     let choosy = stage.ask(Request { thresholds: Some(strict), ..whole() });
@@ -320,7 +323,7 @@ fn a_choosy_request_is_not_passed_on_the_device_it_wants() {
 
 #[test]
 fn any_number_of_wishes_held_back_by_a_quota_holds_nobody_else_back() {
-    let mut stage = Stage::under(quota_of("hog", Quota { held: Some(Share::WHOLE), ..Quota::default() }), 2);
+    let mut stage = Stage::under(quota_of("hog", OwnerQuota { held: Some(Share::WHOLE), ..OwnerQuota::default() }), 2);
     assert!(!stage.place(owned("hog", whole())).is_empty());
     for bytes in 1..=1_100 {
         let waits = stage.ask(owned("hog", memory(gib(1) + gpupool_core::Bytes(bytes))));

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::support::*;
 use gpupool_core::{
-    Answer, Closed, Command, Cordon, Denied, DeviceId, EndCause, GpuId, Holder, LeaseId, LeaseRow, Link, LinkKind,
-    NodeId, Policies, Quota, Request, Row, Share, Strategy, Token,
+    CommandDenied, CommandReply, CordonState, DeviceClosure, DeviceId, DeviceLink, EndCause, GpuId, LeaseHolder,
+    LeaseId, LeaseRow, LinkKind, NodeId, OwnerQuota, PlacementStrategy, Policies, PoolCommand, PoolRow, Request, Share,
+    Token,
 };
 
 /// A node comes back with its devices, read as idle.
@@ -33,12 +34,12 @@ fn what_was_promised_is_promised_after_a_restart() {
 fn a_device_takes_no_new_work_until_it_is_seen_again() {
     let mut stage = Stage::of(2);
     stage.restart();
-    assert_eq!(stage.device(0).closed, Some(Closed::NodeLost));
+    assert_eq!(stage.device(0).closed, Some(DeviceClosure::NodeLost));
     let lease = stage.ask(whole());
     assert!(stage.is_queued(lease));
     stage.see(node("a"), devices("a", 1));
     assert_eq!(stage.on(lease), [0]);
-    assert_eq!(stage.device(1).closed, Some(Closed::NotSeen), "the node came back without it");
+    assert_eq!(stage.device(1).closed, Some(DeviceClosure::NotSeen), "the node came back without it");
 }
 
 #[test]
@@ -58,7 +59,7 @@ fn the_end_that_was_promised_is_not_put_off_by_a_restart() {
     let mut stage = Stage::of(2);
     let short = stage.ask(Request { max_duration: Some(mins(2)), ttl: mins(60), ..whole() });
     let revoked = stage.ask(Request { ttl: mins(60), ..whole() });
-    stage.run(Command::Revoke { lease: revoked, grace: mins(2) });
+    stage.run(PoolCommand::Revoke { lease: revoked, grace: mins(2) });
     stage.pass(mins(1));
     stage.restart();
     stage.pass(mins(1));
@@ -75,7 +76,7 @@ fn tokens_and_lease_numbers_never_go_back() {
         Some((lease, stage.token(lease)))
     });
     let (lease, token) = last.unwrap();
-    let is_counters = |row: &Row| matches!(row, Row::Counters(_));
+    let is_counters = |row: &PoolRow| matches!(row, PoolRow::Counters(_));
     for (counters, others) in [(true, true), (false, true), (true, false)] {
         let mut again = Stage::of(1);
         again.rows = stage.rows.clone();
@@ -94,7 +95,7 @@ fn an_old_row_does_not_turn_the_counters_back() {
         let lease = stage.ask(whole());
         stage.release(lease);
     }
-    let oldest = stage.rows.iter().find(|row| matches!(row, Row::Counters(_))).cloned();
+    let oldest = stage.rows.iter().find(|row| matches!(row, PoolRow::Counters(_))).cloned();
     stage.rows.extend(oldest);
     stage.restart();
     come_back(&mut stage, 1);
@@ -131,11 +132,11 @@ fn a_device_that_has_gone_keeps_its_number_to_itself() {
 #[test]
 fn round_robin_goes_on_where_it_was() {
     let mut stage = Stage::of(3);
-    stage.place(by(Strategy::RoundRobin, part(100)));
-    stage.place(by(Strategy::RoundRobin, part(100)));
+    stage.place(by(PlacementStrategy::RoundRobin, part(100)));
+    stage.place(by(PlacementStrategy::RoundRobin, part(100)));
     stage.restart();
     come_back(&mut stage, 3);
-    assert_eq!(stage.place(by(Strategy::RoundRobin, part(100))), [2]);
+    assert_eq!(stage.place(by(PlacementStrategy::RoundRobin, part(100))), [2]);
 }
 
 #[test]
@@ -167,20 +168,20 @@ fn waiters_have_their_whole_patience_again() {
 #[test]
 fn keys_cordons_policies_and_usage_survive() {
     let mut stage = Stage::of(2);
-    let ask = || Command::Request { request: Arc::new(owned("alice", whole())), key: Some("job".into()) };
+    let ask = || PoolCommand::Request { request: Arc::new(owned("alice", whole())), key: Some("job".into()) };
     let lease = stage.run(ask());
-    stage.run(Command::Cordon { device: DeviceId(1), cordon: Cordon::Cordoned });
-    let quota = Quota { held: Some(Share::WHOLE), ..Quota::default() };
+    stage.run(PoolCommand::Cordon { device: DeviceId(1), cordon: CordonState::Cordoned });
+    let quota = OwnerQuota { held: Some(Share::WHOLE), ..OwnerQuota::default() };
     let rules = Policies { default_quota: quota, ..Policies::unlimited() };
-    stage.run(Command::SetPolicies { policies: Box::new(rules.clone()) });
+    stage.run(PoolCommand::SetPolicies { policies: Box::new(rules.clone()) });
     stage.pass(secs(10));
-    let Answer::Lease(id) = lease else { panic!("{lease:?}") };
+    let CommandReply::Lease(id) = lease else { panic!("{lease:?}") };
     stage.release(id);
     let used: Vec<_> = stage.pool.usage().collect();
     stage.restart();
     come_back(&mut stage, 2);
     assert_eq!(stage.run(ask()), lease);
-    assert_eq!(stage.device(1).closed, Some(Closed::Cordoned));
+    assert_eq!(stage.device(1).closed, Some(DeviceClosure::Cordoned));
     assert_eq!(*stage.pool.policies(), rules);
     assert_eq!(stage.pool.usage().collect::<Vec<_>>(), used);
     assert_eq!(used[0].share_millis, 10_000 * 1_000);
@@ -189,8 +190,8 @@ fn keys_cordons_policies_and_usage_survive() {
 #[test]
 fn links_survive() {
     let mut stage = Stage::of(4);
-    let links = vec![Link { a: GpuId(1), b: GpuId(3), kind: LinkKind::NvLink(4) }];
-    stage.run(Command::Links { node: NodeId(0), links });
+    let links = vec![DeviceLink { a: GpuId(1), b: GpuId(3), kind: LinkKind::NvLink(4) }];
+    stage.run(PoolCommand::Links { node: NodeId(0), links });
     stage.restart();
     come_back(&mut stage, 4);
     assert_eq!(stage.place(gpus(2)), [1, 3]);
@@ -201,10 +202,10 @@ fn a_held_lease_lives_one_ttl_for_its_holder_to_come_back() {
     let mut stage = Stage::of(1);
     let lease = stage.ask(whole());
     let token = stage.token(lease);
-    stage.run(Command::Attach { lease, token, holder: Holder::Connection });
+    stage.run(PoolCommand::Attach { lease, token, holder: LeaseHolder::Connection });
     stage.restart();
     stage.pass(secs(59));
-    stage.run(Command::Attach { lease, token, holder: Holder::Connection });
+    stage.run(PoolCommand::Attach { lease, token, holder: LeaseHolder::Connection });
     stage.pass(mins(60));
     assert!(stage.is_active(lease));
 }
@@ -226,8 +227,8 @@ fn draining_and_quarantine_survive() {
     stage.pass(secs(10));
     stage.restart();
     stage.see(node("a"), devices("a", 1));
-    assert_eq!(stage.device(0).closed, Some(Closed::Quarantined));
-    stage.run(Command::Drained { lease: stuck });
+    assert_eq!(stage.device(0).closed, Some(DeviceClosure::Quarantined));
+    stage.run(PoolCommand::Drained { lease: stuck });
     assert_eq!(stage.device(0).closed, None);
 }
 
@@ -236,20 +237,20 @@ fn what_is_forgotten_stays_forgotten() {
     let mut stage = Stage::of(1);
     let lease = stage.ask(whole());
     stage.release(lease);
-    stage.rows.push(Row::Forget(lease));
+    stage.rows.push(PoolRow::Forget(lease));
     stage.restart();
-    assert_eq!(stage.apply(Command::Release { lease }), Err(Denied::UnknownLease(lease)));
+    assert_eq!(stage.apply(PoolCommand::Release { lease }), Err(CommandDenied::UnknownLease(lease)));
 }
 
 #[test]
 fn a_node_may_number_its_devices_and_a_number_is_never_anothers() {
     let mut stage = Stage::of(0);
     let numbers = vec![GpuId(1), GpuId(5), GpuId(1), GpuId(u32::MAX)];
-    stage.run(Command::NodeSeen { facts: node("a"), devices: devices("a", 5), numbers });
+    stage.run(PoolCommand::NodeSeen { facts: node("a"), devices: devices("a", 5), numbers });
     let given: Vec<GpuId> = stage.pool.devices().map(|device| device.gpu_id).collect();
     assert_eq!(given, [1, 5, 6, 7, 8].map(GpuId));
     assert!(stage.restart().is_empty());
     let numbers = vec![GpuId(3); 5];
-    stage.run(Command::NodeSeen { facts: node("a"), devices: devices("a", 5), numbers });
+    stage.run(PoolCommand::NodeSeen { facts: node("a"), devices: devices("a", 5), numbers });
     assert_eq!(stage.pool.devices().map(|device| device.gpu_id).collect::<Vec<_>>(), given);
 }

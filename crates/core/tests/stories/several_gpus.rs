@@ -1,13 +1,15 @@
 //! Several GPUs: all or nothing, on one node, the closest together first.
 
 use crate::support::*;
-use gpupool_core::{Command, Denied, GpuId, Link, LinkKind, NodeId, Request, Strategy, Unsatisfiable};
+use gpupool_core::{
+    CommandDenied, DeviceLink, GpuId, LinkKind, NodeId, PlacementStrategy, PoolCommand, Request, Unsatisfiable,
+};
 
 /// A node of eight: its links are the given pairs, anything else crosses NUMA nodes.
 fn linked(links: &[(u32, u32, LinkKind)]) -> Stage {
     let mut stage = Stage::of(8);
-    let links = links.iter().map(|&(a, b, kind)| Link { a: GpuId(a), b: GpuId(b), kind }).collect();
-    stage.run(Command::Links { node: NodeId(0), links });
+    let links = links.iter().map(|&(a, b, kind)| DeviceLink { a: GpuId(a), b: GpuId(b), kind }).collect();
+    stage.run(PoolCommand::Links { node: NodeId(0), links });
     stage
 }
 
@@ -31,7 +33,7 @@ fn several_gpus_are_granted_all_or_nothing() {
 fn several_gpus_are_of_one_node_though_another_has_some_free() {
     let mut stage = Stage::of(2);
     stage.add(node("b"), devices("b", 2));
-    stage.ask(Request { strategy: Some(Strategy::FirstFit), ..whole() });
+    stage.ask(Request { strategy: Some(PlacementStrategy::FirstFit), ..whole() });
     assert_eq!(stage.place(gpus(2)), [2, 3]);
     let split = stage.ask(gpus(2));
     assert!(stage.is_queued(split), "device 1 is free, alone on its node");
@@ -42,7 +44,7 @@ fn more_than_any_node_has_is_refused_with_the_most_there_is() {
     let mut stage = Stage::of(2);
     stage.add(node("b"), devices("b", 4));
     let refused = stage.refused(gpus(5));
-    assert_eq!(refused, Denied::Unsatisfiable(Unsatisfiable::TooManyGpus { wanted: 5, most: 4 }));
+    assert_eq!(refused, CommandDenied::Unsatisfiable(Unsatisfiable::TooManyGpus { wanted: 5, most: 4 }));
     assert_eq!(
         refused.to_string(),
         "can never be satisfied here: 5 GPUs on one node are asked for, the largest has 4 that match"
@@ -56,7 +58,7 @@ fn only_matching_gpus_count_for_the_largest_node() {
     mixed.push(device("v", "NVIDIA V100", 32));
     stage.add(node("a"), mixed);
     let refused = stage.refused(Request { select: model("H100"), ..gpus(3) });
-    assert_eq!(refused, Denied::Unsatisfiable(Unsatisfiable::TooManyGpus { wanted: 3, most: 2 }));
+    assert_eq!(refused, CommandDenied::Unsatisfiable(Unsatisfiable::TooManyGpus { wanted: 3, most: 2 }));
     assert_eq!(stage.place(gpus(3)), [0, 1, 2], "without a selection all three will do");
 }
 
@@ -64,7 +66,7 @@ fn only_matching_gpus_count_for_the_largest_node() {
 fn named_gpus_are_counted_by_name() {
     let mut stage = Stage::of(4);
     let refused = stage.refused(Request { select: named(3), ..gpus(2) });
-    assert_eq!(refused, Denied::Unsatisfiable(Unsatisfiable::TooManyGpus { wanted: 2, most: 1 }));
+    assert_eq!(refused, CommandDenied::Unsatisfiable(Unsatisfiable::TooManyGpus { wanted: 2, most: 1 }));
 }
 
 #[test]
@@ -135,6 +137,6 @@ fn best_fit_chooses_the_fullest_node_and_worst_fit_the_emptiest() {
         stage.add(node("b"), devices("b", 4));
         stage
     };
-    assert_eq!(nodes().place(by(Strategy::BestFit, gpus(2))), [8, 9]);
-    assert_eq!(nodes().place(by(Strategy::WorstFit, gpus(2))), [0, 1]);
+    assert_eq!(nodes().place(by(PlacementStrategy::BestFit, gpus(2))), [8, 9]);
+    assert_eq!(nodes().place(by(PlacementStrategy::WorstFit, gpus(2))), [0, 1]);
 }

@@ -2,8 +2,8 @@
 
 use crate::support::*;
 use gpupool_core::{
-    Amount, Attribution, Bytes, Command, DeviceId, Field, Millis, Percent, ProcessUse, Reading, Request, RequestBody,
-    Settings, Share, Strategy, Thresholds,
+    Bytes, DeviceId, DeviceReading, LoadThresholds, Millis, Percent, PlacementStrategy, PoolCommand, PoolSettings,
+    ProcessAttribution, ProcessUsage, ReadingField, Request, RequestBody, RequestedAmount, Share,
 };
 
 const MIB: u64 = 1 << 20;
@@ -29,11 +29,11 @@ fn equal_to_a_threshold_is_unavailable_and_strictly_below_is_available() {
 fn a_request_brings_its_own_thresholds() {
     let mut stage = Stage::of(1);
     stage.busy(0, gib(16), percent(30));
-    let strict = Thresholds { memory: percent(20), utilization: percent(90) };
+    let strict = LoadThresholds { memory: percent(20), utilization: percent(90) };
     let lease = stage.ask(Request { thresholds: Some(strict), ..whole() });
     assert!(stage.is_queued(lease), "20 % is not below 20 %");
     stage.release(lease);
-    let relaxed = Thresholds { memory: percent(21), utilization: percent(31) };
+    let relaxed = LoadThresholds { memory: percent(21), utilization: percent(31) };
     let lease = stage.ask(Request { thresholds: Some(relaxed), ..whole() });
     assert!(stage.is_active(lease));
 }
@@ -51,8 +51,8 @@ fn a_busy_half_does_not_close_the_other_half() {
     let mut stage = Stage::of(1);
     let first = stage.ask(careful(part(500)));
     stage.read(0, |reading| {
-        reading.memory_used = Field::Value(gib(40));
-        reading.utilization = Field::Value(percent(100));
+        reading.memory_used = ReadingField::Value(gib(40));
+        reading.utilization = ReadingField::Value(percent(100));
         reading.processes = Some(vec![process_of(first, gib(40))]);
     });
     let second = stage.ask(careful(part(500)));
@@ -73,7 +73,7 @@ fn a_squatter_closes_the_other_half() {
     let mut stage = Stage::of(1);
     let first = stage.ask(careful(part(100)));
     stage.read(0, |reading| {
-        reading.memory_used = Field::Value(gib(8 + 64));
+        reading.memory_used = ReadingField::Value(gib(8 + 64));
         reading.processes = Some(vec![process_of(first, gib(8)), foreign_process(gib(64))]);
     });
     assert_eq!(stage.device(0).foreign.unwrap().memory, Some(gib(64)));
@@ -91,8 +91,8 @@ fn a_process_of_a_lease_that_holds_another_device_is_a_squatter_here() {
     let mut stage = Stage::of(2);
     let elsewhere = stage.ask(Request { select: named(0), ..whole() });
     stage.read(1, |reading| {
-        reading.memory_used = Field::Value(gib(1));
-        reading.utilization = Field::Value(percent(100));
+        reading.memory_used = ReadingField::Value(gib(1));
+        reading.utilization = ReadingField::Value(percent(100));
         reading.processes = Some(vec![process_of(elsewhere, gib(1))]);
     });
     assert_eq!(stage.device(1).foreign.unwrap().processes, 1);
@@ -103,7 +103,7 @@ fn a_process_of_a_lease_that_holds_another_device_is_a_squatter_here() {
 #[test]
 fn a_counter_stuck_at_full_with_nothing_running_closes_nothing() {
     let mut stage = Stage::of(1);
-    stage.read(0, |reading| reading.utilization = Field::Value(percent(100)));
+    stage.read(0, |reading| reading.utilization = ReadingField::Value(percent(100)));
     let lease = stage.ask(careful(whole()));
     assert!(stage.is_active(lease));
 }
@@ -111,11 +111,11 @@ fn a_counter_stuck_at_full_with_nothing_running_closes_nothing() {
 #[test]
 fn ten_requests_in_one_second_do_not_pile_onto_one_device() {
     for (strategy, request) in [
-        (Strategy::LeastUsed, careful(whole())),
-        (Strategy::LeastUsed, careful(part(100))),
-        (Strategy::LoadBalanced, careful(part(100))),
-        (Strategy::RoundRobin, careful(part(100))),
-        (Strategy::WorstFit, careful(part(100))),
+        (PlacementStrategy::LeastUsed, careful(whole())),
+        (PlacementStrategy::LeastUsed, careful(part(100))),
+        (PlacementStrategy::LoadBalanced, careful(part(100))),
+        (PlacementStrategy::RoundRobin, careful(part(100))),
+        (PlacementStrategy::WorstFit, careful(part(100))),
     ] {
         let mut stage = Stage::of(10);
         let mut places: Vec<u32> = (0..10).flat_map(|_| stage.place(by(strategy, request.clone()))).collect();
@@ -125,7 +125,7 @@ fn ten_requests_in_one_second_do_not_pile_onto_one_device() {
 }
 
 /// The amount that a fraction in a request's body comes to.
-fn fraction(fraction: f64) -> Amount {
+fn fraction(fraction: f64) -> RequestedAmount {
     Request::try_from(RequestBody { fraction: Some(fraction), ..RequestBody::default() }).unwrap().amount
 }
 
@@ -161,20 +161,20 @@ fn three_thirds_fit_and_the_thousandth_left_over_is_no_fourth() {
 fn a_reading_not_newer_than_the_last_change_of_leases_is_not_judged() {
     let mut stage = Stage::of(1);
     stage.ask(careful(part(500)));
-    let loaded = |at| Reading {
+    let loaded = |at| DeviceReading {
         at,
-        memory_used: Field::Value(gib(80)),
-        utilization: Field::Value(percent(100)),
-        temperature_c: Field::Value(50),
+        memory_used: ReadingField::Value(gib(80)),
+        utilization: ReadingField::Value(percent(100)),
+        temperature_c: ReadingField::Value(50),
         processes: Some(vec![foreign_process(gib(80))]),
         leases_as_of: None,
     };
     let at_the_grant = stage.now;
-    stage.run(Command::Observe { device: DeviceId(0), reading: loaded(at_the_grant) });
+    stage.run(PoolCommand::Observe { device: DeviceId(0), reading: loaded(at_the_grant) });
     let second = stage.ask(careful(part(100)));
     assert!(stage.is_active(second), "the reading shows a mixture of before and after");
     stage.pass(secs(1));
-    stage.run(Command::Observe { device: DeviceId(0), reading: loaded(stage.now) });
+    stage.run(PoolCommand::Observe { device: DeviceId(0), reading: loaded(stage.now) });
     let third = stage.ask(careful(part(100)));
     assert!(stage.is_queued(third));
 }
@@ -186,8 +186,8 @@ fn a_reading_attributed_before_the_last_change_of_leases_is_not_judged() {
     stage.pass(secs(1));
     stage.ask(careful(part(500)));
     let at_the_grant = stage.now;
-    let loaded = |reading: &mut Reading, leases_as_of| {
-        reading.memory_used = Field::Value(gib(80));
+    let loaded = |reading: &mut DeviceReading, leases_as_of| {
+        reading.memory_used = ReadingField::Value(gib(80));
         reading.processes = Some(vec![foreign_process(gib(80))]);
         reading.leases_as_of = Some(leases_as_of);
     };
@@ -211,19 +211,20 @@ fn readings_that_arrive_late_change_nothing() {
     let early = stage.now;
     stage.pass(secs(1));
     stage.idle(0);
-    let late = Reading { utilization: Field::Value(percent(100)), processes: None, ..Reading::idle(early) };
-    stage.run(Command::Observe { device: DeviceId(0), reading: late });
+    let late =
+        DeviceReading { utilization: ReadingField::Value(percent(100)), processes: None, ..DeviceReading::idle(early) };
+    stage.run(PoolCommand::Observe { device: DeviceId(0), reading: late });
     let lease = stage.ask(careful(whole()));
     assert!(stage.is_active(lease));
 }
 
 #[test]
 fn a_device_without_utilization_is_judged_by_memory_and_processes() {
-    let silent = |used: Bytes, processes: Vec<ProcessUse>| {
+    let silent = |used: Bytes, processes: Vec<ProcessUsage>| {
         let mut stage = Stage::of(1);
         stage.read(0, |reading| {
-            reading.memory_used = Field::Value(used);
-            reading.utilization = Field::Unsupported;
+            reading.memory_used = ReadingField::Value(used);
+            reading.utilization = ReadingField::Unsupported;
             reading.processes = Some(processes);
         });
         let lease = stage.ask(careful(part(100)));
@@ -231,8 +232,8 @@ fn a_device_without_utilization_is_judged_by_memory_and_processes() {
     };
     assert!(silent(gib(0), vec![]));
     assert!(!silent(gib(1), vec![foreign_process(gib(1))]), "nobody can tell how busy the squatter is");
-    assert!(!silent(gib(64), vec![ProcessUse { attribution: Attribution::Unknown, memory: None }]));
-    assert!(silent(gib(63), vec![ProcessUse { attribution: Attribution::Unknown, memory: None }]));
+    assert!(!silent(gib(64), vec![ProcessUsage { attribution: ProcessAttribution::Unknown, memory: None }]));
+    assert!(silent(gib(63), vec![ProcessUsage { attribution: ProcessAttribution::Unknown, memory: None }]));
 }
 
 #[test]
@@ -251,8 +252,8 @@ fn a_device_whose_first_reading_failed_is_as_good_as_never_read() {
         let mut stage = Stage::empty();
         stage.see(node("a"), devices("a", 1));
         stage.read(0, |reading| {
-            reading.memory_used = if memory_failed { Field::Failed } else { reading.memory_used };
-            reading.utilization = if utilization_failed { Field::Failed } else { reading.utilization };
+            reading.memory_used = if memory_failed { ReadingField::Failed } else { reading.memory_used };
+            reading.utilization = if utilization_failed { ReadingField::Failed } else { reading.utilization };
             reading.processes = None;
         });
         let lease = stage.ask(careful(whole()));
@@ -264,9 +265,9 @@ fn a_device_whose_first_reading_failed_is_as_good_as_never_read() {
 
 #[test]
 fn a_field_that_failed_this_time_keeps_the_last_judgement() {
-    let fails = |reading: &mut Reading| {
-        reading.memory_used = Field::Failed;
-        reading.utilization = Field::Failed;
+    let fails = |reading: &mut DeviceReading| {
+        reading.memory_used = ReadingField::Failed;
+        reading.utilization = ReadingField::Failed;
         reading.processes = None;
     };
     let mut stage = Stage::of(1);
@@ -285,7 +286,7 @@ fn a_field_that_failed_this_time_keeps_the_last_judgement() {
 
 #[test]
 fn a_reading_past_its_age_says_nothing_until_the_next_one() {
-    let settings = Settings { reading_max_age: Some(secs(10)), ..Settings::default() };
+    let settings = PoolSettings { reading_max_age: Some(secs(10)), ..PoolSettings::default() };
     let mut stage = Stage::with(settings, gpupool_core::Policies::unlimited());
     stage.add(node("a"), devices("a", 1));
     stage.pass(secs(10));
@@ -304,7 +305,7 @@ fn a_reading_past_its_age_says_nothing_until_the_next_one() {
 fn a_utilization_beyond_reason_is_busy_and_nothing_worse() {
     let mut stage = Stage::of(1);
     stage.busy(0, gib(0), Percent(u32::MAX));
-    let lease = stage.ask(by(Strategy::LeastUsed, part(500)));
+    let lease = stage.ask(by(PlacementStrategy::LeastUsed, part(500)));
     assert!(stage.is_active(lease));
     assert_eq!(stage.device(0).utilization_percent, Percent::FULL);
     let lease = stage.ask(careful(part(100)));

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use gpupool_core::{
-    Bytes, Command, Drain, FieldError, LeaseState, MilliCpus, Millis, NodeFacts, Policies, Pool, Request, RequestBody,
-    Row, Settings, Time,
+    Bytes, DrainMode, FieldError, LeaseState, MilliCpus, Millis, NodeFacts, Policies, Pool, PoolCommand, PoolRow,
+    PoolSettings, PoolTime, Request, RequestBody,
 };
 
 /// The fields an error about a request may name.
@@ -44,8 +44,8 @@ pub fn request_body(bytes: &[u8]) {
     assert_eq!(read, request, "a request changes on its way through JSON");
 
     for policies in [Policies::default(), Policies::unlimited()] {
-        let mut pool = Pool::new(Settings::default(), policies);
-        ask_and_end(&mut pool, Time(0), request.clone());
+        let mut pool = Pool::new(PoolSettings::default(), policies);
+        ask_and_end(&mut pool, PoolTime(0), request.clone());
     }
 }
 
@@ -60,20 +60,20 @@ pub fn rows(bytes: &[u8]) {
     let mut rows = Vec::new();
     let mut commands = Vec::new();
     for line in text.lines() {
-        if let Ok(row) = serde_json::from_str::<Row>(line) {
+        if let Ok(row) = serde_json::from_str::<PoolRow>(line) {
             rows.push(row);
-        } else if let Ok(command) = serde_json::from_str::<Command>(line) {
+        } else if let Ok(command) = serde_json::from_str::<PoolCommand>(line) {
             commands.push(command);
         }
     }
-    for drain in [Drain::AtOnce, Drain::WhenGone { patience: Millis::from_secs(10) }] {
-        let settings = Settings { drain, reading_max_age: Some(Millis::from_secs(60)) };
+    for drain in [DrainMode::AtOnce, DrainMode::WhenGone { patience: Millis::from_secs(10) }] {
+        let settings = PoolSettings { drain, reading_max_age: Some(Millis::from_secs(60)) };
         goes_on(settings, rows.clone(), commands.clone());
     }
 }
 
-fn goes_on(settings: Settings, rows: Vec<Row>, commands: Vec<Command>) {
-    let mut now = Time(1_000_000);
+fn goes_on(settings: PoolSettings, rows: Vec<PoolRow>, commands: Vec<PoolCommand>) {
+    let mut now = PoolTime(1_000_000);
     let (mut pool, bad) = Pool::restore(settings, Policies::unlimited(), now, rows);
     check(&pool, &format!("the restore, which complained of {bad:?}"));
     let tokens_before = pool.leases().filter_map(|lease| lease.token).max();
@@ -85,20 +85,20 @@ fn goes_on(settings: Settings, rows: Vec<Row>, commands: Vec<Command>) {
     let nodes: Vec<_> = pool.nodes().collect();
     for node in nodes {
         let devices = node.devices.iter().filter_map(|id| pool.device(*id)).map(|view| (*view.facts).clone()).collect();
-        apply(&mut pool, now, Command::NodeSeen { facts: node.facts, devices, numbers: Vec::new() });
+        apply(&mut pool, now, PoolCommand::NodeSeen { facts: node.facts, devices, numbers: Vec::new() });
     }
     let token = ask_and_end(&mut pool, now, Request::default());
     assert!(token.is_none_or(|token| Some(token) > tokens_before), "token {token:?} after {tokens_before:?}");
     for _ in 0..20 {
         let Some(due) = pool.next_deadline() else { break };
         now = now.max(due);
-        apply(&mut pool, now, Command::Tick);
+        apply(&mut pool, now, PoolCommand::Tick);
     }
     end_everything(&mut pool, now);
 }
 
 /// Asks on a node of its own, looks at what came of it, and gives it back.
-fn ask_and_end(pool: &mut Pool, now: Time, request: Request) -> Option<gpupool_core::Token> {
+fn ask_and_end(pool: &mut Pool, now: PoolTime, request: Request) -> Option<gpupool_core::Token> {
     let own = NodeFacts {
         name: "a node of its own".into(),
         cpus: MilliCpus(64_000),
@@ -106,42 +106,42 @@ fn ask_and_end(pool: &mut Pool, now: Time, request: Request) -> Option<gpupool_c
         labels: Default::default(),
     };
     let devices = super::devices("own", 2);
-    apply(pool, now, Command::NodeSeen { facts: own, devices, numbers: Vec::new() });
-    let (answer, _) = pool.apply(now, Command::Request { request: Arc::new(request), key: None });
+    apply(pool, now, PoolCommand::NodeSeen { facts: own, devices, numbers: Vec::new() });
+    let (answer, _) = pool.apply(now, PoolCommand::Request { request: Arc::new(request), key: None });
     check(pool, "a request");
-    let Ok(gpupool_core::Answer::Lease(lease)) = answer else { return None };
+    let Ok(gpupool_core::CommandReply::Lease(lease)) = answer else { return None };
     assert_eq!(pool.explain(lease).is_some(), pool.lease(lease).is_some_and(|l| l.state == LeaseState::Queued));
     let token = pool.lease(lease).and_then(|lease| lease.token);
-    apply(pool, now, Command::Release { lease });
+    apply(pool, now, PoolCommand::Release { lease });
     token
 }
 
-fn end_everything(pool: &mut Pool, now: Time) {
+fn end_everything(pool: &mut Pool, now: PoolTime) {
     let leases: Vec<_> = pool.leases().map(|lease| lease.id).collect();
     for lease in leases {
         let _for_people = pool.explain(lease).map(|why| why.to_string());
-        apply(pool, now, Command::Release { lease });
-        apply(pool, now, Command::Drained { lease });
+        apply(pool, now, PoolCommand::Release { lease });
+        apply(pool, now, PoolCommand::Drained { lease });
     }
     // What waited was served by what was freed: end that too.
     let leases: Vec<_> = pool.leases().map(|lease| lease.id).collect();
     for lease in leases {
-        apply(pool, now, Command::Release { lease });
-        apply(pool, now, Command::Drained { lease });
+        apply(pool, now, PoolCommand::Release { lease });
+        apply(pool, now, PoolCommand::Drained { lease });
     }
     for device in pool.devices() {
         assert!(device.promised.is_zero() && device.promised_memory.is_zero(), "{device:?} still holds something");
     }
 }
 
-fn apply(pool: &mut Pool, now: Time, command: Command) {
+fn apply(pool: &mut Pool, now: PoolTime, command: PoolCommand) {
     let told = format!("{command:?}");
     let _denied_or_not = pool.apply(now, command);
     check(pool, &told);
 }
 
 fn check(pool: &Pool, after: &str) {
-    if let Err(broken) = pool.sanity_check() {
+    if let Err(broken) = pool.check_invariants() {
         panic!("after {after}: {broken}");
     }
 }

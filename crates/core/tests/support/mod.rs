@@ -11,10 +11,11 @@ pub mod fuzzed;
 use std::sync::Arc;
 
 use gpupool_core::{
-    Amount, Answer, Attribution, Bytes, Command, Decision, Denied, DeviceFacts, DeviceId, DeviceIdentity, DeviceMemory,
-    DeviceView, Drain, Effect, EndCause, Field, GpuId, IsolationSupport, Lease, LeaseId, LeaseState, MilliCpus, Millis,
-    NodeFacts, NodeId, Percent, Policies, Policy, Pool, ProcessUse, Reading, Request, RestoreError, Row, Select,
-    Settings, Share, Strategy, Thresholds, Time, Token, Vendor,
+    Bytes, CommandDenied, CommandReply, DeviceFacts, DeviceId, DeviceIdentity, DeviceMemory, DeviceReading,
+    DeviceSelector, DeviceView, DrainMode, EndCause, GpuId, IsolationSupport, Lease, LeaseId, LeaseState,
+    LoadThresholds, MilliCpus, Millis, NodeFacts, NodeId, Percent, PlacementDecision, PlacementStrategy, Policies,
+    Pool, PoolCommand, PoolEffect, PoolRow, PoolSettings, PoolTime, ProcessAttribution, ProcessUsage, ReadingField,
+    Request, RequestPolicy, RequestedAmount, RestoreError, Share, Token, Vendor,
 };
 
 pub const HALF: Share = Share(500);
@@ -49,12 +50,12 @@ pub fn gpus(n: u16) -> Request {
 
 /// So many thousandths of a GPU.
 pub fn part(share: u32) -> Request {
-    Request { amount: Amount::Share(Share(share)), ..whole() }
+    Request { amount: RequestedAmount::Share(Share(share)), ..whole() }
 }
 
 /// A part of a GPU by its memory.
 pub fn memory(bytes: Bytes) -> Request {
-    Request { amount: Amount::Memory(bytes), ..whole() }
+    Request { amount: RequestedAmount::Memory(bytes), ..whole() }
 }
 
 /// Host CPUs only.
@@ -63,21 +64,21 @@ pub fn host(cpus: MilliCpus) -> Request {
 }
 
 /// Only the device with this number.
-pub fn named(gpu_id: u32) -> Arc<Select> {
-    Arc::new(Select { gpu_ids: vec![GpuId(gpu_id)], ..Select::default() })
+pub fn named(gpu_id: u32) -> Arc<DeviceSelector> {
+    Arc::new(DeviceSelector { gpu_ids: vec![GpuId(gpu_id)], ..DeviceSelector::default() })
 }
 
 /// Only this model.
-pub fn model(name: &str) -> Arc<Select> {
-    Arc::new(Select { models: vec![name.into()], ..Select::default() })
+pub fn model(name: &str) -> Arc<DeviceSelector> {
+    Arc::new(DeviceSelector { models: vec![name.into()], ..DeviceSelector::default() })
 }
 
 /// The same request with the default thresholds: 80 % memory, 90 % utilization.
 pub fn careful(request: Request) -> Request {
-    Request { thresholds: Some(Thresholds::default()), ..request }
+    Request { thresholds: Some(LoadThresholds::default()), ..request }
 }
 
-pub fn by(strategy: Strategy, request: Request) -> Request {
+pub fn by(strategy: PlacementStrategy, request: Request) -> Request {
     Request { strategy: Some(strategy), ..request }
 }
 
@@ -108,12 +109,12 @@ pub fn node(name: &str) -> NodeFacts {
 }
 
 /// A policy without rules, for the test to add one.
-pub fn policy(name: &str) -> Policy {
-    Policy { name: name.into(), ..Policy::unlimited() }
+pub fn policy(name: &str) -> RequestPolicy {
+    RequestPolicy { name: name.into(), ..RequestPolicy::unlimited() }
 }
 
 /// These policies, and no rules for everybody else.
-pub fn policies(policies: impl IntoIterator<Item = Policy>) -> Policies {
+pub fn policies(policies: impl IntoIterator<Item = RequestPolicy>) -> Policies {
     Policies { policies: policies.into_iter().collect(), ..Policies::unlimited() }
 }
 
@@ -121,34 +122,34 @@ pub fn percent(n: u32) -> Percent {
     Percent(n * 1000)
 }
 
-pub fn foreign_process(memory: Bytes) -> ProcessUse {
-    ProcessUse { attribution: Attribution::Foreign, memory: Some(memory) }
+pub fn foreign_process(memory: Bytes) -> ProcessUsage {
+    ProcessUsage { attribution: ProcessAttribution::Foreign, memory: Some(memory) }
 }
 
-pub fn process_of(lease: LeaseId, memory: Bytes) -> ProcessUse {
-    ProcessUse { attribution: Attribution::Lease(lease), memory: Some(memory) }
+pub fn process_of(lease: LeaseId, memory: Bytes) -> ProcessUsage {
+    ProcessUsage { attribution: ProcessAttribution::Lease(lease), memory: Some(memory) }
 }
 
 /// A pool and its clock.
 pub struct Stage {
     pub pool: Pool,
-    pub now: Time,
-    pub settings: Settings,
+    pub now: PoolTime,
+    pub settings: PoolSettings,
     /// Everything kept so far, in order.
-    pub rows: Vec<Row>,
+    pub rows: Vec<PoolRow>,
     /// What the last command brought about.
-    pub effects: Vec<Effect>,
+    pub effects: Vec<PoolEffect>,
 }
 
 impl Stage {
     /// An empty pool without rules.
     pub fn empty() -> Self {
-        Self::with(Settings::default(), Policies::unlimited())
+        Self::with(PoolSettings::default(), Policies::unlimited())
     }
 
-    pub fn with(settings: Settings, policies: Policies) -> Self {
+    pub fn with(settings: PoolSettings, policies: Policies) -> Self {
         // Not at zero, so that "a while ago" exists.
-        let now = Time(HOUR.0);
+        let now = PoolTime(HOUR.0);
         Self { pool: Pool::new(settings, policies), now, settings, rows: Vec::new(), effects: Vec::new() }
     }
 
@@ -160,15 +161,17 @@ impl Stage {
     }
 
     pub fn under(policies: Policies, count: usize) -> Self {
-        let mut stage = Self::with(Settings::default(), policies);
+        let mut stage = Self::with(PoolSettings::default(), policies);
         stage.add(node("a"), devices("a", count));
         stage
     }
 
     /// As [`Stage::of`], with devices that are free only when processes are gone.
     pub fn draining(count: usize, patience: Millis) -> Self {
-        let mut stage =
-            Self::with(Settings { drain: Drain::WhenGone { patience }, ..Settings::default() }, Policies::unlimited());
+        let mut stage = Self::with(
+            PoolSettings { drain: DrainMode::WhenGone { patience }, ..PoolSettings::default() },
+            Policies::unlimited(),
+        );
         stage.add(node("a"), devices("a", count));
         stage
     }
@@ -184,16 +187,16 @@ impl Stage {
 
     /// Puts a node in; its devices were never read.
     pub fn see(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>) -> (NodeId, Vec<DeviceId>) {
-        match self.run(Command::NodeSeen { facts, devices, numbers: Vec::new() }) {
-            Answer::Node(node, ids) => (node, ids),
+        match self.run(PoolCommand::NodeSeen { facts, devices, numbers: Vec::new() }) {
+            CommandReply::Node(node, ids) => (node, ids),
             other => panic!("a node was seen, and the answer is {other:?}"),
         }
     }
 
-    pub fn apply(&mut self, command: Command) -> Result<Answer, Denied> {
+    pub fn apply(&mut self, command: PoolCommand) -> Result<CommandReply, CommandDenied> {
         let told = format!("{command:?}");
         let (answer, outcome) = self.pool.apply(self.now, command);
-        if let Err(broken) = self.pool.sanity_check() {
+        if let Err(broken) = self.pool.check_invariants() {
             panic!("after {told}: {broken}");
         }
         self.rows.extend(outcome.rows);
@@ -202,14 +205,14 @@ impl Stage {
     }
 
     /// Applies a command that must not be denied.
-    pub fn run(&mut self, command: Command) -> Answer {
+    pub fn run(&mut self, command: PoolCommand) -> CommandReply {
         let told = format!("{command:?}");
         self.apply(command).unwrap_or_else(|denied| panic!("{told}: {denied}"))
     }
 
-    pub fn try_ask(&mut self, request: Request) -> Result<LeaseId, Denied> {
-        match self.apply(Command::Request { request: Arc::new(request), key: None })? {
-            Answer::Lease(lease) => Ok(lease),
+    pub fn try_ask(&mut self, request: Request) -> Result<LeaseId, CommandDenied> {
+        match self.apply(PoolCommand::Request { request: Arc::new(request), key: None })? {
+            CommandReply::Lease(lease) => Ok(lease),
             other => panic!("something was asked for, and the answer is {other:?}"),
         }
     }
@@ -225,12 +228,12 @@ impl Stage {
     }
 
     /// Why a request is refused.
-    pub fn refused(&mut self, request: Request) -> Denied {
+    pub fn refused(&mut self, request: Request) -> CommandDenied {
         self.try_ask(request).expect_err("the request must be refused")
     }
 
     pub fn release(&mut self, lease: LeaseId) {
-        self.run(Command::Release { lease });
+        self.run(PoolCommand::Release { lease });
     }
 
     /// Lets time pass, waking the pool whenever it wants to be woken.
@@ -239,11 +242,11 @@ impl Stage {
         let mut effects = Vec::new();
         while let Some(due) = self.pool.next_deadline().filter(|due| *due <= end) {
             self.now = self.now.max(due);
-            self.run(Command::Tick);
+            self.run(PoolCommand::Tick);
             effects.append(&mut self.effects);
         }
         self.now = end;
-        self.run(Command::Tick);
+        self.run(PoolCommand::Tick);
         effects.append(&mut self.effects);
         self.effects = effects;
     }
@@ -258,8 +261,8 @@ impl Stage {
                 self.pool.leases().map(|lease| (lease.id, lease.state, lease.token)).collect();
             for (lease, state, token) in live {
                 match (state, token) {
-                    (LeaseState::Queued, _) => drop(self.run(Command::Follow { lease })),
-                    (LeaseState::Active, Some(token)) => drop(self.run(Command::Renew { lease, token })),
+                    (LeaseState::Queued, _) => drop(self.run(PoolCommand::Follow { lease })),
+                    (LeaseState::Active, Some(token)) => drop(self.run(PoolCommand::Renew { lease, token })),
                     _ => {}
                 }
             }
@@ -267,11 +270,11 @@ impl Stage {
     }
 
     /// A device reports, one millisecond later than anything before.
-    pub fn read(&mut self, device: u32, change: impl FnOnce(&mut Reading)) {
+    pub fn read(&mut self, device: u32, change: impl FnOnce(&mut DeviceReading)) {
         self.now = self.now.after(Millis(1));
-        let mut reading = Reading::idle(self.now);
+        let mut reading = DeviceReading::idle(self.now);
         change(&mut reading);
-        self.run(Command::Observe { device: DeviceId(device), reading });
+        self.run(PoolCommand::Observe { device: DeviceId(device), reading });
     }
 
     pub fn idle(&mut self, device: u32) {
@@ -281,8 +284,8 @@ impl Stage {
     /// A device reports this much in use, by nobody it can name.
     pub fn busy(&mut self, device: u32, used: Bytes, busy: Percent) {
         self.read(device, |reading| {
-            reading.memory_used = Field::Value(used);
-            reading.utilization = Field::Value(busy);
+            reading.memory_used = ReadingField::Value(used);
+            reading.utilization = ReadingField::Value(busy);
             reading.processes = None;
         });
     }
@@ -303,7 +306,7 @@ impl Stage {
         self.lease(lease).token.expect("a granted lease has a token")
     }
 
-    pub fn decision(&self, lease: LeaseId) -> Arc<Decision> {
+    pub fn decision(&self, lease: LeaseId) -> Arc<PlacementDecision> {
         self.lease(lease).decision.clone().expect("a granted lease has a decision")
     }
 
@@ -333,12 +336,12 @@ impl Stage {
     pub fn restart(&mut self) -> Vec<RestoreError> {
         let written: Vec<String> =
             self.rows.iter().map(|row| serde_json::to_string(row).expect("a row is JSON")).collect();
-        let rows: Vec<Row> =
+        let rows: Vec<PoolRow> =
             written.iter().map(|text| serde_json::from_str(text).expect("a row comes back from JSON")).collect();
         assert_eq!(rows, self.rows, "rows change on their way through JSON");
         let (pool, bad) = Pool::restore(self.settings, Policies::unlimited(), self.now, rows);
         self.pool = pool;
-        if let Err(broken) = self.pool.sanity_check() {
+        if let Err(broken) = self.pool.check_invariants() {
             panic!("after the restart: {broken}");
         }
         bad

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gpupool_devices::{AmdSysfs, Places};
+use gpupool_devices::{AmdSysfsSource, SourcePaths};
 
 /// How many cards it has.
 pub const CARDS: u32 = 8;
@@ -28,8 +28,8 @@ impl Tree {
     }
 
     /// The source that reads it.
-    pub fn source(&self) -> AmdSysfs {
-        AmdSysfs::new(&Places { sys: self.path("sys"), proc: self.path("proc"), ..Places::default() })
+    pub fn source(&self) -> AmdSysfsSource {
+        AmdSysfsSource::new(&SourcePaths { sys: self.path("sys"), proc: self.path("proc"), ..SourcePaths::default() })
     }
 
     fn path(&self, path: &str) -> PathBuf {

@@ -6,13 +6,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gpupool_core::{Bytes, Health, Percent};
+use gpupool_core::{Bytes, DeviceHealth, Percent};
 
 use crate::amd_sysfs::drm::Card;
 use crate::amd_sysfs::gpu_metrics;
-use crate::found::{Found, Watts};
-use crate::snapshot::Snapshot;
-use crate::told::Told;
+use crate::detected_device::{DetectedDevice, Milliwatts};
+use crate::reported::Reported;
+use crate::source_reading::SourceReading;
 use crate::{amd_names, kernel_file};
 
 /// The name of a card of which not even the id is known.
@@ -43,8 +43,8 @@ struct Facts {
     is_partial: bool,
     uuid: Option<Arc<str>>,
     compute_partition: Option<Arc<str>>,
-    vram_total: Told<Bytes>,
-    gtt_total: Told<Bytes>,
+    vram_total: Reported<Bytes>,
+    gtt_total: Reported<Bytes>,
     vram_used: Option<PathBuf>,
     gtt_used: Option<PathBuf>,
     busy: Option<PathBuf>,
@@ -76,7 +76,7 @@ impl CardReader {
     }
 
     /// The card with what it reports now, and whether files that were there are gone.
-    pub(super) fn read(&mut self, snapshot: &mut Snapshot) -> (Found, bool) {
+    pub(super) fn read(&mut self, snapshot: &mut SourceReading) -> (DetectedDevice, bool) {
         let asleep = self.is_asleep();
         let may_ask = !asleep || self.is_captured;
         if may_ask && self.facts.as_ref().is_none_or(|facts| facts.is_partial) {
@@ -85,14 +85,14 @@ impl CardReader {
         let mut found = self.known();
         found.asleep = asleep;
         if asleep {
-            found.health = Some(Health::Healthy);
+            found.health = Some(DeviceHealth::Healthy);
             return (found, false);
         }
         let Some(facts) = &self.facts else {
             return (found, false);
         };
         let stale = facts.read_into(&mut found, self.card.device_id);
-        found.health = found.has_answered().then_some(Health::Healthy);
+        found.health = found.has_answered().then_some(DeviceHealth::Healthy);
         if self.readings.is_multiple_of(READINGS_PER_ERROR_COUNT) {
             self.errors = memory_errors(&self.card);
         }
@@ -115,13 +115,13 @@ impl CardReader {
     fn learn(&mut self) {
         let product = kernel_file::text(&self.card.device.join("product_name"));
         if let Some(product) = product.value().filter(|name| !name.eq_ignore_ascii_case("n/a")) {
-            self.name = crate::told::words(product).as_ref().into();
+            self.name = crate::reported::words(product).as_ref().into();
         }
         self.facts = Some(Facts::learn(&self.card.device));
     }
 
     /// What is known without asking the card.
-    fn known(&self) -> Found {
+    fn known(&self) -> DetectedDevice {
         let mut found = self.card.found();
         found.name = Some(self.name.clone());
         if let Some(facts) = &self.facts {
@@ -156,11 +156,11 @@ impl Facts {
     }
 
     /// Reads everything that changes; says whether a file that was there is gone.
-    fn read_into(&self, found: &mut Found, device_id: Option<u16>) -> bool {
-        let bytes = |path: &Option<PathBuf>| path.as_deref().map_or(Told::ABSENT, kernel_file::number).map(Bytes);
+    fn read_into(&self, found: &mut DetectedDevice, device_id: Option<u16>) -> bool {
+        let bytes = |path: &Option<PathBuf>| path.as_deref().map_or(Reported::ABSENT, kernel_file::number).map(Bytes);
         found.memory.used = bytes(&self.vram_used);
         found.memory.host_used = bytes(&self.gtt_used);
-        found.utilization = self.busy.as_deref().map_or(Told::ABSENT, busy);
+        found.utilization = self.busy.as_deref().map_or(Reported::ABSENT, busy);
         found.temperature_c = self.sensors.temperature_c();
         found.power = self.sensors.power();
         found.power_limit = self.sensors.power_limit();
@@ -181,23 +181,23 @@ impl Facts {
             found.temperature_c.fill(metrics.clone().and_then(|metrics| metrics.temperature_c));
             found.power.fill(metrics.and_then(|metrics| metrics.power));
         }
-        if device_id.is_some_and(amd_names::has_two_dies) && found.power == Told::Value(Watts(0)) {
+        if device_id.is_some_and(amd_names::has_two_dies) && found.power == Reported::Value(Milliwatts(0)) {
             let words = "the first die of the board measures for both";
-            found.power = Told::Unsupported(words.into());
-            found.power_limit = Told::Unsupported(words.into());
+            found.power = Reported::Unsupported(words.into());
+            found.power_limit = Reported::Unsupported(words.into());
         }
         stale
     }
 }
 
-fn has_failed<T>(told: &Told<T>) -> bool {
-    matches!(told, Told::Failed(_))
+fn has_failed<T>(told: &Reported<T>) -> bool {
+    matches!(told, Reported::Failed(_))
 }
 
-fn busy(path: &Path) -> Told<Percent> {
+fn busy(path: &Path) -> Reported<Percent> {
     match kernel_file::number::<u32>(path) {
-        Told::Value(percent @ 0..=100) => Told::Value(Percent(percent * 1000)),
-        Told::Value(percent) => Told::Failed(format!("{percent} % busy").into()),
+        Reported::Value(percent @ 0..=100) => Reported::Value(Percent(percent * 1000)),
+        Reported::Value(percent) => Reported::Failed(format!("{percent} % busy").into()),
         other => other.map(Percent),
     }
 }
@@ -280,28 +280,28 @@ impl Sensors {
     }
 
     /// Temperature of the chip: at its edge, or else inside, or the only one there is.
-    pub(super) fn temperature_c(&self) -> Told<i16> {
+    pub(super) fn temperature_c(&self) -> Reported<i16> {
         let read = |path: &PathBuf| match kernel_file::number::<i64>(path) {
-            Told::Value(thousandths) => degrees(thousandths),
+            Reported::Value(thousandths) => degrees(thousandths),
             other => other.map(|_| 0),
         };
         first(self.temperatures.iter().map(read))
     }
 
     /// Power drawn: the average, or what it is now on cards that have no average.
-    pub(super) fn power(&self) -> Told<Watts> {
+    pub(super) fn power(&self) -> Reported<Milliwatts> {
         first([&self.power_average, &self.power_now].into_iter().flatten().map(|path| watts(path)))
     }
 
     /// The most it may draw.
-    pub(super) fn power_limit(&self) -> Told<Watts> {
-        self.power_cap.as_deref().map_or(Told::ABSENT, watts).without_zero("0 W")
+    pub(super) fn power_limit(&self) -> Reported<Milliwatts> {
+        self.power_cap.as_deref().map_or(Reported::ABSENT, watts).without_zero("0 W")
     }
 }
 
 /// The first value, reading no further; else the first that says why there is none.
-fn first<T>(told: impl Iterator<Item = Told<T>>) -> Told<T> {
-    let mut best = Told::ABSENT;
+fn first<T>(told: impl Iterator<Item = Reported<T>>) -> Reported<T> {
+    let mut best = Reported::ABSENT;
     for one in told {
         best = best.or(one);
         if best.value().is_some() {
@@ -330,19 +330,19 @@ fn temperatures(folder: &Path) -> Vec<PathBuf> {
     found.into_iter().map(|(_, _, path)| path).collect()
 }
 
-fn degrees(thousandths: i64) -> Told<i16> {
+fn degrees(thousandths: i64) -> Reported<i16> {
     match thousandths {
-        -100_000..=200_000 => Told::Value((thousandths + 500).div_euclid(1000) as i16),
-        _ => Told::Failed(format!("a temperature of {thousandths} thousandths of a degree").into()),
+        -100_000..=200_000 => Reported::Value((thousandths + 500).div_euclid(1000) as i16),
+        _ => Reported::Failed(format!("a temperature of {thousandths} thousandths of a degree").into()),
     }
 }
 
 /// The power in a file that counts millionths of a watt.
-fn watts(path: &Path) -> Told<Watts> {
+fn watts(path: &Path) -> Reported<Milliwatts> {
     match kernel_file::number::<u64>(path) {
-        Told::Value(millionths @ 0..=5_000_000_000) => Told::Value(Watts(millionths / 1000)),
-        Told::Value(millionths) => Told::Failed(format!("a power of {millionths} millionths of a watt").into()),
-        other => other.map(Watts),
+        Reported::Value(millionths @ 0..=5_000_000_000) => Reported::Value(Milliwatts(millionths / 1000)),
+        Reported::Value(millionths) => Reported::Failed(format!("a power of {millionths} millionths of a watt").into()),
+        other => other.map(Milliwatts),
     }
 }
 
@@ -356,8 +356,8 @@ mod tests {
         CardReader::new(drm::cards(&tree.path("class/drm")).unwrap().remove(0))
     }
 
-    fn read(tree: &Tree) -> Found {
-        reader(tree).read(&mut Snapshot::default()).0
+    fn read(tree: &Tree) -> DetectedDevice {
+        reader(tree).read(&mut SourceReading::default()).0
     }
 
     const DEVICE: &str = "class/drm/card0/device";
@@ -367,17 +367,17 @@ mod tests {
         let tree = Tree::new();
         tree.amd_card(0, "0000:03:00.0", 0x744c);
         let found = read(&tree);
-        assert_eq!(found.memory.total, Told::Value(Bytes(16 << 30)));
-        assert_eq!(found.memory.used, Told::Value(Bytes(1 << 30)));
-        assert_eq!(found.memory.host_total, Told::Value(Bytes(8 << 30)));
-        assert_eq!(found.memory.host_used, Told::Value(Bytes(4096)));
-        assert_eq!(found.utilization, Told::Value(Percent(37_000)));
-        assert_eq!(found.temperature_c, Told::Value(61));
-        assert_eq!(found.power, Told::Value(Watts(42_500)));
-        assert_eq!(found.power_limit, Told::Value(Watts(300_000)));
+        assert_eq!(found.memory.total, Reported::Value(Bytes(16 << 30)));
+        assert_eq!(found.memory.used, Reported::Value(Bytes(1 << 30)));
+        assert_eq!(found.memory.host_total, Reported::Value(Bytes(8 << 30)));
+        assert_eq!(found.memory.host_used, Reported::Value(Bytes(4096)));
+        assert_eq!(found.utilization, Reported::Value(Percent(37_000)));
+        assert_eq!(found.temperature_c, Reported::Value(61));
+        assert_eq!(found.power, Reported::Value(Milliwatts(42_500)));
+        assert_eq!(found.power_limit, Reported::Value(Milliwatts(300_000)));
         assert_eq!(found.uuid.as_deref(), Some("GPU-000000000000a000"));
         assert_eq!((found.minor, found.numa, found.asleep), (Some(128), None, false));
-        assert_eq!(found.health, Some(Health::Healthy));
+        assert_eq!(found.health, Some(DeviceHealth::Healthy));
     }
 
     #[test]
@@ -389,9 +389,9 @@ mod tests {
         tree.file(&format!("{DEVICE}/mem_info_vram_used"), "\0\0\0\0");
         let found = read(&tree);
         assert_eq!(found.uuid, None);
-        assert_eq!(found.utilization, Told::Failed("655 % busy".into()));
-        assert!(matches!(found.memory.used, Told::Unsupported(_)));
-        assert_eq!(found.temperature_c, Told::Value(61));
+        assert_eq!(found.utilization, Reported::Failed("655 % busy".into()));
+        assert!(matches!(found.memory.used, Reported::Unsupported(_)));
+        assert_eq!(found.temperature_c, Reported::Value(61));
     }
 
     #[test]
@@ -399,13 +399,13 @@ mod tests {
         let tree = Tree::new();
         tree.amd_card(0, "0000:03:00.0", 0x744c);
         let mut card = reader(&tree);
-        let mut snapshot = Snapshot::default();
+        let mut snapshot = SourceReading::default();
         card.read(&mut snapshot);
         tree.file(&format!("{DEVICE}/power/runtime_status"), "suspended\n");
         let (asleep, _) = card.read(&mut snapshot);
         assert!(asleep.asleep);
-        assert_eq!(asleep.memory.total, Told::Value(Bytes(16 << 30)));
-        assert_eq!((asleep.memory.used, asleep.temperature_c), (Told::ABSENT, Told::ABSENT));
+        assert_eq!(asleep.memory.total, Reported::Value(Bytes(16 << 30)));
+        assert_eq!((asleep.memory.used, asleep.temperature_c), (Reported::ABSENT, Reported::ABSENT));
         assert!(asleep.uuid.is_some());
     }
 
@@ -434,11 +434,11 @@ mod tests {
         tree.file(&format!("{DEVICE}/power/runtime_status"), "suspended\n");
         let mut card = reader(&tree);
         card.is_captured = true;
-        let (found, _) = card.read(&mut Snapshot::default());
+        let (found, _) = card.read(&mut SourceReading::default());
         assert!(found.asleep);
         assert_eq!(found.uuid.as_deref(), Some("GPU-000000000000a000"));
-        assert_eq!(found.memory.total, Told::Value(Bytes(16 << 30)));
-        assert_eq!((found.memory.used, found.utilization), (Told::ABSENT, Told::ABSENT));
+        assert_eq!(found.memory.total, Reported::Value(Bytes(16 << 30)));
+        assert_eq!((found.memory.used, found.utilization), (Reported::ABSENT, Reported::ABSENT));
     }
 
     #[test]
@@ -462,14 +462,14 @@ mod tests {
         table[16..18].copy_from_slice(&[88, 0]);
         table[22..24].copy_from_slice(&[77, 0]);
         tree.file(&format!("{DEVICE}/gpu_metrics"), &table);
-        assert_eq!(read(&tree).utilization, Told::Value(Percent(37_000)));
+        assert_eq!(read(&tree).utilization, Reported::Value(Percent(37_000)));
         tree.remove(&format!("{DEVICE}/gpu_busy_percent"));
         let found = read(&tree);
-        assert_eq!(found.utilization, Told::Value(Percent(88_000)));
-        assert_eq!((found.temperature_c, found.power), (Told::Value(61), Told::Value(Watts(42_500))));
+        assert_eq!(found.utilization, Reported::Value(Percent(88_000)));
+        assert_eq!((found.temperature_c, found.power), (Reported::Value(61), Reported::Value(Milliwatts(42_500))));
         tree.remove(&format!("{DEVICE}/hwmon"));
         let found = read(&tree);
-        assert_eq!((found.temperature_c, found.power), (Told::Value(99), Told::Value(Watts(77_000))));
+        assert_eq!((found.temperature_c, found.power), (Reported::Value(99), Reported::Value(Milliwatts(77_000))));
     }
 
     #[test]
@@ -480,11 +480,11 @@ mod tests {
         tree.remove(&total);
         tree.refuse(&total);
         let mut card = reader(&tree);
-        let mut snapshot = Snapshot::default();
-        assert!(matches!(card.read(&mut snapshot).0.memory.total, Told::Failed(_)));
+        let mut snapshot = SourceReading::default();
+        assert!(matches!(card.read(&mut snapshot).0.memory.total, Reported::Failed(_)));
         tree.remove(&total);
         tree.file(&total, "4096\n");
-        assert_eq!(card.read(&mut snapshot).0.memory.total, Told::Value(Bytes(4096)));
+        assert_eq!(card.read(&mut snapshot).0.memory.total, Reported::Value(Bytes(4096)));
     }
 
     #[test]
@@ -492,7 +492,7 @@ mod tests {
         let tree = Tree::new();
         tree.amd_card(0, "0000:c1:00.0", 0x7408);
         tree.file(&format!("{DEVICE}/hwmon/hwmon5/power1_average"), "0\n");
-        assert!(matches!(read(&tree).power, Told::Unsupported(_)));
+        assert!(matches!(read(&tree).power, Reported::Unsupported(_)));
     }
 
     #[test]
@@ -502,9 +502,9 @@ mod tests {
         tree.file(&format!("{DEVICE}/ras/umc_err_count"), "ue: 2\nce: 5\n");
         tree.file(&format!("{DEVICE}/ras/gfx_err_count"), "ue: 0\nce: 0\n");
         tree.file(&format!("{DEVICE}/ras/gpu_vram_bad_pages"), "0x00000001 : 0x00001000 : R\n");
-        let mut snapshot = Snapshot::default();
+        let mut snapshot = SourceReading::default();
         let (found, _) = reader(&tree).read(&mut snapshot);
-        assert_eq!(found.health, Some(Health::Healthy));
+        assert_eq!(found.health, Some(DeviceHealth::Healthy));
         let expected = [
             "0000:c1:00.0: 1 bad pages of memory are retired or about to be",
             "0000:c1:00.0: 2 uncorrectable errors in umc",
@@ -531,40 +531,40 @@ mod tests {
             ("temp3_label", "edge\n\0\0"),
             ("temp3_input", "55499"),
         ];
-        assert_eq!(sensors(&files).1.temperature_c(), Told::Value(55));
-        assert_eq!(sensors(&files[..4]).1.temperature_c(), Told::Value(70));
-        assert_eq!(sensors(&files[..2]).1.temperature_c(), Told::ABSENT);
-        assert_eq!(sensors(&[("temp1_input", "27000")]).1.temperature_c(), Told::Value(27));
-        assert_eq!(sensors(&[("temp1_input", "-4600")]).1.temperature_c(), Told::Value(-5));
+        assert_eq!(sensors(&files).1.temperature_c(), Reported::Value(55));
+        assert_eq!(sensors(&files[..4]).1.temperature_c(), Reported::Value(70));
+        assert_eq!(sensors(&files[..2]).1.temperature_c(), Reported::ABSENT);
+        assert_eq!(sensors(&[("temp1_input", "27000")]).1.temperature_c(), Reported::Value(27));
+        assert_eq!(sensors(&[("temp1_input", "-4600")]).1.temperature_c(), Reported::Value(-5));
     }
 
     #[test]
     fn power_is_the_average_or_else_what_it_is_now() {
         let both = [("power1_average", "3103000"), ("power1_input", "3142000")];
-        assert_eq!(sensors(&both).1.power(), Told::Value(Watts(3103)));
-        assert_eq!(sensors(&both[1..]).1.power(), Told::Value(Watts(3142)));
-        assert_eq!(sensors(&[]).1.power(), Told::ABSENT);
+        assert_eq!(sensors(&both).1.power(), Reported::Value(Milliwatts(3103)));
+        assert_eq!(sensors(&both[1..]).1.power(), Reported::Value(Milliwatts(3142)));
+        assert_eq!(sensors(&[]).1.power(), Reported::ABSENT);
         let (_tree, empty) = sensors(&[("power1_average", ""), ("power1_cap", "99000000")]);
-        assert!(matches!(empty.power(), Told::Unsupported(_)));
-        assert_eq!(empty.power_limit(), Told::Value(Watts(99_000)));
+        assert!(matches!(empty.power(), Reported::Unsupported(_)));
+        assert_eq!(empty.power_limit(), Reported::Value(Milliwatts(99_000)));
     }
 
     #[test]
     fn a_limit_of_nothing_is_no_limit() {
-        assert_eq!(sensors(&[("power1_cap", "0")]).1.power_limit(), Told::Unsupported("0 W".into()));
+        assert_eq!(sensors(&[("power1_cap", "0")]).1.power_limit(), Reported::Unsupported("0 W".into()));
     }
 
     #[test]
     fn old_kernels_keep_the_sensors_with_the_device() {
         let tree = Tree::new();
         tree.file("device/temp1_input", "65000");
-        assert_eq!(Sensors::find(&tree.path("device")).temperature_c(), Told::Value(65));
+        assert_eq!(Sensors::find(&tree.path("device")).temperature_c(), Reported::Value(65));
     }
 
     #[test]
     fn what_cannot_be_is_a_failure() {
         let (_tree, sensors) = sensors(&[("temp1_input", "511000"), ("power1_input", "4294967295000")]);
-        assert!(matches!(sensors.temperature_c(), Told::Failed(_)));
-        assert!(matches!(sensors.power(), Told::Failed(_)));
+        assert!(matches!(sensors.temperature_c(), Reported::Failed(_)));
+        assert!(matches!(sensors.power(), Reported::Failed(_)));
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use gpupool_core::{PciAddress, Vendor};
 
 use crate::address::parse_pci_address;
-use crate::found::Found;
+use crate::detected_device::DetectedDevice;
 use crate::{kernel_file, limits, pci_bus};
 
 /// A graphics card.
@@ -85,13 +85,13 @@ impl Card {
     }
 
     /// The device, with what its bus knows: where it is, and nothing of how it is.
-    pub(super) fn found(&self) -> Found {
-        Found {
+    pub(super) fn found(&self) -> DetectedDevice {
+        DetectedDevice {
             minor: self.render_minor,
             pci: self.pci,
             driver: self.driver.clone(),
             numa: self.numa,
-            ..Found::new(self.vendor.unwrap_or(Vendor::Other))
+            ..DetectedDevice::new(self.vendor.unwrap_or(Vendor::Other))
         }
     }
 

@@ -6,33 +6,33 @@
 
 use gpupool_core::Percent;
 
-use crate::found::Watts;
-use crate::told::Told;
+use crate::detected_device::Milliwatts;
+use crate::reported::Reported;
 
 /// What is taken from the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Metrics {
-    pub temperature_c: Told<i16>,
-    pub power: Told<Watts>,
-    pub utilization: Told<Percent>,
+    pub temperature_c: Reported<i16>,
+    pub power: Reported<Milliwatts>,
+    pub utilization: Reported<Percent>,
 }
 
 /// Reads the table; one of an unknown version tells nothing, a broken one fails.
-pub(crate) fn parse(bytes: &[u8]) -> Told<Metrics> {
+pub(crate) fn parse(bytes: &[u8]) -> Reported<Metrics> {
     if bytes.is_empty() {
-        return Told::Unsupported("gpu_metrics is empty".into());
+        return Reported::Unsupported("gpu_metrics is empty".into());
     }
     let Some(&[low, high, format, content]) = bytes.first_chunk::<4>() else {
-        return Told::Failed("gpu_metrics is cut off".into());
+        return Reported::Failed("gpu_metrics is cut off".into());
     };
     let size = usize::from(u16::from_le_bytes([low, high]));
     let Some(layout) = Layout::of(format, content) else {
-        return Told::Unsupported(format!("gpu_metrics of version {format}.{content} is not known").into());
+        return Reported::Unsupported(format!("gpu_metrics of version {format}.{content} is not known").into());
     };
     let Some(table) = bytes.get(..size).filter(|table| table.len() >= layout.shortest()) else {
-        return Told::Failed("gpu_metrics is shorter than it says".into());
+        return Reported::Failed("gpu_metrics is shorter than it says".into());
     };
-    Told::Value(Metrics {
+    Reported::Value(Metrics {
         temperature_c: layout.temperature_c(table),
         power: layout.power(table),
         utilization: layout.utilization(table),
@@ -91,20 +91,20 @@ impl Layout {
         (self.power + self.power_width).max(self.activity + 2)
     }
 
-    fn temperature_c(&self, table: &[u8]) -> Told<i16> {
+    fn temperature_c(&self, table: &[u8]) -> Reported<i16> {
         let read = |&at: &usize| number(table, at, 2).map(|raw| (raw as i32 + self.per_degree / 2) / self.per_degree);
-        let told = self.temperatures.iter().map(read).fold(Told::ABSENT, Told::or);
+        let told = self.temperatures.iter().map(read).fold(Reported::ABSENT, Reported::or);
         plausible(told, |&degrees| (0..=150).contains(&degrees)).map(|degrees| degrees as i16)
     }
 
-    fn power(&self, table: &[u8]) -> Told<Watts> {
+    fn power(&self, table: &[u8]) -> Reported<Milliwatts> {
         let told = number(table, self.power, self.power_width).map(|raw| raw * self.milliwatts_per_unit);
         // Some APUs give watts where others give thousandths: less than half a watt is the former.
         let least = if self.milliwatts_per_unit == 1 { 500 } else { 0 };
-        plausible(told, |milliwatts| (least..=5_000_000).contains(milliwatts)).map(Watts)
+        plausible(told, |milliwatts| (least..=5_000_000).contains(milliwatts)).map(Milliwatts)
     }
 
-    fn utilization(&self, table: &[u8]) -> Told<Percent> {
+    fn utilization(&self, table: &[u8]) -> Reported<Percent> {
         let told = number(table, self.activity, 2);
         let full = u64::from(self.activity_per_percent) * 100;
         plausible(told, |&raw| raw <= full).map(|raw| Percent(raw as u32 * 1000 / self.activity_per_percent))
@@ -112,18 +112,18 @@ impl Layout {
 }
 
 /// The number of `width` bytes at a place, unless it is all ones there or in its lower half.
-fn number(table: &[u8], at: usize, width: usize) -> Told<u64> {
+fn number(table: &[u8], at: usize, width: usize) -> Reported<u64> {
     let Some(bytes) = table.get(at..at + width) else {
-        return Told::ABSENT;
+        return Reported::ABSENT;
     };
     let raw = bytes.iter().rev().fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
     let missing = raw == u64::from(u16::MAX) || raw == u64::from(u32::MAX);
-    if missing { Told::Unsupported("not in gpu_metrics".into()) } else { Told::Value(raw) }
+    if missing { Reported::Unsupported("not in gpu_metrics".into()) } else { Reported::Value(raw) }
 }
 
-fn plausible<T: std::fmt::Display>(told: Told<T>, can_be: impl FnOnce(&T) -> bool) -> Told<T> {
+fn plausible<T: std::fmt::Display>(told: Reported<T>, can_be: impl FnOnce(&T) -> bool) -> Reported<T> {
     match told {
-        Told::Value(value) if !can_be(&value) => Told::Failed(format!("gpu_metrics says {value}").into()),
+        Reported::Value(value) if !can_be(&value) => Reported::Failed(format!("gpu_metrics says {value}").into()),
         told => told,
     }
 }
@@ -156,9 +156,9 @@ mod tests {
 
     fn told(celsius: i16, milliwatts: u64, thousandths_of_percent: u32) -> Metrics {
         Metrics {
-            temperature_c: Told::Value(celsius),
-            power: Told::Value(Watts(milliwatts)),
-            utilization: Told::Value(Percent(thousandths_of_percent)),
+            temperature_c: Reported::Value(celsius),
+            power: Reported::Value(Milliwatts(milliwatts)),
+            utilization: Reported::Value(Percent(thousandths_of_percent)),
         }
     }
 
@@ -183,32 +183,32 @@ mod tests {
     #[test]
     fn a_field_of_all_ones_is_not_there_even_in_half_of_it() {
         let nothing = parse(&table(1, 3, 120, &[]));
-        assert!(matches!(nothing.temperature_c, Told::Unsupported(_)));
-        assert!(matches!(nothing.power, Told::Unsupported(_)));
-        assert!(matches!(nothing.utilization, Told::Unsupported(_)));
+        assert!(matches!(nothing.temperature_c, Reported::Unsupported(_)));
+        assert!(matches!(nothing.power, Reported::Unsupported(_)));
+        assert!(matches!(nothing.utilization, Reported::Unsupported(_)));
         let half = parse(&table(3, 0, 264, &[(112, 0xffff), (114, 0)]));
-        assert!(matches!(half.power, Told::Unsupported(_)));
+        assert!(matches!(half.power, Reported::Unsupported(_)));
     }
 
     #[test]
     fn an_empty_table_has_no_values() {
         let empty = parse(&[]);
-        assert!(matches!(empty.power, Told::Unsupported(_)));
-        assert!(matches!(empty.utilization, Told::Unsupported(_)));
+        assert!(matches!(empty.power, Reported::Unsupported(_)));
+        assert!(matches!(empty.utilization, Reported::Unsupported(_)));
     }
 
     #[test]
     fn without_an_edge_sensor_the_one_inside_counts() {
-        assert_eq!(parse(&table(1, 3, 120, &[(6, 77)])).temperature_c, Told::Value(77));
+        assert_eq!(parse(&table(1, 3, 120, &[(6, 77)])).temperature_c, Reported::Value(77));
     }
 
     #[test]
     fn what_cannot_be_is_a_failure_and_the_rest_is_kept() {
         let metrics = parse(&table(1, 3, 120, &[(16, 655), (4, 50), (22, 9000)]));
-        assert_eq!(metrics.utilization, Told::Failed("gpu_metrics says 655".into()));
-        assert_eq!(metrics.temperature_c, Told::Value(50));
-        assert!(matches!(metrics.power, Told::Failed(_)));
-        assert!(matches!(parse(&table(2, 2, 128, &[(40, 15)])).power, Told::Failed(_)));
+        assert_eq!(metrics.utilization, Reported::Failed("gpu_metrics says 655".into()));
+        assert_eq!(metrics.temperature_c, Reported::Value(50));
+        assert!(matches!(metrics.power, Reported::Failed(_)));
+        assert!(matches!(parse(&table(2, 2, 128, &[(40, 15)])).power, Reported::Failed(_)));
     }
 
     #[test]
@@ -217,11 +217,11 @@ mod tests {
         let mut padded = good.clone();
         padded.resize(4096, 0);
         assert_eq!(parse(&padded), parse(&good));
-        assert!(matches!(parse(&good[..60]).power, Told::Failed(_)));
-        assert!(matches!(parse(&[120]).power, Told::Failed(_)));
-        assert!(matches!(parse(&table(1, 3, 8, &[])).power, Told::Failed(_)));
-        assert!(matches!(parse(&table(9, 9, 120, &[])).power, Told::Unsupported(_)));
-        assert!(matches!(parse(&[0; 120]).power, Told::Unsupported(_)));
+        assert!(matches!(parse(&good[..60]).power, Reported::Failed(_)));
+        assert!(matches!(parse(&[120]).power, Reported::Failed(_)));
+        assert!(matches!(parse(&table(1, 3, 8, &[])).power, Reported::Failed(_)));
+        assert!(matches!(parse(&table(9, 9, 120, &[])).power, Reported::Unsupported(_)));
+        assert!(matches!(parse(&[0; 120]).power, Reported::Unsupported(_)));
     }
 
     proptest! {

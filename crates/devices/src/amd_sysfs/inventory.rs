@@ -10,9 +10,9 @@ use crate::amd_sysfs::card::{self, CardReader};
 use crate::amd_sysfs::drm::{self, Card};
 use crate::amd_sysfs::kfd::{self, Node, Part, Topology};
 use crate::amd_sysfs::processes::{DeviceKey, Processes};
-use crate::found::Found;
-use crate::snapshot::{FoundLink, Snapshot};
+use crate::detected_device::DetectedDevice;
 use crate::source::SourceError;
+use crate::source_reading::{DetectedLink, SourceReading};
 use crate::{amd_names, kernel_file, limits};
 
 /// What is done with cards of other makers.
@@ -29,7 +29,7 @@ pub(crate) enum Others {
 pub(crate) struct Inventory {
     devices: Vec<Device>,
     keys: Vec<DeviceKey>,
-    links: Vec<FoundLink>,
+    links: Vec<DetectedLink>,
     warnings: Vec<String>,
     processes: Processes,
     driver_version: Option<Arc<str>>,
@@ -101,8 +101,8 @@ impl Inventory {
     }
 
     /// Every device with what it reports now, and whether some files are gone that were there.
-    pub(super) fn read(&mut self) -> (Snapshot, bool) {
-        let mut snapshot = Snapshot { links: self.links.clone(), ..Snapshot::default() };
+    pub(super) fn read(&mut self) -> (SourceReading, bool) {
+        let mut snapshot = SourceReading { links: self.links.clone(), ..SourceReading::default() };
         for warning in &self.warnings {
             snapshot.warn(warning.clone());
         }
@@ -129,7 +129,7 @@ impl Inventory {
     }
 
     /// Gives each part of a cut card what is its own, and what the card measures for all of them.
-    fn cut(&self, found: &mut [Found]) {
+    fn cut(&self, found: &mut [DetectedDevice]) {
         for (place, device) in self.devices.iter().enumerate() {
             let Some(part) = device.part else { continue };
             let has_card =
@@ -167,11 +167,11 @@ impl Device {
         card.is_none_or(|card| card.driver.as_deref().is_some_and(|driver| driver.starts_with("amdgpu")))
     }
 
-    fn read(&mut self, snapshot: &mut Snapshot) -> (Found, bool) {
+    fn read(&mut self, snapshot: &mut SourceReading) -> (DetectedDevice, bool) {
         let (mut found, stale) = match &mut self.card {
             Some(reader) if reader.card.vendor == Some(Vendor::Amd) => reader.read(snapshot),
             Some(reader) => (reader.card.found(), false),
-            None => (Found::new(Vendor::Amd), false),
+            None => (DetectedDevice::new(Vendor::Amd), false),
         };
         found.index = self.index;
         if let Some(node) = &self.node {
@@ -191,7 +191,7 @@ fn number(devices: &mut [Device]) {
 }
 
 /// Adds what the compute topology knows and the card does not.
-fn complete(found: &mut Found, node: &Node, home: Option<u32>) {
+fn complete(found: &mut DetectedDevice, node: &Node, home: Option<u32>) {
     if found.pci.is_none() {
         found.numa = found.numa.or(home);
     }
@@ -252,7 +252,7 @@ pub(crate) fn looks_like(root: &Path) -> bool {
 }
 
 /// The devices of a captured tree. Cards of NVIDIA are listed without readings; those of Intel are a warning.
-pub(crate) fn read(root: &Path) -> Result<Snapshot, SourceError> {
+pub(crate) fn read(root: &Path) -> Result<SourceReading, SourceError> {
     let nothing = || SourceError::malformed("sysfs", "no graphics card and no compute node below the folder");
     Ok(captured(root).ok_or_else(nothing)?.read().0)
 }
@@ -323,7 +323,7 @@ fn cards(root: &Path) -> Vec<Card> {
 mod tests {
     use super::*;
     use crate::amd_sysfs::tests::Tree;
-    use crate::told::Told;
+    use crate::reported::Reported;
     use gpupool_core::Vendor;
 
     fn addresses(root: &Path) -> Vec<String> {
@@ -355,7 +355,7 @@ mod tests {
         let device = read(&tree.path("")).unwrap().devices.remove(0);
         assert_eq!(device.name.as_deref(), Some("AMD Instinct MI210"));
         assert_eq!(device.uuid.as_deref(), Some("GPU-00000000000000ab"));
-        assert_eq!((device.health, device.memory.total), (None, Told::ABSENT));
+        assert_eq!((device.health, device.memory.total), (None, Reported::ABSENT));
     }
 
     #[test]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use gpupool_core::{Bytes, LinkKind, PciAddress};
 
-use crate::found::{Found, Partition};
-use crate::snapshot::FoundLink;
-use crate::told::Told;
+use crate::detected_device::{DetectedDevice, DevicePartition};
+use crate::reported::Reported;
+use crate::source_reading::DetectedLink;
 use crate::{address, kernel_file, limits};
 
 /// Everything the topology says of GPUs.
@@ -36,7 +36,7 @@ pub(crate) struct Node {
     pub unique_id: Option<u64>,
     /// How many compute dies it has.
     pub dies: Option<u64>,
-    pub memory: Told<Bytes>,
+    pub memory: Reported<Bytes>,
     pub links: Vec<NodeLink>,
 }
 
@@ -55,8 +55,8 @@ pub(crate) fn read(nodes: &Path) -> Topology {
     let mut topology = Topology::default();
     for (number, folder) in numbered(nodes) {
         match kernel_file::text(&folder.join("properties")) {
-            Told::Value(text) => topology.add(number, &folder, &Properties::of(&text)),
-            Told::Unsupported(words) | Told::Failed(words) => {
+            Reported::Value(text) => topology.add(number, &folder, &Properties::of(&text)),
+            Reported::Unsupported(words) | Reported::Failed(words) => {
                 let why = if words.is_empty() { "it has no properties" } else { &words };
                 topology.warnings.push(format!("compute node {number} cannot be read: {why}"));
             }
@@ -130,11 +130,11 @@ const fn split_location(location: u32, gfx_target: u32) -> (u32, u16) {
 /// The driver's name of the chip; newer drivers write the same words for all of them.
 fn codename(folder: &Path) -> Option<String> {
     let name = kernel_file::text(&folder.join("name")).value().cloned()?;
-    (name != "ip discovery").then(|| crate::told::words(&name).into_owned())
+    (name != "ip discovery").then(|| crate::reported::words(&name).into_owned())
 }
 
 /// The device memory of a node: its banks in frame buffers, or what older drivers give as one number.
-fn memory(folder: &Path, properties: &Properties) -> Told<Bytes> {
+fn memory(folder: &Path, properties: &Properties) -> Reported<Bytes> {
     let banks = numbered(&folder.join("mem_banks"));
     let mut total = 0_u64;
     for (_, bank) in &banks {
@@ -149,11 +149,11 @@ fn memory(folder: &Path, properties: &Properties) -> Told<Bytes> {
     }
     let promised = properties.get("mem_banks_count").unwrap_or(0);
     match total {
-        0 => Told::ABSENT,
+        0 => Reported::ABSENT,
         _ if !banks.is_empty() && (banks.len() as u64) < promised => {
-            Told::Failed(format!("{} of {promised} banks of memory are listed", banks.len()).into())
+            Reported::Failed(format!("{} of {promised} banks of memory are listed", banks.len()).into())
         }
-        _ => Told::Value(Bytes(total)),
+        _ => Reported::Value(Bytes(total)),
     }
 }
 
@@ -198,13 +198,13 @@ const MOST_PAIRED: usize = 256;
 ///
 /// Direct ones are as the driver lists them. Every other pair is as near as the processors they hang on: nothing in the
 /// topology tells how many switches lie between.
-pub(crate) fn links(gpus: &[(usize, &Node)], cpus: &[u32]) -> Vec<FoundLink> {
+pub(crate) fn links(gpus: &[(usize, &Node)], cpus: &[u32]) -> Vec<DetectedLink> {
     let places: BTreeMap<u32, usize> = gpus.iter().map(|(place, node)| (node.number, *place)).collect();
     let mut links = Vec::new();
     for (place, node) in gpus {
         for link in node.links.iter().filter(|link| link.is_xgmi) {
             let other = places.get(&link.to).filter(|other| *other != place);
-            links.extend(other.map(|&other| FoundLink::new(*place, other, LinkKind::Xgmi(hops(link.weight)))));
+            links.extend(other.map(|&other| DetectedLink::new(*place, other, LinkKind::Xgmi(hops(link.weight)))));
         }
     }
     let homes: Vec<(usize, u32)> =
@@ -212,10 +212,10 @@ pub(crate) fn links(gpus: &[(usize, &Node)], cpus: &[u32]) -> Vec<FoundLink> {
     for (at, (place, home)) in homes.iter().enumerate() {
         for (other, other_home) in &homes[at + 1..] {
             let kind = if home == other_home { LinkKind::SameNuma } else { LinkKind::CrossNuma };
-            links.push(FoundLink::new(*place, *other, kind));
+            links.push(DetectedLink::new(*place, *other, kind));
         }
     }
-    FoundLink::nearest(links)
+    DetectedLink::nearest(links)
 }
 
 /// The processor a GPU hangs on: the nearest of those it is linked to, or itself where it is one.
@@ -274,13 +274,13 @@ pub(crate) fn parts(gpus: &[(usize, &Node)]) -> Vec<(usize, Part)> {
 }
 
 /// The partition a part is, given how its card says it is cut; `None` where it is the whole card.
-pub(crate) fn partition(part: Part, mode: Option<Arc<str>>) -> Option<Partition> {
+pub(crate) fn partition(part: Part, mode: Option<Arc<str>>) -> Option<DevicePartition> {
     let is_alone = part.parts.is_none() && part.id == 0;
     if is_alone && mode.as_deref().is_none_or(|mode| mode == "SPX") {
         return None;
     }
     let mode = mode.filter(|mode| &**mode != "SPX").or_else(|| mode_by_parts(part).map(Into::into));
-    Some(Partition::Amd { id: part.id, mode, parts: part.parts })
+    Some(DevicePartition::Amd { id: part.id, mode, parts: part.parts })
 }
 
 /// How a card is cut, by its parts. Only the finest cut leaves parts of one die, so that four of them are not `QPX`.
@@ -297,22 +297,22 @@ fn mode_by_parts(part: Part) -> Option<&'static str> {
 const OF_ALL_PARTS: &str = "the card tells this of all its partitions together";
 
 /// Makes the readings of a card those of its first part: its own memory, and nothing the other parts have a share in.
-pub(crate) fn keep_own(found: &mut Found, node: Option<&Node>) {
+pub(crate) fn keep_own(found: &mut DetectedDevice, node: Option<&Node>) {
     found.memory.total = match node.map(|node| &node.memory) {
-        Some(own @ Told::Value(_)) => own.clone(),
-        _ => Told::Unsupported(OF_ALL_PARTS.into()),
+        Some(own @ Reported::Value(_)) => own.clone(),
+        _ => Reported::Unsupported(OF_ALL_PARTS.into()),
     };
-    found.memory.used = Told::Unsupported(OF_ALL_PARTS.into());
-    found.utilization = Told::Unsupported(OF_ALL_PARTS.into());
+    found.memory.used = Reported::Unsupported(OF_ALL_PARTS.into());
+    found.utilization = Reported::Unsupported(OF_ALL_PARTS.into());
 }
 
 /// Gives another part what its card measures for all; power counts once, with the first part.
-pub(crate) fn take_from_card(found: &mut Found, card: &Found) {
+pub(crate) fn take_from_card(found: &mut DetectedDevice, card: &DetectedDevice) {
     found.temperature_c = card.temperature_c.clone();
-    found.memory.used = Told::Unsupported(OF_ALL_PARTS.into());
-    found.utilization = Told::Unsupported(OF_ALL_PARTS.into());
-    found.power = Told::Unsupported("counted with the first partition".into());
-    found.power_limit = Told::Unsupported("counted with the first partition".into());
+    found.memory.used = Reported::Unsupported(OF_ALL_PARTS.into());
+    found.utilization = Reported::Unsupported(OF_ALL_PARTS.into());
+    found.power = Reported::Unsupported("counted with the first partition".into());
+    found.power_limit = Reported::Unsupported("counted with the first partition".into());
     found.health = card.health.clone();
     found.asleep = card.asleep;
     found.uuid = found.uuid.take().or_else(|| card.uuid.clone());
@@ -342,7 +342,7 @@ mod tests {
         let [gpu] = topology.gpus.as_slice() else { panic!("{topology:?}") };
         assert_eq!((gpu.gpu_id, gpu.render_minor, gpu.unique_id), (Some(777), Some(128), Some(255)));
         assert_eq!(gpu.pci.unwrap().to_string(), "0001:63:00.0");
-        assert_eq!(gpu.memory, Told::Value(Bytes(1 << 34)));
+        assert_eq!(gpu.memory, Reported::Value(Bytes(1 << 34)));
     }
 
     #[test]
@@ -367,7 +367,7 @@ mod tests {
     fn memory_whose_banks_are_not_all_listed_is_not_told() {
         let tree = Tree::new();
         tree.kfd_gpu(1, "mem_banks_count 2", 5, 1 << 30);
-        assert!(matches!(read(&nodes(&tree)).gpus[0].memory, Told::Failed(_)));
+        assert!(matches!(read(&nodes(&tree)).gpus[0].memory, Reported::Failed(_)));
     }
 
     proptest! {
@@ -414,8 +414,8 @@ mod tests {
 
     fn mode(part: Part, told: Option<&str>) -> Option<String> {
         match partition(part, told.map(Into::into))? {
-            Partition::Amd { mode, .. } => mode.map(|mode| mode.to_string()),
-            Partition::Mig { .. } => None,
+            DevicePartition::Amd { mode, .. } => mode.map(|mode| mode.to_string()),
+            DevicePartition::Mig { .. } => None,
         }
     }
 
@@ -432,6 +432,6 @@ mod tests {
         assert_eq!(partition(part(0, None, 8), None), None);
         assert_eq!(partition(part(0, None, 8), Some("SPX".into())), None);
         let cut = partition(part(0, None, 1), Some("CPX".into()));
-        assert_eq!(cut, Some(Partition::Amd { id: 0, mode: Some("CPX".into()), parts: None }));
+        assert_eq!(cut, Some(DevicePartition::Amd { id: 0, mode: Some("CPX".into()), parts: None }));
     }
 }

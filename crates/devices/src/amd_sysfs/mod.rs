@@ -1,4 +1,4 @@
-//! The kernel's own files about AMD devices as a source: live ([`AmdSysfs`]), or a captured tree ([`read`]).
+//! The kernel's own files about AMD devices as a source: live ([`AmdSysfsSource`]), or a captured tree ([`read`]).
 //!
 //! Two drivers tell of a card. The graphics driver has an entry `cardN` with the files of its device and sensors
 //! (`drm`, `card`, `gpu_metrics`); the compute driver has a topology of nodes with memory, links and partitions
@@ -23,14 +23,14 @@ use std::path::PathBuf;
 
 use crate::amd_sysfs::inventory::{Inventory, Others};
 use crate::amd_sysfs::processes::Processes;
-use crate::detect::Places;
+use crate::detect::SourcePaths;
 use crate::kernel_file;
-use crate::snapshot::Snapshot;
-use crate::source::{Source, SourceError, SourceKind};
+use crate::source::{DeviceSource, SourceError, SourceKind};
+use crate::source_reading::SourceReading;
 
 /// AMD devices as the kernel's own files tell of them; needs no tool and no library.
 #[derive(Debug)]
-pub struct AmdSysfs {
+pub struct AmdSysfsSource {
     drm: PathBuf,
     kfd: PathBuf,
     module: PathBuf,
@@ -47,9 +47,9 @@ struct Outline {
     generation: Option<String>,
 }
 
-impl AmdSysfs {
+impl AmdSysfsSource {
     /// A source that looks below `places.sys` and `places.proc`.
-    pub fn new(places: &Places) -> Self {
+    pub fn new(places: &SourcePaths) -> Self {
         Self {
             drm: places.sys.join("class/drm"),
             kfd: places.sys.join("class/kfd/kfd"),
@@ -71,7 +71,7 @@ impl AmdSysfs {
         let inventory = Inventory::new(cards, kfd::read(&nodes), Others::LeftOut);
         if inventory.is_empty() && !self.module.exists() && !nodes.exists() {
             let why = format!("neither {} nor an AMD card in {}", self.module.display(), self.drm.display());
-            return Err(SourceError::NotHere { what: "the amdgpu driver".into(), why });
+            return Err(SourceError::NotPresent { what: "the amdgpu driver".into(), why });
         }
         let version = kernel_file::text(&self.module.join("version")).value().map(|version| version.as_str().into());
         Ok(inventory.with(version, processes))
@@ -94,12 +94,12 @@ impl AmdSysfs {
     }
 }
 
-impl Source for AmdSysfs {
+impl DeviceSource for AmdSysfsSource {
     fn kind(&self) -> SourceKind {
         SourceKind::AmdSysfs
     }
 
-    fn read(&mut self) -> Result<Snapshot, SourceError> {
+    fn read(&mut self) -> Result<SourceReading, SourceError> {
         let outline = self.outline();
         let unchanged = self.walked.as_mut().filter(|(walked, _)| *walked == outline);
         if let Some((_, inventory)) = unchanged {
@@ -115,15 +115,15 @@ impl Source for AmdSysfs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::found::{Partition, Watts};
-    use crate::told::Told;
-    use gpupool_core::{Bytes, Health, Percent, Vendor};
+    use crate::detected_device::{DevicePartition, Milliwatts};
+    use crate::reported::Reported;
+    use gpupool_core::{Bytes, DeviceHealth, Percent, Vendor};
 
-    fn source(tree: &Tree) -> AmdSysfs {
-        AmdSysfs::new(&tree.places())
+    fn source(tree: &Tree) -> AmdSysfsSource {
+        AmdSysfsSource::new(&tree.places())
     }
 
-    fn names(snapshot: &Snapshot) -> Vec<String> {
+    fn names(snapshot: &SourceReading) -> Vec<String> {
         snapshot.devices.iter().map(|device| device.pci.unwrap().to_string()).collect()
     }
 
@@ -134,7 +134,7 @@ mod tests {
         tree.file("class/drm/card0/device/vendor", "0x1a03");
         assert_eq!(source(&tree).read().unwrap_err().code(), "not_here");
         tree.folder("module/amdgpu");
-        assert_eq!(source(&tree).read().unwrap(), Snapshot::default());
+        assert_eq!(source(&tree).read().unwrap(), SourceReading::default());
     }
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
         source.read().unwrap();
         let hwmon = tree.path("class/drm/card0/device/hwmon");
         fs::rename(hwmon.join("hwmon5"), hwmon.join("hwmon6")).unwrap();
-        assert_eq!(source.read().unwrap().devices[0].temperature_c, Told::Value(61));
+        assert_eq!(source.read().unwrap().devices[0].temperature_c, Reported::Value(61));
     }
 
     #[test]
@@ -179,9 +179,9 @@ mod tests {
         let tree = Tree::new();
         tree.amd_card(0, "0000:03:00.0", 0x744c);
         let mut source = source(&tree);
-        assert_eq!(source.read().unwrap().devices[0].utilization, Told::Value(Percent(37_000)));
+        assert_eq!(source.read().unwrap().devices[0].utilization, Reported::Value(Percent(37_000)));
         tree.file("class/drm/card0/device/gpu_busy_percent", "99\n");
-        assert_eq!(source.read().unwrap().devices[0].utilization, Told::Value(Percent(99_000)));
+        assert_eq!(source.read().unwrap().devices[0].utilization, Reported::Value(Percent(99_000)));
     }
 
     #[test]
@@ -191,9 +191,9 @@ mod tests {
         tree.remove("class/drm/card0/device/mem_info_vram_used");
         tree.refuse("class/drm/card0/device/mem_info_vram_used");
         let device = source(&tree).read().unwrap().devices.remove(0);
-        assert!(matches!(device.memory.used, Told::Failed(_)), "{:?}", device.memory.used);
-        assert_eq!(device.temperature_c, Told::Value(61));
-        assert_eq!(device.health, Some(Health::Healthy));
+        assert!(matches!(device.memory.used, Reported::Failed(_)), "{:?}", device.memory.used);
+        assert_eq!(device.temperature_c, Reported::Value(61));
+        assert_eq!(device.health, Some(DeviceHealth::Healthy));
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
         tree.file("class/kfd/kfd/proc/900/vram_4242", "4096");
         let snapshot = source(&tree).read().unwrap();
         let [device] = snapshot.devices.as_slice() else { panic!("{snapshot:?}") };
-        assert_eq!(device.memory.total, Told::Value(Bytes(16 << 30)));
+        assert_eq!(device.memory.total, Reported::Value(Bytes(16 << 30)));
         assert_eq!(device.processes.value().unwrap()[0].pid, 900);
     }
 
@@ -236,16 +236,16 @@ mod tests {
         let snapshot = source(&tree).read().unwrap();
         assert_eq!(names(&snapshot), ["0000:0a:00.0"; 4]);
         for (id, device) in (0..).zip(&snapshot.devices) {
-            assert_eq!(device.partition, Some(Partition::Amd { id, mode: Some("QPX".into()), parts: Some(4) }));
-            assert_eq!(device.memory.total, Told::Value(Bytes(48 << 30)));
-            assert_eq!(device.temperature_c, Told::Value(61));
+            assert_eq!(device.partition, Some(DevicePartition::Amd { id, mode: Some("QPX".into()), parts: Some(4) }));
+            assert_eq!(device.memory.total, Reported::Value(Bytes(48 << 30)));
+            assert_eq!(device.temperature_c, Reported::Value(61));
             assert_eq!(device.name.as_deref(), Some("AMD Instinct MI300X"));
-            assert!(matches!(device.memory.used, Told::Unsupported(_)));
-            assert!(matches!(device.utilization, Told::Unsupported(_)));
+            assert!(matches!(device.memory.used, Reported::Unsupported(_)));
+            assert!(matches!(device.utilization, Reported::Unsupported(_)));
             assert_eq!(device.vendor, Vendor::Amd);
         }
-        let powers: Vec<Option<&Watts>> = snapshot.devices.iter().map(|device| device.power.value()).collect();
-        assert_eq!(powers, [Some(&Watts(42_500)), None, None, None]);
+        let powers: Vec<Option<&Milliwatts>> = snapshot.devices.iter().map(|device| device.power.value()).collect();
+        assert_eq!(powers, [Some(&Milliwatts(42_500)), None, None, None]);
     }
 
     #[test]
@@ -272,8 +272,8 @@ mod tests {
         }
 
         /// Where the source should look.
-        pub(super) fn places(&self) -> Places {
-            Places { sys: self.path(""), proc: self.0.path().join("proc"), ..Places::default() }
+        pub(super) fn places(&self) -> SourcePaths {
+            SourcePaths { sys: self.path(""), proc: self.0.path().join("proc"), ..SourcePaths::default() }
         }
 
         pub(super) fn path(&self, path: &str) -> PathBuf {

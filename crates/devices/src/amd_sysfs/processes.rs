@@ -11,10 +11,10 @@ use std::{fs, io};
 use gpupool_core::{Bytes, PciAddress, Vendor};
 
 use crate::address::parse_pci_address;
-use crate::found::{Doing, Found, Process};
-use crate::snapshot::Snapshot;
+use crate::detected_device::{DetectedDevice, DeviceProcess, ProcessActivity};
+use crate::reported::{Reported, words};
 use crate::source::SourceError;
-use crate::told::{Told, words};
+use crate::source_reading::SourceReading;
 use crate::{amounts, kernel_file, limits};
 
 /// The open files of a process are listed when it is new, and then after 1, 2, 4 … readings up to this many: programs
@@ -63,11 +63,11 @@ struct OpenDevice {
 #[derive(Debug, Clone, Default)]
 struct Usage {
     name: Option<String>,
-    doing: Doing,
+    activity: ProcessActivity,
     /// By the compute driver.
-    computing: Option<Told<Bytes>>,
+    computing: Option<Reported<Bytes>>,
     /// By its open files, which count the memory of compute as well.
-    open: Option<Told<Bytes>>,
+    open: Option<Reported<Bytes>>,
 }
 
 /// The processes of each device.
@@ -80,7 +80,7 @@ impl Processes {
     }
 
     /// The processes of each device, in the order of the devices, and what could not be seen.
-    pub(super) fn read(&mut self, devices: &[DeviceKey]) -> (Vec<Told<Vec<Process>>>, Option<String>) {
+    pub(super) fn read(&mut self, devices: &[DeviceKey]) -> (Vec<Reported<Vec<DeviceProcess>>>, Option<String>) {
         if devices.is_empty() {
             return (Vec::new(), None);
         }
@@ -89,10 +89,10 @@ impl Processes {
         let unseen = self.proc.clone().and_then(|proc| self.open_devices(&proc, devices, &mut usages));
         let told = |(key, usages): (&DeviceKey, BTreeMap<u32, Usage>)| match unseen {
             Some(unseen) if unseen > 0 && !(computing && key.gpu_id.is_some()) => {
-                Told::Failed(format!("the open files of {unseen} processes may not be read").into())
+                Reported::Failed(format!("the open files of {unseen} processes may not be read").into())
             }
-            None if !(computing && key.gpu_id.is_some()) => Told::ABSENT,
-            _ => Told::Value(usages.into_iter().map(|(pid, usage)| usage.process(pid)).collect()),
+            None if !(computing && key.gpu_id.is_some()) => Reported::ABSENT,
+            _ => Reported::Value(usages.into_iter().map(|(pid, usage)| usage.process(pid)).collect()),
         };
         let told = devices.iter().zip(usages).map(told).collect();
         let warning = unseen.filter(|&unseen| unseen > 0).map(|unseen| {
@@ -130,7 +130,7 @@ impl Processes {
             }
             for open in self.known.get(&pid).into_iter().flat_map(|listed| &listed.open) {
                 let text = kernel_file::text(&folder.join(format!("fdinfo/{}", open.fd)));
-                if matches!(text, Told::Failed(_)) {
+                if matches!(text, Reported::Failed(_)) {
                     unseen += 1;
                 }
                 let Some(client) = text.value().and_then(|text| Client::read(text)) else { continue };
@@ -158,7 +158,10 @@ fn compute_processes(folder: &Path, devices: &[DeviceKey], usages: &mut Usages) 
             let memory = kernel_file::number::<u64>(&folder.join(format!("vram_{gpu}"))).map(Bytes);
             let holds = memory.value().is_some_and(|memory| memory.0 > 0);
             if (holds || queues.contains(&gpu)) && usages.len() < limits::PROCESSES {
-                usages.insert(pid, Usage { doing: Doing::Compute, computing: Some(memory), ..Usage::default() });
+                usages.insert(
+                    pid,
+                    Usage { activity: ProcessActivity::Compute, computing: Some(memory), ..Usage::default() },
+                );
             }
         }
     }
@@ -209,28 +212,36 @@ impl Usage {
     /// Adds what another open file of the process uses; a part that is not told makes the sum unknown.
     fn add(&mut self, client: Client) {
         self.name = self.name.take().or(client.name);
-        self.doing = both(self.doing, client.doing);
+        self.activity = both(self.activity, client.activity);
         self.open = Some(match (self.open.take(), client.memory) {
-            (Some(Told::Value(one)), Told::Value(other)) => Told::Value(Bytes(one.0.saturating_add(other.0))),
-            (Some(Told::Value(_)) | None, other) => other,
+            (Some(Reported::Value(one)), Reported::Value(other)) => {
+                Reported::Value(Bytes(one.0.saturating_add(other.0)))
+            }
+            (Some(Reported::Value(_)) | None, other) => other,
             (Some(unknown), _) => unknown,
         });
     }
 
-    fn process(self, pid: u32) -> Process {
+    fn process(self, pid: u32) -> DeviceProcess {
         let memory = match (self.computing, self.open) {
-            (Some(Told::Value(one)), Some(Told::Value(other))) => Told::Value(one.max(other)),
+            (Some(Reported::Value(one)), Some(Reported::Value(other))) => Reported::Value(one.max(other)),
             (one, other) => one.unwrap_or_default().or(other.unwrap_or_default()),
         };
-        Process { pid, name: self.name.map(Into::into), doing: self.doing, memory, ..Process::default() }
+        DeviceProcess {
+            pid,
+            name: self.name.map(Into::into),
+            activity: self.activity,
+            memory,
+            ..DeviceProcess::default()
+        }
     }
 }
 
-fn both(one: Doing, other: Doing) -> Doing {
+fn both(one: ProcessActivity, other: ProcessActivity) -> ProcessActivity {
     match (one, other) {
-        (Doing::Unknown, doing) | (doing, Doing::Unknown) => doing,
+        (ProcessActivity::Unknown, doing) | (doing, ProcessActivity::Unknown) => doing,
         (one, other) if one == other => one,
-        _ => Doing::Both,
+        _ => ProcessActivity::Both,
     }
 }
 
@@ -243,8 +254,8 @@ pub(crate) fn looks_like_fdinfo(text: &str) -> bool {
 }
 
 /// Reads one captured text, or several one after the other.
-pub(crate) fn parse_fdinfo(text: &str) -> Result<Snapshot, SourceError> {
-    let mut snapshot = Snapshot::default();
+pub(crate) fn parse_fdinfo(text: &str) -> Result<SourceReading, SourceError> {
+    let mut snapshot = SourceReading::default();
     let mut seen = BTreeSet::new();
     let clients = records(text).into_iter().filter_map(|record| Client::read(&record));
     let mut any = false;
@@ -258,22 +269,22 @@ pub(crate) fn parse_fdinfo(text: &str) -> Result<Snapshot, SourceError> {
     if any { Ok(snapshot) } else { Err(SourceError::malformed("fdinfo", "no graphics driver is named (drm-driver)")) }
 }
 
-fn add(snapshot: &mut Snapshot, client: &Client) {
+fn add(snapshot: &mut SourceReading, client: &Client) {
     let vendor = client.vendor();
     let place = client.pci.map_or_else(|| "a device".to_owned(), |pci| pci.to_string());
     if vendor == Vendor::Intel {
         return snapshot.warn(format!("Intel GPUs are not supported yet: {place} ({})", client.driver));
     }
     if !snapshot.devices.iter().any(|device| (device.vendor, device.pci) == (vendor, client.pci)) {
-        let mut device = Found::new(vendor);
+        let mut device = DetectedDevice::new(vendor);
         device.pci = client.pci;
         device.driver = Some(client.driver.as_str().into());
-        device.processes = Told::Unsupported("the text does not say whose open file it is about".into());
+        device.processes = Reported::Unsupported("the text does not say whose open file it is about".into());
         snapshot.push(device);
     }
     let who = client.id.map_or_else(|| "a client".to_owned(), |id| format!("client {id}"));
     match &client.memory {
-        Told::Value(memory) => snapshot.warn(format!("{place}: {who} uses {memory} of device memory")),
+        Reported::Value(memory) => snapshot.warn(format!("{place}: {who} uses {memory} of device memory")),
         _ => snapshot.warn(format!("{place}: {who} uses it")),
     }
 }
@@ -304,8 +315,8 @@ pub(crate) struct Client {
     pub pci: Option<PciAddress>,
     pub id: Option<u64>,
     pub name: Option<String>,
-    pub memory: Told<Bytes>,
-    pub doing: Doing,
+    pub memory: Reported<Bytes>,
+    pub activity: ProcessActivity,
 }
 
 impl Client {
@@ -313,7 +324,7 @@ impl Client {
     pub(super) fn read(text: &str) -> Option<Self> {
         let mut client = Self::default();
         // What is resident is what is used; the others are older and wider words for it.
-        let mut memory = [Told::ABSENT, Told::ABSENT, Told::ABSENT];
+        let mut memory = [Reported::ABSENT, Reported::ABSENT, Reported::ABSENT];
         let (mut computes, mut draws) = (false, false);
         for (key, value) in text.lines().filter_map(|line| line.split_once(':')) {
             let value = value.trim();
@@ -330,8 +341,8 @@ impl Client {
                 _ => {}
             }
         }
-        client.memory = memory.into_iter().fold(Told::ABSENT, Told::or);
-        client.doing = Doing::of(computes, draws);
+        client.memory = memory.into_iter().fold(Reported::ABSENT, Reported::or);
+        client.activity = ProcessActivity::of(computes, draws);
         (!client.driver.is_empty()).then_some(client)
     }
 
@@ -346,8 +357,8 @@ impl Client {
 }
 
 /// An amount of memory: bytes, unless a unit follows.
-fn amount(text: &str) -> Told<Bytes> {
-    Told::from_cell(text, |text| amounts::bytes(text, "B"))
+fn amount(text: &str) -> Reported<Bytes> {
+    Reported::from_cell(text, |text| amounts::bytes(text, "B"))
 }
 
 fn is_some_time(text: &str) -> bool {
@@ -376,9 +387,11 @@ mod tests {
         tree.file(&format!("../proc/{pid}/fdinfo/{fd}"), text);
     }
 
-    fn seen(told: &Told<Vec<Process>>) -> Vec<(u32, Doing, Option<u64>)> {
+    fn seen(told: &Reported<Vec<DeviceProcess>>) -> Vec<(u32, ProcessActivity, Option<u64>)> {
         let list = told.value().unwrap();
-        list.iter().map(|process| (process.pid, process.doing, process.memory.value().map(|bytes| bytes.0))).collect()
+        list.iter()
+            .map(|process| (process.pid, process.activity, process.memory.value().map(|bytes| bytes.0)))
+            .collect()
     }
 
     #[test]
@@ -395,7 +408,10 @@ mod tests {
             tree.file(&format!("class/kfd/kfd/proc/{file}"), content);
         }
         let (told, warning) = processes(&tree).read(&[CARD]);
-        assert_eq!(seen(&told[0]), [(10, Doing::Compute, Some(4096)), (12, Doing::Compute, Some(0))]);
+        assert_eq!(
+            seen(&told[0]),
+            [(10, ProcessActivity::Compute, Some(4096)), (12, ProcessActivity::Compute, Some(0))]
+        );
         assert_eq!(warning, None);
     }
 
@@ -408,7 +424,7 @@ mod tests {
         client(&tree, 20, 7, "renderD129", 3, "9 MiB");
         client(&tree, 21, 4, "renderD128", 1, "3 MiB");
         let (told, _) = processes(&tree).read(&[CARD]);
-        assert_eq!(seen(&told[0]), [(20, Doing::Graphics, Some(3 << 20 | 512 << 10))]);
+        assert_eq!(seen(&told[0]), [(20, ProcessActivity::Graphics, Some(3 << 20 | 512 << 10))]);
     }
 
     #[test]
@@ -417,7 +433,7 @@ mod tests {
         tree.file("class/kfd/kfd/proc/30/vram_51", "1048576");
         client(&tree, 30, 9, "renderD128", 5, "3 MiB");
         let (told, _) = processes(&tree).read(&[CARD]);
-        assert_eq!(seen(&told[0]), [(30, Doing::Both, Some(3 << 20))]);
+        assert_eq!(seen(&told[0]), [(30, ProcessActivity::Both, Some(3 << 20))]);
     }
 
     #[test]
@@ -454,16 +470,16 @@ mod tests {
         tree.folder("../proc/61");
         let unknown = DeviceKey { gpu_id: None, ..CARD };
         let (told, warning) = processes(&tree).read(&[unknown]);
-        assert_eq!(told, [Told::Failed("the open files of 1 processes may not be read".into())]);
+        assert_eq!(told, [Reported::Failed("the open files of 1 processes may not be read".into())]);
         assert!(warning.is_some());
         tree.folder("class/kfd/kfd/proc");
-        assert_eq!(processes(&tree).read(&[unknown, CARD]).0[1], Told::Value(Vec::new()));
+        assert_eq!(processes(&tree).read(&[unknown, CARD]).0[1], Reported::Value(Vec::new()));
     }
 
     #[test]
     fn a_tree_without_either_list_tells_nothing_of_processes() {
         let tree = Tree::new();
-        assert_eq!(processes(&tree).read(&[CARD]).0, [Told::ABSENT]);
+        assert_eq!(processes(&tree).read(&[CARD]).0, [Reported::ABSENT]);
     }
 
     const COMPUTE: &str = "pos:\t0\nflags:\t02100002\ndrm-driver:\tamdgpu\ndrm-client-id:\t77\ndrm-pdev:\t0000:c5:00.0\n\
@@ -473,12 +489,12 @@ mod tests {
     #[test]
     fn the_resident_memory_counts_in_its_own_unit() {
         let client = Client::read(COMPUTE).unwrap();
-        assert_eq!(client.memory, Told::Value(Bytes(3 << 20)));
-        assert_eq!((client.id, client.doing), (Some(77), Doing::Compute));
+        assert_eq!(client.memory, Reported::Value(Bytes(3 << 20)));
+        assert_eq!((client.id, client.activity), (Some(77), ProcessActivity::Compute));
         let older = Client::read("drm-driver: amdgpu\ndrm-memory-vram:\t4096\ndrm-engine-gfx: 9 ns\n").unwrap();
-        assert_eq!((older.memory, older.doing), (Told::Value(Bytes(4096)), Doing::Graphics));
-        assert!(matches!(amount("5 parsecs"), Told::Failed(_)));
-        assert!(matches!(amount("99999999999999999 GiB"), Told::Failed(_)));
+        assert_eq!((older.memory, older.activity), (Reported::Value(Bytes(4096)), ProcessActivity::Graphics));
+        assert!(matches!(amount("5 parsecs"), Reported::Failed(_)));
+        assert!(matches!(amount("99999999999999999 GiB"), Reported::Failed(_)));
         assert_eq!(Client::read("pos:\t0\nmnt_id:\t9\n"), None);
     }
 
@@ -490,7 +506,7 @@ mod tests {
         assert_eq!(snapshot.warnings, ["0000:c5:00.0: client 77 uses 3 MiB of device memory"]);
         let [device] = snapshot.devices.as_slice() else { panic!("{snapshot:?}") };
         assert_eq!(device.pci.unwrap().to_string(), "0000:c5:00.0");
-        assert!(matches!(device.processes, Told::Unsupported(_)));
+        assert!(matches!(device.processes, Reported::Unsupported(_)));
         assert!(device.memory.used.is_absent());
         assert!(parse_fdinfo("pos:\t0\n").is_err());
     }

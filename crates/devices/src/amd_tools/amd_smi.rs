@@ -9,10 +9,10 @@ use serde_json::{Map, Value};
 use crate::address::parse_pci_address;
 use crate::amd_tools::output;
 use crate::amd_tools::values::{self, Cut, Way, settle};
-use crate::found::{Found, Process};
-use crate::snapshot::{FoundLink, Snapshot};
+use crate::detected_device::{DetectedDevice, DeviceProcess};
+use crate::reported::{Reported, words};
 use crate::source::SourceError;
-use crate::told::{Told, words};
+use crate::source_reading::{DetectedLink, SourceReading};
 use crate::{amounts, limits};
 
 const FORMAT: &str = "amd-smi JSON";
@@ -30,7 +30,7 @@ pub(crate) fn looks_like(text: &str) -> bool {
 }
 
 /// The devices in amd-smi's JSON. What several answers in one text say of a GPU comes together.
-pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
     let (trees, warnings) = trees(text)?;
     let mut snapshot = trees.snapshot();
     warnings.into_iter().for_each(|warning| snapshot.warn(warning));
@@ -114,8 +114,8 @@ impl Trees {
     }
 
     /// The devices, in amd-smi's order.
-    pub(crate) fn snapshot(&self) -> Snapshot {
-        let mut snapshot = Snapshot::default();
+    pub(crate) fn snapshot(&self) -> SourceReading {
+        let mut snapshot = SourceReading::default();
         let (mut cuts, mut places) = (Vec::new(), BTreeMap::new());
         for (&number, tree) in &self.gpus {
             let tree = Tree(tree);
@@ -176,15 +176,15 @@ impl<'a> Tree<'a> {
     }
 
     /// The first value at these paths; where there is none, why.
-    pub(crate) fn told<T>(self, paths: &[&str], parse: impl Fn(&str) -> Option<T>) -> Told<T> {
+    pub(crate) fn told<T>(self, paths: &[&str], parse: impl Fn(&str) -> Option<T>) -> Reported<T> {
         let texts = self.texts(paths);
-        texts.iter().fold(Told::ABSENT, |known, text| known.or(Told::from_cell(text, &parse)))
+        texts.iter().fold(Reported::ABSENT, |known, text| known.or(Reported::from_cell(text, &parse)))
     }
 }
 
 /// A device from its tree. The paths are those of amd-smi's versions, the newest and most exact first.
-fn device(number: u32, tree: Tree) -> Found {
-    let mut found = Found::new(Vendor::Amd);
+fn device(number: u32, tree: Tree) -> DetectedDevice {
+    let mut found = DetectedDevice::new(Vendor::Amd);
     found.index = Some(number);
     let render = tree.first(&["render", "drm_render"]);
     found.minor = render.and_then(|render| render.rsplit("renderD").next()?.parse().ok());
@@ -235,12 +235,12 @@ fn device(number: u32, tree: Tree) -> Found {
         "limit.ppt0.max_power_limit",
     ];
     let caps = limit.iter().map(|path| tree.told(&[path], amounts::watts).without_zero("0 W"));
-    found.power_limit = caps.fold(Told::ABSENT, Told::or);
+    found.power_limit = caps.fold(Reported::ABSENT, Reported::or);
     found.processes = processes(tree.0);
     found
 }
 
-fn memory(found: &mut Found, tree: Tree) {
+fn memory(found: &mut DetectedDevice, tree: Tree) {
     let megabytes = |paths: &[&str]| tree.told(paths, |text| amounts::bytes(text, "MB"));
     let total =
         ["mem_usage.total_vram", "vram.size", "vram.vram_size", "vram.vram_size_mb", "vram_total", "fb_usage.fb_total"];
@@ -251,9 +251,9 @@ fn memory(found: &mut Found, tree: Tree) {
 }
 
 /// Errors of memory that could not be corrected. The count alone does not make a device unfit: pages are retired.
-fn warn_of_errors(snapshot: &mut Snapshot, number: u32, tree: Tree) {
+fn warn_of_errors(snapshot: &mut SourceReading, number: u32, tree: Tree) {
     let paths = ["ecc.total_uncorrectable_count", "ecc.total_uncorrectable", "ecc.uncorrectable_count", "double_ecc"];
-    if let Told::Value(count @ 1..) = tree.told(&paths, amounts::count::<u64>) {
+    if let Reported::Value(count @ 1..) = tree.told(&paths, amounts::count::<u64>) {
         snapshot.warn(format!(
             "GPU {number}: {count} errors of memory that could not be corrected since the driver was loaded"
         ));
@@ -263,14 +263,14 @@ fn warn_of_errors(snapshot: &mut Snapshot, number: u32, tree: Tree) {
 // The links between GPUs in amd-smi's trees, in the shapes it gave them over time.
 
 /// All links the trees tell of. `places` are those of the GPUs' numbers.
-pub(crate) fn links(gpus: &BTreeMap<u32, Value>, places: &BTreeMap<u32, usize>) -> Vec<FoundLink> {
+pub(crate) fn links(gpus: &BTreeMap<u32, Value>, places: &BTreeMap<u32, usize>) -> Vec<DetectedLink> {
     let by_bdf: BTreeMap<String, u32> = gpus.iter().filter_map(|(&gpu, tree)| Some((bdf(tree)?, gpu))).collect();
     let mut links = Vec::new();
     for (gpu, tree) in gpus {
         let mut join = |other: Option<u32>, kind: Option<String>, hops: Option<u64>, weight: Option<u64>| {
             let link = Way { kind: kind.as_deref(), hops, weight }.link();
             if let (Some(&a), Some(&b), Some(link)) = (places.get(gpu), other.and_then(|gpu| places.get(&gpu)), link) {
-                links.push(FoundLink::new(a, b, link));
+                links.push(DetectedLink::new(a, b, link));
             }
         };
         for (name, kind) in tree.get("link_type").and_then(Value::as_object).into_iter().flatten() {
@@ -303,8 +303,8 @@ fn bdf(tree: &Value) -> Option<String> {
 // The processes amd-smi lists for each GPU.
 
 /// The processes in the tree of a GPU. One that cannot be read makes the list incomplete, and so no list.
-pub(crate) fn processes(tree: &Value) -> Told<Vec<Process>> {
-    let Some(listed) = tree.get("process_list").or_else(|| tree.get("process_info")) else { return Told::ABSENT };
+pub(crate) fn processes(tree: &Value) -> Reported<Vec<DeviceProcess>> {
+    let Some(listed) = tree.get("process_list").or_else(|| tree.get("process_info")) else { return Reported::ABSENT };
     let items = match listed {
         Value::Array(items) => items.as_slice(),
         one => std::slice::from_ref(one),
@@ -314,34 +314,34 @@ pub(crate) fn processes(tree: &Value) -> Told<Vec<Process>> {
         match item.get("process_info").unwrap_or(item) {
             // In place of a process: that there is none, or why none could be listed.
             Value::String(said) if said.contains("No running processes") || !values::says_something(said) => {}
-            Value::String(said) => return Told::Failed(words(said)),
+            Value::String(said) => return Reported::Failed(words(said)),
             info => match process(info) {
                 Some(process) => found.push(process),
-                None => return Told::Failed("a process without a number".into()),
+                None => return Reported::Failed("a process without a number".into()),
             },
         }
     }
-    Told::Value(found)
+    Reported::Value(found)
 }
 
-fn process(info: &Value) -> Option<Process> {
+fn process(info: &Value) -> Option<DeviceProcess> {
     let tree = Tree(info);
     let name = tree.first(&["name", "process_name"]);
     let memory = ["memory_usage.vram_mem", "vram_mem", "mem_usage", "mem"];
-    Some(Process {
+    Some(DeviceProcess {
         pid: info.get("pid").and_then(number)?,
         name: name.map(|name| name.chars().take(limits::WORDS).collect::<String>().into()),
         memory: tree.told(&memory, |text| amounts::bytes(text, "B")),
-        ..Process::default()
+        ..DeviceProcess::default()
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::found::{Partition, Watts};
-    use crate::told::Told;
-    use gpupool_core::{Bytes, Health, LinkKind, Percent};
+    use crate::detected_device::{DevicePartition, Milliwatts};
+    use crate::reported::Reported;
+    use gpupool_core::{Bytes, DeviceHealth, LinkKind, Percent};
 
     const STATIC: &str = r#"$ amd-smi static --json
         {"gpu_data": [{"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X", "asic_serial": "0x7E8F7E20764E2714"},
@@ -363,14 +363,14 @@ mod tests {
         assert_eq!(gpu.uuid.as_deref(), Some("GPU-7e8f7e20764e2714"));
         assert_eq!(gpu.driver.as_deref(), Some("6.14.0-24-generic"));
         assert_eq!(gpu.numa, Some(1));
-        assert_eq!(gpu.memory.total, Told::Value(Bytes(196_592 << 20)));
-        assert_eq!(gpu.memory.used, Told::Value(Bytes(283 << 20)));
-        assert_eq!(gpu.power, Told::Value(Watts(137_000)));
-        assert_eq!(gpu.power_limit, Told::Value(Watts(750_000)));
-        assert_eq!(gpu.temperature_c, Told::Value(41));
-        assert_eq!(gpu.utilization, Told::Value(Percent(7000)));
+        assert_eq!(gpu.memory.total, Reported::Value(Bytes(196_592 << 20)));
+        assert_eq!(gpu.memory.used, Reported::Value(Bytes(283 << 20)));
+        assert_eq!(gpu.power, Reported::Value(Milliwatts(137_000)));
+        assert_eq!(gpu.power_limit, Reported::Value(Milliwatts(750_000)));
+        assert_eq!(gpu.temperature_c, Reported::Value(41));
+        assert_eq!(gpu.utilization, Reported::Value(Percent(7000)));
         assert_eq!(gpu.partition, None);
-        assert_eq!(gpu.health, Some(Health::Healthy));
+        assert_eq!(gpu.health, Some(DeviceHealth::Healthy));
         assert!(snapshot.warnings[0].contains("2 errors of memory"), "{:?}", snapshot.warnings);
     }
 
@@ -388,9 +388,9 @@ mod tests {
         let devices = parse(text).unwrap().devices;
         let first = &devices[0].processes.value().unwrap()[0];
         assert_eq!((first.pid, first.name.as_deref()), (77, Some("python3")));
-        assert_eq!(first.memory, Told::Value(Bytes(4096)));
-        assert_eq!(devices[1].processes, Told::Value(Vec::new()));
-        assert!(matches!(devices[2].processes, Told::Failed(_)));
+        assert_eq!(first.memory, Reported::Value(Bytes(4096)));
+        assert_eq!(devices[1].processes, Reported::Value(Vec::new()));
+        assert!(matches!(devices[2].processes, Reported::Failed(_)));
         assert!(devices[3].processes.is_absent());
     }
 
@@ -418,7 +418,7 @@ mod tests {
             )
         };
         let snapshot = parse(&format!("[{}, {}]", part(0, 0), part(1, 1))).unwrap();
-        let expected = Partition::Amd { id: 1, mode: Some("CPX".into()), parts: Some(2) };
+        let expected = DevicePartition::Amd { id: 1, mode: Some("CPX".into()), parts: Some(2) };
         assert_eq!(snapshot.devices[1].partition, Some(expected));
         let spelled: Vec<String> = snapshot.identities().iter().map(ToString::to_string).collect();
         assert_eq!(spelled, ["0000:05:00.0/0", "0000:05:00.0/1"]);

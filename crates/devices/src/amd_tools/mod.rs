@@ -12,8 +12,8 @@ pub(crate) use output::find_json;
 pub(crate) use rocm_smi::name_and_numbers;
 
 use crate::amd_tools::amd_smi::Trees;
-use crate::snapshot::Snapshot;
-use crate::source::{Source, SourceError, SourceKind};
+use crate::source::{DeviceSource, SourceError, SourceKind};
+use crate::source_reading::SourceReading;
 use crate::tool::{Output, Tool};
 
 // AMD's tools as sources. What they print is believed, not how they exit: rocm-smi fails with 0, and amd-smi exits
@@ -63,12 +63,12 @@ impl AmdSmi {
     }
 }
 
-impl Source for AmdSmi {
+impl DeviceSource for AmdSmi {
     fn kind(&self) -> SourceKind {
         SourceKind::AmdSmi
     }
 
-    fn read(&mut self) -> Result<Snapshot, SourceError> {
+    fn read(&mut self) -> Result<SourceReading, SourceError> {
         let metric = match self.ask("metric") {
             Ok(metric) => Ok(metric),
             // Devices without readings are better than none, where the tool works at all.
@@ -164,7 +164,7 @@ impl RocmSmi {
     }
 
     /// What it prints about the ways between these devices.
-    fn joined(&mut self, devices: &Snapshot) -> Result<&str, SourceError> {
+    fn joined(&mut self, devices: &SourceReading) -> Result<&str, SourceError> {
         let name = |address: gpupool_core::PciAddress| address.to_string();
         let of: Vec<_> = devices.devices.iter().map(|device| (device.index, device.pci.map(name))).collect();
         let known = self.joined.take().filter(|joined| joined.of == of);
@@ -176,12 +176,12 @@ impl RocmSmi {
     }
 }
 
-impl Source for RocmSmi {
+impl DeviceSource for RocmSmi {
     fn kind(&self) -> SourceKind {
         SourceKind::RocmSmi
     }
 
-    fn read(&mut self) -> Result<Snapshot, SourceError> {
+    fn read(&mut self) -> Result<SourceReading, SourceError> {
         let output = self.ask()?;
         let mut snapshot = match rocm_smi::parse(&output.stdout) {
             Ok(snapshot) if !snapshot.devices.is_empty() => snapshot,
@@ -206,8 +206,8 @@ fn both(output: &Output) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::found::Watts;
-    use crate::told::Told;
+    use crate::detected_device::Milliwatts;
+    use crate::reported::Reported;
     use crate::tool;
     use gpupool_core::LinkKind;
     use std::path::Path;
@@ -236,8 +236,8 @@ mod tests {
         let mut source = AmdSmi::new(tool(folder.path(), AMD_SMI));
         let first = source.read().unwrap();
         assert_eq!(first.devices.len(), 2);
-        assert_eq!(first.devices[0].power, Told::Value(Watts(9000)));
-        assert_eq!(first.devices[0].processes, Told::Value(Vec::new()));
+        assert_eq!(first.devices[0].power, Reported::Value(Milliwatts(9000)));
+        assert_eq!(first.devices[0].processes, Reported::Value(Vec::new()));
         assert_eq!(first.links[0].kind, LinkKind::Xgmi(1));
         assert_eq!(first.warnings, ["WARNING: groups"]);
         assert_eq!(source.read().unwrap(), first);

@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use crate::limits;
-use crate::snapshot::Snapshot;
 use crate::source::SourceError;
+use crate::source_reading::SourceReading;
 
 /// Places in a text where JSON might begin and does not, before the search is given up.
 const WRONG_STARTS: usize = 64;
@@ -230,7 +230,7 @@ const SPEAKERS: [&str; 8] =
 ///
 /// A tool that says there is none has answered; one that says why it cannot look has failed; anything else is not
 /// what `format` looks like.
-pub(crate) fn without_devices(lines: &[String], format: &'static str) -> Result<Snapshot, SourceError> {
+pub(crate) fn without_devices(lines: &[String], format: &'static str) -> Result<SourceReading, SourceError> {
     let says = |words: &[&str]| {
         lines.iter().find(|line| words.iter().any(|word| line.to_ascii_lowercase().contains(word))).cloned()
     };
@@ -242,10 +242,10 @@ pub(crate) fn without_devices(lines: &[String], format: &'static str) -> Result<
     }
     if let Some(why) = says(&NOT_HERE) {
         let tool = ["amd-smi", "rocm-smi"].into_iter().find(|tool| why.contains(tool)).unwrap_or(format);
-        return Err(SourceError::NotHere { what: tool.into(), why });
+        return Err(SourceError::NotPresent { what: tool.into(), why });
     }
     if let Some(line) = says(&NO_DEVICES) {
-        return Ok(Snapshot { warnings: vec![line], ..Snapshot::default() });
+        return Ok(SourceReading { warnings: vec![line], ..SourceReading::default() });
     }
     if let Some(line) = says(&TROUBLE) {
         return Err(SourceError::Driver(line));
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(found.documents, [json!({"card0": {"GPU use (%)": "NaN", "name": "NaN [x]", "t": "-Infinity"}})]);
     }
 
-    fn meaning(line: &str) -> Result<Snapshot, SourceError> {
+    fn meaning(line: &str) -> Result<SourceReading, SourceError> {
         without_devices(&[line.to_owned()], "test")
     }
 

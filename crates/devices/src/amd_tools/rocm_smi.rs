@@ -8,10 +8,10 @@ use serde_json::Value;
 use crate::address::parse_pci_address;
 use crate::amd_tools::output;
 use crate::amd_tools::values::{self, Cut, Model, Way, settle};
-use crate::found::{Doing, Found, Process};
-use crate::snapshot::{FoundLink, Snapshot};
+use crate::detected_device::{DetectedDevice, DeviceProcess, ProcessActivity};
+use crate::reported::Reported;
 use crate::source::SourceError;
-use crate::told::Told;
+use crate::source_reading::{DetectedLink, SourceReading};
 use crate::{amounts, limits};
 
 const FORMAT: &str = "rocm-smi JSON";
@@ -25,7 +25,7 @@ pub(crate) fn looks_like(text: &str) -> bool {
 }
 
 /// The devices in rocm-smi's JSON.
-pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
     let found = output::find_json(text);
     let mut cards = Cards::default();
     for document in &found.documents {
@@ -36,7 +36,7 @@ pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
     if cards.is_empty() {
         return match found.problem {
             Some(problem) if found.lines.is_empty() => Err(SourceError::malformed(FORMAT, problem)),
-            _ if found.lines.is_empty() && !found.documents.is_empty() => Ok(Snapshot::default()),
+            _ if found.lines.is_empty() && !found.documents.is_empty() => Ok(SourceReading::default()),
             _ => output::without_devices(&found.lines, FORMAT),
         };
     }
@@ -131,8 +131,8 @@ impl Cards {
     }
 
     /// The devices, in the order of their numbers.
-    fn into_snapshot(self) -> Snapshot {
-        let mut snapshot = Snapshot::default();
+    fn into_snapshot(self) -> SourceReading {
+        let mut snapshot = SourceReading::default();
         for warning in self.warnings {
             snapshot.warn(warning);
         }
@@ -157,9 +157,9 @@ fn small(key: &str) -> String {
     key.trim().trim_end_matches(':').trim_end().to_lowercase()
 }
 
-fn device(number: u32, keys: &Keys) -> Found {
+fn device(number: u32, keys: &Keys) -> DetectedDevice {
     let said = |key: &str| keys.get(key).map(String::as_str);
-    let mut found = Found::new(Vendor::Amd);
+    let mut found = DetectedDevice::new(Vendor::Amd);
     found.index = Some(number);
     let names: Vec<&str> = ["device name", "card series", "card model"].into_iter().filter_map(said).collect();
     let others: Vec<&str> = said("card sku").into_iter().collect();
@@ -196,13 +196,13 @@ fn power_keys(keys: &Keys) -> Vec<&str> {
 }
 
 /// The first value under one of these keys; where there is none, why.
-fn told<T>(keys: &Keys, names: &[&str], parse: impl Fn(&str) -> Option<T>) -> Told<T> {
+fn told<T>(keys: &Keys, names: &[&str], parse: impl Fn(&str) -> Option<T>) -> Reported<T> {
     let said = names.iter().filter_map(|name| keys.get(*name));
-    said.fold(Told::ABSENT, |known, text| known.or(Told::from_cell(text, &parse)))
+    said.fold(Reported::ABSENT, |known, text| known.or(Reported::from_cell(text, &parse)))
 }
 
 /// The links in keys like `(Topology) Hops between DRM devices 0 and 1`.
-fn links(system: &Keys, places: &BTreeMap<u32, usize>) -> Vec<FoundLink> {
+fn links(system: &Keys, places: &BTreeMap<u32, usize>) -> Vec<DetectedLink> {
     let mut ways: BTreeMap<(u32, u32), Way> = BTreeMap::new();
     for (key, value) in system {
         let Some((what, pair)) = key.split_once(" between drm devices ") else { continue };
@@ -216,7 +216,8 @@ fn links(system: &Keys, places: &BTreeMap<u32, usize>) -> Vec<FoundLink> {
             _ => {}
         }
     }
-    let link = |((a, b), way): ((u32, u32), Way)| Some(FoundLink::new(*places.get(&a)?, *places.get(&b)?, way.link()?));
+    let link =
+        |((a, b), way): ((u32, u32), Way)| Some(DetectedLink::new(*places.get(&a)?, *places.get(&b)?, way.link()?));
     ways.into_iter().filter_map(link).collect()
 }
 
@@ -224,7 +225,7 @@ fn links(system: &Keys, places: &BTreeMap<u32, usize>) -> Vec<FoundLink> {
 
 /// Every process that has the compute driver open, and on how many devices it is; by its number.
 #[derive(Debug, Default)]
-struct Processes(BTreeMap<u32, (Option<u64>, Process)>);
+struct Processes(BTreeMap<u32, (Option<u64>, DeviceProcess)>);
 
 impl Processes {
     /// Adds one from its columns: name, number of devices, bytes of memory on all of them.
@@ -235,30 +236,31 @@ impl Processes {
         }
         let column = |number: usize| columns.get(number).map_or("", |text| text.trim());
         let name = Some(column(0)).filter(|name| values::says_something(name));
-        let process = Process {
+        let process = DeviceProcess {
             pid,
             name: name.map(|name| name.chars().take(limits::WORDS).collect::<String>().into()),
-            doing: Doing::Compute,
-            memory: Told::from_cell(column(2), |text| amounts::bytes(text, "B")),
-            ..Process::default()
+            activity: ProcessActivity::Compute,
+            memory: Reported::from_cell(column(2), |text| amounts::bytes(text, "B")),
+            ..DeviceProcess::default()
         };
         self.0.insert(pid, (amounts::count(column(1)), process));
     }
 
     /// Gives the only device its processes, or says that nothing tells which are whose.
-    fn give_to(self, snapshot: &mut Snapshot) {
+    fn give_to(self, snapshot: &mut SourceReading) {
         if self.0.is_empty() {
             return;
         }
         let [device] = &mut snapshot.devices[..] else { return self.unknown(snapshot) };
         let listed = self.0.into_values();
-        let used = listed.filter(|(devices, process)| *devices != Some(0) || process.memory != Told::Value(Bytes(0)));
-        device.processes = Told::Value(used.map(|(_, process)| process).collect());
+        let used =
+            listed.filter(|(devices, process)| *devices != Some(0) || process.memory != Reported::Value(Bytes(0)));
+        device.processes = Reported::Value(used.map(|(_, process)| process).collect());
     }
 
-    fn unknown(&self, snapshot: &mut Snapshot) {
+    fn unknown(&self, snapshot: &mut SourceReading) {
         for device in &mut snapshot.devices {
-            device.processes = Told::Unsupported("listed for all devices together".into());
+            device.processes = Reported::Unsupported("listed for all devices together".into());
         }
         let pids: Vec<String> = self.0.keys().take(8).map(u32::to_string).collect();
         let more = if self.0.len() > pids.len() { ", …" } else { "" };
@@ -269,9 +271,9 @@ impl Processes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::found::{Partition, Watts};
-    use crate::told::Told;
-    use gpupool_core::{Bytes, Health, LinkKind, Percent};
+    use crate::detected_device::{DevicePartition, Milliwatts};
+    use crate::reported::Reported;
+    use gpupool_core::{Bytes, DeviceHealth, LinkKind, Percent};
 
     const TWO: &str = r#"WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status
         {"card10": {"Card series": "0x1002", "Card model": "0x1002", "Card SKU": "D65209", "PCI Bus": "0000:C6:00.0",
@@ -304,14 +306,14 @@ mod tests {
         assert_eq!(second.pci.unwrap().to_string(), "0000:c6:00.0");
         assert_eq!(first.driver.as_deref(), Some("6.7.0"));
         assert_eq!((first.numa, second.numa), (Some(3), None));
-        assert_eq!(first.memory.total, Told::Value(Bytes(68_702_699_520)));
-        assert_eq!(first.memory.used, Told::Value(Bytes(0)));
-        assert_eq!(first.memory.host_total, Told::Value(Bytes(135_048_462_336)));
-        assert_eq!(first.utilization, Told::Failed("NaN".into()));
-        assert_eq!(second.utilization, Told::Value(Percent(5200)));
-        assert_eq!(second.temperature_c, Told::Value(51));
-        assert_eq!(first.power_limit, Told::Value(Watts(560_000)));
-        assert_eq!(first.health, Some(Health::Healthy));
+        assert_eq!(first.memory.total, Reported::Value(Bytes(68_702_699_520)));
+        assert_eq!(first.memory.used, Reported::Value(Bytes(0)));
+        assert_eq!(first.memory.host_total, Reported::Value(Bytes(135_048_462_336)));
+        assert_eq!(first.utilization, Reported::Failed("NaN".into()));
+        assert_eq!(second.utilization, Reported::Value(Percent(5200)));
+        assert_eq!(second.temperature_c, Reported::Value(51));
+        assert_eq!(first.power_limit, Reported::Value(Milliwatts(560_000)));
+        assert_eq!(first.health, Some(DeviceHealth::Healthy));
         assert_eq!(first.partition, None);
         assert_eq!(snapshot.links.len(), 1);
         assert_eq!(snapshot.links[0].kind, LinkKind::Xgmi(1));
@@ -321,20 +323,20 @@ mod tests {
     #[test]
     fn the_power_of_a_second_die_is_not_made_up() {
         let snapshot = parse(TWO).unwrap();
-        assert_eq!(snapshot.devices[0].power, Told::Value(Watts(89_000)));
-        assert_eq!(snapshot.devices[1].power, Told::Unsupported("N/A (Secondary die)".into()));
+        assert_eq!(snapshot.devices[0].power, Reported::Value(Milliwatts(89_000)));
+        assert_eq!(snapshot.devices[1].power, Reported::Unsupported("N/A (Secondary die)".into()));
     }
 
     #[test]
     fn processes_belong_to_a_device_only_where_there_is_one() {
         let two = parse(TWO).unwrap();
-        assert!(matches!(two.devices[0].processes, Told::Unsupported(_)));
+        assert!(matches!(two.devices[0].processes, Reported::Unsupported(_)));
         assert!(two.warnings.iter().any(|warning| warning.contains("77")));
         let one =
             parse(r#"{"card0": {"GPU use (%)": "1"}, "system": {"PID77": "my, program, 1, 4096, 0, 0"}}"#).unwrap();
         let processes = one.devices[0].processes.value().unwrap();
         assert_eq!((processes[0].pid, processes[0].name.as_deref()), (77, Some("my, program")));
-        assert_eq!(processes[0].memory, Told::Value(Bytes(4096)));
+        assert_eq!(processes[0].memory, Reported::Value(Bytes(4096)));
     }
 
     #[test]
@@ -357,7 +359,7 @@ mod tests {
     fn a_partition_mode_makes_partitions() {
         let card = r#"{"Compute Partition": "CPX", "Partition ID": "1", "PCI Bus": "0000:01:00.0"}"#;
         let snapshot = parse(&format!("{{\"card0\": {card}, \"card1\": {}}}", card.replace("\"1\"", "\"0\""))).unwrap();
-        let expected = Partition::Amd { id: 1, mode: Some("CPX".into()), parts: Some(2) };
+        let expected = DevicePartition::Amd { id: 1, mode: Some("CPX".into()), parts: Some(2) };
         assert_eq!(snapshot.devices[0].partition, Some(expected));
     }
 

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpupool_core::{Health, LinkKind, PciAddress};
+use gpupool_core::{DeviceHealth, LinkKind, PciAddress};
 use serde_json::Value;
 
 use crate::amd_sysfs::hops as xgmi_hops;
-use crate::found::{Found, Partition, Watts, is_uuid};
-use crate::snapshot::Snapshot;
-use crate::told::Told;
+use crate::detected_device::{DetectedDevice, DevicePartition, Milliwatts, is_uuid};
+use crate::reported::Reported;
+use crate::source_reading::SourceReading;
 use crate::{amd_names, limits};
 
 /// A JSON value as the text of one cell: plain values as they are, `{value, unit}` with the unit behind the number.
@@ -177,18 +177,18 @@ impl Cut {
 }
 
 /// Completes devices with what follows from the others. `cuts` are in the order of the devices.
-pub(crate) fn settle(snapshot: &mut Snapshot, cuts: &[Cut]) {
+pub(crate) fn settle(snapshot: &mut SourceReading, cuts: &[Cut]) {
     partitions(&mut snapshot.devices, cuts);
     shared_sensors(snapshot);
     for device in &mut snapshot.devices {
         if device.health.is_none() && device.has_answered() {
-            device.health = Some(Health::Healthy);
+            device.health = Some(DeviceHealth::Healthy);
         }
     }
 }
 
 /// Devices at one place on the bus are parts of one; so is one whose mode says it is cut.
-fn partitions(devices: &mut [Found], cuts: &[Cut]) {
+fn partitions(devices: &mut [DetectedDevice], cuts: &[Cut]) {
     let mut at: BTreeMap<PciAddress, u16> = BTreeMap::new();
     for address in devices.iter().filter_map(|device| device.pci) {
         let count = at.entry(address).or_default();
@@ -207,18 +207,18 @@ fn partitions(devices: &mut [Found], cuts: &[Cut]) {
         let parts = cut.parts().or(shared);
         // Without a place on the bus the parts of several cards follow each other.
         let turn = if device.pci.is_none() { parts.map_or(turn, |parts| turn % parts.max(1)) } else { turn };
-        device.partition = Some(Partition::Amd { id: cut.id.unwrap_or(turn), mode: cut.mode.clone(), parts });
+        device.partition = Some(DevicePartition::Amd { id: cut.id.unwrap_or(turn), mode: cut.mode.clone(), parts });
     }
 }
 
 /// Two dies of one card (MI250) carry one id and have one power sensor: a second die that says 0 W says nothing.
 ///
 /// One that repeats the first is believed, with a warning.
-fn shared_sensors(snapshot: &mut Snapshot) {
-    let mut powers: BTreeMap<Arc<str>, Watts> = BTreeMap::new();
-    let die = |device: &Found| device.uuid.clone().filter(|_| device.partition.is_none());
+fn shared_sensors(snapshot: &mut SourceReading) {
+    let mut powers: BTreeMap<Arc<str>, Milliwatts> = BTreeMap::new();
+    let die = |device: &DetectedDevice| device.uuid.clone().filter(|_| device.partition.is_none());
     for device in &snapshot.devices {
-        if let (Some(uuid), Told::Value(watts)) = (die(device), &device.power) {
+        if let (Some(uuid), Reported::Value(watts)) = (die(device), &device.power) {
             let most = powers.entry(uuid).or_default();
             *most = (*most).max(*watts);
         }
@@ -228,9 +228,9 @@ fn shared_sensors(snapshot: &mut Snapshot) {
         let Some((uuid, most)) = die(device).and_then(|uuid| powers.get(&uuid).map(|&most| (uuid, most))) else {
             continue;
         };
-        if most > Watts(0) && device.power == Told::Value(Watts(0)) {
-            device.power = Told::Unsupported("measured at the other die of the card".into());
-        } else if device.power == Told::Value(most) {
+        if most > Milliwatts(0) && device.power == Reported::Value(Milliwatts(0)) {
+            device.power = Reported::Unsupported("measured at the other die of the card".into());
+        } else if device.power == Reported::Value(most) {
             *repeated.entry(uuid).or_default() += 1;
         }
     }
@@ -316,14 +316,14 @@ mod tests {
         assert_eq!(link("N/A", Some(1), None), None);
     }
 
-    fn at(address: &str) -> Found {
-        let mut found = Found::new(Vendor::Amd);
+    fn at(address: &str) -> DetectedDevice {
+        let mut found = DetectedDevice::new(Vendor::Amd);
         found.pci = parse_pci_address(address);
         found
     }
 
-    fn parts(devices: Vec<Found>, cuts: &[Cut]) -> Vec<Option<Partition>> {
-        let mut snapshot = Snapshot { devices, ..Snapshot::default() };
+    fn parts(devices: Vec<DetectedDevice>, cuts: &[Cut]) -> Vec<Option<DevicePartition>> {
+        let mut snapshot = SourceReading { devices, ..SourceReading::default() };
         settle(&mut snapshot, cuts);
         snapshot.devices.into_iter().map(|device| device.partition).collect()
     }
@@ -332,7 +332,7 @@ mod tests {
     fn devices_at_one_place_are_parts_of_one() {
         let cuts: Vec<Cut> = ["0", "1", "0"].iter().map(|id| Cut::new(Some(id), None)).collect();
         let found = parts(vec![at("0000:01:00.0"), at("0000:01:00.0"), at("0001:01:00.0")], &cuts);
-        assert_eq!(found[1], Some(Partition::Amd { id: 1, mode: None, parts: Some(2) }));
+        assert_eq!(found[1], Some(DevicePartition::Amd { id: 1, mode: None, parts: Some(2) }));
         assert_eq!(found[2], None);
     }
 
@@ -346,26 +346,26 @@ mod tests {
     #[test]
     fn a_mode_says_that_a_device_is_cut_even_where_its_parts_are_nameless() {
         let cut = Cut::new(None, Some("DPX"));
-        let found = parts(vec![Found::new(Vendor::Amd); 4], &vec![cut; 4]);
-        let ids: Vec<_> = found.iter().flatten().map(Partition::number).collect();
+        let found = parts(vec![DetectedDevice::new(Vendor::Amd); 4], &vec![cut; 4]);
+        let ids: Vec<_> = found.iter().flatten().map(DevicePartition::number).collect();
         assert_eq!(ids, [Some(0), Some(1), Some(0), Some(1)]);
     }
 
     #[test]
     fn the_second_die_of_a_card_never_draws_zero_watts() {
         let die = |watts| {
-            let mut found = Found::new(Vendor::Amd);
+            let mut found = DetectedDevice::new(Vendor::Amd);
             found.uuid = Some("GPU-0000000000000001".into());
-            found.power = Told::Value(Watts(watts));
+            found.power = Reported::Value(Milliwatts(watts));
             found
         };
-        let mut snapshot = Snapshot { devices: vec![die(89_000), die(0)], ..Snapshot::default() };
+        let mut snapshot = SourceReading { devices: vec![die(89_000), die(0)], ..SourceReading::default() };
         settle(&mut snapshot, &[Cut::default(), Cut::default()]);
-        assert_eq!(snapshot.devices[0].power, Told::Value(Watts(89_000)));
-        assert!(matches!(snapshot.devices[1].power, Told::Unsupported(_)));
+        assert_eq!(snapshot.devices[0].power, Reported::Value(Milliwatts(89_000)));
+        assert!(matches!(snapshot.devices[1].power, Reported::Unsupported(_)));
         assert!(snapshot.warnings.is_empty());
-        let mut twins = Snapshot { devices: vec![die(89_000), die(89_000)], ..Snapshot::default() };
+        let mut twins = SourceReading { devices: vec![die(89_000), die(89_000)], ..SourceReading::default() };
         settle(&mut twins, &[Cut::default(), Cut::default()]);
-        assert_eq!((&twins.devices[1].power, twins.warnings.len()), (&Told::Value(Watts(89_000)), 1));
+        assert_eq!((&twins.devices[1].power, twins.warnings.len()), (&Reported::Value(Milliwatts(89_000)), 1));
     }
 }

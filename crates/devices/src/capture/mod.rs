@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::{fmt, fs};
 
-use crate::snapshot::Snapshot;
 use crate::source::SourceError;
+use crate::source_reading::SourceReading;
 use crate::{amd_sysfs, amd_tools, kernel_log, limits, nvidia_smi, pci_bus};
 
 /// Why a capture gave no devices.
@@ -26,14 +26,14 @@ pub enum CaptureError {
     #[error("{path} is empty: a tool that printed nothing says nothing about devices", path = .0.display())]
     Empty(PathBuf),
     /// Nobody knows what it is.
-    #[error("{path} is in no known format; name one with --as: {}", Format::names(), path = .0.display())]
+    #[error("{path} is in no known format; name one with --as: {}", CaptureFormat::names(), path = .0.display())]
     NoFormat(PathBuf),
     /// It is not what it was said to be.
     #[error("{path} cannot be read as {format}: {why}", path = path.display())]
     OtherFormat {
         path: PathBuf,
         /// What it was said to be.
-        format: Format,
+        format: CaptureFormat,
         /// What speaks against it.
         why: &'static str,
     },
@@ -60,7 +60,7 @@ impl CaptureError {
 }
 
 /// Reads a capture, in the format given or in the one it seems to have.
-pub fn read(path: &Path, format: Option<Format>) -> Result<Snapshot, CaptureError> {
+pub fn read_capture(path: &Path, format: Option<CaptureFormat>) -> Result<SourceReading, CaptureError> {
     let unreadable = |error| CaptureError::Unreadable { path: path.to_owned(), error };
     if std::fs::metadata(path).map_err(unreadable)?.is_dir() {
         return read_folder(path, format);
@@ -73,7 +73,7 @@ pub fn read(path: &Path, format: Option<Format>) -> Result<Snapshot, CaptureErro
     }
 }
 
-fn one_text(path: &Path, bytes: &[u8], format: Option<Format>) -> Result<Snapshot, CaptureError> {
+fn one_text(path: &Path, bytes: &[u8], format: Option<CaptureFormat>) -> Result<SourceReading, CaptureError> {
     let text = decode(bytes);
     match format {
         Some(format) => {
@@ -82,7 +82,7 @@ fn one_text(path: &Path, bytes: &[u8], format: Option<Format>) -> Result<Snapsho
             Ok(format.parse(&text).ok_or_else(tree)??)
         }
         None if text.trim().is_empty() => Err(CaptureError::Empty(path.to_owned())),
-        None => match Format::guess(&text).and_then(|format| format.parse(&text)) {
+        None => match CaptureFormat::detect(&text).and_then(|format| format.parse(&text)) {
             Some(parsed) => Ok(parsed?),
             None => Err(CaptureError::NoFormat(path.to_owned())),
         },
@@ -107,7 +107,7 @@ const ABOUT_A_BUNDLE: [&str; 3] = ["findings.json", "manifest.json", "report.txt
 ///
 /// A text that cannot be read, or is in no known format, is a warning; only where nothing in the folder gives a device
 /// is its error the answer. Bundles of older versions hold texts in formats that are no longer read.
-fn read_folder(path: &Path, format: Option<Format>) -> Result<Snapshot, CaptureError> {
+fn read_folder(path: &Path, format: Option<CaptureFormat>) -> Result<SourceReading, CaptureError> {
     if let Some(format) = format.filter(|format| format.is_tree()) {
         let not_a_tree =
             CaptureError::OtherFormat { path: path.to_owned(), format, why: "the folder holds nothing of that kind" };
@@ -115,14 +115,14 @@ fn read_folder(path: &Path, format: Option<Format>) -> Result<Snapshot, CaptureE
     }
     let mut all = Gathered::default();
     if format.is_none() {
-        for read in Format::all().filter_map(|format| format.read_tree(path)) {
+        for read in CaptureFormat::all().filter_map(|format| format.read_tree(path)) {
             all.add(path, read);
         }
     }
     for file in files(path) {
         let Ok(bytes) = bytes(&file) else { continue };
         let text = decode(&bytes);
-        match format.or_else(|| Format::guess(&text)).and_then(|format| format.parse(&text)) {
+        match format.or_else(|| CaptureFormat::detect(&text)).and_then(|format| format.parse(&text)) {
             Some(parsed) => all.add(&file, parsed),
             None if text.trim().is_empty() => {}
             None => all.snapshot.warn(format!("{}: ignored, it is in no known format", name(&file))),
@@ -146,13 +146,13 @@ fn name(path: &Path) -> Cow<'_, str> {
 
 #[derive(Default)]
 struct Gathered {
-    snapshot: Snapshot,
+    snapshot: SourceReading,
     recognised: bool,
     error: Option<SourceError>,
 }
 
 impl Gathered {
-    fn add(&mut self, path: &Path, parsed: Result<Snapshot, SourceError>) {
+    fn add(&mut self, path: &Path, parsed: Result<SourceReading, SourceError>) {
         self.recognised = true;
         match parsed {
             Ok(snapshot) => self.snapshot.merge(snapshot),
@@ -163,7 +163,7 @@ impl Gathered {
         }
     }
 
-    fn finish(self, path: &Path) -> Result<Snapshot, CaptureError> {
+    fn finish(self, path: &Path) -> Result<SourceReading, CaptureError> {
         match (self.error, self.recognised) {
             (Some(error), _) if self.snapshot.devices.is_empty() => Err(error.into()),
             (_, true) => Ok(self.snapshot),
@@ -179,7 +179,7 @@ impl Gathered {
 
 /// A format of captures.
 #[derive(Clone, Copy)]
-pub struct Format(&'static Entry);
+pub struct CaptureFormat(&'static Entry);
 
 struct Entry {
     name: &'static str,
@@ -191,7 +191,7 @@ enum Reader {
     Tree { looks_like: fn(&Path) -> bool, read: Parse<Path> },
 }
 
-type Parse<T> = fn(&T) -> Result<Snapshot, SourceError>;
+type Parse<T> = fn(&T) -> Result<SourceReading, SourceError>;
 
 const fn text(name: &'static str, looks_like: fn(&str) -> bool, parse: Parse<str>) -> Entry {
     Entry { name, reader: Reader::Text { looks_like, parse } }
@@ -219,10 +219,10 @@ static FORMATS: &[Entry] = &[
 
 /// A format nobody reads.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no format {0:?}; there are {all}", all = Format::names())]
-pub struct UnknownFormat(String);
+#[error("there is no format {0:?}; there are {all}", all = CaptureFormat::names())]
+pub struct UnknownCaptureFormat(String);
 
-impl Format {
+impl CaptureFormat {
     /// The names of all formats, for people.
     pub fn names() -> String {
         FORMATS.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ")
@@ -242,7 +242,7 @@ impl Format {
     }
 
     /// Whether a text seems to have this format.
-    pub fn recognises(self, text: &str) -> bool {
+    pub fn matches(self, text: &str) -> bool {
         match self.0.reader {
             Reader::Text { looks_like, .. } => looks_like(text),
             Reader::Tree { .. } => false,
@@ -250,12 +250,12 @@ impl Format {
     }
 
     /// The format a text seems to have.
-    pub fn guess(text: &str) -> Option<Self> {
-        Self::all().find(|format| format.recognises(text))
+    pub fn detect(text: &str) -> Option<Self> {
+        Self::all().find(|format| format.matches(text))
     }
 
     /// Reads a text; `None` for the format of a folder.
-    pub fn parse(self, text: &str) -> Option<Result<Snapshot, SourceError>> {
+    pub fn parse(self, text: &str) -> Option<Result<SourceReading, SourceError>> {
         match self.0.reader {
             Reader::Text { parse, .. } => Some(parse(text)),
             Reader::Tree { .. } => None,
@@ -263,7 +263,7 @@ impl Format {
     }
 
     /// Reads a folder; `None` where it holds no such tree, or for the format of a text.
-    pub fn read_tree(self, folder: &Path) -> Option<Result<Snapshot, SourceError>> {
+    pub fn read_tree(self, folder: &Path) -> Option<Result<SourceReading, SourceError>> {
         match self.0.reader {
             Reader::Tree { looks_like, read } if looks_like(folder) => Some(read(folder)),
             _ => None,
@@ -271,10 +271,10 @@ impl Format {
     }
 }
 
-impl FromStr for Format {
-    type Err = UnknownFormat;
+impl FromStr for CaptureFormat {
+    type Err = UnknownCaptureFormat;
 
-    fn from_str(text: &str) -> Result<Self, UnknownFormat> {
+    fn from_str(text: &str) -> Result<Self, UnknownCaptureFormat> {
         let name = text.trim().to_ascii_lowercase().replace('_', "-");
         let name = match &*name {
             "kfd" | "amd-sysfs" | "drm" => "sysfs",
@@ -284,25 +284,25 @@ impl FromStr for Format {
             "dmesg" | "kmsg" => "kernel-log",
             other => other,
         };
-        Self::all().find(|format| format.name() == name).ok_or_else(|| UnknownFormat(text.to_owned()))
+        Self::all().find(|format| format.name() == name).ok_or_else(|| UnknownCaptureFormat(text.to_owned()))
     }
 }
 
-impl PartialEq for Format {
+impl PartialEq for CaptureFormat {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.0, other.0)
     }
 }
 
-impl Eq for Format {}
+impl Eq for CaptureFormat {}
 
-impl fmt::Display for Format {
+impl fmt::Display for CaptureFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl fmt::Debug for Format {
+impl fmt::Debug for CaptureFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Format({})", self.name())
     }
@@ -330,11 +330,11 @@ mod tests {
 
     #[test]
     fn every_format_is_found_by_its_name_and_no_two_share_one() {
-        for format in Format::all() {
+        for format in CaptureFormat::all() {
             assert_eq!(format.name().parse(), Ok(format));
         }
-        assert_eq!("KFD".parse::<Format>().map(Format::name), Ok("sysfs"));
-        assert!("nonsense".parse::<Format>().unwrap_err().to_string().contains("rocm-smi-json"));
+        assert_eq!("KFD".parse::<CaptureFormat>().map(CaptureFormat::name), Ok("sysfs"));
+        assert!("nonsense".parse::<CaptureFormat>().unwrap_err().to_string().contains("rocm-smi-json"));
     }
 
     #[test]

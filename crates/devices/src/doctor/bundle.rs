@@ -16,17 +16,17 @@ use flate2::write::GzEncoder;
 use gpupool_core::PciAddress;
 use serde_json::json;
 
-use crate::detect::Places;
-use crate::doctor::evidence::{Evidence, names_in, vendor_of};
-use crate::doctor::redact::{Redact, redact};
-use crate::doctor::{examine, render};
+use crate::detect::SourcePaths;
+use crate::doctor::evidence::{DoctorEvidence, names_in, vendor_of};
+use crate::doctor::redact::{RedactionOptions, redact};
+use crate::doctor::{diagnose, render_findings};
 use crate::source::SourceKind;
 use crate::tool::{Output, Tool, on_thread};
 use crate::{kernel_file, limits, pci_bus};
 
 /// What a bundle should be like.
 #[derive(Debug, Clone)]
-pub struct Wish {
+pub struct BundleRequest {
     /// The version of gpupool that makes it.
     pub version: String,
     /// When it is made.
@@ -40,10 +40,10 @@ pub struct Wish {
     /// Whether tools are run although that wakes a sleeping GPU.
     pub wake: bool,
     /// What is replaced.
-    pub redact: Redact,
+    pub redact: RedactionOptions,
 }
 
-impl Wish {
+impl BundleRequest {
     /// The usual bundle.
     pub fn new(version: impl Into<String>, created: SystemTime) -> Self {
         Self {
@@ -53,26 +53,26 @@ impl Wish {
             file_deadline: Duration::from_secs(5),
             deadline: Duration::from_secs(120),
             wake: false,
-            redact: Redact::default(),
+            redact: RedactionOptions::default(),
         }
     }
 }
 
 /// Files for a report, by name.
 #[derive(Debug)]
-pub struct Bundle {
+pub struct DiagnosticBundle {
     files: BTreeMap<String, Vec<u8>>,
     created_unix_secs: u64,
 }
 
-impl Bundle {
+impl DiagnosticBundle {
     /// Collects what there is on the machine at `places`, of which `evidence` was gathered before.
-    pub fn collect(places: &Places, evidence: &Evidence, wish: &Wish) -> Self {
+    pub fn collect(places: &SourcePaths, evidence: &DoctorEvidence, wish: &BundleRequest) -> Self {
         let mut pile = Pile::new(Instant::now() + wish.deadline, wish.file_deadline);
-        let findings = examine(evidence);
+        let findings = diagnose(evidence);
         let in_json = serde_json::to_vec_pretty(&findings).unwrap_or_default();
         pile.add("findings.json", "the doctor", in_json);
-        pile.add("report.txt", "the doctor", render(evidence, &findings).into_bytes());
+        pile.add("report.txt", "the doctor", render_findings(evidence, &findings).into_bytes());
         copy_trees(&mut pile, places, evidence);
         run_tools(&mut pile, evidence, wish);
         let host = kernel_file::text(&places.proc.join("sys/kernel/hostname"));
@@ -104,14 +104,19 @@ impl Bundle {
         Ok(())
     }
 
-    fn pack(files: BTreeMap<String, Entry>, missing: &[(String, String)], evidence: &Evidence, wish: &Wish) -> Self {
+    fn pack(
+        files: BTreeMap<String, Entry>,
+        missing: &[(String, String)],
+        evidence: &DoctorEvidence,
+        wish: &BundleRequest,
+    ) -> Self {
         const NAMES_LEFT_OUT: &str = "of what tools print, fields that are not on a list were left out, such as names of \
                                       programs and serial numbers";
         const NAMES_KEPT: &str = "what tools print was kept as asked, with names of programs and serial numbers";
         const ASLEEP: &str = "of a device that was asleep only its identity and power state were read";
         let names = if wish.redact.identities { NAMES_LEFT_OUT } else { NAMES_KEPT };
         let created_unix_secs = wish.created.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let node = |node: &crate::doctor::Node| {
+        let node = |node: &crate::doctor::DeviceNode| {
             format!("/dev/{} {:04o} {}:{} {:?}", node.name, node.mode, node.uid, node.gid, node.access)
         };
         let listed = |(name, entry): (&String, &Entry)| json!({ "name": name, "source": entry.source, "bytes": entry.bytes.len() });
@@ -199,7 +204,7 @@ const SYS: [&str; 3] = ["module/nvidia/version", "module/amdgpu/version", "fs/cg
 const DEPTH: usize = 8;
 
 /// Copies what is useful of `/sys` and `/proc`.
-pub(super) fn copy_trees(pile: &mut Pile, places: &Places, evidence: &Evidence) {
+pub(super) fn copy_trees(pile: &mut Pile, places: &SourcePaths, evidence: &DoctorEvidence) {
     pile.copy_all("proc", &places.proc, &PROC);
     pile.copy_all("sys", &places.sys, &SYS);
     copy_bus(pile, places, evidence);
@@ -208,7 +213,7 @@ pub(super) fn copy_trees(pile: &mut Pile, places: &Places, evidence: &Evidence) 
     copy_nvidia(pile, places, evidence);
 }
 
-fn copy_bus(pile: &mut Pile, places: &Places, evidence: &Evidence) {
+fn copy_bus(pile: &mut Pile, places: &SourcePaths, evidence: &DoctorEvidence) {
     for gpu in evidence.gpus.value().into_iter().flatten() {
         let folder = format!("bus/pci/devices/{}", gpu.pci);
         let (to, from) = (format!("sys/{folder}"), places.sys.join(&folder));
@@ -219,7 +224,7 @@ fn copy_bus(pile: &mut Pile, places: &Places, evidence: &Evidence) {
     }
 }
 
-fn copy_cards(pile: &mut Pile, places: &Places) {
+fn copy_cards(pile: &mut Pile, places: &SourcePaths) {
     let folder = places.sys.join("class/drm");
     for number in kernel_file::numbered(&folder, "card").unwrap_or_default() {
         let device = folder.join(format!("card{number}/device"));
@@ -240,7 +245,7 @@ fn copy_cards(pile: &mut Pile, places: &Places) {
     }
 }
 
-fn copy_nvidia(pile: &mut Pile, places: &Places, evidence: &Evidence) {
+fn copy_nvidia(pile: &mut Pile, places: &SourcePaths, evidence: &DoctorEvidence) {
     let asleep: Vec<PciAddress> =
         evidence.gpus.value().into_iter().flatten().filter(|gpu| gpu.asleep).map(|gpu| gpu.pci).collect();
     let root = places.proc.join("driver/nvidia");
@@ -303,7 +308,7 @@ const RUNS: [(SourceKind, &[Question]); 3] = [
 ];
 
 /// Runs the tools that are here. A failure is a file of its own, `<name>.error.txt`.
-pub(super) fn run_tools(pile: &mut Pile, evidence: &Evidence, wish: &Wish) {
+pub(super) fn run_tools(pile: &mut Pile, evidence: &DoctorEvidence, wish: &BundleRequest) {
     for (kind, questions) in RUNS {
         match runnable(evidence, wish, kind) {
             Ok(path) => {
@@ -318,7 +323,11 @@ pub(super) fn run_tools(pile: &mut Pile, evidence: &Evidence, wish: &Wish) {
 }
 
 /// Where a tool is, or why it is not run.
-fn runnable<'a>(evidence: &'a Evidence, wish: &Wish, kind: SourceKind) -> Result<&'a Path, &'static str> {
+fn runnable<'a>(
+    evidence: &'a DoctorEvidence,
+    wish: &BundleRequest,
+    kind: SourceKind,
+) -> Result<&'a Path, &'static str> {
     let path = evidence.tools.get(&kind).and_then(Option::as_deref).ok_or("the tool is not on the PATH")?;
     let asleep = vendor_of(kind).is_some_and(|vendor| evidence.gpus_of(vendor).any(|gpu| gpu.asleep));
     if asleep && !wish.wake {

@@ -10,12 +10,12 @@ use gpupool_core::Vendor;
 use rustix::fs::{Access as Wanted, AtFlags, CWD, accessat};
 use rustix::io::Errno;
 
-use crate::detect::Places;
+use crate::detect::SourcePaths;
 use crate::kernel_log::{self, Said};
 use crate::pci_bus::{self, PciGpu};
-use crate::snapshot::Snapshot;
+use crate::reported::{Reported, Words, words};
 use crate::source::{SourceError, SourceKind};
-use crate::told::{Told, Words, words};
+use crate::source_reading::SourceReading;
 use crate::{attribution, kernel_file, limits};
 
 /// What one source answered when the caller asked it.
@@ -24,30 +24,30 @@ pub struct SourceResult {
     /// Which source.
     pub kind: SourceKind,
     /// Its answer.
-    pub result: Result<Snapshot, SourceError>,
+    pub result: Result<SourceReading, SourceError>,
 }
 
 /// Everything the doctor knows of a machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Evidence {
+pub struct DoctorEvidence {
     /// Display adapters and accelerators on the PCI bus.
-    pub gpus: Told<Vec<PciGpu>>,
+    pub gpus: Reported<Vec<PciGpu>>,
     /// Which of the kernel modules that matter are loaded, spelled with `_`.
-    pub modules: Told<BTreeSet<String>>,
+    pub modules: Reported<BTreeSet<String>>,
     /// The versions of NVIDIA's kernel module and library.
     pub nvidia: NvidiaVersions,
     /// What the sources answered.
     pub(crate) sources: Vec<SourceResult>,
     /// The device nodes of GPUs.
-    pub nodes: Told<Vec<Node>>,
+    pub nodes: Reported<Vec<DeviceNode>>,
     /// Who is looking.
     pub(crate) user: User,
     /// How this process is confined.
-    pub confinement: Confinement,
+    pub confinement: ContainerEvidence,
     /// The running kernel.
-    pub kernel_release: Told<String>,
+    pub kernel_release: Reported<String>,
     /// Whether NVIDIA's persistence daemon runs.
-    pub persistence_daemon: Told<bool>,
+    pub persistence_daemon: Reported<bool>,
     /// What the kernel's log says went wrong since the last boot, where a log was given.
     pub(crate) kernel_log: Vec<Said>,
     /// Set variables that hide devices from programs.
@@ -56,11 +56,15 @@ pub struct Evidence {
     pub tools: BTreeMap<SourceKind, Option<PathBuf>>,
 }
 
-impl Evidence {
+impl DoctorEvidence {
     /// Looks at the machine at `places`; `environment` looks up a variable, `sources` is what the sources answered.
     ///
     /// Opens no device node and reads only what the kernel keeps in its own memory, so no device is woken.
-    pub fn gather(places: &Places, environment: &dyn Fn(&str) -> Option<String>, sources: Vec<SourceResult>) -> Self {
+    pub fn gather(
+        places: &SourcePaths,
+        environment: &dyn Fn(&str) -> Option<String>,
+        sources: Vec<SourceResult>,
+    ) -> Self {
         Self {
             gpus: pci_bus::scan(&places.sys).map(|bus| bus.gpus),
             modules: modules(&places.proc, &places.sys),
@@ -68,7 +72,7 @@ impl Evidence {
             sources,
             nodes: nodes(&places.dev, &places.sys),
             user: User::current(&places.etc),
-            confinement: Confinement {
+            confinement: ContainerEvidence {
                 container: container_signs(places, environment),
                 host_pids: attribution::has_host_pids(&places.proc),
                 cgroup: cgroup(places),
@@ -99,7 +103,7 @@ impl Evidence {
     }
 
     /// The device nodes.
-    pub(crate) fn nodes(&self) -> &[Node] {
+    pub(crate) fn nodes(&self) -> &[DeviceNode] {
         self.nodes.value().map_or(&[], Vec::as_slice)
     }
 
@@ -114,7 +118,7 @@ impl Evidence {
     }
 
     /// What the sources that answered said, those of one vendor only.
-    pub(crate) fn answers_about(&self, vendor: Vendor) -> impl Iterator<Item = &Snapshot> {
+    pub(crate) fn answers_about(&self, vendor: Vendor) -> impl Iterator<Item = &SourceReading> {
         let of_vendor = move |answer: &&SourceResult| vendor_of(answer.kind) == Some(vendor);
         self.sources.iter().filter(of_vendor).filter_map(|answer| answer.result.as_ref().ok())
     }
@@ -131,8 +135,8 @@ impl Evidence {
     }
 
     /// What all sources together say of the devices.
-    pub(crate) fn machine(&self) -> Snapshot {
-        let mut machine = Snapshot::default();
+    pub(crate) fn machine(&self) -> SourceReading {
+        let mut machine = SourceReading::default();
         for snapshot in self.sources.iter().filter_map(|answer| answer.result.as_ref().ok()) {
             machine.merge(snapshot.clone());
         }
@@ -150,7 +154,7 @@ pub(crate) const fn vendor_of(kind: SourceKind) -> Option<Vendor> {
 }
 
 /// The root of the file system that `/etc` belongs to.
-fn root_of(places: &Places) -> &Path {
+fn root_of(places: &SourcePaths) -> &Path {
     places.etc.parent().unwrap_or(Path::new("/"))
 }
 
@@ -167,7 +171,7 @@ pub(super) fn names_in(folder: &Path) -> std::io::Result<Vec<String>> {
 
 /// Whether the current user may open a node to read and write.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Access {
+pub enum NodeAccess {
     /// Yes.
     Granted,
     /// The mode of the node says no.
@@ -180,7 +184,7 @@ pub enum Access {
 
 /// A device node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
+pub struct DeviceNode {
     /// Its name below `/dev`: `nvidia0`, `kfd`, `dri/renderD128`.
     pub name: String,
     /// Whose devices it leads to, where that is known.
@@ -192,10 +196,10 @@ pub struct Node {
     /// Its group.
     pub gid: u32,
     /// Whether the current user may use it.
-    pub access: Access,
+    pub access: NodeAccess,
 }
 
-impl Node {
+impl DeviceNode {
     /// Whether its mode lets members of its group read and write.
     pub(crate) fn is_open_to_group(&self) -> bool {
         self.mode & 0o060 == 0o060
@@ -213,7 +217,7 @@ impl Node {
 }
 
 /// The nodes that lead to GPUs.
-pub(super) fn nodes(dev: &Path, sys: &Path) -> Told<Vec<Node>> {
+pub(super) fn nodes(dev: &Path, sys: &Path) -> Reported<Vec<DeviceNode>> {
     let names = match names_in(dev) {
         Ok(names) => names,
         Err(error) => return kernel_file::missing(&error),
@@ -229,7 +233,7 @@ pub(super) fn nodes(dev: &Path, sys: &Path) -> Told<Vec<Node>> {
         _ => None,
     });
     let seen = direct.chain(render).filter_map(|(name, vendor)| node(dev, name, vendor));
-    Told::Value(seen.take(limits::DEVICES).collect())
+    Reported::Value(seen.take(limits::DEVICES).collect())
 }
 
 fn is_nvidia(name: &str) -> bool {
@@ -237,19 +241,19 @@ fn is_nvidia(name: &str) -> bool {
     matches!(rest, "ctl" | "-uvm" | "-uvm-tools") || !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-fn node(dev: &Path, name: String, vendor: Option<Vendor>) -> Option<Node> {
+fn node(dev: &Path, name: String, vendor: Option<Vendor>) -> Option<DeviceNode> {
     let path = dev.join(&name);
     let facts = std::fs::metadata(&path).ok()?;
     let mode = facts.permissions().mode() & 0o7777;
-    Some(Node { name, vendor, mode, uid: facts.uid(), gid: facts.gid(), access: access(&path) })
+    Some(DeviceNode { name, vendor, mode, uid: facts.uid(), gid: facts.gid(), access: access(&path) })
 }
 
-fn access(path: &Path) -> Access {
+fn access(path: &Path) -> NodeAccess {
     match accessat(CWD, path, Wanted::READ_OK | Wanted::WRITE_OK, AtFlags::EACCESS) {
-        Ok(()) => Access::Granted,
-        Err(Errno::ACCESS) => Access::Denied,
-        Err(Errno::PERM) => Access::Forbidden,
-        Err(error) => Access::Unknown(error.to_string().into()),
+        Ok(()) => NodeAccess::Granted,
+        Err(Errno::ACCESS) => NodeAccess::Denied,
+        Err(Errno::PERM) => NodeAccess::Forbidden,
+        Err(error) => NodeAccess::Unknown(error.to_string().into()),
     }
 }
 
@@ -266,15 +270,15 @@ const LOG_MESSAGE_BYTES: usize = 16 << 10;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NvidiaVersions {
     /// What `/proc/driver/nvidia/version` says.
-    pub kernel_text: Told<String>,
+    pub kernel_text: Reported<String>,
     /// Version of the loaded kernel module.
-    pub kernel: Told<String>,
+    pub kernel: Reported<String>,
     /// Version of the library, by the name of its file.
-    pub library: Told<String>,
+    pub library: Reported<String>,
 }
 
 impl NvidiaVersions {
-    pub(super) fn read(places: &Places) -> Self {
+    pub(super) fn read(places: &SourcePaths) -> Self {
         let kernel_text = kernel_file::text(&places.proc.join("driver/nvidia/version"));
         let by_text = pci_bus::nvidia_driver_version(&places.proc);
         let kernel = by_text.or(kernel_file::text(&places.sys.join("module/nvidia/version")));
@@ -311,7 +315,7 @@ pub(super) fn log(dev: &Path) -> String {
 }
 
 /// `libnvidia-ml.so.1` is a link to a file whose name ends in the version; the library itself is not opened.
-fn library_version(places: &Places) -> Told<String> {
+fn library_version(places: &SourcePaths) -> Reported<String> {
     const FOLDERS: [&str; 6] = [
         "usr/lib/x86_64-linux-gnu",
         "usr/lib/aarch64-linux-gnu",
@@ -328,11 +332,11 @@ fn library_version(places: &Places) -> Told<String> {
         let version = file.file_name()?.to_str()?.strip_prefix("libnvidia-ml.so.")?.to_owned();
         version.contains('.').then_some(version)
     };
-    given.into_iter().chain(usual).find_map(version).map_or(Told::ABSENT, Told::Value)
+    given.into_iter().chain(usual).find_map(version).map_or(Reported::ABSENT, Reported::Value)
 }
 
 /// Which of the watched modules are loaded or built in.
-pub(super) fn modules(proc: &Path, sys: &Path) -> Told<BTreeSet<String>> {
+pub(super) fn modules(proc: &Path, sys: &Path) -> Reported<BTreeSet<String>> {
     let listed = kernel_file::text(&proc.join("modules"));
     let in_sys = sys.join("module");
     if listed.value().is_none() && !in_sys.is_dir() {
@@ -342,11 +346,11 @@ pub(super) fn modules(proc: &Path, sys: &Path) -> Told<BTreeSet<String>> {
         listed.value().is_some_and(|text| text.lines().any(|line| line.split_whitespace().next() == Some(name)))
     };
     let loaded = WATCHED.iter().filter(|name| is_listed(name) || in_sys.join(name).is_dir());
-    Told::Value(loaded.map(|name| (*name).to_owned()).collect())
+    Reported::Value(loaded.map(|name| (*name).to_owned()).collect())
 }
 
 /// The release of the running kernel.
-pub(super) fn release(proc: &Path) -> Told<String> {
+pub(super) fn release(proc: &Path) -> Reported<String> {
     let version = || {
         let text = kernel_file::text(&proc.join("version"));
         text.map(|text| text.split_whitespace().nth(2).unwrap_or_default().to_owned())
@@ -355,9 +359,9 @@ pub(super) fn release(proc: &Path) -> Told<String> {
 }
 
 /// Whether NVIDIA's persistence daemon runs: by the socket it keeps, or by its name among the processes.
-pub(super) fn persistence_daemon(places: &Places) -> Told<bool> {
+pub(super) fn persistence_daemon(places: &SourcePaths) -> Reported<bool> {
     if root_of(places).join("run/nvidia-persistenced/socket").exists() {
-        return Told::Value(true);
+        return Reported::Value(true);
     }
     // The kernel cuts names of tasks at 15 characters.
     const NAME: &str = "nvidia-persiste";
@@ -367,7 +371,7 @@ pub(super) fn persistence_daemon(places: &Places) -> Told<bool> {
             let is_daemon = |pid: &String| {
                 kernel_file::text(&places.proc.join(pid).join("comm")).value().is_some_and(|name| name == NAME)
             };
-            Told::Value(names.iter().filter(is_process).any(is_daemon))
+            Reported::Value(names.iter().filter(is_process).any(is_daemon))
         }
         Err(error) => kernel_file::missing(&error),
     }
@@ -377,18 +381,18 @@ pub(super) fn persistence_daemon(places: &Places) -> Told<bool> {
 
 /// How this process is confined.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Confinement {
+pub struct ContainerEvidence {
     /// What says that this is a container; empty where nothing does.
     pub container: Vec<String>,
     /// Whether the PID namespace is the host's, in which drivers number processes.
-    pub host_pids: Told<bool>,
+    pub host_pids: Reported<bool>,
     /// The control groups.
-    pub cgroup: Told<Cgroup>,
+    pub cgroup: Reported<CgroupSupport>,
 }
 
 /// Which control groups the machine has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cgroup {
+pub struct CgroupSupport {
     /// How they are laid out.
     pub mode: CgroupMode,
     /// The controllers: `cpu`, `memory`, `pids`, `dmem`.
@@ -418,7 +422,7 @@ impl CgroupMode {
     }
 }
 
-fn container_signs(places: &Places, environment: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
+fn container_signs(places: &SourcePaths, environment: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
     const RUNTIMES: [&str; 6] = ["docker", "kubepods", "containerd", "libpod", "crio", "lxc"];
     let root = root_of(places);
     let mut signs = Vec::new();
@@ -434,12 +438,16 @@ fn container_signs(places: &Places, environment: &dyn Fn(&str) -> Option<String>
     signs
 }
 
-fn cgroup(places: &Places) -> Told<Cgroup> {
+fn cgroup(places: &SourcePaths) -> Reported<CgroupSupport> {
     let root = places.sys.join("fs/cgroup");
     let unified = kernel_file::bytes(&root.join("cgroup.controllers"));
     if let Ok(controllers) = unified {
         let controllers = String::from_utf8_lossy(&controllers).split_whitespace().map(str::to_owned).collect();
-        return Told::Value(Cgroup { mode: CgroupMode::Unified, controllers, kill: has_kill(&root, places) });
+        return Reported::Value(CgroupSupport {
+            mode: CgroupMode::Unified,
+            controllers,
+            kill: has_kill(&root, places),
+        });
     }
     // Version 1 lists its controllers as `name hierarchy groups enabled`.
     let listed = kernel_file::text(&places.proc.join("cgroups"));
@@ -455,13 +463,13 @@ fn cgroup(places: &Places) -> Told<Cgroup> {
             false => CgroupMode::Legacy,
         };
         let kill = mode == CgroupMode::Hybrid && has_kill(&beside, places);
-        Cgroup { mode, controllers: text.lines().filter_map(enabled).collect(), kill }
+        CgroupSupport { mode, controllers: text.lines().filter_map(enabled).collect(), kill }
     })
 }
 
 /// The root group itself has no `cgroup.kill`; any group below it has, where the kernel knows it. Where there is no
 /// group to look at, the kernel's release decides.
-fn has_kill(root: &Path, places: &Places) -> bool {
+fn has_kill(root: &Path, places: &SourcePaths) -> bool {
     let names = names_in(root).unwrap_or_default();
     let mut groups = names.iter().map(|name| root.join(name)).filter(|path| path.is_dir()).peekable();
     if groups.peek().is_none() {
@@ -487,7 +495,7 @@ pub(crate) struct User {
     /// The groups this process is in.
     pub gids: Vec<u32>,
     /// The groups of the machine.
-    pub groups: Told<Vec<Group>>,
+    pub groups: Reported<Vec<Group>>,
 }
 
 /// A group of the machine.
@@ -542,7 +550,7 @@ pub(super) fn hiding_variables(environment: &dyn Fn(&str) -> Option<String>) -> 
 }
 
 /// Where the tools of `places` are.
-fn tools(places: &Places, path: &str) -> BTreeMap<SourceKind, Option<PathBuf>> {
+fn tools(places: &SourcePaths, path: &str) -> BTreeMap<SourceKind, Option<PathBuf>> {
     let tools = [
         (SourceKind::NvidiaSmi, &places.nvidia_smi),
         (SourceKind::AmdSmi, &places.amd_smi),
@@ -566,8 +574,8 @@ mod tests {
     #[test]
     fn a_shortened_version_is_the_same_version() {
         let versions = |kernel: &str, library: &str| NvidiaVersions {
-            kernel: Told::Value(kernel.to_owned()),
-            library: Told::Value(library.to_owned()),
+            kernel: Reported::Value(kernel.to_owned()),
+            library: Reported::Value(library.to_owned()),
             ..NvidiaVersions::default()
         };
         assert!(!versions("535.171.04", "535.171").differ());

@@ -1,8 +1,8 @@
 //! What is wrong with the GPUs of a machine, why, and what to do about it.
 //!
-//! Three steps, each of its own kind: [`Evidence::gather`] looks at the machine without waking or opening a device,
-//! [`examine`] is a pure function from evidence to [`Finding`]s, and [`render`] puts them into words for a terminal.
-//! [`Bundle`] packs what somebody elsewhere needs to see the same machine.
+//! Three steps, each of its own kind: [`DoctorEvidence::gather`] looks at the machine without waking or opening a device,
+//! [`diagnose`] is a pure function from evidence to [`DoctorFinding`]s, and [`render_findings`] puts them into words for a terminal.
+//! [`DiagnosticBundle`] packs what somebody elsewhere needs to see the same machine.
 
 mod bundle;
 mod evidence;
@@ -10,14 +10,16 @@ mod findings;
 mod redact;
 
 pub use crate::pci_bus::PciGpu;
-pub use bundle::{Bundle, Wish};
-pub use evidence::{Access, Cgroup, CgroupMode, Confinement, Evidence, Node, NvidiaVersions, SourceResult};
-pub use findings::{Finding, Severity, examine};
-pub use redact::Redact;
+pub use bundle::{BundleRequest, DiagnosticBundle};
+pub use evidence::{
+    CgroupMode, CgroupSupport, ContainerEvidence, DeviceNode, DoctorEvidence, NodeAccess, NvidiaVersions, SourceResult,
+};
+pub use findings::{DoctorFinding, DoctorSeverity, diagnose};
+pub use redact::RedactionOptions;
 
 use std::fmt::Write;
 
-use crate::told::Told;
+use crate::reported::Reported;
 
 /// No line is longer.
 const COLUMNS: usize = 100;
@@ -25,7 +27,7 @@ const COLUMNS: usize = 100;
 const INDENT: usize = 9;
 
 /// The findings, worst first, and what was looked at.
-pub fn render(evidence: &Evidence, findings: &[Finding]) -> String {
+pub fn render_findings(evidence: &DoctorEvidence, findings: &[DoctorFinding]) -> String {
     let mut text = String::new();
     for finding in findings {
         let head = format!("{} [{}]", finding.summary, finding.code);
@@ -44,8 +46,8 @@ pub fn render(evidence: &Evidence, findings: &[Finding]) -> String {
 }
 
 /// What the evidence rests on.
-fn looked_at(evidence: &Evidence) -> Vec<String> {
-    fn count<T>(told: &Told<Vec<T>>) -> String {
+fn looked_at(evidence: &DoctorEvidence) -> Vec<String> {
+    fn count<T>(told: &Reported<Vec<T>>) -> String {
         told.value().map_or("unknown".to_owned(), |list| list.len().to_string())
     }
     let mut looked = vec![
@@ -105,12 +107,12 @@ fn pieces(word: &str, room: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::examine;
+    use crate::doctor::diagnose;
     use crate::doctor::findings::tests::samples::{amd, every_kind, nvidia};
 
     #[test]
     fn a_healthy_machine_is_told_what_was_looked_at() {
-        let text = render(&nvidia(), &[]);
+        let text = render_findings(&nvidia(), &[]);
         assert!(text.starts_with("Nothing is wrong.\nLooked at: "), "{text}");
         assert!(text.contains("nvml: 2 devices") && text.contains("cgroup v2 with cpu, memory, pids"), "{text}");
     }
@@ -119,7 +121,7 @@ mod tests {
     fn a_finding_has_its_severity_evidence_and_remedy() {
         let mut evidence = amd();
         evidence.tools.values_mut().for_each(|path| *path = None);
-        let text = render(&evidence, &examine(&evidence));
+        let text = render_findings(&evidence, &diagnose(&evidence));
         let expected = "note     AMD's compute driver is here (/dev/kfd) but neither amd-smi nor rocm-smi.\n\
         \x20        [rocm_tools_missing]\n\
         \x20        - /dev/kfd exists\n";
@@ -131,7 +133,7 @@ mod tests {
     fn no_line_is_wider_than_a_hundred_columns_and_no_control_character_gets_through() {
         let mut findings = every_kind();
         findings[0].evidence.push(format!("{} \u{1b}[31mred", "é".repeat(333)));
-        let text = render(&nvidia(), &findings);
+        let text = render_findings(&nvidia(), &findings);
         assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
         assert!(text.chars().all(|c| c == '\n' || !c.is_control()));
     }

@@ -10,20 +10,20 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::amd_tools;
-use crate::found::is_uuid;
+use crate::detected_device::is_uuid;
 use crate::nvidia_smi::errors;
 use crate::nvidia_smi::xml::{self, Element};
 
 /// What is left out of a bundle, and replaced in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Redact {
+pub struct RedactionOptions {
     /// Serial numbers, names of processes, names of hosts, and whatever else is not on the list.
     pub identities: bool,
     /// UUIDs and unique ids of devices.
     pub uuids: bool,
 }
 
-impl Default for Redact {
+impl Default for RedactionOptions {
     /// UUIDs are kept: reports are about which device is which, and a UUID says nothing of its owner.
     fn default() -> Self {
         Self { identities: true, uuids: false }
@@ -57,7 +57,7 @@ const ROCM_SMI: &str = "device_name device_id device_rev subsystem_id guid gpu_i
 pub(super) fn redact<'a>(
     files: impl Iterator<Item = (&'a String, &'a mut Vec<u8>)>,
     host: Option<&str>,
-    wanted: Redact,
+    wanted: RedactionOptions,
 ) {
     // A name as short or common as these cannot be told from other words.
     let host = host.filter(|host| wanted.identities && host.len() >= 4 && *host != "localhost");
@@ -245,7 +245,7 @@ fn replace_words(
 mod tests {
     use super::*;
 
-    fn redacted(files: &[(&str, &str)], wanted: Redact) -> Vec<String> {
+    fn redacted(files: &[(&str, &str)], wanted: RedactionOptions) -> Vec<String> {
         // Not sorted, so that the answer is in the order of the question.
         let mut entries: Vec<(String, Vec<u8>)> =
             files.iter().map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec())).collect();
@@ -253,7 +253,7 @@ mod tests {
         entries.into_iter().map(|(_, bytes)| String::from_utf8(bytes).unwrap()).collect()
     }
 
-    const ALL: Redact = Redact { identities: true, uuids: true };
+    const ALL: RedactionOptions = RedactionOptions { identities: true, uuids: true };
 
     #[test]
     fn of_a_tools_answer_only_fields_on_the_list_are_kept() {
@@ -281,7 +281,7 @@ mod tests {
             ("findings.json", "on node-seven.example, not node-seventeen"),
             ("nvidia-smi-topo.error.txt", "exit code 9\ncannot see node-seven\n"),
         ];
-        let seen = redacted(&files, Redact::default());
+        let seen = redacted(&files, RedactionOptions::default());
         assert_eq!(
             seen[0].replace('\n', ""),
             "Unable to determine the device handle for GPU 0000:02:00.0: Unknown Error<nvidia_smi_log>\
@@ -305,7 +305,7 @@ mod tests {
             seen[4..],
             ["Linux version 6.8\n", "on host.example, not node-seventeen", "exit code 9\ncannot see host\n"]
         );
-        let kept = redacted(&files, Redact { identities: false, uuids: false });
+        let kept = redacted(&files, RedactionOptions { identities: false, uuids: false });
         assert!(kept.iter().zip(files).all(|(kept, (_, text))| kept == text));
     }
 
@@ -320,7 +320,7 @@ mod tests {
     #[test]
     fn uuids_are_kept_unless_asked_and_are_the_same_fake_in_every_file() {
         let list = "GPU 0: X (UUID: GPU-6ee2b5b2-1d5a-4a7e-9b3f-0123456789ab)\n";
-        assert_eq!(redacted(&[("nvidia-smi-L.txt", list)], Redact::default()), [list]);
+        assert_eq!(redacted(&[("nvidia-smi-L.txt", list)], RedactionOptions::default()), [list]);
         let report = "GPU-6EE2B5B2-1d5a-4a7e-9b3f-0123456789ab, MIG-aaaaaaaa-1d5a-4a7e-9b3f-0123456789ab";
         let seen = redacted(&[("nvidia-smi-L.txt", list), ("report.txt", report)], ALL);
         assert_eq!(seen[0], "GPU 0: X (UUID: GPU-00000000-0000-4000-8000-000000000001)\n");

@@ -7,9 +7,9 @@ use crate::limits;
 use crate::nvidia_smi::gpu::{leaf, put};
 use crate::nvidia_smi::xml::Element;
 use crate::nvidia_smi::{errors, gpu};
-use crate::snapshot::Snapshot;
+use crate::reported::words;
 use crate::source::SourceError;
-use crate::told::words;
+use crate::source_reading::SourceReading;
 
 /// What people call this form.
 pub(super) const NAME: &str = "nvidia-smi --query-gpu";
@@ -62,7 +62,7 @@ pub(crate) fn looks_like(text: &str) -> bool {
 }
 
 /// The devices of a table. Of several rows for one device (`-l`), the first.
-pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
     errors::around(text, |text| {
         let rows = Rows::parse(text, NAME, &["name", "gpu_name"])?;
         if !rows.fields.iter().any(|field| place(field).is_some()) {
@@ -147,7 +147,7 @@ pub(crate) fn looks_like_apps(text: &str) -> bool {
 }
 
 /// The devices that have processes, with these processes. No row is no device.
-pub(crate) fn parse_apps(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse_apps(text: &str) -> Result<SourceReading, SourceError> {
     errors::around(text, |text| {
         let rows = Rows::parse(text, APPS, &PROCESS_NAME)?;
         let mut root = Element::default();
@@ -348,10 +348,10 @@ fn quoted_names(line: &str) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpupool_core::{Bytes, Health, Percent};
+    use gpupool_core::{Bytes, DeviceHealth, Percent};
 
-    use crate::found::{UsedMeans, Watts};
-    use crate::told::Told;
+    use crate::detected_device::{Milliwatts, UsedMemoryScope};
+    use crate::reported::Reported;
 
     const HEAD: &str = "index, uuid, name, pci.bus_id, driver_version, memory.total [MiB], memory.used [MiB], \
                         utilization.gpu [%], temperature.gpu, power.draw [W], enforced.power.limit [W]";
@@ -368,15 +368,15 @@ mod tests {
             assert_eq!((device.index, device.uuid.as_deref()), (Some(3), Some("GPU-a")));
             assert_eq!(device.pci.unwrap().to_string(), "0000:06:00.0");
             assert_eq!(device.driver.as_deref(), Some("550.1"));
-            assert_eq!(device.memory.total, Told::Value(Bytes(23028 << 20)));
-            assert_eq!(device.memory.used, Told::Value(Bytes(5 << 20)));
-            assert_eq!(device.memory.used_means, UsedMeans::WithoutReserved);
-            assert_eq!(device.utilization, Told::Value(Percent(12_000)));
-            assert_eq!(device.temperature_c, Told::Value(32));
-            assert_eq!(device.power, Told::Value(Watts(21_700)));
-            assert_eq!(device.power_limit, Told::Value(Watts(150_000)));
+            assert_eq!(device.memory.total, Reported::Value(Bytes(23028 << 20)));
+            assert_eq!(device.memory.used, Reported::Value(Bytes(5 << 20)));
+            assert_eq!(device.memory.used_means, UsedMemoryScope::WithoutReserved);
+            assert_eq!(device.utilization, Reported::Value(Percent(12_000)));
+            assert_eq!(device.temperature_c, Reported::Value(32));
+            assert_eq!(device.power, Reported::Value(Milliwatts(21_700)));
+            assert_eq!(device.power_limit, Reported::Value(Milliwatts(150_000)));
             assert!(device.processes.is_absent());
-            assert_eq!(device.health, Some(Health::Healthy));
+            assert_eq!(device.health, Some(DeviceHealth::Healthy));
         }
     }
 
@@ -389,19 +389,19 @@ mod tests {
         );
         let snapshot = parse(&text).unwrap();
         let [first, second] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
-        assert_eq!(first.memory.total, Told::Unsupported("[Not Supported]".into()));
-        assert_eq!(first.memory.used, Told::Unsupported("N/A".into()));
-        assert_eq!(first.utilization, Told::Failed("[Unknown Error]".into()));
-        assert_eq!(first.temperature_c, Told::Failed("ERR!".into()));
-        assert!(matches!(first.power, Told::Unsupported(_)));
-        assert_eq!(first.power_limit, Told::Failed("[Insufficient Permissions]".into()));
+        assert_eq!(first.memory.total, Reported::Unsupported("[Not Supported]".into()));
+        assert_eq!(first.memory.used, Reported::Unsupported("N/A".into()));
+        assert_eq!(first.utilization, Reported::Failed("[Unknown Error]".into()));
+        assert_eq!(first.temperature_c, Reported::Failed("ERR!".into()));
+        assert!(matches!(first.power, Reported::Unsupported(_)));
+        assert_eq!(first.power_limit, Reported::Failed("[Insufficient Permissions]".into()));
         assert_eq!(first.driver, None);
-        assert!(matches!(second.memory.total, Told::Unsupported(_)));
-        assert_eq!(second.utilization, Told::Failed("[new words]".into()));
+        assert!(matches!(second.memory.total, Reported::Unsupported(_)));
+        assert_eq!(second.utilization, Reported::Failed("[new words]".into()));
         assert!(second.temperature_c.is_absent());
-        assert_eq!(second.health, Some(Health::Lost));
+        assert_eq!(second.health, Some(DeviceHealth::Lost));
         let reset = parse("uuid, power.draw [W]\nGPU-a, [GPU requires reset]\n").unwrap();
-        assert!(matches!(&reset.devices[0].health, Some(Health::Unhealthy(reason)) if reason.contains("reset")));
+        assert!(matches!(&reset.devices[0].health, Some(DeviceHealth::Unhealthy(reason)) if reason.contains("reset")));
     }
 
     #[test]
@@ -421,7 +421,7 @@ mod tests {
         let text = "uuid, memory.used [MiB]\nGPU-a, 1 MiB\nGPU-b, 2 MiB\nGPU-a, 3 MiB\nGPU-b, 4 M";
         let snapshot = parse(text).unwrap();
         assert_eq!(snapshot.devices.len(), 2);
-        assert_eq!(snapshot.devices[0].memory.used, Told::Value(Bytes(1 << 20)));
+        assert_eq!(snapshot.devices[0].memory.used, Reported::Value(Bytes(1 << 20)));
         assert_eq!(snapshot.warnings.len(), 1);
     }
 
@@ -447,14 +447,17 @@ mod tests {
         assert_eq!((first.index, first.health.clone()), (None, None));
         let processes = first.processes.value().unwrap();
         assert_eq!((processes[0].pid, processes[0].name.as_deref()), (7, Some("python a, b")));
-        assert_eq!(processes[0].memory, Told::Value(Bytes(2296 << 20)));
-        assert_eq!((processes[1].name.as_deref(), processes[1].memory.clone()), (None, Told::Value(Bytes(5 << 20))));
-        assert!(matches!(second.processes.value().unwrap()[0].memory, Told::Unsupported(_)));
+        assert_eq!(processes[0].memory, Reported::Value(Bytes(2296 << 20)));
+        assert_eq!(
+            (processes[1].name.as_deref(), processes[1].memory.clone()),
+            (None, Reported::Value(Bytes(5 << 20)))
+        );
+        assert!(matches!(second.processes.value().unwrap()[0].memory, Reported::Unsupported(_)));
     }
 
     #[test]
     fn no_process_is_an_answer_and_no_head_is_none() {
-        assert_eq!(parse_apps("gpu_uuid, pid, used_memory [MiB]\n"), Ok(Snapshot::default()));
+        assert_eq!(parse_apps("gpu_uuid, pid, used_memory [MiB]\n"), Ok(SourceReading::default()));
         assert_eq!(parse_apps("GPU-a, 5, 7 MiB").unwrap_err().code(), "malformed");
         assert!(!looks_like_apps("gpu_uuid, pid, max_memory_usage [MiB]\n"));
     }

@@ -1,12 +1,12 @@
 //! What `nvidia-smi` prints instead of devices, or between them.
 
-use gpupool_core::{Health, Vendor};
+use gpupool_core::{DeviceHealth, Vendor};
 
 use crate::address::parse_pci_address;
-use crate::found::Found;
-use crate::snapshot::Snapshot;
+use crate::detected_device::DetectedDevice;
+use crate::reported::words;
 use crate::source::SourceError;
-use crate::told::words;
+use crate::source_reading::SourceReading;
 
 /// What people call this form.
 pub(super) const NAME: &str = "nvidia-smi";
@@ -17,7 +17,7 @@ pub(crate) fn looks_like(text: &str) -> bool {
 }
 
 /// What a text of messages means: devices that do not answer, no devices, or why there are none.
-pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
     around(text, |rest| {
         let problem = format!("it is no known message: {}", words(rest.trim()));
         Err(SourceError::malformed(NAME, problem))
@@ -30,18 +30,18 @@ pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
 /// nothing else, and is a warning where there is.
 pub(crate) fn around(
     text: &str,
-    parse: impl FnOnce(&str) -> Result<Snapshot, SourceError>,
-) -> Result<Snapshot, SourceError> {
+    parse: impl FnOnce(&str) -> Result<SourceReading, SourceError>,
+) -> Result<SourceReading, SourceError> {
     let messages: Vec<(&str, Message)> =
         text.lines().filter_map(|line| Some((line.trim(), Message::of(line)?))).collect();
     if messages.is_empty() {
         return parse(text);
     }
     let rest: String = text.lines().filter(|line| Message::of(line).is_none()).flat_map(|line| [line, "\n"]).collect();
-    let bad: Vec<Found> = messages.iter().filter_map(|(line, message)| message.device(line)).collect();
+    let bad: Vec<DetectedDevice> = messages.iter().filter_map(|(line, message)| message.device(line)).collect();
     let whole = messages.iter().find_map(|(line, message)| message.error(line));
     let told = |wanted| messages.iter().any(|(_, message)| *message == wanted);
-    let answer = if rest.trim().is_empty() { Ok(Snapshot::default()) } else { parse(&rest) };
+    let answer = if rest.trim().is_empty() { Ok(SourceReading::default()) } else { parse(&rest) };
     let mut snapshot = match (answer, whole) {
         (Ok(snapshot), Some(error)) if snapshot.devices.is_empty() && bad.is_empty() => return Err(error),
         (Ok(mut snapshot), Some(error)) => {
@@ -52,21 +52,21 @@ pub(crate) fn around(
         (Err(_), Some(error)) if bad.is_empty() => return Err(error),
         (Err(problem), _) if bad.is_empty() && !told(Message::NoDevices) => return Err(problem),
         // What stands around the message (a date, the name of a container) is no answer.
-        (Err(_), _) => Snapshot::default(),
+        (Err(_), _) => SourceReading::default(),
     };
     for (line, _) in messages.iter().filter(|(_, message)| *message == Message::Notice) {
         snapshot.warn(words(line.trim_start_matches("WARNING: ")));
     }
-    let mut of_bad = Snapshot::default();
+    let mut of_bad = SourceReading::default();
     for device in bad {
         // The tool may say it once for each thing it was asked.
-        let is_known = |known: &Found| device.pci.is_some() && known.pci == device.pci;
+        let is_known = |known: &DetectedDevice| device.pci.is_some() && known.pci == device.pci;
         if of_bad.devices.iter().any(is_known) {
             continue;
         }
         let place = device.pci.map_or_else(|| "a GPU".to_owned(), |pci| format!("GPU {pci}"));
         of_bad.warn(match &device.health {
-            Some(Health::Unhealthy(reason)) => format!("{place}: {reason}"),
+            Some(DeviceHealth::Unhealthy(reason)) => format!("{place}: {reason}"),
             _ => format!("{place}: the GPU is lost"),
         });
         of_bad.push(device);
@@ -84,7 +84,7 @@ enum Message {
     Notice,
     Mismatch,
     NotLoaded,
-    NotHere,
+    NotPresent,
     NoPermission,
     Driver,
     /// The tool did not understand what it was asked.
@@ -101,13 +101,17 @@ const UNKNOWN_OPTION: &[&str] = &["is not recognized", "is missing its value", "
 const MESSAGES: [(&[&str], &[&str], Message); 14] = [
     (&["unable to determine the device handle for", "unable to detect the device handle for"], ANY, Message::Device),
     (&["no devices were found", "no devices found"], ANY, Message::NoDevices),
-    (&["nvidia smi couldnt find", "nvidia smi is not recognized"], ANY, Message::NotHere),
-    (ANY, &["nvidia smi command not found", "nvidia smi not found", "command not found nvidia smi"], Message::NotHere),
+    (&["nvidia smi couldnt find", "nvidia smi is not recognized"], ANY, Message::NotPresent),
+    (
+        ANY,
+        &["nvidia smi command not found", "nvidia smi not found", "command not found nvidia smi"],
+        Message::NotPresent,
+    ),
     (&["warning inforom is corrupted"], ANY, Message::Notice),
     (FAILED, &["version mismatch"], Message::Mismatch),
     (FAILED, &["insufficient permissions", "no permission"], Message::NoPermission),
     (FAILED, &["driver not loaded", "communicate with the nvidia driver"], Message::NotLoaded),
-    (FAILED, &["library not found"], Message::NotHere),
+    (FAILED, &["library not found"], Message::NotPresent),
     (FAILED, ANY, Message::Driver),
     (&["insufficient permissions"], ANY, Message::NoPermission),
     (&["field"], &["is not a valid field to query"], Message::Usage),
@@ -125,7 +129,7 @@ impl Message {
         let plain = plain(line);
         let has = |words: &[&str]| words.iter().any(|words| plain.contains(words));
         if has(&["nvidia smi"]) && has(NO_FILE) {
-            return Some(Self::NotHere);
+            return Some(Self::NotPresent);
         }
         let begins = |starts: &[&str]| starts.iter().any(|start| plain.starts_with(start));
         MESSAGES.into_iter().find(|(starts, words, _)| begins(starts) && has(words)).map(|(.., message)| message)
@@ -138,7 +142,7 @@ impl Message {
             Self::Device | Self::NoDevices | Self::Notice => return None,
             Self::Mismatch => SourceError::VersionMismatch(text),
             Self::NotLoaded => SourceError::DriverNotLoaded(text),
-            Self::NotHere => SourceError::NotHere { what: NAME.into(), why: text },
+            Self::NotPresent => SourceError::NotPresent { what: NAME.into(), why: text },
             Self::NoPermission => SourceError::NoPermission(text),
             Self::Driver => SourceError::Driver(text),
             Self::Usage => SourceError::malformed(NAME, text),
@@ -146,11 +150,11 @@ impl Message {
     }
 
     /// The device this is about.
-    fn device(self, line: &str) -> Option<Found> {
+    fn device(self, line: &str) -> Option<DetectedDevice> {
         if self != Self::Device {
             return None;
         }
-        let mut found = Found::new(Vendor::Nvidia);
+        let mut found = DetectedDevice::new(Vendor::Nvidia);
         let after = line.to_ascii_lowercase().find("handle for").and_then(|at| line.get(at + "handle for".len()..))?;
         // `GPU 0000:02:00.0: …`, `GPU0000:02:00.0: …` and `GPU2: 0000:02:00.0: …` are all in use.
         let named = after.trim_start().trim_start_matches(|c: char| c.is_ascii_alphabetic()).trim_start();
@@ -167,7 +171,8 @@ impl Message {
             None => rest,
         };
         let lost = plain(rest).contains("lost") || plain(rest).contains("fallen off the bus");
-        found.health = Some(if lost { Health::Lost } else { Health::Unhealthy(words(rest.trim()).as_ref().into()) });
+        found.health =
+            Some(if lost { DeviceHealth::Lost } else { DeviceHealth::Unhealthy(words(rest.trim()).as_ref().into()) });
         Some(found)
     }
 }
@@ -229,8 +234,8 @@ mod tests {
 
     #[test]
     fn no_devices_is_an_answer() {
-        assert_eq!(parse("No devices were found\n"), Ok(Snapshot::default()));
-        assert_eq!(parse("Mon Jan  1 10:00:00 2024\nNo devices were found"), Ok(Snapshot::default()));
+        assert_eq!(parse("No devices were found\n"), Ok(SourceReading::default()));
+        assert_eq!(parse("Mon Jan  1 10:00:00 2024\nNo devices were found"), Ok(SourceReading::default()));
     }
 
     #[test]
@@ -245,10 +250,10 @@ mod tests {
             let snapshot = parse(&format!("{text}{lost}")).unwrap();
             let [device] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
             assert_eq!((device.pci.unwrap().to_string().as_str(), device.index), (pci, index));
-            assert_eq!(device.health, Some(Health::Lost));
+            assert_eq!(device.health, Some(DeviceHealth::Lost));
             let unknown = parse(&format!("{text}Unknown Error\n{text}Unknown Error")).unwrap();
             assert_eq!(unknown.devices.len(), 1);
-            assert_eq!(unknown.devices[0].health, Some(Health::Unhealthy("Unknown Error".into())));
+            assert_eq!(unknown.devices[0].health, Some(DeviceHealth::Unhealthy("Unknown Error".into())));
             assert_eq!(unknown.warnings.len(), 1);
         }
     }
@@ -257,7 +262,7 @@ mod tests {
     fn a_device_with_an_address_that_cannot_be_is_still_told_of() {
         let snapshot = parse("Unable to determine the device handle for GPU 000:BA:80.0: Unknown Error").unwrap();
         let [device] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
-        assert_eq!((device.pci, device.health.clone()), (None, Some(Health::Unhealthy("Unknown Error".into()))));
+        assert_eq!((device.pci, device.health.clone()), (None, Some(DeviceHealth::Unhealthy("Unknown Error".into()))));
     }
 
     #[test]

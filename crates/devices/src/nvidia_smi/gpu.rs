@@ -2,21 +2,23 @@
 
 use std::sync::Arc;
 
-use gpupool_core::{Bytes, Health, Percent, Vendor};
+use gpupool_core::{Bytes, DeviceHealth, Percent, Vendor};
 
 use crate::address::parse_pci_address;
-use crate::found::{Doing, Found, Memory, Partition, Process, UsedMeans, Watts};
+use crate::detected_device::{
+    DetectedDevice, DevicePartition, DeviceProcess, MemoryReading, Milliwatts, ProcessActivity, UsedMemoryScope,
+};
 use crate::nvidia_smi::xml::Element;
-use crate::snapshot::Snapshot;
-use crate::told::{Told, words};
+use crate::reported::{Reported, words};
+use crate::source_reading::SourceReading;
 use crate::{amounts, limits};
 
 /// The devices of a tree; `cut` says why it ends early, where it does.
 ///
 /// The number of a device is its place in the answer unless the answer gives one: the tool lists devices in the order
 /// of their numbers. Where it shows fewer than are attached it was asked for some of them, and which cannot be told.
-pub(crate) fn snapshot(root: &Element, cut: Option<&str>) -> Snapshot {
-    let mut snapshot = Snapshot::default();
+pub(crate) fn snapshot(root: &Element, cut: Option<&str>) -> SourceReading {
+    let mut snapshot = SourceReading::default();
     let gpus: Vec<&Element> = root.children("gpu").collect();
     let attached = first_in(root, &[&["attached_gpus"]], count);
     if let Some(cut) = cut {
@@ -38,7 +40,7 @@ pub(crate) fn snapshot(root: &Element, cut: Option<&str>) -> Snapshot {
         if let Some(cause) = slowdown(element) {
             snapshot.warn(format!("GPU {place} is slowed down by its hardware: {cause}"));
         }
-        let is_same = |known: &Found| known.pci == found.pci && known.uuid == found.uuid;
+        let is_same = |known: &DetectedDevice| known.pci == found.pci && known.uuid == found.uuid;
         if found.pci.is_some() && snapshot.devices.iter().any(is_same) {
             snapshot.warn(format!("GPU {place} is listed before; only the first is taken"));
             continue;
@@ -56,8 +58,8 @@ pub(crate) fn snapshot(root: &Element, cut: Option<&str>) -> Snapshot {
 // One `gpu` element of the tree, as a device.
 
 /// The device; `driver` is the version the head of the answer gives.
-pub(crate) fn device(gpu: &Element, driver: Option<Arc<str>>) -> Found {
-    let mut found = Found::new(Vendor::Nvidia);
+pub(crate) fn device(gpu: &Element, driver: Option<Arc<str>>) -> DetectedDevice {
+    let mut found = DetectedDevice::new(Vendor::Nvidia);
     found.index = first_in(gpu, &[&["index"]], count);
     found.minor = first_in(gpu, &[&["minor_number"]], count);
     found.name = first_in(gpu, &[&["product_name"]], known_name);
@@ -83,46 +85,46 @@ pub(crate) fn device(gpu: &Element, driver: Option<Arc<str>>) -> Found {
 }
 
 /// The memory of a GPU or of an instance of it.
-pub(crate) fn memory(element: &Element, driver: Option<&str>) -> Memory {
+pub(crate) fn memory(element: &Element, driver: Option<&str>) -> MemoryReading {
     const SECTIONS: [&str; 3] = ["fb_memory_usage", "shared_fb_memory_usage", "memory_usage"];
     let amount = |field| told_in(element, &SECTIONS, &[field], memory_amount);
     let reserved = amount("reserved");
     let used_means = used_means(&reserved, driver);
-    Memory { total: amount("total"), used: amount("used"), reserved, used_means, ..Memory::default() }
+    MemoryReading { total: amount("total"), used: amount("used"), reserved, used_means, ..MemoryReading::default() }
 }
 
 /// Since version 510 the tool shows what the driver keeps apart from what is used.
-fn used_means<T>(reserved: &Told<T>, driver: Option<&str>) -> UsedMeans {
+fn used_means<T>(reserved: &Reported<T>, driver: Option<&str>) -> UsedMemoryScope {
     if reserved.value().is_some() {
-        return UsedMeans::WithoutReserved;
+        return UsedMemoryScope::WithoutReserved;
     }
     match driver.and_then(|driver| driver.split('.').next()).and_then(count) {
-        Some(major) if major < 510 => UsedMeans::WithReserved,
-        Some(_) => UsedMeans::WithoutReserved,
-        None => UsedMeans::Unknown,
+        Some(major) if major < 510 => UsedMemoryScope::WithReserved,
+        Some(_) => UsedMemoryScope::WithoutReserved,
+        None => UsedMemoryScope::Unknown,
     }
 }
 
 /// Not so for a GPU cut by MIG: what is seen from inside one of its instances leaves out the memory of the whole.
-fn has_no_memory_of_its_own(memory: &Memory) -> bool {
-    matches!(memory.total, Told::Unsupported(_)) && !memory.total.is_absent()
+fn has_no_memory_of_its_own(memory: &MemoryReading) -> bool {
+    matches!(memory.total, Reported::Unsupported(_)) && !memory.total.is_absent()
 }
 
 // The instances a GPU is cut into.
 
 /// The instances of the GPU `parent`, in their order. What is wrong with the GPU is wrong with each of them.
-pub(crate) fn instances(element: &Element, parent: &Found) -> Vec<Found> {
+pub(crate) fn instances(element: &Element, parent: &DetectedDevice) -> Vec<DetectedDevice> {
     let listed = element.children("mig_devices").flat_map(|devices| devices.children("mig_device"));
     let is_one = |instance: &&Element| ["index", "gpu_instance_id"].iter().any(|field| instance.child(field).is_some());
     listed.chain(element.children("mig_device")).filter(is_one).map(|found| instance(element, found, parent)).collect()
 }
 
-fn instance(gpu: &Element, instance: &Element, parent: &Found) -> Found {
+fn instance(gpu: &Element, instance: &Element, parent: &DetectedDevice) -> DetectedDevice {
     let number = |field| first_in(instance, &[&[field]], count);
     let gpu_instance = number("gpu_instance_id");
     let compute_instance = number("compute_instance_id");
     let profile = first_in(instance, &[&["profile"], &["name"]], known_name);
-    let mut found = Found::new(parent.vendor);
+    let mut found = DetectedDevice::new(parent.vendor);
     found.index = number("index");
     found.uuid = first_in(instance, &[&["uuid"], &["mig_uuid"]], known_name);
     found.name = parent.name.as_deref().map(|parent| instance_name(parent, profile.as_deref()).into());
@@ -136,7 +138,7 @@ fn instance(gpu: &Element, instance: &Element, parent: &Found) -> Found {
     }
     found.health = parent.health.clone();
     found.partition =
-        Some(Partition::Mig { parent_uuid: parent.uuid.clone(), gpu_instance, compute_instance, profile });
+        Some(DevicePartition::Mig { parent_uuid: parent.uuid.clone(), gpu_instance, compute_instance, profile });
     found
 }
 
@@ -151,7 +153,7 @@ pub(crate) fn instance_name(parent: &str, profile: Option<&str>) -> String {
 pub(crate) const LISTS: [&str; 2] = ["processes", "compute_processes"];
 
 /// Every process on a GPU, those in its instances included.
-pub(crate) fn processes(gpu: &Element) -> Told<Vec<Process>> {
+pub(crate) fn processes(gpu: &Element) -> Reported<Vec<DeviceProcess>> {
     list_processes(gpu, |_| true)
 }
 
@@ -160,11 +162,11 @@ pub(crate) fn processes_in_instance(
     gpu: &Element,
     gpu_instance: u32,
     compute_instance: Option<u32>,
-) -> Told<Vec<Process>> {
+) -> Reported<Vec<DeviceProcess>> {
     let instance = |info: &Element| first_in(info, &[&["gpu_instance_id"]], count);
     let all_tell = infos(gpu).all(|info| instance(info).is_some());
     if !all_tell {
-        return Told::ABSENT;
+        return Reported::ABSENT;
     }
     list_processes(gpu, |info| {
         let compute = first_in(info, &[&["compute_instance_id"]], count);
@@ -173,24 +175,25 @@ pub(crate) fn processes_in_instance(
     })
 }
 
-fn list_processes(gpu: &Element, wanted: impl Fn(&Element) -> bool) -> Told<Vec<Process>> {
-    let Some(processes) = LISTS.iter().find_map(|list| gpu.child(list)) else { return Told::ABSENT };
+fn list_processes(gpu: &Element, wanted: impl Fn(&Element) -> bool) -> Reported<Vec<DeviceProcess>> {
+    let Some(processes) = LISTS.iter().find_map(|list| gpu.child(list)) else { return Reported::ABSENT };
     let none = processes.text.is_empty() || processes.text.eq_ignore_ascii_case("none");
     if processes.children.is_empty() && !none {
-        return Told::from_cell(&processes.text, |_| None);
+        return Reported::from_cell(&processes.text, |_| None);
     }
     let only_compute = processes.name == LISTS[1];
     let mut list = Vec::new();
     for info in infos(gpu).filter(|info| wanted(info)) {
         match process(info) {
-            Some(process) if list.len() < limits::PROCESSES => {
-                list.push(Process { doing: if only_compute { Doing::Compute } else { process.doing }, ..process })
-            }
-            Some(_) => return Told::Failed(format!("more than {} processes", limits::PROCESSES).into()),
-            None => return Told::Failed("a process without a number".into()),
+            Some(process) if list.len() < limits::PROCESSES => list.push(DeviceProcess {
+                activity: if only_compute { ProcessActivity::Compute } else { process.activity },
+                ..process
+            }),
+            Some(_) => return Reported::Failed(format!("more than {} processes", limits::PROCESSES).into()),
+            None => return Reported::Failed("a process without a number".into()),
         }
     }
-    Told::Value(list)
+    Reported::Value(list)
 }
 
 fn infos(gpu: &Element) -> impl Iterator<Item = &Element> {
@@ -198,19 +201,19 @@ fn infos(gpu: &Element) -> impl Iterator<Item = &Element> {
     lists.flat_map(|processes| processes.children("process_info"))
 }
 
-fn process(info: &Element) -> Option<Process> {
-    Some(Process {
+fn process(info: &Element) -> Option<DeviceProcess> {
+    Some(DeviceProcess {
         pid: first_in(info, &[&["pid"]], count)?,
         name: first_in(info, &[&["process_name"]], known_name),
-        doing: doing(info.text_of("type").unwrap_or_default()),
-        memory: info.text_of("used_memory").map_or(Told::ABSENT, memory_amount),
-        ..Process::default()
+        activity: activity_of(info.text_of("type").unwrap_or_default()),
+        memory: info.text_of("used_memory").map_or(Reported::ABSENT, memory_amount),
+        ..DeviceProcess::default()
     })
 }
 
 /// What the letters of a process's type say: `C`, `G`, `C+G`, and `M+C` for one that computes through MPS.
-fn doing(letters: &str) -> Doing {
-    Doing::of(letters.contains('C'), letters.contains('G'))
+fn activity_of(letters: &str) -> ProcessActivity {
+    ProcessActivity::of(letters.contains('C'), letters.contains('G'))
 }
 
 // What an answer says of a GPU's health.
@@ -219,10 +222,10 @@ fn doing(letters: &str) -> Doing {
 ///
 /// Errors that were counted do not make a GPU unhealthy: rows were remapped for that. A remapping that failed, and
 /// anything that waits for a reset, does.
-pub(crate) fn health(gpu: &Element, found: &Found) -> Option<Health> {
-    let unhealthy = |reason: &str| Some(Health::Unhealthy(reason.into()));
+pub(crate) fn health(gpu: &Element, found: &DetectedDevice) -> Option<DeviceHealth> {
+    let unhealthy = |reason: &str| Some(DeviceHealth::Unhealthy(reason.into()));
     if says(gpu, "gpu is lost") {
-        return Some(Health::Lost);
+        return Some(DeviceHealth::Lost);
     }
     let is = |paths: &[&[&str]]| {
         let flags = paths.iter().filter_map(|path| first_in(gpu, &[path], flag));
@@ -262,7 +265,7 @@ pub(crate) fn health(gpu: &Element, found: &Found) -> Option<Health> {
         return unhealthy(&format!("the driver cannot read it: {words}"));
     }
     let looked_at = failed.or(remap).or(retired).or(repair).or(reset).is_some();
-    (looked_at || found.has_answered() || found.memory.total.value().is_some()).then_some(Health::Healthy)
+    (looked_at || found.has_answered() || found.memory.total.value().is_some()).then_some(DeviceHealth::Healthy)
 }
 
 /// How its hardware slows a GPU down now, where it does.
@@ -291,10 +294,10 @@ fn says(gpu: &Element, words: &str) -> bool {
 /// The driver's words where it failed on most of what it was asked about the state of a GPU.
 ///
 /// One reading that fails is a broken sensor, and what a user may not see says nothing about the GPU.
-fn unreadable(found: &Found) -> Option<&str> {
-    fn failure<T>(told: &Told<T>) -> Option<&str> {
+fn unreadable(found: &DetectedDevice) -> Option<&str> {
+    fn failure<T>(told: &Reported<T>) -> Option<&str> {
         match told {
-            Told::Failed(words) if !words.to_ascii_lowercase().contains("permission") => Some(words),
+            Reported::Failed(words) if !words.to_ascii_lowercase().contains("permission") => Some(words),
             _ => None,
         }
     }
@@ -343,10 +346,10 @@ pub(crate) fn told_in<T>(
     element: &Element,
     sections: &[&str],
     fields: &[&str],
-    parse: impl Fn(&str) -> Told<T>,
-) -> Told<T> {
+    parse: impl Fn(&str) -> Reported<T>,
+) -> Reported<T> {
     let found = || element.children.iter().filter(|child| sections.contains(&child.name.as_str()));
-    let mut told = Told::ABSENT;
+    let mut told = Reported::ABSENT;
     for field in fields {
         for child in found().flat_map(|section| section.children(field)) {
             told = told.or(parse(&child.text));
@@ -374,32 +377,32 @@ pub(crate) fn first_in<T>(element: &Element, paths: &[&[&str]], parse: impl Fn(&
 // Numbers with units, as `nvidia-smi` writes them. A number without its unit may be cut off, so it is none.
 
 /// An amount of memory: `81920 MiB`. All ones, in bytes or in the unit, is how the driver says that it cannot tell.
-pub(crate) fn memory_amount(text: &str) -> Told<Bytes> {
+pub(crate) fn memory_amount(text: &str) -> Reported<Bytes> {
     const NOT_TOLD: u64 = u64::MAX - (1 << 20);
     match with_unit(text, |text| amounts::bytes(text, "")) {
-        Told::Value(amount) if amount.0 > NOT_TOLD => Told::Unsupported(words(text)),
-        Told::Failed(said) if said.starts_with(&u64::MAX.to_string()) => Told::Unsupported(said),
+        Reported::Value(amount) if amount.0 > NOT_TOLD => Reported::Unsupported(words(text)),
+        Reported::Failed(said) if said.starts_with(&u64::MAX.to_string()) => Reported::Unsupported(said),
         told => told,
     }
 }
 
 /// Power: `67.03 W`.
-pub(crate) fn watts(text: &str) -> Told<Watts> {
+pub(crate) fn watts(text: &str) -> Reported<Milliwatts> {
     with_unit(text, amounts::watts)
 }
 
 /// A percentage: `37 %`.
-pub(crate) fn percent(text: &str) -> Told<Percent> {
+pub(crate) fn percent(text: &str) -> Reported<Percent> {
     with_unit(text, amounts::percent)
 }
 
 /// A temperature: `27 C`.
-pub(crate) fn celsius(text: &str) -> Told<i16> {
+pub(crate) fn celsius(text: &str) -> Reported<i16> {
     with_unit(text, amounts::celsius)
 }
 
-fn with_unit<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Told<T> {
-    Told::from_cell(text, |text| parse(text).filter(|_| text.ends_with(|c: char| c.is_alphabetic() || c == '%')))
+fn with_unit<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Reported<T> {
+    Reported::from_cell(text, |text| parse(text).filter(|_| text.ends_with(|c: char| c.is_alphabetic() || c == '%')))
 }
 
 /// A plain number; `None` for every way to say that there is none.
@@ -418,9 +421,9 @@ pub(crate) fn flag(text: &str) -> Option<bool> {
 
 /// A name or an identity, where there is one.
 pub(crate) fn known_name(text: &str) -> Option<std::sync::Arc<str>> {
-    match Told::from_cell(text, |text| Some(words(text))) {
-        Told::Value(name) => Some(name.as_ref().into()),
-        Told::Unsupported(_) | Told::Failed(_) => None,
+    match Reported::from_cell(text, |text| Some(words(text))) {
+        Reported::Value(name) => Some(name.as_ref().into()),
+        Reported::Unsupported(_) | Reported::Failed(_) => None,
     }
 }
 
@@ -428,8 +431,8 @@ pub(crate) fn known_name(text: &str) -> Option<std::sync::Arc<str>> {
 mod tests {
     use super::*;
 
-    fn number(text: &str) -> Told<u32> {
-        Told::from_cell(text, |text| text.parse().ok())
+    fn number(text: &str) -> Reported<u32> {
+        Reported::from_cell(text, |text| text.parse().ok())
     }
 
     #[test]
@@ -439,9 +442,9 @@ mod tests {
         put(&mut gpu, &["new", "x"], "");
         put(&mut gpu, &["new", "y"], "5");
         put(&mut gpu, &["new", "y"], "6");
-        assert_eq!(told_in(&gpu, &["old", "new"], &["x"], number), Told::Unsupported("N/A".into()));
-        assert_eq!(told_in(&gpu, &["old", "new"], &["x", "y"], number), Told::Value(5));
-        assert_eq!(told_in(&gpu, &["gone"], &["x"], number), Told::ABSENT);
+        assert_eq!(told_in(&gpu, &["old", "new"], &["x"], number), Reported::Unsupported("N/A".into()));
+        assert_eq!(told_in(&gpu, &["old", "new"], &["x", "y"], number), Reported::Value(5));
+        assert_eq!(told_in(&gpu, &["gone"], &["x"], number), Reported::ABSENT);
         assert_eq!(first_in(&gpu, &[&["gone"], &["new", "y"]], |text| text.parse::<u8>().ok()), Some(5));
     }
 
@@ -449,18 +452,18 @@ mod tests {
     fn a_section_that_is_one_word_gives_the_reason() {
         let mut gpu = Element::default();
         put(&mut gpu, &["remapped_rows"], "N/A");
-        assert_eq!(told_in(&gpu, &["remapped_rows"], &["pending"], number), Told::Unsupported("N/A".into()));
+        assert_eq!(told_in(&gpu, &["remapped_rows"], &["pending"], number), Reported::Unsupported("N/A".into()));
     }
 
     #[test]
     fn a_number_is_taken_with_its_unit_only() {
-        assert_eq!(memory_amount("81920 MiB"), Told::Value(Bytes(81920 << 20)));
-        assert_eq!(memory_amount("2004MB"), Told::Value(Bytes(2004 << 20)));
-        assert_eq!(memory_amount("1.5 GiB"), Told::Value(Bytes(3 << 29)));
-        assert_eq!(watts("67.03 W"), Told::Value(Watts(67_030)));
-        assert_eq!(watts("67030 mW"), Told::Value(Watts(67_030)));
-        assert_eq!(percent("37 %"), Told::Value(Percent(37_000)));
-        assert_eq!(celsius("-2 C"), Told::Value(-2));
+        assert_eq!(memory_amount("81920 MiB"), Reported::Value(Bytes(81920 << 20)));
+        assert_eq!(memory_amount("2004MB"), Reported::Value(Bytes(2004 << 20)));
+        assert_eq!(memory_amount("1.5 GiB"), Reported::Value(Bytes(3 << 29)));
+        assert_eq!(watts("67.03 W"), Reported::Value(Milliwatts(67_030)));
+        assert_eq!(watts("67030 mW"), Reported::Value(Milliwatts(67_030)));
+        assert_eq!(percent("37 %"), Reported::Value(Percent(37_000)));
+        assert_eq!(celsius("-2 C"), Reported::Value(-2));
         for cut in ["81920", "81920 M", "", "MiB", "1..2 MiB"] {
             assert_eq!(memory_amount(cut).value(), None, "{cut}");
         }
@@ -470,7 +473,7 @@ mod tests {
     #[test]
     fn all_ones_is_no_amount_of_memory() {
         for ones in ["18446744073709551615 B", "17592186044415 MiB", "18446744073709551615 MiB"] {
-            assert!(matches!(memory_amount(ones), Told::Unsupported(_)), "{ones}");
+            assert!(matches!(memory_amount(ones), Reported::Unsupported(_)), "{ones}");
         }
     }
 

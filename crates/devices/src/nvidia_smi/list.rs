@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use gpupool_core::Vendor;
 
-use crate::found::{Found, Partition};
+use crate::detected_device::{DetectedDevice, DevicePartition};
 use crate::nvidia_smi::errors;
 use crate::nvidia_smi::gpu::{count, instance_name, known_name};
-use crate::snapshot::Snapshot;
+use crate::reported::words;
 use crate::source::SourceError;
-use crate::told::words;
+use crate::source_reading::SourceReading;
 
 /// What people call this form.
 pub(super) const NAME: &str = "nvidia-smi -L";
@@ -26,9 +26,9 @@ fn is_link(line: &str) -> bool {
 }
 
 /// The devices of a list. Nothing is known of their state.
-pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
     errors::around(text, |text| {
-        let mut snapshot = Snapshot::default();
+        let mut snapshot = SourceReading::default();
         let mut parent = None;
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
             if line.contains("(UUID:") && !line.contains(')') {
@@ -51,11 +51,11 @@ pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
 }
 
 /// A line `GPU 0: NAME (UUID: GPU-…)`.
-pub(crate) fn gpu(line: &str) -> Option<Found> {
+pub(crate) fn gpu(line: &str) -> Option<DetectedDevice> {
     let (index, rest) = line.trim().strip_prefix("GPU ")?.split_once(':')?;
     let index = count(index)?;
     let rest = rest.strip_prefix(' ')?;
-    let mut found = Found::new(Vendor::Nvidia);
+    let mut found = DetectedDevice::new(Vendor::Nvidia);
     found.index = Some(index);
     found.name = known_name(rest.rsplit_once(" (").map_or(rest, |(name, _)| name));
     found.uuid = uuid(rest);
@@ -63,11 +63,11 @@ pub(crate) fn gpu(line: &str) -> Option<Found> {
 }
 
 /// A line `MIG 1g.10gb  Device  0: (UUID: MIG-…)` below that of its GPU, which is thereby known to be cut.
-fn instance(line: &str, parent: Option<&mut Found>) -> Option<Found> {
+fn instance(line: &str, parent: Option<&mut DetectedDevice>) -> Option<DetectedDevice> {
     let (profile, rest) = line.trim().strip_prefix("MIG ")?.split_once(" Device ")?;
     let (index, rest) = rest.split_once(':')?;
     let profile: Option<Arc<str>> = known_name(profile);
-    let mut found = Found::new(Vendor::Nvidia);
+    let mut found = DetectedDevice::new(Vendor::Nvidia);
     found.index = count(index);
     found.mig = Some(true);
     found.uuid = uuid(rest);
@@ -80,7 +80,7 @@ fn instance(line: &str, parent: Option<&mut Found>) -> Option<Found> {
         parent_uuid = parent.uuid.clone();
         found.name = parent.name.as_deref().map(|parent| instance_name(parent, profile.as_deref()).into());
     }
-    found.partition = Some(Partition::Mig { parent_uuid, gpu_instance, compute_instance, profile });
+    found.partition = Some(DevicePartition::Mig { parent_uuid, gpu_instance, compute_instance, profile });
     Some(found)
 }
 
@@ -94,9 +94,9 @@ fn uuid(text: &str) -> Option<Arc<str>> {
 ///
 /// Only the list has the UUIDs and profiles of instances, and it has neither their places nor the numbers of their
 /// instances, so they are brought together by the number of their GPU and their own.
-pub(crate) fn merge_list(snapshot: &mut Snapshot, list: Snapshot) {
+pub(crate) fn merge_list(snapshot: &mut SourceReading, list: SourceReading) {
     let listed = places(&list);
-    let mut rest = Snapshot { warnings: list.warnings, ..Snapshot::default() };
+    let mut rest = SourceReading { warnings: list.warnings, ..SourceReading::default() };
     for (device, listed) in list.devices.into_iter().zip(listed) {
         let known = places(snapshot);
         match (listed, known.iter().position(|known| known.is_some() && *known == listed)) {
@@ -109,8 +109,8 @@ pub(crate) fn merge_list(snapshot: &mut Snapshot, list: Snapshot) {
 }
 
 /// Adds an instance behind its GPU and the instances that are there already.
-fn add(snapshot: &mut Snapshot, gpu: u32, mut instance: Found) {
-    let is_parent = |device: &Found| device.index == Some(gpu) && device.partition.is_none();
+fn add(snapshot: &mut SourceReading, gpu: u32, mut instance: DetectedDevice) {
+    let is_parent = |device: &DetectedDevice| device.index == Some(gpu) && device.partition.is_none();
     let Some(parent) = snapshot.devices.iter().position(is_parent) else {
         snapshot.push(instance);
         return;
@@ -127,10 +127,10 @@ fn add(snapshot: &mut Snapshot, gpu: u32, mut instance: Found) {
 }
 
 /// For each device the number of its GPU and its own, where it is an instance; instances follow their GPU.
-fn places(snapshot: &Snapshot) -> Vec<Option<(u32, u32)>> {
+fn places(snapshot: &SourceReading) -> Vec<Option<(u32, u32)>> {
     let mut gpu = None;
-    let place = |device: &Found| match device.partition {
-        Some(Partition::Mig { .. }) => Some((gpu?, device.index?)),
+    let place = |device: &DetectedDevice| match device.partition {
+        Some(DevicePartition::Mig { .. }) => Some((gpu?, device.index?)),
         _ => {
             gpu = device.index;
             None
@@ -139,9 +139,9 @@ fn places(snapshot: &Snapshot) -> Vec<Option<(u32, u32)>> {
     snapshot.devices.iter().map(place).collect()
 }
 
-fn fill(device: &mut Found, listed: Found) {
-    if let Some(Partition::Mig { profile: known @ None, .. }) = &mut device.partition
-        && let Some(Partition::Mig { profile: Some(profile), .. }) = &listed.partition
+fn fill(device: &mut DetectedDevice, listed: DetectedDevice) {
+    if let Some(DevicePartition::Mig { profile: known @ None, .. }) = &mut device.partition
+        && let Some(DevicePartition::Mig { profile: Some(profile), .. }) = &listed.partition
     {
         *known = Some(profile.clone());
         device.name = device.name.take().map(|parent| instance_name(&parent, Some(profile)).into());
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!((parent.mig, parent.health.clone()), (Some(true), None));
         assert_eq!((first.uuid.as_deref(), first.index), (Some("MIG-b"), Some(0)));
         assert_eq!(first.name.as_deref(), Some("NVIDIA H100 (80 GB) MIG 3g.40gb"));
-        let expected = Partition::Mig {
+        let expected = DevicePartition::Mig {
             parent_uuid: Some("GPU-a".into()),
             gpu_instance: Some(7),
             compute_instance: Some(1),

@@ -11,12 +11,12 @@ pub(crate) mod list;
 pub(crate) mod topo;
 pub(crate) mod xml;
 
-use gpupool_core::{DeviceIdentity, Health};
+use gpupool_core::{DeviceHealth, DeviceIdentity};
 
-use crate::found::Found;
-use crate::snapshot::Snapshot;
-use crate::source::{Source, SourceError, SourceKind};
-use crate::told::Told;
+use crate::detected_device::DetectedDevice;
+use crate::reported::Reported;
+use crate::source::{DeviceSource, SourceError, SourceKind};
+use crate::source_reading::SourceReading;
 use crate::tool::{Output, Tool};
 
 /// How many GPUs are asked one by one where one of them keeps the tool from telling of the others.
@@ -31,7 +31,7 @@ pub(crate) struct NvidiaSmi {
     /// What does not change while the devices stay the same.
     lasting: Option<Lasting>,
     /// The devices of the last answer, to say which one was lost.
-    known: Vec<Found>,
+    known: Vec<DetectedDevice>,
 }
 
 #[derive(Debug)]
@@ -39,17 +39,17 @@ struct Lasting {
     /// The devices this was asked for.
     of: Vec<DeviceIdentity>,
     /// How they are joined.
-    matrix: Snapshot,
+    matrix: SourceReading,
     /// Their list, where some are instances: only there are the UUIDs of these.
-    list: Snapshot,
+    list: SourceReading,
 }
 
-impl Source for NvidiaSmi {
+impl DeviceSource for NvidiaSmi {
     fn kind(&self) -> SourceKind {
         SourceKind::NvidiaSmi
     }
 
-    fn read(&mut self) -> Result<Snapshot, SourceError> {
+    fn read(&mut self) -> Result<SourceReading, SourceError> {
         let mut snapshot = self.devices()?;
         self.name_lost(&mut snapshot);
         let of = snapshot.identities();
@@ -76,7 +76,7 @@ impl NvidiaSmi {
     }
 
     /// The devices and what they report, from one run of the tool where that works.
-    fn devices(&mut self) -> Result<Snapshot, SourceError> {
+    fn devices(&mut self) -> Result<SourceReading, SourceError> {
         let answer = xml::parse(&self.run(&["-q", "-x"])?);
         match answer {
             Err(SourceError::Malformed { .. }) => self.devices_without_xml(),
@@ -86,15 +86,15 @@ impl NvidiaSmi {
     }
 
     /// Asks for each GPU alone: one that does not answer can keep the tool from telling of any other.
-    fn one_by_one(&mut self, silenced: Snapshot) -> Snapshot {
-        let mut snapshot = Snapshot::default();
+    fn one_by_one(&mut self, silenced: SourceReading) -> SourceReading {
+        let mut snapshot = SourceReading::default();
         for number in 0..ASKED_ONE_BY_ONE {
             let text = self.run(&["-q", "-x", "-i", &number.to_string()]);
             match text.and_then(|text| xml::parse(&text)) {
                 Ok(alone) if alone.devices.is_empty() => break,
                 Ok(alone) => {
                     // What it warns of is that it shows one of many, which is also why it does not number it.
-                    let mut alone = Snapshot { devices: alone.devices, ..Snapshot::default() };
+                    let mut alone = SourceReading { devices: alone.devices, ..SourceReading::default() };
                     let gpus = alone.devices.iter_mut().filter(|device| device.partition.is_none());
                     gpus.for_each(|device| device.index = Some(number));
                     snapshot.merge(alone);
@@ -110,7 +110,7 @@ impl NvidiaSmi {
     }
 
     /// The devices by a table of fields, leaving out those the tool does not know.
-    fn devices_without_xml(&mut self) -> Result<Snapshot, SourceError> {
+    fn devices_without_xml(&mut self) -> Result<SourceReading, SourceError> {
         let mut fields = match self.fields.take() {
             Some(fields) => fields,
             None => self.known_fields()?,
@@ -141,13 +141,13 @@ impl NvidiaSmi {
         Ok(wanted.map(str::to_owned).collect())
     }
 
-    fn add_processes(&mut self, snapshot: &mut Snapshot) -> Result<(), SourceError> {
+    fn add_processes(&mut self, snapshot: &mut SourceReading) -> Result<(), SourceError> {
         let query = "--query-compute-apps=gpu_uuid,gpu_bus_id,pid,process_name,used_memory";
         match csv::parse_apps(&self.run(&[query, "--format=csv"])?) {
             Ok(processes) => {
                 snapshot.merge(processes);
                 for device in snapshot.devices.iter_mut().filter(|device| device.processes.is_absent()) {
-                    device.processes = Told::Value(Vec::new());
+                    device.processes = Reported::Value(Vec::new());
                 }
             }
             Err(error) => snapshot.warn(format!("processes: {error}")),
@@ -156,20 +156,21 @@ impl NvidiaSmi {
     }
 
     /// A GPU that was lost is named by its place only; what it was is known from before.
-    fn name_lost(&self, snapshot: &mut Snapshot) {
-        let nameless = |device: &&mut Found| device.uuid.is_none() && device.partition.is_none();
+    fn name_lost(&self, snapshot: &mut SourceReading) {
+        let nameless = |device: &&mut DetectedDevice| device.uuid.is_none() && device.partition.is_none();
         for device in snapshot.devices.iter_mut().filter(nameless) {
-            let same = |known: &&Found| known.partition.is_none() && known.pci.is_some() && known.pci == device.pci;
+            let same =
+                |known: &&DetectedDevice| known.partition.is_none() && known.pci.is_some() && known.pci == device.pci;
             if let Some(known) = self.known.iter().find(same) {
                 device.fill_identity(known);
             }
         }
     }
 
-    fn ask_lasting(&mut self, snapshot: &Snapshot, of: Vec<DeviceIdentity>) -> Lasting {
-        let mut ask = |arguments: &[&str], parse: fn(&str) -> Result<Snapshot, SourceError>| {
+    fn ask_lasting(&mut self, snapshot: &SourceReading, of: Vec<DeviceIdentity>) -> Lasting {
+        let mut ask = |arguments: &[&str], parse: fn(&str) -> Result<SourceReading, SourceError>| {
             self.run(arguments).and_then(|text| parse(&text)).unwrap_or_else(|error| {
-                let mut failed = Snapshot::default();
+                let mut failed = SourceReading::default();
                 failed.warn(format!("nvidia-smi {}: {error}", arguments.join(" ")));
                 failed
             })
@@ -177,15 +178,20 @@ impl NvidiaSmi {
         let has_instances = snapshot.devices.iter().any(|device| device.mig == Some(true));
         Lasting {
             of,
-            matrix: if snapshot.devices.is_empty() { Snapshot::default() } else { ask(&["topo", "-m"], topo::parse) },
-            list: if has_instances { ask(&["-L"], list::parse) } else { Snapshot::default() },
+            matrix: if snapshot.devices.is_empty() {
+                SourceReading::default()
+            } else {
+                ask(&["topo", "-m"], topo::parse)
+            },
+            list: if has_instances { ask(&["-L"], list::parse) } else { SourceReading::default() },
         }
     }
 }
 
 /// Whether an answer tells only of GPUs that do not answer.
-fn is_silenced(snapshot: &Snapshot) -> bool {
-    let is_bad = |device: &Found| matches!(device.health, Some(Health::Lost | Health::Unhealthy(_)));
+fn is_silenced(snapshot: &SourceReading) -> bool {
+    let is_bad =
+        |device: &DetectedDevice| matches!(device.health, Some(DeviceHealth::Lost | DeviceHealth::Unhealthy(_)));
     !snapshot.devices.is_empty() && snapshot.devices.iter().all(|device| device.name.is_none() && is_bad(device))
 }
 
@@ -271,8 +277,8 @@ mod tests {
         source.tool = tool(folder.path(), &dark).tool;
         let snapshot = source.read().unwrap();
         let [well, lost] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
-        assert_eq!((well.index, well.health.clone()), (Some(0), Some(Health::Healthy)));
-        assert_eq!((lost.index, lost.health.clone()), (Some(1), Some(Health::Lost)));
+        assert_eq!((well.index, well.health.clone()), (Some(0), Some(DeviceHealth::Healthy)));
+        assert_eq!((lost.index, lost.health.clone()), (Some(1), Some(DeviceHealth::Lost)));
         assert_eq!(lost.uuid.as_deref(), Some("GPU-bbbbbbbb-0000-1111-2222-333333333333"));
         assert_eq!(snapshot.links.len(), 1, "the devices are the same, so the matrix still holds");
     }
@@ -296,8 +302,8 @@ mod tests {
         ];
         let mut source = tool(folder.path(), &answers);
         let snapshot = source.read().unwrap();
-        assert_eq!(snapshot.devices[0].memory.used, Told::Value(Bytes(5 << 20)));
-        assert_eq!(snapshot.devices[0].processes, Told::Value(Vec::new()));
+        assert_eq!(snapshot.devices[0].memory.used, Reported::Value(Bytes(5 << 20)));
+        assert_eq!(snapshot.devices[0].processes, Reported::Value(Vec::new()));
         assert_eq!(snapshot.devices[1].processes.value().unwrap()[0].pid, 7);
         assert_eq!(snapshot.links.len(), 1);
         assert_eq!(source.read().unwrap(), snapshot);

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use gpupool_core::{LinkKind, Vendor};
 
 use super::errors;
-use crate::found::Found;
-use crate::snapshot::{FoundLink, Snapshot};
+use crate::detected_device::DetectedDevice;
+use crate::reported::words;
 use crate::source::SourceError;
-use crate::told::words;
+use crate::source_reading::{DetectedLink, SourceReading};
 
 /// What people call this form.
 pub(super) const NAME: &str = "nvidia-smi topo -m";
@@ -22,14 +22,14 @@ pub(crate) fn looks_like(text: &str) -> bool {
 }
 
 /// GPUs by number, with their NUMA nodes and the links between them.
-pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
     errors::around(text, |text| {
         let text = without_colours(text);
         let mut lines = text.lines();
         let Some(head) = lines.by_ref().find_map(Head::of) else {
             return Err(SourceError::malformed(NAME, "it has no line of GPU names"));
         };
-        let mut snapshot = Snapshot::default();
+        let mut snapshot = SourceReading::default();
         let mut joined: Vec<(u32, u32, LinkKind)> = Vec::new();
         let mut places: BTreeMap<u32, usize> = BTreeMap::new();
         for line in lines.take_while(|line| !line.trim_start().starts_with("Legend")) {
@@ -39,7 +39,7 @@ pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
             if places.contains_key(&number) {
                 continue;
             }
-            let mut found = Found::new(Vendor::Nvidia);
+            let mut found = DetectedDevice::new(Vendor::Nvidia);
             found.index = Some(number);
             found.numa = head.numa(line, &cells);
             let Some(place) = snapshot.push(found) else { break };
@@ -56,16 +56,16 @@ pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
                 }
             }
         }
-        let link = |(a, b, kind)| Some(FoundLink::new(*places.get(&a)?, *places.get(&b)?, kind));
+        let link = |(a, b, kind)| Some(DetectedLink::new(*places.get(&a)?, *places.get(&b)?, kind));
         snapshot.join(joined.into_iter().filter_map(link));
         Ok(snapshot)
     })
 }
 
 /// Adds to an answer what a matrix says of the same GPUs, which it knows by number only.
-pub(crate) fn join(snapshot: &mut Snapshot, matrix: &Snapshot) {
-    let same = |wanted: &Found| {
-        let place = |device: &Found| device.index == wanted.index && !device.is_mig_instance();
+pub(crate) fn join(snapshot: &mut SourceReading, matrix: &SourceReading) {
+    let same = |wanted: &DetectedDevice| {
+        let place = |device: &DetectedDevice| device.index == wanted.index && !device.is_mig_instance();
         wanted.index.and_then(|_| snapshot.devices.iter().position(place))
     };
     let places: Vec<Option<usize>> = matrix.devices.iter().map(same).collect();
@@ -212,7 +212,7 @@ mod tests {
             ("SYS", LinkKind::CrossNuma),
             ("SOC", LinkKind::CrossNuma),
         ] {
-            assert_eq!(link(word).links, [FoundLink { a: 0, b: 1, kind }], "{word}");
+            assert_eq!(link(word).links, [DetectedLink { a: 0, b: 1, kind }], "{word}");
         }
         assert!(link("N/A").links.is_empty() && link("N/A").warnings.is_empty());
         assert_eq!(link("WARP").warnings.len(), 2);

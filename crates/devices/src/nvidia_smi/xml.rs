@@ -5,8 +5,8 @@ use quick_xml::events::{BytesStart, Event};
 
 use crate::limits;
 use crate::nvidia_smi::{errors, gpu};
-use crate::snapshot::Snapshot;
 use crate::source::SourceError;
+use crate::source_reading::SourceReading;
 
 /// What people call this form.
 pub(super) const NAME: &str = "nvidia-smi -q -x";
@@ -19,7 +19,7 @@ pub(crate) fn looks_like(text: &str) -> bool {
 }
 
 /// The devices of a document; one that is cut off keeps what came before the cut.
-pub(crate) fn parse(text: &str) -> Result<Snapshot, SourceError> {
+pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
     errors::around(text, |text| {
         // Warnings of the tool may come before the document.
         let start = text.find("<?xml").or_else(|| text.find("<nvidia_smi_log")).unwrap_or(0);
@@ -183,18 +183,18 @@ fn add_text(open: &mut [Element], text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpupool_core::{Bytes, Health, Percent};
+    use gpupool_core::{Bytes, DeviceHealth, Percent};
 
-    use crate::found::{Doing, Partition, UsedMeans, Watts};
-    use crate::told::Told;
+    use crate::detected_device::{DevicePartition, Milliwatts, ProcessActivity, UsedMemoryScope};
+    use crate::reported::Reported;
 
     const WHOLE: &str = include_str!("../../tests/fixtures/nvidia_smi/two_gpus.xml");
 
-    fn gpu(inside: &str) -> Snapshot {
+    fn gpu(inside: &str) -> SourceReading {
         parse(&format!("<nvidia_smi_log><gpu id=\"00000000:01:00.0\">{inside}</gpu></nvidia_smi_log>")).unwrap()
     }
 
-    fn health(inside: &str) -> Option<Health> {
+    fn health(inside: &str) -> Option<DeviceHealth> {
         gpu(inside).devices[0].health.clone()
     }
 
@@ -209,23 +209,23 @@ mod tests {
         assert_eq!(device.uuid.as_deref(), Some("GPU-bbbbbbbb-0000-1111-2222-333333333333"));
         assert_eq!(device.pci.unwrap().to_string(), "10000:e1:00.0");
         assert_eq!(device.driver.as_deref(), Some("535.104.05"));
-        assert_eq!(device.memory.total, Told::Value(Bytes(24564 << 20)));
-        assert_eq!(device.memory.reserved, Told::Value(Bytes(371 << 20)));
-        assert_eq!(device.memory.used, Told::Value(Bytes(1234 << 20)));
-        assert_eq!(device.memory.used_means, UsedMeans::WithoutReserved);
-        assert_eq!(device.utilization, Told::Value(Percent(97_000)));
-        assert_eq!(device.temperature_c, Told::Value(61));
-        assert_eq!(device.power, Told::Value(Watts(301_250)));
-        assert_eq!(device.power_limit, Told::Value(Watts(450_000)));
+        assert_eq!(device.memory.total, Reported::Value(Bytes(24564 << 20)));
+        assert_eq!(device.memory.reserved, Reported::Value(Bytes(371 << 20)));
+        assert_eq!(device.memory.used, Reported::Value(Bytes(1234 << 20)));
+        assert_eq!(device.memory.used_means, UsedMemoryScope::WithoutReserved);
+        assert_eq!(device.utilization, Reported::Value(Percent(97_000)));
+        assert_eq!(device.temperature_c, Reported::Value(61));
+        assert_eq!(device.power, Reported::Value(Milliwatts(301_250)));
+        assert_eq!(device.power_limit, Reported::Value(Milliwatts(450_000)));
         assert_eq!(device.mig, None);
-        assert_eq!(device.health, Some(Health::Healthy));
+        assert_eq!(device.health, Some(DeviceHealth::Healthy));
         let processes = device.processes.value().unwrap();
         assert_eq!(processes.iter().map(|process| process.pid).collect::<Vec<_>>(), [4242, 77]);
-        assert_eq!(processes[0].doing, Doing::Compute);
+        assert_eq!(processes[0].activity, ProcessActivity::Compute);
         assert_eq!(processes[0].name.as_deref(), Some("python train & test.py"));
-        assert_eq!(processes[0].memory, Told::Value(Bytes(1200 << 20)));
-        assert!(matches!(processes[1].memory, Told::Unsupported(_)));
-        assert_eq!(snapshot.devices[0].processes, Told::Value(Vec::new()));
+        assert_eq!(processes[0].memory, Reported::Value(Bytes(1200 << 20)));
+        assert!(matches!(processes[1].memory, Reported::Unsupported(_)));
+        assert_eq!(snapshot.devices[0].processes, Reported::Value(Vec::new()));
     }
 
     #[test]
@@ -236,11 +236,11 @@ mod tests {
         };
         let old = "<power_readings><power_draw>20 W</power_draw><power_limit>100 W</power_limit>\
                    <enforced_power_limit>90 W</enforced_power_limit></power_readings>";
-        assert_eq!(power(old), (Some(Watts(20_000)), Some(Watts(90_000))));
+        assert_eq!(power(old), (Some(Milliwatts(20_000)), Some(Milliwatts(90_000))));
         let new = "<gpu_power_readings><average_power_draw>N/A</average_power_draw><instant_power_draw>9.23 W\
                    </instant_power_draw><current_power_limit>175.00 W</current_power_limit></gpu_power_readings>\
                    <module_power_readings><average_power_draw>500 W</average_power_draw></module_power_readings>";
-        assert_eq!(power(new), (Some(Watts(9_230)), Some(Watts(175_000))));
+        assert_eq!(power(new), (Some(Milliwatts(9_230)), Some(Milliwatts(175_000))));
     }
 
     #[test]
@@ -255,13 +255,13 @@ mod tests {
             <processes><process_info><gpu_instance_id>9</gpu_instance_id><pid>1</pid></process_info></processes>");
         let [parent, first, second] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
         assert_eq!(parent.mig, Some(true));
-        assert_eq!(parent.utilization, Told::Unsupported("N/A".into()));
-        assert_eq!(first.memory.total, Told::Value(Bytes(19968 << 20)));
+        assert_eq!(parent.utilization, Reported::Unsupported("N/A".into()));
+        assert_eq!(first.memory.total, Reported::Value(Bytes(19968 << 20)));
         assert_eq!((first.pci, first.mig), (parent.pci, Some(true)));
         assert_eq!(first.utilization.value(), None);
-        assert_eq!(first.processes, Told::Value(Vec::new()));
+        assert_eq!(first.processes, Reported::Value(Vec::new()));
         assert_eq!(second.processes.value().map(Vec::len), Some(1));
-        let Some(Partition::Mig { parent_uuid, gpu_instance, compute_instance, .. }) = &second.partition else {
+        let Some(DevicePartition::Mig { parent_uuid, gpu_instance, compute_instance, .. }) = &second.partition else {
             panic!("{second:?}")
         };
         assert_eq!((parent_uuid.as_deref(), *gpu_instance, *compute_instance), (Some("GPU-a"), Some(9), None));
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn what_waits_for_a_reset_or_cannot_be_mended_is_unhealthy() {
         let reason = |inside: &str| match health(inside) {
-            Some(Health::Unhealthy(reason)) => reason.to_string(),
+            Some(DeviceHealth::Unhealthy(reason)) => reason.to_string(),
             other => panic!("{other:?}"),
         };
         let rows = |pending, failure| {
@@ -285,8 +285,8 @@ mod tests {
         assert!(reason("<gpu_reset_status><reset_required>Yes</reset_required></gpu_reset_status>").contains("reset"));
         assert!(reason("<temperature><gpu_temp>GPU requires reset</gpu_temp></temperature>").contains("reset"));
         assert!(reason("<gpu_recovery_action>Node Reboot</gpu_recovery_action>").contains("Node Reboot"));
-        assert_eq!(health(&rows("No", "No")), Some(Health::Healthy));
-        assert_eq!(health("<temperature><gpu_temp>GPU is lost</gpu_temp></temperature>"), Some(Health::Lost));
+        assert_eq!(health(&rows("No", "No")), Some(DeviceHealth::Healthy));
+        assert_eq!(health("<temperature><gpu_temp>GPU is lost</gpu_temp></temperature>"), Some(DeviceHealth::Lost));
         assert_eq!(health("<product_brand>Tesla</product_brand>"), None);
     }
 
@@ -296,12 +296,12 @@ mod tests {
             let snapshot =
                 gpu(&format!("<fb_memory_usage><total>{words}</total><used>{words}</used></fb_memory_usage>"));
             assert!(snapshot.devices[0].memory.unified);
-            assert_eq!(snapshot.devices[0].memory.total, Told::Unsupported(words.into()));
+            assert_eq!(snapshot.devices[0].memory.total, Reported::Unsupported(words.into()));
         }
         assert!(!gpu("<product_name>GeForce GT 730</product_name>").devices[0].memory.unified);
         let denied = gpu("<fb_memory_usage><total>Insufficient Permissions</total></fb_memory_usage>");
         assert!(!denied.devices[0].memory.unified);
-        assert!(matches!(denied.devices[0].memory.total, Told::Failed(_)));
+        assert!(matches!(denied.devices[0].memory.total, Reported::Failed(_)));
     }
 
     #[test]
@@ -313,9 +313,9 @@ mod tests {
             );
             parse(&text).unwrap().devices[0].memory.used_means
         };
-        assert_eq!(means("470.82"), UsedMeans::WithReserved);
-        assert_eq!(means("535.1"), UsedMeans::WithoutReserved);
-        assert_eq!(means("N/A"), UsedMeans::Unknown);
+        assert_eq!(means("470.82"), UsedMemoryScope::WithReserved);
+        assert_eq!(means("535.1"), UsedMemoryScope::WithoutReserved);
+        assert_eq!(means("N/A"), UsedMemoryScope::Unknown);
     }
 
     #[test]
@@ -324,7 +324,7 @@ mod tests {
         let snapshot = parse(&WHOLE[..cut]).unwrap();
         assert_eq!(snapshot.devices.len(), 2);
         assert_eq!(snapshot.devices[1].uuid.as_deref(), Some("GPU-bbbbbbbb-0000-1111-2222-333333333333"));
-        assert_eq!(snapshot.devices[1].memory.total, Told::ABSENT);
+        assert_eq!(snapshot.devices[1].memory.total, Reported::ABSENT);
         assert_eq!(snapshot.devices[1].index, Some(1));
         assert!(snapshot.warnings[0].contains("ends early"), "{:?}", snapshot.warnings);
     }

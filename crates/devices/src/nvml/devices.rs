@@ -7,21 +7,23 @@ use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
 
-use gpupool_core::{Bytes, Health, LinkKind, PciAddress, Percent, Vendor};
+use gpupool_core::{Bytes, DeviceHealth, LinkKind, PciAddress, Percent, Vendor};
 use nvml_wrapper_sys::bindings as nvml;
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlReturn_t};
 
 use crate::address::parse_pci_address;
-use crate::found::{Doing, Found, Memory, Partition, Process, UsedMeans, Watts};
+use crate::detected_device::{
+    DetectedDevice, DevicePartition, DeviceProcess, MemoryReading, Milliwatts, ProcessActivity, UsedMemoryScope,
+};
 use crate::nvml::library::{Against, Answer, Code, Handle, Library, MemoryInfo, Slices, list};
-use crate::told::Told;
+use crate::reported::Reported;
 use crate::{kernel_file, limits};
 
 /// A device that could be opened.
 pub(super) struct Opened {
     pub handle: Handle,
     /// What it is; readings are added to a copy.
-    pub facts: Found,
+    pub facts: DetectedDevice,
     pub instances: Vec<Instance>,
     pub repair: Repair,
     pub has_power_limit: bool,
@@ -32,7 +34,7 @@ pub(super) struct Opened {
 /// A MIG instance of a device.
 pub(super) struct Instance {
     pub handle: Handle,
-    pub facts: Found,
+    pub facts: DetectedDevice,
 }
 
 /// How a device deals with bad memory.
@@ -52,7 +54,7 @@ impl Opened {
     /// A fact it does not tell stays unknown.
     pub(super) fn open(library: &Library, index: u32, driver: Option<&Arc<str>>, sys: &Path) -> Answer<Self> {
         let handle = library.device(index)?;
-        let mut facts = Found::new(Vendor::Nvidia);
+        let mut facts = DetectedDevice::new(Vendor::Nvidia);
         facts.index = Some(index);
         facts.driver = driver.cloned();
         let (uuid, pci, mig) = (library.uuid(handle), library.pci(handle), library.mig_mode(handle));
@@ -100,7 +102,7 @@ impl Opened {
     }
 }
 
-fn instances(library: &Library, parent: Handle, of: &Found) -> Answer<Vec<Instance>> {
+fn instances(library: &Library, parent: Handle, of: &DetectedDevice) -> Answer<Vec<Instance>> {
     let parent_total = fact(library.memory(parent))?.map(|memory| memory.total);
     let open = |(slot, handle)| {
         let mut facts = of.clone();
@@ -112,7 +114,7 @@ fn instances(library: &Library, parent: Handle, of: &Found) -> Answer<Vec<Instan
             (None, Some(total)) => fact(library.slices(handle))?.and_then(|slices| profile(slices, total)),
             _ => None,
         };
-        facts.partition = Some(Partition::Mig {
+        facts.partition = Some(DevicePartition::Mig {
             parent_uuid: of.uuid.clone(),
             gpu_instance: fact(library.gpu_instance(handle))?,
             compute_instance: fact(library.compute_instance(handle))?,
@@ -161,7 +163,7 @@ fn passes(code: &Code) -> bool {
 }
 
 fn is_unsupported(code: Code) -> bool {
-    matches!(code.told::<()>(), Told::Unsupported(_))
+    matches!(code.told::<()>(), Reported::Unsupported(_))
 }
 
 /// The NUMA node the kernel puts a PCI device on; it says -1 for none.
@@ -173,18 +175,18 @@ fn numa(sys: &Path, pci: PciAddress) -> Option<u32> {
 
 /// Reads a device and then its instances, with what the answers speak against at worst; an error only where the driver
 /// as a whole is bad.
-pub(super) fn read(library: &Library, device: &Opened, room: &mut Room) -> Answer<(Vec<Found>, Against)> {
+pub(super) fn read(library: &Library, device: &Opened, room: &mut Room) -> Answer<(Vec<DetectedDevice>, Against)> {
     let mut asked = Asked::default();
     let mut found = Vec::with_capacity(1 + device.instances.len());
     let mut whole = device.facts.clone();
     whole.power_limit = if device.has_power_limit {
         asked.about(library.power_limit(device.handle)).map(watts)
     } else {
-        Told::Unsupported(Code::NOT_SUPPORTED.words().into())
+        Reported::Unsupported(Code::NOT_SUPPORTED.words().into())
     };
     fill(&mut whole, library, device.handle, room, &mut asked);
     let no_own_memory = Code::NOT_SUPPORTED.words();
-    whole.memory.unified = matches!(&whole.memory.total, Told::Unsupported(words) if words == no_own_memory);
+    whole.memory.unified = matches!(&whole.memory.total, Reported::Unsupported(words) if words == no_own_memory);
     found.push(whole);
     for instance in &device.instances {
         let mut part = instance.facts.clone();
@@ -195,10 +197,10 @@ pub(super) fn read(library: &Library, device: &Opened, room: &mut Room) -> Answe
     let health = match (against, asked.worst) {
         (Against::Driver, Some(code)) => return Err(code),
         (Against::Presence, Some(code)) => {
-            let lost = |facts: Found| unreadable(facts, code, Some(Health::Lost));
+            let lost = |facts: DetectedDevice| unreadable(facts, code, Some(DeviceHealth::Lost));
             return Ok((found.into_iter().map(lost).collect(), against));
         }
-        (Against::Device, Some(code)) => Health::Unhealthy(code.words().into()),
+        (Against::Device, Some(code)) => DeviceHealth::Unhealthy(code.words().into()),
         _ => repaired(library, device),
     };
     // What is wrong with a GPU is wrong with every part of it.
@@ -209,12 +211,17 @@ pub(super) fn read(library: &Library, device: &Opened, room: &mut Room) -> Answe
 }
 
 /// A device of which only is known what it is.
-pub(super) fn unreadable(facts: Found, code: Code, health: Option<Health>) -> Found {
-    fn failed<T>(code: Code) -> Told<T> {
-        Told::Failed(code.words().into())
+pub(super) fn unreadable(facts: DetectedDevice, code: Code, health: Option<DeviceHealth>) -> DetectedDevice {
+    fn failed<T>(code: Code) -> Reported<T> {
+        Reported::Failed(code.words().into())
     }
-    Found {
-        memory: Memory { total: failed(code), reserved: failed(code), used: failed(code), ..Memory::default() },
+    DetectedDevice {
+        memory: MemoryReading {
+            total: failed(code),
+            reserved: failed(code),
+            used: failed(code),
+            ..MemoryReading::default()
+        },
         utilization: failed(code),
         temperature_c: failed(code),
         power: failed(code),
@@ -232,9 +239,9 @@ struct Asked {
 }
 
 impl Asked {
-    fn about<T>(&mut self, answer: Answer<T>) -> Told<T> {
+    fn about<T>(&mut self, answer: Answer<T>) -> Reported<T> {
         match answer {
-            Ok(value) => Told::Value(value),
+            Ok(value) => Reported::Value(value),
             Err(code) => {
                 if self.worst.is_none_or(|worst| worst.against() < code.against()) {
                     self.worst = Some(code);
@@ -245,7 +252,7 @@ impl Asked {
     }
 }
 
-fn fill(found: &mut Found, library: &Library, device: Handle, room: &mut Room, asked: &mut Asked) {
+fn fill(found: &mut DetectedDevice, library: &Library, device: Handle, room: &mut Room, asked: &mut Asked) {
     found.memory = memory(asked.about(library.memory(device)));
     found.utilization =
         checked(asked.about(library.utilization(device)), "%", |percent| Percent::from_number(f64::from(percent)));
@@ -254,37 +261,37 @@ fn fill(found: &mut Found, library: &Library, device: Handle, room: &mut Room, a
     found.processes = asked.about(running(library, device, room));
 }
 
-fn memory(told: Told<MemoryInfo>) -> Memory {
+fn memory(told: Reported<MemoryInfo>) -> MemoryReading {
     let used_means = match told.value() {
-        Some(MemoryInfo { reserved: Some(_), .. }) => UsedMeans::WithoutReserved,
-        Some(MemoryInfo { reserved: None, .. }) => UsedMeans::WithReserved,
-        None => UsedMeans::Unknown,
+        Some(MemoryInfo { reserved: Some(_), .. }) => UsedMemoryScope::WithoutReserved,
+        Some(MemoryInfo { reserved: None, .. }) => UsedMemoryScope::WithReserved,
+        None => UsedMemoryScope::Unknown,
     };
     let reserved = told.clone().and_then(|info| match info.reserved {
-        Some(reserved) => Told::Value(Bytes(reserved)),
-        None => Told::Unsupported("this driver counts it as used".into()),
+        Some(reserved) => Reported::Value(Bytes(reserved)),
+        None => Reported::Unsupported("this driver counts it as used".into()),
     });
-    Memory {
+    MemoryReading {
         total: told.clone().map(|info| Bytes(info.total)),
         reserved,
         used: told.map(|info| Bytes(info.used)),
         used_means,
-        ..Memory::default()
+        ..MemoryReading::default()
     }
 }
 
 /// A number the library gave, unless it cannot be.
-fn checked<N: Copy + Display, T>(told: Told<N>, unit: &str, sound: impl FnOnce(N) -> Option<T>) -> Told<T> {
-    let cannot_be = |number: N| Told::Failed(Cow::Owned(format!("{number} {unit} cannot be")));
-    told.and_then(|number| sound(number).map_or_else(|| cannot_be(number), Told::Value))
+fn checked<N: Copy + Display, T>(told: Reported<N>, unit: &str, sound: impl FnOnce(N) -> Option<T>) -> Reported<T> {
+    let cannot_be = |number: N| Reported::Failed(Cow::Owned(format!("{number} {unit} cannot be")));
+    told.and_then(|number| sound(number).map_or_else(|| cannot_be(number), Reported::Value))
 }
 
-fn watts(milliwatts: u32) -> Watts {
-    Watts(u64::from(milliwatts))
+fn watts(milliwatts: u32) -> Milliwatts {
+    Milliwatts(u64::from(milliwatts))
 }
 
 /// What bad memory says about a device: errors alone say nothing while they were repaired.
-fn repaired(library: &Library, device: &Opened) -> Health {
+fn repaired(library: &Library, device: &Opened) -> DeviceHealth {
     const RESET: &str = "bad memory waits to be put out of use: reset the GPU";
     let bad = match device.repair {
         Repair::Rows => library.remapped_rows(device.handle).ok().and_then(|rows| match (rows.failed, rows.pending) {
@@ -295,7 +302,7 @@ fn repaired(library: &Library, device: &Opened) -> Health {
         Repair::Pages => library.retired_pages_pending(device.handle).ok().filter(|pending| *pending).map(|_| RESET),
         Repair::Untold => None,
     };
-    bad.map_or(Health::Healthy, |text| Health::Unhealthy(text.into()))
+    bad.map_or(DeviceHealth::Healthy, |text| DeviceHealth::Unhealthy(text.into()))
 }
 
 // Who runs on a device, from whichever of its functions the library has.
@@ -316,7 +323,7 @@ impl Default for Room {
 }
 
 /// Every process on a device. A value only where the list is complete.
-pub(super) fn running(library: &Library, device: Handle, room: &mut Room) -> Answer<Vec<Process>> {
+pub(super) fn running(library: &Library, device: Handle, room: &mut Room) -> Answer<Vec<DeviceProcess>> {
     let functions = library.functions();
     let newest = &functions.nvmlDeviceGetComputeRunningProcesses_v3;
     let newer = &functions.nvmlDeviceGetComputeRunningProcesses_v2;
@@ -388,16 +395,16 @@ fn by_pid(words: &[u64], count: usize, usual: usize) -> ByPid {
     found
 }
 
-fn joined(computing: &ByPid, drawing: &ByPid) -> Vec<Process> {
+fn joined(computing: &ByPid, drawing: &ByPid) -> Vec<DeviceProcess> {
     let only_drawing = drawing.iter().filter(|(pid, _)| !computing.contains_key(pid));
-    let process = |(&pid, &memory): (&u32, &u64)| Process {
+    let process = |(&pid, &memory): (&u32, &u64)| DeviceProcess {
         pid,
-        doing: Doing::of(computing.contains_key(&pid), drawing.contains_key(&pid)),
+        activity: ProcessActivity::of(computing.contains_key(&pid), drawing.contains_key(&pid)),
         memory: match memory {
-            NOT_AVAILABLE => Told::Unsupported("the driver does not tell".into()),
-            memory => Told::Value(Bytes(memory)),
+            NOT_AVAILABLE => Reported::Unsupported("the driver does not tell".into()),
+            memory => Reported::Value(Bytes(memory)),
         },
-        ..Process::default()
+        ..DeviceProcess::default()
     };
     computing.iter().chain(only_drawing).map(process).collect()
 }
@@ -477,15 +484,15 @@ pub(super) struct Remembered {
 /// A device as it was last seen.
 #[derive(Debug)]
 pub(super) struct RememberedDevice {
-    pub facts: Found,
-    pub instances: Vec<Found>,
+    pub facts: DetectedDevice,
+    pub instances: Vec<DetectedDevice>,
     /// Lost, or waiting for a reset, when it was last looked for.
     away: bool,
 }
 
 impl Remembered {
     /// Keeps what an opened device is, and tells it who it is where it does not know at the moment.
-    pub(super) fn keep(&mut self, facts: &mut Found, instances: Vec<Found>) {
+    pub(super) fn keep(&mut self, facts: &mut DetectedDevice, instances: Vec<DetectedDevice>) {
         let nameless = facts.uuid.is_none() && facts.pci.is_none();
         let is_it = |device: &&mut RememberedDevice| {
             if nameless { device.facts.index == facts.index } else { same(&device.facts, facts) }
@@ -501,13 +508,16 @@ impl Remembered {
     }
 
     /// The devices that are not among `present`.
-    pub(super) fn missing<'a>(&'a self, present: &'a [&'a Found]) -> impl Iterator<Item = &'a RememberedDevice> {
+    pub(super) fn missing<'a>(
+        &'a self,
+        present: &'a [&'a DetectedDevice],
+    ) -> impl Iterator<Item = &'a RememberedDevice> {
         self.devices.iter().filter(|device| !present.iter().any(|facts| same(&device.facts, facts)))
     }
 
     /// Notes whether a device answers. What Xids said against one that went and came back is forgotten: to come back
     /// it was reset.
-    pub(super) fn note(&mut self, facts: &Found, answers: bool) {
+    pub(super) fn note(&mut self, facts: &DetectedDevice, answers: bool) {
         let Some(device) = self.devices.iter_mut().find(|device| same(&device.facts, facts)) else { return };
         if device.away
             && answers
@@ -519,14 +529,14 @@ impl Remembered {
     }
 
     /// Notes what an Xid says against a device.
-    pub(super) fn judge(&mut self, facts: &Found, text: String) {
+    pub(super) fn judge(&mut self, facts: &DetectedDevice, text: String) {
         if let Some(uuid) = &facts.uuid {
             self.judged.insert(uuid.clone(), text.into());
         }
     }
 
     /// What Xids said against a device.
-    pub(super) fn judgement(&self, facts: &Found) -> Option<&Arc<str>> {
+    pub(super) fn judgement(&self, facts: &DetectedDevice) -> Option<&Arc<str>> {
         self.judged.get(facts.uuid.as_ref()?)
     }
 
@@ -537,7 +547,7 @@ impl Remembered {
 }
 
 /// Whether two are one device: by UUID, or where one has none by the place on the bus.
-fn same(one: &Found, other: &Found) -> bool {
+fn same(one: &DetectedDevice, other: &DetectedDevice) -> bool {
     match (&one.uuid, &other.uuid) {
         (Some(a), Some(b)) => a == b,
         _ => one.pci.is_some() && one.pci == other.pci,
@@ -579,10 +589,14 @@ mod tests {
     #[test]
     fn a_process_that_computes_and_draws_is_one_process() {
         let both = joined(&ByPid::from([(7, 100), (9, NOT_AVAILABLE)]), &ByPid::from([(7, 90), (8, 5)]));
-        let told: Vec<_> = both.iter().map(|process| (process.pid, process.doing, process.memory.value())).collect();
+        let told: Vec<_> = both.iter().map(|process| (process.pid, process.activity, process.memory.value())).collect();
         assert_eq!(
             told,
-            [(7, Doing::Both, Some(&Bytes(100))), (9, Doing::Compute, None), (8, Doing::Graphics, Some(&Bytes(5)))]
+            [
+                (7, ProcessActivity::Both, Some(&Bytes(100))),
+                (9, ProcessActivity::Compute, None),
+                (8, ProcessActivity::Graphics, Some(&Bytes(5)))
+            ]
         );
     }
 

@@ -12,8 +12,8 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings as nvml;
 use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t, nvmlReturn_t};
 
+use crate::reported::Reported;
 use crate::source::SourceError;
-use crate::told::Told;
 
 /// A device of the library, good until the library is closed or the device is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +72,7 @@ type LinkCall<T> = unsafe extern "C" fn(nvmlDevice_t, c_uint, *mut T) -> nvmlRet
 impl Library {
     /// Loads the library of this name or path, and initialises it.
     pub(super) fn open(path: &OsStr) -> Result<Self, SourceError> {
-        let missing = |why: String| SourceError::NotHere { what: path.display().to_string().into(), why };
+        let missing = |why: String| SourceError::NotPresent { what: path.display().to_string().into(), why };
         match Wrapper::builder().lib_path(path).init() {
             Ok(wrapper) => Ok(Self { wrapper }),
             Err(NvmlError::LibloadingError(error)) => Err(missing(error.to_string())),
@@ -460,14 +460,14 @@ impl Code {
     }
 
     /// A field that has no value.
-    pub(super) fn told<T>(self) -> Told<T> {
+    pub(super) fn told<T>(self) -> Reported<T> {
         match self {
             Self::NOT_SUPPORTED
             | Self::FUNCTION_NOT_FOUND
             | Self::INVALID_ARGUMENT
             | Self::VERSION_OF_ARGUMENT
-            | Self::DEPRECATED => Told::Unsupported(self.words().into()),
-            _ => Told::Failed(self.words().into()),
+            | Self::DEPRECATED => Reported::Unsupported(self.words().into()),
+            _ => Reported::Failed(self.words().into()),
         }
     }
 
@@ -503,8 +503,8 @@ mod tests {
         assert_eq!(Code::UNKNOWN.against_at_opening(), Against::Device);
         assert_eq!(Code::LOST.against(), Against::Presence);
         assert_eq!(Code::MISMATCH.against(), Against::Driver);
-        assert!(matches!(Code::NO_PERMISSION.told::<u8>(), Told::Failed(_)));
-        assert!(matches!(Code::INVALID_ARGUMENT.told::<u8>(), Told::Unsupported(_)));
+        assert!(matches!(Code::NO_PERMISSION.told::<u8>(), Reported::Failed(_)));
+        assert!(matches!(Code::INVALID_ARGUMENT.told::<u8>(), Reported::Unsupported(_)));
         assert!(matches!(Code::MISMATCH.failure("x"), SourceError::VersionMismatch(_)));
     }
 }

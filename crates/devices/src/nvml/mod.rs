@@ -15,15 +15,15 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gpupool_core::{Health, LinkKind, Vendor};
+use gpupool_core::{DeviceHealth, LinkKind, Vendor};
 
-use crate::detect::Places;
-use crate::found::{Found, worse};
+use crate::detect::SourcePaths;
+use crate::detected_device::{DetectedDevice, worse};
 use crate::nvml::devices::{Opened, Remembered, Room, read, unreadable};
 use crate::nvml::library::{Against, Answer, Code, EventSet, Library, XidEvent};
 use crate::nvml::xid::{Severity, Verdict};
-use crate::snapshot::{FoundLink, Snapshot};
-use crate::source::{Source, SourceError, SourceKind};
+use crate::source::{DeviceSource, SourceError, SourceKind};
+use crate::source_reading::{DetectedLink, SourceReading};
 use crate::{limits, pci_bus};
 
 /// The name of the library on Linux, and the one it has where only development files are installed.
@@ -38,7 +38,7 @@ const READINGS_PER_OPENING: u32 = 16;
 ///
 /// An Xid that speaks against a device makes it unhealthy until it went away and came back, as with a reset, or until
 /// [`release`](Self::release) was called.
-pub struct Nvml {
+pub struct NvmlSource {
     path: PathBuf,
     sys: PathBuf,
     session: Option<Session>,
@@ -47,9 +47,9 @@ pub struct Nvml {
     incomplete: u32,
 }
 
-impl Nvml {
+impl NvmlSource {
     /// The library at `places.nvml`, opened when it is first read.
-    pub fn new(places: &Places) -> Self {
+    pub fn new(places: &SourcePaths) -> Self {
         Self {
             path: places.nvml.clone(),
             sys: places.sys.clone(),
@@ -66,7 +66,7 @@ impl Nvml {
         self.remembered.forget_judgements();
     }
 
-    fn read_open(&mut self) -> Result<Snapshot, Failure> {
+    fn read_open(&mut self) -> Result<SourceReading, Failure> {
         if self.session.is_none() {
             let library = open(&self.path).map_err(Failure::Opening)?;
             self.session = Some(Session::new(library, self.sys.clone()));
@@ -78,12 +78,12 @@ impl Nvml {
     }
 }
 
-impl Source for Nvml {
+impl DeviceSource for NvmlSource {
     fn kind(&self) -> SourceKind {
         SourceKind::Nvml
     }
 
-    fn read(&mut self) -> Result<Snapshot, SourceError> {
+    fn read(&mut self) -> Result<SourceReading, SourceError> {
         if self.incomplete % READINGS_PER_OPENING == 1 {
             self.session = None;
         }
@@ -106,7 +106,7 @@ impl Source for Nvml {
 
 /// NVIDIA's devices as the bus knows them, where there are any and all of them sleep to save power. Opening the library
 /// would wake them, and keep them awake.
-fn all_asleep(sys: &Path) -> Option<Snapshot> {
+fn all_asleep(sys: &Path) -> Option<SourceReading> {
     let mut bus = pci_bus::scan(sys).into_value()?;
     bus.gpus.retain(|gpu| gpu.vendor == Vendor::Nvidia);
     (!bus.gpus.is_empty() && bus.gpus.iter().all(|gpu| gpu.asleep)).then(|| bus.snapshot())
@@ -129,9 +129,9 @@ impl From<Failure> for SourceError {
 
 fn open(path: &Path) -> Result<Library, SourceError> {
     match Library::open(path.as_os_str()) {
-        Err(missing @ SourceError::NotHere { .. }) if path == Path::new(USUAL) => Library::open(OsStr::new(UNUSUAL))
+        Err(missing @ SourceError::NotPresent { .. }) if path == Path::new(USUAL) => Library::open(OsStr::new(UNUSUAL))
             .map_err(|second| match second {
-                SourceError::NotHere { .. } => missing,
+                SourceError::NotPresent { .. } => missing,
                 other => other,
             }),
         answer => answer,
@@ -163,7 +163,7 @@ struct Closed {
     index: Option<u32>,
     code: Code,
     /// It and its instances, as they were last known; at least one.
-    known: Vec<Found>,
+    known: Vec<DetectedDevice>,
 }
 
 impl Session {
@@ -184,8 +184,8 @@ impl Session {
     }
 
     /// Every device there is now. An error only where the driver as a whole is bad.
-    fn read(&mut self, remembered: &mut Remembered) -> Answer<Snapshot> {
-        let mut snapshot = Snapshot::default();
+    fn read(&mut self, remembered: &mut Remembered) -> Answer<SourceReading> {
+        let mut snapshot = SourceReading::default();
         let count = self.library.device_count()?;
         // First, because looking for devices throws away what was not heard.
         self.hear_events(remembered, &mut snapshot);
@@ -205,7 +205,7 @@ impl Session {
             remembered.note(&device.facts, against == Against::Field);
             self.stale |= against == Against::Presence;
             places.push(snapshot.devices.len());
-            let judged = remembered.judgement(&device.facts).map(|text| Health::Unhealthy(text.clone()));
+            let judged = remembered.judgement(&device.facts).map(|text| DeviceHealth::Unhealthy(text.clone()));
             for mut part in found {
                 part.health = worse(part.health, judged.clone());
                 snapshot.push(part);
@@ -220,7 +220,7 @@ impl Session {
         // Each pair was found once, and places grow with the order of devices.
         let placed = |&(a, b, kind): &(usize, usize, LinkKind)| {
             let (one, other) = (*places.get(a)?, *places.get(b)?);
-            Some(FoundLink { a: one.min(other), b: one.max(other), kind })
+            Some(DetectedLink { a: one.min(other), b: one.max(other), kind })
         };
         snapshot.links = self.links.iter().filter_map(placed).collect();
         // A library that knows no device may just have looked too early, as may have a device that cannot say who it is.
@@ -284,7 +284,7 @@ impl Session {
         Ok(())
     }
 
-    fn hear_events(&self, remembered: &mut Remembered, snapshot: &mut Snapshot) {
+    fn hear_events(&self, remembered: &mut Remembered, snapshot: &mut SourceReading) {
         let Some(events) = self.events else { return };
         for _ in 0..EVENTS {
             match self.library.next_event(events) {
@@ -296,7 +296,7 @@ impl Session {
         }
     }
 
-    fn hear(&self, event: XidEvent, remembered: &mut Remembered, snapshot: &mut Snapshot) {
+    fn hear(&self, event: XidEvent, remembered: &mut Remembered, snapshot: &mut SourceReading) {
         let device = self.opened.iter().find(|device| device.handle == event.device);
         let name = device.map_or_else(|| "a GPU that is not known".into(), |device| spoken(&device.facts));
         let Verdict { severity, meaning, remedy } = xid::judge(event.xid.try_into().unwrap_or(u32::MAX));
@@ -327,11 +327,11 @@ impl Drop for Session {
 }
 
 impl Closed {
-    fn add_to(&self, snapshot: &mut Snapshot) {
+    fn add_to(&self, snapshot: &mut SourceReading) {
         let Self { index, code, known } = self;
         let health = match code.against_at_opening() {
-            Against::Presence => Some(Health::Lost),
-            Against::Device => Some(Health::Unhealthy(code.words().into())),
+            Against::Presence => Some(DeviceHealth::Lost),
+            Against::Device => Some(DeviceHealth::Unhealthy(code.words().into())),
             // That this process may not open it says nothing about the device.
             Against::Field | Against::Driver => None,
         };
@@ -350,7 +350,7 @@ impl Closed {
 /// A device that cannot be opened cannot say who it is; it is taken for the one that last had its number, if that one
 /// is not here.
 fn closed(opened: &[Opened], refused: Vec<(u32, Code)>, remembered: &Remembered) -> Vec<Closed> {
-    let present: Vec<&Found> = opened.iter().map(|device| &device.facts).collect();
+    let present: Vec<&DetectedDevice> = opened.iter().map(|device| &device.facts).collect();
     let mut missing: Vec<Closed> = remembered
         .missing(&present)
         .map(|device| {
@@ -363,7 +363,7 @@ fn closed(opened: &[Opened], refused: Vec<(u32, Code)>, remembered: &Remembered)
         .map(|(index, code)| {
             let known = match missing.iter().position(|device| device.known[0].index == Some(index)) {
                 Some(place) => missing.remove(place).known,
-                None => vec![Found { index: Some(index), ..Found::new(Vendor::Nvidia) }],
+                None => vec![DetectedDevice { index: Some(index), ..DetectedDevice::new(Vendor::Nvidia) }],
             };
             Closed { index: Some(index), code, known }
         })
@@ -373,7 +373,7 @@ fn closed(opened: &[Opened], refused: Vec<(u32, Code)>, remembered: &Remembered)
 }
 
 /// A device as people know it.
-fn spoken(facts: &Found) -> String {
+fn spoken(facts: &DetectedDevice) -> String {
     match (&facts.uuid, facts.pci, facts.index) {
         (Some(uuid), ..) => format!("GPU {uuid}"),
         (None, Some(pci), _) => format!("GPU at {pci}"),

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// `{"fault":"hot","temperature_c":97}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "fault", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Fault {
+pub enum SimulatedFault {
     /// It fell off the bus: still listed, nothing of it can be read.
     Lost,
     /// It is not listed at all.
@@ -25,7 +25,7 @@ pub enum Fault {
         uncorrectable: u32,
         /// What became of the bad rows.
         #[serde(default)]
-        remap: Remap,
+        remap: RowRemapState,
     },
     /// The driver answers nobody: a reading of any device blocks until this is cleared, or for so long.
     HungDriver {
@@ -41,9 +41,9 @@ pub enum Fault {
     /// The driver and its library are of different versions: no reading of any device succeeds.
     Mismatch,
     /// It does not support these fields.
-    NotAvailable { fields: Vec<Field> },
+    NotAvailable { fields: Vec<DeviceField> },
     /// It fails to tell these fields.
-    FailedField { fields: Vec<Field> },
+    FailedField { fields: Vec<DeviceField> },
     /// It says to be fully busy, whatever it does.
     StuckUtilization,
     /// A process of nobody uses it.
@@ -61,7 +61,7 @@ pub enum Fault {
 /// What became of the rows of memory with errors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Remap {
+pub enum RowRemapState {
     /// Others took their place.
     #[default]
     Done,
@@ -74,7 +74,7 @@ pub enum Remap {
 /// A field of a device that a fault can take away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Field {
+pub enum DeviceField {
     /// Total, reserved and used memory.
     Memory,
     /// How busy it is.
@@ -115,7 +115,7 @@ const fn hung_seconds() -> u32 {
     600
 }
 
-impl Fault {
+impl SimulatedFault {
     /// Names of all kinds, as in text and JSON.
     pub const KINDS: [&'static str; 11] = [
         "lost",
@@ -196,7 +196,7 @@ impl Fault {
     }
 }
 
-impl FromStr for Fault {
+impl FromStr for SimulatedFault {
     type Err = FaultError;
 
     fn from_str(text: &str) -> Result<Self, FaultError> {
@@ -231,16 +231,20 @@ impl FromStr for Fault {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for SimulatedFault {
     /// The text it can be read from.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind())?;
         match self {
             Self::Lost | Self::Vanish | Self::Mismatch | Self::StuckUtilization => Ok(()),
             Self::Hot { temperature_c } => write!(f, ":{temperature_c}"),
-            Self::Ecc { uncorrectable, remap: Remap::Done } => write!(f, ":{uncorrectable}"),
-            Self::Ecc { uncorrectable, remap: Remap::RemapPending } => write!(f, ":{uncorrectable}:remap_pending"),
-            Self::Ecc { uncorrectable, remap: Remap::RemapFailed } => write!(f, ":{uncorrectable}:remap_failed"),
+            Self::Ecc { uncorrectable, remap: RowRemapState::Done } => write!(f, ":{uncorrectable}"),
+            Self::Ecc { uncorrectable, remap: RowRemapState::RemapPending } => {
+                write!(f, ":{uncorrectable}:remap_pending")
+            }
+            Self::Ecc { uncorrectable, remap: RowRemapState::RemapFailed } => {
+                write!(f, ":{uncorrectable}:remap_failed")
+            }
             Self::HungDriver { seconds } => write!(f, ":{seconds}"),
             Self::Slow { millis } => write!(f, ":{millis}"),
             Self::NotAvailable { fields } | Self::FailedField { fields } => {
@@ -252,7 +256,7 @@ impl fmt::Display for Fault {
     }
 }
 
-impl Field {
+impl DeviceField {
     pub(crate) const ALL: [Self; 6] =
         [Self::Memory, Self::Utilization, Self::Temperature, Self::Power, Self::PowerLimit, Self::Processes];
 
@@ -273,18 +277,18 @@ fn number<T: FromStr>(field: &'static str, text: Option<&str>) -> Result<T, Faul
     text.parse().map_err(|_| refused(field, text, FORMS))
 }
 
-fn remap(text: Option<&str>) -> Result<Remap, FaultError> {
+fn remap(text: Option<&str>) -> Result<RowRemapState, FaultError> {
     match text {
-        None => Ok(Remap::Done),
-        Some("remap_pending") => Ok(Remap::RemapPending),
-        Some("remap_failed") => Ok(Remap::RemapFailed),
+        None => Ok(RowRemapState::Done),
+        Some("remap_pending") => Ok(RowRemapState::RemapPending),
+        Some("remap_failed") => Ok(RowRemapState::RemapFailed),
         Some(other) => Err(refused("remap", other, "remap_pending, remap_failed, or nothing")),
     }
 }
 
-fn fields(text: Option<&str>) -> Result<Vec<Field>, FaultError> {
+fn fields(text: Option<&str>) -> Result<Vec<DeviceField>, FaultError> {
     let field = |name: &str| {
-        let named = Field::ALL.into_iter().find(|field| field.name() == name.trim());
+        let named = DeviceField::ALL.into_iter().find(|field| field.name() == name.trim());
         named.ok_or_else(|| refused("fields", name, FIELDS))
     };
     text.unwrap_or("").split('+').map(field).collect()
@@ -318,13 +322,13 @@ mod tests {
     #[test]
     fn every_fault_survives_text_and_json() {
         for text in TEXTS {
-            let fault: Fault = text.parse().unwrap();
+            let fault: SimulatedFault = text.parse().unwrap();
             assert_eq!(fault.to_string(), text);
             let json = serde_json::to_string(&fault).unwrap();
             assert!(json.starts_with(&format!("{{\"fault\":\"{}\"", fault.kind())), "{json}");
-            assert_eq!(serde_json::from_str::<Fault>(&json).unwrap(), fault);
+            assert_eq!(serde_json::from_str::<SimulatedFault>(&json).unwrap(), fault);
         }
-        for kind in Fault::KINDS {
+        for kind in SimulatedFault::KINDS {
             assert!(TEXTS.iter().any(|text| text.starts_with(kind)), "{kind}");
             assert!(FORMS.contains(kind), "{kind}");
         }
@@ -332,16 +336,16 @@ mod tests {
 
     #[test]
     fn numbers_that_may_be_left_out_have_a_meaning() {
-        assert_eq!("hung_driver".parse(), Ok(Fault::HungDriver { seconds: 600 }));
-        assert_eq!("squatter:1:2".parse(), Ok(Fault::Squatter { pid: 1, memory_mib: 2, utilization: 0 }));
-        let json: Fault = serde_json::from_str(r#"{"fault":"ecc","uncorrectable":3}"#).unwrap();
-        assert_eq!(json, Fault::Ecc { uncorrectable: 3, remap: Remap::Done });
+        assert_eq!("hung_driver".parse(), Ok(SimulatedFault::HungDriver { seconds: 600 }));
+        assert_eq!("squatter:1:2".parse(), Ok(SimulatedFault::Squatter { pid: 1, memory_mib: 2, utilization: 0 }));
+        let json: SimulatedFault = serde_json::from_str(r#"{"fault":"ecc","uncorrectable":3}"#).unwrap();
+        assert_eq!(json, SimulatedFault::Ecc { uncorrectable: 3, remap: RowRemapState::Done });
     }
 
     #[test]
     fn a_wrong_fault_is_answered_with_what_is_allowed() {
-        let error = "melted".parse::<Fault>().unwrap_err();
-        assert!(Fault::KINDS.iter().all(|kind| error.to_string().contains(kind)), "{error}");
+        let error = "melted".parse::<SimulatedFault>().unwrap_err();
+        assert!(SimulatedFault::KINDS.iter().all(|kind| error.to_string().contains(kind)), "{error}");
         for (text, field) in [
             ("hot", "temperature_c"),
             ("hot:999", "temperature_c"),
@@ -352,9 +356,9 @@ mod tests {
             ("slow:99999999", "millis"),
             ("lost:1", "fault"),
         ] {
-            assert_eq!(text.parse::<Fault>().unwrap_err().field, field, "{text}");
+            assert_eq!(text.parse::<SimulatedFault>().unwrap_err().field, field, "{text}");
         }
-        let json = serde_json::from_str::<Fault>(r#"{"fault":"hot","temperature_c":97,"colour":1}"#);
+        let json = serde_json::from_str::<SimulatedFault>(r#"{"fault":"hot","temperature_c":97,"colour":1}"#);
         assert!(json.is_err(), "an unknown field is refused");
     }
 }

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use gpupool_core::{Bytes, LinkKind, PciAddress, Share, Vendor};
 
 use crate::address::parse_pci_address;
-use crate::found::Partition;
+use crate::detected_device::DevicePartition;
 use crate::simulated::models::{Fabric, MigProfile, Model};
-use crate::simulated::spec::{Cards, Cut, Spec};
-use crate::snapshot::FoundLink;
+use crate::simulated::spec::{Cards, Cut, SimulationSpec};
+use crate::source_reading::DetectedLink;
 
 /// What never changes of a simulated device.
 #[derive(Debug, Clone)]
@@ -23,12 +23,12 @@ pub(crate) struct Device {
     pub uuid: Arc<str>,
     pub pci: PciAddress,
     pub numa: u32,
-    pub partition: Option<Partition>,
+    pub partition: Option<DevicePartition>,
     pub mig: Option<bool>,
     pub memory: Option<Bytes>,
     pub reserved: Option<Bytes>,
     /// How much of its GPU it is.
-    pub of_gpu: Share,
+    pub share_of_gpu: Share,
     /// Number of its GPU, and the places of all devices on it: itself, and the partitions.
     pub gpu: usize,
     pub on_gpu: Range<usize>,
@@ -46,12 +46,12 @@ impl Device {
     }
 
     pub(crate) fn is_mig_instance(&self) -> bool {
-        matches!(self.partition, Some(Partition::Mig { .. }))
+        matches!(self.partition, Some(DevicePartition::Mig { .. }))
     }
 }
 
 /// Every device of a description, in its order.
-pub(crate) fn devices(spec: &Spec) -> Vec<Device> {
+pub(crate) fn devices(spec: &SimulationSpec) -> Vec<Device> {
     let mut layout = Layout {
         node: spec.node().unwrap_or("").as_bytes(),
         seed: spec.seed,
@@ -130,7 +130,7 @@ impl Layout<'_> {
             mig: (!model.mig.is_empty()).then_some(matches!(cards.cut, Cut::Mig(_))),
             memory: cards.memory,
             reserved: cards.reserved,
-            of_gpu: Share::WHOLE,
+            share_of_gpu: Share::WHOLE,
             gpu: self.made.gpus,
             on_gpu: 0..0,
             on_card: 0..0,
@@ -141,13 +141,13 @@ impl Layout<'_> {
             Cut::Whole => self.numbered(whole),
             Cut::Amd(mode) => {
                 for id in 0..mode.parts {
-                    let partition = Partition::Amd { id, mode: Some(mode.name.into()), parts: Some(mode.parts) };
+                    let partition = DevicePartition::Amd { id, mode: Some(mode.name.into()), parts: Some(mode.parts) };
                     let part = |bytes: Bytes| Bytes(bytes.0 / u64::from(mode.parts));
                     self.numbered(Device {
                         partition: Some(partition),
                         memory: whole.memory.map(part),
                         reserved: whole.reserved.map(part),
-                        of_gpu: Share(1000 / u32::from(mode.parts)),
+                        share_of_gpu: Share(1000 / u32::from(mode.parts)),
                         ..whole.clone()
                     });
                 }
@@ -189,7 +189,7 @@ impl Layout<'_> {
             self.devices.push(Device {
                 index: None,
                 uuid: uuid.into(),
-                partition: Some(Partition::Mig {
+                partition: Some(DevicePartition::Mig {
                     parent_uuid: Some(gpu.uuid.clone()),
                     gpu_instance: Some(instance),
                     compute_instance: Some(0),
@@ -197,7 +197,7 @@ impl Layout<'_> {
                 }),
                 memory: Bytes::from_mib(profile.memory_mib),
                 reserved: Some(Bytes::ZERO),
-                of_gpu: profile.of_gpu(slices),
+                share_of_gpu: profile.share_of_gpu(slices),
                 ..gpu.clone()
             });
         }
@@ -231,12 +231,12 @@ fn first_instance(slices: u32, compute: u32) -> u32 {
 // How simulated devices are joined: by the fabric of their model, else by PCIe in one NUMA node or across two.
 
 /// The link of each pair of devices. MIG instances have none: they cannot talk to each other.
-pub(crate) fn links(devices: &[Device]) -> Vec<FoundLink> {
+pub(crate) fn links(devices: &[Device]) -> Vec<DetectedLink> {
     let joinable = |&(_, device): &(usize, &Device)| !device.is_mig_instance();
     let ends: Vec<(usize, &Device)> = devices.iter().enumerate().filter(joinable).collect();
     let from = |(place, &(a, one)): (usize, &(usize, &Device))| {
         let rest = ends[place + 1..].iter();
-        rest.map(|&(b, other)| FoundLink { a, b, kind: kind(one, other) }).collect::<Vec<_>>()
+        rest.map(|&(b, other)| DetectedLink { a, b, kind: kind(one, other) }).collect::<Vec<_>>()
     };
     ends.iter().enumerate().flat_map(from).collect()
 }
@@ -289,14 +289,14 @@ fn finished(number: u64) -> u64 {
 
 /// A simulated device's place among all of its node, lost and vanished ones included; it never changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place(pub usize);
+pub struct DevicePosition(pub usize);
 
 /// Which devices are meant. As text: `all`, `place:3`, `3` (the source's number), a UUID, or a PCI address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub enum FaultTarget {
     All,
     /// The one at this place.
-    Place(Place),
+    Position(DevicePosition),
     /// The one with this number in the source's listing.
     Index(u32),
     /// Every one that carries this UUID.
@@ -305,11 +305,11 @@ pub enum Target {
     Pci(PciAddress),
 }
 
-impl Target {
+impl FaultTarget {
     pub(crate) fn means(&self, place: usize, device: &Device) -> bool {
         match self {
             Self::All => true,
-            Self::Place(wanted) => wanted.0 == place,
+            Self::Position(wanted) => wanted.0 == place,
             Self::Index(wanted) => device.index == Some(*wanted),
             Self::Uuid(wanted) => device.uuid.eq_ignore_ascii_case(wanted),
             Self::Pci(wanted) => device.pci == *wanted,
@@ -317,7 +317,7 @@ impl Target {
     }
 }
 
-impl FromStr for Target {
+impl FromStr for FaultTarget {
     type Err = std::convert::Infallible;
 
     /// Any text is a target; whether there is such a device shows when it is used.
@@ -327,7 +327,7 @@ impl FromStr for Target {
             return Ok(Self::All);
         }
         if let Some(place) = text.strip_prefix("place:").and_then(|place| place.parse().ok()) {
-            return Ok(Self::Place(Place(place)));
+            return Ok(Self::Position(DevicePosition(place)));
         }
         if let Ok(index) = text.parse() {
             return Ok(Self::Index(index));
@@ -336,11 +336,11 @@ impl FromStr for Target {
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for FaultTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::All => f.write_str("all"),
-            Self::Place(place) => write!(f, "place:{}", place.0),
+            Self::Position(place) => write!(f, "place:{}", place.0),
             Self::Index(index) => index.fmt(f),
             Self::Uuid(uuid) => f.write_str(uuid),
             Self::Pci(address) => address.fmt(f),
@@ -381,8 +381,8 @@ mod tests {
     #[test]
     fn a_target_survives_text() {
         for text in ["all", "place:3", "7", "GPU-0123456789abcdef", "MIG-1-2", "0000:c1:00.0"] {
-            assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<FaultTarget>().unwrap().to_string(), text);
         }
-        assert!(matches!("c1:00.0".parse(), Ok(Target::Pci(_))));
+        assert!(matches!("c1:00.0".parse(), Ok(FaultTarget::Pci(_))));
     }
 }

@@ -1,7 +1,7 @@
-//! Devices that do not exist and behave as if they did: a [`crate::Source`] like any other.
+//! Devices that do not exist and behave as if they did: a [`crate::DeviceSource`] like any other.
 //!
-//! A [`Spec`] says which devices there are (`--simulate 4xH100`, or a TOML file). A [`World`] is their state: pure,
-//! time is an argument. [`Simulated`] is the source that reads it by a clock, and [`SimulatedControl`] the handle by
+//! A [`SimulationSpec`] says which devices there are (`--simulate 4xH100`, or a TOML file). A [`SimulatedMachine`] is their state: pure,
+//! time is an argument. [`SimulatedSource`] is the source that reads it by a clock, and [`SimulationControl`] the handle by
 //! which an agent puts the load of its leases on them and a person makes them fail.
 
 mod faults;
@@ -11,11 +11,11 @@ mod physics;
 mod reading;
 mod spec;
 
-pub use faults::{Fault, FaultError, Field, Remap};
-pub use layout::{NoSuchDevice, Place, Target};
+pub use faults::{DeviceField, FaultError, RowRemapState, SimulatedFault};
+pub use layout::{DevicePosition, FaultTarget, NoSuchDevice};
 pub use models::{UnknownModel, model_names};
-pub use physics::{ControlError, DeviceFault, Load, LoadError, World};
-pub use spec::{Spec, SpecError};
+pub use physics::{ControlError, DeviceFault, LoadError, SimulatedLoad, SimulatedMachine};
+pub use spec::{SimulationSpec, SimulationSpecError};
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,18 +24,18 @@ use std::time::{Duration, Instant};
 
 use gpupool_core::DeviceIdentity;
 
-use crate::snapshot::Snapshot;
-use crate::source::{Source, SourceError, SourceKind};
+use crate::source::{DeviceSource, SourceError, SourceKind};
+use crate::source_reading::SourceReading;
 
 /// Devices that do not exist, as a source like any other.
 #[derive(Debug)]
-pub struct Simulated {
+pub struct SimulatedSource {
     shared: Arc<Shared>,
 }
 
 /// Puts load on simulated devices and makes them fail. Its clones control the same devices.
 #[derive(Debug, Clone)]
-pub struct SimulatedControl {
+pub struct SimulationControl {
     shared: Arc<Shared>,
 }
 
@@ -43,7 +43,7 @@ pub struct SimulatedControl {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SimulatedDevice {
     /// Where it is among all of them.
-    pub place: Place,
+    pub place: DevicePosition,
     /// What makes it the same device after a restart.
     pub identity: DeviceIdentity,
     /// The number the source gives it; MIG instances have none.
@@ -64,58 +64,58 @@ struct Shared {
 }
 
 struct State {
-    world: World,
+    world: SimulatedMachine,
     clock: Box<dyn Fn() -> Duration + Send>,
     blocked: usize,
 }
 
-impl Simulated {
+impl SimulatedSource {
     /// The devices of a description by the time of a clock, and the handle that controls them.
-    pub fn new(spec: &Spec, clock: impl Fn() -> Duration + Send + 'static) -> (Self, SimulatedControl) {
-        let state = State { world: World::new(spec), clock: Box::new(clock), blocked: 0 };
+    pub fn new(spec: &SimulationSpec, clock: impl Fn() -> Duration + Send + 'static) -> (Self, SimulationControl) {
+        let state = State { world: SimulatedMachine::new(spec), clock: Box::new(clock), blocked: 0 };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             faults_changed: Condvar::new(),
             reading_blocked: Condvar::new(),
         });
-        (Self { shared: shared.clone() }, SimulatedControl { shared })
+        (Self { shared: shared.clone() }, SimulationControl { shared })
     }
 }
 
-impl Source for Simulated {
+impl DeviceSource for SimulatedSource {
     fn kind(&self) -> SourceKind {
         SourceKind::Simulated
     }
 
-    fn read(&mut self) -> Result<Snapshot, SourceError> {
+    fn read(&mut self) -> Result<SourceReading, SourceError> {
         let mut state = self.shared.once_driver_answers()?;
         state.catch_up();
-        state.world.snapshot()
+        state.world.reading()
     }
 }
 
-impl SimulatedControl {
+impl SimulationControl {
     /// Puts work of `holder` on a device, or changes the work it has there.
-    pub fn set_load(&self, place: Place, holder: u64, load: Load) -> Result<(), LoadError> {
+    pub fn set_load(&self, place: DevicePosition, holder: u64, load: SimulatedLoad) -> Result<(), LoadError> {
         self.shared.now().world.set_load(place, holder, load)
     }
 
     /// Takes the work of `holder` off a device, if it has any there.
-    pub fn clear_load(&self, place: Place, holder: u64) {
+    pub fn clear_load(&self, place: DevicePosition, holder: u64) {
         self.shared.now().world.clear_load(place, holder);
     }
 
     /// Lets something go wrong with devices, and says with how many.
-    pub fn fault(&self, target: &Target, fault: &Fault) -> Result<usize, ControlError> {
-        let done = self.shared.now().world.fault(target, fault);
+    pub fn inject_fault(&self, target: &FaultTarget, fault: &SimulatedFault) -> Result<usize, ControlError> {
+        let done = self.shared.now().world.inject_fault(target, fault);
         self.shared.faults_changed.notify_all();
         done
     }
 
-    /// Makes devices well again, or takes away one kind of fault (see [`Fault::KINDS`]), and says how many faults that
+    /// Makes devices well again, or takes away one kind of fault (see [`SimulatedFault::KINDS`]), and says how many faults that
     /// were. Readings that wait for the driver go on.
-    pub fn clear(&self, target: &Target, kind: Option<&str>) -> Result<usize, ControlError> {
-        let done = self.shared.now().world.clear(target, kind);
+    pub fn clear_faults(&self, target: &FaultTarget, kind: Option<&str>) -> Result<usize, ControlError> {
+        let done = self.shared.now().world.clear_faults(target, kind);
         self.shared.faults_changed.notify_all();
         done
     }
@@ -181,15 +181,15 @@ impl State {
     }
 }
 
-impl World {
+impl SimulatedMachine {
     /// For how long readings hang, if they do, and how long they take.
     fn holds_up(&self) -> (Option<Duration>, Duration) {
         let faults = || self.states.iter().flat_map(|state| &state.faults);
         let hung = faults().filter_map(|fault| match fault {
-            Fault::HungDriver { seconds } => Some(Duration::from_secs((*seconds).into())),
+            SimulatedFault::HungDriver { seconds } => Some(Duration::from_secs((*seconds).into())),
             _ => None,
         });
-        (hung.max(), faults().map(Fault::slowness).max().unwrap_or_default())
+        (hung.max(), faults().map(SimulatedFault::slowness).max().unwrap_or_default())
     }
 
     fn identified(&self) -> Vec<SimulatedDevice> {
@@ -197,7 +197,7 @@ impl World {
         let device = |(place, identity): (usize, DeviceIdentity)| {
             let device = &self.devices[place];
             let (index, uuid, name) = (device.index, device.uuid.clone(), device.model.name);
-            SimulatedDevice { place: Place(place), identity, index, uuid, name }
+            SimulatedDevice { place: DevicePosition(place), identity, index, uuid, name }
         };
         identities.into_iter().enumerate().map(device).collect()
     }
@@ -215,7 +215,7 @@ pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
     /// Lets so much time pass.
-    pub fn pass(&self, time: Duration) {
+    pub fn advance(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| Some(now.saturating_add(nanos)));
     }
@@ -225,7 +225,7 @@ impl ManualClock {
         Duration::from_nanos(self.0.load(Ordering::SeqCst))
     }
 
-    /// The clock as [`Simulated`] takes it.
+    /// The clock as [`SimulatedSource`] takes it.
     pub fn ticking(&self) -> impl Fn() -> Duration + Send + 'static {
         let clock = self.clone();
         move || clock.now()
@@ -233,7 +233,7 @@ impl ManualClock {
 }
 
 /// A clock that shows real time, from zero now.
-pub fn real_clock() -> impl Fn() -> Duration + Send + 'static {
+pub fn monotonic_clock() -> impl Fn() -> Duration + Send + 'static {
     let start = Instant::now();
     move || start.elapsed()
 }

@@ -114,7 +114,7 @@ impl Model {
 
 impl MigProfile {
     /// How much of a GPU with so many compute slices it is.
-    pub(crate) fn of_gpu(&self, slices: u32) -> Share {
+    pub(crate) fn share_of_gpu(&self, slices: u32) -> Share {
         Share(self.compute * 1000 / slices.max(1))
     }
 }

@@ -9,19 +9,19 @@ use std::time::Duration;
 use gpupool_core::{Bytes, Percent, Share, Vendor};
 
 use crate::limits;
-use crate::simulated::faults::{Fault, FaultError};
-use crate::simulated::layout::{self, Device, NoSuchDevice, Place, Target, mixed};
-use crate::simulated::spec::{Spec, Timing};
-use crate::snapshot::FoundLink;
+use crate::simulated::faults::{FaultError, SimulatedFault};
+use crate::simulated::layout::{self, Device, DevicePosition, FaultTarget, NoSuchDevice, mixed};
+use crate::simulated::spec::{SimulationSpec, Timing};
+use crate::source_reading::DetectedLink;
 
 /// Simulated devices with what is on them. Time is what it is told.
 #[derive(Debug, Clone)]
-pub struct World {
+pub struct SimulatedMachine {
     seed: u64,
     pub(super) timing: Timing,
     pub(super) now: Duration,
     pub(super) devices: Vec<Device>,
-    pub(super) links: Vec<FoundLink>,
+    pub(super) links: Vec<DetectedLink>,
     pub(super) states: Vec<State>,
     /// Of each GPU.
     heats: Vec<Heat>,
@@ -33,18 +33,18 @@ pub(super) struct State {
     /// In the order they came.
     pub running: Vec<Running>,
     pub draining: Vec<Draining>,
-    pub faults: Vec<Fault>,
+    pub faults: Vec<SimulatedFault>,
 }
 
 /// A fault and the device it is on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFault {
     /// Place of the device.
-    pub place: Place,
+    pub place: DevicePosition,
     /// Its UUID.
     pub uuid: std::sync::Arc<str>,
     /// What is wrong with it.
-    pub fault: Fault,
+    pub fault: SimulatedFault,
 }
 
 /// Why a fault is not set or cleared.
@@ -77,9 +77,9 @@ pub enum LoadError {
     },
 }
 
-impl World {
+impl SimulatedMachine {
     /// The devices of a description, idle since long, at time zero.
-    pub fn new(spec: &Spec) -> Self {
+    pub fn new(spec: &SimulationSpec) -> Self {
         let devices = layout::devices(spec);
         let gpus = devices.last().map_or(0, |device| device.gpu + 1);
         let mut world = Self {
@@ -115,8 +115,13 @@ impl World {
     }
 
     /// Puts work of `holder` on a device, or changes the work it has there.
-    pub(super) fn set_load(&mut self, place: Place, holder: u64, load: Load) -> Result<(), LoadError> {
-        let device = self.devices.get(place.0).ok_or_else(|| self.missing(&Target::Place(place)))?;
+    pub(super) fn set_load(
+        &mut self,
+        place: DevicePosition,
+        holder: u64,
+        load: SimulatedLoad,
+    ) -> Result<(), LoadError> {
+        let device = self.devices.get(place.0).ok_or_else(|| self.missing(&FaultTarget::Position(place)))?;
         if device.is_cut_by_mig() {
             return Err(LoadError::CutByMig(device.uuid.to_string()));
         }
@@ -139,7 +144,7 @@ impl World {
     }
 
     /// Takes the work of `holder` off a device, if it has any there: it stops at once, its memory is freed soon after.
-    pub(super) fn clear_load(&mut self, place: Place, holder: u64) {
+    pub(super) fn clear_load(&mut self, place: DevicePosition, holder: u64) {
         let Some(state) = self.states.get_mut(place.0) else { return };
         let Some(found) = state.running.iter().position(|running| running.holder == holder) else { return };
         let gone = state.running.remove(found);
@@ -150,7 +155,7 @@ impl World {
     }
 
     /// Lets something go wrong with devices, and says with how many.
-    pub fn fault(&mut self, target: &Target, fault: &Fault) -> Result<usize, ControlError> {
+    pub fn inject_fault(&mut self, target: &FaultTarget, fault: &SimulatedFault) -> Result<usize, ControlError> {
         fault.check()?;
         let places = self.meant(target)?;
         for &place in &places {
@@ -168,8 +173,8 @@ impl World {
     }
 
     /// Makes devices well again, or takes away one kind of fault, and says how many faults that were.
-    pub(super) fn clear(&mut self, target: &Target, kind: Option<&str>) -> Result<usize, ControlError> {
-        kind.map_or(Ok(()), Fault::check_kind)?;
+    pub(super) fn clear_faults(&mut self, target: &FaultTarget, kind: Option<&str>) -> Result<usize, ControlError> {
+        kind.map_or(Ok(()), SimulatedFault::check_kind)?;
         let mut cleared = 0;
         for place in self.meant(target)? {
             let faults = &mut self.states[place].faults;
@@ -185,7 +190,11 @@ impl World {
     pub(super) fn faults(&self) -> Vec<DeviceFault> {
         let of = |(place, state): (usize, &State)| {
             let uuid = self.devices[place].uuid.clone();
-            let told = |fault: &Fault| DeviceFault { place: Place(place), uuid: uuid.clone(), fault: fault.clone() };
+            let told = |fault: &SimulatedFault| DeviceFault {
+                place: DevicePosition(place),
+                uuid: uuid.clone(),
+                fault: fault.clone(),
+            };
             state.faults.iter().map(told).collect::<Vec<_>>()
         };
         self.states.iter().enumerate().flat_map(of).collect()
@@ -219,8 +228,10 @@ impl World {
             left -= taken;
             taken
         };
-        let squatter = |fault: &Fault| match fault {
-            Fault::Squatter { memory_mib, .. } => Some(Bytes::from_mib(*memory_mib).unwrap_or(Bytes(u64::MAX))),
+        let squatter = |fault: &SimulatedFault| match fault {
+            SimulatedFault::Squatter { memory_mib, .. } => {
+                Some(Bytes::from_mib(*memory_mib).unwrap_or(Bytes(u64::MAX)))
+            }
             _ => None,
         };
         let squatters = state.faults.iter().filter_map(squatter).map(&mut take).collect();
@@ -231,20 +242,20 @@ impl World {
         MemoryInUse { squatters, loads, all: most - left }
     }
 
-    pub(super) fn missing(&self, target: &Target) -> NoSuchDevice {
+    pub(super) fn missing(&self, target: &FaultTarget) -> NoSuchDevice {
         let there_are = self.devices.iter().take(8).map(|device| device.uuid.to_string()).collect();
         NoSuchDevice { target: target.to_string(), there_are }
     }
 
-    fn meant(&self, target: &Target) -> Result<Vec<usize>, NoSuchDevice> {
+    fn meant(&self, target: &FaultTarget) -> Result<Vec<usize>, NoSuchDevice> {
         let means = |place: &usize| target.means(*place, &self.devices[*place]);
         let places: Vec<usize> = (0..self.devices.len()).filter(means).collect();
         if places.is_empty() { Err(self.missing(target)) } else { Ok(places) }
     }
 
     /// Nobody squats on a GPU that is cut by MIG: only its instances take work.
-    fn takes(&self, place: usize, fault: &Fault) -> bool {
-        !(matches!(fault, Fault::Squatter { .. }) && self.devices[place].is_cut_by_mig())
+    fn takes(&self, place: usize, fault: &SimulatedFault) -> bool {
+        !(matches!(fault, SimulatedFault::Squatter { .. }) && self.devices[place].is_cut_by_mig())
     }
 
     fn turn_heat(&mut self, place: usize) {
@@ -269,7 +280,7 @@ impl World {
 
     /// The sum over devices, each by how much of its GPU it is.
     fn weighted(&self, places: std::ops::Range<usize>, busy: impl Fn(usize) -> Percent) -> u64 {
-        places.map(|place| u64::from(busy(place).0) * u64::from(self.devices[place].of_gpu.0) / 1000).sum()
+        places.map(|place| u64::from(busy(place).0) * u64::from(self.devices[place].share_of_gpu.0) / 1000).sum()
     }
 }
 
@@ -285,7 +296,7 @@ pub(super) struct MemoryInUse {
 
 fn squatting(state: &State) -> impl Iterator<Item = Percent> {
     state.faults.iter().map(|fault| match fault {
-        Fault::Squatter { utilization, .. } => Percent(u32::from(*utilization) * 1000),
+        SimulatedFault::Squatter { utilization, .. } => Percent(u32::from(*utilization) * 1000),
         _ => Percent(0),
     })
 }
@@ -299,7 +310,7 @@ fn whole_at_most(parts: impl Iterator<Item = Percent>) -> Percent {
 
 /// Work that somebody does on a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Load {
+pub struct SimulatedLoad {
     /// How much of the device (of the partition, where it is one) it may use.
     pub share: Share,
     /// How much memory it may use; it uses most of it, and never less than a driver needs for a process.
@@ -314,7 +325,7 @@ pub struct Load {
 #[derive(Debug, Clone)]
 pub(crate) struct Running {
     pub holder: u64,
-    pub load: Load,
+    pub load: SimulatedLoad,
     pub pid: u32,
     /// Differs between loads, so that not all of them waver alike.
     salt: u64,
@@ -331,13 +342,20 @@ pub(crate) struct Draining {
 }
 
 impl Running {
-    pub(super) fn begin(holder: u64, load: Load, salt: u64, vendor: Vendor, now: Duration, timing: &Timing) -> Self {
+    pub(super) fn begin(
+        holder: u64,
+        load: SimulatedLoad,
+        salt: u64,
+        vendor: Vendor,
+        now: Duration,
+        timing: &Timing,
+    ) -> Self {
         let made_up = 100_000 + (mixed(salt, &[b"pid"]) % 4_000_000) as u32;
         let context = context(vendor);
         let running = Self {
             holder,
             pid: load.pid.unwrap_or(made_up),
-            load: Load::default(),
+            load: SimulatedLoad::default(),
             salt,
             since: now,
             memory: (context, context),
@@ -347,7 +365,7 @@ impl Running {
     }
 
     /// The same holder with another load: it goes on from what it uses now.
-    pub(super) fn changed(&self, load: Load, vendor: Vendor, now: Duration, timing: &Timing) -> Self {
+    pub(super) fn changed(&self, load: SimulatedLoad, vendor: Vendor, now: Duration, timing: &Timing) -> Self {
         // Programs leave a few percent of what they were promised unused.
         let fill = Share(880 + (mixed(self.salt, &[b"fill"]) % 100) as u32);
         Self {

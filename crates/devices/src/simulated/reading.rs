@@ -2,15 +2,17 @@
 
 use std::borrow::Cow;
 
-use gpupool_core::{Bytes, Health, Percent, Vendor};
+use gpupool_core::{Bytes, DeviceHealth, Percent, Vendor};
 
-use super::faults::{Fault, Field, Remap};
+use super::faults::{DeviceField, RowRemapState, SimulatedFault};
 use super::layout::Device;
-use super::physics::{MemoryInUse, World};
-use crate::found::{Doing, Found, Memory, Partition, Process, UsedMeans, Watts};
-use crate::snapshot::Snapshot;
+use super::physics::{MemoryInUse, SimulatedMachine};
+use crate::detected_device::{
+    DetectedDevice, DevicePartition, DeviceProcess, MemoryReading, Milliwatts, ProcessActivity, UsedMemoryScope,
+};
+use crate::reported::{Reported, Words};
 use crate::source::SourceError;
-use crate::told::{Told, Words};
+use crate::source_reading::SourceReading;
 
 const NVIDIA_DRIVER: &str = "580.65.06";
 const AMD_DRIVER: &str = "6.12.12";
@@ -19,18 +21,18 @@ const CANNOT: Words = Cow::Borrowed("[N/A]");
 /// How a driver says that it fails to tell a field.
 const FAILED: Words = Cow::Borrowed("[Unknown Error]");
 
-impl World {
+impl SimulatedMachine {
     /// Everything the devices report now.
-    pub fn snapshot(&self) -> Result<Snapshot, SourceError> {
-        if self.states.iter().any(|state| state.faults.contains(&Fault::Mismatch)) {
+    pub fn reading(&self) -> Result<SourceReading, SourceError> {
+        if self.states.iter().any(|state| state.faults.contains(&SimulatedFault::Mismatch)) {
             let said = "Failed to initialize: Driver/library version mismatch (simulated)";
             return Err(SourceError::VersionMismatch(said.into()));
         }
-        let mut snapshot = Snapshot::default();
+        let mut snapshot = SourceReading::default();
         let mut shown = Vec::with_capacity(self.devices.len());
         for place in 0..self.devices.len() {
-            let faults: Vec<&Fault> = self.faults_of(place).collect();
-            let vanished = faults.contains(&&Fault::Vanish);
+            let faults: Vec<&SimulatedFault> = self.faults_of(place).collect();
+            let vanished = faults.contains(&&SimulatedFault::Vanish);
             if let Some(warning) = remapped_rows(&self.devices[place], &faults).filter(|_| !vanished) {
                 snapshot.warn(warning);
             }
@@ -42,53 +44,57 @@ impl World {
     }
 
     /// All devices as if nothing were wrong, with what never changes only.
-    pub(super) fn whole(&self) -> Snapshot {
-        Snapshot { devices: self.devices.iter().map(identified).collect(), ..Snapshot::default() }
+    pub(super) fn whole(&self) -> SourceReading {
+        SourceReading { devices: self.devices.iter().map(identified).collect(), ..SourceReading::default() }
     }
 
     /// What is wrong with a device: its own faults, and those of its whole GPU that are on another part of it.
-    pub(super) fn faults_of(&self, place: usize) -> impl Iterator<Item = &Fault> {
+    pub(super) fn faults_of(&self, place: usize) -> impl Iterator<Item = &SimulatedFault> {
         let on_gpu = self.devices[place].on_gpu.clone();
         let of_others = on_gpu.filter(move |other| *other != place).flat_map(|other| &self.states[other].faults);
         self.states[place].faults.iter().chain(of_others.filter(|fault| fault.of_whole_gpu()))
     }
 
-    fn found(&self, place: usize, faults: &[&Fault]) -> Found {
+    fn found(&self, place: usize, faults: &[&SimulatedFault]) -> DetectedDevice {
         let device = &self.devices[place];
         let mut found = identified(device);
-        if faults.contains(&&Fault::Lost) {
-            take_away(&mut found, &Field::ALL, &Told::Failed("GPU is lost".into()));
-            found.health = Some(Health::Lost);
+        if faults.contains(&&SimulatedFault::Lost) {
+            take_away(&mut found, &DeviceField::ALL, &Reported::Failed("GPU is lost".into()));
+            found.health = Some(DeviceHealth::Lost);
             return found;
         }
         self.read_memory(place, &mut found);
         self.read_sensors(place, &mut found);
-        found.health = Some(Health::Healthy);
+        found.health = Some(DeviceHealth::Healthy);
         for fault in faults {
             apply(fault, &mut found);
         }
         found
     }
 
-    fn read_memory(&self, place: usize, found: &mut Found) {
+    fn read_memory(&self, place: usize, found: &mut DetectedDevice) {
         let device = &self.devices[place];
         let capacity = device.memory.map(|total| total.saturating_sub(device.reserved.unwrap_or_default()));
         let most = capacity.unwrap_or(Bytes(u64::MAX)).saturating_sub(idle_memory(device));
         let in_use = self.memory(place, most);
-        found.processes = Told::Value(self.processes(place, &in_use));
+        found.processes = Reported::Value(self.processes(place, &in_use));
         let Some(total) = device.memory else {
             found.memory.unified = true;
-            take_away(found, &[Field::Memory], &Told::Unsupported(CANNOT));
+            take_away(found, &[DeviceField::Memory], &Reported::Unsupported(CANNOT));
             return;
         };
         let used = if device.is_cut_by_mig() { self.used_by_instances(device) } else { in_use.all };
         let used = used.saturating_add(idle_memory(device)).min(capacity.unwrap_or(total));
-        found.memory = Memory {
-            total: Told::Value(total),
-            reserved: device.reserved.map_or(Told::ABSENT, Told::Value),
-            used: Told::Value(used),
-            used_means: if device.reserved.is_some() { UsedMeans::WithoutReserved } else { UsedMeans::Unknown },
-            ..Memory::default()
+        found.memory = MemoryReading {
+            total: Reported::Value(total),
+            reserved: device.reserved.map_or(Reported::ABSENT, Reported::Value),
+            used: Reported::Value(used),
+            used_means: if device.reserved.is_some() {
+                UsedMemoryScope::WithoutReserved
+            } else {
+                UsedMemoryScope::Unknown
+            },
+            ..MemoryReading::default()
         };
     }
 
@@ -97,17 +103,17 @@ impl World {
         gpu.on_gpu.clone().map(used).fold(Bytes::ZERO, Bytes::saturating_add)
     }
 
-    fn processes(&self, place: usize, in_use: &MemoryInUse) -> Vec<Process> {
+    fn processes(&self, place: usize, in_use: &MemoryInUse) -> Vec<DeviceProcess> {
         let state = &self.states[place];
-        let process = |pid, name: &str, memory: &Bytes| Process {
+        let process = |pid, name: &str, memory: &Bytes| DeviceProcess {
             pid,
             name: Some(name.into()),
-            doing: Doing::Compute,
-            memory: Told::Value(*memory),
-            ..Process::default()
+            activity: ProcessActivity::Compute,
+            memory: Reported::Value(*memory),
+            ..DeviceProcess::default()
         };
         let squatters = state.faults.iter().filter_map(|fault| match fault {
-            Fault::Squatter { pid, .. } => Some(*pid),
+            SimulatedFault::Squatter { pid, .. } => Some(*pid),
             _ => None,
         });
         let squatters = squatters.zip(&in_use.squatters).map(|(pid, memory)| process(pid, "squatter", memory));
@@ -117,34 +123,34 @@ impl World {
         squatters.chain(loads).take(crate::limits::PROCESSES).collect()
     }
 
-    fn read_sensors(&self, place: usize, found: &mut Found) {
+    fn read_sensors(&self, place: usize, found: &mut DetectedDevice) {
         let device = &self.devices[place];
         // No driver tells it of a GPU that is cut by MIG, nor of its parts.
         found.utilization = match device.mig {
-            Some(true) => Told::Unsupported(CANNOT),
-            _ => Told::Value(whole_percents(self.busy(place))),
+            Some(true) => Reported::Unsupported(CANNOT),
+            _ => Reported::Value(whole_percents(self.busy(place))),
         };
-        found.temperature_c = Told::Value(self.celsius(device).round() as i16);
+        found.temperature_c = Reported::Value(self.celsius(device).round() as i16);
         if let Some(words) = without_power_sensor(place, device) {
-            take_away(found, &[Field::Power, Field::PowerLimit], &Told::Unsupported(words));
+            take_away(found, &[DeviceField::Power, DeviceField::PowerLimit], &Reported::Unsupported(words));
             return;
         }
         let (idle, limit) = device.model.watts;
         let busy = u64::from(self.busy_of_card(device).0);
         // Watts times thousandths of a percent: a hundred of them are a thousandth of a watt.
-        found.power = Told::Value(Watts(u64::from(idle) * 1000 + u64::from(limit - idle) * busy / 100));
+        found.power = Reported::Value(Milliwatts(u64::from(idle) * 1000 + u64::from(limit - idle) * busy / 100));
         found.power_limit = match device.memory {
-            Some(_) => Told::Value(Watts(u64::from(limit) * 1000)),
+            Some(_) => Reported::Value(Milliwatts(u64::from(limit) * 1000)),
             // A chip that shares its memory shares its power, too.
-            None => Told::Unsupported(CANNOT),
+            None => Reported::Unsupported(CANNOT),
         };
     }
 }
 
 /// The device with what never changes.
-fn identified(device: &Device) -> Found {
+fn identified(device: &Device) -> DetectedDevice {
     let amd = device.model.vendor == Vendor::Amd;
-    Found {
+    DetectedDevice {
         index: device.index,
         minor: Some(device.minor),
         name: Some(device.model.name.into()),
@@ -154,7 +160,7 @@ fn identified(device: &Device) -> Found {
         mig: device.mig,
         driver: Some(if amd { AMD_DRIVER } else { NVIDIA_DRIVER }.into()),
         numa: Some(device.numa),
-        ..Found::new(device.model.vendor)
+        ..DetectedDevice::new(device.model.vendor)
     }
 }
 
@@ -169,7 +175,7 @@ fn without_power_sensor(place: usize, device: &Device) -> Option<Words> {
     match &device.partition {
         _ if place == device.on_card.start => None,
         None => Some("N/A (Secondary die)".into()),
-        Some(Partition::Mig { .. } | Partition::Amd { .. }) => Some(CANNOT),
+        Some(DevicePartition::Mig { .. } | DevicePartition::Amd { .. }) => Some(CANNOT),
     }
 }
 
@@ -178,54 +184,57 @@ fn whole_percents(busy: Percent) -> Percent {
     Percent((busy.0 + 500) / 1000 * 1000)
 }
 
-fn apply(fault: &Fault, found: &mut Found) {
+fn apply(fault: &SimulatedFault, found: &mut DetectedDevice) {
     match fault {
-        Fault::Hot { temperature_c } => found.temperature_c = Told::Value(*temperature_c),
-        Fault::Ecc { uncorrectable, remap } => {
+        SimulatedFault::Hot { temperature_c } => found.temperature_c = Reported::Value(*temperature_c),
+        SimulatedFault::Ecc { uncorrectable, remap } => {
             let then = match remap {
-                Remap::Done => return,
-                Remap::RemapPending => "row remapping pending: the GPU needs a reset",
-                Remap::RemapFailed => "row remapping failed: the GPU needs replacement",
+                RowRemapState::Done => return,
+                RowRemapState::RemapPending => "row remapping pending: the GPU needs a reset",
+                RowRemapState::RemapFailed => "row remapping failed: the GPU needs replacement",
             };
             let why = format!("{uncorrectable} uncorrectable memory errors, {then}");
-            found.health = Some(Health::Unhealthy(why.into()));
+            found.health = Some(DeviceHealth::Unhealthy(why.into()));
         }
-        Fault::NotAvailable { fields } => take_away(found, fields, &Told::Unsupported(CANNOT)),
-        Fault::FailedField { fields } => take_away(found, fields, &Told::Failed(FAILED)),
-        Fault::StuckUtilization if found.utilization.value().is_some() => {
-            found.utilization = Told::Value(Percent::FULL);
+        SimulatedFault::NotAvailable { fields } => take_away(found, fields, &Reported::Unsupported(CANNOT)),
+        SimulatedFault::FailedField { fields } => take_away(found, fields, &Reported::Failed(FAILED)),
+        SimulatedFault::StuckUtilization if found.utilization.value().is_some() => {
+            found.utilization = Reported::Value(Percent::FULL);
         }
         // These are no matter of single fields, or happened before.
-        Fault::StuckUtilization | Fault::Squatter { .. } | Fault::Slow { .. } | Fault::HungDriver { .. } => {}
-        Fault::Lost | Fault::Vanish | Fault::Mismatch => {}
+        SimulatedFault::StuckUtilization
+        | SimulatedFault::Squatter { .. }
+        | SimulatedFault::Slow { .. }
+        | SimulatedFault::HungDriver { .. } => {}
+        SimulatedFault::Lost | SimulatedFault::Vanish | SimulatedFault::Mismatch => {}
     }
 }
 
 /// Takes the values of fields away.
-fn take_away(found: &mut Found, fields: &[Field], why: &Told<()>) {
-    fn no_value<T>(why: &Told<()>) -> Told<T> {
-        why.clone().and_then(|()| Told::ABSENT)
+fn take_away(found: &mut DetectedDevice, fields: &[DeviceField], why: &Reported<()>) {
+    fn no_value<T>(why: &Reported<()>) -> Reported<T> {
+        why.clone().and_then(|()| Reported::ABSENT)
     }
     for field in fields {
         match field {
-            Field::Memory => {
+            DeviceField::Memory => {
                 found.memory.total = no_value(why);
                 found.memory.reserved = no_value(why);
                 found.memory.used = no_value(why);
             }
-            Field::Utilization => found.utilization = no_value(why),
-            Field::Temperature => found.temperature_c = no_value(why),
-            Field::Power => found.power = no_value(why),
-            Field::PowerLimit => found.power_limit = no_value(why),
-            Field::Processes => found.processes = no_value(why),
+            DeviceField::Utilization => found.utilization = no_value(why),
+            DeviceField::Temperature => found.temperature_c = no_value(why),
+            DeviceField::Power => found.power = no_value(why),
+            DeviceField::PowerLimit => found.power_limit = no_value(why),
+            DeviceField::Processes => found.processes = no_value(why),
         }
     }
 }
 
 /// Errors that are dealt with make no device unhealthy, and are told.
-fn remapped_rows(device: &Device, faults: &[&Fault]) -> Option<String> {
+fn remapped_rows(device: &Device, faults: &[&SimulatedFault]) -> Option<String> {
     let count = faults.iter().find_map(|fault| match fault {
-        Fault::Ecc { uncorrectable, remap: Remap::Done } => Some(uncorrectable),
+        SimulatedFault::Ecc { uncorrectable, remap: RowRemapState::Done } => Some(uncorrectable),
         _ => None,
     })?;
     Some(format!("{}: {count} uncorrectable memory errors, rows remapped", device.uuid))

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::address::parse_pci_address;
 use crate::limits;
-use crate::simulated::faults::{Fault, FaultError};
+use crate::simulated::faults::{FaultError, SimulatedFault};
 use crate::simulated::models::{Fabric, MigProfile, Mode, Model, UnknownModel};
 
 /// Longest file that is read.
@@ -18,7 +18,7 @@ const FILE_BYTES: u64 = 1 << 20;
 
 /// Which devices are simulated on a node, and how quickly they behave.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Spec {
+pub struct SimulationSpec {
     pub(crate) node: Option<String>,
     pub(crate) seed: u64,
     pub(crate) timing: Timing,
@@ -36,7 +36,7 @@ pub(crate) struct Cards {
     pub memory: Option<Bytes>,
     pub reserved: Option<Bytes>,
     pub fabric: Option<Fabric>,
-    pub faults: Vec<Fault>,
+    pub faults: Vec<SimulatedFault>,
 }
 
 /// How each GPU is cut.
@@ -69,7 +69,7 @@ impl Default for Timing {
 
 /// Why devices cannot be simulated as described.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SpecError {
+pub enum SimulationSpecError {
     /// A field holds what it cannot.
     #[error("{field}: {value:?} is not allowed; allowed: {allowed}")]
     Field {
@@ -105,36 +105,36 @@ pub enum SpecError {
     File { path: String, why: String },
 }
 
-impl SpecError {
+impl SimulationSpecError {
     pub(crate) fn field(field: impl Into<String>, value: &str, allowed: impl Into<String>) -> Self {
         Self::Field { field: field.into(), value: value.chars().take(64).collect(), allowed: allowed.into() }
     }
 }
 
-impl Spec {
+impl SimulationSpec {
     /// The devices of a short text: `MODEL`, `COUNTxMODEL`, with `/PROFILE`, `/PROFILE*COUNT` or `/MODE` behind it for
     /// each cut, separated by commas. The count is of cards, and an MI250X is a card with two devices.
-    pub fn parse(text: &str) -> Result<Self, SpecError> {
+    pub fn parse(text: &str) -> Result<Self, SimulationSpecError> {
         let items = text.split(',').map(str::trim);
         let cards = items.map(cards_of).collect::<Result<_, _>>()?;
         Self { node: None, seed: 0, timing: Timing::default(), cards }.checked()
     }
 
     /// The devices of a TOML file.
-    pub fn from_toml(text: &str) -> Result<Self, SpecError> {
+    pub fn from_toml(text: &str) -> Result<Self, SimulationSpecError> {
         read_file(text)?.checked()
     }
 
     /// The devices of a text, or of the TOML file whose path it is: one that ends in `.toml` or starts with `/`, `./`
     /// or `../`.
-    pub fn load(text_or_path: &str) -> Result<Self, SpecError> {
+    pub fn load(text_or_path: &str) -> Result<Self, SimulationSpecError> {
         let text = text_or_path.trim();
         let is_path = text.to_ascii_lowercase().ends_with(".toml")
             || ["/", "./", "../"].iter().any(|start| text.starts_with(start));
         if !is_path {
             return Self::parse(text);
         }
-        let failed = |why: String| SpecError::File { path: text.to_owned(), why };
+        let failed = |why: String| SimulationSpecError::File { path: text.to_owned(), why };
         let file = File::open(text).map_err(|error| failed(error.to_string()))?;
         let mut content = String::new();
         // One byte more than allowed, so that a file that is too long is not taken for a shorter one.
@@ -162,15 +162,15 @@ impl Spec {
         self.cards.iter().map(Cards::device_count).fold(0, usize::saturating_add)
     }
 
-    fn checked(self) -> Result<Self, SpecError> {
+    fn checked(self) -> Result<Self, SimulationSpecError> {
         let asked = self.device_count();
         if !(1..=limits::DEVICES).contains(&asked) {
-            return Err(SpecError::TooMany { asked });
+            return Err(SimulationSpecError::TooMany { asked });
         }
         for (place, cards) in self.cards.iter().enumerate() {
             let earlier = || self.cards.iter().take(place);
             let wrong = |field: &str, value: &str| {
-                SpecError::field(format!("device[{place}].{field}"), value, "one that no other device has")
+                SimulationSpecError::field(format!("device[{place}].{field}"), value, "one that no other device has")
             };
             if let Some(uuid) = cards.uuid.as_deref().filter(|_| earlier().any(|other| other.uuid == cards.uuid)) {
                 return Err(wrong("uuid", uuid));
@@ -210,10 +210,10 @@ impl Cards {
 }
 
 /// One item of a short text.
-fn cards_of(item: &str) -> Result<Cards, SpecError> {
+fn cards_of(item: &str) -> Result<Cards, SimulationSpecError> {
     let mut parts = item.split('/').map(str::trim);
     let (count, name) = counted(parts.next().unwrap_or(""))?;
-    let model = Model::find(name).map_err(|error| SpecError::Model { entry: String::new(), error })?;
+    let model = Model::find(name).map_err(|error| SimulationSpecError::Model { entry: String::new(), error })?;
     let cuts: Vec<&str> = parts.collect();
     let cut = match cuts.as_slice() {
         [] => Cut::Whole,
@@ -224,7 +224,7 @@ fn cards_of(item: &str) -> Result<Cards, SpecError> {
 }
 
 /// The count before the `x`, or one.
-fn counted(text: &str) -> Result<(usize, &str), SpecError> {
+fn counted(text: &str) -> Result<(usize, &str), SimulationSpecError> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, rest) = text.split_at(digits);
     match rest.trim_start().strip_prefix(['x', 'X', '×', '*']) {
@@ -233,21 +233,26 @@ fn counted(text: &str) -> Result<(usize, &str), SpecError> {
     }
 }
 
-fn count(field: &str, number: &str) -> Result<usize, SpecError> {
+fn count(field: &str, number: &str) -> Result<usize, SimulationSpecError> {
     let sound = number.trim().parse().ok().filter(|count| (1..=limits::DEVICES).contains(count));
-    sound.ok_or_else(|| SpecError::field(field, number, format!("1 to {}", limits::DEVICES)))
+    sound.ok_or_else(|| SimulationSpecError::field(field, number, format!("1 to {}", limits::DEVICES)))
 }
 
 /// The cut into these MIG profiles, each with `*COUNT` behind it where there are several.
-pub(crate) fn mig_cut(field: &str, model: &'static Model, profiles: &[&str]) -> Result<Cut, SpecError> {
+pub(crate) fn mig_cut(field: &str, model: &'static Model, profiles: &[&str]) -> Result<Cut, SimulationSpecError> {
     if model.mig.is_empty() {
-        return Err(SpecError::field(field, &profiles.join(", "), format!("nothing: {} has no MIG", model.key)));
+        return Err(SimulationSpecError::field(
+            field,
+            &profiles.join(", "),
+            format!("nothing: {} has no MIG", model.key),
+        ));
     }
     let names: Vec<&str> = model.mig.iter().map(|profile| profile.name).collect();
     let mut cut = Vec::new();
     for text in profiles {
         let (name, times) = text.split_once('*').unwrap_or((text, "1"));
-        let profile = model.mig_profile(name).ok_or_else(|| SpecError::field(field, text, names.join(", ")))?;
+        let profile =
+            model.mig_profile(name).ok_or_else(|| SimulationSpecError::field(field, text, names.join(", ")))?;
         cut.extend(std::iter::repeat_n(profile, count(field, times)?.min(16)));
     }
     let taken =
@@ -256,18 +261,18 @@ pub(crate) fn mig_cut(field: &str, model: &'static Model, profiles: &[&str]) -> 
     if taken.0 > slices.0 || taken.1 > slices.1 {
         let allowed =
             format!("{} compute and {} memory slices in all, not {} and {}", slices.0, slices.1, taken.0, taken.1);
-        return Err(SpecError::field(field, &profiles.join(", "), allowed));
+        return Err(SimulationSpecError::field(field, &profiles.join(", "), allowed));
     }
     Ok(Cut::Mig(cut))
 }
 
 /// The cut by this AMD mode; `SPX` is none.
-pub(crate) fn amd_cut(field: &str, model: &'static Model, mode: &str) -> Result<Cut, SpecError> {
+pub(crate) fn amd_cut(field: &str, model: &'static Model, mode: &str) -> Result<Cut, SimulationSpecError> {
     if mode.trim().eq_ignore_ascii_case("SPX") {
         return Ok(Cut::Whole);
     }
     let names: Vec<&str> = std::iter::once("SPX").chain(model.modes.iter().map(|mode| mode.name)).collect();
-    model.mode(mode).map(Cut::Amd).ok_or_else(|| SpecError::field(field, mode, names.join(", ")))
+    model.mode(mode).map(Cut::Amd).ok_or_else(|| SimulationSpecError::field(field, mode, names.join(", ")))
 }
 
 // The TOML file that describes simulated devices.
@@ -327,13 +332,13 @@ const MOST_MIB: u64 = 1 << 24;
 /// Longest name of a node.
 const MOST_NAME: usize = 253;
 
-pub(crate) fn read_file(text: &str) -> Result<Spec, SpecError> {
-    let document: Document = toml::from_str(text).map_err(|error| SpecError::Toml(error.to_string()))?;
+pub(crate) fn read_file(text: &str) -> Result<SimulationSpec, SimulationSpecError> {
+    let document: Document = toml::from_str(text).map_err(|error| SimulationSpecError::Toml(error.to_string()))?;
     if let Some(name) = document.node.as_deref().filter(|name| name.is_empty() || name.len() > MOST_NAME) {
-        return Err(SpecError::field("node", name, format!("a name of 1 to {MOST_NAME} bytes")));
+        return Err(SimulationSpecError::field("node", name, format!("a name of 1 to {MOST_NAME} bytes")));
     }
     let cards = document.device.iter().enumerate().map(|(place, table)| Entry { place, table }.cards());
-    Ok(Spec {
+    Ok(SimulationSpec {
         node: document.node.clone(),
         seed: document.seed,
         timing: timing(&document.timing)?,
@@ -341,13 +346,13 @@ pub(crate) fn read_file(text: &str) -> Result<Spec, SpecError> {
     })
 }
 
-fn timing(table: &TimingTable) -> Result<Timing, SpecError> {
+fn timing(table: &TimingTable) -> Result<Timing, SimulationSpecError> {
     let usual = Timing::default();
     let millis = |field: &str, given: Option<u64>, usual: Duration| match given {
         None => Ok(usual),
         Some(millis) if millis <= MOST_MS => Ok(Duration::from_millis(millis)),
         Some(millis) => {
-            Err(SpecError::field(format!("timing.{field}"), &millis.to_string(), format!("0 to {MOST_MS}")))
+            Err(SimulationSpecError::field(format!("timing.{field}"), &millis.to_string(), format!("0 to {MOST_MS}")))
         }
     };
     Ok(Timing {
@@ -365,9 +370,10 @@ struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    fn cards(&self) -> Result<Cards, SpecError> {
+    fn cards(&self) -> Result<Cards, SimulationSpecError> {
         let table = self.table;
-        let model = Model::find(&table.model).map_err(|error| SpecError::Model { entry: self.field(""), error })?;
+        let model =
+            Model::find(&table.model).map_err(|error| SimulationSpecError::Model { entry: self.field(""), error })?;
         let mut cards = Cards::new(model, self.count()?, self.cut(model)?);
         cards.uuid = self.uuid(model)?;
         cards.pci = self.pci(model)?;
@@ -375,23 +381,23 @@ impl Entry<'_> {
         if let Some(links) = &table.links {
             cards.fabric = self.fabric(links)?;
         }
-        let wrong = |list: &str, error| SpecError::Fault { field: self.field(list), error };
+        let wrong = |list: &str, error| SimulationSpecError::Fault { field: self.field(list), error };
         for fault in &table.faults {
             cards.faults.push(fault.parse().map_err(|error| wrong("faults", error))?);
         }
         for &SquatterTable { pid, memory_mib, utilization } in &table.squatters {
-            let squatter = Fault::Squatter { pid, memory_mib, utilization };
+            let squatter = SimulatedFault::Squatter { pid, memory_mib, utilization };
             squatter.check().map_err(|error| wrong("squatters", error))?;
             cards.faults.push(squatter);
         }
         Ok(cards)
     }
 
-    fn count(&self) -> Result<usize, SpecError> {
+    fn count(&self) -> Result<usize, SimulationSpecError> {
         count(&self.field("count"), &self.table.count.unwrap_or(1).to_string())
     }
 
-    fn cut(&self, model: &'static Model) -> Result<Cut, SpecError> {
+    fn cut(&self, model: &'static Model) -> Result<Cut, SimulationSpecError> {
         match (&self.table.mig, &self.table.partition) {
             (None, None) => Ok(Cut::Whole),
             (None, Some(mode)) => amd_cut(&self.field("partition"), model, mode),
@@ -403,7 +409,7 @@ impl Entry<'_> {
         }
     }
 
-    fn uuid(&self, model: &Model) -> Result<Option<Arc<str>>, SpecError> {
+    fn uuid(&self, model: &Model) -> Result<Option<Arc<str>>, SimulationSpecError> {
         let Some(uuid) = self.table.uuid.as_deref() else { return Ok(None) };
         let sound = |rest: &str| rest.len() <= 64 && rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
         if !uuid.strip_prefix("GPU-").is_some_and(|rest| !rest.is_empty() && sound(rest)) {
@@ -413,7 +419,7 @@ impl Entry<'_> {
         Ok(Some(uuid.into()))
     }
 
-    fn pci(&self, model: &Model) -> Result<Option<PciAddress>, SpecError> {
+    fn pci(&self, model: &Model) -> Result<Option<PciAddress>, SimulationSpecError> {
         let Some(text) = self.table.pci.as_deref() else { return Ok(None) };
         let address = parse_pci_address(text).ok_or_else(|| self.wrong("pci", text, "as in 0000:c1:00.0".into()))?;
         self.alone("pci", text, model)?;
@@ -421,14 +427,14 @@ impl Entry<'_> {
     }
 
     /// What names one device can be given to one only.
-    fn alone(&self, field: &str, value: &str, model: &Model) -> Result<(), SpecError> {
+    fn alone(&self, field: &str, value: &str, model: &Model) -> Result<(), SimulationSpecError> {
         if self.table.count.unwrap_or(1) == 1 && model.dies == 1 {
             return Ok(());
         }
         Err(self.wrong(field, value, "only on an entry that is one device".into()))
     }
 
-    fn memory(&self, cards: &mut Cards) -> Result<(), SpecError> {
+    fn memory(&self, cards: &mut Cards) -> Result<(), SimulationSpecError> {
         if let Some(mib) = self.table.memory_mib {
             let allowed = match (&cards.cut, cards.memory) {
                 (Cut::Mig(_), _) => Some("nothing beside mig, whose profiles have theirs".to_owned()),
@@ -453,7 +459,7 @@ impl Entry<'_> {
         Ok(())
     }
 
-    fn fabric(&self, text: &str) -> Result<Option<Fabric>, SpecError> {
+    fn fabric(&self, text: &str) -> Result<Option<Fabric>, SimulationSpecError> {
         let (kind, number) = text.split_once(':').unwrap_or((text, ""));
         let number = number.trim().parse::<u8>().ok().filter(|number| (1..=18).contains(number));
         let link = match (kind.trim(), number) {
@@ -465,8 +471,8 @@ impl Entry<'_> {
         Ok(Some(Fabric { link, group: usize::MAX }))
     }
 
-    fn wrong(&self, field: &str, value: &str, allowed: String) -> SpecError {
-        SpecError::field(self.field(field), value, allowed)
+    fn wrong(&self, field: &str, value: &str, allowed: String) -> SimulationSpecError {
+        SimulationSpecError::field(self.field(field), value, allowed)
     }
 
     fn field(&self, field: &str) -> String {
@@ -480,7 +486,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn counts(text: &str) -> Vec<(&'static str, usize)> {
-        Spec::parse(text).unwrap().cards.iter().map(|cards| (cards.model.key, cards.count)).collect()
+        SimulationSpec::parse(text).unwrap().cards.iter().map(|cards| (cards.model.key, cards.count)).collect()
     }
 
     #[test]
@@ -495,7 +501,7 @@ mod tests {
             ("MI300X/spx", 1),
             ("3xMI250X", 6),
         ] {
-            assert_eq!(Spec::parse(text).unwrap().device_count(), devices, "{text}");
+            assert_eq!(SimulationSpec::parse(text).unwrap().device_count(), devices, "{text}");
         }
     }
 
@@ -516,7 +522,7 @@ mod tests {
             ("missing.toml", "missing.toml: No such file"),
             ("/dev/zero", "/dev/zero: longer than 1048576 bytes"),
         ] {
-            let said = Spec::load(text).unwrap_err().to_string();
+            let said = SimulationSpec::load(text).unwrap_err().to_string();
             assert!(said.contains(error), "{text}: {said}");
         }
     }
@@ -524,8 +530,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "[0-9xX*×/., a-zA-Z]{0,40}|.{0,40}") {
-            let _ = Spec::parse(&text);
-            let _ = Spec::from_toml(&text);
+            let _ = SimulationSpec::parse(&text);
+            let _ = SimulationSpec::from_toml(&text);
         }
     }
 
@@ -553,7 +559,7 @@ mod tests {
             ("node = \"\"\n".to_owned() + &device(""), "node: \"\" is not allowed"),
             ("[[device]]\nmodel = \"G100\"".to_owned(), "device[0].model: \"G100\" is not known"),
         ] {
-            let said = Spec::from_toml(&text).unwrap_err().to_string();
+            let said = SimulationSpec::from_toml(&text).unwrap_err().to_string();
             assert!(said.contains(error), "{text}: {said}");
         }
     }

@@ -3,33 +3,33 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use gpupool_core::{Bytes, Health, LinkKind, Percent, Vendor};
-use gpupool_devices::capture::Format;
-use gpupool_devices::{Found, Partition, Snapshot, Told, Watts};
+use gpupool_core::{Bytes, DeviceHealth, LinkKind, Percent, Vendor};
+use gpupool_devices::capture::CaptureFormat;
+use gpupool_devices::{DetectedDevice, DevicePartition, Milliwatts, Reported, SourceReading};
 
 use crate::own::{captures, own};
 
 /// What is in a captured tree, or `None` on a machine without captures.
-fn capture(place: &str) -> Option<Snapshot> {
+fn capture(place: &str) -> Option<SourceReading> {
     Some(read(&captures()?.join(place)))
 }
 
 /// What is in a captured tree of our own.
-fn own_capture(place: &str) -> Snapshot {
+fn own_capture(place: &str) -> SourceReading {
     read(&own().join(place))
 }
 
-fn read(root: &Path) -> Snapshot {
+fn read(root: &Path) -> SourceReading {
     let read = format("sysfs").read_tree(root);
     read.unwrap_or_else(|| panic!("{} is not recognised", root.display())).unwrap()
 }
 
-fn format(name: &str) -> Format {
+fn format(name: &str) -> CaptureFormat {
     name.parse().unwrap()
 }
 
 /// The only device of a tree of one card; `big` and `old` are our own.
-fn card(name: &str) -> Option<Found> {
+fn card(name: &str) -> Option<DetectedDevice> {
     let place = format!("amd/lact-sysfs/{name}");
     let mut snapshot = if ["big", "old"].contains(&name) { own_capture(&place) } else { capture(&place)? };
     assert_eq!(snapshot.devices.len(), 1, "{name}");
@@ -68,10 +68,14 @@ fn every_card_of_the_collection_reads_as_it_was_saved() {
         assert_eq!(card.name.as_deref(), Some(name), "{folder}");
         assert_eq!(card.pci.unwrap().to_string(), address, "{folder}");
         assert_eq!(card.utilization.value().copied(), busy.map(|busy| Percent(busy * 1000)), "{folder}");
-        assert_eq!(card.temperature_c, Told::Value(celsius), "{folder}");
-        assert_eq!(card.power.value().copied(), power.map(Watts), "{folder}");
-        assert_eq!(card.power_limit.value().copied(), limit.map(Watts), "{folder}");
-        assert_eq!((card.vendor, card.health, card.asleep), (Vendor::Amd, Some(Health::Healthy), false), "{folder}");
+        assert_eq!(card.temperature_c, Reported::Value(celsius), "{folder}");
+        assert_eq!(card.power.value().copied(), power.map(Milliwatts), "{folder}");
+        assert_eq!(card.power_limit.value().copied(), limit.map(Milliwatts), "{folder}");
+        assert_eq!(
+            (card.vendor, card.health, card.asleep),
+            (Vendor::Amd, Some(DeviceHealth::Healthy), false),
+            "{folder}"
+        );
         assert_eq!((card.numa, card.partition), (None, None), "{folder}");
     }
 }
@@ -96,8 +100,8 @@ fn memory_is_in_bytes_and_absent_where_it_was_not_saved() {
         let memory = card.memory;
         let told = [memory.total, memory.used, memory.host_total, memory.host_used];
         match expected {
-            Some(expected) => assert_eq!(told, expected.map(Told::Value), "{folder}"),
-            None => assert!(told.iter().all(Told::is_absent), "{folder}"),
+            Some(expected) => assert_eq!(told, expected.map(Reported::Value), "{folder}"),
+            None => assert!(told.iter().all(Reported::is_absent), "{folder}"),
         }
         assert!(!memory.unified);
     }
@@ -131,8 +135,8 @@ fn a_whole_tree_has_one_card_of_amd_and_no_connector() {
     let Some(snapshot) = capture("amd/procfs-drm") else { return };
     let [card] = snapshot.devices.as_slice() else { panic!("{snapshot:?}") };
     assert_eq!(card.uuid.as_deref(), Some("GPU-0123456789abcdef"));
-    assert_eq!(card.utilization, Told::Value(Percent(4_000)));
-    assert_eq!(card.memory.used, Told::Value(Bytes(1_490_378_752)));
+    assert_eq!(card.utilization, Reported::Value(Percent(4_000)));
+    assert_eq!(card.memory.used, Reported::Value(Bytes(1_490_378_752)));
     assert!(card.temperature_c.is_absent());
     assert_eq!(snapshot.warnings, ["Intel GPUs are not supported yet: 0000:00:02.0 (i915, 8086:5917)"]);
 }
@@ -162,7 +166,7 @@ fn two_nodes_at_one_place_with_identities_of_their_own_are_two_devices() {
     assert_eq!((one.minor, other.minor), (Some(128), Some(129)));
     assert_eq!(one.name.as_deref(), Some("AMD Radeon Instinct MI25"));
     assert_eq!(one.uuid.as_deref(), Some("GPU-c34ec50444dd0a6c"));
-    assert_eq!(one.memory.total, Told::Value(Bytes(17_163_091_968)));
+    assert_eq!(one.memory.total, Reported::Value(Bytes(17_163_091_968)));
     assert_eq!(snapshot.identities().len(), 2);
 }
 
@@ -186,7 +190,7 @@ fn two_hives_are_joined_by_the_host_only() {
 fn eight_cards_in_four_parts_each_are_thirty_two_devices() {
     let own = own_capture("amd/k8s-device-plugin-kfd/cpx");
     let partitions: Vec<_> = own.devices.iter().map(|device| (device.pci, device.partition.clone())).collect();
-    let part = |id| Some(Partition::Amd { id, mode: Some("CPX".into()), parts: Some(2) });
+    let part = |id| Some(DevicePartition::Amd { id, mode: Some("CPX".into()), parts: Some(2) });
     assert_eq!(partitions, [(own.devices[0].pci, part(0)), (own.devices[0].pci, part(1))]);
     assert_eq!(own.links.iter().map(|link| link.kind).collect::<Vec<_>>(), [LinkKind::Xgmi(1)]);
     let Some(snapshot) = capture("amd/k8s-device-plugin-kfd/topology-parsing-mi308") else { return };
@@ -195,7 +199,7 @@ fn eight_cards_in_four_parts_each_are_thirty_two_devices() {
     for device in &snapshot.devices {
         let address = device.pci.unwrap();
         assert_eq!(address.function, 0);
-        let Some(Partition::Amd { id, mode, parts: count }) = &device.partition else { panic!("{device:?}") };
+        let Some(DevicePartition::Amd { id, mode, parts: count }) = &device.partition else { panic!("{device:?}") };
         assert_eq!((mode.as_deref(), *count), (Some("CPX"), Some(4)));
         parts.entry(address.to_string()).or_default().push(*id);
         assert_eq!(device.name.as_deref(), Some("AMD Instinct MI308X"));
@@ -204,8 +208,8 @@ fn eight_cards_in_four_parts_each_are_thirty_two_devices() {
     assert!(parts.values().all(|ids| *ids == [0, 1, 2, 3]), "{parts:?}");
     let minors: Vec<u32> = snapshot.devices.iter().filter_map(|device| device.minor).take(6).collect();
     assert_eq!(minors, [128, 129, 130, 131, 136, 137]);
-    assert_eq!(snapshot.devices[0].memory.total, Told::Value(Bytes(51_539_607_552)));
-    assert_eq!(snapshot.devices[31].memory.total, Told::Value(Bytes(51_522_830_336)));
+    assert_eq!(snapshot.devices[0].memory.total, Reported::Value(Bytes(51_539_607_552)));
+    assert_eq!(snapshot.devices[31].memory.total, Reported::Value(Bytes(51_522_830_336)));
     assert_eq!(snapshot.devices[31].pci.unwrap().to_string(), "0001:c9:00.0");
 
     let identities: std::collections::BTreeSet<_> = snapshot.identities().into_iter().collect();
@@ -220,12 +224,12 @@ fn eight_cards_in_four_parts_each_are_thirty_two_devices() {
 fn an_open_device_names_its_card_and_its_memory() {
     let own = std::fs::read_to_string(own().join("amd/open.fdinfo")).unwrap();
     let fdinfo = format("fdinfo");
-    assert!(fdinfo.recognises(&own));
+    assert!(fdinfo.matches(&own));
     let read = |text: &str| fdinfo.parse(text).unwrap().unwrap();
     assert_eq!(read(&own).warnings, ["0000:c5:00.0: client 196 uses 1024 MiB of device memory"]);
     let Some(folder) = captures() else { return };
     let text = std::fs::read_to_string(folder.join("amd/xrocmtop/fdinfo/llama_server.fdinfo")).unwrap();
-    assert!(fdinfo.recognises(&text));
+    assert!(fdinfo.matches(&text));
     let snapshot = read(&text);
     assert_eq!(snapshot.devices[0].pci.unwrap().to_string(), "0000:c5:00.0");
     assert_eq!(snapshot.warnings, ["0000:c5:00.0: client 196416 uses 29269 MiB of device memory"]);
@@ -242,7 +246,7 @@ fn a_part_of_a_tree_and_a_tree_of_one_card_are_recognised() {
         assert_eq!(read(&folder.join(place)).devices.len(), 1, "{place}");
     }
     let both = read(&folder.join("amd/lact-sysfs/phoenix/kfd"));
-    assert_eq!(both.devices[0].memory.host_total, Told::Value(Bytes(31_433_977_856)));
+    assert_eq!(both.devices[0].memory.host_total, Reported::Value(Bytes(31_433_977_856)));
     for place in ["amd/lact-sysfs", "amd/telegraf", "slurm"] {
         assert!(format("sysfs").read_tree(&folder.join(place)).is_none(), "{place}");
     }

@@ -1,32 +1,32 @@
 //! What AMD's tools printed on real machines, read back: values checked by eye against the captures.
 
 use gpupool_core::{Bytes, LinkKind, Percent};
-use gpupool_devices::capture::Format;
-use gpupool_devices::{Found, Snapshot, Told, Watts};
+use gpupool_devices::capture::CaptureFormat;
+use gpupool_devices::{DetectedDevice, Milliwatts, Reported, SourceReading};
 
 use crate::own::{captures, own, roots};
 
 /// What a capture says, read by the one format that knows it; `None` where it is not at hand. Those in `own` are ours.
-fn read(file: &str, form: &str) -> Option<Snapshot> {
+fn read(file: &str, form: &str) -> Option<SourceReading> {
     let path = match file.strip_prefix("own/") {
         Some(file) => own().join("amd").join(file),
         None => captures()?.join("amd").join(file),
     };
     let text = std::fs::read_to_string(path).unwrap();
-    let known: Vec<Format> = Format::all().filter(|format| format.recognises(&text)).collect();
+    let known: Vec<CaptureFormat> = CaptureFormat::all().filter(|format| format.matches(&text)).collect();
     assert_eq!(known.iter().map(|known| known.name()).collect::<Vec<_>>(), [form], "{file}");
     Some(known[0].parse(&text).unwrap().unwrap())
 }
 
-fn names(snapshot: &Snapshot) -> Vec<&str> {
+fn names(snapshot: &SourceReading) -> Vec<&str> {
     snapshot.devices.iter().map(|device| device.name.as_deref().unwrap_or("")).collect()
 }
 
-fn pci(device: &Found) -> String {
+fn pci(device: &DetectedDevice) -> String {
     device.pci.map(|address| address.to_string()).unwrap_or_default()
 }
 
-fn kinds(snapshot: &Snapshot) -> Vec<LinkKind> {
+fn kinds(snapshot: &SourceReading) -> Vec<LinkKind> {
     let mut kinds: Vec<LinkKind> = snapshot.links.iter().map(|link| link.kind).collect();
     kinds.dedup();
     kinds
@@ -43,19 +43,19 @@ fn six_mi100_are_read_with_their_topology() {
     assert_eq!((snapshot.links.len(), kinds(&snapshot)), (15, vec![LinkKind::SameNuma]));
     for snapshot in [own, snapshot] {
         // One process is listed, and not where it runs.
-        assert!(snapshot.devices.iter().all(|device| matches!(device.processes, Told::Unsupported(_))));
+        assert!(snapshot.devices.iter().all(|device| matches!(device.processes, Reported::Unsupported(_))));
         assert!(snapshot.warnings[0].contains("104225"));
     }
 }
 
-fn is_an_mi100(first: &Found) {
+fn is_an_mi100(first: &DetectedDevice) {
     assert_eq!((pci(first).as_str(), &first.uuid, first.driver.as_deref()), ("0000:1e:00.0", &None, Some("6.2.4")));
-    assert_eq!(first.memory.total, Told::Value(Bytes(34_342_961_152)));
-    assert_eq!(first.memory.used, Told::Value(Bytes(6_782_976)));
-    assert_eq!(first.memory.host_total, Told::Value(Bytes(135_048_462_336)));
-    assert_eq!(first.power, Told::Value(Watts(39_000)));
-    assert_eq!(first.power_limit, Told::Value(Watts(290_000)));
-    assert_eq!(first.temperature_c, Told::Value(31));
+    assert_eq!(first.memory.total, Reported::Value(Bytes(34_342_961_152)));
+    assert_eq!(first.memory.used, Reported::Value(Bytes(6_782_976)));
+    assert_eq!(first.memory.host_total, Reported::Value(Bytes(135_048_462_336)));
+    assert_eq!(first.power, Reported::Value(Milliwatts(39_000)));
+    assert_eq!(first.power_limit, Reported::Value(Milliwatts(290_000)));
+    assert_eq!(first.temperature_c, Reported::Value(31));
 }
 
 #[test]
@@ -69,9 +69,12 @@ fn one_card_has_a_name_in_three_versions_of_rocm_smi() {
         let Some(snapshot) = read(&file, "rocm-smi-json") else { return };
         assert_eq!(names(&snapshot), [name]);
         let card = &snapshot.devices[0];
-        assert_eq!(card.memory.total, Told::Value(Bytes(12_868_124_672)));
-        assert_eq!((card.power.clone(), card.temperature_c.clone()), (Told::Value(Watts(6000)), Told::Value(45)));
-        assert_eq!(card.power_limit, Told::Value(Watts(211_000)));
+        assert_eq!(card.memory.total, Reported::Value(Bytes(12_868_124_672)));
+        assert_eq!(
+            (card.power.clone(), card.temperature_c.clone()),
+            (Reported::Value(Milliwatts(6000)), Reported::Value(45))
+        );
+        assert_eq!(card.power_limit, Reported::Value(Milliwatts(211_000)));
     }
 }
 
@@ -81,8 +84,8 @@ fn a_card_without_a_series_is_named_by_what_there_is() {
         let Some(snapshot) = read(file, "rocm-smi-json") else { return };
         assert_eq!(names(&snapshot), ["AMD Radeon Pro WX 9100"]);
         assert_eq!(snapshot.devices[0].uuid.as_deref(), Some("GPU-02150e7d042a1124"));
-        assert_eq!(snapshot.devices[0].memory.total, Told::Value(Bytes(17_163_091_968)));
-        assert_eq!(snapshot.devices[0].power, Told::Value(Watts(15_000)));
+        assert_eq!(snapshot.devices[0].memory.total, Reported::Value(Bytes(17_163_091_968)));
+        assert_eq!(snapshot.devices[0].power, Reported::Value(Milliwatts(15_000)));
     }
 }
 
@@ -95,10 +98,10 @@ fn both_dies_of_an_mi250_stay_devices() {
         assert_eq!(names(&snapshot), [name; 2]);
         assert!(snapshot.devices.iter().all(|die| die.uuid.as_deref() == Some("GPU-719d230578348e8c")));
         let busy: Vec<_> = snapshot.devices.iter().map(|die| die.utilization.clone()).collect();
-        assert_eq!(busy, [Told::Value(Percent(10_000)), Told::Value(Percent(20_000))]);
-        assert_eq!(snapshot.devices[0].power_limit, Told::Value(Watts(560_000)));
+        assert_eq!(busy, [Reported::Value(Percent(10_000)), Reported::Value(Percent(20_000))]);
+        assert_eq!(snapshot.devices[0].power_limit, Reported::Value(Milliwatts(560_000)));
         // Only the temperature of the memory is there.
-        assert_eq!(snapshot.devices[0].temperature_c, Told::ABSENT);
+        assert_eq!(snapshot.devices[0].temperature_c, Reported::ABSENT);
         let distinct: std::collections::BTreeSet<_> = snapshot.identities().into_iter().collect();
         assert_eq!(distinct.len(), 2);
     }
@@ -111,9 +114,9 @@ fn a_wrong_model_does_not_become_the_name() {
     let Some(snapshot) = read("hyperqueue/lumi-mi250x-rocm-smi.json", "rocm-smi-json") else { return };
     assert_eq!(names(&snapshot), ["AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2"; 2]);
     assert_eq!(snapshot.devices.iter().map(pci).collect::<Vec<_>>(), ["0000:c1:00.0", "0000:c6:00.0"]);
-    assert_eq!(snapshot.devices[0].utilization, Told::Value(Percent(5200)));
-    assert_eq!(snapshot.devices[0].power, Told::ABSENT);
-    assert_eq!(snapshot.devices[0].memory.total, Told::ABSENT);
+    assert_eq!(snapshot.devices[0].utilization, Reported::Value(Percent(5200)));
+    assert_eq!(snapshot.devices[0].power, Reported::ABSENT);
+    assert_eq!(snapshot.devices[0].memory.total, Reported::ABSENT);
 }
 
 #[test]
@@ -127,8 +130,8 @@ fn static_json_of_an_mi210_holds_a_kernel_banner() {
         assert_eq!(gpu.name.as_deref(), Some(name));
         assert_eq!(gpu.driver.as_deref(), Some("6.14.0-24-generic"));
         assert_eq!((gpu.uuid.clone(), gpu.pci, gpu.numa), (None, None, Some(1)));
-        assert_eq!(gpu.memory.total, Told::Value(Bytes(65_520 << 20)));
-        assert_eq!(gpu.power_limit, Told::Value(Watts(300_000)));
+        assert_eq!(gpu.memory.total, Reported::Value(Bytes(65_520 << 20)));
+        assert_eq!(gpu.power_limit, Reported::Value(Milliwatts(300_000)));
     }
 }
 
@@ -150,7 +153,7 @@ fn the_shapes_of_topology_give_links() {
 fn parts_of_the_metrics_are_read_alone() {
     for file in ["own/metric.json", "amdsmi-docs/L1634-amd-smi-metric-p-json.txt"] {
         let Some(json) = read(file, "amd-smi-json") else { return };
-        assert_eq!(json.devices[0].power, Told::Value(Watts(10_000)));
+        assert_eq!(json.devices[0].power, Reported::Value(Milliwatts(10_000)));
         assert!(json.warnings.is_empty());
     }
 }
@@ -161,7 +164,7 @@ fn a_capture_cut_off_anywhere_keeps_the_devices_before_the_cut() {
         let files = ["mi100.json", "telegraf/mi100_rocm571.json"].map(|file| root.join("amd").join(file));
         let file = files.iter().find(|file| file.is_file()).unwrap();
         let text = std::fs::read_to_string(file).unwrap();
-        let format: Format = "rocm-smi-json".parse().unwrap();
+        let format: CaptureFormat = "rocm-smi-json".parse().unwrap();
         let devices = |text: &str| format.parse(text).unwrap().map_or(0, |snapshot| snapshot.devices.len());
         let whole = devices(&text);
         let mut before = 0;

@@ -6,16 +6,16 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-use gpupool_devices::Places;
-use gpupool_devices::doctor::{Bundle, Evidence, Redact, Wish};
+use gpupool_devices::SourcePaths;
+use gpupool_devices::doctor::{BundleRequest, DiagnosticBundle, DoctorEvidence, RedactionOptions};
 
 use crate::captured_machines::power9;
 use crate::own::{captures, own};
 
 /// A machine of which only a kernel tree is there.
-fn places(root: &Path) -> Places {
+fn places(root: &Path) -> SourcePaths {
     let at = |name: &str| root.join(name);
-    Places {
+    SourcePaths {
         sys: at("sys"),
         proc: at("proc"),
         dev: at("dev"),
@@ -23,30 +23,32 @@ fn places(root: &Path) -> Places {
         nvidia_smi: at("none"),
         amd_smi: at("none"),
         rocm_smi: at("none"),
-        ..Places::default()
+        ..SourcePaths::default()
     }
 }
 
-fn bundle(root: &Path, redact: Redact) -> Bundle {
+fn bundle(root: &Path, redact: RedactionOptions) -> DiagnosticBundle {
     let places = places(root);
-    let evidence = Evidence::gather(&places, &|_| None, Vec::new());
-    Bundle::collect(&places, &evidence, &Wish { redact, ..Wish::new("test", UNIX_EPOCH) })
+    let evidence = DoctorEvidence::gather(&places, &|_| None, Vec::new());
+    DiagnosticBundle::collect(&places, &evidence, &BundleRequest { redact, ..BundleRequest::new("test", UNIX_EPOCH) })
 }
 
 #[test]
 fn the_gpus_of_a_machine_with_many_pci_domains_are_on_its_bus() {
     let addresses = |root: &Path| -> Vec<String> {
-        let evidence = Evidence::gather(&places(root), &|_| None, Vec::new());
+        let evidence = DoctorEvidence::gather(&places(root), &|_| None, Vec::new());
         evidence.gpus.value().unwrap().iter().map(|gpu| gpu.pci.to_string()).collect()
     };
     let bus = own().join("nvidia/lact-sysfs/bus");
     assert_eq!(addresses(&bus), ["0004:05:00.0"]);
-    assert!(bundle(&bus, Redact::default()).files().any(|(name, _)| name.ends_with("0004:05:00.0/numa_status")));
+    assert!(
+        bundle(&bus, RedactionOptions::default()).files().any(|(name, _)| name.ends_with("0004:05:00.0/numa_status"))
+    );
     let Some(folder) = power9() else { return };
     let root = folder.path().join("nvidiagpunumanodes");
     let expected = ["0004:05:00.0", "0004:06:00.0", "0006:00:00.0", "0007:00:00.0", "0035:04:00.0", "0035:05:00.0"];
     assert_eq!(addresses(&root), expected);
-    let bundle = bundle(&root, Redact::default());
+    let bundle = bundle(&root, RedactionOptions::default());
     let numa = bundle.files().filter(|(name, _)| name.ends_with("/numa_status")).count();
     assert_eq!(numa, 6, "one for each GPU");
 }
@@ -63,7 +65,7 @@ fn topology_is_packed_whole(topology: &Path, cards: usize) {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir_all(folder.path().join("sys/class/kfd")).unwrap();
     symlink(fs::canonicalize(topology).unwrap(), folder.path().join("sys/class/kfd/kfd")).unwrap();
-    let ids = |redact: Redact| -> BTreeSet<String> {
+    let ids = |redact: RedactionOptions| -> BTreeSet<String> {
         let bundle = bundle(folder.path(), redact);
         let properties = bundle.files().filter(|(name, _)| name.ends_with("/properties"));
         let id = |(_, bytes): (&str, &[u8])| {
@@ -72,10 +74,10 @@ fn topology_is_packed_whole(topology: &Path, cards: usize) {
         };
         properties.filter_map(id).filter(|id| id != "0").collect()
     };
-    let (real, fake) = (ids(Redact::default()), ids(Redact { identities: true, uuids: true }));
+    let (real, fake) = (ids(RedactionOptions::default()), ids(RedactionOptions { identities: true, uuids: true }));
     assert_eq!((real.len(), fake.len()), (cards, cards));
     assert!(real.is_disjoint(&fake));
-    let kept = bundle(folder.path(), Redact::default());
+    let kept = bundle(folder.path(), RedactionOptions::default());
     for (name, bytes) in kept.files().filter(|(name, _)| name.contains("/topology/")) {
         assert!(bytes == fs::read(folder.path().join(name)).unwrap(), "{name}");
     }
@@ -96,7 +98,7 @@ fn card_is_packed(tree: &Path, metrics: Option<usize>) {
     let is_card = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("card");
     let card = fs::read_dir(tree).unwrap().map(Result::unwrap).find(is_card).unwrap();
     symlink(card.path(), folder.path().join("sys/class/drm/card0")).unwrap();
-    let bundle = bundle(folder.path(), Redact { identities: true, uuids: false });
+    let bundle = bundle(folder.path(), RedactionOptions { identities: true, uuids: false });
     let of_card: Vec<_> = bundle.files().filter(|(name, _)| name.contains("/card0/")).collect();
     let table = of_card.iter().find(|(name, _)| name.ends_with("gpu_metrics")).map(|(_, bytes)| bytes.len());
     assert_eq!(table, metrics);

@@ -3,19 +3,19 @@
 use std::path::Path;
 use std::process::Command;
 
-use gpupool_core::{Bytes, Health, Vendor};
-use gpupool_devices::capture::Format;
-use gpupool_devices::{Found, Snapshot, Told};
+use gpupool_core::{Bytes, DeviceHealth, Vendor};
+use gpupool_devices::capture::CaptureFormat;
+use gpupool_devices::{DetectedDevice, Reported, SourceReading};
 use tempfile::TempDir;
 
 use crate::own::{captures, own};
 use crate::skipped::skipped;
 
-fn places(snapshot: &Snapshot) -> Vec<String> {
+fn places(snapshot: &SourceReading) -> Vec<String> {
     snapshot.devices.iter().map(|device| device.pci.unwrap().to_string()).collect()
 }
 
-fn numa(snapshot: &Snapshot) -> Vec<Option<u32>> {
+fn numa(snapshot: &SourceReading) -> Vec<Option<u32>> {
     snapshot.devices.iter().map(|device| device.numa).collect()
 }
 
@@ -33,10 +33,10 @@ pub fn power9() -> Option<TempDir> {
 
 #[test]
 fn a_copied_machine_lists_its_gpus_with_their_memory_and_nodes() {
-    let sound = |gpu: &Found| {
-        gpu.vendor == Vendor::Nvidia && gpu.memory.total == Told::Value(Bytes(16128 << 20)) && gpu.health.is_none()
+    let sound = |gpu: &DetectedDevice| {
+        gpu.vendor == Vendor::Nvidia && gpu.memory.total == Reported::Value(Bytes(16128 << 20)) && gpu.health.is_none()
     };
-    let format: Format = "pci".parse().unwrap();
+    let format: CaptureFormat = "pci".parse().unwrap();
     let read = |root: &Path| format.read_tree(root).expect("the tree is recognised").unwrap();
     let own = read(&own().join("nvidia/lact-sysfs/bus"));
     assert_eq!((places(&own), numa(&own)), (vec!["0004:05:00.0".to_owned()], vec![Some(8)]));
@@ -48,9 +48,9 @@ fn a_copied_machine_lists_its_gpus_with_their_memory_and_nodes() {
 }
 
 /// What a log holds, which no other format knows.
-fn log(path: &Path) -> Snapshot {
+fn log(path: &Path) -> SourceReading {
     let text = String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
-    let knows: Vec<_> = Format::all().filter(|format| format.recognises(&text)).collect();
+    let knows: Vec<_> = CaptureFormat::all().filter(|format| format.matches(&text)).collect();
     assert_eq!(knows.iter().map(|format| format.name()).collect::<Vec<_>>(), ["kernel-log"], "{}", path.display());
     knows[0].parse(&text).unwrap().unwrap()
 }
@@ -59,13 +59,13 @@ fn log(path: &Path) -> Snapshot {
 fn faults_of_programs_leave_a_gpu_healthy_and_its_silence_does_not() {
     let own = log(&own().join("nvidia/dmesg.log"));
     assert_eq!(places(&own), ["0000:38:00.0", "0000:9b:00.0"]);
-    assert_eq!(own.devices[0].health, Some(Health::Healthy));
+    assert_eq!(own.devices[0].health, Some(DeviceHealth::Healthy));
     assert!(own.warnings[0].contains("Xid 13 ×2"), "{:?}", own.warnings);
-    assert!(matches!(&own.devices[1].health, Some(Health::Unhealthy(why)) if why.contains("119")));
+    assert!(matches!(&own.devices[1].health, Some(DeviceHealth::Unhealthy(why)) if why.contains("119")));
     let Some(captures) = captures() else { return };
     let faults = log(&captures.join("nvidia/gpud/dmesg.decode.iso.log.0"));
     assert_eq!(places(&faults), ["0000:38:00.0"]);
-    assert_eq!(faults.devices[0].health, Some(Health::Healthy));
+    assert_eq!(faults.devices[0].health, Some(DeviceHealth::Healthy));
     assert!(
         faults.warnings[0].contains("Xid 13 ×629") && faults.warnings[1].contains("Xid 43 ×7"),
         "{:?}",
@@ -73,5 +73,5 @@ fn faults_of_programs_leave_a_gpu_healthy_and_its_silence_does_not() {
     );
     let silent = log(&captures.join("nvidia/gpud/dmesg-with-xid-119.log"));
     assert_eq!(silent.devices[0].uuid.as_deref(), Some("GPU-509665ad-b600-ac93-3616-d754b23d636d"));
-    assert!(matches!(&silent.devices[0].health, Some(Health::Unhealthy(why)) if why.contains("119")));
+    assert!(matches!(&silent.devices[0].health, Some(DeviceHealth::Unhealthy(why)) if why.contains("119")));
 }

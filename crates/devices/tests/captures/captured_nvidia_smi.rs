@@ -2,9 +2,11 @@
 
 use std::fs;
 
-use gpupool_core::{Bytes, Health, LinkKind, Percent};
-use gpupool_devices::capture::Format;
-use gpupool_devices::{Doing, Found, Partition, Snapshot, Told, UsedMeans, Watts};
+use gpupool_core::{Bytes, DeviceHealth, LinkKind, Percent};
+use gpupool_devices::capture::CaptureFormat;
+use gpupool_devices::{
+    DetectedDevice, DevicePartition, Milliwatts, ProcessActivity, Reported, SourceReading, UsedMemoryScope,
+};
 
 use crate::own::{captures, own};
 
@@ -17,28 +19,28 @@ fn text(file: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned())
 }
 
-fn read(file: &str) -> Option<Snapshot> {
+fn read(file: &str) -> Option<SourceReading> {
     Some(parse(&text(file)?))
 }
 
-fn parse(text: &str) -> Snapshot {
-    Format::guess(text).and_then(|format| format.parse(text)).unwrap().unwrap()
+fn parse(text: &str) -> SourceReading {
+    CaptureFormat::detect(text).and_then(|format| format.parse(text)).unwrap().unwrap()
 }
 
-fn mib(amount: u64) -> Told<Bytes> {
-    Told::Value(Bytes(amount << 20))
+fn mib(amount: u64) -> Reported<Bytes> {
+    Reported::Value(Bytes(amount << 20))
 }
 
-fn watts(thousandths: u64) -> Told<Watts> {
-    Told::Value(Watts(thousandths))
+fn watts(thousandths: u64) -> Reported<Milliwatts> {
+    Reported::Value(Milliwatts(thousandths))
 }
 
-fn minors(snapshot: &Snapshot) -> Vec<u32> {
+fn minors(snapshot: &SourceReading) -> Vec<u32> {
     snapshot.devices.iter().map(|device| device.minor.unwrap()).collect()
 }
 
-fn is_instance(device: &&Found) -> bool {
-    matches!(device.partition, Some(Partition::Mig { .. }))
+fn is_instance(device: &&DetectedDevice) -> bool {
+    matches!(device.partition, Some(DevicePartition::Mig { .. }))
 }
 
 #[test]
@@ -65,11 +67,11 @@ fn every_xml_document_gives_its_devices() {
         assert_eq!(device.memory.total, mib(total), "{file}");
         assert_eq!(device.power.value().map(|power| power.0), power, "{file}");
         assert_eq!(device.driver.as_deref(), Some(driver), "{file}");
-        assert_eq!(device.health, Some(Health::Healthy), "{file}");
+        assert_eq!(device.health, Some(DeviceHealth::Healthy), "{file}");
         assert_eq!(device.index, Some(0), "{file}");
         assert_eq!(snapshot.warnings, Vec::<String>::new(), "{file}");
         let major: u32 = driver.split('.').next().unwrap().parse().unwrap();
-        let means = if major < 510 { UsedMeans::WithReserved } else { UsedMeans::WithoutReserved };
+        let means = if major < 510 { UsedMemoryScope::WithReserved } else { UsedMemoryScope::WithoutReserved };
         assert_eq!(device.memory.used_means, means, "{file}");
     }
 }
@@ -82,8 +84,8 @@ fn processes_are_those_of_the_capture() {
     let Some(snapshot) = read("telegraf/tesla-t4.xml") else { return };
     let processes = snapshot.devices[0].processes.value().unwrap();
     let [xorg, python] = &processes[..] else { panic!("{processes:?}") };
-    assert_eq!((xorg.pid, xorg.doing, &xorg.memory), (675, Doing::Graphics, &mib(22)));
-    assert_eq!((python.pid, python.doing, &python.memory), (5762, Doing::Compute, &mib(1005)));
+    assert_eq!((xorg.pid, xorg.activity, &xorg.memory), (675, ProcessActivity::Graphics, &mib(22)));
+    assert_eq!((python.pid, python.activity, &python.memory), (5762, ProcessActivity::Compute, &mib(1005)));
     for (file, count) in [("telegraf/gt-1030.xml", 10), ("telegraf/rtx-3080-v12.xml", 5), ("telegraf/a10g.xml", 1)] {
         assert_eq!(read(file).unwrap().devices[0].processes.value().unwrap().len(), count, "{file}");
     }
@@ -100,7 +102,7 @@ fn instances_follow_their_gpu_and_have_no_utilization() {
     assert_eq!(own.warnings, ["2 GPUs are attached and 1 are shown"]);
     let Some(snapshot) = read("telegraf/a100-sxm4-v12.xml") else { return };
     assert_eq!(snapshot.devices.len(), 5);
-    assert_eq!(snapshot.devices[0].utilization, Told::Unsupported("N/A".into()));
+    assert_eq!(snapshot.devices[0].utilization, Reported::Unsupported("N/A".into()));
     assert_eq!((snapshot.devices[0].mig, snapshot.devices[0].minor), (Some(true), Some(1)));
     assert_eq!(snapshot.devices[0].memory.reserved, mib(869));
     let instances: Vec<_> = snapshot.devices.iter().filter(is_instance).collect();
@@ -118,12 +120,12 @@ fn documents_with_little_in_them_say_what_is_missing() {
     let own = &read("own/little.xml").unwrap().devices[0];
     assert_eq!((own.name.as_deref(), own.memory.unified), (Some("GeForce GT 9"), false));
     assert!(own.memory.total.is_absent() && own.power.is_absent());
-    assert_eq!(own.utilization, Told::Unsupported("N/A".into()));
+    assert_eq!(own.utilization, Reported::Unsupported("N/A".into()));
     let Some(snapshot) = read("openpai/nvidia_smi_outdated_gpu.xml") else { return };
     let device = &snapshot.devices[0];
     assert_eq!((device.name.as_deref(), device.memory.unified), (Some("GeForce GT 730"), false));
     assert!(device.memory.total.is_absent() && device.power.is_absent());
-    assert_eq!(device.utilization, Told::Unsupported("N/A".into()));
+    assert_eq!(device.utilization, Reported::Unsupported("N/A".into()));
     let trimmed = read("telegraf/gtx-1070-ti.xml").unwrap();
     assert_eq!((trimmed.devices[0].driver.clone(), trimmed.devices[0].minor), (None, None));
     assert_eq!(trimmed.devices[0].memory.total, mib(4096));
@@ -138,8 +140,8 @@ fn documents_with_little_in_them_say_what_is_missing() {
 fn unified_memory_is_no_memory_of_the_device() {
     let device = &read("own/unified.xml").unwrap().devices[0];
     assert!(device.memory.unified);
-    assert_eq!(device.memory.total, Told::Unsupported("Not Supported".into()));
-    assert_eq!(device.power_limit, Told::Unsupported("N/A".into()));
+    assert_eq!(device.memory.total, Reported::Unsupported("Not Supported".into()));
+    assert_eq!(device.power_limit, Reported::Unsupported("N/A".into()));
     assert_eq!((device.pci.unwrap().domain, &device.power), (0xf, &watts(10_000)));
     assert_eq!(device.processes.value().unwrap()[0].memory, mib(196));
 }
@@ -153,8 +155,8 @@ fn minor_numbers_are_no_order() {
 fn a_gpu_whose_rows_wait_to_be_remapped_is_unhealthy_and_a_slow_one_is_not() {
     let snapshot = read("own/remap.xml").unwrap();
     let reason = "row remapping is pending; reset the GPU";
-    assert_eq!(snapshot.devices[0].health, Some(Health::Unhealthy(reason.into())));
-    assert_eq!(snapshot.devices[1].health, Some(Health::Healthy));
+    assert_eq!(snapshot.devices[0].health, Some(DeviceHealth::Unhealthy(reason.into())));
+    assert_eq!(snapshot.devices[1].health, Some(DeviceHealth::Healthy));
     assert_eq!(snapshot.warnings, ["GPU 1 is slowed down by its hardware: the power supply asks for it"]);
 }
 
@@ -165,13 +167,13 @@ fn a_csv_is_mapped_by_its_head() {
     assert_eq!((&own.devices[0].power, &own.devices[0].power_limit), (&watts(32_700), &watts(250_000)));
     assert_eq!(
         (&own.devices[0].temperature_c, &own.devices[0].utilization),
-        (&Told::Value(36), &Told::Value(Percent(2_000)))
+        (&Reported::Value(36), &Reported::Value(Percent(2_000)))
     );
     let Some(snapshot) = read("vertex/sample-output.csv") else { return };
     let device = &snapshot.devices[0];
     assert_eq!(device.name.as_deref(), Some("NVIDIA GeForce RTX 2080 SUPER"));
     assert_eq!((&device.memory.total, &device.memory.used), (&mib(8192), &mib(876)));
-    assert_eq!((&device.temperature_c, &device.utilization), (&Told::Value(36), &Told::Value(Percent(2_000))));
+    assert_eq!((&device.temperature_c, &device.utilization), (&Reported::Value(36), &Reported::Value(Percent(2_000))));
     assert_eq!((&device.power, &device.power_limit), (&watts(32_700), &watts(250_000)));
     let two = read("nvidia_gpu_exporter/query.txt").unwrap();
     assert_eq!((two.devices.len(), two.devices[1].index, &two.devices[1].memory.used), (2, Some(1), &mib(1234)));
@@ -197,5 +199,5 @@ fn matrices_give_links_and_nodes() {
 #[test]
 fn a_list_of_fields_is_no_list_of_devices() {
     let Some(text) = text("nvidia_gpu_exporter/fields.txt") else { return };
-    assert!(Format::guess(&text).is_none());
+    assert!(CaptureFormat::detect(&text).is_none());
 }

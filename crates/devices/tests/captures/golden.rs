@@ -9,8 +9,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gpupool_devices::capture::{self, Format};
-use gpupool_devices::{DeviceReport, ErrorReport, Report, Snapshot};
+use gpupool_devices::capture::{self, CaptureFormat};
+use gpupool_devices::{DeviceReport, DevicesReport, ErrorReport, SourceReading};
 
 use crate::own::{own, roots};
 
@@ -50,17 +50,18 @@ fn collect(root: &Path, folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-fn report(path: &Path) -> Report {
-    match capture::read(path, None) {
-        Ok(snapshot) => Report::new(&snapshot, None),
-        Err(error) => {
-            Report::new(&Snapshot::default(), Some(ErrorReport { code: error.code(), message: error.to_string() }))
-        }
+fn report(path: &Path) -> DevicesReport {
+    match capture::read_capture(path, None) {
+        Ok(snapshot) => DevicesReport::new(&snapshot, None),
+        Err(error) => DevicesReport::new(
+            &SourceReading::default(),
+            Some(ErrorReport { code: error.code(), message: error.to_string() }),
+        ),
     }
 }
 
 /// What is pinned of a capture: its devices, links by kind, how many warnings, and its error.
-fn summary(report: &Report) -> String {
+fn summary(report: &DevicesReport) -> String {
     let mut text = String::new();
     if let Some(error) = &report.error {
         writeln!(text, "  error {}", error.code).unwrap();
@@ -162,14 +163,14 @@ fn a_text_capture_reads_the_same_when_its_format_is_named_or_is_refused_with_all
             if text.trim().is_empty() {
                 continue;
             }
-            let Some(format) = Format::guess(&text) else {
+            let Some(format) = CaptureFormat::detect(&text) else {
                 assert!(root != own(), "{} is in no known format", path.display());
-                let refused = capture::read(&path, None).unwrap_err();
+                let refused = capture::read_capture(&path, None).unwrap_err();
                 assert_eq!(refused.code(), "unknown_format", "{}", path.display());
-                assert!(Format::all().all(|format| refused.to_string().contains(format.name())), "{refused}");
+                assert!(CaptureFormat::all().all(|format| refused.to_string().contains(format.name())), "{refused}");
                 continue;
             };
-            let (named, guessed) = (capture::read(&path, Some(format)), capture::read(&path, None));
+            let (named, guessed) = (capture::read_capture(&path, Some(format)), capture::read_capture(&path, None));
             assert_eq!(named.ok(), guessed.ok(), "{} as {format}", path.display());
         }
     }
@@ -229,16 +230,16 @@ fn nothing_done_to_a_text_capture_panics() {
             if bytes.is_empty() {
                 continue;
             }
-            let whole = Format::guess(&String::from_utf8_lossy(&bytes));
+            let whole = CaptureFormat::detect(&String::from_utf8_lossy(&bytes));
             // Large logs suffer less: what they hold repeats.
             let cases = if bytes.len() > 200_000 { harms() / 4 } else { harms() };
             for case in 0..cases {
                 let (harmed, what) = harmed(&bytes, case);
                 let text = String::from_utf8_lossy(&harmed);
                 let read = || {
-                    for format in whole.into_iter().chain(Format::guess(&text)) {
+                    for format in whole.into_iter().chain(CaptureFormat::detect(&text)) {
                         if let Some(Ok(snapshot)) = format.parse(&text) {
-                            let _ = Report::new(&snapshot, None);
+                            let _ = DevicesReport::new(&snapshot, None);
                         }
                     }
                 };
@@ -269,7 +270,8 @@ fn nothing_done_to_a_captured_tree_panics() {
                     }
                 }
                 let read = || {
-                    let _ = capture::read(copy.path(), None).map(|snapshot| Report::new(&snapshot, None));
+                    let _ =
+                        capture::read_capture(copy.path(), None).map(|snapshot| DevicesReport::new(&snapshot, None));
                 };
                 std::panic::catch_unwind(read).unwrap_or_else(|_| panic!("{} in case {case} panics", tree.display()));
                 for (file, bytes) in chosen.iter().zip(before) {

@@ -1,15 +1,15 @@
 //! What other drivers, cards and shells make of the output of nvidia-smi.
 
-use gpupool_core::{Bytes, Health};
-use gpupool_devices::capture::Format;
-use gpupool_devices::{Doing, Snapshot, SourceError, Told, Watts};
+use gpupool_core::{Bytes, DeviceHealth};
+use gpupool_devices::capture::CaptureFormat;
+use gpupool_devices::{Milliwatts, ProcessActivity, Reported, SourceError, SourceReading};
 
 /// Reads a text in the format it is guessed to have.
-fn parsed(text: &str) -> Result<Snapshot, SourceError> {
-    Format::guess(text).and_then(|format| format.parse(text)).unwrap()
+fn parsed(text: &str) -> Result<SourceReading, SourceError> {
+    CaptureFormat::detect(text).and_then(|format| format.parse(text)).unwrap()
 }
 
-fn read(text: &str) -> Snapshot {
+fn read(text: &str) -> SourceReading {
     parsed(text).unwrap()
 }
 
@@ -33,8 +33,8 @@ fn a_gpu_on_which_every_reading_fails_is_unhealthy_and_the_others_are_not() {
     };
     let failed = read(&row("[Unknown Error]"));
     let why = "the driver cannot read it: [Unknown Error]";
-    assert_eq!(failed.devices[0].health, Some(Health::Unhealthy(why.into())));
-    assert_eq!(failed.devices[1].health, Some(Health::Healthy));
+    assert_eq!(failed.devices[0].health, Some(DeviceHealth::Unhealthy(why.into())));
+    assert_eq!(failed.devices[1].health, Some(DeviceHealth::Healthy));
     assert_eq!(read(&row("[Insufficient Permissions]")).devices[0].health, None);
 }
 
@@ -57,7 +57,10 @@ fn power_is_that_of_the_gpu_and_not_of_its_module_or_memory() {
         .map(|(section, watts)| power(section, watts))
         .concat();
     let device = &read(&xml(&gpu)).devices[0];
-    assert_eq!((&device.power, &device.power_limit), (&Told::Value(Watts(80_500)), &Told::Value(Watts(80_000))));
+    assert_eq!(
+        (&device.power, &device.power_limit),
+        (&Reported::Value(Milliwatts(80_500)), &Reported::Value(Milliwatts(80_000)))
+    );
 }
 
 #[test]
@@ -66,8 +69,8 @@ fn the_processes_of_old_drivers_compute() {
         "<process_info><pid>11</pid><process_name>a</process_name><used_memory>85 MB</used_memory></process_info>";
     let old = read(&xml(&format!("<compute_processes>{process}</compute_processes>")));
     let processes = old.devices[0].processes.value().unwrap();
-    assert_eq!((processes[0].pid, processes[0].doing), (11, Doing::Compute));
-    assert_eq!(processes[0].memory, Told::Value(Bytes(85 << 20)));
+    assert_eq!((processes[0].pid, processes[0].activity), (11, ProcessActivity::Compute));
+    assert_eq!(processes[0].memory, Reported::Value(Bytes(85 << 20)));
 }
 
 #[test]
@@ -92,7 +95,7 @@ fn a_row_that_is_cut_off_gives_no_half_number() {
     assert_eq!(cut.devices[1].memory.total.value(), None);
     assert_eq!(cut.warnings.len(), 3, "{:?}", cut.warnings);
     let bare = read("index, memory.used [MiB], memory.total [MiB]\n0, 5, 81559");
-    assert_eq!(bare.devices[0].memory.total, Told::Value(Bytes(81559 << 20)));
+    assert_eq!(bare.devices[0].memory.total, Reported::Value(Bytes(81559 << 20)));
 }
 
 #[test]
@@ -100,7 +103,7 @@ fn a_spreadsheet_may_part_cells_in_its_own_way() {
     for separator in [";", "\t"] {
         let text = "index,name,memory.total [MiB]\n0,Tesla T4,15360 MiB\n".replace(',', separator);
         let snapshot = read(&text);
-        assert_eq!(snapshot.devices[0].memory.total, Told::Value(Bytes(15360 << 20)));
+        assert_eq!(snapshot.devices[0].memory.total, Reported::Value(Bytes(15360 << 20)));
     }
 }
 

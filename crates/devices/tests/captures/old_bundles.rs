@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use gpupool_devices::capture::{self, Format};
+use gpupool_devices::capture::{self, CaptureFormat};
 use tempfile::TempDir;
 
 use crate::own::own;
@@ -66,14 +66,14 @@ fn bundle(folder: &Path, files: &[(&str, &str)]) -> PathBuf {
 #[test]
 fn a_bundle_of_an_older_version_opens_with_a_warning_for_each_file_that_is_ignored() {
     let folder = TempDir::new().unwrap();
-    let snapshot = capture::read(&bundle(folder.path(), NO_LONGER_READ), None).unwrap();
+    let snapshot = capture::read_capture(&bundle(folder.path(), NO_LONGER_READ), None).unwrap();
     assert_eq!(snapshot.devices.len(), 2, "{snapshot:?}");
     let mut expected: Vec<String> =
         NO_LONGER_READ.iter().map(|(name, _)| format!("{name}: ignored, it is in no known format")).collect();
     expected.sort();
     assert_eq!(snapshot.warnings, expected);
     let clean = TempDir::new().unwrap();
-    assert_eq!(capture::read(&bundle(clean.path(), &[]), None).unwrap().warnings, Vec::<String>::new());
+    assert_eq!(capture::read_capture(&bundle(clean.path(), &[]), None).unwrap().warnings, Vec::<String>::new());
 }
 
 #[test]
@@ -82,8 +82,8 @@ fn a_file_in_a_format_that_is_no_longer_read_is_refused_with_those_that_are() {
     for (name, text) in NO_LONGER_READ {
         let path = folder.path().join(name);
         fs::write(&path, text).unwrap();
-        let refused = capture::read(&path, None).unwrap_err();
+        let refused = capture::read_capture(&path, None).unwrap_err();
         assert_eq!(refused.code(), "unknown_format", "{name}");
-        assert!(Format::all().all(|format| refused.to_string().contains(format.name())), "{refused}");
+        assert!(CaptureFormat::all().all(|format| refused.to_string().contains(format.name())), "{refused}");
     }
 }

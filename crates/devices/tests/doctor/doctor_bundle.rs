@@ -8,31 +8,31 @@ use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use crate::machine::Machine;
-use gpupool_devices::Places;
-use gpupool_devices::doctor::{Bundle, Evidence, Redact, Wish};
+use gpupool_devices::SourcePaths;
+use gpupool_devices::doctor::{BundleRequest, DiagnosticBundle, DoctorEvidence, RedactionOptions};
 use serde_json::Value;
 
 const UUID: &str = "GPU-6ee2b5b2-1d5a-4a7e-9b3f-0123456789ab";
 
-fn wish() -> Wish {
-    Wish::new("0.0.0-test", UNIX_EPOCH + Duration::from_secs(1_700_000_000))
+fn wish() -> BundleRequest {
+    BundleRequest::new("0.0.0-test", UNIX_EPOCH + Duration::from_secs(1_700_000_000))
 }
 
-fn collect(machine: &Machine, wish: &Wish) -> Bundle {
-    Bundle::collect(&machine.places, &gather(&machine.places), wish)
+fn collect(machine: &Machine, wish: &BundleRequest) -> DiagnosticBundle {
+    DiagnosticBundle::collect(&machine.places, &gather(&machine.places), wish)
 }
 
-fn gather(places: &Places) -> Evidence {
-    Evidence::gather(places, &|_| None, Vec::new())
+fn gather(places: &SourcePaths) -> DoctorEvidence {
+    DoctorEvidence::gather(places, &|_| None, Vec::new())
 }
 
 /// The texts of the files of a bundle.
-fn texts(bundle: &Bundle) -> BTreeMap<&str, String> {
+fn texts(bundle: &DiagnosticBundle) -> BTreeMap<&str, String> {
     bundle.files().map(|(name, bytes)| (name, String::from_utf8_lossy(bytes).into_owned())).collect()
 }
 
 /// Why a file is missing, by the manifest.
-fn why_missing(bundle: &Bundle, name: &str) -> Option<String> {
+fn why_missing(bundle: &DiagnosticBundle, name: &str) -> Option<String> {
     let manifest: Value = serde_json::from_str(&texts(bundle)["manifest.json"]).unwrap();
     let missing = manifest["missing"].as_array().unwrap();
     let entry = missing.iter().find(|entry| entry["name"] == name)?;
@@ -90,7 +90,7 @@ fn the_doctor_sees_the_same_machine_in_the_unpacked_bundle() {
     }
     let here = gather(&machine.places);
     let at = |name: &str| elsewhere.path().join(name);
-    let there = gather(&Places { sys: at("sys"), proc: at("proc"), ..machine.places.clone() });
+    let there = gather(&SourcePaths { sys: at("sys"), proc: at("proc"), ..machine.places.clone() });
     assert_eq!((there.gpus, there.modules, there.nvidia.kernel), (here.gpus, here.modules, here.nvidia.kernel));
     assert_eq!(there.kernel_release, here.kernel_release);
 }
@@ -136,34 +136,34 @@ fn a_sleeping_device_is_not_read_and_tools_that_would_wake_it_are_not_run() {
     let asleep = collect(&machine, &wish());
     assert!(why_missing(&asleep, "nvidia-smi-L.txt").unwrap().contains("would wake"));
     assert!(!texts(&asleep).contains_key("proc/driver/nvidia/gpus/0000:01:00.0/information"));
-    let woken = collect(&machine, &Wish { wake: true, ..wish() });
+    let woken = collect(&machine, &BundleRequest { wake: true, ..wish() });
     assert!(texts(&woken).contains_key("nvidia-smi-L.txt"));
 }
 
 #[test]
 fn names_and_serial_numbers_are_replaced_unless_asked_otherwise() {
     let machine = Machine::new("tools");
-    let with = |redact: Redact| {
-        let bundle = collect(&machine, &Wish { redact, ..wish() });
+    let with = |redact: RedactionOptions| {
+        let bundle = collect(&machine, &BundleRequest { redact, ..wish() });
         let all: String = texts(&bundle).into_iter().map(|(name, text)| format!("{name}\n{text}\n")).collect();
         all
     };
     let secrets = ["1650522004111", "/home/ada/train", "ada@node-seven"];
-    let usual = with(Redact::default());
+    let usual = with(RedactionOptions::default());
     assert!(secrets.iter().all(|secret| !usual.contains(secret)), "{usual}");
     assert!(usual.contains(UUID) && usual.contains("3f7a8c0d11223344"));
-    let everything = with(Redact { identities: true, uuids: true });
+    let everything = with(RedactionOptions { identities: true, uuids: true });
     assert!(!everything.contains(UUID) && !everything.contains("3f7a8c0d11223344"));
     assert!(!everything.contains("4574122359298077508"));
     assert_eq!(everything.matches("GPU-00000000-0000-4000-8000-000000000001").count(), 3, "one GPU, three files");
-    let nothing = with(Redact { identities: false, uuids: false });
+    let nothing = with(RedactionOptions { identities: false, uuids: false });
     assert!(secrets.iter().all(|secret| nothing.contains(secret)));
 }
 
 #[test]
 fn a_tool_that_hangs_is_recorded_and_does_not_stop_the_bundle() {
     let machine = Machine::new("hanging");
-    let bundle = collect(&machine, &Wish { tool_deadline: Duration::from_millis(100), ..wish() });
+    let bundle = collect(&machine, &BundleRequest { tool_deadline: Duration::from_millis(100), ..wish() });
     let files = texts(&bundle);
     assert!(files["nvidia-smi-q.error.txt"].starts_with("driver_unresponsive"), "{}", files["nvidia-smi-q.error.txt"]);
     assert!(!files.contains_key("nvidia-smi-q.xml"));
@@ -175,7 +175,7 @@ fn a_file_that_hangs_is_recorded_and_does_not_stop_the_bundle() {
     let machine = Machine::new("tools");
     let name = "sys/class/drm/card0/device/gpu_busy_percent";
     replace_by_pipe(&machine.at(name));
-    let bundle = collect(&machine, &Wish { file_deadline: Duration::from_secs(1), ..wish() });
+    let bundle = collect(&machine, &BundleRequest { file_deadline: Duration::from_secs(1), ..wish() });
     assert!(why_missing(&bundle, name).unwrap().starts_with("unresponsive"));
     assert!(texts(&bundle).contains_key("sys/class/kfd/kfd/topology/nodes/1/properties"), "read after it");
 }
@@ -189,7 +189,7 @@ fn replace_by_pipe(path: &Path) {
 #[test]
 fn when_the_time_is_over_the_rest_is_left_out_with_the_reason() {
     let machine = Machine::new("tools");
-    let bundle = collect(&machine, &Wish { deadline: Duration::ZERO, ..wish() });
+    let bundle = collect(&machine, &BundleRequest { deadline: Duration::ZERO, ..wish() });
     assert!(why_missing(&bundle, "proc/modules").unwrap().contains("time"));
     assert!(why_missing(&bundle, "nvidia-smi-L.txt").unwrap().contains("time"));
     assert!(texts(&bundle).contains_key("findings.json"));

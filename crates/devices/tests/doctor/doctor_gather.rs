@@ -5,11 +5,11 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 use crate::machine::Machine;
 use gpupool_core::Vendor;
-use gpupool_devices::doctor::{Access, CgroupMode, Evidence};
-use gpupool_devices::{Places, SourceKind, Told};
+use gpupool_devices::doctor::{CgroupMode, DoctorEvidence, NodeAccess};
+use gpupool_devices::{Reported, SourceKind, SourcePaths};
 
-fn gather(machine: &Machine) -> Evidence {
-    Evidence::gather(&machine.places, &|_| None, Vec::new())
+fn gather(machine: &Machine) -> DoctorEvidence {
+    DoctorEvidence::gather(&machine.places, &|_| None, Vec::new())
 }
 
 #[test]
@@ -29,10 +29,10 @@ fn the_kernel_says_what_is_loaded_and_which_versions_there_are() {
     let evidence = gather(&Machine::new("tools"));
     let modules: Vec<&str> = evidence.modules.value().unwrap().iter().map(String::as_str).collect();
     assert_eq!(modules, ["amdgpu", "nvidia", "nvidia_uvm"]);
-    assert_eq!(evidence.nvidia.kernel, Told::Value("535.183.01".into()));
-    assert_eq!(evidence.nvidia.library, Told::Value("535.183.01".into()));
-    assert_eq!(evidence.kernel_release, Told::Value("6.8.0-45-generic".into()));
-    assert_eq!(evidence.persistence_daemon, Told::Value(true));
+    assert_eq!(evidence.nvidia.kernel, Reported::Value("535.183.01".into()));
+    assert_eq!(evidence.nvidia.library, Reported::Value("535.183.01".into()));
+    assert_eq!(evidence.kernel_release, Reported::Value("6.8.0-45-generic".into()));
+    assert_eq!(evidence.persistence_daemon, Reported::Value(true));
 }
 
 #[test]
@@ -45,8 +45,8 @@ fn nodes_are_seen_with_their_mode_and_whether_they_may_be_opened() {
     assert_eq!(names, ["kfd", "nvidia-uvm", "nvidia0", "nvidiactl", "dri/renderD128"]);
     // Root may open what its mode forbids.
     let root = rustix::process::geteuid().is_root();
-    assert_eq!(nodes[0].access, if root { Access::Granted } else { Access::Denied });
-    assert_eq!((nodes[2].mode, &nodes[2].access), (0o666, &Access::Granted));
+    assert_eq!(nodes[0].access, if root { NodeAccess::Granted } else { NodeAccess::Denied });
+    assert_eq!((nodes[2].mode, &nodes[2].access), (0o666, &NodeAccess::Granted));
     assert_eq!(nodes[4].vendor, Some(Vendor::Amd));
 }
 
@@ -54,7 +54,7 @@ fn nodes_are_seen_with_their_mode_and_whether_they_may_be_opened() {
 fn containers_and_namespaces_and_control_groups_are_noticed() {
     let machine = Machine::new("tools");
     let on_host = gather(&machine).confinement;
-    assert_eq!((on_host.container, on_host.host_pids), (vec![], Told::Value(true)));
+    assert_eq!((on_host.container, on_host.host_pids), (vec![], Reported::Value(true)));
     let cgroup = on_host.cgroup.value().unwrap();
     assert!(cgroup.kill && cgroup.controllers.contains("dmem") && cgroup.mode == CgroupMode::Unified);
 
@@ -66,8 +66,8 @@ fn containers_and_namespaces_and_control_groups_are_noticed() {
     machine.write("sys/fs/cgroup/unified/cgroup.procs", b"1\n");
     machine.write("proc/cgroups", b"#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t2\t1\t1\nmemory\t0\t1\t0\n");
     let variable = |name: &str| (name == "container").then(|| "podman".to_owned());
-    let inside = Evidence::gather(&machine.places, &variable, Vec::new()).confinement;
-    assert_eq!((inside.container.len(), inside.host_pids), (3, Told::Value(false)));
+    let inside = DoctorEvidence::gather(&machine.places, &variable, Vec::new()).confinement;
+    assert_eq!((inside.container.len(), inside.host_pids), (3, Reported::Value(false)));
     let cgroup = inside.cgroup.value().unwrap();
     assert_eq!((cgroup.mode, cgroup.controllers.len()), (CgroupMode::Hybrid, 1));
 }
@@ -92,13 +92,13 @@ fn where_no_group_can_be_looked_at_the_kernel_tells_whether_groups_can_be_ended(
 fn tools_and_hiding_variables_are_looked_up_in_the_given_environment() {
     let machine = Machine::new("tools");
     let folder = machine.places.nvidia_smi.parent().unwrap().to_owned();
-    let places = Places { nvidia_smi: "nvidia-smi".into(), ..machine.places.clone() };
+    let places = SourcePaths { nvidia_smi: "nvidia-smi".into(), ..machine.places.clone() };
     let variable = |name: &str| match name {
         "PATH" => Some(format!("/no/such/folder:{}", folder.display())),
         "CUDA_VISIBLE_DEVICES" => Some(String::new()),
         _ => None,
     };
-    let evidence = Evidence::gather(&places, &variable, Vec::new());
+    let evidence = DoctorEvidence::gather(&places, &variable, Vec::new());
     assert_eq!(evidence.tools[&SourceKind::NvidiaSmi], Some(folder.join("nvidia-smi")));
     assert_eq!(evidence.tools[&SourceKind::AmdSmi], None);
     assert_eq!(evidence.variables.get("CUDA_VISIBLE_DEVICES").map(String::as_str), Some(""), "empty is not unset");

@@ -4,13 +4,13 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use gpupool_devices::Places;
+use gpupool_devices::SourcePaths;
 
 /// The folder; it is removed with this.
 pub struct Machine {
     folder: tempfile::TempDir,
     /// Points into the folder.
-    pub places: Places,
+    pub places: SourcePaths,
 }
 
 /// What is in the files.
@@ -73,7 +73,7 @@ impl Machine {
     pub fn new(tools: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        let places = Places {
+        let places = SourcePaths {
             sys: at("sys"),
             proc: at("proc"),
             dev: at("dev"),

@@ -2,15 +2,15 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use gpupool_devices::doctor::{Bundle, Evidence, Redact, SourceResult, Wish};
-use gpupool_devices::{Snapshot, SourceKind};
+use gpupool_devices::doctor::{BundleRequest, DiagnosticBundle, DoctorEvidence, RedactionOptions, SourceResult};
+use gpupool_devices::{SourceKind, SourceReading};
 
 use crate::machine::Machine;
 
 const SECRET: &str = "hunter2-s3cr3t";
 
 /// The names and texts of all files of a bundle made with this secret all over the machine.
-fn bundled(redact: Redact) -> String {
+fn bundled(redact: RedactionOptions) -> String {
     let machine = Machine::new("tools");
     machine.wake_all();
     for (name, text) in [
@@ -33,16 +33,16 @@ fn bundled(redact: Redact) -> String {
     ] {
         machine.write(name, text.as_bytes());
     }
-    let source = SourceResult { kind: SourceKind::Nvml, result: Ok(Snapshot::default()) };
-    let evidence = Evidence::gather(&machine.places, &|name| Some(format!("{name}-{SECRET}")), vec![source]);
-    let wish = Wish { redact, ..Wish::new("test", UNIX_EPOCH + Duration::from_secs(1)) };
-    let bundle = Bundle::collect(&machine.places, &evidence, &wish);
+    let source = SourceResult { kind: SourceKind::Nvml, result: Ok(SourceReading::default()) };
+    let evidence = DoctorEvidence::gather(&machine.places, &|name| Some(format!("{name}-{SECRET}")), vec![source]);
+    let wish = BundleRequest { redact, ..BundleRequest::new("test", UNIX_EPOCH + Duration::from_secs(1)) };
+    let bundle = DiagnosticBundle::collect(&machine.places, &evidence, &wish);
     bundle.files().map(|(name, bytes)| format!("{name}\n{}\n", String::from_utf8_lossy(bytes))).collect()
 }
 
 #[test]
 fn secrets_in_environment_settings_log_and_command_lines_do_not_get_into_a_bundle() {
-    let all = bundled(Redact::default());
+    let all = bundled(RedactionOptions::default());
     assert!(all.contains("kernel_trouble") || all.contains("Xid 31"), "the log was read: {all}");
     // The four variables that hide devices are told with their values; no other variable is looked at.
     let hiding = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"];
@@ -53,10 +53,10 @@ fn secrets_in_environment_settings_log_and_command_lines_do_not_get_into_a_bundl
 
 #[test]
 fn neither_the_host_nor_a_user_is_named_in_a_bundle() {
-    let all = bundled(Redact::default());
+    let all = bundled(RedactionOptions::default());
     for name in ["node-seven", "ada@", "/home/"] {
         let leak = all.lines().find(|line| line.contains(name));
         assert_eq!(leak, None, "{name}");
     }
-    assert!(bundled(Redact { identities: false, uuids: false }).contains("ada@node-seven"), "as asked");
+    assert!(bundled(RedactionOptions { identities: false, uuids: false }).contains("ada@node-seven"), "as asked");
 }

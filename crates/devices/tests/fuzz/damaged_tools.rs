@@ -1,6 +1,6 @@
 //! Texts of the vendors' tools, cut off or with bytes changed: reading one ends with devices or an error.
 
-use gpupool_devices::capture::Format;
+use gpupool_devices::capture::CaptureFormat;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
@@ -28,8 +28,8 @@ const NVIDIA: [&str; 4] = [
 ];
 
 fn read_as_nvidia_smi(text: &str) {
-    for format in Format::all().filter(|format| format.name().starts_with("nvidia-smi")) {
-        format.recognises(text);
+    for format in CaptureFormat::all().filter(|format| format.name().starts_with("nvidia-smi")) {
+        format.matches(text);
         let _ = format.parse(text).unwrap();
     }
 }
@@ -61,8 +61,8 @@ const AMD: [&str; 2] = [
 fn read_as_amd_tool(text: &str) -> usize {
     let mut most = 0;
     for name in ["rocm-smi-json", "amd-smi-json"] {
-        let format: Format = name.parse().unwrap();
-        format.recognises(text);
+        let format: CaptureFormat = name.parse().unwrap();
+        format.matches(text);
         let Some(Ok(snapshot)) = format.parse(text) else { continue };
         assert_eq!(snapshot.identities().len(), snapshot.devices.len());
         assert!(snapshot.links.iter().all(|link| link.a < link.b && link.b < snapshot.devices.len()));

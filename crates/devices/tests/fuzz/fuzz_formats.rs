@@ -136,7 +136,7 @@ fn every_reader_is_fuzzed_from_seeds_that_it_knows() {
     }
     for (target, seed) in seeds() {
         crate::fuzzed::run(&target, &seed);
-        let Ok(format) = target.parse::<gpupool_devices::capture::Format>() else { continue };
-        assert!(format.is_tree() || format.recognises(&String::from_utf8_lossy(&seed)), "a seed of {target} is none");
+        let Ok(format) = target.parse::<gpupool_devices::capture::CaptureFormat>() else { continue };
+        assert!(format.is_tree() || format.matches(&String::from_utf8_lossy(&seed)), "a seed of {target} is none");
     }
 }

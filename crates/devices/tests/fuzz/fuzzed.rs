@@ -6,16 +6,18 @@ use std::fmt::Debug;
 use std::fs;
 use std::path::{Component, Path};
 
-use gpupool_core::{Health, Percent};
-use gpupool_devices::capture::{self, Format};
-use gpupool_devices::simulated::{Fault, Spec, Target, World};
-use gpupool_devices::{Found, Partition, Process, Report, Snapshot, Told, limits, parse_pci_address};
+use gpupool_core::{DeviceHealth, Percent};
+use gpupool_devices::capture::{self, CaptureFormat};
+use gpupool_devices::simulated::{FaultTarget, SimulatedFault, SimulatedMachine, SimulationSpec};
+use gpupool_devices::{
+    DetectedDevice, DevicePartition, DeviceProcess, DevicesReport, Reported, SourceReading, limits, parse_pci_address,
+};
 use tempfile::TempDir;
 
 /// Everything that reads bytes from outside, by the name of its target.
 pub fn targets() -> Vec<String> {
     let others = ["archive", "fault", "gpu_metrics", "pci_address", "simulated_spec", "simulated_toml"];
-    let formats = Format::all().map(|format| format.name().replace('-', "_"));
+    let formats = CaptureFormat::all().map(|format| format.name().replace('-', "_"));
     formats.chain(others.map(str::to_owned)).collect()
 }
 
@@ -26,20 +28,20 @@ pub fn run(target: &str, bytes: &[u8]) {
         "fault" => fault(&String::from_utf8_lossy(bytes)),
         "gpu_metrics" => gpu_metrics(bytes),
         "pci_address" => pci_address(&String::from_utf8_lossy(bytes)),
-        "simulated_spec" => simulated(Spec::parse(&String::from_utf8_lossy(bytes)).ok()),
-        "simulated_toml" => simulated(Spec::from_toml(&String::from_utf8_lossy(bytes)).ok()),
+        "simulated_spec" => simulated(SimulationSpec::parse(&String::from_utf8_lossy(bytes)).ok()),
+        "simulated_toml" => simulated(SimulationSpec::from_toml(&String::from_utf8_lossy(bytes)).ok()),
         format => captured(format.parse().expect("a target that is nothing else is a format"), bytes),
     }
 }
 
-fn captured(format: Format, bytes: &[u8]) {
+fn captured(format: CaptureFormat, bytes: &[u8]) {
     if format.is_tree() {
         let folder = planted(bytes);
         format.read_tree(folder.path()).map(|read| read.map(|snapshot| sound(&snapshot)));
         return;
     }
     let text = String::from_utf8_lossy(bytes);
-    format.recognises(&text);
+    format.matches(&text);
     let parsed = format.parse(&text);
     assert_eq!(parsed, format.parse(&text), "the same text was read in two ways");
     match parsed.expect("a format that is no tree is one of texts") {
@@ -76,7 +78,7 @@ fn gpu_metrics(bytes: &[u8]) {
     let folder =
         planted(b"== sys/class/drm/card0/device/vendor\n0x1002\n== sys/class/drm/card0/device/device\n0x74a1\n");
     fs::write(folder.path().join("sys/class/drm/card0/device/gpu_metrics"), bytes).expect("a file in the tree");
-    let snapshot = capture::read(folder.path(), None).expect("a card whatever its table holds");
+    let snapshot = capture::read_capture(folder.path(), None).expect("a card whatever its table holds");
     assert_eq!(snapshot.devices.len(), 1);
     sound(&snapshot);
 }
@@ -85,7 +87,7 @@ fn archive(bytes: &[u8]) {
     let folder = temporary_folder();
     let path = folder.path().join("capture");
     fs::write(&path, with_checksums(bytes.to_vec())).expect("a temporary file");
-    match capture::read(&path, None) {
+    match capture::read_capture(&path, None) {
         Ok(snapshot) => sound(&snapshot),
         Err(error) => assert!(!error.to_string().is_empty()),
     }
@@ -107,36 +109,37 @@ fn pci_address(text: &str) {
     }
 }
 
-fn simulated(spec: Option<Spec>) {
+fn simulated(spec: Option<SimulationSpec>) {
     let Some(spec) = spec else { return };
     let count = spec.device_count();
     assert!((1..=limits::DEVICES).contains(&count), "{count} devices");
     // The links between many devices are too many to be looked at often.
     if count <= 64 {
-        let read = World::new(&spec).snapshot();
-        assert_eq!(read, World::new(&spec).snapshot(), "the same devices were simulated in two ways");
+        let read = SimulatedMachine::new(&spec).reading();
+        assert_eq!(read, SimulatedMachine::new(&spec).reading(), "the same devices were simulated in two ways");
         read.iter().for_each(sound);
     }
 }
 
 fn fault(text: &str) {
-    let from_json = serde_json::from_str::<Fault>(text).ok().filter(|fault| fault.check().is_ok());
+    let from_json = serde_json::from_str::<SimulatedFault>(text).ok().filter(|fault| fault.check().is_ok());
     let Some(fault) = text.parse().ok().or(from_json) else { return };
     assert_eq!(fault.to_string().parse().as_ref(), Ok(&fault), "a fault changes on its way through text");
     let json = serde_json::to_string(&fault).expect("a fault is JSON");
     assert_eq!(
-        serde_json::from_str::<Fault>(&json).ok().as_ref(),
+        serde_json::from_str::<SimulatedFault>(&json).ok().as_ref(),
         Some(&fault),
         "a fault changes on its way through JSON"
     );
 
-    let mut world = World::new(&Spec::parse("2xH100,1xA30/2g.12gb,1xMI300X/CPX").expect("models there are"));
-    world.fault(&Target::All, &fault).expect("a sound fault of all devices");
-    world.snapshot().iter().for_each(sound);
+    let mut world =
+        SimulatedMachine::new(&SimulationSpec::parse("2xH100,1xA30/2g.12gb,1xMI300X/CPX").expect("models there are"));
+    world.inject_fault(&FaultTarget::All, &fault).expect("a sound fault of all devices");
+    world.reading().iter().for_each(sound);
 }
 
 /// Looks at everything a source may say.
-fn sound(snapshot: &Snapshot) {
+fn sound(snapshot: &SourceReading) {
     let count = snapshot.devices.len();
     at_most(limits::DEVICES, count, "devices");
     at_most(limits::WARNINGS, snapshot.warnings.len(), "warnings");
@@ -152,19 +155,19 @@ fn sound(snapshot: &Snapshot) {
         assert!(link.a < link.b && link.b < count, "{link:?} among {count} devices");
         assert!(joined.insert((link.a, link.b)), "{link:?} is there twice");
     }
-    serde_json::to_vec(&Report::new(snapshot, None)).expect("a report is JSON");
+    serde_json::to_vec(&DevicesReport::new(snapshot, None)).expect("a report is JSON");
 }
 
-fn sound_device(device: &Found) {
+fn sound_device(device: &DetectedDevice) {
     [&device.name, &device.uuid, &device.driver].into_iter().flatten().for_each(|text| short(text));
     match &device.partition {
-        Some(Partition::Mig { parent_uuid, profile, .. }) => {
+        Some(DevicePartition::Mig { parent_uuid, profile, .. }) => {
             [parent_uuid, profile].into_iter().flatten().for_each(|text| short(text));
         }
-        Some(Partition::Amd { mode, .. }) => mode.iter().for_each(|text| short(text)),
+        Some(DevicePartition::Amd { mode, .. }) => mode.iter().for_each(|text| short(text)),
         None => {}
     }
-    if let Some(Health::Unhealthy(reason)) = &device.health {
+    if let Some(DeviceHealth::Unhealthy(reason)) = &device.health {
         short(reason);
     }
     let memory = &device.memory;
@@ -178,7 +181,7 @@ fn sound_device(device: &Found) {
     short_words(&device.processes);
     assert!(device.utilization.value().is_none_or(|busy| *busy <= Percent::FULL), "{:?}", device.utilization);
 
-    let processes: &[Process] = device.processes.value().map_or(&[], Vec::as_slice);
+    let processes: &[DeviceProcess] = device.processes.value().map_or(&[], Vec::as_slice);
     at_most(limits::PROCESSES, processes.len(), "processes");
     for process in processes {
         process.name.iter().for_each(|name| short(name));
@@ -186,8 +189,8 @@ fn sound_device(device: &Found) {
     }
 }
 
-fn short_words<T: Debug>(told: &Told<T>) {
-    if let Told::Unsupported(words) | Told::Failed(words) = told {
+fn short_words<T: Debug>(told: &Reported<T>) {
+    if let Reported::Unsupported(words) | Reported::Failed(words) = told {
         short(words);
     }
 }

@@ -1,10 +1,10 @@
 //! Whatever functions fail on one GPU, and however, no other GPU is told differently for it.
 
 use crate::machine::{Machine, places};
-use gpupool_core::Health;
-use gpupool_devices::{Found, Nvml, Snapshot, Source};
-use nvml_standin::machines::{cut_gpu, server, server_gpu};
-use nvml_standin::{Scenario, StandIn, write_scenario};
+use gpupool_core::DeviceHealth;
+use gpupool_devices::{DetectedDevice, DeviceSource, NvmlSource, SourceReading};
+use nvml_standin::machines::{mig_gpu, server_gpu, server_scenario};
+use nvml_standin::{NvmlScenario, StandInDevice, write_scenario};
 use proptest::prelude::*;
 
 /// Every kind of code that is not about the driver as a whole.
@@ -31,30 +31,30 @@ const FUNCTIONS: [&str; 18] = [
 ];
 
 /// The middle one of three GPUs fails.
-fn machine() -> Scenario {
-    let middle = StandIn { uuid: "GPU-of-trouble".into(), pci: "00000000:99:00.0".into(), ..cut_gpu() };
-    Scenario { devices: vec![server_gpu(0), middle, server_gpu(2)], ..server(0) }
+fn machine() -> NvmlScenario {
+    let middle = StandInDevice { uuid: "GPU-of-trouble".into(), pci: "00000000:99:00.0".into(), ..mig_gpu() };
+    NvmlScenario { devices: vec![server_gpu(0), middle, server_gpu(2)], ..server_scenario(0) }
 }
 
-fn whole(snapshot: &Snapshot, wanted: impl Fn(u32) -> bool) -> Vec<Found> {
-    let wanted = |device: &&Found| device.partition.is_none() && device.index.is_some_and(&wanted);
+fn whole(snapshot: &SourceReading, wanted: impl Fn(u32) -> bool) -> Vec<DetectedDevice> {
+    let wanted = |device: &&DetectedDevice| device.partition.is_none() && device.index.is_some_and(&wanted);
     snapshot.devices.iter().filter(wanted).cloned().collect()
 }
 
 #[test]
 fn whatever_fails_on_one_gpu_the_others_are_told_as_ever_and_it_is_not_forgotten() {
     let machine = Machine::new(machine());
-    let change = |scenario: &Scenario| write_scenario(machine.folder(), scenario).unwrap();
+    let change = |scenario: &NvmlScenario| write_scenario(machine.folder(), scenario).unwrap();
     let failure = (prop::sample::select(FUNCTIONS.to_vec()), prop::sample::select(CODES.to_vec()));
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
     let failures = prop::collection::vec(failure, 1..6);
     proptest!(config, |(failures in failures, from_the_start in any::<bool>())| {
         let mut world = machine.scenario.clone();
         change(&world);
-        let mut nvml = Nvml::new(&places(machine.folder()));
+        let mut nvml = NvmlSource::new(&places(machine.folder()));
         let before = nvml.read().unwrap();
         if from_the_start {
-            nvml = Nvml::new(&places(machine.folder()));
+            nvml = NvmlSource::new(&places(machine.folder()));
         }
         for (function, code) in failures {
             world.devices[1].errors.insert(function.into(), code);
@@ -71,6 +71,6 @@ fn whatever_fails_on_one_gpu_the_others_are_told_as_ever_and_it_is_not_forgotten
         let after = nvml.read().unwrap();
         prop_assert_eq!(whole(&after, |index| index != 1), whole(&before, |index| index != 1));
         prop_assert!(from_the_start || whole(&after, |_| true).len() == 3);
-        prop_assert_eq!(&whole(&after, |index| index == 1)[0].health, &Some(Health::Healthy));
+        prop_assert_eq!(&whole(&after, |index| index == 1)[0].health, &Some(DeviceHealth::Healthy));
     });
 }

@@ -2,15 +2,17 @@
 
 use crate::machine::{Machine, complaints, each};
 use gpupool_core::{Bytes, LinkKind, Percent};
-use gpupool_devices::{Doing, FoundLink, Partition, Told, UsedMeans, Watts};
-use nvml_standin::machines::{SINCE_450, SINCE_510, cut_gpu, server, server_gpu, unified};
-use nvml_standin::{Link, LinkEnd, Memory, NOT_AVAILABLE, Process, Scenario};
+use gpupool_devices::{DetectedLink, DevicePartition, Milliwatts, ProcessActivity, Reported, UsedMemoryScope};
+use nvml_standin::machines::{
+    FUNCTIONS_SINCE_450, FUNCTIONS_SINCE_510, mig_gpu, server_gpu, server_scenario, unified_memory_scenario,
+};
+use nvml_standin::{NOT_AVAILABLE, NvLink, NvLinkPeer, NvmlScenario, StandInMemory, StandInProcess};
 
 const MIB: u64 = 1 << 20;
 
 #[test]
 fn every_device_is_told_with_its_values() {
-    let mut machine = Machine::new(server(8));
+    let mut machine = Machine::new(server_scenario(8));
     let snapshot = machine.read();
     assert_eq!(snapshot.warnings, Vec::<String>::new());
     assert_eq!(snapshot.devices.len(), 8);
@@ -19,33 +21,33 @@ fn every_device_is_told_with_its_values() {
     assert_eq!(sixth.uuid.as_deref(), Some("GPU-5ca1ab1e-0000-4000-8000-000000000005"));
     assert_eq!(sixth.pci.unwrap().to_string(), "0000:68:00.0");
     assert_eq!(sixth.driver.as_deref(), Some("570.42.07"));
-    assert_eq!(sixth.memory.total, Told::Value(Bytes(81_559 * MIB)));
-    assert_eq!(sixth.memory.reserved, Told::Value(Bytes(551 * MIB)));
-    assert_eq!(sixth.memory.used, Told::Value(Bytes(5_120 * MIB)));
-    assert_eq!(sixth.memory.used_means, UsedMeans::WithoutReserved);
-    assert_eq!(sixth.utilization, Told::Value(Percent(50_000)));
-    assert_eq!(sixth.temperature_c, Told::Value(35));
-    assert_eq!(sixth.power, Told::Value(Watts(75_125)));
-    assert_eq!(sixth.power_limit, Told::Value(Watts(700_000)));
+    assert_eq!(sixth.memory.total, Reported::Value(Bytes(81_559 * MIB)));
+    assert_eq!(sixth.memory.reserved, Reported::Value(Bytes(551 * MIB)));
+    assert_eq!(sixth.memory.used, Reported::Value(Bytes(5_120 * MIB)));
+    assert_eq!(sixth.memory.used_means, UsedMemoryScope::WithoutReserved);
+    assert_eq!(sixth.utilization, Reported::Value(Percent(50_000)));
+    assert_eq!(sixth.temperature_c, Reported::Value(35));
+    assert_eq!(sixth.power, Reported::Value(Milliwatts(75_125)));
+    assert_eq!(sixth.power_limit, Reported::Value(Milliwatts(700_000)));
     assert_eq!(sixth.mig, Some(false));
     assert_eq!(complaints(&snapshot), [""; 8]);
 }
 
 #[test]
 fn number_minor_and_place_are_three_things() {
-    let mut scenario = server(4);
+    let mut scenario = server_scenario(4);
     scenario.devices.reverse();
     let snapshot = Machine::new(scenario).read();
     assert_eq!(each(&snapshot, |device| device.index), [Some(0), Some(1), Some(2), Some(3)]);
     assert_eq!(each(&snapshot, |device| device.minor), [Some(0), Some(1), Some(2), Some(3)]);
     assert_eq!(each(&snapshot, |device| device.pci.unwrap().bus), [0x48, 0x38, 0x28, 0x18]);
-    let snapshot = Machine::new(server(4)).read();
+    let snapshot = Machine::new(server_scenario(4)).read();
     assert_eq!(each(&snapshot, |device| device.minor), [Some(3), Some(2), Some(1), Some(0)]);
 }
 
 #[test]
 fn what_a_device_reports_is_read_anew_each_time() {
-    let mut machine = Machine::new(server(1));
+    let mut machine = Machine::new(server_scenario(1));
     machine.read();
     machine.change(|it| {
         it.devices[0].utilization = Some(101);
@@ -54,30 +56,30 @@ fn what_a_device_reports_is_read_anew_each_time() {
     });
     let snapshot = machine.read();
     let device = &snapshot.devices[0];
-    assert_eq!(device.utilization, Told::Failed("101 % cannot be".into()));
-    assert_eq!(device.temperature_c, Told::Unsupported("not supported".into()));
-    assert_eq!(device.power, Told::Failed("no permission".into()));
-    assert_eq!(device.power_limit, Told::Value(Watts(700_000)));
+    assert_eq!(device.utilization, Reported::Failed("101 % cannot be".into()));
+    assert_eq!(device.temperature_c, Reported::Unsupported("not supported".into()));
+    assert_eq!(device.power, Reported::Failed("no permission".into()));
+    assert_eq!(device.power_limit, Reported::Value(Milliwatts(700_000)));
     assert_eq!(complaints(&snapshot), [""]);
 }
 
 #[test]
 fn instances_follow_the_gpu_they_are_cut_from() {
-    let mut scenario = server(2);
-    scenario.devices[0] = cut_gpu();
+    let mut scenario = server_scenario(2);
+    scenario.devices[0] = mig_gpu();
     let mut machine = Machine::new(scenario);
     machine.change(|it| {
         let mig = it.devices[0].mig.as_mut().unwrap();
-        mig.slots[1].as_mut().unwrap().compute = vec![Process { pid: 77, memory: 5 * MIB }];
+        mig.slots[1].as_mut().unwrap().compute = vec![StandInProcess { pid: 77, memory: 5 * MIB }];
     });
     let snapshot = machine.read();
     assert_eq!(snapshot.devices.len(), 5);
     let [whole, first, second, third, other] = &snapshot.devices[..] else { panic!() };
     assert_eq!((whole.mig, &whole.partition), (Some(true), &None));
-    assert_eq!(whole.utilization, Told::Unsupported("not supported".into()));
+    assert_eq!(whole.utilization, Reported::Unsupported("not supported".into()));
     assert_eq!(whole.processes.value().unwrap().len(), 1);
-    let profile = |device: &gpupool_devices::Found| match &device.partition {
-        Some(Partition::Mig { parent_uuid, gpu_instance, compute_instance, profile }) => {
+    let profile = |device: &gpupool_devices::DetectedDevice| match &device.partition {
+        Some(DevicePartition::Mig { parent_uuid, gpu_instance, compute_instance, profile }) => {
             assert_eq!(parent_uuid, &whole.uuid);
             (gpu_instance.unwrap(), compute_instance.unwrap(), profile.as_deref().unwrap().to_owned())
         }
@@ -88,26 +90,26 @@ fn instances_follow_the_gpu_they_are_cut_from() {
     assert_eq!(profile(third), (2, 0, "2g.20gb".into()));
     assert_eq!(third.uuid.as_deref(), Some("MIG-0dd5ca1e-0000-5000-8000-000000000002"));
     assert_eq!(third.pci, whole.pci);
-    assert_eq!(third.memory.total, Told::Value(Bytes(20_096 * MIB)));
+    assert_eq!(third.memory.total, Reported::Value(Bytes(20_096 * MIB)));
     assert!(!third.memory.unified);
-    assert!(matches!(third.utilization, Told::Unsupported(_)));
-    assert_eq!(first.processes, Told::Value(Vec::new()));
+    assert!(matches!(third.utilization, Reported::Unsupported(_)));
+    assert_eq!(first.processes, Reported::Value(Vec::new()));
     assert_eq!(second.processes.value().unwrap()[0].pid, 77);
     assert_eq!(other.partition, None);
 }
 
 #[test]
 fn an_instance_without_a_name_is_known_by_its_slices() {
-    let mut gpu = cut_gpu();
+    let mut gpu = mig_gpu();
     gpu.mig.as_mut().unwrap().slots[4].as_mut().unwrap().profile.clear();
-    let snapshot = Machine::new(Scenario { devices: vec![gpu], ..server(0) }).read();
+    let snapshot = Machine::new(NvmlScenario { devices: vec![gpu], ..server_scenario(0) }).read();
     assert!(matches!(&snapshot.devices[3].partition,
-        Some(Partition::Mig { profile: Some(profile), .. }) if &**profile == "2g.20gb"));
+        Some(DevicePartition::Mig { profile: Some(profile), .. }) if &**profile == "2g.20gb"));
 }
 
 #[test]
 fn instances_that_are_made_and_taken_away_come_and_go() {
-    let mut machine = Machine::new(Scenario { devices: vec![cut_gpu()], ..server(0) });
+    let mut machine = Machine::new(NvmlScenario { devices: vec![mig_gpu()], ..server_scenario(0) });
     assert_eq!(machine.read().devices.len(), 4);
     machine.change(|it| it.devices[0].mig.as_mut().unwrap().slots[1] = None);
     assert_eq!(machine.read().devices.len(), 3);
@@ -120,18 +122,18 @@ fn instances_that_are_made_and_taken_away_come_and_go() {
 
 #[test]
 fn an_older_library_is_asked_with_its_own_functions_and_what_used_means_is_said() {
-    let older: Vec<&str> = SINCE_510.to_vec();
-    let oldest: Vec<&str> = SINCE_510.into_iter().chain(SINCE_450).collect();
+    let older: Vec<&str> = FUNCTIONS_SINCE_510.to_vec();
+    let oldest: Vec<&str> = FUNCTIONS_SINCE_510.into_iter().chain(FUNCTIONS_SINCE_450).collect();
     for missing in [older, oldest] {
-        let mut machine = Machine::without(server(2), &missing);
+        let mut machine = Machine::without(server_scenario(2), &missing);
         for _ in 0..2 {
             let snapshot = machine.read();
             let device = &snapshot.devices[1];
-            assert_eq!(device.memory.used, Told::Value(Bytes((1_024 + 551) * MIB)));
-            assert_eq!(device.memory.used_means, UsedMeans::WithReserved);
-            assert!(matches!(device.memory.reserved, Told::Unsupported(_)));
+            assert_eq!(device.memory.used, Reported::Value(Bytes((1_024 + 551) * MIB)));
+            assert_eq!(device.memory.used_means, UsedMemoryScope::WithReserved);
+            assert!(matches!(device.memory.reserved, Reported::Unsupported(_)));
             let processes = device.processes.value().unwrap();
-            assert_eq!((processes[0].pid, &processes[0].memory), (4_001, &Told::Value(Bytes(1_000 * MIB))));
+            assert_eq!((processes[0].pid, &processes[0].memory), (4_001, &Reported::Value(Bytes(1_000 * MIB))));
             assert_eq!(complaints(&snapshot), [""; 2]);
         }
     }
@@ -139,88 +141,90 @@ fn an_older_library_is_asked_with_its_own_functions_and_what_used_means_is_said(
 
 #[test]
 fn a_newer_library_is_asked_with_what_it_has_instead() {
-    let snapshot = Machine::without(server(1), &["nvmlDeviceGetTemperature"]).read();
-    assert_eq!(snapshot.devices[0].temperature_c, Told::Value(30));
+    let snapshot = Machine::without(server_scenario(1), &["nvmlDeviceGetTemperature"]).read();
+    assert_eq!(snapshot.devices[0].temperature_c, Reported::Value(30));
 }
 
 #[test]
 fn a_function_the_driver_refuses_though_the_library_has_it_is_replaced_too() {
-    let mut scenario = server(1);
-    for name in SINCE_510 {
+    let mut scenario = server_scenario(1);
+    for name in FUNCTIONS_SINCE_510 {
         scenario.errors.insert(name.into(), 13);
     }
     let snapshot = Machine::new(scenario).read();
-    assert_eq!(snapshot.devices[0].memory.used_means, UsedMeans::WithReserved);
+    assert_eq!(snapshot.devices[0].memory.used_means, UsedMemoryScope::WithReserved);
     assert_eq!(snapshot.devices[0].processes.value().unwrap().len(), 1);
 }
 
 #[test]
 fn a_device_without_memory_of_its_own_is_there_with_all_else() {
-    let snapshot = Machine::new(unified()).read();
+    let snapshot = Machine::new(unified_memory_scenario()).read();
     let device = &snapshot.devices[0];
     assert!(device.memory.unified);
-    assert!(matches!(device.memory.total, Told::Unsupported(_)));
-    assert!(matches!(device.memory.used, Told::Unsupported(_)));
-    assert!(matches!(device.power_limit, Told::Unsupported(_)));
+    assert!(matches!(device.memory.total, Reported::Unsupported(_)));
+    assert!(matches!(device.memory.used, Reported::Unsupported(_)));
+    assert!(matches!(device.power_limit, Reported::Unsupported(_)));
     assert_eq!(device.pci.unwrap().domain, 0xf);
-    assert_eq!(device.utilization, Told::Value(Percent(4_000)));
+    assert_eq!(device.utilization, Reported::Value(Percent(4_000)));
     assert_eq!(complaints(&snapshot), [""]);
 }
 
 #[test]
 fn a_process_whose_memory_is_not_told_is_there_without_a_number() {
-    let mut machine = Machine::new(server(1));
+    let mut machine = Machine::new(server_scenario(1));
     machine.change(|it| {
-        it.devices[0].compute = vec![Process { pid: 9, memory: NOT_AVAILABLE }, Process { pid: 10, memory: 2 * MIB }];
-        it.devices[0].graphics = vec![Process { pid: 10, memory: 2 * MIB }, Process { pid: 3, memory: MIB }];
+        it.devices[0].compute =
+            vec![StandInProcess { pid: 9, memory: NOT_AVAILABLE }, StandInProcess { pid: 10, memory: 2 * MIB }];
+        it.devices[0].graphics =
+            vec![StandInProcess { pid: 10, memory: 2 * MIB }, StandInProcess { pid: 3, memory: MIB }];
     });
     let snapshot = machine.read();
-    let told: Vec<_> = snapshot.devices[0].processes.value().unwrap().iter().map(|it| (it.pid, it.doing)).collect();
-    assert_eq!(told, [(9, Doing::Compute), (10, Doing::Both), (3, Doing::Graphics)]);
-    assert!(matches!(snapshot.devices[0].processes.value().unwrap()[0].memory, Told::Unsupported(_)));
+    let told: Vec<_> = snapshot.devices[0].processes.value().unwrap().iter().map(|it| (it.pid, it.activity)).collect();
+    assert_eq!(told, [(9, ProcessActivity::Compute), (10, ProcessActivity::Both), (3, ProcessActivity::Graphics)]);
+    assert!(matches!(snapshot.devices[0].processes.value().unwrap()[0].memory, Reported::Unsupported(_)));
 }
 
 #[test]
 fn a_long_list_of_processes_is_complete() {
-    let mut scenario = server(1);
-    scenario.devices[0].compute = (1..=500).map(|pid| Process { pid, memory: u64::from(pid) }).collect();
+    let mut scenario = server_scenario(1);
+    scenario.devices[0].compute = (1..=500).map(|pid| StandInProcess { pid, memory: u64::from(pid) }).collect();
     let snapshot = Machine::new(scenario).read();
     let processes = snapshot.devices[0].processes.value().unwrap();
     assert_eq!(processes.len(), 500);
-    assert_eq!(processes[499].memory, Told::Value(Bytes(500)));
+    assert_eq!(processes[499].memory, Reported::Value(Bytes(500)));
 }
 
 #[test]
 fn a_list_of_processes_that_is_refused_is_not_an_empty_one() {
-    let mut scenario = server(1);
+    let mut scenario = server_scenario(1);
     scenario.devices[0].errors.insert("nvmlDeviceGetGraphicsRunningProcesses_v3".into(), 4);
-    assert!(matches!(Machine::new(scenario).read().devices[0].processes, Told::Failed(_)));
+    assert!(matches!(Machine::new(scenario).read().devices[0].processes, Reported::Failed(_)));
 }
 
 #[test]
 fn links_through_switches_join_every_pair() {
-    let mut scenario = server(3);
+    let mut scenario = server_scenario(3);
     for link in &mut scenario.devices[2].links[12..] {
         link.up = false;
     }
     let links = Machine::new(scenario).read().links;
-    let link = |a, b, lanes| FoundLink { a, b, kind: LinkKind::NvLink(lanes) };
+    let link = |a, b, lanes| DetectedLink { a, b, kind: LinkKind::NvLink(lanes) };
     assert_eq!(links, [link(0, 1, 18), link(0, 2, 12), link(1, 2, 12)]);
 }
 
 #[test]
 fn direct_links_join_their_ends_and_the_bus_the_rest() {
-    let mut scenario = server(6);
+    let mut scenario = server_scenario(6);
     for device in &mut scenario.devices {
         device.links.clear();
     }
-    let to = |remote: &str| Link { up: true, remote: remote.into(), end: LinkEnd::Gpu };
+    let to = |remote: &str| NvLink { up: true, remote: remote.into(), end: NvLinkPeer::Gpu };
     let (first, second) = (scenario.devices[0].pci.clone(), scenario.devices[1].pci.clone());
-    scenario.devices[0].links = vec![to(&second), to(&second.to_lowercase()), Link { up: false, ..to(&second) }];
+    scenario.devices[0].links = vec![to(&second), to(&second.to_lowercase()), NvLink { up: false, ..to(&second) }];
     scenario.devices[1].links = vec![to(&first), to(&first)];
     scenario.nearness = vec![(0, 2, 10), (0, 3, 20), (0, 4, 30), (0, 5, 40), (1, 2, 50), (2, 3, 0), (3, 4, 77)];
     let links = Machine::new(scenario).read().links;
-    let link = |a, b, kind| FoundLink { a, b, kind };
+    let link = |a, b, kind| DetectedLink { a, b, kind };
     assert_eq!(
         links,
         [
@@ -237,15 +241,15 @@ fn direct_links_join_their_ends_and_the_bus_the_rest() {
 
 #[test]
 fn links_are_between_whole_gpus_wherever_instances_stand() {
-    let mut scenario = server(2);
-    scenario.devices[0] = cut_gpu();
+    let mut scenario = server_scenario(2);
+    scenario.devices[0] = mig_gpu();
     let links = Machine::new(scenario).read().links;
-    assert_eq!(links, [FoundLink { a: 0, b: 4, kind: LinkKind::NvLink(18) }]);
+    assert_eq!(links, [DetectedLink { a: 0, b: 4, kind: LinkKind::NvLink(18) }]);
 }
 
 #[test]
 fn the_numa_node_is_the_kernels() {
-    let mut machine = Machine::new(server(2));
+    let mut machine = Machine::new(server_scenario(2));
     for (place, node) in [("0000:18:00.0", "1\n"), ("0000:28:00.0", "-1\n")] {
         let folder = machine.folder().join("sys/bus/pci/devices").join(place);
         std::fs::create_dir_all(&folder).unwrap();
@@ -256,9 +260,9 @@ fn the_numa_node_is_the_kernels() {
 
 #[test]
 fn memory_that_is_full_is_told_as_it_is() {
-    let mut scenario = server(1);
-    let full = Memory { total: 10 * MIB, reserved: MIB, used: 9 * MIB };
-    scenario.devices[0] = nvml_standin::StandIn { memory: Some(full), ..server_gpu(0) };
+    let mut scenario = server_scenario(1);
+    let full = StandInMemory { total: 10 * MIB, reserved: MIB, used: 9 * MIB };
+    scenario.devices[0] = nvml_standin::StandInDevice { memory: Some(full), ..server_gpu(0) };
     let snapshot = Machine::new(scenario).read();
-    assert_eq!(snapshot.devices[0].memory.used_by_programs(), Told::Value(Bytes(9 * MIB)));
+    assert_eq!(snapshot.devices[0].memory.used_by_programs(), Reported::Value(Bytes(9 * MIB)));
 }

@@ -8,8 +8,8 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use crate::machine::Machine;
-use nvml_standin::machines::{cut_gpu, server, unified};
-use nvml_standin::{Process, Scenario};
+use nvml_standin::machines::{mig_gpu, server_scenario, unified_memory_scenario};
+use nvml_standin::{NvmlScenario, StandInProcess};
 use serde_json::Value;
 
 const PACKAGES: [&str; 3] = ["nvidia-ml-py==13.615.71", "gpustat==1.1.1", "nvitop==1.7.2"];
@@ -17,7 +17,7 @@ const PACKAGES: [&str; 3] = ["nvidia-ml-py==13.615.71", "gpustat==1.1.1", "nvito
 #[test]
 fn gpustat_lists_the_devices() {
     let Some(python) = python("gpustat_lists_the_devices") else { return };
-    let machine = Machine::new(server(8));
+    let machine = Machine::new(server_scenario(8));
     let output = on(&machine, &python.with_file_name("gpustat"), &["--json", "--no-processes"]);
     let listed: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
     assert_eq!(listed["driver_version"], "570.42.07");
@@ -36,7 +36,8 @@ fn gpustat_lists_the_devices() {
 #[test]
 fn gpustat_lists_a_device_without_memory_of_its_own() {
     let Some(python) = python("gpustat_lists_a_device_without_memory_of_its_own") else { return };
-    let output = on(&Machine::new(unified()), &python.with_file_name("gpustat"), &["--json", "--no-processes"]);
+    let output =
+        on(&Machine::new(unified_memory_scenario()), &python.with_file_name("gpustat"), &["--json", "--no-processes"]);
     let listed: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
     assert_eq!(listed["gpus"][0]["name"], "NVIDIA GB10");
     assert_eq!(listed["gpus"][0]["memory.total"], Value::Null);
@@ -50,7 +51,7 @@ import json
 from nvitop import Device
 print(json.dumps([[d.uuid(), d.memory_used(), d.gpu_utilization(), list(d.processes())] for d in Device.all()]))
 ";
-    let mut scenario = server(2);
+    let mut scenario = server_scenario(2);
     // It asks the kernel about a process, so there must be one.
     scenario.devices[1].compute[0].pid = std::process::id();
     let output = on(&Machine::new(scenario), &python, &["-c", SCRIPT]);
@@ -64,10 +65,10 @@ print(json.dumps([[d.uuid(), d.memory_used(), d.gpu_utilization(), list(d.proces
 #[test]
 fn nvidias_own_python_binding_reads_what_the_scenario_says() {
     let Some(python) = python("nvidias_own_python_binding_reads_what_the_scenario_says") else { return };
-    let mut first = cut_gpu();
+    let mut first = mig_gpu();
     let instance = first.mig.as_mut().unwrap().slots[4].as_mut().unwrap();
-    instance.compute = vec![Process { pid: 41, memory: 6 << 20 }];
-    let machine = Machine::new(Scenario { devices: vec![first], ..server(0) });
+    instance.compute = vec![StandInProcess { pid: 41, memory: 6 << 20 }];
+    let machine = Machine::new(NvmlScenario { devices: vec![first], ..server_scenario(0) });
     const SCRIPT: &str = r#"
 import json, pynvml as n
 n.nvmlInit()

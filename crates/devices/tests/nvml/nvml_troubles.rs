@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::mpsc;
 
 use crate::machine::{Machine, complaints, each, places};
-use gpupool_core::{Health, Percent};
-use gpupool_devices::{Nvml, Places, Source, SourceError, Told};
-use nvml_standin::machines::{cut_gpu, server, server_gpu};
-use nvml_standin::{Event, Remapped, Scenario};
+use gpupool_core::{DeviceHealth, Percent};
+use gpupool_devices::{DeviceSource, NvmlSource, Reported, SourceError, SourcePaths};
+use nvml_standin::machines::{mig_gpu, server_gpu, server_scenario};
+use nvml_standin::{NvmlScenario, RemappedRows, XidEvent};
 
 const UNINITIALIZED: u32 = 1;
 const NOT_SUPPORTED: u32 = 3;
@@ -26,15 +26,15 @@ fn fail(errors: &mut BTreeMap<String, u32>, function: &str, code: u32) {
 
 #[test]
 fn a_lost_gpu_is_reported_by_who_it_was_and_the_others_go_on_until_it_returns() {
-    let mut machine = Machine::new(server(3));
+    let mut machine = Machine::new(server_scenario(3));
     let before = machine.read();
     machine.change(|it| it.devices[1].errors = [("*".into(), LOST)].into());
     for _ in 0..40 {
         let snapshot = machine.read();
         assert_eq!(complaints(&snapshot), ["", "lost", ""]);
         assert_eq!(snapshot.identities(), before.identities());
-        assert!(matches!(snapshot.devices[1].utilization, Told::Failed(_)));
-        assert_eq!(snapshot.devices[2].utilization, Told::Value(Percent(20_000)));
+        assert!(matches!(snapshot.devices[1].utilization, Reported::Failed(_)));
+        assert_eq!(snapshot.devices[2].utilization, Reported::Value(Percent(20_000)));
     }
     machine.change(|it| it.devices[1].errors.clear());
     assert_eq!(machine.read(), before);
@@ -42,7 +42,7 @@ fn a_lost_gpu_is_reported_by_who_it_was_and_the_others_go_on_until_it_returns() 
 
 #[test]
 fn a_gpu_that_vanishes_from_the_count_is_reported_lost_until_it_returns() {
-    let mut machine = Machine::new(server(3));
+    let mut machine = Machine::new(server_scenario(3));
     let before = machine.read();
     machine.change(|it| drop(it.devices.remove(0)));
     let snapshot = machine.read();
@@ -56,7 +56,7 @@ fn a_gpu_that_vanishes_from_the_count_is_reported_lost_until_it_returns() {
 
 #[test]
 fn every_instance_of_a_lost_gpu_is_lost() {
-    let mut machine = Machine::new(Scenario { devices: vec![cut_gpu(), server_gpu(1)], ..server(0) });
+    let mut machine = Machine::new(NvmlScenario { devices: vec![mig_gpu(), server_gpu(1)], ..server_scenario(0) });
     machine.read();
     machine.change(|it| it.devices[0].errors = [("*".into(), LOST)].into());
     for _ in 0..3 {
@@ -66,9 +66,9 @@ fn every_instance_of_a_lost_gpu_is_lost() {
 
 #[test]
 fn devices_that_are_added_are_found_and_an_empty_answer_is_no_end() {
-    let mut machine = Machine::new(server(0));
+    let mut machine = Machine::new(server_scenario(0));
     assert!(machine.read().devices.is_empty());
-    machine.change(|it| it.devices = server(2).devices);
+    machine.change(|it| it.devices = server_scenario(2).devices);
     assert_eq!(machine.read().devices.len(), 2);
     machine.change(|it| it.devices.push(server_gpu(2)));
     assert_eq!(machine.read().devices.len(), 3);
@@ -76,7 +76,7 @@ fn devices_that_are_added_are_found_and_an_empty_answer_is_no_end() {
 
 #[test]
 fn a_gpu_that_needs_a_reset_is_unhealthy_and_still_known() {
-    let mut scenario = server(2);
+    let mut scenario = server_scenario(2);
     fail(&mut scenario.devices[0].errors, "nvmlDeviceGetUtilizationRates", RESET_REQUIRED);
     let snapshot = Machine::new(scenario).read();
     assert_eq!(complaints(&snapshot), ["the GPU requires a reset", ""]);
@@ -85,7 +85,7 @@ fn a_gpu_that_needs_a_reset_is_unhealthy_and_still_known() {
 
 #[test]
 fn a_gpu_that_cannot_be_opened_for_an_unknown_reason_is_unhealthy_by_who_it_was() {
-    let mut machine = Machine::new(server(2));
+    let mut machine = Machine::new(server_scenario(2));
     let before = machine.read();
     machine.change(|it| {
         fail(&mut it.devices[1].errors, HANDLE, UNKNOWN);
@@ -99,7 +99,7 @@ fn a_gpu_that_cannot_be_opened_for_an_unknown_reason_is_unhealthy_by_who_it_was(
 
 #[test]
 fn an_unknown_error_of_the_whole_library_speaks_against_no_device() {
-    let mut machine = Machine::new(server(2));
+    let mut machine = Machine::new(server_scenario(2));
     machine.read();
     machine.change(|it| fail(&mut it.errors, "nvmlDeviceGetCount_v2", UNKNOWN));
     assert!(matches!(machine.nvml.read(), Err(SourceError::Driver(_))));
@@ -110,13 +110,13 @@ fn an_unknown_error_of_the_whole_library_speaks_against_no_device() {
         }
     });
     assert!(matches!(machine.nvml.read(), Err(SourceError::Driver(_))));
-    machine.change(|it| it.devices = server(2).devices);
+    machine.change(|it| it.devices = server_scenario(2).devices);
     assert_eq!(complaints(&machine.read()), ["", ""]);
 }
 
 #[test]
 fn devices_that_are_counted_and_may_not_be_opened_are_named_by_number() {
-    let mut machine = Machine::new(Scenario { count: Some(4), ..server(3) });
+    let mut machine = Machine::new(NvmlScenario { count: Some(4), ..server_scenario(3) });
     machine.change(|it| fail(&mut it.devices[1].errors, HANDLE, NO_PERMISSION));
     let snapshot = machine.read();
     assert_eq!(complaints(&snapshot), ["", "unknown", "", "unknown"]);
@@ -131,7 +131,7 @@ fn devices_that_are_counted_and_may_not_be_opened_are_named_by_number() {
 #[test]
 fn a_bad_driver_is_named_by_what_can_be_done_about_it() {
     let failing = |code| {
-        let mut scenario = server(1);
+        let mut scenario = server_scenario(1);
         fail(&mut scenario.errors, "nvmlInit_v2", code);
         Machine::new(scenario).nvml.read().unwrap_err()
     };
@@ -143,7 +143,7 @@ fn a_bad_driver_is_named_by_what_can_be_done_about_it() {
 
 #[test]
 fn a_driver_that_went_bad_and_good_again_is_read_again() {
-    let mut machine = Machine::new(server(2));
+    let mut machine = Machine::new(server_scenario(2));
     let before = machine.read();
     machine.change(|it| fail(&mut it.errors, "nvmlDeviceGetCount_v2", MISMATCH));
     assert!(matches!(machine.nvml.read(), Err(SourceError::VersionMismatch(_))));
@@ -155,7 +155,7 @@ fn a_driver_that_went_bad_and_good_again_is_read_again() {
 
 #[test]
 fn a_library_that_says_it_was_never_started_is_started_once_more_and_not_for_ever() {
-    let mut machine = Machine::new(server(1));
+    let mut machine = Machine::new(server_scenario(1));
     machine.read();
     machine.change(|it| fail(&mut it.errors, "nvmlDeviceGetCount_v2", UNINITIALIZED));
     assert!(matches!(machine.nvml.read(), Err(SourceError::Driver(_))));
@@ -166,20 +166,22 @@ fn a_library_that_says_it_was_never_started_is_started_once_more_and_not_for_eve
 #[test]
 fn a_machine_without_the_library_says_so() {
     let folder = tempfile::tempdir().unwrap();
-    let missing = Nvml::new(&places(folder.path())).read();
-    assert!(matches!(missing, Err(SourceError::NotHere { .. })));
+    let missing = NvmlSource::new(&places(folder.path())).read();
+    assert!(matches!(missing, Err(SourceError::NotPresent { .. })));
     std::fs::write(folder.path().join("libnvidia-ml.so.1"), "no library").unwrap();
-    let broken = Nvml::new(&places(folder.path())).read();
-    assert!(matches!(broken, Err(SourceError::NotHere { .. })));
-    let nameless = Places { nvml: "libnvidia-ml-of-nobody.so".into(), ..places(folder.path()) };
-    assert!(matches!(Nvml::new(&nameless).read(), Err(SourceError::NotHere { what, .. }) if what.contains("nobody")));
+    let broken = NvmlSource::new(&places(folder.path())).read();
+    assert!(matches!(broken, Err(SourceError::NotPresent { .. })));
+    let nameless = SourcePaths { nvml: "libnvidia-ml-of-nobody.so".into(), ..places(folder.path()) };
+    assert!(
+        matches!(NvmlSource::new(&nameless).read(), Err(SourceError::NotPresent { what, .. }) if what.contains("nobody"))
+    );
 }
 
 #[test]
 fn an_xid_of_the_device_stands_until_the_device_went_and_came_back() {
-    let mut machine = Machine::new(server(2));
+    let mut machine = Machine::new(server_scenario(2));
     machine.read();
-    machine.change(|it| it.events = vec![Event { device: 1, xid: 79 }]);
+    machine.change(|it| it.events = vec![XidEvent { device: 1, xid: 79 }]);
     for _ in 0..3 {
         let complaints = complaints(&machine.read());
         assert_eq!(complaints[0], "");
@@ -196,8 +198,8 @@ fn an_xid_of_the_device_stands_until_the_device_went_and_came_back() {
 
 #[test]
 fn letting_go_of_the_library_lets_an_xid_be_forgotten() {
-    let mut machine = Machine::new(server(1));
-    machine.change(|it| it.events = vec![Event { device: 0, xid: 48 }]);
+    let mut machine = Machine::new(server_scenario(1));
+    machine.change(|it| it.events = vec![XidEvent { device: 0, xid: 48 }]);
     assert!(complaints(&machine.read())[0].starts_with("Xid 48"));
     machine.change(|it| it.events.clear());
     assert!(complaints(&machine.read())[0].starts_with("Xid 48"));
@@ -207,8 +209,8 @@ fn letting_go_of_the_library_lets_an_xid_be_forgotten() {
 
 #[test]
 fn an_xid_touches_every_instance_of_its_gpu() {
-    let mut scenario = Scenario { devices: vec![cut_gpu(), server_gpu(1)], ..server(0) };
-    scenario.events = vec![Event { device: 0, xid: 95 }];
+    let mut scenario = NvmlScenario { devices: vec![mig_gpu(), server_gpu(1)], ..server_scenario(0) };
+    scenario.events = vec![XidEvent { device: 0, xid: 95 }];
     let complaints = complaints(&Machine::new(scenario).read());
     assert!(complaints[..4].iter().all(|why| why.starts_with("Xid 95")), "{complaints:?}");
     assert_eq!(complaints[4], "");
@@ -216,8 +218,8 @@ fn an_xid_touches_every_instance_of_its_gpu() {
 
 #[test]
 fn xids_of_programs_are_nothing_and_those_between_are_warnings() {
-    let mut scenario = server(1);
-    scenario.events = [13, 31, 43, 45, 68, 109, 63, 94].map(|xid| Event { device: 0, xid }).to_vec();
+    let mut scenario = server_scenario(1);
+    scenario.events = [13, 31, 43, 45, 68, 109, 63, 94].map(|xid| XidEvent { device: 0, xid }).to_vec();
     let snapshot = Machine::new(scenario).read();
     assert_eq!(complaints(&snapshot), [""]);
     assert_eq!(snapshot.warnings.len(), 2);
@@ -226,22 +228,23 @@ fn xids_of_programs_are_nothing_and_those_between_are_warnings() {
 
 #[test]
 fn devices_that_cannot_tell_of_xids_are_none_the_worse() {
-    let mut scenario = server(2);
+    let mut scenario = server_scenario(2);
     scenario.devices[0].tells_xids = false;
     fail(&mut scenario.errors, "nvmlEventSetWait_v2", UNKNOWN);
     let snapshot = Machine::new(scenario).read();
     assert_eq!(complaints(&snapshot), ["", ""]);
     assert_eq!(snapshot.warnings, ["events of the driver cannot be heard: unknown error"]);
-    let mut scenario = server(1);
+    let mut scenario = server_scenario(1);
     fail(&mut scenario.errors, "nvmlEventSetCreate", NOT_SUPPORTED);
     assert_eq!(complaints(&Machine::new(scenario).read()), [""]);
 }
 
 #[test]
 fn bad_memory_counts_when_it_waits_for_a_reset_or_could_not_be_replaced() {
-    let mut machine = Machine::new(server(4));
+    let mut machine = Machine::new(server_scenario(4));
     machine.change(|it| {
-        let rows = |pending, failed| Some(Remapped { uncorrectable: 3, pending, failed, ..Remapped::default() });
+        let rows =
+            |pending, failed| Some(RemappedRows { uncorrectable: 3, pending, failed, ..RemappedRows::default() });
         it.devices[0].remapped = rows(false, false);
         it.devices[1].remapped = rows(true, false);
         it.devices[2].remapped = rows(true, true);
@@ -255,7 +258,7 @@ fn bad_memory_counts_when_it_waits_for_a_reset_or_could_not_be_replaced() {
 
 #[test]
 fn devices_that_sleep_are_not_woken_and_are_read_once_awake() {
-    let machine = Machine::new(server(1));
+    let machine = Machine::new(server_scenario(1));
     let pci = machine.folder().join("sys/bus/pci/devices");
     let device = |place: &str, class: &str, status: &str| {
         let folder = pci.join(place);
@@ -273,7 +276,7 @@ fn devices_that_sleep_are_not_woken_and_are_read_once_awake() {
     assert_eq!(each(&snapshot, |it| (it.asleep, it.health.clone(), it.pci.unwrap().bus)), [(true, None, 0x18)]);
     machine.change(|it| it.errors.clear());
     device("0000:18:00.0", "0x030200", "active");
-    assert_eq!(each(&machine.read(), |it| (it.asleep, it.health.clone())), [(false, Some(Health::Healthy))]);
+    assert_eq!(each(&machine.read(), |it| (it.asleep, it.health.clone())), [(false, Some(DeviceHealth::Healthy))]);
     // Once open it stays open.
     device("0000:18:00.0", "0x030200", "suspended");
     assert!(!machine.read().devices[0].asleep);
@@ -281,7 +284,7 @@ fn devices_that_sleep_are_not_woken_and_are_read_once_awake() {
 
 #[test]
 fn a_call_that_hangs_ends_when_the_driver_answers() {
-    let mut machine = Machine::new(server(1));
+    let mut machine = Machine::new(server_scenario(1));
     machine.read();
     let stuck = machine.folder().join("stuck");
     std::fs::write(&stuck, "").unwrap();

@@ -4,36 +4,37 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
 use std::time::Duration;
 
-use gpupool_core::{Health, Percent, Share};
+use gpupool_core::{DeviceHealth, Percent, Share};
 use gpupool_devices::simulated::{
-    ControlError, Fault, Load, ManualClock, Place, Simulated, SimulatedControl, Spec, Target,
+    ControlError, DevicePosition, FaultTarget, ManualClock, SimulatedFault, SimulatedLoad, SimulatedSource,
+    SimulationControl, SimulationSpec,
 };
-use gpupool_devices::{Found, Snapshot, Source, SourceError, Told};
+use gpupool_devices::{DetectedDevice, DeviceSource, Reported, SourceError, SourceReading};
 
 /// Long enough for any machine; reached only when a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn node(text: &str) -> (Simulated, SimulatedControl) {
-    Simulated::new(&Spec::parse(text).unwrap(), ManualClock::default().ticking())
+fn node(text: &str) -> (SimulatedSource, SimulationControl) {
+    SimulatedSource::new(&SimulationSpec::parse(text).unwrap(), ManualClock::default().ticking())
 }
 
-fn fault(control: &SimulatedControl, target: &str, fault: &str) -> usize {
-    control.fault(&target.parse().unwrap(), &fault.parse().unwrap()).unwrap()
+fn fault(control: &SimulationControl, target: &str, fault: &str) -> usize {
+    control.inject_fault(&target.parse().unwrap(), &fault.parse().unwrap()).unwrap()
 }
 
 /// The node with a fault on its second device, and that device once the fault is cleared.
-fn with_fault(text: &str) -> (Snapshot, Found) {
+fn with_fault(text: &str) -> (SourceReading, DetectedDevice) {
     let (mut source, control) = node("3xH100");
     let before = source.read().unwrap();
     fault(&control, "1", text);
     let during = source.read().unwrap();
-    assert_eq!(control.clear(&Target::Index(1), None), Ok(1));
+    assert_eq!(control.clear_faults(&FaultTarget::Index(1), None), Ok(1));
     assert_eq!(source.read().unwrap(), before, "cleared, it is as it was");
     assert_eq!((&during.devices[0], during.devices.last()), (&before.devices[0], before.devices.last()));
     (during, before.devices[1].clone())
 }
 
-fn only_second(text: &str) -> Found {
+fn only_second(text: &str) -> DetectedDevice {
     with_fault(text).0.devices.swap_remove(1)
 }
 
@@ -41,10 +42,10 @@ fn only_second(text: &str) -> Found {
 fn a_lost_device_is_listed_and_tells_nothing() {
     let (during, before) = with_fault("lost");
     let lost = &during.devices[1];
-    assert_eq!(lost.health, Some(Health::Lost));
+    assert_eq!(lost.health, Some(DeviceHealth::Lost));
     assert_eq!((&lost.uuid, lost.pci, lost.minor), (&before.uuid, before.pci, before.minor));
-    assert_eq!(lost.utilization, Told::Failed("GPU is lost".into()));
-    assert!(matches!((&lost.memory.used, &lost.processes), (Told::Failed(_), Told::Failed(_))));
+    assert_eq!(lost.utilization, Reported::Failed("GPU is lost".into()));
+    assert!(matches!((&lost.memory.used, &lost.processes), (Reported::Failed(_), Reported::Failed(_))));
 }
 
 #[test]
@@ -59,16 +60,16 @@ fn a_device_that_vanished_is_not_listed_and_comes_back_as_itself() {
 #[test]
 fn a_hot_device_says_so_and_is_not_called_sick() {
     let hot = only_second("hot:97");
-    assert_eq!((hot.temperature_c, hot.health), (Told::Value(97), Some(Health::Healthy)));
+    assert_eq!((hot.temperature_c, hot.health), (Reported::Value(97), Some(DeviceHealth::Healthy)));
 }
 
 #[test]
 fn memory_errors_are_judged_by_what_became_of_the_rows() {
     let (remapped, _) = with_fault("ecc:2");
-    assert_eq!(remapped.devices[1].health, Some(Health::Healthy));
+    assert_eq!(remapped.devices[1].health, Some(DeviceHealth::Healthy));
     assert!(remapped.warnings[0].contains("2 uncorrectable memory errors"), "{:?}", remapped.warnings);
     for (text, words) in [("ecc:2:remap_pending", "needs a reset"), ("ecc:3:remap_failed", "needs replacement")] {
-        let Some(Health::Unhealthy(why)) = only_second(text).health else { panic!("{text} is healthy") };
+        let Some(DeviceHealth::Unhealthy(why)) = only_second(text).health else { panic!("{text} is healthy") };
         assert!(why.contains(words), "{why}");
     }
 }
@@ -76,25 +77,30 @@ fn memory_errors_are_judged_by_what_became_of_the_rows() {
 #[test]
 fn fields_can_be_unsupported_or_fail_while_others_go_on() {
     let without = only_second("not_available:memory+utilization");
-    assert_eq!(without.utilization, Told::Unsupported("[N/A]".into()));
-    assert!(matches!((&without.memory.total, &without.memory.used), (Told::Unsupported(_), Told::Unsupported(_))));
-    assert!(without.temperature_c.value().is_some() && without.health == Some(Health::Healthy));
+    assert_eq!(without.utilization, Reported::Unsupported("[N/A]".into()));
+    assert!(matches!(
+        (&without.memory.total, &without.memory.used),
+        (Reported::Unsupported(_), Reported::Unsupported(_))
+    ));
+    assert!(without.temperature_c.value().is_some() && without.health == Some(DeviceHealth::Healthy));
     let failed = only_second("failed_field:power+power_limit+temperature+processes");
-    assert!(matches!((&failed.power, &failed.power_limit), (Told::Failed(_), Told::Failed(_))));
-    assert!(matches!((&failed.temperature_c, &failed.processes), (Told::Failed(_), Told::Failed(_))));
+    assert!(matches!((&failed.power, &failed.power_limit), (Reported::Failed(_), Reported::Failed(_))));
+    assert!(matches!((&failed.temperature_c, &failed.processes), (Reported::Failed(_), Reported::Failed(_))));
     assert!(failed.memory.used.value().is_some());
 }
 
 #[test]
 fn a_stuck_counter_shows_full_use_with_nobody_there() {
     let stuck = only_second("stuck_utilization");
-    assert_eq!((stuck.utilization, stuck.processes), (Told::Value(Percent::FULL), Told::Value(vec![])));
+    assert_eq!((stuck.utilization, stuck.processes), (Reported::Value(Percent::FULL), Reported::Value(vec![])));
 }
 
 #[test]
 fn a_squatter_uses_the_device_beside_the_work_of_the_pool() {
     let (mut source, control) = node("H100");
-    control.set_load(Place(0), 1, Load { share: Share(100), pid: Some(10), ..Load::default() }).unwrap();
+    control
+        .set_load(DevicePosition(0), 1, SimulatedLoad { share: Share(100), pid: Some(10), ..SimulatedLoad::default() })
+        .unwrap();
     fault(&control, "all", "squatter:4242:2048:35");
     fault(&control, "all", "squatter:4243:1024:5");
     fault(&control, "all", "squatter:4242:512:35");
@@ -102,8 +108,8 @@ fn a_squatter_uses_the_device_beside_the_work_of_the_pool() {
     let seen: Vec<(u32, u64)> =
         device.processes.value().unwrap().iter().map(|p| (p.pid, p.memory.value().unwrap().as_mib())).collect();
     assert_eq!(seen, [(4243, 1024), (4242, 512), (10, 416)], "another one with the same pid is the same one, changed");
-    assert_eq!(device.utilization, Told::Value(Percent(40_000)));
-    assert_eq!(control.clear(&Target::All, Some("squatter")), Ok(2));
+    assert_eq!(device.utilization, Reported::Value(Percent(40_000)));
+    assert_eq!(control.clear_faults(&FaultTarget::All, Some("squatter")), Ok(2));
 }
 
 #[test]
@@ -111,12 +117,12 @@ fn a_version_mismatch_fails_the_whole_source_until_it_is_cleared() {
     let (mut source, control) = node("2xH100");
     fault(&control, "0", "mismatch");
     assert!(matches!(source.read(), Err(SourceError::VersionMismatch(_))));
-    control.clear(&Target::All, None).unwrap();
+    control.clear_faults(&FaultTarget::All, None).unwrap();
     assert_eq!(source.read().unwrap().devices.len(), 2);
 }
 
 /// Reads on another thread, as a probe does.
-fn reading(mut source: Simulated) -> Receiver<Result<Snapshot, SourceError>> {
+fn reading(mut source: SimulatedSource) -> Receiver<Result<SourceReading, SourceError>> {
     let (sender, receiver) = channel();
     thread::spawn(move || sender.send(source.read()));
     receiver
@@ -133,9 +139,9 @@ fn a_hung_driver_blocks_the_reading_until_it_is_cleared() {
     fault(&control, "0", "hot:91");
     assert_eq!(control.faults().len(), 2);
     assert!(control.wait_for_blocked_reading(PATIENCE), "another fault is no reason to answer");
-    control.clear(&Target::All, Some("hung_driver")).unwrap();
+    control.clear_faults(&FaultTarget::All, Some("hung_driver")).unwrap();
     let snapshot = answer.recv_timeout(PATIENCE).unwrap().unwrap();
-    assert_eq!(snapshot.devices[0].temperature_c, Told::Value(91));
+    assert_eq!(snapshot.devices[0].temperature_c, Reported::Value(91));
 }
 
 #[test]
@@ -152,7 +158,7 @@ fn a_slow_driver_answers_late_or_when_it_is_slow_no_more() {
     fault(&control, "all", "slow:3600000");
     let answer = reading(source);
     assert!(control.wait_for_blocked_reading(PATIENCE));
-    control.clear(&Target::All, None).unwrap();
+    control.clear_faults(&FaultTarget::All, None).unwrap();
     assert_eq!(answer.recv_timeout(PATIENCE).unwrap().unwrap().devices.len(), 1);
     let (mut source, control) = node("H100");
     fault(&control, "all", "slow:1");
@@ -165,17 +171,22 @@ fn what_befalls_a_gpu_befalls_all_its_partitions() {
     for (target, hit) in [("0", 0..3), ("place:2", 0..3), ("place:4", 3..5)] {
         assert_eq!(fault(&control, target, "ecc:1:remap_failed"), 1);
         let snapshot = source.read().unwrap();
-        let sick = |device: &Found| matches!(device.health, Some(Health::Unhealthy(_)));
+        let sick = |device: &DetectedDevice| matches!(device.health, Some(DeviceHealth::Unhealthy(_)));
         let places: Vec<usize> = (0..6).filter(|place| sick(&snapshot.devices[*place])).collect();
         assert_eq!(places, hit.collect::<Vec<_>>(), "{target}");
-        control.clear(&Target::All, None).unwrap();
+        control.clear_faults(&FaultTarget::All, None).unwrap();
     }
     fault(&control, "place:4", "stuck_utilization");
-    let busy: Vec<bool> =
-        source.read().unwrap().devices.iter().map(|device| device.utilization == Told::Value(Percent::FULL)).collect();
+    let busy: Vec<bool> = source
+        .read()
+        .unwrap()
+        .devices
+        .iter()
+        .map(|device| device.utilization == Reported::Value(Percent::FULL))
+        .collect();
     assert_eq!(busy, [false, false, false, false, true, false], "a counter is of one device");
     assert_eq!(fault(&control, "all", "squatter:7:100"), 6);
-    assert_eq!(source.read().unwrap().devices[0].processes, Told::Value(vec![]), "a GPU cut by MIG takes no work");
+    assert_eq!(source.read().unwrap().devices[0].processes, Reported::Value(vec![]), "a GPU cut by MIG takes no work");
 }
 
 #[test]
@@ -186,18 +197,27 @@ fn faults_are_set_and_cleared_by_any_name_of_a_device() {
     for target in ["1", "place:1", &*uuid, &uuid.to_uppercase(), &device.pci.unwrap().to_string()] {
         assert_eq!(fault(&control, target, "lost"), 1, "{target}");
         let listed = control.faults();
-        assert_eq!((listed[0].place, &listed[0].uuid, &listed[0].fault), (Place(1), &uuid, &Fault::Lost));
-        assert_eq!(control.clear(&target.parse().unwrap(), Some("hot")), Ok(0));
-        assert_eq!(control.clear(&target.parse().unwrap(), Some("lost")), Ok(1));
+        assert_eq!(
+            (listed[0].place, &listed[0].uuid, &listed[0].fault),
+            (DevicePosition(1), &uuid, &SimulatedFault::Lost)
+        );
+        assert_eq!(control.clear_faults(&target.parse().unwrap(), Some("hot")), Ok(0));
+        assert_eq!(control.clear_faults(&target.parse().unwrap(), Some("lost")), Ok(1));
     }
     assert_eq!(fault(&control, "all", "lost"), 4);
     let devices = control.devices();
     assert_eq!(devices.len(), 4);
-    assert_eq!(control.clear(&Target::Uuid(devices[2].uuid.clone()), None), Ok(2), "two dies carry one UUID");
-    let error = control.fault(&Target::Index(9), &Fault::Lost).unwrap_err().to_string();
+    assert_eq!(
+        control.clear_faults(&FaultTarget::Uuid(devices[2].uuid.clone()), None),
+        Ok(2),
+        "two dies carry one UUID"
+    );
+    let error = control.inject_fault(&FaultTarget::Index(9), &SimulatedFault::Lost).unwrap_err().to_string();
     assert!(error.starts_with("no simulated device is 9; there are: GPU-"), "{error}");
     let unsound = serde_json::from_str(r#"{"fault":"squatter","pid":1,"memory_mib":1,"utilization":200}"#).unwrap();
-    for error in [control.fault(&Target::All, &unsound), control.clear(&Target::All, Some("melted"))] {
+    for error in
+        [control.inject_fault(&FaultTarget::All, &unsound), control.clear_faults(&FaultTarget::All, Some("melted"))]
+    {
         assert!(matches!(error, Err(ControlError::Fault(_))), "{error:?}");
     }
 }

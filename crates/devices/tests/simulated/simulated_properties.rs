@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use gpupool_core::{Bytes, Percent, Share};
 use gpupool_devices::simulated::{
-    Fault, Load, ManualClock, Place, Simulated, SimulatedControl, Spec, Target, model_names,
+    DevicePosition, FaultTarget, ManualClock, SimulatedFault, SimulatedLoad, SimulatedSource, SimulationControl,
+    SimulationSpec, model_names,
 };
-use gpupool_devices::{Snapshot, Source};
+use gpupool_devices::{DeviceSource, SourceReading};
 use proptest::prelude::*;
 
 const NODE: &str = "2xH100,1xA30/2g.12gb/1g.6gb*2,1xMI300X/QPX,1xMI250X,1xGB10,1xT4";
@@ -17,20 +18,20 @@ const DEVICES: usize = 14;
 enum Event {
     Load { place: usize, holder: u64, share: u32, mib: u64 },
     Unload { place: usize, holder: u64 },
-    Fault { place: usize, fault: Fault },
+    Fault { place: usize, fault: SimulatedFault },
     Heal { place: usize },
 }
 
 fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
     let fault = prop_oneof![
-        (1u32..4, 0u64..1 << 24, 0u8..=100).prop_map(|(pid, memory_mib, utilization)| Fault::Squatter {
+        (1u32..4, 0u64..1 << 24, 0u8..=100).prop_map(|(pid, memory_mib, utilization)| SimulatedFault::Squatter {
             pid,
             memory_mib,
             utilization
         }),
-        Just(Fault::Lost),
-        Just(Fault::Vanish),
-        Just(Fault::StuckUtilization),
+        Just(SimulatedFault::Lost),
+        Just(SimulatedFault::Vanish),
+        Just(SimulatedFault::StuckUtilization),
     ];
     let event = prop_oneof![
         4 => (0..DEVICES, 0u64..3, 0u32..=u32::MAX, 0u64..1 << 40)
@@ -42,30 +43,38 @@ fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
     prop::collection::vec((0u64..30_000, event), 1..24)
 }
 
-fn happen(control: &SimulatedControl, event: &Event) {
+fn happen(control: &SimulationControl, event: &Event) {
     match event {
         Event::Load { place, holder, share, mib } => {
             let memory = Bytes(mib.saturating_mul(1 << 20));
             // A GPU that is cut by MIG takes none, which is fine.
-            let _ = control.set_load(Place(*place), *holder, Load { share: Share(*share), memory, ..Load::default() });
+            let _ = control.set_load(
+                DevicePosition(*place),
+                *holder,
+                SimulatedLoad { share: Share(*share), memory, ..SimulatedLoad::default() },
+            );
         }
-        Event::Unload { place, holder } => control.clear_load(Place(*place), *holder),
-        Event::Fault { place, fault } => drop(control.fault(&Target::Place(Place(*place)), fault).unwrap()),
-        Event::Heal { place } => drop(control.clear(&Target::Place(Place(*place)), None).unwrap()),
+        Event::Unload { place, holder } => control.clear_load(DevicePosition(*place), *holder),
+        Event::Fault { place, fault } => {
+            drop(control.inject_fault(&FaultTarget::Position(DevicePosition(*place)), fault).unwrap())
+        }
+        Event::Heal { place } => {
+            drop(control.clear_faults(&FaultTarget::Position(DevicePosition(*place)), None).unwrap())
+        }
     }
 }
 
 /// Plays events, looking `looks` times while each lasts, and gives what was seen at each event.
-fn play(events: &[(u64, Event)], looks: u64) -> Vec<Snapshot> {
+fn play(events: &[(u64, Event)], looks: u64) -> Vec<SourceReading> {
     let clock = ManualClock::default();
-    let (mut source, control) = Simulated::new(&Spec::parse(NODE).unwrap(), clock.ticking());
+    let (mut source, control) = SimulatedSource::new(&SimulationSpec::parse(NODE).unwrap(), clock.ticking());
     let seen = |(millis, event): &(u64, Event)| {
         happen(&control, event);
         for _ in 0..looks {
-            clock.pass(Duration::from_millis(millis / (looks + 1)));
+            clock.advance(Duration::from_millis(millis / (looks + 1)));
             source.read().unwrap();
         }
-        clock.pass(Duration::from_millis(millis - looks * (millis / (looks + 1))));
+        clock.advance(Duration::from_millis(millis - looks * (millis / (looks + 1))));
         source.read().unwrap()
     };
     events.iter().map(seen).collect()
@@ -101,11 +110,11 @@ proptest! {
     #[test]
     fn work_only_takes_more_memory_while_it_runs(share in 0u32..=1000, mib in 0u64..100_000, steps in prop::collection::vec(0u64..2_000, 1..20)) {
         let clock = ManualClock::default();
-        let (mut source, control) = Simulated::new(&Spec::parse("H100").unwrap(), clock.ticking());
-        control.set_load(Place(0), 1, Load { share: Share(share), memory: Bytes(mib << 20), ..Load::default() }).unwrap();
+        let (mut source, control) = SimulatedSource::new(&SimulationSpec::parse("H100").unwrap(), clock.ticking());
+        control.set_load(DevicePosition(0), 1, SimulatedLoad { share: Share(share), memory: Bytes(mib << 20), ..SimulatedLoad::default() }).unwrap();
         let mut before = Bytes::ZERO;
         for step in steps {
-            clock.pass(Duration::from_millis(step));
+            clock.advance(Duration::from_millis(step));
             let used = *source.read().unwrap().devices[0].memory.used.value().unwrap();
             prop_assert!(used >= before);
             before = used;
@@ -124,9 +133,9 @@ proptest! {
         let text = text.join(",");
         let longer = format!("{text},2x{}", names[other]);
         let of = |text: &str| {
-            let (mut source, _) = Simulated::new(&Spec::parse(text).unwrap().on_node(&node), || Duration::ZERO);
+            let (mut source, _) = SimulatedSource::new(&SimulationSpec::parse(text).unwrap().on_node(&node), || Duration::ZERO);
             let snapshot = source.read().unwrap();
-            let known = |device: &gpupool_devices::Found| (device.uuid.clone(), device.pci, device.minor, device.index);
+            let known = |device: &gpupool_devices::DetectedDevice| (device.uuid.clone(), device.pci, device.minor, device.index);
             (snapshot.identities(), snapshot.devices.iter().map(known).collect::<Vec<_>>())
         };
         let (identities, known) = of(&text);
@@ -140,8 +149,8 @@ proptest! {
 
     #[test]
     fn any_text_is_devices_or_an_error(text in "([0-9]{0,4}[xX*]?(H100|mi300x|RTX 4090|A30|[a-z0-9]{0,6})(/(CPX|1g.10gb|2g.12gb)([*][0-9]{1,3})?){0,3},?){0,4}") {
-        if let Ok(spec) = Spec::parse(&text) {
-            let (mut source, control) = Simulated::new(&spec, || Duration::ZERO);
+        if let Ok(spec) = SimulationSpec::parse(&text) {
+            let (mut source, control) = SimulatedSource::new(&spec, || Duration::ZERO);
             prop_assert_eq!(source.read().unwrap().devices.len(), spec.device_count());
             prop_assert_eq!(control.devices().len(), spec.device_count());
         }
@@ -150,10 +159,12 @@ proptest! {
 
 #[test]
 fn seeds_and_nodes_make_other_devices() {
-    let uuid = |spec: Spec| Simulated::new(&spec, || Duration::ZERO).0.read().unwrap().devices[0].uuid.clone().unwrap();
-    let toml = |seed: u64| Spec::from_toml(&format!("seed = {seed}\n[[device]]\nmodel = \"H100\"")).unwrap();
+    let uuid = |spec: SimulationSpec| {
+        SimulatedSource::new(&spec, || Duration::ZERO).0.read().unwrap().devices[0].uuid.clone().unwrap()
+    };
+    let toml = |seed: u64| SimulationSpec::from_toml(&format!("seed = {seed}\n[[device]]\nmodel = \"H100\"")).unwrap();
     assert_ne!(uuid(toml(1)), uuid(toml(2)));
-    assert_eq!(uuid(toml(0)), uuid(Spec::parse("H100").unwrap()));
+    assert_eq!(uuid(toml(0)), uuid(SimulationSpec::parse("H100").unwrap()));
     assert_ne!(uuid(toml(0).on_node("a")), uuid(toml(0).on_node("b")));
     assert_eq!(uuid(toml(0).on_node("a").on_node("b")), uuid(toml(0).on_node("a")), "a name that was given stays");
 }

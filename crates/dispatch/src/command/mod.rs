@@ -2,7 +2,7 @@
 //!
 //! A runner, which is this very program started again, is the worker: it starts each task's command, waits for it, ends what
 //! the command left behind, and says how it went. What commands write goes to two files the dispatcher made, one behind the
-//! other; so it needs no copying and survives the runner. A program that dispatches commands calls [`crate::main_if_asked`] first
+//! other; so it needs no copying and survives the runner. A program that dispatches commands calls [`crate::run_helper_if_requested`] first
 //! thing in its `main`.
 
 mod output;
@@ -23,12 +23,12 @@ use rustix::process::{
 };
 use serde::{Deserialize, Serialize};
 
+pub use output::CommandOutput;
 pub(crate) use output::Spool;
-pub use output::TaskOutput;
 
 use crate::TaskId;
 use crate::limits::{LEFT_PATIENCE, LEFT_PAUSE};
-use crate::worker::{Hello, Worker, serve};
+use crate::worker::{TaskWorker, WorkerHello, serve_tasks};
 
 /// The first argument that makes this program a runner.
 pub(crate) const RUNNER_ARGUMENT: &str = "gpupool-command-runner";
@@ -79,7 +79,7 @@ impl CommandLine {
 
 /// How a command went: what a task's outcome holds where each task is a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct CommandReport {
     /// The code it exited with; `None` where a signal ended it.
     pub exit_code: Option<i32>,
     /// The signal that ended it.
@@ -94,14 +94,14 @@ pub struct Report {
     pub(crate) written: [Option<(u64, u64)>; 2],
 }
 
-impl Report {
+impl CommandReport {
     /// What a task's outcome says; `None` where that is no report.
     pub fn parse(said: &[u8]) -> Option<Self> {
         serde_json::from_slice(said).ok()
     }
 
     /// How long it took.
-    pub fn took(&self) -> Duration {
+    pub fn duration(&self) -> Duration {
         Duration::from_nanos(self.took_ns)
     }
 
@@ -115,11 +115,11 @@ impl Report {
 // work is gone.
 
 /// Runs as runner and never comes back, if this program was started as one.
-pub(crate) fn main_if_asked() {
+pub(crate) fn run_helper_if_requested() {
     if env::args_os().nth(1).is_none_or(|argument| argument != RUNNER_ARGUMENT) {
         return;
     }
-    let served = serve::<Runner>();
+    let served = serve_tasks::<Runner>();
     if let Err(error) = &served {
         eprintln!("gpupool: {error}");
     }
@@ -134,8 +134,8 @@ struct Runner {
     lengths: [Option<u64>; 2],
 }
 
-impl Worker for Runner {
-    fn set_up(_: &Hello) -> Result<Self, String> {
+impl TaskWorker for Runner {
+    fn set_up(_: &WorkerHello) -> Result<Self, String> {
         let failed = |error: io::Error| error.to_string();
         // What commands leave behind becomes ours, and is ended before the next one.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(|error| failed(error.into()))?;
@@ -157,7 +157,7 @@ impl Worker for Runner {
             Ok(status) => (status.exit_status(), status.terminating_signal(), None),
             Err(error) => (Some(code_of(&error)), None, Some(format!("{}: {error}", line.program().display()))),
         };
-        let report = Report {
+        let report = CommandReport {
             exit_code,
             signal,
             not_started,

@@ -30,9 +30,9 @@ impl Spool {
     }
 
     /// What a task's command wrote, by the runner's report; without one, everything since the last report.
-    pub(crate) fn output(&self, written: Option<[Option<(u64, u64)>; 2]>) -> TaskOutput {
+    pub(crate) fn output(&self, written: Option<[Option<(u64, u64)>; 2]>) -> CommandOutput {
         let [out, err] = written.unwrap_or([None, None]);
-        TaskOutput { out: Region::new(&self.files[0], out), err: Region::new(&self.files[1], err) }
+        CommandOutput { out: Region::new(&self.files[0], out), err: Region::new(&self.files[1], err) }
     }
 }
 
@@ -92,12 +92,12 @@ impl Spooled {
 
 /// What one task's command wrote. Its place on the disk is given back when this is dropped.
 #[derive(Debug)]
-pub struct TaskOutput {
+pub struct CommandOutput {
     out: Region,
     err: Region,
 }
 
-impl TaskOutput {
+impl CommandOutput {
     /// Copies its standard output.
     pub fn copy_stdout_to(&self, to: &mut impl Write) -> io::Result<u64> {
         self.out.copy_from(self.out.from, to)
@@ -118,7 +118,7 @@ impl TaskOutput {
     }
 
     /// Bytes of standard output, and of standard error.
-    pub fn lengths(&self) -> (u64, u64) {
+    pub fn stream_lengths(&self) -> (u64, u64) {
         (self.out.to - self.out.from, self.err.to - self.err.from)
     }
 }
@@ -177,7 +177,7 @@ mod tests {
         (&spool.files[0].file).write_all(bytes).unwrap();
     }
 
-    fn read(output: &TaskOutput) -> Vec<u8> {
+    fn read(output: &CommandOutput) -> Vec<u8> {
         let mut bytes = Vec::new();
         output.copy_stdout_to(&mut bytes).unwrap();
         bytes
@@ -200,13 +200,13 @@ mod tests {
     fn what_was_read_is_given_back_to_the_disk() {
         let spool = Spool::new().unwrap();
         let large = vec![7; 4 << 20];
-        let outputs: Vec<TaskOutput> = (0..3)
+        let outputs: Vec<CommandOutput> = (0..3)
             .map(|_| {
                 write(&spool, &large);
                 spool.output(None)
             })
             .collect();
-        let [first, second, third] = <[TaskOutput; 3]>::try_from(outputs).unwrap();
+        let [first, second, third] = <[CommandOutput; 3]>::try_from(outputs).unwrap();
         let blocks = || spool.files[0].file.metadata().unwrap().blocks() * 512;
         drop(second);
         assert!(blocks() >= 12 << 20, "the first is still needed: {}", blocks());

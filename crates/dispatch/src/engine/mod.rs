@@ -15,20 +15,20 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gpupool_confine::Signal;
-use gpupool_confine::bounds::Watcher;
-use gpupool_confine::cgroup::Cgroups;
+use gpupool_confine::bounds::BoundsWatcher;
+use gpupool_confine::cgroup::CgroupManager;
 use rustix::event::{Timespec, epoll};
 
 use queues::Delivery;
 pub(crate) use queues::{Feed, Message, Post};
 use slot::{ByTask, Clock, Phase, Slot, Stage};
 
-use crate::command::TaskOutput;
-use crate::event::{DispatchError, Event, Over};
+use crate::command::CommandOutput;
+use crate::event::{DispatchError, RunEvent, TaskEnd};
 use crate::ledger::{Effect, Ledger};
 use crate::limits::{CANCEL_GRACE, SLEEP_MOST, UNUSED_PATIENCE};
-use crate::plan::Plan;
-use crate::{Cause, Place, Stats, WorkerId, WorkerStats};
+use crate::plan::RunPlan;
+use crate::{RunStats, WorkerExitCause, WorkerId, WorkerSlot, WorkerStats};
 
 /// Which of a slot's file descriptors something happened to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,11 +90,11 @@ enum Progress {
 
 #[derive(Debug)]
 pub(crate) struct Engine {
-    plan: Arc<Plan>,
+    plan: Arc<RunPlan>,
     ledger: Ledger,
     payloads: ByTask<Bytes>,
     /// What commands wrote whose tasks are not over yet.
-    outputs: ByTask<TaskOutput>,
+    outputs: ByTask<CommandOutput>,
     slots: Vec<Slot>,
     epoll: OwnedFd,
     feed: Arc<Feed>,
@@ -108,11 +108,11 @@ pub(crate) struct Engine {
     was_interrupted: bool,
     clock: Clock,
     /// Shared with the threads that start workers.
-    watcher: Arc<Watcher>,
+    watcher: Arc<BoundsWatcher>,
 }
 
 impl Engine {
-    pub(crate) fn new(plan: Plan, feed: Arc<Feed>, post: Arc<Post>) -> Result<Self, DispatchError> {
+    pub(crate) fn new(plan: RunPlan, feed: Arc<Feed>, post: Arc<Post>) -> Result<Self, DispatchError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         epoll::add(&epoll, post.as_fd(), Source::Bell.to_data(), epoll::EventFlags::IN).map_err(io::Error::from)?;
         let now = Instant::now();
@@ -134,7 +134,7 @@ impl Engine {
             failure: None,
             was_interrupted: false,
             clock: Clock::new(),
-            watcher: Arc::new(Watcher::start(Cgroups::detect())?),
+            watcher: Arc::new(BoundsWatcher::start(CgroupManager::detect())?),
             plan: Arc::new(plan),
         })
     }
@@ -220,7 +220,7 @@ impl Engine {
     }
 
     /// Moves what is to be told.
-    pub(crate) fn take_events(&mut self, into: &mut VecDeque<Event>) {
+    pub(crate) fn take_events(&mut self, into: &mut VecDeque<RunEvent>) {
         self.delivery.take(into);
         self.listen_again();
     }
@@ -241,7 +241,7 @@ impl Engine {
     }
 
     /// How things stand.
-    pub(crate) fn stats(&self) -> Stats {
+    pub(crate) fn stats(&self) -> RunStats {
         let (pending, running, _) = self.ledger.counts();
         let worker = |slot: &Slot| {
             let (task, since) = self.ledger.at(slot.place.id);
@@ -262,7 +262,7 @@ impl Engine {
             }
         };
         let workers = self.slots.iter().map(worker).collect();
-        Stats { pending: pending as u64, running: running as u64, workers, ..self.delivery.tally.clone() }
+        RunStats { pending: pending as u64, running: running as u64, workers, ..self.delivery.tally.clone() }
     }
 
     fn take_tasks(&mut self) {
@@ -304,11 +304,11 @@ impl Engine {
                     let limit = self.plan.setup_timeout.filter(|_| self.progress == Progress::Open);
                     self.slots[at].setup_failure =
                         limit.map(|limit| format!("setup took longer than {limit:?}").into());
-                    self.bury(at, Some(Cause::Stopped), Duration::ZERO);
+                    self.bury(at, Some(WorkerExitCause::Stopped), Duration::ZERO);
                 }
                 Stage::Alive(_, Phase::AtWork(Some(until))) if until <= now => self.life_is_over(at),
                 Stage::Alive(_, Phase::GivingUp(until) | Phase::Stopping(until)) if until <= now => {
-                    self.bury(at, Some(Cause::Stuck), Duration::ZERO);
+                    self.bury(at, Some(WorkerExitCause::IgnoredInterrupt), Duration::ZERO);
                 }
                 _ => {}
             }
@@ -359,13 +359,13 @@ impl Engine {
                 Message::Buried { slot, generation, cause } => self.buried(slot, generation, cause, now),
                 Message::Excess { slot, generation, excess } => {
                     if self.slots.get(slot).is_some_and(|slot| slot.generation == generation) {
-                        self.bury(slot, Some(Cause::Excess(excess)), Duration::ZERO);
+                        self.bury(slot, Some(WorkerExitCause::BoundExceeded(excess)), Duration::ZERO);
                     }
                 }
                 Message::ReportedExcess { worker, pid, excess } => {
                     let is_it = |slot: &Slot| matches!(&slot.stage, Stage::Alive(it, _) if it.job.id().pid == pid);
                     if let Some(at) = self.slot_of(worker).filter(|at| is_it(&self.slots[*at])) {
-                        self.bury(at, Some(Cause::Excess(excess)), Duration::ZERO);
+                        self.bury(at, Some(WorkerExitCause::BoundExceeded(excess)), Duration::ZERO);
                     }
                 }
                 Message::Add(place) => self.add(place, now),
@@ -384,7 +384,7 @@ impl Engine {
         }
     }
 
-    fn add(&mut self, place: Place, now: Instant) {
+    fn add(&mut self, place: WorkerSlot, now: Instant) {
         let Some(at) = self.slot_of(place.id) else { return self.slots.push(Slot::new(place, now)) };
         let slot = &mut self.slots[at];
         slot.place = place;
@@ -403,7 +403,7 @@ impl Engine {
             Stage::Starting => self.slots[at].is_outdated = true,
             Stage::Alive(..) | Stage::Dying(_) | Stage::Gone => {}
         }
-        self.bury(at, Some(Cause::Withdrawn(Arc::clone(why))), Duration::ZERO);
+        self.bury(at, Some(WorkerExitCause::GpuWithdrawn(Arc::clone(why))), Duration::ZERO);
     }
 
     fn cancel(&mut self) {
@@ -411,7 +411,7 @@ impl Engine {
         self.ledger.cancel(&mut self.effects);
         for at in 0..self.slots.len() {
             self.interrupt(at);
-            self.bury(at, Some(Cause::Stopped), CANCEL_GRACE);
+            self.bury(at, Some(WorkerExitCause::Stopped), CANCEL_GRACE);
         }
     }
 
@@ -459,7 +459,7 @@ impl Engine {
                         if let Some(at) = worker.and_then(|worker| self.slot_of(worker)) {
                             self.slots[at].tally.count(&outcome);
                         }
-                        self.delivery.over(Over { task, worker, outcome, started, finished: now, tries, output });
+                        self.delivery.over(TaskEnd { task, worker, outcome, started, finished: now, tries, output });
                     }
                     Effect::Retried { task, worker, outcome } => {
                         self.outputs.remove(&task);
@@ -468,7 +468,7 @@ impl Engine {
                             self.slots[at].told = None;
                         }
                         self.delivery.tally.retried += 1;
-                        self.delivery.tell(Event::Retried { task, worker, outcome });
+                        self.delivery.tell(RunEvent::TaskRetried { task, worker, outcome });
                     }
                     Effect::Interrupt { worker, begun } => {
                         if let Some(Stage::Alive(process, _)) = self.slot_of(worker).map(|at| &self.slots[at].stage) {
@@ -480,7 +480,7 @@ impl Engine {
                     Effect::Recall { worker } => self.recall(worker),
                     Effect::Kill { worker } => {
                         if let Some(at) = self.slot_of(worker) {
-                            self.bury(at, Some(Cause::Stuck), Duration::ZERO);
+                            self.bury(at, Some(WorkerExitCause::IgnoredInterrupt), Duration::ZERO);
                         }
                     }
                 }

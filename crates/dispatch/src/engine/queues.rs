@@ -8,14 +8,14 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use bytes::Bytes;
-use gpupool_confine::bounds::Excess;
+use gpupool_confine::bounds::BoundExceeded;
 use gpupool_confine::lock;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::event::{Event, Over, Refused};
-use crate::plan::{Order, Place, Speaks};
+use crate::event::{RunEvent, SubmitError, TaskEnd};
+use crate::plan::{ResultOrder, Speaks, WorkerSlot};
 use crate::process::{NotStarted, Process};
-use crate::{Cause, Stats, TaskId, WorkerId};
+use crate::{RunStats, TaskId, WorkerExitCause, WorkerId};
 
 /// What comes from the source and is not dealt with yet: never more than the queue holds.
 #[derive(Debug)]
@@ -52,15 +52,15 @@ impl Feed {
     }
 
     /// Puts a task, and waits for room if there is none and `waits`.
-    pub(crate) fn put(&self, payload: Bytes, waits: bool) -> Result<TaskId, Refused> {
+    pub(crate) fn put(&self, payload: Bytes, waits: bool) -> Result<TaskId, SubmitError> {
         self.speaks.check(&payload)?;
         let mut state = lock(&self.state);
         while self.room_of(&state) == 0 {
             if state.is_closed {
-                return Err(Refused::Closed);
+                return Err(SubmitError::Closed);
             }
             if !waits {
-                return Err(Refused::Full);
+                return Err(SubmitError::Full);
             }
             state = self.has_room.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -120,13 +120,13 @@ pub(crate) enum Message {
     /// A worker's process runs, or does not and why.
     Started { slot: usize, generation: u64, outcome: Result<Box<Process>, NotStarted> },
     /// A worker's process is gone, with all it started.
-    Buried { slot: usize, generation: u64, cause: Cause },
+    Buried { slot: usize, generation: u64, cause: WorkerExitCause },
     /// A worker used more than it may.
-    Excess { slot: usize, generation: u64, excess: Excess },
+    Excess { slot: usize, generation: u64, excess: BoundExceeded },
     /// A worker used more than it may, by somebody else's account of its process.
-    ReportedExcess { worker: WorkerId, pid: u32, excess: Excess },
+    ReportedExcess { worker: WorkerId, pid: u32, excess: BoundExceeded },
     /// There is another place for a worker.
-    Add(Place),
+    Add(WorkerSlot),
     /// A place is taken away.
     Withdraw { worker: WorkerId, why: Arc<str> },
     /// Everything is to end, now.
@@ -136,7 +136,7 @@ pub(crate) enum Message {
     /// Nothing is to be begun any more.
     FinishSoon,
     /// Somebody wants to know how things stand.
-    Stats(SyncSender<Stats>),
+    Stats(SyncSender<RunStats>),
 }
 
 /// Where messages are left.
@@ -204,39 +204,39 @@ impl AsFd for Post {
 /// Events on their way to the caller, results in the order that is wanted.
 #[derive(Debug)]
 pub(super) struct Delivery {
-    order: Order,
-    ready: VecDeque<Event>,
+    order: ResultOrder,
+    ready: VecDeque<RunEvent>,
     /// Results that are to be told after others.
-    held: BTreeMap<TaskId, Over>,
+    held: BTreeMap<TaskId, TaskEnd>,
     next: TaskId,
-    pub tally: Stats,
+    pub tally: RunStats,
 }
 
 impl Delivery {
-    pub(super) fn new(order: Order) -> Self {
+    pub(super) fn new(order: ResultOrder) -> Self {
         let (ready, held) = (VecDeque::new(), BTreeMap::new());
-        Self { order, ready, held, next: TaskId(0), tally: Stats::default() }
+        Self { order, ready, held, next: TaskId(0), tally: RunStats::default() }
     }
 
-    pub(super) fn tell(&mut self, event: Event) {
+    pub(super) fn tell(&mut self, event: RunEvent) {
         self.ready.push_back(event);
     }
 
-    pub(super) fn over(&mut self, over: Over) {
+    pub(super) fn over(&mut self, over: TaskEnd) {
         self.tally.count(&over.outcome);
-        if self.order == Order::Completion {
-            self.ready.push_back(Event::Over(over));
+        if self.order == ResultOrder::Completion {
+            self.ready.push_back(RunEvent::TaskEnded(over));
             return;
         }
         self.held.insert(over.task, over);
         while let Some(over) = self.held.remove(&self.next) {
             self.next.0 += 1;
-            self.ready.push_back(Event::Over(over));
+            self.ready.push_back(RunEvent::TaskEnded(over));
         }
     }
 
     /// Moves what is ready to be told.
-    pub(super) fn take(&mut self, into: &mut VecDeque<Event>) {
+    pub(super) fn take(&mut self, into: &mut VecDeque<RunEvent>) {
         if into.is_empty() {
             std::mem::swap(&mut self.ready, into);
         } else {

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use crate::command::Spool;
 use crate::limits::LAST_WORDS;
-use crate::plan::Place;
+use crate::plan::WorkerSlot;
 use crate::process::{Process, Wire};
-use crate::protocol::Counters;
-use crate::{Cause, Stats, TaskId, WorkerState};
+use crate::protocol::WorkerCounters;
+use crate::{RunStats, TaskId, WorkerExitCause, WorkerState};
 
 #[derive(Debug)]
 pub(super) struct Slot {
-    pub place: Place,
+    pub place: WorkerSlot,
     pub stage: Stage,
     /// Which process of this place it is; news of an earlier one are no news.
     pub generation: u64,
@@ -39,7 +39,7 @@ pub(super) struct Slot {
     /// Whether what it writes is not read for now.
     pub is_muted: bool,
     /// What became of its tasks.
-    pub tally: Stats,
+    pub tally: RunStats,
     /// How often its process was replaced.
     pub replaced: u64,
 }
@@ -81,16 +81,16 @@ impl Phase {
 #[derive(Debug)]
 pub(super) struct Remains {
     pub wire: Wire,
-    pub counters: Counters,
+    pub counters: WorkerCounters,
     pub writes: Option<OwnedFd>,
     pub spool: Option<Spool>,
     pub phase: Phase,
     /// Why we killed it, if we did.
-    pub cause: Option<Cause>,
+    pub cause: Option<WorkerExitCause>,
 }
 
 impl Slot {
-    pub(super) fn new(place: Place, now: Instant) -> Self {
+    pub(super) fn new(place: WorkerSlot, now: Instant) -> Self {
         Self {
             place,
             stage: Stage::Waiting(now),
@@ -105,7 +105,7 @@ impl Slot {
             is_retiring: false,
             last_words: Vec::new(),
             is_muted: false,
-            tally: Stats::default(),
+            tally: RunStats::default(),
             replaced: 0,
         }
     }

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpupool_confine::bounds::Excess;
+use gpupool_confine::bounds::BoundExceeded;
 use gpupool_confine::spawn::JobEvent;
 use rustix::event::epoll::{self, EventFlags};
 
 use super::slot::{Phase, Remains, Stage};
 use super::{Engine, Message, Progress, Source};
-use crate::command::Report;
-use crate::event::{DispatchError, Event};
+use crate::command::CommandReport;
+use crate::event::{DispatchError, RunEvent};
 use crate::ledger::{Seen, Skill};
 use crate::limits::{EXIT_PATIENCE, READ_BYTES, RECALL_AFTER, SETUP_TRIES, UNREAD_EVENTS};
-use crate::plan::{NotAttached, Speaks, WorkerOutput};
+use crate::plan::{AttachError, Speaks, WorkerOutputPolicy};
 use crate::process::{Heard, NotStarted, Process, backoff, end, ready_of, start, untaken_by_threads_of};
 use crate::protocol::{Kind, read_into};
-use crate::{Cause, Loss, Outcome, TaskId, WorkerId};
+use crate::{TaskId, TaskOutcome, WorkerExitCause, WorkerId, WorkerLoss};
 
 impl Engine {
     pub(super) fn start(&mut self, at: usize) {
@@ -35,7 +35,7 @@ impl Engine {
         let thread = std::thread::Builder::new().name("gpupool-start".into());
         if let Err(error) = untaken_by_threads_of(|| thread.spawn(start_it)) {
             let why = format!("no thread can be had to start it: {error}");
-            let outcome = Err(NotAttached::NotNow(why).into());
+            let outcome = Err(AttachError::TryLater(why).into());
             self.post.send(Message::Started { slot: at, generation, outcome });
         }
     }
@@ -61,12 +61,12 @@ impl Engine {
         (slot.told, slot.look_at) = (None, None);
         (slot.is_muted, slot.is_retiring) = (false, false);
         if let Err(error) = is_watched {
-            return self.bury(at, Some(Cause::NotStarted(error.to_string().into())), Duration::ZERO);
+            return self.bury(at, Some(WorkerExitCause::StartFailed(error.to_string().into())), Duration::ZERO);
         }
         let slot = &mut self.slots[at];
         let is_outdated = std::mem::take(&mut slot.is_outdated);
         if slot.withdrawn.is_some() || is_outdated || self.progress != Progress::Open {
-            return self.bury(at, Some(Cause::Stopped), Duration::ZERO);
+            return self.bury(at, Some(WorkerExitCause::Stopped), Duration::ZERO);
         }
         if self.plan.program.speaks == Speaks::Lines {
             // It says nothing of itself: it is ready when it runs.
@@ -80,14 +80,14 @@ impl Engine {
         let is_outdated = std::mem::take(&mut slot.is_outdated);
         match reason {
             // Of a place it has no more; the one it has now is another.
-            NotStarted::NotAttached(NotAttached::PlaceGone(_)) if is_outdated && slot.withdrawn.is_none() => {
+            NotStarted::NotAttached(AttachError::SlotRevoked(_)) if is_outdated && slot.withdrawn.is_none() => {
                 slot.stage = Stage::Waiting(now);
             }
-            NotStarted::NotAttached(NotAttached::PlaceGone(_)) => {
+            NotStarted::NotAttached(AttachError::SlotRevoked(_)) => {
                 slot.withdrawn.get_or_insert_with(|| Arc::clone(&why));
-                self.ended(at, Phase::SettingUp(None), Cause::Withdrawn(why), now);
+                self.ended(at, Phase::SettingUp(None), WorkerExitCause::GpuWithdrawn(why), now);
             }
-            NotStarted::NotAttached(NotAttached::NotNow(_))
+            NotStarted::NotAttached(AttachError::TryLater(_))
                 if slot.deaths < SETUP_TRIES && slot.withdrawn.is_none() =>
             {
                 slot.deaths += 1;
@@ -95,7 +95,7 @@ impl Engine {
             }
             _ => {
                 slot.setup_failure = Some(Arc::clone(&why));
-                self.ended(at, Phase::SettingUp(None), Cause::NotStarted(why), now);
+                self.ended(at, Phase::SettingUp(None), WorkerExitCause::StartFailed(why), now);
             }
         }
     }
@@ -117,7 +117,7 @@ impl Engine {
         }
         slot.has_worked = true;
         let worker = slot.place.id;
-        self.delivery.tell(Event::Ready { worker });
+        self.delivery.tell(RunEvent::WorkerReady { worker });
         if self.progress == Progress::Open {
             self.ledger.ready(worker, skill, now);
         } else if let Stage::Alive(process, phase) = &mut self.slots[at].stage {
@@ -138,7 +138,7 @@ impl Engine {
                 }
             }
         }
-        self.tell_started(at, now);
+        self.report_started(at, now);
     }
 
     /// Takes back what a worker has not claimed.
@@ -152,7 +152,7 @@ impl Engine {
     }
 
     /// Whatever a worker has first, it works on.
-    fn tell_started(&mut self, at: usize, now: Instant) {
+    fn report_started(&mut self, at: usize, now: Instant) {
         let slot = &mut self.slots[at];
         let worker = slot.place.id;
         let (Some(task), _) = self.ledger.at(worker) else { return };
@@ -163,8 +163,8 @@ impl Engine {
         }
         slot.told = Some(task);
         slot.look_at = if self.ledger.has_timeout() { Some(now) } else { behind };
-        if self.plan.tell_started {
-            self.delivery.tell(Event::Started { task, worker, at: now });
+        if self.plan.report_started {
+            self.delivery.tell(RunEvent::TaskStarted { task, worker, at: now });
         }
     }
 
@@ -213,7 +213,7 @@ impl Engine {
                 Err(nonsense) => Err(nonsense),
             };
             if let Err(nonsense) = understood {
-                self.bury(at, Some(Cause::Nonsense(nonsense.into())), Duration::ZERO);
+                self.bury(at, Some(WorkerExitCause::ProtocolViolation(nonsense.into())), Duration::ZERO);
             }
         }
     }
@@ -247,27 +247,28 @@ impl Engine {
             }
             (Kind::SetupFailed, Phase::SettingUp(_)) => slot.setup_failure = Some(frame.text()),
             (Kind::Done, Phase::AtWork(_) | Phase::GivingUp(_)) => {
-                self.answered(at, frame.task, Outcome::Done(frame.payload), now)?
+                self.answered(at, frame.task, TaskOutcome::Done(frame.payload), now)?
             }
             (Kind::Failed, Phase::AtWork(_) | Phase::GivingUp(_)) => {
-                self.answered(at, frame.task, Outcome::Failed(frame.payload), now)?
+                self.answered(at, frame.task, TaskOutcome::Failed(frame.payload), now)?
             }
             (Kind::Started, Phase::AtWork(_) | Phase::GivingUp(_)) => {}
             (Kind::CleanupFailed, Phase::AtWork(_) | Phase::GivingUp(_) | Phase::Stopping(_)) => {
-                self.delivery.tell(Event::CleanupFailed { worker, why: frame.text() });
+                self.delivery.tell(RunEvent::WorkerCleanupFailed { worker, why: frame.text() });
             }
             (kind, phase) => return Err(format!("it said {kind:?} while {}", phase.doing())),
         }
         Ok(())
     }
 
-    fn answered(&mut self, at: usize, task: TaskId, outcome: Outcome, now: Instant) -> Result<(), String> {
+    fn answered(&mut self, at: usize, task: TaskId, outcome: TaskOutcome, now: Instant) -> Result<(), String> {
         self.keep_output(at, task, &outcome);
         let excess = self.excess_behind(at, &outcome);
         let outcome = match &excess {
-            Some(excess) => {
-                Outcome::WorkerLost(Loss { stage: crate::Stage::Running, cause: Cause::Excess(excess.clone()) })
-            }
+            Some(excess) => TaskOutcome::WorkerLost(WorkerLoss {
+                stage: crate::LossStage::Running,
+                cause: WorkerExitCause::BoundExceeded(excess.clone()),
+            }),
             None => outcome,
         };
         let slot = &mut self.slots[at];
@@ -277,10 +278,10 @@ impl Engine {
         // Over before the next is told to be started.
         self.obey_effects(now);
         if let Some(excess) = excess {
-            self.bury(at, Some(Cause::Excess(excess)), Duration::ZERO);
+            self.bury(at, Some(WorkerExitCause::BoundExceeded(excess)), Duration::ZERO);
             return Ok(());
         }
-        self.tell_started(at, now);
+        self.report_started(at, now);
         if self.slots[at].is_retiring {
             self.life_is_over(at);
         }
@@ -289,15 +290,15 @@ impl Engine {
 
     /// A task that failed may have, because something of it was killed for using too much. Asked at once: when that is told
     /// the worker may be at another task, which has nothing to do with it.
-    fn excess_behind(&self, at: usize, outcome: &Outcome) -> Option<Excess> {
+    fn excess_behind(&self, at: usize, outcome: &TaskOutcome) -> Option<BoundExceeded> {
         match (&self.slots[at].stage, outcome) {
-            (Stage::Alive(process, _), Outcome::Failed(_)) => process.held.as_ref()?.excess_so_far(),
+            (Stage::Alive(process, _), TaskOutcome::Failed(_)) => process.held.as_ref()?.exceeded_bound(),
             _ => None,
         }
     }
 
     /// What a command wrote is known by its runner's report; without one, all that is there.
-    fn keep_output(&mut self, at: usize, task: TaskId, outcome: &Outcome) {
+    fn keep_output(&mut self, at: usize, task: TaskId, outcome: &TaskOutcome) {
         let spool = match &self.slots[at].stage {
             Stage::Alive(process, _) => &process.spool,
             Stage::Dying(remains) => &remains.spool,
@@ -305,7 +306,7 @@ impl Engine {
         };
         let Some(spool) = spool else { return };
         let report = match outcome {
-            Outcome::Done(said) | Outcome::Failed(said) => Report::parse(said),
+            TaskOutcome::Done(said) | TaskOutcome::Failed(said) => CommandReport::parse(said),
             _ => None,
         };
         self.outputs.insert(task, spool.output(report.map(|report| report.written)));
@@ -351,8 +352,8 @@ impl Engine {
     fn hear_words(&mut self, at: usize, words: bytes::BytesMut) {
         let slot = &mut self.slots[at];
         slot.keep_words(&words);
-        if self.plan.output == WorkerOutput::Told && !words.is_empty() {
-            self.delivery.tell(Event::Wrote { worker: slot.place.id, bytes: words.freeze() });
+        if self.plan.output == WorkerOutputPolicy::Reported && !words.is_empty() {
+            self.delivery.tell(RunEvent::WorkerWrote { worker: slot.place.id, bytes: words.freeze() });
         }
     }
 
@@ -387,7 +388,7 @@ impl Engine {
     /// The worker's keeper has something to tell. Stopped or continued by somebody, it is still a worker.
     pub(super) fn job_is_ready(&mut self, at: usize) {
         while let Some(Stage::Alive(process, _)) = self.slots.get_mut(at).map(|slot| &mut slot.stage) {
-            match process.job.try_event() {
+            match process.job.try_next_event() {
                 Ok(None) => return,
                 Ok(Some(JobEvent::Stopped(_) | JobEvent::Continued)) => {}
                 Ok(Some(JobEvent::Ended(_))) | Err(_) => self.bury(at, None, Duration::ZERO),
@@ -400,7 +401,7 @@ impl Engine {
 
 impl Engine {
     /// Ends a worker that is alive: killed after a grace, in which it may end by itself. Once it is gone, `buried` goes on.
-    pub(super) fn bury(&mut self, at: usize, cause: Option<Cause>, grace: Duration) {
+    pub(super) fn bury(&mut self, at: usize, cause: Option<WorkerExitCause>, grace: Duration) {
         let slot = &mut self.slots[at];
         if !matches!(slot.stage, Stage::Alive(..)) {
             return;
@@ -419,7 +420,7 @@ impl Engine {
     }
 
     /// A process is gone; `cause` is what it died of where we did not kill it.
-    pub(super) fn buried(&mut self, at: usize, generation: u64, cause: Cause, now: Instant) {
+    pub(super) fn buried(&mut self, at: usize, generation: u64, cause: WorkerExitCause, now: Instant) {
         if self.slots.get(at).is_none_or(|slot| slot.generation != generation) {
             return;
         }
@@ -431,7 +432,7 @@ impl Engine {
         let cause = remains.cause.clone().unwrap_or(cause);
         let counted = remains.counters.read();
         if let (Some(task), _) = self.ledger.at(worker) {
-            self.keep_output(at, task, &Outcome::Cancelled);
+            self.keep_output(at, task, &TaskOutcome::Cancelled);
         }
         self.ledger.gone(worker, counted, &cause, &mut self.effects);
         self.obey_effects(now);
@@ -446,7 +447,7 @@ impl Engine {
         if let Some(writes) = &remains.writes {
             while matches!(read_into(&mut words, READ_BYTES, writes), Ok(read) if read > 0) {}
         }
-        if !matches!(remains.cause, Some(Cause::Nonsense(_))) {
+        if !matches!(remains.cause, Some(WorkerExitCause::ProtocolViolation(_))) {
             let last = remains.wire.last_heard(&remains.counters);
             for heard in last {
                 if self.hear_one(at, heard, now).is_err() {
@@ -458,7 +459,7 @@ impl Engine {
     }
 
     /// Its process is gone: who comes next, if anybody.
-    pub(super) fn ended(&mut self, at: usize, phase: Phase, cause: Cause, now: Instant) {
+    pub(super) fn ended(&mut self, at: usize, phase: Phase, cause: WorkerExitCause, now: Instant) {
         let is_open = self.progress == Progress::Open && !self.ledger.is_cancelled();
         let slot = &mut self.slots[at];
         let worker = slot.place.id;
@@ -467,18 +468,18 @@ impl Engine {
         let mut is_wanted = is_open && !is_withdrawn;
         slot.deaths += u32::from(!matches!(phase, Phase::Stopping(_)));
         // What a worker says that was interrupted came of that.
-        let is_interrupted = self.ledger.is_cancelled() && matches!(cause, Cause::Stopped);
+        let is_interrupted = self.ledger.is_cancelled() && matches!(cause, WorkerExitCause::Stopped);
         let own_words = slot.setup_failure.take().filter(|_| !is_interrupted);
         let is_setup_failure = matches!(phase, Phase::SettingUp(_)) && (is_wanted || own_words.is_some());
         let why = own_words.unwrap_or_else(|| with_words(&cause, &last_words));
         if is_setup_failure {
             is_wanted &= slot.has_worked && slot.deaths <= SETUP_TRIES;
-            self.delivery.tell(Event::SetupFailed { worker, why: Arc::clone(&why) });
+            self.delivery.tell(RunEvent::WorkerSetupFailed { worker, why: Arc::clone(&why) });
         }
         slot.replaced += u64::from(is_wanted);
         slot.stage = if is_wanted { Stage::Waiting(now + backoff(slot.deaths)) } else { Stage::Gone };
         if !matches!(phase, Phase::SettingUp(_)) || is_withdrawn {
-            self.delivery.tell(Event::Gone { worker, cause, last_words, is_last: !is_wanted });
+            self.delivery.tell(RunEvent::WorkerGone { worker, cause, last_words, is_last: !is_wanted });
         }
         if is_open && !is_wanted && !is_withdrawn {
             self.check_somebody_is_left(at, why);
@@ -499,7 +500,7 @@ impl Engine {
     }
 }
 
-fn with_words(cause: &Cause, last_words: &str) -> Arc<str> {
+fn with_words(cause: &WorkerExitCause, last_words: &str) -> Arc<str> {
     match last_words.trim_end() {
         "" => cause.to_string().into(),
         words => format!("{cause}; its last words:\n{words}").into(),

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use crate::limits::{AHEAD, DEPTH, GRACE, QUEUE_SIZE, RECALL_AFTER, SHORT};
 use crate::protocol::Counted;
-use crate::{Cause, Loss, Outcome, Stage, TaskId, WorkerId};
+use crate::{LossStage, TaskId, TaskOutcome, WorkerExitCause, WorkerId, WorkerLoss};
 
 /// How tasks are dealt with.
 #[derive(Debug, Clone)]
-pub struct Rules {
+pub struct DispatchRules {
     /// Tasks that are taken in and wait, at most, also with workers; results nobody took count as well.
     pub queue_size: usize,
     /// How long a task may take.
@@ -30,7 +30,7 @@ pub struct Rules {
     pub prefetch: bool,
 }
 
-impl Default for Rules {
+impl Default for DispatchRules {
     fn default() -> Self {
         Self { queue_size: QUEUE_SIZE, task_timeout: None, grace: GRACE, retries: 0, prefetch: true }
     }
@@ -53,7 +53,7 @@ pub(crate) enum Effect {
         /// Who had it last; `None` where nobody had it.
         worker: Option<WorkerId>,
         /// What became of it.
-        outcome: Outcome,
+        outcome: TaskOutcome,
         /// Since when it was worked on, as far as is known.
         begun: Option<Instant>,
         /// How often it was tried.
@@ -66,7 +66,7 @@ pub(crate) enum Effect {
         /// Who had it.
         worker: WorkerId,
         /// What would have become of it.
-        outcome: Outcome,
+        outcome: TaskOutcome,
     },
     /// A task takes too long: interrupt the worker.
     Interrupt {
@@ -147,7 +147,7 @@ impl Worker {
 /// The books of one run.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    rules: Rules,
+    rules: DispatchRules,
     pending: VecDeque<TaskId>,
     /// Times a live task was tried and failed; those that never did are not listed.
     failures: BTreeMap<TaskId, u32>,
@@ -164,7 +164,7 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     /// Empty books.
-    pub(crate) fn new(rules: Rules) -> Self {
+    pub(crate) fn new(rules: DispatchRules) -> Self {
         Self { rules, is_open: true, ..Self::default() }
     }
 
@@ -281,7 +281,7 @@ impl Ledger {
         &mut self,
         worker: WorkerId,
         task: TaskId,
-        outcome: Outcome,
+        outcome: TaskOutcome,
         now: Instant,
         effects: &mut Vec<Effect>,
     ) -> Result<(), Nonsense> {
@@ -299,8 +299,8 @@ impl Ledger {
         let timed_out = here.interrupted.take_if(|(interrupted, _)| *interrupted == task).is_some();
         // It was interrupted: whatever it says came of that.
         let outcome = match (timed_out, self.rules.task_timeout) {
-            (true, Some(timeout)) => Outcome::TimedOut(timeout),
-            _ if self.is_cancelled && matches!(outcome, Outcome::Failed(_)) => Outcome::Cancelled,
+            (true, Some(timeout)) => TaskOutcome::TimedOut(timeout),
+            _ if self.is_cancelled && matches!(outcome, TaskOutcome::Failed(_)) => TaskOutcome::Cancelled,
             _ => outcome,
         };
         self.end(task, Some(worker), outcome, begun, effects);
@@ -309,7 +309,13 @@ impl Ledger {
 
     /// A worker is dead; its counters say how far it was. One whose GPU was taken away is not to blame: what it was at is
     /// done again, by another.
-    pub(crate) fn gone(&mut self, worker: WorkerId, counted: Counted, cause: &Cause, effects: &mut Vec<Effect>) {
+    pub(crate) fn gone(
+        &mut self,
+        worker: WorkerId,
+        counted: Counted,
+        cause: &WorkerExitCause,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(mut gone) = self.workers.remove(&worker) else { return };
         // Of its inbox, counted from the front: begun, and finished. One that does not count has begun what it has.
         let (begun, finished) = if gone.counts() {
@@ -318,17 +324,17 @@ impl Ledger {
         } else {
             (1, 0)
         };
-        let begun = if matches!(cause, Cause::Withdrawn(_)) { 0 } else { begun };
+        let begun = if matches!(cause, WorkerExitCause::GpuWithdrawn(_)) { 0 } else { begun };
         let untouched = gone.inbox.split_off(begun.min(gone.inbox.len()));
         self.give_back(untouched, effects);
         for (nth, task) in gone.inbox.into_iter().enumerate() {
             let was_interrupted = gone.interrupted.is_some_and(|(interrupted, _)| interrupted == task);
-            let lost = |stage| Outcome::WorkerLost(Loss { stage, cause: cause.clone() });
+            let lost = |stage| TaskOutcome::WorkerLost(WorkerLoss { stage, cause: cause.clone() });
             let outcome = match (was_interrupted, self.rules.task_timeout) {
-                (true, Some(timeout)) => Outcome::TimedOut(timeout),
-                _ if self.is_cancelled => Outcome::Cancelled,
-                _ if nth < finished => lost(Stage::ResultLost),
-                _ => lost(Stage::Running),
+                (true, Some(timeout)) => TaskOutcome::TimedOut(timeout),
+                _ if self.is_cancelled => TaskOutcome::Cancelled,
+                _ if nth < finished => lost(LossStage::ResultLost),
+                _ => lost(LossStage::Running),
             };
             let begun = gone.begun.filter(|_| nth == 0);
             self.end(task, Some(worker), outcome, begun, effects);
@@ -339,7 +345,7 @@ impl Ledger {
     fn give_back(&mut self, tasks: VecDeque<TaskId>, effects: &mut Vec<Effect>) {
         for task in tasks.into_iter().rev() {
             if self.is_finishing {
-                self.end(task, None, Outcome::Cancelled, None, effects);
+                self.end(task, None, TaskOutcome::Cancelled, None, effects);
             } else {
                 self.pending.push_front(task);
             }
@@ -357,7 +363,7 @@ impl Ledger {
         (self.is_open, self.is_finishing) = (false, true);
         self.rules.retries = 0;
         for task in std::mem::take(&mut self.pending) {
-            self.end(task, None, Outcome::Cancelled, None, effects);
+            self.end(task, None, TaskOutcome::Cancelled, None, effects);
         }
     }
 
@@ -365,12 +371,12 @@ impl Ledger {
         &mut self,
         task: TaskId,
         worker: Option<WorkerId>,
-        outcome: Outcome,
+        outcome: TaskOutcome,
         begun: Option<Instant>,
         effects: &mut Vec<Effect>,
     ) {
         let failures = self.failures.get(&task).copied().unwrap_or(0);
-        let is_good = matches!(outcome, Outcome::Done(_) | Outcome::Cancelled);
+        let is_good = matches!(outcome, TaskOutcome::Done(_) | TaskOutcome::Cancelled);
         if let (false, Some(worker), true) = (is_good, worker, failures < self.rules.retries) {
             self.failures.insert(task, failures + 1);
             self.pending.push_front(task);

@@ -6,11 +6,11 @@ use crate::limits::RECALL_AFTER;
 
 const W: WorkerId = WorkerId(0);
 
-fn rules() -> Rules {
-    Rules { queue_size: 8, task_timeout: None, grace: Duration::from_secs(1), retries: 0, prefetch: true }
+fn rules() -> DispatchRules {
+    DispatchRules { queue_size: 8, task_timeout: None, grace: Duration::from_secs(1), retries: 0, prefetch: true }
 }
 
-fn fed(rules: Rules, tasks: usize, counts: bool) -> (Ledger, Vec<Effect>, Instant) {
+fn fed(rules: DispatchRules, tasks: usize, counts: bool) -> (Ledger, Vec<Effect>, Instant) {
     let now = Instant::now();
     let mut ledger = Ledger::new(rules);
     (0..tasks).for_each(|_| {
@@ -22,15 +22,15 @@ fn fed(rules: Rules, tasks: usize, counts: bool) -> (Ledger, Vec<Effect>, Instan
     (ledger, effects, now)
 }
 
-fn done() -> Outcome {
-    Outcome::Done(Bytes::new())
+fn done() -> TaskOutcome {
+    TaskOutcome::Done(Bytes::new())
 }
 
 fn seen(started: u64, finished: u64, begun: Instant, now: Instant) -> Seen {
     Seen { worker: W, counted: counted(started, finished), begun: Some(begun), now }
 }
 
-fn over(task: u64, outcome: Outcome, begun: Option<Instant>) -> Effect {
+fn over(task: u64, outcome: TaskOutcome, begun: Option<Instant>) -> Effect {
     Effect::Over { task: TaskId(task), worker: Some(W), outcome, begun, tries: 1 }
 }
 
@@ -58,9 +58,9 @@ fn what_a_dead_worker_never_began_goes_on_and_what_it_had_begun_is_told() {
     ledger.feed(now, &mut effects);
     // It has 2, 3, 4, 5: finished 2 without telling, was at 3.
     effects.clear();
-    ledger.gone(W, counted(4, 3), &Cause::Signalled(9), &mut effects);
-    let lost = |stage| Outcome::WorkerLost(Loss { stage, cause: Cause::Signalled(9) });
-    assert_eq!(effects, [over(2, lost(Stage::ResultLost), Some(now)), over(3, lost(Stage::Running), None)]);
+    ledger.gone(W, counted(4, 3), &WorkerExitCause::Signalled(9), &mut effects);
+    let lost = |stage| TaskOutcome::WorkerLost(WorkerLoss { stage, cause: WorkerExitCause::Signalled(9) });
+    assert_eq!(effects, [over(2, lost(LossStage::ResultLost), Some(now)), over(3, lost(LossStage::Running), None)]);
     assert_eq!(ledger.pending, [4, 5, 6, 7].map(TaskId));
     assert_eq!(ledger.counts(), (4, 0, 4));
 }
@@ -72,23 +72,23 @@ fn a_worker_that_does_not_count_has_one_task_at_a_time_and_loses_only_that() {
     ledger.feed(now, &mut effects);
     assert_eq!(effects.last(), Some(&Effect::Send { worker: W, tasks: vec![TaskId(1)] }));
     effects.clear();
-    ledger.gone(W, Counted::default(), &Cause::Exited(1), &mut effects);
+    ledger.gone(W, Counted::default(), &WorkerExitCause::Exited(1), &mut effects);
     assert!(matches!(effects[..], [Effect::Over { task: TaskId(1), .. }]));
 }
 
 #[test]
 fn a_task_that_fails_is_tried_again_as_often_as_it_may() {
-    let (mut ledger, mut effects, now) = fed(Rules { retries: 2, ..rules() }, 1, true);
+    let (mut ledger, mut effects, now) = fed(DispatchRules { retries: 2, ..rules() }, 1, true);
     for _ in 0..2 {
         effects.clear();
-        ledger.answered(W, TaskId(0), Outcome::Failed(Bytes::new()), now, &mut effects).unwrap();
+        ledger.answered(W, TaskId(0), TaskOutcome::Failed(Bytes::new()), now, &mut effects).unwrap();
         ledger.feed(now, &mut effects);
         assert!(matches!(effects[0], Effect::Retried { task: TaskId(0), worker: W, .. }));
         assert_eq!(effects[1], Effect::Send { worker: W, tasks: vec![TaskId(0)] });
     }
     effects.clear();
-    ledger.answered(W, TaskId(0), Outcome::Failed(Bytes::new()), now, &mut effects).unwrap();
-    assert!(matches!(effects[..], [Effect::Over { outcome: Outcome::Failed(_), tries: 3, .. }]));
+    ledger.answered(W, TaskId(0), TaskOutcome::Failed(Bytes::new()), now, &mut effects).unwrap();
+    assert!(matches!(effects[..], [Effect::Over { outcome: TaskOutcome::Failed(_), tries: 3, .. }]));
     ledger.close();
     assert!(ledger.is_done());
 }
@@ -96,7 +96,7 @@ fn a_task_that_fails_is_tried_again_as_often_as_it_may() {
 #[test]
 fn what_takes_too_long_is_interrupted_then_killed_and_timed_out_once() {
     let limit = Duration::from_secs(5);
-    let (mut ledger, _, now) = fed(Rules { task_timeout: Some(limit), ..rules() }, 1, true);
+    let (mut ledger, _, now) = fed(DispatchRules { task_timeout: Some(limit), ..rules() }, 1, true);
     let mut effects = Vec::new();
     let look = |ledger: &mut Ledger, at, effects: &mut Vec<Effect>| ledger.look(seen(1, 0, now, at), effects);
     assert_eq!(look(&mut ledger, now, &mut effects), Some(now + limit));
@@ -105,19 +105,19 @@ fn what_takes_too_long_is_interrupted_then_killed_and_timed_out_once() {
     look(&mut ledger, now + limit + rules().grace, &mut effects);
     assert_eq!(effects.last(), Some(&Effect::Kill { worker: W }));
     effects.clear();
-    ledger.gone(W, counted(1, 0), &Cause::Stuck, &mut effects);
-    assert_eq!(effects, [over(0, Outcome::TimedOut(limit), Some(now))]);
+    ledger.gone(W, counted(1, 0), &WorkerExitCause::IgnoredInterrupt, &mut effects);
+    assert_eq!(effects, [over(0, TaskOutcome::TimedOut(limit), Some(now))]);
 }
 
 #[test]
 fn an_interrupted_worker_that_answers_lives_on() {
     let limit = Duration::from_secs(5);
-    let (mut ledger, mut effects, now) = fed(Rules { task_timeout: Some(limit), ..rules() }, 2, true);
+    let (mut ledger, mut effects, now) = fed(DispatchRules { task_timeout: Some(limit), ..rules() }, 2, true);
     ledger.look(seen(1, 0, now, now + limit), &mut effects);
     effects.clear();
-    ledger.answered(W, TaskId(0), Outcome::Failed("KeyboardInterrupt".into()), now + limit, &mut effects).unwrap();
+    ledger.answered(W, TaskId(0), TaskOutcome::Failed("KeyboardInterrupt".into()), now + limit, &mut effects).unwrap();
     ledger.feed(now, &mut effects);
-    assert_eq!(effects[0], over(0, Outcome::TimedOut(limit), Some(now)));
+    assert_eq!(effects[0], over(0, TaskOutcome::TimedOut(limit), Some(now)));
     assert_eq!(effects[1], Effect::Send { worker: W, tasks: vec![TaskId(1)] });
 }
 
@@ -125,7 +125,7 @@ fn an_interrupted_worker_that_answers_lives_on() {
 fn what_a_withdrawn_worker_was_at_is_done_by_another() {
     let (mut ledger, mut effects, _) = fed(rules(), 2, true);
     effects.clear();
-    ledger.gone(W, counted(1, 0), &Cause::Withdrawn("revoked".into()), &mut effects);
+    ledger.gone(W, counted(1, 0), &WorkerExitCause::GpuWithdrawn("revoked".into()), &mut effects);
     assert_eq!(effects, []);
     assert_eq!(ledger.pending, [0, 1].map(TaskId));
 }
@@ -206,7 +206,7 @@ proptest! {
         has_timeout in any::<bool>(),
     ) {
         let task_timeout = has_timeout.then_some(Duration::from_secs(2));
-        let mut world = World::new(Rules { retries, task_timeout, ..rules() });
+        let mut world = World::new(DispatchRules { retries, task_timeout, ..rules() });
         for step in steps {
             world.step(step);
         }
@@ -223,7 +223,7 @@ struct World {
 }
 
 impl World {
-    fn new(rules: Rules) -> Self {
+    fn new(rules: DispatchRules) -> Self {
         let (workers, over) = (BTreeMap::new(), BTreeMap::new());
         Self { ledger: Ledger::new(rules), now: Instant::now(), workers, over, killed: Vec::new() }
     }
@@ -249,8 +249,10 @@ impl World {
                 }
             }
             Step::Tell(worker) => self.tell(WorkerId(worker.into()), &mut effects),
-            Step::Die(worker) => self.die(WorkerId(worker.into()), Cause::Signalled(9), &mut effects),
-            Step::Withdraw(worker) => self.die(WorkerId(worker.into()), Cause::Withdrawn("".into()), &mut effects),
+            Step::Die(worker) => self.die(WorkerId(worker.into()), WorkerExitCause::Signalled(9), &mut effects),
+            Step::Withdraw(worker) => {
+                self.die(WorkerId(worker.into()), WorkerExitCause::GpuWithdrawn("".into()), &mut effects)
+            }
             Step::FinishSoon => self.ledger.finish_soon(&mut effects),
             Step::Come(worker) => {
                 let worker = WorkerId(worker.into());
@@ -269,12 +271,12 @@ impl World {
     fn tell(&mut self, worker: WorkerId, effects: &mut Vec<Effect>) {
         let Some(real) = self.workers.get_mut(&worker) else { return };
         while let Some(task) = real.untold.pop_front() {
-            let outcome = if task.0 % 5 == 0 { Outcome::Failed(Bytes::new()) } else { done() };
+            let outcome = if task.0 % 5 == 0 { TaskOutcome::Failed(Bytes::new()) } else { done() };
             self.ledger.answered(worker, task, outcome, self.now, effects).unwrap();
         }
     }
 
-    fn die(&mut self, worker: WorkerId, cause: Cause, effects: &mut Vec<Effect>) {
+    fn die(&mut self, worker: WorkerId, cause: WorkerExitCause, effects: &mut Vec<Effect>) {
         if let Some(real) = self.workers.remove(&worker) {
             self.ledger.gone(worker, counted(real.started, real.finished), &cause, effects);
         }
@@ -310,7 +312,7 @@ impl World {
         assert!(self.over.values().all(|times| *times == 1), "told twice: {:?}", self.over);
         let mut effects = Vec::new();
         for worker in std::mem::take(&mut self.killed) {
-            self.die(worker, Cause::Stuck, &mut effects);
+            self.die(worker, WorkerExitCause::IgnoredInterrupt, &mut effects);
         }
         if !effects.is_empty() {
             self.take(effects);

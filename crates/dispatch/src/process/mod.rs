@@ -12,20 +12,20 @@ use std::time::Duration;
 use std::{io, iter, thread};
 
 use bytes::{Bytes, BytesMut};
-use gpupool_confine::bounds::{Bounds, Excess, Held, Watcher};
-use gpupool_confine::spawn::{Job, JobEnd, JobSpec, Prepared, SpawnError};
+use gpupool_confine::bounds::{BoundExceeded, BoundedJob, BoundsWatcher, JobBounds};
+use gpupool_confine::spawn::{Job, JobEnd, JobSpec, PreparedJob, SpawnError};
 use gpupool_confine::{lock, with_signals_blocked};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 pub(crate) use wire::{Heard, Wire};
 
-use crate::Cause;
+use crate::WorkerExitCause;
 use crate::command::Spool;
 use crate::limits::{BACKOFF, BACKOFF_MOST, SOCKET_BYTES};
-use crate::plan::{NotAttached, Place, Plan, Program, Speaks, WorkerOutput};
-use crate::protocol::{Counters, Frame, Kind, SOCKET_VARIABLE, VERSION, send_with};
-use crate::worker::{Hello, Ready};
+use crate::plan::{AttachError, RunPlan, Speaks, WorkerOutputPolicy, WorkerProgram, WorkerSlot};
+use crate::protocol::{Frame, Kind, SOCKET_VARIABLE, VERSION, WorkerCounters, send_with};
+use crate::worker::{Ready, WorkerHello};
 
 /// How long to wait before a process is started that died so often in a row.
 pub(crate) fn backoff(deaths: u32) -> Duration {
@@ -51,9 +51,9 @@ const WORKER_VARIABLE: &str = "GPUPOOL_WORKER_ID";
 #[derive(Debug)]
 pub(crate) struct Process {
     pub job: Job,
-    pub held: Option<Arc<Held>>,
+    pub held: Option<Arc<BoundedJob>>,
     pub wire: Wire,
-    pub counters: Counters,
+    pub counters: WorkerCounters,
     /// Our end of what it writes, where that is told or kept.
     pub writes: Option<OwnedFd>,
     /// Where its commands write.
@@ -64,7 +64,7 @@ pub(crate) struct Process {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotStarted {
     #[error(transparent)]
-    NotAttached(#[from] NotAttached),
+    NotAttached(#[from] AttachError),
     #[error(transparent)]
     System(#[from] io::Error),
     #[error(transparent)]
@@ -73,22 +73,22 @@ pub(crate) enum NotStarted {
 
 /// Starts a worker, with socket, counters, environment and bounds; or why it cannot be. Takes a moment. What it uses too much of is told to `on_excess`.
 pub(crate) fn start(
-    plan: &Plan,
-    place: &Place,
-    watcher: &Watcher,
-    on_excess: Box<dyn FnOnce(Excess) + Send>,
+    plan: &RunPlan,
+    place: &WorkerSlot,
+    watcher: &BoundsWatcher,
+    on_excess: Box<dyn FnOnce(BoundExceeded) + Send>,
 ) -> Result<Process, NotStarted> {
     let (ours, theirs) = socket_pair()?;
-    let counters = Counters::new()?;
+    let counters = WorkerCounters::new()?;
     let (streams, writes, spool) = streams(plan, &theirs)?;
     let [output, error] = streams;
     let mut spec = spec(plan, place).streams(OwnedFd::from(theirs), output, error);
     if let Some(helper) = &plan.helper {
-        spec = spec.keeper(helper);
+        spec = spec.keeper_program(helper);
     }
     let mut prepared = Job::prepare(spec)?;
     let has_group = place.attach.as_ref().map_or(Ok(false), |attach| attach(prepared.id().pid))?;
-    let held = hold(plan, place, watcher, &mut prepared, has_group, on_excess);
+    let held = enforce_bounds(plan, place, watcher, &mut prepared, has_group, on_excess);
     ours.set_nonblocking(true)?;
     let mut rest = Bytes::new();
     if plan.program.speaks != Speaks::Lines {
@@ -102,21 +102,21 @@ pub(crate) fn start(
 }
 
 /// Holds it to its bounds. Also without any it is put into a group, where nothing dodges its end, unless it is in one.
-fn hold(
-    plan: &Plan,
-    place: &Place,
-    watcher: &Watcher,
-    prepared: &mut Prepared,
+fn enforce_bounds(
+    plan: &RunPlan,
+    place: &WorkerSlot,
+    watcher: &BoundsWatcher,
+    prepared: &mut PreparedJob,
     has_group: bool,
-    on_excess: Box<dyn FnOnce(Excess) + Send>,
-) -> Option<Held> {
+    on_excess: Box<dyn FnOnce(BoundExceeded) + Send>,
+) -> Option<BoundedJob> {
     let mut bounds = plan.bounds.clone();
     bounds.device_memory.extend_from_slice(&place.device_memory);
-    if has_group && bounds == Bounds::default() {
+    if has_group && bounds == JobBounds::default() {
         return None;
     }
     let name = format!("worker-{}-{}", prepared.id().pid, prepared.id().started);
-    Some(watcher.hold(prepared, &name, &bounds, on_excess))
+    Some(watcher.enforce_bounds(prepared, &name, &bounds, on_excess))
 }
 
 fn socket_pair() -> io::Result<(UnixStream, UnixStream)> {
@@ -131,14 +131,14 @@ fn socket_pair() -> io::Result<(UnixStream, UnixStream)> {
 
 type Streams = ([Stdio; 2], Option<OwnedFd>, Option<Spool>);
 
-fn streams(plan: &Plan, socket: &UnixStream) -> io::Result<Streams> {
-    if plan.program.speaks == Speaks::Commands && plan.output != WorkerOutput::Inherited {
+fn streams(plan: &RunPlan, socket: &UnixStream) -> io::Result<Streams> {
+    if plan.program.speaks == Speaks::Commands && plan.output != WorkerOutputPolicy::Inherited {
         let spool = Spool::new()?;
         return Ok((spool.streams()?, None, Some(spool)));
     }
     let lines = |socket: &UnixStream| socket.try_clone().map(|socket| Stdio::from(OwnedFd::from(socket)));
     let is_lines = plan.program.speaks == Speaks::Lines;
-    if plan.output == WorkerOutput::Inherited {
+    if plan.output == WorkerOutputPolicy::Inherited {
         let output = if is_lines { lines(socket)? } else { Stdio::inherit() };
         return Ok(([output, Stdio::inherit()], None, None));
     }
@@ -148,8 +148,8 @@ fn streams(plan: &Plan, socket: &UnixStream) -> io::Result<Streams> {
     Ok(([output, Stdio::from(writes)], Some(reads), None))
 }
 
-fn spec(plan: &Plan, place: &Place) -> JobSpec {
-    let Program { speaks, program, arguments, environment, directory } = &plan.program;
+fn spec(plan: &RunPlan, place: &WorkerSlot) -> JobSpec {
+    let WorkerProgram { speaks, program, arguments, environment, directory } = &plan.program;
     let program = match (&plan.helper, speaks) {
         (Some(helper), Speaks::Commands) => helper.as_os_str(),
         _ => program,
@@ -175,8 +175,8 @@ fn spec(plan: &Plan, place: &Place) -> JobSpec {
 }
 
 /// Says hello, and hands the counters over; what is left to be said.
-fn say_hello(plan: &Plan, place: &Place, socket: &UnixStream, counters: &Counters) -> io::Result<Bytes> {
-    let hello = Hello {
+fn say_hello(plan: &RunPlan, place: &WorkerSlot, socket: &UnixStream, counters: &WorkerCounters) -> io::Result<Bytes> {
+    let hello = WorkerHello {
         protocol: VERSION,
         worker_id: place.id.0,
         gpu_ids: place.gpu_ids.clone(),
@@ -198,23 +198,23 @@ fn say_hello(plan: &Plan, place: &Place, socket: &UnixStream, counters: &Counter
 /// that; `tell` hears what the process died of, as far as it was not killed for another reason.
 pub(crate) fn end(
     mut job: Job,
-    held: Option<Arc<Held>>,
+    held: Option<Arc<BoundedJob>>,
     wire: &mut Wire,
     grace: Duration,
-    tell: impl FnOnce(Cause) + Send + 'static,
+    tell: impl FnOnce(WorkerExitCause) + Send + 'static,
 ) {
     if !grace.is_zero() {
         wire.hang_up();
     }
     let reap = move || {
         // Where that fails, dropping it ends it.
-        let end = job.end_within(grace).ok();
-        let excess = held.and_then(|held| held.excess_at_end(&job));
+        let end = job.wait_or_kill(grace).ok();
+        let excess = held.and_then(|held| held.exceeded_bound_at_end(&job));
         tell(match (excess, end) {
-            (Some(excess), _) => Cause::Excess(excess),
-            (None, Some(JobEnd::Exited(code))) => Cause::Exited(code),
-            (None, Some(JobEnd::Signalled(signal))) => Cause::Signalled(signal),
-            (None, None) => Cause::Stopped,
+            (Some(excess), _) => WorkerExitCause::BoundExceeded(excess),
+            (None, Some(JobEnd::Exited(code))) => WorkerExitCause::Exited(code),
+            (None, Some(JobEnd::Signalled(signal))) => WorkerExitCause::Signalled(signal),
+            (None, None) => WorkerExitCause::Stopped,
         });
     };
     let reap = Arc::new(Mutex::new(Some(reap)));

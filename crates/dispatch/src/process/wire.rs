@@ -10,15 +10,15 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, send, sendmsg, shutd
 
 use crate::limits::{LARGE_BYTES, LINE_BYTES, PIECES, READ_BYTES};
 use crate::plan::Speaks;
-use crate::protocol::{Counters, Decoder, Frame, Kind, read_into};
-use crate::{Outcome, TaskId};
+use crate::protocol::{Decoder, Frame, Kind, WorkerCounters, read_into};
+use crate::{TaskId, TaskOutcome};
 
 /// What a worker said.
 #[derive(Debug)]
 pub(crate) enum Heard {
     Frame(Frame),
     /// The result of whatever it is at: who speaks in lines names no task.
-    Result(Outcome),
+    Result(TaskOutcome),
 }
 
 #[derive(Debug)]
@@ -153,7 +153,7 @@ impl Wire {
 
     /// What is left of what a dead worker said: what arrived, and then what it had to say and could not send any more.
     /// Nonsense is not listened to any further.
-    pub(crate) fn last_heard(&mut self, counters: &Counters) -> Vec<Heard> {
+    pub(crate) fn last_heard(&mut self, counters: &WorkerCounters) -> Vec<Heard> {
         while matches!(self.read(), Ok(true)) {}
         let mut all: Vec<Heard> = iter::from_fn(|| self.heard().ok().flatten()).collect();
         if let Ears::Frames(decoder) = &mut self.ears {
@@ -209,16 +209,16 @@ impl Lines {
 }
 
 /// A line is a result, unless it is an object with nothing but `error` in it.
-fn outcome_of(line: Bytes) -> Outcome {
+fn outcome_of(line: Bytes) -> TaskOutcome {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Failure {
         error: serde_json::Value,
     }
     match serde_json::from_slice(&line) {
-        Ok(Failure { error: serde_json::Value::String(why) }) => Outcome::Failed(why.into()),
-        Ok(Failure { error }) => Outcome::Failed(error.to_string().into()),
-        Err(_) => Outcome::Done(line),
+        Ok(Failure { error: serde_json::Value::String(why) }) => TaskOutcome::Failed(why.into()),
+        Ok(Failure { error }) => TaskOutcome::Failed(error.to_string().into()),
+        Err(_) => TaskOutcome::Done(line),
     }
 }
 
@@ -230,12 +230,12 @@ mod tests {
 
     #[test]
     fn lines_are_results_and_an_error_alone_is_a_failure() {
-        let done = |text: &'static str| Outcome::Done(text.into());
+        let done = |text: &'static str| TaskOutcome::Done(text.into());
         assert_eq!(outcome_of("7".into()), done("7"));
         assert_eq!(outcome_of("no JSON at all".into()), done("no JSON at all"));
         assert_eq!(outcome_of(r#"{"error":null,"x":1}"#.into()), done(r#"{"error":null,"x":1}"#));
-        assert_eq!(outcome_of(r#"{"error":"too hot"}"#.into()), Outcome::Failed("too hot".into()));
-        assert_eq!(outcome_of(r#"{"error":{"code":3}}"#.into()), Outcome::Failed(r#"{"code":3}"#.into()));
+        assert_eq!(outcome_of(r#"{"error":"too hot"}"#.into()), TaskOutcome::Failed("too hot".into()));
+        assert_eq!(outcome_of(r#"{"error":{"code":3}}"#.into()), TaskOutcome::Failed(r#"{"code":3}"#.into()));
     }
 
     #[test]

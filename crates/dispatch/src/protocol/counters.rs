@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::BytesMut;
 
-use super::{Mapping, SharedBytes, sealed_memory};
+use super::{MemoryMapping, SharedBytes, create_sealed_memory};
 
 /// Bytes of the counters: one page.
 const PAGE: usize = 4_096;
@@ -42,11 +42,11 @@ const ANY: u64 = u64::MAX;
 
 /// What an interrupt is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Interrupt {
+pub enum InterruptReason {
     /// The task the worker is at takes too long.
-    TooLong,
+    TaskTimedOut,
     /// Nobody wants anything of the worker any more.
-    Unwanted,
+    StopRequested,
 }
 
 /// What was counted.
@@ -62,16 +62,16 @@ pub(crate) struct Counted {
 
 /// The page, on one side.
 #[derive(Debug)]
-pub struct Counters {
+pub struct WorkerCounters {
     /// The page, and the outbox where there is one.
-    mapping: Mapping,
+    mapping: MemoryMapping,
     memory: OwnedFd,
 }
 
-impl Counters {
+impl WorkerCounters {
     /// A new page of zeros, which nobody can shorten: whoever reads it is never surprised.
     pub(crate) fn new() -> io::Result<Self> {
-        let memory = |bytes: usize| sealed_memory("gpupool-worker", bytes as u64);
+        let memory = |bytes: usize| create_sealed_memory("gpupool-worker", bytes as u64);
         // A program whose files may not be long (`ulimit -f`) has no outbox.
         Self::of(memory(BYTES).or_else(|_| memory(PAGE))?)
     }
@@ -83,7 +83,7 @@ impl Counters {
         if size < length {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the memory of the counters is too short"));
         }
-        Ok(Self { mapping: Mapping::shared(&memory, 0, length as u64)?, memory })
+        Ok(Self { mapping: MemoryMapping::shared(&memory, 0, length as u64)?, memory })
     }
 
     /// What was counted so far.
@@ -138,17 +138,17 @@ impl Counters {
 
     /// The worker's: what an interrupt that came is about; `None` where it is not for the task the worker is at, and may have
     /// come too late for one that is done.
-    pub fn interrupted(&self) -> Option<Interrupt> {
+    pub fn interrupt_reason(&self) -> Option<InterruptReason> {
         let Counted { started, finished, .. } = self.read();
         match self.page().interrupted.load(Ordering::Acquire) {
             _ if started == finished => None,
-            ANY => Some(Interrupt::Unwanted),
-            nth => (nth == started).then_some(Interrupt::TooLong),
+            ANY => Some(InterruptReason::StopRequested),
+            nth => (nth == started).then_some(InterruptReason::TaskTimedOut),
         }
     }
 
     /// The worker's: whether nobody wants anything of it any more.
-    pub fn is_unwanted(&self) -> bool {
+    pub fn is_stop_requested(&self) -> bool {
         self.page().interrupted.load(Ordering::Acquire) == ANY
     }
 
@@ -171,7 +171,7 @@ impl Counters {
     }
 }
 
-impl AsFd for Counters {
+impl AsFd for WorkerCounters {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
@@ -185,7 +185,7 @@ impl AsFd for Counters {
 /// Bytes an outbox holds.
 const OUTBOX_BYTES: usize = 128 * 1_024;
 
-impl Counters {
+impl WorkerCounters {
     /// The worker's: adds bytes to its outbox, all or none of them. Whether there was room.
     pub(crate) fn put(&self, pieces: [&[u8]; 2]) -> bool {
         let mut to = self.unsent();
@@ -259,8 +259,8 @@ mod tests {
 
     #[test]
     fn both_sides_see_what_one_counts() {
-        let ours = Counters::new().unwrap();
-        let theirs = Counters::of(ours.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let ours = WorkerCounters::new().unwrap();
+        let theirs = WorkerCounters::of(ours.as_fd().try_clone_to_owned().unwrap()).unwrap();
         theirs.start();
         let amid = ours.read();
         assert_eq!((amid.started, amid.finished), (1, 0));
@@ -273,24 +273,24 @@ mod tests {
 
     #[test]
     fn an_interrupt_is_for_one_task_and_not_for_the_next() {
-        let ours = Counters::new().unwrap();
+        let ours = WorkerCounters::new().unwrap();
         ours.start();
-        assert_eq!(ours.interrupted(), None);
+        assert_eq!(ours.interrupt_reason(), None);
         ours.interrupt(1);
-        assert_eq!(ours.interrupted(), Some(Interrupt::TooLong));
+        assert_eq!(ours.interrupt_reason(), Some(InterruptReason::TaskTimedOut));
         ours.finish();
-        assert_eq!(ours.interrupted(), None);
+        assert_eq!(ours.interrupt_reason(), None);
         ours.start();
-        assert_eq!(ours.interrupted(), None);
+        assert_eq!(ours.interrupt_reason(), None);
         ours.interrupt_any();
-        assert_eq!(ours.interrupted(), Some(Interrupt::Unwanted));
+        assert_eq!(ours.interrupt_reason(), Some(InterruptReason::StopRequested));
         ours.finish();
-        assert_eq!((ours.interrupted(), ours.is_unwanted()), (None, true));
+        assert_eq!((ours.interrupt_reason(), ours.is_stop_requested()), (None, true));
     }
 
     #[test]
     fn what_is_recalled_cannot_be_claimed_and_what_is_claimed_not_recalled() {
-        let counters = Counters::new().unwrap();
+        let counters = WorkerCounters::new().unwrap();
         assert!(counters.claim() && counters.claim());
         assert_eq!(counters.recall(), 2);
         assert!(!counters.claim());
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn memory_that_is_too_short_is_refused() {
         let short = memfd_create("short", MemfdFlags::CLOEXEC).unwrap();
-        assert_eq!(Counters::of(short).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(WorkerCounters::of(short).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 
     /// A frame of a kind and a task that do not matter here.
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn what_was_not_sent_is_known_by_how_much_arrived() {
-        let counters = Counters::new().unwrap();
+        let counters = WorkerCounters::new().unwrap();
         let (one, two, three) = (frame("one"), frame("two"), frame("three"));
         assert!(counters.put([&one, b""]) && counters.put([&two[..13], &two[13..]]));
         let both = [one.clone(), two.clone()].concat();
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn what_somebody_else_wrote_to_the_socket_is_not_gone_on_with() {
-        let counters = Counters::new().unwrap();
+        let counters = WorkerCounters::new().unwrap();
         let (one, two) = (frame("one"), frame("two"));
         assert!(counters.put([&one, &two]));
         // Half a frame that is none of the worker's, or bytes that end amid one of its frames.
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_not_put_at_all() {
-        let counters = Counters::new().unwrap();
+        let counters = WorkerCounters::new().unwrap();
         assert!(counters.put([&[b'x'; OUTBOX_BYTES - 1], b""]));
         assert!(!counters.put([b"y", b"z"]));
         assert!(counters.put([b"", b"y"]));

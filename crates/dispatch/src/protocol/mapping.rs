@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 /// Makes memory of so many zeros. Its length is sealed, so a mapping of it always stays whole.
-pub fn sealed_memory(name: &str, bytes: u64) -> io::Result<OwnedFd> {
+pub fn create_sealed_memory(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     let memory = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&memory, bytes)?;
     fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
@@ -19,19 +19,19 @@ pub fn sealed_memory(name: &str, bytes: u64) -> io::Result<OwnedFd> {
 
 /// Mapped bytes; unmapped when dropped.
 #[derive(Debug)]
-pub struct Mapping {
+pub struct MemoryMapping {
     at: NonNull<u8>,
     length: usize,
 }
 
 // SAFETY: an address range is no thread's own; its users agree by atomics in shared memory on who reads and writes when.
 #[allow(unsafe_code, reason = "memory that two processes share")]
-unsafe impl Send for Mapping {}
+unsafe impl Send for MemoryMapping {}
 // SAFETY: as above.
 #[allow(unsafe_code, reason = "memory that two processes share")]
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for MemoryMapping {}
 
-impl Mapping {
+impl MemoryMapping {
     /// Maps so much of the file from there. Every mapping of the file sees what is written.
     pub fn shared(memory: impl AsFd, offset: u64, length: u64) -> io::Result<Self> {
         Self::map(memory, offset, length, MapFlags::SHARED)
@@ -87,13 +87,13 @@ impl Mapping {
 
     /// Forgets what was written to a private mapping: it shows the file again.
     #[allow(unsafe_code, reason = "memory that two processes share")]
-    pub fn forget_changes(&self) {
+    pub fn discard_changes(&self) {
         // SAFETY: the mapping is our own, and no reference into it is left.
         let _ = unsafe { madvise(self.at.as_ptr().cast(), self.length, Advice::LinuxDontNeed) };
     }
 }
 
-impl Drop for Mapping {
+impl Drop for MemoryMapping {
     #[allow(unsafe_code, reason = "memory that two processes share")]
     fn drop(&mut self) {
         // SAFETY: `map` made it with this length, and no reference into it is left.
@@ -157,9 +157,9 @@ mod tests {
 
     #[test]
     fn what_one_mapping_writes_is_copied_from_another() {
-        let memory = sealed_memory("test", 8_192).unwrap();
+        let memory = create_sealed_memory("test", 8_192).unwrap();
         let (ours, theirs) =
-            (Mapping::shared(&memory, 0, 8_192).unwrap(), Mapping::shared(&memory, 4_096, 4_096).unwrap());
+            (MemoryMapping::shared(&memory, 0, 8_192).unwrap(), MemoryMapping::shared(&memory, 4_096, 4_096).unwrap());
         ours.write(4_096, &b"shared"[..]);
         let mut copied = BytesMut::from(&b"all that is "[..]);
         theirs.bytes(0, 6).append_to(&mut copied);
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "2 bytes at 4095 are outside of a mapping of 4096")]
     fn bytes_past_the_end_cannot_be_named() {
-        let memory = sealed_memory("test", 4_096).unwrap();
-        let _ = Mapping::shared(&memory, 0, 4_096).unwrap().bytes(4_095, 2);
+        let memory = create_sealed_memory("test", 4_096).unwrap();
+        let _ = MemoryMapping::shared(&memory, 0, 4_096).unwrap().bytes(4_095, 2);
     }
 }

@@ -15,8 +15,8 @@ use rustix::net::{
 };
 
 pub(crate) use counters::Counted;
-pub use counters::{Counters, Interrupt};
-pub use mapping::{Mapping, SharedBytes, sealed_memory};
+pub use counters::{InterruptReason, WorkerCounters};
+pub use mapping::{MemoryMapping, SharedBytes, create_sealed_memory};
 
 use crate::TaskId;
 use crate::limits::{FRAME_BYTES, READ_BYTES};

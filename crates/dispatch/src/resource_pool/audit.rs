@@ -37,16 +37,16 @@ pub struct AuditEntry {
     pub acquired_at_ms: u64,
     /// How it ended, if it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ended: Option<Ended>,
+    pub ended: Option<WorkerHoldEnd>,
 }
 
 /// The end of a hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ended {
+pub struct WorkerHoldEnd {
     /// When, in ms since 1970.
     pub at_ms: u64,
     /// How.
-    pub how: HowEnded,
+    pub how: WorkerHoldEndReason,
     /// More about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Arc<str>>,
@@ -55,7 +55,7 @@ pub struct Ended {
 /// How a hold ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum HowEnded {
+pub enum WorkerHoldEndReason {
     /// The worker was given back in order.
     Released,
     /// It was held for too long.
@@ -63,7 +63,8 @@ pub enum HowEnded {
     /// It used too much memory.
     Memory,
     /// It used too much of something else.
-    Excess,
+    #[serde(rename = "excess")]
+    BoundExceeded,
     /// Whoever held it killed it.
     Killed,
     /// It died.
@@ -112,10 +113,10 @@ impl AuditTrail {
         books.current.insert(hold, entry);
     }
 
-    pub(super) fn end(&self, hold: u64, how: HowEnded, why: Option<Arc<str>>) {
+    pub(super) fn end(&self, hold: u64, how: WorkerHoldEndReason, why: Option<Arc<str>>) {
         let mut books = lock(&self.books);
         let Some(mut entry) = books.current.remove(&hold) else { return };
-        entry.ended = Some(Ended { at_ms: now_ms(), how, why });
+        entry.ended = Some(WorkerHoldEnd { at_ms: now_ms(), how, why });
         self.write(&books, &entry);
         if books.past.len() >= AUDIT_ENTRIES {
             books.past.pop_front();
@@ -208,7 +209,7 @@ fn write_lines(mut file: &File, lines: &Receiver<Vec<u8>>) -> io::Result<()> {
 
 /// The last holds of an audit trail's file, in the order they began. One without an end was held when its program died, or
 /// still is. Lines that are none are passed over.
-pub fn read_audit(path: &Path) -> io::Result<Vec<AuditEntry>> {
+pub fn read_audit_file(path: &Path) -> io::Result<Vec<AuditEntry>> {
     let mut reader = BufReader::new(File::open(path)?);
     let mut holds: BTreeMap<usize, AuditEntry> = BTreeMap::new();
     // The place of each hold, counted from the first that ever was.
@@ -257,22 +258,22 @@ mod tests {
         let trail = AuditTrail::new(Some(file.path())).unwrap();
         begin(&trail, 0);
         begin(&trail, 1);
-        trail.end(0, HowEnded::Lost, Some("it exited with code 3".into()));
+        trail.end(0, WorkerHoldEndReason::Lost, Some("it exited with code 3".into()));
         trail.close();
-        assert_eq!(read_audit(file.path()).unwrap(), trail.entries());
+        assert_eq!(read_audit_file(file.path()).unwrap(), trail.entries());
         let first = trail.entries();
-        assert_eq!(first[0].ended.as_ref().unwrap().how, HowEnded::Lost);
+        assert_eq!(first[0].ended.as_ref().unwrap().how, WorkerHoldEndReason::Lost);
         assert_eq!(first[1].ended, None);
 
         // The program died while it wrote.
         let whole = std::fs::read(file.path()).unwrap();
         std::fs::write(file.path(), &whole[..whole.len() - 20]).unwrap();
-        let torn = read_audit(file.path()).unwrap();
+        let torn = read_audit_file(file.path()).unwrap();
         assert_eq!((torn.len(), &torn[0].ended), (2, &None), "its end was torn, its begin was not");
         let next = AuditTrail::new(Some(file.path())).unwrap();
         begin(&next, 0);
         next.close();
-        assert_eq!(read_audit(file.path()).unwrap().last(), next.entries().last());
+        assert_eq!(read_audit_file(file.path()).unwrap().last(), next.entries().last());
         assert_eq!(trail.failure(), None);
     }
 
@@ -283,11 +284,11 @@ mod tests {
         begin(&trail, 0);
         for hold in 1..=AUDIT_ENTRIES as u64 + 5 {
             begin(&trail, hold);
-            trail.end(hold, HowEnded::Released, None);
+            trail.end(hold, WorkerHoldEndReason::Released, None);
         }
         trail.close();
         let entries = trail.entries();
         assert_eq!((entries.len(), entries[0].hold, entries[1].hold), (AUDIT_ENTRIES + 1, 0, 6));
-        assert!(trail.failure().is_some() || read_audit(file.path()).unwrap().len() == AUDIT_ENTRIES);
+        assert!(trail.failure().is_some() || read_audit_file(file.path()).unwrap().len() == AUDIT_ENTRIES);
     }
 }

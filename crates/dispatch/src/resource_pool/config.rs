@@ -7,22 +7,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use gpupool_confine::bounds::{Bounds, DeviceMemory, Excess};
+use gpupool_confine::bounds::{BoundExceeded, DeviceMemoryLimit, JobBounds};
 
-use super::owner::LeasedGpus;
+use super::owner::GpuLeaseConfig;
 use super::roster::Rules;
-use crate::gpus::GpuError;
+use crate::gpu_leases::GpuError;
 use crate::limits::{
-    ACQUIRE_PATIENCE, CLEAN_UP_PATIENCE, IDLE_TIME, LONGEST_TIME, SETUP_PATIENCE, TASK_ID_BYTES, WAITING, WORKERS,
+    ACQUIRE_PATIENCE, CLEAN_UP_PATIENCE, IDLE_TIME, MAX_DURATION, MAX_WAITING, SETUP_PATIENCE, TASK_ID_BYTES, WORKERS,
 };
-use crate::plan::{Place, Plan, Program};
-use crate::{Cause, Refused, WorkerId, WorkerOutput};
+use crate::plan::{RunPlan, WorkerProgram, WorkerSlot};
+use crate::{SubmitError, WorkerExitCause, WorkerId, WorkerOutputPolicy};
 
 /// What a resource pool is to be.
 #[derive(Debug, Clone)]
-pub struct ResourceConfig {
+pub struct ResourcePoolConfig {
     /// What workers run.
-    pub program: Program,
+    pub program: WorkerProgram,
     /// Workers there are at least, also when nobody wants one.
     pub min_workers: u32,
     /// Workers there are at most, when many are wanted.
@@ -36,9 +36,9 @@ pub struct ResourceConfig {
     /// Processor time a worker may use in one hold.
     pub worker_cpu_time: Option<Duration>,
     /// What workers work on: the worker of number i has the device i modulo their number.
-    pub devices: Vec<Device>,
+    pub devices: Vec<WorkerDevice>,
     /// In place of these, each worker has a GPU of its own that is leased, and sees no other. It is called `cuda:0`.
-    pub gpus: Option<LeasedGpus>,
+    pub gpus: Option<GpuLeaseConfig>,
     /// How long somebody waits for a worker.
     pub acquire_patience: Duration,
     /// How long a worker above the least number may idle before it is ended.
@@ -51,15 +51,15 @@ pub struct ResourceConfig {
     pub settings: serde_json::Value,
     /// A file to which the audit trail is appended.
     pub audit: Option<PathBuf>,
-    /// Another program to keep the processes: see [`Plan::helper`].
+    /// Another program to keep the processes: see [`RunPlan::helper`].
     pub helper: Option<PathBuf>,
-    /// Memory that is handed to each worker: see [`Plan::memory`].
+    /// Memory that is handed to each worker: see [`RunPlan::memory`].
     pub memory: Option<Arc<OwnedFd>>,
 }
 
 /// Something a worker works on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub struct WorkerDevice {
     /// What people call it: `cpu`, `cuda:0`.
     pub name: String,
     /// The GPUs it is, by their numbers on the node.
@@ -67,19 +67,19 @@ pub struct Device {
     /// What makes a worker see it, and only it; `None` removes a variable.
     pub environment: Vec<(String, Option<String>)>,
     /// How much of its memory a worker may use, where the kernel can hold it to that.
-    pub device_memory: Vec<DeviceMemory>,
+    pub device_memory: Vec<DeviceMemoryLimit>,
 }
 
-impl Device {
+impl WorkerDevice {
     /// Without a GPU.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), gpu_ids: Vec::new(), environment: Vec::new(), device_memory: Vec::new() }
     }
 }
 
-impl ResourceConfig {
+impl ResourcePoolConfig {
     /// So many workers without a GPU, each held for so long at most.
-    pub fn new(program: Program, workers: u32, worker_timeout: Duration) -> Self {
+    pub fn new(program: WorkerProgram, workers: u32, worker_timeout: Duration) -> Self {
         Self {
             program,
             min_workers: workers,
@@ -88,7 +88,7 @@ impl ResourceConfig {
             worker_memory: None,
             worker_processes: None,
             worker_cpu_time: None,
-            devices: vec![Device::new("cpu")],
+            devices: vec![WorkerDevice::new("cpu")],
             gpus: None,
             acquire_patience: ACQUIRE_PATIENCE,
             idle_time: IDLE_TIME,
@@ -102,7 +102,7 @@ impl ResourceConfig {
     }
 
     /// Whether there can be such a pool.
-    pub fn check(&self) -> Result<(), ResourceError> {
+    pub fn check(&self) -> Result<(), ResourcePoolError> {
         let most = u32::try_from(WORKERS).unwrap_or(u32::MAX);
         positive("max_workers", self.max_workers > 0, self.max_workers)?;
         require("max_workers", self.max_workers <= most, format!("at most {most}"), self.max_workers)?;
@@ -110,7 +110,7 @@ impl ResourceConfig {
         require("min_workers", self.min_workers <= self.max_workers, range, self.min_workers)?;
         let times = [
             ("worker_timeout", self.worker_timeout),
-            ("worker_cpu_time", self.worker_cpu_time.unwrap_or(LONGEST_TIME)),
+            ("worker_cpu_time", self.worker_cpu_time.unwrap_or(MAX_DURATION)),
             ("acquire_patience", self.acquire_patience),
             ("setup_timeout", self.setup_timeout),
         ];
@@ -119,8 +119,8 @@ impl ResourceConfig {
         }
         let may_be_none = [("idle_time", self.idle_time), ("clean_up_timeout", self.clean_up_timeout)];
         for (field, time) in times.into_iter().chain(may_be_none) {
-            let allowed = format!("at most {}", seconds(LONGEST_TIME));
-            require(field, time <= LONGEST_TIME, allowed, seconds(time))?;
+            let allowed = format!("at most {}", seconds(MAX_DURATION));
+            require(field, time <= MAX_DURATION, allowed, seconds(time))?;
         }
         for (field, count) in [("worker_memory", self.worker_memory), ("worker_processes", self.worker_processes)] {
             positive(field, count.is_none_or(|count| count > 0), 0)?;
@@ -131,15 +131,15 @@ impl ResourceConfig {
     }
 }
 
-fn positive(field: &'static str, is_so: bool, value: impl ToString) -> Result<(), ResourceError> {
+fn positive(field: &'static str, is_so: bool, value: impl ToString) -> Result<(), ResourcePoolError> {
     require(field, is_so, "positive".into(), value)
 }
 
-fn require(field: &'static str, is_so: bool, allowed: String, value: impl ToString) -> Result<(), ResourceError> {
-    if is_so { Ok(()) } else { Err(ResourceError::Config { field, allowed, value: value.to_string() }) }
+fn require(field: &'static str, is_so: bool, allowed: String, value: impl ToString) -> Result<(), ResourcePoolError> {
+    if is_so { Ok(()) } else { Err(ResourcePoolError::Config { field, allowed, value: value.to_string() }) }
 }
 
-impl ResourceConfig {
+impl ResourcePoolConfig {
     pub(super) fn rules(&self) -> Rules {
         Rules {
             min_workers: self.min_workers as usize,
@@ -151,36 +151,36 @@ impl ResourceConfig {
         }
     }
 
-    pub(super) fn device(&self, slot: usize) -> &Device {
+    pub(super) fn device(&self, slot: usize) -> &WorkerDevice {
         &self.devices[slot % self.devices.len()]
     }
 
     /// Where the worker of a slot works.
-    pub(super) fn place(&self, slot: usize) -> Place {
+    pub(super) fn place(&self, slot: usize) -> WorkerSlot {
         let device = self.device(slot);
-        Place {
+        WorkerSlot {
             gpu_ids: device.gpu_ids.clone(),
             environment: device.environment.clone(),
             device_memory: device.device_memory.clone(),
-            ..Place::new(worker_id(slot))
+            ..WorkerSlot::new(worker_id(slot))
         }
     }
 
     /// How processes are started.
-    pub(super) fn plan(&self) -> Plan {
-        let bounds = Bounds {
+    pub(super) fn plan(&self) -> RunPlan {
+        let bounds = JobBounds {
             host_memory: self.worker_memory,
             processes: self.worker_processes,
             cpu_time: self.worker_cpu_time,
             device_memory: Vec::new(),
         };
-        Plan {
+        RunPlan {
             bounds,
             settings: self.settings.clone(),
-            output: WorkerOutput::Inherited,
+            output: WorkerOutputPolicy::Inherited,
             helper: self.helper.clone(),
             memory: self.memory.clone(),
-            ..Plan::new(self.program.clone())
+            ..RunPlan::new(self.program.clone())
         }
     }
 }
@@ -194,7 +194,7 @@ pub(super) fn worker_id(slot: usize) -> WorkerId {
 
 /// Why there is no pool.
 #[derive(Debug, thiserror::Error)]
-pub enum ResourceError {
+pub enum ResourcePoolError {
     /// The configuration asks for what cannot be.
     #[error("{field} must be {allowed}, got {value}")]
     Config {
@@ -239,7 +239,7 @@ pub enum AcquireError {
     #[error("the resource pool is shut down")]
     Closed,
     /// Too many wait already.
-    #[error("{WAITING} wait for a worker already, and no more may")]
+    #[error("{MAX_WAITING} wait for a worker already, and no more may")]
     TooManyWaiting,
     /// The name of the task is too long.
     #[error("a task id of {0} bytes; allowed are up to {TASK_ID_BYTES}")]
@@ -248,7 +248,7 @@ pub enum AcquireError {
 
 /// Why a worker did not do what was wanted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum WorkerError {
+pub enum HeldWorkerError {
     /// The work itself failed; in the worker's words, such as a traceback. The worker lives on.
     #[error("{}", String::from_utf8_lossy(.0))]
     Failed(Bytes),
@@ -260,13 +260,13 @@ pub enum WorkerError {
     Memory(u64),
     /// It used more of something else than it may, and was killed.
     #[error("Worker exceeded its limits: {0}")]
-    Excess(Excess),
+    BoundExceeded(BoundExceeded),
     /// Whoever held it killed it.
     #[error("the worker was killed by whoever held it")]
     Killed,
     /// It died.
     #[error("the worker was lost: {0}")]
-    Lost(Cause),
+    Lost(WorkerExitCause),
     /// It was given back while it was still at this.
     #[error("the worker was given back before it was done")]
     GivenBack,
@@ -275,19 +275,19 @@ pub enum WorkerError {
     Closed,
     /// The work was not taken.
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] SubmitError),
 }
 
-impl WorkerError {
+impl HeldWorkerError {
     /// Whether it tells of a limit that was passed.
     pub fn is_limit(&self) -> bool {
-        matches!(self, Self::Timeout(_) | Self::Memory(_) | Self::Excess(_))
+        matches!(self, Self::Timeout(_) | Self::Memory(_) | Self::BoundExceeded(_))
     }
 
-    pub(super) fn of_excess(excess: Excess) -> Self {
+    pub(super) fn of_excess(excess: BoundExceeded) -> Self {
         match excess {
-            Excess::HostMemory { allowed, .. } => Self::Memory(allowed),
-            other => Self::Excess(other),
+            BoundExceeded::HostMemory { allowed, .. } => Self::Memory(allowed),
+            other => Self::BoundExceeded(other),
         }
     }
 }
@@ -310,8 +310,8 @@ fn because(why: Option<&Arc<str>>) -> String {
 mod tests {
     use super::*;
 
-    fn refused(change: fn(&mut ResourceConfig)) -> String {
-        let mut config = ResourceConfig::new(Program::native("worker"), 4, Duration::from_secs(1));
+    fn refused(change: fn(&mut ResourcePoolConfig)) -> String {
+        let mut config = ResourcePoolConfig::new(WorkerProgram::native("worker"), 4, Duration::from_secs(1));
         config.check().unwrap();
         change(&mut config);
         config.check().unwrap_err().to_string()
@@ -330,17 +330,17 @@ mod tests {
         assert_eq!(refused(|config| config.worker_memory = Some(0)), "worker_memory must be positive, got 0");
         assert_eq!(refused(|config| config.devices.clear()), "devices must be one or more, got none");
         assert_eq!(
-            refused(|config| config.devices.push(Device::new(""))),
+            refused(|config| config.devices.push(WorkerDevice::new(""))),
             "devices must be names that are not empty, got \"\""
         );
     }
 
     #[test]
     fn limits_are_told_in_the_words_programs_know() {
-        let timeout = |millis| WorkerError::Timeout(Duration::from_millis(millis)).to_string();
+        let timeout = |millis| HeldWorkerError::Timeout(Duration::from_millis(millis)).to_string();
         assert_eq!(timeout(1_000), "Worker exceeded 1s timeout");
         assert_eq!(timeout(250), "Worker exceeded 0.25s timeout");
-        assert_eq!(WorkerError::Memory(512 << 20).to_string(), "Worker exceeded 512MB memory limit");
-        assert_eq!(WorkerError::Memory(3 << 19).to_string(), "Worker exceeded 1.5MB memory limit");
+        assert_eq!(HeldWorkerError::Memory(512 << 20).to_string(), "Worker exceeded 512MB memory limit");
+        assert_eq!(HeldWorkerError::Memory(3 << 19).to_string(), "Worker exceeded 1.5MB memory limit");
     }
 }

@@ -1,8 +1,8 @@
 //! A resource pool: worker processes that are handed out one by one, each held to limits while somebody has it.
 //!
-//! - [`ResourceConfig`]: how many workers, what they run, what each may use.
+//! - [`ResourcePoolConfig`]: how many workers, what they run, what each may use.
 //! - [`ResourcePool`]: [`ResourcePool::acquire`] waits in line and gives a [`HeldWorker`].
-//! - [`LeasedGpus`]: a GPU of its own for each worker, from the agent of this machine.
+//! - [`GpuLeaseConfig`]: a GPU of its own for each worker, from the agent of this machine.
 //! - [`HeldWorker`]: work for it, its limits, and giving it back.
 //! - [`AuditEntry`]: who held which worker, when, and how it ended.
 //!
@@ -24,25 +24,25 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use gpupool_confine::bounds::Watcher;
-use gpupool_confine::cgroup::Cgroups;
+use gpupool_confine::bounds::BoundsWatcher;
+use gpupool_confine::cgroup::CgroupManager;
 use gpupool_confine::lock;
 use serde::Serialize;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use audit::AuditTrail;
-pub use audit::{AuditEntry, Ended, HowEnded, read_audit};
-pub use config::{AcquireError, Device, ResourceConfig, ResourceError, WorkerError};
-pub use owner::LeasedGpus;
+pub use audit::{AuditEntry, WorkerHoldEnd, WorkerHoldEndReason, read_audit_file};
+pub use config::{AcquireError, HeldWorkerError, ResourcePoolConfig, ResourcePoolError, WorkerDevice};
+pub use owner::GpuLeaseConfig;
 use owner::{Admission, Message, Owner, ToOwner};
 use roster::Ticket;
 use worker::{Busy, Live, Run};
 
 use crate::limits::{CANCEL_GRACE, DROP_PATIENCE, TASK_ID_BYTES};
-pub use crate::limits::{LONGEST_TIME, WAITING};
+pub use crate::limits::{MAX_DURATION, MAX_WAITING};
 use crate::plan::Speaks;
-use crate::{Refused, WorkerId};
+use crate::{SubmitError, WorkerId};
 
 /// Workers that are handed out one by one. Its futures work on any runtime, or none.
 ///
@@ -50,7 +50,7 @@ use crate::{Refused, WorkerId};
 #[derive(Debug)]
 pub struct ResourcePool {
     owner: ToOwner,
-    status: watch::Receiver<PoolStatus>,
+    status: watch::Receiver<ResourcePoolStatus>,
     audit: Arc<AuditTrail>,
     next_ticket: AtomicU64,
     least: usize,
@@ -62,25 +62,25 @@ pub struct ResourcePool {
 }
 
 impl ResourcePool {
-    /// Starts the least number of workers, without waiting for them: see [`ResourcePool::ready`].
-    pub fn start(config: ResourceConfig) -> Result<Self, ResourceError> {
-        Self::start_in(config, Cgroups::detect())
+    /// Starts the least number of workers, without waiting for them: see [`ResourcePool::wait_until_ready`].
+    pub fn start(config: ResourcePoolConfig) -> Result<Self, ResourcePoolError> {
+        Self::start_with_cgroups(config, CgroupManager::detect())
     }
 
-    /// The same with these control groups; with [`Cgroups::none`] limits are kept by looking.
-    pub fn start_in(config: ResourceConfig, cgroups: Cgroups) -> Result<Self, ResourceError> {
+    /// The same with these control groups; with [`CgroupManager::unavailable`] limits are kept by looking.
+    pub fn start_with_cgroups(config: ResourcePoolConfig, cgroups: CgroupManager) -> Result<Self, ResourcePoolError> {
         config.check()?;
-        let failed = |source| ResourceError::Audit { path: config.audit.clone().unwrap_or_default(), source };
+        let failed = |source| ResourcePoolError::Audit { path: config.audit.clone().unwrap_or_default(), source };
         let audit = Arc::new(AuditTrail::new(config.audit.as_deref()).map_err(failed)?);
-        let watcher = Watcher::start(cgroups)?;
+        let watcher = BoundsWatcher::start(cgroups)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (to_us, inbox) = ToOwner::new(config.max_workers as usize);
-        let (tells, status) = watch::channel(PoolStatus {
+        let (tells, status) = watch::channel(ResourcePoolStatus {
             // They are being started from here on.
             total_workers: if config.gpus.is_none() { config.min_workers as usize } else { 0 },
             worker_timeout: config.worker_timeout,
             worker_memory: config.worker_memory,
-            ..PoolStatus::default()
+            ..ResourcePoolStatus::default()
         });
         let (least, clean_up_timeout) = (config.min_workers as usize, config.clean_up_timeout);
         let owner = Owner::new(config, watcher, Arc::clone(&audit), tells, to_us.clone())?;
@@ -105,7 +105,7 @@ impl ResourcePool {
     }
 
     /// Waits in line for a worker. The place in line is taken at the call, and left when the future is dropped.
-    pub fn acquire(&self, task_id: impl Into<Arc<str>>) -> Acquiring {
+    pub fn acquire(&self, task_id: impl Into<Arc<str>>) -> AcquireFuture {
         let task_id = task_id.into();
         let ticket = Ticket(self.next_ticket.fetch_add(1, Ordering::Relaxed));
         let (answer, answered) = oneshot::channel();
@@ -120,14 +120,14 @@ impl ResourcePool {
                 let _ = answer.send(Err(why));
             }
         }
-        Acquiring { ticket, answered, owner, admission }
+        AcquireFuture { ticket, answered, owner, admission }
     }
 
     /// Waits until the least number of workers are set up, or says why none can be.
-    pub fn ready(&self) -> impl Future<Output = Result<(), AcquireError>> + Send + use<> {
+    pub fn wait_until_ready(&self) -> impl Future<Output = Result<(), AcquireError>> + Send + use<> {
         let (mut status, least) = (self.status.clone(), self.least);
         async move {
-            let is_ready = |status: &PoolStatus| status.available_workers + status.active_tasks >= least;
+            let is_ready = |status: &ResourcePoolStatus| status.available_workers + status.active_tasks >= least;
             let known = status.wait_for(|status| is_ready(status) || status.failure.is_some()).await;
             match known {
                 Ok(status) if is_ready(&status) => Ok(()),
@@ -138,17 +138,17 @@ impl ResourcePool {
     }
 
     /// How it stands.
-    pub fn status(&self) -> PoolStatus {
+    pub fn status(&self) -> ResourcePoolStatus {
         self.status.borrow().clone()
     }
 
     /// Changes of how it stands.
-    pub fn watch_status(&self) -> watch::Receiver<PoolStatus> {
+    pub fn watch_status(&self) -> watch::Receiver<ResourcePoolStatus> {
         self.status.clone()
     }
 
     /// The last holds, in the order they began.
-    pub fn audit(&self) -> Vec<AuditEntry> {
+    pub fn audit_entries(&self) -> Vec<AuditEntry> {
         self.audit.entries()
     }
 
@@ -177,7 +177,7 @@ impl Drop for ResourcePool {
 /// Somebody's place in line.
 #[derive(Debug)]
 #[must_use = "who does not wait leaves the line"]
-pub struct Acquiring {
+pub struct AcquireFuture {
     ticket: Ticket,
     /// Holds the worker once it is granted: dropped, it goes back.
     answered: oneshot::Receiver<Result<HeldWorker, AcquireError>>,
@@ -186,7 +186,7 @@ pub struct Acquiring {
     admission: Option<Admission>,
 }
 
-impl Future for Acquiring {
+impl Future for AcquireFuture {
     type Output = Result<HeldWorker, AcquireError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -198,7 +198,7 @@ impl Future for Acquiring {
     }
 }
 
-impl Drop for Acquiring {
+impl Drop for AcquireFuture {
     fn drop(&mut self) {
         if let Some(admission) = self.admission.take() {
             self.owner.tell(Message::Leave(self.ticket, admission));
@@ -218,7 +218,7 @@ pub struct HeldWorker {
     speaks: Speaks,
     live: Live,
     runs: mpsc::Sender<Run>,
-    ended: watch::Receiver<Option<WorkerError>>,
+    ended: watch::Receiver<Option<HeldWorkerError>>,
     /// How many things it was told to do and has not done.
     at_work: Arc<AtomicUsize>,
     owner: ToOwner,
@@ -255,7 +255,7 @@ impl HeldWorker {
     }
 
     /// How it ended, if it has, other than by being given back.
-    pub fn ended(&self) -> Option<WorkerError> {
+    pub fn ended(&self) -> Option<HeldWorkerError> {
         self.ended.borrow().clone()
     }
 
@@ -268,7 +268,7 @@ impl HeldWorker {
 
     /// Has it work on this; told to it at the call. Several are done one after the other. What has begun goes on when the
     /// future is dropped; what has not is not begun any more.
-    pub fn run(&self, payload: Bytes) -> impl Future<Output = Result<Bytes, WorkerError>> + Send + use<> {
+    pub fn run(&self, payload: Bytes) -> impl Future<Output = Result<Bytes, HeldWorkerError>> + Send + use<> {
         let (answer, answered) = oneshot::channel();
         let taken = self.give(payload, answer);
         let ended = self.ended.clone();
@@ -284,13 +284,13 @@ impl HeldWorker {
     }
 
     /// Comes back when the hold is over, however, with what became of the worker; `Closed` where it was given back.
-    pub fn over(&self) -> impl Future<Output = WorkerError> + Send + use<> {
+    pub fn wait_until_ended(&self) -> impl Future<Output = HeldWorkerError> + Send + use<> {
         how_it_ended(self.ended.clone())
     }
 
     /// Comes back when a limit was passed, with which; never, while none is.
-    pub fn exceeded(&self) -> impl Future<Output = WorkerError> + Send + use<> {
-        let over = self.over();
+    pub fn wait_until_exceeded(&self) -> impl Future<Output = HeldWorkerError> + Send + use<> {
+        let over = self.wait_until_ended();
         async move {
             let how = over.await;
             if !how.is_limit() {
@@ -310,11 +310,11 @@ impl HeldWorker {
         }
     }
 
-    fn give(&self, payload: Bytes, answer: oneshot::Sender<Result<Bytes, WorkerError>>) -> Result<(), Refused> {
+    fn give(&self, payload: Bytes, answer: oneshot::Sender<Result<Bytes, HeldWorkerError>>) -> Result<(), SubmitError> {
         self.speaks.check(&payload)?;
-        let busy = Busy::begin(&self.at_work).ok_or(Refused::Full)?;
+        let busy = Busy::begin(&self.at_work).ok_or(SubmitError::Full)?;
         match self.runs.try_send(Run { payload, answer, busy }) {
-            Err(TrySendError::Full(_)) => Err(Refused::Full),
+            Err(TrySendError::Full(_)) => Err(SubmitError::Full),
             // One that is gone drops the answer, and how it ended is told in its place.
             Ok(()) | Err(TrySendError::Closed(_)) => Ok(()),
         }
@@ -333,16 +333,16 @@ impl Drop for HeldWorker {
     }
 }
 
-async fn how_it_ended(mut ended: watch::Receiver<Option<WorkerError>>) -> WorkerError {
+async fn how_it_ended(mut ended: watch::Receiver<Option<HeldWorkerError>>) -> HeldWorkerError {
     match ended.wait_for(Option::is_some).await {
-        Ok(how) => how.clone().unwrap_or(WorkerError::Closed),
-        Err(_) => WorkerError::Closed,
+        Ok(how) => how.clone().unwrap_or(HeldWorkerError::Closed),
+        Err(_) => HeldWorkerError::Closed,
     }
 }
 
 /// How a resource pool stands.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-pub struct PoolStatus {
+pub struct ResourcePoolStatus {
     /// Workers there are, those that are being started or replaced included.
     pub total_workers: usize,
     /// Workers that could be had at once.

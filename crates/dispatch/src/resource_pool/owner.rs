@@ -9,20 +9,20 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpupool_client::local::LocalAgent;
-use gpupool_confine::bounds::Watcher;
+use gpupool_confine::bounds::BoundsWatcher;
 use gpupool_confine::lock;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
-use super::audit::{AuditTrail, HowEnded};
+use super::audit::{AuditTrail, WorkerHoldEndReason};
 use super::config::worker_id;
 use super::roster::{Effect, Fitness, Refusal, Roster, Ticket};
 use super::worker::{Ending, Live, News, Run, Tending};
-use super::{AcquireError, HeldWorker, PoolStatus, ResourceConfig, WorkerError};
-use crate::Cause;
-use crate::gpus::{GpuError, GpuKeeper, GpuNews, GpuNewsReader, GpuWish, Granted};
-use crate::limits::{DEPTH, SLEEP_MOST, WAITING};
-use crate::plan::{Place, Plan};
+use super::{AcquireError, HeldWorker, HeldWorkerError, ResourcePoolConfig, ResourcePoolStatus};
+use crate::WorkerExitCause;
+use crate::gpu_leases::{GpuError, GpuEvent, GpuEventReceiver, GpuLeaseManager, GpuRequest, GrantedLease};
+use crate::limits::{DEPTH, MAX_WAITING, SLEEP_MOST};
+use crate::plan::{RunPlan, WorkerSlot};
 
 pub(super) type Answer = oneshot::Sender<Result<HeldWorker, AcquireError>>;
 
@@ -71,7 +71,7 @@ pub(super) struct ToOwner {
 impl ToOwner {
     /// The way to the owner of so many workers, and where their messages arrive.
     pub(super) fn new(workers: usize) -> (Self, mpsc::Receiver<Message>) {
-        let tickets = WAITING + workers;
+        let tickets = MAX_WAITING + workers;
         let most = MESSAGES_OF_A_TICKET * tickets + MESSAGES_OF_A_WORKER * workers + 1;
         let (messages, inbox) = mpsc::channel(most);
         (Self { messages, tickets: Arc::new(Semaphore::new(tickets)), shut_down: Arc::default() }, inbox)
@@ -97,18 +97,18 @@ impl ToOwner {
 }
 
 pub(super) struct Owner {
-    config: ResourceConfig,
-    plan: Arc<Plan>,
+    config: ResourcePoolConfig,
+    plan: Arc<RunPlan>,
     devices: Vec<Arc<str>>,
     leases: Option<Leases>,
-    watcher: Arc<Watcher>,
+    watcher: Arc<BoundsWatcher>,
     roster: Roster,
     effects: Vec<Effect>,
     processes: Vec<Option<Process>>,
     waiting: HashMap<Ticket, (Arc<str>, Answer, Admission)>,
     /// In the order they began: tickets are numbered so.
     holds: BTreeMap<Ticket, Hold>,
-    status: watch::Sender<PoolStatus>,
+    status: watch::Sender<ResourcePoolStatus>,
     audit: Arc<AuditTrail>,
     stop_patience: Duration,
     clean_up_failure: Option<Arc<str>>,
@@ -127,16 +127,16 @@ struct Process {
 
 struct Hold {
     task_id: Arc<str>,
-    tell: watch::Sender<Option<WorkerError>>,
+    tell: watch::Sender<Option<HeldWorkerError>>,
 }
 
 impl Owner {
     /// Asks for GPUs, where workers have some; workers are started by [`Owner::own`].
     pub(super) fn new(
-        config: ResourceConfig,
-        watcher: Watcher,
+        config: ResourcePoolConfig,
+        watcher: BoundsWatcher,
         audit: Arc<AuditTrail>,
-        status: watch::Sender<PoolStatus>,
+        status: watch::Sender<ResourcePoolStatus>,
         to_us: ToOwner,
     ) -> Result<Self, GpuError> {
         let lease = |wish| Leases::start(wish, config.max_workers);
@@ -195,14 +195,14 @@ impl Owner {
             }
             Message::GiveBack { ticket, is_at_work, seen, admission: _admission } => {
                 if is_at_work {
-                    self.end_unfit(ticket, WorkerError::GivenBack);
+                    self.end_unfit(ticket, HeldWorkerError::GivenBack);
                 } else if self.roster.give_back(ticket, Fitness::Fit, now, &mut self.effects) {
                     self.holds.remove(&ticket);
-                    self.audit.end(ticket.0, HowEnded::Released, None);
+                    self.audit.end(ticket.0, WorkerHoldEndReason::Released, None);
                 }
                 self.seen.extend(seen);
             }
-            Message::Kill(ticket) => self.end_unfit(ticket, WorkerError::Killed),
+            Message::Kill(ticket) => self.end_unfit(ticket, HeldWorkerError::Killed),
             Message::Worker(slot, news) => self.hear(slot, news, now),
             Message::ShutDown => {
                 if let Some(patience) = lock(&self.to_us.shut_down).take() {
@@ -223,7 +223,7 @@ impl Owner {
             }
             News::Exceeded(excess) => {
                 if let Some(ticket) = self.roster.holder(slot) {
-                    self.end_unfit(ticket, WorkerError::of_excess(excess));
+                    self.end_unfit(ticket, HeldWorkerError::of_excess(excess));
                 }
             }
             News::Dying => self.roster.dying(slot),
@@ -235,9 +235,9 @@ impl Owner {
                     self.end_hold(
                         ticket,
                         match cause {
-                            Cause::Excess(excess) => WorkerError::of_excess(excess),
-                            _ if was_ordered => WorkerError::Closed,
-                            other => WorkerError::Lost(other),
+                            WorkerExitCause::BoundExceeded(excess) => HeldWorkerError::of_excess(excess),
+                            _ if was_ordered => HeldWorkerError::Closed,
+                            other => HeldWorkerError::Lost(other),
                         },
                     );
                 }
@@ -245,26 +245,26 @@ impl Owner {
         }
     }
 
-    fn hear_of_gpu(&mut self, news: GpuNews, now: Instant) {
+    fn hear_of_gpu(&mut self, news: GpuEvent, now: Instant) {
         let Some(leases) = &mut self.leases else { return };
         match news {
-            GpuNews::Granted(granted) => {
+            GpuEvent::Granted(granted) => {
                 let slot = granted.place;
                 (leases.granted[slot], leases.waiting[slot]) = (Some(granted), None);
                 self.roster.equip(slot, now, &mut self.effects);
             }
-            GpuNews::Lost { place, why } => {
+            GpuEvent::Lost { place, why } => {
                 leases.granted[place] = None;
                 if let Some(ticket) = self.roster.strip(place, now, &mut self.effects) {
-                    self.end_hold(ticket, WorkerError::Lost(Cause::Withdrawn(why.into())));
+                    self.end_hold(ticket, HeldWorkerError::Lost(WorkerExitCause::GpuWithdrawn(why.into())));
                 }
             }
-            GpuNews::Refused { place, why } => {
+            GpuEvent::Refused { place, why } => {
                 leases.waiting[place] = None;
                 self.roster.deny(place, why.into(), &mut self.effects);
             }
-            GpuNews::Waiting { place, text } => leases.waiting[place] = Some(text.into()),
-            GpuNews::Note(_) => {}
+            GpuEvent::Waiting { place, text } => leases.waiting[place] = Some(text.into()),
+            GpuEvent::Note(_) => {}
         }
     }
 
@@ -301,7 +301,7 @@ impl Owner {
             }
             Effect::TimeUp { ticket, slot } => {
                 self.end(slot, Ending::Kill);
-                self.end_hold(ticket, WorkerError::Timeout(self.config.worker_timeout));
+                self.end_hold(ticket, HeldWorkerError::Timeout(self.config.worker_timeout));
             }
             Effect::Stop(slot) => self.end(slot, Ending::Stop(tokio::time::Instant::now() + self.stop_patience)),
             Effect::Kill(slot) => self.end(slot, Ending::Kill),
@@ -362,22 +362,26 @@ impl Owner {
     }
 
     /// Ends a hold and the worker with it.
-    fn end_unfit(&mut self, ticket: Ticket, error: WorkerError) {
+    fn end_unfit(&mut self, ticket: Ticket, error: HeldWorkerError) {
         if self.roster.give_back(ticket, Fitness::Unfit, Instant::now(), &mut self.effects) {
             self.end_hold(ticket, error);
         }
     }
 
-    fn end_hold(&mut self, ticket: Ticket, error: WorkerError) {
+    fn end_hold(&mut self, ticket: Ticket, error: HeldWorkerError) {
         let Some(hold) = self.holds.remove(&ticket) else { return };
         let (how, why) = match &error {
-            WorkerError::Timeout(_) => (HowEnded::Timeout, None),
-            WorkerError::Memory(_) => (HowEnded::Memory, None),
-            WorkerError::Excess(excess) => (HowEnded::Excess, Some(excess.to_string().into())),
-            WorkerError::Killed => (HowEnded::Killed, None),
-            WorkerError::GivenBack => (HowEnded::Abandoned, None),
-            WorkerError::Lost(cause) => (HowEnded::Lost, Some(cause.to_string().into())),
-            WorkerError::Failed(_) | WorkerError::Refused(_) | WorkerError::Closed => (HowEnded::Closed, None),
+            HeldWorkerError::Timeout(_) => (WorkerHoldEndReason::Timeout, None),
+            HeldWorkerError::Memory(_) => (WorkerHoldEndReason::Memory, None),
+            HeldWorkerError::BoundExceeded(excess) => {
+                (WorkerHoldEndReason::BoundExceeded, Some(excess.to_string().into()))
+            }
+            HeldWorkerError::Killed => (WorkerHoldEndReason::Killed, None),
+            HeldWorkerError::GivenBack => (WorkerHoldEndReason::Abandoned, None),
+            HeldWorkerError::Lost(cause) => (WorkerHoldEndReason::Lost, Some(cause.to_string().into())),
+            HeldWorkerError::Failed(_) | HeldWorkerError::Refused(_) | HeldWorkerError::Closed => {
+                (WorkerHoldEndReason::Closed, None)
+            }
         };
         self.audit.end(ticket.0, how, why);
         // Nobody may listen any more.
@@ -402,7 +406,7 @@ impl Owner {
     }
 
     fn publish(&self) {
-        let status = PoolStatus {
+        let status = ResourcePoolStatus {
             worker_timeout: self.config.worker_timeout,
             worker_memory: self.config.worker_memory,
             active_task_ids: self.holds.values().map(|hold| Arc::clone(&hold.task_id)).collect(),
@@ -428,7 +432,7 @@ const DEVICE: &str = "cuda:0";
 
 /// What workers lease, and of whom.
 #[derive(Debug, Clone)]
-pub struct LeasedGpus {
+pub struct GpuLeaseConfig {
     /// The agent of this machine.
     pub agent: LocalAgent,
     /// What is asked for, for each worker.
@@ -438,20 +442,20 @@ pub struct LeasedGpus {
 /// The GPUs of a pool's workers.
 #[derive(Debug)]
 struct Leases {
-    keeper: Arc<GpuKeeper>,
-    news: GpuNewsReader,
-    granted: Vec<Option<Granted>>,
+    keeper: Arc<GpuLeaseManager>,
+    news: GpuEventReceiver,
+    granted: Vec<Option<GrantedLease>>,
     /// How the wait for each goes.
     waiting: Vec<Option<Arc<str>>>,
 }
 
 impl Leases {
     /// Asks for a GPU for each worker.
-    fn start(wish: LeasedGpus, workers: u32) -> Result<Self, GpuError> {
+    fn start(wish: GpuLeaseConfig, workers: u32) -> Result<Self, GpuError> {
         let places = workers as usize;
-        let LeasedGpus { agent, body } = wish;
-        let wish = GpuWish { body, leases: places, gpu_ids: Vec::new() };
-        let (keeper, news) = GpuKeeper::start(agent, wish)?;
+        let GpuLeaseConfig { agent, body } = wish;
+        let wish = GpuRequest { body, leases: places, gpu_ids: Vec::new() };
+        let (keeper, news) = GpuLeaseManager::start(agent, wish)?;
         Ok(Self { keeper: Arc::new(keeper), news, granted: vec![None; places], waiting: vec![None; places] })
     }
 
@@ -461,18 +465,18 @@ impl Leases {
     }
 
     pub(crate) fn gpu_ids(&self, slot: usize) -> Vec<u32> {
-        self.granted[slot].as_ref().map(Granted::gpu_ids).unwrap_or_default()
+        self.granted[slot].as_ref().map(GrantedLease::gpu_ids).unwrap_or_default()
     }
 
     /// Where the worker of a slot works.
-    pub(crate) fn place(&self, slot: usize) -> Place {
-        let Some(granted) = &self.granted[slot] else { return Place::new(worker_id(slot)) };
-        self.keeper.place(worker_id(slot), granted)
+    pub(crate) fn place(&self, slot: usize) -> WorkerSlot {
+        let Some(granted) = &self.granted[slot] else { return WorkerSlot::new(worker_id(slot)) };
+        self.keeper.worker_slot(worker_id(slot), granted)
     }
 }
 
 /// The next news of the GPUs; never, where workers have none.
-async fn gpu_news(leases: &mut Option<Leases>) -> Option<GpuNews> {
+async fn gpu_news(leases: &mut Option<Leases>) -> Option<GpuEvent> {
     match leases {
         Some(leases) => leases.news.next().await,
         None => std::future::pending().await,

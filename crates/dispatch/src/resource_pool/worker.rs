@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use gpupool_confine::bounds::{Excess, Held, Watcher};
+use gpupool_confine::bounds::{BoundExceeded, BoundedJob, BoundsWatcher};
 use gpupool_confine::spawn::{Job, JobEvent};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
@@ -19,13 +19,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 
-use super::WorkerError;
+use super::HeldWorkerError;
 use super::owner::{Message, ToOwner};
 use crate::limits::{DEPTH, EXIT_PATIENCE};
-use crate::plan::{Place, Plan, Speaks};
+use crate::plan::{RunPlan, Speaks, WorkerSlot};
 use crate::process::{Heard, Process, Wire, end, ready_of, start};
-use crate::protocol::{Counters, Kind};
-use crate::{Cause, Outcome, TaskId};
+use crate::protocol::{Kind, WorkerCounters};
+use crate::{TaskId, TaskOutcome, WorkerExitCause};
 
 /// How a worker is to end.
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ pub(super) enum Ending {
     Stop(Instant),
     Kill,
     /// It used too much, and is killed.
-    Excess(Excess),
+    Excess(BoundExceeded),
 }
 
 impl Ending {
@@ -58,7 +58,7 @@ impl Ending {
 #[derive(Debug)]
 pub(super) struct Run {
     pub payload: Bytes,
-    pub answer: oneshot::Sender<Result<Bytes, WorkerError>>,
+    pub answer: oneshot::Sender<Result<Bytes, HeldWorkerError>>,
     pub busy: Busy,
 }
 
@@ -87,28 +87,28 @@ pub(super) enum News {
     /// It is set up.
     Ready(Live),
     /// It used too much, and is being killed.
-    Exceeded(Excess),
+    Exceeded(BoundExceeded),
     /// It is being ended, or died, and is given to no one any more.
     Dying,
     /// It could not clean up.
     CleanUpFailed(Arc<str>),
     /// Its process is gone with all it started, or never was. The last news.
-    Gone { cause: Cause, why: Arc<str>, was_ordered: bool },
+    Gone { cause: WorkerExitCause, why: Arc<str>, was_ordered: bool },
 }
 
 /// What the owner knows of a process that lives.
 #[derive(Debug, Clone)]
 pub(super) struct Live {
     pub pid: u32,
-    pub held: Option<Arc<Held>>,
+    pub held: Option<Arc<BoundedJob>>,
 }
 
 /// How a process is to be started, and who hears of it.
 pub(super) struct Tending {
     pub slot: usize,
-    pub plan: Arc<Plan>,
-    pub place: Place,
-    pub watcher: Arc<Watcher>,
+    pub plan: Arc<RunPlan>,
+    pub place: WorkerSlot,
+    pub watcher: Arc<BoundsWatcher>,
     pub setup_timeout: Duration,
     pub owner: ToOwner,
     pub runs: mpsc::Receiver<Run>,
@@ -120,7 +120,7 @@ impl Tending {
     pub(super) async fn tend(mut self) {
         let last = match self.start().await {
             Ok(worker) => worker.live(&mut self.runs, self.endings.subscribe()).await,
-            Err(why) => gone(Cause::NotStarted(why.into()), None, false),
+            Err(why) => gone(WorkerExitCause::StartFailed(why.into()), None, false),
         };
         self.owner.tell(Message::Worker(self.slot, last));
     }
@@ -150,12 +150,12 @@ enum Phase {
 /// Why a process is not to be tended any longer.
 struct Leave {
     /// `None`: it ended by itself, or is about to.
-    cause: Option<Cause>,
+    cause: Option<WorkerExitCause>,
     grace: Duration,
 }
 
 impl Leave {
-    fn killed(cause: Cause) -> Self {
+    fn killed(cause: WorkerExitCause) -> Self {
         Self { cause: Some(cause), grace: Duration::ZERO }
     }
 }
@@ -170,7 +170,7 @@ struct Worker {
 struct Talk {
     slot: usize,
     wire: AsyncFd<ByFd<Wire>>,
-    counters: Counters,
+    counters: WorkerCounters,
     live: Live,
     phase: Phase,
     setup_timeout: Duration,
@@ -223,8 +223,8 @@ impl Worker {
         let (tell, told) = oneshot::channel();
         let held = talk.live.held.clone();
         end(job.into_inner().0, held, &mut talk.wire.get_mut().0, grace, move |cause| drop(tell.send(cause)));
-        let death = told.await.unwrap_or(Cause::Stopped);
-        if !matches!(cause, Some(Cause::Nonsense(_))) {
+        let death = told.await.unwrap_or(WorkerExitCause::Stopped);
+        if !matches!(cause, Some(WorkerExitCause::ProtocolViolation(_))) {
             talk.hear_the_rest();
         }
         gone(cause.unwrap_or(death), talk.setup_failure, talk.was_ordered)
@@ -255,7 +255,7 @@ impl Worker {
                 ending.map_or(Ok(()), |ending| self.talk.end(ending))
             }
             ready = self.job.readable_mut() => match ready {
-                Ok(mut guard) => match guard.get_inner_mut().0.try_event() {
+                Ok(mut guard) => match guard.get_inner_mut().0.try_next_event() {
                     Ok(None) => {
                         guard.clear_ready();
                         Ok(())
@@ -263,7 +263,7 @@ impl Worker {
                     Ok(Some(JobEvent::Stopped(_) | JobEvent::Continued)) => Ok(()),
                     Ok(Some(JobEvent::Ended(_))) | Err(_) => Err(Leave { cause: None, grace: Duration::ZERO }),
                 },
-                Err(error) => Err(Leave::killed(Cause::NotStarted(error.to_string().into()))),
+                Err(error) => Err(Leave::killed(WorkerExitCause::StartFailed(error.to_string().into()))),
             },
             ready = self.talk.wire.ready_mut(interest) => {
                 let is_open = match ready {
@@ -286,7 +286,7 @@ impl Worker {
                 if matches!(self.talk.phase, Phase::SettingUp(_)) {
                     self.talk.setup_failure = Some(format!("setup took longer than {:?}", self.talk.setup_timeout).into());
                 }
-                Err(Leave::killed(Cause::Stuck))
+                Err(Leave::killed(WorkerExitCause::IgnoredInterrupt))
             }
         }
     }
@@ -310,11 +310,11 @@ impl Talk {
             }
             Ending::Kill => {
                 self.was_ordered = true;
-                Err(Leave::killed(Cause::Stopped))
+                Err(Leave::killed(WorkerExitCause::Stopped))
             }
             Ending::Excess(excess) => {
                 self.tell(News::Exceeded(excess.clone()));
-                Err(Leave::killed(Cause::Excess(excess)))
+                Err(Leave::killed(WorkerExitCause::BoundExceeded(excess)))
             }
         }
     }
@@ -371,7 +371,7 @@ impl Talk {
                 Ok(Some(heard)) => self.hear_one(heard),
                 Err(nonsense) => Err(nonsense),
             };
-            understood.map_err(|nonsense| Leave::killed(Cause::Nonsense(nonsense.into())))?;
+            understood.map_err(|nonsense| Leave::killed(WorkerExitCause::ProtocolViolation(nonsense.into())))?;
         }
     }
 
@@ -387,8 +387,10 @@ impl Talk {
                 self.is_ready();
             }
             Kind::SetupFailed if !is_set_up => self.setup_failure = Some(frame.text()),
-            Kind::Done if is_set_up => answer(&mut self.running, Some(frame.task), Outcome::Done(frame.payload))?,
-            Kind::Failed if is_set_up => answer(&mut self.running, Some(frame.task), Outcome::Failed(frame.payload))?,
+            Kind::Done if is_set_up => answer(&mut self.running, Some(frame.task), TaskOutcome::Done(frame.payload))?,
+            Kind::Failed if is_set_up => {
+                answer(&mut self.running, Some(frame.task), TaskOutcome::Failed(frame.payload))?
+            }
             Kind::Started if is_set_up => {}
             Kind::CleanupFailed if is_set_up => {
                 if !std::mem::replace(&mut self.has_failed_to_clean_up, true) {
@@ -402,12 +404,12 @@ impl Talk {
 }
 
 /// The last news of a process; `why` in its own words, if it said any.
-fn gone(cause: Cause, why: Option<Arc<str>>, was_ordered: bool) -> News {
+fn gone(cause: WorkerExitCause, why: Option<Arc<str>>, was_ordered: bool) -> News {
     News::Gone { why: why.unwrap_or_else(|| cause.to_string().into()), cause, was_ordered }
 }
 
 /// Tells whoever wanted it what came of the work.
-fn answer(running: &mut Option<(TaskId, Run)>, task: Option<TaskId>, outcome: Outcome) -> Result<(), String> {
+fn answer(running: &mut Option<(TaskId, Run)>, task: Option<TaskId>, outcome: TaskOutcome) -> Result<(), String> {
     let is_it = |(running, _): &mut (TaskId, Run)| task.is_none_or(|task| task == *running);
     let Some((_, run)) = running.take_if(is_it) else {
         return Err(format!("it answered {}, which it was not at", task.map_or("a line".into(), |it| it.to_string())));
@@ -416,10 +418,10 @@ fn answer(running: &mut Option<(TaskId, Run)>, task: Option<TaskId>, outcome: Ou
     // First, so that whoever hears the answer can give the worker back.
     drop(busy);
     let _ = answer.send(match outcome {
-        Outcome::Done(result) => Ok(result),
-        Outcome::Failed(why) => Err(WorkerError::Failed(why)),
+        TaskOutcome::Done(result) => Ok(result),
+        TaskOutcome::Failed(why) => Err(HeldWorkerError::Failed(why)),
         // A worker says no other.
-        Outcome::TimedOut(_) | Outcome::WorkerLost(_) | Outcome::Cancelled => Err(WorkerError::Killed),
+        TaskOutcome::TimedOut(_) | TaskOutcome::WorkerLost(_) | TaskOutcome::Cancelled => Err(HeldWorkerError::Killed),
     });
     Ok(())
 }

@@ -18,8 +18,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use gpupool_dispatch::{Dispatcher, Event, Outcome, Over, Plan, RunError, TaskId};
-use gpupool_testkit::{Chance, Chaos};
+use gpupool_dispatch::{Dispatcher, RunError, RunEvent, RunPlan, TaskEnd, TaskId, TaskOutcome};
+use gpupool_testkit::{ChaosRun, SeededRng};
 
 use common::odd;
 use outside::Outside;
@@ -53,9 +53,9 @@ const ENDINGS: [Ending; 6] = [
 
 #[test]
 fn chaos_loses_no_task_and_leaves_nothing() {
-    let chaos = Chaos::new("chaos", 8, 6);
+    let chaos = ChaosRun::new("chaos", 8, 6);
     let workers = u32::try_from(chaos.clients).unwrap();
-    let mut chance = Chance::new(chaos.seed);
+    let mut chance = SeededRng::new(chaos.seed);
     let until = Instant::now() + Duration::from_secs(chaos.secs);
     let tasks = if chaos.secs >= 60 { 20_000 } else { 2_000 };
     let (mut rounds, mut told) = (0, Told::default());
@@ -80,15 +80,15 @@ struct Told {
 }
 
 impl Told {
-    fn of(overs: &BTreeMap<TaskId, Over>) -> Self {
+    fn of(overs: &BTreeMap<TaskId, TaskEnd>) -> Self {
         let mut told = Self::default();
         for over in overs.values() {
             match over.outcome {
-                Outcome::Done(_) => told.done += 1,
-                Outcome::Failed(_) => told.failed += 1,
-                Outcome::WorkerLost(_) => told.lost += 1,
-                Outcome::TimedOut(_) => told.timed_out += 1,
-                Outcome::Cancelled => told.cancelled += 1,
+                TaskOutcome::Done(_) => told.done += 1,
+                TaskOutcome::Failed(_) => told.failed += 1,
+                TaskOutcome::WorkerLost(_) => told.lost += 1,
+                TaskOutcome::TimedOut(_) => told.timed_out += 1,
+                TaskOutcome::Cancelled => told.cancelled += 1,
             }
         }
         told
@@ -103,7 +103,7 @@ impl Told {
     }
 }
 
-fn plan(workers: u32, chance: &mut Chance) -> Plan {
+fn plan(workers: u32, chance: &mut SeededRng) -> RunPlan {
     let mut plan = odd(workers);
     plan.rules.task_timeout = Some(Duration::from_millis(400));
     plan.rules.grace = Duration::from_millis(100);
@@ -116,7 +116,7 @@ fn plan(workers: u32, chance: &mut Chance) -> Plan {
     plan
 }
 
-fn task(number: u64, chance: &mut Chance) -> String {
+fn task(number: u64, chance: &mut SeededRng) -> String {
     const ODD: [&str; 13] = [
         "exit 3",
         "kill",
@@ -135,12 +135,12 @@ fn task(number: u64, chance: &mut Chance) -> String {
     if chance.below(200) == 0 { (*chance.pick(&ODD)).to_owned() } else { format!("echo {number}") }
 }
 
-fn one_round(workers: u32, tasks: u64, ending: Ending, chance: &mut Chance) -> Told {
+fn one_round(workers: u32, tasks: u64, ending: Ending, chance: &mut SeededRng) -> Told {
     let before = Traces::now();
     let plan = plan(workers, chance);
     let mut given = Vec::new();
     let fails_at = chance.below(tasks);
-    let mut for_tasks = chance.branch();
+    let mut for_tasks = chance.fork();
     let source = (0..tasks).map(|number| {
         if ending == Ending::SourceFails && number == fails_at {
             return Err("the source's own");
@@ -150,13 +150,13 @@ fn one_round(workers: u32, tasks: u64, ending: Ending, chance: &mut Chance) -> T
         Ok(Bytes::from(task))
     });
     let dispatcher = Dispatcher::start(plan).unwrap();
-    let remote = dispatcher.remote();
-    let outside = Outside::start(remote.clone(), chance.branch());
+    let remote = dispatcher.handle();
+    let outside = Outside::start(remote.clone(), chance.fork());
     let ends_at = usize::try_from(chance.below(tasks)).unwrap();
-    let mut overs: BTreeMap<TaskId, Over> = BTreeMap::new();
+    let mut overs: BTreeMap<TaskId, TaskEnd> = BTreeMap::new();
     let run = || {
         dispatcher.run(source, |event| {
-            let Event::Over(over) = event else { return };
+            let RunEvent::TaskEnded(over) = event else { return };
             let twice = overs.insert(over.task, over);
             assert!(twice.is_none(), "told twice: {twice:?}");
             if overs.len() == ends_at + 1 {
@@ -164,7 +164,7 @@ fn one_round(workers: u32, tasks: u64, ending: Ending, chance: &mut Chance) -> T
                     Ending::CallbackPanics => std::panic::resume_unwind(Box::new("the callback's own")),
                     Ending::Cancelled => remote.cancel(),
                     Ending::Stopped => remote.stop(),
-                    Ending::FinishedSoon => remote.finish_soon(),
+                    Ending::FinishedSoon => remote.cancel_pending(),
                     Ending::Orderly | Ending::SourceFails => {}
                 }
             }
@@ -194,19 +194,21 @@ fn one_round(workers: u32, tasks: u64, ending: Ending, chance: &mut Chance) -> T
 }
 
 /// What came of a task can have come of it.
-fn check(task: &str, over: &Over) {
+fn check(task: &str, over: &TaskEnd) {
     match (&over.outcome, task.split_once(' ')) {
-        (Outcome::Done(result), Some(("echo", text))) => assert_eq!(result, text.as_bytes(), "another task's result"),
-        (Outcome::Failed(why), Some(("fail", text))) => assert_eq!(why, text.as_bytes()),
+        (TaskOutcome::Done(result), Some(("echo", text))) => {
+            assert_eq!(result, text.as_bytes(), "another task's result")
+        }
+        (TaskOutcome::Failed(why), Some(("fail", text))) => assert_eq!(why, text.as_bytes()),
         // Where it already has as many processes as it may.
-        (Outcome::Failed(_), _) if task == "spawn" => {}
-        (Outcome::Failed(why), _) => panic!("{task} failed: {why:?}"),
-        (Outcome::Done(_), _) => {
+        (TaskOutcome::Failed(_), _) if task == "spawn" => {}
+        (TaskOutcome::Failed(why), _) => panic!("{task} failed: {why:?}"),
+        (TaskOutcome::Done(_), _) => {
             assert!(
                 ["forks", "spawn", "hog", "stop", "sleep", "garbage", "lie"].iter().any(|odd| task.starts_with(odd)),
                 "{task} was done"
             );
         }
-        (Outcome::WorkerLost(_) | Outcome::TimedOut(_) | Outcome::Cancelled, _) => {}
+        (TaskOutcome::WorkerLost(_) | TaskOutcome::TimedOut(_) | TaskOutcome::Cancelled, _) => {}
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use gpupool_confine::Signal;
 use gpupool_confine::process::{ProcFs, ProcessHandle};
-use gpupool_dispatch::Remote;
-use gpupool_testkit::Chance;
+use gpupool_dispatch::RunHandle;
+use gpupool_testkit::SeededRng;
 
 pub struct Outside {
     is_over: Arc<AtomicBool>,
@@ -16,7 +16,7 @@ pub struct Outside {
 }
 
 impl Outside {
-    pub fn start(remote: Remote, mut chance: Chance) -> Self {
+    pub fn start(remote: RunHandle, mut chance: SeededRng) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&is_over);
         let meddle = move || {
@@ -49,8 +49,8 @@ impl Outside {
     }
 }
 
-fn any_descendant(chance: &mut Chance) -> Option<ProcessHandle> {
-    let all = ProcFs::here().tree(std::process::id()).unwrap();
+fn any_descendant(chance: &mut SeededRng) -> Option<ProcessHandle> {
+    let all = ProcFs::system().descendants(std::process::id()).unwrap();
     if all.is_empty() {
         return None;
     }

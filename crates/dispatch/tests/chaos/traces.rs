@@ -16,7 +16,7 @@ impl Traces {
     pub fn now() -> Self {
         let entries = |path: &str| std::fs::read_dir(path).unwrap().count();
         Self {
-            processes: ProcFs::here().tree(std::process::id()).unwrap().len(),
+            processes: ProcFs::system().descendants(std::process::id()).unwrap().len(),
             threads: entries("/proc/self/task"),
             descriptors: entries("/proc/self/fd"),
         }

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use gpupool_dispatch::resource_pool::{AcquireError, HowEnded, WorkerError, read_audit};
+use gpupool_dispatch::resource_pool::{AcquireError, HeldWorkerError, WorkerHoldEndReason, read_audit_file};
 use serde_json::json;
 
 use crate::kit::{Story, ends, expect_gone, handle, in_time, text, until};
@@ -28,13 +28,13 @@ async fn shutting_down_tells_who_waits_lets_work_end_and_cleans_up() {
     in_time("what it was at", working).await.unwrap();
     in_time("its end", shutdown).await;
     story.expect_nothing_left();
-    assert_eq!(in_time("later", worker.run("echo no".into())).await, Err(WorkerError::Closed));
+    assert_eq!(in_time("later", worker.run("echo no".into())).await, Err(HeldWorkerError::Closed));
     assert_eq!(in_time("later", pool.acquire("late")).await.unwrap_err(), AcquireError::Closed);
     // It could not clean up, but it tried.
     assert_eq!(status.borrow_and_update().clean_up_failure.as_deref(), Some("could not save"));
     assert_eq!((pool.status().total_workers, pool.status().active_tasks), (0, 0));
-    assert_eq!(ends(&pool), [Some(HowEnded::Closed)]);
-    assert_eq!(read_audit(file.path()).unwrap(), pool.audit());
+    assert_eq!(ends(&pool), [Some(WorkerHoldEndReason::Closed)]);
+    assert_eq!(read_audit_file(file.path()).unwrap(), pool.audit_entries());
 }
 
 #[tokio::test]
@@ -62,7 +62,7 @@ async fn a_pool_that_is_dropped_leaves_no_process() {
     assert!(!story.processes().is_empty());
     drop(pool);
     story.expect_nothing_left();
-    assert_eq!(in_time("it is told", worker.run("echo no".into())).await, Err(WorkerError::Closed));
+    assert_eq!(in_time("it is told", worker.run("echo no".into())).await, Err(HeldWorkerError::Closed));
 }
 
 #[tokio::test]
@@ -95,13 +95,13 @@ fn kill_9_of_the_program_leaves_no_process_and_a_readable_trail() {
     let mut pids = BufReader::new(program.stdout.take().unwrap()).lines().map_while(Result::ok);
     let processes: Vec<_> = (0..2).map(|_| handle(pids.next().unwrap().parse().unwrap())).collect();
     // Written by a thread of its own, a moment after the hold began.
-    while read_audit(&trail).unwrap().len() < 2 {
+    while read_audit_file(&trail).unwrap().len() < 2 {
         std::thread::yield_now();
     }
     program.kill().unwrap();
     program.wait().unwrap();
     processes.iter().for_each(expect_gone);
-    let trail = read_audit(&trail).unwrap();
+    let trail = read_audit_file(&trail).unwrap();
     let told: Vec<_> = trail.iter().map(|entry| (&*entry.task_id, entry.pid, entry.ended.is_some())).collect();
     assert_eq!(told, [("first", processes[0].id().pid, false), ("second", processes[1].id().pid, false)]);
     // The output ends when the last process that could write to it has gone: children of the workers as well.

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use gpupool_confine::process::{ProcFs, ProcessHandle, ProcessId};
-use gpupool_dispatch::Program;
-use gpupool_dispatch::resource_pool::{HowEnded, PoolStatus, ResourceConfig, ResourcePool, WorkerError};
+use gpupool_dispatch::WorkerProgram;
+use gpupool_dispatch::resource_pool::{
+    HeldWorkerError, ResourcePool, ResourcePoolConfig, ResourcePoolStatus, WorkerHoldEndReason,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::support::odd_worker;
@@ -20,7 +22,7 @@ const STORY: &str = "GPUPOOL_TEST_STORY";
 /// One pool's story.
 pub struct Story {
     name: String,
-    pub config: ResourceConfig,
+    pub config: ResourcePoolConfig,
 }
 
 impl Story {
@@ -28,13 +30,13 @@ impl Story {
     pub fn of(workers: u32) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let program = Program::native(odd_worker()).env(STORY, &name);
-        let mut config = ResourceConfig::new(program, workers, PATIENCE);
+        let program = WorkerProgram::native(odd_worker()).env(STORY, &name);
+        let mut config = ResourcePoolConfig::new(program, workers, PATIENCE);
         config.helper = Some(odd_worker());
         Self { name, config }
     }
 
-    pub fn with(mut self, change: impl FnOnce(&mut ResourceConfig)) -> Self {
+    pub fn with(mut self, change: impl FnOnce(&mut ResourcePoolConfig)) -> Self {
         change(&mut self.config);
         self
     }
@@ -59,7 +61,7 @@ impl Story {
             let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
             environment.split(|byte| *byte == 0).any(|variable| variable == ours.as_bytes())
         };
-        let all = ProcFs::here().all().unwrap().into_iter().filter(|stat| !stat.has_ended());
+        let all = ProcFs::system().processes().unwrap().into_iter().filter(|stat| !stat.has_exited());
         all.map(|stat| stat.pid).filter(is_ours).collect()
     }
 
@@ -75,22 +77,22 @@ pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
 }
 
 /// Waits until the pool stands so.
-pub async fn until(pool: &ResourcePool, what: &str, stands: impl Fn(&PoolStatus) -> bool) {
+pub async fn until(pool: &ResourcePool, what: &str, stands: impl Fn(&ResourcePoolStatus) -> bool) {
     let mut status = pool.watch_status();
     in_time(what, status.wait_for(stands)).await.unwrap();
 }
 
 /// How the holds of a pool ended, in the order they began.
-pub fn ends(pool: &ResourcePool) -> Vec<Option<HowEnded>> {
-    pool.audit().into_iter().map(|entry| entry.ended.map(|ended| ended.how)).collect()
+pub fn ends(pool: &ResourcePool) -> Vec<Option<WorkerHoldEndReason>> {
+    pool.audit_entries().into_iter().map(|entry| entry.ended.map(|ended| ended.how)).collect()
 }
 
-pub fn text(result: Result<Bytes, WorkerError>) -> String {
+pub fn text(result: Result<Bytes, HeldWorkerError>) -> String {
     String::from_utf8_lossy(&result.unwrap()).into_owned()
 }
 
 pub fn handle(pid: u32) -> ProcessHandle {
-    let id = ProcessId::of(pid).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"));
+    let id = ProcessId::of_pid(pid).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"));
     ProcessHandle::open(id).unwrap().unwrap_or_else(|| panic!("process {id} has gone"))
 }
 

@@ -4,31 +4,33 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{Lease, State};
+use gpupool_api::lease::{LeaseBody, LeaseState};
 use gpupool_client::LeaseQuery;
 use gpupool_client::local::LocalAgent;
-use gpupool_dispatch::Cause;
-use gpupool_dispatch::resource_pool::{AcquireError, HowEnded, LeasedGpus, ResourceConfig, ResourcePool, WorkerError};
-use gpupool_testkit::{Agent, gpupool_binary};
+use gpupool_dispatch::WorkerExitCause;
+use gpupool_dispatch::resource_pool::{
+    AcquireError, GpuLeaseConfig, HeldWorkerError, ResourcePool, ResourcePoolConfig, WorkerHoldEndReason,
+};
+use gpupool_testkit::{TestAgent, gpupool_binary};
 
 use crate::kit::{Story, ends, in_time, text, until};
 
-async fn agent(devices: &str) -> Agent {
-    Agent::builder(gpupool_binary()).simulate(devices).start().await
+async fn agent(devices: &str) -> TestAgent {
+    TestAgent::builder(gpupool_binary()).simulate(devices).start().await
 }
 
-fn on(agent: &Agent, workers: u32, body: RequestBody) -> Story {
-    let gpus = LeasedGpus { agent: LocalAgent::known(agent.client_unix()), body };
-    Story::of(workers).with(|config: &mut ResourceConfig| config.gpus = Some(gpus))
+fn on(agent: &TestAgent, workers: u32, body: RequestBody) -> Story {
+    let gpus = GpuLeaseConfig { agent: LocalAgent::from_client(agent.client_unix()), body };
+    Story::of(workers).with(|config: &mut ResourcePoolConfig| config.gpus = Some(gpus))
 }
 
-async fn leases(agent: &Agent) -> Vec<Lease> {
+async fn leases(agent: &TestAgent) -> Vec<LeaseBody> {
     let all = agent.client_unix().leases(&LeaseQuery::default()).await.unwrap();
-    all.leases.into_iter().filter(|lease| lease.state == State::Active).collect()
+    all.leases.into_iter().filter(|lease| lease.state == LeaseState::Active).collect()
 }
 
 /// Ends a pool and waits until the agent has removed the control groups of its leases, which it cannot once it has ended.
-async fn over(agent: &Agent, pool: &ResourcePool) {
+async fn over(agent: &TestAgent, pool: &ResourcePool) {
     in_time("the end", pool.shutdown()).await;
     let gone = async {
         // Those that drain are over, and not listed unless all are.
@@ -70,11 +72,11 @@ async fn a_worker_whose_gpu_is_taken_is_replaced_when_there_is_another() {
     let held = leases(&agent).await;
     agent.client_unix().revoke(held[0].id, 0.0).await.unwrap();
     let told = in_time("its end", worker.run("sleep 1000000".into())).await.unwrap_err();
-    assert!(matches!(told, WorkerError::Lost(Cause::Withdrawn(_))), "{told}");
+    assert!(matches!(told, HeldWorkerError::Lost(WorkerExitCause::GpuWithdrawn(_))), "{told}");
     drop(worker);
     let next = in_time("the next", pool.acquire("next")).await.unwrap();
     assert_eq!(text(in_time("an answer", next.run("echo fresh".into())).await), "fresh");
-    assert_eq!(ends(&pool), [Some(HowEnded::Lost), None]);
+    assert_eq!(ends(&pool), [Some(WorkerHoldEndReason::Lost), None]);
     let now = leases(&agent).await;
     assert!(now.len() == 1 && now[0].id != held[0].id, "{now:#?}");
     drop(next);

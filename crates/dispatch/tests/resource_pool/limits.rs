@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use gpupool_confine::bounds::Excess;
-use gpupool_confine::cgroup::Cgroups;
-use gpupool_dispatch::resource_pool::{HowEnded, ResourcePool, WorkerError};
+use gpupool_confine::bounds::BoundExceeded;
+use gpupool_confine::cgroup::CgroupManager;
+use gpupool_dispatch::resource_pool::{HeldWorkerError, ResourcePool, WorkerHoldEndReason};
 
 use crate::kit::{Story, ends, expect_gone, handle, in_time, text};
 use crate::skipped::skipped;
 
 /// A pool for each path by which limits can be kept here.
 fn on_each_path(story: impl Fn() -> Story) -> Vec<(Story, ResourcePool)> {
-    let mut paths = vec![Cgroups::none("this test wants no groups")];
-    let groups = Cgroups::detect();
+    let mut paths = vec![CgroupManager::unavailable("this test wants no groups")];
+    let groups = CgroupManager::detect();
     if groups.limits_memory() {
         paths.push(groups);
     } else {
@@ -20,7 +20,7 @@ fn on_each_path(story: impl Fn() -> Story) -> Vec<(Story, ResourcePool)> {
     }
     let start = |cgroups| {
         let story = story();
-        let pool = ResourcePool::start_in(story.config.clone(), cgroups).unwrap();
+        let pool = ResourcePool::start_with_cgroups(story.config.clone(), cgroups).unwrap();
         (story, pool)
     };
     paths.into_iter().map(start).collect()
@@ -43,9 +43,9 @@ async fn a_worker_held_too_long_is_killed_with_all_it_started_and_replaced() {
             }
         });
         let old = old.await;
-        let exceeded = worker.exceeded();
+        let exceeded = worker.wait_until_exceeded();
         let error = in_time("its end", worker.run("sleep 1000000".into())).await.unwrap_err();
-        assert_eq!(error, WorkerError::Timeout(millis));
+        assert_eq!(error, HeldWorkerError::Timeout(millis));
         assert_eq!(error.to_string(), "Worker exceeded 2.5s timeout");
         assert_eq!(in_time("who waits for it", exceeded).await, error);
         assert_eq!(in_time("what is wanted later", worker.run("echo no".into())).await, Err(error));
@@ -56,7 +56,7 @@ async fn a_worker_held_too_long_is_killed_with_all_it_started_and_replaced() {
         assert_eq!(text(in_time("an answer", next.run("echo fresh".into())).await), "fresh");
         drop(worker);
         next.release().await;
-        assert_eq!(ends(&pool), [Some(HowEnded::Timeout), Some(HowEnded::Released)]);
+        assert_eq!(ends(&pool), [Some(WorkerHoldEndReason::Timeout), Some(WorkerHoldEndReason::Released)]);
     }
 }
 
@@ -66,7 +66,7 @@ async fn a_body_that_blocks_its_runtime_does_not_save_the_worker() {
     let worker = in_time("a worker", pool.acquire("blocks")).await.unwrap();
     // Nothing else runs on this thread meanwhile.
     expect_gone(&handle(worker.pid()));
-    let told = in_time("it is told at the next await", worker.exceeded()).await;
+    let told = in_time("it is told at the next await", worker.wait_until_exceeded()).await;
     assert_eq!(told.to_string(), "Worker exceeded 0.1s timeout");
 }
 
@@ -78,7 +78,7 @@ async fn a_worker_that_talks_without_end_keeps_nobody_from_keeping_time() {
     let talking = talker.run("flood".into());
     assert_eq!(text(in_time("the other works on", other.run("echo heard".into())).await), "heard");
     let told = in_time("its end", talking).await.unwrap_err();
-    assert_eq!(told, WorkerError::Timeout(Duration::from_secs(2)));
+    assert_eq!(told, HeldWorkerError::Timeout(Duration::from_secs(2)));
 }
 
 #[tokio::test]
@@ -89,10 +89,10 @@ async fn a_body_is_interrupted_when_a_limit_is_passed() {
     let ended = in_time("the end of the body", async {
         tokio::select! {
             () = body => None,
-            error = worker.exceeded() => Some(error),
+            error = worker.wait_until_exceeded() => Some(error),
         }
     });
-    assert_eq!(ended.await, Some(WorkerError::Timeout(Duration::from_millis(100))));
+    assert_eq!(ended.await, Some(HeldWorkerError::Timeout(Duration::from_millis(100))));
 }
 
 #[tokio::test]
@@ -103,13 +103,14 @@ async fn a_worker_that_takes_too_much_memory_is_killed_and_replaced() {
         let used = worker.memory_usage().unwrap();
         assert!((1..ALLOWED).contains(&used), "{used}");
         let (first, error) =
-            in_time("its end", async { tokio::join!(worker.exceeded(), worker.run("hog 4000".into())) }).await;
+            in_time("its end", async { tokio::join!(worker.wait_until_exceeded(), worker.run("hog 4000".into())) })
+                .await;
         let error = error.unwrap_err();
-        assert_eq!((&first, &error), (&WorkerError::Memory(ALLOWED), &first));
+        assert_eq!((&first, &error), (&HeldWorkerError::Memory(ALLOWED), &first));
         assert_eq!(error.to_string(), "Worker exceeded 100MB memory limit");
         let next = in_time("the next", pool.acquire("next")).await.unwrap();
         assert_eq!(text(in_time("an answer", next.run("hog 10".into())).await), "10");
-        assert_eq!(ends(&pool), [Some(HowEnded::Memory), None]);
+        assert_eq!(ends(&pool), [Some(WorkerHoldEndReason::Memory), None]);
     }
 }
 
@@ -124,7 +125,7 @@ async fn processor_time_is_counted_anew_for_each_hold() {
         }
         let worker = in_time("a worker", pool.acquire("much")).await.unwrap();
         let error = in_time("its end", worker.run("burn 60000".into())).await.unwrap_err();
-        assert!(matches!(error, WorkerError::Excess(Excess::CpuTime { .. })), "{error}");
-        assert_eq!(ends(&pool).last(), Some(&Some(HowEnded::Excess)));
+        assert!(matches!(error, HeldWorkerError::BoundExceeded(BoundExceeded::CpuTime { .. })), "{error}");
+        assert_eq!(ends(&pool).last(), Some(&Some(WorkerHoldEndReason::BoundExceeded)));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use gpupool_dispatch::resource_pool::{AcquireError, Device, ResourceConfig, ResourcePool, WAITING};
+use gpupool_dispatch::resource_pool::{AcquireError, MAX_WAITING, ResourcePool, ResourcePoolConfig, WorkerDevice};
 
 use crate::kit::{Story, ends, in_time, text, until};
 
@@ -42,7 +42,7 @@ async fn whoever_came_first_is_served_first_also_when_others_leave_between() {
 async fn waiting_is_bounded_and_leaves_nothing_behind() {
     let story = Story::of(1).with(|config| config.acquire_patience = Duration::from_millis(50));
     let pool = story.start();
-    in_time("ready", pool.ready()).await.unwrap();
+    in_time("ready", pool.wait_until_ready()).await.unwrap();
     let held = in_time("the first", pool.acquire("first")).await.unwrap();
     let error = in_time("the second", pool.acquire("second")).await.unwrap_err();
     assert_eq!(error.to_string(), "no worker was free within 0.05s");
@@ -66,7 +66,7 @@ async fn a_grant_that_nobody_takes_goes_back() {
 async fn the_status_tells_who_has_a_worker_and_a_release_is_seen_at_once() {
     let story = Story::of(2).with(|config| config.worker_memory = Some(512 << 20));
     let pool = story.start();
-    in_time("ready", pool.ready()).await.unwrap();
+    in_time("ready", pool.wait_until_ready()).await.unwrap();
     let one = in_time("one", pool.acquire("b")).await.unwrap();
     let other = in_time("other", pool.acquire("a")).await.unwrap();
     let status = pool.status();
@@ -82,10 +82,10 @@ async fn the_status_tells_who_has_a_worker_and_a_release_is_seen_at_once() {
 
 #[tokio::test]
 async fn workers_share_the_devices_in_turn_and_see_only_theirs() {
-    let device = |name: &str, id: u32| Device {
+    let device = |name: &str, id: u32| WorkerDevice {
         gpu_ids: vec![id],
         environment: vec![("CUDA_VISIBLE_DEVICES".into(), Some(id.to_string()))],
-        ..Device::new(name)
+        ..WorkerDevice::new(name)
     };
     let story = Story::of(3).with(|config| config.devices = vec![device("cuda:4", 4), device("cuda:6", 6)]);
     let pool = story.start();
@@ -109,7 +109,7 @@ async fn workers_come_with_load_and_go_when_idle() {
         config.idle_time = Duration::from_millis(100);
     });
     let pool = story.start();
-    in_time("ready", pool.ready()).await.unwrap();
+    in_time("ready", pool.wait_until_ready()).await.unwrap();
     assert_eq!(pool.status().total_workers, 1);
     let mut holds = Vec::new();
     for n in 0..3 {
@@ -128,7 +128,7 @@ async fn workers_come_with_load_and_go_when_idle() {
 async fn a_pool_without_workers_at_rest_starts_one_when_it_is_wanted() {
     let story = Story::of(1).with(|config| config.min_workers = 0);
     let pool = story.start();
-    in_time("ready", pool.ready()).await.unwrap();
+    in_time("ready", pool.wait_until_ready()).await.unwrap();
     story.expect_nothing_left();
     let worker = in_time("a worker", pool.acquire("task")).await.unwrap();
     assert_eq!(text(in_time("an answer", worker.run("echo hello".into())).await), "hello");
@@ -136,7 +136,7 @@ async fn a_pool_without_workers_at_rest_starts_one_when_it_is_wanted() {
 
 #[test]
 fn a_configuration_that_cannot_be_is_refused() {
-    let refused = |change: fn(&mut ResourceConfig)| {
+    let refused = |change: fn(&mut ResourcePoolConfig)| {
         ResourcePool::start(Story::of(1).with(change).config).unwrap_err().to_string()
     };
     assert_eq!(refused(|config| config.max_workers = 0), "max_workers must be positive, got 0");
@@ -148,7 +148,7 @@ fn a_configuration_that_cannot_be_is_refused() {
 async fn who_finds_the_line_full_is_told_so_at_once_and_there_is_room_again_when_others_leave() {
     let pool = Story::of(1).with(|config| config.acquire_patience = Duration::from_secs(3_600)).start();
     let held = in_time("a worker", pool.acquire("first")).await.unwrap();
-    let line: Vec<_> = (0..WAITING).map(|_| pool.acquire("waits")).collect();
+    let line: Vec<_> = (0..MAX_WAITING).map(|_| pool.acquire("waits")).collect();
     let error = in_time("an answer", pool.acquire("one too many")).await.unwrap_err();
     assert_eq!(error, AcquireError::TooManyWaiting);
     // Whoever has a worker can kill it, however full it is.

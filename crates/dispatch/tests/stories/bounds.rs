@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use gpupool_confine::bounds::Excess;
-use gpupool_dispatch::{Cause, Outcome};
+use gpupool_confine::bounds::BoundExceeded;
+use gpupool_dispatch::{TaskOutcome, WorkerExitCause};
 
 use crate::common::{odd, run};
 
-fn excess(outcome: &Outcome) -> &Excess {
+fn excess(outcome: &TaskOutcome) -> &BoundExceeded {
     match outcome {
-        Outcome::WorkerLost(loss) => match &loss.cause {
-            Cause::Excess(excess) => excess,
+        TaskOutcome::WorkerLost(loss) => match &loss.cause {
+            WorkerExitCause::BoundExceeded(excess) => excess,
             other => panic!("{other:?}"),
         },
         other => panic!("{other:?}"),
@@ -22,7 +22,7 @@ fn a_worker_that_takes_too_much_memory_is_killed_and_replaced() {
     let mut plan = odd(1);
     plan.bounds.host_memory = Some(100 << 20);
     let ran = run(plan, ["echo before", "hog 400", "echo after"]);
-    assert!(matches!(excess(ran.outcome(1)), Excess::HostMemory { allowed, .. } if *allowed == 100 << 20));
+    assert!(matches!(excess(ran.outcome(1)), BoundExceeded::HostMemory { allowed, .. } if *allowed == 100 << 20));
     assert_eq!((ran.done(0), ran.done(2)), ("before".into(), "after".into()));
 }
 
@@ -32,8 +32,8 @@ fn cpu_time_is_counted_for_each_task_where_that_is_wanted() {
     plan.bounds.cpu_time = Some(Duration::from_millis(400));
     plan.cpu_time_per_task = true;
     let ran = run(plan, ["burn 150", "burn 150", "burn 150", "burn 150", "burn 60000", "burn 10"]);
-    assert!(matches!(excess(ran.outcome(4)), Excess::CpuTime { .. }));
-    assert_eq!(ran.count(|outcome| matches!(outcome, Outcome::Done(_))), 5);
+    assert!(matches!(excess(ran.outcome(4)), BoundExceeded::CpuTime { .. }));
+    assert_eq!(ran.count(|outcome| matches!(outcome, TaskOutcome::Done(_))), 5);
 }
 
 #[test]
@@ -43,8 +43,8 @@ fn a_worker_gets_no_more_processes_than_it_may() {
     let ran = run(plan, ["forks 60", "echo after"]);
     // The kernel refuses to make more, or, where nobody can tell it to, the worker is killed for it.
     match ran.outcome(0) {
-        Outcome::Done(count) => assert!(String::from_utf8_lossy(count).parse::<u32>().unwrap() <= 20),
-        other => assert!(matches!(excess(other), Excess::Processes { .. })),
+        TaskOutcome::Done(count) => assert!(String::from_utf8_lossy(count).parse::<u32>().unwrap() <= 20),
+        other => assert!(matches!(excess(other), BoundExceeded::Processes { .. })),
     }
     assert_eq!(ran.done(1), "after");
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use gpupool_confine::process::ProcFs;
-use gpupool_dispatch::{Dispatcher, Event, Outcome, Rules, WorkerState};
+use gpupool_dispatch::{DispatchRules, Dispatcher, RunEvent, TaskOutcome, WorkerState};
 use serde_json::json;
 
 use crate::common::odd;
 
 /// Whether a worker of this test is left; others run in other threads.
 fn is_alive(pid: u32) -> bool {
-    ProcFs::here().stat(pid).unwrap().is_some_and(|stat| !stat.has_ended())
+    ProcFs::system().stat(pid).unwrap().is_some_and(|stat| !stat.has_exited())
 }
 
 /// A run whose two workers are at tasks that never end, with more behind; and their pids.
@@ -21,9 +21,9 @@ fn stuck() -> (Dispatcher, Vec<u32>) {
     for _ in 0..20 {
         dispatcher.submit("sleep 1000000".into()).unwrap();
     }
-    let remote = dispatcher.remote();
+    let remote = dispatcher.handle();
     loop {
-        drop(dispatcher.events_now());
+        drop(dispatcher.take_events());
         let stats = remote.stats();
         if stats.workers.iter().all(|worker| worker.task.is_some()) {
             return (dispatcher, stats.workers.iter().filter_map(|worker| worker.pid).collect());
@@ -34,11 +34,11 @@ fn stuck() -> (Dispatcher, Vec<u32>) {
 #[test]
 fn cancelled_tasks_are_each_told_and_no_process_is_left() {
     let (mut dispatcher, pids) = stuck();
-    dispatcher.remote().cancel();
+    dispatcher.handle().cancel();
     let mut cancelled = 0;
     while let Some(event) = dispatcher.next_event() {
-        if let Event::Over(over) = event {
-            assert_eq!(over.outcome, Outcome::Cancelled);
+        if let RunEvent::TaskEnded(over) = event {
+            assert_eq!(over.outcome, TaskOutcome::Cancelled);
             cancelled += 1;
         }
     }
@@ -52,30 +52,30 @@ fn cancelled_tasks_are_each_told_and_no_process_is_left() {
 fn a_run_that_is_stopped_kills_who_does_not_give_up_and_lets_the_others_clean_up() {
     let mut plan = odd(3);
     plan.settings = json!({"clean_up": "fail"});
-    plan.rules = Rules { grace: Duration::from_millis(50), ..Rules::default() };
+    plan.rules = DispatchRules { grace: Duration::from_millis(50), ..DispatchRules::default() };
     let mut dispatcher = Dispatcher::start(plan).unwrap();
     dispatcher.submit("stuck".into()).unwrap();
     dispatcher.submit("sleep 1000000".into()).unwrap();
-    let remote = dispatcher.remote();
+    let remote = dispatcher.handle();
     let has_begun = || {
         let workers = remote.stats().workers;
         let is_such = |state| workers.iter().filter(|worker| worker.state == state).count();
         (is_such(WorkerState::Busy), is_such(WorkerState::Idle)) == (2, 1)
     };
     while !has_begun() {
-        drop(dispatcher.events_now());
+        drop(dispatcher.take_events());
     }
     let pids: Vec<u32> = remote.stats().workers.iter().filter_map(|worker| worker.pid).collect();
     remote.stop();
     let (mut cancelled, mut cleaned_up, mut gone) = (0, 0, 0);
     while let Some(event) = dispatcher.next_event() {
         match event {
-            Event::Over(over) => {
-                assert_eq!(over.outcome, Outcome::Cancelled);
+            RunEvent::TaskEnded(over) => {
+                assert_eq!(over.outcome, TaskOutcome::Cancelled);
                 cancelled += 1;
             }
-            Event::CleanupFailed { .. } => cleaned_up += 1,
-            Event::Gone { is_last, .. } => {
+            RunEvent::WorkerCleanupFailed { .. } => cleaned_up += 1,
+            RunEvent::WorkerGone { is_last, .. } => {
                 assert!(is_last, "nobody takes its place");
                 gone += 1;
             }
@@ -100,8 +100,8 @@ fn a_callback_that_panics_ends_the_run_and_leaves_no_process() {
     let source = (0..100).map(|_| Ok::<Bytes, std::convert::Infallible>("pid".into()));
     let run = || {
         Dispatcher::start(odd(2)).unwrap().run(source, |event| {
-            if let Event::Over(over) = event {
-                if let Outcome::Done(pid) = over.outcome {
+            if let RunEvent::TaskEnded(over) = event {
+                if let TaskOutcome::Done(pid) = over.outcome {
                     pids.push(String::from_utf8_lossy(&pid).parse::<u32>().unwrap());
                 }
                 panic!("the callback's own");
@@ -117,16 +117,16 @@ fn a_callback_that_panics_ends_the_run_and_leaves_no_process() {
 #[test]
 fn finishing_soon_begins_nothing_and_lets_what_runs_end() {
     let mut plan = odd(1);
-    plan.rules = Rules { prefetch: false, ..Rules::default() };
+    plan.rules = DispatchRules { prefetch: false, ..DispatchRules::default() };
     let mut dispatcher = Dispatcher::start(plan).unwrap();
     for n in 0..10 {
         dispatcher.submit(format!("sleep {}", 50 + n).into()).unwrap();
     }
-    let remote = dispatcher.remote();
+    let remote = dispatcher.handle();
     while remote.stats().workers[0].task.is_none() {
-        drop(dispatcher.events_now());
+        drop(dispatcher.take_events());
     }
-    remote.finish_soon();
+    remote.cancel_pending();
     let stats = dispatcher.finish().unwrap();
     assert_eq!((stats.completed, stats.cancelled), (1, 9));
 }
@@ -134,8 +134,8 @@ fn finishing_soon_begins_nothing_and_lets_what_runs_end() {
 #[test]
 fn nothing_is_taken_in_after_the_end() {
     let dispatcher = Dispatcher::start(odd(1)).unwrap();
-    let remote = dispatcher.remote();
+    let remote = dispatcher.handle();
     dispatcher.close();
-    assert_eq!(remote.push("echo late".into()), Err(gpupool_dispatch::Refused::Closed));
+    assert_eq!(remote.submit_blocking("echo late".into()), Err(gpupool_dispatch::SubmitError::Closed));
     assert_eq!(dispatcher.finish().unwrap().completed, 0);
 }

@@ -1,7 +1,7 @@
 //! The kinds of workers: those that speak frames, lines, and a command for each task.
 
-use gpupool_dispatch::command::{CommandLine, Report};
-use gpupool_dispatch::{Event, Outcome, Plan, Program, TaskId, WorkerOutput};
+use gpupool_dispatch::command::{CommandLine, CommandReport};
+use gpupool_dispatch::{RunEvent, RunPlan, TaskId, TaskOutcome, WorkerOutputPolicy, WorkerProgram};
 
 use crate::common::{Ran, commands, run, with_helper};
 
@@ -13,16 +13,16 @@ fn outputs(ran: &Ran, task: u64) -> (String, String) {
     (String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
 }
 
-fn report(outcome: &Outcome) -> Report {
+fn report(outcome: &TaskOutcome) -> CommandReport {
     match outcome {
-        Outcome::Done(said) | Outcome::Failed(said) => Report::parse(said).unwrap(),
+        TaskOutcome::Done(said) | TaskOutcome::Failed(said) => CommandReport::parse(said).unwrap(),
         other => panic!("{other:?}"),
     }
 }
 
-fn grouped(workers: u32) -> Plan {
+fn grouped(workers: u32) -> RunPlan {
     let mut plan = commands(workers);
-    plan.output = WorkerOutput::Told;
+    plan.output = WorkerOutputPolicy::Reported;
     plan
 }
 
@@ -32,7 +32,7 @@ fn commands_are_run_and_what_they_write_is_theirs() {
     let ran = run(grouped(3), (0..200).map(line));
     for task in 0..200 {
         assert_eq!(report(ran.outcome(task)).exit_code, Some((task % 3) as i32));
-        assert_eq!(matches!(ran.outcome(task), Outcome::Done(_)), task % 3 == 0);
+        assert_eq!(matches!(ran.outcome(task), TaskOutcome::Done(_)), task % 3 == 0);
         assert_eq!(outputs(&ran, task), (format!("out {task}\n"), format!("err {task}\n")));
     }
 }
@@ -75,11 +75,11 @@ fn much_output_of_one_command_is_whole() {
 fn a_program_that_reads_and_writes_lines_is_a_worker() {
     let script =
         r#"while read -r line; do case $line in bad*) echo '{"error":"'$line'"}';; *) echo "<$line>";; esac; done"#;
-    let plan = with_helper(Plan::new(Program::lines("sh").args(["-c", script])).workers(2));
+    let plan = with_helper(RunPlan::new(WorkerProgram::lines("sh").args(["-c", script])).workers(2));
     let ran = run(plan, (0..100).map(|n| if n % 10 == 7 { format!("bad {n}") } else { n.to_string() }));
     for task in 0..100 {
         if task % 10 == 7 {
-            assert_eq!(ran.outcome(task), &Outcome::Failed(format!("bad {task}").into()));
+            assert_eq!(ran.outcome(task), &TaskOutcome::Failed(format!("bad {task}").into()));
         } else {
             assert_eq!(ran.done(task), format!("<{task}>"));
         }
@@ -89,10 +89,10 @@ fn a_program_that_reads_and_writes_lines_is_a_worker() {
 #[test]
 fn a_worker_of_lines_that_dies_loses_one_task_and_is_replaced() {
     let script = r#"while read -r line; do [ "$line" = die ] && exit 3; echo "$line"; done"#;
-    let plan = with_helper(Plan::new(Program::lines("sh").args(["-c", script])).workers(1));
+    let plan = with_helper(RunPlan::new(WorkerProgram::lines("sh").args(["-c", script])).workers(1));
     let ran = run(plan, ["a", "die", "b"]);
     assert_eq!((ran.done(0), ran.done(2)), ("a".into(), "b".into()));
-    assert!(matches!(ran.outcome(1), Outcome::WorkerLost(_)), "{:?}", ran.outcome(1));
+    assert!(matches!(ran.outcome(1), TaskOutcome::WorkerLost(_)), "{:?}", ran.outcome(1));
 }
 
 /// A program of the documentation, as it stands there.
@@ -106,7 +106,8 @@ fn documented(language: &str) -> &'static str {
 
 #[test]
 fn the_worker_of_the_documentation_works() {
-    let plan = with_helper(Plan::new(Program::native("python3").args(["-c", documented("python")])).workers(2));
+    let plan =
+        with_helper(RunPlan::new(WorkerProgram::native("python3").args(["-c", documented("python")])).workers(2));
     let ran = run(plan, ["ab", "cd", ""]);
     assert_eq!([0, 1, 2].map(|task| ran.done(task)), ["AB", "CD", ""]);
 }
@@ -115,22 +116,22 @@ fn the_worker_of_the_documentation_works() {
 fn the_worker_in_lines_of_the_documentation_works() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("a.png"), "12345").unwrap();
-    let program = Program::lines("sh").args(["-c", documented("sh")]).directory(directory.path());
-    let ran = run(with_helper(Plan::new(program).workers(1)), ["a.png", "b.txt"]);
+    let program = WorkerProgram::lines("sh").args(["-c", documented("sh")]).directory(directory.path());
+    let ran = run(with_helper(RunPlan::new(program).workers(1)), ["a.png", "b.txt"]);
     assert_eq!(ran.done(0), "a.png: 5 bytes");
-    assert_eq!(ran.outcome(1), &Outcome::Failed("no picture".into()));
+    assert_eq!(ran.outcome(1), &TaskOutcome::Failed("no picture".into()));
 }
 
 #[test]
 fn what_workers_write_is_told_and_the_last_of_it_is_kept() {
     let mut plan = crate::common::odd(1);
-    plan.output = WorkerOutput::Told;
+    plan.output = WorkerOutputPolicy::Reported;
     let ran = run(plan, ["say hello there", "exit 3"]);
     let mut said = String::new();
     for event in &ran.events {
         match event {
-            Event::Wrote { bytes, .. } => said.push_str(&String::from_utf8_lossy(bytes)),
-            Event::Gone { last_words, is_last: false, .. } => assert_eq!(&**last_words, "hello there\n"),
+            RunEvent::WorkerWrote { bytes, .. } => said.push_str(&String::from_utf8_lossy(bytes)),
+            RunEvent::WorkerGone { last_words, is_last: false, .. } => assert_eq!(&**last_words, "hello there\n"),
             _ => {}
         }
     }
@@ -141,13 +142,16 @@ fn what_workers_write_is_told_and_the_last_of_it_is_kept() {
 #[test]
 fn a_worker_that_writes_much_is_read_while_results_wait_for_its_task() {
     let mut plan = crate::common::odd(2);
-    plan.output = WorkerOutput::Told;
-    plan.order = gpupool_dispatch::Order::Input;
+    plan.output = WorkerOutputPolicy::Reported;
+    plan.order = gpupool_dispatch::ResultOrder::Input;
     plan.rules.queue_size = 3_000;
     let tasks = (0..2_500).map(|n| if n == 0 { "chatter 300000".to_owned() } else { format!("echo {n}") });
     let ran = run(plan, tasks);
     assert_eq!(ran.overs.len(), 2_500);
-    let said: usize =
-        ran.events.iter().map(|event| if let Event::Wrote { bytes, .. } = event { bytes.len() } else { 0 }).sum();
+    let said: usize = ran
+        .events
+        .iter()
+        .map(|event| if let RunEvent::WorkerWrote { bytes, .. } = event { bytes.len() } else { 0 })
+        .sum();
     assert_eq!(said, 300_000);
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use gpupool_dispatch::{DispatchError, Dispatcher, Event, Outcome, Plan, Program, WorkerId, WorkerOutput};
+use gpupool_dispatch::{
+    DispatchError, Dispatcher, RunEvent, RunPlan, TaskOutcome, WorkerId, WorkerOutputPolicy, WorkerProgram,
+};
 use serde_json::json;
 
 use crate::common::{odd, run, with_helper};
@@ -12,10 +14,10 @@ fn where_no_worker_can_be_set_up_the_run_ends_and_says_why() {
     let failing = |setup: &str| {
         let mut plan = odd(2);
         plan.settings = json!({"setup": setup, "write": "loading"});
-        plan.output = WorkerOutput::Dropped;
+        plan.output = WorkerOutputPolicy::Discarded;
         plan
     };
-    let not_there = with_helper(Plan::new(Program::native("there-is-no-such-worker")).workers(2));
+    let not_there = with_helper(RunPlan::new(WorkerProgram::native("there-is-no-such-worker")).workers(2));
     for (plan, says) in [
         (failing("fail"), "the model is not there"),
         (failing("exit"), "it exited with code 7; its last words:\nloading"),
@@ -26,8 +28,8 @@ fn where_no_worker_can_be_set_up_the_run_ends_and_says_why() {
         assert!(matches!(error, DispatchError::AllFailedSetup { .. }), "{error}");
         assert!(error.to_string().starts_with("All workers failed during setup"), "{error}");
         assert!(error.to_string().contains(says), "{error}");
-        assert_eq!(ran.count(|outcome| *outcome == Outcome::Cancelled), ran.overs.len());
-        let failures = ran.events.iter().filter(|event| matches!(event, Event::SetupFailed { .. })).count();
+        assert_eq!(ran.count(|outcome| *outcome == TaskOutcome::Cancelled), ran.overs.len());
+        let failures = ran.events.iter().filter(|event| matches!(event, RunEvent::WorkerSetupFailed { .. })).count();
         assert_eq!(failures, 2);
     }
 }
@@ -39,11 +41,11 @@ fn one_that_cannot_be_set_up_leaves_the_work_to_the_others() {
     let mut dispatcher = Dispatcher::start(plan).unwrap();
     loop {
         match dispatcher.next_event() {
-            Some(Event::SetupFailed { worker, why }) => {
+            Some(RunEvent::WorkerSetupFailed { worker, why }) => {
                 assert_eq!((worker, &*why), (WorkerId(0), "this one never works"));
                 break;
             }
-            Some(Event::Ready { worker: WorkerId(1) }) => {}
+            Some(RunEvent::WorkerReady { worker: WorkerId(1) }) => {}
             other => panic!("{other:?}"),
         }
     }
@@ -69,8 +71,10 @@ fn a_failing_clean_up_is_told_and_loses_nothing() {
     plan.settings = json!({"clean_up": "fail"});
     let ran = run(plan, ["echo a"]);
     assert_eq!(ran.done(0), "a");
-    let told =
-        ran.events.iter().any(|event| matches!(event, Event::CleanupFailed { why, .. } if &**why == "could not save"));
+    let told = ran
+        .events
+        .iter()
+        .any(|event| matches!(event, RunEvent::WorkerCleanupFailed { why, .. } if &**why == "could not save"));
     assert!(told, "{:?}", ran.events);
     ran.stats.unwrap();
 }
@@ -84,7 +88,7 @@ fn settings_may_be_large() {
 
 #[test]
 fn what_a_plan_cannot_say_is_named() {
-    let refused = |change: fn(&mut Plan)| {
+    let refused = |change: fn(&mut RunPlan)| {
         let mut plan = odd(1);
         change(&mut plan);
         Dispatcher::start(plan).unwrap_err().to_string()

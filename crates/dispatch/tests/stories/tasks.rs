@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use gpupool_dispatch::{Dispatcher, Event, Order, Outcome, RunError, TaskId};
+use gpupool_dispatch::{Dispatcher, ResultOrder, RunError, RunEvent, TaskId, TaskOutcome};
 
 use crate::common::{odd, run};
 
@@ -13,7 +13,7 @@ fn every_task_is_done_and_told_once() {
     let ran = run(odd(3), (0..10_000).map(|n| format!("echo {n}")));
     assert_eq!(ran.overs.len(), 10_000);
     for (task, over) in &ran.overs {
-        assert_eq!(over.outcome, Outcome::Done(task.to_string().into()));
+        assert_eq!(over.outcome, TaskOutcome::Done(task.to_string().into()));
         assert_eq!(over.tries, 1);
     }
     let stats = ran.stats.unwrap();
@@ -23,7 +23,7 @@ fn every_task_is_done_and_told_once() {
 #[test]
 fn results_come_in_the_order_of_the_source_where_that_is_wanted() {
     let mut plan = odd(3);
-    plan.order = Order::Input;
+    plan.order = ResultOrder::Input;
     let ran = run(plan, (0..300).map(|n| if n % 50 == 0 { "sleep 30".to_owned() } else { format!("echo {n}") }));
     assert_eq!(ran.order.iter().map(|task| task.0).collect::<Vec<_>>(), (0..300).collect::<Vec<_>>());
 }
@@ -31,7 +31,7 @@ fn results_come_in_the_order_of_the_source_where_that_is_wanted() {
 #[test]
 fn a_failed_task_is_told_in_the_workers_words_and_the_worker_lives_on() {
     let ran = run(odd(1), ["pid", "fail too hot", "pid"]);
-    assert_eq!(ran.outcome(1), &Outcome::Failed("too hot".into()));
+    assert_eq!(ran.outcome(1), &TaskOutcome::Failed("too hot".into()));
     assert_eq!(ran.done(0), ran.done(2));
     assert_eq!(ran.stats.unwrap().failed, 1);
 }
@@ -41,9 +41,9 @@ fn a_failed_task_is_tried_again_and_that_is_told() {
     let mut plan = odd(2);
     plan.rules.retries = 2;
     let ran = run(plan, ["fail always", "echo fine"]);
-    assert_eq!(ran.outcome(0), &Outcome::Failed("always".into()));
+    assert_eq!(ran.outcome(0), &TaskOutcome::Failed("always".into()));
     assert_eq!(ran.overs[&TaskId(0)].tries, 3);
-    let retried = |event: &&Event| matches!(event, Event::Retried { task: TaskId(0), .. });
+    let retried = |event: &&RunEvent| matches!(event, RunEvent::TaskRetried { task: TaskId(0), .. });
     assert_eq!(ran.events.iter().filter(retried).count(), 2);
     assert_eq!(ran.stats.unwrap().retried, 2);
 }
@@ -62,7 +62,7 @@ fn the_source_is_never_read_further_ahead_than_the_queue_holds() {
     Dispatcher::start(plan)
         .unwrap()
         .run(source, |event| {
-            if let Event::Over(_) = event {
+            if let RunEvent::TaskEnded(_) = event {
                 most = most.max(read.load(Ordering::SeqCst) - over);
                 over += 1;
             }
@@ -77,8 +77,9 @@ fn the_source_is_never_read_further_ahead_than_the_queue_holds() {
 fn an_error_of_the_source_is_passed_on_when_what_came_before_is_over() {
     let source = (0..20).map(|n| if n == 10 { Err("the disk is gone") } else { Ok(Bytes::from(format!("echo {n}"))) });
     let mut over = 0;
-    let error =
-        Dispatcher::start(odd(2)).unwrap().run(source, |event| over += usize::from(matches!(event, Event::Over(_))));
+    let error = Dispatcher::start(odd(2))
+        .unwrap()
+        .run(source, |event| over += usize::from(matches!(event, RunEvent::TaskEnded(_))));
     assert!(matches!(error, Err(RunError::Source("the disk is gone"))), "{error:?}");
     assert_eq!(over, 10);
 }
@@ -88,15 +89,16 @@ fn tasks_can_be_put_by_another_thread_that_waits_for_room() {
     let mut plan = odd(2);
     plan.rules.queue_size = 4;
     let mut dispatcher = Dispatcher::start(plan).unwrap();
-    let remote = dispatcher.remote();
+    let remote = dispatcher.handle();
     let feeder = std::thread::spawn(move || {
-        let tasks: Vec<TaskId> = (0..1_000).map(|n| remote.push(format!("echo {n}").into()).unwrap()).collect();
+        let tasks: Vec<TaskId> =
+            (0..1_000).map(|n| remote.submit_blocking(format!("echo {n}").into()).unwrap()).collect();
         remote.close();
         tasks
     });
     let mut over = 0;
     while let Some(event) = dispatcher.next_event() {
-        over += usize::from(matches!(event, Event::Over(_)));
+        over += usize::from(matches!(event, RunEvent::TaskEnded(_)));
     }
     assert_eq!(over, 1_000);
     assert_eq!(feeder.join().unwrap(), (0..1_000).map(TaskId).collect::<Vec<_>>());
@@ -112,9 +114,9 @@ fn workers_go_on_while_a_callback_takes_its_time() {
         dispatcher.submit(format!("echo {n}").into()).unwrap();
     }
     dispatcher.close();
-    while !matches!(dispatcher.next_event(), Some(Event::Over(_))) {}
+    while !matches!(dispatcher.next_event(), Some(RunEvent::TaskEnded(_))) {}
     // Nobody asks for events; the rest is done all the same.
-    let remote = dispatcher.remote();
+    let remote = dispatcher.handle();
     while remote.stats().completed < 100 {
         std::thread::yield_now();
     }
@@ -134,6 +136,6 @@ fn a_worker_is_told_who_it_is_and_sees_only_its_own_gpus() {
         let worker = ran.overs[&TaskId(task)].worker.unwrap();
         assert_eq!(ran.done(task), if worker.0 == 0 { "3" } else { "5" });
     }
-    assert!(matches!(ran.outcome(50), Outcome::Failed(_)), "a variable that was removed");
+    assert!(matches!(ran.outcome(50), TaskOutcome::Failed(_)), "a variable that was removed");
     assert_eq!(ran.stats.unwrap().workers.iter().map(|worker| worker.gpu_ids.clone()).collect::<Vec<_>>(), [[3], [5]]);
 }

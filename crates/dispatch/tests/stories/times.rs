@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpupool_dispatch::command::CommandLine;
-use gpupool_dispatch::{Event, Outcome};
+use gpupool_dispatch::{RunEvent, TaskOutcome};
 
 use crate::common::{commands, odd, run};
 
@@ -17,8 +17,8 @@ fn what_takes_too_long_is_timed_out_once_and_the_rest_goes_on() {
         plan.rules.grace = Duration::from_millis(100);
         let tasks = (0..40).map(|n| if n == 20 { slow.to_owned() } else { format!("echo {n}") });
         let ran = run(plan, tasks);
-        assert_eq!(ran.outcome(20), &Outcome::TimedOut(LIMIT), "{slow}");
-        let done = ran.count(|outcome| matches!(outcome, Outcome::Done(_)));
+        assert_eq!(ran.outcome(20), &TaskOutcome::TimedOut(LIMIT), "{slow}");
+        let done = ran.count(|outcome| matches!(outcome, TaskOutcome::Done(_)));
         assert_eq!(done, 39, "{slow}");
         assert_eq!(ran.stats.unwrap().timeouts, 1);
     }
@@ -30,10 +30,10 @@ fn a_command_that_lets_itself_be_interrupted_tidies_up_and_its_worker_lives_on()
     let limit = Duration::from_secs(2);
     let mut plan = commands(1);
     plan.rules.task_timeout = Some(limit);
-    plan.output = gpupool_dispatch::WorkerOutput::Told;
+    plan.output = gpupool_dispatch::WorkerOutputPolicy::Reported;
     let tidy = CommandLine::shell("trap 'echo tidied; exit 1' TERM; echo begun; sleep 1000 & wait");
     let ran = run(plan, [tidy.to_payload(), CommandLine::direct(["echo", "next"]).to_payload()]);
-    assert_eq!(ran.outcome(0), &Outcome::TimedOut(limit));
+    assert_eq!(ran.outcome(0), &TaskOutcome::TimedOut(limit));
     let mut out = Vec::new();
     ran.overs[&gpupool_dispatch::TaskId(0)].output.as_ref().unwrap().copy_stdout_to(&mut out).unwrap();
     assert_eq!(out, b"begun\ntidied\n");
@@ -47,9 +47,9 @@ fn a_command_that_goes_on_is_killed_with_all_it_started() {
     plan.rules.grace = Duration::from_millis(50);
     let stubborn = CommandLine::shell("trap '' TERM INT; setsid sleep 1234 & sleep 1234");
     let ran = run(plan, [stubborn.to_payload(), CommandLine::direct(["true"]).to_payload()]);
-    assert_eq!(ran.outcome(0), &Outcome::TimedOut(LIMIT));
-    assert!(matches!(ran.outcome(1), Outcome::Done(_)));
-    for id in gpupool_confine::process::ProcFs::here().tree(std::process::id()).unwrap() {
+    assert_eq!(ran.outcome(0), &TaskOutcome::TimedOut(LIMIT));
+    assert!(matches!(ran.outcome(1), TaskOutcome::Done(_)));
+    for id in gpupool_confine::process::ProcFs::system().descendants(std::process::id()).unwrap() {
         let command = std::fs::read_to_string(format!("/proc/{}/cmdline", id.pid)).unwrap_or_default();
         assert!(!command.contains("sleep\x001234"), "{id} is left");
     }
@@ -60,15 +60,15 @@ fn a_worker_that_has_lived_long_enough_is_replaced_between_two_tasks() {
     let mut plan = odd(1);
     plan.worker_lifetime = Some(Duration::from_millis(50));
     let ran = run(plan, (0..100).map(|_| "sleep 5"));
-    assert_eq!(ran.count(|outcome| matches!(outcome, Outcome::Done(_))), 100);
+    assert_eq!(ran.count(|outcome| matches!(outcome, TaskOutcome::Done(_))), 100);
     assert!(ran.stats.unwrap().workers[0].replaced >= 2);
 }
 
 #[test]
 fn who_works_on_what_is_told_where_that_is_wanted() {
     let mut plan = odd(2);
-    plan.tell_started = true;
+    plan.report_started = true;
     let ran = run(plan, (0..500).map(|n| format!("echo {n}")));
-    let started = ran.events.iter().filter(|event| matches!(event, Event::Started { .. })).count();
+    let started = ran.events.iter().filter(|event| matches!(event, RunEvent::TaskStarted { .. })).count();
     assert_eq!(started, 500);
 }

@@ -4,15 +4,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use gpupool_dispatch::joblog::{Again, Entry, Finished, JobLog, JobLogError};
+use gpupool_dispatch::job_log::{FinishedTasks, JobLog, JobLogEntry, JobLogError, RerunPolicy};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 const HEADER: &str = "Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand\n";
 
-fn entry(seq: u64, command: &[u8], exit_code: i32) -> Entry<'_> {
+fn entry(seq: u64, command: &[u8], exit_code: i32) -> JobLogEntry<'_> {
     let (started, took) = (SystemTime::now(), Duration::from_millis(1));
-    Entry { seq, started, took, received: 0, exit_code, signal: 0, command }
+    JobLogEntry { seq, started, took, received: 0, exit_code, signal: 0, command }
 }
 
 fn place() -> (TempDir, PathBuf) {
@@ -21,13 +21,13 @@ fn place() -> (TempDir, PathBuf) {
     (dir, path)
 }
 
-fn resumed(path: &Path) -> (JobLog, Finished) {
-    JobLog::resume(path, Again::Nothing).unwrap()
+fn resumed(path: &Path) -> (JobLog, FinishedTasks) {
+    JobLog::resume(path, RerunPolicy::Nothing).unwrap()
 }
 
 /// A log with these tasks, and where the line of each ends.
 fn written(path: &Path, tasks: &[(u64, Vec<u8>)]) -> Vec<u64> {
-    let mut log = JobLog::start(path).unwrap();
+    let mut log = JobLog::create(path).unwrap();
     let ends = tasks.iter().map(|(seq, command)| {
         log.append(&entry(*seq, command, 0)).unwrap();
         fs::metadata(path).unwrap().len()
@@ -56,7 +56,7 @@ proptest! {
         let (mut log, mut finished) = resumed(&path);
         for ((seq, command), end) in tasks.iter().zip(&ends) {
             let is_whole = *end <= kept as u64;
-            prop_assert_eq!(finished.has(*seq, command).unwrap(), is_whole, "task {}, cut at {}", seq, kept);
+            prop_assert_eq!(finished.contains(*seq, command).unwrap(), is_whole, "task {}, cut at {}", seq, kept);
             if !is_whole {
                 log.append(&entry(*seq, command, 0)).unwrap();
             }
@@ -65,7 +65,7 @@ proptest! {
         let (_log, mut finished) = resumed(&path);
         prop_assert_eq!(finished.count(), tasks.len() as u64);
         for (seq, command) in &tasks {
-            prop_assert!(finished.has(*seq, command).unwrap());
+            prop_assert!(finished.contains(*seq, command).unwrap());
         }
         prop_assert_eq!(fs::read(&path).unwrap().iter().filter(|byte| **byte == b'\n').count(), tasks.len() + 1);
     }
@@ -74,17 +74,17 @@ proptest! {
 #[test]
 fn failed_tasks_are_done_again_only_where_asked_and_the_last_line_counts() {
     let (_dir, path) = place();
-    let mut log = JobLog::start(&path).unwrap();
+    let mut log = JobLog::create(&path).unwrap();
     for (seq, exit_code) in [(1, 0), (2, 3), (3, -1), (3, 0)] {
         log.append(&entry(seq, b"x", exit_code)).unwrap();
     }
     log.finish().unwrap();
     let over = |again| {
         let (_log, mut finished) = JobLog::resume(&path, again).unwrap();
-        (finished.count(), [1, 2, 3, 4].map(|seq| finished.has(seq, b"x").unwrap()))
+        (finished.count(), [1, 2, 3, 4].map(|seq| finished.contains(seq, b"x").unwrap()))
     };
-    assert_eq!(over(Again::Nothing), (3, [true, true, true, false]));
-    assert_eq!(over(Again::Failed), (2, [true, false, true, false]));
+    assert_eq!(over(RerunPolicy::Nothing), (3, [true, true, true, false]));
+    assert_eq!(over(RerunPolicy::Failed), (2, [true, false, true, false]));
 }
 
 #[test]
@@ -92,8 +92,8 @@ fn a_log_of_another_run_is_refused_with_both_commands() {
     let (_dir, path) = place();
     written(&path, &[(1, b"echo a".to_vec()), (2, b"echo b".to_vec())]);
     let (_log, mut finished) = resumed(&path);
-    assert!(finished.has(1, b"echo a").unwrap());
-    let error = finished.has(2, b"echo\tc").unwrap_err();
+    assert!(finished.contains(1, b"echo a").unwrap());
+    let error = finished.contains(2, b"echo\tc").unwrap_err();
     assert!(matches!(error, JobLogError::AnotherRun { seq: 2, .. }));
     let text = error.to_string();
     assert!(text.contains("`echo b`") && text.contains(r"`echo\tc`"), "{text}");
@@ -102,8 +102,8 @@ fn a_log_of_another_run_is_refused_with_both_commands() {
 #[test]
 fn two_runs_cannot_use_one_log_at_once() {
     let (_dir, path) = place();
-    let first = JobLog::start(&path).unwrap();
-    for error in [JobLog::start(&path).unwrap_err(), JobLog::resume(&path, Again::Nothing).unwrap_err()] {
+    let first = JobLog::create(&path).unwrap();
+    for error in [JobLog::create(&path).unwrap_err(), JobLog::resume(&path, RerunPolicy::Nothing).unwrap_err()] {
         assert!(matches!(error, JobLogError::InUse(_)), "{error}");
     }
     drop(first);
@@ -115,7 +115,7 @@ fn what_is_no_job_log_is_left_alone() {
     let (_dir, path) = place();
     for text in ["precious\n", "precious", "Seq\tHost\nx"] {
         fs::write(&path, text).unwrap();
-        for error in [JobLog::start(&path).unwrap_err(), JobLog::resume(&path, Again::Nothing).unwrap_err()] {
+        for error in [JobLog::create(&path).unwrap_err(), JobLog::resume(&path, RerunPolicy::Nothing).unwrap_err()] {
             assert!(matches!(error, JobLogError::NotAJobLog(_)), "{error}");
         }
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
@@ -126,10 +126,10 @@ fn what_is_no_job_log_is_left_alone() {
 fn a_line_that_is_no_entry_is_named() {
     let (_dir, path) = place();
     fs::write(&path, format!("{HEADER}1\t:\t1\t1\t0\t0\t0\t0\tx\nrubbish\n")).unwrap();
-    let error = JobLog::resume(&path, Again::Nothing).unwrap_err().to_string();
+    let error = JobLog::resume(&path, RerunPolicy::Nothing).unwrap_err().to_string();
     assert!(error.contains("line 3") && error.contains("Seq"), "{error}");
     // Beginning anew is a way out.
-    JobLog::start(&path).unwrap().finish().unwrap();
+    JobLog::create(&path).unwrap().finish().unwrap();
     assert_eq!(fs::read_to_string(&path).unwrap(), HEADER);
 }
 
@@ -141,5 +141,5 @@ fn a_log_of_huge_numbers_takes_little_memory() {
     fs::write(&path, format!("{HEADER}{lines}")).unwrap();
     let (_log, mut finished) = resumed(&path);
     assert_eq!(finished.count(), 64);
-    assert!(finished.has(4_294_967_296, b"x").unwrap() && !finished.has(1, b"x").unwrap());
+    assert!(finished.contains(4_294_967_296, b"x").unwrap() && !finished.contains(1, b"x").unwrap());
 }

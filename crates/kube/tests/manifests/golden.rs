@@ -1,7 +1,7 @@
 //! The table of what annotations and resources mean together. A change here is a change of what we promise.
 
-use gpupool_core::{Amount, Bytes, Isolation, MilliCpus, Millis, Request, Share, Vendor};
-use gpupool_kube::{KubeError, Verdict, check};
+use gpupool_core::{Bytes, IsolationLevel, MilliCpus, Millis, Request, RequestedAmount, Share, Vendor};
+use gpupool_kube::{KubeError, PodVerdict, check_manifest};
 
 /// Names and values.
 type Pairs = &'static [(&'static str, &'static str)];
@@ -26,15 +26,15 @@ fn manifest(annotations: &[(&str, &str)], resources: &[(&str, &str)]) -> String 
     text
 }
 
-fn judge(text: &str) -> Result<Verdict, KubeError> {
-    let mut all = check(text);
+fn judge(text: &str) -> Result<PodVerdict, KubeError> {
+    let mut all = check_manifest(text);
     assert_eq!(all.len(), 1, "{text}");
     all.remove(0).verdict
 }
 
 fn request(text: &str) -> Request {
     match judge(text) {
-        Ok(Verdict::Gpu(request)) => *request,
+        Ok(PodVerdict::Gpu(request)) => *request,
         other => panic!("{other:?}\n{text}"),
     }
 }
@@ -47,46 +47,46 @@ fn mib(mib: u64) -> Bytes {
 fn annotations_and_resources_that_agree_are_one_request() {
     const AMD: &str = "amd.com/gpu";
     const NVIDIA: &str = "nvidia.com/gpu";
-    let half = Amount::Share(Share(500));
+    let half = RequestedAmount::Share(Share(500));
     #[rustfmt::skip]
-    let table: &[(Pairs, Pairs, u16, Amount, Option<Vendor>)] = &[
+    let table: &[(Pairs, Pairs, u16, RequestedAmount, Option<Vendor>)] = &[
         // Annotations alone.
-        (&[("fraction", "0.1")], NONE, 1, Amount::Share(Share(100)), None),
+        (&[("fraction", "0.1")], NONE, 1, RequestedAmount::Share(Share(100)), None),
         (&[("fraction", "0.5")], NONE, 1, half, None),
         (&[("fraction", "0.5"), ("sharing", "true")], NONE, 1, half, None),
         (&[("fraction", "0.5"), ("sharing", "false")], NONE, 1, half, None),
-        (&[("fraction", "1.0")], NONE, 1, Amount::Whole, None),
-        (&[("memory", "4000")], NONE, 1, Amount::Memory(mib(4000)), None),
-        (&[("memory", "4Gi")], NONE, 1, Amount::Memory(mib(4096)), None),
-        (&[("fraction", "0.5"), ("memory", "4000")], NONE, 1, Amount::Both(Share(500), mib(4000)), None),
-        (&[("fraction", "1.0"), ("memory", "4000")], NONE, 1, Amount::Both(Share::WHOLE, mib(4000)), None),
-        (&[("sharing", "true")], NONE, 1, Amount::Shared, None),
-        (&[("sharing", "TRUE")], NONE, 1, Amount::Shared, None),
-        (&[("memory", "4000"), ("sharing", "true")], NONE, 1, Amount::Memory(mib(4000)), None),
+        (&[("fraction", "1.0")], NONE, 1, RequestedAmount::Whole, None),
+        (&[("memory", "4000")], NONE, 1, RequestedAmount::Memory(mib(4000)), None),
+        (&[("memory", "4Gi")], NONE, 1, RequestedAmount::Memory(mib(4096)), None),
+        (&[("fraction", "0.5"), ("memory", "4000")], NONE, 1, RequestedAmount::Both(Share(500), mib(4000)), None),
+        (&[("fraction", "1.0"), ("memory", "4000")], NONE, 1, RequestedAmount::Both(Share::WHOLE, mib(4000)), None),
+        (&[("sharing", "true")], NONE, 1, RequestedAmount::Shared, None),
+        (&[("sharing", "TRUE")], NONE, 1, RequestedAmount::Shared, None),
+        (&[("memory", "4000"), ("sharing", "true")], NONE, 1, RequestedAmount::Memory(mib(4000)), None),
         // Resources alone.
-        (NONE, &[(NVIDIA, "1")], 1, Amount::Whole, Some(Vendor::Nvidia)),
-        (NONE, &[(NVIDIA, "\"1\"")], 1, Amount::Whole, Some(Vendor::Nvidia)),
-        (NONE, &[(AMD, "16")], 16, Amount::Whole, Some(Vendor::Amd)),
-        (NONE, &[(AMD, "100")], 1, Amount::Share(Share(100)), Some(Vendor::Amd)),
+        (NONE, &[(NVIDIA, "1")], 1, RequestedAmount::Whole, Some(Vendor::Nvidia)),
+        (NONE, &[(NVIDIA, "\"1\"")], 1, RequestedAmount::Whole, Some(Vendor::Nvidia)),
+        (NONE, &[(AMD, "16")], 16, RequestedAmount::Whole, Some(Vendor::Amd)),
+        (NONE, &[(AMD, "100")], 1, RequestedAmount::Share(Share(100)), Some(Vendor::Amd)),
         (NONE, &[(AMD, "500")], 1, half, Some(Vendor::Amd)),
-        (NONE, &[(AMD, "999")], 1, Amount::Share(Share(999)), Some(Vendor::Amd)),
-        (NONE, &[(AMD, "1000")], 1, Amount::Whole, Some(Vendor::Amd)),
-        (NONE, &[(AMD, "0"), (NVIDIA, "2")], 2, Amount::Whole, Some(Vendor::Nvidia)),
+        (NONE, &[(AMD, "999")], 1, RequestedAmount::Share(Share(999)), Some(Vendor::Amd)),
+        (NONE, &[(AMD, "1000")], 1, RequestedAmount::Whole, Some(Vendor::Amd)),
+        (NONE, &[(AMD, "0"), (NVIDIA, "2")], 2, RequestedAmount::Whole, Some(Vendor::Nvidia)),
         // Both.
         (&[("fraction", "0.5")], &[(AMD, "500")], 1, half, Some(Vendor::Amd)),
         (&[("fraction", "0.50")], &[(AMD, "\"500\"")], 1, half, Some(Vendor::Amd)),
-        (&[("fraction", "1.0")], &[(NVIDIA, "1")], 1, Amount::Whole, Some(Vendor::Nvidia)),
-        (&[("fraction", "1")], &[(NVIDIA, "1000")], 1, Amount::Whole, Some(Vendor::Nvidia)),
-        (&[("memory", "4000")], &[(AMD, "500")], 1, Amount::Both(Share(500), mib(4000)), Some(Vendor::Amd)),
-        (&[("fraction", "0.5"), ("memory", "4000")], &[(AMD, "500")], 1, Amount::Both(Share(500), mib(4000)), Some(Vendor::Amd)),
-        (&[("memory", "4000")], &[(NVIDIA, "1")], 1, Amount::Both(Share::WHOLE, mib(4000)), Some(Vendor::Nvidia)),
-        (&[("memory", "4000")], &[(NVIDIA, "1000")], 1, Amount::Both(Share::WHOLE, mib(4000)), Some(Vendor::Nvidia)),
-        (&[("memory", "4000")], &[(NVIDIA, "4")], 4, Amount::Both(Share::WHOLE, mib(4000)), Some(Vendor::Nvidia)),
-        (&[("sharing", "true")], &[(AMD, "250")], 1, Amount::Share(Share(250)), Some(Vendor::Amd)),
-        (&[("sharing", "false")], &[(NVIDIA, "1")], 1, Amount::Whole, Some(Vendor::Nvidia)),
-        (&[("sharing", "yes")], &[(NVIDIA, "1")], 1, Amount::Whole, Some(Vendor::Nvidia)),
-        (&[("fraction", "0.3333")], &[(AMD, "333")], 1, Amount::Share(Share(333)), Some(Vendor::Amd)),
-        (&[("fraction", "0.9996")], NONE, 1, Amount::Whole, None),
+        (&[("fraction", "1.0")], &[(NVIDIA, "1")], 1, RequestedAmount::Whole, Some(Vendor::Nvidia)),
+        (&[("fraction", "1")], &[(NVIDIA, "1000")], 1, RequestedAmount::Whole, Some(Vendor::Nvidia)),
+        (&[("memory", "4000")], &[(AMD, "500")], 1, RequestedAmount::Both(Share(500), mib(4000)), Some(Vendor::Amd)),
+        (&[("fraction", "0.5"), ("memory", "4000")], &[(AMD, "500")], 1, RequestedAmount::Both(Share(500), mib(4000)), Some(Vendor::Amd)),
+        (&[("memory", "4000")], &[(NVIDIA, "1")], 1, RequestedAmount::Both(Share::WHOLE, mib(4000)), Some(Vendor::Nvidia)),
+        (&[("memory", "4000")], &[(NVIDIA, "1000")], 1, RequestedAmount::Both(Share::WHOLE, mib(4000)), Some(Vendor::Nvidia)),
+        (&[("memory", "4000")], &[(NVIDIA, "4")], 4, RequestedAmount::Both(Share::WHOLE, mib(4000)), Some(Vendor::Nvidia)),
+        (&[("sharing", "true")], &[(AMD, "250")], 1, RequestedAmount::Share(Share(250)), Some(Vendor::Amd)),
+        (&[("sharing", "false")], &[(NVIDIA, "1")], 1, RequestedAmount::Whole, Some(Vendor::Nvidia)),
+        (&[("sharing", "yes")], &[(NVIDIA, "1")], 1, RequestedAmount::Whole, Some(Vendor::Nvidia)),
+        (&[("fraction", "0.3333")], &[(AMD, "333")], 1, RequestedAmount::Share(Share(333)), Some(Vendor::Amd)),
+        (&[("fraction", "0.9996")], NONE, 1, RequestedAmount::Whole, None),
     ];
     for (annotations, resources, gpus, amount, vendor) in table {
         let request = request(&manifest(annotations, resources));
@@ -163,17 +163,17 @@ fn a_pod_that_mentions_no_gpu_asks_for_none() {
         (&[("sharing", "false")], NONE),
         (&[("isolation", "none")], NONE),
     ] {
-        assert_eq!(judge(&manifest(annotations, resources)), Ok(Verdict::NoGpu), "{annotations:?} {resources:?}");
+        assert_eq!(judge(&manifest(annotations, resources)), Ok(PodVerdict::NoGpu), "{annotations:?} {resources:?}");
     }
 }
 
 #[test]
 fn isolation_is_passed_on_where_the_vendor_has_it() {
     for (name, isolation) in [
-        ("none", Isolation::None),
-        ("time-slicing", Isolation::TimeSlicing),
-        ("mps", Isolation::Mps),
-        (" mig ", Isolation::Mig),
+        ("none", IsolationLevel::None),
+        ("time-slicing", IsolationLevel::TimeSlicing),
+        ("mps", IsolationLevel::Mps),
+        (" mig ", IsolationLevel::Mig),
     ] {
         let annotations = [("isolation", name), ("fraction", "0.5")];
         assert_eq!(request(&manifest(&annotations, &[("nvidia.com/gpu", "500")])).isolation, isolation);
@@ -223,7 +223,7 @@ spec:
     assert_eq!((request.labels["team"].as_ref(), request.labels["count"].as_ref()), ("vision", "3"));
     assert_eq!(request.priority, 1_000_000);
     assert_eq!(request.max_duration, Some(Millis::from_secs(3600)));
-    assert_eq!((request.gpus, request.amount), (2, Amount::Whole));
+    assert_eq!((request.gpus, request.amount), (2, RequestedAmount::Whole));
 }
 
 #[test]
@@ -241,12 +241,12 @@ fn every_workload_kind_is_read_by_its_template_and_a_list_is_unrolled() {
     }
     text += &format!("---\nkind: CronJob\nspec: {{jobTemplate: {{spec: {{template: {template}}}}}}}\n");
     text += "---\nkind: List\nitems:\n- {kind: Pod, spec: {containers: [{name: a}]}}\n- {kind: RayCluster}\n";
-    let all = check(&text);
+    let all = check_manifest(&text);
     assert_eq!(all.iter().map(|checked| checked.document).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6, 7, 7]);
     for checked in &all[..6] {
-        assert!(matches!(&checked.verdict, Ok(Verdict::Gpu(_))), "{checked:?}");
+        assert!(matches!(&checked.verdict, Ok(PodVerdict::Gpu(_))), "{checked:?}");
     }
-    assert_eq!(all[6].verdict, Ok(Verdict::NoGpu));
+    assert_eq!(all[6].verdict, Ok(PodVerdict::NoGpu));
     assert_eq!(all[7].verdict, Err(KubeError::Kind { kind: "RayCluster".to_owned() }));
 }
 
@@ -292,9 +292,9 @@ fn resources_of_the_pod_as_a_whole_replace_the_sum_of_its_containers() {
 fn what_often_shares_a_file_with_pods_asks_for_no_gpu_unless_it_only_shares_the_name() {
     for text in ["kind: Service", "apiVersion: v1\nkind: ConfigMap", "apiVersion: networking.k8s.io/v1\nkind: Ingress"]
     {
-        assert_eq!(check(text)[0].verdict, Ok(Verdict::NoGpu), "{text}");
+        assert_eq!(check_manifest(text)[0].verdict, Ok(PodVerdict::NoGpu), "{text}");
     }
     for text in ["apiVersion: serving.knative.dev/v1\nkind: Service", "apiVersion: ray.io/v1\nkind: RayJob"] {
-        assert!(matches!(check(text)[0].verdict, Err(KubeError::Kind { .. })), "{text}");
+        assert!(matches!(check_manifest(text)[0].verdict, Err(KubeError::Kind { .. })), "{text}");
     }
 }

@@ -1,6 +1,6 @@
 //! Whatever the text: no panic, and either a request that the pool accepts or an error that names what is wrong.
 
-use gpupool_kube::{Quantity, Verdict, check};
+use gpupool_kube::{PodVerdict, Quantity, check_manifest};
 use proptest::prelude::*;
 
 const MANIFEST: &str = r#"apiVersion: v1
@@ -39,13 +39,13 @@ items:
 
 /// Every answer is one that can be used.
 fn sound(text: &str) -> Result<(), TestCaseError> {
-    for checked in check(text) {
+    for checked in check_manifest(text) {
         match checked.verdict {
-            Ok(Verdict::Gpu(request)) => {
+            Ok(PodVerdict::Gpu(request)) => {
                 prop_assert!(request.gpus >= 1);
                 prop_assert_eq!(request.validate(), Ok(()));
             }
-            Ok(Verdict::NoGpu) => {}
+            Ok(PodVerdict::NoGpu) => {}
             Err(error) => {
                 for part in [error.to_string(), error.field(), error.allowed(), error.code().to_owned()] {
                     prop_assert!(!part.is_empty(), "{error:?}");
@@ -173,7 +173,7 @@ proptest! {
         let manifest = format!(
             "kind: Pod\nmetadata: {{annotations: {{kaiwo.ai/gpu-fraction: '{text}'}}}}\nspec: {{containers: [{{}}]}}\n"
         );
-        let accepted = check(&manifest)[0].verdict.is_ok();
+        let accepted = check_manifest(&manifest)[0].verdict.is_ok();
         prop_assert_eq!(accepted, (100..=1000).contains(&thousandths), "{}", text);
     }
 
@@ -199,7 +199,7 @@ proptest! {
 
 #[test]
 fn the_manifest_that_is_mutated_is_a_good_one() {
-    let all = check(MANIFEST);
+    let all = check_manifest(MANIFEST);
     assert_eq!(all.len(), 3);
     for checked in all {
         assert!(checked.verdict.is_ok(), "{checked:?}");

@@ -9,16 +9,22 @@ mod skipped;
 
 use std::path::Path;
 
-use gpupool_core::Strategy;
-use gpupool_sim::replay::Replayed;
-use gpupool_sim::trace::Folder;
-use gpupool_sim::{NodeOrder, Scenario, WorkloadSource};
+use gpupool_core::PlacementStrategy;
+use gpupool_sim::replay::ReplayResult;
+use gpupool_sim::trace::TraceFolder;
+use gpupool_sim::{NodeOrdering, Scenario, WorkloadSource};
 
 /// The small lab of `examples/traces`.
-fn lab() -> Folder {
-    Folder::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/traces")).unwrap()
+fn lab() -> TraceFolder {
+    TraceFolder::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/traces")).unwrap()
 }
 
-fn replay(folder: &Folder, trace: &str, seed: u64, strategy: Strategy, workload: WorkloadSource) -> Replayed {
-    Scenario { folder, trace, seed, strategy, workload, node_order: NodeOrder::Trace }.replay().unwrap()
+fn replay(
+    folder: &TraceFolder,
+    trace: &str,
+    seed: u64,
+    strategy: PlacementStrategy,
+    workload: WorkloadSource,
+) -> ReplayResult {
+    Scenario { folder, trace, seed, strategy, workload, node_order: NodeOrdering::Trace }.replay().unwrap()
 }

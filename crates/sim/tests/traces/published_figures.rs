@@ -6,9 +6,9 @@
 
 use std::path::{Path, PathBuf};
 
-use gpupool_core::Strategy;
-use gpupool_sim::trace::Folder;
-use gpupool_sim::{NodeOrder, Scenario, WorkloadSource};
+use gpupool_core::PlacementStrategy;
+use gpupool_sim::trace::TraceFolder;
+use gpupool_sim::{NodeOrdering, Scenario, WorkloadSource};
 
 use crate::skipped::skipped;
 use crate::{lab, replay};
@@ -24,14 +24,14 @@ fn paper() -> Option<PathBuf> {
 }
 
 /// Replays every row of a table of figures; says how many there were.
-fn check_figures(folder: &Folder, golden: &str) -> usize {
+fn check_figures(folder: &TraceFolder, golden: &str) -> usize {
     let mut rows = 0;
     for line in golden.lines().skip(1) {
         let cells: Vec<&str> = line.split(',').collect();
         let strategy = match cells[1] {
-            "bestfit" => Strategy::PaperBestFit,
-            "fgd" => Strategy::Fgd,
-            "least-fragmentation" => Strategy::LeastFragmentation,
+            "bestfit" => PlacementStrategy::PaperBestFit,
+            "fgd" => PlacementStrategy::Fgd,
+            "least-fragmentation" => PlacementStrategy::LeastFragmentation,
             _ => continue,
         };
         let got = replay(folder, cells[0], cells[2].parse().unwrap(), strategy, WorkloadSource::Known);
@@ -48,19 +48,19 @@ fn paper_best_fit_and_fgd_match_every_published_row_to_the_integer() {
     assert_eq!(check_figures(&lab(), include_str!("../lab_figures.csv")), 9);
     let Some(path) = paper() else { return };
     let golden = std::fs::read_to_string(path.join("golden.csv")).unwrap();
-    assert_eq!(check_figures(&Folder::open(&path).unwrap(), &golden), 80);
+    assert_eq!(check_figures(&TraceFolder::open(&path).unwrap(), &golden), 80);
 }
 
 /// The mean over all seeds of what is unallocated when 100 % has arrived.
-fn unallocated(folder: &Folder, trace: &str, workload: WorkloadSource) -> f64 {
+fn unallocated(folder: &TraceFolder, trace: &str, workload: WorkloadSource) -> f64 {
     let seeds = folder.seeds(trace).unwrap();
-    let of = |seed: &u64| replay(folder, trace, *seed, Strategy::LeastFragmentation, workload).unallocated_100;
+    let of = |seed: &u64| replay(folder, trace, *seed, PlacementStrategy::LeastFragmentation, workload).unallocated_100;
     seeds.iter().map(of).sum::<f64>() / seeds.len() as f64
 }
 
 #[test]
 fn least_fragmentation_leaves_less_than_the_best_known_on_every_trace() {
-    let check = |folder: &Folder, traces: &[(&str, f64)]| {
+    let check = |folder: &TraceFolder, traces: &[(&str, f64)]| {
         for (trace, reached) in traces {
             let known = unallocated(folder, trace, WorkloadSource::Known);
             assert!(known <= *reached, "{trace}: {known:.3} is more than {reached}");
@@ -78,12 +78,12 @@ fn least_fragmentation_leaves_less_than_the_best_known_on_every_trace() {
         ("gpuspec33", 4.97),
         ("cpu250", 5.95),
     ];
-    check(&Folder::open(&path).unwrap(), &traces);
+    check(&TraceFolder::open(&path).unwrap(), &traces);
 }
 
 #[test]
 fn learning_the_workload_costs_little() {
-    let check = |folder: &Folder, traces: &[(&str, f64)]| {
+    let check = |folder: &TraceFolder, traces: &[(&str, f64)]| {
         for (trace, allowed) in traces {
             let known = unallocated(folder, trace, WorkloadSource::Known);
             let learned = unallocated(folder, trace, WorkloadSource::Learned);
@@ -92,23 +92,23 @@ fn learning_the_workload_costs_little() {
     };
     check(&lab(), &[("lab", 2.5)]);
     let Some(path) = paper() else { return };
-    check(&Folder::open(&path).unwrap(), &[("default", 0.3), ("gpuspec33", 1.5)]);
+    check(&TraceFolder::open(&path).unwrap(), &[("default", 0.3), ("gpuspec33", 1.5)]);
 }
 
 #[test]
 fn with_tasks_that_leave_least_fragmentation_is_not_below_fgd() {
-    let check = |folder: &Folder, traces: &[&str], arrivals: u64| {
+    let check = |folder: &TraceFolder, traces: &[&str], arrivals: u64| {
         for trace in traces {
             let mean = |strategy| {
-                let (workload, node_order) = (WorkloadSource::Known, NodeOrder::Trace);
+                let (workload, node_order) = (WorkloadSource::Known, NodeOrdering::Trace);
                 let scenario = Scenario { folder, trace, seed: 42, strategy, workload, node_order };
                 scenario.churn(1.0, arrivals).unwrap().mean_allocated
             };
-            let (ours, fgd) = (mean(Strategy::LeastFragmentation), mean(Strategy::Fgd));
+            let (ours, fgd) = (mean(PlacementStrategy::LeastFragmentation), mean(PlacementStrategy::Fgd));
             assert!(ours >= fgd - 0.2, "{trace}: {ours:.3} is below {fgd:.3}");
         }
     };
     check(&lab(), &["lab"], 20_000);
     let Some(path) = paper() else { return };
-    check(&Folder::open(&path).unwrap(), &["default", "gpushare100", "gpuspec33", "multigpu50"], 60_000);
+    check(&TraceFolder::open(&path).unwrap(), &["default", "gpushare100", "gpuspec33", "multigpu50"], 60_000);
 }

@@ -10,11 +10,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupool_core::{Row, Time};
+use gpupool_core::{PoolRow, PoolTime};
 use rusqlite::{Connection, OptionalExtension, params};
 use serde::{Deserialize, Serialize};
 
-use crate::clock::{Clock, millis, wall};
+use crate::clock::{ClockReading, millis, wall};
 use crate::lease_store::{RowKey, is_removal, key_of, names_devices};
 use crate::limits::{BUFFER_BATCHES, BUFFERED_BATCH_BYTES, BUFFERED_ROWS};
 
@@ -23,7 +23,7 @@ use super::execute;
 /// Batches that are durable and not yet in the tables, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct WriteAheadBuffer {
-    batches: Vec<(Vec<Row>, Clock)>,
+    batches: Vec<(Vec<PoolRow>, ClockReading)>,
     /// Number of the last batch that was ever written.
     last: i64,
 }
@@ -31,7 +31,7 @@ pub(super) struct WriteAheadBuffer {
 /// A batch as it is written and read.
 #[derive(Serialize, Deserialize)]
 struct BufferedBatch<R> {
-    pool: Time,
+    pool: PoolTime,
     wall: u64,
     rows: R,
 }
@@ -46,8 +46,10 @@ impl WriteAheadBuffer {
         while let Some(row) = found.next()? {
             buffer.last = row.get(0)?;
             let text = row.get_ref(1)?.as_bytes().unwrap_or_default();
-            match serde_json::from_slice::<BufferedBatch<Vec<Row>>>(text) {
-                Ok(batch) => buffer.batches.push((batch.rows, Clock { pool: batch.pool, wall: wall(batch.wall) })),
+            match serde_json::from_slice::<BufferedBatch<Vec<PoolRow>>>(text) {
+                Ok(batch) => {
+                    buffer.batches.push((batch.rows, ClockReading { pool: batch.pool, wall: wall(batch.wall) }))
+                }
                 Err(why) => {
                     return Ok(Err(format!("what was noted under number {} cannot be read: {why}", buffer.last)));
                 }
@@ -67,12 +69,12 @@ impl WriteAheadBuffer {
     }
 
     /// Returns each waiting row with the clock of its batch, in the order they were committed.
-    pub fn rows(&self) -> impl Iterator<Item = (&Row, Clock)> {
+    pub fn rows(&self) -> impl Iterator<Item = (&PoolRow, ClockReading)> {
         self.batches.iter().flat_map(|(rows, clock)| rows.iter().map(|row| (row, *clock)))
     }
 
     /// Returns the text of a batch, unless it has to go to the tables at once.
-    pub fn encode(&self, rows: &[Row], clock: Clock) -> Option<String> {
+    pub fn encode(&self, rows: &[PoolRow], clock: ClockReading) -> Option<String> {
         // Names of devices are read from the tables when a grant reaches the trail.
         if self.batches.len() >= BUFFER_BATCHES || rows.len() > BUFFERED_ROWS || rows.iter().any(names_devices) {
             return None;
@@ -95,7 +97,7 @@ impl WriteAheadBuffer {
     }
 
     /// Adds a batch that was written, and is durable.
-    pub fn push(&mut self, rows: &[Row], clock: Clock) {
+    pub fn push(&mut self, rows: &[PoolRow], clock: ClockReading) {
         self.last += 1;
         self.batches.push((rows.to_vec(), clock));
     }
@@ -111,18 +113,18 @@ impl WriteAheadBuffer {
     }
 
     /// Returns the last waiting row about each thing.
-    pub fn latest_rows(&self) -> Result<impl Iterator<Item = &Row>, serde_json::Error> {
+    pub fn latest_rows(&self) -> Result<impl Iterator<Item = &PoolRow>, serde_json::Error> {
         let rows = self.rows().map(|(row, _)| Ok((key_of(row)?, row)));
-        let latest: BTreeMap<RowKey<'_>, &Row> = rows.collect::<Result<_, serde_json::Error>>()?;
+        let latest: BTreeMap<RowKey<'_>, &PoolRow> = rows.collect::<Result<_, serde_json::Error>>()?;
         Ok(latest.into_values())
     }
 
     /// Returns the rows of the tables as they will be once everything is flushed.
-    pub fn overlay(&self, rows: Vec<Row>) -> Result<Vec<Row>, serde_json::Error> {
+    pub fn overlay(&self, rows: Vec<PoolRow>) -> Result<Vec<PoolRow>, serde_json::Error> {
         if self.is_empty() {
             return Ok(rows);
         }
-        let latest: Vec<&Row> = self.latest_rows()?.collect();
+        let latest: Vec<&PoolRow> = self.latest_rows()?.collect();
         let replaced: BTreeSet<RowKey<'_>> = latest.iter().map(|row| key_of(row)).collect::<Result<_, _>>()?;
         let mut kept = Vec::with_capacity(rows.len() + latest.len());
         for row in rows {

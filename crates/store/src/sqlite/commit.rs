@@ -5,10 +5,10 @@
 
 use std::mem;
 
-use gpupool_core::Row;
+use gpupool_core::PoolRow;
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior, params};
 
-use crate::clock::Clock;
+use crate::clock::ClockReading;
 use crate::error::CommitError;
 use crate::lease_store::{is_removal, key_of, names_devices};
 use crate::trail::follow;
@@ -18,14 +18,14 @@ use super::trail::{DeviceNames, TableTrail};
 use super::{SqliteStore, execute, unwritable};
 
 impl SqliteStore {
-    pub(super) fn commit_batch(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+    pub(super) fn commit_batch(&mut self, rows: &[PoolRow], clock: ClockReading) -> Result<(), CommitError> {
         let Some(text) = self.buffer.encode(rows, clock) else { return self.commit_to_tables(rows, clock) };
         self.buffer.write(&self.connection, &text).map_err(|source| self.commit_error(source))?;
         self.buffer.push(rows, clock);
         Ok(())
     }
 
-    pub(super) fn commit_urgent_batch(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+    pub(super) fn commit_urgent_batch(&mut self, rows: &[PoolRow], clock: ClockReading) -> Result<(), CommitError> {
         match self.commit_batch(rows, clock) {
             // A quota that is used up looks like a disk that fails.
             Err(CommitError::Full { .. } | CommitError::Io { .. }) if self.ballast.give_up() => {
@@ -45,7 +45,7 @@ impl SqliteStore {
     }
 
     /// Flushes the buffer and commits these rows after it, in one transaction.
-    fn commit_to_tables(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+    fn commit_to_tables(&mut self, rows: &[PoolRow], clock: ClockReading) -> Result<(), CommitError> {
         self.transact(|transaction, buffer, names| {
             flush(transaction, buffer, names)?;
             for row in rows {
@@ -115,14 +115,14 @@ fn flush(transaction: &Transaction<'_>, buffer: &WriteAheadBuffer, names: &mut D
 }
 
 /// Puts a row in the place of the one before about the same thing, or removes that.
-fn put(transaction: &Transaction<'_>, row: &Row) -> rusqlite::Result<()> {
+fn put(transaction: &Transaction<'_>, row: &PoolRow) -> rusqlite::Result<()> {
     let json = || serde_json::to_string(row).map_err(unwritable);
     let put = match row {
-        Row::Lease(lease) => {
+        PoolRow::Lease(lease) => {
             let sql = "INSERT OR REPLACE INTO leases (id, value) VALUES (?1, ?2)";
             execute(transaction, sql, params![lease.id.0.cast_signed(), json()?])
         }
-        Row::Forget(lease) => execute(transaction, "DELETE FROM leases WHERE id = ?1", [lease.0.cast_signed()]),
+        PoolRow::Forget(lease) => execute(transaction, "DELETE FROM leases WHERE id = ?1", [lease.0.cast_signed()]),
         _ if is_removal(row) => {
             let (kind, key) = key_of(row).map_err(unwritable)?;
             execute(transaction, "DELETE FROM rows WHERE kind = ?1 AND key = ?2", params![kind, key])
@@ -140,16 +140,16 @@ fn put(transaction: &Transaction<'_>, row: &Row) -> rusqlite::Result<()> {
 mod tests {
     use std::time::UNIX_EPOCH;
 
-    use gpupool_core::{Counters, LeaseId, Millis, Time};
+    use gpupool_core::{LeaseId, Millis, PoolCounters, PoolTime};
     use rusqlite::ffi;
     use tempfile::{TempDir, tempdir};
 
     use super::*;
-    use crate::clock::Anchor;
+    use crate::clock::ClockAnchor;
     use crate::lease_store::LeaseStore;
-    use crate::trail::Query;
+    use crate::trail::TrailQuery;
 
-    const CLOCK: Clock = Clock { pool: Time(0), wall: UNIX_EPOCH };
+    const CLOCK: ClockReading = ClockReading { pool: PoolTime(0), wall: UNIX_EPOCH };
 
     fn store() -> (TempDir, SqliteStore) {
         let dir = tempdir().unwrap();
@@ -157,23 +157,23 @@ mod tests {
         (dir, store)
     }
 
-    fn rows(store: &SqliteStore) -> Vec<Row> {
+    fn rows(store: &SqliteStore) -> Vec<PoolRow> {
         store.load().unwrap().rows
     }
 
-    fn anchor() -> Anchor {
-        Anchor { boot: "boot".into(), ahead: Millis(0), at: CLOCK }
+    fn anchor() -> ClockAnchor {
+        ClockAnchor { boot: "boot".into(), ahead: Millis(0), at: CLOCK }
     }
 
     /// Rows of owners' usage: the simplest that there can be many of.
-    fn usage(count: u64) -> Vec<Row> {
+    fn usage(count: u64) -> Vec<PoolRow> {
         let row = |number| gpupool_core::UsageRow {
             owner: format!("owner {number}").into(),
             period: 0,
             share_millis: number,
-            settled_at: Time(0),
+            settled_at: PoolTime(0),
         };
-        (0..count).map(row).map(Row::Usage).collect()
+        (0..count).map(row).map(PoolRow::Usage).collect()
     }
 
     fn limit_pages(store: &SqliteStore, pages: u32) {
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_batch_that_finds_no_space_leaves_nothing_and_can_be_kept_later() {
         let (_dir, mut store) = store();
-        let first = Row::Counters(Counters { next_lease: 1, ..Counters::default() });
+        let first = PoolRow::Counters(PoolCounters { next_lease: 1, ..PoolCounters::default() });
         store.commit(std::slice::from_ref(&first), CLOCK).unwrap();
         limit_pages(&store, 12);
         let error = store.commit(&usage(5_000), CLOCK).unwrap_err();
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn a_small_batch_writes_one_page_and_is_there_before_it_is_flushed() {
         let (dir, mut store) = store();
-        let row = |next_lease| Row::Counters(Counters { next_lease, ..Counters::default() });
+        let row = |next_lease| PoolRow::Counters(PoolCounters { next_lease, ..PoolCounters::default() });
         let one = |store: &mut SqliteStore, number| store.commit(&[row(number)], CLOCK).unwrap();
         // Each place in the buffer is made when it is first used.
         (0..100).for_each(|number| one(&mut store, number));
@@ -221,14 +221,14 @@ mod tests {
         pages_of_log(&store);
         (100..103).for_each(|number| one(&mut store, number));
         assert_eq!(pages_of_log(&store), 3);
-        assert!(store.unflushed() > 0);
+        assert!(store.unflushed_batches() > 0);
         assert_eq!(rows(&store), [row(102)]);
         drop(store);
         let mut store = SqliteStore::open(dir.path()).unwrap();
         assert_eq!(rows(&store), [row(102)]);
-        assert!(store.unflushed() > 0, "closing flushes nothing");
+        assert!(store.unflushed_batches() > 0, "closing flushes nothing");
         store.flush().unwrap();
-        assert_eq!((store.unflushed(), rows(&store)), (0, vec![row(102)]));
+        assert_eq!((store.unflushed_batches(), rows(&store)), (0, vec![row(102)]));
         one(&mut store, 103);
         drop(store);
         assert_eq!(rows(&SqliteStore::open(dir.path()).unwrap()), [row(103)]);
@@ -237,21 +237,21 @@ mod tests {
     #[test]
     fn a_batch_that_cannot_be_flushed_stays_in_the_buffer() {
         let (_dir, mut store) = store();
-        let lease = |id| Row::Forget(LeaseId(id));
+        let lease = |id| PoolRow::Forget(LeaseId(id));
         store.commit(&[lease(1)], CLOCK).unwrap();
         store.connection.pragma_update(None, "query_only", true).unwrap();
         store.flush().unwrap_err();
-        assert_eq!(store.unflushed(), 1);
+        assert_eq!(store.unflushed_batches(), 1);
         store.connection.pragma_update(None, "query_only", false).unwrap();
         store.flush().unwrap();
-        assert_eq!(store.unflushed(), 0);
+        assert_eq!(store.unflushed_batches(), 0);
     }
 
     #[test]
     fn a_database_that_cannot_be_written_says_so() {
         let (_dir, mut store) = store();
         store.connection.pragma_update(None, "query_only", true).unwrap();
-        let error = store.commit(&[Row::Forget(LeaseId(1))], CLOCK).unwrap_err();
+        let error = store.commit(&[PoolRow::Forget(LeaseId(1))], CLOCK).unwrap_err();
         assert!(matches!(error, CommitError::ReadOnly { .. }), "{error}");
     }
 
@@ -268,9 +268,9 @@ mod tests {
         let transaction = store.connection.transaction_with_behavior(TransactionBehavior::Exclusive).unwrap();
         let sql = "INSERT INTO history (lease, event, at, owner, devices) VALUES (1, 'ended', 5, 'alice', '[]')";
         transaction.execute(sql, []).unwrap();
-        assert_eq!(reader.history(&Query::default()).unwrap().records, []);
+        assert_eq!(reader.history(&TrailQuery::default()).unwrap().records, []);
         transaction.commit().unwrap();
-        assert_eq!(reader.history(&Query::default()).unwrap().records.len(), 1);
+        assert_eq!(reader.history(&TrailQuery::default()).unwrap().records.len(), 1);
     }
 
     #[test]

@@ -9,14 +9,14 @@ mod trail;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use gpupool_core::{Millis, Row, Time};
+use gpupool_core::{Millis, PoolRow, PoolTime};
 use rusqlite::{Connection, OptionalExtension, Params, params};
 
-use crate::clock::{Anchor, Clock, millis, wall};
+use crate::clock::{ClockAnchor, ClockReading, millis, wall};
 use crate::error::{CommitError, ReadError};
 use crate::lease_store::{LeaseStore, LoadedRows, TrailReader};
 use crate::limits::REMOVED_AT_ONCE;
-use crate::tokens::{self, Role, Secret, TokenId, TokenLine, TokenOwner, TokenOwners};
+use crate::tokens::{self, TokenId, TokenMetadata, TokenOwner, TokenOwners, TokenRole, TokenSecret};
 
 use buffer::WriteAheadBuffer;
 use disk::{Ballast, Lock};
@@ -32,31 +32,31 @@ pub struct SqliteStore {
     device_names: DeviceNames,
     generation: u64,
     /// Faults that opening found and that do not stand in the way.
-    complaints: Vec<String>,
+    warnings: Vec<String>,
     // The last field, so that the database is closed before another process can open it.
     _lock: Lock,
 }
 
 impl LeaseStore for SqliteStore {
     fn load(&self) -> Result<LoadedRows, ReadError> {
-        let mut complaints = self.complaints.clone();
-        let rows = self.read(|connection| open::read_rows(connection, &self.buffer, &mut complaints))?;
-        Ok(LoadedRows { rows, complaints })
+        let mut warnings = self.warnings.clone();
+        let rows = self.read(|connection| open::read_rows(connection, &self.buffer, &mut warnings))?;
+        Ok(LoadedRows { rows, warnings })
     }
 
     fn generation(&self) -> u64 {
         self.generation
     }
 
-    fn commit(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+    fn commit(&mut self, rows: &[PoolRow], clock: ClockReading) -> Result<(), CommitError> {
         self.commit_batch(rows, clock)
     }
 
-    fn commit_urgent(&mut self, rows: &[Row], clock: Clock) -> Result<(), CommitError> {
+    fn commit_urgent(&mut self, rows: &[PoolRow], clock: ClockReading) -> Result<(), CommitError> {
         self.commit_urgent_batch(rows, clock)
     }
 
-    fn unflushed(&self) -> usize {
+    fn unflushed_batches(&self) -> usize {
         self.buffer.len()
     }
 
@@ -64,37 +64,42 @@ impl LeaseStore for SqliteStore {
         self.flush_buffer()
     }
 
-    fn recover(&mut self, anchor: &Anchor) -> Result<(), CommitError> {
-        self.set_anchor(anchor)?;
+    fn recover(&mut self, anchor: &ClockAnchor) -> Result<(), CommitError> {
+        self.set_clock_anchor(anchor)?;
         self.ballast.take().map_err(|error| CommitError::Full { file: self.ballast.path.clone(), source: error.into() })
     }
 
-    fn anchor(&self) -> Result<Option<Anchor>, ReadError> {
+    fn clock_anchor(&self) -> Result<Option<ClockAnchor>, ReadError> {
         self.read(|connection| {
             connection
                 .prepare_cached("SELECT boot, ahead, pool, wall FROM clock")?
                 .query_row([], |row| {
                     let number = |column| row.get::<_, i64>(column).map(|n| n.max(0).cast_unsigned());
-                    let at = Clock { pool: Time(number(2)?), wall: wall(number(3)?) };
-                    Ok(Anchor { boot: row.get(0)?, ahead: Millis(number(1)?), at })
+                    let at = ClockReading { pool: PoolTime(number(2)?), wall: wall(number(3)?) };
+                    Ok(ClockAnchor { boot: row.get(0)?, ahead: Millis(number(1)?), at })
                 })
                 .optional()
         })
     }
 
-    fn set_anchor(&mut self, anchor: &Anchor) -> Result<(), CommitError> {
+    fn set_clock_anchor(&mut self, anchor: &ClockAnchor) -> Result<(), CommitError> {
         let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         let sql = "INSERT OR REPLACE INTO clock (one, boot, ahead, pool, wall) VALUES (1, ?1, ?2, ?3, ?4)";
         let [ahead, pool, wall] = [anchor.ahead.0, anchor.at.pool.0, millis(anchor.at.wall)].map(number);
         self.change(sql, params![anchor.boot, ahead, pool, wall]).map(drop)
     }
 
-    fn create_token(&mut self, owner: &str, role: Role, at: SystemTime) -> Result<(TokenId, Secret), CommitError> {
+    fn create_token(
+        &mut self,
+        owner: &str,
+        role: TokenRole,
+        at: SystemTime,
+    ) -> Result<(TokenId, TokenSecret), CommitError> {
         let refused = |source: std::io::Error| CommitError::Refused { file: self.file.clone(), source: source.into() };
         let secret = tokens::draw().map_err(refused)?;
         let sql = "INSERT INTO tokens (hash, owner, admin, created_at) VALUES (?1, ?2, ?3, ?4)";
         let hash = tokens::hash(secret.reveal());
-        self.change(sql, params![hash, owner, role == Role::Admin, millis(at).cast_signed()])?;
+        self.change(sql, params![hash, owner, role == TokenRole::Admin, millis(at).cast_signed()])?;
         Ok((TokenId(self.connection.last_insert_rowid().cast_unsigned()), secret))
     }
 
@@ -104,13 +109,13 @@ impl LeaseStore for SqliteStore {
         Ok(changed == 1)
     }
 
-    fn tokens(&self) -> Result<Vec<TokenLine>, ReadError> {
+    fn tokens(&self) -> Result<Vec<TokenMetadata>, ReadError> {
         self.read(|connection| {
             let mut statement =
                 connection.prepare_cached("SELECT id, owner, admin, created_at, revoked_at FROM tokens ORDER BY id")?;
             let lines = statement.query_map([], |row| {
                 let time = |at: i64| wall(at.max(0).cast_unsigned());
-                Ok(TokenLine {
+                Ok(TokenMetadata {
                     token: token_owner_in(row)?,
                     created_at: time(row.get(3)?),
                     revoked_at: row.get::<_, Option<i64>>(4)?.map(time),
@@ -128,7 +133,7 @@ impl LeaseStore for SqliteStore {
         })
     }
 
-    fn retain(&mut self, older_than: SystemTime) -> Result<usize, CommitError> {
+    fn prune_trail(&mut self, older_than: SystemTime) -> Result<usize, CommitError> {
         self.flush_buffer()?;
         self.transact(|transaction, _, _| trail::remove_old(transaction, older_than, REMOVED_AT_ONCE))
     }
@@ -151,7 +156,7 @@ impl SqliteStore {
 }
 
 fn token_owner_in(row: &rusqlite::Row<'_>) -> rusqlite::Result<TokenOwner> {
-    let role = if row.get(2)? { Role::Admin } else { Role::User };
+    let role = if row.get(2)? { TokenRole::Admin } else { TokenRole::User };
     Ok(TokenOwner { id: TokenId(row.get::<_, i64>(0)?.cast_unsigned()), owner: row.get(1)?, role })
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
-use gpupool_core::Row;
+use gpupool_core::PoolRow;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 
@@ -39,12 +39,12 @@ impl SqliteStore {
         let ballast = Ballast::of(dir);
         let generation = begin_generation(&mut connection, &ballast).map_err(|source| unusable(&file, source))?;
         lengthen_log(&file);
-        let mut complaints = Vec::new();
+        let mut warnings = Vec::new();
         if let Err(error) = ballast.take() {
-            complaints.push(format!("no ballast in {} for when the disk is full: {error}", dir.display()));
+            warnings.push(format!("no ballast in {} for when the disk is full: {error}", dir.display()));
         }
         let device_names = DeviceNames::new();
-        Ok(Self { connection, file, ballast, buffer, device_names, generation, complaints, _lock: lock })
+        Ok(Self { connection, file, ballast, buffer, device_names, generation, warnings, _lock: lock })
     }
 }
 
@@ -163,8 +163,8 @@ fn begin_generation(connection: &mut Connection, ballast: &Ballast) -> rusqlite:
 pub(super) fn read_rows(
     connection: &Connection,
     buffer: &WriteAheadBuffer,
-    complaints: &mut Vec<String>,
-) -> rusqlite::Result<Vec<Row>> {
+    warnings: &mut Vec<String>,
+) -> rusqlite::Result<Vec<PoolRow>> {
     let mut rows = Vec::new();
     let mut bad = 0;
     let mut statement = connection.prepare(
@@ -179,19 +179,19 @@ pub(super) fn read_rows(
             Err(_) if bad >= COMPLAINTS => bad += 1,
             Err(why) => {
                 let (kind, key) = (String::from_utf8_lossy(bytes(0)), String::from_utf8_lossy(bytes(1)));
-                complaints.push(format!("{kind} row {key:?} cannot be read and is left where it is: {why}"));
+                warnings.push(format!("{kind} row {key:?} cannot be read and is left where it is: {why}"));
                 bad += 1;
             }
         }
     }
     if bad > COMPLAINTS {
-        complaints.push(format!("{} more rows cannot be read", bad - COMPLAINTS));
+        warnings.push(format!("{} more rows cannot be read", bad - COMPLAINTS));
     }
     buffer.overlay(rows).map_err(unwritable)
 }
 
-fn understand(kind: &[u8], key: &[u8], value: &[u8]) -> Result<Row, String> {
-    let row: Row = serde_json::from_slice(value).map_err(|error| error.to_string())?;
+fn understand(kind: &[u8], key: &[u8], value: &[u8]) -> Result<PoolRow, String> {
+    let row: PoolRow = serde_json::from_slice(value).map_err(|error| error.to_string())?;
     let (is_kind, is_key) = key_of(&row).map_err(|error| error.to_string())?;
     if is_kind.as_bytes() != kind || is_key.as_bytes() != key {
         return Err(format!("it is about {is_kind} {is_key:?}"));

@@ -4,28 +4,29 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use gpupool_core::{DeviceId, LeaseId, Row, Token};
+use gpupool_core::{DeviceId, LeaseId, PoolRow, Token};
 use rusqlite::config::DbConfig;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, ToSql, params, params_from_iter};
 
 use crate::clock::{millis, wall};
-use crate::error::{ReadError, Source};
+use crate::error::{BoxedError, ReadError};
 use crate::lease_store::{TrailReader, device_key, node_key};
 use crate::limits::LOCK_WAIT;
 use crate::trail::{
-    By, Event, HeldDevice, HeldTime, Page, Query, Record, TrailLog, UsageLine, follow, has_end, names_of, usage_lines,
+    HeldDevice, HeldTime, TrailEvent, TrailLog, TrailPage, TrailQuery, TrailRecord, UsageDimension, UsageTotal, follow,
+    has_end, names_of, usage_lines,
 };
 
 use super::buffer::WriteAheadBuffer;
 use super::{execute, unwritable};
 
 /// Reads a record from the columns `lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at`.
-fn record_in(row: &rusqlite::Row<'_>) -> rusqlite::Result<Record> {
+fn record_in(row: &rusqlite::Row<'_>) -> rusqlite::Result<TrailRecord> {
     let time = |column| row.get::<_, Option<i64>>(column).map(|at| at.map(|at| wall(at.max(0).cast_unsigned())));
-    Ok(Record {
+    Ok(TrailRecord {
         lease: LeaseId(row.get::<_, i64>(0)?.cast_unsigned()),
-        event: if row.get_ref(1)?.as_str()? == "granted" { Event::Granted } else { Event::Ended },
+        event: if row.get_ref(1)?.as_str()? == "granted" { TrailEvent::Granted } else { TrailEvent::Ended },
         at: time(2)?.unwrap_or(SystemTime::UNIX_EPOCH),
         owner: row.get(3)?,
         worker_id: row.get(4)?,
@@ -42,10 +43,10 @@ fn devices_in(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<Vec<He
     Ok(serde_json::from_str(row.get_ref(column)?.as_str()?).unwrap_or_default())
 }
 
-fn name_of(event: Event) -> &'static str {
+fn name_of(event: TrailEvent) -> &'static str {
     match event {
-        Event::Granted => "granted",
-        Event::Ended => "ended",
+        TrailEvent::Granted => "granted",
+        TrailEvent::Ended => "ended",
     }
 }
 
@@ -59,13 +60,13 @@ pub(super) struct TableTrail<'a> {
 }
 
 impl TableTrail<'_> {
-    fn has(&self, lease: LeaseId, event: Event) -> rusqlite::Result<bool> {
+    fn has(&self, lease: LeaseId, event: TrailEvent) -> rusqlite::Result<bool> {
         let sql = "SELECT 1 FROM history WHERE lease = ?1 AND event = ?2";
         self.connection.prepare_cached(sql)?.exists(params![lease.0.cast_signed(), name_of(event)])
     }
 
     /// Reads a row of a device or node; `None` where there is none that can be read.
-    fn row(&self, (kind, key): (&str, String)) -> rusqlite::Result<Option<Row>> {
+    fn row(&self, (kind, key): (&str, String)) -> rusqlite::Result<Option<PoolRow>> {
         let sql = "SELECT value FROM rows WHERE kind = ?1 AND key = ?2";
         let text: Option<String> =
             self.connection.prepare_cached(sql)?.query_row([kind, &key], |row| row.get(0)).optional()?;
@@ -76,7 +77,7 @@ impl TableTrail<'_> {
 impl TrailLog for TableTrail<'_> {
     type Error = rusqlite::Error;
 
-    fn grant(&mut self, lease: LeaseId) -> rusqlite::Result<Option<Record>> {
+    fn grant(&mut self, lease: LeaseId) -> rusqlite::Result<Option<TrailRecord>> {
         let sql = "SELECT lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at FROM history
             WHERE lease = ?1 AND event = 'granted'";
         self.connection.prepare_cached(sql)?.query_row([lease.0.cast_signed()], record_in).optional()
@@ -87,20 +88,20 @@ impl TrailLog for TableTrail<'_> {
             return Ok(names.clone());
         }
         let device = match self.row(device_key(id))? {
-            Some(Row::Device(device)) => Some(device),
+            Some(PoolRow::Device(device)) => Some(device),
             _ => None,
         };
         let node = match &device {
             Some(device) => self.row(node_key(device.node))?,
             None => None,
         };
-        let node = if let Some(Row::Node(node)) = &node { Some(node) } else { None };
+        let node = if let Some(PoolRow::Node(node)) = &node { Some(node) } else { None };
         let names = names_of(id, device.as_ref(), node);
         self.names.insert(id, names.clone());
         Ok(names)
     }
 
-    fn add(&mut self, record: Record) -> rusqlite::Result<()> {
+    fn add(&mut self, record: TrailRecord) -> rusqlite::Result<()> {
         let sql = "INSERT OR IGNORE INTO history
                 (lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
@@ -124,18 +125,18 @@ impl TrailLog for TableTrail<'_> {
 /// Records that the tables get with the next flush, which come after those in the tables.
 struct UnflushedTrail<'a> {
     tables: TableTrail<'a>,
-    records: Vec<Record>,
+    records: Vec<TrailRecord>,
 }
 
 impl<'a> UnflushedTrail<'a> {
     /// Works the records out from the batches of the buffer.
-    fn read(buffer: &WriteAheadBuffer, tables: TableTrail<'a>) -> rusqlite::Result<Vec<Record>> {
+    fn read(buffer: &WriteAheadBuffer, tables: TableTrail<'a>) -> rusqlite::Result<Vec<TrailRecord>> {
         let mut trail = Self { tables, records: Vec::new() };
         buffer.rows().try_for_each(|(row, clock)| follow(&mut trail, row, clock))?;
         Ok(trail.records)
     }
 
-    fn find(&self, lease: LeaseId, event: Event) -> Option<&Record> {
+    fn find(&self, lease: LeaseId, event: TrailEvent) -> Option<&TrailRecord> {
         self.records.iter().find(|record| record.lease == lease && record.event == event)
     }
 }
@@ -143,8 +144,8 @@ impl<'a> UnflushedTrail<'a> {
 impl TrailLog for UnflushedTrail<'_> {
     type Error = rusqlite::Error;
 
-    fn grant(&mut self, lease: LeaseId) -> rusqlite::Result<Option<Record>> {
-        match self.find(lease, Event::Granted) {
+    fn grant(&mut self, lease: LeaseId) -> rusqlite::Result<Option<TrailRecord>> {
+        match self.find(lease, TrailEvent::Granted) {
             Some(grant) => Ok(Some(grant.clone())),
             None => self.tables.grant(lease),
         }
@@ -154,7 +155,7 @@ impl TrailLog for UnflushedTrail<'_> {
         self.tables.device_names(device)
     }
 
-    fn add(&mut self, record: Record) -> rusqlite::Result<()> {
+    fn add(&mut self, record: TrailRecord) -> rusqlite::Result<()> {
         if self.find(record.lease, record.event).is_none() && !self.tables.has(record.lease, record.event)? {
             self.records.push(record);
         }
@@ -181,11 +182,14 @@ pub(super) struct SqliteTrailReader {
 
 impl SqliteTrailReader {
     /// Reads the trail at one instant; gives the records that are not in the tables yet, too.
-    fn read<T>(&self, read: impl FnOnce(&Connection, Vec<Record>) -> rusqlite::Result<T>) -> Result<T, ReadError> {
+    fn read<T>(&self, read: impl FnOnce(&Connection, Vec<TrailRecord>) -> rusqlite::Result<T>) -> Result<T, ReadError> {
         self.try_read(read).map_err(|source| ReadError { file: self.file.clone(), source })
     }
 
-    fn try_read<T>(&self, read: impl FnOnce(&Connection, Vec<Record>) -> rusqlite::Result<T>) -> Result<T, Source> {
+    fn try_read<T>(
+        &self,
+        read: impl FnOnce(&Connection, Vec<TrailRecord>) -> rusqlite::Result<T>,
+    ) -> Result<T, BoxedError> {
         let mut connection = connect(&self.file)?;
         let snapshot = connection.transaction()?;
         let buffer = WriteAheadBuffer::read(&snapshot)??;
@@ -204,16 +208,16 @@ fn connect(file: &Path) -> rusqlite::Result<Connection> {
 }
 
 impl TrailReader for SqliteTrailReader {
-    fn history(&self, query: &Query) -> Result<Page, ReadError> {
+    fn history(&self, query: &TrailQuery) -> Result<TrailPage, ReadError> {
         self.read(|connection, unflushed| page(connection, unflushed, query))
     }
 
-    fn usage(&self, by: By, since: SystemTime, now: SystemTime) -> Result<Vec<UsageLine>, ReadError> {
+    fn usage(&self, by: UsageDimension, since: SystemTime, now: SystemTime) -> Result<Vec<UsageTotal>, ReadError> {
         self.read(|connection, unflushed| usage(connection, &unflushed, by, millis(since), millis(now)))
     }
 }
 
-fn page(connection: &Connection, unflushed: Vec<Record>, query: &Query) -> rusqlite::Result<Page> {
+fn page(connection: &Connection, unflushed: Vec<TrailRecord>, query: &TrailQuery) -> rusqlite::Result<TrailPage> {
     let mut sql = String::from(
         "SELECT lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at, seq FROM history WHERE true",
     );
@@ -249,17 +253,17 @@ fn page(connection: &Connection, unflushed: Vec<Record>, query: &Query) -> rusql
     let mut statement = connection.prepare(&sql)?;
     let flushed = statement
         .query_map(params_from_iter(values), |row| Ok((row.get::<_, i64>(10)?.cast_unsigned(), record_in(row)?)))?;
-    Page::of(query, flushed.chain(unflushed.map(Ok)))
+    TrailPage::of(query, flushed.chain(unflushed.map(Ok)))
 }
 
 /// Sums what was held in a window. Times are milliseconds since 1970.
 fn usage(
     connection: &Connection,
-    unflushed: &[Record],
-    by: By,
+    unflushed: &[TrailRecord],
+    by: UsageDimension,
     since: u64,
     now: u64,
-) -> rusqlite::Result<Vec<UsageLine>> {
+) -> rusqlite::Result<Vec<UsageTotal>> {
     let mut statement = connection.prepare(
         "SELECT lease, owner, devices, granted_at, ended_at FROM history
             WHERE event = 'ended' AND granted_at IS NOT NULL AND at > ?1 AND granted_at < ?2

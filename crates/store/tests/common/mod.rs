@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gpupool_core::{Counters, LeaseId, LeaseRow, LeaseState, Request, Row, Time};
-use gpupool_store::{Clock, LeaseStore, LoadedRows, SqliteStore};
+use gpupool_core::{LeaseId, LeaseRow, LeaseState, PoolCounters, PoolRow, PoolTime, Request};
+use gpupool_store::{ClockReading, LeaseStore, LoadedRows, SqliteStore};
 
 /// A wall time so many milliseconds after a day in 2026.
 pub fn wall(ms: u64) -> SystemTime {
@@ -16,13 +16,13 @@ pub fn wall(ms: u64) -> SystemTime {
 }
 
 /// The pool's clock, which starts at that day.
-pub fn clock(ms: u64) -> Clock {
-    Clock { pool: Time(ms), wall: wall(ms) }
+pub fn clock(ms: u64) -> ClockReading {
+    ClockReading { pool: PoolTime(ms), wall: wall(ms) }
 }
 
 /// A request that waits.
-pub fn waiting(id: u64) -> Row {
-    Row::Lease(LeaseRow {
+pub fn waiting(id: u64) -> PoolRow {
+    PoolRow::Lease(LeaseRow {
         id: LeaseId(id),
         request: Arc::new(Request::default()),
         key: None,
@@ -35,7 +35,7 @@ pub fn waiting(id: u64) -> Row {
         quarantined: false,
         decision: None,
         holder: None,
-        created_at: Time(0),
+        created_at: PoolTime(0),
         granted_at: None,
         ended_at: None,
         revoke_at: None,
@@ -44,27 +44,27 @@ pub fn waiting(id: u64) -> Row {
     })
 }
 
-pub fn counters(next_lease: u64) -> Row {
-    Row::Counters(Counters { next_lease, ..Counters::default() })
+pub fn counters(next_lease: u64) -> PoolRow {
+    PoolRow::Counters(PoolCounters { next_lease, ..PoolCounters::default() })
 }
 
 /// Opens a store that must open without complaints.
-pub fn open(dir: &Path) -> (SqliteStore, Vec<Row>) {
+pub fn open(dir: &Path) -> (SqliteStore, Vec<PoolRow>) {
     let store = SqliteStore::open(dir).expect("the store opens");
     let rows = rows(&store);
     (store, rows)
 }
 
 /// Loads rows that must be without complaints.
-pub fn rows(store: &dyn LeaseStore) -> Vec<Row> {
-    let LoadedRows { rows, complaints } = store.load().expect("the rows can be read");
-    assert_eq!(complaints, [] as [&str; 0]);
+pub fn rows(store: &dyn LeaseStore) -> Vec<PoolRow> {
+    let LoadedRows { rows, warnings } = store.load().expect("the rows can be read");
+    assert_eq!(warnings, [] as [&str; 0]);
     rows
 }
 
 /// The ids of the leases among rows, in order.
-pub fn leases(rows: &[Row]) -> Vec<u64> {
-    let id = |row: &Row| if let Row::Lease(lease) = row { Some(lease.id.0) } else { None };
+pub fn leases(rows: &[PoolRow]) -> Vec<u64> {
+    let id = |row: &PoolRow| if let PoolRow::Lease(lease) = row { Some(lease.id.0) } else { None };
     let mut ids: Vec<u64> = rows.iter().filter_map(id).collect();
     ids.sort_unstable();
     ids

@@ -7,9 +7,10 @@ use std::thread;
 use crate::common::{clock, counters, leases, open, rows, waiting, wall};
 use crate::support::{Stage, owned, part};
 use crate::{Backend, backends};
-use gpupool_core::{LeaseId, Millis, Row};
+use gpupool_core::{LeaseId, Millis, PoolRow};
 use gpupool_store::{
-    Anchor, CommitError, Event, LeaseStore, MemoryDisk, MemoryFault, Query, Role, TokenId, TokenOwner,
+    ClockAnchor, CommitError, LeaseStore, MemoryDisk, MemoryFault, TokenId, TokenOwner, TokenRole, TrailEvent,
+    TrailQuery,
 };
 use tempfile::tempdir;
 
@@ -18,7 +19,7 @@ fn in_every_store(story: impl Fn(&dyn Backend)) {
 }
 
 /// Sorts rows: the order in which they are loaded means nothing.
-fn sorted(mut rows: Vec<Row>) -> Vec<Row> {
+fn sorted(mut rows: Vec<PoolRow>) -> Vec<PoolRow> {
     rows.sort_by_key(|row| format!("{row:?}"));
     rows
 }
@@ -28,10 +29,10 @@ fn the_last_row_about_each_thing_is_loaded_now_and_after_reopening() {
     in_every_store(|backend| {
         let mut store = backend.open();
         assert_eq!(rows(&*store), []);
-        let forget = Row::Forget(LeaseId(1));
+        let forget = PoolRow::Forget(LeaseId(1));
         store.commit(&[counters(1), waiting(1), waiting(2), counters(3), forget], clock(0)).unwrap();
         assert_eq!(sorted(rows(&*store)), [counters(3), waiting(2)]);
-        store.commit(&[waiting(1), Row::Forget(LeaseId(2))], clock(0)).unwrap();
+        store.commit(&[waiting(1), PoolRow::Forget(LeaseId(2))], clock(0)).unwrap();
         store.commit_urgent(&[counters(4)], clock(0)).unwrap();
         let kept = [counters(4), waiting(1)];
         assert_eq!(sorted(rows(&*store)), kept);
@@ -39,7 +40,7 @@ fn the_last_row_about_each_thing_is_loaded_now_and_after_reopening() {
         let mut store = backend.open();
         assert_eq!(sorted(rows(&*store)), kept);
         store.flush().unwrap();
-        assert_eq!((store.unflushed(), sorted(rows(&*store))), (0, kept.to_vec()));
+        assert_eq!((store.unflushed_batches(), sorted(rows(&*store))), (0, kept.to_vec()));
     });
 }
 
@@ -47,10 +48,10 @@ fn the_last_row_about_each_thing_is_loaded_now_and_after_reopening() {
 fn a_large_batch_is_kept_as_a_small_one_is() {
     in_every_store(|backend| {
         let mut store = backend.open();
-        let large: Vec<Row> = (0..500).map(waiting).collect();
+        let large: Vec<PoolRow> = (0..500).map(waiting).collect();
         store.commit(&[waiting(7), waiting(1000)], clock(0)).unwrap();
         store.commit(&large, clock(0)).unwrap();
-        assert_eq!(store.unflushed(), 0, "a batch in the tables comes after all of the buffer");
+        assert_eq!(store.unflushed_batches(), 0, "a batch in the tables comes after all of the buffer");
         drop(store);
         let expected: Vec<u64> = (0..500).chain([1000]).collect();
         assert_eq!(leases(&rows(&*backend.open())), expected);
@@ -73,13 +74,13 @@ fn the_generation_grows_by_one_with_each_opening() {
 fn the_last_anchor_is_kept() {
     in_every_store(|backend| {
         let mut store = backend.open();
-        assert_eq!(store.anchor().unwrap(), None);
-        let anchor = |at| Anchor { boot: "a".into(), ahead: Millis(3), at: clock(at) };
-        store.set_anchor(&anchor(5)).unwrap();
-        assert_eq!(store.anchor().unwrap(), Some(anchor(5)));
+        assert_eq!(store.clock_anchor().unwrap(), None);
+        let anchor = |at| ClockAnchor { boot: "a".into(), ahead: Millis(3), at: clock(at) };
+        store.set_clock_anchor(&anchor(5)).unwrap();
+        assert_eq!(store.clock_anchor().unwrap(), Some(anchor(5)));
         store.recover(&anchor(7)).unwrap();
         drop(store);
-        assert_eq!(backend.open().anchor().unwrap(), Some(anchor(7)));
+        assert_eq!(backend.open().clock_anchor().unwrap(), Some(anchor(7)));
     });
 }
 
@@ -87,15 +88,15 @@ fn the_last_anchor_is_kept() {
 fn a_token_is_found_by_its_secret_until_it_is_revoked() {
     in_every_store(|backend| {
         let mut store = backend.open();
-        let (alice, secret) = store.create_token("alice", Role::User, wall(1)).unwrap();
-        let (_, other) = store.create_token("root", Role::Admin, wall(2)).unwrap();
+        let (alice, secret) = store.create_token("alice", TokenRole::User, wall(1)).unwrap();
+        let (_, other) = store.create_token("root", TokenRole::Admin, wall(2)).unwrap();
         assert_ne!(secret, other);
         drop(store);
         let mut store = backend.open();
         let owners = store.token_owners().unwrap();
-        let owner = TokenOwner { id: alice, owner: "alice".into(), role: Role::User };
+        let owner = TokenOwner { id: alice, owner: "alice".into(), role: TokenRole::User };
         assert_eq!(owners.find(secret.reveal()), Some(&owner));
-        assert_eq!(owners.find(other.reveal()).unwrap().role, Role::Admin);
+        assert_eq!(owners.find(other.reveal()).unwrap().role, TokenRole::Admin);
         assert_eq!(owners.find(&secret.reveal()[..67]), None);
         assert!(store.revoke_token(alice, wall(3)).unwrap());
         assert!(!store.revoke_token(alice, wall(4)).unwrap(), "it is revoked already");
@@ -112,7 +113,7 @@ fn a_token_is_found_by_its_secret_until_it_is_revoked() {
 fn a_secret_is_neither_printed_nor_kept() {
     let dir = tempdir().unwrap();
     let (mut store, _) = open(dir.path());
-    let made = store.create_token("alice", Role::User, wall(1)).unwrap();
+    let made = store.create_token("alice", TokenRole::User, wall(1)).unwrap();
     let secret = made.1.reveal();
     assert!(secret.len() == 68 && secret.starts_with("gpt_"), "{} characters", secret.len());
     assert!(!format!("{made:?}").contains(&secret[4..]));
@@ -123,7 +124,7 @@ fn a_secret_is_neither_printed_nor_kept() {
 }
 
 /// Rows of a pool in which a lease is granted and released, again and again: one batch each.
-fn turns(count: usize) -> Vec<(Vec<Row>, u64)> {
+fn turns(count: usize) -> Vec<(Vec<PoolRow>, u64)> {
     let mut stage = Stage::of(1);
     let mut batches = vec![(stage.rows.clone(), stage.now.0)];
     let mut kept = stage.rows.len();
@@ -153,11 +154,11 @@ fn a_reader_in_another_thread_sees_whole_batches_and_never_fewer_than_before() {
                 loop {
                     // Before the last reading, so that it sees everything.
                     let is_last = is_over.load(Ordering::Acquire);
-                    let records = reader.history(&Query::default()).unwrap().records;
+                    let records = reader.history(&TrailQuery::default()).unwrap().records;
                     assert!(records.len() >= seen, "{} after {seen}", records.len());
                     seen = records.len();
                     for (number, record) in records.iter().enumerate() {
-                        let event = if number % 2 == 0 { Event::Granted } else { Event::Ended };
+                        let event = if number % 2 == 0 { TrailEvent::Granted } else { TrailEvent::Ended };
                         assert_eq!((record.lease.0, record.event), (number as u64 / 2, event));
                         assert_eq!(record.devices.len(), 1);
                     }
@@ -190,9 +191,9 @@ fn a_reader_outlives_its_store_and_sees_what_the_next_one_commits() {
         store.commit(&batches[0].0, clock(0)).unwrap();
         store.commit(&batches[1].0, clock(0)).unwrap();
         drop(store);
-        assert_eq!(reader.history(&Query::default()).unwrap().records.len(), 1);
+        assert_eq!(reader.history(&TrailQuery::default()).unwrap().records.len(), 1);
         backend.open().commit(&batches[2].0, clock(0)).unwrap();
-        assert_eq!(reader.history(&Query::default()).unwrap().records.len(), 2);
+        assert_eq!(reader.history(&TrailQuery::default()).unwrap().records.len(), 2);
     });
 }
 
@@ -202,7 +203,7 @@ fn a_reader_that_was_used_leaves_the_log_to_the_writer() {
     let (mut store, _) = open(dir.path());
     let reader = store.trail_reader();
     store.commit(&[waiting(0)], clock(0)).unwrap();
-    reader.history(&Query::default()).unwrap();
+    reader.history(&TrailQuery::default()).unwrap();
     drop(store);
     assert!(!dir.path().join("pool.db-wal").exists(), "the writer wrote everything back when it was closed");
     drop(reader);
@@ -212,7 +213,7 @@ fn a_reader_that_was_used_leaves_the_log_to_the_writer() {
 fn faults_of_memory_are_those_of_a_disk() {
     let disk = MemoryDisk::default();
     let mut store = disk.open();
-    let anchor = Anchor { boot: "a".into(), ahead: Millis(0), at: clock(0) };
+    let anchor = ClockAnchor { boot: "a".into(), ahead: Millis(0), at: clock(0) };
     disk.set_fault(Some(MemoryFault::Full));
     assert!(matches!(store.commit(&[waiting(0)], clock(0)), Err(CommitError::Full { .. })));
     assert!(matches!(store.recover(&anchor), Err(CommitError::Full { .. })));
@@ -235,7 +236,7 @@ fn a_commit_that_hangs_holds_up_no_reader_and_goes_on() {
         store
     });
     disk.wait_until_hanging();
-    assert_eq!(reader.history(&Query::default()).unwrap().records, []);
+    assert_eq!(reader.history(&TrailQuery::default()).unwrap().records, []);
     disk.set_fault(None);
     assert_eq!(leases(&rows(&commit.join().unwrap())), [0]);
 }

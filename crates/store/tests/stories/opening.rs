@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use crate::common::{clock, leases, open, waiting};
-use gpupool_core::Row;
-use gpupool_store::{BALLAST_BYTES, LeaseStore, Query, SqliteStore, StoreError};
+use gpupool_core::PoolRow;
+use gpupool_store::{BALLAST_BYTES, LeaseStore, SqliteStore, StoreError, TrailQuery};
 use rusqlite::Connection;
 use tempfile::tempdir;
 
@@ -18,7 +18,7 @@ fn tamper(dir: &Path, sql: &str) {
 
 /// A closed store that holds so many leases in its tables.
 fn closed(dir: &Path, count: u64) {
-    let rows: Vec<Row> = (0..count).map(waiting).collect();
+    let rows: Vec<PoolRow> = (0..count).map(waiting).collect();
     let mut store = open(dir).0;
     store.commit(&rows, clock(0)).unwrap();
     store.flush().unwrap();
@@ -127,8 +127,8 @@ fn a_row_that_cannot_be_read_is_complained_of_and_stays() {
     for _ in 0..2 {
         let loaded = SqliteStore::open(dir.path()).unwrap().load().unwrap();
         assert_eq!(leases(&loaded.rows), [0, 2]);
-        assert_eq!(loaded.complaints.len(), 4, "{:?}", loaded.complaints);
-        assert!(loaded.complaints.iter().any(|words| words.contains("lease row \"1\"")), "{:?}", loaded.complaints);
+        assert_eq!(loaded.warnings.len(), 4, "{:?}", loaded.warnings);
+        assert!(loaded.warnings.iter().any(|words| words.contains("lease row \"1\"")), "{:?}", loaded.warnings);
     }
 }
 
@@ -140,7 +140,7 @@ fn a_buffered_batch_that_cannot_be_read_is_refused_and_left_untouched() {
     let reader = store.trail_reader();
     drop(store);
     tamper(dir.path(), "UPDATE notes SET batch = substr(batch, 1, 100)");
-    let words = reader.history(&Query::default()).unwrap_err().to_string();
+    let words = reader.history(&TrailQuery::default()).unwrap_err().to_string();
     assert!(words.contains("number 1"), "{words}");
     let error = refused(dir.path());
     assert!(matches!(&error, StoreError::Corrupt { what, .. } if what.contains("number 1")), "{error}");

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::common::{clock, open};
 use crate::support::{Stage, by, devices, mins, node, owned, part, secs, whole};
-use gpupool_core::{Command, LeaseId, Policies, Pool, Quota, Request, Row, Time, Token};
-use gpupool_store::{Event, LeaseStore, Query};
+use gpupool_core::{LeaseId, OwnerQuota, Policies, Pool, PoolCommand, PoolRow, PoolTime, Request, Token};
+use gpupool_store::{LeaseStore, TrailEvent, TrailQuery};
 use proptest::prelude::*;
 use tempfile::tempdir;
 
@@ -47,52 +47,52 @@ fn perform(stage: &mut Stage, act: &Act) {
         Act::Ask(owner, 1000) => drop(stage.try_ask(owned(&format!("o{owner}"), whole()))),
         Act::Ask(owner, share) => {
             let request = owned(&format!("o{owner}"), Request { ttl: secs(20), ..part(share) });
-            let fgd = by(gpupool_core::Strategy::Fgd, request.clone());
+            let fgd = by(gpupool_core::PlacementStrategy::Fgd, request.clone());
             drop(stage.try_ask(if share % 2 == 0 { request } else { fgd }));
         }
-        Act::Release(lease) => drop(stage.apply(Command::Release { lease: LeaseId(lease) })),
-        Act::Revoke(lease) => drop(stage.apply(Command::Revoke { lease: LeaseId(lease), grace: mins(1) })),
+        Act::Release(lease) => drop(stage.apply(PoolCommand::Release { lease: LeaseId(lease) })),
+        Act::Revoke(lease) => drop(stage.apply(PoolCommand::Revoke { lease: LeaseId(lease), grace: mins(1) })),
         Act::Pass(time) => stage.pass(secs(time)),
         Act::Node(number) => {
             let name = format!("n{number}");
             stage.add(node(&name), devices(&name, 2));
         }
         Act::Quota(owner) => {
-            let quota = Quota { held: None, share_hours: Some(5), weight: 2 };
+            let quota = OwnerQuota { held: None, share_hours: Some(5), weight: 2 };
             let policies = Policies { quotas: [(format!("o{owner}").into(), quota)].into(), ..Policies::unlimited() };
-            stage.run(Command::SetPolicies { policies: Box::new(policies) });
+            stage.run(PoolCommand::SetPolicies { policies: Box::new(policies) });
         }
-        Act::Forget(lease) => stage.rows.push(Row::Forget(LeaseId(lease))),
+        Act::Forget(lease) => stage.rows.push(PoolRow::Forget(LeaseId(lease))),
         Act::Flush | Act::Read | Act::Reopen => {}
     }
 }
 
 /// What a row is about, told another way than the store tells it.
-fn subject(row: &Row) -> String {
+fn subject(row: &PoolRow) -> String {
     match row {
-        Row::Node(row) => format!("node {:?}", row.node),
-        Row::Device(row) => format!("device {:?}", row.device),
-        Row::Lease(row) => format!("lease {:?}", row.id),
-        Row::Forget(lease) => format!("lease {lease:?}"),
-        Row::ForgetNode(node) => format!("node {node:?}"),
-        Row::ForgetDevice(device) => format!("device {device:?}"),
-        Row::Counters(_) => "counters".into(),
-        Row::Policies(_) => "policies".into(),
-        Row::Usage(row) => format!("usage {:?}", row.owner),
-        Row::Workload(row) => format!("workload {:?}", row.class),
+        PoolRow::Node(row) => format!("node {:?}", row.node),
+        PoolRow::Device(row) => format!("device {:?}", row.device),
+        PoolRow::Lease(row) => format!("lease {:?}", row.id),
+        PoolRow::Forget(lease) => format!("lease {lease:?}"),
+        PoolRow::ForgetNode(node) => format!("node {node:?}"),
+        PoolRow::ForgetDevice(device) => format!("device {device:?}"),
+        PoolRow::Counters(_) => "counters".into(),
+        PoolRow::Policies(_) => "policies".into(),
+        PoolRow::Usage(row) => format!("usage {:?}", row.owner),
+        PoolRow::Workload(row) => format!("workload {:?}", row.class),
     }
 }
 
-fn remember(model: &mut BTreeMap<String, Row>, row: &Row) {
+fn remember(model: &mut BTreeMap<String, PoolRow>, row: &PoolRow) {
     match row {
-        Row::Forget(_) | Row::ForgetNode(_) | Row::ForgetDevice(_) => drop(model.remove(&subject(row))),
+        PoolRow::Forget(_) | PoolRow::ForgetNode(_) | PoolRow::ForgetDevice(_) => drop(model.remove(&subject(row))),
         _ => drop(model.insert(subject(row), row.clone())),
     }
 }
 
 /// Everything a restored pool shows, and what it complained of.
-fn shown(stage: &Stage, rows: impl IntoIterator<Item = Row>) -> String {
-    let (pool, mut bad) = Pool::restore(stage.settings, Policies::unlimited(), Time(stage.now.0 + 1), rows);
+fn shown(stage: &Stage, rows: impl IntoIterator<Item = PoolRow>) -> String {
+    let (pool, mut bad) = Pool::restore(stage.settings, Policies::unlimited(), PoolTime(stage.now.0 + 1), rows);
     bad.sort_by_key(ToString::to_string);
     let leases: Vec<_> = pool.leases().collect();
     let (devices, nodes) = (pool.devices().collect::<Vec<_>>(), pool.nodes().collect::<Vec<_>>());
@@ -102,10 +102,10 @@ fn shown(stage: &Stage, rows: impl IntoIterator<Item = Row>) -> String {
 
 /// Which leases were granted and which ended, by the trail; those that were forgotten on the way aside.
 fn trail_of(store: &dyn LeaseStore, batches: &[Vec<Act>]) -> BTreeMap<(LeaseId, bool), Option<Token>> {
-    let page = store.trail_reader().history(&Query::default()).unwrap();
+    let page = store.trail_reader().history(&TrailQuery::default()).unwrap();
     assert_eq!(page.next, None, "a short story has one page");
     let told = page.records.into_iter().filter(|record| !forgotten(batches, record.lease));
-    told.map(|record| ((record.lease, record.event == Event::Ended), record.token)).collect()
+    told.map(|record| ((record.lease, record.event == TrailEvent::Ended), record.token)).collect()
 }
 
 /// The same by the pool.
@@ -157,7 +157,7 @@ proptest! {
         drop(store);
         let (store, rows) = open(dir.path());
         prop_assert_eq!(trail_of(&store, &batches), trail_told(&stage, &batches));
-        let found: BTreeMap<String, Row> = rows.iter().map(|row| (subject(row), row.clone())).collect();
+        let found: BTreeMap<String, PoolRow> = rows.iter().map(|row| (subject(row), row.clone())).collect();
         prop_assert_eq!(found.len(), rows.len(), "each thing has one row");
         prop_assert_eq!(&found, &model);
         prop_assert_eq!(shown(&stage, rows), shown(&stage, model.into_values()));

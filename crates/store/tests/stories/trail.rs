@@ -6,8 +6,10 @@
 use crate::backends;
 use crate::common::{clock, leases, rows, wall};
 use crate::support::{Stage, gib, gpus, owned, part, secs, whole};
-use gpupool_core::{Command, DeviceRow, GpuId, Holder, LeaseId, Millis, Request, Row, Share};
-use gpupool_store::{By, Clock, Event, LeaseStore, Page, Query, Record, TrailReader, UsageLine};
+use gpupool_core::{DeviceRow, GpuId, LeaseHolder, LeaseId, Millis, PoolCommand, PoolRow, Request, Share};
+use gpupool_store::{
+    ClockReading, LeaseStore, TrailEvent, TrailPage, TrailQuery, TrailReader, TrailRecord, UsageDimension, UsageTotal,
+};
 
 /// A stage whose rows are kept.
 struct Kept {
@@ -36,7 +38,7 @@ fn in_every_store(story: impl Fn(&dyn Fn(Stage) -> Kept)) {
 }
 
 impl Kept {
-    fn clock(&self) -> Clock {
+    fn clock(&self) -> ClockReading {
         clock(self.stage.now.0)
     }
 
@@ -65,27 +67,27 @@ impl Kept {
         let unflushed = read(&*self.reader);
         if self.is_flushed {
             self.store.flush().unwrap();
-            assert_eq!(self.store.unflushed(), 0);
+            assert_eq!(self.store.unflushed_batches(), 0);
             assert_eq!(read(&*self.reader), unflushed);
         }
         unflushed
     }
 
-    fn history(&mut self, query: &Query) -> Page {
+    fn history(&mut self, query: &TrailQuery) -> TrailPage {
         self.read(|reader| reader.history(query).unwrap())
     }
 
-    fn records(&mut self) -> Vec<Record> {
-        self.history(&Query::default()).records
+    fn records(&mut self) -> Vec<TrailRecord> {
+        self.history(&TrailQuery::default()).records
     }
 
-    fn usage(&mut self, by: By, since: u64) -> Vec<UsageLine> {
+    fn usage(&mut self, by: UsageDimension, since: u64) -> Vec<UsageTotal> {
         let now = self.clock().wall;
         self.read(|reader| reader.usage(by, wall(since), now).unwrap())
     }
 }
 
-fn told(records: &[Record]) -> Vec<(u64, Event)> {
+fn told(records: &[TrailRecord]) -> Vec<(u64, TrailEvent)> {
     records.iter().map(|record| (record.lease.0, record.event)).collect()
 }
 
@@ -97,7 +99,7 @@ fn a_lease_is_told_when_granted_and_when_ended_with_what_it_held() {
         let lease = kept.ask("alice", Request { worker_id: Some("w1".into()), ..part(250) });
         kept.release_after(10, lease);
         let records = kept.records();
-        assert_eq!(told(&records), [(0, Event::Granted), (0, Event::Ended)]);
+        assert_eq!(told(&records), [(0, TrailEvent::Granted), (0, TrailEvent::Ended)]);
         let [granted, ended] = &records[..] else { panic!("{records:?}") };
         assert_eq!((granted.at, granted.granted_at, granted.ended_at), (wall(start), Some(wall(start)), None));
         assert_eq!((ended.at, ended.granted_at), (wall(start + 10_000), Some(wall(start))));
@@ -120,11 +122,11 @@ fn who_waits_is_told_only_when_it_gives_up() {
         let mut kept = keep(Stage::of(1));
         kept.ask("alice", whole());
         let waits = kept.ask("bob", whole());
-        assert_eq!(told(&kept.records()), [(0, Event::Granted)]);
+        assert_eq!(told(&kept.records()), [(0, TrailEvent::Granted)]);
         kept.stage.pass(secs(15));
         kept.keep();
         let records = kept.records();
-        assert_eq!(told(&records), [(0, Event::Granted), (waits.0, Event::Ended)]);
+        assert_eq!(told(&records), [(0, TrailEvent::Granted), (waits.0, TrailEvent::Ended)]);
         assert_eq!((records[1].cause.as_deref(), records[1].granted_at), (Some("abandoned"), None));
     });
 }
@@ -135,9 +137,9 @@ fn keeping_a_batch_again_adds_nothing() {
         let mut kept = keep(Stage::draining(2, secs(30)));
         let lease = kept.ask("alice", whole());
         let token = kept.stage.token(lease);
-        kept.stage.run(Command::Attach { lease, token, holder: Holder::Connection });
+        kept.stage.run(PoolCommand::Attach { lease, token, holder: LeaseHolder::Connection });
         kept.release_after(5, lease);
-        kept.stage.run(Command::Drained { lease });
+        kept.stage.run(PoolCommand::Drained { lease });
         kept.keep();
         let before = kept.records();
         assert_eq!(before.len(), 2);
@@ -154,7 +156,7 @@ fn a_lease_granted_and_ended_in_one_batch_is_told_twice_with_its_devices() {
         kept.stage.release(lease);
         kept.keep();
         let records = kept.records();
-        assert_eq!(told(&records), [(0, Event::Granted), (0, Event::Ended)]);
+        assert_eq!(told(&records), [(0, TrailEvent::Granted), (0, TrailEvent::Ended)]);
         assert!(records.iter().all(|record| record.devices.len() == 2));
     });
 }
@@ -165,12 +167,12 @@ fn a_grant_is_told_by_the_name_its_device_had_then() {
         let mut kept = keep(Stage::of(1));
         kept.keep();
         let first = kept.ask("alice", part(250));
-        assert_eq!(kept.store.unflushed() > 0, kept.has_buffer);
-        let renamed = |row: &Row| match row {
-            Row::Device(device) => Some(Row::Device(DeviceRow { gpu_id: GpuId(7), ..device.clone() })),
+        assert_eq!(kept.store.unflushed_batches() > 0, kept.has_buffer);
+        let renamed = |row: &PoolRow| match row {
+            PoolRow::Device(device) => Some(PoolRow::Device(DeviceRow { gpu_id: GpuId(7), ..device.clone() })),
             _ => None,
         };
-        let renamed: Vec<Row> = kept.stage.rows.iter().filter_map(renamed).collect();
+        let renamed: Vec<PoolRow> = kept.stage.rows.iter().filter_map(renamed).collect();
         let clock = kept.clock();
         kept.store.commit(&renamed, clock).unwrap();
         let second = kept.ask("alice", part(250));
@@ -186,10 +188,10 @@ fn a_lease_forgotten_before_it_ended_is_not_held_for_ever() {
         let lease = kept.ask("alice", whole());
         kept.stage.pass(secs(10));
         let clock = kept.clock();
-        kept.store.commit(&[Row::Forget(lease)], clock).unwrap();
+        kept.store.commit(&[PoolRow::Forget(lease)], clock).unwrap();
         kept.stage.pass(secs(10));
         assert_eq!(kept.records()[1].cause.as_deref(), Some("forgotten"));
-        assert_eq!(kept.usage(By::Owner, 0)[0].gpu_seconds, 10.0);
+        assert_eq!(kept.usage(UsageDimension::Owner, 0)[0].gpu_seconds, 10.0);
     });
 }
 
@@ -200,7 +202,7 @@ fn a_wall_clock_put_back_does_not_end_a_lease_before_its_grant() {
         let lease = kept.ask("alice", whole());
         let granted = kept.clock().wall;
         kept.stage.release(lease);
-        let back = Clock { pool: kept.stage.now, wall: wall(0) };
+        let back = ClockReading { pool: kept.stage.now, wall: wall(0) };
         kept.store.commit(&kept.stage.rows[kept.kept..], back).unwrap();
         assert_eq!(kept.records()[1].ended_at, Some(granted));
     });
@@ -217,10 +219,10 @@ fn pages_follow_on_each_other_and_filters_hold() {
         }
         let all = kept.records();
         assert_eq!(all.len(), 10);
-        let mut query = Query { limit: Some(3), ..Query::default() };
+        let mut query = TrailQuery { limit: Some(3), ..TrailQuery::default() };
         let mut paged = Vec::new();
         loop {
-            let Page { records, next } = kept.history(&query);
+            let TrailPage { records, next } = kept.history(&query);
             assert!(records.len() <= 3);
             paged.extend(records);
             query.after = next;
@@ -229,16 +231,20 @@ fn pages_follow_on_each_other_and_filters_hold() {
             }
         }
         assert_eq!(paged, all);
-        let mut count = |query: Query| kept.history(&query).records.len();
-        assert_eq!(count(Query { owner: Some("bob".into()), ..Query::default() }), 4);
-        assert_eq!(count(Query { gpu_id: Some(GpuId(1)), ..Query::default() }), on(&all, 1));
-        assert_eq!(count(Query { gpu_id: Some(GpuId(7)), ..Query::default() }), 0);
+        let mut count = |query: TrailQuery| kept.history(&query).records.len();
+        assert_eq!(count(TrailQuery { owner: Some("bob".into()), ..TrailQuery::default() }), 4);
+        assert_eq!(count(TrailQuery { gpu_id: Some(GpuId(1)), ..TrailQuery::default() }), on(&all, 1));
+        assert_eq!(count(TrailQuery { gpu_id: Some(GpuId(7)), ..TrailQuery::default() }), 0);
         let (since, until) = (Some(wall(start + 1000)), Some(wall(start + 2000)));
-        assert_eq!(count(Query { since, until, ..Query::default() }), 2, "one end and one grant in the second second");
+        assert_eq!(
+            count(TrailQuery { since, until, ..TrailQuery::default() }),
+            2,
+            "one end and one grant in the second second"
+        );
     });
 }
 
-fn on(records: &[Record], gpu_id: u32) -> usize {
+fn on(records: &[TrailRecord], gpu_id: u32) -> usize {
     records.iter().filter(|record| record.devices.iter().any(|device| device.gpu_id == GpuId(gpu_id))).count()
 }
 
@@ -251,17 +257,17 @@ fn usage_counts_what_runs_and_is_cut_to_the_window_exactly() {
         kept.ask("bob", gpus(1));
         kept.release_after(10, ended);
         kept.stage.pass(Millis(2_500));
-        let line = |name: &str, gpu_seconds: f64| UsageLine {
+        let line = |name: &str, gpu_seconds: f64| UsageTotal {
             name: name.into(),
             leases: 1,
             gpu_seconds,
             memory_mib_seconds: (gpu_seconds * 10_000.0).round() * 80.0 * 1024.0 / 10_000.0,
         };
-        assert_eq!(kept.usage(By::Owner, start), [line("bob", 12.5), line("alice", 5.0)]);
-        assert_eq!(kept.usage(By::Gpu, start), [line("a/1", 12.5), line("a/0", 5.0)]);
-        assert_eq!(kept.usage(By::Owner, start + 9_999), [line("bob", 2.501), line("alice", 0.0005)]);
-        assert_eq!(kept.usage(By::Owner, start + 10_000), [line("bob", 2.5)]);
-        let past = kept.read(|reader| reader.usage(By::Owner, wall(start), wall(start + 4_000)).unwrap());
+        assert_eq!(kept.usage(UsageDimension::Owner, start), [line("bob", 12.5), line("alice", 5.0)]);
+        assert_eq!(kept.usage(UsageDimension::Gpu, start), [line("a/1", 12.5), line("a/0", 5.0)]);
+        assert_eq!(kept.usage(UsageDimension::Owner, start + 9_999), [line("bob", 2.501), line("alice", 0.0005)]);
+        assert_eq!(kept.usage(UsageDimension::Owner, start + 10_000), [line("bob", 2.5)]);
+        let past = kept.read(|reader| reader.usage(UsageDimension::Owner, wall(start), wall(start + 4_000)).unwrap());
         assert_eq!(past, [line("bob", 4.0), line("alice", 2.0)]);
     });
 }
@@ -276,13 +282,16 @@ fn old_records_are_removed_and_what_is_held_stays() {
             let lease = kept.ask("alice", whole());
             kept.release_after(10, lease);
         }
-        assert_eq!(kept.store.retain(wall(start + 20_001)).unwrap(), 4, "two leases ended before");
-        assert_eq!(kept.store.retain(wall(start + 20_001)).unwrap(), 0);
-        assert_eq!(told(&kept.records()), [(held.0, Event::Granted), (3, Event::Granted), (3, Event::Ended)]);
-        assert_eq!(kept.store.retain(wall(start + 1_000_000)).unwrap(), 2);
+        assert_eq!(kept.store.prune_trail(wall(start + 20_001)).unwrap(), 4, "two leases ended before");
+        assert_eq!(kept.store.prune_trail(wall(start + 20_001)).unwrap(), 0);
+        assert_eq!(
+            told(&kept.records()),
+            [(held.0, TrailEvent::Granted), (3, TrailEvent::Granted), (3, TrailEvent::Ended)]
+        );
+        assert_eq!(kept.store.prune_trail(wall(start + 1_000_000)).unwrap(), 2);
         kept.release_after(10, held);
         let records = kept.records();
-        assert_eq!((told(&records)[1], records[1].devices.len()), ((held.0, Event::Ended), 1));
+        assert_eq!((told(&records)[1], records[1].devices.len()), ((held.0, TrailEvent::Ended), 1));
         assert_eq!(leases(&rows(&*kept.store)), [0, 1, 2, 3], "the pool's own rows are not history");
     });
 }

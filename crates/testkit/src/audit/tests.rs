@@ -1,9 +1,9 @@
 use super::*;
 
 /// `granted` or `ended`, a lease, its token, and thousandths and MiB of GPU 0.
-fn record(event: &str, lease: u64, token: Option<u64>, fraction: f64, memory_mib: u64) -> Record {
-    let device = RecordDevice { node: "n".into(), gpu_id: 0, uuid: "GPU-0".into(), fraction, memory_mib };
-    Record {
+fn record(event: &str, lease: u64, token: Option<u64>, fraction: f64, memory_mib: u64) -> HistoryRecord {
+    let device = HistoryDevice { node: "n".into(), gpu_id: 0, uuid: "GPU-0".into(), fraction, memory_mib };
+    HistoryRecord {
         lease,
         event: event.into(),
         at: String::new(),
@@ -17,32 +17,32 @@ fn record(event: &str, lease: u64, token: Option<u64>, fraction: f64, memory_mib
     }
 }
 
-fn granted(lease: u64, token: u64, fraction: f64) -> Record {
+fn granted(lease: u64, token: u64, fraction: f64) -> HistoryRecord {
     record("granted", lease, Some(token), fraction, (fraction * 500.0) as u64)
 }
 
-fn ended(lease: u64, token: u64, fraction: f64) -> Record {
-    Record { event: "ended".into(), ..granted(lease, token, fraction) }
+fn ended(lease: u64, token: u64, fraction: f64) -> HistoryRecord {
+    HistoryRecord { event: "ended".into(), ..granted(lease, token, fraction) }
 }
 
 /// One record a second, in this order, unless a record has a time of its own; handed over newest first.
-fn audit(records: impl IntoIterator<Item = Record>, active: &[u64]) -> Audit {
-    let timed = |(second, record): (usize, Record)| match record.at.as_str() {
-        "" => Record { at: format!("2026-01-31T08:{:02}:{:02}.000+00:00", second / 60, second % 60), ..record },
+fn audit(records: impl IntoIterator<Item = HistoryRecord>, active: &[u64]) -> TrailAudit {
+    let timed = |(second, record): (usize, HistoryRecord)| match record.at.as_str() {
+        "" => HistoryRecord { at: format!("2026-01-31T08:{:02}:{:02}.000+00:00", second / 60, second % 60), ..record },
         _ => record,
     };
-    let mut records: Vec<Record> = records.into_iter().enumerate().map(timed).collect();
+    let mut records: Vec<HistoryRecord> = records.into_iter().enumerate().map(timed).collect();
     records.reverse();
-    Audit { records, memory_mib: [("GPU-0".to_owned(), 1000)].into(), active: active.iter().copied().collect() }
+    TrailAudit { records, memory_mib: [("GPU-0".to_owned(), 1000)].into(), active: active.iter().copied().collect() }
 }
 
-fn found(audit: &Audit, seen: &Seen) -> Vec<String> {
+fn found(audit: &TrailAudit, seen: &ClientObservations) -> Vec<String> {
     audit.violations(seen).iter().map(ToString::to_string).collect()
 }
 
 /// The one violation says this.
-fn one(records: impl IntoIterator<Item = Record>, active: &[u64], says: &str) {
-    let found = found(&audit(records, active), &Seen::default());
+fn one(records: impl IntoIterator<Item = HistoryRecord>, active: &[u64], says: &str) {
+    let found = found(&audit(records, active), &ClientObservations::default());
     assert!(found.len() == 1 && found[0].contains(says), "{says:?} expected, found {found:#?}");
 }
 
@@ -53,7 +53,7 @@ fn a_good_history_is_clean() {
     let after = [granted(10, 11, 1.0), record("ended", 11, None, 0.0, 0), ended(10, 11, 1.0), granted(12, 12, 0.5)];
     let audit = audit(tenths.chain(ends).chain(after), &[12]);
     let keyed = vec![("k".to_owned(), 3), ("k".to_owned(), 3), ("l".to_owned(), 12)];
-    let seen = Seen { granted: vec![(3, 4), (12, 12)], released: vec![3, 11], keyed };
+    let seen = ClientObservations { granted: vec![(3, 4), (12, 12)], released: vec![3, 11], keyed };
     assert_eq!(found(&audit, &seen), Vec::<String>::new());
     audit.assert_clean(&seen);
 }
@@ -90,7 +90,7 @@ fn a_lease_that_lives_twice_is_found() {
 fn an_end_that_does_not_fit_its_beginning_is_found() {
     one([granted(1, 1, 0.1), ended(1, 2, 0.1)], &[], "ended with Some(2)");
     one([granted(1, 1, 0.1), ended(1, 1, 0.2)], &[], "other devices");
-    one([Record { event: "moved".into(), ..granted(1, 1, 0.1) }], &[], "unknown event");
+    one([HistoryRecord { event: "moved".into(), ..granted(1, 1, 0.1) }], &[], "unknown event");
 }
 
 #[test]
@@ -102,20 +102,20 @@ fn a_lease_lost_or_made_up_by_a_restart_is_found() {
 #[test]
 fn what_clients_were_told_must_be_written() {
     let trail = audit([granted(1, 1, 0.1)], &[1]);
-    let forgotten = found(&trail, &Seen { granted: vec![(2, 2)], ..Seen::default() });
+    let forgotten = found(&trail, &ClientObservations { granted: vec![(2, 2)], ..ClientObservations::default() });
     assert!(forgotten.len() == 1 && forgotten[0].contains("lease 2"), "{forgotten:?}");
-    let other_token = found(&trail, &Seen { granted: vec![(1, 7)], ..Seen::default() });
+    let other_token = found(&trail, &ClientObservations { granted: vec![(1, 7)], ..ClientObservations::default() });
     assert!(other_token.len() == 1 && other_token[0].contains("token 7"), "{other_token:?}");
-    let revived = found(&trail, &Seen { released: vec![1], ..Seen::default() });
+    let revived = found(&trail, &ClientObservations { released: vec![1], ..ClientObservations::default() });
     assert!(revived.len() == 1 && revived[0].contains("released and lives"), "{revived:?}");
     let keyed = vec![("k".to_owned(), 1), ("k".to_owned(), 2)];
-    let twice = found(&trail, &Seen { keyed, ..Seen::default() });
+    let twice = found(&trail, &ClientObservations { keyed, ..ClientObservations::default() });
     assert!(twice.len() == 1 && twice[0].contains("lease 1 and lease 2"), "{twice:?}");
 }
 
 #[test]
 fn within_a_millisecond_ends_come_as_early_as_they_can() {
-    let now = |record: Record| Record { at: "2026-01-31T09:00:00.001+00:00".into(), ..record };
+    let now = |record: HistoryRecord| HistoryRecord { at: "2026-01-31T09:00:00.001+00:00".into(), ..record };
     let handed_on = [
         granted(1, 1, 1.0),
         now(ended(1, 1, 1.0)),
@@ -123,13 +123,13 @@ fn within_a_millisecond_ends_come_as_early_as_they_can() {
         now(ended(2, 2, 1.0)),
         now(granted(3, 3, 1.0)),
     ];
-    assert_eq!(found(&audit(handed_on.clone(), &[3]), &Seen::default()), Vec::<String>::new());
+    assert_eq!(found(&audit(handed_on.clone(), &[3]), &ClientObservations::default()), Vec::<String>::new());
     let too_much = handed_on.into_iter().chain([now(granted(4, 4, 0.001))]);
     one(too_much, &[3, 4], "lease 4 made GPU 0 promised to 1001 thousandths");
 }
 
 #[test]
 fn a_record_without_a_time_is_found() {
-    let timeless = Record { at: "yesterday".into(), ..granted(1, 1, 0.1) };
+    let timeless = HistoryRecord { at: "yesterday".into(), ..granted(1, 1, 0.1) };
     one([timeless], &[], "no time that can be read");
 }

@@ -2,11 +2,11 @@
 
 use super::*;
 
-fn process(pid: u32) -> Holder {
-    Holder::Process { pid, started: 1 }
+fn process(pid: u32) -> LeaseHolder {
+    LeaseHolder::Process { pid, started: 1 }
 }
 
-fn holder_gone(lease: &Lease, holder: Holder) -> Message {
+fn holder_gone(lease: &LeaseBody, holder: LeaseHolder) -> Message {
     Message::Report(NodeReport::HolderGone { lease: LeaseId(lease.id), holder })
 }
 
@@ -54,7 +54,7 @@ fn a_lease_that_nothing_runs_under_is_free_in_the_step_in_which_it_ends() {
 fn a_lease_with_a_control_group_is_free_when_its_node_says_so() {
     let mut stage = Stage::new();
     let lease = stage.take();
-    let (message, _answer) = attach(&lease, lease.token.unwrap(), Holder::Cgroup("/jobs/1".into()));
+    let (message, _answer) = attach(&lease, lease.token.unwrap(), LeaseHolder::Cgroup("/jobs/1".into()));
     stage.receive(vec![message]);
     stage.release(&lease);
     let id = LeaseId(lease.id);
@@ -68,8 +68,8 @@ fn a_lease_with_a_control_group_is_free_when_its_node_says_so() {
 fn a_lease_that_is_attached_and_released_in_one_batch_is_ended_by_its_node() {
     let mut stage = Stage::new();
     let lease = stage.take();
-    let (attach, _answer) = attach(&lease, lease.token.unwrap(), Holder::Cgroup("/jobs/1".into()));
-    let (release, _released) = asked("alice", Command::Release { lease: LeaseId(lease.id) });
+    let (attach, _answer) = attach(&lease, lease.token.unwrap(), LeaseHolder::Cgroup("/jobs/1".into()));
+    let (release, _released) = asked("alice", PoolCommand::Release { lease: LeaseId(lease.id) });
     stage.receive(vec![attach, release]);
     let end = NodeOrder::End { lease: LeaseId(lease.id), taken_back: false, awaited: true };
     assert_eq!(stage.node.take_orders(), [end]);
@@ -79,7 +79,7 @@ fn a_lease_that_is_attached_and_released_in_one_batch_is_ended_by_its_node() {
 fn orders_that_a_node_cannot_take_are_sent_later_and_in_order() {
     let mut stage = Stage::new();
     let lease = stage.take();
-    let (message, _answer) = attach(&lease, lease.token.unwrap(), Holder::Cgroup("/jobs/1".into()));
+    let (message, _answer) = attach(&lease, lease.token.unwrap(), LeaseHolder::Cgroup("/jobs/1".into()));
     stage.receive(vec![message]);
     stage.node.set_busy(true);
     stage.release(&lease);
@@ -111,7 +111,7 @@ fn after_a_restart_the_node_is_fenced_and_asked_before_devices_are_free() {
 fn after_a_restart_a_connection_has_a_grace_to_come_back() {
     let mut stage = Stage::new();
     let lease = stage.take();
-    let (message, _answer) = attach(&lease, lease.token.unwrap(), Holder::Connection);
+    let (message, _answer) = attach(&lease, lease.token.unwrap(), LeaseHolder::Connection);
     stage.receive(vec![message]);
     let mut stage = stage.restarted();
     stage.receive(Vec::new());

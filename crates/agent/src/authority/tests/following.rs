@@ -1,14 +1,14 @@
 //! Following leases: a call keeps its leases in the queue, and is answered once.
 
-use gpupool_api::lease::Followed;
+use gpupool_api::lease::FollowResponse;
 use gpupool_core::limits::WAITER_PATIENCE;
 
 use super::*;
 use crate::authority::StoreState;
 
-const LATER: Time = Time(u64::MAX - 1);
+const LATER: PoolTime = PoolTime(u64::MAX - 1);
 
-fn followed(answer: &mut Answer) -> Followed {
+fn followed(answer: &mut Answer) -> FollowResponse {
     match answer.try_recv().expect("an answer") {
         Ok(Reply::Followed(followed)) => followed,
         other => panic!("{other:?}"),
@@ -40,7 +40,7 @@ fn an_answer_at_once_keeps_them_too() {
     for _ in 0..5 {
         stage.pass(Millis(WAITER_PATIENCE.0 - 1000));
         let now = stage.now;
-        assert_eq!(followed(&mut stage.follow("alice", &waiting, now)), Followed::default());
+        assert_eq!(followed(&mut stage.follow("alice", &waiting, now)), FollowResponse::default());
     }
 }
 
@@ -55,7 +55,7 @@ fn a_call_is_answered_when_its_time_is_over() {
     assert!(answer.try_recv().is_err());
     assert_eq!(stage.authority.waiters.next_deadline(), Some(until));
     stage.pass(Millis(1_000));
-    assert_eq!(followed(&mut answer), Followed::default());
+    assert_eq!(followed(&mut answer), FollowResponse::default());
     assert_eq!(stage.authority.waiters.next_deadline(), None);
 }
 
@@ -65,7 +65,7 @@ fn leases_that_leave_the_queue_together_are_told_together_and_in_the_order_asked
     let held = stage.take();
     let [first, second, third] = std::array::from_fn(|_| stage.request("alice").id);
     let mut answer = stage.follow("alice", &[third, second, first], LATER);
-    let release = |lease| asked("alice", Command::Release { lease: LeaseId(lease) }).0;
+    let release = |lease| asked("alice", PoolCommand::Release { lease: LeaseId(lease) }).0;
     stage.receive(vec![release(held.id), release(third)]);
     let followed = followed(&mut answer);
     let seen: Vec<_> = followed.changed.iter().map(|lease| (lease.id, lease.state)).collect();
@@ -132,8 +132,8 @@ fn when_the_agent_stops_every_call_is_answered() {
     let waiting = [stage.request("alice").id];
     let mut before = stage.follow("alice", &waiting, LATER);
     stage.receive(vec![Message::AnswerCalls]);
-    assert_eq!(followed(&mut before), Followed::default());
-    assert_eq!(followed(&mut stage.follow("alice", &waiting, LATER)), Followed::default());
+    assert_eq!(followed(&mut before), FollowResponse::default());
+    assert_eq!(followed(&mut stage.follow("alice", &waiting, LATER)), FollowResponse::default());
     assert_eq!(stage.state(waiting[0]), LeaseState::Queued, "its place stays");
 }
 

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::Lease;
+use gpupool_api::lease::LeaseBody;
 use gpupool_core::{
-    Bytes, Command, DeviceIdentity, Drain, GpuId, Health, Holder, LeaseId, LeaseState, MilliCpus, Millis, NodeFacts,
-    Policies, Reading, Request, Settings, Time, Token,
+    Bytes, DeviceHealth, DeviceIdentity, DeviceReading, DrainMode, GpuId, LeaseHolder, LeaseId, LeaseState, MilliCpus,
+    Millis, NodeFacts, Policies, PoolCommand, PoolSettings, PoolTime, Request, Token,
 };
-use gpupool_store::{Clock, LeaseStore, MemoryDisk, TokenOwners};
+use gpupool_store::{ClockReading, LeaseStore, MemoryDisk, TokenOwners};
 use tokio::sync::oneshot;
 
 use super::handle::{Asked, CallId, FollowCall, Message, Refusal, Reply};
@@ -59,14 +59,14 @@ struct Stage {
     authority: AuthorityThread,
     disk: MemoryDisk,
     node: FakeNode,
-    now: Time,
+    now: PoolTime,
     calls: u64,
 }
 
 impl Stage {
     fn new() -> Self {
         let mut stage = Self::on(MemoryDisk::default());
-        stage.sample(Reading::idle(stage.now));
+        stage.sample(DeviceReading::idle(stage.now));
         assert_eq!(stage.node.take_orders(), [NodeOrder::Fence { leases: Vec::new() }]);
         stage
     }
@@ -79,7 +79,10 @@ impl Stage {
             rows: store.load().unwrap().rows,
             store: Box::new(store),
             tokens: TokenOwners::default(),
-            settings: Settings { drain: Drain::WhenGone { patience: Millis(30_000) }, ..Settings::default() },
+            settings: PoolSettings {
+                drain: DrainMode::WhenGone { patience: Millis(30_000) },
+                ..PoolSettings::default()
+            },
             policies: Policies::unlimited(),
             links: vec![("node".into(), Box::new(node.clone()))],
             waiters_per_owner: 1_000,
@@ -88,8 +91,8 @@ impl Stage {
             events: Arc::new(Events::new("run".into())),
             metrics: Arc::new(Metrics::new()),
         };
-        let now = Time(1_000_000);
-        let (authority, complaints) = AuthorityThread::new(spec, Clock { pool: now, wall: SystemTime::now() });
+        let now = PoolTime(1_000_000);
+        let (authority, complaints) = AuthorityThread::new(spec, ClockReading { pool: now, wall: SystemTime::now() });
         assert!(complaints.is_empty(), "{complaints:?}");
         Self { authority, disk, node, now, calls: 0 }
     }
@@ -100,14 +103,18 @@ impl Stage {
     }
 
     fn receive(&mut self, messages: Vec<Message>) {
-        self.authority.process_batch(Clock { pool: self.now, wall: SystemTime::now() }, messages);
+        self.authority.process_batch(ClockReading { pool: self.now, wall: SystemTime::now() }, messages);
     }
 
     /// The node reports a reading of its GPU.
-    fn sample(&mut self, reading: Reading) {
+    fn sample(&mut self, reading: DeviceReading) {
         let facts = test_facts(DeviceIdentity::Uuid("GPU-0".into()));
-        let device =
-            DeviceSample { gpu_id: GpuId(0), facts: Arc::new(facts), health: Health::Healthy, reading: Some(reading) };
+        let device = DeviceSample {
+            gpu_id: GpuId(0),
+            facts: Arc::new(facts),
+            health: DeviceHealth::Healthy,
+            reading: Some(reading),
+        };
         let labels = Default::default();
         let node = NodeFacts { name: "node".into(), cpus: MilliCpus(1000), memory: Bytes::ZERO, labels };
         let sample = NodeSample { node, devices: vec![device], links: Vec::new() };
@@ -123,13 +130,13 @@ impl Stage {
     }
 
     /// Takes the GPU.
-    fn take(&mut self) -> Lease {
+    fn take(&mut self) -> LeaseBody {
         let lease = self.request("alice");
         assert_eq!(lease.state, LeaseState::Active, "{lease:?}");
         lease
     }
 
-    fn request(&mut self, owner: &str) -> Lease {
+    fn request(&mut self, owner: &str) -> LeaseBody {
         match self.try_request(owner).unwrap() {
             Reply::Lease(lease) => *lease,
             other => panic!("{other:?}"),
@@ -142,7 +149,7 @@ impl Stage {
         answer.try_recv().unwrap()
     }
 
-    fn follow(&mut self, owner: &str, leases: &[u64], until: Time) -> Answer {
+    fn follow(&mut self, owner: &str, leases: &[u64], until: PoolTime) -> Answer {
         let (reply, answer) = oneshot::channel();
         let leases = leases.iter().copied().map(LeaseId).collect();
         let call = FollowCall {
@@ -163,8 +170,8 @@ impl Stage {
         CallId(self.calls)
     }
 
-    fn release(&mut self, lease: &Lease) {
-        let (message, mut answer) = asked("alice", Command::Release { lease: LeaseId(lease.id) });
+    fn release(&mut self, lease: &LeaseBody) {
+        let (message, mut answer) = asked("alice", PoolCommand::Release { lease: LeaseId(lease.id) });
         self.receive(vec![message]);
         answer.try_recv().unwrap().unwrap();
     }
@@ -174,16 +181,16 @@ impl Stage {
     }
 }
 
-fn asked(owner: &str, command: Command) -> (Message, Answer) {
+fn asked(owner: &str, command: PoolCommand) -> (Message, Answer) {
     let (reply, answer) = oneshot::channel();
     (Message::Asked(Asked { command, caller: user(owner), wait_until: None, reply }), answer)
 }
 
 /// A request for the GPU, with an idempotency key or a time until which its answer may wait.
-fn request(owner: &str, key: Option<&str>, wait_until: Option<(CallId, Time)>) -> (Message, Answer) {
+fn request(owner: &str, key: Option<&str>, wait_until: Option<(CallId, PoolTime)>) -> (Message, Answer) {
     let body = RequestBody { owner: Some(owner.into()), ttl_secs: Some(3600.0), ..RequestBody::default() };
     let request = Arc::new(Request::try_from(body).unwrap());
-    let command = Command::Request { request, key: key.map(Into::into) };
+    let command = PoolCommand::Request { request, key: key.map(Into::into) };
     let (reply, answer) = oneshot::channel();
     (Message::Asked(Asked { command, caller: user(owner), wait_until, reply }), answer)
 }
@@ -192,9 +199,9 @@ fn user(owner: &str) -> Caller {
     Caller { owner: owner.into(), role: Role::User, uid: None }
 }
 
-fn attach(lease: &Lease, token: u64, holder: Holder) -> (Message, Answer) {
+fn attach(lease: &LeaseBody, token: u64, holder: LeaseHolder) -> (Message, Answer) {
     let (reply, answer) = oneshot::channel();
-    let has_cgroup = matches!(holder, Holder::Cgroup(_));
+    let has_cgroup = matches!(holder, LeaseHolder::Cgroup(_));
     let attachment =
         LeaseAttachment { lease: LeaseId(lease.id), token: Token(token), holder, has_process: true, has_cgroup };
     (Message::Attach(attachment, user("alice"), reply), answer)

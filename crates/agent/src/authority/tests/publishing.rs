@@ -1,6 +1,6 @@
 //! The published snapshot: it follows each commit, and only commits.
 
-use gpupool_core::{Attribution, ProcessUse};
+use gpupool_core::{ProcessAttribution, ProcessUsage};
 use gpupool_store::MemoryFault;
 
 use super::*;
@@ -69,21 +69,23 @@ fn a_reading_that_was_attributed_before_a_change_of_leases_frees_nothing_and_acc
     let mut stage = Stage::new();
     let lease = stage.take();
     let as_of = stage.authority.cell.latest().at.pool;
-    let process = |attribution| ProcessUse { attribution, memory: None };
+    let process = |attribution| ProcessUsage { attribution, memory: None };
     stage.now = stage.now.after(Millis(1_000));
-    let running =
-        Reading { processes: Some(vec![process(Attribution::Lease(LeaseId(lease.id)))]), ..Reading::idle(stage.now) };
-    stage.sample(Reading { leases_as_of: Some(as_of), ..running });
+    let running = DeviceReading {
+        processes: Some(vec![process(ProcessAttribution::Lease(LeaseId(lease.id)))]),
+        ..DeviceReading::idle(stage.now)
+    };
+    stage.sample(DeviceReading { leases_as_of: Some(as_of), ..running });
     stage.now = stage.now.after(Millis(1_000));
     stage.release(&lease);
     let draining = |stage: &Stage| stage.authority.pool().lease(LeaseId(lease.id)).unwrap().draining;
     assert!(draining(&stage), "a process of it was on the device");
     // Taken after the end, but attributed by a snapshot from before it.
     stage.now = stage.now.after(Millis(1_000));
-    stage.sample(Reading { leases_as_of: Some(as_of), ..Reading::idle(stage.now) });
+    stage.sample(DeviceReading { leases_as_of: Some(as_of), ..DeviceReading::idle(stage.now) });
     assert!(draining(&stage));
     let current = stage.authority.cell.latest().at.pool;
     stage.now = stage.now.after(Millis(1_000));
-    stage.sample(Reading { leases_as_of: Some(current), ..Reading::idle(stage.now) });
+    stage.sample(DeviceReading { leases_as_of: Some(current), ..DeviceReading::idle(stage.now) });
     assert!(!draining(&stage));
 }

@@ -5,17 +5,19 @@
 
 use std::collections::BTreeSet;
 
-use gpupool_api::stats::{Count, Gpu, GpuFiltering, GpuMemory, GpuPower, GpuSummary, Stats, Summary};
-use gpupool_core::{Bytes, Health, Percent};
-use gpupool_devices::{Found, Told, Watts};
+use gpupool_api::stats::{
+    GpuBody, GpuCountBody, GpuFiltering, GpuMemory, GpuPower, GpuSummary, StatsBody, SummaryBody,
+};
+use gpupool_core::{Bytes, DeviceHealth, Percent};
+use gpupool_devices::{DetectedDevice, Milliwatts, Reported};
 
 use super::filter::{Filter, Visible};
 use super::round::{ListedDevice, Round};
 
 /// The body of `GET /gpu/stats`.
-pub fn stats(round: &Round) -> Stats {
-    let gpus: Vec<Gpu> = round.listed().map(|seen| gpu(seen, round)).collect();
-    Stats {
+pub fn stats(round: &Round) -> StatsBody {
+    let gpus: Vec<GpuBody> = round.listed().map(|seen| gpu(seen, round)).collect();
+    StatsBody {
         gpu_count: gpus.len(),
         gpus,
         timestamp: round.told(round.read_at()),
@@ -25,8 +27,8 @@ pub fn stats(round: &Round) -> Stats {
 }
 
 /// The body of `GET /gpu/count`.
-pub fn count(stats: &Stats) -> Count {
-    Count {
+pub fn count(stats: &StatsBody) -> GpuCountBody {
+    GpuCountBody {
         gpu_count: stats.gpu_count,
         timestamp: stats.timestamp.clone(),
         stale: stats.stale,
@@ -35,7 +37,7 @@ pub fn count(stats: &Stats) -> Count {
 }
 
 /// The body of `GET /gpu/summary`.
-pub fn summary(round: &Round, stats: &Stats) -> Summary {
+pub fn summary(round: &Round, stats: &StatsBody) -> SummaryBody {
     let counted_once = counted_once(round);
     let sum = |of: fn(&GpuMemory) -> u64| {
         let counted = stats.gpus.iter().zip(&counted_once).filter(|(_, counts)| **counts);
@@ -43,7 +45,7 @@ pub fn summary(round: &Round, stats: &Stats) -> Summary {
     };
     let (total, used) = (sum(|memory| memory.total_mb), sum(|memory| memory.used_mb));
     let busy: Vec<Percent> = round.listed().filter_map(|seen| utilization(seen).copied()).collect();
-    Summary {
+    SummaryBody {
         gpu_count: stats.gpu_count,
         total_memory_mb: total,
         total_used_memory_mb: used,
@@ -73,11 +75,11 @@ pub fn filtering(round: &Round, filter: &Filter, visible: &Visible) -> GpuFilter
 fn counted_once(round: &Round) -> Vec<bool> {
     let is_cut = |seen: &&ListedDevice| !seen.found.takes_work();
     let cut: BTreeSet<_> = round.listed().filter(is_cut).filter_map(|seen| seen.found.pci).collect();
-    let is_part = |found: &Found| found.partition.is_some() && found.pci.is_some_and(|pci| cut.contains(&pci));
+    let is_part = |found: &DetectedDevice| found.partition.is_some() && found.pci.is_some_and(|pci| cut.contains(&pci));
     round.listed().map(|seen| !is_part(&seen.found)).collect()
 }
 
-fn gpu(seen: &ListedDevice, round: &Round) -> Gpu {
+fn gpu(seen: &ListedDevice, round: &Round) -> GpuBody {
     let found = &seen.found;
     let mut unsupported = Vec::new();
     let utilization_percent = match utilization(seen) {
@@ -88,16 +90,16 @@ fn gpu(seen: &ListedDevice, round: &Round) -> Gpu {
         }
     };
     let health = match &seen.health {
-        Health::Healthy => "healthy",
-        Health::Unhealthy(_) => "unhealthy",
-        Health::Lost => "lost",
+        DeviceHealth::Healthy => "healthy",
+        DeviceHealth::Unhealthy(_) => "unhealthy",
+        DeviceHealth::Lost => "lost",
     };
     let health_reason = match &seen.health {
-        Health::Unhealthy(why) => Some(why.to_string()),
-        Health::Healthy | Health::Lost => None,
+        DeviceHealth::Unhealthy(why) => Some(why.to_string()),
+        DeviceHealth::Healthy | DeviceHealth::Lost => None,
     };
-    let watts = |told| current(seen, told).map(|power: &Watts| (power.as_number() * 100.0).round() / 100.0);
-    Gpu {
+    let watts = |told| current(seen, told).map(|power: &Milliwatts| (power.as_number() * 100.0).round() / 100.0);
+    GpuBody {
         gpu_id: seen.gpu_id.0,
         name: found.name.as_deref().unwrap_or("unknown GPU").to_owned(),
         memory: memory(seen, &mut unsupported),
@@ -144,7 +146,7 @@ fn memory(seen: &ListedDevice, unsupported: &mut Vec<String>) -> GpuMemory {
 }
 
 /// A value of a device that is there; what a lost one read before is not how it is now.
-pub(super) fn current<'a, T>(seen: &ListedDevice, told: &'a Told<T>) -> Option<&'a T> {
+pub(super) fn current<'a, T>(seen: &ListedDevice, told: &'a Reported<T>) -> Option<&'a T> {
     told.value().filter(|_| !seen.is_lost())
 }
 
@@ -152,7 +154,7 @@ fn utilization(seen: &ListedDevice) -> Option<&Percent> {
     current(seen, &seen.found.utilization)
 }
 
-fn in_short(gpu: &Gpu) -> GpuSummary {
+fn in_short(gpu: &GpuBody) -> GpuSummary {
     let name = |name: &String| match name.as_str() {
         "memory.usage_percent" => Some("memory_usage_percent".to_owned()),
         "utilization_percent" => Some(name.clone()),

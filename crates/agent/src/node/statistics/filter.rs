@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use gpupool_core::GpuId;
-use gpupool_devices::{Found, Partition};
+use gpupool_devices::{DetectedDevice, DevicePartition};
 
 /// The number of entries of `CUDA_VISIBLE_DEVICES` that are looked at.
 const FILTER_TOKENS: usize = 4096;
@@ -55,7 +55,7 @@ impl Filter {
     /// Which of these devices are listed.
     ///
     /// An entry is a number, a UUID or the beginning of one. A GPU that is cut by MIG is meant with its instances.
-    pub fn among(&self, devices: &[(GpuId, &Found)]) -> Visible {
+    pub fn among(&self, devices: &[(GpuId, &DetectedDevice)]) -> Visible {
         let Some(set) = &self.set else { return Visible::default() };
         let tokens: Vec<&str> = set.split(|c: char| c == ',' || c.is_whitespace()).filter(|t| !t.is_empty()).collect();
         let (mut ids, mut warnings, mut any_valid) = (BTreeSet::new(), Vec::new(), tokens.is_empty());
@@ -94,10 +94,10 @@ enum Meant {
     Nothing,
 }
 
-fn meant(token: &str, devices: &[(GpuId, &Found)]) -> Meant {
+fn meant(token: &str, devices: &[(GpuId, &DetectedDevice)]) -> Meant {
     let index = token.bytes().all(|byte| byte.is_ascii_digit()).then(|| token.parse().ok().map(GpuId));
     let numbered = index.flatten().filter(|index| devices.iter().any(|(gpu_id, _)| gpu_id == index));
-    let named = |(_, found): &&(GpuId, &Found)| is_named(found, token);
+    let named = |(_, found): &&(GpuId, &DetectedDevice)| is_named(found, token);
     let chosen: Vec<GpuId> = match numbered {
         Some(index) => vec![index],
         None => devices.iter().filter(named).map(|(gpu_id, _)| *gpu_id).collect(),
@@ -109,12 +109,12 @@ fn meant(token: &str, devices: &[(GpuId, &Found)]) -> Meant {
 }
 
 /// Whether the device's UUID begins so, or it is the MIG instance of the older spelling `MIG-GPU-<uuid>/<gi>/<ci>`.
-fn is_named(found: &Found, token: &str) -> bool {
+fn is_named(found: &DetectedDevice, token: &str) -> bool {
     let starts = |uuid: &str| uuid.get(..token.len()).is_some_and(|start| start.eq_ignore_ascii_case(token));
     if (is_uuid_like(token) || is_bare_id(token)) && found.uuid.as_deref().is_some_and(starts) {
         return true;
     }
-    let Some(Partition::Mig { parent_uuid: Some(parent), gpu_instance: Some(gi), compute_instance, .. }) =
+    let Some(DevicePartition::Mig { parent_uuid: Some(parent), gpu_instance: Some(gi), compute_instance, .. }) =
         &found.partition
     else {
         return false;
@@ -136,15 +136,16 @@ fn is_bare_id(token: &str) -> bool {
 }
 
 /// The devices, with the instances of those that are cut by MIG.
-fn with_instances(chosen: Vec<GpuId>, devices: &[(GpuId, &Found)]) -> Vec<GpuId> {
+fn with_instances(chosen: Vec<GpuId>, devices: &[(GpuId, &DetectedDevice)]) -> Vec<GpuId> {
     let is_chosen = |gpu_id: &GpuId| chosen.contains(gpu_id);
     let cards: BTreeSet<_> = devices
         .iter()
         .filter(|(gpu_id, found)| is_chosen(gpu_id) && !found.takes_work())
         .filter_map(|(_, found)| found.pci)
         .collect();
-    let is_instance = |found: &Found| found.partition.is_some() && found.pci.is_some_and(|pci| cards.contains(&pci));
-    let meant = |(gpu_id, found): &&(GpuId, &Found)| is_chosen(gpu_id) || is_instance(found);
+    let is_instance =
+        |found: &DetectedDevice| found.partition.is_some() && found.pci.is_some_and(|pci| cards.contains(&pci));
+    let meant = |(gpu_id, found): &&(GpuId, &DetectedDevice)| is_chosen(gpu_id) || is_instance(found);
     devices.iter().filter(meant).map(|(gpu_id, _)| *gpu_id).collect()
 }
 
@@ -157,12 +158,12 @@ mod tests {
 
     const UUIDS: [&str; 4] = ["GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb3333", "0x52f4d8e9c0b1a2d3"];
 
-    fn gpus() -> Vec<Found> {
-        let gpu = |uuid: &str| Found { uuid: Some(uuid.into()), ..Found::new(Vendor::Nvidia) };
+    fn gpus() -> Vec<DetectedDevice> {
+        let gpu = |uuid: &str| DetectedDevice { uuid: Some(uuid.into()), ..DetectedDevice::new(Vendor::Nvidia) };
         UUIDS.map(gpu).to_vec()
     }
 
-    fn numbered(found: &[Found]) -> Vec<(GpuId, &Found)> {
+    fn numbered(found: &[DetectedDevice]) -> Vec<(GpuId, &DetectedDevice)> {
         found.iter().enumerate().map(|(place, found)| (GpuId(place as u32), found)).collect()
     }
 
@@ -213,16 +214,17 @@ mod tests {
 
     #[test]
     fn a_gpu_cut_by_mig_is_meant_with_its_instances_and_an_instance_alone() {
-        let mut parent = Found { uuid: Some("GPU-aaaa".into()), mig: Some(true), ..Found::new(Vendor::Nvidia) };
+        let mut parent =
+            DetectedDevice { uuid: Some("GPU-aaaa".into()), mig: Some(true), ..DetectedDevice::new(Vendor::Nvidia) };
         parent.pci = parse_pci_address("0000:01:00.0");
-        let mut instance = Found { uuid: Some("MIG-1234".into()), ..parent.clone() };
-        instance.partition = Some(Partition::Mig {
+        let mut instance = DetectedDevice { uuid: Some("MIG-1234".into()), ..parent.clone() };
+        instance.partition = Some(DevicePartition::Mig {
             parent_uuid: Some("GPU-aaaa".into()),
             gpu_instance: Some(7),
             compute_instance: Some(0),
             profile: None,
         });
-        let other = Found { uuid: Some("GPU-bbbb".into()), ..Found::new(Vendor::Nvidia) };
+        let other = DetectedDevice { uuid: Some("GPU-bbbb".into()), ..DetectedDevice::new(Vendor::Nvidia) };
         let all = [parent, other, instance];
         let of = |set: &str| Filter::new(Some(set.to_owned())).among(&numbered(&all)).ids.unwrap();
         assert_eq!(of("0"), BTreeSet::from([GpuId(0), GpuId(2)]));

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use gpupool_api::stats::{GpuFiltering, Stats, Summary};
-use gpupool_core::{Millis, Time};
+use gpupool_api::stats::{GpuFiltering, StatsBody, SummaryBody};
+use gpupool_core::{Millis, PoolTime};
 use serde::Serialize;
 
 pub use filter::{Filter, Visible};
@@ -36,9 +36,9 @@ pub struct Current {
     /// What is known.
     pub round: Round,
     /// The body of `/gpu/stats`.
-    pub stats: Stats,
+    pub stats: StatsBody,
     /// The body of `/gpu/summary`.
-    pub summary: Summary,
+    pub summary: SummaryBody,
     prepared: [Prepared; 3],
     /// Built when it is asked for: few ask, and it is long.
     history: OnceLock<Prepared>,
@@ -48,7 +48,7 @@ pub struct Current {
 #[derive(Debug)]
 struct Published {
     fresh: Arc<Current>,
-    fresh_until: Time,
+    fresh_until: PoolTime,
     stale: OnceLock<Arc<Current>>,
 }
 
@@ -150,7 +150,7 @@ impl Published {
         Self { fresh: Arc::new(Current::new(round)), fresh_until, stale: OnceLock::new() }
     }
 
-    fn at(&self, now: Time) -> &Arc<Current> {
+    fn at(&self, now: PoolTime) -> &Arc<Current> {
         if now <= self.fresh_until {
             return &self.fresh;
         }
@@ -161,7 +161,7 @@ impl Published {
 
 /// Until when a round may be told as it is: while its oldest fresh reading is fresh, and in any case until the next
 /// round should have come, which tells each device's age by itself.
-fn fresh_until(round: &Round) -> Time {
+fn fresh_until(round: &Round) -> PoolTime {
     let readings = round.listed().filter(|seen| !round.is_stale(seen)).map(|seen| seen.read_at);
     let oldest = readings.min().or(round.answered_at).unwrap_or(round.clock.pool);
     let next = round.clock.pool.after(Millis(round.refresh.0.saturating_mul(3) / 2));

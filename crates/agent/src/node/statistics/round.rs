@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Deref;
 use std::sync::Arc;
 
-use gpupool_api::pool::Process;
-use gpupool_api::stats::{GpuHistory, HistoryOfGpu, PastReading, SourceHealth};
-use gpupool_core::{Bytes, GpuId, Health as DeviceHealth, Millis, Percent, Time, Vendor};
-use gpupool_devices::{SourceKind, SourceState, SourceStatus, TrackedDevice, Watts, fresh_until};
+use gpupool_api::pool::ProcessBody;
+use gpupool_api::stats::{GpuHistoryBody, GpuReadings, PastReading, SourceHealth};
+use gpupool_core::{Bytes, DeviceHealth, GpuId, Millis, Percent, PoolTime, Vendor};
+use gpupool_devices::{Milliwatts, SourceKind, SourceState, SourceStatus, TrackedDevice, fresh_until};
 
 use super::bodies::current;
 
@@ -22,7 +22,7 @@ pub struct ListedDevice {
     /// Whether the filter of this service lists it.
     pub visible: bool,
     /// The processes on it.
-    pub processes: Arc<[Process]>,
+    pub processes: Arc<[ProcessBody]>,
 }
 
 impl Deref for ListedDevice {
@@ -44,13 +44,13 @@ impl ListedDevice {
 #[derive(Debug, Clone)]
 pub struct Round {
     /// When it was put together, on both clocks.
-    pub clock: gpupool_store::Clock,
+    pub clock: gpupool_store::ClockReading,
     /// Every device, by number, listed or not.
     pub devices: Vec<ListedDevice>,
     /// Every source.
     pub sources: Vec<SourceStatus>,
     /// When a source last answered, if only that there is nothing.
-    pub answered_at: Option<Time>,
+    pub answered_at: Option<PoolTime>,
     /// How often devices are read.
     pub refresh: Millis,
     /// Set where nothing is read any more: whatever is known is stale.
@@ -73,12 +73,12 @@ impl Round {
         self.stopped || self.is_old(seen.read_at)
     }
 
-    fn is_old(&self, read_at: Time) -> bool {
+    fn is_old(&self, read_at: PoolTime) -> bool {
         self.clock.pool > self.stale_from(read_at)
     }
 
     /// Until when a reading is fresh.
-    pub fn stale_from(&self, read_at: Time) -> Time {
+    pub fn stale_from(&self, read_at: PoolTime) -> PoolTime {
         fresh_until(read_at, self.refresh)
     }
 
@@ -92,14 +92,14 @@ impl Round {
     }
 
     /// As of when everything that is listed was read: the oldest reading of a device that is there.
-    pub fn read_at(&self) -> Time {
+    pub fn read_at(&self) -> PoolTime {
         let oldest = self.listed().filter(|seen| !seen.is_lost()).map(|seen| seen.read_at).min();
         oldest.or(self.answered_at).unwrap_or(self.clock.pool)
     }
 
     /// Why devices could not be read, where they could not.
     pub fn error(&self) -> Option<String> {
-        let troubles: Vec<String> = self.sources.iter().filter_map(SourceStatus::trouble).collect();
+        let troubles: Vec<String> = self.sources.iter().filter_map(SourceStatus::problem).collect();
         (!troubles.is_empty()).then(|| troubles.join("; "))
     }
 
@@ -114,11 +114,11 @@ impl Round {
             SourceKind::Nvml | SourceKind::NvidiaSmi => true,
             kind => self.devices.iter().any(|seen| seen.source == kind && seen.found.vendor == Vendor::Nvidia),
         };
-        !self.stopped && self.sources.iter().any(|source| source.answers() && of_nvidia(source))
+        !self.stopped && self.sources.iter().any(|source| source.is_ready() && of_nvidia(source))
     }
 
     /// A time of the pool for people and programs.
-    pub fn told(&self, time: Time) -> String {
+    pub fn told(&self, time: PoolTime) -> String {
         crate::clock::iso_of(time, self.clock)
     }
 }
@@ -168,8 +168,8 @@ pub struct Health {
 }
 
 /// How well devices can be read after a round, at `now`.
-pub fn health(round: &Round, now: Time) -> Health {
-    let mut problems: Vec<String> = round.sources.iter().filter_map(SourceStatus::trouble).collect();
+pub fn health(round: &Round, now: PoolTime) -> Health {
+    let mut problems: Vec<String> = round.sources.iter().filter_map(SourceStatus::problem).collect();
     problems.extend(round.listed().filter_map(|seen| complaint(seen, round)));
     if round.stopped {
         problems.push("readings are overdue: everything told is old".to_owned());
@@ -189,7 +189,7 @@ fn status(round: &Round, problems: &[String]) -> Status {
         return Status::Healthy;
     }
     let answers =
-        |seen: &ListedDevice| round.sources.iter().any(|source| source.kind == seen.source && source.answers());
+        |seen: &ListedDevice| round.sources.iter().any(|source| source.kind == seen.source && source.is_ready());
     let any_readable = round.listed().any(|seen| !seen.is_lost() && answers(seen));
     if any_readable { Status::Degraded } else { Status::Unhealthy }
 }
@@ -209,10 +209,10 @@ fn complaint(seen: &ListedDevice, round: &Round) -> Option<String> {
 fn source(source: &SourceStatus) -> SourceHealth {
     let error = match &source.state {
         SourceState::Failed(error) => Some(error.to_string()),
-        SourceState::Awaited => Some("has not answered yet".to_owned()),
-        SourceState::Answers => None,
+        SourceState::Pending => Some("has not answered yet".to_owned()),
+        SourceState::Ready => None,
     };
-    SourceHealth { name: source.kind.name().to_owned(), available: source.answers(), error }
+    SourceHealth { name: source.kind.name().to_owned(), available: source.is_ready(), error }
 }
 
 // The last readings of each GPU, in a ring.
@@ -227,13 +227,13 @@ pub struct History {
 /// What a GPU read at a time.
 #[derive(Debug, Clone)]
 struct Past {
-    at: Time,
+    at: PoolTime,
     /// When that was for people then: the wall clock may be set meanwhile.
     wall: std::time::SystemTime,
     memory_used: Option<Bytes>,
     utilization: Option<Percent>,
     temperature_c: Option<i16>,
-    power: Option<Watts>,
+    power: Option<Milliwatts>,
 }
 
 impl History {
@@ -257,13 +257,13 @@ impl History {
     }
 
     /// The body of `GET /gpu/history`.
-    pub fn body(&self, round: &Round) -> GpuHistory {
-        let gpu = |seen: &ListedDevice| HistoryOfGpu {
+    pub fn body(&self, round: &Round) -> GpuHistoryBody {
+        let gpu = |seen: &ListedDevice| GpuReadings {
             gpu_id: seen.gpu_id.0,
             name: seen.found.name.as_deref().unwrap_or("unknown GPU").to_owned(),
             readings: self.rings.get(&seen.gpu_id).into_iter().flatten().map(told).collect(),
         };
-        GpuHistory { max_history: self.most, gpus: round.listed().map(gpu).collect() }
+        GpuHistoryBody { max_history: self.most, gpus: round.listed().map(gpu).collect() }
     }
 }
 

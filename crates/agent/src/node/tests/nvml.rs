@@ -5,22 +5,25 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use gpupool_api::job_environment;
-use gpupool_api::stats::Summary;
-use gpupool_core::{Attribution, Field, GpuId, LeaseId, Token};
-use gpupool_devices::{Nvml, Places};
-use nvml_standin::machines::{SINCE_510, cut_gpu, server, server_gpu, unified};
-use nvml_standin::{Process, Scenario, install, write_scenario};
+use gpupool_api::stats::SummaryBody;
+use gpupool_core::{GpuId, LeaseId, ProcessAttribution, ReadingField, Token};
+use gpupool_devices::{NvmlSource, SourcePaths};
+use nvml_standin::machines::{FUNCTIONS_SINCE_510, mig_gpu, server_gpu, server_scenario, unified_memory_scenario};
+use nvml_standin::{NvmlScenario, StandInProcess, install_library, write_scenario};
 use tempfile::TempDir;
 
 use super::sampled::{DEADLINE, Sample, Sampled, Setup, all_read, each, of_gpus};
 use crate::node::attribution::Holding;
 
-fn machine(scenario: &Scenario, missing: &[&str]) -> (TempDir, Sampled) {
+fn machine(scenario: &NvmlScenario, missing: &[&str]) -> (TempDir, Sampled) {
     let folder = tempfile::tempdir().unwrap();
-    install(folder.path(), scenario, missing).unwrap();
-    let places =
-        Places { nvml: folder.path().join("libnvidia-ml.so.1"), sys: folder.path().join("sys"), ..Places::default() };
-    let mut setup = Setup::new(vec![Box::new(Nvml::new(&places))]);
+    install_library(folder.path(), scenario, missing).unwrap();
+    let places = SourcePaths {
+        nvml: folder.path().join("libnvidia-ml.so.1"),
+        sys: folder.path().join("sys"),
+        ..SourcePaths::default()
+    };
+    let mut setup = Setup::new(vec![Box::new(NvmlSource::new(&places))]);
     (setup.places, setup.simulated) = (places, false);
     setup.unresponsive_after = DEADLINE;
     (folder, setup.start())
@@ -28,17 +31,18 @@ fn machine(scenario: &Scenario, missing: &[&str]) -> (TempDir, Sampled) {
 
 #[test]
 fn a_gpu_cut_by_mig_is_told_and_only_its_instances_take_work() {
-    let scenario = Scenario { devices: vec![cut_gpu(), server_gpu(1)], driver: "570".into(), ..Scenario::default() };
+    let scenario =
+        NvmlScenario { devices: vec![mig_gpu(), server_gpu(1)], driver: "570".into(), ..NvmlScenario::default() };
     let (_folder, sampled) = machine(&scenario, &[]);
     let sample = sampled.sample("all are read", all_read);
     assert_eq!(each(&sample, |device| device.facts.partition.is_some()), [true, true, true, false]);
     let parent = &sample.devices[0].facts.partition.as_ref().unwrap().parent;
-    assert_eq!(parent.to_string(), cut_gpu().uuid);
+    assert_eq!(parent.to_string(), mig_gpu().uuid);
     let (_, stats) = sampled.told();
     assert_eq!(stats.gpu_count, 5);
     let untold = of_gpus(&stats, |gpu| gpu.unsupported.contains(&"utilization_percent".to_owned()));
     assert_eq!(untold.iter().filter(|untold| **untold).count(), 4, "{stats:#?}");
-    let summary: Summary = serde_json::from_slice(&sampled.statistics.summary().body).unwrap();
+    let summary: SummaryBody = serde_json::from_slice(&sampled.statistics.summary().body).unwrap();
     assert_eq!(summary.total_memory_mb, 2 * 81_559, "what is cut from a GPU is not counted twice");
     assert_eq!((summary.average_utilization_percent, summary.average_over), (10.0, 1));
     assert!(sampled.statistics.health().nvidia_smi_available);
@@ -46,10 +50,10 @@ fn a_gpu_cut_by_mig_is_told_and_only_its_instances_take_work() {
 
 #[test]
 fn memory_that_is_shared_with_the_host_is_not_told_as_empty() {
-    let (_folder, sampled) = machine(&unified(), &[]);
+    let (_folder, sampled) = machine(&unified_memory_scenario(), &[]);
     let sample = sampled.sample("it is read", all_read);
     assert_eq!(sample.devices[0].facts.memory, None);
-    assert_ne!(sample.devices[0].reading.as_ref().unwrap().utilization, Field::Unsupported);
+    assert_ne!(sample.devices[0].reading.as_ref().unwrap().utilization, ReadingField::Unsupported);
     let (_, stats) = sampled.told();
     let gpu = &stats.gpus[0];
     let missing = ["memory.total_mb", "memory.used_mb", "memory.free_mb", "memory.usage_percent"];
@@ -58,8 +62,8 @@ fn memory_that_is_shared_with_the_host_is_not_told_as_empty() {
 
 #[test]
 fn what_the_driver_keeps_is_told_apart_whether_it_counts_it_as_used_or_not() {
-    for missing in [&[][..], &SINCE_510[..]] {
-        let (_folder, sampled) = machine(&server(3), missing);
+    for missing in [&[][..], &FUNCTIONS_SINCE_510[..]] {
+        let (_folder, sampled) = machine(&server_scenario(3), missing);
         sampled.sample("all are read", all_read);
         let (_, stats) = sampled.told();
         let memory = &stats.gpus[2].memory;
@@ -108,8 +112,8 @@ fn real_processes_belong_to_the_lease_that_their_environment_or_their_ancestor_n
     let is_host = namespace.as_os_str() == "pid:[4026531836]";
     let (jobs, squatter) = ([child(Some((7, 70))), child(Some((7, 71)))], child(None));
     let pids = [jobs[0].0.id(), jobs[1].0.id(), squatter.0.id()];
-    let mut scenario = server(1);
-    scenario.devices[0].compute = pids.map(|pid| Process { pid, memory: 1 << 30 }).to_vec();
+    let mut scenario = server_scenario(1);
+    scenario.devices[0].compute = pids.map(|pid| StandInProcess { pid, memory: 1 << 30 }).to_vec();
     let (folder, sampled) = machine(&scenario, &[]);
     let told = |sample: &Sample| {
         let processes = sample.devices.first()?.reading.as_ref()?.processes.clone()?;
@@ -120,10 +124,10 @@ fn real_processes_belong_to_the_lease_that_their_environment_or_their_ancestor_n
             "not in the host's PID namespace ({}): only that nothing is attributed is tried",
             namespace.display()
         );
-        sampled.sample("nobody is known", |sample| told(sample) == Some(vec![Attribution::Unknown; 3]));
+        sampled.sample("nobody is known", |sample| told(sample) == Some(vec![ProcessAttribution::Unknown; 3]));
         return;
     }
-    let (of, foreign) = (|lease| Attribution::Lease(LeaseId(lease)), Attribution::Foreign);
+    let (of, foreign) = (|lease| ProcessAttribution::Lease(LeaseId(lease)), ProcessAttribution::Foreign);
     let holding = |lease, token| Holding {
         lease: LeaseId(lease),
         token: Token(token),

@@ -5,10 +5,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use gpupool_api::stats::{Gpu, Stats};
-use gpupool_core::{Bytes, GpuId, LeaseId, MilliCpus, NodeFacts, Time};
-use gpupool_devices::simulated::{Fault, Place, Target};
-use gpupool_devices::{GpuIds, Places, Snapshot, Source, SourceError, SourceKind};
+use gpupool_api::stats::{GpuBody, StatsBody};
+use gpupool_core::{Bytes, GpuId, LeaseId, MilliCpus, NodeFacts, PoolTime};
+use gpupool_devices::simulated::{DevicePosition, FaultTarget, SimulatedFault};
+use gpupool_devices::{DeviceSource, GpuIdRegistry, SourceError, SourceKind, SourcePaths, SourceReading};
 
 use crate::messages::{DeviceSample, NodeSample};
 use crate::node::Simulation;
@@ -23,10 +23,10 @@ pub const REFRESH: Duration = Duration::from_millis(20);
 
 /// What a test says of a sampler before it starts.
 pub struct Setup {
-    pub sources: Vec<Box<dyn Source>>,
-    pub ids: GpuIds,
+    pub sources: Vec<Box<dyn DeviceSource>>,
+    pub ids: GpuIdRegistry,
     pub filter: Option<&'static str>,
-    pub places: Places,
+    pub places: SourcePaths,
     pub simulated: bool,
     pub max_history: usize,
     /// How often statistics expect to be told: readings are stale after three times that.
@@ -35,12 +35,12 @@ pub struct Setup {
 }
 
 impl Setup {
-    pub fn new(sources: Vec<Box<dyn Source>>) -> Self {
+    pub fn new(sources: Vec<Box<dyn DeviceSource>>) -> Self {
         Self {
             sources,
-            ids: GpuIds::default(),
+            ids: GpuIdRegistry::default(),
             filter: None,
-            places: Places::default(),
+            places: SourcePaths::default(),
             simulated: true,
             max_history: 5,
             // On a busy machine a test may be held up for longer than readings are fresh; few are about that.
@@ -98,7 +98,7 @@ impl Deref for Sample {
 
 impl Sample {
     /// The time at which the device at this place of the sample was last read.
-    pub fn read_at(&self, place: usize) -> Time {
+    pub fn read_at(&self, place: usize) -> PoolTime {
         let gpu_id = self.devices[place].gpu_id;
         self.current.round.devices.iter().find(|device| device.gpu_id == gpu_id).unwrap().read_at
     }
@@ -133,7 +133,7 @@ impl Sampled {
     }
 
     /// The statistics once they are as wanted; looked at after each sample.
-    pub fn stats(&self, what: &str, wanted: impl Fn(&Stats) -> bool) -> Stats {
+    pub fn stats(&self, what: &str, wanted: impl Fn(&StatsBody) -> bool) -> StatsBody {
         let current = || self.told().1;
         self.sample(what, |_| wanted(&current()));
         // Told before the sample was delivered, and perhaps again since.
@@ -142,7 +142,7 @@ impl Sampled {
     }
 
     /// What `/gpu/stats` tells now, as a client reads it.
-    pub fn told(&self) -> (u16, Stats) {
+    pub fn told(&self) -> (u16, StatsBody) {
         let prepared = self.statistics.stats();
         (prepared.status, serde_json::from_slice(&prepared.body).unwrap())
     }
@@ -166,12 +166,12 @@ pub fn each<T>(sample: &Sample, of: impl Fn(&DeviceSample) -> T) -> Vec<T> {
 }
 
 /// What of each GPU is asked about.
-pub fn of_gpus<T>(stats: &Stats, of: impl Fn(&Gpu) -> T) -> Vec<T> {
+pub fn of_gpus<T>(stats: &StatsBody, of: impl Fn(&GpuBody) -> T) -> Vec<T> {
     stats.gpus.iter().map(of).collect()
 }
 
 /// Simulated devices, and the source they are read from.
-pub fn simulated(text: &str) -> (Simulation, Box<dyn Source>) {
+pub fn simulated(text: &str) -> (Simulation, Box<dyn DeviceSource>) {
     Simulation::new(text, "test-node").unwrap()
 }
 
@@ -182,37 +182,37 @@ pub fn start(text: &str) -> (Simulation, Sampled) {
 }
 
 /// With readings that are stale as soon as a few are missing.
-pub fn start_impatient(sources: Vec<Box<dyn Source>>) -> Sampled {
+pub fn start_impatient(sources: Vec<Box<dyn DeviceSource>>) -> Sampled {
     let mut setup = Setup::new(sources);
     setup.told_every = REFRESH;
     setup.start()
 }
 
 /// The simulated device at this place.
-pub fn at(place: usize) -> Target {
-    Target::Place(Place(place))
+pub fn at(place: usize) -> FaultTarget {
+    FaultTarget::Position(DevicePosition(place))
 }
 
 /// Lets something go wrong, spelled as people do.
-pub fn fault(simulation: &Simulation, target: &Target, text: &str) {
-    let fault: Fault = text.parse().unwrap();
-    assert!(simulation.control().fault(target, &fault).unwrap() > 0);
+pub fn fault(simulation: &Simulation, target: &FaultTarget, text: &str) {
+    let fault: SimulatedFault = text.parse().unwrap();
+    assert!(simulation.control().inject_fault(target, &fault).unwrap() > 0);
 }
 
 /// Makes everything well again.
 pub fn mend(simulation: &Simulation) {
-    simulation.control().clear(&Target::All, None).unwrap();
+    simulation.control().clear_faults(&FaultTarget::All, None).unwrap();
 }
 
 /// A source that answers what a test says, under any name: sources are told apart by what they are.
 struct Scripted<F>(SourceKind, F);
 
-impl<F: FnMut() -> Result<Snapshot, SourceError> + Send> Source for Scripted<F> {
+impl<F: FnMut() -> Result<SourceReading, SourceError> + Send> DeviceSource for Scripted<F> {
     fn kind(&self) -> SourceKind {
         self.0
     }
 
-    fn read(&mut self) -> Result<Snapshot, SourceError> {
+    fn read(&mut self) -> Result<SourceReading, SourceError> {
         (self.1)()
     }
 }
@@ -220,7 +220,7 @@ impl<F: FnMut() -> Result<Snapshot, SourceError> + Send> Source for Scripted<F> 
 /// A source that answers what a test says, under any name.
 pub fn scripted(
     kind: SourceKind,
-    read: impl FnMut() -> Result<Snapshot, SourceError> + Send + 'static,
-) -> Box<dyn Source> {
+    read: impl FnMut() -> Result<SourceReading, SourceError> + Send + 'static,
+) -> Box<dyn DeviceSource> {
     Box::new(Scripted(kind, read))
 }

@@ -1,10 +1,10 @@
 //! What the sampler tells of simulated devices, who uses them, and which of them.
 
 use gpupool_api::simulate::FaultBody;
-use gpupool_api::stats::GpuHistory;
-use gpupool_core::{Attribution, Bytes, GpuId, LeaseId, Share};
-use gpupool_devices::GpuIds;
-use gpupool_devices::simulated::Fault;
+use gpupool_api::stats::GpuHistoryBody;
+use gpupool_core::{Bytes, GpuId, LeaseId, ProcessAttribution, Share};
+use gpupool_devices::GpuIdRegistry;
+use gpupool_devices::simulated::SimulatedFault;
 
 use super::sampled::{DEADLINE, Sample, Setup, all_read, at, each, fault, mend, of_gpus, simulated, start};
 use crate::messages::PreparedDevice;
@@ -51,8 +51,8 @@ fn processes_of_leases_and_squatters_are_told_apart() {
         let processes = sample.devices[place].reading.as_ref().and_then(|reading| reading.processes.clone());
         processes.unwrap_or_default().iter().map(|process| process.attribution).collect::<Vec<_>>()
     };
-    let leased = Attribution::Lease(LeaseId(7));
-    sampled.sample("both are there", |sample| attributions(sample, 0) == [Attribution::Foreign, leased]);
+    let leased = ProcessAttribution::Lease(LeaseId(7));
+    sampled.sample("both are there", |sample| attributions(sample, 0) == [ProcessAttribution::Foreign, leased]);
     let current = sampled.statistics.current();
     let squatters = |place: usize| {
         let processes = &current.round.devices[place].processes;
@@ -76,7 +76,7 @@ fn numbers_stay_after_a_restart_whoever_is_gone() {
     let (simulation, source) = simulated("4xH100");
     fault(&simulation, &at(0), "vanish");
     let mut setup = Setup::new(vec![source]);
-    setup.ids = GpuIds::restore(numbers);
+    setup.ids = GpuIdRegistry::restore(numbers);
     let sampled = setup.start();
     let sample = sampled.sample("all are read", all_read);
     assert_eq!(each(&sample, |device| device.gpu_id.0), [1, 2, 3]);
@@ -107,7 +107,7 @@ fn so_many_readings_are_kept_and_no_more() {
     for _ in 0..8 {
         sampled.sample("all are read", all_read);
     }
-    let history: GpuHistory = serde_json::from_slice(&sampled.statistics.history().body).unwrap();
+    let history: GpuHistoryBody = serde_json::from_slice(&sampled.statistics.history().body).unwrap();
     assert_eq!((history.max_history, history.gpus.len()), (5, 2));
     for gpu in &history.gpus {
         assert_eq!(gpu.readings.len(), 5);
@@ -132,7 +132,7 @@ fn faults_are_asked_for_by_number_and_told_again() {
     let faults = simulation.faults(number_of);
     let told: Vec<_> = faults.faults.iter().map(|it| (it.gpu_id, it.fault["fault"].as_str().unwrap())).collect();
     assert_eq!(told, [(0, "hot"), (1, "lost"), (1, "hot")]);
-    assert_eq!(faults.known.len(), Fault::KINDS.len());
+    assert_eq!(faults.known.len(), SimulatedFault::KINDS.len());
     assert_eq!(count(ask(Some(1), serde_json::Value::Null)), Ok(2));
     for (gpu_id, wrong, field) in [
         (Some(9), serde_json::json!("lost"), "gpu_id: 9"),

@@ -3,54 +3,67 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use gpupool_api::stats::{Count, GpuHistory, Stats, Summary};
-use gpupool_core::{Bytes, DeviceIdentity, GpuId, Health, Millis, Percent, Time, Vendor};
+use gpupool_api::stats::{GpuCountBody, GpuHistoryBody, StatsBody, SummaryBody};
+use gpupool_core::{Bytes, DeviceHealth, DeviceIdentity, GpuId, Millis, Percent, PoolTime, Vendor};
 use gpupool_devices::{
-    Found, Memory, SourceError, SourceKind, SourceState, SourceStatus, Told, TrackedDevice, UsedMeans, Watts,
+    DetectedDevice, MemoryReading, Milliwatts, Reported, SourceError, SourceKind, SourceState, SourceStatus,
+    TrackedDevice, UsedMemoryScope,
 };
 use proptest::prelude::*;
 
 use crate::messages::test_facts;
 use crate::node::statistics::{Filter, ListedDevice, Prepared, Round, Statistics, Status};
 
-fn told<T: Clone + std::fmt::Debug + 'static>(value: impl Strategy<Value = T> + 'static) -> BoxedStrategy<Told<T>> {
+fn told<T: Clone + std::fmt::Debug + 'static>(value: impl Strategy<Value = T> + 'static) -> BoxedStrategy<Reported<T>> {
     prop_oneof![
-        4 => value.prop_map(Told::Value),
-        1 => Just(Told::Unsupported("[N/A]".into())),
-        1 => Just(Told::Failed("\"\u{0}\n".into())),
+        4 => value.prop_map(Reported::Value),
+        1 => Just(Reported::Unsupported("[N/A]".into())),
+        1 => Just(Reported::Failed("\"\u{0}\n".into())),
     ]
     .boxed()
 }
 
-fn bytes() -> BoxedStrategy<Told<Bytes>> {
+fn bytes() -> BoxedStrategy<Reported<Bytes>> {
     told(prop_oneof![0..1u64 << 40, Just(u64::MAX), Just(0)].prop_map(Bytes))
 }
 
-fn memory() -> impl Strategy<Value = Memory> {
-    let means = prop_oneof![Just(UsedMeans::WithReserved), Just(UsedMeans::WithoutReserved), Just(UsedMeans::Unknown)];
-    (bytes(), bytes(), bytes(), bytes(), means).prop_map(|(total, reserved, used, host_total, used_means)| Memory {
-        total,
-        reserved,
-        used,
-        used_means,
-        host_total,
-        ..Memory::default()
+fn memory() -> impl Strategy<Value = MemoryReading> {
+    let means = prop_oneof![
+        Just(UsedMemoryScope::WithReserved),
+        Just(UsedMemoryScope::WithoutReserved),
+        Just(UsedMemoryScope::Unknown)
+    ];
+    (bytes(), bytes(), bytes(), bytes(), means).prop_map(|(total, reserved, used, host_total, used_means)| {
+        MemoryReading { total, reserved, used, used_means, host_total, ..MemoryReading::default() }
     })
 }
 
-fn found() -> impl Strategy<Value = Found> {
+fn found() -> impl Strategy<Value = DetectedDevice> {
     let percent = (0..=200_000u32).prop_map(Percent);
-    let sensors =
-        (told(percent), told(any::<i16>()), told(any::<u64>().prop_map(Watts)), told(any::<u64>().prop_map(Watts)));
+    let sensors = (
+        told(percent),
+        told(any::<i16>()),
+        told(any::<u64>().prop_map(Milliwatts)),
+        told(any::<u64>().prop_map(Milliwatts)),
+    );
     (memory(), sensors, prop::option::of(".{0,12}")).prop_map(|(memory, sensors, name)| {
         let (utilization, temperature_c, power, power_limit) = sensors;
         let name = name.map(Into::into);
-        Found { memory, utilization, temperature_c, power, power_limit, name, ..Found::new(Vendor::Nvidia) }
+        DetectedDevice {
+            memory,
+            utilization,
+            temperature_c,
+            power,
+            power_limit,
+            name,
+            ..DetectedDevice::new(Vendor::Nvidia)
+        }
     })
 }
 
 fn tracked() -> impl Strategy<Value = (TrackedDevice, bool)> {
-    let health = prop_oneof![Just(Health::Healthy), Just(Health::Unhealthy("hot".into())), Just(Health::Lost)];
+    let health =
+        prop_oneof![Just(DeviceHealth::Healthy), Just(DeviceHealth::Unhealthy("hot".into())), Just(DeviceHealth::Lost)];
     (found(), health, 0..20_000u64, any::<bool>()).prop_map(|(found, health, read_at, visible)| {
         let identity = DeviceIdentity::Uuid("GPU-a".into());
         let tracked = TrackedDevice {
@@ -59,7 +72,7 @@ fn tracked() -> impl Strategy<Value = (TrackedDevice, bool)> {
             identity,
             source: SourceKind::Nvml,
             found: Arc::new(found),
-            read_at: Time(read_at),
+            read_at: PoolTime(read_at),
             health,
             is_present: true,
         };
@@ -69,10 +82,10 @@ fn tracked() -> impl Strategy<Value = (TrackedDevice, bool)> {
 
 fn state() -> impl Strategy<Value = SourceState> {
     prop_oneof![
-        Just(SourceState::Answers),
-        Just(SourceState::Awaited),
+        Just(SourceState::Ready),
+        Just(SourceState::Pending),
         Just(SourceState::Failed(SourceError::Driver("no".into()))),
-        Just(SourceState::Failed(SourceError::NotHere { what: "it".into(), why: "gone".into() })),
+        Just(SourceState::Failed(SourceError::NotPresent { what: "it".into(), why: "gone".into() })),
     ]
 }
 
@@ -81,14 +94,14 @@ fn round(devices: Vec<(TrackedDevice, bool)>, state: SourceState, answered_at: O
     let pool = crate::clock::now().after(Millis::from_secs(3600));
     let listed = |(place, (mut tracked, visible)): (usize, (TrackedDevice, bool))| {
         tracked.gpu_id = GpuId(place as u32);
-        tracked.read_at = Time(pool.0 - tracked.read_at.0.min(pool.0));
+        tracked.read_at = PoolTime(pool.0 - tracked.read_at.0.min(pool.0));
         ListedDevice { tracked: Arc::new(tracked), visible, processes: Arc::new([]) }
     };
     Round {
-        clock: gpupool_store::Clock { pool, wall: SystemTime::now() },
+        clock: gpupool_store::ClockReading { pool, wall: SystemTime::now() },
         devices: devices.into_iter().enumerate().map(listed).collect(),
         sources: vec![SourceStatus { kind: SourceKind::Nvml, state }],
-        answered_at: answered_at.map(Time),
+        answered_at: answered_at.map(PoolTime),
         refresh: Millis::from_secs(1),
         stopped: false,
     }
@@ -108,10 +121,10 @@ proptest! {
         let statistics = Statistics::new(Filter::default(), Duration::from_secs(1), 10);
         let round = round(devices, state, answered_at);
         statistics.publish(round.clone());
-        let stats: Stats = parsed(&statistics.stats());
-        let count: Count = parsed(&statistics.count());
-        let summary: Summary = parsed(&statistics.summary());
-        let history: GpuHistory = parsed(&statistics.history());
+        let stats: StatsBody = parsed(&statistics.stats());
+        let count: GpuCountBody = parsed(&statistics.count());
+        let summary: SummaryBody = parsed(&statistics.summary());
+        let history: GpuHistoryBody = parsed(&statistics.history());
         let listed = round.devices.iter().filter(|seen| seen.visible).count();
         prop_assert_eq!([stats.gpu_count, count.gpu_count, summary.gpu_count], [listed; 3]);
         prop_assert_eq!([stats.gpus.len(), summary.gpus_summary.len(), history.gpus.len()], [listed; 3]);
@@ -136,6 +149,6 @@ proptest! {
 #[test]
 fn before_the_first_round_nothing_is_told_as_known() {
     let statistics = Statistics::new(Filter::default(), Duration::from_secs(1), 10);
-    let stats: Stats = parsed(&statistics.stats());
+    let stats: StatsBody = parsed(&statistics.stats());
     assert_eq!((statistics.stats().status, stats.gpu_count, stats.stale), (503, 0, true));
 }

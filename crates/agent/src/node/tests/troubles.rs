@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use gpupool_api::stats::Summary;
-use gpupool_core::{Field, Health, Vendor};
-use gpupool_devices::simulated::Target;
-use gpupool_devices::{Snapshot, Source, SourceError, SourceKind};
+use gpupool_api::stats::SummaryBody;
+use gpupool_core::{DeviceHealth, ReadingField, Vendor};
+use gpupool_devices::simulated::FaultTarget;
+use gpupool_devices::{DeviceSource, SourceError, SourceKind, SourceReading};
 
 use super::sampled::{
     DEADLINE, Sampled, Setup, all_read, at, each, fault, mend, of_gpus, scripted, simulated, start, start_impatient,
@@ -25,7 +25,7 @@ fn a_driver_that_hangs_from_the_start_holds_up_nobody_and_is_told_as_failed_unti
     assert_eq!(sampled.statistics.health().status, Status::Unhealthy);
     let hung = sampled.sample("the driver is unresponsive", |sample| !sample.troubles.is_empty());
     assert_eq!(hung.troubles[0].1.code(), "driver_unresponsive");
-    let summary: Summary = serde_json::from_slice(&sampled.statistics.summary().body).unwrap();
+    let summary: SummaryBody = serde_json::from_slice(&sampled.statistics.summary().body).unwrap();
     assert_eq!((summary.gpu_count, summary.total_memory_usage_percent), (0, 0.0));
     mend(&simulation);
     sampled.sample("all are read", |sample| all_read(sample) && sample.devices.len() == 4);
@@ -40,7 +40,7 @@ fn a_driver_that_hangs_delays_only_its_own_devices() {
     let (_other, mut amd) = simulated("2xMI300X");
     let sampled = start_impatient(vec![source, scripted(SourceKind::AmdSysfs, move || amd.read())]);
     sampled.sample("all are read", |sample| all_read(sample) && sample.devices.len() == 4);
-    fault(&hanging, &Target::All, "hung_driver");
+    fault(&hanging, &FaultTarget::All, "hung_driver");
     // Whoever answered first has the first numbers, so devices are told apart by their maker.
     let hangs = |vendor: &str| vendor == "nvidia";
     let stats = sampled.stats("the hanging ones are stale", |stats| {
@@ -49,7 +49,7 @@ fn a_driver_that_hangs_delays_only_its_own_devices() {
     assert!(stats.stale && Some(&stats.timestamp) == of_gpus(&stats, |gpu| gpu.timestamp.clone()).iter().min());
     assert_eq!(sampled.told().0, 200);
     let hung = sampled.sample("the driver is unresponsive", |sample| !sample.troubles.is_empty());
-    let well = |device: &DeviceSample| device.health == Health::Healthy;
+    let well = |device: &DeviceSample| device.health == DeviceHealth::Healthy;
     let answers = |device: &DeviceSample| device.facts.vendor == Vendor::Amd;
     assert_eq!(each(&hung, well), each(&hung, answers));
     sampled.sample("only the others are read again", |sample| {
@@ -71,7 +71,7 @@ fn a_slow_driver_is_neither_failed_nor_waited_for() {
     setup.unresponsive_after = DEADLINE;
     let sampled = setup.start();
     sampled.sample("all are read", |sample| all_read(sample) && sample.devices.len() == 2);
-    fault(&slow, &Target::All, "slow:150");
+    fault(&slow, &FaultTarget::All, "slow:150");
     let is_slow = |device: &DeviceSample| device.facts.vendor == Vendor::Nvidia;
     for _ in 0..2 {
         sampled.sample("only the quick one is read", |sample| {
@@ -92,7 +92,7 @@ fn lost_and_vanished_devices_are_told_as_lost_and_leave_the_others_alone() {
     fault(&simulation, &at(1), "lost");
     fault(&simulation, &at(3), "vanish");
     let sample = sampled.sample("two are lost", |sample| {
-        each(sample, |device| device.health == Health::Lost) == [false, true, false, true]
+        each(sample, |device| device.health == DeviceHealth::Lost) == [false, true, false, true]
     });
     assert_eq!(sample.present(), [0, 1, 2]);
     assert_eq!(sample.devices[1].facts.memory, sample.devices[0].facts.memory, "what it is stays known");
@@ -109,7 +109,7 @@ fn lost_and_vanished_devices_are_told_as_lost_and_leave_the_others_alone() {
     let health = sampled.statistics.health();
     assert_eq!((health.status, health.problems.len()), (Status::Degraded, 2));
     mend(&simulation);
-    sampled.sample("all are well", |sample| each(sample, |device| device.health == Health::Healthy) == [true; 4]);
+    sampled.sample("all are well", |sample| each(sample, |device| device.health == DeviceHealth::Healthy) == [true; 4]);
 }
 
 #[test]
@@ -120,7 +120,10 @@ fn a_version_mismatch_keeps_what_is_known_and_takes_no_new_work() {
     fault(&simulation, &at(0), "mismatch");
     let sample = sampled.sample("the source fails", |sample| !sample.troubles.is_empty());
     assert!(
-        sample.devices.iter().all(|device| matches!(device.health, Health::Unhealthy(_)) && device.reading.is_none())
+        sample
+            .devices
+            .iter()
+            .all(|device| matches!(device.health, DeviceHealth::Unhealthy(_)) && device.reading.is_none())
     );
     let stats = sampled.stats("the reading is stale", |stats| stats.stale);
     assert!(stats.error.unwrap().contains("different versions"));
@@ -136,8 +139,8 @@ fn what_a_device_cannot_tell_is_null_or_named_and_not_averaged() {
     fault(&simulation, &at(1), "stuck_utilization");
     let sampled = Setup::new(vec![source]).start();
     let sample = sampled.sample("all are read", all_read);
-    assert_eq!(sample.devices[0].reading.as_ref().unwrap().utilization, Field::Unsupported);
-    assert_eq!(sample.devices[1].reading.as_ref().unwrap().memory_used, Field::Failed);
+    assert_eq!(sample.devices[0].reading.as_ref().unwrap().utilization, ReadingField::Unsupported);
+    assert_eq!(sample.devices[1].reading.as_ref().unwrap().memory_used, ReadingField::Failed);
     let (_, stats) = sampled.told();
     let (first, second) = (&stats.gpus[0], &stats.gpus[1]);
     assert_eq!((first.utilization_percent, first.temperature_c, first.power.draw_w), (0, None, None));
@@ -146,14 +149,14 @@ fn what_a_device_cannot_tell_is_null_or_named_and_not_averaged() {
         (&["utilization_percent".to_owned()][..], Some(700.0))
     );
     assert_eq!((second.memory.total_mb, second.unsupported.len(), second.power.limit_w), (0, 4, None));
-    let summary: Summary = serde_json::from_slice(&sampled.statistics.summary().body).unwrap();
+    let summary: SummaryBody = serde_json::from_slice(&sampled.statistics.summary().body).unwrap();
     assert_eq!((summary.average_utilization_percent, summary.average_over), (100.0, 1));
     assert_eq!(summary.gpus_summary[1].unsupported, ["memory_usage_percent"]);
     mend(&simulation);
     let known = sampled.sample("its memory is known", |sample| sample.devices[1].facts.memory.is_some());
     fault(&simulation, &at(1), "failed_field:memory");
     let failed = sampled.sample("its memory fails", |sample| {
-        sample.devices[1].reading.as_ref().is_some_and(|reading| reading.memory_used == Field::Failed)
+        sample.devices[1].reading.as_ref().is_some_and(|reading| reading.memory_used == ReadingField::Failed)
     });
     assert_eq!(failed.devices[1].facts, known.devices[1].facts, "a failure is no change of the device");
 }
@@ -182,10 +185,10 @@ fn what_is_not_read_any_more_is_told_as_stale() {
 
 #[test]
 fn no_gpu_is_a_complete_answer_and_no_error() {
-    let not_here = || Err(SourceError::NotHere { what: "libnvidia-ml.so.1".into(), why: "no such file".into() });
-    let sources: [Vec<Box<dyn Source>>; 2] = [
+    let not_here = || Err(SourceError::NotPresent { what: "libnvidia-ml.so.1".into(), why: "no such file".into() });
+    let sources: [Vec<Box<dyn DeviceSource>>; 2] = [
         vec![scripted(SourceKind::Nvml, not_here)],
-        vec![scripted(SourceKind::Nvml, not_here), scripted(SourceKind::AmdSysfs, || Ok(Snapshot::default()))],
+        vec![scripted(SourceKind::Nvml, not_here), scripted(SourceKind::AmdSysfs, || Ok(SourceReading::default()))],
     ];
     for sources in sources {
         let sampled = Setup::new(sources).start();
@@ -210,7 +213,7 @@ fn a_sampler_stops_while_a_driver_hangs() {
 #[test]
 fn a_source_that_finds_nothing_does_not_make_up_for_one_that_fails() {
     let failing = || Err(SourceError::Driver("no answer".into()));
-    let nothing = || Ok(Snapshot::default());
+    let nothing = || Ok(SourceReading::default());
     let sources = vec![scripted(SourceKind::Nvml, failing), scripted(SourceKind::AmdSysfs, nothing)];
     let sampled = Setup::new(sources).start();
     sampled.sample("one fails", |sample| !sample.troubles.is_empty());

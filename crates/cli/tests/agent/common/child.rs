@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{AttachBody, State};
+use gpupool_api::lease::{AttachBody, LeaseState};
 use gpupool_client::{AgentClient, Endpoint};
 
 /// Names the socket to ask; only then the test below is a client.
@@ -59,7 +59,7 @@ async fn holds_a_lease_until_it_is_killed() {
     let client = AgentClient::new(Endpoint::unix(Path::new(&socket)).unwrap()).unwrap();
     let body = RequestBody { fraction: Some(0.1), wait_secs: Some(5.0), ttl_secs: Some(2.0), ..Default::default() };
     let Ok(lease) = client.request(&body).await else { return };
-    let (State::Active, Some(token)) = (lease.state, lease.token) else { return };
+    let (LeaseState::Active, Some(token)) = (lease.state, lease.token) else { return };
     let attached = client.attach(lease.id, &AttachBody { token, ..AttachBody::default() }).await;
     if attached.is_err() {
         return;

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpupool_testkit::{Agent, DEADLINE};
+use gpupool_testkit::{DEADLINE, TestAgent};
 use serde_json::Value;
 
 /// Where to ask.
@@ -23,12 +23,12 @@ impl Connection for UnixStream {}
 
 impl Place {
     /// The agent's TCP port on this machine's loopback.
-    pub fn tcp(agent: &Agent) -> Self {
+    pub fn tcp(agent: &TestAgent) -> Self {
         Self::Tcp(([127, 0, 0, 1], agent.port()).into())
     }
 
     /// The agent's Unix socket.
-    pub fn unix(agent: &Agent) -> Self {
+    pub fn unix(agent: &TestAgent) -> Self {
         Self::Unix(agent.socket().to_owned())
     }
 

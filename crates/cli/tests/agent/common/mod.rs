@@ -8,15 +8,15 @@ pub mod schema;
 use std::time::Duration;
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{Lease, State};
+use gpupool_api::lease::{LeaseBody, LeaseState};
 use gpupool_client::AgentClient;
-use gpupool_testkit::{Agent, AgentBuilder};
+use gpupool_testkit::{TestAgent, TestAgentBuilder};
 
 pub use gpupool_testkit::{eventually, skipped};
 
 /// The agent built for these tests, with four simulated H100 unless said otherwise.
-pub fn agent() -> AgentBuilder {
-    Agent::builder(env!("CARGO_BIN_EXE_gpupool"))
+pub fn agent() -> TestAgentBuilder {
+    TestAgent::builder(env!("CARGO_BIN_EXE_gpupool"))
 }
 
 /// One whole GPU, if there is one right now.
@@ -25,14 +25,14 @@ pub fn whole() -> RequestBody {
 }
 
 /// A lease that is granted at once, and its token.
-pub async fn granted(client: &AgentClient, body: &RequestBody) -> (Lease, u64) {
+pub async fn granted(client: &AgentClient, body: &RequestBody) -> (LeaseBody, u64) {
     let lease = client.request(body).await.unwrap();
-    assert_eq!(lease.state, State::Active, "{lease:?}");
+    assert_eq!(lease.state, LeaseState::Active, "{lease:?}");
     let token = lease.token.unwrap();
     (lease, token)
 }
 
 /// A lease as it is.
-pub async fn now(client: &AgentClient, lease: u64) -> Lease {
+pub async fn now(client: &AgentClient, lease: u64) -> LeaseBody {
     client.follow(lease, Duration::ZERO).await.unwrap()
 }

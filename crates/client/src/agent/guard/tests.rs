@@ -5,12 +5,12 @@ mod common;
 use common::{Server, json, lease};
 
 use super::*;
-use crate::transport::{Exchanged, Question, Transport};
+use crate::transport::{ExchangeFuture, HttpRequest, Transport};
 
 #[tokio::test]
 async fn a_copy_in_a_forked_child_gives_nothing_back_and_stops_nothing() {
-    let server = Server::start(|_, _| json("200 OK", &lease(1, State::Active))).await;
-    let mut guard = server.client().guard(lease(1, State::Active)).unwrap();
+    let server = Server::start(|_, _| json("200 OK", &lease(1, LeaseState::Active))).await;
+    let mut guard = server.client().guard_lease(lease(1, LeaseState::Active)).unwrap();
     guard.made_by += 1;
     drop(guard);
     server.asked("POST /v1/leases/1/renew", 2).await;
@@ -22,16 +22,17 @@ async fn a_copy_in_a_forked_child_gives_nothing_back_and_stops_nothing() {
 struct Silent;
 
 impl Transport for Silent {
-    fn exchange(&self, _: Question) -> Exchanged<'_> {
+    fn exchange(&self, _: HttpRequest) -> ExchangeFuture<'_> {
         Box::pin(std::future::pending())
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn no_task_outlives_a_client_whose_leases_are_given_back() {
-    let client = AgentClient::builder("http://silent".parse().unwrap()).build_over(std::sync::Arc::new(Silent));
-    let lease = Lease { ttl_secs: 86_400.0, ..lease(1, State::Active) };
-    drop(client.guard(lease).unwrap());
+    let client =
+        AgentClient::builder("http://silent".parse().unwrap()).build_with_transport(std::sync::Arc::new(Silent));
+    let lease = LeaseBody { ttl_secs: 86_400.0, ..lease(1, LeaseState::Active) };
+    drop(client.guard_lease(lease).unwrap());
     drop(client);
     // The release is given up by then, and no lease would have been renewed yet.
     tokio::time::sleep(RELEASE_PATIENCE * 2).await;

@@ -5,7 +5,7 @@ mod leases;
 mod property;
 mod server;
 
-use gpupool_api::lease::State as Stage;
+use gpupool_api::lease::LeaseState;
 use gpupool_api::stats::{self, GpuSummary};
 
 use super::*;
@@ -13,7 +13,7 @@ use super::*;
 const MAX_AGE: Duration = Duration::from_secs(25);
 
 /// A server with these GPUs: number, memory % and utilization %.
-fn summary(gpus: &[(u32, f64, u32)]) -> Summary {
+fn summary(gpus: &[(u32, f64, u32)]) -> SummaryBody {
     let gpu = |&(gpu_id, memory_usage_percent, utilization_percent): &(u32, f64, u32)| GpuSummary {
         gpu_id,
         name: "NVIDIA A100".into(),
@@ -21,7 +21,7 @@ fn summary(gpus: &[(u32, f64, u32)]) -> Summary {
         utilization_percent,
         unsupported: Vec::new(),
     };
-    Summary {
+    SummaryBody {
         gpu_count: gpus.len(),
         total_memory_mb: gpus.len() as u64 * 1000,
         total_used_memory_mb: 0,
@@ -36,8 +36,8 @@ fn summary(gpus: &[(u32, f64, u32)]) -> Summary {
 }
 
 /// Statistics of GPUs by number and UUID, of 2000 MiB each.
-fn stats(gpus: &[(u32, &str)]) -> Stats {
-    let gpu = |&(gpu_id, uuid): &(u32, &str)| stats::Gpu {
+fn stats(gpus: &[(u32, &str)]) -> StatsBody {
+    let gpu = |&(gpu_id, uuid): &(u32, &str)| stats::GpuBody {
         gpu_id,
         name: "NVIDIA A100".into(),
         memory: stats::GpuMemory {
@@ -62,7 +62,7 @@ fn stats(gpus: &[(u32, &str)]) -> Stats {
         unsupported: Vec::new(),
     };
     let (gpu_count, gpus) = (gpus.len(), gpus.iter().map(gpu).collect());
-    Stats { gpu_count, gpus, timestamp: String::new(), stale: false, error: None }
+    StatsBody { gpu_count, gpus, timestamp: String::new(), stale: false, error: None }
 }
 
 fn books(gpus: &[(u32, f64, u32)]) -> Books {
@@ -77,7 +77,7 @@ fn idle(numbers: &[u32]) -> Books {
 }
 
 impl Books {
-    fn ask(&self, json: &str) -> Result<Lease, ClientError> {
+    fn ask(&self, json: &str) -> Result<LeaseBody, ClientError> {
         let body: RequestBody = serde_json::from_str(json).unwrap();
         self.request(&body, &IdempotencyKey::random())
     }
@@ -87,11 +87,11 @@ impl Books {
         refused.code().unwrap_or_else(|| panic!("{refused}")).into()
     }
 
-    fn state_of(&self, lease: &Lease) -> Stage {
+    fn state_of(&self, lease: &LeaseBody) -> LeaseState {
         self.lease(lease.id).unwrap().state
     }
 }
 
-fn numbers(lease: &Lease) -> Vec<u32> {
+fn numbers(lease: &LeaseBody) -> Vec<u32> {
     lease.devices.iter().map(|device| device.gpu_id).collect()
 }

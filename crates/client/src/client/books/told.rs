@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gpupool_api::stats::{self, GpuSummary, Stats, Summary};
+use gpupool_api::stats::{self, GpuSummary, StatsBody, SummaryBody};
 use gpupool_core::{
-    Bytes, DeviceFacts, DeviceIdentity, DeviceMemory, Field, Health, IsolationSupport, Labels, Percent, Reading, Time,
-    Vendor, limits::GPU_ID, limits::NAME_BYTES, model_matches,
+    Bytes, DeviceFacts, DeviceHealth, DeviceIdentity, DeviceMemory, DeviceReading, IsolationSupport, Labels, Percent,
+    PoolTime, ReadingField, Vendor, limits::MAX_GPU_ID, limits::MAX_NAME_BYTES, model_matches,
 };
 
 use crate::limits::BOOKS_GPUS;
@@ -30,25 +30,25 @@ pub(super) struct Told {
     memory: Option<DeviceMemory>,
     /// Its memory, as the sum over all GPUs lets guess.
     estimate: Option<DeviceMemory>,
-    health: Health,
-    temperature_c: Field<i16>,
+    health: DeviceHealth,
+    temperature_c: ReadingField<i16>,
     /// How often the last summary lists it.
     listed: usize,
     /// In use, by the last summary; failed where that cannot be.
-    pub memory_used: Field<Percent>,
+    pub memory_used: ReadingField<Percent>,
     /// How busy it is, by the last summary; failed where that cannot be.
-    pub utilization: Field<Percent>,
+    pub utilization: ReadingField<Percent>,
 }
 
 /// Takes over what a summary says. GPUs it does not list stay known.
-pub(super) fn take_summary(told: &mut BTreeMap<u32, Told>, summary: &Summary) {
+pub(super) fn take_summary(told: &mut BTreeMap<u32, Told>, summary: &SummaryBody) {
     told.values_mut().for_each(|gpu| gpu.listed = 0);
     let numbers: BTreeSet<u32> = summary.gpus_summary.iter().map(|gpu| gpu.gpu_id).collect();
     // Where count and list disagree, the larger one promises less.
     let count = summary.gpu_count.max(numbers.len()) as u64;
     let estimate = memory(summary.total_memory_mb.checked_div(count).unwrap_or(0), 0);
     for gpu in &summary.gpus_summary {
-        let is_believed = gpu.gpu_id <= GPU_ID && told.len() < BOOKS_GPUS;
+        let is_believed = gpu.gpu_id <= MAX_GPU_ID && told.len() < BOOKS_GPUS;
         if is_believed || told.contains_key(&gpu.gpu_id) {
             told.entry(gpu.gpu_id).or_default().take(gpu, estimate);
         }
@@ -56,7 +56,7 @@ pub(super) fn take_summary(told: &mut BTreeMap<u32, Told>, summary: &Summary) {
 }
 
 /// Takes over what statistics say of GPUs that are known.
-pub(super) fn take_stats(told: &mut BTreeMap<u32, Told>, stats: &Stats) {
+pub(super) fn take_stats(told: &mut BTreeMap<u32, Told>, stats: &StatsBody) {
     let (mut by_number, mut carriers) = (BTreeMap::new(), BTreeMap::new());
     for gpu in &stats.gpus {
         by_number.entry(gpu.gpu_id).and_modify(|only| *only = None).or_insert(Some(gpu));
@@ -64,7 +64,7 @@ pub(super) fn take_stats(told: &mut BTreeMap<u32, Told>, stats: &Stats) {
     }
     for (number, known) in told {
         let Some(gpu) = by_number.get(number).copied().flatten() else { continue };
-        let uuid = gpu.uuid.as_deref().filter(|uuid| !uuid.is_empty() && uuid.len() <= NAME_BYTES);
+        let uuid = gpu.uuid.as_deref().filter(|uuid| !uuid.is_empty() && uuid.len() <= MAX_NAME_BYTES);
         // A UUID that several carry is hidden by the driver, and tells none from another.
         let own = uuid.filter(|uuid| carriers.get(uuid) == Some(&1));
         let is_fresh = !stats.stale && !gpu.stale && stats.error.is_none();
@@ -99,18 +99,18 @@ impl Default for Told {
             held_as: None,
             memory: None,
             estimate: None,
-            health: Health::Healthy,
-            temperature_c: Field::Unsupported,
+            health: DeviceHealth::Healthy,
+            temperature_c: ReadingField::Unsupported,
             listed: 0,
-            memory_used: Field::Failed,
-            utilization: Field::Failed,
+            memory_used: ReadingField::Failed,
+            utilization: ReadingField::Failed,
         }
     }
 }
 
 impl Told {
     fn take(&mut self, gpu: &GpuSummary, estimate: Option<DeviceMemory>) {
-        let name = &gpu.name[..gpu.name.floor_char_boundary(NAME_BYTES)];
+        let name = &gpu.name[..gpu.name.floor_char_boundary(MAX_NAME_BYTES)];
         if *self.name != *name {
             // Another GPU: what was told of the one before it is not about this one.
             let (uuid, uuid_now, listed) = (self.uuid.take(), self.uuid_now.take(), self.listed);
@@ -118,17 +118,17 @@ impl Told {
         }
         self.listed += 1;
         self.estimate = estimate;
-        self.temperature_c = Field::Unsupported;
+        self.temperature_c = ReadingField::Unsupported;
         let field = |name: &str, percent: f64| match Percent::from_number(percent) {
-            _ if gpu.unsupported.iter().any(|unsupported| unsupported == name) => Field::Unsupported,
-            Some(percent) => Field::Value(percent),
-            None => Field::Failed,
+            _ if gpu.unsupported.iter().any(|unsupported| unsupported == name) => ReadingField::Unsupported,
+            Some(percent) => ReadingField::Value(percent),
+            None => ReadingField::Failed,
         };
         self.memory_used = field("memory_usage_percent", gpu.memory_usage_percent);
         self.utilization = field("utilization_percent", f64::from(gpu.utilization_percent));
     }
 
-    fn take_more(&mut self, gpu: &stats::Gpu, uuid: Option<&str>, is_fresh: bool) {
+    fn take_more(&mut self, gpu: &stats::GpuBody, uuid: Option<&str>, is_fresh: bool) {
         self.uuid_now = uuid.map(Into::into);
         self.vendor = gpu.vendor.to_ascii_lowercase().parse().ok();
         self.memory = memory(gpu.memory.total_mb, gpu.memory.reserved_mb.unwrap_or(0));
@@ -136,12 +136,12 @@ impl Told {
             return;
         }
         self.health = match gpu.health.as_str() {
-            "lost" => Health::Lost,
-            "unhealthy" => Health::Unhealthy(gpu.health_reason.as_deref().unwrap_or("its server says so").into()),
-            _ => Health::Healthy,
+            "lost" => DeviceHealth::Lost,
+            "unhealthy" => DeviceHealth::Unhealthy(gpu.health_reason.as_deref().unwrap_or("its server says so").into()),
+            _ => DeviceHealth::Healthy,
         };
         let temperature = gpu.temperature_c.and_then(|celsius| i16::try_from(celsius).ok());
-        self.temperature_c = temperature.map_or(Field::Unsupported, Field::Value);
+        self.temperature_c = temperature.map_or(ReadingField::Unsupported, ReadingField::Value);
     }
 
     pub(super) fn is_listed(&self) -> bool {
@@ -166,13 +166,13 @@ impl Told {
     }
 
     /// Whether it can be given to anybody, and why not.
-    pub(super) fn health(&self) -> Health {
+    pub(super) fn health(&self) -> DeviceHealth {
         if self.listed == 0 {
-            return Health::Lost;
+            return DeviceHealth::Lost;
         }
         let why = if self.listed > 1 {
             "several GPUs have its number".into()
-        } else if self.memory_used == Field::Failed || self.utilization == Field::Failed {
+        } else if self.memory_used == ReadingField::Failed || self.utilization == ReadingField::Failed {
             "its server says impossible things of it: percentages go from 0 to 100".into()
         } else if self.size().is_none() && self.memory_used.value().is_some_and(|used| used > Percent(0)) {
             "its server does not say how much memory it has".into()
@@ -183,20 +183,20 @@ impl Told {
         } else {
             return self.health.clone();
         };
-        Health::Unhealthy(why.into())
+        DeviceHealth::Unhealthy(why.into())
     }
 
     /// What it read; only of a GPU that is healthy.
-    pub(super) fn reading(&self, at: Time) -> Reading {
+    pub(super) fn reading(&self, at: PoolTime) -> DeviceReading {
         let total = self.size().map(|memory| memory.total);
         let memory_used = match (self.memory_used, total) {
             // Thousandths of a percent, rounded down: the pool rounds up when it compares.
-            (Field::Value(Percent(part)), Some(total)) => {
-                Field::Value(Bytes((u128::from(total.0) * u128::from(part) / u128::from(Percent::FULL.0)) as u64))
-            }
-            _ => Field::Unsupported,
+            (ReadingField::Value(Percent(part)), Some(total)) => ReadingField::Value(Bytes(
+                (u128::from(total.0) * u128::from(part) / u128::from(Percent::FULL.0)) as u64,
+            )),
+            _ => ReadingField::Unsupported,
         };
-        Reading {
+        DeviceReading {
             at,
             memory_used,
             utilization: self.utilization,

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use gpupool_core::{
-    Amount, Bytes, Cordon, Drain, Field, GpuId, Health, Isolation, MilliCpus, Millis, Percent, Request, Select,
-    Settings, Share, Strategy as Placement, Thresholds, Vendor,
+    Bytes, CordonState, DeviceHealth, DeviceSelector, DrainMode, GpuId, IsolationLevel, LoadThresholds, MilliCpus,
+    Millis, Percent, PlacementStrategy as Placement, PoolSettings, ReadingField, Request, RequestedAmount, Share,
+    Vendor,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -36,12 +37,12 @@ fn node(theme: Theme) -> impl Strategy<Value = NodeSpec> {
     })
 }
 
-fn settings(theme: Theme) -> impl Strategy<Value = Settings> {
-    let when_gone = (1_u64..12_000).prop_map(|patience| Drain::WhenGone { patience: Millis(patience) });
+fn settings(theme: Theme) -> impl Strategy<Value = PoolSettings> {
+    let when_gone = (1_u64..12_000).prop_map(|patience| DrainMode::WhenGone { patience: Millis(patience) });
     let at_once = if theme == Theme::Endings { 1 } else { 3 };
-    let drain = prop_oneof![at_once => Just(Drain::AtOnce), 3 => when_gone];
+    let drain = prop_oneof![at_once => Just(DrainMode::AtOnce), 3 => when_gone];
     let max_age = prop_oneof![3 => Just(None), 1 => (1_000_u64..20_000).prop_map(|age| Some(Millis(age)))];
-    (drain, max_age).prop_map(|(drain, reading_max_age)| Settings { drain, reading_max_age })
+    (drain, max_age).prop_map(|(drain, reading_max_age)| PoolSettings { drain, reading_max_age })
 }
 
 fn step(theme: Theme) -> impl Strategy<Value = Step> {
@@ -99,9 +100,9 @@ fn heartbeat() -> impl Strategy<Value = Act> {
 
 fn fault(theme: Theme) -> impl Strategy<Value = Act> {
     let health = prop_oneof![
-        3 => Just(Health::Healthy),
-        1 => Just(Health::Lost),
-        1 => Just(Health::Unhealthy("uncorrectable errors".into())),
+        3 => Just(DeviceHealth::Healthy),
+        1 => Just(DeviceHealth::Lost),
+        1 => Just(DeviceHealth::Unhealthy("uncorrectable errors".into())),
     ];
     let growth = if theme == Theme::Together { 4 } else { 1 };
     let change = prop_oneof![
@@ -122,7 +123,7 @@ fn fault(theme: Theme) -> impl Strategy<Value = Act> {
 }
 
 fn administration(theme: Theme) -> impl Strategy<Value = Act> {
-    let cordon = prop_oneof![2 => Just(Cordon::Open), 1 => Just(Cordon::Cordoned)];
+    let cordon = prop_oneof![2 => Just(CordonState::Open), 1 => Just(CordonState::Cordoned)];
     let link = (0_u8..5, 0_u8..5, any::<bool>());
     let restarts = if theme == Theme::Faults { 3 } else { 1 };
     let joins = if theme == Theme::Together { 8 } else { 1 };
@@ -148,11 +149,11 @@ fn grace() -> impl Strategy<Value = u64> {
     prop_oneof![2 => Just(0), 4 => 1_u64..8_000, 1 => Just(u64::MAX)]
 }
 
-fn field<T: Copy + std::fmt::Debug>(value: impl Strategy<Value = T>) -> impl Strategy<Value = Field<T>> {
+fn field<T: Copy + std::fmt::Debug>(value: impl Strategy<Value = T>) -> impl Strategy<Value = ReadingField<T>> {
     prop_oneof![
-        10 => value.prop_map(Field::Value),
-        1 => Just(Field::Unsupported),
-        1 => Just(Field::Failed),
+        10 => value.prop_map(ReadingField::Value),
+        1 => Just(ReadingField::Unsupported),
+        1 => Just(ReadingField::Failed),
     ]
 }
 
@@ -184,10 +185,10 @@ fn request(theme: Theme) -> BoxedStrategy<Request> {
 
 fn part_or_whole() -> impl Strategy<Value = Request> {
     let amount = prop_oneof![
-        2 => Just(Amount::Whole),
-        3 => (1_u32..10).prop_map(|tenths| Amount::Share(Share(tenths * 100))),
+        2 => Just(RequestedAmount::Whole),
+        3 => (1_u32..10).prop_map(|tenths| RequestedAmount::Share(Share(tenths * 100))),
         3 => (1_u32..4, 1_u64..8)
-            .prop_map(|(tenths, tens)| Amount::Both(Share(tenths * 100), Bytes(tens * 10 * GIB))),
+            .prop_map(|(tenths, tens)| RequestedAmount::Both(Share(tenths * 100), Bytes(tens * 10 * GIB))),
     ];
     let duration =
         prop::option::weighted(0.8, (1_u64..4, 0_u64..2).prop_map(|(secs, more)| Millis(secs * 1000 + more)));
@@ -199,11 +200,11 @@ fn any_request(theme: Theme) -> impl Strategy<Value = Request> {
     let tenths = || (1_u32..=10).prop_map(|tenths| Share(tenths * 100));
     let lopsided = if theme == Theme::Queueing { 6 } else { 1 };
     let amount = prop_oneof![
-        4 => Just(Amount::Whole),
-        4 => tenths().prop_map(Amount::Share),
-        2 => gib().prop_map(Amount::Memory),
-        lopsided => (tenths(), gib()).prop_map(|(share, memory)| Amount::Both(share, memory)),
-        1 => Just(Amount::Shared),
+        4 => Just(RequestedAmount::Whole),
+        4 => tenths().prop_map(RequestedAmount::Share),
+        2 => gib().prop_map(RequestedAmount::Memory),
+        lopsided => (tenths(), gib()).prop_map(|(share, memory)| RequestedAmount::Both(share, memory)),
+        1 => Just(RequestedAmount::Shared),
     ];
     let several = if theme == Theme::Together { 12 } else { 3 };
     let gpus = prop_oneof![1 => Just(0_u16), 8 => Just(1), several => Just(2), 1 => Just(3)];
@@ -211,14 +212,14 @@ fn any_request(theme: Theme) -> impl Strategy<Value = Request> {
     let percent = || (0_u32..=10).prop_map(|tens| Percent(tens * 10_000));
     let thresholds = prop::option::weighted(
         0.25,
-        (percent(), percent()).prop_map(|(memory, utilization)| Thresholds { memory, utilization }),
+        (percent(), percent()).prop_map(|(memory, utilization)| LoadThresholds { memory, utilization }),
     );
     let (named, strategies) = match theme {
         Theme::Learning => (0.99, &[Placement::Fgd, Placement::LeastFragmentation][..]),
         _ => (0.6, Placement::ALL),
     };
     let strategy = prop::option::weighted(named, prop::sample::select(strategies));
-    let isolation = prop_oneof![9 => Just(Isolation::None), 1 => Just(Isolation::Mps)];
+    let isolation = prop_oneof![9 => Just(IsolationLevel::None), 1 => Just(IsolationLevel::Mps)];
     let place = (amount, gpus, host, thresholds, strategy, isolation, select());
 
     let certain = if theme == Theme::Queueing { 0.6 } else { 0.25 };
@@ -238,7 +239,7 @@ fn any_request(theme: Theme) -> impl Strategy<Value = Request> {
         let (owner, priority, queue, wait_limit, ttl, max_duration, hedged) = terms;
         Request {
             gpus,
-            amount: if gpus == 0 { Amount::Whole } else { amount },
+            amount: if gpus == 0 { RequestedAmount::Whole } else { amount },
             isolation,
             strategy,
             thresholds,
@@ -257,16 +258,16 @@ fn any_request(theme: Theme) -> impl Strategy<Value = Request> {
     })
 }
 
-fn select() -> impl Strategy<Value = Select> {
+fn select() -> impl Strategy<Value = DeviceSelector> {
     let uuid = || (0_usize..3, 0_usize..3).prop_map(|(node, number)| format!("gpu-{node}-{number}").into());
     prop_oneof![
-        8 => Just(Select::default()),
-        1 => Just(Select { vendor: Some(Vendor::Nvidia), ..Select::default() }),
-        1 => Just(Select { models: vec!["H100".into()], ..Select::default() }),
-        1 => Just(Select { min_memory: Some(Bytes(79 * GIB)), ..Select::default() }),
-        1 => Just(Select { labels: [("zone".into(), "a".into())].into(), ..Select::default() }),
+        8 => Just(DeviceSelector::default()),
+        1 => Just(DeviceSelector { vendor: Some(Vendor::Nvidia), ..DeviceSelector::default() }),
+        1 => Just(DeviceSelector { models: vec!["H100".into()], ..DeviceSelector::default() }),
+        1 => Just(DeviceSelector { min_memory: Some(Bytes(79 * GIB)), ..DeviceSelector::default() }),
+        1 => Just(DeviceSelector { labels: [("zone".into(), "a".into())].into(), ..DeviceSelector::default() }),
         2 => prop::collection::vec((0_u32..3).prop_map(GpuId), 1..3)
-            .prop_map(|gpu_ids| Select { gpu_ids, ..Select::default() }),
-        1 => prop::collection::vec(uuid(), 1..3).prop_map(|uuids| Select { uuids, ..Select::default() }),
+            .prop_map(|gpu_ids| DeviceSelector { gpu_ids, ..DeviceSelector::default() }),
+        1 => prop::collection::vec(uuid(), 1..3).prop_map(|uuids| DeviceSelector { uuids, ..DeviceSelector::default() }),
     ]
 }

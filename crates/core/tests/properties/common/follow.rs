@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpupool_core::{
-    Answer, Closed, Command, Cordon, Denied, DeviceId, Drain, Effect, EndCause, GpuId, Health, LeaseId, LeaseState,
-    Millis, NodeId, Outcome, Row, Time, Token, Unsatisfiable,
+    ApplyOutcome, CommandDenied, CommandReply, CordonState, DeviceClosure, DeviceHealth, DeviceId, DrainMode, EndCause,
+    GpuId, LeaseId, LeaseState, Millis, NodeId, PoolCommand, PoolEffect, PoolRow, PoolTime, Token, Unsatisfiable,
 };
 
 use super::model::{Device, Entry, Model, Node, ensure};
@@ -13,7 +13,7 @@ use super::model::{Device, Entry, Model, Node, ensure};
 #[derive(Debug, Default)]
 struct Due {
     ends: BTreeMap<LeaseId, Vec<EndCause>>,
-    revoking: BTreeMap<LeaseId, Time>,
+    revoking: BTreeMap<LeaseId, PoolTime>,
     draining: BTreeSet<LeaseId>,
     freed: BTreeSet<LeaseId>,
     quarantined: BTreeSet<(LeaseId, DeviceId)>,
@@ -26,9 +26,9 @@ impl Model {
     /// command must have been let happen by a tick at the same time.
     pub fn follow(
         &mut self,
-        command: &Command,
-        answer: &Result<Answer, Denied>,
-        outcome: &Outcome,
+        command: &PoolCommand,
+        answer: &Result<CommandReply, CommandDenied>,
+        outcome: &ApplyOutcome,
     ) -> Result<(), String> {
         let mut due = Due::default();
         let expected = self.take_in(command, answer, &mut due)?;
@@ -37,11 +37,11 @@ impl Model {
     }
 
     /// Takes in what comes of serving the queue: grants and nothing else.
-    pub fn follow_service(&mut self, outcome: &Outcome) -> Result<(), String> {
+    pub fn follow_service(&mut self, outcome: &ApplyOutcome) -> Result<(), String> {
         self.take_effects(outcome, Due::default())
     }
 
-    fn take_effects(&mut self, outcome: &Outcome, mut due: Due) -> Result<(), String> {
+    fn take_effects(&mut self, outcome: &ApplyOutcome, mut due: Due) -> Result<(), String> {
         for effect in &outcome.effects {
             self.take_effect(effect, outcome, &mut due)?;
         }
@@ -55,21 +55,21 @@ impl Model {
     /// What a command changes by itself, and the answer it must get where that is plain.
     fn take_in(
         &mut self,
-        command: &Command,
-        answer: &Result<Answer, Denied>,
+        command: &PoolCommand,
+        answer: &Result<CommandReply, CommandDenied>,
         due: &mut Due,
-    ) -> Result<Option<Result<Answer, Denied>>, String> {
-        let done = Some(Ok(Answer::Done));
+    ) -> Result<Option<Result<CommandReply, CommandDenied>>, String> {
+        let done = Some(Ok(CommandReply::Done));
         if let Some(unknown) = self.unknown(command) {
             return Ok(Some(Err(unknown)));
         }
         Ok(match command {
-            Command::Tick => {
+            PoolCommand::Tick => {
                 self.take_in_tick(due);
                 done
             }
-            Command::NodeSeen { facts, devices, .. } => {
-                let Ok(Answer::Node(node, ids)) = answer else { return Err(format!("a node is not {answer:?}")) };
+            PoolCommand::NodeSeen { facts, devices, .. } => {
+                let Ok(CommandReply::Node(node, ids)) = answer else { return Err(format!("a node is not {answer:?}")) };
                 let entry = self.nodes.entry(*node).or_insert_with(|| Node {
                     facts: facts.clone(),
                     up: true,
@@ -89,13 +89,13 @@ impl Model {
                 }
                 None
             }
-            Command::NodeLost { node } => {
+            PoolCommand::NodeLost { node } => {
                 if let Some(node) = self.nodes.get_mut(node) {
                     node.up = false;
                 }
                 done
             }
-            Command::ForgetDevice { device } => {
+            PoolCommand::ForgetDevice { device } => {
                 let may = self.can_forget_device(*device);
                 ensure!(may == answer.is_ok(), "device {device} may be forgotten: {may}; the answer is {answer:?}");
                 if may {
@@ -103,7 +103,7 @@ impl Model {
                 }
                 done.filter(|_| may)
             }
-            Command::ForgetNode { node } => {
+            PoolCommand::ForgetNode { node } => {
                 let may = self.can_forget_node(*node);
                 ensure!(may == answer.is_ok(), "node {node} may be forgotten: {may}; the answer is {answer:?}");
                 if may {
@@ -113,11 +113,11 @@ impl Model {
                 }
                 done.filter(|_| may)
             }
-            Command::Links { node, links } => {
+            PoolCommand::Links { node, links } => {
                 self.nodes.get_mut(node).expect("known").links = links.clone();
                 done
             }
-            Command::Observe { device, reading } => {
+            PoolCommand::Observe { device, reading } => {
                 for lease in self.observe(*device, reading) {
                     if self.leases[&lease].promises.is_empty() {
                         due.freed.insert(lease);
@@ -125,36 +125,36 @@ impl Model {
                 }
                 done
             }
-            Command::SetHealth { device, health } => {
+            PoolCommand::SetHealth { device, health } => {
                 self.devices.get_mut(device).expect("known").health = health.clone();
                 done
             }
-            Command::Cordon { device, cordon } => {
+            PoolCommand::Cordon { device, cordon } => {
                 self.devices.get_mut(device).expect("known").cordon = *cordon;
                 done
             }
-            Command::Drain { device, grace } => {
-                self.devices.get_mut(device).expect("known").cordon = Cordon::Cordoned;
+            PoolCommand::Drain { device, grace } => {
+                self.devices.get_mut(device).expect("known").cordon = CordonState::Cordoned;
                 for lease in self.on_device(*device).map(|(entry, _)| entry.id).collect::<Vec<_>>() {
                     self.take_in_revoke(lease, *grace, due);
                 }
                 done
             }
-            Command::SetPolicies { policies } => {
+            PoolCommand::SetPolicies { policies } => {
                 self.policies = (**policies).clone();
                 done
             }
-            Command::SetWorkload { classes } => {
+            PoolCommand::SetWorkload { classes } => {
                 self.told_workload = !classes.is_empty();
                 done
             }
-            Command::Request { request, key } => {
+            PoolCommand::Request { request, key } => {
                 let known = key.as_ref().and_then(|key| self.keys.get(&(request.owner.clone(), key.clone())));
                 if let Some(lease) = known {
-                    return Ok(Some(Ok(Answer::Lease(*lease))));
+                    return Ok(Some(Ok(CommandReply::Lease(*lease))));
                 }
                 match answer {
-                    Ok(Answer::Lease(id)) => {
+                    Ok(CommandReply::Lease(id)) => {
                         ensure!(self.leases.last_key_value().is_none_or(|(last, _)| last < id), "{id} is used again");
                         self.leases.insert(*id, Entry::new(*id, request.clone(), self.now));
                         self.keys.extend(key.clone().map(|key| ((request.owner.clone(), key), *id)));
@@ -169,37 +169,37 @@ impl Model {
                 }
                 None
             }
-            Command::Follow { lease }
-            | Command::Confirm { lease, .. }
-            | Command::Renew { lease, .. }
-            | Command::Attach { lease, .. }
-            | Command::HolderGone { lease, .. }
-            | Command::Release { lease }
-            | Command::Drained { lease }
-            | Command::Fail { lease, .. }
-            | Command::Revoke { lease, .. } => Some(match self.leases.contains_key(lease) {
+            PoolCommand::Follow { lease }
+            | PoolCommand::Confirm { lease, .. }
+            | PoolCommand::Renew { lease, .. }
+            | PoolCommand::Attach { lease, .. }
+            | PoolCommand::HolderGone { lease, .. }
+            | PoolCommand::Release { lease }
+            | PoolCommand::Drained { lease }
+            | PoolCommand::Fail { lease, .. }
+            | PoolCommand::Revoke { lease, .. } => Some(match self.leases.contains_key(lease) {
                 true => self.take_in_wish(*lease, command, due),
-                false => Err(Denied::UnknownLease(*lease)),
+                false => Err(CommandDenied::UnknownLease(*lease)),
             }),
         })
     }
 
     /// The denial of a command about a device or a node that is not there.
-    fn unknown(&self, command: &Command) -> Option<Denied> {
+    fn unknown(&self, command: &PoolCommand) -> Option<CommandDenied> {
         match command {
-            Command::Observe { device, .. }
-            | Command::SetHealth { device, .. }
-            | Command::Cordon { device, .. }
-            | Command::Drain { device, .. }
-            | Command::ForgetDevice { device }
+            PoolCommand::Observe { device, .. }
+            | PoolCommand::SetHealth { device, .. }
+            | PoolCommand::Cordon { device, .. }
+            | PoolCommand::Drain { device, .. }
+            | PoolCommand::ForgetDevice { device }
                 if !self.devices.contains_key(device) =>
             {
-                Some(Denied::UnknownDevice(*device))
+                Some(CommandDenied::UnknownDevice(*device))
             }
-            Command::NodeLost { node } | Command::Links { node, .. } | Command::ForgetNode { node }
+            PoolCommand::NodeLost { node } | PoolCommand::Links { node, .. } | PoolCommand::ForgetNode { node }
                 if !self.nodes.contains_key(node) =>
             {
-                Some(Denied::UnknownNode(*node))
+                Some(CommandDenied::UnknownNode(*node))
             }
             _ => None,
         }
@@ -228,49 +228,54 @@ impl Model {
     }
 
     /// What somebody wants of a known lease.
-    fn take_in_wish(&mut self, id: LeaseId, command: &Command, due: &mut Due) -> Result<Answer, Denied> {
+    fn take_in_wish(
+        &mut self,
+        id: LeaseId,
+        command: &PoolCommand,
+        due: &mut Due,
+    ) -> Result<CommandReply, CommandDenied> {
         let now = self.now;
         let entry = self.leases.get_mut(&id).expect("known");
         let ended = entry.state.is_ended();
         let holds = |token: Token| match entry.token {
-            Some(own) if own != token => Err(Denied::Stale { lease: id, presented: token }),
-            _ if ended => Err(Denied::Ended(id)),
-            None => Err(Denied::NotGranted(id)),
+            Some(own) if own != token => Err(CommandDenied::Stale { lease: id, presented: token }),
+            _ if ended => Err(CommandDenied::Ended(id)),
+            None => Err(CommandDenied::NotGranted(id)),
             Some(_) => Ok(()),
         };
         match command {
-            Command::Follow { .. } => entry.asked_at = now,
-            Command::Confirm { token, .. } => {
+            PoolCommand::Follow { .. } => entry.asked_at = now,
+            PoolCommand::Confirm { token, .. } => {
                 holds(*token)?;
                 due.confirmed = (entry.state == LeaseState::Offered).then_some(id);
             }
-            Command::Renew { token, .. } | Command::Attach { token, .. } => {
+            PoolCommand::Renew { token, .. } | PoolCommand::Attach { token, .. } => {
                 holds(*token)?;
                 if entry.state == LeaseState::Offered {
-                    return Err(Denied::NotGranted(id));
+                    return Err(CommandDenied::NotGranted(id));
                 }
-                if matches!(command, Command::Attach { .. }) {
+                if matches!(command, PoolCommand::Attach { .. }) {
                     entry.held_by = true;
                     entry.expires_at = None;
                 } else if entry.expires_at.is_some() {
                     entry.expires_at = Some(now.after(entry.request.ttl));
                 }
             }
-            Command::HolderGone { grace, .. } if entry.held_by && grace.0 == 0 => {
+            PoolCommand::HolderGone { grace, .. } if entry.held_by && grace.0 == 0 => {
                 due.ends.insert(id, vec![EndCause::HolderGone]);
             }
-            Command::HolderGone { grace, .. } if entry.held_by => {
+            PoolCommand::HolderGone { grace, .. } if entry.held_by => {
                 entry.held_by = false;
                 entry.expires_at = Some(now.after(*grace));
             }
-            Command::Release { .. } if !ended => drop(due.ends.insert(id, vec![EndCause::ByOwner])),
-            Command::Fail { why, .. } if !ended => drop(due.ends.insert(id, vec![EndCause::Fault(why.clone())])),
-            Command::Drained { .. } if entry.draining => drop(due.freed.insert(id)),
-            Command::Revoke { .. } if ended => return Err(Denied::Ended(id)),
-            Command::Revoke { grace, .. } => self.take_in_revoke(id, *grace, due),
+            PoolCommand::Release { .. } if !ended => drop(due.ends.insert(id, vec![EndCause::ByOwner])),
+            PoolCommand::Fail { why, .. } if !ended => drop(due.ends.insert(id, vec![EndCause::Fault(why.clone())])),
+            PoolCommand::Drained { .. } if entry.draining => drop(due.freed.insert(id)),
+            PoolCommand::Revoke { .. } if ended => return Err(CommandDenied::Ended(id)),
+            PoolCommand::Revoke { grace, .. } => self.take_in_revoke(id, *grace, due),
             _ => {}
         }
-        Ok(Answer::Lease(id))
+        Ok(CommandReply::Lease(id))
     }
 
     fn take_in_revoke(&mut self, id: LeaseId, grace: Millis, due: &mut Due) {
@@ -286,21 +291,21 @@ impl Model {
         }
     }
 
-    fn check_denial(&self, request: &gpupool_core::Request, denied: &Denied) -> Result<(), String> {
+    fn check_denial(&self, request: &gpupool_core::Request, denied: &CommandDenied) -> Result<(), String> {
         let quota = self.policies.quota_of(&request.owner).held;
         let over = quota.is_some_and(|quota| self.most_held(request) > u64::from(quota.0));
         match denied {
-            Denied::NoCapacity => {
+            CommandDenied::NoCapacity => {
                 ensure!(!request.queue, "a request that would wait is sent away: {request:?}");
                 self.check_no_place(LeaseId(u64::MAX), request)?;
             }
-            Denied::Unsatisfiable(Unsatisfiable::OverQuota { .. }) => {
+            CommandDenied::Unsatisfiable(Unsatisfiable::OverQuota { .. }) => {
                 ensure!(over, "{request:?} is refused for a quota it keeps")
             }
-            Denied::Unsatisfiable(why) => {
+            CommandDenied::Unsatisfiable(why) => {
                 ensure!(self.could_use(request).is_empty(), "{request:?} is refused ({why}), but it could be had")
             }
-            Denied::Policy { rule, .. } => {
+            CommandDenied::Policy { rule, .. } => {
                 let rules = self.policies.policy_for(request);
                 let refuses = rules.min_share.is_some() || rules.gpu_required || rules.max_duration.is_some();
                 ensure!(refuses, "no policy refuses {request:?} ({rule:?})")
@@ -310,38 +315,38 @@ impl Model {
         Ok(())
     }
 
-    fn take_effect(&mut self, effect: &Effect, outcome: &Outcome, due: &mut Due) -> Result<(), String> {
+    fn take_effect(&mut self, effect: &PoolEffect, outcome: &ApplyOutcome, due: &mut Due) -> Result<(), String> {
         let now = self.now;
         match effect {
-            Effect::Queued { lease } => {
+            PoolEffect::Queued { lease } => {
                 ensure!(due.new.take() == Some(*lease), "nobody asked for lease {lease} just now");
                 self.check_no_place(*lease, &self.leases[lease].request)?;
             }
-            Effect::Granted { lease, token, .. } if due.confirmed == Some(*lease) => {
+            PoolEffect::Granted { lease, token, .. } if due.confirmed == Some(*lease) => {
                 let entry = self.leases.get_mut(lease).expect("known");
                 ensure!(entry.token == Some(*token), "rule 3: lease {lease} is confirmed with another token");
                 entry.state = LeaseState::Active;
                 entry.expires_at = Some(now.after(entry.request.ttl));
                 due.confirmed = None;
             }
-            Effect::Granted { lease, token, .. } | Effect::Offered { lease, token, .. } => {
+            PoolEffect::Granted { lease, token, .. } | PoolEffect::Offered { lease, token, .. } => {
                 let offered = match effect {
-                    Effect::Offered { until, .. } => Some(*until),
+                    PoolEffect::Offered { until, .. } => Some(*until),
                     _ => None,
                 };
                 due.new.take_if(|new| new == lease);
                 let row = outcome.rows.iter().find_map(|row| match row {
-                    Row::Lease(row) if row.id == *lease && row.token == Some(*token) => Some(row),
+                    PoolRow::Lease(row) if row.id == *lease && row.token == Some(*token) => Some(row),
                     _ => None,
                 });
                 let row = row.ok_or(format!("rule 2: the grant of lease {lease} is not in the rows"))?;
                 let node = row.node.ok_or(format!("lease {lease} is granted nowhere"))?;
                 self.take_grant(*lease, *token, node, &row.promises, offered)?;
             }
-            Effect::Revoking { lease, at } => {
+            PoolEffect::Revoking { lease, at } => {
                 ensure!(due.revoking.remove(lease) == Some(*at), "lease {lease} is not to be revoked at {at:?}");
             }
-            Effect::Ended { lease, cause } => {
+            PoolEffect::Ended { lease, cause } => {
                 let expected = due.ends.remove(lease).unwrap_or_default();
                 ensure!(expected.contains(cause), "rule 5: lease {lease} ends for {cause:?}, not for {expected:?}");
                 let entry = self.leases.get_mut(lease).expect("known");
@@ -352,15 +357,15 @@ impl Model {
                 entry.held_by = false;
                 entry.draining = was.is_granted();
                 match was {
-                    LeaseState::Active if self.settings.drain != Drain::AtOnce => drop(due.draining.insert(*lease)),
+                    LeaseState::Active if self.settings.drain != DrainMode::AtOnce => drop(due.draining.insert(*lease)),
                     LeaseState::Active | LeaseState::Offered => drop(due.freed.insert(*lease)),
                     _ => {}
                 }
             }
-            Effect::Draining { lease } => {
+            PoolEffect::Draining { lease } => {
                 ensure!(due.draining.remove(lease), "lease {lease} does not drain just now");
             }
-            Effect::Freed { lease } => {
+            PoolEffect::Freed { lease } => {
                 ensure!(due.freed.remove(lease), "rule 5: lease {lease} is freed too early");
                 let entry = self.leases.get_mut(lease).expect("known");
                 entry.draining = false;
@@ -369,11 +374,11 @@ impl Model {
                     self.free_on(*lease, promise.device);
                 }
             }
-            Effect::Quarantined { device, lease } => {
+            PoolEffect::Quarantined { device, lease } => {
                 let expected = due.quarantined.remove(&(*lease, *device));
                 ensure!(expected, "device {device} is quarantined for lease {lease} too early");
             }
-            Effect::DeviceOpen { device, closed } => {
+            PoolEffect::DeviceOpen { device, closed } => {
                 let known = self.devices.get_mut(device).expect("known");
                 ensure!(known.told != *closed, "device {device} is told to be {closed:?} twice");
                 known.told = *closed;
@@ -389,12 +394,12 @@ fn new_device(node: NodeId, gpu_id: GpuId, facts: &gpupool_core::DeviceFacts) ->
         gpu_id,
         facts: facts.clone(),
         seen: false,
-        health: Health::Healthy,
-        cordon: Cordon::Open,
+        health: DeviceHealth::Healthy,
+        cordon: CordonState::Open,
         hot: false,
         reading: None,
         foreign: None,
         leases_changed_at: None,
-        told: Some(Closed::NotSeen),
+        told: Some(DeviceClosure::NotSeen),
     }
 }

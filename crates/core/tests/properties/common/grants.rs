@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpupool_core::{DeviceId, LeaseId, LeaseState, NodeId, Promise, Request, Time, Token};
+use gpupool_core::{DeviceId, DevicePromise, LeaseId, LeaseState, NodeId, PoolTime, Request, Token};
 
 use super::model::{Model, OFFER, ensure};
 use super::turns::{Claims, needs_no_host};
@@ -27,8 +27,8 @@ impl Model {
         id: LeaseId,
         token: Token,
         node: NodeId,
-        promises: &[Promise],
-        offered: Option<Time>,
+        promises: &[DevicePromise],
+        offered: Option<PoolTime>,
     ) -> Result<(), String> {
         let entry = self.leases.get(&id).ok_or(format!("lease {id} is granted and was never asked for"))?;
         let request = entry.request.clone();
@@ -80,7 +80,7 @@ impl Model {
         Ok(())
     }
 
-    fn check_fit(&self, request: &Request, node: NodeId, promises: &[Promise]) -> Result<(), String> {
+    fn check_fit(&self, request: &Request, node: NodeId, promises: &[DevicePromise]) -> Result<(), String> {
         let places = self.could_use(request);
         let parts = places.get(&node).ok_or(format!("{request:?} is put on node {node}, which it cannot use"))?;
         let distinct: BTreeSet<DeviceId> = promises.iter().map(|promise| promise.device).collect();
@@ -99,7 +99,7 @@ impl Model {
     }
 
     /// Those who wait before a request and are not held back by a quota, with when they are certain to start.
-    fn passed_by(&self, id: LeaseId, request: &Request) -> Vec<(LeaseId, Option<Time>)> {
+    fn passed_by(&self, id: LeaseId, request: &Request) -> Vec<(LeaseId, Option<PoolTime>)> {
         let earlier = self.waiting().filter(|entry| self.is_before((entry.id, &entry.request), (id, request)));
         let kept_off = earlier.filter(|entry| entry.id != id && !self.over_quota(&entry.request));
         kept_off.map(|entry| (entry.id, self.certain_start(&entry.request))).collect()

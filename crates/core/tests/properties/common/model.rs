@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gpupool_core::{
-    Attribution, Bytes, Closed, Cordon, DeviceFacts, DeviceId, Drain, EndCause, Field, GpuId, Health, Lease, LeaseId,
-    LeaseState, Link, Millis, NodeFacts, NodeId, Policies, Pool, Promise, Reading, Request, Settings, Time, Token,
+    Bytes, CordonState, DeviceClosure, DeviceFacts, DeviceHealth, DeviceId, DeviceLink, DevicePromise, DeviceReading,
+    DrainMode, EndCause, GpuId, Lease, LeaseId, LeaseState, Millis, NodeFacts, NodeId, Policies, Pool, PoolSettings,
+    PoolTime, ProcessAttribution, ReadingField, Request, Token,
 };
 
 pub const PATIENCE: Millis = Millis::from_secs(15);
@@ -27,7 +28,7 @@ pub(crate) use ensure;
 pub struct Node {
     pub facts: NodeFacts,
     pub up: bool,
-    pub links: Vec<Link>,
+    pub links: Vec<DeviceLink>,
 }
 
 #[derive(Debug)]
@@ -36,14 +37,14 @@ pub struct Device {
     pub gpu_id: GpuId,
     pub facts: DeviceFacts,
     pub seen: bool,
-    pub health: Health,
-    pub cordon: Cordon,
+    pub health: DeviceHealth,
+    pub cordon: CordonState,
     pub hot: bool,
-    pub reading: Option<Reading>,
+    pub reading: Option<DeviceReading>,
     pub foreign: Option<Foreign>,
-    pub leases_changed_at: Option<Time>,
+    pub leases_changed_at: Option<PoolTime>,
     /// Why it takes no new work, as the effects told.
-    pub told: Option<Closed>,
+    pub told: Option<DeviceClosure>,
 }
 
 /// What no lease explains of a reading: bytes, thousandths of a percent, processes.
@@ -61,26 +62,26 @@ pub struct Entry {
     pub state: LeaseState,
     pub token: Option<Token>,
     pub node: Option<NodeId>,
-    pub promises: Vec<Promise>,
+    pub promises: Vec<DevicePromise>,
     /// What it held at first, for the books of GPU-hours.
     pub granted_share: u64,
     pub draining: bool,
     pub quarantined: bool,
     pub held_by: bool,
-    pub created_at: Time,
-    pub granted_at: Option<Time>,
-    pub ended_at: Option<Time>,
-    pub revoke_at: Option<Time>,
-    pub hard_end: Option<Time>,
-    pub expires_at: Option<Time>,
-    pub asked_at: Time,
+    pub created_at: PoolTime,
+    pub granted_at: Option<PoolTime>,
+    pub ended_at: Option<PoolTime>,
+    pub revoke_at: Option<PoolTime>,
+    pub hard_end: Option<PoolTime>,
+    pub expires_at: Option<PoolTime>,
+    pub asked_at: PoolTime,
 }
 
 #[derive(Debug)]
 pub struct Model {
-    pub settings: Settings,
+    pub settings: PoolSettings,
     pub policies: Policies,
-    pub now: Time,
+    pub now: PoolTime,
     pub nodes: BTreeMap<NodeId, Node>,
     pub devices: BTreeMap<DeviceId, Device>,
     pub leases: BTreeMap<LeaseId, Entry>,
@@ -90,7 +91,7 @@ pub struct Model {
 }
 
 impl Entry {
-    pub fn new(id: LeaseId, request: Arc<Request>, now: Time) -> Self {
+    pub fn new(id: LeaseId, request: Arc<Request>, now: PoolTime) -> Self {
         Self {
             id,
             request,
@@ -118,7 +119,7 @@ impl Entry {
     }
 
     /// Every clock that can end it, with what it then ends for.
-    pub fn ends(&self) -> Vec<(Time, EndCause)> {
+    pub fn ends(&self) -> Vec<(PoolTime, EndCause)> {
         let mut ends = Vec::new();
         match self.state {
             LeaseState::Queued => {
@@ -140,9 +141,9 @@ impl Entry {
     }
 
     /// When its devices are quarantined, if it still drains then.
-    pub fn quarantine_at(&self, settings: Settings) -> Option<Time> {
+    pub fn quarantine_at(&self, settings: PoolSettings) -> Option<PoolTime> {
         match settings.drain {
-            Drain::WhenGone { patience } if self.draining && !self.quarantined => {
+            DrainMode::WhenGone { patience } if self.draining && !self.quarantined => {
                 self.ended_at.map(|at| at.after(patience))
             }
             _ => None,
@@ -169,11 +170,11 @@ impl Device {
 }
 
 impl Model {
-    pub fn new(settings: Settings, policies: Policies) -> Self {
+    pub fn new(settings: PoolSettings, policies: Policies) -> Self {
         Self {
             settings,
             policies,
-            now: Time(0),
+            now: PoolTime(0),
             nodes: BTreeMap::new(),
             devices: BTreeMap::new(),
             leases: BTreeMap::new(),
@@ -184,8 +185,8 @@ impl Model {
     }
 
     /// Leases that take up capacity of a device, with what each takes.
-    pub fn on_device(&self, device: DeviceId) -> impl Iterator<Item = (&Entry, Promise)> {
-        let of_device = move |promise: &&Promise| promise.device == device;
+    pub fn on_device(&self, device: DeviceId) -> impl Iterator<Item = (&Entry, DevicePromise)> {
+        let of_device = move |promise: &&DevicePromise| promise.device == device;
         let held = self.leases.values().filter(|entry| entry.counts());
         held.filter_map(move |entry| entry.promises.iter().find(of_device).map(|promise| (entry, *promise)))
     }
@@ -210,30 +211,30 @@ impl Model {
         self.devices.iter().filter(move |(_, device)| device.node == node).map(|(id, device)| (*id, device))
     }
 
-    pub fn closed(&self, id: DeviceId) -> Option<Closed> {
+    pub fn closed(&self, id: DeviceId) -> Option<DeviceClosure> {
         let device = &self.devices[&id];
         if !self.nodes[&device.node].up {
-            return Some(Closed::NodeLost);
+            return Some(DeviceClosure::NodeLost);
         }
         if !device.seen {
-            return Some(Closed::NotSeen);
+            return Some(DeviceClosure::NotSeen);
         }
         match device.health {
-            Health::Lost => return Some(Closed::Lost),
-            Health::Unhealthy(_) => return Some(Closed::Unhealthy),
-            Health::Healthy => {}
+            DeviceHealth::Lost => return Some(DeviceClosure::Lost),
+            DeviceHealth::Unhealthy(_) => return Some(DeviceClosure::Unhealthy),
+            DeviceHealth::Healthy => {}
         }
         if device.hot {
-            return Some(Closed::Hot);
+            return Some(DeviceClosure::Hot);
         }
         if self.on_device(id).any(|(entry, _)| entry.quarantined) {
-            return Some(Closed::Quarantined);
+            return Some(DeviceClosure::Quarantined);
         }
-        (device.cordon == Cordon::Cordoned).then_some(Closed::Cordoned)
+        (device.cordon == CordonState::Cordoned).then_some(DeviceClosure::Cordoned)
     }
 
     /// Takes in a reading, and says which draining leases it shows to be gone from the device.
-    pub fn observe(&mut self, id: DeviceId, reading: &Reading) -> Vec<LeaseId> {
+    pub fn observe(&mut self, id: DeviceId, reading: &DeviceReading) -> Vec<LeaseId> {
         if self.devices[&id].reading.as_ref().is_some_and(|last| reading.at < last.at) {
             return Vec::new();
         }
@@ -247,33 +248,33 @@ impl Model {
             now.foreign = judged;
         }
         match reading.temperature_c {
-            Field::Value(temperature) => now.hot = temperature > 90,
-            Field::Unsupported => now.hot = false,
-            Field::Failed => {}
+            ReadingField::Value(temperature) => now.hot = temperature > 90,
+            ReadingField::Unsupported => now.hot = false,
+            ReadingField::Failed => {}
         }
         now.reading = Some(reading.clone());
         gone
     }
 
-    fn gone_by(&self, id: DeviceId, reading: &Reading) -> Vec<LeaseId> {
+    fn gone_by(&self, id: DeviceId, reading: &DeviceReading) -> Vec<LeaseId> {
         let Some(processes) = &reading.processes else { return Vec::new() };
-        if processes.iter().any(|process| process.attribution == Attribution::Unknown) {
+        if processes.iter().any(|process| process.attribution == ProcessAttribution::Unknown) {
             return Vec::new();
         }
-        let runs = |lease| processes.iter().any(|process| process.attribution == Attribution::Lease(lease));
-        let is_newer = |ended: Time| reading.at > ended && knows_of(reading, ended);
+        let runs = |lease| processes.iter().any(|process| process.attribution == ProcessAttribution::Lease(lease));
+        let is_newer = |ended: PoolTime| reading.at > ended && knows_of(reading, ended);
         let drained = |entry: &Entry| entry.draining && !runs(entry.id) && entry.ended_at.is_some_and(is_newer);
         self.on_device(id).filter(|(entry, _)| drained(entry)).map(|(entry, _)| entry.id).collect()
     }
 
-    fn judge_foreign(&self, id: DeviceId, reading: &Reading) -> Option<Foreign> {
+    fn judge_foreign(&self, id: DeviceId, reading: &DeviceReading) -> Option<Foreign> {
         let list = reading.processes.clone().unwrap_or_default();
         let count = |whose| list.iter().filter(|process| process.attribution == whose).count();
-        let no_unknown = reading.processes.is_some() && count(Attribution::Unknown) == 0;
+        let no_unknown = reading.processes.is_some() && count(ProcessAttribution::Unknown) == 0;
         let measured_all = no_unknown && list.iter().all(|process| process.memory.is_some());
         let (mut memory, mut share) = (0, 0);
         for (entry, promise) in self.on_device(id) {
-            let own = list.iter().filter(|process| process.attribution == Attribution::Lease(entry.id));
+            let own = list.iter().filter(|process| process.attribution == ProcessAttribution::Lease(entry.id));
             let measured: u64 = own.map(|process| process.memory.map_or(0, |memory| memory.0)).sum();
             memory += if measured_all { measured } else { measured.max(promise.memory.0) };
             share += promise.share.0 * 100;
@@ -287,10 +288,10 @@ impl Model {
             foreign.utilization = foreign.utilization.map(|_| 0);
         }
         let before = self.devices[&id].foreign;
-        if reading.memory_used == Field::Failed {
+        if reading.memory_used == ReadingField::Failed {
             foreign.memory = before?.memory;
         }
-        if reading.utilization == Field::Failed {
+        if reading.utilization == ReadingField::Failed {
             foreign.utilization = before?.utilization;
         }
         if reading.processes.is_none() {
@@ -300,17 +301,18 @@ impl Model {
     }
 
     /// A lease explains load only where it holds something.
-    fn is_foreign(&self, id: DeviceId, whose: Attribution) -> bool {
+    fn is_foreign(&self, id: DeviceId, whose: ProcessAttribution) -> bool {
         match whose {
-            Attribution::Foreign => true,
-            Attribution::Lease(lease) => self.on_device(id).all(|(entry, _)| entry.id != lease),
-            Attribution::Unknown => false,
+            ProcessAttribution::Foreign => true,
+            ProcessAttribution::Lease(lease) => self.on_device(id).all(|(entry, _)| entry.id != lease),
+            ProcessAttribution::Unknown => false,
         }
     }
 
     /// Whether a device may be forgotten: nothing is on it, and it is gone.
     pub fn can_forget_device(&self, id: DeviceId) -> bool {
-        let is_gone = matches!(self.closed(id), Some(Closed::NodeLost | Closed::NotSeen | Closed::Lost));
+        let is_gone =
+            matches!(self.closed(id), Some(DeviceClosure::NodeLost | DeviceClosure::NotSeen | DeviceClosure::Lost));
         is_gone && self.on_device(id).next().is_none()
     }
 
@@ -324,7 +326,7 @@ impl Model {
         (0..).map(DeviceId).find(|id| !self.devices.contains_key(id)).expect("some number is free")
     }
 
-    pub fn node_named(&self, name: &str) -> Option<NodeId> {
+    pub fn node_by_name(&self, name: &str) -> Option<NodeId> {
         self.nodes.iter().find(|(_, node)| &*node.facts.name == name).map(|(id, _)| *id)
     }
 
@@ -345,12 +347,12 @@ impl Model {
             self.leases.values().filter(|entry| entry.counts()).flat_map(|e| &e.promises).map(|p| p.device).collect();
         for (id, device) in &mut self.devices {
             device.seen = false;
-            device.health = Health::Healthy;
+            device.health = DeviceHealth::Healthy;
             device.hot = false;
             device.reading = None;
             device.foreign = None;
             device.leases_changed_at = held.contains(id).then_some(now);
-            device.told = Some(Closed::NodeLost);
+            device.told = Some(DeviceClosure::NodeLost);
         }
         for entry in self.leases.values_mut() {
             entry.asked_at = now;
@@ -394,6 +396,6 @@ impl Model {
 }
 
 /// Whether the processes of a reading were attributed by a state that has a change at this time.
-fn knows_of(reading: &Reading, change: Time) -> bool {
+fn knows_of(reading: &DeviceReading, change: PoolTime) -> bool {
     reading.leases_as_of.is_none_or(|as_of| as_of >= change)
 }

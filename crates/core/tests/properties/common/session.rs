@@ -1,8 +1,9 @@
 //! A pool, its books and its store, side by side: every step goes to all three and everything is checked after it.
 
 use gpupool_core::{
-    Answer, Attribution, Bytes, Command, Denied, DeviceId, Effect, Field, Holder, LeaseId, LeaseState, MilliCpus,
-    Millis, NodeId, Outcome, Percent, Pool, ProcessUse, QueueOrder, Reading, Row, Share, TaskClass, Time, Token,
+    ApplyOutcome, Bytes, CommandDenied, CommandReply, DeviceId, DeviceReading, LeaseHolder, LeaseId, LeaseState,
+    MilliCpus, Millis, NodeId, Percent, Pool, PoolCommand, PoolEffect, PoolRow, PoolTime, ProcessAttribution,
+    ProcessUsage, QueueOrder, ReadingField, Share, TaskClass, Token,
 };
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseError;
@@ -17,7 +18,7 @@ pub struct Session {
     pub store: Store,
     pub nodes: Vec<NodeSpec>,
     /// What the driver's clock says; the pool's own never goes back.
-    pub clock: Time,
+    pub clock: PoolTime,
     /// Everything that was said, for playing it again.
     pub log: Vec<Said>,
     /// How many commands each batch has, over and over; empty where each command comes alone, after a tick.
@@ -33,10 +34,10 @@ pub struct Session {
 /// One command, and what came of it.
 #[derive(Debug)]
 pub struct Said {
-    pub now: Time,
-    pub command: Command,
-    pub answer: Result<Answer, Denied>,
-    pub outcome: Outcome,
+    pub now: PoolTime,
+    pub command: PoolCommand,
+    pub answer: Result<CommandReply, CommandDenied>,
+    pub outcome: ApplyOutcome,
 }
 
 impl Session {
@@ -47,7 +48,7 @@ impl Session {
             model: Model::new(world.settings, rules),
             store: Store::default(),
             nodes: world.nodes.clone(),
-            clock: Time(1_000),
+            clock: PoolTime(1_000),
             log: Vec::new(),
             batches: Vec::new(),
             batches_begun: 0,
@@ -93,25 +94,25 @@ impl Session {
         Ok(())
     }
 
-    fn after(&self, wait: Wait) -> Time {
+    fn after(&self, wait: Wait) -> PoolTime {
         let deadline = || self.pool.next_deadline().filter(|at| *at < self.model.now.after(Millis::from_secs(200)));
         match wait {
             Wait::None => self.clock,
             Wait::Millis(millis) => self.clock.after(Millis(millis)),
             Wait::ToDeadline => deadline().map_or(self.clock, |at| at.max(self.clock)),
-            Wait::JustBefore => deadline().map_or(self.clock, |at| Time(at.0 - 1).max(self.clock)),
-            Wait::Back(millis) => Time(self.clock.0.saturating_sub(millis)),
+            Wait::JustBefore => deadline().map_or(self.clock, |at| PoolTime(at.0 - 1).max(self.clock)),
+            Wait::Back(millis) => PoolTime(self.clock.0.saturating_sub(millis)),
         }
     }
 
     /// Gives a command to the pool, after a tick that lets everything due before it happen; or within a batch.
-    pub fn send(&mut self, command: Command) -> Result<(), String> {
+    pub fn send(&mut self, command: PoolCommand) -> Result<(), String> {
         if !self.batches.is_empty() {
             return self.send_in_batch(command);
         }
         let now = self.clock.max(self.model.now);
         let quiet = self.pool.next_deadline().is_none_or(|at| at > now);
-        self.apply(Command::Tick)?;
+        self.apply(PoolCommand::Tick)?;
         let last = self.log.last().expect("just said");
         ensure!(!quiet || last.outcome.effects.is_empty(), "nothing was due, and this happened: {last:?}");
         let overdue = self.pool.next_deadline().filter(|at| *at <= now);
@@ -119,7 +120,7 @@ impl Session {
         self.apply(command)
     }
 
-    fn apply(&mut self, command: Command) -> Result<(), String> {
+    fn apply(&mut self, command: PoolCommand) -> Result<(), String> {
         let (answer, outcome) = self.pool.apply(self.clock, command.clone());
         self.model.now = self.model.now.max(self.clock);
         self.store.commit(&outcome.rows);
@@ -129,18 +130,18 @@ impl Session {
         checked.map_err(|broken| format!("{broken}\nafter {:?}", self.log.last()))
     }
 
-    fn send_in_batch(&mut self, command: Command) -> Result<(), String> {
+    fn send_in_batch(&mut self, command: PoolCommand) -> Result<(), String> {
         if self.missing == 0 {
             self.missing = self.batches[self.batches_begun % self.batches.len()];
             self.batches_begun += 1;
-            let mut outcome = Outcome::default();
+            let mut outcome = ApplyOutcome::default();
             self.pool.begin_batch(self.clock, &mut outcome);
             self.model.now = self.model.now.max(self.clock);
             self.store.commit(&outcome.rows);
-            let followed = self.model.follow(&Command::Tick, &Ok(Answer::Done), &outcome);
+            let followed = self.model.follow(&PoolCommand::Tick, &Ok(CommandReply::Done), &outcome);
             followed.and_then(|()| self.check_books()).map_err(|broken| format!("{broken}\nas a batch began"))?;
         }
-        let mut outcome = Outcome::default();
+        let mut outcome = ApplyOutcome::default();
         let answer = self.pool.apply_in_batch(command.clone(), &mut outcome);
         self.store.commit(&outcome.rows);
         let followed = self.model.follow(&command, &answer, &outcome);
@@ -153,7 +154,7 @@ impl Session {
     /// Finishes the batch, be it full or not.
     fn finish_batch(&mut self) -> Result<(), String> {
         self.missing = 0;
-        let mut outcome = Outcome::default();
+        let mut outcome = ApplyOutcome::default();
         self.pool.finish_batch(&mut outcome);
         self.store.commit(&outcome.rows);
         let followed = self.model.follow_service(&outcome).and_then(|()| self.check());
@@ -161,7 +162,7 @@ impl Session {
     }
 
     fn check_books(&self) -> Result<(), String> {
-        self.pool.sanity_check()?;
+        self.pool.check_invariants()?;
         self.model.agrees_with(&self.pool)
     }
 
@@ -195,7 +196,7 @@ impl Session {
         if self.missing > 0 {
             self.finish_batch()?;
         }
-        self.send(Command::Tick)?;
+        self.send(PoolCommand::Tick)?;
         if self.missing > 0 {
             self.finish_batch()?;
         }
@@ -209,37 +210,39 @@ impl Session {
     }
 
     /// Another pool from these rows.
-    pub fn restored(&self, rows: Vec<Row>) -> Result<Pool, String> {
+    pub fn restored(&self, rows: Vec<PoolRow>) -> Result<Pool, String> {
         let rules = world::policies(self.initial_policies);
         let (pool, bad) = Pool::restore(self.model.settings, rules, self.model.now, rows);
         ensure!(bad.is_empty(), "rule 2: good rows are refused: {bad:?}");
         Ok(pool)
     }
 
-    pub fn node_seen(&self, number: usize) -> Command {
+    pub fn node_seen(&self, number: usize) -> PoolCommand {
         let spec = &self.nodes[number];
-        Command::NodeSeen { facts: spec.facts(number), devices: spec.devices(number), numbers: Vec::new() }
+        PoolCommand::NodeSeen { facts: spec.facts(number), devices: spec.devices(number), numbers: Vec::new() }
     }
 
     /// The pool's number of a node, while the pool knows it.
     pub fn node_id(&self, number: usize) -> Option<NodeId> {
-        self.model.node_named(&self.nodes[number].facts(number).name)
+        self.model.node_by_name(&self.nodes[number].facts(number).name)
     }
 
     /// Every waiter asks, every holder renews.
-    pub fn keep_all(&self) -> Vec<Command> {
+    pub fn keep_all(&self) -> Vec<PoolCommand> {
         let entries = self.model.leases.values();
         entries
             .filter_map(|entry| match (entry.state, entry.token) {
-                (LeaseState::Queued, _) => Some(Command::Follow { lease: entry.id }),
-                (LeaseState::Active, Some(token)) if !entry.held_by => Some(Command::Renew { lease: entry.id, token }),
+                (LeaseState::Queued, _) => Some(PoolCommand::Follow { lease: entry.id }),
+                (LeaseState::Active, Some(token)) if !entry.held_by => {
+                    Some(PoolCommand::Renew { lease: entry.id, token })
+                }
                 _ => None,
             })
             .collect()
     }
 
     /// The commands an act comes to, as things are.
-    pub fn commands(&mut self, act: &Act) -> Vec<Command> {
+    pub fn commands(&mut self, act: &Act) -> Vec<PoolCommand> {
         let devices: Vec<DeviceId> = self.model.devices.keys().copied().collect();
         let device = |pick: &Index| if devices.is_empty() { DeviceId(77) } else { *pick.get(&devices) };
         let node = |pick: &Index| pick.index(self.nodes.len());
@@ -248,43 +251,43 @@ impl Session {
         let active = |entry: &Entry| entry.state == LeaseState::Active;
         let command = match act {
             Act::Ask(request, key) => {
-                Command::Request { request: request.0.clone(), key: key.map(|key| format!("key-{key}").into()) }
+                PoolCommand::Request { request: request.0.clone(), key: key.map(|key| format!("key-{key}").into()) }
             }
-            Act::Follow(pick) => Command::Follow { lease: self.pick(pick, |e| e.state == LeaseState::Queued) },
+            Act::Follow(pick) => PoolCommand::Follow { lease: self.pick(pick, |e| e.state == LeaseState::Queued) },
             Act::Confirm(pick, shown) => {
                 let (lease, token) = self.pick_token(pick, *shown, |e| e.state == LeaseState::Offered);
-                Command::Confirm { lease, token }
+                PoolCommand::Confirm { lease, token }
             }
             Act::Renew(pick, shown) => {
                 let (lease, token) = self.pick_token(pick, *shown, active);
-                Command::Renew { lease, token }
+                PoolCommand::Renew { lease, token }
             }
             Act::Attach(pick, shown) => {
                 let (lease, token) = self.pick_token(pick, *shown, active);
-                Command::Attach { lease, token, holder: Holder::Connection }
+                PoolCommand::Attach { lease, token, holder: LeaseHolder::Connection }
             }
             Act::HolderGone(pick, grace) => {
-                Command::HolderGone { lease: self.pick(pick, |e| e.held_by), grace: Millis(*grace) }
+                PoolCommand::HolderGone { lease: self.pick(pick, |e| e.held_by), grace: Millis(*grace) }
             }
-            Act::Release(pick) => Command::Release { lease: self.pick(pick, |e| !e.state.is_ended()) },
-            Act::Drained(pick) => Command::Drained { lease: self.pick(pick, |e| e.draining) },
-            Act::Fail(pick) => Command::Fail { lease: self.pick(pick, granted), why: "it fell over".into() },
-            Act::Revoke(pick, grace) => Command::Revoke { lease: self.pick(pick, granted), grace: Millis(*grace) },
+            Act::Release(pick) => PoolCommand::Release { lease: self.pick(pick, |e| !e.state.is_ended()) },
+            Act::Drained(pick) => PoolCommand::Drained { lease: self.pick(pick, |e| e.draining) },
+            Act::Fail(pick) => PoolCommand::Fail { lease: self.pick(pick, granted), why: "it fell over".into() },
+            Act::Revoke(pick, grace) => PoolCommand::Revoke { lease: self.pick(pick, granted), grace: Millis(*grace) },
             Act::KeepAll => return self.keep_all(),
             Act::Observe(pick, spec) => {
                 let device = device(pick);
-                Command::Observe { device, reading: self.reading(device, spec) }
+                PoolCommand::Observe { device, reading: self.reading(device, spec) }
             }
-            Act::SetHealth(pick, health) => Command::SetHealth { device: device(pick), health: health.clone() },
-            Act::Cordon(pick, cordon) => Command::Cordon { device: device(pick), cordon: *cordon },
-            Act::Drain(pick, grace) => Command::Drain { device: device(pick), grace: Millis(*grace) },
-            Act::NodeLost(pick) => Command::NodeLost { node: node_id(pick) },
+            Act::SetHealth(pick, health) => PoolCommand::SetHealth { device: device(pick), health: health.clone() },
+            Act::Cordon(pick, cordon) => PoolCommand::Cordon { device: device(pick), cordon: *cordon },
+            Act::Drain(pick, grace) => PoolCommand::Drain { device: device(pick), grace: Millis(*grace) },
+            Act::NodeLost(pick) => PoolCommand::NodeLost { node: node_id(pick) },
             Act::ForgetDevice(pick) => {
                 let gone: Vec<DeviceId> =
                     devices.iter().copied().filter(|device| self.model.can_forget_device(*device)).collect();
-                Command::ForgetDevice { device: if gone.is_empty() { device(pick) } else { *pick.get(&gone) } }
+                PoolCommand::ForgetDevice { device: if gone.is_empty() { device(pick) } else { *pick.get(&gone) } }
             }
-            Act::ForgetNode(pick) => Command::ForgetNode { node: node_id(pick) },
+            Act::ForgetNode(pick) => PoolCommand::ForgetNode { node: node_id(pick) },
             Act::NodeSeen(pick, change) => {
                 let number = node(pick);
                 let is_up = self.node_id(number).is_some_and(|id| self.model.nodes[&id].up);
@@ -294,7 +297,7 @@ impl Session {
                     Change::Heartbeat if self.lists_devices_as_it_comes_back && !is_up => {}
                     Change::Heartbeat => {
                         let facts = spec.facts(number);
-                        return vec![Command::NodeSeen { facts, devices: Vec::new(), numbers: Vec::new() }];
+                        return vec![PoolCommand::NodeSeen { facts, devices: Vec::new(), numbers: Vec::new() }];
                     }
                     Change::OneMoreDevice(kind) if spec.kinds.len() < 5 => spec.kinds.push(*kind),
                     Change::OneMoreDevice(_) => {}
@@ -303,9 +306,9 @@ impl Session {
                 }
                 self.node_seen(number)
             }
-            Act::Links(pick, picks) => Command::Links { node: node_id(pick), links: world::links(picks) },
-            Act::SetPolicies(number) => Command::SetPolicies { policies: Box::new(world::policies(*number)) },
-            Act::SetWorkload(told) => Command::SetWorkload { classes: told_workload(*told) },
+            Act::Links(pick, picks) => PoolCommand::Links { node: node_id(pick), links: world::links(picks) },
+            Act::SetPolicies(number) => PoolCommand::SetPolicies { policies: Box::new(world::policies(*number)) },
+            Act::SetWorkload(told) => PoolCommand::SetWorkload { classes: told_workload(*told) },
             Act::Restart => return Vec::new(),
         };
         vec![command]
@@ -331,38 +334,38 @@ impl Session {
         }
     }
 
-    fn reading(&self, id: DeviceId, spec: &ReadingSpec) -> Reading {
+    fn reading(&self, id: DeviceId, spec: &ReadingSpec) -> DeviceReading {
         let memory = self.model.devices.get(&id).and_then(|device| device.facts.memory);
         let eighth = memory.map_or(0, |memory| memory.total.0 / 8);
-        let process = |attribution| ProcessUse { attribution, memory: Some(Bytes(eighth)) };
-        let squatters = |some: bool| some.then(|| process(Attribution::Foreign));
+        let process = |attribution| ProcessUsage { attribution, memory: Some(Bytes(eighth)) };
+        let squatters = |some: bool| some.then(|| process(ProcessAttribution::Foreign));
         let processes = match spec.processes {
             Processes::NotListed => None,
             Processes::Gone { squatter, unknown } => {
-                let unknown = unknown.then(|| process(Attribution::Unknown));
+                let unknown = unknown.then(|| process(ProcessAttribution::Unknown));
                 Some(squatters(squatter).into_iter().chain(unknown).collect())
             }
             Processes::AllRun { squatter } => {
-                let leases = self.model.on_device(id).map(|(entry, _)| process(Attribution::Lease(entry.id)));
+                let leases = self.model.on_device(id).map(|(entry, _)| process(ProcessAttribution::Lease(entry.id)));
                 Some(leases.chain(squatters(squatter)).collect())
             }
         };
-        let at = Time(self.model.now.0.saturating_sub(spec.age));
-        Reading {
+        let at = PoolTime(self.model.now.0.saturating_sub(spec.age));
+        DeviceReading {
             at,
             memory_used: map(spec.memory_eighths, |eighths| Bytes(eighths * eighth)),
             utilization: map(spec.busy_tens, |tens| Percent(tens * 10_000)),
             temperature_c: spec.temperature,
             processes,
-            leases_as_of: spec.attributed.map(|age| Time(self.model.now.0.saturating_sub(age))),
+            leases_as_of: spec.attributed.map(|age| PoolTime(self.model.now.0.saturating_sub(age))),
         }
     }
 
     /// Grants in the order they were made since `from` in the log.
     pub fn granted_since(&self, from: usize) -> Vec<LeaseId> {
         let effects = self.log[from..].iter().flat_map(|said| &said.outcome.effects);
-        let granted = |effect: &Effect| match effect {
-            Effect::Granted { lease, .. } | Effect::Offered { lease, .. } => Some(*lease),
+        let granted = |effect: &PoolEffect| match effect {
+            PoolEffect::Granted { lease, .. } | PoolEffect::Offered { lease, .. } => Some(*lease),
             _ => None,
         };
         effects.filter_map(granted).collect()
@@ -379,10 +382,10 @@ pub fn ok<T>(result: Result<T, String>) -> Result<T, TestCaseError> {
     result.map_err(TestCaseError::fail)
 }
 
-fn map<T, U>(field: Field<T>, change: impl FnOnce(T) -> U) -> Field<U> {
+fn map<T, U>(field: ReadingField<T>, change: impl FnOnce(T) -> U) -> ReadingField<U> {
     match field {
-        Field::Value(value) => Field::Value(change(value)),
-        Field::Unsupported => Field::Unsupported,
-        Field::Failed => Field::Failed,
+        ReadingField::Value(value) => ReadingField::Value(change(value)),
+        ReadingField::Unsupported => ReadingField::Unsupported,
+        ReadingField::Failed => ReadingField::Failed,
     }
 }

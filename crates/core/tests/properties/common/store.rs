@@ -3,36 +3,36 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpupool_core::{Counters, DeviceId, LeaseId, LeaseRow, NodeId, Pool, Row};
+use gpupool_core::{DeviceId, LeaseId, LeaseRow, NodeId, Pool, PoolCounters, PoolRow};
 
 use super::model::ensure;
 
 #[derive(Debug, Clone, Default)]
 pub struct Store {
-    nodes: BTreeMap<NodeId, Row>,
-    devices: BTreeMap<DeviceId, Row>,
+    nodes: BTreeMap<NodeId, PoolRow>,
+    devices: BTreeMap<DeviceId, PoolRow>,
     leases: BTreeMap<LeaseId, LeaseRow>,
-    counters: Option<Counters>,
-    policies: Option<Row>,
-    usage: BTreeMap<Arc<str>, Row>,
-    workload: Vec<Row>,
+    counters: Option<PoolCounters>,
+    policies: Option<PoolRow>,
+    usage: BTreeMap<Arc<str>, PoolRow>,
+    workload: Vec<PoolRow>,
 }
 
 impl Store {
-    pub fn commit(&mut self, rows: &[Row]) {
+    pub fn commit(&mut self, rows: &[PoolRow]) {
         for row in rows.iter().cloned() {
             match row {
-                Row::Node(ref node) => drop(self.nodes.insert(node.node, row)),
-                Row::Device(ref device) => drop(self.devices.insert(device.device, row)),
-                Row::Lease(lease) => drop(self.leases.insert(lease.id, lease)),
-                Row::Forget(lease) => drop(self.leases.remove(&lease)),
-                Row::ForgetNode(node) => drop(self.nodes.remove(&node)),
-                Row::ForgetDevice(device) => drop(self.devices.remove(&device)),
-                Row::Counters(counters) => self.counters = Some(counters),
-                Row::Policies(_) => self.policies = Some(row),
-                Row::Usage(ref usage) => drop(self.usage.insert(usage.owner.clone(), row)),
-                Row::Workload(ref class) => {
-                    let same = |kept: &Row| matches!(kept, Row::Workload(kept) if kept.class == class.class);
+                PoolRow::Node(ref node) => drop(self.nodes.insert(node.node, row)),
+                PoolRow::Device(ref device) => drop(self.devices.insert(device.device, row)),
+                PoolRow::Lease(lease) => drop(self.leases.insert(lease.id, lease)),
+                PoolRow::Forget(lease) => drop(self.leases.remove(&lease)),
+                PoolRow::ForgetNode(node) => drop(self.nodes.remove(&node)),
+                PoolRow::ForgetDevice(device) => drop(self.devices.remove(&device)),
+                PoolRow::Counters(counters) => self.counters = Some(counters),
+                PoolRow::Policies(_) => self.policies = Some(row),
+                PoolRow::Usage(ref usage) => drop(self.usage.insert(usage.owner.clone(), row)),
+                PoolRow::Workload(ref class) => {
+                    let same = |kept: &PoolRow| matches!(kept, PoolRow::Workload(kept) if kept.class == class.class);
                     self.workload.retain(|kept| !same(kept));
                     self.workload.push(row);
                 }
@@ -41,16 +41,16 @@ impl Store {
     }
 
     /// Everything kept, as a store reads it back: by table.
-    pub fn rows(&self) -> Vec<Row> {
-        let mut rows: Vec<Row> = self.counters.map(Row::Counters).into_iter().collect();
+    pub fn rows(&self) -> Vec<PoolRow> {
+        let mut rows: Vec<PoolRow> = self.counters.map(PoolRow::Counters).into_iter().collect();
         rows.extend(self.rows_without_counters());
         rows
     }
 
-    pub fn rows_without_counters(&self) -> Vec<Row> {
-        let mut rows: Vec<Row> = self.policies.iter().cloned().collect();
+    pub fn rows_without_counters(&self) -> Vec<PoolRow> {
+        let mut rows: Vec<PoolRow> = self.policies.iter().cloned().collect();
         rows.extend(self.nodes.values().chain(self.devices.values()).cloned());
-        rows.extend(self.leases.values().cloned().map(Row::Lease));
+        rows.extend(self.leases.values().cloned().map(PoolRow::Lease));
         rows.extend(self.usage.values().chain(&self.workload).cloned());
         rows
     }
@@ -64,7 +64,7 @@ impl Store {
             let row = differing.map(|lease| self.leases.get(&lease.id));
             return Err(format!("rule 2: {differing:?} is not what the rows keep: {row:?}"));
         }
-        let seen = |row: &Row| if let Row::Workload(class) = row { class.seen } else { 0 };
+        let seen = |row: &PoolRow| if let PoolRow::Workload(class) = row { class.seen } else { 0 };
         let (kept, counted) =
             (self.workload.iter().map(seen).sum::<u64>(), self.counters.map_or(0, |c| c.workload_arrivals));
         ensure!(counted == kept, "rule 2: {counted} arrivals are counted, {kept} are kept");
@@ -73,15 +73,15 @@ impl Store {
         ensure!(known == kept, "rule 2: {known:?} devices and nodes are known, {kept:?} are kept");
         for view in pool.devices() {
             let kept = self.devices.get(&view.device);
-            let same = |row: &Row| {
-                matches!(row, Row::Device(row) if row.facts == view.facts && row.cordon == view.cordon
+            let same = |row: &PoolRow| {
+                matches!(row, PoolRow::Device(row) if row.facts == view.facts && row.cordon == view.cordon
                     && row.gpu_id == view.gpu_id && row.node == view.node)
             };
             ensure!(kept.is_some_and(same), "rule 2: device {} is kept as {kept:?}", view.device);
         }
         for view in pool.nodes() {
             let kept = self.nodes.get(&view.node);
-            let same = |row: &Row| matches!(row, Row::Node(row) if row.facts == view.facts);
+            let same = |row: &PoolRow| matches!(row, PoolRow::Node(row) if row.facts == view.facts);
             ensure!(kept.is_some_and(same), "rule 2: node {} is kept as {kept:?}", view.node);
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpupool_core::{
-    Amount, DeviceId, DeviceIdentity, LeaseId, Millis, NodeId, QueueOrder, Request, Time, labels_match,
+    DeviceId, DeviceIdentity, LeaseId, Millis, NodeId, PoolTime, QueueOrder, Request, RequestedAmount, labels_match,
 };
 
 use super::model::{Device, Entry, Model};
@@ -38,7 +38,7 @@ impl Model {
             && (select.uuids.is_empty() || uuid)
             && select.labels.iter().all(has_label)
             && select.min_memory.is_none_or(|least| facts.memory.is_some() && device.capacity() >= least.0)
-            && facts.isolation.gives(request.isolation);
+            && facts.isolation.supports(request.isolation);
         if !wanted {
             return None;
         }
@@ -46,20 +46,20 @@ impl Model {
         let of_all = |share: u64| Part { share, memory: (u128::from(all) * u128::from(share) / 1000) as u64 };
         let has = |memory: u64| facts.memory.is_some() && memory <= all;
         match request.amount {
-            Amount::Whole => Some(of_all(1000)),
-            Amount::Share(share) => Some(of_all(share.0.into())),
-            Amount::Shared => {
+            RequestedAmount::Whole => Some(of_all(1000)),
+            RequestedAmount::Share(share) => Some(of_all(share.0.into())),
+            RequestedAmount::Shared => {
                 let sharers = self.policies.policy_for(request).max_allocations.unwrap_or(10);
                 Some(of_all(1000 / u64::from(sharers)))
             }
-            Amount::Memory(memory) if has(memory.0) => {
+            RequestedAmount::Memory(memory) if has(memory.0) => {
                 let share = u128::from(memory.0) * 1000 / u128::from(all);
                 Some(Part { share: (share as u64).max(1), memory: memory.0 })
             }
-            Amount::Both(share, memory) if has(memory.0) => {
+            RequestedAmount::Both(share, memory) if has(memory.0) => {
                 Some(Part { share: share.0.into(), memory: if share.0 == 1000 { all } else { memory.0 } })
             }
-            Amount::Memory(_) | Amount::Both(..) => None,
+            RequestedAmount::Memory(_) | RequestedAmount::Both(..) => None,
         }
     }
 
@@ -87,7 +87,8 @@ impl Model {
     pub fn misfit(&self, request: &Request, id: DeviceId, part: Part) -> Option<&'static str> {
         let device = &self.devices[&id];
         let (share, memory) = self.promised(id);
-        let names_memory = matches!(request.amount, Amount::Memory(_) | Amount::Both(..)) && part.share < 1000;
+        let names_memory =
+            matches!(request.amount, RequestedAmount::Memory(_) | RequestedAmount::Both(..)) && part.share < 1000;
         let foreign = device.foreign.and_then(|foreign| foreign.memory).filter(|_| names_memory).unwrap_or(0);
         let most = self.policies.policy_for(request).max_allocations;
         if self.closed(id).is_some() {
@@ -223,14 +224,14 @@ impl Model {
 
     /// When a request is certain to find a place, counting on certain ends only: the first of those instants at which
     /// it would fit if everybody who must be gone by then were.
-    pub fn certain_start(&self, request: &Request) -> Option<Time> {
+    pub fn certain_start(&self, request: &Request) -> Option<PoolTime> {
         let ends = self.leases.values().filter(|entry| entry.counts()).filter_map(|entry| self.certain_end(entry));
-        let instants: BTreeSet<Time> = ends.chain([self.now]).filter(|at| *at >= self.now).collect();
+        let instants: BTreeSet<PoolTime> = ends.chain([self.now]).filter(|at| *at >= self.now).collect();
         let places = self.could_use(request);
         instants.into_iter().find(|&at| places.iter().any(|(node, parts)| self.fits_at(at, request, *node, parts)))
     }
 
-    fn fits_at(&self, at: Time, request: &Request, node: NodeId, parts: &BTreeMap<DeviceId, Part>) -> bool {
+    fn fits_at(&self, at: PoolTime, request: &Request, node: NodeId, parts: &BTreeMap<DeviceId, Part>) -> bool {
         let stays = |entry: &Entry| entry.counts() && self.certain_end(entry).is_none_or(|end| end > at);
         let room = |(id, part): &(&DeviceId, &Part)| {
             let (mut share, mut memory) = (part.share, part.memory);
@@ -252,7 +253,7 @@ impl Model {
         host && parts.iter().filter(room).count() >= usize::from(request.gpus)
     }
 
-    fn certain_end(&self, entry: &Entry) -> Option<Time> {
+    fn certain_end(&self, entry: &Entry) -> Option<PoolTime> {
         if entry.draining {
             return Some(self.now);
         }

@@ -1,7 +1,8 @@
 //! Two pools that should not be told apart: one that went on, and one that was killed and brought back from its rows.
 
 use gpupool_core::{
-    Bytes, Command, DeviceId, Effect, Field, Holder, LeaseRow, LeaseState, Millis, Outcome, Percent, Pool, Reading, Row,
+    ApplyOutcome, Bytes, DeviceId, DeviceReading, LeaseHolder, LeaseRow, LeaseState, Millis, Percent, Pool,
+    PoolCommand, PoolEffect, PoolRow, ReadingField,
 };
 
 use super::model::ensure;
@@ -35,7 +36,7 @@ pub fn decide_alike(world: &World, cut: usize) -> Result<(), String> {
     }
     for said in &live.log[from..] {
         let (answer, outcome) = twin.apply(said.now, said.command.clone());
-        twin.sanity_check()?;
+        twin.check_invariants()?;
         let same = answer == said.answer && outcome.effects == said.outcome.effects;
         ensure!(same, "rule 2: the restored pool says {answer:?}, {outcome:?}\nwhere the live one said {said:?}");
         let (live_rows, twin_rows) = (rows_of_facts(&said.outcome), rows_of_facts(&outcome));
@@ -49,8 +50,8 @@ fn leases(pool: &Pool) -> Vec<LeaseRow> {
     pool.leases().map(|lease| lease.row().clone()).collect()
 }
 
-fn rows_of_facts(outcome: &Outcome) -> Vec<&Row> {
-    let is_fact = |row: &&Row| !matches!(row, Row::Counters(_) | Row::Usage(_) | Row::Workload(_));
+fn rows_of_facts(outcome: &ApplyOutcome) -> Vec<&PoolRow> {
+    let is_fact = |row: &&PoolRow| !matches!(row, PoolRow::Counters(_) | PoolRow::Usage(_) | PoolRow::Workload(_));
     outcome.rows.iter().filter(is_fact).collect()
 }
 
@@ -61,14 +62,14 @@ fn settle(live: &mut Session) -> Result<(), String> {
         live.clock = live.model.now.after(Millis(1));
         let from = live.log.len();
         // There may be no device and no node left to hear of.
-        live.send(Command::Tick)?;
+        live.send(PoolCommand::Tick)?;
         for device in live.model.devices.keys().copied().collect::<Vec<_>>() {
-            live.send(Command::Observe { device, reading: plain_reading(live, device) })?;
+            live.send(PoolCommand::Observe { device, reading: plain_reading(live, device) })?;
         }
         for number in nodes_up(live) {
             live.send(live.node_seen(number))?;
         }
-        if live.log[from..].iter().all(|said| said.outcome == Outcome::default()) {
+        if live.log[from..].iter().all(|said| said.outcome == ApplyOutcome::default()) {
             return Ok(());
         }
     }
@@ -82,19 +83,19 @@ fn nodes_up(live: &Session) -> Vec<usize> {
 
 /// The last reading of a device, without fields that failed or a list that is missing: those say what an earlier reading
 /// said, which is not kept.
-fn plain_reading(live: &Session, device: DeviceId) -> Reading {
+fn plain_reading(live: &Session, device: DeviceId) -> DeviceReading {
     let last = live.model.devices[&device].reading.clone();
-    let mut reading = last.unwrap_or_else(|| Reading::idle(live.clock));
+    let mut reading = last.unwrap_or_else(|| DeviceReading::idle(live.clock));
     reading.at = live.clock;
     reading.leases_as_of = None;
-    if reading.memory_used == Field::Failed {
-        reading.memory_used = Field::Value(Bytes(0));
+    if reading.memory_used == ReadingField::Failed {
+        reading.memory_used = ReadingField::Value(Bytes(0));
     }
-    if reading.utilization == Field::Failed {
-        reading.utilization = Field::Value(Percent(0));
+    if reading.utilization == ReadingField::Failed {
+        reading.utilization = ReadingField::Value(Percent(0));
     }
-    if reading.temperature_c == Field::Failed {
-        reading.temperature_c = Field::Value(30);
+    if reading.temperature_c == ReadingField::Failed {
+        reading.temperature_c = ReadingField::Value(30);
     }
     reading.processes.get_or_insert_default();
     reading
@@ -103,42 +104,42 @@ fn plain_reading(live: &Session, device: DeviceId) -> Reading {
 /// Tells a restored pool what rows do not keep. Nothing may come of that: the live pool knew it all along.
 fn bring_up(live: &Session, twin: &mut Pool) -> Result<(), String> {
     let model = &live.model;
-    let mut commands = vec![Command::SetWorkload { classes: told_workload(model.told_workload) }];
+    let mut commands = vec![PoolCommand::SetWorkload { classes: told_workload(model.told_workload) }];
     for (id, device) in &model.devices {
-        commands.push(Command::SetHealth { device: *id, health: device.health.clone() });
+        commands.push(PoolCommand::SetHealth { device: *id, health: device.health.clone() });
         let mut reading = plain_reading(live, *id);
         reading.at = model.now.after(Millis(1));
-        commands.push(Command::Observe { device: *id, reading });
+        commands.push(PoolCommand::Observe { device: *id, reading });
     }
     commands.extend(nodes_up(live).into_iter().map(|number| live.node_seen(number)));
     for command in commands {
         let (answer, outcome) = twin.apply(model.now, command.clone());
-        twin.sanity_check()?;
+        twin.check_invariants()?;
         ensure!(answer.is_ok(), "rule 2: {command:?} is answered by {answer:?}");
-        let quiet = outcome.effects.iter().all(|effect| matches!(effect, Effect::DeviceOpen { .. }));
+        let quiet = outcome.effects.iter().all(|effect| matches!(effect, PoolEffect::DeviceOpen { .. }));
         ensure!(quiet, "rule 2: {command:?} makes the restored pool do what the live one did not: {outcome:?}");
     }
     Ok(())
 }
 
 /// A restored lease lives one full ttl and a restored waiter waits anew; so does everybody else after this.
-fn reassure(live: &Session) -> Vec<Command> {
-    let mut commands: Vec<Command> = Vec::new();
+fn reassure(live: &Session) -> Vec<PoolCommand> {
+    let mut commands: Vec<PoolCommand> = Vec::new();
     let later = live.model.now.after(Millis(1));
     for device in live.model.devices.keys() {
         let mut reading = plain_reading(live, *device);
         reading.at = later;
-        commands.push(Command::Observe { device: *device, reading });
+        commands.push(PoolCommand::Observe { device: *device, reading });
     }
     for entry in live.model.leases.values() {
         let (lease, Some(token)) = (entry.id, entry.token) else {
-            commands.push(Command::Follow { lease: entry.id });
+            commands.push(PoolCommand::Follow { lease: entry.id });
             continue;
         };
         if entry.state == LeaseState::Active {
             commands.push(match entry.held_by {
-                true => Command::Attach { lease, token, holder: Holder::Connection },
-                false => Command::Renew { lease, token },
+                true => PoolCommand::Attach { lease, token, holder: LeaseHolder::Connection },
+                false => PoolCommand::Renew { lease, token },
             });
         }
     }

@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use gpupool_core::{
-    Bytes, Cordon, DeviceFacts, DeviceIdentity, DeviceMemory, Field, GpuId, Health, IsolationSupport, Link, LinkKind,
-    MilliCpus, Millis, NodeFacts, PciAddress, Policies, Policy, PolicyMatch, QueueOrder, Quota, Request, Settings,
-    Share, Vendor,
+    Bytes, CordonState, DeviceFacts, DeviceHealth, DeviceIdentity, DeviceLink, DeviceMemory, GpuId, IsolationSupport,
+    LinkKind, MilliCpus, Millis, NodeFacts, OwnerQuota, PciAddress, Policies, PolicyMatch, PoolSettings, QueueOrder,
+    ReadingField, Request, RequestPolicy, Share, Vendor,
 };
 use proptest::sample::Index;
 
@@ -35,7 +35,7 @@ pub enum Theme {
 #[derive(Clone)]
 pub struct World {
     pub nodes: Vec<NodeSpec>,
-    pub settings: Settings,
+    pub settings: PoolSettings,
     pub policies: usize,
     pub steps: Vec<Step>,
 }
@@ -82,8 +82,8 @@ pub enum Act {
     /// Everybody who waits asks, everybody who holds renews.
     KeepAll,
     Observe(Index, ReadingSpec),
-    SetHealth(Index, Health),
-    Cordon(Index, Cordon),
+    SetHealth(Index, DeviceHealth),
+    Cordon(Index, CordonState),
     Drain(Index, u64),
     NodeLost(Index),
     NodeSeen(Index, Change),
@@ -133,9 +133,9 @@ pub struct ReadingSpec {
     pub age: u64,
     /// Age of the state that processes were attributed by, where it is not the reading's.
     pub attributed: Option<u64>,
-    pub memory_eighths: Field<u64>,
-    pub busy_tens: Field<u32>,
-    pub temperature: Field<i16>,
+    pub memory_eighths: ReadingField<u64>,
+    pub busy_tens: ReadingField<u32>,
+    pub temperature: ReadingField<i16>,
     pub processes: Processes,
 }
 
@@ -221,28 +221,31 @@ pub fn policies(number: usize) -> Policies {
     let mut rules = Policies { period: Millis::from_secs(60), ..Policies::unlimited() };
     match number {
         0 => {}
-        1 => rules.fallback = Policy { max_allocations: Some(2), ..Policy::default() },
+        1 => rules.fallback = RequestPolicy { max_allocations: Some(2), ..RequestPolicy::default() },
         2 => rules.default_quota.held = Some(Share(1500)),
         3 => rules.default_quota.share_hours = Some(2),
         4 => {
             rules.queue = QueueOrder::FairShare;
             rules.default_quota.held = Some(Share(2500));
-            rules.quotas.insert("owner-1".into(), Quota { weight: 3, ..Quota::default() });
+            rules.quotas.insert("owner-1".into(), OwnerQuota { weight: 3, ..OwnerQuota::default() });
         }
-        _ => rules.policies.push(Policy {
+        _ => rules.policies.push(RequestPolicy {
             name: "short jobs of owner 1 in zone a".into(),
             applies_to: PolicyMatch { owners: vec!["owner-1".into()], ..PolicyMatch::default() },
             priority_boost: 1,
             max_duration: Some(Millis::from_secs(8)),
             node_selector: Arc::new([("zone".into(), "a".into())].into()),
             preferred_models: Arc::from([Arc::from("A100")]),
-            ..Policy::unlimited()
+            ..RequestPolicy::unlimited()
         }),
     }
     rules
 }
 
-pub fn links(picks: &[(u8, u8, bool)]) -> Vec<Link> {
+pub fn links(picks: &[(u8, u8, bool)]) -> Vec<DeviceLink> {
     let kind = |near: &bool| if *near { LinkKind::NvLink(18) } else { LinkKind::HostBridge };
-    picks.iter().map(|(a, b, near)| Link { a: GpuId((*a).into()), b: GpuId((*b).into()), kind: kind(near) }).collect()
+    picks
+        .iter()
+        .map(|(a, b, near)| DeviceLink { a: GpuId((*a).into()), b: GpuId((*b).into()), kind: kind(near) })
+        .collect()
 }

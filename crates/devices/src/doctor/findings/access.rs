@@ -4,38 +4,38 @@ use std::collections::BTreeMap;
 
 use gpupool_core::Vendor;
 
-use crate::doctor::evidence::{Access, CgroupMode, Evidence, Node};
-use crate::doctor::findings::{Finding, Severity};
-use crate::found::Found;
-use crate::told::Told;
+use crate::detected_device::DetectedDevice;
+use crate::doctor::evidence::{CgroupMode, DeviceNode, DoctorEvidence, NodeAccess};
+use crate::doctor::findings::{DoctorFinding, DoctorSeverity};
+use crate::reported::Reported;
 
 /// The mode of a node keeps the user out; says which group lets them in.
-pub(super) fn no_permission(evidence: &Evidence) -> Vec<Finding> {
-    let mut by_group: BTreeMap<u32, Vec<&Node>> = BTreeMap::new();
-    for node in evidence.nodes().iter().filter(|node| is_needed(node) && node.access == Access::Denied) {
+pub(super) fn no_permission(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+    let mut by_group: BTreeMap<u32, Vec<&DeviceNode>> = BTreeMap::new();
+    for node in evidence.nodes().iter().filter(|node| is_needed(node) && node.access == NodeAccess::Denied) {
         by_group.entry(node.gid).or_default().push(node);
     }
-    let denied = |(gid, nodes): (&u32, &Vec<&Node>)| {
+    let denied = |(gid, nodes): (&u32, &Vec<&DeviceNode>)| {
         let summary = format!("Permission is denied on {}.", listed(nodes.iter().map(|node| node.name.as_str())));
-        Finding::new("no_permission", Severity::Error, summary, way_in(evidence, *gid, nodes))
+        DoctorFinding::new("no_permission", DoctorSeverity::Error, summary, way_in(evidence, *gid, nodes))
             .because(nodes.iter().map(|node| described(evidence, node)))
             .because([format!("the user is {} in the groups {:?}", evidence.user.uid, evidence.user.gids)])
     };
-    let mut findings: Vec<Finding> = by_group.iter().map(denied).collect();
+    let mut findings: Vec<DoctorFinding> = by_group.iter().map(denied).collect();
     if findings.is_empty() {
         let remedy = "The device nodes allow it, so something else refuses: run as root to see whether that helps, and \
                       look for AppArmor or SELinux denials in the log.";
         let summary = "A driver refuses to answer this user.";
         let lines = evidence.failed_with("no_permission");
-        findings.push(Finding::new("no_permission", Severity::Error, summary, remedy).because(lines));
+        findings.push(DoctorFinding::new("no_permission", DoctorSeverity::Error, summary, remedy).because(lines));
     }
     findings
 }
 
 /// The mode of a node lets the user in and the device control group does not.
-pub(super) fn forbidden_by_control_group(evidence: &Evidence) -> Vec<Finding> {
-    let nodes: Vec<&Node> =
-        evidence.nodes().iter().filter(|node| is_needed(node) && node.access == Access::Forbidden).collect();
+pub(super) fn forbidden_by_control_group(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+    let nodes: Vec<&DeviceNode> =
+        evidence.nodes().iter().filter(|node| is_needed(node) && node.access == NodeAccess::Forbidden).collect();
     let summary = format!(
         "The device control group forbids {}, whatever their mode says.",
         listed(nodes.iter().map(|node| node.name.as_str()))
@@ -43,23 +43,25 @@ pub(super) fn forbidden_by_control_group(evidence: &Evidence) -> Vec<Finding> {
     let remedy = "In a container: `systemctl daemon-reload` on the host takes devices away that were not named at the \
                   start; restart the container, and start it with `--device` for each node. In a service: add \
                   `DeviceAllow=` lines. The GPU itself is fine.";
-    let finding = Finding::new("device_cgroup_forbids", Severity::Error, summary, remedy)
+    let finding = DoctorFinding::new("device_cgroup_forbids", DoctorSeverity::Error, summary, remedy)
         .because(nodes.iter().map(|node| described(evidence, node)));
     vec![finding]
 }
 
 /// The driver drives GPUs and nodes to reach them are missing, as in a container that was started without them.
-pub(super) fn missing(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let finding = |(vendor, outside, inside): (Vendor, &str, &str)| {
         let missing = missing_nodes(evidence, vendor);
         missing.first()?;
         let lines = missing.iter().map(|name| format!("/dev/{name} does not exist"));
         if !evidence.in_container() {
             let summary = format!("The driver is loaded but device nodes are missing: {}.", listed(&missing));
-            return Some(Finding::new("device_nodes_missing", Severity::Error, summary, outside).because(lines));
+            return Some(
+                DoctorFinding::new("device_nodes_missing", DoctorSeverity::Error, summary, outside).because(lines),
+            );
         }
         let summary = format!("This container was not given the GPUs of the machine: {} missing.", listed(&missing));
-        let finding = Finding::new("container_without_devices", Severity::Error, summary, inside)
+        let finding = DoctorFinding::new("container_without_devices", DoctorSeverity::Error, summary, inside)
             .because(evidence.confinement.container.iter().cloned())
             .because(lines)
             .about(evidence.gpus_of(vendor).map(|gpu| gpu.pci));
@@ -83,7 +85,7 @@ pub(super) fn missing(evidence: &Evidence) -> Vec<Finding> {
 }
 
 /// Which nodes a program needs that are not there, given which GPUs are driven.
-pub(super) fn missing_nodes(evidence: &Evidence, vendor: Vendor) -> Vec<String> {
+pub(super) fn missing_nodes(evidence: &DoctorEvidence, vendor: Vendor) -> Vec<String> {
     let Some(nodes) = evidence.nodes.value() else { return Vec::new() };
     let own = if vendor == Vendor::Nvidia { "nvidia" } else { "amdgpu" };
     let driven = evidence.gpus_of(vendor).filter(|gpu| gpu.is_bound_to(own)).count();
@@ -99,8 +101,9 @@ pub(super) fn missing_nodes(evidence: &Evidence, vendor: Vendor) -> Vec<String> 
     }
     let shared = ["nvidiactl", "nvidia-uvm"].into_iter().map(str::to_owned);
     let machine = evidence.machine();
-    let of_gpu = machine.devices.iter().filter(|device| device.vendor == Vendor::Nvidia && device.partition.is_none());
-    let mut minors: Vec<u32> = of_gpu.filter_map(|device| device.minor).collect();
+    let share_of_gpu =
+        machine.devices.iter().filter(|device| device.vendor == Vendor::Nvidia && device.partition.is_none());
+    let mut minors: Vec<u32> = share_of_gpu.filter_map(|device| device.minor).collect();
     let has_any = nodes.iter().any(|node| node.nvidia_minor().is_some());
     if minors.is_empty() && !has_any {
         minors.push(0);
@@ -109,12 +112,12 @@ pub(super) fn missing_nodes(evidence: &Evidence, vendor: Vendor) -> Vec<String> 
 }
 
 /// Nodes that computing needs; NVIDIA's render nodes and those of other adapters are not among them.
-fn is_needed(node: &Node) -> bool {
+fn is_needed(node: &DeviceNode) -> bool {
     if node.is_render() { node.vendor == Some(Vendor::Amd) } else { node.vendor.is_some() }
 }
 
 /// What lets a user use nodes of one group.
-fn way_in(evidence: &Evidence, gid: u32, nodes: &[&Node]) -> String {
+fn way_in(evidence: &DoctorEvidence, gid: u32, nodes: &[&DeviceNode]) -> String {
     if evidence.in_container() {
         return format!("Start the container with `--group-add {gid}`, the group of the nodes on the host.");
     }
@@ -139,7 +142,7 @@ fn way_in(evidence: &Evidence, gid: u32, nodes: &[&Node]) -> String {
     format!("Join the group {name} (`sudo usermod -aG {name} $USER`) and log in again.")
 }
 
-fn described(evidence: &Evidence, node: &Node) -> String {
+fn described(evidence: &DoctorEvidence, node: &DeviceNode) -> String {
     let group = evidence.user.group(node.gid).map_or_else(|| node.gid.to_string(), |group| group.name.clone());
     format!("/dev/{} has mode {:04o}, owner {}, group {group}", node.name, node.mode, node.uid)
 }
@@ -157,17 +160,17 @@ pub(super) fn listed(names: impl IntoIterator<Item = impl AsRef<str>>) -> String
 // What containers, namespaces and control groups take away.
 
 /// Drivers number processes as the host does; here the numbers mean others or nobody.
-pub(super) fn other_pid_namespace(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn other_pid_namespace(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "Run the agent in the host's PID namespace: `--pid=host` (Docker, Podman), `hostPID: true` \
                   (Kubernetes). Until then processes on GPUs are reported as unattributed.";
     let summary = "This is not the host's PID namespace: processes on GPUs cannot be told apart.";
     let is_other = evidence.confinement.host_pids.value() == Some(&false);
     let lines = is_other.then(|| "/proc/self/ns/pid is not the first PID namespace".to_owned());
-    vec![Finding::new("other_pid_namespace", Severity::Warning, summary, remedy).because(lines)]
+    vec![DoctorFinding::new("other_pid_namespace", DoctorSeverity::Warning, summary, remedy).because(lines)]
 }
 
 /// Which limits on jobs cannot be enforced with the control groups there are.
-pub(super) fn limits_missing(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn limits_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     const WANTED: [(&str, &str); 3] = [("cpu", "processor time"), ("memory", "host memory"), ("pids", "processes")];
     let Some(cgroup) = evidence.confinement.cgroup.value() else { return Vec::new() };
     let without: Vec<&str> =
@@ -193,15 +196,15 @@ pub(super) fn limits_missing(evidence: &Evidence) -> Vec<Finding> {
          whole jobs at once."
     };
     let summary = "The control groups of this machine cannot enforce everything on jobs.";
-    vec![Finding::new("cgroup_limits_missing", Severity::Note, summary, remedy).because(lines)]
+    vec![DoctorFinding::new("cgroup_limits_missing", DoctorSeverity::Note, summary, remedy).because(lines)]
 }
 
 /// What could not be read at all, so that silence is not taken for health.
-pub(super) fn not_looked_at(evidence: &Evidence) -> Vec<Finding> {
-    fn failed<T>(what: &str, told: &Told<T>) -> Option<String> {
+pub(super) fn not_looked_at(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+    fn failed<T>(what: &str, told: &Reported<T>) -> Option<String> {
         match told {
-            Told::Failed(words) => Some(format!("{what}: {words}")),
-            Told::Value(_) | Told::Unsupported(_) => None,
+            Reported::Failed(words) => Some(format!("{what}: {words}")),
+            Reported::Value(_) | Reported::Unsupported(_) => None,
         }
     }
     let looked = [
@@ -217,7 +220,10 @@ pub(super) fn not_looked_at(evidence: &Evidence) -> Vec<Finding> {
     ];
     let summary = "Some things could not be looked at, so this report may miss something.";
     let remedy = "Run it again as root to see more.";
-    vec![Finding::new("not_looked_at", Severity::Note, summary, remedy).because(looked.into_iter().flatten())]
+    vec![
+        DoctorFinding::new("not_looked_at", DoctorSeverity::Note, summary, remedy)
+            .because(looked.into_iter().flatten()),
+    ]
 }
 
 // Variables that hide devices from programs: stale, contradictory, or hiding all.
@@ -228,12 +234,12 @@ const HIP: &str = "HIP_VISIBLE_DEVICES";
 const NVIDIA: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// An entry that names no device; the list ends there.
-pub(super) fn invalid_entries(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn invalid_entries(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let devices = evidence.machine().devices;
     let vendors = [(CUDA, Vendor::Nvidia), (ROCR, Vendor::Amd), (HIP, Vendor::Amd)];
     let finding = |(name, vendor): (&'static str, Vendor)| {
         let value = evidence.variables.get(name).filter(|value| !hides_all(value))?;
-        let known: Vec<&Found> = devices.iter().filter(|device| device.vendor == vendor).collect();
+        let known: Vec<&DetectedDevice> = devices.iter().filter(|device| device.vendor == vendor).collect();
         let seen_by_hip = (name == HIP).then(|| evidence.variables.get(ROCR)).flatten();
         let count = match seen_by_hip {
             Some(left) => entries(left).count(),
@@ -250,13 +256,13 @@ pub(super) fn invalid_entries(evidence: &Evidence) -> Vec<Finding> {
             count.saturating_sub(1)
         );
         let lines = [format!("{name}={value}"), format!("no device is meant by {entry:?}")];
-        Some(Finding::new("visible_devices_invalid", Severity::Warning, summary, remedy).because(lines))
+        Some(DoctorFinding::new("visible_devices_invalid", DoctorSeverity::Warning, summary, remedy).because(lines))
     };
     vendors.into_iter().filter_map(finding).collect()
 }
 
 /// A variable that hides every device.
-pub(super) fn hide_all(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn hide_all(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let finding = |(name, value): (&&'static str, &String)| {
         let hides = match *name {
             // What the container runtime reads; outside of a container it means nothing.
@@ -272,20 +278,20 @@ pub(super) fn hide_all(evidence: &Evidence) -> Vec<Finding> {
         };
         let summary = format!("{name} hides every GPU from programs.");
         let line = [format!("{name}={value:?}")];
-        Some(Finding::new("visible_devices_hide_all", Severity::Warning, summary, remedy).because(line))
+        Some(DoctorFinding::new("visible_devices_hide_all", DoctorSeverity::Warning, summary, remedy).because(line))
     };
     evidence.variables.iter().filter_map(finding).collect()
 }
 
 /// Two variables of which the second counts in what the first leaves.
-pub(super) fn both_amd(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn both_amd(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let (Some(rocr), Some(hip)) = (evidence.variables.get(ROCR), evidence.variables.get(HIP)) else {
         return Vec::new();
     };
     let summary = format!("{ROCR} and {HIP} are both set, and the second counts in what the first leaves.");
     let remedy = format!("Keep {ROCR} and unset {HIP}: set to the same number they can leave no device at all.");
     let lines = [format!("{ROCR}={rocr}"), format!("{HIP}={hip}")];
-    vec![Finding::new("visible_devices_both", Severity::Warning, summary, remedy).because(lines)]
+    vec![DoctorFinding::new("visible_devices_both", DoctorSeverity::Warning, summary, remedy).because(lines)]
 }
 
 fn entries(value: &str) -> impl Iterator<Item = &str> {
@@ -298,7 +304,7 @@ fn hides_all(value: &str) -> bool {
 }
 
 /// Whether an entry is a number below `count` or the beginning of a UUID that one device has.
-fn names_a_device(entry: &str, count: usize, known: &[&Found]) -> bool {
+fn names_a_device(entry: &str, count: usize, known: &[&DetectedDevice]) -> bool {
     if let Ok(number) = entry.parse::<usize>() {
         return number < count;
     }
@@ -314,13 +320,13 @@ fn names_a_device(entry: &str, count: usize, known: &[&Found]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::findings::examine;
+    use crate::doctor::findings::diagnose;
     use crate::doctor::findings::tests::samples::{amd, codes, contained, fail, nodes_mut, nvidia};
     use crate::source::{SourceError, SourceKind};
 
-    fn denied(mut evidence: Evidence, name: &str) -> Evidence {
+    fn denied(mut evidence: DoctorEvidence, name: &str) -> DoctorEvidence {
         let node = nodes_mut(&mut evidence).iter_mut().find(|node| node.name == name).unwrap();
-        (node.mode, node.access) = (0o660, Access::Denied);
+        (node.mode, node.access) = (0o660, NodeAccess::Denied);
         evidence
     }
 
@@ -328,7 +334,7 @@ mod tests {
     fn the_group_of_a_closed_node_is_named() {
         let evidence = denied(denied(amd(), "kfd"), "dri/renderD128");
         assert_eq!(codes(&evidence), ["no_permission"]);
-        let finding = &examine(&evidence)[0];
+        let finding = &diagnose(&evidence)[0];
         assert_eq!(finding.summary, "Permission is denied on /dev/kfd, /dev/dri/renderD128.");
         assert!(finding.remedy.contains("usermod -aG render $USER"), "{}", finding.remedy);
     }
@@ -336,19 +342,19 @@ mod tests {
     #[test]
     fn who_was_just_added_to_the_group_is_told_to_log_in_again() {
         let mut evidence = denied(amd(), "kfd");
-        let Told::Value(groups) = &mut evidence.user.groups else { panic!("the sample has groups") };
+        let Reported::Value(groups) = &mut evidence.user.groups else { panic!("the sample has groups") };
         groups.iter_mut().for_each(|group| group.lists_user = true);
-        assert!(examine(&evidence)[0].remedy.contains("log in again"));
-        assert!(!examine(&evidence)[0].remedy.contains("usermod"));
+        assert!(diagnose(&evidence)[0].remedy.contains("log in again"));
+        assert!(!diagnose(&evidence)[0].remedy.contains("usermod"));
     }
 
     #[test]
     fn a_node_that_is_closed_to_its_group_is_not_opened_by_joining_it() {
         let mut evidence = denied(nvidia(), "nvidia0");
-        let nobody_joins_root = examine(&evidence)[0].remedy.clone();
+        let nobody_joins_root = diagnose(&evidence)[0].remedy.clone();
         (nodes_mut(&mut evidence)[0].mode, nodes_mut(&mut evidence)[0].gid) = (0o600, 110);
         assert_eq!(codes(&evidence), ["no_permission"]);
-        for remedy in [nobody_joins_root, examine(&evidence)[0].remedy.clone()] {
+        for remedy in [nobody_joins_root, diagnose(&evidence)[0].remedy.clone()] {
             assert!(remedy.contains("NVreg_DeviceFileMode") && !remedy.contains("usermod"), "{remedy}");
         }
     }
@@ -356,7 +362,7 @@ mod tests {
     #[test]
     fn in_a_container_the_number_of_the_group_is_what_helps() {
         let evidence = denied(contained(amd()), "kfd");
-        assert!(examine(&evidence)[0].remedy.contains("--group-add 110"));
+        assert!(diagnose(&evidence)[0].remedy.contains("--group-add 110"));
     }
 
     #[test]
@@ -378,7 +384,7 @@ mod tests {
     #[test]
     fn a_node_the_device_control_group_forbids_is_told_apart() {
         let mut evidence = contained(nvidia());
-        nodes_mut(&mut evidence)[0].access = Access::Forbidden;
+        nodes_mut(&mut evidence)[0].access = NodeAccess::Forbidden;
         assert_eq!(codes(&evidence), ["device_cgroup_forbids"]);
     }
 
@@ -388,7 +394,7 @@ mod tests {
         nodes_mut(&mut evidence).retain(|node| node.name != "nvidia1" && node.name != "nvidia-uvm");
         assert_eq!(codes(&evidence), ["device_nodes_missing"]);
         let missing = ["/dev/nvidia-uvm does not exist", "/dev/nvidia1 does not exist"];
-        assert_eq!(examine(&evidence)[0].evidence, missing);
+        assert_eq!(diagnose(&evidence)[0].evidence, missing);
         let mut evidence = amd();
         nodes_mut(&mut evidence).clear();
         assert_eq!(codes(&evidence), ["device_nodes_missing"]);
@@ -401,27 +407,27 @@ mod tests {
             assert_eq!(codes(&evidence), [""; 0]);
             nodes_mut(&mut evidence).clear();
             assert_eq!(codes(&evidence), ["container_without_devices"]);
-            assert!(examine(&evidence)[0].remedy.contains(words));
+            assert!(diagnose(&evidence)[0].remedy.contains(words));
         }
     }
 
     #[test]
     fn another_pid_namespace_is_found() {
         let mut evidence = nvidia();
-        evidence.confinement.host_pids = Told::Value(false);
+        evidence.confinement.host_pids = Reported::Value(false);
         assert_eq!(codes(&evidence), ["other_pid_namespace"]);
-        evidence.confinement.host_pids = Told::ABSENT;
+        evidence.confinement.host_pids = Reported::ABSENT;
         assert_eq!(codes(&evidence), [""; 0]);
     }
 
     #[test]
     fn control_groups_that_cannot_enforce_everything_are_noted() {
         let mut evidence = amd();
-        let Told::Value(cgroup) = &mut evidence.confinement.cgroup else { panic!("the sample has control groups") };
+        let Reported::Value(cgroup) = &mut evidence.confinement.cgroup else { panic!("the sample has control groups") };
         cgroup.controllers.remove("memory");
         assert_eq!(codes(&evidence), ["cgroup_limits_missing"]);
-        assert!(examine(&evidence)[0].evidence[1].contains("host memory"));
-        let Told::Value(cgroup) = &mut evidence.confinement.cgroup else { panic!("the sample has control groups") };
+        assert!(diagnose(&evidence)[0].evidence[1].contains("host memory"));
+        let Reported::Value(cgroup) = &mut evidence.confinement.cgroup else { panic!("the sample has control groups") };
         cgroup.controllers.insert("memory".into());
         cgroup.mode = CgroupMode::Hybrid;
         assert_eq!(codes(&evidence), ["cgroup_limits_missing"]);
@@ -430,11 +436,11 @@ mod tests {
     #[test]
     fn what_could_not_be_read_is_said() {
         let mut evidence = nvidia();
-        evidence.nvidia.kernel_text = Told::Failed("Permission denied".into());
+        evidence.nvidia.kernel_text = Reported::Failed("Permission denied".into());
         assert_eq!(codes(&evidence), ["not_looked_at"]);
     }
 
-    fn with(mut evidence: Evidence, variables: &[(&'static str, &str)]) -> Evidence {
+    fn with(mut evidence: DoctorEvidence, variables: &[(&'static str, &str)]) -> DoctorEvidence {
         evidence.variables = variables.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
         evidence
     }
@@ -460,7 +466,7 @@ mod tests {
             assert_eq!(codes(&with(nvidia(), &[(CUDA, value)])), ["visible_devices_invalid"], "{value}");
         }
         assert_eq!(codes(&with(amd(), &[(ROCR, "5")])), ["visible_devices_invalid"]);
-        let finding = &examine(&with(nvidia(), &[(CUDA, "0,7")]))[0];
+        let finding = &diagnose(&with(nvidia(), &[(CUDA, "0,7")]))[0];
         assert!(finding.summary.contains("see 1 devices"), "{}", finding.summary);
     }
 

@@ -2,46 +2,46 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupool_core::{Health, PciAddress, Percent, Vendor};
+use gpupool_core::{DeviceHealth, PciAddress, Percent, Vendor};
 
-use crate::doctor::evidence::Evidence;
-use crate::doctor::findings::{Finding, Severity};
-use crate::found::{Found, Partition};
+use crate::detected_device::{DetectedDevice, DevicePartition};
+use crate::doctor::evidence::DoctorEvidence;
+use crate::doctor::findings::{DoctorFinding, DoctorSeverity};
 use crate::kernel_log::Said;
 use crate::nvml::xid;
 use crate::pci_bus::PciGpu;
-use crate::told::Told;
+use crate::reported::Reported;
 
 /// From this temperature on a GPU slows down soon.
 const HOT_C: i16 = 90;
 
 /// A device is not there any more.
-pub(super) fn lost(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn lost(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "It fell off the bus or stopped answering; other devices are not affected. Let their work end, then \
                   reboot. If it happens again, look at its power supply, cooling and seating (`dmesg`, Xid 79).";
-    let finding = Finding::new("device_lost", Severity::Error, "A GPU is lost.", remedy);
+    let finding = DoctorFinding::new("device_lost", DoctorSeverity::Error, "A GPU is lost.", remedy);
     among(evidence, finding, |device| {
-        (device.health == Some(Health::Lost)).then(|| "the driver says it is lost".to_owned())
+        (device.health == Some(DeviceHealth::Lost)).then(|| "the driver says it is lost".to_owned())
     })
 }
 
 /// A device says that it is not well.
-pub(super) fn unhealthy(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn unhealthy(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "It takes no new work. Reset it when it is free (`nvidia-smi --gpu-reset -i <number>`, `amd-smi reset \
                   -G -g <number>`) or reboot; replace it if the errors come back.";
-    let finding = Finding::new("device_unhealthy", Severity::Error, "A GPU is not healthy.", remedy);
+    let finding = DoctorFinding::new("device_unhealthy", DoctorSeverity::Error, "A GPU is not healthy.", remedy);
     among(evidence, finding, |device| match &device.health {
-        Some(Health::Unhealthy(why)) => Some(why.to_string()),
+        Some(DeviceHealth::Unhealthy(why)) => Some(why.to_string()),
         _ => None,
     })
 }
 
 /// A device is about to slow down.
-pub(super) fn hot(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn hot(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "Check fans, dust and air flow; lower the power limit (`nvidia-smi -pl <watts>`, `amd-smi set \
                   --power-cap <watts>`) until it is cooler.";
     let summary = format!("A GPU is at {HOT_C} °C or more and will slow down.");
-    let finding = Finding::new("device_hot", Severity::Warning, summary, remedy);
+    let finding = DoctorFinding::new("device_hot", DoctorSeverity::Warning, summary, remedy);
     among(evidence, finding, |device| {
         let celsius = device.temperature_c.value().filter(|celsius| **celsius >= HOT_C)?;
         Some(format!("it is at {celsius} °C"))
@@ -49,11 +49,11 @@ pub(super) fn hot(evidence: &Evidence) -> Vec<Finding> {
 }
 
 /// MIG is on and nothing is cut: the mode survives a reboot, the instances do not.
-pub(super) fn mig_without_instances(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn mig_without_instances(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let machine = evidence.machine();
-    let has_instances = |gpu: &Found| {
+    let has_instances = |gpu: &DetectedDevice| {
         machine.devices.iter().any(|device| {
-            let Some(Partition::Mig { parent_uuid, .. }) = &device.partition else { return false };
+            let Some(DevicePartition::Mig { parent_uuid, .. }) = &device.partition else { return false };
             let by_uuid = parent_uuid.is_some() && *parent_uuid == gpu.uuid;
             by_uuid || device.pci.is_some() && device.pci == gpu.pci
         })
@@ -61,7 +61,7 @@ pub(super) fn mig_without_instances(evidence: &Evidence) -> Vec<Finding> {
     let remedy = "Such a GPU can do no work. Cut it again (`sudo nvidia-smi mig -cgi <profiles> -C`; nvidia-mig-parted \
                   does it at each boot), or turn MIG off: `sudo nvidia-smi -i <number> -mig 0`.";
     let summary = "MIG is on but no instance is made: the configuration is lost at each reboot.";
-    let finding = Finding::new("mig_without_instances", Severity::Warning, summary, remedy);
+    let finding = DoctorFinding::new("mig_without_instances", DoctorSeverity::Warning, summary, remedy);
     among(evidence, finding, |device| {
         let bare = device.mig == Some(true) && !device.is_mig_instance() && !has_instances(device);
         bare.then(|| "MIG mode is enabled and it has no instances".to_owned())
@@ -69,7 +69,7 @@ pub(super) fn mig_without_instances(evidence: &Evidence) -> Vec<Finding> {
 }
 
 /// A device counts itself fully busy with nobody on it.
-pub(super) fn utilization_stuck(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn utilization_stuck(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     // Elsewhere than on the host the list of processes is empty for another reason.
     if evidence.is_confined() {
         return Vec::new();
@@ -77,24 +77,28 @@ pub(super) fn utilization_stuck(evidence: &Evidence) -> Vec<Finding> {
     let remedy = "The counter is known to stick after a program was killed: the load is not real. It clears when a \
                   program uses the GPU and ends, or with a reset. gpupool refuses nothing by utilization alone.";
     let summary = "A GPU reports 100 % utilization with no process on it.";
-    let finding = Finding::new("utilization_stuck", Severity::Warning, summary, remedy);
+    let finding = DoctorFinding::new("utilization_stuck", DoctorSeverity::Warning, summary, remedy);
     among(evidence, finding, |device| {
-        let nobody = matches!(&device.processes, Told::Value(processes) if processes.is_empty());
+        let nobody = matches!(&device.processes, Reported::Value(processes) if processes.is_empty());
         let full = device.utilization.value().is_some_and(|busy| *busy >= Percent::FULL);
         (nobody && full).then(|| "utilization 100 %, no processes".to_owned())
     })
 }
 
 /// A device that shares the host's memory.
-pub(super) fn unified_memory(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn unified_memory(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "Nothing: such a GPU is shared by parts of its time, not by amounts of memory.";
     let summary = "A GPU shares the memory of the host and has none of its own.";
-    let finding = Finding::new("unified_memory", Severity::Note, summary, remedy);
+    let finding = DoctorFinding::new("unified_memory", DoctorSeverity::Note, summary, remedy);
     among(evidence, finding, |device| device.memory.unified.then(|| "its memory is the host's".to_owned()))
 }
 
 /// The finding with every device that `seen` says something of, or nothing.
-fn among(evidence: &Evidence, finding: Finding, seen: impl Fn(&Found) -> Option<String>) -> Vec<Finding> {
+fn among(
+    evidence: &DoctorEvidence,
+    finding: DoctorFinding,
+    seen: impl Fn(&DetectedDevice) -> Option<String>,
+) -> Vec<DoctorFinding> {
     let machine = evidence.machine();
     let identities = machine.identities();
     let devices = machine.devices.iter().zip(&identities).filter_map(|(device, identity)| {
@@ -114,7 +118,7 @@ fn among(evidence: &Evidence, finding: Finding, seen: impl Fn(&Found) -> Option<
 // Whether the bus and the drivers agree on which GPUs there are, compared by numbers and never by spelling.
 
 /// A driven GPU is on the bus and no source of its vendor lists it.
-pub(super) fn not_reported(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn not_reported(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let of_vendor = |(vendor, driver): (Vendor, &str)| {
         let listed = listed(evidence, vendor)?;
         let is_left_out = |gpu: &&PciGpu| gpu.is_bound_to(driver) && !gpu.asleep && !listed.contains(&gpu.pci);
@@ -122,20 +126,20 @@ pub(super) fn not_reported(evidence: &Evidence) -> Vec<Finding> {
         left_out.first()?;
         let (severity, summary, remedy) = if evidence.in_container() {
             (
-                Severity::Note,
+                DoctorSeverity::Note,
                 "A GPU on the PCI bus was not given to this container.",
                 "Nothing, if that is meant. Else start the container with all devices: `--gpus all` for NVIDIA, \
                  `--device=/dev/kfd --device=/dev/dri` for AMD.",
             )
         } else {
             (
-                Severity::Error,
+                DoctorSeverity::Error,
                 "A GPU on the PCI bus is not among those its driver reports.",
                 "It may have fallen off the bus or failed to start: look for it in `dmesg` (NVRM, Xid 79, amdgpu). \
                  Reset or reboot; if it comes back so, check its power, seating and riser.",
             )
         };
-        let finding = Finding::new("gpu_not_reported", severity, summary, remedy)
+        let finding = DoctorFinding::new("gpu_not_reported", severity, summary, remedy)
             .because([format!("the sources list {} of {}", listed.len(), evidence.gpus_of(vendor).count())])
             .because(left_out.iter().map(|gpu| format!("{} is bound to {driver} and not listed", gpu.pci)))
             .about(left_out.iter().map(|gpu| gpu.pci));
@@ -145,7 +149,7 @@ pub(super) fn not_reported(evidence: &Evidence) -> Vec<Finding> {
 }
 
 /// A source lists a GPU that is not on the bus any more.
-pub(super) fn not_on_bus(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn not_on_bus(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     // Under WSL devices come from the host of the virtual machine and are on no bus of it.
     let is_wsl = evidence.kernel_release.value().is_some_and(|release| release.to_lowercase().contains("microsoft"));
     let Some(gpus) = evidence.gpus.value().filter(|_| !is_wsl) else { return Vec::new() };
@@ -155,26 +159,26 @@ pub(super) fn not_on_bus(evidence: &Evidence) -> Vec<Finding> {
     let remedy = "It was removed or fell off the bus after the driver started. Give it no work; `echo 1 | sudo tee \
                   /sys/bus/pci/rescan` may bring it back, else reboot.";
     let summary = "The driver lists a GPU that is not on the PCI bus.";
-    let finding = Finding::new("gpu_not_on_bus", Severity::Warning, summary, remedy)
+    let finding = DoctorFinding::new("gpu_not_on_bus", DoctorSeverity::Warning, summary, remedy)
         .because(gone.iter().map(|address| format!("{address} is not in /sys/bus/pci/devices")))
         .about(&gone);
     vec![finding]
 }
 
 /// A GPU sleeps to save power; it is well.
-pub(super) fn asleep(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn asleep(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let sleeping = evidence.gpus.value().into_iter().flatten().filter(|gpu| gpu.asleep);
     let remedy = "Nothing: it wakes when it is used, and is not read until then. To keep it awake, write `on` to its \
                   power/control file.";
     let summary = "A GPU is asleep to save power, so it reports nothing now.";
-    let finding = Finding::new("gpu_asleep", Severity::Note, summary, remedy)
+    let finding = DoctorFinding::new("gpu_asleep", DoctorSeverity::Note, summary, remedy)
         .because(sleeping.clone().map(|gpu| format!("{}: power/runtime_status is suspended", gpu.pci)))
         .about(sleeping.map(|gpu| gpu.pci));
     vec![finding]
 }
 
 /// There is nothing to share.
-pub(super) fn no_gpu(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn no_gpu(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let usable = [Vendor::Nvidia, Vendor::Amd].into_iter().any(|vendor| evidence.gpus_of(vendor).next().is_some());
     if usable || !evidence.machine().devices.is_empty() {
         return Vec::new();
@@ -182,18 +186,18 @@ pub(super) fn no_gpu(evidence: &Evidence) -> Vec<Finding> {
     let others = evidence.gpus.value().into_iter().flatten();
     let other = |gpu: &PciGpu| format!("{}: PCI device {}, not supported", gpu.pci, gpu.ids());
     let seen = match &evidence.gpus {
-        crate::Told::Value(_) => "no NVIDIA or AMD GPU on the PCI bus".to_owned(),
+        crate::Reported::Value(_) => "no NVIDIA or AMD GPU on the PCI bus".to_owned(),
         _ => "the PCI bus cannot be seen".to_owned(),
     };
     let remedy = "If there should be one: `lspci -nn | grep -i -e vga -e 3d -e accel` shows what the machine sees; in a \
                   virtual machine it must be passed through. To try gpupool without a GPU, simulate some with \
                   `--simulate`.";
     let summary = "There is no GPU on this machine that can be shared.";
-    vec![Finding::new("no_gpu", Severity::Note, summary, remedy).because([seen]).because(others.map(other))]
+    vec![DoctorFinding::new("no_gpu", DoctorSeverity::Note, summary, remedy).because([seen]).because(others.map(other))]
 }
 
 /// The addresses the sources of a vendor list; `None` where none answered or one leaves an address out.
-fn listed(evidence: &Evidence, vendor: Vendor) -> Option<BTreeSet<PciAddress>> {
+fn listed(evidence: &DoctorEvidence, vendor: Vendor) -> Option<BTreeSet<PciAddress>> {
     let answers: Vec<_> = evidence.answers_about(vendor).collect();
     if answers.is_empty() {
         return None;
@@ -204,7 +208,7 @@ fn listed(evidence: &Evidence, vendor: Vendor) -> Option<BTreeSet<PciAddress>> {
 // What the kernel's log says went wrong, device by device.
 
 /// The log speaks of trouble with a device.
-pub(super) fn trouble(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn trouble(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let mut devices: BTreeMap<Option<PciAddress>, Vec<&Said>> = BTreeMap::new();
     for said in &evidence.kernel_log {
         devices.entry(said.pci).or_default().push(said);
@@ -212,19 +216,19 @@ pub(super) fn trouble(evidence: &Evidence) -> Vec<Finding> {
     devices.into_iter().map(|(pci, said)| finding(pci, &said)).collect()
 }
 
-fn finding(pci: Option<PciAddress>, said: &[&Said]) -> Finding {
+fn finding(pci: Option<PciAddress>, said: &[&Said]) -> DoctorFinding {
     let severity = match said.iter().map(|said| said.trouble.severity()).max() {
-        Some(xid::Severity::Unhealthy) => Severity::Error,
-        Some(xid::Severity::Warn) => Severity::Warning,
-        Some(xid::Severity::Application) | None => Severity::Note,
+        Some(xid::Severity::Unhealthy) => DoctorSeverity::Error,
+        Some(xid::Severity::Warn) => DoctorSeverity::Warning,
+        Some(xid::Severity::Application) | None => DoctorSeverity::Note,
     };
     let summary = match (severity, pci) {
-        (Severity::Note, Some(_)) => "Programs failed on a GPU, as the kernel's log tells; the GPU is fine.",
-        (Severity::Note, None) => "Programs failed on GPUs, as the kernel's log tells; the GPUs are fine.",
+        (DoctorSeverity::Note, Some(_)) => "Programs failed on a GPU, as the kernel's log tells; the GPU is fine.",
+        (DoctorSeverity::Note, None) => "Programs failed on GPUs, as the kernel's log tells; the GPUs are fine.",
         (_, Some(_)) => "The kernel's log tells of trouble with a GPU.",
         (_, None) => "The kernel's log tells of trouble with GPUs that it does not name.",
     };
-    Finding::new("kernel_log_trouble", severity, summary, remedy(said))
+    DoctorFinding::new("kernel_log_trouble", severity, summary, remedy(said))
         .because(said.iter().map(|said| said.trouble.counted(said.count)))
         .about(pci)
 }
@@ -244,27 +248,27 @@ fn remedy(said: &[&Said]) -> String {
 mod tests {
     use super::*;
     use crate::address::parse_pci_address;
-    use crate::doctor::findings::examine;
+    use crate::detected_device::DeviceProcess;
+    use crate::doctor::findings::diagnose;
     use crate::doctor::findings::tests::samples::{amd, codes, contained, device_mut, nvidia};
-    use crate::found::Process;
 
     #[test]
     fn lost_and_unhealthy_devices_are_named_and_the_others_are_not() {
         let mut evidence = nvidia();
-        device_mut(&mut evidence, 1).health = Some(Health::Lost);
+        device_mut(&mut evidence, 1).health = Some(DeviceHealth::Lost);
         assert_eq!(codes(&evidence), ["device_lost"]);
-        assert_eq!(examine(&evidence)[0].devices, ["0000:c1:00.0"]);
-        device_mut(&mut evidence, 1).health = Some(Health::Unhealthy("row remap failed".into()));
+        assert_eq!(diagnose(&evidence)[0].devices, ["0000:c1:00.0"]);
+        device_mut(&mut evidence, 1).health = Some(DeviceHealth::Unhealthy("row remap failed".into()));
         assert_eq!(codes(&evidence), ["device_unhealthy"]);
-        assert!(examine(&evidence)[0].evidence[0].ends_with("row remap failed"));
+        assert!(diagnose(&evidence)[0].evidence[0].ends_with("row remap failed"));
     }
 
     #[test]
     fn a_hot_device_is_found() {
         let mut evidence = amd();
-        device_mut(&mut evidence, 0).temperature_c = Told::Value(HOT_C - 1);
+        device_mut(&mut evidence, 0).temperature_c = Reported::Value(HOT_C - 1);
         assert_eq!(codes(&evidence), [""; 0]);
-        device_mut(&mut evidence, 0).temperature_c = Told::Value(HOT_C);
+        device_mut(&mut evidence, 0).temperature_c = Reported::Value(HOT_C);
         assert_eq!(codes(&evidence), ["device_hot"]);
     }
 
@@ -275,8 +279,12 @@ mod tests {
         assert_eq!(codes(&evidence), ["mig_without_instances"]);
         let mut instance = device_mut(&mut evidence, 0).clone();
         instance.uuid = Some("MIG-1".into());
-        instance.partition =
-            Some(Partition::Mig { parent_uuid: None, gpu_instance: Some(1), compute_instance: Some(0), profile: None });
+        instance.partition = Some(DevicePartition::Mig {
+            parent_uuid: None,
+            gpu_instance: Some(1),
+            compute_instance: Some(0),
+            profile: None,
+        });
         evidence.sources[0].result.as_mut().unwrap().devices.insert(1, instance);
         assert_eq!(codes(&evidence), [""; 0]);
     }
@@ -284,12 +292,12 @@ mod tests {
     #[test]
     fn full_utilization_is_only_strange_with_nobody_there_and_where_one_would_see_them() {
         let mut evidence = nvidia();
-        device_mut(&mut evidence, 0).utilization = Told::Value(Percent::FULL);
+        device_mut(&mut evidence, 0).utilization = Reported::Value(Percent::FULL);
         assert_eq!(codes(&evidence), ["utilization_stuck"]);
         assert_eq!(codes(&contained(evidence.clone())), [""; 0]);
-        device_mut(&mut evidence, 0).processes = Told::Value(vec![Process::default()]);
+        device_mut(&mut evidence, 0).processes = Reported::Value(vec![DeviceProcess::default()]);
         assert_eq!(codes(&evidence), [""; 0]);
-        device_mut(&mut evidence, 0).processes = Told::ABSENT;
+        device_mut(&mut evidence, 0).processes = Reported::ABSENT;
         assert_eq!(codes(&evidence), [""; 0]);
     }
 
@@ -305,10 +313,13 @@ mod tests {
         for mut evidence in [nvidia(), amd()] {
             evidence.sources[0].result.as_mut().unwrap().devices.truncate(1);
             assert_eq!(codes(&evidence), ["gpu_not_reported"]);
-            let finding = &examine(&evidence)[0];
-            assert_eq!((finding.severity, &*finding.devices), (Severity::Error, &["0000:c1:00.0".to_owned()][..]));
+            let finding = &diagnose(&evidence)[0];
+            assert_eq!(
+                (finding.severity, &*finding.devices),
+                (DoctorSeverity::Error, &["0000:c1:00.0".to_owned()][..])
+            );
             let inside = contained(evidence);
-            assert_eq!(examine(&inside)[0].severity, Severity::Note);
+            assert_eq!(diagnose(&inside)[0].severity, DoctorSeverity::Note);
         }
     }
 
@@ -329,17 +340,17 @@ mod tests {
     #[test]
     fn a_gpu_that_left_the_bus_is_found_but_not_under_wsl() {
         let mut evidence = nvidia();
-        let Told::Value(gpus) = &mut evidence.gpus else { panic!("the sample has a bus") };
+        let Reported::Value(gpus) = &mut evidence.gpus else { panic!("the sample has a bus") };
         gpus.truncate(1);
         assert_eq!(codes(&evidence), ["gpu_not_on_bus"]);
-        evidence.kernel_release = Told::Value("5.15.167.4-microsoft-standard-WSL2".into());
+        evidence.kernel_release = Reported::Value("5.15.167.4-microsoft-standard-WSL2".into());
         assert_eq!(codes(&evidence), [""; 0]);
     }
 
     #[test]
     fn a_sleeping_gpu_is_noted_and_not_missed() {
         let mut evidence = nvidia();
-        let Told::Value(gpus) = &mut evidence.gpus else { panic!("the sample has a bus") };
+        let Reported::Value(gpus) = &mut evidence.gpus else { panic!("the sample has a bus") };
         gpus[1].asleep = true;
         evidence.sources[0].result.as_mut().unwrap().devices.truncate(1);
         assert_eq!(codes(&evidence), ["gpu_asleep"]);
@@ -347,12 +358,12 @@ mod tests {
 
     #[test]
     fn a_machine_with_only_another_display_adapter_has_no_gpu_to_share() {
-        let mut evidence = Evidence::default();
+        let mut evidence = DoctorEvidence::default();
         let aspeed =
             PciGpu { vendor: Vendor::Other, vendor_id: Some(0x1a03), ..nvidia().gpus.value().unwrap()[0].clone() };
-        evidence.gpus = Told::Value(vec![aspeed]);
+        evidence.gpus = Reported::Value(vec![aspeed]);
         assert_eq!(codes(&evidence), ["no_gpu"]);
-        let finding = &examine(&evidence)[0];
+        let finding = &diagnose(&evidence)[0];
         assert!(finding.remedy.contains("--simulate") && finding.evidence.len() == 2);
     }
 
@@ -362,13 +373,13 @@ mod tests {
                    NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus.\n\
                    NVRM: Xid (PCI:0000:01:00): 13, pid=1\nNVRM: Xid (PCI:0000:01:00): 13, pid=1\n\
                    NVRM: Xid (PCI:0000:c1:00): 31, pid=2\n";
-        let findings = examine(&nvidia().with_kernel_log(log));
+        let findings = diagnose(&nvidia().with_kernel_log(log));
         let [lost, fine] = findings.as_slice() else { panic!("{findings:?}") };
-        assert_eq!((lost.severity, &*lost.devices), (Severity::Error, &["0000:01:00.0".to_owned()][..]));
+        assert_eq!((lost.severity, &*lost.devices), (DoctorSeverity::Error, &["0000:01:00.0".to_owned()][..]));
         assert_eq!(lost.evidence.len(), 2);
         assert!(lost.evidence[0].starts_with("Xid 13 ×2: "), "{lost:?}");
         assert!(lost.remedy.starts_with("After Xid 79: reboot"), "{lost:?}");
-        assert_eq!((fine.severity, &*fine.devices), (Severity::Note, &["0000:c1:00.0".to_owned()][..]));
+        assert_eq!((fine.severity, &*fine.devices), (DoctorSeverity::Note, &["0000:c1:00.0".to_owned()][..]));
         assert!(fine.summary.contains("the GPU is fine"), "{fine:?}");
     }
 

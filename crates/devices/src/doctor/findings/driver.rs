@@ -2,8 +2,8 @@
 
 use gpupool_core::Vendor;
 
-use crate::doctor::evidence::{Evidence, vendor_of};
-use crate::doctor::findings::{Finding, Severity};
+use crate::doctor::evidence::{DoctorEvidence, vendor_of};
+use crate::doctor::findings::{DoctorFinding, DoctorSeverity};
 use crate::pci_bus::PciGpu;
 use crate::source::{SourceError, SourceKind};
 
@@ -11,7 +11,7 @@ use crate::source::{SourceError, SourceKind};
 const DRIVERS: [(Vendor, &str, &str); 2] = [(Vendor::Nvidia, "nvidia", "NVIDIA"), (Vendor::Amd, "amdgpu", "AMD")];
 
 /// The library was updated and the loaded kernel module was not.
-pub(super) fn version_mismatch(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn version_mismatch(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let mut lines = evidence.failed_with("driver_library_mismatch");
     // Where the driver answers, the library file that was found is just not the one in use.
     let differ = evidence.nvidia.differ() && evidence.answers_about(Vendor::Nvidia).next().is_none();
@@ -28,11 +28,11 @@ pub(super) fn version_mismatch(evidence: &Evidence) -> Vec<Finding> {
          unattended upgrades to keep it from happening again."
     };
     let summary = "The NVIDIA kernel module and its library are of different versions.";
-    vec![Finding::new("driver_library_mismatch", Severity::Error, summary, remedy).because(lines)]
+    vec![DoctorFinding::new("driver_library_mismatch", DoctorSeverity::Error, summary, remedy).because(lines)]
 }
 
 /// A GPU is on the bus and no driver drives it: its driver is not loaded, or leaves it alone.
-pub(super) fn not_driven(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn not_driven(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let of_vendor = |(vendor, module, name): (Vendor, &str, &str)| {
         let unbound = evidence.gpus_of(vendor).filter(|gpu| gpu.driver.is_none());
         unbound.clone().next()?;
@@ -42,7 +42,9 @@ pub(super) fn not_driven(evidence: &Evidence) -> Vec<Finding> {
                  or the GPU may have failed to start (power cables, seating, firmware)."
             );
             let summary = format!("The {name} driver is loaded but does not drive every GPU of it.");
-            return Some(Finding::new("driver_not_bound", Severity::Warning, summary, remedy).on_bus(unbound));
+            return Some(
+                DoctorFinding::new("driver_not_bound", DoctorSeverity::Warning, summary, remedy).on_bus(unbound),
+            );
         }
         let place = if evidence.in_container() { "on the host: this is a container" } else { "as root" };
         let remedy = format!(
@@ -51,7 +53,7 @@ pub(super) fn not_driven(evidence: &Evidence) -> Vec<Finding> {
              it is refused."
         );
         let summary = format!("The {name} driver is not loaded although a GPU of it is on the PCI bus.");
-        let finding = Finding::new("driver_not_loaded", Severity::Error, summary, remedy)
+        let finding = DoctorFinding::new("driver_not_loaded", DoctorSeverity::Error, summary, remedy)
             .on_bus(unbound)
             .because(evidence.modules.value().map(|_| format!("the kernel module {module} is not loaded")))
             .because(evidence.failed_with("driver_not_loaded"));
@@ -61,7 +63,7 @@ pub(super) fn not_driven(evidence: &Evidence) -> Vec<Finding> {
 }
 
 /// The driver that comes with the kernel holds an NVIDIA GPU, or stands in the way of the right one; it cannot compute.
-pub(super) fn nouveau(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn nouveau(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let loaded = evidence.has_module("nouveau");
     let holds = |gpu: &&PciGpu| gpu.is_bound_to("nouveau") || loaded && gpu.driver.is_none();
     let remedy = "Install NVIDIA's driver and keep nouveau from being loaded: write `blacklist nouveau` and `options \
@@ -69,30 +71,30 @@ pub(super) fn nouveau(evidence: &Evidence) -> Vec<Finding> {
                   (`update-initramfs -u` or `dracut --force`) and reboot.";
     let summary = "The nouveau driver is in the place of NVIDIA's: it cannot compute and reports nothing.";
     let held = evidence.gpus_of(Vendor::Nvidia).filter(holds);
-    vec![Finding::new("nouveau_in_use", Severity::Error, summary, remedy).on_bus(held)]
+    vec![DoctorFinding::new("nouveau_in_use", DoctorSeverity::Error, summary, remedy).on_bus(held)]
 }
 
 /// AMD's driver of the time before 2015 holds a GPU.
-pub(super) fn legacy_radeon(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn legacy_radeon(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "This driver has no ROCm and reports little. Cards of the Southern and Sea Islands kinds can be given \
                   to amdgpu instead with the kernel parameters `radeon.si_support=0 radeon.cik_support=0 \
                   amdgpu.si_support=1 amdgpu.cik_support=1`; older ones cannot be shared for compute.";
     let summary = "An AMD GPU is driven by the legacy radeon driver.";
     let held = evidence.gpus_of(Vendor::Amd).filter(|gpu| gpu.is_bound_to("radeon"));
-    vec![Finding::new("legacy_radeon_driver", Severity::Warning, summary, remedy).on_bus(held)]
+    vec![DoctorFinding::new("legacy_radeon_driver", DoctorSeverity::Warning, summary, remedy).on_bus(held)]
 }
 
 /// A GPU is kept for a virtual machine.
-pub(super) fn passed_through(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn passed_through(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "Nothing, if a virtual machine is meant to have it. To use it here, stop that machine, unbind it from \
                   vfio-pci and remove its number from the `vfio-pci.ids` option.";
     let summary = "A GPU is bound to vfio-pci: it is passed through to a virtual machine and cannot be shared here.";
     let kept = evidence.gpus.value().into_iter().flatten().filter(|gpu| gpu.is_bound_to("vfio-pci"));
-    vec![Finding::new("passed_through", Severity::Note, summary, remedy).on_bus(kept)]
+    vec![DoctorFinding::new("passed_through", DoctorSeverity::Note, summary, remedy).on_bus(kept)]
 }
 
 /// Without the persistence daemon the driver forgets the GPU whenever nobody uses it.
-pub(super) fn persistence_off(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn persistence_off(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let driven = evidence.gpus_of(Vendor::Nvidia).filter(|gpu| gpu.is_bound_to("nvidia"));
     // From a container the daemon cannot be seen; a laptop's GPU is meant to sleep.
     let matters = !evidence.is_confined() && driven.clone().next().is_some() && !driven.clone().any(|gpu| gpu.asleep);
@@ -100,7 +102,7 @@ pub(super) fn persistence_off(evidence: &Evidence) -> Vec<Finding> {
     let remedy = "Start it: `sudo systemctl enable --now nvidia-persistenced` (or `sudo nvidia-smi -pm 1` until the \
                   next boot). Leave it off on a laptop whose GPU should sleep.";
     let summary = "NVIDIA's persistence daemon does not run: the first call on an idle GPU takes seconds.";
-    let finding = Finding::new("persistence_off", Severity::Note, summary, remedy)
+    let finding = DoctorFinding::new("persistence_off", DoctorSeverity::Note, summary, remedy)
         .because(off.then(|| "no process nvidia-persistenced and no socket of it".to_owned()))
         .about(driven.map(|gpu| gpu.pci));
     vec![finding]
@@ -109,18 +111,18 @@ pub(super) fn persistence_off(evidence: &Evidence) -> Vec<Finding> {
 // What the answers and the silence of the sources mean.
 
 /// A source was asked and does not answer.
-pub(super) fn unresponsive(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn unresponsive(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "Do not end what hangs with `kill -9`: that can wedge the device for good. See which tasks are stuck \
                   in the driver (state D) with `ps -eo pid,stat,wchan:32,args | awk '$2 ~ /D/'`, and look for Xid or \
                   reset lines in `dmesg`. Let running work end, then reset the device (`nvidia-smi --gpu-reset`) or \
                   reboot.";
     let summary = "The GPU driver does not answer: its tools or library hang.";
     let lines = evidence.failed_with("driver_unresponsive");
-    vec![Finding::new("driver_unresponsive", Severity::Error, summary, remedy).because(lines)]
+    vec![DoctorFinding::new("driver_unresponsive", DoctorSeverity::Error, summary, remedy).because(lines)]
 }
 
 /// A source failed in a way that no other check explains.
-pub(super) fn failed(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn failed(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let finding = |(kind, error): (SourceKind, &SourceError)| {
         let remedy = match error {
             SourceError::Driver(text) if text.contains("Unknown Error") && evidence.in_container() => {
@@ -143,17 +145,17 @@ pub(super) fn failed(evidence: &Evidence) -> Vec<Finding> {
             _ => return None,
         };
         let summary = format!("{kind} gave no devices.");
-        Some(Finding::new("source_failed", Severity::Error, summary, remedy).because([error.to_string()]))
+        Some(DoctorFinding::new("source_failed", DoctorSeverity::Error, summary, remedy).because([error.to_string()]))
     };
     evidence.failures().filter_map(finding).collect()
 }
 
 /// NVIDIA's driver runs and its library is not here, as in a container started without it.
-pub(super) fn library_missing(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn library_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let is_missed =
         is_driven(evidence, Some(Vendor::Nvidia)) && evidence.answers_about(Vendor::Nvidia).next().is_none();
     let missing =
-        evidence.failures().filter(|failure| matches!(failure, (SourceKind::Nvml, SourceError::NotHere { .. })));
+        evidence.failures().filter(|failure| matches!(failure, (SourceKind::Nvml, SourceError::NotPresent { .. })));
     let lines = missing.filter(|_| is_missed).map(|(_, error)| error.to_string());
     let remedy = if evidence.in_container() {
         "Start the container with the NVIDIA container toolkit (`--gpus all`) and with `utility` among \
@@ -163,11 +165,11 @@ pub(super) fn library_missing(evidence: &Evidence) -> Vec<Finding> {
          nvidia-utils), of the version of the kernel module, or say where it is with GPUPOOL_NVML."
     };
     let summary = "The NVIDIA driver is loaded but its library libnvidia-ml.so.1 is not here.";
-    vec![Finding::new("nvidia_library_missing", Severity::Error, summary, remedy).because(lines)]
+    vec![DoctorFinding::new("nvidia_library_missing", DoctorSeverity::Error, summary, remedy).because(lines)]
 }
 
 /// AMD's compute driver is here and none of its tools.
-pub(super) fn rocm_tools_missing(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn rocm_tools_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let has_kfd = evidence.nodes().iter().any(|node| node.name == "kfd");
     let missing = |kind| matches!(evidence.tools.get(&kind), Some(None));
     if !has_kfd || !missing(SourceKind::AmdSmi) || !missing(SourceKind::RocmSmi) {
@@ -177,21 +179,21 @@ pub(super) fn rocm_tools_missing(evidence: &Evidence) -> Vec<Finding> {
                   add /opt/rocm/bin to the PATH.";
     let summary = "AMD's compute driver is here (/dev/kfd) but neither amd-smi nor rocm-smi.";
     let lines = ["/dev/kfd exists".to_owned(), "amd-smi and rocm-smi are not on the PATH".to_owned()];
-    vec![Finding::new("rocm_tools_missing", Severity::Note, summary, remedy).because(lines)]
+    vec![DoctorFinding::new("rocm_tools_missing", DoctorSeverity::Note, summary, remedy).because(lines)]
 }
 
 /// What went wrong in sources without losing a device.
-pub(super) fn warned(evidence: &Evidence) -> Vec<Finding> {
+pub(super) fn warned(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let answered = evidence.sources.iter().filter_map(|answer| Some((answer.kind, answer.result.as_ref().ok()?)));
     let lines = answered.flat_map(|(kind, answer)| answer.warnings.iter().map(move |text| format!("{kind}: {text}")));
     let remedy = "Devices are still listed. If a value you need is missing, report it with the file that `gpupool \
                   doctor --bundle` writes.";
     let summary = "Some of what the sources gave could not be read.";
-    vec![Finding::new("source_warned", Severity::Note, summary, remedy).because(lines)]
+    vec![DoctorFinding::new("source_warned", DoctorSeverity::Note, summary, remedy).because(lines)]
 }
 
 /// Whether the vendor's own driver is bound to a GPU.
-fn is_driven(evidence: &Evidence, vendor: Option<Vendor>) -> bool {
+fn is_driven(evidence: &DoctorEvidence, vendor: Option<Vendor>) -> bool {
     let own = |driver: &str| matches!(driver, "nvidia" | "amdgpu");
     vendor.is_some_and(|vendor| evidence.gpus_of(vendor).any(|gpu| gpu.driver.as_deref().is_some_and(own)))
 }
@@ -201,38 +203,38 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    use crate::doctor::findings::examine;
+    use crate::doctor::findings::diagnose;
     use crate::doctor::findings::tests::samples::{
         amd, bind_all, codes, contained, fail, failing, nvidia, with_modules,
     };
-    use crate::told::Told;
+    use crate::reported::Reported;
 
     #[test]
     fn a_library_of_another_version_is_found_by_its_words_and_by_the_versions() {
         let mut evidence = fail(nvidia(), SourceKind::Nvml, SourceError::VersionMismatch("mismatch".into()));
         assert_eq!(codes(&evidence), ["driver_library_mismatch"]);
         evidence = fail(evidence, SourceKind::Nvml, SourceError::DriverNotLoaded("no answer".into()));
-        evidence.nvidia.library = Told::Value("550.54.14".into());
+        evidence.nvidia.library = Reported::Value("550.54.14".into());
         assert!(codes(&evidence).contains(&"driver_library_mismatch"));
-        let finding = &examine(&evidence)[0];
+        let finding = &diagnose(&evidence)[0];
         assert_eq!(finding.evidence, ["the kernel module is 535.183.01", "the library is 550.54.14"]);
     }
 
     #[test]
     fn another_library_file_is_no_mismatch_while_the_driver_answers() {
         let mut evidence = nvidia();
-        evidence.nvidia.library = Told::Value("550.54.14".into());
+        evidence.nvidia.library = Reported::Value("550.54.14".into());
         assert_eq!(codes(&evidence), [""; 0]);
     }
 
     /// A machine whose driver is gone: nothing bound, nothing loaded, no nodes.
-    fn without_driver(evidence: Evidence) -> Evidence {
+    fn without_driver(evidence: DoctorEvidence) -> DoctorEvidence {
         let mut evidence = with_modules(bind_all(evidence, None), &[]);
         let gone = SourceError::DriverNotLoaded("no driver".into());
         for kind in evidence.sources.iter().map(|answer| answer.kind).collect::<Vec<_>>() {
             evidence = fail(evidence, kind, gone.clone());
         }
-        evidence.nodes = Told::Value(Vec::new());
+        evidence.nodes = Reported::Value(Vec::new());
         evidence
     }
 
@@ -241,19 +243,19 @@ mod tests {
         for machine in [nvidia(), amd()] {
             let evidence = without_driver(machine);
             assert_eq!(codes(&evidence), ["driver_not_loaded"]);
-            assert_eq!(examine(&evidence)[0].devices.len(), 2);
+            assert_eq!(diagnose(&evidence)[0].devices.len(), 2);
         }
     }
 
     #[test]
     fn a_gpu_the_loaded_driver_leaves_alone_is_found() {
         let mut evidence = nvidia();
-        if let Told::Value(gpus) = &mut evidence.gpus {
+        if let Reported::Value(gpus) = &mut evidence.gpus {
             gpus[1].driver = None;
         }
         evidence.sources[0].result.as_mut().unwrap().devices.truncate(1);
         assert_eq!(codes(&evidence), ["driver_not_bound"]);
-        assert_eq!(examine(&evidence)[0].devices, ["0000:c1:00.0"]);
+        assert_eq!(diagnose(&evidence)[0].devices, ["0000:c1:00.0"]);
     }
 
     #[test]
@@ -278,15 +280,15 @@ mod tests {
     #[test]
     fn a_machine_without_the_persistence_daemon_is_told_so_unless_its_gpu_sleeps() {
         let mut evidence = nvidia();
-        evidence.persistence_daemon = Told::Value(false);
+        evidence.persistence_daemon = Reported::Value(false);
         assert_eq!(codes(&evidence), ["persistence_off"]);
         assert_eq!(codes(&contained(evidence.clone())), [""; 0]);
-        if let Told::Value(gpus) = &mut evidence.gpus {
+        if let Reported::Value(gpus) = &mut evidence.gpus {
             gpus[0].asleep = true;
         }
         assert_eq!(codes(&evidence), ["gpu_asleep"]);
         evidence = nvidia();
-        evidence.persistence_daemon = Told::ABSENT;
+        evidence.persistence_daemon = Reported::ABSENT;
         assert_eq!(codes(&evidence), [""; 0]);
     }
 
@@ -295,7 +297,7 @@ mod tests {
         let silent = SourceError::Unresponsive { what: "nvmlInit".into(), after: Duration::from_secs(30) };
         let evidence = fail(nvidia(), SourceKind::Nvml, silent);
         assert_eq!(codes(&evidence), ["driver_unresponsive"]);
-        assert!(examine(&evidence)[0].remedy.contains("state D"));
+        assert!(diagnose(&evidence)[0].remedy.contains("state D"));
     }
 
     #[test]
@@ -307,19 +309,19 @@ mod tests {
         ] {
             let evidence = fail(nvidia(), SourceKind::Nvml, error.clone());
             assert_eq!(codes(&evidence), ["source_failed"]);
-            assert_eq!(examine(&evidence)[0].evidence, [error.to_string()]);
+            assert_eq!(diagnose(&evidence)[0].evidence, [error.to_string()]);
         }
     }
 
     #[test]
     fn an_unknown_error_in_a_container_does_not_blame_the_gpu() {
         let evidence = fail(contained(nvidia()), SourceKind::Nvml, SourceError::Driver("Unknown Error".into()));
-        assert!(examine(&evidence)[0].remedy.contains("the GPU is fine"));
+        assert!(diagnose(&evidence)[0].remedy.contains("the GPU is fine"));
     }
 
     #[test]
     fn a_missing_library_is_found_where_the_driver_runs() {
-        let absent = SourceError::NotHere { what: "libnvidia-ml.so.1".into(), why: "no such file".into() };
+        let absent = SourceError::NotPresent { what: "libnvidia-ml.so.1".into(), why: "no such file".into() };
         assert_eq!(codes(&fail(nvidia(), SourceKind::Nvml, absent.clone())), ["nvidia_library_missing"]);
         // Where the tool answers, the library is not missed.
         let mut evidence = nvidia();
@@ -346,6 +348,6 @@ mod tests {
         let mut evidence = nvidia();
         evidence.sources[0].result.as_mut().unwrap().warn("line 3 cannot be read");
         assert_eq!(codes(&evidence), ["source_warned"]);
-        assert_eq!(examine(&evidence)[0].evidence, ["nvml: line 3 cannot be read"]);
+        assert_eq!(diagnose(&evidence)[0].evidence, ["nvml: line 3 cannot be read"]);
     }
 }

@@ -8,13 +8,13 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::doctor::evidence::Evidence;
+use crate::doctor::evidence::DoctorEvidence;
 use crate::pci_bus::PciGpu;
 
 /// How bad a finding is, worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Severity {
+pub enum DoctorSeverity {
     /// Devices cannot be used.
     Error,
     /// They can, and not as they should.
@@ -23,7 +23,7 @@ pub enum Severity {
     Note,
 }
 
-impl fmt::Display for Severity {
+impl fmt::Display for DoctorSeverity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Error => "error",
@@ -35,11 +35,11 @@ impl fmt::Display for Severity {
 
 /// One thing that is wrong or good to know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct DoctorFinding {
     /// Its name for programs, which never changes.
     pub code: &'static str,
     /// How bad it is.
-    pub severity: Severity,
+    pub severity: DoctorSeverity,
     /// What it is, in one sentence.
     pub summary: String,
     /// What was seen that says so.
@@ -50,8 +50,13 @@ pub struct Finding {
     pub devices: Vec<String>,
 }
 
-impl Finding {
-    fn new(code: &'static str, severity: Severity, summary: impl Into<String>, remedy: impl Into<String>) -> Self {
+impl DoctorFinding {
+    fn new(
+        code: &'static str,
+        severity: DoctorSeverity,
+        summary: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
         let (summary, remedy) = (summary.into(), remedy.into());
         Self { code, severity, summary, evidence: Vec::new(), remedy, devices: Vec::new() }
     }
@@ -82,7 +87,7 @@ impl Finding {
 }
 
 /// A finding without evidence is none, so a check that finds nothing may give one without.
-type Check = fn(&Evidence) -> Vec<Finding>;
+type Check = fn(&DoctorEvidence) -> Vec<DoctorFinding>;
 
 /// Every check there is, in the order in which findings of one severity are told.
 const CHECKS: &[Check] = &[
@@ -120,9 +125,9 @@ const CHECKS: &[Check] = &[
 ];
 
 /// What is wrong on a machine, worst first.
-pub fn examine(evidence: &Evidence) -> Vec<Finding> {
+pub fn diagnose(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let told = CHECKS.iter().flat_map(|check| check(evidence));
-    let mut findings: Vec<Finding> = told.filter(|finding| !finding.evidence.is_empty()).collect();
+    let mut findings: Vec<DoctorFinding> = told.filter(|finding| !finding.evidence.is_empty()).collect();
     findings.sort_by_key(|finding| finding.severity);
     findings
 }
@@ -131,26 +136,26 @@ pub fn examine(evidence: &Evidence) -> Vec<Finding> {
 pub(super) mod tests {
     use self::samples::{amd, codes, nvidia};
     use super::*;
-    use crate::told::Told;
+    use crate::reported::Reported;
 
     #[test]
     fn nothing_is_found_on_a_healthy_machine() {
-        assert_eq!(examine(&nvidia()), []);
-        assert_eq!(examine(&amd()), []);
+        assert_eq!(diagnose(&nvidia()), []);
+        assert_eq!(diagnose(&amd()), []);
     }
 
     #[test]
     fn nothing_at_all_to_look_at_is_said_and_not_feared() {
-        assert_eq!(codes(&Evidence::default()), ["no_gpu"]);
+        assert_eq!(codes(&DoctorEvidence::default()), ["no_gpu"]);
     }
 
     #[test]
     fn the_worst_is_told_first() {
         let mut evidence = nvidia();
-        evidence.persistence_daemon = Told::Value(false);
-        evidence.nodes = Told::Value(Vec::new());
-        let severities: Vec<Severity> = examine(&evidence).iter().map(|finding| finding.severity).collect();
-        assert_eq!(severities, [Severity::Error, Severity::Note]);
+        evidence.persistence_daemon = Reported::Value(false);
+        evidence.nodes = Reported::Value(Vec::new());
+        let severities: Vec<DoctorSeverity> = diagnose(&evidence).iter().map(|finding| finding.severity).collect();
+        assert_eq!(severities, [DoctorSeverity::Error, DoctorSeverity::Note]);
     }
 
     #[test]
@@ -163,8 +168,9 @@ pub(super) mod tests {
 
     #[test]
     fn a_finding_is_plain_data_for_programs() {
-        let finding =
-            Finding::new("no_gpu", Severity::Note, "None.", "Look.").because(["seen".to_owned()]).about(["x"]);
+        let finding = DoctorFinding::new("no_gpu", DoctorSeverity::Note, "None.", "Look.")
+            .because(["seen".to_owned()])
+            .about(["x"]);
         let json = serde_json::to_value(&finding).unwrap();
         let expected = serde_json::json!({"code": "no_gpu", "severity": "note", "summary": "None.",
             "evidence": ["seen"], "remedy": "Look.", "devices": ["x"]});
@@ -176,73 +182,74 @@ pub(super) mod tests {
         use std::collections::{BTreeMap, BTreeSet};
         use std::time::Duration;
 
-        use gpupool_core::{Bytes, Health, Percent, Vendor};
+        use gpupool_core::{Bytes, DeviceHealth, Percent, Vendor};
 
         use crate::address::parse_pci_address;
+        use crate::detected_device::{DetectedDevice, MemoryReading};
         use crate::doctor::evidence::{
-            Access, Cgroup, CgroupMode, Confinement, Evidence, Group, Node, NvidiaVersions, SourceResult, User,
+            CgroupMode, CgroupSupport, ContainerEvidence, DeviceNode, DoctorEvidence, Group, NodeAccess,
+            NvidiaVersions, SourceResult, User,
         };
-        use crate::doctor::findings::{Finding, examine};
-        use crate::found::{Found, Memory};
+        use crate::doctor::findings::{DoctorFinding, diagnose};
         use crate::pci_bus::PciGpu;
-        use crate::snapshot::Snapshot;
+        use crate::reported::Reported;
         use crate::source::{SourceError, SourceKind};
-        use crate::told::Told;
+        use crate::source_reading::SourceReading;
 
         /// Where the two GPUs of a sample are.
         const PLACES: [&str; 2] = ["0000:01:00.0", "0000:c1:00.0"];
 
         /// The codes of what is found.
-        pub(crate) fn codes(evidence: &Evidence) -> Vec<&'static str> {
-            examine(evidence).iter().map(|finding| finding.code).collect()
+        pub(crate) fn codes(evidence: &DoctorEvidence) -> Vec<&'static str> {
+            diagnose(evidence).iter().map(|finding| finding.code).collect()
         }
 
         /// A healthy machine with two NVIDIA GPUs.
-        pub(crate) fn nvidia() -> Evidence {
+        pub(crate) fn nvidia() -> DoctorEvidence {
             let nodes = ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"];
-            Evidence {
+            DoctorEvidence {
                 nvidia: NvidiaVersions {
-                    kernel_text: Told::Value("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01".into()),
-                    kernel: Told::Value("535.183.01".into()),
-                    library: Told::Value("535.183.01".into()),
+                    kernel_text: Reported::Value("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01".into()),
+                    kernel: Reported::Value("535.183.01".into()),
+                    library: Reported::Value("535.183.01".into()),
                 },
-                persistence_daemon: Told::Value(true),
-                nodes: Told::Value(nodes.iter().map(|name| node(name, Vendor::Nvidia, 0o666, 0)).collect()),
+                persistence_daemon: Reported::Value(true),
+                nodes: Reported::Value(nodes.iter().map(|name| node(name, Vendor::Nvidia, 0o666, 0)).collect()),
                 ..with_modules(machine(Vendor::Nvidia, SourceKind::Nvml, "nvidia"), &["nvidia", "nvidia_uvm"])
             }
         }
 
         /// A healthy machine with two AMD GPUs.
-        pub(crate) fn amd() -> Evidence {
+        pub(crate) fn amd() -> DoctorEvidence {
             let nodes = ["kfd", "dri/renderD128", "dri/renderD129"];
-            Evidence {
-                nodes: Told::Value(nodes.iter().map(|name| node(name, Vendor::Amd, 0o660, 110)).collect()),
+            DoctorEvidence {
+                nodes: Reported::Value(nodes.iter().map(|name| node(name, Vendor::Amd, 0o660, 110)).collect()),
                 ..with_modules(machine(Vendor::Amd, SourceKind::AmdSysfs, "amdgpu"), &["amdgpu"])
             }
         }
 
         /// The same machine seen from a container that was given its devices.
-        pub(crate) fn contained(mut evidence: Evidence) -> Evidence {
+        pub(crate) fn contained(mut evidence: DoctorEvidence) -> DoctorEvidence {
             evidence.confinement.container = vec!["/.dockerenv exists".into()];
             evidence
         }
 
         /// The same machine with only these modules loaded.
-        pub(crate) fn with_modules(mut evidence: Evidence, modules: &[&str]) -> Evidence {
-            evidence.modules = Told::Value(modules.iter().map(|name| (*name).to_owned()).collect());
+        pub(crate) fn with_modules(mut evidence: DoctorEvidence, modules: &[&str]) -> DoctorEvidence {
+            evidence.modules = Reported::Value(modules.iter().map(|name| (*name).to_owned()).collect());
             evidence
         }
 
         /// The same machine with every GPU bound to `driver`.
-        pub(crate) fn bind_all(mut evidence: Evidence, driver: Option<&str>) -> Evidence {
-            if let Told::Value(gpus) = &mut evidence.gpus {
+        pub(crate) fn bind_all(mut evidence: DoctorEvidence, driver: Option<&str>) -> DoctorEvidence {
+            if let Reported::Value(gpus) = &mut evidence.gpus {
                 gpus.iter_mut().for_each(|gpu| gpu.driver = driver.map(Into::into));
             }
             evidence
         }
 
         /// The same machine with one source failing.
-        pub(crate) fn fail(mut evidence: Evidence, kind: SourceKind, error: SourceError) -> Evidence {
+        pub(crate) fn fail(mut evidence: DoctorEvidence, kind: SourceKind, error: SourceError) -> DoctorEvidence {
             evidence.sources.retain(|answer| answer.kind != kind);
             evidence.sources.push(failing(kind, error));
             evidence
@@ -254,33 +261,33 @@ pub(super) mod tests {
         }
 
         /// A device of the first source.
-        pub(crate) fn device_mut(evidence: &mut Evidence, place: usize) -> &mut Found {
+        pub(crate) fn device_mut(evidence: &mut DoctorEvidence, place: usize) -> &mut DetectedDevice {
             &mut evidence.sources[0].result.as_mut().unwrap().devices[place]
         }
 
         /// The device nodes.
-        pub(crate) fn nodes_mut(evidence: &mut Evidence) -> &mut Vec<Node> {
+        pub(crate) fn nodes_mut(evidence: &mut DoctorEvidence) -> &mut Vec<DeviceNode> {
             match &mut evidence.nodes {
-                Told::Value(nodes) => nodes,
+                Reported::Value(nodes) => nodes,
                 _ => panic!("the sample has nodes"),
             }
         }
 
         /// A machine on which much is wrong at once, to have findings of many kinds.
-        pub(crate) fn every_kind() -> Vec<Finding> {
+        pub(crate) fn every_kind() -> Vec<DoctorFinding> {
             let mut broken = nvidia().with_kernel_log("NVRM: Xid (PCI:0000:01:00): 79");
-            device_mut(&mut broken, 0).health = Some(Health::Lost);
+            device_mut(&mut broken, 0).health = Some(DeviceHealth::Lost);
             device_mut(&mut broken, 0).mig = Some(true);
-            device_mut(&mut broken, 0).temperature_c = Told::Value(99);
-            device_mut(&mut broken, 1).health = Some(Health::Unhealthy("bad".into()));
-            device_mut(&mut broken, 1).utilization = Told::Value(Percent::FULL);
+            device_mut(&mut broken, 0).temperature_c = Reported::Value(99);
+            device_mut(&mut broken, 1).health = Some(DeviceHealth::Unhealthy("bad".into()));
+            device_mut(&mut broken, 1).utilization = Reported::Value(Percent::FULL);
             device_mut(&mut broken, 1).memory.unified = true;
             device_mut(&mut broken, 1).pci = parse_pci_address("0000:e1:00.0");
-            nodes_mut(&mut broken)[0].access = Access::Denied;
-            nodes_mut(&mut broken)[2].access = Access::Forbidden;
+            nodes_mut(&mut broken)[0].access = NodeAccess::Denied;
+            nodes_mut(&mut broken)[2].access = NodeAccess::Forbidden;
             nodes_mut(&mut broken).remove(3);
-            broken.persistence_daemon = Told::Value(false);
-            broken.confinement.host_pids = Told::Failed("no".into());
+            broken.persistence_daemon = Reported::Value(false);
+            broken.confinement.host_pids = Reported::Failed("no".into());
             broken.variables =
                 BTreeMap::from([("CUDA_VISIBLE_DEVICES", "9".to_owned()), ("HIP_VISIBLE_DEVICES", String::new())]);
             let silent = SourceError::Unresponsive { what: "x".into(), after: Duration::from_secs(9) };
@@ -288,74 +295,74 @@ pub(super) mod tests {
             let mut other = bind_all(amd(), Some("radeon"));
             other.variables =
                 BTreeMap::from([("ROCR_VISIBLE_DEVICES", "1".into()), ("HIP_VISIBLE_DEVICES", "1".into())]);
-            other.confinement.host_pids = Told::Value(false);
+            other.confinement.host_pids = Reported::Value(false);
             other.confinement.cgroup =
-                Told::Value(Cgroup { mode: CgroupMode::Legacy, controllers: BTreeSet::new(), kill: false });
+                Reported::Value(CgroupSupport { mode: CgroupMode::Legacy, controllers: BTreeSet::new(), kill: false });
             other.tools = BTreeMap::from([(SourceKind::AmdSmi, None), (SourceKind::RocmSmi, None)]);
             let mismatch = SourceError::VersionMismatch("x".into());
             let machines = [
                 broken,
                 other,
-                Evidence::default(),
+                DoctorEvidence::default(),
                 bind_all(nvidia(), Some("nouveau")),
                 bind_all(nvidia(), Some("vfio-pci")),
                 bind_all(nvidia(), None),
                 with_modules(bind_all(amd(), None), &[]),
                 fail(contained(nvidia()), SourceKind::Nvml, mismatch),
             ];
-            machines.iter().flat_map(examine).collect()
+            machines.iter().flat_map(diagnose).collect()
         }
 
-        fn machine(vendor: Vendor, source: SourceKind, driver: &str) -> Evidence {
-            let mut snapshot = Snapshot::default();
+        fn machine(vendor: Vendor, source: SourceKind, driver: &str) -> DoctorEvidence {
+            let mut snapshot = SourceReading::default();
             for (place, minor) in PLACES.iter().zip(0..) {
                 snapshot.push(device(vendor, place, minor));
             }
             let tool = Some("/usr/bin/tool".into());
             let controllers = ["cpu", "memory", "pids"].map(str::to_owned);
-            Evidence {
-                gpus: Told::Value(PLACES.iter().map(|place| on_bus(vendor, place, driver)).collect()),
+            DoctorEvidence {
+                gpus: Reported::Value(PLACES.iter().map(|place| on_bus(vendor, place, driver)).collect()),
                 sources: vec![SourceResult { kind: source, result: Ok(snapshot) }],
                 user: User {
                     uid: 1000,
                     gids: vec![1000],
-                    groups: Told::Value(vec![Group { gid: 110, name: "render".into(), lists_user: false }]),
+                    groups: Reported::Value(vec![Group { gid: 110, name: "render".into(), lists_user: false }]),
                 },
-                confinement: Confinement {
+                confinement: ContainerEvidence {
                     container: Vec::new(),
-                    host_pids: Told::Value(true),
-                    cgroup: Told::Value(Cgroup {
+                    host_pids: Reported::Value(true),
+                    cgroup: Reported::Value(CgroupSupport {
                         mode: CgroupMode::Unified,
                         controllers: controllers.into(),
                         kill: true,
                     }),
                 },
-                kernel_release: Told::Value("6.8.0-45-generic".into()),
+                kernel_release: Reported::Value("6.8.0-45-generic".into()),
                 tools: [SourceKind::NvidiaSmi, SourceKind::AmdSmi, SourceKind::RocmSmi]
                     .map(|kind| (kind, tool.clone()))
                     .into(),
-                ..Evidence::default()
+                ..DoctorEvidence::default()
             }
         }
 
-        fn device(vendor: Vendor, place: &str, minor: u32) -> Found {
+        fn device(vendor: Vendor, place: &str, minor: u32) -> DetectedDevice {
             let number = minor + 1;
             let uuid = match vendor {
                 Vendor::Nvidia => format!("GPU-00000000-0000-0000-0000-{number:012}"),
                 _ => format!("GPU-00000000000000a{number}"),
             };
-            Found {
+            DetectedDevice {
                 index: Some(minor),
                 minor: Some(if vendor == Vendor::Nvidia { minor } else { 128 + minor }),
                 name: Some("sample".into()),
                 uuid: Some(uuid.into()),
                 pci: parse_pci_address(place),
-                memory: Memory { total: Told::Value(Bytes(24 << 30)), ..Memory::default() },
-                utilization: Told::Value(Percent(0)),
-                temperature_c: Told::Value(40),
-                processes: Told::Value(Vec::new()),
-                health: Some(Health::Healthy),
-                ..Found::new(vendor)
+                memory: MemoryReading { total: Reported::Value(Bytes(24 << 30)), ..MemoryReading::default() },
+                utilization: Reported::Value(Percent(0)),
+                temperature_c: Reported::Value(40),
+                processes: Reported::Value(Vec::new()),
+                health: Some(DeviceHealth::Healthy),
+                ..DetectedDevice::new(vendor)
             }
         }
 
@@ -372,8 +379,8 @@ pub(super) mod tests {
             }
         }
 
-        fn node(name: &str, vendor: Vendor, mode: u32, gid: u32) -> Node {
-            Node { name: name.to_owned(), vendor: Some(vendor), mode, uid: 0, gid, access: Access::Granted }
+        fn node(name: &str, vendor: Vendor, mode: u32, gid: u32) -> DeviceNode {
+            DeviceNode { name: name.to_owned(), vendor: Some(vendor), mode, uid: 0, gid, access: NodeAccess::Granted }
         }
     }
 }

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::PoolStatus;
+use super::ResourcePoolStatus;
 use crate::limits::SETUP_TRIES;
 use crate::process::backoff;
 
@@ -296,15 +296,15 @@ impl Roster {
     }
 
     /// How many workers are in which state, and whether any can be had.
-    pub(super) fn status(&self) -> PoolStatus {
+    pub(super) fn status(&self) -> ResourcePoolStatus {
         let count = |is: fn(&State) -> bool| self.slots.iter().filter(|slot| is(&slot.state)).count();
-        PoolStatus {
+        ResourcePoolStatus {
             total_workers: self.total(),
             available_workers: count(|state| matches!(state, State::Free(_))),
             active_tasks: count(|state| matches!(state, State::Held { .. })),
             waiting_tasks: self.line.len(),
             failure: self.hopeless(),
-            ..PoolStatus::default()
+            ..ResourcePoolStatus::default()
         }
     }
 

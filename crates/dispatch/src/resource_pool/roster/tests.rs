@@ -193,7 +193,10 @@ fn workers_come_with_load_and_go_when_idle() {
     for ticket in tickets {
         world.give_back(ticket, Fitness::Fit);
     }
-    assert_eq!(world.roster.status(), PoolStatus { total_workers: 3, available_workers: 3, ..PoolStatus::default() });
+    assert_eq!(
+        world.roster.status(),
+        ResourcePoolStatus { total_workers: 3, available_workers: 3, ..ResourcePoolStatus::default() }
+    );
     world.pass(59 * SECOND);
     assert_eq!(world.free(), 3);
     world.pass(SECOND);
@@ -360,7 +363,7 @@ proptest! {
         }
         prop_assert!(world.roster.is_over());
         // Why the last worker died stays known.
-        prop_assert_eq!(PoolStatus { failure: None, ..world.roster.status() }, PoolStatus::default());
+        prop_assert_eq!(ResourcePoolStatus { failure: None, ..world.roster.status() }, ResourcePoolStatus::default());
     }
 }
 

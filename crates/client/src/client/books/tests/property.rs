@@ -92,7 +92,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// What was last seen of a GPU beyond what was promised then, in thousandths of a percent.
 #[derive(Debug, Clone, Copy)]
 struct Foreign {
-    at: Time,
+    at: PoolTime,
     memory: i64,
     utilization: i64,
 }
@@ -100,7 +100,7 @@ struct Foreign {
 struct Model {
     books: Books,
     asked: Vec<(u64, RequestBody)>,
-    states: BTreeMap<u64, Stage>,
+    states: BTreeMap<u64, LeaseState>,
     /// What is held: lease, GPU, thousandths, MiB.
     held: Vec<(u64, u32, i64, i64)>,
     /// GPUs that can be given, as far as the newest look tells.
@@ -127,7 +127,7 @@ impl Model {
                 let id = self.asked[one.index(self.asked.len())].0;
                 match step {
                     Step::Release(_) => drop(self.books.release(id)),
-                    Step::Follow(_) => drop(self.books.follow_all(&[id], Duration::from_secs(20)).await),
+                    Step::Follow(_) => drop(self.books.follow_leases(&[id], Duration::from_secs(20)).await),
                     _ => {
                         let token = self.books.lease(id).and_then(|lease| lease.token).unwrap_or(0);
                         drop(self.books.confirm(id, token));
@@ -203,7 +203,7 @@ impl Model {
             }
         }
         self.nothing_is_promised_twice()?;
-        self.books.lock().pool.sanity_check().map_err(TestCaseError::fail)?;
+        self.books.lock().pool.check_invariants().map_err(TestCaseError::fail)?;
         Ok(is_change)
     }
 

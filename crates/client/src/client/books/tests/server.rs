@@ -49,13 +49,13 @@ async fn a_server_that_was_not_seen_or_is_away_gives_nothing_and_takes_nothing_b
     let books = Books::new("server1", "ann", MAX_AGE);
     books.away();
     let unseen = books.ask("{}").unwrap_err();
-    assert!(unseen.code() == Some("not_seen") && unseen.is_passing(), "{unseen}");
+    assert!(unseen.code() == Some("not_seen") && unseen.is_transient(), "{unseen}");
     books.take_in(&summary(&[(0, 0.0, 0), (1, 0.0, 0)]), None);
     let held = books.ask("{}").unwrap();
     books.away();
     assert_eq!(books.code(r#"{"queue":false}"#), "no_capacity");
     assert_eq!(books.gpus()[1].closed.as_deref(), Some("node_lost"));
-    assert_eq!(books.state_of(&held), Stage::Active);
+    assert_eq!(books.state_of(&held), LeaseState::Active);
     let waiter = books.ask("{}").unwrap();
     books.take_in(&summary(&[(0, 0.0, 0), (1, 0.0, 0)]), None);
     assert_eq!(numbers(&books.lease(waiter.id).unwrap()), [1]);
@@ -76,7 +76,7 @@ async fn a_gpu_that_is_not_listed_takes_no_work_until_it_is_again() {
 #[tokio::test(start_paused = true)]
 async fn what_is_stale_or_failed_says_nothing_and_an_old_reading_closes() {
     let books = idle(&[0]);
-    let busy = |change: fn(&mut Summary)| {
+    let busy = |change: fn(&mut SummaryBody)| {
         let mut told = summary(&[(0, 99.0, 99)]);
         change(&mut told);
         told
@@ -113,7 +113,7 @@ async fn a_server_that_lies_is_believed_only_what_can_be() {
     books.take_in(&summary(&many), Some(&stats(&[(0, "GPU-a"), (0, "GPU-b")])));
     assert_eq!(books.gpus().len(), crate::limits::BOOKS_GPUS);
     for (gpu_count, total_memory_mb) in [(usize::MAX, 7000), (0, u64::MAX), (1, 0)] {
-        books.take_in(&Summary { gpu_count, total_memory_mb, ..summary(&[(0, 50.0, 0)]) }, None);
+        books.take_in(&SummaryBody { gpu_count, total_memory_mb, ..summary(&[(0, 50.0, 0)]) }, None);
         assert_eq!(books.gpus()[0].closed.as_deref(), Some("unhealthy"), "{gpu_count} {total_memory_mb}");
     }
 }
@@ -165,7 +165,7 @@ async fn a_gpu_that_gets_another_number_is_not_given_twice() {
 #[tokio::test(start_paused = true)]
 async fn health_holds_until_it_is_told_anew_and_heat_only_while_it_is_told() {
     let books = idle(&[0]);
-    let look = |change: fn(&mut stats::Gpu)| {
+    let look = |change: fn(&mut stats::GpuBody)| {
         let mut told = stats(&[(0, "GPU-a")]);
         change(&mut told.gpus[0]);
         books.take_in(&summary(&[(0, 0.0, 0)]), Some(&told));
@@ -201,7 +201,7 @@ async fn several_gpus_are_granted_by_one_look_and_not_by_halves_of_two() {
     let books = books(&[(0, 99.0, 0), (1, 0.0, 0)]);
     let waiter = books.ask(r#"{"gpus":2}"#).unwrap();
     books.take_in(&summary(&[(0, 0.0, 0), (1, 99.0, 0)]), None);
-    assert_eq!(books.state_of(&waiter), Stage::Queued);
+    assert_eq!(books.state_of(&waiter), LeaseState::Queued);
     books.take_in(&summary(&[(0, 0.0, 0), (1, 0.0, 0)]), None);
-    assert_eq!(books.state_of(&waiter), Stage::Active);
+    assert_eq!(books.state_of(&waiter), LeaseState::Active);
 }

@@ -8,26 +8,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{AttachBody, Attached, IfTaken};
-use gpupool_api::pool::{Device, Devices};
+use gpupool_api::lease::{AttachBody, AttachResponse, RevocationAction};
+use gpupool_api::pool::{DeviceBody, DeviceList};
 use gpupool_client::local::LocalAgent;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::news::gpu_news;
+use super::news::gpu_event_channel;
 use super::place::{Board, Held, Place, stopped};
-use super::{GpuError, GpuNewsReader, GpuWish, Granted};
+use super::{GpuError, GpuEventReceiver, GpuRequest, GrantedLease};
 use crate::limits::{ANSWER_PATIENCE, GIVE_BACK_LATER};
-use crate::plan::Place as WorkerPlace;
-use crate::{NotAttached, WorkerId};
+use crate::plan::WorkerSlot;
+use crate::{AttachError, WorkerId};
 
 /// Keeps the GPUs of a run. Stopped or dropped it gives everything back; end the workers before. Where the agent is away that is
 /// waited for five seconds, and then goes on in the background. A copy in a forked child gives nothing back.
 #[derive(Debug)]
 #[must_use = "dropping it gives everything back"]
-pub struct GpuKeeper {
+pub struct GpuLeaseManager {
     /// Once this is dropped, the thread gives everything back and ends.
     stop: Option<watch::Sender<()>>,
     agent: LocalAgent,
@@ -39,11 +39,11 @@ pub struct GpuKeeper {
     made_by: u32,
 }
 
-impl GpuKeeper {
+impl GpuLeaseManager {
     /// Asks the agent for what is wished. What becomes of it from then on is read from the second value.
-    pub fn start(agent: LocalAgent, wish: GpuWish) -> Result<(Self, GpuNewsReader), GpuError> {
+    pub fn start(agent: LocalAgent, wish: GpuRequest) -> Result<(Self, GpuEventReceiver), GpuError> {
         let bodies = wish.bodies()?;
-        let (news, reader) = gpu_news();
+        let (news, reader) = gpu_event_channel();
         let board = Board::new(bodies.len(), news);
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (stop, stopping) = watch::channel(());
@@ -73,39 +73,39 @@ impl GpuKeeper {
     ///
     /// Says in which control group it is now, where the agent can make one: moved out of it, the process is known by its
     /// environment only. `None` where the agent cannot see processes of ours.
-    pub fn attach(&self, granted: &Granted, pid: u32) -> Result<Option<Attached>, GpuError> {
+    pub fn attach_process(&self, granted: &GrantedLease, pid: u32) -> Result<Option<AttachResponse>, GpuError> {
         let (agent, board, place, lease) = (self.agent.clone(), self.board.clone(), granted.place, granted.lease);
         self.ask(async move { attach(&agent, &board, place, lease, pid).await })
     }
 
     /// Where a worker works that is started on what was granted. The place does not keep the GPUs: whoever has the keeper does.
-    pub fn place(self: &Arc<Self>, worker: WorkerId, granted: &Granted) -> WorkerPlace {
+    pub fn worker_slot(self: &Arc<Self>, worker: WorkerId, granted: &GrantedLease) -> WorkerSlot {
         let (keeper, granted) = (Arc::downgrade(self), granted.clone());
-        WorkerPlace {
+        WorkerSlot {
             gpu_ids: granted.gpu_ids(),
             environment: granted.env.clone(),
             attach: Some(Arc::new(move |pid| {
-                let given_back = || NotAttached::PlaceGone("the GPUs are being given back".into());
-                let attached = keeper.upgrade().ok_or_else(given_back)?.attach(&granted, pid);
+                let given_back = || AttachError::SlotRevoked("the GPUs are being given back".into());
+                let attached = keeper.upgrade().ok_or_else(given_back)?.attach_process(&granted, pid);
                 let attached = attached.map_err(|error| match error {
-                    GpuError::NotHeld { .. } => NotAttached::PlaceGone(error.to_string()),
-                    _ => NotAttached::NotNow(error.to_string()),
+                    GpuError::NotHeld { .. } => AttachError::SlotRevoked(error.to_string()),
+                    _ => AttachError::TryLater(error.to_string()),
                 })?;
                 Ok(attached.is_some_and(|attached| attached.cgroup.is_some()))
             })),
-            ..WorkerPlace::new(worker)
+            ..WorkerSlot::new(worker)
         }
     }
 
     /// GPU memory that processes use on the devices of all places, as the agent read it last; it reads every second, unless
     /// it was told otherwise.
-    pub fn gpu_memory(&self) -> Result<GpuMemory, GpuError> {
+    pub fn read_gpu_memory(&self) -> Result<GpuMemoryUsage, GpuError> {
         let (agent, board) = (self.agent.clone(), self.board.clone());
         self.ask(async move { look(&agent, &board).await })
     }
 
     /// Gives everything back, and waits until the agent has it.
-    pub fn give_back(self) {}
+    pub fn release_all(self) {}
 
     /// Has the thread do something, and waits for what comes of it.
     fn ask<T: Send + 'static>(
@@ -123,7 +123,7 @@ impl GpuKeeper {
     }
 }
 
-impl Drop for GpuKeeper {
+impl Drop for GpuLeaseManager {
     fn drop(&mut self) {
         if self.made_by != std::process::id() {
             // A forked child has no such thread, and what it held is its parent's. Waking the copy of a channel could wait for
@@ -168,36 +168,36 @@ async fn attach(
     place: usize,
     lease: u64,
     pid: u32,
-) -> Result<Option<Attached>, GpuError> {
+) -> Result<Option<AttachResponse>, GpuError> {
     let held = board.held().into_iter().nth(place).flatten().filter(|held| held.granted.lease == lease);
     let held = held.ok_or(GpuError::NotHeld { lease })?;
-    if !held.is_to_process {
+    if !held.is_bound_to_process {
         return Ok(None);
     }
     let body = AttachBody {
         token: held.granted.token,
         job_pid: Some(pid),
-        if_taken: IfTaken::EndJobs,
+        on_revocation: RevocationAction::EndJobs,
         ..AttachBody::default()
     };
     match agent.client().attach(lease, &body).await {
-        Err(error) if error.means_lost() => Err(GpuError::NotHeld { lease }),
+        Err(error) if error.is_lease_lost() => Err(GpuError::NotHeld { lease }),
         outcome => Ok(Some(outcome?)),
     }
 }
 
-async fn look(agent: &LocalAgent, board: &Board) -> Result<GpuMemory, GpuError> {
+async fn look(agent: &LocalAgent, board: &Board) -> Result<GpuMemoryUsage, GpuError> {
     let devices = agent.client().devices().await?;
     // One that was asked over its socket and cannot see our process has other numbers for processes.
-    let sees_us = |held: &Held| held.is_to_process || !agent.knows_us();
-    Ok(GpuMemory::new(&board.held(), &devices, sees_us))
+    let sees_us = |held: &Held| held.is_bound_to_process || !agent.sees_our_process();
+    Ok(GpuMemoryUsage::new(&board.held(), &devices, sees_us))
 }
 
 // How much GPU memory processes use, as the agent sees it.
 
 /// What processes used on the devices of each place, at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct GpuMemory {
+pub struct GpuMemoryUsage {
     places: Vec<Option<Seen>>,
 }
 
@@ -210,13 +210,13 @@ struct Seen {
     is_complete: bool,
 }
 
-impl GpuMemory {
+impl GpuMemoryUsage {
     /// What the devices of held leases tell; `sees_us` is whether the agent knows processes by the numbers we know them by.
-    pub(super) fn new(held: &[Option<Held>], devices: &Devices, sees_us: impl Fn(&Held) -> bool) -> Self {
+    pub(super) fn new(held: &[Option<Held>], devices: &DeviceList, sees_us: impl Fn(&Held) -> bool) -> Self {
         let of = |held: &Option<Held>| {
             let held = held.as_ref().filter(|held| sees_us(held))?;
             let ids = held.granted.gpu_ids();
-            let own: Vec<&Device> = devices.devices.iter().filter(|device| ids.contains(&device.gpu_id)).collect();
+            let own: Vec<&DeviceBody> = devices.devices.iter().filter(|device| ids.contains(&device.gpu_id)).collect();
             let is_told = own.len() == ids.len() && own.iter().all(|device| !device.stale);
             is_told.then(|| Seen::of(&own))
         };
@@ -225,7 +225,7 @@ impl GpuMemory {
 
     /// Bytes these processes use together on the devices of a place; `None` where that is not told. Where only some of them
     /// are told, it is at least so much.
-    pub fn of(&self, place: usize, pids: &[u32]) -> Option<u64> {
+    pub fn used_by(&self, place: usize, pids: &[u32]) -> Option<u64> {
         let seen = self.places.get(place)?.as_ref()?;
         let there = pids.iter().filter_map(|pid| seen.used.get(pid));
         let told: Vec<u64> = there.clone().flatten().copied().collect();
@@ -235,7 +235,7 @@ impl GpuMemory {
 }
 
 impl Seen {
-    fn of(devices: &[&Device]) -> Self {
+    fn of(devices: &[&DeviceBody]) -> Self {
         let mut used: HashMap<u32, Option<u64>> = HashMap::new();
         for process in devices.iter().flat_map(|device| &device.processes) {
             let bytes = process.memory_mib.map(|mib| mib.saturating_mul(1 << 20));
@@ -256,23 +256,23 @@ mod tests {
     #[test]
     fn a_keeper_can_be_shared_by_threads() {
         fn is_shared<T: Send + Sync>() {}
-        is_shared::<GpuKeeper>();
+        is_shared::<GpuLeaseManager>();
     }
 
-    fn memory(is_complete: bool) -> GpuMemory {
+    fn memory(is_complete: bool) -> GpuMemoryUsage {
         let used = HashMap::from([(1, Some(100)), (2, Some(20)), (3, None)]);
-        GpuMemory { places: vec![Some(Seen { used, is_complete }), None] }
+        GpuMemoryUsage { places: vec![Some(Seen { used, is_complete }), None] }
     }
 
     #[test]
     fn what_is_told_is_summed_and_what_is_not_is_no_number() {
         let all = memory(true);
-        assert_eq!(all.of(0, &[1, 2, 9]), Some(120));
-        assert_eq!(all.of(0, &[9]), Some(0), "all that are there are told of, and it is none of them");
-        assert_eq!(all.of(0, &[3]), None, "it is there and does not tell");
-        assert_eq!(all.of(0, &[1, 3]), Some(100));
-        assert_eq!((all.of(1, &[1]), all.of(7, &[1])), (None, None));
+        assert_eq!(all.used_by(0, &[1, 2, 9]), Some(120));
+        assert_eq!(all.used_by(0, &[9]), Some(0), "all that are there are told of, and it is none of them");
+        assert_eq!(all.used_by(0, &[3]), None, "it is there and does not tell");
+        assert_eq!(all.used_by(0, &[1, 3]), Some(100));
+        assert_eq!((all.used_by(1, &[1]), all.used_by(7, &[1])), (None, None));
         let some = memory(false);
-        assert_eq!((some.of(0, &[1]), some.of(0, &[9])), (Some(100), None));
+        assert_eq!((some.used_by(0, &[1]), some.used_by(0, &[9])), (Some(100), None));
     }
 }

@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex};
 use gpupool_confine::lock;
 use tokio::sync::mpsc;
 
-use super::Granted;
+use super::GrantedLease;
 use crate::limits::GPU_NOTES;
 
 /// What became of a place, or of the agent.
 #[derive(Debug, Clone, PartialEq)]
-pub enum GpuNews {
+pub enum GpuEvent {
     /// Workers may be started on this now.
-    Granted(Granted),
+    Granted(GrantedLease),
     /// The workers of this place must stop now: within five seconds the agent kills what runs under the lease. Another one is
     /// asked for, and told when it is granted.
     Lost {
@@ -45,27 +45,27 @@ pub enum GpuNews {
 
 /// News that was not read yet. At most one of each kind for each place, and [`GPU_NOTES`].
 #[derive(Debug, Default)]
-struct UnreadNews(VecDeque<GpuNews>);
+struct UnreadEvents(VecDeque<GpuEvent>);
 
-impl UnreadNews {
-    fn add(&mut self, news: GpuNews) {
+impl UnreadEvents {
+    fn add(&mut self, news: GpuEvent) {
         let unread = &mut self.0;
         match &news {
-            GpuNews::Lost { place, .. } => {
-                let grant = |old: &GpuNews| matches!(old, GpuNews::Granted(granted) if granted.place == *place);
+            GpuEvent::Lost { place, .. } => {
+                let grant = |old: &GpuEvent| matches!(old, GpuEvent::Granted(granted) if granted.place == *place);
                 if let Some(at) = unread.iter().position(grant) {
                     // No worker was started on it.
                     unread.remove(at);
                     return;
                 }
             }
-            GpuNews::Waiting { place, .. }
-            | GpuNews::Refused { place, .. }
-            | GpuNews::Granted(Granted { place, .. }) => {
-                unread.retain(|old| !matches!(old, GpuNews::Waiting { place: of, .. } if of == place));
+            GpuEvent::Waiting { place, .. }
+            | GpuEvent::Refused { place, .. }
+            | GpuEvent::Granted(GrantedLease { place, .. }) => {
+                unread.retain(|old| !matches!(old, GpuEvent::Waiting { place: of, .. } if of == place));
             }
-            GpuNews::Note(_) => {
-                let is_note = |old: &GpuNews| matches!(old, GpuNews::Note(_));
+            GpuEvent::Note(_) => {
+                let is_note = |old: &GpuEvent| matches!(old, GpuEvent::Note(_));
                 if unread.iter().filter(|old| is_note(old)).count() >= GPU_NOTES
                     && let Some(oldest) = unread.iter().position(is_note)
                 {
@@ -79,31 +79,31 @@ impl UnreadNews {
 
 /// The keeper's end. When the last clone is dropped, the reader ends.
 #[derive(Debug, Clone)]
-pub(super) struct GpuNewsSender {
-    unread: Arc<Mutex<UnreadNews>>,
+pub(super) struct GpuEventSender {
+    unread: Arc<Mutex<UnreadEvents>>,
     /// Holds one call to look.
     wake: mpsc::Sender<()>,
 }
 
-impl GpuNewsSender {
+impl GpuEventSender {
     /// Never waits.
-    pub(super) fn send(&self, news: GpuNews) {
+    pub(super) fn send(&self, news: GpuEvent) {
         lock(&self.unread).add(news);
         // Where a call waits already, it is for this as well; where the reader is gone, the news is not needed.
         let _ = self.wake.try_send(());
     }
 }
 
-/// The news of one [`super::GpuKeeper`], in the order they came.
+/// The news of one [`super::GpuLeaseManager`], in the order they came.
 #[derive(Debug)]
-pub struct GpuNewsReader {
-    unread: Arc<Mutex<UnreadNews>>,
+pub struct GpuEventReceiver {
+    unread: Arc<Mutex<UnreadEvents>>,
     wake: mpsc::Receiver<()>,
 }
 
-impl GpuNewsReader {
+impl GpuEventReceiver {
     /// Waits for the next news; `None` when the keeper is gone and all was read. Can be dropped while it waits.
-    pub async fn next(&mut self) -> Option<GpuNews> {
+    pub async fn next(&mut self) -> Option<GpuEvent> {
         loop {
             if let Some(news) = self.take() {
                 return Some(news);
@@ -115,7 +115,7 @@ impl GpuNewsReader {
     }
 
     /// The same, for a thread without a runtime.
-    pub fn blocking_next(&mut self) -> Option<GpuNews> {
+    pub fn blocking_next(&mut self) -> Option<GpuEvent> {
         loop {
             if let Some(news) = self.take() {
                 return Some(news);
@@ -126,37 +126,37 @@ impl GpuNewsReader {
         }
     }
 
-    fn take(&self) -> Option<GpuNews> {
+    fn take(&self) -> Option<GpuEvent> {
         lock(&self.unread).0.pop_front()
     }
 }
 
 /// Both ends.
-pub(super) fn gpu_news() -> (GpuNewsSender, GpuNewsReader) {
+pub(super) fn gpu_event_channel() -> (GpuEventSender, GpuEventReceiver) {
     let unread = Arc::default();
     let (calls, wake) = mpsc::channel(1);
-    (GpuNewsSender { unread: Arc::clone(&unread), wake: calls }, GpuNewsReader { unread, wake })
+    (GpuEventSender { unread: Arc::clone(&unread), wake: calls }, GpuEventReceiver { unread, wake })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn granted(place: usize, lease: u64) -> GpuNews {
-        GpuNews::Granted(Granted { place, lease, token: lease, devices: Vec::new(), env: Vec::new() })
+    fn granted(place: usize, lease: u64) -> GpuEvent {
+        GpuEvent::Granted(GrantedLease { place, lease, token: lease, devices: Vec::new(), env: Vec::new() })
     }
 
-    fn lost(place: usize) -> GpuNews {
-        GpuNews::Lost { place, why: "why".into() }
+    fn lost(place: usize) -> GpuEvent {
+        GpuEvent::Lost { place, why: "why".into() }
     }
 
-    fn waiting(place: usize, text: &str) -> GpuNews {
-        GpuNews::Waiting { place, text: text.into() }
+    fn waiting(place: usize, text: &str) -> GpuEvent {
+        GpuEvent::Waiting { place, text: text.into() }
     }
 
     /// What a reader that comes late reads.
-    fn read_late(news: impl IntoIterator<Item = GpuNews>) -> Vec<GpuNews> {
-        let (sender, mut reader) = gpu_news();
+    fn read_late(news: impl IntoIterator<Item = GpuEvent>) -> Vec<GpuEvent> {
+        let (sender, mut reader) = gpu_event_channel();
         news.into_iter().for_each(|news| sender.send(news));
         drop(sender);
         std::iter::from_fn(|| reader.blocking_next()).collect()
@@ -164,8 +164,8 @@ mod tests {
 
     #[test]
     fn a_reader_in_time_reads_everything() {
-        let (sender, mut reader) = gpu_news();
-        for news in [waiting(0, "second"), waiting(0, "first"), granted(0, 1), lost(0), GpuNews::Note("x".into())] {
+        let (sender, mut reader) = gpu_event_channel();
+        for news in [waiting(0, "second"), waiting(0, "first"), granted(0, 1), lost(0), GpuEvent::Note("x".into())] {
             sender.send(news.clone());
             assert_eq!(reader.blocking_next(), Some(news));
         }
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_reader_that_comes_late_reads_what_is_still_true() {
-        let refused = GpuNews::Refused { place: 3, why: "no".into() };
+        let refused = GpuEvent::Refused { place: 3, why: "no".into() };
         let news = [
             waiting(0, "second"),
             waiting(1, "third"),
@@ -197,16 +197,16 @@ mod tests {
     fn however_long_nobody_reads_what_is_kept_is_bounded() {
         let read = read_late((0..10_000).flat_map(|number: u64| {
             let (place, text) = ((number % 3) as usize, number.to_string());
-            [waiting(place, &text), granted(place, number), lost(place), GpuNews::Note(text)]
+            [waiting(place, &text), granted(place, number), lost(place), GpuEvent::Note(text)]
         }));
-        let notes: Vec<&GpuNews> = read.iter().filter(|news| matches!(news, GpuNews::Note(_))).collect();
-        assert_eq!((notes.len(), notes[GPU_NOTES - 1]), (GPU_NOTES, &GpuNews::Note("9999".into())));
+        let notes: Vec<&GpuEvent> = read.iter().filter(|news| matches!(news, GpuEvent::Note(_))).collect();
+        assert_eq!((notes.len(), notes[GPU_NOTES - 1]), (GPU_NOTES, &GpuEvent::Note("9999".into())));
         assert!(read.len() <= 4 * 3 + GPU_NOTES, "{read:#?}");
     }
 
     #[tokio::test]
     async fn a_task_that_waits_is_woken_and_ends_with_the_keeper() {
-        let (sender, mut reader) = gpu_news();
+        let (sender, mut reader) = gpu_event_channel();
         let read = tokio::spawn(async move { (reader.next().await, reader.next().await, reader.next().await) });
         tokio::task::yield_now().await;
         sender.send(granted(0, 1));

@@ -1,7 +1,7 @@
 //! The log of finished tasks, in the columns of GNU parallel, from which an interrupted run goes on.
 //!
 //! [`JobLog`] appends a line when a task is over, at once, so that killing the run loses none; a thread of its own brings
-//! them to the disk without taking more than a small part of the time, and ends with the log. [`Finished`] is what an
+//! them to the disk without taking more than a small part of the time, and ends with the log. [`FinishedTasks`] is what an
 //! earlier run's log says: which tasks are not to be repeated, in two bytes for each.
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -73,7 +73,7 @@ fn trouble(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> JobLog
 
 /// What of an earlier run is done again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Again {
+pub enum RerunPolicy {
     /// Nothing that was logged.
     Nothing,
     /// What failed.
@@ -93,7 +93,7 @@ pub struct JobLog {
 
 impl JobLog {
     /// Begins a log. An earlier run's log in the same file is given up.
-    pub fn start(path: &Path) -> Result<Self, JobLogError> {
+    pub fn create(path: &Path) -> Result<Self, JobLogError> {
         let file = open(path)?;
         let mut beginning = Vec::new();
         let read = (&file).take(HEADER.len() as u64).read_to_end(&mut beginning);
@@ -107,9 +107,9 @@ impl JobLog {
 
     /// Goes on with an earlier run's log, or begins one where there is none. A line that was cut off is removed: its task
     /// was not logged.
-    pub fn resume(path: &Path, again: Again) -> Result<(Self, Finished), JobLogError> {
+    pub fn resume(path: &Path, again: RerunPolicy) -> Result<(Self, FinishedTasks), JobLogError> {
         let mut file = open(path)?;
-        let (finished, end) = Finished::read(&mut file, path, again)?;
+        let (finished, end) = FinishedTasks::read(&mut file, path, again)?;
         Ok((Self::write_on(file, path, end)?, finished))
     }
 
@@ -129,7 +129,7 @@ impl JobLog {
     }
 
     /// Writes what became of a task. It is in the file when this returns, and on the disk a moment later.
-    pub fn append(&mut self, entry: &Entry<'_>) -> Result<(), JobLogError> {
+    pub fn append(&mut self, entry: &JobLogEntry<'_>) -> Result<(), JobLogError> {
         self.line.clear();
         entry.write(&mut self.line);
         if let Err(error) = self.file.write_all(&self.line) {
@@ -167,7 +167,7 @@ const THIS_HOST: &str = ":";
 
 /// A task that is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry<'a> {
+pub struct JobLogEntry<'a> {
     /// Its place in the source, from 1.
     pub seq: u64,
     /// Since when it was worked on.
@@ -184,7 +184,7 @@ pub struct Entry<'a> {
     pub command: &'a [u8],
 }
 
-impl Entry<'_> {
+impl JobLogEntry<'_> {
     fn write(&self, line: &mut Vec<u8>) {
         let started = self.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         // Writing to memory cannot fail.
@@ -262,7 +262,7 @@ const READ_BYTES: usize = 1 << 18;
 
 /// Tasks that are not to be repeated.
 #[derive(Debug)]
-pub struct Finished {
+pub struct FinishedTasks {
     path: PathBuf,
     /// By number: 0 where it is not over, else the digest of its command.
     pieces: Vec<Option<Box<[u16]>>>,
@@ -270,14 +270,14 @@ pub struct Finished {
     scratch: Vec<u8>,
 }
 
-impl Finished {
+impl FinishedTasks {
     /// How many there are.
     pub fn count(&self) -> u64 {
         self.count
     }
 
     /// Whether this task is over. An error where the log tells of another command with its number.
-    pub fn has(&mut self, seq: u64, command: &[u8]) -> Result<bool, JobLogError> {
+    pub fn contains(&mut self, seq: u64, command: &[u8]) -> Result<bool, JobLogError> {
         let logged = self.digest_of(seq);
         if logged == 0 {
             return Ok(false);
@@ -293,10 +293,10 @@ impl Finished {
     }
 
     /// Reads a log from its beginning. Gives where its last whole line ends too.
-    fn read(file: &mut File, path: &Path, again: Again) -> Result<(Self, u64), JobLogError> {
+    fn read(file: &mut File, path: &Path, again: RerunPolicy) -> Result<(Self, u64), JobLogError> {
         let mut finished = Self { path: path.to_owned(), pieces: Vec::new(), count: 0, scratch: Vec::new() };
         let end = each_entry(file, path, |logged| {
-            let is_over = logged.is_good || again == Again::Nothing;
+            let is_over = logged.is_good || again == RerunPolicy::Nothing;
             finished.set(logged.seq, if is_over { digest(logged.command) } else { 0 });
         })?;
         Ok((finished, end))
@@ -461,9 +461,17 @@ impl Shared {
 mod tests {
     use super::*;
 
-    fn entry(command: &[u8]) -> Entry<'_> {
+    fn entry(command: &[u8]) -> JobLogEntry<'_> {
         let started = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_042);
-        Entry { seq: 7, started, took: Duration::from_millis(1_503), received: 12, exit_code: 0, signal: 0, command }
+        JobLogEntry {
+            seq: 7,
+            started,
+            took: Duration::from_millis(1_503),
+            received: 12,
+            exit_code: 0,
+            signal: 0,
+            command,
+        }
     }
 
     #[test]
@@ -477,7 +485,7 @@ mod tests {
     #[test]
     fn what_was_written_is_read_and_what_is_no_entry_is_told() {
         let mut line = Vec::new();
-        Entry { exit_code: -1, ..entry(b"x") }.write(&mut line);
+        JobLogEntry { exit_code: -1, ..entry(b"x") }.write(&mut line);
         let read = Logged::parse(line.trim_ascii_end()).unwrap();
         assert_eq!(read, Logged { seq: 7, is_good: false, command: b"x" });
         for (line, says) in [

@@ -4,19 +4,19 @@ use std::fmt;
 use std::sync::Arc;
 
 use gpupool_core::{
-    Attribution, Bytes, DeviceFacts, DeviceIdentity, DeviceMemory, Health, IsolationSupport, Labels,
-    Partition as CorePartition, PciAddress, Percent, ProcessUse, Reading, Share, Time, Vendor,
+    Bytes, DeviceFacts, DeviceHealth, DeviceIdentity, DeviceMemory, DeviceReading, IsolationSupport, Labels,
+    PartitionFacts as CorePartition, PciAddress, Percent, PoolTime, ProcessAttribution, ProcessUsage, Share, Vendor,
 };
 use serde::Serialize;
 
 use crate::limits;
-use crate::told::{Told, words};
+use crate::reported::{Reported, words};
 
 /// Electrical power, in thousandths of a watt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Watts(pub u64);
+pub struct Milliwatts(pub u64);
 
-impl Watts {
+impl Milliwatts {
     /// So many watts, to the thousandth, or `None` for what power cannot be.
     pub(crate) fn from_number(watts: f64) -> Option<Self> {
         (0.0..1e9).contains(&watts).then(|| Self((watts * 1000.0).round() as u64))
@@ -28,7 +28,7 @@ impl Watts {
     }
 }
 
-impl fmt::Display for Watts {
+impl fmt::Display for Milliwatts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} W", self.as_number())
     }
@@ -36,7 +36,7 @@ impl fmt::Display for Watts {
 
 /// Whether memory a device reports as used includes what its driver keeps for itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum UsedMeans {
+pub enum UsedMemoryScope {
     /// Used memory is what programs use (NVML v2, nvidia-smi since driver 510).
     WithoutReserved,
     /// Used memory includes what the driver keeps (NVML v1, older nvidia-smi).
@@ -48,29 +48,29 @@ pub enum UsedMeans {
 
 /// The memory of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryReading {
     /// All of its own.
-    pub total: Told<Bytes>,
+    pub total: Reported<Bytes>,
     /// What the driver keeps.
-    pub reserved: Told<Bytes>,
+    pub reserved: Reported<Bytes>,
     /// What is in use.
-    pub used: Told<Bytes>,
+    pub used: Reported<Bytes>,
     /// What "in use" means here.
-    pub used_means: UsedMeans,
+    pub used_means: UsedMemoryScope,
     /// Set where the device shares the memory of the host and has none of its own.
     pub unified: bool,
     /// Host memory it may also use (AMD's GTT), the real memory of an APU.
-    pub host_total: Told<Bytes>,
+    pub host_total: Reported<Bytes>,
     /// How much of that is in use.
-    pub host_used: Told<Bytes>,
+    pub host_used: Reported<Bytes>,
 }
 
-impl Memory {
+impl MemoryReading {
     /// Memory in use by programs, without what the driver keeps, where that can be told.
-    pub fn used_by_programs(&self) -> Told<Bytes> {
+    pub fn used_by_programs(&self) -> Reported<Bytes> {
         match (self.used_means, &self.used, &self.reserved) {
-            (UsedMeans::WithReserved, Told::Value(used), Told::Value(reserved)) => {
-                Told::Value(used.saturating_sub(*reserved))
+            (UsedMemoryScope::WithReserved, Reported::Value(used), Reported::Value(reserved)) => {
+                Reported::Value(used.saturating_sub(*reserved))
             }
             _ => self.used.clone(),
         }
@@ -80,7 +80,7 @@ impl Memory {
 /// Which part of a larger device a device is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Partition {
+pub enum DevicePartition {
     /// A MIG instance.
     Mig {
         /// UUID of the GPU it is cut from, where the source tells.
@@ -103,7 +103,7 @@ pub enum Partition {
     },
 }
 
-impl Partition {
+impl DevicePartition {
     /// How much of its parent it is, where that is known: by the slices of a MIG profile, by the number of AMD parts.
     ///
     /// `model` is the name of the GPU: those of the A30 and RTX PRO kinds have four slices, others seven.
@@ -140,7 +140,7 @@ impl Partition {
 
 /// What a process does on a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Doing {
+pub enum ProcessActivity {
     /// Computes.
     Compute,
     /// Draws.
@@ -152,7 +152,7 @@ pub enum Doing {
     Unknown,
 }
 
-impl Doing {
+impl ProcessActivity {
     /// What a process does that computes, or draws.
     pub(crate) const fn of(computes: bool, draws: bool) -> Self {
         match (computes, draws) {
@@ -166,22 +166,22 @@ impl Doing {
 
 /// A process on a device, as the driver names it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Process {
+pub struct DeviceProcess {
     /// Its number in the driver's PID namespace, which is the host's.
     pub pid: u32,
     /// The name the source gave.
     pub name: Option<Arc<str>>,
     /// What it does.
-    pub doing: Doing,
+    pub activity: ProcessActivity,
     /// Device memory it uses.
-    pub memory: Told<Bytes>,
-    /// The process of this host, once an [`Attributor`](crate::Attributor) has looked it up.
-    pub who: crate::attribution::HostProcess,
+    pub memory: Reported<Bytes>,
+    /// The process of this host, once an [`ProcessAttributor`](crate::ProcessAttributor) has looked it up.
+    pub host_lookup: crate::attribution::HostProcessLookup,
 }
 
 /// A device as one source found it at one time. Everything a source does not tell stays empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct DetectedDevice {
     /// The number the source gives it; one of several orders, never an identity.
     pub index: Option<u32>,
     /// The minor number of its device node: `/dev/nvidia3`, `/dev/dri/renderD131`.
@@ -195,7 +195,7 @@ pub struct Found {
     /// Its place on the bus.
     pub pci: Option<PciAddress>,
     /// Set where it is a part of a larger device.
-    pub partition: Option<Partition>,
+    pub partition: Option<DevicePartition>,
     /// Whether MIG is on, on a GPU that can.
     pub mig: Option<bool>,
     /// Version of its driver.
@@ -203,24 +203,24 @@ pub struct Found {
     /// NUMA node it is nearest to.
     pub numa: Option<u32>,
     /// Its memory.
-    pub memory: Memory,
+    pub memory: MemoryReading,
     /// How busy it is.
-    pub utilization: Told<Percent>,
+    pub utilization: Reported<Percent>,
     /// Temperature of the chip in °C.
-    pub temperature_c: Told<i16>,
+    pub temperature_c: Reported<i16>,
     /// Power drawn.
-    pub power: Told<Watts>,
+    pub power: Reported<Milliwatts>,
     /// The most it may draw.
-    pub power_limit: Told<Watts>,
+    pub power_limit: Reported<Milliwatts>,
     /// Every process on it; a value only where the list is complete.
-    pub processes: Told<Vec<Process>>,
+    pub processes: Reported<Vec<DeviceProcess>>,
     /// Whether it can be trusted; `None` where the source says nothing of it.
-    pub health: Option<Health>,
+    pub health: Option<DeviceHealth>,
     /// Asleep to save power: not read further, because reading would wake it.
     pub asleep: bool,
 }
 
-impl Found {
+impl DetectedDevice {
     /// A device of which nothing is known but its maker.
     pub fn new(vendor: Vendor) -> Self {
         Self {
@@ -234,12 +234,12 @@ impl Found {
             mig: None,
             driver: None,
             numa: None,
-            memory: Memory::default(),
-            utilization: Told::ABSENT,
-            temperature_c: Told::ABSENT,
-            power: Told::ABSENT,
-            power_limit: Told::ABSENT,
-            processes: Told::ABSENT,
+            memory: MemoryReading::default(),
+            utilization: Reported::ABSENT,
+            temperature_c: Reported::ABSENT,
+            power: Reported::ABSENT,
+            power_limit: Reported::ABSENT,
+            processes: Reported::ABSENT,
             health: None,
             asleep: false,
         }
@@ -247,7 +247,7 @@ impl Found {
 
     /// Whether it is a MIG instance.
     pub(crate) fn is_mig_instance(&self) -> bool {
-        matches!(self.partition, Some(Partition::Mig { .. }))
+        matches!(self.partition, Some(DevicePartition::Mig { .. }))
     }
 
     /// Which of the partitions of its PCI device it is, where it is one.
@@ -311,12 +311,12 @@ pub(crate) fn is_uuid(text: &str) -> bool {
 }
 
 /// The worse of two opinions on a device's health.
-pub(crate) fn worse(a: Option<Health>, b: Option<Health>) -> Option<Health> {
-    let rank = |health: &Option<Health>| match health {
+pub(crate) fn worse(a: Option<DeviceHealth>, b: Option<DeviceHealth>) -> Option<DeviceHealth> {
+    let rank = |health: &Option<DeviceHealth>| match health {
         None => 0,
-        Some(Health::Healthy) => 1,
-        Some(Health::Unhealthy(_)) => 2,
-        Some(Health::Lost) => 3,
+        Some(DeviceHealth::Healthy) => 1,
+        Some(DeviceHealth::Unhealthy(_)) => 2,
+        Some(DeviceHealth::Lost) => 3,
     };
     if rank(&b) > rank(&a) { b } else { a }
 }
@@ -326,7 +326,7 @@ pub(crate) fn worse(a: Option<Health>, b: Option<Health>) -> Option<Health> {
 /// Names of a vendor's GPUs where the driver gives none.
 const NAMELESS: &str = "unknown GPU";
 
-impl Found {
+impl DetectedDevice {
     /// Whether work can be put on it: not on a GPU that is cut into MIG instances, only on the instances.
     pub fn takes_work(&self) -> bool {
         self.mig != Some(true) || self.partition.is_some()
@@ -357,31 +357,33 @@ impl Found {
 
     /// The device it is cut from, as far as it tells by itself: by UUID, else by the place on the bus.
     fn parent(&self) -> Option<DeviceIdentity> {
-        if let Some(Partition::Mig { parent_uuid: Some(uuid), .. }) = &self.partition {
+        if let Some(DevicePartition::Mig { parent_uuid: Some(uuid), .. }) = &self.partition {
             return Some(DeviceIdentity::Uuid(uuid.clone()));
         }
         Some(DeviceIdentity::Pci { address: self.pci?, partition: None })
     }
 
     /// What it read at a time; `whose` says to whom a process belongs.
-    pub fn reading(&self, at: Time, whose: impl Fn(&Process) -> Attribution) -> Reading {
-        let process =
-            |process: &Process| ProcessUse { attribution: whose(process), memory: process.memory.value().copied() };
-        Reading {
+    pub fn reading(&self, at: PoolTime, whose: impl Fn(&DeviceProcess) -> ProcessAttribution) -> DeviceReading {
+        let process = |process: &DeviceProcess| ProcessUsage {
+            attribution: whose(process),
+            memory: process.memory.value().copied(),
+        };
+        DeviceReading {
             at,
             memory_used: self.memory.used_by_programs().field(),
             utilization: self.utilization.field(),
             temperature_c: self.temperature_c.field(),
             processes: match &self.processes {
-                Told::Value(list) => Some(list.iter().map(process).collect()),
-                Told::Unsupported(_) | Told::Failed(_) => None,
+                Reported::Value(list) => Some(list.iter().map(process).collect()),
+                Reported::Unsupported(_) | Reported::Failed(_) => None,
             },
             leases_as_of: None,
         }
     }
 }
 
-impl Partition {
+impl DevicePartition {
     /// The vendor's name of the cut.
     pub(crate) fn profile(&self) -> Option<Arc<str>> {
         match self {
@@ -393,18 +395,18 @@ impl Partition {
 
 // Texts from outside, kept at a bounded length wherever they came from.
 
-impl Found {
+impl DetectedDevice {
     /// Cuts every text of the device.
     pub(crate) fn bound_texts(&mut self) {
         [&mut self.name, &mut self.uuid, &mut self.driver].into_iter().for_each(bound_optional);
         match &mut self.partition {
-            Some(Partition::Mig { parent_uuid, profile, .. }) => {
+            Some(DevicePartition::Mig { parent_uuid, profile, .. }) => {
                 [parent_uuid, profile].into_iter().for_each(bound_optional)
             }
-            Some(Partition::Amd { mode, .. }) => bound_optional(mode),
+            Some(DevicePartition::Amd { mode, .. }) => bound_optional(mode),
             None => {}
         }
-        if let Some(Health::Unhealthy(reason)) = &mut self.health {
+        if let Some(DeviceHealth::Unhealthy(reason)) = &mut self.health {
             bound_shared(reason);
         }
         let memory = &mut self.memory;
@@ -415,7 +417,7 @@ impl Found {
         bound_told(&mut self.power);
         bound_told(&mut self.power_limit);
         bound_told(&mut self.processes);
-        if let Told::Value(processes) = &mut self.processes {
+        if let Reported::Value(processes) = &mut self.processes {
             processes.truncate(limits::PROCESSES);
             for process in processes {
                 bound_optional(&mut process.name);
@@ -440,8 +442,8 @@ fn bound_shared(text: &mut Arc<str>) {
     }
 }
 
-fn bound_told<T>(told: &mut Told<T>) {
-    if let Told::Unsupported(said) | Told::Failed(said) = told
+fn bound_told<T>(told: &mut Reported<T>) {
+    if let Reported::Unsupported(said) | Reported::Failed(said) = told
         && !is_short(said)
     {
         *said = words(said);
@@ -456,35 +458,35 @@ fn is_short(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpupool_core::Field;
+    use gpupool_core::ReadingField;
 
-    use crate::found::UsedMeans;
+    use crate::detected_device::UsedMemoryScope;
     use crate::limits;
 
     #[test]
     fn memory_used_by_programs_leaves_out_what_the_driver_keeps() {
-        let memory = |used_means| Memory {
-            used: Told::Value(Bytes(920)),
-            reserved: Told::Value(Bytes(912)),
+        let memory = |used_means| MemoryReading {
+            used: Reported::Value(Bytes(920)),
+            reserved: Reported::Value(Bytes(912)),
             used_means,
-            ..Memory::default()
+            ..MemoryReading::default()
         };
-        assert_eq!(memory(UsedMeans::WithReserved).used_by_programs(), Told::Value(Bytes(8)));
-        assert_eq!(memory(UsedMeans::WithoutReserved).used_by_programs(), Told::Value(Bytes(920)));
+        assert_eq!(memory(UsedMemoryScope::WithReserved).used_by_programs(), Reported::Value(Bytes(8)));
+        assert_eq!(memory(UsedMemoryScope::WithoutReserved).used_by_programs(), Reported::Value(Bytes(920)));
     }
 
     #[test]
     fn texts_of_another_source_are_cut_when_they_are_taken() {
-        let mut other = Found::new(Vendor::Nvidia);
+        let mut other = DetectedDevice::new(Vendor::Nvidia);
         other.driver = Some("5".repeat(2 * limits::WORDS).into());
-        let mut found = Found::new(Vendor::Nvidia);
+        let mut found = DetectedDevice::new(Vendor::Nvidia);
         found.fill_from(other);
         assert_eq!(found.driver.map(|driver| driver.len()), Some(limits::WORDS));
     }
 
     #[test]
     fn a_mig_profile_says_how_much_of_the_gpu_it_is() {
-        let mig = |profile: &str| Partition::Mig {
+        let mig = |profile: &str| DevicePartition::Mig {
             parent_uuid: None,
             gpu_instance: Some(7),
             compute_instance: Some(0),
@@ -502,22 +504,22 @@ mod tests {
         DeviceIdentity::Uuid(name.into())
     }
 
-    fn gpu() -> Found {
-        let mut found = Found::new(Vendor::Nvidia);
+    fn gpu() -> DetectedDevice {
+        let mut found = DetectedDevice::new(Vendor::Nvidia);
         found.name = Some("NVIDIA A100".into());
-        found.memory.total = Told::Value(Bytes(1000));
-        found.memory.reserved = Told::Value(Bytes(100));
-        found.memory.used = Told::Value(Bytes(150));
-        found.memory.used_means = UsedMeans::WithReserved;
+        found.memory.total = Reported::Value(Bytes(1000));
+        found.memory.reserved = Reported::Value(Bytes(100));
+        found.memory.used = Reported::Value(Bytes(150));
+        found.memory.used_means = UsedMemoryScope::WithReserved;
         found
     }
 
     #[test]
     fn what_the_driver_keeps_is_neither_for_sale_nor_in_use() {
         assert_eq!(gpu().facts(identity("a"), None).memory_capacity(), Some(Bytes(900)));
-        let reading = gpu().reading(Time(5), |_| Attribution::Foreign);
-        assert_eq!(reading.memory_used, Field::Value(Bytes(50)));
-        assert_eq!(reading.utilization, Field::Unsupported);
+        let reading = gpu().reading(PoolTime(5), |_| ProcessAttribution::Foreign);
+        assert_eq!(reading.memory_used, ReadingField::Value(Bytes(50)));
+        assert_eq!(reading.utilization, ReadingField::Unsupported);
         assert_eq!(reading.processes, None);
     }
 
@@ -534,7 +536,7 @@ mod tests {
         parent.mig = Some(true);
         assert!(!parent.takes_work());
         let mut instance = parent.clone();
-        instance.partition = Some(Partition::Mig {
+        instance.partition = Some(DevicePartition::Mig {
             parent_uuid: Some("a".into()),
             gpu_instance: Some(1),
             compute_instance: Some(0),
@@ -542,7 +544,7 @@ mod tests {
         });
         assert!(instance.takes_work());
         let facts = instance.facts(identity("m"), Some(identity("a")));
-        assert_eq!(facts.of_gpu(), Share(428));
+        assert_eq!(facts.share_of_gpu(), Share(428));
         assert_eq!(facts.partition.unwrap().parent, identity("a"));
         assert_eq!(facts.isolation, IsolationSupport { mps: false, mig: true });
     }

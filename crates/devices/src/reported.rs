@@ -2,14 +2,14 @@
 
 use std::borrow::Cow;
 
-use gpupool_core::Field;
+use gpupool_core::ReadingField;
 
 /// Words that came with a field that has no value; empty where the source just does not have the field.
 pub(crate) type Words = Cow<'static, str>;
 
 /// One field of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Told<T> {
+pub enum Reported<T> {
     /// The source said so.
     Value(T),
     /// The device or the source cannot say; in its own words where it used any.
@@ -18,7 +18,7 @@ pub enum Told<T> {
     Failed(Words),
 }
 
-impl<T> Told<T> {
+impl<T> Reported<T> {
     /// The source has no such field.
     pub const ABSENT: Self = Self::Unsupported(Cow::Borrowed(""));
 
@@ -44,16 +44,16 @@ impl<T> Told<T> {
     }
 
     /// The value turned into another.
-    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Told<U> {
-        self.and_then(|value| Told::Value(f(value)))
+    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Reported<U> {
+        self.and_then(|value| Reported::Value(f(value)))
     }
 
     /// What the value means, where there is one.
-    pub(crate) fn and_then<U>(self, f: impl FnOnce(T) -> Told<U>) -> Told<U> {
+    pub(crate) fn and_then<U>(self, f: impl FnOnce(T) -> Reported<U>) -> Reported<U> {
         match self {
             Self::Value(value) => f(value),
-            Self::Unsupported(words) => Told::Unsupported(words),
-            Self::Failed(words) => Told::Failed(words),
+            Self::Unsupported(words) => Reported::Unsupported(words),
+            Self::Failed(words) => Reported::Failed(words),
         }
     }
 
@@ -81,14 +81,14 @@ impl<T> Told<T> {
     }
 
     /// The field as the core keeps it.
-    pub(crate) fn field(&self) -> Field<T>
+    pub(crate) fn field(&self) -> ReadingField<T>
     where
         T: Copy,
     {
         match self {
-            Self::Value(value) => Field::Value(*value),
-            Self::Unsupported(_) => Field::Unsupported,
-            Self::Failed(_) => Field::Failed,
+            Self::Value(value) => ReadingField::Value(*value),
+            Self::Unsupported(_) => ReadingField::Unsupported,
+            Self::Failed(_) => ReadingField::Failed,
         }
     }
 
@@ -105,7 +105,7 @@ impl<T> Told<T> {
     }
 }
 
-impl<T> Default for Told<T> {
+impl<T> Default for Reported<T> {
     fn default() -> Self {
         Self::ABSENT
     }
@@ -165,13 +165,13 @@ impl Missing {
 mod tests {
     use super::*;
 
-    fn number(cell: &str) -> Told<u32> {
-        Told::from_cell(cell, |text| text.parse().ok())
+    fn number(cell: &str) -> Reported<u32> {
+        Reported::from_cell(cell, |text| text.parse().ok())
     }
 
     #[test]
     fn a_cell_is_a_value_or_says_why_not() {
-        assert_eq!(number(" 42 "), Told::Value(42));
+        assert_eq!(number(" 42 "), Reported::Value(42));
         for cannot in [
             "[N/A]",
             "N/A",
@@ -181,22 +181,22 @@ mod tests {
             "Not available in WDDM",
             "",
         ] {
-            assert!(matches!(number(cannot), Told::Unsupported(_)), "{cannot}");
+            assert!(matches!(number(cannot), Reported::Unsupported(_)), "{cannot}");
         }
         assert!(matches!(
             number("[Requested functionality has been deprecated]"),
-            Told::Unsupported(words) if words == "[Requested functionality has been deprecated]"
+            Reported::Unsupported(words) if words == "[Requested functionality has been deprecated]"
         ));
         for failed in ["ERR!", "[Unknown Error]", "[GPU requires reset]", "[Insufficient Permissions]", "[new words]"] {
-            assert!(matches!(number(failed), Told::Failed(_)), "{failed}");
+            assert!(matches!(number(failed), Reported::Failed(_)), "{failed}");
         }
-        assert_eq!(number("forty"), Told::Failed("forty".into()));
+        assert_eq!(number("forty"), Reported::Failed("forty".into()));
     }
 
     #[test]
     fn a_value_from_another_source_beats_no_value() {
-        assert_eq!(Told::ABSENT.or(Told::Value(1)), Told::Value(1));
-        assert_eq!(Told::Failed("x".into()).or(Told::<u8>::ABSENT), Told::Failed("x".into()));
-        assert_eq!(Told::Value(1).or(Told::Value(2)), Told::Value(1));
+        assert_eq!(Reported::ABSENT.or(Reported::Value(1)), Reported::Value(1));
+        assert_eq!(Reported::Failed("x".into()).or(Reported::<u8>::ABSENT), Reported::Failed("x".into()));
+        assert_eq!(Reported::Value(1).or(Reported::Value(2)), Reported::Value(1));
     }
 }

@@ -1,12 +1,12 @@
 //! GPUs from the pool: a run wishes for some, and holds leases on them for as long as it lives.
 //!
-//! [`GpuKeeper`] asks an agent of this machine for each GPU on its own, so that work begins on the first one while others are
-//! still waited for. It says by [`GpuNews`] what workers may be started on, and what they must leave: a lease that is lost is
+//! [`GpuLeaseManager`] asks an agent of this machine for each GPU on its own, so that work begins on the first one while others are
+//! still waited for. It says by [`GpuEvent`] what workers may be started on, and what they must leave: a lease that is lost is
 //! asked for anew. Everything is given back when it is stopped or dropped. Where the whole process
 //! is killed the agent sees its end: over the Unix socket it watches the process, over TCP a connection.
 //!
-//! A worker that runs under a lease is told to the agent ([`GpuKeeper::attach`]) and gets the environment of the lease
-//! ([`Granted::env`]). Its processes are known to be the lease's by the control group they are in, where the agent can make
+//! A worker that runs under a lease is told to the agent ([`GpuLeaseManager::attach_process`]) and gets the environment of the lease
+//! ([`GrantedLease::env`]). Its processes are known to be the lease's by the control group they are in, where the agent can make
 //! one, and else by descending from us with an environment that names the lease; so several workers can share one lease, and
 //! several leases one device.
 
@@ -17,13 +17,13 @@ mod place;
 use std::collections::BTreeSet;
 use std::io;
 
-use gpupool_api::lease::{Lease, LeaseDevice};
+use gpupool_api::lease::{LeaseBody, LeaseDevice};
 use gpupool_api::{RequestBody, SelectBody};
 use gpupool_client::ClientError;
 use gpupool_core::GpuId;
 
-pub use keeper::{GpuKeeper, GpuMemory};
-pub use news::{GpuNews, GpuNewsReader};
+pub use keeper::{GpuLeaseManager, GpuMemoryUsage};
+pub use news::{GpuEvent, GpuEventReceiver};
 
 use crate::limits::{ANSWER_PATIENCE, GPUS};
 
@@ -34,7 +34,7 @@ use crate::limits::{ANSWER_PATIENCE, GPUS};
 /// Parts of GPUs are placed by the strategy of the body, each on its own: with `best-fit`, the agent's choice for parts, two
 /// halves come from one GPU where they fit; `worst-fit` spreads them.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct GpuWish {
+pub struct GpuRequest {
     /// What is asked for at each place.
     pub body: RequestBody,
     /// How many of them. Where `gpu_ids` names some, it must be 0 or as many as these.
@@ -43,10 +43,10 @@ pub struct GpuWish {
     pub gpu_ids: Vec<u32>,
 }
 
-impl GpuWish {
+impl GpuRequest {
     /// What is asked for, place by place.
     pub(super) fn bodies(self) -> Result<Vec<RequestBody>, GpuError> {
-        let wrong = |field, value: String, allowed: &str| GpuError::Wish { field, value, allowed: allowed.into() };
+        let wrong = |field, value: String, allowed: &str| GpuError::Request { field, value, allowed: allowed.into() };
         let (named, count) = (self.gpu_ids.len(), self.leases);
         if named.max(count) > GPUS {
             return Err(wrong("the number of GPUs", named.max(count).to_string(), &format!("at most {GPUS}")));
@@ -81,7 +81,7 @@ impl GpuWish {
 
 /// A lease of a place.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Granted {
+pub struct GrantedLease {
     /// Which place; the same for all leases it ever has.
     pub place: usize,
     /// The number of the lease.
@@ -94,8 +94,8 @@ pub struct Granted {
     pub env: Vec<(String, Option<String>)>,
 }
 
-impl Granted {
-    pub(super) fn new(place: usize, lease: Lease) -> Self {
+impl GrantedLease {
+    pub(super) fn new(place: usize, lease: LeaseBody) -> Self {
         let token = lease.token.unwrap_or_default();
         Self { place, lease: lease.id, token, devices: lease.devices, env: lease.env.into_iter().collect() }
     }
@@ -114,7 +114,7 @@ impl Granted {
 pub enum GpuError {
     /// The wish makes no sense: change it.
     #[error("{field} is {value}, and must be {allowed}")]
-    Wish {
+    Request {
         /// Which part of it.
         field: &'static str,
         /// What it was.
@@ -148,7 +148,7 @@ mod tests {
 
     fn wish(leases: usize, gpu_ids: &[u32]) -> Result<Vec<RequestBody>, String> {
         let body = RequestBody { fraction: Some(0.5), ..RequestBody::default() };
-        GpuWish { body, leases, gpu_ids: gpu_ids.to_vec() }.bodies().map_err(|error| error.to_string())
+        GpuRequest { body, leases, gpu_ids: gpu_ids.to_vec() }.bodies().map_err(|error| error.to_string())
     }
 
     #[test]

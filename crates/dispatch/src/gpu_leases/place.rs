@@ -7,16 +7,16 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use gpupool_api::RequestBody;
-use gpupool_api::lease::{AttachBody, IfTaken, Lease};
-use gpupool_client::limits::{GIVE_BACK_PATIENCE, WAIT_REFRESH};
-use gpupool_client::local::{LocalAgent, Notice, Tether};
-use gpupool_client::{ClientError, IdempotencyKey, LeaseGuard, Progress, WaitOptions};
+use gpupool_api::lease::{AttachBody, LeaseBody, RevocationAction};
+use gpupool_client::limits::{LOCAL_RELEASE_PATIENCE, WAIT_POLL_INTERVAL};
+use gpupool_client::local::{LeaseBinding, LeaseNotice, LocalAgent};
+use gpupool_client::{ClientError, IdempotencyKey, LeaseGuard, WaitOptions, WaitProgress};
 use gpupool_confine::lock;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::news::GpuNewsSender;
-use super::{GpuNews, Granted};
+use super::news::GpuEventSender;
+use super::{GpuEvent, GrantedLease};
 use crate::limits::{ASK_AGAIN, SHORT_LIFE};
 
 /// Causes for which a request left the queue without anybody having wanted that: we did not ask for it in time.
@@ -66,19 +66,19 @@ impl Place {
         let mut said = String::new();
         loop {
             let (client, board, place) = (self.agent.client().clone(), &self.board, self.number);
-            let options = WaitOptions { key: Some(key.clone()), refresh: WAIT_REFRESH };
+            let options = WaitOptions { key: Some(key.clone()), refresh: WAIT_POLL_INTERVAL };
             let mut waits = |text: String| {
                 if text != said {
                     said.clone_from(&text);
-                    board.tell(GpuNews::Waiting { place, text });
+                    board.tell(GpuEvent::Waiting { place, text });
                 }
             };
-            let progress = |progress: Progress| waits(progress.to_string());
+            let progress = |progress: WaitProgress| waits(progress.to_string());
             let waiting = client.wait_until_granted(self.body.clone(), options, progress);
             let error = tokio::select! {
                 biased;
                 () = stopped(&mut self.stop) => {
-                    client.take_back(&self.body, &key).await;
+                    client.cancel_request(&self.body, &key).await;
                     return Next::End(None);
                 }
                 granted = waiting => match granted {
@@ -86,12 +86,12 @@ impl Place {
                     Err(error) => error,
                 },
             };
-            if !error.is_passing() {
+            if !error.is_transient() {
                 return self.refused(&error);
             }
             waits(error.to_string());
             if self.paused().await.is_none() {
-                client.take_back(&self.body, &key).await;
+                client.cancel_request(&self.body, &key).await;
                 return Next::End(None);
             }
         }
@@ -103,28 +103,28 @@ impl Place {
         {
             return Next::Again;
         }
-        self.board.tell(GpuNews::Refused { place: self.number, why: error.to_string() });
+        self.board.tell(GpuEvent::Refused { place: self.number, why: error.to_string() });
         Next::End(None)
     }
 
     /// Holds what was granted until it is lost, or not wanted any more.
     async fn hold(&mut self, guard: LeaseGuard) -> Next<()> {
         let lease = guard.lease();
-        let mut tether = match self.tie(&guard, &lease).await {
+        let mut tether = match self.bind_lease(&guard, &lease).await {
             Next::Go(tether) => tether,
             Next::Again => return Next::Again,
             Next::End(_) => {
-                guard.let_go_on();
+                guard.detach();
                 return Next::End(self.give_back(lease.id).await);
             }
         };
-        guard.let_go_on();
-        let (id, is_to_process) = (lease.id, tether.is_to_process());
-        self.board.granted(Held { granted: Granted::new(self.number, lease), is_to_process });
+        guard.detach();
+        let (id, is_bound_to_process) = (lease.id, tether.is_bound_to_process());
+        self.board.granted(Held { granted: GrantedLease::new(self.number, lease), is_bound_to_process });
         let lost = tokio::select! {
             biased;
             () = stopped(&mut self.stop) => None,
-            why = tether.lost(|notice| self.board.notice(self.number, notice)) => Some(why),
+            why = tether.wait_until_lost(|notice| self.board.notice(self.number, notice)) => Some(why),
         };
         match lost {
             Some(why) => {
@@ -139,23 +139,23 @@ impl Place {
     }
 
     /// Ties the lease to us. The guard renews it until that is done.
-    async fn tie(&mut self, guard: &LeaseGuard, lease: &Lease) -> Next<Tether> {
+    async fn bind_lease(&mut self, guard: &LeaseGuard, lease: &LeaseBody) -> Next<LeaseBinding> {
         // We hold several leases: one that is taken back is to end its workers, not us.
-        let body = AttachBody { if_taken: IfTaken::EndJobs, ..AttachBody::default() };
+        let body = AttachBody { on_revocation: RevocationAction::EndJobs, ..AttachBody::default() };
         loop {
             let error = tokio::select! {
                 biased;
                 () = stopped(&mut self.stop) => return Next::End(None),
-                tied = self.agent.tie(lease, body.clone()) => match tied {
+                tied = self.agent.bind_lease(lease, body.clone()) => match tied {
                     Ok((tether, _)) => return Next::Go(tether),
                     Err(error) => error,
                 },
             };
-            if error.means_lost() || guard.is_lost().is_some() {
+            if error.is_lease_lost() || guard.loss().is_some() {
                 return Next::Again;
             }
-            if !error.is_passing() {
-                self.board.tell(GpuNews::Refused { place: self.number, why: error.to_string() });
+            if !error.is_transient() {
+                self.board.tell(GpuEvent::Refused { place: self.number, why: error.to_string() });
                 return Next::End(None);
             }
             if self.paused().await.is_none() {
@@ -166,9 +166,9 @@ impl Place {
 
     /// Gives the lease back; says which where the agent is away.
     async fn give_back(&self, lease: u64) -> Option<u64> {
-        let error = self.agent.client().release_within(lease, GIVE_BACK_PATIENCE).await.err()?;
-        self.board.tell(GpuNews::Note(format!("lease {lease} could not be given back ({error}); it ends with us")));
-        error.is_passing().then_some(lease)
+        let error = self.agent.client().release_within(lease, LOCAL_RELEASE_PATIENCE).await.err()?;
+        self.board.tell(GpuEvent::Note(format!("lease {lease} could not be given back ({error}); it ends with us")));
+        error.is_transient().then_some(lease)
     }
 
     /// Pauses before something is tried again; `None` where everything is to be given back.
@@ -195,7 +195,7 @@ pub(super) async fn stopped(stop: &mut watch::Receiver<()>) {
 pub(super) struct Board(Arc<Mutex<Inner>>);
 
 struct Inner {
-    news: GpuNewsSender,
+    news: GpuEventSender,
     held: Vec<Option<Held>>,
     /// Places that miss the agent.
     away: BTreeSet<usize>,
@@ -204,13 +204,13 @@ struct Inner {
 /// A lease that is held now.
 #[derive(Debug, Clone)]
 pub(super) struct Held {
-    pub granted: Granted,
+    pub granted: GrantedLease,
     /// Whether the agent watches our process.
-    pub is_to_process: bool,
+    pub is_bound_to_process: bool,
 }
 
 impl Board {
-    pub(super) fn new(places: usize, news: GpuNewsSender) -> Self {
+    pub(super) fn new(places: usize, news: GpuEventSender) -> Self {
         Self(Arc::new(Mutex::new(Inner { news, held: vec![None; places], away: BTreeSet::new() })))
     }
 
@@ -219,7 +219,7 @@ impl Board {
         lock(&self.0).held.clone()
     }
 
-    pub(super) fn tell(&self, news: GpuNews) {
+    pub(super) fn tell(&self, news: GpuEvent) {
         lock(&self.0).news.send(news);
     }
 
@@ -227,15 +227,15 @@ impl Board {
         let (place, granted) = (held.granted.place, held.granted.clone());
         let mut inner = lock(&self.0);
         inner.held[place] = Some(held);
-        inner.news.send(GpuNews::Granted(granted));
+        inner.news.send(GpuEvent::Granted(granted));
     }
 
     pub(super) fn lost(&self, place: usize, why: String) {
         // Whoever says so is there.
-        self.notice(place, Notice::Back);
+        self.notice(place, LeaseNotice::AgentReturned);
         let mut inner = lock(&self.0);
         inner.held[place] = None;
-        inner.news.send(GpuNews::Lost { place, why });
+        inner.news.send(GpuEvent::Lost { place, why });
     }
 
     /// It is given back, or about to be: nobody starts anything on it any more.
@@ -244,26 +244,26 @@ impl Board {
     }
 
     /// Tells what happens around a lease; once where it happens to all of them.
-    pub(super) fn notice(&self, place: usize, notice: Notice) {
+    pub(super) fn notice(&self, place: usize, notice: LeaseNotice) {
         let mut inner = lock(&self.0);
         let text = match notice {
-            Notice::Away(error) => {
+            LeaseNotice::AgentAway(error) => {
                 let is_first = inner.away.is_empty();
                 inner.away.insert(place);
                 is_first.then(|| format!("the agent is away, the work goes on ({error})"))
             }
-            Notice::Back => {
+            LeaseNotice::AgentReturned => {
                 let was_away = inner.away.remove(&place);
                 (was_away && inner.away.is_empty()).then(|| "the agent is back".into())
             }
-            Notice::TakenSoon(reason) => {
+            LeaseNotice::RevocationAnnounced(reason) => {
                 let gpus = inner.held[place].as_ref().map(|held| numbers(&held.granted)).unwrap_or_default();
                 let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
                 Some(format!("GPU {gpus} will be taken back soon{reason}"))
             }
         };
         if let Some(text) = text {
-            inner.news.send(GpuNews::Note(text));
+            inner.news.send(GpuEvent::Note(text));
         }
     }
 }
@@ -274,29 +274,29 @@ impl fmt::Debug for Board {
     }
 }
 
-fn numbers(granted: &Granted) -> String {
+fn numbers(granted: &GrantedLease) -> String {
     granted.gpu_ids().iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::news::gpu_news;
+    use super::super::news::gpu_event_channel;
     use super::*;
 
     #[test]
     fn an_agent_that_all_places_miss_is_told_of_once() {
-        let (news, mut told) = gpu_news();
+        let (news, mut told) = gpu_event_channel();
         let board = Board::new(3, news);
         for place in 0..3 {
-            board.notice(place, Notice::Away(format!("try {place}")));
+            board.notice(place, LeaseNotice::AgentAway(format!("try {place}")));
         }
         for place in 0..3 {
-            board.notice(place, Notice::Back);
+            board.notice(place, LeaseNotice::AgentReturned);
         }
-        board.notice(1, Notice::Back);
+        board.notice(1, LeaseNotice::AgentReturned);
         drop(board);
-        let told: Vec<GpuNews> = std::iter::from_fn(|| told.blocking_next()).collect();
-        let note = |text: &str| GpuNews::Note(text.into());
+        let told: Vec<GpuEvent> = std::iter::from_fn(|| told.blocking_next()).collect();
+        let note = |text: &str| GpuEvent::Note(text.into());
         assert_eq!(told, [note("the agent is away, the work goes on (try 0)"), note("the agent is back")]);
     }
 }
