@@ -3,7 +3,7 @@
 //! [`Client`] chooses among endpoints, waits at all of them where none has room, and hands out a [`HeldLease`], which renews
 //! itself until it is released, dropped or lost. [`AgentClient`] speaks to one [`Endpoint`] and has a typed call for every
 //! route: [`AgentClient::wait_until_granted`] asks and waits there, [`AgentClient::events`] follows what happens,
-//! [`AgentClient::hold`] makes an open connection the lease. [`local`] is for programs that start work on this machine.
+//! [`AgentClient::hold_lease`] makes an open connection the lease. [`local`] is for programs that start work on this machine.
 //!
 //! ```no_run
 //! # async fn train() {}

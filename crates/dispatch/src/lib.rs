@@ -40,7 +40,7 @@ pub use event::{
     WorkerId, WorkerLoss, WorkerState, WorkerStats,
 };
 pub use ledger::DispatchRules;
-pub use plan::{AttachError, AttachHook, ResultOrder, RunPlan, WorkerOutputPolicy, WorkerProgram, WorkerSlot};
+pub use plan::{AttachDenied, AttachHook, ResultOrder, RunPlan, WorkerOutputPolicy, WorkerProgram, WorkerSlot};
 
 /// Runs as the keeper of a process, or as the runner of commands, and never comes back, if this program was started as one.
 pub fn run_helper_if_requested() {

@@ -193,12 +193,12 @@ pub struct WorkerSlot {
 
 /// Tells somebody of a process that does not run its program yet; whether that one has put it into a control group, or why
 /// it must not be started.
-pub type AttachHook = Arc<dyn Fn(u32) -> Result<bool, AttachError> + Send + Sync>;
+pub type AttachHook = Arc<dyn Fn(u32) -> Result<bool, AttachDenied> + Send + Sync>;
 
 /// Why a worker's process must not be started.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AttachError {
-    /// The place is not ours any more: as if it had been taken away ([`crate::RunHandle::withdraw`]).
+pub enum AttachDenied {
+    /// The place is not ours any more: as if it had been taken away ([`crate::RunHandle::withdraw_worker`]).
     #[error("{0}")]
     SlotRevoked(String),
     /// It may be started later, if tried again.

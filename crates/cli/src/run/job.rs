@@ -13,7 +13,7 @@ use gpupool_client::local::{LeaseBinding, LeaseNotice, LocalAgent};
 use gpupool_confine::Signal;
 use gpupool_confine::bounds::{BoundExceeded, BoundedJob, BoundsWatcher, EnforcementMethod, JobBounds};
 use gpupool_confine::cgroup::{CgroupManager, MemoryCgroup};
-use gpupool_confine::spawn::{Job, JobEnd, JobEvent, JobSpec, PreparedJob, SpawnError, TerminalUse};
+use gpupool_confine::spawn::{Job, JobEnd, JobEvent, JobSpec, StagedJob, SpawnError, TerminalUse};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -237,7 +237,7 @@ impl HostMemory {
     pub fn arrange(
         most_mib: Option<u64>,
         attached: Option<&AttachResponse>,
-        prepared: &mut PreparedJob,
+        prepared: &mut StagedJob,
     ) -> std::io::Result<Self> {
         let cgroups = match attached.filter(|attached| attached.cgroup.is_some()) {
             None => CgroupManager::detect(),

@@ -12,7 +12,7 @@ use super::{BoundExceeded, BoundsEnforcement, EnforcementMethod, JobBounds, JobU
 use crate::cgroup::{CgroupError, CgroupLimits, CgroupManager, CgroupMeter, Leftovers};
 use crate::lock;
 use crate::process::ProcFs;
-use crate::spawn::{Job, PreparedJob};
+use crate::spawn::{Job, StagedJob};
 
 /// One thread that looks after many jobs; ends when dropped.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl BoundsWatcher {
     /// then kills it. It must not take long, as no job is looked at meanwhile.
     pub fn enforce_bounds(
         &self,
-        prepared: &mut PreparedJob,
+        prepared: &mut StagedJob,
         name: &str,
         bounds: &JobBounds,
         on_excess: Box<dyn FnOnce(BoundExceeded) + Send>,
@@ -141,7 +141,7 @@ impl Drop for BoundedJob {
 /// Puts the job into a group where that is possible, and says what is in force.
 fn place(
     cgroups: &CgroupManager,
-    prepared: &mut PreparedJob,
+    prepared: &mut StagedJob,
     name: &str,
     bounds: &JobBounds,
 ) -> (CgroupMeter, BoundsEnforcement) {
@@ -159,7 +159,7 @@ fn place(
 /// The group's meter and whether it limits the memory of devices; or why there is no group.
 fn into_group(
     cgroups: &CgroupManager,
-    prepared: &mut PreparedJob,
+    prepared: &mut StagedJob,
     name: &str,
     bounds: &JobBounds,
 ) -> Result<(CgroupMeter, Result<(), String>), String> {

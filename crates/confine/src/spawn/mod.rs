@@ -1,7 +1,7 @@
 //! Starting a job that cannot outlive its starter.
 //!
 //! [`Job::prepare`] makes the job's process and stops short of running the program, so that it can be put into a group
-//! or told to the agent first; [`PreparedJob::start`] lets it run. When a [`Job`] is dropped, or this program dies in
+//! or told to the agent first; [`StagedJob::start`] lets it run. When a [`Job`] is dropped, or this program dies in
 //! whatever way, everything the job ever started is killed ([`crate::keeper`] does it); nothing is left either when the
 //! job ends by itself. The program must call [`crate::keeper::run_helper_if_requested`] first thing in its `main`.
 
@@ -114,7 +114,7 @@ impl JobSpec {
 
 /// A job whose process exists but does not run its program yet. Dropping it ends the process.
 #[derive(Debug)]
-pub struct PreparedJob {
+pub struct StagedJob {
     job: Job,
     program: OsString,
 }
@@ -125,8 +125,8 @@ impl Job {
         Self::prepare(spec)?.start()
     }
 
-    /// Makes the job's process, which then waits for [`PreparedJob::start`].
-    pub fn prepare(spec: JobSpec) -> Result<PreparedJob, SpawnError> {
+    /// Makes the job's process, which then waits for [`StagedJob::start`].
+    pub fn prepare(spec: JobSpec) -> Result<StagedJob, SpawnError> {
         let (placement, terminal) = arrange(spec.terminal).trying("looking at the terminal")?;
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
@@ -136,7 +136,7 @@ impl Job {
         let link = Link::new(ours);
         let why = match next_message(&link, || wake(&guard)) {
             Ok(Some(FromKeeper::Prepared(id))) => {
-                return Ok(PreparedJob { job: Job::new(guard, link, id, placement, terminal), program });
+                return Ok(StagedJob { job: Job::new(guard, link, id, placement, terminal), program });
             }
             Ok(None) => SpawnError::Keeper { why: "did not come up in time" },
             Err(error @ SpawnError::Io { .. }) => error,
@@ -149,7 +149,7 @@ impl Job {
     }
 }
 
-impl PreparedJob {
+impl StagedJob {
     /// The process that will run the program, under this very pid.
     pub fn id(&self) -> ProcessId {
         self.job.id()

@@ -13,7 +13,7 @@ use crate::command::CommandReport;
 use crate::event::{DispatchError, RunEvent};
 use crate::ledger::{Seen, Skill};
 use crate::limits::{EXIT_PATIENCE, READ_BYTES, RECALL_AFTER, SETUP_TRIES, UNREAD_EVENTS};
-use crate::plan::{AttachError, Speaks, WorkerOutputPolicy};
+use crate::plan::{AttachDenied, Speaks, WorkerOutputPolicy};
 use crate::process::{Heard, NotStarted, Process, backoff, end, ready_of, start, untaken_by_threads_of};
 use crate::protocol::{Kind, read_into};
 use crate::{TaskId, TaskOutcome, WorkerExitCause, WorkerId, WorkerLoss};
@@ -35,7 +35,7 @@ impl Engine {
         let thread = std::thread::Builder::new().name("gpupool-start".into());
         if let Err(error) = untaken_by_threads_of(|| thread.spawn(start_it)) {
             let why = format!("no thread can be had to start it: {error}");
-            let outcome = Err(AttachError::TryLater(why).into());
+            let outcome = Err(AttachDenied::TryLater(why).into());
             self.post.send(Message::Started { slot: at, generation, outcome });
         }
     }
@@ -80,14 +80,14 @@ impl Engine {
         let is_outdated = std::mem::take(&mut slot.is_outdated);
         match reason {
             // Of a place it has no more; the one it has now is another.
-            NotStarted::NotAttached(AttachError::SlotRevoked(_)) if is_outdated && slot.withdrawn.is_none() => {
+            NotStarted::NotAttached(AttachDenied::SlotRevoked(_)) if is_outdated && slot.withdrawn.is_none() => {
                 slot.stage = Stage::Waiting(now);
             }
-            NotStarted::NotAttached(AttachError::SlotRevoked(_)) => {
+            NotStarted::NotAttached(AttachDenied::SlotRevoked(_)) => {
                 slot.withdrawn.get_or_insert_with(|| Arc::clone(&why));
                 self.ended(at, Phase::SettingUp(None), WorkerExitCause::GpuWithdrawn(why), now);
             }
-            NotStarted::NotAttached(AttachError::TryLater(_))
+            NotStarted::NotAttached(AttachDenied::TryLater(_))
                 if slot.deaths < SETUP_TRIES && slot.withdrawn.is_none() =>
             {
                 slot.deaths += 1;

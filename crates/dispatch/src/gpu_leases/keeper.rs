@@ -21,7 +21,7 @@ use super::place::{Board, Held, Place, stopped};
 use super::{GpuError, GpuEventReceiver, GpuRequest, GrantedLease};
 use crate::limits::{ANSWER_PATIENCE, GIVE_BACK_LATER};
 use crate::plan::WorkerSlot;
-use crate::{AttachError, WorkerId};
+use crate::{AttachDenied, WorkerId};
 
 /// Keeps the GPUs of a run. Stopped or dropped it gives everything back; end the workers before. Where the agent is away that is
 /// waited for five seconds, and then goes on in the background. A copy in a forked child gives nothing back.
@@ -85,11 +85,11 @@ impl GpuLeaseManager {
             gpu_ids: granted.gpu_ids(),
             environment: granted.env.clone(),
             attach: Some(Arc::new(move |pid| {
-                let given_back = || AttachError::SlotRevoked("the GPUs are being given back".into());
+                let given_back = || AttachDenied::SlotRevoked("the GPUs are being given back".into());
                 let attached = keeper.upgrade().ok_or_else(given_back)?.attach_process(&granted, pid);
                 let attached = attached.map_err(|error| match error {
-                    GpuError::NotHeld { .. } => AttachError::SlotRevoked(error.to_string()),
-                    _ => AttachError::TryLater(error.to_string()),
+                    GpuError::NotHeld { .. } => AttachDenied::SlotRevoked(error.to_string()),
+                    _ => AttachDenied::TryLater(error.to_string()),
                 })?;
                 Ok(attached.is_some_and(|attached| attached.cgroup.is_some()))
             })),

@@ -13,7 +13,7 @@ use std::{io, iter, thread};
 
 use bytes::{Bytes, BytesMut};
 use gpupool_confine::bounds::{BoundExceeded, BoundedJob, BoundsWatcher, JobBounds};
-use gpupool_confine::spawn::{Job, JobEnd, JobSpec, PreparedJob, SpawnError};
+use gpupool_confine::spawn::{Job, JobEnd, JobSpec, StagedJob, SpawnError};
 use gpupool_confine::{lock, with_signals_blocked};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -23,7 +23,7 @@ pub(crate) use wire::{Heard, Wire};
 use crate::WorkerExitCause;
 use crate::command::Spool;
 use crate::limits::{BACKOFF, BACKOFF_MOST, SOCKET_BYTES};
-use crate::plan::{AttachError, RunPlan, Speaks, WorkerOutputPolicy, WorkerProgram, WorkerSlot};
+use crate::plan::{AttachDenied, RunPlan, Speaks, WorkerOutputPolicy, WorkerProgram, WorkerSlot};
 use crate::protocol::{Frame, Kind, SOCKET_VARIABLE, VERSION, WorkerCounters, send_with};
 use crate::worker::{Ready, WorkerHello};
 
@@ -64,7 +64,7 @@ pub(crate) struct Process {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotStarted {
     #[error(transparent)]
-    NotAttached(#[from] AttachError),
+    NotAttached(#[from] AttachDenied),
     #[error(transparent)]
     System(#[from] io::Error),
     #[error(transparent)]
@@ -106,7 +106,7 @@ fn enforce_bounds(
     plan: &RunPlan,
     place: &WorkerSlot,
     watcher: &BoundsWatcher,
-    prepared: &mut PreparedJob,
+    prepared: &mut StagedJob,
     has_group: bool,
     on_excess: Box<dyn FnOnce(BoundExceeded) + Send>,
 ) -> Option<BoundedJob> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gpupool_dispatch::{AttachError, Dispatcher, RunEvent, TaskId, TaskOutcome, WorkerExitCause, WorkerId, WorkerSlot};
+use gpupool_dispatch::{AttachDenied, Dispatcher, RunEvent, TaskId, TaskOutcome, WorkerExitCause, WorkerId, WorkerSlot};
 
 use crate::common::{odd, run};
 
@@ -130,7 +130,7 @@ fn a_place_that_was_taken_away_can_come_back() {
 #[test]
 fn a_place_that_is_gone_when_its_worker_starts_can_be_given_anew() {
     let mut plan = odd(1);
-    let gone = || AttachError::SlotRevoked("the lease was lost".into());
+    let gone = || AttachDenied::SlotRevoked("the lease was lost".into());
     plan.places[0].attach = Some(Arc::new(move |_| Err(gone())));
     let mut dispatcher = Dispatcher::start(plan).unwrap();
     dispatcher.submit("echo fine".into()).unwrap();
@@ -153,7 +153,7 @@ fn a_worker_nobody_can_be_told_of_now_is_started_a_little_later() {
     plan.places[0].attach = Some(Arc::new(move |pid| {
         assert!(pid > 1);
         match counted.fetch_add(1, Ordering::SeqCst) {
-            0 | 1 => Err(AttachError::TryLater("the agent is away".into())),
+            0 | 1 => Err(AttachDenied::TryLater("the agent is away".into())),
             _ => Ok(false),
         }
     }));
@@ -161,7 +161,7 @@ fn a_worker_nobody_can_be_told_of_now_is_started_a_little_later() {
     assert_eq!(tries.load(Ordering::SeqCst), 3);
 
     let mut never = odd(1);
-    never.places[0].attach = Some(Arc::new(|_| Err(AttachError::TryLater("the agent is away".into()))));
+    never.places[0].attach = Some(Arc::new(|_| Err(AttachDenied::TryLater("the agent is away".into()))));
     let error = run(never, ["echo fine"]).stats.unwrap_err();
     assert!(error.to_string().contains("the agent is away"), "{error}");
 }
