@@ -56,10 +56,10 @@ fn happen(control: &SimulationControl, event: &Event) {
         }
         Event::Unload { place, holder } => control.clear_load(DevicePosition(*place), *holder),
         Event::Fault { place, fault } => {
-            drop(control.inject_fault(&FaultTarget::Position(DevicePosition(*place)), fault).unwrap())
+            control.inject_fault(&FaultTarget::Position(DevicePosition(*place)), fault).unwrap();
         }
         Event::Heal { place } => {
-            drop(control.clear_faults(&FaultTarget::Position(DevicePosition(*place)), None).unwrap())
+            control.clear_faults(&FaultTarget::Position(DevicePosition(*place)), None).unwrap();
         }
     }
 }
