@@ -13,7 +13,7 @@ use std::{io, iter, thread};
 
 use bytes::{Bytes, BytesMut};
 use gpupool_confine::bounds::{BoundExceeded, BoundedJob, BoundsWatcher, JobBounds};
-use gpupool_confine::spawn::{Job, JobEnd, JobSpec, StagedJob, SpawnError};
+use gpupool_confine::spawn::{Job, JobEnd, JobSpec, SpawnError, StagedJob};
 use gpupool_confine::{lock, with_signals_blocked};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 use rustix::pipe::{PipeFlags, pipe_with};

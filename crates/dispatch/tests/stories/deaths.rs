@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gpupool_dispatch::{AttachDenied, Dispatcher, RunEvent, TaskId, TaskOutcome, WorkerExitCause, WorkerId, WorkerSlot};
+use gpupool_dispatch::{
+    AttachDenied, Dispatcher, RunEvent, TaskId, TaskOutcome, WorkerExitCause, WorkerId, WorkerSlot,
+};
 
 use crate::common::{odd, run};
 
