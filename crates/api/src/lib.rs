@@ -100,7 +100,7 @@ pub mod problem {
         pub allowed: Option<String>,
     }
 
-    /// The media type of a [`Problem`].
+    /// The media type of a [`ProblemBody`].
     pub const MEDIA_TYPE: &str = "application/problem+json";
 }
 
