@@ -13,7 +13,7 @@ use gpupool_devices::capture::{self, CaptureFormat, UnknownCaptureFormat};
 use gpupool_devices::doctor::SourceResult;
 use gpupool_devices::simulated::{SimulatedSource, SimulationSpec, monotonic_clock};
 use gpupool_devices::{
-    DevicePartition, DeviceReport, DeviceSource, DevicesReport, ErrorReport, LinkReport, ProcessAttributor,
+    DevicePartition, DeviceReport, DeviceSource, DevicesReport, ErrorReport, HostProcessResolver, LinkReport,
     SourceChoice, SourceError, SourcePaths, SourceProbe, SourceReading,
 };
 
@@ -126,7 +126,7 @@ pub(crate) fn read_sources(places: &SourcePaths) -> anyhow::Result<Vec<SourceRes
 fn read() -> anyhow::Result<Answer> {
     let places = places();
     let mut answer = together(read_sources(&places)?);
-    ProcessAttributor::new(&places).attribute(&mut answer.snapshot);
+    HostProcessResolver::new(&places).resolve_processes(&mut answer.snapshot);
     Ok(answer)
 }
 

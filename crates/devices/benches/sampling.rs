@@ -10,7 +10,7 @@ mod support;
 use std::time::Duration;
 
 use gpupool_core::PoolTime;
-use gpupool_devices::{DeviceSource, DeviceTracker, NvmlSource, ProcessAttributor, SourcePaths, SourceProbe};
+use gpupool_devices::{DeviceSource, DeviceTracker, HostProcessResolver, NvmlSource, SourcePaths, SourceProbe};
 use nvml_standin::machines::server_scenario;
 use rustix::time::{ClockId, clock_gettime};
 use support::{CARDS, Tree};
@@ -30,13 +30,13 @@ fn main() {
 
 fn report(what: &str, source: Box<dyn DeviceSource>) {
     let mut probe = SourceProbe::start(source, Duration::from_secs(10)).unwrap();
-    let mut attributor = ProcessAttributor::new(&SourcePaths::default());
+    let mut resolver = HostProcessResolver::new(&SourcePaths::default());
     let mut tracker = DeviceTracker::default();
     let mut sample = |at| {
         probe.request_reading();
         let answer = probe.wait_reading();
         let snapshot = answer.result.map(|mut snapshot| {
-            attributor.attribute(&mut snapshot);
+            resolver.resolve_processes(&mut snapshot);
             snapshot
         });
         tracker.observe(PoolTime(at), answer.kind, snapshot);

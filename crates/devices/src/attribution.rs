@@ -42,7 +42,7 @@ pub struct ProcessFacts {
 
 /// Looks processes up, and remembers what does not change.
 #[derive(Debug)]
-pub struct ProcessAttributor {
+pub struct HostProcessResolver {
     proc: PathBuf,
     passwd: PathBuf,
     /// Why no number can be trusted here, where none can.
@@ -62,7 +62,7 @@ pub(crate) fn has_host_pids(proc: &Path) -> Reported<bool> {
     }
 }
 
-impl ProcessAttributor {
+impl HostProcessResolver {
     /// For the machine at these places.
     pub fn new(places: &SourcePaths) -> Self {
         let blind = match has_host_pids(&places.proc).value() {
@@ -80,7 +80,7 @@ impl ProcessAttributor {
     }
 
     /// Looks up every process of a snapshot, and forgets processes that are on no device any more.
-    pub fn attribute(&mut self, snapshot: &mut SourceReading) {
+    pub fn resolve_processes(&mut self, snapshot: &mut SourceReading) {
         let mut seen = HashMap::new();
         for device in &mut snapshot.devices {
             let Reported::Value(processes) = &mut device.processes else { continue };
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_process_of_this_host_is_known_with_start_user_command_and_cgroup() {
         let (_dir, places) = machine(HOST_PID_NAMESPACE);
-        let HostProcessLookup::Known(facts) = ProcessAttributor::new(&places).look_up(42) else { panic!("unknown") };
+        let HostProcessLookup::Known(facts) = HostProcessResolver::new(&places).look_up(42) else { panic!("unknown") };
         assert_eq!((facts.start_ticks, facts.uid, facts.user.as_deref()), (987_654, 1001, Some("alice")));
         assert_eq!((&*facts.command, facts.cgroup.as_deref()), ("python train.py", Some("/user.slice/job")));
     }
@@ -221,29 +221,29 @@ mod tests {
     #[test]
     fn a_number_that_was_given_to_another_process_means_the_other_process() {
         let (dir, places) = machine(HOST_PID_NAMESPACE);
-        let mut attributor = ProcessAttributor::new(&places);
+        let mut resolver = HostProcessResolver::new(&places);
         let mut snapshot = SourceReading::default();
         let mut device = DetectedDevice::new(Vendor::Nvidia);
         device.processes = Reported::Value(vec![DeviceProcess { pid: 42, ..DeviceProcess::default() }]);
         snapshot.push(device);
-        attributor.attribute(&mut snapshot);
+        resolver.resolve_processes(&mut snapshot);
         let stat = dir.path().join("proc/42/stat");
         fs::write(stat, "42 (z) S 1 1 1 0 -1 0 1 0 0 0 1 1 0 0 20 0 1 0 999999 1 1\n").unwrap();
         fs::write(dir.path().join("proc/42/cmdline"), "other\0").unwrap();
-        let HostProcessLookup::Known(facts) = attributor.look_up(42) else { panic!("unknown") };
+        let HostProcessLookup::Known(facts) = resolver.look_up(42) else { panic!("unknown") };
         assert_eq!((facts.start_ticks, &*facts.command), (999_999, "other"));
     }
 
     #[test]
     fn in_a_namespace_of_its_own_nothing_is_attributed_not_even_a_number_that_exists() {
         let (_dir, places) = machine("pid:[4026532999]");
-        assert!(matches!(ProcessAttributor::new(&places).look_up(42), HostProcessLookup::Unattributed(_)));
+        assert!(matches!(HostProcessResolver::new(&places).look_up(42), HostProcessLookup::Unattributed(_)));
     }
 
     #[test]
     fn a_process_that_is_gone_is_unattributed() {
         let (_dir, places) = machine(HOST_PID_NAMESPACE);
-        assert!(matches!(ProcessAttributor::new(&places).look_up(43), HostProcessLookup::Unattributed(_)));
+        assert!(matches!(HostProcessResolver::new(&places).look_up(43), HostProcessLookup::Unattributed(_)));
     }
 
     #[test]

@@ -175,7 +175,7 @@ pub struct DeviceProcess {
     pub activity: ProcessActivity,
     /// Device memory it uses.
     pub memory: Reported<Bytes>,
-    /// The process of this host, once an [`ProcessAttributor`](crate::ProcessAttributor) has looked it up.
+    /// The process of this host, once a [`HostProcessResolver`](crate::HostProcessResolver) has looked it up.
     pub host_lookup: crate::attribution::HostProcessLookup,
 }
 

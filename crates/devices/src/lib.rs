@@ -8,7 +8,7 @@
 //! - Sources: NVIDIA's library and tool, AMD's kernel files and tools, and [`simulated`] devices. [`SourceChoice`] opens
 //!   those that a machine has, [`SourcePaths`] knows where they are on it, and [`capture`] reads what a source once said from
 //!   a file, a folder or an archive.
-//! - Reading: a [`SourceProbe`] keeps a hung driver away from its caller, and an [`ProcessAttributor`] finds the processes that a
+//! - Reading: a [`SourceProbe`] keeps a hung driver away from its caller, and a [`HostProcessResolver`] finds the processes that a
 //!   driver names by number.
 //! - Tracking: a [`DeviceTracker`] recognises devices over many readings. A [`TrackedDevice`] has a number that stays,
 //!   facts, a judged health, and the last reading.
@@ -44,7 +44,7 @@ mod tracker;
 
 pub use address::parse_pci_address;
 pub use amd_sysfs::AmdSysfsSource;
-pub use attribution::{HostProcessLookup, ProcessAttributor, ProcessFacts};
+pub use attribution::{HostProcessLookup, HostProcessResolver, ProcessFacts};
 pub use detect::{SourceChoice, SourcePaths, UnknownBackend};
 pub use detected_device::{
     DetectedDevice, DevicePartition, DeviceProcess, MemoryReading, Milliwatts, ProcessActivity, UsedMemoryScope,

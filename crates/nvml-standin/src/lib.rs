@@ -16,5 +16,5 @@ mod world;
 pub use install::{install_library, write_scenario};
 pub use scenario::{
     MigLayout, NOT_AVAILABLE, NvLink, NvLinkPeer, NvmlScenario, RemappedRows, StandInDevice, StandInMemory,
-    StandInMigInstance, StandInProcess, XidEvent,
+    StandInMigInstance, StandInProcess, StandInXidEvent,
 };

@@ -23,7 +23,7 @@ pub struct NvmlScenario {
     /// Functions that do not return while a file exists. They write a file of that name and `.reached` first.
     pub hangs: BTreeMap<String, PathBuf>,
     /// Events to be told, each once.
-    pub events: Vec<XidEvent>,
+    pub events: Vec<StandInXidEvent>,
     /// How near two devices are (`nvmlGpuTopologyLevel_t`), each pair with the smaller number first.
     pub nearness: Vec<(u32, u32, u32)>,
 }
@@ -156,7 +156,7 @@ pub struct StandInMigInstance {
 
 /// A critical error that is told.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct XidEvent {
+pub struct StandInXidEvent {
     /// Which device.
     pub device: u32,
     /// Which error.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvml_wrapper_sys::bindings as nvml;
 
-use crate::scenario::{NvmlScenario, StandInDevice, StandInMigInstance, XidEvent};
+use crate::scenario::{NvmlScenario, StandInDevice, StandInMigInstance, StandInXidEvent};
 
 /// A code of the library other than success.
 pub type Code = u32;
@@ -16,7 +16,7 @@ struct State {
     text: String,
     scenario: Arc<NvmlScenario>,
     initialised: u32,
-    events: VecDeque<XidEvent>,
+    events: VecDeque<StandInXidEvent>,
     registered: Vec<u32>,
 }
 
@@ -83,7 +83,7 @@ pub fn unregister_all() {
 }
 
 /// The next event of a device that is registered.
-pub fn next_event() -> Option<XidEvent> {
+pub fn next_event() -> Option<StandInXidEvent> {
     with(|state| {
         let place = state.events.iter().position(|event| state.registered.contains(&event.device))?;
         state.events.remove(place)

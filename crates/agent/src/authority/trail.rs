@@ -12,17 +12,17 @@ use crate::limits::{QUERY_PATIENCE, TRAIL_QUERIES};
 
 use super::Refusal;
 
-type TrailQuery = Box<dyn FnOnce(&dyn TrailReader) + Send>;
+type TrailReadRequest = Box<dyn FnOnce(&dyn TrailReader) + Send>;
 
 /// A handle of the thread that reads the audit trail. The thread ends with the last handle.
 #[derive(Clone)]
 pub struct Trail {
-    queries: SyncSender<TrailQuery>,
+    queries: SyncSender<TrailReadRequest>,
 }
 
 impl Trail {
     pub(super) fn start(reader: Box<dyn TrailReader>) -> io::Result<Self> {
-        let (queries, asked) = sync_channel::<TrailQuery>(TRAIL_QUERIES);
+        let (queries, asked) = sync_channel::<TrailReadRequest>(TRAIL_QUERIES);
         thread::Builder::new().name("trail".into()).spawn(move || {
             for query in asked {
                 query(&*reader);
@@ -37,7 +37,7 @@ impl Trail {
         query: impl FnOnce(&dyn TrailReader) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
         let (reply, answer) = oneshot::channel();
-        let query: TrailQuery = Box::new(move |reader| {
+        let query: TrailReadRequest = Box::new(move |reader| {
             // A client that hung up needs no answer, and its query may take long.
             if !reply.is_closed() {
                 drop(reply.send(query(reader)));

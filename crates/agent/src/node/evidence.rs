@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use gpupool_api::job_environment;
 use gpupool_core::{LeaseId, Token};
 use gpupool_devices::{
-    DeviceSource, HostProcessLookup, ProcessAttributor, SourceError, SourceKind, SourcePaths, SourceReading,
+    DeviceSource, HostProcessLookup, HostProcessResolver, SourceError, SourceKind, SourcePaths, SourceReading,
 };
 
 /// The number of ancestors of a process that are looked at.
@@ -75,7 +75,7 @@ impl EvidenceBoard {
 /// A source that gathers evidence about the processes on its devices, on the thread that reads it.
 pub struct WithEvidence {
     source: Box<dyn DeviceSource>,
-    attributor: ProcessAttributor,
+    resolver: HostProcessResolver,
     gatherer: EvidenceGatherer,
     board: EvidenceBoard,
 }
@@ -83,8 +83,8 @@ pub struct WithEvidence {
 impl WithEvidence {
     /// Returns the source with its processes looked up on the machine at these places. The evidence goes to the board.
     pub fn new(source: Box<dyn DeviceSource>, places: &SourcePaths, board: EvidenceBoard) -> Self {
-        let (attributor, gatherer) = (ProcessAttributor::new(places), EvidenceGatherer::new(places));
-        Self { source, attributor, gatherer, board }
+        let (resolver, gatherer) = (HostProcessResolver::new(places), EvidenceGatherer::new(places));
+        Self { source, resolver, gatherer, board }
     }
 }
 
@@ -95,7 +95,7 @@ impl DeviceSource for WithEvidence {
 
     fn read(&mut self) -> Result<SourceReading, SourceError> {
         let mut snapshot = self.source.read()?;
-        self.attributor.attribute(&mut snapshot);
+        self.resolver.resolve_processes(&mut snapshot);
         self.board.post(self.gatherer.gather(&snapshot));
         Ok(snapshot)
     }

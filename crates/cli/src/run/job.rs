@@ -13,7 +13,7 @@ use gpupool_client::local::{LeaseBinding, LeaseNotice, LocalAgent};
 use gpupool_confine::Signal;
 use gpupool_confine::bounds::{BoundExceeded, BoundedJob, BoundsWatcher, EnforcementMethod, JobBounds};
 use gpupool_confine::cgroup::{CgroupManager, MemoryCgroup};
-use gpupool_confine::spawn::{Job, JobEnd, JobEvent, JobSpec, StagedJob, SpawnError, TerminalUse};
+use gpupool_confine::spawn::{Job, JobEnd, JobEvent, JobSpec, SpawnError, StagedJob, TerminalUse};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 use tokio::time::Instant;

@@ -8,7 +8,7 @@ use crate::machine::{Machine, complaints, each, places};
 use gpupool_core::{DeviceHealth, Percent};
 use gpupool_devices::{DeviceSource, NvmlSource, Reported, SourceError, SourcePaths};
 use nvml_standin::machines::{mig_gpu, server_gpu, server_scenario};
-use nvml_standin::{NvmlScenario, RemappedRows, XidEvent};
+use nvml_standin::{NvmlScenario, RemappedRows, StandInXidEvent};
 
 const UNINITIALIZED: u32 = 1;
 const NOT_SUPPORTED: u32 = 3;
@@ -181,7 +181,7 @@ fn a_machine_without_the_library_says_so() {
 fn an_xid_of_the_device_stands_until_the_device_went_and_came_back() {
     let mut machine = Machine::new(server_scenario(2));
     machine.read();
-    machine.change(|it| it.events = vec![XidEvent { device: 1, xid: 79 }]);
+    machine.change(|it| it.events = vec![StandInXidEvent { device: 1, xid: 79 }]);
     for _ in 0..3 {
         let complaints = complaints(&machine.read());
         assert_eq!(complaints[0], "");
@@ -199,7 +199,7 @@ fn an_xid_of_the_device_stands_until_the_device_went_and_came_back() {
 #[test]
 fn letting_go_of_the_library_lets_an_xid_be_forgotten() {
     let mut machine = Machine::new(server_scenario(1));
-    machine.change(|it| it.events = vec![XidEvent { device: 0, xid: 48 }]);
+    machine.change(|it| it.events = vec![StandInXidEvent { device: 0, xid: 48 }]);
     assert!(complaints(&machine.read())[0].starts_with("Xid 48"));
     machine.change(|it| it.events.clear());
     assert!(complaints(&machine.read())[0].starts_with("Xid 48"));
@@ -210,7 +210,7 @@ fn letting_go_of_the_library_lets_an_xid_be_forgotten() {
 #[test]
 fn an_xid_touches_every_instance_of_its_gpu() {
     let mut scenario = NvmlScenario { devices: vec![mig_gpu(), server_gpu(1)], ..server_scenario(0) };
-    scenario.events = vec![XidEvent { device: 0, xid: 95 }];
+    scenario.events = vec![StandInXidEvent { device: 0, xid: 95 }];
     let complaints = complaints(&Machine::new(scenario).read());
     assert!(complaints[..4].iter().all(|why| why.starts_with("Xid 95")), "{complaints:?}");
     assert_eq!(complaints[4], "");
@@ -219,7 +219,7 @@ fn an_xid_touches_every_instance_of_its_gpu() {
 #[test]
 fn xids_of_programs_are_nothing_and_those_between_are_warnings() {
     let mut scenario = server_scenario(1);
-    scenario.events = [13, 31, 43, 45, 68, 109, 63, 94].map(|xid| XidEvent { device: 0, xid }).to_vec();
+    scenario.events = [13, 31, 43, 45, 68, 109, 63, 94].map(|xid| StandInXidEvent { device: 0, xid }).to_vec();
     let snapshot = Machine::new(scenario).read();
     assert_eq!(complaints(&snapshot), [""]);
     assert_eq!(snapshot.warnings.len(), 2);
