@@ -219,12 +219,12 @@ def imports():
 
 
 def leases():
-    from gpupool import _command
+    from gpupool._command_path import find_command
     from gpu_worker_pool import GPUWorkerPoolClient
 
     with tempfile.TemporaryDirectory(dir=".") as state:
         agent = subprocess.Popen(
-            [_command.find(), "serve", "--simulate", "4xH100", "--port", "0", "--state-dir", state],
+            [find_command(), "serve", "--simulate", "4xH100", "--port", "0", "--state-dir", state],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )
         url = re.search(r"http://\S+", agent.stdout.readline()).group()

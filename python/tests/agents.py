@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from gpupool import _command
+from gpupool import _command_path
 
 START_PATIENCE_SECS = 60
 
@@ -20,7 +20,7 @@ class Agent:
     def __init__(self, gpus: str = "4xH100", *arguments: str, environment: dict[str, str] | None = None, port: int = 0) -> None:
         self.state = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
         self.log = (self.state / "log").open("wb")
-        self._command = [_command.find(), "serve", "--simulate", gpus, "--state-dir", str(self.state), *arguments]
+        self._command = [_command_path.find_command(), "serve", "--simulate", gpus, "--state-dir", str(self.state), *arguments]
         self._environment, self.port = environment, port
         self._start()
 
@@ -45,7 +45,7 @@ class Agent:
     def call(self, *arguments: str) -> str:
         """What the command line says when it asks this agent."""
         ran = subprocess.run(
-            [_command.find(), *arguments, "--endpoint", self.socket], capture_output=True, text=True, timeout=60
+            [_command_path.find_command(), *arguments, "--endpoint", self.socket], capture_output=True, text=True, timeout=60
         )
         assert ran.returncode == 0, f"gpupool {' '.join(arguments)}: {ran.stderr}"
         return ran.stdout

@@ -198,7 +198,7 @@ def test_an_assignment_that_is_over_gives_nothing_else_back(agent: Agent) -> Non
         await client.release_gpu(first)
         second = await client.request_gpu(worker_id="w", select={"gpu_ids": [0]})
         await client.release_gpu(first)
-        assert [lease["id"] for lease in leases(agent)] == [client._held["w"].id]
+        assert [lease["id"] for lease in leases(agent)] == [client._leases["w"].id]
         with pytest.raises(StaleAssignmentError, match="was released"):
             client.check_assignment(first)
         client.check_assignment(second)

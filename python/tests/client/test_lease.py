@@ -27,7 +27,7 @@ def test_a_block_holds_a_part_of_a_gpu(agent: Agent) -> None:
         gpu.check()
         assert "CUDA_VISIBLE_DEVICES" not in os.environ
     assert leases(agent) == []
-    with pytest.raises(gpupool.StaleAssignmentError, match="given back"):
+    with pytest.raises(gpupool.StaleAssignmentError, match="was released"):
         gpu.check()
     gpu.release()
 

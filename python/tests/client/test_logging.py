@@ -47,7 +47,7 @@ def test_losses_and_endpoints_that_go_are_logged_while_the_loop_is_busy(start_ag
         async with GPUWorkerPoolClient(agent.url, polling_interval=0.05) as client:
             held = await client.request_gpu(ttl=1)
             agent.kill()
-            logged = {"lost": False, "left alone": False}
+            logged = {"lost": False, "unavailable": False}
             # The loop never gets to run meanwhile.
             while not all(logged.values()):
                 for record in list(caplog.records):

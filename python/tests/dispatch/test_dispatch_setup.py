@@ -168,7 +168,7 @@ def test_a_dispatcher_that_runs_cannot_be_run_by_another_thread() -> None:
         dispatcher.shutdown()
 
     dispatcher.run(itertools.count(), again)
-    assert "runs already" in str(raised[0])
+    assert "is already running" in str(raised[0])
     assert [worker["state"] for worker in stats[0]["workers"]] != [], stats
 
 

@@ -137,7 +137,7 @@ def test_the_picture_shows_each_gpu_and_how_far_all_is() -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (7, 3), (20, 5), (33, 4), (45, 8), (60, 8), (200, 50)])
 def test_the_picture_fits_into_any_terminal(width: int, height: int) -> None:
-    from gpu_dispatch._screen import Screen
+    from gpu_dispatch._progress_display import ProgressDisplay
 
     gpu = {"current_task": 10**9, "task_start_time": 1.0, "last_duration": 3.5, "completed": 123_456, "failed": 7, "timeouts": 1}
     stats = {
@@ -145,10 +145,10 @@ def test_the_picture_fits_into_any_terminal(width: int, height: int) -> None:
         "start_time": 1.0, "end_time": None, "gpu_status": {number: {"status": "busy", **gpu} for number in range(16)},
     }  # fmt: skip
     console = terminal(width, height)
-    screen = Screen(console, 2.0, lambda: stats)
+    screen = ProgressDisplay(console, 2.0, lambda: stats)
     for total in (0, 123_464, 10**8):
         stats["total"] = total
-        lines = console.render_lines(screen._picture(), pad=False)
+        lines = console.render_lines(screen._render(), pad=False)
         assert all(sum(segment.cell_length for segment in line) <= width for line in lines)
     with screen:
         pass

@@ -33,8 +33,8 @@ def test_it_is_a_dataclass_with_the_fields_programs_know() -> None:
         ({"min_workers": 9}, "min_workers must be at most max_workers (4), got 9"),
         ({"acquire_timeout_secs": 0}, "acquire_timeout_secs must be positive, got 0"),
         ({"worker_processes": 0}, "worker_processes must be positive, got 0"),
-        ({"devices": []}, "devices must be one name or more, got []"),
-        ({"devices": [0]}, "devices must be one name or more, got [0]"),
+        ({"devices": []}, "devices must have at least one name, got []"),
+        ({"devices": [0]}, "devices must have at least one name, got [0]"),
         ({"devices": "cuda:0"}, "devices must be a list of names, or 'auto' for leased GPUs, got 'cuda:0'"),
     ],
 )

@@ -78,7 +78,7 @@ def test_what_is_necessary_and_missing_is_named(story: Story) -> None:
 
 
 def test_evidence_that_makes_no_sense_is_refused(story: Story) -> None:
-    with pytest.raises(ValueError, match="evidence must support from 0 to 1"):
+    with pytest.raises(ValueError, match="evidence must have a support from 0 to 1"):
         infer(story, {**LINK, "evidence": [7]})
     with pytest.raises(ValueError, match="prior must be a mean between 0 and 1"):
         infer(story, {**LINK, "prior": 2})
@@ -103,7 +103,7 @@ def test_a_sampler_of_ones_own_runs_in_the_worker(story: Story) -> None:
     (more,) = infer(story, LINK, sampler=lambda link: {"posterior_mean": 0.2, "chains": 4, "type": "own"})
     assert (more["posterior_mean"], more["chains"], more["type"]) == (0.2, 4, "own")
     assert more["necessity_test"]["passed"]
-    with pytest.raises(ValueError, match="the sampler must give a posterior_mean"):
+    with pytest.raises(ValueError, match="the sampler must return a posterior_mean"):
         infer(story, LINK, sampler=lambda link: {})
     with pytest.raises(TypeError, match="sampler must be callable, got 3"):
         infer(story, LINK, sampler=3)

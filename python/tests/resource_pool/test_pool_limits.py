@@ -246,18 +246,18 @@ def test_cancelling_from_outside_in_the_same_moment_stays_that(story: Story, ord
         pool = story.pool(1, 0.3)
 
         async def body(worker: Worker) -> None:
-            limit, task = worker._limit, asyncio.current_task()
+            limit, task = worker._limit_watcher, asyncio.current_task()
             assert limit is not None and task is not None
-            passes = limit._pass
+            on_limit = limit._on_limit
 
             def both(error: WorkerLimitError) -> None:
                 if order == "outside first":
                     task.cancel()
-                passes(error)
+                on_limit(error)
                 if order == "the limit first":
                     task.cancel()
 
-            limit._pass = both  # type: ignore[method-assign]
+            limit._on_limit = both  # type: ignore[method-assign]
             await for_ever(worker)
 
         task = asyncio.ensure_future(hold(pool, body))

@@ -198,7 +198,7 @@ def test_a_holding_is_good_for_one_worker(story: Story) -> None:
         holding = story.pool().acquire_worker("once")
         async with holding:
             pass
-        with pytest.raises(RuntimeError, match="called anew for each worker"):
+        with pytest.raises(RuntimeError, match="can be used once"):
             async with holding:
                 pass
 
