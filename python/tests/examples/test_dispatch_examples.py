@@ -22,7 +22,7 @@ def run_example(name: str, *arguments: str) -> str:
 def test_the_dispatcher_example_counts_primes_and_reports_failures() -> None:
     output = run_example("dispatcher.py")
     assert "39 tasks done; primes below 10000: 1229, below 390000: 33067" in output
-    assert "task 2000000 failed: ValueError" in output and "took too long: [-1]" in output
+    assert "task 2000000 failed: ValueError" in output and "timed out: [-1]" in output
 
 
 def test_the_rich_example_estimates_pi_and_lists_the_gpus() -> None:
