@@ -302,7 +302,7 @@ class GPUWorkerPoolClient:
         if not self._native.is_started and self._native.is_ours:
             raise ClientStateError(f"Client must be started before {operation}")
         if not self._is_multi:
-            raise ClientStateError(f"{operation} needs several endpoints: give service_endpoints")
+            raise ClientStateError(f"{operation} needs several endpoints: set service_endpoints")
 
     def is_multi_endpoint_mode(self) -> bool:
         """Return whether the client has several servers."""

@@ -28,7 +28,7 @@ class WorkerProgram:
         main = _main_module_source()
         self.by_value = not main
         if main:
-            # An earlier entry may be another module.
+            # This main module replaces an earlier entry, since workers import this one.
             sys.modules["__mp_main__"] = sys.modules["__main__"]
         work = (start, arguments)
         encoded = {"work": b64encode(_pickle_work(work, self.by_value)).decode()}
@@ -42,12 +42,12 @@ class WorkerProgram:
         )
 
 
-def check_not_loading_main(what: str) -> None:
+def check_not_loading_main(component: str) -> None:
     """Raise an error if a worker is importing the main module, since workers must not start workers of their own."""
     worker = sys.modules.get("gpupool._worker")
     if worker is not None and worker.is_loading_main:
         raise RuntimeError(
-            f"{what} is started while a worker imports the main module: put the start under `if __name__ == '__main__':`, "
+            f"{component} is started while a worker imports the main module: put the start under `if __name__ == '__main__':`, "
             "so that only the program itself runs it"
         )
 

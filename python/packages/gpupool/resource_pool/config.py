@@ -19,7 +19,7 @@ class ResourceConfig:
     """
 
     max_workers: int = 4
-    #: Maximum time for which a task may keep a worker.
+    #: Maximum time for which a task may use a worker.
     worker_timeout_secs: float = 300
     #: Maximum host memory in MiB of a worker and all processes it starts; `None` means unlimited.
     worker_memory_mb: Optional[float] = 2048
@@ -30,7 +30,7 @@ class ResourceConfig:
     acquire_timeout_secs: float = 30
     #: Maximum number of processes and threads of a worker at one time.
     worker_processes: Optional[int] = None
-    #: Maximum CPU time of one task.
+    #: Maximum CPU time of a worker during one task.
     worker_cpu_secs: Optional[float] = None
     #: Idle time after which a worker above `min_workers` ends.
     idle_secs: float = 60

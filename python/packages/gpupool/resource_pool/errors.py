@@ -12,7 +12,7 @@ class WorkerLimitError(WorkerError):
 
 
 class WorkerTimeoutError(WorkerLimitError):
-    """A task kept a worker longer than `worker_timeout_secs`."""
+    """A task used a worker for longer than `worker_timeout_secs`."""
 
 
 class WorkerMemoryError(WorkerLimitError):
