@@ -1,4 +1,4 @@
-"""What tests have workers do."""
+"""Functions that tests run in workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from typing import NoReturn
 
 
-def wait_for_ever() -> NoReturn:
+def wait_forever() -> NoReturn:
     while True:
         threading.Event().wait()
 
@@ -18,20 +18,20 @@ def spin() -> NoReturn:
 
 
 def take_memory() -> NoReturn:
-    taken = []
+    chunks = []
     while True:
-        taken.append(b"x" * (4 << 20))
+        chunks.append(b"x" * (4 << 20))
 
 
-def hide_and(take: bool) -> int:
-    """Starts a process that has left its parents behind, takes memory or waits, and cannot be found by descent."""
+def start_hidden_process(takes_memory: bool) -> int:
+    """Start a daemonized process, which cannot be found by descent, and which waits or takes memory."""
     reads, writes = os.pipe()
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             os.write(writes, str(os.getpid()).encode())
             os.close(writes)
-            take_memory() if take else wait_for_ever()
+            take_memory() if takes_memory else wait_forever()
         os._exit(0)
     os.close(writes)
     with os.fdopen(reads) as pipe:
@@ -40,8 +40,8 @@ def hide_and(take: bool) -> int:
     return hidden
 
 
-class OwnError(Exception):
-    """With more than a message."""
+class CustomError(Exception):
+    """Exception with a custom attribute."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -49,8 +49,8 @@ class OwnError(Exception):
 
 
 def fail(code: int) -> NoReturn:
-    raise OwnError(code)
+    raise CustomError(code)
 
 
-def die_with(value: object) -> NoReturn:
+def exit_process(value: object) -> NoReturn:
     os._exit(1)

@@ -1,4 +1,4 @@
-"""What a run is asked for, checked."""
+"""Options of a run and their checks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Optional, Sequence, Union
 
 
 @dataclass
-class Wish:
-    """What the native side is asked for."""
+class RunOptions:
+    """Options of a native run; the native module reads them by name."""
 
     program: list[str]
     environment: dict[str, str]
@@ -30,11 +30,11 @@ class Wish:
 
 
 def checked_gpu_ids(gpu_ids: Union[Sequence[int], str]) -> tuple[list[int], Optional[int]]:
-    """Numbers of GPUs; or none, and how many are to be leased, 0 meaning those that are free."""
+    """Return the GPU numbers and `None`, or an empty list and the number of GPUs to lease (0 for all free ones)."""
     if isinstance(gpu_ids, str):
         word, _, count = gpu_ids.partition(":")
         if word != "auto" or (count and not (count.isdigit() and int(count) > 0)):
-            raise ValueError(f"gpu_ids must be numbers of GPUs, 'auto' or 'auto:COUNT', got {gpu_ids!r}")
+            raise ValueError(f"gpu_ids must be GPU numbers, 'auto' or 'auto:COUNT', got {gpu_ids!r}")
         return [], int(count or 0)
     ids = [_checked_gpu_id(gpu_id) for gpu_id in gpu_ids]
     if not ids:
@@ -42,8 +42,8 @@ def checked_gpu_ids(gpu_ids: Union[Sequence[int], str]) -> tuple[list[int], Opti
     return ids, None
 
 
-def mask_of(gpu_id: int) -> dict[str, str]:
-    """Makes a worker see one GPU only, of either vendor."""
+def visible_gpu_environment(gpu_id: int) -> dict[str, str]:
+    """Return the environment that makes only one GPU visible, for either vendor."""
     return {"CUDA_VISIBLE_DEVICES": str(gpu_id), "HIP_VISIBLE_DEVICES": str(gpu_id)}
 
 
@@ -53,7 +53,7 @@ def _checked_gpu_id(gpu_id: Any) -> int:
     except TypeError:
         number = -1
     if number < 0:
-        raise ValueError(f"gpu_ids must be numbers of GPUs from 0 on, got {gpu_id!r}")
+        raise ValueError(f"gpu_ids must be GPU numbers, 0 or more, got {gpu_id!r}")
     return number
 
 
@@ -65,7 +65,7 @@ def checked_timeout(value: Any) -> Optional[float]:
     return float(value)
 
 
-def checked_count(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
+def checked_count(name: str, value: int, minimum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ValueError(f"{name} must be a whole number, {minimum} or more, got {value!r}")
     return value

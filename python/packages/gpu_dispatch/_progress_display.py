@@ -1,6 +1,6 @@
-"""What `gpu_dispatch.ui` draws: a line for the whole run, and one for each GPU.
+"""Progress display of `gpu_dispatch.ui`: a line for the whole run, and one for each GPU.
 
-A thread of `rich` redraws it, from the run's begin to its end. What is written meanwhile goes above it.
+A thread of `rich` redraws the display during the run. Output of workers appears above it.
 """
 
 from __future__ import annotations
@@ -15,85 +15,87 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-# Rates are those of so many last seconds, or of so many last tasks where that is longer.
+# A rate covers the last RATE_SECS seconds or the last RATE_TASKS tasks, whichever period is longer.
 RATE_SECS = 15.0
 RATE_TASKS = 10
-# Columns are left out, the least important first, where the terminal is narrower than this.
-WIDTHS = {"Rate": 76, "Last": 66, "Since": 58, "Timeouts": 50, "Failed": 42, "Task": 32}
+# Minimum terminal width for each column; a narrower terminal omits the column.
+MIN_WIDTHS = {"Rate": 76, "Last": 66, "Since": 58, "Timeouts": 50, "Failed": 42, "Task": 32}
 
 _STYLES = {"busy": "green", "idle": "dim", "starting": "yellow", "failed": "bold red"}
 
 
 def can_draw(console: Console) -> bool:
-    """Whether there is a terminal that can redraw."""
+    """Return whether the console is a terminal that can redraw lines."""
     return (console.is_terminal and not console.is_dumb_terminal) or console.is_jupyter
 
 
-class Screen:
-    """The picture of a run; leaves the terminal as it was, and its last state to be read."""
+class ProgressDisplay:
+    """Live display of a run. At the end it restores the terminal and leaves its last state on the screen."""
 
     def __init__(self, console: Console, refresh_rate: float, stats: Callable[[], dict[str, Any]]) -> None:
         self._console = console
         self._stats = stats
-        self._rates: dict[Optional[int], _Rate] = {}
-        self._unfinished = b""
-        self._live = Live(console=console, refresh_per_second=refresh_rate, get_renderable=self._picture)
+        self._rate_meters: dict[Optional[int], _RateMeter] = {}
+        self._partial_line = b""
+        self._live = Live(console=console, refresh_per_second=refresh_rate, get_renderable=self._render)
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> ProgressDisplay:
         self._live.start()
         return self
 
     def __exit__(self, *_error: Any) -> None:
-        if self._unfinished:
+        if self._partial_line:
             self.write(b"\n")
         self._live.stop()
 
     def write(self, output: bytes) -> None:
-        """Writes whole lines of a worker's output above the picture."""
-        *lines, self._unfinished = (self._unfinished + output).split(b"\n")
+        """Write the complete lines of a worker's output above the display."""
+        *lines, self._partial_line = (self._partial_line + output).split(b"\n")
         if lines:
             text = b"\n".join(lines).decode(errors="replace")
             self._console.print(Text.from_ansi(text), soft_wrap=True, highlight=False)
 
-    def _picture(self) -> RenderableType:
+    def _render(self) -> RenderableType:
         stats, now = self._stats(), time.time()
-        return Group(self._overall(stats, now), self._gpus(stats["gpu_status"], now))
+        return Group(self._render_summary(stats, now), self._render_gpus(stats["gpu_status"], now))
 
-    def _overall(self, stats: dict[str, Any], now: float) -> RenderableType:
-        over, expected = stats["total"], stats["expected_total"]
+    def _render_summary(self, stats: dict[str, Any], now: float) -> RenderableType:
+        finished, expected = stats["total"], stats["expected_total"]
         start, end = stats["start_time"] or now, stats["end_time"]
-        rate = over / max(end - start, 1e-9) if end is not None else self._rate(None, over, now)
-        words = [f"{over}/{expected}" if expected is not None else f"{over} tasks", f"{_number(rate)}/s"]
+        rate = finished / max(end - start, 1e-9) if end is not None else self._rate(None, finished, now)
+        parts = [f"{finished}/{expected}" if expected is not None else f"{finished} tasks", f"{_format_number(rate)}/s"]
         if end is not None:
-            words.append(f"took {_time(end - start)}")
-        elif expected is not None and over < expected:
-            words.append(f"ETA {_time((expected - over) / rate)}" if rate > 0 else "ETA –")
+            parts.append(f"took {_format_duration(end - start)}")
+        elif expected is not None and finished < expected:
+            parts.append(f"ETA {_format_duration((expected - finished) / rate)}" if rate > 0 else "ETA –")
         else:
-            words.append(_time(now - start))
-        words += [f"{stats[name]} {name}" for name in ("failed", "timeouts") if stats[name]]
+            parts.append(_format_duration(now - start))
+        parts += [f"{stats[name]} {name}" for name in ("failed", "timeouts") if stats[name]]
         if stats["setup_failures"]:
-            words.append(f"{stats['setup_failures']} not set up")
-        line = Text("  ".join(words), no_wrap=True, overflow="ellipsis")
+            parts.append(f"{stats['setup_failures']} failed to set up")
+        line = Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
         space = self._console.width - line.cell_len - 2
         if expected is None or space < 5:
             return line
         grid = Table.grid(padding=(0, 2))
-        grid.add_row(ProgressBar(total=max(expected, 1), completed=min(over, max(expected, 1)), width=min(space, 40)), line)
+        total = max(expected, 1)
+        grid.add_row(ProgressBar(total=total, completed=min(finished, total), width=min(space, 40)), line)
         return grid
 
-    def _gpus(self, gpus: dict[int, dict[str, Any]], now: float) -> RenderableType:
+    def _render_gpus(self, gpus: dict[int, dict[str, Any]], now: float) -> RenderableType:
+        start = "task_start_time"
         columns: dict[str, Callable[[int, dict[str, Any]], str]] = {
             "GPU": lambda gpu_id, gpu: str(gpu_id),
             "State": lambda gpu_id, gpu: str(gpu["status"]),
             "Task": lambda gpu_id, gpu: "–" if gpu["current_task"] is None else str(gpu["current_task"]),
-            "Since": lambda gpu_id, gpu: "–" if gpu["task_start_time"] is None else _time(now - gpu["task_start_time"]),
-            "Last": lambda gpu_id, gpu: "–" if gpu["last_duration"] is None else _time(gpu["last_duration"]),
+            "Since": lambda gpu_id, gpu: "–" if gpu[start] is None else _format_duration(now - gpu[start]),
+            "Last": lambda gpu_id, gpu: "–" if gpu["last_duration"] is None else _format_duration(gpu["last_duration"]),
             "Done": lambda gpu_id, gpu: str(gpu["completed"]),
             "Failed": lambda gpu_id, gpu: str(gpu["failed"]),
             "Timeouts": lambda gpu_id, gpu: str(gpu["timeouts"]),
-            "Rate": lambda gpu_id, gpu: f"{_number(self._rate(gpu_id, _over(gpu), now))}/s",
+            "Rate": lambda gpu_id, gpu: f"{_format_number(self._rate(gpu_id, _finished_tasks(gpu), now))}/s",
         }
-        shown = [name for name in columns if self._console.width >= WIDTHS.get(name, 0)]
+        shown = [name for name in columns if self._console.width >= MIN_WIDTHS.get(name, 0)]
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for name in shown:
             table.add_column(name, justify="left" if name == "State" else "right", no_wrap=True, overflow="ellipsis")
@@ -101,17 +103,17 @@ class Screen:
             table.add_row(*(columns[name](gpu_id, gpu) for name in shown), style=_STYLES.get(gpu["status"]))
         return table
 
-    def _rate(self, of: Optional[int], count: int, now: float) -> float:
-        return self._rates.setdefault(of, _Rate()).after(count, now)
+    def _rate(self, gpu_id: Optional[int], count: int, now: float) -> float:
+        return self._rate_meters.setdefault(gpu_id, _RateMeter()).update(count, now)
 
 
-class _Rate:
-    """How many a second, lately."""
+class _RateMeter:
+    """Recent rate of finished tasks per second."""
 
     def __init__(self) -> None:
         self._changes: deque[tuple[float, int]] = deque()
 
-    def after(self, count: int, now: float) -> float:
+    def update(self, count: int, now: float) -> float:
         changes = self._changes
         if not changes or changes[-1][1] != count:
             changes.append((now, count))
@@ -121,16 +123,16 @@ class _Rate:
         return max(count - before, 0) / (now - since) if now > since else 0.0
 
 
-def _over(gpu: dict[str, Any]) -> int:
+def _finished_tasks(gpu: dict[str, Any]) -> int:
     total: int = gpu["completed"] + gpu["failed"] + gpu["timeouts"]
     return total
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
-def _time(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     seconds = max(seconds, 0.0)
     if seconds < 0.1:
         return f"{seconds * 1000:.0f}ms"

@@ -1,4 +1,4 @@
-"""Names, argument order, defaults and messages are those that programs were written for."""
+"""Names, argument order, defaults and messages are as documented."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import gpu_dispatch
 from gpu_dispatch import BaseWorker, Dispatcher, protocol
 from gpu_dispatch.ui import RichDispatcher
 
-from dispatch_kit import Tally
+from dispatch_kit import CallbackRecorder
 
 
-class Nothing(BaseWorker):
+class NoOpWorker(BaseWorker):
     def setup(self, gpu_id: int, seed: int, **kwargs: Any) -> None:
         pass
 
@@ -41,25 +41,25 @@ RUN = [
 
 
 def signature_of(function: Any) -> list[tuple[str, Any]]:
-    return [(name, one.default) for name, one in inspect.signature(function).parameters.items()]
+    return [(name, parameter.default) for name, parameter in inspect.signature(function).parameters.items()]
 
 
-def test_run_takes_the_arguments_programs_give() -> None:
+def test_run_has_the_documented_arguments() -> None:
     assert signature_of(Dispatcher.run)[1:] == RUN
     shown = signature_of(RichDispatcher.run)[1:]
     assert [name for name, _ in shown] == [name for name, _ in RUN]
     assert shown[2:] == RUN[2:]
 
 
-def test_a_dispatcher_takes_the_arguments_programs_give() -> None:
-    own = {"on_progress": None, "retries": 0, "joblog": None, "debug": False, "workers_per_gpu": 1, "mask": None}
+def test_the_constructor_has_the_documented_arguments() -> None:
+    options = {"on_progress": None, "retries": 0, "joblog": None, "debug": False, "workers_per_gpu": 1, "mask": None}
     empty = inspect.Parameter.empty
-    given = [("worker_cls", empty), ("gpu_ids", empty), ("queue_size", 1024), ("suppress_worker_output", False)]
-    assert signature_of(Dispatcher.__init__)[1:] == [*given, *own.items()]
+    documented = [("worker_cls", empty), ("gpu_ids", empty), ("queue_size", 1024), ("suppress_worker_output", False)]
+    assert signature_of(Dispatcher.__init__)[1:] == [*documented, *options.items()]
     parameters = inspect.signature(Dispatcher.__init__).parameters
-    assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in own)
+    assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in options)
     assert signature_of(RichDispatcher.__init__)[1:8] == [
-        *given[:3],
+        *documented[:3],
         ("show_ui", True),
         ("refresh_rate", 2.0),
         ("console", None),
@@ -67,13 +67,13 @@ def test_a_dispatcher_takes_the_arguments_programs_give() -> None:
     ]
 
 
-def test_a_worker_has_to_say_what_it_does_and_may_clean_up() -> None:
+def test_setup_and_process_are_required_and_cleanup_is_optional() -> None:
     assert list(inspect.signature(BaseWorker.setup).parameters) == ["self", "gpu_id", "seed", "kwargs"]
     assert list(inspect.signature(BaseWorker.process).parameters) == ["self", "data"]
     assert BaseWorker.__abstractmethods__ == {"setup", "process"}
     with pytest.raises(TypeError):
         BaseWorker()  # type: ignore[abstract]
-    assert Nothing().cleanup() is None  # type: ignore[func-returns-value]
+    assert NoOpWorker().cleanup() is None  # type: ignore[func-returns-value]
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_messages_have_the_fields_of_the_protocol(message: str, fields: list[str
     assert kind(*values) == kind(**dict(zip(fields, values)))
 
 
-@pytest.mark.parametrize("wrong", [object, int, Nothing(), "Nothing", None])
-def test_a_worker_class_is_one_that_inherits_from_base_worker(wrong: Any) -> None:
+@pytest.mark.parametrize("wrong", [object, int, NoOpWorker(), "NoOpWorker", None])
+def test_a_worker_class_must_inherit_from_base_worker(wrong: Any) -> None:
     with pytest.raises(TypeError, match="^worker_cls must inherit from BaseWorker, got "):
         Dispatcher(wrong, [0])
 
 
 @pytest.mark.parametrize("empty", [[], (), range(0)])
-def test_there_is_at_least_one_gpu(empty: Any) -> None:
+def test_an_empty_gpu_list_is_rejected(empty: Any) -> None:
     with pytest.raises(ValueError, match="^gpu_ids cannot be empty$"):
-        Dispatcher(Nothing, empty)
+        Dispatcher(NoOpWorker, empty)
 
 
 @pytest.mark.parametrize(
@@ -118,30 +118,30 @@ def test_there_is_at_least_one_gpu(empty: Any) -> None:
         ({"workers_per_gpu": 0}, "workers_per_gpu"),
     ],
 )
-def test_a_wrong_argument_is_named_with_its_value(arguments: dict[str, Any], named: str) -> None:
+def test_an_invalid_argument_is_named_with_its_value(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named) as raised:
-        Dispatcher(Nothing, **{"gpu_ids": [0], **arguments})
+        Dispatcher(NoOpWorker, **{"gpu_ids": [0], **arguments})
     value = arguments[named]
     assert repr(value if not isinstance(value, list) else value[0]) in str(raised.value)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
-def test_a_time_limit_that_is_none_is_refused(timeout: float) -> None:
+def test_an_unusable_task_timeout_is_rejected(timeout: float) -> None:
     with pytest.raises(ValueError, match="task_timeout"):
-        Dispatcher(Nothing, [0]).run([1], print, task_timeout=timeout)
+        Dispatcher(NoOpWorker, [0]).run([1], print, task_timeout=timeout)
 
 
 @pytest.mark.parametrize("timeout", ["5", True, [5]])
-def test_a_time_limit_that_is_no_number_is_refused_with_its_type(timeout: Any) -> None:
+def test_a_task_timeout_of_the_wrong_type_is_rejected(timeout: Any) -> None:
     with pytest.raises(TypeError, match=f"task_timeout must be .* got .*{type(timeout).__name__}"):
-        Dispatcher(Nothing, [0]).run([1], print, task_timeout=timeout)
+        Dispatcher(NoOpWorker, [0]).run([1], print, task_timeout=timeout)
 
 
 def test_gpu_ids_are_any_sequence_of_whole_numbers() -> None:
     numpy = pytest.importorskip("numpy")
     sequences: list[Any] = [(0, 1), range(2), iter([0, 1]), numpy.arange(2)]
     for gpu_ids in sequences:
-        assert Dispatcher(Nothing, gpu_ids).gpu_ids == [0, 1]
+        assert Dispatcher(NoOpWorker, gpu_ids).gpu_ids == [0, 1]
 
 
 def test_importing_the_package_loads_neither_rich_nor_numpy_nor_cloudpickle() -> None:
@@ -149,8 +149,8 @@ def test_importing_the_package_loads_neither_rich_nor_numpy_nor_cloudpickle() ->
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
 
 
-class Named(BaseWorker):
-    """Says which GPU it has, and who it is."""
+class IdentityWorker(BaseWorker):
+    """Returns its GPU and its process id."""
 
     def setup(self, gpu_id: int, seed: int, **kwargs: Any) -> None:
         self.gpu_id = gpu_id
@@ -160,10 +160,10 @@ class Named(BaseWorker):
 
 
 @pytest.mark.parametrize("arguments", [{"gpu_ids": [3, 3]}, {"gpu_ids": [3], "workers_per_gpu": 2}])
-def test_a_gpu_with_several_workers_has_workers_with_ids_of_their_own(arguments: dict[str, Any]) -> None:
-    tally = Tally()
-    Dispatcher(Named, **arguments).run((None for _ in range(2_000)), tally.on_success)
-    assert {gpu_id for gpu_id, _ in tally.done.values()} == {3}
-    processes = {(worker_id, tally.done[task_id][1]) for task_id, worker_id in tally.by.items()}
+def test_several_workers_of_a_gpu_have_different_ids(arguments: dict[str, Any]) -> None:
+    recorder = CallbackRecorder()
+    Dispatcher(IdentityWorker, **arguments).run((None for _ in range(2_000)), recorder.on_success)
+    assert {gpu_id for gpu_id, _ in recorder.results.values()} == {3}
+    processes = {(worker_id, recorder.results[task_id][1]) for task_id, worker_id in recorder.worker_ids.items()}
     assert len(processes) == len({worker_id for worker_id, _ in processes}), processes
     assert {worker_id for worker_id, _ in processes} <= {0, 1}

@@ -1,4 +1,4 @@
-"""How the generator is read, and who gets the work."""
+"""Reading of the generator, and distribution of its tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Iterator
 
 import pytest
 
-from dispatch_kit import PATIENCE_SECS, Tally, run, until
+from dispatch_kit import TIMEOUT_SECS, CallbackRecorder, run_dispatcher, wait_until
 from gpu_dispatch import BaseWorker, Dispatcher
 
 
@@ -22,54 +22,54 @@ class Echo(BaseWorker):
 
 
 class Source:
-    """Counts what was read of it."""
+    """Iterable that counts the tasks that were read."""
 
     def __init__(self, tasks: Any, fails_after: int = -1) -> None:
-        self.given = 0
+        self.read_count = 0
         self._tasks = tasks
         self._fails_after = fails_after
 
     def __iter__(self) -> Iterator[Any]:
         for task in self._tasks:
-            if self.given == self._fails_after:
+            if self.read_count == self._fails_after:
                 raise LookupError("the source is broken")
-            self.given += 1
+            self.read_count += 1
             yield task
 
 
-def test_the_generator_is_never_read_further_ahead_than_the_queue_holds() -> None:
+def test_the_generator_is_read_at_most_queue_size_ahead() -> None:
     source = Source([0.006] * 60)
     ahead = []
-    over = 0
+    finished = 0
 
     def count(*_arguments: Any) -> None:
-        nonlocal over
-        ahead.append(source.given - over)
-        over += 1
+        nonlocal finished
+        ahead.append(source.read_count - finished)
+        finished += 1
 
     Dispatcher(Echo, [0, 1], queue_size=10).run(source, count)
-    assert over == 60
-    # Ten wait, each worker has one, a result of each is told of, and one more was read and waits for its place.
+    assert finished == 60
+    # 10 tasks in the queue, 2 in workers, 2 results in callbacks, and 1 task that waits for a place in the queue.
     assert max(ahead) <= 10 + 2 + 2 + 1
 
 
-def test_results_nobody_takes_hold_the_generator_back() -> None:
+def test_unread_results_stop_the_generator() -> None:
     source = Source(range(10_000))
-    seen: list[int] = []
+    read_counts: list[int] = []
 
     def stuck(*_arguments: Any) -> None:
-        if not seen:
-            until(lambda: source.given >= 16, "the queue fills")
+        if not read_counts:
+            wait_until(lambda: source.read_count >= 16, "the queue is full")
             for _ in range(50):
                 time.sleep(0.002)
-                seen.append(source.given)
+                read_counts.append(source.read_count)
 
     Dispatcher(Echo, [0], queue_size=16).run(source, stuck)
-    # Those of the first batch of results, of the queue, and one more that was read.
-    assert max(seen) <= 2 * 16 + 1 and source.given == 10_000
+    # The first batch of results, the queue, and one more task that was read.
+    assert max(read_counts) <= 2 * 16 + 1 and source.read_count == 10_000
 
 
-def test_a_generator_without_an_end_can_be_left() -> None:
+def test_shutdown_ends_a_run_of_an_endless_generator() -> None:
     def endless() -> Iterator[int]:
         number = 0
         while True:
@@ -77,39 +77,39 @@ def test_a_generator_without_an_end_can_be_left() -> None:
             number += 1
 
     dispatcher = Dispatcher(Echo, [0], queue_size=8)
-    tally = Tally()
+    recorder = CallbackRecorder()
 
     def enough(task_id: int, data: int, worker_id: int) -> None:
-        tally.on_success(task_id, data, worker_id)
-        if len(tally.done) == 100:
+        recorder.on_success(task_id, data, worker_id)
+        if len(recorder.results) == 100:
             dispatcher.shutdown()
 
     dispatcher.run(endless(), enough)
-    assert len(tally.done) >= 100
+    assert len(recorder.results) >= 100
 
 
 @pytest.mark.parametrize("tasks", [[], iter(())])
 def test_an_empty_generator_is_a_run_without_tasks(tasks: Any) -> None:
-    tally = run(Echo, tasks, [0, 1])
-    assert not tally.outcomes and tally.exits == 1 and not tally.not_set_up
+    recorder = run_dispatcher(Echo, tasks, [0, 1])
+    assert not recorder.outcomes and recorder.exits == 1 and not recorder.setup_failures
 
 
-@pytest.mark.parametrize("given", [0, 250])
-def test_what_the_generator_raises_comes_out_when_what_it_gave_is_over(given: int) -> None:
-    tally = Tally()
-    source = Source(range(1000), fails_after=given)
+@pytest.mark.parametrize("task_count", [0, 250])
+def test_a_generator_exception_is_raised_after_its_earlier_tasks(task_count: int) -> None:
+    recorder = CallbackRecorder()
+    source = Source(range(1000), fails_after=task_count)
     with pytest.raises(LookupError, match="the source is broken"):
-        Dispatcher(Echo, [0, 1]).run(source, tally.on_success, tally.on_error)
-    tally.check_each_once(given)
-    assert len(tally.done) == given
+        Dispatcher(Echo, [0, 1]).run(source, recorder.on_success, recorder.on_error)
+    recorder.check_one_outcome_each(task_count)
+    assert len(recorder.results) == task_count
 
 
-def test_what_is_no_iterable_raises_the_error_python_has_for_it() -> None:
+def test_a_generator_that_is_not_iterable_raises_type_error() -> None:
     with pytest.raises(TypeError, match="not iterable"):
         Dispatcher(Echo, [0]).run(5, print)  # type: ignore[arg-type]
 
 
-def test_the_very_error_of_the_generator_comes_out() -> None:
+def test_run_raises_the_generators_own_exception() -> None:
     class Own(Exception):
         pass
 
@@ -125,19 +125,19 @@ def test_the_very_error_of_the_generator_comes_out() -> None:
 
 
 def test_each_worker_gets_some_of_many_short_tasks() -> None:
-    tally = run(Echo, (0.001 for _ in range(1000)), [0, 1, 2])
-    tally.check_each_once(1000)
-    assert set(tally.by.values()) == {0, 1, 2}
+    recorder = run_dispatcher(Echo, (0.001 for _ in range(1000)), [0, 1, 2])
+    recorder.check_one_outcome_each(1000)
+    assert set(recorder.worker_ids.values()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("pace", [0.0, 0.006], ids=["quick", "not so quick"])
-def test_nothing_waits_behind_a_task_that_suddenly_takes_long(pace: float) -> None:
-    """The long one never ends by itself."""
+def test_no_task_waits_behind_a_slow_task(pace: float) -> None:
+    """The slow task never ends by itself."""
     others, at = (500, 100) if pace == 0.0 else (30, 10)
 
     class Mixed(Echo):
         def process(self, data: Any) -> Any:
-            time.sleep(pace if data != "long" else PATIENCE_SECS * 2)
+            time.sleep(pace if data != "long" else TIMEOUT_SECS * 2)
             return data
 
     done: set[int] = set()

@@ -1,4 +1,4 @@
-"""Event loops of every kind, and several of them at once."""
+"""Several kinds of event loops, and several loops at the same time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 import pytest
 from agents import Agent
-from watching import PATIENCE, delete, leases, post, program, ran, wait_until, wait_until_free
+from client_kit import TIMEOUT_SECS, delete, list_leases, post, start_program, run_program, wait_until, wait_until_free
 
 from gpu_worker_pool import GPUContextManager, GPUWorkerPoolClient
 
@@ -37,8 +37,8 @@ def test_uvloop_works(agent: Agent) -> None:
     loop.run_until_complete(main())
     loop.close()
     """
-    assert "done" in ran(source, agent.url)
-    assert leases(agent) == []
+    assert "done" in run_program(source, agent.url)
+    assert list_leases(agent) == []
 
 
 def test_several_loops_in_several_threads_share_one_client(agent: Agent) -> None:
@@ -58,28 +58,28 @@ def test_several_loops_in_several_threads_share_one_client(agent: Agent) -> None
 
     with ThreadPoolExecutor(6) as threads:
         for done in [threads.submit(asyncio.run, work()) for _ in range(6)]:
-            done.result(PATIENCE)
+            done.result(TIMEOUT_SECS)
     assert 1 <= most[0] <= 4
     asyncio.run(client.stop())
-    assert leases(agent) == []
+    assert list_leases(agent) == []
 
 
-def test_many_calls_have_no_thread_each(agent: Agent) -> None:
-    async def story() -> None:
+def test_many_requests_share_a_few_threads(agent: Agent) -> None:
+    async def scenario() -> None:
         async with GPUWorkerPoolClient(agent.url) as client:
             held = await client.request_gpu(gpus=4)
             before = threads()
             waiting = [asyncio.ensure_future(client.request_gpu()) for _ in range(100)]
             await asyncio.get_running_loop().run_in_executor(
-                None, wait_until, agent, lambda: len(leases(agent, "queued")) == 100, "a hundred wait"
+                None, wait_until, agent, lambda: len(list_leases(agent, "queued")) == 100, "100 requests wait"
             )
-            # One of them is this test's own.
+            # One additional thread belongs to this test.
             assert threads() <= before + 2
             await client.release_gpu(held)
             for done in asyncio.as_completed(waiting):
                 await client.release_gpu(await done)
 
-    asyncio.run(asyncio.wait_for(story(), PATIENCE))
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_SECS))
 
 
 def threads() -> int:
@@ -87,7 +87,7 @@ def threads() -> int:
         return next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
 
 
-def test_a_loop_that_ends_with_a_request_pending_leaves_nothing_behind(agent: Agent) -> None:
+def test_a_loop_that_ends_with_a_pending_request_cancels_it(agent: Agent) -> None:
     client = GPUWorkerPoolClient(agent.url)
 
     async def begin() -> None:
@@ -95,24 +95,24 @@ def test_a_loop_that_ends_with_a_request_pending_leaves_nothing_behind(agent: Ag
         await client.request_gpu(gpus=4)
         asyncio.ensure_future(client.request_gpu())
         await asyncio.get_running_loop().run_in_executor(
-            None, wait_until, agent, lambda: bool(leases(agent, "queued")), "it waits"
+            None, wait_until, agent, lambda: bool(list_leases(agent, "queued")), "the request waits"
         )
 
     asyncio.run(begin())
-    wait_until(agent, lambda: not leases(agent, "queued", "offered"), "nobody waits")
+    wait_until(agent, lambda: not list_leases(agent, "queued", "offered"), "no request waits")
     asyncio.run(client.stop())
-    assert leases(agent) == []
+    assert list_leases(agent) == []
 
 
-def test_a_loop_closed_under_a_request_gives_back_what_comes_later(agent: Agent) -> None:
+def test_a_grant_for_a_closed_loop_is_released(agent: Agent) -> None:
     client = GPUWorkerPoolClient(agent.url)
     loop = asyncio.new_event_loop()
     loop.run_until_complete(client.start())
     held = loop.run_until_complete(client.request_gpu(gpus=4))
     late = loop.create_task(client.request_gpu())
     loop.run_until_complete(asyncio.sleep(0))
-    wait_until(agent, lambda: bool(leases(agent, "queued")), "it waits")
-    # Its future ends after the loop: nobody is there to be told.
+    wait_until(agent, lambda: bool(list_leases(agent, "queued")), "the request waits")
+    # The future ends after its loop, so no task gets the result.
     loop.close()
     asyncio.run(client.release_gpu(held))
     late._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ def test_a_loop_closed_under_a_request_gives_back_what_comes_later(agent: Agent)
     asyncio.run(client.stop())
 
 
-def test_what_a_loop_asked_for_goes_on_while_the_loop_is_stuck(agent: Agent) -> None:
+def test_a_request_continues_while_its_loop_is_stuck(agent: Agent) -> None:
     gets_stuck = """
     import asyncio, sys
     from gpu_worker_pool import GPUWorkerPoolClient
@@ -136,23 +136,23 @@ def test_what_a_loop_asked_for_goes_on_while_the_loop_is_stuck(agent: Agent) -> 
     asyncio.run(main())
     """
     ours = post(agent, "/v1/leases", {"fraction": 0.1, "ttl_secs": 60})["id"]
-    with program(gets_stuck, agent.url, stdin=True) as running:
+    with start_program(gets_stuck, agent.url, stdin=True) as running:
         assert running.stdout is not None and running.stdin is not None
         assert running.stdout.readline() == "asked\n"
-        wait_until(agent, lambda: bool(leases(agent, "queued")), "it waits, though the first answer went to a stuck loop")
+        wait_until(agent, lambda: bool(list_leases(agent, "queued")), "the request waits, although its loop is stuck")
         delete(agent, f"/v1/leases/{ours}")
-        wait_until(agent, lambda: bool(leases(agent, "active")), "it is granted")
-        told, errors = running.communicate("\n", timeout=PATIENCE)
-        assert told == "released\n", errors
-    assert leases(agent) == []
+        wait_until(agent, lambda: bool(list_leases(agent, "active")), "the request is granted")
+        output, errors = running.communicate("\n", timeout=TIMEOUT_SECS)
+        assert output == "released\n", errors
+    assert list_leases(agent) == []
 
 
-def test_a_loop_that_watches_no_descriptors_works(agent: Agent) -> None:
+def test_a_loop_without_add_reader_works(agent: Agent) -> None:
     class Blind(asyncio.SelectorEventLoop):
         def add_reader(self, fd: Any, callback: Callable[..., Any], *arguments: Any) -> Any:
             raise NotImplementedError
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with GPUWorkerPoolClient(agent.url) as client:
             await asyncio.gather(*(held(client) for _ in range(20)))
 
@@ -162,13 +162,13 @@ def test_a_loop_that_watches_no_descriptors_works(agent: Agent) -> None:
 
     loop = Blind()
     try:
-        loop.run_until_complete(asyncio.wait_for(story(), PATIENCE))
+        loop.run_until_complete(asyncio.wait_for(scenario(), TIMEOUT_SECS))
     finally:
         loop.close()
-    assert leases(agent) == []
+    assert list_leases(agent) == []
 
 
-def test_a_lease_is_renewed_while_the_interpreter_is_held_and_answers_come(agent: Agent) -> None:
+def test_a_lease_is_renewed_while_the_gil_is_held_and_responses_arrive(agent: Agent) -> None:
     holds_the_interpreter = """
     import asyncio, ctypes, sys
     from gpu_worker_pool import GPUWorkerPoolClient
@@ -185,20 +185,20 @@ def test_a_lease_is_renewed_while_the_interpreter_is_held_and_answers_come(agent
             print("renewed", flush=True)
     asyncio.run(main())
     """
-    with program(holds_the_interpreter, agent.url, stdin=True) as running:
+    with start_program(holds_the_interpreter, agent.url, stdin=True) as running:
         assert running.stdout is not None and running.stdin is not None
         assert running.stdout.readline() == "held\n"
-        # One that nobody renews, taken after that one: when it is over, that one would be as well.
+        # This lease is newer and is not renewed: without renewals, the program's lease would have expired before it.
         ours = post(agent, "/v1/leases", {"ttl_secs": 1, "fraction": 0.1})["id"]
-        wait_until(agent, lambda: ours not in [lease["id"] for lease in leases(agent, "active")], "it expired")
+        wait_until(agent, lambda: ours not in [lease["id"] for lease in list_leases(agent, "active")], "the lease expired")
         running.stdin.write("\n")
-        said, errors = running.communicate(timeout=PATIENCE)
-        assert said == "renewed\n", errors
+        output, errors = running.communicate(timeout=TIMEOUT_SECS)
+        assert output == "renewed\n", errors
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout came with 3.11")
-def test_asyncio_timeout_gives_up_a_request(agent: Agent) -> None:
-    async def story() -> None:
+def test_asyncio_timeout_cancels_a_request(agent: Agent) -> None:
+    async def scenario() -> None:
         async with GPUWorkerPoolClient(agent.url) as client:
             held = await client.request_gpu(gpus=4)
             with pytest.raises(TimeoutError):
@@ -207,4 +207,4 @@ def test_asyncio_timeout_gives_up_a_request(agent: Agent) -> None:
             await client.release_gpu(held)
             await asyncio.get_running_loop().run_in_executor(None, wait_until_free, agent)
 
-    asyncio.run(asyncio.wait_for(story(), PATIENCE))
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_SECS))

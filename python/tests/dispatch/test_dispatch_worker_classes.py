@@ -1,4 +1,4 @@
-"""Worker classes, tasks and results from wherever programs define them."""
+"""Worker classes, tasks and results defined in scripts, modules, notebooks and functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dispatch_kit import run, said_by, start
+from dispatch_kit import run_dispatcher, run_python, start_python
 from gpu_dispatch import BaseWorker
 
 CLASSES = """
@@ -59,27 +59,27 @@ def indented(text: str) -> str:
 )
 def test_a_script_defines_its_workers(kind: str, source: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(source)
-    assert said_by([str(tmp_path / "script.py")]) == "got [4, 7]\n", kind
+    assert run_python([str(tmp_path / "script.py")]) == "got [4, 7]\n", kind
 
 
-def test_a_program_of_one_line_defines_its_workers() -> None:
-    assert said_by(["-c", CLASSES + RUN]) == "got [4, 7]\n"
+def test_a_command_line_program_defines_its_workers() -> None:
+    assert run_python(["-c", CLASSES + RUN]) == "got [4, 7]\n"
 
 
 def test_a_program_on_standard_input_defines_its_workers() -> None:
-    assert said_by(["-"], CLASSES + RUN) == "got [4, 7]\n"
+    assert run_python(["-"], CLASSES + RUN) == "got [4, 7]\n"
 
 
-def test_a_module_that_is_run_defines_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_run_with_m_defines_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "tool.py").write_text(CLASSES + GUARD + indented(RUN))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    assert said_by(["-m", "package.tool"]) == "got [4, 7]\n"
+    assert run_python(["-m", "package.tool"]) == "got [4, 7]\n"
 
 
 def test_a_notebook_defines_its_workers(tmp_path: Path) -> None:
-    """Cells run in a main module that has no file, and is not the one Python started."""
+    """Notebook cells run in a main module without a file that is not Python's original main module."""
     cells = [CLASSES, RUN, CLASSES.replace("FACTOR = 3", "FACTOR = 5"), RUN]
     (tmp_path / "kernel.py").write_text(
         "import sys, types\n"
@@ -89,29 +89,29 @@ def test_a_notebook_defines_its_workers(tmp_path: Path) -> None:
         f"for number, cell in enumerate({cells!r}):\n"
         "    exec(compile(cell, f'<ipython-input-{number}>', 'exec'), main.__dict__)\n"
     )
-    assert said_by([str(tmp_path / "kernel.py")]) == "got [4, 7]\ngot [6, 11]\n"
+    assert run_python([str(tmp_path / "kernel.py")]) == "got [4, 7]\ngot [6, 11]\n"
 
 
 def test_an_interactive_session_defines_its_workers() -> None:
-    # A session needs an empty line after each block, and none within.
+    # An interactive session needs an empty line after each block, and none in a block.
     lines: list[str] = []
     for line in (CLASSES + RUN).splitlines():
         if lines and lines[-1].startswith(" ") and line and not line.startswith(" "):
             lines.append("")
         if line:
             lines.append(line)
-    process = start(["-i", "-q", "-"], stdin=subprocess.PIPE)
-    said, _ = process.communicate("\n".join([*lines, "", ""]), 60)
-    assert "got [4, 7]" in said, said
+    process = start_python(["-i", "-q", "-"], stdin=subprocess.PIPE)
+    output, _ = process.communicate("\n".join([*lines, "", ""]), 60)
+    assert "got [4, 7]" in output, output
 
 
-def test_a_script_that_starts_workers_when_it_is_imported_is_told_how_to_do_it(tmp_path: Path) -> None:
-    """It looks at its name, but not before it runs: its workers must not start workers of their own, without end."""
+def test_a_script_that_starts_workers_on_import_gets_advice(tmp_path: Path) -> None:
+    """The script checks its name only after its run: its workers must not start workers recursively."""
     source = CLASSES + RUN + '\nif __name__ == "__main__":\n    print("over")\n'
     (tmp_path / "script.py").write_text(source)
-    process = start([str(tmp_path / "script.py")])
-    said, _ = process.communicate(timeout=60)
-    assert "got [4, 7]" in said or "if __name__ == '__main__':" in said, said
+    process = start_python([str(tmp_path / "script.py")])
+    output, _ = process.communicate(timeout=60)
+    assert "got [4, 7]" in output or "if __name__ == '__main__':" in output, output
 
 
 class OfThisModule(BaseWorker):
@@ -131,25 +131,25 @@ class Scale:
 
 
 def test_a_class_of_a_test_module_works() -> None:
-    assert run(OfThisModule, [4], scale=Scale(5)).done == {0: 20}
+    assert run_dispatcher(OfThisModule, [4], scale=Scale(5)).results == {0: 20}
 
 
-def test_a_class_of_a_function_works_with_what_it_closes_over() -> None:
+def test_a_local_class_works_with_its_closure() -> None:
     factor = Scale(7)
 
     class Local(OfThisModule):
         def process(self, data: Any) -> Any:
             return factor.of(super().process(data))
 
-    assert run(Local, [1]).done == {0: 14}
+    assert run_dispatcher(Local, [1]).results == {0: 14}
 
 
-def test_a_class_made_by_a_call_works() -> None:
+def test_a_class_made_by_type_works() -> None:
     made = type("Made", (OfThisModule,), {"process": lambda self, data: data - 1})
-    assert run(made, [1]).done == {0: 0}
+    assert run_dispatcher(made, [1]).results == {0: 0}
 
 
-def test_keywords_of_setup_may_be_functions_of_the_test() -> None:
+def test_setup_keywords_can_be_functions_of_a_test() -> None:
     class Calls(OfThisModule):
         def setup(self, gpu_id: int, seed: int, **kwargs: Any) -> None:
             self.function = kwargs["function"]
@@ -157,4 +157,4 @@ def test_keywords_of_setup_may_be_functions_of_the_test() -> None:
         def process(self, data: Any) -> Any:
             return self.function(data)
 
-    assert run(Calls, [3], function=lambda number: number + 100).done == {0: 103}
+    assert run_dispatcher(Calls, [3], function=lambda number: number + 100).results == {0: 103}
