@@ -55,3 +55,8 @@ pub use error::{ClientError, Lost};
 pub use gpupool_api::{RequestBody, SelectBody};
 pub use gpupool_config::Secret;
 pub use random::repeat_chance;
+
+/// Compiles the program of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/client.md")]
+mod guide {}

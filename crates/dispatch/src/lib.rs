@@ -47,3 +47,12 @@ pub fn main_if_asked() {
     gpupool_confine::keeper::main_if_asked();
     command::main_if_asked();
 }
+
+/// Compiles the programs of the guides.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../docs/dispatch.md")]
+    mod dispatching {}
+    #[doc = include_str!("../../../docs/resource-pool.md")]
+    mod resource_pools {}
+}
