@@ -56,3 +56,8 @@ pub use error::{ClientError, LeaseLost};
 pub use gpupool_api::{RequestBody, SelectBody};
 pub use gpupool_config::SecretString;
 pub use random::seed_randomness;
+
+/// Compiles the program of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/client.md")]
+mod guide {}

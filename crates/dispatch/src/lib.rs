@@ -47,3 +47,12 @@ pub fn run_helper_if_requested() {
     gpupool_confine::keeper::run_helper_if_requested();
     command::run_helper_if_requested();
 }
+
+/// Compiles the programs of the guides.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../docs/dispatch.md")]
+    mod dispatching {}
+    #[doc = include_str!("../../../docs/resource-pool.md")]
+    mod resource_pools {}
+}
