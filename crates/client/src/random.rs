@@ -52,8 +52,8 @@ pub(crate) fn random_fraction() -> f64 {
 /// Pauses between attempts: doubling up to a limit, and randomized so that many clients do not return at once.
 #[derive(Debug)]
 pub(crate) struct Backoff {
-    shortest_pause: Duration,
-    longest_pause: Duration,
+    shortest: Duration,
+    longest: Duration,
     tries: u32,
 }
 
@@ -65,8 +65,8 @@ impl Default for Backoff {
 
 impl Backoff {
     /// Starts at the shortest pause and doubles it up to the longest.
-    pub(crate) fn with_bounds(shortest_pause: Duration, longest_pause: Duration) -> Self {
-        Self { shortest_pause, longest_pause, tries: 0 }
+    pub(crate) fn with_bounds(shortest: Duration, longest: Duration) -> Self {
+        Self { shortest, longest, tries: 0 }
     }
 
     /// Returns the next pause.
@@ -89,10 +89,7 @@ impl Backoff {
 
     /// Half to all of the doubled pause, depending on `chance` in 0..1.
     fn pause_with_chance(&self, chance: f64) -> Duration {
-        let doubled = self
-            .shortest_pause
-            .saturating_mul(1_u32.checked_shl(self.tries).unwrap_or(u32::MAX))
-            .min(self.longest_pause);
+        let doubled = self.shortest.saturating_mul(1_u32.checked_shl(self.tries).unwrap_or(u32::MAX)).min(self.longest);
         doubled.mul_f64(0.5 + chance / 2.0)
     }
 }
@@ -106,11 +103,11 @@ mod tests {
         let three = || [random_u64(), random_u64(), random_u64()];
         assert_ne!(three(), three());
         seed_randomness(7);
-        let shortest_pause = three();
+        let shortest = three();
         seed_randomness(7);
-        assert_eq!(three(), shortest_pause);
+        assert_eq!(three(), shortest);
         let elsewhere = std::thread::spawn(move || [random_u64(), random_u64(), random_u64()]);
-        assert_ne!(elsewhere.join().unwrap(), shortest_pause);
+        assert_ne!(elsewhere.join().unwrap(), shortest);
     }
 
     #[test]

@@ -184,7 +184,8 @@ async fn try_endpoint(
     is_last: bool,
 ) -> Result<LeaseBody, ClientError> {
     let key = IdempotencyKey::random();
-    let mut in_flight = InFlightRequest::begin(running, endpoint, body, &key);
+    endpoint.lock_record().in_flight += 1;
+    let mut in_flight = InFlightRequest { running, endpoint, body, key: &key, is_settled: false };
     let response = endpoint.request(body, &key);
     let outcome = if is_last {
         response.await
@@ -219,18 +220,6 @@ struct InFlightRequest<'a> {
     key: &'a IdempotencyKey,
     /// Whether the outcome is known.
     is_settled: bool,
-}
-
-impl<'a> InFlightRequest<'a> {
-    fn begin(
-        running: &'a RunningClient,
-        endpoint: &'a Arc<EndpointState>,
-        body: &'a Arc<RequestBody>,
-        key: &'a IdempotencyKey,
-    ) -> Self {
-        endpoint.lock_record().in_flight += 1;
-        Self { running, endpoint, body, key, is_settled: false }
-    }
 }
 
 impl Drop for InFlightRequest<'_> {

@@ -96,14 +96,12 @@ impl EndpointPoller {
     fn publish_change(&mut self) {
         let endpoint_id = self.endpoint.id.clone();
         let is_usable = self.endpoint.is_usable();
-        match (std::mem::replace(&mut self.was_usable, is_usable), is_usable) {
-            (false, true) => self.core.publisher.publish(StatusUpdate::EndpointUp { endpoint_id }),
-            (true, false) => self
-                .core
-                .publisher
-                .publish(StatusUpdate::EndpointDown { endpoint_id, error: self.endpoint.failure_summary() }),
-            _ => {}
-        }
+        let update = match (std::mem::replace(&mut self.was_usable, is_usable), is_usable) {
+            (false, true) => StatusUpdate::EndpointUp { endpoint_id },
+            (true, false) => StatusUpdate::EndpointDown { endpoint_id, error: self.endpoint.failure_summary() },
+            _ => return,
+        };
+        self.core.publisher.publish(update);
     }
 
     /// Reads the GPUs from the side that decides there.

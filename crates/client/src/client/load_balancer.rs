@@ -49,11 +49,7 @@ impl LoadBalancer {
     }
 
     /// Returns the candidates, best first. The first counts as chosen unless [`LoadBalancer::charge_instead`] follows.
-    pub(super) fn order(
-        &mut self,
-        mut candidates: Vec<EndpointCandidate>,
-        mut chance: impl FnMut() -> f64,
-    ) -> Vec<usize> {
+    pub(super) fn order(&mut self, mut candidates: Vec<EndpointCandidate>, mut rng: impl FnMut() -> f64) -> Vec<usize> {
         let weights: f64 = candidates.iter().map(|candidate| candidate.total as f64).sum();
         if self.strategy == Balancing::Weighted {
             for candidate in &candidates {
@@ -69,7 +65,7 @@ impl LoadBalancer {
         // A recovered endpoint passes some of its turns; they are not made up for.
         for _ in 1..candidates.len() {
             let is_passed =
-                candidates.first().is_some_and(|first| first.traffic_share < 1.0 && chance() >= first.traffic_share);
+                candidates.first().is_some_and(|first| first.traffic_share < 1.0 && rng() >= first.traffic_share);
             if !is_passed {
                 break;
             }

@@ -110,10 +110,7 @@ impl Client {
             (true, false) => DegradationLevel::Full,
         };
         Ok(RecoveryStatus {
-            circuit_breaker_stats: endpoints
-                .iter()
-                .map(|endpoint| (endpoint.id.clone(), breaker_stats(endpoint)))
-                .collect(),
+            circuit_breaker_stats: endpoints.iter().map(|state| (state.id.clone(), breaker_stats(state))).collect(),
             endpoint_health_summary: EndpointHealthSummary {
                 total_count: endpoints.len(),
                 healthy_count: healthy.len(),
@@ -144,7 +141,7 @@ impl Client {
             }
         };
         let endpoints: BTreeMap<String, String> =
-            running.endpoints().iter().map(|endpoint| (endpoint.id.clone(), health(endpoint))).collect();
+            running.endpoints().iter().map(|state| (state.id.clone(), health(state))).collect();
         let status = match (running.core.is_any_usable(), endpoints.values().all(|status| status == "healthy")) {
             (false, _) => "unhealthy",
             (true, true) => "healthy",

@@ -218,8 +218,7 @@ impl Client {
         let status = pool_status(&running);
         let gpus = global_gpus(&running);
         let used = gpus.iter().filter(|gpu| gpu.gpu.holders > 0).count();
-        let details =
-            running.endpoints().iter().map(|endpoint| (endpoint.id.clone(), endpoint_detail(endpoint, settings)));
+        let details = running.endpoints().iter().map(|state| (state.id.clone(), endpoint_detail(state, settings)));
         Ok(DetailedMetrics {
             total_gpus: status.total_gpus,
             available_gpus: status.available_gpus,
