@@ -35,8 +35,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize| arguments.get(at).and_then(|text| text.parse::<u32>().ok()).unwrap_or(1);
     let done = match arguments.first().map(String::as_str) {
-        Some("worker") => stay_on(arguments.get(1)).and_then(|()| Ok(serve_tasks::<Echo>()?)),
-        Some("bare-worker") => stay_on(arguments.get(1)).and_then(|()| bare_worker()),
+        Some("worker") => pin_to_processor(arguments.get(1)).and_then(|()| Ok(serve_tasks::<Echo>()?)),
+        Some("bare-worker") => pin_to_processor(arguments.get(1)).and_then(|()| run_bare_worker()),
         Some("tasks") => tasks(number(1), number(2), number(3), arguments.get(4).is_some_and(|back| back == "back")),
         Some("round-trips") => round_trips(number(1), arguments.get(2), arguments.get(3)),
         Some("commands") => commands(number(1), number(2)),
@@ -62,7 +62,7 @@ fn echo_plan(workers: u32, counts: bool) -> RunPlan {
 
 /// A dispatcher whose workers are all set up.
 fn ready(plan: RunPlan) -> Result<Dispatcher, Failure> {
-    let workers = plan.places.len();
+    let workers = plan.slots.len();
     let mut dispatcher = Dispatcher::start(plan)?;
     for _ in 0..workers {
         match dispatcher.next_event() {
@@ -81,20 +81,20 @@ fn tasks(count: u32, workers: u32, bytes: u32, back: bool) -> Result<(), Failure
     }
     let dispatcher = ready(plan)?;
     let payload = Bytes::from(vec![7; bytes as usize]);
-    let began = Instant::now();
+    let started = Instant::now();
     let mut done = 0_u32;
     let source = (0..count).map(|_| Ok::<Bytes, Infallible>(payload.clone()));
-    let mut ended = began;
+    let mut ended = started;
     dispatcher.run(source, |event| {
-        if let RunEvent::TaskEnded(over) = event {
-            done += u32::from(matches!(over.outcome, TaskOutcome::Done(_)));
-            ended = over.finished;
+        if let RunEvent::TaskEnded(end) = event {
+            done += u32::from(matches!(end.outcome, TaskOutcome::Done(_)));
+            ended = end.finished;
         }
     })?;
     if done != count {
         return Err(format!("{done} of {count} were done").into());
     }
-    let seconds = (ended - began).as_secs_f64();
+    let seconds = (ended - started).as_secs_f64();
     println!("{:.0} {:.3}", f64::from(count) / seconds, f64::from(count) * f64::from(bytes) / seconds / 1e9);
     Ok(())
 }
@@ -111,26 +111,26 @@ fn round_trips(count: u32, ours_on: Option<&String>, theirs_on: Option<&String>)
     let mut plan = echo_plan(1, false);
     plan.program = plan.program.args(theirs_on);
     let mut dispatcher = ready(plan)?;
-    stay_on(ours_on)?;
+    pin_to_processor(ours_on)?;
     let (mut bare, mut dispatched) = (Vec::new(), Vec::new());
     let mut socket = &ours;
     let mut buffer = [0; 32];
     // By turns, so that both meet the same machine.
     for _ in 0..count / 100 {
         for _ in 0..100 {
-            let began = Instant::now();
+            let started = Instant::now();
             socket.write_all(&[7; 32])?;
             socket.read_exact(&mut buffer)?;
-            bare.push(began.elapsed());
+            bare.push(started.elapsed());
         }
         for _ in 0..100 {
-            let began = Instant::now();
+            let started = Instant::now();
             dispatcher.submit(Bytes::from_static(&[7; 32]))?;
             match dispatcher.next_event() {
                 Some(RunEvent::TaskEnded(_)) => {}
                 other => return Err(format!("instead of a result: {other:?}").into()),
             }
-            dispatched.push(began.elapsed());
+            dispatched.push(started.elapsed());
         }
     }
     dispatcher.finish()?;
@@ -141,14 +141,14 @@ fn round_trips(count: u32, ours_on: Option<&String>, theirs_on: Option<&String>)
 }
 
 /// Keeps this thread on a processor, where one is named.
-fn stay_on(processor: Option<&String>) -> Result<(), Failure> {
+fn pin_to_processor(processor: Option<&String>) -> Result<(), Failure> {
     let Some(processor) = processor else { return Ok(()) };
     let mut only = rustix::thread::CpuSet::new();
     only.set(processor.parse()?);
     Ok(rustix::thread::sched_setaffinity(None, &only)?)
 }
 
-fn bare_worker() -> Result<(), Failure> {
+fn run_bare_worker() -> Result<(), Failure> {
     let mut socket = UnixStream::from(rustix::io::dup(rustix::stdio::stdin())?);
     let mut buffer = [0; 32];
     while socket.read_exact(&mut buffer).is_ok() {
@@ -168,24 +168,24 @@ fn commands(count: u32, workers: u32) -> Result<(), Failure> {
     plan.output = WorkerOutputPolicy::Reported;
     let dispatcher = ready(plan)?;
     let line = CommandLine::direct(["true"]).to_payload();
-    let began = Instant::now();
-    let mut ended = began;
+    let started = Instant::now();
+    let mut ended = started;
     let source = (0..count).map(|_| Ok::<Bytes, Infallible>(line.clone()));
     let stats = dispatcher.run(source, |event| {
-        if let RunEvent::TaskEnded(over) = event {
-            ended = over.finished;
+        if let RunEvent::TaskEnded(end) = event {
+            ended = end.finished;
         }
     })?;
     if stats.completed != u64::from(count) {
         return Err(format!("{stats:?}").into());
     }
-    println!("{:.0}", f64::from(count) / (ended - began).as_secs_f64());
+    println!("{:.0}", f64::from(count) / (ended - started).as_secs_f64());
     Ok(())
 }
 
 /// The same by hand: `posix_spawn` and `waitpid` in so many threads.
 fn spawns(count: u32, threads: u32) -> Result<(), Failure> {
-    let began = Instant::now();
+    let started = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -199,7 +199,7 @@ fn spawns(count: u32, threads: u32) -> Result<(), Failure> {
             });
         }
     });
-    println!("{:.0}", f64::from(count / threads * threads) / began.elapsed().as_secs_f64());
+    println!("{:.0}", f64::from(count / threads * threads) / started.elapsed().as_secs_f64());
     Ok(())
 }
 
@@ -227,10 +227,10 @@ fn timeouts(count: u32) -> Result<(), Failure> {
     let source = (0..count).map(|_| Ok::<Bytes, Infallible>(line.clone()));
     let mut late = Vec::new();
     dispatcher.run(source, |event| {
-        if let RunEvent::TaskEnded(over) = event
-            && let Some(started) = over.started
+        if let RunEvent::TaskEnded(end) = event
+            && let Some(started) = end.started
         {
-            late.push((over.finished - started).saturating_sub(limit));
+            late.push((end.finished - started).saturating_sub(limit));
         }
     })?;
     let median = median(&mut late) / 1e3;

@@ -10,17 +10,17 @@ use bytes::Bytes;
 use gpupool_dispatch::TaskId;
 use gpupool_dispatch::worker::{TaskWorker, WorkerHello, serve_tasks};
 
-struct Odd {
+struct OddWorker {
     hello: WorkerHello,
 }
 
-impl TaskWorker for Odd {
+impl TaskWorker for OddWorker {
     fn set_up(hello: &WorkerHello) -> Result<Self, String> {
-        let told = |name: &str| hello.settings[name].as_str().map(str::to_owned);
-        if let Some(text) = told("write") {
+        let setting = |name: &str| hello.settings[name].as_str().map(str::to_owned);
+        if let Some(text) = setting("write") {
             eprintln!("{text}");
         }
-        match (told("setup").as_deref(), hello.worker_id) {
+        match (setting("setup").as_deref(), hello.worker_id) {
             (Some("fail"), _) => Err("the model is not there".into()),
             (Some("exit"), _) => std::process::exit(7),
             (Some("hang"), _) => loop {
@@ -33,9 +33,9 @@ impl TaskWorker for Odd {
 
     fn process(&mut self, task: TaskId, payload: Bytes) -> Result<Bytes, String> {
         let text = String::from_utf8_lossy(&payload).into_owned();
-        let (what, rest) = text.split_once(' ').unwrap_or((&text, ""));
+        let (command, rest) = text.split_once(' ').unwrap_or((&text, ""));
         let number = || rest.parse::<u64>().unwrap_or(0);
-        match what {
+        match command {
             "echo" => Ok(payload.slice(payload.len().min(5)..)),
             "task" => Ok(task.to_string().into()),
             "worker" => Ok(self.hello.worker_id.to_string().into()),
@@ -101,16 +101,16 @@ impl TaskWorker for Odd {
                     (0..number()).filter_map(|_| Command::new("sleep").arg("1000").spawn().ok()).collect();
                 Ok(children.len().to_string().into())
             }
-            "garbage" => to_socket(b"\xff\xff\xff\xff this is no frame"),
+            "garbage" => write_to_socket(b"\xff\xff\xff\xff this is no frame"),
             "partial" => {
-                to_socket(&[200, 0, 0, 0, 68, 1])?;
+                write_to_socket(&[200, 0, 0, 0, 68, 1])?;
                 std::process::exit(0)
             }
             "lie" => {
                 // Done, about a task that is not there.
                 let mut frame = vec![9, 0, 0, 0, 68];
                 frame.extend_from_slice(&u64::MAX.to_le_bytes());
-                to_socket(&frame)
+                write_to_socket(&frame)
             }
             // Says without end that it has begun.
             "flood" => {
@@ -118,7 +118,7 @@ impl TaskWorker for Odd {
                 frame.extend_from_slice(&task.0.to_le_bytes());
                 let frames = frame.repeat(10_000);
                 loop {
-                    to_socket(&frames)?;
+                    write_to_socket(&frames)?;
                 }
             }
             "close" => {
@@ -143,7 +143,7 @@ impl TaskWorker for Odd {
 }
 
 /// The numbers of all sockets this process has open.
-fn sockets() -> Vec<i32> {
+fn open_sockets() -> Vec<i32> {
     let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let is_socket = |path: &std::path::Path| {
         std::fs::read_link(path).is_ok_and(|target| target.to_string_lossy().starts_with("socket:"))
@@ -156,8 +156,8 @@ fn sockets() -> Vec<i32> {
 }
 
 #[allow(unsafe_code, reason = "a descriptor that is open as long as the process")]
-fn to_socket(bytes: &[u8]) -> Result<Bytes, String> {
-    let socket = *sockets().first().ok_or("there is no socket")?;
+fn write_to_socket(bytes: &[u8]) -> Result<Bytes, String> {
+    let socket = *open_sockets().first().ok_or("there is no socket")?;
     // SAFETY: it was open a moment ago, and nothing closes it meanwhile.
     let socket = unsafe { BorrowedFd::borrow_raw(socket) };
     let copy = socket.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
@@ -167,7 +167,7 @@ fn to_socket(bytes: &[u8]) -> Result<Bytes, String> {
 
 #[allow(unsafe_code, reason = "descriptors that belong to nobody who would mind")]
 fn close_socket() {
-    for socket in sockets() {
+    for socket in open_sockets() {
         // SAFETY: whoever owns it never uses it again: this process does nothing from here on.
         unsafe { libc::close(socket) };
     }
@@ -187,7 +187,7 @@ fn ignore_interrupts() {
 
 fn main() {
     gpupool_dispatch::run_helper_if_requested();
-    if let Err(error) = serve_tasks::<Odd>() {
+    if let Err(error) = serve_tasks::<OddWorker>() {
         eprintln!("odd_worker: {error}");
         std::process::exit(1);
     }

@@ -14,61 +14,63 @@ use bytes::Bytes;
 use gpupool_confine::bounds::BoundExceeded;
 use gpupool_confine::lock;
 
-use crate::engine::{Driver, Engine, Feed, Message, Post};
+use crate::driver_handoff::DriverHandoff;
+use crate::engine::{DriverGoal, Engine, EngineMailbox, EngineMessage, TaskQueue};
 use crate::event::{DispatchError, RunError, RunEvent, SubmitError, TaskEnd};
-use crate::limits::{DROP_PATIENCE, STATS_PATIENCE};
+use crate::limits::{DROP_TIMEOUT, STATS_TIMEOUT};
 use crate::plan::{RunPlan, WorkerSlot};
-use crate::process::untaken_by_threads_of;
-use crate::shift::Shift;
+use crate::process::spawn_without_signals;
 use crate::{RunStats, TaskId, WorkerId};
 
 /// A run. Dropping it ends it: what is not over is cancelled, and no process is left.
 #[derive(Debug)]
 pub struct Dispatcher {
-    shared: Arc<Shared>,
+    context: Arc<RunContext>,
     events: VecDeque<RunEvent>,
-    relief: Option<JoinHandle<()>>,
+    backup_driver: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct RunContext {
     engine: Mutex<Engine>,
-    feed: Arc<Feed>,
-    post: Arc<Post>,
-    shift: Shift,
+    task_queue: Arc<TaskQueue>,
+    mailbox: Arc<EngineMailbox>,
+    handoff: DriverHandoff,
 }
 
 impl Dispatcher {
     /// Starts the workers of the plan. Tasks may be put at once; they wait for the first worker that is set up.
     pub fn start(plan: RunPlan) -> Result<Self, DispatchError> {
         plan.check()?;
-        untaken_by_threads_of(|| Self::with_threads(plan))
+        spawn_without_signals(|| Self::start_threads(plan))
     }
 
-    fn with_threads(plan: RunPlan) -> Result<Self, DispatchError> {
-        let post = Arc::new(Post::new()?);
-        let feed = Arc::new(Feed::new(plan.program.speaks, plan.rules.queue_size));
-        let engine = Mutex::new(Engine::new(plan, Arc::clone(&feed), Arc::clone(&post))?);
-        let shared = Arc::new(Shared { engine, feed, post, shift: Shift::default() });
-        let for_relief = Arc::clone(&shared);
+    fn start_threads(plan: RunPlan) -> Result<Self, DispatchError> {
+        let mailbox = Arc::new(EngineMailbox::new()?);
+        let task_queue = Arc::new(TaskQueue::new(plan.program.protocol, plan.rules.queue_size));
+        let engine = Mutex::new(Engine::new(plan, Arc::clone(&task_queue), Arc::clone(&mailbox))?);
+        let context = Arc::new(RunContext { engine, task_queue, mailbox, handoff: DriverHandoff::default() });
+        let backup_context = Arc::clone(&context);
         // Joined when the dispatcher is dropped.
-        let relief = std::thread::Builder::new().name("gpupool-relief".into()).spawn(move || for_relief.relieve())?;
-        Ok(Self { shared, events: VecDeque::new(), relief: Some(relief) })
+        let backup_driver = std::thread::Builder::new()
+            .name("gpupool-relief".into())
+            .spawn(move || backup_context.run_backup_driver())?;
+        Ok(Self { context, events: VecDeque::new(), backup_driver: Some(backup_driver) })
     }
 
     /// What other threads need to feed it, to end it, or to know how it stands.
     pub fn handle(&self) -> RunHandle {
-        RunHandle { shared: Arc::clone(&self.shared) }
+        RunHandle { context: Arc::clone(&self.context) }
     }
 
     /// Puts a task; refused where the queue is full.
     pub fn submit(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
-        self.shared.try_push(payload)
+        self.context.try_push(payload)
     }
 
     /// How many tasks can be put now.
     pub fn queue_room(&self) -> usize {
-        self.shared.feed.room()
+        self.context.task_queue.room()
     }
 
     /// Whether the next thing has happened already: what was collected from earlier ones can wait for it.
@@ -78,7 +80,7 @@ impl Dispatcher {
 
     /// No more tasks come.
     pub fn close(&self) {
-        self.shared.close();
+        self.context.close();
     }
 
     /// The next thing that happens; `None` when every task is over and every worker gone. Waits for it.
@@ -93,36 +95,36 @@ impl Dispatcher {
     /// is over ([`Dispatcher::is_finished`]). For callers that have to look after their signals.
     pub fn next_event_timeout(&mut self, patience: Duration) -> Option<RunEvent> {
         let until = Instant::now() + patience;
-        let mut driving = self.shared.enter();
-        let engine = &mut driving.engine;
+        let mut guard = self.context.lock_engine();
+        let engine = &mut guard.engine;
         loop {
             engine.take_events(&mut self.events);
             let event = self.events.pop_front();
-            if event.is_some() || engine.is_over() || engine.take_interrupt() || Instant::now() >= until {
+            if event.is_some() || engine.is_finished() || engine.take_interrupt() || Instant::now() >= until {
                 return event;
             }
-            engine.turn(Driver::Watcher(until));
+            engine.run_turn(DriverGoal::EventUntil(until));
         }
     }
 
     /// Whether every task is over and every worker gone; events may still wait to be taken.
     pub fn is_finished(&self) -> bool {
-        self.shared.is_over()
+        self.context.is_finished()
     }
 
     /// What happened since it was last asked, without waiting.
     pub fn take_events(&mut self) -> Vec<RunEvent> {
-        let mut driving = self.shared.enter();
-        let engine = &mut driving.engine;
-        engine.turn(Driver::Passer);
+        let mut guard = self.context.lock_engine();
+        let engine = &mut guard.engine;
+        engine.run_turn(DriverGoal::Nothing);
         engine.take_events(&mut self.events);
-        drop(driving);
+        drop(guard);
         self.events.drain(..).collect()
     }
 
     /// How things stand.
     pub fn stats(&self) -> RunStats {
-        self.shared.enter().engine.stats()
+        self.context.lock_engine().engine.stats()
     }
 
     /// Puts all of the source and tells all that happens, in this thread. An error of the source ends it, when what was taken
@@ -133,44 +135,44 @@ impl Dispatcher {
         mut on_event: impl FnMut(RunEvent),
     ) -> Result<RunStats, RunError<E>> {
         let mut source = Some(source.into_iter());
-        let mut failed = None;
+        let mut failure = None;
         // Taken from the source when there was room, which was filled, or not wanted any more, a moment later.
-        let mut put_off = None;
+        let mut deferred = None;
         loop {
             while let Some(tasks) = source.as_mut().filter(|_| self.queue_room() > 0) {
-                match put_off.take().or_else(|| tasks.next()) {
+                match deferred.take().or_else(|| tasks.next()) {
                     Some(Ok(payload)) => match self.submit(payload.clone()) {
                         Ok(_) => continue,
                         // Both are put again, or are too late.
                         Err(SubmitError::Full | SubmitError::Closed) => {
-                            put_off = Some(Ok(payload));
+                            deferred = Some(Ok(payload));
                             continue;
                         }
-                        Err(refused) => failed = Some(RunError::Refused(refused)),
+                        Err(refused) => failure = Some(RunError::Refused(refused)),
                     },
-                    Some(Err(error)) => failed = Some(RunError::Source(error)),
+                    Some(Err(error)) => failure = Some(RunError::Source(error)),
                     None => {}
                 }
                 source = None;
                 self.close();
             }
             self.drive(source.is_some());
-            if self.events.is_empty() && self.shared.is_over() {
+            if self.events.is_empty() && self.context.is_finished() {
                 break;
             }
             while let Some(event) = self.events.pop_front() {
                 on_event(event);
             }
         }
-        let too_late = u64::from(put_off.is_some());
-        if put_off.is_some() {
-            on_event(RunEvent::TaskEnded(TaskEnd::never_begun(self.shared.feed.next())));
+        let dropped = u64::from(deferred.is_some());
+        if deferred.is_some() {
+            on_event(RunEvent::TaskEnded(TaskEnd::never_started(self.context.task_queue.next_task_id())));
         }
-        match failed {
+        match failure {
             Some(error) => Err(error),
             None => {
                 let stats = self.finish().map_err(RunError::Dispatch)?;
-                Ok(RunStats { cancelled: stats.cancelled + too_late, ..stats })
+                Ok(RunStats { cancelled: stats.cancelled + dropped, ..stats })
             }
         }
     }
@@ -179,7 +181,7 @@ impl Dispatcher {
     pub fn finish(mut self) -> Result<RunStats, DispatchError> {
         self.close();
         while self.next_event().is_some() {}
-        let engine = &self.shared.enter().engine;
+        let engine = &self.context.lock_engine().engine;
         match engine.failure() {
             Some(failure) => Err(failure.clone()),
             None => Ok(engine.stats()),
@@ -187,37 +189,37 @@ impl Dispatcher {
     }
 
     /// Drives until there is something to tell, room for more tasks where `feeds`, or all is over.
-    fn drive(&mut self, feeds: bool) {
-        let mut driving = self.shared.enter();
-        let engine = &mut driving.engine;
+    fn drive(&mut self, wants_room: bool) {
+        let mut guard = self.context.lock_engine();
+        let engine = &mut guard.engine;
         loop {
             engine.take_events(&mut self.events);
-            if !self.events.is_empty() || engine.is_over() || (feeds && self.shared.feed.room() > 0) {
+            if !self.events.is_empty() || engine.is_finished() || (wants_room && self.context.task_queue.room() > 0) {
                 return;
             }
-            engine.turn(if feeds { Driver::Feeder } else { Driver::Listener });
+            engine.run_turn(if wants_room { DriverGoal::EventOrRoom } else { DriverGoal::Event });
         }
     }
 }
 
 impl Drop for Dispatcher {
     fn drop(&mut self) {
-        let until = Instant::now() + DROP_PATIENCE;
-        if !self.shared.is_over() {
-            self.shared.post.send(Message::Cancel);
-            let mut driving = self.shared.enter();
-            let engine = &mut driving.engine;
-            while !engine.is_over() && Instant::now() < until {
+        let until = Instant::now() + DROP_TIMEOUT;
+        if !self.context.is_finished() {
+            self.context.mailbox.send(EngineMessage::Cancel);
+            let mut guard = self.context.lock_engine();
+            let engine = &mut guard.engine;
+            while !engine.is_finished() && Instant::now() < until {
                 engine.take_events(&mut self.events);
                 self.events.clear();
-                engine.turn(Driver::Leaver(until));
+                engine.run_turn(DriverGoal::ShutdownUntil(until));
             }
         }
-        self.shared.shift.end();
-        self.shared.post.ring();
-        if let Some(relief) = self.relief.take() {
+        self.context.handoff.shut_down();
+        self.context.mailbox.force_wakeup();
+        if let Some(backup_driver) = self.backup_driver.take() {
             // One that panicked has been seen to by the panic's own message.
-            let _ = relief.join();
+            let _ = backup_driver.join();
         }
     }
 }
@@ -225,120 +227,120 @@ impl Drop for Dispatcher {
 /// A run from other threads.
 #[derive(Debug, Clone)]
 pub struct RunHandle {
-    shared: Arc<Shared>,
+    context: Arc<RunContext>,
 }
 
 impl RunHandle {
     /// Puts a task, and waits for room. Not to be called by the thread that takes the events: it would wait for itself.
     pub fn submit_blocking(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
-        let task = self.shared.feed.put(payload, true)?;
-        self.shared.post.wake();
+        let task = self.context.task_queue.push_task(payload, true)?;
+        self.context.mailbox.wake_driver();
         Ok(task)
     }
 
     /// Puts a task; refused where the queue is full.
     pub fn submit(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
-        self.shared.try_push(payload)
+        self.context.try_push(payload)
     }
 
     /// No more tasks come.
     pub fn close(&self) {
-        self.shared.close();
+        self.context.close();
     }
 
     /// Ends the run before its time: what is not over is cancelled, and the workers clean up and end as they do when all is
     /// done. One that does not give up its task within the grace is killed.
     pub fn stop(&self) {
-        self.shared.post.send(Message::Stop);
+        self.context.mailbox.send(EngineMessage::Stop);
     }
 
     /// Ends everything now: workers are interrupted and shortly after killed; what is not over is cancelled.
     pub fn cancel(&self) {
-        self.shared.post.send(Message::Cancel);
+        self.context.mailbox.send(EngineMessage::Cancel);
     }
 
     /// Begins nothing any more: what waits is cancelled, what runs goes on.
     pub fn cancel_pending(&self) {
-        self.shared.post.send(Message::FinishSoon);
+        self.context.mailbox.send(EngineMessage::CancelPending);
     }
 
     /// Another worker, or one whose place had been taken away.
-    pub fn add_worker(&self, place: WorkerSlot) {
-        self.shared.post.send(Message::Add(place));
+    pub fn add_worker(&self, slot: WorkerSlot) {
+        self.context.mailbox.send(EngineMessage::AddSlot(slot));
     }
 
     /// Takes a worker's place away: it is killed, and its tasks are done by others.
     pub fn withdraw_worker(&self, worker: WorkerId, why: impl Into<Arc<str>>) {
-        self.shared.post.send(Message::Withdraw { worker, why: why.into() });
+        self.context.mailbox.send(EngineMessage::WithdrawSlot { worker, why: why.into() });
     }
 
     /// A worker used more than it may, as somebody else found: its process of this number is killed and replaced.
     pub fn report_exceeded_bound(&self, worker: WorkerId, pid: u32, excess: BoundExceeded) {
-        self.shared.post.send(Message::ReportedExcess { worker, pid, excess });
+        self.context.mailbox.send(EngineMessage::ReportedExceededBound { worker, pid, excess });
     }
 
     /// How things stand.
     pub fn stats(&self) -> RunStats {
         loop {
-            match self.shared.engine.try_lock() {
+            match self.context.engine.try_lock() {
                 Ok(engine) => return engine.stats(),
                 Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner().stats(),
                 Err(TryLockError::WouldBlock) => {}
             }
             let (to, from) = sync_channel(1);
-            self.shared.post.send(Message::Stats(to));
-            if let Ok(stats) = from.recv_timeout(STATS_PATIENCE) {
+            self.context.mailbox.send(EngineMessage::Stats(to));
+            if let Ok(stats) = from.recv_timeout(STATS_TIMEOUT) {
                 return stats;
             }
         }
     }
 }
 
-impl Shared {
+impl RunContext {
     fn try_push(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
-        let task = self.feed.put(payload, false)?;
-        self.post.wake();
+        let task = self.task_queue.push_task(payload, false)?;
+        self.mailbox.wake_driver();
         Ok(task)
     }
 
     fn close(&self) {
-        self.feed.close();
-        self.post.wake();
+        self.task_queue.close();
+        self.mailbox.wake_driver();
     }
 
-    fn is_over(&self) -> bool {
-        self.enter().engine.is_over()
+    fn is_finished(&self) -> bool {
+        self.lock_engine().engine.is_finished()
     }
 
     /// The caller drives from now on.
-    fn enter(&self) -> Driving<'_> {
-        if self.shift.caller_enters() {
-            self.post.ring();
+    fn lock_engine(&self) -> EngineGuard<'_> {
+        if self.handoff.begin_caller_turn() {
+            self.mailbox.force_wakeup();
         }
         // A panic in the engine is ours, and has been told; what is left is still to be ended.
-        Driving { engine: lock(&self.engine), shift: &self.shift }
+        EngineGuard { engine: lock(&self.engine), handoff: &self.handoff }
     }
 
     /// Drives whenever the caller is away for longer than a moment.
-    fn relieve(&self) {
-        self.shift.relieve(|| {
+    fn run_backup_driver(&self) {
+        self.handoff.run_backup_driver(|| {
             let mut engine = lock(&self.engine);
-            while !self.shift.is_relief_done() && !engine.is_over() {
-                engine.turn(Driver::Relief);
+            while !self.handoff.must_backup_yield() && !engine.is_finished() {
+                engine.run_turn(DriverGoal::Background);
             }
-            engine.is_over()
+            engine.is_finished()
         });
     }
 }
 
 /// The engine, while the caller drives it.
-struct Driving<'a> {
+struct EngineGuard<'a> {
     engine: MutexGuard<'a, Engine>,
-    shift: &'a Shift,
+    handoff: &'a DriverHandoff,
 }
 
-impl Drop for Driving<'_> {
+impl Drop for EngineGuard<'_> {
     fn drop(&mut self) {
-        self.shift.caller_leaves();
+        self.handoff.end_caller_turn();
     }
 }

@@ -51,7 +51,7 @@ pub enum RunEvent {
         /// What of.
         cause: WorkerExitCause,
         /// The last it wrote to its standard error, where that is kept.
-        last_words: Arc<str>,
+        stderr_tail: Arc<str>,
         /// Nobody takes its place.
         is_last: bool,
     },
@@ -92,7 +92,7 @@ pub struct TaskEnd {
 
 impl TaskEnd {
     /// Of a task nobody wanted any more.
-    pub(crate) fn never_begun(task: TaskId) -> Self {
+    pub(crate) fn never_started(task: TaskId) -> Self {
         let (worker, started, output) = (None, None, None);
         Self { task, worker, outcome: TaskOutcome::Cancelled, started, finished: Instant::now(), tries: 0, output }
     }
@@ -326,7 +326,7 @@ pub enum SubmitError {
     #[error("the queue is full")]
     Full,
     /// It is too large to be sent.
-    #[error("a task of {0} bytes; allowed are up to {most}", most = crate::limits::FRAME_BYTES)]
+    #[error("a task of {0} bytes; allowed are up to {most}", most = crate::limits::MAX_FRAME_BYTES)]
     TooLarge(usize),
     /// It holds the end of a line, and the worker is given one line for each task.
     #[error("a task that is not one line")]

@@ -17,17 +17,17 @@
 
 pub mod command;
 mod dispatcher;
+mod driver_handoff;
 mod engine;
 mod event;
 pub mod gpu_leases;
 pub mod job_log;
-mod ledger;
 mod limits;
 mod plan;
 mod process;
 pub mod protocol;
 pub mod resource_pool;
-mod shift;
+mod scheduler;
 /// What [`shift`] is built of, in a module so that its test can use its own.
 mod sync {
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -39,8 +39,8 @@ pub use event::{
     DispatchError, LossStage, RunError, RunEvent, RunStats, SubmitError, TaskEnd, TaskId, TaskOutcome, WorkerExitCause,
     WorkerId, WorkerLoss, WorkerState, WorkerStats,
 };
-pub use ledger::DispatchRules;
 pub use plan::{AttachDenied, AttachHook, ResultOrder, RunPlan, WorkerOutputPolicy, WorkerProgram, WorkerSlot};
+pub use scheduler::DispatchRules;
 
 /// Runs as the keeper of a process, or as the runner of commands, and never comes back, if this program was started as one.
 pub fn run_helper_if_requested() {

@@ -11,9 +11,9 @@ use gpupool_confine::bounds::{DeviceMemoryLimit, JobBounds};
 
 use crate::WorkerId;
 use crate::event::{DispatchError, SubmitError};
-use crate::ledger::DispatchRules;
-use crate::limits::{CLEAN_UP_PATIENCE, FRAME_BYTES, WORKERS};
+use crate::limits::{DEFAULT_CLEAN_UP_TIMEOUT, MAX_FRAME_BYTES, MAX_WORKERS};
 use crate::protocol::HEADER_BYTES;
+use crate::scheduler::DispatchRules;
 
 /// A run.
 #[derive(Debug, Clone)]
@@ -21,7 +21,7 @@ pub struct RunPlan {
     /// What workers run.
     pub program: WorkerProgram,
     /// The workers. More may be added while it runs.
-    pub places: Vec<WorkerSlot>,
+    pub slots: Vec<WorkerSlot>,
     /// How tasks are dealt with.
     pub rules: DispatchRules,
     /// In which order results are told.
@@ -54,14 +54,14 @@ impl RunPlan {
     pub fn new(program: WorkerProgram) -> Self {
         Self {
             program,
-            places: Vec::new(),
+            slots: Vec::new(),
             rules: DispatchRules::default(),
             order: ResultOrder::default(),
             bounds: JobBounds::default(),
             cpu_time_per_task: false,
             settings: serde_json::Value::Null,
             setup_timeout: None,
-            clean_up_timeout: CLEAN_UP_PATIENCE,
+            clean_up_timeout: DEFAULT_CLEAN_UP_TIMEOUT,
             worker_lifetime: None,
             output: WorkerOutputPolicy::default(),
             report_started: false,
@@ -72,7 +72,7 @@ impl RunPlan {
 
     /// So many workers without a GPU.
     pub fn workers(mut self, count: u32) -> Self {
-        self.places.extend((0..count).map(|id| WorkerSlot::new(WorkerId(id))));
+        self.slots.extend((0..count).map(|id| WorkerSlot::new(WorkerId(id))));
         self
     }
 }
@@ -83,20 +83,20 @@ impl RunPlan {
     }
 
     pub(crate) fn check(&self) -> Result<(), DispatchError> {
-        let wrong = |field, value: String, allowed| Err(DispatchError::Plan { field, value, allowed });
+        let invalid = |field, value: String, allowed| Err(DispatchError::Plan { field, value, allowed });
         if self.rules.queue_size == 0 {
-            return wrong("queue_size", "0".into(), "1 and more");
+            return invalid("queue_size", "0".into(), "1 and more");
         }
         if self.rules.task_timeout.is_some_and(|timeout| timeout.is_zero()) {
-            return wrong("task_timeout", "0 s".into(), "more than 0 s");
+            return invalid("task_timeout", "0 s".into(), "more than 0 s");
         }
-        if self.places.len() > WORKERS {
-            return wrong("places", format!("{} workers", self.places.len()), "4096 and less");
+        if self.slots.len() > MAX_WORKERS {
+            return invalid("slots", format!("{} workers", self.slots.len()), "4096 and less");
         }
-        let mut ids: Vec<WorkerId> = self.places.iter().map(|place| place.id).collect();
+        let mut ids: Vec<WorkerId> = self.slots.iter().map(|slot| slot.id).collect();
         ids.sort_unstable();
         match ids.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => wrong("places", format!("worker {} twice", pair[0]), "each worker once"),
+            Some(pair) => invalid("slots", format!("worker {} twice", pair[0]), "each worker once"),
             None => Ok(()),
         }
     }
@@ -105,7 +105,7 @@ impl RunPlan {
 /// What a worker runs.
 #[derive(Debug, Clone)]
 pub struct WorkerProgram {
-    pub(crate) speaks: Speaks,
+    pub(crate) protocol: WorkerProtocol,
     pub(crate) program: OsString,
     pub(crate) arguments: Vec<OsString>,
     /// `None` removes a variable.
@@ -115,7 +115,7 @@ pub struct WorkerProgram {
 
 /// How a worker is spoken to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Speaks {
+pub(crate) enum WorkerProtocol {
     /// In frames: see docs/worker-protocol.md.
     Frames,
     /// A line for each task, a line for each result.
@@ -124,10 +124,10 @@ pub(crate) enum Speaks {
     Commands,
 }
 
-impl Speaks {
+impl WorkerProtocol {
     /// Whether a task can be told to it.
     pub(crate) fn check(self, payload: &[u8]) -> Result<(), SubmitError> {
-        if payload.len() > FRAME_BYTES - HEADER_BYTES {
+        if payload.len() > MAX_FRAME_BYTES - HEADER_BYTES {
             return Err(SubmitError::TooLarge(payload.len()));
         }
         if self == Self::Lines && payload.contains(&b'\n') {
@@ -140,21 +140,21 @@ impl Speaks {
 impl WorkerProgram {
     /// A program that speaks the protocol of workers.
     pub fn native(program: impl Into<OsString>) -> Self {
-        Self::new(Speaks::Frames, program.into())
+        Self::new(WorkerProtocol::Frames, program.into())
     }
 
     /// A program that reads one line for each task from its standard input, and writes one for each result.
     pub fn lines(program: impl Into<OsString>) -> Self {
-        Self::new(Speaks::Lines, program.into())
+        Self::new(WorkerProtocol::Lines, program.into())
     }
 
     /// A command for each task: see [`crate::command::CommandLine`].
     pub fn commands() -> Self {
-        Self::new(Speaks::Commands, OsString::from("/proc/self/exe")).args([crate::command::RUNNER_ARGUMENT])
+        Self::new(WorkerProtocol::Commands, OsString::from("/proc/self/exe")).args([crate::command::RUNNER_ARGUMENT])
     }
 
-    fn new(speaks: Speaks, program: OsString) -> Self {
-        Self { speaks, program, arguments: Vec::new(), environment: Vec::new(), directory: None }
+    fn new(protocol: WorkerProtocol, program: OsString) -> Self {
+        Self { protocol, program, arguments: Vec::new(), environment: Vec::new(), directory: None }
     }
 
     /// Adds arguments.

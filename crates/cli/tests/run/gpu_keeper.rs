@@ -69,27 +69,27 @@ impl Run {
     /// So many grants, by place.
     fn all_granted(&mut self, count: usize) -> Vec<GrantedLease> {
         let mut granted: Vec<GrantedLease> = (0..count).map(|_| self.granted()).collect();
-        granted.sort_by_key(|granted| granted.place);
+        granted.sort_by_key(|granted| granted.slot);
         granted
     }
 
     fn lost(&mut self) -> (usize, String) {
         self.until("a loss", |news| match news {
-            GpuEvent::Lost { place, why } => Some((*place, why.clone())),
+            GpuEvent::Lost { slot: place, why } => Some((*place, why.clone())),
             _ => None,
         })
     }
 
     fn refused(&mut self) -> (usize, String) {
         self.until("a refusal", |news| match news {
-            GpuEvent::Refused { place, why } => Some((*place, why.clone())),
+            GpuEvent::Refused { slot: place, why } => Some((*place, why.clone())),
             _ => None,
         })
     }
 
     fn waiting(&mut self) -> (usize, String) {
         self.until("waiting", |news| match news {
-            GpuEvent::Waiting { place, text } => Some((*place, text.clone())),
+            GpuEvent::Waiting { slot: place, text } => Some((*place, text.clone())),
             _ => None,
         })
     }
@@ -150,7 +150,7 @@ async fn each_gpu_is_used_as_soon_as_it_is_granted() {
     assert_eq!(last.place, place);
 
     let all: Vec<&GrantedLease> = first.iter().chain([&last]).collect();
-    assert_eq!(all.iter().map(|granted| granted.place).collect::<BTreeSet<_>>(), BTreeSet::from([0, 1, 2]));
+    assert_eq!(all.iter().map(|granted| granted.slot).collect::<BTreeSet<_>>(), BTreeSet::from([0, 1, 2]));
     assert_eq!(all.iter().flat_map(|granted| granted.gpu_ids()).collect::<BTreeSet<_>>(), BTreeSet::from([0, 1, 2]));
     for granted in all {
         let is_set = |name: &str, value: &str| granted.env.contains(&(name.into(), Some(value.into())));
@@ -200,7 +200,7 @@ async fn named_gpus_are_the_ones_that_are_used_and_one_that_is_not_there_is_refu
     let (place, why) = run.refused();
     assert_eq!(place, 1, "{why}");
     let granted = run.all_granted(2);
-    let told: Vec<_> = granted.iter().map(|granted| (granted.place, granted.gpu_ids())).collect();
+    let told: Vec<_> = granted.iter().map(|granted| (granted.slot, granted.gpu_ids())).collect();
     assert_eq!(told, [(0, vec![2]), (2, vec![0])]);
 }
 

@@ -5,7 +5,7 @@
 //! other; so it needs no copying and survives the runner. A program that dispatches commands calls [`crate::run_helper_if_requested`] first
 //! thing in its `main`.
 
-mod output;
+mod output_spool;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -23,11 +23,11 @@ use rustix::process::{
 };
 use serde::{Deserialize, Serialize};
 
-pub use output::CommandOutput;
-pub(crate) use output::Spool;
+pub use output_spool::CommandOutput;
+pub(crate) use output_spool::OutputSpool;
 
 use crate::TaskId;
-use crate::limits::{LEFT_PATIENCE, LEFT_PAUSE};
+use crate::limits::{LEFTOVER_KILL_PAUSE, LEFTOVER_KILL_TIMEOUT};
 use crate::worker::{TaskWorker, WorkerHello, serve_tasks};
 
 /// The first argument that makes this program a runner.
@@ -71,7 +71,7 @@ impl CommandLine {
     }
 
     /// The words of a task; `None` where it is none.
-    pub(crate) fn of_payload(payload: &[u8]) -> Option<Self> {
+    pub(crate) fn from_payload(payload: &[u8]) -> Option<Self> {
         let words = payload.strip_suffix(b"\0")?.split(|byte| *byte == 0);
         Some(Self { arguments: words.map(|word| OsString::from_vec(word.to_vec())).collect() })
     }
@@ -96,8 +96,8 @@ pub struct CommandReport {
 
 impl CommandReport {
     /// What a task's outcome says; `None` where that is no report.
-    pub fn parse(said: &[u8]) -> Option<Self> {
-        serde_json::from_slice(said).ok()
+    pub fn parse(payload: &[u8]) -> Option<Self> {
+        serde_json::from_slice(payload).ok()
     }
 
     /// How long it took.
@@ -119,7 +119,7 @@ pub(crate) fn run_helper_if_requested() {
     if env::args_os().nth(1).is_none_or(|argument| argument != RUNNER_ARGUMENT) {
         return;
     }
-    let served = serve_tasks::<Runner>();
+    let served = serve_tasks::<CommandRunner>();
     if let Err(error) = &served {
         eprintln!("gpupool: {error}");
     }
@@ -127,35 +127,35 @@ pub(crate) fn run_helper_if_requested() {
 }
 
 /// The process group of the command that runs, for the handler of signals; 0 where none does.
-static RUNNING: AtomicI32 = AtomicI32::new(0);
+static RUNNING_GROUP: AtomicI32 = AtomicI32::new(0);
 
-struct Runner {
+struct CommandRunner {
     /// How long the files of standard output and error were after the last command; `None` where they are no files.
-    lengths: [Option<u64>; 2],
+    output_lengths: [Option<u64>; 2],
 }
 
-impl TaskWorker for Runner {
+impl TaskWorker for CommandRunner {
     fn set_up(_: &WorkerHello) -> Result<Self, String> {
         let failed = |error: io::Error| error.to_string();
         // What commands leave behind becomes ours, and is ended before the next one.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(|error| failed(error.into()))?;
-        pass_interrupts_on().map_err(failed)?;
-        Ok(Self { lengths: lengths() })
+        forward_interrupts().map_err(failed)?;
+        Ok(Self { output_lengths: output_lengths() })
     }
 
     fn process(&mut self, _: TaskId, payload: Bytes) -> Result<Bytes, String> {
         let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let started = Instant::now();
-        let Some(line) = CommandLine::of_payload(&payload) else { return Err("this is no command line".into()) };
-        let ended = run(&line);
-        end_what_is_left();
+        let Some(line) = CommandLine::from_payload(&payload) else { return Err("this is no command line".into()) };
+        let ended = run_command(&line);
+        end_leftover_processes();
         let took = started.elapsed();
-        let now = lengths();
-        let written = std::array::from_fn(|stream| Some((self.lengths[stream]?, now[stream]?)));
-        self.lengths = now;
+        let now = output_lengths();
+        let written = std::array::from_fn(|stream| Some((self.output_lengths[stream]?, now[stream]?)));
+        self.output_lengths = now;
         let (exit_code, signal, not_started) = match ended {
             Ok(status) => (status.exit_status(), status.terminating_signal(), None),
-            Err(error) => (Some(code_of(&error)), None, Some(format!("{}: {error}", line.program().display()))),
+            Err(error) => (Some(shell_exit_code(&error)), None, Some(format!("{}: {error}", line.program().display()))),
         };
         let report = CommandReport {
             exit_code,
@@ -165,26 +165,26 @@ impl TaskWorker for Runner {
             took_ns: u64::try_from(took.as_nanos()).unwrap_or(u64::MAX),
             written,
         };
-        let said = serde_json::to_string(&report).map_err(|error| error.to_string())?;
-        if report.is_success() { Ok(said.into()) } else { Err(said) }
+        let payload = serde_json::to_string(&report).map_err(|error| error.to_string())?;
+        if report.is_success() { Ok(payload.into()) } else { Err(payload) }
     }
 }
 
-fn run(line: &CommandLine) -> io::Result<WaitStatus> {
+fn run_command(line: &CommandLine) -> io::Result<WaitStatus> {
     let mut command = Command::new(line.program());
     // A group of its own, so that all of it can be interrupted, and not we.
     command.args(line.arguments()).stdin(Stdio::null()).process_group(0);
     let child = command.spawn()?;
-    wait_for(&child)
+    wait_for_child(&child)
 }
 
-fn wait_for(child: &Child) -> io::Result<WaitStatus> {
+fn wait_for_child(child: &Child) -> io::Result<WaitStatus> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
-    RUNNING.store(pid.as_raw_nonzero().get(), Ordering::SeqCst);
+    RUNNING_GROUP.store(pid.as_raw_nonzero().get(), Ordering::SeqCst);
     // Ended, but not reaped: until then its number is nobody else's, and the handler may use it.
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     let ended = rustix::io::retry_on_intr(|| waitid(WaitId::Pid(pid), options));
-    RUNNING.store(0, Ordering::SeqCst);
+    RUNNING_GROUP.store(0, Ordering::SeqCst);
     ended?;
     let reaped = rustix::io::retry_on_intr(|| waitpid(Some(pid), WaitOptions::empty()))?;
     reaped.map(|(_, status)| status).ok_or_else(|| io::Error::other("the command was not there to be reaped"))
@@ -192,14 +192,14 @@ fn wait_for(child: &Child) -> io::Result<WaitStatus> {
 
 /// Kills whatever the command started and did not wait for. What cannot be killed (it hangs inside the kernel, or is another
 /// user's) is left to whoever ends us.
-fn end_what_is_left() {
+fn end_leftover_processes() {
     let begun = Instant::now();
-    while begun.elapsed() < LEFT_PATIENCE {
+    while begun.elapsed() < LEFTOVER_KILL_TIMEOUT {
         match wait(WaitOptions::NOHANG) {
             Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
             Ok(None) => {
                 kill_descendants();
-                std::thread::sleep(LEFT_PAUSE);
+                std::thread::sleep(LEFTOVER_KILL_PAUSE);
             }
             Err(_) => return,
         }
@@ -207,14 +207,14 @@ fn end_what_is_left() {
 }
 
 /// What a shell would exit with.
-fn code_of(error: &io::Error) -> i32 {
+fn shell_exit_code(error: &io::Error) -> i32 {
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR) => 127,
         _ => 126,
     }
 }
 
-fn lengths() -> [Option<u64>; 2] {
+fn output_lengths() -> [Option<u64>; 2] {
     let length = |stat: rustix::io::Result<rustix::fs::Stat>| {
         let stat = stat.ok().filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)?;
         u64::try_from(stat.st_size).ok()
@@ -224,9 +224,9 @@ fn lengths() -> [Option<u64>; 2] {
 
 /// An interrupt of ours is one for the command: told to end, it may still tidy up.
 #[allow(unsafe_code, reason = "a handler of a signal")]
-fn pass_interrupts_on() -> io::Result<()> {
-    extern "C" fn pass_on(_: libc::c_int) {
-        if let Some(group) = Pid::from_raw(RUNNING.load(Ordering::SeqCst)) {
+fn forward_interrupts() -> io::Result<()> {
+    extern "C" fn forward_interrupt(_: libc::c_int) {
+        if let Some(group) = Pid::from_raw(RUNNING_GROUP.load(Ordering::SeqCst)) {
             // Gone already, or of another user: then the grace ends it.
             let _ = kill_process_group(group, Signal::TERM);
             let _ = kill_process_group(group, Signal::CONT);
@@ -235,7 +235,7 @@ fn pass_interrupts_on() -> io::Result<()> {
     // SAFETY: the handler only reads an atomic and sends signals, which may be done in one; the structure is whole.
     let result = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = pass_on as *const () as libc::sighandler_t;
+        action.sa_sigaction = forward_interrupt as *const () as libc::sighandler_t;
         libc::sigemptyset(&mut action.sa_mask);
         libc::sigaction(libc::SIGINT, &action, std::ptr::null_mut())
     };
@@ -252,13 +252,13 @@ mod tests {
         #[test]
         fn a_command_line_survives_the_way(words in prop::collection::vec("[^\0]{0,9}", 1..5)) {
             let line = CommandLine::direct(&words);
-            prop_assert_eq!(CommandLine::of_payload(&line.to_payload()), Some(line));
+            prop_assert_eq!(CommandLine::from_payload(&line.to_payload()), Some(line));
         }
     }
 
     #[test]
     fn what_is_no_command_line_is_refused() {
-        assert_eq!(CommandLine::of_payload(b""), None);
-        assert_eq!(CommandLine::of_payload(b"true"), None);
+        assert_eq!(CommandLine::from_payload(b""), None);
+        assert_eq!(CommandLine::from_payload(b"true"), None);
     }
 }

@@ -13,66 +13,66 @@ use gpupool_confine::lock;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::event::{RunEvent, SubmitError, TaskEnd};
-use crate::plan::{ResultOrder, Speaks, WorkerSlot};
-use crate::process::{NotStarted, Process};
+use crate::plan::{ResultOrder, WorkerProtocol, WorkerSlot};
+use crate::process::{ProcessStartError, WorkerProcess};
 use crate::{RunStats, TaskId, WorkerExitCause, WorkerId};
 
 /// What comes from the source and is not dealt with yet: never more than the queue holds.
 #[derive(Debug)]
-pub(crate) struct Feed {
-    speaks: Speaks,
+pub(crate) struct TaskQueue {
+    protocol: WorkerProtocol,
     queue_size: usize,
-    state: Mutex<State>,
+    state: Mutex<TaskQueueState>,
     has_room: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TaskQueueState {
     waiting: VecDeque<Bytes>,
     /// Tasks the engine took that no worker is at, and results nobody took from the engine yet.
-    ahead: usize,
+    outstanding: usize,
     /// The number of the next task.
-    next: u64,
+    next_task: u64,
     /// The source has no more, or nobody wants more.
     is_closed: bool,
 }
 
-impl Feed {
-    pub(crate) fn new(speaks: Speaks, queue_size: usize) -> Self {
-        Self { speaks, queue_size, state: Mutex::default(), has_room: Condvar::new() }
+impl TaskQueue {
+    pub(crate) fn new(protocol: WorkerProtocol, queue_size: usize) -> Self {
+        Self { protocol, queue_size, state: Mutex::default(), has_room: Condvar::new() }
     }
 
     /// How many tasks can be put without waiting.
     pub(crate) fn room(&self) -> usize {
-        self.room_of(&lock(&self.state))
+        self.room_in(&lock(&self.state))
     }
 
-    fn room_of(&self, state: &State) -> usize {
-        if state.is_closed { 0 } else { self.queue_size.saturating_sub(state.waiting.len() + state.ahead) }
+    fn room_in(&self, state: &TaskQueueState) -> usize {
+        if state.is_closed { 0 } else { self.queue_size.saturating_sub(state.waiting.len() + state.outstanding) }
     }
 
     /// Puts a task, and waits for room if there is none and `waits`.
-    pub(crate) fn put(&self, payload: Bytes, waits: bool) -> Result<TaskId, SubmitError> {
-        self.speaks.check(&payload)?;
+    pub(crate) fn push_task(&self, payload: Bytes, waits_for_room: bool) -> Result<TaskId, SubmitError> {
+        self.protocol.check(&payload)?;
         let mut state = lock(&self.state);
-        while self.room_of(&state) == 0 {
+        while self.room_in(&state) == 0 {
             if state.is_closed {
                 return Err(SubmitError::Closed);
             }
-            if !waits {
+            if !waits_for_room {
                 return Err(SubmitError::Full);
             }
             state = self.has_room.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let task = TaskId(state.next);
-        state.next += 1;
+        let task = TaskId(state.next_task);
+        state.next_task += 1;
         state.waiting.push_back(payload);
         Ok(task)
     }
 
     /// The number of the next task.
-    pub(crate) fn next(&self) -> TaskId {
-        TaskId(lock(&self.state).next)
+    pub(crate) fn next_task_id(&self) -> TaskId {
+        TaskId(lock(&self.state).next_task)
     }
 
     /// Nothing more comes.
@@ -82,14 +82,14 @@ impl Feed {
     }
 
     /// Takes what the engine has room for; whether that was the last. `ahead` is told of what the engine has, before.
-    pub(crate) fn take(&self, into: &mut Vec<Bytes>, held: usize, undelivered: usize) -> bool {
+    pub(crate) fn take_tasks(&self, into: &mut Vec<Bytes>, unstarted: usize, undelivered: usize) -> bool {
         let mut state = lock(&self.state);
-        let before = self.room_of(&state);
-        let room = self.queue_size.saturating_sub(held + undelivered).min(state.waiting.len());
+        let before = self.room_in(&state);
+        let room = self.queue_size.saturating_sub(unstarted + undelivered).min(state.waiting.len());
         into.extend(state.waiting.drain(..room));
-        state.ahead = held + undelivered + room;
+        state.outstanding = unstarted + undelivered + room;
         let is_last = state.is_closed && state.waiting.is_empty();
-        let has_more_room = before == 0 && self.room_of(&state) > 0;
+        let has_more_room = before == 0 && self.room_in(&state) > 0;
         drop(state);
         if has_more_room {
             self.has_room.notify_all();
@@ -98,14 +98,14 @@ impl Feed {
     }
 
     /// Whether [`Feed::take`] would tell anything new.
-    pub(crate) fn has_news(&self, held: usize, undelivered: usize, is_open: bool) -> bool {
+    pub(crate) fn has_update(&self, unstarted: usize, undelivered: usize, is_open: bool) -> bool {
         let state = lock(&self.state);
-        let has_room = held + undelivered < self.queue_size;
+        let has_room = unstarted + undelivered < self.queue_size;
         is_open && ((has_room && !state.waiting.is_empty()) || (state.is_closed && state.waiting.is_empty()))
     }
 
     /// Nothing more is wanted; what was put is all that comes.
-    pub(crate) fn take_all(&self, into: &mut Vec<Bytes>) {
+    pub(crate) fn close_and_drain(&self, into: &mut Vec<Bytes>) {
         let mut state = lock(&self.state);
         state.is_closed = true;
         into.extend(state.waiting.drain(..));
@@ -116,127 +116,127 @@ impl Feed {
 
 /// A message to the thread that drives the engine, from another one.
 #[derive(Debug)]
-pub(crate) enum Message {
+pub(crate) enum EngineMessage {
     /// A worker's process runs, or does not and why.
-    Started { slot: usize, generation: u64, outcome: Result<Box<Process>, NotStarted> },
+    ProcessStarted { slot: usize, generation: u64, outcome: Result<Box<WorkerProcess>, ProcessStartError> },
     /// A worker's process is gone, with all it started.
-    Buried { slot: usize, generation: u64, cause: WorkerExitCause },
+    ProcessReaped { slot: usize, generation: u64, cause: WorkerExitCause },
     /// A worker used more than it may.
-    Excess { slot: usize, generation: u64, excess: BoundExceeded },
+    ExceededBound { slot: usize, generation: u64, excess: BoundExceeded },
     /// A worker used more than it may, by somebody else's account of its process.
-    ReportedExcess { worker: WorkerId, pid: u32, excess: BoundExceeded },
+    ReportedExceededBound { worker: WorkerId, pid: u32, excess: BoundExceeded },
     /// There is another place for a worker.
-    Add(WorkerSlot),
+    AddSlot(WorkerSlot),
     /// A place is taken away.
-    Withdraw { worker: WorkerId, why: Arc<str> },
+    WithdrawSlot { worker: WorkerId, why: Arc<str> },
     /// Everything is to end, now.
     Cancel,
     /// What is not done is given up; the workers end as they do when all is done.
     Stop,
     /// Nothing is to be begun any more.
-    FinishSoon,
+    CancelPending,
     /// Somebody wants to know how things stand.
     Stats(SyncSender<RunStats>),
 }
 
 /// Where messages are left.
 #[derive(Debug)]
-pub(crate) struct Post {
-    messages: Mutex<Vec<Message>>,
+pub(crate) struct EngineMailbox {
+    messages: Mutex<Vec<EngineMessage>>,
     /// Readable while somebody is to wake up.
-    bell: OwnedFd,
+    wakeup: OwnedFd,
     /// Whether whoever drives sleeps, or is about to.
     is_asleep: AtomicBool,
 }
 
-impl Post {
+impl EngineMailbox {
     pub(crate) fn new() -> io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { messages: Mutex::default(), bell, is_asleep: AtomicBool::new(false) })
+        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { messages: Mutex::default(), wakeup, is_asleep: AtomicBool::new(false) })
     }
 
-    pub(crate) fn send(&self, message: Message) {
+    pub(crate) fn send(&self, message: EngineMessage) {
         lock(&self.messages).push(message);
-        self.wake();
+        self.wake_driver();
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         lock(&self.messages).is_empty()
     }
 
-    pub(crate) fn take(&self) -> Vec<Message> {
+    pub(crate) fn take_messages(&self) -> Vec<EngineMessage> {
         std::mem::take(&mut lock(&self.messages))
     }
 
     /// Wakes whoever drives, if that one sleeps.
-    pub(crate) fn wake(&self) {
+    pub(crate) fn wake_driver(&self) {
         if self.is_asleep.swap(false, Ordering::SeqCst) {
-            self.ring();
+            self.force_wakeup();
         }
     }
 
     /// Wakes whoever drives in any case.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn force_wakeup(&self) {
         // It can only fail where it rings already.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.wakeup, &1_u64.to_ne_bytes());
     }
 
     /// To be said before looking for work a last time, and then sleeping.
-    pub(crate) fn falls_asleep(&self) {
+    pub(crate) fn announce_sleep(&self) {
         self.is_asleep.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn is_awake(&self) {
+    pub(crate) fn end_sleep(&self) {
         self.is_asleep.store(false, Ordering::SeqCst);
     }
 
-    pub(crate) fn silence(&self) {
-        let _ = rustix::io::read(&self.bell, &mut [0_u8; 8]);
+    pub(crate) fn clear_wakeup(&self) {
+        let _ = rustix::io::read(&self.wakeup, &mut [0_u8; 8]);
     }
 }
 
-impl AsFd for Post {
+impl AsFd for EngineMailbox {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.wakeup.as_fd()
     }
 }
 
 /// Events on their way to the caller, results in the order that is wanted.
 #[derive(Debug)]
-pub(super) struct Delivery {
+pub(super) struct EventQueue {
     order: ResultOrder,
     ready: VecDeque<RunEvent>,
     /// Results that are to be told after others.
-    held: BTreeMap<TaskId, TaskEnd>,
-    next: TaskId,
-    pub tally: RunStats,
+    out_of_order: BTreeMap<TaskId, TaskEnd>,
+    next_task: TaskId,
+    pub totals: RunStats,
 }
 
-impl Delivery {
+impl EventQueue {
     pub(super) fn new(order: ResultOrder) -> Self {
-        let (ready, held) = (VecDeque::new(), BTreeMap::new());
-        Self { order, ready, held, next: TaskId(0), tally: RunStats::default() }
+        let (ready, out_of_order) = (VecDeque::new(), BTreeMap::new());
+        Self { order, ready, out_of_order, next_task: TaskId(0), totals: RunStats::default() }
     }
 
-    pub(super) fn tell(&mut self, event: RunEvent) {
+    pub(super) fn push_event(&mut self, event: RunEvent) {
         self.ready.push_back(event);
     }
 
-    pub(super) fn over(&mut self, over: TaskEnd) {
-        self.tally.count(&over.outcome);
+    pub(super) fn push_task_end(&mut self, end: TaskEnd) {
+        self.totals.count(&end.outcome);
         if self.order == ResultOrder::Completion {
-            self.ready.push_back(RunEvent::TaskEnded(over));
+            self.ready.push_back(RunEvent::TaskEnded(end));
             return;
         }
-        self.held.insert(over.task, over);
-        while let Some(over) = self.held.remove(&self.next) {
-            self.next.0 += 1;
-            self.ready.push_back(RunEvent::TaskEnded(over));
+        self.out_of_order.insert(end.task, end);
+        while let Some(end) = self.out_of_order.remove(&self.next_task) {
+            self.next_task.0 += 1;
+            self.ready.push_back(RunEvent::TaskEnded(end));
         }
     }
 
     /// Moves what is ready to be told.
-    pub(super) fn take(&mut self, into: &mut VecDeque<RunEvent>) {
+    pub(super) fn drain_into(&mut self, into: &mut VecDeque<RunEvent>) {
         if into.is_empty() {
             std::mem::swap(&mut self.ready, into);
         } else {
@@ -245,12 +245,12 @@ impl Delivery {
     }
 
     /// Events that can be told now.
-    pub(super) fn ready(&self) -> usize {
+    pub(super) fn ready_count(&self) -> usize {
         self.ready.len()
     }
 
     /// What nobody took yet.
-    pub(super) fn undelivered(&self) -> usize {
-        self.ready.len() + self.held.len()
+    pub(super) fn undelivered_count(&self) -> usize {
+        self.ready.len() + self.out_of_order.len()
     }
 }

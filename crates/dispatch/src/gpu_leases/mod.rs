@@ -10,9 +10,9 @@
 //! one, and else by descending from us with an environment that names the lease; so several workers can share one lease, and
 //! several leases one device.
 
-mod keeper;
-mod news;
-mod place;
+mod events;
+mod lease_slot;
+mod manager;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -22,10 +22,10 @@ use gpupool_api::{RequestBody, SelectBody};
 use gpupool_client::ClientError;
 use gpupool_core::GpuId;
 
-pub use keeper::{GpuLeaseManager, GpuMemoryUsage};
-pub use news::{GpuEvent, GpuEventReceiver};
+pub use events::{GpuEvent, GpuEventReceiver};
+pub use manager::{GpuLeaseManager, GpuMemoryUsage};
 
-use crate::limits::{ANSWER_PATIENCE, GPUS};
+use crate::limits::{AGENT_REPLY_TIMEOUT, MAX_GPUS};
 
 // Which GPUs a run wishes for.
 
@@ -45,11 +45,11 @@ pub struct GpuRequest {
 
 impl GpuRequest {
     /// What is asked for, place by place.
-    pub(super) fn bodies(self) -> Result<Vec<RequestBody>, GpuError> {
+    pub(super) fn request_bodies(self) -> Result<Vec<RequestBody>, GpuError> {
         let wrong = |field, value: String, allowed: &str| GpuError::Request { field, value, allowed: allowed.into() };
         let (named, count) = (self.gpu_ids.len(), self.leases);
-        if named.max(count) > GPUS {
-            return Err(wrong("the number of GPUs", named.max(count).to_string(), &format!("at most {GPUS}")));
+        if named.max(count) > MAX_GPUS {
+            return Err(wrong("the number of GPUs", named.max(count).to_string(), &format!("at most {MAX_GPUS}")));
         }
         if named == 0 {
             if count == 0 {
@@ -83,7 +83,7 @@ impl GpuRequest {
 #[derive(Debug, Clone, PartialEq)]
 pub struct GrantedLease {
     /// Which place; the same for all leases it ever has.
-    pub place: usize,
+    pub slot: usize,
     /// The number of the lease.
     pub lease: u64,
     /// Its token, which grows with every grant: what workers write can be fenced by it.
@@ -95,9 +95,9 @@ pub struct GrantedLease {
 }
 
 impl GrantedLease {
-    pub(super) fn new(place: usize, lease: LeaseBody) -> Self {
+    pub(super) fn new(slot: usize, lease: LeaseBody) -> Self {
         let token = lease.token.unwrap_or_default();
-        Self { place, lease: lease.id, token, devices: lease.devices, env: lease.env.into_iter().collect() }
+        Self { slot, lease: lease.id, token, devices: lease.devices, env: lease.env.into_iter().collect() }
     }
 
     /// The numbers of its devices.
@@ -132,7 +132,7 @@ pub enum GpuError {
     #[error(transparent)]
     Agent(#[from] ClientError),
     /// The agent does not answer: try again later, or go on without.
-    #[error("the agent did not answer within {} s", ANSWER_PATIENCE.as_secs())]
+    #[error("the agent did not answer within {} s", AGENT_REPLY_TIMEOUT.as_secs())]
     Silent,
     /// The GPUs are being given back.
     #[error("the GPUs are being given back")]
@@ -146,17 +146,17 @@ pub enum GpuError {
 mod tests {
     use super::*;
 
-    fn wish(leases: usize, gpu_ids: &[u32]) -> Result<Vec<RequestBody>, String> {
+    fn split_request(leases: usize, gpu_ids: &[u32]) -> Result<Vec<RequestBody>, String> {
         let body = RequestBody { fraction: Some(0.5), ..RequestBody::default() };
-        GpuRequest { body, leases, gpu_ids: gpu_ids.to_vec() }.bodies().map_err(|error| error.to_string())
+        GpuRequest { body, leases, gpu_ids: gpu_ids.to_vec() }.request_bodies().map_err(|error| error.to_string())
     }
 
     #[test]
     fn each_gpu_is_asked_for_on_its_own() {
-        let any = wish(3, &[]).unwrap();
+        let any = split_request(3, &[]).unwrap();
         assert!(any.len() == 3 && any.iter().all(|body| body.select.gpu_ids.is_empty()), "{any:#?}");
         for count in [0, 2] {
-            let named = wish(count, &[2, 0]).unwrap();
+            let named = split_request(count, &[2, 0]).unwrap();
             let ids: Vec<_> = named.iter().map(|body| body.select.gpu_ids.clone()).collect();
             assert_eq!(ids, [vec![GpuId(2)], vec![GpuId(0)]]);
             assert!(named.iter().all(|body| body.fraction == Some(0.5)), "{named:#?}");
@@ -172,7 +172,7 @@ mod tests {
             (5_000, &[], "the number of GPUs is 5000, and must be at most 1024"),
         ];
         for (leases, gpu_ids, says) in cases {
-            assert_eq!(wish(leases, gpu_ids).unwrap_err(), says);
+            assert_eq!(split_request(leases, gpu_ids).unwrap_err(), says);
         }
     }
 }

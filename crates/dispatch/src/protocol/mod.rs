@@ -14,15 +14,15 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-pub(crate) use counters::Counted;
+pub(crate) use counters::TaskCounts;
 pub use counters::{InterruptReason, WorkerCounters};
 pub use mapping::{MemoryMapping, SharedBytes, create_sealed_memory};
 
 use crate::TaskId;
-use crate::limits::{FRAME_BYTES, READ_BYTES};
+use crate::limits::{MAX_FRAME_BYTES, READ_BYTES};
 
 /// The version of all of it. A worker refuses another one.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const PROTOCOL_VERSION: u32 = 1;
 /// Tells a worker the number of its socket: 0, its standard input, unless something else is there.
 pub(crate) const SOCKET_VARIABLE: &str = "GPUPOOL_WORKER_FD";
 
@@ -33,12 +33,12 @@ pub(crate) const SOCKET_VARIABLE: &str = "GPUPOOL_WORKER_FD";
 /// Bytes before the payload.
 pub(crate) const HEADER_BYTES: usize = 13;
 /// Bytes that the length counts at least.
-const LEAST: usize = HEADER_BYTES - 4;
+const MIN_FRAME_LENGTH: usize = HEADER_BYTES - 4;
 
 /// What a frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum FrameKind {
     /// To a worker, first: who it is and what it has, in JSON.
     Hello = 1,
     /// To a worker: work on this.
@@ -61,9 +61,9 @@ pub(crate) enum Kind {
     CleanupFailed = 70,
 }
 
-impl Kind {
-    fn of(byte: u8) -> Option<Self> {
-        use Kind::{CleanupFailed, Done, Failed, Hello, Ready, Recalled, SetupFailed, Started, Stop, Task};
+impl FrameKind {
+    fn from_byte(byte: u8) -> Option<Self> {
+        use FrameKind::{CleanupFailed, Done, Failed, Hello, Ready, Recalled, SetupFailed, Started, Stop, Task};
         let all = [Task, Done, Failed, Started, Hello, Ready, SetupFailed, Recalled, Stop, CleanupFailed];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }
@@ -71,34 +71,34 @@ impl Kind {
 
 /// One thing that is said.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Frame {
+pub(crate) struct WorkerFrame {
     /// What it is.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// Which task it is about; 0 where it is about none.
     pub task: TaskId,
     /// What it says.
     pub payload: Bytes,
 }
 
-impl Frame {
+impl WorkerFrame {
     /// A frame about no task.
-    pub(crate) fn new(kind: Kind, payload: impl Into<Bytes>) -> Self {
+    pub(crate) fn new(kind: FrameKind, payload: impl Into<Bytes>) -> Self {
         Self { kind, task: TaskId(0), payload: payload.into() }
     }
 
     /// A frame about a task.
-    pub(crate) fn about(kind: Kind, task: TaskId, payload: impl Into<Bytes>) -> Self {
+    pub(crate) fn for_task(kind: FrameKind, task: TaskId, payload: impl Into<Bytes>) -> Self {
         Self { kind, task, payload: payload.into() }
     }
 
     /// What it says, for people.
-    pub(crate) fn text(&self) -> Arc<str> {
+    pub(crate) fn payload_text(&self) -> Arc<str> {
         String::from_utf8_lossy(&self.payload).into()
     }
 
     /// Adds its header to what is to be sent; the payload follows. `None` where it is too large to be a frame.
-    pub(crate) fn put_header(&self, into: &mut BytesMut) -> Option<()> {
-        let length = LEAST.checked_add(self.payload.len()).filter(|length| *length <= FRAME_BYTES)?;
+    pub(crate) fn write_header(&self, into: &mut BytesMut) -> Option<()> {
+        let length = MIN_FRAME_LENGTH.checked_add(self.payload.len()).filter(|length| *length <= MAX_FRAME_BYTES)?;
         into.put_u32_le(u32::try_from(length).ok()?);
         into.put_u8(self.kind as u8);
         into.put_u64_le(self.task.0);
@@ -108,47 +108,46 @@ impl Frame {
 
 /// What is no frame: whoever said it is not to be talked to any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Garbage {
+pub(crate) enum FrameError {
     /// The length cannot be one.
-    #[error("a frame of {0} bytes; allowed are {LEAST}..={FRAME_BYTES}")]
+    #[error("a frame of {0} bytes; allowed are {MIN_FRAME_LENGTH}..={MAX_FRAME_BYTES}")]
     Length(u64),
     /// Nothing is of this kind.
     #[error("a frame of the unknown kind {0}")]
-    Kind(u8),
+    UnknownKind(u8),
 }
 
 /// Makes frames of bytes, however they come in pieces. Payloads are not copied.
 #[derive(Debug, Default)]
-pub(crate) struct Decoder {
+pub(crate) struct FrameDecoder {
     bytes: BytesMut,
 }
 
-impl Decoder {
+impl FrameDecoder {
     /// Adds bytes that were read.
-    pub(crate) fn add(&mut self, bytes: &[u8]) {
+    pub(crate) fn push_bytes(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
     /// Reads once; how many bytes came, 0 at the end. Of a large frame that has begun, as many as it still needs.
     pub(crate) fn read_from(&mut self, socket: impl AsFd) -> io::Result<usize> {
-        let missing = match self.length() {
+        let missing = match self.next_length() {
             // No more than can be a frame: the rest is garbage, and not waited for.
-            Some(length) => (4 + length.min(FRAME_BYTES)).saturating_sub(self.bytes.len()),
+            Some(length) => (4 + length.min(MAX_FRAME_BYTES)).saturating_sub(self.bytes.len()),
             None => 0,
         };
-        read_into(&mut self.bytes, missing.max(READ_BYTES), socket)
+        read_into_buffer(&mut self.bytes, missing.max(READ_BYTES), socket)
     }
 
     /// The next whole frame.
-    #[allow(clippy::should_implement_trait, reason = "nothing now may be something later")]
-    pub(crate) fn next(&mut self) -> Result<Option<Frame>, Garbage> {
-        let Some(length) = self.length() else { return Ok(None) };
-        if !(LEAST..=FRAME_BYTES).contains(&length) {
-            return Err(Garbage::Length(length as u64));
+    pub(crate) fn next_frame(&mut self) -> Result<Option<WorkerFrame>, FrameError> {
+        let Some(length) = self.next_length() else { return Ok(None) };
+        if !(MIN_FRAME_LENGTH..=MAX_FRAME_BYTES).contains(&length) {
+            return Err(FrameError::Length(length as u64));
         }
         // Known by its kind before all of it is there: garbage is not waited for.
         if let Some(byte) = self.bytes.get(4) {
-            Kind::of(*byte).ok_or(Garbage::Kind(*byte))?;
+            FrameKind::from_byte(*byte).ok_or(FrameError::UnknownKind(*byte))?;
         }
         if self.bytes.len() < 4 + length {
             return Ok(None);
@@ -156,46 +155,46 @@ impl Decoder {
         let mut whole = self.bytes.split_to(4 + length);
         whole.advance(4);
         let byte = whole.get_u8();
-        let kind = Kind::of(byte).ok_or(Garbage::Kind(byte))?;
+        let kind = FrameKind::from_byte(byte).ok_or(FrameError::UnknownKind(byte))?;
         let task = TaskId(whole.get_u64_le());
-        Ok(Some(Frame { kind, task, payload: whole.freeze() }))
+        Ok(Some(WorkerFrame { kind, task, payload: whole.freeze() }))
     }
 
     /// What is there of a frame that is not whole.
-    pub(crate) fn begun(&self) -> &[u8] {
+    pub(crate) fn partial_frame(&self) -> &[u8] {
         &self.bytes
     }
 
-    fn length(&self) -> Option<usize> {
+    fn next_length(&self) -> Option<usize> {
         let first = self.bytes.first_chunk::<4>()?;
         Some(u32::from_le_bytes(*first) as usize)
     }
 }
 
 /// Sends bytes, and one or two file descriptors with the first of them. How many bytes were sent.
-pub(crate) fn send_with(socket: impl AsFd, bytes: &[u8], handed: &[BorrowedFd<'_>]) -> io::Result<usize> {
+pub(crate) fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut message = SendAncillaryBuffer::new(&mut space);
-    message.push(SendAncillaryMessage::ScmRights(handed));
+    message.push(SendAncillaryMessage::ScmRights(fds));
     Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut message, SendFlags::NOSIGNAL)?)
 }
 
 /// Reads bytes, and the file descriptors that came with them, two at most. Further ones are closed.
-pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
+pub(crate) fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut message = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut message, RecvFlags::CMSG_CLOEXEC)?;
-    let handed = message.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(handed) => Some(handed),
+    let fds = message.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
     });
-    let mut handed = handed.flatten();
-    Ok((received.bytes, [handed.next(), handed.next()]))
+    let mut fds = fds.flatten();
+    Ok((received.bytes, [fds.next(), fds.next()]))
 }
 
 /// Reads once, straight into a buffer that grows, with room for at least so many bytes; how many came, 0 at the end.
 #[allow(unsafe_code, reason = "what was read into is told to the buffer")]
-pub(crate) fn read_into(buffer: &mut BytesMut, room: usize, from: impl AsFd) -> io::Result<usize> {
+pub(crate) fn read_into_buffer(buffer: &mut BytesMut, room: usize, from: impl AsFd) -> io::Result<usize> {
     buffer.reserve(room);
     let mut read = || rustix::io::read(&from, buffer.spare_capacity_mut()).map(|(read, _)| read.len());
     let read = rustix::io::retry_on_intr(&mut read)?;
@@ -210,21 +209,21 @@ mod tests {
 
     use super::*;
 
-    fn sent(frames: &[Frame]) -> Vec<u8> {
+    fn sent(frames: &[WorkerFrame]) -> Vec<u8> {
         let mut bytes = BytesMut::new();
         for frame in frames {
-            frame.put_header(&mut bytes).unwrap();
+            frame.write_header(&mut bytes).unwrap();
             bytes.extend_from_slice(&frame.payload);
         }
         bytes.to_vec()
     }
 
-    fn read(pieces: impl Iterator<Item = Vec<u8>>) -> Result<Vec<Frame>, Garbage> {
-        let mut decoder = Decoder::default();
+    fn read(pieces: impl Iterator<Item = Vec<u8>>) -> Result<Vec<WorkerFrame>, FrameError> {
+        let mut decoder = FrameDecoder::default();
         let mut frames = Vec::new();
         for piece in pieces {
-            decoder.add(&piece);
-            while let Some(frame) = decoder.next()? {
+            decoder.push_bytes(&piece);
+            while let Some(frame) = decoder.next_frame()? {
                 frames.push(frame);
             }
         }
@@ -233,21 +232,29 @@ mod tests {
 
     #[test]
     fn the_bytes_are_those_of_the_documentation() {
-        let frame = Frame::about(Kind::Task, TaskId(7), "ab");
+        let frame = WorkerFrame::for_task(FrameKind::Task, TaskId(7), "ab");
         assert_eq!(sent(&[frame]), [11, 0, 0, 0, 2, 7, 0, 0, 0, 0, 0, 0, 0, b'a', b'b']);
     }
 
     #[test]
     fn garbage_is_known_as_soon_as_it_can_be() {
         let read = |bytes: &[u8]| read(std::iter::once(bytes.to_vec()));
-        assert_eq!(read(&[1, 0, 0, 0]), Err(Garbage::Length(1)));
-        assert_eq!(read(b"GET / HTTP"), Err(Garbage::Kind(b'/')), "its length alone could be one");
-        assert_eq!(read(&[9, 0, 0, 0, 77]), Err(Garbage::Kind(77)));
+        assert_eq!(read(&[1, 0, 0, 0]), Err(FrameError::Length(1)));
+        assert_eq!(read(b"GET / HTTP"), Err(FrameError::UnknownKind(b'/')), "its length alone could be one");
+        assert_eq!(read(&[9, 0, 0, 0, 77]), Err(FrameError::UnknownKind(77)));
         assert_eq!(read(&[9, 0, 0]), Ok(vec![]));
     }
 
-    fn kind() -> impl Strategy<Value = Kind> {
-        let kinds = [Kind::Hello, Kind::Task, Kind::Stop, Kind::Ready, Kind::Started, Kind::Done, Kind::Failed];
+    fn kind() -> impl Strategy<Value = FrameKind> {
+        let kinds = [
+            FrameKind::Hello,
+            FrameKind::Task,
+            FrameKind::Stop,
+            FrameKind::Ready,
+            FrameKind::Started,
+            FrameKind::Done,
+            FrameKind::Failed,
+        ];
         prop::sample::select(kinds.to_vec())
     }
 
@@ -257,8 +264,8 @@ mod tests {
             frames in prop::collection::vec((kind(), any::<u64>(), prop::collection::vec(any::<u8>(), 0..300)), 0..20),
             cuts in prop::collection::vec(1_usize..50, 1..50),
         ) {
-            let frames: Vec<Frame> =
-                frames.into_iter().map(|(kind, task, payload)| Frame::about(kind, TaskId(task), payload)).collect();
+            let frames: Vec<WorkerFrame> =
+                frames.into_iter().map(|(kind, task, payload)| WorkerFrame::for_task(kind, TaskId(task), payload)).collect();
             let bytes = sent(&frames);
             let mut rest = &bytes[..];
             let mut cuts = cuts.into_iter().cycle();

@@ -16,7 +16,7 @@ use std::time::{Instant, SystemTime};
 use gpupool_confine::lock;
 use serde::{Deserialize, Serialize};
 
-use crate::limits::{AUDIT_ENTRIES, AUDIT_LINE_BYTES, AUDIT_SYNC, AUDIT_UNWRITTEN, DROP_PATIENCE};
+use crate::limits::{AUDIT_SYNC_INTERVAL, DROP_TIMEOUT, MAX_AUDIT_ENTRIES, MAX_AUDIT_LINE_BYTES, MAX_AUDIT_UNWRITTEN};
 
 /// One hold of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,19 +79,19 @@ pub enum WorkerHoldEndReason {
 #[derive(Debug)]
 pub(super) struct AuditTrail {
     pool: Arc<str>,
-    books: Mutex<Books>,
+    records: Mutex<AuditRecords>,
     failure: Arc<OnceLock<Arc<str>>>,
 }
 
 #[derive(Debug, Default)]
-struct Books {
+struct AuditRecords {
     current: BTreeMap<u64, AuditEntry>,
     past: VecDeque<AuditEntry>,
-    writer: Option<Writer>,
+    writer: Option<AuditFileWriter>,
 }
 
 #[derive(Debug)]
-struct Writer {
+struct AuditFileWriter {
     lines: SyncSender<Vec<u8>>,
     /// Hangs up when all is written.
     done: Receiver<()>,
@@ -100,34 +100,34 @@ struct Writer {
 impl AuditTrail {
     pub(super) fn new(path: Option<&Path>) -> io::Result<Self> {
         let failure = Arc::new(OnceLock::new());
-        let writer = path.map(|path| Writer::start(path, Arc::clone(&failure))).transpose()?;
-        let pool = name_of_a_pool();
-        Ok(Self { pool, books: Mutex::new(Books { writer, ..Books::default() }), failure })
+        let writer = path.map(|path| AuditFileWriter::start(path, Arc::clone(&failure))).transpose()?;
+        let pool = unique_pool_name();
+        Ok(Self { pool, records: Mutex::new(AuditRecords { writer, ..AuditRecords::default() }), failure })
     }
 
-    pub(super) fn begin(&self, hold: u64, task_id: Arc<str>, worker_id: u32, device: Arc<str>, pid: u32) {
+    pub(super) fn begin_hold(&self, hold: u64, task_id: Arc<str>, worker_id: u32, device: Arc<str>, pid: u32) {
         let pool = Arc::clone(&self.pool);
         let entry = AuditEntry { pool, hold, task_id, worker_id, device, pid, acquired_at_ms: now_ms(), ended: None };
-        let mut books = lock(&self.books);
-        self.write(&books, &entry);
-        books.current.insert(hold, entry);
+        let mut records = lock(&self.records);
+        self.write(&records, &entry);
+        records.current.insert(hold, entry);
     }
 
-    pub(super) fn end(&self, hold: u64, how: WorkerHoldEndReason, why: Option<Arc<str>>) {
-        let mut books = lock(&self.books);
-        let Some(mut entry) = books.current.remove(&hold) else { return };
+    pub(super) fn end_hold(&self, hold: u64, how: WorkerHoldEndReason, why: Option<Arc<str>>) {
+        let mut records = lock(&self.records);
+        let Some(mut entry) = records.current.remove(&hold) else { return };
         entry.ended = Some(WorkerHoldEnd { at_ms: now_ms(), how, why });
-        self.write(&books, &entry);
-        if books.past.len() >= AUDIT_ENTRIES {
-            books.past.pop_front();
+        self.write(&records, &entry);
+        if records.past.len() >= MAX_AUDIT_ENTRIES {
+            records.past.pop_front();
         }
-        books.past.push_back(entry);
+        records.past.push_back(entry);
     }
 
     /// The last holds, in the order they began.
     pub(super) fn entries(&self) -> Vec<AuditEntry> {
-        let books = lock(&self.books);
-        let mut entries: Vec<AuditEntry> = books.past.iter().chain(books.current.values()).cloned().collect();
+        let records = lock(&self.records);
+        let mut entries: Vec<AuditEntry> = records.past.iter().chain(records.current.values()).cloned().collect();
         entries.sort_unstable_by_key(|entry| entry.hold);
         entries
     }
@@ -139,14 +139,14 @@ impl AuditTrail {
 
     /// Waits, not for ever, until all is written.
     pub(super) fn close(&self) {
-        let Some(Writer { lines, done }) = lock(&self.books).writer.take() else { return };
+        let Some(AuditFileWriter { lines, done }) = lock(&self.records).writer.take() else { return };
         drop(lines);
         // Nothing is ever sent: it hangs up, or takes too long.
-        let _ = done.recv_timeout(DROP_PATIENCE);
+        let _ = done.recv_timeout(DROP_TIMEOUT);
     }
 
-    fn write(&self, books: &Books, entry: &AuditEntry) {
-        let Some(writer) = &books.writer else { return };
+    fn write(&self, records: &AuditRecords, entry: &AuditEntry) {
+        let Some(writer) = &records.writer else { return };
         let Ok(mut line) = serde_json::to_vec(entry) else { return };
         line.push(b'\n');
         if writer.lines.try_send(line).is_err() {
@@ -155,11 +155,11 @@ impl AuditTrail {
     }
 }
 
-impl Writer {
+impl AuditFileWriter {
     fn start(path: &Path, failure: Arc<OnceLock<Arc<str>>>) -> io::Result<Self> {
         let mut file = File::options().create(true).append(true).read(true).open(path)?;
         end_torn_line(&mut file)?;
-        let (lines, incoming) = sync_channel(AUDIT_UNWRITTEN);
+        let (lines, incoming) = sync_channel(MAX_AUDIT_UNWRITTEN);
         let (is_done, done) = sync_channel(0);
         // Ends when the lines are hung up, which `close` waits for.
         std::thread::Builder::new().name("gpupool-audit".into()).spawn(move || {
@@ -195,7 +195,7 @@ fn write_lines(mut file: &File, lines: &Receiver<Vec<u8>>) -> io::Result<()> {
         match next {
             Ok(line) => {
                 file.write_all(&line)?;
-                sync_at.get_or_insert_with(|| Instant::now() + AUDIT_SYNC);
+                sync_at.get_or_insert_with(|| Instant::now() + AUDIT_SYNC_INTERVAL);
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return file.sync_data(),
@@ -213,27 +213,27 @@ pub fn read_audit_file(path: &Path) -> io::Result<Vec<AuditEntry>> {
     let mut reader = BufReader::new(File::open(path)?);
     let mut holds: BTreeMap<usize, AuditEntry> = BTreeMap::new();
     // The place of each hold, counted from the first that ever was.
-    let mut places: HashMap<(Arc<str>, u64), usize> = HashMap::new();
+    let mut positions: HashMap<(Arc<str>, u64), usize> = HashMap::new();
     let mut line = Vec::new();
     for number in 0.. {
         line.clear();
-        if reader.by_ref().take(AUDIT_LINE_BYTES).read_until(b'\n', &mut line)? == 0 {
+        if reader.by_ref().take(MAX_AUDIT_LINE_BYTES).read_until(b'\n', &mut line)? == 0 {
             break;
         }
         let Ok(entry) = serde_json::from_slice::<AuditEntry>(&line) else { continue };
-        let place = *places.entry((Arc::clone(&entry.pool), entry.hold)).or_insert(number);
-        holds.insert(place, entry);
-        if holds.len() > AUDIT_ENTRIES
+        let position = *positions.entry((Arc::clone(&entry.pool), entry.hold)).or_insert(number);
+        holds.insert(position, entry);
+        if holds.len() > MAX_AUDIT_ENTRIES
             && let Some((_, oldest)) = holds.pop_first()
         {
-            places.remove(&(oldest.pool, oldest.hold));
+            positions.remove(&(oldest.pool, oldest.hold));
         }
     }
     Ok(holds.into_values().collect())
 }
 
 /// A name no other pool has: several may be made within one millisecond.
-fn name_of_a_pool() -> Arc<str> {
+fn unique_pool_name() -> Arc<str> {
     static POOLS: AtomicU64 = AtomicU64::new(0);
     let nth = POOLS.fetch_add(1, Ordering::Relaxed);
     format!("{}-{}-{nth}", std::process::id(), now_ms()).into()
@@ -248,17 +248,17 @@ fn now_ms() -> u64 {
 mod tests {
     use super::*;
 
-    fn begin(trail: &AuditTrail, hold: u64) {
-        trail.begin(hold, format!("task {hold}").into(), 1, "cpu".into(), 77);
+    fn begin_hold(trail: &AuditTrail, hold: u64) {
+        trail.begin_hold(hold, format!("task {hold}").into(), 1, "cpu".into(), 77);
     }
 
     #[test]
     fn a_file_tells_what_memory_tells_also_after_a_torn_line() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let trail = AuditTrail::new(Some(file.path())).unwrap();
-        begin(&trail, 0);
-        begin(&trail, 1);
-        trail.end(0, WorkerHoldEndReason::Lost, Some("it exited with code 3".into()));
+        begin_hold(&trail, 0);
+        begin_hold(&trail, 1);
+        trail.end_hold(0, WorkerHoldEndReason::Lost, Some("it exited with code 3".into()));
         trail.close();
         assert_eq!(read_audit_file(file.path()).unwrap(), trail.entries());
         let first = trail.entries();
@@ -271,7 +271,7 @@ mod tests {
         let torn = read_audit_file(file.path()).unwrap();
         assert_eq!((torn.len(), &torn[0].ended), (2, &None), "its end was torn, its begin was not");
         let next = AuditTrail::new(Some(file.path())).unwrap();
-        begin(&next, 0);
+        begin_hold(&next, 0);
         next.close();
         assert_eq!(read_audit_file(file.path()).unwrap().last(), next.entries().last());
         assert_eq!(trail.failure(), None);
@@ -281,14 +281,14 @@ mod tests {
     fn only_the_last_holds_are_kept() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let trail = AuditTrail::new(Some(file.path())).unwrap();
-        begin(&trail, 0);
-        for hold in 1..=AUDIT_ENTRIES as u64 + 5 {
-            begin(&trail, hold);
-            trail.end(hold, WorkerHoldEndReason::Released, None);
+        begin_hold(&trail, 0);
+        for hold in 1..=MAX_AUDIT_ENTRIES as u64 + 5 {
+            begin_hold(&trail, hold);
+            trail.end_hold(hold, WorkerHoldEndReason::Released, None);
         }
         trail.close();
         let entries = trail.entries();
-        assert_eq!((entries.len(), entries[0].hold, entries[1].hold), (AUDIT_ENTRIES + 1, 0, 6));
-        assert!(trail.failure().is_some() || read_audit_file(file.path()).unwrap().len() == AUDIT_ENTRIES);
+        assert_eq!((entries.len(), entries[0].hold, entries[1].hold), (MAX_AUDIT_ENTRIES + 1, 0, 6));
+        assert!(trail.failure().is_some() || read_audit_file(file.path()).unwrap().len() == MAX_AUDIT_ENTRIES);
     }
 }

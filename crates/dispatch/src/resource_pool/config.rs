@@ -9,11 +9,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use gpupool_confine::bounds::{BoundExceeded, DeviceMemoryLimit, JobBounds};
 
-use super::owner::GpuLeaseConfig;
-use super::roster::Rules;
+use super::allocator::AllocatorRules;
+use super::authority::GpuLeaseConfig;
 use crate::gpu_leases::GpuError;
 use crate::limits::{
-    ACQUIRE_PATIENCE, CLEAN_UP_PATIENCE, IDLE_TIME, MAX_DURATION, MAX_WAITING, SETUP_PATIENCE, TASK_ID_BYTES, WORKERS,
+    DEFAULT_ACQUIRE_PATIENCE, DEFAULT_CLEAN_UP_TIMEOUT, DEFAULT_IDLE_TIME, DEFAULT_SETUP_TIMEOUT, MAX_DURATION,
+    MAX_TASK_ID_BYTES, MAX_WAITING, MAX_WORKERS,
 };
 use crate::plan::{RunPlan, WorkerProgram, WorkerSlot};
 use crate::{SubmitError, WorkerExitCause, WorkerId, WorkerOutputPolicy};
@@ -90,10 +91,10 @@ impl ResourcePoolConfig {
             worker_cpu_time: None,
             devices: vec![WorkerDevice::new("cpu")],
             gpus: None,
-            acquire_patience: ACQUIRE_PATIENCE,
-            idle_time: IDLE_TIME,
-            setup_timeout: SETUP_PATIENCE,
-            clean_up_timeout: CLEAN_UP_PATIENCE,
+            acquire_patience: DEFAULT_ACQUIRE_PATIENCE,
+            idle_time: DEFAULT_IDLE_TIME,
+            setup_timeout: DEFAULT_SETUP_TIMEOUT,
+            clean_up_timeout: DEFAULT_CLEAN_UP_TIMEOUT,
             settings: serde_json::Value::Null,
             audit: None,
             helper: None,
@@ -103,7 +104,7 @@ impl ResourcePoolConfig {
 
     /// Whether there can be such a pool.
     pub fn check(&self) -> Result<(), ResourcePoolError> {
-        let most = u32::try_from(WORKERS).unwrap_or(u32::MAX);
+        let most = u32::try_from(MAX_WORKERS).unwrap_or(u32::MAX);
         positive("max_workers", self.max_workers > 0, self.max_workers)?;
         require("max_workers", self.max_workers <= most, format!("at most {most}"), self.max_workers)?;
         let range = format!("at most max_workers ({})", self.max_workers);
@@ -140,24 +141,24 @@ fn require(field: &'static str, is_so: bool, allowed: String, value: impl ToStri
 }
 
 impl ResourcePoolConfig {
-    pub(super) fn rules(&self) -> Rules {
-        Rules {
+    pub(super) fn allocator_rules(&self) -> AllocatorRules {
+        AllocatorRules {
             min_workers: self.min_workers as usize,
             max_workers: self.max_workers as usize,
             acquire_patience: self.acquire_patience,
             worker_timeout: self.worker_timeout,
             idle_time: self.idle_time,
-            devices_come_later: self.gpus.is_some(),
+            waits_for_devices: self.gpus.is_some(),
         }
     }
 
-    pub(super) fn device(&self, slot: usize) -> &WorkerDevice {
+    pub(super) fn device_of_slot(&self, slot: usize) -> &WorkerDevice {
         &self.devices[slot % self.devices.len()]
     }
 
     /// Where the worker of a slot works.
-    pub(super) fn place(&self, slot: usize) -> WorkerSlot {
-        let device = self.device(slot);
+    pub(super) fn worker_slot(&self, slot: usize) -> WorkerSlot {
+        let device = self.device_of_slot(slot);
         WorkerSlot {
             gpu_ids: device.gpu_ids.clone(),
             environment: device.environment.clone(),
@@ -167,7 +168,7 @@ impl ResourcePoolConfig {
     }
 
     /// How processes are started.
-    pub(super) fn plan(&self) -> RunPlan {
+    pub(super) fn run_plan(&self) -> RunPlan {
         let bounds = JobBounds {
             host_memory: self.worker_memory,
             processes: self.worker_processes,
@@ -242,7 +243,7 @@ pub enum AcquireError {
     #[error("{MAX_WAITING} wait for a worker already, and no more may")]
     TooManyWaiting,
     /// The name of the task is too long.
-    #[error("a task id of {0} bytes; allowed are up to {TASK_ID_BYTES}")]
+    #[error("a task id of {0} bytes; allowed are up to {MAX_TASK_ID_BYTES}")]
     TaskId(usize),
 }
 

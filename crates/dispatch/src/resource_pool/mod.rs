@@ -9,11 +9,11 @@
 //! One thread for each pool (the owner) decides, by the `roster`, and keeps time: nobody who blocks a runtime can keep a limit
 //! from being kept. On that thread each process has a task that tends it, from its start to its end. All of it ends with the pool.
 
+mod allocator;
 mod audit;
+mod authority;
 mod config;
-mod owner;
-mod roster;
-mod worker;
+mod worker_task;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -31,17 +31,17 @@ use serde::Serialize;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use allocator::AcquireTicket;
 use audit::AuditTrail;
 pub use audit::{AuditEntry, WorkerHoldEnd, WorkerHoldEndReason, read_audit_file};
+pub use authority::GpuLeaseConfig;
+use authority::{PoolAuthority, PoolAuthorityHandle, PoolMessage, TicketPermit};
 pub use config::{AcquireError, HeldWorkerError, ResourcePoolConfig, ResourcePoolError, WorkerDevice};
-pub use owner::GpuLeaseConfig;
-use owner::{Admission, Message, Owner, ToOwner};
-use roster::Ticket;
-use worker::{Busy, Live, Run};
+use worker_task::{BusyGuard, LiveWorker, RunRequest};
 
-use crate::limits::{CANCEL_GRACE, DROP_PATIENCE, TASK_ID_BYTES};
+use crate::limits::{CANCEL_GRACE, DROP_TIMEOUT, MAX_TASK_ID_BYTES};
 pub use crate::limits::{MAX_DURATION, MAX_WAITING};
-use crate::plan::Speaks;
+use crate::plan::WorkerProtocol;
 use crate::{SubmitError, WorkerId};
 
 /// Workers that are handed out one by one. Its futures work on any runtime, or none.
@@ -49,16 +49,16 @@ use crate::{SubmitError, WorkerId};
 /// Dropping it ends the workers: they get a moment to clean up, and then are killed.
 #[derive(Debug)]
 pub struct ResourcePool {
-    owner: ToOwner,
+    authority: PoolAuthorityHandle,
     status: watch::Receiver<ResourcePoolStatus>,
     audit: Arc<AuditTrail>,
     next_ticket: AtomicU64,
-    least: usize,
+    min_workers: usize,
     clean_up_timeout: Duration,
     /// Hangs up when the owner has ended.
-    is_over: watch::Receiver<()>,
+    has_ended: watch::Receiver<()>,
     /// The same, for who waits without a runtime.
-    is_over_too: Mutex<Receiver<()>>,
+    ended_blocking: Mutex<Receiver<()>>,
 }
 
 impl ResourcePool {
@@ -72,62 +72,62 @@ impl ResourcePool {
         config.check()?;
         let failed = |source| ResourcePoolError::Audit { path: config.audit.clone().unwrap_or_default(), source };
         let audit = Arc::new(AuditTrail::new(config.audit.as_deref()).map_err(failed)?);
-        let watcher = BoundsWatcher::start(cgroups)?;
+        let bounds_watcher = BoundsWatcher::start(cgroups)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (to_us, inbox) = ToOwner::new(config.max_workers as usize);
-        let (tells, status) = watch::channel(ResourcePoolStatus {
+        let (handle, inbox) = PoolAuthorityHandle::new(config.max_workers as usize);
+        let (status_sender, status) = watch::channel(ResourcePoolStatus {
             // They are being started from here on.
             total_workers: if config.gpus.is_none() { config.min_workers as usize } else { 0 },
             worker_timeout: config.worker_timeout,
             worker_memory: config.worker_memory,
             ..ResourcePoolStatus::default()
         });
-        let (least, clean_up_timeout) = (config.min_workers as usize, config.clean_up_timeout);
-        let owner = Owner::new(config, watcher, Arc::clone(&audit), tells, to_us.clone())?;
-        let (ends, is_over) = watch::channel(());
-        let (ends_too, is_over_too) = sync_channel(0);
+        let (min_workers, clean_up_timeout) = (config.min_workers as usize, config.clean_up_timeout);
+        let authority = PoolAuthority::new(config, bounds_watcher, Arc::clone(&audit), status_sender, handle.clone())?;
+        let (ended_sender, has_ended) = watch::channel(());
+        let (ended_sender_blocking, ended_blocking) = sync_channel(0);
         // Ends with the pool, whose drop waits for it.
         std::thread::Builder::new().name("gpupool-workers".into()).spawn(move || {
-            runtime.block_on(owner.own(inbox));
+            runtime.block_on(authority.run(inbox));
             drop(runtime);
-            drop((ends, ends_too));
+            drop((ended_sender, ended_sender_blocking));
         })?;
         Ok(Self {
-            owner: to_us,
+            authority: handle,
             status,
             audit,
             next_ticket: AtomicU64::new(0),
-            least,
+            min_workers,
             clean_up_timeout,
-            is_over,
-            is_over_too: Mutex::new(is_over_too),
+            has_ended,
+            ended_blocking: Mutex::new(ended_blocking),
         })
     }
 
     /// Waits in line for a worker. The place in line is taken at the call, and left when the future is dropped.
     pub fn acquire(&self, task_id: impl Into<Arc<str>>) -> AcquireFuture {
         let task_id = task_id.into();
-        let ticket = Ticket(self.next_ticket.fetch_add(1, Ordering::Relaxed));
-        let (answer, answered) = oneshot::channel();
-        let owner = self.owner.clone();
-        let admission = owner.admit().filter(|_| task_id.len() <= TASK_ID_BYTES);
-        match &admission {
+        let ticket = AcquireTicket(self.next_ticket.fetch_add(1, Ordering::Relaxed));
+        let (reply, reply_receiver) = oneshot::channel();
+        let authority = self.authority.clone();
+        let permit = authority.admit_ticket().filter(|_| task_id.len() <= MAX_TASK_ID_BYTES);
+        match &permit {
             // A pool that has ended drops the answer.
-            Some(admission) => owner.tell(Message::Ask { ticket, task_id, answer, admission: Arc::clone(admission) }),
+            Some(permit) => authority.send(PoolMessage::Acquire { ticket, task_id, reply, permit: Arc::clone(permit) }),
             None => {
-                let too_long = task_id.len() > TASK_ID_BYTES;
+                let too_long = task_id.len() > MAX_TASK_ID_BYTES;
                 let why = if too_long { AcquireError::TaskId(task_id.len()) } else { AcquireError::TooManyWaiting };
-                let _ = answer.send(Err(why));
+                let _ = reply.send(Err(why));
             }
         }
-        AcquireFuture { ticket, answered, owner, admission }
+        AcquireFuture { ticket, reply_receiver, authority, permit }
     }
 
     /// Waits until the least number of workers are set up, or says why none can be.
     pub fn wait_until_ready(&self) -> impl Future<Output = Result<(), AcquireError>> + Send + use<> {
-        let (mut status, least) = (self.status.clone(), self.least);
+        let (mut status, min_workers) = (self.status.clone(), self.min_workers);
         async move {
-            let is_ready = |status: &ResourcePoolStatus| status.available_workers + status.active_tasks >= least;
+            let is_ready = |status: &ResourcePoolStatus| status.available_workers + status.active_tasks >= min_workers;
             let known = status.wait_for(|status| is_ready(status) || status.failure.is_some()).await;
             match known {
                 Ok(status) if is_ready(&status) => Ok(()),
@@ -155,16 +155,16 @@ impl ResourcePool {
     /// Ends it: who waits is told, workers finish what they are at and clean up, or are killed when that takes too long.
     /// Begun at the call; over when no process is left.
     pub fn shutdown(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.owner.shut_down(self.clean_up_timeout);
-        let mut is_over = self.is_over.clone();
-        async move { while is_over.changed().await.is_ok() {} }
+        self.authority.shut_down(self.clean_up_timeout);
+        let mut has_ended = self.has_ended.clone();
+        async move { while has_ended.changed().await.is_ok() {} }
     }
 
     /// Ends it as dropping it does: workers get a moment to clean up, and then are killed. Blocks until no process is left.
     pub fn close(&self) {
-        self.owner.shut_down(CANCEL_GRACE.min(self.clean_up_timeout));
+        self.authority.shut_down(CANCEL_GRACE.min(self.clean_up_timeout));
         // Nothing is ever sent: it hangs up, or takes too long.
-        let _ = lock(&self.is_over_too).recv_timeout(DROP_PATIENCE);
+        let _ = lock(&self.ended_blocking).recv_timeout(DROP_TIMEOUT);
     }
 }
 
@@ -178,30 +178,30 @@ impl Drop for ResourcePool {
 #[derive(Debug)]
 #[must_use = "who does not wait leaves the line"]
 pub struct AcquireFuture {
-    ticket: Ticket,
+    ticket: AcquireTicket,
     /// Holds the worker once it is granted: dropped, it goes back.
-    answered: oneshot::Receiver<Result<HeldWorker, AcquireError>>,
-    owner: ToOwner,
+    reply_receiver: oneshot::Receiver<Result<HeldWorker, AcquireError>>,
+    authority: PoolAuthorityHandle,
     /// `None` once it has an answer.
-    admission: Option<Admission>,
+    permit: Option<TicketPermit>,
 }
 
 impl Future for AcquireFuture {
     type Output = Result<HeldWorker, AcquireError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let answered = Pin::new(&mut self.answered).poll(context);
-        if answered.is_ready() {
-            self.admission = None;
+        let reply_receiver = Pin::new(&mut self.reply_receiver).poll(context);
+        if reply_receiver.is_ready() {
+            self.permit = None;
         }
-        answered.map(|answer| answer.unwrap_or(Err(AcquireError::Closed)))
+        reply_receiver.map(|reply| reply.unwrap_or(Err(AcquireError::Closed)))
     }
 }
 
 impl Drop for AcquireFuture {
     fn drop(&mut self) {
-        if let Some(admission) = self.admission.take() {
-            self.owner.tell(Message::Leave(self.ticket, admission));
+        if let Some(permit) = self.permit.take() {
+            self.authority.send(PoolMessage::CancelWait(self.ticket, permit));
         }
     }
 }
@@ -211,20 +211,20 @@ impl Drop for AcquireFuture {
 /// Dropped or released while it is still at work it is killed, and another takes its place.
 #[derive(Debug)]
 pub struct HeldWorker {
-    ticket: Ticket,
+    ticket: AcquireTicket,
     id: WorkerId,
     device: Arc<str>,
     gpu_ids: Vec<u32>,
-    speaks: Speaks,
-    live: Live,
-    runs: mpsc::Sender<Run>,
+    protocol: WorkerProtocol,
+    live: LiveWorker,
+    run_requests: mpsc::Sender<RunRequest>,
     ended: watch::Receiver<Option<HeldWorkerError>>,
     /// How many things it was told to do and has not done.
-    at_work: Arc<AtomicUsize>,
-    owner: ToOwner,
+    run_count: Arc<AtomicUsize>,
+    authority: PoolAuthorityHandle,
     is_killed: AtomicBool,
     /// `None` once it is given back.
-    admission: Option<Admission>,
+    permit: Option<TicketPermit>,
 }
 
 impl HeldWorker {
@@ -251,7 +251,7 @@ impl HeldWorker {
     /// Bytes of host memory it uses now, with all it started; `None` where it has ended. Where no control group counts this
     /// looks through `/proc`, which takes about a millisecond.
     pub fn memory_usage(&self) -> Option<u64> {
-        self.live.held.as_ref()?.usage().host_memory
+        self.live.bounded_job.as_ref()?.usage().host_memory
     }
 
     /// How it ended, if it has, other than by being given back.
@@ -262,30 +262,30 @@ impl HeldWorker {
     /// Kills it, with all it started. Another takes its place; this one can do nothing any more.
     pub fn kill(&self) {
         if !self.is_killed.swap(true, Ordering::AcqRel) {
-            self.owner.tell(Message::Kill(self.ticket));
+            self.authority.send(PoolMessage::Kill(self.ticket));
         }
     }
 
     /// Has it work on this; told to it at the call. Several are done one after the other. What has begun goes on when the
     /// future is dropped; what has not is not begun any more.
     pub fn run(&self, payload: Bytes) -> impl Future<Output = Result<Bytes, HeldWorkerError>> + Send + use<> {
-        let (answer, answered) = oneshot::channel();
-        let taken = self.give(payload, answer);
+        let (reply, reply_receiver) = oneshot::channel();
+        let queued = self.queue_run(payload, reply);
         let ended = self.ended.clone();
         async move {
-            taken?;
+            queued?;
             tokio::select! {
                 // An answer it gave before its end is its answer.
                 biased;
-                Ok(result) = answered => result,
-                how = how_it_ended(ended) => Err(how),
+                Ok(result) = reply_receiver => result,
+                how = wait_for_hold_end(ended) => Err(how),
             }
         }
     }
 
     /// Comes back when the hold is over, however, with what became of the worker; `Closed` where it was given back.
     pub fn wait_until_ended(&self) -> impl Future<Output = HeldWorkerError> + Send + use<> {
-        how_it_ended(self.ended.clone())
+        wait_for_hold_end(self.ended.clone())
     }
 
     /// Comes back when a limit was passed, with which; never, while none is.
@@ -302,38 +302,42 @@ impl HeldWorker {
 
     /// Gives it back; done at the call, and seen by others when the future is over.
     pub fn release(mut self) -> impl Future<Output = ()> + Send + use<> {
-        let (seen, is_seen) = oneshot::channel();
-        self.give_back(Some(seen));
+        let (released_reply, released) = oneshot::channel();
+        self.return_to_pool(Some(released_reply));
         async move {
             // A pool that has ended has nothing to be given back.
-            let _ = is_seen.await;
+            let _ = released.await;
         }
     }
 
-    fn give(&self, payload: Bytes, answer: oneshot::Sender<Result<Bytes, HeldWorkerError>>) -> Result<(), SubmitError> {
-        self.speaks.check(&payload)?;
-        let busy = Busy::begin(&self.at_work).ok_or(SubmitError::Full)?;
-        match self.runs.try_send(Run { payload, answer, busy }) {
+    fn queue_run(
+        &self,
+        payload: Bytes,
+        reply: oneshot::Sender<Result<Bytes, HeldWorkerError>>,
+    ) -> Result<(), SubmitError> {
+        self.protocol.check(&payload)?;
+        let busy = BusyGuard::try_begin(&self.run_count).ok_or(SubmitError::Full)?;
+        match self.run_requests.try_send(RunRequest { payload, reply, busy }) {
             Err(TrySendError::Full(_)) => Err(SubmitError::Full),
             // One that is gone drops the answer, and how it ended is told in its place.
             Ok(()) | Err(TrySendError::Closed(_)) => Ok(()),
         }
     }
 
-    fn give_back(&mut self, seen: Option<oneshot::Sender<()>>) {
-        let Some(admission) = self.admission.take() else { return };
-        let is_at_work = self.at_work.load(Ordering::Acquire) > 0;
-        self.owner.tell(Message::GiveBack { ticket: self.ticket, is_at_work, seen, admission });
+    fn return_to_pool(&mut self, released_reply: Option<oneshot::Sender<()>>) {
+        let Some(permit) = self.permit.take() else { return };
+        let is_busy = self.run_count.load(Ordering::Acquire) > 0;
+        self.authority.send(PoolMessage::Release { ticket: self.ticket, is_busy, released_reply, permit });
     }
 }
 
 impl Drop for HeldWorker {
     fn drop(&mut self) {
-        self.give_back(None);
+        self.return_to_pool(None);
     }
 }
 
-async fn how_it_ended(mut ended: watch::Receiver<Option<HeldWorkerError>>) -> HeldWorkerError {
+async fn wait_for_hold_end(mut ended: watch::Receiver<Option<HeldWorkerError>>) -> HeldWorkerError {
     match ended.wait_for(Option::is_some).await {
         Ok(how) => how.clone().unwrap_or(HeldWorkerError::Closed),
         Err(_) => HeldWorkerError::Closed,

@@ -15,7 +15,7 @@ fn entry(seq: u64, command: &[u8], exit_code: i32) -> JobLogEntry<'_> {
     JobLogEntry { seq, started, took, received: 0, exit_code, signal: 0, command }
 }
 
-fn place() -> (TempDir, PathBuf) {
+fn log_path() -> (TempDir, PathBuf) {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("log");
     (dir, path)
@@ -48,7 +48,7 @@ proptest! {
 
     #[test]
     fn a_log_cut_anywhere_tells_exactly_what_was_written_whole(tasks in tasks(), cut in any::<prop::sample::Index>()) {
-        let (_dir, path) = place();
+        let (_dir, path) = log_path();
         let ends = written(&path, &tasks);
         let whole = fs::read(&path).unwrap();
         let kept = cut.index(whole.len() + 1);
@@ -73,7 +73,7 @@ proptest! {
 
 #[test]
 fn failed_tasks_are_done_again_only_where_asked_and_the_last_line_counts() {
-    let (_dir, path) = place();
+    let (_dir, path) = log_path();
     let mut log = JobLog::create(&path).unwrap();
     for (seq, exit_code) in [(1, 0), (2, 3), (3, -1), (3, 0)] {
         log.append(&entry(seq, b"x", exit_code)).unwrap();
@@ -89,7 +89,7 @@ fn failed_tasks_are_done_again_only_where_asked_and_the_last_line_counts() {
 
 #[test]
 fn a_log_of_another_run_is_refused_with_both_commands() {
-    let (_dir, path) = place();
+    let (_dir, path) = log_path();
     written(&path, &[(1, b"echo a".to_vec()), (2, b"echo b".to_vec())]);
     let (_log, mut finished) = resumed(&path);
     assert!(finished.contains(1, b"echo a").unwrap());
@@ -101,7 +101,7 @@ fn a_log_of_another_run_is_refused_with_both_commands() {
 
 #[test]
 fn two_runs_cannot_use_one_log_at_once() {
-    let (_dir, path) = place();
+    let (_dir, path) = log_path();
     let first = JobLog::create(&path).unwrap();
     for error in [JobLog::create(&path).unwrap_err(), JobLog::resume(&path, RerunPolicy::Nothing).unwrap_err()] {
         assert!(matches!(error, JobLogError::InUse(_)), "{error}");
@@ -112,7 +112,7 @@ fn two_runs_cannot_use_one_log_at_once() {
 
 #[test]
 fn what_is_no_job_log_is_left_alone() {
-    let (_dir, path) = place();
+    let (_dir, path) = log_path();
     for text in ["precious\n", "precious", "Seq\tHost\nx"] {
         fs::write(&path, text).unwrap();
         for error in [JobLog::create(&path).unwrap_err(), JobLog::resume(&path, RerunPolicy::Nothing).unwrap_err()] {
@@ -124,7 +124,7 @@ fn what_is_no_job_log_is_left_alone() {
 
 #[test]
 fn a_line_that_is_no_entry_is_named() {
-    let (_dir, path) = place();
+    let (_dir, path) = log_path();
     fs::write(&path, format!("{HEADER}1\t:\t1\t1\t0\t0\t0\t0\tx\nrubbish\n")).unwrap();
     let error = JobLog::resume(&path, RerunPolicy::Nothing).unwrap_err().to_string();
     assert!(error.contains("line 3") && error.contains("Seq"), "{error}");
@@ -135,7 +135,7 @@ fn a_line_that_is_no_entry_is_named() {
 
 #[test]
 fn a_log_of_huge_numbers_takes_little_memory() {
-    let (_dir, path) = place();
+    let (_dir, path) = log_path();
     let lines: String =
         (0..64).map(|n| format!("{}\t:\t1\t1\t0\t0\t0\t0\tx\n", 4_294_967_296_u64 - n * 50_000_000)).collect();
     fs::write(&path, format!("{HEADER}{lines}")).unwrap();

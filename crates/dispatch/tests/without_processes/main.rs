@@ -2,8 +2,8 @@
 //! program, and with them the lock of a job log.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod hand_over;
+mod driver_handoff;
 mod job_log;
 
 // What `src/shift.rs` uses, as the test of it wants it.
-use hand_over::{limits, sync};
+use driver_handoff::{limits, sync};

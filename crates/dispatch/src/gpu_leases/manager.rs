@@ -16,10 +16,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::news::gpu_event_channel;
-use super::place::{Board, Held, Place, stopped};
+use super::events::gpu_event_channel;
+use super::lease_slot::{HeldGrant, LeaseRegistry, LeaseSlot, wait_for_stop};
 use super::{GpuError, GpuEventReceiver, GpuRequest, GrantedLease};
-use crate::limits::{ANSWER_PATIENCE, GIVE_BACK_LATER};
+use crate::limits::{AGENT_REPLY_TIMEOUT, BACKGROUND_RELEASE_TIME};
 use crate::plan::WorkerSlot;
 use crate::{AttachDenied, WorkerId};
 
@@ -31,41 +31,41 @@ pub struct GpuLeaseManager {
     /// Once this is dropped, the thread gives everything back and ends.
     stop: Option<watch::Sender<()>>,
     agent: LocalAgent,
-    board: Board,
+    registry: LeaseRegistry,
     /// Of the thread.
     runtime: Handle,
     /// Ends when the thread has done what can be waited for. In a lock only so that it can be shared.
     done: Mutex<Receiver<()>>,
-    made_by: u32,
+    creator_pid: u32,
 }
 
 impl GpuLeaseManager {
     /// Asks the agent for what is wished. What becomes of it from then on is read from the second value.
-    pub fn start(agent: LocalAgent, wish: GpuRequest) -> Result<(Self, GpuEventReceiver), GpuError> {
-        let bodies = wish.bodies()?;
-        let (news, reader) = gpu_event_channel();
-        let board = Board::new(bodies.len(), news);
+    pub fn start(agent: LocalAgent, request: GpuRequest) -> Result<(Self, GpuEventReceiver), GpuError> {
+        let request_bodies = request.request_bodies()?;
+        let (events, reader) = gpu_event_channel();
+        let registry = LeaseRegistry::new(request_bodies.len(), events);
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (stop, stopping) = watch::channel(());
         let (is_done, done) = sync_channel(0);
-        let keeper = Self {
+        let manager = Self {
             stop: Some(stop),
             agent: agent.clone(),
-            board: board.clone(),
+            registry: registry.clone(),
             runtime: runtime.handle().clone(),
             done: Mutex::new(done),
-            made_by: std::process::id(),
+            creator_pid: std::process::id(),
         };
         let run = move || {
-            let left = runtime.block_on(keep(&agent, bodies, board, stopping));
+            let left = runtime.block_on(hold_leases(&agent, request_bodies, registry, stopping));
             drop(is_done);
-            runtime.block_on(give_back_later(&agent, left));
+            runtime.block_on(release_in_background(&agent, left));
             // Nothing is left to be done; a look-up of a name that hangs holds nobody up.
             runtime.shutdown_background();
         };
         // Ends when everything is given back, or was tried to be for a while; whoever drops the keeper waits for the first.
         thread::Builder::new().name("gpupool-gpus".into()).spawn(run)?;
-        Ok((keeper, reader))
+        Ok((manager, reader))
     }
 
     /// Tells the agent that a process, a descendant of ours whose program does not run yet, belongs to the lease; its
@@ -74,19 +74,19 @@ impl GpuLeaseManager {
     /// Says in which control group it is now, where the agent can make one: moved out of it, the process is known by its
     /// environment only. `None` where the agent cannot see processes of ours.
     pub fn attach_process(&self, granted: &GrantedLease, pid: u32) -> Result<Option<AttachResponse>, GpuError> {
-        let (agent, board, place, lease) = (self.agent.clone(), self.board.clone(), granted.place, granted.lease);
-        self.ask(async move { attach(&agent, &board, place, lease, pid).await })
+        let (agent, registry, slot, lease) = (self.agent.clone(), self.registry.clone(), granted.slot, granted.lease);
+        self.run_on_thread(async move { attach_to_lease(&agent, &registry, slot, lease, pid).await })
     }
 
     /// Where a worker works that is started on what was granted. The place does not keep the GPUs: whoever has the keeper does.
     pub fn worker_slot(self: &Arc<Self>, worker: WorkerId, granted: &GrantedLease) -> WorkerSlot {
-        let (keeper, granted) = (Arc::downgrade(self), granted.clone());
+        let (manager, granted) = (Arc::downgrade(self), granted.clone());
         WorkerSlot {
             gpu_ids: granted.gpu_ids(),
             environment: granted.env.clone(),
             attach: Some(Arc::new(move |pid| {
-                let given_back = || AttachDenied::SlotRevoked("the GPUs are being given back".into());
-                let attached = keeper.upgrade().ok_or_else(given_back)?.attach_process(&granted, pid);
+                let released = || AttachDenied::SlotRevoked("the GPUs are being given back".into());
+                let attached = manager.upgrade().ok_or_else(released)?.attach_process(&granted, pid);
                 let attached = attached.map_err(|error| match error {
                     GpuError::NotHeld { .. } => AttachDenied::SlotRevoked(error.to_string()),
                     _ => AttachDenied::TryLater(error.to_string()),
@@ -100,32 +100,32 @@ impl GpuLeaseManager {
     /// GPU memory that processes use on the devices of all places, as the agent read it last; it reads every second, unless
     /// it was told otherwise.
     pub fn read_gpu_memory(&self) -> Result<GpuMemoryUsage, GpuError> {
-        let (agent, board) = (self.agent.clone(), self.board.clone());
-        self.ask(async move { look(&agent, &board).await })
+        let (agent, registry) = (self.agent.clone(), self.registry.clone());
+        self.run_on_thread(async move { read_memory_usage(&agent, &registry).await })
     }
 
     /// Gives everything back, and waits until the agent has it.
     pub fn release_all(self) {}
 
     /// Has the thread do something, and waits for what comes of it.
-    fn ask<T: Send + 'static>(
+    fn run_on_thread<T: Send + 'static>(
         &self,
-        errand: impl Future<Output = Result<T, GpuError>> + Send + 'static,
+        operation: impl Future<Output = Result<T, GpuError>> + Send + 'static,
     ) -> Result<T, GpuError> {
-        let (answer, answered) = sync_channel(1);
+        let (reply, reply_receiver) = sync_channel(1);
         // Ends within the patience, or with the runtime of the thread.
         self.runtime.spawn(async move {
-            let in_time = tokio::time::timeout(ANSWER_PATIENCE, errand).await;
+            let in_time = tokio::time::timeout(AGENT_REPLY_TIMEOUT, operation).await;
             // The caller may have gone.
-            let _ = answer.send(in_time.unwrap_or(Err(GpuError::Silent)));
+            let _ = reply.send(in_time.unwrap_or(Err(GpuError::Silent)));
         });
-        answered.recv().unwrap_or(Err(GpuError::Stopped))
+        reply_receiver.recv().unwrap_or(Err(GpuError::Stopped))
     }
 }
 
 impl Drop for GpuLeaseManager {
     fn drop(&mut self) {
-        if self.made_by != std::process::id() {
+        if self.creator_pid != std::process::id() {
             // A forked child has no such thread, and what it held is its parent's. Waking the copy of a channel could wait for
             // ever for a lock that was held at the fork.
             std::mem::forget(self.stop.take());
@@ -138,23 +138,28 @@ impl Drop for GpuLeaseManager {
 }
 
 /// Keeps all places until they are to be given back; then says which leases could not be.
-async fn keep(agent: &LocalAgent, bodies: Vec<RequestBody>, board: Board, mut stop: watch::Receiver<()>) -> Vec<u64> {
-    let mut places = JoinSet::new();
-    for (number, body) in bodies.into_iter().enumerate() {
-        let place = Place { number, agent: agent.clone(), body, board: board.clone(), stop: stop.clone() };
-        places.spawn(place.keep());
+async fn hold_leases(
+    agent: &LocalAgent,
+    request_bodies: Vec<RequestBody>,
+    registry: LeaseRegistry,
+    mut stop: watch::Receiver<()>,
+) -> Vec<u64> {
+    let mut slots = JoinSet::new();
+    for (number, body) in request_bodies.into_iter().enumerate() {
+        let slot = LeaseSlot { number, agent: agent.clone(), body, registry: registry.clone(), stop: stop.clone() };
+        slots.spawn(slot.run());
     }
-    stopped(&mut stop).await;
+    wait_for_stop(&mut stop).await;
     let mut left = Vec::new();
-    while let Some(ended) = places.join_next().await {
+    while let Some(ended) = slots.join_next().await {
         left.extend(ended.ok().flatten());
     }
     left
 }
 
 /// A process that lives on would keep what it did not give back.
-async fn give_back_later(agent: &LocalAgent, leases: Vec<u64>) {
-    let until = Instant::now() + GIVE_BACK_LATER;
+async fn release_in_background(agent: &LocalAgent, leases: Vec<u64>) {
+    let until = Instant::now() + BACKGROUND_RELEASE_TIME;
     for lease in leases {
         let left = until.saturating_duration_since(Instant::now());
         // Where even this fails, it ends with the process.
@@ -162,14 +167,14 @@ async fn give_back_later(agent: &LocalAgent, leases: Vec<u64>) {
     }
 }
 
-async fn attach(
+async fn attach_to_lease(
     agent: &LocalAgent,
-    board: &Board,
-    place: usize,
+    registry: &LeaseRegistry,
+    slot: usize,
     lease: u64,
     pid: u32,
 ) -> Result<Option<AttachResponse>, GpuError> {
-    let held = board.held().into_iter().nth(place).flatten().filter(|held| held.granted.lease == lease);
+    let held = registry.held().into_iter().nth(slot).flatten().filter(|held| held.granted.lease == lease);
     let held = held.ok_or(GpuError::NotHeld { lease })?;
     if !held.is_bound_to_process {
         return Ok(None);
@@ -186,11 +191,11 @@ async fn attach(
     }
 }
 
-async fn look(agent: &LocalAgent, board: &Board) -> Result<GpuMemoryUsage, GpuError> {
+async fn read_memory_usage(agent: &LocalAgent, registry: &LeaseRegistry) -> Result<GpuMemoryUsage, GpuError> {
     let devices = agent.client().devices().await?;
     // One that was asked over its socket and cannot see our process has other numbers for processes.
-    let sees_us = |held: &Held| held.is_bound_to_process || !agent.sees_our_process();
-    Ok(GpuMemoryUsage::new(&board.held(), &devices, sees_us))
+    let sees_our_process = |held: &HeldGrant| held.is_bound_to_process || !agent.sees_our_process();
+    Ok(GpuMemoryUsage::new(&registry.held(), &devices, sees_our_process))
 }
 
 // How much GPU memory processes use, as the agent sees it.
@@ -198,12 +203,12 @@ async fn look(agent: &LocalAgent, board: &Board) -> Result<GpuMemoryUsage, GpuEr
 /// What processes used on the devices of each place, at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuMemoryUsage {
-    places: Vec<Option<Seen>>,
+    slots: Vec<Option<SlotMemoryUsage>>,
 }
 
 /// Who is on the devices of one place.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Seen {
+struct SlotMemoryUsage {
     /// Bytes by process; `None` for one that is there and does not tell.
     used: HashMap<u32, Option<u64>>,
     /// Whether nobody else can be there.
@@ -212,29 +217,33 @@ struct Seen {
 
 impl GpuMemoryUsage {
     /// What the devices of held leases tell; `sees_us` is whether the agent knows processes by the numbers we know them by.
-    pub(super) fn new(held: &[Option<Held>], devices: &DeviceList, sees_us: impl Fn(&Held) -> bool) -> Self {
-        let of = |held: &Option<Held>| {
-            let held = held.as_ref().filter(|held| sees_us(held))?;
+    pub(super) fn new(
+        held: &[Option<HeldGrant>],
+        devices: &DeviceList,
+        sees_our_process: impl Fn(&HeldGrant) -> bool,
+    ) -> Self {
+        let of = |held: &Option<HeldGrant>| {
+            let held = held.as_ref().filter(|held| sees_our_process(held))?;
             let ids = held.granted.gpu_ids();
             let own: Vec<&DeviceBody> = devices.devices.iter().filter(|device| ids.contains(&device.gpu_id)).collect();
-            let is_told = own.len() == ids.len() && own.iter().all(|device| !device.stale);
-            is_told.then(|| Seen::of(&own))
+            let is_current = own.len() == ids.len() && own.iter().all(|device| !device.stale);
+            is_current.then(|| SlotMemoryUsage::of(&own))
         };
-        Self { places: held.iter().map(of).collect() }
+        Self { slots: held.iter().map(of).collect() }
     }
 
     /// Bytes these processes use together on the devices of a place; `None` where that is not told. Where only some of them
     /// are told, it is at least so much.
-    pub fn used_by(&self, place: usize, pids: &[u32]) -> Option<u64> {
-        let seen = self.places.get(place)?.as_ref()?;
+    pub fn used_by(&self, slot: usize, pids: &[u32]) -> Option<u64> {
+        let seen = self.slots.get(slot)?.as_ref()?;
         let there = pids.iter().filter_map(|pid| seen.used.get(pid));
-        let told: Vec<u64> = there.clone().flatten().copied().collect();
-        let is_known = !told.is_empty() || (there.count() == 0 && seen.is_complete);
-        is_known.then(|| told.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes)))
+        let known: Vec<u64> = there.clone().flatten().copied().collect();
+        let is_known = !known.is_empty() || (there.count() == 0 && seen.is_complete);
+        is_known.then(|| known.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes)))
     }
 }
 
-impl Seen {
+impl SlotMemoryUsage {
     fn of(devices: &[&DeviceBody]) -> Self {
         let mut used: HashMap<u32, Option<u64>> = HashMap::new();
         for process in devices.iter().flat_map(|device| &device.processes) {
@@ -261,7 +270,7 @@ mod tests {
 
     fn memory(is_complete: bool) -> GpuMemoryUsage {
         let used = HashMap::from([(1, Some(100)), (2, Some(20)), (3, None)]);
-        GpuMemoryUsage { places: vec![Some(Seen { used, is_complete }), None] }
+        GpuMemoryUsage { slots: vec![Some(SlotMemoryUsage { used, is_complete }), None] }
     }
 
     #[test]

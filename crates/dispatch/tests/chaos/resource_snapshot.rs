@@ -6,13 +6,13 @@ use gpupool_confine::process::ProcFs;
 
 /// What there was before a run.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Traces {
+pub struct ResourceSnapshot {
     processes: usize,
     threads: usize,
     descriptors: usize,
 }
 
-impl Traces {
+impl ResourceSnapshot {
     pub fn now() -> Self {
         let entries = |path: &str| std::fs::read_dir(path).unwrap().count();
         Self {
@@ -23,11 +23,11 @@ impl Traces {
     }
 
     /// Threads that have done their last may still be ending, and so may what a killed keeper kept.
-    pub fn check_nothing_is_left(&self) {
+    pub fn assert_nothing_left(&self) {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
             let now = Self::now();
-            if now.is_no_more_than(self) {
+            if now.is_at_most(self) {
                 return;
             }
             assert!(Instant::now() < until, "left behind: {now:?}, before: {self:?}; {}", details());
@@ -35,7 +35,7 @@ impl Traces {
         }
     }
 
-    fn is_no_more_than(&self, before: &Self) -> bool {
+    fn is_at_most(&self, before: &Self) -> bool {
         self.processes <= before.processes && self.threads <= before.threads && self.descriptors <= before.descriptors
     }
 }

@@ -3,10 +3,10 @@
 use gpupool_dispatch::command::{CommandLine, CommandReport};
 use gpupool_dispatch::{RunEvent, RunPlan, TaskId, TaskOutcome, WorkerOutputPolicy, WorkerProgram};
 
-use crate::common::{Ran, commands, run, with_helper};
+use crate::common::{RunResult, command_plan, run, with_helper};
 
-fn outputs(ran: &Ran, task: u64) -> (String, String) {
-    let output = ran.overs[&TaskId(task)].output.as_ref().unwrap();
+fn outputs(result: &RunResult, task: u64) -> (String, String) {
+    let output = result.task_ends[&TaskId(task)].output.as_ref().unwrap();
     let (mut out, mut err) = (Vec::new(), Vec::new());
     output.copy_stdout_to(&mut out).unwrap();
     output.copy_stderr_to(&mut err).unwrap();
@@ -21,7 +21,7 @@ fn report(outcome: &TaskOutcome) -> CommandReport {
 }
 
 fn grouped(workers: u32) -> RunPlan {
-    let mut plan = commands(workers);
+    let mut plan = command_plan(workers);
     plan.output = WorkerOutputPolicy::Reported;
     plan
 }
@@ -29,11 +29,11 @@ fn grouped(workers: u32) -> RunPlan {
 #[test]
 fn commands_are_run_and_what_they_write_is_theirs() {
     let line = |n: u64| CommandLine::shell(format!("echo out {n}; echo err {n} >&2; exit $(({n} % 3))")).to_payload();
-    let ran = run(grouped(3), (0..200).map(line));
+    let result = run(grouped(3), (0..200).map(line));
     for task in 0..200 {
-        assert_eq!(report(ran.outcome(task)).exit_code, Some((task % 3) as i32));
-        assert_eq!(matches!(ran.outcome(task), TaskOutcome::Done(_)), task % 3 == 0);
-        assert_eq!(outputs(&ran, task), (format!("out {task}\n"), format!("err {task}\n")));
+        assert_eq!(report(result.outcome(task)).exit_code, Some((task % 3) as i32));
+        assert_eq!(matches!(result.outcome(task), TaskOutcome::Done(_)), task % 3 == 0);
+        assert_eq!(outputs(&result, task), (format!("out {task}\n"), format!("err {task}\n")));
     }
 }
 
@@ -45,30 +45,30 @@ fn a_command_that_is_not_there_or_is_killed_is_told_as_a_shell_would() {
         CommandLine::shell("kill -9 $$"),
         CommandLine::direct(["printf", "%s", "a b\nc"]),
     ];
-    let ran = run(grouped(1), lines.iter().map(CommandLine::to_payload));
-    let missing = report(ran.outcome(0));
+    let result = run(grouped(1), lines.iter().map(CommandLine::to_payload));
+    let missing = report(result.outcome(0));
     assert_eq!(missing.exit_code, Some(127));
     assert!(missing.not_started.unwrap().contains("there-is-no-such-program"));
-    assert_eq!(report(ran.outcome(1)).exit_code, Some(126));
-    assert_eq!((report(ran.outcome(2)).exit_code, report(ran.outcome(2)).signal), (None, Some(9)));
-    assert_eq!(outputs(&ran, 3).0, "a b\nc");
+    assert_eq!(report(result.outcome(1)).exit_code, Some(126));
+    assert_eq!((report(result.outcome(2)).exit_code, report(result.outcome(2)).signal), (None, Some(9)));
+    assert_eq!(outputs(&result, 3).0, "a b\nc");
 }
 
 #[test]
 fn what_a_command_leaves_behind_is_ended_before_the_next() {
     let leave = CommandLine::shell("sleep 1000 & setsid sh -c 'sleep 1000 & :'; echo $$");
     let count = CommandLine::shell("cat /proc/$PPID/task/$PPID/children | wc -w");
-    let ran = run(grouped(1), [leave.to_payload(), count.to_payload()]);
-    assert_eq!(outputs(&ran, 1).0.trim(), "1", "only the command itself is there");
+    let result = run(grouped(1), [leave.to_payload(), count.to_payload()]);
+    assert_eq!(outputs(&result, 1).0.trim(), "1", "only the command itself is there");
 }
 
 #[test]
 fn much_output_of_one_command_is_whole() {
     let large = CommandLine::shell("head -c 20000000 /dev/zero | tr '\\0' x; echo end >&2");
-    let ran = run(grouped(1), [large.to_payload(), CommandLine::direct(["echo", "after"]).to_payload()]);
-    let (out, err) = outputs(&ran, 0);
+    let result = run(grouped(1), [large.to_payload(), CommandLine::direct(["echo", "after"]).to_payload()]);
+    let (out, err) = outputs(&result, 0);
     assert_eq!((out.len(), err.as_str()), (20_000_000, "end\n"));
-    assert_eq!(outputs(&ran, 1).0, "after\n");
+    assert_eq!(outputs(&result, 1).0, "after\n");
 }
 
 #[test]
@@ -76,12 +76,12 @@ fn a_program_that_reads_and_writes_lines_is_a_worker() {
     let script =
         r#"while read -r line; do case $line in bad*) echo '{"error":"'$line'"}';; *) echo "<$line>";; esac; done"#;
     let plan = with_helper(RunPlan::new(WorkerProgram::lines("sh").args(["-c", script])).workers(2));
-    let ran = run(plan, (0..100).map(|n| if n % 10 == 7 { format!("bad {n}") } else { n.to_string() }));
+    let result = run(plan, (0..100).map(|n| if n % 10 == 7 { format!("bad {n}") } else { n.to_string() }));
     for task in 0..100 {
         if task % 10 == 7 {
-            assert_eq!(ran.outcome(task), &TaskOutcome::Failed(format!("bad {task}").into()));
+            assert_eq!(result.outcome(task), &TaskOutcome::Failed(format!("bad {task}").into()));
         } else {
-            assert_eq!(ran.done(task), format!("<{task}>"));
+            assert_eq!(result.done(task), format!("<{task}>"));
         }
     }
 }
@@ -90,9 +90,9 @@ fn a_program_that_reads_and_writes_lines_is_a_worker() {
 fn a_worker_of_lines_that_dies_loses_one_task_and_is_replaced() {
     let script = r#"while read -r line; do [ "$line" = die ] && exit 3; echo "$line"; done"#;
     let plan = with_helper(RunPlan::new(WorkerProgram::lines("sh").args(["-c", script])).workers(1));
-    let ran = run(plan, ["a", "die", "b"]);
-    assert_eq!((ran.done(0), ran.done(2)), ("a".into(), "b".into()));
-    assert!(matches!(ran.outcome(1), TaskOutcome::WorkerLost(_)), "{:?}", ran.outcome(1));
+    let result = run(plan, ["a", "die", "b"]);
+    assert_eq!((result.done(0), result.done(2)), ("a".into(), "b".into()));
+    assert!(matches!(result.outcome(1), TaskOutcome::WorkerLost(_)), "{:?}", result.outcome(1));
 }
 
 /// A program of the documentation, as it stands there.
@@ -108,8 +108,8 @@ fn documented(language: &str) -> &'static str {
 fn the_worker_of_the_documentation_works() {
     let plan =
         with_helper(RunPlan::new(WorkerProgram::native("python3").args(["-c", documented("python")])).workers(2));
-    let ran = run(plan, ["ab", "cd", ""]);
-    assert_eq!([0, 1, 2].map(|task| ran.done(task)), ["AB", "CD", ""]);
+    let result = run(plan, ["ab", "cd", ""]);
+    assert_eq!([0, 1, 2].map(|task| result.done(task)), ["AB", "CD", ""]);
 }
 
 #[test]
@@ -117,21 +117,21 @@ fn the_worker_in_lines_of_the_documentation_works() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("a.png"), "12345").unwrap();
     let program = WorkerProgram::lines("sh").args(["-c", documented("sh")]).directory(directory.path());
-    let ran = run(with_helper(RunPlan::new(program).workers(1)), ["a.png", "b.txt"]);
-    assert_eq!(ran.done(0), "a.png: 5 bytes");
-    assert_eq!(ran.outcome(1), &TaskOutcome::Failed("no picture".into()));
+    let result = run(with_helper(RunPlan::new(program).workers(1)), ["a.png", "b.txt"]);
+    assert_eq!(result.done(0), "a.png: 5 bytes");
+    assert_eq!(result.outcome(1), &TaskOutcome::Failed("no picture".into()));
 }
 
 #[test]
 fn what_workers_write_is_told_and_the_last_of_it_is_kept() {
-    let mut plan = crate::common::odd(1);
+    let mut plan = crate::common::odd_worker_plan(1);
     plan.output = WorkerOutputPolicy::Reported;
-    let ran = run(plan, ["say hello there", "exit 3"]);
+    let result = run(plan, ["say hello there", "exit 3"]);
     let mut said = String::new();
-    for event in &ran.events {
+    for event in &result.events {
         match event {
             RunEvent::WorkerWrote { bytes, .. } => said.push_str(&String::from_utf8_lossy(bytes)),
-            RunEvent::WorkerGone { last_words, is_last: false, .. } => assert_eq!(&**last_words, "hello there\n"),
+            RunEvent::WorkerGone { stderr_tail, is_last: false, .. } => assert_eq!(&**stderr_tail, "hello there\n"),
             _ => {}
         }
     }
@@ -141,14 +141,14 @@ fn what_workers_write_is_told_and_the_last_of_it_is_kept() {
 /// What it writes is more than a pipe holds; results that wait for their turn must not keep anybody from reading it.
 #[test]
 fn a_worker_that_writes_much_is_read_while_results_wait_for_its_task() {
-    let mut plan = crate::common::odd(2);
+    let mut plan = crate::common::odd_worker_plan(2);
     plan.output = WorkerOutputPolicy::Reported;
     plan.order = gpupool_dispatch::ResultOrder::Input;
     plan.rules.queue_size = 3_000;
     let tasks = (0..2_500).map(|n| if n == 0 { "chatter 300000".to_owned() } else { format!("echo {n}") });
-    let ran = run(plan, tasks);
-    assert_eq!(ran.overs.len(), 2_500);
-    let said: usize = ran
+    let result = run(plan, tasks);
+    assert_eq!(result.task_ends.len(), 2_500);
+    let said: usize = result
         .events
         .iter()
         .map(|event| if let RunEvent::WorkerWrote { bytes, .. } = event { bytes.len() } else { 0 })

@@ -6,17 +6,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::command::Spool;
-use crate::limits::LAST_WORDS;
+use crate::command::OutputSpool;
+use crate::limits::STDERR_TAIL_BYTES;
 use crate::plan::WorkerSlot;
-use crate::process::{Process, Wire};
+use crate::process::{WorkerProcess, WorkerSocket};
 use crate::protocol::WorkerCounters;
 use crate::{RunStats, TaskId, WorkerExitCause, WorkerState};
 
 #[derive(Debug)]
-pub(super) struct Slot {
-    pub place: WorkerSlot,
-    pub stage: Stage,
+pub(super) struct SlotRuntime {
+    pub spec: WorkerSlot,
+    pub stage: SlotStage,
     /// Which process of this place it is; news of an earlier one are no news.
     pub generation: u64,
     /// Whether a worker of this place was ever set up.
@@ -30,48 +30,48 @@ pub(super) struct Slot {
     /// Its place was taken away while its process was being started.
     pub is_outdated: bool,
     /// When it is to be looked at because of its task's time.
-    pub look_at: Option<Instant>,
+    pub check_at: Option<Instant>,
     /// The last task that was told to have been started.
-    pub told: Option<TaskId>,
+    pub reported_task: Option<TaskId>,
     /// It has lived long enough, and is replaced when it is done with what it has.
     pub is_retiring: bool,
-    pub last_words: Vec<u8>,
+    pub stderr_tail: Vec<u8>,
     /// Whether what it writes is not read for now.
-    pub is_muted: bool,
+    pub is_output_paused: bool,
     /// What became of its tasks.
-    pub tally: RunStats,
+    pub totals: RunStats,
     /// How often its process was replaced.
     pub replaced: u64,
 }
 
 #[derive(Debug)]
-pub(super) enum Stage {
+pub(super) enum SlotStage {
     /// To be started then.
     Waiting(Instant),
     /// A thread is at it.
     Starting,
-    Alive(Box<Process>, Phase),
+    Running(Box<WorkerProcess>, WorkerPhase),
     /// Killed, or ending by itself; a thread waits for that.
-    Dying(Box<Remains>),
+    Dying(Box<DyingProcess>),
     Gone,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum WorkerPhase {
     SettingUp(Option<Instant>),
     /// Until its life is over, if it ever is.
-    AtWork(Option<Instant>),
+    Serving(Option<Instant>),
     /// Interrupted, as nobody wants what it is at; killed then if it has not given it up.
-    GivingUp(Instant),
+    Cancelling(Instant),
     /// Told to clean up and end, until it is killed.
     Stopping(Instant),
 }
 
-impl Phase {
-    pub(super) fn doing(self) -> &'static str {
+impl WorkerPhase {
+    pub(super) fn description(self) -> &'static str {
         match self {
             Self::SettingUp(_) => "it was being set up",
-            Self::AtWork(_) | Self::GivingUp(_) => "it was at work",
+            Self::Serving(_) | Self::Cancelling(_) => "it was at work",
             Self::Stopping(_) => "it was to end",
         }
     }
@@ -79,33 +79,33 @@ impl Phase {
 
 /// What is left of a process while it dies.
 #[derive(Debug)]
-pub(super) struct Remains {
-    pub wire: Wire,
+pub(super) struct DyingProcess {
+    pub socket: WorkerSocket,
     pub counters: WorkerCounters,
-    pub writes: Option<OwnedFd>,
-    pub spool: Option<Spool>,
-    pub phase: Phase,
+    pub output: Option<OwnedFd>,
+    pub output_spool: Option<OutputSpool>,
+    pub phase: WorkerPhase,
     /// Why we killed it, if we did.
     pub cause: Option<WorkerExitCause>,
 }
 
-impl Slot {
-    pub(super) fn new(place: WorkerSlot, now: Instant) -> Self {
+impl SlotRuntime {
+    pub(super) fn new(spec: WorkerSlot, now: Instant) -> Self {
         Self {
-            place,
-            stage: Stage::Waiting(now),
+            spec,
+            stage: SlotStage::Waiting(now),
             generation: 0,
             has_worked: false,
             deaths: 0,
             setup_failure: None,
             withdrawn: None,
             is_outdated: false,
-            look_at: None,
-            told: None,
+            check_at: None,
+            reported_task: None,
             is_retiring: false,
-            last_words: Vec::new(),
-            is_muted: false,
-            tally: RunStats::default(),
+            stderr_tail: Vec::new(),
+            is_output_paused: false,
+            totals: RunStats::default(),
             replaced: 0,
         }
     }
@@ -113,48 +113,50 @@ impl Slot {
     /// When something has to be done here by the clock.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let phase = match &self.stage {
-            Stage::Waiting(until) => Some(*until),
-            Stage::Alive(_, Phase::SettingUp(until) | Phase::AtWork(until)) => *until,
-            Stage::Alive(_, Phase::GivingUp(until) | Phase::Stopping(until)) => Some(*until),
-            Stage::Starting | Stage::Dying(_) | Stage::Gone => None,
+            SlotStage::Waiting(until) => Some(*until),
+            SlotStage::Running(_, WorkerPhase::SettingUp(until) | WorkerPhase::Serving(until)) => *until,
+            SlotStage::Running(_, WorkerPhase::Cancelling(until) | WorkerPhase::Stopping(until)) => Some(*until),
+            SlotStage::Starting | SlotStage::Dying(_) | SlotStage::Gone => None,
         };
-        phase.into_iter().chain(self.look_at).min()
+        phase.into_iter().chain(self.check_at).min()
     }
 
-    pub(super) fn keep_words(&mut self, words: &[u8]) {
-        self.last_words.extend_from_slice(words);
+    pub(super) fn append_stderr(&mut self, words: &[u8]) {
+        self.stderr_tail.extend_from_slice(words);
         // Cut now and then, not at each word.
-        if self.last_words.len() > 2 * LAST_WORDS {
-            self.last_words.drain(..self.last_words.len() - LAST_WORDS);
+        if self.stderr_tail.len() > 2 * STDERR_TAIL_BYTES {
+            self.stderr_tail.drain(..self.stderr_tail.len() - STDERR_TAIL_BYTES);
         }
     }
 
-    pub(super) fn take_last_words(&mut self) -> Arc<str> {
-        let words = std::mem::take(&mut self.last_words);
-        let last = words.len().saturating_sub(LAST_WORDS);
+    pub(super) fn take_stderr_tail(&mut self) -> Arc<str> {
+        let words = std::mem::take(&mut self.stderr_tail);
+        let last = words.len().saturating_sub(STDERR_TAIL_BYTES);
         String::from_utf8_lossy(&words[last..]).into()
     }
 
-    pub(super) fn state(&self, is_busy: bool) -> WorkerState {
+    pub(super) fn worker_state(&self, is_busy: bool) -> WorkerState {
         match &self.stage {
-            Stage::Waiting(_) | Stage::Starting => WorkerState::Starting,
-            Stage::Alive(_, Phase::SettingUp(_)) => WorkerState::SettingUp,
-            Stage::Alive(_, Phase::AtWork(_)) if is_busy => WorkerState::Busy,
-            Stage::Alive(_, Phase::AtWork(_)) => WorkerState::Idle,
-            Stage::Alive(_, Phase::GivingUp(_) | Phase::Stopping(_)) | Stage::Dying(_) => WorkerState::Ending,
-            Stage::Gone => WorkerState::Gone,
+            SlotStage::Waiting(_) | SlotStage::Starting => WorkerState::Starting,
+            SlotStage::Running(_, WorkerPhase::SettingUp(_)) => WorkerState::SettingUp,
+            SlotStage::Running(_, WorkerPhase::Serving(_)) if is_busy => WorkerState::Busy,
+            SlotStage::Running(_, WorkerPhase::Serving(_)) => WorkerState::Idle,
+            SlotStage::Running(_, WorkerPhase::Cancelling(_) | WorkerPhase::Stopping(_)) | SlotStage::Dying(_) => {
+                WorkerState::Ending
+            }
+            SlotStage::Gone => WorkerState::Gone,
         }
     }
 }
 
 /// The time of the counters, by our clock.
 #[derive(Debug)]
-pub(super) struct Clock {
+pub(super) struct CounterClock {
     instant: Instant,
     nanos: u64,
 }
 
-impl Clock {
+impl CounterClock {
     pub(super) fn new() -> Self {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let nanos = now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs();
@@ -162,20 +164,20 @@ impl Clock {
     }
 
     /// No later than now, whatever a worker wrote.
-    pub(super) fn of(&self, nanos: u64, now: Instant) -> Option<Instant> {
+    pub(super) fn to_instant(&self, nanos: u64, now: Instant) -> Option<Instant> {
         let since = nanos.checked_sub(self.nanos)?;
         self.instant.checked_add(Duration::from_nanos(since)).map(|at| at.min(now))
     }
 }
 
 /// Things by the number of their task.
-pub(super) type ByTask<T> = HashMap<TaskId, T, BuildHasherDefault<ByNumber>>;
+pub(super) type TaskMap<T> = HashMap<TaskId, T, BuildHasherDefault<TaskIdHasher>>;
 
 /// Tasks are numbered one after the other: their numbers are spread well enough by one multiplication.
 #[derive(Debug, Default)]
-pub(super) struct ByNumber(u64);
+pub(super) struct TaskIdHasher(u64);
 
-impl Hasher for ByNumber {
+impl Hasher for TaskIdHasher {
     fn finish(&self) -> u64 {
         self.0
     }

@@ -3,66 +3,66 @@
 //! A lock for a few words: neither side keeps it for longer than it takes to read or write them. `tests/without_processes/hand_over.rs`
 //! runs this file on a scheduler that tries many orders of both threads.
 
-use crate::limits::AWAY;
+use crate::limits::BACKUP_DRIVER_DELAY;
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug, Default)]
-pub(crate) struct Shift {
-    state: Mutex<State>,
-    call: Condvar,
+pub(crate) struct DriverHandoff {
+    state: Mutex<HandoffState>,
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct HandoffState {
     /// The caller drives, or wants to.
-    caller_is_in: bool,
+    is_caller_driving: bool,
     /// How often the caller has left.
-    left: u64,
-    relief: Relief,
+    caller_exits: u64,
+    backup_driver: BackupDriverPhase,
     is_over: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Relief {
+enum BackupDriverPhase {
     /// Looks around, and sees what changes.
     #[default]
     Awake,
     /// Until it is called.
-    Rests,
+    Resting,
     /// For a moment, in which the caller may come back.
-    Waits,
-    Drives,
+    Waiting,
+    Driving,
 }
 
-impl Shift {
+impl DriverHandoff {
     /// The caller drives from now on; whether the relief drives and has to be woken.
-    pub(crate) fn caller_enters(&self) -> bool {
+    pub(crate) fn begin_caller_turn(&self) -> bool {
         let mut state = self.lock();
-        state.caller_is_in = true;
-        state.relief == Relief::Drives
+        state.is_caller_driving = true;
+        state.backup_driver == BackupDriverPhase::Driving
     }
 
-    pub(crate) fn caller_leaves(&self) {
+    pub(crate) fn end_caller_turn(&self) {
         let mut state = self.lock();
-        state.caller_is_in = false;
-        state.left += 1;
-        if state.relief == Relief::Rests {
-            self.call.notify_all();
+        state.is_caller_driving = false;
+        state.caller_exits += 1;
+        if state.backup_driver == BackupDriverPhase::Resting {
+            self.changed.notify_all();
         }
     }
 
     /// Nobody drives any more.
-    pub(crate) fn end(&self) {
+    pub(crate) fn shut_down(&self) {
         self.lock().is_over = true;
-        self.call.notify_all();
+        self.changed.notify_all();
     }
 
     /// The life of the relief: drives whenever the caller is away for longer than a moment. `drive` goes on until
     /// [`Shift::is_relief_done`], and says whether all is over.
-    pub(crate) fn relieve(&self, mut drive: impl FnMut() -> bool) {
-        while self.wait_until_caller_is_away() {
+    pub(crate) fn run_backup_driver(&self, mut drive: impl FnMut() -> bool) {
+        while self.wait_for_absent_caller() {
             let is_over = drive();
-            self.lock().relief = Relief::Awake;
+            self.lock().backup_driver = BackupDriverPhase::Awake;
             if is_over {
                 return;
             }
@@ -70,36 +70,36 @@ impl Shift {
     }
 
     /// Whether the relief is to leave the engine to the caller, or to the end.
-    pub(crate) fn is_relief_done(&self) -> bool {
+    pub(crate) fn must_backup_yield(&self) -> bool {
         let state = self.lock();
-        state.caller_is_in || state.is_over
+        state.is_caller_driving || state.is_over
     }
 
     /// The relief rests while the caller drives, and until it has been away for more than a moment; then the relief drives.
     /// `false` when all is over.
-    fn wait_until_caller_is_away(&self) -> bool {
+    fn wait_for_absent_caller(&self) -> bool {
         let mut state = self.lock();
         loop {
-            while state.caller_is_in && !state.is_over {
-                state.relief = Relief::Rests;
-                state = self.call.wait(state).unwrap_or_else(PoisonError::into_inner);
+            while state.is_caller_driving && !state.is_over {
+                state.backup_driver = BackupDriverPhase::Resting;
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            let left = state.left;
+            let caller_exits = state.caller_exits;
             if !state.is_over {
-                state.relief = Relief::Waits;
-                state = self.call.wait_timeout(state, AWAY).unwrap_or_else(PoisonError::into_inner).0;
+                state.backup_driver = BackupDriverPhase::Waiting;
+                state = self.changed.wait_timeout(state, BACKUP_DRIVER_DELAY).unwrap_or_else(PoisonError::into_inner).0;
             }
             if state.is_over {
                 return false;
             }
-            if !state.caller_is_in && state.left == left {
-                state.relief = Relief::Drives;
+            if !state.is_caller_driving && state.caller_exits == caller_exits {
+                state.backup_driver = BackupDriverPhase::Driving;
                 return true;
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HandoffState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

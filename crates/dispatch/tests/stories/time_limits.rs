@@ -5,22 +5,22 @@ use std::time::Duration;
 use gpupool_dispatch::command::CommandLine;
 use gpupool_dispatch::{RunEvent, TaskOutcome};
 
-use crate::common::{commands, odd, run};
+use crate::common::{command_plan, odd_worker_plan, run};
 
 const LIMIT: Duration = Duration::from_millis(300);
 
 #[test]
 fn what_takes_too_long_is_timed_out_once_and_the_rest_goes_on() {
     for slow in ["sleep 100000", "stuck", "stop"] {
-        let mut plan = odd(2);
+        let mut plan = odd_worker_plan(2);
         plan.rules.task_timeout = Some(LIMIT);
         plan.rules.grace = Duration::from_millis(100);
         let tasks = (0..40).map(|n| if n == 20 { slow.to_owned() } else { format!("echo {n}") });
-        let ran = run(plan, tasks);
-        assert_eq!(ran.outcome(20), &TaskOutcome::TimedOut(LIMIT), "{slow}");
-        let done = ran.count(|outcome| matches!(outcome, TaskOutcome::Done(_)));
+        let result = run(plan, tasks);
+        assert_eq!(result.outcome(20), &TaskOutcome::TimedOut(LIMIT), "{slow}");
+        let done = result.count(|outcome| matches!(outcome, TaskOutcome::Done(_)));
         assert_eq!(done, 39, "{slow}");
-        assert_eq!(ran.stats.unwrap().timeouts, 1);
+        assert_eq!(result.stats.unwrap().timeouts, 1);
     }
 }
 
@@ -28,27 +28,27 @@ fn what_takes_too_long_is_timed_out_once_and_the_rest_goes_on() {
 fn a_command_that_lets_itself_be_interrupted_tidies_up_and_its_worker_lives_on() {
     // Long enough for a shell to have begun, however slow the machine.
     let limit = Duration::from_secs(2);
-    let mut plan = commands(1);
+    let mut plan = command_plan(1);
     plan.rules.task_timeout = Some(limit);
     plan.output = gpupool_dispatch::WorkerOutputPolicy::Reported;
     let tidy = CommandLine::shell("trap 'echo tidied; exit 1' TERM; echo begun; sleep 1000 & wait");
-    let ran = run(plan, [tidy.to_payload(), CommandLine::direct(["echo", "next"]).to_payload()]);
-    assert_eq!(ran.outcome(0), &TaskOutcome::TimedOut(limit));
+    let result = run(plan, [tidy.to_payload(), CommandLine::direct(["echo", "next"]).to_payload()]);
+    assert_eq!(result.outcome(0), &TaskOutcome::TimedOut(limit));
     let mut out = Vec::new();
-    ran.overs[&gpupool_dispatch::TaskId(0)].output.as_ref().unwrap().copy_stdout_to(&mut out).unwrap();
+    result.task_ends[&gpupool_dispatch::TaskId(0)].output.as_ref().unwrap().copy_stdout_to(&mut out).unwrap();
     assert_eq!(out, b"begun\ntidied\n");
-    assert_eq!(ran.stats.unwrap().workers[0].replaced, 0);
+    assert_eq!(result.stats.unwrap().workers[0].replaced, 0);
 }
 
 #[test]
 fn a_command_that_goes_on_is_killed_with_all_it_started() {
-    let mut plan = commands(1);
+    let mut plan = command_plan(1);
     plan.rules.task_timeout = Some(LIMIT);
     plan.rules.grace = Duration::from_millis(50);
     let stubborn = CommandLine::shell("trap '' TERM INT; setsid sleep 1234 & sleep 1234");
-    let ran = run(plan, [stubborn.to_payload(), CommandLine::direct(["true"]).to_payload()]);
-    assert_eq!(ran.outcome(0), &TaskOutcome::TimedOut(LIMIT));
-    assert!(matches!(ran.outcome(1), TaskOutcome::Done(_)));
+    let result = run(plan, [stubborn.to_payload(), CommandLine::direct(["true"]).to_payload()]);
+    assert_eq!(result.outcome(0), &TaskOutcome::TimedOut(LIMIT));
+    assert!(matches!(result.outcome(1), TaskOutcome::Done(_)));
     for id in gpupool_confine::process::ProcFs::system().descendants(std::process::id()).unwrap() {
         let command = std::fs::read_to_string(format!("/proc/{}/cmdline", id.pid)).unwrap_or_default();
         assert!(!command.contains("sleep\x001234"), "{id} is left");
@@ -57,18 +57,18 @@ fn a_command_that_goes_on_is_killed_with_all_it_started() {
 
 #[test]
 fn a_worker_that_has_lived_long_enough_is_replaced_between_two_tasks() {
-    let mut plan = odd(1);
+    let mut plan = odd_worker_plan(1);
     plan.worker_lifetime = Some(Duration::from_millis(50));
-    let ran = run(plan, (0..100).map(|_| "sleep 5"));
-    assert_eq!(ran.count(|outcome| matches!(outcome, TaskOutcome::Done(_))), 100);
-    assert!(ran.stats.unwrap().workers[0].replaced >= 2);
+    let result = run(plan, (0..100).map(|_| "sleep 5"));
+    assert_eq!(result.count(|outcome| matches!(outcome, TaskOutcome::Done(_))), 100);
+    assert!(result.stats.unwrap().workers[0].replaced >= 2);
 }
 
 #[test]
 fn who_works_on_what_is_told_where_that_is_wanted() {
-    let mut plan = odd(2);
+    let mut plan = odd_worker_plan(2);
     plan.report_started = true;
-    let ran = run(plan, (0..500).map(|n| format!("echo {n}")));
-    let started = ran.events.iter().filter(|event| matches!(event, RunEvent::TaskStarted { .. })).count();
+    let result = run(plan, (0..500).map(|n| format!("echo {n}")));
+    let started = result.events.iter().filter(|event| matches!(event, RunEvent::TaskStarted { .. })).count();
     assert_eq!(started, 500);
 }

@@ -14,13 +14,13 @@ use crate::limits::PUNCH_BYTES;
 
 /// The two files of one runner. They have no name, and are gone with whoever has them open last.
 #[derive(Debug)]
-pub(crate) struct Spool {
-    files: [Arc<Spooled>; 2],
+pub(crate) struct OutputSpool {
+    files: [Arc<SpoolFile>; 2],
 }
 
-impl Spool {
+impl OutputSpool {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { files: [Arc::new(Spooled::new()?), Arc::new(Spooled::new()?)] })
+        Ok(Self { files: [Arc::new(SpoolFile::new()?), Arc::new(SpoolFile::new()?)] })
     }
 
     /// The standard output and error of a runner.
@@ -32,30 +32,30 @@ impl Spool {
     /// What a task's command wrote, by the runner's report; without one, everything since the last report.
     pub(crate) fn output(&self, written: Option<[Option<(u64, u64)>; 2]>) -> CommandOutput {
         let [out, err] = written.unwrap_or([None, None]);
-        CommandOutput { out: Region::new(&self.files[0], out), err: Region::new(&self.files[1], err) }
+        CommandOutput { out: SpoolRegion::new(&self.files[0], out), err: SpoolRegion::new(&self.files[1], err) }
     }
 }
 
 #[derive(Debug)]
-struct Spooled {
+struct SpoolFile {
     file: File,
-    read: Mutex<Consumed>,
+    read: Mutex<ConsumedBytes>,
 }
 
 /// Which bytes nobody needs any more.
 #[derive(Debug, Default)]
-struct Consumed {
+struct ConsumedBytes {
     /// Up to here all are, and were given back to the disk.
-    given_back: u64,
+    freed: u64,
     /// Up to here all are.
-    all: u64,
+    consumed: u64,
     /// Beyond that: from and to.
-    beyond: BTreeMap<u64, u64>,
+    consumed_beyond: BTreeMap<u64, u64>,
     /// Where the last task's bytes that were told of end.
-    told: u64,
+    reported: u64,
 }
 
-impl Spooled {
+impl SpoolFile {
     fn new() -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CLOEXEC;
         let unnamed = open(std::env::temp_dir(), flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR);
@@ -73,19 +73,19 @@ impl Spooled {
 
     fn consume(&self, from: u64, to: u64) {
         let mut read = lock(&self.read);
-        read.beyond.insert(from, to);
-        while let Some((from, to)) = read.beyond.first_key_value().map(|(from, to)| (*from, *to))
-            && from <= read.all
+        read.consumed_beyond.insert(from, to);
+        while let Some((from, to)) = read.consumed_beyond.first_key_value().map(|(from, to)| (*from, *to))
+            && from <= read.consumed
         {
-            read.beyond.remove(&from);
-            read.all = read.all.max(to);
+            read.consumed_beyond.remove(&from);
+            read.consumed = read.consumed.max(to);
         }
-        if read.all - read.given_back >= PUNCH_BYTES {
-            let length = read.all - read.given_back;
+        if read.consumed - read.freed >= PUNCH_BYTES {
+            let length = read.consumed - read.freed;
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             // Where that cannot be done, the disk has it until the end.
-            let _ = fallocate(&self.file, flags, read.given_back, length);
-            read.given_back = read.all;
+            let _ = fallocate(&self.file, flags, read.freed, length);
+            read.freed = read.consumed;
         }
     }
 }
@@ -93,8 +93,8 @@ impl Spooled {
 /// What one task's command wrote. Its place on the disk is given back when this is dropped.
 #[derive(Debug)]
 pub struct CommandOutput {
-    out: Region,
-    err: Region,
+    out: SpoolRegion,
+    err: SpoolRegion,
 }
 
 impl CommandOutput {
@@ -124,20 +124,20 @@ impl CommandOutput {
 }
 
 #[derive(Debug)]
-struct Region {
-    file: Arc<Spooled>,
+struct SpoolRegion {
+    file: Arc<SpoolFile>,
     from: u64,
     to: u64,
 }
 
-impl Region {
-    fn new(file: &Arc<Spooled>, written: Option<(u64, u64)>) -> Self {
+impl SpoolRegion {
+    fn new(file: &Arc<SpoolFile>, written: Option<(u64, u64)>) -> Self {
         let mut read = lock(&file.read);
-        let from = read.told;
+        let from = read.reported;
         // Whatever the runner said: no task has what another one had, and no bytes that are not there.
         let end = file.file.metadata().map_or(from, |metadata| metadata.len());
         let to = written.map_or(end, |(_, to)| to.min(end)).max(from);
-        read.told = to;
+        read.reported = to;
         drop(read);
         Self { file: Arc::clone(file), from, to }
     }
@@ -159,7 +159,7 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for SpoolRegion {
     fn drop(&mut self) {
         if self.to > self.from {
             self.file.consume(self.from, self.to);
@@ -173,7 +173,7 @@ mod tests {
 
     use super::*;
 
-    fn write(spool: &Spool, bytes: &[u8]) {
+    fn write(spool: &OutputSpool, bytes: &[u8]) {
         (&spool.files[0].file).write_all(bytes).unwrap();
     }
 
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn each_task_has_its_own_bytes_whatever_the_runner_says() {
-        let spool = Spool::new().unwrap();
+        let spool = OutputSpool::new().unwrap();
         write(&spool, b"onetwothree");
         let output = |to| spool.output(Some([Some((0, to)), None]));
         assert_eq!(read(&output(3)), b"one");
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn what_was_read_is_given_back_to_the_disk() {
-        let spool = Spool::new().unwrap();
+        let spool = OutputSpool::new().unwrap();
         let large = vec![7; 4 << 20];
         let outputs: Vec<CommandOutput> = (0..3)
             .map(|_| {

@@ -10,7 +10,7 @@ use gpupool_confine::lock;
 use tokio::sync::mpsc;
 
 use super::GrantedLease;
-use crate::limits::GPU_NOTES;
+use crate::limits::MAX_GPU_NOTES;
 
 /// What became of a place, or of the agent.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,21 +21,21 @@ pub enum GpuEvent {
     /// asked for, and told when it is granted.
     Lost {
         /// Which place.
-        place: usize,
+        slot: usize,
         /// Why, for people.
         why: String,
     },
     /// It is waited for.
     Waiting {
         /// Which place.
-        place: usize,
+        slot: usize,
         /// How it goes, for people.
         text: String,
     },
     /// It is not granted, and not asked for any more: it can never be, or the agent does not want to.
     Refused {
         /// Which place.
-        place: usize,
+        slot: usize,
         /// Why, for people.
         why: String,
     },
@@ -48,32 +48,32 @@ pub enum GpuEvent {
 struct UnreadEvents(VecDeque<GpuEvent>);
 
 impl UnreadEvents {
-    fn add(&mut self, news: GpuEvent) {
+    fn push(&mut self, event: GpuEvent) {
         let unread = &mut self.0;
-        match &news {
-            GpuEvent::Lost { place, .. } => {
-                let grant = |old: &GpuEvent| matches!(old, GpuEvent::Granted(granted) if granted.place == *place);
+        match &event {
+            GpuEvent::Lost { slot, .. } => {
+                let grant = |old: &GpuEvent| matches!(old, GpuEvent::Granted(granted) if granted.slot == *slot);
                 if let Some(at) = unread.iter().position(grant) {
                     // No worker was started on it.
                     unread.remove(at);
                     return;
                 }
             }
-            GpuEvent::Waiting { place, .. }
-            | GpuEvent::Refused { place, .. }
-            | GpuEvent::Granted(GrantedLease { place, .. }) => {
-                unread.retain(|old| !matches!(old, GpuEvent::Waiting { place: of, .. } if of == place));
+            GpuEvent::Waiting { slot, .. }
+            | GpuEvent::Refused { slot, .. }
+            | GpuEvent::Granted(GrantedLease { slot, .. }) => {
+                unread.retain(|old| !matches!(old, GpuEvent::Waiting { slot: of, .. } if of == slot));
             }
             GpuEvent::Note(_) => {
                 let is_note = |old: &GpuEvent| matches!(old, GpuEvent::Note(_));
-                if unread.iter().filter(|old| is_note(old)).count() >= GPU_NOTES
+                if unread.iter().filter(|old| is_note(old)).count() >= MAX_GPU_NOTES
                     && let Some(oldest) = unread.iter().position(is_note)
                 {
                     unread.remove(oldest);
                 }
             }
         }
-        unread.push_back(news);
+        unread.push_back(event);
     }
 }
 
@@ -87,8 +87,8 @@ pub(super) struct GpuEventSender {
 
 impl GpuEventSender {
     /// Never waits.
-    pub(super) fn send(&self, news: GpuEvent) {
-        lock(&self.unread).add(news);
+    pub(super) fn send(&self, event: GpuEvent) {
+        lock(&self.unread).push(event);
         // Where a call waits already, it is for this as well; where the reader is gone, the news is not needed.
         let _ = self.wake.try_send(());
     }
@@ -105,11 +105,11 @@ impl GpuEventReceiver {
     /// Waits for the next news; `None` when the keeper is gone and all was read. Can be dropped while it waits.
     pub async fn next(&mut self) -> Option<GpuEvent> {
         loop {
-            if let Some(news) = self.take() {
-                return Some(news);
+            if let Some(event) = self.pop_event() {
+                return Some(event);
             }
             if self.wake.recv().await.is_none() {
-                return self.take();
+                return self.pop_event();
             }
         }
     }
@@ -117,16 +117,16 @@ impl GpuEventReceiver {
     /// The same, for a thread without a runtime.
     pub fn blocking_next(&mut self) -> Option<GpuEvent> {
         loop {
-            if let Some(news) = self.take() {
-                return Some(news);
+            if let Some(event) = self.pop_event() {
+                return Some(event);
             }
             if self.wake.blocking_recv().is_none() {
-                return self.take();
+                return self.pop_event();
             }
         }
     }
 
-    fn take(&self) -> Option<GpuEvent> {
+    fn pop_event(&self) -> Option<GpuEvent> {
         lock(&self.unread).0.pop_front()
     }
 }
@@ -134,30 +134,30 @@ impl GpuEventReceiver {
 /// Both ends.
 pub(super) fn gpu_event_channel() -> (GpuEventSender, GpuEventReceiver) {
     let unread = Arc::default();
-    let (calls, wake) = mpsc::channel(1);
-    (GpuEventSender { unread: Arc::clone(&unread), wake: calls }, GpuEventReceiver { unread, wake })
+    let (wake_sender, wake) = mpsc::channel(1);
+    (GpuEventSender { unread: Arc::clone(&unread), wake: wake_sender }, GpuEventReceiver { unread, wake })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn granted(place: usize, lease: u64) -> GpuEvent {
-        GpuEvent::Granted(GrantedLease { place, lease, token: lease, devices: Vec::new(), env: Vec::new() })
+    fn granted(slot: usize, lease: u64) -> GpuEvent {
+        GpuEvent::Granted(GrantedLease { slot, lease, token: lease, devices: Vec::new(), env: Vec::new() })
     }
 
-    fn lost(place: usize) -> GpuEvent {
-        GpuEvent::Lost { place, why: "why".into() }
+    fn lost(slot: usize) -> GpuEvent {
+        GpuEvent::Lost { slot, why: "why".into() }
     }
 
-    fn waiting(place: usize, text: &str) -> GpuEvent {
-        GpuEvent::Waiting { place, text: text.into() }
+    fn waiting(slot: usize, text: &str) -> GpuEvent {
+        GpuEvent::Waiting { slot, text: text.into() }
     }
 
     /// What a reader that comes late reads.
-    fn read_late(news: impl IntoIterator<Item = GpuEvent>) -> Vec<GpuEvent> {
+    fn read_late(events: impl IntoIterator<Item = GpuEvent>) -> Vec<GpuEvent> {
         let (sender, mut reader) = gpu_event_channel();
-        news.into_iter().for_each(|news| sender.send(news));
+        events.into_iter().for_each(|event| sender.send(event));
         drop(sender);
         std::iter::from_fn(|| reader.blocking_next()).collect()
     }
@@ -165,9 +165,9 @@ mod tests {
     #[test]
     fn a_reader_in_time_reads_everything() {
         let (sender, mut reader) = gpu_event_channel();
-        for news in [waiting(0, "second"), waiting(0, "first"), granted(0, 1), lost(0), GpuEvent::Note("x".into())] {
-            sender.send(news.clone());
-            assert_eq!(reader.blocking_next(), Some(news));
+        for event in [waiting(0, "second"), waiting(0, "first"), granted(0, 1), lost(0), GpuEvent::Note("x".into())] {
+            sender.send(event.clone());
+            assert_eq!(reader.blocking_next(), Some(event));
         }
         drop(sender);
         assert_eq!(reader.blocking_next(), None);
@@ -175,8 +175,8 @@ mod tests {
 
     #[test]
     fn a_reader_that_comes_late_reads_what_is_still_true() {
-        let refused = GpuEvent::Refused { place: 3, why: "no".into() };
-        let news = [
+        let refused = GpuEvent::Refused { slot: 3, why: "no".into() };
+        let events = [
             waiting(0, "second"),
             waiting(1, "third"),
             waiting(0, "first"),
@@ -190,18 +190,18 @@ mod tests {
             waiting(3, "first"),
             refused.clone(),
         ];
-        assert_eq!(read_late(news), [granted(0, 1), lost(1), granted(1, 3), refused]);
+        assert_eq!(read_late(events), [granted(0, 1), lost(1), granted(1, 3), refused]);
     }
 
     #[test]
     fn however_long_nobody_reads_what_is_kept_is_bounded() {
         let read = read_late((0..10_000).flat_map(|number: u64| {
-            let (place, text) = ((number % 3) as usize, number.to_string());
-            [waiting(place, &text), granted(place, number), lost(place), GpuEvent::Note(text)]
+            let (slot, text) = ((number % 3) as usize, number.to_string());
+            [waiting(slot, &text), granted(slot, number), lost(slot), GpuEvent::Note(text)]
         }));
-        let notes: Vec<&GpuEvent> = read.iter().filter(|news| matches!(news, GpuEvent::Note(_))).collect();
-        assert_eq!((notes.len(), notes[GPU_NOTES - 1]), (GPU_NOTES, &GpuEvent::Note("9999".into())));
-        assert!(read.len() <= 4 * 3 + GPU_NOTES, "{read:#?}");
+        let notes: Vec<&GpuEvent> = read.iter().filter(|event| matches!(event, GpuEvent::Note(_))).collect();
+        assert_eq!((notes.len(), notes[MAX_GPU_NOTES - 1]), (MAX_GPU_NOTES, &GpuEvent::Note("9999".into())));
+        assert!(read.len() <= 4 * 3 + MAX_GPU_NOTES, "{read:#?}");
     }
 
     #[tokio::test]
