@@ -1,5 +1,5 @@
-//! What dispatching costs, next to doing the same by hand. Prints one line of numbers; `benches/run-dispatch` makes a table
-//! of them.
+//! Cost of dispatching, compared to a hand-written equivalent. Prints one line of numbers, which `benches/run-dispatch`
+//! formats as a table.
 
 use std::convert::Infallible;
 use std::io::{Read as _, Write as _};
@@ -15,7 +15,7 @@ use gpupool_dispatch::{Dispatcher, RunEvent, RunPlan, TaskId, TaskOutcome, Worke
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Gives back what it was given, or, told so, only how much that was.
+/// Returns its payload, or only the payload's length.
 struct Echo {
     counts: bool,
 }
@@ -60,7 +60,7 @@ fn echo_plan(workers: u32, counts: bool) -> RunPlan {
     plan
 }
 
-/// A dispatcher whose workers are all set up.
+/// Starts a dispatcher and waits until all workers are set up.
 fn ready(plan: RunPlan) -> Result<Dispatcher, Failure> {
     let workers = plan.slots.len();
     let mut dispatcher = Dispatcher::start(plan)?;
@@ -73,7 +73,7 @@ fn ready(plan: RunPlan) -> Result<Dispatcher, Failure> {
     Ok(dispatcher)
 }
 
-/// So many tasks of so many bytes: tasks a second, and GB a second of payload, each way.
+/// Runs so many tasks of so many bytes: prints tasks per second and GB per second of payload, each way.
 fn tasks(count: u32, workers: u32, bytes: u32, back: bool) -> Result<(), Failure> {
     let mut plan = echo_plan(workers, !back);
     if bytes >= 1 << 20 {
@@ -99,8 +99,8 @@ fn tasks(count: u32, workers: u32, bytes: u32, back: bool) -> Result<(), Failure
     Ok(())
 }
 
-/// One task after the other, and bytes to a process and back by hand: medians in µs. We on one processor and the other
-/// process on another or the same, because where a system puts them makes more difference than what they do.
+/// Runs tasks one after the other, and bytes to a plain process and back: prints medians in µs. Both sides are pinned,
+/// because the choice of processors makes more difference than the work.
 fn round_trips(count: u32, ours_on: Option<&String>, theirs_on: Option<&String>) -> Result<(), Failure> {
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = Command::new("/proc/self/exe")
@@ -115,7 +115,7 @@ fn round_trips(count: u32, ours_on: Option<&String>, theirs_on: Option<&String>)
     let (mut bare, mut dispatched) = (Vec::new(), Vec::new());
     let mut socket = &ours;
     let mut buffer = [0; 32];
-    // By turns, so that both meet the same machine.
+    // Alternating, so that both meet the same conditions.
     for _ in 0..count / 100 {
         for _ in 0..100 {
             let started = Instant::now();
@@ -140,7 +140,7 @@ fn round_trips(count: u32, ours_on: Option<&String>, theirs_on: Option<&String>)
     Ok(())
 }
 
-/// Keeps this thread on a processor, where one is named.
+/// Pins this thread to a processor, if one is given.
 fn pin_to_processor(processor: Option<&String>) -> Result<(), Failure> {
     let Some(processor) = processor else { return Ok(()) };
     let mut only = rustix::thread::CpuSet::new();
@@ -162,7 +162,7 @@ fn median(times: &mut [Duration]) -> f64 {
     times.get(times.len() / 2).map_or(0.0, |time| time.as_secs_f64() * 1e6)
 }
 
-/// `true`, so often: commands a second.
+/// Runs `true` repeatedly: prints commands per second.
 fn commands(count: u32, workers: u32) -> Result<(), Failure> {
     let mut plan = RunPlan::new(WorkerProgram::commands()).workers(workers);
     plan.output = WorkerOutputPolicy::Reported;
@@ -183,14 +183,14 @@ fn commands(count: u32, workers: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The same by hand: `posix_spawn` and `waitpid` in so many threads.
+/// Does the same by hand: `posix_spawn` and `waitpid` in so many threads.
 fn spawns(count: u32, threads: u32) -> Result<(), Failure> {
     let started = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 for _ in 0..count / threads {
-                    // It uses posix_spawn where nothing speaks against it.
+                    // The standard library uses posix_spawn where it can.
                     let spawned = Command::new("true").stdin(Stdio::null()).spawn();
                     if let Ok(mut child) = spawned {
                         let _ = child.wait();
@@ -203,7 +203,7 @@ fn spawns(count: u32, threads: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A source of so many tasks: the greatest memory of this process, in MiB.
+/// Runs a long source of tasks: prints the peak memory of this process in MiB.
 fn memory(count: u32) -> Result<(), Failure> {
     let dispatcher = ready(echo_plan(2, false))?;
     let source = (0..count).map(|n| Ok::<Bytes, Infallible>(n.to_string().into()));
@@ -215,8 +215,8 @@ fn memory(count: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tasks that take too long, each in a command that does not mind the interrupt: how late their end is told, in ms: median
-/// and worst.
+/// Runs tasks past their time limit, each in a command that ignores the interrupt: prints the delay of their ends in
+/// ms, median and worst.
 fn timeouts(count: u32) -> Result<(), Failure> {
     let limit = Duration::from_millis(100);
     let mut plan = RunPlan::new(WorkerProgram::commands()).workers(2);

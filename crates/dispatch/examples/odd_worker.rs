@@ -1,5 +1,5 @@
-//! A worker that does what its tasks say, however odd: `echo TEXT`, `sleep MILLISECONDS`, `fail TEXT`, `exit CODE`, `kill`,
-//! and more below. Also the keeper and runner for programs that cannot be their own, such as tests.
+//! A worker that obeys its tasks, however odd: `echo TEXT`, `sleep MILLISECONDS`, `fail TEXT`, `exit CODE`, `kill`, and
+//! more below. Also the keeper and runner for programs that cannot be their own, such as tests.
 
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -45,7 +45,7 @@ impl TaskWorker for OddWorker {
                 eprintln!("{rest}");
                 Ok(Bytes::new())
             }
-            // So many bytes, slowly enough that others do much meanwhile.
+            // Slow enough that other workers do much meanwhile.
             "chatter" => {
                 let mut left = number();
                 while left > 0 {
@@ -90,7 +90,7 @@ impl TaskWorker for OddWorker {
                 }
                 Ok(Bytes::new())
             }
-            // Processes that nobody waits for: one child, one that left the session and its parent.
+            // Orphaned processes: one child, and one that left the session and its parent.
             "spawn" => {
                 let script = "sleep 1000 & setsid sh -c 'sleep 1000 & :' & :";
                 Command::new("sh").args(["-c", script]).status().map_err(|error| error.to_string())?;
@@ -107,12 +107,12 @@ impl TaskWorker for OddWorker {
                 std::process::exit(0)
             }
             "lie" => {
-                // Done, about a task that is not there.
+                // A result of an unknown task.
                 let mut frame = vec![9, 0, 0, 0, 68];
                 frame.extend_from_slice(&u64::MAX.to_le_bytes());
                 write_to_socket(&frame)
             }
-            // Says without end that it has begun.
+            // Repeats the started message without end.
             "flood" => {
                 let mut frame = vec![9, 0, 0, 0, 67];
                 frame.extend_from_slice(&task.0.to_le_bytes());
@@ -142,7 +142,7 @@ impl TaskWorker for OddWorker {
     }
 }
 
-/// The numbers of all sockets this process has open.
+/// Returns all sockets of this process.
 fn open_sockets() -> Vec<i32> {
     let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let is_socket = |path: &std::path::Path| {
@@ -158,7 +158,7 @@ fn open_sockets() -> Vec<i32> {
 #[allow(unsafe_code, reason = "a descriptor that is open as long as the process")]
 fn write_to_socket(bytes: &[u8]) -> Result<Bytes, String> {
     let socket = *open_sockets().first().ok_or("there is no socket")?;
-    // SAFETY: it was open a moment ago, and nothing closes it meanwhile.
+    // SAFETY: the descriptor was open a moment ago, and nothing closes it meanwhile.
     let socket = unsafe { BorrowedFd::borrow_raw(socket) };
     let copy = socket.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
     std::fs::File::from(copy).write_all(bytes).map_err(|error| error.to_string())?;
@@ -168,20 +168,20 @@ fn write_to_socket(bytes: &[u8]) -> Result<Bytes, String> {
 #[allow(unsafe_code, reason = "descriptors that belong to nobody who would mind")]
 fn close_socket() {
     for socket in open_sockets() {
-        // SAFETY: whoever owns it never uses it again: this process does nothing from here on.
+        // SAFETY: the owner never uses it again: this process does nothing from here on.
         unsafe { libc::close(socket) };
     }
 }
 
 #[allow(unsafe_code, reason = "a signal to ourselves")]
 fn signal_ourselves(signal: i32) {
-    // SAFETY: it takes numbers only.
+    // SAFETY: takes numbers only.
     unsafe { libc::kill(libc::getpid(), signal) };
 }
 
 #[allow(unsafe_code, reason = "a signal's disposition")]
 fn ignore_interrupts() {
-    // SAFETY: ignoring needs no handler.
+    // SAFETY: ignoring a signal needs no handler.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
 }
 

@@ -1,4 +1,5 @@
-//! Holds two workers of a resource pool, with children that hide, tells their pids, a line each, and waits to be killed.
+//! Holds two workers of a resource pool with hidden children, prints their pids on one line each, and waits to be
+//! killed.
 //!
 //! ```text
 //! pool_holder WORKER AUDIT_TRAIL

@@ -1,8 +1,8 @@
-//! A run from the outside: tasks in, events out.
+//! A run as its caller sees it: submits tasks and receives events.
 //!
-//! Whoever waits for events drives the engine, in its own thread: a task's way to a worker and back costs no more than that.
-//! While that thread is away, in a callback or reading the source, another one (the relief) drives: workers get their tasks
-//! and time limits hold whatever a callback does. The relief ends when the dispatcher is dropped.
+//! The thread that waits for events also drives the engine, so a task's way to a worker and back costs no thread
+//! switch. While that thread is busy in a callback or with the source, a backup thread drives the engine: workers still
+//! get tasks and time limits still hold. The backup thread ends when the dispatcher is dropped.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::sync_channel;
@@ -22,7 +22,7 @@ use crate::plan::{RunPlan, WorkerSlot};
 use crate::process::spawn_without_signals;
 use crate::{RunStats, TaskId, WorkerId};
 
-/// A run. Dropping it ends it: what is not over is cancelled, and no process is left.
+/// A run. Dropping it cancels unfinished tasks and ends every worker process.
 #[derive(Debug)]
 pub struct Dispatcher {
     context: Arc<RunContext>,
@@ -39,7 +39,7 @@ struct RunContext {
 }
 
 impl Dispatcher {
-    /// Starts the workers of the plan. Tasks may be put at once; they wait for the first worker that is set up.
+    /// Starts the workers of the plan. Tasks may be submitted at once; they wait for the first worker that is set up.
     pub fn start(plan: RunPlan) -> Result<Self, DispatchError> {
         plan.check()?;
         spawn_without_signals(|| Self::start_threads(plan))
@@ -58,32 +58,32 @@ impl Dispatcher {
         Ok(Self { context, events: VecDeque::new(), backup_driver: Some(backup_driver) })
     }
 
-    /// What other threads need to feed it, to end it, or to know how it stands.
+    /// Returns a handle with which other threads submit tasks, end the run or read its statistics.
     pub fn handle(&self) -> RunHandle {
         RunHandle { context: Arc::clone(&self.context) }
     }
 
-    /// Puts a task; refused where the queue is full.
+    /// Submits a task. Fails if the queue is full.
     pub fn submit(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
         self.context.try_push(payload)
     }
 
-    /// How many tasks can be put now.
+    /// Returns the number of tasks that can be submitted now.
     pub fn queue_room(&self) -> usize {
         self.context.task_queue.room()
     }
 
-    /// Whether the next thing has happened already: what was collected from earlier ones can wait for it.
+    /// Whether an event is available already, so that work on earlier events can wait.
     pub fn has_event(&self) -> bool {
         !self.events.is_empty()
     }
 
-    /// No more tasks come.
+    /// Ends the input: no more tasks follow.
     pub fn close(&self) {
         self.context.close();
     }
 
-    /// The next thing that happens; `None` when every task is over and every worker gone. Waits for it.
+    /// Waits for the next event. Returns `None` when every task has ended and every worker has exited.
     pub fn next_event(&mut self) -> Option<RunEvent> {
         if self.events.is_empty() {
             self.drive(false);
@@ -91,8 +91,8 @@ impl Dispatcher {
         self.events.pop_front()
     }
 
-    /// The next thing that happens, if it happens soon; `None` as well when this thread is interrupted by a signal, or when all
-    /// is over ([`Dispatcher::is_finished`]). For callers that have to look after their signals.
+    /// Waits up to `patience` for the next event, for callers that handle signals themselves. Returns `None` on
+    /// timeout, when a signal interrupts this thread, or when the run has ended ([`Dispatcher::is_finished`]).
     pub fn next_event_timeout(&mut self, patience: Duration) -> Option<RunEvent> {
         let until = Instant::now() + patience;
         let mut guard = self.context.lock_engine();
@@ -107,12 +107,12 @@ impl Dispatcher {
         }
     }
 
-    /// Whether every task is over and every worker gone; events may still wait to be taken.
+    /// Whether every task has ended and every worker has exited. Events may still wait to be taken.
     pub fn is_finished(&self) -> bool {
         self.context.is_finished()
     }
 
-    /// What happened since it was last asked, without waiting.
+    /// Returns the events since the last call, without waiting.
     pub fn take_events(&mut self) -> Vec<RunEvent> {
         let mut guard = self.context.lock_engine();
         let engine = &mut guard.engine;
@@ -122,13 +122,13 @@ impl Dispatcher {
         self.events.drain(..).collect()
     }
 
-    /// How things stand.
+    /// Returns the current statistics.
     pub fn stats(&self) -> RunStats {
         self.context.lock_engine().engine.stats()
     }
 
-    /// Puts all of the source and tells all that happens, in this thread. An error of the source ends it, when what was taken
-    /// in before is over.
+    /// Submits all tasks of the source and passes every event to `on_event`, in this thread. An error of the source
+    /// ends the run after the tasks submitted before it.
     pub fn run<E>(
         mut self,
         source: impl IntoIterator<Item = Result<Bytes, E>>,
@@ -136,14 +136,14 @@ impl Dispatcher {
     ) -> Result<RunStats, RunError<E>> {
         let mut source = Some(source.into_iter());
         let mut failure = None;
-        // Taken from the source when there was room, which was filled, or not wanted any more, a moment later.
+        // A task that was read from the source when the queue had room, but could not be submitted a moment later.
         let mut deferred = None;
         loop {
             while let Some(tasks) = source.as_mut().filter(|_| self.queue_room() > 0) {
                 match deferred.take().or_else(|| tasks.next()) {
                     Some(Ok(payload)) => match self.submit(payload.clone()) {
                         Ok(_) => continue,
-                        // Both are put again, or are too late.
+                        // The queue filled up or closed meanwhile: submit again, or count as cancelled.
                         Err(SubmitError::Full | SubmitError::Closed) => {
                             deferred = Some(Ok(payload));
                             continue;
@@ -177,7 +177,7 @@ impl Dispatcher {
         }
     }
 
-    /// Waits until all is over, and says how it went. Events that were not taken are not told.
+    /// Waits for the end of the run and returns its statistics. Discards events that were not taken.
     pub fn finish(mut self) -> Result<RunStats, DispatchError> {
         self.close();
         while self.next_event().is_some() {}
@@ -188,7 +188,7 @@ impl Dispatcher {
         }
     }
 
-    /// Drives until there is something to tell, room for more tasks where `feeds`, or all is over.
+    /// Drives the engine until an event is available, the queue has room (with `wants_room`), or the run has ended.
     fn drive(&mut self, wants_room: bool) {
         let mut guard = self.context.lock_engine();
         let engine = &mut guard.engine;
@@ -218,68 +218,69 @@ impl Drop for Dispatcher {
         self.context.handoff.shut_down();
         self.context.mailbox.force_wakeup();
         if let Some(backup_driver) = self.backup_driver.take() {
-            // One that panicked has been seen to by the panic's own message.
+            // A panic of the thread was reported by its own message.
             let _ = backup_driver.join();
         }
     }
 }
 
-/// A run from other threads.
+/// A handle to a run for other threads.
 #[derive(Debug, Clone)]
 pub struct RunHandle {
     context: Arc<RunContext>,
 }
 
 impl RunHandle {
-    /// Puts a task, and waits for room. Not to be called by the thread that takes the events: it would wait for itself.
+    /// Submits a task and waits for room in the queue. The thread that takes the events must not call this: it would
+    /// deadlock.
     pub fn submit_blocking(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
         let task = self.context.task_queue.push_task(payload, true)?;
         self.context.mailbox.wake_driver();
         Ok(task)
     }
 
-    /// Puts a task; refused where the queue is full.
+    /// Submits a task. Fails if the queue is full.
     pub fn submit(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
         self.context.try_push(payload)
     }
 
-    /// No more tasks come.
+    /// Ends the input: no more tasks follow.
     pub fn close(&self) {
         self.context.close();
     }
 
-    /// Ends the run before its time: what is not over is cancelled, and the workers clean up and end as they do when all is
-    /// done. One that does not give up its task within the grace is killed.
+    /// Stops the run early: unfinished tasks are cancelled, and the workers clean up and exit as at a regular end. A
+    /// worker that does not give up its task within the grace is killed.
     pub fn stop(&self) {
         self.context.mailbox.send(EngineMessage::Stop);
     }
 
-    /// Ends everything now: workers are interrupted and shortly after killed; what is not over is cancelled.
+    /// Cancels the run now: workers are interrupted and shortly after killed; unfinished tasks are cancelled.
     pub fn cancel(&self) {
         self.context.mailbox.send(EngineMessage::Cancel);
     }
 
-    /// Begins nothing any more: what waits is cancelled, what runs goes on.
+    /// Cancels waiting tasks; running tasks continue.
     pub fn cancel_pending(&self) {
         self.context.mailbox.send(EngineMessage::CancelPending);
     }
 
-    /// Another worker, or one whose place had been taken away.
+    /// Adds a worker slot, or restores one that was withdrawn.
     pub fn add_worker(&self, slot: WorkerSlot) {
         self.context.mailbox.send(EngineMessage::AddSlot(slot));
     }
 
-    /// Takes a worker's place away: it is killed, and its tasks are done by others.
+    /// Withdraws a worker slot: its worker is killed, and other workers run its tasks.
     pub fn withdraw_worker(&self, worker: WorkerId, why: impl Into<Arc<str>>) {
         self.context.mailbox.send(EngineMessage::WithdrawSlot { worker, why: why.into() });
     }
 
-    /// A worker used more than it may, as somebody else found: its process of this number is killed and replaced.
+    /// Reports that a worker exceeded a bound. Its process with this pid is killed and replaced.
     pub fn report_exceeded_bound(&self, worker: WorkerId, pid: u32, excess: BoundExceeded) {
         self.context.mailbox.send(EngineMessage::ReportedExceededBound { worker, pid, excess });
     }
 
-    /// How things stand.
+    /// Returns the current statistics.
     pub fn stats(&self) -> RunStats {
         loop {
             match self.context.engine.try_lock() {
@@ -312,16 +313,16 @@ impl RunContext {
         self.lock_engine().engine.is_finished()
     }
 
-    /// The caller drives from now on.
+    /// Makes the caller the driver and locks the engine.
     fn lock_engine(&self) -> EngineGuard<'_> {
         if self.handoff.begin_caller_turn() {
             self.mailbox.force_wakeup();
         }
-        // A panic in the engine is ours, and has been told; what is left is still to be ended.
+        // A panic in the engine was already reported; the rest of the run must still be ended.
         EngineGuard { engine: lock(&self.engine), handoff: &self.handoff }
     }
 
-    /// Drives whenever the caller is away for longer than a moment.
+    /// Drives the engine while the caller stays away past the delay.
     fn run_backup_driver(&self) {
         self.handoff.run_backup_driver(|| {
             let mut engine = lock(&self.engine);
@@ -333,7 +334,7 @@ impl RunContext {
     }
 }
 
-/// The engine, while the caller drives it.
+/// Locked engine while the caller drives it.
 struct EngineGuard<'a> {
     engine: MutexGuard<'a, Engine>,
     handoff: &'a DriverHandoff,

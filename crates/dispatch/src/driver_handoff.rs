@@ -1,7 +1,7 @@
-//! Who drives the engine: the caller while it waits for events, and the relief while it is away.
+//! Handoff of the driving role between the caller, while it waits for events, and the backup driver.
 //!
-//! A lock for a few words: neither side keeps it for longer than it takes to read or write them. `tests/without_processes/hand_over.rs`
-//! runs this file on a scheduler that tries many orders of both threads.
+//! Both sides hold the lock only to read or write a few words. `tests/without_processes/driver_handoff.rs` runs this
+//! file on a scheduler that tries many interleavings of both threads.
 
 use crate::limits::BACKUP_DRIVER_DELAY;
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,9 +14,9 @@ pub(crate) struct DriverHandoff {
 
 #[derive(Debug, Default)]
 struct HandoffState {
-    /// The caller drives, or wants to.
+    /// Whether the caller drives or wants to.
     is_caller_driving: bool,
-    /// How often the caller has left.
+    /// Number of times that the caller stopped driving.
     caller_exits: u64,
     backup_driver: BackupDriverPhase,
     is_over: bool,
@@ -24,18 +24,18 @@ struct HandoffState {
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum BackupDriverPhase {
-    /// Looks around, and sees what changes.
+    /// About to check the state.
     #[default]
     Awake,
-    /// Until it is called.
+    /// Until the caller leaves.
     Resting,
-    /// For a moment, in which the caller may come back.
+    /// For a short delay, in which the caller may return.
     Waiting,
     Driving,
 }
 
 impl DriverHandoff {
-    /// The caller drives from now on; whether the relief drives and has to be woken.
+    /// Makes the caller the driver. Returns whether the backup drives now and must be woken.
     pub(crate) fn begin_caller_turn(&self) -> bool {
         let mut state = self.lock();
         state.is_caller_driving = true;
@@ -51,14 +51,14 @@ impl DriverHandoff {
         }
     }
 
-    /// Nobody drives any more.
+    /// Ends driving for both sides.
     pub(crate) fn shut_down(&self) {
         self.lock().is_over = true;
         self.changed.notify_all();
     }
 
-    /// The life of the relief: drives whenever the caller is away for longer than a moment. `drive` goes on until
-    /// [`Shift::is_relief_done`], and says whether all is over.
+    /// Runs the backup thread: drives whenever the caller stays away past the delay. `drive` continues until
+    /// [`DriverHandoff::must_backup_yield`] and returns whether the run has ended.
     pub(crate) fn run_backup_driver(&self, mut drive: impl FnMut() -> bool) {
         while self.wait_for_absent_caller() {
             let is_over = drive();
@@ -69,14 +69,13 @@ impl DriverHandoff {
         }
     }
 
-    /// Whether the relief is to leave the engine to the caller, or to the end.
+    /// Whether the backup must leave the engine to the caller, or the run has ended.
     pub(crate) fn must_backup_yield(&self) -> bool {
         let state = self.lock();
         state.is_caller_driving || state.is_over
     }
 
-    /// The relief rests while the caller drives, and until it has been away for more than a moment; then the relief drives.
-    /// `false` when all is over.
+    /// Waits until the caller has been away for longer than the delay. Returns `false` at the end of the run.
     fn wait_for_absent_caller(&self) -> bool {
         let mut state = self.lock();
         loop {

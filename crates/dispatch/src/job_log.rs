@@ -1,8 +1,8 @@
-//! The log of finished tasks, in the columns of GNU parallel, from which an interrupted run goes on.
+//! Log of finished tasks in the columns of GNU parallel, with which an interrupted run can resume.
 //!
-//! [`JobLog`] appends a line when a task is over, at once, so that killing the run loses none; a thread of its own brings
-//! them to the disk without taking more than a small part of the time, and ends with the log. [`FinishedTasks`] is what an
-//! earlier run's log says: which tasks are not to be repeated, in two bytes for each.
+//! [`JobLog`] appends a line as soon as a task ends, so killing the run loses none. A background thread syncs the lines
+//! to the disk, spends only a small part of the time on it, and ends with the log. [`FinishedTasks`] holds the tasks
+//! that the log of an earlier run lists as finished, in two bytes each.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::hash::{DefaultHasher, Hasher};
@@ -18,97 +18,97 @@ use crate::limits::{
     JOBLOG_SYNC_PAUSE, JOBLOG_SYNC_REST_FACTOR, MAX_JOBLOG_COMMAND_BYTES, MAX_JOBLOG_LINE_BYTES, MAX_JOBLOG_SEQ,
 };
 
-/// Why a job log cannot be used.
+/// Error of a job log.
 #[derive(Debug, thiserror::Error)]
 pub enum JobLogError {
     /// The file cannot be read or written.
     #[error("the job log {} cannot be {operation}: {source}", path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Read, written and such.
+        /// Failed operation, as a past participle.
         operation: &'static str,
-        /// What the system says.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Another run writes to it.
+    /// Another run writes to the log.
     #[error("the job log {} is in use by another run: wait for its end, or name another file", .0.display())]
     InUse(PathBuf),
-    /// The file is something else, and was not touched.
+    /// The file is not a job log and was left unchanged.
     #[error("{} is not a job log (its first line is not `Seq Host Starttime …`): name another file", .0.display())]
     NotAJobLog(PathBuf),
-    /// A line cannot be understood.
+    /// A line cannot be parsed.
     #[error("line {line} of the job log {} is no entry: {problem}; correct or remove it to resume", path.display())]
     BadLine {
-        /// Which log.
+        /// Path of the log.
         path: PathBuf,
-        /// Which line, from 1.
+        /// Line number, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// Problem with the line.
         problem: &'static str,
     },
-    /// The log tells of another command with this number.
+    /// The log holds another command under this task number.
     #[error(
         "the job log {} is of another run: its task {seq} is `{logged}`, and that of this run is `{requested}`; resume with the \
          same command and arguments, or name another file",
         path.display()
     )]
     AnotherRun {
-        /// Which log.
+        /// Path of the log.
         path: PathBuf,
-        /// Which task, from 1.
+        /// Task number, from 1.
         seq: u64,
-        /// What the log says.
+        /// Command in the log.
         logged: String,
-        /// What this run would do.
+        /// Command of this run.
         requested: String,
     },
 }
 
-/// Names the file in an error of the system.
+/// Adds the path and the operation to an error of the system.
 fn file_error(path: &Path, operation: &'static str) -> impl FnOnce(io::Error) -> JobLogError {
     let path = path.to_owned();
     move |source| JobLogError::File { path, operation, source }
 }
 
-// The file of a job log: made or gone on with, locked for one run, and only ever appended to.
+// The file of a job log: created or resumed, locked for one run, and only appended to.
 
-/// What of an earlier run is done again.
+/// Logged tasks that a resumed run repeats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RerunPolicy {
-    /// Nothing that was logged.
+    /// No logged task.
     Nothing,
-    /// What failed.
+    /// Failed tasks.
     Failed,
 }
 
-/// A log that is being written. No other run can use it meanwhile.
+/// A log that is being written. The file is locked against other runs.
 #[derive(Debug)]
 pub struct JobLog {
     path: PathBuf,
     file: File,
-    /// Where the last whole line ends.
+    /// End of the last complete line.
     end: u64,
     line: Vec<u8>,
     syncing: BackgroundSync,
 }
 
 impl JobLog {
-    /// Begins a log. An earlier run's log in the same file is given up.
+    /// Creates a log and discards an earlier log in the same file.
     pub fn create(path: &Path) -> Result<Self, JobLogError> {
         let file = open_locked(path)?;
         let mut beginning = Vec::new();
         let read = (&file).take(HEADER.len() as u64).read_to_end(&mut beginning);
         read.map_err(file_error(path, "read"))?;
-        // Whatever else the file may be is not ours to throw away.
+        // Any other file must not be overwritten.
         if !HEADER.starts_with(&beginning) {
             return Err(JobLogError::NotAJobLog(path.to_owned()));
         }
         Self::start_at(file, path, 0)
     }
 
-    /// Goes on with an earlier run's log, or begins one where there is none. A line that was cut off is removed: its task
-    /// was not logged.
+    /// Resumes the log of an earlier run, or creates one if there is none. Removes an incomplete last line, whose task
+    /// counts as not logged.
     pub fn resume(path: &Path, again: RerunPolicy) -> Result<(Self, FinishedTasks), JobLogError> {
         let mut file = open_locked(path)?;
         let (finished, end) = FinishedTasks::read(&mut file, path, again)?;
@@ -130,12 +130,12 @@ impl JobLog {
         Ok(Self { path: path.to_owned(), file, end, line: Vec::new(), syncing })
     }
 
-    /// Writes what became of a task. It is in the file when this returns, and on the disk a moment later.
+    /// Appends the entry of a task. The entry is in the file when this returns, and synced to the disk shortly after.
     pub fn append(&mut self, entry: &JobLogEntry<'_>) -> Result<(), JobLogError> {
         self.line.clear();
         entry.write_line(&mut self.line);
         if let Err(error) = self.file.write_all(&self.line) {
-            // As on a full disk: half a line would spoil the next one.
+            // On a full disk, half a line would corrupt the next one.
             let _ = self.file.set_len(self.end).and_then(|()| self.file.seek(SeekFrom::Start(self.end)));
             return Err(file_error(&self.path, "written")(error));
         }
@@ -143,7 +143,7 @@ impl JobLog {
         self.syncing.mark_written().map_err(file_error(&self.path, "brought to the disk"))
     }
 
-    /// Waits until everything is on the disk.
+    /// Waits until all entries are synced to the disk.
     pub fn finish(self) -> Result<(), JobLogError> {
         self.syncing.finish().map_err(file_error(&self.path, "brought to the disk"))
     }
@@ -162,34 +162,33 @@ fn open_locked(path: &Path) -> Result<File, JobLogError> {
 // One line of the log. Tabs, line ends, zero bytes and backslashes of a command are written as `\t`, `\n`, `\r`, `\0` and
 // `\\`; very long commands are cut.
 
-/// The first line of a log.
+/// First line of a log.
 const HEADER: &[u8] = b"Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand\n";
-/// What GNU parallel writes for this machine.
+/// Host column: GNU parallel's name for this machine.
 const THIS_HOST: &str = ":";
 
-/// A task that is over.
+/// Entry of a finished task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobLogEntry<'a> {
-    /// Its place in the source, from 1.
+    /// Position in the source, from 1.
     pub seq: u64,
-    /// Since when it was worked on.
+    /// Start of the task.
     pub started: SystemTime,
-    /// How long.
+    /// Run time of the task.
     pub took: Duration,
-    /// Bytes it wrote to its standard output, or its result.
+    /// Bytes of its standard output or of its result.
     pub received: u64,
-    /// Its exit code; -1 where it did not end by itself.
+    /// Exit code; -1 if the task did not exit by itself.
     pub exit_code: i32,
-    /// The signal that ended it, else 0.
+    /// Signal that ended the task, or 0.
     pub signal: i32,
-    /// What was done, in whatever bytes.
+    /// Command of the task, in any bytes.
     pub command: &'a [u8],
 }
 
 impl JobLogEntry<'_> {
     fn write_line(&self, line: &mut Vec<u8>) {
         let started = self.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        // Writing to memory cannot fail.
         let _ = write!(
             line,
             "{}\t{THIS_HOST}\t{}.{:03}\t{:>6}.{:03}\t0\t{}\t{}\t{}\t",
@@ -207,7 +206,7 @@ impl JobLogEntry<'_> {
     }
 }
 
-/// The command as it stands in a log.
+/// Escapes a command for the log.
 fn escape(command: &[u8], into: &mut Vec<u8>) {
     let most = into.len() + MAX_JOBLOG_COMMAND_BYTES;
     for byte in command {
@@ -225,18 +224,18 @@ fn escape(command: &[u8], into: &mut Vec<u8>) {
     }
 }
 
-/// What of a line matters to a run that goes on.
+/// Fields of a log line that a resumed run needs.
 #[derive(Debug, PartialEq, Eq)]
 struct ParsedLogLine<'a> {
     pub seq: u64,
-    /// It ended by itself, with 0.
+    /// Whether the task exited with 0.
     pub is_success: bool,
-    /// As it stands in the log.
+    /// Command in its escaped form.
     pub command: &'a [u8],
 }
 
 impl<'a> ParsedLogLine<'a> {
-    /// Reads a line without its end, or says what is wrong with it.
+    /// Parses a line without its line end. The error names the problem.
     pub(crate) fn parse(line: &'a [u8]) -> Result<Self, &'static str> {
         let mut fields = line.splitn(9, |byte| *byte == b'\t');
         let mut next = || fields.next().ok_or("it has fewer than 9 columns");
@@ -257,30 +256,30 @@ fn parse_number(field: &[u8]) -> Option<i64> {
     std::str::from_utf8(field).ok()?.trim_matches(' ').parse().ok()
 }
 
-// What an earlier run's log says: which tasks are over, and a digest of each one's command, so that another run's log is
-// noticed. Two bytes for each task, in pieces, so that a gap costs nothing.
+// Finished tasks of an earlier run, with a digest of each command that detects the log of another run. Two bytes per
+// task, in blocks, so that gaps cost nothing.
 
 const DIGESTS_PER_PIECE: u64 = 2_048;
-/// How much is read at once.
+/// Size of the read buffer.
 const READ_BYTES: usize = 1 << 18;
 
-/// Tasks that are not to be repeated.
+/// Tasks that a resumed run skips.
 #[derive(Debug)]
 pub struct FinishedTasks {
     path: PathBuf,
-    /// By number: 0 where it is not over, else the digest of its command.
+    /// Command digests by task number; 0 for unfinished tasks.
     pieces: Vec<Option<Box<[u16]>>>,
     count: u64,
     scratch: Vec<u8>,
 }
 
 impl FinishedTasks {
-    /// How many there are.
+    /// Returns the number of finished tasks.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Whether this task is over. An error where the log tells of another command with its number.
+    /// Whether this task is finished. Fails if the log holds another command under its number.
     pub fn contains(&mut self, seq: u64, command: &[u8]) -> Result<bool, JobLogError> {
         let logged = self.digest_of(seq);
         if logged == 0 {
@@ -296,7 +295,7 @@ impl FinishedTasks {
         Err(JobLogError::AnotherRun { path: self.path.clone(), seq, logged, requested })
     }
 
-    /// Reads a log from its beginning. Gives where its last whole line ends too.
+    /// Reads a log from the start. Also returns the end of its last complete line.
     fn read(file: &mut File, path: &Path, again: RerunPolicy) -> Result<(Self, u64), JobLogError> {
         let mut finished = Self { path: path.to_owned(), pieces: Vec::new(), count: 0, scratch: Vec::new() };
         let end = for_each_entry(file, path, |logged| {
@@ -323,7 +322,7 @@ impl FinishedTasks {
     }
 }
 
-/// Which piece, and where in it. Numbers are bounded where they are read.
+/// Returns the block and the index within it. Task numbers are bounded when they are read.
 fn digest_position(seq: u64) -> (usize, usize) {
     (usize::try_from(seq / DIGESTS_PER_PIECE).unwrap_or(usize::MAX), (seq % DIGESTS_PER_PIECE) as usize)
 }
@@ -334,7 +333,7 @@ fn digest(command: &[u8]) -> u16 {
     (hasher.finish() % u64::from(u16::MAX)) as u16 + 1
 }
 
-/// What the log says last of a task.
+/// Returns the last logged command of a task.
 fn last_logged_command(path: &Path, seq: u64) -> Result<String, JobLogError> {
     let mut file = File::open(path).map_err(file_error(path, "read"))?;
     let mut found = String::new();
@@ -346,7 +345,7 @@ fn last_logged_command(path: &Path, seq: u64) -> Result<String, JobLogError> {
     Ok(found)
 }
 
-/// Shows every entry. Gives where the last whole line ends: what follows it was cut off while it was written.
+/// Passes every entry to `show`. Returns the end of the last complete line; what follows was cut off during a write.
 fn for_each_entry(file: &mut File, path: &Path, mut show: impl FnMut(ParsedLogLine<'_>)) -> Result<u64, JobLogError> {
     file.rewind().map_err(file_error(path, "read"))?;
     let mut reader = BufReader::with_capacity(READ_BYTES, file);
@@ -377,8 +376,8 @@ fn for_each_entry(file: &mut File, path: &Path, mut show: impl FnMut(ParsedLogLi
     Ok(end)
 }
 
-// Brings what was written to the disk, in a thread of its own, without spending more than a small part of the time on it.
-// The thread ends when it is told to, after a last time.
+// Background sync: a thread syncs written lines to the disk, spends only a small part of the time on it, and syncs once
+// more at the end.
 
 #[derive(Debug)]
 struct BackgroundSync {
@@ -407,7 +406,7 @@ impl BackgroundSync {
         Ok(Self { context, thread: Some(thread) })
     }
 
-    /// Something was written. Tells what went wrong since the last time.
+    /// Marks that lines were written. Returns the error of the last sync, if it failed.
     pub(crate) fn mark_written(&self) -> io::Result<()> {
         let mut state = lock(&self.context.state);
         if !std::mem::replace(&mut state.is_behind, true) {
@@ -416,7 +415,7 @@ impl BackgroundSync {
         state.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Waits until everything is on the disk.
+    /// Waits until all lines are synced to the disk.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         self.end();
         lock(&self.context.state).failure.take().map_or(Ok(()), Err)
@@ -426,7 +425,7 @@ impl BackgroundSync {
         lock(&self.context.state).is_ending = true;
         self.context.changed.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It cannot panic; where it did, nothing is left to wait for.
+            // The thread does not panic; if it did, there is nothing to wait for.
             let _ = thread.join();
         }
     }

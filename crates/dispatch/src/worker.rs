@@ -1,6 +1,6 @@
-//! The worker's side of the protocol, for workers written in Rust: be set up, work tasks off in order, clean up.
+//! The worker's side of the protocol, for workers written in Rust: set up, process tasks in order, clean up.
 //!
-//! Runs in the thread that calls it until it is told to stop, or whoever gave it work is gone.
+//! Runs in the calling thread until the dispatcher stops the worker or exits.
 
 use std::env;
 use std::io::{self, Write as _};
@@ -23,50 +23,50 @@ use crate::protocol::{
     FrameDecoder, FrameKind, PROTOCOL_VERSION, SOCKET_VARIABLE, WorkerCounters, WorkerFrame, receive_with_fds,
 };
 
-/// What a worker is told first.
+/// First message to a worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WorkerHello {
-    /// The version of the protocol.
+    /// Protocol version.
     pub protocol: u32,
-    /// Which worker it is.
+    /// Worker id.
     pub worker_id: u32,
-    /// The GPUs it has, by their numbers on the node.
+    /// GPUs of the worker, by their numbers on the node.
     #[serde(default)]
     pub gpu_ids: Vec<u32>,
-    /// Whatever the program that dispatches wants it to know.
+    /// Settings from [`crate::RunPlan::settings`].
     #[serde(default)]
     pub settings: serde_json::Value,
-    /// Memory it shares with the dispatcher, where the [`crate::RunPlan`] has some.
+    /// Memory shared with the dispatcher, if [`crate::RunPlan::memory`] is set.
     #[serde(skip)]
     pub memory: Option<Arc<OwnedFd>>,
-    /// Where it counts, and finds what an interrupt is about.
+    /// Shared counters, which also hold the reason of an interrupt.
     #[serde(skip)]
     pub counters: Option<Arc<WorkerCounters>>,
 }
 
-/// What a worker says when it is set up.
+/// Message of a worker that is set up.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ReadyMessage {
-    /// The version of the protocol.
+    /// Protocol version.
     pub protocol: u32,
-    /// Whether it counts in the memory it was given. One that does not has one task at a time.
+    /// Whether the worker uses the shared counters. A worker without counters gets one task at a time.
     #[serde(default)]
     pub counts: bool,
-    /// Whether tasks it has not begun can be taken back from it.
+    /// Whether unclaimed tasks can be recalled from the worker.
     #[serde(default)]
     pub recalls: bool,
 }
 
-/// Why a worker ended otherwise than by being told to.
+/// Error that ends a worker.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// It was not started by a dispatcher.
+    /// The program was not started by a dispatcher.
     #[error("{SOCKET_VARIABLE} does not name an open socket: this program is started by a dispatcher")]
     NotAWorker,
-    /// The dispatcher speaks another version.
+    /// The dispatcher speaks another protocol version.
     #[error("the dispatcher speaks version {0} of the protocol, this worker {PROTOCOL_VERSION}")]
     Version(u32),
-    /// The dispatcher sent what is none of its frames.
+    /// The dispatcher violated the worker protocol.
     #[error("the dispatcher sent what cannot be understood: {0}")]
     ProtocolViolation(String),
     /// The socket failed.
@@ -74,31 +74,32 @@ pub enum ServeError {
     Socket(#[from] io::Error),
 }
 
-/// A worker.
+/// A worker that processes tasks.
 pub trait TaskWorker: Sized {
-    /// Loads what takes long. An error ends the worker, and is told.
+    /// Loads models and other resources. An error ends the worker and is reported.
     fn set_up(hello: &WorkerHello) -> Result<Self, String>;
 
-    /// Does one task. An error is the task's, and the worker lives on.
+    /// Processes one task. An error fails the task only.
     fn process(&mut self, task: TaskId, payload: Bytes) -> Result<Bytes, String>;
 
-    /// Gives back what was loaded.
+    /// Releases resources.
     fn clean_up(self) -> Result<(), String> {
         Ok(())
     }
 }
 
-/// Works until it is told to stop.
+/// Processes tasks until the dispatcher stops the worker.
 pub fn serve_tasks<W: TaskWorker>() -> Result<(), ServeError> {
     WorkerSession::connect(UnixStream::from(dispatcher_socket()?))?.run::<W>()
 }
 
-/// The socket to the dispatcher. As a copy: the number it came by, which may be that of the standard input, then reads nothing.
+/// Duplicates the socket to the dispatcher. If the socket was the standard input, reads from that return nothing
+/// afterwards.
 #[allow(unsafe_code, reason = "a file descriptor that was inherited")]
 fn dispatcher_socket() -> Result<OwnedFd, ServeError> {
     let number: Option<RawFd> = env::var(SOCKET_VARIABLE).ok().and_then(|text| text.parse().ok());
     let number = number.filter(|number| *number >= 0).ok_or(ServeError::NotAWorker)?;
-    // SAFETY: only copied; where it is not open, that fails.
+    // SAFETY: the descriptor is only duplicated, which fails if it is not open.
     let inherited = unsafe { BorrowedFd::borrow_raw(number) };
     let copy = fcntl_dupfd_cloexec(inherited, 3).map_err(|_| ServeError::NotAWorker)?;
     if !rustix::fs::fstat(&copy).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket) {
@@ -123,7 +124,7 @@ struct WorkerSession {
 impl WorkerSession {
     fn connect(socket: UnixStream) -> io::Result<Self> {
         let socket = Arc::new(socket);
-        // With the first bytes comes the memory to count in, and to keep answers in.
+        // The shared counters and the outbox come with the first bytes.
         let mut bytes = [0; 4_096];
         let (read, [counters, memory]) = receive_with_fds(&*socket, &mut bytes)?;
         let mut decoder = FrameDecoder::default();
@@ -143,11 +144,11 @@ impl WorkerSession {
         };
         let counts = self.counters.is_some();
         let ready = ReadyMessage { protocol: PROTOCOL_VERSION, counts, recalls: counts };
-        // Three fields always have a form in JSON.
+        // A struct of three plain fields always serializes.
         self.send_frame(&WorkerFrame::new(FrameKind::Ready, serde_json::to_vec(&ready).unwrap_or_default()))?;
         while let Some(frame) = self.next_frame()? {
             match frame.kind {
-                // One that cannot be claimed was taken back.
+                // A task that cannot be claimed was recalled.
                 FrameKind::Task if self.counters.as_ref().is_none_or(|counters| counters.claim_task()) => {
                     self.process_task(&mut worker, frame)?;
                 }
@@ -179,7 +180,7 @@ impl WorkerSession {
         Ok(self.results.queue_frame(&result)?)
     }
 
-    /// The next frame; `None` where the dispatcher is gone. Whoever waits for results gets them before this waits.
+    /// Returns the next frame; `None` if the dispatcher is gone. Sends queued results before it waits.
     fn next_frame(&mut self) -> Result<Option<WorkerFrame>, ServeError> {
         loop {
             let next = self.decoder.next_frame().map_err(|error| ServeError::ProtocolViolation(error.to_string()))?;
@@ -208,17 +209,18 @@ fn parse_hello(frame: &WorkerFrame) -> Result<WorkerHello, ServeError> {
     if hello.protocol == PROTOCOL_VERSION { Ok(hello) } else { Err(ServeError::Version(hello.protocol)) }
 }
 
-// Answers on their way out: several short ones are sent together, and none waits for long.
+// Outgoing results: short ones are sent together, and none waits for long.
 //
-// The worker sends before it waits for more. While it works on a task with answers unsent, a thread of its own (the sender)
-// sends them after a moment, so that none is held back by a long task. They wait in the outbox, and do not even die with the
-// worker; where there is no outbox each is sent at once. The sender sleeps while there is nothing to send, and ends with the worker.
+// The worker sends queued results before it waits for frames. If a task runs while results are queued, a sender thread
+// sends them after a moment, so that a long task does not hold them back. Queued results lie in the outbox and survive
+// the worker; without an outbox each result is sent at once. The sender sleeps while there is nothing to send, and ends
+// with the worker.
 
-/// Answers that are sent together at most, in bytes.
+/// Most bytes of results that are sent together.
 const SEND_BYTES: usize = 64 * 1024;
-/// How long an answer may wait for others to be sent with it.
+/// Longest time that a result waits for others.
 const SEND_AFTER: Duration = Duration::from_millis(3);
-/// How often the sender finds nothing to send before it sleeps for longer.
+/// Idle checks of the sender before it sleeps.
 const IDLE_ROUNDS: u32 = 20;
 
 struct ResultSender {
@@ -245,13 +247,13 @@ impl ResultSender {
         Ok(Self { context, sender: sender.thread().clone(), has_unsent: false })
     }
 
-    /// An answer is to be sent, now or in a moment.
+    /// Queues a frame.
     pub(crate) fn queue_frame(&mut self, frame: &WorkerFrame) -> io::Result<()> {
         self.has_unsent = true;
         lock(&self.context.unsent).queue_frame(frame, &self.context.socket)
     }
 
-    /// Sends what there is.
+    /// Sends queued frames.
     pub(crate) fn send_queued(&mut self) -> io::Result<()> {
         if !std::mem::take(&mut self.has_unsent) {
             return Ok(());
@@ -259,7 +261,7 @@ impl ResultSender {
         lock(&self.context.unsent).send_queued(&self.context.socket)
     }
 
-    /// What comes now may take long: answers that wait are sent by somebody else.
+    /// Lets the sender thread send queued results, because a long task may follow.
     pub(crate) fn send_in_background(&self) {
         if self.has_unsent && self.context.is_asleep.swap(false, Ordering::SeqCst) {
             self.sender.unpark();
@@ -280,7 +282,7 @@ impl SenderContext {
         while !self.is_finished.load(Ordering::SeqCst) {
             if idle >= IDLE_ROUNDS {
                 self.is_asleep.store(true, Ordering::SeqCst);
-                // What was put before that was said is seen now; what comes after wakes.
+                // A frame queued before the flag was set is seen here; a later one wakes this thread.
                 if lock(&self.unsent).is_empty() {
                     std::thread::park();
                 }
@@ -290,16 +292,16 @@ impl SenderContext {
             std::thread::sleep(SEND_AFTER);
             let mut unsent = lock(&self.unsent);
             idle = if unsent.is_empty() { idle + 1 } else { 0 };
-            // Nobody listens any more: the worker sees that as well.
+            // The dispatcher is gone, which the worker notices as well.
             let _ = unsent.send_queued(&self.socket);
         }
     }
 }
 
-/// Answers that wait in the outbox, if there is one.
+/// Results that wait in the outbox, if there is one.
 struct UnsentResults {
     header: BytesMut,
-    /// What of the outbox is being sent.
+    /// Copy of the outbox for sending.
     copy: BytesMut,
     outbox: Option<Arc<WorkerCounters>>,
 }
@@ -313,9 +315,9 @@ impl UnsentResults {
             socket.write_all(&self.header)?;
             return socket.write_all(&frame.payload);
         };
-        // Large ones go as they are, not copied together with others first.
+        // Large payloads are sent directly, without a copy into the outbox.
         let is_large = frame.payload.len() >= SEND_BYTES;
-        // There is always room: what is there is sent before it is as much as one frame less than fits.
+        // Always true: the outbox is sent before it lacks room for one more frame.
         let has_room = outbox.append_outbox([&self.header, if is_large { b"" } else { &frame.payload }]);
         debug_assert!(has_room, "the outbox is full");
         if is_large || outbox.outbox_length() >= SEND_BYTES {
@@ -369,7 +371,7 @@ mod tests {
         }
     }
 
-    /// What a dispatcher has of a worker.
+    /// The dispatcher's end of a worker.
     struct TestDispatcher {
         socket: UnixStream,
         decoder: FrameDecoder,

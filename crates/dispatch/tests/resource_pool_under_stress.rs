@@ -1,5 +1,5 @@
-//! Many tasks, few workers, and everything that can happen to either, at random. Alone in its program, so that file descriptors
-//! can be counted.
+//! Many tasks on few workers, with random failures of both. A separate test program, so that file descriptors can be
+//! counted.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "support/mod.rs"]
@@ -21,7 +21,7 @@ use test_pool::{TestPool, wait_for_status, within_patience};
 
 const TASKS: u64 = 200;
 
-/// Processes that somebody has.
+/// Pids of held workers.
 #[derive(Clone, Default)]
 struct HeldPids(Arc<Mutex<HashSet<u32>>>);
 

@@ -1,4 +1,4 @@
-//! What commands wrote: files the dispatcher made and a runner's commands write into, one behind the other.
+//! Output of commands: files of the dispatcher that a runner's commands append to.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,7 +12,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, memfd_crea
 
 use crate::limits::PUNCH_BYTES;
 
-/// The two files of one runner. They have no name, and are gone with whoever has them open last.
+/// The two anonymous output files of one runner. They are freed with their last descriptor.
 #[derive(Debug)]
 pub(crate) struct OutputSpool {
     files: [Arc<SpoolFile>; 2],
@@ -23,13 +23,13 @@ impl OutputSpool {
         Ok(Self { files: [Arc::new(SpoolFile::new()?), Arc::new(SpoolFile::new()?)] })
     }
 
-    /// The standard output and error of a runner.
+    /// Returns standard output and error for a runner.
     pub(crate) fn streams(&self) -> io::Result<[Stdio; 2]> {
         let [out, err] = &self.files;
         Ok([out.file.try_clone()?.into(), err.file.try_clone()?.into()])
     }
 
-    /// What a task's command wrote, by the runner's report; without one, everything since the last report.
+    /// Returns the output of a task's command, as the runner reported it, or everything since the last report.
     pub(crate) fn output(&self, written: Option<[Option<(u64, u64)>; 2]>) -> CommandOutput {
         let [out, err] = written.unwrap_or([None, None]);
         CommandOutput { out: SpoolRegion::new(&self.files[0], out), err: SpoolRegion::new(&self.files[1], err) }
@@ -42,16 +42,16 @@ struct SpoolFile {
     read: Mutex<ConsumedBytes>,
 }
 
-/// Which bytes nobody needs any more.
+/// Byte ranges that are no longer needed.
 #[derive(Debug, Default)]
 struct ConsumedBytes {
-    /// Up to here all are, and were given back to the disk.
+    /// End of the range that was freed on the disk.
     freed: u64,
-    /// Up to here all are.
+    /// End of the contiguous consumed range.
     consumed: u64,
-    /// Beyond that: from and to.
+    /// Consumed ranges beyond it, from start to end.
     consumed_beyond: BTreeMap<u64, u64>,
-    /// Where the last task's bytes that were told of end.
+    /// End of the last task's reported output.
     reported: u64,
 }
 
@@ -61,7 +61,7 @@ impl SpoolFile {
         let unnamed = open(std::env::temp_dir(), flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR);
         let file = match unnamed {
             Ok(file) => file,
-            // Not every file system can do that.
+            // Some file systems lack anonymous files.
             Err(_) => {
                 let file = memfd_create("gpupool-output", MemfdFlags::CLOEXEC)?;
                 rustix::fs::fcntl_setfl(&file, OFlags::APPEND)?;
@@ -83,14 +83,14 @@ impl SpoolFile {
         if read.consumed - read.freed >= PUNCH_BYTES {
             let length = read.consumed - read.freed;
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // Where that cannot be done, the disk has it until the end.
+            // Without hole punching, the space is freed at the end.
             let _ = fallocate(&self.file, flags, read.freed, length);
             read.freed = read.consumed;
         }
     }
 }
 
-/// What one task's command wrote. Its place on the disk is given back when this is dropped.
+/// Output of one task's command. Dropping it frees its disk space.
 #[derive(Debug)]
 pub struct CommandOutput {
     out: SpoolRegion,
@@ -98,26 +98,26 @@ pub struct CommandOutput {
 }
 
 impl CommandOutput {
-    /// Copies its standard output.
+    /// Copies the standard output.
     pub fn copy_stdout_to(&self, to: &mut impl Write) -> io::Result<u64> {
         self.out.copy_from(self.out.from, to)
     }
 
-    /// Copies its standard error.
+    /// Copies the standard error.
     pub fn copy_stderr_to(&self, to: &mut impl Write) -> io::Result<u64> {
         self.err.copy_from(self.err.from, to)
     }
 
-    /// The last bytes of its standard error, as text.
+    /// Returns the last bytes of the standard error as text.
     pub fn stderr_tail(&self, bytes: u64) -> String {
         let from = self.err.to.saturating_sub(bytes).max(self.err.from);
         let mut tail = Vec::new();
-        // What cannot be read is not shown; the outcome says what went wrong.
+        // Unreadable output is omitted; the outcome holds the actual error.
         let _ = self.err.copy_from(from, &mut tail);
         String::from_utf8_lossy(&tail).into_owned()
     }
 
-    /// Bytes of standard output, and of standard error.
+    /// Returns the lengths of standard output and standard error.
     pub fn stream_lengths(&self) -> (u64, u64) {
         (self.out.to - self.out.from, self.err.to - self.err.from)
     }
@@ -134,7 +134,7 @@ impl SpoolRegion {
     fn new(file: &Arc<SpoolFile>, written: Option<(u64, u64)>) -> Self {
         let mut read = lock(&file.read);
         let from = read.reported;
-        // Whatever the runner said: no task has what another one had, and no bytes that are not there.
+        // The reported range is clamped: no task gets another task's bytes or bytes past the end.
         let end = file.file.metadata().map_or(from, |metadata| metadata.len());
         let to = written.map_or(end, |(_, to)| to.min(end)).max(from);
         read.reported = to;

@@ -1,7 +1,8 @@
-//! The engine: one loop around the ledger that touches the world. Starts workers, sends, hears, buries.
+//! The engine: one loop that performs what the scheduler decides. Starts workers, sends tasks, reads results and ends
+//! processes.
 //!
-//! Whoever drives it calls [`Engine::turn`] again and again, one thread at a time. What takes long (starting a
-//! process, ending one) is done by short-lived threads that leave a message.
+//! The driving thread calls [`Engine::run_turn`] repeatedly, one thread at a time. Slow operations (starting or ending
+//! a process) run on short-lived threads that send a message when done.
 
 mod queues;
 mod worker_lifecycle;
@@ -30,7 +31,7 @@ use crate::plan::RunPlan;
 use crate::scheduler::{SchedulerEffect, TaskScheduler};
 use crate::{RunStats, WorkerExitCause, WorkerId, WorkerSlot, WorkerStats};
 
-/// Which of a slot's file descriptors something happened to.
+/// Origin of an epoll event: the wakeup descriptor, or a descriptor of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EpollSource {
     Wakeup,
@@ -51,7 +52,7 @@ impl EpollSource {
     }
 
     fn from_epoll_data(data: epoll::EventData) -> Self {
-        // It was a slot's number before.
+        // The number was made from a slot index.
         let number = usize::try_from(data.u64()).unwrap_or(0);
         match number & 3 {
             1 => Self::Socket(number >> 2),
@@ -62,28 +63,26 @@ impl EpollSource {
     }
 }
 
-/// Who drives, and what that one waits for.
+/// Condition for which the driving thread waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DriverGoal {
-    /// Events.
     Event,
-    /// Events, until this time.
+    /// An event, until this time.
     EventUntil(Instant),
-    /// Events, and room for more tasks.
+    /// An event, or room in the task queue.
     EventOrRoom,
-    /// Nothing: it has other things to do.
+    /// Nothing: the driver returns at once.
     Nothing,
-    /// Nothing: it keeps things going.
+    /// No condition: the backup thread keeps the run going.
     Background,
-    /// Nothing but the end, and that not for ever.
+    /// The end of the run, until this time.
     ShutdownUntil(Instant),
 }
 
-/// How far the run is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RunProgress {
     Open,
-    /// All tasks are over; the workers are told to end.
+    /// All tasks have ended; the workers were told to stop.
     Ending,
     Over,
 }
@@ -93,7 +92,7 @@ pub(crate) struct Engine {
     plan: Arc<RunPlan>,
     scheduler: TaskScheduler,
     payloads: TaskMap<Bytes>,
-    /// What commands wrote whose tasks are not over yet.
+    /// Output of commands whose tasks have not ended yet.
     outputs: TaskMap<CommandOutput>,
     slots: Vec<SlotRuntime>,
     epoll: OwnedFd,
@@ -104,7 +103,7 @@ pub(crate) struct Engine {
     event_queue: EventQueue,
     progress: RunProgress,
     failure: Option<DispatchError>,
-    /// A signal came while it slept.
+    /// Whether a signal interrupted the last sleep.
     was_interrupted: bool,
     clock: CounterClock,
     /// Shared with the threads that start workers.
@@ -122,7 +121,7 @@ impl Engine {
             .map_err(io::Error::from)?;
         let now = Instant::now();
         let mut rules = plan.rules.clone();
-        // What one task uses can only be told apart where no other is behind it.
+        // Per-task CPU time can only be measured if no other task is queued behind it.
         rules.prefetch &= !plan.counts_cpu_time_per_task();
         Ok(Self {
             scheduler: TaskScheduler::new(rules),
@@ -144,10 +143,10 @@ impl Engine {
         })
     }
 
-    /// Does what there is to do, and sleeps until there is, unless whoever drives has something to do.
+    /// Performs all pending work, then sleeps until there is more or the driver's goal is reached.
     pub(crate) fn run_turn(&mut self, driver: DriverGoal) {
         if let Err(error) = self.try_run_turn(driver) {
-            // It cannot hear its workers any more: they are ended, and their tasks with them.
+            // Without epoll no worker can be read: end all workers and their tasks.
             self.abort_run(error);
             self.apply_effects(Instant::now());
             self.slots.clear();
@@ -162,7 +161,7 @@ impl Engine {
         self.scheduler.assign_tasks(now, &mut self.effects);
         self.apply_effects(now);
         self.handle_deadlines(now);
-        // What was taken back by the clock goes to others at once.
+        // Tasks recalled by a deadline go to other workers at once.
         self.scheduler.assign_tasks(now, &mut self.effects);
         self.apply_effects(now);
         self.send_pending();
@@ -173,7 +172,8 @@ impl Engine {
         self.wait_for_events(driver)
     }
 
-    /// How long to sleep. Who falls asleep says so first and looks for work then: what comes between rings.
+    /// Returns how long to sleep. Announces the sleep before the last check for work, so that later work wakes the
+    /// driver.
     fn sleep_duration(&self, driver: DriverGoal) -> Duration {
         let is_wanted = match driver {
             DriverGoal::Event | DriverGoal::EventUntil(_) => self.event_queue.ready_count() > 0,
@@ -226,28 +226,28 @@ impl Engine {
         Ok(())
     }
 
-    /// Moves what is to be told.
+    /// Moves ready events to the caller.
     pub(crate) fn take_events(&mut self, into: &mut VecDeque<RunEvent>) {
         self.event_queue.drain_into(into);
         self.resume_output_reading();
     }
 
-    /// Whether every task is over and every worker gone.
+    /// Whether every task has ended and every worker has exited.
     pub(crate) fn is_finished(&self) -> bool {
         self.progress == RunProgress::Over
     }
 
-    /// Whether a signal came while it slept, since this was last asked.
+    /// Returns and clears whether a signal interrupted a sleep.
     pub(crate) fn take_interrupt(&mut self) -> bool {
         std::mem::take(&mut self.was_interrupted)
     }
 
-    /// Why it could not go on.
+    /// Error that ended the run.
     pub(crate) fn failure(&self) -> Option<&DispatchError> {
         self.failure.as_ref()
     }
 
-    /// How things stand.
+    /// Returns the current statistics.
     pub(crate) fn stats(&self) -> RunStats {
         let (pending, running, _) = self.scheduler.task_counts();
         let worker = |slot: &SlotRuntime| {
@@ -326,7 +326,7 @@ impl Engine {
         self.apply_effects(now);
     }
 
-    /// When all tasks are over the workers are told to end; when they are gone, all is over.
+    /// Stops the workers when all tasks have ended, and finishes when all workers have exited.
     fn finish_if_done(&mut self, now: Instant) {
         if self.progress == RunProgress::Open && self.scheduler.is_done() {
             self.progress = RunProgress::Ending;
@@ -350,7 +350,7 @@ impl Engine {
         }
     }
 
-    /// Nobody is left who could do the rest.
+    /// Ends the run with an error and cancels every task.
     fn abort_run(&mut self, why: DispatchError) {
         self.failure.get_or_insert(why);
         self.accept_all_tasks();
@@ -358,7 +358,7 @@ impl Engine {
     }
 }
 
-// What other threads want, and what they have done for the engine.
+// Messages of other threads.
 
 impl Engine {
     pub(super) fn handle_messages(&mut self, now: Instant) {
@@ -391,7 +391,7 @@ impl Engine {
                     self.scheduler.cancel_pending(&mut self.effects);
                 }
                 EngineMessage::Stats(to) => {
-                    // Whoever asked may have gone.
+                    // The caller may have stopped waiting.
                     let _ = to.try_send(self.stats());
                 }
             }
@@ -403,7 +403,7 @@ impl Engine {
         let slot = &mut self.slots[index];
         slot.spec = spec;
         (slot.withdrawn, slot.deaths) = (None, 0);
-        // One that still dies comes back when it has.
+        // A slot whose process is still dying restarts when it is reaped.
         if matches!(slot.stage, SlotStage::Gone) {
             slot.stage = SlotStage::Waiting(now);
         }
@@ -429,7 +429,8 @@ impl Engine {
         }
     }
 
-    /// What workers are at is given up within the grace. Whoever did so, or had nothing, is told to end when all have.
+    /// Cancels running tasks within the grace. Workers that comply or are idle are told to stop when all tasks have
+    /// ended.
     fn stop_run(&mut self, now: Instant) {
         self.accept_all_tasks();
         self.scheduler.cancel_all(&mut self.effects);
@@ -445,12 +446,12 @@ impl Engine {
         }
     }
 
-    /// Has a worker give up what it is at, and begin nothing else.
+    /// Makes a worker cancel its task and start no other.
     fn interrupt_worker(&mut self, index: usize) {
         let SlotStage::Running(process, _) = &self.slots[index].stage else { return };
         process.counters.mark_all_interrupted();
         let claimed = process.counters.recall_unclaimed();
-        // One that is gone already needs no interrupt.
+        // A process that has exited needs no interrupt.
         let _ = process.job.signal(Signal::INT);
         let worker = self.slots[index].spec.id;
         if self.scheduler.can_recall(worker) {
@@ -459,7 +460,7 @@ impl Engine {
     }
 }
 
-// Doing what the ledger decided.
+// Effects of the scheduler.
 
 impl Engine {
     pub(super) fn apply_effects(&mut self, now: Instant) {
@@ -486,7 +487,7 @@ impl Engine {
                     SchedulerEffect::TaskRetried { task, worker, outcome } => {
                         self.outputs.remove(&task);
                         if let Some(index) = self.slot_index(worker) {
-                            // Begun once more by the same worker, it is told once more.
+                            // A retry on the same worker is reported as a new start.
                             self.slots[index].reported_task = None;
                         }
                         self.event_queue.totals.retried += 1;
@@ -497,7 +498,7 @@ impl Engine {
                             self.slot_index(worker).map(|index| &self.slots[index].stage)
                         {
                             process.counters.mark_interrupted(started);
-                            // One that is gone already needs no interrupt.
+                            // A process that has exited needs no interrupt.
                             let _ = process.job.signal(Signal::INT);
                         }
                     }

@@ -1,4 +1,4 @@
-//! What goes into the engine and what comes out of it: tasks of the source, messages of other threads, events.
+//! Input and output of the engine: the task queue, messages of other threads, and events.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -17,7 +17,7 @@ use crate::plan::{ResultOrder, WorkerProtocol, WorkerSlot};
 use crate::process::{ProcessStartError, WorkerProcess};
 use crate::{RunStats, TaskId, WorkerExitCause, WorkerId};
 
-/// What comes from the source and is not dealt with yet: never more than the queue holds.
+/// Queue of submitted tasks that the engine has not accepted yet. Bounded by `queue_size`.
 #[derive(Debug)]
 pub(crate) struct TaskQueue {
     protocol: WorkerProtocol,
@@ -29,11 +29,11 @@ pub(crate) struct TaskQueue {
 #[derive(Debug, Default)]
 struct TaskQueueState {
     waiting: VecDeque<Bytes>,
-    /// Tasks the engine took that no worker is at, and results nobody took from the engine yet.
+    /// Accepted tasks that no worker has started, plus undelivered results.
     outstanding: usize,
-    /// The number of the next task.
+    /// Number of the next task.
     next_task: u64,
-    /// The source has no more, or nobody wants more.
+    /// Whether no more tasks are accepted.
     is_closed: bool,
 }
 
@@ -42,7 +42,7 @@ impl TaskQueue {
         Self { protocol, queue_size, state: Mutex::default(), has_room: Condvar::new() }
     }
 
-    /// How many tasks can be put without waiting.
+    /// Returns the number of tasks that can be submitted without waiting.
     pub(crate) fn room(&self) -> usize {
         self.room_in(&lock(&self.state))
     }
@@ -51,7 +51,7 @@ impl TaskQueue {
         if state.is_closed { 0 } else { self.queue_size.saturating_sub(state.waiting.len() + state.outstanding) }
     }
 
-    /// Puts a task, and waits for room if there is none and `waits`.
+    /// Submits a task. With `waits_for_room`, waits while the queue is full.
     pub(crate) fn push_task(&self, payload: Bytes, waits_for_room: bool) -> Result<TaskId, SubmitError> {
         self.protocol.check(&payload)?;
         let mut state = lock(&self.state);
@@ -70,18 +70,19 @@ impl TaskQueue {
         Ok(task)
     }
 
-    /// The number of the next task.
+    /// Returns the id of the next task.
     pub(crate) fn next_task_id(&self) -> TaskId {
         TaskId(lock(&self.state).next_task)
     }
 
-    /// Nothing more comes.
+    /// Closes the queue to further tasks.
     pub(crate) fn close(&self) {
         lock(&self.state).is_closed = true;
         self.has_room.notify_all();
     }
 
-    /// Takes what the engine has room for; whether that was the last. `ahead` is told of what the engine has, before.
+    /// Moves as many tasks as the engine has room for, given its unstarted tasks and undelivered results. Returns
+    /// whether the queue is closed and empty.
     pub(crate) fn take_tasks(&self, into: &mut Vec<Bytes>, unstarted: usize, undelivered: usize) -> bool {
         let mut state = lock(&self.state);
         let before = self.room_in(&state);
@@ -97,14 +98,14 @@ impl TaskQueue {
         is_last
     }
 
-    /// Whether [`Feed::take`] would tell anything new.
+    /// Whether [`TaskQueue::take_tasks`] would return tasks or the end of the input.
     pub(crate) fn has_update(&self, unstarted: usize, undelivered: usize, is_open: bool) -> bool {
         let state = lock(&self.state);
         let has_room = unstarted + undelivered < self.queue_size;
         is_open && ((has_room && !state.waiting.is_empty()) || (state.is_closed && state.waiting.is_empty()))
     }
 
-    /// Nothing more is wanted; what was put is all that comes.
+    /// Closes the queue and returns everything in it.
     pub(crate) fn close_and_drain(&self, into: &mut Vec<Bytes>) {
         let mut state = lock(&self.state);
         state.is_closed = true;
@@ -114,38 +115,56 @@ impl TaskQueue {
     }
 }
 
-/// A message to the thread that drives the engine, from another one.
+/// A message of another thread to the driver of the engine.
 #[derive(Debug)]
 pub(crate) enum EngineMessage {
-    /// A worker's process runs, or does not and why.
-    ProcessStarted { slot: usize, generation: u64, outcome: Result<Box<WorkerProcess>, ProcessStartError> },
-    /// A worker's process is gone, with all it started.
-    ProcessReaped { slot: usize, generation: u64, cause: WorkerExitCause },
-    /// A worker used more than it may.
-    ExceededBound { slot: usize, generation: u64, excess: BoundExceeded },
-    /// A worker used more than it may, by somebody else's account of its process.
-    ReportedExceededBound { worker: WorkerId, pid: u32, excess: BoundExceeded },
-    /// There is another place for a worker.
+    /// The process of a worker was started, or failed to start.
+    ProcessStarted {
+        slot: usize,
+        generation: u64,
+        outcome: Result<Box<WorkerProcess>, ProcessStartError>,
+    },
+    /// The process of a worker and all its descendants have exited.
+    ProcessReaped {
+        slot: usize,
+        generation: u64,
+        cause: WorkerExitCause,
+    },
+    /// A worker exceeded a bound.
+    ExceededBound {
+        slot: usize,
+        generation: u64,
+        excess: BoundExceeded,
+    },
+    /// A worker exceeded a bound according to an external measurement of this process.
+    ReportedExceededBound {
+        worker: WorkerId,
+        pid: u32,
+        excess: BoundExceeded,
+    },
+    /// Adds a worker slot, or restores a withdrawn one.
     AddSlot(WorkerSlot),
-    /// A place is taken away.
-    WithdrawSlot { worker: WorkerId, why: Arc<str> },
-    /// Everything is to end, now.
+    WithdrawSlot {
+        worker: WorkerId,
+        why: Arc<str>,
+    },
+    /// Ends everything now.
     Cancel,
-    /// What is not done is given up; the workers end as they do when all is done.
+    /// Cancels unfinished tasks and stops the workers in order.
     Stop,
-    /// Nothing is to be begun any more.
+    /// Cancels tasks that no worker has started.
     CancelPending,
-    /// Somebody wants to know how things stand.
+    /// Asks for the statistics.
     Stats(SyncSender<RunStats>),
 }
 
-/// Where messages are left.
+/// Mailbox of the engine.
 #[derive(Debug)]
 pub(crate) struct EngineMailbox {
     messages: Mutex<Vec<EngineMessage>>,
-    /// Readable while somebody is to wake up.
+    /// Eventfd that wakes a sleeping driver.
     wakeup: OwnedFd,
-    /// Whether whoever drives sleeps, or is about to.
+    /// Whether the driver sleeps or is about to.
     is_asleep: AtomicBool,
 }
 
@@ -168,20 +187,20 @@ impl EngineMailbox {
         std::mem::take(&mut lock(&self.messages))
     }
 
-    /// Wakes whoever drives, if that one sleeps.
+    /// Wakes the driver if it sleeps.
     pub(crate) fn wake_driver(&self) {
         if self.is_asleep.swap(false, Ordering::SeqCst) {
             self.force_wakeup();
         }
     }
 
-    /// Wakes whoever drives in any case.
+    /// Wakes the driver in any case.
     pub(crate) fn force_wakeup(&self) {
-        // It can only fail where it rings already.
+        // The write fails only if the counter is full, and then the wakeup is pending already.
         let _ = rustix::io::write(&self.wakeup, &1_u64.to_ne_bytes());
     }
 
-    /// To be said before looking for work a last time, and then sleeping.
+    /// Announces a sleep. Check for work once more after this call.
     pub(crate) fn announce_sleep(&self) {
         self.is_asleep.store(true, Ordering::SeqCst);
     }
@@ -201,12 +220,12 @@ impl AsFd for EngineMailbox {
     }
 }
 
-/// Events on their way to the caller, results in the order that is wanted.
+/// Events on their way to the caller, with results in the configured order.
 #[derive(Debug)]
 pub(super) struct EventQueue {
     order: ResultOrder,
     ready: VecDeque<RunEvent>,
-    /// Results that are to be told after others.
+    /// Results that wait for the results of earlier tasks.
     out_of_order: BTreeMap<TaskId, TaskEnd>,
     next_task: TaskId,
     pub totals: RunStats,
@@ -235,7 +254,7 @@ impl EventQueue {
         }
     }
 
-    /// Moves what is ready to be told.
+    /// Moves the ready events to the caller.
     pub(super) fn drain_into(&mut self, into: &mut VecDeque<RunEvent>) {
         if into.is_empty() {
             std::mem::swap(&mut self.ready, into);
@@ -244,12 +263,12 @@ impl EventQueue {
         }
     }
 
-    /// Events that can be told now.
+    /// Returns the number of events that can be delivered now.
     pub(super) fn ready_count(&self) -> usize {
         self.ready.len()
     }
 
-    /// What nobody took yet.
+    /// Returns the number of events and results that the caller has not taken.
     pub(super) fn undelivered_count(&self) -> usize {
         self.ready.len() + self.out_of_order.len()
     }

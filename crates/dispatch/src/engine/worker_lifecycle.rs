@@ -1,4 +1,4 @@
-//! A worker while its process runs: starting it, giving it tasks, hearing what it says.
+//! A worker from the start of its process to its end: tasks, messages, output, timeouts and restarts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ impl Engine {
             let outcome = start_worker_process(&plan, &spec, &bounds_watcher, Box::new(on_excess)).map(Box::new);
             mailbox.send(EngineMessage::ProcessStarted { slot: index, generation, outcome });
         };
-        // Ends when the process is started or cannot be; the run is not over before.
+        // Ends when the process has started or failed; the run does not end before.
         let thread = std::thread::Builder::new().name("gpupool-start".into());
         if let Err(error) = spawn_without_signals(|| thread.spawn(start_process)) {
             let why = format!("no thread can be had to start it: {error}");
@@ -77,7 +77,7 @@ impl Engine {
             return self.end_process(index, Some(WorkerExitCause::Stopped), Duration::ZERO);
         }
         if self.plan.program.protocol == WorkerProtocol::Lines {
-            // It says nothing of itself: it is ready when it runs.
+            // A worker that speaks lines sends no ready message.
             self.on_worker_ready(index, WorkerCapability::OneTask, now);
         }
     }
@@ -87,7 +87,7 @@ impl Engine {
         let slot = &mut self.slots[index];
         let is_outdated = std::mem::take(&mut slot.is_outdated);
         match reason {
-            // Of a place it has no more; the one it has now is another.
+            // The revoked slot was replaced by a new one while its process started.
             ProcessStartError::NotAttached(AttachDenied::SlotRevoked(_)) if is_outdated && slot.withdrawn.is_none() => {
                 slot.stage = SlotStage::Waiting(now);
             }
@@ -149,7 +149,7 @@ impl Engine {
         self.report_task_start(index, now);
     }
 
-    /// Takes back what a worker has not claimed.
+    /// Takes back the tasks that a worker has not claimed.
     pub(super) fn recall_tasks(&mut self, worker: WorkerId) {
         let Some(index) = self.slot_index(worker) else { return };
         if let SlotStage::Running(process, _) = &mut self.slots[index].stage {
@@ -159,7 +159,7 @@ impl Engine {
         }
     }
 
-    /// Whatever a worker has first, it works on.
+    /// Reports the first task in a worker's queue as started.
     fn report_task_start(&mut self, index: usize, now: Instant) {
         let slot = &mut self.slots[index];
         let worker = slot.spec.id;
@@ -176,7 +176,7 @@ impl Engine {
         }
     }
 
-    /// Sends what waits to be sent, and asks to be told when more can be.
+    /// Sends queued bytes, and polls for writability if some are left.
     pub(super) fn send_pending(&mut self) {
         for index in 0..self.slots.len() {
             let SlotStage::Running(process, _) = &mut self.slots[index].stage else { continue };
@@ -198,7 +198,7 @@ impl Engine {
         if flags.contains(EventFlags::OUT)
             && let Some(SlotStage::Running(process, _)) = self.slots.get(index).map(|slot| &slot.stage)
         {
-            // The next turn sends; asked for again where that is not all.
+            // The next turn sends, and polls again if bytes are left.
             let _ =
                 epoll::modify(&self.epoll, &process.socket, EpollSource::Socket(index).to_epoll_data(), EventFlags::IN);
         }
@@ -215,7 +215,7 @@ impl Engine {
         }
     }
 
-    /// Deals with all a worker said that was read.
+    /// Handles all messages that were read from a worker.
     fn read_messages(&mut self, index: usize, now: Instant) {
         while let SlotStage::Running(process, _) = &mut self.slots[index].stage {
             let handled = match process.socket.next_message() {
@@ -295,7 +295,7 @@ impl Engine {
         self.scheduler
             .record_result(worker, task, outcome, now, &mut self.effects)
             .map_err(|violation| violation.to_string())?;
-        // Over before the next is told to be started.
+        // The end of this task precedes the start of the next.
         self.apply_effects(now);
         if let Some(excess) = excess {
             self.end_process(index, Some(WorkerExitCause::BoundExceeded(excess)), Duration::ZERO);
@@ -308,8 +308,8 @@ impl Engine {
         Ok(())
     }
 
-    /// A task that failed may have, because something of it was killed for using too much. Asked at once: when that is told
-    /// the worker may be at another task, which has nothing to do with it.
+    /// Finds the exceeded bound behind a failed task. Asked at once: the notification may arrive when the worker is
+    /// already at another, unrelated task.
     fn find_exceeded_bound(&self, index: usize, outcome: &TaskOutcome) -> Option<BoundExceeded> {
         match (&self.slots[index].stage, outcome) {
             (SlotStage::Running(process, _), TaskOutcome::Failed(_)) => process.bounded_job.as_ref()?.exceeded_bound(),
@@ -317,7 +317,7 @@ impl Engine {
         }
     }
 
-    /// What a command wrote is known by its runner's report; without one, all that is there.
+    /// Captures what a command wrote, as its runner reports; all unread output if there is no report.
     fn capture_output(&mut self, index: usize, task: TaskId, outcome: &TaskOutcome) {
         let output_spool = match &self.slots[index].stage {
             SlotStage::Running(process, _) => &process.output_spool,
@@ -332,7 +332,7 @@ impl Engine {
         self.outputs.insert(task, output_spool.output(report.map(|report| report.written)));
     }
 
-    /// Whether its task takes too long.
+    /// Checks the time limit of a worker's task.
     pub(super) fn check_task_timeout(&mut self, index: usize, now: Instant) {
         let slot = &mut self.slots[index];
         let SlotStage::Running(process, WorkerPhase::Serving(_)) = &slot.stage else {
@@ -349,7 +349,7 @@ impl Engine {
             .check_worker(WorkerObservation { worker: slot.spec.id, counted, started: begun, now }, &mut self.effects);
     }
 
-    /// Reads what a worker wrote to its standard output or error.
+    /// Reads a worker's standard output and error.
     pub(super) fn read_output(&mut self, index: usize) {
         let is_too_much = self.event_queue.ready_count() > MAX_UNREAD_EVENTS;
         let slot = &mut self.slots[index];
@@ -359,7 +359,8 @@ impl Engine {
         let read = if is_too_much { Ok(0) } else { read_into_buffer(&mut bytes, READ_BYTES, output) };
         match read {
             Ok(0) if is_too_much => {
-                // It waits until somebody takes what there is. Not only asked for nothing: a hang-up would be told all the same.
+                // Reading resumes when the caller takes events. The descriptor is removed from epoll, because a hang-up
+                // is reported even with an empty event mask.
                 slot.is_output_paused = epoll::delete(&self.epoll, output).is_ok();
             }
             Ok(0) => {
@@ -379,7 +380,7 @@ impl Engine {
         }
     }
 
-    /// What was not read because nobody took what there was is read again.
+    /// Resumes reading the output that was paused by too many undelivered events.
     pub(super) fn resume_output_reading(&mut self) {
         for (index, slot) in self.slots.iter_mut().enumerate() {
             if !std::mem::take(&mut slot.is_output_paused) {
@@ -393,7 +394,7 @@ impl Engine {
         }
     }
 
-    /// A worker that has lived long enough is replaced when it is done with what it has.
+    /// Replaces a worker at the end of its lifetime, when its queued tasks are done.
     pub(super) fn retire_worker(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         slot.is_retiring = true;
@@ -407,7 +408,7 @@ impl Engine {
         }
     }
 
-    /// The worker's keeper has something to tell. Stopped or continued by somebody, it is still a worker.
+    /// Handles an event of the worker's job. A worker that was stopped or continued by a signal stays a worker.
     pub(super) fn on_job_ready(&mut self, index: usize) {
         while let Some(SlotStage::Running(process, _)) = self.slots.get_mut(index).map(|slot| &mut slot.stage) {
             match process.job.try_next_event() {
@@ -419,10 +420,10 @@ impl Engine {
     }
 }
 
-// A worker's end: its process is seen off by a thread, what it still said is heard, and somebody takes its place.
+// The end of a worker: a thread reaps its process, its final messages are handled, and its slot restarts.
 
 impl Engine {
-    /// Ends a worker that is alive: killed after a grace, in which it may end by itself. Once it is gone, `buried` goes on.
+    /// Ends a running worker: kills it after a grace in which it may exit by itself. `on_process_reaped` follows.
     pub(super) fn end_process(&mut self, index: usize, cause: Option<WorkerExitCause>, grace: Duration) {
         let slot = &mut self.slots[index];
         if !matches!(slot.stage, SlotStage::Running(..)) {
@@ -440,10 +441,17 @@ impl Engine {
         end_worker_process(job, bounded_job, &mut socket, grace, move |cause| {
             mailbox.send(EngineMessage::ProcessReaped { slot: index, generation, cause })
         });
-        slot.stage = SlotStage::Dying(Box::new(DyingProcess { socket, counters, output: output_pipe, output_spool, phase, cause }));
+        slot.stage = SlotStage::Dying(Box::new(DyingProcess {
+            socket,
+            counters,
+            output: output_pipe,
+            output_spool,
+            phase,
+            cause,
+        }));
     }
 
-    /// A process is gone; `cause` is what it died of where we did not kill it.
+    /// Handles the exit of a process; `cause` applies unless the engine killed it.
     pub(super) fn on_process_reaped(&mut self, index: usize, generation: u64, cause: WorkerExitCause, now: Instant) {
         if self.slots.get(index).is_none_or(|slot| slot.generation != generation) {
             return;
@@ -463,7 +471,7 @@ impl Engine {
         self.on_worker_ended(index, phase, cause, now);
     }
 
-    /// What it said and wrote before it died is heard.
+    /// Handles the messages and the output that a worker sent before its exit.
     fn drain_final_messages(&mut self, index: usize, now: Instant) {
         let slot = &mut self.slots[index];
         let SlotStage::Dying(dying) = &mut slot.stage else { return };
@@ -482,7 +490,7 @@ impl Engine {
         self.on_output(index, words);
     }
 
-    /// Its process is gone: who comes next, if anybody.
+    /// Reports the end of a process and decides whether its slot restarts.
     pub(super) fn on_worker_ended(&mut self, index: usize, phase: WorkerPhase, cause: WorkerExitCause, now: Instant) {
         let is_open = self.progress == RunProgress::Open && !self.scheduler.is_cancelled();
         let slot = &mut self.slots[index];
@@ -491,7 +499,7 @@ impl Engine {
         let is_withdrawn = slot.withdrawn.is_some();
         let mut is_wanted = is_open && !is_withdrawn;
         slot.deaths += u32::from(!matches!(phase, WorkerPhase::Stopping(_)));
-        // What a worker says that was interrupted came of that.
+        // An interrupted worker's error message results from the interrupt.
         let is_interrupted = self.scheduler.is_cancelled() && matches!(cause, WorkerExitCause::Stopped);
         let own_words = slot.setup_failure.take().filter(|_| !is_interrupted);
         let is_setup_failure = matches!(phase, WorkerPhase::SettingUp(_)) && (is_wanted || own_words.is_some());
@@ -511,7 +519,7 @@ impl Engine {
     }
 
     fn abort_if_no_worker(&mut self, last: usize, why: Arc<str>) {
-        // A place that was taken away may come back.
+        // A withdrawn slot may be restored.
         if self.slots.iter().any(|slot| !matches!(slot.stage, SlotStage::Gone) || slot.withdrawn.is_some()) {
             return;
         }

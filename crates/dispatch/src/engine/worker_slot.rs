@@ -1,4 +1,4 @@
-//! The place of one worker, and how far the worker there is.
+//! Runtime state of a worker slot and its process.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -17,41 +17,41 @@ use crate::{RunStats, TaskId, WorkerExitCause, WorkerState};
 pub(super) struct SlotRuntime {
     pub spec: WorkerSlot,
     pub stage: SlotStage,
-    /// Which process of this place it is; news of an earlier one are no news.
+    /// Number of this slot's process. Messages about an earlier process are ignored.
     pub generation: u64,
-    /// Whether a worker of this place was ever set up.
+    /// Whether a worker of this slot was ever set up.
     pub has_worked: bool,
-    /// Times in a row that its process died without a task done between.
+    /// Consecutive exits of its process without a finished task in between.
     pub deaths: u32,
-    /// Why its setup failed, in its own words, or why it is to end.
+    /// Reason for a failed setup, in the worker's words, or for its kill.
     pub setup_failure: Option<Arc<str>>,
-    /// Its place was taken away.
+    /// Reason for which the slot was withdrawn.
     pub withdrawn: Option<Arc<str>>,
-    /// Its place was taken away while its process was being started.
+    /// Whether the slot was withdrawn while its process was being started.
     pub is_outdated: bool,
-    /// When it is to be looked at because of its task's time.
+    /// Time of the next check of its task's time limit.
     pub check_at: Option<Instant>,
-    /// The last task that was told to have been started.
+    /// Last task whose start was reported.
     pub reported_task: Option<TaskId>,
-    /// It has lived long enough, and is replaced when it is done with what it has.
+    /// Whether the worker reached its lifetime and is replaced after its queued tasks.
     pub is_retiring: bool,
     pub stderr_tail: Vec<u8>,
-    /// Whether what it writes is not read for now.
+    /// Whether reading of its output is paused.
     pub is_output_paused: bool,
-    /// What became of its tasks.
+    /// Outcomes of its tasks.
     pub totals: RunStats,
-    /// How often its process was replaced.
+    /// Number of times that its process was replaced.
     pub replaced: u64,
 }
 
 #[derive(Debug)]
 pub(super) enum SlotStage {
-    /// To be started then.
+    /// Starts at this time.
     Waiting(Instant),
-    /// A thread is at it.
+    /// A thread starts the process.
     Starting,
     Running(Box<WorkerProcess>, WorkerPhase),
-    /// Killed, or ending by itself; a thread waits for that.
+    /// Killed or exiting by itself; a thread reaps it.
     Dying(Box<DyingProcess>),
     Gone,
 }
@@ -59,11 +59,11 @@ pub(super) enum SlotStage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WorkerPhase {
     SettingUp(Option<Instant>),
-    /// Until its life is over, if it ever is.
+    /// Until the end of the worker's lifetime, if it has one.
     Serving(Option<Instant>),
-    /// Interrupted, as nobody wants what it is at; killed then if it has not given it up.
+    /// Interrupted to cancel its task; killed at this time.
     Cancelling(Instant),
-    /// Told to clean up and end, until it is killed.
+    /// Told to clean up and exit; killed at this time.
     Stopping(Instant),
 }
 
@@ -77,7 +77,7 @@ impl WorkerPhase {
     }
 }
 
-/// What is left of a process while it dies.
+/// Parts of a process that are needed until it is reaped.
 #[derive(Debug)]
 pub(super) struct DyingProcess {
     pub socket: WorkerSocket,
@@ -85,7 +85,7 @@ pub(super) struct DyingProcess {
     pub output: Option<OwnedFd>,
     pub output_spool: Option<OutputSpool>,
     pub phase: WorkerPhase,
-    /// Why we killed it, if we did.
+    /// Reason of our kill.
     pub cause: Option<WorkerExitCause>,
 }
 
@@ -110,7 +110,7 @@ impl SlotRuntime {
         }
     }
 
-    /// When something has to be done here by the clock.
+    /// Returns the time of the next action for this slot.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let phase = match &self.stage {
             SlotStage::Waiting(until) => Some(*until),
@@ -123,7 +123,7 @@ impl SlotRuntime {
 
     pub(super) fn append_stderr(&mut self, words: &[u8]) {
         self.stderr_tail.extend_from_slice(words);
-        // Cut now and then, not at each word.
+        // Trimmed only now and then, to keep appends cheap.
         if self.stderr_tail.len() > 2 * STDERR_TAIL_BYTES {
             self.stderr_tail.drain(..self.stderr_tail.len() - STDERR_TAIL_BYTES);
         }
@@ -149,7 +149,7 @@ impl SlotRuntime {
     }
 }
 
-/// The time of the counters, by our clock.
+/// Conversion of the counters' timestamps to `Instant`.
 #[derive(Debug)]
 pub(super) struct CounterClock {
     instant: Instant,
@@ -163,17 +163,17 @@ impl CounterClock {
         Self { instant: Instant::now(), nanos }
     }
 
-    /// No later than now, whatever a worker wrote.
+    /// Converts a timestamp, which a worker may have set wrong, to a time no later than now.
     pub(super) fn to_instant(&self, nanos: u64, now: Instant) -> Option<Instant> {
         let since = nanos.checked_sub(self.nanos)?;
         self.instant.checked_add(Duration::from_nanos(since)).map(|at| at.min(now))
     }
 }
 
-/// Things by the number of their task.
+/// Map by task number.
 pub(super) type TaskMap<T> = HashMap<TaskId, T, BuildHasherDefault<TaskIdHasher>>;
 
-/// Tasks are numbered one after the other: their numbers are spread well enough by one multiplication.
+/// Hasher for task ids. Ids are consecutive, so one multiplication spreads them well enough.
 #[derive(Debug, Default)]
 pub(super) struct TaskIdHasher(u64);
 

@@ -1,7 +1,7 @@
-//! News of the GPUs of a run, on their way to the thread or task that starts and stops workers.
+//! Events of the GPU leases of a run, for the thread or task that starts and stops workers.
 //!
-//! The keeper never waits for its reader, and what waits to be read stays small: newer news of a place replaces what it makes
-//! untrue. So a reader that is slow misses texts for people, and grants that were lost again before it read of them.
+//! The sender never waits, and the queue stays small: a newer event of a slot replaces the ones it makes obsolete. A
+//! slow reader misses notes, and grants that were lost before it read them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -12,38 +12,38 @@ use tokio::sync::mpsc;
 use super::GrantedLease;
 use crate::limits::MAX_GPU_NOTES;
 
-/// What became of a place, or of the agent.
+/// Event of a lease slot or of the agent.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GpuEvent {
-    /// Workers may be started on this now.
+    /// Workers may start on this lease.
     Granted(GrantedLease),
-    /// The workers of this place must stop now: within five seconds the agent kills what runs under the lease. Another one is
-    /// asked for, and told when it is granted.
+    /// The workers of this slot must stop now: the agent kills them within five seconds. The slot requests another
+    /// lease.
     Lost {
-        /// Which place.
+        /// Lease slot.
         slot: usize,
-        /// Why, for people.
+        /// Reason, for people.
         why: String,
     },
-    /// It is waited for.
+    /// The request waits in the queue.
     Waiting {
-        /// Which place.
+        /// Lease slot.
         slot: usize,
-        /// How it goes, for people.
+        /// Queue position and reason, for people.
         text: String,
     },
-    /// It is not granted, and not asked for any more: it can never be, or the agent does not want to.
+    /// The request was refused for good, and the slot ends.
     Refused {
-        /// Which place.
+        /// Lease slot.
         slot: usize,
-        /// Why, for people.
+        /// Reason, for people.
         why: String,
     },
-    /// Good to know, for people: the agent is away, or back, or will take something back soon.
+    /// Note for people, such as an absent agent or an announced revocation.
     Note(String),
 }
 
-/// News that was not read yet. At most one of each kind for each place, and [`GPU_NOTES`].
+/// Unread events: at most one of each kind for each slot, and [`MAX_GPU_NOTES`] notes.
 #[derive(Debug, Default)]
 struct UnreadEvents(VecDeque<GpuEvent>);
 
@@ -54,7 +54,7 @@ impl UnreadEvents {
             GpuEvent::Lost { slot, .. } => {
                 let grant = |old: &GpuEvent| matches!(old, GpuEvent::Granted(granted) if granted.slot == *slot);
                 if let Some(at) = unread.iter().position(grant) {
-                    // No worker was started on it.
+                    // No worker was started on the lost grant.
                     unread.remove(at);
                     return;
                 }
@@ -77,24 +77,24 @@ impl UnreadEvents {
     }
 }
 
-/// The keeper's end. When the last clone is dropped, the reader ends.
+/// Sending end. The receiver ends when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub(super) struct GpuEventSender {
     unread: Arc<Mutex<UnreadEvents>>,
-    /// Holds one call to look.
+    /// Holds at most one pending wakeup.
     wake: mpsc::Sender<()>,
 }
 
 impl GpuEventSender {
-    /// Never waits.
+    /// Sends an event without waiting.
     pub(super) fn send(&self, event: GpuEvent) {
         lock(&self.unread).push(event);
-        // Where a call waits already, it is for this as well; where the reader is gone, the news is not needed.
+        // A pending wakeup covers this event, too; without a receiver the event is not needed.
         let _ = self.wake.try_send(());
     }
 }
 
-/// The news of one [`super::GpuLeaseManager`], in the order they came.
+/// Events of one [`super::GpuLeaseManager`], in order.
 #[derive(Debug)]
 pub struct GpuEventReceiver {
     unread: Arc<Mutex<UnreadEvents>>,
@@ -102,7 +102,7 @@ pub struct GpuEventReceiver {
 }
 
 impl GpuEventReceiver {
-    /// Waits for the next news; `None` when the keeper is gone and all was read. Can be dropped while it waits.
+    /// Waits for the next event. Returns `None` when the manager has ended and all events were read. Cancel safe.
     pub async fn next(&mut self) -> Option<GpuEvent> {
         loop {
             if let Some(event) = self.pop_event() {
@@ -114,7 +114,7 @@ impl GpuEventReceiver {
         }
     }
 
-    /// The same, for a thread without a runtime.
+    /// Does the same for a thread without a runtime.
     pub fn blocking_next(&mut self) -> Option<GpuEvent> {
         loop {
             if let Some(event) = self.pop_event() {
@@ -131,7 +131,7 @@ impl GpuEventReceiver {
     }
 }
 
-/// Both ends.
+/// Creates a sender and its receiver.
 pub(super) fn gpu_event_channel() -> (GpuEventSender, GpuEventReceiver) {
     let unread = Arc::default();
     let (wake_sender, wake) = mpsc::channel(1);
@@ -154,7 +154,7 @@ mod tests {
         GpuEvent::Waiting { slot, text: text.into() }
     }
 
-    /// What a reader that comes late reads.
+    /// Returns the events that a late reader gets.
     fn read_late(events: impl IntoIterator<Item = GpuEvent>) -> Vec<GpuEvent> {
         let (sender, mut reader) = gpu_event_channel();
         events.into_iter().for_each(|event| sender.send(event));

@@ -1,6 +1,7 @@
-//! The life of one place: asks, waits its turn, ties the lease to us, tells, and asks again when it was lost.
+//! A lease slot: requests a lease, waits in the queue, binds the lease to this process, and starts over if it is lost.
 //!
-//! A task for each place; it ends when the keeper stops, having given back what it had, or when the agent refuses for good.
+//! One task per slot. It ends when the manager stops, after releasing its lease, or when the agent refuses the request
+//! for good.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,30 +20,30 @@ use super::events::GpuEventSender;
 use super::{GpuEvent, GrantedLease};
 use crate::limits::{AGENT_RETRY_PAUSE, SHORT_LEASE};
 
-/// Causes for which a request left the queue without anybody having wanted that: we did not ask for it in time.
+/// Causes for which the agent drops a request that was not renewed in time.
 const LAPSED_REQUEST_CAUSES: [&str; 3] = ["abandoned", "offer_lapsed", "ttl_passed"];
 
-/// One place, and what it needs.
+/// One lease slot.
 pub(super) struct LeaseSlot {
     pub number: usize,
     pub agent: LocalAgent,
     pub body: RequestBody,
     pub registry: LeaseRegistry,
-    /// Hangs up when everything is to be given back.
+    /// Closed when everything must be released.
     pub stop: watch::Receiver<()>,
 }
 
-/// How a step ended.
+/// Result of a step.
 enum SlotStep<T> {
     Continue(T),
-    /// It has to be asked for anew.
+    /// The lease must be requested again.
     Retry,
-    /// There is nothing more to do, but for a lease that could not be given back.
+    /// The slot ends; holds a lease that could not be released.
     Stop(Option<u64>),
 }
 
 impl LeaseSlot {
-    /// Keeps the place until the end; says which lease could not be given back then, because the agent is away.
+    /// Runs the slot until the manager stops. Returns a lease that could not be released because the agent is away.
     pub(super) async fn run(mut self) -> Option<u64> {
         loop {
             let begun = Instant::now();
@@ -60,7 +61,7 @@ impl LeaseSlot {
         }
     }
 
-    /// Asks, and waits until it is granted.
+    /// Requests a lease and waits for the grant.
     async fn request_lease(&mut self) -> SlotStep<LeaseGuard> {
         let key = IdempotencyKey::random();
         let mut last_text = String::new();
@@ -107,7 +108,7 @@ impl LeaseSlot {
         SlotStep::Stop(None)
     }
 
-    /// Holds what was granted until it is lost, or not wanted any more.
+    /// Holds the lease until it is lost or the manager stops.
     async fn hold_lease(&mut self, guard: LeaseGuard) -> SlotStep<()> {
         let lease = guard.lease();
         let mut binding = match self.bind_lease(&guard, &lease).await {
@@ -138,9 +139,9 @@ impl LeaseSlot {
         }
     }
 
-    /// Ties the lease to us. The guard renews it until that is done.
+    /// Binds the lease to this process. The guard renews it meanwhile.
     async fn bind_lease(&mut self, guard: &LeaseGuard, lease: &LeaseBody) -> SlotStep<LeaseBinding> {
-        // We hold several leases: one that is taken back is to end its workers, not us.
+        // A revoked lease must end its workers only, because this process holds other leases, too.
         let body = AttachBody { on_revocation: RevocationAction::EndJobs, ..AttachBody::default() };
         loop {
             let error = tokio::select! {
@@ -164,7 +165,7 @@ impl LeaseSlot {
         }
     }
 
-    /// Gives the lease back; says which where the agent is away.
+    /// Releases the lease. Returns its id if the agent is away.
     async fn release_lease(&self, lease: u64) -> Option<u64> {
         let error = self.agent.client().release_within(lease, LOCAL_RELEASE_PATIENCE).await.err()?;
         self.registry
@@ -172,7 +173,7 @@ impl LeaseSlot {
         error.is_transient().then_some(lease)
     }
 
-    /// Pauses before something is tried again; `None` where everything is to be given back.
+    /// Pauses before a retry. Returns `None` if the manager stops.
     async fn pause_before_retry(&mut self) -> Option<()> {
         tokio::select! {
             biased;
@@ -182,23 +183,23 @@ impl LeaseSlot {
     }
 }
 
-/// Comes back when everything is to be given back.
+/// Waits until the manager stops.
 pub(super) async fn wait_for_stop(stop: &mut watch::Receiver<()>) {
-    // Nothing is ever sent: it hangs up.
+    // Nothing is ever sent; the channel closes.
     let _ = stop.changed().await;
 }
 
-// What all places of a run show: which leases are held, and the news about them.
+// Shared state of all slots of a run: held leases, and the event sender.
 
-/// Shared by the places of one keeper. A lock rather than messages: it is held for a look, or for one piece of news, and all
-/// of them are tasks of one thread.
+/// Registry of held leases. A lock instead of messages, because it is held only briefly and all slots are tasks of one
+/// thread.
 #[derive(Clone)]
 pub(super) struct LeaseRegistry(Arc<Mutex<RegistryState>>);
 
 struct RegistryState {
     events: GpuEventSender,
     held: Vec<Option<HeldGrant>>,
-    /// Places that miss the agent.
+    /// Slots that cannot reach the agent.
     away: BTreeSet<usize>,
 }
 
@@ -206,7 +207,7 @@ struct RegistryState {
 #[derive(Debug, Clone)]
 pub(super) struct HeldGrant {
     pub granted: GrantedLease,
-    /// Whether the agent watches our process.
+    /// Whether the agent watches this process.
     pub is_bound_to_process: bool,
 }
 
@@ -215,7 +216,7 @@ impl LeaseRegistry {
         Self(Arc::new(Mutex::new(RegistryState { events, held: vec![None; slots], away: BTreeSet::new() })))
     }
 
-    /// What is held, place by place.
+    /// Returns the held leases by slot.
     pub(super) fn held(&self) -> Vec<Option<HeldGrant>> {
         lock(&self.0).held.clone()
     }
@@ -232,19 +233,19 @@ impl LeaseRegistry {
     }
 
     pub(super) fn record_loss(&self, slot: usize, why: String) {
-        // Whoever says so is there.
+        // The agent that reported the loss is reachable.
         self.record_notice(slot, LeaseNotice::AgentReturned);
         let mut state = lock(&self.0);
         state.held[slot] = None;
         state.events.send(GpuEvent::Lost { slot, why });
     }
 
-    /// It is given back, or about to be: nobody starts anything on it any more.
+    /// Removes the grant before its release, so that no worker starts on it.
     pub(super) fn forget_grant(&self, slot: usize) {
         lock(&self.0).held[slot] = None;
     }
 
-    /// Tells what happens around a lease; once where it happens to all of them.
+    /// Sends a notice about a lease, and only once if all slots receive it.
     pub(super) fn record_notice(&self, slot: usize, notice: LeaseNotice) {
         let mut state = lock(&self.0);
         let text = match notice {

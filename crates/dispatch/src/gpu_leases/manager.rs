@@ -1,6 +1,6 @@
-//! The thread that keeps the GPUs of a run, and how others talk to it.
+//! The thread that holds the GPU leases of a run, and its interface for other threads.
 //!
-//! It ends once everything is given back; where the agent is away, a while after that was tried for the last time.
+//! It ends when every lease is released, or after the last release attempt if the agent is away.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -23,24 +23,24 @@ use crate::limits::{AGENT_REPLY_TIMEOUT, BACKGROUND_RELEASE_TIME};
 use crate::plan::WorkerSlot;
 use crate::{AttachDenied, WorkerId};
 
-/// Keeps the GPUs of a run. Stopped or dropped it gives everything back; end the workers before. Where the agent is away that is
-/// waited for five seconds, and then goes on in the background. A copy in a forked child gives nothing back.
+/// Manager of a run's GPU leases. Stopping or dropping it releases every lease; end the workers first. If the agent is
+/// away, the release waits five seconds and continues in the background. A copy in a forked child releases nothing.
 #[derive(Debug)]
 #[must_use = "dropping it gives everything back"]
 pub struct GpuLeaseManager {
-    /// Once this is dropped, the thread gives everything back and ends.
+    /// Dropping it makes the thread release every lease and end.
     stop: Option<watch::Sender<()>>,
     agent: LocalAgent,
     registry: LeaseRegistry,
-    /// Of the thread.
+    /// Runtime of the thread.
     runtime: Handle,
-    /// Ends when the thread has done what can be waited for. In a lock only so that it can be shared.
+    /// Closed when the thread has released what it can. The lock only makes it `Sync`.
     done: Mutex<Receiver<()>>,
     creator_pid: u32,
 }
 
 impl GpuLeaseManager {
-    /// Asks the agent for what is wished. What becomes of it from then on is read from the second value.
+    /// Requests leases from the agent. Their events are read from the receiver.
     pub fn start(agent: LocalAgent, request: GpuRequest) -> Result<(Self, GpuEventReceiver), GpuError> {
         let request_bodies = request.request_bodies()?;
         let (events, reader) = gpu_event_channel();
@@ -60,25 +60,26 @@ impl GpuLeaseManager {
             let left = runtime.block_on(hold_leases(&agent, request_bodies, registry, stopping));
             drop(is_done);
             runtime.block_on(release_in_background(&agent, left));
-            // Nothing is left to be done; a look-up of a name that hangs holds nobody up.
+            // Does not wait for a name lookup that hangs.
             runtime.shutdown_background();
         };
-        // Ends when everything is given back, or was tried to be for a while; whoever drops the keeper waits for the first.
+        // Ends when every lease is released, or after attempts in the background; a drop of the manager waits for the
+        // former.
         thread::Builder::new().name("gpupool-gpus".into()).spawn(run)?;
         Ok((manager, reader))
     }
 
-    /// Tells the agent that a process, a descendant of ours whose program does not run yet, belongs to the lease; its
-    /// descendants then do, too. A lease can have any number of them.
+    /// Attaches a process, a descendant of this one whose program does not run yet, and its future descendants to the
+    /// lease. A lease can have any number of processes.
     ///
-    /// Says in which control group it is now, where the agent can make one: moved out of it, the process is known by its
-    /// environment only. `None` where the agent cannot see processes of ours.
+    /// Returns the process's control group, if the agent created one; moved out of it, the process is recognized only
+    /// by its environment. Returns `None` if the agent cannot see processes of this host.
     pub fn attach_process(&self, granted: &GrantedLease, pid: u32) -> Result<Option<AttachResponse>, GpuError> {
         let (agent, registry, slot, lease) = (self.agent.clone(), self.registry.clone(), granted.slot, granted.lease);
         self.run_on_thread(async move { attach_to_lease(&agent, &registry, slot, lease, pid).await })
     }
 
-    /// Where a worker works that is started on what was granted. The place does not keep the GPUs: whoever has the keeper does.
+    /// Creates a worker slot on a granted lease. The slot does not hold the lease; the manager does.
     pub fn worker_slot(self: &Arc<Self>, worker: WorkerId, granted: &GrantedLease) -> WorkerSlot {
         let (manager, granted) = (Arc::downgrade(self), granted.clone());
         WorkerSlot {
@@ -97,26 +98,26 @@ impl GpuLeaseManager {
         }
     }
 
-    /// GPU memory that processes use on the devices of all places, as the agent read it last; it reads every second, unless
-    /// it was told otherwise.
+    /// Returns the GPU memory that processes use on the devices of all slots, from the agent's last sample (every
+    /// second by default).
     pub fn read_gpu_memory(&self) -> Result<GpuMemoryUsage, GpuError> {
         let (agent, registry) = (self.agent.clone(), self.registry.clone());
         self.run_on_thread(async move { read_memory_usage(&agent, &registry).await })
     }
 
-    /// Gives everything back, and waits until the agent has it.
+    /// Releases every lease and waits until the agent has confirmed.
     pub fn release_all(self) {}
 
-    /// Has the thread do something, and waits for what comes of it.
+    /// Runs an operation on the manager's thread and waits for its result.
     fn run_on_thread<T: Send + 'static>(
         &self,
         operation: impl Future<Output = Result<T, GpuError>> + Send + 'static,
     ) -> Result<T, GpuError> {
         let (reply, reply_receiver) = sync_channel(1);
-        // Ends within the patience, or with the runtime of the thread.
+        // Ends within the time limit, or with the thread's runtime.
         self.runtime.spawn(async move {
             let in_time = tokio::time::timeout(AGENT_REPLY_TIMEOUT, operation).await;
-            // The caller may have gone.
+            // The caller may have stopped waiting.
             let _ = reply.send(in_time.unwrap_or(Err(GpuError::Silent)));
         });
         reply_receiver.recv().unwrap_or(Err(GpuError::Stopped))
@@ -126,18 +127,18 @@ impl GpuLeaseManager {
 impl Drop for GpuLeaseManager {
     fn drop(&mut self) {
         if self.creator_pid != std::process::id() {
-            // A forked child has no such thread, and what it held is its parent's. Waking the copy of a channel could wait for
-            // ever for a lock that was held at the fork.
+            // A forked child has no manager thread, and the leases are its parent's. Waking the copied channel could
+            // block on a lock that was held at the fork.
             std::mem::forget(self.stop.take());
             return;
         }
         drop(self.stop.take());
-        // Nothing is ever sent: it ends when the other end is gone.
+        // Nothing is ever sent; the channel closes.
         let _ = self.done.get_mut().unwrap_or_else(PoisonError::into_inner).recv();
     }
 }
 
-/// Keeps all places until they are to be given back; then says which leases could not be.
+/// Runs all slots until the manager stops. Returns the leases that could not be released.
 async fn hold_leases(
     agent: &LocalAgent,
     request_bodies: Vec<RequestBody>,
@@ -157,12 +158,12 @@ async fn hold_leases(
     left
 }
 
-/// A process that lives on would keep what it did not give back.
+/// Releases leases that a process that lives on would keep otherwise.
 async fn release_in_background(agent: &LocalAgent, leases: Vec<u64>) {
     let until = Instant::now() + BACKGROUND_RELEASE_TIME;
     for lease in leases {
         let left = until.saturating_duration_since(Instant::now());
-        // Where even this fails, it ends with the process.
+        // If this fails, too, the lease ends with the process.
         let _ = agent.client().release_within(lease, left).await;
     }
 }
@@ -193,30 +194,30 @@ async fn attach_to_lease(
 
 async fn read_memory_usage(agent: &LocalAgent, registry: &LeaseRegistry) -> Result<GpuMemoryUsage, GpuError> {
     let devices = agent.client().devices().await?;
-    // One that was asked over its socket and cannot see our process has other numbers for processes.
+    // An agent behind a socket that cannot see this process uses other pids.
     let sees_our_process = |held: &HeldGrant| held.is_bound_to_process || !agent.sees_our_process();
     Ok(GpuMemoryUsage::new(&registry.held(), &devices, sees_our_process))
 }
 
-// How much GPU memory processes use, as the agent sees it.
+// GPU memory of processes, as sampled by the agent.
 
-/// What processes used on the devices of each place, at one time.
+/// GPU memory that processes use on the devices of each slot, at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuMemoryUsage {
     slots: Vec<Option<SlotMemoryUsage>>,
 }
 
-/// Who is on the devices of one place.
+/// GPU memory by process on the devices of one slot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct SlotMemoryUsage {
-    /// Bytes by process; `None` for one that is there and does not tell.
+    /// Bytes by process; `None` if the device does not report them.
     used: HashMap<u32, Option<u64>>,
-    /// Whether nobody else can be there.
+    /// Whether the list of processes is complete.
     is_complete: bool,
 }
 
 impl GpuMemoryUsage {
-    /// What the devices of held leases tell; `sees_us` is whether the agent knows processes by the numbers we know them by.
+    /// Reads the usage on the devices of held leases. `sees_our_process` is whether the agent uses the same pids.
     pub(super) fn new(
         held: &[Option<HeldGrant>],
         devices: &DeviceList,
@@ -232,8 +233,8 @@ impl GpuMemoryUsage {
         Self { slots: held.iter().map(of).collect() }
     }
 
-    /// Bytes these processes use together on the devices of a place; `None` where that is not told. Where only some of them
-    /// are told, it is at least so much.
+    /// Returns the bytes that these processes use together on the devices of a slot; `None` if unknown. A lower bound
+    /// if only some of them are known.
     pub fn used_by(&self, slot: usize, pids: &[u32]) -> Option<u64> {
         let seen = self.slots.get(slot)?.as_ref()?;
         let there = pids.iter().filter_map(|pid| seen.used.get(pid));

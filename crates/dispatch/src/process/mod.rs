@@ -1,5 +1,5 @@
-//! One worker's process, whoever it works for: started with its socket, counters and bounds; spoken to over its wire; seen
-//! off. Nothing here waits for long but [`start`], which is called from threads that may.
+//! A worker's process: started with socket, counters and bounds, and ended with all its descendants. Only
+//! [`start_worker_process`] blocks for long, so threads call it.
 
 mod worker_socket;
 
@@ -27,7 +27,7 @@ use crate::plan::{AttachDenied, RunPlan, WorkerOutputPolicy, WorkerProgram, Work
 use crate::protocol::{FrameKind, PROTOCOL_VERSION, SOCKET_VARIABLE, WorkerCounters, WorkerFrame, send_with_fds};
 use crate::worker::{ReadyMessage, WorkerHello};
 
-/// How long to wait before a process is started that died so often in a row.
+/// Returns the pause before a restart after so many consecutive exits.
 pub(crate) fn backoff(deaths: u32) -> Duration {
     match deaths {
         0 | 1 => Duration::ZERO,
@@ -35,7 +35,7 @@ pub(crate) fn backoff(deaths: u32) -> Duration {
     }
 }
 
-/// What a worker said when it was set up, or why we cannot work with it.
+/// Parses the ready message of a worker. The error is the reason against using the worker.
 pub(crate) fn parse_ready(payload: &[u8]) -> Result<ReadyMessage, String> {
     let ready: ReadyMessage = serde_json::from_slice(payload).map_err(|error| format!("ready: {error}"))?;
     if ready.protocol != PROTOCOL_VERSION {
@@ -44,23 +44,23 @@ pub(crate) fn parse_ready(payload: &[u8]) -> Result<ReadyMessage, String> {
     Ok(ready)
 }
 
-/// Tells a worker which one it is, from 0.
+/// Environment variable with the worker id, from 0.
 const WORKER_VARIABLE: &str = "GPUPOOL_WORKER_ID";
 
-/// A worker's process, running.
+/// A running worker process.
 #[derive(Debug)]
 pub(crate) struct WorkerProcess {
     pub job: Job,
     pub bounded_job: Option<Arc<BoundedJob>>,
     pub socket: WorkerSocket,
     pub counters: WorkerCounters,
-    /// Our end of what it writes, where that is told or kept.
+    /// Read end of the worker's output, if the output is reported or kept.
     pub output_pipe: Option<OwnedFd>,
-    /// Where its commands write.
+    /// Files that receive the output of its commands.
     pub output_spool: Option<OutputSpool>,
 }
 
-/// Why a worker's process does not run.
+/// Error that prevented the start of a worker's process.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProcessStartError {
     #[error(transparent)]
@@ -71,7 +71,7 @@ pub(crate) enum ProcessStartError {
     Spawn(#[from] SpawnError),
 }
 
-/// Starts a worker, with socket, counters, environment and bounds; or why it cannot be. Takes a moment. What it uses too much of is told to `on_excess`.
+/// Starts a worker with socket, counters, environment and bounds. Reports an exceeded bound to `on_excess`.
 pub(crate) fn start_worker_process(
     plan: &RunPlan,
     slot: &WorkerSlot,
@@ -92,7 +92,7 @@ pub(crate) fn start_worker_process(
     ours.set_nonblocking(true)?;
     let mut rest = Bytes::new();
     if plan.program.protocol != WorkerProtocol::Lines {
-        // Said before it runs, so that it never waits for it.
+        // Sent before the program runs, so that the worker never waits for hello.
         rest = send_hello(plan, slot, &ours, &counters)?;
     }
     let job = staged.start()?;
@@ -101,7 +101,8 @@ pub(crate) fn start_worker_process(
     Ok(WorkerProcess { job, bounded_job: bounded_job.map(Arc::new), socket, counters, output_pipe, output_spool })
 }
 
-/// Holds it to its bounds. Also without any it is put into a group, where nothing dodges its end, unless it is in one.
+/// Enforces the bounds. Without bounds too, the process joins a control group, so that no descendant escapes its end,
+/// unless it is in one already.
 fn enforce_bounds(
     plan: &RunPlan,
     slot: &WorkerSlot,
@@ -122,7 +123,7 @@ fn enforce_bounds(
 fn socket_pair() -> io::Result<(UnixStream, UnixStream)> {
     let (ours, worker_socket) = UnixStream::pair()?;
     for socket in [&ours, &worker_socket] {
-        // As much as the system allows: large payloads then take fewer turns.
+        // As large as the system allows, so that large payloads need fewer system calls.
         let _ = set_socket_send_buffer_size(socket, SOCKET_BUFFER_BYTES);
         let _ = set_socket_recv_buffer_size(socket, SOCKET_BUFFER_BYTES);
     }
@@ -175,7 +176,7 @@ fn job_spec(plan: &RunPlan, slot: &WorkerSlot) -> JobSpec {
     }
 }
 
-/// Says hello, and hands the counters over; what is left to be said.
+/// Sends the hello message and the counters. Returns the unsent rest of the message.
 fn send_hello(plan: &RunPlan, slot: &WorkerSlot, socket: &UnixStream, counters: &WorkerCounters) -> io::Result<Bytes> {
     let hello = WorkerHello {
         protocol: PROTOCOL_VERSION,
@@ -195,8 +196,8 @@ fn send_hello(plan: &RunPlan, slot: &WorkerSlot, socket: &UnixStream, counters: 
     Ok(bytes.split_off(sent).freeze())
 }
 
-/// Ends a process, with all it started: killed after a grace, in which it may end by itself. A thread of its own sees to
-/// that; `tell` hears what the process died of, as far as it was not killed for another reason.
+/// Ends a process and its descendants: kills them after a grace in which the process may exit by itself. Runs on its
+/// own thread and passes the cause of the exit to `on_exit`.
 pub(crate) fn end_worker_process(
     mut job: Job,
     bounded_job: Option<Arc<BoundedJob>>,
@@ -208,7 +209,7 @@ pub(crate) fn end_worker_process(
         socket.close_writing();
     }
     let reap = move || {
-        // Where that fails, dropping it ends it.
+        // On failure, dropping the job ends the process.
         let end = job.wait_or_kill(grace).ok();
         let excess = bounded_job.and_then(|bounded_job| bounded_job.exceeded_bound_at_end(&job));
         on_exit(match (excess, end) {
@@ -224,19 +225,19 @@ pub(crate) fn end_worker_process(
             reap();
         }
     };
-    // Ends when the process has, after the grace at the latest.
+    // Ends with the process, after the grace at the latest.
     let thread = thread::Builder::new().name("gpupool-bury".into());
     if spawn_without_signals(|| thread.spawn(reap.clone())).is_err() {
-        // No thread can be had: then it takes as long as it takes.
+        // Without a thread, the caller waits for the end of the process.
         reap();
     }
 }
 
-/// Does something that starts threads: they take no signals, which are for the threads of the program, where they interrupt
-/// what waits.
+/// Runs code that starts threads, with all signals blocked in these threads, so that signals interrupt the program's
+/// own threads.
 ///
-/// A thread of ours that took one would leave the program's sleeping: Python, for one, runs its handlers in its main thread only,
-/// and Ctrl-C in a callback that waits would go unheard.
+/// A signal taken by our thread would not interrupt a waiting thread of the program. Python, for example, runs handlers
+/// only in its main thread, and Ctrl-C in a waiting callback would go unnoticed.
 pub(crate) fn spawn_without_signals<T>(start: impl FnOnce() -> T) -> T {
     with_signals_blocked(&[], start)
 }

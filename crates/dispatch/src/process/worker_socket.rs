@@ -1,4 +1,4 @@
-//! The socket to one worker: what is to be sent, what was heard. Never waits.
+//! Nonblocking socket to one worker: queued bytes to send, and received messages.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -13,11 +13,11 @@ use crate::plan::WorkerProtocol;
 use crate::protocol::{FrameDecoder, FrameKind, WorkerCounters, WorkerFrame, read_into_buffer};
 use crate::{TaskId, TaskOutcome};
 
-/// What a worker said.
+/// A message of a worker.
 #[derive(Debug)]
 pub(crate) enum WorkerMessage {
     Frame(WorkerFrame),
-    /// The result of whatever it is at: who speaks in lines names no task.
+    /// Result of the current task. Workers that speak lines name no task.
     Result(TaskOutcome),
 }
 
@@ -25,12 +25,12 @@ pub(crate) enum WorkerMessage {
 pub(crate) struct WorkerSocket {
     socket: OwnedFd,
     unsent: VecDeque<Bytes>,
-    /// What was put last, to be sent together.
+    /// Small pieces that are sent together.
     unsent_tail: BytesMut,
     decoder: MessageDecoder,
-    /// Whether to hang up when all is sent.
+    /// Whether to close the sending side when all bytes are sent.
     closes_when_sent: bool,
-    /// How many bytes were read.
+    /// Number of received bytes.
     bytes_received: u64,
 }
 
@@ -41,7 +41,7 @@ enum MessageDecoder {
 }
 
 impl WorkerSocket {
-    /// Of a socket that does not block.
+    /// Wraps a nonblocking socket.
     pub(crate) fn new(socket: OwnedFd, protocol: WorkerProtocol) -> Self {
         let decoder = match protocol {
             WorkerProtocol::Lines => MessageDecoder::Lines(LineDecoder::default()),
@@ -57,7 +57,7 @@ impl WorkerSocket {
         }
     }
 
-    /// A task is to be sent. Whether its payload can be was asked when it was taken in.
+    /// Queues a task, whose payload was checked when it was submitted.
     pub(crate) fn queue_task(&mut self, task: TaskId, payload: Bytes) {
         match self.decoder {
             MessageDecoder::Frames(_) => {
@@ -73,31 +73,30 @@ impl WorkerSocket {
         }
     }
 
-    /// Nothing more comes: the worker is to clean up and end.
+    /// Queues the order to clean up and exit.
     pub(crate) fn queue_stop(&mut self) {
         match self.decoder {
-            // An empty frame is never too large.
             MessageDecoder::Frames(_) => {
                 let _ = WorkerFrame::new(FrameKind::Stop, Bytes::new()).write_header(&mut self.unsent_tail);
             }
-            // For who speaks in lines the end of the input is the word to stop.
+            // Workers that speak lines stop at the end of their input.
             MessageDecoder::Lines(_) => self.closes_when_sent = true,
         }
     }
 
-    /// What it was sent and has not claimed is not its own any more.
+    /// Queues the notice that unclaimed tasks were recalled.
     pub(crate) fn queue_recalled(&mut self) {
         // An empty frame is never too large.
         let _ = WorkerFrame::new(FrameKind::Recalled, Bytes::new()).write_header(&mut self.unsent_tail);
     }
 
-    /// Says nothing any more, so that a worker that waits for more ends.
+    /// Closes the sending side, so that a worker that waits for frames exits.
     pub(crate) fn close_writing(&mut self) {
-        // Gone already: just as well.
+        // Fails only if the worker has closed the socket.
         let _ = shutdown(&self.socket, Shutdown::Write);
     }
 
-    /// Bytes are to be sent.
+    /// Queues bytes.
     pub(crate) fn queue_bytes(&mut self, bytes: Bytes) {
         if bytes.len() < LARGE_PAYLOAD_BYTES {
             self.unsent_tail.extend_from_slice(&bytes);
@@ -109,12 +108,12 @@ impl WorkerSocket {
         self.unsent.push_back(bytes);
     }
 
-    /// Whether there is something to be sent.
+    /// Whether bytes wait to be sent.
     pub(crate) fn has_unsent(&self) -> bool {
         !self.unsent.is_empty() || !self.unsent_tail.is_empty() || self.closes_when_sent
     }
 
-    /// Sends what can be sent now.
+    /// Sends as many bytes as the socket accepts now.
     pub(crate) fn send_pending(&mut self) -> io::Result<()> {
         if !self.unsent_tail.is_empty() {
             self.unsent.push_back(self.unsent_tail.split().freeze());
@@ -122,7 +121,7 @@ impl WorkerSocket {
         while !self.unsent.is_empty() {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             let sent = match self.unsent.make_contiguous() {
-                // One piece, the most common case, has a cheaper call.
+                // The most common case, one piece, has a cheaper call.
                 [single] => send(&self.socket, single, flags),
                 several => {
                     let pieces: Vec<IoSlice<'_>> =
@@ -151,7 +150,7 @@ impl WorkerSocket {
         Ok(())
     }
 
-    /// Reads once; `false` at the end. `WouldBlock` where there is nothing.
+    /// Reads once. Returns `false` at the end of the stream; fails with `WouldBlock` if there is nothing to read.
     pub(crate) fn read(&mut self) -> io::Result<bool> {
         let read = match &mut self.decoder {
             MessageDecoder::Frames(decoder) => decoder.read_from(&self.socket)?,
@@ -161,8 +160,8 @@ impl WorkerSocket {
         Ok(read > 0)
     }
 
-    /// What is left of what a dead worker said: what arrived, and then what it had to say and could not send any more.
-    /// Nonsense is not listened to any further.
+    /// Returns the remaining messages of a worker that has exited: received bytes, then unsent results in its outbox.
+    /// Stops at the first invalid message.
     pub(crate) fn remaining_messages(&mut self, counters: &WorkerCounters) -> Vec<WorkerMessage> {
         while matches!(self.read(), Ok(true)) {}
         let mut all: Vec<WorkerMessage> = iter::from_fn(|| self.next_message().ok().flatten()).collect();
@@ -174,7 +173,7 @@ impl WorkerSocket {
         all
     }
 
-    /// The next thing it said, or why that is nonsense.
+    /// Returns the next message. The error describes a protocol violation.
     pub(crate) fn next_message(&mut self) -> Result<Option<WorkerMessage>, String> {
         match &mut self.decoder {
             MessageDecoder::Frames(decoder) => decoder
@@ -194,11 +193,11 @@ impl AsFd for WorkerSocket {
     }
 }
 
-/// Makes lines of bytes.
+/// Splits bytes into lines.
 #[derive(Debug, Default)]
 struct LineDecoder {
     bytes: BytesMut,
-    /// Bytes from the front that hold no end of a line.
+    /// Number of leading bytes that contain no line end.
     searched: usize,
 }
 
@@ -221,7 +220,7 @@ impl LineDecoder {
     }
 }
 
-/// A line is a result, unless it is an object with nothing but `error` in it.
+/// Parses a result line: an object with only an `error` field is a failure, any other line a result.
 fn parse_line_result(line: Bytes) -> TaskOutcome {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]

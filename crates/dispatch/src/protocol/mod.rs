@@ -1,4 +1,4 @@
-//! What dispatcher and worker say to each other: frames over a socket, and counters in memory both see.
+//! Worker protocol: frames over a socket, and counters in shared memory.
 
 mod counters;
 mod mapping;
@@ -21,43 +21,43 @@ pub use mapping::{MemoryMapping, SharedBytes, create_sealed_memory};
 use crate::TaskId;
 use crate::limits::{MAX_FRAME_BYTES, READ_BYTES};
 
-/// The version of all of it. A worker refuses another one.
+/// Protocol version. A worker refuses any other.
 pub(crate) const PROTOCOL_VERSION: u32 = 1;
-/// Tells a worker the number of its socket: 0, its standard input, unless something else is there.
+/// Environment variable with the descriptor number of the socket, usually 0, the standard input.
 pub(crate) const SOCKET_VARIABLE: &str = "GPUPOOL_WORKER_FD";
 
-// Frames: a length, what it is, which task it is about, and what it says.
+// Frames: length, kind, task and payload.
 //
 // `length: u32 | kind: u8 | task: u64 | payload`, little endian; the length counts everything after itself.
 
 /// Bytes before the payload.
 pub(crate) const HEADER_BYTES: usize = 13;
-/// Bytes that the length counts at least.
+/// Smallest value of the length field.
 const MIN_FRAME_LENGTH: usize = HEADER_BYTES - 4;
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum FrameKind {
-    /// To a worker, first: who it is and what it has, in JSON.
+    /// To a worker, first: its id, GPUs and settings, in JSON.
     Hello = 1,
-    /// To a worker: work on this.
+    /// To a worker: a task.
     Task = 2,
-    /// To a worker: clean up and end, after what it has.
+    /// To a worker: clean up and exit after the queued tasks.
     Stop = 3,
-    /// To a worker that says it can be recalled: tasks before this that it has not claimed are not its own any more.
+    /// To a worker with recallable tasks: earlier tasks that it has not claimed were recalled.
     Recalled = 4,
-    /// From a worker: it is set up; what it can do, in JSON.
+    /// From a worker: setup is done; protocol version and capabilities, in JSON.
     Ready = 65,
-    /// From a worker: it could not be set up, and why.
+    /// From a worker: setup failed, with the reason.
     SetupFailed = 66,
-    /// From a worker that does not count in memory: it works on this now.
+    /// From a worker without counters: it starts this task.
     Started = 67,
-    /// From a worker: this task is done, and what came of it.
+    /// From a worker: the task succeeded, with its result.
     Done = 68,
-    /// From a worker: this task failed, and why.
+    /// From a worker: the task failed, with the reason.
     Failed = 69,
-    /// From a worker: cleaning up failed, and why.
+    /// From a worker: cleanup failed, with the reason.
     CleanupFailed = 70,
 }
 
@@ -69,34 +69,34 @@ impl FrameKind {
     }
 }
 
-/// One thing that is said.
+/// One message of the worker protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WorkerFrame {
-    /// What it is.
+    /// Kind of the frame.
     pub kind: FrameKind,
-    /// Which task it is about; 0 where it is about none.
+    /// Task id, or 0 if the frame is about no task.
     pub task: TaskId,
-    /// What it says.
+    /// Data of the frame.
     pub payload: Bytes,
 }
 
 impl WorkerFrame {
-    /// A frame about no task.
+    /// Creates a frame about no task.
     pub(crate) fn new(kind: FrameKind, payload: impl Into<Bytes>) -> Self {
         Self { kind, task: TaskId(0), payload: payload.into() }
     }
 
-    /// A frame about a task.
+    /// Creates a frame about a task.
     pub(crate) fn for_task(kind: FrameKind, task: TaskId, payload: impl Into<Bytes>) -> Self {
         Self { kind, task, payload: payload.into() }
     }
 
-    /// What it says, for people.
+    /// Returns the payload as text.
     pub(crate) fn payload_text(&self) -> Arc<str> {
         String::from_utf8_lossy(&self.payload).into()
     }
 
-    /// Adds its header to what is to be sent; the payload follows. `None` where it is too large to be a frame.
+    /// Appends the frame's header; the payload follows. Returns `None` if the frame is too large.
     pub(crate) fn write_header(&self, into: &mut BytesMut) -> Option<()> {
         let length = MIN_FRAME_LENGTH.checked_add(self.payload.len()).filter(|length| *length <= MAX_FRAME_BYTES)?;
         into.put_u32_le(u32::try_from(length).ok()?);
@@ -106,46 +106,46 @@ impl WorkerFrame {
     }
 }
 
-/// What is no frame: whoever said it is not to be talked to any more.
+/// Invalid bytes, after which the peer is not read any further.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FrameError {
-    /// The length cannot be one.
+    /// The length is out of range.
     #[error("a frame of {0} bytes; allowed are {MIN_FRAME_LENGTH}..={MAX_FRAME_BYTES}")]
     Length(u64),
-    /// Nothing is of this kind.
+    /// The kind is unknown.
     #[error("a frame of the unknown kind {0}")]
     UnknownKind(u8),
 }
 
-/// Makes frames of bytes, however they come in pieces. Payloads are not copied.
+/// Decodes frames from bytes in pieces of any size, without copying payloads.
 #[derive(Debug, Default)]
 pub(crate) struct FrameDecoder {
     bytes: BytesMut,
 }
 
 impl FrameDecoder {
-    /// Adds bytes that were read.
+    /// Appends bytes that were read.
     pub(crate) fn push_bytes(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Reads once; how many bytes came, 0 at the end. Of a large frame that has begun, as many as it still needs.
+    /// Reads once and returns the number of bytes, 0 at the end. Reads as much as a started large frame still needs.
     pub(crate) fn read_from(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let missing = match self.next_length() {
-            // No more than can be a frame: the rest is garbage, and not waited for.
+            // Bytes past the largest frame are invalid and not waited for.
             Some(length) => (4 + length.min(MAX_FRAME_BYTES)).saturating_sub(self.bytes.len()),
             None => 0,
         };
         read_into_buffer(&mut self.bytes, missing.max(READ_BYTES), socket)
     }
 
-    /// The next whole frame.
+    /// Returns the next complete frame.
     pub(crate) fn next_frame(&mut self) -> Result<Option<WorkerFrame>, FrameError> {
         let Some(length) = self.next_length() else { return Ok(None) };
         if !(MIN_FRAME_LENGTH..=MAX_FRAME_BYTES).contains(&length) {
             return Err(FrameError::Length(length as u64));
         }
-        // Known by its kind before all of it is there: garbage is not waited for.
+        // The kind is checked before the frame is complete, so that invalid frames are not waited for.
         if let Some(byte) = self.bytes.get(4) {
             FrameKind::from_byte(*byte).ok_or(FrameError::UnknownKind(*byte))?;
         }
@@ -160,7 +160,7 @@ impl FrameDecoder {
         Ok(Some(WorkerFrame { kind, task, payload: whole.freeze() }))
     }
 
-    /// What is there of a frame that is not whole.
+    /// Returns the bytes of an incomplete frame.
     pub(crate) fn partial_frame(&self) -> &[u8] {
         &self.bytes
     }
@@ -171,7 +171,7 @@ impl FrameDecoder {
     }
 }
 
-/// Sends bytes, and one or two file descriptors with the first of them. How many bytes were sent.
+/// Sends bytes with one or two file descriptors. Returns the number of sent bytes.
 pub(crate) fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut message = SendAncillaryBuffer::new(&mut space);
@@ -179,7 +179,7 @@ pub(crate) fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'
     Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut message, SendFlags::NOSIGNAL)?)
 }
 
-/// Reads bytes, and the file descriptors that came with them, two at most. Further ones are closed.
+/// Reads bytes and up to two file descriptors that came with them. Further descriptors are closed.
 pub(crate) fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut message = RecvAncillaryBuffer::new(&mut space);
@@ -192,13 +192,13 @@ pub(crate) fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Resul
     Ok((received.bytes, [fds.next(), fds.next()]))
 }
 
-/// Reads once, straight into a buffer that grows, with room for at least so many bytes; how many came, 0 at the end.
+/// Reads once into the buffer, with room for at least `room` bytes. Returns the number of bytes, 0 at the end.
 #[allow(unsafe_code, reason = "what was read into is told to the buffer")]
 pub(crate) fn read_into_buffer(buffer: &mut BytesMut, room: usize, from: impl AsFd) -> io::Result<usize> {
     buffer.reserve(room);
     let mut read = || rustix::io::read(&from, buffer.spare_capacity_mut()).map(|(read, _)| read.len());
     let read = rustix::io::retry_on_intr(&mut read)?;
-    // SAFETY: so many bytes after those there were have just been written, within the capacity.
+    // SAFETY: the bytes after the old length were just written, within the capacity.
     unsafe { buffer.set_len(buffer.len() + read) };
     Ok(read)
 }

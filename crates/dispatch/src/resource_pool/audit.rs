@@ -1,8 +1,8 @@
-//! The audit trail: who held which worker, when, and how it ended.
+//! The audit trail: holds of workers with task, worker, times and end.
 //!
-//! The last holds are kept in memory. Where there is a file, each hold gets a line in it when it begins and another when it
-//! ends, both complete: whoever reads it after a crash sees who held what, and half a line is passed over. A thread of its own
-//! writes, so that a slow disk keeps nobody waiting; it ends with the trail, when all is written.
+//! The last holds are kept in memory. With a file, each hold appends a complete line when it begins and another when it
+//! ends, so the file is readable after a crash; half a line is skipped. A separate thread writes, so a slow disk delays
+//! no caller; it ends with the trail, when all lines are written.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::File;
@@ -21,21 +21,21 @@ use crate::limits::{AUDIT_SYNC_INTERVAL, DROP_TIMEOUT, MAX_AUDIT_ENTRIES, MAX_AU
 /// One hold of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditEntry {
-    /// Which pool, of all that ever wrote to the same file: its program's process id, and when it began.
+    /// Pool among all that write to the file: process id and start time of the pool.
     pub pool: Arc<str>,
-    /// Which hold of the pool.
+    /// Number of the hold in its pool.
     pub hold: u64,
-    /// Who held it.
+    /// Task that held the worker.
     pub task_id: Arc<str>,
-    /// Which worker.
+    /// Worker id.
     pub worker_id: u32,
-    /// What the worker works on.
+    /// Device of the worker.
     pub device: Arc<str>,
-    /// The worker's process.
+    /// Process id of the worker.
     pub pid: u32,
-    /// When it was acquired, in ms since 1970.
+    /// Time of the acquire, in ms since 1970.
     pub acquired_at_ms: u64,
-    /// How it ended, if it has.
+    /// End of the hold, if it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<WorkerHoldEnd>,
 }
@@ -43,39 +43,39 @@ pub struct AuditEntry {
 /// The end of a hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerHoldEnd {
-    /// When, in ms since 1970.
+    /// Time in ms since 1970.
     pub at_ms: u64,
-    /// How.
+    /// Reason of the end.
     pub how: WorkerHoldEndReason,
-    /// More about it.
+    /// Details.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Arc<str>>,
 }
 
-/// How a hold ended.
+/// Reason for which a hold ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkerHoldEndReason {
-    /// The worker was given back in order.
+    /// The holder released the worker.
     Released,
-    /// It was held for too long.
+    /// The hold reached its time limit.
     Timeout,
-    /// It used too much memory.
+    /// The worker exceeded its memory limit.
     Memory,
-    /// It used too much of something else.
+    /// The worker exceeded another limit.
     #[serde(rename = "excess")]
     BoundExceeded,
-    /// Whoever held it killed it.
+    /// The holder killed the worker.
     Killed,
-    /// It died.
+    /// The worker exited.
     Lost,
-    /// It was given back while it was still at work.
+    /// The worker was returned while it was busy.
     Abandoned,
     /// The pool was shut down.
     Closed,
 }
 
-/// The trail of one pool. Written by its owner, read by anybody at any time: hence a lock, which nobody keeps for long.
+/// Audit trail of one pool. Written by the pool's thread and read by any thread, hence a briefly held lock.
 #[derive(Debug)]
 pub(super) struct AuditTrail {
     pool: Arc<str>,
@@ -93,7 +93,7 @@ struct AuditRecords {
 #[derive(Debug)]
 struct AuditFileWriter {
     lines: SyncSender<Vec<u8>>,
-    /// Hangs up when all is written.
+    /// Closed when all lines are written.
     done: Receiver<()>,
 }
 
@@ -124,7 +124,7 @@ impl AuditTrail {
         records.past.push_back(entry);
     }
 
-    /// The last holds, in the order they began.
+    /// Returns the last holds in the order they began.
     pub(super) fn entries(&self) -> Vec<AuditEntry> {
         let records = lock(&self.records);
         let mut entries: Vec<AuditEntry> = records.past.iter().chain(records.current.values()).cloned().collect();
@@ -132,16 +132,16 @@ impl AuditTrail {
         entries
     }
 
-    /// Why the file is not complete.
+    /// Returns the reason for which the file is incomplete.
     pub(super) fn failure(&self) -> Option<Arc<str>> {
         self.failure.get().cloned()
     }
 
-    /// Waits, not for ever, until all is written.
+    /// Waits for a limited time until all lines are written.
     pub(super) fn close(&self) {
         let Some(AuditFileWriter { lines, done }) = lock(&self.records).writer.take() else { return };
         drop(lines);
-        // Nothing is ever sent: it hangs up, or takes too long.
+        // Nothing is ever sent; the channel closes or the wait times out.
         let _ = done.recv_timeout(DROP_TIMEOUT);
     }
 
@@ -161,7 +161,7 @@ impl AuditFileWriter {
         end_torn_line(&mut file)?;
         let (lines, incoming) = sync_channel(MAX_AUDIT_UNWRITTEN);
         let (is_done, done) = sync_channel(0);
-        // Ends when the lines are hung up, which `close` waits for.
+        // Ends when the channel of lines closes, which `close` waits for.
         std::thread::Builder::new().name("gpupool-audit".into()).spawn(move || {
             if let Err(error) = write_lines(&file, &incoming) {
                 let _ = failure.set(error.to_string().into());
@@ -172,7 +172,7 @@ impl AuditFileWriter {
     }
 }
 
-/// Half a line that a crash left must not spoil the next one.
+/// Ends half a line that a crash left, so that it does not corrupt the next one.
 fn end_torn_line(file: &mut File) -> io::Result<()> {
     if file.seek(SeekFrom::End(0))? == 0 {
         return Ok(());
@@ -183,7 +183,7 @@ fn end_torn_line(file: &mut File) -> io::Result<()> {
     if last == *b"\n" { Ok(()) } else { file.write_all(b"\n") }
 }
 
-/// Writes each line at once, and makes sure of them now and then.
+/// Writes each line at once and syncs the file at intervals.
 fn write_lines(mut file: &File, lines: &Receiver<Vec<u8>>) -> io::Result<()> {
     let mut sync_at: Option<Instant> = None;
     loop {
@@ -207,12 +207,12 @@ fn write_lines(mut file: &File, lines: &Receiver<Vec<u8>>) -> io::Result<()> {
     }
 }
 
-/// The last holds of an audit trail's file, in the order they began. One without an end was held when its program died, or
-/// still is. Lines that are none are passed over.
+/// Reads the last holds from an audit file, in the order they began. A hold without an end still runs or was cut off by
+/// a crash. Invalid lines are skipped.
 pub fn read_audit_file(path: &Path) -> io::Result<Vec<AuditEntry>> {
     let mut reader = BufReader::new(File::open(path)?);
     let mut holds: BTreeMap<usize, AuditEntry> = BTreeMap::new();
-    // The place of each hold, counted from the first that ever was.
+    // Order of each hold in the file.
     let mut positions: HashMap<(Arc<str>, u64), usize> = HashMap::new();
     let mut line = Vec::new();
     for number in 0.. {
@@ -232,7 +232,7 @@ pub fn read_audit_file(path: &Path) -> io::Result<Vec<AuditEntry>> {
     Ok(holds.into_values().collect())
 }
 
-/// A name no other pool has: several may be made within one millisecond.
+/// Returns a unique name, even for pools created within one millisecond.
 fn unique_pool_name() -> Arc<str> {
     static POOLS: AtomicU64 = AtomicU64::new(0);
     let nth = POOLS.fetch_add(1, Ordering::Relaxed);
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(first[0].ended.as_ref().unwrap().how, WorkerHoldEndReason::Lost);
         assert_eq!(first[1].ended, None);
 
-        // The program died while it wrote.
+        // The program crashed during a write.
         let whole = std::fs::read(file.path()).unwrap();
         std::fs::write(file.path(), &whole[..whole.len() - 20]).unwrap();
         let torn = read_audit_file(file.path()).unwrap();

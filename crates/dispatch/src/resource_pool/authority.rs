@@ -1,7 +1,7 @@
-//! The owner of a pool: one loop on a thread of its own, around the roster that decides.
+//! The authority of a pool: one loop on a separate thread that applies the decisions of the allocator.
 //!
-//! Everything comes in as a message: wishes of those who want or have workers, and news of the processes. It ends when the pool
-//! is shut down and every process gone.
+//! Requests of holders and waiters and events of processes arrive as messages. It ends when the pool is shut down and
+//! every process is gone.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -26,7 +26,7 @@ use crate::plan::{RunPlan, WorkerSlot};
 
 pub(super) type AcquireReply = oneshot::Sender<Result<HeldWorker, AcquireError>>;
 
-/// A wish of those who want or have workers, or news of a process. The first four are each sent at most once for a ticket.
+/// Message to the authority. Each of the first four is sent at most once per ticket.
 #[derive(Debug)]
 pub(super) enum PoolMessage {
     Acquire {
@@ -44,32 +44,32 @@ pub(super) enum PoolMessage {
     },
     Kill(AcquireTicket),
     Worker(usize, WorkerEvent),
-    /// How long workers may take to clean up is said in [`ToOwner`].
+    /// Shuts the pool down, with the time limit stored in [`PoolAuthorityHandle`].
     ShutDown,
 }
 
-/// Messages with a ticket: `Ask`, `Leave`, `Kill` and `GiveBack`.
+/// Messages with a ticket: `Acquire`, `CancelWait`, `Kill` and `Release`.
 const MESSAGES_PER_TICKET: usize = 4;
-/// News of a process; the next one in its slot is started after the last of them was taken.
+/// Events of a process. The next process of the slot starts after the last of them was handled.
 const MESSAGES_PER_WORKER: usize = 5;
 
-/// Keeps room for the messages with one ticket; given back when all of them were taken that will ever be sent.
+/// Reserves room for all messages of one ticket until the last one is handled.
 pub(super) type TicketPermit = Arc<OwnedSemaphorePermit>;
 
-/// The way to the owner of a pool, for any thread.
+/// Handle to the authority of a pool, for any thread.
 ///
-/// Its channel has room for every message there can be, so dropping a worker never waits, and nothing is lost: as many
-/// tickets as may wait or hold workers are admitted, and each kind of message is sent only once.
+/// Its channel has room for every possible message, so dropping a worker never waits and no message is lost: the number
+/// of tickets is limited, and each kind of message is sent only once per ticket.
 #[derive(Debug, Clone)]
 pub(super) struct PoolAuthorityHandle {
     messages: mpsc::Sender<PoolMessage>,
     tickets: Arc<Semaphore>,
-    /// How long workers may take to clean up; there from the sending of [`Message::ShutDown`] until that is taken.
+    /// Time limit of the shutdown, from the sending of [`PoolMessage::ShutDown`] until it is handled.
     shut_down: Arc<Mutex<Option<Duration>>>,
 }
 
 impl PoolAuthorityHandle {
-    /// The way to the owner of so many workers, and where their messages arrive.
+    /// Creates a handle for a pool of so many workers, and its inbox.
     pub(super) fn new(workers: usize) -> (Self, mpsc::Receiver<PoolMessage>) {
         let tickets = MAX_WAITING + workers;
         let most = MESSAGES_PER_TICKET * tickets + MESSAGES_PER_WORKER * workers + 1;
@@ -77,18 +77,18 @@ impl PoolAuthorityHandle {
         (Self { messages, tickets: Arc::new(Semaphore::new(tickets)), shut_down: Arc::default() }, inbox)
     }
 
-    /// Admits one more ticket; `None` where too many wait.
+    /// Admits one more ticket; `None` if too many wait.
     pub(super) fn admit_ticket(&self) -> Option<TicketPermit> {
         Arc::clone(&self.tickets).try_acquire_owned().ok().map(Arc::new)
     }
 
-    /// Sends a message, which an owner that has ended drops.
+    /// Sends a message, which an authority that has ended drops.
     pub(super) fn send(&self, message: PoolMessage) {
         let sent = self.messages.try_send(message);
         debug_assert!(!matches!(sent, Err(TrySendError::Full(_))), "the inbox has room for all there can be");
     }
 
-    /// Ends the pool. Said several times, the last patience counts.
+    /// Shuts the pool down. After several calls the last time limit counts.
     pub(super) fn shut_down(&self, patience: Duration) {
         if lock(&self.shut_down).replace(patience).is_none() {
             self.send(PoolMessage::ShutDown);
@@ -106,14 +106,14 @@ pub(super) struct PoolAuthority {
     effects: Vec<AllocatorEffect>,
     processes: Vec<Option<SlotProcess>>,
     waiting: HashMap<AcquireTicket, (Arc<str>, AcquireReply, TicketPermit)>,
-    /// In the order they began: tickets are numbered so.
+    /// In the order they began, because tickets are numbered.
     holds: BTreeMap<AcquireTicket, WorkerHold>,
     status: watch::Sender<ResourcePoolStatus>,
     audit: Arc<AuditTrail>,
     stop_timeout: Duration,
     clean_up_failure: Option<Arc<str>>,
     handle: PoolAuthorityHandle,
-    /// Told when the status shows what happened.
+    /// Sent after the status shows the change.
     pending_replies: Vec<(AcquireReply, Result<HeldWorker, AcquireError>)>,
     released_replies: Vec<oneshot::Sender<()>>,
 }
@@ -121,7 +121,7 @@ pub(super) struct PoolAuthority {
 struct SlotProcess {
     run_requests: mpsc::Sender<RunRequest>,
     end_orders: watch::Sender<Option<WorkerEndOrder>>,
-    /// Once it is set up.
+    /// Set once the worker is set up.
     live: Option<LiveWorker>,
 }
 
@@ -131,7 +131,7 @@ struct WorkerHold {
 }
 
 impl PoolAuthority {
-    /// Asks for GPUs, where workers have some; workers are started by [`Owner::own`].
+    /// Requests GPU leases if workers need them. [`PoolAuthority::run`] starts the workers.
     pub(super) fn new(
         config: ResourcePoolConfig,
         bounds_watcher: BoundsWatcher,
@@ -165,7 +165,7 @@ impl PoolAuthority {
         })
     }
 
-    /// Owns a pool until it is shut down.
+    /// Runs the pool until it is shut down.
     pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<PoolMessage>) {
         self.apply_effects();
         while !self.allocator.is_over() {
@@ -177,7 +177,7 @@ impl PoolAuthority {
             }
             self.apply_effects();
         }
-        // Given back before the end of the pool is told.
+        // Released before the end of the pool is reported.
         drop(self.gpu_leases.take());
         self.audit.close();
     }
@@ -268,7 +268,7 @@ impl PoolAuthority {
         }
     }
 
-    /// Does what there is to do, and then tells of it.
+    /// Applies all pending effects, then publishes the status and sends replies.
     fn apply_effects(&mut self) {
         self.allocator.advance_time(Instant::now(), &mut self.effects);
         for effect in std::mem::take(&mut self.effects) {
@@ -276,7 +276,7 @@ impl PoolAuthority {
         }
         self.publish_status();
         for (to, reply) in self.pending_replies.drain(..) {
-            // Whoever left meanwhile gives a worker back by dropping it.
+            // If the waiter is gone, the dropped worker returns to the pool.
             let _ = to.send(reply);
         }
         for released_reply in self.released_replies.drain(..) {
@@ -311,7 +311,7 @@ impl PoolAuthority {
     }
 
     fn start_worker(&mut self, slot: usize) {
-        // Of one holder after the other, the last of whom has had its work done before the next one comes.
+        // Serves one holder after the other; the work of one is done before the next grant.
         let (run_requests, queued) = mpsc::channel(MAX_WORKER_QUEUE);
         let (end_orders, _) = watch::channel(None);
         let task = WorkerTask {
@@ -327,7 +327,7 @@ impl PoolAuthority {
             run_requests: queued,
             end_orders: end_orders.clone(),
         };
-        // Ends when the process is gone, which `own` waits for, on the runtime of this thread.
+        // Ends when the process is gone, which `run` waits for, on the runtime of this thread.
         tokio::spawn(task.run());
         self.processes[slot] = Some(SlotProcess { run_requests, end_orders, live: None });
     }
@@ -366,7 +366,7 @@ impl PoolAuthority {
         }
     }
 
-    /// Ends a hold and the worker with it.
+    /// Ends a hold and its worker.
     fn end_hold_and_worker(&mut self, ticket: AcquireTicket, error: HeldWorkerError) {
         if self.allocator.release_worker(ticket, WorkerCondition::Unusable, Instant::now(), &mut self.effects) {
             self.end_hold(ticket, error);
@@ -389,7 +389,7 @@ impl PoolAuthority {
             }
         };
         self.audit.end_hold(ticket.0, how, why);
-        // Nobody may listen any more.
+        // The holder may be gone.
         let _ = hold.ended.send(Some(error));
     }
 
@@ -427,35 +427,35 @@ impl PoolAuthority {
     }
 }
 
-// Leased GPUs: each worker has one of its own, from the agent of this machine.
+// Leased GPUs: each worker has its own, from the agent of this machine.
 //
-// They are asked for when the pool starts, for all workers it may have, and given back when this is dropped, which is when the
-// last worker has gone.
+// They are requested when the pool starts, for the maximum number of workers, and released when this is dropped, after
+// the last worker is gone.
 
-/// What a worker calls its GPU: it sees no other, and frameworks call those of all vendors so.
+/// Device name of a leased GPU: the worker sees no other, and frameworks use this name for all vendors.
 const LEASED_DEVICE_NAME: &str = "cuda:0";
 
-/// What workers lease, and of whom.
+/// GPU lease of each worker.
 #[derive(Debug, Clone)]
 pub struct GpuLeaseConfig {
-    /// The agent of this machine.
+    /// Agent of this machine.
     pub agent: LocalAgent,
-    /// What is asked for, for each worker.
+    /// Request body for each worker.
     pub body: gpupool_api::RequestBody,
 }
 
-/// The GPUs of a pool's workers.
+/// GPU leases of a pool's workers.
 #[derive(Debug)]
 struct PoolLeases {
     manager: Arc<GpuLeaseManager>,
     events: GpuEventReceiver,
     granted: Vec<Option<GrantedLease>>,
-    /// How the wait for each goes.
+    /// Wait text of each lease.
     waiting: Vec<Option<Arc<str>>>,
 }
 
 impl PoolLeases {
-    /// Asks for a GPU for each worker.
+    /// Requests a GPU for each worker.
     fn start(request: GpuLeaseConfig, workers: u32) -> Result<Self, GpuError> {
         let slots = workers as usize;
         let GpuLeaseConfig { agent, body } = request;
@@ -464,7 +464,7 @@ impl PoolLeases {
         Ok(Self { manager: Arc::new(manager), events, granted: vec![None; slots], waiting: vec![None; slots] })
     }
 
-    /// How the wait for a GPU goes, if one is waited for.
+    /// Returns the text of one waiting request, if there is any.
     pub(crate) fn waiting_text(&self) -> Option<Arc<str>> {
         self.waiting.iter().flatten().next().cloned()
     }
@@ -473,14 +473,14 @@ impl PoolLeases {
         self.granted[slot].as_ref().map(GrantedLease::gpu_ids).unwrap_or_default()
     }
 
-    /// Where the worker of a slot works.
+    /// Returns the worker slot with its leased GPU.
     pub(crate) fn worker_slot(&self, slot: usize) -> WorkerSlot {
         let Some(granted) = &self.granted[slot] else { return WorkerSlot::new(worker_id(slot)) };
         self.manager.worker_slot(worker_id(slot), granted)
     }
 }
 
-/// The next news of the GPUs; never, where workers have none.
+/// Waits for the next GPU event; forever if workers have no leases.
 async fn next_gpu_event(gpu_leases: &mut Option<PoolLeases>) -> Option<GpuEvent> {
     match gpu_leases {
         Some(gpu_leases) => gpu_leases.events.next().await,

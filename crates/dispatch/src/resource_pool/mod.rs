@@ -1,13 +1,14 @@
-//! A resource pool: worker processes that are handed out one by one, each held to limits while somebody has it.
+//! A resource pool: worker processes that are acquired one by one, each held to limits during a hold.
 //!
-//! - [`ResourcePoolConfig`]: how many workers, what they run, what each may use.
-//! - [`ResourcePool`]: [`ResourcePool::acquire`] waits in line and gives a [`HeldWorker`].
-//! - [`GpuLeaseConfig`]: a GPU of its own for each worker, from the agent of this machine.
-//! - [`HeldWorker`]: work for it, its limits, and giving it back.
-//! - [`AuditEntry`]: who held which worker, when, and how it ended.
+//! - [`ResourcePoolConfig`]: number, program and limits of workers.
+//! - [`ResourcePool`]: [`ResourcePool::acquire`] waits in the queue and returns a [`HeldWorker`].
+//! - [`GpuLeaseConfig`]: a GPU for each worker, leased from the agent of this machine.
+//! - [`HeldWorker`]: runs tasks on a worker until it is released.
+//! - [`AuditEntry`]: record of a hold.
 //!
-//! One thread for each pool (the owner) decides, by the `roster`, and keeps time: nobody who blocks a runtime can keep a limit
-//! from being kept. On that thread each process has a task that tends it, from its start to its end. All of it ends with the pool.
+//! One thread per pool (the authority) applies the decisions of the `allocator` and keeps time, so a blocked runtime
+//! cannot suspend a limit. On that thread, one task per process runs from its start to its end. Everything ends with
+//! the pool.
 
 mod allocator;
 mod audit;
@@ -44,9 +45,9 @@ pub use crate::limits::{MAX_DURATION, MAX_WAITING};
 use crate::plan::WorkerProtocol;
 use crate::{SubmitError, WorkerId};
 
-/// Workers that are handed out one by one. Its futures work on any runtime, or none.
+/// Pool of workers that are acquired one by one. Its futures work on any runtime, or none.
 ///
-/// Dropping it ends the workers: they get a moment to clean up, and then are killed.
+/// Dropping it ends the workers: they get a moment to clean up and are then killed.
 #[derive(Debug)]
 pub struct ResourcePool {
     authority: PoolAuthorityHandle,
@@ -55,19 +56,19 @@ pub struct ResourcePool {
     next_ticket: AtomicU64,
     min_workers: usize,
     clean_up_timeout: Duration,
-    /// Hangs up when the owner has ended.
+    /// Closed when the authority has ended.
     has_ended: watch::Receiver<()>,
-    /// The same, for who waits without a runtime.
+    /// The same for callers without a runtime.
     ended_blocking: Mutex<Receiver<()>>,
 }
 
 impl ResourcePool {
-    /// Starts the least number of workers, without waiting for them: see [`ResourcePool::wait_until_ready`].
+    /// Starts the minimum number of workers without waiting for them: see [`ResourcePool::wait_until_ready`].
     pub fn start(config: ResourcePoolConfig) -> Result<Self, ResourcePoolError> {
         Self::start_with_cgroups(config, CgroupManager::detect())
     }
 
-    /// The same with these control groups; with [`CgroupManager::unavailable`] limits are kept by looking.
+    /// Starts with the given control groups. With [`CgroupManager::unavailable`], limits are enforced by polling.
     pub fn start_with_cgroups(config: ResourcePoolConfig, cgroups: CgroupManager) -> Result<Self, ResourcePoolError> {
         config.check()?;
         let failed = |source| ResourcePoolError::Audit { path: config.audit.clone().unwrap_or_default(), source };
@@ -76,7 +77,7 @@ impl ResourcePool {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (handle, inbox) = PoolAuthorityHandle::new(config.max_workers as usize);
         let (status_sender, status) = watch::channel(ResourcePoolStatus {
-            // They are being started from here on.
+            // These are being started from here on.
             total_workers: if config.gpus.is_none() { config.min_workers as usize } else { 0 },
             worker_timeout: config.worker_timeout,
             worker_memory: config.worker_memory,
@@ -104,7 +105,7 @@ impl ResourcePool {
         })
     }
 
-    /// Waits in line for a worker. The place in line is taken at the call, and left when the future is dropped.
+    /// Waits in the queue for a worker. The call takes the queue position, and dropping the future leaves it.
     pub fn acquire(&self, task_id: impl Into<Arc<str>>) -> AcquireFuture {
         let task_id = task_id.into();
         let ticket = AcquireTicket(self.next_ticket.fetch_add(1, Ordering::Relaxed));
@@ -112,7 +113,7 @@ impl ResourcePool {
         let authority = self.authority.clone();
         let permit = authority.admit_ticket().filter(|_| task_id.len() <= MAX_TASK_ID_BYTES);
         match &permit {
-            // A pool that has ended drops the answer.
+            // A pool that has ended drops the reply.
             Some(permit) => authority.send(PoolMessage::Acquire { ticket, task_id, reply, permit: Arc::clone(permit) }),
             None => {
                 let too_long = task_id.len() > MAX_TASK_ID_BYTES;
@@ -123,7 +124,7 @@ impl ResourcePool {
         AcquireFuture { ticket, reply_receiver, authority, permit }
     }
 
-    /// Waits until the least number of workers are set up, or says why none can be.
+    /// Waits until the minimum number of workers is set up. Fails if none can be.
     pub fn wait_until_ready(&self) -> impl Future<Output = Result<(), AcquireError>> + Send + use<> {
         let (mut status, min_workers) = (self.status.clone(), self.min_workers);
         async move {
@@ -137,33 +138,34 @@ impl ResourcePool {
         }
     }
 
-    /// How it stands.
+    /// Returns the current status.
     pub fn status(&self) -> ResourcePoolStatus {
         self.status.borrow().clone()
     }
 
-    /// Changes of how it stands.
+    /// Returns a watcher of the status.
     pub fn watch_status(&self) -> watch::Receiver<ResourcePoolStatus> {
         self.status.clone()
     }
 
-    /// The last holds, in the order they began.
+    /// Returns the last holds in the order they began.
     pub fn audit_entries(&self) -> Vec<AuditEntry> {
         self.audit.entries()
     }
 
-    /// Ends it: who waits is told, workers finish what they are at and clean up, or are killed when that takes too long.
-    /// Begun at the call; over when no process is left.
+    /// Shuts the pool down: waiters are refused; workers finish their task and clean up, or are killed at the time
+    /// limit. The call starts the shutdown, and the future ends when no process is left.
     pub fn shutdown(&self) -> impl Future<Output = ()> + Send + use<> {
         self.authority.shut_down(self.clean_up_timeout);
         let mut has_ended = self.has_ended.clone();
         async move { while has_ended.changed().await.is_ok() {} }
     }
 
-    /// Ends it as dropping it does: workers get a moment to clean up, and then are killed. Blocks until no process is left.
+    /// Shuts down as a drop does: workers get a moment to clean up and are then killed. Blocks until no process is
+    /// left.
     pub fn close(&self) {
         self.authority.shut_down(CANCEL_GRACE.min(self.clean_up_timeout));
-        // Nothing is ever sent: it hangs up, or takes too long.
+        // Nothing is ever sent; the channel closes or the wait times out.
         let _ = lock(&self.ended_blocking).recv_timeout(DROP_TIMEOUT);
     }
 }
@@ -174,15 +176,15 @@ impl Drop for ResourcePool {
     }
 }
 
-/// Somebody's place in line.
+/// Future of an acquire.
 #[derive(Debug)]
 #[must_use = "who does not wait leaves the line"]
 pub struct AcquireFuture {
     ticket: AcquireTicket,
-    /// Holds the worker once it is granted: dropped, it goes back.
+    /// Holds the worker once it is granted; dropping it returns the worker.
     reply_receiver: oneshot::Receiver<Result<HeldWorker, AcquireError>>,
     authority: PoolAuthorityHandle,
-    /// `None` once it has an answer.
+    /// `None` after the reply.
     permit: Option<TicketPermit>,
 }
 
@@ -206,9 +208,9 @@ impl Drop for AcquireFuture {
     }
 }
 
-/// A worker somebody has, until it is given back, dropped, killed, or over a limit.
+/// A held worker, until it is released, dropped, killed or over a limit.
 ///
-/// Dropped or released while it is still at work it is killed, and another takes its place.
+/// If it is dropped or released while it is busy, it is killed and replaced.
 #[derive(Debug)]
 pub struct HeldWorker {
     ticket: AcquireTicket,
@@ -219,55 +221,55 @@ pub struct HeldWorker {
     live: LiveWorker,
     run_requests: mpsc::Sender<RunRequest>,
     ended: watch::Receiver<Option<HeldWorkerError>>,
-    /// How many things it was told to do and has not done.
+    /// Number of unfinished runs.
     run_count: Arc<AtomicUsize>,
     authority: PoolAuthorityHandle,
     is_killed: AtomicBool,
-    /// `None` once it is given back.
+    /// `None` after the return to the pool.
     permit: Option<TicketPermit>,
 }
 
 impl HeldWorker {
-    /// Which worker: the same for all that ever take its place.
+    /// Returns the worker id, which its replacements share.
     pub fn id(&self) -> WorkerId {
         self.id
     }
 
-    /// What it works on.
+    /// Returns the device name.
     pub fn device(&self) -> &str {
         &self.device
     }
 
-    /// The GPUs it has, by their numbers on the node.
+    /// Returns the GPUs of the worker, by their numbers on the node.
     pub fn gpu_ids(&self) -> &[u32] {
         &self.gpu_ids
     }
 
-    /// Its process.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.live.pid
     }
 
-    /// Bytes of host memory it uses now, with all it started; `None` where it has ended. Where no control group counts this
-    /// looks through `/proc`, which takes about a millisecond.
+    /// Returns the host memory that the worker and its descendants use, in bytes; `None` after its end. Without control
+    /// groups this scans `/proc`, which takes about a millisecond.
     pub fn memory_usage(&self) -> Option<u64> {
         self.live.bounded_job.as_ref()?.usage().host_memory
     }
 
-    /// How it ended, if it has, other than by being given back.
+    /// Returns the error that ended the hold, other than its release.
     pub fn ended(&self) -> Option<HeldWorkerError> {
         self.ended.borrow().clone()
     }
 
-    /// Kills it, with all it started. Another takes its place; this one can do nothing any more.
+    /// Kills the worker and its descendants. Another process replaces it, and this hold ends.
     pub fn kill(&self) {
         if !self.is_killed.swap(true, Ordering::AcqRel) {
             self.authority.send(PoolMessage::Kill(self.ticket));
         }
     }
 
-    /// Has it work on this; told to it at the call. Several are done one after the other. What has begun goes on when the
-    /// future is dropped; what has not is not begun any more.
+    /// Runs a task. The call submits it, and tasks run one after the other. If the future is dropped, a started task
+    /// continues and an unstarted one is skipped.
     pub fn run(&self, payload: Bytes) -> impl Future<Output = Result<Bytes, HeldWorkerError>> + Send + use<> {
         let (reply, reply_receiver) = oneshot::channel();
         let queued = self.queue_run(payload, reply);
@@ -275,7 +277,7 @@ impl HeldWorker {
         async move {
             queued?;
             tokio::select! {
-                // An answer it gave before its end is its answer.
+                // A result that precedes the worker's end wins.
                 biased;
                 Ok(result) = reply_receiver => result,
                 how = wait_for_hold_end(ended) => Err(how),
@@ -283,12 +285,12 @@ impl HeldWorker {
         }
     }
 
-    /// Comes back when the hold is over, however, with what became of the worker; `Closed` where it was given back.
+    /// Waits for the end of the hold and returns its reason; `Closed` after a release.
     pub fn wait_until_ended(&self) -> impl Future<Output = HeldWorkerError> + Send + use<> {
         wait_for_hold_end(self.ended.clone())
     }
 
-    /// Comes back when a limit was passed, with which; never, while none is.
+    /// Waits until a limit is exceeded and returns which; forever if none is.
     pub fn wait_until_exceeded(&self) -> impl Future<Output = HeldWorkerError> + Send + use<> {
         let over = self.wait_until_ended();
         async move {
@@ -300,12 +302,12 @@ impl HeldWorker {
         }
     }
 
-    /// Gives it back; done at the call, and seen by others when the future is over.
+    /// Releases the worker. The call releases it, and the future ends when the status shows it.
     pub fn release(mut self) -> impl Future<Output = ()> + Send + use<> {
         let (released_reply, released) = oneshot::channel();
         self.return_to_pool(Some(released_reply));
         async move {
-            // A pool that has ended has nothing to be given back.
+            // A pool that has ended has nothing to release.
             let _ = released.await;
         }
     }
@@ -319,7 +321,7 @@ impl HeldWorker {
         let busy = BusyGuard::try_begin(&self.run_count).ok_or(SubmitError::Full)?;
         match self.run_requests.try_send(RunRequest { payload, reply, busy }) {
             Err(TrySendError::Full(_)) => Err(SubmitError::Full),
-            // One that is gone drops the answer, and how it ended is told in its place.
+            // A worker that is gone drops the sender, and the reason of its end is returned instead.
             Ok(()) | Err(TrySendError::Closed(_)) => Ok(()),
         }
     }
@@ -344,30 +346,30 @@ async fn wait_for_hold_end(mut ended: watch::Receiver<Option<HeldWorkerError>>) 
     }
 }
 
-/// How a resource pool stands.
+/// Status of a resource pool.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct ResourcePoolStatus {
-    /// Workers there are, those that are being started or replaced included.
+    /// Number of workers, including those that are being started or replaced.
     pub total_workers: usize,
-    /// Workers that could be had at once.
+    /// Number of workers that are free.
     #[serde(rename = "ready_workers")]
     pub available_workers: usize,
-    /// Workers somebody has.
+    /// Number of workers that are held.
     pub active_tasks: usize,
-    /// Those who wait for one.
+    /// Number of waiters.
     pub waiting_tasks: usize,
-    /// How long a worker may be held.
+    /// Time limit of a hold.
     #[serde(skip)]
     pub worker_timeout: Duration,
-    /// Bytes of host memory a worker may use.
+    /// Limit on the host memory of a worker, in bytes.
     #[serde(skip)]
     pub worker_memory: Option<u64>,
-    /// Who has a worker, in the order they got it.
+    /// Tasks that hold a worker, in the order they got it.
     pub active_task_ids: Vec<Arc<str>>,
-    /// Why no worker can be had: there is none, and none could be started for a while. It is tried again.
+    /// Reason for which no worker can be had: none runs, and none could be started for a while. Starts are retried.
     pub failure: Option<Arc<str>>,
-    /// What the last worker that could not clean up said.
+    /// Reason of the last failed cleanup.
     pub clean_up_failure: Option<Arc<str>>,
-    /// Why the file of the audit trail is not complete.
+    /// Reason for which the audit file is incomplete.
     pub audit_failure: Option<Arc<str>>,
 }

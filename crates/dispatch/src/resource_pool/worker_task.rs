@@ -1,7 +1,7 @@
-//! A worker's process from its start to its end, tended by one task on the owner's thread.
+//! Task of one worker process, from its start to its end, on the authority's thread.
 //!
-//! It takes orders, and tells the owner what becomes of the worker: ready, over a limit, and last that it is gone. What takes
-//! long (starting, ending) is done by other threads.
+//! It takes orders and sends events to the authority: ready, over a limit, and last that the process is gone. Other
+//! threads start and end processes, which takes long.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,18 +29,18 @@ use crate::process::{
 use crate::protocol::{FrameKind, WorkerCounters};
 use crate::{TaskId, TaskOutcome, WorkerExitCause};
 
-/// How a worker is to end.
+/// Order to end a worker.
 #[derive(Debug, Clone)]
 pub(super) enum WorkerEndOrder {
-    /// Clean up and end by itself until then.
+    /// Clean up and exit by this time.
     Stop(Instant),
     Kill,
-    /// It used too much, and is killed.
+    /// Kill the worker because it exceeded a bound.
     Excess(BoundExceeded),
 }
 
 impl WorkerEndOrder {
-    /// Orders this ending. A kill replaces a stop, the first kill counts, and so does the earliest stop.
+    /// Issues this order. A kill replaces a stop, the first kill counts, and so does the earliest stop.
     pub(super) fn issue(self, end_orders: &watch::Sender<Option<Self>>) {
         end_orders.send_if_modified(|known| {
             let is_harder = match (&*known, &self) {
@@ -56,7 +56,7 @@ impl WorkerEndOrder {
     }
 }
 
-/// Work for a worker.
+/// A task for a worker.
 #[derive(Debug)]
 pub(super) struct RunRequest {
     pub payload: Bytes,
@@ -64,12 +64,12 @@ pub(super) struct RunRequest {
     pub busy: BusyGuard,
 }
 
-/// Counts, as long as it lives, as something its holder has the worker do.
+/// Counts one unfinished run of a holder while it lives.
 #[derive(Debug)]
 pub(super) struct BusyGuard(Arc<AtomicUsize>);
 
 impl BusyGuard {
-    /// One more, of which there can be [`DEPTH`].
+    /// Counts one more run, up to [`MAX_WORKER_QUEUE`].
     pub(super) fn try_begin(count: &Arc<AtomicUsize>) -> Option<Self> {
         let one_more = |count: usize| (count < MAX_WORKER_QUEUE).then_some(count + 1);
         count.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
@@ -83,29 +83,29 @@ impl Drop for BusyGuard {
     }
 }
 
-/// What becomes of a worker. Each is told at most once of a process.
+/// Event of a worker. Each is sent at most once per process.
 #[derive(Debug)]
 pub(super) enum WorkerEvent {
-    /// It is set up.
+    /// The worker is set up.
     Ready(LiveWorker),
-    /// It used too much, and is being killed.
+    /// The worker exceeded a bound and is being killed.
     Exceeded(BoundExceeded),
-    /// It is being ended, or died, and is given to no one any more.
+    /// The worker is ending and must not be granted any more.
     Dying,
-    /// It could not clean up.
+    /// The worker failed to clean up.
     CleanUpFailed(Arc<str>),
-    /// Its process is gone with all it started, or never was. The last news.
+    /// The process and its descendants are gone, or never started. The last event.
     Gone { cause: WorkerExitCause, why: Arc<str>, was_ordered: bool },
 }
 
-/// What the owner knows of a process that lives.
+/// A running worker, as the authority knows it.
 #[derive(Debug, Clone)]
 pub(super) struct LiveWorker {
     pub pid: u32,
     pub bounded_job: Option<Arc<BoundedJob>>,
 }
 
-/// How a process is to be started, and who hears of it.
+/// Start parameters and channels of a worker's task.
 pub(super) struct WorkerTask {
     pub slot: usize,
     pub plan: Arc<RunPlan>,
@@ -118,7 +118,7 @@ pub(super) struct WorkerTask {
 }
 
 impl WorkerTask {
-    /// Starts a process and tends it until it is gone.
+    /// Starts a process and runs the task until it is gone.
     pub(super) async fn run(mut self) {
         let last = match self.start().await {
             Ok(worker) => worker.run_until_gone(&mut self.run_requests, self.end_orders.subscribe()).await,
@@ -136,7 +136,7 @@ impl WorkerTask {
         let process = started.map_err(|error| error.to_string())?.map_err(|reason| reason.to_string())?;
         let mut worker = RunningWorker::new(process, self).map_err(|error| error.to_string())?;
         if self.plan.program.protocol == WorkerProtocol::Lines {
-            // It says nothing of itself: it is ready when it runs.
+            // A worker that speaks lines sends no ready message.
             worker.session.mark_ready();
         }
         Ok(worker)
@@ -150,9 +150,9 @@ enum PoolWorkerPhase {
     Stopping(Instant),
 }
 
-/// Why a process is not to be tended any longer.
+/// Decision to end a process.
 struct EndDecision {
-    /// `None`: it ended by itself, or is about to.
+    /// `None` if the process exited by itself or is about to.
     cause: Option<WorkerExitCause>,
     grace: Duration,
 }
@@ -163,13 +163,13 @@ impl EndDecision {
     }
 }
 
-/// A worker's process that runs.
+/// A running worker process.
 struct RunningWorker {
     job: AsyncFd<StableFd<Job>>,
     session: PoolWorkerSession,
 }
 
-/// What it was told and said.
+/// Exchange of messages with a worker.
 struct PoolWorkerSession {
     slot: usize,
     socket: AsyncFd<StableFd<WorkerSocket>>,
@@ -177,7 +177,7 @@ struct PoolWorkerSession {
     live: LiveWorker,
     phase: PoolWorkerPhase,
     setup_timeout: Duration,
-    /// What it works on.
+    /// Task that the worker runs.
     running: Option<(TaskId, RunRequest)>,
     next_task: u64,
     queue: VecDeque<RunRequest>,
@@ -211,13 +211,13 @@ impl RunningWorker {
         Ok(Self { job: StableFd(job).register(Interest::READABLE)?, session })
     }
 
-    /// Tends it until it is gone.
+    /// Runs until the process is gone.
     async fn run_until_gone(
         mut self,
         run_requests: &mut mpsc::Receiver<RunRequest>,
         mut end_orders: watch::Receiver<Option<WorkerEndOrder>>,
     ) -> WorkerEvent {
-        // What was ordered while it was started counts.
+        // An order issued during the start counts.
         end_orders.mark_changed();
         let EndDecision { cause, grace } = loop {
             if let Err(decision) = self.run_turn(run_requests, &mut end_orders).await {
@@ -239,7 +239,7 @@ impl RunningWorker {
         gone_event(cause.unwrap_or(death), session.setup_failure, session.was_ordered)
     }
 
-    /// Waits for the next thing to happen, and deals with it.
+    /// Waits for the next event and handles it.
     async fn run_turn(
         &mut self,
         run_requests: &mut mpsc::Receiver<RunRequest>,
@@ -253,7 +253,7 @@ impl RunningWorker {
         let is_full = self.session.socket.get_ref().0.has_unsent();
         let interest = if is_full { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
         tokio::select! {
-            // A run that came before the order to stop is sent to the worker before it.
+            // A run that precedes the order to stop is sent to the worker first.
             biased;
             Some(run) = run_requests.recv() => {
                 self.session.queue.push_back(run);
@@ -286,9 +286,9 @@ impl RunningWorker {
                     Err(_) => false,
                 };
                 self.session.read_messages()?;
-                // One that never stops talking must not keep this thread from others, nor from keeping time.
+                // A worker that sends without end must not delay other workers or deadlines.
                 tokio::task::yield_now().await;
-                // It may have ended by itself, and then its own exit code is told.
+                // If the process is exiting by itself, its own exit code is reported.
                 if is_open { Ok(()) } else { Err(EndDecision { cause: None, grace: EXIT_TIMEOUT }) }
             }
             () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
@@ -328,7 +328,7 @@ impl PoolWorkerSession {
         }
     }
 
-    /// Gives it the next piece of work that somebody still wants, if it has none.
+    /// Sends the next run that is still awaited, if the worker is idle.
     fn start_next_run(&mut self) -> Result<(), EndDecision> {
         if self.running.is_some() || self.phase != PoolWorkerPhase::Serving {
             return Ok(());
@@ -350,16 +350,16 @@ impl PoolWorkerSession {
         self.socket.get_mut().0.send_pending().map_err(|_| EndDecision { cause: None, grace: EXIT_TIMEOUT })
     }
 
-    /// It is set up.
+    /// Marks the worker as set up.
     fn mark_ready(&mut self) {
         self.phase = PoolWorkerPhase::Serving;
-        // One that died in the same moment is of no use to anybody.
+        // A worker that died at the same moment is useless.
         if !self.is_dead {
             self.send_event(WorkerEvent::Ready(self.live.clone()));
         }
     }
 
-    /// What it said before it died is heard.
+    /// Handles messages that the worker sent before its exit.
     fn handle_remaining_messages(&mut self) {
         for message in self.socket.get_mut().0.remaining_messages(&self.counters) {
             if self.handle_message(message).is_err() {
@@ -372,7 +372,7 @@ impl PoolWorkerSession {
         self.authority.send(PoolMessage::Worker(self.slot, event));
     }
 
-    /// Deals with all it said that was read.
+    /// Handles all received messages.
     fn read_messages(&mut self) -> Result<(), EndDecision> {
         loop {
             let handled = match self.socket.get_mut().0.next_message() {
@@ -414,12 +414,12 @@ impl PoolWorkerSession {
     }
 }
 
-/// The last news of a process; `why` in its own words, if it said any.
+/// Creates the last event of a process; `why` prefers the worker's own words.
 fn gone_event(cause: WorkerExitCause, why: Option<Arc<str>>, was_ordered: bool) -> WorkerEvent {
     WorkerEvent::Gone { why: why.unwrap_or_else(|| cause.to_string().into()), cause, was_ordered }
 }
 
-/// Tells whoever wanted it what came of the work.
+/// Delivers the result of a run.
 fn deliver_result(
     running: &mut Option<(TaskId, RunRequest)>,
     task: Option<TaskId>,
@@ -430,18 +430,18 @@ fn deliver_result(
         return Err(format!("it answered {}, which it was not at", task.map_or("a line".into(), |it| it.to_string())));
     };
     let RunRequest { reply, busy, .. } = run;
-    // First, so that whoever hears the answer can give the worker back.
+    // Dropped first, so that a holder that gets the result can return the worker.
     drop(busy);
     let _ = reply.send(match outcome {
         TaskOutcome::Done(result) => Ok(result),
         TaskOutcome::Failed(why) => Err(HeldWorkerError::Failed(why)),
-        // A worker says no other.
+        // Workers report no other outcome.
         TaskOutcome::TimedOut(_) | TaskOutcome::WorkerLost(_) | TaskOutcome::Cancelled => Err(HeldWorkerError::Killed),
     });
     Ok(())
 }
 
-/// Sends and reads what can be now: whether the other side is there, and what has to be waited for again.
+/// Sends and reads what is possible now. Returns whether the socket is open, and the exhausted readiness.
 fn transfer_bytes(socket: &mut WorkerSocket, ready: Ready) -> (bool, Ready) {
     let mut spent = Ready::EMPTY;
     if ready.is_writable() {
@@ -462,16 +462,16 @@ fn transfer_bytes(socket: &mut WorkerSocket, ready: Ready) -> (bool, Ready) {
     (true, spent)
 }
 
-/// Something with a file descriptor that is open, and the same, as long as it lives: nothing in this crate that is put here
-/// ever changes its own.
+/// A value whose file descriptor stays open and the same for as long as it lives. No type wrapped here ever changes its
+/// descriptor.
 #[derive(Debug)]
 struct StableFd<T>(T);
 
 impl<T: AsFd> StableFd<T> {
-    /// Has the runtime watch it.
+    /// Registers the descriptor with the runtime.
     #[allow(unsafe_code, reason = "the runtime wants to be told that the descriptor stays open")]
     fn register(self, interest: Interest) -> io::Result<AsyncFd<Self>> {
-        // SAFETY: what is inside owns its file descriptor, and keeps it until it is dropped.
+        // SAFETY: the inner value owns its file descriptor and keeps it until it is dropped.
         unsafe { AsyncFd::register_with_interest(self, interest) }.map_err(io::Error::from)
     }
 }

@@ -1,8 +1,8 @@
-//! Who has which task, what is sent next, what became of each. Decides, and touches nothing: no process, no clock.
+//! The task scheduler: decides which worker runs which task. It performs no I/O and reads no clock.
 //!
-//! A task is pending, with a worker, or over, and goes forward only; every task that was taken in is told to be over exactly
-//! once. A worker works its tasks off in the order it got them. When it dies, its counters say how far it was: what it never
-//! began goes back to the head of the queue, the others are over (or tried again, where retries are left).
+//! A task is pending, with a worker, or ended, and only moves forward; each accepted task ends exactly once. A worker
+//! runs its tasks in the order it got them. After its exit, its counters tell how far it was: tasks that it never
+//! started return to the head of the queue, the others end or are retried.
 
 #[cfg(test)]
 mod tests;
@@ -14,19 +14,19 @@ use crate::limits::{DEFAULT_GRACE, DEFAULT_QUEUE_SIZE, MAX_WORKER_QUEUE, PREFETC
 use crate::protocol::TaskCounts;
 use crate::{LossStage, TaskId, TaskOutcome, WorkerExitCause, WorkerId, WorkerLoss};
 
-/// How tasks are dealt with.
+/// Rules for queueing, time limits and retries.
 #[derive(Debug, Clone)]
 pub struct DispatchRules {
-    /// Tasks that are taken in and wait, at most, also with workers; results nobody took count as well.
+    /// Most tasks that wait, including those queued at workers, plus undelivered results.
     pub queue_size: usize,
-    /// How long a task may take.
+    /// Time limit of a task.
     pub task_timeout: Option<Duration>,
-    /// How long a worker that was interrupted may take to be done with its task.
+    /// Time in which an interrupted worker must give up its task.
     pub grace: Duration,
-    /// How often a task that failed is tried again.
+    /// Number of retries of a failed task.
     pub retries: u32,
-    /// Whether a worker may be given tasks ahead of the one it works on. What it has ahead is begun even if nothing new is
-    /// to be.
+    /// Whether a worker may be given tasks ahead of the one it runs. These are run even after pending tasks were
+    /// cancelled.
     pub prefetch: bool,
 }
 
@@ -36,103 +36,102 @@ impl Default for DispatchRules {
     }
 }
 
-/// What is to be done.
+/// An effect that the engine applies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SchedulerEffect {
-    /// Send these to a worker, in this order.
+    /// Send tasks to a worker, in this order.
     Send {
-        /// To whom.
+        /// Receiving worker.
         worker: WorkerId,
-        /// What.
+        /// Tasks to send.
         tasks: Vec<TaskId>,
     },
-    /// A task is over.
+    /// A task has ended.
     TaskEnded {
-        /// Which.
+        /// Task id.
         task: TaskId,
-        /// Who had it last; `None` where nobody had it.
+        /// Worker that ran the last attempt; `None` if no worker had the task.
         worker: Option<WorkerId>,
-        /// What became of it.
+        /// Outcome of the task.
         outcome: TaskOutcome,
-        /// Since when it was worked on, as far as is known.
+        /// Start of the last attempt, if known.
         started: Option<Instant>,
-        /// How often it was tried.
+        /// Number of attempts.
         tries: u32,
     },
-    /// A task failed and is tried again.
+    /// A task failed and is retried.
     TaskRetried {
-        /// Which.
+        /// Task id.
         task: TaskId,
-        /// Who had it.
+        /// Worker that ran the failed attempt.
         worker: WorkerId,
-        /// What would have become of it.
+        /// Outcome of the failed attempt.
         outcome: TaskOutcome,
     },
-    /// A task takes too long: interrupt the worker.
+    /// Interrupt a worker whose task exceeds the time limit.
     Interrupt {
-        /// Whom.
+        /// Worker to interrupt.
         worker: WorkerId,
-        /// How many tasks it had begun, this one included.
+        /// Number of tasks that it had started, including this one.
         started: u64,
     },
-    /// It takes long over a task while others wait behind it: take back what it has not claimed, and tell
-    /// [`Ledger::recalled`].
+    /// Recall the unclaimed tasks behind a long one, and report the claims to [`TaskScheduler::take_back_unclaimed`].
     Recall {
-        /// From whom.
+        /// Worker to recall from.
         worker: WorkerId,
     },
-    /// It was interrupted and goes on: kill it with all it started, and replace it.
+    /// Kill and replace a worker that ignored its interrupt, with its descendants.
     Kill {
-        /// Whom.
+        /// Worker to kill.
         worker: WorkerId,
     },
 }
 
-/// What a worker said that it cannot have meant.
+/// An invalid result of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InvalidResult {
-    /// There is no such worker, or it is not ready.
+    /// The worker is unknown or not ready.
     #[error("worker {0} is not ready for tasks")]
     WorkerNotReady(WorkerId),
-    /// It speaks of a task it does not have, or not of the one it has first.
+    /// The result is not of the first task in the worker's queue.
     #[error("worker {worker} sent a result of task {task}; expected {}", expected.map_or("none".into(), |task| format!("task {task}")))]
     UnexpectedTask {
-        /// Who.
+        /// Worker id.
         worker: WorkerId,
-        /// Of which.
+        /// Task of the result.
         task: TaskId,
-        /// Which it should have been.
+        /// First task in the worker's queue.
         expected: Option<TaskId>,
     },
 }
 
-/// What a worker can do besides its work.
+/// Capability of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WorkerCapability {
-    /// Nothing: it has one task at a time.
+    /// No shared counters, so one task at a time.
     OneTask,
-    /// It counts where its death cannot take it along, and may have many.
+    /// Shared counters, so many tasks at a time.
     Counting,
-    /// It counts, and what it has not begun can be taken back.
+    /// Shared counters, and unclaimed tasks can be recalled.
     Recallable,
 }
 
 #[derive(Debug)]
 struct WorkerRecord {
-    /// What it was sent and has not answered, in order.
+    /// Tasks sent to the worker and not ended, in order.
     inbox: VecDeque<TaskId>,
-    /// Answers it gave.
+    /// Number of results received.
     results: u64,
     capability: WorkerCapability,
-    /// It takes long over what it is at: nothing is to wait behind that.
+    /// Whether the current task is long, so that none may queue behind it.
     is_slow: bool,
     pace: WorkerPace,
-    /// When the first of its inbox was begun, as far as is known.
+    /// Start of the first task in the inbox, if known.
     started: Option<Instant>,
-    /// Answers since the pace was last looked at, and since when that was.
+    /// Results since the last update of the pace.
     unpaced_results: u32,
     paced_at: Instant,
-    /// The task it was interrupted for, and until when it may take.
+    /// Interrupted task, and the end of its grace.
     interrupted: Option<(TaskId, Instant)>,
     is_killed: bool,
     is_retiring: bool,
@@ -144,31 +143,31 @@ impl WorkerRecord {
     }
 }
 
-/// The books of one run.
+/// State of all tasks and workers of one run.
 #[derive(Debug, Default)]
 pub(crate) struct TaskScheduler {
     rules: DispatchRules,
     pending: VecDeque<TaskId>,
-    /// Times a live task was tried and failed; those that never did are not listed.
+    /// Failed attempts of unfinished tasks; tasks without one are not listed.
     failures: BTreeMap<TaskId, u32>,
     workers: BTreeMap<WorkerId, WorkerRecord>,
-    /// Whether more may come.
+    /// Whether more tasks may come.
     is_open: bool,
-    /// Whether nothing is begun any more.
+    /// Whether pending tasks are cancelled.
     is_finishing: bool,
-    /// Whether nobody wants what is being worked on either.
+    /// Whether running tasks are cancelled, too.
     is_cancelled: bool,
     accepted: u64,
     ended: u64,
 }
 
 impl TaskScheduler {
-    /// Empty books.
+    /// Creates a scheduler without tasks or workers.
     pub(crate) fn new(rules: DispatchRules) -> Self {
         Self { rules, is_open: true, ..Self::default() }
     }
 
-    /// Takes in the next task of the source.
+    /// Accepts the next task of the source.
     pub(crate) fn accept_task(&mut self) -> TaskId {
         let task = TaskId(self.accepted);
         self.accepted += 1;
@@ -176,34 +175,34 @@ impl TaskScheduler {
         task
     }
 
-    /// The source has no more.
+    /// Ends the input: no more tasks follow.
     pub(crate) fn close(&mut self) {
         self.is_open = false;
     }
 
-    /// Whether everything that was taken in is over, and nothing more comes.
+    /// Whether every accepted task has ended and no more follow.
     pub(crate) fn is_done(&self) -> bool {
         !self.is_open && self.ended == self.accepted
     }
 
-    /// Tasks that wait, tasks workers have, tasks that are over.
+    /// Returns the numbers of pending tasks, tasks at workers, and ended tasks.
     pub(crate) fn task_counts(&self) -> (usize, usize, u64) {
         let with_workers = self.workers.values().map(|worker| worker.inbox.len()).sum();
         (self.pending.len(), with_workers, self.ended)
     }
 
-    /// Tasks that wait, also those that wait with a worker behind the one it is at.
+    /// Returns the number of tasks that wait, including those queued at workers.
     pub(crate) fn waiting_count(&self) -> usize {
         let behind = |worker: &WorkerRecord| worker.inbox.len().saturating_sub(1);
         self.pending.len() + self.workers.values().map(behind).sum::<usize>()
     }
 
-    /// Whether more may come.
+    /// Whether more tasks may come.
     pub(crate) fn is_open(&self) -> bool {
         self.is_open
     }
 
-    /// Whether nobody wants the rest.
+    /// Whether the run is cancelled.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.is_cancelled
     }
@@ -213,20 +212,20 @@ impl TaskScheduler {
         self.rules.task_timeout.is_some()
     }
 
-    /// What a worker is at, and since when.
+    /// Returns a worker's current task and its start.
     pub(crate) fn current_task(&self, worker: WorkerId) -> (Option<TaskId>, Option<Instant>) {
         let Some(worker) = self.workers.get(&worker) else { return (None, None) };
         (worker.inbox.front().copied(), worker.started)
     }
 
-    /// A worker gets no more; `true` where it has nothing, and is forgotten.
+    /// Gives a worker no more tasks. Returns `true` and removes the worker if it has none.
     pub(crate) fn retire_worker(&mut self, worker: WorkerId) -> bool {
         let Some(retiring) = self.workers.get_mut(&worker) else { return true };
         retiring.is_retiring = true;
         retiring.inbox.is_empty() && self.workers.remove(&worker).is_some()
     }
 
-    /// A worker is set up.
+    /// Adds a worker that is set up.
     pub(crate) fn add_worker(&mut self, worker: WorkerId, capability: WorkerCapability, now: Instant) {
         let new = WorkerRecord {
             inbox: VecDeque::new(),
@@ -244,14 +243,14 @@ impl TaskScheduler {
         self.workers.insert(worker, new);
     }
 
-    /// Gives workers what they can have, the ones with least to do first.
+    /// Assigns pending tasks to workers, the least loaded first.
     pub(crate) fn assign_tasks(&mut self, now: Instant, effects: &mut Vec<SchedulerEffect>) {
         for worker in self.workers.values_mut().filter(|worker| worker.unpaced_results > 0) {
             worker.pace.record_duration(now.saturating_duration_since(worker.paced_at) / worker.unpaced_results);
             (worker.unpaced_results, worker.paced_at) = (0, now);
         }
         let mut sending: BTreeMap<WorkerId, Vec<TaskId>> = BTreeMap::new();
-        // One at a time to whoever has least, so that the last tasks are spread.
+        // One task at a time to the least loaded worker spreads the last tasks.
         while let Some(worker) = self.next_worker() {
             let Some(task) = self.pending.pop_front() else { break };
             let Some(record) = self.workers.get_mut(&worker) else { break };
@@ -276,7 +275,7 @@ impl TaskScheduler {
         candidates.min_by_key(|(_, worker)| worker.inbox.len()).map(|(id, _)| *id)
     }
 
-    /// A worker says what became of its task.
+    /// Records a worker's result of its first task.
     pub(crate) fn record_result(
         &mut self,
         worker: WorkerId,
@@ -297,7 +296,7 @@ impl TaskScheduler {
         let started = record.started;
         record.started = (!record.inbox.is_empty()).then_some(now);
         let timed_out = record.interrupted.take_if(|(interrupted, _)| *interrupted == task).is_some();
-        // It was interrupted: whatever it says came of that.
+        // Any result of an interrupted task comes from the interrupt.
         let outcome = match (timed_out, self.rules.task_timeout) {
             (true, Some(timeout)) => TaskOutcome::TimedOut(timeout),
             _ if self.is_cancelled && matches!(outcome, TaskOutcome::Failed(_)) => TaskOutcome::Cancelled,
@@ -307,8 +306,8 @@ impl TaskScheduler {
         Ok(())
     }
 
-    /// A worker is dead; its counters say how far it was. One whose GPU was taken away is not to blame: what it was at is
-    /// done again, by another.
+    /// Removes a worker that has exited, with its last counters. If its GPU was withdrawn, its current task is requeued
+    /// without blame.
     pub(crate) fn remove_worker(
         &mut self,
         worker: WorkerId,
@@ -317,7 +316,7 @@ impl TaskScheduler {
         effects: &mut Vec<SchedulerEffect>,
     ) {
         let Some(mut lost_worker) = self.workers.remove(&worker) else { return };
-        // Of its inbox, counted from the front: begun, and finished. One that does not count has begun what it has.
+        // Positions in the inbox. A worker without counters has started its one task.
         let (begun, finished) = if lost_worker.counts() {
             let of_inbox =
                 |count: u64| usize::try_from(count.saturating_sub(lost_worker.results)).unwrap_or(usize::MAX);
@@ -342,7 +341,7 @@ impl TaskScheduler {
         }
     }
 
-    /// Tasks nobody has begun are done next, by anybody; or not at all, where nobody wants them any more.
+    /// Returns unstarted tasks to the head of the queue, or cancels them if the run is finishing.
     fn requeue_tasks(&mut self, tasks: VecDeque<TaskId>, effects: &mut Vec<SchedulerEffect>) {
         for task in tasks.into_iter().rev() {
             if self.is_finishing {
@@ -353,13 +352,13 @@ impl TaskScheduler {
         }
     }
 
-    /// Nobody wants the rest: what waits is over now, what workers have when they answered it or are gone.
+    /// Cancels all tasks: pending ones now, those at workers when they end.
     pub(crate) fn cancel_all(&mut self, effects: &mut Vec<SchedulerEffect>) {
         self.is_cancelled = true;
         self.cancel_pending(effects);
     }
 
-    /// What waits is over, and nothing is tried again; what workers have goes on.
+    /// Cancels pending tasks and disables retries. Tasks at workers continue.
     pub(crate) fn cancel_pending(&mut self, effects: &mut Vec<SchedulerEffect>) {
         (self.is_open, self.is_finishing) = (false, true);
         self.rules.retries = 0;
@@ -391,23 +390,23 @@ impl TaskScheduler {
     }
 }
 
-// Looking at a worker now and then: whether its task takes too long, and whether others wait behind one that does.
+// Periodic checks of a worker: time limit, and tasks blocked behind a long one.
 
-/// What a look at a worker finds.
+/// Observed state of a worker.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WorkerObservation {
-    /// Which.
+    /// Worker id.
     pub worker: WorkerId,
-    /// What it counted.
+    /// Counters of the worker.
     pub counted: TaskCounts,
-    /// When its last task was begun by this clock, where it tells.
+    /// Start of its last task by this clock, if counted.
     pub started: Option<Instant>,
-    /// When it was looked at.
+    /// Time of the observation.
     pub now: Instant,
 }
 
 impl TaskScheduler {
-    /// When a worker has to be looked at next, because of its task's time or of what waits behind that.
+    /// Checks a worker and returns the time of the next check.
     pub(crate) fn check_worker(
         &mut self,
         observation: WorkerObservation,
@@ -418,7 +417,7 @@ impl TaskScheduler {
         behind.into_iter().chain(late).min()
     }
 
-    /// Whether others wait behind a task that takes long.
+    /// Recalls tasks that wait behind a long one.
     fn check_blocked_tasks(
         &mut self,
         observation: WorkerObservation,
@@ -443,7 +442,7 @@ impl TaskScheduler {
         None
     }
 
-    /// A worker claimed so many tasks since it is set up; the others of its inbox are not its own any more.
+    /// Requeues the unclaimed tasks of a worker, given the number of tasks it has claimed.
     pub(crate) fn take_back_unclaimed(&mut self, worker: WorkerId, claimed: u64, effects: &mut Vec<SchedulerEffect>) {
         let Some(record) = self.workers.get_mut(&worker) else { return };
         let keeps = usize::try_from(claimed.saturating_sub(record.results)).unwrap_or(usize::MAX);
@@ -451,12 +450,12 @@ impl TaskScheduler {
         self.requeue_tasks(back, effects);
     }
 
-    /// Whether tasks a worker has not begun can be taken back from it.
+    /// Whether unclaimed tasks can be recalled from a worker.
     pub(crate) fn can_recall(&self, worker: WorkerId) -> bool {
         self.workers.get(&worker).is_some_and(|record| record.capability == WorkerCapability::Recallable)
     }
 
-    /// Whether tasks wait behind the one a worker has first, and could be taken back.
+    /// Whether a worker has recallable tasks behind its current one.
     pub(crate) fn has_blocked_tasks(&self, worker: WorkerId) -> bool {
         let can = |record: &WorkerRecord| {
             record.capability == WorkerCapability::Recallable && !record.is_slow && record.inbox.len() > 1
@@ -464,7 +463,7 @@ impl TaskScheduler {
         self.workers.get(&worker).is_some_and(can)
     }
 
-    /// Whether its task takes longer than it may.
+    /// Interrupts a task past its time limit, and kills the worker after the grace.
     fn check_timeout(&mut self, observation: WorkerObservation, effects: &mut Vec<SchedulerEffect>) -> Option<Instant> {
         let WorkerObservation { worker, counted, started, now } = observation;
         let timeout = self.rules.task_timeout?;
@@ -477,7 +476,7 @@ impl TaskScheduler {
             effects.push(SchedulerEffect::Kill { worker });
             return None;
         }
-        // Between two tasks nothing runs; the next one is looked at when it has.
+        // Between two tasks nothing runs; the next task is checked later.
         let is_running = !record.counts() || counted.started > counted.finished;
         let begun = started.or(record.started).filter(|_| is_running && !record.inbox.is_empty());
         let Some(due) = begun.map(|begun| begun + timeout) else { return Some(now + timeout) };
@@ -492,32 +491,32 @@ impl TaskScheduler {
     }
 }
 
-/// How fast a worker is, and so how many tasks it has at once: enough short ones that it never waits for the next, and
-/// never a long one behind another, where another worker could have it.
+/// Speed of a worker, which determines its queue depth: enough short tasks that it never idles, and none behind a long
+/// one that another worker could take.
 #[derive(Debug, Default)]
 struct WorkerPace {
-    /// How long its tasks take, the last ones counting most; `None` before the first.
+    /// Moving average of task durations; `None` before the first.
     average: Option<Duration>,
-    /// Grown step by step, so that one lucky task does not fill the inbox.
+    /// Doubles with each task, so that one fast task does not fill the inbox.
     current_depth: usize,
 }
 
 impl WorkerPace {
-    /// A task took so long.
+    /// Adds a task's duration to the average.
     pub(crate) fn record_duration(&mut self, duration: Duration) {
         self.average = Some(match self.average {
-            // A long one counts at once: whatever is behind it waits.
+            // A long task counts fully at once, because others wait behind it.
             Some(average) if duration < average * 4 => average.mul_f64(0.75) + duration.mul_f64(0.25),
             _ => duration,
         });
         self.current_depth = (self.current_depth.max(1) * 2).min(self.max_depth());
     }
 
-    /// How many tasks it may have at once. `left` tasks wait and no more will come; so many workers share them.
+    /// Returns how many tasks the worker may have. `left` tasks remain if no more will come, shared by so many workers.
     pub(crate) fn queue_depth(&self, left: Option<usize>, workers: usize) -> usize {
         let depth = self.current_depth.clamp(1, self.max_depth());
         match left {
-            // The last ones are spread: nobody takes more than half of its part.
+            // Spreads the last tasks: no worker takes more than half of its share.
             Some(left) => depth.min((left / (2 * workers)).max(1)),
             None => depth,
         }

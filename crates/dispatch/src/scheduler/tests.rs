@@ -60,7 +60,7 @@ fn unstarted_tasks_of_a_dead_worker_are_requeued_and_started_ones_end() {
     scheduler.assign_tasks(now, &mut effects);
     scheduler.record_result(W, TaskId(1), done(), now, &mut effects).unwrap();
     scheduler.assign_tasks(now, &mut effects);
-    // It has 2, 3, 4, 5: finished 2 without telling, was at 3.
+    // The worker has tasks 2 to 5: finished 2 without reporting it, and runs 3.
     effects.clear();
     scheduler.remove_worker(W, counted(4, 3), &WorkerExitCause::Signalled(9), &mut effects);
     let lost = |stage| TaskOutcome::WorkerLost(WorkerLoss { stage, cause: WorkerExitCause::Signalled(9) });
@@ -142,7 +142,7 @@ fn the_task_of_a_withdrawn_worker_is_requeued() {
 #[test]
 fn tasks_behind_a_long_task_are_recalled_and_run_next() {
     let (mut scheduler, mut effects, mut now) = with_assigned_tasks(rules(), 6, true);
-    // Quick ones at first: it is given several at once.
+    // Fast tasks first, so that the worker gets several at once.
     for number in 0..3 {
         now += Duration::from_micros(10);
         scheduler.record_result(W, TaskId(number), done(), now, &mut effects).unwrap();
@@ -156,7 +156,7 @@ fn tasks_behind_a_long_task_are_recalled_and_run_next() {
     assert_eq!(effects, [SchedulerEffect::Recall { worker: W }]);
     effects.clear();
     scheduler.take_back_unclaimed(W, 4, &mut effects);
-    // Somebody else gets them, in their order, and nothing more waits behind the long one.
+    // Another worker gets them in order, and nothing more is queued behind the long task.
     scheduler.add_worker(WorkerId(1), WorkerCapability::Recallable, now);
     scheduler.assign_tasks(now, &mut effects);
     assert_eq!(effects, [SchedulerEffect::Send { worker: WorkerId(1), tasks: vec![TaskId(4)] }]);
@@ -171,13 +171,13 @@ fn an_invalid_result_is_rejected_with_its_reason() {
     assert_eq!(not_ready.to_string(), "worker 7 is not ready for tasks");
 }
 
-/// A worker as the world has it: what it was sent, how far it is.
+/// Simulated worker with its tasks and progress.
 #[derive(Debug, Default, Clone)]
 struct SimulatedWorker {
     tasks: VecDeque<TaskId>,
     started: u64,
     finished: u64,
-    /// Results it has and has not told.
+    /// Finished tasks whose results are not reported.
     unreported: VecDeque<TaskId>,
 }
 
@@ -237,7 +237,7 @@ impl Simulation {
         Self { scheduler: TaskScheduler::new(rules), now: Instant::now(), workers, ended, killed: Vec::new() }
     }
 
-    /// How many more tasks can be taken in now.
+    /// Returns how many more tasks can be accepted now.
     fn room(&self) -> usize {
         if self.scheduler.is_open() {
             self.scheduler.rules.queue_size.saturating_sub(self.scheduler.waiting_count())
@@ -317,7 +317,7 @@ impl Simulation {
                 SchedulerEffect::Interrupt { .. } | SchedulerEffect::TaskRetried { .. } => {}
                 SchedulerEffect::Recall { worker } => {
                     let simulated = self.workers.get_mut(&worker).unwrap();
-                    // Somebody may claim a task, and begin it only after that.
+                    // A worker may have claimed a task that it has not started yet.
                     let claims = simulated.started
                         + u64::from(simulated.started == simulated.finished && !simulated.tasks.is_empty());
                     let keeps = usize::try_from(claims - simulated.finished).unwrap();
@@ -339,7 +339,7 @@ impl Simulation {
         }
     }
 
-    /// Everybody works until nothing is left.
+    /// Lets all workers run until no task is left.
     fn finish(&mut self) {
         self.scheduler.close();
         for _ in 0..2_000 {
@@ -356,7 +356,7 @@ impl Simulation {
 }
 
 impl SimulatedWorker {
-    /// Does the next thing: begins a task, or finishes the one it is at.
+    /// Starts the next task, or finishes the current one.
     fn work(&mut self) {
         if self.started > self.finished {
             self.finished += 1;

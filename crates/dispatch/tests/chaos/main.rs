@@ -1,8 +1,8 @@
-//! Workers that die, hang, hog and lie at random, and runs that are ended at random: every task is told exactly once, and
-//! nothing is left: no process, no thread, no file descriptor.
+//! Workers die, hang, hog memory and send invalid frames at random, and runs are ended at random: every task ends
+//! exactly once, and no process, thread or file descriptor is left.
 //!
-//! `GPUPOOL_CHAOS_CLIENTS` (workers), `GPUPOOL_CHAOS_SECS` and `GPUPOOL_CHAOS_SEED` make it larger, longer, or the same again.
-//! A test program of its own, because it counts what this process has.
+//! `GPUPOOL_CHAOS_CLIENTS` (workers), `GPUPOOL_CHAOS_SECS` and `GPUPOOL_CHAOS_SEED` set size, duration and seed. A
+//! separate test program, because it counts the resources of its process.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../support/runs.rs"]
@@ -25,20 +25,20 @@ use common::odd_worker_plan;
 use process_killer::ProcessKiller;
 use resource_snapshot::ResourceSnapshot;
 
-/// How a run ends.
+/// The way a run ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RunEnding {
-    /// When all is over.
+    /// All tasks end.
     Orderly,
     /// The source fails.
     SourceFails,
-    /// Whoever hears the results panics.
+    /// The event callback panics.
     CallbackPanics,
-    /// Somebody cancels.
+    /// The run is cancelled.
     Cancelled,
-    /// Somebody stops it, and workers may clean up.
+    /// The run is stopped, and workers may clean up.
     Stopped,
-    /// Nothing new is wanted.
+    /// Pending tasks are cancelled.
     FinishedSoon,
 }
 
@@ -59,17 +59,20 @@ fn chaos_loses_no_task_and_leaves_nothing() {
     let until = Instant::now() + Duration::from_secs(chaos.secs);
     let tasks = if chaos.secs >= 60 { 20_000 } else { 2_000 };
     let (mut rounds, mut counts) = (0, OutcomeCounts::default());
-    // Each way to end at least once.
+    // Each ending at least once.
     while rounds < ENDINGS.len() || Instant::now() < until {
         let ending = ENDINGS.get(rounds).copied().unwrap_or_else(|| *random.pick(&ENDINGS));
         counts.add(&run_round(workers, tasks, ending, &mut random));
         rounds += 1;
     }
-    assert!(counts.lost > 0 && counts.timed_out > 0 && counts.done > 0, "the run had no deaths or timeouts: {counts:?}");
+    assert!(
+        counts.lost > 0 && counts.timed_out > 0 && counts.done > 0,
+        "the run had no deaths or timeouts: {counts:?}"
+    );
     println!("{rounds} runs, {counts:?}");
 }
 
-/// How many tasks ended how.
+/// Counts of tasks by outcome.
 #[derive(Debug, Default)]
 struct OutcomeCounts {
     done: usize,
@@ -193,14 +196,14 @@ fn run_round(workers: u32, tasks: u64, ending: RunEnding, random: &mut SeededRng
     OutcomeCounts::of(&ends)
 }
 
-/// What came of a task can have come of it.
+/// Checks that the outcome is possible for the task.
 fn check_outcome(task: &str, end: &TaskEnd) {
     match (&end.outcome, task.split_once(' ')) {
         (TaskOutcome::Done(result), Some(("echo", text))) => {
             assert_eq!(result, text.as_bytes(), "another task's result")
         }
         (TaskOutcome::Failed(why), Some(("fail", text))) => assert_eq!(why, text.as_bytes()),
-        // Where it already has as many processes as it may.
+        // At its limit of processes.
         (TaskOutcome::Failed(_), _) if task == "spawn" => {}
         (TaskOutcome::Failed(why), _) => panic!("{task} failed: {why:?}"),
         (TaskOutcome::Done(_), _) => {

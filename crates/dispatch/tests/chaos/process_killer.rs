@@ -1,4 +1,4 @@
-//! Somebody outside who kills and stops processes of the run.
+//! A thread that kills and stops processes of the run at random.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,14 +23,14 @@ impl ProcessKiller {
             let mut ended_before = 0;
             while !stop.load(Ordering::SeqCst) {
                 std::thread::park_timeout(Duration::from_millis(random.below(60)));
-                // Looking must never disturb.
+                // Reading statistics must never disturb the run.
                 let stats = handle.stats();
                 assert!(stats.workers.len() < 1_000);
                 let ended = stats.completed + stats.failed + stats.timeouts;
-                // By what was done and not by the clock: a machine may be so slow that else no worker would ever be set up.
+                // Paced by ended tasks instead of time: on a slow machine no worker would ever be set up.
                 let is_due = ended > ended_before;
                 match random.below(4) {
-                    // Anybody below us: workers, what they started, and those who keep them.
+                    // Any descendant: workers, their children and their keepers.
                     0 if is_due => signal(any_descendant(&mut random), Signal::KILL),
                     1 if is_due => signal(any_descendant(&mut random), Signal::STOP),
                     2 => signal(any_descendant(&mut random), Signal::CONT),

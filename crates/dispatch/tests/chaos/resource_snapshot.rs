@@ -1,10 +1,10 @@
-//! What a process has that a run could leave behind.
+//! Processes, threads and descriptors that a run could leave behind.
 
 use std::time::{Duration, Instant};
 
 use gpupool_confine::process::ProcFs;
 
-/// What there was before a run.
+/// Counts before a run.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ResourceSnapshot {
     processes: usize,
@@ -22,7 +22,7 @@ impl ResourceSnapshot {
         }
     }
 
-    /// Threads that have done their last may still be ending, and so may what a killed keeper kept.
+    /// Waits, because ended threads and processes of a killed keeper may still be exiting.
     pub fn assert_nothing_left(&self) {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
@@ -40,7 +40,7 @@ impl ResourceSnapshot {
     }
 }
 
-/// What the threads are called and what the descriptors are of.
+/// Names of the threads and targets of the descriptors.
 fn details() -> String {
     let entries = |path: &str| std::fs::read_dir(path).unwrap().flatten().map(|entry| entry.path()).collect::<Vec<_>>();
     let threads: Vec<String> =

@@ -1,4 +1,4 @@
-//! Waiting for a worker, and how many there are.
+//! Waiting for a worker, and the number of workers.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -153,7 +153,7 @@ async fn who_finds_the_line_full_is_told_so_at_once_and_there_is_room_again_when
     let line: Vec<_> = (0..MAX_WAITING).map(|_| pool.acquire("waits")).collect();
     let error = within_patience("an answer", pool.acquire("one too many")).await.unwrap_err();
     assert_eq!(error, AcquireError::TooManyWaiting);
-    // Whoever has a worker can kill it, however full it is.
+    // A holder can kill its worker even if the queue is full.
     held.kill();
     drop(line);
     drop(held);

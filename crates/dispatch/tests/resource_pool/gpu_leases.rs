@@ -29,11 +29,11 @@ async fn active_leases(agent: &TestAgent) -> Vec<LeaseBody> {
     all.leases.into_iter().filter(|lease| lease.state == LeaseState::Active).collect()
 }
 
-/// Ends a pool and waits until the agent has removed the control groups of its leases, which it cannot once it has ended.
+/// Ends a pool and waits until the agent has removed the leases' control groups, which an ended agent could not.
 async fn shut_down_pool(agent: &TestAgent, pool: &ResourcePool) {
     within_patience("the end", pool.shutdown()).await;
     let gone = async {
-        // Those that drain are over, and not listed unless all are.
+        // Draining leases have ended and are listed only among all.
         let query = LeaseQuery { state: Some("all".into()), ..LeaseQuery::default() };
         while agent.client_unix().leases(&query).await.unwrap().leases.iter().any(|lease| lease.draining) {
             tokio::time::sleep(Duration::from_millis(5)).await;

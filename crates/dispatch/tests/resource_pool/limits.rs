@@ -1,4 +1,4 @@
-//! Workers that pass their limits, by control groups where there are any, and by looking.
+//! Workers that exceed their limits, with control groups if available, and with polling.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use gpupool_dispatch::resource_pool::{HeldWorkerError, ResourcePool, WorkerHoldE
 use crate::skipped::skipped;
 use crate::test_pool::{TestPool, hold_ends, process_handle, text, wait_for_exit, within_patience};
 
-/// A pool for each path by which limits can be kept here.
+/// Starts a pool for each way in which limits can be enforced here.
 fn start_on_each_path(test_pool: impl Fn() -> TestPool) -> Vec<(TestPool, ResourcePool)> {
     let mut paths = vec![CgroupManager::unavailable("this test wants no groups")];
     let groups = CgroupManager::detect();
@@ -28,14 +28,14 @@ fn start_on_each_path(test_pool: impl Fn() -> TestPool) -> Vec<(TestPool, Resour
 
 #[tokio::test]
 async fn a_worker_held_too_long_is_killed_with_all_it_started_and_replaced() {
-    // Long enough for its children to have begun, however slow the machine.
+    // Long enough for its children to start on a slow machine.
     let millis = Duration::from_millis(2_500);
     for (test_pool, pool) in
         start_on_each_path(|| TestPool::with_workers(1).configure(|config| config.worker_timeout = millis))
     {
         let worker = within_patience("a worker", pool.acquire("slow")).await.unwrap();
         within_patience("children that hide", worker.run("spawn".into())).await.unwrap();
-        // One that is just becoming another program is not recognised.
+        // A process during its exec is not recognized.
         let old = within_patience("children to be seen", async {
             loop {
                 match test_pool.workers() {

@@ -30,7 +30,7 @@ async fn shutting_down_tells_who_waits_lets_work_end_and_cleans_up() {
     test_pool.assert_nothing_left();
     assert_eq!(within_patience("later", worker.run("echo no".into())).await, Err(HeldWorkerError::Closed));
     assert_eq!(within_patience("later", pool.acquire("late")).await.unwrap_err(), AcquireError::Closed);
-    // It could not clean up, but it tried.
+    // The worker tried to clean up and failed.
     assert_eq!(status.borrow_and_update().clean_up_failure.as_deref(), Some("could not save"));
     assert_eq!((pool.status().total_workers, pool.status().active_tasks), (0, 0));
     assert_eq!(hold_ends(&pool), [Some(WorkerHoldEndReason::Closed)]);
@@ -94,7 +94,7 @@ fn kill_9_of_the_program_leaves_no_process_and_a_readable_trail() {
         .unwrap();
     let mut pids = BufReader::new(program.stdout.take().unwrap()).lines().map_while(Result::ok);
     let processes: Vec<_> = (0..2).map(|_| process_handle(pids.next().unwrap().parse().unwrap())).collect();
-    // Written by a thread of its own, a moment after the hold began.
+    // Written by a separate thread, shortly after the hold began.
     while read_audit_file(&trail).unwrap().len() < 2 {
         std::thread::yield_now();
     }
@@ -104,6 +104,6 @@ fn kill_9_of_the_program_leaves_no_process_and_a_readable_trail() {
     let trail = read_audit_file(&trail).unwrap();
     let told: Vec<_> = trail.iter().map(|entry| (&*entry.task_id, entry.pid, entry.ended.is_some())).collect();
     assert_eq!(told, [("first", processes[0].id().pid, false), ("second", processes[1].id().pid, false)]);
-    // The output ends when the last process that could write to it has gone: children of the workers as well.
+    // The output closes when the last process with access is gone, including children of the workers.
     assert_eq!(pids.next(), None);
 }

@@ -16,17 +16,17 @@ use crate::support::odd_worker;
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// By this variable of their environment the processes of a story are known.
+/// Environment variable that identifies the processes of a pool.
 const POOL_VARIABLE: &str = "GPUPOOL_TEST_STORY";
 
-/// One pool's story.
+/// Configuration of one pool under test.
 pub struct TestPool {
     name: String,
     pub config: ResourcePoolConfig,
 }
 
 impl TestPool {
-    /// Odd workers that may be held for long.
+    /// Creates a pool of odd workers with a long time limit.
     pub fn with_workers(workers: u32) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -45,7 +45,7 @@ impl TestPool {
         ResourcePool::start(self.config.clone()).unwrap()
     }
 
-    /// The processes of workers, without their keepers.
+    /// Returns the processes of workers, without their keepers.
     pub fn workers(&self) -> Vec<u32> {
         let is_keeper = |pid: &u32| {
             let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -54,7 +54,7 @@ impl TestPool {
         self.processes().into_iter().filter(|pid| !is_keeper(pid)).collect()
     }
 
-    /// All processes that are there because of it.
+    /// Returns all processes of the pool.
     pub fn processes(&self) -> Vec<u32> {
         let ours = format!("{POOL_VARIABLE}={}", self.name);
         let is_ours = |pid: &u32| {
@@ -71,18 +71,18 @@ impl TestPool {
     }
 }
 
-/// Waits, but not for ever.
+/// Waits for a limited time.
 pub async fn within_patience<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what}: it did not come"))
 }
 
-/// Waits until the pool stands so.
+/// Waits until the status satisfies the condition.
 pub async fn wait_for_status(pool: &ResourcePool, what: &str, stands: impl Fn(&ResourcePoolStatus) -> bool) {
     let mut status = pool.watch_status();
     within_patience(what, status.wait_for(stands)).await.unwrap();
 }
 
-/// How the holds of a pool ended, in the order they began.
+/// Returns the ends of a pool's holds, in the order they began.
 pub fn hold_ends(pool: &ResourcePool) -> Vec<Option<WorkerHoldEndReason>> {
     pool.audit_entries().into_iter().map(|entry| entry.ended.map(|ended| ended.how)).collect()
 }
@@ -96,7 +96,7 @@ pub fn process_handle(pid: u32) -> ProcessHandle {
     ProcessHandle::open(id).unwrap().unwrap_or_else(|| panic!("process {id} has gone"))
 }
 
-/// Waits for the end of a process, and blocks meanwhile.
+/// Blocks until a process exits.
 pub fn wait_for_exit(process: &ProcessHandle) {
     let patience = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
     let ended = poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&patience)).unwrap();

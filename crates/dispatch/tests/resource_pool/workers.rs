@@ -1,4 +1,4 @@
-//! What a worker does for whoever has it, and what becomes of it after.
+//! Runs on a held worker, and the worker's state afterwards.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ async fn a_worker_given_back_in_order_is_used_again() {
 async fn work_is_done_in_the_order_it_was_given_and_may_be_large() {
     let pool = TestPool::with_workers(1).start();
     let worker = within_patience("a worker", pool.acquire("many")).await.unwrap();
-    // Given up: not begun any more, or gone on with before those that come after it.
+    // An abandoned run is skipped, or finishes before the next ones.
     drop(worker.run("sleep 50".into()));
     let large = Bytes::from([b"echo ".as_slice(), &vec![7; 5 << 20]].concat());
     let (one, two, three) = within_patience("all", async {

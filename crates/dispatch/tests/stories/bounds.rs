@@ -1,4 +1,4 @@
-//! Workers that use more than they may.
+//! Workers that exceed their bounds.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ fn a_worker_gets_no_more_processes_than_it_may() {
     let mut plan = odd_worker_plan(1);
     plan.bounds.processes = Some(20);
     let result = run(plan, ["forks 60", "echo after"]);
-    // The kernel refuses to make more, or, where nobody can tell it to, the worker is killed for it.
+    // The kernel refuses more processes; without control groups the worker is killed.
     match result.outcome(0) {
         TaskOutcome::Done(count) => assert!(String::from_utf8_lossy(count).parse::<u32>().unwrap() <= 20),
         other => assert!(matches!(excess(other), BoundExceeded::Processes { .. })),

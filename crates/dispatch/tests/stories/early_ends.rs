@@ -1,4 +1,4 @@
-//! Runs that are ended before they end.
+//! Runs that are ended early.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -10,12 +10,12 @@ use serde_json::json;
 
 use crate::common::odd_worker_plan;
 
-/// Whether a worker of this test is left; others run in other threads.
+/// Whether a worker of this test is alive; other tests run in other threads.
 fn is_alive(pid: u32) -> bool {
     ProcFs::system().stat(pid).unwrap().is_some_and(|stat| !stat.has_exited())
 }
 
-/// A run whose two workers are at tasks that never end, with more behind; and their pids.
+/// Starts a run whose two workers have endless tasks with more queued behind. Returns their pids.
 fn stuck() -> (Dispatcher, Vec<u32>) {
     let mut dispatcher = Dispatcher::start(odd_worker_plan(2)).unwrap();
     for _ in 0..20 {
@@ -47,7 +47,7 @@ fn cancelled_tasks_are_each_told_and_no_process_is_left() {
     assert_eq!(dispatcher.finish().unwrap().cancelled, 20);
 }
 
-/// One worker ignores that it is interrupted, another dies of it, and one has nothing to do.
+/// One worker ignores its interrupt, another dies of it, and one is idle.
 #[test]
 fn a_run_that_is_stopped_kills_who_does_not_give_up_and_lets_the_others_clean_up() {
     let mut plan = odd_worker_plan(3);

@@ -1,4 +1,4 @@
-//! What must be true of a run, with real worker processes.
+//! Behavior of a run with real worker processes.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod bounds;

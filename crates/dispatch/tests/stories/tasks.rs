@@ -69,7 +69,7 @@ fn the_source_is_never_read_further_ahead_than_the_queue_holds() {
         })
         .unwrap();
     assert_eq!(over, 500);
-    // Ten in the queue, one that each worker is at, and the one whose result is being told.
+    // Ten in the queue, one at each worker, and the one that is being reported.
     assert!(most <= 10 + 2 + 1, "{most} ahead");
 }
 
@@ -115,7 +115,7 @@ fn workers_go_on_while_a_callback_takes_its_time() {
     }
     dispatcher.close();
     while !matches!(dispatcher.next_event(), Some(RunEvent::TaskEnded(_))) {}
-    // Nobody asks for events; the rest is done all the same.
+    // Without a call for events the remaining tasks still run.
     let handle = dispatcher.handle();
     while handle.stats().completed < 100 {
         std::thread::yield_now();

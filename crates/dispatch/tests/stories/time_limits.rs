@@ -1,4 +1,4 @@
-//! Time limits.
+//! Time limits of tasks and workers.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn what_takes_too_long_is_timed_out_once_and_the_rest_goes_on() {
 
 #[test]
 fn a_command_that_lets_itself_be_interrupted_tidies_up_and_its_worker_lives_on() {
-    // Long enough for a shell to have begun, however slow the machine.
+    // Long enough for a shell to start on a slow machine.
     let limit = Duration::from_secs(2);
     let mut plan = command_plan(1);
     plan.rules.task_timeout = Some(limit);

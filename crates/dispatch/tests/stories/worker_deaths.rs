@@ -1,4 +1,4 @@
-//! Workers that die, in all ways.
+//! Exits of workers, in all ways.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,7 +25,7 @@ fn a_dying_worker_costs_the_task_it_was_at_and_no_other() {
         let lost = result.count(|outcome| matches!(outcome, TaskOutcome::WorkerLost(_)));
         assert_eq!(cause(result.outcome(100)), &expected);
         assert_eq!(result.task_ends.len(), 200);
-        // Results it had and had not sent are heard all the same.
+        // Unsent results are recovered from the outbox.
         assert_eq!(lost, 1, "{task}");
         let replaced: u64 = result.stats.unwrap().workers.iter().map(|worker| worker.replaced).sum();
         assert_eq!(replaced, 1);
@@ -61,7 +61,7 @@ fn nothing_a_worker_started_outlives_it() {
     assert!(!groups.iter().any(|name| name.starts_with(&its_group)), "{groups:?}");
     let left = gpupool_confine::process::ProcFs::system().processes().unwrap();
     assert!(!left.iter().any(|process| process.pid == worker));
-    // What was started had no other reason to end.
+    // The descendants had no other reason to exit.
     let ours = gpupool_confine::process::ProcFs::system().descendants(std::process::id()).unwrap();
     for id in ours {
         let command = std::fs::read_to_string(format!("/proc/{}/cmdline", id.pid)).unwrap_or_default();

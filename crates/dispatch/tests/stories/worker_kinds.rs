@@ -1,4 +1,4 @@
-//! The kinds of workers: those that speak frames, lines, and a command for each task.
+//! Workers by protocol: frames, lines, and one command per task.
 
 use gpupool_dispatch::command::{CommandLine, CommandReport};
 use gpupool_dispatch::{RunEvent, RunPlan, TaskId, TaskOutcome, WorkerOutputPolicy, WorkerProgram};
@@ -95,7 +95,7 @@ fn a_worker_of_lines_that_dies_loses_one_task_and_is_replaced() {
     assert!(matches!(result.outcome(1), TaskOutcome::WorkerLost(_)), "{:?}", result.outcome(1));
 }
 
-/// A program of the documentation, as it stands there.
+/// A program from the documentation, verbatim.
 fn documented(language: &str) -> &'static str {
     let documentation = include_str!("../../../../docs/worker-protocol.md");
     let (_, from) = documentation.split_once(&format!("```{language}\n")).unwrap();
@@ -138,7 +138,7 @@ fn what_workers_write_is_told_and_the_last_of_it_is_kept() {
     assert_eq!(said, "hello there\n");
 }
 
-/// What it writes is more than a pipe holds; results that wait for their turn must not keep anybody from reading it.
+/// The output exceeds a pipe's capacity; results that wait for their turn must not stop its reading.
 #[test]
 fn a_worker_that_writes_much_is_read_while_results_wait_for_its_task() {
     let mut plan = crate::common::odd_worker_plan(2);

@@ -1,4 +1,4 @@
-//! Workers that cannot be set up, and that cannot clean up.
+//! Workers that fail to set up or to clean up.
 
 use std::time::Duration;
 

@@ -9,12 +9,12 @@ use gpupool_dispatch::{
 
 use crate::support::odd_worker;
 
-/// Odd workers without a GPU.
+/// Plan with odd workers without a GPU.
 pub fn odd_worker_plan(workers: u32) -> RunPlan {
     with_helper(RunPlan::new(WorkerProgram::native(odd_worker())).workers(workers))
 }
 
-/// Commands.
+/// Plan with one command per task.
 pub fn command_plan(workers: u32) -> RunPlan {
     with_helper(RunPlan::new(WorkerProgram::commands()).workers(workers))
 }
@@ -24,10 +24,10 @@ pub fn with_helper(mut plan: RunPlan) -> RunPlan {
     plan
 }
 
-/// What came of a run.
+/// Result of a run.
 pub struct RunResult {
     pub task_ends: BTreeMap<TaskId, TaskEnd>,
-    /// In the order they were told.
+    /// In the order of their reports.
     pub order: Vec<TaskId>,
     pub events: Vec<RunEvent>,
     pub stats: Result<RunStats, DispatchError>,

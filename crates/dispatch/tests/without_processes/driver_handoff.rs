@@ -1,5 +1,5 @@
-//! The hand-over of the engine between the caller and its relief, on a scheduler that tries many orders of both threads and
-//! fails where one of them waits for ever.
+//! Handoff of the engine between the caller and the backup driver, on a scheduler that tries many interleavings of both
+//! threads and fails if one of them waits forever.
 
 #[path = "../../src/driver_handoff.rs"]
 mod driver_handoff;
@@ -8,7 +8,7 @@ pub mod limits {
     pub const BACKUP_DRIVER_DELAY: std::time::Duration = std::time::Duration::ZERO;
 }
 
-/// Locks of the scheduler. Its own condition variable never times out; here a wait with a time limit may end at any moment.
+/// Locks of the scheduler. Its condition variable never times out; here a timed wait may end at any moment.
 pub mod sync {
     use std::ops::{Deref, DerefMut};
     use std::sync::LockResult;
@@ -77,7 +77,7 @@ use std::sync::Arc;
 
 use driver_handoff::DriverHandoff;
 
-/// A flag that threads wait for: the bell that wakes a sleeping engine, or that the relief has driven.
+/// A flag that threads wait for: a wakeup of the engine, or a turn of the backup driver.
 #[derive(Default)]
 struct Flag {
     is_up: shuttle::sync::Mutex<bool>,
@@ -94,7 +94,7 @@ impl Flag {
         std::mem::take(&mut *self.is_up.lock().unwrap())
     }
 
-    /// Waits until it is up, and lowers it.
+    /// Waits until the flag is up, and lowers it.
     fn take(&self) {
         let mut is_up = self.is_up.lock().unwrap();
         while !*is_up {
@@ -104,7 +104,7 @@ impl Flag {
     }
 }
 
-/// A run as far as the hand-over goes: an engine that sleeps until the bell rings.
+/// A run reduced to the handoff: an engine that sleeps until its wakeup.
 #[derive(Default)]
 struct SimulatedRun {
     handoff: DriverHandoff,
@@ -114,7 +114,7 @@ struct SimulatedRun {
 }
 
 impl SimulatedRun {
-    /// As the caller does: drives without sleeping, and leaves.
+    /// Drives once as the caller does, without sleeping.
     fn take_turn(&self) {
         if self.handoff.begin_caller_turn() {
             self.wakeup.raise();
@@ -137,8 +137,8 @@ impl SimulatedRun {
     }
 }
 
-/// The caller comes and goes; while it is away for long, in a callback, the relief drives; when it comes back the relief
-/// makes way, also where it sleeps; and the end ends it.
+/// The caller drives and leaves repeatedly. The backup drives while the caller is away in a long callback, yields even
+/// from sleep when the caller returns, and ends at the end.
 fn check_handoff() {
     let run = Arc::new(SimulatedRun::default());
     let backup_driver = {
@@ -148,7 +148,7 @@ fn check_handoff() {
     run.take_turn();
     run.take_turn();
     run.has_backup_driven.lower();
-    // Nothing else ends this wait: the callback takes as long as it takes until the relief drives.
+    // Nothing else ends this wait: the callback lasts until the backup drives.
     run.take_turn();
     run.has_backup_driven.take();
     run.take_turn();

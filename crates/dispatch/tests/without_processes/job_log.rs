@@ -1,4 +1,4 @@
-//! A job log that was cut off anywhere is gone on with: nothing that was logged is repeated, nothing else is skipped.
+//! A job log that was cut off at any byte resumes: no logged task is repeated, and no other task is skipped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn resumed(path: &Path) -> (JobLog, FinishedTasks) {
     JobLog::resume(path, RerunPolicy::Nothing).unwrap()
 }
 
-/// A log with these tasks, and where the line of each ends.
+/// Writes a log of these tasks. Returns the end of each line.
 fn written(path: &Path, tasks: &[(u64, Vec<u8>)]) -> Vec<u64> {
     let mut log = JobLog::create(path).unwrap();
     let ends = tasks.iter().map(|(seq, command)| {
@@ -37,7 +37,7 @@ fn written(path: &Path, tasks: &[(u64, Vec<u8>)]) -> Vec<u64> {
     ends
 }
 
-/// Numbers in any order, each once, with commands of any bytes.
+/// Distinct task numbers in any order, with commands of any bytes.
 fn tasks() -> impl Strategy<Value = Vec<(u64, Vec<u8>)>> {
     let command = prop::collection::vec(prop_oneof![any::<u8>(), Just(b'\n'), Just(b'\t'), Just(b'\\')], 0..20);
     prop::collection::btree_map(1..5_000_u64, command, 0..12).prop_map(|map| map.into_iter().collect()).prop_shuffle()
@@ -128,7 +128,7 @@ fn a_line_that_is_no_entry_is_named() {
     fs::write(&path, format!("{HEADER}1\t:\t1\t1\t0\t0\t0\t0\tx\nrubbish\n")).unwrap();
     let error = JobLog::resume(&path, RerunPolicy::Nothing).unwrap_err().to_string();
     assert!(error.contains("line 3") && error.contains("Seq"), "{error}");
-    // Beginning anew is a way out.
+    // Creating a new log still works.
     JobLog::create(&path).unwrap().finish().unwrap();
     assert_eq!(fs::read_to_string(&path).unwrap(), HEADER);
 }

@@ -1,7 +1,7 @@
-//! Who waits, who has which worker, and how many workers there are: decides, and touches nothing.
+//! The worker allocator: decides which waiter gets which worker, and how many workers run. It performs no I/O.
 //!
-//! One function for each thing that happens; each takes the time, and adds to `effects` what is to be done about it. The time
-//! is wanted again at [`Roster::next_deadline`].
+//! Each event is a function that takes the time and adds to `effects`. Time must advance again at
+//! [`WorkerAllocator::next_deadline`].
 
 #[cfg(test)]
 mod tests;
@@ -14,7 +14,7 @@ use super::ResourcePoolStatus;
 use crate::limits::MAX_SETUP_TRIES;
 use crate::process::backoff;
 
-/// Somebody who asked for a worker; later the hold on it.
+/// Ticket of an acquire, and of the hold that follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct AcquireTicket(pub u64);
 
@@ -25,14 +25,14 @@ pub(super) struct AllocatorRules {
     pub acquire_patience: Duration,
     pub worker_timeout: Duration,
     pub idle_time: Duration,
-    /// Workers are started only once they have a device: see [`Roster::equip`].
+    /// Whether workers start only once they have a device: see [`WorkerAllocator::attach_device`].
     pub waits_for_devices: bool,
 }
 
-/// What is to be done.
+/// An effect that the pool applies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AllocatorEffect {
-    /// A process is to be started in this slot.
+    /// Start a process in this slot.
     Start(usize),
     Grant {
         ticket: AcquireTicket,
@@ -42,47 +42,47 @@ pub(super) enum AllocatorEffect {
         ticket: AcquireTicket,
         why: AcquireRefusal,
     },
-    /// The hold took too long and is over; the worker is to be killed.
+    /// The hold reached its time limit and has ended; kill the worker.
     HoldTimedOut {
         ticket: AcquireTicket,
         slot: usize,
     },
-    /// The worker is to clean up and end.
+    /// Tell the worker to clean up and exit.
     Stop(usize),
     Kill(usize),
 }
 
-/// Why somebody who waited gets nothing.
+/// Reason for which a waiter gets no worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AcquireRefusal {
-    /// None was free in time.
+    /// No worker was free in time.
     TimedOut,
-    /// None can be started; the last reason.
+    /// No worker can be started; holds the last reason.
     NoWorker(Arc<str>),
     Closed,
 }
 
-/// In what state a worker is given back.
+/// Condition of a returned worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WorkerCondition {
     Reusable,
-    /// Nobody else may have it as it is.
+    /// The worker must not be reused.
     Unusable,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SlotState {
     Empty,
-    /// Its process failed; the next one is started then.
+    /// The process failed; the next one starts at this time.
     Paused(Instant),
     Starting,
-    /// Nobody has it, since then.
+    /// Idle since this time.
     Free(Instant),
     Held {
         ticket: AcquireTicket,
         until: Option<Instant>,
     },
-    /// Killed or told to end, and not gone yet.
+    /// Killed or told to exit, and not gone yet.
     Ending,
 }
 
@@ -96,9 +96,9 @@ impl SlotState {
 struct AllocatorSlot {
     state: SlotState,
     device: DeviceAvailability,
-    /// Times in a row that its process failed, without a hold that ended well between.
+    /// Consecutive failures of its process without a hold that ended well.
     failures: u32,
-    /// Its process will be gone in a moment.
+    /// Whether its process is about to exit.
     is_dying: bool,
 }
 
@@ -113,14 +113,14 @@ pub(super) struct WorkerAllocator {
     rules: AllocatorRules,
     slots: Vec<AllocatorSlot>,
     waiters: VecDeque<AcquireWaiter>,
-    /// Times in a row that no process could be started.
+    /// Consecutive failures to start a process, over all slots.
     start_failures: u32,
     last_failure: Option<Arc<str>>,
     is_closed: bool,
 }
 
 impl WorkerAllocator {
-    /// An empty one; [`Roster::tick`] has the first workers started.
+    /// Creates an allocator without workers; [`WorkerAllocator::advance_time`] starts the first ones.
     pub(super) fn new(rules: AllocatorRules) -> Self {
         let device = if rules.waits_for_devices { DeviceAvailability::Awaited } else { DeviceAvailability::Available };
         let slot = |_| AllocatorSlot { state: SlotState::Empty, device, failures: 0, is_dying: false };
@@ -134,7 +134,7 @@ impl WorkerAllocator {
         }
     }
 
-    /// Somebody wants a worker, after all who wait.
+    /// Appends a waiter to the queue.
     pub(super) fn enqueue(&mut self, ticket: AcquireTicket, now: Instant, effects: &mut Vec<AllocatorEffect>) {
         if self.is_closed {
             return effects.push(AllocatorEffect::Refuse { ticket, why: AcquireRefusal::Closed });
@@ -143,25 +143,25 @@ impl WorkerAllocator {
         self.rebalance(now, effects);
     }
 
-    /// Somebody does not want to wait any longer.
+    /// Removes a waiter from the queue.
     pub(super) fn cancel_wait(&mut self, ticket: AcquireTicket) {
-        // From the front, where those who have waited longest give up first.
+        // From the front, because the oldest waiters give up first.
         if let Some(index) = self.waiters.iter().position(|waiter| waiter.ticket == ticket) {
             self.waiters.remove(index);
         }
     }
 
-    /// A worker was started and set up.
+    /// Marks a started worker as set up.
     pub(super) fn mark_ready(&mut self, slot: usize, now: Instant, effects: &mut Vec<AllocatorEffect>) {
         self.start_failures = 0;
-        // One that is ending already stays so.
+        // A worker that is ending already stays so.
         if self.slots[slot].state == SlotState::Starting {
             self.slots[slot].state = SlotState::Free(now);
             self.rebalance(now, effects);
         }
     }
 
-    /// A hold is over, by the will of whoever had it. Whether it was not over before.
+    /// Ends a hold by its holder. Returns whether the hold had not ended before.
     pub(super) fn release_worker(
         &mut self,
         ticket: AcquireTicket,
@@ -174,7 +174,7 @@ impl WorkerAllocator {
         slot.failures = 0;
         slot.state = match condition {
             WorkerCondition::Reusable if !self.is_closed && !slot.is_dying => SlotState::Free(now),
-            // Also one that was told to end when all was closed.
+            // Includes a worker that was told to exit when the pool closed.
             _ => SlotState::Ending,
         };
         if condition == WorkerCondition::Unusable {
@@ -184,7 +184,8 @@ impl WorkerAllocator {
         true
     }
 
-    /// A worker's process will be gone in a moment: nobody gets it any more. Whoever has it is told when it is gone.
+    /// Marks a worker as about to exit, so that it is not granted any more. Its holder learns it when the process is
+    /// gone.
     pub(super) fn mark_dying(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         slot.is_dying = true;
@@ -193,8 +194,8 @@ impl WorkerAllocator {
         }
     }
 
-    /// A worker's process is gone, or never was; whose hold is over by that. `failure` is why it could not be started or died by
-    /// itself; `None` where we ended it.
+    /// Removes the process of a slot and returns the hold that ends with it. `failure` is the reason if the process
+    /// failed to start or exited by itself.
     pub(super) fn process_gone(
         &mut self,
         index: usize,
@@ -218,7 +219,7 @@ impl WorkerAllocator {
         was.holder()
     }
 
-    /// It is later: who waited, worked or idled long enough.
+    /// Handles deadlines: waiters, holds and idle workers.
     pub(super) fn advance_time(&mut self, now: Instant, effects: &mut Vec<AllocatorEffect>) {
         let is_due = |until: Option<Instant>| until.is_some_and(|until| until <= now);
         while let Some(waiter) = self.waiters.pop_front_if(|waiter| is_due(waiter.until)) {
@@ -236,7 +237,7 @@ impl WorkerAllocator {
         self.rebalance(now, effects);
     }
 
-    /// Nobody gets a worker any more, and all workers end.
+    /// Refuses all waiters and ends all workers.
     pub(super) fn close(&mut self, effects: &mut Vec<AllocatorEffect>) {
         self.is_closed = true;
         let refused = self.waiters.drain(..);
@@ -254,14 +255,14 @@ impl WorkerAllocator {
                     slot.state = SlotState::Ending;
                     effects.push(AllocatorEffect::Stop(index));
                 }
-                // Whoever has it keeps it while it is told to end.
+                // The holder keeps the worker until it exits.
                 SlotState::Held { .. } => effects.push(AllocatorEffect::Stop(index)),
                 SlotState::Empty | SlotState::Ending => {}
             }
         }
     }
 
-    /// When the time is wanted next.
+    /// Returns the time of the next deadline.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let may_shrink = self.live_count() > self.rules.min_workers;
         let of_slot = |slot: &AllocatorSlot| match slot.state {
@@ -274,7 +275,7 @@ impl WorkerAllocator {
         self.slots.iter().filter_map(of_slot).chain(waiter).min()
     }
 
-    /// Why no worker can be had for now: there is none, and none could be started for a while.
+    /// Returns the reason if no worker can be had for now: none runs, and none could be started for a while.
     pub(super) fn unavailable_reason(&self) -> Option<Arc<str>> {
         let is_failing = |slot: &AllocatorSlot| match slot.state {
             SlotState::Empty => slot.device != DeviceAvailability::Awaited,
@@ -287,17 +288,17 @@ impl WorkerAllocator {
         self.last_failure.clone().filter(|_| is_unavailable)
     }
 
-    /// Who has the worker of a slot.
+    /// Returns the holder of a slot's worker.
     pub(super) fn holder(&self, slot: usize) -> Option<AcquireTicket> {
         self.slots[slot].state.holder()
     }
 
-    /// Why a process last failed.
+    /// Returns the reason of the last process failure.
     pub(super) fn last_failure(&self) -> Option<&Arc<str>> {
         self.last_failure.as_ref()
     }
 
-    /// How many workers are in which state, and whether any can be had.
+    /// Returns the numbers of workers by state, and the failure if none can be had.
     pub(super) fn status(&self) -> ResourcePoolStatus {
         let count = |is: fn(&SlotState) -> bool| self.slots.iter().filter(|slot| is(&slot.state)).count();
         ResourcePoolStatus {
@@ -310,7 +311,7 @@ impl WorkerAllocator {
         }
     }
 
-    /// Whether all is closed and every worker gone.
+    /// Whether the allocator is closed and every worker is gone.
     pub(super) fn is_over(&self) -> bool {
         self.is_closed && self.live_count() == 0
     }
@@ -321,7 +322,7 @@ impl WorkerAllocator {
         self.slots.iter().filter(|slot| slot.state != SlotState::Empty).count()
     }
 
-    /// Those that may soon be free, and have not failed.
+    /// Returns the number of workers that may soon be free and have not failed.
     fn starting_count(&self) -> usize {
         let is_coming = |slot: &&AllocatorSlot| {
             matches!(slot.state, SlotState::Starting | SlotState::Paused(_)) && slot.failures == 0
@@ -339,13 +340,13 @@ impl WorkerAllocator {
         self.live_count() < self.rules.min_workers || self.waiters.len() > self.starting_count()
     }
 
-    /// Where none can be started, trying in more and more places helps nobody.
+    /// Whether more slots may be tried; after repeated start failures that helps no waiter.
     fn can_grow(&self) -> bool {
         let is_trying = |slot: &AllocatorSlot| matches!(slot.state, SlotState::Starting | SlotState::Paused(_));
         self.start_failures < MAX_SETUP_TRIES || !self.slots.iter().any(is_trying)
     }
 
-    /// Ends those that idled too long, the last ones first.
+    /// Stops workers that idled too long, the last slots first.
     fn stop_idle_workers(&mut self, now: Instant, effects: &mut Vec<AllocatorEffect>) {
         let mut left = self.live_count();
         for (index, slot) in self.slots.iter_mut().enumerate().rev() {
@@ -359,7 +360,7 @@ impl WorkerAllocator {
         }
     }
 
-    /// Gives free workers to those who wait, and has workers started where there are too few.
+    /// Grants free workers to waiters and starts workers if there are too few.
     fn rebalance(&mut self, now: Instant, effects: &mut Vec<AllocatorEffect>) {
         if self.is_closed {
             return;
@@ -372,7 +373,7 @@ impl WorkerAllocator {
             let may_start =
                 |slot: &AllocatorSlot| slot.state == SlotState::Empty && slot.device == DeviceAvailability::Available;
             let empty = self.slots.iter_mut().enumerate().filter(|(_, slot)| may_start(slot));
-            // One that never failed is worth more hope.
+            // Prefers the slots with the fewest failures.
             let Some((index, slot)) = empty.min_by_key(|(index, slot)| (slot.failures, *index)) else { return };
             slot.state = SlotState::Starting;
             effects.push(AllocatorEffect::Start(index));
@@ -405,23 +406,24 @@ impl WorkerAllocator {
     }
 }
 
-/// Whether there is something for a worker to work on.
+/// Availability of a device for a slot's worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeviceAvailability {
     Available,
     Awaited,
-    /// It will never come.
+    /// The device will never come.
     Denied,
 }
 
 impl WorkerAllocator {
-    /// The worker of a slot has a device now, and may be started.
+    /// Gives a slot its device, so that its worker may start.
     pub(super) fn attach_device(&mut self, index: usize, now: Instant, effects: &mut Vec<AllocatorEffect>) {
         self.slots[index].device = DeviceAvailability::Available;
         self.rebalance(now, effects);
     }
 
-    /// The device of a slot is gone, and its worker must be; whose hold is over by that. Another device may come.
+    /// Takes the device of a slot, which ends its worker, and returns the hold that ends with it. Another device may
+    /// come.
     pub(super) fn detach_device(
         &mut self,
         index: usize,
@@ -443,7 +445,7 @@ impl WorkerAllocator {
         was.holder()
     }
 
-    /// No device will ever come for this slot.
+    /// Marks that no device will ever come for this slot.
     pub(super) fn deny_device(&mut self, index: usize, why: Arc<str>, effects: &mut Vec<AllocatorEffect>) {
         self.slots[index].device = DeviceAvailability::Denied;
         self.last_failure = Some(why);

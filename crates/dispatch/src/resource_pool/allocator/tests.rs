@@ -17,15 +17,15 @@ fn rules(min_workers: usize, max_workers: usize) -> AllocatorRules {
     }
 }
 
-/// The outside world: does what it is told, and refuses what cannot be.
+/// Simulated processes and waiters: applies effects and rejects impossible ones.
 struct Simulation {
     allocator: WorkerAllocator,
     rules: AllocatorRules,
     now: Instant,
     slots: Vec<SimulatedProcess>,
-    /// Slots whose process is about to be gone.
+    /// Slots whose process is about to exit.
     dying: BTreeSet<usize>,
-    /// Who waits, in the order they came.
+    /// Waiters in order of arrival.
     waiters: VecDeque<u64>,
     holds: BTreeSet<u64>,
     refused: Vec<(u64, AcquireRefusal)>,
@@ -38,7 +38,7 @@ enum SimulatedProcess {
     None,
     Starting,
     Alive(Option<u64>),
-    /// Told to end, perhaps while somebody has it.
+    /// Told to exit, possibly while held.
     Ending(Option<u64>),
 }
 
@@ -171,7 +171,7 @@ impl Simulation {
         (0..self.slots.len()).filter(is_free).count()
     }
 
-    /// What must be true at any moment.
+    /// Invariants that hold at any moment.
     fn check_invariants(&self) {
         let counts = self.allocator.status();
         assert_eq!((counts.waiting_tasks, counts.active_tasks), (self.waiters.len(), self.holds.len()));
@@ -311,7 +311,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The `which`-th of those that can be chosen.
+/// Returns the `which`-th of the candidates.
 fn choose<T: Clone>(from: Vec<T>, which: usize) -> Option<T> {
     (!from.is_empty()).then(|| from[which % from.len()].clone())
 }
@@ -375,7 +375,7 @@ proptest! {
         for step in steps {
             simulation.take_step(step);
         }
-        // In the end everybody gets a worker or is told why not, and closed, nothing is left.
+        // In the end each waiter gets a worker or a refusal, and after closing no process is left.
         simulation.advance_time(31 * SECOND);
         prop_assert!(simulation.waiters.is_empty(), "{:?} still wait", simulation.waiters);
         simulation.take_step(Step::Close);
@@ -383,7 +383,7 @@ proptest! {
             simulation.process_gone(slot, None);
         }
         prop_assert!(simulation.allocator.is_over());
-        // Why the last worker died stays known.
+        // The reason of the last failure is kept.
         prop_assert_eq!(ResourcePoolStatus { failure: None, ..simulation.allocator.status() }, ResourcePoolStatus::default());
     }
 }
