@@ -53,7 +53,7 @@ impl Dispatcher {
         let backup_context = Arc::clone(&context);
         // Joined when the dispatcher is dropped.
         let backup_driver = std::thread::Builder::new()
-            .name("gpupool-relief".into())
+            .name("gpupool-backup".into())
             .spawn(move || backup_context.run_backup_driver())?;
         Ok(Self { context, events: VecDeque::new(), backup_driver: Some(backup_driver) })
     }

@@ -178,7 +178,7 @@ impl fmt::Display for WorkerExitCause {
             Self::Exited(code) => write!(f, "it exited with code {code}"),
             Self::Signalled(signal) => write!(f, "it was killed by signal {signal}"),
             Self::BoundExceeded(excess) => write!(f, "it was killed: {excess}"),
-            Self::IgnoredInterrupt => write!(f, "it was killed: it did not let itself be interrupted"),
+            Self::IgnoredInterrupt => write!(f, "it was killed: it ignored an interrupt"),
             Self::ProtocolViolation(what) => write!(f, "it was killed: {what}"),
             Self::StartFailed(why) => write!(f, "it could not be started: {why}"),
             Self::GpuWithdrawn(why) => write!(f, "its GPU was taken away: {why}"),
@@ -190,8 +190,8 @@ impl fmt::Display for WorkerExitCause {
 impl fmt::Display for WorkerLoss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.stage {
-            LossStage::Running => write!(f, "the worker died at work: {}", self.cause),
-            LossStage::ResultLost => write!(f, "the worker died before it told the result: {}", self.cause),
+            LossStage::Running => write!(f, "the worker exited during the task: {}", self.cause),
+            LossStage::ResultLost => write!(f, "the worker exited before it sent the result: {}", self.cause),
         }
     }
 }
@@ -280,7 +280,7 @@ pub enum WorkerState {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DispatchError {
     /// A field of the plan is invalid.
-    #[error("{field}: {value} is not possible; allowed is {allowed}")]
+    #[error("{field} is {value}, and must be {allowed}")]
     Plan {
         /// Field of the plan.
         field: &'static str,
@@ -298,7 +298,7 @@ pub enum DispatchError {
         why: Arc<str>,
     },
     /// No worker is left to run the remaining tasks.
-    #[error("no worker is left; the last one, {worker}: {why}")]
+    #[error("no worker is left; worker {worker} was the last: {why}")]
     NoneLeft {
         /// The last worker.
         worker: WorkerId,
@@ -306,7 +306,7 @@ pub enum DispatchError {
         why: Arc<str>,
     },
     /// A system call that the run depends on failed.
-    #[error("the dispatcher: {0}")]
+    #[error("the dispatcher failed: {0}")]
     System(Arc<io::Error>),
 }
 
@@ -320,16 +320,16 @@ impl From<io::Error> for DispatchError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// The run accepts no more tasks.
-    #[error("the run takes no more tasks")]
+    #[error("the run accepts no more tasks")]
     Closed,
     /// The task queue is full.
-    #[error("the queue is full")]
+    #[error("the task queue is full")]
     Full,
     /// The payload exceeds the largest frame.
-    #[error("a task of {0} bytes; allowed are up to {most}", most = crate::limits::MAX_FRAME_BYTES)]
+    #[error("a task of {0} bytes; at most {most} are allowed", most = crate::limits::MAX_FRAME_BYTES)]
     TooLarge(usize),
     /// The payload contains a line end, but the worker reads one line per task.
-    #[error("a task that is not one line")]
+    #[error("a task with a line end, for a worker that reads one line per task")]
     NotALine,
 }
 

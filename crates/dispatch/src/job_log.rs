@@ -32,13 +32,13 @@ pub enum JobLogError {
         source: io::Error,
     },
     /// Another run writes to the log.
-    #[error("the job log {} is in use by another run: wait for its end, or name another file", .0.display())]
+    #[error("the job log {} is in use by another run; wait for its end, or name another file", .0.display())]
     InUse(PathBuf),
     /// The file is not a job log and was left unchanged.
-    #[error("{} is not a job log (its first line is not `Seq Host Starttime …`): name another file", .0.display())]
+    #[error("{} is not a job log (its first line is not `Seq Host Starttime …`); name another file", .0.display())]
     NotAJobLog(PathBuf),
     /// A line cannot be parsed.
-    #[error("line {line} of the job log {} is no entry: {problem}; correct or remove it to resume", path.display())]
+    #[error("line {line} of the job log {} is invalid: {problem}; correct or remove the line to resume", path.display())]
     BadLine {
         /// Path of the log.
         path: PathBuf,
@@ -49,8 +49,8 @@ pub enum JobLogError {
     },
     /// The log holds another command under this task number.
     #[error(
-        "the job log {} is of another run: its task {seq} is `{logged}`, and that of this run is `{requested}`; resume with the \
-         same command and arguments, or name another file",
+        "the job log {} belongs to another run: task {seq} is `{logged}` there and `{requested}` here; resume with the same \
+         command and arguments, or name another file",
         path.display()
     )]
     AnotherRun {
@@ -140,12 +140,12 @@ impl JobLog {
             return Err(file_error(&self.path, "written")(error));
         }
         self.end += self.line.len() as u64;
-        self.syncing.mark_written().map_err(file_error(&self.path, "brought to the disk"))
+        self.syncing.mark_written().map_err(file_error(&self.path, "synced to the disk"))
     }
 
     /// Waits until all entries are synced to the disk.
     pub fn finish(self) -> Result<(), JobLogError> {
-        self.syncing.finish().map_err(file_error(&self.path, "brought to the disk"))
+        self.syncing.finish().map_err(file_error(&self.path, "synced to the disk"))
     }
 }
 
@@ -159,8 +159,8 @@ fn open_locked(path: &Path) -> Result<File, JobLogError> {
     }
 }
 
-// One line of the log. Tabs, line ends, zero bytes and backslashes of a command are written as `\t`, `\n`, `\r`, `\0` and
-// `\\`; very long commands are cut.
+// One line of the log. Tabs, line ends, zero bytes and backslashes of a command are escaped as `\t`, `\n`, `\r`, `\0`
+// and `\\`; very long commands are truncated.
 
 /// First line of a log.
 const HEADER: &[u8] = b"Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand\n";
@@ -238,16 +238,16 @@ impl<'a> ParsedLogLine<'a> {
     /// Parses a line without its line end. The error names the problem.
     pub(crate) fn parse(line: &'a [u8]) -> Result<Self, &'static str> {
         let mut fields = line.splitn(9, |byte| *byte == b'\t');
-        let mut next = || fields.next().ok_or("it has fewer than 9 columns");
+        let mut next = || fields.next().ok_or("fewer than 9 columns");
         let seq = parse_number(next()?)
             .and_then(|seq| u64::try_from(seq).ok())
             .filter(|seq| (1..=MAX_JOBLOG_SEQ).contains(seq));
-        let seq = seq.ok_or("Seq is no number from 1 to 4294967296")?;
+        let seq = seq.ok_or("Seq is not a number from 1 to 4294967296")?;
         for _ in ["Host", "Starttime", "JobRuntime", "Send", "Receive"] {
             next()?;
         }
-        let exit_code = parse_number(next()?).ok_or("Exitval is no number")?;
-        let signal = parse_number(next()?).ok_or("Signal is no number")?;
+        let exit_code = parse_number(next()?).ok_or("Exitval is not a number")?;
+        let signal = parse_number(next()?).ok_or("Signal is not a number")?;
         Ok(Self { seq, is_success: exit_code == 0 && signal == 0, command: next()? })
     }
 }
@@ -356,7 +356,7 @@ fn for_each_entry(file: &mut File, path: &Path, mut show: impl FnMut(ParsedLogLi
         let most = MAX_JOBLOG_LINE_BYTES as u64;
         let length = reader.by_ref().take(most).read_until(b'\n', &mut line).map_err(file_error(path, "read"))?;
         let Some(text) = line.strip_suffix(b"\n") else {
-            let problem = "it is longer than 4 MiB";
+            let problem = "longer than 4 MiB";
             let is_header = number > 1 || HEADER.starts_with(&line);
             return match (is_header, line.len() < MAX_JOBLOG_LINE_BYTES) {
                 (false, _) => Err(JobLogError::NotAJobLog(path.to_owned())),
@@ -402,7 +402,8 @@ impl BackgroundSync {
     pub(crate) fn start(file: File) -> io::Result<Self> {
         let context = Arc::new(SyncContext { state: Mutex::default(), changed: Condvar::new() });
         let sync_context = Arc::clone(&context);
-        let thread = std::thread::Builder::new().name("job log".into()).spawn(move || sync_context.run_sync(&file))?;
+        let thread =
+            std::thread::Builder::new().name("gpupool-joblog".into()).spawn(move || sync_context.run_sync(&file))?;
         Ok(Self { context, thread: Some(thread) })
     }
 
@@ -486,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_what_is_no_entry_is_told() {
+    fn written_lines_parse_and_invalid_ones_are_reported() {
         let mut line = Vec::new();
         JobLogEntry { exit_code: -1, ..entry(b"x") }.write_line(&mut line);
         let read = ParsedLogLine::parse(line.trim_ascii_end()).unwrap();
@@ -504,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn a_very_long_command_is_cut_and_not_within_an_escape() {
+    fn a_long_command_is_cut_but_not_within_an_escape() {
         let mut line = Vec::new();
         escape(&vec![b'\t'; MAX_JOBLOG_COMMAND_BYTES], &mut line);
         assert!(line.len() <= MAX_JOBLOG_COMMAND_BYTES && line.ends_with(b"\\t") && line.len() % 2 == 0);

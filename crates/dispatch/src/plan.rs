@@ -85,18 +85,18 @@ impl RunPlan {
     pub(crate) fn check(&self) -> Result<(), DispatchError> {
         let invalid = |field, value: String, allowed| Err(DispatchError::Plan { field, value, allowed });
         if self.rules.queue_size == 0 {
-            return invalid("queue_size", "0".into(), "1 and more");
+            return invalid("queue_size", "0".into(), "at least 1");
         }
         if self.rules.task_timeout.is_some_and(|timeout| timeout.is_zero()) {
             return invalid("task_timeout", "0 s".into(), "more than 0 s");
         }
         if self.slots.len() > MAX_WORKERS {
-            return invalid("slots", format!("{} workers", self.slots.len()), "4096 and less");
+            return invalid("slots", format!("{} workers", self.slots.len()), "at most 4096 workers");
         }
         let mut ids: Vec<WorkerId> = self.slots.iter().map(|slot| slot.id).collect();
         ids.sort_unstable();
         match ids.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => invalid("slots", format!("worker {} twice", pair[0]), "each worker once"),
+            Some(pair) => invalid("slots", format!("worker {} twice", pair[0]), "a list of distinct workers"),
             None => Ok(()),
         }
     }

@@ -61,13 +61,13 @@ pub(crate) struct ReadyMessage {
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The program was not started by a dispatcher.
-    #[error("{SOCKET_VARIABLE} does not name an open socket: this program is started by a dispatcher")]
+    #[error("{SOCKET_VARIABLE} does not name an open socket; a dispatcher must start this program")]
     NotAWorker,
     /// The dispatcher speaks another protocol version.
-    #[error("the dispatcher speaks version {0} of the protocol, this worker {PROTOCOL_VERSION}")]
+    #[error("the dispatcher speaks protocol version {0}, this worker {PROTOCOL_VERSION}")]
     Version(u32),
     /// The dispatcher violated the worker protocol.
-    #[error("the dispatcher sent what cannot be understood: {0}")]
+    #[error("the dispatcher violated the worker protocol: {0}")]
     ProtocolViolation(String),
     /// The socket failed.
     #[error("the socket to the dispatcher failed: {0}")]
@@ -155,7 +155,7 @@ impl WorkerSession {
                 FrameKind::Task => {}
                 FrameKind::Recalled => self.counters.iter().for_each(|counters| counters.reopen_claims()),
                 FrameKind::Stop => break,
-                other => return Err(ServeError::ProtocolViolation(format!("{other:?} to a worker that is set up"))),
+                other => return Err(ServeError::ProtocolViolation(format!("unexpected {other:?} after setup"))),
             }
         }
         match worker.clean_up() {
@@ -242,7 +242,7 @@ impl ResultSender {
         let (is_asleep, is_finished) = (AtomicBool::new(false), AtomicBool::new(false));
         let context = Arc::new(SenderContext { socket, unsent, is_asleep, is_finished });
         let sender_context = Arc::clone(&context);
-        let thread = std::thread::Builder::new().name("gpupool-answers".into());
+        let thread = std::thread::Builder::new().name("gpupool-results".into());
         let sender = spawn_without_signals(|| thread.spawn(move || sender_context.run_sender()))?;
         Ok(Self { context, sender: sender.thread().clone(), has_unsent: false })
     }
@@ -308,7 +308,7 @@ struct UnsentResults {
 
 impl UnsentResults {
     fn queue_frame(&mut self, frame: &WorkerFrame, mut socket: &UnixStream) -> io::Result<()> {
-        let too_large = || io::Error::new(io::ErrorKind::InvalidInput, "a result is too large to be sent");
+        let too_large = || io::Error::new(io::ErrorKind::InvalidInput, "a result is too large to send");
         self.header.clear();
         frame.write_header(&mut self.header).ok_or_else(too_large)?;
         let Some(outbox) = &self.outbox else {
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_are_done_in_order_and_counted() {
+    fn tasks_are_processed_in_order_and_counted() {
         let (mut dispatcher, worker) = start(r#"{"name":"d"}"#);
         let ready: ReadyMessage = serde_json::from_slice(&dispatcher.next_frame().unwrap().payload).unwrap();
         assert_eq!(ready, ReadyMessage { protocol: 1, counts: true, recalls: true });
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_back_is_left_out_and_what_comes_after_is_done() {
+    fn recalled_tasks_are_skipped_and_later_ones_processed() {
         let (mut dispatcher, worker) = start(r#"{"name":"d"}"#);
         dispatcher.next_frame().unwrap();
         assert_eq!(dispatcher.counters.recall_unclaimed(), 0);
@@ -456,14 +456,14 @@ mod tests {
     }
 
     #[test]
-    fn a_set_up_that_fails_is_told() {
+    fn a_failed_setup_is_reported() {
         let (mut dispatcher, worker) = start("{}");
         assert_eq!(dispatcher.next_frame(), Some(WorkerFrame::new(FrameKind::SetupFailed, "a name is missing")));
         worker.join().unwrap().unwrap();
     }
 
     #[test]
-    fn nonsense_and_other_versions_end_the_worker_with_a_reason() {
+    fn protocol_violations_and_other_versions_end_the_worker() {
         let (mut dispatcher, worker) = start(r#"{"name":"d"}"#);
         dispatcher.send_frame(&[WorkerFrame::new(FrameKind::Ready, "")]);
         assert!(worker.join().unwrap().unwrap_err().to_string().contains("Ready"));

@@ -87,7 +87,7 @@ fn open_files() -> usize {
 }
 
 #[test]
-fn nobody_shares_a_worker_and_nothing_is_left() {
+fn each_worker_has_one_holder_and_nothing_is_left() {
     let seed = std::process::id().into();
     eprintln!("seed {seed}");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

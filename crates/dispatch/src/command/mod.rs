@@ -145,7 +145,7 @@ impl TaskWorker for CommandRunner {
     fn process(&mut self, _: TaskId, payload: Bytes) -> Result<Bytes, String> {
         let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let started = Instant::now();
-        let Some(line) = CommandLine::from_payload(&payload) else { return Err("this is no command line".into()) };
+        let Some(line) = CommandLine::from_payload(&payload) else { return Err("the task is no command line".into()) };
         let ended = run_command(&line);
         end_leftover_processes();
         let took = started.elapsed();
@@ -186,7 +186,7 @@ fn wait_for_child(child: &Child) -> io::Result<WaitStatus> {
     RUNNING_GROUP.store(0, Ordering::SeqCst);
     ended?;
     let reaped = rustix::io::retry_on_intr(|| waitpid(Some(pid), WaitOptions::empty()))?;
-    reaped.map(|(_, status)| status).ok_or_else(|| io::Error::other("the command was not there to be reaped"))
+    reaped.map(|(_, status)| status).ok_or_else(|| io::Error::other("the command was already reaped"))
 }
 
 /// Kills processes that the command started and did not wait for. A process that cannot be killed (stuck in the kernel,
@@ -250,14 +250,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_command_line_survives_the_way(words in prop::collection::vec("[^\0]{0,9}", 1..5)) {
+        fn a_command_line_survives_encoding(words in prop::collection::vec("[^\0]{0,9}", 1..5)) {
             let line = CommandLine::direct(&words);
             prop_assert_eq!(CommandLine::from_payload(&line.to_payload()), Some(line));
         }
     }
 
     #[test]
-    fn what_is_no_command_line_is_refused() {
+    fn invalid_payloads_are_refused() {
         assert_eq!(CommandLine::from_payload(b""), None);
         assert_eq!(CommandLine::from_payload(b"true"), None);
     }

@@ -184,20 +184,20 @@ mod tests {
     }
 
     #[test]
-    fn each_task_has_its_own_bytes_whatever_the_runner_says() {
+    fn each_task_has_its_own_bytes_despite_wrong_reports() {
         let spool = OutputSpool::new().unwrap();
         write(&spool, b"onetwothree");
         let output = |to| spool.output(Some([Some((0, to)), None]));
         assert_eq!(read(&output(3)), b"one");
         assert_eq!(read(&output(6)), b"two");
-        assert_eq!(read(&output(4)), b"", "a report that goes back");
-        assert_eq!(read(&output(1_000)), b"three", "a report beyond the end");
-        write(&spool, b"last words");
-        assert_eq!(read(&spool.output(None)), b"last words");
+        assert_eq!(read(&output(4)), b"", "a report that moves back");
+        assert_eq!(read(&output(1_000)), b"three", "a report past the end");
+        write(&spool, b"the rest");
+        assert_eq!(read(&spool.output(None)), b"the rest");
     }
 
     #[test]
-    fn what_was_read_is_given_back_to_the_disk() {
+    fn consumed_output_is_freed_on_the_disk() {
         let spool = OutputSpool::new().unwrap();
         let large = vec![7; 4 << 20];
         let outputs: Vec<CommandOutput> = (0..3)
@@ -209,7 +209,7 @@ mod tests {
         let [first, second, third] = <[CommandOutput; 3]>::try_from(outputs).unwrap();
         let blocks = || spool.files[0].file.metadata().unwrap().blocks() * 512;
         drop(second);
-        assert!(blocks() >= 12 << 20, "the first is still needed: {}", blocks());
+        assert!(blocks() >= 12 << 20, "the first output is still needed: {}", blocks());
         drop(first);
         assert!(blocks() < 5 << 20, "{}", blocks());
         assert_eq!(read(&third), large);

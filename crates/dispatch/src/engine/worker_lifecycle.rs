@@ -38,7 +38,7 @@ impl Engine {
         // Ends when the process has started or failed; the run does not end before.
         let thread = std::thread::Builder::new().name("gpupool-start".into());
         if let Err(error) = spawn_without_signals(|| thread.spawn(start_process)) {
-            let why = format!("no thread can be had to start it: {error}");
+            let why = format!("cannot start a thread for the worker: {error}");
             let outcome = Err(AttachDenied::TryLater(why).into());
             self.mailbox.send(EngineMessage::ProcessStarted { slot: index, generation, outcome });
         }
@@ -233,11 +233,8 @@ impl Engine {
         let frame = match message {
             WorkerMessage::Frame(frame) => frame,
             WorkerMessage::Result(outcome) => {
-                let task = self
-                    .scheduler
-                    .current_task(self.slots[index].spec.id)
-                    .0
-                    .ok_or("it wrote a line without having a task")?;
+                let task =
+                    self.scheduler.current_task(self.slots[index].spec.id).0.ok_or("it wrote a line without a task")?;
                 return self.on_result(index, task, outcome, now);
             }
         };
@@ -274,7 +271,7 @@ impl Engine {
             ) => {
                 self.event_queue.push_event(RunEvent::WorkerCleanupFailed { worker, why: frame.payload_text() });
             }
-            (kind, phase) => return Err(format!("it said {kind:?} while {}", phase.description())),
+            (kind, phase) => return Err(format!("it sent {kind:?} while {}", phase.description())),
         }
         Ok(())
     }
@@ -535,6 +532,6 @@ impl Engine {
 fn with_stderr_tail(cause: &WorkerExitCause, stderr_tail: &str) -> Arc<str> {
     match stderr_tail.trim_end() {
         "" => cause.to_string().into(),
-        words => format!("{cause}; its last words:\n{words}").into(),
+        words => format!("{cause}; its standard error ends with:\n{words}").into(),
     }
 }

@@ -70,9 +70,9 @@ pub(super) enum WorkerPhase {
 impl WorkerPhase {
     pub(super) fn description(self) -> &'static str {
         match self {
-            Self::SettingUp(_) => "it was being set up",
-            Self::Serving(_) | Self::Cancelling(_) => "it was at work",
-            Self::Stopping(_) => "it was to end",
+            Self::SettingUp(_) => "setting up",
+            Self::Serving(_) | Self::Cancelling(_) => "serving tasks",
+            Self::Stopping(_) => "stopping",
         }
     }
 }

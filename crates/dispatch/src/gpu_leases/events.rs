@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_comes_late_reads_what_is_still_true() {
+    fn a_late_reader_reads_only_current_events() {
         let refused = GpuEvent::Refused { slot: 3, why: "no".into() };
         let events = [
             waiting(0, "second"),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn however_long_nobody_reads_what_is_kept_is_bounded() {
+    fn unread_events_are_bounded() {
         let read = read_late((0..10_000).flat_map(|number: u64| {
             let (slot, text) = ((number % 3) as usize, number.to_string());
             [waiting(slot, &text), granted(slot, number), lost(slot), GpuEvent::Note(text)]
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_that_waits_is_woken_and_ends_with_the_keeper() {
+    async fn a_waiting_task_is_woken_and_ends_with_the_sender() {
         let (sender, mut reader) = gpu_event_channel();
         let read = tokio::spawn(async move { (reader.next().await, reader.next().await, reader.next().await) });
         tokio::task::yield_now().await;

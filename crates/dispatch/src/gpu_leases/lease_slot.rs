@@ -168,8 +168,9 @@ impl LeaseSlot {
     /// Releases the lease. Returns its id if the agent is away.
     async fn release_lease(&self, lease: u64) -> Option<u64> {
         let error = self.agent.client().release_within(lease, LOCAL_RELEASE_PATIENCE).await.err()?;
-        self.registry
-            .send_event(GpuEvent::Note(format!("lease {lease} could not be given back ({error}); it ends with us")));
+        self.registry.send_event(GpuEvent::Note(format!(
+            "lease {lease} could not be released ({error}); it ends with this process"
+        )));
         error.is_transient().then_some(lease)
     }
 
@@ -252,7 +253,7 @@ impl LeaseRegistry {
             LeaseNotice::AgentAway(error) => {
                 let is_first = state.away.is_empty();
                 state.away.insert(slot);
-                is_first.then(|| format!("the agent is away, the work goes on ({error})"))
+                is_first.then(|| format!("the agent is away; work continues ({error})"))
             }
             LeaseNotice::AgentReturned => {
                 let was_away = state.away.remove(&slot);
@@ -261,7 +262,7 @@ impl LeaseRegistry {
             LeaseNotice::RevocationAnnounced(reason) => {
                 let gpus = state.held[slot].as_ref().map(|held| join_gpu_ids(&held.granted)).unwrap_or_default();
                 let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
-                Some(format!("GPU {gpus} will be taken back soon{reason}"))
+                Some(format!("GPU {gpus} will be revoked soon{reason}"))
             }
         };
         if let Some(text) = text {
@@ -286,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_that_all_places_miss_is_told_of_once() {
+    fn an_absent_agent_is_reported_once_for_all_slots() {
         let (events, mut received) = gpu_event_channel();
         let registry = LeaseRegistry::new(3, events);
         for slot in 0..3 {
@@ -299,6 +300,6 @@ mod tests {
         drop(registry);
         let received: Vec<GpuEvent> = std::iter::from_fn(|| received.blocking_next()).collect();
         let note = |text: &str| GpuEvent::Note(text.into());
-        assert_eq!(received, [note("the agent is away, the work goes on (try 0)"), note("the agent is back")]);
+        assert_eq!(received, [note("the agent is away; work continues (try 0)"), note("the agent is back")]);
     }
 }

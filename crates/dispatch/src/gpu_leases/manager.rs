@@ -26,7 +26,7 @@ use crate::{AttachDenied, WorkerId};
 /// Manager of a run's GPU leases. Stopping or dropping it releases every lease; end the workers first. If the agent is
 /// away, the release waits five seconds and continues in the background. A copy in a forked child releases nothing.
 #[derive(Debug)]
-#[must_use = "dropping it gives everything back"]
+#[must_use = "dropping it releases every lease"]
 pub struct GpuLeaseManager {
     /// Dropping it makes the thread release every lease and end.
     stop: Option<watch::Sender<()>>,
@@ -86,7 +86,7 @@ impl GpuLeaseManager {
             gpu_ids: granted.gpu_ids(),
             environment: granted.env.clone(),
             attach: Some(Arc::new(move |pid| {
-                let released = || AttachDenied::SlotRevoked("the GPUs are being given back".into());
+                let released = || AttachDenied::SlotRevoked("the GPU leases are being released".into());
                 let attached = manager.upgrade().ok_or_else(released)?.attach_process(&granted, pid);
                 let attached = attached.map_err(|error| match error {
                     GpuError::NotHeld { .. } => AttachDenied::SlotRevoked(error.to_string()),
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_keeper_can_be_shared_by_threads() {
+    fn the_manager_can_be_shared_by_threads() {
         fn is_shared<T: Send + Sync>() {}
         is_shared::<GpuLeaseManager>();
     }
@@ -275,11 +275,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_summed_and_what_is_not_is_no_number() {
+    fn known_numbers_are_summed_and_unknown_ones_are_none() {
         let all = memory(true);
         assert_eq!(all.used_by(0, &[1, 2, 9]), Some(120));
-        assert_eq!(all.used_by(0, &[9]), Some(0), "all that are there are told of, and it is none of them");
-        assert_eq!(all.used_by(0, &[3]), None, "it is there and does not tell");
+        assert_eq!(all.used_by(0, &[9]), Some(0), "the list is complete without this process");
+        assert_eq!(all.used_by(0, &[3]), None, "the process is listed without a number");
         assert_eq!(all.used_by(0, &[1, 3]), Some(100));
         assert_eq!((all.used_by(1, &[1]), all.used_by(7, &[1])), (None, None));
         let some = memory(false);

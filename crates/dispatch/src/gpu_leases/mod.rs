@@ -58,18 +58,18 @@ impl GpuRequest {
             return Ok(vec![self.body; count]);
         }
         if count != 0 && count != named {
-            return Err(wrong("the number of GPUs", count.to_string(), &format!("{named}, as many as are named")));
+            return Err(wrong("the number of GPUs", count.to_string(), &format!("{named}, the number of named GPUs")));
         }
         let mut seen = BTreeSet::new();
         if let Some(twice) = self.gpu_ids.iter().find(|id| !seen.insert(**id)) {
-            return Err(wrong("gpu_ids", format!("{:?}", self.gpu_ids), &format!("each once, and {twice} is twice")));
+            return Err(wrong(
+                "gpu_ids",
+                format!("{:?}", self.gpu_ids),
+                &format!("distinct, but {twice} appears twice"),
+            ));
         }
         if !self.body.select.gpu_ids.is_empty() {
-            return Err(wrong(
-                "select.gpu_ids",
-                format!("{:?}", self.body.select.gpu_ids),
-                "empty where GPUs are named",
-            ));
+            return Err(wrong("select.gpu_ids", format!("{:?}", self.body.select.gpu_ids), "empty if GPUs are named"));
         }
         let on = |id: &u32| {
             let select = SelectBody { gpu_ids: vec![GpuId(*id)], ..self.body.select.clone() };
@@ -123,7 +123,7 @@ pub enum GpuError {
         allowed: String,
     },
     /// The lease has ended; wait for the next grant.
-    #[error("lease {lease} is not held any more")]
+    #[error("lease {lease} has ended")]
     NotHeld {
         /// Lease id.
         lease: u64,
@@ -132,13 +132,13 @@ pub enum GpuError {
     #[error(transparent)]
     Agent(#[from] ClientError),
     /// The agent does not reply; retry later, or continue without.
-    #[error("the agent did not answer within {} s", AGENT_REPLY_TIMEOUT.as_secs())]
+    #[error("the agent did not reply within {} s", AGENT_REPLY_TIMEOUT.as_secs())]
     Silent,
     /// The manager is releasing its leases.
-    #[error("the GPUs are being given back")]
+    #[error("the GPU leases are being released")]
     Stopped,
     /// The manager's thread could not be started.
-    #[error("cannot start the thread that keeps GPUs ({0})")]
+    #[error("cannot start the thread for GPU leases: {0}")]
     System(#[from] io::Error),
 }
 
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn each_gpu_is_asked_for_on_its_own() {
+    fn each_gpu_has_its_own_request() {
         let any = split_request(3, &[]).unwrap();
         assert!(any.len() == 3 && any.iter().all(|body| body.select.gpu_ids.is_empty()), "{any:#?}");
         for count in [0, 2] {
@@ -164,11 +164,11 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_that_cannot_be_is_refused_with_what_is_allowed() {
+    fn an_invalid_request_is_refused_with_the_allowed_values() {
         let cases: [(usize, &[u32], &str); 4] = [
             (0, &[], "the number of GPUs is 0, and must be 1 or more"),
-            (3, &[0, 1], "the number of GPUs is 3, and must be 2, as many as are named"),
-            (0, &[1, 2, 1], "gpu_ids is [1, 2, 1], and must be each once, and 1 is twice"),
+            (3, &[0, 1], "the number of GPUs is 3, and must be 2, the number of named GPUs"),
+            (0, &[1, 2, 1], "gpu_ids is [1, 2, 1], and must be distinct, but 1 appears twice"),
             (5_000, &[], "the number of GPUs is 5000, and must be at most 1024"),
         ];
         for (leases, gpu_ids, says) in cases {

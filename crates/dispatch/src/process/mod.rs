@@ -39,7 +39,7 @@ pub(crate) fn backoff(deaths: u32) -> Duration {
 pub(crate) fn parse_ready(payload: &[u8]) -> Result<ReadyMessage, String> {
     let ready: ReadyMessage = serde_json::from_slice(payload).map_err(|error| format!("ready: {error}"))?;
     if ready.protocol != PROTOCOL_VERSION {
-        return Err(format!("it speaks version {} of the protocol, we {PROTOCOL_VERSION}", ready.protocol));
+        return Err(format!("it speaks protocol version {}, the dispatcher {PROTOCOL_VERSION}", ready.protocol));
     }
     Ok(ready)
 }
@@ -188,7 +188,7 @@ fn send_hello(plan: &RunPlan, slot: &WorkerSlot, socket: &UnixStream, counters: 
     };
     let frame = WorkerFrame::new(FrameKind::Hello, serde_json::to_vec(&hello).map_err(io::Error::other)?);
     let mut bytes = BytesMut::new();
-    frame.write_header(&mut bytes).ok_or_else(|| io::Error::other("the settings are too large to be sent"))?;
+    frame.write_header(&mut bytes).ok_or_else(|| io::Error::other("the settings are too large to send"))?;
     bytes.extend_from_slice(&frame.payload);
     let fds: Vec<BorrowedFd<'_>> =
         iter::once(counters.as_fd()).chain(plan.memory.as_deref().map(AsFd::as_fd)).collect();
@@ -226,7 +226,7 @@ pub(crate) fn end_worker_process(
         }
     };
     // Ends with the process, after the grace at the latest.
-    let thread = thread::Builder::new().name("gpupool-bury".into());
+    let thread = thread::Builder::new().name("gpupool-reap".into());
     if spawn_without_signals(|| thread.spawn(reap.clone())).is_err() {
         // Without a thread, the caller waits for the end of the process.
         reap();

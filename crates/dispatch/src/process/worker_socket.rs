@@ -206,7 +206,7 @@ impl LineDecoder {
         let Some(at) = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n') else {
             self.searched = self.bytes.len();
             if self.searched > MAX_LINE_BYTES {
-                return Err(format!("it wrote a line of more than {MAX_LINE_BYTES} bytes"));
+                return Err(format!("it wrote a line longer than {MAX_LINE_BYTES} bytes"));
             }
             return Ok(None);
         };
@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_results_and_an_error_alone_is_a_failure() {
+    fn a_line_is_a_result_and_a_lone_error_field_a_failure() {
         let done = |text: &'static str| TaskOutcome::Done(text.into());
         assert_eq!(parse_line_result("7".into()), done("7"));
         assert_eq!(parse_line_result("no JSON at all".into()), done("no JSON at all"));
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_out_whole_however_they_come_in() {
+    fn lines_are_decoded_from_any_pieces() {
         let mut lines = LineDecoder::default();
         let mut whole = Vec::new();
         for piece in ["a", "b\r\n\nc", "d", "\ne"] {
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_socket_is_gone_on_with_later() {
+    fn sending_resumes_after_a_full_socket() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         let mut socket = WorkerSocket::new(ours.into(), WorkerProtocol::Frames);

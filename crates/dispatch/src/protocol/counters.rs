@@ -81,7 +81,7 @@ impl WorkerCounters {
         let size = usize::try_from(rustix::fs::fstat(&memory)?.st_size).unwrap_or(0);
         let length = if size >= MEMORY_BYTES { MEMORY_BYTES } else { PAGE_BYTES };
         if size < length {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the memory of the counters is too short"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared memory is too short for the counters"));
         }
         Ok(Self { mapping: MemoryMapping::shared(&memory, 0, length as u64)?, memory })
     }
@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_sides_see_what_one_counts() {
+    fn both_sides_see_the_counts() {
         let ours = WorkerCounters::new().unwrap();
         let theirs = WorkerCounters::from_memory(ours.as_fd().try_clone_to_owned().unwrap()).unwrap();
         theirs.record_start();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupt_is_for_one_task_and_not_for_the_next() {
+    fn an_interrupt_applies_to_one_task_only() {
         let ours = WorkerCounters::new().unwrap();
         ours.record_start();
         assert_eq!(ours.interrupt_reason(), None);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recalled_cannot_be_claimed_and_what_is_claimed_not_recalled() {
+    fn a_task_is_either_claimed_or_recalled() {
         let counters = WorkerCounters::new().unwrap();
         assert!(counters.claim_task() && counters.claim_task());
         assert_eq!(counters.recall_unclaimed(), 2);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_sent_is_known_by_how_much_arrived() {
+    fn unsent_bytes_follow_from_the_received_count() {
         let counters = WorkerCounters::new().unwrap();
         let (one, two, three) = (frame("one"), frame("two"), frame("three"));
         assert!(counters.append_outbox([&one, b""]) && counters.append_outbox([&two[..13], &two[13..]]));
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_wrote_to_the_socket_is_not_gone_on_with() {
+    fn foreign_bytes_on_the_socket_recover_nothing() {
         let counters = WorkerCounters::new().unwrap();
         let (one, two) = (frame("one"), frame("two"));
         assert!(counters.append_outbox([&one, &two]));
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_not_put_at_all() {
+    fn pieces_that_do_not_fit_are_not_appended() {
         let counters = WorkerCounters::new().unwrap();
         assert!(counters.append_outbox([&[b'x'; OUTBOX_BYTES - 1], b""]));
         assert!(!counters.append_outbox([b"y", b"z"]));

@@ -82,7 +82,7 @@ impl MemoryMapping {
 
     fn assert_inside(&self, at: usize, length: usize) {
         let is_inside = at.checked_add(length).is_some_and(|end| end <= self.length);
-        assert!(is_inside, "{length} bytes at {at} are outside of a mapping of {}", self.length);
+        assert!(is_inside, "{length} bytes at {at} are outside a mapping of {}", self.length);
     }
 
     /// Discards writes to a private mapping, which then shows the file again.
@@ -156,14 +156,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_mapping_writes_is_copied_from_another() {
+    fn a_mapping_reads_the_writes_of_another() {
         let memory = create_sealed_memory("test", 8_192).unwrap();
         let (ours, theirs) =
             (MemoryMapping::shared(&memory, 0, 8_192).unwrap(), MemoryMapping::shared(&memory, 4_096, 4_096).unwrap());
         ours.write(4_096, &b"shared"[..]);
-        let mut copied = BytesMut::from(&b"all that is "[..]);
+        let mut copied = BytesMut::from(&b"the text is "[..]);
         theirs.bytes(0, 6).append_to(&mut copied);
-        assert_eq!(&copied[..], b"all that is shared");
+        assert_eq!(&copied[..], b"the text is shared");
         theirs.write(4_090, ours.bytes(4_096, 6));
         copied.clear();
         ours.bytes(8_186, 6).append_to(&mut copied);
@@ -171,8 +171,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "2 bytes at 4095 are outside of a mapping of 4096")]
-    fn bytes_past_the_end_cannot_be_named() {
+    #[should_panic(expected = "2 bytes at 4095 are outside a mapping of 4096")]
+    fn a_range_past_the_end_panics() {
         let memory = create_sealed_memory("test", 4_096).unwrap();
         let _ = MemoryMapping::shared(&memory, 0, 4_096).unwrap().bytes(4_095, 2);
     }

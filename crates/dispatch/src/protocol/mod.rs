@@ -110,10 +110,10 @@ impl WorkerFrame {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FrameError {
     /// The length is out of range.
-    #[error("a frame of {0} bytes; allowed are {MIN_FRAME_LENGTH}..={MAX_FRAME_BYTES}")]
+    #[error("a frame of {0} bytes, not {MIN_FRAME_LENGTH}..={MAX_FRAME_BYTES}")]
     Length(u64),
     /// The kind is unknown.
-    #[error("a frame of the unknown kind {0}")]
+    #[error("a frame of unknown kind {0}")]
     UnknownKind(u8),
 }
 
@@ -193,7 +193,7 @@ pub(crate) fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Resul
 }
 
 /// Reads once into the buffer, with room for at least `room` bytes. Returns the number of bytes, 0 at the end.
-#[allow(unsafe_code, reason = "what was read into is told to the buffer")]
+#[allow(unsafe_code, reason = "the length of a buffer that was read into")]
 pub(crate) fn read_into_buffer(buffer: &mut BytesMut, room: usize, from: impl AsFd) -> io::Result<usize> {
     buffer.reserve(room);
     let mut read = || rustix::io::read(&from, buffer.spare_capacity_mut()).map(|(read, _)| read.len());
@@ -231,16 +231,16 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_are_those_of_the_documentation() {
+    fn a_frame_has_the_documented_bytes() {
         let frame = WorkerFrame::for_task(FrameKind::Task, TaskId(7), "ab");
         assert_eq!(sent(&[frame]), [11, 0, 0, 0, 2, 7, 0, 0, 0, 0, 0, 0, 0, b'a', b'b']);
     }
 
     #[test]
-    fn garbage_is_known_as_soon_as_it_can_be() {
+    fn invalid_frames_are_detected_early() {
         let read = |bytes: &[u8]| read(std::iter::once(bytes.to_vec()));
         assert_eq!(read(&[1, 0, 0, 0]), Err(FrameError::Length(1)));
-        assert_eq!(read(b"GET / HTTP"), Err(FrameError::UnknownKind(b'/')), "its length alone could be one");
+        assert_eq!(read(b"GET / HTTP"), Err(FrameError::UnknownKind(b'/')), "the length alone would be valid");
         assert_eq!(read(&[9, 0, 0, 0, 77]), Err(FrameError::UnknownKind(77)));
         assert_eq!(read(&[9, 0, 0]), Ok(vec![]));
     }
@@ -260,7 +260,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_being_cut_anywhere(
+        fn frames_are_decoded_from_any_pieces(
             frames in prop::collection::vec((kind(), any::<u64>(), prop::collection::vec(any::<u8>(), 0..300)), 0..20),
             cuts in prop::collection::vec(1_usize..50, 1..50),
         ) {
@@ -279,7 +279,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_frames_or_garbage_and_never_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = read(bytes.chunks(7).map(<[u8]>::to_vec));
         }
     }

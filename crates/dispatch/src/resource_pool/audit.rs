@@ -150,7 +150,7 @@ impl AuditTrail {
         let Ok(mut line) = serde_json::to_vec(entry) else { return };
         line.push(b'\n');
         if writer.lines.try_send(line).is_err() {
-            let _ = self.failure.set("lines were left out: the disk is too slow".into());
+            let _ = self.failure.set("lines were dropped: the disk is too slow".into());
         }
     }
 }
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_tells_what_memory_tells_also_after_a_torn_line() {
+    fn the_file_matches_memory_even_after_a_torn_line() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let trail = AuditTrail::new(Some(file.path())).unwrap();
         begin_hold(&trail, 0);
@@ -269,7 +269,7 @@ mod tests {
         let whole = std::fs::read(file.path()).unwrap();
         std::fs::write(file.path(), &whole[..whole.len() - 20]).unwrap();
         let torn = read_audit_file(file.path()).unwrap();
-        assert_eq!((torn.len(), &torn[0].ended), (2, &None), "its end was torn, its begin was not");
+        assert_eq!((torn.len(), &torn[0].ended), (2, &None), "the line of its end was torn");
         let next = AuditTrail::new(Some(file.path())).unwrap();
         begin_hold(&next, 0);
         next.close();
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_holds_are_kept() {
+    fn only_the_last_holds_are_retained() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let trail = AuditTrail::new(Some(file.path())).unwrap();
         begin_hold(&trail, 0);

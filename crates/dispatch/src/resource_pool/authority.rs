@@ -85,7 +85,7 @@ impl PoolAuthorityHandle {
     /// Sends a message, which an authority that has ended drops.
     pub(super) fn send(&self, message: PoolMessage) {
         let sent = self.messages.try_send(message);
-        debug_assert!(!matches!(sent, Err(TrySendError::Full(_))), "the inbox has room for all there can be");
+        debug_assert!(!matches!(sent, Err(TrySendError::Full(_))), "the inbox has room for every message");
     }
 
     /// Shuts the pool down. After several calls the last time limit counts.
@@ -405,9 +405,9 @@ impl PoolAuthority {
             return None;
         }
         if let Some(waiting) = self.gpu_leases.as_ref().and_then(PoolLeases::waiting_text) {
-            return Some(format!("a GPU is waited for: {waiting}").into());
+            return Some(format!("waiting for a GPU: {waiting}").into());
         }
-        self.allocator.last_failure().map(|why| format!("the last one failed: {why}").into())
+        self.allocator.last_failure().map(|why| format!("the last start failed: {why}").into())
     }
 
     fn publish_status(&self) {

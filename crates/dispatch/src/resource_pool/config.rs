@@ -207,7 +207,7 @@ pub enum ResourcePoolError {
         value: String,
     },
     /// The audit file cannot be written.
-    #[error("the audit trail {}: {source}", path.display())]
+    #[error("cannot open the audit trail {}: {source}", path.display())]
     Audit {
         /// Path of the file.
         path: PathBuf,
@@ -218,7 +218,7 @@ pub enum ResourcePoolError {
     #[error(transparent)]
     Gpus(#[from] GpuError),
     /// A system call that the pool depends on failed.
-    #[error("the resource pool: {0}")]
+    #[error("the resource pool failed: {0}")]
     System(#[from] io::Error),
 }
 
@@ -240,10 +240,10 @@ pub enum AcquireError {
     #[error("the resource pool is shut down")]
     Closed,
     /// Too many acquires wait already.
-    #[error("{MAX_WAITING} wait for a worker already, and no more may")]
+    #[error("{MAX_WAITING} requests already wait for a worker; no more are accepted")]
     TooManyWaiting,
     /// The task id is too long.
-    #[error("a task id of {0} bytes; allowed are up to {MAX_TASK_ID_BYTES}")]
+    #[error("a task id of {0} bytes; at most {MAX_TASK_ID_BYTES} are allowed")]
     TaskId(usize),
 }
 
@@ -263,7 +263,7 @@ pub enum HeldWorkerError {
     #[error("Worker exceeded its limits: {0}")]
     BoundExceeded(BoundExceeded),
     /// The holder killed the worker.
-    #[error("the worker was killed by whoever held it")]
+    #[error("the worker was killed by its holder")]
     Killed,
     /// The worker exited.
     #[error("the worker was lost: {0}")]
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_named_with_what_can() {
+    fn an_invalid_field_is_named_with_its_allowed_values() {
         assert_eq!(refused(|config| config.max_workers = 0), "max_workers must be positive, got 0");
         assert_eq!(refused(|config| config.max_workers = 5_000), "max_workers must be at most 4096, got 5000");
         assert_eq!(refused(|config| config.min_workers = 5), "min_workers must be at most max_workers (4), got 5");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_told_in_the_words_programs_know() {
+    fn limits_have_the_published_messages() {
         let timeout = |millis| HeldWorkerError::Timeout(Duration::from_millis(millis)).to_string();
         assert_eq!(timeout(1_000), "Worker exceeded 1s timeout");
         assert_eq!(timeout(250), "Worker exceeded 0.25s timeout");

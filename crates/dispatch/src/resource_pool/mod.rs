@@ -178,7 +178,7 @@ impl Drop for ResourcePool {
 
 /// Future of an acquire.
 #[derive(Debug)]
-#[must_use = "who does not wait leaves the line"]
+#[must_use = "dropping the future leaves the queue"]
 pub struct AcquireFuture {
     ticket: AcquireTicket,
     /// Holds the worker once it is granted; dropping it returns the worker.

@@ -408,7 +408,7 @@ impl PoolWorkerSession {
                     self.send_event(WorkerEvent::CleanUpFailed(frame.payload_text()));
                 }
             }
-            kind => return Err(format!("it said {kind:?} out of turn")),
+            kind => return Err(format!("it sent an unexpected {kind:?}")),
         }
         Ok(())
     }
@@ -427,7 +427,10 @@ fn deliver_result(
 ) -> Result<(), String> {
     let is_it = |(running, _): &mut (TaskId, RunRequest)| task.is_none_or(|task| task == *running);
     let Some((_, run)) = running.take_if(is_it) else {
-        return Err(format!("it answered {}, which it was not at", task.map_or("a line".into(), |it| it.to_string())));
+        return Err(format!(
+            "it sent a result of {}, which it was not running",
+            task.map_or("no task".into(), |it| it.to_string())
+        ));
     };
     let RunRequest { reply, busy, .. } = run;
     // Dropped first, so that a holder that gets the result can return the worker.

@@ -94,7 +94,7 @@ pub(crate) enum InvalidResult {
     #[error("worker {0} is not ready for tasks")]
     WorkerNotReady(WorkerId),
     /// The result is not of the first task in the worker's queue.
-    #[error("worker {worker} sent a result of task {task}; expected {}", expected.map_or("none".into(), |task| format!("task {task}")))]
+    #[error("worker {worker} sent a result of task {task}; expected {}", expected.map_or("none".into(), |it| it.to_string()))]
     UnexpectedTask {
         /// Worker id.
         worker: WorkerId,

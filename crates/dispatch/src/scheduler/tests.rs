@@ -166,7 +166,7 @@ fn tasks_behind_a_long_task_are_recalled_and_run_next() {
 fn an_invalid_result_is_rejected_with_its_reason() {
     let (mut scheduler, _, now) = with_assigned_tasks(rules(), 1, true);
     let unexpected = scheduler.record_result(W, TaskId(9), done(), now, &mut Vec::new()).unwrap_err();
-    assert_eq!(unexpected.to_string(), "worker 0 sent a result of task 9; expected task 0");
+    assert_eq!(unexpected.to_string(), "worker 0 sent a result of task 9; expected 0");
     let not_ready = scheduler.record_result(WorkerId(7), TaskId(0), done(), now, &mut Vec::new()).unwrap_err();
     assert_eq!(not_ready.to_string(), "worker 7 is not ready for tasks");
 }
@@ -381,7 +381,7 @@ fn short_tasks_are_prefetched_and_long_ones_are_not() {
     assert_eq!(pace(&[Duration::from_secs(1); 20]).queue_depth(None, 4), 1);
     let mut turned = [Duration::from_micros(1); 21];
     turned[20] = Duration::from_millis(50);
-    assert_eq!(pace(&turned).queue_depth(None, 4), 1, "one long task is enough");
+    assert_eq!(pace(&turned).queue_depth(None, 4), 1, "one long task suffices");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use gpupool_dispatch::resource_pool::{AcquireError, MAX_WAITING, ResourcePool, R
 use crate::test_pool::{TestPool, hold_ends, text, wait_for_status, within_patience};
 
 #[tokio::test]
-async fn whoever_came_first_is_served_first_also_when_others_leave_between() {
+async fn waiters_are_served_in_order_even_if_others_leave() {
     let test_pool = TestPool::with_workers(1);
     let pool = test_pool.start();
     let first = within_patience("the first", pool.acquire("first")).await.unwrap();
@@ -39,7 +39,7 @@ async fn whoever_came_first_is_served_first_also_when_others_leave_between() {
 }
 
 #[tokio::test]
-async fn waiting_is_bounded_and_leaves_nothing_behind() {
+async fn an_acquire_times_out_and_leaves_nothing_behind() {
     let test_pool = TestPool::with_workers(1).configure(|config| config.acquire_patience = Duration::from_millis(50));
     let pool = test_pool.start();
     within_patience("ready", pool.wait_until_ready()).await.unwrap();
@@ -54,7 +54,7 @@ async fn waiting_is_bounded_and_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_grant_that_nobody_takes_goes_back() {
+async fn an_abandoned_grant_returns_to_the_pool() {
     let pool = TestPool::with_workers(1).start();
     let acquiring = pool.acquire("left");
     wait_for_status(&pool, "granted", |status| status.active_tasks == 1).await;
@@ -63,7 +63,7 @@ async fn a_grant_that_nobody_takes_goes_back() {
 }
 
 #[tokio::test]
-async fn the_status_tells_who_has_a_worker_and_a_release_is_seen_at_once() {
+async fn the_status_lists_holders_and_shows_a_release_at_once() {
     let test_pool = TestPool::with_workers(2).configure(|config| config.worker_memory = Some(512 << 20));
     let pool = test_pool.start();
     within_patience("ready", pool.wait_until_ready()).await.unwrap();
@@ -81,7 +81,7 @@ async fn the_status_tells_who_has_a_worker_and_a_release_is_seen_at_once() {
 }
 
 #[tokio::test]
-async fn workers_share_the_devices_in_turn_and_see_only_theirs() {
+async fn workers_share_the_devices_in_turn_and_see_only_their_own() {
     let device = |name: &str, id: u32| WorkerDevice {
         gpu_ids: vec![id],
         environment: vec![("CUDA_VISIBLE_DEVICES".into(), Some(id.to_string()))],
@@ -104,7 +104,7 @@ async fn workers_share_the_devices_in_turn_and_see_only_theirs() {
 }
 
 #[tokio::test]
-async fn workers_come_with_load_and_go_when_idle() {
+async fn workers_start_with_load_and_stop_when_idle() {
     let test_pool = TestPool::with_workers(3).configure(|config| {
         config.min_workers = 1;
         config.idle_time = Duration::from_millis(100);
@@ -126,7 +126,7 @@ async fn workers_come_with_load_and_go_when_idle() {
 }
 
 #[tokio::test]
-async fn a_pool_without_workers_at_rest_starts_one_when_it_is_wanted() {
+async fn a_pool_without_a_minimum_starts_a_worker_on_demand() {
     let test_pool = TestPool::with_workers(1).configure(|config| config.min_workers = 0);
     let pool = test_pool.start();
     within_patience("ready", pool.wait_until_ready()).await.unwrap();
@@ -136,17 +136,17 @@ async fn a_pool_without_workers_at_rest_starts_one_when_it_is_wanted() {
 }
 
 #[test]
-fn a_configuration_that_cannot_be_is_refused() {
+fn an_invalid_configuration_is_refused() {
     let refused = |change: fn(&mut ResourcePoolConfig)| {
         ResourcePool::start(TestPool::with_workers(1).configure(change).config).unwrap_err().to_string()
     };
     assert_eq!(refused(|config| config.max_workers = 0), "max_workers must be positive, got 0");
     let unwritable = refused(|config| config.audit = Some("/proc/audit".into()));
-    assert!(unwritable.starts_with("the audit trail /proc/audit: "), "{unwritable}");
+    assert!(unwritable.starts_with("cannot open the audit trail /proc/audit: "), "{unwritable}");
 }
 
 #[tokio::test]
-async fn who_finds_the_line_full_is_told_so_at_once_and_there_is_room_again_when_others_leave() {
+async fn a_full_queue_refuses_at_once_and_has_room_when_others_leave() {
     let pool =
         TestPool::with_workers(1).configure(|config| config.acquire_patience = Duration::from_secs(3_600)).start();
     let held = within_patience("a worker", pool.acquire("first")).await.unwrap();

@@ -43,7 +43,7 @@ async fn shut_down_pool(agent: &TestAgent, pool: &ResourcePool) {
 }
 
 #[tokio::test]
-async fn each_worker_has_a_gpu_of_its_own_and_all_are_given_back() {
+async fn each_worker_has_its_own_gpu_and_all_are_released() {
     let agent = start_agent("2xH100").await;
     let test_pool = pool_on(&agent, 2, RequestBody::default());
     let pool = test_pool.start();
@@ -65,7 +65,7 @@ async fn each_worker_has_a_gpu_of_its_own_and_all_are_given_back() {
 }
 
 #[tokio::test]
-async fn a_worker_whose_gpu_is_taken_is_replaced_when_there_is_another() {
+async fn a_worker_whose_gpu_is_revoked_is_replaced_on_another() {
     let agent = start_agent("2xH100").await;
     let pool = pool_on(&agent, 1, RequestBody::default()).start();
     let worker = within_patience("a worker", pool.acquire("unlucky")).await.unwrap();
@@ -84,7 +84,7 @@ async fn a_worker_whose_gpu_is_taken_is_replaced_when_there_is_another() {
 }
 
 #[tokio::test]
-async fn who_waits_for_a_gpu_that_never_comes_is_told_why() {
+async fn a_waiter_for_an_impossible_gpu_gets_the_reason() {
     let agent = start_agent("1xH100").await;
     let body = RequestBody { memory_mib: Some(1 << 40), ..RequestBody::default() };
     let pool = pool_on(&agent, 1, body).start();
@@ -94,7 +94,7 @@ async fn who_waits_for_a_gpu_that_never_comes_is_told_why() {
 }
 
 #[tokio::test]
-async fn a_pool_works_on_the_gpus_there_are_and_grows_with_them() {
+async fn a_pool_uses_the_free_gpus_and_grows_with_them() {
     let agent = start_agent("1xH100").await;
     let (few, more) = (pool_on(&agent, 2, RequestBody::default()), pool_on(&agent, 1, RequestBody::default()));
     let pool = few.start();
@@ -103,7 +103,7 @@ async fn a_pool_works_on_the_gpus_there_are_and_grows_with_them() {
     let test_pool = more.configure(|config| config.acquire_patience = Duration::from_millis(300));
     let waits = test_pool.start();
     let error = within_patience("an answer", waits.acquire("waits")).await.unwrap_err().to_string();
-    assert!(error.contains("a GPU is waited for"), "{error}");
+    assert!(error.contains("waiting for a GPU"), "{error}");
     within_patience("the end", pool.shutdown()).await;
     wait_for_status(&waits, "its turn", |status| status.available_workers == 1).await;
     shut_down_pool(&agent, &waits).await;

@@ -27,7 +27,7 @@ fn start_on_each_path(test_pool: impl Fn() -> TestPool) -> Vec<(TestPool, Resour
 }
 
 #[tokio::test]
-async fn a_worker_held_too_long_is_killed_with_all_it_started_and_replaced() {
+async fn a_worker_held_too_long_is_killed_with_its_descendants_and_replaced() {
     // Long enough for its children to start on a slow machine.
     let millis = Duration::from_millis(2_500);
     for (test_pool, pool) in
@@ -63,7 +63,7 @@ async fn a_worker_held_too_long_is_killed_with_all_it_started_and_replaced() {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_body_that_blocks_its_runtime_does_not_save_the_worker() {
+async fn a_blocked_runtime_does_not_suspend_the_time_limit() {
     let pool = TestPool::with_workers(1).configure(|config| config.worker_timeout = Duration::from_millis(100)).start();
     let worker = within_patience("a worker", pool.acquire("blocks")).await.unwrap();
     // Nothing else runs on this thread meanwhile.
@@ -73,7 +73,7 @@ async fn a_body_that_blocks_its_runtime_does_not_save_the_worker() {
 }
 
 #[tokio::test]
-async fn a_worker_that_talks_without_end_keeps_nobody_from_keeping_time() {
+async fn a_worker_that_sends_without_end_does_not_delay_others() {
     let pool = TestPool::with_workers(2).configure(|config| config.worker_timeout = Duration::from_secs(2)).start();
     let talker = within_patience("a worker", pool.acquire("talks")).await.unwrap();
     let other = within_patience("another", pool.acquire("works")).await.unwrap();
@@ -84,7 +84,7 @@ async fn a_worker_that_talks_without_end_keeps_nobody_from_keeping_time() {
 }
 
 #[tokio::test]
-async fn a_body_is_interrupted_when_a_limit_is_passed() {
+async fn a_body_can_select_on_an_exceeded_limit() {
     let pool = TestPool::with_workers(1).configure(|config| config.worker_timeout = Duration::from_millis(100)).start();
     let worker = within_patience("a worker", pool.acquire("waits")).await.unwrap();
     let body = std::future::pending::<()>();
@@ -98,7 +98,7 @@ async fn a_body_is_interrupted_when_a_limit_is_passed() {
 }
 
 #[tokio::test]
-async fn a_worker_that_takes_too_much_memory_is_killed_and_replaced() {
+async fn a_worker_over_its_memory_limit_is_killed_and_replaced() {
     const ALLOWED: u64 = 100 << 20;
     for (_, pool) in
         start_on_each_path(|| TestPool::with_workers(1).configure(|config| config.worker_memory = Some(ALLOWED)))
@@ -120,7 +120,7 @@ async fn a_worker_that_takes_too_much_memory_is_killed_and_replaced() {
 }
 
 #[tokio::test]
-async fn processor_time_is_counted_anew_for_each_hold() {
+async fn cpu_time_is_counted_per_hold() {
     let limit = Duration::from_millis(600);
     for (_, pool) in
         start_on_each_path(|| TestPool::with_workers(1).configure(|config| config.worker_cpu_time = Some(limit)))

@@ -11,7 +11,7 @@ use crate::support::{example, odd_worker};
 use crate::test_pool::{TestPool, hold_ends, process_handle, text, wait_for_exit, wait_for_status, within_patience};
 
 #[tokio::test]
-async fn shutting_down_tells_who_waits_lets_work_end_and_cleans_up() {
+async fn a_shutdown_refuses_waiters_finishes_runs_and_cleans_up() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let test_pool = TestPool::with_workers(1).configure(|config| {
         config.settings = json!({"clean_up": "fail"});
@@ -38,7 +38,7 @@ async fn shutting_down_tells_who_waits_lets_work_end_and_cleans_up() {
 }
 
 #[tokio::test]
-async fn a_worker_that_does_not_end_is_killed_at_the_end() {
+async fn a_worker_that_does_not_stop_is_killed_at_the_end() {
     for task in ["sleep 1000000", "echo idle"] {
         let test_pool = TestPool::with_workers(2).configure(|config| {
             config.settings = json!({"clean_up": "hang"});
@@ -75,7 +75,7 @@ async fn a_pool_that_is_dropped_at_once_leaves_no_process() {
 }
 
 #[tokio::test]
-async fn a_release_that_comes_after_the_end_comes_back() {
+async fn a_release_after_the_end_returns() {
     let pool = TestPool::with_workers(1).start();
     let worker = within_patience("a worker", pool.acquire("holds")).await.unwrap();
     assert_eq!(text(within_patience("an answer", worker.run("echo a".into())).await), "a");

@@ -17,7 +17,7 @@ async fn run(worker: &HeldWorker, task: impl Into<Bytes>) -> Result<Bytes, HeldW
 }
 
 #[tokio::test]
-async fn a_worker_given_back_in_order_is_used_again() {
+async fn a_released_worker_is_reused() {
     let pool = TestPool::with_workers(1).start();
     let mut pids = Vec::new();
     for n in 0..3 {
@@ -36,7 +36,7 @@ async fn a_worker_given_back_in_order_is_used_again() {
 }
 
 #[tokio::test]
-async fn work_is_done_in_the_order_it_was_given_and_may_be_large() {
+async fn runs_keep_their_order_and_may_be_large() {
     let pool = TestPool::with_workers(1).start();
     let worker = within_patience("a worker", pool.acquire("many")).await.unwrap();
     // An abandoned run is skipped, or finishes before the next ones.
@@ -54,7 +54,7 @@ async fn work_is_done_in_the_order_it_was_given_and_may_be_large() {
 }
 
 #[tokio::test]
-async fn a_worker_left_while_at_work_is_killed_and_replaced() {
+async fn a_busy_worker_that_is_dropped_is_killed_and_replaced() {
     let pool = TestPool::with_workers(1).start();
     let worker = within_patience("a worker", pool.acquire("leaves")).await.unwrap();
     let process = process_handle(worker.pid());
@@ -68,7 +68,7 @@ async fn a_worker_left_while_at_work_is_killed_and_replaced() {
 }
 
 #[tokio::test]
-async fn whoever_has_a_worker_can_kill_it() {
+async fn a_holder_can_kill_its_worker() {
     let pool = TestPool::with_workers(1).start();
     let worker = within_patience("a worker", pool.acquire("kills")).await.unwrap();
     let process = process_handle(worker.pid());
@@ -85,7 +85,7 @@ async fn whoever_has_a_worker_can_kill_it() {
 }
 
 #[tokio::test]
-async fn a_worker_that_dies_is_told_of_and_replaced() {
+async fn a_worker_that_exits_is_reported_and_replaced() {
     let pool = TestPool::with_workers(1).start();
     for (task, expected) in [("exit 3", WorkerExitCause::Exited(3)), ("kill", WorkerExitCause::Signalled(9))] {
         let worker = within_patience("a worker", pool.acquire(task)).await.unwrap();
@@ -104,7 +104,7 @@ async fn a_worker_that_dies_is_told_of_and_replaced() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_killed_while_nobody_has_it_is_replaced() {
+async fn a_free_worker_that_is_killed_is_replaced() {
     let test_pool = TestPool::with_workers(1);
     let pool = test_pool.start();
     let worker = within_patience("a worker", pool.acquire("first")).await.unwrap();
@@ -119,7 +119,7 @@ async fn a_worker_that_is_killed_while_nobody_has_it_is_replaced() {
 }
 
 #[tokio::test]
-async fn where_no_worker_can_be_started_it_is_said_why() {
+async fn a_pool_that_cannot_start_workers_gives_the_reason() {
     let failing =
         |setup: &'static str| move |config: &mut ResourcePoolConfig| config.settings = json!({"setup": setup});
     let slow = |config: &mut ResourcePoolConfig| {
@@ -146,7 +146,7 @@ async fn where_no_worker_can_be_started_it_is_said_why() {
 }
 
 #[tokio::test]
-async fn one_that_never_starts_leaves_the_work_to_the_others() {
+async fn a_slot_that_never_starts_leaves_its_work_to_the_others() {
     let test_pool = TestPool::with_workers(2).configure(|config| config.settings = json!({"setup": "fail first"}));
     let pool = test_pool.start();
     for n in 0..3 {
@@ -157,7 +157,7 @@ async fn one_that_never_starts_leaves_the_work_to_the_others() {
 }
 
 #[tokio::test]
-async fn a_worker_may_speak_in_lines() {
+async fn a_worker_may_speak_lines() {
     let script = "while read -r line; do echo \"got $line\"; done";
     let test_pool =
         TestPool::with_workers(1).configure(|config| config.program = WorkerProgram::lines("sh").args(["-c", script]));

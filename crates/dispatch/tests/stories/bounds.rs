@@ -18,7 +18,7 @@ fn excess(outcome: &TaskOutcome) -> &BoundExceeded {
 }
 
 #[test]
-fn a_worker_that_takes_too_much_memory_is_killed_and_replaced() {
+fn a_worker_over_its_memory_limit_is_killed_and_replaced() {
     let mut plan = odd_worker_plan(1);
     plan.bounds.host_memory = Some(100 << 20);
     let result = run(plan, ["echo before", "hog 400", "echo after"]);
@@ -27,7 +27,7 @@ fn a_worker_that_takes_too_much_memory_is_killed_and_replaced() {
 }
 
 #[test]
-fn cpu_time_is_counted_for_each_task_where_that_is_wanted() {
+fn cpu_time_can_be_counted_per_task() {
     let mut plan = odd_worker_plan(1);
     plan.bounds.cpu_time = Some(Duration::from_millis(400));
     plan.cpu_time_per_task = true;
@@ -37,7 +37,7 @@ fn cpu_time_is_counted_for_each_task_where_that_is_wanted() {
 }
 
 #[test]
-fn a_worker_gets_no_more_processes_than_it_may() {
+fn a_worker_is_limited_in_processes() {
     let mut plan = odd_worker_plan(1);
     plan.bounds.processes = Some(20);
     let result = run(plan, ["forks 60", "echo after"]);

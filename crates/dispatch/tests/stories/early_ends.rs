@@ -32,7 +32,7 @@ fn stuck() -> (Dispatcher, Vec<u32>) {
 }
 
 #[test]
-fn cancelled_tasks_are_each_told_and_no_process_is_left() {
+fn every_cancelled_task_is_reported_and_no_process_is_left() {
     let (mut dispatcher, pids) = stuck();
     dispatcher.handle().cancel();
     let mut cancelled = 0;
@@ -49,7 +49,7 @@ fn cancelled_tasks_are_each_told_and_no_process_is_left() {
 
 /// One worker ignores its interrupt, another dies of it, and one is idle.
 #[test]
-fn a_run_that_is_stopped_kills_who_does_not_give_up_and_lets_the_others_clean_up() {
+fn stopping_kills_stubborn_workers_and_lets_the_others_clean_up() {
     let mut plan = odd_worker_plan(3);
     plan.settings = json!({"clean_up": "fail"});
     plan.rules = DispatchRules { grace: Duration::from_millis(50), ..DispatchRules::default() };
@@ -76,7 +76,7 @@ fn a_run_that_is_stopped_kills_who_does_not_give_up_and_lets_the_others_clean_up
             }
             RunEvent::WorkerCleanupFailed { .. } => cleaned_up += 1,
             RunEvent::WorkerGone { is_last, .. } => {
-                assert!(is_last, "nobody takes its place");
+                assert!(is_last, "no process replaces it");
                 gone += 1;
             }
             other => panic!("{other:?}"),
@@ -115,7 +115,7 @@ fn a_callback_that_panics_ends_the_run_and_leaves_no_process() {
 }
 
 #[test]
-fn finishing_soon_begins_nothing_and_lets_what_runs_end() {
+fn cancelling_pending_tasks_lets_running_ones_finish() {
     let mut plan = odd_worker_plan(1);
     plan.rules = DispatchRules { prefetch: false, ..DispatchRules::default() };
     let mut dispatcher = Dispatcher::start(plan).unwrap();
@@ -132,7 +132,7 @@ fn finishing_soon_begins_nothing_and_lets_what_runs_end() {
 }
 
 #[test]
-fn nothing_is_taken_in_after_the_end() {
+fn no_task_is_accepted_after_the_close() {
     let dispatcher = Dispatcher::start(odd_worker_plan(1)).unwrap();
     let handle = dispatcher.handle();
     dispatcher.close();

@@ -9,7 +9,7 @@ use gpupool_dispatch::{Dispatcher, ResultOrder, RunError, RunEvent, TaskId, Task
 use crate::common::{odd_worker_plan, run};
 
 #[test]
-fn every_task_is_done_and_told_once() {
+fn every_task_ends_exactly_once() {
     let result = run(odd_worker_plan(3), (0..10_000).map(|n| format!("echo {n}")));
     assert_eq!(result.task_ends.len(), 10_000);
     for (task, end) in &result.task_ends {
@@ -21,7 +21,7 @@ fn every_task_is_done_and_told_once() {
 }
 
 #[test]
-fn results_come_in_the_order_of_the_source_where_that_is_wanted() {
+fn results_can_keep_the_order_of_the_source() {
     let mut plan = odd_worker_plan(3);
     plan.order = ResultOrder::Input;
     let result = run(plan, (0..300).map(|n| if n % 50 == 0 { "sleep 30".to_owned() } else { format!("echo {n}") }));
@@ -29,7 +29,7 @@ fn results_come_in_the_order_of_the_source_where_that_is_wanted() {
 }
 
 #[test]
-fn a_failed_task_is_told_in_the_workers_words_and_the_worker_lives_on() {
+fn a_failed_task_keeps_its_error_text_and_its_worker() {
     let result = run(odd_worker_plan(1), ["pid", "fail too hot", "pid"]);
     assert_eq!(result.outcome(1), &TaskOutcome::Failed("too hot".into()));
     assert_eq!(result.done(0), result.done(2));
@@ -37,7 +37,7 @@ fn a_failed_task_is_told_in_the_workers_words_and_the_worker_lives_on() {
 }
 
 #[test]
-fn a_failed_task_is_tried_again_and_that_is_told() {
+fn a_failed_task_is_retried_and_the_retry_reported() {
     let mut plan = odd_worker_plan(2);
     plan.rules.retries = 2;
     let result = run(plan, ["fail always", "echo fine"]);
@@ -74,7 +74,7 @@ fn the_source_is_never_read_further_ahead_than_the_queue_holds() {
 }
 
 #[test]
-fn an_error_of_the_source_is_passed_on_when_what_came_before_is_over() {
+fn an_error_of_the_source_follows_the_tasks_before_it() {
     let source = (0..20).map(|n| if n == 10 { Err("the disk is gone") } else { Ok(Bytes::from(format!("echo {n}"))) });
     let mut over = 0;
     let error = Dispatcher::start(odd_worker_plan(2))
@@ -85,7 +85,7 @@ fn an_error_of_the_source_is_passed_on_when_what_came_before_is_over() {
 }
 
 #[test]
-fn tasks_can_be_put_by_another_thread_that_waits_for_room() {
+fn another_thread_can_submit_and_wait_for_room() {
     let mut plan = odd_worker_plan(2);
     plan.rules.queue_size = 4;
     let mut dispatcher = Dispatcher::start(plan).unwrap();
@@ -106,7 +106,7 @@ fn tasks_can_be_put_by_another_thread_that_waits_for_room() {
 }
 
 #[test]
-fn workers_go_on_while_a_callback_takes_its_time() {
+fn workers_continue_during_a_slow_callback() {
     let mut plan = odd_worker_plan(2);
     plan.rules.queue_size = 100;
     let mut dispatcher = Dispatcher::start(plan).unwrap();
@@ -124,7 +124,7 @@ fn workers_go_on_while_a_callback_takes_its_time() {
 }
 
 #[test]
-fn a_worker_is_told_who_it_is_and_sees_only_its_own_gpus() {
+fn a_worker_knows_its_id_and_sees_only_its_own_gpus() {
     let mut plan = odd_worker_plan(2);
     for (slot, gpu) in plan.slots.iter_mut().zip([3, 5]) {
         slot.gpu_ids = vec![gpu];

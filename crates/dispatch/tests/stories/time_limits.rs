@@ -10,7 +10,7 @@ use crate::common::{command_plan, odd_worker_plan, run};
 const LIMIT: Duration = Duration::from_millis(300);
 
 #[test]
-fn what_takes_too_long_is_timed_out_once_and_the_rest_goes_on() {
+fn a_slow_task_times_out_once_and_the_others_continue() {
     for slow in ["sleep 100000", "stuck", "stop"] {
         let mut plan = odd_worker_plan(2);
         plan.rules.task_timeout = Some(LIMIT);
@@ -25,7 +25,7 @@ fn what_takes_too_long_is_timed_out_once_and_the_rest_goes_on() {
 }
 
 #[test]
-fn a_command_that_lets_itself_be_interrupted_tidies_up_and_its_worker_lives_on() {
+fn an_interrupted_command_can_clean_up_and_keeps_its_worker() {
     // Long enough for a shell to start on a slow machine.
     let limit = Duration::from_secs(2);
     let mut plan = command_plan(1);
@@ -41,7 +41,7 @@ fn a_command_that_lets_itself_be_interrupted_tidies_up_and_its_worker_lives_on()
 }
 
 #[test]
-fn a_command_that_goes_on_is_killed_with_all_it_started() {
+fn a_stubborn_command_is_killed_with_its_descendants() {
     let mut plan = command_plan(1);
     plan.rules.task_timeout = Some(LIMIT);
     plan.rules.grace = Duration::from_millis(50);
@@ -56,7 +56,7 @@ fn a_command_that_goes_on_is_killed_with_all_it_started() {
 }
 
 #[test]
-fn a_worker_that_has_lived_long_enough_is_replaced_between_two_tasks() {
+fn a_worker_is_replaced_after_its_lifetime_between_two_tasks() {
     let mut plan = odd_worker_plan(1);
     plan.worker_lifetime = Some(Duration::from_millis(50));
     let result = run(plan, (0..100).map(|_| "sleep 5"));
@@ -65,7 +65,7 @@ fn a_worker_that_has_lived_long_enough_is_replaced_between_two_tasks() {
 }
 
 #[test]
-fn who_works_on_what_is_told_where_that_is_wanted() {
+fn task_starts_are_reported_if_configured() {
     let mut plan = odd_worker_plan(2);
     plan.report_started = true;
     let result = run(plan, (0..500).map(|n| format!("echo {n}")));

@@ -17,7 +17,7 @@ fn cause(outcome: &TaskOutcome) -> &WorkerExitCause {
 }
 
 #[test]
-fn a_dying_worker_costs_the_task_it_was_at_and_no_other() {
+fn a_dying_worker_loses_its_current_task_and_no_other() {
     for (task, expected) in [("exit 3", WorkerExitCause::Exited(3)), ("kill", WorkerExitCause::Signalled(9))] {
         let mut tasks: Vec<String> = (0..200).map(|n| format!("echo {n}")).collect();
         tasks[100] = task.to_owned();
@@ -33,7 +33,7 @@ fn a_dying_worker_costs_the_task_it_was_at_and_no_other() {
 }
 
 #[test]
-fn a_lost_task_is_tried_again_where_that_is_wanted() {
+fn a_lost_task_is_retried_if_configured() {
     let mut plan = odd_worker_plan(1);
     plan.rules.retries = 1;
     let result = run(plan, ["exit 1", "echo fine"]);
@@ -43,7 +43,7 @@ fn a_lost_task_is_tried_again_where_that_is_wanted() {
 }
 
 #[test]
-fn a_worker_that_talks_nonsense_is_killed_and_replaced() {
+fn a_worker_that_violates_the_protocol_is_killed_and_replaced() {
     for (task, says) in [("garbage", "4294967295"), ("lie", "18446744073709551615"), ("partial", ""), ("close", "")] {
         let result = run(odd_worker_plan(1), ["echo before", task, "echo after"]);
         assert_eq!((result.done(0), result.done(2)), ("before".into(), "after".into()), "{task}");
@@ -70,7 +70,7 @@ fn nothing_a_worker_started_outlives_it() {
 }
 
 #[test]
-fn what_a_worker_whose_gpu_is_taken_away_was_at_is_done_by_another() {
+fn the_task_of_a_withdrawn_worker_runs_on_another() {
     let mut dispatcher = Dispatcher::start(odd_worker_plan(1)).unwrap();
     let handle = dispatcher.handle();
     dispatcher.submit("sleep 100000".into()).unwrap();
@@ -111,7 +111,7 @@ fn what_a_worker_whose_gpu_is_taken_away_was_at_is_done_by_another() {
 }
 
 #[test]
-fn a_place_that_was_taken_away_can_come_back() {
+fn a_withdrawn_slot_can_be_restored() {
     let mut dispatcher = Dispatcher::start(odd_worker_plan(1)).unwrap();
     let handle = dispatcher.handle();
     while !matches!(dispatcher.next_event(), Some(RunEvent::WorkerReady { .. })) {}
@@ -130,7 +130,7 @@ fn a_place_that_was_taken_away_can_come_back() {
 }
 
 #[test]
-fn a_place_that_is_gone_when_its_worker_starts_can_be_given_anew() {
+fn a_slot_revoked_during_the_start_can_be_restored() {
     let mut plan = odd_worker_plan(1);
     let gone = || AttachDenied::SlotRevoked("the lease was lost".into());
     plan.slots[0].attach = Some(Arc::new(move |_| Err(gone())));
@@ -148,7 +148,7 @@ fn a_place_that_is_gone_when_its_worker_starts_can_be_given_anew() {
 }
 
 #[test]
-fn a_worker_nobody_can_be_told_of_now_is_started_a_little_later() {
+fn a_worker_that_cannot_be_attached_yet_starts_later() {
     let mut plan = odd_worker_plan(1);
     let tries = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&tries);

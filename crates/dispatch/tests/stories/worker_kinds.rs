@@ -27,7 +27,7 @@ fn grouped(workers: u32) -> RunPlan {
 }
 
 #[test]
-fn commands_are_run_and_what_they_write_is_theirs() {
+fn each_command_has_its_own_output() {
     let line = |n: u64| CommandLine::shell(format!("echo out {n}; echo err {n} >&2; exit $(({n} % 3))")).to_payload();
     let result = run(grouped(3), (0..200).map(line));
     for task in 0..200 {
@@ -38,7 +38,7 @@ fn commands_are_run_and_what_they_write_is_theirs() {
 }
 
 #[test]
-fn a_command_that_is_not_there_or_is_killed_is_told_as_a_shell_would() {
+fn a_missing_or_killed_command_has_a_shells_exit_code() {
     let lines = [
         CommandLine::direct(["there-is-no-such-program"]),
         CommandLine::direct(["/etc/passwd"]),
@@ -55,7 +55,7 @@ fn a_command_that_is_not_there_or_is_killed_is_told_as_a_shell_would() {
 }
 
 #[test]
-fn what_a_command_leaves_behind_is_ended_before_the_next() {
+fn leftover_processes_end_before_the_next_command() {
     let leave = CommandLine::shell("sleep 1000 & setsid sh -c 'sleep 1000 & :'; echo $$");
     let count = CommandLine::shell("cat /proc/$PPID/task/$PPID/children | wc -w");
     let result = run(grouped(1), [leave.to_payload(), count.to_payload()]);
@@ -63,7 +63,7 @@ fn what_a_command_leaves_behind_is_ended_before_the_next() {
 }
 
 #[test]
-fn much_output_of_one_command_is_whole() {
+fn large_output_of_one_command_is_complete() {
     let large = CommandLine::shell("head -c 20000000 /dev/zero | tr '\\0' x; echo end >&2");
     let result = run(grouped(1), [large.to_payload(), CommandLine::direct(["echo", "after"]).to_payload()]);
     let (out, err) = outputs(&result, 0);
@@ -87,7 +87,7 @@ fn a_program_that_reads_and_writes_lines_is_a_worker() {
 }
 
 #[test]
-fn a_worker_of_lines_that_dies_loses_one_task_and_is_replaced() {
+fn a_line_worker_that_dies_loses_one_task_and_is_replaced() {
     let script = r#"while read -r line; do [ "$line" = die ] && exit 3; echo "$line"; done"#;
     let plan = with_helper(RunPlan::new(WorkerProgram::lines("sh").args(["-c", script])).workers(1));
     let result = run(plan, ["a", "die", "b"]);
@@ -100,7 +100,7 @@ fn documented(language: &str) -> &'static str {
     let documentation = include_str!("../../../../docs/worker-protocol.md");
     let (_, from) = documentation.split_once(&format!("```{language}\n")).unwrap();
     let (program, _) = from.split_once("```").unwrap();
-    assert!(program.lines().count() <= 30, "it is to be short");
+    assert!(program.lines().count() <= 30, "the documented program must be short");
     program
 }
 
@@ -113,7 +113,7 @@ fn the_worker_of_the_documentation_works() {
 }
 
 #[test]
-fn the_worker_in_lines_of_the_documentation_works() {
+fn the_line_worker_of_the_documentation_works() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("a.png"), "12345").unwrap();
     let program = WorkerProgram::lines("sh").args(["-c", documented("sh")]).directory(directory.path());
@@ -123,7 +123,7 @@ fn the_worker_in_lines_of_the_documentation_works() {
 }
 
 #[test]
-fn what_workers_write_is_told_and_the_last_of_it_is_kept() {
+fn worker_output_is_reported_and_its_end_is_kept() {
     let mut plan = crate::common::odd_worker_plan(1);
     plan.output = WorkerOutputPolicy::Reported;
     let result = run(plan, ["say hello there", "exit 3"]);

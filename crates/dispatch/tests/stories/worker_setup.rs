@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::common::{odd_worker_plan, run, with_helper};
 
 #[test]
-fn where_no_worker_can_be_set_up_the_run_ends_and_says_why() {
+fn a_run_without_a_usable_worker_ends_with_the_reason() {
     let failing = |setup: &str| {
         let mut plan = odd_worker_plan(2);
         plan.settings = json!({"setup": setup, "write": "loading"});
@@ -20,7 +20,7 @@ fn where_no_worker_can_be_set_up_the_run_ends_and_says_why() {
     let not_there = with_helper(RunPlan::new(WorkerProgram::native("there-is-no-such-worker")).workers(2));
     for (plan, says) in [
         (failing("fail"), "the model is not there"),
-        (failing("exit"), "it exited with code 7; its last words:\nloading"),
+        (failing("exit"), "it exited with code 7; its standard error ends with:\nloading"),
         (not_there, "there-is-no-such-worker: command not found"),
     ] {
         let result = run(plan, ["echo a", "echo b"]);
@@ -35,7 +35,7 @@ fn where_no_worker_can_be_set_up_the_run_ends_and_says_why() {
 }
 
 #[test]
-fn one_that_cannot_be_set_up_leaves_the_work_to_the_others() {
+fn a_worker_that_fails_to_set_up_leaves_its_work_to_the_others() {
     let mut plan = odd_worker_plan(2);
     plan.settings = json!({"setup": "fail first"});
     let mut dispatcher = Dispatcher::start(plan).unwrap();
@@ -57,7 +57,7 @@ fn one_that_cannot_be_set_up_leaves_the_work_to_the_others() {
 }
 
 #[test]
-fn setting_up_may_take_so_long_and_no_longer() {
+fn a_setup_has_a_time_limit() {
     let mut plan = odd_worker_plan(1);
     plan.settings = json!({"setup": "hang"});
     plan.setup_timeout = Some(Duration::from_millis(200));
@@ -66,7 +66,7 @@ fn setting_up_may_take_so_long_and_no_longer() {
 }
 
 #[test]
-fn a_failing_clean_up_is_told_and_loses_nothing() {
+fn a_failed_cleanup_is_reported_and_loses_nothing() {
     let mut plan = odd_worker_plan(1);
     plan.settings = json!({"clean_up": "fail"});
     let result = run(plan, ["echo a"]);
@@ -87,13 +87,13 @@ fn settings_may_be_large() {
 }
 
 #[test]
-fn what_a_plan_cannot_say_is_named() {
+fn an_invalid_plan_names_the_field() {
     let refused = |change: fn(&mut RunPlan)| {
         let mut plan = odd_worker_plan(1);
         change(&mut plan);
         Dispatcher::start(plan).unwrap_err().to_string()
     };
-    assert_eq!(refused(|plan| plan.rules.queue_size = 0), "queue_size: 0 is not possible; allowed is 1 and more");
-    assert!(refused(|plan| plan.rules.task_timeout = Some(Duration::ZERO)).contains("task_timeout: 0 s"));
+    assert_eq!(refused(|plan| plan.rules.queue_size = 0), "queue_size is 0, and must be at least 1");
+    assert!(refused(|plan| plan.rules.task_timeout = Some(Duration::ZERO)).contains("task_timeout is 0 s"));
     assert!(refused(|plan| plan.slots.push(plan.slots[0].clone())).contains("worker 0 twice"));
 }

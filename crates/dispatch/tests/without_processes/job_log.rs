@@ -47,7 +47,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_log_cut_anywhere_tells_exactly_what_was_written_whole(tasks in tasks(), cut in any::<prop::sample::Index>()) {
+    fn a_log_cut_anywhere_keeps_exactly_its_complete_lines(tasks in tasks(), cut in any::<prop::sample::Index>()) {
         let (_dir, path) = log_path();
         let ends = written(&path, &tasks);
         let whole = fs::read(&path).unwrap();
@@ -72,7 +72,7 @@ proptest! {
 }
 
 #[test]
-fn failed_tasks_are_done_again_only_where_asked_and_the_last_line_counts() {
+fn failed_tasks_are_repeated_only_on_request_and_the_last_line_counts() {
     let (_dir, path) = log_path();
     let mut log = JobLog::create(&path).unwrap();
     for (seq, exit_code) in [(1, 0), (2, 3), (3, -1), (3, 0)] {
@@ -111,7 +111,7 @@ fn two_runs_cannot_use_one_log_at_once() {
 }
 
 #[test]
-fn what_is_no_job_log_is_left_alone() {
+fn other_files_are_left_unchanged() {
     let (_dir, path) = log_path();
     for text in ["precious\n", "precious", "Seq\tHost\nx"] {
         fs::write(&path, text).unwrap();
@@ -123,7 +123,7 @@ fn what_is_no_job_log_is_left_alone() {
 }
 
 #[test]
-fn a_line_that_is_no_entry_is_named() {
+fn an_invalid_line_is_named() {
     let (_dir, path) = log_path();
     fs::write(&path, format!("{HEADER}1\t:\t1\t1\t0\t0\t0\t0\tx\nrubbish\n")).unwrap();
     let error = JobLog::resume(&path, RerunPolicy::Nothing).unwrap_err().to_string();
@@ -134,7 +134,7 @@ fn a_line_that_is_no_entry_is_named() {
 }
 
 #[test]
-fn a_log_of_huge_numbers_takes_little_memory() {
+fn large_task_numbers_need_little_memory() {
     let (_dir, path) = log_path();
     let lines: String =
         (0..64).map(|n| format!("{}\t:\t1\t1\t0\t0\t0\t0\tx\n", 4_294_967_296_u64 - n * 50_000_000)).collect();
