@@ -127,7 +127,7 @@ impl TaskWorker for OddWorker {
                     std::thread::sleep(Duration::from_secs(600));
                 }
             }
-            other => Err(format!("{other} is nothing it can do")),
+            other => Err(format!("unknown task {other}")),
         }
     }
 
@@ -165,7 +165,7 @@ fn write_to_socket(bytes: &[u8]) -> Result<Bytes, String> {
     Ok(Bytes::new())
 }
 
-#[allow(unsafe_code, reason = "descriptors that belong to nobody who would mind")]
+#[allow(unsafe_code, reason = "descriptors that are not used any more")]
 fn close_socket() {
     for socket in open_sockets() {
         // SAFETY: the owner never uses it again: this process does nothing from here on.

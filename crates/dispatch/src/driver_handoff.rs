@@ -1,6 +1,6 @@
 //! Handoff of the driving role between the caller, while it waits for events, and the backup driver.
 //!
-//! Both sides hold the lock only to read or write a few words. `tests/without_processes/driver_handoff.rs` runs this
+//! Both sides hold the lock only to read or write a few words. `tests/without_processes/handoff.rs` runs this
 //! file on a scheduler that tries many interleavings of both threads.
 
 use crate::limits::BACKUP_DRIVER_DELAY;

@@ -401,9 +401,8 @@ struct SyncState {
 impl BackgroundSync {
     pub(crate) fn start(file: File) -> io::Result<Self> {
         let context = Arc::new(SyncContext { state: Mutex::default(), changed: Condvar::new() });
-        let sync_context = Arc::clone(&context);
-        let thread =
-            std::thread::Builder::new().name("gpupool-joblog".into()).spawn(move || sync_context.run_sync(&file))?;
+        let shared = Arc::clone(&context);
+        let thread = std::thread::Builder::new().name("gpupool-joblog".into()).spawn(move || shared.run_sync(&file))?;
         Ok(Self { context, thread: Some(thread) })
     }
 
@@ -448,9 +447,9 @@ impl SyncContext {
                 return;
             }
             drop(state);
-            let begun = Instant::now();
+            let started_at = Instant::now();
             let done = file.sync_data();
-            let rest = (begun.elapsed() * JOBLOG_SYNC_REST_FACTOR).max(JOBLOG_SYNC_PAUSE);
+            let rest = (started_at.elapsed() * JOBLOG_SYNC_REST_FACTOR).max(JOBLOG_SYNC_PAUSE);
             state = lock(&self.state);
             if let Err(error) = done {
                 state.failure = Some(error);

@@ -105,10 +105,9 @@ fn dispatcher_socket() -> Result<OwnedFd, ServeError> {
     if !rustix::fs::fstat(&copy).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket) {
         return Err(ServeError::NotAWorker);
     }
-    let nothing =
-        rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)?;
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)?;
     if number == 0 {
-        rustix::stdio::dup2_stdin(&nothing).map_err(io::Error::from)?;
+        rustix::stdio::dup2_stdin(&null).map_err(io::Error::from)?;
     }
     Ok(copy)
 }

@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "support/mod.rs"]
-#[allow(dead_code, reason = "other stories use the rest")]
+#[allow(dead_code, reason = "other tests use the rest")]
 mod support;
 #[path = "resource_pool/test_pool.rs"]
-#[allow(dead_code, reason = "other stories use the rest")]
+#[allow(dead_code, reason = "other tests use the rest")]
 mod test_pool;
 
 use std::collections::HashSet;
@@ -54,7 +54,7 @@ async fn run_task(pool: Arc<ResourcePool>, held_pids: HeldPids, number: u64, mut
         }
         1 => worker.kill(),
         2 => {
-            let error = within_patience("its end", run("exit 1")).await.unwrap_err();
+            let error = within_patience("the end of the worker", run("exit 1")).await.unwrap_err();
             assert!(matches!(error, HeldWorkerError::Lost(_) | HeldWorkerError::Timeout(_)), "{error}");
         }
         3 => drop(run("sleep 1000000")),
@@ -64,10 +64,10 @@ async fn run_task(pool: Arc<ResourcePool>, held_pids: HeldPids, number: u64, mut
             {
                 process.signal(Signal::KILL).unwrap();
             }
-            let ended = within_patience("its end", run("stuck")).await.unwrap_err();
+            let ended = within_patience("the end of the worker", run("stuck")).await.unwrap_err();
             assert!(!matches!(ended, HeldWorkerError::Failed(_)), "{ended}");
         }
-        5 => drop(within_patience("children that hide", run("spawn")).await),
+        5 => drop(within_patience("hidden children", run("spawn")).await),
         _ => {
             let echoed = within_patience("an echo", run(&format!("echo {number}"))).await;
             assert!(
@@ -108,15 +108,15 @@ fn each_worker_has_one_holder_and_nothing_is_left() {
         for task in tasks {
             task.await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         }
-        wait_for_status(&pool, "nobody has one", |status| status.active_tasks == 0 && status.waiting_tasks == 0).await;
-        wait_for_status(&pool, "it is at rest", |status| status.available_workers == 2 && status.total_workers == 2)
+        wait_for_status(&pool, "no holds", |status| status.active_tasks == 0 && status.waiting_tasks == 0).await;
+        wait_for_status(&pool, "an idle pool", |status| status.available_workers == 2 && status.total_workers == 2)
             .await;
         assert!(pool.audit_entries().iter().all(|entry| entry.ended.is_some()), "seed {seed}");
-        within_patience("its end", pool.shutdown()).await;
+        within_patience("the end of the worker", pool.shutdown()).await;
     });
     let status = pool.status();
     assert_eq!((status.total_workers, status.active_tasks, status.waiting_tasks), (0, 0, 0), "seed {seed}");
     test_pool.assert_nothing_left();
     drop(pool);
-    assert_eq!(open_files(), before, "seed {seed}: files are left open");
+    assert_eq!(open_files(), before, "seed {seed}: descriptors are left open");
 }

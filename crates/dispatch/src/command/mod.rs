@@ -192,8 +192,8 @@ fn wait_for_child(child: &Child) -> io::Result<WaitStatus> {
 /// Kills processes that the command started and did not wait for. A process that cannot be killed (stuck in the kernel,
 /// or of another user) is left to the end of the runner.
 fn end_leftover_processes() {
-    let begun = Instant::now();
-    while begun.elapsed() < LEFTOVER_KILL_TIMEOUT {
+    let started = Instant::now();
+    while started.elapsed() < LEFTOVER_KILL_TIMEOUT {
         match wait(WaitOptions::NOHANG) {
             Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
             Ok(None) => {

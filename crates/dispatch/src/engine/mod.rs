@@ -41,7 +41,7 @@ enum EpollSource {
 }
 
 impl EpollSource {
-    fn to_epoll_data(self) -> epoll::EventData {
+    fn to_data(self) -> epoll::EventData {
         let number = match self {
             Self::Wakeup => 0,
             Self::Socket(slot) => slot << 2 | 1,
@@ -51,7 +51,7 @@ impl EpollSource {
         epoll::EventData::new_u64(number as u64)
     }
 
-    fn from_epoll_data(data: epoll::EventData) -> Self {
+    fn from_data(data: epoll::EventData) -> Self {
         // The number was made from a slot index.
         let number = usize::try_from(data.u64()).unwrap_or(0);
         match number & 3 {
@@ -100,14 +100,14 @@ pub(crate) struct Engine {
     mailbox: Arc<EngineMailbox>,
     effects: Vec<SchedulerEffect>,
     accepted: Vec<Bytes>,
-    event_queue: EventQueue,
+    events: EventQueue,
     progress: RunProgress,
     failure: Option<DispatchError>,
     /// Whether a signal interrupted the last sleep.
     was_interrupted: bool,
     clock: CounterClock,
     /// Shared with the threads that start workers.
-    bounds_watcher: Arc<BoundsWatcher>,
+    watcher: Arc<BoundsWatcher>,
 }
 
 impl Engine {
@@ -117,7 +117,7 @@ impl Engine {
         mailbox: Arc<EngineMailbox>,
     ) -> Result<Self, DispatchError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
-        epoll::add(&epoll, mailbox.as_fd(), EpollSource::Wakeup.to_epoll_data(), epoll::EventFlags::IN)
+        epoll::add(&epoll, mailbox.as_fd(), EpollSource::Wakeup.to_data(), epoll::EventFlags::IN)
             .map_err(io::Error::from)?;
         let now = Instant::now();
         let mut rules = plan.rules.clone();
@@ -133,12 +133,12 @@ impl Engine {
             mailbox,
             effects: Vec::new(),
             accepted: Vec::new(),
-            event_queue: EventQueue::new(plan.order),
+            events: EventQueue::new(plan.order),
             progress: RunProgress::Open,
             failure: None,
             was_interrupted: false,
             clock: CounterClock::new(),
-            bounds_watcher: Arc::new(BoundsWatcher::start(CgroupManager::detect())?),
+            watcher: Arc::new(BoundsWatcher::start(CgroupManager::detect())?),
             plan: Arc::new(plan),
         })
     }
@@ -176,8 +176,8 @@ impl Engine {
     /// driver.
     fn sleep_duration(&self, driver: DriverGoal) -> Duration {
         let is_wanted = match driver {
-            DriverGoal::Event | DriverGoal::EventUntil(_) => self.event_queue.ready_count() > 0,
-            DriverGoal::EventOrRoom => self.event_queue.ready_count() > 0 || self.task_queue.room() > 0,
+            DriverGoal::Event | DriverGoal::EventUntil(_) => self.events.ready_count() > 0,
+            DriverGoal::EventOrRoom => self.events.ready_count() > 0 || self.task_queue.room() > 0,
             DriverGoal::Nothing => true,
             DriverGoal::Background | DriverGoal::ShutdownUntil(_) => false,
         };
@@ -185,7 +185,7 @@ impl Engine {
             return Duration::ZERO;
         }
         self.mailbox.announce_sleep();
-        let (waiting, undelivered) = (self.scheduler.waiting_count(), self.event_queue.undelivered_count());
+        let (waiting, undelivered) = (self.scheduler.waiting_count(), self.events.undelivered_count());
         if !self.mailbox.is_empty() || self.task_queue.has_update(waiting, undelivered, self.scheduler.is_open()) {
             return Duration::ZERO;
         }
@@ -204,9 +204,7 @@ impl Engine {
         let woken = epoll::wait(&self.epoll, &mut events, Some(&timeout));
         self.mailbox.end_sleep();
         let ready: Vec<(EpollSource, epoll::EventFlags)> = match woken {
-            Ok((ready, _)) => {
-                ready.iter().map(|event| (EpollSource::from_epoll_data(event.data), event.flags)).collect()
-            }
+            Ok((ready, _)) => ready.iter().map(|event| (EpollSource::from_data(event.data), event.flags)).collect(),
             Err(rustix::io::Errno::INTR) => {
                 self.was_interrupted = true;
                 return Ok(());
@@ -228,7 +226,7 @@ impl Engine {
 
     /// Moves ready events to the caller.
     pub(crate) fn take_events(&mut self, into: &mut VecDeque<RunEvent>) {
-        self.event_queue.drain_into(into);
+        self.events.drain_into(into);
         self.resume_output_reading();
     }
 
@@ -269,14 +267,14 @@ impl Engine {
             }
         };
         let workers = self.slots.iter().map(worker).collect();
-        RunStats { pending: pending as u64, running: running as u64, workers, ..self.event_queue.totals.clone() }
+        RunStats { pending: pending as u64, running: running as u64, workers, ..self.events.totals.clone() }
     }
 
     fn accept_tasks(&mut self) {
         if self.progress != RunProgress::Open {
             return;
         }
-        let (waiting, undelivered) = (self.scheduler.waiting_count(), self.event_queue.undelivered_count());
+        let (waiting, undelivered) = (self.scheduler.waiting_count(), self.events.undelivered_count());
         let is_last = self.task_queue.take_tasks(&mut self.accepted, waiting, undelivered);
         self.register_payloads();
         if is_last {
@@ -311,13 +309,13 @@ impl Engine {
                     let limit = self.plan.setup_timeout.filter(|_| self.progress == RunProgress::Open);
                     self.slots[index].setup_failure =
                         limit.map(|limit| format!("setup took longer than {limit:?}").into());
-                    self.end_process(index, Some(WorkerExitCause::Stopped), Duration::ZERO);
+                    self.kill_process(index, WorkerExitCause::Stopped);
                 }
                 SlotStage::Running(_, WorkerPhase::Serving(Some(until))) if until <= now => self.retire_worker(index),
                 SlotStage::Running(_, WorkerPhase::Cancelling(until) | WorkerPhase::Stopping(until))
                     if until <= now =>
                 {
-                    self.end_process(index, Some(WorkerExitCause::IgnoredInterrupt), Duration::ZERO);
+                    self.kill_process(index, WorkerExitCause::IgnoredInterrupt);
                 }
                 _ => {}
             }
@@ -364,22 +362,22 @@ impl Engine {
     pub(super) fn handle_messages(&mut self, now: Instant) {
         for message in self.mailbox.take_messages() {
             match message {
-                EngineMessage::ProcessStarted { slot, generation, outcome } => {
+                EngineMessage::Started { slot, generation, outcome } => {
                     self.on_process_started(slot, generation, outcome, now)
                 }
-                EngineMessage::ProcessReaped { slot, generation, cause } => {
+                EngineMessage::Reaped { slot, generation, cause } => {
                     self.on_process_reaped(slot, generation, cause, now)
                 }
                 EngineMessage::ExceededBound { slot, generation, excess } => {
                     if self.slots.get(slot).is_some_and(|slot| slot.generation == generation) {
-                        self.end_process(slot, Some(WorkerExitCause::BoundExceeded(excess)), Duration::ZERO);
+                        self.kill_process(slot, WorkerExitCause::BoundExceeded(excess));
                     }
                 }
                 EngineMessage::ReportedExceededBound { worker, pid, excess } => {
                     let is_it =
                         |slot: &SlotRuntime| matches!(&slot.stage, SlotStage::Running(it, _) if it.job.id().pid == pid);
                     if let Some(index) = self.slot_index(worker).filter(|index| is_it(&self.slots[*index])) {
-                        self.end_process(index, Some(WorkerExitCause::BoundExceeded(excess)), Duration::ZERO);
+                        self.kill_process(index, WorkerExitCause::BoundExceeded(excess));
                     }
                 }
                 EngineMessage::AddSlot(spec) => self.add_slot(spec, now),
@@ -417,7 +415,7 @@ impl Engine {
             SlotStage::Starting => self.slots[index].is_outdated = true,
             SlotStage::Running(..) | SlotStage::Dying(_) | SlotStage::Gone => {}
         }
-        self.end_process(index, Some(WorkerExitCause::GpuWithdrawn(Arc::clone(why))), Duration::ZERO);
+        self.kill_process(index, WorkerExitCause::GpuWithdrawn(Arc::clone(why)));
     }
 
     fn cancel_run(&mut self) {
@@ -474,7 +472,7 @@ impl Engine {
                         if let Some(index) = worker.and_then(|worker| self.slot_index(worker)) {
                             self.slots[index].totals.count(&outcome);
                         }
-                        self.event_queue.push_task_end(TaskEnd {
+                        self.events.push_task_end(TaskEnd {
                             task,
                             worker,
                             outcome,
@@ -490,8 +488,8 @@ impl Engine {
                             // A retry on the same worker is reported as a new start.
                             self.slots[index].reported_task = None;
                         }
-                        self.event_queue.totals.retried += 1;
-                        self.event_queue.push_event(RunEvent::TaskRetried { task, worker, outcome });
+                        self.events.totals.retried += 1;
+                        self.events.push_event(RunEvent::TaskRetried { task, worker, outcome });
                     }
                     SchedulerEffect::Interrupt { worker, started } => {
                         if let Some(SlotStage::Running(process, _)) =
@@ -505,7 +503,7 @@ impl Engine {
                     SchedulerEffect::Recall { worker } => self.recall_tasks(worker),
                     SchedulerEffect::Kill { worker } => {
                         if let Some(index) = self.slot_index(worker) {
-                            self.end_process(index, Some(WorkerExitCause::IgnoredInterrupt), Duration::ZERO);
+                            self.kill_process(index, WorkerExitCause::IgnoredInterrupt);
                         }
                     }
                 }

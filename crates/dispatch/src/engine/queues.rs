@@ -119,13 +119,13 @@ impl TaskQueue {
 #[derive(Debug)]
 pub(crate) enum EngineMessage {
     /// The process of a worker was started, or failed to start.
-    ProcessStarted {
+    Started {
         slot: usize,
         generation: u64,
         outcome: Result<Box<WorkerProcess>, ProcessStartError>,
     },
     /// The process of a worker and all its descendants have exited.
-    ProcessReaped {
+    Reaped {
         slot: usize,
         generation: u64,
         cause: WorkerExitCause,

@@ -18,7 +18,7 @@ use crate::process::{
     start_worker_process,
 };
 use crate::protocol::{FrameKind, read_into_buffer};
-use crate::scheduler::{WorkerCapability, WorkerObservation};
+use crate::scheduler::{WorkerCapability, WorkerSample};
 use crate::{TaskId, TaskOutcome, WorkerExitCause, WorkerId, WorkerLoss};
 
 impl Engine {
@@ -27,20 +27,19 @@ impl Engine {
         slot.stage = SlotStage::Starting;
         slot.generation += 1;
         let (generation, spec) = (slot.generation, slot.spec.clone());
-        let (plan, mailbox, bounds_watcher) =
-            (Arc::clone(&self.plan), Arc::clone(&self.mailbox), Arc::clone(&self.bounds_watcher));
+        let (plan, mailbox, watcher) = (Arc::clone(&self.plan), Arc::clone(&self.mailbox), Arc::clone(&self.watcher));
         let start_process = move || {
             let to = Arc::clone(&mailbox);
             let on_excess = move |excess| to.send(EngineMessage::ExceededBound { slot: index, generation, excess });
-            let outcome = start_worker_process(&plan, &spec, &bounds_watcher, Box::new(on_excess)).map(Box::new);
-            mailbox.send(EngineMessage::ProcessStarted { slot: index, generation, outcome });
+            let outcome = start_worker_process(&plan, &spec, &watcher, Box::new(on_excess)).map(Box::new);
+            mailbox.send(EngineMessage::Started { slot: index, generation, outcome });
         };
         // Ends when the process has started or failed; the run does not end before.
         let thread = std::thread::Builder::new().name("gpupool-start".into());
         if let Err(error) = spawn_without_signals(|| thread.spawn(start_process)) {
             let why = format!("cannot start a thread for the worker: {error}");
             let outcome = Err(AttachDenied::TryLater(why).into());
-            self.mailbox.send(EngineMessage::ProcessStarted { slot: index, generation, outcome });
+            self.mailbox.send(EngineMessage::Started { slot: index, generation, outcome });
         }
     }
 
@@ -65,16 +64,12 @@ impl Engine {
         (slot.reported_task, slot.check_at) = (None, None);
         (slot.is_output_paused, slot.is_retiring) = (false, false);
         if let Err(error) = registered {
-            return self.end_process(
-                index,
-                Some(WorkerExitCause::StartFailed(error.to_string().into())),
-                Duration::ZERO,
-            );
+            return self.kill_process(index, WorkerExitCause::StartFailed(error.to_string().into()));
         }
         let slot = &mut self.slots[index];
         let is_outdated = std::mem::take(&mut slot.is_outdated);
         if slot.withdrawn.is_some() || is_outdated || self.progress != RunProgress::Open {
-            return self.end_process(index, Some(WorkerExitCause::Stopped), Duration::ZERO);
+            return self.kill_process(index, WorkerExitCause::Stopped);
         }
         if self.plan.program.protocol == WorkerProtocol::Lines {
             // A worker that speaks lines sends no ready message.
@@ -109,10 +104,10 @@ impl Engine {
     }
 
     fn register_fds(&self, index: usize, process: &WorkerProcess) -> rustix::io::Result<()> {
-        epoll::add(&self.epoll, &process.socket, EpollSource::Socket(index).to_epoll_data(), EventFlags::IN)?;
-        epoll::add(&self.epoll, &process.job, EpollSource::Job(index).to_epoll_data(), EventFlags::IN)?;
+        epoll::add(&self.epoll, &process.socket, EpollSource::Socket(index).to_data(), EventFlags::IN)?;
+        epoll::add(&self.epoll, &process.job, EpollSource::Job(index).to_data(), EventFlags::IN)?;
         match &process.output_pipe {
-            Some(output) => epoll::add(&self.epoll, output, EpollSource::Output(index).to_epoll_data(), EventFlags::IN),
+            Some(output) => epoll::add(&self.epoll, output, EpollSource::Output(index).to_data(), EventFlags::IN),
             None => Ok(()),
         }
     }
@@ -125,7 +120,7 @@ impl Engine {
         }
         slot.has_worked = true;
         let worker = slot.spec.id;
-        self.event_queue.push_event(RunEvent::WorkerReady { worker });
+        self.events.push_event(RunEvent::WorkerReady { worker });
         if self.progress == RunProgress::Open {
             self.scheduler.add_worker(worker, capability, now);
         } else if let SlotStage::Running(process, phase) = &mut self.slots[index].stage {
@@ -172,7 +167,7 @@ impl Engine {
         slot.reported_task = Some(task);
         slot.check_at = if self.scheduler.has_timeout() { Some(now) } else { behind };
         if self.plan.report_started {
-            self.event_queue.push_event(RunEvent::TaskStarted { task, worker, at: now });
+            self.events.push_event(RunEvent::TaskStarted { task, worker, at: now });
         }
     }
 
@@ -186,7 +181,7 @@ impl Engine {
             let sent = process.socket.send_pending();
             if process.socket.has_unsent() {
                 let flags = EventFlags::IN | EventFlags::OUT;
-                let _ = epoll::modify(&self.epoll, &process.socket, EpollSource::Socket(index).to_epoll_data(), flags);
+                let _ = epoll::modify(&self.epoll, &process.socket, EpollSource::Socket(index).to_data(), flags);
             }
             if sent.is_err() {
                 self.end_process(index, None, EXIT_TIMEOUT);
@@ -199,8 +194,7 @@ impl Engine {
             && let Some(SlotStage::Running(process, _)) = self.slots.get(index).map(|slot| &slot.stage)
         {
             // The next turn sends, and polls again if bytes are left.
-            let _ =
-                epoll::modify(&self.epoll, &process.socket, EpollSource::Socket(index).to_epoll_data(), EventFlags::IN);
+            let _ = epoll::modify(&self.epoll, &process.socket, EpollSource::Socket(index).to_data(), EventFlags::IN);
         }
         if !flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
             return;
@@ -224,7 +218,7 @@ impl Engine {
                 Err(violation) => Err(violation),
             };
             if let Err(violation) = handled {
-                self.end_process(index, Some(WorkerExitCause::ProtocolViolation(violation.into())), Duration::ZERO);
+                self.kill_process(index, WorkerExitCause::ProtocolViolation(violation.into()));
             }
         }
     }
@@ -269,7 +263,7 @@ impl Engine {
                 FrameKind::CleanupFailed,
                 WorkerPhase::Serving(_) | WorkerPhase::Cancelling(_) | WorkerPhase::Stopping(_),
             ) => {
-                self.event_queue.push_event(RunEvent::WorkerCleanupFailed { worker, why: frame.payload_text() });
+                self.events.push_event(RunEvent::WorkerCleanupFailed { worker, why: frame.payload_text() });
             }
             (kind, phase) => return Err(format!("it sent {kind:?} while {}", phase.description())),
         }
@@ -295,7 +289,7 @@ impl Engine {
         // The end of this task precedes the start of the next.
         self.apply_effects(now);
         if let Some(excess) = excess {
-            self.end_process(index, Some(WorkerExitCause::BoundExceeded(excess)), Duration::ZERO);
+            self.kill_process(index, WorkerExitCause::BoundExceeded(excess));
             return Ok(());
         }
         self.report_task_start(index, now);
@@ -340,15 +334,15 @@ impl Engine {
             return;
         }
         let counted = process.counters.read();
-        let begun = self.clock.to_instant(counted.started_at_ns, now);
+        let started = self.clock.to_instant(counted.started_at_ns, now);
         slot.check_at = self
             .scheduler
-            .check_worker(WorkerObservation { worker: slot.spec.id, counted, started: begun, now }, &mut self.effects);
+            .check_worker(WorkerSample { worker: slot.spec.id, counted, started, now }, &mut self.effects);
     }
 
     /// Reads a worker's standard output and error.
     pub(super) fn read_output(&mut self, index: usize) {
-        let is_too_much = self.event_queue.ready_count() > MAX_UNREAD_EVENTS;
+        let is_too_much = self.events.ready_count() > MAX_UNREAD_EVENTS;
         let slot = &mut self.slots[index];
         let SlotStage::Running(process, _) = &mut slot.stage else { return };
         let Some(output) = &process.output_pipe else { return };
@@ -373,7 +367,7 @@ impl Engine {
         let slot = &mut self.slots[index];
         slot.append_stderr(&words);
         if self.plan.output == WorkerOutputPolicy::Reported && !words.is_empty() {
-            self.event_queue.push_event(RunEvent::WorkerWrote { worker: slot.spec.id, bytes: words.freeze() });
+            self.events.push_event(RunEvent::WorkerWrote { worker: slot.spec.id, bytes: words.freeze() });
         }
     }
 
@@ -386,7 +380,7 @@ impl Engine {
             if let SlotStage::Running(process, _) = &slot.stage
                 && let Some(output) = &process.output_pipe
             {
-                let _ = epoll::add(&self.epoll, output, EpollSource::Output(index).to_epoll_data(), EventFlags::IN);
+                let _ = epoll::add(&self.epoll, output, EpollSource::Output(index).to_data(), EventFlags::IN);
             }
         }
     }
@@ -420,6 +414,11 @@ impl Engine {
 // The end of a worker: a thread reaps its process, its final messages are handled, and its slot restarts.
 
 impl Engine {
+    /// Kills a running worker and its descendants.
+    pub(super) fn kill_process(&mut self, index: usize, cause: WorkerExitCause) {
+        self.end_process(index, Some(cause), Duration::ZERO);
+    }
+
     /// Ends a running worker: kills it after a grace in which it may exit by itself. `on_process_reaped` follows.
     pub(super) fn end_process(&mut self, index: usize, cause: Option<WorkerExitCause>, grace: Duration) {
         let slot = &mut self.slots[index];
@@ -436,7 +435,7 @@ impl Engine {
         }
         let (generation, mailbox) = (slot.generation, Arc::clone(&self.mailbox));
         end_worker_process(job, bounded_job, &mut socket, grace, move |cause| {
-            mailbox.send(EngineMessage::ProcessReaped { slot: index, generation, cause })
+            mailbox.send(EngineMessage::Reaped { slot: index, generation, cause })
         });
         slot.stage = SlotStage::Dying(Box::new(DyingProcess {
             socket,
@@ -503,12 +502,12 @@ impl Engine {
         let why = own_words.unwrap_or_else(|| with_stderr_tail(&cause, &stderr_tail));
         if is_setup_failure {
             is_wanted &= slot.has_worked && slot.deaths <= MAX_SETUP_TRIES;
-            self.event_queue.push_event(RunEvent::WorkerSetupFailed { worker, why: Arc::clone(&why) });
+            self.events.push_event(RunEvent::WorkerSetupFailed { worker, why: Arc::clone(&why) });
         }
         slot.replaced += u64::from(is_wanted);
         slot.stage = if is_wanted { SlotStage::Waiting(now + backoff(slot.deaths)) } else { SlotStage::Gone };
         if !matches!(phase, WorkerPhase::SettingUp(_)) || is_withdrawn {
-            self.event_queue.push_event(RunEvent::WorkerGone { worker, cause, stderr_tail, is_last: !is_wanted });
+            self.events.push_event(RunEvent::WorkerGone { worker, cause, stderr_tail, is_last: !is_wanted });
         }
         if is_open && !is_wanted && !is_withdrawn {
             self.abort_if_no_worker(index, why);

@@ -236,10 +236,10 @@ impl GpuMemoryUsage {
     /// Returns the bytes that these processes use together on the devices of a slot; `None` if unknown. A lower bound
     /// if only some of them are known.
     pub fn used_by(&self, slot: usize, pids: &[u32]) -> Option<u64> {
-        let seen = self.slots.get(slot)?.as_ref()?;
-        let there = pids.iter().filter_map(|pid| seen.used.get(pid));
+        let usage = self.slots.get(slot)?.as_ref()?;
+        let there = pids.iter().filter_map(|pid| usage.used.get(pid));
         let known: Vec<u64> = there.clone().flatten().copied().collect();
-        let is_known = !known.is_empty() || (there.count() == 0 && seen.is_complete);
+        let is_known = !known.is_empty() || (there.count() == 0 && usage.is_complete);
         is_known.then(|| known.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes)))
     }
 }

@@ -75,7 +75,7 @@ pub(crate) enum ProcessStartError {
 pub(crate) fn start_worker_process(
     plan: &RunPlan,
     slot: &WorkerSlot,
-    bounds_watcher: &BoundsWatcher,
+    watcher: &BoundsWatcher,
     on_excess: Box<dyn FnOnce(BoundExceeded) + Send>,
 ) -> Result<WorkerProcess, ProcessStartError> {
     let (ours, worker_socket) = socket_pair()?;
@@ -88,7 +88,7 @@ pub(crate) fn start_worker_process(
     }
     let mut staged = Job::prepare(spec)?;
     let has_cgroup = slot.attach.as_ref().map_or(Ok(false), |attach| attach(staged.id().pid))?;
-    let bounded_job = enforce_bounds(plan, slot, bounds_watcher, &mut staged, has_cgroup, on_excess);
+    let bounded_job = enforce_bounds(plan, slot, watcher, &mut staged, has_cgroup, on_excess);
     ours.set_nonblocking(true)?;
     let mut rest = Bytes::new();
     if plan.program.protocol != WorkerProtocol::Lines {
@@ -106,7 +106,7 @@ pub(crate) fn start_worker_process(
 fn enforce_bounds(
     plan: &RunPlan,
     slot: &WorkerSlot,
-    bounds_watcher: &BoundsWatcher,
+    watcher: &BoundsWatcher,
     staged: &mut StagedJob,
     has_cgroup: bool,
     on_excess: Box<dyn FnOnce(BoundExceeded) + Send>,
@@ -117,7 +117,7 @@ fn enforce_bounds(
         return None;
     }
     let name = format!("worker-{}-{}", staged.id().pid, staged.id().started);
-    Some(bounds_watcher.enforce_bounds(staged, &name, &bounds, on_excess))
+    Some(watcher.enforce_bounds(staged, &name, &bounds, on_excess))
 }
 
 fn socket_pair() -> io::Result<(UnixStream, UnixStream)> {
@@ -156,10 +156,9 @@ fn job_spec(plan: &RunPlan, slot: &WorkerSlot) -> JobSpec {
         _ => program,
     };
     let mut spec = JobSpec::new(program).args(arguments);
-    let slot_variables =
-        slot.environment.iter().map(|(name, value)| (OsStr::new(name), value.as_ref().map(OsStr::new)));
-    let program_variables = environment.iter().map(|(name, value)| (name.as_os_str(), value.as_deref()));
-    for (name, value) in program_variables.chain(slot_variables) {
+    let slot_env = slot.environment.iter().map(|(name, value)| (OsStr::new(name), value.as_ref().map(OsStr::new)));
+    let program_env = environment.iter().map(|(name, value)| (name.as_os_str(), value.as_deref()));
+    for (name, value) in program_env.chain(slot_env) {
         spec = match value {
             Some(value) => spec.env(name, value),
             None => spec.env_remove(name),

@@ -101,7 +101,7 @@ pub(super) struct PoolAuthority {
     plan: Arc<RunPlan>,
     devices: Vec<Arc<str>>,
     gpu_leases: Option<PoolLeases>,
-    bounds_watcher: Arc<BoundsWatcher>,
+    watcher: Arc<BoundsWatcher>,
     allocator: WorkerAllocator,
     effects: Vec<AllocatorEffect>,
     processes: Vec<Option<SlotProcess>>,
@@ -134,7 +134,7 @@ impl PoolAuthority {
     /// Requests GPU leases if workers need them. [`PoolAuthority::run`] starts the workers.
     pub(super) fn new(
         config: ResourcePoolConfig,
-        bounds_watcher: BoundsWatcher,
+        watcher: BoundsWatcher,
         audit: Arc<AuditTrail>,
         status: watch::Sender<ResourcePoolStatus>,
         handle: PoolAuthorityHandle,
@@ -148,7 +148,7 @@ impl PoolAuthority {
                 None => config.devices.iter().map(|device| device.name.as_str().into()).collect(),
             },
             gpu_leases,
-            bounds_watcher: Arc::new(bounds_watcher),
+            watcher: Arc::new(watcher),
             allocator: WorkerAllocator::new(config.allocator_rules()),
             effects: Vec::new(),
             processes: (0..config.max_workers).map(|_| None).collect(),
@@ -321,7 +321,7 @@ impl PoolAuthority {
                 .gpu_leases
                 .as_ref()
                 .map_or_else(|| self.config.worker_slot(slot), |gpu_leases| gpu_leases.worker_slot(slot)),
-            bounds_watcher: Arc::clone(&self.bounds_watcher),
+            watcher: Arc::clone(&self.watcher),
             setup_timeout: self.config.setup_timeout,
             authority: self.handle.clone(),
             run_requests: queued,

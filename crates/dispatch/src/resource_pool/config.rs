@@ -298,7 +298,7 @@ fn seconds(time: Duration) -> String {
     format!("{}s", time.as_secs_f64())
 }
 
-#[allow(clippy::cast_precision_loss, reason = "it is for people")]
+#[allow(clippy::cast_precision_loss, reason = "a number for people")]
 fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }

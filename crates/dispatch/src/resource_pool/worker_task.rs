@@ -110,7 +110,7 @@ pub(super) struct WorkerTask {
     pub slot: usize,
     pub plan: Arc<RunPlan>,
     pub slot_spec: WorkerSlot,
-    pub bounds_watcher: Arc<BoundsWatcher>,
+    pub watcher: Arc<BoundsWatcher>,
     pub setup_timeout: Duration,
     pub authority: PoolAuthorityHandle,
     pub run_requests: mpsc::Receiver<RunRequest>,
@@ -128,11 +128,10 @@ impl WorkerTask {
     }
 
     async fn start(&self) -> Result<RunningWorker, String> {
-        let (plan, slot_spec, bounds_watcher) =
-            (Arc::clone(&self.plan), self.slot_spec.clone(), Arc::clone(&self.bounds_watcher));
+        let (plan, slot_spec, watcher) = (Arc::clone(&self.plan), self.slot_spec.clone(), Arc::clone(&self.watcher));
         let end_orders = self.end_orders.clone();
         let on_excess = Box::new(move |excess| WorkerEndOrder::Excess(excess).issue(&end_orders));
-        let started = spawn_blocking(move || start_worker_process(&plan, &slot_spec, &bounds_watcher, on_excess)).await;
+        let started = spawn_blocking(move || start_worker_process(&plan, &slot_spec, &watcher, on_excess)).await;
         let process = started.map_err(|error| error.to_string())?.map_err(|reason| reason.to_string())?;
         let mut worker = RunningWorker::new(process, self).map_err(|error| error.to_string())?;
         if self.plan.program.protocol == WorkerProtocol::Lines {
@@ -472,7 +471,7 @@ struct StableFd<T>(T);
 
 impl<T: AsFd> StableFd<T> {
     /// Registers the descriptor with the runtime.
-    #[allow(unsafe_code, reason = "the runtime wants to be told that the descriptor stays open")]
+    #[allow(unsafe_code, reason = "registration promises that the descriptor stays open")]
     fn register(self, interest: Interest) -> io::Result<AsyncFd<Self>> {
         // SAFETY: the inner value owns its file descriptor and keeps it until it is dropped.
         unsafe { AsyncFd::register_with_interest(self, interest) }.map_err(io::Error::from)

@@ -315,28 +315,27 @@ impl TaskScheduler {
         cause: &WorkerExitCause,
         effects: &mut Vec<SchedulerEffect>,
     ) {
-        let Some(mut lost_worker) = self.workers.remove(&worker) else { return };
+        let Some(mut lost) = self.workers.remove(&worker) else { return };
         // Positions in the inbox. A worker without counters has started its one task.
-        let (begun, finished) = if lost_worker.counts() {
-            let of_inbox =
-                |count: u64| usize::try_from(count.saturating_sub(lost_worker.results)).unwrap_or(usize::MAX);
+        let (started, finished) = if lost.counts() {
+            let of_inbox = |count: u64| usize::try_from(count.saturating_sub(lost.results)).unwrap_or(usize::MAX);
             (of_inbox(counted.started), of_inbox(counted.finished))
         } else {
             (1, 0)
         };
-        let begun = if matches!(cause, WorkerExitCause::GpuWithdrawn(_)) { 0 } else { begun };
-        let untouched = lost_worker.inbox.split_off(begun.min(lost_worker.inbox.len()));
+        let started = if matches!(cause, WorkerExitCause::GpuWithdrawn(_)) { 0 } else { started };
+        let untouched = lost.inbox.split_off(started.min(lost.inbox.len()));
         self.requeue_tasks(untouched, effects);
-        for (nth, task) in lost_worker.inbox.into_iter().enumerate() {
-            let was_interrupted = lost_worker.interrupted.is_some_and(|(interrupted, _)| interrupted == task);
-            let lost = |stage| TaskOutcome::WorkerLost(WorkerLoss { stage, cause: cause.clone() });
+        for (nth, task) in lost.inbox.into_iter().enumerate() {
+            let was_interrupted = lost.interrupted.is_some_and(|(interrupted, _)| interrupted == task);
+            let loss = |stage| TaskOutcome::WorkerLost(WorkerLoss { stage, cause: cause.clone() });
             let outcome = match (was_interrupted, self.rules.task_timeout) {
                 (true, Some(timeout)) => TaskOutcome::TimedOut(timeout),
                 _ if self.is_cancelled => TaskOutcome::Cancelled,
-                _ if nth < finished => lost(LossStage::ResultLost),
-                _ => lost(LossStage::Running),
+                _ if nth < finished => loss(LossStage::ResultLost),
+                _ => loss(LossStage::Running),
             };
-            let started = lost_worker.started.filter(|_| nth == 0);
+            let started = lost.started.filter(|_| nth == 0);
             self.end_task(task, Some(worker), outcome, started, effects);
         }
     }
@@ -394,7 +393,7 @@ impl TaskScheduler {
 
 /// Observed state of a worker.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct WorkerObservation {
+pub(crate) struct WorkerSample {
     /// Worker id.
     pub worker: WorkerId,
     /// Counters of the worker.
@@ -407,23 +406,15 @@ pub(crate) struct WorkerObservation {
 
 impl TaskScheduler {
     /// Checks a worker and returns the time of the next check.
-    pub(crate) fn check_worker(
-        &mut self,
-        observation: WorkerObservation,
-        effects: &mut Vec<SchedulerEffect>,
-    ) -> Option<Instant> {
-        let behind = self.check_blocked_tasks(observation, effects);
-        let late = self.check_timeout(observation, effects);
+    pub(crate) fn check_worker(&mut self, sample: WorkerSample, effects: &mut Vec<SchedulerEffect>) -> Option<Instant> {
+        let behind = self.check_blocked_tasks(sample, effects);
+        let late = self.check_timeout(sample, effects);
         behind.into_iter().chain(late).min()
     }
 
     /// Recalls tasks that wait behind a long one.
-    fn check_blocked_tasks(
-        &mut self,
-        observation: WorkerObservation,
-        effects: &mut Vec<SchedulerEffect>,
-    ) -> Option<Instant> {
-        let WorkerObservation { worker, counted, started, now } = observation;
+    fn check_blocked_tasks(&mut self, sample: WorkerSample, effects: &mut Vec<SchedulerEffect>) -> Option<Instant> {
+        let WorkerSample { worker, counted, started, now } = sample;
         let record = self
             .workers
             .get_mut(&worker)
@@ -464,8 +455,8 @@ impl TaskScheduler {
     }
 
     /// Interrupts a task past its time limit, and kills the worker after the grace.
-    fn check_timeout(&mut self, observation: WorkerObservation, effects: &mut Vec<SchedulerEffect>) -> Option<Instant> {
-        let WorkerObservation { worker, counted, started, now } = observation;
+    fn check_timeout(&mut self, sample: WorkerSample, effects: &mut Vec<SchedulerEffect>) -> Option<Instant> {
+        let WorkerSample { worker, counted, started, now } = sample;
         let timeout = self.rules.task_timeout?;
         let record = self.workers.get_mut(&worker).filter(|record| !record.is_killed)?;
         if let Some((_, until)) = record.interrupted {
@@ -478,8 +469,8 @@ impl TaskScheduler {
         }
         // Between two tasks nothing runs; the next task is checked later.
         let is_running = !record.counts() || counted.started > counted.finished;
-        let begun = started.or(record.started).filter(|_| is_running && !record.inbox.is_empty());
-        let Some(due) = begun.map(|begun| begun + timeout) else { return Some(now + timeout) };
+        let task_start = started.or(record.started).filter(|_| is_running && !record.inbox.is_empty());
+        let Some(due) = task_start.map(|start| start + timeout) else { return Some(now + timeout) };
         if now < due {
             return Some(due);
         }

@@ -10,11 +10,7 @@ fn rules() -> DispatchRules {
     DispatchRules { queue_size: 8, task_timeout: None, grace: Duration::from_secs(1), retries: 0, prefetch: true }
 }
 
-fn with_assigned_tasks(
-    rules: DispatchRules,
-    tasks: usize,
-    counts: bool,
-) -> (TaskScheduler, Vec<SchedulerEffect>, Instant) {
+fn with_assigned(rules: DispatchRules, tasks: usize, counts: bool) -> (TaskScheduler, Vec<SchedulerEffect>, Instant) {
     let now = Instant::now();
     let mut scheduler = TaskScheduler::new(rules);
     (0..tasks).for_each(|_| {
@@ -30,8 +26,8 @@ fn done() -> TaskOutcome {
     TaskOutcome::Done(Bytes::new())
 }
 
-fn observation(started: u64, finished: u64, started_at: Instant, now: Instant) -> WorkerObservation {
-    WorkerObservation { worker: W, counted: counted(started, finished), started: Some(started_at), now }
+fn sample(started: u64, finished: u64, started_at: Instant, now: Instant) -> WorkerSample {
+    WorkerSample { worker: W, counted: counted(started, finished), started: Some(started_at), now }
 }
 
 fn ended(task: u64, outcome: TaskOutcome, started: Option<Instant>) -> SchedulerEffect {
@@ -44,7 +40,7 @@ fn counted(started: u64, finished: u64) -> TaskCounts {
 
 #[test]
 fn a_worker_starts_with_one_task_and_gets_more_as_it_proves_fast() {
-    let (mut scheduler, effects, now) = with_assigned_tasks(rules(), 8, true);
+    let (mut scheduler, effects, now) = with_assigned(rules(), 8, true);
     assert_eq!(effects, [SchedulerEffect::Send { worker: W, tasks: vec![TaskId(0)] }]);
     let mut effects = Vec::new();
     scheduler.record_result(W, TaskId(0), done(), now, &mut effects).unwrap();
@@ -55,7 +51,7 @@ fn a_worker_starts_with_one_task_and_gets_more_as_it_proves_fast() {
 
 #[test]
 fn unstarted_tasks_of_a_dead_worker_are_requeued_and_started_ones_end() {
-    let (mut scheduler, mut effects, now) = with_assigned_tasks(rules(), 8, true);
+    let (mut scheduler, mut effects, now) = with_assigned(rules(), 8, true);
     scheduler.record_result(W, TaskId(0), done(), now, &mut effects).unwrap();
     scheduler.assign_tasks(now, &mut effects);
     scheduler.record_result(W, TaskId(1), done(), now, &mut effects).unwrap();
@@ -71,7 +67,7 @@ fn unstarted_tasks_of_a_dead_worker_are_requeued_and_started_ones_end() {
 
 #[test]
 fn a_worker_without_counters_has_one_task_at_a_time_and_loses_only_that() {
-    let (mut scheduler, mut effects, now) = with_assigned_tasks(rules(), 3, false);
+    let (mut scheduler, mut effects, now) = with_assigned(rules(), 3, false);
     scheduler.record_result(W, TaskId(0), done(), now, &mut effects).unwrap();
     scheduler.assign_tasks(now, &mut effects);
     assert_eq!(effects.last(), Some(&SchedulerEffect::Send { worker: W, tasks: vec![TaskId(1)] }));
@@ -82,7 +78,7 @@ fn a_worker_without_counters_has_one_task_at_a_time_and_loses_only_that() {
 
 #[test]
 fn a_failed_task_is_retried_up_to_the_limit() {
-    let (mut scheduler, mut effects, now) = with_assigned_tasks(DispatchRules { retries: 2, ..rules() }, 1, true);
+    let (mut scheduler, mut effects, now) = with_assigned(DispatchRules { retries: 2, ..rules() }, 1, true);
     for _ in 0..2 {
         effects.clear();
         scheduler.record_result(W, TaskId(0), TaskOutcome::Failed(Bytes::new()), now, &mut effects).unwrap();
@@ -100,10 +96,10 @@ fn a_failed_task_is_retried_up_to_the_limit() {
 #[test]
 fn a_late_task_is_interrupted_then_killed_and_times_out_once() {
     let limit = Duration::from_secs(5);
-    let (mut scheduler, _, now) = with_assigned_tasks(DispatchRules { task_timeout: Some(limit), ..rules() }, 1, true);
+    let (mut scheduler, _, now) = with_assigned(DispatchRules { task_timeout: Some(limit), ..rules() }, 1, true);
     let mut effects = Vec::new();
     let check_worker = |scheduler: &mut TaskScheduler, at, effects: &mut Vec<SchedulerEffect>| {
-        scheduler.check_worker(observation(1, 0, now, at), effects)
+        scheduler.check_worker(sample(1, 0, now, at), effects)
     };
     assert_eq!(check_worker(&mut scheduler, now, &mut effects), Some(now + limit));
     assert_eq!(check_worker(&mut scheduler, now + limit, &mut effects), Some(now + limit + rules().grace));
@@ -119,8 +115,8 @@ fn a_late_task_is_interrupted_then_killed_and_times_out_once() {
 fn an_interrupted_worker_that_replies_lives_on() {
     let limit = Duration::from_secs(5);
     let (mut scheduler, mut effects, now) =
-        with_assigned_tasks(DispatchRules { task_timeout: Some(limit), ..rules() }, 2, true);
-    scheduler.check_worker(observation(1, 0, now, now + limit), &mut effects);
+        with_assigned(DispatchRules { task_timeout: Some(limit), ..rules() }, 2, true);
+    scheduler.check_worker(sample(1, 0, now, now + limit), &mut effects);
     effects.clear();
     scheduler
         .record_result(W, TaskId(0), TaskOutcome::Failed("KeyboardInterrupt".into()), now + limit, &mut effects)
@@ -132,7 +128,7 @@ fn an_interrupted_worker_that_replies_lives_on() {
 
 #[test]
 fn the_task_of_a_withdrawn_worker_is_requeued() {
-    let (mut scheduler, mut effects, _) = with_assigned_tasks(rules(), 2, true);
+    let (mut scheduler, mut effects, _) = with_assigned(rules(), 2, true);
     effects.clear();
     scheduler.remove_worker(W, counted(1, 0), &WorkerExitCause::GpuWithdrawn("revoked".into()), &mut effects);
     assert_eq!(effects, []);
@@ -141,7 +137,7 @@ fn the_task_of_a_withdrawn_worker_is_requeued() {
 
 #[test]
 fn tasks_behind_a_long_task_are_recalled_and_run_next() {
-    let (mut scheduler, mut effects, mut now) = with_assigned_tasks(rules(), 6, true);
+    let (mut scheduler, mut effects, mut now) = with_assigned(rules(), 6, true);
     // Fast tasks first, so that the worker gets several at once.
     for number in 0..3 {
         now += Duration::from_micros(10);
@@ -150,9 +146,9 @@ fn tasks_behind_a_long_task_are_recalled_and_run_next() {
     }
     assert!(scheduler.has_blocked_tasks(W));
     effects.clear();
-    let again = scheduler.check_worker(observation(4, 3, now, now + Duration::from_millis(1)), &mut effects);
+    let again = scheduler.check_worker(sample(4, 3, now, now + Duration::from_millis(1)), &mut effects);
     assert_eq!((again, effects.as_slice()), (Some(now + RECALL_AFTER), &[][..]));
-    assert_eq!(scheduler.check_worker(observation(4, 3, now, now + RECALL_AFTER), &mut effects), None);
+    assert_eq!(scheduler.check_worker(sample(4, 3, now, now + RECALL_AFTER), &mut effects), None);
     assert_eq!(effects, [SchedulerEffect::Recall { worker: W }]);
     effects.clear();
     scheduler.take_back_unclaimed(W, 4, &mut effects);
@@ -164,7 +160,7 @@ fn tasks_behind_a_long_task_are_recalled_and_run_next() {
 
 #[test]
 fn an_invalid_result_is_rejected_with_its_reason() {
-    let (mut scheduler, _, now) = with_assigned_tasks(rules(), 1, true);
+    let (mut scheduler, _, now) = with_assigned(rules(), 1, true);
     let unexpected = scheduler.record_result(W, TaskId(9), done(), now, &mut Vec::new()).unwrap_err();
     assert_eq!(unexpected.to_string(), "worker 0 sent a result of task 9; expected 0");
     let not_ready = scheduler.record_result(WorkerId(7), TaskId(0), done(), now, &mut Vec::new()).unwrap_err();
@@ -305,7 +301,7 @@ impl Simulation {
         self.now += time;
         for (worker, simulated) in self.workers.clone() {
             let counted = counted(simulated.started, simulated.finished);
-            self.scheduler.check_worker(WorkerObservation { worker, counted, started: None, now: self.now }, effects);
+            self.scheduler.check_worker(WorkerSample { worker, counted, started: None, now: self.now }, effects);
         }
     }
 

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../support/runs.rs"]
-#[allow(dead_code, reason = "stories use more of it")]
+#[allow(dead_code, reason = "the other tests use more of it")]
 mod common;
 mod process_killer;
 mod resource_snapshot;
@@ -146,7 +146,7 @@ fn run_round(workers: u32, tasks: u64, ending: RunEnding, random: &mut SeededRng
     let mut task_random = random.fork();
     let source = (0..tasks).map(|number| {
         if ending == RunEnding::SourceFails && number == fails_at {
-            return Err("the source's own");
+            return Err("error of the source");
         }
         let task = task(number, &mut task_random);
         submitted.push(task.clone());
@@ -164,7 +164,7 @@ fn run_round(workers: u32, tasks: u64, ending: RunEnding, random: &mut SeededRng
             assert!(twice.is_none(), "ended twice: {twice:?}");
             if ends.len() == ends_at + 1 {
                 match ending {
-                    RunEnding::CallbackPanics => std::panic::resume_unwind(Box::new("the callback's own")),
+                    RunEnding::CallbackPanics => std::panic::resume_unwind(Box::new("panic of the callback")),
                     RunEnding::Cancelled => handle.cancel(),
                     RunEnding::Stopped => handle.stop(),
                     RunEnding::FinishedSoon => handle.cancel_pending(),
@@ -178,11 +178,11 @@ fn run_round(workers: u32, tasks: u64, ending: RunEnding, random: &mut SeededRng
     drop(handle);
     match (ending, ended) {
         (RunEnding::CallbackPanics, Err(panic)) => {
-            assert_eq!(panic.downcast_ref::<&str>(), Some(&"the callback's own"));
+            assert_eq!(panic.downcast_ref::<&str>(), Some(&"panic of the callback"));
         }
         (_, Err(panic)) => std::panic::resume_unwind(panic),
         (RunEnding::SourceFails, Ok(outcome)) => {
-            assert!(matches!(outcome, Err(RunError::Source("the source's own"))), "{outcome:?}");
+            assert!(matches!(outcome, Err(RunError::Source("error of the source"))), "{outcome:?}");
         }
         (_, Ok(outcome)) => drop(outcome.unwrap()),
     }

@@ -31,7 +31,7 @@ async fn active_leases(agent: &TestAgent) -> Vec<LeaseBody> {
 
 /// Ends a pool and waits until the agent has removed the leases' control groups, which an ended agent could not.
 async fn shut_down_pool(agent: &TestAgent, pool: &ResourcePool) {
-    within_patience("the end", pool.shutdown()).await;
+    within_patience("the end of the pool", pool.shutdown()).await;
     let gone = async {
         // Draining leases have ended and are listed only among all.
         let query = LeaseQuery { state: Some("all".into()), ..LeaseQuery::default() };
@@ -39,7 +39,7 @@ async fn shut_down_pool(agent: &TestAgent, pool: &ResourcePool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    within_patience("what it leaves behind", gone).await;
+    within_patience("the end of draining", gone).await;
 }
 
 #[tokio::test]
@@ -48,19 +48,19 @@ async fn each_worker_has_its_own_gpu_and_all_are_released() {
     let test_pool = pool_on(&agent, 2, RequestBody::default());
     let pool = test_pool.start();
     let first = within_patience("a worker", pool.acquire("first")).await.unwrap();
-    let second = within_patience("another", pool.acquire("second")).await.unwrap();
+    let second = within_patience("another worker", pool.acquire("second")).await.unwrap();
     let ids: BTreeSet<u32> = [&first, &second].iter().flat_map(|worker| worker.gpu_ids().to_vec()).collect();
     assert_eq!(ids, BTreeSet::from([0, 1]));
     let mut seen = BTreeSet::new();
     for worker in [&first, &second] {
         assert_eq!(worker.device(), "cuda:0");
-        seen.insert(text(within_patience("what it sees", worker.run("env CUDA_VISIBLE_DEVICES".into())).await));
+        seen.insert(text(within_patience("the visible GPUs", worker.run("env CUDA_VISIBLE_DEVICES".into())).await));
     }
     assert!(seen.len() == 2 && !seen.contains(""), "each sees only its own: {seen:?}");
     assert_eq!(active_leases(&agent).await.len(), 2);
     drop((first, second));
-    within_patience("the end", pool.shutdown()).await;
-    assert_eq!(active_leases(&agent).await.len(), 0, "given back when the shutdown is over");
+    within_patience("the end of the pool", pool.shutdown()).await;
+    assert_eq!(active_leases(&agent).await.len(), 0, "released when the shutdown returns");
     shut_down_pool(&agent, &pool).await;
 }
 
@@ -71,11 +71,11 @@ async fn a_worker_whose_gpu_is_revoked_is_replaced_on_another() {
     let worker = within_patience("a worker", pool.acquire("unlucky")).await.unwrap();
     let held = active_leases(&agent).await;
     agent.client_unix().revoke(held[0].id, 0.0).await.unwrap();
-    let told = within_patience("its end", worker.run("sleep 1000000".into())).await.unwrap_err();
+    let told = within_patience("the end of the worker", worker.run("sleep 1000000".into())).await.unwrap_err();
     assert!(matches!(told, HeldWorkerError::Lost(WorkerExitCause::GpuWithdrawn(_))), "{told}");
     drop(worker);
-    let next = within_patience("the next", pool.acquire("next")).await.unwrap();
-    assert_eq!(text(within_patience("an answer", next.run("echo fresh".into())).await), "fresh");
+    let next = within_patience("the next worker", pool.acquire("next")).await.unwrap();
+    assert_eq!(text(within_patience("a result", next.run("echo fresh".into())).await), "fresh");
     assert_eq!(hold_ends(&pool), [Some(WorkerHoldEndReason::Lost), None]);
     let now = active_leases(&agent).await;
     assert!(now.len() == 1 && now[0].id != held[0].id, "{now:#?}");
@@ -88,7 +88,7 @@ async fn a_waiter_for_an_impossible_gpu_gets_the_reason() {
     let agent = start_agent("1xH100").await;
     let body = RequestBody { memory_mib: Some(1 << 40), ..RequestBody::default() };
     let pool = pool_on(&agent, 1, body).start();
-    let error = within_patience("an answer", pool.acquire("hopes")).await.unwrap_err();
+    let error = within_patience("a result", pool.acquire("hopes")).await.unwrap_err();
     assert!(matches!(error, AcquireError::NoWorker(_)), "{error}");
     assert!(pool.status().failure.is_some());
 }
@@ -99,12 +99,12 @@ async fn a_pool_uses_the_free_gpus_and_grows_with_them() {
     let (few, more) = (pool_on(&agent, 2, RequestBody::default()), pool_on(&agent, 1, RequestBody::default()));
     let pool = few.start();
     wait_for_status(&pool, "one worker", |status| status.available_workers == 1).await;
-    assert_eq!(pool.status().total_workers, 1, "there is no GPU for the other");
+    assert_eq!(pool.status().total_workers, 1, "no GPU is free for the other");
     let test_pool = more.configure(|config| config.acquire_patience = Duration::from_millis(300));
     let waits = test_pool.start();
-    let error = within_patience("an answer", waits.acquire("waits")).await.unwrap_err().to_string();
+    let error = within_patience("a result", waits.acquire("waits")).await.unwrap_err().to_string();
     assert!(error.contains("waiting for a GPU"), "{error}");
-    within_patience("the end", pool.shutdown()).await;
-    wait_for_status(&waits, "its turn", |status| status.available_workers == 1).await;
+    within_patience("the end of the pool", pool.shutdown()).await;
+    wait_for_status(&waits, "a granted GPU", |status| status.available_workers == 1).await;
     shut_down_pool(&agent, &waits).await;
 }

@@ -34,9 +34,9 @@ async fn a_worker_held_too_long_is_killed_with_its_descendants_and_replaced() {
         start_on_each_path(|| TestPool::with_workers(1).configure(|config| config.worker_timeout = millis))
     {
         let worker = within_patience("a worker", pool.acquire("slow")).await.unwrap();
-        within_patience("children that hide", worker.run("spawn".into())).await.unwrap();
+        within_patience("hidden children", worker.run("spawn".into())).await.unwrap();
         // A process during its exec is not recognized.
-        let old = within_patience("children to be seen", async {
+        let old = within_patience("visible children", async {
             loop {
                 match test_pool.workers() {
                     seen if seen.len() > 1 => break seen,
@@ -46,16 +46,16 @@ async fn a_worker_held_too_long_is_killed_with_its_descendants_and_replaced() {
         });
         let old = old.await;
         let exceeded = worker.wait_until_exceeded();
-        let error = within_patience("its end", worker.run("sleep 1000000".into())).await.unwrap_err();
+        let error = within_patience("the end of the worker", worker.run("sleep 1000000".into())).await.unwrap_err();
         assert_eq!(error, HeldWorkerError::Timeout(millis));
         assert_eq!(error.to_string(), "Worker exceeded 2.5s timeout");
-        assert_eq!(within_patience("who waits for it", exceeded).await, error);
-        assert_eq!(within_patience("what is wanted later", worker.run("echo no".into())).await, Err(error));
+        assert_eq!(within_patience("the exceeded limit", exceeded).await, error);
+        assert_eq!(within_patience("a late run", worker.run("echo no".into())).await, Err(error));
 
-        let next = within_patience("the next", pool.acquire("next")).await.unwrap();
+        let next = within_patience("the next worker", pool.acquire("next")).await.unwrap();
         assert_eq!((next.id(), worker.id() == next.id()), (worker.id(), true));
-        assert_eq!(test_pool.workers(), [next.pid()], "of {old:?} something is left");
-        assert_eq!(text(within_patience("an answer", next.run("echo fresh".into())).await), "fresh");
+        assert_eq!(test_pool.workers(), [next.pid()], "processes are left of {old:?}");
+        assert_eq!(text(within_patience("a result", next.run("echo fresh".into())).await), "fresh");
         drop(worker);
         next.release().await;
         assert_eq!(hold_ends(&pool), [Some(WorkerHoldEndReason::Timeout), Some(WorkerHoldEndReason::Released)]);
@@ -68,7 +68,7 @@ async fn a_blocked_runtime_does_not_suspend_the_time_limit() {
     let worker = within_patience("a worker", pool.acquire("blocks")).await.unwrap();
     // Nothing else runs on this thread meanwhile.
     wait_for_exit(&process_handle(worker.pid()));
-    let told = within_patience("it is told at the next await", worker.wait_until_exceeded()).await;
+    let told = within_patience("the exceeded limit", worker.wait_until_exceeded()).await;
     assert_eq!(told.to_string(), "Worker exceeded 0.1s timeout");
 }
 
@@ -76,10 +76,10 @@ async fn a_blocked_runtime_does_not_suspend_the_time_limit() {
 async fn a_worker_that_sends_without_end_does_not_delay_others() {
     let pool = TestPool::with_workers(2).configure(|config| config.worker_timeout = Duration::from_secs(2)).start();
     let talker = within_patience("a worker", pool.acquire("talks")).await.unwrap();
-    let other = within_patience("another", pool.acquire("works")).await.unwrap();
+    let other = within_patience("another worker", pool.acquire("works")).await.unwrap();
     let talking = talker.run("flood".into());
-    assert_eq!(text(within_patience("the other works on", other.run("echo heard".into())).await), "heard");
-    let told = within_patience("its end", talking).await.unwrap_err();
+    assert_eq!(text(within_patience("the other worker", other.run("echo heard".into())).await), "heard");
+    let told = within_patience("the end of the worker", talking).await.unwrap_err();
     assert_eq!(told, HeldWorkerError::Timeout(Duration::from_secs(2)));
 }
 
@@ -106,15 +106,15 @@ async fn a_worker_over_its_memory_limit_is_killed_and_replaced() {
         let worker = within_patience("a worker", pool.acquire("hog")).await.unwrap();
         let used = worker.memory_usage().unwrap();
         assert!((1..ALLOWED).contains(&used), "{used}");
-        let (first, error) = within_patience("its end", async {
+        let (first, error) = within_patience("the end of the worker", async {
             tokio::join!(worker.wait_until_exceeded(), worker.run("hog 4000".into()))
         })
         .await;
         let error = error.unwrap_err();
         assert_eq!((&first, &error), (&HeldWorkerError::Memory(ALLOWED), &first));
         assert_eq!(error.to_string(), "Worker exceeded 100MB memory limit");
-        let next = within_patience("the next", pool.acquire("next")).await.unwrap();
-        assert_eq!(text(within_patience("an answer", next.run("hog 10".into())).await), "10");
+        let next = within_patience("the next worker", pool.acquire("next")).await.unwrap();
+        assert_eq!(text(within_patience("a result", next.run("hog 10".into())).await), "10");
         assert_eq!(hold_ends(&pool), [Some(WorkerHoldEndReason::Memory), None]);
     }
 }
@@ -127,11 +127,11 @@ async fn cpu_time_is_counted_per_hold() {
     {
         for n in 0..4 {
             let worker = within_patience("a worker", pool.acquire(format!("task {n}"))).await.unwrap();
-            within_patience("a little work", worker.run("burn 200".into())).await.unwrap();
+            within_patience("a short task", worker.run("burn 200".into())).await.unwrap();
             worker.release().await;
         }
         let worker = within_patience("a worker", pool.acquire("much")).await.unwrap();
-        let error = within_patience("its end", worker.run("burn 60000".into())).await.unwrap_err();
+        let error = within_patience("the end of the worker", worker.run("burn 60000".into())).await.unwrap_err();
         assert!(matches!(error, HeldWorkerError::BoundExceeded(BoundExceeded::CpuTime { .. })), "{error}");
         assert_eq!(hold_ends(&pool).last(), Some(&Some(WorkerHoldEndReason::BoundExceeded)));
     }

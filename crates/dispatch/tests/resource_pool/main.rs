@@ -8,7 +8,7 @@ mod shutdown;
 #[path = "../../../../tests/skipped.rs"]
 mod skipped;
 #[path = "../support/mod.rs"]
-#[allow(dead_code, reason = "other stories use the rest")]
+#[allow(dead_code, reason = "other tests use the rest")]
 mod support;
 mod test_pool;
 mod workers;

@@ -21,15 +21,15 @@ async fn a_shutdown_refuses_waiters_finishes_runs_and_cleans_up() {
     let worker = within_patience("a worker", pool.acquire("works")).await.unwrap();
     let working = worker.run("sleep 100".into());
     let waiting = pool.acquire("waits");
-    wait_for_status(&pool, "it waits", |status| status.waiting_tasks == 1).await;
+    wait_for_status(&pool, "a waiter", |status| status.waiting_tasks == 1).await;
     let mut status = pool.watch_status();
     let shutdown = pool.shutdown();
-    assert_eq!(within_patience("who waits", waiting).await.unwrap_err(), AcquireError::Closed);
-    within_patience("what it was at", working).await.unwrap();
-    within_patience("its end", shutdown).await;
+    assert_eq!(within_patience("the waiter", waiting).await.unwrap_err(), AcquireError::Closed);
+    within_patience("the running task", working).await.unwrap();
+    within_patience("the end of the worker", shutdown).await;
     test_pool.assert_nothing_left();
-    assert_eq!(within_patience("later", worker.run("echo no".into())).await, Err(HeldWorkerError::Closed));
-    assert_eq!(within_patience("later", pool.acquire("late")).await.unwrap_err(), AcquireError::Closed);
+    assert_eq!(within_patience("a late call", worker.run("echo no".into())).await, Err(HeldWorkerError::Closed));
+    assert_eq!(within_patience("a late call", pool.acquire("late")).await.unwrap_err(), AcquireError::Closed);
     // The worker tried to clean up and failed.
     assert_eq!(status.borrow_and_update().clean_up_failure.as_deref(), Some("could not save"));
     assert_eq!((pool.status().total_workers, pool.status().active_tasks), (0, 0));
@@ -47,9 +47,9 @@ async fn a_worker_that_does_not_stop_is_killed_at_the_end() {
         let pool = test_pool.start();
         let worker = within_patience("a worker", pool.acquire("holds")).await.unwrap();
         let working = worker.run(task.into());
-        within_patience("its end", pool.shutdown()).await;
+        within_patience("the end of the worker", pool.shutdown()).await;
         test_pool.assert_nothing_left();
-        assert_eq!(within_patience("it is told", working).await.is_ok(), task == "echo idle");
+        assert_eq!(within_patience("the result of the run", working).await.is_ok(), task == "echo idle");
     }
 }
 
@@ -62,7 +62,10 @@ async fn a_pool_that_is_dropped_leaves_no_process() {
     assert!(!test_pool.processes().is_empty());
     drop(pool);
     test_pool.assert_nothing_left();
-    assert_eq!(within_patience("it is told", worker.run("echo no".into())).await, Err(HeldWorkerError::Closed));
+    assert_eq!(
+        within_patience("the result of the run", worker.run("echo no".into())).await,
+        Err(HeldWorkerError::Closed)
+    );
 }
 
 #[tokio::test]
@@ -78,8 +81,8 @@ async fn a_pool_that_is_dropped_at_once_leaves_no_process() {
 async fn a_release_after_the_end_returns() {
     let pool = TestPool::with_workers(1).start();
     let worker = within_patience("a worker", pool.acquire("holds")).await.unwrap();
-    assert_eq!(text(within_patience("an answer", worker.run("echo a".into())).await), "a");
-    within_patience("its end", pool.shutdown()).await;
+    assert_eq!(text(within_patience("a result", worker.run("echo a".into())).await), "a");
+    within_patience("the end of the worker", pool.shutdown()).await;
     within_patience("a late release", worker.release()).await;
 }
 

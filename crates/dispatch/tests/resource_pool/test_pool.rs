@@ -73,7 +73,7 @@ impl TestPool {
 
 /// Waits for a limited time.
 pub async fn within_patience<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what}: it did not come"))
+    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what} did not come in time"))
 }
 
 /// Waits until the status satisfies the condition.

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::test_pool::{TestPool, hold_ends, process_handle, text, wait_for_exit, within_patience};
 
 async fn run(worker: &HeldWorker, task: impl Into<Bytes>) -> Result<Bytes, HeldWorkerError> {
-    within_patience("an answer", worker.run(task.into())).await
+    within_patience("a result", worker.run(task.into())).await
 }
 
 #[tokio::test]
@@ -42,7 +42,7 @@ async fn runs_keep_their_order_and_may_be_large() {
     // An abandoned run is skipped, or finishes before the next ones.
     drop(worker.run("sleep 50".into()));
     let large = Bytes::from([b"echo ".as_slice(), &vec![7; 5 << 20]].concat());
-    let (one, two, three) = within_patience("all", async {
+    let (one, two, three) = within_patience("all runs", async {
         tokio::join!(worker.run("task".into()), worker.run(large), worker.run("echo last".into()))
     })
     .await;
@@ -60,8 +60,8 @@ async fn a_busy_worker_that_is_dropped_is_killed_and_replaced() {
     let process = process_handle(worker.pid());
     let running = worker.run("sleep 1000000".into());
     drop(worker);
-    assert_eq!(within_patience("what was left", running).await, Err(HeldWorkerError::GivenBack));
-    let next = within_patience("the next", pool.acquire("next")).await.unwrap();
+    assert_eq!(within_patience("the abandoned run", running).await, Err(HeldWorkerError::GivenBack));
+    let next = within_patience("the next worker", pool.acquire("next")).await.unwrap();
     assert!(process.has_exited().unwrap());
     assert_ne!(next.pid(), process.id().pid);
     assert_eq!(hold_ends(&pool), [Some(WorkerHoldEndReason::Abandoned), None]);
@@ -74,11 +74,11 @@ async fn a_holder_can_kill_its_worker() {
     let process = process_handle(worker.pid());
     let running = worker.run("stuck".into());
     worker.kill();
-    assert_eq!(within_patience("what it was at", running).await, Err(HeldWorkerError::Killed));
+    assert_eq!(within_patience("the running task", running).await, Err(HeldWorkerError::Killed));
     worker.kill();
     assert_eq!(run(&worker, "echo no").await, Err(HeldWorkerError::Killed));
     wait_for_exit(&process);
-    let next = within_patience("the next", pool.acquire("next")).await.unwrap();
+    let next = within_patience("the next worker", pool.acquire("next")).await.unwrap();
     assert_eq!(text(run(&next, "echo fresh").await), "fresh");
     assert_eq!((worker.memory_usage(), next.memory_usage().is_some()), (None, true));
     assert_eq!(hold_ends(&pool), [Some(WorkerHoldEndReason::Killed), None]);
@@ -112,8 +112,8 @@ async fn a_free_worker_that_is_killed_is_replaced() {
     worker.release().await;
     let mut status = pool.watch_status();
     assert!(process.signal(Signal::KILL).unwrap());
-    within_patience("its death is seen", status.wait_for(|status| status.available_workers == 0)).await.unwrap();
-    let next = within_patience("the next", pool.acquire("next")).await.unwrap();
+    within_patience("the exit of the worker", status.wait_for(|status| status.available_workers == 0)).await.unwrap();
+    let next = within_patience("the next worker", pool.acquire("next")).await.unwrap();
     assert_ne!(next.pid(), process.id().pid);
     assert_eq!(test_pool.workers(), [next.pid()]);
 }
@@ -140,7 +140,7 @@ async fn a_pool_that_cannot_start_workers_gives_the_reason() {
         let ready = within_patience("an error", pool.wait_until_ready()).await.unwrap_err();
         assert!(ready.to_string().starts_with("no worker can be started: "), "{ready}");
         assert_eq!(pool.status().total_workers, test_pool.config.min_workers as usize);
-        within_patience("its end", pool.shutdown()).await;
+        within_patience("the end of the worker", pool.shutdown()).await;
         test_pool.assert_nothing_left();
     }
 }

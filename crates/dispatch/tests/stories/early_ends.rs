@@ -104,12 +104,12 @@ fn a_callback_that_panics_ends_the_run_and_leaves_no_process() {
                 if let TaskOutcome::Done(pid) = end.outcome {
                     pids.push(String::from_utf8_lossy(&pid).parse::<u32>().unwrap());
                 }
-                panic!("the callback's own");
+                panic!("panic of the callback");
             }
         })
     };
     let panicked = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
-    assert_eq!(panicked.downcast_ref::<&str>(), Some(&"the callback's own"));
+    assert_eq!(panicked.downcast_ref::<&str>(), Some(&"panic of the callback"));
     assert_eq!(pids.len(), 1);
     assert!(!is_alive(pids[0]));
 }

@@ -95,7 +95,7 @@ fn the_task_of_a_withdrawn_worker_runs_on_another() {
             }
             Some(RunEvent::TaskEnded(end)) => panic!("{end:?}"),
             Some(_) => {}
-            None => panic!("it ended"),
+            None => panic!("the run ended"),
         }
     }
     handle.add_worker(slot);

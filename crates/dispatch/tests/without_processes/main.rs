@@ -2,8 +2,8 @@
 //! of a job log, until it runs its own program.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod driver_handoff;
+mod handoff;
 mod job_log;
 
 // Dependencies of `src/driver_handoff.rs`, as its test replaces them.
-use driver_handoff::{limits, sync};
+use handoff::{limits, sync};
