@@ -472,15 +472,8 @@ impl Engine {
                         if let Some(index) = worker.and_then(|worker| self.slot_index(worker)) {
                             self.slots[index].totals.count(&outcome);
                         }
-                        self.events.push_task_end(TaskEnd {
-                            task,
-                            worker,
-                            outcome,
-                            started,
-                            finished: now,
-                            tries,
-                            output,
-                        });
+                        let end = TaskEnd { task, worker, outcome, started, finished: now, tries, output };
+                        self.events.push_task_end(end);
                     }
                     SchedulerEffect::TaskRetried { task, worker, outcome } => {
                         self.outputs.remove(&task);

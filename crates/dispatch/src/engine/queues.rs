@@ -14,7 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::event::{RunEvent, SubmitError, TaskEnd};
 use crate::plan::{ResultOrder, WorkerProtocol, WorkerSlot};
-use crate::process::{ProcessStartError, WorkerProcess};
+use crate::process::{StartFailure, WorkerProcess};
 use crate::{RunStats, TaskId, WorkerExitCause, WorkerId};
 
 /// Queue of submitted tasks that the engine has not accepted yet. Bounded by `queue_size`.
@@ -119,35 +119,17 @@ impl TaskQueue {
 #[derive(Debug)]
 pub(crate) enum EngineMessage {
     /// The process of a worker was started, or failed to start.
-    Started {
-        slot: usize,
-        generation: u64,
-        outcome: Result<Box<WorkerProcess>, ProcessStartError>,
-    },
+    Started { slot: usize, generation: u64, outcome: Result<Box<WorkerProcess>, StartFailure> },
     /// The process of a worker and all its descendants have exited.
-    Reaped {
-        slot: usize,
-        generation: u64,
-        cause: WorkerExitCause,
-    },
+    Reaped { slot: usize, generation: u64, cause: WorkerExitCause },
     /// A worker exceeded a bound.
-    ExceededBound {
-        slot: usize,
-        generation: u64,
-        excess: BoundExceeded,
-    },
+    ExceededBound { slot: usize, generation: u64, excess: BoundExceeded },
     /// A worker exceeded a bound according to an external measurement of this process.
-    ReportedExceededBound {
-        worker: WorkerId,
-        pid: u32,
-        excess: BoundExceeded,
-    },
+    ReportedExceededBound { worker: WorkerId, pid: u32, excess: BoundExceeded },
     /// Adds a worker slot, or restores a withdrawn one.
     AddSlot(WorkerSlot),
-    WithdrawSlot {
-        worker: WorkerId,
-        why: Arc<str>,
-    },
+    /// Withdraws a worker slot and kills its worker.
+    WithdrawSlot { worker: WorkerId, why: Arc<str> },
     /// Ends everything now.
     Cancel,
     /// Cancels unfinished tasks and stops the workers in order.

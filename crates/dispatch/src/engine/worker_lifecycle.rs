@@ -14,7 +14,7 @@ use crate::event::{DispatchError, RunEvent};
 use crate::limits::{EXIT_TIMEOUT, MAX_SETUP_TRIES, MAX_UNREAD_EVENTS, READ_BYTES, RECALL_AFTER};
 use crate::plan::{AttachDenied, WorkerOutputPolicy, WorkerProtocol};
 use crate::process::{
-    ProcessStartError, WorkerMessage, WorkerProcess, backoff, end_worker_process, parse_ready, spawn_without_signals,
+    StartFailure, WorkerMessage, WorkerProcess, backoff, end_worker_process, parse_ready, spawn_without_signals,
     start_worker_process,
 };
 use crate::protocol::{FrameKind, read_into_buffer};
@@ -47,7 +47,7 @@ impl Engine {
         &mut self,
         index: usize,
         generation: u64,
-        outcome: Result<Box<WorkerProcess>, ProcessStartError>,
+        outcome: Result<Box<WorkerProcess>, StartFailure>,
         now: Instant,
     ) {
         if self.slots.get(index).is_none_or(|slot| slot.generation != generation) {
@@ -77,20 +77,20 @@ impl Engine {
         }
     }
 
-    fn on_start_failed(&mut self, index: usize, reason: &ProcessStartError, now: Instant) {
+    fn on_start_failed(&mut self, index: usize, reason: &StartFailure, now: Instant) {
         let why: Arc<str> = reason.to_string().into();
         let slot = &mut self.slots[index];
         let is_outdated = std::mem::take(&mut slot.is_outdated);
         match reason {
             // The revoked slot was replaced by a new one while its process started.
-            ProcessStartError::NotAttached(AttachDenied::SlotRevoked(_)) if is_outdated && slot.withdrawn.is_none() => {
+            StartFailure::NotAttached(AttachDenied::SlotRevoked(_)) if is_outdated && slot.withdrawn.is_none() => {
                 slot.stage = SlotStage::Waiting(now);
             }
-            ProcessStartError::NotAttached(AttachDenied::SlotRevoked(_)) => {
+            StartFailure::NotAttached(AttachDenied::SlotRevoked(_)) => {
                 slot.withdrawn.get_or_insert_with(|| Arc::clone(&why));
                 self.on_worker_ended(index, WorkerPhase::SettingUp(None), WorkerExitCause::GpuWithdrawn(why), now);
             }
-            ProcessStartError::NotAttached(AttachDenied::TryLater(_))
+            StartFailure::NotAttached(AttachDenied::TryLater(_))
                 if slot.deaths < MAX_SETUP_TRIES && slot.withdrawn.is_none() =>
             {
                 slot.deaths += 1;
@@ -437,14 +437,8 @@ impl Engine {
         end_worker_process(job, bounded_job, &mut socket, grace, move |cause| {
             mailbox.send(EngineMessage::Reaped { slot: index, generation, cause })
         });
-        slot.stage = SlotStage::Dying(Box::new(DyingProcess {
-            socket,
-            counters,
-            output: output_pipe,
-            output_spool,
-            phase,
-            cause,
-        }));
+        slot.stage =
+            SlotStage::Dying(Box::new(DyingProcess { socket, counters, output_pipe, output_spool, phase, cause }));
     }
 
     /// Handles the exit of a process; `cause` applies unless the engine killed it.
@@ -472,7 +466,7 @@ impl Engine {
         let slot = &mut self.slots[index];
         let SlotStage::Dying(dying) = &mut slot.stage else { return };
         let mut words = bytes::BytesMut::new();
-        if let Some(output) = &dying.output {
+        if let Some(output) = &dying.output_pipe {
             while matches!(read_into_buffer(&mut words, READ_BYTES, output), Ok(read) if read > 0) {}
         }
         if !matches!(dying.cause, Some(WorkerExitCause::ProtocolViolation(_))) {

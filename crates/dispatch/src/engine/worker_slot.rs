@@ -82,7 +82,7 @@ impl WorkerPhase {
 pub(super) struct DyingProcess {
     pub socket: WorkerSocket,
     pub counters: WorkerCounters,
-    pub output: Option<OwnedFd>,
+    pub output_pipe: Option<OwnedFd>,
     pub output_spool: Option<OutputSpool>,
     pub phase: WorkerPhase,
     /// Reason of our kill.

@@ -42,9 +42,9 @@ pub struct GpuLeaseManager {
 impl GpuLeaseManager {
     /// Requests leases from the agent. Their events are read from the receiver.
     pub fn start(agent: LocalAgent, request: GpuRequest) -> Result<(Self, GpuEventReceiver), GpuError> {
-        let request_bodies = request.request_bodies()?;
+        let bodies = request.request_bodies()?;
         let (events, reader) = gpu_event_channel();
-        let registry = LeaseRegistry::new(request_bodies.len(), events);
+        let registry = LeaseRegistry::new(bodies.len(), events);
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (stop, stopping) = watch::channel(());
         let (is_done, done) = sync_channel(0);
@@ -57,7 +57,7 @@ impl GpuLeaseManager {
             creator_pid: std::process::id(),
         };
         let run = move || {
-            let left = runtime.block_on(hold_leases(&agent, request_bodies, registry, stopping));
+            let left = runtime.block_on(hold_leases(&agent, bodies, registry, stopping));
             drop(is_done);
             runtime.block_on(release_in_background(&agent, left));
             // Does not wait for a name lookup that hangs.
@@ -141,12 +141,12 @@ impl Drop for GpuLeaseManager {
 /// Runs all slots until the manager stops. Returns the leases that could not be released.
 async fn hold_leases(
     agent: &LocalAgent,
-    request_bodies: Vec<RequestBody>,
+    bodies: Vec<RequestBody>,
     registry: LeaseRegistry,
     mut stop: watch::Receiver<()>,
 ) -> Vec<u64> {
     let mut slots = JoinSet::new();
-    for (number, body) in request_bodies.into_iter().enumerate() {
+    for (number, body) in bodies.into_iter().enumerate() {
         let slot = LeaseSlot { number, agent: agent.clone(), body, registry: registry.clone(), stop: stop.clone() };
         slots.spawn(slot.run());
     }
@@ -195,8 +195,8 @@ async fn attach_to_lease(
 async fn read_memory_usage(agent: &LocalAgent, registry: &LeaseRegistry) -> Result<GpuMemoryUsage, GpuError> {
     let devices = agent.client().devices().await?;
     // An agent behind a socket that cannot see this process uses other pids.
-    let sees_our_process = |held: &HeldGrant| held.is_bound_to_process || !agent.sees_our_process();
-    Ok(GpuMemoryUsage::new(&registry.held(), &devices, sees_our_process))
+    let is_visible = |held: &HeldGrant| held.is_bound_to_process || !agent.sees_our_process();
+    Ok(GpuMemoryUsage::new(&registry.held(), &devices, is_visible))
 }
 
 // GPU memory of processes, as sampled by the agent.
@@ -217,14 +217,14 @@ struct SlotMemoryUsage {
 }
 
 impl GpuMemoryUsage {
-    /// Reads the usage on the devices of held leases. `sees_our_process` is whether the agent uses the same pids.
+    /// Reads the usage on the devices of held leases. `is_visible` is whether the agent uses the same pids.
     pub(super) fn new(
         held: &[Option<HeldGrant>],
         devices: &DeviceList,
-        sees_our_process: impl Fn(&HeldGrant) -> bool,
+        is_visible: impl Fn(&HeldGrant) -> bool,
     ) -> Self {
         let of = |held: &Option<HeldGrant>| {
-            let held = held.as_ref().filter(|held| sees_our_process(held))?;
+            let held = held.as_ref().filter(|held| is_visible(held))?;
             let ids = held.granted.gpu_ids();
             let own: Vec<&DeviceBody> = devices.devices.iter().filter(|device| ids.contains(&device.gpu_id)).collect();
             let is_current = own.len() == ids.len() && own.iter().all(|device| !device.stale);

@@ -62,7 +62,11 @@ impl GpuRequest {
         }
         let mut seen = BTreeSet::new();
         if let Some(twice) = self.gpu_ids.iter().find(|id| !seen.insert(**id)) {
-            return Err(wrong("gpu_ids", format!("{:?}", self.gpu_ids), &format!("distinct, but {twice} is twice")));
+            return Err(wrong(
+                "gpu_ids",
+                format!("{:?}", self.gpu_ids),
+                &format!("listed each once; {twice} is twice"),
+            ));
         }
         if !self.body.select.gpu_ids.is_empty() {
             return Err(wrong("select.gpu_ids", format!("{:?}", self.body.select.gpu_ids), "empty if GPUs are named"));
@@ -164,7 +168,7 @@ mod tests {
         let cases: [(usize, &[u32], &str); 4] = [
             (0, &[], "the number of GPUs is 0, and must be 1 or more"),
             (3, &[0, 1], "the number of GPUs is 3, and must be 2, the number of named GPUs"),
-            (0, &[1, 2, 1], "gpu_ids is [1, 2, 1], and must be distinct, but 1 is twice"),
+            (0, &[1, 2, 1], "gpu_ids is [1, 2, 1], and must be listed each once; 1 is twice"),
             (5_000, &[], "the number of GPUs is 5000, and must be at most 1024"),
         ];
         for (leases, gpu_ids, says) in cases {

@@ -26,12 +26,12 @@ pub(crate) struct WorkerSocket {
     socket: OwnedFd,
     unsent: VecDeque<Bytes>,
     /// Small pieces that are sent together.
-    unsent_tail: BytesMut,
+    tail: BytesMut,
     decoder: MessageDecoder,
     /// Whether to close the sending side when all bytes are sent.
-    closes_when_sent: bool,
+    will_close: bool,
     /// Number of received bytes.
-    bytes_received: u64,
+    received: u64,
 }
 
 #[derive(Debug)]
@@ -47,14 +47,7 @@ impl WorkerSocket {
             WorkerProtocol::Lines => MessageDecoder::Lines(LineDecoder::default()),
             WorkerProtocol::Frames | WorkerProtocol::Commands => MessageDecoder::Frames(FrameDecoder::default()),
         };
-        Self {
-            socket,
-            unsent: VecDeque::new(),
-            unsent_tail: BytesMut::new(),
-            decoder,
-            closes_when_sent: false,
-            bytes_received: 0,
-        }
+        Self { socket, unsent: VecDeque::new(), tail: BytesMut::new(), decoder, will_close: false, received: 0 }
     }
 
     /// Queues a task, whose payload was checked when it was submitted.
@@ -62,13 +55,13 @@ impl WorkerSocket {
         match self.decoder {
             MessageDecoder::Frames(_) => {
                 let frame = WorkerFrame::for_task(FrameKind::Task, task, payload);
-                if frame.write_header(&mut self.unsent_tail).is_some() {
+                if frame.write_header(&mut self.tail).is_some() {
                     self.queue_bytes(frame.payload);
                 }
             }
             MessageDecoder::Lines(_) => {
                 self.queue_bytes(payload);
-                self.unsent_tail.extend_from_slice(b"\n");
+                self.tail.extend_from_slice(b"\n");
             }
         }
     }
@@ -77,17 +70,17 @@ impl WorkerSocket {
     pub(crate) fn queue_stop(&mut self) {
         match self.decoder {
             MessageDecoder::Frames(_) => {
-                let _ = WorkerFrame::new(FrameKind::Stop, Bytes::new()).write_header(&mut self.unsent_tail);
+                let _ = WorkerFrame::new(FrameKind::Stop, Bytes::new()).write_header(&mut self.tail);
             }
             // Workers that speak lines stop at the end of their input.
-            MessageDecoder::Lines(_) => self.closes_when_sent = true,
+            MessageDecoder::Lines(_) => self.will_close = true,
         }
     }
 
     /// Queues the notice that unclaimed tasks were recalled.
     pub(crate) fn queue_recalled(&mut self) {
         // An empty frame is never too large.
-        let _ = WorkerFrame::new(FrameKind::Recalled, Bytes::new()).write_header(&mut self.unsent_tail);
+        let _ = WorkerFrame::new(FrameKind::Recalled, Bytes::new()).write_header(&mut self.tail);
     }
 
     /// Closes the sending side, so that a worker that waits for frames exits.
@@ -99,33 +92,33 @@ impl WorkerSocket {
     /// Queues bytes.
     pub(crate) fn queue_bytes(&mut self, bytes: Bytes) {
         if bytes.len() < LARGE_PAYLOAD_BYTES {
-            self.unsent_tail.extend_from_slice(&bytes);
+            self.tail.extend_from_slice(&bytes);
             return;
         }
-        if !self.unsent_tail.is_empty() {
-            self.unsent.push_back(self.unsent_tail.split().freeze());
+        if !self.tail.is_empty() {
+            self.unsent.push_back(self.tail.split().freeze());
         }
         self.unsent.push_back(bytes);
     }
 
     /// Whether bytes wait to be sent.
     pub(crate) fn has_unsent(&self) -> bool {
-        !self.unsent.is_empty() || !self.unsent_tail.is_empty() || self.closes_when_sent
+        !self.unsent.is_empty() || !self.tail.is_empty() || self.will_close
     }
 
     /// Sends as many bytes as the socket accepts now.
     pub(crate) fn send_pending(&mut self) -> io::Result<()> {
-        if !self.unsent_tail.is_empty() {
-            self.unsent.push_back(self.unsent_tail.split().freeze());
+        if !self.tail.is_empty() {
+            self.unsent.push_back(self.tail.split().freeze());
         }
         while !self.unsent.is_empty() {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             let sent = match self.unsent.make_contiguous() {
                 // The most common case, one piece, has a cheaper call.
                 [single] => send(&self.socket, single, flags),
-                several => {
+                many => {
                     let pieces: Vec<IoSlice<'_>> =
-                        several.iter().take(MAX_SEND_PIECES).map(|bytes| IoSlice::new(bytes)).collect();
+                        many.iter().take(MAX_SEND_PIECES).map(|bytes| IoSlice::new(bytes)).collect();
                     sendmsg(&self.socket, &pieces, &mut SendAncillaryBuffer::default(), flags)
                 }
             };
@@ -144,7 +137,7 @@ impl WorkerSocket {
                 self.unsent.pop_front();
             }
         }
-        if std::mem::take(&mut self.closes_when_sent) {
+        if std::mem::take(&mut self.will_close) {
             self.close_writing();
         }
         Ok(())
@@ -156,7 +149,7 @@ impl WorkerSocket {
             MessageDecoder::Frames(decoder) => decoder.read_from(&self.socket)?,
             MessageDecoder::Lines(lines) => read_into_buffer(&mut lines.bytes, READ_BYTES, &self.socket)?,
         };
-        self.bytes_received += read as u64;
+        self.received += read as u64;
         Ok(read > 0)
     }
 
@@ -166,7 +159,7 @@ impl WorkerSocket {
         while matches!(self.read(), Ok(true)) {}
         let mut all: Vec<WorkerMessage> = iter::from_fn(|| self.next_message().ok().flatten()).collect();
         if let MessageDecoder::Frames(decoder) = &mut self.decoder {
-            let unsent = counters.recover_unsent(self.bytes_received, decoder.partial_frame());
+            let unsent = counters.recover_unsent(self.received, decoder.partial_frame());
             decoder.push_bytes(&unsent);
             all.extend(iter::from_fn(|| self.next_message().ok().flatten()));
         }

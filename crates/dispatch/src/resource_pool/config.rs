@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use gpupool_confine::bounds::{BoundExceeded, DeviceMemoryLimit, JobBounds};
 
-use super::allocator::AllocatorRules;
+use super::allocator::PoolRules;
 use super::authority::GpuLeaseConfig;
 use crate::gpu_leases::GpuError;
 use crate::limits::{
@@ -141,8 +141,8 @@ fn require(field: &'static str, is_so: bool, allowed: String, value: impl ToStri
 }
 
 impl ResourcePoolConfig {
-    pub(super) fn allocator_rules(&self) -> AllocatorRules {
-        AllocatorRules {
+    pub(super) fn allocator_rules(&self) -> PoolRules {
+        PoolRules {
             min_workers: self.min_workers as usize,
             max_workers: self.max_workers as usize,
             acquire_patience: self.acquire_patience,

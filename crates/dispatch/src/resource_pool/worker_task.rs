@@ -426,10 +426,7 @@ fn deliver_result(
 ) -> Result<(), String> {
     let is_it = |(running, _): &mut (TaskId, RunRequest)| task.is_none_or(|task| task == *running);
     let Some((_, run)) = running.take_if(is_it) else {
-        return Err(format!(
-            "it sent a result of {}, which it was not running",
-            task.map_or("no task".into(), |it| it.to_string())
-        ));
+        return Err(task.map_or("it wrote a line without a task".into(), |id| format!("it sent a result of task {id}")));
     };
     let RunRequest { reply, busy, .. } = run;
     // Dropped first, so that a holder that gets the result can return the worker.

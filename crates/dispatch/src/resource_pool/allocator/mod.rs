@@ -19,7 +19,7 @@ use crate::process::backoff;
 pub(crate) struct AcquireTicket(pub u64);
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct AllocatorRules {
+pub(super) struct PoolRules {
     pub min_workers: usize,
     pub max_workers: usize,
     pub acquire_patience: Duration,
@@ -93,7 +93,7 @@ impl SlotState {
 }
 
 #[derive(Debug)]
-struct AllocatorSlot {
+struct PoolSlot {
     state: SlotState,
     device: DeviceAvailability,
     /// Consecutive failures of its process without a hold that ended well.
@@ -110,8 +110,8 @@ struct AcquireWaiter {
 
 #[derive(Debug)]
 pub(super) struct WorkerAllocator {
-    rules: AllocatorRules,
-    slots: Vec<AllocatorSlot>,
+    rules: PoolRules,
+    slots: Vec<PoolSlot>,
     waiters: VecDeque<AcquireWaiter>,
     /// Consecutive failures to start a process, over all slots.
     start_failures: u32,
@@ -121,9 +121,9 @@ pub(super) struct WorkerAllocator {
 
 impl WorkerAllocator {
     /// Creates an allocator without workers; [`WorkerAllocator::advance_time`] starts the first ones.
-    pub(super) fn new(rules: AllocatorRules) -> Self {
+    pub(super) fn new(rules: PoolRules) -> Self {
         let device = if rules.waits_for_devices { DeviceAvailability::Awaited } else { DeviceAvailability::Available };
-        let slot = |_| AllocatorSlot { state: SlotState::Empty, device, failures: 0, is_dying: false };
+        let slot = |_| PoolSlot { state: SlotState::Empty, device, failures: 0, is_dying: false };
         Self {
             rules,
             slots: (0..rules.max_workers).map(slot).collect(),
@@ -264,8 +264,8 @@ impl WorkerAllocator {
 
     /// Returns the time of the next deadline.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let may_shrink = self.live_count() > self.rules.min_workers;
-        let of_slot = |slot: &AllocatorSlot| match slot.state {
+        let may_shrink = self.live() > self.rules.min_workers;
+        let of_slot = |slot: &PoolSlot| match slot.state {
             SlotState::Paused(until) => Some(until),
             SlotState::Held { until, .. } => until,
             SlotState::Free(since) if may_shrink => since.checked_add(self.rules.idle_time),
@@ -277,12 +277,12 @@ impl WorkerAllocator {
 
     /// Returns the reason if no worker can be had for now: none runs, and none could be started for a while.
     pub(super) fn unavailable_reason(&self) -> Option<Arc<str>> {
-        let is_failing = |slot: &AllocatorSlot| match slot.state {
+        let is_failing = |slot: &PoolSlot| match slot.state {
             SlotState::Empty => slot.device != DeviceAvailability::Awaited,
             SlotState::Paused(_) | SlotState::Starting => slot.failures > 0,
             SlotState::Free(_) | SlotState::Held { .. } | SlotState::Ending => false,
         };
-        let all = |is: &dyn Fn(&AllocatorSlot) -> bool| self.slots.iter().all(is);
+        let all = |is: &dyn Fn(&PoolSlot) -> bool| self.slots.iter().all(is);
         let is_denied = all(&|slot| slot.state == SlotState::Empty && slot.device == DeviceAvailability::Denied);
         let is_unavailable = is_denied || self.start_failures >= MAX_SETUP_TRIES && all(&is_failing);
         self.last_failure.clone().filter(|_| is_unavailable)
@@ -302,7 +302,7 @@ impl WorkerAllocator {
     pub(super) fn status(&self) -> ResourcePoolStatus {
         let count = |is: fn(&SlotState) -> bool| self.slots.iter().filter(|slot| is(&slot.state)).count();
         ResourcePoolStatus {
-            total_workers: self.live_count(),
+            total_workers: self.live(),
             available_workers: count(|state| matches!(state, SlotState::Free(_))),
             active_tasks: count(|state| matches!(state, SlotState::Held { .. })),
             waiting_tasks: self.waiters.len(),
@@ -313,20 +313,19 @@ impl WorkerAllocator {
 
     /// Whether the allocator is closed and every worker is gone.
     pub(super) fn is_over(&self) -> bool {
-        self.is_closed && self.live_count() == 0
+        self.is_closed && self.live() == 0
     }
 }
 
 impl WorkerAllocator {
-    fn live_count(&self) -> usize {
+    fn live(&self) -> usize {
         self.slots.iter().filter(|slot| slot.state != SlotState::Empty).count()
     }
 
     /// Returns the number of workers that may soon be free and have not failed.
-    fn starting_count(&self) -> usize {
-        let is_coming = |slot: &&AllocatorSlot| {
-            matches!(slot.state, SlotState::Starting | SlotState::Paused(_)) && slot.failures == 0
-        };
+    fn starting(&self) -> usize {
+        let is_coming =
+            |slot: &&PoolSlot| matches!(slot.state, SlotState::Starting | SlotState::Paused(_)) && slot.failures == 0;
         self.slots.iter().filter(is_coming).count()
     }
 
@@ -337,18 +336,18 @@ impl WorkerAllocator {
     }
 
     fn needs_worker(&self) -> bool {
-        self.live_count() < self.rules.min_workers || self.waiters.len() > self.starting_count()
+        self.live() < self.rules.min_workers || self.waiters.len() > self.starting()
     }
 
     /// Whether more slots may be tried; after repeated start failures that helps no waiter.
     fn can_grow(&self) -> bool {
-        let is_trying = |slot: &AllocatorSlot| matches!(slot.state, SlotState::Starting | SlotState::Paused(_));
+        let is_trying = |slot: &PoolSlot| matches!(slot.state, SlotState::Starting | SlotState::Paused(_));
         self.start_failures < MAX_SETUP_TRIES || !self.slots.iter().any(is_trying)
     }
 
     /// Stops workers that idled too long, the last slots first.
     fn stop_idle_workers(&mut self, now: Instant, effects: &mut Vec<AllocatorEffect>) {
-        let mut left = self.live_count();
+        let mut left = self.live();
         for (index, slot) in self.slots.iter_mut().enumerate().rev() {
             let SlotState::Free(since) = slot.state else { continue };
             let is_idle = since.checked_add(self.rules.idle_time).is_some_and(|until| until <= now);
@@ -367,11 +366,9 @@ impl WorkerAllocator {
         }
         self.grant_free_workers(now, effects);
         self.restart_paused_slots(now, effects);
-        while self.live_count() < self.rules.min_workers
-            || (self.waiters.len() > self.starting_count() && self.can_grow())
-        {
+        while self.live() < self.rules.min_workers || (self.waiters.len() > self.starting() && self.can_grow()) {
             let may_start =
-                |slot: &AllocatorSlot| slot.state == SlotState::Empty && slot.device == DeviceAvailability::Available;
+                |slot: &PoolSlot| slot.state == SlotState::Empty && slot.device == DeviceAvailability::Available;
             let empty = self.slots.iter_mut().enumerate().filter(|(_, slot)| may_start(slot));
             // Prefers the slots with the fewest failures.
             let Some((index, slot)) = empty.min_by_key(|(index, slot)| (slot.failures, *index)) else { return };

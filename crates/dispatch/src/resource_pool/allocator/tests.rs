@@ -6,8 +6,8 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn rules(min_workers: usize, max_workers: usize) -> AllocatorRules {
-    AllocatorRules {
+fn rules(min_workers: usize, max_workers: usize) -> PoolRules {
+    PoolRules {
         min_workers,
         max_workers,
         acquire_patience: 30 * SECOND,
@@ -20,7 +20,7 @@ fn rules(min_workers: usize, max_workers: usize) -> AllocatorRules {
 /// Simulated processes and waiters: applies effects and rejects impossible ones.
 struct Simulation {
     allocator: WorkerAllocator,
-    rules: AllocatorRules,
+    rules: PoolRules,
     now: Instant,
     slots: Vec<SimulatedProcess>,
     /// Slots whose process is about to exit.
@@ -43,7 +43,7 @@ enum SimulatedProcess {
 }
 
 impl Simulation {
-    fn new(rules: AllocatorRules) -> Self {
+    fn new(rules: PoolRules) -> Self {
         let slots = vec![SimulatedProcess::None; rules.max_workers];
         let (waiters, holds, refused, dying) = (VecDeque::new(), BTreeSet::new(), Vec::new(), BTreeSet::new());
         let (allocator, now) = (WorkerAllocator::new(rules), Instant::now());
@@ -390,7 +390,7 @@ proptest! {
 
 fn allocator_without_devices(workers: usize) -> WorkerAllocator {
     let long = Duration::from_secs(1_000);
-    WorkerAllocator::new(AllocatorRules {
+    WorkerAllocator::new(PoolRules {
         min_workers: workers,
         max_workers: workers,
         acquire_patience: long,
