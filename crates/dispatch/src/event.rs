@@ -50,8 +50,8 @@ pub enum RunEvent {
         worker: WorkerId,
         /// Cause of the exit.
         cause: WorkerExitCause,
-        /// End of the worker's standard error, if it was captured.
-        stderr_tail: Arc<str>,
+        /// End of the worker's output, if it was captured.
+        output_tail: Arc<str>,
         /// Whether no other process replaces it.
         is_last: bool,
     },
@@ -179,7 +179,7 @@ impl fmt::Display for WorkerExitCause {
             Self::Signalled(signal) => write!(f, "it was killed by signal {signal}"),
             Self::BoundExceeded(excess) => write!(f, "it was killed: {excess}"),
             Self::IgnoredInterrupt => write!(f, "it was killed: it ignored an interrupt"),
-            Self::ProtocolViolation(what) => write!(f, "it was killed: {what}"),
+            Self::ProtocolViolation(violation) => write!(f, "it was killed: {violation}"),
             Self::StartFailed(why) => write!(f, "it could not be started: {why}"),
             Self::GpuWithdrawn(why) => write!(f, "its GPU was taken away: {why}"),
             Self::Stopped => write!(f, "it was stopped"),

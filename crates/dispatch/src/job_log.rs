@@ -208,9 +208,9 @@ impl JobLogEntry<'_> {
 
 /// Escapes a command for the log.
 fn escape(command: &[u8], into: &mut Vec<u8>) {
-    let most = into.len() + MAX_JOBLOG_COMMAND_BYTES;
+    let limit = into.len() + MAX_JOBLOG_COMMAND_BYTES;
     for byte in command {
-        if into.len() + 2 > most {
+        if into.len() + 2 > limit {
             return;
         }
         match byte {
@@ -353,8 +353,8 @@ fn for_each_entry(file: &mut File, path: &Path, mut show: impl FnMut(ParsedLogLi
     let mut end = 0;
     for number in 1.. {
         line.clear();
-        let most = MAX_JOBLOG_LINE_BYTES as u64;
-        let length = reader.by_ref().take(most).read_until(b'\n', &mut line).map_err(file_error(path, "read"))?;
+        let limit = MAX_JOBLOG_LINE_BYTES as u64;
+        let length = reader.by_ref().take(limit).read_until(b'\n', &mut line).map_err(file_error(path, "read"))?;
         let Some(text) = line.strip_suffix(b"\n") else {
             let problem = "longer than 4 MiB";
             let is_header = number > 1 || HEADER.starts_with(&line);
@@ -491,7 +491,7 @@ mod tests {
         JobLogEntry { exit_code: -1, ..entry(b"x") }.write_line(&mut line);
         let read = ParsedLogLine::parse(line.trim_ascii_end()).unwrap();
         assert_eq!(read, ParsedLogLine { seq: 7, is_success: false, command: b"x" });
-        for (line, says) in [
+        for (line, expected) in [
             ("", "Seq"),
             ("0\t:\t1\t1\t0\t0\t0\t0\tx", "from 1"),
             ("4294967297\t:\t1\t1\t0\t0\t0\t0\tx", "from 1"),
@@ -499,7 +499,7 @@ mod tests {
             ("1\t:\t1\t1\t0\t0\tx\t0\tx", "Exitval"),
             ("1\t:\t1\t1\t0\t0\t0\t\tx", "Signal"),
         ] {
-            assert!(ParsedLogLine::parse(line.as_bytes()).is_err_and(|problem| problem.contains(says)), "{line:?}");
+            assert!(ParsedLogLine::parse(line.as_bytes()).is_err_and(|problem| problem.contains(expected)), "{line:?}");
         }
     }
 

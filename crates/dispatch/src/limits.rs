@@ -28,8 +28,8 @@ pub(crate) const RESTART_BACKOFF: Duration = Duration::from_millis(50);
 pub(crate) const MAX_RESTART_BACKOFF: Duration = Duration::from_secs(2);
 /// Most consecutive setup failures of a slot that was set up before.
 pub(crate) const MAX_SETUP_TRIES: u32 = 5;
-/// Bytes kept of the end of a worker's standard error.
-pub(crate) const STDERR_TAIL_BYTES: usize = 8 * 1_024;
+/// Bytes kept of the end of a worker's output.
+pub(crate) const OUTPUT_TAIL_BYTES: usize = 8 * 1_024;
 /// Longest line of a worker that speaks lines.
 pub(crate) const MAX_LINE_BYTES: usize = 64 << 20;
 /// Smallest buffer for a read from a worker.

@@ -237,6 +237,6 @@ pub enum WorkerOutputPolicy {
     Inherited,
     /// Output is reported as [`crate::RunEvent::WorkerWrote`].
     Reported,
-    /// Only the end of the standard error is kept, for workers that die.
+    /// Only the end of the output is kept, for workers that die.
     Discarded,
 }

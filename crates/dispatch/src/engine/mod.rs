@@ -144,8 +144,8 @@ impl Engine {
     }
 
     /// Performs all pending work, then sleeps until there is more or the driver's goal is reached.
-    pub(crate) fn run_turn(&mut self, driver: DriverGoal) {
-        if let Err(error) = self.try_run_turn(driver) {
+    pub(crate) fn run_turn(&mut self, goal: DriverGoal) {
+        if let Err(error) = self.try_run_turn(goal) {
             // Without epoll no worker can be read: end all workers and their tasks.
             self.abort_run(error);
             self.apply_effects(Instant::now());
@@ -154,7 +154,7 @@ impl Engine {
         }
     }
 
-    fn try_run_turn(&mut self, driver: DriverGoal) -> Result<(), DispatchError> {
+    fn try_run_turn(&mut self, goal: DriverGoal) -> Result<(), DispatchError> {
         let now = Instant::now();
         self.handle_messages(now);
         self.accept_tasks();
@@ -169,19 +169,19 @@ impl Engine {
         if self.progress == RunProgress::Over {
             return Ok(());
         }
-        self.wait_for_events(driver)
+        self.wait_for_events(goal)
     }
 
     /// Returns how long to sleep. Announces the sleep before the last check for work, so that later work wakes the
     /// driver.
-    fn sleep_duration(&self, driver: DriverGoal) -> Duration {
-        let is_wanted = match driver {
+    fn sleep_duration(&self, goal: DriverGoal) -> Duration {
+        let is_reached = match goal {
             DriverGoal::Event | DriverGoal::EventUntil(_) => self.events.ready_count() > 0,
             DriverGoal::EventOrRoom => self.events.ready_count() > 0 || self.task_queue.room() > 0,
             DriverGoal::Nothing => true,
             DriverGoal::Background | DriverGoal::ShutdownUntil(_) => false,
         };
-        if is_wanted {
+        if is_reached {
             return Duration::ZERO;
         }
         self.mailbox.announce_sleep();
@@ -189,16 +189,16 @@ impl Engine {
         if !self.mailbox.is_empty() || self.task_queue.has_update(waiting, undelivered, self.scheduler.is_open()) {
             return Duration::ZERO;
         }
-        let leaves = match driver {
+        let until = match goal {
             DriverGoal::ShutdownUntil(until) | DriverGoal::EventUntil(until) => Some(until),
             _ => None,
         };
-        let due = self.slots.iter().filter_map(SlotRuntime::deadline).chain(leaves).min();
+        let due = self.slots.iter().filter_map(SlotRuntime::deadline).chain(until).min();
         due.map_or(MAX_SLEEP, |due| due.saturating_duration_since(Instant::now()).min(MAX_SLEEP))
     }
 
-    fn wait_for_events(&mut self, driver: DriverGoal) -> Result<(), DispatchError> {
-        let timeout = self.sleep_duration(driver);
+    fn wait_for_events(&mut self, goal: DriverGoal) -> Result<(), DispatchError> {
+        let timeout = self.sleep_duration(goal);
         let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
         let timeout = Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
         let woken = epoll::wait(&self.epoll, &mut events, Some(&timeout));
@@ -374,9 +374,8 @@ impl Engine {
                     }
                 }
                 EngineMessage::ReportedExceededBound { worker, pid, excess } => {
-                    let is_it =
-                        |slot: &SlotRuntime| matches!(&slot.stage, SlotStage::Running(it, _) if it.job.id().pid == pid);
-                    if let Some(index) = self.slot_index(worker).filter(|index| is_it(&self.slots[*index])) {
+                    let has_pid = |slot: &SlotRuntime| matches!(&slot.stage, SlotStage::Running(process, _) if process.job.id().pid == pid);
+                    if let Some(index) = self.slot_index(worker).filter(|index| has_pid(&self.slots[*index])) {
                         self.kill_process(index, WorkerExitCause::BoundExceeded(excess));
                     }
                 }

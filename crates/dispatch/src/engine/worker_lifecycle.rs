@@ -363,11 +363,11 @@ impl Engine {
         }
     }
 
-    fn on_output(&mut self, index: usize, words: bytes::BytesMut) {
+    fn on_output(&mut self, index: usize, bytes: bytes::BytesMut) {
         let slot = &mut self.slots[index];
-        slot.append_stderr(&words);
-        if self.plan.output == WorkerOutputPolicy::Reported && !words.is_empty() {
-            self.events.push_event(RunEvent::WorkerWrote { worker: slot.spec.id, bytes: words.freeze() });
+        slot.append_output(&bytes);
+        if self.plan.output == WorkerOutputPolicy::Reported && !bytes.is_empty() {
+            self.events.push_event(RunEvent::WorkerWrote { worker: slot.spec.id, bytes: bytes.freeze() });
         }
     }
 
@@ -427,8 +427,8 @@ impl Engine {
         }
         let SlotStage::Running(process, phase) = std::mem::replace(&mut slot.stage, SlotStage::Gone) else { return };
         let WorkerProcess { job, bounded_job, mut socket, counters, output_pipe, output_spool } = *process;
-        for gone in [epoll::delete(&self.epoll, &socket), epoll::delete(&self.epoll, &job)] {
-            debug_assert!(gone.is_ok(), "{gone:?}");
+        for removed in [epoll::delete(&self.epoll, &socket), epoll::delete(&self.epoll, &job)] {
+            debug_assert!(removed.is_ok(), "{removed:?}");
         }
         if let Some(output) = &output_pipe {
             let _ = epoll::delete(&self.epoll, output);
@@ -465,9 +465,9 @@ impl Engine {
     fn drain_final_messages(&mut self, index: usize, now: Instant) {
         let slot = &mut self.slots[index];
         let SlotStage::Dying(dying) = &mut slot.stage else { return };
-        let mut words = bytes::BytesMut::new();
+        let mut bytes = bytes::BytesMut::new();
         if let Some(output) = &dying.output_pipe {
-            while matches!(read_into_buffer(&mut words, READ_BYTES, output), Ok(read) if read > 0) {}
+            while matches!(read_into_buffer(&mut bytes, READ_BYTES, output), Ok(read) if read > 0) {}
         }
         if !matches!(dying.cause, Some(WorkerExitCause::ProtocolViolation(_))) {
             let last = dying.socket.remaining_messages(&dying.counters);
@@ -477,7 +477,7 @@ impl Engine {
                 }
             }
         }
-        self.on_output(index, words);
+        self.on_output(index, bytes);
     }
 
     /// Reports the end of a process and decides whether its slot restarts.
@@ -485,7 +485,7 @@ impl Engine {
         let is_open = self.progress == RunProgress::Open && !self.scheduler.is_cancelled();
         let slot = &mut self.slots[index];
         let worker = slot.spec.id;
-        let stderr_tail = slot.take_stderr_tail();
+        let output_tail = slot.take_output_tail();
         let is_withdrawn = slot.withdrawn.is_some();
         let mut is_wanted = is_open && !is_withdrawn;
         slot.deaths += u32::from(!matches!(phase, WorkerPhase::Stopping(_)));
@@ -493,7 +493,7 @@ impl Engine {
         let is_interrupted = self.scheduler.is_cancelled() && matches!(cause, WorkerExitCause::Stopped);
         let own_words = slot.setup_failure.take().filter(|_| !is_interrupted);
         let is_setup_failure = matches!(phase, WorkerPhase::SettingUp(_)) && (is_wanted || own_words.is_some());
-        let why = own_words.unwrap_or_else(|| with_stderr_tail(&cause, &stderr_tail));
+        let why = own_words.unwrap_or_else(|| with_output_tail(&cause, &output_tail));
         if is_setup_failure {
             is_wanted &= slot.has_worked && slot.deaths <= MAX_SETUP_TRIES;
             self.events.push_event(RunEvent::WorkerSetupFailed { worker, why: Arc::clone(&why) });
@@ -501,7 +501,7 @@ impl Engine {
         slot.replaced += u64::from(is_wanted);
         slot.stage = if is_wanted { SlotStage::Waiting(now + backoff(slot.deaths)) } else { SlotStage::Gone };
         if !matches!(phase, WorkerPhase::SettingUp(_)) || is_withdrawn {
-            self.events.push_event(RunEvent::WorkerGone { worker, cause, stderr_tail, is_last: !is_wanted });
+            self.events.push_event(RunEvent::WorkerGone { worker, cause, output_tail, is_last: !is_wanted });
         }
         if is_open && !is_wanted && !is_withdrawn {
             self.abort_if_no_worker(index, why);
@@ -522,9 +522,9 @@ impl Engine {
     }
 }
 
-fn with_stderr_tail(cause: &WorkerExitCause, stderr_tail: &str) -> Arc<str> {
-    match stderr_tail.trim_end() {
+fn with_output_tail(cause: &WorkerExitCause, output_tail: &str) -> Arc<str> {
+    match output_tail.trim_end() {
         "" => cause.to_string().into(),
-        words => format!("{cause}; its standard error ends with:\n{words}").into(),
+        tail => format!("{cause}; its output ends with:\n{tail}").into(),
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::command::OutputSpool;
-use crate::limits::STDERR_TAIL_BYTES;
+use crate::limits::OUTPUT_TAIL_BYTES;
 use crate::plan::WorkerSlot;
 use crate::process::{WorkerProcess, WorkerSocket};
 use crate::protocol::WorkerCounters;
@@ -35,7 +35,7 @@ pub(super) struct SlotRuntime {
     pub reported_task: Option<TaskId>,
     /// Whether the worker reached its lifetime and is replaced after its queued tasks.
     pub is_retiring: bool,
-    pub stderr_tail: Vec<u8>,
+    pub output_tail: Vec<u8>,
     /// Whether reading of its output is paused.
     pub is_output_paused: bool,
     /// Outcomes of its tasks.
@@ -103,7 +103,7 @@ impl SlotRuntime {
             check_at: None,
             reported_task: None,
             is_retiring: false,
-            stderr_tail: Vec::new(),
+            output_tail: Vec::new(),
             is_output_paused: false,
             totals: RunStats::default(),
             replaced: 0,
@@ -121,18 +121,18 @@ impl SlotRuntime {
         phase.into_iter().chain(self.check_at).min()
     }
 
-    pub(super) fn append_stderr(&mut self, words: &[u8]) {
-        self.stderr_tail.extend_from_slice(words);
+    pub(super) fn append_output(&mut self, bytes: &[u8]) {
+        self.output_tail.extend_from_slice(bytes);
         // Trimmed only now and then, to keep appends cheap.
-        if self.stderr_tail.len() > 2 * STDERR_TAIL_BYTES {
-            self.stderr_tail.drain(..self.stderr_tail.len() - STDERR_TAIL_BYTES);
+        if self.output_tail.len() > 2 * OUTPUT_TAIL_BYTES {
+            self.output_tail.drain(..self.output_tail.len() - OUTPUT_TAIL_BYTES);
         }
     }
 
-    pub(super) fn take_stderr_tail(&mut self) -> Arc<str> {
-        let words = std::mem::take(&mut self.stderr_tail);
-        let last = words.len().saturating_sub(STDERR_TAIL_BYTES);
-        String::from_utf8_lossy(&words[last..]).into()
+    pub(super) fn take_output_tail(&mut self) -> Arc<str> {
+        let bytes = std::mem::take(&mut self.output_tail);
+        let last = bytes.len().saturating_sub(OUTPUT_TAIL_BYTES);
+        String::from_utf8_lossy(&bytes[last..]).into()
     }
 
     pub(super) fn worker_state(&self, is_busy: bool) -> WorkerState {

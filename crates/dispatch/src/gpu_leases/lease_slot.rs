@@ -46,16 +46,16 @@ impl LeaseSlot {
     /// Runs the slot until the manager stops. Returns a lease that could not be released because the agent is away.
     pub(super) async fn run(mut self) -> Option<u64> {
         loop {
-            let begun = Instant::now();
+            let requested_at = Instant::now();
             let next = match self.request_lease().await {
                 SlotStep::Continue(guard) => self.hold_lease(guard).await,
                 SlotStep::Retry => SlotStep::Retry,
-                SlotStep::Stop(left) => SlotStep::Stop(left),
+                SlotStep::Stop(unreleased) => SlotStep::Stop(unreleased),
             };
-            if let SlotStep::Stop(left) = next {
-                return left;
+            if let SlotStep::Stop(unreleased) = next {
+                return unreleased;
             }
-            if begun.elapsed() < SHORT_LEASE && self.pause_before_retry().await.is_none() {
+            if requested_at.elapsed() < SHORT_LEASE && self.pause_before_retry().await.is_none() {
                 return None;
             }
         }

@@ -57,9 +57,9 @@ impl GpuLeaseManager {
             creator_pid: std::process::id(),
         };
         let run = move || {
-            let left = runtime.block_on(hold_leases(&agent, bodies, registry, stopping));
+            let unreleased = runtime.block_on(hold_leases(&agent, bodies, registry, stopping));
             drop(is_done);
-            runtime.block_on(release_in_background(&agent, left));
+            runtime.block_on(release_in_background(&agent, unreleased));
             // Does not wait for a name lookup that hangs.
             runtime.shutdown_background();
         };
@@ -151,20 +151,20 @@ async fn hold_leases(
         slots.spawn(slot.run());
     }
     wait_for_stop(&mut stop).await;
-    let mut left = Vec::new();
+    let mut unreleased = Vec::new();
     while let Some(ended) = slots.join_next().await {
-        left.extend(ended.ok().flatten());
+        unreleased.extend(ended.ok().flatten());
     }
-    left
+    unreleased
 }
 
 /// Releases leases that a process that lives on would keep otherwise.
 async fn release_in_background(agent: &LocalAgent, leases: Vec<u64>) {
     let until = Instant::now() + BACKGROUND_RELEASE_TIME;
     for lease in leases {
-        let left = until.saturating_duration_since(Instant::now());
+        let remaining = until.saturating_duration_since(Instant::now());
         // If this fails, too, the lease ends with the process.
-        let _ = agent.client().release_within(lease, left).await;
+        let _ = agent.client().release_within(lease, remaining).await;
     }
 }
 
@@ -226,9 +226,10 @@ impl GpuMemoryUsage {
         let of = |held: &Option<HeldGrant>| {
             let held = held.as_ref().filter(|held| is_visible(held))?;
             let ids = held.granted.gpu_ids();
-            let own: Vec<&DeviceBody> = devices.devices.iter().filter(|device| ids.contains(&device.gpu_id)).collect();
-            let is_current = own.len() == ids.len() && own.iter().all(|device| !device.stale);
-            is_current.then(|| SlotMemoryUsage::of(&own))
+            let leased: Vec<&DeviceBody> =
+                devices.devices.iter().filter(|device| ids.contains(&device.gpu_id)).collect();
+            let is_current = leased.len() == ids.len() && leased.iter().all(|device| !device.stale);
+            is_current.then(|| SlotMemoryUsage::of(&leased))
         };
         Self { slots: held.iter().map(of).collect() }
     }
@@ -237,9 +238,9 @@ impl GpuMemoryUsage {
     /// if only some of them are known.
     pub fn used_by(&self, slot: usize, pids: &[u32]) -> Option<u64> {
         let usage = self.slots.get(slot)?.as_ref()?;
-        let there = pids.iter().filter_map(|pid| usage.used.get(pid));
-        let known: Vec<u64> = there.clone().flatten().copied().collect();
-        let is_known = !known.is_empty() || (there.count() == 0 && usage.is_complete);
+        let listed = pids.iter().filter_map(|pid| usage.used.get(pid));
+        let known: Vec<u64> = listed.clone().flatten().copied().collect();
+        let is_known = !known.is_empty() || (listed.count() == 0 && usage.is_complete);
         is_known.then(|| known.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes)))
     }
 }

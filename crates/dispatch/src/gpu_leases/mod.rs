@@ -171,8 +171,8 @@ mod tests {
             (0, &[1, 2, 1], "gpu_ids is [1, 2, 1], and must be listed each once; 1 is twice"),
             (5_000, &[], "the number of GPUs is 5000, and must be at most 1024"),
         ];
-        for (leases, gpu_ids, says) in cases {
-            assert_eq!(split_request(leases, gpu_ids).unwrap_err(), says);
+        for (leases, gpu_ids, expected) in cases {
+            assert_eq!(split_request(leases, gpu_ids).unwrap_err(), expected);
         }
     }
 }

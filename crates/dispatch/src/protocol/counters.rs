@@ -267,9 +267,9 @@ mod tests {
         let ours = WorkerCounters::new().unwrap();
         let theirs = WorkerCounters::from_memory(ours.as_fd().try_clone_to_owned().unwrap()).unwrap();
         theirs.record_start();
-        let amid = ours.read();
-        assert_eq!((amid.started, amid.finished), (1, 0));
-        assert!(amid.started_at_ns > 0);
+        let running = ours.read();
+        assert_eq!((running.started, running.finished), (1, 0));
+        assert!(running.started_at_ns > 0);
         theirs.record_finish();
         theirs.record_start();
         drop(theirs);
@@ -326,8 +326,8 @@ mod tests {
         assert_eq!(counters.recover_unsent(0, b""), both);
         assert_eq!(counters.recover_unsent(one.len() as u64, b""), two);
         assert_eq!(counters.recover_unsent(both.len() as u64, b""), b"");
-        let amid = one.len() + 5;
-        assert_eq!(counters.recover_unsent(amid as u64, &two[..5]), &two[5..]);
+        let cut = one.len() + 5;
+        assert_eq!(counters.recover_unsent(cut as u64, &two[..5]), &two[5..]);
         let mut sent = Vec::new();
         counters
             .send_outbox(&mut BytesMut::new(), |bytes| {

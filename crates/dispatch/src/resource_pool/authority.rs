@@ -72,8 +72,8 @@ impl PoolAuthorityHandle {
     /// Creates a handle for a pool of so many workers, and its inbox.
     pub(super) fn new(workers: usize) -> (Self, mpsc::Receiver<PoolMessage>) {
         let tickets = MAX_WAITING + workers;
-        let most = MESSAGES_PER_TICKET * tickets + MESSAGES_PER_WORKER * workers + 1;
-        let (messages, inbox) = mpsc::channel(most);
+        let capacity = MESSAGES_PER_TICKET * tickets + MESSAGES_PER_WORKER * workers + 1;
+        let (messages, inbox) = mpsc::channel(capacity);
         (Self { messages, tickets: Arc::new(Semaphore::new(tickets)), shut_down: Arc::default() }, inbox)
     }
 

@@ -104,9 +104,9 @@ impl ResourcePoolConfig {
 
     /// Checks the configuration.
     pub fn check(&self) -> Result<(), ResourcePoolError> {
-        let most = u32::try_from(MAX_WORKERS).unwrap_or(u32::MAX);
+        let limit = u32::try_from(MAX_WORKERS).unwrap_or(u32::MAX);
         positive("max_workers", self.max_workers > 0, self.max_workers)?;
-        require("max_workers", self.max_workers <= most, format!("at most {most}"), self.max_workers)?;
+        require("max_workers", self.max_workers <= limit, format!("at most {limit}"), self.max_workers)?;
         let range = format!("at most max_workers ({})", self.max_workers);
         require("min_workers", self.min_workers <= self.max_workers, range, self.min_workers)?;
         let times = [

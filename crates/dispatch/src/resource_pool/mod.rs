@@ -292,9 +292,9 @@ impl HeldWorker {
 
     /// Waits until a limit is exceeded and returns which; forever if none is.
     pub fn wait_until_exceeded(&self) -> impl Future<Output = HeldWorkerError> + Send + use<> {
-        let over = self.wait_until_ended();
+        let ended = self.wait_until_ended();
         async move {
-            let how = over.await;
+            let how = ended.await;
             if !how.is_limit() {
                 std::future::pending::<()>().await;
             }

@@ -424,8 +424,8 @@ fn deliver_result(
     task: Option<TaskId>,
     outcome: TaskOutcome,
 ) -> Result<(), String> {
-    let is_it = |(running, _): &mut (TaskId, RunRequest)| task.is_none_or(|task| task == *running);
-    let Some((_, run)) = running.take_if(is_it) else {
+    let is_current = |(running, _): &mut (TaskId, RunRequest)| task.is_none_or(|task| task == *running);
+    let Some((_, run)) = running.take_if(is_current) else {
         return Err(task.map_or("it wrote a line without a task".into(), |id| format!("it sent a result of task {id}")));
     };
     let RunRequest { reply, busy, .. } = run;

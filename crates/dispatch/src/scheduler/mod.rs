@@ -94,7 +94,7 @@ pub(crate) enum InvalidResult {
     #[error("worker {0} is not ready for tasks")]
     WorkerNotReady(WorkerId),
     /// The result is not of the first task in the worker's queue.
-    #[error("worker {worker} sent a result of task {task}; expected {}", expected.map_or("none".into(), |it| it.to_string()))]
+    #[error("worker {worker} sent a result of task {task}; expected {}", expected.map_or("none".into(), |id| id.to_string()))]
     UnexpectedTask {
         /// Worker id.
         worker: WorkerId,
@@ -268,9 +268,9 @@ impl TaskScheduler {
         let remaining = (!self.is_open).then_some(self.pending.len());
         let candidates = self.workers.iter().filter(|(_, worker)| {
             let may = worker.counts() && self.rules.prefetch && !worker.is_slow;
-            let most = if may { worker.pace.queue_depth(remaining, live_workers) } else { 1 };
+            let limit = if may { worker.pace.queue_depth(remaining, live_workers) } else { 1 };
             let is_able = !worker.is_killed && !worker.is_retiring && worker.interrupted.is_none();
-            is_able && worker.inbox.len() < most
+            is_able && worker.inbox.len() < limit
         });
         candidates.min_by_key(|(_, worker)| worker.inbox.len()).map(|(id, _)| *id)
     }
@@ -503,12 +503,12 @@ impl WorkerPace {
         self.current_depth = (self.current_depth.max(1) * 2).min(self.max_depth());
     }
 
-    /// Returns how many tasks the worker may have. `left` tasks remain if no more will come, shared by so many workers.
-    pub(crate) fn queue_depth(&self, left: Option<usize>, workers: usize) -> usize {
+    /// Returns how many tasks the worker may have. `remaining` tasks are left if no more will come, shared by so many workers.
+    pub(crate) fn queue_depth(&self, remaining: Option<usize>, workers: usize) -> usize {
         let depth = self.current_depth.clamp(1, self.max_depth());
-        match left {
+        match remaining {
             // Spreads the last tasks: no worker takes more than half of its share.
-            Some(left) => depth.min((left / (2 * workers)).max(1)),
+            Some(remaining) => depth.min((remaining / (2 * workers)).max(1)),
             None => depth,
         }
     }

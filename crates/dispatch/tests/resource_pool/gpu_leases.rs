@@ -32,14 +32,14 @@ async fn active_leases(agent: &TestAgent) -> Vec<LeaseBody> {
 /// Ends a pool and waits until the agent has removed the leases' control groups, which an ended agent could not.
 async fn shut_down_pool(agent: &TestAgent, pool: &ResourcePool) {
     within_patience("the end of the pool", pool.shutdown()).await;
-    let gone = async {
+    let drained = async {
         // Draining leases have ended and are listed only among all.
         let query = LeaseQuery { state: Some("all".into()), ..LeaseQuery::default() };
         while agent.client_unix().leases(&query).await.unwrap().leases.iter().any(|lease| lease.draining) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    within_patience("the end of draining", gone).await;
+    within_patience("the end of draining", drained).await;
 }
 
 #[tokio::test]
@@ -71,8 +71,8 @@ async fn a_worker_whose_gpu_is_revoked_is_replaced_on_another() {
     let worker = within_patience("a worker", pool.acquire("unlucky")).await.unwrap();
     let held = active_leases(&agent).await;
     agent.client_unix().revoke(held[0].id, 0.0).await.unwrap();
-    let told = within_patience("the end of the worker", worker.run("sleep 1000000".into())).await.unwrap_err();
-    assert!(matches!(told, HeldWorkerError::Lost(WorkerExitCause::GpuWithdrawn(_))), "{told}");
+    let error = within_patience("the end of the worker", worker.run("sleep 1000000".into())).await.unwrap_err();
+    assert!(matches!(error, HeldWorkerError::Lost(WorkerExitCause::GpuWithdrawn(_))), "{error}");
     drop(worker);
     let next = within_patience("the next worker", pool.acquire("next")).await.unwrap();
     assert_eq!(text(within_patience("a result", next.run("echo fresh".into())).await), "fresh");
@@ -96,11 +96,11 @@ async fn a_waiter_for_an_impossible_gpu_gets_the_reason() {
 #[tokio::test]
 async fn a_pool_uses_the_free_gpus_and_grows_with_them() {
     let agent = start_agent("1xH100").await;
-    let (few, more) = (pool_on(&agent, 2, RequestBody::default()), pool_on(&agent, 1, RequestBody::default()));
-    let pool = few.start();
+    let (larger, smaller) = (pool_on(&agent, 2, RequestBody::default()), pool_on(&agent, 1, RequestBody::default()));
+    let pool = larger.start();
     wait_for_status(&pool, "one worker", |status| status.available_workers == 1).await;
     assert_eq!(pool.status().total_workers, 1, "no GPU is free for the other");
-    let test_pool = more.configure(|config| config.acquire_patience = Duration::from_millis(300));
+    let test_pool = smaller.configure(|config| config.acquire_patience = Duration::from_millis(300));
     let waits = test_pool.start();
     let error = within_patience("a result", waits.acquire("waits")).await.unwrap_err().to_string();
     assert!(error.contains("waiting for a GPU"), "{error}");

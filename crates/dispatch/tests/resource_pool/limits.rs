@@ -68,8 +68,8 @@ async fn a_blocked_runtime_does_not_suspend_the_time_limit() {
     let worker = within_patience("a worker", pool.acquire("blocks")).await.unwrap();
     // Nothing else runs on this thread meanwhile.
     wait_for_exit(&process_handle(worker.pid()));
-    let told = within_patience("the exceeded limit", worker.wait_until_exceeded()).await;
-    assert_eq!(told.to_string(), "Worker exceeded 0.1s timeout");
+    let error = within_patience("the exceeded limit", worker.wait_until_exceeded()).await;
+    assert_eq!(error.to_string(), "Worker exceeded 0.1s timeout");
 }
 
 #[tokio::test]
@@ -79,8 +79,8 @@ async fn a_worker_that_sends_without_end_does_not_delay_others() {
     let other = within_patience("another worker", pool.acquire("works")).await.unwrap();
     let talking = talker.run("flood".into());
     assert_eq!(text(within_patience("the other worker", other.run("echo heard".into())).await), "heard");
-    let told = within_patience("the end of the worker", talking).await.unwrap_err();
-    assert_eq!(told, HeldWorkerError::Timeout(Duration::from_secs(2)));
+    let error = within_patience("the end of the worker", talking).await.unwrap_err();
+    assert_eq!(error, HeldWorkerError::Timeout(Duration::from_secs(2)));
 }
 
 #[tokio::test]

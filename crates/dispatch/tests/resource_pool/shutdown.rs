@@ -105,8 +105,8 @@ fn kill_9_of_the_program_leaves_no_process_and_a_readable_trail() {
     program.wait().unwrap();
     processes.iter().for_each(wait_for_exit);
     let trail = read_audit_file(&trail).unwrap();
-    let told: Vec<_> = trail.iter().map(|entry| (&*entry.task_id, entry.pid, entry.ended.is_some())).collect();
-    assert_eq!(told, [("first", processes[0].id().pid, false), ("second", processes[1].id().pid, false)]);
+    let holds: Vec<_> = trail.iter().map(|entry| (&*entry.task_id, entry.pid, entry.ended.is_some())).collect();
+    assert_eq!(holds, [("first", processes[0].id().pid, false), ("second", processes[1].id().pid, false)]);
     // The output closes when the last process with access is gone, including children of the workers.
     assert_eq!(pids.next(), None);
 }

@@ -77,9 +77,9 @@ pub async fn within_patience<T>(what: &str, future: impl Future<Output = T>) -> 
 }
 
 /// Waits until the status satisfies the condition.
-pub async fn wait_for_status(pool: &ResourcePool, what: &str, stands: impl Fn(&ResourcePoolStatus) -> bool) {
+pub async fn wait_for_status(pool: &ResourcePool, what: &str, condition: impl Fn(&ResourcePoolStatus) -> bool) {
     let mut status = pool.watch_status();
-    within_patience(what, status.wait_for(stands)).await.unwrap();
+    within_patience(what, status.wait_for(condition)).await.unwrap();
 }
 
 /// Returns the ends of a pool's holds, in the order they began.

@@ -127,16 +127,16 @@ async fn a_pool_that_cannot_start_workers_gives_the_reason() {
         config.setup_timeout = Duration::from_millis(50);
     };
     let missing = |config: &mut ResourcePoolConfig| config.program = WorkerProgram::native("there-is-no-such-worker");
-    let stories = [
+    let cases = [
         (TestPool::with_workers(2).configure(failing("fail")), "the model is not there"),
         (TestPool::with_workers(2).configure(failing("exit")), "it exited with code 7"),
         (TestPool::with_workers(1).configure(slow), "setup took longer than 50ms"),
         (TestPool::with_workers(1).configure(missing), "there-is-no-such-worker"),
     ];
-    for (test_pool, says) in stories {
+    for (test_pool, expected) in cases {
         let pool = test_pool.start();
         let error = within_patience("an error", pool.acquire("task")).await.unwrap_err();
-        assert!(matches!(&error, AcquireError::NoWorker(why) if why.contains(says)), "{error}");
+        assert!(matches!(&error, AcquireError::NoWorker(why) if why.contains(expected)), "{error}");
         let ready = within_patience("an error", pool.wait_until_ready()).await.unwrap_err();
         assert!(ready.to_string().starts_with("no worker can be started: "), "{ready}");
         assert_eq!(pool.status().total_workers, test_pool.config.min_workers as usize);

@@ -75,6 +75,8 @@ fn stopping_kills_stubborn_workers_and_lets_the_others_clean_up() {
                 cancelled += 1;
             }
             RunEvent::WorkerCleanupFailed { .. } => cleaned_up += 1,
+            // May still wait to be taken when the statistics already show the worker.
+            RunEvent::WorkerReady { .. } => {}
             RunEvent::WorkerGone { is_last, .. } => {
                 assert!(is_last, "no process replaces it");
                 gone += 1;

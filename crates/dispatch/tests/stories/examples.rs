@@ -12,8 +12,8 @@ fn run(name: &str, arguments: &[&str]) -> String {
 
 #[test]
 fn the_example_counts_primes() {
-    let said = run("dispatch", &[]);
-    assert!(said.starts_with("148933 primes below 2000000; 200 tasks done, 0 failed"), "{said}");
+    let output = run("dispatch", &[]);
+    assert!(output.starts_with("148933 primes below 2000000; 200 tasks done, 0 failed"), "{output}");
 }
 
 /// Ten million tasks with a release build in `benches/run-dispatch`.

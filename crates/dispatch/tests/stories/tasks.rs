@@ -58,30 +58,30 @@ fn the_source_is_never_read_further_ahead_than_the_queue_holds() {
         counted.fetch_add(1, Ordering::SeqCst);
         Ok::<Bytes, std::convert::Infallible>(format!("echo {n}").into())
     });
-    let (mut over, mut most) = (0, 0);
+    let (mut ended, mut most_ahead) = (0, 0);
     Dispatcher::start(plan)
         .unwrap()
         .run(source, |event| {
             if let RunEvent::TaskEnded(_) = event {
-                most = most.max(read.load(Ordering::SeqCst) - over);
-                over += 1;
+                most_ahead = most_ahead.max(read.load(Ordering::SeqCst) - ended);
+                ended += 1;
             }
         })
         .unwrap();
-    assert_eq!(over, 500);
+    assert_eq!(ended, 500);
     // Ten in the queue, one at each worker, and the one that is being reported.
-    assert!(most <= 10 + 2 + 1, "{most} ahead");
+    assert!(most_ahead <= 10 + 2 + 1, "{most_ahead} ahead");
 }
 
 #[test]
 fn an_error_of_the_source_follows_the_tasks_before_it() {
     let source = (0..20).map(|n| if n == 10 { Err("the disk is gone") } else { Ok(Bytes::from(format!("echo {n}"))) });
-    let mut over = 0;
+    let mut ended = 0;
     let error = Dispatcher::start(odd_worker_plan(2))
         .unwrap()
-        .run(source, |event| over += usize::from(matches!(event, RunEvent::TaskEnded(_))));
+        .run(source, |event| ended += usize::from(matches!(event, RunEvent::TaskEnded(_))));
     assert!(matches!(error, Err(RunError::Source("the disk is gone"))), "{error:?}");
-    assert_eq!(over, 10);
+    assert_eq!(ended, 10);
 }
 
 #[test]
@@ -96,11 +96,11 @@ fn another_thread_can_submit_and_wait_for_room() {
         handle.close();
         tasks
     });
-    let mut over = 0;
+    let mut ended = 0;
     while let Some(event) = dispatcher.next_event() {
-        over += usize::from(matches!(event, RunEvent::TaskEnded(_)));
+        ended += usize::from(matches!(event, RunEvent::TaskEnded(_)));
     }
-    assert_eq!(over, 1_000);
+    assert_eq!(ended, 1_000);
     assert_eq!(feeder.join().unwrap(), (0..1_000).map(TaskId).collect::<Vec<_>>());
     assert_eq!(dispatcher.finish().unwrap().completed, 1_000);
 }

@@ -44,11 +44,12 @@ fn a_lost_task_is_retried_if_configured() {
 
 #[test]
 fn a_worker_that_violates_the_protocol_is_killed_and_replaced() {
-    for (task, says) in [("garbage", "4294967295"), ("lie", "18446744073709551615"), ("partial", ""), ("close", "")] {
+    for (task, expected) in [("garbage", "4294967295"), ("lie", "18446744073709551615"), ("partial", ""), ("close", "")]
+    {
         let result = run(odd_worker_plan(1), ["echo before", task, "echo after"]);
         assert_eq!((result.done(0), result.done(2)), ("before".into(), "after".into()), "{task}");
         let cause = cause(result.outcome(1)).to_string();
-        assert!(cause.contains(says), "{task}: {cause}");
+        assert!(cause.contains(expected), "{task}: {cause}");
     }
 }
 
@@ -132,8 +133,8 @@ fn a_withdrawn_slot_can_be_restored() {
 #[test]
 fn a_slot_revoked_during_the_start_can_be_restored() {
     let mut plan = odd_worker_plan(1);
-    let gone = || AttachDenied::SlotRevoked("the lease was lost".into());
-    plan.slots[0].attach = Some(Arc::new(move |_| Err(gone())));
+    let revoked = || AttachDenied::SlotRevoked("the lease was lost".into());
+    plan.slots[0].attach = Some(Arc::new(move |_| Err(revoked())));
     let mut dispatcher = Dispatcher::start(plan).unwrap();
     dispatcher.submit("echo fine".into()).unwrap();
     dispatcher.close();

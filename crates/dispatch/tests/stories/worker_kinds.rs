@@ -15,7 +15,7 @@ fn outputs(result: &RunResult, task: u64) -> (String, String) {
 
 fn report(outcome: &TaskOutcome) -> CommandReport {
     match outcome {
-        TaskOutcome::Done(said) | TaskOutcome::Failed(said) => CommandReport::parse(said).unwrap(),
+        TaskOutcome::Done(output) | TaskOutcome::Failed(output) => CommandReport::parse(output).unwrap(),
         other => panic!("{other:?}"),
     }
 }
@@ -127,15 +127,15 @@ fn worker_output_is_reported_and_its_end_is_kept() {
     let mut plan = crate::common::odd_worker_plan(1);
     plan.output = WorkerOutputPolicy::Reported;
     let result = run(plan, ["say hello there", "exit 3"]);
-    let mut said = String::new();
+    let mut output = String::new();
     for event in &result.events {
         match event {
-            RunEvent::WorkerWrote { bytes, .. } => said.push_str(&String::from_utf8_lossy(bytes)),
-            RunEvent::WorkerGone { stderr_tail, is_last: false, .. } => assert_eq!(&**stderr_tail, "hello there\n"),
+            RunEvent::WorkerWrote { bytes, .. } => output.push_str(&String::from_utf8_lossy(bytes)),
+            RunEvent::WorkerGone { output_tail, is_last: false, .. } => assert_eq!(&**output_tail, "hello there\n"),
             _ => {}
         }
     }
-    assert_eq!(said, "hello there\n");
+    assert_eq!(output, "hello there\n");
 }
 
 /// The output exceeds a pipe's capacity; results that wait for their turn must not stop its reading.
@@ -148,10 +148,10 @@ fn a_worker_that_writes_much_is_read_while_results_wait_for_its_task() {
     let tasks = (0..2_500).map(|n| if n == 0 { "chatter 300000".to_owned() } else { format!("echo {n}") });
     let result = run(plan, tasks);
     assert_eq!(result.task_ends.len(), 2_500);
-    let said: usize = result
+    let output: usize = result
         .events
         .iter()
         .map(|event| if let RunEvent::WorkerWrote { bytes, .. } = event { bytes.len() } else { 0 })
         .sum();
-    assert_eq!(said, 300_000);
+    assert_eq!(output, 300_000);
 }

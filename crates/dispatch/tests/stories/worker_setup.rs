@@ -18,16 +18,16 @@ fn a_run_without_a_usable_worker_ends_with_the_reason() {
         plan
     };
     let not_there = with_helper(RunPlan::new(WorkerProgram::native("there-is-no-such-worker")).workers(2));
-    for (plan, says) in [
+    for (plan, expected) in [
         (failing("fail"), "the model is not there"),
-        (failing("exit"), "it exited with code 7; its standard error ends with:\nloading"),
+        (failing("exit"), "it exited with code 7; its output ends with:\nloading"),
         (not_there, "there-is-no-such-worker: command not found"),
     ] {
         let result = run(plan, ["echo a", "echo b"]);
         let error = result.stats.as_ref().unwrap_err();
         assert!(matches!(error, DispatchError::AllFailedSetup { .. }), "{error}");
         assert!(error.to_string().starts_with("All workers failed during setup"), "{error}");
-        assert!(error.to_string().contains(says), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
         assert_eq!(result.count(|outcome| *outcome == TaskOutcome::Cancelled), result.task_ends.len());
         let failures = result.events.iter().filter(|event| matches!(event, RunEvent::WorkerSetupFailed { .. })).count();
         assert_eq!(failures, 2);
@@ -71,11 +71,11 @@ fn a_failed_cleanup_is_reported_and_loses_nothing() {
     plan.settings = json!({"clean_up": "fail"});
     let result = run(plan, ["echo a"]);
     assert_eq!(result.done(0), "a");
-    let told = result
+    let is_reported = result
         .events
         .iter()
         .any(|event| matches!(event, RunEvent::WorkerCleanupFailed { why, .. } if &**why == "could not save"));
-    assert!(told, "{:?}", result.events);
+    assert!(is_reported, "{:?}", result.events);
     result.stats.unwrap();
 }
 

@@ -79,12 +79,12 @@ fn failed_tasks_are_repeated_only_on_request_and_the_last_line_counts() {
         log.append(&entry(seq, b"x", exit_code)).unwrap();
     }
     log.finish().unwrap();
-    let over = |again| {
+    let resume = |again| {
         let (_log, mut finished) = JobLog::resume(&path, again).unwrap();
         (finished.count(), [1, 2, 3, 4].map(|seq| finished.contains(seq, b"x").unwrap()))
     };
-    assert_eq!(over(RerunPolicy::Nothing), (3, [true, true, true, false]));
-    assert_eq!(over(RerunPolicy::Failed), (2, [true, false, true, false]));
+    assert_eq!(resume(RerunPolicy::Nothing), (3, [true, true, true, false]));
+    assert_eq!(resume(RerunPolicy::Failed), (2, [true, false, true, false]));
 }
 
 #[test]

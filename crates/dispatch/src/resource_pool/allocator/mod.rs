@@ -347,13 +347,13 @@ impl WorkerAllocator {
 
     /// Stops workers that idled too long, the last slots first.
     fn stop_idle_workers(&mut self, now: Instant, effects: &mut Vec<AllocatorEffect>) {
-        let mut left = self.live();
+        let mut running = self.live();
         for (index, slot) in self.slots.iter_mut().enumerate().rev() {
             let SlotState::Free(since) = slot.state else { continue };
             let is_idle = since.checked_add(self.rules.idle_time).is_some_and(|until| until <= now);
-            if is_idle && left > self.rules.min_workers {
+            if is_idle && running > self.rules.min_workers {
                 slot.state = SlotState::Ending;
-                left -= 1;
+                running -= 1;
                 effects.push(AllocatorEffect::Stop(index));
             }
         }
