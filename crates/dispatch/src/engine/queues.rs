@@ -14,7 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::event::{RunEvent, SubmitError, TaskEnd};
 use crate::plan::{ResultOrder, WorkerProtocol, WorkerSlot};
-use crate::process::{StartFailure, WorkerProcess};
+use crate::process::{WorkerProcess, WorkerStartError};
 use crate::{RunStats, TaskId, WorkerExitCause, WorkerId};
 
 /// Queue of submitted tasks that the engine has not accepted yet. Bounded by `queue_size`.
@@ -119,7 +119,7 @@ impl TaskQueue {
 #[derive(Debug)]
 pub(crate) enum EngineMessage {
     /// The process of a worker was started, or failed to start.
-    Started { slot: usize, generation: u64, outcome: Result<Box<WorkerProcess>, StartFailure> },
+    Started { slot: usize, generation: u64, outcome: Result<Box<WorkerProcess>, WorkerStartError> },
     /// The process of a worker and all its descendants have exited.
     Reaped { slot: usize, generation: u64, cause: WorkerExitCause },
     /// A worker exceeded a bound.

@@ -14,7 +14,7 @@ use crate::event::{DispatchError, RunEvent};
 use crate::limits::{EXIT_TIMEOUT, MAX_SETUP_TRIES, MAX_UNREAD_EVENTS, READ_BYTES, RECALL_AFTER};
 use crate::plan::{AttachDenied, WorkerOutputPolicy, WorkerProtocol};
 use crate::process::{
-    StartFailure, WorkerMessage, WorkerProcess, backoff, end_worker_process, parse_ready, spawn_without_signals,
+    WorkerMessage, WorkerProcess, WorkerStartError, backoff, end_worker_process, parse_ready, spawn_without_signals,
     start_worker_process,
 };
 use crate::protocol::{FrameKind, read_into_buffer};
@@ -47,7 +47,7 @@ impl Engine {
         &mut self,
         index: usize,
         generation: u64,
-        outcome: Result<Box<WorkerProcess>, StartFailure>,
+        outcome: Result<Box<WorkerProcess>, WorkerStartError>,
         now: Instant,
     ) {
         if self.slots.get(index).is_none_or(|slot| slot.generation != generation) {
@@ -77,20 +77,20 @@ impl Engine {
         }
     }
 
-    fn on_start_failed(&mut self, index: usize, reason: &StartFailure, now: Instant) {
+    fn on_start_failed(&mut self, index: usize, reason: &WorkerStartError, now: Instant) {
         let why: Arc<str> = reason.to_string().into();
         let slot = &mut self.slots[index];
         let is_outdated = std::mem::take(&mut slot.is_outdated);
         match reason {
             // The revoked slot was replaced by a new one while its process started.
-            StartFailure::NotAttached(AttachDenied::SlotRevoked(_)) if is_outdated && slot.withdrawn.is_none() => {
+            WorkerStartError::NotAttached(AttachDenied::SlotRevoked(_)) if is_outdated && slot.withdrawn.is_none() => {
                 slot.stage = SlotStage::Waiting(now);
             }
-            StartFailure::NotAttached(AttachDenied::SlotRevoked(_)) => {
+            WorkerStartError::NotAttached(AttachDenied::SlotRevoked(_)) => {
                 slot.withdrawn.get_or_insert_with(|| Arc::clone(&why));
                 self.on_worker_ended(index, WorkerPhase::SettingUp(None), WorkerExitCause::GpuWithdrawn(why), now);
             }
-            StartFailure::NotAttached(AttachDenied::TryLater(_))
+            WorkerStartError::NotAttached(AttachDenied::TryLater(_))
                 if slot.deaths < MAX_SETUP_TRIES && slot.withdrawn.is_none() =>
             {
                 slot.deaths += 1;

@@ -62,7 +62,7 @@ pub(crate) struct WorkerProcess {
 
 /// Error that prevented the start of a worker's process.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StartFailure {
+pub(crate) enum WorkerStartError {
     #[error(transparent)]
     NotAttached(#[from] AttachDenied),
     #[error(transparent)]
@@ -77,7 +77,7 @@ pub(crate) fn start_worker_process(
     slot: &WorkerSlot,
     watcher: &BoundsWatcher,
     on_excess: Box<dyn FnOnce(BoundExceeded) + Send>,
-) -> Result<WorkerProcess, StartFailure> {
+) -> Result<WorkerProcess, WorkerStartError> {
     let (ours, worker_socket) = socket_pair()?;
     let counters = WorkerCounters::new()?;
     let (streams, output_pipe, output_spool) = standard_streams(plan, &worker_socket)?;

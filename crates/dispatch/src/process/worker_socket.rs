@@ -217,12 +217,12 @@ impl LineDecoder {
 fn parse_line_result(line: Bytes) -> TaskOutcome {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Failure {
+    struct LineFailure {
         error: serde_json::Value,
     }
     match serde_json::from_slice(&line) {
-        Ok(Failure { error: serde_json::Value::String(why) }) => TaskOutcome::Failed(why.into()),
-        Ok(Failure { error }) => TaskOutcome::Failed(error.to_string().into()),
+        Ok(LineFailure { error: serde_json::Value::String(why) }) => TaskOutcome::Failed(why.into()),
+        Ok(LineFailure { error }) => TaskOutcome::Failed(error.to_string().into()),
         Err(_) => TaskOutcome::Done(line),
     }
 }

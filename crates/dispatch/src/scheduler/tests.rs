@@ -178,7 +178,7 @@ struct SimulatedWorker {
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum SchedulerStep {
     AcceptTasks(usize),
     Work(u8, u8),
     ReportResults(u8),
@@ -190,16 +190,16 @@ enum Step {
     CancelPending,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = SchedulerStep> {
     prop_oneof![
-        4 => (1_usize..6).prop_map(Step::AcceptTasks),
-        8 => (0_u8..3, 1_u8..4).prop_map(|(worker, times)| Step::Work(worker, times)),
-        8 => (0_u8..3).prop_map(Step::ReportResults),
-        2 => (0_u8..3).prop_map(Step::Die),
-        1 => (0_u8..3).prop_map(Step::Withdraw),
-        3 => (0_u8..3).prop_map(Step::AddWorker),
-        4 => (0_u16..3_000).prop_map(Step::Wait),
-        1 => prop::sample::select(vec![Step::Cancel, Step::CancelPending]),
+        4 => (1_usize..6).prop_map(SchedulerStep::AcceptTasks),
+        8 => (0_u8..3, 1_u8..4).prop_map(|(worker, times)| SchedulerStep::Work(worker, times)),
+        8 => (0_u8..3).prop_map(SchedulerStep::ReportResults),
+        2 => (0_u8..3).prop_map(SchedulerStep::Die),
+        1 => (0_u8..3).prop_map(SchedulerStep::Withdraw),
+        3 => (0_u8..3).prop_map(SchedulerStep::AddWorker),
+        4 => (0_u16..3_000).prop_map(SchedulerStep::Wait),
+        1 => prop::sample::select(vec![SchedulerStep::Cancel, SchedulerStep::CancelPending]),
     ]
 }
 
@@ -211,7 +211,7 @@ proptest! {
         has_timeout in any::<bool>(),
     ) {
         let task_timeout = has_timeout.then_some(Duration::from_secs(2));
-        let mut simulation = Simulation::new(DispatchRules { retries, task_timeout, ..rules() });
+        let mut simulation = SchedulerSimulation::new(DispatchRules { retries, task_timeout, ..rules() });
         for step in steps {
             simulation.step(step);
         }
@@ -219,7 +219,7 @@ proptest! {
     }
 }
 
-struct Simulation {
+struct SchedulerSimulation {
     scheduler: TaskScheduler,
     now: Instant,
     workers: BTreeMap<WorkerId, SimulatedWorker>,
@@ -227,7 +227,7 @@ struct Simulation {
     killed: Vec<WorkerId>,
 }
 
-impl Simulation {
+impl SchedulerSimulation {
     fn new(rules: DispatchRules) -> Self {
         let (workers, ended) = (BTreeMap::new(), BTreeMap::new());
         Self { scheduler: TaskScheduler::new(rules), now: Instant::now(), workers, ended, killed: Vec::new() }
@@ -242,30 +242,30 @@ impl Simulation {
         }
     }
 
-    fn step(&mut self, step: Step) {
+    fn step(&mut self, step: SchedulerStep) {
         let mut effects = Vec::new();
         match step {
-            Step::AcceptTasks(count) => {
+            SchedulerStep::AcceptTasks(count) => {
                 for _ in 0..count.min(self.room()) {
                     self.scheduler.accept_task();
                 }
             }
-            Step::Work(worker, times) => {
+            SchedulerStep::Work(worker, times) => {
                 if let Some(simulated) = self.workers.get_mut(&WorkerId(worker.into())) {
                     for _ in 0..times {
                         simulated.work();
                     }
                 }
             }
-            Step::ReportResults(worker) => self.report_results(WorkerId(worker.into()), &mut effects),
-            Step::Die(worker) => {
+            SchedulerStep::ReportResults(worker) => self.report_results(WorkerId(worker.into()), &mut effects),
+            SchedulerStep::Die(worker) => {
                 self.remove_simulated(WorkerId(worker.into()), WorkerExitCause::Signalled(9), &mut effects)
             }
-            Step::Withdraw(worker) => {
+            SchedulerStep::Withdraw(worker) => {
                 self.remove_simulated(WorkerId(worker.into()), WorkerExitCause::GpuWithdrawn("".into()), &mut effects)
             }
-            Step::CancelPending => self.scheduler.cancel_pending(&mut effects),
-            Step::AddWorker(worker) => {
+            SchedulerStep::CancelPending => self.scheduler.cancel_pending(&mut effects),
+            SchedulerStep::AddWorker(worker) => {
                 let worker = WorkerId(worker.into());
                 if let std::collections::btree_map::Entry::Vacant(free) = self.workers.entry(worker) {
                     free.insert(SimulatedWorker::default());
@@ -276,8 +276,8 @@ impl Simulation {
                     );
                 }
             }
-            Step::Wait(millis) => self.advance_time(Duration::from_millis(millis.into()), &mut effects),
-            Step::Cancel => self.scheduler.cancel_all(&mut effects),
+            SchedulerStep::Wait(millis) => self.advance_time(Duration::from_millis(millis.into()), &mut effects),
+            SchedulerStep::Cancel => self.scheduler.cancel_all(&mut effects),
         }
         self.scheduler.assign_tasks(self.now, &mut effects);
         self.apply_effects(effects);
@@ -342,9 +342,9 @@ impl Simulation {
             if self.scheduler.is_done() {
                 break;
             }
-            (0..3).for_each(|worker| self.step(Step::AddWorker(worker)));
-            (0..3).for_each(|worker| self.step(Step::Work(worker, 3)));
-            (0..3).for_each(|worker| self.step(Step::ReportResults(worker)));
+            (0..3).for_each(|worker| self.step(SchedulerStep::AddWorker(worker)));
+            (0..3).for_each(|worker| self.step(SchedulerStep::Work(worker, 3)));
+            (0..3).for_each(|worker| self.step(SchedulerStep::ReportResults(worker)));
         }
         assert!(self.scheduler.is_done(), "{:?}", self.scheduler);
         assert_eq!(self.ended.len() as u64, self.scheduler.accepted);

@@ -18,7 +18,7 @@ fn rules(min_workers: usize, max_workers: usize) -> PoolRules {
 }
 
 /// Simulated processes and waiters: applies effects and rejects impossible ones.
-struct Simulation {
+struct AllocatorSimulation {
     allocator: WorkerAllocator,
     rules: PoolRules,
     now: Instant,
@@ -42,7 +42,7 @@ enum SimulatedProcess {
     Ending(Option<u64>),
 }
 
-impl Simulation {
+impl AllocatorSimulation {
     fn new(rules: PoolRules) -> Self {
         let slots = vec![SimulatedProcess::None; rules.max_workers];
         let (waiters, holds, refused, dying) = (VecDeque::new(), BTreeSet::new(), Vec::new(), BTreeSet::new());
@@ -197,7 +197,7 @@ fn failure(why: &str) -> Option<Arc<str>> {
 
 #[test]
 fn workers_start_with_load_and_stop_when_idle() {
-    let mut simulation = Simulation::new(rules(1, 3));
+    let mut simulation = AllocatorSimulation::new(rules(1, 3));
     simulation.mark_all_ready();
     let tickets: Vec<u64> = (0..5).map(|_| simulation.enqueue()).collect();
     assert_eq!(
@@ -227,7 +227,7 @@ fn workers_start_with_load_and_stop_when_idle() {
 
 #[test]
 fn a_waiter_times_out_and_a_cancelled_waiter_is_skipped() {
-    let mut simulation = Simulation::new(rules(1, 1));
+    let mut simulation = AllocatorSimulation::new(rules(1, 1));
     simulation.mark_all_ready();
     let tickets: Vec<u64> = (0..4).map(|_| simulation.enqueue()).collect();
     simulation.cancel_wait(tickets[1]);
@@ -242,7 +242,7 @@ fn a_waiter_times_out_and_a_cancelled_waiter_is_skipped() {
 
 #[test]
 fn an_unusable_worker_is_replaced_before_the_next_grant() {
-    let mut simulation = Simulation::new(rules(1, 1));
+    let mut simulation = AllocatorSimulation::new(rules(1, 1));
     simulation.mark_all_ready();
     let (first, second) = (simulation.enqueue(), simulation.enqueue());
     simulation.release_worker(first, WorkerCondition::Unusable);
@@ -255,7 +255,7 @@ fn an_unusable_worker_is_replaced_before_the_next_grant() {
 
 #[test]
 fn start_failures_refuse_waiters_and_are_retried_with_backoff() {
-    let mut simulation = Simulation::new(rules(1, 4));
+    let mut simulation = AllocatorSimulation::new(rules(1, 4));
     let ticket = simulation.enqueue();
     let mut starts = 0;
     while simulation.refused.is_empty() {
@@ -278,7 +278,7 @@ fn start_failures_refuse_waiters_and_are_retried_with_backoff() {
 
 #[test]
 fn a_slot_that_always_fails_leaves_its_work_to_the_others() {
-    let mut simulation = Simulation::new(rules(1, 2));
+    let mut simulation = AllocatorSimulation::new(rules(1, 2));
     simulation.enqueue();
     simulation.process_gone(0, failure("broken"));
     assert_eq!(simulation.slots[1], SimulatedProcess::Starting);
@@ -287,7 +287,7 @@ fn a_slot_that_always_fails_leaves_its_work_to_the_others() {
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum AllocatorStep {
     Enqueue,
     CancelWait(usize),
     Release(usize, bool),
@@ -298,16 +298,16 @@ enum Step {
     Close,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = AllocatorStep> {
     prop_oneof![
-        6 => Just(Step::Enqueue),
-        2 => any::<usize>().prop_map(Step::CancelWait),
-        4 => (any::<usize>(), any::<bool>()).prop_map(|(which, is_fit)| Step::Release(which, is_fit)),
-        6 => any::<usize>().prop_map(Step::Ready),
-        2 => any::<usize>().prop_map(Step::Dying),
-        4 => (any::<usize>(), any::<bool>()).prop_map(|(which, failed_alone)| Step::Gone(which, failed_alone)),
-        3 => (0_u64..40_000).prop_map(Step::AdvanceTime),
-        1 => Just(Step::Close),
+        6 => Just(AllocatorStep::Enqueue),
+        2 => any::<usize>().prop_map(AllocatorStep::CancelWait),
+        4 => (any::<usize>(), any::<bool>()).prop_map(|(which, is_fit)| AllocatorStep::Release(which, is_fit)),
+        6 => any::<usize>().prop_map(AllocatorStep::Ready),
+        2 => any::<usize>().prop_map(AllocatorStep::Dying),
+        4 => (any::<usize>(), any::<bool>()).prop_map(|(which, failed_alone)| AllocatorStep::Gone(which, failed_alone)),
+        3 => (0_u64..40_000).prop_map(AllocatorStep::AdvanceTime),
+        1 => Just(AllocatorStep::Close),
     ]
 }
 
@@ -316,50 +316,50 @@ fn choose<T: Clone>(from: Vec<T>, which: usize) -> Option<T> {
     (!from.is_empty()).then(|| from[which % from.len()].clone())
 }
 
-impl Simulation {
+impl AllocatorSimulation {
     fn slots_matching(&self, are: impl Fn(SimulatedProcess) -> bool) -> Vec<usize> {
         (0..self.slots.len()).filter(|index| are(self.slots[*index])).collect()
     }
 
-    fn take_step(&mut self, step: Step) {
+    fn take_step(&mut self, step: AllocatorStep) {
         match step {
-            Step::Enqueue if !self.is_closed => drop(self.enqueue()),
-            Step::CancelWait(which) => {
+            AllocatorStep::Enqueue if !self.is_closed => drop(self.enqueue()),
+            AllocatorStep::CancelWait(which) => {
                 if let Some(ticket) = choose(self.waiters.iter().copied().collect(), which) {
                     self.cancel_wait(ticket);
                 }
             }
-            Step::Release(which, is_fit) => {
+            AllocatorStep::Release(which, is_fit) => {
                 let condition = if is_fit { WorkerCondition::Reusable } else { WorkerCondition::Unusable };
                 if let Some(ticket) = choose(self.holds.iter().copied().collect(), which) {
                     self.release_worker(ticket, condition);
                 }
             }
-            Step::Ready(which) => {
+            AllocatorStep::Ready(which) => {
                 if let Some(slot) = choose(self.slots_matching(|process| process == SimulatedProcess::Starting), which)
                 {
                     self.mark_ready(slot);
                 }
             }
-            Step::Dying(which) => {
+            AllocatorStep::Dying(which) => {
                 if let Some(slot) =
                     choose(self.slots_matching(|process| matches!(process, SimulatedProcess::Alive(_))), which)
                 {
                     self.mark_dying(slot);
                 }
             }
-            Step::Gone(which, failed_alone) => {
+            AllocatorStep::Gone(which, failed_alone) => {
                 if let Some(slot) = choose(self.slots_matching(|process| process != SimulatedProcess::None), which) {
                     let is_wanted = !failed_alone && matches!(self.slots[slot], SimulatedProcess::Ending(_));
                     self.process_gone(slot, if is_wanted { None } else { failure("died") });
                 }
             }
-            Step::AdvanceTime(millis) => self.advance_time(Duration::from_millis(millis)),
-            Step::Close if !self.is_closed => {
+            AllocatorStep::AdvanceTime(millis) => self.advance_time(Duration::from_millis(millis)),
+            AllocatorStep::Close if !self.is_closed => {
                 self.is_closed = true;
                 self.step(|allocator, _, effects| allocator.close(effects));
             }
-            Step::Enqueue | Step::Close => {}
+            AllocatorStep::Enqueue | AllocatorStep::Close => {}
         }
         self.check_invariants();
     }
@@ -371,14 +371,14 @@ proptest! {
         (min, max) in (0_usize..4).prop_flat_map(|min| (Just(min), min.max(1)..5)),
         steps in prop::collection::vec(step(), 1..200),
     ) {
-        let mut simulation = Simulation::new(rules(min, max));
+        let mut simulation = AllocatorSimulation::new(rules(min, max));
         for step in steps {
             simulation.take_step(step);
         }
         // In the end each waiter gets a worker or a refusal, and after closing no process is left.
         simulation.advance_time(31 * SECOND);
         prop_assert!(simulation.waiters.is_empty(), "{:?} still wait", simulation.waiters);
-        simulation.take_step(Step::Close);
+        simulation.take_step(AllocatorStep::Close);
         for slot in simulation.slots_matching(|process| process != SimulatedProcess::None) {
             simulation.process_gone(slot, None);
         }
