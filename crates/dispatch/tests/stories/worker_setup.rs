@@ -1,4 +1,4 @@
-//! Workers that cannot be set up, and that cannot clean up.
+//! Workers that fail to set up or to clean up.
 
 use std::time::Duration;
 
@@ -7,36 +7,36 @@ use gpupool_dispatch::{
 };
 use serde_json::json;
 
-use crate::common::{odd, run, with_helper};
+use crate::common::{odd_worker_plan, run, with_helper};
 
 #[test]
-fn where_no_worker_can_be_set_up_the_run_ends_and_says_why() {
+fn a_run_without_a_usable_worker_ends_with_the_reason() {
     let failing = |setup: &str| {
-        let mut plan = odd(2);
+        let mut plan = odd_worker_plan(2);
         plan.settings = json!({"setup": setup, "write": "loading"});
         plan.output = WorkerOutputPolicy::Discarded;
         plan
     };
     let not_there = with_helper(RunPlan::new(WorkerProgram::native("there-is-no-such-worker")).workers(2));
-    for (plan, says) in [
+    for (plan, expected) in [
         (failing("fail"), "the model is not there"),
-        (failing("exit"), "it exited with code 7; its last words:\nloading"),
+        (failing("exit"), "it exited with code 7; its output ends with:\nloading"),
         (not_there, "there-is-no-such-worker: command not found"),
     ] {
-        let ran = run(plan, ["echo a", "echo b"]);
-        let error = ran.stats.as_ref().unwrap_err();
+        let result = run(plan, ["echo a", "echo b"]);
+        let error = result.stats.as_ref().unwrap_err();
         assert!(matches!(error, DispatchError::AllFailedSetup { .. }), "{error}");
         assert!(error.to_string().starts_with("All workers failed during setup"), "{error}");
-        assert!(error.to_string().contains(says), "{error}");
-        assert_eq!(ran.count(|outcome| *outcome == TaskOutcome::Cancelled), ran.overs.len());
-        let failures = ran.events.iter().filter(|event| matches!(event, RunEvent::WorkerSetupFailed { .. })).count();
+        assert!(error.to_string().contains(expected), "{error}");
+        assert_eq!(result.count(|outcome| *outcome == TaskOutcome::Cancelled), result.task_ends.len());
+        let failures = result.events.iter().filter(|event| matches!(event, RunEvent::WorkerSetupFailed { .. })).count();
         assert_eq!(failures, 2);
     }
 }
 
 #[test]
-fn one_that_cannot_be_set_up_leaves_the_work_to_the_others() {
-    let mut plan = odd(2);
+fn a_worker_that_fails_to_set_up_leaves_its_work_to_the_others() {
+    let mut plan = odd_worker_plan(2);
     plan.settings = json!({"setup": "fail first"});
     let mut dispatcher = Dispatcher::start(plan).unwrap();
     loop {
@@ -57,8 +57,8 @@ fn one_that_cannot_be_set_up_leaves_the_work_to_the_others() {
 }
 
 #[test]
-fn setting_up_may_take_so_long_and_no_longer() {
-    let mut plan = odd(1);
+fn a_setup_has_a_time_limit() {
+    let mut plan = odd_worker_plan(1);
     plan.settings = json!({"setup": "hang"});
     plan.setup_timeout = Some(Duration::from_millis(200));
     let error = run(plan, ["echo a"]).stats.unwrap_err();
@@ -66,34 +66,34 @@ fn setting_up_may_take_so_long_and_no_longer() {
 }
 
 #[test]
-fn a_failing_clean_up_is_told_and_loses_nothing() {
-    let mut plan = odd(1);
+fn a_failed_cleanup_is_reported_and_loses_nothing() {
+    let mut plan = odd_worker_plan(1);
     plan.settings = json!({"clean_up": "fail"});
-    let ran = run(plan, ["echo a"]);
-    assert_eq!(ran.done(0), "a");
-    let told = ran
+    let result = run(plan, ["echo a"]);
+    assert_eq!(result.done(0), "a");
+    let is_reported = result
         .events
         .iter()
         .any(|event| matches!(event, RunEvent::WorkerCleanupFailed { why, .. } if &**why == "could not save"));
-    assert!(told, "{:?}", ran.events);
-    ran.stats.unwrap();
+    assert!(is_reported, "{:?}", result.events);
+    result.stats.unwrap();
 }
 
 #[test]
 fn settings_may_be_large() {
-    let mut plan = odd(1);
+    let mut plan = odd_worker_plan(1);
     plan.settings = json!({"large": "x".repeat(3 << 20)});
     assert_eq!(run(plan, ["echo a"]).done(0), "a");
 }
 
 #[test]
-fn what_a_plan_cannot_say_is_named() {
+fn an_invalid_plan_names_the_field() {
     let refused = |change: fn(&mut RunPlan)| {
-        let mut plan = odd(1);
+        let mut plan = odd_worker_plan(1);
         change(&mut plan);
         Dispatcher::start(plan).unwrap_err().to_string()
     };
-    assert_eq!(refused(|plan| plan.rules.queue_size = 0), "queue_size: 0 is not possible; allowed is 1 and more");
-    assert!(refused(|plan| plan.rules.task_timeout = Some(Duration::ZERO)).contains("task_timeout: 0 s"));
-    assert!(refused(|plan| plan.places.push(plan.places[0].clone())).contains("worker 0 twice"));
+    assert_eq!(refused(|plan| plan.rules.queue_size = 0), "queue_size is 0, and must be at least 1");
+    assert!(refused(|plan| plan.rules.task_timeout = Some(Duration::ZERO)).contains("task_timeout is 0 s"));
+    assert!(refused(|plan| plan.slots.push(plan.slots[0].clone())).contains("worker 0 twice"));
 }

@@ -1,18 +1,18 @@
-//! What a process has that a run could leave behind.
+//! Processes, threads and descriptors that a run could leave behind.
 
 use std::time::{Duration, Instant};
 
 use gpupool_confine::process::ProcFs;
 
-/// What there was before a run.
+/// Counts before a run.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Traces {
+pub struct ResourceSnapshot {
     processes: usize,
     threads: usize,
     descriptors: usize,
 }
 
-impl Traces {
+impl ResourceSnapshot {
     pub fn now() -> Self {
         let entries = |path: &str| std::fs::read_dir(path).unwrap().count();
         Self {
@@ -22,12 +22,12 @@ impl Traces {
         }
     }
 
-    /// Threads that have done their last may still be ending, and so may what a killed keeper kept.
-    pub fn check_nothing_is_left(&self) {
+    /// Waits, because ended threads and processes of a killed keeper may still be exiting.
+    pub fn assert_nothing_left(&self) {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
             let now = Self::now();
-            if now.is_no_more_than(self) {
+            if now.is_at_most(self) {
                 return;
             }
             assert!(Instant::now() < until, "left behind: {now:?}, before: {self:?}; {}", details());
@@ -35,12 +35,12 @@ impl Traces {
         }
     }
 
-    fn is_no_more_than(&self, before: &Self) -> bool {
+    fn is_at_most(&self, before: &Self) -> bool {
         self.processes <= before.processes && self.threads <= before.threads && self.descriptors <= before.descriptors
     }
 }
 
-/// What the threads are called and what the descriptors are of.
+/// Names of the threads and targets of the descriptors.
 fn details() -> String {
     let entries = |path: &str| std::fs::read_dir(path).unwrap().flatten().map(|entry| entry.path()).collect::<Vec<_>>();
     let threads: Vec<String> =

@@ -1,4 +1,4 @@
-//! What commands wrote: files the dispatcher made and a runner's commands write into, one behind the other.
+//! Output of commands: files of the dispatcher that a runner's commands append to.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,56 +12,56 @@ use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, memfd_crea
 
 use crate::limits::PUNCH_BYTES;
 
-/// The two files of one runner. They have no name, and are gone with whoever has them open last.
+/// The two anonymous output files of one runner. They are freed with their last descriptor.
 #[derive(Debug)]
-pub(crate) struct Spool {
-    files: [Arc<Spooled>; 2],
+pub(crate) struct OutputSpool {
+    files: [Arc<SpoolFile>; 2],
 }
 
-impl Spool {
+impl OutputSpool {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { files: [Arc::new(Spooled::new()?), Arc::new(Spooled::new()?)] })
+        Ok(Self { files: [Arc::new(SpoolFile::new()?), Arc::new(SpoolFile::new()?)] })
     }
 
-    /// The standard output and error of a runner.
+    /// Returns standard output and error for a runner.
     pub(crate) fn streams(&self) -> io::Result<[Stdio; 2]> {
         let [out, err] = &self.files;
         Ok([out.file.try_clone()?.into(), err.file.try_clone()?.into()])
     }
 
-    /// What a task's command wrote, by the runner's report; without one, everything since the last report.
+    /// Returns the output of a task's command, as the runner reported it, or everything since the last report.
     pub(crate) fn output(&self, written: Option<[Option<(u64, u64)>; 2]>) -> CommandOutput {
         let [out, err] = written.unwrap_or([None, None]);
-        CommandOutput { out: Region::new(&self.files[0], out), err: Region::new(&self.files[1], err) }
+        CommandOutput { out: SpoolRegion::new(&self.files[0], out), err: SpoolRegion::new(&self.files[1], err) }
     }
 }
 
 #[derive(Debug)]
-struct Spooled {
+struct SpoolFile {
     file: File,
-    read: Mutex<Consumed>,
+    read: Mutex<ConsumedBytes>,
 }
 
-/// Which bytes nobody needs any more.
+/// Byte ranges that are no longer needed.
 #[derive(Debug, Default)]
-struct Consumed {
-    /// Up to here all are, and were given back to the disk.
-    given_back: u64,
-    /// Up to here all are.
-    all: u64,
-    /// Beyond that: from and to.
-    beyond: BTreeMap<u64, u64>,
-    /// Where the last task's bytes that were told of end.
-    told: u64,
+struct ConsumedBytes {
+    /// End of the range that was freed on the disk.
+    freed: u64,
+    /// End of the contiguous consumed range.
+    consumed: u64,
+    /// Consumed ranges beyond it, from start to end.
+    consumed_beyond: BTreeMap<u64, u64>,
+    /// End of the last task's reported output.
+    reported: u64,
 }
 
-impl Spooled {
+impl SpoolFile {
     fn new() -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CLOEXEC;
         let unnamed = open(std::env::temp_dir(), flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR);
         let file = match unnamed {
             Ok(file) => file,
-            // Not every file system can do that.
+            // Some file systems lack anonymous files.
             Err(_) => {
                 let file = memfd_create("gpupool-output", MemfdFlags::CLOEXEC)?;
                 rustix::fs::fcntl_setfl(&file, OFlags::APPEND)?;
@@ -73,71 +73,71 @@ impl Spooled {
 
     fn consume(&self, from: u64, to: u64) {
         let mut read = lock(&self.read);
-        read.beyond.insert(from, to);
-        while let Some((from, to)) = read.beyond.first_key_value().map(|(from, to)| (*from, *to))
-            && from <= read.all
+        read.consumed_beyond.insert(from, to);
+        while let Some((from, to)) = read.consumed_beyond.first_key_value().map(|(from, to)| (*from, *to))
+            && from <= read.consumed
         {
-            read.beyond.remove(&from);
-            read.all = read.all.max(to);
+            read.consumed_beyond.remove(&from);
+            read.consumed = read.consumed.max(to);
         }
-        if read.all - read.given_back >= PUNCH_BYTES {
-            let length = read.all - read.given_back;
+        if read.consumed - read.freed >= PUNCH_BYTES {
+            let length = read.consumed - read.freed;
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // Where that cannot be done, the disk has it until the end.
-            let _ = fallocate(&self.file, flags, read.given_back, length);
-            read.given_back = read.all;
+            // Without hole punching, the space is freed at the end.
+            let _ = fallocate(&self.file, flags, read.freed, length);
+            read.freed = read.consumed;
         }
     }
 }
 
-/// What one task's command wrote. Its place on the disk is given back when this is dropped.
+/// Output of one task's command. Dropping it frees its disk space.
 #[derive(Debug)]
 pub struct CommandOutput {
-    out: Region,
-    err: Region,
+    out: SpoolRegion,
+    err: SpoolRegion,
 }
 
 impl CommandOutput {
-    /// Copies its standard output.
+    /// Copies the standard output.
     pub fn copy_stdout_to(&self, to: &mut impl Write) -> io::Result<u64> {
         self.out.copy_from(self.out.from, to)
     }
 
-    /// Copies its standard error.
+    /// Copies the standard error.
     pub fn copy_stderr_to(&self, to: &mut impl Write) -> io::Result<u64> {
         self.err.copy_from(self.err.from, to)
     }
 
-    /// The last bytes of its standard error, as text.
+    /// Returns the last bytes of the standard error as text.
     pub fn stderr_tail(&self, bytes: u64) -> String {
         let from = self.err.to.saturating_sub(bytes).max(self.err.from);
         let mut tail = Vec::new();
-        // What cannot be read is not shown; the outcome says what went wrong.
+        // Unreadable output is omitted; the outcome holds the actual error.
         let _ = self.err.copy_from(from, &mut tail);
         String::from_utf8_lossy(&tail).into_owned()
     }
 
-    /// Bytes of standard output, and of standard error.
+    /// Returns the lengths of standard output and standard error.
     pub fn stream_lengths(&self) -> (u64, u64) {
         (self.out.to - self.out.from, self.err.to - self.err.from)
     }
 }
 
 #[derive(Debug)]
-struct Region {
-    file: Arc<Spooled>,
+struct SpoolRegion {
+    file: Arc<SpoolFile>,
     from: u64,
     to: u64,
 }
 
-impl Region {
-    fn new(file: &Arc<Spooled>, written: Option<(u64, u64)>) -> Self {
+impl SpoolRegion {
+    fn new(file: &Arc<SpoolFile>, written: Option<(u64, u64)>) -> Self {
         let mut read = lock(&file.read);
-        let from = read.told;
-        // Whatever the runner said: no task has what another one had, and no bytes that are not there.
+        let from = read.reported;
+        // The reported range is clamped: no task gets another task's bytes or bytes past the end.
         let end = file.file.metadata().map_or(from, |metadata| metadata.len());
         let to = written.map_or(end, |(_, to)| to.min(end)).max(from);
-        read.told = to;
+        read.reported = to;
         drop(read);
         Self { file: Arc::clone(file), from, to }
     }
@@ -159,7 +159,7 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for SpoolRegion {
     fn drop(&mut self) {
         if self.to > self.from {
             self.file.consume(self.from, self.to);
@@ -173,7 +173,7 @@ mod tests {
 
     use super::*;
 
-    fn write(spool: &Spool, bytes: &[u8]) {
+    fn write(spool: &OutputSpool, bytes: &[u8]) {
         (&spool.files[0].file).write_all(bytes).unwrap();
     }
 
@@ -184,21 +184,21 @@ mod tests {
     }
 
     #[test]
-    fn each_task_has_its_own_bytes_whatever_the_runner_says() {
-        let spool = Spool::new().unwrap();
+    fn each_task_has_its_own_bytes_despite_wrong_reports() {
+        let spool = OutputSpool::new().unwrap();
         write(&spool, b"onetwothree");
         let output = |to| spool.output(Some([Some((0, to)), None]));
         assert_eq!(read(&output(3)), b"one");
         assert_eq!(read(&output(6)), b"two");
-        assert_eq!(read(&output(4)), b"", "a report that goes back");
-        assert_eq!(read(&output(1_000)), b"three", "a report beyond the end");
-        write(&spool, b"last words");
-        assert_eq!(read(&spool.output(None)), b"last words");
+        assert_eq!(read(&output(4)), b"", "a report that moves back");
+        assert_eq!(read(&output(1_000)), b"three", "a report past the end");
+        write(&spool, b"the rest");
+        assert_eq!(read(&spool.output(None)), b"the rest");
     }
 
     #[test]
-    fn what_was_read_is_given_back_to_the_disk() {
-        let spool = Spool::new().unwrap();
+    fn consumed_output_is_freed_on_the_disk() {
+        let spool = OutputSpool::new().unwrap();
         let large = vec![7; 4 << 20];
         let outputs: Vec<CommandOutput> = (0..3)
             .map(|_| {
@@ -209,7 +209,7 @@ mod tests {
         let [first, second, third] = <[CommandOutput; 3]>::try_from(outputs).unwrap();
         let blocks = || spool.files[0].file.metadata().unwrap().blocks() * 512;
         drop(second);
-        assert!(blocks() >= 12 << 20, "the first is still needed: {}", blocks());
+        assert!(blocks() >= 12 << 20, "the first output is still needed: {}", blocks());
         drop(first);
         assert!(blocks() < 5 << 20, "{}", blocks());
         assert_eq!(read(&third), large);

@@ -1,14 +1,14 @@
-//! The hand-over of the engine between the caller and its relief, on a scheduler that tries many orders of both threads and
-//! fails where one of them waits for ever.
+//! Handoff of the engine between the caller and the backup driver, on a scheduler that tries many interleavings of both
+//! threads and fails if one of them waits forever.
 
-#[path = "../../src/shift.rs"]
-mod shift;
+#[path = "../../src/driver_handoff.rs"]
+mod driver_handoff;
 
 pub mod limits {
-    pub const AWAY: std::time::Duration = std::time::Duration::ZERO;
+    pub const BACKUP_DRIVER_DELAY: std::time::Duration = std::time::Duration::ZERO;
 }
 
-/// Locks of the scheduler. Its own condition variable never times out; here a wait with a time limit may end at any moment.
+/// Locks of the scheduler. Its condition variable never times out; here a timed wait may end at any moment.
 pub mod sync {
     use std::ops::{Deref, DerefMut};
     use std::sync::LockResult;
@@ -75,9 +75,9 @@ pub mod sync {
 
 use std::sync::Arc;
 
-use shift::Shift;
+use driver_handoff::DriverHandoff;
 
-/// A flag that threads wait for: the bell that wakes a sleeping engine, or that the relief has driven.
+/// A flag that threads wait for: a wakeup of the engine, or a turn of the backup driver.
 #[derive(Default)]
 struct Flag {
     is_up: shuttle::sync::Mutex<bool>,
@@ -94,7 +94,7 @@ impl Flag {
         std::mem::take(&mut *self.is_up.lock().unwrap())
     }
 
-    /// Waits until it is up, and lowers it.
+    /// Waits until the flag is up, and lowers it.
     fn take(&self) {
         let mut is_up = self.is_up.lock().unwrap();
         while !*is_up {
@@ -104,61 +104,61 @@ impl Flag {
     }
 }
 
-/// A run as far as the hand-over goes: an engine that sleeps until the bell rings.
+/// A run reduced to the handoff: an engine that sleeps until its wakeup.
 #[derive(Default)]
-struct Run {
-    shift: Shift,
+struct SimulatedRun {
+    handoff: DriverHandoff,
     engine: shuttle::sync::Mutex<()>,
-    bell: Flag,
-    has_relief_driven: Flag,
+    wakeup: Flag,
+    has_backup_driven: Flag,
 }
 
-impl Run {
-    /// As the caller does: drives without sleeping, and leaves.
-    fn visit(&self) {
-        if self.shift.caller_enters() {
-            self.bell.raise();
+impl SimulatedRun {
+    /// Drives once as the caller does, without sleeping.
+    fn take_turn(&self) {
+        if self.handoff.begin_caller_turn() {
+            self.wakeup.raise();
         }
         let engine = self.engine.lock().unwrap();
-        self.bell.lower();
+        self.wakeup.lower();
         drop(engine);
-        self.shift.caller_leaves();
+        self.handoff.end_caller_turn();
     }
 
-    fn relieve(&self) {
-        self.shift.relieve(|| {
+    fn run_backup_driver(&self) {
+        self.handoff.run_backup_driver(|| {
             let _engine = self.engine.lock().unwrap();
-            while !self.shift.is_relief_done() {
-                self.has_relief_driven.raise();
-                self.bell.take();
+            while !self.handoff.must_backup_yield() {
+                self.has_backup_driven.raise();
+                self.wakeup.take();
             }
             false
         });
     }
 }
 
-/// The caller comes and goes; while it is away for long, in a callback, the relief drives; when it comes back the relief
-/// makes way, also where it sleeps; and the end ends it.
-fn story() {
-    let run = Arc::new(Run::default());
-    let relief = {
+/// The caller drives and leaves repeatedly. The backup drives while the caller is away in a long callback, yields even
+/// from sleep when the caller returns, and ends at the end.
+fn check_handoff() {
+    let run = Arc::new(SimulatedRun::default());
+    let backup_driver = {
         let run = Arc::clone(&run);
-        shuttle::thread::spawn(move || run.relieve())
+        shuttle::thread::spawn(move || run.run_backup_driver())
     };
-    run.visit();
-    run.visit();
-    run.has_relief_driven.lower();
-    // Nothing else ends this wait: the callback takes as long as it takes until the relief drives.
-    run.visit();
-    run.has_relief_driven.take();
-    run.visit();
-    run.shift.end();
-    run.bell.raise();
-    relief.join().unwrap();
+    run.take_turn();
+    run.take_turn();
+    run.has_backup_driven.lower();
+    // Nothing else ends this wait: the callback lasts until the backup drives.
+    run.take_turn();
+    run.has_backup_driven.take();
+    run.take_turn();
+    run.handoff.shut_down();
+    run.wakeup.raise();
+    backup_driver.join().unwrap();
 }
 
 #[test]
-fn the_caller_gets_the_engine_back_and_the_relief_drives_while_it_is_away() {
-    shuttle::check_random(story, 5_000);
-    shuttle::check_pct(story, 5_000, 3);
+fn the_caller_gets_the_engine_back_and_the_backup_drives_while_it_is_away() {
+    shuttle::check_random(check_handoff, 5_000);
+    shuttle::check_pct(check_handoff, 5_000, 3);
 }

@@ -16,27 +16,27 @@ use crate::support::odd_worker;
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// By this variable of their environment the processes of a story are known.
-const STORY: &str = "GPUPOOL_TEST_STORY";
+/// Environment variable that identifies the processes of a pool.
+const POOL_VARIABLE: &str = "GPUPOOL_TEST_STORY";
 
-/// One pool's story.
-pub struct Story {
+/// Configuration of one pool under test.
+pub struct TestPool {
     name: String,
     pub config: ResourcePoolConfig,
 }
 
-impl Story {
-    /// Odd workers that may be held for long.
-    pub fn of(workers: u32) -> Self {
+impl TestPool {
+    /// Creates a pool of odd workers with a long time limit.
+    pub fn with_workers(workers: u32) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let program = WorkerProgram::native(odd_worker()).env(STORY, &name);
+        let program = WorkerProgram::native(odd_worker()).env(POOL_VARIABLE, &name);
         let mut config = ResourcePoolConfig::new(program, workers, PATIENCE);
         config.helper = Some(odd_worker());
         Self { name, config }
     }
 
-    pub fn with(mut self, change: impl FnOnce(&mut ResourcePoolConfig)) -> Self {
+    pub fn configure(mut self, change: impl FnOnce(&mut ResourcePoolConfig)) -> Self {
         change(&mut self.config);
         self
     }
@@ -45,7 +45,7 @@ impl Story {
         ResourcePool::start(self.config.clone()).unwrap()
     }
 
-    /// The processes of workers, without their keepers.
+    /// Returns the processes of workers, without their keepers.
     pub fn workers(&self) -> Vec<u32> {
         let is_keeper = |pid: &u32| {
             let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -54,9 +54,9 @@ impl Story {
         self.processes().into_iter().filter(|pid| !is_keeper(pid)).collect()
     }
 
-    /// All processes that are there because of it.
+    /// Returns all processes of the pool.
     pub fn processes(&self) -> Vec<u32> {
-        let ours = format!("{STORY}={}", self.name);
+        let ours = format!("{POOL_VARIABLE}={}", self.name);
         let is_ours = |pid: &u32| {
             let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
             environment.split(|byte| *byte == 0).any(|variable| variable == ours.as_bytes())
@@ -65,25 +65,25 @@ impl Story {
         all.map(|stat| stat.pid).filter(is_ours).collect()
     }
 
-    pub fn expect_nothing_left(&self) {
+    pub fn assert_nothing_left(&self) {
         let left = self.processes();
         assert!(left.is_empty(), "processes of {} are left: {left:?}", self.name);
     }
 }
 
-/// Waits, but not for ever.
-pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what}: it did not come"))
+/// Waits for a limited time.
+pub async fn within_patience<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what} did not come in time"))
 }
 
-/// Waits until the pool stands so.
-pub async fn until(pool: &ResourcePool, what: &str, stands: impl Fn(&ResourcePoolStatus) -> bool) {
+/// Waits until the status satisfies the condition.
+pub async fn wait_for_status(pool: &ResourcePool, what: &str, condition: impl Fn(&ResourcePoolStatus) -> bool) {
     let mut status = pool.watch_status();
-    in_time(what, status.wait_for(stands)).await.unwrap();
+    within_patience(what, status.wait_for(condition)).await.unwrap();
 }
 
-/// How the holds of a pool ended, in the order they began.
-pub fn ends(pool: &ResourcePool) -> Vec<Option<WorkerHoldEndReason>> {
+/// Returns the ends of a pool's holds, in the order they began.
+pub fn hold_ends(pool: &ResourcePool) -> Vec<Option<WorkerHoldEndReason>> {
     pool.audit_entries().into_iter().map(|entry| entry.ended.map(|ended| ended.how)).collect()
 }
 
@@ -91,13 +91,13 @@ pub fn text(result: Result<Bytes, HeldWorkerError>) -> String {
     String::from_utf8_lossy(&result.unwrap()).into_owned()
 }
 
-pub fn handle(pid: u32) -> ProcessHandle {
+pub fn process_handle(pid: u32) -> ProcessHandle {
     let id = ProcessId::of_pid(pid).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"));
     ProcessHandle::open(id).unwrap().unwrap_or_else(|| panic!("process {id} has gone"))
 }
 
-/// Waits for the end of a process, and blocks meanwhile.
-pub fn expect_gone(process: &ProcessHandle) {
+/// Blocks until a process exits.
+pub fn wait_for_exit(process: &ProcessHandle) {
     let patience = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
     let ended = poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&patience)).unwrap();
     assert_eq!(ended, 1, "{} is still there", process.id());
