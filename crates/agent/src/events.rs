@@ -60,8 +60,9 @@ impl Events {
         &self.run
     }
 
-    /// Adds events, and wakes those who follow.
-    pub fn add(&self, events: impl IntoIterator<Item = Arc<EventBody>>) {
+    /// Adds events, runs `publish` with the place of the last one, and then wakes the streams. No stream sees an event
+    /// before `publish` has returned.
+    pub fn add(&self, events: impl IntoIterator<Item = Arc<EventBody>>, publish: impl FnOnce(u64)) {
         let mut kept = self.lock();
         let before = kept.last;
         for event in events {
@@ -71,6 +72,7 @@ impl Events {
                 kept.events.pop_front();
             }
         }
+        publish(kept.last);
         if kept.last != before {
             self.last.send_replace(kept.last);
         }
@@ -129,11 +131,11 @@ mod tests {
     #[test]
     fn a_stream_goes_on_where_it_stopped_and_knows_what_it_missed() {
         let events = Events::new("run".into());
-        events.add(["a", "b", "c"].map(event).map(Arc::new));
+        events.add(["a", "b", "c"].map(event).map(Arc::new), |_| ());
         let after = events.after(1, 10);
         assert!(!after.missed);
         assert_eq!(after.events.iter().map(|(place, e)| (*place, &*e.kind)).collect::<Vec<_>>(), [(2, "b"), (3, "c")]);
-        events.add((0..EVENTS_KEPT).map(|_| Arc::new(event("x"))));
+        events.add((0..EVENTS_KEPT).map(|_| Arc::new(event("x"))), |_| ());
         let after = events.after(1, 2);
         assert!(after.missed);
         assert_eq!(after.events.first().map(|(place, _)| *place), Some(4));
@@ -141,9 +143,18 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_is_woken_after_the_state_with_its_event_is_published() {
+        let events = Events::new("run".into());
+        let stream = events.follow();
+        let mut published = None;
+        events.add([Arc::new(event("a"))], |last| published = Some((last, stream.has_changed().unwrap())));
+        assert_eq!((published, stream.has_changed().unwrap()), (Some((1, false)), true));
+    }
+
+    #[test]
     fn a_number_of_another_run_or_of_the_future_is_not_taken() {
         let events = Events::new("run-a".into());
-        events.add([Arc::new(event("a"))]);
+        events.add([Arc::new(event("a"))], |_| ());
         assert_eq!(events.place_of("run-a-1"), Some(1));
         assert_eq!(events.place_of("run-b-1"), None);
         assert_eq!(events.place_of("run-a-2"), None);

@@ -14,7 +14,7 @@ use super::handle::{Asked, CallId, FollowCall, Message, Query, Refusal, Reply, R
 use super::{AuthorityThread, StoreState};
 
 /// A fact that changes the pool without a caller. It is applied again until it is committed.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub(super) struct Fact {
     pub command: PoolCommand,
     /// The holder that a lease must still have for the fact to mean anything.
@@ -117,10 +117,11 @@ impl AuthorityThread {
             }
             Message::Report(NodeReport::Drained { lease }) => {
                 self.occupancy.drained(lease);
-                let is_free =
-                    self.pool.lease(lease).is_some_and(|known| known.draining) && !self.occupancy.occupies(lease, true);
-                if is_free {
-                    applied.extend(self.apply_fact(Fact::new(PoolCommand::Drained { lease }), outcome));
+                applied.extend(self.apply_fact(Fact::new(PoolCommand::Drained { lease }), outcome));
+            }
+            Message::Sampled => {
+                for sample in self.cell.samples.take() {
+                    self.take_sample(sample, outcome);
                 }
             }
             Message::Follow(call) => {
@@ -180,15 +181,32 @@ impl AuthorityThread {
     }
 
     fn apply_fact(&mut self, fact: Fact, outcome: &mut ApplyOutcome) -> Option<Applied> {
-        let is_about_another = |(lease, holder): &(LeaseId, LeaseHolder)| {
-            self.pool.lease(*lease).and_then(|known| known.holder.as_ref()) != Some(holder)
-        };
-        if !self.is_broken() && fact.held_by.as_ref().is_some_and(is_about_another) {
+        if !self.is_broken() && self.is_pointless(&fact) {
             return None;
         }
         let command = fact.command.clone();
         let result = self.check_store(&command).and_then(|()| self.apply(command.clone(), outcome));
         Some(Applied { result, retry: Some(command), origin: Origin::Fact(fact) })
+    }
+
+    /// Whether a fact means nothing any more, by the pool as it is.
+    fn is_pointless(&self, fact: &Fact) -> bool {
+        if let Some((lease, holder)) = &fact.held_by {
+            return self.pool.lease(*lease).and_then(|known| known.holder.as_ref()) != Some(holder);
+        }
+        match fact.command {
+            PoolCommand::Drained { lease } => {
+                self.pool.lease(lease).is_none_or(|known| !known.draining) || self.occupancy.occupies(lease, true)
+            }
+            _ => false,
+        }
+    }
+
+    /// Keeps a fact to be applied again, each once.
+    fn postpone(&mut self, fact: Fact) {
+        if !self.postponed.contains(&fact) {
+            self.postponed.push(fact);
+        }
     }
 
     /// Checks whether the caller may give this command.
@@ -271,8 +289,9 @@ impl AuthorityThread {
         for call in deferred.hung_up {
             self.waiters.hang_up(call);
         }
-        let abandoned = self.waiters.take_abandoned().into_iter();
-        self.postponed.extend(abandoned.map(|lease| Fact::new(PoolCommand::Release { lease })));
+        for lease in self.waiters.take_abandoned() {
+            self.postpone(Fact::new(PoolCommand::Release { lease }));
+        }
         for (lease, waiter) in deferred.ends {
             self.waiters.wait_for_end(lease, waiter, &self.pool);
         }
@@ -296,7 +315,7 @@ impl AuthorityThread {
         match origin {
             Origin::Fact(fact) => {
                 if let Err(Refusal::NotDurable(_) | Refusal::DiskFull(_)) = result {
-                    self.postponed.push(fact);
+                    self.postpone(fact);
                 }
             }
             Origin::Node { lease, caller, reply } => {
@@ -334,7 +353,7 @@ impl AuthorityThread {
         if let Err(Ok(Reply::Lease(lease))) = reply.send(answer)
             && !has_key
         {
-            self.postponed.push(Fact::new(PoolCommand::Release { lease: LeaseId(lease.id) }));
+            self.postpone(Fact::new(PoolCommand::Release { lease: LeaseId(lease.id) }));
         }
     }
 

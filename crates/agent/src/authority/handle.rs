@@ -107,6 +107,8 @@ pub(super) enum Message {
     Attach(LeaseAttachment, Caller, ReplySender),
     /// A node reports a fact.
     Report(NodeReport),
+    /// There are samples to take.
+    Sampled,
     /// The caller waits for the end of a lease.
     WaitForEnd(LeaseId, oneshot::Sender<()>),
     /// A look at what is committed.
@@ -115,7 +117,7 @@ pub(super) enum Message {
     StoreWork(StoreWork),
     /// Every call that waits is answered now, and so is every later one at once: the agent is stopping.
     AnswerCalls,
-    /// The thread ends after the messages before this one.
+    /// Wakes the thread, which was told to end.
     Stop,
 }
 
@@ -206,7 +208,9 @@ impl Authority {
         let until = time_in(wait);
         let (id, releases) = (call.id, false);
         self.send(Message::Follow(FollowCall { id, caller, leases, until, is_single, releases, reply }))?;
-        call.answered(answer).await
+        // A disk that hangs must not hold the answer longer than the caller was ready to wait.
+        let bounded = tokio::time::timeout(wait + QUERY_PATIENCE, call.answered(answer));
+        bounded.await.unwrap_or(Err(Refusal::Busy))
     }
 
     /// Ties a lease to a holder that the node has ready to watch. The answer comes when the holder is durable.
@@ -226,9 +230,12 @@ impl Authority {
         answer.await.map_err(|_| Refusal::Stopping)
     }
 
-    /// Reports a fact without waiting for its effect.
+    /// Reports a fact without waiting for its effect. A sample takes the place of one that was not applied yet.
     pub fn report(&self, report: NodeReport) -> Result<(), Refusal> {
-        self.send(Message::Report(report))
+        match report {
+            NodeReport::Sampled(sample) => self.cell.samples.put(sample, || self.send(Message::Sampled)),
+            NodeReport::HolderGone { .. } | NodeReport::Drained { .. } => self.send(Message::Report(report)),
+        }
     }
 
     /// Looks at what is committed. Waits for the authority for a short time at most, then refuses as busy.
@@ -237,11 +244,29 @@ impl Authority {
         query: impl FnOnce(&AuthorityThread) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
         let (reply, answer) = oneshot::channel();
-        self.send(Message::Query(Box::new(move |authority| drop(reply.send(query(authority))))))?;
-        match tokio::time::timeout(QUERY_PATIENCE, answer).await {
-            Ok(answer) => answer.map_err(|_| Refusal::Stopping),
-            Err(_) => Err(Refusal::Busy),
-        }
+        self.send(Message::Query(Box::new(move |authority| {
+            // A caller that gave up needs no answer.
+            if !reply.is_closed() {
+                drop(reply.send(query(authority)));
+            }
+        })))?;
+        within(QUERY_PATIENCE, answer).await
+    }
+
+    /// Reads the store besides rows. Waits for the authority for a short time at most, then refuses as busy.
+    pub async fn read_store<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&dyn LeaseStore) -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Message::StoreWork(Box::new(move |store| {
+            if reply.is_closed() {
+                return Box::new(|| ());
+            }
+            let done = read(store);
+            Box::new(move || drop(reply.send(done)))
+        })))?;
+        within(QUERY_PATIENCE, answer).await
     }
 
     /// Works on the store besides rows, between two commits.
@@ -264,12 +289,11 @@ impl Authority {
         }
     }
 
-    /// Lets the thread end after the messages sent before.
+    /// Lets the thread end after the messages sent before. Never waits.
     pub fn stop(&self) {
-        // A full channel empties, and a thread that is gone has ended.
-        while self.send(Message::Stop) == Err(Refusal::Busy) {
-            std::thread::yield_now();
-        }
+        self.cell.stop();
+        // A full channel wakes the thread as well.
+        let _ = self.send(Message::Stop);
     }
 
     fn send(&self, message: Message) -> Result<(), Refusal> {
@@ -277,6 +301,14 @@ impl Authority {
             TrySendError::Full(_) => Refusal::Busy,
             TrySendError::Disconnected(_) => Refusal::Stopping,
         })
+    }
+}
+
+/// Waits for an answer for some time at most.
+async fn within<T>(patience: Duration, answer: oneshot::Receiver<T>) -> Result<T, Refusal> {
+    match tokio::time::timeout(patience, answer).await {
+        Ok(answer) => answer.map_err(|_| Refusal::Stopping),
+        Err(_) => Err(Refusal::Busy),
     }
 }
 

@@ -10,7 +10,7 @@ use super::{Authority, Refusal};
 
 /// The time between two rounds.
 const EVERY: Duration = Duration::from_secs(60);
-/// The time after which a round that found the authority busy is tried again.
+/// The time after which a round that found the authority busy, or more old records than it may remove, goes on.
 const RETRY: Duration = Duration::from_secs(1);
 /// The number of rounds between two removals of old records.
 const ROUNDS_PER_REMOVAL: u32 = 60;
@@ -22,12 +22,12 @@ pub async fn keep_house(authority: Authority, retention_days: u32) {
         let removes = round.is_multiple_of(ROUNDS_PER_REMOVAL) && retention_days > 0;
         let done = authority.with_store(move |store| {
             save_clock(store);
-            if removes {
-                remove_old_records(store, retention_days);
-            }
+            removes && remove_old_records(store, retention_days)
         });
         match done.await {
-            Ok(()) => {
+            // A removal is bounded, so that commits are not held up. The next one follows after other commits.
+            Ok(true) => tokio::time::sleep(RETRY).await,
+            Ok(false) => {
                 round = round.wrapping_add(1);
                 tokio::time::sleep(EVERY).await;
             }
@@ -44,12 +44,19 @@ pub fn save_clock(store: &mut dyn LeaseStore) {
     }
 }
 
-fn remove_old_records(store: &mut dyn LeaseStore, days: u32) {
+/// Removes old records, a bounded number of them. Returns whether there may be more.
+fn remove_old_records(store: &mut dyn LeaseStore, days: u32) -> bool {
     let age = Duration::from_secs(u64::from(days) * 86_400);
-    let Some(before) = SystemTime::now().checked_sub(age) else { return };
+    let Some(before) = SystemTime::now().checked_sub(age) else { return false };
     match store.prune_trail(before) {
-        Ok(0) => {}
-        Ok(records) => tracing::info!(records, days, "removed old records of the audit trail"),
-        Err(error) => tracing::warn!(%error, "old records of the audit trail stay"),
+        Ok(0) => false,
+        Ok(records) => {
+            tracing::info!(records, days, "removed old records of the audit trail");
+            true
+        }
+        Err(error) => {
+            tracing::warn!(%error, "old records of the audit trail stay");
+            false
+        }
     }
 }

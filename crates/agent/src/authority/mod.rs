@@ -16,9 +16,10 @@ mod housekeeping;
 mod occupancy;
 mod publish;
 mod reports;
+mod samples;
 mod snapshot;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod trail;
 mod waiters;
 
@@ -202,12 +203,13 @@ impl AuthorityThread {
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let mut stops = false;
-            let messages = first.into_iter().chain(inbox.try_iter()).take(BATCH);
-            let batch: Vec<Message> = messages.inspect(|message| stops |= matches!(message, Message::Stop)).collect();
+            // Read before the messages: those that were sent before the thread was told to stop are all taken.
+            let stops = self.cell.is_stopping();
+            let batch: Vec<Message> = first.into_iter().chain(inbox.try_iter()).take(BATCH).collect();
+            let is_last = stops && batch.len() < BATCH;
             self.retry_store();
             self.process_batch(clock::both(), batch);
-            if stops {
+            if is_last {
                 self.flush_store(true);
                 return;
             }
@@ -225,6 +227,9 @@ impl AuthorityThread {
             wait = wait.min(STORE_RETRY.saturating_sub(self.retried_at.elapsed()));
         } else if self.store.unflushed_batches() > 0 {
             wait = wait.min(FLUSH_WAIT);
+        }
+        if self.cell.is_stopping() {
+            return Duration::ZERO;
         }
         if self.is_broken() {
             return wait;

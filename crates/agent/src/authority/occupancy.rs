@@ -56,6 +56,17 @@ impl Occupancy {
         }
     }
 
+    /// Returns the number of nodes with remembered processes.
+    #[cfg(test)]
+    pub fn nodes(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Forgets a node that is gone for good.
+    pub fn forget_node(&mut self, node: NodeId) {
+        self.running.remove(&node);
+    }
+
     /// Whether a node has to be told that the lease ended.
     pub fn is_attached(&self, lease: LeaseId) -> bool {
         self.occupants.contains_key(&lease)

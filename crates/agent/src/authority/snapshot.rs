@@ -3,7 +3,7 @@
 //! A snapshot is immutable and shares with the one before everything that did not change, so that publishing costs as much
 //! as the changes. It says as of which event it is, and its readers can tell its age.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use gpupool_core::{
@@ -16,6 +16,7 @@ use crate::clock;
 use crate::limits::AUTHORITY_SILENCE;
 
 use super::StoreState;
+use super::samples::LatestSamples;
 
 /// The published state: devices with what is promised of them, granted and draining leases, and the queue in short.
 #[derive(Debug, Clone)]
@@ -162,6 +163,10 @@ pub(super) struct SnapshotCell {
     confirmed_at: AtomicU64,
     /// The number of store calls in progress.
     store_calls: AtomicU64,
+    /// Set when the authority is told to end.
+    is_stopping: AtomicBool,
+    /// The samples that the authority has not taken yet.
+    pub samples: LatestSamples,
 }
 
 impl SnapshotCell {
@@ -170,7 +175,18 @@ impl SnapshotCell {
             latest: RwLock::new(Arc::new(snapshot)),
             confirmed_at: AtomicU64::new(clock::now().0),
             store_calls: AtomicU64::new(0),
+            is_stopping: AtomicBool::new(false),
+            samples: LatestSamples::default(),
         }
+    }
+
+    /// Tells the authority to end.
+    pub fn stop(&self) {
+        self.is_stopping.store(true, Ordering::Release);
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
     }
 
     pub fn latest(&self) -> Arc<Snapshot> {
@@ -214,5 +230,23 @@ pub(super) struct StoreCall(Arc<SnapshotCell>);
 impl Drop for StoreCall {
     fn drop(&mut self) {
         self.0.store_calls.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_authority_is_alive_only_while_it_calls_the_store() {
+        let at = clock::both();
+        let cell = Arc::new(SnapshotCell::new(Snapshot::new(at, Arc::default())));
+        assert!(cell.is_alive());
+        cell.confirmed_at.store(at.pool.0.saturating_sub(AUTHORITY_SILENCE.0), Ordering::Relaxed);
+        assert!(!cell.is_alive());
+        let call = cell.enter_store();
+        assert!(cell.is_alive());
+        drop(call);
+        assert!(!cell.is_alive());
     }
 }

@@ -2,9 +2,13 @@
 
 mod attaching;
 mod following;
+mod holders;
+mod housekeeping;
+mod hung_disk;
 mod publishing;
 
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use gpupool_api::RequestBody;
@@ -17,7 +21,7 @@ use gpupool_store::{ClockReading, LeaseStore, MemoryDisk, TokenOwners};
 use tokio::sync::oneshot;
 
 use super::handle::{Asked, CallId, FollowCall, Message, Refusal, Reply};
-use super::{AuthoritySpec, AuthorityThread};
+use super::{Authority, AuthoritySpec, AuthorityThread};
 use crate::events::Events;
 use crate::identity::{Caller, Role};
 use crate::messages::{DeviceSample, LeaseAttachment, NodeLink, NodeOrder, NodeReport, NodeSample, test_facts};
@@ -73,24 +77,8 @@ impl Stage {
 
     /// An authority that continues from the rows on a disk.
     fn on(disk: MemoryDisk) -> Self {
-        let store = disk.open();
         let node = FakeNode::default();
-        let spec = AuthoritySpec {
-            rows: store.load().unwrap().rows,
-            store: Box::new(store),
-            tokens: TokenOwners::default(),
-            settings: PoolSettings {
-                drain: DrainMode::WhenGone { patience: Millis(30_000) },
-                ..PoolSettings::default()
-            },
-            policies: Policies::unlimited(),
-            links: vec![("node".into(), Box::new(node.clone()))],
-            waiters_per_owner: 1_000,
-            reconnect_grace: Millis(10_000),
-            real_processes: true,
-            events: Arc::new(Events::new("run".into())),
-            metrics: Arc::new(Metrics::new()),
-        };
+        let spec = spec(&disk, &node);
         let now = PoolTime(1_000_000);
         let (authority, complaints) = AuthorityThread::new(spec, ClockReading { pool: now, wall: SystemTime::now() });
         assert!(complaints.is_empty(), "{complaints:?}");
@@ -108,17 +96,7 @@ impl Stage {
 
     /// The node reports a reading of its GPU.
     fn sample(&mut self, reading: DeviceReading) {
-        let facts = test_facts(DeviceIdentity::Uuid("GPU-0".into()));
-        let device = DeviceSample {
-            gpu_id: GpuId(0),
-            facts: Arc::new(facts),
-            health: DeviceHealth::Healthy,
-            reading: Some(reading),
-        };
-        let labels = Default::default();
-        let node = NodeFacts { name: "node".into(), cpus: MilliCpus(1000), memory: Bytes::ZERO, labels };
-        let sample = NodeSample { node, devices: vec![device], links: Vec::new() };
-        self.receive(vec![Message::Report(NodeReport::Sampled(Box::new(sample)))]);
+        self.receive(vec![Message::Report(sampled(Some(reading)))]);
     }
 
     /// Time passes, as the thread would notice it while there are no messages.
@@ -181,6 +159,46 @@ impl Stage {
     }
 }
 
+/// Everything that an authority over one node starts with, on the rows of a disk.
+fn spec(disk: &MemoryDisk, node: &FakeNode) -> AuthoritySpec {
+    let store = disk.open();
+    AuthoritySpec {
+        rows: store.load().unwrap().rows,
+        store: Box::new(store),
+        tokens: TokenOwners::default(),
+        settings: PoolSettings { drain: DrainMode::WhenGone { patience: Millis(30_000) }, ..PoolSettings::default() },
+        policies: Policies::unlimited(),
+        links: vec![("node".into(), Box::new(node.clone()))],
+        waiters_per_owner: 1_000,
+        reconnect_grace: Millis(10_000),
+        real_processes: true,
+        events: Arc::new(Events::new("run".into())),
+        metrics: Arc::new(Metrics::new()),
+    }
+}
+
+/// Starts an authority with its thread on a disk in memory. The disk makes its commits fail or hang.
+pub(crate) fn start_in_memory(disk: &MemoryDisk) -> (Authority, JoinHandle<()>) {
+    let (authority, thread, complaints) = super::start(spec(disk, &FakeNode::default())).unwrap();
+    assert!(complaints.is_empty(), "{complaints:?}");
+    (authority, thread)
+}
+
+/// The report of a node with one GPU.
+pub(crate) fn sampled(reading: Option<DeviceReading>) -> NodeReport {
+    let facts = Arc::new(test_facts(DeviceIdentity::Uuid("GPU-0".into())));
+    let device = DeviceSample { gpu_id: GpuId(0), facts, health: DeviceHealth::Healthy, reading };
+    let labels = Default::default();
+    let node = NodeFacts { name: "node".into(), cpus: MilliCpus(1000), memory: Bytes::ZERO, labels };
+    NodeReport::Sampled(Box::new(NodeSample { node, devices: vec![device], links: Vec::new() }))
+}
+
+/// The command that requests one GPU.
+pub(crate) fn request_command(owner: &str, key: Option<&str>) -> PoolCommand {
+    let body = RequestBody { owner: Some(owner.into()), ttl_secs: Some(3600.0), ..RequestBody::default() };
+    PoolCommand::Request { request: Arc::new(Request::try_from(body).unwrap()), key: key.map(Into::into) }
+}
+
 fn asked(owner: &str, command: PoolCommand) -> (Message, Answer) {
     let (reply, answer) = oneshot::channel();
     (Message::Asked(Asked { command, caller: user(owner), wait_until: None, reply }), answer)
@@ -188,14 +206,12 @@ fn asked(owner: &str, command: PoolCommand) -> (Message, Answer) {
 
 /// A request for the GPU, with an idempotency key or a time until which its answer may wait.
 fn request(owner: &str, key: Option<&str>, wait_until: Option<(CallId, PoolTime)>) -> (Message, Answer) {
-    let body = RequestBody { owner: Some(owner.into()), ttl_secs: Some(3600.0), ..RequestBody::default() };
-    let request = Arc::new(Request::try_from(body).unwrap());
-    let command = PoolCommand::Request { request, key: key.map(Into::into) };
+    let command = request_command(owner, key);
     let (reply, answer) = oneshot::channel();
     (Message::Asked(Asked { command, caller: user(owner), wait_until, reply }), answer)
 }
 
-fn user(owner: &str) -> Caller {
+pub(crate) fn user(owner: &str) -> Caller {
     Caller { owner: owner.into(), role: Role::User, uid: None }
 }
 

@@ -55,6 +55,64 @@ fn a_batch_that_is_not_committed_is_refused_and_never_published() {
 }
 
 #[test]
+fn reports_while_the_store_is_broken_are_kept_once_each_and_take_effect_later() {
+    let mut stage = Stage::new();
+    let lease = stage.take();
+    let (message, _answer) = attach(&lease, lease.token.unwrap(), LeaseHolder::Cgroup("/jobs/1".into()));
+    stage.receive(vec![message]);
+    stage.release(&lease);
+    let waiting = stage.request("bob");
+    stage.disk.set_fault(Some(MemoryFault::Io));
+    assert!(matches!(stage.try_request("eve"), Err(Refusal::NotDurable(_))));
+    // The pool that stands in while nothing can be read has no leases.
+    stage.authority.pool = gpupool_core::Pool::default();
+    let id = LeaseId(lease.id);
+    for _ in 0..3 {
+        let gone = NodeReport::HolderGone { lease: LeaseId(waiting.id), holder: LeaseHolder::Connection };
+        stage.receive(vec![Message::Report(NodeReport::Drained { lease: id }), Message::Report(gone)]);
+    }
+    assert_eq!(stage.authority.postponed.len(), 2);
+    stage.disk.set_fault(None);
+    stage.authority.retried_at = std::time::Instant::now() - crate::limits::STORE_RETRY;
+    stage.authority.retry_store();
+    stage.receive(Vec::new());
+    assert!(!stage.authority.pool().lease(id).unwrap().draining, "the devices of the ended lease are free");
+    assert_eq!(stage.state(waiting.id), LeaseState::Queued, "a connection did not hold it");
+    assert!(stage.authority.postponed.is_empty());
+}
+
+#[test]
+fn nothing_is_remembered_of_a_forgotten_node() {
+    let mut stage = Stage::new();
+    assert_eq!((stage.authority.samples.len(), stage.authority.occupancy.nodes()), (1, 1));
+    let node = stage.authority.pool().node_by_name("node").unwrap();
+    for command in [PoolCommand::NodeLost { node }, PoolCommand::ForgetNode { node }] {
+        let (mut message, mut answer) = asked("root", command);
+        if let Message::Asked(asked) = &mut message {
+            asked.caller = Caller::agent();
+        }
+        stage.receive(vec![message]);
+        answer.try_recv().unwrap().unwrap();
+    }
+    assert!(stage.authority.samples.is_empty() && stage.authority.occupancy.nodes() == 0);
+}
+
+#[test]
+fn the_event_and_the_answer_of_a_batch_share_one_explanation() {
+    let mut stage = Stage::new();
+    stage.take();
+    let last = stage.authority.events.last();
+    let waiting = stage.request("bob");
+    let events = stage.authority.events.after(last, 10).events;
+    let queued = events.iter().find(|(_, event)| event.kind == "queued").unwrap();
+    let (told, answered) = (queued.1.reason.as_deref().unwrap(), waiting.reason.as_deref().unwrap());
+    assert_eq!(told, format!("position 1; {answered}"));
+    assert!(stage.authority.explained.is_empty(), "the next batch explains anew");
+    let explain = |stage: &mut Stage| stage.authority.explain(LeaseId(waiting.id)).unwrap();
+    assert!(Arc::ptr_eq(&explain(&mut stage), &explain(&mut stage)));
+}
+
+#[test]
 fn a_full_disk_still_takes_what_gives_back() {
     let mut stage = Stage::new();
     let lease = stage.take();

@@ -1,0 +1,103 @@
+//! Whatever is asked and reported, a granted lease has a holder that its node watches, or a ttl.
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Request,
+    Attach { lease: usize, pid: u32, is_stale: bool },
+    AttachConnection { lease: usize },
+    AttachCgroup { lease: usize },
+    Renew { lease: usize },
+    HolderGone { lease: usize },
+    Release { lease: usize },
+    Drained { lease: usize },
+    Pass { secs: u64 },
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let lease = 0..4_usize;
+    prop_oneof![
+        3 => Just(Step::Request),
+        3 => (lease.clone(), 1..4_u32, any::<bool>())
+            .prop_map(|(lease, pid, is_stale)| Step::Attach { lease, pid, is_stale }),
+        1 => lease.clone().prop_map(|lease| Step::AttachConnection { lease }),
+        1 => lease.clone().prop_map(|lease| Step::AttachCgroup { lease }),
+        1 => lease.clone().prop_map(|lease| Step::Renew { lease }),
+        2 => lease.clone().prop_map(|lease| Step::HolderGone { lease }),
+        2 => lease.clone().prop_map(|lease| Step::Release { lease }),
+        1 => lease.prop_map(|lease| Step::Drained { lease }),
+        1 => (1..20_u64).prop_map(|secs| Step::Pass { secs }),
+        1 => Just(Step::Restart),
+    ]
+}
+
+/// Takes a step, and returns the stage after it.
+fn take_step(mut stage: Stage, leases: &mut Vec<LeaseBody>, step: &Step) -> Stage {
+    let known = |lease: &usize| leases.get(leases.len().wrapping_sub(lease + 1)).cloned();
+    let attach_to = |stage: &mut Stage, lease: &usize, holder, is_stale| {
+        let Some(lease) = known(lease) else { return };
+        let token = stage.authority.pool().lease(LeaseId(lease.id)).and_then(|known| known.token);
+        let token = token.map_or(0, |token| token.0 + u64::from(is_stale));
+        stage.receive(vec![attach(&lease, token, holder).0]);
+    };
+    let send = |stage: &mut Stage, lease: &usize, message: &dyn Fn(LeaseId, &Stage) -> Option<Message>| {
+        let message = known(lease).and_then(|lease| message(LeaseId(lease.id), stage));
+        stage.receive(message.into_iter().collect());
+    };
+    match step {
+        Step::Request => leases.extend(match stage.try_request("alice") {
+            Ok(Reply::Lease(lease)) => Some(*lease),
+            _ => None,
+        }),
+        Step::Attach { lease, pid, is_stale } => {
+            attach_to(&mut stage, lease, LeaseHolder::Process { pid: *pid, started: 1 }, *is_stale);
+        }
+        Step::AttachConnection { lease } => attach_to(&mut stage, lease, LeaseHolder::Connection, false),
+        Step::AttachCgroup { lease } => attach_to(&mut stage, lease, LeaseHolder::Cgroup("/jobs/1".into()), false),
+        Step::Renew { lease } => send(&mut stage, lease, &|lease, stage| {
+            let token = stage.authority.pool().lease(lease)?.token?;
+            Some(asked("alice", PoolCommand::Renew { lease, token }).0)
+        }),
+        Step::HolderGone { lease } => send(&mut stage, lease, &|lease, stage| {
+            let holder = stage.authority.pool().lease(lease)?.holder.clone()?;
+            Some(Message::Report(NodeReport::HolderGone { lease, holder }))
+        }),
+        Step::Release { lease } => {
+            send(&mut stage, lease, &|lease, _| Some(asked("alice", PoolCommand::Release { lease }).0))
+        }
+        Step::Drained { lease } => {
+            send(&mut stage, lease, &|lease, _| Some(Message::Report(NodeReport::Drained { lease })));
+        }
+        Step::Pass { secs } => stage.pass(Millis(secs * 1_000)),
+        Step::Restart => {
+            stage = stage.restarted();
+            let orders = stage.node.take_orders();
+            let Some(NodeOrder::Fence { leases: fenced }) = orders.first() else { panic!("no fence: {orders:?}") };
+            for lease in stage.authority.pool().leases().filter(|lease| lease.state.is_granted()) {
+                let watched = fenced.iter().find(|fenced| fenced.lease == lease.id).map(|fenced| &fenced.holder);
+                assert_eq!(watched, Some(&lease.holder), "{lease:?}");
+            }
+            stage.sample(DeviceReading::idle(stage.now));
+        }
+    }
+    stage
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_granted_lease_has_a_holder_with_a_watch_or_a_ttl(steps in prop::collection::vec(step(), 1..40)) {
+        let (mut stage, mut leases) = (Stage::new(), Vec::new());
+        for step in &steps {
+            stage = take_step(stage, &mut leases, step);
+            for lease in stage.authority.pool().leases().filter(|lease| lease.state.is_granted()) {
+                prop_assert!(lease.holder.is_some() || lease.expires_at.is_some(), "{step:?}: {lease:?}");
+            }
+        }
+    }
+}
