@@ -47,8 +47,9 @@ pub(super) async fn tear_down(lease: LeaseId, attachment: Attachment, taken_back
 /// Kills everything in the control group of a lease and removes the group, however long that takes.
 pub(super) async fn remove_cgroup(lease: LeaseId, cgroups: &Arc<JobCgroups>) {
     loop {
-        let cgroups = cgroups.clone();
-        if tokio::task::spawn_blocking(move || cgroups.remove(lease)).await.unwrap_or(false) {
+        let (cgroups, span) = (cgroups.clone(), tracing::Span::current());
+        let removed = tokio::task::spawn_blocking(move || span.in_scope(|| cgroups.remove(lease)));
+        if removed.await.unwrap_or(false) {
             return;
         }
         tokio::time::sleep(RETRY).await;
