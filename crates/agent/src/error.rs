@@ -25,6 +25,19 @@ pub enum AgentError {
     /// There is no such source of readings.
     #[error(transparent)]
     Backend(#[from] gpupool_devices::UnknownBackend),
+    /// The state holds live leases of a node of another name.
+    #[error(
+        "the state holds live leases of node {old:?} ({leases}), but server.node_name is {new:?}; \
+         set server.node_name to {old:?}, or start once with that name and end those leases first"
+    )]
+    NodeRenamed {
+        /// The name of the node that has the leases.
+        old: String,
+        /// The configured name.
+        new: String,
+        /// The leases.
+        leases: String,
+    },
     /// A page of the documentation was set to be where something else is.
     #[error("{setting}: {path} is the path of a route already; choose another path")]
     PageTaken {

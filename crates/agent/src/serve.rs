@@ -11,8 +11,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use gpupool_config::{Config, ConfigProblems, LoadedConfig};
-use gpupool_core::{DrainMode, Millis, PoolCounters, PoolRow, PoolSettings, PoolTime};
+use gpupool_core::{DrainMode, LeaseId, Millis, PoolCounters, PoolRow, PoolSettings, PoolTime};
 use gpupool_store::{LeaseStore, LoadedRows, SqliteStore};
+use tokio::runtime::{self, Runtime};
 
 use crate::authority::{self, Authority, AuthoritySpec, keep_house, save_clock};
 use crate::error::AgentError;
@@ -27,6 +28,9 @@ use crate::{clock, service_manager, signals};
 
 /// The time, apart from three refresh intervals, after which an unread device's reading says nothing any more.
 const UNREAD_AT_MOST: Duration = Duration::from_secs(10);
+
+/// The time that blocking work may take after everything else has ended.
+const END_AT_MOST: Duration = Duration::from_secs(1);
 
 /// Everything that an agent starts with.
 pub struct AgentSpec {
@@ -44,19 +48,27 @@ pub struct AgentSpec {
 pub fn serve(spec: AgentSpec) -> Result<(), AgentError> {
     net::raise_open_files();
     let threads = std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 8));
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+    let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(threads)
         .thread_name("http")
         .enable_all()
         .build()
         .map_err(AgentError::Start)?;
-    runtime.block_on(run(spec))
+    run_bounded(runtime, run(spec))
+}
+
+/// Runs a future and ends the runtime in bounded time, also while a thread of it waits for a disk that hangs.
+fn run_bounded<T>(runtime: Runtime, future: impl Future<Output = T>) -> T {
+    let result = runtime.block_on(future);
+    runtime.shutdown_timeout(END_AT_MOST);
+    result
 }
 
 async fn run(spec: AgentSpec) -> Result<(), AgentError> {
     let started = Instant::now();
     let config = Arc::new(spec.loaded.config.clone());
     let (store, rows) = open_store(&config)?;
+    check_node_name(&config.server.node_name, &rows)?;
     let sources = Sources::open(&config)?;
     let events = Arc::new(Events::new(run_id().into()));
     let metrics = Arc::new(Metrics::new());
@@ -141,6 +153,29 @@ fn latest_time(row: &PoolRow) -> Option<PoolTime> {
         PoolRow::Usage(usage) => Some(usage.settled_at),
         _ => None,
     }
+}
+
+/// Refuses a state with live leases of a node of another name. This node would end their jobs as those of unknown leases,
+/// grant their devices again, and never learn that their holders are gone.
+fn check_node_name(name: &str, rows: &[PoolRow]) -> Result<(), AgentError> {
+    let others = rows.iter().filter_map(|row| match row {
+        PoolRow::Node(row) if *row.facts.name != *name => Some(row),
+        _ => None,
+    });
+    for other in others {
+        let is_its_lease = |row: &PoolRow| match row {
+            PoolRow::Lease(lease) if lease.node == Some(other.node) && (lease.state.is_granted() || lease.draining) => {
+                Some(lease.id)
+            }
+            _ => None,
+        };
+        let leases: Vec<LeaseId> = rows.iter().filter_map(is_its_lease).collect();
+        if !leases.is_empty() {
+            let leases = leases.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            return Err(AgentError::NodeRenamed { old: other.facts.name.to_string(), new: name.to_owned(), leases });
+        }
+    }
+    Ok(())
 }
 
 fn start_authority(
@@ -250,4 +285,24 @@ fn run_id() -> String {
         bytes = clock::now().0.to_le_bytes();
     }
     format!("{:016x}", u64::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_hangs_does_not_keep_the_agent_from_ending() {
+        let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (unblock, hangs) = std::sync::mpsc::channel::<()>();
+        let ended = std::thread::spawn(move || {
+            run_bounded(runtime, async move { drop(tokio::task::spawn_blocking(move || hangs.recv().is_err())) });
+        });
+        let start = Instant::now();
+        while !ended.is_finished() {
+            assert!(start.elapsed() < Duration::from_secs(60), "it waits for a thread that hangs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        drop(unblock);
+    }
 }
