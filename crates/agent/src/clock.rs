@@ -1,6 +1,6 @@
 //! The two clocks: the pool's, which no one can set and which goes on while the machine sleeps, and people's.
 //!
-//! The pool's clock counts on from where it stood when the machine was started anew: [`go_on`] is called once, before
+//! The pool's clock counts on from where it stood when the machine was started anew: [`continue_from`] is called once, before
 //! the first time is asked for.
 
 use std::fs;
@@ -22,26 +22,26 @@ pub fn now() -> PoolTime {
     PoolTime(uptime().saturating_add(AHEAD.load(Ordering::Relaxed)))
 }
 
-/// Lets the pool's clock go on from an instant that was kept, and not before `latest`, the last time in any row.
-pub fn go_on(kept: Option<&ClockAnchor>, latest: PoolTime) {
-    let ahead = ahead(kept, latest, &boot(), uptime(), SystemTime::now());
+/// Lets the pool's clock go on from an instant that was saved, and not before `latest`, the last time in any row.
+pub fn continue_from(saved: Option<&ClockAnchor>, latest: PoolTime) {
+    let ahead = ahead(saved, latest, &boot(), uptime(), SystemTime::now());
     AHEAD.store(ahead.0, Ordering::Relaxed);
 }
 
-/// The present instant, to be kept.
+/// The present instant, to be saved.
 pub fn anchor() -> ClockAnchor {
     ClockAnchor { boot: boot(), ahead: Millis(AHEAD.load(Ordering::Relaxed)), at: both() }
 }
 
 /// On the same start of the machine the clock simply goes on. After another one it stands where the wall clock says, but
 /// never before what it said already.
-fn ahead(kept: Option<&ClockAnchor>, latest: PoolTime, boot: &str, uptime: u64, wall: SystemTime) -> Millis {
-    let ahead = match kept {
-        Some(kept) if kept.boot == boot => kept.ahead,
-        Some(kept) => {
-            let passed = wall.duration_since(kept.at.wall).unwrap_or_default();
+fn ahead(saved: Option<&ClockAnchor>, latest: PoolTime, boot: &str, uptime: u64, wall: SystemTime) -> Millis {
+    let ahead = match saved {
+        Some(saved) if saved.boot == boot => saved.ahead,
+        Some(saved) => {
+            let passed = wall.duration_since(saved.at.wall).unwrap_or_default();
             let passed = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
-            Millis(kept.at.pool.0.saturating_add(passed).saturating_sub(uptime))
+            Millis(saved.at.pool.0.saturating_add(passed).saturating_sub(uptime))
         }
         None => Millis(0),
     };
@@ -96,12 +96,12 @@ mod tests {
     #[test]
     fn the_pools_clock_goes_on_after_a_restart_of_agent_and_machine_and_never_back() {
         let at = |secs| UNIX_EPOCH + Duration::from_secs(secs);
-        let kept = ClockAnchor {
+        let saved = ClockAnchor {
             boot: "a".into(),
             ahead: Millis(500),
             at: gpupool_store::ClockReading { pool: PoolTime(90_500), wall: at(1_000) },
         };
-        let ahead = |boot, uptime, wall| super::ahead(Some(&kept), PoolTime(91_000), boot, uptime, at(wall)).0;
+        let ahead = |boot, uptime, wall| super::ahead(Some(&saved), PoolTime(91_000), boot, uptime, at(wall)).0;
         // The same start of the machine, whatever the wall clock says.
         assert_eq!(ahead("a", 200_000, 1), 500);
         // Another start, an hour later, three seconds old.

@@ -1,7 +1,7 @@
 //! What happened, for whoever wants to follow it: the last so many events, each with a number to go on from.
 //!
 //! The owner thread adds events after their commit; any number of streams read them. A stream that fell behind what is
-//! kept, or that comes from another run of the agent, is told to look at the whole again.
+//! retained, or that comes from another run of the agent, is told to look at the whole again.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gpupool_api::events::EventBody;
 use tokio::sync::watch;
 
-use crate::limits::EVENTS_KEPT;
+use crate::limits::EVENTS_RETAINED;
 
 /// The number of an event: which run of the agent, and its place in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl std::fmt::Display for EventId {
 
 /// Events that a stream has not seen.
 #[derive(Debug, Default, PartialEq)]
-pub struct Batch {
+pub struct EventBatch {
     /// Whether events before these are missing.
     pub missed: bool,
     /// The events with their places.
@@ -38,12 +38,12 @@ pub struct Batch {
 /// The last events. A lock rather than messages: it is held for a copy of a few pointers, and streams come and go.
 pub struct Events {
     run: Arc<str>,
-    kept: Mutex<Kept>,
+    retained: Mutex<RetainedEvents>,
     last: watch::Sender<u64>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct RetainedEvents {
     events: VecDeque<Arc<EventBody>>,
     /// The place of the last one.
     last: u64,
@@ -52,7 +52,7 @@ struct Kept {
 impl Events {
     /// No events yet, of this run.
     pub fn new(run: Arc<str>) -> Self {
-        Self { run, kept: Mutex::default(), last: watch::Sender::new(0) }
+        Self { run, retained: Mutex::default(), last: watch::Sender::new(0) }
     }
 
     /// Which run of the agent this is.
@@ -63,18 +63,18 @@ impl Events {
     /// Adds events, runs `publish` with the place of the last one, and then wakes the streams. No stream sees an event
     /// before `publish` has returned.
     pub fn add(&self, events: impl IntoIterator<Item = Arc<EventBody>>, publish: impl FnOnce(u64)) {
-        let mut kept = self.lock();
-        let before = kept.last;
+        let mut retained = self.lock();
+        let before = retained.last;
         for event in events {
-            kept.last += 1;
-            kept.events.push_back(event);
-            if kept.events.len() > EVENTS_KEPT {
-                kept.events.pop_front();
+            retained.last += 1;
+            retained.events.push_back(event);
+            if retained.events.len() > EVENTS_RETAINED {
+                retained.events.pop_front();
             }
         }
-        publish(kept.last);
-        if kept.last != before {
-            self.last.send_replace(kept.last);
+        publish(retained.last);
+        if retained.last != before {
+            self.last.send_replace(retained.last);
         }
     }
 
@@ -91,13 +91,13 @@ impl Events {
     }
 
     /// What came after a place, at most so many.
-    pub fn after(&self, place: u64, most: usize) -> Batch {
-        let kept = self.lock();
-        let first = kept.last + 1 - kept.events.len() as u64;
+    pub fn after(&self, place: u64, most: usize) -> EventBatch {
+        let retained = self.lock();
+        let first = retained.last + 1 - retained.events.len() as u64;
         let from = (place + 1).max(first);
         let skip = usize::try_from(from - first).unwrap_or(usize::MAX);
-        let events = kept.events.iter().skip(skip).take(most).cloned();
-        Batch { missed: place + 1 < first, events: (from..).zip(events).collect() }
+        let events = retained.events.iter().skip(skip).take(most).cloned();
+        EventBatch { missed: place + 1 < first, events: (from..).zip(events).collect() }
     }
 
     /// Tells when there are more events.
@@ -105,9 +105,9 @@ impl Events {
         self.last.subscribe()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, RetainedEvents> {
         // Whoever panicked while adding left whole events.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.retained.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -135,11 +135,11 @@ mod tests {
         let after = events.after(1, 10);
         assert!(!after.missed);
         assert_eq!(after.events.iter().map(|(place, e)| (*place, &*e.kind)).collect::<Vec<_>>(), [(2, "b"), (3, "c")]);
-        events.add((0..EVENTS_KEPT).map(|_| Arc::new(event("x"))), |_| ());
+        events.add((0..EVENTS_RETAINED).map(|_| Arc::new(event("x"))), |_| ());
         let after = events.after(1, 2);
         assert!(after.missed);
         assert_eq!(after.events.first().map(|(place, _)| *place), Some(4));
-        assert_eq!(events.after(events.last(), 10), Batch::default());
+        assert_eq!(events.after(events.last(), 10), EventBatch::default());
     }
 
     #[test]

@@ -47,5 +47,5 @@ pub use serve::{AgentSpec, serve};
 pub mod internals {
     pub use crate::clock::now;
     pub use crate::metrics::{Form, Metrics, Scrape};
-    pub use crate::node::statistics::{Filter, Statistics};
+    pub use crate::node::statistics::{DeviceFilter, Statistics};
 }

@@ -23,7 +23,7 @@ pub const QUERY_PATIENCE: Duration = Duration::from_secs(2);
 /// The queries of the audit trail that may wait. More are refused as busy.
 pub const TRAIL_QUERIES: usize = 64;
 /// The events that are kept for streams to continue from.
-pub const EVENTS_KEPT: usize = 10_000;
+pub const EVENTS_RETAINED: usize = 10_000;
 /// The events that are sent to a stream at once.
 pub const EVENTS_AT_ONCE: usize = 256;
 /// The time between two rounds in which followed leases are kept in the queue.

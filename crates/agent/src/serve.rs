@@ -15,15 +15,15 @@ use gpupool_core::{DrainMode, LeaseId, Millis, PoolCounters, PoolRow, PoolSettin
 use gpupool_store::{LeaseStore, LoadedRows, SqliteStore};
 use tokio::runtime::{self, Runtime};
 
-use crate::authority::{self, Authority, AuthoritySpec, keep_house, save_clock};
+use crate::authority::{self, Authority, AuthoritySpec, run_housekeeping, save_clock};
 use crate::error::AgentError;
 use crate::events::Events;
 use crate::http::{self, App};
 use crate::messages::NodeLink;
 use crate::metrics::Metrics;
 use crate::net::{self, Net, Shutdown, Tls};
-use crate::node::statistics::{Filter, Statistics};
-use crate::node::{self, JobCgroups, Node, NodeSpec, RunningNode, Sources};
+use crate::node::statistics::{DeviceFilter, Statistics};
+use crate::node::{self, JobCgroups, Node, NodeSpec, ReadingSources, RunningNode};
 use crate::{clock, service_manager, signals};
 
 /// The time, apart from three refresh intervals, after which an unread device's reading says nothing any more.
@@ -69,12 +69,12 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
     let config = Arc::new(spec.loaded.config.clone());
     let (store, rows) = open_store(&config)?;
     check_node_name(&config.server.node_name, &rows)?;
-    let sources = Sources::open(&config)?;
+    let sources = ReadingSources::open(&config)?;
     let events = Arc::new(Events::new(run_id().into()));
     let metrics = Arc::new(Metrics::new());
     let cgroups = Arc::new(JobCgroups::detect(&config.server.state_dir));
     tracing::info!("jobs are held by: {}", cgroups.describe());
-    let filter = Filter::new(config.monitoring.cuda_visible_devices.clone());
+    let filter = DeviceFilter::new(config.monitoring.cuda_visible_devices.clone());
     let (refresh, history) = (config.monitoring.refresh_interval, config.monitoring.max_history as usize);
     let statistics = Arc::new(Statistics::new(filter, refresh, history));
 
@@ -116,7 +116,7 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
     service_manager::ready();
     let tasks = [
         tokio::spawn(signals::run(spec, tls, authority.clone(), shutdown.clone())),
-        tokio::spawn(keep_house(authority.clone(), config.leases.history_retention_days)),
+        tokio::spawn(run_housekeeping(authority.clone(), config.leases.history_retention_days)),
         tokio::spawn(service_manager::feed_watchdog(authority.clone())),
         tokio::spawn(answer_calls_at_shutdown(authority.clone(), shutdown.clone())),
     ];
@@ -142,7 +142,7 @@ fn open_store(config: &Config) -> Result<(Box<dyn LeaseStore>, Vec<PoolRow>), Ag
     }
     let anchor = store.clock_anchor().map_err(AgentError::Read)?;
     let latest = rows.iter().filter_map(latest_time).max().unwrap_or(PoolTime(0));
-    clock::go_on(anchor.as_ref(), latest);
+    clock::continue_from(anchor.as_ref(), latest);
     Ok((Box::new(store), rows))
 }
 
@@ -261,7 +261,7 @@ fn announce(net: &Net, config: &Config, started: Instant) {
 /// Answers the long polls when the agent stops, so that their connections can end.
 async fn answer_calls_at_shutdown(authority: Authority, shutdown: Shutdown) {
     shutdown.begun().await;
-    authority.answer_calls().await;
+    authority.reply_to_open_calls().await;
 }
 
 async fn finish(node: RunningNode, authority: &Authority, authority_thread: JoinHandle<()>) {

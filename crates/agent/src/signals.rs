@@ -24,9 +24,9 @@ pub async fn run(mut spec: AgentSpec, tls: Option<Tls>, authority: Authority, sh
     let mut hangup = listen(SignalKind::hangup());
     loop {
         tokio::select! {
-            () = heard(&mut terminate) => {}
-            () = heard(&mut interrupt) => {}
-            () = heard(&mut hangup) => {
+            () = received(&mut terminate) => {}
+            () = received(&mut interrupt) => {}
+            () = received(&mut hangup) => {
                 reload(&mut spec, tls.as_ref(), &authority).await;
                 continue;
             }
@@ -41,7 +41,7 @@ pub async fn run(mut spec: AgentSpec, tls: Option<Tls>, authority: Authority, sh
     }
 }
 
-async fn heard(signal: &mut Option<Signal>) {
+async fn received(signal: &mut Option<Signal>) {
     match signal {
         Some(signal) => drop(signal.recv().await),
         None => std::future::pending().await,

@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Users remembered; the list is read again for others.
-const REMEMBERED: usize = 4_096;
+const CACHED_NAMES: usize = 4_096;
 
 /// The name of a user; `uid:N` where the list has none.
 pub fn name_of(uid: u32) -> Arc<str> {
@@ -17,7 +17,7 @@ pub fn name_of(uid: u32) -> Arc<str> {
     }
     let list = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let name: Arc<str> = name_in(&list, uid).map_or_else(|| format!("uid:{uid}").into(), Into::into);
-    if known.len() < REMEMBERED {
+    if known.len() < CACHED_NAMES {
         known.insert(uid, name.clone());
     }
     name

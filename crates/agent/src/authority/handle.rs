@@ -18,7 +18,7 @@ use crate::limits::QUERY_PATIENCE;
 use crate::messages::{LeaseAttachment, NodeReport};
 
 use super::snapshot::{Snapshot, SnapshotCell};
-use super::{AuthorityThread, Trail};
+use super::{AuthorityThread, TrailHandle};
 
 /// A reason why the authority did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -69,7 +69,7 @@ pub(super) type ReplySender = oneshot::Sender<Result<Reply, Refusal>>;
 pub(super) struct CallId(pub u64);
 
 /// A command on behalf of a caller.
-pub(super) struct Asked {
+pub(super) struct CallerCommand {
     pub command: PoolCommand,
     pub caller: Caller,
     /// The time until which the answer may wait for a queued request to be granted.
@@ -92,13 +92,13 @@ pub(super) struct FollowCall {
     pub reply: ReplySender,
 }
 
-pub(super) type Query = Box<dyn FnOnce(&AuthorityThread) + Send>;
+pub(super) type PoolQuery = Box<dyn FnOnce(&AuthorityThread) + Send>;
 /// Work on the store. It returns how its caller is answered, once changed tokens are published.
-pub(super) type StoreWork = Box<dyn FnOnce(&mut dyn LeaseStore) -> Box<dyn FnOnce() + Send> + Send>;
+pub(super) type StoreTask = Box<dyn FnOnce(&mut dyn LeaseStore) -> Box<dyn FnOnce() + Send> + Send>;
 
-pub(super) enum Message {
+pub(super) enum AuthorityMessage {
     /// A command of a caller.
-    Asked(Asked),
+    Command(CallerCommand),
     /// A call that follows leases.
     Follow(FollowCall),
     /// The caller of this call hung up.
@@ -112,11 +112,11 @@ pub(super) enum Message {
     /// The caller waits for the end of a lease.
     WaitForEnd(LeaseId, oneshot::Sender<()>),
     /// A look at what is committed.
-    Query(Query),
+    Query(PoolQuery),
     /// Work on the store besides rows.
-    StoreWork(StoreWork),
+    StoreTask(StoreTask),
     /// Every call that waits is answered now, and so is every later one at once: the agent is stopping.
-    AnswerCalls,
+    ReplyToCalls,
     /// Wakes the thread, which was told to end.
     Stop,
 }
@@ -124,14 +124,14 @@ pub(super) enum Message {
 /// A handle of the authority. Clones speak to the same thread.
 #[derive(Clone)]
 pub struct Authority {
-    messages: SyncSender<Message>,
+    messages: SyncSender<AuthorityMessage>,
     cell: Arc<SnapshotCell>,
-    trail: Trail,
+    trail: TrailHandle,
     next_call: Arc<AtomicU64>,
 }
 
 impl Authority {
-    pub(super) fn new(messages: SyncSender<Message>, cell: Arc<SnapshotCell>, trail: Trail) -> Self {
+    pub(super) fn new(messages: SyncSender<AuthorityMessage>, cell: Arc<SnapshotCell>, trail: TrailHandle) -> Self {
         Self { messages, cell, trail, next_call: Arc::default() }
     }
 
@@ -151,15 +151,15 @@ impl Authority {
     }
 
     /// Returns the reader of the audit trail.
-    pub fn trail(&self) -> &Trail {
+    pub fn trail(&self) -> &TrailHandle {
         &self.trail
     }
 
     /// Carries out a command for a caller. The answer comes when the result is durable.
     pub async fn ask(&self, caller: Caller, command: PoolCommand) -> Result<Reply, Refusal> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Message::Asked(Asked { command, caller, wait_until: None, reply }))?;
-        answer.await.unwrap_or(Err(Refusal::Stopping))
+        let (reply, receiver) = oneshot::channel();
+        self.send(AuthorityMessage::Command(CallerCommand { command, caller, wait_until: None, reply }))?;
+        receiver.await.unwrap_or(Err(Refusal::Stopping))
     }
 
     /// As [`Authority::ask`]; if the lease is queued afterwards, the answer waits for its grant for up to `wait`.
@@ -167,11 +167,11 @@ impl Authority {
         if wait.is_zero() {
             return self.ask(caller, command).await;
         }
-        let (reply, answer) = oneshot::channel();
-        let mut call = OpenCall::new(self);
+        let (reply, receiver) = oneshot::channel();
+        let mut call = HangUpGuard::new(self);
         let wait_until = Some((call.id, time_in(wait)));
-        self.send(Message::Asked(Asked { command, caller, wait_until, reply }))?;
-        call.answered(answer).await
+        self.send(AuthorityMessage::Command(CallerCommand { command, caller, wait_until, reply }))?;
+        call.reply(receiver).await
     }
 
     /// Follows one lease: keeps it in the queue, and returns it when it leaves the queue or after `wait`.
@@ -203,21 +203,21 @@ impl Authority {
         wait: Duration,
         is_single: bool,
     ) -> Result<Reply, Refusal> {
-        let (reply, answer) = oneshot::channel();
-        let mut call = OpenCall::new(self);
+        let (reply, receiver) = oneshot::channel();
+        let mut call = HangUpGuard::new(self);
         let until = time_in(wait);
         let (id, releases) = (call.id, false);
-        self.send(Message::Follow(FollowCall { id, caller, leases, until, is_single, releases, reply }))?;
+        self.send(AuthorityMessage::Follow(FollowCall { id, caller, leases, until, is_single, releases, reply }))?;
         // A disk that hangs must not hold the answer longer than the caller was ready to wait.
-        let bounded = tokio::time::timeout(wait + QUERY_PATIENCE, call.answered(answer));
+        let bounded = tokio::time::timeout(wait + QUERY_PATIENCE, call.reply(receiver));
         bounded.await.unwrap_or(Err(Refusal::Busy))
     }
 
     /// Ties a lease to a holder that the node has ready to watch. The answer comes when the holder is durable.
     pub async fn attach(&self, caller: Caller, attachment: LeaseAttachment) -> Result<LeaseBody, Refusal> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Message::Attach(attachment, caller, reply))?;
-        match answer.await.unwrap_or(Err(Refusal::Stopping))? {
+        let (reply, receiver) = oneshot::channel();
+        self.send(AuthorityMessage::Attach(attachment, caller, reply))?;
+        match receiver.await.unwrap_or(Err(Refusal::Stopping))? {
             Reply::Lease(lease) => Ok(*lease),
             Reply::Followed(_) | Reply::Done => Err(Refusal::Stopping),
         }
@@ -225,16 +225,16 @@ impl Authority {
 
     /// Returns when the lease has ended.
     pub async fn wait_for_end(&self, lease: LeaseId) -> Result<(), Refusal> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Message::WaitForEnd(lease, reply))?;
-        answer.await.map_err(|_| Refusal::Stopping)
+        let (reply, receiver) = oneshot::channel();
+        self.send(AuthorityMessage::WaitForEnd(lease, reply))?;
+        receiver.await.map_err(|_| Refusal::Stopping)
     }
 
     /// Reports a fact without waiting for its effect. A sample takes the place of one that was not applied yet.
     pub fn report(&self, report: NodeReport) -> Result<(), Refusal> {
         match report {
-            NodeReport::Sampled(sample) => self.cell.samples.put(sample, || self.send(Message::Sampled)),
-            NodeReport::HolderGone { .. } | NodeReport::Drained { .. } => self.send(Message::Report(report)),
+            NodeReport::Sampled(sample) => self.cell.samples.put(sample, || self.send(AuthorityMessage::Sampled)),
+            NodeReport::HolderGone { .. } | NodeReport::Drained { .. } => self.send(AuthorityMessage::Report(report)),
         }
     }
 
@@ -243,14 +243,14 @@ impl Authority {
         &self,
         query: impl FnOnce(&AuthorityThread) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Message::Query(Box::new(move |authority| {
+        let (reply, receiver) = oneshot::channel();
+        self.send(AuthorityMessage::Query(Box::new(move |authority| {
             // A caller that gave up needs no answer.
             if !reply.is_closed() {
                 drop(reply.send(query(authority)));
             }
         })))?;
-        within(QUERY_PATIENCE, answer).await
+        within(QUERY_PATIENCE, receiver).await
     }
 
     /// Reads the store besides rows. Waits for the authority for a short time at most, then refuses as busy.
@@ -258,15 +258,15 @@ impl Authority {
         &self,
         read: impl FnOnce(&dyn LeaseStore) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Message::StoreWork(Box::new(move |store| {
+        let (reply, receiver) = oneshot::channel();
+        self.send(AuthorityMessage::StoreTask(Box::new(move |store| {
             if reply.is_closed() {
                 return Box::new(|| ());
             }
             let done = read(store);
             Box::new(move || drop(reply.send(done)))
         })))?;
-        within(QUERY_PATIENCE, answer).await
+        within(QUERY_PATIENCE, receiver).await
     }
 
     /// Works on the store besides rows, between two commits.
@@ -274,17 +274,17 @@ impl Authority {
         &self,
         work: impl FnOnce(&mut dyn LeaseStore) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Message::StoreWork(Box::new(move |store| {
+        let (reply, receiver) = oneshot::channel();
+        self.send(AuthorityMessage::StoreTask(Box::new(move |store| {
             let done = work(store);
             Box::new(move || drop(reply.send(done)))
         })))?;
-        answer.await.map_err(|_| Refusal::Stopping)
+        receiver.await.map_err(|_| Refusal::Stopping)
     }
 
     /// Answers every call that waits, and every later one at once: the agent is stopping.
-    pub async fn answer_calls(&self) {
-        while self.send(Message::AnswerCalls) == Err(Refusal::Busy) {
+    pub async fn reply_to_open_calls(&self) {
+        while self.send(AuthorityMessage::ReplyToCalls) == Err(Refusal::Busy) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -293,10 +293,10 @@ impl Authority {
     pub fn stop(&self) {
         self.cell.stop();
         // A full channel wakes the thread as well.
-        let _ = self.send(Message::Stop);
+        let _ = self.send(AuthorityMessage::Stop);
     }
 
-    fn send(&self, message: Message) -> Result<(), Refusal> {
+    fn send(&self, message: AuthorityMessage) -> Result<(), Refusal> {
         self.messages.try_send(message).map_err(|error| match error {
             TrySendError::Full(_) => Refusal::Busy,
             TrySendError::Disconnected(_) => Refusal::Stopping,
@@ -305,9 +305,9 @@ impl Authority {
 }
 
 /// Waits for an answer for some time at most.
-async fn within<T>(patience: Duration, answer: oneshot::Receiver<T>) -> Result<T, Refusal> {
-    match tokio::time::timeout(patience, answer).await {
-        Ok(answer) => answer.map_err(|_| Refusal::Stopping),
+async fn within<T>(patience: Duration, receiver: oneshot::Receiver<T>) -> Result<T, Refusal> {
+    match tokio::time::timeout(patience, receiver).await {
+        Ok(reply) => reply.map_err(|_| Refusal::Stopping),
         Err(_) => Err(Refusal::Busy),
     }
 }
@@ -317,30 +317,30 @@ fn time_in(wait: Duration) -> PoolTime {
 }
 
 /// A call that waits for its answer. When it is dropped before, because the client hung up, the authority is told.
-struct OpenCall<'a> {
+struct HangUpGuard<'a> {
     authority: &'a Authority,
     id: CallId,
     is_open: bool,
 }
 
-impl<'a> OpenCall<'a> {
+impl<'a> HangUpGuard<'a> {
     fn new(authority: &'a Authority) -> Self {
         let id = CallId(authority.next_call.fetch_add(1, Ordering::Relaxed));
         Self { authority, id, is_open: true }
     }
 
-    async fn answered(&mut self, answer: oneshot::Receiver<Result<Reply, Refusal>>) -> Result<Reply, Refusal> {
-        let answer = answer.await.unwrap_or(Err(Refusal::Stopping));
+    async fn reply(&mut self, receiver: oneshot::Receiver<Result<Reply, Refusal>>) -> Result<Reply, Refusal> {
+        let reply = receiver.await.unwrap_or(Err(Refusal::Stopping));
         self.is_open = false;
-        answer
+        reply
     }
 }
 
-impl Drop for OpenCall<'_> {
+impl Drop for HangUpGuard<'_> {
     fn drop(&mut self) {
         if self.is_open {
             // If the authority is busy, it finds the closed call when it next keeps waiting requests in the queue.
-            let _ = self.authority.send(Message::HungUp(self.id));
+            let _ = self.authority.send(AuthorityMessage::HungUp(self.id));
         }
     }
 }

@@ -16,7 +16,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const ROUNDS_PER_REMOVAL: u32 = 60;
 
 /// Keeps house until the agent ends. A busy authority only delays a round.
-pub async fn keep_house(authority: Authority, retention_days: u32) {
+pub async fn run_housekeeping(authority: Authority, retention_days: u32) {
     let mut round = 0_u32;
     loop {
         let removes = round.is_multiple_of(ROUNDS_PER_REMOVAL) && retention_days > 0;

@@ -25,9 +25,9 @@ mod waiters;
 
 pub use commit::StoreState;
 pub use handle::{Authority, Refusal, Reply};
-pub use housekeeping::{keep_house, save_clock};
+pub use housekeeping::{run_housekeeping, save_clock};
 pub use snapshot::{DeviceState, NodeSummary, Snapshot};
-pub use trail::Trail;
+pub use trail::TrailHandle;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -49,7 +49,7 @@ use crate::limits::{AUTHORITY_BEAT, BATCH, FLUSH_WAIT, MESSAGES, ORDER_RETRY, ST
 use crate::messages::{FencedLease, NodeLink, NodeOrder, NodeSample};
 use crate::metrics::Metrics;
 
-use handle::Message;
+use handle::AuthorityMessage;
 use occupancy::Occupancy;
 use publish::OrderQueue;
 use snapshot::SnapshotCell;
@@ -93,7 +93,7 @@ pub struct AuthorityThread {
     samples: HashMap<NodeId, Box<NodeSample>>,
     samples_are_due: bool,
     /// Facts that could not be committed yet.
-    postponed: Vec<batch::Fact>,
+    postponed: Vec<batch::UnattendedCommand>,
     waiters: Waiters,
     occupancy: Occupancy,
     /// The devices that each lease holds, until they are free again.
@@ -120,7 +120,7 @@ pub fn start(spec: AuthoritySpec) -> io::Result<(Authority, JoinHandle<()>, Vec<
     let (messages, inbox) = sync_channel(MESSAGES);
     let (mut thread, complaints) = AuthorityThread::new(spec, clock::both());
     let cell = thread.cell.clone();
-    let trail = Trail::start(thread.store.trail_reader())?;
+    let trail = TrailHandle::start(thread.store.trail_reader())?;
     let handle = thread::Builder::new().name("authority".into()).spawn(move || {
         let _guard = AbortOnPanic("authority");
         thread.run(&inbox);
@@ -176,7 +176,8 @@ impl AuthorityThread {
             match &lease.holder {
                 Some(holder @ LeaseHolder::Connection) => {
                     let command = PoolCommand::HolderGone { lease: lease.id, grace: reconnect_grace };
-                    self.postponed.push(batch::Fact { command, held_by: Some((lease.id, holder.clone())) });
+                    self.postponed
+                        .push(batch::UnattendedCommand { command, held_by: Some((lease.id, holder.clone())) });
                 }
                 _ if lease.draining => draining.push(lease.id),
                 _ => {}
@@ -191,11 +192,12 @@ impl AuthorityThread {
         }
         if self.pool.policies() != &self.policies {
             let policies = Box::new(self.policies.clone());
-            self.postponed.push(batch::Fact { command: PoolCommand::SetPolicies { policies }, held_by: None });
+            self.postponed
+                .push(batch::UnattendedCommand { command: PoolCommand::SetPolicies { policies }, held_by: None });
         }
     }
 
-    fn run(&mut self, inbox: &Receiver<Message>) {
+    fn run(&mut self, inbox: &Receiver<AuthorityMessage>) {
         loop {
             self.cell.confirm();
             let first = match inbox.recv_timeout(self.time_until_due()) {
@@ -205,7 +207,7 @@ impl AuthorityThread {
             };
             // Read before the messages: those that were sent before the thread was told to stop are all taken.
             let stops = self.cell.is_stopping();
-            let batch: Vec<Message> = first.into_iter().chain(inbox.try_iter()).take(BATCH).collect();
+            let batch: Vec<AuthorityMessage> = first.into_iter().chain(inbox.try_iter()).take(BATCH).collect();
             let is_last = stops && batch.len() < BATCH;
             self.retry_store();
             self.process_batch(clock::both(), batch);

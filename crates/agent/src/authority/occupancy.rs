@@ -10,7 +10,7 @@ use gpupool_core::{LeaseId, NodeId};
 
 /// The part of a lease that a node runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Occupant {
+struct LeaseOccupant {
     has_process: bool,
     has_cgroup: bool,
 }
@@ -18,7 +18,7 @@ struct Occupant {
 /// Occupants by lease, and leases with processes on devices by node.
 #[derive(Debug, Default)]
 pub(super) struct Occupancy {
-    occupants: HashMap<LeaseId, Occupant>,
+    occupants: HashMap<LeaseId, LeaseOccupant>,
     running: HashMap<NodeId, HashSet<LeaseId>>,
 }
 
@@ -35,7 +35,7 @@ impl Occupancy {
 
     /// Takes a lease from before a restart for occupied, until its node says otherwise.
     pub fn assume_occupied(&mut self, lease: LeaseId) {
-        self.occupants.insert(lease, Occupant { has_process: true, has_cgroup: true });
+        self.occupants.insert(lease, LeaseOccupant { has_process: true, has_cgroup: true });
     }
 
     /// Replaces the leases with processes on the devices of a node.

@@ -31,7 +31,7 @@ impl LatestSamples {
     ) -> Result<(), Refusal> {
         let mut pending = self.lock();
         if let Some(before) = pending.by_node.remove(&sample.node.name) {
-            keep_unread(*before, &mut sample);
+            retain_readings(*before, &mut sample);
         }
         pending.by_node.insert(sample.node.name.clone(), sample);
         if !pending.is_announced {
@@ -53,7 +53,7 @@ impl LatestSamples {
     }
 }
 
-fn keep_unread(before: NodeSample, sample: &mut NodeSample) {
+fn retain_readings(before: NodeSample, sample: &mut NodeSample) {
     let mut readings: HashMap<_, _> =
         before.devices.into_iter().map(|device| (device.facts.identity.clone(), device.reading)).collect();
     for device in sample.devices.iter_mut().filter(|device| device.reading.is_none()) {

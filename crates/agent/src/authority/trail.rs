@@ -13,17 +13,17 @@ use crate::limits::{QUERY_PATIENCE, TRAIL_QUERIES};
 
 use super::Refusal;
 
-type TrailQuery = Box<dyn FnOnce(&dyn TrailReader) + Send>;
+type TrailTask = Box<dyn FnOnce(&dyn TrailReader) + Send>;
 
 /// A handle of the thread that reads the audit trail. The thread ends with the last handle.
 #[derive(Clone)]
-pub struct Trail {
-    queries: SyncSender<TrailQuery>,
+pub struct TrailHandle {
+    queries: SyncSender<TrailTask>,
 }
 
-impl Trail {
+impl TrailHandle {
     pub(super) fn start(reader: Box<dyn TrailReader>) -> io::Result<Self> {
-        let (queries, asked) = sync_channel::<TrailQuery>(TRAIL_QUERIES);
+        let (queries, asked) = sync_channel::<TrailTask>(TRAIL_QUERIES);
         thread::Builder::new().name("trail".into()).spawn(move || {
             for query in asked {
                 query(&*reader);
@@ -37,8 +37,8 @@ impl Trail {
         &self,
         query: impl FnOnce(&dyn TrailReader) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        let (reply, answer) = oneshot::channel();
-        let query: TrailQuery = Box::new(move |reader| {
+        let (reply, receiver) = oneshot::channel();
+        let query: TrailTask = Box::new(move |reader| {
             // A client that hung up needs no answer, and its query may take long.
             if !reply.is_closed() {
                 // A reader has no state of its own, so the next query finds it sound.
@@ -49,8 +49,8 @@ impl Trail {
             TrySendError::Full(_) => Refusal::Busy,
             TrySendError::Disconnected(_) => Refusal::Stopping,
         })?;
-        match tokio::time::timeout(QUERY_PATIENCE, answer).await {
-            Ok(Ok(answer)) => answer.map_err(|panic| resume_unwind(panic)),
+        match tokio::time::timeout(QUERY_PATIENCE, receiver).await {
+            Ok(Ok(reply)) => reply.map_err(|panic| resume_unwind(panic)),
             Ok(Err(_)) => Err(Refusal::Stopping),
             Err(_) => Err(Refusal::Busy),
         }
@@ -67,7 +67,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_query_that_panics_ends_its_own_call_and_no_other() {
-        let trail = Trail::start(MemoryDisk::default().open().trail_reader()).unwrap();
+        let trail = TrailHandle::start(MemoryDisk::default().open().trail_reader()).unwrap();
         let calls = trail.clone();
         let panicked = tokio::spawn(async move { calls.query(|_| -> () { panic!("a bad query") }).await });
         assert!(panicked.await.unwrap_err().is_panic());

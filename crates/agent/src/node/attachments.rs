@@ -111,10 +111,10 @@ pub struct Attachments {
 
 /// The attachments by lease. A lock rather than messages: it is held for one look into a map.
 #[derive(Default)]
-pub struct AttachmentTable(Mutex<HashMap<LeaseId, Entry>>);
+pub struct AttachmentTable(Mutex<HashMap<LeaseId, AttachmentEntry>>);
 
 #[derive(Default)]
-struct Entry {
+struct AttachmentEntry {
     attachment: Attachment,
     watch: Option<OwnedTask>,
     /// Held while the lease is being attached or torn down.
@@ -136,7 +136,7 @@ impl AttachmentTable {
     /// still attach the lease, so the entry stays for it.
     fn forget_unused(&self, lease: LeaseId) {
         let mut table = self.lock();
-        let is_unused = |entry: &Entry| {
+        let is_unused = |entry: &AttachmentEntry| {
             // One reference is the table's, one the caller's.
             let is_awaited = Arc::strong_count(&entry.change) > 2;
             !is_awaited && entry.watch.is_none() && entry.attachment == Attachment::default()
@@ -146,7 +146,7 @@ impl AttachmentTable {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<LeaseId, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<LeaseId, AttachmentEntry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -239,7 +239,7 @@ impl Attachments {
         {
             // Only now: a lease that is tied to an empty group would end at once.
             let by_cgroup = LeaseHolder::Cgroup(path.into());
-            match self.tie(caller, LeaseAttachment { holder: by_cgroup.clone(), ..attachment }).await {
+            match self.attach_with_retry(caller, LeaseAttachment { holder: by_cgroup.clone(), ..attachment }).await {
                 Ok(tied) => (attached, holder) = (tied, by_cgroup),
                 Err(refusal) => refused = Some(refusal),
             }
@@ -271,7 +271,7 @@ impl Attachments {
     }
 
     /// Attaches a lease to another holder, again and again while the authority is busy.
-    async fn tie(&self, caller: Caller, attachment: LeaseAttachment) -> Result<LeaseBody, Refusal> {
+    async fn attach_with_retry(&self, caller: Caller, attachment: LeaseAttachment) -> Result<LeaseBody, Refusal> {
         loop {
             match self.authority.attach(caller.clone(), attachment.clone()).await {
                 Err(Refusal::Busy) => tokio::time::sleep(REPORT_RETRY).await,
@@ -306,7 +306,7 @@ impl Attachments {
                 _ => RevocationAction::EndCaller,
             };
             let attachment = Attachment { process, on_revocation, cgroup, ..Attachment::default() };
-            self.table.lock().insert(lease, Entry { attachment, ..Entry::default() });
+            self.table.lock().insert(lease, AttachmentEntry { attachment, ..AttachmentEntry::default() });
             match (process, holder) {
                 (Some(process), Some(holder)) => self.watch(lease, holder, exit_of(lease, process)),
                 (None, Some(holder @ LeaseHolder::Cgroup(_))) => self.watch_cgroup(lease, holder),

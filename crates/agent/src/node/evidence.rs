@@ -24,7 +24,7 @@ const ENVIRONMENT_BYTES: u64 = 1 << 20;
 /// The bytes that are read of another file about a process.
 const PROC_BYTES: u64 = 64 << 10;
 /// The time after which a process is looked at again: it may have replaced its program, and with it its environment.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
+const INSPECT_AGAIN: Duration = Duration::from_secs(10);
 
 /// A process for as long as it lives: its number and when it started, in clock ticks since boot.
 pub type ProcessKey = (u32, u64);
@@ -37,14 +37,14 @@ pub struct Evidence {
     /// Itself and those it descends from, nearest first.
     pub line: Vec<ProcessKey>,
     /// What its environment says of a lease.
-    pub environment: Environment,
+    pub environment: LeaseEnvironment,
     /// Whose it is.
     pub uid: u32,
 }
 
 /// What the environment of a process says of a lease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Environment {
+pub enum LeaseEnvironment {
     /// It names this lease with this token.
     Names(LeaseId, Token),
     /// It names none.
@@ -73,14 +73,14 @@ impl EvidenceBoard {
 }
 
 /// A source that gathers evidence about the processes on its devices, on the thread that reads it.
-pub struct WithEvidence {
+pub struct EvidenceSource {
     source: Box<dyn DeviceSource>,
     attributor: ProcessAttributor,
     gatherer: EvidenceGatherer,
     board: EvidenceBoard,
 }
 
-impl WithEvidence {
+impl EvidenceSource {
     /// Returns the source with its processes looked up on the machine at these places. The evidence goes to the board.
     pub fn new(source: Box<dyn DeviceSource>, places: &SourcePaths, board: EvidenceBoard) -> Self {
         let (attributor, gatherer) = (ProcessAttributor::new(places), EvidenceGatherer::new(places));
@@ -88,7 +88,7 @@ impl WithEvidence {
     }
 }
 
-impl DeviceSource for WithEvidence {
+impl DeviceSource for EvidenceSource {
     fn kind(&self) -> SourceKind {
         self.source.kind()
     }
@@ -123,7 +123,7 @@ impl EvidenceGatherer {
                 continue;
             }
             let seen = match known.remove(&key) {
-                Some((at, seen)) if at.elapsed() < LOOK_AGAIN => (at, seen),
+                Some((at, seen)) if at.elapsed() < INSPECT_AGAIN => (at, seen),
                 before => (Instant::now(), self.evidence(key, facts.uid, before.map(|(_, seen)| seen))),
             };
             self.known.insert(key, seen);
@@ -144,7 +144,7 @@ impl EvidenceGatherer {
         let cgroups = read(&folder.join("cgroup"), PROC_BYTES).map(|text| cgroups(&text)).unwrap_or_default();
         let environment = match read(&folder.join("environ"), ENVIRONMENT_BYTES) {
             Ok(text) => environment(&text),
-            Err(_) => Environment::Hidden,
+            Err(_) => LeaseEnvironment::Hidden,
         };
         Evidence { cgroups, line, environment, uid }
     }
@@ -190,15 +190,15 @@ fn cgroups(text: &[u8]) -> Vec<String> {
     text.lines().filter_map(path).collect()
 }
 
-fn environment(text: &[u8]) -> Environment {
+fn environment(text: &[u8]) -> LeaseEnvironment {
     fn number(text: &[u8], name: &str) -> Option<u64> {
         let value =
             text.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
         std::str::from_utf8(value?).ok()?.parse().ok()
     }
     match (number(text, job_environment::LEASE), number(text, job_environment::FENCING_TOKEN)) {
-        (Some(lease), Some(token)) => Environment::Names(LeaseId(lease), Token(token)),
-        _ => Environment::Silent,
+        (Some(lease), Some(token)) => LeaseEnvironment::Names(LeaseId(lease), Token(token)),
+        _ => LeaseEnvironment::Silent,
     }
 }
 
@@ -230,14 +230,14 @@ mod tests {
         write("environ", "GPUPOOL_LEASE=7\0GPUPOOL_FENCING_TOKEN=9\0");
         write("cgroup", "0::/job/7\n");
         let mut gatherer = EvidenceGatherer { proc: dir.path().to_owned(), known: HashMap::new() };
-        let names = Environment::Names(LeaseId(7), Token(9));
+        let names = LeaseEnvironment::Names(LeaseId(7), Token(9));
         let expected = Evidence { cgroups: vec!["/job/7".into()], line: vec![(42, 1)], environment: names, uid: 5 };
         assert_eq!(gatherer.gather(&on_a_device(42, 1)), HashMap::from([((42, 1), expected)]));
         write("environ", "");
         assert_eq!(gatherer.gather(&on_a_device(42, 1))[&(42, 1)].environment, names, "looked at again too soon");
         assert_eq!(
             gatherer.gather(&on_a_device(42, 2))[&(42, 2)].environment,
-            Environment::Silent,
+            LeaseEnvironment::Silent,
             "another with its number"
         );
         assert!(gatherer.gather(&SourceReading::default()).is_empty());
@@ -257,7 +257,7 @@ mod tests {
         let gatherer = EvidenceGatherer { proc: dir.path().to_owned(), known: HashMap::new() };
         let first = gatherer.evidence((41, 410), 0, None);
         assert_eq!(first.line, [(41, 410), (40, 400), (1, 1)]);
-        assert_eq!(first.environment, Environment::Hidden);
+        assert_eq!(first.environment, LeaseEnvironment::Hidden);
         stat(41, 1, 410);
         let later = gatherer.evidence((41, 410), 0, Some(first));
         assert_eq!(later.line, [(41, 410), (1, 1), (40, 400)]);
@@ -268,9 +268,9 @@ mod tests {
     #[test]
     fn an_environment_names_a_lease_with_its_token_or_none() {
         let named = environment(b"PATH=/bin\0GPUPOOL_FENCING_TOKEN=3\0GPUPOOL_LEASE=12\0");
-        assert_eq!(named, Environment::Names(LeaseId(12), Token(3)));
+        assert_eq!(named, LeaseEnvironment::Names(LeaseId(12), Token(3)));
         for silent in [&b"GPUPOOL_LEASE=12\0"[..], b"GPUPOOL_LEASE=x\0GPUPOOL_FENCING_TOKEN=3", b"", b"\xff\0"] {
-            assert_eq!(environment(silent), Environment::Silent);
+            assert_eq!(environment(silent), LeaseEnvironment::Silent);
         }
         assert_eq!(cgroups(b"5:memory:/m\n0::/\n12:cpu:/a:b\nodd"), ["/m", "/a:b"]);
     }

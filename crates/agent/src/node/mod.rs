@@ -21,7 +21,7 @@ mod tests;
 pub use attachments::AttachError;
 pub use job_cgroups::JobCgroups;
 pub use simulation::{Simulation, SimulationError};
-pub use sources::Sources;
+pub use sources::ReadingSources;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -102,7 +102,7 @@ pub struct NodeSpec<'a> {
     /// The configuration.
     pub config: &'a Config,
     /// The sources of readings.
-    pub sources: Sources,
+    pub sources: ReadingSources,
     /// The authority that it reports to.
     pub authority: Authority,
     /// Its end of the link.
@@ -168,12 +168,12 @@ impl Node {
             refresh: config.monitoring.refresh_interval,
             node: node_facts(&name),
             holdings: Box::new(move || Holdings::of(&of_snapshot.snapshot(), &name, &table)),
-            deliver: Box::new(move |sample, troubles| {
-                metrics.sampled(troubles);
+            sample_sink: Box::new(move |sample, failures| {
+                metrics.sampled(failures);
                 // A sample that finds no room is dropped: the next one says the same and more.
                 let _ = reporter.report(NodeReport::Sampled(Box::new(sample)));
             }),
-            publish: statistics,
+            statistics,
         })?;
         let orders = OwnedTask::spawn(carry_out_orders(node.attachments.clone(), orders.orders, leases_over));
         Ok((node, RunningNode { sampler, _orders: orders, _attaching: attaching }))

@@ -16,14 +16,14 @@ use super::simulation::Simulation;
 const FIRST_READING: Duration = Duration::from_millis(100);
 
 /// The sources of an agent.
-pub struct Sources {
+pub struct ReadingSources {
     sources: Vec<Box<dyn DeviceSource>>,
     places: Option<SourcePaths>,
     /// The handle of the simulated devices.
     pub simulation: Option<Arc<Simulation>>,
 }
 
-impl Sources {
+impl ReadingSources {
     /// Opens the sources that the configuration names.
     pub fn open(config: &Config) -> Result<Self, AgentError> {
         if let Some(text) = &config.monitoring.simulate {

@@ -6,11 +6,11 @@ use gpupool_core::PoolRow;
 use gpupool_store::{MemoryFault, TrailQuery};
 
 use super::*;
-use crate::authority::keep_house;
+use crate::authority::run_housekeeping;
 
 /// Leases that ended ten days ago: more than one removal takes.
 fn disk_with_old_records() -> MemoryDisk {
-    let mut stage = Stage::new();
+    let mut stage = AuthorityStage::new();
     let lease = stage.take();
     let granted = stage.authority.pool().lease(LeaseId(lease.id)).unwrap().row().clone();
     stage.release(&lease);
@@ -38,7 +38,7 @@ async fn all_old_records_are_removed_also_when_the_channel_was_full() {
     authority.report(sampled(None)).unwrap();
     disk.wait_until_hanging();
     while authority.report(NodeReport::Drained { lease: LeaseId(9_999) }).is_ok() {}
-    let house = tokio::spawn(keep_house(authority.clone(), 1));
+    let house = tokio::spawn(run_housekeeping(authority.clone(), 1));
     tokio::task::yield_now().await;
     disk.set_fault(None);
     let removed = async {

@@ -8,7 +8,7 @@ use crate::authority::StoreState;
 
 #[test]
 fn a_snapshot_shows_what_is_committed_and_the_event_that_it_includes() {
-    let mut stage = Stage::new();
+    let mut stage = AuthorityStage::new();
     let before = stage.authority.cell.latest();
     let lease = stage.take();
     let after = stage.authority.cell.latest();
@@ -26,7 +26,7 @@ fn a_snapshot_shows_what_is_committed_and_the_event_that_it_includes() {
 
 #[test]
 fn a_snapshot_counts_the_queue() {
-    let mut stage = Stage::new();
+    let mut stage = AuthorityStage::new();
     stage.take();
     let first = stage.now;
     stage.request("alice");
@@ -38,7 +38,7 @@ fn a_snapshot_counts_the_queue() {
 
 #[test]
 fn a_batch_that_is_not_committed_is_refused_and_never_published() {
-    let mut stage = Stage::new();
+    let mut stage = AuthorityStage::new();
     stage.disk.set_fault(Some(MemoryFault::Io));
     assert!(matches!(stage.try_request("alice"), Err(Refusal::NotDurable(_))));
     let snapshot = stage.authority.cell.latest();
@@ -56,7 +56,7 @@ fn a_batch_that_is_not_committed_is_refused_and_never_published() {
 
 #[test]
 fn reports_while_the_store_is_broken_are_kept_once_each_and_take_effect_later() {
-    let mut stage = Stage::new();
+    let mut stage = AuthorityStage::new();
     let lease = stage.take();
     let (message, _answer) = attach(&lease, lease.token.unwrap(), LeaseHolder::Cgroup("/jobs/1".into()));
     stage.receive(vec![message]);
@@ -69,7 +69,8 @@ fn reports_while_the_store_is_broken_are_kept_once_each_and_take_effect_later() 
     let id = LeaseId(lease.id);
     for _ in 0..3 {
         let gone = NodeReport::HolderGone { lease: LeaseId(waiting.id), holder: LeaseHolder::Connection };
-        stage.receive(vec![Message::Report(NodeReport::Drained { lease: id }), Message::Report(gone)]);
+        stage
+            .receive(vec![AuthorityMessage::Report(NodeReport::Drained { lease: id }), AuthorityMessage::Report(gone)]);
     }
     assert_eq!(stage.authority.postponed.len(), 2);
     stage.disk.set_fault(None);
@@ -83,12 +84,12 @@ fn reports_while_the_store_is_broken_are_kept_once_each_and_take_effect_later() 
 
 #[test]
 fn nothing_is_remembered_of_a_forgotten_node() {
-    let mut stage = Stage::new();
+    let mut stage = AuthorityStage::new();
     assert_eq!((stage.authority.samples.len(), stage.authority.occupancy.nodes()), (1, 1));
     let node = stage.authority.pool().node_by_name("node").unwrap();
     for command in [PoolCommand::NodeLost { node }, PoolCommand::ForgetNode { node }] {
         let (mut message, mut answer) = asked("root", command);
-        if let Message::Asked(asked) = &mut message {
+        if let AuthorityMessage::Command(asked) = &mut message {
             asked.caller = Caller::agent();
         }
         stage.receive(vec![message]);
@@ -99,7 +100,7 @@ fn nothing_is_remembered_of_a_forgotten_node() {
 
 #[test]
 fn the_event_and_the_answer_of_a_batch_share_one_explanation() {
-    let mut stage = Stage::new();
+    let mut stage = AuthorityStage::new();
     stage.take();
     let last = stage.authority.events.last();
     let waiting = stage.request("bob");
@@ -108,13 +109,13 @@ fn the_event_and_the_answer_of_a_batch_share_one_explanation() {
     let (told, answered) = (queued.1.reason.as_deref().unwrap(), waiting.reason.as_deref().unwrap());
     assert_eq!(told, format!("position 1; {answered}"));
     assert!(stage.authority.explained.is_empty(), "the next batch explains anew");
-    let explain = |stage: &mut Stage| stage.authority.explain(LeaseId(waiting.id)).unwrap();
+    let explain = |stage: &mut AuthorityStage| stage.authority.explain(LeaseId(waiting.id)).unwrap();
     assert!(Arc::ptr_eq(&explain(&mut stage), &explain(&mut stage)));
 }
 
 #[test]
 fn a_full_disk_still_takes_what_gives_back() {
-    let mut stage = Stage::new();
+    let mut stage = AuthorityStage::new();
     let lease = stage.take();
     stage.disk.set_fault(Some(MemoryFault::Full));
     assert!(matches!(stage.try_request("alice"), Err(Refusal::DiskFull(_))));
@@ -124,7 +125,7 @@ fn a_full_disk_still_takes_what_gives_back() {
 
 #[test]
 fn a_reading_that_was_attributed_before_a_change_of_leases_frees_nothing_and_accuses_nobody() {
-    let mut stage = Stage::new();
+    let mut stage = AuthorityStage::new();
     let lease = stage.take();
     let as_of = stage.authority.cell.latest().at.pool;
     let process = |attribution| ProcessUsage { attribution, memory: None };
@@ -136,7 +137,7 @@ fn a_reading_that_was_attributed_before_a_change_of_leases_frees_nothing_and_acc
     stage.sample(DeviceReading { leases_as_of: Some(as_of), ..running });
     stage.now = stage.now.after(Millis(1_000));
     stage.release(&lease);
-    let draining = |stage: &Stage| stage.authority.pool().lease(LeaseId(lease.id)).unwrap().draining;
+    let draining = |stage: &AuthorityStage| stage.authority.pool().lease(LeaseId(lease.id)).unwrap().draining;
     assert!(draining(&stage), "a process of it was on the device");
     // Taken after the end, but attributed by a snapshot from before it.
     stage.now = stage.now.after(Millis(1_000));

@@ -11,16 +11,16 @@ use gpupool_api::stats::{
 use gpupool_core::{Bytes, DeviceHealth, Percent};
 use gpupool_devices::{DetectedDevice, Milliwatts, Reported};
 
-use super::filter::{Filter, Visible};
-use super::round::{ListedDevice, Round};
+use super::filter::{DeviceFilter, VisibleDevices};
+use super::round::{ListedDevice, SamplingRound};
 
 /// The body of `GET /gpu/stats`.
-pub fn stats(round: &Round) -> StatsBody {
+pub fn stats(round: &SamplingRound) -> StatsBody {
     let gpus: Vec<GpuBody> = round.listed().map(|seen| gpu(seen, round)).collect();
     StatsBody {
         gpu_count: gpus.len(),
         gpus,
-        timestamp: round.told(round.read_at()),
+        timestamp: round.format_time(round.read_at()),
         stale: round.any_stale(),
         error: round.error(),
     }
@@ -37,7 +37,7 @@ pub fn count(stats: &StatsBody) -> GpuCountBody {
 }
 
 /// The body of `GET /gpu/summary`.
-pub fn summary(round: &Round, stats: &StatsBody) -> SummaryBody {
+pub fn summary(round: &SamplingRound, stats: &StatsBody) -> SummaryBody {
     let counted_once = counted_once(round);
     let sum = |of: fn(&GpuMemory) -> u64| {
         let counted = stats.gpus.iter().zip(&counted_once).filter(|(_, counts)| **counts);
@@ -60,7 +60,7 @@ pub fn summary(round: &Round, stats: &StatsBody) -> SummaryBody {
 }
 
 /// The part of `GET /config` that is about which GPUs are listed.
-pub fn filtering(round: &Round, filter: &Filter, visible: &Visible) -> GpuFiltering {
+pub fn filtering(round: &SamplingRound, filter: &DeviceFilter, visible: &VisibleDevices) -> GpuFiltering {
     let listed = round.listed().map(|seen| seen.gpu_id.0).collect::<Vec<_>>();
     GpuFiltering {
         cuda_visible_devices: filter.as_set().map(ToOwned::to_owned),
@@ -72,14 +72,14 @@ pub fn filtering(round: &Round, filter: &Filter, visible: &Visible) -> GpuFilter
 }
 
 /// Which listed devices count for sums: not the instances of a GPU that is listed itself.
-fn counted_once(round: &Round) -> Vec<bool> {
+fn counted_once(round: &SamplingRound) -> Vec<bool> {
     let is_cut = |seen: &&ListedDevice| !seen.found.takes_work();
     let cut: BTreeSet<_> = round.listed().filter(is_cut).filter_map(|seen| seen.found.pci).collect();
     let is_part = |found: &DetectedDevice| found.partition.is_some() && found.pci.is_some_and(|pci| cut.contains(&pci));
     round.listed().map(|seen| !is_part(&seen.found)).collect()
 }
 
-fn gpu(seen: &ListedDevice, round: &Round) -> GpuBody {
+fn gpu(seen: &ListedDevice, round: &SamplingRound) -> GpuBody {
     let found = &seen.found;
     let mut unsupported = Vec::new();
     let utilization_percent = match utilization(seen) {
@@ -111,7 +111,7 @@ fn gpu(seen: &ListedDevice, round: &Round) -> GpuBody {
         health: health.to_owned(),
         health_reason,
         stale: round.is_stale(seen),
-        timestamp: round.told(seen.read_at),
+        timestamp: round.format_time(seen.read_at),
         asleep: found.asleep,
         unsupported,
     }

@@ -21,27 +21,27 @@ const FILTER_ID_DIGITS: usize = 8;
 
 /// The filter as it was set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Filter {
+pub struct DeviceFilter {
     set: Option<String>,
 }
 
 /// What a filter means among the devices there are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Visible {
+pub struct VisibleDevices {
     /// The devices that are listed; `None` means all.
     pub ids: Option<BTreeSet<GpuId>>,
     /// What of the filter means nothing here, for people.
     pub warnings: Vec<String>,
 }
 
-impl Visible {
+impl VisibleDevices {
     /// Whether a device is listed.
     pub fn shows(&self, gpu_id: GpuId) -> bool {
         self.ids.as_ref().is_none_or(|ids| ids.contains(&gpu_id))
     }
 }
 
-impl Filter {
+impl DeviceFilter {
     /// The filter of a variable's value; `None` where it is not set.
     pub fn new(set: Option<String>) -> Self {
         Self { set }
@@ -55,28 +55,30 @@ impl Filter {
     /// Which of these devices are listed.
     ///
     /// An entry is a number, a UUID or the beginning of one. A GPU that is cut by MIG is meant with its instances.
-    pub fn among(&self, devices: &[(GpuId, &DetectedDevice)]) -> Visible {
-        let Some(set) = &self.set else { return Visible::default() };
+    pub fn among(&self, devices: &[(GpuId, &DetectedDevice)]) -> VisibleDevices {
+        let Some(set) = &self.set else { return VisibleDevices::default() };
         let tokens: Vec<&str> = set.split(|c: char| c == ',' || c.is_whitespace()).filter(|t| !t.is_empty()).collect();
         let (mut ids, mut warnings, mut any_valid) = (BTreeSet::new(), Vec::new(), tokens.is_empty());
         for token in tokens.iter().take(FILTER_TOKENS) {
-            match meant(token, devices) {
-                Meant::These(these) => {
+            match match_entry(token, devices) {
+                FilterEntryMatch::Devices(these) => {
                     any_valid = true;
                     ids.extend(these);
                 }
-                Meant::NotThere => {
+                FilterEntryMatch::Absent => {
                     any_valid = true;
                     warn(&mut warnings, token, "is no GPU of this machine and is left out");
                 }
-                Meant::Nothing => warn(&mut warnings, token, "is neither a GPU's number nor its UUID and is ignored"),
+                FilterEntryMatch::Invalid => {
+                    warn(&mut warnings, token, "is neither a GPU's number nor its UUID and is ignored")
+                }
             }
         }
         if !any_valid {
             warnings.push("CUDA_VISIBLE_DEVICES names no GPU at all: all are listed".to_owned());
-            return Visible { ids: None, warnings };
+            return VisibleDevices { ids: None, warnings };
         }
-        Visible { ids: Some(ids), warnings }
+        VisibleDevices { ids: Some(ids), warnings }
     }
 }
 
@@ -88,13 +90,13 @@ fn warn(warnings: &mut Vec<String>, token: &str, what: &str) {
 }
 
 /// What one entry means.
-enum Meant {
-    These(Vec<GpuId>),
-    NotThere,
-    Nothing,
+enum FilterEntryMatch {
+    Devices(Vec<GpuId>),
+    Absent,
+    Invalid,
 }
 
-fn meant(token: &str, devices: &[(GpuId, &DetectedDevice)]) -> Meant {
+fn match_entry(token: &str, devices: &[(GpuId, &DetectedDevice)]) -> FilterEntryMatch {
     let index = token.bytes().all(|byte| byte.is_ascii_digit()).then(|| token.parse().ok().map(GpuId));
     let numbered = index.flatten().filter(|index| devices.iter().any(|(gpu_id, _)| gpu_id == index));
     let named = |(_, found): &&(GpuId, &DetectedDevice)| is_named(found, token);
@@ -103,9 +105,9 @@ fn meant(token: &str, devices: &[(GpuId, &DetectedDevice)]) -> Meant {
         None => devices.iter().filter(named).map(|(gpu_id, _)| *gpu_id).collect(),
     };
     if !chosen.is_empty() {
-        return Meant::These(with_instances(chosen, devices));
+        return FilterEntryMatch::Devices(with_instances(chosen, devices));
     }
-    if index.is_some() || is_uuid_like(token) { Meant::NotThere } else { Meant::Nothing }
+    if index.is_some() || is_uuid_like(token) { FilterEntryMatch::Absent } else { FilterEntryMatch::Invalid }
 }
 
 /// Whether the device's UUID begins so, or it is the MIG instance of the older spelling `MIG-GPU-<uuid>/<gi>/<ci>`.
@@ -170,13 +172,13 @@ mod tests {
     /// Which GPUs are listed (`None` for all), and how many warnings there are.
     fn visible(set: &str) -> (Option<Vec<u32>>, usize) {
         let gpus = gpus();
-        let visible = Filter::new(Some(set.to_owned())).among(&numbered(&gpus));
+        let visible = DeviceFilter::new(Some(set.to_owned())).among(&numbered(&gpus));
         (visible.ids.map(|ids| ids.into_iter().map(|id| id.0).collect()), visible.warnings.len())
     }
 
     #[test]
     fn unset_is_all_and_empty_is_none() {
-        assert_eq!(Filter::default().among(&numbered(&gpus())), Visible::default());
+        assert_eq!(DeviceFilter::default().among(&numbered(&gpus())), VisibleDevices::default());
         assert_eq!(visible(""), (Some(vec![]), 0));
         assert_eq!(visible(" , "), (Some(vec![]), 0));
     }
@@ -226,7 +228,7 @@ mod tests {
         });
         let other = DetectedDevice { uuid: Some("GPU-bbbb".into()), ..DetectedDevice::new(Vendor::Nvidia) };
         let all = [parent, other, instance];
-        let of = |set: &str| Filter::new(Some(set.to_owned())).among(&numbered(&all)).ids.unwrap();
+        let of = |set: &str| DeviceFilter::new(Some(set.to_owned())).among(&numbered(&all)).ids.unwrap();
         assert_eq!(of("0"), BTreeSet::from([GpuId(0), GpuId(2)]));
         for set in ["MIG-12", "2", "MIG-GPU-aaaa/7/0"] {
             assert_eq!(of(set), BTreeSet::from([GpuId(2)]), "{set}");
@@ -238,7 +240,7 @@ mod tests {
         fn whatever_is_set_only_devices_that_exist_are_listed(set in ".{0,80}") {
             let gpus = gpus();
             let known = numbered(&gpus);
-            let visible = Filter::new(Some(set)).among(&known);
+            let visible = DeviceFilter::new(Some(set)).among(&known);
             let exists = |id: &GpuId| (id.0 as usize) < known.len();
             prop_assert!(visible.ids.as_ref().is_none_or(|ids| ids.iter().all(exists)));
             prop_assert!(visible.ids.is_some() || !visible.warnings.is_empty());

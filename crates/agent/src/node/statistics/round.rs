@@ -42,7 +42,7 @@ impl ListedDevice {
 
 /// Everything that is known after a round.
 #[derive(Debug, Clone)]
-pub struct Round {
+pub struct SamplingRound {
     /// When it was put together, on both clocks.
     pub clock: gpupool_store::ClockReading,
     /// Every device, by number, listed or not.
@@ -57,7 +57,7 @@ pub struct Round {
     pub stopped: bool,
 }
 
-impl Round {
+impl SamplingRound {
     /// Returns the devices that are there, listed or not.
     pub fn present(&self) -> impl Iterator<Item = &ListedDevice> {
         self.devices.iter().filter(|device| device.is_present)
@@ -118,7 +118,7 @@ impl Round {
     }
 
     /// A time of the pool for people and programs.
-    pub fn told(&self, time: PoolTime) -> String {
+    pub fn format_time(&self, time: PoolTime) -> String {
         crate::clock::iso_of(time, self.clock)
     }
 }
@@ -130,7 +130,7 @@ impl Round {
 
 /// The short answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Status {
+pub enum HealthStatus {
     /// Nothing is wrong.
     Healthy,
     /// Some devices or sources fail, or readings are stale.
@@ -139,7 +139,7 @@ pub enum Status {
     Unhealthy,
 }
 
-impl Status {
+impl HealthStatus {
     /// As the contract spells it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -152,9 +152,9 @@ impl Status {
 
 /// How well the devices can be read.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Health {
+pub struct StatisticsHealth {
     /// The short answer.
-    pub status: Status,
+    pub status: HealthStatus,
     /// Whether NVIDIA devices can be read, by whatever source.
     pub nvidia_smi_available: bool,
     /// When the reading that is told was taken.
@@ -168,39 +168,39 @@ pub struct Health {
 }
 
 /// How well devices can be read after a round, at `now`.
-pub fn health(round: &Round, now: PoolTime) -> Health {
+pub fn health(round: &SamplingRound, now: PoolTime) -> StatisticsHealth {
     let mut problems: Vec<String> = round.sources.iter().filter_map(SourceStatus::problem).collect();
     problems.extend(round.listed().filter_map(|seen| complaint(seen, round)));
     if round.stopped {
         problems.push("readings are overdue: everything told is old".to_owned());
     }
-    Health {
+    StatisticsHealth {
         status: status(round, &problems),
         nvidia_smi_available: round.reads_nvidia(),
-        timestamp: round.told(round.read_at()),
+        timestamp: round.format_time(round.read_at()),
         problems,
         sources: round.sources.iter().map(source).collect(),
         reading_age_secs: round.answered_at.map(|at| now.since(at).0 as f64 / 1000.0),
     }
 }
 
-fn status(round: &Round, problems: &[String]) -> Status {
+fn status(round: &SamplingRound, problems: &[String]) -> HealthStatus {
     if problems.is_empty() {
-        return Status::Healthy;
+        return HealthStatus::Healthy;
     }
     let answers =
         |seen: &ListedDevice| round.sources.iter().any(|source| source.kind == seen.source && source.is_ready());
     let any_readable = round.listed().any(|seen| !seen.is_lost() && answers(seen));
-    if any_readable { Status::Degraded } else { Status::Unhealthy }
+    if any_readable { HealthStatus::Degraded } else { HealthStatus::Unhealthy }
 }
 
-fn complaint(seen: &ListedDevice, round: &Round) -> Option<String> {
+fn complaint(seen: &ListedDevice, round: &SamplingRound) -> Option<String> {
     let name = seen.found.name.as_deref().unwrap_or("unknown GPU");
     match &seen.health {
         DeviceHealth::Lost => Some(format!("GPU {} ({name}) is lost", seen.gpu_id)),
         DeviceHealth::Unhealthy(why) => Some(format!("GPU {} ({name}): {why}", seen.gpu_id)),
         DeviceHealth::Healthy if round.is_stale(seen) && !round.stopped => {
-            Some(format!("GPU {} ({name}) was last read at {}", seen.gpu_id, round.told(seen.read_at)))
+            Some(format!("GPU {} ({name}) was last read at {}", seen.gpu_id, round.format_time(seen.read_at)))
         }
         DeviceHealth::Healthy => None,
     }
@@ -219,14 +219,14 @@ fn source(source: &SourceStatus) -> SourceHealth {
 
 /// The last readings of every GPU.
 #[derive(Debug)]
-pub struct History {
+pub struct ReadingHistory {
     most: usize,
-    rings: BTreeMap<GpuId, VecDeque<Past>>,
+    rings: BTreeMap<GpuId, VecDeque<HistoryReading>>,
 }
 
 /// What a GPU read at a time.
 #[derive(Debug, Clone)]
-struct Past {
+struct HistoryReading {
     at: PoolTime,
     /// When that was for people then: the wall clock may be set meanwhile.
     wall: std::time::SystemTime,
@@ -236,14 +236,14 @@ struct Past {
     power: Option<Milliwatts>,
 }
 
-impl History {
+impl ReadingHistory {
     /// Keeps so many readings of each GPU, within [`HISTORY_READINGS`].
     pub fn new(most: usize) -> Self {
         Self { most: most.min(HISTORY_READINGS), rings: BTreeMap::new() }
     }
 
     /// Keeps what was read anew.
-    pub fn keep(&mut self, round: &Round) {
+    pub fn record_round(&mut self, round: &SamplingRound) {
         for seen in round.listed() {
             let ring = self.rings.entry(seen.gpu_id).or_default();
             if ring.back().is_some_and(|last| last.at >= seen.read_at) {
@@ -257,7 +257,7 @@ impl History {
     }
 
     /// The body of `GET /gpu/history`.
-    pub fn body(&self, round: &Round) -> GpuHistoryBody {
+    pub fn body(&self, round: &SamplingRound) -> GpuHistoryBody {
         let gpu = |seen: &ListedDevice| GpuReadings {
             gpu_id: seen.gpu_id.0,
             name: seen.found.name.as_deref().unwrap_or("unknown GPU").to_owned(),
@@ -267,9 +267,9 @@ impl History {
     }
 }
 
-fn past(seen: &ListedDevice, round: &Round) -> Past {
+fn past(seen: &ListedDevice, round: &SamplingRound) -> HistoryReading {
     let found = &seen.found;
-    Past {
+    HistoryReading {
         at: seen.read_at,
         wall: crate::clock::wall(seen.read_at, round.clock),
         memory_used: current(seen, &found.memory.used_by_programs()).copied(),
@@ -279,7 +279,7 @@ fn past(seen: &ListedDevice, round: &Round) -> Past {
     }
 }
 
-fn told(past: &Past) -> PastReading {
+fn told(past: &HistoryReading) -> PastReading {
     PastReading {
         timestamp: crate::clock::iso(past.wall),
         memory_used_mb: past.memory_used.map(|bytes| bytes.as_mib()),

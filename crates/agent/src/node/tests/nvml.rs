@@ -12,10 +12,10 @@ use nvml_standin::machines::{FUNCTIONS_SINCE_510, mig_gpu, server_gpu, server_sc
 use nvml_standin::{NvmlScenario, StandInProcess, install_library, write_scenario};
 use tempfile::TempDir;
 
-use super::sampled::{DEADLINE, Sample, Sampled, Setup, all_read, each, of_gpus};
+use super::stage::{DEADLINE, DeliveredSample, SamplerSetup, SamplerStage, all_read, each, of_gpus};
 use crate::node::attribution::Holding;
 
-fn machine(scenario: &NvmlScenario, missing: &[&str]) -> (TempDir, Sampled) {
+fn machine(scenario: &NvmlScenario, missing: &[&str]) -> (TempDir, SamplerStage) {
     let folder = tempfile::tempdir().unwrap();
     install_library(folder.path(), scenario, missing).unwrap();
     let places = SourcePaths {
@@ -23,7 +23,7 @@ fn machine(scenario: &NvmlScenario, missing: &[&str]) -> (TempDir, Sampled) {
         sys: folder.path().join("sys"),
         ..SourcePaths::default()
     };
-    let mut setup = Setup::new(vec![Box::new(NvmlSource::new(&places))]);
+    let mut setup = SamplerSetup::new(vec![Box::new(NvmlSource::new(&places))]);
     (setup.places, setup.simulated) = (places, false);
     setup.unresponsive_after = DEADLINE;
     (folder, setup.start())
@@ -74,23 +74,23 @@ fn what_the_driver_keeps_is_told_apart_whether_it_counts_it_as_used_or_not() {
 }
 
 /// A child that lives until it is dropped.
-struct Living(Child);
+struct KilledOnDrop(Child);
 
-impl Drop for Living {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-fn child(lease: Option<(u64, u64)>) -> Living {
+fn child(lease: Option<(u64, u64)>) -> KilledOnDrop {
     let mut command = Command::new("sleep");
     command.arg("600").env_remove(job_environment::LEASE);
     if let Some((lease, token)) = lease {
         command.env(job_environment::LEASE, lease.to_string());
         command.env(job_environment::FENCING_TOKEN, token.to_string());
     }
-    let child = Living(command.stdin(Stdio::null()).spawn().unwrap());
+    let child = KilledOnDrop(command.stdin(Stdio::null()).spawn().unwrap());
     // For a moment after it was started it shows no environment.
     let environment = || std::fs::read(format!("/proc/{}/environ", child.0.id())).unwrap();
     let start = Instant::now();
@@ -115,7 +115,7 @@ fn real_processes_belong_to_the_lease_that_their_environment_or_their_ancestor_n
     let mut scenario = server_scenario(1);
     scenario.devices[0].compute = pids.map(|pid| StandInProcess { pid, memory: 1 << 30 }).to_vec();
     let (folder, sampled) = machine(&scenario, &[]);
-    let told = |sample: &Sample| {
+    let told = |sample: &DeliveredSample| {
         let processes = sample.devices.first()?.reading.as_ref()?.processes.clone()?;
         Some(processes.iter().map(|process| process.attribution).collect::<Vec<_>>())
     };

@@ -6,10 +6,12 @@ use gpupool_core::{Bytes, GpuId, LeaseId, ProcessAttribution, Share};
 use gpupool_devices::GpuIdRegistry;
 use gpupool_devices::simulated::SimulatedFault;
 
-use super::sampled::{DEADLINE, Sample, Setup, all_read, at, each, fault, mend, of_gpus, simulated, start};
+use super::stage::{
+    DEADLINE, DeliveredSample, SamplerSetup, all_read, at, each, fault, mend, of_gpus, simulated, start,
+};
 use crate::messages::PreparedDevice;
 use crate::node::SimulationError;
-use crate::node::statistics::Status;
+use crate::node::statistics::HealthStatus;
 
 #[test]
 fn every_device_is_told_at_once_and_again() {
@@ -18,7 +20,7 @@ fn every_device_is_told_at_once_and_again() {
     let first = sampled.sample("all are read", all_read);
     assert_eq!(each(&first, |device| device.gpu_id.0), [0, 1, 2]);
     assert_eq!(first.present(), [0, 1, 2]);
-    assert!(!first.links.is_empty() && first.troubles.is_empty());
+    assert!(!first.links.is_empty() && first.failures.is_empty());
     let later = sampled.sample("all are read again", all_read);
     for (place, (before, after)) in first.devices.iter().zip(&later.devices).enumerate() {
         assert!(first.read_at(place) < later.read_at(place));
@@ -31,7 +33,7 @@ fn every_device_is_told_at_once_and_again() {
     let memory = &stats.gpus[0].memory;
     assert_eq!(Some(memory.total_mb - memory.used_mb - memory.free_mb), memory.reserved_mb);
     let health = sampled.statistics.health();
-    assert_eq!((health.status, health.nvidia_smi_available), (Status::Healthy, true));
+    assert_eq!((health.status, health.nvidia_smi_available), (HealthStatus::Healthy, true));
     sampled.sampler.stop();
 }
 
@@ -47,7 +49,7 @@ fn processes_of_leases_and_squatters_are_told_apart() {
     simulation.lease_started(LeaseId(7), &[whole(0), whole(1)]);
     sampled.hold(7, &[0]);
     fault(&simulation, &at(0), &format!("squatter:{}:2048:30", std::process::id()));
-    let attributions = |sample: &Sample, place: usize| {
+    let attributions = |sample: &DeliveredSample, place: usize| {
         let processes = sample.devices[place].reading.as_ref().and_then(|reading| reading.processes.clone());
         processes.unwrap_or_default().iter().map(|process| process.attribution).collect::<Vec<_>>()
     };
@@ -75,7 +77,7 @@ fn numbers_stay_after_a_restart_whoever_is_gone() {
     sampled.sampler.stop();
     let (simulation, source) = simulated("4xH100");
     fault(&simulation, &at(0), "vanish");
-    let mut setup = Setup::new(vec![source]);
+    let mut setup = SamplerSetup::new(vec![source]);
     setup.ids = GpuIdRegistry::restore(numbers);
     let sampled = setup.start();
     let sample = sampled.sample("all are read", all_read);
@@ -87,7 +89,7 @@ fn numbers_stay_after_a_restart_whoever_is_gone() {
 fn what_the_filter_hides_is_neither_told_nor_leased() {
     let (simulation, source) = simulated("4xH100");
     fault(&simulation, &at(3), "lost");
-    let mut setup = Setup::new(vec![source]);
+    let mut setup = SamplerSetup::new(vec![source]);
     setup.filter = Some("2,0 9");
     let sampled = setup.start();
     let sample = sampled.sample("some are read", all_read);
@@ -98,7 +100,7 @@ fn what_the_filter_hides_is_neither_told_nor_leased() {
     assert_eq!((filtering.visible_gpu_ids, filtering.total_system_gpus), (Some(vec![0, 2]), 4));
     assert_eq!((filtering.filtering_active, filtering.visible_gpu_count), (true, 2));
     assert_eq!(filtering.cuda_visible_devices.as_deref(), Some("2,0 9"));
-    assert_eq!(sampled.statistics.health().status, Status::Healthy, "a hidden GPU is nobody's concern");
+    assert_eq!(sampled.statistics.health().status, HealthStatus::Healthy, "a hidden GPU is nobody's concern");
 }
 
 #[test]

@@ -7,31 +7,32 @@ use gpupool_core::{DeviceHealth, ReadingField, Vendor};
 use gpupool_devices::simulated::FaultTarget;
 use gpupool_devices::{DeviceSource, SourceError, SourceKind, SourceReading};
 
-use super::sampled::{
-    DEADLINE, Sampled, Setup, all_read, at, each, fault, mend, of_gpus, scripted, simulated, start, start_impatient,
+use super::stage::{
+    DEADLINE, SamplerSetup, SamplerStage, all_read, at, each, fault, mend, of_gpus, scripted, simulated, start,
+    start_impatient,
 };
 use crate::messages::DeviceSample;
-use crate::node::statistics::Status;
+use crate::node::statistics::HealthStatus;
 
 #[test]
 fn a_driver_that_hangs_from_the_start_holds_up_nobody_and_is_told_as_failed_until_it_answers() {
     let (simulation, source) = simulated("4xH100");
     fault(&simulation, &at(0), "hung_driver");
-    let sampled = Setup::new(vec![source]).start();
+    let sampled = SamplerSetup::new(vec![source]).start();
     assert!(sampled.sampler.wait_for_first(DEADLINE));
     let (status, stats) = sampled.told();
     assert_eq!((status, stats.gpu_count, stats.stale), (503, 0, true));
     assert!(stats.error.unwrap().starts_with("simulated: "));
-    assert_eq!(sampled.statistics.health().status, Status::Unhealthy);
-    let hung = sampled.sample("the driver is unresponsive", |sample| !sample.troubles.is_empty());
-    assert_eq!(hung.troubles[0].1.code(), "driver_unresponsive");
+    assert_eq!(sampled.statistics.health().status, HealthStatus::Unhealthy);
+    let hung = sampled.sample("the driver is unresponsive", |sample| !sample.failures.is_empty());
+    assert_eq!(hung.failures[0].1.code(), "driver_unresponsive");
     let summary: SummaryBody = serde_json::from_slice(&sampled.statistics.summary().body).unwrap();
     assert_eq!((summary.gpu_count, summary.total_memory_usage_percent), (0, 0.0));
     mend(&simulation);
     sampled.sample("all are read", |sample| all_read(sample) && sample.devices.len() == 4);
     let stats = sampled.stats("all are there", |stats| stats.gpu_count == 4 && !stats.stale);
     assert_eq!(stats.error, None);
-    assert_eq!(sampled.statistics.health().status, Status::Healthy);
+    assert_eq!(sampled.statistics.health().status, HealthStatus::Healthy);
 }
 
 #[test]
@@ -48,7 +49,7 @@ fn a_driver_that_hangs_delays_only_its_own_devices() {
     });
     assert!(stats.stale && Some(&stats.timestamp) == of_gpus(&stats, |gpu| gpu.timestamp.clone()).iter().min());
     assert_eq!(sampled.told().0, 200);
-    let hung = sampled.sample("the driver is unresponsive", |sample| !sample.troubles.is_empty());
+    let hung = sampled.sample("the driver is unresponsive", |sample| !sample.failures.is_empty());
     let well = |device: &DeviceSample| device.health == DeviceHealth::Healthy;
     let answers = |device: &DeviceSample| device.facts.vendor == Vendor::Amd;
     assert_eq!(each(&hung, well), each(&hung, answers));
@@ -56,9 +57,9 @@ fn a_driver_that_hangs_delays_only_its_own_devices() {
         each(sample, |device| device.reading.is_some()) == each(sample, answers)
     });
     let health = sampled.statistics.health();
-    assert_eq!((health.status, health.nvidia_smi_available), (Status::Degraded, false));
+    assert_eq!((health.status, health.nvidia_smi_available), (HealthStatus::Degraded, false));
     mend(&hanging);
-    let back = sampled.sample("the driver is back", |sample| sample.troubles.is_empty());
+    let back = sampled.sample("the driver is back", |sample| sample.failures.is_empty());
     assert!(back.devices.iter().all(|device| device.reading.is_some() || answers(device)));
     assert_eq!(each(&back, well), [true; 4]);
 }
@@ -67,7 +68,7 @@ fn a_driver_that_hangs_delays_only_its_own_devices() {
 fn a_slow_driver_is_neither_failed_nor_waited_for() {
     let (slow, source) = simulated("1xH100");
     let (_other, mut amd) = simulated("1xMI300X");
-    let mut setup = Setup::new(vec![source, scripted(SourceKind::AmdSysfs, move || amd.read())]);
+    let mut setup = SamplerSetup::new(vec![source, scripted(SourceKind::AmdSysfs, move || amd.read())]);
     setup.unresponsive_after = DEADLINE;
     let sampled = setup.start();
     sampled.sample("all are read", |sample| all_read(sample) && sample.devices.len() == 2);
@@ -81,7 +82,7 @@ fn a_slow_driver_is_neither_failed_nor_waited_for() {
             sample.devices.iter().any(|device| is_slow(device) && device.reading.is_some())
         });
         let now = late.current.round.clock.pool;
-        assert!(late.troubles.is_empty() && (0..late.devices.len()).all(|place| late.read_at(place) <= now));
+        assert!(late.failures.is_empty() && (0..late.devices.len()).all(|place| late.read_at(place) <= now));
     }
 }
 
@@ -107,7 +108,7 @@ fn lost_and_vanished_devices_are_told_as_lost_and_leave_the_others_alone() {
     }
     assert!(!stats.stale, "whoever is gone does not make the others old");
     let health = sampled.statistics.health();
-    assert_eq!((health.status, health.problems.len()), (Status::Degraded, 2));
+    assert_eq!((health.status, health.problems.len()), (HealthStatus::Degraded, 2));
     mend(&simulation);
     sampled.sample("all are well", |sample| each(sample, |device| device.health == DeviceHealth::Healthy) == [true; 4]);
 }
@@ -118,7 +119,7 @@ fn a_version_mismatch_keeps_what_is_known_and_takes_no_new_work() {
     let sampled = start_impatient(vec![source]);
     sampled.sample("all are read", all_read);
     fault(&simulation, &at(0), "mismatch");
-    let sample = sampled.sample("the source fails", |sample| !sample.troubles.is_empty());
+    let sample = sampled.sample("the source fails", |sample| !sample.failures.is_empty());
     assert!(
         sample
             .devices
@@ -128,7 +129,7 @@ fn a_version_mismatch_keeps_what_is_known_and_takes_no_new_work() {
     let stats = sampled.stats("the reading is stale", |stats| stats.stale);
     assert!(stats.error.unwrap().contains("different versions"));
     assert_eq!((stats.gpu_count, sampled.told().0), (2, 200));
-    assert_eq!(sampled.statistics.health().status, Status::Unhealthy);
+    assert_eq!(sampled.statistics.health().status, HealthStatus::Unhealthy);
 }
 
 #[test]
@@ -137,7 +138,7 @@ fn what_a_device_cannot_tell_is_null_or_named_and_not_averaged() {
     fault(&simulation, &at(0), "not_available:utilization+temperature+power");
     fault(&simulation, &at(1), "failed_field:memory+power_limit");
     fault(&simulation, &at(1), "stuck_utilization");
-    let sampled = Setup::new(vec![source]).start();
+    let sampled = SamplerSetup::new(vec![source]).start();
     let sample = sampled.sample("all are read", all_read);
     assert_eq!(sample.devices[0].reading.as_ref().unwrap().utilization, ReadingField::Unsupported);
     assert_eq!(sample.devices[1].reading.as_ref().unwrap().memory_used, ReadingField::Failed);
@@ -166,7 +167,7 @@ fn what_is_not_read_any_more_is_told_as_stale() {
     let (_simulation, source) = simulated("2xH100");
     let sampled = start_impatient(vec![source]);
     sampled.stats("all are fresh", |stats| stats.gpu_count == 2 && !stats.stale);
-    let Sampled { sampler, statistics, .. } = sampled;
+    let SamplerStage { sampler, statistics, .. } = sampled;
     sampler.stop();
     let start = std::time::Instant::now();
     let stats = loop {
@@ -179,7 +180,7 @@ fn what_is_not_read_any_more_is_told_as_stale() {
     };
     assert!(stats.gpus.iter().all(|gpu| gpu.stale));
     let health = statistics.health();
-    assert_eq!((health.status, health.nvidia_smi_available), (Status::Degraded, false));
+    assert_eq!((health.status, health.nvidia_smi_available), (HealthStatus::Degraded, false));
     assert!(health.reading_age_secs.unwrap() > 0.0);
 }
 
@@ -191,12 +192,12 @@ fn no_gpu_is_a_complete_answer_and_no_error() {
         vec![scripted(SourceKind::Nvml, not_here), scripted(SourceKind::AmdSysfs, || Ok(SourceReading::default()))],
     ];
     for sources in sources {
-        let sampled = Setup::new(sources).start();
+        let sampled = SamplerSetup::new(sources).start();
         let stats = sampled.stats("it was looked", |stats| !stats.stale);
         assert_eq!((sampled.told().0, stats.gpu_count, stats.error), (200, 0, None));
         let health = sampled.statistics.health();
-        assert_eq!((health.status, health.nvidia_smi_available), (Status::Healthy, false));
-        assert!(sampled.sample("nothing is wrong", |_| true).troubles.is_empty());
+        assert_eq!((health.status, health.nvidia_smi_available), (HealthStatus::Healthy, false));
+        assert!(sampled.sample("nothing is wrong", |_| true).failures.is_empty());
     }
 }
 
@@ -204,7 +205,7 @@ fn no_gpu_is_a_complete_answer_and_no_error() {
 fn a_sampler_stops_while_a_driver_hangs() {
     let (simulation, source) = simulated("1xH100");
     fault(&simulation, &at(0), "hung_driver");
-    let sampled = Setup::new(vec![source]).start();
+    let sampled = SamplerSetup::new(vec![source]).start();
     assert!(simulation.control().wait_for_blocked_reading(Duration::from_secs(60)));
     sampled.sampler.stop();
     mend(&simulation);
@@ -215,11 +216,11 @@ fn a_source_that_finds_nothing_does_not_make_up_for_one_that_fails() {
     let failing = || Err(SourceError::Driver("no answer".into()));
     let nothing = || Ok(SourceReading::default());
     let sources = vec![scripted(SourceKind::Nvml, failing), scripted(SourceKind::AmdSysfs, nothing)];
-    let sampled = Setup::new(sources).start();
-    sampled.sample("one fails", |sample| !sample.troubles.is_empty());
+    let sampled = SamplerSetup::new(sources).start();
+    sampled.sample("one fails", |sample| !sample.failures.is_empty());
     let (status, stats) = sampled.told();
     assert_eq!((status, stats.error.as_deref()), (503, Some("nvml: the driver failed: no answer")));
     let health = sampled.statistics.health();
     let available: Vec<_> = health.sources.iter().map(|source| source.available).collect();
-    assert_eq!((health.status, available), (Status::Unhealthy, vec![false, true]));
+    assert_eq!((health.status, available), (HealthStatus::Unhealthy, vec![false, true]));
 }

@@ -14,7 +14,7 @@ use crate::messages::{DeviceSample, NodeSample};
 use crate::node::Simulation;
 use crate::node::attribution::{Holding, Holdings};
 use crate::node::sampler::{Sampler, SamplerSources, SamplerSpec};
-use crate::node::statistics::{Current, Filter, Statistics};
+use crate::node::statistics::{CurrentStatistics, DeviceFilter, Statistics};
 
 /// After this long a test fails rather than hangs.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -22,7 +22,7 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 pub const REFRESH: Duration = Duration::from_millis(20);
 
 /// What a test says of a sampler before it starts.
-pub struct Setup {
+pub struct SamplerSetup {
     pub sources: Vec<Box<dyn DeviceSource>>,
     pub ids: GpuIdRegistry,
     pub filter: Option<&'static str>,
@@ -30,11 +30,11 @@ pub struct Setup {
     pub simulated: bool,
     pub max_history: usize,
     /// How often statistics expect to be told: readings are stale after three times that.
-    pub told_every: Duration,
+    pub expected_refresh: Duration,
     pub unresponsive_after: Duration,
 }
 
-impl Setup {
+impl SamplerSetup {
     pub fn new(sources: Vec<Box<dyn DeviceSource>>) -> Self {
         Self {
             sources,
@@ -44,14 +44,17 @@ impl Setup {
             simulated: true,
             max_history: 5,
             // On a busy machine a test may be held up for longer than readings are fresh; few are about that.
-            told_every: DEADLINE,
+            expected_refresh: DEADLINE,
             unresponsive_after: Duration::from_millis(200),
         }
     }
 
-    pub fn start(self) -> Sampled {
-        let statistics =
-            Arc::new(Statistics::new(Filter::new(self.filter.map(Into::into)), self.told_every, self.max_history));
+    pub fn start(self) -> SamplerStage {
+        let statistics = Arc::new(Statistics::new(
+            DeviceFilter::new(self.filter.map(Into::into)),
+            self.expected_refresh,
+            self.max_history,
+        ));
         let holdings = Arc::new(Mutex::new(Holdings::default()));
         let (deliver, samples) = channel();
         let asked = holdings.clone();
@@ -68,27 +71,27 @@ impl Setup {
             refresh: REFRESH,
             node,
             holdings: Box::new(move || asked.lock().unwrap().clone()),
-            deliver: Box::new(move |sample, troubles| {
+            sample_sink: Box::new(move |sample, failures| {
                 // Only the sampler's thread publishes, so this is the round of the sample.
-                let (troubles, current) = (troubles.to_vec(), told.current());
-                drop(deliver.send(Sample { sample, troubles, current }));
+                let (failures, current) = (failures.to_vec(), told.current());
+                drop(deliver.send(DeliveredSample { sample, failures, current }));
             }),
-            publish: statistics.clone(),
+            statistics: statistics.clone(),
         };
         let sampler = Sampler::start(sources, spec);
-        Sampled { sampler: sampler.unwrap(), samples, statistics, holdings }
+        SamplerStage { sampler: sampler.unwrap(), samples, statistics, holdings }
     }
 }
 
 /// A sample, with the round that it was made of.
 #[derive(Clone, Debug)]
-pub struct Sample {
+pub struct DeliveredSample {
     pub sample: NodeSample,
-    pub troubles: Vec<(SourceKind, SourceError)>,
-    pub current: Arc<Current>,
+    pub failures: Vec<(SourceKind, SourceError)>,
+    pub current: Arc<CurrentStatistics>,
 }
 
-impl Deref for Sample {
+impl Deref for DeliveredSample {
     type Target = NodeSample;
 
     fn deref(&self) -> &NodeSample {
@@ -96,7 +99,7 @@ impl Deref for Sample {
     }
 }
 
-impl Sample {
+impl DeliveredSample {
     /// The time at which the device at this place of the sample was last read.
     pub fn read_at(&self, place: usize) -> PoolTime {
         let gpu_id = self.devices[place].gpu_id;
@@ -110,16 +113,16 @@ impl Sample {
 }
 
 /// The sampler, and what comes out of it.
-pub struct Sampled {
+pub struct SamplerStage {
     pub sampler: Sampler,
-    pub samples: Receiver<Sample>,
+    pub samples: Receiver<DeliveredSample>,
     pub statistics: Arc<Statistics>,
     pub holdings: Arc<Mutex<Holdings>>,
 }
 
-impl Sampled {
+impl SamplerStage {
     /// The next sample that is as wanted.
-    pub fn sample(&self, what: &str, wanted: impl Fn(&Sample) -> bool) -> Sample {
+    pub fn sample(&self, what: &str, wanted: impl Fn(&DeliveredSample) -> bool) -> DeliveredSample {
         let start = Instant::now();
         let mut last = None;
         while start.elapsed() < DEADLINE {
@@ -156,12 +159,12 @@ impl Sampled {
 }
 
 /// Whether every device of a sample was read for it.
-pub fn all_read(sample: &Sample) -> bool {
+pub fn all_read(sample: &DeliveredSample) -> bool {
     !sample.devices.is_empty() && sample.devices.iter().all(|device| device.reading.is_some())
 }
 
 /// What of each device is asked about.
-pub fn each<T>(sample: &Sample, of: impl Fn(&DeviceSample) -> T) -> Vec<T> {
+pub fn each<T>(sample: &DeliveredSample, of: impl Fn(&DeviceSample) -> T) -> Vec<T> {
     sample.devices.iter().map(of).collect()
 }
 
@@ -176,15 +179,15 @@ pub fn simulated(text: &str) -> (Simulation, Box<dyn DeviceSource>) {
 }
 
 /// A sampler of simulated devices.
-pub fn start(text: &str) -> (Simulation, Sampled) {
+pub fn start(text: &str) -> (Simulation, SamplerStage) {
     let (simulation, source) = simulated(text);
-    (simulation, Setup::new(vec![source]).start())
+    (simulation, SamplerSetup::new(vec![source]).start())
 }
 
 /// With readings that are stale as soon as a few are missing.
-pub fn start_impatient(sources: Vec<Box<dyn DeviceSource>>) -> Sampled {
-    let mut setup = Setup::new(sources);
-    setup.told_every = REFRESH;
+pub fn start_impatient(sources: Vec<Box<dyn DeviceSource>>) -> SamplerStage {
+    let mut setup = SamplerSetup::new(sources);
+    setup.expected_refresh = REFRESH;
     setup.start()
 }
 
@@ -205,9 +208,9 @@ pub fn mend(simulation: &Simulation) {
 }
 
 /// A source that answers what a test says, under any name: sources are told apart by what they are.
-struct Scripted<F>(SourceKind, F);
+struct ScriptedSource<F>(SourceKind, F);
 
-impl<F: FnMut() -> Result<SourceReading, SourceError> + Send> DeviceSource for Scripted<F> {
+impl<F: FnMut() -> Result<SourceReading, SourceError> + Send> DeviceSource for ScriptedSource<F> {
     fn kind(&self) -> SourceKind {
         self.0
     }
@@ -222,5 +225,5 @@ pub fn scripted(
     kind: SourceKind,
     read: impl FnMut() -> Result<SourceReading, SourceError> + Send + 'static,
 ) -> Box<dyn DeviceSource> {
-    Box::new(Scripted(kind, read))
+    Box::new(ScriptedSource(kind, read))
 }
