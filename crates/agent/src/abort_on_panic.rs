@@ -40,8 +40,8 @@ mod tests {
         let name = "abort_on_panic::tests::a_panic_under_the_guard_ends_the_process_with_its_last_words";
         let mut child = Command::new(std::env::current_exe().unwrap());
         let ended = child.args(["--exact", "--nocapture", name]).env(IN_CHILD, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stderr);
-        assert_eq!(ended.status.signal(), Some(libc::SIGABRT), "{said}");
-        assert!(said.contains("gpupool: the sampler thread panicked; the agent ends"), "{said}");
+        let message = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.signal(), Some(libc::SIGABRT), "{message}");
+        assert!(message.contains("gpupool: the sampler thread panicked; the agent ends"), "{message}");
     }
 }

@@ -1,7 +1,7 @@
-//! What happened, for whoever wants to follow it: the last so many events, each with a number to go on from.
+//! The latest events, each with a number from which a stream can continue.
 //!
-//! The owner thread adds events after their commit; any number of streams read them. A stream that fell behind what is
-//! retained, or that comes from another run of the agent, is told to look at the whole again.
+//! The authority adds events after their commit; any number of streams read them. A stream that fell behind the retained
+//! events, or that comes from another run of the agent, gets a reset.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,10 +11,10 @@ use tokio::sync::watch;
 
 use crate::limits::EVENTS_RETAINED;
 
-/// The number of an event: which run of the agent, and its place in it.
+/// The number of an event: the run of the agent and the place in that run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventId {
-    /// Which run.
+    /// The id of the run.
     pub run: Arc<str>,
     /// Its place, from 1.
     pub place: u64,
@@ -35,7 +35,7 @@ pub struct EventBatch {
     pub events: Vec<(u64, Arc<EventBody>)>,
 }
 
-/// The last events. A lock rather than messages: it is held for a copy of a few pointers, and streams come and go.
+/// The latest events. A lock rather than messages: it is held for a copy of a few pointers, and streams come and go.
 pub struct Events {
     run: Arc<str>,
     retained: Mutex<RetainedEvents>,
@@ -50,12 +50,12 @@ struct RetainedEvents {
 }
 
 impl Events {
-    /// No events yet, of this run.
+    /// Returns the empty events of a run.
     pub fn new(run: Arc<str>) -> Self {
         Self { run, retained: Mutex::default(), last: watch::Sender::new(0) }
     }
 
-    /// Which run of the agent this is.
+    /// Returns the id of this run of the agent.
     pub fn run(&self) -> &Arc<str> {
         &self.run
     }
@@ -78,19 +78,19 @@ impl Events {
         }
     }
 
-    /// The place of the last event.
+    /// Returns the place of the last event.
     pub fn last(&self) -> u64 {
         self.lock().last
     }
 
-    /// Where to go on from what a client says it saw last; `None` where that is of another run or nonsense.
+    /// Returns the place in an event number of a client; `None` if the number is malformed, of another run, or of the future.
     pub fn place_of(&self, id: &str) -> Option<u64> {
         let (run, place) = id.rsplit_once('-')?;
         let place = place.parse().ok()?;
         (run == &*self.run && place <= self.last()).then_some(place)
     }
 
-    /// What came after a place, at most so many.
+    /// Returns the events after a place, at most `most` of them.
     pub fn after(&self, place: u64, most: usize) -> EventBatch {
         let retained = self.lock();
         let first = retained.last + 1 - retained.events.len() as u64;
@@ -100,13 +100,13 @@ impl Events {
         EventBatch { missed: place + 1 < first, events: (from..).zip(events).collect() }
     }
 
-    /// Tells when there are more events.
+    /// Returns a receiver that changes when there are more events.
     pub fn follow(&self) -> watch::Receiver<u64> {
         self.last.subscribe()
     }
 
     fn lock(&self) -> MutexGuard<'_, RetainedEvents> {
-        // Whoever panicked while adding left whole events.
+        // A panic while adding leaves whole events.
         self.retained.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_goes_on_where_it_stopped_and_knows_what_it_missed() {
+    fn a_stream_continues_where_it_stopped_and_learns_of_missed_events() {
         let events = Events::new("run".into());
         events.add(["a", "b", "c"].map(event).map(Arc::new), |_| ());
         let after = events.after(1, 10);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_another_run_or_of_the_future_is_not_taken() {
+    fn a_number_of_another_run_or_of_the_future_is_refused() {
         let events = Events::new("run-a".into());
         events.add([Arc::new(event("a"))], |_| ());
         assert_eq!(events.place_of("run-a-1"), Some(1));

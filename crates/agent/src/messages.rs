@@ -24,7 +24,7 @@ pub enum NodeReport {
         /// The holder that ended. The report means nothing once another one holds the lease.
         holder: LeaseHolder,
     },
-    /// The node has ended everything that it ran under a lease, as [`NodeOrder::End`] told it to.
+    /// The node has ended everything that ran under a lease, as [`NodeOrder::End`] demands.
     Drained {
         /// The lease that ended.
         lease: LeaseId,

@@ -1,8 +1,8 @@
 //! The life of an agent: everything starts in order and ends in the reverse order.
 //!
 //! The store is opened first, which locks out other agents of the same state directory. Then the authority continues from
-//! the rows, the node takes over running jobs and reads its devices, and only then do the sockets open: every answer is
-//! given from known state. SIGTERM and SIGINT drain: running answers are finished, leases stay. SIGHUP reads the
+//! the rows, the node takes over running jobs and reads its devices, and only then do the sockets open: every response
+//! comes from known state. SIGTERM and SIGINT drain: open requests are finished, leases stay. SIGHUP reads the
 //! configuration and the certificates again.
 
 use std::io::Write;
@@ -26,7 +26,7 @@ use crate::node::statistics::{DeviceFilter, Statistics};
 use crate::node::{self, JobCgroups, Node, NodeSpec, ReadingSources, RunningNode};
 use crate::{clock, service_manager, signals};
 
-/// The time, apart from three refresh intervals, after which an unread device's reading says nothing any more.
+/// The time, in addition to three refresh intervals, after which the last reading of a device is no longer valid.
 const UNREAD_AT_MOST: Duration = Duration::from_secs(10);
 
 /// The time that blocking work may take after everything else has ended.
@@ -44,7 +44,7 @@ pub struct AgentSpec {
     pub finish_log: Box<dyn Fn() + Send>,
 }
 
-/// Runs an agent until it is told to stop.
+/// Runs an agent until a signal stops it.
 pub fn serve(spec: AgentSpec) -> Result<(), AgentError> {
     net::raise_open_files();
     let threads = std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 8));
@@ -118,7 +118,7 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
         tokio::spawn(signals::run(spec, tls, authority.clone(), shutdown.clone())),
         tokio::spawn(run_housekeeping(authority.clone(), config.leases.history_retention_days)),
         tokio::spawn(service_manager::feed_watchdog(authority.clone())),
-        tokio::spawn(answer_calls_at_shutdown(authority.clone(), shutdown.clone())),
+        tokio::spawn(reply_to_calls_at_shutdown(authority.clone(), shutdown.clone())),
     ];
     let ended = net.serve(router, shutdown).await;
     service_manager::stopping();
@@ -156,7 +156,7 @@ fn latest_time(row: &PoolRow) -> Option<PoolTime> {
 }
 
 /// Refuses a state with live leases of a node of another name. This node would end their jobs as those of unknown leases,
-/// grant their devices again, and never learn that their holders are gone.
+/// grant their devices again, and not watch their holders.
 fn check_node_name(name: &str, rows: &[PoolRow]) -> Result<(), AgentError> {
     let others = rows.iter().filter_map(|row| match row {
         PoolRow::Node(row) if *row.facts.name != *name => Some(row),
@@ -259,7 +259,7 @@ fn announce(net: &Net, config: &Config, started: Instant) {
 }
 
 /// Answers the long polls when the agent stops, so that their connections can end.
-async fn answer_calls_at_shutdown(authority: Authority, shutdown: Shutdown) {
+async fn reply_to_calls_at_shutdown(authority: Authority, shutdown: Shutdown) {
     shutdown.begun().await;
     authority.reply_to_open_calls().await;
 }
@@ -275,7 +275,7 @@ async fn finish(node: RunningNode, authority: &Authority, authority_thread: Join
     if !tokio::time::timeout(Duration::from_secs(5), ended).await.is_ok_and(|joined| joined.unwrap_or(false)) {
         tracing::warn!("the authority or the sampler did not end in time");
     }
-    tracing::info!("stopped; leases are kept");
+    tracing::info!("stopped; leases stay");
 }
 
 fn run_id() -> String {

@@ -32,11 +32,11 @@ pub async fn run(mut spec: AgentSpec, tls: Option<Tls>, authority: Authority, sh
             }
         }
         if shutdown.has_begun() {
-            tracing::warn!("told to stop twice: ending at once");
+            tracing::warn!("second request to stop: ending at once");
             (spec.finish_log)();
             std::process::exit(130);
         }
-        tracing::info!("stopping: running answers are finished, leases stay");
+        tracing::info!("stopping: open requests are finished, leases stay");
         shutdown.begin();
     }
 }
@@ -71,7 +71,7 @@ async fn reload(spec: &mut AgentSpec, tls: Option<&Tls>, authority: &Authority) 
         // New rules are recorded as known only after they took effect: otherwise the next reload would see no change.
         let policies = Box::new(new.config.policies.clone());
         let asked = authority.ask(Caller::agent(), PoolCommand::SetPolicies { policies });
-        // Bounded, because a signal to stop is not heard meanwhile.
+        // Bounded: signals to stop wait meanwhile.
         match tokio::time::timeout(QUERY_PATIENCE, asked).await {
             Ok(Ok(_)) => {}
             Ok(Err(refusal)) => {

@@ -1,4 +1,4 @@
-//! One batch of messages: apply, commit, publish, answer.
+//! One batch of messages: apply, commit, publish, reply.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use super::handle::{
 };
 use super::{AuthorityThread, StoreState};
 
-/// A fact that changes the pool without a caller. It is applied again until it is committed.
+/// A command without a caller. It is applied again until it is committed.
 #[derive(Clone, PartialEq)]
 pub(super) struct UnattendedCommand {
     pub command: PoolCommand,
-    /// The holder that a lease must still have for the fact to mean anything.
+    /// The holder without which the command is obsolete.
     pub held_by: Option<(LeaseId, LeaseHolder)>,
 }
 
@@ -29,7 +29,7 @@ impl UnattendedCommand {
     }
 }
 
-/// A command that was applied and is answered after the commit.
+/// A command that was applied and gets its reply after the commit.
 pub(super) struct AppliedCommand {
     result: Result<CommandReply, Refusal>,
     /// The command, if it only gives back: it is tried once more on its own when the batch finds no space.
@@ -44,7 +44,7 @@ enum CommandOrigin {
     Unattended(UnattendedCommand),
 }
 
-/// The part of a caller's request for GPUs that matters for its answer.
+/// The part of a caller's request for GPUs that matters for its reply.
 struct RequestFollowUp {
     /// Whether the caller can find the lease again by its idempotency key.
     has_key: bool,
@@ -63,7 +63,7 @@ struct DeferredMessages {
 }
 
 impl AuthorityThread {
-    /// Applies the messages as one batch, commits it, publishes it, and answers.
+    /// Applies the messages as one batch, commits it, publishes it, and replies.
     pub(super) fn process_batch(&mut self, at: ClockReading, messages: Vec<AuthorityMessage>) {
         self.at = at;
         let is_idle = messages.is_empty();
@@ -80,7 +80,7 @@ impl AuthorityThread {
         self.flush_store(is_idle);
     }
 
-    /// Applies what is due before the messages: expired deadlines, waiting calls, samples and facts of earlier batches.
+    /// Applies what is due before the messages: expired deadlines, waiting calls, samples and commands of earlier batches.
     fn begin_batch(&mut self, outcome: &mut ApplyOutcome, applied: &mut Vec<AppliedCommand>) {
         if self.is_broken() {
             return;
@@ -90,8 +90,8 @@ impl AuthorityThread {
             self.apply_latest_samples(outcome);
         }
         self.extend_followed_patience(outcome);
-        for fact in std::mem::take(&mut self.postponed) {
-            applied.extend(self.apply_unattended(fact, outcome));
+        for command in std::mem::take(&mut self.postponed) {
+            applied.extend(self.apply_unattended(command, outcome));
         }
     }
 
@@ -103,7 +103,7 @@ impl AuthorityThread {
         deferred: &mut DeferredMessages,
     ) {
         match message {
-            AuthorityMessage::Command(asked) => applied.push(self.apply_caller_command(asked, outcome)),
+            AuthorityMessage::Command(command) => applied.push(self.apply_caller_command(command, outcome)),
             AuthorityMessage::Attach(attachment, caller, reply) => {
                 let LeaseAttachment { lease, token, holder, has_process, has_cgroup } = attachment;
                 let result = self.apply_allowed(&caller, PoolCommand::Attach { lease, token, holder }, outcome);
@@ -146,7 +146,7 @@ impl AuthorityThread {
         }
     }
 
-    /// Frees the devices of ended leases that nothing runs under, and serves the queue once.
+    /// Frees the devices of ended leases without processes, and serves the queue once.
     fn finish_batch(&mut self, outcome: &mut ApplyOutcome) {
         if self.is_broken() {
             return;
@@ -167,8 +167,8 @@ impl AuthorityThread {
         self.pool.apply_in_batch(command, outcome).map_err(Refusal::Denied)
     }
 
-    fn apply_caller_command(&mut self, asked: CallerCommand, outcome: &mut ApplyOutcome) -> AppliedCommand {
-        let CallerCommand { command, caller, wait_until, reply } = asked;
+    fn apply_caller_command(&mut self, message: CallerCommand, outcome: &mut ApplyOutcome) -> AppliedCommand {
+        let CallerCommand { command, caller, wait_until, reply } = message;
         let retry = only_gives_back(&command).then(|| command.clone());
         let request = match &command {
             PoolCommand::Request { key, .. } => Some(RequestFollowUp { has_key: key.is_some(), wait_until }),
@@ -189,21 +189,25 @@ impl AuthorityThread {
         self.apply(command, outcome)
     }
 
-    fn apply_unattended(&mut self, fact: UnattendedCommand, outcome: &mut ApplyOutcome) -> Option<AppliedCommand> {
-        if !self.is_broken() && self.is_obsolete(&fact) {
+    fn apply_unattended(
+        &mut self,
+        unattended: UnattendedCommand,
+        outcome: &mut ApplyOutcome,
+    ) -> Option<AppliedCommand> {
+        if !self.is_broken() && self.is_obsolete(&unattended) {
             return None;
         }
-        let command = fact.command.clone();
+        let command = unattended.command.clone();
         let result = self.check_store(&command).and_then(|()| self.apply(command.clone(), outcome));
-        Some(AppliedCommand { result, retry: Some(command), origin: CommandOrigin::Unattended(fact) })
+        Some(AppliedCommand { result, retry: Some(command), origin: CommandOrigin::Unattended(unattended) })
     }
 
-    /// Whether a fact means nothing any more, by the pool as it is.
-    fn is_obsolete(&self, fact: &UnattendedCommand) -> bool {
-        if let Some((lease, holder)) = &fact.held_by {
+    /// Whether the pool has moved on, so that a command has no effect.
+    fn is_obsolete(&self, unattended: &UnattendedCommand) -> bool {
+        if let Some((lease, holder)) = &unattended.held_by {
             return self.pool.lease(*lease).and_then(|known| known.holder.as_ref()) != Some(holder);
         }
-        match fact.command {
+        match unattended.command {
             PoolCommand::Drained { lease } => {
                 self.pool.lease(lease).is_none_or(|known| !known.draining) || self.occupancy.occupies(lease, true)
             }
@@ -211,10 +215,10 @@ impl AuthorityThread {
         }
     }
 
-    /// Keeps a fact to be applied again, each once.
-    fn postpone(&mut self, fact: UnattendedCommand) {
-        if !self.postponed.contains(&fact) {
-            self.postponed.push(fact);
+    /// Stores a command to be applied again, each once.
+    fn postpone(&mut self, command: UnattendedCommand) {
+        if !self.postponed.contains(&command) {
+            self.postponed.push(command);
         }
     }
 
@@ -306,11 +310,11 @@ impl AuthorityThread {
         }
         if !deferred.store_tasks.is_empty() {
             let call = self.cell.enter_store();
-            let answers: Vec<_> = deferred.store_tasks.into_iter().map(|work| work(&mut *self.store)).collect();
+            let replies: Vec<_> = deferred.store_tasks.into_iter().map(|task| task(&mut *self.store)).collect();
             drop(call);
-            // A token that was revoked is worth nothing by the time that its revocation is answered.
+            // A revoked token is invalid before the reply to its revocation.
             self.publish_tokens();
-            answers.into_iter().for_each(|answer| answer());
+            replies.into_iter().for_each(|reply| reply());
         }
         for query in deferred.queries {
             query(self);
@@ -322,13 +326,13 @@ impl AuthorityThread {
     fn reply_to_command(&mut self, applied: AppliedCommand) {
         let AppliedCommand { result, origin, .. } = applied;
         match origin {
-            CommandOrigin::Unattended(fact) => {
+            CommandOrigin::Unattended(command) => {
                 if let Err(Refusal::NotDurable(_) | Refusal::DiskFull(_)) = result {
-                    self.postpone(fact);
+                    self.postpone(command);
                 }
             }
             CommandOrigin::Node { lease, caller, reply } => {
-                // The node waits for this answer, unless the agent is ending.
+                // The node waits for this reply, unless the agent is ending.
                 let _ = reply.send(result.and_then(|_| self.lease_reply(lease, &caller)));
             }
             CommandOrigin::Caller { caller, reply, request } => self.reply_to_caller(result, caller, reply, request),
@@ -354,12 +358,12 @@ impl AuthorityThread {
             let call = FollowCall { id, caller, leases, until, is_single: true, releases: !has_key, reply };
             return self.reply_or_wait(call);
         }
-        let answer = result.and_then(|answer| match answer {
+        let result = result.and_then(|outcome| match outcome {
             CommandReply::Lease(lease) => self.lease_reply(lease, &caller),
             CommandReply::Done | CommandReply::Node(..) => Ok(Reply::Done),
         });
-        // The caller may have hung up. Without a key it cannot come back for what it asked for.
-        if let Err(Ok(Reply::Lease(lease))) = reply.send(answer)
+        // The caller may have hung up. Without a key it cannot find its lease again.
+        if let Err(Ok(Reply::Lease(lease))) = reply.send(result)
             && !has_key
         {
             self.postpone(UnattendedCommand::new(PoolCommand::Release { lease: LeaseId(lease.id) }));

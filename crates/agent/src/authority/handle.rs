@@ -20,7 +20,7 @@ use crate::messages::{LeaseAttachment, NodeReport};
 use super::snapshot::{Snapshot, SnapshotCell};
 use super::{AuthorityThread, TrailHandle};
 
-/// A reason why the authority did not do what it was asked.
+/// A reason why the authority refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The pool denied it.
@@ -30,7 +30,7 @@ pub enum Refusal {
     #[error("{0}")]
     Forbidden(Arc<str>),
     /// The owner has too many requests in the queue.
-    #[error("{owner} has {limit} requests waiting, which is the most; wait for them, or cancel some")]
+    #[error("{owner} has {limit} requests waiting, which is the limit; wait for them, or cancel some")]
     TooManyWaiting {
         /// The owner of the requests.
         owner: Arc<str>,
@@ -51,20 +51,20 @@ pub enum Refusal {
     Stopping,
 }
 
-/// The answer to a message.
+/// The reply to a message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reply {
     /// A lease as it is now.
     Lease(Box<LeaseBody>),
     /// Several leases that were followed together.
     Followed(FollowResponse),
-    /// Done, with nothing to tell.
+    /// Done, without a result.
     Done,
 }
 
 pub(super) type ReplySender = oneshot::Sender<Result<Reply, Refusal>>;
 
-/// The number of a call that may wait for its answer.
+/// The number of a call that may wait for its reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct CallId(pub u64);
 
@@ -72,7 +72,7 @@ pub(super) struct CallId(pub u64);
 pub(super) struct CallerCommand {
     pub command: PoolCommand,
     pub caller: Caller,
-    /// The time until which the answer may wait for a queued request to be granted.
+    /// The time until which the reply may wait for a queued request to be granted.
     pub wait_until: Option<(CallId, PoolTime)>,
     pub reply: ReplySender,
 }
@@ -83,9 +83,9 @@ pub(super) struct FollowCall {
     pub caller: Caller,
     /// The followed leases, each once.
     pub leases: Arc<[LeaseId]>,
-    /// The time at which the answer is due even if nothing changed.
+    /// The time at which the reply is due even if nothing changed.
     pub until: PoolTime,
-    /// Whether the answer is the one lease itself rather than a list of changes.
+    /// Whether the reply is the one lease itself rather than a list of changes.
     pub is_single: bool,
     /// Whether the leases end when the caller hangs up, because it has no other way to find them.
     pub releases: bool,
@@ -93,7 +93,7 @@ pub(super) struct FollowCall {
 }
 
 pub(super) type PoolQuery = Box<dyn FnOnce(&AuthorityThread) + Send>;
-/// Work on the store. It returns how its caller is answered, once changed tokens are published.
+/// A task on the store. It returns the reply to its caller, to be sent once changed tokens are published.
 pub(super) type StoreTask = Box<dyn FnOnce(&mut dyn LeaseStore) -> Box<dyn FnOnce() + Send> + Send>;
 
 pub(super) enum AuthorityMessage {
@@ -111,13 +111,13 @@ pub(super) enum AuthorityMessage {
     Sampled,
     /// The caller waits for the end of a lease.
     WaitForEnd(LeaseId, oneshot::Sender<()>),
-    /// A look at what is committed.
+    /// A query of the committed state.
     Query(PoolQuery),
-    /// Work on the store besides rows.
+    /// A task on the store besides rows.
     StoreTask(StoreTask),
-    /// Every call that waits is answered now, and so is every later one at once: the agent is stopping.
+    /// Every call that waits gets its reply now, and every later one at once: the agent is stopping.
     ReplyToCalls,
-    /// Wakes the thread, which was told to end.
+    /// Wakes the thread to end.
     Stop,
 }
 
@@ -155,14 +155,14 @@ impl Authority {
         &self.trail
     }
 
-    /// Carries out a command for a caller. The answer comes when the result is durable.
+    /// Carries out a command for a caller. The reply comes when the result is durable.
     pub async fn ask(&self, caller: Caller, command: PoolCommand) -> Result<Reply, Refusal> {
         let (reply, receiver) = oneshot::channel();
         self.send(AuthorityMessage::Command(CallerCommand { command, caller, wait_until: None, reply }))?;
         receiver.await.unwrap_or(Err(Refusal::Stopping))
     }
 
-    /// As [`Authority::ask`]; if the lease is queued afterwards, the answer waits for its grant for up to `wait`.
+    /// As [`Authority::ask`]; if the lease is queued afterwards, the reply waits for its grant for up to `wait`.
     pub async fn ask_and_wait(&self, caller: Caller, command: PoolCommand, wait: Duration) -> Result<Reply, Refusal> {
         if wait.is_zero() {
             return self.ask(caller, command).await;
@@ -174,7 +174,7 @@ impl Authority {
         call.reply(receiver).await
     }
 
-    /// Follows one lease: keeps it in the queue, and returns it when it leaves the queue or after `wait`.
+    /// Follows one lease: extends its patience, and returns it when it leaves the queue or after `wait`.
     pub async fn follow_lease(&self, caller: Caller, lease: LeaseId, wait: Duration) -> Result<LeaseBody, Refusal> {
         match self.follow(caller, [lease].into(), wait, true).await? {
             Reply::Lease(lease) => Ok(*lease),
@@ -182,8 +182,8 @@ impl Authority {
         }
     }
 
-    /// Follows several leases: keeps them in the queue, and returns those that left it, as soon as there is one or after
-    /// `wait`.
+    /// Follows several leases: extends their patience, and returns those that left the queue, as soon as there is one or
+    /// after `wait`.
     pub async fn follow_leases(
         &self,
         caller: Caller,
@@ -208,12 +208,12 @@ impl Authority {
         let until = time_in(wait);
         let (id, releases) = (call.id, false);
         self.send(AuthorityMessage::Follow(FollowCall { id, caller, leases, until, is_single, releases, reply }))?;
-        // A disk that hangs must not hold the answer longer than the caller was ready to wait.
+        // A disk that hangs must not hold the reply much longer than the caller was ready to wait.
         let bounded = tokio::time::timeout(wait + QUERY_PATIENCE, call.reply(receiver));
         bounded.await.unwrap_or(Err(Refusal::Busy))
     }
 
-    /// Ties a lease to a holder that the node has ready to watch. The answer comes when the holder is durable.
+    /// Ties a lease to a holder that the node has ready to watch. The reply comes when the holder is durable.
     pub async fn attach(&self, caller: Caller, attachment: LeaseAttachment) -> Result<LeaseBody, Refusal> {
         let (reply, receiver) = oneshot::channel();
         self.send(AuthorityMessage::Attach(attachment, caller, reply))?;
@@ -238,14 +238,14 @@ impl Authority {
         }
     }
 
-    /// Looks at what is committed. Waits for the authority for a short time at most, then refuses as busy.
+    /// Queries the committed state. Waits for the authority for a short time at most, then refuses as busy.
     pub async fn query<T: Send + 'static>(
         &self,
         query: impl FnOnce(&AuthorityThread) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
         let (reply, receiver) = oneshot::channel();
         self.send(AuthorityMessage::Query(Box::new(move |authority| {
-            // A caller that gave up needs no answer.
+            // A caller that gave up needs no reply.
             if !reply.is_closed() {
                 drop(reply.send(query(authority)));
             }
@@ -282,7 +282,7 @@ impl Authority {
         receiver.await.map_err(|_| Refusal::Stopping)
     }
 
-    /// Answers every call that waits, and every later one at once: the agent is stopping.
+    /// Sends every call that waits its reply, and every later one at once: the agent is stopping.
     pub async fn reply_to_open_calls(&self) {
         while self.send(AuthorityMessage::ReplyToCalls) == Err(Refusal::Busy) {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -304,7 +304,7 @@ impl Authority {
     }
 }
 
-/// Waits for an answer for some time at most.
+/// Waits for a reply for some time at most.
 async fn within<T>(patience: Duration, receiver: oneshot::Receiver<T>) -> Result<T, Refusal> {
     match tokio::time::timeout(patience, receiver).await {
         Ok(reply) => reply.map_err(|_| Refusal::Stopping),
@@ -316,7 +316,7 @@ fn time_in(wait: Duration) -> PoolTime {
     clock::now().after(Millis(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)))
 }
 
-/// A call that waits for its answer. When it is dropped before, because the client hung up, the authority is told.
+/// A call that waits for its reply. If it is dropped before, because the client hung up, it notifies the authority.
 struct HangUpGuard<'a> {
     authority: &'a Authority,
     id: CallId,
@@ -339,7 +339,7 @@ impl<'a> HangUpGuard<'a> {
 impl Drop for HangUpGuard<'_> {
     fn drop(&mut self) {
         if self.is_open {
-            // If the authority is busy, it finds the closed call when it next keeps waiting requests in the queue.
+            // A busy authority finds the closed call when it next extends the patience of waiting requests.
             let _ = self.authority.send(AuthorityMessage::HungUp(self.id));
         }
     }

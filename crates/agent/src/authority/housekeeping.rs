@@ -1,4 +1,4 @@
-//! Work on the store that is due from time to time: saving the clock, and removing old records of the audit trail.
+//! Periodic work on the store: saving the clock, and removing old records of the audit trail.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,7 +15,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The number of rounds between two removals of old records.
 const ROUNDS_PER_REMOVAL: u32 = 60;
 
-/// Keeps house until the agent ends. A busy authority only delays a round.
+/// Runs housekeeping until the agent ends. A busy authority only delays a round.
 pub async fn run_housekeeping(authority: Authority, retention_days: u32) {
     let mut round = 0_u32;
     loop {
@@ -37,10 +37,10 @@ pub async fn run_housekeeping(authority: Authority, retention_days: u32) {
     }
 }
 
-/// Saves where the pool's clock stands.
+/// Saves the state of the pool's clock.
 pub fn save_clock(store: &mut dyn LeaseStore) {
     if let Err(error) = store.set_clock_anchor(&clock::anchor()) {
-        tracing::warn!(%error, "the clock was not saved");
+        tracing::warn!(%error, "cannot save the clock");
     }
 }
 
@@ -55,7 +55,7 @@ fn remove_old_records(store: &mut dyn LeaseStore, days: u32) -> bool {
             true
         }
         Err(error) => {
-            tracing::warn!(%error, "old records of the audit trail stay");
+            tracing::warn!(%error, "cannot remove old records of the audit trail");
             false
         }
     }

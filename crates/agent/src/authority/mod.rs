@@ -1,8 +1,8 @@
 //! The authority: the one thread that owns the pool and the store.
 //!
-//! It decides, commits, publishes and answers, in that order. Messages arrive on a bounded channel and are applied in
+//! It decides, commits, publishes and replies, in that order. Messages arrive on a bounded channel and are applied in
 //! batches ([`batch`]). The changed rows of a batch are committed in one transaction ([`commit`]). Only then does the
-//! authority publish a [`Snapshot`], events and orders to nodes ([`publish`]) and answer its callers ([`waiters`]). If
+//! authority publish a [`Snapshot`], events and orders to nodes ([`publish`]) and reply to its callers ([`waiters`]). If
 //! the commit fails, the pool is rebuilt from the store and the batch is refused, so uncommitted state is never visible.
 //!
 //! The authority knows nodes by id and name. It touches no process, control group or device: nodes report facts and
@@ -92,7 +92,7 @@ pub struct AuthorityThread {
     /// The latest sample of each node, applied again after the pool was rebuilt.
     samples: HashMap<NodeId, Box<NodeSample>>,
     samples_are_due: bool,
-    /// Facts that could not be committed yet.
+    /// Commands without a caller that could not be committed yet.
     postponed: Vec<batch::UnattendedCommand>,
     waiters: Waiters,
     occupancy: Occupancy,
@@ -100,7 +100,7 @@ pub struct AuthorityThread {
     held: HashMap<LeaseId, Arc<[GpuId]>>,
     waiters_per_owner: usize,
     real_processes: bool,
-    /// Why requests wait, for the event and the answer of one batch.
+    /// The reasons why requests wait, for the event and the reply of one batch.
     explained: HashMap<LeaseId, Arc<WaitExplanation>>,
     events: Arc<Events>,
     metrics: Arc<Metrics>,
@@ -108,14 +108,14 @@ pub struct AuthorityThread {
     unlogged: Vec<Arc<gpupool_api::events::EventBody>>,
     snapshot: Snapshot,
     cell: Arc<SnapshotCell>,
-    /// The time at which waiting requests with an open call were last kept in the queue.
+    /// The time at which the patience of waiting requests with an open call was last extended.
     followed_at: PoolTime,
     retried_at: Instant,
     /// The instant, on both clocks, at which the current batch is applied.
     at: ClockReading,
 }
 
-/// Starts the authority on the rows of a store. The strings name rows that made no sense.
+/// Starts the authority on the rows of a store. The strings name invalid rows.
 pub fn start(spec: AuthoritySpec) -> io::Result<(Authority, JoinHandle<()>, Vec<String>)> {
     let (messages, inbox) = sync_channel(MESSAGES);
     let (mut thread, complaints) = AuthorityThread::new(spec, clock::both());
@@ -205,7 +205,7 @@ impl AuthorityThread {
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            // Read before the messages: those that were sent before the thread was told to stop are all taken.
+            // Read before the messages: those that were sent before the order to stop are all taken.
             let stops = self.cell.is_stopping();
             let batch: Vec<AuthorityMessage> = first.into_iter().chain(inbox.try_iter()).take(BATCH).collect();
             let is_last = stops && batch.len() < BATCH;

@@ -33,7 +33,7 @@ impl Occupancy {
         occupant.has_cgroup |= has_cgroup;
     }
 
-    /// Takes a lease from before a restart for occupied, until its node says otherwise.
+    /// Assumes that a lease from before a restart is occupied, until its node reports otherwise.
     pub fn assume_occupied(&mut self, lease: LeaseId) {
         self.occupants.insert(lease, LeaseOccupant { has_process: true, has_cgroup: true });
     }
@@ -43,7 +43,7 @@ impl Occupancy {
         self.running.insert(node, running);
     }
 
-    /// The node ended what it ran under the lease. Processes that a reading showed on devices stay known.
+    /// Removes what the node attached to the lease. Processes that a reading showed on devices stay.
     pub fn drained(&mut self, lease: LeaseId) {
         self.occupants.remove(&lease);
     }
@@ -67,7 +67,7 @@ impl Occupancy {
         self.running.remove(&node);
     }
 
-    /// Whether a node has to be told that the lease ended.
+    /// Whether a node has to learn that the lease ended.
     pub fn is_attached(&self, lease: LeaseId) -> bool {
         self.occupants.contains_key(&lease)
     }

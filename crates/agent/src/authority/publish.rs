@@ -51,7 +51,7 @@ impl OrderQueue {
 }
 
 impl AuthorityThread {
-    /// Rebuilds from the pool what is otherwise kept up to date by effects.
+    /// Rebuilds from the pool the indexes that effects otherwise update.
     pub(super) fn rebuild_indexes(&mut self) {
         self.held.clear();
         let holding: Vec<LeaseId> =
@@ -144,7 +144,7 @@ impl AuthorityThread {
     fn note_held(&mut self, lease: LeaseId) {
         let Some(row) = self.pool.lease(lease) else { return };
         let gpu_ids: Arc<[GpuId]> = row.promises.iter().filter_map(|promise| self.gpu_id_of(promise.device)).collect();
-        // A lease that was granted and freed within one batch holds nothing any more; its events tell what rows told.
+        // A lease that was granted and freed within one batch has no devices in the pool any more.
         if !gpu_ids.is_empty() || row.state != LeaseState::Queued {
             self.held.insert(lease, gpu_ids);
         }

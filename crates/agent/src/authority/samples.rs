@@ -1,7 +1,7 @@
 //! The newest sample of each node, beside the channel of messages.
 //!
-//! A node samples in a steady rhythm, also while the authority waits for its disk. Only the newest sample of a node is
-//! kept, so that samples never fill the channel.
+//! A node samples in a steady rhythm, also while the authority waits for its disk. A new sample replaces the one before, so
+//! that samples never fill the channel.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use crate::messages::NodeSample;
 
 use super::Refusal;
 
-/// The samples that the authority has not taken yet. A lock rather than messages: it is held for one look into a map.
+/// The samples that the authority has not taken yet. A lock rather than messages: it is held for one access to a map.
 #[derive(Debug, Default)]
 pub(super) struct LatestSamples(Mutex<PendingSamples>);
 
@@ -22,8 +22,8 @@ struct PendingSamples {
 }
 
 impl LatestSamples {
-    /// Puts a sample in place of the one before, and announces it unless samples are announced already. Readings that the
-    /// sample lacks are kept from the one before.
+    /// Puts a sample in place of the one before, and announces it unless samples are announced already. The sample keeps the
+    /// readings of the one before that it lacks.
     pub fn put(
         &self,
         mut sample: Box<NodeSample>,

@@ -1,7 +1,7 @@
 //! The state that the authority publishes after each batch, for readers that must not wait for it.
 //!
 //! A snapshot is immutable and shares with the one before everything that did not change, so that publishing costs as much
-//! as the changes. It says as of which event it is, and its readers can tell its age.
+//! as the changes. It names the last event that it includes, and its readers know its age.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -40,7 +40,7 @@ pub struct Snapshot {
     leases: RedBlackTreeMapSync<LeaseId, Arc<LeaseRow>>,
 }
 
-/// A device as the pool sees it.
+/// A device in the pool.
 #[derive(Debug)]
 pub struct DeviceState {
     /// The device.
@@ -49,7 +49,7 @@ pub struct DeviceState {
     pub leases_published_at: PoolTime,
 }
 
-/// A node as the pool sees it, without its devices.
+/// A node in the pool, without its devices.
 #[derive(Debug, Clone)]
 pub struct NodeSummary {
     /// Its properties.
@@ -117,7 +117,7 @@ impl Snapshot {
         self.leases.values().map(|row| &**row)
     }
 
-    /// Makes it empty, before it is built anew from a pool.
+    /// Empties the snapshot, before it is rebuilt from a pool.
     pub(super) fn clear(&mut self) {
         *self = Self { store: self.store.clone(), event: self.event, ..Self::new(self.at, self.tokens.clone()) };
     }
@@ -154,16 +154,16 @@ impl Snapshot {
     }
 }
 
-/// The place where the latest snapshot is found, and signs of life of the authority.
+/// The latest snapshot, the samples for the authority, and its signs of life.
 #[derive(Debug)]
 pub(super) struct SnapshotCell {
     /// A lock rather than a channel: it is held for the copy of a pointer.
     latest: RwLock<Arc<Snapshot>>,
-    /// The pool time at which the authority last said that the snapshot is current.
+    /// The pool time at which the authority last confirmed that the snapshot is current.
     confirmed_at: AtomicU64,
     /// The number of store calls in progress.
     store_calls: AtomicU64,
-    /// Set when the authority is told to end.
+    /// Whether the authority is to end.
     is_stopping: AtomicBool,
     /// The samples that the authority has not taken yet.
     pub samples: LatestSamples,
@@ -180,7 +180,7 @@ impl SnapshotCell {
         }
     }
 
-    /// Tells the authority to end.
+    /// Requests the end of the authority.
     pub fn stop(&self) {
         self.is_stopping.store(true, Ordering::Release);
     }
@@ -202,7 +202,7 @@ impl SnapshotCell {
         drop(old);
     }
 
-    /// Notes that the latest snapshot is current.
+    /// Confirms that the latest snapshot is current.
     pub fn confirm(&self) {
         self.confirmed_at.store(clock::now().0, Ordering::Relaxed);
     }
@@ -211,7 +211,7 @@ impl SnapshotCell {
         clock::now().since(PoolTime(self.confirmed_at.load(Ordering::Relaxed)))
     }
 
-    /// Notes that the authority calls the store, until the returned guard is dropped.
+    /// Marks a call of the store as in progress, until the returned guard is dropped.
     pub fn enter_store(self: &Arc<Self>) -> StoreCall {
         self.store_calls.fetch_add(1, Ordering::Relaxed);
         StoreCall(self.clone())

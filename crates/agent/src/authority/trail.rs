@@ -23,9 +23,9 @@ pub struct TrailHandle {
 
 impl TrailHandle {
     pub(super) fn start(reader: Box<dyn TrailReader>) -> io::Result<Self> {
-        let (queries, asked) = sync_channel::<TrailTask>(TRAIL_QUERIES);
+        let (queries, inbox) = sync_channel::<TrailTask>(TRAIL_QUERIES);
         thread::Builder::new().name("trail".into()).spawn(move || {
-            for query in asked {
+            for query in inbox {
                 query(&*reader);
             }
         })?;
@@ -39,7 +39,7 @@ impl TrailHandle {
     ) -> Result<T, Refusal> {
         let (reply, receiver) = oneshot::channel();
         let query: TrailTask = Box::new(move |reader| {
-            // A client that hung up needs no answer, and its query may take long.
+            // A client that hung up needs no reply, and its query may take long.
             if !reply.is_closed() {
                 // A reader has no state of its own, so the next query finds it sound.
                 drop(reply.send(catch_unwind(AssertUnwindSafe(|| query(reader)))));

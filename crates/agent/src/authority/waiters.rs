@@ -1,8 +1,8 @@
 //! The callers that wait: for leases to leave the queue, and for leases to end. Also the number of requests in the queue.
 //!
 //! A call is stored once, under its number, and its number is stored beside each lease that it follows. A call is removed
-//! when it is answered or when its client hangs up. A call whose hang-up was not heard is removed when the waiting leases
-//! are next kept in the queue, and before open calls take more room than the others.
+//! when it gets its reply or when its client hangs up. A call whose hang-up was not received is removed when the patience of
+//! waiting leases is next extended, and before open calls take more room than the others.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -68,12 +68,12 @@ impl Waiters {
         self.queued.values().next().map(|(_, created_at)| *created_at)
     }
 
-    /// Returns the time at which the next answer is due.
+    /// Returns the time at which the next reply is due.
     pub fn next_deadline(&self) -> Option<PoolTime> {
         self.calls.next_deadline()
     }
 
-    /// Answers the caller when the lease has ended; at once if it has.
+    /// Notifies the caller when the lease has ended; at once if it has.
     pub fn wait_for_end(&mut self, lease: LeaseId, waiter: oneshot::Sender<()>, pool: &Pool) {
         if has_ended(pool, lease) {
             let _hung_up = waiter.send(());
@@ -115,7 +115,7 @@ impl Waiters {
         std::mem::take(&mut self.calls.abandoned)
     }
 
-    /// Lets every call be answered now, and later ones at once.
+    /// Lets every call get its reply now, and later ones at once.
     pub fn stop_waiting(&mut self) {
         self.replies_at_once = true;
     }
@@ -148,7 +148,7 @@ fn has_ended(pool: &Pool, lease: LeaseId) -> bool {
 }
 
 impl AuthorityThread {
-    /// Keeps the leases of a call in the queue.
+    /// Extends the patience of the leases of a call, so that they stay in the queue.
     pub(super) fn extend_patience(&mut self, call: &FollowCall, outcome: &mut ApplyOutcome) {
         if self.is_broken() {
             return;
@@ -161,7 +161,7 @@ impl AuthorityThread {
         }
     }
 
-    /// Keeps the leases of all open calls in the queue, from time to time.
+    /// Extends the patience of the leases of all open calls, from time to time.
     pub(super) fn extend_followed_patience(&mut self, outcome: &mut ApplyOutcome) {
         if self.follow_due().is_none_or(|due| self.at.pool < due) {
             return;
@@ -172,12 +172,12 @@ impl AuthorityThread {
         }
     }
 
-    /// Returns when the leases of open calls are to be kept in the queue again.
+    /// Returns the time at which the patience of the leases of open calls is next extended.
     pub(super) fn follow_due(&self) -> Option<PoolTime> {
         (!self.waiters.calls.is_empty()).then(|| self.followed_at.after(FOLLOW_EVERY))
     }
 
-    /// Answers the calls that were woken or are due, and of the new calls those that there is something to tell.
+    /// Replies to the calls that were woken or are due, and to the new calls with changes.
     pub(super) fn reply_to_followers(&mut self, new: Vec<FollowCall>) {
         let is_stopping = self.waiters.replies_at_once;
         let due = self.waiters.calls.take_due(if is_stopping { PoolTime(u64::MAX) } else { self.at.pool });
@@ -196,9 +196,9 @@ impl AuthorityThread {
             return;
         }
         let is_due = call.until <= self.at.pool || self.waiters.replies_at_once;
-        let answer = if call.is_single { self.single_reply(&call, is_due) } else { self.list_reply(&call, is_due) };
-        match answer {
-            Some(answer) => drop(call.reply.send(answer)),
+        let result = if call.is_single { self.single_reply(&call, is_due) } else { self.list_reply(&call, is_due) };
+        match result {
+            Some(result) => drop(call.reply.send(result)),
             None => self.waiters.calls.add(call),
         }
     }
@@ -235,11 +235,11 @@ struct FollowCalls {
     by_id: BTreeMap<CallId, FollowCall>,
     by_lease: BTreeSet<(LeaseId, CallId)>,
     by_deadline: BTreeSet<(PoolTime, CallId)>,
-    /// Calls one of whose leases left the queue, to be answered after the batch.
+    /// Calls with a lease that left the queue; they get their replies after the batch.
     woken: BTreeSet<CallId>,
     /// Leases that only their calls led to, and whose clients hung up.
     abandoned: Vec<LeaseId>,
-    /// The number of followed leases from which on it is worth looking for clients that hung up.
+    /// The number of followed leases from which a search for clients that hung up pays off.
     sweep_at: usize,
 }
 
@@ -259,7 +259,7 @@ impl FollowCalls {
         self.by_id.insert(call.id, call);
     }
 
-    /// Marks the calls that follow a lease to be answered.
+    /// Marks the calls that follow a lease as due.
     fn wake(&mut self, lease: LeaseId) {
         let calls = self.by_lease.range((lease, CallId(0))..=(lease, CallId(u64::MAX)));
         self.woken.extend(calls.map(|(_, call)| *call));
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn following_again_and_again_leaves_no_more_behind_than_is_followed() {
+    fn following_again_and_again_does_not_accumulate_calls() {
         const LEASES: u64 = 1_000;
         let mut calls = FollowCalls::default();
         let (stays, _stays) = call(0, 0..LEASES);

@@ -27,7 +27,7 @@ use super::job_cgroups::{JobCgroups, PreparedJob};
 use super::tasks::OwnedTask;
 use super::teardown::tear_down;
 
-/// The time between two looks whether anything still runs in a control group.
+/// The time between two checks of whether a control group is populated.
 const CHECK_CGROUP: Duration = Duration::from_millis(500);
 /// The time after which a report that found the authority busy is sent again.
 const REPORT_RETRY: Duration = Duration::from_millis(50);
@@ -45,7 +45,7 @@ pub struct Attachment {
     pub jobs: Vec<ProcessId>,
     /// The control group of the jobs.
     pub cgroup: Option<String>,
-    /// The user of the holder, as the kernel tells.
+    /// The user of the holder, from the kernel.
     pub uid: Option<u32>,
 }
 
@@ -109,7 +109,7 @@ pub struct Attachments {
     table: Arc<AttachmentTable>,
 }
 
-/// The attachments by lease. A lock rather than messages: it is held for one look into a map.
+/// The attachments by lease. A lock rather than messages: it is held for one access to a map.
 #[derive(Default)]
 pub struct AttachmentTable(Mutex<HashMap<LeaseId, AttachmentEntry>>);
 
@@ -230,7 +230,7 @@ impl Attachments {
                 return Err(refusal.into());
             }
         };
-        // The lease is attached. From here on the watch sees to it, whatever fails.
+        // The lease is attached. From here on it needs its watch, also if a later step fails.
         let added = self.cgroups.add(lease, &prepared);
         let mut refused = None;
         if body.until == AttachUntil::Job
@@ -281,7 +281,7 @@ impl Attachments {
     }
 
     /// Whether the authority will let the caller attach this lease, by its latest snapshot. A stranger must not make a
-    /// control group for a lease; the authority then says what is wrong.
+    /// control group for a lease; the authority then refuses with the reason.
     fn may_attach(&self, caller: &Caller, lease: LeaseId, token: Token) -> bool {
         let snapshot = self.authority.snapshot();
         snapshot.lease(lease).is_some_and(|known| {
@@ -355,7 +355,7 @@ impl Attachments {
         }
     }
 
-    /// Reports a fact, again and again while the authority is busy: it has no other way to learn of it.
+    /// Reports a fact, again and again while the authority is busy: it cannot learn of the fact otherwise.
     async fn report(&self, report: NodeReport) {
         while self.authority.report(report.clone()) == Err(Refusal::Busy) {
             tokio::time::sleep(REPORT_RETRY).await;
@@ -424,7 +424,7 @@ mod tests {
         let body = AttachBody { token, job_pid: Some(job.id()), until: AttachUntil::Job, ..AttachBody::default() };
         let attached = attachments.attach(user("alice"), process, LeaseId(lease.id), body).await;
         assert!(matches!(attached, Err(AttachError::NoCgroup(_))), "{attached:?}");
-        // Longer than the first look at an empty group takes.
+        // Longer than the first check of an empty group takes.
         tokio::time::sleep(Duration::from_millis(200)).await;
         let id = LeaseId(lease.id);
         let known = authority.query(move |authority| authority.pool().lease(id).unwrap().row().clone()).await.unwrap();

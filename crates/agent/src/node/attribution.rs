@@ -50,7 +50,7 @@ pub struct Holding {
 /// The evidence that ties a process to a lease, from weak to strong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum EvidenceKind {
-    LeaseEnvironment,
+    Environment,
     Descent,
     DescentAndEnvironment,
     ControlGroup,
@@ -102,7 +102,7 @@ impl Holdings {
         self.leases.iter().any(|holding| holding.lease == lease && holding.holds(device))
     }
 
-    /// Whether the process cannot be attributed_on from those of a lease here, because its environment is hidden from us.
+    /// Whether the process may belong to a lease on the device, because its environment cannot be read.
     fn could_belong_to_lease(&self, evidence: &Evidence, device: GpuId) -> bool {
         let may_be_of = |holding: &Holding| holding.holds(device) && holding.is_user(evidence.uid);
         evidence.environment == LeaseEnvironment::Hidden && self.leases.iter().any(may_be_of)
@@ -119,13 +119,13 @@ impl Holding {
         if self.cgroup.as_ref().is_some_and(in_cgroup) {
             return Some(EvidenceKind::ControlGroup);
         }
-        let descends = self.holder_pid.is_some_and(|holder| evidence.line.contains(&holder));
+        let descends = self.holder_pid.is_some_and(|holder| evidence.ancestry.contains(&holder));
         let named =
             evidence.environment == LeaseEnvironment::Names(self.lease, self.token) && self.is_user(evidence.uid);
         match (descends, named) {
             (true, true) => Some(EvidenceKind::DescentAndEnvironment),
             (true, false) => Some(EvidenceKind::Descent),
-            (false, true) => Some(EvidenceKind::LeaseEnvironment),
+            (false, true) => Some(EvidenceKind::Environment),
             (false, false) => None,
         }
     }
@@ -182,7 +182,7 @@ impl LeaseAttributor {
     }
 }
 
-/// Whether a control group is that one or below it. The root is no lease's: everybody is below it.
+/// Whether a path is that of a control group or below it. The root belongs to no lease: every process is below it.
 fn is_within(path: &str, cgroup: &str) -> bool {
     let cgroup = cgroup.trim_end_matches('/');
     !cgroup.is_empty() && path.strip_prefix(cgroup).is_some_and(|below| below.is_empty() || below.starts_with('/'))
@@ -200,7 +200,7 @@ mod tests {
 
     fn names(lease: u64, uid: u32) -> Evidence {
         let environment = LeaseEnvironment::Names(LeaseId(lease), Token(lease * 10));
-        Evidence { environment, uid, line: vec![(50, 5), (40, 4), (1, 1)], cgroups: vec!["/job/7/step".into()] }
+        Evidence { environment, uid, ancestry: vec![(50, 5), (40, 4), (1, 1)], cgroups: vec!["/job/7/step".into()] }
     }
 
     fn attributed(leases: &[Holding], evidence: &Evidence) -> ProcessAttribution {
@@ -251,7 +251,7 @@ mod tests {
         let evidence = names(9, 1000);
         let attributed_on = |gpu| holdings.attribute(&evidence, GpuId(gpu));
         assert_eq!([attributed_on(0), attributed_on(1), attributed_on(2)], [of(1), of(2), of(3)]);
-        assert_eq!(attributed_on(5), of(3), "on a device it does not hold it is a lease's all the same");
+        assert_eq!(attributed_on(5), of(3), "on a device that none of its leases holds it still belongs to a lease");
         assert!(holdings.is_held_by(GpuId(1), LeaseId(2)) && !holdings.is_held_by(GpuId(5), LeaseId(3)));
     }
 
@@ -260,11 +260,15 @@ mod tests {
         let mine = |lease| Holding { holder_pid: Some((40, 4)), ..holding(lease) };
         let parts = [mine(1), mine(2), mine(3)];
         assert_eq!([attributed(&parts, &names(1, 0)), attributed(&parts, &names(2, 0))], [of(1), of(2)]);
-        assert_eq!(attributed(&parts, &names(9, 0)), of(3), "one that names none of them is still its holder's");
+        assert_eq!(
+            attributed(&parts, &names(9, 0)),
+            of(3),
+            "a worker that names none of them still belongs to its holder"
+        );
     }
 
     #[test]
-    fn whoever_hides_its_environment_is_unknown_only_where_it_could_be_a_leases() {
+    fn a_process_with_a_hidden_environment_is_unknown_only_where_it_could_belong_to_a_lease() {
         let hidden = |uid| Evidence { environment: LeaseEnvironment::Hidden, ..names(1, uid) };
         let alices = Holding { uid: Some(1000), ..holding(1) };
         assert_eq!(attributed(std::slice::from_ref(&alices), &hidden(1000)), ProcessAttribution::Unknown);

@@ -119,7 +119,7 @@ impl JobCgroups {
         Some(group.path().display().to_string())
     }
 
-    /// Whether anything runs in the group of a lease; `None` where that cannot be told.
+    /// Whether anything runs in the group of a lease; `None` if unknown.
     pub fn is_populated(&self, lease: LeaseId) -> Option<bool> {
         match self.cgroups.open(&self.name(lease)) {
             Ok(Some(group)) => group.is_populated().ok(),

@@ -170,7 +170,7 @@ impl Node {
             holdings: Box::new(move || Holdings::of(&of_snapshot.snapshot(), &name, &table)),
             sample_sink: Box::new(move |sample, failures| {
                 metrics.sampled(failures);
-                // A sample that finds no room is dropped: the next one says the same and more.
+                // A sample that finds no room waits for the next one, which announces both.
                 let _ = reporter.report(NodeReport::Sampled(Box::new(sample)));
             }),
             statistics,

@@ -1,10 +1,10 @@
-//! The sampler: reads every device of the node in a steady rhythm, and hands out the readings.
+//! The sampler: reads every device of the node in a steady rhythm, and publishes the readings.
 //!
 //! One thread keeps the rhythm. Each source is read on a thread of its own ([`SourceProbe`]), which also gathers evidence about
-//! the processes on its devices ([`super::evidence`]). A round asks every source that has answered and waits a short while
-//! for all of them. An answer that comes later is handed out when it comes, with the time at which it was taken. So a hung
-//! driver delays neither the others nor the rhythm. The thread ends with [`Sampler::stop`] or when the sampler is dropped;
-//! the thread of a source ends once the source has answered.
+//! the processes on its devices ([`super::evidence`]). A round requests a reading of every idle source and waits a short
+//! while for all of them. A later reply is published when it comes, with the time of its reading. So a hung driver delays
+//! neither the others nor the rhythm. The thread ends with [`Sampler::stop`] or when the sampler is dropped; the thread of a
+//! source ends once the source has replied.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -28,16 +28,16 @@ use super::attribution::{Holdings, LeaseAttributor};
 use super::evidence::{EvidenceBoard, EvidenceSource};
 use super::statistics::{ListedDevice, SamplingRound, Statistics};
 
-/// The time that the first round waits for sources before the agent starts without those that did not answer.
+/// The time that the first round waits for sources before the agent starts without the others.
 const FIRST_PATIENCE: Duration = Duration::from_millis(80);
 /// The longest time that a later round waits for all sources.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// The shortest time between two rounds.
 const SHORTEST_REFRESH: Duration = Duration::from_millis(10);
-/// The time without an answer after which a source is unresponsive.
+/// The time without a reply after which a source is unresponsive.
 pub const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(10);
 
-/// The sources that do not answer, and why.
+/// The sources that failed, with their errors.
 pub type SourceFailures = [(SourceKind, SourceError)];
 /// Takes samples.
 pub type SampleSink = Box<dyn FnMut(NodeSample, &SourceFailures) + Send>;
@@ -52,7 +52,7 @@ pub struct SamplerSpec {
     pub node: NodeFacts,
     /// Returns what leases hold, for the attribution of processes. Must not block.
     pub holdings: Box<dyn FnMut() -> Holdings + Send>,
-    /// Takes a sample after each round and after each late answer. Must not block.
+    /// Takes a sample after each round and after each late reply. Must not block.
     pub sample_sink: SampleSink,
     /// The statistics to publish; their filter says which devices are sampled.
     pub statistics: Arc<Statistics>,
@@ -64,7 +64,7 @@ pub struct SamplerSources {
     pub sources: Vec<Box<dyn DeviceSource>>,
     /// The places of this machine at which processes are looked up; `None` if devices and processes are simulated.
     pub places: Option<SourcePaths>,
-    /// The time without an answer after which a source is unresponsive; usually [`UNRESPONSIVE_AFTER`].
+    /// The time without a reply after which a source is unresponsive; usually [`UNRESPONSIVE_AFTER`].
     pub unresponsive_after: Duration,
 }
 
@@ -79,8 +79,8 @@ pub struct Sampler {
 /// A message to the sampler's thread.
 #[derive(Debug)]
 enum SamplerWakeup {
-    /// The source with this number has answered.
-    Answered(usize),
+    /// The source with this number has replied.
+    Replied(usize),
     /// The sampler is to end.
     Stop,
 }
@@ -89,13 +89,13 @@ impl Sampler {
     /// Starts the sampler. The first reading is taken at once.
     pub fn start(sources: SamplerSources, spec: SamplerSpec) -> io::Result<Self> {
         let simulated = sources.places.is_none();
-        // Per source at most the wakeup of an answer that was taken already and that of the next one, and one to stop.
+        // Per source at most the wakeups of a reply that was taken already and of the next one, and one to stop.
         let (wakeups, inbox) = sync_channel(2 * sources.sources.len() + 1);
         let (first, first_round) = sync_channel(1);
         let open = |(number, source)| {
             let wakeups = wakeups.clone();
-            let answered = move || drop(wakeups.try_send(SamplerWakeup::Answered(number)));
-            SampledSource::start(source, sources.places.as_ref(), sources.unresponsive_after, answered)
+            let replied = move || drop(wakeups.try_send(SamplerWakeup::Replied(number)));
+            SampledSource::start(source, sources.places.as_ref(), sources.unresponsive_after, replied)
         };
         let opened = sources.sources.into_iter().enumerate().map(open).collect::<io::Result<Vec<_>>>()?;
         let rounds = SamplingLoop {
@@ -121,7 +121,7 @@ impl Sampler {
         Ok(Self { wakeups, first_round, thread: Some(thread) })
     }
 
-    /// Waits until the first round was handed out, for `at_most`. Returns whether it was.
+    /// Waits until the first round was published, for `at_most`. Returns whether it was.
     pub fn wait_for_first(&self, at_most: Duration) -> bool {
         self.first_round.recv_timeout(at_most).is_ok()
     }
@@ -132,7 +132,7 @@ impl Sampler {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the sampler had ended before by a panic");
+            tracing::error!("the sampler had ended before with a panic");
         }
     }
 }
@@ -148,7 +148,7 @@ impl Drop for Sampler {
 struct SampledSource {
     probe: SourceProbe,
     evidence: EvidenceBoard,
-    /// Whether it was asked in this round, and is worth waiting for.
+    /// Whether its reading was requested in this round, so that it is worth waiting for.
     is_requested: bool,
 }
 
@@ -157,24 +157,24 @@ impl SampledSource {
         source: Box<dyn DeviceSource>,
         places: Option<&SourcePaths>,
         unresponsive_after: Duration,
-        answered: impl Fn() + Send + 'static,
+        replied: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
         let evidence = EvidenceBoard::default();
         let source = match places {
             Some(places) => Box::new(EvidenceSource::new(source, places, evidence.clone())),
             None => source,
         };
-        let probe = SourceProbe::start_with_callback(source, unresponsive_after, answered)?;
+        let probe = SourceProbe::start_with_callback(source, unresponsive_after, replied)?;
         Ok(Self { probe, evidence, is_requested: false })
     }
 
-    /// Asks for a reading, unless one is still out.
+    /// Requests a reading, unless one is pending.
     fn request_reading(&mut self) {
         self.is_requested = !self.probe.is_pending();
         self.probe.request_reading();
     }
 
-    /// Whether an answer may come soon. One that is out since an earlier round is not waited for.
+    /// Whether a reply may come soon. A request of an earlier round is not waited for.
     fn is_awaited(&self) -> bool {
         self.is_requested && self.probe.is_pending()
     }
@@ -202,7 +202,7 @@ struct SamplingLoop {
     sample_sink: SampleSink,
     statistics: Arc<Statistics>,
     inbox: Receiver<SamplerWakeup>,
-    /// Answers that were taken and not handed out yet, with the numbers of their sources.
+    /// Replies that were taken and not published yet, with the numbers of their sources.
     replies: Vec<(usize, ProbeReply)>,
     /// Used once, after the first round.
     first: Option<SyncSender<()>>,
@@ -217,7 +217,7 @@ impl SamplingLoop {
             if self.collect_replies(due + patience) == WaitOutcome::Stopped {
                 return;
             }
-            // An overdue source is reported once a round, and an answer whose wakeup is still on its way is taken.
+            // An overdue source is reported once a round, and a reply whose wakeup is still on its way is taken.
             for source in 0..self.sources.len() {
                 self.take_reply(source);
             }
@@ -230,11 +230,11 @@ impl SamplingLoop {
         }
     }
 
-    /// Takes answers until all that were asked for in this round are there, or until a time.
+    /// Takes replies until all that were requested in this round are there, or until a time.
     fn collect_replies(&mut self, until: Instant) -> WaitOutcome {
         while self.sources.iter().any(SampledSource::is_awaited) {
             match self.receive(until) {
-                Ok(SamplerWakeup::Answered(source)) => {
+                Ok(SamplerWakeup::Replied(source)) => {
                     self.take_reply(source);
                 }
                 Ok(SamplerWakeup::Stop) | Err(RecvTimeoutError::Disconnected) => return WaitOutcome::Stopped,
@@ -247,7 +247,7 @@ impl SamplingLoop {
     fn publish_late_replies(&mut self, until: Instant) -> WaitOutcome {
         loop {
             match self.receive(until) {
-                Ok(SamplerWakeup::Answered(source)) => {
+                Ok(SamplerWakeup::Replied(source)) => {
                     if self.take_reply(source) {
                         self.publish_round();
                     }
@@ -262,20 +262,20 @@ impl SamplingLoop {
         self.inbox.recv_timeout(until.saturating_duration_since(Instant::now()))
     }
 
-    /// Takes an answer, if there is one. The wakeup of an answer that was taken before finds none.
+    /// Takes a reply, if there is one. The wakeup of a reply that was taken before finds none.
     fn take_reply(&mut self, source: usize) -> bool {
-        let Some(answer) = self.sources.get_mut(source).and_then(|source| source.probe.poll_reading()) else {
+        let Some(reply) = self.sources.get_mut(source).and_then(|source| source.probe.poll_reading()) else {
             return false;
         };
-        self.replies.push((source, answer));
+        self.replies.push((source, reply));
         true
     }
 
     fn publish_round(&mut self) {
-        // In the order of the sources, not of their answers: new devices are numbered as they come.
+        // In the order of the sources, not of their replies: new devices are numbered as they come.
         self.replies.sort_by_key(|(source, _)| *source);
-        for (_, answer) in std::mem::take(&mut self.replies) {
-            self.track_reply(answer);
+        for (_, reply) in std::mem::take(&mut self.replies) {
+            self.track_reply(reply);
         }
         let (sample, round) = self.summarize_round();
         let failures: Vec<_> = round.sources.iter().filter_map(source_failure).collect();
@@ -286,18 +286,18 @@ impl SamplingLoop {
         }
     }
 
-    fn track_reply(&mut self, answer: ProbeReply) {
-        let at = time_of(answer.taken);
-        // That a source is not on this machine is an answer, too.
-        if matches!(answer.result, Ok(_) | Err(SourceError::NotPresent { .. })) {
+    fn track_reply(&mut self, reply: ProbeReply) {
+        let at = time_of(reply.taken);
+        // A source that is not on this machine has replied, too.
+        if matches!(reply.result, Ok(_) | Err(SourceError::NotPresent { .. })) {
             self.answered_at = self.answered_at.max(Some(at));
         }
-        if let Ok(snapshot) = &answer.result {
+        if let Ok(snapshot) = &reply.result {
             for warning in &snapshot.warnings {
-                tracing::debug!(source = %answer.kind, "{warning}");
+                tracing::debug!(source = %reply.kind, "{warning}");
             }
         }
-        self.tracker.observe(at, answer.kind, answer.result);
+        self.tracker.observe(at, reply.kind, reply.result);
     }
 
     /// Returns everything that is known now, for the pool and for the statistics.
@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_keep_step_however_long_one_took() {
+    fn rounds_stay_in_step_after_a_long_one() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let due_after = |millis| next_due(start, second, start + Duration::from_millis(millis)) - start;
         assert_eq!(due_after(0), second);

@@ -15,7 +15,7 @@ use super::simulation::Simulation;
 /// The longest time that the first reading may delay the start.
 const FIRST_READING: Duration = Duration::from_millis(100);
 
-/// The sources of an agent.
+/// The sources of readings of a node.
 pub struct ReadingSources {
     sources: Vec<Box<dyn DeviceSource>>,
     places: Option<SourcePaths>,

@@ -42,7 +42,7 @@ fn a_holder_that_was_replaced_ends_nothing() {
 }
 
 #[test]
-fn a_lease_that_nothing_runs_under_is_free_in_the_step_in_which_it_ends() {
+fn the_devices_of_a_lease_without_processes_are_free_in_the_batch_of_its_end() {
     let mut stage = AuthorityStage::new();
     let lease = stage.take();
     stage.release(&lease);
@@ -51,7 +51,7 @@ fn a_lease_that_nothing_runs_under_is_free_in_the_step_in_which_it_ends() {
 }
 
 #[test]
-fn a_lease_with_a_control_group_is_free_when_its_node_says_so() {
+fn the_devices_of_a_lease_with_a_control_group_are_free_when_its_node_reports_it_drained() {
     let mut stage = AuthorityStage::new();
     let lease = stage.take();
     let (message, _answer) = attach(&lease, lease.token.unwrap(), LeaseHolder::Cgroup("/jobs/1".into()));
@@ -92,7 +92,7 @@ fn orders_that_a_node_cannot_take_are_sent_later_and_in_order() {
 }
 
 #[test]
-fn after_a_restart_the_node_is_fenced_and_asked_before_devices_are_free() {
+fn after_a_restart_the_node_is_fenced_and_ends_leases_before_devices_are_free() {
     let mut stage = AuthorityStage::new();
     let lease = stage.take();
     let (message, _answer) = attach(&lease, lease.token.unwrap(), process(7));
@@ -108,7 +108,7 @@ fn after_a_restart_the_node_is_fenced_and_asked_before_devices_are_free() {
 }
 
 #[test]
-fn after_a_restart_a_connection_has_a_grace_to_come_back() {
+fn after_a_restart_a_connection_has_a_grace_to_reconnect() {
     let mut stage = AuthorityStage::new();
     let lease = stage.take();
     let (message, _answer) = attach(&lease, lease.token.unwrap(), LeaseHolder::Connection);

@@ -1,4 +1,4 @@
-//! Following leases: a call keeps its leases in the queue, and is answered once.
+//! Following leases: a call extends the patience of its leases, and gets one reply.
 
 use gpupool_api::lease::FollowResponse;
 use gpupool_core::limits::WAITER_PATIENCE;
@@ -16,7 +16,7 @@ fn followed(answer: &mut ReplyReceiver) -> FollowResponse {
 }
 
 #[test]
-fn a_call_keeps_all_its_leases_in_the_queue_while_it_waits_and_no_longer() {
+fn a_call_extends_the_patience_of_all_its_leases_while_it_waits() {
     let mut stage = AuthorityStage::new();
     stage.take();
     let waiting: Vec<u64> = (0..100).map(|_| stage.request("alice").id).collect();
@@ -25,7 +25,7 @@ fn a_call_keeps_all_its_leases_in_the_queue_while_it_waits_and_no_longer() {
     stage.pass(Millis(10 * WAITER_PATIENCE.0));
     assert_eq!(stage.state(alone), LeaseState::Expired, "no call follows it");
     assert!(waiting.iter().all(|lease| stage.state(*lease) == LeaseState::Queued));
-    assert!(answer.try_recv().is_err(), "there was nothing to tell");
+    assert!(answer.try_recv().is_err(), "nothing changed");
     drop(answer);
     stage.pass(Millis(2 * WAITER_PATIENCE.0));
     assert!(waiting.iter().all(|lease| stage.state(*lease) == LeaseState::Expired), "the client hung up");
@@ -33,7 +33,7 @@ fn a_call_keeps_all_its_leases_in_the_queue_while_it_waits_and_no_longer() {
 }
 
 #[test]
-fn an_answer_at_once_keeps_them_too() {
+fn an_immediate_reply_extends_their_patience_too() {
     let mut stage = AuthorityStage::new();
     stage.take();
     let waiting = [stage.request("alice").id, stage.request("alice").id];
@@ -45,7 +45,7 @@ fn an_answer_at_once_keeps_them_too() {
 }
 
 #[test]
-fn a_call_is_answered_when_its_time_is_over() {
+fn a_call_gets_its_reply_at_its_deadline() {
     let mut stage = AuthorityStage::new();
     stage.take();
     let waiting = [stage.request("alice").id];
@@ -60,7 +60,7 @@ fn a_call_is_answered_when_its_time_is_over() {
 }
 
 #[test]
-fn leases_that_leave_the_queue_together_are_told_together_and_in_the_order_asked_for() {
+fn leases_that_leave_the_queue_together_are_listed_together_in_the_order_of_the_call() {
     let mut stage = AuthorityStage::new();
     let held = stage.take();
     let [first, second, third] = std::array::from_fn(|_| stage.request("alice").id);
@@ -75,7 +75,7 @@ fn leases_that_leave_the_queue_together_are_told_together_and_in_the_order_asked
 }
 
 #[test]
-fn leases_of_others_are_unknown_and_not_kept() {
+fn leases_of_other_owners_are_unknown_and_stay_impatient() {
     let mut stage = AuthorityStage::new();
     stage.take();
     let (hers, his) = (stage.request("alice").id, stage.request("bob").id);
@@ -88,7 +88,7 @@ fn leases_of_others_are_unknown_and_not_kept() {
 }
 
 #[test]
-fn a_request_that_waits_is_one_message_with_one_answer() {
+fn a_waiting_request_is_one_message_with_one_reply() {
     let mut stage = AuthorityStage::new();
     let held = stage.take();
     let call = stage.next_call();
@@ -104,7 +104,7 @@ fn a_request_that_waits_is_one_message_with_one_answer() {
 }
 
 #[test]
-fn a_client_that_hangs_up_gives_its_request_up_unless_a_key_leads_back_to_it() {
+fn a_client_that_hangs_up_abandons_its_request_unless_it_has_a_key() {
     for (key, expected) in [(None, LeaseState::Released), (Some("key"), LeaseState::Queued)] {
         let mut stage = AuthorityStage::new();
         let held = stage.take();
@@ -126,7 +126,7 @@ fn a_client_that_hangs_up_gives_its_request_up_unless_a_key_leads_back_to_it() {
 }
 
 #[test]
-fn when_the_agent_stops_every_call_is_answered() {
+fn when_the_agent_stops_every_call_gets_a_reply() {
     let mut stage = AuthorityStage::new();
     stage.take();
     let waiting = [stage.request("alice").id];
@@ -138,7 +138,7 @@ fn when_the_agent_stops_every_call_is_answered() {
 }
 
 #[test]
-fn while_the_store_is_broken_nothing_is_told() {
+fn while_the_store_is_broken_every_call_is_refused() {
     let mut stage = AuthorityStage::new();
     stage.take();
     let waiting = [stage.request("alice").id];

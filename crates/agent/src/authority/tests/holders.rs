@@ -1,4 +1,4 @@
-//! Whatever is asked and reported, a granted lease has a holder that its node watches, or a ttl.
+//! After any sequence of requests and reports, a granted lease has a holder that its node watches, or a ttl.
 
 use proptest::prelude::*;
 

@@ -31,7 +31,7 @@ async fn hang(disk: &MemoryDisk, authority: &Authority) -> tokio::task::JoinHand
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn samples_take_no_room_and_a_lease_keeps_its_devices_and_processes() {
+async fn samples_do_not_fill_the_channel_and_a_lease_keeps_its_devices_and_processes() {
     let disk = MemoryDisk::default();
     let (authority, _thread) = with_one_gpu(&disk).await;
     let Ok(Reply::Lease(lease)) = authority.ask(user("alice"), request_command("alice", None)).await else { panic!() };
@@ -65,7 +65,7 @@ async fn samples_take_no_room_and_a_lease_keeps_its_devices_and_processes() {
 }
 
 #[test]
-fn a_sample_in_the_place_of_another_keeps_the_readings_that_it_lacks() {
+fn a_sample_that_replaces_another_keeps_the_readings_that_it_lacks() {
     let samples = crate::authority::samples::LatestSamples::default();
     let mut announced = 0;
     let at = PoolTime(7);
@@ -84,7 +84,7 @@ fn a_sample_in_the_place_of_another_keeps_the_readings_that_it_lacks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_look_at_the_pool_is_refused_in_time_and_none_runs_later() {
+async fn every_query_is_refused_in_time_and_none_runs_later() {
     let disk = MemoryDisk::default();
     let (authority, _thread) = with_one_gpu(&disk).await;
     let asked = hang(&disk, &authority).await;
@@ -107,19 +107,18 @@ async fn every_look_at_the_pool_is_refused_in_time_and_none_runs_later() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_authority_with_a_full_channel_can_be_told_to_stop_and_takes_what_was_sent_before() {
+async fn an_authority_with_a_full_channel_can_be_stopped_and_takes_the_messages_before() {
     let disk = MemoryDisk::default();
     let (authority, thread) = with_one_gpu(&disk).await;
     let asked = hang(&disk, &authority).await;
-    let asking = authority.clone();
-    let sent_before = tokio::spawn(async move { asking.ask(user("eve"), request_command("eve", None)).await });
-    tokio::task::yield_now().await;
+    let mut sent_before = Box::pin(authority.ask(user("eve"), request_command("eve", None)));
+    poll_once(&mut sent_before).await;
     while authority.report(NodeReport::Drained { lease: LeaseId(99) }).is_ok() {}
     authority.stop();
     assert!(authority.is_alive(), "it waits for its disk");
     disk.set_fault(None);
     asked.await.unwrap().unwrap();
-    sent_before.await.unwrap().unwrap();
+    sent_before.await.unwrap();
     let start = Instant::now();
     while !thread.is_finished() {
         assert!(start.elapsed() < DEADLINE, "it does not end");

@@ -184,6 +184,15 @@ pub(crate) fn start_in_memory(disk: &MemoryDisk) -> (Authority, JoinHandle<()>) 
     (authority, thread)
 }
 
+/// Lets a future begin, which must not be ready yet.
+async fn poll_once<T>(future: &mut (impl Future<Output = T> + Unpin)) {
+    tokio::select! {
+        biased;
+        _ = future => panic!("it is ready"),
+        () = std::future::ready(()) => {}
+    }
+}
+
 /// The report of a node with one GPU.
 pub(crate) fn sampled(reading: Option<DeviceReading>) -> NodeReport {
     let facts = Arc::new(test_facts(DeviceIdentity::Uuid("GPU-0".into())));

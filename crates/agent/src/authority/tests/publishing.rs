@@ -7,7 +7,7 @@ use super::*;
 use crate::authority::StoreState;
 
 #[test]
-fn a_snapshot_shows_what_is_committed_and_the_event_that_it_includes() {
+fn a_snapshot_shows_the_committed_state_and_its_last_event() {
     let mut stage = AuthorityStage::new();
     let before = stage.authority.cell.latest();
     let lease = stage.take();
@@ -55,7 +55,7 @@ fn a_batch_that_is_not_committed_is_refused_and_never_published() {
 }
 
 #[test]
-fn reports_while_the_store_is_broken_are_kept_once_each_and_take_effect_later() {
+fn reports_while_the_store_is_broken_are_stored_once_each_and_take_effect_later() {
     let mut stage = AuthorityStage::new();
     let lease = stage.take();
     let (message, _answer) = attach(&lease, lease.token.unwrap(), LeaseHolder::Cgroup("/jobs/1".into()));
@@ -83,7 +83,7 @@ fn reports_while_the_store_is_broken_are_kept_once_each_and_take_effect_later() 
 }
 
 #[test]
-fn nothing_is_remembered_of_a_forgotten_node() {
+fn a_forgotten_node_leaves_no_samples_or_occupancy() {
     let mut stage = AuthorityStage::new();
     assert_eq!((stage.authority.samples.len(), stage.authority.occupancy.nodes()), (1, 1));
     let node = stage.authority.pool().node_by_name("node").unwrap();
@@ -99,22 +99,22 @@ fn nothing_is_remembered_of_a_forgotten_node() {
 }
 
 #[test]
-fn the_event_and_the_answer_of_a_batch_share_one_explanation() {
+fn the_event_and_the_reply_of_a_batch_share_one_explanation() {
     let mut stage = AuthorityStage::new();
     stage.take();
     let last = stage.authority.events.last();
     let waiting = stage.request("bob");
     let events = stage.authority.events.after(last, 10).events;
     let queued = events.iter().find(|(_, event)| event.kind == "queued").unwrap();
-    let (told, answered) = (queued.1.reason.as_deref().unwrap(), waiting.reason.as_deref().unwrap());
-    assert_eq!(told, format!("position 1; {answered}"));
+    let (in_event, in_reply) = (queued.1.reason.as_deref().unwrap(), waiting.reason.as_deref().unwrap());
+    assert_eq!(in_event, format!("position 1; {in_reply}"));
     assert!(stage.authority.explained.is_empty(), "the next batch explains anew");
     let explain = |stage: &mut AuthorityStage| stage.authority.explain(LeaseId(waiting.id)).unwrap();
     assert!(Arc::ptr_eq(&explain(&mut stage), &explain(&mut stage)));
 }
 
 #[test]
-fn a_full_disk_still_takes_what_gives_back() {
+fn a_full_disk_still_takes_releases() {
     let mut stage = AuthorityStage::new();
     let lease = stage.take();
     stage.disk.set_fault(Some(MemoryFault::Full));
@@ -124,7 +124,7 @@ fn a_full_disk_still_takes_what_gives_back() {
 }
 
 #[test]
-fn a_reading_that_was_attributed_before_a_change_of_leases_frees_nothing_and_accuses_nobody() {
+fn a_reading_attributed_before_a_change_of_leases_neither_frees_nor_accuses() {
     let mut stage = AuthorityStage::new();
     let lease = stage.take();
     let as_of = stage.authority.cell.latest().at.pool;

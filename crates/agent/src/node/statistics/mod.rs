@@ -1,8 +1,8 @@
-//! What the statistics routes hand out, prepared once per reading.
+//! The responses of the statistics routes, prepared once per reading.
 //!
-//! The sampler publishes a [`SamplingRound`] after each reading and whenever a round passed without one; readers take bytes that
-//! are ready. A round that is not followed by another in time (the sampler hangs or is gone) is told as stale from then
-//! on: readers look at the clock, so old data is never passed off as fresh. There is no task or thread here.
+//! The sampler publishes a [`SamplingRound`] after each reading and after each round without one; readers take prepared
+//! bytes. A round without a successor in time (the sampler hangs or is gone) counts as stale from then on: readers check
+//! the clock, so old data never passes as fresh. There is no task or thread here.
 
 mod bodies;
 mod filter;
@@ -21,30 +21,30 @@ pub use round::{HealthStatus, ListedDevice, SamplingRound, StatisticsHealth};
 
 use round::ReadingHistory;
 
-/// The answer to a request: the HTTP status that fits, and the body as JSON.
+/// A prepared response: the HTTP status, and the body as JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreparedResponse {
-    /// 200, or 503 where there is nothing to tell because reading failed.
+    /// 200, or 503 if there is no data because reading failed.
     pub status: u16,
     /// The body.
     pub body: Bytes,
 }
 
-/// What is told between two rounds.
+/// The statistics between two rounds.
 #[derive(Debug)]
 pub struct CurrentStatistics {
-    /// What is known.
+    /// The round.
     pub round: SamplingRound,
     /// The body of `/gpu/stats`.
     pub stats: StatsBody,
     /// The body of `/gpu/summary`.
     pub summary: SummaryBody,
     prepared: [PreparedResponse; 3],
-    /// Built when it is asked for: few ask, and it is long.
+    /// Built on demand: it is long and rarely needed.
     history: OnceLock<PreparedResponse>,
 }
 
-/// The newest round, and the same told as stale should no other follow.
+/// The statistics of the newest round, and the same as stale should no other round follow.
 #[derive(Debug)]
 struct PublishedStatistics {
     fresh: Arc<CurrentStatistics>,
@@ -59,12 +59,12 @@ pub struct Statistics {
     refresh: Millis,
     /// A lock rather than a channel: readers hold it for the copy of a pointer, the one writer once per round.
     published: RwLock<PublishedStatistics>,
-    /// Only the writer, and whoever asks for history, take it.
+    /// Locked by the writer and by requests for history only.
     history: Mutex<ReadingHistory>,
 }
 
 impl Statistics {
-    /// Statistics before the first reading, which are told as failed. `refresh` is how often rounds are published.
+    /// Returns statistics before the first reading, which count as failed. `refresh` is the time between two rounds.
     pub fn new(filter: DeviceFilter, refresh: Duration, max_history: usize) -> Self {
         let refresh = Millis(u64::try_from(refresh.as_millis()).unwrap_or(u64::MAX).max(1));
         let clock = crate::clock::both();
@@ -80,7 +80,7 @@ impl Statistics {
         Self { filter, refresh, published, history: Mutex::new(ReadingHistory::new(max_history)) }
     }
 
-    /// Tells this round from now on.
+    /// Publishes a round.
     pub fn publish(&self, round: SamplingRound) {
         lock(&self.history).record_round(&round);
         // Made before the lock is taken, and the old one dropped after: readers wait for neither.
@@ -91,50 +91,50 @@ impl Statistics {
         drop(old);
     }
 
-    /// `GET /gpu/stats`.
+    /// Returns the response of `GET /gpu/stats`.
     pub fn stats(&self) -> PreparedResponse {
         self.with_current(|current| current.prepared[0].clone())
     }
 
-    /// `GET /gpu/count`.
+    /// Returns the response of `GET /gpu/count`.
     pub fn count(&self) -> PreparedResponse {
         self.with_current(|current| current.prepared[1].clone())
     }
 
-    /// `GET /gpu/summary`.
+    /// Returns the response of `GET /gpu/summary`.
     pub fn summary(&self) -> PreparedResponse {
         self.with_current(|current| current.prepared[2].clone())
     }
 
-    /// `GET /gpu/history`.
+    /// Returns the response of `GET /gpu/history`.
     pub fn history(&self) -> PreparedResponse {
         let current = self.current();
         let build = || prepare(current.status(), &lock(&self.history).body(&current.round));
         current.history.get_or_init(build).clone()
     }
 
-    /// What is known now, for whoever needs more than the bodies.
+    /// Returns the current statistics.
     pub fn current(&self) -> Arc<CurrentStatistics> {
         self.with_current(Arc::clone)
     }
 
-    /// How well the devices can be read.
+    /// Returns how well the devices can be read.
     pub fn health(&self) -> StatisticsHealth {
         round::health(&self.current().round, crate::clock::now())
     }
 
-    /// The part of `GET /config` that is about which GPUs are listed.
+    /// Returns the part of `GET /config` about the listed GPUs.
     pub fn gpu_filtering(&self) -> GpuFiltering {
         let current = self.current();
         bodies::filtering(&current.round, &self.filter, &self.visible(&current.round.devices))
     }
 
-    /// The filter of this service.
+    /// Returns the filter of this service.
     pub const fn filter(&self) -> &DeviceFilter {
         &self.filter
     }
 
-    /// How often rounds are published.
+    /// Returns the time between two rounds.
     pub const fn refresh(&self) -> Millis {
         self.refresh
     }
@@ -165,8 +165,8 @@ impl PublishedStatistics {
     }
 }
 
-/// Until when a round may be told as it is: while its oldest fresh reading is fresh, and in any case until the next
-/// round should have come, which tells each device's age by itself.
+/// Returns the time until which a round counts as fresh: while its oldest fresh reading is fresh, and at least until the
+/// next round is due, which judges each device's age anew.
 fn fresh_until(round: &SamplingRound) -> PoolTime {
     let readings = round.listed().filter(|seen| !round.is_stale(seen)).map(|seen| seen.read_at);
     let oldest = readings.min().or(round.answered_at).unwrap_or(round.clock.pool);
@@ -193,7 +193,7 @@ fn status(round: &SamplingRound) -> u16 {
 }
 
 fn prepare(status: u16, body: &impl Serialize) -> PreparedResponse {
-    // Bodies hold numbers, texts and lists only, so this does not fail; if it did, that would not be an answer.
+    // Bodies hold numbers, texts and lists only, so this does not fail.
     match serde_json::to_vec(body) {
         Ok(body) => PreparedResponse { status, body: body.into() },
         Err(error) => {
@@ -203,7 +203,7 @@ fn prepare(status: u16, body: &impl Serialize) -> PreparedResponse {
     }
 }
 
-/// What is history is whole after every step, so a panic elsewhere does not spoil it.
+/// Locks the history. It is whole after every step, so a panic elsewhere does not spoil it.
 fn lock(history: &Mutex<ReadingHistory>) -> MutexGuard<'_, ReadingHistory> {
     history.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! What the sampler tells when devices, drivers or it itself fail.
+//! Samples and statistics while devices, drivers or the sampler fail.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use crate::messages::DeviceSample;
 use crate::node::statistics::HealthStatus;
 
 #[test]
-fn a_driver_that_hangs_from_the_start_holds_up_nobody_and_is_told_as_failed_until_it_answers() {
+fn a_driver_that_hangs_from_the_start_delays_nothing_and_counts_as_failed_until_it_replies() {
     let (simulation, source) = simulated("4xH100");
     fault(&simulation, &at(0), "hung_driver");
     let sampled = SamplerSetup::new(vec![source]).start();
     assert!(sampled.sampler.wait_for_first(DEADLINE));
-    let (status, stats) = sampled.told();
+    let (status, stats) = sampled.stats_response();
     assert_eq!((status, stats.gpu_count, stats.stale), (503, 0, true));
     assert!(stats.error.unwrap().starts_with("simulated: "));
     assert_eq!(sampled.statistics.health().status, HealthStatus::Unhealthy);
@@ -42,13 +42,13 @@ fn a_driver_that_hangs_delays_only_its_own_devices() {
     let sampled = start_impatient(vec![source, scripted(SourceKind::AmdSysfs, move || amd.read())]);
     sampled.sample("all are read", |sample| all_read(sample) && sample.devices.len() == 4);
     fault(&hanging, &FaultTarget::All, "hung_driver");
-    // Whoever answered first has the first numbers, so devices are told apart by their maker.
+    // The source that replied first has the first numbers, so the vendor tells devices apart.
     let hangs = |vendor: &str| vendor == "nvidia";
     let stats = sampled.stats("the hanging ones are stale", |stats| {
         of_gpus(stats, |gpu| gpu.stale) == of_gpus(stats, |gpu| hangs(&gpu.vendor))
     });
     assert!(stats.stale && Some(&stats.timestamp) == of_gpus(&stats, |gpu| gpu.timestamp.clone()).iter().min());
-    assert_eq!(sampled.told().0, 200);
+    assert_eq!(sampled.stats_response().0, 200);
     let hung = sampled.sample("the driver is unresponsive", |sample| !sample.failures.is_empty());
     let well = |device: &DeviceSample| device.health == DeviceHealth::Healthy;
     let answers = |device: &DeviceSample| device.facts.vendor == Vendor::Amd;
@@ -87,7 +87,7 @@ fn a_slow_driver_is_neither_failed_nor_waited_for() {
 }
 
 #[test]
-fn lost_and_vanished_devices_are_told_as_lost_and_leave_the_others_alone() {
+fn lost_and_vanished_devices_are_reported_as_lost_and_leave_the_others_alone() {
     let (simulation, sampled) = start("4xH100");
     sampled.sample("all are read", all_read);
     fault(&simulation, &at(1), "lost");
@@ -96,7 +96,7 @@ fn lost_and_vanished_devices_are_told_as_lost_and_leave_the_others_alone() {
         each(sample, |device| device.health == DeviceHealth::Lost) == [false, true, false, true]
     });
     assert_eq!(sample.present(), [0, 1, 2]);
-    assert_eq!(sample.devices[1].facts.memory, sample.devices[0].facts.memory, "what it is stays known");
+    assert_eq!(sample.devices[1].facts.memory, sample.devices[0].facts.memory, "its properties stay known");
     let stats =
         sampled.stats("two are lost", |stats| of_gpus(stats, |gpu| gpu.health == "lost") == [false, true, false, true]);
     for lost in [&stats.gpus[1], &stats.gpus[3]] {
@@ -106,7 +106,7 @@ fn lost_and_vanished_devices_are_told_as_lost_and_leave_the_others_alone() {
             (&missing.map(String::from)[..], None, None)
         );
     }
-    assert!(!stats.stale, "whoever is gone does not make the others old");
+    assert!(!stats.stale, "a lost device does not make the others stale");
     let health = sampled.statistics.health();
     assert_eq!((health.status, health.problems.len()), (HealthStatus::Degraded, 2));
     mend(&simulation);
@@ -114,7 +114,7 @@ fn lost_and_vanished_devices_are_told_as_lost_and_leave_the_others_alone() {
 }
 
 #[test]
-fn a_version_mismatch_keeps_what_is_known_and_takes_no_new_work() {
+fn after_a_version_mismatch_devices_stay_known_and_take_no_new_work() {
     let (simulation, source) = simulated("2xH100");
     let sampled = start_impatient(vec![source]);
     sampled.sample("all are read", all_read);
@@ -128,12 +128,12 @@ fn a_version_mismatch_keeps_what_is_known_and_takes_no_new_work() {
     );
     let stats = sampled.stats("the reading is stale", |stats| stats.stale);
     assert!(stats.error.unwrap().contains("different versions"));
-    assert_eq!((stats.gpu_count, sampled.told().0), (2, 200));
+    assert_eq!((stats.gpu_count, sampled.stats_response().0), (2, 200));
     assert_eq!(sampled.statistics.health().status, HealthStatus::Unhealthy);
 }
 
 #[test]
-fn what_a_device_cannot_tell_is_null_or_named_and_not_averaged() {
+fn unsupported_fields_are_null_or_named_and_not_averaged() {
     let (simulation, source) = simulated("2xH100");
     fault(&simulation, &at(0), "not_available:utilization+temperature+power");
     fault(&simulation, &at(1), "failed_field:memory+power_limit");
@@ -142,7 +142,7 @@ fn what_a_device_cannot_tell_is_null_or_named_and_not_averaged() {
     let sample = sampled.sample("all are read", all_read);
     assert_eq!(sample.devices[0].reading.as_ref().unwrap().utilization, ReadingField::Unsupported);
     assert_eq!(sample.devices[1].reading.as_ref().unwrap().memory_used, ReadingField::Failed);
-    let (_, stats) = sampled.told();
+    let (_, stats) = sampled.stats_response();
     let (first, second) = (&stats.gpus[0], &stats.gpus[1]);
     assert_eq!((first.utilization_percent, first.temperature_c, first.power.draw_w), (0, None, None));
     assert_eq!(
@@ -163,7 +163,7 @@ fn what_a_device_cannot_tell_is_null_or_named_and_not_averaged() {
 }
 
 #[test]
-fn what_is_not_read_any_more_is_told_as_stale() {
+fn devices_that_are_no_longer_read_are_stale() {
     let (_simulation, source) = simulated("2xH100");
     let sampled = start_impatient(vec![source]);
     sampled.stats("all are fresh", |stats| stats.gpu_count == 2 && !stats.stale);
@@ -185,7 +185,7 @@ fn what_is_not_read_any_more_is_told_as_stale() {
 }
 
 #[test]
-fn no_gpu_is_a_complete_answer_and_no_error() {
+fn a_machine_without_gpus_is_no_error() {
     let not_here = || Err(SourceError::NotPresent { what: "libnvidia-ml.so.1".into(), why: "no such file".into() });
     let sources: [Vec<Box<dyn DeviceSource>>; 2] = [
         vec![scripted(SourceKind::Nvml, not_here)],
@@ -193,8 +193,8 @@ fn no_gpu_is_a_complete_answer_and_no_error() {
     ];
     for sources in sources {
         let sampled = SamplerSetup::new(sources).start();
-        let stats = sampled.stats("it was looked", |stats| !stats.stale);
-        assert_eq!((sampled.told().0, stats.gpu_count, stats.error), (200, 0, None));
+        let stats = sampled.stats("there was a reading", |stats| !stats.stale);
+        assert_eq!((sampled.stats_response().0, stats.gpu_count, stats.error), (200, 0, None));
         let health = sampled.statistics.health();
         assert_eq!((health.status, health.nvidia_smi_available), (HealthStatus::Healthy, false));
         assert!(sampled.sample("nothing is wrong", |_| true).failures.is_empty());
@@ -212,13 +212,13 @@ fn a_sampler_stops_while_a_driver_hangs() {
 }
 
 #[test]
-fn a_source_that_finds_nothing_does_not_make_up_for_one_that_fails() {
+fn a_source_without_devices_does_not_make_up_for_a_failing_one() {
     let failing = || Err(SourceError::Driver("no answer".into()));
     let nothing = || Ok(SourceReading::default());
     let sources = vec![scripted(SourceKind::Nvml, failing), scripted(SourceKind::AmdSysfs, nothing)];
     let sampled = SamplerSetup::new(sources).start();
     sampled.sample("one fails", |sample| !sample.failures.is_empty());
-    let (status, stats) = sampled.told();
+    let (status, stats) = sampled.stats_response();
     assert_eq!((status, stats.error.as_deref()), (503, Some("nvml: the driver failed: no answer")));
     let health = sampled.statistics.health();
     let available: Vec<_> = health.sources.iter().map(|source| source.available).collect();

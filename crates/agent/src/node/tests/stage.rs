@@ -1,4 +1,4 @@
-//! A sampler at work on devices of a test, with what it delivers.
+//! A sampler at work on devices of a test, with its samples.
 
 use std::ops::Deref;
 use std::sync::mpsc::{Receiver, channel};
@@ -16,12 +16,12 @@ use crate::node::attribution::{Holding, Holdings};
 use crate::node::sampler::{Sampler, SamplerSources, SamplerSpec};
 use crate::node::statistics::{CurrentStatistics, DeviceFilter, Statistics};
 
-/// After this long a test fails rather than hangs.
+/// The time after which a test fails rather than hangs.
 pub const DEADLINE: Duration = Duration::from_secs(60);
-/// How often devices are read.
+/// The time between two rounds.
 pub const REFRESH: Duration = Duration::from_millis(20);
 
-/// What a test says of a sampler before it starts.
+/// The settings of a sampler under test.
 pub struct SamplerSetup {
     pub sources: Vec<Box<dyn DeviceSource>>,
     pub ids: GpuIdRegistry,
@@ -29,7 +29,7 @@ pub struct SamplerSetup {
     pub places: SourcePaths,
     pub simulated: bool,
     pub max_history: usize,
-    /// How often statistics expect to be told: readings are stale after three times that.
+    /// The time between two rounds that statistics expect: readings are stale after three times that.
     pub expected_refresh: Duration,
     pub unresponsive_after: Duration,
 }
@@ -43,7 +43,7 @@ impl SamplerSetup {
             places: SourcePaths::default(),
             simulated: true,
             max_history: 5,
-            // On a busy machine a test may be held up for longer than readings are fresh; few are about that.
+            // On a busy machine a test may take longer than readings are fresh, and few tests are about that.
             expected_refresh: DEADLINE,
             unresponsive_after: Duration::from_millis(200),
         }
@@ -57,8 +57,8 @@ impl SamplerSetup {
         ));
         let holdings = Arc::new(Mutex::new(Holdings::default()));
         let (deliver, samples) = channel();
-        let asked = holdings.clone();
-        let told = statistics.clone();
+        let shared_holdings = holdings.clone();
+        let published = statistics.clone();
         let sources = SamplerSources {
             sources: self.sources,
             places: (!self.simulated).then_some(self.places),
@@ -70,10 +70,10 @@ impl SamplerSetup {
             ids: self.ids,
             refresh: REFRESH,
             node,
-            holdings: Box::new(move || asked.lock().unwrap().clone()),
+            holdings: Box::new(move || shared_holdings.lock().unwrap().clone()),
             sample_sink: Box::new(move |sample, failures| {
                 // Only the sampler's thread publishes, so this is the round of the sample.
-                let (failures, current) = (failures.to_vec(), told.current());
+                let (failures, current) = (failures.to_vec(), published.current());
                 drop(deliver.send(DeliveredSample { sample, failures, current }));
             }),
             statistics: statistics.clone(),
@@ -112,7 +112,7 @@ impl DeliveredSample {
     }
 }
 
-/// The sampler, and what comes out of it.
+/// A sampler at work, with its samples and statistics.
 pub struct SamplerStage {
     pub sampler: Sampler,
     pub samples: Receiver<DeliveredSample>,
@@ -121,7 +121,7 @@ pub struct SamplerStage {
 }
 
 impl SamplerStage {
-    /// The next sample that is as wanted.
+    /// Waits for a sample that meets a condition.
     pub fn sample(&self, what: &str, wanted: impl Fn(&DeliveredSample) -> bool) -> DeliveredSample {
         let start = Instant::now();
         let mut last = None;
@@ -135,17 +135,17 @@ impl SamplerStage {
         panic!("no sample in which {what}; the last was {last:#?}");
     }
 
-    /// The statistics once they are as wanted; looked at after each sample.
+    /// Waits for statistics that meet a condition, checked after each sample.
     pub fn stats(&self, what: &str, wanted: impl Fn(&StatsBody) -> bool) -> StatsBody {
-        let current = || self.told().1;
+        let current = || self.stats_response().1;
         self.sample(what, |_| wanted(&current()));
-        // Told before the sample was delivered, and perhaps again since.
+        // Published before the sample was delivered, and perhaps again since.
         let stats = current();
         if wanted(&stats) { stats } else { self.stats(what, wanted) }
     }
 
-    /// What `/gpu/stats` tells now, as a client reads it.
-    pub fn told(&self) -> (u16, StatsBody) {
+    /// Returns the response of `/gpu/stats`, as a client reads it.
+    pub fn stats_response(&self) -> (u16, StatsBody) {
         let prepared = self.statistics.stats();
         (prepared.status, serde_json::from_slice(&prepared.body).unwrap())
     }
@@ -163,28 +163,28 @@ pub fn all_read(sample: &DeliveredSample) -> bool {
     !sample.devices.is_empty() && sample.devices.iter().all(|device| device.reading.is_some())
 }
 
-/// What of each device is asked about.
+/// Returns a property of each device.
 pub fn each<T>(sample: &DeliveredSample, of: impl Fn(&DeviceSample) -> T) -> Vec<T> {
     sample.devices.iter().map(of).collect()
 }
 
-/// What of each GPU is asked about.
+/// Returns a property of each GPU.
 pub fn of_gpus<T>(stats: &StatsBody, of: impl Fn(&GpuBody) -> T) -> Vec<T> {
     stats.gpus.iter().map(of).collect()
 }
 
-/// Simulated devices, and the source they are read from.
+/// Returns simulated devices, and their source.
 pub fn simulated(text: &str) -> (Simulation, Box<dyn DeviceSource>) {
     Simulation::new(text, "test-node").unwrap()
 }
 
-/// A sampler of simulated devices.
+/// Starts a sampler of simulated devices.
 pub fn start(text: &str) -> (Simulation, SamplerStage) {
     let (simulation, source) = simulated(text);
     (simulation, SamplerSetup::new(vec![source]).start())
 }
 
-/// With readings that are stale as soon as a few are missing.
+/// Starts a sampler with readings that are stale as soon as a few are missing.
 pub fn start_impatient(sources: Vec<Box<dyn DeviceSource>>) -> SamplerStage {
     let mut setup = SamplerSetup::new(sources);
     setup.expected_refresh = REFRESH;
@@ -196,18 +196,18 @@ pub fn at(place: usize) -> FaultTarget {
     FaultTarget::Position(DevicePosition(place))
 }
 
-/// Lets something go wrong, spelled as people do.
+/// Injects a fault, in the spelling of users.
 pub fn fault(simulation: &Simulation, target: &FaultTarget, text: &str) {
     let fault: SimulatedFault = text.parse().unwrap();
     assert!(simulation.control().inject_fault(target, &fault).unwrap() > 0);
 }
 
-/// Makes everything well again.
+/// Clears all faults.
 pub fn mend(simulation: &Simulation) {
     simulation.control().clear_faults(&FaultTarget::All, None).unwrap();
 }
 
-/// A source that answers what a test says, under any name: sources are told apart by what they are.
+/// A source with scripted replies, of any kind.
 struct ScriptedSource<F>(SourceKind, F);
 
 impl<F: FnMut() -> Result<SourceReading, SourceError> + Send> DeviceSource for ScriptedSource<F> {
@@ -220,7 +220,7 @@ impl<F: FnMut() -> Result<SourceReading, SourceError> + Send> DeviceSource for S
     }
 }
 
-/// A source that answers what a test says, under any name.
+/// Returns a source with scripted replies, of any kind.
 pub fn scripted(
     kind: SourceKind,
     read: impl FnMut() -> Result<SourceReading, SourceError> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Whatever devices report, the bodies of the statistics routes keep their form and their ranges.
+//! The bodies of the statistics routes keep their form and their ranges for any readings.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -14,7 +14,9 @@ use proptest::prelude::*;
 use crate::messages::test_facts;
 use crate::node::statistics::{DeviceFilter, HealthStatus, ListedDevice, PreparedResponse, SamplingRound, Statistics};
 
-fn told<T: Clone + std::fmt::Debug + 'static>(value: impl Strategy<Value = T> + 'static) -> BoxedStrategy<Reported<T>> {
+fn reported<T: Clone + std::fmt::Debug + 'static>(
+    value: impl Strategy<Value = T> + 'static,
+) -> BoxedStrategy<Reported<T>> {
     prop_oneof![
         4 => value.prop_map(Reported::Value),
         1 => Just(Reported::Unsupported("[N/A]".into())),
@@ -24,7 +26,7 @@ fn told<T: Clone + std::fmt::Debug + 'static>(value: impl Strategy<Value = T> + 
 }
 
 fn bytes() -> BoxedStrategy<Reported<Bytes>> {
-    told(prop_oneof![0..1u64 << 40, Just(u64::MAX), Just(0)].prop_map(Bytes))
+    reported(prop_oneof![0..1u64 << 40, Just(u64::MAX), Just(0)].prop_map(Bytes))
 }
 
 fn memory() -> impl Strategy<Value = MemoryReading> {
@@ -41,10 +43,10 @@ fn memory() -> impl Strategy<Value = MemoryReading> {
 fn found() -> impl Strategy<Value = DetectedDevice> {
     let percent = (0..=200_000u32).prop_map(Percent);
     let sensors = (
-        told(percent),
-        told(any::<i16>()),
-        told(any::<u64>().prop_map(Milliwatts)),
-        told(any::<u64>().prop_map(Milliwatts)),
+        reported(percent),
+        reported(any::<i16>()),
+        reported(any::<u64>().prop_map(Milliwatts)),
+        reported(any::<u64>().prop_map(Milliwatts)),
     );
     (memory(), sensors, prop::option::of(".{0,12}")).prop_map(|(memory, sensors, name)| {
         let (utilization, temperature_c, power, power_limit) = sensors;
@@ -147,7 +149,7 @@ proptest! {
 }
 
 #[test]
-fn before_the_first_round_nothing_is_told_as_known() {
+fn before_the_first_round_statistics_count_as_failed() {
     let statistics = Statistics::new(DeviceFilter::default(), Duration::from_secs(1), 10);
     let stats: StatsBody = parsed(&statistics.stats());
     assert_eq!((statistics.stats().status, stats.gpu_count, stats.stale), (503, 0, true));
