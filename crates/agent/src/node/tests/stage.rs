@@ -1,4 +1,4 @@
-//! A sampler at work on devices of a test, with what it delivers.
+//! A sampler at work on devices of a test, with its samples.
 
 use std::ops::Deref;
 use std::sync::mpsc::{Receiver, channel};
@@ -14,27 +14,27 @@ use crate::messages::{DeviceSample, NodeSample};
 use crate::node::Simulation;
 use crate::node::attribution::{Holding, Holdings};
 use crate::node::sampler::{Sampler, SamplerSources, SamplerSpec};
-use crate::node::statistics::{Current, Filter, Statistics};
+use crate::node::statistics::{CurrentStatistics, DeviceFilter, Statistics};
 
-/// After this long a test fails rather than hangs.
+/// The time after which a test fails rather than hangs.
 pub const DEADLINE: Duration = Duration::from_secs(60);
-/// How often devices are read.
+/// The time between two rounds.
 pub const REFRESH: Duration = Duration::from_millis(20);
 
-/// What a test says of a sampler before it starts.
-pub struct Setup {
+/// The settings of a sampler under test.
+pub struct SamplerSetup {
     pub sources: Vec<Box<dyn DeviceSource>>,
     pub ids: GpuIdRegistry,
     pub filter: Option<&'static str>,
     pub places: SourcePaths,
     pub simulated: bool,
     pub max_history: usize,
-    /// How often statistics expect to be told: readings are stale after three times that.
-    pub told_every: Duration,
+    /// The time between two rounds that statistics expect: readings are stale after three times that.
+    pub expected_refresh: Duration,
     pub unresponsive_after: Duration,
 }
 
-impl Setup {
+impl SamplerSetup {
     pub fn new(sources: Vec<Box<dyn DeviceSource>>) -> Self {
         Self {
             sources,
@@ -43,19 +43,22 @@ impl Setup {
             places: SourcePaths::default(),
             simulated: true,
             max_history: 5,
-            // On a busy machine a test may be held up for longer than readings are fresh; few are about that.
-            told_every: DEADLINE,
+            // On a busy machine a test may take longer than readings are fresh, and few tests are about that.
+            expected_refresh: DEADLINE,
             unresponsive_after: Duration::from_millis(200),
         }
     }
 
-    pub fn start(self) -> Sampled {
-        let statistics =
-            Arc::new(Statistics::new(Filter::new(self.filter.map(Into::into)), self.told_every, self.max_history));
+    pub fn start(self) -> SamplerStage {
+        let statistics = Arc::new(Statistics::new(
+            DeviceFilter::new(self.filter.map(Into::into)),
+            self.expected_refresh,
+            self.max_history,
+        ));
         let holdings = Arc::new(Mutex::new(Holdings::default()));
         let (deliver, samples) = channel();
-        let asked = holdings.clone();
-        let told = statistics.clone();
+        let shared_holdings = holdings.clone();
+        let published = statistics.clone();
         let sources = SamplerSources {
             sources: self.sources,
             places: (!self.simulated).then_some(self.places),
@@ -67,28 +70,28 @@ impl Setup {
             ids: self.ids,
             refresh: REFRESH,
             node,
-            holdings: Box::new(move || asked.lock().unwrap().clone()),
-            deliver: Box::new(move |sample, troubles| {
+            holdings: Box::new(move || shared_holdings.lock().unwrap().clone()),
+            sample_sink: Box::new(move |sample, failures| {
                 // Only the sampler's thread publishes, so this is the round of the sample.
-                let (troubles, current) = (troubles.to_vec(), told.current());
-                drop(deliver.send(Sample { sample, troubles, current }));
+                let (failures, current) = (failures.to_vec(), published.current());
+                drop(deliver.send(DeliveredSample { sample, failures, current }));
             }),
-            publish: statistics.clone(),
+            statistics: statistics.clone(),
         };
         let sampler = Sampler::start(sources, spec);
-        Sampled { sampler: sampler.unwrap(), samples, statistics, holdings }
+        SamplerStage { sampler: sampler.unwrap(), samples, statistics, holdings }
     }
 }
 
 /// A sample, with the round that it was made of.
 #[derive(Clone, Debug)]
-pub struct Sample {
+pub struct DeliveredSample {
     pub sample: NodeSample,
-    pub troubles: Vec<(SourceKind, SourceError)>,
-    pub current: Arc<Current>,
+    pub failures: Vec<(SourceKind, SourceError)>,
+    pub current: Arc<CurrentStatistics>,
 }
 
-impl Deref for Sample {
+impl Deref for DeliveredSample {
     type Target = NodeSample;
 
     fn deref(&self) -> &NodeSample {
@@ -96,7 +99,7 @@ impl Deref for Sample {
     }
 }
 
-impl Sample {
+impl DeliveredSample {
     /// The time at which the device at this place of the sample was last read.
     pub fn read_at(&self, place: usize) -> PoolTime {
         let gpu_id = self.devices[place].gpu_id;
@@ -109,17 +112,17 @@ impl Sample {
     }
 }
 
-/// The sampler, and what comes out of it.
-pub struct Sampled {
+/// A sampler at work, with its samples and statistics.
+pub struct SamplerStage {
     pub sampler: Sampler,
-    pub samples: Receiver<Sample>,
+    pub samples: Receiver<DeliveredSample>,
     pub statistics: Arc<Statistics>,
     pub holdings: Arc<Mutex<Holdings>>,
 }
 
-impl Sampled {
-    /// The next sample that is as wanted.
-    pub fn sample(&self, what: &str, wanted: impl Fn(&Sample) -> bool) -> Sample {
+impl SamplerStage {
+    /// Waits for a sample that meets a condition.
+    pub fn sample(&self, what: &str, wanted: impl Fn(&DeliveredSample) -> bool) -> DeliveredSample {
         let start = Instant::now();
         let mut last = None;
         while start.elapsed() < DEADLINE {
@@ -132,17 +135,17 @@ impl Sampled {
         panic!("no sample in which {what}; the last was {last:#?}");
     }
 
-    /// The statistics once they are as wanted; looked at after each sample.
+    /// Waits for statistics that meet a condition, checked after each sample.
     pub fn stats(&self, what: &str, wanted: impl Fn(&StatsBody) -> bool) -> StatsBody {
-        let current = || self.told().1;
+        let current = || self.stats_response().1;
         self.sample(what, |_| wanted(&current()));
-        // Told before the sample was delivered, and perhaps again since.
+        // Published before the sample was delivered, and perhaps again since.
         let stats = current();
         if wanted(&stats) { stats } else { self.stats(what, wanted) }
     }
 
-    /// What `/gpu/stats` tells now, as a client reads it.
-    pub fn told(&self) -> (u16, StatsBody) {
+    /// Returns the response of `/gpu/stats`, as a client reads it.
+    pub fn stats_response(&self) -> (u16, StatsBody) {
         let prepared = self.statistics.stats();
         (prepared.status, serde_json::from_slice(&prepared.body).unwrap())
     }
@@ -156,35 +159,35 @@ impl Sampled {
 }
 
 /// Whether every device of a sample was read for it.
-pub fn all_read(sample: &Sample) -> bool {
+pub fn all_read(sample: &DeliveredSample) -> bool {
     !sample.devices.is_empty() && sample.devices.iter().all(|device| device.reading.is_some())
 }
 
-/// What of each device is asked about.
-pub fn each<T>(sample: &Sample, of: impl Fn(&DeviceSample) -> T) -> Vec<T> {
+/// Returns a property of each device.
+pub fn each<T>(sample: &DeliveredSample, of: impl Fn(&DeviceSample) -> T) -> Vec<T> {
     sample.devices.iter().map(of).collect()
 }
 
-/// What of each GPU is asked about.
+/// Returns a property of each GPU.
 pub fn of_gpus<T>(stats: &StatsBody, of: impl Fn(&GpuBody) -> T) -> Vec<T> {
     stats.gpus.iter().map(of).collect()
 }
 
-/// Simulated devices, and the source they are read from.
+/// Returns simulated devices, and their source.
 pub fn simulated(text: &str) -> (Simulation, Box<dyn DeviceSource>) {
     Simulation::new(text, "test-node").unwrap()
 }
 
-/// A sampler of simulated devices.
-pub fn start(text: &str) -> (Simulation, Sampled) {
+/// Starts a sampler of simulated devices.
+pub fn start(text: &str) -> (Simulation, SamplerStage) {
     let (simulation, source) = simulated(text);
-    (simulation, Setup::new(vec![source]).start())
+    (simulation, SamplerSetup::new(vec![source]).start())
 }
 
-/// With readings that are stale as soon as a few are missing.
-pub fn start_impatient(sources: Vec<Box<dyn DeviceSource>>) -> Sampled {
-    let mut setup = Setup::new(sources);
-    setup.told_every = REFRESH;
+/// Starts a sampler with readings that are stale as soon as a few are missing.
+pub fn start_impatient(sources: Vec<Box<dyn DeviceSource>>) -> SamplerStage {
+    let mut setup = SamplerSetup::new(sources);
+    setup.expected_refresh = REFRESH;
     setup.start()
 }
 
@@ -193,21 +196,21 @@ pub fn at(place: usize) -> FaultTarget {
     FaultTarget::Position(DevicePosition(place))
 }
 
-/// Lets something go wrong, spelled as people do.
+/// Injects a fault, in the spelling of users.
 pub fn fault(simulation: &Simulation, target: &FaultTarget, text: &str) {
     let fault: SimulatedFault = text.parse().unwrap();
     assert!(simulation.control().inject_fault(target, &fault).unwrap() > 0);
 }
 
-/// Makes everything well again.
+/// Clears all faults.
 pub fn mend(simulation: &Simulation) {
     simulation.control().clear_faults(&FaultTarget::All, None).unwrap();
 }
 
-/// A source that answers what a test says, under any name: sources are told apart by what they are.
-struct Scripted<F>(SourceKind, F);
+/// A source with scripted replies, of any kind.
+struct ScriptedSource<F>(SourceKind, F);
 
-impl<F: FnMut() -> Result<SourceReading, SourceError> + Send> DeviceSource for Scripted<F> {
+impl<F: FnMut() -> Result<SourceReading, SourceError> + Send> DeviceSource for ScriptedSource<F> {
     fn kind(&self) -> SourceKind {
         self.0
     }
@@ -217,10 +220,10 @@ impl<F: FnMut() -> Result<SourceReading, SourceError> + Send> DeviceSource for S
     }
 }
 
-/// A source that answers what a test says, under any name.
+/// Returns a source with scripted replies, of any kind.
 pub fn scripted(
     kind: SourceKind,
     read: impl FnMut() -> Result<SourceReading, SourceError> + Send + 'static,
 ) -> Box<dyn DeviceSource> {
-    Box::new(Scripted(kind, read))
+    Box::new(ScriptedSource(kind, read))
 }
