@@ -19,7 +19,7 @@ pub fn parse_pci_address(text: &str) -> Option<PciAddress> {
 }
 
 /// The address that KFD keeps as `location_id` (bus, device and function in one number) and `domain`.
-pub(crate) const fn from_location(domain: u32, location: u32) -> PciAddress {
+pub(crate) const fn from_kfd_location(domain: u32, location: u32) -> PciAddress {
     PciAddress {
         domain,
         bus: (location >> 8) as u8,
@@ -52,6 +52,6 @@ mod tests {
 
     #[test]
     fn a_location_splits_into_bus_device_and_function() {
-        assert_eq!(from_location(1, 0xc1 << 8 | 3 << 3 | 2).to_string(), "0001:c1:03.2");
+        assert_eq!(from_kfd_location(1, 0xc1 << 8 | 3 << 3 | 2).to_string(), "0001:c1:03.2");
     }
 }

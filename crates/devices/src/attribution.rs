@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::detect::SourcePaths;
 use crate::kernel_file;
-use crate::reported::{Reported, words};
+use crate::reported::{Reported, truncate_text};
 use crate::source_reading::SourceReading;
 
 /// The process of this host that a driver means by a number.
@@ -58,7 +58,7 @@ const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
 pub(crate) fn has_host_pids(proc: &Path) -> Reported<bool> {
     match fs::read_link(proc.join("self/ns/pid")) {
         Ok(namespace) => Reported::Value(namespace.as_os_str() == HOST_PID_NAMESPACE),
-        Err(error) => kernel_file::missing(&error),
+        Err(error) => kernel_file::from_io_error(&error),
     }
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn user_name(passwd: &str, uid: u32) -> Option<&str> {
 }
 
 fn read(folder: &Path, name: &str) -> Option<String> {
-    kernel_file::text(&folder.join(name)).into_value()
+    kernel_file::read_text(&folder.join(name)).into_value()
 }
 
 /// The start time in a `stat` file. The command in it may hold blanks and brackets, so fields count from its end.
@@ -174,10 +174,10 @@ fn cgroup(text: &str) -> Option<&str> {
 
 /// The command line, or the short name in brackets where there is none.
 fn command(folder: &Path) -> String {
-    let line = kernel_file::bytes(&folder.join("cmdline")).unwrap_or_default();
+    let line = kernel_file::read_bytes(&folder.join("cmdline")).unwrap_or_default();
     let line = String::from_utf8_lossy(&line).trim_end_matches('\0').replace('\0', " ");
     if !line.is_empty() {
-        return words(&line).into_owned();
+        return truncate_text(&line).into_owned();
     }
     read(folder, "comm").map_or_else(String::new, |name| format!("[{name}]"))
 }

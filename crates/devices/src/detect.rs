@@ -10,7 +10,7 @@ use crate::nvidia_smi::NvidiaSmi;
 use crate::nvml::NvmlSource;
 use crate::source::{DeviceSource, SourceError, SourceKind};
 use crate::source_reading::SourceReading;
-use crate::tool::Tool;
+use crate::tool::VendorTool;
 
 /// What a person chose in `GPUPOOL_BACKEND`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl SourceChoice {
 }
 
 fn open(kind: SourceKind, places: &SourcePaths, deadline: Duration) -> Option<Box<dyn DeviceSource>> {
-    let tool = |path| Tool::new(path, deadline);
+    let tool = |path| VendorTool::new(path, deadline);
     Some(match kind {
         SourceKind::Nvml => Box::new(NvmlSource::new(places)),
         SourceKind::NvidiaSmi => Box::new(NvidiaSmi::new(tool(&places.nvidia_smi))),

@@ -10,7 +10,7 @@ use gpupool_core::{
 use serde::Serialize;
 
 use crate::limits;
-use crate::reported::{Reported, words};
+use crate::reported::{Reported, truncate_text};
 
 /// Electrical power, in thousandths of a watt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -429,7 +429,7 @@ impl DetectedDevice {
 
 /// A text, cut.
 pub(crate) fn bound_text(text: String) -> String {
-    if is_short(&text) { text } else { words(&text).into_owned() }
+    if is_short(&text) { text } else { truncate_text(&text).into_owned() }
 }
 
 fn bound_optional(text: &mut Option<Arc<str>>) {
@@ -438,7 +438,7 @@ fn bound_optional(text: &mut Option<Arc<str>>) {
 
 fn bound_shared(text: &mut Arc<str>) {
     if !is_short(text) {
-        *text = words(text).into();
+        *text = truncate_text(text).into();
     }
 }
 
@@ -446,13 +446,13 @@ fn bound_told<T>(told: &mut Reported<T>) {
     if let Reported::Unsupported(said) | Reported::Failed(said) = told
         && !is_short(said)
     {
-        *said = words(said);
+        *said = truncate_text(said);
     }
 }
 
 /// Whether a text is surely not too long; characters are not counted before their bytes are too many.
 fn is_short(text: &str) -> bool {
-    text.len() <= limits::WORDS
+    text.len() <= limits::TEXT_CHARS
 }
 
 #[cfg(test)]
@@ -478,10 +478,10 @@ mod tests {
     #[test]
     fn texts_of_another_source_are_cut_when_they_are_taken() {
         let mut other = DetectedDevice::new(Vendor::Nvidia);
-        other.driver = Some("5".repeat(2 * limits::WORDS).into());
+        other.driver = Some("5".repeat(2 * limits::TEXT_CHARS).into());
         let mut found = DetectedDevice::new(Vendor::Nvidia);
         found.fill_from(other);
-        assert_eq!(found.driver.map(|driver| driver.len()), Some(limits::WORDS));
+        assert_eq!(found.driver.map(|driver| driver.len()), Some(limits::TEXT_CHARS));
     }
 
     #[test]

@@ -11,9 +11,9 @@ use gpupool_core::{Bytes, DeviceHealth, PciAddress, Vendor};
 
 use crate::address::parse_pci_address;
 use crate::detected_device::{DetectedDevice, worse};
-use crate::nvml::xid::{self, Severity, Verdict};
+use crate::nvml::xid::{self, XidDescription, XidSeverity};
 use crate::pci_bus;
-use crate::reported::{Reported, words};
+use crate::reported::{Reported, truncate_text};
 use crate::source::SourceError;
 use crate::source_reading::SourceReading;
 
@@ -293,7 +293,7 @@ impl Log {
         let trouble = match event.what {
             What::Booted => return self.forget_health(),
             What::DriverLoaded(version) => return self.driver = Some(version.into()),
-            What::VersionMismatch => return self.mismatch = Some(words(event.text).into()),
+            What::VersionMismatch => return self.mismatch = Some(truncate_text(event.text).into()),
             What::Trouble(switch @ Trouble::SwitchError { .. }) => return self.count_apart(switch),
             What::Trouble(trouble) => Some(trouble),
             What::Named | What::Uuid(_) | What::Memory(_) => None,
@@ -405,15 +405,16 @@ pub(crate) enum Trouble {
 impl Trouble {
     /// Its name, and what it means for the device. What has no number of its own is dealt with as the Xid that says the
     /// same.
-    fn verdict(self) -> (String, Verdict) {
+    fn verdict(self) -> (String, XidDescription) {
         let like = |name: &str, severity, meaning, xid: u32| {
-            (name.to_owned(), Verdict { severity, meaning, remedy: xid::judge(xid).remedy })
+            (name.to_owned(), XidDescription { severity, meaning, remedy: xid::describe_xid(xid).remedy })
         };
-        let passing =
-            |name: &str, meaning| (name.to_owned(), Verdict { severity: Severity::Warn, meaning, remedy: "" });
-        let (bad, warn) = (Severity::Unhealthy, Severity::Warn);
+        let passing = |name: &str, meaning| {
+            (name.to_owned(), XidDescription { severity: XidSeverity::Warn, meaning, remedy: "" })
+        };
+        let (bad, warn) = (XidSeverity::Unhealthy, XidSeverity::Warn);
         match self {
-            Self::Xid(number) => (format!("Xid {number}"), xid::judge(number)),
+            Self::Xid(number) => (format!("Xid {number}"), xid::describe_xid(number)),
             Self::SwitchError { number, fatal } => {
                 let name = format!("NVSwitch SXid {number}");
                 match fatal {
@@ -438,20 +439,20 @@ impl Trouble {
         let (name, verdict) = self.verdict();
         match (self, verdict.severity) {
             (Self::FellOffTheBus | Self::Xid(79), _) => DeviceHealth::Lost,
-            (_, Severity::Unhealthy) => DeviceHealth::Unhealthy(format!("{name}: {}", verdict.meaning).into()),
-            (_, Severity::Application | Severity::Warn) => DeviceHealth::Healthy,
+            (_, XidSeverity::Unhealthy) => DeviceHealth::Unhealthy(format!("{name}: {}", verdict.meaning).into()),
+            (_, XidSeverity::Application | XidSeverity::Warn) => DeviceHealth::Healthy,
         }
     }
 
     /// How bad it is.
-    pub(crate) fn severity(self) -> Severity {
+    pub(crate) fn severity(self) -> XidSeverity {
         self.verdict().1.severity
     }
 
     /// Its count in a sentence: `Xid 13 ×629: …; the GPU is fine`.
     fn sentence(self, count: u64) -> String {
         let advice = match (self, self.severity()) {
-            (_, Severity::Application) => "the GPU is fine",
+            (_, XidSeverity::Application) => "the GPU is fine",
             (Self::Xid(_), _) => self.remedy(),
             _ => "",
         };

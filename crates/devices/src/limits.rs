@@ -13,7 +13,7 @@ pub const PROCESSES: usize = 16_384;
 /// Warnings kept of one reading.
 pub const WARNINGS: usize = 256;
 /// Characters kept of a name, a command line or an error text that came from outside.
-pub const WORDS: usize = 1024;
+pub const TEXT_CHARS: usize = 1024;
 /// Files in a bundle for a report.
 pub(crate) const BUNDLE_FILES: usize = 16_384;
 /// Bytes in a bundle for a report, before it is compressed.

@@ -13,7 +13,7 @@ use gpupool_core::{Bytes, DeviceHealth, LinkKind, PciAddress, Vendor};
 
 use crate::address::parse_pci_address;
 use crate::detected_device::DetectedDevice;
-use crate::reported::{Reported, words};
+use crate::reported::{Reported, truncate_text};
 use crate::source::SourceError;
 use crate::source_reading::{DetectedLink, SourceReading};
 use crate::{kernel_file, limits};
@@ -91,7 +91,7 @@ fn base(root: &Path) -> Option<PathBuf> {
     if holds(root) {
         return Some(root.to_owned());
     }
-    kernel_file::only_folder(root).filter(|only| holds(only))
+    kernel_file::only_subfolder(root).filter(|only| holds(only))
 }
 
 // The PCI bus as the kernel lists it in sysfs. Nothing read here wakes a sleeping device.
@@ -141,7 +141,7 @@ pub(crate) struct PciBus {
 pub(crate) fn scan(sys: &Path) -> Reported<PciBus> {
     let entries = match fs::read_dir(sys.join("bus/pci/devices")) {
         Ok(entries) => entries,
-        Err(error) => return kernel_file::missing(&error),
+        Err(error) => return kernel_file::from_io_error(&error),
     };
     let mut bus = PciBus::default();
     for entry in entries.flatten() {
@@ -164,7 +164,7 @@ pub(crate) fn scan(sys: &Path) -> Reported<PciBus> {
 
 /// Whether the device in this folder of sysfs sleeps to save power, or is about to.
 pub(crate) fn is_asleep(folder: &Path) -> bool {
-    let status = kernel_file::text(&folder.join("power/runtime_status"));
+    let status = kernel_file::read_text(&folder.join("power/runtime_status"));
     status.value().is_some_and(|status| status.starts_with("suspend"))
 }
 
@@ -173,7 +173,7 @@ pub(crate) fn driver_of(folder: &Path) -> Option<Arc<str>> {
     let link = fs::read_link(folder.join("driver")).ok();
     let linked = link.as_deref().and_then(Path::file_name).and_then(OsStr::to_str).map(Into::into);
     linked.or_else(|| {
-        let uevent = kernel_file::text(&folder.join("uevent"));
+        let uevent = kernel_file::read_text(&folder.join("uevent"));
         uevent.value()?.lines().find_map(|line| line.strip_prefix("DRIVER=")).map(|name| name.trim().into())
     })
 }
@@ -228,18 +228,18 @@ impl OnBus<'_> {
     }
 
     fn number<T: FromStr + TryFrom<u64> + Copy>(&self, file: &str) -> Option<T> {
-        kernel_file::number(&self.folder.join(file)).value().copied()
+        kernel_file::read_number(&self.folder.join(file)).value().copied()
     }
 
     /// The NUMA node the kernel tells, or the one whose processors are the device's.
     fn numa(&self) -> Option<u32> {
-        if let Some(&node) = kernel_file::number::<i64>(&self.folder.join("numa_node")).value() {
+        if let Some(&node) = kernel_file::read_number::<i64>(&self.folder.join("numa_node")).value() {
             return node.try_into().ok();
         }
         let near = mask(&self.folder.join("local_cpus"))?;
         let nodes = self.sys.join("devices/system/node");
         let is_near = |number: &u32| mask(&nodes.join(format!("node{number}/cpumap"))).as_ref() == Some(&near);
-        kernel_file::numbered(&nodes, "node").ok()?.into_iter().find(is_near)
+        kernel_file::numbered_entries(&nodes, "node").ok()?.into_iter().find(is_near)
     }
 
     /// The bridges above the device, by the folders it lies in: `devices/pci0000:00/0000:00:03.0/0000:02:00.0`.
@@ -264,7 +264,7 @@ impl OnBus<'_> {
 
 /// The mask of processors in a file, without what does not change it: commas and leading zeros.
 fn mask(path: &Path) -> Option<String> {
-    let digits = kernel_file::text(path).into_value()?.replace(',', "").to_ascii_lowercase();
+    let digits = kernel_file::read_text(path).into_value()?.replace(',', "").to_ascii_lowercase();
     Some(digits.trim_start_matches('0').to_owned()).filter(|mask| !mask.is_empty())
 }
 
@@ -318,7 +318,7 @@ fn nvidia_gpus(proc: &Path) -> Vec<DetectedDevice> {
         let mut device = DetectedDevice::new(Vendor::Nvidia);
         device.pci = Some(pci);
         device.driver = version.value().map(|version| version.as_str().into());
-        let text = |file: &str| kernel_file::text(&folder.join(file)).value().cloned().unwrap_or_default();
+        let text = |file: &str| kernel_file::read_text(&folder.join(file)).value().cloned().unwrap_or_default();
         take_information(&mut device, &text("information"));
         take_memory(&mut device, &text("numa_status"));
         device.asleep = key(&text("power"), "Video Memory") == Some("Off");
@@ -329,9 +329,9 @@ fn nvidia_gpus(proc: &Path) -> Vec<DetectedDevice> {
 
 /// The version of the loaded driver, from `driver/nvidia/version` of procfs.
 pub(crate) fn nvidia_driver_version(proc: &Path) -> Reported<String> {
-    kernel_file::text(&proc.join("driver/nvidia/version")).and_then(|text| {
+    kernel_file::read_text(&proc.join("driver/nvidia/version")).and_then(|text| {
         let version = version_in(text.lines().next().unwrap_or_default());
-        version.map_or_else(|| Reported::Failed(words(&text)), |version| Reported::Value(version.to_owned()))
+        version.map_or_else(|| Reported::Failed(truncate_text(&text)), |version| Reported::Value(version.to_owned()))
     })
 }
 
@@ -346,7 +346,7 @@ pub(crate) fn version_in(line: &str) -> Option<&str> {
 
 /// Model, UUID and minor number. A GPU the driver has not started yet shows its UUID as question marks.
 fn take_information(device: &mut DetectedDevice, text: &str) {
-    let shared = |text: &str| words(text).into();
+    let shared = |text: &str| truncate_text(text).into();
     device.name = key(text, "Model").filter(|model| *model != "Unknown").map(shared);
     device.uuid = key(text, "GPU UUID").filter(|uuid| uuid.starts_with("GPU-") && !uuid.contains('?')).map(shared);
     device.minor = key(text, "Device Minor").and_then(|minor| minor.parse().ok());
@@ -362,7 +362,7 @@ fn take_memory(device: &mut DetectedDevice, text: &str) {
         let digits = size.trim_start_matches("0x");
         let bytes = u64::from_str_radix(digits, 16).ok().filter(|&bytes| bytes > 0);
         device.memory.total =
-            bytes.map_or_else(|| Reported::Failed(words(size)), |bytes| Reported::Value(Bytes(bytes)));
+            bytes.map_or_else(|| Reported::Failed(truncate_text(size)), |bytes| Reported::Value(Bytes(bytes)));
     }
 }
 

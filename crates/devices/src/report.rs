@@ -10,7 +10,7 @@ use crate::attribution::HostProcessLookup;
 use crate::detected_device::{
     DetectedDevice, DevicePartition, DeviceProcess, Milliwatts, ProcessActivity, UsedMemoryScope,
 };
-use crate::reported::{Reported, Words};
+use crate::reported::{MissingReason, Reported};
 use crate::source_reading::SourceReading;
 use crate::tracker::GpuIdRegistry;
 
@@ -92,7 +92,7 @@ pub struct DeviceReport {
     /// Fields the device or the source cannot tell.
     pub unsupported: Vec<&'static str>,
     /// Fields that failed this time, with the source's words.
-    pub failed: BTreeMap<&'static str, Words>,
+    pub failed: BTreeMap<&'static str, MissingReason>,
     /// Processes on it; complete unless `processes` is among the fields without a value.
     pub processes: Vec<ProcessReport>,
 }
@@ -217,7 +217,7 @@ impl DeviceReport {
 #[derive(Default)]
 struct Without {
     unsupported: Vec<&'static str>,
-    failed: BTreeMap<&'static str, Words>,
+    failed: BTreeMap<&'static str, MissingReason>,
 }
 
 impl Without {

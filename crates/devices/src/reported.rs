@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use gpupool_core::ReadingField;
 
-/// Words that came with a field that has no value; empty where the source just does not have the field.
-pub(crate) type Words = Cow<'static, str>;
+/// MissingReason that came with a field that has no value; empty where the source just does not have the field.
+pub(crate) type MissingReason = Cow<'static, str>;
 
 /// One field of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,9 +13,9 @@ pub enum Reported<T> {
     /// The source said so.
     Value(T),
     /// The device or the source cannot say; in its own words where it used any.
-    Unsupported(Words),
+    Unsupported(MissingReason),
     /// It can, and failed to this time.
-    Failed(Words),
+    Failed(MissingReason),
 }
 
 impl<T> Reported<T> {
@@ -98,9 +98,9 @@ impl<T> Reported<T> {
     pub(crate) fn from_cell(cell: &str, parse: impl FnOnce(&str) -> Option<T>) -> Self {
         let cell = cell.trim();
         match Missing::of(cell) {
-            Some(Missing::Unsupported) => Self::Unsupported(words(cell)),
-            Some(Missing::Failed) => Self::Failed(words(cell)),
-            None => parse(cell).map_or_else(|| Self::Failed(words(cell)), Self::Value),
+            Some(Missing::Unsupported) => Self::Unsupported(truncate_text(cell)),
+            Some(Missing::Failed) => Self::Failed(truncate_text(cell)),
+            None => parse(cell).map_or_else(|| Self::Failed(truncate_text(cell)), Self::Value),
         }
     }
 }
@@ -112,8 +112,8 @@ impl<T> Default for Reported<T> {
 }
 
 /// Text from outside, kept at a bounded length.
-pub(crate) fn words(text: &str) -> Words {
-    Cow::Owned(text.chars().take(crate::limits::WORDS).collect())
+pub(crate) fn truncate_text(text: &str) -> MissingReason {
+    Cow::Owned(text.chars().take(crate::limits::TEXT_CHARS).collect())
 }
 
 /// What a cell without a value means.

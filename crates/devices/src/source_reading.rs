@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn texts_that_are_too_long_are_cut_wherever_they_stand() {
-        let long = "é".repeat(3 * limits::WORDS);
+        let long = "é".repeat(3 * limits::TEXT_CHARS);
         let mut found = device(Some(&long), None);
         found.health = Some(DeviceHealth::Unhealthy(long.as_str().into()));
         found.memory.host_used = Reported::Failed(long.clone().into());
@@ -217,7 +217,7 @@ mod tests {
         let mut snapshot = SourceReading::default();
         snapshot.warn(long);
         snapshot.push(found);
-        let cut = "é".repeat(limits::WORDS);
+        let cut = "é".repeat(limits::TEXT_CHARS);
         let found = &snapshot.devices[0];
         assert_eq!((snapshot.warnings.as_slice(), found.uuid.as_deref()), ([cut.clone()].as_slice(), Some(&*cut)));
         assert_eq!(found.health, Some(DeviceHealth::Unhealthy(cut.as_str().into())));

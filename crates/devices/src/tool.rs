@@ -13,7 +13,7 @@ use crate::source::SourceError;
 
 /// What a tool printed and how it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Output {
+pub(crate) struct ToolOutput {
     /// Its standard output, bounded, with what is no UTF-8 replaced.
     pub stdout: String,
     /// Its standard error, likewise.
@@ -24,7 +24,7 @@ pub(crate) struct Output {
 
 /// One tool. While a run of it has not ended, no other is started.
 #[derive(Debug)]
-pub(crate) struct Tool {
+pub(crate) struct VendorTool {
     path: PathBuf,
     deadline: Duration,
     hung: Option<Hung>,
@@ -36,7 +36,7 @@ struct Hung {
     since: Instant,
 }
 
-impl Tool {
+impl VendorTool {
     /// The tool at this path, or of this name on the `PATH`, that gets `deadline` for each run.
     pub(crate) fn new(path: impl Into<PathBuf>, deadline: Duration) -> Self {
         Self { path: path.into(), deadline, hung: None }
@@ -51,7 +51,7 @@ impl Tool {
     ///
     /// A run past its deadline is asked to end (SIGTERM) and then left alone: a task stuck in the driver cannot be
     /// killed, and a hard kill of a monitor has been seen to wedge the device.
-    pub(crate) fn run(&mut self, args: &[impl AsRef<OsStr>]) -> Result<Output, SourceError> {
+    pub(crate) fn run(&mut self, args: &[impl AsRef<OsStr>]) -> Result<ToolOutput, SourceError> {
         if let Some(hung) = &mut self.hung {
             if !matches!(hung.child.try_wait(), Ok(Some(_))) {
                 return Err(self.unresponsive());
@@ -73,7 +73,7 @@ impl Tool {
         let printed = text(&stdout).and_then(|stdout| Ok((stdout, text(&stderr)?)));
         let ended = printed.and_then(|printed| Ok((printed, self.wait(&mut child, started)?)));
         match ended {
-            Ok(((stdout, stderr), status)) => Ok(Output { stdout, stderr, code: status.code() }),
+            Ok(((stdout, stderr), status)) => Ok(ToolOutput { stdout, stderr, code: status.code() }),
             Err(_) => {
                 if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
@@ -116,7 +116,7 @@ impl Tool {
 
 /// Reads a pipe to its end on a thread of its own, which ends with the pipe.
 fn drained(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
-    on_thread("tool-output", move || {
+    run_on_thread("tool-output", move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
             let _ = (&mut pipe).take(limits::TEXT_BYTES as u64).read_to_end(&mut bytes);
@@ -128,7 +128,7 @@ fn drained(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
 }
 
 /// Does something that may never end on a thread of its own. Without a thread the receiver is closed at once.
-pub(crate) fn on_thread<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+pub(crate) fn run_on_thread<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     // Room for the one result: the thread ends without a receiver that takes it.
     let (sender, receiver) = sync_channel(1);
     let _ = std::thread::Builder::new().name(name.into()).spawn(move || sender.send(work()));
@@ -150,8 +150,8 @@ pub(crate) fn install_script(folder: &std::path::Path, script: &str) -> PathBuf 
 mod tests {
     use super::*;
 
-    fn shell(deadline: Duration) -> Tool {
-        Tool::new("/bin/sh", deadline)
+    fn shell(deadline: Duration) -> VendorTool {
+        VendorTool::new("/bin/sh", deadline)
     }
 
     #[test]
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_tool_that_is_not_there_is_said_to_be_missing() {
-        let missing = Tool::new("/no/such/tool", Duration::from_secs(1)).run(&["-L"]);
+        let missing = VendorTool::new("/no/such/tool", Duration::from_secs(1)).run(&["-L"]);
         assert!(matches!(missing, Err(SourceError::NotPresent { .. })));
     }
 }

@@ -105,17 +105,17 @@ impl CardReader {
 
     /// Both files are kept by the kernel's bus code, so that reading them does not wake the card.
     fn is_asleep(&self) -> bool {
-        match kernel_file::text(&self.runtime_status).value().map(String::as_str) {
+        match kernel_file::read_text(&self.runtime_status).value().map(String::as_str) {
             Some("suspended" | "suspending") => true,
             Some("active" | "resuming") => false,
-            _ => kernel_file::text(&self.power_state).value().is_some_and(|state| state.starts_with("D3")),
+            _ => kernel_file::read_text(&self.power_state).value().is_some_and(|state| state.starts_with("D3")),
         }
     }
 
     fn learn(&mut self) {
-        let product = kernel_file::text(&self.card.device.join("product_name"));
+        let product = kernel_file::read_text(&self.card.device.join("product_name"));
         if let Some(product) = product.value().filter(|name| !name.eq_ignore_ascii_case("n/a")) {
-            self.name = crate::reported::words(product).as_ref().into();
+            self.name = crate::reported::truncate_text(product).as_ref().into();
         }
         self.facts = Some(Facts::learn(&self.card.device));
     }
@@ -136,10 +136,10 @@ impl CardReader {
 impl Facts {
     fn learn(device: &Path) -> Self {
         let existing = |name: &str| Some(device.join(name)).filter(|path| path.exists());
-        let mode = kernel_file::text(&device.join("current_compute_partition"));
-        let unique_id = kernel_file::text(&device.join("unique_id"));
-        let vram_total = kernel_file::number(&device.join("mem_info_vram_total")).map(Bytes);
-        let gtt_total = kernel_file::number(&device.join("mem_info_gtt_total")).map(Bytes);
+        let mode = kernel_file::read_text(&device.join("current_compute_partition"));
+        let unique_id = kernel_file::read_text(&device.join("unique_id"));
+        let vram_total = kernel_file::read_number(&device.join("mem_info_vram_total")).map(Bytes);
+        let gtt_total = kernel_file::read_number(&device.join("mem_info_gtt_total")).map(Bytes);
         Self {
             is_partial: [&unique_id, &mode].into_iter().any(has_failed)
                 || [&vram_total, &gtt_total].into_iter().any(has_failed),
@@ -157,7 +157,8 @@ impl Facts {
 
     /// Reads everything that changes; says whether a file that was there is gone.
     fn read_into(&self, found: &mut DetectedDevice, device_id: Option<u16>) -> bool {
-        let bytes = |path: &Option<PathBuf>| path.as_deref().map_or(Reported::ABSENT, kernel_file::number).map(Bytes);
+        let bytes =
+            |path: &Option<PathBuf>| path.as_deref().map_or(Reported::ABSENT, kernel_file::read_number).map(Bytes);
         found.memory.used = bytes(&self.vram_used);
         found.memory.host_used = bytes(&self.gtt_used);
         found.utilization = self.busy.as_deref().map_or(Reported::ABSENT, busy);
@@ -173,9 +174,9 @@ impl Facts {
             && found.temperature_c.value().is_some()
             && found.power.value().is_some();
         if let Some(path) = self.metrics.as_deref().filter(|_| !complete) {
-            let metrics = match kernel_file::bytes(path) {
+            let metrics = match kernel_file::read_bytes(path) {
                 Ok(bytes) => gpu_metrics::parse(&bytes),
-                Err(error) => kernel_file::missing(&error),
+                Err(error) => kernel_file::from_io_error(&error),
             };
             found.utilization.fill(metrics.clone().and_then(|metrics| metrics.utilization));
             found.temperature_c.fill(metrics.clone().and_then(|metrics| metrics.temperature_c));
@@ -195,7 +196,7 @@ fn has_failed<T>(told: &Reported<T>) -> bool {
 }
 
 fn busy(path: &Path) -> Reported<Percent> {
-    match kernel_file::number::<u32>(path) {
+    match kernel_file::read_number::<u32>(path) {
         Reported::Value(percent @ 0..=100) => Reported::Value(Percent(percent * 1000)),
         Reported::Value(percent) => Reported::Failed(format!("{percent} % busy").into()),
         other => other.map(Percent),
@@ -218,7 +219,7 @@ fn memory_errors(card: &Card) -> Vec<String> {
     let mut warnings = Vec::new();
     for path in paths_in(&card.device.join("ras")) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let told = kernel_file::text(&path);
+        let told = kernel_file::read_text(&path);
         let text = told.value().map_or("", String::as_str);
         if let Some(block) = name.strip_suffix("_err_count") {
             let count = text.lines().find_map(|line| line.trim().strip_prefix("ue:")?.trim().parse::<u64>().ok());
@@ -281,7 +282,7 @@ impl Sensors {
 
     /// Temperature of the chip: at its edge, or else inside, or the only one there is.
     pub(super) fn temperature_c(&self) -> Reported<i16> {
-        let read = |path: &PathBuf| match kernel_file::number::<i64>(path) {
+        let read = |path: &PathBuf| match kernel_file::read_number::<i64>(path) {
             Reported::Value(thousandths) => degrees(thousandths),
             other => other.map(|_| 0),
         };
@@ -316,7 +317,7 @@ fn temperatures(folder: &Path) -> Vec<PathBuf> {
     let sensor = |entry: std::io::Result<fs::DirEntry>| {
         let name = entry.ok()?.file_name();
         let number: u32 = name.to_str()?.strip_prefix("temp")?.strip_suffix("_input")?.parse().ok()?;
-        let label = kernel_file::text(&folder.join(format!("temp{number}_label")));
+        let label = kernel_file::read_text(&folder.join(format!("temp{number}_label")));
         let rank = match label.value().map(String::as_str) {
             Some("edge") => 0,
             Some("junction" | "hotspot") => 1,
@@ -339,7 +340,7 @@ fn degrees(thousandths: i64) -> Reported<i16> {
 
 /// The power in a file that counts millionths of a watt.
 fn watts(path: &Path) -> Reported<Milliwatts> {
-    match kernel_file::number::<u64>(path) {
+    match kernel_file::read_number::<u64>(path) {
         Reported::Value(millionths @ 0..=5_000_000_000) => Reported::Value(Milliwatts(millionths / 1000)),
         Reported::Value(millionths) => Reported::Failed(format!("a power of {millionths} millionths of a watt").into()),
         other => other.map(Milliwatts),

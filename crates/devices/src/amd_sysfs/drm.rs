@@ -39,12 +39,12 @@ pub(crate) fn cards(folder: &Path) -> io::Result<Vec<Card>> {
         return Ok(numbers.into_iter().map(|number| entry(format!("card{number}"), Some(number))).collect());
     }
     let of_node = |minor| Card { render_minor: Some(minor), ..entry(format!("renderD{minor}"), None) };
-    Ok(kernel_file::numbered(folder, "renderD")?.into_iter().take(limits::DEVICES).map(of_node).collect())
+    Ok(kernel_file::numbered_entries(folder, "renderD")?.into_iter().take(limits::DEVICES).map(of_node).collect())
 }
 
 /// The numbers of the entries `cardN` of a folder, in order; connectors such as `card1-DP-1` are none.
 pub(crate) fn card_numbers(folder: &Path) -> io::Result<Vec<u32>> {
-    let mut numbers = kernel_file::numbered(folder, "card")?;
+    let mut numbers = kernel_file::numbered_entries(folder, "card")?;
     numbers.truncate(limits::DEVICES);
     Ok(numbers)
 }
@@ -60,7 +60,7 @@ impl Card {
         let uevent = Uevent::read(&device.join("uevent"));
         let target = fs::read_link(&device).ok();
         let target_name = target.as_deref().and_then(|target| target.file_name()?.to_str());
-        let hex = |file: &str| kernel_file::number::<u16>(&device.join(file)).value().copied();
+        let hex = |file: &str| kernel_file::read_number::<u16>(&device.join(file)).value().copied();
         let vendor_id = hex("vendor").or(uevent.ids.map(|(vendor, _)| vendor));
         let device_id = hex("device").or(uevent.ids.map(|(_, device)| device));
         // A partition of a card is a device of its own without a place on the bus.
@@ -76,10 +76,10 @@ impl Card {
             revision: hex("revision").and_then(|revision| revision.try_into().ok()),
             driver: pci_bus::driver_of(&device),
             pci: uevent.slot.or_else(|| parse_pci_address(target_name.filter(|name| name.contains(':'))?)),
-            render_minor: kernel_file::numbered(&device.join("drm"), "renderD")
+            render_minor: kernel_file::numbered_entries(&device.join("drm"), "renderD")
                 .ok()
                 .and_then(|minors| minors.first().copied()),
-            numa: kernel_file::number(&device.join("numa_node")).value().copied(),
+            numa: kernel_file::read_number(&device.join("numa_node")).value().copied(),
             device,
         }
     }
@@ -119,7 +119,7 @@ struct Uevent {
 
 impl Uevent {
     fn read(path: &Path) -> Self {
-        let text = kernel_file::text(path);
+        let text = kernel_file::read_text(path);
         let text = text.value().map_or("", String::as_str);
         let find = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
         let ids = |ids: &str| {

@@ -263,7 +263,7 @@ fn captured(root: &Path) -> Option<Inventory> {
         if let Some(inventory) = captured_at(&root) {
             return Some(inventory);
         }
-        root = kernel_file::only_folder(&root)?;
+        root = kernel_file::only_subfolder(&root)?;
     }
     None
 }
@@ -277,7 +277,7 @@ fn captured_at(root: &Path) -> Option<Inventory> {
     }
     let version = ["sys/module/amdgpu/version", "module/amdgpu/version"]
         .iter()
-        .find_map(|place| kernel_file::text(&root.join(place)).into_value());
+        .find_map(|place| kernel_file::read_text(&root.join(place)).into_value());
     let compute = existing(&["sys/class/kfd/kfd/proc", "class/kfd/kfd/proc", "kfd/kfd/proc", "kfd/proc"]);
     let processes = Processes::new(compute, existing(&["proc"]));
     let topology = nodes.as_deref().map(kfd::read).unwrap_or_default();
@@ -313,7 +313,7 @@ fn cards(root: &Path) -> Vec<Card> {
     let device = Card::of_device(root.to_path_buf(), None);
     // The folder of any PCI device has the files of one; only a display (class 03) or a part of a card is meant.
     let displays = |card: &Card| {
-        let class = kernel_file::number::<u32>(&card.device.join("class"));
+        let class = kernel_file::read_number::<u32>(&card.device.join("class"));
         is_card(card) && class.value().is_none_or(|class| class >> 16 == 0x03 || class >> 16 == 0x12)
     };
     [entry, device].into_iter().find(displays).into_iter().collect()

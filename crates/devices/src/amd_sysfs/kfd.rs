@@ -54,7 +54,7 @@ pub(crate) struct NodeLink {
 pub(crate) fn read(nodes: &Path) -> Topology {
     let mut topology = Topology::default();
     for (number, folder) in numbered(nodes) {
-        match kernel_file::text(&folder.join("properties")) {
+        match kernel_file::read_text(&folder.join("properties")) {
             Reported::Value(text) => topology.add(number, &folder, &Properties::of(&text)),
             Reported::Unsupported(words) | Reported::Failed(words) => {
                 let why = if words.is_empty() { "it has no properties" } else { &words };
@@ -68,7 +68,7 @@ pub(crate) fn read(nodes: &Path) -> Topology {
 /// Whether a folder holds nodes.
 pub(crate) fn is_nodes(folder: &Path) -> bool {
     let is_node = |(_, node): (u32, PathBuf)| {
-        kernel_file::text(&node.join("properties")).value().is_some_and(|text| text.contains("simd_count"))
+        kernel_file::read_text(&node.join("properties")).value().is_some_and(|text| text.contains("simd_count"))
     };
     numbered(folder).into_iter().any(is_node)
 }
@@ -98,10 +98,10 @@ impl Node {
         });
         Self {
             number,
-            gpu_id: kernel_file::number(&folder.join("gpu_id")).value().copied().filter(|&id| id != 0),
+            gpu_id: kernel_file::read_number(&folder.join("gpu_id")).value().copied().filter(|&id| id != 0),
             codename: codename(folder),
             device_id: properties.get("device_id").and_then(|id| id.try_into().ok()).filter(|&id| id != 0),
-            pci: location.map(|location| address::from_location(small("domain").unwrap_or(0), location)),
+            pci: location.map(|location| address::from_kfd_location(small("domain").unwrap_or(0), location)),
             partition,
             render_minor: small("drm_render_minor").filter(|&minor| minor != 0),
             unique_id: properties.get("unique_id").filter(|&id| id != 0),
@@ -129,8 +129,8 @@ const fn split_location(location: u32, gfx_target: u32) -> (u32, u16) {
 
 /// The driver's name of the chip; newer drivers write the same words for all of them.
 fn codename(folder: &Path) -> Option<String> {
-    let name = kernel_file::text(&folder.join("name")).value().cloned()?;
-    (name != "ip discovery").then(|| crate::reported::words(&name).into_owned())
+    let name = kernel_file::read_text(&folder.join("name")).value().cloned()?;
+    (name != "ip discovery").then(|| crate::reported::truncate_text(&name).into_owned())
 }
 
 /// The device memory of a node: its banks in frame buffers, or what older drivers give as one number.
@@ -138,7 +138,7 @@ fn memory(folder: &Path, properties: &Properties) -> Reported<Bytes> {
     let banks = numbered(&folder.join("mem_banks"));
     let mut total = 0_u64;
     for (_, bank) in &banks {
-        let text = kernel_file::text(&bank.join("properties"));
+        let text = kernel_file::read_text(&bank.join("properties"));
         let bank = Properties::of(text.value().map_or("", String::as_str));
         if matches!(bank.get("heap_type"), Some(1 | 2)) {
             total = total.saturating_add(bank.get("size_in_bytes").unwrap_or(0));
@@ -159,7 +159,7 @@ fn memory(folder: &Path, properties: &Properties) -> Reported<Bytes> {
 
 fn node_links(folder: &Path) -> impl Iterator<Item = NodeLink> + use<> {
     numbered(folder).into_iter().filter_map(|(_, link)| {
-        let text = kernel_file::text(&link.join("properties"));
+        let text = kernel_file::read_text(&link.join("properties"));
         let link = Properties::of(text.value()?);
         let is_xgmi = link.get("type")? == 11;
         Some(NodeLink { to: link.get("node_to")?.try_into().ok()?, is_xgmi, weight: link.get("weight").unwrap_or(0) })
@@ -168,7 +168,7 @@ fn node_links(folder: &Path) -> impl Iterator<Item = NodeLink> + use<> {
 
 /// The entries of a folder that are numbers, in order.
 fn numbered(folder: &Path) -> Vec<(u32, PathBuf)> {
-    let numbers = kernel_file::numbered(folder, "").unwrap_or_default().into_iter().take(limits::DEVICES);
+    let numbers = kernel_file::numbered_entries(folder, "").unwrap_or_default().into_iter().take(limits::DEVICES);
     numbers.map(|number| (number, folder.join(number.to_string()))).collect()
 }
 
@@ -409,7 +409,7 @@ mod tests {
     }
 
     fn part(id: u16, parts: Option<u16>, dies: u64) -> Part {
-        Part { card: (crate::address::from_location(0, 256), None), id, parts, dies: Some(dies) }
+        Part { card: (crate::address::from_kfd_location(0, 256), None), id, parts, dies: Some(dies) }
     }
 
     fn mode(part: Part, told: Option<&str>) -> Option<String> {

@@ -73,7 +73,8 @@ impl AmdSysfsSource {
             let why = format!("neither {} nor an AMD card in {}", self.module.display(), self.drm.display());
             return Err(SourceError::NotPresent { what: "the amdgpu driver".into(), why });
         }
-        let version = kernel_file::text(&self.module.join("version")).value().map(|version| version.as_str().into());
+        let version =
+            kernel_file::read_text(&self.module.join("version")).value().map(|version| version.as_str().into());
         Ok(inventory.with(version, processes))
     }
 
@@ -82,7 +83,7 @@ impl AmdSysfsSource {
         let target = |number: u32| fs::read_link(self.drm.join(format!("card{number}"))).ok();
         Outline {
             cards: numbers.into_iter().map(|number| (number, target(number))).collect(),
-            generation: kernel_file::text(&self.kfd.join("topology/generation_id")).into_value(),
+            generation: kernel_file::read_text(&self.kfd.join("topology/generation_id")).into_value(),
         }
     }
 

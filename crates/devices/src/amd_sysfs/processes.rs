@@ -12,7 +12,7 @@ use gpupool_core::{Bytes, PciAddress, Vendor};
 
 use crate::address::parse_pci_address;
 use crate::detected_device::{DetectedDevice, DeviceProcess, ProcessActivity};
-use crate::reported::{Reported, words};
+use crate::reported::{Reported, truncate_text};
 use crate::source::SourceError;
 use crate::source_reading::SourceReading;
 use crate::{amounts, kernel_file, limits};
@@ -106,7 +106,7 @@ impl Processes {
     /// Adds the processes that hold a device open; says of how many the files could not be seen, or `None` where
     /// nothing could.
     fn open_devices(&mut self, proc: &Path, devices: &[DeviceKey], usages: &mut Usages) -> Option<usize> {
-        let pids = kernel_file::numbered(proc, "").ok()?;
+        let pids = kernel_file::numbered_entries(proc, "").ok()?;
         self.readings += 1;
         let alive: BTreeSet<u32> = pids.iter().copied().collect();
         self.known.retain(|pid, _| alive.contains(pid));
@@ -129,7 +129,7 @@ impl Processes {
                 };
             }
             for open in self.known.get(&pid).into_iter().flat_map(|listed| &listed.open) {
-                let text = kernel_file::text(&folder.join(format!("fdinfo/{}", open.fd)));
+                let text = kernel_file::read_text(&folder.join(format!("fdinfo/{}", open.fd)));
                 if matches!(text, Reported::Failed(_)) {
                     unseen += 1;
                 }
@@ -149,13 +149,13 @@ impl Processes {
 ///
 /// It keeps a file for every device a process may use, so a process is on a device only where it has memory or a queue.
 fn compute_processes(folder: &Path, devices: &[DeviceKey], usages: &mut Usages) -> bool {
-    let Ok(pids) = kernel_file::numbered(folder, "") else { return false };
+    let Ok(pids) = kernel_file::numbered_entries(folder, "") else { return false };
     for pid in pids {
         let folder = folder.join(pid.to_string());
         let queues = std::cell::LazyCell::new(|| queues(&folder));
         for (key, usages) in devices.iter().zip(usages.iter_mut()) {
             let Some(gpu) = key.gpu_id else { continue };
-            let memory = kernel_file::number::<u64>(&folder.join(format!("vram_{gpu}"))).map(Bytes);
+            let memory = kernel_file::read_number::<u64>(&folder.join(format!("vram_{gpu}"))).map(Bytes);
             let holds = memory.value().is_some_and(|memory| memory.0 > 0);
             if (holds || queues.contains(&gpu)) && usages.len() < limits::PROCESSES {
                 usages.insert(
@@ -171,7 +171,7 @@ fn compute_processes(folder: &Path, devices: &[DeviceKey], usages: &mut Usages) 
 /// The devices a process has queues on.
 fn queues(folder: &Path) -> BTreeSet<u32> {
     let queues = fs::read_dir(folder.join("queues")).into_iter().flatten().flatten();
-    queues.filter_map(|queue| kernel_file::number(&queue.path().join("gpuid")).value().copied()).collect()
+    queues.filter_map(|queue| kernel_file::read_number(&queue.path().join("gpuid")).value().copied()).collect()
 }
 
 /// The graphics devices a process has open.
@@ -329,10 +329,10 @@ impl Client {
         for (key, value) in text.lines().filter_map(|line| line.split_once(':')) {
             let value = value.trim();
             match key {
-                "drm-driver" => client.driver = words(value).into_owned(),
+                "drm-driver" => client.driver = truncate_text(value).into_owned(),
                 "drm-pdev" => client.pci = parse_pci_address(value),
                 "drm-client-id" => client.id = value.parse().ok(),
-                "drm-client-name" if !value.is_empty() => client.name = Some(words(value).into_owned()),
+                "drm-client-name" if !value.is_empty() => client.name = Some(truncate_text(value).into_owned()),
                 "drm-resident-vram" => memory[0] = amount(value),
                 "drm-memory-vram" => memory[1] = amount(value),
                 "drm-total-vram" => memory[2] = amount(value),
@@ -358,7 +358,7 @@ impl Client {
 
 /// An amount of memory: bytes, unless a unit follows.
 fn amount(text: &str) -> Reported<Bytes> {
-    Reported::from_cell(text, |text| amounts::bytes(text, "B"))
+    Reported::from_cell(text, |text| amounts::parse_bytes(text, "B"))
 }
 
 fn is_some_time(text: &str) -> bool {

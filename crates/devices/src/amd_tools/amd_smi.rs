@@ -10,7 +10,7 @@ use crate::address::parse_pci_address;
 use crate::amd_tools::output;
 use crate::amd_tools::values::{self, Cut, Way, settle};
 use crate::detected_device::{DetectedDevice, DeviceProcess};
-use crate::reported::{Reported, words};
+use crate::reported::{Reported, truncate_text};
 use crate::source::SourceError;
 use crate::source_reading::{DetectedLink, SourceReading};
 use crate::{amounts, limits};
@@ -153,7 +153,7 @@ fn overlay(known: &mut Value, new: Value) {
 }
 
 fn number<T: FromStr + TryFrom<u64>>(value: &Value) -> Option<T> {
-    amounts::count(&values::text_of(value)?)
+    amounts::parse_count(&values::text_of(value)?)
 }
 
 /// What was said of one GPU, by paths like `asic.market_name`.
@@ -202,7 +202,7 @@ fn device(number: u32, tree: Tree) -> DetectedDevice {
     found.numa = tree.first(&["numa.node"]).and_then(|node| values::numa_node(&node));
     memory(&mut found, tree);
     found.utilization =
-        tree.told(&["usage.gfx_activity", "usage.gfx_usage", "gfx", "gfx_util", "gfx%"], amounts::percent);
+        tree.told(&["usage.gfx_activity", "usage.gfx_usage", "gfx", "gfx_util", "gfx%"], amounts::parse_percent);
     let temperature = [
         "temperature.edge",
         "temperature.edge_temperature",
@@ -212,7 +212,7 @@ fn device(number: u32, tree: Tree) -> DetectedDevice {
         "gpu_temp",
         "gpu_t",
     ];
-    found.temperature_c = tree.told(&temperature, amounts::celsius);
+    found.temperature_c = tree.told(&temperature, amounts::parse_celsius);
     let power = [
         "power.socket_power",
         "power.current_socket_power",
@@ -222,7 +222,7 @@ fn device(number: u32, tree: Tree) -> DetectedDevice {
         "power_usage",
         "power",
     ];
-    found.power = tree.told(&power, amounts::watts);
+    found.power = tree.told(&power, amounts::parse_watts);
     let limit = [
         "limit.socket_power",
         "limit.socket_power_limit",
@@ -234,14 +234,14 @@ fn device(number: u32, tree: Tree) -> DetectedDevice {
         "limit.max_power_limit",
         "limit.ppt0.max_power_limit",
     ];
-    let caps = limit.iter().map(|path| tree.told(&[path], amounts::watts).without_zero("0 W"));
+    let caps = limit.iter().map(|path| tree.told(&[path], amounts::parse_watts).without_zero("0 W"));
     found.power_limit = caps.fold(Reported::ABSENT, Reported::or);
     found.processes = processes(tree.0);
     found
 }
 
 fn memory(found: &mut DetectedDevice, tree: Tree) {
-    let megabytes = |paths: &[&str]| tree.told(paths, |text| amounts::bytes(text, "MB"));
+    let megabytes = |paths: &[&str]| tree.told(paths, |text| amounts::parse_bytes(text, "MB"));
     let total =
         ["mem_usage.total_vram", "vram.size", "vram.vram_size", "vram.vram_size_mb", "vram_total", "fb_usage.fb_total"];
     found.memory.total = megabytes(&total).without_zero("0 bytes");
@@ -253,7 +253,7 @@ fn memory(found: &mut DetectedDevice, tree: Tree) {
 /// Errors of memory that could not be corrected. The count alone does not make a device unfit: pages are retired.
 fn warn_of_errors(snapshot: &mut SourceReading, number: u32, tree: Tree) {
     let paths = ["ecc.total_uncorrectable_count", "ecc.total_uncorrectable", "ecc.uncorrectable_count", "double_ecc"];
-    if let Reported::Value(count @ 1..) = tree.told(&paths, amounts::count::<u64>) {
+    if let Reported::Value(count @ 1..) = tree.told(&paths, amounts::parse_count::<u64>) {
         snapshot.warn(format!(
             "GPU {number}: {count} errors of memory that could not be corrected since the driver was loaded"
         ));
@@ -314,7 +314,7 @@ pub(crate) fn processes(tree: &Value) -> Reported<Vec<DeviceProcess>> {
         match item.get("process_info").unwrap_or(item) {
             // In place of a process: that there is none, or why none could be listed.
             Value::String(said) if said.contains("No running processes") || !values::says_something(said) => {}
-            Value::String(said) => return Reported::Failed(words(said)),
+            Value::String(said) => return Reported::Failed(truncate_text(said)),
             info => match process(info) {
                 Some(process) => found.push(process),
                 None => return Reported::Failed("a process without a number".into()),
@@ -330,8 +330,8 @@ fn process(info: &Value) -> Option<DeviceProcess> {
     let memory = ["memory_usage.vram_mem", "vram_mem", "mem_usage", "mem"];
     Some(DeviceProcess {
         pid: info.get("pid").and_then(number)?,
-        name: name.map(|name| name.chars().take(limits::WORDS).collect::<String>().into()),
-        memory: tree.told(&memory, |text| amounts::bytes(text, "B")),
+        name: name.map(|name| name.chars().take(limits::TEXT_CHARS).collect::<String>().into()),
+        memory: tree.told(&memory, |text| amounts::parse_bytes(text, "B")),
         ..DeviceProcess::default()
     })
 }

@@ -14,7 +14,7 @@ pub(crate) use rocm_smi::name_and_numbers;
 use crate::amd_tools::amd_smi::Trees;
 use crate::source::{DeviceSource, SourceError, SourceKind};
 use crate::source_reading::SourceReading;
-use crate::tool::{Output, Tool};
+use crate::tool::{ToolOutput, VendorTool};
 
 // AMD's tools as sources. What they print is believed, not how they exit: rocm-smi fails with 0, and amd-smi exits
 // with 255 where there is just no GPU.
@@ -23,7 +23,7 @@ use crate::tool::{Output, Tool};
 /// devices did.
 #[derive(Debug)]
 pub(crate) struct AmdSmi {
-    tool: Tool,
+    tool: VendorTool,
     /// What the devices are and how they are joined.
     fixed: Option<Said>,
 }
@@ -33,7 +33,7 @@ type Said = (Trees, Vec<String>);
 
 impl AmdSmi {
     /// Reads through this tool.
-    pub(crate) fn new(tool: Tool) -> Self {
+    pub(crate) fn new(tool: VendorTool) -> Self {
         Self { tool, fixed: None }
     }
 
@@ -129,7 +129,7 @@ const ALL: [&str; 15] = [
 /// AMD's older tool. Each reading runs it once; how the devices are joined is asked again only when they changed.
 #[derive(Debug)]
 pub(crate) struct RocmSmi {
-    tool: Tool,
+    tool: VendorTool,
     /// Which of the readings this version understands; `None` until one worked.
     reading: Option<usize>,
     joined: Option<Joined>,
@@ -145,12 +145,12 @@ struct Joined {
 
 impl RocmSmi {
     /// Reads through this tool.
-    pub(crate) fn new(tool: Tool) -> Self {
+    pub(crate) fn new(tool: VendorTool) -> Self {
         Self { tool, reading: None, joined: None }
     }
 
     /// The output of the richest reading this version understands.
-    fn ask(&mut self) -> Result<Output, SourceError> {
+    fn ask(&mut self) -> Result<ToolOutput, SourceError> {
         let first = self.reading.unwrap_or(0);
         for (number, flags) in READINGS.iter().enumerate().skip(first) {
             let output = self.tool.run(flags)?;
@@ -199,7 +199,7 @@ impl DeviceSource for RocmSmi {
 }
 
 /// All a tool said, wherever it printed it.
-fn both(output: &Output) -> String {
+fn both(output: &ToolOutput) -> String {
     format!("{}\n{}", output.stdout, output.stderr)
 }
 
@@ -214,9 +214,9 @@ mod tests {
     use std::time::Duration;
 
     /// A tool that is a shell script with this body; `$1` is its first argument.
-    fn tool(folder: &Path, body: &str) -> Tool {
+    fn tool(folder: &Path, body: &str) -> VendorTool {
         let script = format!("#!/bin/sh\necho \"$1\" >> {}/runs\n{body}\n", folder.display());
-        Tool::new(tool::install_script(folder, &script), Duration::from_secs(60))
+        VendorTool::new(tool::install_script(folder, &script), Duration::from_secs(60))
     }
 
     fn runs(folder: &Path) -> Vec<String> {

@@ -96,7 +96,7 @@ fn first_value(text: &str) -> Result<(Value, usize), serde_json::Error> {
 /// Lines outside of JSON worth keeping: those that are not blank nor the command typed by a person.
 fn lines_outside(text: &str) -> Vec<String> {
     let spoken = |line: &&str| !line.is_empty() && !is_command(line);
-    let short = |line: &str| line.chars().take(limits::WORDS).collect();
+    let short = |line: &str| line.chars().take(limits::TEXT_CHARS).collect();
     text.lines().map(str::trim).filter(spoken).take(limits::WARNINGS).map(short).collect()
 }
 
@@ -256,7 +256,7 @@ pub(crate) fn without_devices(lines: &[String], format: &'static str) -> Result<
 
 /// Whether the text is one of the answers a tool gives in place of devices.
 pub(crate) fn is_refusal(text: &str) -> bool {
-    let start: String = text.chars().take(limits::WORDS).collect::<String>().to_ascii_lowercase();
+    let start: String = text.chars().take(limits::TEXT_CHARS).collect::<String>().to_ascii_lowercase();
     let says = |words: &[&str]| words.iter().any(|word| start.contains(word));
     let is_of_tool = says(&SPEAKERS) || says(&["required groups: render", "required groups: video"]);
     let complains = [&NO_PERMISSION[..], &NOT_HERE, &NO_DEVICES, &TROUBLE].into_iter().any(says);

@@ -71,7 +71,7 @@ fn take(cards: &mut Cards, name: &str, value: &Value) {
 
 /// `name, devices, memory, …` of a process. A name may hold commas itself; at most four numbers follow it.
 pub(crate) fn name_and_numbers(text: &str) -> (&str, Vec<&str>) {
-    let is_number = |field: &&str| amounts::count::<u64>(field).is_some() || *field == "UNKNOWN";
+    let is_number = |field: &&str| amounts::parse_count::<u64>(field).is_some() || *field == "UNKNOWN";
     let numbers = text.rsplit(',').map(str::trim).take_while(is_number).take(4);
     let mut numbers: Vec<&str> = numbers.collect();
     if numbers.len() > text.matches(',').count() {
@@ -170,12 +170,12 @@ fn device(number: u32, keys: &Keys) -> DetectedDevice {
     found.pci = said("pci bus").and_then(parse_pci_address);
     let numa = ["(topology) numa node", "(topology) numa affinity"];
     found.numa = numa.into_iter().filter_map(said).find_map(values::numa_node);
-    let bytes = |key: &str| told(keys, &[key], |text| amounts::bytes(text, "B"));
+    let bytes = |key: &str| told(keys, &[key], |text| amounts::parse_bytes(text, "B"));
     found.memory.total = bytes("vram total memory (b)").without_zero("0 bytes");
     found.memory.used = bytes("vram total used memory (b)");
     found.memory.host_total = bytes("gtt total memory (b)");
     found.memory.host_used = bytes("gtt total used memory (b)");
-    found.utilization = told(keys, &["gpu use (%)"], amounts::percent);
+    found.utilization = told(keys, &["gpu use (%)"], amounts::parse_percent);
     let sensors = [
         "temperature (sensor edge) (c)",
         "temperature (sensor junction) (c)",
@@ -183,9 +183,9 @@ fn device(number: u32, keys: &Keys) -> DetectedDevice {
         "temperature (sensor #1) (c)",
         "temperature",
     ];
-    found.temperature_c = told(keys, &sensors, amounts::celsius);
-    found.power = told(keys, &power_keys(keys), amounts::watts);
-    found.power_limit = told(keys, &[MAX_POWER], amounts::watts).without_zero("0 W");
+    found.temperature_c = told(keys, &sensors, amounts::parse_celsius);
+    found.power = told(keys, &power_keys(keys), amounts::parse_watts);
+    found.power_limit = told(keys, &[MAX_POWER], amounts::parse_watts).without_zero("0 W");
     found
 }
 
@@ -210,8 +210,8 @@ fn links(system: &Keys, places: &BTreeMap<u32, usize>) -> Vec<DetectedLink> {
         let (Ok(a), Ok(b)) = (a.trim().parse(), b.trim().parse()) else { continue };
         let way = ways.entry((a, b)).or_default();
         match what.trim_start_matches("(topology)").trim() {
-            "weight" => way.weight = amounts::count(value),
-            "hops" => way.hops = amounts::count(value),
+            "weight" => way.weight = amounts::parse_count(value),
+            "hops" => way.hops = amounts::parse_count(value),
             "link type" => way.kind = Some(value),
             _ => {}
         }
@@ -238,12 +238,12 @@ impl Processes {
         let name = Some(column(0)).filter(|name| values::says_something(name));
         let process = DeviceProcess {
             pid,
-            name: name.map(|name| name.chars().take(limits::WORDS).collect::<String>().into()),
+            name: name.map(|name| name.chars().take(limits::TEXT_CHARS).collect::<String>().into()),
             activity: ProcessActivity::Compute,
-            memory: Reported::from_cell(column(2), |text| amounts::bytes(text, "B")),
+            memory: Reported::from_cell(column(2), |text| amounts::parse_bytes(text, "B")),
             ..DeviceProcess::default()
         };
-        self.0.insert(pid, (amounts::count(column(1)), process));
+        self.0.insert(pid, (amounts::parse_count(column(1)), process));
     }
 
     /// Gives the only device its processes, or says that nothing tells which are whose.

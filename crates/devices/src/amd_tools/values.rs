@@ -71,7 +71,7 @@ impl Model<'_> {
 pub(crate) fn best_name<'a>(names: &[&'a str], model: Option<Model<'a>>, others: &[&'a str]) -> Option<Arc<str>> {
     let names_vendor = |text: &str| text.starts_with("Advanced Micro Devices");
     let sound = |text: &&&str| says_something(text) && !names_vendor(text);
-    let bounded = |text: &&str| text.trim().chars().take(limits::WORDS).collect::<String>();
+    let bounded = |text: &&str| text.trim().chars().take(limits::TEXT_CHARS).collect::<String>();
     let name = names.iter().filter(sound).find(|text| !is_hex(text.trim())).map(bounded);
     let by_id = || model.and_then(Model::name);
     let id = model.map(|model| model.id);
@@ -100,7 +100,7 @@ pub(crate) fn driver_version(text: &str) -> Option<Arc<str>> {
     let banner = text.strip_prefix("Linux").map(str::trim_start).and_then(|rest| rest.strip_prefix("version"));
     let version = banner.unwrap_or(text).trim_start();
     let end = version.find(|c: char| c.is_whitespace() || c == '(').unwrap_or(version.len());
-    let version: String = version[..end].chars().take(limits::WORDS).collect();
+    let version: String = version[..end].chars().take(limits::TEXT_CHARS).collect();
     version.contains(|c: char| c.is_ascii_digit()).then(|| version.into())
 }
 

@@ -21,7 +21,7 @@ use crate::doctor::evidence::{DoctorEvidence, names_in, vendor_of};
 use crate::doctor::redact::{RedactionOptions, redact};
 use crate::doctor::{diagnose, render_findings};
 use crate::source::SourceKind;
-use crate::tool::{Output, Tool, on_thread};
+use crate::tool::{ToolOutput, VendorTool, run_on_thread};
 use crate::{kernel_file, limits, pci_bus};
 
 /// What a bundle should be like.
@@ -75,7 +75,7 @@ impl DiagnosticBundle {
         pile.add("report.txt", "the doctor", render_findings(evidence, &findings).into_bytes());
         copy_trees(&mut pile, places, evidence);
         run_tools(&mut pile, evidence, wish);
-        let host = kernel_file::text(&places.proc.join("sys/kernel/hostname"));
+        let host = kernel_file::read_text(&places.proc.join("sys/kernel/hostname"));
         let (mut files, missing) = pile.into_parts();
         let texts = files.iter_mut().map(|(name, entry)| (name, &mut entry.bytes));
         redact(texts, host.value().map(String::as_str), wish.redact);
@@ -226,7 +226,7 @@ fn copy_bus(pile: &mut Pile, places: &SourcePaths, evidence: &DoctorEvidence) {
 
 fn copy_cards(pile: &mut Pile, places: &SourcePaths) {
     let folder = places.sys.join("class/drm");
-    for number in kernel_file::numbered(&folder, "card").unwrap_or_default() {
+    for number in kernel_file::numbered_entries(&folder, "card").unwrap_or_default() {
         let device = folder.join(format!("card{number}/device"));
         let to = format!("sys/class/drm/card{number}/device");
         let asleep = pci_bus::is_asleep(&device);
@@ -312,7 +312,7 @@ pub(super) fn run_tools(pile: &mut Pile, evidence: &DoctorEvidence, wish: &Bundl
     for (kind, questions) in RUNS {
         match runnable(evidence, wish, kind) {
             Ok(path) => {
-                let mut tool = Tool::new(path, wish.tool_deadline);
+                let mut tool = VendorTool::new(path, wish.tool_deadline);
                 for (arguments, name, ending) in questions {
                     ask(pile, &mut tool, arguments, name, ending);
                 }
@@ -336,7 +336,7 @@ fn runnable<'a>(
     Ok(path)
 }
 
-fn ask(pile: &mut Pile, tool: &mut Tool, arguments: &[&str], name: &str, ending: &str) {
+fn ask(pile: &mut Pile, tool: &mut VendorTool, arguments: &[&str], name: &str, ending: &str) {
     let file = format!("{name}.{ending}");
     if pile.is_late() {
         return pile.miss(&file, "the time for the bundle was over");
@@ -344,7 +344,7 @@ fn ask(pile: &mut Pile, tool: &mut Tool, arguments: &[&str], name: &str, ending:
     let command = tool.path().file_name().unwrap_or_default().to_string_lossy();
     let source = format!("{command} {}", arguments.join(" "));
     let trouble = match tool.run(arguments) {
-        Ok(Output { stdout, stderr, code }) => {
+        Ok(ToolOutput { stdout, stderr, code }) => {
             let failed = code != Some(0);
             let trouble = failed.then(|| {
                 let ended = code.map_or("ended by a signal".to_owned(), |code| format!("exit code {code}"));
@@ -442,7 +442,7 @@ impl Pile {
         }
         // A file may never answer; then its thread is lost with it.
         let file = path.to_owned();
-        let answer = on_thread("bundle-reader", move || kernel_file::bytes(&file));
+        let answer = run_on_thread("bundle-reader", move || kernel_file::read_bytes(&file));
         let patience = self.patience.min(self.until.saturating_duration_since(Instant::now()));
         match answer.recv_timeout(patience) {
             Ok(result) => result.map_err(|error| error.to_string()),

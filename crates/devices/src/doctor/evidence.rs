@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::detect::SourcePaths;
 use crate::kernel_log::{self, Said};
 use crate::pci_bus::{self, PciGpu};
-use crate::reported::{Reported, Words, words};
+use crate::reported::{MissingReason, Reported, truncate_text};
 use crate::source::{SourceError, SourceKind};
 use crate::source_reading::SourceReading;
 use crate::{attribution, kernel_file, limits};
@@ -179,7 +179,7 @@ pub enum NodeAccess {
     /// The mode may say yes, the kernel says no: the rules of the device control group.
     Forbidden,
     /// It cannot be told, in the kernel's words.
-    Unknown(Words),
+    Unknown(MissingReason),
 }
 
 /// A device node.
@@ -220,11 +220,11 @@ impl DeviceNode {
 pub(super) fn nodes(dev: &Path, sys: &Path) -> Reported<Vec<DeviceNode>> {
     let names = match names_in(dev) {
         Ok(names) => names,
-        Err(error) => return kernel_file::missing(&error),
+        Err(error) => return kernel_file::from_io_error(&error),
     };
     let render = names_in(&dev.join("dri")).unwrap_or_default();
     let render = render.iter().filter(|name| name.starts_with("renderD")).map(|name| {
-        let vendor = kernel_file::number::<u16>(&sys.join("class/drm").join(name).join("device/vendor"));
+        let vendor = kernel_file::read_number::<u16>(&sys.join("class/drm").join(name).join("device/vendor"));
         (format!("dri/{name}"), vendor.value().map(|&id| pci_bus::maker(id).unwrap_or(Vendor::Other)))
     });
     let direct = names.into_iter().filter_map(|name| match name.as_str() {
@@ -279,9 +279,9 @@ pub struct NvidiaVersions {
 
 impl NvidiaVersions {
     pub(super) fn read(places: &SourcePaths) -> Self {
-        let kernel_text = kernel_file::text(&places.proc.join("driver/nvidia/version"));
+        let kernel_text = kernel_file::read_text(&places.proc.join("driver/nvidia/version"));
         let by_text = pci_bus::nvidia_driver_version(&places.proc);
-        let kernel = by_text.or(kernel_file::text(&places.sys.join("module/nvidia/version")));
+        let kernel = by_text.or(kernel_file::read_text(&places.sys.join("module/nvidia/version")));
         Self { kernel_text, kernel, library: library_version(places) }
     }
 
@@ -337,7 +337,7 @@ fn library_version(places: &SourcePaths) -> Reported<String> {
 
 /// Which of the watched modules are loaded or built in.
 pub(super) fn modules(proc: &Path, sys: &Path) -> Reported<BTreeSet<String>> {
-    let listed = kernel_file::text(&proc.join("modules"));
+    let listed = kernel_file::read_text(&proc.join("modules"));
     let in_sys = sys.join("module");
     if listed.value().is_none() && !in_sys.is_dir() {
         return listed.map(|_| BTreeSet::new());
@@ -352,10 +352,10 @@ pub(super) fn modules(proc: &Path, sys: &Path) -> Reported<BTreeSet<String>> {
 /// The release of the running kernel.
 pub(super) fn release(proc: &Path) -> Reported<String> {
     let version = || {
-        let text = kernel_file::text(&proc.join("version"));
+        let text = kernel_file::read_text(&proc.join("version"));
         text.map(|text| text.split_whitespace().nth(2).unwrap_or_default().to_owned())
     };
-    kernel_file::text(&proc.join("sys/kernel/osrelease")).or(version())
+    kernel_file::read_text(&proc.join("sys/kernel/osrelease")).or(version())
 }
 
 /// Whether NVIDIA's persistence daemon runs: by the socket it keeps, or by its name among the processes.
@@ -369,11 +369,11 @@ pub(super) fn persistence_daemon(places: &SourcePaths) -> Reported<bool> {
         Ok(names) => {
             let is_process = |name: &&String| name.bytes().all(|byte| byte.is_ascii_digit());
             let is_daemon = |pid: &String| {
-                kernel_file::text(&places.proc.join(pid).join("comm")).value().is_some_and(|name| name == NAME)
+                kernel_file::read_text(&places.proc.join(pid).join("comm")).value().is_some_and(|name| name == NAME)
             };
             Reported::Value(names.iter().filter(is_process).any(is_daemon))
         }
-        Err(error) => kernel_file::missing(&error),
+        Err(error) => kernel_file::from_io_error(&error),
     }
 }
 
@@ -428,7 +428,7 @@ fn container_signs(places: &SourcePaths, environment: &dyn Fn(&str) -> Option<St
     let mut signs = Vec::new();
     let files = ["/.dockerenv", "/run/.containerenv", "/run/systemd/container"];
     signs.extend(files.iter().filter(|file| root.join(&file[1..]).exists()).map(|file| format!("{file} exists")));
-    let first = kernel_file::text(&places.proc.join("1/cgroup"));
+    let first = kernel_file::read_text(&places.proc.join("1/cgroup"));
     let runtime = RUNTIMES.iter().find(|runtime| first.value().is_some_and(|text| text.contains(**runtime)));
     signs.extend(runtime.map(|runtime| format!("the control group of process 1 names {runtime}")));
     for variable in ["container", "KUBERNETES_SERVICE_HOST"] {
@@ -440,7 +440,7 @@ fn container_signs(places: &SourcePaths, environment: &dyn Fn(&str) -> Option<St
 
 fn cgroup(places: &SourcePaths) -> Reported<CgroupSupport> {
     let root = places.sys.join("fs/cgroup");
-    let unified = kernel_file::bytes(&root.join("cgroup.controllers"));
+    let unified = kernel_file::read_bytes(&root.join("cgroup.controllers"));
     if let Ok(controllers) = unified {
         let controllers = String::from_utf8_lossy(&controllers).split_whitespace().map(str::to_owned).collect();
         return Reported::Value(CgroupSupport {
@@ -450,7 +450,7 @@ fn cgroup(places: &SourcePaths) -> Reported<CgroupSupport> {
         });
     }
     // Version 1 lists its controllers as `name hierarchy groups enabled`.
-    let listed = kernel_file::text(&places.proc.join("cgroups"));
+    let listed = kernel_file::read_text(&places.proc.join("cgroups"));
     listed.map(|text| {
         let enabled = |line: &str| {
             let mut fields = line.split_whitespace();
@@ -514,9 +514,9 @@ impl User {
         gids.extend(rustix::process::getgroups().unwrap_or_default().iter().map(|gid| gid.as_raw()));
         gids.sort_unstable();
         gids.dedup();
-        let passwd = kernel_file::text(&etc.join("passwd"));
+        let passwd = kernel_file::read_text(&etc.join("passwd"));
         let name = passwd.value().and_then(|passwd| attribution::user_name(passwd, uid));
-        let groups = kernel_file::text(&etc.join("group"));
+        let groups = kernel_file::read_text(&etc.join("group"));
         Self { uid, gids, groups: groups.map(|text| parse_groups(&text, name)) }
     }
 
@@ -545,7 +545,7 @@ const HIDING: [&str; 4] =
 
 /// Those that are set. An empty one is set too: it hides all.
 pub(super) fn hiding_variables(environment: &dyn Fn(&str) -> Option<String>) -> BTreeMap<&'static str, String> {
-    let set = |name: &'static str| Some((name, words(&environment(name)?).into_owned()));
+    let set = |name: &'static str| Some((name, truncate_text(&environment(name)?).into_owned()));
     HIDING.into_iter().filter_map(set).collect()
 }
 

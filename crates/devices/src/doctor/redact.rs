@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::amd_tools;
 use crate::detected_device::is_uuid;
 use crate::nvidia_smi::errors;
-use crate::nvidia_smi::xml::{self, Element};
+use crate::nvidia_smi::xml::{self, XmlElement};
 
 /// What is left out of a bundle, and replaced in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -123,7 +123,7 @@ fn is_listed(list: &str, field: &str) -> bool {
 /// The document with the texts of known elements, and of all that is in known sections; messages before it stay. What
 /// is no document tells why there is none.
 fn known_xml(text: &str) -> String {
-    fn write(element: &Element, known: bool, to: &mut String) {
+    fn write(element: &XmlElement, known: bool, to: &mut String) {
         let known = known || is_listed(NVIDIA_SMI, &element.name);
         let id = element.attribute("id").map(|id| format!(" id=\"{}\"", escaped(id))).unwrap_or_default();
         to.push_str(&format!("<{}{id}>", element.name));
@@ -138,7 +138,7 @@ fn known_xml(text: &str) -> String {
     let Some(start) = text.find("<?xml").or_else(|| text.find("<nvidia_smi_log")) else { return text.to_owned() };
     let messages = text[..start].lines().filter(|line| errors::looks_like(line));
     let mut kept: String = messages.flat_map(|line| [line, "\n"]).collect();
-    write(&xml::read_document(&text[start..]).root, false, &mut kept);
+    write(&xml::parse_document(&text[start..]).root, false, &mut kept);
     kept
 }
 

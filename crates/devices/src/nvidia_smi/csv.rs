@@ -5,9 +5,9 @@ use std::collections::{HashMap, HashSet};
 use crate::address::parse_pci_address;
 use crate::limits;
 use crate::nvidia_smi::gpu::{leaf, put};
-use crate::nvidia_smi::xml::Element;
+use crate::nvidia_smi::xml::XmlElement;
 use crate::nvidia_smi::{errors, gpu};
-use crate::reported::words;
+use crate::reported::truncate_text;
 use crate::source::SourceError;
 use crate::source_reading::SourceReading;
 
@@ -68,7 +68,7 @@ pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
         if !rows.fields.iter().any(|field| place(field).is_some()) {
             return Err(SourceError::malformed(NAME, "none of its fields is known"));
         }
-        let mut root = Element::default();
+        let mut root = XmlElement::default();
         let mut seen = HashSet::new();
         let mut repeated = 0;
         for row in &rows.rows {
@@ -93,7 +93,7 @@ pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
     })
 }
 
-fn gpu_of_row(fields: &[Field], row: &[String]) -> Element {
+fn gpu_of_row(fields: &[Field], row: &[String]) -> XmlElement {
     let mut gpu = leaf("gpu", "");
     for (field, cell) in fields.iter().zip(row) {
         let Some((path, usual)) = place(field) else { continue };
@@ -150,7 +150,7 @@ pub(crate) fn looks_like_apps(text: &str) -> bool {
 pub(crate) fn parse_apps(text: &str) -> Result<SourceReading, SourceError> {
     errors::around(text, |text| {
         let rows = Rows::parse(text, APPS, &PROCESS_NAME)?;
-        let mut root = Element::default();
+        let mut root = XmlElement::default();
         let mut places: HashMap<[String; 2], usize> = HashMap::new();
         let mut unnamed = 0;
         for row in &rows.rows {
@@ -180,7 +180,7 @@ pub(crate) fn parse_apps(text: &str) -> Result<SourceReading, SourceError> {
 }
 
 /// A GPU whose last element is that of its processes.
-fn gpu_with_processes(uuid: &str, address: &str, name: &str) -> Element {
+fn gpu_with_processes(uuid: &str, address: &str, name: &str) -> XmlElement {
     let mut gpu = leaf("gpu", "");
     put(&mut gpu, &["uuid"], uuid);
     put(&mut gpu, &["pci", "bus_id"], address);
@@ -189,7 +189,7 @@ fn gpu_with_processes(uuid: &str, address: &str, name: &str) -> Element {
     gpu
 }
 
-fn process(rows: &Rows, row: &[String]) -> Element {
+fn process(rows: &Rows, row: &[String]) -> XmlElement {
     let memory = rows.cell_and_field(row, &["used_gpu_memory", "used_memory"]);
     let mut info = leaf("process_info", "");
     put(&mut info, &["pid"], rows.cell(row, &["pid"]).unwrap_or_default());
@@ -253,7 +253,7 @@ impl Rows {
                 cells.insert(free, joined);
             }
             if cells.len() != wanted {
-                rows.warnings.push(format!("{} cells under {wanted} names: {}", cells.len(), words(line)));
+                rows.warnings.push(format!("{} cells under {wanted} names: {}", cells.len(), truncate_text(line)));
                 // The last one of too few may be cut off as well.
                 cells.truncate(wanted.min(cells.len().saturating_sub(1)));
             }
@@ -276,7 +276,7 @@ impl Rows {
         let is_bare = last.last().is_some_and(|cell| cell.parse::<f64>().is_ok()) && with_units.last() == Some(&true);
         if others_have && is_bare && !text.ends_with('\n') {
             let cut = last.pop().unwrap_or_default();
-            self.warnings.push(format!("the table ends early: {}", words(&cut)));
+            self.warnings.push(format!("the table ends early: {}", truncate_text(&cut)));
         }
     }
 

@@ -4,7 +4,7 @@ use gpupool_core::{DeviceHealth, Vendor};
 
 use crate::address::parse_pci_address;
 use crate::detected_device::DetectedDevice;
-use crate::reported::words;
+use crate::reported::truncate_text;
 use crate::source::SourceError;
 use crate::source_reading::SourceReading;
 
@@ -19,7 +19,7 @@ pub(crate) fn looks_like(text: &str) -> bool {
 /// What a text of messages means: devices that do not answer, no devices, or why there are none.
 pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
     around(text, |rest| {
-        let problem = format!("it is no known message: {}", words(rest.trim()));
+        let problem = format!("it is no known message: {}", truncate_text(rest.trim()));
         Err(SourceError::malformed(NAME, problem))
     })
 }
@@ -55,7 +55,7 @@ pub(crate) fn around(
         (Err(_), _) => SourceReading::default(),
     };
     for (line, _) in messages.iter().filter(|(_, message)| *message == Message::Notice) {
-        snapshot.warn(words(line.trim_start_matches("WARNING: ")));
+        snapshot.warn(truncate_text(line.trim_start_matches("WARNING: ")));
     }
     let mut of_bad = SourceReading::default();
     for device in bad {
@@ -137,7 +137,7 @@ impl Message {
 
     /// Why there are no devices, where this says so.
     fn error(self, line: &str) -> Option<SourceError> {
-        let text = words(line).into_owned();
+        let text = truncate_text(line).into_owned();
         Some(match self {
             Self::Device | Self::NoDevices | Self::Notice => return None,
             Self::Mismatch => SourceError::VersionMismatch(text),
@@ -171,8 +171,11 @@ impl Message {
             None => rest,
         };
         let lost = plain(rest).contains("lost") || plain(rest).contains("fallen off the bus");
-        found.health =
-            Some(if lost { DeviceHealth::Lost } else { DeviceHealth::Unhealthy(words(rest.trim()).as_ref().into()) });
+        found.health = Some(if lost {
+            DeviceHealth::Lost
+        } else {
+            DeviceHealth::Unhealthy(truncate_text(rest.trim()).as_ref().into())
+        });
         Some(found)
     }
 }

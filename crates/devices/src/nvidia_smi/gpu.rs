@@ -8,8 +8,8 @@ use crate::address::parse_pci_address;
 use crate::detected_device::{
     DetectedDevice, DevicePartition, DeviceProcess, MemoryReading, Milliwatts, ProcessActivity, UsedMemoryScope,
 };
-use crate::nvidia_smi::xml::Element;
-use crate::reported::{Reported, words};
+use crate::nvidia_smi::xml::XmlElement;
+use crate::reported::{Reported, truncate_text};
 use crate::source_reading::SourceReading;
 use crate::{amounts, limits};
 
@@ -17,9 +17,9 @@ use crate::{amounts, limits};
 ///
 /// The number of a device is its place in the answer unless the answer gives one: the tool lists devices in the order
 /// of their numbers. Where it shows fewer than are attached it was asked for some of them, and which cannot be told.
-pub(crate) fn snapshot(root: &Element, cut: Option<&str>) -> SourceReading {
+pub(crate) fn snapshot(root: &XmlElement, cut: Option<&str>) -> SourceReading {
     let mut snapshot = SourceReading::default();
-    let gpus: Vec<&Element> = root.children("gpu").collect();
+    let gpus: Vec<&XmlElement> = root.children("gpu").collect();
     let attached = first_in(root, &[&["attached_gpus"]], count);
     if let Some(cut) = cut {
         snapshot.warn(format!("the answer ends early: {cut}"));
@@ -58,7 +58,7 @@ pub(crate) fn snapshot(root: &Element, cut: Option<&str>) -> SourceReading {
 // One `gpu` element of the tree, as a device.
 
 /// The device; `driver` is the version the head of the answer gives.
-pub(crate) fn device(gpu: &Element, driver: Option<Arc<str>>) -> DetectedDevice {
+pub(crate) fn device(gpu: &XmlElement, driver: Option<Arc<str>>) -> DetectedDevice {
     let mut found = DetectedDevice::new(Vendor::Nvidia);
     found.index = first_in(gpu, &[&["index"]], count);
     found.minor = first_in(gpu, &[&["minor_number"]], count);
@@ -85,7 +85,7 @@ pub(crate) fn device(gpu: &Element, driver: Option<Arc<str>>) -> DetectedDevice 
 }
 
 /// The memory of a GPU or of an instance of it.
-pub(crate) fn memory(element: &Element, driver: Option<&str>) -> MemoryReading {
+pub(crate) fn memory(element: &XmlElement, driver: Option<&str>) -> MemoryReading {
     const SECTIONS: [&str; 3] = ["fb_memory_usage", "shared_fb_memory_usage", "memory_usage"];
     let amount = |field| told_in(element, &SECTIONS, &[field], memory_amount);
     let reserved = amount("reserved");
@@ -113,13 +113,14 @@ fn has_no_memory_of_its_own(memory: &MemoryReading) -> bool {
 // The instances a GPU is cut into.
 
 /// The instances of the GPU `parent`, in their order. What is wrong with the GPU is wrong with each of them.
-pub(crate) fn instances(element: &Element, parent: &DetectedDevice) -> Vec<DetectedDevice> {
+pub(crate) fn instances(element: &XmlElement, parent: &DetectedDevice) -> Vec<DetectedDevice> {
     let listed = element.children("mig_devices").flat_map(|devices| devices.children("mig_device"));
-    let is_one = |instance: &&Element| ["index", "gpu_instance_id"].iter().any(|field| instance.child(field).is_some());
+    let is_one =
+        |instance: &&XmlElement| ["index", "gpu_instance_id"].iter().any(|field| instance.child(field).is_some());
     listed.chain(element.children("mig_device")).filter(is_one).map(|found| instance(element, found, parent)).collect()
 }
 
-fn instance(gpu: &Element, instance: &Element, parent: &DetectedDevice) -> DetectedDevice {
+fn instance(gpu: &XmlElement, instance: &XmlElement, parent: &DetectedDevice) -> DetectedDevice {
     let number = |field| first_in(instance, &[&[field]], count);
     let gpu_instance = number("gpu_instance_id");
     let compute_instance = number("compute_instance_id");
@@ -153,17 +154,17 @@ pub(crate) fn instance_name(parent: &str, profile: Option<&str>) -> String {
 pub(crate) const LISTS: [&str; 2] = ["processes", "compute_processes"];
 
 /// Every process on a GPU, those in its instances included.
-pub(crate) fn processes(gpu: &Element) -> Reported<Vec<DeviceProcess>> {
+pub(crate) fn processes(gpu: &XmlElement) -> Reported<Vec<DeviceProcess>> {
     list_processes(gpu, |_| true)
 }
 
 /// The processes in one instance; a value only where every process of the GPU says in which instance it is.
 pub(crate) fn processes_in_instance(
-    gpu: &Element,
+    gpu: &XmlElement,
     gpu_instance: u32,
     compute_instance: Option<u32>,
 ) -> Reported<Vec<DeviceProcess>> {
-    let instance = |info: &Element| first_in(info, &[&["gpu_instance_id"]], count);
+    let instance = |info: &XmlElement| first_in(info, &[&["gpu_instance_id"]], count);
     let all_tell = infos(gpu).all(|info| instance(info).is_some());
     if !all_tell {
         return Reported::ABSENT;
@@ -175,7 +176,7 @@ pub(crate) fn processes_in_instance(
     })
 }
 
-fn list_processes(gpu: &Element, wanted: impl Fn(&Element) -> bool) -> Reported<Vec<DeviceProcess>> {
+fn list_processes(gpu: &XmlElement, wanted: impl Fn(&XmlElement) -> bool) -> Reported<Vec<DeviceProcess>> {
     let Some(processes) = LISTS.iter().find_map(|list| gpu.child(list)) else { return Reported::ABSENT };
     let none = processes.text.is_empty() || processes.text.eq_ignore_ascii_case("none");
     if processes.children.is_empty() && !none {
@@ -196,12 +197,12 @@ fn list_processes(gpu: &Element, wanted: impl Fn(&Element) -> bool) -> Reported<
     Reported::Value(list)
 }
 
-fn infos(gpu: &Element) -> impl Iterator<Item = &Element> {
+fn infos(gpu: &XmlElement) -> impl Iterator<Item = &XmlElement> {
     let lists = LISTS.iter().flat_map(|list| gpu.children(list));
     lists.flat_map(|processes| processes.children("process_info"))
 }
 
-fn process(info: &Element) -> Option<DeviceProcess> {
+fn process(info: &XmlElement) -> Option<DeviceProcess> {
     Some(DeviceProcess {
         pid: first_in(info, &[&["pid"]], count)?,
         name: first_in(info, &[&["process_name"]], known_name),
@@ -222,7 +223,7 @@ fn activity_of(letters: &str) -> ProcessActivity {
 ///
 /// Errors that were counted do not make a GPU unhealthy: rows were remapped for that. A remapping that failed, and
 /// anything that waits for a reset, does.
-pub(crate) fn health(gpu: &Element, found: &DetectedDevice) -> Option<DeviceHealth> {
+pub(crate) fn health(gpu: &XmlElement, found: &DetectedDevice) -> Option<DeviceHealth> {
     let unhealthy = |reason: &str| Some(DeviceHealth::Unhealthy(reason.into()));
     if says(gpu, "gpu is lost") {
         return Some(DeviceHealth::Lost);
@@ -271,7 +272,7 @@ pub(crate) fn health(gpu: &Element, found: &DetectedDevice) -> Option<DeviceHeal
 /// How its hardware slows a GPU down now, where it does.
 ///
 /// That the clocks are low because nothing runs, or to keep to a limit somebody set, is nothing to tell.
-pub(crate) fn slowdown(gpu: &Element) -> Option<&'static str> {
+pub(crate) fn slowdown(gpu: &XmlElement) -> Option<&'static str> {
     const CAUSES: [(&str, &str); 3] = [
         ("hw_thermal_slowdown", "it is too hot"),
         ("hw_power_brake_slowdown", "the power supply asks for it"),
@@ -282,7 +283,7 @@ pub(crate) fn slowdown(gpu: &Element) -> Option<&'static str> {
 }
 
 /// Whether a cell says these words, in brackets or not.
-fn says(gpu: &Element, words: &str) -> bool {
+fn says(gpu: &XmlElement, words: &str) -> bool {
     let bare = |text: &str| text.trim_start_matches('[').trim_end_matches(']').len();
     gpu.walk().any(|element| {
         let text = element.text.trim_start_matches('[');
@@ -317,12 +318,12 @@ fn unreadable(found: &DetectedDevice) -> Option<&str> {
 // Finding and placing things in the tree that all forms of output are turned into.
 
 /// An element with a text and nothing in it.
-pub(crate) fn leaf(name: &str, text: impl Into<String>) -> Element {
-    Element { name: name.into(), text: text.into(), ..Element::default() }
+pub(crate) fn leaf(name: &str, text: impl Into<String>) -> XmlElement {
+    XmlElement { name: name.into(), text: text.into(), ..XmlElement::default() }
 }
 
 /// Puts a text at a path below `element`, making the elements on the way where they are not there yet.
-pub(crate) fn put(element: &mut Element, path: &[&str], text: &str) {
+pub(crate) fn put(element: &mut XmlElement, path: &[&str], text: &str) {
     match path {
         [] => {}
         [last] => element.children.push(leaf(last, text)),
@@ -343,7 +344,7 @@ pub(crate) fn put(element: &mut Element, path: &[&str], text: &str) {
 ///
 /// Where a section is not there in parts but says in one word why, that word is the reason.
 pub(crate) fn told_in<T>(
-    element: &Element,
+    element: &XmlElement,
     sections: &[&str],
     fields: &[&str],
     parse: impl Fn(&str) -> Reported<T>,
@@ -364,7 +365,7 @@ pub(crate) fn told_in<T>(
 }
 
 /// The first text at any of these paths below `element` that `parse` makes something of.
-pub(crate) fn first_in<T>(element: &Element, paths: &[&[&str]], parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+pub(crate) fn first_in<T>(element: &XmlElement, paths: &[&[&str]], parse: impl Fn(&str) -> Option<T>) -> Option<T> {
     paths.iter().find_map(|path| match path {
         [field] => element.children(field).find_map(|child| parse(&child.text)),
         [section, field] => {
@@ -379,8 +380,8 @@ pub(crate) fn first_in<T>(element: &Element, paths: &[&[&str]], parse: impl Fn(&
 /// An amount of memory: `81920 MiB`. All ones, in bytes or in the unit, is how the driver says that it cannot tell.
 pub(crate) fn memory_amount(text: &str) -> Reported<Bytes> {
     const NOT_TOLD: u64 = u64::MAX - (1 << 20);
-    match with_unit(text, |text| amounts::bytes(text, "")) {
-        Reported::Value(amount) if amount.0 > NOT_TOLD => Reported::Unsupported(words(text)),
+    match with_unit(text, |text| amounts::parse_bytes(text, "")) {
+        Reported::Value(amount) if amount.0 > NOT_TOLD => Reported::Unsupported(truncate_text(text)),
         Reported::Failed(said) if said.starts_with(&u64::MAX.to_string()) => Reported::Unsupported(said),
         told => told,
     }
@@ -388,17 +389,17 @@ pub(crate) fn memory_amount(text: &str) -> Reported<Bytes> {
 
 /// Power: `67.03 W`.
 pub(crate) fn watts(text: &str) -> Reported<Milliwatts> {
-    with_unit(text, amounts::watts)
+    with_unit(text, amounts::parse_watts)
 }
 
 /// A percentage: `37 %`.
 pub(crate) fn percent(text: &str) -> Reported<Percent> {
-    with_unit(text, amounts::percent)
+    with_unit(text, amounts::parse_percent)
 }
 
 /// A temperature: `27 C`.
 pub(crate) fn celsius(text: &str) -> Reported<i16> {
-    with_unit(text, amounts::celsius)
+    with_unit(text, amounts::parse_celsius)
 }
 
 fn with_unit<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Reported<T> {
@@ -421,7 +422,7 @@ pub(crate) fn flag(text: &str) -> Option<bool> {
 
 /// A name or an identity, where there is one.
 pub(crate) fn known_name(text: &str) -> Option<std::sync::Arc<str>> {
-    match Reported::from_cell(text, |text| Some(words(text))) {
+    match Reported::from_cell(text, |text| Some(truncate_text(text))) {
         Reported::Value(name) => Some(name.as_ref().into()),
         Reported::Unsupported(_) | Reported::Failed(_) => None,
     }
@@ -437,7 +438,7 @@ mod tests {
 
     #[test]
     fn a_value_is_found_whatever_it_is_called_and_however_often_it_is_there() {
-        let mut gpu = Element::default();
+        let mut gpu = XmlElement::default();
         put(&mut gpu, &["old", "x"], "N/A");
         put(&mut gpu, &["new", "x"], "");
         put(&mut gpu, &["new", "y"], "5");
@@ -450,7 +451,7 @@ mod tests {
 
     #[test]
     fn a_section_that_is_one_word_gives_the_reason() {
-        let mut gpu = Element::default();
+        let mut gpu = XmlElement::default();
         put(&mut gpu, &["remapped_rows"], "N/A");
         assert_eq!(told_in(&gpu, &["remapped_rows"], &["pending"], number), Reported::Unsupported("N/A".into()));
     }

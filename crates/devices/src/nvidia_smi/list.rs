@@ -7,7 +7,7 @@ use gpupool_core::Vendor;
 use crate::detected_device::{DetectedDevice, DevicePartition};
 use crate::nvidia_smi::errors;
 use crate::nvidia_smi::gpu::{count, instance_name, known_name};
-use crate::reported::words;
+use crate::reported::truncate_text;
 use crate::source::SourceError;
 use crate::source_reading::SourceReading;
 
@@ -32,7 +32,7 @@ pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
         let mut parent = None;
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
             if line.contains("(UUID:") && !line.contains(')') {
-                snapshot.warn(format!("the list ends early: {}", words(line.trim())));
+                snapshot.warn(format!("the list ends early: {}", truncate_text(line.trim())));
             }
             if let Some(device) = gpu(line) {
                 parent = snapshot.push(device);
@@ -40,7 +40,7 @@ pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
             {
                 snapshot.push(device);
             } else {
-                snapshot.warn(format!("not understood: {}", words(line.trim())));
+                snapshot.warn(format!("not understood: {}", truncate_text(line.trim())));
             }
         }
         if snapshot.devices.is_empty() && !snapshot.warnings.is_empty() {

@@ -17,7 +17,7 @@ use crate::detected_device::DetectedDevice;
 use crate::reported::Reported;
 use crate::source::{DeviceSource, SourceError, SourceKind};
 use crate::source_reading::SourceReading;
-use crate::tool::{Output, Tool};
+use crate::tool::{ToolOutput, VendorTool};
 
 /// How many GPUs are asked one by one where one of them keeps the tool from telling of the others.
 const ASKED_ONE_BY_ONE: u32 = 64;
@@ -25,7 +25,7 @@ const ASKED_ONE_BY_ONE: u32 = 64;
 /// NVIDIA's command line tool.
 #[derive(Debug)]
 pub(crate) struct NvidiaSmi {
-    tool: Tool,
+    tool: VendorTool,
     /// Fields to ask for without XML; looked up once.
     fields: Option<Vec<String>>,
     /// What does not change while the devices stay the same.
@@ -67,7 +67,7 @@ impl DeviceSource for NvidiaSmi {
 
 impl NvidiaSmi {
     /// A source that runs this tool.
-    pub(crate) fn new(tool: Tool) -> Self {
+    pub(crate) fn new(tool: VendorTool) -> Self {
         Self { tool, fields: None, lasting: None, known: Vec::new() }
     }
 
@@ -196,7 +196,7 @@ fn is_silenced(snapshot: &SourceReading) -> bool {
 }
 
 /// What the tool said: its output, and messages it wrote elsewhere.
-fn said(output: Output) -> String {
+fn said(output: ToolOutput) -> String {
     if output.stdout.trim().is_empty() {
         return output.stderr;
     }
@@ -225,7 +225,7 @@ mod tests {
             script += &format!("'{command}') cat {number} ;;\n");
         }
         script += "*) echo \"ERROR: Option $1 is not recognized.\"; exit 2 ;;\nesac\n";
-        NvidiaSmi::new(Tool::new(tool::install_script(folder, &script), Duration::from_secs(60)))
+        NvidiaSmi::new(VendorTool::new(tool::install_script(folder, &script), Duration::from_secs(60)))
     }
 
     fn asked(folder: &Path, command: &str) -> usize {

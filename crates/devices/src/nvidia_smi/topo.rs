@@ -6,7 +6,7 @@ use gpupool_core::{LinkKind, Vendor};
 
 use super::errors;
 use crate::detected_device::DetectedDevice;
-use crate::reported::words;
+use crate::reported::truncate_text;
 use crate::source::SourceError;
 use crate::source_reading::{DetectedLink, SourceReading};
 
@@ -52,7 +52,7 @@ pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
                 match kind(cell) {
                     Word::Link(kind) => joined.push((number, other, kind)),
                     Word::NotTold => {}
-                    Word::Unknown => snapshot.warn(format!("GPU{number} to GPU{other}: {}", words(cell))),
+                    Word::Unknown => snapshot.warn(format!("GPU{number} to GPU{other}: {}", truncate_text(cell))),
                 }
             }
         }

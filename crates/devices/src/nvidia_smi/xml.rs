@@ -24,7 +24,7 @@ pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
         // Warnings of the tool may come before the document.
         let start = text.find("<?xml").or_else(|| text.find("<nvidia_smi_log")).unwrap_or(0);
         let text = text.get(start..).unwrap_or_default();
-        let mut document = read_document(text);
+        let mut document = parse_document(text);
         if document.root.name != ROOT {
             let found = if document.root.name.is_empty() { "no XML" } else { &document.root.name };
             return Err(SourceError::malformed(NAME, format!("it should hold <{ROOT}> and holds {found}")));
@@ -42,7 +42,7 @@ fn is_cut_inside_a_text(text: &str) -> bool {
     end.strip_prefix('>').is_some_and(|rest| !rest.trim().is_empty())
 }
 
-fn last_leaf(root: &mut Element) -> &mut Element {
+fn last_leaf(root: &mut XmlElement) -> &mut XmlElement {
     let mut element = root;
     while !element.children.is_empty() {
         let last = element.children.len() - 1;
@@ -55,7 +55,7 @@ fn last_leaf(root: &mut Element) -> &mut Element {
 
 /// One element.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Element {
+pub(crate) struct XmlElement {
     /// Its tag.
     pub name: String,
     /// Its attributes, in order.
@@ -63,10 +63,10 @@ pub(crate) struct Element {
     /// The text directly in it, trimmed.
     pub text: String,
     /// The elements directly in it, in order.
-    pub children: Vec<Element>,
+    pub children: Vec<XmlElement>,
 }
 
-impl Element {
+impl XmlElement {
     /// The first child with this tag.
     pub(crate) fn child(&self, name: &str) -> Option<&Self> {
         self.children.iter().find(|child| child.name == name)
@@ -100,20 +100,20 @@ impl Element {
 
 /// A document, with its first root element.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Document {
+pub(crate) struct XmlDocument {
     /// The root; an empty element where there is none.
-    pub root: Element,
+    pub root: XmlElement,
     /// Why the document could not be read to its end, where it could not.
     pub broken: Option<String>,
 }
 
 /// Reads as much of a document as can be read.
-pub(crate) fn read_document(text: &str) -> Document {
+pub(crate) fn parse_document(text: &str) -> XmlDocument {
     let mut reader = Reader::from_str(text);
     reader.config_mut().check_end_names = false;
-    let mut document = Document::default();
+    let mut document = XmlDocument::default();
     // The elements open at the moment, the root's holder first; closing one hangs it into the one before.
-    let mut open = vec![Element::default()];
+    let mut open = vec![XmlElement::default()];
     loop {
         let at = reader.buffer_position();
         match reader.read_event() {
@@ -153,28 +153,28 @@ pub(crate) fn read_document(text: &str) -> Document {
     document
 }
 
-fn element(start: &BytesStart<'_>) -> Element {
+fn element(start: &BytesStart<'_>) -> XmlElement {
     let attribute = |found: quick_xml::events::attributes::Attribute<'_>| {
         let key = String::from_utf8_lossy(found.key.as_ref()).into_owned();
         let raw = String::from_utf8_lossy(&found.value);
         let value = quick_xml::escape::unescape(&raw).map_or_else(|_| raw.to_string(), |plain| plain.into_owned());
         (key, value)
     };
-    Element {
+    XmlElement {
         name: String::from_utf8_lossy(start.name().as_ref()).into_owned(),
         attributes: start.attributes().with_checks(false).filter_map(Result::ok).map(attribute).collect(),
-        ..Element::default()
+        ..XmlElement::default()
     }
 }
 
-fn close(open: &mut [Element], mut done: Element) {
+fn close(open: &mut [XmlElement], mut done: XmlElement) {
     done.text = done.text.trim().to_owned();
     if let Some(parent) = open.last_mut() {
         parent.children.push(done);
     }
 }
 
-fn add_text(open: &mut [Element], text: &str) {
+fn add_text(open: &mut [XmlElement], text: &str) {
     if let Some(element) = open.last_mut() {
         element.text.push_str(text);
     }
@@ -360,8 +360,9 @@ mod tests {
 
     #[test]
     fn a_document_becomes_a_tree() {
-        let document =
-            read_document(r#"<?xml version="1.0"?><!DOCTYPE log SYSTEM "x.dtd"><log a="1"><x>5 &amp; 6</x><y/></log>"#);
+        let document = parse_document(
+            r#"<?xml version="1.0"?><!DOCTYPE log SYSTEM "x.dtd"><log a="1"><x>5 &amp; 6</x><y/></log>"#,
+        );
         assert_eq!(document.broken, None);
         assert_eq!(document.root.attribute("a"), Some("1"));
         assert_eq!(document.root.text_of("x"), Some("5 & 6"));
@@ -370,9 +371,9 @@ mod tests {
 
     #[test]
     fn a_document_that_is_cut_off_keeps_what_came_before() {
-        let document = read_document("<log><gpu><name>A</name></gpu><gpu><name>B");
+        let document = parse_document("<log><gpu><name>A</name></gpu><gpu><name>B");
         assert_eq!(document.root.children("gpu").count(), 2);
         assert!(document.broken.is_some());
-        assert_eq!(read_document("no xml at all").root, Element::default());
+        assert_eq!(parse_document("no xml at all").root, XmlElement::default());
     }
 }

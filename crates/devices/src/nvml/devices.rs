@@ -168,7 +168,7 @@ fn is_unsupported(code: Code) -> bool {
 
 /// The NUMA node the kernel puts a PCI device on; it says -1 for none.
 fn numa(sys: &Path, pci: PciAddress) -> Option<u32> {
-    kernel_file::number(&sys.join(format!("bus/pci/devices/{pci}/numa_node"))).value().copied()
+    kernel_file::read_number(&sys.join(format!("bus/pci/devices/{pci}/numa_node"))).value().copied()
 }
 
 // What a device reports now.

@@ -21,7 +21,7 @@ use crate::detect::SourcePaths;
 use crate::detected_device::{DetectedDevice, worse};
 use crate::nvml::devices::{Opened, Remembered, Room, read, unreadable};
 use crate::nvml::library::{Against, Answer, Code, EventSet, Library, XidEvent};
-use crate::nvml::xid::{Severity, Verdict};
+use crate::nvml::xid::{XidDescription, XidSeverity};
 use crate::source::{DeviceSource, SourceError, SourceKind};
 use crate::source_reading::{DetectedLink, SourceReading};
 use crate::{limits, pci_bus};
@@ -299,11 +299,11 @@ impl Session {
     fn hear(&self, event: XidEvent, remembered: &mut Remembered, snapshot: &mut SourceReading) {
         let device = self.opened.iter().find(|device| device.handle == event.device);
         let name = device.map_or_else(|| "a GPU that is not known".into(), |device| spoken(&device.facts));
-        let Verdict { severity, meaning, remedy } = xid::judge(event.xid.try_into().unwrap_or(u32::MAX));
+        let XidDescription { severity, meaning, remedy } = xid::describe_xid(event.xid.try_into().unwrap_or(u32::MAX));
         let then = if remedy.is_empty() { String::new() } else { format!(": {remedy}") };
         match (severity, device) {
-            (Severity::Application, _) => {}
-            (Severity::Unhealthy, Some(device)) => {
+            (XidSeverity::Application, _) => {}
+            (XidSeverity::Unhealthy, Some(device)) => {
                 remembered.judge(&device.facts, format!("Xid {}: {meaning}{then}", event.xid));
             }
             _ => snapshot.warn(format!("{name}: Xid {}: {meaning}{then}", event.xid)),

@@ -6,7 +6,7 @@
 
 /// What an Xid says about the device it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Severity {
+pub(crate) enum XidSeverity {
     /// A program did something wrong, or was ended; nothing speaks against the device.
     Application,
     /// People should know; the device goes on taking work.
@@ -17,22 +17,22 @@ pub(crate) enum Severity {
 
 /// What one Xid means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct XidDescription {
     /// What it says about the device.
-    pub severity: Severity,
+    pub severity: XidSeverity,
     pub meaning: &'static str,
     /// What a person can do about it; empty where there is nothing to do.
     pub remedy: &'static str,
 }
 
 /// What an Xid means.
-pub(crate) fn judge(xid: u32) -> Verdict {
+pub(crate) fn describe_xid(xid: u32) -> XidDescription {
     let known = TABLE.binary_search_by_key(&xid, |row| row.0).ok().and_then(|place| TABLE.get(place));
-    known.map_or(UNKNOWN, |&(_, severity, meaning, remedy)| Verdict { severity, meaning, remedy })
+    known.map_or(UNKNOWN, |&(_, severity, meaning, remedy)| XidDescription { severity, meaning, remedy })
 }
 
-const UNKNOWN: Verdict = Verdict {
-    severity: Severity::Warn,
+const UNKNOWN: XidDescription = XidDescription {
+    severity: XidSeverity::Warn,
     meaning: "an error gpupool does not know",
     remedy: "look it up in NVIDIA's catalogue of Xid errors",
 };
@@ -44,8 +44,8 @@ const CABLING: &str = "reset the GPU; if it comes back, check links, switches an
 const REPLACE: &str = "have the GPU replaced";
 
 /// Number, severity, meaning, remedy; in the order of the numbers.
-const TABLE: [(u32, Severity, &str, &str); 49] = {
-    use Severity::{Application, Unhealthy, Warn};
+const TABLE: [(u32, XidSeverity, &str, &str); 49] = {
+    use XidSeverity::{Application, Unhealthy, Warn};
     [
         (8, Application, "a program's work on the GPU took too long", ""),
         (13, Application, "a program made the compute or graphics engine fault", ""),
@@ -107,20 +107,20 @@ mod tests {
     fn the_table_is_in_order_so_that_every_row_is_found() {
         assert!(TABLE.is_sorted_by(|a, b| a.0 < b.0));
         for (xid, severity, ..) in TABLE {
-            assert_eq!(judge(xid).severity, severity, "{xid}");
+            assert_eq!(describe_xid(xid).severity, severity, "{xid}");
         }
     }
 
     #[test]
     fn programs_faults_do_not_speak_against_a_device_and_its_own_do() {
         for xid in [13, 31, 43, 45, 68, 109] {
-            assert_eq!(judge(xid).severity, Severity::Application, "{xid}");
+            assert_eq!(describe_xid(xid).severity, XidSeverity::Application, "{xid}");
         }
         for xid in [48, 64, 79, 95, 119] {
-            assert_eq!(judge(xid).severity, Severity::Unhealthy, "{xid}");
+            assert_eq!(describe_xid(xid).severity, XidSeverity::Unhealthy, "{xid}");
         }
         for xid in [63, 94, 0, 9999] {
-            assert_eq!(judge(xid).severity, Severity::Warn, "{xid}");
+            assert_eq!(describe_xid(xid).severity, XidSeverity::Warn, "{xid}");
         }
     }
 }

@@ -10,16 +10,16 @@ use super::physics::{MemoryInUse, SimulatedMachine};
 use crate::detected_device::{
     DetectedDevice, DevicePartition, DeviceProcess, MemoryReading, Milliwatts, ProcessActivity, UsedMemoryScope,
 };
-use crate::reported::{Reported, Words};
+use crate::reported::{MissingReason, Reported};
 use crate::source::SourceError;
 use crate::source_reading::SourceReading;
 
 const NVIDIA_DRIVER: &str = "580.65.06";
 const AMD_DRIVER: &str = "6.12.12";
 /// How a driver says that it cannot tell a field.
-const CANNOT: Words = Cow::Borrowed("[N/A]");
+const CANNOT: MissingReason = Cow::Borrowed("[N/A]");
 /// How a driver says that it fails to tell a field.
-const FAILED: Words = Cow::Borrowed("[Unknown Error]");
+const FAILED: MissingReason = Cow::Borrowed("[Unknown Error]");
 
 impl SimulatedMachine {
     /// Everything the devices report now.
@@ -171,7 +171,7 @@ fn idle_memory(device: &Device) -> Bytes {
 }
 
 /// Why a device tells no power: another on its card has the sensor.
-fn without_power_sensor(place: usize, device: &Device) -> Option<Words> {
+fn without_power_sensor(place: usize, device: &Device) -> Option<MissingReason> {
     match &device.partition {
         _ if place == device.on_card.start => None,
         None => Some("N/A (Secondary die)".into()),

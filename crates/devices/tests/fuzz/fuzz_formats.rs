@@ -122,7 +122,7 @@ fn no_word_of_a_seed_is_kept_at_any_length() {
         for word in seed.chunk_by(|a, b| a.is_ascii_alphanumeric() == b.is_ascii_alphanumeric()) {
             end += word.len();
             // More of the same, so that a number stays a number.
-            let stretch = word[word.len() - 1..].repeat(2 * gpupool_devices::limits::WORDS);
+            let stretch = word[word.len() - 1..].repeat(2 * gpupool_devices::limits::TEXT_CHARS);
             crate::fuzzed::run(&target, &[&seed[..end], &stretch, &seed[end..]].concat());
         }
     }

@@ -196,7 +196,7 @@ fn short_words<T: Debug>(told: &Reported<T>) {
 }
 
 fn short(text: &str) {
-    at_most(limits::WORDS, text.chars().count(), "characters");
+    at_most(limits::TEXT_CHARS, text.chars().count(), "characters");
 }
 
 fn at_most(limit: usize, count: usize, of_what: &str) {

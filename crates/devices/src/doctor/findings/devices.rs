@@ -218,9 +218,9 @@ pub(super) fn trouble(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
 
 fn finding(pci: Option<PciAddress>, said: &[&Said]) -> DoctorFinding {
     let severity = match said.iter().map(|said| said.trouble.severity()).max() {
-        Some(xid::Severity::Unhealthy) => DoctorSeverity::Error,
-        Some(xid::Severity::Warn) => DoctorSeverity::Warning,
-        Some(xid::Severity::Application) | None => DoctorSeverity::Note,
+        Some(xid::XidSeverity::Unhealthy) => DoctorSeverity::Error,
+        Some(xid::XidSeverity::Warn) => DoctorSeverity::Warning,
+        Some(xid::XidSeverity::Application) | None => DoctorSeverity::Note,
     };
     let summary = match (severity, pci) {
         (DoctorSeverity::Note, Some(_)) => "Programs failed on a GPU, as the kernel's log tells; the GPU is fine.",
