@@ -1,4 +1,4 @@
-//! Numbers with units as tools and the kernel write them: `283 MB`, `67.03 W`, `34.0c`, `37 %`, `0x1f`.
+//! Parsing of numbers with units, as tools and the kernel write them: `283 MB`, `67.03 W`, `34.0c`, `37 %`, `0x1f`.
 
 use std::str::FromStr;
 
@@ -6,14 +6,14 @@ use gpupool_core::{Bytes, Percent};
 
 use crate::detected_device::Milliwatts;
 
-/// An amount of memory; `unit` is meant where none is written.
+/// Parses an amount of memory; `unit` applies where the text has none.
 ///
-/// The units count in 1024s whatever they are called: amd-smi divides by 1024·1024 and calls it MB (`mem_usage` in
-/// amdsmi_cli/amdsmi_commands.py; `vram_size` in src/amd_smi/amd_smi.cc), and shortens process memory by 1024s to KB, MB
-/// and GB (`convert_bytes_to_readable` in amdsmi_cli/amdsmi_helpers.py), all of github.com/ROCm/amdsmi.
+/// All units are powers of 1024: amd-smi divides by 1024·1024 and calls it MB (`mem_usage` in
+/// amdsmi_cli/amdsmi_commands.py; `vram_size` in src/amd_smi/amd_smi.cc), and shortens process memory by 1024s to KB,
+/// MB and GB (`convert_bytes_to_readable` in amdsmi_cli/amdsmi_helpers.py), all of github.com/ROCm/amdsmi.
 pub(crate) fn parse_bytes(text: &str, unit: &str) -> Option<Bytes> {
-    let (number, written) = split(text);
-    let unit = if written.is_empty() { unit } else { written };
+    let (number, written_unit) = split_unit(text);
+    let unit = if written_unit.is_empty() { unit } else { written_unit };
     let factor: u64 = match unit.to_ascii_lowercase().as_str() {
         "b" | "bytes" => 1,
         "kb" | "kib" => 1 << 10,
@@ -29,9 +29,9 @@ pub(crate) fn parse_bytes(text: &str, unit: &str) -> Option<Bytes> {
     (0.0..u64::MAX as f64).contains(&amount).then(|| Bytes(amount.round() as u64))
 }
 
-/// Power; watts where no unit is written.
+/// Parses power, in watts where the text has no unit.
 pub(crate) fn parse_watts(text: &str) -> Option<Milliwatts> {
-    let (number, unit) = split(text);
+    let (number, unit) = split_unit(text);
     let number: f64 = number.parse().ok()?;
     match unit {
         "" | "W" | "w" => Milliwatts::from_number(number),
@@ -41,9 +41,9 @@ pub(crate) fn parse_watts(text: &str) -> Option<Milliwatts> {
     }
 }
 
-/// A temperature in whole °C, rounded; °C where no unit is written.
+/// Parses a temperature in °C, rounded.
 pub(crate) fn parse_celsius(text: &str) -> Option<i16> {
-    let (number, unit) = split(text);
+    let (number, unit) = split_unit(text);
     let number: f64 = number.parse().ok()?;
     let degrees = match unit.trim_start_matches('°') {
         "" | "C" | "c" | "℃" => number,
@@ -53,16 +53,16 @@ pub(crate) fn parse_celsius(text: &str) -> Option<i16> {
     (-273.0..1000.0).contains(&degrees).then(|| degrees.round() as i16)
 }
 
-/// A percentage, with or without its sign.
+/// Parses a percentage, with or without `%`.
 pub(crate) fn parse_percent(text: &str) -> Option<Percent> {
-    let (number, unit) = split(text);
+    let (number, unit) = split_unit(text);
     if !matches!(unit, "" | "%") {
         return None;
     }
     Percent::from_number(number.parse().ok()?)
 }
 
-/// A number of something, decimal or after `0x`.
+/// Parses a whole number, decimal or after `0x`.
 pub(crate) fn parse_count<T: FromStr + TryFrom<u64>>(text: &str) -> Option<T> {
     match text.trim().strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok()?.try_into().ok(),
@@ -70,8 +70,8 @@ pub(crate) fn parse_count<T: FromStr + TryFrom<u64>>(text: &str) -> Option<T> {
     }
 }
 
-/// The number a text begins with and what follows it.
-fn split(text: &str) -> (&str, &str) {
+/// Splits a text into its leading number and its unit.
+fn split_unit(text: &str) -> (&str, &str) {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '-' | '+')).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_megabyte_of_amd_smi_is_a_mebibyte() {
+    fn megabytes_of_amd_smi_are_mebibytes() {
         assert_eq!(parse_bytes("65520 MB", "B"), Some(Bytes(65520 << 20)));
         assert_eq!(parse_bytes("1.5 GB", "B"), Some(Bytes(3 << 29)));
         assert_eq!(parse_bytes("34342961152", "B"), Some(Bytes(34_342_961_152)));

@@ -1,4 +1,4 @@
-//! Reading the small files of sysfs and procfs, whatever they do: missing, empty, NUL-padded, refused, busy.
+//! Reads small files of sysfs and procfs, which may be missing, empty, NUL-padded, forbidden or busy.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -8,10 +8,10 @@ use std::str::FromStr;
 use crate::reported::Reported;
 use crate::{amounts, limits};
 
-/// The text of a file without padding, or why there is none.
+/// Reads the text of a file without padding.
 ///
-/// A missing file is unsupported, as is one that answers "not supported"; an empty one has no value; any other trouble
-/// is a failure in the kernel's words.
+/// A missing or empty file is unsupported, as is one that answers "not supported". Any other error is a failure with
+/// the kernel's message.
 pub(crate) fn read_text(path: &Path) -> Reported<String> {
     match read_bytes(path) {
         Ok(bytes) => {
@@ -23,19 +23,19 @@ pub(crate) fn read_text(path: &Path) -> Reported<String> {
     }
 }
 
-/// The number in a file: decimal, or hexadecimal after `0x`.
+/// Reads a number: decimal, or hexadecimal after `0x`.
 pub(crate) fn read_number<T: FromStr + TryFrom<u64>>(path: &Path) -> Reported<T> {
     read_text(path).and_then(|text| Reported::from_cell(&text, amounts::parse_count))
 }
 
-/// The raw bytes of a file, up to a bound.
+/// Reads the raw bytes of a file, up to [`limits::SYSFS_BYTES`].
 pub(crate) fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(limits::SYSFS_BYTES as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// The numbers that follow `start` in the names of a folder's entries, in order.
+/// Returns the numbers that follow `start` in the names of a folder's entries, sorted.
 pub(crate) fn numbered_entries(folder: &Path, start: &str) -> io::Result<Vec<u32>> {
     let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.strip_prefix(start)?.parse().ok();
     let mut numbers: Vec<u32> = fs::read_dir(folder)?.filter_map(number).collect();
@@ -43,13 +43,13 @@ pub(crate) fn numbered_entries(folder: &Path, start: &str) -> io::Result<Vec<u32
     Ok(numbers)
 }
 
-/// The only folder in a folder.
+/// Returns the subfolder of a folder that has only one.
 pub(crate) fn only_subfolder(folder: &Path) -> Option<PathBuf> {
     let mut folders = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
     folders.next().filter(|_| folders.next().is_none())
 }
 
-/// What it means that a file could not be read.
+/// Converts the error of reading a file.
 pub(crate) fn from_io_error<T>(error: &io::Error) -> Reported<T> {
     use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, Unsupported};
     match error.kind() {
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn padding_is_no_text_and_an_empty_file_no_value() {
+    fn padding_and_empty_files_are_no_values() {
         let dir = std::env::temp_dir().join(format!("gpupool-kernel-file-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join("file");

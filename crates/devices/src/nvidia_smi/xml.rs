@@ -8,7 +8,7 @@ use crate::nvidia_smi::{errors, gpu};
 use crate::source::SourceError;
 use crate::source_reading::SourceReading;
 
-/// What people call this form.
+/// Name of this format in messages.
 pub(super) const NAME: &str = "nvidia-smi -q -x";
 
 const ROOT: &str = "nvidia_smi_log";
@@ -18,25 +18,25 @@ pub(crate) fn looks_like(text: &str) -> bool {
     text.contains("<nvidia_smi_log")
 }
 
-/// The devices of a document; one that is cut off keeps what came before the cut.
+/// Returns the devices of a document; a truncated document keeps everything before the cut.
 pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
-    errors::around(text, |text| {
-        // Warnings of the tool may come before the document.
+    errors::parse_with_messages(text, |text| {
+        // Warnings of the tool may precede the document.
         let start = text.find("<?xml").or_else(|| text.find("<nvidia_smi_log")).unwrap_or(0);
         let text = text.get(start..).unwrap_or_default();
         let mut document = parse_document(text);
         if document.root.name != ROOT {
             let found = if document.root.name.is_empty() { "no XML" } else { &document.root.name };
-            return Err(SourceError::malformed(NAME, format!("it should hold <{ROOT}> and holds {found}")));
+            return Err(SourceError::malformed(NAME, format!("expected <{ROOT}>, found {found}")));
         }
-        if document.broken.is_some() && is_cut_inside_a_text(text) {
+        if document.parse_error.is_some() && is_cut_inside_a_text(text) {
             last_leaf(&mut document.root).text.clear();
         }
-        Ok(gpu::snapshot(&document.root, document.broken.as_deref()))
+        Ok(gpu::reading_from_tree(&document.root, document.parse_error.as_deref()))
     })
 }
 
-/// Whether the last text may be a part of what it should be: `8192` of `81920 MiB`.
+/// Whether the last text may be truncated: `8192` of `81920 MiB`.
 fn is_cut_inside_a_text(text: &str) -> bool {
     let end = text.rfind(['<', '>']).and_then(|at| text.get(at..)).unwrap_or_default();
     end.strip_prefix('>').is_some_and(|rest| !rest.trim().is_empty())
@@ -51,109 +51,112 @@ fn last_leaf(root: &mut XmlElement) -> &mut XmlElement {
     element
 }
 
-// XML as a small tree, read as far as it goes: a document that is cut off keeps what came before the cut.
+// XML as a small tree; a truncated document keeps everything before the cut.
 
-/// One element.
+/// An XML element.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct XmlElement {
-    /// Its tag.
+    /// Tag of the element.
     pub name: String,
-    /// Its attributes, in order.
+    /// Attributes in order.
     pub attributes: Vec<(String, String)>,
-    /// The text directly in it, trimmed.
+    /// Own text, trimmed.
     pub text: String,
-    /// The elements directly in it, in order.
+    /// Child elements in order.
     pub children: Vec<XmlElement>,
 }
 
 impl XmlElement {
-    /// The first child with this tag.
+    /// Returns the first child with this tag.
     pub(crate) fn child(&self, name: &str) -> Option<&Self> {
         self.children.iter().find(|child| child.name == name)
     }
 
-    /// All children with this tag.
+    /// Returns all children with this tag.
     pub(crate) fn children<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Self> {
         self.children.iter().filter(move |child| child.name == name)
     }
 
-    /// The text of the first child with this tag, where it has any.
+    /// Returns the text of the first child with this tag, if not empty.
     pub(crate) fn text_of(&self, name: &str) -> Option<&str> {
         self.child(name).map(|child| child.text.as_str()).filter(|text| !text.is_empty())
     }
 
-    /// The value of an attribute.
+    /// Returns the value of an attribute.
     pub(crate) fn attribute(&self, name: &str) -> Option<&str> {
         self.attributes.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// This element and everything in it, depth first.
+    /// Iterates over this element and its descendants, depth first.
     pub(crate) fn walk(&self) -> impl Iterator<Item = &Self> {
-        let mut open = vec![self];
+        let mut open_elements = vec![self];
         std::iter::from_fn(move || {
-            let element = open.pop()?;
-            open.extend(element.children.iter().rev());
+            let element = open_elements.pop()?;
+            open_elements.extend(element.children.iter().rev());
             Some(element)
         })
     }
 }
 
-/// A document, with its first root element.
+/// An XML document with its first root element.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct XmlDocument {
-    /// The root; an empty element where there is none.
+    /// Root element; empty if there is none.
     pub root: XmlElement,
-    /// Why the document could not be read to its end, where it could not.
-    pub broken: Option<String>,
+    /// Reason why the document could not be read to its end.
+    pub parse_error: Option<String>,
 }
 
-/// Reads as much of a document as can be read.
+/// Parses as much of a document as possible.
 pub(crate) fn parse_document(text: &str) -> XmlDocument {
     let mut reader = Reader::from_str(text);
     reader.config_mut().check_end_names = false;
     let mut document = XmlDocument::default();
-    // The elements open at the moment, the root's holder first; closing one hangs it into the one before.
-    let mut open = vec![XmlElement::default()];
+    // Open elements, with the parent of the root first; closing an element adds it to its parent.
+    let mut open_elements = vec![XmlElement::default()];
     loop {
         let at = reader.buffer_position();
         match reader.read_event() {
-            Ok(Event::Start(start)) if open.len() <= limits::XML_DEPTH => open.push(element(&start)),
+            Ok(Event::Start(start)) if open_elements.len() <= limits::XML_DEPTH => {
+                open_elements.push(element_from_start(&start))
+            }
             Ok(Event::Start(_)) => {
-                document.broken = Some(format!("more than {} elements inside each other", limits::XML_DEPTH));
+                document.parse_error = Some(format!("more than {} nested elements", limits::XML_DEPTH));
                 break;
             }
-            Ok(Event::Empty(start)) => close(&mut open, element(&start)),
-            Ok(Event::End(_)) if open.len() > 1 => {
-                let done = open.pop().unwrap_or_default();
-                close(&mut open, done);
+            Ok(Event::Empty(start)) => close_element(&mut open_elements, element_from_start(&start)),
+            Ok(Event::End(_)) if open_elements.len() > 1 => {
+                let element = open_elements.pop().unwrap_or_default();
+                close_element(&mut open_elements, element);
             }
             Ok(Event::End(_)) => {}
-            Ok(Event::Text(text)) => add_text(&mut open, &text.decode().unwrap_or_default()),
-            Ok(Event::CData(data)) => add_text(&mut open, &String::from_utf8_lossy(&data)),
+            Ok(Event::Text(text)) => add_text(&mut open_elements, &text.decode().unwrap_or_default()),
+            Ok(Event::CData(data)) => add_text(&mut open_elements, &String::from_utf8_lossy(&data)),
             Ok(Event::GeneralRef(name)) => {
                 let known = quick_xml::escape::resolve_predefined_entity(&name.decode().unwrap_or_default());
-                add_text(&mut open, known.unwrap_or_default());
+                add_text(&mut open_elements, known.unwrap_or_default());
             }
             Ok(Event::Eof) => break,
             Ok(Event::Comment(_) | Event::Decl(_) | Event::DocType(_) | Event::PI(_)) => {}
             Err(error) => {
-                document.broken = Some(format!("byte {at}: {error}"));
+                document.parse_error = Some(format!("byte {at}: {error}"));
                 break;
             }
         }
     }
-    if open.len() > 1 && document.broken.is_none() {
-        document.broken = Some(format!("cut off inside <{}>", open.last().map_or("", |last| &last.name)));
+    if open_elements.len() > 1 && document.parse_error.is_none() {
+        document.parse_error =
+            Some(format!("truncated inside <{}>", open_elements.last().map_or("", |last| &last.name)));
     }
-    while open.len() > 1 {
-        let done = open.pop().unwrap_or_default();
-        close(&mut open, done);
+    while open_elements.len() > 1 {
+        let element = open_elements.pop().unwrap_or_default();
+        close_element(&mut open_elements, element);
     }
-    document.root = open.pop().and_then(|holder| holder.children.into_iter().next()).unwrap_or_default();
+    document.root = open_elements.pop().and_then(|holder| holder.children.into_iter().next()).unwrap_or_default();
     document
 }
 
-fn element(start: &BytesStart<'_>) -> XmlElement {
+fn element_from_start(start: &BytesStart<'_>) -> XmlElement {
     let attribute = |found: quick_xml::events::attributes::Attribute<'_>| {
         let key = String::from_utf8_lossy(found.key.as_ref()).into_owned();
         let raw = String::from_utf8_lossy(&found.value);
@@ -167,15 +170,15 @@ fn element(start: &BytesStart<'_>) -> XmlElement {
     }
 }
 
-fn close(open: &mut [XmlElement], mut done: XmlElement) {
-    done.text = done.text.trim().to_owned();
-    if let Some(parent) = open.last_mut() {
-        parent.children.push(done);
+fn close_element(open_elements: &mut [XmlElement], mut element: XmlElement) {
+    element.text = element.text.trim().to_owned();
+    if let Some(parent) = open_elements.last_mut() {
+        parent.children.push(element);
     }
 }
 
-fn add_text(open: &mut [XmlElement], text: &str) {
-    if let Some(element) = open.last_mut() {
+fn add_text(open_elements: &mut [XmlElement], text: &str) {
+    if let Some(element) = open_elements.last_mut() {
         element.text.push_str(text);
     }
 }
@@ -229,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_power_of_any_version_is_found() {
+    fn power_is_found_in_the_output_of_any_version() {
         let power = |inside: &str| {
             let device = gpu(inside).devices.remove(0);
             (device.power.value().copied(), device.power_limit.value().copied())
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_cut_is_followed_by_its_instances() {
+    fn a_gpu_in_mig_mode_is_followed_by_its_instances() {
         let snapshot = gpu("<product_name>NVIDIA A100</product_name><uuid>GPU-a</uuid>\
             <mig_mode><current_mig>Enabled</current_mig></mig_mode>\
             <mig_devices><mig_device><index>0</index><gpu_instance_id>3</gpu_instance_id>\
@@ -268,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_a_reset_or_cannot_be_mended_is_unhealthy() {
+    fn a_gpu_that_needs_a_reset_or_replacement_is_unhealthy() {
         let reason = |inside: &str| match health(inside) {
             Some(DeviceHealth::Unhealthy(reason)) => reason.to_string(),
             other => panic!("{other:?}"),
@@ -291,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_the_device_does_not_have_is_unified() {
+    fn unsupported_memory_of_a_gpu_is_unified() {
         for words in ["N/A", "Not Supported"] {
             let snapshot =
                 gpu(&format!("<fb_memory_usage><total>{words}</total><used>{words}</used></fb_memory_usage>"));
@@ -305,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_used_means_follows_the_driver() {
+    fn the_scope_of_used_memory_follows_the_driver_version() {
         let means = |driver: &str| {
             let text = format!(
                 "<nvidia_smi_log><driver_version>{driver}</driver_version><gpu id=\"\"><fb_memory_usage>\
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_that_is_cut_off_keeps_what_came_before_and_no_part_of_a_value() {
+    fn a_truncated_document_keeps_complete_values_only() {
         let cut = WHOLE.find("24564 MiB").unwrap() + 2;
         let snapshot = parse(&WHOLE[..cut]).unwrap();
         assert_eq!(snapshot.devices.len(), 2);
@@ -330,19 +333,19 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_around_a_document_does_not_matter() {
+    fn text_around_a_document_is_ignored() {
         assert_eq!(parse(&format!("warning: old\n{WHOLE}\nConnection closed.")), parse(WHOLE));
     }
 
     #[test]
-    fn a_device_that_is_listed_twice_is_one() {
+    fn a_device_listed_twice_is_reported_once() {
         let gpu = "<gpu id=\"00000000:01:00.0\"><uuid>GPU-a</uuid></gpu>";
         let snapshot = parse(&format!("<nvidia_smi_log>{gpu}{gpu}</nvidia_smi_log>")).unwrap();
         assert_eq!((snapshot.devices.len(), snapshot.warnings.len()), (1, 1));
     }
 
     #[test]
-    fn fewer_devices_than_attached_are_warned_of_and_not_numbered() {
+    fn fewer_devices_than_attached_are_a_warning_and_have_no_index() {
         let text = "<nvidia_smi_log><attached_gpus>2</attached_gpus><gpu id=\"\"><product_brand>Tesla</product_brand>\
                     </gpu></nvidia_smi_log>";
         let snapshot = parse(text).unwrap();
@@ -352,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn another_document_is_refused() {
+    fn a_document_of_another_type_is_refused() {
         let refused = parse("<topology><cpu/></topology>").unwrap_err();
         assert_eq!(refused.code(), "malformed");
         assert!(refused.to_string().contains("topology"));
@@ -363,17 +366,17 @@ mod tests {
         let document = parse_document(
             r#"<?xml version="1.0"?><!DOCTYPE log SYSTEM "x.dtd"><log a="1"><x>5 &amp; 6</x><y/></log>"#,
         );
-        assert_eq!(document.broken, None);
+        assert_eq!(document.parse_error, None);
         assert_eq!(document.root.attribute("a"), Some("1"));
         assert_eq!(document.root.text_of("x"), Some("5 & 6"));
         assert_eq!(document.root.walk().count(), 3);
     }
 
     #[test]
-    fn a_document_that_is_cut_off_keeps_what_came_before() {
+    fn a_truncated_document_keeps_the_elements_before_the_cut() {
         let document = parse_document("<log><gpu><name>A</name></gpu><gpu><name>B");
         assert_eq!(document.root.children("gpu").count(), 2);
-        assert!(document.broken.is_some());
+        assert!(document.parse_error.is_some());
         assert_eq!(parse_document("no xml at all").root, XmlElement::default());
     }
 }
