@@ -28,10 +28,9 @@ pub(crate) const fn from_kfd_location(domain: u32, location: u32) -> PciAddress 
     }
 }
 
-fn parse_hex(digits: &str, max_digits: usize) -> Option<u32> {
-    let is_valid =
-        !digits.is_empty() && digits.len() <= max_digits && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if is_valid { u32::from_str_radix(digits, 16).ok() } else { None }
+fn parse_hex(digits: &str, most: usize) -> Option<u32> {
+    let is_hex = !digits.is_empty() && digits.len() <= most && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_hex { u32::from_str_radix(digits, 16).ok() } else { None }
 }
 
 #[cfg(test)]

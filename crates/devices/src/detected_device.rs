@@ -363,14 +363,10 @@ impl DetectedDevice {
         Some(DeviceIdentity::Pci { address: self.pci?, partition: None })
     }
 
-    /// Converts the reading of time `at`; `attribution_of` attributes a process to a lease.
-    pub fn reading(
-        &self,
-        at: PoolTime,
-        attribution_of: impl Fn(&DeviceProcess) -> ProcessAttribution,
-    ) -> DeviceReading {
+    /// Converts the reading of time `at`; `attribute` attributes a process to a lease.
+    pub fn reading(&self, at: PoolTime, attribute: impl Fn(&DeviceProcess) -> ProcessAttribution) -> DeviceReading {
         let process = |process: &DeviceProcess| ProcessUsage {
-            attribution: attribution_of(process),
+            attribution: attribute(process),
             memory: process.memory.value().copied(),
         };
         DeviceReading {

@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpupool_core::{Bytes, DeviceHealth, GpuId, LinkKind, Percent, Vendor};
+use gpupool_core::{Bytes, DeviceHealth, GpuId, LinkKind, Vendor};
 use serde::Serialize;
 
-use crate::detected_device::{
-    DetectedDevice, DevicePartition, DeviceProcess, Milliwatts, ProcessActivity, UsedMemoryScope,
-};
+use crate::detected_device::{DetectedDevice, DevicePartition, DeviceProcess, ProcessActivity, UsedMemoryScope};
 use crate::host_process::HostProcessLookup;
 use crate::reported::{MissingReason, Reported};
 use crate::source_reading::SourceReading;
@@ -179,10 +177,9 @@ impl DeviceReport {
             pci: found.pci.map(|address| address.to_string()),
             identity,
             partition: found.partition.clone(),
-            memory_total_mib: missing
-                .value_or_record("memory_total_mib", &memory.total, |bytes: &Bytes| bytes.as_mib()),
+            memory_total_mib: missing.take("memory_total_mib", &memory.total, |bytes| bytes.as_mib()),
             memory_reserved_mib: optional(&memory.reserved),
-            memory_used_mib: missing.value_or_record("memory_used_mib", &memory.used, |bytes: &Bytes| bytes.as_mib()),
+            memory_used_mib: missing.take("memory_used_mib", &memory.used, |bytes| bytes.as_mib()),
             memory_used_includes_reserved: match memory.used_means {
                 UsedMemoryScope::WithReserved => Some(true),
                 UsedMemoryScope::WithoutReserved => Some(false),
@@ -191,15 +188,10 @@ impl DeviceReport {
             unified_memory: memory.unified,
             host_memory_total_mib: optional(&memory.host_total),
             host_memory_used_mib: optional(&memory.host_used),
-            utilization_percent: missing.value_or_record(
-                "utilization_percent",
-                &found.utilization,
-                |percent: &Percent| percent.as_number(),
-            ),
-            temperature_c: missing.value_or_record("temperature_c", &found.temperature_c, |degrees| *degrees),
-            power_w: missing.value_or_record("power_w", &found.power, |power: &Milliwatts| power.as_number()),
-            power_limit_w: missing
-                .value_or_record("power_limit_w", &found.power_limit, |power: &Milliwatts| power.as_number()),
+            utilization_percent: missing.take("utilization_percent", &found.utilization, |percent| percent.as_number()),
+            temperature_c: missing.take("temperature_c", &found.temperature_c, |degrees| *degrees),
+            power_w: missing.take("power_w", &found.power, |power| power.as_number()),
+            power_limit_w: missing.take("power_limit_w", &found.power_limit, |power| power.as_number()),
             driver: found.driver.clone(),
             mig: found.mig,
             health,
@@ -209,7 +201,7 @@ impl DeviceReport {
             minor: found.minor,
             numa: found.numa,
             processes: missing
-                .value_or_record("processes", &found.processes, |list| list.iter().map(ProcessReport::new).collect())
+                .take("processes", &found.processes, |list| list.iter().map(ProcessReport::new).collect())
                 .unwrap_or_default(),
             unsupported: missing.unsupported,
             failed: missing.failed,
@@ -225,14 +217,9 @@ struct MissingFields {
 }
 
 impl MissingFields {
-    fn value_or_record<T, U>(
-        &mut self,
-        name: &'static str,
-        reported: &Reported<T>,
-        value: impl FnOnce(&T) -> U,
-    ) -> Option<U> {
+    fn take<T, U>(&mut self, name: &'static str, reported: &Reported<T>, convert: impl FnOnce(&T) -> U) -> Option<U> {
         match reported {
-            Reported::Value(reported) => return Some(value(reported)),
+            Reported::Value(value) => return Some(convert(value)),
             Reported::Unsupported(_) => self.unsupported.push(name),
             Reported::Failed(words) => {
                 self.failed.insert(name, words.clone());

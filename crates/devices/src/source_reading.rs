@@ -117,12 +117,11 @@ impl SourceReading {
     fn find_same_device(&self, other: &DetectedDevice, matched: &[bool]) -> Option<usize> {
         // Devices added by this merge are skipped: two devices of one source are never the same.
         let free = |place: &usize| matched.get(*place) == Some(&false);
-        let is_comparable =
+        let comparable =
             |mine: &&DetectedDevice| mine.vendor == other.vendor && mine.is_mig_instance() == other.is_mig_instance();
         let find = |same: &dyn Fn(&DetectedDevice) -> bool| {
-            (0..self.devices.len())
-                .filter(free)
-                .find(|&place| Some(&self.devices[place]).filter(is_comparable).is_some_and(same))
+            let mut positions = (0..self.devices.len()).filter(free);
+            positions.find(|&place| Some(&self.devices[place]).filter(comparable).is_some_and(same))
         };
         fn differ<T: PartialEq>(a: Option<T>, b: Option<T>) -> bool {
             matches!((a, b), (Some(a), Some(b)) if a != b)

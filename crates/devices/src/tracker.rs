@@ -83,6 +83,9 @@ pub struct DeviceTracker {
     sampled: BTreeSet<GpuId>,
 }
 
+/// Whole GPUs by PCI address.
+type GpusByPci = HashMap<PciAddress, DeviceIdentity>;
+
 /// A device and the number of successive readings without it.
 #[derive(Debug, Clone)]
 struct TrackerEntry {
@@ -145,15 +148,15 @@ impl DeviceTracker {
         let link =
             |link: &DetectedLink| Some(DeviceLink { a: *ids.get(link.a)?, b: *ids.get(link.b)?, kind: link.kind });
         self.links.insert(source, reading.links.iter().filter_map(link).collect());
-        let mut missing: Vec<DeviceIdentity> = self.identities_of_source(source).cloned().collect();
+        let mut missing: Vec<DeviceIdentity> = self.identities_of(source).cloned().collect();
         missing.retain(|identity| !identities.contains(identity));
-        let whole_gpus = self.whole_gpus(&identities, &reading.devices);
+        let gpus_by_pci = self.gpus_by_pci(&identities, &reading.devices);
         for ((identity, gpu_id), mut found) in identities.into_iter().zip(ids).zip(reading.devices) {
             let before = self.devices.get(&identity).map(|entry| &entry.device);
             if let Some(before) = before {
                 retain_missing_facts(&mut found, &before.found);
             }
-            let facts = self.facts(&identity, &found, &whole_gpus, before.map(|before| &before.facts));
+            let facts = self.facts(&identity, &found, &gpus_by_pci, before.map(|before| &before.facts));
             let health = found.health.clone().unwrap_or(DeviceHealth::Healthy);
             let found = Arc::new(found);
             let device =
@@ -180,8 +183,7 @@ impl DeviceTracker {
             let was_here = |identity: &&DeviceIdentity| {
                 self.devices.get(identity).is_some_and(|known| is_same_position(&known.device.found, device))
             };
-            let known =
-                self.identities_of_source(source).filter(was_here).find(|identity| !identities.contains(identity));
+            let known = self.identities_of(source).filter(was_here).find(|identity| !identities.contains(identity));
             if let Some(known) = known {
                 identities[position] = known.clone();
             }
@@ -189,17 +191,13 @@ impl DeviceTracker {
         identities
     }
 
-    fn identities_of_source(&self, source: SourceKind) -> impl Iterator<Item = &DeviceIdentity> {
+    fn identities_of(&self, source: SourceKind) -> impl Iterator<Item = &DeviceIdentity> {
         self.devices.iter().filter(move |(_, entry)| entry.device.source == source).map(|(identity, _)| identity)
     }
 
     /// Returns the whole GPUs by PCI address, preferring those of this reading; empty where the reading has no
     /// partitions.
-    fn whole_gpus(
-        &self,
-        identities: &[DeviceIdentity],
-        read: &[DetectedDevice],
-    ) -> HashMap<PciAddress, DeviceIdentity> {
+    fn gpus_by_pci(&self, identities: &[DeviceIdentity], read: &[DetectedDevice]) -> GpusByPci {
         if read.iter().all(|found| found.partition.is_none()) {
             return HashMap::new();
         }
@@ -213,10 +211,10 @@ impl DeviceTracker {
         &self,
         identity: &DeviceIdentity,
         found: &DetectedDevice,
-        whole_gpus: &HashMap<PciAddress, DeviceIdentity>,
+        gpus_by_pci: &GpusByPci,
         before: Option<&Arc<DeviceFacts>>,
     ) -> Arc<DeviceFacts> {
-        let card = found.pci.and_then(|pci| whole_gpus.get(&pci)).cloned();
+        let card = found.pci.and_then(|pci| gpus_by_pci.get(&pci)).cloned();
         let mut facts = found.facts(identity.clone(), card);
         facts.isolation.mps &= !self.without_mps;
         let Some(before) = before else { return Arc::new(facts) };

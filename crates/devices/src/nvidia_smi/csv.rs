@@ -120,7 +120,7 @@ fn is_process_field(field: &CsvField) -> bool {
 /// Whether a line contains a value that only a row about a GPU has: a UUID, an address, a name, or an amount of memory.
 fn is_row(line: &str) -> bool {
     let mut cells = line.split(',').map(str::trim);
-    let is_device_table = |cell: &str| {
+    let is_about_gpu = |cell: &str| {
         let is_amount = cell.strip_suffix(" MiB").is_some_and(|number| number.parse::<u64>().is_ok());
         let is_name = ["NVIDIA ", "Tesla ", "GeForce ", "Quadro "].iter().any(|brand| cell.starts_with(brand));
         is_amount
@@ -128,7 +128,7 @@ fn is_row(line: &str) -> bool {
             || cell.starts_with("GPU-")
             || (cell.contains('.') && parse_pci_address(cell).is_some())
     };
-    line.contains(',') && cells.any(is_device_table)
+    line.contains(',') && cells.any(is_about_gpu)
 }
 
 // `nvidia-smi --query-compute-apps=… --format=csv`: one row for each compute process.
@@ -191,15 +191,12 @@ fn gpu_with_processes(uuid: &str, address: &str, name: &str) -> XmlElement {
 
 fn process_from_row(table: &CsvTable, row: &[String]) -> XmlElement {
     let memory = table.cell_and_field(row, &["used_gpu_memory", "used_memory"]);
+    let memory = memory.map(|(cell, field)| field.with_unit(cell, "MiB"));
     let mut info = text_element("process_info", "");
     insert_text(&mut info, &["pid"], table.cell(row, &["pid"]).unwrap_or_default());
     insert_text(&mut info, &["process_name"], table.cell(row, &PROCESS_NAME).unwrap_or_default());
     insert_text(&mut info, &["type"], "C");
-    insert_text(
-        &mut info,
-        &["used_memory"],
-        &memory.map_or_else(String::new, |(cell, field)| field.with_unit(cell, "MiB")),
-    );
+    insert_text(&mut info, &["used_memory"], &memory.unwrap_or_default());
     info
 }
 

@@ -13,7 +13,7 @@ pub(super) const NAME: &str = "nvidia-smi";
 
 /// Whether a text contains such a message.
 pub(crate) fn looks_like(text: &str) -> bool {
-    text.lines().any(|line| NvidiaSmiMessage::classify(line).is_some())
+    text.lines().any(|line| ToolMessage::parse(line).is_some())
 }
 
 /// Reads a text of messages: devices that do not answer, no devices, or an error.
@@ -32,37 +32,34 @@ pub(crate) fn parse_with_messages(
     text: &str,
     parse: impl FnOnce(&str) -> Result<SourceReading, SourceError>,
 ) -> Result<SourceReading, SourceError> {
-    let messages: Vec<(&str, NvidiaSmiMessage)> =
-        text.lines().filter_map(|line| Some((line.trim(), NvidiaSmiMessage::classify(line)?))).collect();
+    let messages: Vec<(&str, ToolMessage)> =
+        text.lines().filter_map(|line| Some((line.trim(), ToolMessage::parse(line)?))).collect();
     if messages.is_empty() {
         return parse(text);
     }
-    let rest: String =
-        text.lines().filter(|line| NvidiaSmiMessage::classify(line).is_none()).flat_map(|line| [line, "\n"]).collect();
-    let failed_devices: Vec<DetectedDevice> =
-        messages.iter().filter_map(|(line, message)| message.device(line)).collect();
+    let rest = text.lines().filter(|line| ToolMessage::parse(line).is_none());
+    let rest: String = rest.flat_map(|line| [line, "\n"]).collect();
+    let failed: Vec<DetectedDevice> = messages.iter().filter_map(|(line, message)| message.device(line)).collect();
     let general_error = messages.iter().find_map(|(line, message)| message.error(line));
-    let has_message = |wanted| messages.iter().any(|(_, message)| *message == wanted);
+    let mentions = |wanted| messages.iter().any(|(_, message)| *message == wanted);
     let result = if rest.trim().is_empty() { Ok(SourceReading::default()) } else { parse(&rest) };
     let mut reading = match (result, general_error) {
-        (Ok(reading), Some(error)) if reading.devices.is_empty() && failed_devices.is_empty() => return Err(error),
+        (Ok(reading), Some(error)) if reading.devices.is_empty() && failed.is_empty() => return Err(error),
         (Ok(mut reading), Some(error)) => {
             reading.warn(error.to_string());
             reading
         }
         (Ok(reading), None) => reading,
-        (Err(_), Some(error)) if failed_devices.is_empty() => return Err(error),
-        (Err(problem), _) if failed_devices.is_empty() && !has_message(NvidiaSmiMessage::NoDevices) => {
-            return Err(problem);
-        }
+        (Err(_), Some(error)) if failed.is_empty() => return Err(error),
+        (Err(error), _) if failed.is_empty() && !mentions(ToolMessage::NoDevices) => return Err(error),
         // The text around the message (a date, the name of a container) is ignored.
         (Err(_), _) => SourceReading::default(),
     };
-    for (line, _) in messages.iter().filter(|(_, message)| *message == NvidiaSmiMessage::Notice) {
+    for (line, _) in messages.iter().filter(|(_, message)| *message == ToolMessage::Notice) {
         reading.warn(truncate_text(line.trim_start_matches("WARNING: ")));
     }
     let mut failed_gpus = SourceReading::default();
-    for device in failed_devices {
+    for device in failed {
         // The tool may repeat the message for each query.
         let is_known = |known: &DetectedDevice| device.pci.is_some() && known.pci == device.pci;
         if failed_gpus.devices.iter().any(is_known) {
@@ -80,7 +77,7 @@ pub(crate) fn parse_with_messages(
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum NvidiaSmiMessage {
+enum ToolMessage {
     /// A message about one device, named in the line.
     Device,
     NoDevices,
@@ -97,39 +94,33 @@ enum NvidiaSmiMessage {
 
 /// Matches any text.
 const ANY: &[&str] = &[""];
+const NO_HANDLE: &[&str] = &["unable to determine the device handle for", "unable to detect the device handle for"];
 const FAILED: &[&str] = &["failed to initialize nvml", "nvidia smi has failed because"];
 const NO_FILE: &[&str] = &["no such file or directory", "executable file not found", "cannot open shared object file"];
+const NO_COMMAND: &[&str] = &["nvidia smi command not found", "nvidia smi not found", "command not found nvidia smi"];
 const UNKNOWN_OPTION: &[&str] = &["is not recognized", "is missing its value", "is not a valid"];
 
 /// Messages by the start of their line and a phrase in it. The first match counts.
-const MESSAGES: [(&[&str], &[&str], NvidiaSmiMessage); 14] = [
-    (
-        &["unable to determine the device handle for", "unable to detect the device handle for"],
-        ANY,
-        NvidiaSmiMessage::Device,
-    ),
-    (&["no devices were found", "no devices found"], ANY, NvidiaSmiMessage::NoDevices),
-    (&["nvidia smi couldnt find", "nvidia smi is not recognized"], ANY, NvidiaSmiMessage::NotPresent),
-    (
-        ANY,
-        &["nvidia smi command not found", "nvidia smi not found", "command not found nvidia smi"],
-        NvidiaSmiMessage::NotPresent,
-    ),
-    (&["warning inforom is corrupted"], ANY, NvidiaSmiMessage::Notice),
-    (FAILED, &["version mismatch"], NvidiaSmiMessage::Mismatch),
-    (FAILED, &["insufficient permissions", "no permission"], NvidiaSmiMessage::NoPermission),
-    (FAILED, &["driver not loaded", "communicate with the nvidia driver"], NvidiaSmiMessage::NotLoaded),
-    (FAILED, &["library not found"], NvidiaSmiMessage::NotPresent),
-    (FAILED, ANY, NvidiaSmiMessage::Driver),
-    (&["insufficient permissions"], ANY, NvidiaSmiMessage::NoPermission),
-    (&["field"], &["is not a valid field to query"], NvidiaSmiMessage::Usage),
-    (&["error option", "option"], UNKNOWN_OPTION, NvidiaSmiMessage::Usage),
-    (&["invalid combination of input arguments", "invalid argument"], ANY, NvidiaSmiMessage::Usage),
+const MESSAGES: [(&[&str], &[&str], ToolMessage); 14] = [
+    (NO_HANDLE, ANY, ToolMessage::Device),
+    (&["no devices were found", "no devices found"], ANY, ToolMessage::NoDevices),
+    (&["nvidia smi couldnt find", "nvidia smi is not recognized"], ANY, ToolMessage::NotPresent),
+    (ANY, NO_COMMAND, ToolMessage::NotPresent),
+    (&["warning inforom is corrupted"], ANY, ToolMessage::Notice),
+    (FAILED, &["version mismatch"], ToolMessage::Mismatch),
+    (FAILED, &["insufficient permissions", "no permission"], ToolMessage::NoPermission),
+    (FAILED, &["driver not loaded", "communicate with the nvidia driver"], ToolMessage::NotLoaded),
+    (FAILED, &["library not found"], ToolMessage::NotPresent),
+    (FAILED, ANY, ToolMessage::Driver),
+    (&["insufficient permissions"], ANY, ToolMessage::NoPermission),
+    (&["field"], &["is not a valid field to query"], ToolMessage::Usage),
+    (&["error option", "option"], UNKNOWN_OPTION, ToolMessage::Usage),
+    (&["invalid combination of input arguments", "invalid argument"], ANY, ToolMessage::Usage),
 ];
 
-impl NvidiaSmiMessage {
+impl ToolMessage {
     /// Classifies a line, ignoring case and punctuation.
-    fn classify(line: &str) -> Option<Self> {
+    fn parse(line: &str) -> Option<Self> {
         // Messages are short; a long line may be the command line of a program.
         if line.len() > 400 {
             return None;
@@ -179,11 +170,8 @@ impl NvidiaSmiMessage {
             None => rest,
         };
         let lost = normalize_line(rest).contains("lost") || normalize_line(rest).contains("fallen off the bus");
-        found.health = Some(if lost {
-            DeviceHealth::Lost
-        } else {
-            DeviceHealth::Unhealthy(truncate_text(rest.trim()).as_ref().into())
-        });
+        let reason = || truncate_text(rest.trim()).as_ref().into();
+        found.health = Some(if lost { DeviceHealth::Lost } else { DeviceHealth::Unhealthy(reason()) });
         Some(found)
     }
 }

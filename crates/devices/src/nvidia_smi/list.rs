@@ -37,7 +37,7 @@ pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
             if let Some(device) = parse_gpu_line(line) {
                 parent = reading.push(device);
             } else if let Some(device) =
-                parse_instance_line(line, parent.and_then(|place: usize| reading.devices.get_mut(place)))
+                parse_instance(line, parent.and_then(|place: usize| reading.devices.get_mut(place)))
             {
                 reading.push(device);
             } else {
@@ -64,7 +64,7 @@ pub(crate) fn parse_gpu_line(line: &str) -> Option<DetectedDevice> {
 }
 
 /// Parses a line `MIG 1g.10gb  Device  0: (UUID: MIG-…)` below the line of its GPU, whose MIG mode is therefore on.
-fn parse_instance_line(line: &str, parent: Option<&mut DetectedDevice>) -> Option<DetectedDevice> {
+fn parse_instance(line: &str, parent: Option<&mut DetectedDevice>) -> Option<DetectedDevice> {
     let (profile, rest) = line.trim().strip_prefix("MIG ")?.split_once(" Device ")?;
     let (index, rest) = rest.split_once(':')?;
     let profile: Option<Arc<str>> = known_name(profile);

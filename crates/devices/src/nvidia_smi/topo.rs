@@ -18,7 +18,7 @@ pub(crate) fn looks_like(text: &str) -> bool {
     let text = strip_terminal_codes(text);
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     lines.next().is_some_and(|line| TopologyHeader::parse(line).is_some())
-        && lines.next().is_some_and(|row| row.split_whitespace().next().and_then(parse_gpu_number).is_some())
+        && lines.next().is_some_and(|row| row.split_whitespace().next().and_then(gpu_number).is_some())
 }
 
 /// Returns the GPUs by index, with their NUMA nodes and links.
@@ -34,7 +34,7 @@ pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
         let mut places: BTreeMap<u32, usize> = BTreeMap::new();
         for line in lines.take_while(|line| !line.trim_start().starts_with("Legend")) {
             let mut cells_of = line.split_whitespace();
-            let Some(number) = cells_of.next().and_then(parse_gpu_number) else { continue };
+            let Some(number) = cells_of.next().and_then(gpu_number) else { continue };
             let cells: Vec<&str> = cells_of.collect();
             if places.contains_key(&number) {
                 continue;
@@ -52,9 +52,7 @@ pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
                 match parse_cell(cell) {
                     TopologyCell::Link(kind) => links_by_number.push((number, other, kind)),
                     TopologyCell::NotApplicable => {}
-                    TopologyCell::Unknown => {
-                        reading.warn(format!("GPU{number} to GPU{other}: {}", truncate_text(cell)))
-                    }
+                    TopologyCell::Unknown => reading.warn(format!("GPU{number}-GPU{other}: {}", truncate_text(cell))),
                 }
             }
         }
@@ -101,9 +99,8 @@ struct TopologyHeader {
 impl TopologyHeader {
     fn parse(line: &str) -> Option<Self> {
         // Columns with several words (`CPU Affinity`, `GPU NUMA ID`) follow the matrix.
-        let is_matrix_column = |word: &&str| !matches!(*word, "CPU" | "NUMA" | "GPU" | "X");
-        let columns: Vec<Option<u32>> =
-            line.split_whitespace().take_while(is_matrix_column).map(parse_gpu_number).collect();
+        let is_column = |word: &&str| !matches!(*word, "CPU" | "NUMA" | "GPU" | "X");
+        let columns: Vec<Option<u32>> = line.split_whitespace().take_while(is_column).map(gpu_number).collect();
         let is_header =
             columns.first().is_some_and(Option::is_some) && !line.split_whitespace().any(|word| word == "X");
         is_header.then(|| Self { columns, has_numa: line.contains("NUMA Affinity") })
@@ -120,7 +117,7 @@ impl TopologyHeader {
 }
 
 /// Parses the number in `GPU7`.
-fn parse_gpu_number(word: &str) -> Option<u32> {
+fn gpu_number(word: &str) -> Option<u32> {
     word.strip_prefix("GPU")?.parse().ok()
 }
 

@@ -89,10 +89,10 @@ impl XmlElement {
 
     /// Iterates over this element and its descendants, depth first.
     pub(crate) fn walk(&self) -> impl Iterator<Item = &Self> {
-        let mut open_elements = vec![self];
+        let mut open = vec![self];
         std::iter::from_fn(move || {
-            let element = open_elements.pop()?;
-            open_elements.extend(element.children.iter().rev());
+            let element = open.pop()?;
+            open.extend(element.children.iter().rev());
             Some(element)
         })
     }
@@ -113,28 +113,26 @@ pub(crate) fn parse_document(text: &str) -> XmlDocument {
     reader.config_mut().check_end_names = false;
     let mut document = XmlDocument::default();
     // Open elements, with the parent of the root first; closing an element adds it to its parent.
-    let mut open_elements = vec![XmlElement::default()];
+    let mut open = vec![XmlElement::default()];
     loop {
         let at = reader.buffer_position();
         match reader.read_event() {
-            Ok(Event::Start(start)) if open_elements.len() <= limits::XML_DEPTH => {
-                open_elements.push(element_from_start(&start))
-            }
+            Ok(Event::Start(start)) if open.len() <= limits::XML_DEPTH => open.push(parse_element(&start)),
             Ok(Event::Start(_)) => {
                 document.parse_error = Some(format!("more than {} nested elements", limits::XML_DEPTH));
                 break;
             }
-            Ok(Event::Empty(start)) => close_element(&mut open_elements, element_from_start(&start)),
-            Ok(Event::End(_)) if open_elements.len() > 1 => {
-                let element = open_elements.pop().unwrap_or_default();
-                close_element(&mut open_elements, element);
+            Ok(Event::Empty(start)) => close_element(&mut open, parse_element(&start)),
+            Ok(Event::End(_)) if open.len() > 1 => {
+                let element = open.pop().unwrap_or_default();
+                close_element(&mut open, element);
             }
             Ok(Event::End(_)) => {}
-            Ok(Event::Text(text)) => add_text(&mut open_elements, &text.decode().unwrap_or_default()),
-            Ok(Event::CData(data)) => add_text(&mut open_elements, &String::from_utf8_lossy(&data)),
+            Ok(Event::Text(text)) => add_text(&mut open, &text.decode().unwrap_or_default()),
+            Ok(Event::CData(data)) => add_text(&mut open, &String::from_utf8_lossy(&data)),
             Ok(Event::GeneralRef(name)) => {
                 let known = quick_xml::escape::resolve_predefined_entity(&name.decode().unwrap_or_default());
-                add_text(&mut open_elements, known.unwrap_or_default());
+                add_text(&mut open, known.unwrap_or_default());
             }
             Ok(Event::Eof) => break,
             Ok(Event::Comment(_) | Event::Decl(_) | Event::DocType(_) | Event::PI(_)) => {}
@@ -144,19 +142,18 @@ pub(crate) fn parse_document(text: &str) -> XmlDocument {
             }
         }
     }
-    if open_elements.len() > 1 && document.parse_error.is_none() {
-        document.parse_error =
-            Some(format!("truncated inside <{}>", open_elements.last().map_or("", |last| &last.name)));
+    if open.len() > 1 && document.parse_error.is_none() {
+        document.parse_error = Some(format!("truncated inside <{}>", open.last().map_or("", |last| &last.name)));
     }
-    while open_elements.len() > 1 {
-        let element = open_elements.pop().unwrap_or_default();
-        close_element(&mut open_elements, element);
+    while open.len() > 1 {
+        let element = open.pop().unwrap_or_default();
+        close_element(&mut open, element);
     }
-    document.root = open_elements.pop().and_then(|holder| holder.children.into_iter().next()).unwrap_or_default();
+    document.root = open.pop().and_then(|holder| holder.children.into_iter().next()).unwrap_or_default();
     document
 }
 
-fn element_from_start(start: &BytesStart<'_>) -> XmlElement {
+fn parse_element(start: &BytesStart<'_>) -> XmlElement {
     let attribute = |found: quick_xml::events::attributes::Attribute<'_>| {
         let key = String::from_utf8_lossy(found.key.as_ref()).into_owned();
         let raw = String::from_utf8_lossy(&found.value);
@@ -170,15 +167,15 @@ fn element_from_start(start: &BytesStart<'_>) -> XmlElement {
     }
 }
 
-fn close_element(open_elements: &mut [XmlElement], mut element: XmlElement) {
+fn close_element(open: &mut [XmlElement], mut element: XmlElement) {
     element.text = element.text.trim().to_owned();
-    if let Some(parent) = open_elements.last_mut() {
+    if let Some(parent) = open.last_mut() {
         parent.children.push(element);
     }
 }
 
-fn add_text(open_elements: &mut [XmlElement], text: &str) {
-    if let Some(element) = open_elements.last_mut() {
+fn add_text(open: &mut [XmlElement], text: &str) {
+    if let Some(element) = open.last_mut() {
         element.text.push_str(text);
     }
 }

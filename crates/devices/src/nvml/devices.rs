@@ -60,14 +60,14 @@ impl OpenedDevice {
         facts.index = Some(index);
         facts.driver = driver.cloned();
         let (uuid, pci, mig) = (library.uuid(handle), library.pci(handle), library.mig_mode(handle));
-        let is_incomplete =
-            [uuid.as_ref().err(), pci.as_ref().err(), mig.as_ref().err()].into_iter().flatten().any(is_transient);
-        facts.uuid = optional_fact(uuid)?.map(Into::into);
-        facts.name = optional_fact(library.name(handle))?.map(Into::into);
-        facts.pci = optional_fact(pci)?.and_then(|text| parse_pci_address(&text));
-        facts.minor = optional_fact(library.minor(handle))?;
+        let errors = [uuid.as_ref().err(), pci.as_ref().err(), mig.as_ref().err()];
+        let is_incomplete = errors.into_iter().flatten().any(is_transient);
+        facts.uuid = optional(uuid)?.map(Into::into);
+        facts.name = optional(library.name(handle))?.map(Into::into);
+        facts.pci = optional(pci)?.and_then(|text| parse_pci_address(&text));
+        facts.minor = optional(library.minor(handle))?;
         facts.numa = facts.pci.and_then(|pci| numa_node(sys, pci));
-        facts.mig = optional_fact(mig)?;
+        facts.mig = optional(mig)?;
         let repair = match (library.remapped_rows(handle), library.retired_pages_pending(handle)) {
             (Err(code), Err(_)) if is_unsupported(code) => MemoryRepair::Unknown,
             (Err(code), Ok(_)) if is_unsupported(code) => MemoryRepair::Pages,
@@ -81,7 +81,7 @@ impl OpenedDevice {
     /// Whether MIG or its instances changed since the device was opened.
     pub(super) fn has_mig_changed(&self, library: &NvmlLibrary) -> NvmlResult<bool> {
         let Some(on) = self.facts.mig else { return Ok(false) };
-        match optional_fact(library.mig_mode(self.handle))? {
+        match optional(library.mig_mode(self.handle))? {
             Some(now) if now == on => {}
             Some(_) => return Ok(true),
             None => return Ok(false),
@@ -91,7 +91,7 @@ impl OpenedDevice {
         }
         let mut known = self.instances.iter();
         for (slot, handle) in occupied_slots(library, self.handle)? {
-            let uuid = optional_fact(library.uuid(handle))?;
+            let uuid = optional(library.uuid(handle))?;
             let same = |instance: &MigInstance| {
                 instance.handle == handle
                     && instance.facts.index == Some(slot)
@@ -106,23 +106,21 @@ impl OpenedDevice {
 }
 
 fn open_instances(library: &NvmlLibrary, parent: DeviceHandle, of: &DetectedDevice) -> NvmlResult<Vec<MigInstance>> {
-    let parent_total = optional_fact(library.memory(parent))?.map(|memory| memory.total);
+    let parent_total = optional(library.memory(parent))?.map(|memory| memory.total);
     let open = |(slot, handle)| {
         let mut facts = of.clone();
         facts.index = Some(slot);
-        facts.uuid = optional_fact(library.uuid(handle))?.map(Into::into);
-        let name = optional_fact(library.name(handle))?;
+        facts.uuid = optional(library.uuid(handle))?.map(Into::into);
+        let name = optional(library.name(handle))?;
         let named = name.as_deref().and_then(|name| name.rsplit_once(" MIG ")).map(|(_, profile)| profile.trim());
         let sized = match (named, parent_total) {
-            (None, Some(total)) => {
-                optional_fact(library.slices(handle))?.and_then(|slices| profile_name(slices, total))
-            }
+            (None, Some(total)) => optional(library.slices(handle))?.and_then(|slices| profile_name(slices, total)),
             _ => None,
         };
         facts.partition = Some(DevicePartition::Mig {
             parent_uuid: of.uuid.clone(),
-            gpu_instance: optional_fact(library.gpu_instance(handle))?,
-            compute_instance: optional_fact(library.compute_instance(handle))?,
+            gpu_instance: optional(library.gpu_instance(handle))?,
+            compute_instance: optional(library.compute_instance(handle))?,
             profile: named.map(Arc::from).or(sized),
         });
         Ok(MigInstance { handle, facts })
@@ -132,10 +130,10 @@ fn open_instances(library: &NvmlLibrary, parent: DeviceHandle, of: &DetectedDevi
 
 /// Returns the slots with an instance. They may have gaps.
 fn occupied_slots(library: &NvmlLibrary, parent: DeviceHandle) -> NvmlResult<Vec<(u32, DeviceHandle)>> {
-    let most = optional_fact(library.mig_slots(parent))?.unwrap_or(0);
+    let most = optional(library.mig_slots(parent))?.unwrap_or(0);
     let mut slots = Vec::new();
     for slot in 0..most.min(64) {
-        if let Some(handle) = optional_fact(library.mig_instance(parent, slot))? {
+        if let Some(handle) = optional(library.mig_instance(parent, slot))? {
             slots.push((slot, handle));
         }
     }
@@ -154,7 +152,7 @@ fn profile_name(slices: MigSlices, parent_total: u64) -> Option<Arc<str>> {
 
 /// Makes a fact optional. Only a lost device or a driver error is passed on, so that a device that needs a reset is
 /// still known by its other facts.
-fn optional_fact<T>(result: NvmlResult<T>) -> NvmlResult<Option<T>> {
+fn optional<T>(result: NvmlResult<T>) -> NvmlResult<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(code) if code.scope() <= ErrorScope::Device => Ok(None),
@@ -178,44 +176,69 @@ fn numa_node(sys: &Path, pci: PciAddress) -> Option<u32> {
 
 // Current values of a device.
 
-/// Reads a device and its instances, and returns the worst error scope. Fails only where the driver as a whole fails.
-pub(super) fn read_device(
-    library: &NvmlLibrary,
-    device: &OpenedDevice,
-    buffer: &mut ProcessBuffer,
-) -> NvmlResult<(Vec<DetectedDevice>, ErrorScope)> {
-    let mut errors = WorstError::default();
-    let mut found = Vec::with_capacity(1 + device.instances.len());
-    let mut whole = device.facts.clone();
-    whole.power_limit = if device.has_power_limit {
-        errors.record(library.power_limit(device.handle)).map(milliwatts_of)
-    } else {
-        Reported::Unsupported(NvmlCode::NOT_SUPPORTED.description().into())
-    };
-    fill_readings(&mut whole, library, device.handle, buffer, &mut errors);
-    let no_own_memory = NvmlCode::NOT_SUPPORTED.description();
-    whole.memory.unified = matches!(&whole.memory.total, Reported::Unsupported(words) if words == no_own_memory);
-    found.push(whole);
-    for instance in &device.instances {
-        let mut part = instance.facts.clone();
-        fill_readings(&mut part, library, instance.handle, buffer, &mut errors);
-        found.push(part);
-    }
-    let scope = errors.worst.map_or(ErrorScope::Field, NvmlCode::scope);
-    let health = match (scope, errors.worst) {
-        (ErrorScope::Driver, Some(code)) => return Err(code),
-        (ErrorScope::Presence, Some(code)) => {
-            let lost = |facts: DetectedDevice| unreadable_device(facts, code, Some(DeviceHealth::Lost));
-            return Ok((found.into_iter().map(lost).collect(), scope));
+/// Reads one device and its instances.
+pub(super) struct DeviceReader<'a> {
+    pub library: &'a NvmlLibrary,
+    pub buffer: &'a mut ProcessBuffer,
+    /// Worst error so far.
+    pub worst: Option<NvmlCode>,
+}
+
+impl DeviceReader<'_> {
+    /// Reads the values, and returns the worst error scope. Fails only where the driver as a whole fails.
+    pub(super) fn read(mut self, device: &OpenedDevice) -> NvmlResult<(Vec<DetectedDevice>, ErrorScope)> {
+        let mut found = Vec::with_capacity(1 + device.instances.len());
+        let mut whole = device.facts.clone();
+        whole.power_limit = if device.has_power_limit {
+            self.field(self.library.power_limit(device.handle)).map(from_milliwatts)
+        } else {
+            Reported::Unsupported(NvmlCode::NOT_SUPPORTED.description().into())
+        };
+        self.fill_values(&mut whole, device.handle);
+        let no_own_memory = NvmlCode::NOT_SUPPORTED.description();
+        whole.memory.unified = matches!(&whole.memory.total, Reported::Unsupported(why) if why == no_own_memory);
+        found.push(whole);
+        for instance in &device.instances {
+            let mut part = instance.facts.clone();
+            self.fill_values(&mut part, instance.handle);
+            found.push(part);
         }
-        (ErrorScope::Device, Some(code)) => DeviceHealth::Unhealthy(code.description().into()),
-        _ => memory_health(library, device),
-    };
-    // The health of a GPU applies to all of its instances.
-    for part in &mut found {
-        part.health = Some(health.clone());
+        let scope = self.worst.map_or(ErrorScope::Field, NvmlCode::scope);
+        let health = match (scope, self.worst) {
+            (ErrorScope::Driver, Some(code)) => return Err(code),
+            (ErrorScope::Presence, Some(code)) => {
+                let lost = |facts: DetectedDevice| unreadable_device(facts, code, Some(DeviceHealth::Lost));
+                return Ok((found.into_iter().map(lost).collect(), scope));
+            }
+            (ErrorScope::Device, Some(code)) => DeviceHealth::Unhealthy(code.description().into()),
+            _ => memory_health(self.library, device),
+        };
+        // The health of a GPU applies to all of its instances.
+        for part in &mut found {
+            part.health = Some(health.clone());
+        }
+        Ok((found, scope))
     }
-    Ok((found, scope))
+
+    fn fill_values(&mut self, found: &mut DetectedDevice, device: DeviceHandle) {
+        let library = self.library;
+        found.memory = memory_reading(self.field(library.memory(device)));
+        found.utilization =
+            checked(self.field(library.utilization(device)), "%", |percent| Percent::from_number(f64::from(percent)));
+        found.temperature_c =
+            checked(self.field(library.temperature(device)), "°C", |celsius| celsius.try_into().ok());
+        found.power = self.field(library.power(device)).map(from_milliwatts);
+        let processes = self.buffer.running_processes(library, device);
+        found.processes = self.field(processes);
+    }
+
+    /// Converts a result to a field, and records the worst error.
+    fn field<T>(&mut self, result: NvmlResult<T>) -> Reported<T> {
+        if let Err(code) = &result {
+            self.worst = self.worst.filter(|worst| worst.scope() >= code.scope()).or(Some(*code));
+        }
+        result.map_or_else(NvmlCode::to_reported, Reported::Value)
+    }
 }
 
 /// Returns a device whose values cannot be read.
@@ -240,43 +263,6 @@ pub(super) fn unreadable_device(facts: DetectedDevice, code: NvmlCode, health: O
     }
 }
 
-/// The worst error while a device was read.
-#[derive(Default)]
-struct WorstError {
-    worst: Option<NvmlCode>,
-}
-
-impl WorstError {
-    fn record<T>(&mut self, result: NvmlResult<T>) -> Reported<T> {
-        match result {
-            Ok(value) => Reported::Value(value),
-            Err(code) => {
-                if self.worst.is_none_or(|worst| worst.scope() < code.scope()) {
-                    self.worst = Some(code);
-                }
-                code.to_reported()
-            }
-        }
-    }
-}
-
-fn fill_readings(
-    found: &mut DetectedDevice,
-    library: &NvmlLibrary,
-    device: DeviceHandle,
-    buffer: &mut ProcessBuffer,
-    errors: &mut WorstError,
-) {
-    found.memory = memory_reading(errors.record(library.memory(device)));
-    found.utilization = checked_number(errors.record(library.utilization(device)), "%", |percent| {
-        Percent::from_number(f64::from(percent))
-    });
-    found.temperature_c =
-        checked_number(errors.record(library.temperature(device)), "°C", |celsius| celsius.try_into().ok());
-    found.power = errors.record(library.power(device)).map(milliwatts_of);
-    found.processes = errors.record(running_processes(library, device, buffer));
-}
-
 fn memory_reading(reported: Reported<NvmlMemory>) -> MemoryReading {
     let used_means = match reported.value() {
         Some(NvmlMemory { reserved: Some(_), .. }) => UsedMemoryScope::WithoutReserved,
@@ -297,36 +283,31 @@ fn memory_reading(reported: Reported<NvmlMemory>) -> MemoryReading {
 }
 
 /// Converts a number, rejecting impossible ones.
-fn checked_number<N: Copy + Display, T>(
-    reported: Reported<N>,
-    unit: &str,
-    sound: impl FnOnce(N) -> Option<T>,
-) -> Reported<T> {
-    let cannot_be = |number: N| Reported::Failed(Cow::Owned(format!("impossible value: {number} {unit}")));
-    reported.and_then(|number| sound(number).map_or_else(|| cannot_be(number), Reported::Value))
+fn checked<N: Copy + Display, T>(number: Reported<N>, unit: &str, convert: impl FnOnce(N) -> Option<T>) -> Reported<T> {
+    let impossible = |number: N| Reported::Failed(Cow::Owned(format!("impossible value: {number} {unit}")));
+    number.and_then(|number| convert(number).map_or_else(|| impossible(number), Reported::Value))
 }
 
-fn milliwatts_of(milliwatts: u32) -> Milliwatts {
+fn from_milliwatts(milliwatts: u32) -> Milliwatts {
     Milliwatts(u64::from(milliwatts))
 }
 
 /// Returns the health by the state of bad memory: repaired errors leave a device healthy.
 fn memory_health(library: &NvmlLibrary, device: &OpenedDevice) -> DeviceHealth {
     const RESET: &str = "retirement of bad memory is pending: reset the GPU";
-    let bad = match device.repair {
+    const REPLACE: &str = "retirement of bad memory failed: replace the GPU";
+    let (failed, pending) = match device.repair {
         MemoryRepair::Rows => {
-            library.remapped_rows(device.handle).ok().and_then(|rows| match (rows.failed, rows.pending) {
-                (true, _) => Some("retirement of bad memory failed: replace the GPU"),
-                (false, true) => Some(RESET),
-                (false, false) => None,
-            })
+            library.remapped_rows(device.handle).map_or((false, false), |rows| (rows.failed, rows.pending))
         }
-        MemoryRepair::Pages => {
-            library.retired_pages_pending(device.handle).ok().filter(|pending| *pending).map(|_| RESET)
-        }
-        MemoryRepair::Unknown => None,
+        MemoryRepair::Pages => (false, library.retired_pages_pending(device.handle).unwrap_or(false)),
+        MemoryRepair::Unknown => (false, false),
     };
-    bad.map_or(DeviceHealth::Healthy, |text| DeviceHealth::Unhealthy(text.into()))
+    match (failed, pending) {
+        (true, _) => DeviceHealth::Unhealthy(REPLACE.into()),
+        (false, true) => DeviceHealth::Unhealthy(RESET.into()),
+        (false, false) => DeviceHealth::Healthy,
+    }
 }
 
 // Processes of a device, listed by the newest available function.
@@ -346,68 +327,62 @@ impl Default for ProcessBuffer {
     }
 }
 
-/// Returns all processes of a device. Fails where the list is incomplete.
-pub(super) fn running_processes(
-    library: &NvmlLibrary,
-    device: DeviceHandle,
-    buffer: &mut ProcessBuffer,
-) -> NvmlResult<Vec<DeviceProcess>> {
-    let functions = library.functions();
-    let newest = &functions.nvmlDeviceGetComputeRunningProcesses_v3;
-    let newer = &functions.nvmlDeviceGetComputeRunningProcesses_v2;
-    let computing = list_by_any([newest, newer], &functions.nvmlDeviceGetComputeRunningProcesses, device, buffer)?;
-    let newest = &functions.nvmlDeviceGetGraphicsRunningProcesses_v3;
-    let newer = &functions.nvmlDeviceGetGraphicsRunningProcesses_v2;
-    let drawing = match list_by_any([newest, newer], &functions.nvmlDeviceGetGraphicsRunningProcesses, device, buffer) {
-        // A device without graphics support has no graphics processes.
-        Err(code) if is_unsupported(code) => MemoryByPid::new(),
-        result => result?,
-    };
-    Ok(merge_processes(&computing, &drawing))
+impl ProcessBuffer {
+    /// Returns all processes of a device. Fails where the list is incomplete.
+    fn running_processes(&mut self, library: &NvmlLibrary, device: DeviceHandle) -> NvmlResult<Vec<DeviceProcess>> {
+        let functions = library.functions();
+        let newest = &functions.nvmlDeviceGetComputeRunningProcesses_v3;
+        let newer = &functions.nvmlDeviceGetComputeRunningProcesses_v2;
+        let computing = self.list([newest, newer], &functions.nvmlDeviceGetComputeRunningProcesses, device)?;
+        let newest = &functions.nvmlDeviceGetGraphicsRunningProcesses_v3;
+        let newer = &functions.nvmlDeviceGetGraphicsRunningProcesses_v2;
+        let drawing = match self.list([newest, newer], &functions.nvmlDeviceGetGraphicsRunningProcesses, device) {
+            // A device without graphics support has no graphics processes.
+            Err(code) if is_unsupported(code) => MemoryByPid::new(),
+            result => result?,
+        };
+        Ok(merge_processes(&computing, &drawing))
+    }
+
+    /// Calls the first function that the library has and the driver accepts.
+    fn list<E>(
+        &mut self,
+        newer: [&Result<ProcessListCall<nvmlProcessInfo_v2_t>, E>; 2],
+        oldest: &Result<ProcessListCall<nvmlProcessInfo_v1_t>, E>,
+        device: DeviceHandle,
+    ) -> NvmlResult<MemoryByPid> {
+        for call in newer.into_iter().flatten() {
+            match self.query_entries(*call, device) {
+                Err(code) if code.is_replaceable() => {}
+                result => return result,
+            }
+        }
+        match oldest {
+            Ok(call) => self.query_entries(*call, device),
+            Err(_) => Err(NvmlCode::FUNCTION_NOT_FOUND),
+        }
+    }
+
+    /// Grows the buffer until all entries fit: processes may start meanwhile.
+    fn query_entries<T>(&mut self, call: ProcessListCall<T>, device: DeviceHandle) -> NvmlResult<MemoryByPid> {
+        loop {
+            self.0.fill([UNWRITTEN; 4]);
+            match list_processes(call, device, &mut self.0) {
+                Ok(count) => return Ok(parse_entries(self.0.as_flattened(), count as usize, size_of::<T>() / 8)),
+                Err((NvmlCode::INSUFFICIENT_SIZE, wanted)) if self.0.len() < limits::PROCESSES => {
+                    let wanted = (wanted as usize).max(self.0.len()).saturating_mul(2).min(limits::PROCESSES);
+                    self.0.resize(wanted, [UNWRITTEN; 4]);
+                }
+                Err((code, _)) => return Err(code),
+            }
+        }
+    }
 }
 
 /// Device memory in use, by pid.
 type MemoryByPid = BTreeMap<u32, u64>;
 
 type ProcessListCall<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
-
-/// Calls the first function that the library has and the driver accepts.
-fn list_by_any<E>(
-    newer: [&Result<ProcessListCall<nvmlProcessInfo_v2_t>, E>; 2],
-    oldest: &Result<ProcessListCall<nvmlProcessInfo_v1_t>, E>,
-    device: DeviceHandle,
-    buffer: &mut ProcessBuffer,
-) -> NvmlResult<MemoryByPid> {
-    for call in newer.into_iter().flatten() {
-        match query_entries(*call, device, buffer) {
-            Err(code) if code.is_replaceable() => {}
-            result => return result,
-        }
-    }
-    match oldest {
-        Ok(call) => query_entries(*call, device, buffer),
-        Err(_) => Err(NvmlCode::FUNCTION_NOT_FOUND),
-    }
-}
-
-/// Grows the buffer until all entries fit: processes may start meanwhile.
-fn query_entries<T>(
-    call: ProcessListCall<T>,
-    device: DeviceHandle,
-    buffer: &mut ProcessBuffer,
-) -> NvmlResult<MemoryByPid> {
-    loop {
-        buffer.0.fill([UNWRITTEN; 4]);
-        match list_processes(call, device, &mut buffer.0) {
-            Ok(count) => return Ok(parse_entries(buffer.0.as_flattened(), count as usize, size_of::<T>() / 8)),
-            Err((NvmlCode::INSUFFICIENT_SIZE, wanted)) if buffer.0.len() < limits::PROCESSES => {
-                let wanted = (wanted as usize).max(buffer.0.len()).saturating_mul(2).min(limits::PROCESSES);
-                buffer.0.resize(wanted, [UNWRITTEN; 4]);
-            }
-            Err((code, _)) => return Err(code),
-        }
-    }
-}
 
 /// Parses `count` entries. The size of an entry is derived from the words that were overwritten, or else is `usual`.
 fn parse_entries(words: &[u64], count: usize, usual: usize) -> MemoryByPid {
@@ -421,11 +396,8 @@ fn parse_entries(words: &[u64], count: usize, usual: usize) -> MemoryByPid {
         let [a, b, c, d, ..] = entry[0].to_ne_bytes();
         let sum = found.entry(u32::from_ne_bytes([a, b, c, d])).or_insert(0);
         // A process on several instances of a device is listed once for each.
-        *sum = if memory == MEMORY_UNKNOWN || *sum == MEMORY_UNKNOWN {
-            MEMORY_UNKNOWN
-        } else {
-            sum.saturating_add(memory)
-        };
+        let is_unknown = memory == MEMORY_UNKNOWN || *sum == MEMORY_UNKNOWN;
+        *sum = if is_unknown { MEMORY_UNKNOWN } else { sum.saturating_add(memory) };
     }
     found
 }

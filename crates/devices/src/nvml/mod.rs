@@ -19,7 +19,7 @@ use gpupool_core::{DeviceHealth, LinkKind, Vendor};
 
 use crate::detect::SourcePaths;
 use crate::detected_device::{DetectedDevice, worse};
-use crate::nvml::devices::{KnownDevices, OpenedDevice, ProcessBuffer, read_device, unreadable_device};
+use crate::nvml::devices::{DeviceReader, KnownDevices, OpenedDevice, ProcessBuffer, unreadable_device};
 use crate::nvml::library::{ErrorScope, NvmlCode, NvmlEventSet, NvmlLibrary, NvmlResult, XidEvent};
 use crate::nvml::xid::{XidDescription, XidSeverity};
 use crate::source::{DeviceSource, SourceError, SourceKind};
@@ -202,7 +202,8 @@ impl NvmlSession {
             {
                 before.add_to(&mut reading);
             }
-            let (found, scope) = read_device(&self.library, device, &mut self.buffer)?;
+            let reader = DeviceReader { library: &self.library, buffer: &mut self.buffer, worst: None };
+            let (found, scope) = reader.read(device)?;
             known.note_presence(&device.facts, scope == ErrorScope::Field);
             self.needs_rescan |= scope == ErrorScope::Presence;
             places.push(reading.devices.len());
@@ -219,11 +220,8 @@ impl NvmlSession {
             known.note_presence(&device.known[0], false);
         }
         // Each pair occurs once, and positions grow with the order of devices.
-        let placed = |&(a, b, kind): &(usize, usize, LinkKind)| {
-            let (one, other) = (*places.get(a)?, *places.get(b)?);
-            Some(DetectedLink { a: one.min(other), b: one.max(other), kind })
-        };
-        reading.links = self.links.iter().filter_map(placed).collect();
+        let link = |&(a, b, kind): &_| Some(DetectedLink::new(*places.get(a)?, *places.get(b)?, kind));
+        reading.links = self.links.iter().filter_map(link).collect();
         // A library without devices may have been opened too early, as may a device whose facts are incomplete.
         self.needs_rescan |= count == 0 || self.opened.iter().any(|device| device.is_incomplete);
         Ok(reading)
@@ -264,15 +262,15 @@ impl NvmlSession {
             }
         }
         // If no device can be opened for an unknown reason, the library or this container is at fault.
-        if self.opened.is_empty() && !failures.is_empty() && failures.iter().all(|(_, code)| *code == NvmlCode::UNKNOWN)
-        {
+        let all_unknown = failures.iter().all(|failure| failure.1 == NvmlCode::UNKNOWN);
+        if self.opened.is_empty() && !failures.is_empty() && all_unknown {
             return Err(NvmlCode::UNKNOWN);
         }
         for device in &mut self.opened {
             let instances = device.instances.iter().map(|instance| instance.facts.clone()).collect();
             known.update(&mut device.facts, instances);
         }
-        self.unopened = unopened_devices(&self.opened, failures, known);
+        self.unopened = unopened(&self.opened, failures, known);
         self.links = devices::links_between(&self.library, &self.opened);
         self.events = self.library.new_event_set().ok();
         if let Some(events) = self.events {
@@ -293,9 +291,7 @@ impl NvmlSession {
                 Ok(Some(event)) => self.handle_xid(event, known, reading),
                 Ok(None) => return,
                 // A failure to read events says nothing about the devices.
-                Err(code) => {
-                    return reading.warn(format!("cannot read driver events: {}", code.description()));
-                }
+                Err(code) => return reading.warn(format!("cannot read driver events: {}", code.description())),
             }
         }
     }
@@ -352,11 +348,7 @@ impl UnopenedDevice {
 /// Returns the devices that could not be opened, by index, and then the known devices that are no longer counted.
 ///
 /// A device that cannot be opened has no identity; it is taken for the missing device that last had its index.
-fn unopened_devices(
-    opened: &[OpenedDevice],
-    failures: Vec<(u32, NvmlCode)>,
-    known: &KnownDevices,
-) -> Vec<UnopenedDevice> {
+fn unopened(opened: &[OpenedDevice], failures: Vec<(u32, NvmlCode)>, known: &KnownDevices) -> Vec<UnopenedDevice> {
     let present: Vec<&DetectedDevice> = opened.iter().map(|device| &device.facts).collect();
     let mut missing: Vec<UnopenedDevice> = known
         .missing(&present)

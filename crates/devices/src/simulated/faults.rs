@@ -29,7 +29,7 @@ pub enum SimulatedFault {
     /// The driver hangs: a reading of any device blocks until the fault is cleared or the time is over.
     HungDriver {
         /// Maximum time in seconds; then the reading fails.
-        #[serde(default = "default_hung_seconds")]
+        #[serde(default = "hung_seconds")]
         seconds: u32,
     },
     /// Every reading takes this long.
@@ -110,7 +110,7 @@ const FAULT_FORMS: &str = "lost, vanish, hot:CELSIUS, ecc:ERRORS[:remap_pending|
                      stuck_utilization, squatter:PID:MIB[:PERCENT]";
 const FIELD_NAMES: &str = "memory, utilization, temperature, power, power_limit, processes";
 
-const fn default_hung_seconds() -> u32 {
+const fn hung_seconds() -> u32 {
     600
 }
 
@@ -208,8 +208,7 @@ impl FromStr for SimulatedFault {
             "hot" => Self::Hot { temperature_c: parse_number("temperature_c", next())? },
             "ecc" => Self::Ecc { uncorrectable: parse_number("uncorrectable", next())?, remap: parse_remap(next())? },
             "hung_driver" => {
-                let seconds =
-                    next().map_or(Ok(default_hung_seconds()), |seconds| parse_number("seconds", Some(seconds)))?;
+                let seconds = next().map_or(Ok(hung_seconds()), |seconds| parse_number("seconds", Some(seconds)))?;
                 Self::HungDriver { seconds }
             }
             "slow" => Self::Slow { millis: parse_number("millis", next())? },

@@ -11,7 +11,7 @@ use gpupool_core::{Bytes, LinkKind, PciAddress, Share, Vendor};
 use crate::address::parse_pci_address;
 use crate::detected_device::DevicePartition;
 use crate::simulated::models::{GpuFabric, GpuModel, MigProfile};
-use crate::simulated::spec::{CardGroup, GpuPartitioning, SimulationSpec};
+use crate::simulated::spec::{CardGroup, Partitioning, SimulationSpec};
 use crate::source_reading::DetectedLink;
 
 /// Fixed properties of a simulated device.
@@ -127,7 +127,7 @@ impl LayoutBuilder<'_> {
             pci: cards.pci.unwrap_or_else(|| self.next_address()),
             numa: u32::from(self.counters.cards * 2 >= self.cards && self.cards > 1),
             partition: None,
-            mig: (!model.mig.is_empty()).then_some(matches!(cards.partitioning, GpuPartitioning::Mig(_))),
+            mig: (!model.mig.is_empty()).then_some(matches!(cards.partitioning, Partitioning::Mig(_))),
             memory: cards.memory,
             reserved: cards.reserved,
             share_of_gpu: Share::WHOLE,
@@ -138,8 +138,8 @@ impl LayoutBuilder<'_> {
             group: gpus_before / cards.fabric.map_or(1, |fabric| fabric.group.max(1)),
         };
         match &cards.partitioning {
-            GpuPartitioning::Whole => self.push_numbered(whole),
-            GpuPartitioning::Amd(mode) => {
+            Partitioning::Whole => self.push_numbered(whole),
+            Partitioning::Amd(mode) => {
                 for id in 0..mode.parts {
                     let partition = DevicePartition::Amd { id, mode: Some(mode.name.into()), parts: Some(mode.parts) };
                     let part = |bytes: Bytes| Bytes(bytes.0 / u64::from(mode.parts));
@@ -152,7 +152,7 @@ impl LayoutBuilder<'_> {
                     });
                 }
             }
-            GpuPartitioning::Mig(profiles) => {
+            Partitioning::Mig(profiles) => {
                 self.push_numbered(whole);
                 self.add_mig_instances(first, profiles);
             }
@@ -254,7 +254,7 @@ fn link_kind(one: &SimulatedHardware, other: &SimulatedHardware) -> LinkKind {
 
 /// Hashes `parts`: FNV-1a over their bytes, each with its length so that `ab`+`c` differs from `a`+`bc`, then the
 /// finish of SplitMix64, because FNV alone gives similar texts similar high bits.
-pub(crate) fn mix_hash(seed: u64, parts: &[&[u8]]) -> u64 {
+pub(crate) fn hash_parts(seed: u64, parts: &[&[u8]]) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let mut hash = 0xcbf2_9ce4_8422_2325 ^ finish_hash(seed);
     for part in parts {
@@ -268,14 +268,14 @@ pub(crate) fn mix_hash(seed: u64, parts: &[&[u8]]) -> u64 {
 
 /// Returns an NVIDIA UUID derived from `parts`: `GPU-…` or `MIG-…`.
 pub(crate) fn nvidia_uuid(prefix: &str, seed: u64, parts: &[&[u8]]) -> String {
-    let (high, low) = (mix_hash(seed, parts), mix_hash(!seed, parts));
+    let (high, low) = (hash_parts(seed, parts), hash_parts(!seed, parts));
     let groups = (high >> 32, (high >> 16) & 0xffff, high & 0xffff, low >> 48, low & 0xffff_ffff_ffff);
     format!("{prefix}-{:08x}-{:04x}-{:04x}-{:04x}-{:012x}", groups.0, groups.1, groups.2, groups.3, groups.4)
 }
 
 /// Returns an AMD unique id derived from `parts`.
 pub(crate) fn amd_uuid(seed: u64, parts: &[&[u8]]) -> String {
-    format!("GPU-{:016x}", mix_hash(seed, parts))
+    format!("GPU-{:016x}", hash_parts(seed, parts))
 }
 
 fn finish_hash(number: u64) -> u64 {
@@ -374,8 +374,8 @@ mod tests {
 
     #[test]
     fn the_hash_depends_on_the_borders_of_parts() {
-        assert_ne!(mix_hash(0, &[b"ab", b"c"]), mix_hash(0, &[b"a", b"bc"]));
-        assert_ne!(mix_hash(0, &[b"a"]), mix_hash(1, &[b"a"]));
+        assert_ne!(hash_parts(0, &[b"ab", b"c"]), hash_parts(0, &[b"a", b"bc"]));
+        assert_ne!(hash_parts(0, &[b"a"]), hash_parts(1, &[b"a"]));
     }
 
     #[test]

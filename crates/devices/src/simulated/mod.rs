@@ -66,14 +66,13 @@ struct SharedSimulation {
 struct SimulationState {
     machine: SimulatedMachine,
     clock: Box<dyn Fn() -> Duration + Send>,
-    blocked_readings: usize,
+    blocked: usize,
 }
 
 impl SimulatedSource {
     /// Creates the source of the described devices with a clock, and its control.
     pub fn new(spec: &SimulationSpec, clock: impl Fn() -> Duration + Send + 'static) -> (Self, SimulationControl) {
-        let state =
-            SimulationState { machine: SimulatedMachine::new(spec), clock: Box::new(clock), blocked_readings: 0 };
+        let state = SimulationState { machine: SimulatedMachine::new(spec), clock: Box::new(clock), blocked: 0 };
         let shared = Arc::new(SharedSimulation {
             state: Mutex::new(state),
             faults_changed: Condvar::new(),
@@ -133,9 +132,9 @@ impl SimulationControl {
 
     /// Waits until a hung or slow driver blocks a reading; `false` if none is blocked by then.
     pub fn wait_for_blocked_reading(&self, at_most: Duration) -> bool {
-        let none_blocked = |state: &mut SimulationState| state.blocked_readings == 0;
+        let none_blocked = |state: &mut SimulationState| state.blocked == 0;
         let waited = self.shared.reading_blocked.wait_timeout_while(self.shared.lock(), at_most, none_blocked);
-        waited.unwrap_or_else(PoisonError::into_inner).0.blocked_readings > 0
+        waited.unwrap_or_else(PoisonError::into_inner).0.blocked > 0
     }
 }
 
@@ -166,11 +165,11 @@ impl SharedSimulation {
                 None if waited < slow => slow - waited,
                 None => return Ok(state),
             };
-            state.blocked_readings += 1;
+            state.blocked += 1;
             self.reading_blocked.notify_all();
             let woken = self.faults_changed.wait_timeout(state, wait);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
-            state.blocked_readings -= 1;
+            state.blocked -= 1;
         }
     }
 }

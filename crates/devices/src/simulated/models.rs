@@ -77,8 +77,8 @@ pub struct UnknownModel {
 impl GpuModel {
     /// Finds a model by any of its names: `H100`, `h100-80gb`, `RTX 4090`, `nvidia geforce rtx 4090`.
     pub(crate) fn find(asked: &str) -> Result<&'static Self, UnknownModel> {
-        let wanted = normalize_name(asked);
-        let named = |model: &&Self| model.names().any(|name| normalize_name(name) == wanted);
+        let wanted = normalize(asked);
+        let named = |model: &&Self| model.names().any(|name| normalize(name) == wanted);
         MODELS.iter().find(named).ok_or_else(|| unknown_model(asked, &wanted))
     }
 
@@ -120,7 +120,7 @@ impl MigProfile {
 }
 
 /// Normalizes a name: without case, spaces, hyphens and vendor.
-fn normalize_name(name: &str) -> String {
+fn normalize(name: &str) -> String {
     let lower: String = name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect();
     let mut rest = lower.as_str();
     for maker in ["nvidia", "amd", "tesla", "instinct", "geforce", "radeon"] {
@@ -133,9 +133,7 @@ fn unknown_model(asked: &str, wanted: &str) -> UnknownModel {
     let mut allowed: Vec<&'static str> = MODELS.iter().map(|model| model.key).collect();
     // A long text is no misspelling, and comparing it would be slow.
     let short: String = wanted.chars().take(32).collect();
-    allowed.sort_by_key(|key| {
-        (strsim::levenshtein(&short, &normalize_name(key)), !normalize_name(key).starts_with(&short))
-    });
+    allowed.sort_by_key(|key| (strsim::levenshtein(&short, &normalize(key)), !normalize(key).starts_with(&short)));
     UnknownModel { asked: asked.chars().take(64).collect(), allowed }
 }
 
@@ -393,7 +391,7 @@ mod tests {
     fn model_names_are_unique() {
         let mut seen = BTreeSet::new();
         for model in MODELS {
-            let names: BTreeSet<String> = model.names().map(normalize_name).collect();
+            let names: BTreeSet<String> = model.names().map(normalize).collect();
             for name in names {
                 assert!(seen.insert(name.clone()), "{name} of {}", model.key);
             }

@@ -10,15 +10,15 @@ use gpupool_core::{Bytes, Percent, Share, Vendor};
 
 use crate::limits;
 use crate::simulated::faults::{FaultError, SimulatedFault};
-use crate::simulated::layout::{self, DevicePosition, FaultTarget, NoSuchDevice, SimulatedHardware, mix_hash};
-use crate::simulated::spec::{SimulationSpec, SimulationTiming};
+use crate::simulated::layout::{self, DevicePosition, FaultTarget, NoSuchDevice, SimulatedHardware, hash_parts};
+use crate::simulated::spec::{SimTiming, SimulationSpec};
 use crate::source_reading::DetectedLink;
 
 /// Simulated devices and their state. The caller supplies the time.
 #[derive(Debug, Clone)]
 pub struct SimulatedMachine {
     seed: u64,
-    pub(super) timing: SimulationTiming,
+    pub(super) timing: SimTiming,
     pub(super) now: Duration,
     pub(super) devices: Vec<SimulatedHardware>,
     pub(super) links: Vec<DetectedLink>,
@@ -135,8 +135,8 @@ impl SimulatedMachine {
                 return Err(LoadError::TooMany { uuid: device.uuid.to_string(), most: limits::PROCESSES });
             }
             None => {
-                let salt =
-                    mix_hash(self.seed, &[device.uuid.as_bytes(), &place.0.to_le_bytes(), &holder.to_le_bytes()]);
+                let parts: [&[u8]; 3] = [device.uuid.as_bytes(), &place.0.to_le_bytes(), &holder.to_le_bytes()];
+                let salt = hash_parts(self.seed, &parts);
                 state.running.push(RunningLoad::begin(holder, load, salt, vendor, now, timing));
             }
         }
@@ -274,7 +274,7 @@ impl SimulatedMachine {
             capped_sum(state.running.iter().map(RunningLoad::steady_utilization).chain(squatter_utilization(state)))
         });
         // The slots of a machine are not cooled equally well.
-        let slot = mix_hash(self.seed, &[device.uuid.as_bytes(), b"slot"]) % 4;
+        let slot = hash_parts(self.seed, &[device.uuid.as_bytes(), b"slot"]) % 4;
         let part = busy.min(Percent::FULL.0.into()) as f64 / f64::from(Percent::FULL.0);
         f64::from(idle) + slot as f64 + f64::from(hot - idle) * part
     }
@@ -349,9 +349,9 @@ impl RunningLoad {
         salt: u64,
         vendor: Vendor,
         now: Duration,
-        timing: &SimulationTiming,
+        timing: &SimTiming,
     ) -> Self {
-        let generated_pid = 100_000 + (mix_hash(salt, &[b"pid"]) % 4_000_000) as u32;
+        let generated_pid = 100_000 + (hash_parts(salt, &[b"pid"]) % 4_000_000) as u32;
         let context = context_memory(vendor);
         let running = Self {
             holder,
@@ -366,15 +366,9 @@ impl RunningLoad {
     }
 
     /// Returns the same holder with another load, which continues from the current usage.
-    pub(super) fn with_load(
-        &self,
-        load: SimulatedLoad,
-        vendor: Vendor,
-        now: Duration,
-        timing: &SimulationTiming,
-    ) -> Self {
+    pub(super) fn with_load(&self, load: SimulatedLoad, vendor: Vendor, now: Duration, timing: &SimTiming) -> Self {
         // Programs leave a few percent of their promised memory unused.
-        let fill = Share(880 + (mix_hash(self.salt, &[b"fill"]) % 100) as u32);
+        let fill = Share(880 + (hash_parts(self.salt, &[b"fill"]) % 100) as u32);
         Self {
             since: now,
             memory: (self.memory_at(now, timing), load.memory.part(fill).max(context_memory(vendor))),
@@ -385,20 +379,20 @@ impl RunningLoad {
         }
     }
 
-    pub(super) fn into_draining(self, now: Duration, timing: &SimulationTiming) -> DrainingMemory {
+    pub(super) fn into_draining(self, now: Duration, timing: &SimTiming) -> DrainingMemory {
         DrainingMemory { since: now, memory: self.memory_at(now, timing) }
     }
 
     /// Returns the memory in use, including the driver's memory for the process.
-    pub(super) fn memory_at(&self, now: Duration, timing: &SimulationTiming) -> Bytes {
+    pub(super) fn memory_at(&self, now: Duration, timing: &SimTiming) -> Bytes {
         let (from, to) = self.memory;
         Bytes(interpolate(from.0, to.0, now.saturating_sub(self.since), timing.memory_ramp))
     }
 
     /// Returns the utilization at a time: the share, less up to a tenth that varies each second.
-    pub(super) fn busy_at(&self, now: Duration, timing: &SimulationTiming) -> Percent {
+    pub(super) fn busy_at(&self, now: Duration, timing: &SimTiming) -> Percent {
         let second = now.as_secs().to_le_bytes();
-        let waver = 900 + mix_hash(self.salt, &[b"waver", &second]) % 101;
+        let waver = 900 + hash_parts(self.salt, &[b"waver", &second]) % 101;
         Percent((u64::from(self.steady_part(now, timing).0) * waver / 1000) as u32)
     }
 
@@ -407,7 +401,7 @@ impl RunningLoad {
         self.busy.1
     }
 
-    fn steady_part(&self, now: Duration, timing: &SimulationTiming) -> Percent {
+    fn steady_part(&self, now: Duration, timing: &SimTiming) -> Percent {
         let (from, to) = self.busy;
         let part = interpolate(from.0.into(), to.0.into(), now.saturating_sub(self.since), timing.utilization_ramp);
         Percent(part as u32)
@@ -415,7 +409,7 @@ impl RunningLoad {
 }
 
 impl DrainingMemory {
-    pub(super) fn memory_at(&self, now: Duration, timing: &SimulationTiming) -> Bytes {
+    pub(super) fn memory_at(&self, now: Duration, timing: &SimTiming) -> Bytes {
         Bytes(interpolate(self.memory.0, 0, now.saturating_sub(self.since), timing.memory_drain))
     }
 }

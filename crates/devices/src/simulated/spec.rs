@@ -17,12 +17,14 @@ use crate::simulated::models::{GpuFabric, GpuModel, MigProfile, PartitionMode, U
 /// Maximum size of a file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
+type SpecResult<T> = Result<T, SimulationSpecError>;
+
 /// Simulated devices of a node, and their timing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SimulationSpec {
     pub(crate) node: Option<String>,
     pub(crate) seed: u64,
-    pub(crate) timing: SimulationTiming,
+    pub(crate) timing: SimTiming,
     pub(crate) cards: Vec<CardGroup>,
 }
 
@@ -31,7 +33,7 @@ pub struct SimulationSpec {
 pub(crate) struct CardGroup {
     pub model: &'static GpuModel,
     pub count: usize,
-    pub partitioning: GpuPartitioning,
+    pub partitioning: Partitioning,
     pub uuid: Option<Arc<str>>,
     pub pci: Option<PciAddress>,
     pub memory: Option<Bytes>,
@@ -42,7 +44,7 @@ pub(crate) struct CardGroup {
 
 /// Partitioning of each GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum GpuPartitioning {
+pub(crate) enum Partitioning {
     Whole,
     Mig(Vec<&'static MigProfile>),
     Amd(&'static PartitionMode),
@@ -50,14 +52,14 @@ pub(crate) enum GpuPartitioning {
 
 /// Time that devices take to react.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SimulationTiming {
+pub(crate) struct SimTiming {
     pub memory_ramp: Duration,
     pub utilization_ramp: Duration,
     pub memory_drain: Duration,
     pub temperature: Duration,
 }
 
-impl Default for SimulationTiming {
+impl Default for SimTiming {
     fn default() -> Self {
         Self {
             memory_ramp: Duration::from_secs(8),
@@ -118,7 +120,7 @@ impl SimulationSpec {
     pub fn parse(text: &str) -> Result<Self, SimulationSpecError> {
         let items = text.split(',').map(str::trim);
         let cards = items.map(parse_cards).collect::<Result<_, _>>()?;
-        Self { node: None, seed: 0, timing: SimulationTiming::default(), cards }.validate()
+        Self { node: None, seed: 0, timing: SimTiming::default(), cards }.validate()
     }
 
     /// Parses a TOML file.
@@ -162,7 +164,7 @@ impl SimulationSpec {
         self.cards.iter().map(CardGroup::device_count).fold(0, usize::saturating_add)
     }
 
-    fn validate(self) -> Result<Self, SimulationSpecError> {
+    fn validate(self) -> SpecResult<Self> {
         let asked = self.device_count();
         if !(1..=limits::DEVICES).contains(&asked) {
             return Err(SimulationSpecError::TooMany { asked });
@@ -170,11 +172,7 @@ impl SimulationSpec {
         for (place, cards) in self.cards.iter().enumerate() {
             let earlier = || self.cards.iter().take(place);
             let wrong = |field: &str, value: &str| {
-                SimulationSpecError::field(
-                    format!("device[{place}].{field}"),
-                    value,
-                    "a value that no other device has",
-                )
+                SimulationSpecError::field(format!("device[{place}].{field}"), value, "a unique value")
             };
             if let Some(uuid) = cards.uuid.as_deref().filter(|_| earlier().any(|other| other.uuid == cards.uuid)) {
                 return Err(wrong("uuid", uuid));
@@ -188,7 +186,7 @@ impl SimulationSpec {
 }
 
 impl CardGroup {
-    pub(crate) fn new(model: &'static GpuModel, count: usize, partitioning: GpuPartitioning) -> Self {
+    pub(crate) fn new(model: &'static GpuModel, count: usize, partitioning: Partitioning) -> Self {
         Self {
             model,
             count,
@@ -205,22 +203,22 @@ impl CardGroup {
     /// Returns the number of devices of these cards.
     pub(crate) fn device_count(&self) -> usize {
         let per_gpu = match &self.partitioning {
-            GpuPartitioning::Whole => 1,
-            GpuPartitioning::Mig(profiles) => 1 + profiles.len(),
-            GpuPartitioning::Amd(mode) => usize::from(mode.parts),
+            Partitioning::Whole => 1,
+            Partitioning::Mig(profiles) => 1 + profiles.len(),
+            Partitioning::Amd(mode) => usize::from(mode.parts),
         };
         per_gpu.saturating_mul(self.model.dies.into()).saturating_mul(self.count)
     }
 }
 
 /// Parses one item of a short text.
-fn parse_cards(item: &str) -> Result<CardGroup, SimulationSpecError> {
+fn parse_cards(item: &str) -> SpecResult<CardGroup> {
     let mut parts = item.split('/').map(str::trim);
     let (count, name) = split_count(parts.next().unwrap_or(""))?;
     let model = GpuModel::find(name).map_err(|error| SimulationSpecError::Model { entry: String::new(), error })?;
     let cuts: Vec<&str> = parts.collect();
     let partitioning = match cuts.as_slice() {
-        [] => GpuPartitioning::Whole,
+        [] => Partitioning::Whole,
         [mode] if !model.modes.is_empty() => amd_partitioning("partition", model, mode)?,
         profiles => mig_partitioning("mig", model, profiles)?,
     };
@@ -228,7 +226,7 @@ fn parse_cards(item: &str) -> Result<CardGroup, SimulationSpecError> {
 }
 
 /// Splits off the count before the `x`; the default is one.
-fn split_count(text: &str) -> Result<(usize, &str), SimulationSpecError> {
+fn split_count(text: &str) -> SpecResult<(usize, &str)> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, rest) = text.split_at(digits);
     match rest.trim_start().strip_prefix(['x', 'X', '×', '*']) {
@@ -237,17 +235,13 @@ fn split_count(text: &str) -> Result<(usize, &str), SimulationSpecError> {
     }
 }
 
-fn parse_count(field: &str, number: &str) -> Result<usize, SimulationSpecError> {
+fn parse_count(field: &str, number: &str) -> SpecResult<usize> {
     let is_valid = number.trim().parse().ok().filter(|count| (1..=limits::DEVICES).contains(count));
     is_valid.ok_or_else(|| SimulationSpecError::field(field, number, format!("1 to {}", limits::DEVICES)))
 }
 
 /// Returns the partitioning into MIG profiles, each optionally followed by `*COUNT`.
-pub(crate) fn mig_partitioning(
-    field: &str,
-    model: &'static GpuModel,
-    profiles: &[&str],
-) -> Result<GpuPartitioning, SimulationSpecError> {
+pub(crate) fn mig_partitioning(field: &str, model: &'static GpuModel, profiles: &[&str]) -> SpecResult<Partitioning> {
     if model.mig.is_empty() {
         return Err(SimulationSpecError::field(
             field,
@@ -271,20 +265,16 @@ pub(crate) fn mig_partitioning(
             format!("{} compute and {} memory slices in total, not {} and {}", slices.0, slices.1, taken.0, taken.1);
         return Err(SimulationSpecError::field(field, &profiles.join(", "), allowed));
     }
-    Ok(GpuPartitioning::Mig(cut))
+    Ok(Partitioning::Mig(cut))
 }
 
 /// Returns the partitioning by an AMD mode; `SPX` is none.
-pub(crate) fn amd_partitioning(
-    field: &str,
-    model: &'static GpuModel,
-    mode: &str,
-) -> Result<GpuPartitioning, SimulationSpecError> {
+pub(crate) fn amd_partitioning(field: &str, model: &'static GpuModel, mode: &str) -> SpecResult<Partitioning> {
     if mode.trim().eq_ignore_ascii_case("SPX") {
-        return Ok(GpuPartitioning::Whole);
+        return Ok(Partitioning::Whole);
     }
     let names: Vec<&str> = std::iter::once("SPX").chain(model.modes.iter().map(|mode| mode.name)).collect();
-    model.mode(mode).map(GpuPartitioning::Amd).ok_or_else(|| SimulationSpecError::field(field, mode, names.join(", ")))
+    model.mode(mode).map(Partitioning::Amd).ok_or_else(|| SimulationSpecError::field(field, mode, names.join(", ")))
 }
 
 // TOML file that describes simulated devices.
@@ -338,13 +328,13 @@ struct SquatterTable {
 }
 
 /// Maximum time that a device may take to react, in milliseconds.
-const MAX_MILLIS: u64 = 3_600_000;
+const MAX_MS: u64 = 3_600_000;
 /// Maximum memory of a device in MiB.
 const MAX_MEMORY_MIB: u64 = 1 << 24;
 /// Maximum length of a node's name in bytes.
 const MAX_NAME_BYTES: usize = 253;
 
-pub(crate) fn parse_file(text: &str) -> Result<SimulationSpec, SimulationSpecError> {
+pub(crate) fn parse_file(text: &str) -> SpecResult<SimulationSpec> {
     let document: SpecDocument = toml::from_str(text).map_err(|error| SimulationSpecError::Toml(error.to_string()))?;
     if let Some(name) = document.node.as_deref().filter(|name| name.is_empty() || name.len() > MAX_NAME_BYTES) {
         return Err(SimulationSpecError::field("node", name, format!("a name of 1 to {MAX_NAME_BYTES} bytes")));
@@ -358,18 +348,16 @@ pub(crate) fn parse_file(text: &str) -> Result<SimulationSpec, SimulationSpecErr
     })
 }
 
-fn parse_timing(table: &TimingTable) -> Result<SimulationTiming, SimulationSpecError> {
-    let usual = SimulationTiming::default();
+fn parse_timing(table: &TimingTable) -> SpecResult<SimTiming> {
+    let usual = SimTiming::default();
     let millis = |field: &str, given: Option<u64>, usual: Duration| match given {
         None => Ok(usual),
-        Some(millis) if millis <= MAX_MILLIS => Ok(Duration::from_millis(millis)),
-        Some(millis) => Err(SimulationSpecError::field(
-            format!("timing.{field}"),
-            &millis.to_string(),
-            format!("0 to {MAX_MILLIS}"),
-        )),
+        Some(millis) if millis <= MAX_MS => Ok(Duration::from_millis(millis)),
+        Some(millis) => {
+            Err(SimulationSpecError::field(format!("timing.{field}"), &millis.to_string(), format!("0 to {MAX_MS}")))
+        }
     };
-    Ok(SimulationTiming {
+    Ok(SimTiming {
         memory_ramp: millis("memory_ramp_ms", table.memory_ramp_ms, usual.memory_ramp)?,
         utilization_ramp: millis("utilization_ramp_ms", table.utilization_ramp_ms, usual.utilization_ramp)?,
         memory_drain: millis("memory_drain_ms", table.memory_drain_ms, usual.memory_drain)?,
@@ -384,7 +372,7 @@ struct DeviceEntry<'a> {
 }
 
 impl DeviceEntry<'_> {
-    fn cards(&self) -> Result<CardGroup, SimulationSpecError> {
+    fn cards(&self) -> SpecResult<CardGroup> {
         let table = self.table;
         let model = GpuModel::find(&table.model)
             .map_err(|error| SimulationSpecError::Model { entry: self.field(""), error })?;
@@ -407,13 +395,13 @@ impl DeviceEntry<'_> {
         Ok(cards)
     }
 
-    fn count(&self) -> Result<usize, SimulationSpecError> {
+    fn count(&self) -> SpecResult<usize> {
         parse_count(&self.field("count"), &self.table.count.unwrap_or(1).to_string())
     }
 
-    fn partitioning(&self, model: &'static GpuModel) -> Result<GpuPartitioning, SimulationSpecError> {
+    fn partitioning(&self, model: &'static GpuModel) -> SpecResult<Partitioning> {
         match (&self.table.mig, &self.table.partition) {
-            (None, None) => Ok(GpuPartitioning::Whole),
+            (None, None) => Ok(Partitioning::Whole),
             (None, Some(mode)) => amd_partitioning(&self.field("partition"), model, mode),
             (Some(profiles), None) => {
                 let profiles: Vec<&str> = profiles.iter().map(String::as_str).collect();
@@ -423,7 +411,7 @@ impl DeviceEntry<'_> {
         }
     }
 
-    fn uuid(&self, model: &GpuModel) -> Result<Option<Arc<str>>, SimulationSpecError> {
+    fn uuid(&self, model: &GpuModel) -> SpecResult<Option<Arc<str>>> {
         let Some(uuid) = self.table.uuid.as_deref() else { return Ok(None) };
         let is_valid = |rest: &str| rest.len() <= 64 && rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
         if !uuid.strip_prefix("GPU-").is_some_and(|rest| !rest.is_empty() && is_valid(rest)) {
@@ -433,7 +421,7 @@ impl DeviceEntry<'_> {
         Ok(Some(uuid.into()))
     }
 
-    fn pci(&self, model: &GpuModel) -> Result<Option<PciAddress>, SimulationSpecError> {
+    fn pci(&self, model: &GpuModel) -> SpecResult<Option<PciAddress>> {
         let Some(text) = self.table.pci.as_deref() else { return Ok(None) };
         let address = parse_pci_address(text).ok_or_else(|| self.wrong("pci", text, "as in 0000:c1:00.0".into()))?;
         self.require_single_device("pci", text, model)?;
@@ -441,17 +429,17 @@ impl DeviceEntry<'_> {
     }
 
     /// Rejects an identity for an entry with several devices.
-    fn require_single_device(&self, field: &str, value: &str, model: &GpuModel) -> Result<(), SimulationSpecError> {
+    fn require_single_device(&self, field: &str, value: &str, model: &GpuModel) -> SpecResult<()> {
         if self.table.count.unwrap_or(1) == 1 && model.dies == 1 {
             return Ok(());
         }
         Err(self.wrong(field, value, "only on an entry with one device".into()))
     }
 
-    fn memory(&self, cards: &mut CardGroup) -> Result<(), SimulationSpecError> {
+    fn memory(&self, cards: &mut CardGroup) -> SpecResult<()> {
         if let Some(mib) = self.table.memory_mib {
             let allowed = match (&cards.partitioning, cards.memory) {
-                (GpuPartitioning::Mig(_), _) => Some("nothing beside mig, whose profiles define it".to_owned()),
+                (Partitioning::Mig(_), _) => Some("nothing beside mig, whose profiles define it".to_owned()),
                 (_, None) => Some(format!("nothing: {} shares the memory of the host", cards.model.key)),
                 _ if !(1..=MAX_MEMORY_MIB).contains(&mib) => Some(format!("1 to {MAX_MEMORY_MIB}")),
                 _ => None,
@@ -473,7 +461,7 @@ impl DeviceEntry<'_> {
         Ok(())
     }
 
-    fn fabric(&self, text: &str) -> Result<Option<GpuFabric>, SimulationSpecError> {
+    fn fabric(&self, text: &str) -> SpecResult<Option<GpuFabric>> {
         let (kind, number) = text.split_once(':').unwrap_or((text, ""));
         let number = number.trim().parse::<u8>().ok().filter(|number| (1..=18).contains(number));
         let link = match (kind.trim(), number) {
