@@ -64,7 +64,7 @@ impl DrmCard {
         let vendor_id = hex("vendor").or(uevent.ids.map(|(vendor, _)| vendor));
         let device_id = hex("device").or(uevent.ids.map(|(_, device)| device));
         // A partition of a card is a device without a PCI address.
-        let is_partition = uevent.is_partition || target_name.is_some_and(|name| name.starts_with(PARTITION_PREFIX));
+        let is_partition = uevent.is_partition || target_name.is_some_and(|name| name.starts_with(XCP_PREFIX));
         Self {
             number,
             vendor: if is_partition {
@@ -106,7 +106,7 @@ impl DrmCard {
 }
 
 /// Prefix of the driver's names for the devices of partitions.
-const PARTITION_PREFIX: &str = "amdgpu_xcp";
+const XCP_PREFIX: &str = "amdgpu_xcp";
 
 /// Content of the `uevent` file of a PCI device.
 #[derive(Debug, Default)]
@@ -130,7 +130,7 @@ impl PciUevent {
             ids: find("PCI_ID").and_then(ids),
             slot: find("PCI_SLOT_NAME").and_then(parse_pci_address),
             is_partition: find("MODALIAS")
-                .is_some_and(|alias| alias.trim_start_matches("platform:").starts_with(PARTITION_PREFIX)),
+                .is_some_and(|alias| alias.trim_start_matches("platform:").starts_with(XCP_PREFIX)),
         }
     }
 }

@@ -92,28 +92,27 @@ impl GpuMetricsLayout {
     }
 
     fn temperature_c(&self, table: &[u8]) -> Reported<i16> {
-        let read =
-            |&at: &usize| read_number(table, at, 2).map(|raw| (raw as i32 + self.per_degree / 2) / self.per_degree);
+        let read = |&at: &usize| field(table, at, 2).map(|raw| (raw as i32 + self.per_degree / 2) / self.per_degree);
         let reported = self.temperatures.iter().map(read).fold(Reported::ABSENT, Reported::or);
         plausible(reported, |&degrees| (0..=150).contains(&degrees)).map(|degrees| degrees as i16)
     }
 
     fn power(&self, table: &[u8]) -> Reported<Milliwatts> {
-        let reported = read_number(table, self.power, self.power_width).map(|raw| raw * self.milliwatts_per_unit);
+        let reported = field(table, self.power, self.power_width).map(|raw| raw * self.milliwatts_per_unit);
         // Some APUs report watts instead of milliwatts; a value below half a watt is in watts.
         let least = if self.milliwatts_per_unit == 1 { 500 } else { 0 };
         plausible(reported, |milliwatts| (least..=5_000_000).contains(milliwatts)).map(Milliwatts)
     }
 
     fn utilization(&self, table: &[u8]) -> Reported<Percent> {
-        let reported = read_number(table, self.activity, 2);
+        let reported = field(table, self.activity, 2);
         let full = u64::from(self.activity_per_percent) * 100;
         plausible(reported, |&raw| raw <= full).map(|raw| Percent(raw as u32 * 1000 / self.activity_per_percent))
     }
 }
 
 /// Reads the number of `width` bytes at an offset, unless all bits are ones there or in its lower half.
-fn read_number(table: &[u8], at: usize, width: usize) -> Reported<u64> {
+fn field(table: &[u8], at: usize, width: usize) -> Reported<u64> {
     let Some(bytes) = table.get(at..at + width) else {
         return Reported::ABSENT;
     };

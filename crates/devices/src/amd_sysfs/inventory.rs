@@ -45,7 +45,7 @@ struct JoinedDevice {
     index: Option<u32>,
     /// Nearest processor node, if there are several.
     processor_node: Option<u32>,
-    card_part: Option<CardPart>,
+    part: Option<CardPart>,
 }
 
 impl AmdInventory {
@@ -71,14 +71,14 @@ impl AmdInventory {
             devices.truncate(limits::DEVICES);
         }
         for device in devices.iter_mut().filter(|_| cpus.len() > 1) {
-            device.processor_node = device.node.as_ref().and_then(|node| kfd::processor_node(node, &cpus));
+            device.processor_node = device.node.as_ref().and_then(|node| kfd::processor_of(node, &cpus));
         }
         number_devices(&mut devices);
         let gpu_nodes: Vec<(usize, &KfdNode)> =
             devices.iter().enumerate().filter_map(|(index, device)| Some((index, device.node.as_ref()?))).collect();
         let links = kfd::links(&gpu_nodes, &cpus);
-        for (index, card_part) in kfd::card_parts(&gpu_nodes) {
-            devices[index].card_part = Some(card_part);
+        for (index, part) in kfd::card_parts(&gpu_nodes) {
+            devices[index].part = Some(part);
         }
         let keys = devices.iter().map(JoinedDevice::key).collect();
         Self { devices, keys, links, warnings, scanner: ProcessScanner::default(), driver_version: None }
@@ -131,14 +131,13 @@ impl AmdInventory {
     /// Gives each partition of a card its own values and those that the card measures for all.
     fn apply_partitions(&self, found: &mut [DetectedDevice]) {
         for (index, device) in self.devices.iter().enumerate() {
-            let Some(card_part) = device.card_part else { continue };
+            let Some(part) = device.part else { continue };
             let has_card =
                 |&index: &usize| self.devices[index].card.as_ref().is_some_and(|card| card.card.pci.is_some());
-            let is_part =
-                |&other: &usize| self.devices[other].card_part.is_some_and(|other| other.card == card_part.card);
+            let is_part = |&other: &usize| self.devices[other].part.is_some_and(|other| other.card == part.card);
             let whole = (0..self.devices.len()).filter(is_part).find(has_card);
             let mode = whole.and_then(|whole| self.devices[whole].card.as_ref()?.compute_partition());
-            let Some(partition) = kfd::partition(card_part, mode) else { continue };
+            let Some(partition) = kfd::partition(part, mode) else { continue };
             found[index].partition = Some(partition);
             match whole {
                 Some(whole) if whole == index => kfd::keep_own_values(&mut found[index], device.node.as_ref()),

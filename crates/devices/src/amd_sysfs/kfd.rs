@@ -207,13 +207,13 @@ pub(crate) fn links(gpus: &[(usize, &KfdNode)], cpus: &[u32]) -> Vec<DetectedLin
             links.extend(other.map(|&other| DetectedLink::new(*index, other, LinkKind::Xgmi(hops(link.weight)))));
         }
     }
-    let processor_nodes: Vec<(usize, u32)> = gpus
+    let processors: Vec<(usize, u32)> = gpus
         .iter()
         .take(MAX_PAIRED_GPUS)
-        .filter_map(|(index, node)| Some((*index, processor_node(node, cpus)?)))
+        .filter_map(|(index, node)| Some((*index, processor_of(node, cpus)?)))
         .collect();
-    for (at, (index, processor)) in processor_nodes.iter().enumerate() {
-        for (other, other_processor) in &processor_nodes[at + 1..] {
+    for (at, (index, processor)) in processors.iter().enumerate() {
+        for (other, other_processor) in &processors[at + 1..] {
             let kind = if processor == other_processor { LinkKind::SameNuma } else { LinkKind::CrossNuma };
             links.push(DetectedLink::new(*index, *other, kind));
         }
@@ -222,7 +222,7 @@ pub(crate) fn links(gpus: &[(usize, &KfdNode)], cpus: &[u32]) -> Vec<DetectedLin
 }
 
 /// Returns the processor node of a GPU: itself if it is one, else the nearest linked one.
-pub(crate) fn processor_node(node: &KfdNode, cpus: &[u32]) -> Option<u32> {
+pub(crate) fn processor_of(node: &KfdNode, cpus: &[u32]) -> Option<u32> {
     if cpus.contains(&node.number) {
         return Some(node.number);
     }

@@ -25,7 +25,7 @@ use crate::tool::{ToolOutput, VendorTool};
 pub(crate) struct AmdSmiSource {
     tool: VendorTool,
     /// Constant facts of the devices and their links.
-    constant_facts: Option<AmdSmiOutput>,
+    facts: Option<AmdSmiOutput>,
 }
 
 /// Fields of each GPU, and other output as warnings.
@@ -34,7 +34,7 @@ type AmdSmiOutput = (AmdSmiGpus, Vec<String>);
 impl AmdSmiSource {
     /// Creates a source that runs this tool.
     pub(crate) fn new(tool: VendorTool) -> Self {
-        Self { tool, constant_facts: None }
+        Self { tool, facts: None }
     }
 
     fn run_command(&mut self, command: &str) -> Result<AmdSmiOutput, SourceError> {
@@ -46,11 +46,10 @@ impl AmdSmiSource {
     }
 
     /// Returns the constant facts, read again if the GPU numbers differ from those of `now`.
-    fn constant_facts(&mut self, now: Option<&AmdSmiGpus>) -> Result<&AmdSmiOutput, SourceError> {
-        let same =
-            |(constant_facts, _): &AmdSmiOutput| now.is_none_or(|now| constant_facts.numbers().eq(now.numbers()));
-        let constant_facts = match self.constant_facts.take().filter(same) {
-            Some(constant_facts) => constant_facts,
+    fn facts(&mut self, now: Option<&AmdSmiGpus>) -> Result<&AmdSmiOutput, SourceError> {
+        let same = |(facts, _): &AmdSmiOutput| now.is_none_or(|now| facts.numbers().eq(now.numbers()));
+        let facts = match self.facts.take().filter(same) {
+            Some(facts) => facts,
             None => {
                 let (mut trees, mut warnings) = self.run_command("static")?;
                 match self.run_command("topology") {
@@ -60,7 +59,7 @@ impl AmdSmiSource {
                 (trees, warnings)
             }
         };
-        Ok(self.constant_facts.insert(constant_facts))
+        Ok(self.facts.insert(facts))
     }
 }
 
@@ -75,12 +74,12 @@ impl DeviceSource for AmdSmiSource {
             // Devices without readings are better than none, as long as the tool works.
             Err(error @ (SourceError::Driver(_) | SourceError::Malformed { .. })) => Err(error),
             Err(error) => {
-                self.constant_facts = None;
+                self.facts = None;
                 return Err(error);
             }
         };
-        let (mut trees, mut warnings) = match self.constant_facts(metric.as_ref().ok().map(|(trees, _)| trees)) {
-            Ok(constant_facts) => constant_facts.clone(),
+        let (mut trees, mut warnings) = match self.facts(metric.as_ref().ok().map(|(trees, _)| trees)) {
+            Ok(facts) => facts.clone(),
             Err(error) if metric.is_ok() => (AmdSmiGpus::default(), vec![format!("amd-smi static: {error}")]),
             Err(error) => return Err(error),
         };

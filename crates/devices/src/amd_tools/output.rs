@@ -256,12 +256,10 @@ pub(crate) fn interpret_without_devices(lines: &[String], format: &'static str) 
 /// Whether the text is an error text of a tool.
 pub(crate) fn is_error_text(text: &str) -> bool {
     let start: String = text.chars().take(limits::TEXT_CHARS).collect::<String>().to_ascii_lowercase();
-    let contains = |words: &[&str]| words.iter().any(|word| start.contains(word));
-    let is_of_tool = contains(&TOOL_NAMES) || contains(&["required groups: render", "required groups: video"]);
-    let complains = [&NO_PERMISSION[..], &NO_TOOL, &NO_DEVICES, &OTHER_ERRORS].into_iter().any(contains);
-    contains(&NO_DRIVER)
-        || contains(&["unable to detect any gpu", "no amd gpus", "no drm devices"])
-        || is_of_tool && complains
+    let has = |words: &[&str]| words.iter().any(|word| start.contains(word));
+    let is_of_tool = has(&TOOL_NAMES) || has(&["required groups: render", "required groups: video"]);
+    let complains = [&NO_PERMISSION[..], &NO_TOOL, &NO_DEVICES, &OTHER_ERRORS].into_iter().any(has);
+    has(&NO_DRIVER) || has(&["unable to detect any gpu", "no amd gpus", "no drm devices"]) || is_of_tool && complains
 }
 
 #[cfg(test)]

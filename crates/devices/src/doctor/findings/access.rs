@@ -184,8 +184,7 @@ pub(super) fn cgroup_limits_missing(evidence: &DoctorEvidence) -> Vec<DoctorFind
         lines.push(format!("limits on {} cannot be enforced: the controllers are missing", without.join(", ")));
     }
     if !cgroup.has_kill {
-        lines
-            .push("cgroup.kill is missing (Linux before 5.14 or version 1): jobs are killed process by process".into());
+        lines.push("no cgroup.kill (Linux before 5.14 or version 1): jobs are killed process by process".into());
     }
     let dmem = if cgroup.controllers.contains("dmem") { "can" } else { "cannot" };
     lines.push(format!("device memory {dmem} be limited by the kernel (controller dmem, Linux 6.14)"));

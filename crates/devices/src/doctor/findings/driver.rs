@@ -43,8 +43,7 @@ pub(super) fn driver_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
             );
             let summary = format!("The {name} driver is loaded but not bound to every {name} GPU.");
             return Some(
-                DoctorFinding::new("driver_not_bound", DoctorSeverity::Warning, summary, remedy)
-                    .about_bus_gpus(unbound),
+                DoctorFinding::new("driver_not_bound", DoctorSeverity::Warning, summary, remedy).about_gpus(unbound),
             );
         }
         let place = if evidence.in_container() { "on the host: this is a container" } else { "as root" };
@@ -55,7 +54,7 @@ pub(super) fn driver_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
         );
         let summary = format!("The {name} driver is not loaded, but a {name} GPU is on the PCI bus.");
         let finding = DoctorFinding::new("driver_not_loaded", DoctorSeverity::Error, summary, remedy)
-            .about_bus_gpus(unbound)
+            .about_gpus(unbound)
             .based_on(evidence.modules.value().map(|_| format!("the kernel module {module} is not loaded")))
             .based_on(evidence.errors_with_code("driver_not_loaded"));
         Some(finding)
@@ -73,7 +72,7 @@ pub(super) fn nouveau_in_use(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
                   (`update-initramfs -u` or `dracut --force`) and reboot.";
     let summary = "The nouveau driver is used instead of NVIDIA's; it cannot compute and reports nothing.";
     let held = evidence.gpus_of(Vendor::Nvidia).filter(holds);
-    vec![DoctorFinding::new("nouveau_in_use", DoctorSeverity::Error, summary, remedy).about_bus_gpus(held)]
+    vec![DoctorFinding::new("nouveau_in_use", DoctorSeverity::Error, summary, remedy).about_gpus(held)]
 }
 
 /// AMD GPUs bound to the driver from before 2015.
@@ -83,7 +82,7 @@ pub(super) fn legacy_radeon(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
                   amdgpu.cik_support=1`; older cards cannot be shared for compute.";
     let summary = "An AMD GPU uses the legacy radeon driver.";
     let held = evidence.gpus_of(Vendor::Amd).filter(|gpu| gpu.is_bound_to("radeon"));
-    vec![DoctorFinding::new("legacy_radeon_driver", DoctorSeverity::Warning, summary, remedy).about_bus_gpus(held)]
+    vec![DoctorFinding::new("legacy_radeon_driver", DoctorSeverity::Warning, summary, remedy).about_gpus(held)]
 }
 
 /// GPUs reserved for a virtual machine.
@@ -92,7 +91,7 @@ pub(super) fn passed_through(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
                   unbind the GPU from vfio-pci and remove its id from the `vfio-pci.ids` option.";
     let summary = "A GPU is bound to vfio-pci: it is passed through to a virtual machine and cannot be shared here.";
     let kept = evidence.gpus.value().into_iter().flatten().filter(|gpu| gpu.is_bound_to("vfio-pci"));
-    vec![DoctorFinding::new("passed_through", DoctorSeverity::Note, summary, remedy).about_bus_gpus(kept)]
+    vec![DoctorFinding::new("passed_through", DoctorSeverity::Note, summary, remedy).about_gpus(kept)]
 }
 
 /// Missing persistence daemon: without it the driver resets its state of a GPU after each last use.

@@ -73,7 +73,7 @@ impl DoctorFinding {
     }
 
     /// Adds GPUs of the bus as observations and as affected devices.
-    fn about_bus_gpus<'a>(self, gpus: impl Iterator<Item = &'a PciGpu> + Clone) -> Self {
+    fn about_gpus<'a>(self, gpus: impl Iterator<Item = &'a PciGpu> + Clone) -> Self {
         let seen = |gpu: &PciGpu| {
             let driver = gpu.driver.as_deref().map_or("no driver".to_owned(), |driver| format!("driver {driver}"));
             format!("{}: PCI device {}, {driver}", gpu.pci, gpu.ids())
