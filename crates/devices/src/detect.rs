@@ -22,7 +22,6 @@ pub enum SourceChoice {
     Nvidia,
     /// AMD devices only, by the best available source.
     Amd,
-    /// One source only.
     Only(SourceKind),
 }
 
@@ -148,13 +147,9 @@ impl DeviceSource for FallbackSource {
 /// Roots of kernel trees, and names or paths of libraries and tools.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourcePaths {
-    /// `/sys`.
     pub sys: PathBuf,
-    /// `/proc`.
     pub proc: PathBuf,
-    /// `/dev`.
     pub dev: PathBuf,
-    /// `/etc`.
     pub etc: PathBuf,
     /// NVIDIA's management library.
     pub nvml: PathBuf,

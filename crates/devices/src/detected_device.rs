@@ -49,7 +49,6 @@ pub enum UsedMemoryScope {
 /// Memory of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MemoryReading {
-    /// Total device memory.
     pub total: Reported<Bytes>,
     /// Memory reserved by the driver.
     pub reserved: Reported<Bytes>,
@@ -81,7 +80,6 @@ impl MemoryReading {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum DevicePartition {
-    /// A MIG instance.
     Mig {
         /// UUID of the parent GPU, if known.
         parent_uuid: Option<Arc<str>>,
@@ -92,7 +90,6 @@ pub enum DevicePartition {
         /// Profile, such as `1g.10gb`.
         profile: Option<Arc<str>>,
     },
-    /// An AMD partition.
     Amd {
         /// Index of the partition on its PCI device.
         id: u16,
@@ -141,11 +138,8 @@ impl DevicePartition {
 /// Kind of work that a process does on a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ProcessActivity {
-    /// The process computes.
     Compute,
-    /// The process draws.
     Graphics,
-    /// The process computes and draws.
     Both,
     /// The source does not tell.
     #[default]
@@ -171,7 +165,6 @@ pub struct DeviceProcess {
     pub pid: u32,
     /// Name given by the source.
     pub name: Option<Arc<str>>,
-    /// Activity on the device.
     pub activity: ProcessActivity,
     /// Device memory in use.
     pub memory: Reported<Bytes>,
@@ -186,31 +179,24 @@ pub struct DetectedDevice {
     pub index: Option<u32>,
     /// Minor number of the device node: `/dev/nvidia3`, `/dev/dri/renderD131`.
     pub minor: Option<u32>,
-    /// Vendor of the device.
     pub vendor: Vendor,
     /// Name given by the driver.
     pub name: Option<Arc<str>>,
     /// Identity given by the vendor: `GPU-…`, `MIG-…`, or AMD's unique id.
     pub uuid: Option<Arc<str>>,
-    /// PCI address.
     pub pci: Option<PciAddress>,
     /// Set for a partition of a larger device.
     pub partition: Option<DevicePartition>,
     /// Whether MIG is on; `None` for a GPU without MIG.
     pub mig: Option<bool>,
-    /// Version of the driver.
     pub driver: Option<Arc<str>>,
     /// Nearest NUMA node.
     pub numa: Option<u32>,
-    /// Memory of the device.
     pub memory: MemoryReading,
-    /// Utilization of the device.
     pub utilization: Reported<Percent>,
     /// Temperature of the chip in °C.
     pub temperature_c: Reported<i16>,
-    /// Power drawn.
     pub power: Reported<Milliwatts>,
-    /// Power limit.
     pub power_limit: Reported<Milliwatts>,
     /// Processes on the device; a value only where the list is complete.
     pub processes: Reported<Vec<DeviceProcess>>,

@@ -17,7 +17,6 @@ use crate::tracker::GpuIdRegistry;
 pub struct DevicesReport {
     /// Devices by number.
     pub devices: Vec<DeviceReport>,
-    /// Links between the devices.
     pub links: Vec<LinkReport>,
     /// Problems that lost no device.
     pub warnings: Vec<String>,
@@ -38,18 +37,15 @@ pub struct ErrorReport {
 pub struct DeviceReport {
     /// Number on this node.
     pub gpu_id: GpuId,
-    /// Vendor of the device.
     pub vendor: Vendor,
     pub name: Option<Arc<str>>,
     /// Identity given by the vendor.
     pub uuid: Option<Arc<str>>,
-    /// PCI address.
     pub pci: Option<String>,
     /// Permanent identity.
     pub identity: String,
     /// Set for a partition of a larger device.
     pub partition: Option<DevicePartition>,
-    /// Total memory.
     pub memory_total_mib: Option<u64>,
     /// Memory reserved by the driver.
     pub memory_reserved_mib: Option<u64>,
@@ -63,21 +59,16 @@ pub struct DeviceReport {
     pub host_memory_total_mib: Option<u64>,
     /// Host memory in use.
     pub host_memory_used_mib: Option<u64>,
-    /// Utilization of the device.
     pub utilization_percent: Option<f64>,
     /// Temperature of the chip.
     pub temperature_c: Option<i16>,
-    /// Power drawn.
     pub power_w: Option<f64>,
-    /// Power limit.
     pub power_limit_w: Option<f64>,
-    /// Version of the driver.
     pub driver: Option<Arc<str>>,
     /// Whether MIG is on, also for its instances; `null` for a device without MIG.
     pub mig: Option<bool>,
     /// `healthy`, `unhealthy` or `lost`; `null` where the source does not report it.
     pub health: Option<&'static str>,
-    /// Reason for `unhealthy`.
     pub health_reason: Option<Arc<str>>,
     /// Whether the device sleeps to save power and was not read.
     pub asleep: bool,
@@ -110,11 +101,8 @@ pub struct ProcessReport {
     pub start_ticks: Option<u64>,
     /// User id of the process.
     pub uid: Option<u32>,
-    /// Name of the user.
     pub user: Option<Arc<str>>,
-    /// Command line.
     pub command: Option<Arc<str>>,
-    /// Control group.
     pub cgroup: Option<Arc<str>>,
     /// Reason why the process of this host is unknown.
     pub unattributed: Option<Arc<str>>,
@@ -123,9 +111,7 @@ pub struct ProcessReport {
 /// A link between two devices.
 #[derive(Debug, Clone, Serialize)]
 pub struct LinkReport {
-    /// First device.
     pub a: GpuId,
-    /// Second device.
     pub b: GpuId,
     /// `nvlink`, `xgmi`, `pcie_switch`, `pcie_switches`, `host_bridge`, `same_numa`, `cross_numa`.
     pub kind: &'static str,

@@ -139,7 +139,6 @@ pub enum SourceState {
 /// A source and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceStatus {
-    /// Kind of the source.
     pub kind: SourceKind,
     /// State after the last reply.
     pub state: SourceState,

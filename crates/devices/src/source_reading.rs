@@ -17,7 +17,6 @@ pub struct DetectedLink {
     pub a: usize,
     /// Position of the second device.
     pub b: usize,
-    /// Kind of connection.
     pub kind: LinkKind,
 }
 

@@ -21,7 +21,6 @@ pub(super) enum UnpackedContent {
     Folder(TempDir),
     /// A single compressed file.
     Bytes(Vec<u8>),
-    /// Not an archive.
     NoArchive,
 }
 

@@ -88,7 +88,6 @@ pub(crate) fn merge_topology(reading: &mut SourceReading, matrix: &SourceReading
     }
 }
 
-/// Header of the matrix.
 struct TopologyHeader {
     /// GPU index of each column; `None` for network cards.
     columns: Vec<Option<u32>>,

@@ -53,16 +53,13 @@ fn last_leaf(root: &mut XmlElement) -> &mut XmlElement {
 
 // XML as a small tree; a truncated document keeps everything before the cut.
 
-/// An XML element.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct XmlElement {
     /// Tag of the element.
     pub name: String,
-    /// Attributes in order.
     pub attributes: Vec<(String, String)>,
     /// Own text, trimmed.
     pub text: String,
-    /// Child elements in order.
     pub children: Vec<XmlElement>,
 }
 

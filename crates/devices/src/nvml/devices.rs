@@ -21,7 +21,6 @@ use crate::nvml::library::{
 use crate::reported::Reported;
 use crate::{kernel_file, limits};
 
-/// An open device.
 pub(super) struct OpenedDevice {
     pub handle: DeviceHandle,
     /// Facts of the device; values are added to a copy.
@@ -543,7 +542,6 @@ impl KnownDevices {
         self.xid_reasons.get(facts.uuid.as_ref()?)
     }
 
-    /// Forgets all recorded Xids.
     pub(super) fn forget_xids(&mut self) {
         self.xid_reasons.clear();
     }

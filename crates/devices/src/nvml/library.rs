@@ -29,7 +29,6 @@ pub(super) struct NvmlEventSet(nvml::nvmlEventSet_t);
 // SAFETY: as for a handle.
 unsafe impl Send for NvmlEventSet {}
 
-/// Memory of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NvmlMemory {
     pub total: u64,
@@ -368,7 +367,6 @@ pub(super) type NvmlResult<T> = Result<T, NvmlCode>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NvmlCode(pub u32);
 
-/// Scope of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ErrorScope {
     /// The requested field.

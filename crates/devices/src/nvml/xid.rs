@@ -18,7 +18,6 @@ pub(crate) enum XidSeverity {
 /// Meaning of an Xid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct XidDescription {
-    /// Severity for the device.
     pub severity: XidSeverity,
     pub meaning: &'static str,
     /// Remedy; empty if there is nothing to do.

@@ -47,7 +47,6 @@ pub enum SimulatedFault {
     StuckUtilization,
     /// A process without a lease uses the device.
     Squatter {
-        /// Pid of the process.
         pid: u32,
         /// Device memory in use, in MiB.
         memory_mib: u64,
@@ -76,15 +75,10 @@ pub enum RowRemapState {
 pub enum DeviceField {
     /// Total, reserved and used memory.
     Memory,
-    /// Utilization of the device.
     Utilization,
-    /// Chip temperature.
     Temperature,
-    /// Power drawn.
     Power,
-    /// Power limit.
     PowerLimit,
-    /// Processes on the device.
     Processes,
 }
 
@@ -92,11 +86,9 @@ pub enum DeviceField {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {value:?} is not allowed; allowed: {allowed}")]
 pub struct FaultError {
-    /// Field of the fault.
     pub field: &'static str,
     /// Rejected value.
     pub value: String,
-    /// Allowed values.
     pub allowed: &'static str,
 }
 

@@ -27,7 +27,6 @@ pub(crate) struct SimulatedHardware {
     pub mig: Option<bool>,
     pub memory: Option<Bytes>,
     pub reserved: Option<Bytes>,
-    /// Share of its GPU.
     pub share_of_gpu: Share,
     /// Number of its GPU, and the positions of all devices on it, including partitions.
     pub gpu: usize,
@@ -352,7 +351,6 @@ impl fmt::Display for FaultTarget {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no simulated device matches {target}; existing devices: {}", there_are.join(", "))]
 pub struct NoSuchDevice {
-    /// Requested target.
     pub target: String,
     /// UUIDs of the first few existing devices.
     pub there_are: Vec<String>,

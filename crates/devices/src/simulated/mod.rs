@@ -120,7 +120,6 @@ impl SimulationControl {
         count
     }
 
-    /// Returns all current faults.
     pub fn faults(&self) -> Vec<DeviceFault> {
         self.shared.lock_current().machine.faults()
     }
@@ -214,13 +213,11 @@ impl fmt::Debug for SharedSimulation {
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
-    /// Advances the clock.
     pub fn advance(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| Some(now.saturating_add(nanos)));
     }
 
-    /// Returns the current time.
     fn now(&self) -> Duration {
         Duration::from_nanos(self.0.load(Ordering::SeqCst))
     }

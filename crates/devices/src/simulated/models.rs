@@ -11,7 +11,6 @@ pub(crate) struct GpuModel {
     pub aliases: &'static [&'static str],
     /// Name reported by the driver.
     pub name: &'static str,
-    /// Vendor of the model.
     pub vendor: Vendor,
     /// Memory of one device in MiB; 0 if it shares the memory of the host.
     pub memory_mib: u64,
@@ -42,7 +41,6 @@ pub(crate) struct GpuFabric {
     pub group: usize,
 }
 
-/// A MIG profile.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MigProfile {
     /// Name, such as `1g.10gb`.
@@ -51,11 +49,9 @@ pub(crate) struct MigProfile {
     pub compute: u32,
     /// Number of memory slices.
     pub memory: u32,
-    /// Memory in MiB.
     pub memory_mib: u64,
 }
 
-/// An AMD partition mode.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PartitionMode {
     /// Name, such as `CPX`.

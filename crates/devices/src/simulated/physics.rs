@@ -41,9 +41,7 @@ pub(super) struct DeviceActivity {
 pub struct DeviceFault {
     /// Position of the device.
     pub place: DevicePosition,
-    /// UUID of the device.
     pub uuid: std::sync::Arc<str>,
-    /// Fault of the device.
     pub fault: SimulatedFault,
 }
 
@@ -70,7 +68,6 @@ pub enum LoadError {
     /// The device has too many loads.
     #[error("{uuid} already has the maximum of {most} loads")]
     TooMany {
-        /// UUID of the device.
         uuid: String,
         /// Maximum number of loads.
         most: usize,
@@ -187,7 +184,6 @@ impl SimulatedMachine {
         Ok(cleared)
     }
 
-    /// Returns all current faults.
     pub(super) fn faults(&self) -> Vec<DeviceFault> {
         let of = |(place, state): (usize, &DeviceActivity)| {
             let uuid = self.devices[place].uuid.clone();
@@ -318,7 +314,6 @@ pub struct SimulatedLoad {
     pub memory: Bytes,
     /// Pid of the process; generated if `None`.
     pub pid: Option<u32>,
-    /// Name of the process.
     pub name: Option<Arc<str>>,
 }
 

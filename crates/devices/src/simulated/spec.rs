@@ -79,7 +79,6 @@ pub enum SimulationSpecError {
         field: String,
         /// Rejected value.
         value: String,
-        /// Allowed values.
         allowed: String,
     },
     /// The model is unknown.
@@ -94,7 +93,6 @@ pub enum SimulationSpecError {
     #[error("{field}: {error}")]
     Fault {
         field: String,
-        /// Problem of the fault.
         error: FaultError,
     },
     /// The number of devices is not allowed.
@@ -123,7 +121,6 @@ impl SimulationSpec {
         Self { node: None, seed: 0, timing: SimTiming::default(), cards }.validate()
     }
 
-    /// Parses a TOML file.
     pub fn from_toml(text: &str) -> Result<Self, SimulationSpecError> {
         parse_file(text)?.validate()
     }
