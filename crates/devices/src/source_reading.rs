@@ -27,7 +27,7 @@ impl DetectedLink {
     }
 
     /// Returns the link with its positions mapped by `places`, where both devices are there.
-    pub(crate) fn moved(&self, places: &[Option<usize>]) -> Option<Self> {
+    pub(crate) fn map_positions(&self, places: &[Option<usize>]) -> Option<Self> {
         let place = |of: usize| places.get(of).copied().flatten();
         Some(Self::new(place(self.a)?, place(self.b)?, self.kind))
     }
@@ -102,7 +102,7 @@ impl SourceReading {
                 None => self.push(device),
             });
         }
-        self.join(other.links.iter().filter_map(|link| link.moved(&places)));
+        self.join(other.links.iter().filter_map(|link| link.map_positions(&places)));
         for warning in other.warnings {
             if !self.warnings.contains(&warning) {
                 self.warn(warning);

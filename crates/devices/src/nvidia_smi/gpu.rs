@@ -117,8 +117,11 @@ fn lacks_own_memory(memory: &MemoryReading) -> bool {
 pub(crate) fn parse_instances(element: &XmlElement, parent: &DetectedDevice) -> Vec<DetectedDevice> {
     let listed = element.children("mig_devices").flat_map(|devices| devices.children("mig_device"));
     let has_id = |one: &&XmlElement| one.child("index").is_some() || one.child("gpu_instance_id").is_some();
-    let instances = listed.chain(element.children("mig_device")).filter(has_id);
-    instances.map(|instance| parse_instance(element, instance, parent)).collect()
+    listed
+        .chain(element.children("mig_device"))
+        .filter(has_id)
+        .map(|one| parse_instance(element, one, parent))
+        .collect()
 }
 
 fn parse_instance(gpu: &XmlElement, instance: &XmlElement, parent: &DetectedDevice) -> DetectedDevice {
@@ -266,9 +269,8 @@ pub(crate) fn parse_health(gpu: &XmlElement, found: &DetectedDevice) -> Option<D
     if let Some(words) = read_failure(found) {
         return unhealthy(&format!("the driver cannot read the GPU: {words}"));
     }
-    let has_health_fields =
-        failed.or(remap_pending).or(retirement_pending).or(repair_pending).or(reset_required).is_some();
-    (has_health_fields || found.has_answered() || found.memory.total.value().is_some()).then_some(DeviceHealth::Healthy)
+    let is_judged = failed.or(remap_pending).or(retirement_pending).or(repair_pending).or(reset_required).is_some();
+    (is_judged || found.has_answered() || found.memory.total.value().is_some()).then_some(DeviceHealth::Healthy)
 }
 
 /// Returns the reason why the hardware slows the GPU down, if it does.

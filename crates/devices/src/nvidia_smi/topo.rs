@@ -82,7 +82,7 @@ pub(crate) fn merge_topology(reading: &mut SourceReading, matrix: &SourceReading
             None => numa = device.numa,
         }
     }
-    reading.join(matrix.links.iter().filter_map(|link| link.moved(&places)));
+    reading.join(matrix.links.iter().filter_map(|link| link.map_positions(&places)));
     for warning in &matrix.warnings {
         reading.warn(warning.clone());
     }

@@ -29,7 +29,7 @@ pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
             let found = if document.root.name.is_empty() { "no XML" } else { &document.root.name };
             return Err(SourceError::malformed(NAME, format!("expected <{ROOT}>, found {found}")));
         }
-        if document.parse_error.is_some() && is_cut_inside_a_text(text) {
+        if document.parse_error.is_some() && ends_inside_text(text) {
             last_leaf(&mut document.root).text.clear();
         }
         Ok(gpu::reading_from_tree(&document.root, document.parse_error.as_deref()))
@@ -37,7 +37,7 @@ pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
 }
 
 /// Whether the last text may be truncated: `8192` of `81920 MiB`.
-fn is_cut_inside_a_text(text: &str) -> bool {
+fn ends_inside_text(text: &str) -> bool {
     let end = text.rfind(['<', '>']).and_then(|at| text.get(at..)).unwrap_or_default();
     end.strip_prefix('>').is_some_and(|rest| !rest.trim().is_empty())
 }

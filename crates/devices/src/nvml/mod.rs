@@ -270,7 +270,7 @@ impl NvmlSession {
             let instances = device.instances.iter().map(|instance| instance.facts.clone()).collect();
             known.update(&mut device.facts, instances);
         }
-        self.unopened = unopened(&self.opened, failures, known);
+        self.unopened = list_unopened(&self.opened, failures, known);
         self.links = devices::links_between(&self.library, &self.opened);
         self.events = self.library.new_event_set().ok();
         if let Some(events) = self.events {
@@ -348,7 +348,7 @@ impl UnopenedDevice {
 /// Returns the devices that could not be opened, by index, and then the known devices that are no longer counted.
 ///
 /// A device that cannot be opened has no identity; it is taken for the missing device that last had its index.
-fn unopened(opened: &[OpenedDevice], failures: Vec<(u32, NvmlCode)>, known: &KnownDevices) -> Vec<UnopenedDevice> {
+fn list_unopened(opened: &[OpenedDevice], failures: Vec<(u32, NvmlCode)>, known: &KnownDevices) -> Vec<UnopenedDevice> {
     let present: Vec<&DetectedDevice> = opened.iter().map(|device| &device.facts).collect();
     let mut missing: Vec<UnopenedDevice> = known
         .missing(&present)

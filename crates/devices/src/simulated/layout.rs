@@ -40,7 +40,7 @@ pub(crate) struct SimulatedHardware {
 
 impl SimulatedHardware {
     /// Whether the device is a GPU in MIG mode, which takes no load itself.
-    pub(crate) fn is_cut_by_mig(&self) -> bool {
+    pub(crate) fn is_in_mig_mode(&self) -> bool {
         self.mig == Some(true) && self.partition.is_none()
     }
 
@@ -305,7 +305,7 @@ pub enum FaultTarget {
 }
 
 impl FaultTarget {
-    pub(crate) fn means(&self, place: usize, device: &SimulatedHardware) -> bool {
+    pub(crate) fn matches(&self, place: usize, device: &SimulatedHardware) -> bool {
         match self {
             Self::All => true,
             Self::Position(wanted) => wanted.0 == place,

@@ -119,7 +119,7 @@ impl SimulatedMachine {
         load: SimulatedLoad,
     ) -> Result<(), LoadError> {
         let device = self.devices.get(place.0).ok_or_else(|| self.no_such_device(&FaultTarget::Position(place)))?;
-        if device.is_cut_by_mig() {
+        if device.is_in_mig_mode() {
             return Err(LoadError::CutByMig(device.uuid.to_string()));
         }
         let (now, timing, vendor) = (self.now, &self.timing, device.model.vendor);
@@ -245,14 +245,14 @@ impl SimulatedMachine {
     }
 
     fn target_positions(&self, target: &FaultTarget) -> Result<Vec<usize>, NoSuchDevice> {
-        let means = |place: &usize| target.means(*place, &self.devices[*place]);
-        let places: Vec<usize> = (0..self.devices.len()).filter(means).collect();
+        let is_target = |place: &usize| target.matches(*place, &self.devices[*place]);
+        let places: Vec<usize> = (0..self.devices.len()).filter(is_target).collect();
         if places.is_empty() { Err(self.no_such_device(target)) } else { Ok(places) }
     }
 
     /// Whether a device accepts a fault: a GPU in MIG mode takes no squatters, only its instances do.
     fn accepts_fault(&self, place: usize, fault: &SimulatedFault) -> bool {
-        !(matches!(fault, SimulatedFault::Squatter { .. }) && self.devices[place].is_cut_by_mig())
+        !(matches!(fault, SimulatedFault::Squatter { .. }) && self.devices[place].is_in_mig_mode())
     }
 
     fn update_temperature(&mut self, place: usize) {

@@ -39,7 +39,7 @@ impl SimulatedMachine {
             positions.push(if vanished { None } else { reading.push(self.read_device(place, &faults)) });
         }
         // Each pair occurs once already, so `join` is not needed.
-        reading.links = self.links.iter().filter_map(|link| link.moved(&positions)).collect();
+        reading.links = self.links.iter().filter_map(|link| link.map_positions(&positions)).collect();
         Ok(reading)
     }
 
@@ -83,7 +83,7 @@ impl SimulatedMachine {
             clear_fields(found, &[DeviceField::Memory], &Reported::Unsupported(NOT_AVAILABLE));
             return;
         };
-        let used = if device.is_cut_by_mig() { self.memory_used_by_instances(device) } else { in_use.all };
+        let used = if device.is_in_mig_mode() { self.memory_used_by_instances(device) } else { in_use.all };
         let used = used.saturating_add(idle_memory(device)).min(capacity.unwrap_or(total));
         found.memory = MemoryReading {
             total: Reported::Value(total),

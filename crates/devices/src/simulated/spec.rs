@@ -91,10 +91,7 @@ pub enum SimulationSpecError {
     },
     /// The fault is invalid.
     #[error("{field}: {error}")]
-    Fault {
-        field: String,
-        error: FaultError,
-    },
+    Fault { field: String, error: FaultError },
     /// The number of devices is not allowed.
     #[error("count: {asked} devices in total; allowed: 1 to {}", limits::DEVICES)]
     TooMany { asked: usize },
