@@ -115,13 +115,10 @@ fn lacks_own_memory(memory: &MemoryReading) -> bool {
 
 /// Returns the instances of the GPU `parent` in their order, with the health of the GPU.
 pub(crate) fn parse_instances(element: &XmlElement, parent: &DetectedDevice) -> Vec<DetectedDevice> {
-    let listed = element.children("mig_devices").flat_map(|devices| devices.children("mig_device"));
+    let holders = element.children("mig_devices").chain([element]);
     let has_id = |one: &&XmlElement| one.child("index").is_some() || one.child("gpu_instance_id").is_some();
-    listed
-        .chain(element.children("mig_device"))
-        .filter(has_id)
-        .map(|one| parse_instance(element, one, parent))
-        .collect()
+    let instances = holders.flat_map(|holder| holder.children("mig_device")).filter(has_id);
+    instances.map(|instance| parse_instance(element, instance, parent)).collect()
 }
 
 fn parse_instance(gpu: &XmlElement, instance: &XmlElement, parent: &DetectedDevice) -> DetectedDevice {
