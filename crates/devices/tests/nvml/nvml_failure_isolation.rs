@@ -1,13 +1,13 @@
-//! Whatever functions fail on one GPU, and however, no other GPU is told differently for it.
+//! Failures of any function on one GPU leave the readings of other GPUs unchanged.
 
-use crate::machine::{Machine, places};
+use crate::nvml_machine::{NvmlMachine, nvml_paths};
 use gpupool_core::DeviceHealth;
 use gpupool_devices::{DetectedDevice, DeviceSource, NvmlSource, SourceReading};
 use nvml_standin::machines::{mig_gpu, server_gpu, server_scenario};
 use nvml_standin::{NvmlScenario, StandInDevice, write_scenario};
 use proptest::prelude::*;
 
-/// Every kind of code that is not about the driver as a whole.
+/// Error codes that do not concern the driver as a whole.
 const CODES: [u32; 11] = [2, 3, 4, 6, 11, 13, 15, 16, 26, 28, 999];
 const FUNCTIONS: [&str; 18] = [
     "*",
@@ -30,7 +30,7 @@ const FUNCTIONS: [&str; 18] = [
     "nvmlDeviceRegisterEvents",
 ];
 
-/// The middle one of three GPUs fails.
+/// Three GPUs, of which the middle one fails.
 fn machine() -> NvmlScenario {
     let middle = StandInDevice { uuid: "GPU-of-trouble".into(), pci: "00000000:99:00.0".into(), ..mig_gpu() };
     NvmlScenario { devices: vec![server_gpu(0), middle, server_gpu(2)], ..server_scenario(0) }
@@ -42,8 +42,8 @@ fn whole(snapshot: &SourceReading, wanted: impl Fn(u32) -> bool) -> Vec<Detected
 }
 
 #[test]
-fn whatever_fails_on_one_gpu_the_others_are_told_as_ever_and_it_is_not_forgotten() {
-    let machine = Machine::new(machine());
+fn any_failure_of_one_gpu_leaves_the_others_unchanged() {
+    let machine = NvmlMachine::new(machine());
     let change = |scenario: &NvmlScenario| write_scenario(machine.folder(), scenario).unwrap();
     let failure = (prop::sample::select(FUNCTIONS.to_vec()), prop::sample::select(CODES.to_vec()));
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
@@ -51,10 +51,10 @@ fn whatever_fails_on_one_gpu_the_others_are_told_as_ever_and_it_is_not_forgotten
     proptest!(config, |(failures in failures, from_the_start in any::<bool>())| {
         let mut world = machine.scenario.clone();
         change(&world);
-        let mut nvml = NvmlSource::new(&places(machine.folder()));
+        let mut nvml = NvmlSource::new(&nvml_paths(machine.folder()));
         let before = nvml.read().unwrap();
         if from_the_start {
-            nvml = NvmlSource::new(&places(machine.folder()));
+            nvml = NvmlSource::new(&nvml_paths(machine.folder()));
         }
         for (function, code) in failures {
             world.devices[1].errors.insert(function.into(), code);

@@ -1,10 +1,10 @@
-//! Texts of the vendors' tools, cut off or with bytes changed: reading one ends with devices or an error.
+//! Truncated and changed output of vendor tools gives devices or an error.
 
 use gpupool_devices::capture::CaptureFormat;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-/// One of these texts, cut off anywhere and with some bytes changed.
+/// One of the texts, truncated and with some bytes changed.
 fn damaged(texts: &'static [&'static str]) -> impl Strategy<Value = String> {
     let changes = prop::collection::vec((any::<Index>(), any::<u8>()), 0..8);
     (select(texts), any::<Index>(), changes).prop_map(|(text, end, changes)| {
@@ -18,7 +18,7 @@ fn damaged(texts: &'static [&'static str]) -> impl Strategy<Value = String> {
     })
 }
 
-/// A little of each form of `nvidia-smi`.
+/// A sample of each format of `nvidia-smi`.
 const NVIDIA: [&str; 4] = [
     include_str!("../fixtures/nvidia_smi/two_gpus.xml"),
     "GPU 0: A (UUID: GPU-a)\n  MIG 1g.5gb Device 0: (UUID: MIG-b)\nUnable to determine the device handle for GPU 0000:02:00.0: x\n",
@@ -38,17 +38,17 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_damaged_text_is_read_or_refused(text in damaged(&NVIDIA)) {
+    fn a_damaged_text_is_parsed_or_refused(text in damaged(&NVIDIA)) {
         read_as_nvidia_smi(&text);
     }
 
     #[test]
-    fn any_text_is_read_or_refused(text in "\\PC{0,200}") {
+    fn any_text_is_parsed_or_refused(text in "\\PC{0,200}") {
         read_as_nvidia_smi(&text);
     }
 }
 
-/// A little of both forms of AMD's tools.
+/// A sample of both formats of AMD's tools.
 const AMD: [&str; 2] = [
     r#"WARNING: x {"card0": {"GPU use (%)": "5", "VRAM Total Memory (B)": "34342961152", "PCI Bus": "0000:C1:00.0",
         "Unique ID": "0x719d230578348e8c", "Compute Partition": "CPX", "Average Graphics Package Power (W)": NaN},
@@ -57,7 +57,7 @@ const AMD: [&str; 2] = [
         "process_list": [{"process_info": {"pid": 7, "mem": {"value": 1, "unit": "GB"}}}]}, {"gpu": 1, ... },]"#,
 ];
 
-/// Most devices any parser finds in a text that it may or may not know.
+/// Returns the largest number of devices that any parser finds in a text.
 fn read_as_amd_tool(text: &str) -> usize {
     let mut most = 0;
     for name in ["rocm-smi-json", "amd-smi-json"] {
@@ -72,7 +72,7 @@ fn read_as_amd_tool(text: &str) -> usize {
 }
 
 #[test]
-fn every_sample_holds_devices_while_it_is_whole() {
+fn every_undamaged_sample_has_devices() {
     for sample in AMD {
         assert!(read_as_amd_tool(sample) > 0, "{sample}");
     }
@@ -80,12 +80,12 @@ fn every_sample_holds_devices_while_it_is_whole() {
 
 proptest! {
     #[test]
-    fn no_cut_and_no_changed_bytes_panic(text in damaged(&AMD)) {
+    fn truncated_and_changed_samples_do_not_panic(text in damaged(&AMD)) {
         read_as_amd_tool(&text);
     }
 
     #[test]
-    fn no_text_of_the_right_words_panics(words in prop::collection::vec(
+    fn random_sequences_of_keywords_do_not_panic(words in prop::collection::vec(
         prop::sample::select(&["GPU", "[0]", ": ", "\n", "  ", "{", "}", "[", "]", "\"card0\"", "\"gpu\"", ":", ",", "0", "GPU: 0\n",
             "TABLE:\n", "GPU0", "0000:01:00.0", "POWER", "Temp", "DID", "°C", "N/A", "...", "NaN", "|", "PID", "\t", "Agent 1\n", "\u{1b}["][..]),
         0..80,

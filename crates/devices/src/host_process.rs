@@ -1,7 +1,7 @@
-//! Which process of this host a driver means when it names a number.
+//! Lookup of the host processes that drivers report by number.
 //!
-//! Drivers name processes by their number in the host's PID namespace. Seen from another namespace that number means
-//! nothing, or worse, some other process; then a process stays unattributed, and the reason is said.
+//! Drivers report process numbers of the host's PID namespace. In another namespace such a number belongs to no process
+//! or to a wrong one; then the process stays unattributed, with the reason.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,79 +10,80 @@ use std::sync::Arc;
 
 use crate::detect::SourcePaths;
 use crate::kernel_file;
-use crate::reported::{Reported, words};
+use crate::reported::{Reported, truncate_text};
 use crate::source_reading::SourceReading;
 
-/// The process of this host that a driver means by a number.
+/// Result of looking up a process that a driver reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum HostProcessLookup {
-    /// It was not looked up.
+    /// Not looked up yet.
     #[default]
     NotInspected,
     /// A process of this host.
     Known(Arc<ProcessFacts>),
-    /// It cannot be told; the text says why.
+    /// Unknown, with the reason.
     Unattributed(Arc<str>),
 }
 
-/// What the host knows of a process.
+/// Facts about a process on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessFacts {
-    /// When it started, in clock ticks since boot; with the pid it is unique until the next boot.
+    /// Start time in clock ticks since boot; unique together with the pid until the next boot.
     pub start_ticks: u64,
-    /// Whose it is.
+    /// Effective user.
     pub uid: u32,
-    /// The name of that user, where the machine's own list knows one.
+    /// Name of the user, if the machine's own list has one.
     pub user: Option<Arc<str>>,
-    /// Its command line.
     pub command: Arc<str>,
-    /// Its control group.
     pub cgroup: Option<Arc<str>>,
 }
 
-/// Looks processes up, and remembers what does not change.
+/// Resolver of process numbers, with a cache of facts that do not change.
 #[derive(Debug)]
 pub struct HostProcessResolver {
     proc: PathBuf,
     passwd: PathBuf,
-    /// Why no number can be trusted here, where none can.
-    blind: Option<Arc<str>>,
-    known: HashMap<u32, Arc<ProcessFacts>>,
+    /// Reason why no process number is valid here; `None` if they are valid.
+    invalid_reason: Option<Arc<str>>,
+    cache: HashMap<u32, Arc<ProcessFacts>>,
     users: HashMap<u32, Option<Arc<str>>>,
 }
 
-/// The inode of the PID namespace the kernel starts with, the same on every Linux.
+/// Link target of the kernel's initial PID namespace, the same on every Linux.
 const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
-/// Whether this process is in the host's PID namespace, in which drivers number processes; `proc` is where procfs is.
+/// Whether this process is in the host's PID namespace, whose numbers drivers use; `proc` is the mount point of procfs.
 pub(crate) fn has_host_pids(proc: &Path) -> Reported<bool> {
     match fs::read_link(proc.join("self/ns/pid")) {
         Ok(namespace) => Reported::Value(namespace.as_os_str() == HOST_PID_NAMESPACE),
-        Err(error) => kernel_file::missing(&error),
+        Err(error) => kernel_file::from_io_error(&error),
     }
 }
 
 impl HostProcessResolver {
-    /// For the machine at these places.
-    pub fn new(places: &SourcePaths) -> Self {
-        let blind = match has_host_pids(&places.proc).value() {
+    /// Creates a resolver for the machine at these paths.
+    pub fn new(paths: &SourcePaths) -> Self {
+        let invalid_reason = match has_host_pids(&paths.proc).value() {
             Some(true) => None,
-            Some(false) => Some("this agent runs in a PID namespace of its own; process numbers are those of the host"),
-            None => Some("the PID namespace of this agent cannot be told"),
+            Some(false) => Some(
+                "this agent runs in its own PID namespace, but drivers report process numbers of the \
+                                 host",
+            ),
+            None => Some("the PID namespace of this agent is unknown"),
         };
         Self {
-            proc: places.proc.clone(),
-            passwd: places.etc.join("passwd"),
-            blind: blind.map(Into::into),
-            known: HashMap::new(),
+            proc: paths.proc.clone(),
+            passwd: paths.etc.join("passwd"),
+            invalid_reason: invalid_reason.map(Into::into),
+            cache: HashMap::new(),
             users: HashMap::new(),
         }
     }
 
-    /// Looks up every process of a snapshot, and forgets processes that are on no device any more.
-    pub fn resolve_processes(&mut self, snapshot: &mut SourceReading) {
+    /// Looks up every process of a reading, and forgets processes that no longer use a device.
+    pub fn resolve_processes(&mut self, reading: &mut SourceReading) {
         let mut seen = HashMap::new();
-        for device in &mut snapshot.devices {
+        for device in &mut reading.devices {
             let Reported::Value(processes) = &mut device.processes else { continue };
             for process in processes {
                 process.host_lookup = self.look_up(process.pid);
@@ -91,46 +92,44 @@ impl HostProcessResolver {
                 }
             }
         }
-        self.known = seen;
+        self.cache = seen;
     }
 
     /// Looks up the process with this number.
     pub(crate) fn look_up(&mut self, pid: u32) -> HostProcessLookup {
-        if let Some(reason) = &self.blind {
+        if let Some(reason) = &self.invalid_reason {
             return HostProcessLookup::Unattributed(reason.clone());
         }
-        match self.facts(pid) {
+        match self.process_facts(pid) {
             Some(facts) => HostProcessLookup::Known(facts),
-            None => {
-                HostProcessLookup::Unattributed("no such process is visible here: it has ended, or is hidden".into())
-            }
+            None => HostProcessLookup::Unattributed("no such process is visible: it has exited or is hidden".into()),
         }
     }
 
-    fn facts(&mut self, pid: u32) -> Option<Arc<ProcessFacts>> {
+    fn process_facts(&mut self, pid: u32) -> Option<Arc<ProcessFacts>> {
         let folder = self.proc.join(pid.to_string());
-        let start_ticks = start_ticks(&read(&folder, "stat")?)?;
-        let cgroup = read(&folder, "cgroup").as_deref().and_then(cgroup).map(Into::into);
-        if let Some(known) = self.known.get(&pid)
+        let start_ticks = start_ticks(&read_text(&folder, "stat")?)?;
+        let cgroup = read_text(&folder, "cgroup").as_deref().and_then(cgroup).map(Into::into);
+        if let Some(known) = self.cache.get(&pid)
             && known.start_ticks == start_ticks
             && known.cgroup == cgroup
         {
             return Some(known.clone());
         }
-        let uid = uid(&read(&folder, "status")?)?;
-        let user = self.user(uid);
+        let uid = uid(&read_text(&folder, "status")?)?;
+        let user = self.user_of(uid);
         let command = command(&folder).into();
         Some(Arc::new(ProcessFacts { start_ticks, uid, user, command, cgroup }))
     }
 
-    /// The name of a user, by the machine's own list: asking a directory service could hang.
-    fn user(&mut self, uid: u32) -> Option<Arc<str>> {
-        let look = || user_name(&fs::read_to_string(&self.passwd).ok()?, uid).map(Into::into);
-        self.users.entry(uid).or_insert_with(look).clone()
+    /// Returns the name of a user from the machine's own list: a directory service could hang.
+    fn user_of(&mut self, uid: u32) -> Option<Arc<str>> {
+        let find_name = || user_name(&fs::read_to_string(&self.passwd).ok()?, uid).map(Into::into);
+        self.users.entry(uid).or_insert_with(find_name).clone()
     }
 }
 
-/// The name of a user in a list like `/etc/passwd`.
+/// Returns the name of a user in a list like `/etc/passwd`.
 pub(crate) fn user_name(passwd: &str, uid: u32) -> Option<&str> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -139,23 +138,23 @@ pub(crate) fn user_name(passwd: &str, uid: u32) -> Option<&str> {
     })
 }
 
-fn read(folder: &Path, name: &str) -> Option<String> {
-    kernel_file::text(&folder.join(name)).into_value()
+fn read_text(folder: &Path, name: &str) -> Option<String> {
+    kernel_file::read_text(&folder.join(name)).into_value()
 }
 
-/// The start time in a `stat` file. The command in it may hold blanks and brackets, so fields count from its end.
+/// Parses the start time in a `stat` file. The command may contain spaces and brackets, so fields count from its end.
 fn start_ticks(stat: &str) -> Option<u64> {
     let (_, after_command) = stat.rsplit_once(')')?;
     after_command.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// The effective user in a `status` file.
+/// Parses the effective user in a `status` file.
 fn uid(status: &str) -> Option<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// The control group in a `cgroup` file: of the unified hierarchy, else of the memory controller, else the first.
+/// Parses a `cgroup` file: the group in the unified hierarchy, else of the memory controller, else the first.
 fn cgroup(text: &str) -> Option<&str> {
     let mut groups: Vec<(u8, &str)> = Vec::new();
     for line in text.lines() {
@@ -172,14 +171,14 @@ fn cgroup(text: &str) -> Option<&str> {
     groups.into_iter().min_by_key(|(rank, _)| *rank).map(|(_, path)| path)
 }
 
-/// The command line, or the short name in brackets where there is none.
+/// Returns the command line, or the short name in brackets if there is none.
 fn command(folder: &Path) -> String {
-    let line = kernel_file::bytes(&folder.join("cmdline")).unwrap_or_default();
+    let line = kernel_file::read_bytes(&folder.join("cmdline")).unwrap_or_default();
     let line = String::from_utf8_lossy(&line).trim_end_matches('\0').replace('\0', " ");
     if !line.is_empty() {
-        return words(&line).into_owned();
+        return truncate_text(&line).into_owned();
     }
-    read(folder, "comm").map_or_else(String::new, |name| format!("[{name}]"))
+    read_text(folder, "comm").map_or_else(String::new, |name| format!("[{name}]"))
 }
 
 #[cfg(test)]
@@ -205,28 +204,28 @@ mod tests {
         write("proc/42/cmdline", "python\0train.py\0");
         write("proc/42/cgroup", "5:memory:/old\n0::/user.slice/job\n");
         write("etc/passwd", "root:x:0:0::/:/bin/sh\nalice:x:1001:1001::/home:/bin/sh\n");
-        let places =
+        let paths =
             SourcePaths { proc: dir.path().join("proc"), etc: dir.path().join("etc"), ..SourcePaths::default() };
-        (dir, places)
+        (dir, paths)
     }
 
     #[test]
     fn a_process_of_this_host_is_known_with_start_user_command_and_cgroup() {
-        let (_dir, places) = machine(HOST_PID_NAMESPACE);
-        let HostProcessLookup::Known(facts) = HostProcessResolver::new(&places).look_up(42) else { panic!("unknown") };
+        let (_dir, paths) = machine(HOST_PID_NAMESPACE);
+        let HostProcessLookup::Known(facts) = HostProcessResolver::new(&paths).look_up(42) else { panic!("unknown") };
         assert_eq!((facts.start_ticks, facts.uid, facts.user.as_deref()), (987_654, 1001, Some("alice")));
         assert_eq!((&*facts.command, facts.cgroup.as_deref()), ("python train.py", Some("/user.slice/job")));
     }
 
     #[test]
-    fn a_number_that_was_given_to_another_process_means_the_other_process() {
-        let (dir, places) = machine(HOST_PID_NAMESPACE);
-        let mut resolver = HostProcessResolver::new(&places);
-        let mut snapshot = SourceReading::default();
+    fn a_reused_pid_is_the_new_process() {
+        let (dir, paths) = machine(HOST_PID_NAMESPACE);
+        let mut resolver = HostProcessResolver::new(&paths);
+        let mut reading = SourceReading::default();
         let mut device = DetectedDevice::new(Vendor::Nvidia);
         device.processes = Reported::Value(vec![DeviceProcess { pid: 42, ..DeviceProcess::default() }]);
-        snapshot.push(device);
-        resolver.resolve_processes(&mut snapshot);
+        reading.push(device);
+        resolver.resolve_processes(&mut reading);
         let stat = dir.path().join("proc/42/stat");
         fs::write(stat, "42 (z) S 1 1 1 0 -1 0 1 0 0 0 1 1 0 0 20 0 1 0 999999 1 1\n").unwrap();
         fs::write(dir.path().join("proc/42/cmdline"), "other\0").unwrap();
@@ -236,18 +235,18 @@ mod tests {
 
     #[test]
     fn in_a_namespace_of_its_own_nothing_is_attributed_not_even_a_number_that_exists() {
-        let (_dir, places) = machine("pid:[4026532999]");
-        assert!(matches!(HostProcessResolver::new(&places).look_up(42), HostProcessLookup::Unattributed(_)));
+        let (_dir, paths) = machine("pid:[4026532999]");
+        assert!(matches!(HostProcessResolver::new(&paths).look_up(42), HostProcessLookup::Unattributed(_)));
     }
 
     #[test]
-    fn a_process_that_is_gone_is_unattributed() {
-        let (_dir, places) = machine(HOST_PID_NAMESPACE);
-        assert!(matches!(HostProcessResolver::new(&places).look_up(43), HostProcessLookup::Unattributed(_)));
+    fn an_exited_process_is_unattributed() {
+        let (_dir, paths) = machine(HOST_PID_NAMESPACE);
+        assert!(matches!(HostProcessResolver::new(&paths).look_up(43), HostProcessLookup::Unattributed(_)));
     }
 
     #[test]
-    fn the_cgroup_that_says_most_is_taken() {
+    fn the_most_specific_cgroup_is_chosen() {
         assert_eq!(cgroup("12:cpu:/a\n5:memory:/m\n0::/\n"), Some("/m"));
         assert_eq!(cgroup("0::/u\n5:memory:/m\n"), Some("/u"));
         assert_eq!(cgroup("nonsense"), None);

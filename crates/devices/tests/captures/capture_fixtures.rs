@@ -1,4 +1,4 @@
-//! Where captures are: our own, which are always at hand, and those of real machines, on a machine that has them.
+//! Locations of captures: our own, and those of real machines if present.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use tempfile::TempDir;
 
 use crate::skipped::skipped;
 
-/// The folder of captures of real machines, or `None` after telling once that this part of the tests is skipped.
-pub fn captures() -> Option<PathBuf> {
+/// Returns the folder of captures of real machines, or reports once that these tests are skipped.
+pub fn real_captures() -> Option<PathBuf> {
     static TOLD: Once = Once::new();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/captures");
     if folder.is_dir() {
@@ -19,10 +19,10 @@ pub fn captures() -> Option<PathBuf> {
     None
 }
 
-/// Our own captures, in folders named like those of the others.
+/// Returns the folder of our own captures, named like those of real machines.
 ///
-/// They stand in one file, where each begins with a line `== PATH` and ends where the next begins.
-pub fn own() -> &'static Path {
+/// They are stored in one file, where each begins with a line `== PATH` and ends where the next begins.
+pub fn own_captures() -> &'static Path {
     static FOLDER: LazyLock<TempDir> = LazyLock::new(|| {
         let folder = tempfile::tempdir().unwrap();
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
@@ -39,7 +39,7 @@ pub fn own() -> &'static Path {
     FOLDER.path()
 }
 
-/// Our own captures, and those of real machines where they are at hand.
-pub fn roots() -> Vec<PathBuf> {
-    [Some(own().to_owned()), captures()].into_iter().flatten().collect()
+/// Returns all folders of captures.
+pub fn capture_roots() -> Vec<PathBuf> {
+    [Some(own_captures().to_owned()), real_captures()].into_iter().flatten().collect()
 }

@@ -1,4 +1,4 @@
-//! Simulated devices seen as any source is seen: what happens to them shows in what they report.
+//! Simulated devices and the effect of loads on their readings.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use gpupool_devices::{
     DetectedDevice, DevicePartition, DeviceSource, Milliwatts, Reported, SourceKind, SourceReading, UsedMemoryScope,
 };
 
-struct Node {
+struct SimulatedNode {
     source: SimulatedSource,
     control: SimulationControl,
     clock: ManualClock,
 }
 
-impl Node {
+impl SimulatedNode {
     fn of(text: &str) -> Self {
         let clock = ManualClock::default();
         let (source, control) = SimulatedSource::new(&SimulationSpec::load(text).unwrap(), clock.ticking());
@@ -70,8 +70,8 @@ fn link_between(snapshot: &SourceReading, a: usize, b: usize) -> Option<LinkKind
 }
 
 #[test]
-fn an_idle_device_reports_what_its_driver_would() {
-    let mut node = Node::of("H100");
+fn an_idle_device_reports_the_values_of_its_driver() {
+    let mut node = SimulatedNode::of("H100");
     assert_eq!(node.source.kind(), SourceKind::Simulated);
     let idle = node.first_after(0);
     assert_eq!(idle.name.as_deref(), Some("NVIDIA H100 80GB HBM3"));
@@ -90,8 +90,8 @@ fn an_idle_device_reports_what_its_driver_would() {
 }
 
 #[test]
-fn work_takes_its_memory_and_its_share_by_and_by() {
-    let mut node = Node::of("H100");
+fn a_load_reaches_its_memory_and_share_gradually() {
+    let mut node = SimulatedNode::of("H100");
     node.control.set_load(DevicePosition(0), 1, load(500, gib(40))).unwrap();
     let started = node.first_after(0);
     assert!(used(&started) < gib(1), "only what the driver needs for a process");
@@ -107,8 +107,8 @@ fn work_takes_its_memory_and_its_share_by_and_by() {
 }
 
 #[test]
-fn work_that_ends_is_gone_at_once_and_its_memory_soon_after() {
-    let mut node = Node::of("H100");
+fn an_ended_load_stops_at_once_and_frees_its_memory_soon() {
+    let mut node = SimulatedNode::of("H100");
     let before = node.first_after(0);
     node.control.set_load(DevicePosition(0), 1, load(1000, gib(40))).unwrap();
     let hot = node.first_after(120_000);
@@ -122,8 +122,8 @@ fn work_that_ends_is_gone_at_once_and_its_memory_soon_after() {
 }
 
 #[test]
-fn several_tenants_share_a_device_and_each_has_its_process() {
-    let mut node = Node::of("A10");
+fn several_loads_share_a_device_with_one_process_each() {
+    let mut node = SimulatedNode::of("A10");
     node.control
         .set_load(
             DevicePosition(0),
@@ -146,8 +146,8 @@ fn several_tenants_share_a_device_and_each_has_its_process() {
 }
 
 #[test]
-fn too_many_tenants_get_no_more_than_there_is() {
-    let mut node = Node::of("T4");
+fn too_many_loads_use_no_more_than_the_device_has() {
+    let mut node = SimulatedNode::of("T4");
     for holder in 0..5 {
         node.control.set_load(DevicePosition(0), holder, load(900, gib(10))).unwrap();
     }
@@ -157,8 +157,8 @@ fn too_many_tenants_get_no_more_than_there_is() {
 }
 
 #[test]
-fn a_changed_load_goes_on_from_what_it_uses() {
-    let mut node = Node::of("A10");
+fn a_changed_load_continues_from_its_current_usage() {
+    let mut node = SimulatedNode::of("A10");
     node.control.set_load(DevicePosition(0), 1, load(400, gib(8))).unwrap();
     let before = node.first_after(60_000);
     node.control.set_load(DevicePosition(0), 1, load(400, gib(8))).unwrap();
@@ -171,8 +171,8 @@ fn a_changed_load_goes_on_from_what_it_uses() {
 }
 
 #[test]
-fn mig_instances_follow_their_gpu_and_take_the_work() {
-    let mut node = Node::of("1xH100/3g.40gb/2g.20gb/1g.10gb,T4");
+fn mig_instances_follow_their_gpu_and_take_load() {
+    let mut node = SimulatedNode::of("1xH100/3g.40gb/2g.20gb/1g.10gb,T4");
     let snapshot = node.after(0);
     assert_eq!(snapshot.devices.len(), 5);
     let (gpu, first) = (&snapshot.devices[0], &snapshot.devices[1]);
@@ -203,8 +203,8 @@ fn mig_instances_follow_their_gpu_and_take_the_work() {
 }
 
 #[test]
-fn amd_partitions_share_a_card_and_are_devices_of_their_own() {
-    let mut node = Node::of("2xMI300X/CPX");
+fn amd_partitions_are_separate_devices_of_one_card() {
+    let mut node = SimulatedNode::of("2xMI300X/CPX");
     let idle = node.after(0);
     assert_eq!(idle.devices.len(), 16);
     assert_eq!(idle.devices[0].uuid, idle.devices[7].uuid);
@@ -214,7 +214,7 @@ fn amd_partitions_share_a_card_and_are_devices_of_their_own() {
     assert_eq!(idle.devices[9].partition, Some(partition));
     assert_eq!(idle.devices[9].memory.total, Reported::Value(mib(196_592 / 8)));
     assert_eq!(idle.identities()[9].to_string(), format!("{}/1", idle.devices[9].pci.unwrap()));
-    assert_eq!(Node::of("MI300X").first_after(0).partition, None);
+    assert_eq!(SimulatedNode::of("MI300X").first_after(0).partition, None);
 
     node.control.set_load(DevicePosition(9), 1, load(1000, gib(20))).unwrap();
     let loaded = node.after(60_000);
@@ -227,7 +227,7 @@ fn amd_partitions_share_a_card_and_are_devices_of_their_own() {
 
 #[test]
 fn the_two_dies_of_an_mi250x_have_one_power_sensor() {
-    let mut node = Node::of("MI250X");
+    let mut node = SimulatedNode::of("MI250X");
     node.control.set_load(DevicePosition(1), 1, load(1000, gib(30))).unwrap();
     let snapshot = node.after(60_000);
     let [first, second] = snapshot.devices.as_slice() else { panic!("two devices") };
@@ -240,8 +240,8 @@ fn the_two_dies_of_an_mi250x_have_one_power_sensor() {
 }
 
 #[test]
-fn a_device_with_the_memory_of_its_host_tells_none() {
-    let mut node = Node::of("GB10");
+fn a_device_with_unified_memory_reports_no_memory() {
+    let mut node = SimulatedNode::of("GB10");
     node.control.set_load(DevicePosition(0), 1, load(500, gib(30))).unwrap();
     let device = node.first_after(60_000);
     assert!(device.memory.unified);
@@ -253,8 +253,8 @@ fn a_device_with_the_memory_of_its_host_tells_none() {
 }
 
 #[test]
-fn devices_are_joined_by_the_fabric_of_their_model_or_by_numa_node() {
-    let joined = Node::of("2xH100,4xL4,2xMI210").after(0);
+fn devices_are_linked_by_the_fabric_of_their_model_or_by_numa_node() {
+    let joined = SimulatedNode::of("2xH100,4xL4,2xMI210").after(0);
     let link = |a, b| link_between(&joined, a, b).unwrap();
     assert_eq!(link(0, 1), LinkKind::NvLink(18));
     assert_eq!((link(0, 2), link(2, 3)), (LinkKind::SameNuma, LinkKind::SameNuma));
@@ -263,16 +263,16 @@ fn devices_are_joined_by_the_fabric_of_their_model_or_by_numa_node() {
     assert_eq!(joined.links.len(), 8 * 7 / 2);
     let numa: Vec<u32> = joined.devices.iter().map(|device| device.numa.unwrap()).collect();
     assert_eq!(numa, [0, 0, 0, 0, 1, 1, 1, 1]);
-    let hives = Node::of("8xMI210").after(0);
+    let hives = SimulatedNode::of("8xMI210").after(0);
     assert_eq!(link_between(&hives, 2, 3), Some(LinkKind::Xgmi(1)));
     assert_eq!(link_between(&hives, 3, 4), Some(LinkKind::CrossNuma), "an MI210 is joined to three others");
 }
 
 #[test]
-fn the_example_file_describes_what_it_says() {
+fn the_example_file_describes_the_documented_node() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/simulated-node.toml");
     assert_eq!(SimulationSpec::load(path).unwrap().node(), Some("sim-1"));
-    let mut node = Node::of(path);
+    let mut node = SimulatedNode::of(path);
     let snapshot = node.after(0);
     let names = names(&snapshot);
     let count = |wanted: &str| names.iter().filter(|name| name.contains(wanted)).count();

@@ -1,10 +1,10 @@
-//! What goes wrong with devices, drivers and libraries, and what is still told then.
+//! Failures of devices, drivers and libraries.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::mpsc;
 
-use crate::machine::{Machine, complaints, each, places};
+use crate::nvml_machine::{NvmlMachine, health_reasons, map_devices, nvml_paths};
 use gpupool_core::{DeviceHealth, Percent};
 use gpupool_devices::{DeviceSource, NvmlSource, Reported, SourceError, SourcePaths};
 use nvml_standin::machines::{mig_gpu, server_gpu, server_scenario};
@@ -25,13 +25,13 @@ fn fail(errors: &mut BTreeMap<String, u32>, function: &str, code: u32) {
 }
 
 #[test]
-fn a_lost_gpu_is_reported_by_who_it_was_and_the_others_go_on_until_it_returns() {
-    let mut machine = Machine::new(server_scenario(3));
+fn a_lost_gpu_keeps_its_identity_and_the_others_continue() {
+    let mut machine = NvmlMachine::new(server_scenario(3));
     let before = machine.read();
     machine.change(|it| it.devices[1].errors = [("*".into(), LOST)].into());
     for _ in 0..40 {
         let snapshot = machine.read();
-        assert_eq!(complaints(&snapshot), ["", "lost", ""]);
+        assert_eq!(health_reasons(&snapshot), ["", "lost", ""]);
         assert_eq!(snapshot.identities(), before.identities());
         assert!(matches!(snapshot.devices[1].utilization, Reported::Failed(_)));
         assert_eq!(snapshot.devices[2].utilization, Reported::Value(Percent(20_000)));
@@ -41,32 +41,32 @@ fn a_lost_gpu_is_reported_by_who_it_was_and_the_others_go_on_until_it_returns() 
 }
 
 #[test]
-fn a_gpu_that_vanishes_from_the_count_is_reported_lost_until_it_returns() {
-    let mut machine = Machine::new(server_scenario(3));
+fn a_gpu_that_vanishes_is_reported_lost_until_it_returns() {
+    let mut machine = NvmlMachine::new(server_scenario(3));
     let before = machine.read();
     machine.change(|it| drop(it.devices.remove(0)));
     let snapshot = machine.read();
-    assert_eq!(complaints(&snapshot), ["", "", "lost"]);
+    assert_eq!(health_reasons(&snapshot), ["", "", "lost"]);
     assert_eq!(snapshot.devices[2].uuid, before.devices[0].uuid);
     assert_eq!(snapshot.devices[0].uuid, before.devices[1].uuid);
-    assert!(snapshot.warnings[0].contains("was here and is gone"));
+    assert!(snapshot.warnings[0].contains("is gone"));
     machine.change(|it| it.devices.insert(0, server_gpu(0)));
     assert_eq!(machine.read(), before);
 }
 
 #[test]
 fn every_instance_of_a_lost_gpu_is_lost() {
-    let mut machine = Machine::new(NvmlScenario { devices: vec![mig_gpu(), server_gpu(1)], ..server_scenario(0) });
+    let mut machine = NvmlMachine::new(NvmlScenario { devices: vec![mig_gpu(), server_gpu(1)], ..server_scenario(0) });
     machine.read();
     machine.change(|it| it.devices[0].errors = [("*".into(), LOST)].into());
     for _ in 0..3 {
-        assert_eq!(complaints(&machine.read()), ["lost", "lost", "lost", "lost", ""]);
+        assert_eq!(health_reasons(&machine.read()), ["lost", "lost", "lost", "lost", ""]);
     }
 }
 
 #[test]
-fn devices_that_are_added_are_found_and_an_empty_answer_is_no_end() {
-    let mut machine = Machine::new(server_scenario(0));
+fn added_devices_are_found_even_after_an_empty_reading() {
+    let mut machine = NvmlMachine::new(server_scenario(0));
     assert!(machine.read().devices.is_empty());
     machine.change(|it| it.devices = server_scenario(2).devices);
     assert_eq!(machine.read().devices.len(), 2);
@@ -75,31 +75,31 @@ fn devices_that_are_added_are_found_and_an_empty_answer_is_no_end() {
 }
 
 #[test]
-fn a_gpu_that_needs_a_reset_is_unhealthy_and_still_known() {
+fn a_gpu_that_needs_a_reset_is_unhealthy_and_still_read() {
     let mut scenario = server_scenario(2);
     fail(&mut scenario.devices[0].errors, "nvmlDeviceGetUtilizationRates", RESET_REQUIRED);
-    let snapshot = Machine::new(scenario).read();
-    assert_eq!(complaints(&snapshot), ["the GPU requires a reset", ""]);
+    let snapshot = NvmlMachine::new(scenario).read();
+    assert_eq!(health_reasons(&snapshot), ["the GPU requires a reset", ""]);
     assert!(snapshot.devices[0].memory.total.value().is_some());
 }
 
 #[test]
-fn a_gpu_that_cannot_be_opened_for_an_unknown_reason_is_unhealthy_by_who_it_was() {
-    let mut machine = Machine::new(server_scenario(2));
+fn a_gpu_that_cannot_be_opened_is_unhealthy_and_keeps_its_identity() {
+    let mut machine = NvmlMachine::new(server_scenario(2));
     let before = machine.read();
     machine.change(|it| {
         fail(&mut it.devices[1].errors, HANDLE, UNKNOWN);
         fail(&mut it.devices[1].errors, "nvmlDeviceGetPowerUsage", LOST);
     });
-    assert_eq!(complaints(&machine.read()), ["", "lost"]);
+    assert_eq!(health_reasons(&machine.read()), ["", "lost"]);
     let snapshot = machine.read();
-    assert_eq!(complaints(&snapshot), ["", "unknown error"]);
+    assert_eq!(health_reasons(&snapshot), ["", "unknown error"]);
     assert_eq!(snapshot.identities(), before.identities());
 }
 
 #[test]
-fn an_unknown_error_of_the_whole_library_speaks_against_no_device() {
-    let mut machine = Machine::new(server_scenario(2));
+fn an_unknown_error_of_the_whole_library_blames_no_device() {
+    let mut machine = NvmlMachine::new(server_scenario(2));
     machine.read();
     machine.change(|it| fail(&mut it.errors, "nvmlDeviceGetCount_v2", UNKNOWN));
     assert!(matches!(machine.nvml.read(), Err(SourceError::Driver(_))));
@@ -111,29 +111,26 @@ fn an_unknown_error_of_the_whole_library_speaks_against_no_device() {
     });
     assert!(matches!(machine.nvml.read(), Err(SourceError::Driver(_))));
     machine.change(|it| it.devices = server_scenario(2).devices);
-    assert_eq!(complaints(&machine.read()), ["", ""]);
+    assert_eq!(health_reasons(&machine.read()), ["", ""]);
 }
 
 #[test]
-fn devices_that_are_counted_and_may_not_be_opened_are_named_by_number() {
-    let mut machine = Machine::new(NvmlScenario { count: Some(4), ..server_scenario(3) });
+fn counted_devices_that_cannot_be_opened_are_named_by_index() {
+    let mut machine = NvmlMachine::new(NvmlScenario { count: Some(4), ..server_scenario(3) });
     machine.change(|it| fail(&mut it.devices[1].errors, HANDLE, NO_PERMISSION));
     let snapshot = machine.read();
-    assert_eq!(complaints(&snapshot), ["", "unknown", "", "unknown"]);
-    assert_eq!(each(&snapshot, |device| device.index), [Some(0), Some(1), Some(2), Some(3)]);
-    assert_eq!(each(&snapshot, |device| device.uuid.is_some()), [true, false, true, false]);
-    assert_eq!(
-        snapshot.warnings,
-        ["GPU number 1 cannot be opened: no permission", "GPU number 3 cannot be opened: no permission"]
-    );
+    assert_eq!(health_reasons(&snapshot), ["", "unknown", "", "unknown"]);
+    assert_eq!(map_devices(&snapshot, |device| device.index), [Some(0), Some(1), Some(2), Some(3)]);
+    assert_eq!(map_devices(&snapshot, |device| device.uuid.is_some()), [true, false, true, false]);
+    assert_eq!(snapshot.warnings, ["GPU 1 cannot be opened: no permission", "GPU 3 cannot be opened: no permission"]);
 }
 
 #[test]
-fn a_bad_driver_is_named_by_what_can_be_done_about_it() {
+fn a_driver_error_is_classified_by_its_remedy() {
     let failing = |code| {
         let mut scenario = server_scenario(1);
         fail(&mut scenario.errors, "nvmlInit_v2", code);
-        Machine::new(scenario).nvml.read().unwrap_err()
+        NvmlMachine::new(scenario).nvml.read().unwrap_err()
     };
     assert!(matches!(failing(MISMATCH), SourceError::VersionMismatch(_)));
     assert!(matches!(failing(DRIVER_NOT_LOADED), SourceError::DriverNotLoaded(_)));
@@ -142,8 +139,8 @@ fn a_bad_driver_is_named_by_what_can_be_done_about_it() {
 }
 
 #[test]
-fn a_driver_that_went_bad_and_good_again_is_read_again() {
-    let mut machine = Machine::new(server_scenario(2));
+fn a_driver_that_recovers_is_read_again() {
+    let mut machine = NvmlMachine::new(server_scenario(2));
     let before = machine.read();
     machine.change(|it| fail(&mut it.errors, "nvmlDeviceGetCount_v2", MISMATCH));
     assert!(matches!(machine.nvml.read(), Err(SourceError::VersionMismatch(_))));
@@ -154,8 +151,8 @@ fn a_driver_that_went_bad_and_good_again_is_read_again() {
 }
 
 #[test]
-fn a_library_that_says_it_was_never_started_is_started_once_more_and_not_for_ever() {
-    let mut machine = Machine::new(server_scenario(1));
+fn an_uninitialised_library_is_reopened_only_once_per_reading() {
+    let mut machine = NvmlMachine::new(server_scenario(1));
     machine.read();
     machine.change(|it| fail(&mut it.errors, "nvmlDeviceGetCount_v2", UNINITIALIZED));
     assert!(matches!(machine.nvml.read(), Err(SourceError::Driver(_))));
@@ -164,84 +161,84 @@ fn a_library_that_says_it_was_never_started_is_started_once_more_and_not_for_eve
 }
 
 #[test]
-fn a_machine_without_the_library_says_so() {
+fn a_missing_library_is_reported_as_not_present() {
     let folder = tempfile::tempdir().unwrap();
-    let missing = NvmlSource::new(&places(folder.path())).read();
+    let missing = NvmlSource::new(&nvml_paths(folder.path())).read();
     assert!(matches!(missing, Err(SourceError::NotPresent { .. })));
     std::fs::write(folder.path().join("libnvidia-ml.so.1"), "no library").unwrap();
-    let broken = NvmlSource::new(&places(folder.path())).read();
+    let broken = NvmlSource::new(&nvml_paths(folder.path())).read();
     assert!(matches!(broken, Err(SourceError::NotPresent { .. })));
-    let nameless = SourcePaths { nvml: "libnvidia-ml-of-nobody.so".into(), ..places(folder.path()) };
+    let nameless = SourcePaths { nvml: "libnvidia-ml-missing.so".into(), ..nvml_paths(folder.path()) };
     assert!(
-        matches!(NvmlSource::new(&nameless).read(), Err(SourceError::NotPresent { what, .. }) if what.contains("nobody"))
+        matches!(NvmlSource::new(&nameless).read(), Err(SourceError::NotPresent { what, .. }) if what.contains("missing"))
     );
 }
 
 #[test]
-fn an_xid_of_the_device_stands_until_the_device_went_and_came_back() {
-    let mut machine = Machine::new(server_scenario(2));
+fn an_xid_of_a_device_counts_until_the_device_returns() {
+    let mut machine = NvmlMachine::new(server_scenario(2));
     machine.read();
     machine.change(|it| it.events = vec![StandInXidEvent { device: 1, xid: 79 }]);
     for _ in 0..3 {
-        let complaints = complaints(&machine.read());
-        assert_eq!(complaints[0], "");
-        assert!(complaints[1].starts_with("Xid 79: "), "{complaints:?}");
+        let reasons = health_reasons(&machine.read());
+        assert_eq!(reasons[0], "");
+        assert!(reasons[1].starts_with("Xid 79: "), "{reasons:?}");
     }
     machine.change(|it| it.devices[1].errors = [("*".into(), LOST)].into());
-    assert_eq!(complaints(&machine.read())[1], "lost");
+    assert_eq!(health_reasons(&machine.read())[1], "lost");
     machine.change(|it| {
         it.devices[1].errors.clear();
         it.events.clear();
     });
-    assert_eq!(complaints(&machine.read()), ["", ""]);
+    assert_eq!(health_reasons(&machine.read()), ["", ""]);
 }
 
 #[test]
-fn letting_go_of_the_library_lets_an_xid_be_forgotten() {
-    let mut machine = Machine::new(server_scenario(1));
+fn releasing_the_library_forgets_xids() {
+    let mut machine = NvmlMachine::new(server_scenario(1));
     machine.change(|it| it.events = vec![StandInXidEvent { device: 0, xid: 48 }]);
-    assert!(complaints(&machine.read())[0].starts_with("Xid 48"));
+    assert!(health_reasons(&machine.read())[0].starts_with("Xid 48"));
     machine.change(|it| it.events.clear());
-    assert!(complaints(&machine.read())[0].starts_with("Xid 48"));
+    assert!(health_reasons(&machine.read())[0].starts_with("Xid 48"));
     machine.nvml.release();
-    assert_eq!(complaints(&machine.read()), [""]);
+    assert_eq!(health_reasons(&machine.read()), [""]);
 }
 
 #[test]
-fn an_xid_touches_every_instance_of_its_gpu() {
+fn an_xid_affects_every_instance_of_its_gpu() {
     let mut scenario = NvmlScenario { devices: vec![mig_gpu(), server_gpu(1)], ..server_scenario(0) };
     scenario.events = vec![StandInXidEvent { device: 0, xid: 95 }];
-    let complaints = complaints(&Machine::new(scenario).read());
-    assert!(complaints[..4].iter().all(|why| why.starts_with("Xid 95")), "{complaints:?}");
-    assert_eq!(complaints[4], "");
+    let reasons = health_reasons(&NvmlMachine::new(scenario).read());
+    assert!(reasons[..4].iter().all(|why| why.starts_with("Xid 95")), "{reasons:?}");
+    assert_eq!(reasons[4], "");
 }
 
 #[test]
-fn xids_of_programs_are_nothing_and_those_between_are_warnings() {
+fn xids_of_programs_are_ignored_and_uncertain_ones_are_warnings() {
     let mut scenario = server_scenario(1);
     scenario.events = [13, 31, 43, 45, 68, 109, 63, 94].map(|xid| StandInXidEvent { device: 0, xid }).to_vec();
-    let snapshot = Machine::new(scenario).read();
-    assert_eq!(complaints(&snapshot), [""]);
+    let snapshot = NvmlMachine::new(scenario).read();
+    assert_eq!(health_reasons(&snapshot), [""]);
     assert_eq!(snapshot.warnings.len(), 2);
     assert!(snapshot.warnings[0].contains("Xid 63") && snapshot.warnings[1].contains("Xid 94"));
 }
 
 #[test]
-fn devices_that_cannot_tell_of_xids_are_none_the_worse() {
+fn devices_without_xid_events_are_healthy() {
     let mut scenario = server_scenario(2);
     scenario.devices[0].tells_xids = false;
     fail(&mut scenario.errors, "nvmlEventSetWait_v2", UNKNOWN);
-    let snapshot = Machine::new(scenario).read();
-    assert_eq!(complaints(&snapshot), ["", ""]);
-    assert_eq!(snapshot.warnings, ["events of the driver cannot be heard: unknown error"]);
+    let snapshot = NvmlMachine::new(scenario).read();
+    assert_eq!(health_reasons(&snapshot), ["", ""]);
+    assert_eq!(snapshot.warnings, ["cannot read driver events: unknown error"]);
     let mut scenario = server_scenario(1);
     fail(&mut scenario.errors, "nvmlEventSetCreate", NOT_SUPPORTED);
-    assert_eq!(complaints(&Machine::new(scenario).read()), [""]);
+    assert_eq!(health_reasons(&NvmlMachine::new(scenario).read()), [""]);
 }
 
 #[test]
-fn bad_memory_counts_when_it_waits_for_a_reset_or_could_not_be_replaced() {
-    let mut machine = Machine::new(server_scenario(4));
+fn bad_memory_is_unhealthy_if_its_repair_is_pending_or_failed() {
+    let mut machine = NvmlMachine::new(server_scenario(4));
     machine.change(|it| {
         let rows =
             |pending, failed| Some(RemappedRows { uncorrectable: 3, pending, failed, ..RemappedRows::default() });
@@ -250,15 +247,15 @@ fn bad_memory_counts_when_it_waits_for_a_reset_or_could_not_be_replaced() {
         it.devices[2].remapped = rows(true, true);
         (it.devices[3].remapped, it.devices[3].retired_pending) = (None, Some(true));
     });
-    let complaints = complaints(&machine.read());
-    assert_eq!(complaints[0], "");
-    assert!(complaints[1].contains("reset") && complaints[3].contains("reset"), "{complaints:?}");
-    assert!(complaints[2].contains("replace"), "{complaints:?}");
+    let reasons = health_reasons(&machine.read());
+    assert_eq!(reasons[0], "");
+    assert!(reasons[1].contains("reset") && reasons[3].contains("reset"), "{reasons:?}");
+    assert!(reasons[2].contains("replace"), "{reasons:?}");
 }
 
 #[test]
-fn devices_that_sleep_are_not_woken_and_are_read_once_awake() {
-    let machine = Machine::new(server_scenario(1));
+fn sleeping_devices_are_not_woken_and_are_read_once_awake() {
+    let machine = NvmlMachine::new(server_scenario(1));
     let pci = machine.folder().join("sys/bus/pci/devices");
     let device = |place: &str, class: &str, status: &str| {
         let folder = pci.join(place);
@@ -270,21 +267,24 @@ fn devices_that_sleep_are_not_woken_and_are_read_once_awake() {
     device("0000:18:00.0", "0x030200", "suspended");
     device("0000:18:00.1", "0x040300", "active");
     let mut machine = machine;
-    // Were the library opened, this would be an error.
+    // Opening the library would return this error.
     machine.change(|it| fail(&mut it.errors, "nvmlInit_v2", UNKNOWN));
     let snapshot = machine.read();
-    assert_eq!(each(&snapshot, |it| (it.asleep, it.health.clone(), it.pci.unwrap().bus)), [(true, None, 0x18)]);
+    assert_eq!(map_devices(&snapshot, |it| (it.asleep, it.health.clone(), it.pci.unwrap().bus)), [(true, None, 0x18)]);
     machine.change(|it| it.errors.clear());
     device("0000:18:00.0", "0x030200", "active");
-    assert_eq!(each(&machine.read(), |it| (it.asleep, it.health.clone())), [(false, Some(DeviceHealth::Healthy))]);
-    // Once open it stays open.
+    assert_eq!(
+        map_devices(&machine.read(), |it| (it.asleep, it.health.clone())),
+        [(false, Some(DeviceHealth::Healthy))]
+    );
+    // The open library stays open.
     device("0000:18:00.0", "0x030200", "suspended");
     assert!(!machine.read().devices[0].asleep);
 }
 
 #[test]
-fn a_call_that_hangs_ends_when_the_driver_answers() {
-    let mut machine = Machine::new(server_scenario(1));
+fn a_hanging_call_returns_when_the_driver_answers() {
+    let mut machine = NvmlMachine::new(server_scenario(1));
     machine.read();
     let stuck = machine.folder().join("stuck");
     std::fs::write(&stuck, "").unwrap();
@@ -299,7 +299,7 @@ fn a_call_that_hangs_ends_when_the_driver_answers() {
     });
 }
 
-/// The stand-in makes this file when it is where the test wants it.
+/// Waits for the file by which the stand-in signals that the call hangs.
 fn wait_for(file: &Path) {
     while !file.exists() {
         std::thread::yield_now();
