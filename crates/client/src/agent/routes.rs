@@ -52,6 +52,8 @@ pub struct LeaseQuery {
     pub state: Option<String>,
     /// Only this owner's.
     pub owner: Option<String>,
+    /// Only those on the node with this name.
+    pub node: Option<String>,
     /// Only those with a larger number: `next` of the page before.
     pub after: Option<u64>,
     /// At most so many; as many as the agent gives at once unless said.
@@ -79,6 +81,7 @@ impl AgentClient {
         let call = Call::get("/v1/leases")
             .query("state", query.state.as_ref())
             .query("owner", query.owner.as_ref())
+            .query("node", query.node.as_ref())
             .query("after", query.after)
             .query("limit", query.limit);
         self.ask(&call).await
@@ -147,6 +150,8 @@ impl AgentClient {
 pub struct HistoryQuery {
     /// Only this owner's.
     pub owner: Option<String>,
+    /// Only of devices of the node with this name.
+    pub node: Option<String>,
     /// Only of this device.
     pub gpu_id: Option<u32>,
     /// From this time on, ISO 8601 with an offset.
@@ -209,6 +214,7 @@ impl AgentClient {
     pub async fn history(&self, query: &HistoryQuery) -> Result<HistoryBody, ClientError> {
         let call = Call::get("/v1/history")
             .query("owner", query.owner.as_ref())
+            .query("node", query.node.as_ref())
             .query("gpu_id", query.gpu_id)
             .query("since", query.since.as_ref())
             .query("until", query.until.as_ref())
