@@ -46,6 +46,7 @@ pub use serve::{AgentSpec, serve};
 #[doc(hidden)]
 pub mod internals {
     pub use crate::clock::now;
-    pub use crate::metrics::{Form, Metrics, Scrape};
+    pub use crate::http::metrics::{MetricsFormat, MetricsScrape};
+    pub use crate::metrics::Metrics;
     pub use crate::node::statistics::{Filter, Statistics};
 }

@@ -17,7 +17,7 @@ use gpupool_store::{LeaseStore, LoadedRows, SqliteStore};
 use crate::authority::{self, Authority, AuthoritySpec, keep_house, save_clock};
 use crate::error::AgentError;
 use crate::events::Events;
-use crate::http::{self, App};
+use crate::http::{self, AppState};
 use crate::messages::NodeLink;
 use crate::metrics::Metrics;
 use crate::net::{self, Net, Shutdown, Tls};
@@ -87,7 +87,7 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
     let net = bind(&config, tls.clone()).await?;
     let port = net.addresses().first().map_or(config.server.port, std::net::SocketAddr::port);
     let shutdown = Shutdown::new();
-    let router = http::router(App {
+    let router = http::router(AppState {
         authority: authority.clone(),
         node,
         events,

@@ -7,21 +7,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
-use gpupool_agent::internals::{Filter, Form, Metrics, Scrape, Statistics};
+use gpupool_agent::internals::{Filter, Metrics, MetricsFormat, MetricsScrape, Statistics};
 
-fn text(form: Form) -> String {
+fn text(format: MetricsFormat) -> String {
     let metrics = Arc::new(Metrics::new());
     metrics.know_routes(["/gpu/stats".to_owned()]);
     metrics.answered(&Method::GET, "/gpu/stats", StatusCode::OK, Duration::from_micros(70));
     metrics.answered(&Method::PUT, "/made/up", StatusCode::NOT_FOUND, Duration::from_secs(1000));
     let statistics = Statistics::new(Filter::default(), Duration::from_secs(1), 1);
     let now = gpupool_agent::internals::now();
-    Scrape { metrics, current: statistics.current(), snapshot: None, node: "here".into(), now }.encode(form)
+    MetricsScrape { metrics, current: statistics.current(), pool: None, node: "here".into(), now }.encode(format)
 }
 
 /// Families with their kinds.
 fn told() -> BTreeMap<String, String> {
-    let text = text(Form::OpenMetrics);
+    let text = text(MetricsFormat::OpenMetrics);
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     types.map(|(name, kind)| (name.to_owned(), kind.to_owned())).collect()
 }
@@ -81,7 +81,7 @@ fn expressions(value: &serde_json::Value, found: &mut Vec<String>) {
 
 #[test]
 fn answers_are_counted_in_their_range_and_unknown_routes_together() {
-    let text = text(Form::Plain);
+    let text = text(MetricsFormat::Plain);
     for line in [
         r#"gpupool_http_request_seconds_bucket{le="0.00005",route="/gpu/stats",method="GET",status="2xx"} 0"#,
         r#"gpupool_http_request_seconds_bucket{le="0.0001",route="/gpu/stats",method="GET",status="2xx"} 1"#,

@@ -51,6 +51,23 @@ pub enum Refusal {
     Stopping,
 }
 
+impl Refusal {
+    /// Returns the name of the outcome under which metrics count a refused request for GPUs.
+    pub(super) fn outcome_name(&self) -> &'static str {
+        match self {
+            Self::Denied(CommandDenied::NoCapacity) => "no_capacity",
+            Self::Denied(CommandDenied::Unsatisfiable(_)) => "unsatisfiable",
+            Self::Denied(CommandDenied::Invalid(_)) => "invalid",
+            Self::Denied(CommandDenied::Policy { .. }) => "policy",
+            Self::Denied(CommandDenied::QueueFull { .. }) => "queue_full",
+            Self::TooManyWaiting { .. } => "too_many_waiting",
+            Self::Forbidden(_) => "forbidden",
+            Self::NotDurable(_) | Self::DiskFull(_) => "not_kept",
+            Self::Denied(_) | Self::Busy | Self::Stopping => "other",
+        }
+    }
+}
+
 /// The answer to a message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reply {

@@ -66,7 +66,7 @@ impl From<NodeView> for NodeSummary {
 }
 
 impl Snapshot {
-    pub(super) fn new(at: ClockReading, tokens: Arc<TokenOwners>) -> Self {
+    pub(crate) fn new(at: ClockReading, tokens: Arc<TokenOwners>) -> Self {
         Self {
             at,
             event: 0,
@@ -121,7 +121,7 @@ impl Snapshot {
         *self = Self { store: self.store.clone(), event: self.event, ..Self::new(self.at, self.tokens.clone()) };
     }
 
-    pub(super) fn set_device(&mut self, device: DeviceId, view: Option<DeviceView>) {
+    pub(crate) fn set_device(&mut self, device: DeviceId, view: Option<DeviceView>) {
         let Some(view) = view else {
             self.devices.remove_mut(&device);
             return;
@@ -133,7 +133,7 @@ impl Snapshot {
         self.devices.insert_mut(device, Arc::new(DeviceState { view, leases_published_at }));
     }
 
-    pub(super) fn set_node(&mut self, node: NodeId, summary: Option<NodeSummary>) {
+    pub(crate) fn set_node(&mut self, node: NodeId, summary: Option<NodeSummary>) {
         match summary {
             Some(summary) => self.nodes.insert_mut(node, Arc::new(summary)),
             None => drop(self.nodes.remove_mut(&node)),

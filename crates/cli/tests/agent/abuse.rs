@@ -7,7 +7,7 @@ use std::time::Duration;
 use gpupool_testkit::{DEADLINE, TestAgent};
 
 use crate::common::agent;
-use crate::common::http::{Answer, Place, request, stays_silent};
+use crate::common::http::{RawEndpoint, RawResponse, request, stays_silent};
 
 /// How often a slow client sends a byte: often enough never to look idle.
 const DRIP: Duration = Duration::from_millis(20);
@@ -26,21 +26,21 @@ fn connect(agent: &TestAgent) -> TcpStream {
 }
 
 /// Sends bytes; the answer, or `None` where it hung up without a word.
-fn send(agent: &TestAgent, bytes: &[u8]) -> Option<Answer> {
+fn send(agent: &TestAgent, bytes: &[u8]) -> Option<RawResponse> {
     let mut stream = connect(agent);
     // It may have hung up before everything was sent.
     let _ = stream.write_all(bytes);
-    Answer::read(&mut stream).ok()
+    RawResponse::read(&mut stream).ok()
 }
 
 /// It still works, and nothing in it broke.
 #[track_caller]
 fn assert_well(agent: &TestAgent) {
-    let place = Place::tcp(agent);
-    assert_eq!(place.get("/health").json()["status"], "healthy");
-    let lease = place.post("/v1/leases", &serde_json::json!({"fraction": 0.1, "queue": false}));
+    let endpoint = RawEndpoint::tcp(agent);
+    assert_eq!(endpoint.get("/health").json()["status"], "healthy");
+    let lease = endpoint.post("/v1/leases", &serde_json::json!({"fraction": 0.1, "queue": false}));
     assert_eq!(lease.status, 201, "{}", lease.text());
-    let over = place.ask("DELETE", &format!("/v1/leases/{}", lease.json()["id"]), &[], None);
+    let over = endpoint.send("DELETE", &format!("/v1/leases/{}", lease.json()["id"]), &[], None);
     assert_eq!(over.status, 200, "{}", over.text());
     assert!(!agent.log().contains("panicked"), "{}", agent.log());
 }
@@ -69,7 +69,7 @@ async fn malformed_requests_are_refused() {
         let mut stream = connect(&agent);
         let _ = stream.write_all(case);
         let _ = stream.shutdown(Shutdown::Write);
-        if let Ok(answer) = Answer::read(&mut stream) {
+        if let Ok(answer) = RawResponse::read(&mut stream) {
             assert!(answer.status < 500, "{shown:?} was answered with {}: {}", answer.status, answer.text());
         }
     }
@@ -79,7 +79,7 @@ async fn malformed_requests_are_refused() {
 #[tokio::test]
 async fn bodies_of_every_wrong_kind_are_named() {
     let (agent, _folder) = started("").await;
-    let place = Place::tcp(&agent);
+    let endpoint = RawEndpoint::tcp(&agent);
     let deep = "[".repeat(100_000);
     let deep_object = r#"{"select":"#.repeat(50_000);
     let cases = [
@@ -112,7 +112,7 @@ async fn bodies_of_every_wrong_kind_are_named() {
     ];
     for (body, status) in cases {
         let shown = &body[..body.len().min(60)];
-        let answer = place.ask("POST", "/v1/leases", &[], Some(body));
+        let answer = endpoint.send("POST", "/v1/leases", &[], Some(body));
         assert!((400..500).contains(&answer.status), "{shown}: {} {}", answer.status, answer.text());
         assert!(status == 0 || answer.status == status, "{shown}: {} {}", answer.status, answer.text());
         assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{shown}");
@@ -128,9 +128,9 @@ async fn bodies_of_every_wrong_kind_are_named() {
 #[tokio::test]
 async fn too_much_is_refused() {
     let (agent, _folder) = started("").await;
-    let place = Place::tcp(&agent);
+    let endpoint = RawEndpoint::tcp(&agent);
     let large = format!("{{\"worker_id\":\"{}\"}}", "x".repeat(300_000));
-    let answer = place.ask("POST", "/v1/leases", &[], Some(&large));
+    let answer = endpoint.send("POST", "/v1/leases", &[], Some(&large));
     assert_eq!((answer.status, answer.code().as_str()), (413, "too_large"));
     let said = send(
         &agent,
@@ -145,7 +145,7 @@ async fn too_much_is_refused() {
     assert!(headers.is_none_or(|answer| answer.status == 431));
     let path = send(&agent, request("GET", &format!("/{}", "a/".repeat(50_000)), &[], None).as_bytes());
     assert!(path.is_none_or(|answer| (400..500).contains(&answer.status)));
-    let key = place.ask("POST", "/v1/leases", &[("Idempotency-Key", &"k".repeat(2_000))], Some("{}"));
+    let key = endpoint.send("POST", "/v1/leases", &[("Idempotency-Key", &"k".repeat(2_000))], Some("{}"));
     assert_eq!(key.status, 422, "{}", key.text());
     assert_well(&agent);
 }
@@ -153,7 +153,7 @@ async fn too_much_is_refused() {
 #[tokio::test]
 async fn wrong_methods_paths_and_types_are_named() {
     let (agent, _folder) = started("").await;
-    let place = Place::tcp(&agent);
+    let endpoint = RawEndpoint::tcp(&agent);
     for (method, path, status) in [
         ("PUT", "/v1/leases", 405),
         ("DELETE", "/v1/leases", 405),
@@ -180,14 +180,14 @@ async fn wrong_methods_paths_and_types_are_named() {
         ("GET", "/v1/history?since=-9999-01-01T00:00:00Z&limit=1", 0),
         ("GET", "/v1/history?until=9999-01-01T00:00:00Z", 200),
     ] {
-        let answer = place.ask(method, path, &[], None);
+        let answer = endpoint.send(method, path, &[], None);
         assert!(answer.status < 500, "{method} {path}: {} {}", answer.status, answer.text());
         assert!(status == 0 || answer.status == status, "{method} {path}: {} {}", answer.status, answer.text());
         if answer.status >= 400 {
             assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{method} {path}");
         }
     }
-    let head = place.ask("HEAD", "/gpu/stats", &[], None);
+    let head = endpoint.send("HEAD", "/gpu/stats", &[], None);
     assert_eq!((head.status, head.body.len()), (200, 0));
     assert_well(&agent);
 }
@@ -234,9 +234,9 @@ async fn pipelined_requests_are_answered_in_order_and_half_closed_ones_are_gone(
     assert_eq!(text.matches("HTTP/1.1 200").count(), 200);
     assert!(text.rfind("HTTP/1.1 404").unwrap() > text.rfind("HTTP/1.1 200").unwrap());
     // Who closes the sending side while it waits counts as gone, and waits no longer.
-    let place = Place::tcp(&agent);
+    let endpoint = RawEndpoint::tcp(&agent);
     for _ in 0..4 {
-        assert_eq!(place.post("/v1/leases", &serde_json::json!({"queue": false, "ttl_secs": 300})).status, 201);
+        assert_eq!(endpoint.post("/v1/leases", &serde_json::json!({"queue": false, "ttl_secs": 300})).status, 201);
     }
     let mut watch = agent.watch_events().await;
     let mut stream = connect(&agent);
@@ -244,7 +244,7 @@ async fn pipelined_requests_are_answered_in_order_and_half_closed_ones_are_gone(
     let queued = watch.wait_for("the waiter in the queue", |event| event.kind == "queued").await.lease.unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     watch.wait_for_lease("ended", queued).await;
-    place.ask("DELETE", "/v1/leases/1", &[], None);
+    endpoint.send("DELETE", "/v1/leases/1", &[], None);
     assert_well(&agent);
 }
 

@@ -7,7 +7,7 @@ use gpupool_client::{AgentClient, Endpoint, SecretString};
 use gpupool_testkit::{TestAgent, TestAgentBuilder};
 use serde_json::json;
 
-use crate::common::http::{Answer, Place};
+use crate::common::http::{RawEndpoint, RawResponse};
 use crate::common::machine::{ALICE, BOB, as_user, is_root, network_address, open_folder};
 use crate::common::{agent, eventually, skipped};
 
@@ -21,8 +21,8 @@ const ADMIN: [u16; 9] = [200, 201, 200, 200, 200, 200, 201, 200, 200];
 const READER: [u16; 9] = [200, 401, 401, 401, 401, 401, 401, 403, 401];
 
 /// Wants everything; what it asks for itself is its own, the rest is about a lease of somebody else.
-fn statuses(place: &Place, headers: &[(&str, &str)], foreign: u64) -> Vec<u16> {
-    let ask = |method: &str, path: &str, body: Option<&str>| place.ask(method, path, headers, body);
+fn statuses(endpoint: &RawEndpoint, headers: &[(&str, &str)], foreign: u64) -> Vec<u16> {
+    let ask = |method: &str, path: &str, body: Option<&str>| endpoint.send(method, path, headers, body);
     let mine = ask("POST", "/v1/leases", Some(r#"{"fraction":0.1,"queue":false}"#));
     let (id, token) = match mine.status {
         201 => (mine.json()["id"].clone(), mine.json()["token"].clone()),
@@ -43,8 +43,8 @@ fn statuses(place: &Place, headers: &[(&str, &str)], foreign: u64) -> Vec<u16> {
 }
 
 #[track_caller]
-fn assert_may(who: &str, place: &Place, headers: &[(&str, &str)], foreign: u64, wanted: &[u16; 9]) {
-    let got = statuses(place, headers, foreign);
+fn assert_may(who: &str, endpoint: &RawEndpoint, headers: &[(&str, &str)], foreign: u64, wanted: &[u16; 9]) {
+    let got = statuses(endpoint, headers, foreign);
     let table: Vec<_> =
         WISHES.iter().zip(&got).zip(wanted).map(|((wish, got), wanted)| (*wish, *got, *wanted)).collect();
     assert_eq!(got, wanted, "{who} (wish, answered, expected): {table:?}");
@@ -52,7 +52,7 @@ fn assert_may(who: &str, place: &Place, headers: &[(&str, &str)], foreign: u64, 
 
 /// A lease of the administrator's, for others to try their hands on.
 fn foreign_lease(agent: &TestAgent) -> u64 {
-    let answer = Place::unix(agent).post("/v1/leases", &json!({"fraction": 0.1, "ttl_secs": 600}));
+    let answer = RawEndpoint::unix(agent).post("/v1/leases", &json!({"fraction": 0.1, "ttl_secs": 600}));
     assert_eq!(answer.status, 201, "{}", answer.text());
     answer.json()["id"].as_u64().unwrap()
 }
@@ -62,18 +62,18 @@ async fn local_users_own_what_they_took_and_only_root_rules() {
     let folder = open_folder();
     let agent = agent().state_dir(folder.path().join("state")).start().await;
     let foreign = foreign_lease(&agent);
-    let places = [Place::unix(&agent), Place::tcp(&agent)];
-    for place in &places {
-        assert_may("whoever runs the agent", place, &[], foreign, &ADMIN);
-        place.post("/v1/devices/0/uncordon", &json!({}));
+    let places = [RawEndpoint::unix(&agent), RawEndpoint::tcp(&agent)];
+    for endpoint in &places {
+        assert_may("whoever runs the agent", endpoint, &[], foreign, &ADMIN);
+        endpoint.post("/v1/devices/0/uncordon", &json!({}));
     }
     if !is_root() {
         return skipped("other local users", "only root can be somebody else");
     }
-    for place in places {
-        let (asked, uid) = (place.clone(), ALICE);
+    for endpoint in places {
+        let (asked, uid) = (endpoint.clone(), ALICE);
         as_user(uid, move || assert_may("alice", &asked, &[], foreign, &USER));
-        let (hers, again) = (place.clone(), place.clone());
+        let (hers, again) = (endpoint.clone(), endpoint.clone());
         let lease = as_user(ALICE, move || hers.post("/v1/leases", &json!({"fraction": 0.1})).json());
         assert_eq!(lease["owner"].as_str().map(|owner| owner.contains(&ALICE.to_string())), Some(true), "{lease}");
         let id = lease["id"].clone();
@@ -88,7 +88,7 @@ async fn local_users_own_what_they_took_and_only_root_rules() {
                 ("GET", format!("/v1/leases/{id}/hold?token={}", lease["token"]), None),
                 ("DELETE", format!("/v1/leases/{id}"), None),
             ] {
-                let answer = again.ask(method, &path, &[], body);
+                let answer = again.send(method, &path, &[], body);
                 assert_eq!((answer.status, answer.code().as_str()), (403, "not_allowed"), "{method} {path}");
             }
             let account = again.post("/v1/leases", &json!({"fraction": 0.1, "owner": ALICE.to_string()}));
@@ -101,9 +101,9 @@ async fn local_users_own_what_they_took_and_only_root_rules() {
 #[tokio::test]
 async fn what_a_browser_or_a_proxy_brings_is_not_taken_for_a_local_user() {
     let agent = agent().start().await;
-    let (place, body) = (Place::tcp(&agent), Some(r#"{"fraction":0.1}"#));
+    let (endpoint, body) = (RawEndpoint::tcp(&agent), Some(r#"{"fraction":0.1}"#));
     let ask = |headers: &[(&str, &str)]| -> (u16, String) {
-        let answer: Answer = place.ask("POST", "/v1/leases", headers, body);
+        let answer: RawResponse = endpoint.send("POST", "/v1/leases", headers, body);
         (answer.status, answer.code())
     };
     assert_eq!(ask(&[("Host", "evil.example")]), (403, "host_not_allowed".into()));
@@ -149,18 +149,18 @@ async fn secrets(agent: &TestAgent) -> (String, String) {
 async fn the_network_may_look_and_a_token_counts_only_where_nobody_listens_in() {
     let Some(address) = network("the network without TLS") else { return };
     let agent = over_network().start().await;
-    let place = Place::Tcp(SocketAddr::new(address, agent.port()));
+    let endpoint = RawEndpoint::Tcp(SocketAddr::new(address, agent.port()));
     let foreign = foreign_lease(&agent);
-    assert_may("a stranger", &place, &[], foreign, &READER);
+    assert_may("a stranger", &endpoint, &[], foreign, &READER);
     let (user, admin) = secrets(&agent).await;
     for secret in [&user, &admin] {
-        let answer = place.ask("POST", "/v1/leases", &[("Authorization", &format!("Bearer {secret}"))], Some("{}"));
+        let answer = endpoint.send("POST", "/v1/leases", &[("Authorization", &format!("Bearer {secret}"))], Some("{}"));
         assert_eq!((answer.status, answer.code().as_str()), (403, "token_over_plain_http"));
     }
-    let seen = place.get(&format!("/v1/leases/{foreign}")).json();
+    let seen = endpoint.get(&format!("/v1/leases/{foreign}")).json();
     assert_eq!((&seen["state"], &seen["token"]), (&json!("active"), &json!(null)));
     // From this machine nobody listens in.
-    let local = Place::tcp(&agent);
+    let local = RawEndpoint::tcp(&agent);
     assert_may("alice's token", &local, &[("Authorization", &format!("Bearer {user}"))], foreign, &USER);
     assert_no_secret_is_logged(&agent, &[&user, &admin]).await;
 }
@@ -168,7 +168,7 @@ async fn the_network_may_look_and_a_token_counts_only_where_nobody_listens_in() 
 /// Log lines are written a moment after what they tell of, in their order.
 async fn assert_no_secret_is_logged(agent: &TestAgent, secrets: &[&str]) {
     let last = "/after/all/else";
-    Place::unix(agent).get(last);
+    RawEndpoint::unix(agent).get(last);
     eventually("the last line of the log", async || agent.log().contains(last).then_some(())).await;
     let log = agent.log();
     assert!(!secrets.iter().any(|secret| log.contains(secret)), "a secret is in the log: {log}");
@@ -178,24 +178,24 @@ async fn assert_no_secret_is_logged(agent: &TestAgent, secrets: &[&str]) {
 async fn with_plain_http_allowed_tokens_count_until_they_are_revoked() {
     let Some(address) = network("tokens over plain HTTP") else { return };
     let mut agent = over_network().argument("--allow-plain-http").argument("--log-level=trace").start().await;
-    let place = Place::Tcp(SocketAddr::new(address, agent.port()));
+    let endpoint = RawEndpoint::Tcp(SocketAddr::new(address, agent.port()));
     let foreign = foreign_lease(&agent);
     let (user, admin) = secrets(&agent).await;
     let [as_user, as_admin] = [&user, &admin].map(|secret| format!("Bearer {secret}"));
-    assert_may("a stranger", &place, &[], foreign, &READER);
-    assert_may("a user's token", &place, &[("Authorization", &as_user)], foreign, &USER);
-    assert_may("an administrator's token", &place, &[("Authorization", &as_admin)], foreign, &ADMIN);
-    place.ask("POST", "/v1/devices/0/uncordon", &[("Authorization", &as_admin)], Some("{}"));
-    let taken = place.ask("POST", "/v1/leases", &[("Authorization", &as_user)], Some(r#"{"ttl_secs":600}"#)).json();
+    assert_may("a stranger", &endpoint, &[], foreign, &READER);
+    assert_may("a user's token", &endpoint, &[("Authorization", &as_user)], foreign, &USER);
+    assert_may("an administrator's token", &endpoint, &[("Authorization", &as_admin)], foreign, &ADMIN);
+    endpoint.send("POST", "/v1/devices/0/uncordon", &[("Authorization", &as_admin)], Some("{}"));
+    let taken = endpoint.send("POST", "/v1/leases", &[("Authorization", &as_user)], Some(r#"{"ttl_secs":600}"#)).json();
     assert_eq!(taken["owner"], "alice");
     agent.restart().await;
-    assert_may("a user's token after a restart", &place, &[("Authorization", &as_user)], foreign, &USER);
+    assert_may("a user's token after a restart", &endpoint, &[("Authorization", &as_user)], foreign, &USER);
     let client = agent.client_unix();
     let tokens = client.tokens().await.unwrap().tokens;
     client.revoke_token(tokens.iter().find(|token| token.owner == "alice").unwrap().id).await.unwrap();
-    let refused = place.ask("POST", "/v1/leases", &[("Authorization", &as_user)], Some("{}"));
+    let refused = endpoint.send("POST", "/v1/leases", &[("Authorization", &as_user)], Some("{}"));
     assert_eq!((refused.status, refused.code().as_str()), (401, "token_unknown"));
-    assert_eq!(place.get(&format!("/v1/leases/{}", taken["id"])).json()["state"], "active", "what it took stays");
+    assert_eq!(endpoint.get(&format!("/v1/leases/{}", taken["id"])).json()["state"], "active", "what it took stays");
     assert_no_secret_is_logged(&agent, &[&user, &admin]).await;
     let kept = std::fs::read(agent.state_dir().join("pool.db")).unwrap();
     let log = std::fs::read(agent.state_dir().join("pool.db-wal")).unwrap_or_default();
@@ -208,16 +208,16 @@ async fn with_plain_http_allowed_tokens_count_until_they_are_revoked() {
 async fn an_open_agent_lets_strangers_lease_and_says_so() {
     let Some(address) = network("an open agent") else { return };
     let agent = over_network().argument("--open").start().await;
-    let place = Place::Tcp(SocketAddr::new(address, agent.port()));
+    let endpoint = RawEndpoint::Tcp(SocketAddr::new(address, agent.port()));
     let foreign = foreign_lease(&agent);
-    assert_may("a stranger", &place, &[], foreign, &USER);
-    let answer = place.ask("DELETE", &format!("/v1/leases/{foreign}"), &[], None);
+    assert_may("a stranger", &endpoint, &[], foreign, &USER);
+    let answer = endpoint.send("DELETE", &format!("/v1/leases/{foreign}"), &[], None);
     assert_eq!(answer.status, 403, "a stranger gives back what is somebody's");
-    let named = place.post("/v1/leases", &json!({"fraction": 0.1, "owner": "root"})).json();
+    let named = endpoint.post("/v1/leases", &json!({"fraction": 0.1, "owner": "root"})).json();
     assert_eq!(named["owner"], "anonymous:root", "strangers cannot pass for somebody known");
-    assert_eq!(place.get("/health").json()["open"], true);
+    assert_eq!(endpoint.get("/health").json()["open"], true);
     eventually("the warning", async || agent.log().contains("WARN gpupool_agent::serve: --open").then_some(())).await;
-    let browser = place.ask("POST", "/v1/leases", &[("Origin", "https://evil.example")], Some("{}"));
+    let browser = endpoint.send("POST", "/v1/leases", &[("Origin", "https://evil.example")], Some("{}"));
     assert_eq!((browser.status, browser.code().as_str()), (403, "origin_not_allowed"));
 }
 
@@ -248,11 +248,11 @@ async fn over_tls_tokens_count_and_certificates_are_read_again() {
             builder.token(SecretString::new(secret)).build().unwrap()
         }
     };
-    let lease = client(&user).request(&crate::common::whole()).await.unwrap();
+    let lease = client(&user).request(&crate::common::whole_gpu()).await.unwrap();
     assert_eq!(lease.owner, "alice");
-    let stranger = client("").request(&crate::common::whole()).await.unwrap_err();
+    let stranger = client("").request(&crate::common::whole_gpu()).await.unwrap_err();
     assert_eq!(stranger.code(), Some("token_needed"));
-    let plain = Place::Tcp(SocketAddr::new(address, agent.port())).get("/health");
+    let plain = RawEndpoint::Tcp(SocketAddr::new(address, agent.port())).get("/health");
     assert!((400..500).contains(&plain.status), "plain HTTP to a TLS port: {}", plain.status);
 
     certificate(folder.path(), &names);

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::common::http::{Answer, Place};
+use crate::common::http::{RawEndpoint, RawResponse};
 use crate::common::{agent, eventually};
 use gpupool_testkit::{TestAgent, TestAgentBuilder};
 
@@ -71,9 +71,9 @@ const SUMMARY: [(&str, Is); 7] = [
 ];
 
 /// Every statistics route, and how many GPUs it tells of.
-fn check_statistics(place: &Place, prefix: &str) -> usize {
+fn check_statistics(endpoint: &RawEndpoint, prefix: &str) -> usize {
     let get = |route: &str| {
-        let answer = place.get(&format!("{prefix}{route}"));
+        let answer = endpoint.get(&format!("{prefix}{route}"));
         assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")), "{route}");
         answer.json()
     };
@@ -93,8 +93,10 @@ fn check_statistics(place: &Place, prefix: &str) -> usize {
         has(gpu, &[("/memory_usage_percent", Is::Number), ("/utilization_percent", Is::Whole)]);
     }
     has(&get("/health"), &[("/status", Is::Text), ("/nvidia_smi_available", Is::Flag), ("/timestamp", Is::Text)]);
+    let pool_age = get("/health")["pool_age_secs"].as_f64();
+    assert!(pool_age.is_some_and(|age| (0.0..60.0).contains(&age)), "{pool_age:?}");
     check_config(&get("/config"));
-    let root = place.ask("GET", &format!("{prefix}/"), &[("Accept", "application/json")], None);
+    let root = endpoint.send("GET", &format!("{prefix}/"), &[("Accept", "application/json")], None);
     has(&root.json(), &[("/message", Is::Text), ("/version", Is::Text), ("/endpoints", Is::Map)]);
     let offset = stats["timestamp"].as_str().unwrap();
     assert!(offset.ends_with('Z') || offset.contains('+'), "{offset} has no offset");
@@ -122,8 +124,8 @@ fn check_config(config: &Value) {
 #[tokio::test]
 async fn every_statistics_route_has_the_fields_that_clients_know() {
     let agent = agent().simulate("2xH100,2xMI300X").start().await;
-    assert_eq!(check_statistics(&Place::tcp(&agent), ""), 4);
-    assert_eq!(check_statistics(&Place::unix(&agent), ""), 4);
+    assert_eq!(check_statistics(&RawEndpoint::tcp(&agent), ""), 4);
+    assert_eq!(check_statistics(&RawEndpoint::unix(&agent), ""), 4);
 }
 
 #[tokio::test]
@@ -134,32 +136,32 @@ async fn no_gpu_at_all_is_a_complete_answer() {
         builder.variable(format!("GPUPOOL_{name}"), nowhere.path().join(name).display().to_string())
     };
     let agent = names.into_iter().fold(agent().real_devices(), to_nowhere).start().await;
-    let place = Place::tcp(&agent);
-    assert_eq!(check_statistics(&place, ""), 0);
-    let health = place.get("/health").json();
+    let endpoint = RawEndpoint::tcp(&agent);
+    assert_eq!(check_statistics(&endpoint, ""), 0);
+    let health = endpoint.get("/health").json();
     assert_eq!((&health["status"], &health["nvidia_smi_available"]), (&json!("healthy"), &json!(false)));
-    assert_eq!(place.get("/gpu/summary").json()["total_memory_usage_percent"], json!(0.0));
-    let asked = place.post("/v1/leases", &json!({}));
+    assert_eq!(endpoint.get("/gpu/summary").json()["total_memory_usage_percent"], json!(0.0));
+    let asked = endpoint.post("/v1/leases", &json!({}));
     assert_eq!((asked.status, asked.code().as_str()), (422, "unsatisfiable"), "{}", asked.text());
 }
 
 #[tokio::test]
 async fn the_variable_of_visible_devices_filters_and_keeps_the_numbers() {
     let agent = agent().variable("CUDA_VISIBLE_DEVICES", "3, 1 9 x").start().await;
-    let place = Place::tcp(&agent);
-    assert_eq!(check_statistics(&place, ""), 2);
-    let stats = place.get("/gpu/stats").json();
+    let endpoint = RawEndpoint::tcp(&agent);
+    assert_eq!(check_statistics(&endpoint, ""), 2);
+    let stats = endpoint.get("/gpu/stats").json();
     let mut ids: Vec<u64> =
         stats["gpus"].as_array().unwrap().iter().map(|gpu| gpu["gpu_id"].as_u64().unwrap()).collect();
     ids.sort_unstable();
     assert_eq!(ids, [1, 3]);
-    let filtering = &place.get("/config").json()["gpu_filtering"];
+    let filtering = &endpoint.get("/config").json()["gpu_filtering"];
     assert_eq!((&filtering["filtering_active"], &filtering["total_system_gpus"]), (&json!(true), &json!(4)));
     let left_out = r#"WARN gpupool_agent::node::sampler: CUDA_VISIBLE_DEVICES: "9""#;
     eventually("the warning", async || agent.log().contains(left_out).then_some(())).await;
 
     let none = crate::common::agent().variable("CUDA_VISIBLE_DEVICES", "").start().await;
-    assert_eq!(check_statistics(&Place::tcp(&none), ""), 0);
+    assert_eq!(check_statistics(&RawEndpoint::tcp(&none), ""), 0);
 }
 
 #[tokio::test]
@@ -173,18 +175,18 @@ async fn a_prefix_goes_before_every_route_and_documentation_moves() {
         .variable("REFRESH_INTERVAL", "0.05")
         .start()
         .await;
-    let place = Place::tcp(&agent);
-    assert_eq!(check_statistics(&place, "/api/v2"), 4);
-    assert_eq!(place.get("/gpu/stats").status, 404);
-    assert_eq!(place.get("/api/v2/v1/pool").status, 200);
-    let config = place.get("/api/v2/config").json();
+    let endpoint = RawEndpoint::tcp(&agent);
+    assert_eq!(check_statistics(&endpoint, "/api/v2"), 4);
+    assert_eq!(endpoint.get("/gpu/stats").status, 404);
+    assert_eq!(endpoint.get("/api/v2/v1/pool").status, 200);
+    let config = endpoint.get("/api/v2/config").json();
     assert_eq!(config["api"]["docs_url"], "/help");
     assert_eq!(config["monitoring"], json!({"refresh_interval": 0.05, "max_history": 3}));
-    assert_eq!(cors_of(&place, "/api/v2/gpu/stats"), None);
+    assert_eq!(cors_of(&endpoint, "/api/v2/gpu/stats"), None);
     let client = agent.client();
     assert!(client.pool().await.is_ok(), "a client finds its way by the address that was told");
     let full = async || {
-        let history = place.get("/api/v2/gpu/history").json();
+        let history = endpoint.get("/api/v2/gpu/history").json();
         let readings = history["gpus"][0]["readings"].as_array()?.len();
         assert!(readings <= 3, "{readings} readings are kept");
         (readings == 3).then_some(())
@@ -194,8 +196,8 @@ async fn a_prefix_goes_before_every_route_and_documentation_moves() {
     assert!(!log.contains("/gpu/stats"), "requests are logged: {log}");
 }
 
-fn cors_of(place: &Place, path: &str) -> Option<String> {
-    let answer = place.ask("GET", path, &[("Origin", "https://elsewhere.example")], None);
+fn cors_of(endpoint: &RawEndpoint, path: &str) -> Option<String> {
+    let answer = endpoint.send("GET", path, &[("Origin", "https://elsewhere.example")], None);
     assert_eq!(answer.status, 200);
     answer.header("access-control-allow-origin").map(ToOwned::to_owned)
 }
@@ -203,12 +205,12 @@ fn cors_of(place: &Place, path: &str) -> Option<String> {
 #[tokio::test]
 async fn pages_of_other_sites_may_read_statistics_and_nothing_else_and_requests_are_logged() {
     let agent = agent().start().await;
-    let place = Place::tcp(&agent);
-    assert_eq!(cors_of(&place, "/gpu/stats").as_deref(), Some("*"));
-    assert_eq!(cors_of(&place, "/v1/leases"), None);
-    let asked = place.ask("OPTIONS", "/gpu/stats", &[("Origin", "https://elsewhere.example")], None);
+    let endpoint = RawEndpoint::tcp(&agent);
+    assert_eq!(cors_of(&endpoint, "/gpu/stats").as_deref(), Some("*"));
+    assert_eq!(cors_of(&endpoint, "/v1/leases"), None);
+    let asked = endpoint.send("OPTIONS", "/gpu/stats", &[("Origin", "https://elsewhere.example")], None);
     assert_eq!((asked.status, asked.header("access-control-allow-methods")), (204, Some("GET, HEAD, OPTIONS")));
-    let asked = place.ask("OPTIONS", "/v1/leases", &[("Origin", "https://elsewhere.example")], None);
+    let asked = endpoint.send("OPTIONS", "/v1/leases", &[("Origin", "https://elsewhere.example")], None);
     assert_eq!(asked.header("access-control-allow-origin"), None);
     eventually("the log of a request", async || agent.log().contains("/gpu/stats").then_some(())).await;
 }
@@ -223,7 +225,7 @@ async fn host_and_port_may_come_from_the_environment() {
     let lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
     let told = lines.map_while(Result::ok).find_map(|line| Some(line.split_once("http://")?.1.to_owned()));
     let address = told.unwrap().parse().unwrap();
-    let config = Place::Tcp(address).get("/config").json();
+    let config = RawEndpoint::Tcp(address).get("/config").json();
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!((&config["server"]["host"], &config["server"]["port"]), (&json!("localhost"), &json!(address.port())));
@@ -232,13 +234,13 @@ async fn host_and_port_may_come_from_the_environment() {
 #[tokio::test]
 async fn a_driver_that_hangs_is_told_and_stops_nothing_else() {
     let agent = agent().argument("--refresh-interval=0.1").start().await;
-    let place = Place::tcp(&agent);
+    let endpoint = RawEndpoint::tcp(&agent);
     let client = agent.client();
-    let (lease, token) = crate::common::granted(&client, &crate::common::whole()).await;
-    let faulted = place.post("/v1/simulate/faults", &json!({"gpu_id": 0, "fault": "hung_driver:50"}));
+    let (lease, token) = crate::common::acquire(&client, &crate::common::whole_gpu()).await;
+    let faulted = endpoint.post("/v1/simulate/faults", &json!({"gpu_id": 0, "fault": "hung_driver:50"}));
     assert_eq!(faulted.status, 200, "{}", faulted.text());
     let stale = eventually("the reading to be marked as old", async || {
-        let stats = place.get("/gpu/stats").json();
+        let stats = endpoint.get("/gpu/stats").json();
         (stats["stale"] == json!(true)).then_some(stats)
     });
     let stale = stale.await;
@@ -247,12 +249,12 @@ async fn a_driver_that_hangs_is_told_and_stops_nothing_else() {
     assert!(!health.json()["problems"].as_array().unwrap().is_empty());
     assert!(client.renew(lease.id, token).await.is_ok(), "who holds something goes on");
     assert!(client.release(lease.id).await.is_ok());
-    assert_eq!(place.get("/v1/pool").status, 200);
+    assert_eq!(endpoint.get("/v1/pool").status, 200);
     client.clear_faults().await.unwrap();
-    eventually("a fresh reading", async || (place.get("/health").json()["status"] == "healthy").then_some(())).await;
+    eventually("a fresh reading", async || (endpoint.get("/health").json()["status"] == "healthy").then_some(())).await;
 }
 
-fn not_healthy(agent: &TestAgent) -> Option<Answer> {
-    let health = Place::tcp(agent).get("/health");
+fn not_healthy(agent: &TestAgent) -> Option<RawResponse> {
+    let health = RawEndpoint::tcp(agent).get("/health");
     (health.json()["status"] != "healthy").then_some(health)
 }

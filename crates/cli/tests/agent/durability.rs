@@ -11,7 +11,7 @@ use gpupool_testkit::{TestAgent, within_deadline};
 
 use crate::common::child::ClientProcess;
 use crate::common::machine::{SmallDisk, Unwritable, WallClock};
-use crate::common::{agent, eventually, granted, now, skipped, whole};
+use crate::common::{acquire, agent, eventually, read_lease, skipped, whole_gpu};
 
 #[tokio::test]
 async fn what_was_answered_survives_a_kill_right_after_the_answer() {
@@ -19,15 +19,15 @@ async fn what_was_answered_survives_a_kill_right_after_the_answer() {
     let client = agent.client_unix();
     let mut last_token = 0;
     for round in 0..5 {
-        let (lease, token) = granted(&client, &whole()).await;
+        let (lease, token) = acquire(&client, &whole_gpu()).await;
         agent.restart().await;
-        let after = now(&client, lease.id).await;
+        let after = read_lease(&client, lease.id).await;
         assert_eq!((after.state, after.token, &after.devices), (LeaseState::Active, Some(token), &lease.devices));
         assert!(token > last_token, "round {round}: token {token} after {last_token}");
         last_token = token;
         client.release(lease.id).await.unwrap();
         agent.restart().await;
-        let over = now(&client, lease.id).await;
+        let over = read_lease(&client, lease.id).await;
         assert_eq!((over.state, over.cause.as_deref()), (LeaseState::Released, Some("by_owner")), "round {round}");
     }
 }
@@ -36,7 +36,7 @@ async fn what_was_answered_survives_a_kill_right_after_the_answer() {
 async fn told_to_stop_it_answers_who_waits_and_keeps_all_leases() {
     let mut agent = agent().simulate("1xH100").start().await;
     let client = agent.client();
-    let (held, token) = granted(&client, &whole()).await;
+    let (held, token) = acquire(&client, &whole_gpu()).await;
     let mut watch = agent.watch_events().await;
     let waiting = RequestBody { wait_secs: Some(60.0), ..RequestBody::default() };
     let asker = client.clone();
@@ -47,7 +47,7 @@ async fn told_to_stop_it_answers_who_waits_and_keeps_all_leases() {
     // Either the answer came while it drained, or the client asked the next run under the same key.
     agent.restart().await;
     client.renew(held.id, token).await.unwrap();
-    let still = now(&client, queued).await;
+    let still = read_lease(&client, queued).await;
     assert_eq!(still.state, LeaseState::Queued);
     client.release(held.id).await.unwrap();
     let lease = within_deadline("the waiter's answer", asked).await.unwrap().unwrap();
@@ -58,15 +58,15 @@ async fn told_to_stop_it_answers_who_waits_and_keeps_all_leases() {
 
 #[tokio::test]
 async fn a_long_poll_gets_its_answer_when_the_agent_is_told_to_stop() {
-    use crate::common::http::{Answer, Place, request};
+    use crate::common::http::{RawEndpoint, RawResponse, request};
     let agent = agent().simulate("1xH100").start().await;
-    granted(&agent.client(), &whole()).await;
+    acquire(&agent.client(), &whole_gpu()).await;
     let mut watch = agent.watch_events().await;
-    let mut stream = Place::tcp(&agent).connect().unwrap();
+    let mut stream = RawEndpoint::tcp(&agent).connect().unwrap();
     let body = r#"{"wait_secs":60}"#;
     stream.write_all(request("POST", "/v1/leases", &[("Idempotency-Key", "k")], Some(body)).as_bytes()).unwrap();
     watch.wait_for("the waiter in the queue", |event| event.kind == "queued").await;
-    let answer = tokio::task::spawn_blocking(move || Answer::read(&mut stream).unwrap());
+    let answer = tokio::task::spawn_blocking(move || RawResponse::read(&mut stream).unwrap());
     assert!(agent.stop().await.success());
     let answer = within_deadline("the answer", answer).await.unwrap();
     assert_eq!((answer.status, answer.json()["state"].as_str()), (202, Some("queued")), "{}", answer.text());
@@ -112,7 +112,7 @@ async fn a_state_that_cannot_be_trusted_is_refused_and_left_as_it_is() {
         ("it is not a database", Box::new(|_| b"all my notes\n".repeat(100))),
     ];
     let agent = agent().start().await;
-    granted(&agent.client_unix(), &whole()).await;
+    acquire(&agent.client_unix(), &whole_gpu()).await;
     assert!(agent.stop().await.success());
     let good = std::fs::read(agent.state_dir().join("pool.db")).unwrap();
     assert!(!agent.state_dir().join("pool.db-wal").exists(), "an agent that ended in order leaves no log");
@@ -144,7 +144,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 async fn a_state_that_cannot_be_written_refuses_wishes_and_recovers() {
     let agent = agent().start().await;
     let client = agent.client_unix();
-    let (lease, token) = granted(&client, &whole()).await;
+    let (lease, token) = acquire(&client, &whole_gpu()).await;
     let unwritable = match Unwritable::make(&agent.state_dir().join("pool.db-wal")) {
         Ok(unwritable) => unwritable,
         Err(why) => return skipped("a state that cannot be written", &why),
@@ -166,11 +166,11 @@ async fn a_state_that_cannot_be_written_refuses_wishes_and_recovers() {
 
 /// The answer to a request for a tenth, with the code of the problem; what was granted is given back.
 async fn refused(agent: &TestAgent) -> (u16, String) {
-    let place = crate::common::http::Place::unix(agent);
+    let endpoint = crate::common::http::RawEndpoint::unix(agent);
     let asked = move || {
-        let answer = place.post("/v1/leases", &serde_json::json!({"fraction": 0.1, "queue": false}));
+        let answer = endpoint.post("/v1/leases", &serde_json::json!({"fraction": 0.1, "queue": false}));
         if answer.status == 201 {
-            place.ask("DELETE", &format!("/v1/leases/{}", answer.json()["id"]), &[], None);
+            endpoint.send("DELETE", &format!("/v1/leases/{}", answer.json()["id"]), &[], None);
         }
         (answer.status, answer.code())
     };
@@ -191,8 +191,8 @@ async fn on_a_full_disk_nobody_gets_more_and_everybody_can_give_back() {
     };
     let agent = agent().state_dir(disk.path()).start().await;
     let client = agent.client_unix();
-    let (kept, token) = granted(&client, &whole()).await;
-    let (given_back, _) = granted(&client, &whole()).await;
+    let (kept, token) = acquire(&client, &whole_gpu()).await;
+    let (given_back, _) = acquire(&client, &whole_gpu()).await;
     let filler = disk.fill();
     // What is in the log already may still take a few rows.
     eventually("the disk to be found full", async || (refused(&agent).await.0 == 503).then_some(())).await;
@@ -205,7 +205,7 @@ async fn on_a_full_disk_nobody_gets_more_and_everybody_can_give_back() {
     std::fs::remove_file(filler).unwrap();
     eventually("the store to recover", async || (refused(&agent).await.0 == 201).then_some(())).await;
     assert_eq!(client.health().await.unwrap().status, "healthy");
-    assert_eq!(now(&client, given_back.id).await.state, LeaseState::Released);
+    assert_eq!(read_lease(&client, given_back.id).await.state, LeaseState::Released);
 }
 
 #[tokio::test]
@@ -217,10 +217,11 @@ async fn a_holder_that_went_while_the_agent_was_away_is_found_gone_and_one_that_
     agent.kill9().await;
     holders[0].kill();
     agent.restart().await;
-    let over =
-        eventually("the end of the lease", async || Some(now(&client, held[0].0).await).filter(|l| l.state.is_ended()));
+    let over = eventually("the end of the lease", async || {
+        Some(read_lease(&client, held[0].0).await).filter(|l| l.state.is_ended())
+    });
     assert_eq!(over.await.cause.as_deref(), Some("holder_gone"));
-    let lives = now(&client, held[1].0).await;
+    let lives = read_lease(&client, held[1].0).await;
     assert_eq!((lives.state, lives.holder), (LeaseState::Active, Some(HolderBody::Process { pid: holders[1].pid() })));
     let mut watch = agent.watch_events().await;
     holders[1].kill();
@@ -234,18 +235,18 @@ async fn a_lease_held_by_a_connection_has_a_grace_after_a_restart() {
     std::fs::write(&config, "[leases]\nhold_grace_secs = 2\n").unwrap();
     let mut agent = agent().argument("--config").argument(&config).start().await;
     let client = agent.client();
-    let (returns, token) = granted(&client, &whole()).await;
-    let (stays_away, other_token) = granted(&client, &whole()).await;
+    let (returns, token) = acquire(&client, &whole_gpu()).await;
+    let (stays_away, other_token) = acquire(&client, &whole_gpu()).await;
     let first = client.hold_lease(returns.id, token).await.unwrap();
     let _second = client.hold_lease(stays_away.id, other_token).await.unwrap();
     agent.restart().await;
     drop(first);
     let again = client.hold_lease(returns.id, token).await.unwrap();
     let over = eventually("the end of the grace", async || {
-        Some(now(&client, stays_away.id).await).filter(|l| l.state.is_ended())
+        Some(read_lease(&client, stays_away.id).await).filter(|l| l.state.is_ended())
     });
     over.await;
-    let lives = now(&client, returns.id).await;
+    let lives = read_lease(&client, returns.id).await;
     assert_eq!((lives.state, lives.holder), (LeaseState::Active, Some(HolderBody::Connection)));
     let mut watch = agent.watch_events().await;
     drop(again);
@@ -262,8 +263,8 @@ async fn nobody_but_the_holder_ends_a_lease_by_letting_go() {
     let stale = client.hold_lease(lease, token + 1).await.unwrap_err();
     assert_eq!(stale.code(), Some("stale"));
     // A commit after it: by then the refused connection has been noticed as closed.
-    granted(&client, &whole()).await;
-    let lives = now(&client, lease).await;
+    acquire(&client, &whole_gpu()).await;
+    let lives = read_lease(&client, lease).await;
     assert_eq!((lives.state, lives.holder), (LeaseState::Active, Some(HolderBody::Process { pid: holder.pid() })));
 }
 
@@ -273,17 +274,17 @@ async fn a_wall_clock_that_is_set_ends_no_lease_early_and_none_late() {
     let builder = clock.variables().into_iter().fold(agent(), |agent, (name, value)| agent.variable(name, value));
     let mut agent = builder.start().await;
     let client = agent.client_unix();
-    let (long, token) = granted(&client, &RequestBody { ttl_secs: Some(300.0), ..whole() }).await;
+    let (long, token) = acquire(&client, &RequestBody { ttl_secs: Some(300.0), ..whole_gpu() }).await;
     clock.set_ahead(2 * 86_400);
     let mut watch = agent.watch_events().await;
-    let (short, _) = granted(&client, &RequestBody { ttl_secs: Some(3.0), ..whole() }).await;
-    assert_eq!(now(&client, long.id).await.state, LeaseState::Active);
+    let (short, _) = acquire(&client, &RequestBody { ttl_secs: Some(3.0), ..whole_gpu() }).await;
+    assert_eq!(read_lease(&client, long.id).await.state, LeaseState::Active);
     clock.set_ahead(-2 * 86_400);
     let ended = watch.wait_for_lease("ended", short.id).await;
     assert!(ended.reason.unwrap().contains("not renewed"));
-    assert_eq!(now(&client, long.id).await.state, LeaseState::Active);
+    assert_eq!(read_lease(&client, long.id).await.state, LeaseState::Active);
     agent.restart().await;
-    let (late, _) = granted(&client, &whole()).await;
+    let (late, _) = acquire(&client, &whole_gpu()).await;
     let kept = client.renew(long.id, token).await.unwrap();
     assert_eq!(kept.state, LeaseState::Active);
     // The trail is in the order things happened, not in that of the wall clock.
@@ -297,7 +298,7 @@ async fn a_wall_clock_that_is_set_ends_no_lease_early_and_none_late() {
 async fn a_lease_tied_to_its_job_lives_as_long_as_the_job_whoever_else_goes() {
     let mut agent = agent().start().await;
     let client = agent.client_unix();
-    let (lease, token) = granted(&client, &whole()).await;
+    let (lease, token) = acquire(&client, &whole_gpu()).await;
     let mut job = Command::new("sleep").arg("1000").spawn().unwrap();
     let body = AttachBody { token, job_pid: Some(job.id()), until: AttachUntil::Job, ..AttachBody::default() };
     let attached = client.attach(lease.id, &body).await;
@@ -309,12 +310,12 @@ async fn a_lease_tied_to_its_job_lives_as_long_as_the_job_whoever_else_goes() {
     let holder = attached.unwrap().lease.holder;
     assert!(matches!(holder, Some(HolderBody::Cgroup { .. })), "{holder:?}");
     agent.restart().await;
-    assert_eq!(now(&client, lease.id).await.state, LeaseState::Active);
+    assert_eq!(read_lease(&client, lease.id).await.state, LeaseState::Active);
     let mut watch = agent.watch_events().await;
     job.kill().unwrap();
     job.wait().unwrap();
     watch.wait_for_lease("ended", lease.id).await;
-    assert_eq!(now(&client, lease.id).await.cause.as_deref(), Some("holder_gone"));
+    assert_eq!(read_lease(&client, lease.id).await.cause.as_deref(), Some("holder_gone"));
 }
 
 #[tokio::test]
@@ -324,13 +325,13 @@ async fn a_lease_that_ends_while_its_job_comes_leaves_no_group_and_no_job() {
     // It ends with what it reads from, however this test ends.
     let job = || Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     let attach = |token, job: &Child| AttachBody { token, job_pid: Some(job.id()), ..AttachBody::default() };
-    let (lease, token) = granted(&client, &whole()).await;
+    let (lease, token) = acquire(&client, &whole_gpu()).await;
     let Some(first) = client.attach(lease.id, &attach(token, &job())).await.unwrap().cgroup else {
         return skipped("jobs of a lease that ends", "no control group can be made here");
     };
     client.release(lease.id).await.unwrap();
     for round in 0..100 {
-        let (lease, token) = granted(&client, &whole()).await;
+        let (lease, token) = acquire(&client, &whole_gpu()).await;
         let mut job = job();
         let (releasing, id) = (client.clone(), lease.id);
         // The further on, the later the release comes.

@@ -4,7 +4,7 @@ use gpupool_api::RequestBody;
 use gpupool_client::{EventId, EventStream};
 use gpupool_testkit::within_deadline;
 
-use crate::common::{agent, granted, now, whole};
+use crate::common::{acquire, agent, read_lease, whole_gpu};
 
 async fn next(events: &mut EventStream) -> (EventId, gpupool_api::events::EventBody) {
     within_deadline("an event", events.next()).await.unwrap()
@@ -29,7 +29,7 @@ async fn a_stream_goes_on_after_the_last_event_seen() {
     let agent = agent().simulate("1xH100").start().await;
     let client = agent.client();
     let mut live = client.events(None).await.unwrap();
-    let (first, _) = granted(&client, &whole()).await;
+    let (first, _) = acquire(&client, &whole_gpu()).await;
     let second = client.request(&RequestBody::default()).await.unwrap();
     assert_eq!(kinds(&mut live, first.id, "granted").await, ["granted"]);
     let seen = live.last().unwrap().clone();
@@ -58,7 +58,7 @@ async fn who_missed_events_is_told_to_look_again() {
     let mut agent = agent().start().await;
     let client = agent.client();
     let mut events = client.events(None).await.unwrap();
-    let (lease, _) = granted(&client, &whole()).await;
+    let (lease, _) = acquire(&client, &whole_gpu()).await;
     kinds(&mut events, lease.id, "granted").await;
     let seen = events.last().unwrap().clone();
     for nonsense in ["nonsense", "", "0123-18446744073709551615", "x-1"] {
@@ -80,7 +80,7 @@ async fn what_was_told_survives_a_kill() {
     for round in 0..4 {
         let mut events = client.events(None).await.unwrap();
         let asker = client.clone();
-        let asked = tokio::spawn(async move { asker.request(&whole()).await });
+        let asked = tokio::spawn(async move { asker.request(&whole_gpu()).await });
         let lease = loop {
             let (_, event) = next(&mut events).await;
             if event.kind == "granted" {
@@ -89,9 +89,69 @@ async fn what_was_told_survives_a_kill() {
         };
         // The answer may not even have left yet.
         agent.restart().await;
-        assert!(!now(&client, lease).await.state.is_ended(), "round {round}: lease {lease} was told and is gone");
+        assert!(
+            !read_lease(&client, lease).await.state.is_ended(),
+            "round {round}: lease {lease} was told and is gone"
+        );
         let answered = within_deadline("the answer", asked).await.unwrap().unwrap();
         assert_eq!(answered.id, lease, "round {round}: the same request took two");
         client.release(lease).await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn devices_and_the_events_after_them_have_no_gap_and_no_duplicate() {
+    let agent = agent().argument("--access-log=false").start().await;
+    let client = agent.client();
+    let mut stream = client.events(None).await.unwrap();
+    let changes = tokio::spawn({
+        let client = agent.client();
+        let body = RequestBody { wait_secs: Some(30.0), ..RequestBody::default() };
+        async move {
+            for _ in 0..40 {
+                let (lease, _) = acquire(&client, &body).await;
+                client.release(lease.id).await.unwrap();
+            }
+        }
+    });
+    let mut readings = Vec::new();
+    while !changes.is_finished() && readings.len() < 50 {
+        let devices = client.devices().await.unwrap();
+        let last = EventId::new(devices.event_id.clone().unwrap());
+        let later = client.events(Some(last.clone())).await.unwrap();
+        readings.push((devices, last, later));
+    }
+    within_deadline("the changes to end", changes).await.unwrap();
+    let marker = client.request(&RequestBody { wait_secs: Some(30.0), ..RequestBody::default() }).await.unwrap();
+    let mut events = Vec::new();
+    loop {
+        let (id, event) = next(&mut stream).await;
+        let is_last = event.lease == Some(marker.id) && event.kind == "granted";
+        events.push((id, event));
+        if is_last {
+            break;
+        }
+    }
+
+    for (devices, last, mut later) in readings {
+        let included = events.iter().position(|(id, _)| *id == last).map_or(0, |place| place + 1);
+        for expected in &events[included..] {
+            assert_eq!(next(&mut later).await, *expected, "after {last:?}");
+        }
+        let is_listed = |lease| devices.devices.iter().flat_map(|device| &device.leases).any(|held| held.id == lease);
+        for (place, (_, event)) in events.iter().enumerate().filter(|(_, (_, event))| event.kind == "granted") {
+            let lease = event.lease.unwrap();
+            let ends = |(_, event): &(EventId, _)| is_end(event, lease);
+            let ended = events.iter().position(ends).unwrap_or(usize::MAX);
+            if place >= included {
+                assert!(!is_listed(lease), "lease {lease} is on a device before its event");
+            } else if ended >= included {
+                assert!(is_listed(lease), "lease {lease} is on no device after its event");
+            }
+        }
+    }
+}
+
+fn is_end(event: &gpupool_api::events::EventBody, lease: u64) -> bool {
+    event.kind == "ended" && event.lease == Some(lease)
 }

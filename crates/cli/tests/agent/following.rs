@@ -8,9 +8,9 @@ use gpupool_client::{AgentClient, ClientError};
 use gpupool_testkit::{TestAgent, within_deadline};
 use serde_json::json;
 
-use crate::common::http::{Answer, Place, request};
+use crate::common::http::{RawEndpoint, RawResponse, request};
 use crate::common::machine::{ALICE, as_user, is_root, open_folder};
-use crate::common::{agent, eventually, granted, skipped, whole};
+use crate::common::{acquire, agent, eventually, skipped, whole_gpu};
 
 /// Longer than any story takes: an answer that comes did not come because of it.
 const LONG: Duration = Duration::from_secs(300);
@@ -30,9 +30,9 @@ async fn queued(client: &AgentClient, count: usize) -> Vec<u64> {
 
 /// Waits until a call is under way besides the one that looks.
 async fn under_way(agent: &TestAgent) {
-    let place = Place::unix(agent);
+    let endpoint = RawEndpoint::unix(agent);
     eventually("the call to wait", async || {
-        let metrics = place.get("/metrics").text();
+        let metrics = endpoint.get("/metrics").text();
         let line = metrics.lines().find_map(|line| line.strip_prefix("gpupool_http_requests_in_flight "));
         (line?.parse::<f64>().unwrap() >= 2.0).then_some(())
     })
@@ -44,7 +44,7 @@ async fn a_thousand_followed_by_one_call_are_served_in_the_order_they_came() {
     const WAITERS: usize = 1_000;
     let agent = agent().simulate("1xH100").argument("--access-log=false").argument("--log-level=warn").start().await;
     let client = agent.client();
-    let (held, _) = granted(&client, &whole()).await;
+    let (held, _) = acquire(&client, &whole_gpu()).await;
     let mut left = queued(&client, WAITERS).await;
     let first = client.follow_leases(&left, Duration::ZERO).await.unwrap();
     assert_eq!(first, FollowResponse::default(), "all of them wait");
@@ -66,7 +66,7 @@ async fn a_thousand_followed_by_one_call_are_served_in_the_order_they_came() {
 async fn a_call_that_waits_hears_of_all_that_left_the_queue_at_once() {
     let agent = agent().simulate("2xH100").start().await;
     let client = agent.client();
-    let (held, _) = granted(&client, &RequestBody { gpus: Some(2), ..whole() }).await;
+    let (held, _) = acquire(&client, &RequestBody { gpus: Some(2), ..whole_gpu() }).await;
     let mut queue = queued(&client, 3).await;
     queue.reverse();
     let (asker, asked) = (client.clone(), queue.clone());
@@ -90,7 +90,7 @@ async fn a_call_that_waits_hears_of_all_that_left_the_queue_at_once() {
 async fn after_its_time_the_answer_is_empty_and_all_still_wait() {
     let agent = agent().simulate("1xH100").start().await;
     let client = agent.client();
-    granted(&client, &whole()).await;
+    acquire(&client, &whole_gpu()).await;
     let queue = queued(&client, 3).await;
     assert_eq!(client.follow_leases(&queue, Duration::from_millis(50)).await.unwrap(), FollowResponse::default());
     assert_eq!(client.pool().await.unwrap().waiting, 3);
@@ -101,20 +101,20 @@ async fn what_is_not_ones_own_is_unknown() {
     let folder = open_folder();
     let agent = agent().simulate("1xH100").state_dir(folder.path().join("state")).start().await;
     let client = agent.client();
-    granted(&client, &whole()).await;
+    acquire(&client, &whole_gpu()).await;
     let queue = queued(&client, 1).await;
     let body = json!({"leases": queue, "wait_secs": 300});
     // Who comes through a proxy is from the network, and nobody's leases are theirs.
-    let place = Place::tcp(&agent);
+    let endpoint = RawEndpoint::tcp(&agent);
     let text = body.to_string();
-    let stranger = place.ask("POST", ROUTE, &[("X-Forwarded-For", "192.0.2.1")], Some(&text));
+    let stranger = endpoint.send("POST", ROUTE, &[("X-Forwarded-For", "192.0.2.1")], Some(&text));
     assert_eq!((stranger.status, stranger.json()), (200, json!({"changed": [], "unknown": queue})));
     if !is_root() {
         return skipped("another local user", "only root can be somebody else");
     }
     let alice = as_user(ALICE, move || {
-        let mine = place.post("/v1/leases", &json!({})).json()["id"].clone();
-        let answer = place.post(ROUTE, &json!({"leases": [queue[0], mine], "wait_secs": 300}));
+        let mine = endpoint.post("/v1/leases", &json!({})).json()["id"].clone();
+        let answer = endpoint.post(ROUTE, &json!({"leases": [queue[0], mine], "wait_secs": 300}));
         (answer.status, answer.json(), json!({"changed": [], "unknown": queue}))
     });
     assert_eq!((alice.0, alice.1), (200, alice.2));
@@ -123,7 +123,7 @@ async fn what_is_not_ones_own_is_unknown() {
 #[tokio::test]
 async fn bad_bodies_are_named() {
     let agent = agent().start().await;
-    let place = Place::tcp(&agent);
+    let endpoint = RawEndpoint::tcp(&agent);
     let many: Vec<u64> = (0..4097).collect();
     for (body, field) in [
         (json!({}), "leases"),
@@ -136,13 +136,13 @@ async fn bad_bodies_are_named() {
         (json!({"leases": [1], "wait_secs": -1}), "wait_secs"),
         (json!({"leases": [1], "wait": 1}), "wait"),
     ] {
-        let answer = place.post(ROUTE, &body);
+        let answer = endpoint.post(ROUTE, &body);
         let shown = answer.text();
         assert_eq!((answer.status, answer.code().as_str()), (422, "invalid"), "{shown}");
         assert!(answer.json()["detail"].as_str().unwrap().contains(field), "{field}: {shown}");
     }
     let most: Vec<u64> = (0..4096).map(|number| u64::MAX - number).collect();
-    let answer = place.post(ROUTE, &json!({"leases": most}));
+    let answer = endpoint.post(ROUTE, &json!({"leases": most}));
     assert_eq!((answer.status, &answer.json()["unknown"]), (200, &json!(most)), "the most, and the longest");
 }
 
@@ -150,13 +150,13 @@ async fn bad_bodies_are_named() {
 async fn told_to_stop_it_answers_who_follows_many() {
     let mut agent = agent().simulate("1xH100").start().await;
     let client = agent.client();
-    let (held, _) = granted(&client, &whole()).await;
+    let (held, _) = acquire(&client, &whole_gpu()).await;
     let queue = queued(&client, 3).await;
     let body = serde_json::to_string(&FollowBody { leases: queue.clone(), wait_secs: 300.0 }).unwrap();
-    let mut stream = Place::tcp(&agent).connect().unwrap();
+    let mut stream = RawEndpoint::tcp(&agent).connect().unwrap();
     stream.write_all(request("POST", ROUTE, &[], Some(&body)).as_bytes()).unwrap();
     under_way(&agent).await;
-    let answer = tokio::task::spawn_blocking(move || Answer::read(&mut stream).unwrap());
+    let answer = tokio::task::spawn_blocking(move || RawResponse::read(&mut stream).unwrap());
     assert!(agent.stop().await.success());
     let answer = within_deadline("the answer", answer).await.unwrap();
     assert_eq!((answer.status, answer.json()), (200, json!({"changed": [], "unknown": []})));
@@ -170,7 +170,7 @@ async fn told_to_stop_it_answers_who_follows_many() {
 async fn who_follows_many_goes_on_when_the_agent_is_killed_and_started_again() {
     let mut agent = agent().simulate("1xH100").start().await;
     let client = agent.client();
-    let (held, _) = granted(&client, &whole()).await;
+    let (held, _) = acquire(&client, &whole_gpu()).await;
     let queue = queued(&client, 3).await;
     let (asker, asked) = (client.clone(), queue.clone());
     let call = tokio::spawn(async move {

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Output, Stdio};
 use gpupool_testkit::{TestAgent, within_deadline};
 use serde_json::Value;
 
-use crate::common::http::Place;
-use crate::common::{eventually, granted, skipped, whole};
+use crate::common::http::RawEndpoint;
+use crate::common::{acquire, eventually, skipped, whole_gpu};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_gpupool");
 
@@ -114,46 +114,49 @@ async fn statistics_and_health_go_on_while_the_disk_hangs() {
     let Some(disk) = Disk::new() else { return };
     let agent = TestAgent::builder(disk.agent_on_it()).simulate("2xH100").state_dir(disk.state()).start().await;
     let client = agent.client();
-    let (held, _token) = granted(&client, &whole()).await;
-    let place = Place::tcp(&agent);
+    let (held, _token) = acquire(&client, &whole_gpu()).await;
+    let endpoint = RawEndpoint::tcp(&agent);
     let frozen = Frozen::new(&agent, &disk.state());
     let asking = tokio::spawn({
         let client = agent.client();
-        async move { client.request(&whole()).await }
+        async move { client.request(&whole_gpu()).await }
     });
 
     let health = async || {
-        let answer = place.get("/health");
+        let answer = endpoint.get("/health");
         let (status, body) = (answer.status, answer.json());
         (status == 200 && body["status"] == "degraded" && body["store"] == "unknown").then_some(body)
     };
     let health = eventually("/health says that the disk hangs", health).await;
     assert!(health["problems"].to_string().contains("may wait for its disk"), "{health}");
+    assert!(health["pool_age_secs"].as_f64().unwrap() > 1.0, "{health}");
 
-    let read_at = place.get("/gpu/stats").json()["timestamp"].clone();
+    let read_at = endpoint.get("/gpu/stats").json()["timestamp"].clone();
     let read_again = async || {
-        let stats = place.get("/gpu/stats").json();
+        let stats = endpoint.get("/gpu/stats").json();
         (stats["timestamp"] != read_at && stats["stale"] == false).then_some(())
     };
     eventually("GPUs are read on", read_again).await;
 
-    let pool = place.get("/v1/pool").json();
+    let pool = endpoint.get("/v1/pool").json();
     assert!(pool["age_secs"].as_f64().unwrap() > 1.0 && pool["active"] == 1, "{pool}");
-    let devices = place.get("/v1/devices").json();
+    let devices = endpoint.get("/v1/devices").json();
     let holders =
         |device: &Value| device["leases"].as_array().unwrap().iter().map(|lease| lease["id"].clone()).collect();
     let on_devices: Vec<Vec<Value>> = devices["devices"].as_array().unwrap().iter().map(holders).collect();
     assert_eq!(on_devices.concat(), [Value::from(held.id)], "{devices}");
     assert!(devices["age_secs"].as_f64().unwrap() > 1.0);
-    let metrics = place.get("/metrics");
+    let metrics = endpoint.get("/metrics");
     assert!(metrics.text().contains("gpupool_leases{state=\"active\"} 1"), "{}", metrics.text());
-    let list = place.get("/v1/leases");
+    let age = metrics.text().lines().find_map(|line| line.strip_prefix("gpupool_snapshot_age_seconds ")?.parse().ok());
+    assert!(age > Some(1.0), "{age:?}");
+    let list = endpoint.get("/v1/leases");
     assert_eq!((list.status, list.code().as_str()), (503, "busy"));
     assert!(!asking.is_finished(), "nothing is granted that is not on disk");
 
     drop(frozen);
     let lease = within_deadline("the request that waited for the disk", asking).await.unwrap().unwrap();
     assert_eq!(lease.devices.len(), 1);
-    let well = async || (place.get("/health").json()["status"] == "healthy").then_some(());
+    let well = async || (endpoint.get("/health").json()["status"] == "healthy").then_some(());
     eventually("/health is well again", well).await;
 }

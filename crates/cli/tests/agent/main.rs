@@ -14,5 +14,6 @@ mod durability;
 mod events;
 mod following;
 mod hung_disk;
+mod node_parameter;
 mod schema;
 mod waiting;

@@ -5,26 +5,26 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::common::agent;
-use crate::common::http::{Answer, Place};
+use crate::common::http::{RawEndpoint, RawResponse};
 use crate::common::schema::Document;
 
 /// Asks, and notes what was asked and what is wrong with the answers.
 struct Checked {
-    place: Place,
+    endpoint: RawEndpoint,
     document: Document,
     asked: BTreeSet<(String, String)>,
     complaints: Vec<String>,
 }
 
 impl Checked {
-    fn ask(&mut self, method: &str, route: &str, path: &str, body: Option<Value>) -> Answer {
+    fn ask(&mut self, method: &str, route: &str, path: &str, body: Option<Value>) -> RawResponse {
         let text = body.map(|body| body.to_string());
-        let answer = self.place.ask(method, path, &[], text.as_deref());
+        let answer = self.endpoint.send(method, path, &[], text.as_deref());
         self.take(method, route, path, &answer);
         answer
     }
 
-    fn take(&mut self, method: &str, route: &str, path: &str, answer: &Answer) {
+    fn take(&mut self, method: &str, route: &str, path: &str, answer: &RawResponse) {
         let media = answer.header("content-type").unwrap_or("");
         let body = serde_json::from_slice(&answer.body).unwrap_or_else(|_| json!(answer.text()));
         let body = if answer.status == 204 { Value::Null } else { body };
@@ -34,7 +34,7 @@ impl Checked {
     }
 
     /// Asks a route of one lease, or of something else with a number.
-    fn of(&mut self, method: &str, route: &str, number: &Value, body: Option<Value>, status: u16) -> Answer {
+    fn of(&mut self, method: &str, route: &str, number: &Value, body: Option<Value>, status: u16) -> RawResponse {
         let path = route.replace("{id}", &number.to_string()).replace("{gpu_id}", &number.to_string());
         let answer = self.ask(method, route, &path, body);
         assert_eq!(answer.status, status, "{method} {path}: {}", answer.text());
@@ -45,10 +45,10 @@ impl Checked {
 #[tokio::test]
 async fn every_route_answers_as_it_is_documented() {
     let agent = agent().simulate("2xH100,1xMI300X").start().await;
-    let place = Place::unix(&agent);
-    let document = Document(place.get("/openapi.json").json());
+    let endpoint = RawEndpoint::unix(&agent);
+    let document = Document(endpoint.get("/openapi.json").json());
     assert!(document.0["openapi"].as_str().unwrap().starts_with("3.1"));
-    let mut all = Checked { place, document, asked: BTreeSet::new(), complaints: Vec::new() };
+    let mut all = Checked { endpoint, document, asked: BTreeSet::new(), complaints: Vec::new() };
 
     let lease =
         all.of("POST", "/v1/leases", &Value::Null, Some(json!({"fraction": 0.5, "labels": {"a": "b"}})), 201).json();
@@ -102,11 +102,11 @@ async fn every_route_answers_as_it_is_documented() {
 /// The first line of a stream that does not end.
 fn hold(all: &mut Checked, id: &Value, token: &Value) {
     use std::io::{BufRead, BufReader, Write};
-    let mut stream = all.place.connect().unwrap();
+    let mut stream = all.endpoint.connect().unwrap();
     let path = format!("/v1/leases/{id}/hold?token={token}");
     stream.write_all(crate::common::http::request("GET", &path, &[], None).as_bytes()).unwrap();
     let lines = BufReader::new(stream).lines().map_while(Result::ok);
     let line = lines.into_iter().find(|line| line.starts_with('{')).unwrap();
     let headers = vec![("content-type".to_owned(), "application/x-ndjson".to_owned())];
-    all.take("GET", "/v1/leases/{id}/hold", &path, &Answer { status: 200, headers, body: line.into_bytes() });
+    all.take("GET", "/v1/leases/{id}/hold", &path, &RawResponse { status: 200, headers, body: line.into_bytes() });
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 /// Where to ask.
 #[derive(Debug, Clone)]
-pub enum Place {
+pub enum RawEndpoint {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
@@ -21,7 +21,7 @@ pub trait Connection: Read + Write + Send {}
 impl Connection for TcpStream {}
 impl Connection for UnixStream {}
 
-impl Place {
+impl RawEndpoint {
     /// The agent's TCP port on this machine's loopback.
     pub fn tcp(agent: &TestAgent) -> Self {
         Self::Tcp(([127, 0, 0, 1], agent.port()).into())
@@ -48,18 +48,18 @@ impl Place {
     }
 
     /// Asks, and reads the whole answer.
-    pub fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Option<&str>) -> Answer {
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Option<&str>) -> RawResponse {
         let mut stream = self.connect().unwrap();
         stream.write_all(request(method, path, headers, body).as_bytes()).unwrap();
-        Answer::read(&mut stream).unwrap_or_else(|error| panic!("{method} {path}: {error}"))
+        RawResponse::read(&mut stream).unwrap_or_else(|error| panic!("{method} {path}: {error}"))
     }
 
-    pub fn get(&self, path: &str) -> Answer {
-        self.ask("GET", path, &[], None)
+    pub fn get(&self, path: &str) -> RawResponse {
+        self.send("GET", path, &[], None)
     }
 
-    pub fn post(&self, path: &str, body: &Value) -> Answer {
-        self.ask("POST", path, &[], Some(&body.to_string()))
+    pub fn post(&self, path: &str, body: &Value) -> RawResponse {
+        self.send("POST", path, &[], Some(&body.to_string()))
     }
 }
 
@@ -80,13 +80,13 @@ pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: Option<
 
 /// What came back.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct RawResponse {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
 
-impl Answer {
+impl RawResponse {
     /// Reads to the end of the connection.
     pub fn read(stream: &mut impl Read) -> io::Result<Self> {
         let mut bytes = Vec::new();

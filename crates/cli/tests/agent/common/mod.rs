@@ -20,12 +20,12 @@ pub fn agent() -> TestAgentBuilder {
 }
 
 /// One whole GPU, if there is one right now.
-pub fn whole() -> RequestBody {
+pub fn whole_gpu() -> RequestBody {
     RequestBody { queue: Some(false), ..RequestBody::default() }
 }
 
 /// A lease that is granted at once, and its token.
-pub async fn granted(client: &AgentClient, body: &RequestBody) -> (LeaseBody, u64) {
+pub async fn acquire(client: &AgentClient, body: &RequestBody) -> (LeaseBody, u64) {
     let lease = client.request(body).await.unwrap();
     assert_eq!(lease.state, LeaseState::Active, "{lease:?}");
     let token = lease.token.unwrap();
@@ -33,6 +33,6 @@ pub async fn granted(client: &AgentClient, body: &RequestBody) -> (LeaseBody, u6
 }
 
 /// A lease as it is.
-pub async fn now(client: &AgentClient, lease: u64) -> LeaseBody {
+pub async fn read_lease(client: &AgentClient, lease: u64) -> LeaseBody {
     client.follow(lease, Duration::ZERO).await.unwrap()
 }
