@@ -1,4 +1,4 @@
-//! What counting an answer costs, alone and with others at once, and what a scrape costs beside the look at the owner.
+//! The cost of counting a response, alone and in parallel, and of a scrape without a pool.
 
 use std::sync::Arc;
 use std::time::Duration;

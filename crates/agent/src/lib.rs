@@ -15,26 +15,40 @@
 //!   reports facts to the authority and carries out its orders; both are plain data (`messages`).
 //! - `http` holds the routes and decides who may use them. Statistics, attach and simulation go to the node, everything
 //!   else to the authority. Routes that must not wait read the snapshot that the authority published last.
-//! - [`net`] accepts connections and knows who is at the other end.
+//! - `net` accepts connections and knows who is at the other end.
 //!
 //! [`serve`] starts the parts in order and ends them in the reverse order. On a single machine all of them run in one
 //! process; the messages between node and authority could cross a network.
 
+#![warn(unreachable_pub)]
+
+mod http;
+mod metrics;
+mod net;
+
+#[allow(unreachable_pub)]
 mod abort_on_panic;
+#[allow(unreachable_pub)]
 mod authority;
+#[allow(unreachable_pub)]
 mod clock;
 mod error;
+#[allow(unreachable_pub)]
 mod events;
-mod http;
+#[allow(unreachable_pub)]
 mod identity;
+#[allow(unreachable_pub)]
 mod limits;
+#[allow(unreachable_pub)]
 mod messages;
-mod metrics;
-pub mod net;
+#[allow(unreachable_pub)]
 mod node;
 mod serve;
+#[allow(unreachable_pub)]
 mod service_manager;
+#[allow(unreachable_pub)]
 mod signals;
+#[allow(unreachable_pub)]
 mod users;
 
 pub use clock::iso;
@@ -48,5 +62,13 @@ pub mod internals {
     pub use crate::clock::now;
     pub use crate::http::metrics::{MetricsFormat, MetricsScrape};
     pub use crate::metrics::Metrics;
+    /// The listeners.
+    pub mod net {
+        pub use crate::net::{
+            IncomingBody, ListenSpec, NetError, NetLimits, NetListeners, Peer, PeerCredentials, PeerProcess,
+            PeerProcessError, PeerTransport, ServeOutcome, Shutdown, TcpBind, Tls, TlsError, UnixBind,
+            raise_open_files,
+        };
+    }
     pub use crate::node::statistics::{Filter, Statistics};
 }

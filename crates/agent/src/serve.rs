@@ -20,7 +20,7 @@ use crate::events::Events;
 use crate::http::{self, AppState};
 use crate::messages::NodeLink;
 use crate::metrics::Metrics;
-use crate::net::{self, Net, Shutdown, Tls};
+use crate::net::{self, NetListeners, Shutdown, Tls};
 use crate::node::statistics::{Filter, Statistics};
 use crate::node::{self, JobCgroups, Node, NodeSpec, RunningNode, Sources};
 use crate::{clock, service_manager, signals};
@@ -189,22 +189,22 @@ fn tls(config: &Config) -> Result<Option<Tls>, AgentError> {
     }
 }
 
-async fn bind(config: &Config, tls: Option<Tls>) -> Result<Net, AgentError> {
+async fn bind(config: &Config, tls: Option<Tls>) -> Result<NetListeners, AgentError> {
     let server = &config.server;
-    let limits = net::Limits {
+    let limits = net::NetLimits {
         connections: config.limits.connections as usize,
         header_time: config.limits.header_secs,
         body_time: config.limits.request_secs,
         shutdown_grace: server.shutdown_grace_secs,
-        ..net::Limits::default()
+        ..net::NetLimits::default()
     };
     let unix = net::UnixBind { path: gpupool_config::socket_path(&server.state_dir), mode: server.socket_mode.0 };
     let tcp = vec![net::TcpBind { host: server.host.clone(), port: server.port }];
-    Ok(Net::bind(net::Bind { tcp, unix: Some(unix), tls, limits }).await?)
+    Ok(NetListeners::bind(net::ListenSpec { tcp, unix: Some(unix), tls, limits }).await?)
 }
 
 /// Prints the addresses on standard output: programs that start an agent wait for these lines.
-fn announce(net: &Net, config: &Config, started: Instant) {
+fn announce(net: &NetListeners, config: &Config, started: Instant) {
     let scheme = if config.server.tls_cert.is_some() { "https" } else { "http" };
     let prefix = &config.api.api_prefix;
     let mut lines: Vec<String> =

@@ -14,7 +14,7 @@ use gpupool_config::Config;
 use gpupool_store::TokenRole;
 
 use crate::identity::{ANONYMOUS, Caller, Role};
-use crate::net::{Peer, Transport};
+use crate::net::{Peer, PeerTransport};
 use crate::users;
 
 use super::problem::Problem;
@@ -59,7 +59,7 @@ fn identify(parts: &Parts, app: &AppState) -> Result<Caller, Problem> {
     if !is_local_peer(peer, &parts.headers) {
         return Ok(network_caller(peer, app));
     }
-    if !matches!(peer.transport(), Transport::Unix) {
+    if !matches!(peer.transport(), PeerTransport::Unix) {
         check_host(&parts.headers, &app.config)?;
     }
     if peer.is_gone() {
@@ -90,8 +90,8 @@ fn network_caller(peer: &Peer, app: &AppState) -> Caller {
         return Caller::reader();
     }
     let from = match peer.transport() {
-        Transport::Tcp { remote, .. } => remote.ip().to_string(),
-        Transport::Unix => "local".into(),
+        PeerTransport::Tcp { remote, .. } => remote.ip().to_string(),
+        PeerTransport::Unix => "local".into(),
     };
     Caller { owner: format!("{ANONYMOUS}:{from}").into(), role: Role::User, uid: None }
 }
@@ -108,7 +108,7 @@ fn bearer_token(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
 }
 
 fn token_caller(peer: &Peer, secret: &str, app: &AppState) -> Result<Caller, Problem> {
-    let can_be_read = matches!(peer.transport(), Transport::Tcp { loopback: false, tls: false, .. });
+    let can_be_read = matches!(peer.transport(), PeerTransport::Tcp { loopback: false, tls: false, .. });
     if can_be_read && !app.config.server.allow_plain_http {
         let detail = "the token came over plain HTTP, where others can read it: revoke it, and use https (--tls-cert, \
                       --tls-key) or start the agent with --allow-plain-http";

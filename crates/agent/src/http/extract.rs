@@ -49,10 +49,15 @@ fn parse_body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Problem> {
         if inner.is_data() && path != "." {
             return wrong_field(path, &inner.to_string());
         }
-        let code = if inner.is_data() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::BAD_REQUEST };
-        Problem::new(code, if inner.is_data() { "invalid" } else { "malformed" }, format!("the body: {inner}"))
+        if inner.is_data() {
+            let detail = format!("the body is wrong: {inner}");
+            return Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", detail);
+        }
+        Problem::new(StatusCode::BAD_REQUEST, "malformed", format!("the body is not valid JSON: {inner}"))
     })?;
-    let more = |error| Problem::new(StatusCode::BAD_REQUEST, "malformed", format!("the body: {error}"));
+    let more = |error| {
+        Problem::new(StatusCode::BAD_REQUEST, "malformed", format!("the body is more than one JSON value: {error}"))
+    };
     reader.end().map_err(more)?;
     Ok(value)
 }
@@ -81,7 +86,7 @@ impl<T: DeserializeOwned> FromRequestParts<SharedState> for QueryParameters<T> {
             Err(error) => Err(Problem::new(
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "invalid",
-                format!("the query: {}", error.body_text()),
+                format!("the query is wrong: {}", error.body_text()),
             )),
         }
     }

@@ -35,7 +35,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
 /// The number of open connections that hold each lease.
 #[derive(Clone, Default)]
-pub struct HeldConnections {
+pub(crate) struct HeldConnections {
     /// A lock rather than a channel: it is held for one access to the map.
     open: Arc<Mutex<HashMap<LeaseId, usize>>>,
 }

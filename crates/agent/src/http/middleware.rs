@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use tracing::Instrument;
 use tracing::field::Empty;
 
-use crate::net::{Peer, Transport};
+use crate::net::{Peer, PeerTransport};
 
 use super::{AppState, SharedState};
 
@@ -72,8 +72,8 @@ struct AccessLogEntry {
 impl AccessLogEntry {
     fn new(request: &Request) -> Self {
         let from = match request.extensions().get::<Peer>().map(Peer::transport) {
-            Some(Transport::Tcp { remote, .. }) => remote.to_string(),
-            Some(Transport::Unix) => "unix".into(),
+            Some(PeerTransport::Tcp { remote, .. }) => remote.to_string(),
+            Some(PeerTransport::Unix) => "unix".into(),
             None => "unknown".into(),
         };
         Self { path: request.uri().path().to_owned(), from }

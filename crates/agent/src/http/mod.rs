@@ -38,10 +38,10 @@ use crate::metrics::Metrics;
 use crate::net::Shutdown;
 use crate::node::Node;
 
-pub use holders::HeldConnections;
+pub(crate) use holders::HeldConnections;
 
 /// The parts of the agent that handlers use.
-pub struct AppState {
+pub(crate) struct AppState {
     /// The authority.
     pub authority: Authority,
     /// The node.
@@ -77,7 +77,7 @@ type SharedState = Arc<AppState>;
 struct ApiDocument;
 
 /// Returns the router of all routes. A documentation page at the path of a route is an error.
-pub fn router(mut app: AppState) -> Result<Router, AgentError> {
+pub(crate) fn router(mut app: AppState) -> Result<Router, AgentError> {
     let (router, mut document) = OpenApiRouter::with_openapi(ApiDocument::openapi())
         .routes(routes!(pages::root))
         .routes(routes!(statistics::stats))

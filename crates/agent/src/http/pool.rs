@@ -106,7 +106,7 @@ pub(super) struct NodeParameter {
 
 impl NodeParameter {
     /// Returns the name of the node, if one is given. A node that the pool does not know is a problem.
-    pub fn known(&self, app: &AppState, snapshot: &Snapshot) -> Result<Option<&str>, Problem> {
+    pub(super) fn known(&self, app: &AppState, snapshot: &Snapshot) -> Result<Option<&str>, Problem> {
         check_node(self.node.as_deref(), app, snapshot)
     }
 }

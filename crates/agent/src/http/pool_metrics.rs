@@ -30,7 +30,7 @@ pub(super) struct PoolTotals {
 }
 
 impl PoolTotals {
-    pub fn new(snapshot: &Snapshot, now: PoolTime) -> Self {
+    pub(super) fn new(snapshot: &Snapshot, now: PoolTime) -> Self {
         let mut totals = Self {
             queued: snapshot.queued,
             offered: 0,

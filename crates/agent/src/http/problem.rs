@@ -23,23 +23,23 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    pub fn new(status: StatusCode, code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
+    pub(super) fn new(status: StatusCode, code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
         Self { status, code, detail: detail.into(), field: None, retry_secs: None }
     }
 
     /// Returns the problem of a wrong field.
-    pub fn field(field: impl Into<String>, value: impl ToString, allowed: impl Into<String>) -> Self {
+    pub(super) fn field(field: impl Into<String>, value: impl ToString, allowed: impl Into<String>) -> Self {
         let (field, value, allowed) = (field.into(), value.to_string(), allowed.into());
         let detail = format!("{field} is {value}, and must be {allowed}");
         let problem = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", detail);
         Self { field: Some(Box::new((field, value, allowed))), ..problem }
     }
 
-    pub fn forbidden(code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
+    pub(super) fn forbidden(code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::FORBIDDEN, code, detail)
     }
 
-    pub fn not_found(code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
+    pub(super) fn not_found(code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::NOT_FOUND, code, detail)
     }
 
