@@ -1,4 +1,4 @@
-//! The client against the real agent: every call is understood by both sides, and a lease lasts as long as it is wanted.
+//! The client with the real agent: both sides understand every call, and a guard keeps its lease until it is released.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn whole_gpu() -> RequestBody {
 }
 
 #[tokio::test]
-async fn client_and_agent_understand_each_other_in_every_call() {
+async fn client_and_agent_agree_on_every_call() {
     let agent = agent("2xH100").await;
     for client in [agent.client(), agent.client_unix()] {
         let pool = client.pool().await.unwrap();
@@ -72,7 +72,7 @@ async fn client_and_agent_understand_each_other_in_every_call() {
 }
 
 #[tokio::test]
-async fn a_guard_outlives_the_agents_death_and_the_audit_is_clean() {
+async fn a_guard_survives_a_kill_of_the_agent_and_the_audit_is_clean() {
     let mut agent = agent("1xH100").await;
     let client = agent.client();
     let guard = acquire(&client, whole_gpu()).await;
@@ -93,7 +93,7 @@ async fn a_guard_outlives_the_agents_death_and_the_audit_is_clean() {
 }
 
 #[tokio::test]
-async fn a_guard_tells_that_an_administrator_took_its_lease() {
+async fn a_guard_reports_that_an_administrator_revoked_its_lease() {
     let agent = agent("1xH100").await;
     let guard = acquire(&agent.client(), whole_gpu()).await;
     agent.client_unix().revoke(guard.lease().id, 0.0).await.unwrap();
@@ -102,7 +102,7 @@ async fn a_guard_tells_that_an_administrator_took_its_lease() {
 }
 
 #[tokio::test]
-async fn a_waiter_gets_its_turn_and_one_that_gives_up_leaves_the_queue() {
+async fn a_waiter_gets_its_turn_and_leaves_the_queue_when_it_gives_up() {
     let agent = agent("1xH100").await;
     let client = agent.client_unix();
     let mut watch = agent.watch_events().await;
@@ -143,7 +143,7 @@ async fn a_lease_held_by_a_connection_ends_with_it() {
 }
 
 #[tokio::test]
-async fn events_go_on_over_a_restart_with_a_reset() {
+async fn events_continue_after_a_restart_with_a_reset() {
     let mut agent = agent("1xH100").await;
     let mut watch = agent.watch_events().await;
     let guard = acquire(&agent.client(), whole_gpu()).await;
@@ -156,12 +156,12 @@ async fn events_go_on_over_a_restart_with_a_reset() {
 }
 
 #[tokio::test]
-async fn an_agent_that_stood_still_goes_on() {
+async fn an_agent_that_was_stopped_continues() {
     let agent = agent("1xH100").await;
     let client = AgentClient::builder(agent.address().parse().unwrap()).response_timeout(Duration::from_millis(300));
     let client = client.build().unwrap();
     agent.pause();
     assert!(within_deadline("an error", client.pool()).await.unwrap_err().is_transient());
     agent.resume();
-    within_deadline("an answer", agent.client().pool()).await.unwrap();
+    within_deadline("an response", agent.client().pool()).await.unwrap();
 }
