@@ -35,14 +35,14 @@ const CLIENT_OF: &str = "GPUPOOL_TEST_CLIENT_OF";
 /// Not a test by itself: the client that the tests below start as another process.
 #[test]
 fn client_process() {
-    let Ok(place) = std::env::var(CLIENT_OF) else { return };
-    let (mut read, mut write): (Box<dyn Read>, Box<dyn Write>) = match place.parse::<std::net::SocketAddr>() {
+    let Ok(target) = std::env::var(CLIENT_OF) else { return };
+    let (mut read, mut write): (Box<dyn Read>, Box<dyn Write>) = match target.parse::<std::net::SocketAddr>() {
         Ok(address) => {
             let stream = std::net::TcpStream::connect(address).unwrap();
             (Box::new(stream.try_clone().unwrap()), Box::new(stream))
         }
         Err(_) => {
-            let stream = UnixStream::connect(place).unwrap();
+            let stream = UnixStream::connect(target).unwrap();
             (Box::new(stream.try_clone().unwrap()), Box::new(stream))
         }
     };
@@ -53,17 +53,17 @@ fn client_process() {
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
-fn start_client(bind: &str, uid: u32) -> Child {
+fn start_client(target: &str, uid: u32) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["client_process", "--exact", "--nocapture"]).env(CLIENT_OF, place);
+    command.args(["client_process", "--exact", "--nocapture"]).env(CLIENT_OF, target);
     if uid != my_uid() {
         command.uid(uid);
     }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
 }
 
-async fn response_to_client(bind: &str, uid: u32) -> (u32, String) {
-    let client = start_client(place, uid);
+async fn response_to_client(target: &str, uid: u32) -> (u32, String) {
+    let client = start_client(target, uid);
     let pid = client.id();
     let output = tokio::task::spawn_blocking(|| client.wait_with_output());
     let output = soon("the client process to end", output).await.unwrap().unwrap();
