@@ -128,9 +128,9 @@ async fn a_unix_client_is_identified_by_user_and_process() {
 async fn the_handle_of_a_unix_client_shows_when_its_process_ends() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("agent.sock");
-    let (tell, mut peers) = mpsc::unbounded_channel::<Peer>();
+    let (sender, mut peers) = mpsc::unbounded_channel::<Peer>();
     let service = tower::service_fn(move |request: Request<IncomingBody>| {
-        tell.send(request.extensions().get::<Peer>().cloned().unwrap()).unwrap();
+        sender.send(request.extensions().get::<Peer>().cloned().unwrap()).unwrap();
         std::future::pending::<Result<Response<Full<Bytes>>, Infallible>>()
     });
     let net =

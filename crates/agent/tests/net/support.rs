@@ -56,8 +56,8 @@ pub async fn serve(bind: ListenSpec) -> ServedListeners {
     let net = NetListeners::bind(bind).await.unwrap();
     let addresses = net.addresses();
     let shutdown = Shutdown::new();
-    let (tell, events) = mpsc::unbounded_channel();
-    let task = tokio::spawn(net.serve(routes(tell, shutdown.clone()), shutdown.clone()));
+    let (sender, events) = mpsc::unbounded_channel();
+    let task = tokio::spawn(net.serve(routes(sender, shutdown.clone()), shutdown.clone()));
     ServedListeners { addresses, shutdown, events, task }
 }
 
@@ -90,12 +90,12 @@ impl Drop for EndNotifier {
     }
 }
 
-fn routes(tell: mpsc::UnboundedSender<HandlerEvent>, shutdown: Shutdown) -> Router {
+fn routes(sender: mpsc::UnboundedSender<HandlerEvent>, shutdown: Shutdown) -> Router {
     let wait = {
-        let tell = tell.clone();
+        let sender = sender.clone();
         move |until: Shutdown| {
-            let _ = tell.send(HandlerEvent::Waiting);
-            let ending = EndNotifier(tell.clone());
+            let _ = sender.send(HandlerEvent::Waiting);
+            let ending = EndNotifier(sender.clone());
             async move {
                 until.begun().await;
                 drop(ending);
@@ -115,7 +115,7 @@ fn routes(tell: mpsc::UnboundedSender<HandlerEvent>, shutdown: Shutdown) -> Rout
 }
 
 fn panicking() -> &'static str {
-    panic!("on purpose: the test asked for it")
+    panic!("on purpose: the test requests it")
 }
 
 async fn who(request: Request<Body>) -> String {

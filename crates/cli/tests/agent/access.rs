@@ -73,8 +73,8 @@ async fn local_users_own_their_leases_and_only_root_administers() {
         return skipped("other local users", "only root can run as another user");
     }
     for endpoint in places {
-        let (asked, uid) = (endpoint.clone(), ALICE);
-        as_user(uid, move || assert_rights("alice", &asked, &[], foreign, &USER));
+        let (caller, uid) = (endpoint.clone(), ALICE);
+        as_user(uid, move || assert_rights("alice", &caller, &[], foreign, &USER));
         let (hers, again) = (endpoint.clone(), endpoint.clone());
         let lease = as_user(ALICE, move || hers.post("/v1/leases", &json!({"fraction": 0.1})).json());
         assert_eq!(lease["owner"].as_str().map(|owner| owner.contains(&ALICE.to_string())), Some(true), "{lease}");
@@ -204,9 +204,9 @@ async fn with_allow_plain_http_tokens_count_until_they_are_revoked() {
         "leases of a revoked token stay"
     );
     assert_no_secret_is_logged(&agent, &[&user, &admin]).await;
-    let kept = std::fs::read(agent.state_dir().join("pool.db")).unwrap();
+    let database = std::fs::read(agent.state_dir().join("pool.db")).unwrap();
     let log = std::fs::read(agent.state_dir().join("pool.db-wal")).unwrap_or_default();
-    for bytes in [kept, log] {
+    for bytes in [database, log] {
         assert!(!bytes.windows(admin.len()).any(|part| part == admin.as_bytes()), "a secret is in the database");
     }
 }

@@ -182,8 +182,8 @@ async fn a_machine_without_gpus_gets_complete_responses() {
     let health = endpoint.get("/health").json();
     assert_eq!((&health["status"], &health["nvidia_smi_available"]), (&json!("healthy"), &json!(false)));
     assert_eq!(endpoint.get("/gpu/summary").json()["total_memory_usage_percent"], json!(0.0));
-    let asked = endpoint.post("/v1/leases", &json!({}));
-    assert_eq!((asked.status, asked.code().as_str()), (422, "unsatisfiable"), "{}", asked.text());
+    let response = endpoint.post("/v1/leases", &json!({}));
+    assert_eq!((response.status, response.code().as_str()), (422, "unsatisfiable"), "{}", response.text());
 }
 
 #[tokio::test]
@@ -229,7 +229,7 @@ async fn api_prefix_and_docs_url_move_the_routes() {
     let full = async || {
         let history = endpoint.get("/api/v2/gpu/history").json();
         let readings = history["gpus"][0]["readings"].as_array()?.len();
-        assert!(readings <= 3, "{readings} readings are kept");
+        assert!(readings <= 3, "{readings} readings are stored");
         (readings == 3).then_some(())
     };
     eventually("three readings", full).await;
@@ -249,10 +249,10 @@ async fn pages_of_other_sites_may_read_only_statistics_and_requests_are_logged()
     let endpoint = RawEndpoint::tcp(&agent);
     assert_eq!(cors_header(&endpoint, "/gpu/stats").as_deref(), Some("*"));
     assert_eq!(cors_header(&endpoint, "/v1/leases"), None);
-    let asked = endpoint.send("OPTIONS", "/gpu/stats", &[("Origin", "https://elsewhere.example")], None);
-    assert_eq!((asked.status, asked.header("access-control-allow-methods")), (204, Some("GET, HEAD, OPTIONS")));
-    let asked = endpoint.send("OPTIONS", "/v1/leases", &[("Origin", "https://elsewhere.example")], None);
-    assert_eq!(asked.header("access-control-allow-origin"), None);
+    let response = endpoint.send("OPTIONS", "/gpu/stats", &[("Origin", "https://elsewhere.example")], None);
+    assert_eq!((response.status, response.header("access-control-allow-methods")), (204, Some("GET, HEAD, OPTIONS")));
+    let response = endpoint.send("OPTIONS", "/v1/leases", &[("Origin", "https://elsewhere.example")], None);
+    assert_eq!(response.header("access-control-allow-origin"), None);
     eventually("the log of a request", async || agent.log().contains("/gpu/stats").then_some(())).await;
 }
 

@@ -39,8 +39,8 @@ async fn shutdown_answers_waiting_calls_and_keeps_all_leases() {
     let (held, token) = acquire(&client, &whole_gpu()).await;
     let mut watch = agent.watch_events().await;
     let waiting = RequestBody { wait_secs: Some(60.0), ..RequestBody::default() };
-    let asker = client.clone();
-    let asked = tokio::spawn(async move { asker.request(&waiting).await });
+    let requester = client.clone();
+    let call = tokio::spawn(async move { requester.request(&waiting).await });
     let queued = watch.wait_for("the waiter in the queue", |event| event.kind == "queued").await.lease.unwrap();
     let status = agent.stop().await;
     assert!(status.success(), "{status:?}");
@@ -50,7 +50,7 @@ async fn shutdown_answers_waiting_calls_and_keeps_all_leases() {
     let still = read_lease(&client, queued).await;
     assert_eq!(still.state, LeaseState::Queued);
     client.release(held.id).await.unwrap();
-    let lease = within_deadline("the waiter's response", asked).await.unwrap().unwrap();
+    let lease = within_deadline("the waiter's response", call).await.unwrap().unwrap();
     assert_eq!(lease.id, queued);
     let granted = client.follow(queued, Duration::from_secs(30)).await.unwrap();
     assert_eq!(granted.state, LeaseState::Active);
@@ -126,8 +126,8 @@ async fn a_database_that_cannot_be_trusted_is_refused_and_unchanged() {
         assert!(error.contains("untouched"), "{error}");
         let after = read_files(folder.path());
         let was_there = |(name, _): &(&String, &Vec<u8>)| before.contains_key(*name);
-        let (kept, added): (Vec<_>, Vec<_>) = after.iter().partition(was_there);
-        assert!(kept.into_iter().eq(&before), "{message}: the files were changed");
+        let (existing, added): (Vec<_>, Vec<_>) = after.iter().partition(was_there);
+        assert!(existing.into_iter().eq(&before), "{message}: the files were changed");
         // Opening a database may leave an empty log.
         assert!(added.iter().all(|(name, bytes)| name.ends_with("-shm") || bytes.is_empty()), "{message}: {added:?}");
     }
@@ -167,14 +167,14 @@ async fn with_an_unwritable_database_requests_are_refused_until_it_recovers() {
 /// Requests a tenth of a GPU, releases it if it was granted, and returns the status and the code of the problem.
 async fn try_request(agent: &TestAgent) -> (u16, String) {
     let endpoint = crate::common::http::RawEndpoint::unix(agent);
-    let asked = move || {
+    let send = move || {
         let response = endpoint.post("/v1/leases", &serde_json::json!({"fraction": 0.1, "queue": false}));
         if response.status == 201 {
             endpoint.send("DELETE", &format!("/v1/leases/{}", response.json()["id"]), &[], None);
         }
         (response.status, response.code())
     };
-    tokio::task::spawn_blocking(asked).await.unwrap()
+    tokio::task::spawn_blocking(send).await.unwrap()
 }
 
 /// Returns the state of a lease from the list of leases.
@@ -191,7 +191,7 @@ async fn on_a_full_disk_leases_can_only_be_renewed_and_released() {
     };
     let agent = agent().state_dir(disk.path()).start().await;
     let client = agent.client_unix();
-    let (kept, token) = acquire(&client, &whole_gpu()).await;
+    let (held, token) = acquire(&client, &whole_gpu()).await;
     let (released, _) = acquire(&client, &whole_gpu()).await;
     let filler = disk.fill();
     // The log may still have room for a few rows.
@@ -199,9 +199,9 @@ async fn on_a_full_disk_leases_can_only_be_renewed_and_released() {
     assert_eq!(try_request(&agent).await.1, "disk_full");
     let health = client.health().await.unwrap();
     assert_eq!((health.status.as_str(), health.store.as_str()), ("degraded", "full"), "{:?}", health.problems);
-    assert_eq!(client.renew(kept.id, token).await.unwrap().state, LeaseState::Active, "a lease can still be renewed");
+    assert_eq!(client.renew(held.id, token).await.unwrap().state, LeaseState::Active, "a lease can still be renewed");
     assert_eq!(client.release(released.id).await.unwrap().unwrap().state, LeaseState::Released);
-    assert_eq!(listed_state(&agent, kept.id).await, Some(LeaseState::Active));
+    assert_eq!(listed_state(&agent, held.id).await, Some(LeaseState::Active));
     std::fs::remove_file(filler).unwrap();
     eventually("the store to recover", async || (try_request(&agent).await.0 == 201).then_some(())).await;
     assert_eq!(client.health().await.unwrap().status, "healthy");
@@ -285,8 +285,8 @@ async fn setting_the_wall_clock_ends_no_lease_early_or_late() {
     assert_eq!(read_lease(&client, long.id).await.state, LeaseState::Active);
     agent.restart().await;
     let (late, _) = acquire(&client, &whole_gpu()).await;
-    let kept = client.renew(long.id, token).await.unwrap();
-    assert_eq!(kept.state, LeaseState::Active);
+    let renewed = client.renew(long.id, token).await.unwrap();
+    assert_eq!(renewed.state, LeaseState::Active);
     // The trail is in the order of the commits, not of the wall clock.
     let records = gpupool_testkit::audit::fetch_all_records(&client).await.unwrap();
     let order: Vec<(u64, &str)> = records.iter().map(|record| (record.lease, record.event.as_str())).collect();

@@ -83,8 +83,8 @@ async fn a_granted_event_survives_a_kill() {
     let client = agent.client_unix();
     for round in 0..4 {
         let mut events = client.events(None).await.unwrap();
-        let asker = client.clone();
-        let asked = tokio::spawn(async move { asker.request(&whole_gpu()).await });
+        let requester = client.clone();
+        let call = tokio::spawn(async move { requester.request(&whole_gpu()).await });
         let lease = loop {
             let (_, event) = next_event(&mut events).await;
             if event.kind == "granted" {
@@ -97,8 +97,8 @@ async fn a_granted_event_survives_a_kill() {
             !read_lease(&client, lease).await.state.is_ended(),
             "round {round}: lease {lease} had an event and is gone"
         );
-        let answered = within_deadline("the response", asked).await.unwrap().unwrap();
-        assert_eq!(answered.id, lease, "round {round}: the same request got two leases");
+        let lease_again = within_deadline("the response", call).await.unwrap().unwrap();
+        assert_eq!(lease_again.id, lease, "round {round}: the same request got two leases");
         client.release(lease).await.unwrap();
     }
 }

@@ -69,8 +69,8 @@ async fn a_waiting_call_returns_all_leases_that_left_the_queue_together() {
     let (held, _) = acquire(&client, &RequestBody { gpus: Some(2), ..whole_gpu() }).await;
     let mut queue = queue_requests(&client, 3).await;
     queue.reverse();
-    let (asker, asked) = (client.clone(), queue.clone());
-    let call = tokio::spawn(async move { asker.follow_leases(&asked, LONG_WAIT).await.unwrap() });
+    let (follower, followed) = (client.clone(), queue.clone());
+    let call = tokio::spawn(async move { follower.follow_leases(&followed, LONG_WAIT).await.unwrap() });
     wait_for_call_in_flight(&agent).await;
     client.release(held.id).await.unwrap();
     let followed = within_deadline("the response", call).await.unwrap();
@@ -78,7 +78,7 @@ async fn a_waiting_call_returns_all_leases_that_left_the_queue_together() {
     assert_eq!(
         seen,
         [(queue[1], LeaseState::Active), (queue[2], LeaseState::Active)],
-        "both GPUs, in the order asked for"
+        "both GPUs, in the order of the call"
     );
     assert!(followed.changed.iter().all(|lease| lease.token.is_some() && !lease.env.is_empty()));
     client.release(queue[0]).await.unwrap();
@@ -176,10 +176,10 @@ async fn following_many_leases_continues_after_a_kill_and_restart() {
     let client = agent.client();
     let (held, _) = acquire(&client, &whole_gpu()).await;
     let queue = queue_requests(&client, 3).await;
-    let (asker, asked) = (client.clone(), queue.clone());
+    let (follower, followed) = (client.clone(), queue.clone());
     let call = tokio::spawn(async move {
         loop {
-            match asker.follow_leases(&asked, LONG_WAIT).await {
+            match follower.follow_leases(&followed, LONG_WAIT).await {
                 Ok(followed) => return followed,
                 // While the agent is away.
                 Err(ClientError::Unreachable { .. }) => {}

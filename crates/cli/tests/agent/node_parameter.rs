@@ -24,7 +24,9 @@ async fn a_node_name_limits_lists_to_that_node() {
     let endpoint = RawEndpoint::tcp(&agent);
 
     let devices = endpoint.get("/v1/devices?node=here").json();
-    assert_eq!(devices["devices"].as_array().unwrap().len(), 2, "{devices}");
+    let read: Vec<_> = devices["devices"].as_array().unwrap().iter().map(|d| (&d["gpu_id"], &d["stale"])).collect();
+    assert_eq!(read, [(&json!(0), &json!(false)), (&json!(1), &json!(false))], "each device has its own reading");
+    assert!(devices["devices"][1]["memory_used_mib"].is_u64(), "{devices}");
     let on_node = LeaseQuery { node: Some("here".into()), ..LeaseQuery::default() };
     let ids: Vec<u64> = client.leases(&on_node).await.unwrap().leases.iter().map(|lease| lease.id).collect();
     assert_eq!(ids, [lease.id], "lease {} is queued and so on no node", queued.id);

@@ -22,8 +22,8 @@ async fn a_retried_request_never_gets_two_leases() {
         })
         .collect();
     let mut ids = Vec::new();
-    for asked in at_once {
-        ids.push(asked.await.unwrap());
+    for call in at_once {
+        ids.push(call.await.unwrap());
     }
     ids.dedup();
     assert_eq!(ids.len(), 1, "{ids:?}");
