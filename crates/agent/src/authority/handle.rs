@@ -51,6 +51,19 @@ pub enum Refusal {
     Stopping,
 }
 
+/// The answer to a message.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reply {
+    /// A lease as it is now.
+    Lease(Box<LeaseBody>),
+    /// Several leases that were followed together.
+    Followed(FollowResponse),
+    /// Done, with nothing to tell.
+    Done,
+}
+
+pub(super) type ReplySender = oneshot::Sender<Result<Reply, Refusal>>;
+
 impl Refusal {
     /// Returns the name of the outcome under which metrics count a refused request for GPUs.
     pub(super) fn outcome_name(&self) -> &'static str {
@@ -67,19 +80,6 @@ impl Refusal {
         }
     }
 }
-
-/// The answer to a message.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Reply {
-    /// A lease as it is now.
-    Lease(Box<LeaseBody>),
-    /// Several leases that were followed together.
-    Followed(FollowResponse),
-    /// Done, with nothing to tell.
-    Done,
-}
-
-pub(super) type ReplySender = oneshot::Sender<Result<Reply, Refusal>>;
 
 /// The number of a call that may wait for its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
