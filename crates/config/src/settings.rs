@@ -127,8 +127,8 @@ macro_rules! settings {
 settings! { machine;
     /// Where the agent listens, where it keeps its state, what it logs and whom it lets in.
     server: ServerSettings {
-        /// Address to listen on beside the Unix socket. Anything but loopback also answers the network: facts to
-        /// anyone, leases to holders of a token.
+        /// Address to listen on in addition to the Unix socket. Anything but loopback opens the agent to the network:
+        /// anyone may read, holders of a token may lease.
         host: String = "127.0.0.1".into(), host() => env "HOST" flag "--host" HOST;
         /// Port to listen on; 0 takes any free one.
         port: u16 = 8000, whole(0..=65_535) => env "PORT" flag "--port" PORT;
@@ -153,7 +153,7 @@ settings! { machine;
         tls_cert: Option<PathBuf> = None, optional(path()) => flag "--tls-cert" FILE [live];
         /// Private key of the certificate in PEM form.
         tls_key: Option<PathBuf> = None, optional(path()) => flag "--tls-key" FILE [live];
-        /// Further names by which browsers may address the agent, such as that of a reverse proxy.
+        /// Additional host names by which browsers may address the agent, such as that of a reverse proxy.
         allowed_hosts: Vec<String> = Vec::new(), list(host()) =>;
         /// Permission bits of the Unix socket; whoever may write to it is a local user.
         socket_mode: FileMode = FileMode(0o666), file_mode() =>;
@@ -222,7 +222,7 @@ settings! { machine;
 
     /// Order of those who wait.
     queue: QueueSettings {
-        /// As they came, or the owner who holds least for its weight first.
+        /// First come, first served; or the owner who holds least for their weight first.
         order: QueueOrder = QueueOrder::Fifo, queue_order() => [live];
     }
 
@@ -241,7 +241,7 @@ settings! { machine;
             => env "GPU_STATS_SERVICE_ENDPOINTS" "GPU_SERVICE_ENDPOINTS";
         /// Token to show to servers over the network.
         token: Option<SecretString> = None, optional(secret()) => env "GPUPOOL_TOKEN";
-        /// Certificates to trust beside the system's, in PEM form.
+        /// Certificates to trust in addition to the system's, in PEM form.
         ca_file: Option<PathBuf> = None, optional(path()) => env "GPUPOOL_CA" flag "--ca-file" FILE;
         /// Memory in use at which a GPU no longer counts as available.
         memory_threshold_percent: Percent = Percent(80_000), percent() => env "GPU_MEMORY_THRESHOLD_PERCENT";
