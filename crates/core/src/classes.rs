@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::device::{DeviceFacts, DeviceIdentity};
 use crate::ids::{DeviceId, Labels, NodeId, labels_match};
-use crate::inventory::{DeviceSlot, Inventory, Kind, KindId, NodeShape, ShapeId};
+use crate::inventory::{DeviceInventory, DeviceKind, DeviceKindId, DeviceSlot, NodeShape, NodeShapeId};
 use crate::limits;
 use crate::outcome::Unsatisfiable;
 use crate::policy::RequestPolicy;
@@ -17,14 +17,14 @@ use crate::workload::TaskClass;
 
 /// A class's number; stays valid while anything waits in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ClassId(pub u32);
+pub(crate) struct RequestClassId(pub u32);
 
 /// A shape, judged against the inventory.
 #[derive(Debug, Clone)]
-pub(crate) struct Class {
-    pub shape: Shape,
+pub(crate) struct RequestClass {
+    pub shape: RequestShape,
     /// Kinds that could serve it, on nodes that could, by rising kind.
-    pub needs: Vec<Need>,
+    pub needs: Vec<DeviceNeed>,
     /// Whether nodes of each shape could host it.
     pub hosts: Vec<bool>,
     /// The devices it names, where it names any.
@@ -40,24 +40,24 @@ pub(crate) struct Class {
     judged_at: Option<u64>,
 }
 
-impl Class {
+impl RequestClass {
     /// What it takes of a device of `kind`.
-    pub fn need(&self, kind: KindId) -> Option<&Need> {
+    pub fn need(&self, kind: DeviceKindId) -> Option<&DeviceNeed> {
         self.needs.binary_search_by_key(&kind, |need| need.kind).ok().map(|i| &self.needs[i])
     }
 
     /// Whether nodes of a shape could host it.
-    pub fn hosted_by(&self, shape: ShapeId) -> bool {
+    pub fn hosted_by(&self, shape: NodeShapeId) -> bool {
         self.hosts.get(shape.0 as usize) == Some(&true)
     }
 
     /// What it takes of this device of `kind`, if it could ever use it.
-    pub fn need_of(&self, device: DeviceId, kind: KindId) -> Option<&Need> {
+    pub fn need_of(&self, device: DeviceId, kind: DeviceKindId) -> Option<&DeviceNeed> {
         self.need(kind).filter(|_| self.named.as_ref().is_none_or(|named| named.contains(&device)))
     }
 
     /// Whether it could ever use this device.
-    pub fn could_use(&self, device: DeviceId, kind: KindId) -> bool {
+    pub fn could_use(&self, device: DeviceId, kind: DeviceKindId) -> bool {
         self.need_of(device, kind).is_some()
     }
 
@@ -73,10 +73,10 @@ impl Class {
         }
     }
 
-    fn judge(&mut self, inventory: &Inventory) {
+    fn judge(&mut self, inventory: &DeviceInventory) {
         self.judged_at = Some(inventory.version);
         self.named = self.shape.select.names_devices().then(|| named_devices(&self.shape.select, inventory));
-        let judged = Judgement::of(&self.shape, self.named.as_deref(), inventory);
+        let judged = ClassFeasibility::of(&self.shape, self.named.as_deref(), inventory);
         self.never = judged.never();
         self.needs = judged.needs;
         self.hosts = judged.hosts;
@@ -87,13 +87,13 @@ impl Class {
             self.hosts.fill(false);
         }
         let share_of_gpu =
-            |need: &Need| inventory.kinds[need.kind.0 as usize].facts.share_of_gpu().0 * need.share.0 / 1000;
+            |need: &DeviceNeed| inventory.kinds[need.kind.0 as usize].facts.share_of_gpu().0 * need.share.0 / 1000;
         let most = self.needs.iter().map(share_of_gpu).max().unwrap_or(0);
         self.most_held = Share(most * u32::from(self.shape.gpus));
     }
 
     /// Leaves of the devices it names only those it could use: what it keeps others off must not be more than that.
-    fn keep_usable_named(&mut self, inventory: &Inventory) {
+    fn keep_usable_named(&mut self, inventory: &DeviceInventory) {
         let (Some(mut named), gpus @ 1..) = (self.named.take(), self.shape.gpus) else { return };
         named.retain(|device| self.need(inventory.device(*device).kind).is_some());
         let mut on_node: BTreeMap<NodeId, u32> = BTreeMap::new();
@@ -112,24 +112,24 @@ impl Class {
 
 /// All shapes seen, bounded: those nobody waits in are forgotten when there are too many.
 #[derive(Debug, Default)]
-pub(crate) struct Classes {
+pub(crate) struct RequestClasses {
     /// Looked up only, never walked: its order decides nothing.
-    known: HashMap<Shape, ClassId, BuildHasherDefault<DefaultHasher>>,
-    classes: Vec<Option<Class>>,
-    free: Vec<ClassId>,
+    known: HashMap<RequestShape, RequestClassId, BuildHasherDefault<DefaultHasher>>,
+    classes: Vec<Option<RequestClass>>,
+    free: Vec<RequestClassId>,
     /// Grows when classes are forgotten, so that what is kept per class elsewhere can follow.
     pub generation: u64,
 }
 
-impl Classes {
-    pub fn get(&self, id: ClassId) -> &Class {
+impl RequestClasses {
+    pub fn get(&self, id: RequestClassId) -> &RequestClass {
         match &self.classes[id.0 as usize] {
             Some(class) => class,
             None => unreachable!("class {} is kept while it is used", id.0),
         }
     }
 
-    pub fn get_mut(&mut self, id: ClassId) -> &mut Class {
+    pub fn get_mut(&mut self, id: RequestClassId) -> &mut RequestClass {
         match &mut self.classes[id.0 as usize] {
             Some(class) => class,
             None => unreachable!("class {} is kept while it is used", id.0),
@@ -137,7 +137,7 @@ impl Classes {
     }
 
     /// The class of a shape, judged against the current inventory.
-    pub fn intern(&mut self, shape: Shape, inventory: &Inventory) -> ClassId {
+    pub fn intern(&mut self, shape: RequestShape, inventory: &DeviceInventory) -> RequestClassId {
         let id = match self.known.get(&shape) {
             Some(&id) => id,
             None => self.insert(shape),
@@ -147,7 +147,7 @@ impl Classes {
     }
 
     /// Judges a class anew where facts changed since.
-    pub fn judge(&mut self, id: ClassId, inventory: &Inventory) {
+    pub fn judge(&mut self, id: RequestClassId, inventory: &DeviceInventory) {
         let class = self.get_mut(id);
         if class.judged_at != Some(inventory.version) {
             class.judge(inventory);
@@ -155,7 +155,7 @@ impl Classes {
     }
 
     /// A class as the current inventory has it, without keeping that.
-    pub fn judged(&self, id: ClassId, inventory: &Inventory) -> Cow<'_, Class> {
+    pub fn judged(&self, id: RequestClassId, inventory: &DeviceInventory) -> Cow<'_, RequestClass> {
         let class = self.get(id);
         if class.judged_at == Some(inventory.version) {
             return Cow::Borrowed(class);
@@ -166,7 +166,7 @@ impl Classes {
     }
 
     /// The class of a shape, where it is known.
-    pub fn find(&self, shape: &Shape) -> Option<ClassId> {
+    pub fn find(&self, shape: &RequestShape) -> Option<RequestClassId> {
         self.known.get(shape).copied()
     }
 
@@ -177,11 +177,11 @@ impl Classes {
         }
     }
 
-    fn insert(&mut self, shape: Shape) -> ClassId {
+    fn insert(&mut self, shape: RequestShape) -> RequestClassId {
         if self.known.len() >= limits::CLASSES {
             self.forget_unused();
         }
-        let class = Class {
+        let class = RequestClass {
             shape: shape.clone(),
             needs: Vec::new(),
             hosts: Vec::new(),
@@ -194,7 +194,7 @@ impl Classes {
         };
         let id = self.free.pop().unwrap_or_else(|| {
             self.classes.push(None);
-            ClassId(self.classes.len() as u32 - 1)
+            RequestClassId(self.classes.len() as u32 - 1)
         });
         self.classes[id.0 as usize] = Some(class);
         self.known.insert(shape, id);
@@ -206,7 +206,7 @@ impl Classes {
         for (number, slot) in self.classes.iter_mut().enumerate() {
             if let Some(class) = slot.take_if(|class| class.waiting == 0) {
                 self.known.remove(&class.shape);
-                self.free.push(ClassId(number as u32));
+                self.free.push(RequestClassId(number as u32));
             }
         }
     }
@@ -214,7 +214,7 @@ impl Classes {
 
 /// Everything about a request that decides where it may go.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
+pub(crate) struct RequestShape {
     pub gpus: u16,
     pub amount: RequestedAmount,
     pub isolation: IsolationLevel,
@@ -229,7 +229,7 @@ pub(crate) struct Shape {
     sharers: u32,
 }
 
-impl Shape {
+impl RequestShape {
     pub fn of(request: &Request, policy: &RequestPolicy) -> Self {
         Self {
             gpus: request.gpus,
@@ -272,12 +272,12 @@ impl Shape {
     }
 
     /// What it takes of a device of this kind; `None` where such a device can never give it.
-    fn need(&self, kind: KindId, facts: &DeviceFacts) -> Option<Need> {
+    fn need(&self, kind: DeviceKindId, facts: &DeviceFacts) -> Option<DeviceNeed> {
         let capacity = facts.memory_capacity();
         let preferred = self.preferred.iter().any(|model| facts.is_model(model));
         if !facts.is_divisible() {
             let taken = self.takes_whole_partition(facts)?;
-            return Some(Need { kind, share: Share::WHOLE, memory: taken, preferred });
+            return Some(DeviceNeed { kind, share: Share::WHOLE, memory: taken, preferred });
         }
         let (share, memory) = match self.amount {
             RequestedAmount::Whole | RequestedAmount::Share(Share::WHOLE) => (Share::WHOLE, capacity),
@@ -296,7 +296,7 @@ impl Shape {
                 (share, Some(if share == Share::WHOLE { all } else { memory }))
             }
         };
-        Some(Need { kind, share, memory: memory.unwrap_or_default(), preferred })
+        Some(DeviceNeed { kind, share, memory: memory.unwrap_or_default(), preferred })
     }
 
     /// The memory of a partition that is only taken as it is, where it is what was asked for: at least the share of a
@@ -319,8 +319,8 @@ impl Shape {
 
 /// What a class takes of one device of a kind.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Need {
-    pub kind: KindId,
+pub(crate) struct DeviceNeed {
+    pub kind: DeviceKindId,
     pub share: Share,
     /// Zero where the kind's memory is unknown.
     pub memory: Bytes,
@@ -328,7 +328,7 @@ pub(crate) struct Need {
     pub preferred: bool,
 }
 
-fn named_devices(select: &DeviceSelector, inventory: &Inventory) -> Vec<DeviceId> {
+fn named_devices(select: &DeviceSelector, inventory: &DeviceInventory) -> Vec<DeviceId> {
     let named = |slot: &DeviceSlot| {
         let by_number = select.gpu_ids.is_empty() || select.gpu_ids.contains(&slot.gpu_id);
         let by_uuid = select.uuids.is_empty()
@@ -339,9 +339,9 @@ fn named_devices(select: &DeviceSelector, inventory: &Inventory) -> Vec<DeviceId
 }
 
 /// What became of a shape at every kind and node shape, so that a refusal can say what was missing.
-struct Judgement<'a> {
-    shape: &'a Shape,
-    pub needs: Vec<Need>,
+struct ClassFeasibility<'a> {
+    shape: &'a RequestShape,
+    pub needs: Vec<DeviceNeed>,
     pub hosts: Vec<bool>,
     any_device: bool,
     any_selected: bool,
@@ -355,8 +355,8 @@ struct Judgement<'a> {
     most_host_memory: Bytes,
 }
 
-impl<'a> Judgement<'a> {
-    pub fn of(shape: &'a Shape, named: Option<&[DeviceId]>, inventory: &Inventory) -> Self {
+impl<'a> ClassFeasibility<'a> {
+    pub fn of(shape: &'a RequestShape, named: Option<&[DeviceId]>, inventory: &DeviceInventory) -> Self {
         let mut judged = Self {
             shape,
             needs: Vec::new(),
@@ -372,12 +372,12 @@ impl<'a> Judgement<'a> {
             most_host_memory: Bytes::ZERO,
         };
         let named_kinds = named.map(|named| named.iter().map(|d| inventory.device(*d).kind).collect::<Vec<_>>());
-        let is_named = |kind: KindId| named_kinds.as_ref().is_none_or(|kinds| kinds.contains(&kind));
+        let is_named = |kind: DeviceKindId| named_kinds.as_ref().is_none_or(|kinds| kinds.contains(&kind));
         for (number, node_shape) in inventory.shapes.iter().enumerate() {
             if !labels_match(&node_shape.labels, &shape.node_selector) {
                 continue;
             }
-            let fitting: Vec<(Need, u32)> = node_shape
+            let fitting: Vec<(DeviceNeed, u32)> = node_shape
                 .kinds
                 .iter()
                 .filter(|(kind, _)| is_named(*kind))
@@ -392,7 +392,7 @@ impl<'a> Judgement<'a> {
         judged
     }
 
-    fn kind(&mut self, id: KindId, kind: &Kind, node_shape: &NodeShape) -> Option<Need> {
+    fn kind(&mut self, id: DeviceKindId, kind: &DeviceKind, node_shape: &NodeShape) -> Option<DeviceNeed> {
         let (select, facts) = (&self.shape.select, &kind.facts);
         let label = |key, value| facts.labels.get(key) == Some(value) || node_shape.labels.get(key) == Some(value);
         let selected = select.vendor.is_none_or(|vendor| vendor == facts.vendor)
@@ -415,7 +415,7 @@ impl<'a> Judgement<'a> {
         self.shape.need(id, facts)
     }
 
-    fn node_shape(&mut self, number: usize, node_shape: &NodeShape, fitting: Vec<(Need, u32)>) {
+    fn node_shape(&mut self, number: usize, node_shape: &NodeShape, fitting: Vec<(DeviceNeed, u32)>) {
         let gpus: u32 = fitting.iter().map(|(_, count)| count).sum();
         let gpus = gpus.min(u32::from(u16::MAX)) as u16;
         self.most_gpus = self.most_gpus.max(gpus);
@@ -472,7 +472,7 @@ impl<'a> Judgement<'a> {
     }
 }
 
-fn models_among(needs: &[Need], inventory: &Inventory) -> usize {
+fn models_among(needs: &[DeviceNeed], inventory: &DeviceInventory) -> usize {
     let mut models: Vec<&str> = needs.iter().map(|need| &*inventory.kinds[need.kind.0 as usize].facts.model).collect();
     models.sort_unstable();
     models.dedup();

@@ -9,54 +9,54 @@ use std::collections::btree_map::{BTreeMap, Entry};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::classes::{ClassId, Shape};
+use crate::classes::{RequestClassId, RequestShape};
 use crate::ids::LeaseId;
-use crate::inventory::ForeignLevels;
+use crate::inventory::ForeignLoadLevels;
 use crate::policy::{OwnerQuota, Policies, QueueOrder};
 use crate::request::LoadThresholds;
 use crate::row::UsageRow;
 use crate::units::{Millis, PoolTime, Share};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct LaneId(u32);
+pub(crate) struct QueueLaneId(u32);
 
 /// Where a lane's first request comes: higher priority, then fairness among owners, then the order of arrival.
-pub(crate) type LaneKey = (Reverse<i32>, (u64, u64), u64, LaneId);
+pub(crate) type LaneRank = (Reverse<i32>, (u64, u64), u64, QueueLaneId);
 
 /// Where a request comes within its lane.
-type Place = (Reverse<i32>, u64);
+type LanePosition = (Reverse<i32>, u64);
 
 /// Requests of one class and one owner.
 #[derive(Debug)]
-pub(crate) struct Lane {
-    pub class: ClassId,
+pub(crate) struct QueueLane {
+    pub class: RequestClassId,
     pub owner: OwnerId,
-    waiting: BTreeMap<Place, LeaseId>,
+    waiting: BTreeMap<LanePosition, LeaseId>,
     fair: (u64, u64),
 }
 
-impl Lane {
+impl QueueLane {
     /// Who is first in it.
     pub fn head(&self) -> Option<LeaseId> {
         self.waiting.first_key_value().map(|(_, lease)| *lease)
     }
 
-    fn key(&self, id: LaneId) -> Option<LaneKey> {
+    fn key(&self, id: QueueLaneId) -> Option<LaneRank> {
         self.waiting.first_key_value().map(|((priority, seq), _)| (*priority, self.fair, *seq, id))
     }
 }
 
 /// Everybody who waits.
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
-    lanes: Vec<Option<Lane>>,
-    free: Vec<LaneId>,
-    by_wish: BTreeMap<(OwnerId, ClassId), LaneId>,
-    order: BTreeSet<LaneKey>,
+pub(crate) struct RequestQueue {
+    lanes: Vec<Option<QueueLane>>,
+    free: Vec<QueueLaneId>,
+    by_wish: BTreeMap<(OwnerId, RequestClassId), QueueLaneId>,
+    order: BTreeSet<LaneRank>,
     len: usize,
 }
 
-impl Queue {
+impl RequestQueue {
     pub fn len(&self) -> usize {
         self.len
     }
@@ -65,10 +65,10 @@ impl Queue {
         self.len == 0
     }
 
-    pub fn push(&mut self, lease: LeaseId, wish: (OwnerId, ClassId), priority: i32, seq: u64, fair: (u64, u64)) {
+    pub fn push(&mut self, lease: LeaseId, wish: (OwnerId, RequestClassId), priority: i32, seq: u64, fair: (u64, u64)) {
         let (owner, class) = wish;
         let id = *self.by_wish.entry(wish).or_insert_with(|| {
-            let lane = Lane { class, owner, waiting: BTreeMap::new(), fair };
+            let lane = QueueLane { class, owner, waiting: BTreeMap::new(), fair };
             match self.free.pop() {
                 Some(id) => {
                     self.lanes[id.0 as usize] = Some(lane);
@@ -76,7 +76,7 @@ impl Queue {
                 }
                 None => {
                     self.lanes.push(Some(lane));
-                    LaneId(self.lanes.len() as u32 - 1)
+                    QueueLaneId(self.lanes.len() as u32 - 1)
                 }
             }
         });
@@ -86,7 +86,7 @@ impl Queue {
         self.len += 1;
     }
 
-    pub fn remove(&mut self, wish: (OwnerId, ClassId), priority: i32, seq: u64) {
+    pub fn remove(&mut self, wish: (OwnerId, RequestClassId), priority: i32, seq: u64) {
         let Some(&id) = self.by_wish.get(&wish) else { return };
         let removed = self.change(id, |lane| lane.waiting.remove(&(Reverse(priority), seq)).is_some());
         self.len -= usize::from(removed);
@@ -99,41 +99,41 @@ impl Queue {
 
     /// Puts an owner's lanes where its books now say.
     pub fn set_fair(&mut self, owner: OwnerId, fair: (u64, u64)) {
-        let lanes = self.by_wish.range((owner, ClassId(0))..=(owner, ClassId(u32::MAX)));
+        let lanes = self.by_wish.range((owner, RequestClassId(0))..=(owner, RequestClassId(u32::MAX)));
         for id in lanes.map(|(_, id)| *id).collect::<Vec<_>>() {
             self.change(id, |lane| lane.fair = fair);
         }
     }
 
     /// The lane after `key`, or the first.
-    pub fn next(&self, key: Option<LaneKey>) -> Option<LaneKey> {
+    pub fn next(&self, key: Option<LaneRank>) -> Option<LaneRank> {
         match key {
             None => self.order.first().copied(),
             Some(key) => self.order.range((Bound::Excluded(key), Bound::Unbounded)).next().copied(),
         }
     }
 
-    pub fn lane(&self, id: LaneId) -> &Lane {
+    pub fn lane(&self, id: QueueLaneId) -> &QueueLane {
         match &self.lanes[id.0 as usize] {
             Some(lane) => lane,
             None => unreachable!("a lane is kept while somebody waits in it"),
         }
     }
 
-    pub fn lanes(&self) -> impl Iterator<Item = &Lane> {
+    pub fn lanes(&self) -> impl Iterator<Item = &QueueLane> {
         self.order.iter().map(|key| self.lane(key.3))
     }
 
     /// Lanes whose first request comes before a newcomer with these terms.
-    pub fn lanes_ahead(&self, priority: i32, fair: (u64, u64)) -> impl Iterator<Item = &Lane> {
-        let end = (Reverse(priority), fair, u64::MAX, LaneId(u32::MAX));
+    pub fn lanes_ahead(&self, priority: i32, fair: (u64, u64)) -> impl Iterator<Item = &QueueLane> {
+        let end = (Reverse(priority), fair, u64::MAX, QueueLaneId(u32::MAX));
         self.order.range(..=end).map(|key| self.lane(key.3))
     }
 
     /// How many wait before this request.
-    pub fn ahead_of(&self, wish: (OwnerId, ClassId), priority: i32, seq: u64) -> usize {
+    pub fn ahead_of(&self, wish: (OwnerId, RequestClassId), priority: i32, seq: u64) -> usize {
         let Some(own) = self.by_wish.get(&wish).map(|id| self.lane(*id)) else { return 0 };
-        let ahead = |lane: &Lane| {
+        let ahead = |lane: &QueueLane| {
             let before = match lane.fair.cmp(&own.fair) {
                 Ordering::Less => (Reverse(priority), u64::MAX),
                 Ordering::Equal => (Reverse(priority), seq),
@@ -144,7 +144,7 @@ impl Queue {
         self.lanes().map(ahead).sum()
     }
 
-    fn change<R>(&mut self, id: LaneId, change: impl FnOnce(&mut Lane) -> R) -> R {
+    fn change<R>(&mut self, id: QueueLaneId, change: impl FnOnce(&mut QueueLane) -> R) -> R {
         let Some(lane) = &mut self.lanes[id.0 as usize] else {
             unreachable!("a lane is kept while somebody waits in it")
         };
@@ -185,7 +185,7 @@ const THRESHOLDS_LOOKED_AT: usize = 64;
 
 impl WaitingNeeds {
     /// A first request waits in a class of this shape.
-    pub fn add(&mut self, shape: &Shape) {
+    pub fn add(&mut self, shape: &RequestShape) {
         self.classes += 1;
         self.host_only += usize::from(shape.gpus == 0);
         self.hosts += usize::from(shape.needs_host());
@@ -197,7 +197,7 @@ impl WaitingNeeds {
     }
 
     /// The last request of a class of this shape waits no more.
-    pub fn remove(&mut self, shape: &Shape) {
+    pub fn remove(&mut self, shape: &RequestShape) {
         self.classes -= 1;
         self.host_only -= usize::from(shape.gpus == 0);
         self.hosts -= usize::from(shape.needs_host());
@@ -226,7 +226,7 @@ impl WaitingNeeds {
     }
 
     /// Whether a device that had the first foreign load and now has the second is below other thresholds than before.
-    pub fn have_thresholds_between(&self, before: ForeignLevels, after: ForeignLevels) -> bool {
+    pub fn have_thresholds_between(&self, before: ForeignLoadLevels, after: ForeignLoadLevels) -> bool {
         let mut thresholds = self.thresholds.keys();
         self.thresholds.len() > THRESHOLDS_LOOKED_AT
             || thresholds.any(|thresholds| before.are_below(*thresholds) != after.are_below(*thresholds))
@@ -246,7 +246,7 @@ fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
 pub(crate) struct OwnerId(pub u32);
 
 #[derive(Debug, Clone)]
-pub(crate) struct Account {
+pub(crate) struct OwnerAccount {
     pub name: Arc<str>,
     /// Held now, over all devices; what drains is not held.
     pub held: u64,
@@ -258,7 +258,7 @@ pub(crate) struct Account {
 
 /// Why an owner's request must wait although there may be room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OverQuota {
+pub(crate) enum QuotaExceeded {
     /// Holds too much already.
     Held,
     /// Used too much this period; from then on it is another.
@@ -267,7 +267,7 @@ pub(crate) enum OverQuota {
 
 const HOUR: u64 = 3_600_000;
 
-impl Account {
+impl OwnerAccount {
     fn settle(&mut self, now: PoolTime, period: Millis) {
         let current = now.0 / period.0.max(1);
         if current != self.period {
@@ -288,17 +288,17 @@ impl Account {
     }
 
     /// What of the quota stands in the way of holding `more`.
-    pub fn over(&self, quota: &OwnerQuota, more: Share, now: PoolTime, period: Millis) -> Option<OverQuota> {
+    pub fn over(&self, quota: &OwnerQuota, more: Share, now: PoolTime, period: Millis) -> Option<QuotaExceeded> {
         if more.is_zero() {
             return None;
         }
         if quota.held.is_some_and(|most| self.held + u64::from(more.0) > u64::from(most.0)) {
-            return Some(OverQuota::Held);
+            return Some(QuotaExceeded::Held);
         }
         let budget = quota.share_hours?;
         let account = self.settled(now, period);
         let until = PoolTime(account.period.saturating_add(1).saturating_mul(period.0));
-        (account.used >= budget.saturating_mul(HOUR)).then_some(OverQuota::ShareHours { until })
+        (account.used >= budget.saturating_mul(HOUR)).then_some(QuotaExceeded::ShareHours { until })
     }
 
     /// When the GPU-hours are used up if it goes on like this. Its waiters then claim nothing any more, which may let
@@ -316,19 +316,19 @@ impl Account {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Owners {
+pub(crate) struct OwnerAccounts {
     by_name: BTreeMap<Arc<str>, OwnerId>,
-    accounts: Vec<Account>,
+    accounts: Vec<OwnerAccount>,
 }
 
-impl Owners {
+impl OwnerAccounts {
     pub fn id(&mut self, name: &Arc<str>, now: PoolTime) -> OwnerId {
         if let Some(&id) = self.by_name.get(name) {
             return id;
         }
         let id = OwnerId(self.accounts.len() as u32);
         self.by_name.insert(name.clone(), id);
-        self.accounts.push(Account { name: name.clone(), held: 0, period: 0, used: 0, settled_at: now });
+        self.accounts.push(OwnerAccount { name: name.clone(), held: 0, period: 0, used: 0, settled_at: now });
         id
     }
 
@@ -343,15 +343,15 @@ impl Owners {
         self.by_name.get(name).copied()
     }
 
-    pub fn get(&self, id: OwnerId) -> &Account {
+    pub fn get(&self, id: OwnerId) -> &OwnerAccount {
         &self.accounts[id.0 as usize]
     }
 
-    pub fn get_mut(&mut self, id: OwnerId) -> &mut Account {
+    pub fn get_mut(&mut self, id: OwnerId) -> &mut OwnerAccount {
         &mut self.accounts[id.0 as usize]
     }
 
-    pub fn all(&self) -> &[Account] {
+    pub fn all(&self) -> &[OwnerAccount] {
         &self.accounts
     }
 
@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn use_is_counted_from_the_start_of_the_period() {
-        let mut owners = Owners::default();
+        let mut owners = OwnerAccounts::default();
         let id = owners.id(&"alice".into(), PoolTime(0));
         let period = Millis(1_000);
         owners.hold(id, PoolTime(0), period, |_| 500);
@@ -399,15 +399,15 @@ mod tests {
 
     #[test]
     fn gpu_hours_that_are_used_up_come_back_with_the_next_period() {
-        let mut owners = Owners::default();
+        let mut owners = OwnerAccounts::default();
         let id = owners.id(&"alice".into(), PoolTime(0));
         let quota = OwnerQuota { share_hours: Some(1_000), ..OwnerQuota::default() };
         let period = Millis(10 * HOUR);
         owners.hold(id, PoolTime(0), period, |_| 1_000);
         let over = |hours: u64| owners.get(id).over(&quota, Share(1), PoolTime(hours * HOUR), period);
         assert_eq!(over(0), None);
-        assert_eq!(over(1), Some(OverQuota::ShareHours { until: PoolTime(10 * HOUR) }));
+        assert_eq!(over(1), Some(QuotaExceeded::ShareHours { until: PoolTime(10 * HOUR) }));
         assert_eq!(over(10), None);
-        assert_eq!(over(11), Some(OverQuota::ShareHours { until: PoolTime(20 * HOUR) }));
+        assert_eq!(over(11), Some(QuotaExceeded::ShareHours { until: PoolTime(20 * HOUR) }));
     }
 }

@@ -98,7 +98,7 @@ pub struct ForeignLoad {
 
 /// What one lease was promised on the device a reading is about.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Promised {
+pub(crate) struct PromisedLoad {
     pub lease: LeaseId,
     pub memory: Bytes,
     pub utilization: Percent,
@@ -114,8 +114,8 @@ impl ForeignLoad {
     /// is, else what was promised (or measured, if that is more). Utilization is not known per process, so a lease's
     /// part is its promised share; but where the list shows no foreign process none of it is foreign, because
     /// counters are known to stick at 100 % with nothing running.
-    pub(crate) fn judge(reading: &DeviceReading, promised: impl Iterator<Item = Promised>) -> Self {
-        let promised: Vec<Promised> = promised.collect();
+    pub(crate) fn judge(reading: &DeviceReading, promised: impl Iterator<Item = PromisedLoad>) -> Self {
+        let promised: Vec<PromisedLoad> = promised.collect();
         let processes = reading.processes.as_deref();
         let counted = |wanted: &dyn Fn(ProcessAttribution) -> bool| {
             processes.map(|list| list.iter().filter(|process| wanted(process.attribution)).count())
@@ -161,8 +161,8 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn half_held() -> Promised {
-        Promised { lease: LeaseId(1), memory: Bytes(40 * GIB), utilization: Percent(50_000) }
+    fn half_held() -> PromisedLoad {
+        PromisedLoad { lease: LeaseId(1), memory: Bytes(40 * GIB), utilization: Percent(50_000) }
     }
 
     fn reading(used_gib: u64, busy: u32, processes: Option<Vec<ProcessUsage>>) -> DeviceReading {

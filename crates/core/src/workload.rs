@@ -63,9 +63,9 @@ pub fn target(counts: &[(TaskClass, u64)]) -> Vec<TargetClass> {
 
 /// What a pool knows about its tasks.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Workload {
+pub(crate) struct WorkloadEstimate {
     told: Option<Vec<(TaskClass, u64)>>,
-    learned: BTreeMap<TaskClass, Seen>,
+    learned: BTreeMap<TaskClass, TaskClassCounts>,
     arrivals: u64,
     turnover: Turnover,
     /// Grows whenever the counts in force change.
@@ -83,12 +83,12 @@ pub struct Turnover {
 const TURNOVER_WINDOW: u32 = 500;
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Seen {
+struct TaskClassCounts {
     seen: u64,
     in_force: u64,
 }
 
-impl Workload {
+impl WorkloadEstimate {
     /// Takes an operator's word, or goes back to learning where there is none.
     pub fn tell(&mut self, classes: Vec<(TaskClass, u64)>) {
         self.told = (!classes.is_empty()).then_some(classes);
@@ -166,8 +166,9 @@ impl Workload {
             ended: turnover.ended.min(4 * TURNOVER_WINDOW),
             quarters: turnover.quarters.min(4),
         };
-        self.learned =
-            rows.map(|row| (row.class, Seen { seen: row.seen, in_force: row.in_force.min(row.seen) })).collect();
+        self.learned = rows
+            .map(|row| (row.class, TaskClassCounts { seen: row.seen, in_force: row.in_force.min(row.seen) }))
+            .collect();
         let seen = self.learned.values().fold(0_u64, |sum, class| sum.saturating_add(class.seen));
         self.arrivals = arrivals.max(seen);
         self.version += 1;
@@ -211,7 +212,7 @@ mod tests {
 
     #[test]
     fn turnover_is_what_left_for_each_that_came() {
-        let mut workload = Workload::default();
+        let mut workload = WorkloadEstimate::default();
         let mut window = |left: u32| {
             (0..TURNOVER_WINDOW).for_each(|_| workload.granted());
             (0..left).for_each(|_| workload.ended());
@@ -226,7 +227,7 @@ mod tests {
 
     #[test]
     fn nothing_is_known_before_the_first_step() {
-        let mut workload = Workload::default();
+        let mut workload = WorkloadEstimate::default();
         let mut rows = 0;
         for _ in 0..49 {
             workload.arrived(class(1), &mut |_| rows += 1);

@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use gpupool_core::LeaseId;
 use serde::Serialize;
 
-use crate::scenario::{Cluster, Scenario};
+use crate::scenario::{Scenario, SimulatedCluster};
 use crate::trace::TraceError;
 
 /// Part of the arrivals that only fill the cluster and are not measured.
@@ -39,9 +39,9 @@ impl Scenario<'_> {
     /// how many come. The seed is that of arrivals, lifetimes and node ranks.
     pub fn churn(&self, load: f64, arrivals: u64) -> Result<ChurnResult, TraceError> {
         let types = self.folder.types(self.trace)?;
-        let mut rng = Rng::new(self.seed);
+        let mut rng = SplitMix64::new(self.seed);
         let ranks = shuffled(self.folder.nodes.len(), &mut rng);
-        let mut cluster = Cluster::new(self, &ranks, &types);
+        let mut cluster = SimulatedCluster::new(self, &ranks, &types);
 
         let total: u64 = types.iter().map(|task| task.count).sum();
         let asked: f64 = types.iter().map(|task| task.count as f64 * task.gpu_milli() as f64).sum();
@@ -107,7 +107,7 @@ impl Scenario<'_> {
     }
 }
 
-fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
+fn shuffled(count: usize, rng: &mut SplitMix64) -> Vec<usize> {
     let mut ranks: Vec<usize> = (0..count).collect();
     for last in (1..count).rev() {
         ranks.swap(last, rng.below(last as u64 + 1) as usize);
@@ -117,9 +117,9 @@ fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
 
 // Random numbers that are the same on every machine for a seed (SplitMix64).
 
-pub(crate) struct Rng(u64);
+pub(crate) struct SplitMix64(u64);
 
-impl Rng {
+impl SplitMix64 {
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use crate::scenario::{Cluster, Scenario};
+use crate::scenario::{Scenario, SimulatedCluster};
 use crate::trace::TraceError;
 
 /// How it went.
@@ -40,7 +40,7 @@ impl Scenario<'_> {
     pub fn replay(&self) -> Result<ReplayResult, TraceError> {
         let types = self.folder.types(self.trace)?;
         let arrivals = self.folder.arrivals(self.trace, self.seed, types.len())?;
-        let mut cluster = Cluster::new(self, &arrivals.node_ranks, &types);
+        let mut cluster = SimulatedCluster::new(self, &arrivals.node_ranks, &types);
         let capacity = cluster.capacity;
         let unallocated = |used: u64| 100.0 - 100.0 * used as f64 / capacity as f64;
 

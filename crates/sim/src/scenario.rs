@@ -51,7 +51,7 @@ pub struct Scenario<'a> {
 // The traced cluster as a pool without policies, and tasks as requests to it.
 
 /// A pool with the nodes of a trace, and the requests its tasks make.
-pub(crate) struct Cluster {
+pub(crate) struct SimulatedCluster {
     pool: Pool,
     requests: Vec<Arc<Request>>,
     outcome: ApplyOutcome,
@@ -65,7 +65,7 @@ pub(crate) struct Cluster {
     pub take_overs: u64,
 }
 
-impl Cluster {
+impl SimulatedCluster {
     /// The empty cluster of a scenario; `ranks` are those of its nodes in name order.
     pub fn new(scenario: &Scenario<'_>, ranks: &[usize], types: &[TaskType]) -> Self {
         let nodes = &scenario.folder.nodes;

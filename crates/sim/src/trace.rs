@@ -166,14 +166,14 @@ fn read(path: &Path) -> Result<String, TraceError> {
 }
 
 /// A row of comma-separated values without quotes.
-struct CsvRow<'a> {
+struct TraceCsvRow<'a> {
     path: &'a Path,
     line: usize,
     cells: Vec<&'a str>,
 }
 
 /// The rows of a file whose first line names the columns, with the cells of `columns` in that order.
-fn rows<'a>(path: &'a Path, text: &'a str, columns: &[&str]) -> Result<Vec<CsvRow<'a>>, TraceError> {
+fn rows<'a>(path: &'a Path, text: &'a str, columns: &[&str]) -> Result<Vec<TraceCsvRow<'a>>, TraceError> {
     let mut lines = text.lines().enumerate();
     let wrong = |line: usize, what| TraceError::Line { path: path.to_owned(), line, what };
     let header: Vec<&str> = lines.next().map(|(_, line)| line.split(',').collect()).unwrap_or_default();
@@ -188,7 +188,7 @@ fn rows<'a>(path: &'a Path, text: &'a str, columns: &[&str]) -> Result<Vec<CsvRo
         if cells.len() != header.len() {
             return Err(wrong(number + 1, format!("{} cells, the header has {}", cells.len(), header.len())));
         }
-        rows.push(CsvRow {
+        rows.push(TraceCsvRow {
             path,
             line: number + 1,
             cells: positions.iter().map(|&position| cells[position]).collect(),
@@ -197,7 +197,7 @@ fn rows<'a>(path: &'a Path, text: &'a str, columns: &[&str]) -> Result<Vec<CsvRo
     Ok(rows)
 }
 
-impl CsvRow<'_> {
+impl TraceCsvRow<'_> {
     fn text(&self, cell: usize) -> &str {
         self.cells[cell]
     }

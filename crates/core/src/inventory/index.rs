@@ -8,11 +8,11 @@ use crate::ids::{DeviceId, GpuId};
 use crate::request::LoadThresholds;
 use crate::units::{Percent, Share};
 
-use super::{DeviceSlot, Slots};
+use super::{DeviceSlot, SlotTable};
 
 /// An order to walk devices in. Only devices with something free are in it; equal keys go by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum IndexOrder {
     /// Least free share first, then least free memory.
     LeastFree,
     /// Most free share first, then most free memory.
@@ -23,31 +23,32 @@ pub(crate) enum Order {
     LeastUsed,
 }
 
-const ORDERS: [Order; 4] = [Order::LeastFree, Order::MostFree, Order::LeastLoaded, Order::LeastUsed];
+const ORDERS: [IndexOrder; 4] =
+    [IndexOrder::LeastFree, IndexOrder::MostFree, IndexOrder::LeastLoaded, IndexOrder::LeastUsed];
 const MEMORY_BITS: u32 = 48;
 const MEMORY_MASK: u64 = (1 << MEMORY_BITS) - 1;
 
 /// A device's place in an order.
-pub(crate) type Key = (u64, DeviceId);
+pub(crate) type IndexKey = (u64, DeviceId);
 
 /// A device's places in the orders that are kept, and its free share, before a change.
-pub(super) struct Keys {
-    orders: [Option<Key>; ORDERS.len()],
+pub(super) struct DeviceIndexKeys {
+    orders: [Option<IndexKey>; ORDERS.len()],
 }
 
 /// The devices of one kind, found without a scan.
 #[derive(Debug)]
-pub(crate) struct KindIndex {
-    free: MaxTree,
-    foreign_memory: MaxTree,
-    foreign_utilization: MaxTree,
+pub(crate) struct DeviceKindIndex {
+    free: MaxSegmentTree,
+    foreign_memory: MaxSegmentTree,
+    foreign_utilization: MaxSegmentTree,
     /// Each is kept from the first time it is asked for.
-    orders: [Option<BTreeSet<Key>>; ORDERS.len()],
+    orders: [Option<BTreeSet<IndexKey>>; ORDERS.len()],
 }
 
-impl KindIndex {
-    pub fn new(members: &[DeviceId], devices: &Slots<DeviceSlot>) -> Self {
-        let tree = |value: fn(&DeviceSlot) -> u16| MaxTree::new(members.iter().map(|id| value(&devices[id.0])));
+impl DeviceKindIndex {
+    pub fn new(members: &[DeviceId], devices: &SlotTable<DeviceSlot>) -> Self {
+        let tree = |value: fn(&DeviceSlot) -> u16| MaxSegmentTree::new(members.iter().map(|id| value(&devices[id.0])));
         Self {
             free: tree(|slot| slot.free_share().0 as u16),
             foreign_memory: tree(|slot| foreign_levels(slot).0),
@@ -74,32 +75,34 @@ impl KindIndex {
     }
 
     /// Devices in `order`, skipping those known to have less than `share` free.
-    pub fn walk(&self, order: Order, share: Share) -> impl Iterator<Item = DeviceId> + '_ {
+    pub fn walk(&self, order: IndexOrder, share: Share) -> impl Iterator<Item = DeviceId> + '_ {
         let start = match order {
-            Order::LeastFree => (u64::from(share.0) << MEMORY_BITS, DeviceId(0)),
-            Order::MostFree | Order::LeastLoaded | Order::LeastUsed => (0, DeviceId(0)),
+            IndexOrder::LeastFree => (u64::from(share.0) << MEMORY_BITS, DeviceId(0)),
+            IndexOrder::MostFree | IndexOrder::LeastLoaded | IndexOrder::LeastUsed => (0, DeviceId(0)),
         };
         let end = match order {
-            Order::MostFree => (u64::from(Share::WHOLE.0 - share.0 + 1) << MEMORY_BITS, DeviceId(0)),
-            Order::LeastFree | Order::LeastLoaded | Order::LeastUsed => (u64::MAX, DeviceId(u32::MAX)),
+            IndexOrder::MostFree => (u64::from(Share::WHOLE.0 - share.0 + 1) << MEMORY_BITS, DeviceId(0)),
+            IndexOrder::LeastFree | IndexOrder::LeastLoaded | IndexOrder::LeastUsed => (u64::MAX, DeviceId(u32::MAX)),
         };
         let set = self.orders[order as usize].as_ref();
         debug_assert!(set.is_some(), "{order:?} was not prepared");
         set.into_iter().flat_map(move |set| set.range(start..end)).map(|(_, device)| *device)
     }
 
-    pub(super) fn prepare(&mut self, order: Order, members: &[DeviceId], devices: &Slots<DeviceSlot>) {
+    pub(super) fn prepare(&mut self, order: IndexOrder, members: &[DeviceId], devices: &SlotTable<DeviceSlot>) {
         let set = &mut self.orders[order as usize];
         if set.is_none() {
             *set = Some(members.iter().filter_map(|&id| key(order, id, &devices[id.0])).collect());
         }
     }
 
-    pub(super) fn keys_of(&self, id: DeviceId, slot: &DeviceSlot) -> Keys {
-        Keys { orders: ORDERS.map(|order| self.orders[order as usize].as_ref().and_then(|_| key(order, id, slot))) }
+    pub(super) fn keys_of(&self, id: DeviceId, slot: &DeviceSlot) -> DeviceIndexKeys {
+        DeviceIndexKeys {
+            orders: ORDERS.map(|order| self.orders[order as usize].as_ref().and_then(|_| key(order, id, slot))),
+        }
     }
 
-    pub(super) fn update(&mut self, id: DeviceId, slot: &DeviceSlot, before: Keys) {
+    pub(super) fn update(&mut self, id: DeviceId, slot: &DeviceSlot, before: DeviceIndexKeys) {
         let position = slot.position as usize;
         self.free.set(position, slot.free_share().0 as u16);
         let (memory, utilization) = foreign_levels(slot);
@@ -117,7 +120,7 @@ impl KindIndex {
         }
     }
 
-    pub(super) fn check(&self, devices: &Slots<DeviceSlot>) -> Result<(), String> {
+    pub(super) fn check(&self, devices: &SlotTable<DeviceSlot>) -> Result<(), String> {
         for (order, set) in ORDERS.into_iter().zip(&self.orders) {
             for &(stored, id) in set.iter().flatten() {
                 if key(order, id, &devices[id.0]) != Some((stored, id)) {
@@ -143,17 +146,17 @@ fn foreign_levels(slot: &DeviceSlot) -> (u16, u16) {
     (memory.map_or(0, level), foreign.utilization.map_or(unreported, level))
 }
 
-fn key(order: Order, id: DeviceId, slot: &DeviceSlot) -> Option<Key> {
+fn key(order: IndexOrder, id: DeviceId, slot: &DeviceSlot) -> Option<IndexKey> {
     let free = slot.free_share();
     if free.is_zero() {
         return None;
     }
     let memory = slot.unpromised_memory().as_mib().min(MEMORY_MASK);
     let key = match order {
-        Order::LeastFree => u64::from(free.0) << MEMORY_BITS | memory,
-        Order::MostFree => u64::from(Share::WHOLE.0 - free.0) << MEMORY_BITS | (MEMORY_MASK - memory),
-        Order::LeastLoaded => load(slot),
-        Order::LeastUsed => used(slot),
+        IndexOrder::LeastFree => u64::from(free.0) << MEMORY_BITS | memory,
+        IndexOrder::MostFree => u64::from(Share::WHOLE.0 - free.0) << MEMORY_BITS | (MEMORY_MASK - memory),
+        IndexOrder::LeastLoaded => load(slot),
+        IndexOrder::LeastUsed => used(slot),
     };
     Some((key, id))
 }
@@ -170,12 +173,12 @@ pub(crate) fn used(slot: &DeviceSlot) -> u64 {
 
 /// The largest of a row of numbers, and the first that is large enough, in logarithmic time.
 #[derive(Debug)]
-struct MaxTree {
+struct MaxSegmentTree {
     leaves: usize,
     nodes: Vec<u16>,
 }
 
-impl MaxTree {
+impl MaxSegmentTree {
     fn new(values: impl ExactSizeIterator<Item = u16>) -> Self {
         let leaves = values.len().next_power_of_two().max(1);
         let mut nodes = vec![0; 2 * leaves];
@@ -236,14 +239,14 @@ const EXHAUSTIVE: u64 = 5_000;
 
 /// Distances between the devices of a node, by their positions on it.
 #[derive(Debug, Clone)]
-pub(crate) struct Distances {
+pub(crate) struct LinkDistances {
     /// The row of each position in the matrix. Positions without a link share the last row, which is far from all.
     rows: Vec<usize>,
     width: usize,
     matrix: Vec<u16>,
 }
 
-impl Distances {
+impl LinkDistances {
     /// Distances from `links` between the devices with these numbers; `None` where no link is known.
     pub fn new(links: &[DeviceLink], gpu_ids: impl Iterator<Item = GpuId>) -> Option<Self> {
         if links.is_empty() {
@@ -346,7 +349,7 @@ mod tests {
             least in 1_u16..20,
         ) {
             let mut scanned = values.clone();
-            let mut tree = MaxTree::new(values.into_iter());
+            let mut tree = MaxSegmentTree::new(values.into_iter());
             for (index, value) in sets {
                 let position = index.index(scanned.len());
                 scanned[position] = value;
@@ -358,9 +361,9 @@ mod tests {
         }
     }
 
-    fn pairs(count: u32, near: &[(u32, u32)]) -> Distances {
+    fn pairs(count: u32, near: &[(u32, u32)]) -> LinkDistances {
         let link = |&(a, b)| DeviceLink { a: GpuId(a), b: GpuId(b), kind: LinkKind::NvLink(4) };
-        Distances::new(&near.iter().map(link).collect::<Vec<_>>(), (0..count).map(GpuId)).unwrap()
+        LinkDistances::new(&near.iter().map(link).collect::<Vec<_>>(), (0..count).map(GpuId)).unwrap()
     }
 
     #[test]
@@ -382,8 +385,8 @@ mod tests {
     #[test]
     fn no_known_link_means_no_distances() {
         let two = || (0..2).map(GpuId);
-        assert!(Distances::new(&[], two()).is_none());
+        assert!(LinkDistances::new(&[], two()).is_none());
         let elsewhere = DeviceLink { a: GpuId(0), b: GpuId(7), kind: LinkKind::PcieSwitch };
-        assert!(Distances::new(&[elsewhere], two()).is_none());
+        assert!(LinkDistances::new(&[elsewhere], two()).is_none());
     }
 }

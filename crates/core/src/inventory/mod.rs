@@ -1,13 +1,13 @@
 //! Nodes and devices: what they are, what is promised of them, and indexes that find a place without a scan.
 //!
-//! Devices that are alike (same facts, on nodes that are alike) form a [`Kind`]: a selector is judged once per kind, not
+//! Devices that are alike (same facts, on nodes that are alike) form a [`DeviceKind`]: a selector is judged once per kind, not
 //! once per device. Kinds are worked out anew when they are next needed after facts changed, which is rare: at most once
-//! per batch. Promises, health and readings keep the indexes up to date in place, through [`Inventory::touch`] only.
+//! per batch. Promises, health and readings keep the indexes up to date in place, through [`DeviceInventory::touch`] only.
 
 mod index;
-mod slots;
+mod slot_table;
 
-pub(crate) use index::{Order, load, used};
+pub(crate) use index::{IndexOrder, load, used};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,17 +23,17 @@ use crate::outcome::DeviceClosure;
 use crate::reading::{ForeignLoad, ReadingField};
 use crate::request::LoadThresholds;
 use crate::units::{Bytes, MilliCpus, Percent, PoolTime, Share};
-use index::{Distances, KindIndex};
-pub(crate) use slots::Slots;
+use index::{DeviceKindIndex, LinkDistances};
+pub(crate) use slot_table::SlotTable;
 
 /// All nodes and devices of a pool.
 #[derive(Debug, Default)]
-pub(crate) struct Inventory {
-    pub nodes: Slots<NodeSlot>,
-    pub devices: Slots<DeviceSlot>,
-    pub kinds: Vec<Kind>,
+pub(crate) struct DeviceInventory {
+    pub nodes: SlotTable<NodeSlot>,
+    pub devices: SlotTable<DeviceSlot>,
+    pub kinds: Vec<DeviceKind>,
     pub shapes: Vec<NodeShape>,
-    indexes: Vec<KindIndex>,
+    indexes: Vec<DeviceKindIndex>,
     node_names: BTreeMap<Arc<str>, NodeId>,
     identities: BTreeMap<(NodeId, DeviceIdentity), DeviceId>,
     gpu_ids: BTreeMap<(NodeId, GpuId), DeviceId>,
@@ -71,7 +71,7 @@ impl TouchedDevices {
     }
 }
 
-impl Inventory {
+impl DeviceInventory {
     pub fn node(&self, id: NodeId) -> &NodeSlot {
         &self.nodes[id.0]
     }
@@ -216,7 +216,7 @@ impl Inventory {
         for (_, node) in self.nodes.iter_mut().filter(|(_, node)| node.distances_are_stale) {
             node.work_out_distances(&self.devices);
         }
-        self.indexes = self.kinds.iter().map(|kind| KindIndex::new(&kind.members, &self.devices)).collect();
+        self.indexes = self.kinds.iter().map(|kind| DeviceKindIndex::new(&kind.members, &self.devices)).collect();
     }
 
     /// Whether kinds and indexes are those of the current facts.
@@ -265,12 +265,12 @@ impl Inventory {
         result
     }
 
-    pub fn index_of(&self, kind: KindId) -> &KindIndex {
+    pub fn index_of(&self, kind: DeviceKindId) -> &DeviceKindIndex {
         &self.indexes[kind.0 as usize]
     }
 
     /// Makes `order` ready in the indexes of all kinds.
-    pub fn prepare(&mut self, order: Order) {
+    pub fn prepare(&mut self, order: IndexOrder) {
         for (kind, index) in self.kinds.iter().zip(&mut self.indexes) {
             index.prepare(order, &kind.members, &self.devices);
         }
@@ -325,16 +325,16 @@ pub(crate) struct NodeSlot {
     pub memory_promised: Bytes,
     /// Its devices by rising number.
     pub devices: Vec<DeviceId>,
-    pub shape: ShapeId,
+    pub shape: NodeShapeId,
     /// Free thousandths of its devices that take new work.
     pub free_share: u32,
     /// Devices that take new work and hold nothing.
     pub untouched: u32,
     pub links: Vec<DeviceLink>,
-    distances: Option<Distances>,
+    distances: Option<LinkDistances>,
     /// Whether devices came or went since the distances were worked out.
     distances_are_stale: bool,
-    /// Whether it is in [`Inventory::changed`].
+    /// Whether it is in [`DeviceInventory::changed`].
     pub(super) changed: bool,
 }
 
@@ -346,7 +346,7 @@ impl NodeSlot {
             cpus_promised: MilliCpus::ZERO,
             memory_promised: Bytes::ZERO,
             devices: Vec::new(),
-            shape: ShapeId(0),
+            shape: NodeShapeId(0),
             free_share: 0,
             untouched: 0,
             links: Vec::new(),
@@ -371,20 +371,20 @@ impl NodeSlot {
         self.untouched = self.untouched + u32::from(slot.is_untouched()) - u32::from(untouched_before);
     }
 
-    fn work_out_distances(&mut self, devices: &Slots<DeviceSlot>) {
+    fn work_out_distances(&mut self, devices: &SlotTable<DeviceSlot>) {
         self.distances_are_stale = false;
-        self.distances = Distances::new(&self.links, self.devices.iter().map(|device| devices[device.0].gpu_id));
+        self.distances = LinkDistances::new(&self.links, self.devices.iter().map(|device| devices[device.0].gpu_id));
     }
 
     /// How far apart its devices are, where links are known.
-    pub fn distances(&self) -> Option<&Distances> {
+    pub fn distances(&self) -> Option<&LinkDistances> {
         self.distances.as_ref()
     }
 }
 
 /// What a device last reported, as far as placement needs it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Observed {
+pub(crate) struct LastReading {
     pub at: PoolTime,
     pub memory_used: ReadingField<Bytes>,
     pub utilization: ReadingField<Percent>,
@@ -397,7 +397,7 @@ pub(crate) struct DeviceSlot {
     pub facts: Arc<DeviceFacts>,
     pub node: NodeId,
     pub gpu_id: GpuId,
-    pub kind: KindId,
+    pub kind: DeviceKindId,
     /// Its position among the members of its kind.
     pub position: u32,
     pub node_up: bool,
@@ -412,7 +412,7 @@ pub(crate) struct DeviceSlot {
     /// Who holds it or drains on it, oldest first.
     pub leases: Vec<LeaseId>,
     pub leases_changed_at: Option<PoolTime>,
-    pub observed: Option<Observed>,
+    pub observed: Option<LastReading>,
     /// What no lease explains, from the last reading newer than the last change of leases.
     pub foreign: Option<ForeignLoad>,
 }
@@ -423,7 +423,7 @@ impl DeviceSlot {
             facts,
             node,
             gpu_id,
-            kind: KindId(0),
+            kind: DeviceKindId(0),
             position: 0,
             node_up: true,
             seen: false,
@@ -478,18 +478,18 @@ impl DeviceSlot {
     }
 
     /// A foreign load on it, as thresholds see it.
-    pub fn foreign_levels(&self, foreign: Option<ForeignLoad>) -> ForeignLevels {
-        let Some(foreign) = foreign else { return ForeignLevels::UNKNOWN };
+    pub fn foreign_levels(&self, foreign: Option<ForeignLoad>) -> ForeignLoadLevels {
+        let Some(foreign) = foreign else { return ForeignLoadLevels::UNKNOWN };
         let memory = match (foreign.memory, self.facts.memory) {
             (Some(used), Some(memory)) => i64::from(Percent::of(used, memory.total).0),
-            _ => ForeignLevels::NONE,
+            _ => ForeignLoadLevels::NONE,
         };
         let utilization = match foreign.utilization {
             Some(busy) => i64::from(busy.0),
-            None if foreign.processes == 0 => ForeignLevels::NONE,
+            None if foreign.processes == 0 => ForeignLoadLevels::NONE,
             None => i64::MAX,
         };
-        ForeignLevels { memory, utilization }
+        ForeignLoadLevels { memory, utilization }
     }
 
     /// Takes new work and holds nothing.
@@ -525,12 +525,12 @@ impl DeviceSlot {
 /// A device that cannot report memory is below every memory threshold. One that cannot report utilization is below every
 /// such threshold unless a foreign process runs. One that was never judged is below none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ForeignLevels {
+pub(crate) struct ForeignLoadLevels {
     memory: i64,
     utilization: i64,
 }
 
-impl ForeignLevels {
+impl ForeignLoadLevels {
     const UNKNOWN: Self = Self { memory: i64::MAX, utilization: i64::MAX };
     /// Below every threshold, 0 among them.
     const NONE: i64 = -1;
@@ -543,15 +543,15 @@ impl ForeignLevels {
 
 /// A kind's number, valid for one version of the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct KindId(pub u32);
+pub(crate) struct DeviceKindId(pub u32);
 
 /// A node shape's number, valid for one version of the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ShapeId(pub u32);
+pub(crate) struct NodeShapeId(pub u32);
 
 /// Devices that are alike to every selector.
 #[derive(Debug)]
-pub(crate) struct Kind {
+pub(crate) struct DeviceKind {
     /// The facts of one of them; all but the identity are those of each.
     pub facts: Arc<DeviceFacts>,
     /// By rising number.
@@ -566,12 +566,12 @@ pub(crate) struct NodeShape {
     pub labels: Labels,
     pub nodes: Vec<NodeId>,
     /// Its kinds, and how many of each a node has.
-    pub kinds: Vec<(KindId, u32)>,
+    pub kinds: Vec<(DeviceKindId, u32)>,
 }
 
 /// Everything of a device that a selector can see.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Traits<'a> {
+struct SelectableTraits<'a> {
     vendor: Vendor,
     model: &'a str,
     memory: Option<DeviceMemory>,
@@ -580,7 +580,7 @@ struct Traits<'a> {
     labels: &'a Labels,
 }
 
-impl<'a> Traits<'a> {
+impl<'a> SelectableTraits<'a> {
     fn of(facts: &'a DeviceFacts) -> Self {
         Self {
             vendor: facts.vendor,
@@ -594,17 +594,17 @@ impl<'a> Traits<'a> {
 }
 
 /// Sorts nodes into shapes and devices into kinds, and tells each slot which it is.
-fn work_out(nodes: &mut Slots<NodeSlot>, devices: &mut Slots<DeviceSlot>) -> (Vec<NodeShape>, Vec<Kind>) {
+fn work_out(nodes: &mut SlotTable<NodeSlot>, devices: &mut SlotTable<DeviceSlot>) -> (Vec<NodeShape>, Vec<DeviceKind>) {
     let mut traits_of = vec![u32::MAX; devices.span() as usize];
-    let mut known: BTreeMap<Traits<'_>, u32> = BTreeMap::new();
+    let mut known: BTreeMap<SelectableTraits<'_>, u32> = BTreeMap::new();
     for (id, slot) in devices.iter() {
         let next = known.len() as u32;
-        traits_of[id as usize] = *known.entry(Traits::of(&slot.facts)).or_insert(next);
+        traits_of[id as usize] = *known.entry(SelectableTraits::of(&slot.facts)).or_insert(next);
     }
 
     let mut shapes: Vec<NodeShape> = Vec::new();
-    let mut shape_of = vec![ShapeId(u32::MAX); nodes.span() as usize];
-    let mut known: BTreeMap<(MilliCpus, Bytes, &Labels, Vec<u32>), ShapeId> = BTreeMap::new();
+    let mut shape_of = vec![NodeShapeId(u32::MAX); nodes.span() as usize];
+    let mut known: BTreeMap<(MilliCpus, Bytes, &Labels, Vec<u32>), NodeShapeId> = BTreeMap::new();
     for (id, node) in nodes.iter() {
         let mut parts: Vec<u32> = node.devices.iter().map(|device| traits_of[device.index()]).collect();
         parts.sort_unstable();
@@ -617,14 +617,14 @@ fn work_out(nodes: &mut Slots<NodeSlot>, devices: &mut Slots<DeviceSlot>) -> (Ve
                 nodes: Vec::new(),
                 kinds: Vec::new(),
             });
-            ShapeId(shapes.len() as u32 - 1)
+            NodeShapeId(shapes.len() as u32 - 1)
         });
         shapes[shape.0 as usize].nodes.push(NodeId(id));
         shape_of[id as usize] = shape;
     }
 
-    let mut kinds: Vec<Kind> = Vec::new();
-    let mut kind_ids: BTreeMap<(ShapeId, u32), KindId> = BTreeMap::new();
+    let mut kinds: Vec<DeviceKind> = Vec::new();
+    let mut kind_ids: BTreeMap<(NodeShapeId, u32), DeviceKindId> = BTreeMap::new();
     for (id, node) in nodes.iter_mut() {
         node.shape = shape_of[id as usize];
         let shape = &mut shapes[node.shape.0 as usize];
@@ -632,8 +632,8 @@ fn work_out(nodes: &mut Slots<NodeSlot>, devices: &mut Slots<DeviceSlot>) -> (Ve
         for &device in &node.devices {
             let slot = &mut devices[device.0];
             slot.kind = *kind_ids.entry((node.shape, traits_of[device.index()])).or_insert_with(|| {
-                kinds.push(Kind { facts: slot.facts.clone(), members: Vec::new() });
-                KindId(kinds.len() as u32 - 1)
+                kinds.push(DeviceKind { facts: slot.facts.clone(), members: Vec::new() });
+                DeviceKindId(kinds.len() as u32 - 1)
             });
             if is_first_of_shape {
                 match shape.kinds.iter_mut().find(|(known, _)| *known == slot.kind) {

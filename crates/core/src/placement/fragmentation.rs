@@ -3,20 +3,20 @@
 
 use std::collections::BTreeMap;
 
-use crate::classes::Class;
+use crate::classes::RequestClass;
 use crate::device::DeviceFacts;
-use crate::inventory::{Inventory, Kind, KindId};
+use crate::inventory::{DeviceInventory, DeviceKind, DeviceKindId};
 use crate::units::{MilliCpus, Share};
-use crate::workload::{self, TaskClass, Workload};
+use crate::workload::{self, TaskClass, WorkloadEstimate};
 
-use super::scored::{Card, CardState, State};
+use super::scored::{CardAllocation, CardState, NodeState};
 
 /// A class of the target workload.
 #[derive(Debug)]
-pub(super) struct TargetTask {
+pub(super) struct TargetTaskClass {
     pub cpus: u64,
     pub gpus: u32,
-    /// Where its share is among [`Target::sizes`].
+    /// Where its share is among [`ScoringTarget::sizes`].
     pub size: usize,
     pub part: f64,
     /// Whether each kind of device may serve it.
@@ -24,17 +24,17 @@ pub(super) struct TargetTask {
     allowed_everywhere: bool,
 }
 
-impl TargetTask {
+impl TargetTaskClass {
     /// Whether a kind of device may serve it.
-    pub fn allows(&self, kind: KindId) -> bool {
+    pub fn allows(&self, kind: DeviceKindId) -> bool {
         self.allowed_everywhere || self.allowed[kind.0 as usize]
     }
 }
 
 /// What scores are measured against.
 #[derive(Debug, Default)]
-pub(super) struct Target {
-    pub tasks: Vec<TargetTask>,
+pub(super) struct ScoringTarget {
+    pub tasks: Vec<TargetTaskClass>,
     /// The distinct shares of the GPU tasks.
     pub sizes: Vec<Share>,
     /// Whether every task may go to every kind.
@@ -49,8 +49,8 @@ pub(super) struct Target {
     pub pressure: Vec<f64>,
 }
 
-impl Target {
-    pub fn new(workload: &Workload, inventory: &Inventory) -> Self {
+impl ScoringTarget {
+    pub fn new(workload: &WorkloadEstimate, inventory: &DeviceInventory) -> Self {
         let (counts, turnover) = (&workload.counts(), workload.turnover());
         let target = workload::target(counts);
         let mut sizes: Vec<Share> = target.iter().filter(|t| t.class.gpus > 0).map(|t| t.class.share).collect();
@@ -69,11 +69,11 @@ impl Target {
             }
         }
         let sized: Vec<(Share, f64)> = sizes.iter().copied().zip(demand).collect();
-        let tasks: Vec<TargetTask> = target
+        let tasks: Vec<TargetTaskClass> = target
             .iter()
             .map(|task| {
                 let allowed = allowed_kinds(&task.class, inventory);
-                TargetTask {
+                TargetTaskClass {
                     cpus: task.class.cpus.0,
                     gpus: u32::from(task.class.gpus),
                     size: sizes.binary_search(&task.class.share).unwrap_or(0),
@@ -98,7 +98,7 @@ impl Target {
     }
 }
 
-fn allowed_kinds(class: &TaskClass, inventory: &Inventory) -> Vec<bool> {
+fn allowed_kinds(class: &TaskClass, inventory: &DeviceInventory) -> Vec<bool> {
     let allows =
         |facts: &DeviceFacts| class.models.is_empty() || class.model_names().any(|model| facts.is_model(model));
     inventory.kinds.iter().map(|kind| allows(&kind.facts)).collect()
@@ -106,13 +106,13 @@ fn allowed_kinds(class: &TaskClass, inventory: &Inventory) -> Vec<bool> {
 
 /// For each kind, how much of the demand that names models it must share: Σ demand/capacity over the distinct sets of
 /// models that contain it, with all demand scaled to fill the pool exactly.
-fn model_pressure(counts: &[(TaskClass, u64)], inventory: &Inventory) -> Vec<f64> {
+fn model_pressure(counts: &[(TaskClass, u64)], inventory: &DeviceInventory) -> Vec<f64> {
     let mut pressure = vec![0.0; inventory.kinds.len()];
     let asked: f64 = counts.iter().map(|(class, count)| *count as f64 * class.gpu_milli() as f64).sum();
     if asked <= 0.0 {
         return pressure;
     }
-    let milli = |kind: &Kind| kind.members.len() as f64 * 1000.0;
+    let milli = |kind: &DeviceKind| kind.members.len() as f64 * 1000.0;
     let capacity: f64 = inventory.kinds.iter().map(milli).sum();
     let mut by_set: BTreeMap<&str, (f64, &TaskClass)> = BTreeMap::new();
     for (class, count) in counts.iter().filter(|(class, _)| class.gpus > 0 && !class.models.is_empty()) {
@@ -135,13 +135,18 @@ fn model_pressure(counts: &[(TaskClass, u64)], inventory: &Inventory) -> Vec<f64
 // How much of a node's free GPU the workload to come cannot use: the F of FGD, and its score.
 
 /// `floor(100·sigmoid((F_before − F_after)/1000))`: high where placing leaves little unusable.
-pub(super) fn fgd(target: &Target, class: &Class, state: &State, cards: &[Card]) -> i32 {
+pub(super) fn fgd(target: &ScoringTarget, class: &RequestClass, state: &NodeState, cards: &[CardAllocation]) -> i32 {
     let change = state.fragmentation - fragmentation_after(target, class, state, cards);
     (100.0 / (1.0 + (-change / 1000.0).exp())).floor() as i32
 }
 
 /// Fragmentation of the state once the class is placed on these cards.
-fn fragmentation_after(target: &Target, class: &Class, state: &State, cards: &[Card]) -> f64 {
+fn fragmentation_after(
+    target: &ScoringTarget,
+    class: &RequestClass,
+    state: &NodeState,
+    cards: &[CardAllocation],
+) -> f64 {
     let mut left: [CardState; MAX_CARDS] = [EMPTY; MAX_CARDS];
     let cpus = state.cpus - class.shape.cpus;
     if state.cards.len() > MAX_CARDS {
@@ -156,9 +161,9 @@ fn fragmentation_after(target: &Target, class: &Class, state: &State, cards: &[C
 }
 
 const MAX_CARDS: usize = 16;
-const EMPTY: CardState = CardState { kind: KindId(0), free: Share::ZERO };
+const EMPTY: CardState = CardState { kind: DeviceKindId(0), free: Share::ZERO };
 
-fn take(left: &mut [CardState], cards: &[Card]) {
+fn take(left: &mut [CardState], cards: &[CardAllocation]) {
     for card in cards {
         left[card.position].free -= card.take;
     }
@@ -169,7 +174,7 @@ fn take(left: &mut [CardState], cards: &[Card]) {
 /// A task that does not fit the node (cards, CPU or model), or takes no GPU, can use none of it; else it cannot use cards
 /// with less free than its share. The sums are kept apart and added in a fixed order: published figures depend on the
 /// last bit.
-pub(super) fn fragmentation(target: &Target, cards: &[CardState], cpus: MilliCpus) -> f64 {
+pub(super) fn fragmentation(target: &ScoringTarget, cards: &[CardState], cpus: MilliCpus) -> f64 {
     let all = f64::from(cards.iter().map(|card| card.free.0).sum::<u32>());
     let one_kind = cards.windows(2).all(|pair| pair[0].kind == pair[1].kind);
     let mut by_size = [(0_u32, 0.0_f64); MAX_SIZES];
@@ -248,7 +253,12 @@ const SHARPNESS: f64 = 8.0;
 /// - **V**: how much of the card's value goes beyond what the task takes; see [`card_values`].
 /// - **P**: for a task that may go to several models, how sought after this one is. Where tasks leave, only a model that
 ///   is truly scarce is kept free.
-pub(super) fn least_fragmentation(target: &Target, class: &Class, state: &State, cards: &[Card]) -> i32 {
+pub(super) fn least_fragmentation(
+    target: &ScoringTarget,
+    class: &RequestClass,
+    state: &NodeState,
+    cards: &[CardAllocation],
+) -> i32 {
     let fragmented = fragmentation_after(target, class, state, cards) - state.fragmentation;
     let loss = fragmented
         + target.stranding_counts * stranded_more(target, class, state, cards)
@@ -267,7 +277,7 @@ fn keeps_free(demand: f64, turnover: f64) -> f64 {
     demand * (demand / SOUGHT_AFTER).powf(SHARPNESS * (1.0 + 2.0 * turnover)).min(1.0)
 }
 
-fn stranded_more(target: &Target, class: &Class, state: &State, cards: &[Card]) -> f64 {
+fn stranded_more(target: &ScoringTarget, class: &RequestClass, state: &NodeState, cards: &[CardAllocation]) -> f64 {
     if target.cpus_per_gpu <= 0.0 {
         return 0.0;
     }
@@ -276,7 +286,7 @@ fn stranded_more(target: &Target, class: &Class, state: &State, cards: &[Card]) 
     stranded(state.free - taken, state.cpus.0 - class.shape.cpus.0) - stranded(state.free, state.cpus.0)
 }
 
-fn value_lost(target: &Target, state: &State, cards: &[Card]) -> f64 {
+fn value_lost(target: &ScoringTarget, state: &NodeState, cards: &[CardAllocation]) -> f64 {
     let [card] = cards else { return 0.0 };
     if card.take == Share::WHOLE || target.card_value.is_empty() {
         return 0.0;
@@ -285,11 +295,12 @@ fn value_lost(target: &Target, state: &State, cards: &[Card]) -> f64 {
     target.card_value[free.0 as usize] - target.card_value[(free - card.take).0 as usize]
 }
 
-fn pressure(target: &Target, class: &Class, state: &State, cards: &[Card]) -> f64 {
+fn pressure(target: &ScoringTarget, class: &RequestClass, state: &NodeState, cards: &[CardAllocation]) -> f64 {
     if class.models < 2 {
         return 0.0;
     }
-    let on = |card: &Card| target.pressure.get(state.cards[card.position].kind.0 as usize).copied().unwrap_or(0.0);
+    let on =
+        |card: &CardAllocation| target.pressure.get(state.cards[card.position].kind.0 as usize).copied().unwrap_or(0.0);
     cards.iter().map(|card| on(card) * f64::from(card.take.0)).sum()
 }
 
@@ -314,7 +325,7 @@ fn card_values(demand: &[(Share, f64)]) -> Vec<f64> {
         return Vec::new();
     }
     let sizes: Vec<usize> = demand.iter().map(|(size, _)| *size).collect();
-    let mut simplex = Simplex::new(&sizes, &demand.iter().map(|(_, count)| *count).collect::<Vec<_>>());
+    let mut simplex = SimplexSolver::new(&sizes, &demand.iter().map(|(_, count)| *count).collect::<Vec<_>>());
     for _ in 0..ROUNDS {
         let prices = simplex.prices();
         if let Some(negative) = prices.iter().position(|price| *price < -TOLERANCE) {
@@ -368,7 +379,7 @@ fn best_pattern(sizes: &[usize], prices: &[f64]) -> (f64, Vec<f64>) {
 }
 
 /// The revised simplex method on `min Σ cost·x, patterns·x = demand, x ≥ 0`, columns entering one at a time.
-struct Simplex {
+struct SimplexSolver {
     rows: usize,
     /// The inverse of the basis, row by row.
     inverse: Vec<f64>,
@@ -376,7 +387,7 @@ struct Simplex {
     values: Vec<f64>,
 }
 
-impl Simplex {
+impl SimplexSolver {
     /// Starts with one pattern per size: as many of it as fit a card.
     fn new(sizes: &[usize], demand: &[f64]) -> Self {
         let rows = sizes.len();

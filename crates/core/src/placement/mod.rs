@@ -18,36 +18,36 @@
 mod fragmentation;
 pub(crate) mod scored;
 
-use crate::classes::{Class, ClassId, Need};
+use crate::classes::{DeviceNeed, RequestClass, RequestClassId};
 use crate::ids::{DeviceId, NodeId};
-use crate::inventory::{DeviceSlot, Inventory, KindId, NodeSlot, Order, load, used};
+use crate::inventory::{DeviceInventory, DeviceKindId, DeviceSlot, IndexOrder, NodeSlot, load, used};
 use crate::lease::DevicePromise;
 use crate::request::{LoadThresholds, PlacementStrategy};
 use crate::units::{PoolTime, Share};
 
 /// A place found: a node and what to promise on its devices.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct PlacementChoice {
     pub node: NodeId,
     pub promises: Vec<DevicePromise>,
 }
 
 /// A request in search of a place.
-pub(crate) struct Search<'a> {
-    pub inventory: &'a mut Inventory,
-    pub scorer: &'a mut scored::Scorer,
-    pub id: ClassId,
-    pub class: &'a Class,
-    pub guard: &'a Guard,
+pub(crate) struct PlacementSearch<'a> {
+    pub inventory: &'a mut DeviceInventory,
+    pub scorer: &'a mut scored::NodeScorer,
+    pub id: RequestClassId,
+    pub class: &'a RequestClass,
+    pub guard: &'a ReservedCapacity,
     /// The device used last, for `round-robin`.
     pub last_device: Option<DeviceId>,
     /// Readings from before this say nothing about thresholds.
     pub stale_before: Option<PoolTime>,
 }
 
-impl Search<'_> {
+impl PlacementSearch<'_> {
     /// The best place by the class's strategy, or none.
-    pub fn find(&mut self) -> Option<Place> {
+    pub fn find(&mut self) -> Option<PlacementChoice> {
         let class = self.class;
         if class.never.is_some() {
             return None;
@@ -57,13 +57,13 @@ impl Search<'_> {
         preferred.or_else(|| self.find_among(|_| true))
     }
 
-    fn find_among(&mut self, wanted: impl Fn(&Need) -> bool) -> Option<Place> {
+    fn find_among(&mut self, wanted: impl Fn(&DeviceNeed) -> bool) -> Option<PlacementChoice> {
         let class = self.class;
         match (class.shape.strategy, class.shape.gpus) {
             (strategy, _) if strategy.scores_nodes() => self.best_scored(&wanted),
             (strategy, 0) => self.host_only(strategy),
             (strategy, 1) => {
-                let need_room = |need: &&Need| {
+                let need_room = |need: &&DeviceNeed| {
                     wanted(need)
                         && !self.guard.bars_kind(need.kind)
                         && self.inventory.index_of(need.kind).most_free() >= need.share
@@ -82,17 +82,17 @@ impl Search<'_> {
         }
     }
 
-    fn place(&self, devices: &[DeviceId]) -> Option<Place> {
+    fn place(&self, devices: &[DeviceId]) -> Option<PlacementChoice> {
         let node = self.inventory.device(*devices.first()?).node;
         let promise = |&device: &DeviceId| {
             let need = self.class.need(self.inventory.device(device).kind)?;
             Some(DevicePromise { device, share: need.share, memory: need.memory })
         };
-        Some(Place { node, promises: devices.iter().map(promise).collect::<Option<_>>()? })
+        Some(PlacementChoice { node, promises: devices.iter().map(promise).collect::<Option<_>>()? })
     }
 
     /// Whether a device can take the class now.
-    fn fits(&self, id: DeviceId, need: &Need) -> bool {
+    fn fits(&self, id: DeviceId, need: &DeviceNeed) -> bool {
         let slot = self.inventory.device(id);
         slot.free_share() >= need.share
             && self.class.could_use(id, slot.kind)
@@ -102,7 +102,7 @@ impl Search<'_> {
             && !self.guard.bars_device(id, slot)
     }
 
-    fn memory_fits(&self, slot: &DeviceSlot, need: &Need) -> bool {
+    fn memory_fits(&self, slot: &DeviceSlot, need: &DeviceNeed) -> bool {
         let foreign = match slot.foreign {
             Some(foreign) if self.class.shape.names_memory() && need.share < Share::WHOLE => foreign.memory,
             _ => None,
@@ -127,12 +127,12 @@ pub(crate) fn is_below(slot: &DeviceSlot, thresholds: LoadThresholds, stale_befo
     !slot.is_stale(stale_before) && slot.foreign_levels(slot.foreign).are_below(thresholds)
 }
 
-fn order_of(strategy: PlacementStrategy) -> Option<Order> {
+fn order_of(strategy: PlacementStrategy) -> Option<IndexOrder> {
     match strategy {
-        PlacementStrategy::BestFit => Some(Order::LeastFree),
-        PlacementStrategy::WorstFit => Some(Order::MostFree),
-        PlacementStrategy::LoadBalanced => Some(Order::LeastLoaded),
-        PlacementStrategy::LeastUsed => Some(Order::LeastUsed),
+        PlacementStrategy::BestFit => Some(IndexOrder::LeastFree),
+        PlacementStrategy::WorstFit => Some(IndexOrder::MostFree),
+        PlacementStrategy::LoadBalanced => Some(IndexOrder::LeastLoaded),
+        PlacementStrategy::LeastUsed => Some(IndexOrder::LeastUsed),
         PlacementStrategy::FirstFit
         | PlacementStrategy::RoundRobin
         | PlacementStrategy::PaperBestFit
@@ -143,15 +143,15 @@ fn order_of(strategy: PlacementStrategy) -> Option<Order> {
 
 // One GPU, or a part of one: the strategies that look at devices.
 
-impl Search<'_> {
+impl PlacementSearch<'_> {
     /// The device the strategy chooses among the wanted kinds.
     fn one_device(
         &self,
         strategy: PlacementStrategy,
-        order: Option<Order>,
-        wanted: &impl Fn(&Need) -> bool,
+        order: Option<IndexOrder>,
+        wanted: &impl Fn(&DeviceNeed) -> bool,
     ) -> Option<DeviceId> {
-        let open = |need: &&Need| wanted(need) && !self.guard.bars_kind(need.kind);
+        let open = |need: &&DeviceNeed| wanted(need) && !self.guard.bars_kind(need.kind);
         let needs = || self.class.needs.iter().filter(open);
         match order {
             Some(order) => {
@@ -171,11 +171,11 @@ impl Search<'_> {
         }
     }
 
-    fn first_in_order(&self, need: &Need, order: Order) -> Option<DeviceId> {
+    fn first_in_order(&self, need: &DeviceNeed, order: IndexOrder) -> Option<DeviceId> {
         self.inventory.index_of(need.kind).walk(order, need.share).find(|device| self.takes(*device, need))
     }
 
-    fn first_from(&self, need: &Need, from: DeviceId) -> Option<DeviceId> {
+    fn first_from(&self, need: &DeviceNeed, from: DeviceId) -> Option<DeviceId> {
         let members = &self.inventory.kinds[need.kind.0 as usize].members;
         let index = self.inventory.index_of(need.kind);
         let mut position = members.partition_point(|member| *member < from);
@@ -188,28 +188,32 @@ impl Search<'_> {
         None
     }
 
-    fn takes(&self, device: DeviceId, need: &Need) -> bool {
+    fn takes(&self, device: DeviceId, need: &DeviceNeed) -> bool {
         self.fits(device, need) && self.host_fits(self.inventory.node(self.inventory.device(device).node))
     }
 
     /// How good a device is across kinds, by the same measure as within one; lower is better.
-    fn rank(&self, order: Order, slot: &DeviceSlot, need: &Need) -> (u64, u64) {
+    fn rank(&self, order: IndexOrder, slot: &DeviceSlot, need: &DeviceNeed) -> (u64, u64) {
         let share_left = u64::from((slot.free_share() - need.share).0);
         let memory_left = slot.unpromised_memory().saturating_sub(need.memory).0;
         match order {
-            Order::LeastFree => (share_left, memory_left),
-            Order::MostFree => (u64::MAX - share_left, u64::MAX - memory_left),
-            Order::LeastLoaded => (load(slot), 0),
-            Order::LeastUsed => (used(slot), 0),
+            IndexOrder::LeastFree => (share_left, memory_left),
+            IndexOrder::MostFree => (u64::MAX - share_left, u64::MAX - memory_left),
+            IndexOrder::LeastLoaded => (load(slot), 0),
+            IndexOrder::LeastUsed => (used(slot), 0),
         }
     }
 }
 
 // Several GPUs of one node, and host-only requests: the strategies that look at nodes.
 
-impl Search<'_> {
+impl PlacementSearch<'_> {
     /// Several GPUs of the node the strategy chooses.
-    fn several(&mut self, strategy: PlacementStrategy, wanted: &impl Fn(&Need) -> bool) -> Option<Place> {
+    fn several(
+        &mut self,
+        strategy: PlacementStrategy,
+        wanted: &impl Fn(&DeviceNeed) -> bool,
+    ) -> Option<PlacementChoice> {
         let start = match self.last_device.filter(|_| strategy == PlacementStrategy::RoundRobin) {
             Some(last) => self.inventory.device(last).node.0 + 1,
             None => 0,
@@ -225,7 +229,7 @@ impl Search<'_> {
     }
 
     /// As many devices of a node as are wanted, the closest together, where it has them.
-    fn together_on(&self, node: NodeId, wanted: &impl Fn(&Need) -> bool) -> Option<Vec<DeviceId>> {
+    fn together_on(&self, node: NodeId, wanted: &impl Fn(&DeviceNeed) -> bool) -> Option<Vec<DeviceId>> {
         let slot = self.inventory.nodes.get(node.0)?;
         let gpus = usize::from(self.class.shape.gpus);
         if !self.class.hosted_by(slot.shape) || !self.may_have_room(slot) || !self.host_fits(slot) {
@@ -266,7 +270,7 @@ impl Search<'_> {
     }
 
     /// A node with room for a request without GPUs.
-    fn host_only(&mut self, strategy: PlacementStrategy) -> Option<Place> {
+    fn host_only(&mut self, strategy: PlacementStrategy) -> Option<PlacementChoice> {
         let nodes = self.inventory.nodes.iter();
         let mut fitting = nodes.filter(|(_, slot)| slot.up && self.class.hosted_by(slot.shape) && self.host_fits(slot));
         let rank = |slot: &NodeSlot| match strategy {
@@ -278,7 +282,7 @@ impl Search<'_> {
             PlacementStrategy::FirstFit | PlacementStrategy::RoundRobin => fitting.next(),
             _ => fitting.min_by_key(|(_, slot)| rank(slot)),
         }?;
-        Some(Place { node: NodeId(node), promises: Vec::new() })
+        Some(PlacementChoice { node: NodeId(node), promises: Vec::new() })
     }
 }
 
@@ -288,24 +292,24 @@ impl Search<'_> {
 ///
 /// A device above a class's own thresholds is not kept for it: what it does not want now, others may have.
 #[derive(Debug, Default)]
-pub(crate) struct Guard {
+pub(crate) struct ReservedCapacity {
     kinds: Vec<bool>,
     hosts: Vec<bool>,
-    choosy: Vec<Choosy>,
+    choosy: Vec<SelectiveClaim>,
     active: bool,
 }
 
 /// A class that wants some devices of a kind and not others.
 #[derive(Debug)]
-struct Choosy {
-    kinds: Vec<KindId>,
+struct SelectiveClaim {
+    kinds: Vec<DeviceKindId>,
     named: Option<Vec<DeviceId>>,
     thresholds: Option<LoadThresholds>,
     /// By node shape; empty where it needs nothing of the host.
     hosts: Vec<bool>,
 }
 
-impl Choosy {
+impl SelectiveClaim {
     fn wants(&self, id: DeviceId, slot: &DeviceSlot) -> bool {
         self.kinds.contains(&slot.kind)
             && self.named.as_ref().is_none_or(|named| named.contains(&id))
@@ -313,9 +317,9 @@ impl Choosy {
     }
 }
 
-impl Guard {
+impl ReservedCapacity {
     /// Keeps off everything that `class` could use.
-    pub fn add(&mut self, class: &Class, inventory: &Inventory) {
+    pub fn add(&mut self, class: &RequestClass, inventory: &DeviceInventory) {
         self.active = true;
         let needs_host = class.shape.needs_host();
         let kinds = || class.needs.iter().map(|need| need.kind);
@@ -325,7 +329,7 @@ impl Guard {
                 .thresholds
                 .is_none_or(|thresholds| kinds().all(|kind| inventory.index_of(kind).all_below(thresholds)));
         if !wants_all {
-            self.choosy.push(Choosy {
+            self.choosy.push(SelectiveClaim {
                 kinds: kinds().collect(),
                 named: class.named.clone(),
                 thresholds: class.shape.thresholds,
@@ -341,7 +345,7 @@ impl Guard {
     }
 
     /// Whether every device of a kind is kept off.
-    pub fn bars_kind(&self, kind: KindId) -> bool {
+    pub fn bars_kind(&self, kind: DeviceKindId) -> bool {
         self.active && self.kinds.get(kind.0 as usize) == Some(&true)
     }
 
@@ -351,9 +355,9 @@ impl Guard {
     }
 
     /// Whether the host of a node is kept off.
-    pub fn bars_host(&self, node: &NodeSlot, inventory: &Inventory) -> bool {
+    pub fn bars_host(&self, node: &NodeSlot, inventory: &DeviceInventory) -> bool {
         let shape = node.shape.0 as usize;
-        let wants_one = |choosy: &Choosy| {
+        let wants_one = |choosy: &SelectiveClaim| {
             choosy.hosts.get(shape) == Some(&true)
                 && node.devices.iter().any(|device| choosy.wants(*device, inventory.device(*device)))
         };

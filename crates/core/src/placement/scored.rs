@@ -8,47 +8,47 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 
-use crate::classes::{Class, Need};
+use crate::classes::{DeviceNeed, RequestClass};
 use crate::ids::NodeId;
-use crate::inventory::{Inventory, KindId, ShapeId};
+use crate::inventory::{DeviceInventory, DeviceKindId, NodeShapeId};
 use crate::request::PlacementStrategy;
 use crate::units::{MilliCpus, Share};
-use crate::workload::Workload;
+use crate::workload::WorkloadEstimate;
 
-use super::fragmentation::{self, Target};
-use super::{Place, Search};
+use super::fragmentation::{self, ScoringTarget};
+use super::{PlacementChoice, PlacementSearch};
 
 /// Not worked out yet.
 const UNKNOWN: i32 = i32::MIN;
 /// The class does not fit a node in this state.
 const NO_FIT: i32 = i32::MIN + 1;
 /// The shape of a vacant number: no class is hosted there.
-const NO_SHAPE: ShapeId = ShapeId(u32::MAX);
+const NO_SHAPE: NodeShapeId = NodeShapeId(u32::MAX);
 /// States kept before those no node is in any more are thrown away.
 const STATES_PER_NODE: usize = 16;
 
 /// What is kept between decisions.
 #[derive(Debug, Default)]
-pub(crate) struct Scorer {
+pub(crate) struct NodeScorer {
     /// The facts, workload and classes all of this was worked out for.
     made_for: Option<(u64, u64, u64)>,
-    states: States,
-    of_node: Vec<StateId>,
+    states: NodeStateTable,
+    of_node: Vec<NodeStateId>,
     /// Free host memory of each node: what fits beside the score.
     memory_free: Vec<u64>,
     /// Per strategy and class: the score of each state.
     scores: [Vec<Vec<i32>>; 3],
-    target: Target,
+    target: ScoringTarget,
 }
 
-impl Scorer {
-    fn refresh(&mut self, inventory: &mut Inventory, workload: &Workload, classes_generation: u64) {
+impl NodeScorer {
+    fn refresh(&mut self, inventory: &mut DeviceInventory, workload: &WorkloadEstimate, classes_generation: u64) {
         let version = (inventory.version, workload.version, classes_generation);
         if self.made_for != Some(version) {
             let target_is_stale =
                 self.made_for.is_none_or(|(facts, tasks, _)| (facts, tasks) != (version.0, version.1));
             if target_is_stale {
-                self.target = Target::new(workload, inventory);
+                self.target = ScoringTarget::new(workload, inventory);
             }
             self.made_for = Some(version);
             self.start_over(inventory);
@@ -60,7 +60,7 @@ impl Scorer {
         }
     }
 
-    fn start_over(&mut self, inventory: &Inventory) {
+    fn start_over(&mut self, inventory: &DeviceInventory) {
         self.states.clear();
         self.scores = Default::default();
         let vacant = self.states.intern(NO_SHAPE, MilliCpus::ZERO, std::iter::empty(), &self.target);
@@ -71,7 +71,7 @@ impl Scorer {
         }
     }
 
-    fn look_at(&mut self, node: NodeId, inventory: &Inventory) {
+    fn look_at(&mut self, node: NodeId, inventory: &DeviceInventory) {
         let slot = inventory.node(node);
         let cards = slot.devices.iter().map(|device| {
             let slot = inventory.device(*device);
@@ -82,13 +82,13 @@ impl Scorer {
     }
 
     /// The score of a class in a state.
-    fn score(&self, strategy: PlacementStrategy, class: &Class, state: &State) -> i32 {
+    fn score(&self, strategy: PlacementStrategy, class: &RequestClass, state: &NodeState) -> i32 {
         if !class.hosted_by(state.shape) || class.shape.cpus > state.cpus {
             return NO_FIT;
         }
         let fitting = state.cards.iter().enumerate().filter_map(|(position, card)| {
             let need = class.need(card.kind)?;
-            (card.free >= need.share).then_some(Card { position, take: need.share })
+            (card.free >= need.share).then_some(CardAllocation { position, take: need.share })
         });
         match usize::from(class.shape.gpus) {
             0 => self.judge(strategy, class, state, &[]),
@@ -99,7 +99,7 @@ impl Scorer {
                 distinct.map(|card| self.judge(strategy, class, state, &[card])).max().unwrap_or(NO_FIT)
             }
             // The least free first.
-            gpus => match fitting.take(gpus).collect::<Vec<Card>>() {
+            gpus => match fitting.take(gpus).collect::<Vec<CardAllocation>>() {
                 cards if cards.len() == gpus => self.judge(strategy, class, state, &cards),
                 _ => NO_FIT,
             },
@@ -107,7 +107,13 @@ impl Scorer {
     }
 
     /// The score of a class in a state on given cards.
-    fn judge(&self, strategy: PlacementStrategy, class: &Class, state: &State, cards: &[Card]) -> i32 {
+    fn judge(
+        &self,
+        strategy: PlacementStrategy,
+        class: &RequestClass,
+        state: &NodeState,
+        cards: &[CardAllocation],
+    ) -> i32 {
         match strategy {
             PlacementStrategy::PaperBestFit => paper_best_fit(class, state, cards),
             PlacementStrategy::Fgd => fragmentation::fgd(&self.target, class, state, cards),
@@ -118,27 +124,27 @@ impl Scorer {
 
 /// A card of a state, and what a class would take of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Card {
+pub(super) struct CardAllocation {
     pub position: usize,
     pub take: Share,
 }
 
 /// `floor(100·(1 − (ΔCPU/128000 + ΔGPU/8000)/2))`, Δ being what the whole node has left after placing.
-fn paper_best_fit(class: &Class, state: &State, cards: &[Card]) -> i32 {
+fn paper_best_fit(class: &RequestClass, state: &NodeState, cards: &[CardAllocation]) -> i32 {
     let taken: u32 = cards.iter().map(|card| card.take.0).sum();
     let cpus_left = (state.cpus.0 - class.shape.cpus.0) as f64;
     let gpus_left = f64::from(state.free - taken);
     (100.0 * (1.0 - (0.5 * cpus_left / 128_000.0 + 0.5 * gpus_left / 8_000.0))).floor() as i32
 }
 
-impl Search<'_> {
-    /// Tells the scorer what has changed; to be called before [`Search::find`] with a scored strategy.
-    pub fn refresh_scores(&mut self, workload: &Workload, classes_generation: u64) {
+impl PlacementSearch<'_> {
+    /// Tells the scorer what has changed; to be called before [`PlacementSearch::find`] with a scored strategy.
+    pub fn refresh_scores(&mut self, workload: &WorkloadEstimate, classes_generation: u64) {
         self.scorer.refresh(self.inventory, workload, classes_generation);
     }
 
     /// The place on the node with the best score; the lowest-numbered among equals.
-    pub(super) fn best_scored(&mut self, wanted: &impl Fn(&Need) -> bool) -> Option<Place> {
+    pub(super) fn best_scored(&mut self, wanted: &impl Fn(&DeviceNeed) -> bool) -> Option<PlacementChoice> {
         let strategy = self.class.shape.strategy;
         let mut refused: Vec<NodeId> = Vec::new();
         loop {
@@ -179,14 +185,19 @@ impl Search<'_> {
         best
     }
 
-    fn place_on(&self, strategy: PlacementStrategy, node: NodeId, wanted: &impl Fn(&Need) -> bool) -> Option<Place> {
+    fn place_on(
+        &self,
+        strategy: PlacementStrategy,
+        node: NodeId,
+        wanted: &impl Fn(&DeviceNeed) -> bool,
+    ) -> Option<PlacementChoice> {
         let slot = self.inventory.node(node);
         if !self.host_fits(slot) || !slot.up {
             return None;
         }
         let gpus = self.class.shape.gpus;
         if gpus == 0 {
-            return Some(Place { node, promises: Vec::new() });
+            return Some(PlacementChoice { node, promises: Vec::new() });
         }
         if gpus > 1 {
             return self.place(&self.together_on(node, wanted)?);
@@ -196,10 +207,10 @@ impl Search<'_> {
             let device_slot = self.inventory.device(device);
             let need = self.class.need(device_slot.kind).filter(|need| wanted(need) && self.fits(device, need))?;
             let position = state.position_of(device_slot.kind, device_slot.free_share())?;
-            Some((device, Card { position, take: need.share }))
+            Some((device, CardAllocation { position, take: need.share }))
         });
         // The paper's BestFit scores nodes only and takes the tightest card; the others score every card.
-        let rank = |card: Card| match strategy {
+        let rank = |card: CardAllocation| match strategy {
             PlacementStrategy::PaperBestFit => -i64::from(state.cards[card.position].free.0),
             _ => i64::from(self.scorer.judge(strategy, self.class, state, &[card])),
         };
@@ -211,19 +222,19 @@ impl Search<'_> {
 // The states nodes are in, each kept once.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct StateId(pub u32);
+struct NodeStateId(pub u32);
 
 /// A card of a node, as far as scores see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CardState {
-    pub kind: KindId,
+    pub kind: DeviceKindId,
     pub free: Share,
 }
 
 /// Everything about a node that scores see.
 #[derive(Debug)]
-pub(super) struct State {
-    pub shape: ShapeId,
+pub(super) struct NodeState {
+    pub shape: NodeShapeId,
     pub cpus: MilliCpus,
     /// By kind, then the least free first.
     pub cards: Box<[CardState]>,
@@ -232,24 +243,24 @@ pub(super) struct State {
     pub fragmentation: f64,
 }
 
-impl State {
+impl NodeState {
     /// Where a card like this is.
-    pub fn position_of(&self, kind: KindId, free: Share) -> Option<usize> {
+    pub fn position_of(&self, kind: DeviceKindId, free: Share) -> Option<usize> {
         self.cards.binary_search(&CardState { kind, free }).ok()
     }
 }
 
 /// All states met.
 #[derive(Debug, Default)]
-struct States {
-    states: Vec<State>,
+struct NodeStateTable {
+    states: Vec<NodeState>,
     /// Looked up only, never walked.
-    known: HashMap<Box<[u64]>, StateId, BuildHasherDefault<DefaultHasher>>,
+    known: HashMap<Box<[u64]>, NodeStateId, BuildHasherDefault<DefaultHasher>>,
     key: Vec<u64>,
     cards: Vec<CardState>,
 }
 
-impl States {
+impl NodeStateTable {
     pub fn len(&self) -> usize {
         self.states.len()
     }
@@ -259,18 +270,18 @@ impl States {
         self.known.clear();
     }
 
-    pub fn get(&self, id: StateId) -> &State {
+    pub fn get(&self, id: NodeStateId) -> &NodeState {
         &self.states[id.0 as usize]
     }
 
     /// The state with these cards.
     pub fn intern(
         &mut self,
-        shape: ShapeId,
+        shape: NodeShapeId,
         cpus: MilliCpus,
-        cards: impl Iterator<Item = (KindId, Share)>,
-        target: &Target,
-    ) -> StateId {
+        cards: impl Iterator<Item = (DeviceKindId, Share)>,
+        target: &ScoringTarget,
+    ) -> NodeStateId {
         self.cards.clear();
         self.cards.extend(cards.map(|(kind, free)| CardState { kind, free }));
         self.cards.sort_unstable();
@@ -280,7 +291,7 @@ impl States {
         if let Some(&id) = self.known.get(self.key.as_slice()) {
             return id;
         }
-        let mut state = State {
+        let mut state = NodeState {
             shape,
             cpus,
             cards: self.cards.as_slice().into(),
@@ -288,7 +299,7 @@ impl States {
             fragmentation: 0.0,
         };
         state.fragmentation = fragmentation::fragmentation(target, &state.cards, cpus);
-        let id = StateId(self.states.len() as u32);
+        let id = NodeStateId(self.states.len() as u32);
         self.states.push(state);
         self.known.insert(self.key.as_slice().into(), id);
         id

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use crate::device::{CordonState, DeviceFacts, DeviceHealth, DeviceLink, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId};
-use crate::inventory::{DeviceSlot, Observed};
+use crate::inventory::{DeviceSlot, LastReading};
 use crate::lease::Lease;
 use crate::limits;
 use crate::outcome::{ApplyOutcome, CommandDenied, CommandReply, DeviceClosure, InUseReason, PoolEffect};
-use crate::reading::{DeviceReading, ForeignLoad, ProcessAttribution, Promised, ReadingField};
+use crate::reading::{DeviceReading, ForeignLoad, ProcessAttribution, PromisedLoad, ReadingField};
 use crate::row::{DeviceRow, NodeRow, PoolRow};
 use crate::units::{Millis, Percent, Share};
 
@@ -185,7 +185,7 @@ impl Pool {
         let foreign = self.foreign_now(device, reading);
         self.stirred = self.stirred || self.is_news_to_waiters(self.inventory.device(device), foreign);
         self.change_device(device, out, |slot| {
-            slot.observed = Some(Observed {
+            slot.observed = Some(LastReading {
                 at: reading.at,
                 memory_used: reading.memory_used,
                 utilization: reading.utilization,
@@ -255,11 +255,11 @@ impl Pool {
         Some(foreign)
     }
 
-    fn promised(&self, lease: LeaseId, device: DeviceId) -> Promised {
+    fn promised(&self, lease: LeaseId, device: DeviceId) -> PromisedLoad {
         let promises = self.leases.get(&lease).map(|lease| lease.promises.clone()).unwrap_or_default();
         let of_device = promises.iter().filter(|promise| promise.device == device);
         let (memory, share) = of_device.map(|promise| (promise.memory, promise.share)).next().unwrap_or_default();
-        Promised { lease, memory, utilization: Percent::of_share(share) }
+        PromisedLoad { lease, memory, utilization: Percent::of_share(share) }
     }
 
     /// A complete list of processes, taken and attributed after a lease's end, that shows none of its own frees the device

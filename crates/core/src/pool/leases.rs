@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::classes::Shape;
+use crate::classes::RequestShape;
 use crate::ids::{DeviceId, LeaseId, Token};
 use crate::lease::{DevicePromise, EndCause, Lease, LeaseHolder, LeaseState};
 use crate::limits;
@@ -13,7 +13,7 @@ use crate::request::{FieldError, Request};
 use crate::row::{LeaseRow, PoolRow};
 use crate::units::{Millis, PoolTime};
 
-use super::schedule::Wish;
+use super::schedule::RequestTerms;
 use super::{DrainMode, Pool, PoolSettings};
 
 impl Pool {
@@ -74,13 +74,13 @@ impl Pool {
     }
 
     /// Under which policy and class a request comes, or why it never can be served.
-    fn judge(&mut self, request: &Arc<Request>, out: &mut ApplyOutcome) -> Result<Wish, CommandDenied> {
+    fn judge(&mut self, request: &Arc<Request>, out: &mut ApplyOutcome) -> Result<RequestTerms, CommandDenied> {
         self.inventory.refresh();
         let policy = self.policies.policy_for(request);
         if let Some(rule) = policy.broken_by(request) {
             return Err(CommandDenied::Policy { policy: policy.name.clone(), rule });
         }
-        let shape = Shape::of(request, policy);
+        let shape = RequestShape::of(request, policy);
         let looks_ahead = shape.strategy.looks_ahead();
         let priority = request.priority.saturating_add(policy.priority_boost);
         let max_duration = policy.held_at_most(request);
@@ -99,7 +99,7 @@ impl Pool {
             return Err(CommandDenied::Unsatisfiable(Unsatisfiable::OverQuota { wanted: judged.most_held, quota }));
         }
         let owner = self.owners.id(&request.owner, self.now);
-        Ok(Wish { class, owner, priority, max_duration, policy: policy_name })
+        Ok(RequestTerms { class, owner, priority, max_duration, policy: policy_name })
     }
 
     fn new_lease(&mut self, request: Arc<Request>, key: Option<Arc<str>>) -> LeaseId {

@@ -20,20 +20,20 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::classes::{ClassId, Classes, Shape};
+use crate::classes::{RequestClassId, RequestClasses, RequestShape};
 use crate::device::{CordonState, DeviceFacts, DeviceHealth, DeviceLink, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
-use crate::inventory::Inventory;
+use crate::inventory::DeviceInventory;
 use crate::lease::{Lease, LeaseHolder, LeaseState};
 use crate::outcome::{ApplyOutcome, CommandDenied, CommandReply};
 use crate::placement::scored;
 use crate::policy::Policies;
-use crate::queue::{OwnerId, Owners, Queue, WaitingNeeds};
+use crate::queue::{OwnerAccounts, OwnerId, RequestQueue, WaitingNeeds};
 use crate::reading::DeviceReading;
 use crate::request::Request;
 use crate::row::{PoolCounters, PoolRow};
 use crate::units::{Bytes, MilliCpus, Millis, PoolTime, Share};
-use crate::workload::{TaskClass, Workload};
+use crate::workload::{TaskClass, WorkloadEstimate};
 
 /// Everything that can happen to a pool: facts, wishes and an administrator's orders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -124,7 +124,7 @@ pub struct PoolSettings {
 pub struct Pool {
     settings: PoolSettings,
     now: PoolTime,
-    inventory: Inventory,
+    inventory: DeviceInventory,
     leases: BTreeMap<LeaseId, Box<Lease>>,
     /// (owner, key) of requests that must not be granted twice.
     keys: BTreeMap<(Arc<str>, Arc<str>), LeaseId>,
@@ -135,12 +135,12 @@ pub struct Pool {
     /// When a quota that stands in somebody's way starts anew.
     quota_deadline: Option<PoolTime>,
     policies: Policies,
-    owners: Owners,
-    classes: Classes,
-    queue: Queue,
+    owners: OwnerAccounts,
+    classes: RequestClasses,
+    queue: RequestQueue,
     waiting_needs: WaitingNeeds,
-    workload: Workload,
-    scorer: scored::Scorer,
+    workload: WorkloadEstimate,
+    scorer: scored::NodeScorer,
     counters: PoolCounters,
     /// The counters as rows keep them.
     kept_counters: PoolCounters,
@@ -298,10 +298,10 @@ impl Pool {
     }
 
     /// The owner and class a waiting lease is queued under.
-    fn wish_of(&mut self, id: LeaseId) -> (OwnerId, ClassId, i32) {
+    fn wish_of(&mut self, id: LeaseId) -> (OwnerId, RequestClassId, i32) {
         let request = self.lease_mut(id).request.clone();
         let policy = self.policies.policy_for(&request);
-        let shape = Shape::of(&request, policy);
+        let shape = RequestShape::of(&request, policy);
         let priority = request.priority.saturating_add(policy.priority_boost);
         let class = self.classes.intern(shape, &self.inventory);
         (self.owners.id(&request.owner, self.now), class, priority)

@@ -38,7 +38,7 @@ pub enum RestoreError {
 
 /// The last row about each thing.
 #[derive(Default)]
-struct Latest {
+struct LatestRows {
     nodes: BTreeMap<NodeId, NodeRow>,
     devices: BTreeMap<DeviceId, DeviceRow>,
     leases: BTreeMap<LeaseId, LeaseRow>,
@@ -48,7 +48,7 @@ struct Latest {
     workload: BTreeMap<TaskClass, WorkloadRow>,
 }
 
-impl Latest {
+impl LatestRows {
     fn of(rows: impl IntoIterator<Item = PoolRow>, bad: &mut Vec<RestoreError>) -> Self {
         let mut latest = Self::default();
         for row in rows {
@@ -108,7 +108,7 @@ impl Pool {
         rows: impl IntoIterator<Item = PoolRow>,
     ) -> (Self, Vec<RestoreError>) {
         let mut bad = Vec::new();
-        let latest = Latest::of(rows, &mut bad);
+        let latest = LatestRows::of(rows, &mut bad);
         let mut pool = Self::new(settings, policies);
         pool.now = now;
         pool.counters = latest.counters;

@@ -11,22 +11,22 @@
 
 use std::sync::Arc;
 
-use crate::classes::{Class, ClassId, Need, Shape};
+use crate::classes::{DeviceNeed, RequestClass, RequestClassId, RequestShape};
 use crate::ids::{DeviceId, LeaseId, NodeId};
-use crate::inventory::{DeviceSlot, Inventory, KindId};
+use crate::inventory::{DeviceInventory, DeviceKindId, DeviceSlot};
 use crate::lease::{Lease, LeaseState, PlacementDecision, QueueTurn};
 use crate::limits;
 use crate::outcome::{ApplyOutcome, PoolEffect};
-use crate::placement::{Guard, Place, Search, is_below};
-use crate::queue::{OverQuota, OwnerId, Queue, WaitingNeeds};
+use crate::placement::{PlacementChoice, PlacementSearch, ReservedCapacity, is_below};
+use crate::queue::{OwnerId, QuotaExceeded, RequestQueue, WaitingNeeds};
 use crate::units::{Millis, PoolTime, Share};
 
 use super::Pool;
 
 /// A request as the queue sees it.
 #[derive(Debug, Clone)]
-pub(super) struct Wish {
-    pub class: ClassId,
+pub(super) struct RequestTerms {
+    pub class: RequestClassId,
     pub owner: OwnerId,
     pub priority: i32,
     pub max_duration: Option<Millis>,
@@ -35,15 +35,15 @@ pub(super) struct Wish {
 
 /// Classes that found no place in a pass, and what must be left alone for them.
 #[derive(Default)]
-struct Passed {
-    classes: Vec<ClassId>,
-    guard: Guard,
+struct PassedClasses {
+    classes: Vec<RequestClassId>,
+    guard: ReservedCapacity,
     /// When each class is certain to start, where that was worked out since the last grant.
     starts: Vec<Option<Option<PoolTime>>>,
 }
 
-impl Passed {
-    fn add(&mut self, id: ClassId, class: &Class, inventory: &Inventory) {
+impl PassedClasses {
+    fn add(&mut self, id: RequestClassId, class: &RequestClass, inventory: &DeviceInventory) {
         self.classes.push(id);
         self.starts.push(None);
         self.guard.add(class, inventory);
@@ -52,17 +52,21 @@ impl Passed {
 
 impl Pool {
     /// A place for a request that just came, which passes nobody unduly.
-    pub(super) fn find_on_arrival(&mut self, wish: &Wish, fair: (u64, u64)) -> Option<(Place, QueueTurn)> {
+    pub(super) fn find_on_arrival(
+        &mut self,
+        wish: &RequestTerms,
+        fair: (u64, u64),
+    ) -> Option<(PlacementChoice, QueueTurn)> {
         if self.over_quota(wish.owner, wish.class).is_some() {
             return None;
         }
         if self.queue.is_empty() {
-            return self.find(wish.class, &Guard::default()).map(|place| (place, QueueTurn::OnArrival));
+            return self.find(wish.class, &ReservedCapacity::default()).map(|place| (place, QueueTurn::OnArrival));
         }
         if !self.may_have_room(wish.class) {
             return None;
         }
-        let ahead: Vec<(ClassId, OwnerId)> = self
+        let ahead: Vec<(RequestClassId, OwnerId)> = self
             .queue
             .lanes_ahead(wish.priority, fair)
             .map(|lane| (lane.class, lane.owner))
@@ -73,7 +77,7 @@ impl Pool {
             self.stirred = true;
             return None;
         }
-        let mut passed = Passed::default();
+        let mut passed = PassedClasses::default();
         for (class, owner) in ahead {
             // The last pass may have ended before it came to this one, and facts may have changed since.
             self.classes.judge(class, &self.inventory);
@@ -94,7 +98,7 @@ impl Pool {
 
     fn pass(&mut self, out: &mut ApplyOutcome) {
         self.inventory.refresh();
-        let mut passed = Passed::default();
+        let mut passed = PassedClasses::default();
         let mut at = None;
         let mut looked_at = 0;
         while let Some(key) = self.queue.next(at) {
@@ -146,11 +150,11 @@ impl Pool {
     /// could use that may start before the lease is certain to end.
     fn find_past(
         &mut self,
-        class: ClassId,
-        passed: &mut Passed,
+        class: RequestClassId,
+        passed: &mut PassedClasses,
         max_duration: Option<Millis>,
         turn: QueueTurn,
-    ) -> Option<(Place, QueueTurn)> {
+    ) -> Option<(PlacementChoice, QueueTurn)> {
         if let Some(place) = self.find(class, &passed.guard) {
             return Some((place, if passed.classes.is_empty() { turn } else { QueueTurn::PassedOthers }));
         }
@@ -158,7 +162,7 @@ impl Pool {
         if !self.may_have_room(class) || self.promises_made() > limits::BACKFILL_PROMISES {
             return None;
         }
-        let mut in_the_way = Passed::default();
+        let mut in_the_way = PassedClasses::default();
         for (&id, start) in passed.classes.iter().zip(&mut passed.starts) {
             if id == class || start.get_or_insert_with(|| self.certain_start(id)).is_none_or(|start| start < end) {
                 in_the_way.add(id, self.classes.get(id), &self.inventory);
@@ -171,19 +175,19 @@ impl Pool {
     }
 
     /// Whether any device has as much free as the class takes; a quick look that says nothing about the rest.
-    fn may_have_room(&self, id: ClassId) -> bool {
+    fn may_have_room(&self, id: RequestClassId) -> bool {
         let class = self.classes.get(id);
-        let room = |need: &Need| self.inventory.index_of(need.kind).most_free() >= need.share;
+        let room = |need: &DeviceNeed| self.inventory.index_of(need.kind).most_free() >= need.share;
         class.shape.gpus == 0 || class.needs.iter().any(room)
     }
 
-    fn find(&mut self, id: ClassId, guard: &Guard) -> Option<Place> {
+    fn find(&mut self, id: RequestClassId, guard: &ReservedCapacity) -> Option<PlacementChoice> {
         self.inventory.refresh();
         self.classes.judge(id, &self.inventory);
         let generation = self.classes.generation;
         let stale_before = self.stale_before();
         let class = self.classes.get(id);
-        let mut search = Search {
+        let mut search = PlacementSearch {
             inventory: &mut self.inventory,
             scorer: &mut self.scorer,
             id,
@@ -199,15 +203,22 @@ impl Pool {
     }
 
     /// Whether no kind of device with anything free is left for those who come after the passed classes.
-    fn nothing_left(&self, passed: &Passed) -> bool {
+    fn nothing_left(&self, passed: &PassedClasses) -> bool {
         self.waiting_needs.past_gpus == 0
             && (0..self.inventory.kinds.len() as u32)
-                .map(KindId)
+                .map(DeviceKindId)
                 .all(|kind| self.inventory.index_of(kind).most_free().is_zero() || passed.guard.bars_kind(kind))
     }
 
     /// Gives a place to a lease that waits or has just been made.
-    pub(super) fn grant(&mut self, id: LeaseId, wish: &Wish, place: Place, turn: QueueTurn, out: &mut ApplyOutcome) {
+    pub(super) fn grant(
+        &mut self,
+        id: LeaseId,
+        wish: &RequestTerms,
+        place: PlacementChoice,
+        turn: QueueTurn,
+        out: &mut ApplyOutcome,
+    ) {
         let token = self.take_token();
         let now = self.now;
         let strategy = self.classes.get(wish.class).shape.strategy;
@@ -257,7 +268,7 @@ impl Pool {
         self.keep(id, out);
     }
 
-    pub(super) fn enqueue(&mut self, id: LeaseId, wish: &Wish, seq: u64) {
+    pub(super) fn enqueue(&mut self, id: LeaseId, wish: &RequestTerms, seq: u64) {
         let fair = self.owners.fair_key(wish.owner, &self.policies);
         self.queue.push(id, (wish.owner, wish.class), wish.priority, seq, fair);
         self.waiting_needs.past_gpus += usize::from(self.may_go_without_free_gpus(id, wish.class));
@@ -269,7 +280,7 @@ impl Pool {
     }
 
     /// Whether it can be served though others claim every GPU: it wants none, or is certain to end.
-    fn may_go_without_free_gpus(&self, id: LeaseId, class: ClassId) -> bool {
+    fn may_go_without_free_gpus(&self, id: LeaseId, class: RequestClassId) -> bool {
         let request = &self.leases[&id].request;
         self.classes.get(class).shape.gpus == 0 || self.policies.policy_for(request).held_at_most(request).is_some()
     }
@@ -290,7 +301,7 @@ impl Pool {
     pub(super) fn requeue_all(&mut self) {
         let waiting: Vec<LeaseId> =
             self.leases.values().filter(|lease| lease.state == LeaseState::Queued).map(|lease| lease.id).collect();
-        self.queue = Queue::default();
+        self.queue = RequestQueue::default();
         self.waiting_needs = WaitingNeeds::default();
         self.classes.nobody_waits();
         self.inventory.refresh();
@@ -302,21 +313,21 @@ impl Pool {
         }
     }
 
-    fn wish_again(&mut self, id: LeaseId, class: ClassId, owner: OwnerId, priority: i32) -> Wish {
+    fn wish_again(&mut self, id: LeaseId, class: RequestClassId, owner: OwnerId, priority: i32) -> RequestTerms {
         let request = self.lease_mut(id).request.clone();
         let policy = self.policies.policy_for(&request);
         let max_duration = policy.held_at_most(&request);
-        Wish { class, owner, priority, max_duration, policy: policy.name.clone() }
+        RequestTerms { class, owner, priority, max_duration, policy: policy.name.clone() }
     }
 
-    pub(super) fn over_quota(&mut self, owner: OwnerId, class: ClassId) -> Option<OverQuota> {
+    pub(super) fn over_quota(&mut self, owner: OwnerId, class: RequestClassId) -> Option<QuotaExceeded> {
         let more = self.classes.get(class).most_held;
         let account = self.owners.get(owner);
         let quota = self.policies.quota_of(&account.name);
         let over = account.over(quota, more, self.now, self.policies.period);
         let changes_at = match over {
-            Some(OverQuota::ShareHours { until }) => Some(until),
-            Some(OverQuota::Held) => None,
+            Some(QuotaExceeded::ShareHours { until }) => Some(until),
+            Some(QuotaExceeded::Held) => None,
             None if more.is_zero() => None,
             None => account.runs_out_at(quota, self.now, self.policies.period),
         };
@@ -340,13 +351,13 @@ impl Pool {
     ///
     /// What drains, or is closed for a reason that may pass at any moment, may be had at any moment: then it is now. A
     /// device above its own thresholds is not counted on.
-    fn certain_start(&self, id: ClassId) -> Option<PoolTime> {
+    fn certain_start(&self, id: RequestClassId) -> Option<PoolTime> {
         let class = self.classes.get(id);
         let hosts = self.inventory.nodes.iter().filter(|(_, slot)| class.hosted_by(slot.shape));
         hosts.filter_map(|(node, _)| self.certain_start_on(&class.shape, id, NodeId(node))).min()
     }
 
-    fn certain_start_on(&self, shape: &Shape, id: ClassId, node: NodeId) -> Option<PoolTime> {
+    fn certain_start_on(&self, shape: &RequestShape, id: RequestClassId, node: NodeId) -> Option<PoolTime> {
         let class = self.classes.get(id);
         let slot = self.inventory.node(node);
         let free_at = |&device: &DeviceId| {
@@ -365,7 +376,7 @@ impl Pool {
     }
 
     /// When a device is certain to have room for what a class takes of it.
-    pub(super) fn device_free_at(&self, need: &Need, device: DeviceId, slot: &DeviceSlot) -> Option<PoolTime> {
+    pub(super) fn device_free_at(&self, need: &DeviceNeed, device: DeviceId, slot: &DeviceSlot) -> Option<PoolTime> {
         let free = (u64::from((Share::WHOLE - slot.promised).0), slot.unpromised_memory().0);
         let mut ends = Vec::new();
         for lease in slot.leases.iter().filter_map(|lease| self.leases.get(lease)) {
@@ -376,7 +387,7 @@ impl Pool {
         self.enough_at(free, (u64::from(need.share.0), need.memory.0), ends)
     }
 
-    fn host_free_at(&self, shape: &Shape, node: NodeId) -> Option<PoolTime> {
+    fn host_free_at(&self, shape: &RequestShape, node: NodeId) -> Option<PoolTime> {
         if !shape.needs_host() {
             return Some(self.now);
         }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::classes::{Class, Shape};
+use crate::classes::{RequestClass, RequestShape};
 use crate::device::{CordonState, DeviceFacts, DeviceHealth, DeviceIdentity, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
 use crate::lease::{Lease, LeaseState};
 use crate::outcome::DeviceClosure;
 use crate::placement::is_below;
 use crate::policy::Policies;
-use crate::queue::{Account, OverQuota, OwnerId};
+use crate::queue::{OwnerAccount, OwnerId, QuotaExceeded};
 use crate::reading::ForeignLoad;
 use crate::row::UsageRow;
 use crate::units::{Bytes, MilliCpus, Millis, Percent, PoolTime, Share};
@@ -155,7 +155,7 @@ impl Pool {
 
     /// What each owner used in its period, up to the last change of what it holds.
     pub fn usage(&self) -> impl Iterator<Item = UsageRow> {
-        self.owners.all().iter().map(Account::row)
+        self.owners.all().iter().map(OwnerAccount::row)
     }
 }
 
@@ -255,7 +255,7 @@ impl Pool {
     pub fn explain(&self, id: LeaseId) -> Option<WaitExplanation> {
         let lease = self.leases.get(&id).filter(|lease| lease.state == LeaseState::Queued)?;
         let policy = self.policies.policy_for(&lease.request);
-        let class = self.classes.find(&Shape::of(&lease.request, policy))?;
+        let class = self.classes.find(&RequestShape::of(&lease.request, policy))?;
         let owner = self.owners.find(&lease.request.owner)?;
         let priority = lease.request.priority.saturating_add(policy.priority_boost);
         let ahead = self.queue.ahead_of((owner, class), priority, lease.seq);
@@ -272,22 +272,22 @@ impl Pool {
         Some(WaitExplanation { position: ahead + 1, reasons })
     }
 
-    fn quota_reason(&self, owner: OwnerId, class: &Class) -> Option<WaitReason> {
+    fn quota_reason(&self, owner: OwnerId, class: &RequestClass) -> Option<WaitReason> {
         let account = self.owners.get(owner);
         let quota = self.policies.quota_of(&account.name);
         let over = account.over(quota, class.most_held, self.now, self.policies.period)?;
         Some(match over {
-            OverQuota::Held => WaitReason::QuotaHeld {
+            QuotaExceeded::Held => WaitReason::QuotaHeld {
                 held: Share(account.held.min(u64::from(u32::MAX)) as u32),
                 quota: quota.held.unwrap_or_default(),
             },
-            OverQuota::ShareHours { until } => WaitReason::QuotaHours { next_in: until.since(self.now) },
+            QuotaExceeded::ShareHours { until } => WaitReason::QuotaHours { next_in: until.since(self.now) },
         })
     }
 
     /// What is short for a class, were it alone in the queue.
-    fn shortages(&self, class: &Class) -> Vec<WaitReason> {
-        let mut seen = Shortages::default();
+    fn shortages(&self, class: &RequestClass) -> Vec<WaitReason> {
+        let mut seen = ResourceShortages::default();
         for (number, slot) in self.inventory.nodes.iter() {
             if class.hosted_by(slot.shape) {
                 self.look_for_shortages(class, NodeId(number), &mut seen);
@@ -310,7 +310,7 @@ impl Pool {
                 reasons.push(WaitReason::NeedsHostMemory { needed: shape.host_memory, free: seen.most_memory });
             }
             if reasons.is_empty() {
-                let Shape { gpus, cpus, host_memory, .. } = *shape;
+                let RequestShape { gpus, cpus, host_memory, .. } = *shape;
                 reasons.push(WaitReason::NeedsTogether { gpus, cpus, host_memory });
             }
         }
@@ -319,7 +319,7 @@ impl Pool {
         reasons
     }
 
-    fn look_for_shortages(&self, class: &Class, node: NodeId, seen: &mut Shortages) {
+    fn look_for_shortages(&self, class: &RequestClass, node: NodeId, seen: &mut ResourceShortages) {
         let node_slot = self.inventory.node(node);
         let mut free = 0;
         for &device in &node_slot.devices {
@@ -361,7 +361,7 @@ impl Pool {
 }
 
 #[derive(Default)]
-struct Shortages {
+struct ResourceShortages {
     fits: bool,
     most_free: u16,
     most_cpus: MilliCpus,

@@ -8,18 +8,18 @@ use std::ops::{Index, IndexMut};
 /// A new entry takes the lowest vacant number. Numbers therefore depend only on the entries that are there, so a pool
 /// that was restored from rows numbers the next entry as the pool that left the rows would have.
 #[derive(Debug)]
-pub(crate) struct Slots<T> {
+pub(crate) struct SlotTable<T> {
     slots: Vec<Option<T>>,
     vacant: BTreeSet<u32>,
 }
 
-impl<T> Default for Slots<T> {
+impl<T> Default for SlotTable<T> {
     fn default() -> Self {
         Self { slots: Vec::new(), vacant: BTreeSet::new() }
     }
 }
 
-impl<T> Slots<T> {
+impl<T> SlotTable<T> {
     /// One more than the highest number that was ever used.
     pub fn span(&self) -> u32 {
         self.slots.len() as u32
@@ -73,7 +73,7 @@ impl<T> Slots<T> {
     }
 }
 
-impl<T> Index<u32> for Slots<T> {
+impl<T> Index<u32> for SlotTable<T> {
     type Output = T;
 
     fn index(&self, number: u32) -> &T {
@@ -84,7 +84,7 @@ impl<T> Index<u32> for Slots<T> {
     }
 }
 
-impl<T> IndexMut<u32> for Slots<T> {
+impl<T> IndexMut<u32> for SlotTable<T> {
     fn index_mut(&mut self, number: u32) -> &mut T {
         match &mut self.slots[number as usize] {
             Some(entry) => entry,
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn the_lowest_vacant_number_goes_to_the_next_entry() {
-        let mut slots = Slots::default();
+        let mut slots = SlotTable::default();
         slots.insert(3, 'd');
         assert_eq!((slots.len(), slots.span(), slots.next_number()), (1, 4, 0));
         for entry in ['a', 'b', 'c', 'e'] {
