@@ -1,4 +1,4 @@
-//! Requests that are alike to placement: each distinct shape of a wish is judged once against every kind of device.
+//! Requests that are alike to placement: each distinct shape of a wish is assessed once against every kind of device.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -19,46 +19,46 @@ use crate::workload::TaskClass;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RequestClassId(pub u32);
 
-/// A shape, judged against the inventory.
+/// A shape, assessed against the inventory.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestClass {
     pub shape: RequestShape,
     /// Kinds that could serve it, on nodes that could, by rising kind.
     pub needs: Vec<DeviceNeed>,
     /// Whether nodes of each shape could host it.
-    pub hosts: Vec<bool>,
+    pub host_shapes: Vec<bool>,
     /// The devices it names, where it names any.
-    pub named: Option<Vec<DeviceId>>,
+    pub named_devices: Option<Vec<DeviceId>>,
     /// Why it can never be served, if so.
-    pub never: Option<Unsatisfiable>,
+    pub unsatisfiable: Option<Unsatisfiable>,
     /// The most it may come to hold, over all its GPUs.
-    pub most_held: Share,
+    pub max_held: Share,
     /// How many models of device could serve it.
-    pub models: usize,
+    pub model_count: usize,
     /// Requests that wait in this class.
-    pub waiting: u32,
-    judged_at: Option<u64>,
+    pub waiter_count: u32,
+    assessed_version: Option<u64>,
 }
 
 impl RequestClass {
     /// What it takes of a device of `kind`.
-    pub fn need(&self, kind: DeviceKindId) -> Option<&DeviceNeed> {
+    pub fn need_on(&self, kind: DeviceKindId) -> Option<&DeviceNeed> {
         self.needs.binary_search_by_key(&kind, |need| need.kind).ok().map(|i| &self.needs[i])
     }
 
     /// Whether nodes of a shape could host it.
-    pub fn hosted_by(&self, shape: NodeShapeId) -> bool {
-        self.hosts.get(shape.0 as usize) == Some(&true)
+    pub fn fits_shape(&self, shape: NodeShapeId) -> bool {
+        self.host_shapes.get(shape.0 as usize) == Some(&true)
     }
 
     /// What it takes of this device of `kind`, if it could ever use it.
-    pub fn need_of(&self, device: DeviceId, kind: DeviceKindId) -> Option<&DeviceNeed> {
-        self.need(kind).filter(|_| self.named.as_ref().is_none_or(|named| named.contains(&device)))
+    pub fn need_on_device(&self, device: DeviceId, kind: DeviceKindId) -> Option<&DeviceNeed> {
+        self.need_on(kind).filter(|_| self.named_devices.as_ref().is_none_or(|named| named.contains(&device)))
     }
 
     /// Whether it could ever use this device.
-    pub fn could_use(&self, device: DeviceId, kind: DeviceKindId) -> bool {
-        self.need_of(device, kind).is_some()
+    pub fn could_use_device(&self, device: DeviceId, kind: DeviceKindId) -> bool {
+        self.need_on_device(device, kind).is_some()
     }
 
     /// The class as a workload sees it; a memory amount counts as its largest share.
@@ -73,40 +73,41 @@ impl RequestClass {
         }
     }
 
-    fn judge(&mut self, inventory: &DeviceInventory) {
-        self.judged_at = Some(inventory.version);
-        self.named = self.shape.select.names_devices().then(|| named_devices(&self.shape.select, inventory));
-        let judged = ClassFeasibility::of(&self.shape, self.named.as_deref(), inventory);
-        self.never = judged.never();
-        self.needs = judged.needs;
-        self.hosts = judged.hosts;
-        self.models = models_among(&self.needs, inventory);
-        self.keep_usable_named(inventory);
-        if self.never.is_some() {
+    fn assess(&mut self, inventory: &DeviceInventory) {
+        self.assessed_version = Some(inventory.version);
+        self.named_devices =
+            self.shape.select.names_devices().then(|| find_named_devices(&self.shape.select, inventory));
+        let assessed = ClassFeasibility::assess(&self.shape, self.named_devices.as_deref(), inventory);
+        self.unsatisfiable = assessed.refusal();
+        self.needs = assessed.needs;
+        self.host_shapes = assessed.host_shapes;
+        self.model_count = count_models(&self.needs, inventory);
+        self.retain_usable_named(inventory);
+        if self.unsatisfiable.is_some() {
             self.needs.clear();
-            self.hosts.fill(false);
+            self.host_shapes.fill(false);
         }
         let share_of_gpu =
             |need: &DeviceNeed| inventory.kinds[need.kind.0 as usize].facts.share_of_gpu().0 * need.share.0 / 1000;
         let most = self.needs.iter().map(share_of_gpu).max().unwrap_or(0);
-        self.most_held = Share(most * u32::from(self.shape.gpus));
+        self.max_held = Share(most * u32::from(self.shape.gpus));
     }
 
     /// Leaves of the devices it names only those it could use: what it keeps others off must not be more than that.
-    fn keep_usable_named(&mut self, inventory: &DeviceInventory) {
-        let (Some(mut named), gpus @ 1..) = (self.named.take(), self.shape.gpus) else { return };
-        named.retain(|device| self.need(inventory.device(*device).kind).is_some());
+    fn retain_usable_named(&mut self, inventory: &DeviceInventory) {
+        let (Some(mut named_devices), gpus @ 1..) = (self.named_devices.take(), self.shape.gpus) else { return };
+        named_devices.retain(|device| self.need_on(inventory.device(*device).kind).is_some());
         let mut on_node: BTreeMap<NodeId, u32> = BTreeMap::new();
-        for device in &named {
+        for device in &named_devices {
             *on_node.entry(inventory.device(*device).node).or_default() += 1;
         }
         let most = on_node.values().copied().max().unwrap_or(0).min(u32::from(u16::MAX)) as u16;
-        if self.never.is_none() && most < gpus {
-            self.never = Some(Unsatisfiable::TooManyGpus { wanted: gpus, most });
+        if self.unsatisfiable.is_none() && most < gpus {
+            self.unsatisfiable = Some(Unsatisfiable::TooManyGpus { wanted: gpus, most });
         }
-        named.retain(|device| on_node[&inventory.device(*device).node] >= u32::from(gpus));
-        self.needs.retain(|need| named.iter().any(|device| inventory.device(*device).kind == need.kind));
-        self.named = Some(named);
+        named_devices.retain(|device| on_node[&inventory.device(*device).node] >= u32::from(gpus));
+        self.needs.retain(|need| named_devices.iter().any(|device| inventory.device(*device).kind == need.kind));
+        self.named_devices = Some(named_devices);
     }
 }
 
@@ -114,9 +115,9 @@ impl RequestClass {
 #[derive(Debug, Default)]
 pub(crate) struct RequestClasses {
     /// Looked up only, never walked: its order decides nothing.
-    known: HashMap<RequestShape, RequestClassId, BuildHasherDefault<DefaultHasher>>,
+    ids_by_shape: HashMap<RequestShape, RequestClassId, BuildHasherDefault<DefaultHasher>>,
     classes: Vec<Option<RequestClass>>,
-    free: Vec<RequestClassId>,
+    free_ids: Vec<RequestClassId>,
     /// Grows when classes are forgotten, so that what is kept per class elsewhere can follow.
     pub generation: u64,
 }
@@ -136,77 +137,77 @@ impl RequestClasses {
         }
     }
 
-    /// The class of a shape, judged against the current inventory.
+    /// The class of a shape, assessed against the current inventory.
     pub fn intern(&mut self, shape: RequestShape, inventory: &DeviceInventory) -> RequestClassId {
-        let id = match self.known.get(&shape) {
+        let id = match self.ids_by_shape.get(&shape) {
             Some(&id) => id,
             None => self.insert(shape),
         };
-        self.judge(id, inventory);
+        self.refresh(id, inventory);
         id
     }
 
     /// Judges a class anew where facts changed since.
-    pub fn judge(&mut self, id: RequestClassId, inventory: &DeviceInventory) {
+    pub fn refresh(&mut self, id: RequestClassId, inventory: &DeviceInventory) {
         let class = self.get_mut(id);
-        if class.judged_at != Some(inventory.version) {
-            class.judge(inventory);
+        if class.assessed_version != Some(inventory.version) {
+            class.assess(inventory);
         }
     }
 
     /// A class as the current inventory has it, without keeping that.
-    pub fn judged(&self, id: RequestClassId, inventory: &DeviceInventory) -> Cow<'_, RequestClass> {
+    pub fn get_fresh(&self, id: RequestClassId, inventory: &DeviceInventory) -> Cow<'_, RequestClass> {
         let class = self.get(id);
-        if class.judged_at == Some(inventory.version) {
+        if class.assessed_version == Some(inventory.version) {
             return Cow::Borrowed(class);
         }
         let mut class = class.clone();
-        class.judge(inventory);
+        class.assess(inventory);
         Cow::Owned(class)
     }
 
     /// The class of a shape, where it is known.
     pub fn find(&self, shape: &RequestShape) -> Option<RequestClassId> {
-        self.known.get(shape).copied()
+        self.ids_by_shape.get(shape).copied()
     }
 
     /// The queue was emptied.
-    pub fn nobody_waits(&mut self) {
+    pub fn clear_waiters(&mut self) {
         for class in self.classes.iter_mut().flatten() {
-            class.waiting = 0;
+            class.waiter_count = 0;
         }
     }
 
     fn insert(&mut self, shape: RequestShape) -> RequestClassId {
-        if self.known.len() >= limits::CLASSES {
+        if self.ids_by_shape.len() >= limits::MAX_CLASSES {
             self.forget_unused();
         }
         let class = RequestClass {
             shape: shape.clone(),
             needs: Vec::new(),
-            hosts: Vec::new(),
-            named: None,
-            never: None,
-            most_held: Share::ZERO,
-            models: 0,
-            waiting: 0,
-            judged_at: None,
+            host_shapes: Vec::new(),
+            named_devices: None,
+            unsatisfiable: None,
+            max_held: Share::ZERO,
+            model_count: 0,
+            waiter_count: 0,
+            assessed_version: None,
         };
-        let id = self.free.pop().unwrap_or_else(|| {
+        let id = self.free_ids.pop().unwrap_or_else(|| {
             self.classes.push(None);
             RequestClassId(self.classes.len() as u32 - 1)
         });
         self.classes[id.0 as usize] = Some(class);
-        self.known.insert(shape, id);
+        self.ids_by_shape.insert(shape, id);
         id
     }
 
     fn forget_unused(&mut self) {
         self.generation += 1;
         for (number, slot) in self.classes.iter_mut().enumerate() {
-            if let Some(class) = slot.take_if(|class| class.waiting == 0) {
-                self.known.remove(&class.shape);
-                self.free.push(RequestClassId(number as u32));
+            if let Some(class) = slot.take_if(|class| class.waiter_count == 0) {
+                self.ids_by_shape.remove(&class.shape);
+                self.free_ids.push(RequestClassId(number as u32));
             }
         }
     }
@@ -226,7 +227,7 @@ pub(crate) struct RequestShape {
     pub node_selector: Arc<Labels>,
     pub preferred: Arc<[Arc<str>]>,
     pub max_allocations: Option<u16>,
-    sharers: u32,
+    max_sharers: u32,
 }
 
 impl RequestShape {
@@ -243,7 +244,7 @@ impl RequestShape {
             node_selector: policy.node_selector.clone(),
             preferred: policy.preferred_models.clone(),
             max_allocations: policy.max_allocations,
-            sharers: policy.sharers(),
+            max_sharers: policy.max_sharers(),
         }
     }
 
@@ -268,15 +269,15 @@ impl RequestShape {
     }
 
     fn equal_share(&self) -> Share {
-        Share((Share::WHOLE.0 / self.sharers).max(1))
+        Share((Share::WHOLE.0 / self.max_sharers).max(1))
     }
 
     /// What it takes of a device of this kind; `None` where such a device can never give it.
-    fn need(&self, kind: DeviceKindId, facts: &DeviceFacts) -> Option<DeviceNeed> {
+    fn need_on(&self, kind: DeviceKindId, facts: &DeviceFacts) -> Option<DeviceNeed> {
         let capacity = facts.memory_capacity();
         let preferred = self.preferred.iter().any(|model| facts.is_model(model));
         if !facts.is_divisible() {
-            let taken = self.takes_whole_partition(facts)?;
+            let taken = self.whole_partition_memory(facts)?;
             return Some(DeviceNeed { kind, share: Share::WHOLE, memory: taken, preferred });
         }
         let (share, memory) = match self.amount {
@@ -301,7 +302,7 @@ impl RequestShape {
 
     /// The memory of a partition that is only taken as it is, where it is what was asked for: at least the share of a
     /// whole GPU, and not a whole GPU for less.
-    fn takes_whole_partition(&self, facts: &DeviceFacts) -> Option<Bytes> {
+    fn whole_partition_memory(&self, facts: &DeviceFacts) -> Option<Bytes> {
         let (share, memory) = match self.amount {
             RequestedAmount::Whole => (Share::WHOLE, Bytes::ZERO),
             RequestedAmount::Share(share) => (share, Bytes::ZERO),
@@ -328,21 +329,21 @@ pub(crate) struct DeviceNeed {
     pub preferred: bool,
 }
 
-fn named_devices(select: &DeviceSelector, inventory: &DeviceInventory) -> Vec<DeviceId> {
-    let named = |slot: &DeviceSlot| {
+fn find_named_devices(select: &DeviceSelector, inventory: &DeviceInventory) -> Vec<DeviceId> {
+    let is_named = |slot: &DeviceSlot| {
         let by_number = select.gpu_ids.is_empty() || select.gpu_ids.contains(&slot.gpu_id);
         let by_uuid = select.uuids.is_empty()
             || matches!(&slot.facts.identity, DeviceIdentity::Uuid(uuid) if select.uuids.contains(uuid));
         by_number && by_uuid
     };
-    inventory.devices.iter().filter(|(_, slot)| named(slot)).map(|(id, _)| DeviceId(id)).collect()
+    inventory.devices.iter().filter(|(_, slot)| is_named(slot)).map(|(id, _)| DeviceId(id)).collect()
 }
 
 /// What became of a shape at every kind and node shape, so that a refusal can say what was missing.
 struct ClassFeasibility<'a> {
     shape: &'a RequestShape,
     pub needs: Vec<DeviceNeed>,
-    pub hosts: Vec<bool>,
+    pub host_shapes: Vec<bool>,
     any_device: bool,
     any_selected: bool,
     any_isolating: bool,
@@ -356,11 +357,11 @@ struct ClassFeasibility<'a> {
 }
 
 impl<'a> ClassFeasibility<'a> {
-    pub fn of(shape: &'a RequestShape, named: Option<&[DeviceId]>, inventory: &DeviceInventory) -> Self {
-        let mut judged = Self {
+    pub fn assess(shape: &'a RequestShape, named: Option<&[DeviceId]>, inventory: &DeviceInventory) -> Self {
+        let mut assessed = Self {
             shape,
             needs: Vec::new(),
-            hosts: vec![false; inventory.shapes.len()],
+            host_shapes: vec![false; inventory.shapes.len()],
             any_device: !inventory.devices.is_empty(),
             any_selected: false,
             any_isolating: false,
@@ -383,16 +384,16 @@ impl<'a> ClassFeasibility<'a> {
                 .filter(|(kind, _)| is_named(*kind))
                 .filter_map(|&(id, count)| {
                     let kind = &inventory.kinds[id.0 as usize];
-                    Some((judged.kind(id, kind, node_shape)?, count))
+                    Some((assessed.assess_kind(id, kind, node_shape)?, count))
                 })
                 .collect();
-            judged.node_shape(number, node_shape, fitting);
+            assessed.assess_node_shape(number, node_shape, fitting);
         }
-        judged.needs.sort_unstable_by_key(|need| need.kind);
-        judged
+        assessed.needs.sort_unstable_by_key(|need| need.kind);
+        assessed
     }
 
-    fn kind(&mut self, id: DeviceKindId, kind: &DeviceKind, node_shape: &NodeShape) -> Option<DeviceNeed> {
+    fn assess_kind(&mut self, id: DeviceKindId, kind: &DeviceKind, node_shape: &NodeShape) -> Option<DeviceNeed> {
         let (select, facts) = (&self.shape.select, &kind.facts);
         let label = |key, value| facts.labels.get(key) == Some(value) || node_shape.labels.get(key) == Some(value);
         let selected = select.vendor.is_none_or(|vendor| vendor == facts.vendor)
@@ -412,10 +413,10 @@ impl<'a> ClassFeasibility<'a> {
         }
         self.any_memory_known |= facts.memory.is_some();
         self.most_memory = self.most_memory.max(facts.memory_capacity().unwrap_or_default());
-        self.shape.need(id, facts)
+        self.shape.need_on(id, facts)
     }
 
-    fn node_shape(&mut self, number: usize, node_shape: &NodeShape, fitting: Vec<(DeviceNeed, u32)>) {
+    fn assess_node_shape(&mut self, number: usize, node_shape: &NodeShape, fitting: Vec<(DeviceNeed, u32)>) {
         let gpus: u32 = fitting.iter().map(|(_, count)| count).sum();
         let gpus = gpus.min(u32::from(u16::MAX)) as u16;
         self.most_gpus = self.most_gpus.max(gpus);
@@ -425,16 +426,16 @@ impl<'a> ClassFeasibility<'a> {
         self.most_cpus = self.most_cpus.max(node_shape.cpus);
         self.most_host_memory = self.most_host_memory.max(node_shape.memory);
         if self.shape.cpus <= node_shape.cpus && self.shape.host_memory <= node_shape.memory {
-            self.hosts[number] = true;
+            self.host_shapes[number] = true;
             if self.shape.gpus > 0 {
                 self.needs.extend(fitting.into_iter().map(|(need, _)| need));
             }
         }
     }
 
-    pub fn never(&self) -> Option<Unsatisfiable> {
+    pub fn refusal(&self) -> Option<Unsatisfiable> {
         let shape = self.shape;
-        if self.hosts.contains(&true) {
+        if self.host_shapes.contains(&true) {
             return None;
         }
         if shape.gpus > 0 {
@@ -472,7 +473,7 @@ impl<'a> ClassFeasibility<'a> {
     }
 }
 
-fn models_among(needs: &[DeviceNeed], inventory: &DeviceInventory) -> usize {
+fn count_models(needs: &[DeviceNeed], inventory: &DeviceInventory) -> usize {
     let mut models: Vec<&str> = needs.iter().map(|need| &*inventory.kinds[need.kind.0 as usize].facts.model).collect();
     models.sort_unstable();
     models.dedup();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{GpuId, Labels};
-use crate::request::{IsolationLevel, spelled};
+use crate::request::{IsolationLevel, named_variants};
 use crate::units::{Bytes, MilliCpus, Share};
 
 /// Who made a device.
@@ -20,7 +20,7 @@ pub enum Vendor {
     Other,
 }
 
-spelled!(Vendor, "vendor", Nvidia => "nvidia", Amd => "amd", Intel => "intel", Other => "other");
+named_variants!(Vendor, "vendor", Nvidia => "nvidia", Amd => "amd", Intel => "intel", Other => "other");
 
 /// A place on the PCI bus, parsed to numbers so that its many spellings compare equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

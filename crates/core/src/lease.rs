@@ -153,22 +153,22 @@ pub enum LeaseHolder {
 #[derive(Debug, Clone)]
 pub struct Lease {
     /// What is kept; a lease reads as its row.
-    kept: LeaseRow,
+    row: LeaseRow,
     /// When its heartbeat runs out; not while it has a holder.
     pub expires_at: Option<PoolTime>,
-    pub(crate) asked_at: PoolTime,
+    pub(crate) followed_at: PoolTime,
     pub(crate) deadline: Option<PoolTime>,
 }
 
 impl Lease {
     /// A lease that goes on from its row: one full ttl, one full wait.
-    pub(crate) fn from_row(kept: LeaseRow, now: PoolTime) -> Self {
-        let expires_at = (kept.state == LeaseState::Active).then(|| now.after(kept.request.ttl));
-        Self { kept, expires_at, asked_at: now, deadline: None }
+    pub(crate) fn from_row(row: LeaseRow, now: PoolTime) -> Self {
+        let expires_at = (row.state == LeaseState::Active).then(|| now.after(row.request.ttl));
+        Self { row, expires_at, followed_at: now, deadline: None }
     }
 
     pub fn row(&self) -> &LeaseRow {
-        &self.kept
+        &self.row
     }
 
     /// Ends at the latest at this time, by a promise that was made and not by a heartbeat that may go on.
@@ -181,12 +181,12 @@ impl Deref for Lease {
     type Target = LeaseRow;
 
     fn deref(&self) -> &LeaseRow {
-        &self.kept
+        &self.row
     }
 }
 
 impl DerefMut for Lease {
     fn deref_mut(&mut self) -> &mut LeaseRow {
-        &mut self.kept
+        &mut self.row
     }
 }

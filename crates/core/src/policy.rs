@@ -53,7 +53,7 @@ pub struct PolicyMatch {
 }
 
 impl PolicyMatch {
-    fn covers(&self, request: &Request) -> bool {
+    fn matches(&self, request: &Request) -> bool {
         (self.owners.is_empty() || self.owners.contains(&request.owner))
             && (self.sizes.is_empty() || self.sizes.contains(&RequestSize::of(request)))
             && labels_match(&request.labels, &self.labels)
@@ -138,24 +138,24 @@ impl RequestPolicy {
     }
 
     /// How long a lease may be held under this policy: what the request says, what the policy says, or nothing.
-    pub(crate) fn held_at_most(&self, request: &Request) -> Option<Millis> {
+    pub(crate) fn hold_limit(&self, request: &Request) -> Option<Millis> {
         [request.max_duration, self.max_duration].into_iter().flatten().min()
     }
 
     /// How many leases may share a device, for [`RequestedAmount::Shared`].
-    pub(crate) fn sharers(&self) -> u32 {
+    pub(crate) fn max_sharers(&self) -> u32 {
         u32::from(self.max_allocations.unwrap_or(10).max(1))
     }
 
     /// The rule that `request` breaks, if any.
-    pub(crate) fn broken_by(&self, request: &Request) -> Option<PolicyViolation> {
+    pub(crate) fn find_violation(&self, request: &Request) -> Option<PolicyViolation> {
         if request.gpus == 0 {
             return self.gpu_required.then_some(PolicyViolation::GpuRequired);
         }
         let share = match request.amount {
             RequestedAmount::Whole => Some(Share::WHOLE),
             RequestedAmount::Share(share) | RequestedAmount::Both(share, _) => Some(share),
-            RequestedAmount::Shared => Some(Share(Share::WHOLE.0 / self.sharers())),
+            RequestedAmount::Shared => Some(Share(Share::WHOLE.0 / self.max_sharers())),
             RequestedAmount::Memory(_) => None,
         };
         if let Some(asked) = share {
@@ -273,7 +273,7 @@ impl Policies {
     }
 
     pub fn policy_for(&self, request: &Request) -> &RequestPolicy {
-        self.policies.iter().find(|policy| policy.applies_to.covers(request)).unwrap_or(&self.fallback)
+        self.policies.iter().find(|policy| policy.applies_to.matches(request)).unwrap_or(&self.fallback)
     }
 
     pub fn quota_of(&self, owner: &str) -> &OwnerQuota {

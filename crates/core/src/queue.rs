@@ -20,6 +20,9 @@ use crate::units::{Millis, PoolTime, Share};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueLaneId(u32);
 
+/// The requests of one lane have these in common.
+pub(crate) type LaneKey = (OwnerId, RequestClassId);
+
 /// Where a lane's first request comes: higher priority, then fairness among owners, then the order of arrival.
 pub(crate) type LaneRank = (Reverse<i32>, (u64, u64), u64, QueueLaneId);
 
@@ -32,7 +35,7 @@ pub(crate) struct QueueLane {
     pub class: RequestClassId,
     pub owner: OwnerId,
     waiting: BTreeMap<LanePosition, LeaseId>,
-    fair: (u64, u64),
+    fairness: (u64, u64),
 }
 
 impl QueueLane {
@@ -41,8 +44,8 @@ impl QueueLane {
         self.waiting.first_key_value().map(|(_, lease)| *lease)
     }
 
-    fn key(&self, id: QueueLaneId) -> Option<LaneRank> {
-        self.waiting.first_key_value().map(|((priority, seq), _)| (*priority, self.fair, *seq, id))
+    fn rank(&self, id: QueueLaneId) -> Option<LaneRank> {
+        self.waiting.first_key_value().map(|((priority, seq), _)| (*priority, self.fairness, *seq, id))
     }
 }
 
@@ -51,8 +54,8 @@ impl QueueLane {
 pub(crate) struct RequestQueue {
     lanes: Vec<Option<QueueLane>>,
     free: Vec<QueueLaneId>,
-    by_wish: BTreeMap<(OwnerId, RequestClassId), QueueLaneId>,
-    order: BTreeSet<LaneRank>,
+    lanes_by_key: BTreeMap<LaneKey, QueueLaneId>,
+    ranks: BTreeSet<LaneRank>,
     len: usize,
 }
 
@@ -65,10 +68,10 @@ impl RequestQueue {
         self.len == 0
     }
 
-    pub fn push(&mut self, lease: LeaseId, wish: (OwnerId, RequestClassId), priority: i32, seq: u64, fair: (u64, u64)) {
-        let (owner, class) = wish;
-        let id = *self.by_wish.entry(wish).or_insert_with(|| {
-            let lane = QueueLane { class, owner, waiting: BTreeMap::new(), fair };
+    pub fn push(&mut self, lease: LeaseId, lane_key: LaneKey, priority: i32, seq: u64, fairness: (u64, u64)) {
+        let (owner, class) = lane_key;
+        let id = *self.lanes_by_key.entry(lane_key).or_insert_with(|| {
+            let lane = QueueLane { class, owner, waiting: BTreeMap::new(), fairness };
             match self.free.pop() {
                 Some(id) => {
                     self.lanes[id.0 as usize] = Some(lane);
@@ -80,36 +83,36 @@ impl RequestQueue {
                 }
             }
         });
-        self.change(id, |lane| {
+        self.update_lane(id, |lane| {
             lane.waiting.insert((Reverse(priority), seq), lease);
         });
         self.len += 1;
     }
 
-    pub fn remove(&mut self, wish: (OwnerId, RequestClassId), priority: i32, seq: u64) {
-        let Some(&id) = self.by_wish.get(&wish) else { return };
-        let removed = self.change(id, |lane| lane.waiting.remove(&(Reverse(priority), seq)).is_some());
+    pub fn remove(&mut self, lane_key: LaneKey, priority: i32, seq: u64) {
+        let Some(&id) = self.lanes_by_key.get(&lane_key) else { return };
+        let removed = self.update_lane(id, |lane| lane.waiting.remove(&(Reverse(priority), seq)).is_some());
         self.len -= usize::from(removed);
         if self.lane(id).waiting.is_empty() {
-            self.by_wish.remove(&wish);
+            self.lanes_by_key.remove(&lane_key);
             self.lanes[id.0 as usize] = None;
             self.free.push(id);
         }
     }
 
     /// Puts an owner's lanes where its books now say.
-    pub fn set_fair(&mut self, owner: OwnerId, fair: (u64, u64)) {
-        let lanes = self.by_wish.range((owner, RequestClassId(0))..=(owner, RequestClassId(u32::MAX)));
+    pub fn set_fairness(&mut self, owner: OwnerId, fairness: (u64, u64)) {
+        let lanes = self.lanes_by_key.range((owner, RequestClassId(0))..=(owner, RequestClassId(u32::MAX)));
         for id in lanes.map(|(_, id)| *id).collect::<Vec<_>>() {
-            self.change(id, |lane| lane.fair = fair);
+            self.update_lane(id, |lane| lane.fairness = fairness);
         }
     }
 
     /// The lane after `key`, or the first.
-    pub fn next(&self, key: Option<LaneRank>) -> Option<LaneRank> {
+    pub fn next_lane(&self, key: Option<LaneRank>) -> Option<LaneRank> {
         match key {
-            None => self.order.first().copied(),
-            Some(key) => self.order.range((Bound::Excluded(key), Bound::Unbounded)).next().copied(),
+            None => self.ranks.first().copied(),
+            Some(key) => self.ranks.range((Bound::Excluded(key), Bound::Unbounded)).next().copied(),
         }
     }
 
@@ -121,20 +124,20 @@ impl RequestQueue {
     }
 
     pub fn lanes(&self) -> impl Iterator<Item = &QueueLane> {
-        self.order.iter().map(|key| self.lane(key.3))
+        self.ranks.iter().map(|key| self.lane(key.3))
     }
 
     /// Lanes whose first request comes before a newcomer with these terms.
-    pub fn lanes_ahead(&self, priority: i32, fair: (u64, u64)) -> impl Iterator<Item = &QueueLane> {
-        let end = (Reverse(priority), fair, u64::MAX, QueueLaneId(u32::MAX));
-        self.order.range(..=end).map(|key| self.lane(key.3))
+    pub fn lanes_ahead(&self, priority: i32, fairness: (u64, u64)) -> impl Iterator<Item = &QueueLane> {
+        let end = (Reverse(priority), fairness, u64::MAX, QueueLaneId(u32::MAX));
+        self.ranks.range(..=end).map(|key| self.lane(key.3))
     }
 
     /// How many wait before this request.
-    pub fn ahead_of(&self, wish: (OwnerId, RequestClassId), priority: i32, seq: u64) -> usize {
-        let Some(own) = self.by_wish.get(&wish).map(|id| self.lane(*id)) else { return 0 };
+    pub fn count_ahead_of(&self, lane_key: LaneKey, priority: i32, seq: u64) -> usize {
+        let Some(own) = self.lanes_by_key.get(&lane_key).map(|id| self.lane(*id)) else { return 0 };
         let ahead = |lane: &QueueLane| {
-            let before = match lane.fair.cmp(&own.fair) {
+            let before = match lane.fairness.cmp(&own.fairness) {
                 Ordering::Less => (Reverse(priority), u64::MAX),
                 Ordering::Equal => (Reverse(priority), seq),
                 Ordering::Greater => (Reverse(priority), 0),
@@ -144,18 +147,18 @@ impl RequestQueue {
         self.lanes().map(ahead).sum()
     }
 
-    fn change<R>(&mut self, id: QueueLaneId, change: impl FnOnce(&mut QueueLane) -> R) -> R {
+    fn update_lane<R>(&mut self, id: QueueLaneId, change: impl FnOnce(&mut QueueLane) -> R) -> R {
         let Some(lane) = &mut self.lanes[id.0 as usize] else {
             unreachable!("a lane is kept while somebody waits in it")
         };
-        let before = lane.key(id);
+        let before = lane.rank(id);
         let result = change(lane);
-        let after = lane.key(id);
+        let after = lane.rank(id);
         if before != after {
             if let Some(before) = before {
-                self.order.remove(&before);
+                self.ranks.remove(&before);
             }
-            self.order.extend(after);
+            self.ranks.extend(after);
         }
         result
     }
@@ -165,7 +168,7 @@ impl RequestQueue {
 #[derive(Debug, Default)]
 pub(crate) struct WaitingNeeds {
     /// Requests that may go though others claim every GPU: they want none, or are certain to end.
-    pub past_gpus: usize,
+    pub gpu_optional: usize,
     /// Classes in which something waits.
     pub classes: usize,
     /// Classes that want no GPU.
@@ -181,7 +184,7 @@ pub(crate) struct WaitingNeeds {
 }
 
 /// Distinct thresholds up to which each is looked at when foreign load changes.
-const THRESHOLDS_LOOKED_AT: usize = 64;
+const MAX_THRESHOLDS_COMPARED: usize = 64;
 
 impl WaitingNeeds {
     /// A first request waits in a class of this shape.
@@ -209,15 +212,15 @@ impl WaitingNeeds {
     }
 
     /// Whether some class may take a place on a device with so much free.
-    pub fn fit_in(&self, free: Share) -> bool {
+    pub fn fit_free_share(&self, free: Share) -> bool {
         !free.is_zero() && self.shares.first_key_value().is_some_and(|(least, _)| *least <= free)
     }
 
-    pub fn need_hosts(&self) -> bool {
+    pub fn include_hosts(&self) -> bool {
         self.hosts > 0
     }
 
-    pub fn name_memory(&self) -> bool {
+    pub fn include_memory(&self) -> bool {
         self.memory > 0
     }
 
@@ -226,9 +229,9 @@ impl WaitingNeeds {
     }
 
     /// Whether a device that had the first foreign load and now has the second is below other thresholds than before.
-    pub fn have_thresholds_between(&self, before: ForeignLoadLevels, after: ForeignLoadLevels) -> bool {
+    pub fn has_threshold_between(&self, before: ForeignLoadLevels, after: ForeignLoadLevels) -> bool {
         let mut thresholds = self.thresholds.keys();
-        self.thresholds.len() > THRESHOLDS_LOOKED_AT
+        self.thresholds.len() > MAX_THRESHOLDS_COMPARED
             || thresholds.any(|thresholds| before.are_below(*thresholds) != after.are_below(*thresholds))
     }
 }
@@ -258,14 +261,14 @@ pub(crate) struct OwnerAccount {
 
 /// Why an owner's request must wait although there may be room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum QuotaExceeded {
+pub(crate) enum QuotaExcess {
     /// Holds too much already.
     Held,
     /// Used too much this period; from then on it is another.
     ShareHours { until: PoolTime },
 }
 
-const HOUR: u64 = 3_600_000;
+const HOUR_MILLIS: u64 = 3_600_000;
 
 impl OwnerAccount {
     fn settle(&mut self, now: PoolTime, period: Millis) {
@@ -288,23 +291,23 @@ impl OwnerAccount {
     }
 
     /// What of the quota stands in the way of holding `more`.
-    pub fn over(&self, quota: &OwnerQuota, more: Share, now: PoolTime, period: Millis) -> Option<QuotaExceeded> {
+    pub fn quota_excess(&self, quota: &OwnerQuota, more: Share, now: PoolTime, period: Millis) -> Option<QuotaExcess> {
         if more.is_zero() {
             return None;
         }
         if quota.held.is_some_and(|most| self.held + u64::from(more.0) > u64::from(most.0)) {
-            return Some(QuotaExceeded::Held);
+            return Some(QuotaExcess::Held);
         }
         let budget = quota.share_hours?;
         let account = self.settled(now, period);
         let until = PoolTime(account.period.saturating_add(1).saturating_mul(period.0));
-        (account.used >= budget.saturating_mul(HOUR)).then_some(QuotaExceeded::ShareHours { until })
+        (account.used >= budget.saturating_mul(HOUR_MILLIS)).then_some(QuotaExcess::ShareHours { until })
     }
 
     /// When the GPU-hours are used up if it goes on like this. Its waiters then claim nothing any more, which may let
     /// others go.
-    pub fn runs_out_at(&self, quota: &OwnerQuota, now: PoolTime, period: Millis) -> Option<PoolTime> {
-        let budget = quota.share_hours.filter(|_| self.held > 0)?.saturating_mul(HOUR);
+    pub fn exhausted_at(&self, quota: &OwnerQuota, now: PoolTime, period: Millis) -> Option<PoolTime> {
+        let budget = quota.share_hours.filter(|_| self.held > 0)?.saturating_mul(HOUR_MILLIS);
         let left = budget.saturating_sub(self.settled(now, period).used);
         Some(now.after(Millis(left.div_ceil(self.held))))
     }
@@ -322,7 +325,7 @@ pub(crate) struct OwnerAccounts {
 }
 
 impl OwnerAccounts {
-    pub fn id(&mut self, name: &Arc<str>, now: PoolTime) -> OwnerId {
+    pub fn get_or_open(&mut self, name: &Arc<str>, now: PoolTime) -> OwnerId {
         if let Some(&id) = self.by_name.get(name) {
             return id;
         }
@@ -333,7 +336,7 @@ impl OwnerAccounts {
     }
 
     /// Takes back an account that was only just opened.
-    pub fn close_last(&mut self, id: OwnerId) {
+    pub fn close_newest(&mut self, id: OwnerId) {
         if let Some(account) = self.accounts.pop_if(|_| id.0 as usize + 1 == self.by_name.len()) {
             self.by_name.remove(&account.name);
         }
@@ -351,12 +354,18 @@ impl OwnerAccounts {
         &mut self.accounts[id.0 as usize]
     }
 
-    pub fn all(&self) -> &[OwnerAccount] {
+    pub fn accounts(&self) -> &[OwnerAccount] {
         &self.accounts
     }
 
     /// Changes what an owner holds, and settles the use up to now.
-    pub fn hold(&mut self, id: OwnerId, now: PoolTime, period: Millis, change: impl FnOnce(u64) -> u64) -> UsageRow {
+    pub fn set_held(
+        &mut self,
+        id: OwnerId,
+        now: PoolTime,
+        period: Millis,
+        change: impl FnOnce(u64) -> u64,
+    ) -> UsageRow {
         let account = &mut self.accounts[id.0 as usize];
         account.settle(now, period);
         account.held = change(account.held);
@@ -365,13 +374,13 @@ impl OwnerAccounts {
 
     /// Puts back what a row kept. A time ahead of now would keep use from being counted until then.
     pub fn restore(&mut self, row: &UsageRow, now: PoolTime) {
-        let id = self.id(&row.owner, now);
+        let id = self.get_or_open(&row.owner, now);
         let account = &mut self.accounts[id.0 as usize];
         (account.period, account.used, account.settled_at) = (row.period, row.share_millis, row.settled_at.min(now));
     }
 
     /// Where an owner's requests come among those of equal priority; lower first.
-    pub fn fair_key(&self, id: OwnerId, policies: &Policies) -> (u64, u64) {
+    pub fn fairness_of(&self, id: OwnerId, policies: &Policies) -> (u64, u64) {
         match policies.queue {
             QueueOrder::Fifo => (0, 0),
             QueueOrder::FairShare => {
@@ -390,24 +399,24 @@ mod tests {
     #[test]
     fn use_is_counted_from_the_start_of_the_period() {
         let mut owners = OwnerAccounts::default();
-        let id = owners.id(&"alice".into(), PoolTime(0));
+        let id = owners.get_or_open(&"alice".into(), PoolTime(0));
         let period = Millis(1_000);
-        owners.hold(id, PoolTime(0), period, |_| 500);
-        let row = owners.hold(id, PoolTime(1_400), period, |_| 0);
+        owners.set_held(id, PoolTime(0), period, |_| 500);
+        let row = owners.set_held(id, PoolTime(1_400), period, |_| 0);
         assert_eq!((row.period, row.share_millis), (1, 500 * 400));
     }
 
     #[test]
     fn gpu_hours_that_are_used_up_come_back_with_the_next_period() {
         let mut owners = OwnerAccounts::default();
-        let id = owners.id(&"alice".into(), PoolTime(0));
+        let id = owners.get_or_open(&"alice".into(), PoolTime(0));
         let quota = OwnerQuota { share_hours: Some(1_000), ..OwnerQuota::default() };
-        let period = Millis(10 * HOUR);
-        owners.hold(id, PoolTime(0), period, |_| 1_000);
-        let over = |hours: u64| owners.get(id).over(&quota, Share(1), PoolTime(hours * HOUR), period);
+        let period = Millis(10 * HOUR_MILLIS);
+        owners.set_held(id, PoolTime(0), period, |_| 1_000);
+        let over = |hours: u64| owners.get(id).quota_excess(&quota, Share(1), PoolTime(hours * HOUR_MILLIS), period);
         assert_eq!(over(0), None);
-        assert_eq!(over(1), Some(QuotaExceeded::ShareHours { until: PoolTime(10 * HOUR) }));
+        assert_eq!(over(1), Some(QuotaExcess::ShareHours { until: PoolTime(10 * HOUR_MILLIS) }));
         assert_eq!(over(10), None);
-        assert_eq!(over(11), Some(QuotaExceeded::ShareHours { until: PoolTime(20 * HOUR) }));
+        assert_eq!(over(11), Some(QuotaExcess::ShareHours { until: PoolTime(20 * HOUR_MILLIS) }));
     }
 }

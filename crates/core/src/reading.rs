@@ -80,7 +80,7 @@ impl DeviceReading {
     }
 
     /// Whether the processes were attributed by a state that has a change of leases at this time.
-    pub(crate) fn knows_of(&self, change: PoolTime) -> bool {
+    pub(crate) fn includes_change_at(&self, change: PoolTime) -> bool {
         self.leases_as_of.is_none_or(|as_of| change <= as_of)
     }
 }
@@ -114,7 +114,7 @@ impl ForeignLoad {
     /// is, else what was promised (or measured, if that is more). Utilization is not known per process, so a lease's
     /// part is its promised share; but where the list shows no foreign process none of it is foreign, because
     /// counters are known to stick at 100 % with nothing running.
-    pub(crate) fn judge(reading: &DeviceReading, promised: impl Iterator<Item = PromisedLoad>) -> Self {
+    pub(crate) fn from_reading(reading: &DeviceReading, promised: impl Iterator<Item = PromisedLoad>) -> Self {
         let promised: Vec<PromisedLoad> = promised.collect();
         let processes = reading.processes.as_deref();
         let counted = |wanted: &dyn Fn(ProcessAttribution) -> bool| {
@@ -143,13 +143,13 @@ impl ForeignLoad {
             leased_memory = leased_memory.saturating_add(part);
             leased_utilization = Percent(leased_utilization.0.saturating_add(promise.utilization.0));
         }
-        let nobody_foreign = foreign_processes == 0 && none_unknown;
+        let none_foreign = foreign_processes == 0 && none_unknown;
         Self {
             memory: reading.memory_used.value().map(|used| used.saturating_sub(leased_memory)),
             utilization: reading
                 .utilization
                 .value()
-                .map(|busy| if nobody_foreign { Percent(0) } else { busy.saturating_sub(leased_utilization) }),
+                .map(|busy| if none_foreign { Percent(0) } else { busy.saturating_sub(leased_utilization) }),
             processes: foreign_processes,
         }
     }
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn without_a_process_list_the_promise_explains_the_load() {
-        let foreign = ForeignLoad::judge(&reading(50, 60, None), [half_held()].into_iter());
+        let foreign = ForeignLoad::from_reading(&reading(50, 60, None), [half_held()].into_iter());
         assert_eq!(foreign.memory, Some(Bytes(10 * GIB)));
         assert_eq!(foreign.utilization, Some(Percent(10_000)));
     }
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn a_squatter_does_not_hide_behind_a_promise_that_is_not_used() {
         let list = vec![process(ProcessAttribution::Lease(LeaseId(1)), 5), process(ProcessAttribution::Foreign, 30)];
-        let foreign = ForeignLoad::judge(&reading(35, 90, Some(list)), [half_held()].into_iter());
+        let foreign = ForeignLoad::from_reading(&reading(35, 90, Some(list)), [half_held()].into_iter());
         assert_eq!(foreign.memory, Some(Bytes(30 * GIB)));
         assert_eq!(foreign.processes, 1);
         assert_eq!(foreign.utilization, Some(Percent(40_000)));
@@ -196,14 +196,14 @@ mod tests {
 
     #[test]
     fn a_stuck_counter_with_nothing_running_is_not_load() {
-        let foreign = ForeignLoad::judge(&reading(0, 100, Some(Vec::new())), std::iter::empty());
+        let foreign = ForeignLoad::from_reading(&reading(0, 100, Some(Vec::new())), std::iter::empty());
         assert_eq!(foreign, ForeignLoad::NONE);
     }
 
     #[test]
     fn a_process_that_cannot_be_attributed_counts_for_the_lease_first() {
         let list = vec![process(ProcessAttribution::Unknown, 45)];
-        let foreign = ForeignLoad::judge(&reading(45, 80, Some(list)), [half_held()].into_iter());
+        let foreign = ForeignLoad::from_reading(&reading(45, 80, Some(list)), [half_held()].into_iter());
         assert_eq!(foreign.memory, Some(Bytes(5 * GIB)));
         assert_eq!(foreign.utilization, Some(Percent(30_000)));
         assert_eq!(foreign.processes, 0);
@@ -216,7 +216,7 @@ mod tests {
             utilization: ReadingField::Unsupported,
             ..DeviceReading::idle(PoolTime(0))
         };
-        let foreign = ForeignLoad::judge(&silent, std::iter::empty());
+        let foreign = ForeignLoad::from_reading(&silent, std::iter::empty());
         assert_eq!((foreign.memory, foreign.utilization), (None, None));
     }
 }

@@ -50,7 +50,7 @@ pub enum PlacementStrategy {
 }
 
 /// Gives the values of a type the names people write for them.
-macro_rules! spelled {
+macro_rules! named_variants {
     ($type:ty, $what:literal, $($variant:ident => $name:literal),+ $(,)?) => {
         impl $type {
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
@@ -80,10 +80,10 @@ macro_rules! spelled {
     };
 }
 
-pub(crate) use spelled;
+pub(crate) use named_variants;
 
-spelled!(IsolationLevel, "isolation", None => "none", TimeSlicing => "time-slicing", Mps => "mps", Mig => "mig");
-spelled!(
+named_variants!(IsolationLevel, "isolation", None => "none", TimeSlicing => "time-slicing", Mps => "mps", Mig => "mig");
+named_variants!(
     PlacementStrategy,
     "strategy",
     FirstFit => "first-fit",
@@ -235,7 +235,7 @@ impl Request {
     /// Whether every field is within its limits; the error names the first that is not.
     pub fn validate(&self) -> Result<(), FieldError> {
         let fail = |field, value: &dyn fmt::Display, allowed| Err(FieldError::new(field, value, allowed));
-        if self.gpus > limits::GPUS_PER_REQUEST {
+        if self.gpus > limits::MAX_GPUS_PER_REQUEST {
             return fail("gpus", &self.gpus, "0..=64");
         }
         let (share, memory) = self.amount.share_and_memory();
@@ -286,7 +286,7 @@ impl DeviceSelector {
             ("select.uuids", self.uuids.len()),
             ("select.labels", self.labels.len()),
         ] {
-            if count > limits::SELECT_ENTRIES {
+            if count > limits::MAX_SELECT_ENTRIES {
                 return Err(FieldError::new(field, count, "at most 256 entries"));
             }
         }

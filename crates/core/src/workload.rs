@@ -46,7 +46,7 @@ pub struct TargetClass {
 /// The most frequent classes until they cover 95 % of tasks: what fragmentation is measured against.
 ///
 /// Sorted by count, then by class, both descending; the class that crosses 95 % is in.
-pub fn target(counts: &[(TaskClass, u64)]) -> Vec<TargetClass> {
+pub fn target_classes(counts: &[(TaskClass, u64)]) -> Vec<TargetClass> {
     let mut sorted: Vec<&(TaskClass, u64)> = counts.iter().filter(|(_, count)| *count > 0).collect();
     sorted.sort_by(|a, b| (b.1, &b.0).cmp(&(a.1, &a.0)));
     let total = sorted.iter().fold(0_u64, |sum, (_, count)| sum.saturating_add(*count));
@@ -64,7 +64,7 @@ pub fn target(counts: &[(TaskClass, u64)]) -> Vec<TargetClass> {
 /// What a pool knows about its tasks.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WorkloadEstimate {
-    told: Option<Vec<(TaskClass, u64)>>,
+    configured: Option<Vec<(TaskClass, u64)>>,
     learned: BTreeMap<TaskClass, TaskClassCounts>,
     arrivals: u64,
     turnover: Turnover,
@@ -90,25 +90,25 @@ struct TaskClassCounts {
 
 impl WorkloadEstimate {
     /// Takes an operator's word, or goes back to learning where there is none.
-    pub fn tell(&mut self, classes: Vec<(TaskClass, u64)>) {
-        self.told = (!classes.is_empty()).then_some(classes);
+    pub fn configure(&mut self, classes: Vec<(TaskClass, u64)>) {
+        self.configured = (!classes.is_empty()).then_some(classes);
         self.version += 1;
     }
 
     /// Counts an arrival. Returns the rows that changed; many only when the counts are taken over.
-    pub fn arrived(&mut self, class: TaskClass, rows: &mut impl FnMut(WorkloadRow)) {
-        self.take_over_turnover();
-        if self.told.is_some() {
+    pub fn record_arrival(&mut self, class: TaskClass, rows: &mut impl FnMut(WorkloadRow)) {
+        self.adopt_turnover();
+        if self.configured.is_some() {
             return;
         }
-        if self.learned.len() >= limits::WORKLOAD_CLASSES && !self.learned.contains_key(&class) {
+        if self.learned.len() >= limits::MAX_WORKLOAD_CLASSES && !self.learned.contains_key(&class) {
             return;
         }
         self.arrivals = self.arrivals.saturating_add(1);
         let seen = self.learned.entry(class.clone()).or_default();
         seen.seen = seen.seen.saturating_add(1);
         rows(WorkloadRow { class, seen: seen.seen, in_force: seen.in_force });
-        if takes_over_at(self.arrivals) {
+        if is_adoption_step(self.arrivals) {
             for (class, seen) in &mut self.learned {
                 seen.in_force = seen.seen;
                 rows(WorkloadRow { class: class.clone(), seen: seen.seen, in_force: seen.in_force });
@@ -117,12 +117,12 @@ impl WorkloadEstimate {
         }
     }
 
-    pub fn granted(&mut self) {
+    pub fn record_grant(&mut self) {
         self.turnover.granted += 1;
     }
 
     /// Takes over how many tasks left for each that came, once enough have come.
-    fn take_over_turnover(&mut self) {
+    fn adopt_turnover(&mut self) {
         let Turnover { granted, ended, quarters } = self.turnover;
         if granted >= TURNOVER_WINDOW {
             // Half as many leaving as coming is a cluster in full swing: from there on it counts as all.
@@ -132,7 +132,7 @@ impl WorkloadEstimate {
         }
     }
 
-    pub fn ended(&mut self) {
+    pub fn record_end(&mut self) {
         self.turnover.ended = self.turnover.ended.saturating_add(1).min(4 * TURNOVER_WINDOW);
     }
 
@@ -153,8 +153,8 @@ impl WorkloadEstimate {
 
     /// The counts in force.
     pub fn counts(&self) -> Vec<(TaskClass, u64)> {
-        match &self.told {
-            Some(told) => told.clone(),
+        match &self.configured {
+            Some(configured) => configured.clone(),
             None => self.learned.iter().map(|(class, seen)| (class.clone(), seen.in_force)).collect(),
         }
     }
@@ -175,7 +175,7 @@ impl WorkloadEstimate {
     }
 }
 
-fn takes_over_at(arrivals: u64) -> bool {
+fn is_adoption_step(arrivals: u64) -> bool {
     match arrivals {
         0..=499 => arrivals.is_multiple_of(50) && (arrivals / 50).is_power_of_two(),
         _ => arrivals.is_multiple_of(500),
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_class_that_crosses_95_percent_is_in() {
-        let target = target(&[(class(1), 1), (class(2), 60), (class(3), 34), (class(4), 5)]);
+        let target = target_classes(&[(class(1), 1), (class(2), 60), (class(3), 34), (class(4), 5)]);
         let cpus: Vec<u64> = target.iter().map(|t| t.class.cpus.0).collect();
         assert_eq!(cpus, [2, 3, 4]);
         assert!((target.iter().map(|t| t.part).sum::<f64>() - 1.0).abs() < 1e-12);
@@ -200,13 +200,13 @@ mod tests {
 
     #[test]
     fn equal_counts_go_by_class_descending() {
-        let target = target(&[(class(1), 10), (class(2), 10)]);
+        let target = target_classes(&[(class(1), 10), (class(2), 10)]);
         assert_eq!(target[0].class.cpus, MilliCpus(2));
     }
 
     #[test]
     fn learning_takes_over_in_growing_steps() {
-        let steps: Vec<u64> = (0..2100).filter(|n| takes_over_at(*n)).collect();
+        let steps: Vec<u64> = (0..2100).filter(|n| is_adoption_step(*n)).collect();
         assert_eq!(steps, [50, 100, 200, 400, 500, 1000, 1500, 2000]);
     }
 
@@ -214,9 +214,9 @@ mod tests {
     fn turnover_is_what_left_for_each_that_came() {
         let mut workload = WorkloadEstimate::default();
         let mut window = |left: u32| {
-            (0..TURNOVER_WINDOW).for_each(|_| workload.granted());
-            (0..left).for_each(|_| workload.ended());
-            workload.arrived(class(1), &mut |_| ());
+            (0..TURNOVER_WINDOW).for_each(|_| workload.record_grant());
+            (0..left).for_each(|_| workload.record_end());
+            workload.record_arrival(class(1), &mut |_| ());
             workload.turnover()
         };
         assert_eq!(window(0), 0.0);
@@ -230,11 +230,11 @@ mod tests {
         let mut workload = WorkloadEstimate::default();
         let mut rows = 0;
         for _ in 0..49 {
-            workload.arrived(class(1), &mut |_| rows += 1);
+            workload.record_arrival(class(1), &mut |_| rows += 1);
         }
-        assert!(target(&workload.counts()).is_empty());
-        workload.arrived(class(1), &mut |_| rows += 1);
-        assert_eq!(target(&workload.counts()).len(), 1);
+        assert!(target_classes(&workload.counts()).is_empty());
+        workload.record_arrival(class(1), &mut |_| rows += 1);
+        assert_eq!(target_classes(&workload.counts()).len(), 1);
         assert_eq!(rows, 51);
     }
 }

@@ -1,4 +1,4 @@
-//! Tasks that come and go: Poisson arrivals, exponential lifetimes, types drawn as often as they come in the trace.
+//! Tasks that come and go: Poisson arrivals, exponential lifetimes, types sample as often as they come in the trace.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -45,7 +45,7 @@ impl Scenario<'_> {
 
         let total: u64 = types.iter().map(|task| task.count).sum();
         let asked: f64 = types.iter().map(|task| task.count as f64 * task.gpu_milli() as f64).sum();
-        let between = asked / total.max(1) as f64 / (load * cluster.capacity as f64);
+        let mean_interval = asked / total.max(1) as f64 / (load * cluster.capacity as f64);
         let cumulative: Vec<u64> = types
             .iter()
             .scan(0, |sum, task| {
@@ -55,19 +55,19 @@ impl Scenario<'_> {
             .collect();
 
         // Times are never negative, so their bits have the same order.
-        let mut leaving: BinaryHeap<Reverse<(u64, LeaseId, usize)>> = BinaryHeap::new();
+        let mut departures: BinaryHeap<Reverse<(u64, LeaseId, usize)>> = BinaryHeap::new();
         let (mut now, mut used, mut failed) = (0.0, 0_u64, 0_u64);
         let (mut multi, mut multi_refused) = (0_u64, 0_u64);
         let (mut area, mut measured_from) = (0.0, None);
         let measure_after = (arrivals as f64 * WARM_UP) as u64;
         for arrival in 0..arrivals {
-            let next = now + rng.exponential(between);
-            while leaving.peek().is_some_and(|Reverse((at, ..))| f64::from_bits(*at) <= next) {
-                let Some(Reverse((at, lease, task_type))) = leaving.pop() else { break };
+            let next = now + rng.exponential(mean_interval);
+            while departures.peek().is_some_and(|Reverse((at, ..))| f64::from_bits(*at) <= next) {
+                let Some(Reverse((at, lease, task_type))) = departures.pop() else { break };
                 let at = f64::from_bits(at);
                 area += (at - now) * used as f64;
                 now = at;
-                cluster.remove(lease);
+                cluster.remove_task(lease);
                 used -= types[task_type].gpu_milli();
             }
             area += (next - now) * used as f64;
@@ -75,9 +75,9 @@ impl Scenario<'_> {
             if arrival == measure_after {
                 (area, measured_from) = (0.0, Some(now));
             }
-            let drawn = rng.below(total.max(1));
-            let task_type = cumulative.partition_point(|sum| *sum <= drawn);
-            let placed = cluster.place(task_type);
+            let sample = rng.below(total.max(1));
+            let task_type = cumulative.partition_point(|sum| *sum <= sample);
+            let placed = cluster.place_task(task_type);
             let lifetime = rng.exponential(1.0);
             if types[task_type].gpus > 1 && measured_from.is_some() {
                 multi += 1;
@@ -86,7 +86,7 @@ impl Scenario<'_> {
             match placed {
                 Some(lease) => {
                     used += types[task_type].gpu_milli();
-                    leaving.push(Reverse(((now + lifetime).to_bits(), lease, task_type)));
+                    departures.push(Reverse(((now + lifetime).to_bits(), lease, task_type)));
                 }
                 None => failed += 1,
             }
@@ -102,7 +102,7 @@ impl Scenario<'_> {
             mean_allocated: if measured > 0.0 { 100.0 * area / measured / cluster.capacity as f64 } else { 0.0 },
             refused_multi_gpu: if multi == 0 { 0.0 } else { 100.0 * multi_refused as f64 / multi as f64 },
             us_per_decision: cluster.us_per_decision(),
-            us_per_refresh: cluster.us_per_take_over(),
+            us_per_refresh: cluster.us_per_refresh(),
         })
     }
 }

@@ -57,7 +57,7 @@ impl Scenario<'_> {
             while curve.len() as u64 * capacity <= arrived * 100 {
                 curve.push(unallocated(used));
             }
-            let placed = cluster.place(task_type).is_some();
+            let placed = cluster.place_task(task_type).is_some();
             if placed {
                 used += task.gpu_milli();
             } else {
@@ -81,7 +81,7 @@ impl Scenario<'_> {
             unallocated_130: unallocated(used),
             refused_multi_gpu_95: if multi == 0 { 0.0 } else { 100.0 * multi_refused as f64 / multi as f64 },
             us_per_decision: cluster.us_per_decision(),
-            us_per_refresh: cluster.us_per_take_over(),
+            us_per_refresh: cluster.us_per_refresh(),
             curve,
         })
     }

@@ -58,11 +58,11 @@ pub(crate) struct SimulatedCluster {
     /// All GPUs, in thousandths.
     pub capacity: u64,
     /// Time spent deciding, apart from decisions that took over a newly learned workload.
-    pub deciding: Duration,
+    pub decision_time: Duration,
     pub decisions: u64,
     /// Time of the decisions that took over a newly learned workload.
-    pub taking_over: Duration,
-    pub take_overs: u64,
+    pub refresh_time: Duration,
+    pub refreshes: u64,
 }
 
 impl SimulatedCluster {
@@ -80,10 +80,10 @@ impl SimulatedCluster {
             requests: types.iter().map(|task| Arc::new(request(task, scenario.strategy))).collect(),
             outcome: ApplyOutcome::default(),
             capacity: nodes.iter().map(|node| u64::from(node.gpus) * u64::from(Share::WHOLE.0)).sum(),
-            deciding: Duration::ZERO,
+            decision_time: Duration::ZERO,
             decisions: 0,
-            taking_over: Duration::ZERO,
-            take_overs: 0,
+            refresh_time: Duration::ZERO,
+            refreshes: 0,
         };
         for (_, node) in numbered {
             cluster.apply(node_seen(node));
@@ -102,44 +102,44 @@ impl SimulatedCluster {
     fn apply(&mut self, command: PoolCommand) -> Option<LeaseId> {
         self.outcome.clear();
         self.pool.begin_batch(PoolTime(0), &mut self.outcome);
-        let answer = self.pool.apply_in_batch(command, &mut self.outcome);
+        let reply = self.pool.apply_in_batch(command, &mut self.outcome);
         self.pool.finish_batch(&mut self.outcome);
-        match answer {
+        match reply {
             Ok(CommandReply::Lease(lease)) => Some(lease),
             Ok(_) | Err(_) => None,
         }
     }
 
     /// Places a task, or not.
-    pub fn place(&mut self, task_type: usize) -> Option<LeaseId> {
+    pub fn place_task(&mut self, task_type: usize) -> Option<LeaseId> {
         let command = PoolCommand::Request { request: self.requests[task_type].clone(), key: None };
         let version = self.pool.workload_version();
         let start = Instant::now();
         let lease = self.apply(command);
         let took = start.elapsed();
         if self.pool.workload_version() == version {
-            self.deciding += took;
+            self.decision_time += took;
             self.decisions += 1;
         } else {
-            self.taking_over += took;
-            self.take_overs += 1;
+            self.refresh_time += took;
+            self.refreshes += 1;
         }
         lease
     }
 
     /// Takes a task away.
-    pub fn remove(&mut self, lease: LeaseId) {
+    pub fn remove_task(&mut self, lease: LeaseId) {
         self.apply(PoolCommand::Release { lease });
     }
 
     /// Microseconds of an ordinary decision.
     pub fn us_per_decision(&self) -> f64 {
-        micros(self.deciding, self.decisions)
+        micros(self.decision_time, self.decisions)
     }
 
     /// Microseconds of a decision that took over a newly learned workload; 0 where there was none.
-    pub fn us_per_take_over(&self) -> f64 {
-        micros(self.taking_over, self.take_overs)
+    pub fn us_per_refresh(&self) -> f64 {
+        micros(self.refresh_time, self.refreshes)
     }
 }
 

@@ -59,23 +59,23 @@ impl DeviceKindIndex {
 
     /// Whether the foreign load of every one of them is known to be below these thresholds; a quick look that may miss it.
     pub fn all_below(&self, thresholds: LoadThresholds) -> bool {
-        let below = |level: u16, threshold: Percent| level < UNKNOWN_LEVEL && u32::from(level) * LEVEL < threshold.0;
+        let below = |level: u16, threshold: Percent| level < UNKNOWN && u32::from(level) * LEVEL_STEP < threshold.0;
         below(self.foreign_memory.max(), thresholds.memory)
             && below(self.foreign_utilization.max(), thresholds.utilization)
     }
 
     /// The most free share any of them has.
-    pub fn most_free(&self) -> Share {
+    pub fn max_free_share(&self) -> Share {
         Share(u32::from(self.free.max()))
     }
 
     /// The first position from `from` on with at least `share` free.
-    pub fn first_free(&self, from: usize, share: Share) -> Option<usize> {
+    pub fn first_with_free(&self, from: usize, share: Share) -> Option<usize> {
         self.free.first_at_least(from, share.0 as u16)
     }
 
     /// Devices in `order`, skipping those known to have less than `share` free.
-    pub fn walk(&self, order: IndexOrder, share: Share) -> impl Iterator<Item = DeviceId> + '_ {
+    pub fn in_order(&self, order: IndexOrder, share: Share) -> impl Iterator<Item = DeviceId> + '_ {
         let start = match order {
             IndexOrder::LeastFree => (u64::from(share.0) << MEMORY_BITS, DeviceId(0)),
             IndexOrder::MostFree | IndexOrder::LeastLoaded | IndexOrder::LeastUsed => (0, DeviceId(0)),
@@ -89,16 +89,16 @@ impl DeviceKindIndex {
         set.into_iter().flat_map(move |set| set.range(start..end)).map(|(_, device)| *device)
     }
 
-    pub(super) fn prepare(&mut self, order: IndexOrder, members: &[DeviceId], devices: &SlotTable<DeviceSlot>) {
+    pub(super) fn build_order(&mut self, order: IndexOrder, members: &[DeviceId], devices: &SlotTable<DeviceSlot>) {
         let set = &mut self.orders[order as usize];
         if set.is_none() {
-            *set = Some(members.iter().filter_map(|&id| key(order, id, &devices[id.0])).collect());
+            *set = Some(members.iter().filter_map(|&id| index_key(order, id, &devices[id.0])).collect());
         }
     }
 
-    pub(super) fn keys_of(&self, id: DeviceId, slot: &DeviceSlot) -> DeviceIndexKeys {
+    pub(super) fn index_keys(&self, id: DeviceId, slot: &DeviceSlot) -> DeviceIndexKeys {
         DeviceIndexKeys {
-            orders: ORDERS.map(|order| self.orders[order as usize].as_ref().and_then(|_| key(order, id, slot))),
+            orders: ORDERS.map(|order| self.orders[order as usize].as_ref().and_then(|_| index_key(order, id, slot))),
         }
     }
 
@@ -110,7 +110,7 @@ impl DeviceKindIndex {
         self.foreign_utilization.set(position, utilization);
         for (order, before) in ORDERS.into_iter().zip(before.orders) {
             let Some(set) = &mut self.orders[order as usize] else { continue };
-            let after = key(order, id, slot);
+            let after = index_key(order, id, slot);
             if before != after {
                 if let Some(before) = before {
                     set.remove(&before);
@@ -123,7 +123,7 @@ impl DeviceKindIndex {
     pub(super) fn check(&self, devices: &SlotTable<DeviceSlot>) -> Result<(), String> {
         for (order, set) in ORDERS.into_iter().zip(&self.orders) {
             for &(stored, id) in set.iter().flatten() {
-                if key(order, id, &devices[id.0]) != Some((stored, id)) {
+                if index_key(order, id, &devices[id.0]) != Some((stored, id)) {
                     return Err(format!("device {id} is at the wrong place of {order:?}"));
                 }
             }
@@ -133,20 +133,20 @@ impl DeviceKindIndex {
 }
 
 /// Foreign load is indexed in steps of this many thousandths of a percent, rounded up.
-const LEVEL: u32 = 100;
+const LEVEL_STEP: u32 = 100;
 /// The level of foreign load that is not known.
-const UNKNOWN_LEVEL: u16 = u16::MAX;
+const UNKNOWN: u16 = u16::MAX;
 
 /// A device's foreign memory and utilization as levels.
 fn foreign_levels(slot: &DeviceSlot) -> (u16, u16) {
-    let Some(foreign) = slot.foreign else { return (UNKNOWN_LEVEL, UNKNOWN_LEVEL) };
-    let level = |percent: Percent| percent.0.div_ceil(LEVEL).min(u32::from(UNKNOWN_LEVEL)) as u16;
+    let Some(foreign) = slot.foreign else { return (UNKNOWN, UNKNOWN) };
+    let level = |percent: Percent| percent.0.div_ceil(LEVEL_STEP).min(u32::from(UNKNOWN)) as u16;
     let memory = foreign.memory.zip(slot.facts.memory).map(|(used, memory)| Percent::of(used, memory.total));
-    let unreported = if foreign.processes == 0 { 0 } else { UNKNOWN_LEVEL };
+    let unreported = if foreign.processes == 0 { 0 } else { UNKNOWN };
     (memory.map_or(0, level), foreign.utilization.map_or(unreported, level))
 }
 
-fn key(order: IndexOrder, id: DeviceId, slot: &DeviceSlot) -> Option<IndexKey> {
+fn index_key(order: IndexOrder, id: DeviceId, slot: &DeviceSlot) -> Option<IndexKey> {
     let free = slot.free_share();
     if free.is_zero() {
         return None;
@@ -155,19 +155,19 @@ fn key(order: IndexOrder, id: DeviceId, slot: &DeviceSlot) -> Option<IndexKey> {
     let key = match order {
         IndexOrder::LeastFree => u64::from(free.0) << MEMORY_BITS | memory,
         IndexOrder::MostFree => u64::from(Share::WHOLE.0 - free.0) << MEMORY_BITS | (MEMORY_MASK - memory),
-        IndexOrder::LeastLoaded => load(slot),
-        IndexOrder::LeastUsed => used(slot),
+        IndexOrder::LeastLoaded => mean_load(slot),
+        IndexOrder::LeastUsed => percent_used(slot),
     };
     Some((key, id))
 }
 
 /// The mean of measured utilization and promised share, in thousandths of a percent.
-pub(crate) fn load(slot: &DeviceSlot) -> u64 {
+pub(crate) fn mean_load(slot: &DeviceSlot) -> u64 {
     (u64::from(slot.measured_utilization().0) + u64::from(slot.promised.0) * 100) / 2
 }
 
 /// Memory % + utilization %, in thousandths of a percent.
-pub(crate) fn used(slot: &DeviceSlot) -> u64 {
+pub(crate) fn percent_used(slot: &DeviceSlot) -> u64 {
     u64::from(slot.memory_percent().0) + u64::from(slot.utilization_percent().0)
 }
 
@@ -235,7 +235,7 @@ impl MaxSegmentTree {
 }
 
 /// Sets of devices up to which every one is tried.
-const EXHAUSTIVE: u64 = 5_000;
+const MAX_EXHAUSTIVE_SETS: u64 = 5_000;
 
 /// Distances between the devices of a node, by their positions on it.
 #[derive(Debug, Clone)]
@@ -274,27 +274,27 @@ impl LinkDistances {
         (!known.is_empty()).then_some(Self { rows, width, matrix })
     }
 
-    fn between(&self, a: usize, b: usize) -> u32 {
+    fn distance(&self, a: usize, b: usize) -> u32 {
         u32::from(self.matrix[self.rows[a] * self.width + self.rows[b]])
     }
 
     fn sum(&self, positions: &[usize]) -> u32 {
         let pairs = positions.iter().enumerate().flat_map(|(i, a)| positions[i + 1..].iter().map(move |b| (*a, *b)));
-        pairs.map(|(a, b)| self.between(a, b)).sum()
+        pairs.map(|(a, b)| self.distance(a, b)).sum()
     }
 
     /// The `wanted` of the candidate positions that are closest together: least sum of distances over all pairs, lowest
     /// numbers among equals. Every set is tried where there are few; else each candidate gathers its nearest.
     pub fn closest(&self, candidates: &[usize], wanted: usize) -> Vec<usize> {
         debug_assert!(wanted <= candidates.len());
-        if choices(candidates.len() as u64, wanted as u64) <= EXHAUSTIVE {
-            return self.closest_of_all(candidates, wanted);
+        if binomial(candidates.len() as u64, wanted as u64) <= MAX_EXHAUSTIVE_SETS {
+            return self.closest_exhaustively(candidates, wanted);
         }
-        let gathered = candidates.iter().map(|&start| self.gather(start, candidates, wanted));
+        let gathered = candidates.iter().map(|&start| self.gather_nearest(start, candidates, wanted));
         gathered.min_by_key(|set| (self.sum(set), set.clone())).unwrap_or_default()
     }
 
-    fn closest_of_all(&self, candidates: &[usize], wanted: usize) -> Vec<usize> {
+    fn closest_exhaustively(&self, candidates: &[usize], wanted: usize) -> Vec<usize> {
         let mut chosen: Vec<usize> = (0..wanted).collect();
         let mut best: Option<(u32, Vec<usize>)> = None;
         loop {
@@ -313,12 +313,12 @@ impl LinkDistances {
         best.map(|(_, set)| set).unwrap_or_default()
     }
 
-    fn gather(&self, start: usize, candidates: &[usize], wanted: usize) -> Vec<usize> {
+    fn gather_nearest(&self, start: usize, candidates: &[usize], wanted: usize) -> Vec<usize> {
         let mut set = vec![start];
         while set.len() < wanted {
             let left = candidates.iter().copied().filter(|candidate| !set.contains(candidate));
-            let nearest =
-                left.min_by_key(|&candidate| (set.iter().map(|&s| self.between(s, candidate)).sum::<u32>(), candidate));
+            let nearest = left
+                .min_by_key(|&candidate| (set.iter().map(|&s| self.distance(s, candidate)).sum::<u32>(), candidate));
             match nearest {
                 Some(nearest) => set.push(nearest),
                 None => break,
@@ -330,7 +330,7 @@ impl LinkDistances {
 }
 
 /// How many ways there are to choose `k` of `n`, or a large number.
-fn choices(n: u64, k: u64) -> u64 {
+fn binomial(n: u64, k: u64) -> u64 {
     (0..k.min(n - k)).try_fold(1_u64, |ways, i| Some(ways.checked_mul(n - i)? / (i + 1))).unwrap_or(u64::MAX)
 }
 

@@ -7,7 +7,7 @@
 mod index;
 mod slot_table;
 
-pub(crate) use index::{IndexOrder, load, used};
+pub(crate) use index::{IndexOrder, mean_load, percent_used};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(crate) struct DeviceInventory {
     /// The version the kinds were worked out for.
     kinds_version: u64,
     /// Nodes that changed since the scorer took this list, each once.
-    changed: Vec<NodeId>,
+    changed_nodes: Vec<NodeId>,
     touched: TouchedDevices,
 }
 
@@ -174,7 +174,7 @@ impl DeviceInventory {
     /// Takes a device out that holds nothing. Its number and its small number are free for new devices.
     pub fn forget_device(&mut self, id: DeviceId) {
         let Some(slot) = self.devices.remove(id.0) else { return };
-        debug_assert!(slot.leases.is_empty() && slot.closed().is_some(), "device {id} is in use: {slot:?}");
+        debug_assert!(slot.leases.is_empty() && slot.closure().is_some(), "device {id} is in use: {slot:?}");
         self.identities.remove(&(slot.node, slot.facts.identity.clone()));
         self.gpu_ids.remove(&(slot.node, slot.gpu_id));
         let node = &mut self.nodes[slot.node.0];
@@ -191,7 +191,7 @@ impl DeviceInventory {
         let Some(slot) = self.nodes.remove(id.0) else { return };
         debug_assert!(slot.devices.is_empty(), "node {id} still has devices: {slot:?}");
         self.node_names.remove(&slot.facts.name);
-        self.changed.retain(|changed| *changed != id);
+        self.changed_nodes.retain(|changed| *changed != id);
         self.version += 1;
     }
 
@@ -203,7 +203,7 @@ impl DeviceInventory {
     pub fn set_links(&mut self, node: NodeId, links: Vec<DeviceLink>) {
         let slot = &mut self.nodes[node.0];
         slot.links = links;
-        slot.work_out_distances(&self.devices);
+        slot.refresh_distances(&self.devices);
     }
 
     /// Works out kinds and indexes, where facts changed since.
@@ -212,9 +212,9 @@ impl DeviceInventory {
             return;
         }
         self.kinds_version = self.version;
-        (self.shapes, self.kinds) = work_out(&mut self.nodes, &mut self.devices);
+        (self.shapes, self.kinds) = classify(&mut self.nodes, &mut self.devices);
         for (_, node) in self.nodes.iter_mut().filter(|(_, node)| node.distances_are_stale) {
-            node.work_out_distances(&self.devices);
+            node.refresh_distances(&self.devices);
         }
         self.indexes = self.kinds.iter().map(|kind| DeviceKindIndex::new(&kind.members, &self.devices)).collect();
     }
@@ -225,54 +225,54 @@ impl DeviceInventory {
     }
 
     /// Changes what is promised of a node's host, or whether it is up.
-    pub fn touch_node(&mut self, id: NodeId, change: impl FnOnce(&mut NodeSlot)) {
+    pub fn update_node(&mut self, id: NodeId, change: impl FnOnce(&mut NodeSlot)) {
         change(&mut self.nodes[id.0]);
         self.mark_changed(id);
     }
 
     fn mark_changed(&mut self, id: NodeId) {
         let node = &mut self.nodes[id.0];
-        if !node.changed {
-            node.changed = true;
-            self.changed.push(id);
+        if !node.is_listed {
+            node.is_listed = true;
+            self.changed_nodes.push(id);
         }
     }
 
     /// The next node that changed since it was last taken from here.
-    pub fn take_changed(&mut self) -> Option<NodeId> {
-        let id = self.changed.pop()?;
-        self.nodes[id.0].changed = false;
+    pub fn pop_changed_node(&mut self) -> Option<NodeId> {
+        let id = self.changed_nodes.pop()?;
+        self.nodes[id.0].is_listed = false;
         Some(id)
     }
 
     /// Changes a device and keeps its node's counts and the indexes in step.
-    pub fn touch<R>(&mut self, id: DeviceId, change: impl FnOnce(&mut DeviceSlot) -> R) -> R {
+    pub fn update_device<R>(&mut self, id: DeviceId, change: impl FnOnce(&mut DeviceSlot) -> R) -> R {
         self.touched.add(id);
         self.mark_changed(self.device(id).node);
         let slot = &mut self.devices[id.0];
         let node = &mut self.nodes[slot.node.0];
         if self.kinds_version != self.version {
-            let (free, whole) = (slot.free_share(), slot.is_untouched());
+            let (free, whole) = (slot.free_share(), slot.is_fully_free());
             let result = change(slot);
-            node.recount(free, whole, slot);
+            node.update_counts(free, whole, slot);
             return result;
         }
         let index = &mut self.indexes[slot.kind.0 as usize];
-        let (free, whole, keys) = (slot.free_share(), slot.is_untouched(), index.keys_of(id, slot));
+        let (free, whole, keys) = (slot.free_share(), slot.is_fully_free(), index.index_keys(id, slot));
         let result = change(slot);
-        node.recount(free, whole, slot);
+        node.update_counts(free, whole, slot);
         index.update(id, slot, keys);
         result
     }
 
-    pub fn index_of(&self, kind: DeviceKindId) -> &DeviceKindIndex {
+    pub fn kind_index(&self, kind: DeviceKindId) -> &DeviceKindIndex {
         &self.indexes[kind.0 as usize]
     }
 
     /// Makes `order` ready in the indexes of all kinds.
-    pub fn prepare(&mut self, order: IndexOrder) {
+    pub fn build_order(&mut self, order: IndexOrder) {
         for (kind, index) in self.kinds.iter().zip(&mut self.indexes) {
-            index.prepare(order, &kind.members, &self.devices);
+            index.build_order(order, &kind.members, &self.devices);
         }
     }
 
@@ -281,11 +281,11 @@ impl DeviceInventory {
         for (number, node) in self.nodes.iter() {
             let slots = || node.devices.iter().map(|d| self.device(*d));
             let free = slots().map(|slot| slot.free_share().0).sum::<u32>();
-            let untouched = slots().filter(|slot| slot.is_untouched()).count();
-            if (node.free_share, node.untouched as usize) != (free, untouched) {
+            let fully_free = slots().filter(|slot| slot.is_fully_free()).count();
+            if (node.free_share, node.fully_free as usize) != (free, fully_free) {
                 return Err(format!(
-                    "node {number} counts {}/{}, not {free}/{untouched}",
-                    node.free_share, node.untouched
+                    "node {number} counts {}/{}, not {free}/{fully_free}",
+                    node.free_share, node.fully_free
                 ));
             }
         }
@@ -329,13 +329,13 @@ pub(crate) struct NodeSlot {
     /// Free thousandths of its devices that take new work.
     pub free_share: u32,
     /// Devices that take new work and hold nothing.
-    pub untouched: u32,
+    pub fully_free: u32,
     pub links: Vec<DeviceLink>,
     distances: Option<LinkDistances>,
     /// Whether devices came or went since the distances were worked out.
     distances_are_stale: bool,
     /// Whether it is in [`DeviceInventory::changed`].
-    pub(super) changed: bool,
+    pub(super) is_listed: bool,
 }
 
 impl NodeSlot {
@@ -348,11 +348,11 @@ impl NodeSlot {
             devices: Vec::new(),
             shape: NodeShapeId(0),
             free_share: 0,
-            untouched: 0,
+            fully_free: 0,
             links: Vec::new(),
             distances: None,
             distances_are_stale: false,
-            changed: false,
+            is_listed: false,
         }
     }
 
@@ -366,12 +366,12 @@ impl NodeSlot {
         if self.up { self.facts.memory.saturating_sub(self.memory_promised) } else { Bytes::ZERO }
     }
 
-    pub(super) fn recount(&mut self, free_before: Share, untouched_before: bool, slot: &DeviceSlot) {
+    pub(super) fn update_counts(&mut self, free_before: Share, untouched_before: bool, slot: &DeviceSlot) {
         self.free_share = self.free_share + slot.free_share().0 - free_before.0;
-        self.untouched = self.untouched + u32::from(slot.is_untouched()) - u32::from(untouched_before);
+        self.fully_free = self.fully_free + u32::from(slot.is_fully_free()) - u32::from(untouched_before);
     }
 
-    fn work_out_distances(&mut self, devices: &SlotTable<DeviceSlot>) {
+    fn refresh_distances(&mut self, devices: &SlotTable<DeviceSlot>) {
         self.distances_are_stale = false;
         self.distances = LinkDistances::new(&self.links, self.devices.iter().map(|device| devices[device.0].gpu_id));
     }
@@ -441,7 +441,7 @@ impl DeviceSlot {
     }
 
     /// Why it takes no new work at all, if so.
-    pub fn closed(&self) -> Option<DeviceClosure> {
+    pub fn closure(&self) -> Option<DeviceClosure> {
         if !self.node_up {
             return Some(DeviceClosure::NodeLost);
         }
@@ -464,7 +464,7 @@ impl DeviceSlot {
 
     /// The share that can be promised now; none where it takes no new work.
     pub fn free_share(&self) -> Share {
-        if self.closed().is_some() { Share::ZERO } else { Share::WHOLE.saturating_sub(self.promised) }
+        if self.closure().is_some() { Share::ZERO } else { Share::WHOLE.saturating_sub(self.promised) }
     }
 
     /// The memory not promised; zero where it is unknown.
@@ -493,8 +493,8 @@ impl DeviceSlot {
     }
 
     /// Takes new work and holds nothing.
-    pub fn is_untouched(&self) -> bool {
-        self.leases.is_empty() && self.closed().is_none()
+    pub fn is_fully_free(&self) -> bool {
+        self.leases.is_empty() && self.closure().is_none()
     }
 
     /// Memory % in use, promises counted as used.
@@ -594,7 +594,7 @@ impl<'a> SelectableTraits<'a> {
 }
 
 /// Sorts nodes into shapes and devices into kinds, and tells each slot which it is.
-fn work_out(nodes: &mut SlotTable<NodeSlot>, devices: &mut SlotTable<DeviceSlot>) -> (Vec<NodeShape>, Vec<DeviceKind>) {
+fn classify(nodes: &mut SlotTable<NodeSlot>, devices: &mut SlotTable<DeviceSlot>) -> (Vec<NodeShape>, Vec<DeviceKind>) {
     let mut traits_of = vec![u32::MAX; devices.span() as usize];
     let mut known: BTreeMap<SelectableTraits<'_>, u32> = BTreeMap::new();
     for (id, slot) in devices.iter() {

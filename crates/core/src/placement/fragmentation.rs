@@ -9,7 +9,7 @@ use crate::inventory::{DeviceInventory, DeviceKind, DeviceKindId};
 use crate::units::{MilliCpus, Share};
 use crate::workload::{self, TaskClass, WorkloadEstimate};
 
-use super::scored::{CardAllocation, CardState, NodeState};
+use super::scored::{CardShare, CardState, NodeState};
 
 /// A class of the target workload.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(super) struct ScoringTarget {
     /// Milli-CPUs that go with a milli-GPU of the workload; 0 where unknown.
     pub cpus_per_gpu: f64,
     /// How much GPUs stranded by CPU count.
-    pub stranding_counts: f64,
+    pub stranding_weight: f64,
     /// The worth of a card with so much free, in thousandths of an empty one.
     pub card_value: Vec<f64>,
     /// How much each kind is to be kept free for tasks that name its model.
@@ -52,7 +52,7 @@ pub(super) struct ScoringTarget {
 impl ScoringTarget {
     pub fn new(workload: &WorkloadEstimate, inventory: &DeviceInventory) -> Self {
         let (counts, turnover) = (&workload.counts(), workload.turnover());
-        let target = workload::target(counts);
+        let target = workload::target_classes(counts);
         let mut sizes: Vec<Share> = target.iter().filter(|t| t.class.gpus > 0).map(|t| t.class.share).collect();
         sizes.sort_unstable();
         sizes.dedup();
@@ -88,11 +88,11 @@ impl ScoringTarget {
             tasks,
             sizes,
             cpus_per_gpu: if gpus > 0.0 { cpus / gpus } else { 0.0 },
-            stranding_counts: stranding_counts(if gpus > 0.0 { several / gpus } else { 0.0 }, turnover),
+            stranding_weight: stranding_weight(if gpus > 0.0 { several / gpus } else { 0.0 }, turnover),
             card_value: card_values(&sized),
             pressure: model_pressure(counts, inventory)
                 .into_iter()
-                .map(|demand| keeps_free(demand, turnover))
+                .map(|demand| pressure_weight(demand, turnover))
                 .collect(),
         }
     }
@@ -135,37 +135,32 @@ fn model_pressure(counts: &[(TaskClass, u64)], inventory: &DeviceInventory) -> V
 // How much of a node's free GPU the workload to come cannot use: the F of FGD, and its score.
 
 /// `floor(100·sigmoid((F_before − F_after)/1000))`: high where placing leaves little unusable.
-pub(super) fn fgd(target: &ScoringTarget, class: &RequestClass, state: &NodeState, cards: &[CardAllocation]) -> i32 {
+pub(super) fn fgd_score(target: &ScoringTarget, class: &RequestClass, state: &NodeState, cards: &[CardShare]) -> i32 {
     let change = state.fragmentation - fragmentation_after(target, class, state, cards);
     (100.0 / (1.0 + (-change / 1000.0).exp())).floor() as i32
 }
 
 /// Fragmentation of the state once the class is placed on these cards.
-fn fragmentation_after(
-    target: &ScoringTarget,
-    class: &RequestClass,
-    state: &NodeState,
-    cards: &[CardAllocation],
-) -> f64 {
-    let mut left: [CardState; MAX_CARDS] = [EMPTY; MAX_CARDS];
+fn fragmentation_after(target: &ScoringTarget, class: &RequestClass, state: &NodeState, cards: &[CardShare]) -> f64 {
+    let mut left: [CardState; MAX_STACK_CARDS] = [EMPTY; MAX_STACK_CARDS];
     let cpus = state.cpus - class.shape.cpus;
-    if state.cards.len() > MAX_CARDS {
+    if state.cards.len() > MAX_STACK_CARDS {
         let mut left = state.cards.to_vec();
-        take(&mut left, cards);
+        subtract_cards(&mut left, cards);
         return fragmentation(target, &left, cpus);
     }
     let left = &mut left[..state.cards.len()];
     left.copy_from_slice(&state.cards);
-    take(left, cards);
+    subtract_cards(left, cards);
     fragmentation(target, left, cpus)
 }
 
-const MAX_CARDS: usize = 16;
+const MAX_STACK_CARDS: usize = 16;
 const EMPTY: CardState = CardState { kind: DeviceKindId(0), free: Share::ZERO };
 
-fn take(left: &mut [CardState], cards: &[CardAllocation]) {
+fn subtract_cards(left: &mut [CardState], cards: &[CardShare]) {
     for card in cards {
-        left[card.position].free -= card.take;
+        left[card.position].free -= card.share;
     }
 }
 
@@ -181,7 +176,7 @@ pub(super) fn fragmentation(target: &ScoringTarget, cards: &[CardState], cpus: M
     let few_sizes = target.sizes.len() <= MAX_SIZES;
     if few_sizes {
         for (entry, size) in by_size.iter_mut().zip(&target.sizes) {
-            *entry = usable(cards.iter(), size.0);
+            *entry = count_fitting(cards.iter(), size.0);
         }
     }
 
@@ -206,7 +201,7 @@ pub(super) fn fragmentation(target: &ScoringTarget, cards: &[CardState], cpus: M
         let (fitting, residues) = if few_sizes && (one_kind || target.any_model) {
             by_size[task.size]
         } else {
-            usable(cards.iter().filter(allowed), target.sizes[task.size].0)
+            count_fitting(cards.iter().filter(allowed), target.sizes[task.size].0)
         };
         match (fitting >= task.gpus, cpu) {
             (true, true) => cpu_fits += task.part * residues,
@@ -221,7 +216,7 @@ pub(super) fn fragmentation(target: &ScoringTarget, cards: &[CardState], cpus: M
 const MAX_SIZES: usize = 64;
 
 /// How many cards have at least `size` free, and what is free on the others.
-fn usable<'a>(cards: impl Iterator<Item = &'a CardState>, size: u32) -> (u32, f64) {
+fn count_fitting<'a>(cards: impl Iterator<Item = &'a CardState>, size: u32) -> (u32, f64) {
     let (mut fitting, mut residues) = (0, 0);
     for card in cards {
         if card.free.0 >= size {
@@ -237,12 +232,12 @@ fn usable<'a>(cards: impl Iterator<Item = &'a CardState>, size: u32) -> (u32, f6
 
 /// Losses are compared in steps of this many thousandths of a GPU: finer differences are noise, and equal scores go to
 /// the lowest-numbered node, which keeps work together.
-const STEP: f64 = 10.0;
+const SCORE_STEP: f64 = 10.0;
 
 /// Demand that names a model matters from about this part of the model's capacity on; below it is a tie-break.
-const SOUGHT_AFTER: f64 = 0.40;
+const SCARCE_DEMAND: f64 = 0.40;
 /// How sharply it starts to matter.
-const SHARPNESS: f64 = 8.0;
+const PRESSURE_EXPONENT: f64 = 8.0;
 
 /// The loss of placing the class on these cards, negated and in steps: the highest is the best.
 ///
@@ -253,62 +248,61 @@ const SHARPNESS: f64 = 8.0;
 /// - **V**: how much of the card's value goes beyond what the task takes; see [`card_values`].
 /// - **P**: for a task that may go to several models, how sought after this one is. Where tasks leave, only a model that
 ///   is truly scarce is kept free.
-pub(super) fn least_fragmentation(
+pub(super) fn least_fragmentation_score(
     target: &ScoringTarget,
     class: &RequestClass,
     state: &NodeState,
-    cards: &[CardAllocation],
+    cards: &[CardShare],
 ) -> i32 {
     let fragmented = fragmentation_after(target, class, state, cards) - state.fragmentation;
     let loss = fragmented
-        + target.stranding_counts * stranded_more(target, class, state, cards)
-        + value_lost(target, state, cards)
-        + pressure(target, class, state, cards);
-    -((loss / STEP).floor() as i32)
+        + target.stranding_weight * stranding_growth(target, class, state, cards)
+        + card_value_lost(target, state, cards)
+        + pressure_on(target, class, state, cards);
+    -((loss / SCORE_STEP).floor() as i32)
 }
 
 /// How much S counts, from the part of demand that is for several GPUs and the part of tasks that leave.
-fn stranding_counts(several_part: f64, turnover: f64) -> f64 {
+fn stranding_weight(several_part: f64, turnover: f64) -> f64 {
     1.0 - turnover * (4.0 * several_part).min(1.0)
 }
 
 /// What demand for a model, as a part of its capacity, weighs in P.
-fn keeps_free(demand: f64, turnover: f64) -> f64 {
-    demand * (demand / SOUGHT_AFTER).powf(SHARPNESS * (1.0 + 2.0 * turnover)).min(1.0)
+fn pressure_weight(demand: f64, turnover: f64) -> f64 {
+    demand * (demand / SCARCE_DEMAND).powf(PRESSURE_EXPONENT * (1.0 + 2.0 * turnover)).min(1.0)
 }
 
-fn stranded_more(target: &ScoringTarget, class: &RequestClass, state: &NodeState, cards: &[CardAllocation]) -> f64 {
+fn stranding_growth(target: &ScoringTarget, class: &RequestClass, state: &NodeState, cards: &[CardShare]) -> f64 {
     if target.cpus_per_gpu <= 0.0 {
         return 0.0;
     }
     let stranded = |free: u32, cpus: u64| (f64::from(free) - cpus as f64 / target.cpus_per_gpu).max(0.0);
-    let taken: u32 = cards.iter().map(|card| card.take.0).sum();
+    let taken: u32 = cards.iter().map(|card| card.share.0).sum();
     stranded(state.free - taken, state.cpus.0 - class.shape.cpus.0) - stranded(state.free, state.cpus.0)
 }
 
-fn value_lost(target: &ScoringTarget, state: &NodeState, cards: &[CardAllocation]) -> f64 {
+fn card_value_lost(target: &ScoringTarget, state: &NodeState, cards: &[CardShare]) -> f64 {
     let [card] = cards else { return 0.0 };
-    if card.take == Share::WHOLE || target.card_value.is_empty() {
+    if card.share == Share::WHOLE || target.card_value.is_empty() {
         return 0.0;
     }
     let free = state.cards[card.position].free;
-    target.card_value[free.0 as usize] - target.card_value[(free - card.take).0 as usize]
+    target.card_value[free.0 as usize] - target.card_value[(free - card.share).0 as usize]
 }
 
-fn pressure(target: &ScoringTarget, class: &RequestClass, state: &NodeState, cards: &[CardAllocation]) -> f64 {
-    if class.models < 2 {
+fn pressure_on(target: &ScoringTarget, class: &RequestClass, state: &NodeState, cards: &[CardShare]) -> f64 {
+    if class.model_count < 2 {
         return 0.0;
     }
-    let on =
-        |card: &CardAllocation| target.pressure.get(state.cards[card.position].kind.0 as usize).copied().unwrap_or(0.0);
-    cards.iter().map(|card| on(card) * f64::from(card.take.0)).sum()
+    let on = |card: &CardShare| target.pressure.get(state.cards[card.position].kind.0 as usize).copied().unwrap_or(0.0);
+    cards.iter().map(|card| on(card) * f64::from(card.share.0)).sum()
 }
 
 // What a partly used card is worth to the workload: the dual prices of packing it into the fewest cards.
 
-const CAPACITY: usize = Share::WHOLE.0 as usize;
+const CARD_CAPACITY: usize = Share::WHOLE.0 as usize;
 const TOLERANCE: f64 = 1e-9;
-const ROUNDS: usize = 1_000;
+const MAX_ROUNDS: usize = 1_000;
 
 /// The worth of a card with 0..=1000 thousandths free, in thousandths of an empty card; empty where there is no demand.
 ///
@@ -326,30 +320,30 @@ fn card_values(demand: &[(Share, f64)]) -> Vec<f64> {
     }
     let sizes: Vec<usize> = demand.iter().map(|(size, _)| *size).collect();
     let mut simplex = SimplexSolver::new(&sizes, &demand.iter().map(|(_, count)| *count).collect::<Vec<_>>());
-    for _ in 0..ROUNDS {
-        let prices = simplex.prices();
+    for _ in 0..MAX_ROUNDS {
+        let prices = simplex.dual_prices();
         if let Some(negative) = prices.iter().position(|price| *price < -TOLERANCE) {
             // More of a size than is asked for costs nothing: its price cannot stay below zero.
             let mut surplus = vec![0.0; sizes.len()];
             surplus[negative] = -1.0;
-            simplex.enter(&surplus, 0.0);
+            simplex.enter_column(&surplus, 0.0);
             continue;
         }
         let (worth, pattern) = best_pattern(&sizes, &prices);
         if worth <= 1.0 + TOLERANCE {
             break;
         }
-        simplex.enter(&pattern, 1.0);
+        simplex.enter_column(&pattern, 1.0);
     }
-    let prices: Vec<f64> = simplex.prices().into_iter().map(|price| price.max(0.0)).collect();
+    let prices: Vec<f64> = simplex.dual_prices().into_iter().map(|price| price.max(0.0)).collect();
     knapsack(&sizes, &prices).0.into_iter().map(|worth| 1000.0 * worth).collect()
 }
 
 /// The worth of every amount of free share, and the part that was added last to reach it.
 fn knapsack(sizes: &[usize], prices: &[f64]) -> (Vec<f64>, Vec<Option<usize>>) {
-    let mut worth = vec![0.0; CAPACITY + 1];
-    let mut last = vec![None; CAPACITY + 1];
-    for free in 1..=CAPACITY {
+    let mut worth = vec![0.0; CARD_CAPACITY + 1];
+    let mut last = vec![None; CARD_CAPACITY + 1];
+    for free in 1..=CARD_CAPACITY {
         worth[free] = worth[free - 1];
         for (i, &size) in sizes.iter().enumerate().filter(|(_, size)| **size <= free) {
             let with = worth[free - size] + prices[i];
@@ -365,7 +359,7 @@ fn knapsack(sizes: &[usize], prices: &[f64]) -> (Vec<f64>, Vec<Option<usize>>) {
 fn best_pattern(sizes: &[usize], prices: &[f64]) -> (f64, Vec<f64>) {
     let (worth, last) = knapsack(sizes, prices);
     let mut pattern = vec![0.0; sizes.len()];
-    let mut free = CAPACITY;
+    let mut free = CARD_CAPACITY;
     while free > 0 {
         match last[free] {
             Some(i) => {
@@ -375,7 +369,7 @@ fn best_pattern(sizes: &[usize], prices: &[f64]) -> (f64, Vec<f64>) {
             None => free -= 1,
         }
     }
-    (worth[CAPACITY], pattern)
+    (worth[CARD_CAPACITY], pattern)
 }
 
 /// The revised simplex method on `min Σ cost·x, patterns·x = demand, x ≥ 0`, columns entering one at a time.
@@ -394,19 +388,19 @@ impl SimplexSolver {
         let mut inverse = vec![0.0; rows * rows];
         let mut values = vec![0.0; rows];
         for (i, &size) in sizes.iter().enumerate() {
-            let parts = (CAPACITY / size) as f64;
+            let parts = (CARD_CAPACITY / size) as f64;
             inverse[i * rows + i] = 1.0 / parts;
             values[i] = demand[i] / parts;
         }
         Self { rows, inverse, costs: vec![1.0; rows], values }
     }
 
-    fn prices(&self) -> Vec<f64> {
+    fn dual_prices(&self) -> Vec<f64> {
         let column = |j: usize| (0..self.rows).map(|i| self.costs[i] * self.inverse[i * self.rows + j]).sum();
         (0..self.rows).map(column).collect()
     }
 
-    fn enter(&mut self, column: &[f64], cost: f64) {
+    fn enter_column(&mut self, column: &[f64], cost: f64) {
         let row = |i: usize| &self.inverse[i * self.rows..(i + 1) * self.rows];
         let direction: Vec<f64> = (0..self.rows).map(|i| row(i).iter().zip(column).map(|(a, b)| a * b).sum()).collect();
         let ratios = (0..self.rows).filter(|&i| direction[i] > TOLERANCE);

@@ -20,7 +20,7 @@ pub(crate) mod scored;
 
 use crate::classes::{DeviceNeed, RequestClass, RequestClassId};
 use crate::ids::{DeviceId, NodeId};
-use crate::inventory::{DeviceInventory, DeviceKindId, DeviceSlot, IndexOrder, NodeSlot, load, used};
+use crate::inventory::{DeviceInventory, DeviceKindId, DeviceSlot, IndexOrder, NodeSlot, mean_load, percent_used};
 use crate::lease::DevicePromise;
 use crate::request::{LoadThresholds, PlacementStrategy};
 use crate::units::{PoolTime, Share};
@@ -38,7 +38,7 @@ pub(crate) struct PlacementSearch<'a> {
     pub scorer: &'a mut scored::NodeScorer,
     pub id: RequestClassId,
     pub class: &'a RequestClass,
-    pub guard: &'a ReservedCapacity,
+    pub reserved: &'a ReservedCapacity,
     /// The device used last, for `round-robin`.
     pub last_device: Option<DeviceId>,
     /// Readings from before this say nothing about thresholds.
@@ -49,7 +49,7 @@ impl PlacementSearch<'_> {
     /// The best place by the class's strategy, or none.
     pub fn find(&mut self) -> Option<PlacementChoice> {
         let class = self.class;
-        if class.never.is_some() {
+        if class.unsatisfiable.is_some() {
             return None;
         }
         let preferring = class.needs.iter().any(|need| need.preferred);
@@ -60,46 +60,46 @@ impl PlacementSearch<'_> {
     fn find_among(&mut self, wanted: impl Fn(&DeviceNeed) -> bool) -> Option<PlacementChoice> {
         let class = self.class;
         match (class.shape.strategy, class.shape.gpus) {
-            (strategy, _) if strategy.scores_nodes() => self.best_scored(&wanted),
-            (strategy, 0) => self.host_only(strategy),
+            (strategy, _) if strategy.scores_nodes() => self.find_best_scored(&wanted),
+            (strategy, 0) => self.find_host_only(strategy),
             (strategy, 1) => {
                 let need_room = |need: &&DeviceNeed| {
                     wanted(need)
-                        && !self.guard.bars_kind(need.kind)
-                        && self.inventory.index_of(need.kind).most_free() >= need.share
+                        && !self.reserved.contains_kind(need.kind)
+                        && self.inventory.kind_index(need.kind).max_free_share() >= need.share
                 };
                 if !class.needs.iter().any(|need| need_room(&need)) {
                     return None;
                 }
-                let order = order_of(strategy);
+                let order = index_order(strategy);
                 if let Some(order) = order {
-                    self.inventory.prepare(order);
+                    self.inventory.build_order(order);
                 }
-                let device = self.one_device(strategy, order, &wanted)?;
-                self.place(&[device])
+                let device = self.find_one_device(strategy, order, &wanted)?;
+                self.promise_devices(&[device])
             }
-            (strategy, _) => self.several(strategy, &wanted),
+            (strategy, _) => self.find_several(strategy, &wanted),
         }
     }
 
-    fn place(&self, devices: &[DeviceId]) -> Option<PlacementChoice> {
+    fn promise_devices(&self, devices: &[DeviceId]) -> Option<PlacementChoice> {
         let node = self.inventory.device(*devices.first()?).node;
         let promise = |&device: &DeviceId| {
-            let need = self.class.need(self.inventory.device(device).kind)?;
+            let need = self.class.need_on(self.inventory.device(device).kind)?;
             Some(DevicePromise { device, share: need.share, memory: need.memory })
         };
         Some(PlacementChoice { node, promises: devices.iter().map(promise).collect::<Option<_>>()? })
     }
 
     /// Whether a device can take the class now.
-    fn fits(&self, id: DeviceId, need: &DeviceNeed) -> bool {
+    fn device_fits(&self, id: DeviceId, need: &DeviceNeed) -> bool {
         let slot = self.inventory.device(id);
         slot.free_share() >= need.share
-            && self.class.could_use(id, slot.kind)
+            && self.class.could_use_device(id, slot.kind)
             && self.memory_fits(slot, need)
             && self.class.shape.max_allocations.is_none_or(|most| slot.leases.len() < usize::from(most))
             && self.class.shape.thresholds.is_none_or(|thresholds| is_below(slot, thresholds, self.stale_before))
-            && !self.guard.bars_device(id, slot)
+            && !self.reserved.contains_device(id, slot)
     }
 
     fn memory_fits(&self, slot: &DeviceSlot, need: &DeviceNeed) -> bool {
@@ -116,7 +116,7 @@ impl PlacementSearch<'_> {
         !shape.needs_host()
             || (shape.cpus <= node.cpus_free()
                 && shape.host_memory <= node.memory_free()
-                && !self.guard.bars_host(node, self.inventory))
+                && !self.reserved.contains_host(node, self.inventory))
     }
 }
 
@@ -127,7 +127,7 @@ pub(crate) fn is_below(slot: &DeviceSlot, thresholds: LoadThresholds, stale_befo
     !slot.is_stale(stale_before) && slot.foreign_levels(slot.foreign).are_below(thresholds)
 }
 
-fn order_of(strategy: PlacementStrategy) -> Option<IndexOrder> {
+fn index_order(strategy: PlacementStrategy) -> Option<IndexOrder> {
     match strategy {
         PlacementStrategy::BestFit => Some(IndexOrder::LeastFree),
         PlacementStrategy::WorstFit => Some(IndexOrder::MostFree),
@@ -145,24 +145,24 @@ fn order_of(strategy: PlacementStrategy) -> Option<IndexOrder> {
 
 impl PlacementSearch<'_> {
     /// The device the strategy chooses among the wanted kinds.
-    fn one_device(
+    fn find_one_device(
         &self,
         strategy: PlacementStrategy,
         order: Option<IndexOrder>,
         wanted: &impl Fn(&DeviceNeed) -> bool,
     ) -> Option<DeviceId> {
-        let open = |need: &&DeviceNeed| wanted(need) && !self.guard.bars_kind(need.kind);
+        let open = |need: &&DeviceNeed| wanted(need) && !self.reserved.contains_kind(need.kind);
         let needs = || self.class.needs.iter().filter(open);
         match order {
             Some(order) => {
                 let best = needs().filter_map(|need| {
                     let device = self.first_in_order(need, order)?;
-                    Some((self.rank(order, self.inventory.device(device), need), device))
+                    Some((self.device_rank(order, self.inventory.device(device), need), device))
                 });
                 best.min().map(|(_, device)| device)
             }
             None => {
-                let first = |from: DeviceId| needs().filter_map(|need| self.first_from(need, from)).min();
+                let first = |from: DeviceId| needs().filter_map(|need| self.first_fitting_from(need, from)).min();
                 match self.last_device.filter(|_| strategy == PlacementStrategy::RoundRobin) {
                     Some(last) => first(DeviceId(last.0 + 1)).or_else(|| first(DeviceId(0))),
                     None => first(DeviceId(0)),
@@ -172,15 +172,15 @@ impl PlacementSearch<'_> {
     }
 
     fn first_in_order(&self, need: &DeviceNeed, order: IndexOrder) -> Option<DeviceId> {
-        self.inventory.index_of(need.kind).walk(order, need.share).find(|device| self.takes(*device, need))
+        self.inventory.kind_index(need.kind).in_order(order, need.share).find(|device| self.can_take(*device, need))
     }
 
-    fn first_from(&self, need: &DeviceNeed, from: DeviceId) -> Option<DeviceId> {
+    fn first_fitting_from(&self, need: &DeviceNeed, from: DeviceId) -> Option<DeviceId> {
         let members = &self.inventory.kinds[need.kind.0 as usize].members;
-        let index = self.inventory.index_of(need.kind);
+        let index = self.inventory.kind_index(need.kind);
         let mut position = members.partition_point(|member| *member < from);
-        while let Some(found) = index.first_free(position, need.share) {
-            if self.takes(members[found], need) {
+        while let Some(found) = index.first_with_free(position, need.share) {
+            if self.can_take(members[found], need) {
                 return Some(members[found]);
             }
             position = found + 1;
@@ -188,19 +188,19 @@ impl PlacementSearch<'_> {
         None
     }
 
-    fn takes(&self, device: DeviceId, need: &DeviceNeed) -> bool {
-        self.fits(device, need) && self.host_fits(self.inventory.node(self.inventory.device(device).node))
+    fn can_take(&self, device: DeviceId, need: &DeviceNeed) -> bool {
+        self.device_fits(device, need) && self.host_fits(self.inventory.node(self.inventory.device(device).node))
     }
 
     /// How good a device is across kinds, by the same measure as within one; lower is better.
-    fn rank(&self, order: IndexOrder, slot: &DeviceSlot, need: &DeviceNeed) -> (u64, u64) {
+    fn device_rank(&self, order: IndexOrder, slot: &DeviceSlot, need: &DeviceNeed) -> (u64, u64) {
         let share_left = u64::from((slot.free_share() - need.share).0);
         let memory_left = slot.unpromised_memory().saturating_sub(need.memory).0;
         match order {
             IndexOrder::LeastFree => (share_left, memory_left),
             IndexOrder::MostFree => (u64::MAX - share_left, u64::MAX - memory_left),
-            IndexOrder::LeastLoaded => (load(slot), 0),
-            IndexOrder::LeastUsed => (used(slot), 0),
+            IndexOrder::LeastLoaded => (mean_load(slot), 0),
+            IndexOrder::LeastUsed => (percent_used(slot), 0),
         }
     }
 }
@@ -209,7 +209,7 @@ impl PlacementSearch<'_> {
 
 impl PlacementSearch<'_> {
     /// Several GPUs of the node the strategy chooses.
-    fn several(
+    fn find_several(
         &mut self,
         strategy: PlacementStrategy,
         wanted: &impl Fn(&DeviceNeed) -> bool,
@@ -220,26 +220,26 @@ impl PlacementSearch<'_> {
         };
         let count = self.inventory.nodes.span();
         let in_turn = (start..count).chain(0..start.min(count)).map(NodeId);
-        let mut found = in_turn.filter_map(|node| Some((node, self.together_on(node, wanted)?)));
+        let mut found = in_turn.filter_map(|node| Some((node, self.closest_on_node(node, wanted)?)));
         let (_, devices) = match strategy {
             PlacementStrategy::FirstFit | PlacementStrategy::RoundRobin => found.next(),
             _ => found.min_by_key(|(node, devices)| self.node_rank(strategy, *node, devices)),
         }?;
-        self.place(&devices)
+        self.promise_devices(&devices)
     }
 
     /// As many devices of a node as are wanted, the closest together, where it has them.
-    fn together_on(&self, node: NodeId, wanted: &impl Fn(&DeviceNeed) -> bool) -> Option<Vec<DeviceId>> {
+    fn closest_on_node(&self, node: NodeId, wanted: &impl Fn(&DeviceNeed) -> bool) -> Option<Vec<DeviceId>> {
         let slot = self.inventory.nodes.get(node.0)?;
         let gpus = usize::from(self.class.shape.gpus);
-        if !self.class.hosted_by(slot.shape) || !self.may_have_room(slot) || !self.host_fits(slot) {
+        if !self.class.fits_shape(slot.shape) || !self.node_may_fit(slot) || !self.host_fits(slot) {
             return None;
         }
-        let takes = |device: &DeviceId| {
-            let need = self.class.need(self.inventory.device(*device).kind);
-            need.is_some_and(|need| wanted(need) && self.fits(*device, need))
+        let fits = |device: &DeviceId| {
+            let need = self.class.need_on(self.inventory.device(*device).kind);
+            need.is_some_and(|need| wanted(need) && self.device_fits(*device, need))
         };
-        let fitting: Vec<usize> = (0..slot.devices.len()).filter(|&i| takes(&slot.devices[i])).collect();
+        let fitting: Vec<usize> = (0..slot.devices.len()).filter(|&i| fits(&slot.devices[i])).collect();
         if fitting.len() < gpus {
             return None;
         }
@@ -250,9 +250,9 @@ impl PlacementSearch<'_> {
         Some(positions.into_iter().map(|position| slot.devices[position]).collect())
     }
 
-    fn may_have_room(&self, node: &NodeSlot) -> bool {
+    fn node_may_fit(&self, node: &NodeSlot) -> bool {
         let all_whole = self.class.needs.iter().all(|need| need.share == Share::WHOLE);
-        !all_whole || node.untouched >= u32::from(self.class.shape.gpus)
+        !all_whole || node.fully_free >= u32::from(self.class.shape.gpus)
     }
 
     /// How good a node is; lower is better, and the earlier one among equals.
@@ -264,15 +264,16 @@ impl PlacementSearch<'_> {
         match strategy {
             PlacementStrategy::BestFit => u64::from(slot.free_share),
             PlacementStrategy::WorstFit => u64::MAX - u64::from(slot.free_share),
-            PlacementStrategy::LoadBalanced => sum(load),
-            _ => sum(used),
+            PlacementStrategy::LoadBalanced => sum(mean_load),
+            _ => sum(percent_used),
         }
     }
 
     /// A node with room for a request without GPUs.
-    fn host_only(&mut self, strategy: PlacementStrategy) -> Option<PlacementChoice> {
+    fn find_host_only(&mut self, strategy: PlacementStrategy) -> Option<PlacementChoice> {
         let nodes = self.inventory.nodes.iter();
-        let mut fitting = nodes.filter(|(_, slot)| slot.up && self.class.hosted_by(slot.shape) && self.host_fits(slot));
+        let mut fitting =
+            nodes.filter(|(_, slot)| slot.up && self.class.fits_shape(slot.shape) && self.host_fits(slot));
         let rank = |slot: &NodeSlot| match strategy {
             PlacementStrategy::BestFit => slot.cpus_free().0,
             PlacementStrategy::WorstFit => u64::MAX - slot.cpus_free().0,
@@ -294,8 +295,8 @@ impl PlacementSearch<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct ReservedCapacity {
     kinds: Vec<bool>,
-    hosts: Vec<bool>,
-    choosy: Vec<SelectiveClaim>,
+    host_shapes: Vec<bool>,
+    selective: Vec<SelectiveClaim>,
     active: bool,
 }
 
@@ -303,69 +304,69 @@ pub(crate) struct ReservedCapacity {
 #[derive(Debug)]
 struct SelectiveClaim {
     kinds: Vec<DeviceKindId>,
-    named: Option<Vec<DeviceId>>,
+    named_devices: Option<Vec<DeviceId>>,
     thresholds: Option<LoadThresholds>,
     /// By node shape; empty where it needs nothing of the host.
-    hosts: Vec<bool>,
+    host_shapes: Vec<bool>,
 }
 
 impl SelectiveClaim {
-    fn wants(&self, id: DeviceId, slot: &DeviceSlot) -> bool {
+    fn covers(&self, id: DeviceId, slot: &DeviceSlot) -> bool {
         self.kinds.contains(&slot.kind)
-            && self.named.as_ref().is_none_or(|named| named.contains(&id))
+            && self.named_devices.as_ref().is_none_or(|named| named.contains(&id))
             && self.thresholds.is_none_or(|thresholds| is_below(slot, thresholds, None))
     }
 }
 
 impl ReservedCapacity {
     /// Keeps off everything that `class` could use.
-    pub fn add(&mut self, class: &RequestClass, inventory: &DeviceInventory) {
+    pub fn add_class(&mut self, class: &RequestClass, inventory: &DeviceInventory) {
         self.active = true;
         let needs_host = class.shape.needs_host();
         let kinds = || class.needs.iter().map(|need| need.kind);
-        let wants_all = class.named.is_none()
+        let wants_all = class.named_devices.is_none()
             && class
                 .shape
                 .thresholds
-                .is_none_or(|thresholds| kinds().all(|kind| inventory.index_of(kind).all_below(thresholds)));
+                .is_none_or(|thresholds| kinds().all(|kind| inventory.kind_index(kind).all_below(thresholds)));
         if !wants_all {
-            self.choosy.push(SelectiveClaim {
+            self.selective.push(SelectiveClaim {
                 kinds: kinds().collect(),
-                named: class.named.clone(),
+                named_devices: class.named_devices.clone(),
                 thresholds: class.shape.thresholds,
-                hosts: if needs_host { class.hosts.clone() } else { Vec::new() },
+                host_shapes: if needs_host { class.host_shapes.clone() } else { Vec::new() },
             });
             return;
         }
-        kinds().for_each(|kind| set(&mut self.kinds, kind.0 as usize));
+        kinds().for_each(|kind| set_flag(&mut self.kinds, kind.0 as usize));
         if needs_host {
-            let could = class.hosts.iter().enumerate().filter(|(_, could)| **could);
-            could.for_each(|(shape, _)| set(&mut self.hosts, shape));
+            let could = class.host_shapes.iter().enumerate().filter(|(_, could)| **could);
+            could.for_each(|(shape, _)| set_flag(&mut self.host_shapes, shape));
         }
     }
 
     /// Whether every device of a kind is kept off.
-    pub fn bars_kind(&self, kind: DeviceKindId) -> bool {
+    pub fn contains_kind(&self, kind: DeviceKindId) -> bool {
         self.active && self.kinds.get(kind.0 as usize) == Some(&true)
     }
 
     /// Whether a device is kept off.
-    pub fn bars_device(&self, id: DeviceId, slot: &DeviceSlot) -> bool {
-        self.active && (self.bars_kind(slot.kind) || self.choosy.iter().any(|choosy| choosy.wants(id, slot)))
+    pub fn contains_device(&self, id: DeviceId, slot: &DeviceSlot) -> bool {
+        self.active && (self.contains_kind(slot.kind) || self.selective.iter().any(|claim| claim.covers(id, slot)))
     }
 
     /// Whether the host of a node is kept off.
-    pub fn bars_host(&self, node: &NodeSlot, inventory: &DeviceInventory) -> bool {
+    pub fn contains_host(&self, node: &NodeSlot, inventory: &DeviceInventory) -> bool {
         let shape = node.shape.0 as usize;
-        let wants_one = |choosy: &SelectiveClaim| {
-            choosy.hosts.get(shape) == Some(&true)
-                && node.devices.iter().any(|device| choosy.wants(*device, inventory.device(*device)))
+        let wants_one = |claim: &SelectiveClaim| {
+            claim.host_shapes.get(shape) == Some(&true)
+                && node.devices.iter().any(|device| claim.covers(*device, inventory.device(*device)))
         };
-        self.active && (self.hosts.get(shape) == Some(&true) || self.choosy.iter().any(wants_one))
+        self.active && (self.host_shapes.get(shape) == Some(&true) || self.selective.iter().any(wants_one))
     }
 }
 
-fn set(flags: &mut Vec<bool>, index: usize) {
+fn set_flag(flags: &mut Vec<bool>, index: usize) {
     if flags.len() <= index {
         flags.resize(index + 1, false);
     }

@@ -19,7 +19,7 @@ use super::fragmentation::{self, ScoringTarget};
 use super::{PlacementChoice, PlacementSearch};
 
 /// Not worked out yet.
-const UNKNOWN: i32 = i32::MIN;
+const UNKNOWN_SCORE: i32 = i32::MIN;
 /// The class does not fit a node in this state.
 const NO_FIT: i32 = i32::MIN + 1;
 /// The shape of a vacant number: no class is hosted there.
@@ -31,9 +31,9 @@ const STATES_PER_NODE: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct NodeScorer {
     /// The facts, workload and classes all of this was worked out for.
-    made_for: Option<(u64, u64, u64)>,
+    built_for: Option<(u64, u64, u64)>,
     states: NodeStateTable,
-    of_node: Vec<NodeStateId>,
+    node_states: Vec<NodeStateId>,
     /// Free host memory of each node: what fits beside the score.
     memory_free: Vec<u64>,
     /// Per strategy and class: the score of each state.
@@ -44,94 +44,94 @@ pub(crate) struct NodeScorer {
 impl NodeScorer {
     fn refresh(&mut self, inventory: &mut DeviceInventory, workload: &WorkloadEstimate, classes_generation: u64) {
         let version = (inventory.version, workload.version, classes_generation);
-        if self.made_for != Some(version) {
+        if self.built_for != Some(version) {
             let target_is_stale =
-                self.made_for.is_none_or(|(facts, tasks, _)| (facts, tasks) != (version.0, version.1));
+                self.built_for.is_none_or(|(facts, tasks, _)| (facts, tasks) != (version.0, version.1));
             if target_is_stale {
                 self.target = ScoringTarget::new(workload, inventory);
             }
-            self.made_for = Some(version);
-            self.start_over(inventory);
+            self.built_for = Some(version);
+            self.rebuild(inventory);
         } else if self.states.len() > STATES_PER_NODE * inventory.nodes.len() + 1024 {
-            self.start_over(inventory);
+            self.rebuild(inventory);
         }
-        while let Some(node) = inventory.take_changed() {
-            self.look_at(node, inventory);
+        while let Some(node) = inventory.pop_changed_node() {
+            self.refresh_node(node, inventory);
         }
     }
 
-    fn start_over(&mut self, inventory: &DeviceInventory) {
+    fn rebuild(&mut self, inventory: &DeviceInventory) {
         self.states.clear();
         self.scores = Default::default();
         let vacant = self.states.intern(NO_SHAPE, MilliCpus::ZERO, std::iter::empty(), &self.target);
-        self.of_node = vec![vacant; inventory.nodes.span() as usize];
+        self.node_states = vec![vacant; inventory.nodes.span() as usize];
         self.memory_free = vec![0; inventory.nodes.span() as usize];
         for (number, _) in inventory.nodes.iter() {
-            self.look_at(NodeId(number), inventory);
+            self.refresh_node(NodeId(number), inventory);
         }
     }
 
-    fn look_at(&mut self, node: NodeId, inventory: &DeviceInventory) {
+    fn refresh_node(&mut self, node: NodeId, inventory: &DeviceInventory) {
         let slot = inventory.node(node);
         let cards = slot.devices.iter().map(|device| {
             let slot = inventory.device(*device);
             (slot.kind, slot.free_share())
         });
-        self.of_node[node.index()] = self.states.intern(slot.shape, slot.cpus_free(), cards, &self.target);
+        self.node_states[node.index()] = self.states.intern(slot.shape, slot.cpus_free(), cards, &self.target);
         self.memory_free[node.index()] = slot.memory_free().0;
     }
 
     /// The score of a class in a state.
     fn score(&self, strategy: PlacementStrategy, class: &RequestClass, state: &NodeState) -> i32 {
-        if !class.hosted_by(state.shape) || class.shape.cpus > state.cpus {
+        if !class.fits_shape(state.shape) || class.shape.cpus > state.cpus {
             return NO_FIT;
         }
         let fitting = state.cards.iter().enumerate().filter_map(|(position, card)| {
-            let need = class.need(card.kind)?;
-            (card.free >= need.share).then_some(CardAllocation { position, take: need.share })
+            let need = class.need_on(card.kind)?;
+            (card.free >= need.share).then_some(CardShare { position, share: need.share })
         });
         match usize::from(class.shape.gpus) {
-            0 => self.judge(strategy, class, state, &[]),
+            0 => self.score_on_cards(strategy, class, state, &[]),
             1 => {
                 // Cards that are alike score alike: the first of them stands for all.
                 let is_first = |at: usize| at == 0 || state.cards[at - 1] != state.cards[at];
                 let distinct = fitting.filter(|card| is_first(card.position));
-                distinct.map(|card| self.judge(strategy, class, state, &[card])).max().unwrap_or(NO_FIT)
+                distinct.map(|card| self.score_on_cards(strategy, class, state, &[card])).max().unwrap_or(NO_FIT)
             }
             // The least free first.
-            gpus => match fitting.take(gpus).collect::<Vec<CardAllocation>>() {
-                cards if cards.len() == gpus => self.judge(strategy, class, state, &cards),
+            gpus => match fitting.take(gpus).collect::<Vec<CardShare>>() {
+                cards if cards.len() == gpus => self.score_on_cards(strategy, class, state, &cards),
                 _ => NO_FIT,
             },
         }
     }
 
     /// The score of a class in a state on given cards.
-    fn judge(
+    fn score_on_cards(
         &self,
         strategy: PlacementStrategy,
         class: &RequestClass,
         state: &NodeState,
-        cards: &[CardAllocation],
+        cards: &[CardShare],
     ) -> i32 {
         match strategy {
-            PlacementStrategy::PaperBestFit => paper_best_fit(class, state, cards),
-            PlacementStrategy::Fgd => fragmentation::fgd(&self.target, class, state, cards),
-            _ => fragmentation::least_fragmentation(&self.target, class, state, cards),
+            PlacementStrategy::PaperBestFit => paper_best_fit_score(class, state, cards),
+            PlacementStrategy::Fgd => fragmentation::fgd_score(&self.target, class, state, cards),
+            _ => fragmentation::least_fragmentation_score(&self.target, class, state, cards),
         }
     }
 }
 
 /// A card of a state, and what a class would take of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct CardAllocation {
+pub(super) struct CardShare {
     pub position: usize,
-    pub take: Share,
+    pub share: Share,
 }
 
 /// `floor(100·(1 − (ΔCPU/128000 + ΔGPU/8000)/2))`, Δ being what the whole node has left after placing.
-fn paper_best_fit(class: &RequestClass, state: &NodeState, cards: &[CardAllocation]) -> i32 {
-    let taken: u32 = cards.iter().map(|card| card.take.0).sum();
+fn paper_best_fit_score(class: &RequestClass, state: &NodeState, cards: &[CardShare]) -> i32 {
+    let taken: u32 = cards.iter().map(|card| card.share.0).sum();
     let cpus_left = (state.cpus.0 - class.shape.cpus.0) as f64;
     let gpus_left = f64::from(state.free - taken);
     (100.0 * (1.0 - (0.5 * cpus_left / 128_000.0 + 0.5 * gpus_left / 8_000.0))).floor() as i32
@@ -144,20 +144,20 @@ impl PlacementSearch<'_> {
     }
 
     /// The place on the node with the best score; the lowest-numbered among equals.
-    pub(super) fn best_scored(&mut self, wanted: &impl Fn(&DeviceNeed) -> bool) -> Option<PlacementChoice> {
+    pub(super) fn find_best_scored(&mut self, wanted: &impl Fn(&DeviceNeed) -> bool) -> Option<PlacementChoice> {
         let strategy = self.class.shape.strategy;
-        let mut refused: Vec<NodeId> = Vec::new();
+        let mut rejected: Vec<NodeId> = Vec::new();
         loop {
-            let node = self.best_node(strategy, &refused)?;
+            let node = self.best_node(strategy, &rejected)?;
             match self.place_on(strategy, node, wanted) {
                 Some(place) => return Some(place),
                 // The score does not see thresholds, foreign memory and who comes first: try the next best.
-                None => refused.push(node),
+                None => rejected.push(node),
             }
         }
     }
 
-    fn best_node(&mut self, strategy: PlacementStrategy, refused: &[NodeId]) -> Option<NodeId> {
+    fn best_node(&mut self, strategy: PlacementStrategy, rejected: &[NodeId]) -> Option<NodeId> {
         let slot = match strategy {
             PlacementStrategy::PaperBestFit => 0,
             PlacementStrategy::Fgd => 1,
@@ -168,16 +168,16 @@ impl PlacementSearch<'_> {
             self.scorer.scores[slot].resize_with(number + 1, Vec::new);
         }
         let mut scores = std::mem::take(&mut self.scorer.scores[slot][number]);
-        scores.resize(self.scorer.states.len(), UNKNOWN);
+        scores.resize(self.scorer.states.len(), UNKNOWN_SCORE);
         let memory = self.class.shape.host_memory.0;
         let (mut best, mut best_score) = (None, NO_FIT);
-        for (node, (&state, &memory_free)) in self.scorer.of_node.iter().zip(&self.scorer.memory_free).enumerate() {
+        for (node, (&state, &memory_free)) in self.scorer.node_states.iter().zip(&self.scorer.memory_free).enumerate() {
             let mut score = scores[state.0 as usize];
-            if score == UNKNOWN {
+            if score == UNKNOWN_SCORE {
                 score = self.scorer.score(strategy, self.class, self.scorer.states.get(state));
                 scores[state.0 as usize] = score;
             }
-            if score > best_score && memory <= memory_free && !refused.contains(&NodeId(node as u32)) {
+            if score > best_score && memory <= memory_free && !rejected.contains(&NodeId(node as u32)) {
                 (best, best_score) = (Some(NodeId(node as u32)), score);
             }
         }
@@ -200,22 +200,23 @@ impl PlacementSearch<'_> {
             return Some(PlacementChoice { node, promises: Vec::new() });
         }
         if gpus > 1 {
-            return self.place(&self.together_on(node, wanted)?);
+            return self.promise_devices(&self.closest_on_node(node, wanted)?);
         }
-        let state = self.scorer.states.get(self.scorer.of_node[node.index()]);
+        let state = self.scorer.states.get(self.scorer.node_states[node.index()]);
         let fitting = slot.devices.iter().filter_map(|&device| {
             let device_slot = self.inventory.device(device);
-            let need = self.class.need(device_slot.kind).filter(|need| wanted(need) && self.fits(device, need))?;
+            let need =
+                self.class.need_on(device_slot.kind).filter(|need| wanted(need) && self.device_fits(device, need))?;
             let position = state.position_of(device_slot.kind, device_slot.free_share())?;
-            Some((device, CardAllocation { position, take: need.share }))
+            Some((device, CardShare { position, share: need.share }))
         });
         // The paper's BestFit scores nodes only and takes the tightest card; the others score every card.
-        let rank = |card: CardAllocation| match strategy {
+        let rank = |card: CardShare| match strategy {
             PlacementStrategy::PaperBestFit => -i64::from(state.cards[card.position].free.0),
-            _ => i64::from(self.scorer.judge(strategy, self.class, state, &[card])),
+            _ => i64::from(self.scorer.score_on_cards(strategy, self.class, state, &[card])),
         };
         let best = fitting.map(|(device, card)| (rank(card), Reverse(device))).max();
-        self.place(&[best?.1.0])
+        self.promise_devices(&[best?.1.0])
     }
 }
 
@@ -255,7 +256,7 @@ impl NodeState {
 struct NodeStateTable {
     states: Vec<NodeState>,
     /// Looked up only, never walked.
-    known: HashMap<Box<[u64]>, NodeStateId, BuildHasherDefault<DefaultHasher>>,
+    ids_by_key: HashMap<Box<[u64]>, NodeStateId, BuildHasherDefault<DefaultHasher>>,
     key: Vec<u64>,
     cards: Vec<CardState>,
 }
@@ -267,7 +268,7 @@ impl NodeStateTable {
 
     pub fn clear(&mut self) {
         self.states.clear();
-        self.known.clear();
+        self.ids_by_key.clear();
     }
 
     pub fn get(&self, id: NodeStateId) -> &NodeState {
@@ -288,7 +289,7 @@ impl NodeStateTable {
         self.key.clear();
         self.key.extend([u64::from(shape.0), cpus.0]);
         self.key.extend(self.cards.iter().map(|card| u64::from(card.kind.0) << 32 | u64::from(card.free.0)));
-        if let Some(&id) = self.known.get(self.key.as_slice()) {
+        if let Some(&id) = self.ids_by_key.get(self.key.as_slice()) {
             return id;
         }
         let mut state = NodeState {
@@ -301,7 +302,7 @@ impl NodeStateTable {
         state.fragmentation = fragmentation::fragmentation(target, &state.cards, cpus);
         let id = NodeStateId(self.states.len() as u32);
         self.states.push(state);
-        self.known.insert(self.key.as_slice().into(), id);
+        self.ids_by_key.insert(self.key.as_slice().into(), id);
         id
     }
 }

@@ -143,9 +143,9 @@ pub struct Pool {
     scorer: scored::NodeScorer,
     counters: PoolCounters,
     /// The counters as rows keep them.
-    kept_counters: PoolCounters,
+    written_counters: PoolCounters,
     /// Something changed that may let a waiter go.
-    stirred: bool,
+    needs_pass: bool,
 }
 
 impl Pool {
@@ -183,7 +183,7 @@ impl Pool {
     /// between its commands; [`Pool::apply_all`] is all of them in one.
     pub fn begin_batch(&mut self, now: PoolTime, out: &mut ApplyOutcome) {
         self.now = self.now.max(now);
-        self.expire(out);
+        self.apply_deadlines(out);
     }
 
     /// Applies one command of a batch that was begun. Requests that wait are not served before the batch finishes.
@@ -200,8 +200,8 @@ impl Pool {
         self.serve_waiters(out);
         self.counters.workload_arrivals = self.workload.arrivals();
         self.counters.turnover = self.workload.turnover_counts();
-        if self.counters != self.kept_counters {
-            self.kept_counters = self.counters;
+        if self.counters != self.written_counters {
+            self.written_counters = self.counters;
             out.rows.push(PoolRow::Counters(self.counters));
         }
     }
@@ -216,28 +216,28 @@ impl Pool {
     fn dispatch(&mut self, command: PoolCommand, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
         match command {
             PoolCommand::Tick => Ok(CommandReply::Done),
-            PoolCommand::NodeSeen { facts, devices, numbers } => Ok(self.node_seen(facts, devices, &numbers, out)),
-            PoolCommand::NodeLost { node } => self.node_lost(node, out),
+            PoolCommand::NodeSeen { facts, devices, numbers } => Ok(self.register_node(facts, devices, &numbers, out)),
+            PoolCommand::NodeLost { node } => self.lose_node(node, out),
             PoolCommand::ForgetDevice { device } => self.forget_device(device, out),
             PoolCommand::ForgetNode { node } => self.forget_node(node, out),
             PoolCommand::Links { node, links } => self.set_links(node, links, out),
-            PoolCommand::Observe { device, reading } => self.observe(device, &reading, out),
+            PoolCommand::Observe { device, reading } => self.observe_device(device, &reading, out),
             PoolCommand::SetHealth { device, health } => self.set_health(device, health, out),
-            PoolCommand::Request { request, key } => self.request(request, key, out),
-            PoolCommand::Follow { lease } => self.follow(lease),
-            PoolCommand::Confirm { lease, token } => self.confirm(lease, token, out),
-            PoolCommand::Renew { lease, token } => self.renew(lease, token),
-            PoolCommand::Attach { lease, token, holder } => self.attach(lease, token, holder, out),
-            PoolCommand::HolderGone { lease, grace } => self.holder_gone(lease, grace, out),
-            PoolCommand::Release { lease } => self.release(lease, out),
-            PoolCommand::Drained { lease } => self.drained(lease, out),
-            PoolCommand::Fail { lease, why } => self.fail(lease, why, out),
-            PoolCommand::Revoke { lease, grace } => self.revoke(lease, grace, out),
-            PoolCommand::Cordon { device, cordon } => self.cordon(device, cordon, out),
-            PoolCommand::Drain { device, grace } => self.drain(device, grace, out),
+            PoolCommand::Request { request, key } => self.request_lease(request, key, out),
+            PoolCommand::Follow { lease } => self.follow_lease(lease),
+            PoolCommand::Confirm { lease, token } => self.confirm_offer(lease, token, out),
+            PoolCommand::Renew { lease, token } => self.renew_lease(lease, token),
+            PoolCommand::Attach { lease, token, holder } => self.attach_holder(lease, token, holder, out),
+            PoolCommand::HolderGone { lease, grace } => self.detach_holder(lease, grace, out),
+            PoolCommand::Release { lease } => self.release_lease(lease, out),
+            PoolCommand::Drained { lease } => self.finish_drain(lease, out),
+            PoolCommand::Fail { lease, why } => self.fail_lease(lease, why, out),
+            PoolCommand::Revoke { lease, grace } => self.revoke_lease(lease, grace, out),
+            PoolCommand::Cordon { device, cordon } => self.set_cordon(device, cordon, out),
+            PoolCommand::Drain { device, grace } => self.drain_device(device, grace, out),
             PoolCommand::SetPolicies { policies } => self.set_policies(*policies, out),
             PoolCommand::SetWorkload { classes } => {
-                self.workload.tell(classes);
+                self.workload.configure(classes);
                 Ok(CommandReply::Done)
             }
         }
@@ -248,7 +248,7 @@ impl Pool {
         out.rows.push(PoolRow::Policies(Box::new(policies.clone())));
         self.policies = policies;
         self.requeue_all();
-        self.stirred = true;
+        self.needs_pass = true;
         Ok(CommandReply::Done)
     }
 
@@ -277,7 +277,7 @@ impl Pool {
     }
 
     /// Keeps a lease as it now is.
-    fn keep(&self, lease: LeaseId, out: &mut ApplyOutcome) {
+    fn push_lease_row(&self, lease: LeaseId, out: &mut ApplyOutcome) {
         if let Some(lease) = self.leases.get(&lease) {
             out.rows.push(PoolRow::Lease(lease.row().clone()));
         }
@@ -298,13 +298,13 @@ impl Pool {
     }
 
     /// The owner and class a waiting lease is queued under.
-    fn wish_of(&mut self, id: LeaseId) -> (OwnerId, RequestClassId, i32) {
+    fn queue_terms(&mut self, id: LeaseId) -> (OwnerId, RequestClassId, i32) {
         let request = self.lease_mut(id).request.clone();
         let policy = self.policies.policy_for(&request);
         let shape = RequestShape::of(&request, policy);
         let priority = request.priority.saturating_add(policy.priority_boost);
         let class = self.classes.intern(shape, &self.inventory);
-        (self.owners.id(&request.owner, self.now), class, priority)
+        (self.owners.get_or_open(&request.owner, self.now), class, priority)
     }
 }
 
@@ -318,30 +318,30 @@ impl Pool {
     }
 
     fn check_devices(&self) -> Result<(), String> {
-        let mut books: BTreeMap<DeviceId, (Share, Bytes, Vec<LeaseId>)> = BTreeMap::new();
+        let mut expected: BTreeMap<DeviceId, (Share, Bytes, Vec<LeaseId>)> = BTreeMap::new();
         for lease in self.leases.values() {
             for promise in lease.promises.iter() {
-                let book = books.entry(promise.device).or_default();
-                book.0 += promise.share;
-                book.1 += promise.memory;
-                book.2.push(lease.id);
+                let entry = expected.entry(promise.device).or_default();
+                entry.0 += promise.share;
+                entry.1 += promise.memory;
+                entry.2.push(lease.id);
             }
         }
         for (number, slot) in self.inventory.devices.iter() {
-            let (share, memory, mut leases) = books.remove(&DeviceId(number)).unwrap_or_default();
+            let (share, memory, mut leases) = expected.remove(&DeviceId(number)).unwrap_or_default();
             let mut listed = slot.leases.clone();
             leases.sort_unstable();
             listed.sort_unstable();
             if (slot.promised, slot.promised_memory) != (share, memory) || listed != leases {
-                return Err(format!("device {number}: books say {share}/{memory} to {leases:?}, slot {slot:?}"));
+                return Err(format!("device {number}: expected {share}/{memory} to {leases:?}, slot {slot:?}"));
             }
             if slot.promised > Share::WHOLE {
                 return Err(format!("device {number}: {} promised of one GPU", slot.promised));
             }
         }
-        match books.is_empty() {
+        match expected.is_empty() {
             true => Ok(()),
-            false => Err(format!("promises on unknown devices: {books:?}")),
+            false => Err(format!("promises on unknown devices: {expected:?}")),
         }
     }
 
@@ -355,7 +355,7 @@ impl Pool {
                 (cpus + lease.request.cpus, memory + lease.request.host_memory)
             });
             if (slot.cpus_promised, slot.memory_promised) != (cpus, memory) {
-                return Err(format!("node {number}: host books say {cpus}/{memory}, slot {slot:?}"));
+                return Err(format!("node {number}: host expected {cpus}/{memory}, slot {slot:?}"));
             }
         }
         Ok(())
@@ -389,7 +389,7 @@ impl Pool {
         if (waiting, deadlines) != (self.queue.len(), self.deadlines.len()) {
             return Err(format!("{waiting} wait, {} are queued; {deadlines} deadlines", self.queue.len()));
         }
-        for account in self.owners.all() {
+        for account in self.owners.accounts() {
             if account.held != held.remove(&*account.name).unwrap_or(0) {
                 return Err(format!("{} holds something else than {}", account.name, account.held));
             }

@@ -49,14 +49,14 @@ struct LatestRows {
 }
 
 impl LatestRows {
-    fn of(rows: impl IntoIterator<Item = PoolRow>, bad: &mut Vec<RestoreError>) -> Self {
+    fn collect(rows: impl IntoIterator<Item = PoolRow>, bad: &mut Vec<RestoreError>) -> Self {
         let mut latest = Self::default();
         for row in rows {
             match row {
-                PoolRow::Lease(row) if !counted(&row) => {
+                PoolRow::Lease(row) if !has_valid_numbers(&row) => {
                     bad.push(RestoreError::Lease { lease: row.id, why: "a number of it is out of range" });
                 }
-                PoolRow::Counters(row) if row.next_lease.max(row.next_token).max(row.next_seq) > limits::COUNTED => {
+                PoolRow::Counters(row) if row.next_lease.max(row.next_token).max(row.next_seq) > limits::MAX_COUNT => {
                     bad.push(RestoreError::Counters);
                 }
                 PoolRow::Node(row) => drop(latest.nodes.insert(row.node, row)),
@@ -91,9 +91,9 @@ impl LatestRows {
 }
 
 /// Whether the numbers of a lease are such that counting can go on after them.
-fn counted(row: &LeaseRow) -> bool {
+fn has_valid_numbers(row: &LeaseRow) -> bool {
     let token = row.token.map_or(0, |token| token.0);
-    row.id.0.max(row.seq).max(token) < limits::COUNTED
+    row.id.0.max(row.seq).max(token) < limits::MAX_COUNT
 }
 
 impl Pool {
@@ -108,7 +108,7 @@ impl Pool {
         rows: impl IntoIterator<Item = PoolRow>,
     ) -> (Self, Vec<RestoreError>) {
         let mut bad = Vec::new();
-        let latest = LatestRows::of(rows, &mut bad);
+        let latest = LatestRows::collect(rows, &mut bad);
         let mut pool = Self::new(settings, policies);
         pool.now = now;
         pool.counters = latest.counters;
@@ -125,13 +125,13 @@ impl Pool {
         }
         let mut links = Vec::new();
         for (id, row) in latest.nodes {
-            let is_far = id.0 > pool.inventory.nodes.span().saturating_add(limits::VACANT_NUMBERS);
+            let is_far = id.0 > pool.inventory.nodes.span().saturating_add(limits::MAX_VACANT_NUMBERS);
             if is_far || pool.inventory.node_by_name(&row.facts.name).is_some() {
                 bad.push(RestoreError::Node(id));
                 continue;
             }
             pool.inventory.insert_node(id, row.facts);
-            pool.inventory.touch_node(id, |slot| slot.up = false);
+            pool.inventory.update_node(id, |slot| slot.up = false);
             links.push((id, row.links));
         }
         for row in latest.devices.into_values() {
@@ -144,7 +144,7 @@ impl Pool {
             pool.inventory.set_links(node, links);
         }
         pool.counters.last_device = pool.counters.last_device.filter(|last| pool.inventory.devices.contains(last.0));
-        pool.kept_counters = pool.counters;
+        pool.written_counters = pool.counters;
         let mut by_token: Vec<LeaseRow> = latest.leases.into_values().collect();
         by_token.sort_by_key(|row| (row.token, row.id));
         let (mut ended, mut waiting) = (BTreeSet::new(), BTreeSet::new());
@@ -169,7 +169,7 @@ impl Pool {
     }
 
     fn restore_device(&mut self, row: DeviceRow) -> Result<(), &'static str> {
-        if row.device.0 > self.inventory.devices.span().saturating_add(limits::VACANT_NUMBERS) {
+        if row.device.0 > self.inventory.devices.span().saturating_add(limits::MAX_VACANT_NUMBERS) {
             return Err("its number is far beyond those before");
         }
         if !self.inventory.nodes.contains(row.node.0) {
@@ -185,7 +185,7 @@ impl Pool {
             return Err("its gpu_id is another device's");
         }
         self.inventory.insert_device(row.device, row.node, row.gpu_id, row.facts);
-        self.inventory.touch(row.device, |slot| slot.cordon = row.cordon);
+        self.inventory.update_device(row.device, |slot| slot.cordon = row.cordon);
         Ok(())
     }
 
@@ -208,7 +208,7 @@ impl Pool {
         let id = lease.id;
         if holds {
             for promise in lease.promises.iter() {
-                self.inventory.touch(promise.device, |slot| {
+                self.inventory.update_device(promise.device, |slot| {
                     slot.promised += promise.share;
                     slot.promised_memory += promise.memory;
                     slot.leases.push(id);
@@ -218,14 +218,14 @@ impl Pool {
             }
             if let Some(node) = lease.node {
                 let request = lease.request.clone();
-                self.inventory.touch_node(node, |slot| {
+                self.inventory.update_node(node, |slot| {
                     slot.cpus_promised += request.cpus;
                     slot.memory_promised += request.host_memory;
                 });
             }
         }
         if state.is_granted() {
-            let owner = self.owners.id(&lease.request.owner, now);
+            let owner = self.owners.get_or_open(&lease.request.owner, now);
             self.owners.get_mut(owner).held += self.inventory.gpu_share(&lease.promises);
         }
         self.leases.insert(id, Box::new(lease));
@@ -270,7 +270,8 @@ fn check_state(row: &LeaseRow) -> Result<(), &'static str> {
     if row.state == LeaseState::Queued && (row.token.is_some() || row.node.is_some()) {
         return Err("it waits and was granted");
     }
-    if row.state.is_ended() != row.ended_at.is_some() || row.cause.as_ref().map(EndCause::state) != ended(row.state) {
+    if row.state.is_ended() != row.ended_at.is_some() || row.cause.as_ref().map(EndCause::state) != if_ended(row.state)
+    {
         return Err("its end, its cause and its state do not agree");
     }
     if (row.draining && !row.state.is_ended()) || (row.quarantined && !row.draining) {
@@ -282,6 +283,6 @@ fn check_state(row: &LeaseRow) -> Result<(), &'static str> {
     Ok(())
 }
 
-fn ended(state: LeaseState) -> Option<LeaseState> {
+fn if_ended(state: LeaseState) -> Option<LeaseState> {
     Some(state).filter(|state| state.is_ended())
 }

@@ -12,7 +12,7 @@ use crate::lease::{Lease, LeaseState};
 use crate::outcome::DeviceClosure;
 use crate::placement::is_below;
 use crate::policy::Policies;
-use crate::queue::{OwnerAccount, OwnerId, QuotaExceeded};
+use crate::queue::{OwnerAccount, OwnerId, QuotaExcess};
 use crate::reading::ForeignLoad;
 use crate::row::UsageRow;
 use crate::units::{Bytes, MilliCpus, Millis, Percent, PoolTime, Share};
@@ -87,7 +87,7 @@ impl Pool {
             facts: slot.facts.clone(),
             health: slot.health.clone(),
             cordon: slot.cordon,
-            closed: slot.closed(),
+            closed: slot.closure(),
             promised: slot.promised,
             promised_memory: slot.promised_memory,
             leases: slot.leases.clone(),
@@ -155,7 +155,7 @@ impl Pool {
 
     /// What each owner used in its period, up to the last change of what it holds.
     pub fn usage(&self) -> impl Iterator<Item = UsageRow> {
-        self.owners.all().iter().map(OwnerAccount::row)
+        self.owners.accounts().iter().map(OwnerAccount::row)
     }
 }
 
@@ -258,13 +258,13 @@ impl Pool {
         let class = self.classes.find(&RequestShape::of(&lease.request, policy))?;
         let owner = self.owners.find(&lease.request.owner)?;
         let priority = lease.request.priority.saturating_add(policy.priority_boost);
-        let ahead = self.queue.ahead_of((owner, class), priority, lease.seq);
+        let ahead = self.queue.count_ahead_of((owner, class), priority, lease.seq);
         // The last pass may have ended before it came to this class, and facts may have changed since.
-        let class = &self.classes.judged(class, &self.inventory);
+        let class = &self.classes.get_fresh(class, &self.inventory);
 
         let mut reasons = Vec::new();
         reasons.extend(self.quota_reason(owner, class));
-        let short = self.shortages(class);
+        let short = self.shortage_reasons(class);
         if short.is_empty() && reasons.is_empty() {
             reasons.push(WaitReason::Behind { ahead });
         }
@@ -275,58 +275,58 @@ impl Pool {
     fn quota_reason(&self, owner: OwnerId, class: &RequestClass) -> Option<WaitReason> {
         let account = self.owners.get(owner);
         let quota = self.policies.quota_of(&account.name);
-        let over = account.over(quota, class.most_held, self.now, self.policies.period)?;
+        let over = account.quota_excess(quota, class.max_held, self.now, self.policies.period)?;
         Some(match over {
-            QuotaExceeded::Held => WaitReason::QuotaHeld {
+            QuotaExcess::Held => WaitReason::QuotaHeld {
                 held: Share(account.held.min(u64::from(u32::MAX)) as u32),
                 quota: quota.held.unwrap_or_default(),
             },
-            QuotaExceeded::ShareHours { until } => WaitReason::QuotaHours { next_in: until.since(self.now) },
+            QuotaExcess::ShareHours { until } => WaitReason::QuotaHours { next_in: until.since(self.now) },
         })
     }
 
     /// What is short for a class, were it alone in the queue.
-    fn shortages(&self, class: &RequestClass) -> Vec<WaitReason> {
-        let mut seen = ResourceShortages::default();
+    fn shortage_reasons(&self, class: &RequestClass) -> Vec<WaitReason> {
+        let mut shortages = ResourceShortages::default();
         for (number, slot) in self.inventory.nodes.iter() {
-            if class.hosted_by(slot.shape) {
-                self.look_for_shortages(class, NodeId(number), &mut seen);
+            if class.fits_shape(slot.shape) {
+                self.add_node_shortages(class, NodeId(number), &mut shortages);
             }
         }
-        if seen.fits {
+        if shortages.fits {
             return Vec::new();
         }
         let shape = &class.shape;
         let mut reasons = Vec::new();
-        if seen.most_free < shape.gpus {
+        if shortages.most_free < shape.gpus {
             let share = class.needs.iter().map(|need| need.share).max().unwrap_or_default();
-            let due_in = seen.first_due.map(|due| due.since(self.now));
-            reasons.push(WaitReason::NeedsGpus { needed: shape.gpus, free: seen.most_free, share, due_in });
+            let due_in = shortages.first_due.map(|due| due.since(self.now));
+            reasons.push(WaitReason::NeedsGpus { needed: shape.gpus, free: shortages.most_free, share, due_in });
         } else {
-            if seen.most_cpus < shape.cpus {
-                reasons.push(WaitReason::NeedsCpus { needed: shape.cpus, free: seen.most_cpus });
+            if shortages.most_cpus < shape.cpus {
+                reasons.push(WaitReason::NeedsCpus { needed: shape.cpus, free: shortages.most_cpus });
             }
-            if seen.most_memory < shape.host_memory {
-                reasons.push(WaitReason::NeedsHostMemory { needed: shape.host_memory, free: seen.most_memory });
+            if shortages.most_memory < shape.host_memory {
+                reasons.push(WaitReason::NeedsHostMemory { needed: shape.host_memory, free: shortages.most_memory });
             }
             if reasons.is_empty() {
                 let RequestShape { gpus, cpus, host_memory, .. } = *shape;
                 reasons.push(WaitReason::NeedsTogether { gpus, cpus, host_memory });
             }
         }
-        reasons.extend((seen.closed > 0).then_some(WaitReason::Closed { gpus: seen.closed }));
-        reasons.extend((seen.foreign > 0).then_some(WaitReason::ForeignLoad { gpus: seen.foreign }));
+        reasons.extend((shortages.closed > 0).then_some(WaitReason::Closed { gpus: shortages.closed }));
+        reasons.extend((shortages.foreign > 0).then_some(WaitReason::ForeignLoad { gpus: shortages.foreign }));
         reasons
     }
 
-    fn look_for_shortages(&self, class: &RequestClass, node: NodeId, seen: &mut ResourceShortages) {
+    fn add_node_shortages(&self, class: &RequestClass, node: NodeId, shortages: &mut ResourceShortages) {
         let node_slot = self.inventory.node(node);
         let mut free = 0;
         for &device in &node_slot.devices {
             let slot = self.inventory.device(device);
-            let Some(need) = class.need_of(device, slot.kind) else { continue };
-            if slot.closed().is_some() {
-                seen.closed += 1;
+            let Some(need) = class.need_on_device(device, slot.kind) else { continue };
+            if slot.closure().is_some() {
+                shortages.closed += 1;
                 continue;
             }
             let room = slot.free_share() >= need.share
@@ -335,7 +335,7 @@ impl Pool {
             if !room {
                 // Now is when what drains may be gone, which is not certain.
                 let due = self.device_free_at(need, device, slot).filter(|due| *due > self.now);
-                seen.first_due = [seen.first_due, due].into_iter().flatten().min();
+                shortages.first_due = [shortages.first_due, due].into_iter().flatten().min();
                 continue;
             }
             let judged =
@@ -347,15 +347,15 @@ impl Pool {
             if judged && memory_left {
                 free += 1;
             } else {
-                seen.foreign += 1;
+                shortages.foreign += 1;
             }
         }
-        seen.most_free = seen.most_free.max(free);
+        shortages.most_free = shortages.most_free.max(free);
         if free >= class.shape.gpus {
             let (cpus, memory) = (node_slot.cpus_free(), node_slot.memory_free());
-            seen.most_cpus = seen.most_cpus.max(cpus);
-            seen.most_memory = seen.most_memory.max(memory);
-            seen.fits |= cpus >= class.shape.cpus && memory >= class.shape.host_memory;
+            shortages.most_cpus = shortages.most_cpus.max(cpus);
+            shortages.most_memory = shortages.most_memory.max(memory);
+            shortages.fits |= cpus >= class.shape.cpus && memory >= class.shape.host_memory;
         }
     }
 }
