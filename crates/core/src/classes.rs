@@ -1,4 +1,4 @@
-//! Requests that are alike to placement: each distinct shape of a wish is assessed once against every kind of device.
+//! Classes of requests that are alike to placement: each distinct shape is assessed once against every kind of device.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -15,53 +15,53 @@ use crate::request::{DeviceSelector, IsolationLevel, LoadThresholds, PlacementSt
 use crate::units::{Bytes, MilliCpus, Share};
 use crate::workload::TaskClass;
 
-/// A class's number; stays valid while anything waits in it.
+/// Number of a class; stays valid while a request of the class waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RequestClassId(pub u32);
 
-/// A shape, assessed against the inventory.
+/// A request shape and the devices that can serve it.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestClass {
     pub shape: RequestShape,
-    /// Kinds that could serve it, on nodes that could, by rising kind.
+    /// Needs on the device kinds that could serve it, on nodes that could host it, by rising kind.
     pub needs: Vec<DeviceNeed>,
-    /// Whether nodes of each shape could host it.
+    /// For each node shape, whether such nodes could host it.
     pub host_shapes: Vec<bool>,
-    /// The devices it names, where it names any.
+    /// Devices that the selector names one by one, if it does.
     pub named_devices: Option<Vec<DeviceId>>,
-    /// Why it can never be served, if so.
+    /// Reason why it can never be served, if so.
     pub unsatisfiable: Option<Unsatisfiable>,
-    /// The most it may come to hold, over all its GPUs.
+    /// Largest share that it may hold, over all its GPUs.
     pub max_held: Share,
-    /// How many models of device could serve it.
+    /// Number of device models that could serve it.
     pub model_count: usize,
-    /// Requests that wait in this class.
+    /// Number of requests that wait in this class.
     pub waiter_count: u32,
     assessed_version: Option<u64>,
 }
 
 impl RequestClass {
-    /// What it takes of a device of `kind`.
+    /// Returns the need on a device of `kind`.
     pub fn need_on(&self, kind: DeviceKindId) -> Option<&DeviceNeed> {
         self.needs.binary_search_by_key(&kind, |need| need.kind).ok().map(|i| &self.needs[i])
     }
 
-    /// Whether nodes of a shape could host it.
+    /// Whether nodes of this shape could host the class.
     pub fn fits_shape(&self, shape: NodeShapeId) -> bool {
         self.host_shapes.get(shape.0 as usize) == Some(&true)
     }
 
-    /// What it takes of this device of `kind`, if it could ever use it.
+    /// Returns the need on this device of `kind`, if the class could ever use the device.
     pub fn need_on_device(&self, device: DeviceId, kind: DeviceKindId) -> Option<&DeviceNeed> {
         self.need_on(kind).filter(|_| self.named_devices.as_ref().is_none_or(|named| named.contains(&device)))
     }
 
-    /// Whether it could ever use this device.
+    /// Whether the class could ever use this device.
     pub fn could_use_device(&self, device: DeviceId, kind: DeviceKindId) -> bool {
         self.need_on_device(device, kind).is_some()
     }
 
-    /// The class as a workload sees it; a memory amount counts as its largest share.
+    /// Returns the class as the workload counts it; an amount of memory counts as its largest share.
     pub fn task_class(&self) -> TaskClass {
         let share = self.needs.iter().map(|need| need.share).max().unwrap_or_default();
         let models: Vec<&str> = self.shape.select.models.iter().map(|model| &**model).collect();
@@ -93,7 +93,7 @@ impl RequestClass {
         self.max_held = Share(most * u32::from(self.shape.gpus));
     }
 
-    /// Leaves of the devices it names only those it could use: what it keeps others off must not be more than that.
+    /// Drops named devices that the class could not use, so that it never claims more than it can use.
     fn retain_usable_named(&mut self, inventory: &DeviceInventory) {
         let (Some(mut named_devices), gpus @ 1..) = (self.named_devices.take(), self.shape.gpus) else { return };
         named_devices.retain(|device| self.need_on(inventory.device(*device).kind).is_some());
@@ -111,14 +111,14 @@ impl RequestClass {
     }
 }
 
-/// All shapes seen, bounded: those nobody waits in are forgotten when there are too many.
+/// All known classes, bounded: classes without waiters are forgotten when there are too many.
 #[derive(Debug, Default)]
 pub(crate) struct RequestClasses {
-    /// Looked up only, never walked: its order decides nothing.
+    /// Only for lookups: its order decides nothing.
     ids_by_shape: HashMap<RequestShape, RequestClassId, BuildHasherDefault<DefaultHasher>>,
     classes: Vec<Option<RequestClass>>,
     free_ids: Vec<RequestClassId>,
-    /// Grows when classes are forgotten, so that what is kept per class elsewhere can follow.
+    /// Grows when classes are forgotten, so that caches keyed by class can follow.
     pub generation: u64,
 }
 
@@ -137,7 +137,7 @@ impl RequestClasses {
         }
     }
 
-    /// The class of a shape, assessed against the current inventory.
+    /// Returns the class of a shape, assessed against the current inventory.
     pub fn intern(&mut self, shape: RequestShape, inventory: &DeviceInventory) -> RequestClassId {
         let id = match self.ids_by_shape.get(&shape) {
             Some(&id) => id,
@@ -147,7 +147,7 @@ impl RequestClasses {
         id
     }
 
-    /// Judges a class anew where facts changed since.
+    /// Assesses a class again if facts have changed since.
     pub fn refresh(&mut self, id: RequestClassId, inventory: &DeviceInventory) {
         let class = self.get_mut(id);
         if class.assessed_version != Some(inventory.version) {
@@ -155,7 +155,7 @@ impl RequestClasses {
         }
     }
 
-    /// A class as the current inventory has it, without keeping that.
+    /// Returns a class as the current inventory has it, without storing the result.
     pub fn get_fresh(&self, id: RequestClassId, inventory: &DeviceInventory) -> Cow<'_, RequestClass> {
         let class = self.get(id);
         if class.assessed_version == Some(inventory.version) {
@@ -166,12 +166,12 @@ impl RequestClasses {
         Cow::Owned(class)
     }
 
-    /// The class of a shape, where it is known.
+    /// Returns the class of a shape, if it is known.
     pub fn find(&self, shape: &RequestShape) -> Option<RequestClassId> {
         self.ids_by_shape.get(shape).copied()
     }
 
-    /// The queue was emptied.
+    /// Resets the waiter counts after the queue was emptied.
     pub fn clear_waiters(&mut self) {
         for class in self.classes.iter_mut().flatten() {
             class.waiter_count = 0;
@@ -213,7 +213,7 @@ impl RequestClasses {
     }
 }
 
-/// Everything about a request that decides where it may go.
+/// Every property of a request that decides about its placement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct RequestShape {
     pub gpus: u16,
@@ -248,7 +248,7 @@ impl RequestShape {
         }
     }
 
-    /// Whether it takes anything of the host.
+    /// Whether it needs host CPUs or host memory.
     pub fn needs_host(&self) -> bool {
         !self.cpus.is_zero() || !self.host_memory.is_zero()
     }
@@ -258,7 +258,7 @@ impl RequestShape {
         matches!(self.amount, RequestedAmount::Memory(_) | RequestedAmount::Both(..))
     }
 
-    /// The least share that it takes of any device.
+    /// Returns the smallest share that it takes of any device.
     pub fn least_share(&self) -> Share {
         match self.amount {
             RequestedAmount::Whole => Share::WHOLE,
@@ -272,7 +272,7 @@ impl RequestShape {
         Share((Share::WHOLE.0 / self.max_sharers).max(1))
     }
 
-    /// What it takes of a device of this kind; `None` where such a device can never give it.
+    /// Returns the need on a device of this kind, or `None` if such a device can never satisfy it.
     fn need_on(&self, kind: DeviceKindId, facts: &DeviceFacts) -> Option<DeviceNeed> {
         let capacity = facts.memory_capacity();
         let preferred = self.preferred.iter().any(|model| facts.is_model(model));
@@ -300,8 +300,8 @@ impl RequestShape {
         Some(DeviceNeed { kind, share, memory: memory.unwrap_or_default(), preferred })
     }
 
-    /// The memory of a partition that is only taken as it is, where it is what was asked for: at least the share of a
-    /// whole GPU, and not a whole GPU for less.
+    /// Returns the memory of an indivisible partition if the partition fits: it is at least the requested share of a
+    /// whole GPU, and it is not a whole GPU for a smaller share.
     fn whole_partition_memory(&self, facts: &DeviceFacts) -> Option<Bytes> {
         let (share, memory) = match self.amount {
             RequestedAmount::Whole => (Share::WHOLE, Bytes::ZERO),
@@ -318,12 +318,12 @@ impl RequestShape {
     }
 }
 
-/// What a class takes of one device of a kind.
+/// Part of a device of one kind that a class takes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeviceNeed {
     pub kind: DeviceKindId,
     pub share: Share,
-    /// Zero where the kind's memory is unknown.
+    /// Zero if the kind's memory is unknown.
     pub memory: Bytes,
     /// Whether the policy prefers this kind.
     pub preferred: bool,
@@ -339,7 +339,7 @@ fn find_named_devices(select: &DeviceSelector, inventory: &DeviceInventory) -> V
     inventory.devices.iter().filter(|(_, slot)| is_named(slot)).map(|(id, _)| DeviceId(id)).collect()
 }
 
-/// What became of a shape at every kind and node shape, so that a refusal can say what was missing.
+/// Assessment of a shape against every device kind and node shape, for a refusal that names what is missing.
 struct ClassFeasibility<'a> {
     shape: &'a RequestShape,
     pub needs: Vec<DeviceNeed>,
@@ -348,7 +348,7 @@ struct ClassFeasibility<'a> {
     any_selected: bool,
     any_isolating: bool,
     any_memory_known: bool,
-    /// The largest part of a GPU that devices which are only taken as they are come in; 0 where there are none.
+    /// Largest indivisible device, as a part of a GPU; 0 if there is none.
     largest_part: Share,
     most_memory: Bytes,
     most_gpus: u16,

@@ -1,7 +1,8 @@
-//! The queue, what its requests look at, and the owners' accounts behind quotas and fair share. Deciding who may go is [`crate::pool`]'s.
+//! The queue, the needs of its requests, and the owner accounts behind quotas and fair share. [`crate::pool`] decides
+//! which request is served.
 //!
-//! Requests of one class and one owner form a *lane*: they want the same, so if the first of them cannot go, none can.
-//! A pass over the queue therefore looks at lanes, not at requests.
+//! Requests of one class and one owner form a *lane*: their needs are equal, so if the first of them cannot be placed,
+//! none can. A pass over the queue therefore visits lanes, not requests.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeSet;
@@ -20,13 +21,13 @@ use crate::units::{Millis, PoolTime, Share};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueLaneId(u32);
 
-/// The requests of one lane have these in common.
+/// Properties that all requests of a lane share.
 pub(crate) type LaneKey = (OwnerId, RequestClassId);
 
-/// Where a lane's first request comes: higher priority, then fairness among owners, then the order of arrival.
+/// Rank of a lane by its first request: higher priority, then fairness among owners, then order of arrival.
 pub(crate) type LaneRank = (Reverse<i32>, (u64, u64), u64, QueueLaneId);
 
-/// Where a request comes within its lane.
+/// Position of a request in its lane.
 type LanePosition = (Reverse<i32>, u64);
 
 /// Requests of one class and one owner.
@@ -39,7 +40,7 @@ pub(crate) struct QueueLane {
 }
 
 impl QueueLane {
-    /// Who is first in it.
+    /// Returns the first lease of the lane.
     pub fn head(&self) -> Option<LeaseId> {
         self.waiting.first_key_value().map(|(_, lease)| *lease)
     }
@@ -49,7 +50,7 @@ impl QueueLane {
     }
 }
 
-/// Everybody who waits.
+/// All waiting requests.
 #[derive(Debug, Default)]
 pub(crate) struct RequestQueue {
     lanes: Vec<Option<QueueLane>>,
@@ -100,7 +101,7 @@ impl RequestQueue {
         }
     }
 
-    /// Puts an owner's lanes where its books now say.
+    /// Moves an owner's lanes to its current fairness.
     pub fn set_fairness(&mut self, owner: OwnerId, fairness: (u64, u64)) {
         let lanes = self.lanes_by_key.range((owner, RequestClassId(0))..=(owner, RequestClassId(u32::MAX)));
         for id in lanes.map(|(_, id)| *id).collect::<Vec<_>>() {
@@ -108,7 +109,7 @@ impl RequestQueue {
         }
     }
 
-    /// The lane after `key`, or the first.
+    /// Returns the lane after `key`, or the first lane.
     pub fn next_lane(&self, key: Option<LaneRank>) -> Option<LaneRank> {
         match key {
             None => self.ranks.first().copied(),
@@ -127,13 +128,13 @@ impl RequestQueue {
         self.ranks.iter().map(|key| self.lane(key.3))
     }
 
-    /// Lanes whose first request comes before a newcomer with these terms.
+    /// Returns the lanes whose first request precedes a new one with this rank.
     pub fn lanes_ahead(&self, priority: i32, fairness: (u64, u64)) -> impl Iterator<Item = &QueueLane> {
         let end = (Reverse(priority), fairness, u64::MAX, QueueLaneId(u32::MAX));
         self.ranks.range(..=end).map(|key| self.lane(key.3))
     }
 
-    /// How many wait before this request.
+    /// Returns the number of requests that precede this one.
     pub fn count_ahead_of(&self, lane_key: LaneKey, priority: i32, seq: u64) -> usize {
         let Some(own) = self.lanes_by_key.get(&lane_key).map(|id| self.lane(*id)) else { return 0 };
         let ahead = |lane: &QueueLane| {
@@ -164,30 +165,30 @@ impl RequestQueue {
     }
 }
 
-/// What waiting requests look at, so that a reading stirs the queue only where it may matter to one of them.
+/// Combined needs of all waiting requests: a reading triggers a pass only if it may matter to one of them.
 #[derive(Debug, Default)]
 pub(crate) struct WaitingNeeds {
-    /// Requests that may go though others claim every GPU: they want none, or are certain to end.
+    /// Requests that may start even if all GPUs are reserved: they need none, or are certain to end.
     pub gpu_optional: usize,
-    /// Classes in which something waits.
+    /// Classes with waiters.
     pub classes: usize,
-    /// Classes that want no GPU.
+    /// Classes without GPUs.
     pub host_only: usize,
-    /// Classes that take something of a host.
+    /// Classes that need host resources.
     hosts: usize,
     /// Classes that name an amount of device memory.
     memory: usize,
-    /// The least share that a class may take of a device, with how many classes have it.
+    /// Smallest share that a class may take of a device, with the number of such classes.
     shares: BTreeMap<Share, usize>,
-    /// Thresholds, with how many classes have them.
+    /// Thresholds, with the number of classes that have them.
     thresholds: BTreeMap<LoadThresholds, usize>,
 }
 
-/// Distinct thresholds up to which each is looked at when foreign load changes.
+/// Distinct thresholds up to which each is compared when foreign load changes.
 const MAX_THRESHOLDS_COMPARED: usize = 64;
 
 impl WaitingNeeds {
-    /// A first request waits in a class of this shape.
+    /// Adds a class of this shape that got its first waiter.
     pub fn add(&mut self, shape: &RequestShape) {
         self.classes += 1;
         self.host_only += usize::from(shape.gpus == 0);
@@ -199,7 +200,7 @@ impl WaitingNeeds {
         }
     }
 
-    /// The last request of a class of this shape waits no more.
+    /// Removes a class of this shape that lost its last waiter.
     pub fn remove(&mut self, shape: &RequestShape) {
         self.classes -= 1;
         self.host_only -= usize::from(shape.gpus == 0);
@@ -211,7 +212,7 @@ impl WaitingNeeds {
         }
     }
 
-    /// Whether some class may take a place on a device with so much free.
+    /// Whether some class may fit in this free share of a device.
     pub fn fit_free_share(&self, free: Share) -> bool {
         !free.is_zero() && self.shares.first_key_value().is_some_and(|(least, _)| *least <= free)
     }
@@ -228,7 +229,7 @@ impl WaitingNeeds {
         !self.thresholds.is_empty()
     }
 
-    /// Whether a device that had the first foreign load and now has the second is below other thresholds than before.
+    /// Whether a change of foreign load crosses a threshold of a waiting class.
     pub fn has_threshold_between(&self, before: ForeignLoadLevels, after: ForeignLoadLevels) -> bool {
         let mut thresholds = self.thresholds.keys();
         self.thresholds.len() > MAX_THRESHOLDS_COMPARED
@@ -251,7 +252,7 @@ pub(crate) struct OwnerId(pub u32);
 #[derive(Debug, Clone)]
 pub(crate) struct OwnerAccount {
     pub name: Arc<str>,
-    /// Held now, over all devices; what drains is not held.
+    /// Share held now, over all devices. Draining devices are not held.
     pub held: u64,
     period: u64,
     /// Thousandths × milliseconds used in the period, up to `settled_at`.
@@ -259,12 +260,12 @@ pub(crate) struct OwnerAccount {
     settled_at: PoolTime,
 }
 
-/// Why an owner's request must wait although there may be room.
+/// Limit of a quota that holds back an owner's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QuotaExcess {
-    /// Holds too much already.
+    /// The owner holds its whole quota.
     Held,
-    /// Used too much this period; from then on it is another.
+    /// The GPU-hours of the period are used up until this time.
     ShareHours { until: PoolTime },
 }
 
@@ -282,15 +283,15 @@ impl OwnerAccount {
         self.settled_at = now.max(self.settled_at);
     }
 
-    /// The account as of now. The books themselves change only with what is held, when a row is kept too: an account
-    /// that was asked often must not differ from one that was restored.
+    /// Returns the account as of now. The stored account changes only together with a committed row, so that reading it
+    /// never makes it differ from a restored one.
     fn settled(&self, now: PoolTime, period: Millis) -> Self {
         let mut account = self.clone();
         account.settle(now, period);
         account
     }
 
-    /// What of the quota stands in the way of holding `more`.
+    /// Returns the limit of the quota that forbids holding `more`.
     pub fn quota_excess(&self, quota: &OwnerQuota, more: Share, now: PoolTime, period: Millis) -> Option<QuotaExcess> {
         if more.is_zero() {
             return None;
@@ -304,15 +305,15 @@ impl OwnerAccount {
         (account.used >= budget.saturating_mul(HOUR_MILLIS)).then_some(QuotaExcess::ShareHours { until })
     }
 
-    /// When the GPU-hours are used up if it goes on like this. Its waiters then claim nothing any more, which may let
-    /// others go.
+    /// Returns the time at which the GPU-hours are used up at the current rate. From then on the owner's waiters claim
+    /// nothing, which may let others start.
     pub fn exhausted_at(&self, quota: &OwnerQuota, now: PoolTime, period: Millis) -> Option<PoolTime> {
         let budget = quota.share_hours.filter(|_| self.held > 0)?.saturating_mul(HOUR_MILLIS);
         let left = budget.saturating_sub(self.settled(now, period).used);
         Some(now.after(Millis(left.div_ceil(self.held))))
     }
 
-    /// What this period's use comes to, up to when it was last settled.
+    /// Returns the use of this period up to the last settlement.
     pub fn row(&self) -> UsageRow {
         UsageRow { owner: self.name.clone(), period: self.period, share_millis: self.used, settled_at: self.settled_at }
     }
@@ -335,7 +336,7 @@ impl OwnerAccounts {
         id
     }
 
-    /// Takes back an account that was only just opened.
+    /// Removes an account that was opened last.
     pub fn close_newest(&mut self, id: OwnerId) {
         if let Some(account) = self.accounts.pop_if(|_| id.0 as usize + 1 == self.by_name.len()) {
             self.by_name.remove(&account.name);
@@ -358,7 +359,7 @@ impl OwnerAccounts {
         &self.accounts
     }
 
-    /// Changes what an owner holds, and settles the use up to now.
+    /// Changes an owner's held share and settles its use up to now.
     pub fn set_held(
         &mut self,
         id: OwnerId,
@@ -372,14 +373,14 @@ impl OwnerAccounts {
         account.row()
     }
 
-    /// Puts back what a row kept. A time ahead of now would keep use from being counted until then.
+    /// Restores an account from its row. A time ahead of now would suspend counting until then, so it is capped.
     pub fn restore(&mut self, row: &UsageRow, now: PoolTime) {
         let id = self.get_or_open(&row.owner, now);
         let account = &mut self.accounts[id.0 as usize];
         (account.period, account.used, account.settled_at) = (row.period, row.share_millis, row.settled_at.min(now));
     }
 
-    /// Where an owner's requests come among those of equal priority; lower first.
+    /// Returns the rank of an owner's requests among those of equal priority; lower goes first.
     pub fn fairness_of(&self, id: OwnerId, policies: &Policies) -> (u64, u64) {
         match policies.queue {
             QueueOrder::Fifo => (0, 0),

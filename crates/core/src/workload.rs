@@ -1,8 +1,8 @@
-//! The tasks a pool expects: told by an operator, or learned from what is asked for.
+//! Expected workload, configured by an operator or learned from arrivals.
 //!
-//! `fgd` and `least-fragmentation` judge a place by what it leaves for the tasks to come. In production nobody knows
-//! those, so the pool counts arrivals by class and takes the counts over at 50, 100, 200, 400 arrivals and every 500
-//! after. Taking over in steps, not at once, keeps decisions cacheable in between.
+//! `fgd` and `least-fragmentation` score a placement by the room it leaves for the tasks to come. The pool counts
+//! arrivals by class and adopts the counts after 50, 100, 200 and 400 arrivals and then every 500. Between these steps
+//! decisions stay cacheable.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,39 +13,39 @@ use crate::limits;
 use crate::row::WorkloadRow;
 use crate::units::{MilliCpus, Share};
 
-/// Tasks that are alike to placement. Ordered by its fields from the top, which decides equal counts.
+/// Tasks that are alike to placement. The order of the fields decides between equal counts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TaskClass {
     pub cpus: MilliCpus,
     pub share: Share,
     pub gpus: u16,
-    /// Allowed models, as written: `A|B`; empty for any.
+    /// Allowed models as written, `A|B`; empty for any.
     pub models: Arc<str>,
 }
 
 impl TaskClass {
-    /// What the task takes of all GPUs together.
+    /// Returns the thousandths it takes of all GPUs together.
     pub fn gpu_milli(&self) -> u64 {
         u64::from(self.gpus) * u64::from(self.share.0)
     }
 
-    /// The allowed models; none means any.
+    /// Returns the allowed models; none means any.
     pub fn model_names(&self) -> impl Iterator<Item = &str> {
         self.models.split('|').filter(|name| !name.is_empty())
     }
 }
 
-/// A class of the target workload and the part of all tasks it makes up.
+/// Class of the target workload with its part of all tasks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TargetClass {
     pub class: TaskClass,
-    /// Its part; the parts of all target classes add up to 1.
+    /// Part of all tasks; the parts of the target classes add up to 1.
     pub part: f64,
 }
 
-/// The most frequent classes until they cover 95 % of tasks: what fragmentation is measured against.
+/// Returns the most frequent classes that together cover 95 % of tasks; fragmentation is measured against them.
 ///
-/// Sorted by count, then by class, both descending; the class that crosses 95 % is in.
+/// Sorted by count, then by class, both descending; the class that crosses 95 % is included.
 pub fn target_classes(counts: &[(TaskClass, u64)]) -> Vec<TargetClass> {
     let mut sorted: Vec<&(TaskClass, u64)> = counts.iter().filter(|(_, count)| *count > 0).collect();
     sorted.sort_by(|a, b| (b.1, &b.0).cmp(&(a.1, &a.0)));
@@ -61,7 +61,7 @@ pub fn target_classes(counts: &[(TaskClass, u64)]) -> Vec<TargetClass> {
     sorted[..taken].iter().map(|(class, count)| TargetClass { class: class.clone(), part: part(*count) }).collect()
 }
 
-/// What a pool knows about its tasks.
+/// Task counts, configured or learned, and turnover.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WorkloadEstimate {
     configured: Option<Vec<(TaskClass, u64)>>,
@@ -72,7 +72,7 @@ pub(crate) struct WorkloadEstimate {
     pub version: u64,
 }
 
-/// How many tasks leave for each that comes, counted over windows of 500 grants and taken over in quarters.
+/// Departures per arrival, counted over windows of 500 grants and adopted in quarters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turnover {
     granted: u32,
@@ -89,13 +89,13 @@ struct TaskClassCounts {
 }
 
 impl WorkloadEstimate {
-    /// Takes an operator's word, or goes back to learning where there is none.
+    /// Sets configured counts; an empty list returns to learning.
     pub fn configure(&mut self, classes: Vec<(TaskClass, u64)>) {
         self.configured = (!classes.is_empty()).then_some(classes);
         self.version += 1;
     }
 
-    /// Counts an arrival. Returns the rows that changed; many only when the counts are taken over.
+    /// Counts an arrival. Passes the changed rows to `rows`; many only when the counts are adopted.
     pub fn record_arrival(&mut self, class: TaskClass, rows: &mut impl FnMut(WorkloadRow)) {
         self.adopt_turnover();
         if self.configured.is_some() {
@@ -121,11 +121,11 @@ impl WorkloadEstimate {
         self.turnover.granted += 1;
     }
 
-    /// Takes over how many tasks left for each that came, once enough have come.
+    /// Adopts the turnover of a window once it is full.
     fn adopt_turnover(&mut self) {
         let Turnover { granted, ended, quarters } = self.turnover;
         if granted >= TURNOVER_WINDOW {
-            // Half as many leaving as coming is a cluster in full swing: from there on it counts as all.
+            // A cluster in which half as many tasks leave as arrive is saturated: such a turnover counts as 1.
             let now = ((8 * ended + granted / 2) / granted).min(4) as u8;
             self.turnover = Turnover { granted: 0, ended: 0, quarters: now };
             self.version += u64::from(now != quarters);
@@ -136,22 +136,22 @@ impl WorkloadEstimate {
         self.turnover.ended = self.turnover.ended.saturating_add(1).min(4 * TURNOVER_WINDOW);
     }
 
-    /// How much tasks leave: 0 where they only come, 1 where at least half as many leave as come.
+    /// Returns the departures per arrival: 0 if tasks only arrive, 1 if at least half as many leave as arrive.
     pub fn turnover(&self) -> f64 {
         f64::from(self.turnover.quarters) / 4.0
     }
 
-    /// What turnover is counted from.
+    /// Returns the counts behind the turnover.
     pub fn turnover_counts(&self) -> Turnover {
         self.turnover
     }
 
-    /// Arrivals counted so far.
+    /// Returns the number of counted arrivals.
     pub fn arrivals(&self) -> u64 {
         self.arrivals
     }
 
-    /// The counts in force.
+    /// Returns the counts in force.
     pub fn counts(&self) -> Vec<(TaskClass, u64)> {
         match &self.configured {
             Some(configured) => configured.clone(),
@@ -159,7 +159,7 @@ impl WorkloadEstimate {
         }
     }
 
-    /// Puts back what rows kept.
+    /// Restores the workload from its rows.
     pub fn restore(&mut self, rows: impl Iterator<Item = WorkloadRow>, arrivals: u64, turnover: Turnover) {
         self.turnover = Turnover {
             granted: turnover.granted.min(TURNOVER_WINDOW),
