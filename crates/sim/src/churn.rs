@@ -1,4 +1,5 @@
-//! Tasks that come and go: Poisson arrivals, exponential lifetimes, types sample as often as they come in the trace.
+//! Simulation of tasks that arrive and leave: Poisson arrivals, exponential lifetimes, types as frequent as in the
+//! trace.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,10 +10,10 @@ use serde::Serialize;
 use crate::scenario::{Scenario, SimulatedCluster};
 use crate::trace::TraceError;
 
-/// Part of the arrivals that only fill the cluster and are not measured.
+/// Part of the arrivals that only fills the cluster and is not measured.
 const WARM_UP: f64 = 1.0 / 3.0;
 
-/// How it went.
+/// Figures of one simulation.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChurnResult {
     pub trace: String,
@@ -24,19 +25,19 @@ pub struct ChurnResult {
     pub arrivals: u64,
     /// Tasks that found no place.
     pub failed: u64,
-    /// Percent of GPU capacity in use, averaged over time once the cluster had filled.
+    /// Percent of GPU capacity in use, averaged over time after the warm-up.
     pub mean_allocated: f64,
-    /// Percent of the multi-GPU tasks refused in that time.
+    /// Percent of the multi-GPU tasks refused after the warm-up.
     pub refused_multi_gpu: f64,
-    /// Microseconds a decision took.
+    /// Microseconds per decision.
     pub us_per_decision: f64,
-    /// Microseconds a decision took that took over a newly learned workload.
+    /// Microseconds per decision that also adopted a newly learned workload.
     pub us_per_refresh: f64,
 }
 
 impl Scenario<'_> {
-    /// Lets tasks of the trace's types come and go: `load` is GPU demand in the long run as a part of capacity, `arrivals`
-    /// how many come. The seed is that of arrivals, lifetimes and node ranks.
+    /// Simulates arrivals and departures of the trace's task types. `load` is the long-run GPU demand as a part of
+    /// capacity, `arrivals` the number of tasks. The seed determines arrivals, lifetimes and node ranks.
     pub fn churn(&self, load: f64, arrivals: u64) -> Result<ChurnResult, TraceError> {
         let types = self.folder.types(self.trace)?;
         let mut rng = SplitMix64::new(self.seed);
@@ -115,7 +116,7 @@ fn shuffled(count: usize, rng: &mut SplitMix64) -> Vec<usize> {
     ranks
 }
 
-// Random numbers that are the same on every machine for a seed (SplitMix64).
+// Random numbers that are equal on every machine for a seed.
 
 pub(crate) struct SplitMix64(u64);
 
@@ -132,17 +133,17 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// Evenly from 0 up to, and without, 1.
+    /// Returns a uniform number from 0 up to, but not including, 1.
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Exponentially with this mean.
+    /// Returns an exponential number with this mean.
     pub fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }
 
-    /// Evenly below `end`, which is not 0.
+    /// Returns a uniform number below `end`, which is not 0.
     pub fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
     }

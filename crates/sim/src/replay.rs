@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::scenario::{Scenario, SimulatedCluster};
 use crate::trace::TraceError;
 
-/// How it went.
+/// Figures of one replay.
 #[derive(Debug, Clone, Serialize)]
 pub struct ReplayResult {
     pub trace: String,
@@ -16,7 +16,7 @@ pub struct ReplayResult {
     pub arrivals: u64,
     /// Tasks that found no place.
     pub failed: u64,
-    /// GPU thousandths in use just before the arrival that makes what arrived exceed capacity.
+    /// GPU thousandths in use just before the arrival that exceeds capacity.
     pub used_gpu_milli_100: u64,
     /// GPU thousandths in use at the end.
     pub used_gpu_milli_end: u64,
@@ -26,17 +26,17 @@ pub struct ReplayResult {
     pub unallocated_130: f64,
     /// Percent of the multi-GPU tasks refused while arrivals came to at most 95 % of capacity.
     pub refused_multi_gpu_95: f64,
-    /// Microseconds a decision took.
+    /// Microseconds per decision.
     pub us_per_decision: f64,
-    /// Microseconds a decision took that took over a newly learned workload.
+    /// Microseconds per decision that also adopted a newly learned workload.
     pub us_per_refresh: f64,
-    /// Percent of capacity not in use when arrivals came to 0, 1, 2, … percent of it.
+    /// Percent of capacity not in use for each percent of capacity that has arrived.
     #[serde(skip)]
     pub curve: Vec<f64>,
 }
 
 impl Scenario<'_> {
-    /// Places the arrivals of the trace in an empty cluster; the seed is one that the trace has.
+    /// Places the arrivals of the trace in an empty cluster; the seed must exist in the trace.
     pub fn replay(&self) -> Result<ReplayResult, TraceError> {
         let types = self.folder.types(self.trace)?;
         let arrivals = self.folder.arrivals(self.trace, self.seed, types.len())?;

@@ -1,4 +1,4 @@
-//! What is simulated: a trace, an order of arrivals, a strategy, and what it knows.
+//! Scenario of a simulation: trace, order of arrivals, strategy and known workload.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use gpupool_core::{
 
 use crate::trace::{TaskType, TraceFolder, TraceNode};
 
-/// In which order nodes are numbered, which is how equal scores are decided.
+/// Numbering of nodes, which decides between equal scores.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NodeOrdering {
-    /// By the rank the trace gives them.
+    /// By the rank in the trace.
     #[default]
     Trace,
     /// Most GPUs first.
@@ -24,49 +24,47 @@ pub enum NodeOrdering {
     CpuPerGpuAsc,
 }
 
-/// Where strategies that look ahead know the workload from.
+/// Source of the workload for strategies that consider it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WorkloadSource {
-    /// Told before the first arrival.
+    /// Configured before the first arrival.
     #[default]
     Known,
     /// Learned from the arrivals.
     Learned,
 }
 
-/// What to simulate; [`Scenario::replay`] and [`Scenario::churn`] do.
+/// Simulation to run with [`Scenario::replay`] or [`Scenario::churn`].
 #[derive(Debug, Clone)]
 pub struct Scenario<'a> {
     pub folder: &'a TraceFolder,
     pub trace: &'a str,
-    /// Which order of arrivals.
+    /// Number of the arrival order.
     pub seed: u64,
     pub strategy: PlacementStrategy,
-    /// Where the workload is known from.
     pub workload: WorkloadSource,
-    /// How nodes are numbered.
     pub node_order: NodeOrdering,
 }
 
-// The traced cluster as a pool without policies, and tasks as requests to it.
+// The traced cluster as a pool without policies, with tasks as requests.
 
-/// A pool with the nodes of a trace, and the requests its tasks make.
+/// Pool with the nodes of a trace, and the requests of its tasks.
 pub(crate) struct SimulatedCluster {
     pool: Pool,
     requests: Vec<Arc<Request>>,
     outcome: ApplyOutcome,
-    /// All GPUs, in thousandths.
+    /// Capacity of all GPUs, in thousandths.
     pub capacity: u64,
-    /// Time spent deciding, apart from decisions that took over a newly learned workload.
+    /// Time of decisions, without those that adopted a newly learned workload.
     pub decision_time: Duration,
     pub decisions: u64,
-    /// Time of the decisions that took over a newly learned workload.
+    /// Time of decisions that adopted a newly learned workload.
     pub refresh_time: Duration,
     pub refreshes: u64,
 }
 
 impl SimulatedCluster {
-    /// The empty cluster of a scenario; `ranks` are those of its nodes in name order.
+    /// Creates the empty cluster of a scenario; `ranks` are those of its nodes in name order.
     pub fn new(scenario: &Scenario<'_>, ranks: &[usize], types: &[TaskType]) -> Self {
         let nodes = &scenario.folder.nodes;
         let mut numbered: Vec<(usize, &TraceNode)> = ranks.iter().copied().zip(nodes).collect();
@@ -110,7 +108,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// Places a task, or not.
+    /// Requests a task; `None` if it found no place.
     pub fn place_task(&mut self, task_type: usize) -> Option<LeaseId> {
         let command = PoolCommand::Request { request: self.requests[task_type].clone(), key: None };
         let version = self.pool.workload_version();
@@ -127,17 +125,17 @@ impl SimulatedCluster {
         lease
     }
 
-    /// Takes a task away.
+    /// Releases a task.
     pub fn remove_task(&mut self, lease: LeaseId) {
         self.apply(PoolCommand::Release { lease });
     }
 
-    /// Microseconds of an ordinary decision.
+    /// Returns the microseconds per ordinary decision.
     pub fn us_per_decision(&self) -> f64 {
         micros(self.decision_time, self.decisions)
     }
 
-    /// Microseconds of a decision that took over a newly learned workload; 0 where there was none.
+    /// Returns the microseconds per decision that adopted a newly learned workload, or 0 without any.
     pub fn us_per_refresh(&self) -> f64 {
         micros(self.refresh_time, self.refreshes)
     }

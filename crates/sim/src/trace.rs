@@ -1,4 +1,4 @@
-//! A folder of traces: the cluster's nodes, the types of tasks, and the order in which they arrive.
+//! Reader for a folder of traces: nodes of the cluster, types of tasks, and their order of arrival.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,21 +7,21 @@ use std::sync::Arc;
 
 use gpupool_core::{Bytes, MilliCpus, Share};
 
-/// What is wrong with a folder of traces.
+/// Error in a folder of traces.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// A file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
-    /// A line does not say what it should.
+    /// A line is invalid.
     #[error("{path}, line {line}: {what}")]
     Line { path: PathBuf, line: usize, what: String },
-    /// There is nothing to replay.
+    /// The folder has no trace.
     #[error("{path} has no trace: expected arrivals/<trace>_types.csv and arrivals/<trace>_seed<n>.txt")]
     Empty { path: PathBuf },
 }
 
-/// A node of the cluster.
+/// Node of the cluster.
 #[derive(Debug, Clone)]
 pub struct TraceNode {
     pub name: Arc<str>,
@@ -31,40 +31,40 @@ pub struct TraceNode {
     pub model: Arc<str>,
 }
 
-/// A type of task.
+/// Type of task.
 #[derive(Debug, Clone)]
 pub struct TaskType {
     pub cpus: MilliCpus,
     pub memory: Bytes,
     pub gpus: u16,
-    /// Share of each; whole where there are several.
+    /// Share of each GPU; whole for several GPUs.
     pub share: Share,
     /// Allowed models as written, `A|B`; empty for any.
     pub models: Arc<str>,
-    /// How often it comes in the trace.
+    /// Number of occurrences in the trace.
     pub count: u64,
 }
 
 impl TaskType {
-    /// What it takes of all GPUs together.
+    /// Returns the thousandths it takes of all GPUs together.
     pub fn gpu_milli(&self) -> u64 {
         u64::from(self.gpus) * u64::from(self.share.0)
     }
 }
 
-/// The order of arrivals for one seed.
+/// Order of arrivals for one seed.
 #[derive(Debug, Clone)]
 pub struct TraceArrivals {
     pub types: Vec<usize>,
-    /// For the i-th node in name order its rank: equal scores go to the lowest.
+    /// Rank of each node in name order: equal scores go to the lowest.
     pub node_ranks: Vec<usize>,
 }
 
-/// A folder of traces.
+/// Folder of traces.
 #[derive(Debug, Clone)]
 pub struct TraceFolder {
     root: PathBuf,
-    /// The cluster, in name order.
+    /// Nodes of the cluster in name order.
     pub nodes: Vec<TraceNode>,
 }
 
@@ -86,7 +86,7 @@ impl TraceFolder {
         Ok(Self { root: root.to_owned(), nodes })
     }
 
-    /// The names of its traces.
+    /// Returns the names of the traces.
     pub fn traces(&self) -> Result<Vec<String>, TraceError> {
         let names = self.arrival_files()?;
         let mut traces: Vec<String> =
@@ -98,7 +98,7 @@ impl TraceFolder {
         Ok(traces)
     }
 
-    /// The seeds a trace comes with.
+    /// Returns the seeds of a trace.
     pub fn seeds(&self, trace: &str) -> Result<Vec<u64>, TraceError> {
         let seed = |name: &String| name.strip_prefix(trace)?.strip_prefix("_seed")?.strip_suffix(".txt")?.parse().ok();
         let mut seeds: Vec<u64> = self.arrival_files()?.iter().filter_map(seed).collect();
@@ -106,7 +106,7 @@ impl TraceFolder {
         Ok(seeds)
     }
 
-    /// The types of tasks of a trace.
+    /// Reads the task types of a trace.
     pub fn types(&self, trace: &str) -> Result<Vec<TaskType>, TraceError> {
         let path = self.root.join("arrivals").join(format!("{trace}_types.csv"));
         let columns = ["type", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "count_in_trace"];
@@ -131,7 +131,7 @@ impl TraceFolder {
         Ok(types)
     }
 
-    /// The arrivals of a trace for a seed.
+    /// Reads the arrivals of a trace for a seed.
     pub fn arrivals(&self, trace: &str, seed: u64, types: usize) -> Result<TraceArrivals, TraceError> {
         let path = self.root.join("arrivals").join(format!("{trace}_seed{seed}.txt"));
         let text = read(&path)?;
@@ -165,14 +165,14 @@ fn read(path: &Path) -> Result<String, TraceError> {
     fs::read_to_string(path).map_err(|source| TraceError::Read { path: path.to_owned(), source })
 }
 
-/// A row of comma-separated values without quotes.
+/// Row of comma-separated values without quotes.
 struct TraceCsvRow<'a> {
     path: &'a Path,
     line: usize,
     cells: Vec<&'a str>,
 }
 
-/// The rows of a file whose first line names the columns, with the cells of `columns` in that order.
+/// Reads the rows of a file whose first line names the columns, with the cells of `columns` in that order.
 fn rows<'a>(path: &'a Path, text: &'a str, columns: &[&str]) -> Result<Vec<TraceCsvRow<'a>>, TraceError> {
     let mut lines = text.lines().enumerate();
     let wrong = |line: usize, what| TraceError::Line { path: path.to_owned(), line, what };

@@ -1,5 +1,5 @@
-//! Indexes over the devices of one kind: the next one with enough free share, several orders to walk in, and how far apart
-//! the devices of a node are.
+//! Indexes over the devices of one kind: the next device with enough free share, several orders, and distances between
+//! the devices of a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::units::{Percent, Share};
 
 use super::{DeviceSlot, SlotTable};
 
-/// An order to walk devices in. Only devices with something free are in it; equal keys go by number.
+/// Order of devices. It contains only devices with free share; equal keys go by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IndexOrder {
     /// Least free share first, then least free memory.
@@ -28,21 +28,21 @@ const ORDERS: [IndexOrder; 4] =
 const MEMORY_BITS: u32 = 48;
 const MEMORY_MASK: u64 = (1 << MEMORY_BITS) - 1;
 
-/// A device's place in an order.
+/// Position of a device in an order.
 pub(crate) type IndexKey = (u64, DeviceId);
 
-/// A device's places in the orders that are kept, and its free share, before a change.
+/// Positions of a device in the existing orders before a change.
 pub(super) struct DeviceIndexKeys {
     orders: [Option<IndexKey>; ORDERS.len()],
 }
 
-/// The devices of one kind, found without a scan.
+/// Search structures over the devices of one kind.
 #[derive(Debug)]
 pub(crate) struct DeviceKindIndex {
     free: MaxSegmentTree,
     foreign_memory: MaxSegmentTree,
     foreign_utilization: MaxSegmentTree,
-    /// Each is kept from the first time it is asked for.
+    /// Each order exists from its first use on.
     orders: [Option<BTreeSet<IndexKey>>; ORDERS.len()],
 }
 
@@ -57,24 +57,24 @@ impl DeviceKindIndex {
         }
     }
 
-    /// Whether the foreign load of every one of them is known to be below these thresholds; a quick look that may miss it.
+    /// Whether the foreign load of every device is known to be below these thresholds; may be false by rounding.
     pub fn all_below(&self, thresholds: LoadThresholds) -> bool {
         let below = |level: u16, threshold: Percent| level < UNKNOWN && u32::from(level) * LEVEL_STEP < threshold.0;
         below(self.foreign_memory.max(), thresholds.memory)
             && below(self.foreign_utilization.max(), thresholds.utilization)
     }
 
-    /// The most free share any of them has.
+    /// Returns the largest free share of a device.
     pub fn max_free_share(&self) -> Share {
         Share(u32::from(self.free.max()))
     }
 
-    /// The first position from `from` on with at least `share` free.
+    /// Returns the first position from `from` on with at least `share` free.
     pub fn first_with_free(&self, from: usize, share: Share) -> Option<usize> {
         self.free.first_at_least(from, share.0 as u16)
     }
 
-    /// Devices in `order`, skipping those known to have less than `share` free.
+    /// Returns devices in `order`, without those known to have less than `share` free.
     pub fn in_order(&self, order: IndexOrder, share: Share) -> impl Iterator<Item = DeviceId> + '_ {
         let start = match order {
             IndexOrder::LeastFree => (u64::from(share.0) << MEMORY_BITS, DeviceId(0)),
@@ -132,12 +132,12 @@ impl DeviceKindIndex {
     }
 }
 
-/// Foreign load is indexed in steps of this many thousandths of a percent, rounded up.
+/// Step of the foreign load in the index, in thousandths of a percent, rounded up.
 const LEVEL_STEP: u32 = 100;
-/// The level of foreign load that is not known.
+/// Level of unknown foreign load.
 const UNKNOWN: u16 = u16::MAX;
 
-/// A device's foreign memory and utilization as levels.
+/// Returns a device's foreign memory and utilization as levels.
 fn foreign_levels(slot: &DeviceSlot) -> (u16, u16) {
     let Some(foreign) = slot.foreign else { return (UNKNOWN, UNKNOWN) };
     let level = |percent: Percent| percent.0.div_ceil(LEVEL_STEP).min(u32::from(UNKNOWN)) as u16;
@@ -161,17 +161,17 @@ fn index_key(order: IndexOrder, id: DeviceId, slot: &DeviceSlot) -> Option<Index
     Some((key, id))
 }
 
-/// The mean of measured utilization and promised share, in thousandths of a percent.
+/// Returns the mean of measured utilization and promised share, in thousandths of a percent.
 pub(crate) fn mean_load(slot: &DeviceSlot) -> u64 {
     (u64::from(slot.measured_utilization().0) + u64::from(slot.promised.0) * 100) / 2
 }
 
-/// Memory % + utilization %, in thousandths of a percent.
+/// Returns memory % + utilization %, in thousandths of a percent.
 pub(crate) fn percent_used(slot: &DeviceSlot) -> u64 {
     u64::from(slot.memory_percent().0) + u64::from(slot.utilization_percent().0)
 }
 
-/// The largest of a row of numbers, and the first that is large enough, in logarithmic time.
+/// Segment tree: finds the maximum, and the first value that is large enough, in logarithmic time.
 #[derive(Debug)]
 struct MaxSegmentTree {
     leaves: usize,
@@ -208,7 +208,7 @@ impl MaxSegmentTree {
         }
     }
 
-    /// The first position from `from` on whose value is at least `least` (which is not 0).
+    /// Returns the first position from `from` on whose value is at least `least` (which is not 0).
     fn first_at_least(&self, from: usize, least: u16) -> Option<usize> {
         if from >= self.leaves || self.nodes[1] < least {
             return None;
@@ -234,20 +234,20 @@ impl MaxSegmentTree {
     }
 }
 
-/// Sets of devices up to which every one is tried.
+/// Number of device sets up to which every set is tried.
 const MAX_EXHAUSTIVE_SETS: u64 = 5_000;
 
-/// Distances between the devices of a node, by their positions on it.
+/// Distances between the devices of a node, by their positions on the node.
 #[derive(Debug, Clone)]
 pub(crate) struct LinkDistances {
-    /// The row of each position in the matrix. Positions without a link share the last row, which is far from all.
+    /// Matrix row of each position. Positions without a link share the last row, which is far from all.
     rows: Vec<usize>,
     width: usize,
     matrix: Vec<u16>,
 }
 
 impl LinkDistances {
-    /// Distances from `links` between the devices with these numbers; `None` where no link is known.
+    /// Computes distances from `links` between the devices with these numbers; `None` if no link is known.
     pub fn new(links: &[DeviceLink], gpu_ids: impl Iterator<Item = GpuId>) -> Option<Self> {
         if links.is_empty() {
             return None;
@@ -283,8 +283,8 @@ impl LinkDistances {
         pairs.map(|(a, b)| self.distance(a, b)).sum()
     }
 
-    /// The `wanted` of the candidate positions that are closest together: least sum of distances over all pairs, lowest
-    /// numbers among equals. Every set is tried where there are few; else each candidate gathers its nearest.
+    /// Returns the `wanted` candidates that are closest together: least sum of distances over all pairs, then lowest
+    /// numbers. Few sets are all tried; otherwise each candidate gathers its nearest.
     pub fn closest(&self, candidates: &[usize], wanted: usize) -> Vec<usize> {
         debug_assert!(wanted <= candidates.len());
         if binomial(candidates.len() as u64, wanted as u64) <= MAX_EXHAUSTIVE_SETS {
@@ -329,7 +329,7 @@ impl LinkDistances {
     }
 }
 
-/// How many ways there are to choose `k` of `n`, or a large number.
+/// Returns the number of ways to choose `k` of `n`, or a large number.
 fn binomial(n: u64, k: u64) -> u64 {
     (0..k.min(n - k)).try_fold(1_u64, |ways, i| Some(ways.checked_mul(n - i)? / (i + 1))).unwrap_or(u64::MAX)
 }

@@ -1,8 +1,9 @@
-//! Nodes and devices: what they are, what is promised of them, and indexes that find a place without a scan.
+//! Nodes and devices, the amounts promised of them, and indexes that find devices without a scan.
 //!
-//! Devices that are alike (same facts, on nodes that are alike) form a [`DeviceKind`]: a selector is judged once per kind, not
-//! once per device. Kinds are worked out anew when they are next needed after facts changed, which is rare: at most once
-//! per batch. Promises, health and readings keep the indexes up to date in place, through [`DeviceInventory::touch`] only.
+//! Devices that are alike (same facts, on nodes that are alike) form a [`DeviceKind`]: a selector is assessed once per
+//! kind, not once per device. After a change of facts, which is rare, kinds are computed again when they are next
+//! needed: at most once per batch. Changes of promises, health and readings update the indexes in place, through
+//! [`DeviceInventory::update_device`] only.
 
 mod index;
 mod slot_table;
@@ -37,11 +38,11 @@ pub(crate) struct DeviceInventory {
     node_names: BTreeMap<Arc<str>, NodeId>,
     identities: BTreeMap<(NodeId, DeviceIdentity), DeviceId>,
     gpu_ids: BTreeMap<(NodeId, GpuId), DeviceId>,
-    /// Grows whenever facts change; what is derived from facts compares it.
+    /// Grows with every change of facts; derived data compares it.
     pub version: u64,
-    /// The version the kinds were worked out for.
+    /// Version for which the kinds were computed.
     kinds_version: u64,
-    /// Nodes that changed since the scorer took this list, each once.
+    /// Nodes that changed since the scorer emptied this list, each once.
     changed_nodes: Vec<NodeId>,
     touched: TouchedDevices,
 }
@@ -50,7 +51,7 @@ pub(crate) struct DeviceInventory {
 #[derive(Debug, Default)]
 struct TouchedDevices {
     list: Vec<DeviceId>,
-    /// By number: whether it is in the list.
+    /// For each device number, whether it is in the list.
     is_listed: Vec<bool>,
 }
 
@@ -80,7 +81,7 @@ impl DeviceInventory {
         &self.devices[id.0]
     }
 
-    /// What promises come to, in thousandths of whole GPUs.
+    /// Returns the sum of promises in thousandths of whole GPUs.
     pub fn gpu_share(&self, promises: &[DevicePromise]) -> u64 {
         let share_of_gpu = |promise: &DevicePromise| u64::from(self.device(promise.device).facts.share_of_gpu().0);
         promises.iter().map(|promise| share_of_gpu(promise) * u64::from(promise.share.0) / 1000).sum()
@@ -98,7 +99,7 @@ impl DeviceInventory {
         self.gpu_ids.get(&(node, gpu_id)).copied()
     }
 
-    /// Puts a node in, or takes over its new facts. Returns whether anything changed.
+    /// Adds a node or updates its facts. Returns whether anything changed.
     pub fn upsert_node(&mut self, facts: NodeFacts) -> (NodeId, bool) {
         let Some(id) = self.node_by_name(&facts.name) else {
             let id = NodeId(self.nodes.next_number());
@@ -114,15 +115,15 @@ impl DeviceInventory {
         (id, changed)
     }
 
-    /// Puts a node in at a number that is vacant, under a name that is its own.
+    /// Adds a node under a vacant number and a unique name.
     pub fn insert_node(&mut self, id: NodeId, facts: NodeFacts) {
         self.node_names.insert(facts.name.clone(), id);
         self.nodes.insert(id.0, NodeSlot::new(facts));
         self.version += 1;
     }
 
-    /// Puts a device in under the small number asked for or the next free one, or takes over its new facts. Returns
-    /// whether anything changed.
+    /// Adds a device under the wanted number on its node or the next free one, or updates its facts. Returns whether
+    /// anything changed.
     pub fn upsert_device(&mut self, node: NodeId, facts: DeviceFacts, wanted: Option<GpuId>) -> (DeviceId, bool) {
         let Some(id) = self.device_by_identity(node, &facts.identity) else {
             let is_free =
@@ -142,7 +143,7 @@ impl DeviceInventory {
         (id, changed)
     }
 
-    /// The number after the highest of a node's devices; the lowest free one where there is none after it.
+    /// Returns the number after the node's highest, or the lowest free number if the highest is taken.
     fn free_gpu_id(&self, node: NodeId) -> GpuId {
         let taken = || self.gpu_ids.range((node, GpuId(0))..=(node, GpuId(u32::MAX))).map(|((_, gpu_id), _)| gpu_id.0);
         match taken().next_back() {
@@ -155,7 +156,7 @@ impl DeviceInventory {
         }
     }
 
-    /// Puts a device in at a number that is vacant, under a small number that is its own.
+    /// Adds a device under a vacant number and a unique number on its node.
     pub fn insert_device(&mut self, id: DeviceId, node: NodeId, gpu_id: GpuId, facts: Arc<DeviceFacts>) {
         self.identities.insert((node, facts.identity.clone()), id);
         self.gpu_ids.insert((node, gpu_id), id);
@@ -171,7 +172,7 @@ impl DeviceInventory {
         self.touched.add(id);
     }
 
-    /// Takes a device out that holds nothing. Its number and its small number are free for new devices.
+    /// Removes a device that holds nothing. Both its numbers become free for new devices.
     pub fn forget_device(&mut self, id: DeviceId) {
         let Some(slot) = self.devices.remove(id.0) else { return };
         debug_assert!(slot.leases.is_empty() && slot.closure().is_some(), "device {id} is in use: {slot:?}");
@@ -186,7 +187,7 @@ impl DeviceInventory {
         self.mark_changed(slot.node);
     }
 
-    /// Takes a node out that has no devices left.
+    /// Removes a node without devices.
     pub fn forget_node(&mut self, id: NodeId) {
         let Some(slot) = self.nodes.remove(id.0) else { return };
         debug_assert!(slot.devices.is_empty(), "node {id} still has devices: {slot:?}");
@@ -195,7 +196,7 @@ impl DeviceInventory {
         self.version += 1;
     }
 
-    /// The devices that changed since this was last asked, each once; among them those that were forgotten.
+    /// Returns the devices that changed or were removed since the last call, each once.
     pub fn take_touched(&mut self) -> Vec<DeviceId> {
         self.touched.take()
     }
@@ -206,7 +207,7 @@ impl DeviceInventory {
         slot.refresh_distances(&self.devices);
     }
 
-    /// Works out kinds and indexes, where facts changed since.
+    /// Computes kinds and indexes again if facts have changed.
     pub fn refresh(&mut self) {
         if self.kinds_version == self.version {
             return;
@@ -219,12 +220,12 @@ impl DeviceInventory {
         self.indexes = self.kinds.iter().map(|kind| DeviceKindIndex::new(&kind.members, &self.devices)).collect();
     }
 
-    /// Whether kinds and indexes are those of the current facts.
+    /// Whether kinds and indexes match the current facts.
     fn is_fresh(&self) -> bool {
         self.kinds_version == self.version
     }
 
-    /// Changes what is promised of a node's host, or whether it is up.
+    /// Changes a node's host promises or whether it is up.
     pub fn update_node(&mut self, id: NodeId, change: impl FnOnce(&mut NodeSlot)) {
         change(&mut self.nodes[id.0]);
         self.mark_changed(id);
@@ -238,14 +239,14 @@ impl DeviceInventory {
         }
     }
 
-    /// The next node that changed since it was last taken from here.
+    /// Removes one node from the list of changed nodes.
     pub fn pop_changed_node(&mut self) -> Option<NodeId> {
         let id = self.changed_nodes.pop()?;
         self.nodes[id.0].is_listed = false;
         Some(id)
     }
 
-    /// Changes a device and keeps its node's counts and the indexes in step.
+    /// Changes a device and updates the counts of its node and the indexes.
     pub fn update_device<R>(&mut self, id: DeviceId, change: impl FnOnce(&mut DeviceSlot) -> R) -> R {
         self.touched.add(id);
         self.mark_changed(self.device(id).node);
@@ -269,14 +270,14 @@ impl DeviceInventory {
         &self.indexes[kind.0 as usize]
     }
 
-    /// Makes `order` ready in the indexes of all kinds.
+    /// Builds `order` in the indexes of all kinds.
     pub fn build_order(&mut self, order: IndexOrder) {
         for (kind, index) in self.kinds.iter().zip(&mut self.indexes) {
             index.build_order(order, &kind.members, &self.devices);
         }
     }
 
-    /// Whether all indexes and counts say what the slots say; for tests.
+    /// Checks all indexes and counts against the slots, for tests.
     pub fn check(&self) -> Result<(), String> {
         for (number, node) in self.nodes.iter() {
             let slots = || node.devices.iter().map(|d| self.device(*d));
@@ -316,7 +317,7 @@ impl DeviceInventory {
     }
 }
 
-/// A node, with what of it is free.
+/// A node with its promises.
 #[derive(Debug)]
 pub(crate) struct NodeSlot {
     pub facts: NodeFacts,
@@ -326,15 +327,15 @@ pub(crate) struct NodeSlot {
     /// Its devices by rising number.
     pub devices: Vec<DeviceId>,
     pub shape: NodeShapeId,
-    /// Free thousandths of its devices that take new work.
+    /// Free thousandths over all devices that take new work.
     pub free_share: u32,
-    /// Devices that take new work and hold nothing.
+    /// Number of devices that take new work and hold nothing.
     pub fully_free: u32,
     pub links: Vec<DeviceLink>,
     distances: Option<LinkDistances>,
-    /// Whether devices came or went since the distances were worked out.
+    /// Whether devices were added or removed since the distances were computed.
     distances_are_stale: bool,
-    /// Whether it is in [`DeviceInventory::changed`].
+    /// Whether it is in [`DeviceInventory::changed_nodes`].
     pub(super) is_listed: bool,
 }
 
@@ -356,12 +357,12 @@ impl NodeSlot {
         }
     }
 
-    /// Host CPUs that can be promised now.
+    /// Returns the host CPUs that can be promised now.
     pub fn cpus_free(&self) -> MilliCpus {
         if self.up { self.facts.cpus.saturating_sub(self.cpus_promised) } else { MilliCpus::ZERO }
     }
 
-    /// Host memory that can be promised now.
+    /// Returns the host memory that can be promised now.
     pub fn memory_free(&self) -> Bytes {
         if self.up { self.facts.memory.saturating_sub(self.memory_promised) } else { Bytes::ZERO }
     }
@@ -376,13 +377,13 @@ impl NodeSlot {
         self.distances = LinkDistances::new(&self.links, self.devices.iter().map(|device| devices[device.0].gpu_id));
     }
 
-    /// How far apart its devices are, where links are known.
+    /// Returns the distances between its devices, if links are known.
     pub fn distances(&self) -> Option<&LinkDistances> {
         self.distances.as_ref()
     }
 }
 
-/// What a device last reported, as far as placement needs it.
+/// Last reading of a device, reduced to the fields that placement needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LastReading {
     pub at: PoolTime,
@@ -391,29 +392,29 @@ pub(crate) struct LastReading {
     pub temperature_c: ReadingField<i16>,
 }
 
-/// A device, with what of it is promised and what it reported.
+/// A device with its promises and its last reading.
 #[derive(Debug)]
 pub(crate) struct DeviceSlot {
     pub facts: Arc<DeviceFacts>,
     pub node: NodeId,
     pub gpu_id: GpuId,
     pub kind: DeviceKindId,
-    /// Its position among the members of its kind.
+    /// Position among the members of its kind.
     pub position: u32,
     pub node_up: bool,
     pub seen: bool,
     pub hot: bool,
     pub cordon: CordonState,
     pub health: DeviceHealth,
-    /// Ended leases whose processes stayed here.
+    /// Number of ended leases whose processes stayed here.
     pub quarantines: u16,
     pub promised: Share,
     pub promised_memory: Bytes,
-    /// Who holds it or drains on it, oldest first.
+    /// Leases that hold it or drain on it, oldest first.
     pub leases: Vec<LeaseId>,
     pub leases_changed_at: Option<PoolTime>,
     pub observed: Option<LastReading>,
-    /// What no lease explains, from the last reading newer than the last change of leases.
+    /// Foreign load of the last reading after the last change of leases.
     pub foreign: Option<ForeignLoad>,
 }
 
@@ -440,7 +441,7 @@ impl DeviceSlot {
         }
     }
 
-    /// Why it takes no new work at all, if so.
+    /// Returns the reason why it takes no new work, if any.
     pub fn closure(&self) -> Option<DeviceClosure> {
         if !self.node_up {
             return Some(DeviceClosure::NodeLost);
@@ -462,22 +463,22 @@ impl DeviceSlot {
         (self.cordon == CordonState::Cordoned).then_some(DeviceClosure::Cordoned)
     }
 
-    /// The share that can be promised now; none where it takes no new work.
+    /// Returns the share that can be promised now; zero if it takes no new work.
     pub fn free_share(&self) -> Share {
         if self.closure().is_some() { Share::ZERO } else { Share::WHOLE.saturating_sub(self.promised) }
     }
 
-    /// The memory not promised; zero where it is unknown.
+    /// Returns the memory that is not promised; zero if it is unknown.
     pub fn unpromised_memory(&self) -> Bytes {
         self.facts.memory_capacity().unwrap_or_default().saturating_sub(self.promised_memory)
     }
 
-    /// Whether its last reading is from before this time.
+    /// Whether its last reading is older than this time.
     pub fn is_stale(&self, before: Option<PoolTime>) -> bool {
         before.is_some_and(|before| self.observed.is_none_or(|observed| observed.at < before))
     }
 
-    /// A foreign load on it, as thresholds see it.
+    /// Converts a foreign load on this device to levels.
     pub fn foreign_levels(&self, foreign: Option<ForeignLoad>) -> ForeignLoadLevels {
         let Some(foreign) = foreign else { return ForeignLoadLevels::UNKNOWN };
         let memory = match (foreign.memory, self.facts.memory) {
@@ -492,12 +493,12 @@ impl DeviceSlot {
         ForeignLoadLevels { memory, utilization }
     }
 
-    /// Takes new work and holds nothing.
+    /// Whether it takes new work and holds nothing.
     pub fn is_fully_free(&self) -> bool {
         self.leases.is_empty() && self.closure().is_none()
     }
 
-    /// Memory % in use, promises counted as used.
+    /// Returns the memory % in use, with promises counted as used.
     pub fn memory_percent(&self) -> Percent {
         let Some(memory) = self.facts.memory else { return Percent(0) };
         let foreign = self.foreign.and_then(|foreign| foreign.memory).unwrap_or_default();
@@ -506,24 +507,24 @@ impl DeviceSlot {
         Percent::of(used, memory.total).min(Percent::FULL)
     }
 
-    /// Utilization %, promises counted as used.
+    /// Returns the utilization %, with promises counted as used.
     pub fn utilization_percent(&self) -> Percent {
         let foreign = self.foreign.and_then(|foreign| foreign.utilization).unwrap_or(Percent(0));
         let promised = Percent::of_share(self.promised);
         self.measured_utilization().max(Percent(promised.0.saturating_add(foreign.0))).min(Percent::FULL)
     }
 
-    /// Utilization as reported; what is promised where it cannot be.
+    /// Returns the reported utilization, or the promised share if it is not reported.
     pub fn measured_utilization(&self) -> Percent {
         let reported = self.observed.and_then(|observed| observed.utilization.value());
         reported.unwrap_or(Percent::of_share(self.promised))
     }
 }
 
-/// Foreign load in thousandths of a percent, as thresholds see it.
+/// Foreign load in thousandths of a percent, for comparison with thresholds.
 ///
-/// A device that cannot report memory is below every memory threshold. One that cannot report utilization is below every
-/// such threshold unless a foreign process runs. One that was never judged is below none.
+/// A device that cannot report memory is below every memory threshold. A device that cannot report utilization is below
+/// every utilization threshold unless a foreign process runs. A device that was never assessed is below none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ForeignLoadLevels {
     memory: i64,
@@ -532,29 +533,29 @@ pub(crate) struct ForeignLoadLevels {
 
 impl ForeignLoadLevels {
     const UNKNOWN: Self = Self { memory: i64::MAX, utilization: i64::MAX };
-    /// Below every threshold, 0 among them.
+    /// Level below every threshold, even 0.
     const NONE: i64 = -1;
 
-    /// Whether both are strictly below their thresholds.
+    /// Whether both levels are strictly below their thresholds.
     pub fn are_below(self, thresholds: LoadThresholds) -> bool {
         self.memory < i64::from(thresholds.memory.0) && self.utilization < i64::from(thresholds.utilization.0)
     }
 }
 
-/// A kind's number, valid for one version of the facts.
+/// Number of a device kind, valid for one version of the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct DeviceKindId(pub u32);
 
-/// A node shape's number, valid for one version of the facts.
+/// Number of a node shape, valid for one version of the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeShapeId(pub u32);
 
 /// Devices that are alike to every selector.
 #[derive(Debug)]
 pub(crate) struct DeviceKind {
-    /// The facts of one of them; all but the identity are those of each.
+    /// Facts of one member; all members share them except for the identity.
     pub facts: Arc<DeviceFacts>,
-    /// By rising number.
+    /// Members by rising number.
     pub members: Vec<DeviceId>,
 }
 
@@ -565,11 +566,11 @@ pub(crate) struct NodeShape {
     pub memory: Bytes,
     pub labels: Labels,
     pub nodes: Vec<NodeId>,
-    /// Its kinds, and how many of each a node has.
+    /// Device kinds with their count per node.
     pub kinds: Vec<(DeviceKindId, u32)>,
 }
 
-/// Everything of a device that a selector can see.
+/// Properties of a device that a selector can see.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct SelectableTraits<'a> {
     vendor: Vendor,
@@ -593,7 +594,7 @@ impl<'a> SelectableTraits<'a> {
     }
 }
 
-/// Sorts nodes into shapes and devices into kinds, and tells each slot which it is.
+/// Sorts nodes into shapes and devices into kinds, and stores the result in each slot.
 fn classify(nodes: &mut SlotTable<NodeSlot>, devices: &mut SlotTable<DeviceSlot>) -> (Vec<NodeShape>, Vec<DeviceKind>) {
     let mut traits_of = vec![u32::MAX; devices.span() as usize];
     let mut known: BTreeMap<SelectableTraits<'_>, u32> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! The workload to come, prepared for scoring against this inventory, and the scores that look ahead at it: `fgd` and
+//! The expected workload, prepared for scoring against this inventory, and the scores that consider it: `fgd` and
 //! `least-fragmentation`.
 
 use std::collections::BTreeMap;
@@ -11,41 +11,41 @@ use crate::workload::{self, TaskClass, WorkloadEstimate};
 
 use super::scored::{CardShare, CardState, NodeState};
 
-/// A class of the target workload.
+/// Class of the target workload.
 #[derive(Debug)]
 pub(super) struct TargetTaskClass {
     pub cpus: u64,
     pub gpus: u32,
-    /// Where its share is among [`ScoringTarget::sizes`].
+    /// Index of its share in [`ScoringTarget::sizes`].
     pub size: usize,
     pub part: f64,
-    /// Whether each kind of device may serve it.
+    /// For each device kind, whether it may serve the class.
     allowed: Vec<bool>,
     allowed_everywhere: bool,
 }
 
 impl TargetTaskClass {
-    /// Whether a kind of device may serve it.
+    /// Whether a device kind may serve the class.
     pub fn allows(&self, kind: DeviceKindId) -> bool {
         self.allowed_everywhere || self.allowed[kind.0 as usize]
     }
 }
 
-/// What scores are measured against.
+/// Workload against which placements are scored.
 #[derive(Debug, Default)]
 pub(super) struct ScoringTarget {
     pub tasks: Vec<TargetTaskClass>,
-    /// The distinct shares of the GPU tasks.
+    /// Distinct shares of the GPU tasks.
     pub sizes: Vec<Share>,
     /// Whether every task may go to every kind.
     pub any_model: bool,
-    /// Milli-CPUs that go with a milli-GPU of the workload; 0 where unknown.
+    /// Milli-CPUs per milli-GPU of the workload; 0 if unknown.
     pub cpus_per_gpu: f64,
-    /// How much GPUs stranded by CPU count.
+    /// Weight of GPUs that are stranded by a lack of CPUs.
     pub stranding_weight: f64,
-    /// The worth of a card with so much free, in thousandths of an empty one.
+    /// Value of a card by its free share, in thousandths of an empty card.
     pub card_value: Vec<f64>,
-    /// How much each kind is to be kept free for tasks that name its model.
+    /// For each device kind, the weight of keeping it free for tasks that name its model.
     pub pressure: Vec<f64>,
 }
 
@@ -104,8 +104,8 @@ fn allowed_kinds(class: &TaskClass, inventory: &DeviceInventory) -> Vec<bool> {
     inventory.kinds.iter().map(|kind| allows(&kind.facts)).collect()
 }
 
-/// For each kind, how much of the demand that names models it must share: Σ demand/capacity over the distinct sets of
-/// models that contain it, with all demand scaled to fill the pool exactly.
+/// Returns the demand for the models of each kind: Σ demand/capacity over the distinct sets of models that contain it,
+/// with all demand scaled to fill the pool exactly.
 fn model_pressure(counts: &[(TaskClass, u64)], inventory: &DeviceInventory) -> Vec<f64> {
     let mut pressure = vec![0.0; inventory.kinds.len()];
     let asked: f64 = counts.iter().map(|(class, count)| *count as f64 * class.gpu_milli() as f64).sum();
@@ -132,15 +132,15 @@ fn model_pressure(counts: &[(TaskClass, u64)], inventory: &DeviceInventory) -> V
     pressure
 }
 
-// How much of a node's free GPU the workload to come cannot use: the F of FGD, and its score.
+// FGD: the part of a node's free GPUs that the expected workload cannot use (F), and the score.
 
-/// `floor(100·sigmoid((F_before − F_after)/1000))`: high where placing leaves little unusable.
+/// Returns `floor(100·sigmoid((F_before − F_after)/1000))`: high if the placement leaves little unusable.
 pub(super) fn fgd_score(target: &ScoringTarget, class: &RequestClass, state: &NodeState, cards: &[CardShare]) -> i32 {
     let change = state.fragmentation - fragmentation_after(target, class, state, cards);
     (100.0 / (1.0 + (-change / 1000.0).exp())).floor() as i32
 }
 
-/// Fragmentation of the state once the class is placed on these cards.
+/// Returns the fragmentation of the state after the class is placed on these cards.
 fn fragmentation_after(target: &ScoringTarget, class: &RequestClass, state: &NodeState, cards: &[CardShare]) -> f64 {
     let mut left: [CardState; MAX_STACK_CARDS] = [EMPTY; MAX_STACK_CARDS];
     let cpus = state.cpus - class.shape.cpus;
@@ -164,11 +164,11 @@ fn subtract_cards(left: &mut [CardState], cards: &[CardShare]) {
     }
 }
 
-/// Σ over the target workload of what of the node's free GPU each task cannot use, weighted by the task's part.
+/// Returns the sum over the target workload of the free GPU that each task cannot use, weighted by the task's part.
 ///
-/// A task that does not fit the node (cards, CPU or model), or takes no GPU, can use none of it; else it cannot use cards
-/// with less free than its share. The sums are kept apart and added in a fixed order: published figures depend on the
-/// last bit.
+/// A task that does not fit the node (cards, CPU or model), or takes no GPU, can use none of it; any other task cannot
+/// use cards with less free than its share. The sums are kept apart and added in a fixed order: published figures
+/// depend on the last bit.
 pub(super) fn fragmentation(target: &ScoringTarget, cards: &[CardState], cpus: MilliCpus) -> f64 {
     let all = f64::from(cards.iter().map(|card| card.free.0).sum::<u32>());
     let one_kind = cards.windows(2).all(|pair| pair[0].kind == pair[1].kind);
@@ -215,7 +215,7 @@ pub(super) fn fragmentation(target: &ScoringTarget, cards: &[CardState], cpus: M
 
 const MAX_SIZES: usize = 64;
 
-/// How many cards have at least `size` free, and what is free on the others.
+/// Returns the number of cards with at least `size` free, and the free share of the others.
 fn count_fitting<'a>(cards: impl Iterator<Item = &'a CardState>, size: u32) -> (u32, f64) {
     let (mut fitting, mut residues) = (0, 0);
     for card in cards {
@@ -228,26 +228,26 @@ fn count_fitting<'a>(cards: impl Iterator<Item = &'a CardState>, size: u32) -> (
     (fitting, f64::from(residues))
 }
 
-// Our own score: what a placement loses, in thousandths of a GPU, as one sum.
+// least-fragmentation: the loss of a placement in thousandths of a GPU, as one sum.
 
-/// Losses are compared in steps of this many thousandths of a GPU: finer differences are noise, and equal scores go to
-/// the lowest-numbered node, which keeps work together.
+/// Step in which losses are compared, in thousandths of a GPU: finer differences are noise, and equal scores go to the
+/// lowest-numbered node, which keeps work together.
 const SCORE_STEP: f64 = 10.0;
 
-/// Demand that names a model matters from about this part of the model's capacity on; below it is a tie-break.
+/// Part of a model's capacity from which on demand that names the model matters; below it is a tie-break.
 const SCARCE_DEMAND: f64 = 0.40;
-/// How sharply it starts to matter.
+/// Steepness of that onset.
 const PRESSURE_EXPONENT: f64 = 8.0;
 
-/// The loss of placing the class on these cards, negated and in steps: the highest is the best.
+/// Returns the loss of placing the class on these cards, negated and in steps: the highest is the best.
 ///
-/// - **F**: how much fragmentation grows, as in FGD.
-/// - **S**: how much more GPU is stranded because the CPUs left cannot feed it at the workload's own ratio. Where tasks
-///   leave, CPUs come back; the more of the demand is for several GPUs at once, which then need untouched nodes more
-///   than balanced ones, the less S counts.
-/// - **V**: how much of the card's value goes beyond what the task takes; see [`card_values`].
-/// - **P**: for a task that may go to several models, how sought after this one is. Where tasks leave, only a model that
-///   is truly scarce is kept free.
+/// - **F**: growth of fragmentation, as in FGD.
+/// - **S**: growth of the GPU share that is stranded because the CPUs left cannot feed it at the workload's ratio. If
+///   tasks leave, CPUs come back: S then counts less, the more of the demand is for several GPUs at once, which needs
+///   empty nodes more than balanced ones.
+/// - **V**: value of the card beyond the part that the task takes; see [`card_values`].
+/// - **P**: demand for this model, for a task that may use several models. If tasks leave, only a truly scarce model is
+///   kept free.
 pub(super) fn least_fragmentation_score(
     target: &ScoringTarget,
     class: &RequestClass,
@@ -262,12 +262,12 @@ pub(super) fn least_fragmentation_score(
     -((loss / SCORE_STEP).floor() as i32)
 }
 
-/// How much S counts, from the part of demand that is for several GPUs and the part of tasks that leave.
+/// Returns the weight of S from the demand for several GPUs and the turnover.
 fn stranding_weight(several_part: f64, turnover: f64) -> f64 {
     1.0 - turnover * (4.0 * several_part).min(1.0)
 }
 
-/// What demand for a model, as a part of its capacity, weighs in P.
+/// Returns the weight in P of the demand for a model, as a part of its capacity.
 fn pressure_weight(demand: f64, turnover: f64) -> f64 {
     demand * (demand / SCARCE_DEMAND).powf(PRESSURE_EXPONENT * (1.0 + 2.0 * turnover)).min(1.0)
 }
@@ -298,17 +298,17 @@ fn pressure_on(target: &ScoringTarget, class: &RequestClass, state: &NodeState, 
     cards.iter().map(|card| on(card) * f64::from(card.share.0)).sum()
 }
 
-// What a partly used card is worth to the workload: the dual prices of packing it into the fewest cards.
+// Values of partly used cards: the dual prices of packing the workload into the fewest cards.
 
 const CARD_CAPACITY: usize = Share::WHOLE.0 as usize;
 const TOLERANCE: f64 = 1e-9;
 const MAX_ROUNDS: usize = 1_000;
 
-/// The worth of a card with 0..=1000 thousandths free, in thousandths of an empty card; empty where there is no demand.
+/// Returns the value of a card with 0..=1000 thousandths free, in thousandths of an empty card; empty without demand.
 ///
-/// `demand` is how many cards' parts of each size are asked for. The linear program "the least number of cards whose
-/// patterns of parts cover the demand" has a dual price for each size; a card is worth the best pattern that still fits.
-/// Solved by column generation: the simplex method over the patterns so far, and a knapsack that finds the next one.
+/// `demand` is the number of card parts of each size. The linear program "the least number of cards whose patterns of
+/// parts cover the demand" has a dual price for each size; the value of a card is the best pattern that still fits.
+/// Solved by column generation: the simplex method over the known patterns, and a knapsack that finds the next one.
 fn card_values(demand: &[(Share, f64)]) -> Vec<f64> {
     let demand: Vec<(usize, f64)> = demand
         .iter()
@@ -323,7 +323,7 @@ fn card_values(demand: &[(Share, f64)]) -> Vec<f64> {
     for _ in 0..MAX_ROUNDS {
         let prices = simplex.dual_prices();
         if let Some(negative) = prices.iter().position(|price| *price < -TOLERANCE) {
-            // More of a size than is asked for costs nothing: its price cannot stay below zero.
+            // Surplus of a size costs nothing, so its price cannot stay below zero.
             let mut surplus = vec![0.0; sizes.len()];
             surplus[negative] = -1.0;
             simplex.enter_column(&surplus, 0.0);
@@ -339,7 +339,7 @@ fn card_values(demand: &[(Share, f64)]) -> Vec<f64> {
     knapsack(&sizes, &prices).0.into_iter().map(|worth| 1000.0 * worth).collect()
 }
 
-/// The worth of every amount of free share, and the part that was added last to reach it.
+/// Returns the value of every free share, and the part that was added last to reach it.
 fn knapsack(sizes: &[usize], prices: &[f64]) -> (Vec<f64>, Vec<Option<usize>>) {
     let mut worth = vec![0.0; CARD_CAPACITY + 1];
     let mut last = vec![None; CARD_CAPACITY + 1];
@@ -372,17 +372,17 @@ fn best_pattern(sizes: &[usize], prices: &[f64]) -> (f64, Vec<f64>) {
     (worth[CARD_CAPACITY], pattern)
 }
 
-/// The revised simplex method on `min Σ cost·x, patterns·x = demand, x ≥ 0`, columns entering one at a time.
+/// Revised simplex method on `min Σ cost·x, patterns·x = demand, x ≥ 0`, with columns entering one at a time.
 struct SimplexSolver {
     rows: usize,
-    /// The inverse of the basis, row by row.
+    /// Inverse of the basis, row by row.
     inverse: Vec<f64>,
     costs: Vec<f64>,
     values: Vec<f64>,
 }
 
 impl SimplexSolver {
-    /// Starts with one pattern per size: as many of it as fit a card.
+    /// Starts with one pattern per size: as many parts of the size as fit a card.
     fn new(sizes: &[usize], demand: &[f64]) -> Self {
         let rows = sizes.len();
         let mut inverse = vec![0.0; rows * rows];
@@ -438,7 +438,7 @@ mod tests {
 
     #[test]
     fn what_fits_only_beside_something_common_is_priced_by_what_it_displaces() {
-        // 0.7 leaves 0.3, which the many 0.3 use: a card of 0.7 and 0.3 is full value; 0.3 alone comes three to a card.
+        // A card of 0.7 and 0.3 has full value, since demand for 0.3 is high; three parts of 0.3 fill a card.
         let values = card_values(&[(Share(700), 1.0), (Share(300), 100.0)]);
         assert!((values[300] - 1000.0 / 3.0).abs() < 1e-6, "{}", values[300]);
         assert!((values[700] - 2000.0 / 3.0).abs() < 1e-6, "{}", values[700]);

@@ -1,4 +1,4 @@
-//! Where a request goes. Every strategy is exact:
+//! Placement of requests. Every strategy is exact:
 //!
 //! - `first-fit`: the lowest-numbered device that fits.
 //! - `best-fit`: the device with the least share left over after placing, then the least memory, then the lowest number.
@@ -6,14 +6,14 @@
 //! - `round-robin`: the lowest-numbered device after the one used last, then from the start.
 //! - `load-balanced`: the lowest mean of measured utilization and promised share (the promised share alone where
 //!   utilization is not reported), then the lowest number.
-//! - `least-used`: the lowest memory % + utilization %, each the larger of what was measured and what is promised, then
-//!   the lowest number.
+//! - `least-used`: the lowest memory % + utilization %, each the larger of measured and promised, then the lowest
+//!   number.
 //! - `paper-best-fit`, `fgd`, `least-fragmentation`: the node with the best score, then the lowest number; see
 //!   `placement/scored.rs`.
 //!
-//! Several GPUs are always of one node, the ones closest together by links; the strategy then chooses the node (by what
-//! the whole node has left over, or by the mean over the chosen devices). Host-only requests go by what CPUs are left.
-//! Where a policy prefers models, those are tried first.
+//! Several GPUs are always on one node, and the ones closest together by links; the strategy then chooses the node, by
+//! its remaining share or by the mean over the chosen devices. Host-only requests go by remaining CPUs. Models that a
+//! policy prefers are tried first.
 
 mod fragmentation;
 pub(crate) mod scored;
@@ -25,28 +25,28 @@ use crate::lease::DevicePromise;
 use crate::request::{LoadThresholds, PlacementStrategy};
 use crate::units::{PoolTime, Share};
 
-/// A place found: a node and what to promise on its devices.
+/// Chosen node and the promises on its devices.
 #[derive(Debug)]
 pub(crate) struct PlacementChoice {
     pub node: NodeId,
     pub promises: Vec<DevicePromise>,
 }
 
-/// A request in search of a place.
+/// Search for the devices of one request.
 pub(crate) struct PlacementSearch<'a> {
     pub inventory: &'a mut DeviceInventory,
     pub scorer: &'a mut scored::NodeScorer,
     pub id: RequestClassId,
     pub class: &'a RequestClass,
     pub reserved: &'a ReservedCapacity,
-    /// The device used last, for `round-robin`.
+    /// Device used last, for `round-robin`.
     pub last_device: Option<DeviceId>,
-    /// Readings from before this say nothing about thresholds.
+    /// Readings older than this are ignored for thresholds.
     pub stale_before: Option<PoolTime>,
 }
 
 impl PlacementSearch<'_> {
-    /// The best place by the class's strategy, or none.
+    /// Returns the best placement by the class's strategy, if there is one.
     pub fn find(&mut self) -> Option<PlacementChoice> {
         let class = self.class;
         if class.unsatisfiable.is_some() {
@@ -120,9 +120,9 @@ impl PlacementSearch<'_> {
     }
 }
 
-/// Whether what is foreign on a device is strictly below both thresholds.
+/// Whether the foreign load of a device is strictly below both thresholds.
 ///
-/// A device that was never read, or not lately, is not judged below anything.
+/// False for a device without a reading or with a stale one.
 pub(crate) fn is_below(slot: &DeviceSlot, thresholds: LoadThresholds, stale_before: Option<PoolTime>) -> bool {
     !slot.is_stale(stale_before) && slot.foreign_levels(slot.foreign).are_below(thresholds)
 }
@@ -141,10 +141,10 @@ fn index_order(strategy: PlacementStrategy) -> Option<IndexOrder> {
     }
 }
 
-// One GPU, or a part of one: the strategies that look at devices.
+// One GPU or a part of one: strategies that choose devices.
 
 impl PlacementSearch<'_> {
-    /// The device the strategy chooses among the wanted kinds.
+    /// Returns the device that the strategy chooses among the wanted kinds.
     fn find_one_device(
         &self,
         strategy: PlacementStrategy,
@@ -192,7 +192,7 @@ impl PlacementSearch<'_> {
         self.device_fits(device, need) && self.host_fits(self.inventory.node(self.inventory.device(device).node))
     }
 
-    /// How good a device is across kinds, by the same measure as within one; lower is better.
+    /// Returns the rank of a device across kinds, by the same measure as within one; lower is better.
     fn device_rank(&self, order: IndexOrder, slot: &DeviceSlot, need: &DeviceNeed) -> (u64, u64) {
         let share_left = u64::from((slot.free_share() - need.share).0);
         let memory_left = slot.unpromised_memory().saturating_sub(need.memory).0;
@@ -205,10 +205,10 @@ impl PlacementSearch<'_> {
     }
 }
 
-// Several GPUs of one node, and host-only requests: the strategies that look at nodes.
+// Several GPUs of one node, and host-only requests: strategies that choose nodes.
 
 impl PlacementSearch<'_> {
-    /// Several GPUs of the node the strategy chooses.
+    /// Returns devices on the node that the strategy chooses.
     fn find_several(
         &mut self,
         strategy: PlacementStrategy,
@@ -228,7 +228,7 @@ impl PlacementSearch<'_> {
         self.promise_devices(&devices)
     }
 
-    /// As many devices of a node as are wanted, the closest together, where it has them.
+    /// Returns the wanted number of devices on a node, closest together, if it has them.
     fn closest_on_node(&self, node: NodeId, wanted: &impl Fn(&DeviceNeed) -> bool) -> Option<Vec<DeviceId>> {
         let slot = self.inventory.nodes.get(node.0)?;
         let gpus = usize::from(self.class.shape.gpus);
@@ -255,7 +255,7 @@ impl PlacementSearch<'_> {
         !all_whole || node.fully_free >= u32::from(self.class.shape.gpus)
     }
 
-    /// How good a node is; lower is better, and the earlier one among equals.
+    /// Returns the rank of a node; lower is better, and ties go to the earlier node.
     fn node_rank(&self, strategy: PlacementStrategy, node: NodeId, devices: &[DeviceId]) -> u64 {
         let slot = self.inventory.node(node);
         let sum = |measure: fn(&DeviceSlot) -> u64| {
@@ -269,7 +269,7 @@ impl PlacementSearch<'_> {
         }
     }
 
-    /// A node with room for a request without GPUs.
+    /// Returns a node with room for a request without GPUs.
     fn find_host_only(&mut self, strategy: PlacementStrategy) -> Option<PlacementChoice> {
         let nodes = self.inventory.nodes.iter();
         let mut fitting =
@@ -287,11 +287,11 @@ impl PlacementSearch<'_> {
     }
 }
 
-// What a request must leave alone, because somebody who came before could use it.
+// Capacity that a request must not take, because an earlier request could use it.
 
 /// Devices and hosts that classes ahead in the queue could use.
 ///
-/// A device above a class's own thresholds is not kept for it: what it does not want now, others may have.
+/// A device above a class's thresholds is not reserved for it: the class cannot use it now.
 #[derive(Debug, Default)]
 pub(crate) struct ReservedCapacity {
     kinds: Vec<bool>,
@@ -300,13 +300,13 @@ pub(crate) struct ReservedCapacity {
     active: bool,
 }
 
-/// A class that wants some devices of a kind and not others.
+/// Claim of a class on some devices of a kind only.
 #[derive(Debug)]
 struct SelectiveClaim {
     kinds: Vec<DeviceKindId>,
     named_devices: Option<Vec<DeviceId>>,
     thresholds: Option<LoadThresholds>,
-    /// By node shape; empty where it needs nothing of the host.
+    /// By node shape; empty if the class needs no host resources.
     host_shapes: Vec<bool>,
 }
 
@@ -319,7 +319,7 @@ impl SelectiveClaim {
 }
 
 impl ReservedCapacity {
-    /// Keeps off everything that `class` could use.
+    /// Reserves everything that `class` could use.
     pub fn add_class(&mut self, class: &RequestClass, inventory: &DeviceInventory) {
         self.active = true;
         let needs_host = class.shape.needs_host();
@@ -345,17 +345,17 @@ impl ReservedCapacity {
         }
     }
 
-    /// Whether every device of a kind is kept off.
+    /// Whether every device of a kind is reserved.
     pub fn contains_kind(&self, kind: DeviceKindId) -> bool {
         self.active && self.kinds.get(kind.0 as usize) == Some(&true)
     }
 
-    /// Whether a device is kept off.
+    /// Whether a device is reserved.
     pub fn contains_device(&self, id: DeviceId, slot: &DeviceSlot) -> bool {
         self.active && (self.contains_kind(slot.kind) || self.selective.iter().any(|claim| claim.covers(id, slot)))
     }
 
-    /// Whether the host of a node is kept off.
+    /// Whether the host of a node is reserved.
     pub fn contains_host(&self, node: &NodeSlot, inventory: &DeviceInventory) -> bool {
         let shape = node.shape.0 as usize;
         let wants_one = |claim: &SelectiveClaim| {

@@ -1,8 +1,8 @@
 //! Strategies that score whole nodes: `paper-best-fit`, `fgd` and `least-fragmentation`.
 //!
 //! A score depends on the state of a node (free CPU and the free share of each card) and on the class of the request.
-//! Many nodes are in the same state and most decisions change one node only, so scores are kept per class and state:
-//! a decision walks the nodes with one look-up each and works out only what it has not met before.
+//! Many nodes are in the same state and most decisions change one node only, so scores are cached per class and state:
+//! a decision looks up each node once and computes only scores of new states.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -18,25 +18,25 @@ use crate::workload::WorkloadEstimate;
 use super::fragmentation::{self, ScoringTarget};
 use super::{PlacementChoice, PlacementSearch};
 
-/// Not worked out yet.
+/// Score that is not computed yet.
 const UNKNOWN_SCORE: i32 = i32::MIN;
-/// The class does not fit a node in this state.
+/// Score of a state in which the class does not fit.
 const NO_FIT: i32 = i32::MIN + 1;
-/// The shape of a vacant number: no class is hosted there.
+/// Shape of a vacant node number, which hosts no class.
 const NO_SHAPE: NodeShapeId = NodeShapeId(u32::MAX);
-/// States kept before those no node is in any more are thrown away.
+/// States per node up to which unused states are retained.
 const STATES_PER_NODE: usize = 16;
 
-/// What is kept between decisions.
+/// Data cached between decisions.
 #[derive(Debug, Default)]
 pub(crate) struct NodeScorer {
-    /// The facts, workload and classes all of this was worked out for.
+    /// Versions of facts, workload and classes for which the data was computed.
     built_for: Option<(u64, u64, u64)>,
     states: NodeStateTable,
     node_states: Vec<NodeStateId>,
-    /// Free host memory of each node: what fits beside the score.
+    /// Free host memory of each node, which is checked beside the score.
     memory_free: Vec<u64>,
-    /// Per strategy and class: the score of each state.
+    /// Score of each state, per strategy and class.
     scores: [Vec<Vec<i32>>; 3],
     target: ScoringTarget,
 }
@@ -81,7 +81,7 @@ impl NodeScorer {
         self.memory_free[node.index()] = slot.memory_free().0;
     }
 
-    /// The score of a class in a state.
+    /// Returns the score of a class in a state.
     fn score(&self, strategy: PlacementStrategy, class: &RequestClass, state: &NodeState) -> i32 {
         if !class.fits_shape(state.shape) || class.shape.cpus > state.cpus {
             return NO_FIT;
@@ -93,12 +93,12 @@ impl NodeScorer {
         match usize::from(class.shape.gpus) {
             0 => self.score_on_cards(strategy, class, state, &[]),
             1 => {
-                // Cards that are alike score alike: the first of them stands for all.
+                // Equal cards have equal scores, so only the first of them is scored.
                 let is_first = |at: usize| at == 0 || state.cards[at - 1] != state.cards[at];
                 let distinct = fitting.filter(|card| is_first(card.position));
                 distinct.map(|card| self.score_on_cards(strategy, class, state, &[card])).max().unwrap_or(NO_FIT)
             }
-            // The least free first.
+            // Least free first.
             gpus => match fitting.take(gpus).collect::<Vec<CardShare>>() {
                 cards if cards.len() == gpus => self.score_on_cards(strategy, class, state, &cards),
                 _ => NO_FIT,
@@ -106,7 +106,7 @@ impl NodeScorer {
         }
     }
 
-    /// The score of a class in a state on given cards.
+    /// Returns the score of a class in a state on given cards.
     fn score_on_cards(
         &self,
         strategy: PlacementStrategy,
@@ -122,14 +122,14 @@ impl NodeScorer {
     }
 }
 
-/// A card of a state, and what a class would take of it.
+/// Position of a card in a node state, and the share a class would take of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CardShare {
     pub position: usize,
     pub share: Share,
 }
 
-/// `floor(100·(1 − (ΔCPU/128000 + ΔGPU/8000)/2))`, Δ being what the whole node has left after placing.
+/// Returns `floor(100·(1 − (ΔCPU/128000 + ΔGPU/8000)/2))`, where Δ is the rest of the whole node after placing.
 fn paper_best_fit_score(class: &RequestClass, state: &NodeState, cards: &[CardShare]) -> i32 {
     let taken: u32 = cards.iter().map(|card| card.share.0).sum();
     let cpus_left = (state.cpus.0 - class.shape.cpus.0) as f64;
@@ -138,12 +138,12 @@ fn paper_best_fit_score(class: &RequestClass, state: &NodeState, cards: &[CardSh
 }
 
 impl PlacementSearch<'_> {
-    /// Tells the scorer what has changed; to be called before [`PlacementSearch::find`] with a scored strategy.
+    /// Updates the scorer; required before [`PlacementSearch::find`] with a scored strategy.
     pub fn refresh_scores(&mut self, workload: &WorkloadEstimate, classes_generation: u64) {
         self.scorer.refresh(self.inventory, workload, classes_generation);
     }
 
-    /// The place on the node with the best score; the lowest-numbered among equals.
+    /// Returns a placement on the node with the best score; ties go to the lowest-numbered node.
     pub(super) fn find_best_scored(&mut self, wanted: &impl Fn(&DeviceNeed) -> bool) -> Option<PlacementChoice> {
         let strategy = self.class.shape.strategy;
         let mut rejected: Vec<NodeId> = Vec::new();
@@ -151,7 +151,7 @@ impl PlacementSearch<'_> {
             let node = self.best_node(strategy, &rejected)?;
             match self.place_on(strategy, node, wanted) {
                 Some(place) => return Some(place),
-                // The score does not see thresholds, foreign memory and who comes first: try the next best.
+                // The score ignores thresholds, foreign memory and reservations: try the next best node.
                 None => rejected.push(node),
             }
         }
@@ -210,7 +210,7 @@ impl PlacementSearch<'_> {
             let position = state.position_of(device_slot.kind, device_slot.free_share())?;
             Some((device, CardShare { position, share: need.share }))
         });
-        // The paper's BestFit scores nodes only and takes the tightest card; the others score every card.
+        // The paper's BestFit scores nodes only and takes the tightest card; the other strategies score every card.
         let rank = |card: CardShare| match strategy {
             PlacementStrategy::PaperBestFit => -i64::from(state.cards[card.position].free.0),
             _ => i64::from(self.scorer.score_on_cards(strategy, self.class, state, &[card])),
@@ -220,42 +220,42 @@ impl PlacementSearch<'_> {
     }
 }
 
-// The states nodes are in, each kept once.
+// Node states, each stored once.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct NodeStateId(pub u32);
 
-/// A card of a node, as far as scores see it.
+/// Kind and free share of a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CardState {
     pub kind: DeviceKindId,
     pub free: Share,
 }
 
-/// Everything about a node that scores see.
+/// Properties of a node that scores depend on.
 #[derive(Debug)]
 pub(super) struct NodeState {
     pub shape: NodeShapeId,
     pub cpus: MilliCpus,
-    /// By kind, then the least free first.
+    /// Cards by kind, then the least free first.
     pub cards: Box<[CardState]>,
-    /// Free thousandths of all cards.
+    /// Free thousandths over all cards.
     pub free: u32,
     pub fragmentation: f64,
 }
 
 impl NodeState {
-    /// Where a card like this is.
+    /// Returns the position of an equal card.
     pub fn position_of(&self, kind: DeviceKindId, free: Share) -> Option<usize> {
         self.cards.binary_search(&CardState { kind, free }).ok()
     }
 }
 
-/// All states met.
+/// All known node states.
 #[derive(Debug, Default)]
 struct NodeStateTable {
     states: Vec<NodeState>,
-    /// Looked up only, never walked.
+    /// Only for lookups, never iterated.
     ids_by_key: HashMap<Box<[u64]>, NodeStateId, BuildHasherDefault<DefaultHasher>>,
     key: Vec<u64>,
     cards: Vec<CardState>,
@@ -275,7 +275,7 @@ impl NodeStateTable {
         &self.states[id.0 as usize]
     }
 
-    /// The state with these cards.
+    /// Returns the state with these cards, adding it if it is new.
     pub fn intern(
         &mut self,
         shape: NodeShapeId,

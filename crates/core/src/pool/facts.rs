@@ -1,4 +1,4 @@
-//! Facts: nodes, devices, links, readings, health, and an administrator's cordon.
+//! Commands about facts: nodes, devices, links, readings, health and cordons.
 
 use std::sync::Arc;
 
@@ -165,7 +165,7 @@ impl Pool {
     ) -> Result<CommandReply, CommandDenied> {
         self.set_cordon(device, CordonState::Cordoned, out)?;
         for lease in self.inventory.device(device).leases.clone() {
-            // What is over already drains anyway.
+            // An ended lease drains anyway.
             let _ended_already = self.revoke_lease(lease, grace, out);
         }
         Ok(CommandReply::Done)
@@ -195,18 +195,18 @@ impl Pool {
             match reading.temperature_c {
                 ReadingField::Value(temperature) => slot.hot = temperature > limits::MAX_TEMPERATURE_C,
                 ReadingField::Unsupported => slot.hot = false,
-                // Not told this time: what was known holds.
+                // Keep the last known value.
                 ReadingField::Failed => {}
             }
         });
         Ok(CommandReply::Done)
     }
 
-    /// Whether a request that waits may be able to go once this is what is foreign on a device.
+    /// Whether a waiting request may start once the device has this foreign load.
     ///
-    /// Where requests fit in what is free of the device, that is a matter of thresholds and of device memory. The load of
-    /// a full device matters in two ways: a request claims the hosts of devices that are below its thresholds, and others
-    /// may go before it if they end before such a device is certain to be free.
+    /// If a request fits in the device's free share, thresholds and device memory decide. The load of a full device
+    /// matters in two ways: a request claims the hosts of devices below its thresholds, and shorter leases may pass it
+    /// if they end before such a device is certain to be free.
     fn may_unblock_waiters(&self, slot: &DeviceSlot, foreign: Option<ForeignLoad>) -> bool {
         let needs = &self.waiting_needs;
         let is_free = needs.fit_free_share(slot.free_share());
@@ -230,13 +230,13 @@ impl Pool {
 
     fn has_certain_release(&self, slot: &DeviceSlot) -> bool {
         let ends = |lease: &LeaseId| self.leases.get(lease).is_some_and(|lease| self.certain_end(lease).is_some());
-        // A device that is closed gives what its leases leave as soon as it opens.
+        // A closed device offers the share its leases leave as soon as it opens.
         self.waiting_needs.fit_free_share(Share::WHOLE.saturating_sub(slot.promised)) || slot.leases.iter().any(ends)
     }
 
-    /// What is foreign after this reading. A reading that is not newer than the last change of leases, or whose processes
-    /// were attributed before that change, shows a mixture; a field that failed this time says nothing. Then what was
-    /// known before holds, and where nothing was, nothing is.
+    /// Returns the foreign load after this reading. A reading from before the last change of leases, or one that was
+    /// attributed before it, shows a mixture, and a failed field shows nothing: then the previous value stays, known or
+    /// not.
     fn foreign_load_after(&self, device: DeviceId, reading: &DeviceReading) -> Option<ForeignLoad> {
         let slot = self.inventory.device(device);
         if slot.leases_changed_at.is_some_and(|changed| reading.at <= changed || !reading.includes_change_at(changed)) {
@@ -263,8 +263,8 @@ impl Pool {
         PromisedLoad { lease, memory, utilization: Percent::of_share(share) }
     }
 
-    /// A complete list of processes, taken and attributed after a lease's end, that shows none of its own frees the device
-    /// of it.
+    /// Frees the device of draining leases whose processes are all gone, by a complete list of processes that was taken
+    /// and attributed after their end.
     fn free_drained_leases(&mut self, device: DeviceId, reading: &DeviceReading, out: &mut ApplyOutcome) {
         let Some(processes) = &reading.processes else { return };
         if processes.iter().any(|process| process.attribution == ProcessAttribution::Unknown) {
@@ -286,7 +286,7 @@ impl Pool {
         }
     }
 
-    /// Changes a device; tells when that opens or closes it, and stirs the queue when there is more to give.
+    /// Changes a device, reports when that opens or closes it, and requests a pass if its free share grows.
     pub(super) fn change_device(
         &mut self,
         device: DeviceId,

@@ -1,5 +1,5 @@
-//! A lease's life: asking, following, confirming, renewing, attaching; then its end by release, expiry, revocation or
-//! fault, draining, and quarantine where processes stay.
+//! Life of a lease: request, renewal, confirmation and attachment; its end by release, expiry, revocation or fault;
+//! then draining, or quarantine if processes stay.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl Pool {
             }
         };
         if placement.is_none() && waiters_may_go && wait_denial(self).is_some() {
-            // Those before it may go because of what this batch changed, and claim nothing more once they have gone.
+            // Earlier waiters may start because of changes in this batch, and claim nothing more once they have.
             self.serve_waiters(out);
             let fairness = self.owners.fairness_of(terms.owner, &self.policies);
             placement = self.find_on_arrival(&terms, fairness);
@@ -73,7 +73,7 @@ impl Pool {
         Ok(CommandReply::Lease(id))
     }
 
-    /// Under which policy and class a request comes, or why it never can be served.
+    /// Resolves the policy and class of a request, or returns the reason why it can never be served.
     fn resolve_terms(&mut self, request: &Arc<Request>, out: &mut ApplyOutcome) -> Result<RequestTerms, CommandDenied> {
         self.inventory.refresh();
         let policy = self.policies.policy_for(request);
@@ -172,7 +172,7 @@ impl Pool {
         Ok(CommandReply::Lease(id))
     }
 
-    /// A granted lease, if that is its token.
+    /// Returns a granted lease if the token matches.
     fn granted_lease(&mut self, id: LeaseId, presented: Token) -> Result<&mut Lease, CommandDenied> {
         let lease = self.known_lease(id)?;
         match lease.token {
@@ -183,22 +183,22 @@ impl Pool {
         }
     }
 
-    /// Takes the next token. It is kept with the counters before anybody sees it.
+    /// Allocates the next token. The counters row with it is committed before the token is published.
     pub(super) fn allocate_token(&mut self) -> Token {
         let token = Token(self.counters.next_token);
         self.counters.next_token += 1;
         token
     }
 
-    /// Counts what an owner holds, more or less.
+    /// Changes the share that an owner holds.
     pub(super) fn update_account(&mut self, id: LeaseId, change: impl FnOnce(u64, u64) -> u64, out: &mut ApplyOutcome) {
         let Some(lease) = self.leases.get(&id) else { return };
         let (owner, share) = (lease.request.owner.clone(), self.inventory.gpu_share(&lease.promises));
         let owner = self.owners.get_or_open(&owner, self.now);
         let row = self.owners.set_held(owner, self.now, self.policies.period, |held| change(held, share));
         out.rows.push(PoolRow::Usage(row));
-        // A quota reached takes the claims of its owner's waiters away, a quota left lets them go; fair share changes the
-        // order.
+        // A reached quota removes the claims of its owner's waiters, a quota with room lets them start; fair share
+        // changes the order.
         let quota = self.policies.quota_of(&self.owners.get(owner).name);
         self.needs_pass |= quota.held.is_some() || quota.share_hours.is_some();
         if self.policies.queue == QueueOrder::FairShare {
@@ -208,7 +208,7 @@ impl Pool {
         }
     }
 
-    /// Ends or quarantines everything whose time has come.
+    /// Ends or quarantines leases whose deadline has passed.
     pub(super) fn apply_deadlines(&mut self, out: &mut ApplyOutcome) {
         while let Some(&(at, id)) = self.deadlines.first().filter(|(at, _)| *at <= self.now) {
             let lease = self.lease_mut(id);
@@ -286,7 +286,7 @@ impl Pool {
                 let at = lease.revoke_at.map_or(at, |before| before.min(at));
                 if lease.revoke_at != Some(at) {
                     lease.revoke_at = Some(at);
-                    // An end that is now certain may let a short lease go before those who wait for it.
+                    // A certain end may let a short lease start before those who wait for it.
                     self.needs_pass = true;
                     out.effects.push(PoolEffect::Revoking { lease: id, at });
                     self.set_deadline(id);
@@ -299,7 +299,7 @@ impl Pool {
         Ok(CommandReply::Lease(id))
     }
 
-    /// Ends a lease; its capacity starts draining in the same step.
+    /// Ends a lease; its devices start draining in the same step.
     pub(super) fn end_lease(&mut self, id: LeaseId, cause: EndCause, out: &mut ApplyOutcome) {
         let was = self.lease_mut(id).state;
         debug_assert!(!was.is_ended());
@@ -411,7 +411,7 @@ impl Pool {
         self.push_lease_row(id, out);
     }
 
-    /// Keeps the memory of what is over within its bound. What still drains is not over.
+    /// Removes the oldest ended leases beyond the limit, except those that still drain.
     fn forget_oldest_ended(&mut self, out: &mut ApplyOutcome) {
         let mut draining = 0;
         while self.ended.len() > limits::MAX_ENDED_LEASES + draining {
@@ -431,7 +431,7 @@ impl Pool {
     }
 }
 
-/// When a lease in this state wants to hear the clock.
+/// Returns the next deadline of a lease in its current state.
 pub(super) fn deadline_of(lease: &Lease, settings: PoolSettings) -> Option<PoolTime> {
     let earliest = |times: [Option<PoolTime>; 3]| times.into_iter().flatten().min();
     match lease.state {

@@ -1,10 +1,10 @@
 //! The pool: nodes, devices, readings, leases, queue and policies, and the one function that changes them.
 //!
-//! Commands come in batches: what is due ends first, then each command is applied, then the queue is served once.
+//! Commands come in batches: deadlines apply first, then each command, then one pass serves the queue.
 //!
-//! Each command has one function: facts in `facts.rs`, a lease's life from request to end in `leases.rs`; `schedule.rs`
-//! decides whose turn it is, [`crate::placement`] where, `view.rs` shows the pool and explains why a request waits, and
-//! `restore.rs` brings a pool back from rows.
+//! Each command has one function: facts in `facts.rs`, the life of a lease in `leases.rs`. `schedule.rs` decides which
+//! request is next, [`crate::placement`] where it goes, `view.rs` shows the pool and explains waits, and `restore.rs`
+//! rebuilds a pool from rows.
 
 mod facts;
 mod leases;
@@ -35,104 +35,104 @@ use crate::row::{PoolCounters, PoolRow};
 use crate::units::{Bytes, MilliCpus, Millis, PoolTime, Share};
 use crate::workload::{TaskClass, WorkloadEstimate};
 
-/// Everything that can happen to a pool: facts, wishes and an administrator's orders.
+/// Command to a pool: facts, requests and an administrator's orders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolCommand {
     /// Time has passed.
     Tick,
 
-    /// A node reports. The list names the devices that are new, changed, or seen for the first time since a restart;
+    /// A node reports. The list contains devices that are new, changed, or seen for the first time since a restart;
     /// every other device stays as it is. A report without devices is a heartbeat.
     NodeSeen {
         facts: NodeFacts,
         devices: Vec<DeviceFacts>,
-        /// The small number of each, for a node that numbers its devices itself; a device beyond the list's end, or with
-        /// a number that is another's, gets the next free one. One that is known keeps the number it has.
+        /// Number of each device on the node, for a node that numbers its devices itself. A device beyond the list's
+        /// end, or with a number in use, gets the next free number; a known device keeps its number.
         numbers: Vec<GpuId>,
     },
     /// A node is not reachable: no new work until it is seen again.
     NodeLost { node: NodeId },
-    /// Forget a device that is gone and holds nothing. If it comes back it is a new device.
+    /// Remove a device that is gone and holds nothing. If it comes back, it is a new device.
     ForgetDevice { device: DeviceId },
-    /// Forget a node that is down, with its devices, where nothing is held. If it comes back it is a new node.
+    /// Remove a node that is down and holds nothing, with its devices. If it comes back, it is a new node.
     ForgetNode { node: NodeId },
-    /// How the devices of a node are joined; replaces what was known.
+    /// Links between the devices of a node; replaces the known ones.
     Links { node: NodeId, links: Vec<DeviceLink> },
-    /// A device reported.
+    /// A reading of a device.
     Observe { device: DeviceId, reading: DeviceReading },
     /// A device's health changed.
     SetHealth { device: DeviceId, health: DeviceHealth },
 
-    /// A wish. Asked twice with the same key and owner, it is granted once.
+    /// A request. Repeated with the same key and owner, it is granted once.
     Request { request: Arc<Request>, key: Option<Arc<str>> },
     /// A waiter asks for its lease, which keeps it in the queue.
     Follow { lease: LeaseId },
-    /// An offer is taken.
+    /// Accept an offer.
     Confirm { lease: LeaseId, token: Token },
     /// A heartbeat.
     Renew { lease: LeaseId, token: Token },
-    /// A process or connection now keeps the lease alive, in place of heartbeats.
+    /// A process or connection keeps the lease alive from now on, without heartbeats.
     Attach { lease: LeaseId, token: Token, holder: LeaseHolder },
     /// That process or connection is gone; it may come back within the grace period.
     HolderGone { lease: LeaseId, grace: Millis },
-    /// The owner gives it back, or stops waiting. Twice is harmless.
+    /// The owner releases the lease or stops waiting. Repeating it is harmless.
     Release { lease: LeaseId },
     /// No process of an ended lease is left on its devices.
     Drained { lease: LeaseId },
-    /// A fault ended it.
+    /// A fault ends a lease.
     Fail { lease: LeaseId, why: Arc<str> },
 
-    /// Take a lease back after a grace period, in which its holder can finish.
+    /// Revoke a lease after a grace period, in which its holder can finish.
     Revoke { lease: LeaseId, grace: Millis },
     /// Stop or allow new work on a device.
     Cordon { device: DeviceId, cordon: CordonState },
-    /// Stop new work on a device and revoke what runs there; holders have the grace period to finish.
+    /// Stop new work on a device and revoke its leases; holders have the grace period to finish.
     Drain { device: DeviceId, grace: Millis },
-    /// Replace all rules.
+    /// Replace all policies.
     SetPolicies { policies: Box<Policies> },
-    /// Tell what tasks are to be expected, in place of learning it; empty goes back to learning. Not kept in rows: it is
-    /// configuration, and whoever restores the pool tells it again.
+    /// Configure the expected tasks instead of learning them; an empty list returns to learning. Not part of the rows:
+    /// it is configuration, to be set again after a restore.
     SetWorkload { classes: Vec<(TaskClass, u64)> },
 }
 
-/// What becomes of a lease's devices when it ends.
+/// Handling of a lease's devices when it ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DrainMode {
-    /// They are free at once: where no processes are known (simulation, a client's own books).
+    /// Devices are free at once: for pools without known processes (simulation, a client of statistics servers).
     #[default]
     AtOnce,
-    /// They are free when its processes are gone, as [`PoolCommand::Drained`] or a complete reading tells (for a lease
-    /// without devices, the command alone); if they stay longer than this, the devices are quarantined.
+    /// Devices are free once the processes are gone, by [`PoolCommand::Drained`] or a complete reading (without
+    /// devices, by the command only). If processes stay longer than `patience`, the devices are quarantined.
     WhenGone {
-        /// How long they may stay.
+        /// Time that processes may stay.
         patience: Millis,
     },
 }
 
-/// How a pool works, apart from its policies.
+/// Settings of a pool apart from its policies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PoolSettings {
-    /// What becomes of a lease's devices when it ends.
+    /// Handling of a lease's devices when it ends.
     pub drain: DrainMode,
-    /// Age beyond which a reading says nothing about thresholds; `None` for no limit.
+    /// Age from which a reading is ignored for thresholds; `None` for no limit.
     pub reading_max_age: Option<Millis>,
 }
 
-/// Everything that decides. See the crate's documentation.
+/// The pool; see the documentation of the crate.
 #[derive(Debug, Default)]
 pub struct Pool {
     settings: PoolSettings,
     now: PoolTime,
     inventory: DeviceInventory,
     leases: BTreeMap<LeaseId, Box<Lease>>,
-    /// (owner, key) of requests that must not be granted twice.
+    /// Leases by (owner, key) of requests that must not be granted twice.
     keys: BTreeMap<(Arc<str>, Arc<str>), LeaseId>,
     /// Ended leases that are still remembered, oldest first.
     ended: VecDeque<LeaseId>,
-    /// When each lease wants to hear the clock.
+    /// Deadline of each lease that has one.
     deadlines: BTreeSet<(PoolTime, LeaseId)>,
-    /// When a quota that stands in somebody's way starts anew.
+    /// Earliest change of a quota that holds back a waiter.
     quota_deadline: Option<PoolTime>,
     policies: Policies,
     owners: OwnerAccounts,
@@ -142,9 +142,9 @@ pub struct Pool {
     workload: WorkloadEstimate,
     scorer: scored::NodeScorer,
     counters: PoolCounters,
-    /// The counters as rows keep them.
+    /// Counters in the last row.
     written_counters: PoolCounters,
-    /// Something changed that may let a waiter go.
+    /// Whether a change may let a waiter start.
     needs_pass: bool,
 }
 
@@ -153,7 +153,7 @@ impl Pool {
         Self { settings, policies, ..Self::default() }
     }
 
-    /// Applies a command, and everything that was due before it: a batch of one.
+    /// Applies a batch of one command.
     pub fn apply(
         &mut self,
         now: PoolTime,
@@ -179,14 +179,14 @@ impl Pool {
         (answers, outcome)
     }
 
-    /// Sets the clock and ends everything that is due. The parts of a batch are for callers that look at the pool
-    /// between its commands; [`Pool::apply_all`] is all of them in one.
+    /// Begins a batch: sets the clock and applies all deadlines. The parts of a batch are for callers that read the
+    /// pool between its commands; [`Pool::apply_all`] runs all of them.
     pub fn begin_batch(&mut self, now: PoolTime, out: &mut ApplyOutcome) {
         self.now = self.now.max(now);
         self.apply_deadlines(out);
     }
 
-    /// Applies one command of a batch that was begun. Requests that wait are not served before the batch finishes.
+    /// Applies one command of a batch. Waiting requests are served when the batch finishes.
     pub fn apply_in_batch(
         &mut self,
         command: PoolCommand,
@@ -195,7 +195,7 @@ impl Pool {
         self.dispatch(command, out)
     }
 
-    /// Gives every waiting request that can go its devices, and keeps the counters if they changed.
+    /// Finishes a batch: grants every waiting request that can start, and writes the counters if they changed.
     pub fn finish_batch(&mut self, out: &mut ApplyOutcome) {
         self.serve_waiters(out);
         self.counters.workload_arrivals = self.workload.arrivals();
@@ -206,7 +206,7 @@ impl Pool {
         }
     }
 
-    /// When the pool wants to hear the clock again at the latest.
+    /// Returns the latest time at which the pool must be called again.
     pub fn next_deadline(&self) -> Option<PoolTime> {
         let lease = self.deadlines.first().map(|(at, _)| *at);
         let quota = self.quota_deadline.filter(|_| !self.queue.is_empty());
@@ -252,7 +252,7 @@ impl Pool {
         Ok(CommandReply::Done)
     }
 
-    /// Readings from before this say nothing about thresholds.
+    /// Returns the time before which readings are stale for thresholds.
     fn stale_before(&self) -> Option<PoolTime> {
         self.settings.reading_max_age.map(|age| PoolTime(self.now.0.saturating_sub(age.0)))
     }
@@ -276,14 +276,14 @@ impl Pool {
         }
     }
 
-    /// Keeps a lease as it now is.
+    /// Writes the row of a lease.
     fn push_lease_row(&self, lease: LeaseId, out: &mut ApplyOutcome) {
         if let Some(lease) = self.leases.get(&lease) {
             out.rows.push(PoolRow::Lease(lease.row().clone()));
         }
     }
 
-    /// Sets when a lease wants to hear the clock, from the state it is in.
+    /// Updates the deadline of a lease from its state.
     fn set_deadline(&mut self, id: LeaseId) {
         let settings = self.settings;
         let Some(lease) = self.leases.get_mut(&id) else { return };
@@ -297,7 +297,7 @@ impl Pool {
         }
     }
 
-    /// The owner and class a waiting lease is queued under.
+    /// Returns the owner, class and priority under which a waiting lease is queued.
     fn queue_terms(&mut self, id: LeaseId) -> (OwnerId, RequestClassId, i32) {
         let request = self.lease_mut(id).request.clone();
         let policy = self.policies.policy_for(&request);
@@ -309,7 +309,7 @@ impl Pool {
 }
 
 impl Pool {
-    /// Checks every invariant the pool's own books can show; the error says which is broken. Tests ask after every step.
+    /// Checks every invariant; the error names the broken one. Tests call it after every step.
     pub fn check_invariants(&self) -> Result<(), String> {
         self.check_devices()?;
         self.check_hosts()?;

@@ -1,8 +1,8 @@
-//! A pool from the rows it left behind.
+//! Restoring a pool from its rows.
 //!
-//! A bad row never stops the service: it is left out and complained of. A number without a row is vacant: a node or
-//! device was forgotten, or its row was lost, and only a lease that refers to it is complained of. Counters only ever go forward, whatever the rows
-//! say, so that no token and no lease number is used twice.
+//! A bad row never stops the service: it is skipped and reported. A number without a row is vacant: a node or device
+//! was removed, or its row was lost; only a lease that refers to it is reported. Counters never go back, so that no
+//! token and no lease number is used twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,27 +16,24 @@ use crate::workload::TaskClass;
 
 use super::{Pool, PoolSettings};
 
-/// A row that could not be taken.
+/// Row that could not be restored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
-    /// A node does not fit in.
     #[error("node row {0}: its name is another's, or its number is far beyond those before")]
     Node(NodeId),
-    /// A device does not fit in.
     #[error("device row {device}: {why}")]
     Device { device: DeviceId, why: &'static str },
-    /// A lease does not fit in.
     #[error("lease row {lease}: {why}")]
     Lease { lease: LeaseId, why: &'static str },
-    /// A counter is beyond what any pool counts to; what the other rows say is used.
+    /// A counter is beyond any reachable count; the other rows provide it.
     #[error("counters row: a number is out of range")]
     Counters,
-    /// The rules do not make sense; the given ones are used.
+    /// The policies are inconsistent; the given ones are used.
     #[error("policies row: {0}")]
     Policies(#[from] crate::request::FieldError),
 }
 
-/// The last row about each thing.
+/// Last row about each thing.
 #[derive(Default)]
 struct LatestRows {
     nodes: BTreeMap<NodeId, NodeRow>,
@@ -90,17 +87,18 @@ impl LatestRows {
     }
 }
 
-/// Whether the numbers of a lease are such that counting can go on after them.
+/// Whether the numbers of a lease leave room to count on.
 fn has_valid_numbers(row: &LeaseRow) -> bool {
     let token = row.token.map_or(0, |token| token.0);
     row.id.0.max(row.seq).max(token) < limits::MAX_COUNT
 }
 
 impl Pool {
-    /// The pool that left these rows, in the order they were left, and what of them could not be taken.
+    /// Restores a pool from its rows, in the order they were written, and returns the rows that could not be restored.
     ///
-    /// Every lease gets one full ttl from `now`. A device takes no new work until its node is seen again: send health and
-    /// readings first, so that nobody is granted a sick device in between. `policies` are used where no row holds any.
+    /// Every lease gets one full ttl from `now`. A device takes no new work until its node is seen again: send health
+    /// and readings first, so that no lease is granted an unhealthy device in between. `policies` apply if no row holds
+    /// any.
     pub fn restore(
         settings: PoolSettings,
         policies: Policies,
@@ -232,7 +230,7 @@ impl Pool {
         Ok(state)
     }
 
-    /// Whether what a lease holds can be held: known devices of one node, not promised beyond the whole already.
+    /// Checks that the promises of a lease are possible: known devices of one node, not promised beyond a whole.
     fn check_promises(&self, row: &LeaseRow) -> Result<(), &'static str> {
         let node = row.node.filter(|node| self.inventory.nodes.contains(node.0)).ok_or("its node is not known")?;
         let mut seen = BTreeSet::new();
@@ -261,7 +259,7 @@ impl Pool {
     }
 }
 
-/// Whether what a row says of a lease can be true together.
+/// Checks that the fields of a row are consistent.
 fn check_state(row: &LeaseRow) -> Result<(), &'static str> {
     let was_granted = row.token.is_some() && row.granted_at.is_some() && row.decision.is_some();
     if row.state.is_granted() && !was_granted {

@@ -1,13 +1,13 @@
-//! Whose turn it is.
+//! Order in which waiting requests are served.
 //!
-//! Waiting requests are looked at in order, by lanes. One that finds a place gets it. One that does not is *passed*: from
-//! then on in this pass nobody may take a device (or host) it could use, so nobody who came later can delay it. The one
-//! exception is a lease that is certain to end, by its `max_duration`, before the passed request can be certain to start.
-//! A request held back by its owner's quota is passed without that protection.
+//! A pass visits waiting requests in order, by lanes. A request that finds devices is granted. One that does not is
+//! *passed*: for the rest of the pass, every device and host it could use is reserved, so no later request can delay
+//! it. The one exception is a lease that is certain to end, by its `max_duration`, before the passed request is certain
+//! to start. A request held back by its owner's quota reserves nothing.
 //!
-//! A batch ends with such a pass. A newcomer within a batch is placed at once where it keeps off everything that those
-//! before it could use, whether or not they could have it now: some of them may go only when the batch ends, because of
-//! what an earlier command of the batch freed.
+//! Each batch ends with such a pass. A new request within a batch is placed at once if it avoids everything that
+//! earlier waiters could use, available or not: some of them may start only when the batch ends, because of an earlier
+//! command of the batch.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::units::{Millis, PoolTime, Share};
 
 use super::Pool;
 
-/// A request as the queue sees it.
+/// Terms under which a request is queued and granted.
 #[derive(Debug, Clone)]
 pub(super) struct RequestTerms {
     pub class: RequestClassId,
@@ -33,12 +33,12 @@ pub(super) struct RequestTerms {
     pub policy: Arc<str>,
 }
 
-/// Classes that found no place in a pass, and what must be left alone for them.
+/// Classes that found no place in a pass, and the capacity reserved for them.
 #[derive(Default)]
 struct PassedClasses {
     classes: Vec<RequestClassId>,
     reserved: ReservedCapacity,
-    /// When each class is certain to start, where that was worked out since the last grant.
+    /// Certain start of each class, if it was computed since the last grant.
     starts: Vec<Option<Option<PoolTime>>>,
 }
 
@@ -51,7 +51,7 @@ impl PassedClasses {
 }
 
 impl Pool {
-    /// A place for a request that just came, which passes nobody unduly.
+    /// Finds a placement for a new request that delays no earlier one.
     pub(super) fn find_on_arrival(
         &mut self,
         terms: &RequestTerms,
@@ -75,13 +75,13 @@ impl Pool {
             .take(limits::MAX_LANES_PER_PASS + 1)
             .collect();
         if ahead.len() > limits::MAX_LANES_PER_PASS {
-            // Too many for a newcomer to look at; a pass does not count those a quota holds back.
+            // Too many lanes to check on arrival; a pass does not count those that a quota holds back.
             self.needs_pass = true;
             return None;
         }
         let mut passed = PassedClasses::default();
         for (class, owner) in ahead {
-            // The last pass may have ended before it came to this one, and facts may have changed since.
+            // The last pass may have ended before this class, and facts may have changed since.
             self.classes.refresh(class, &self.inventory);
             if !passed.classes.contains(&class) && self.quota_excess(owner, class).is_none() {
                 passed.add(class, self.classes.get(class), &self.inventory);
@@ -90,9 +90,9 @@ impl Pool {
         self.find_past_waiters(terms.class, &mut passed, terms.max_duration, QueueTurn::OnArrival)
     }
 
-    /// Gives everybody who waits and can go now what they wait for.
+    /// Grants every waiting request that can start now.
     pub(super) fn serve_waiters(&mut self, out: &mut ApplyOutcome) {
-        // A pass may stir again only by a grant that changed a quota or the order, so this ends with the queue.
+        // A pass requests another one only by a grant that changed a quota or the order, so this ends with the queue.
         while std::mem::take(&mut self.needs_pass) && !self.queue.is_empty() {
             self.run_pass(out);
         }
@@ -119,7 +119,7 @@ impl Pool {
             }
             let is_passed = passed.classes.contains(&class);
             if is_passed && self.classes.get(class).shape.gpus > 0 {
-                // Another request of its class was passed, and claims everything that this one could use.
+                // A passed request of this class already claims everything that this one could use.
                 continue;
             }
             let terms = self.current_terms(id, class, owner, key.0.0);
@@ -132,7 +132,8 @@ impl Pool {
                     self.grant(id, &terms, placement, turn, out);
                     passed.starts.fill(None);
                     if self.owners.fairness_of(owner, &self.policies) < key.1 {
-                        // A new period began: this owner's lanes are now further ahead, maybe where nobody looks again.
+                        // A new period began: this owner's lanes moved ahead, perhaps to a part that was already
+                        // visited.
                         self.needs_pass = true;
                         return;
                     }
@@ -148,8 +149,8 @@ impl Pool {
         }
     }
 
-    /// A place for `class` that keeps off everything the passed classes could use; or, failing that, only what those
-    /// could use that may start before the lease is certain to end.
+    /// Finds a placement for `class` outside everything that the passed classes could use; else outside everything that
+    /// classes could use which may start before the lease is certain to end.
     fn find_past_waiters(
         &mut self,
         class: RequestClassId,
@@ -176,7 +177,7 @@ impl Pool {
         Some((self.search(class, &blocking.reserved)?, QueueTurn::EndsBeforeOthersStart))
     }
 
-    /// Whether any device has as much free as the class takes; a quick look that says nothing about the rest.
+    /// Whether any device has enough free share for the class; a quick check that ignores everything else.
     fn may_have_free_device(&self, id: RequestClassId) -> bool {
         let class = self.classes.get(id);
         let room = |need: &DeviceNeed| self.inventory.kind_index(need.kind).max_free_share() >= need.share;
@@ -204,7 +205,7 @@ impl Pool {
         search.find()
     }
 
-    /// Whether no kind of device with anything free is left for those who come after the passed classes.
+    /// Whether every kind of device with free share is reserved for the passed classes.
     fn is_all_reserved(&self, passed: &PassedClasses) -> bool {
         self.waiting_needs.gpu_optional == 0
             && (0..self.inventory.kinds.len() as u32).map(DeviceKindId).all(|kind| {
@@ -212,7 +213,7 @@ impl Pool {
             })
     }
 
-    /// Gives a place to a lease that waits or has just been made.
+    /// Grants a placement to a waiting or new lease.
     pub(super) fn grant(
         &mut self,
         id: LeaseId,
@@ -247,7 +248,7 @@ impl Pool {
         lease.decision = Some(decision.clone());
         if lease.request.hedged {
             lease.state = LeaseState::Offered;
-            // Others count on a certain end, so an offer is not held beyond it either.
+            // Other requests rely on the certain end, so an offer is not held beyond it either.
             let held = now.after(limits::OFFER_LIFETIME);
             let until = lease.hard_end.map_or(held, |end| end.min(held));
             out.effects.push(PoolEffect::Offered { lease: id, token, until, decision });
@@ -281,7 +282,7 @@ impl Pool {
         class.waiter_count += 1;
     }
 
-    /// Whether it can be served though others claim every GPU: it wants none, or is certain to end.
+    /// Whether it may start even if all GPUs are reserved: it needs none, or is certain to end.
     fn is_free_gpu_optional(&self, id: LeaseId, class: RequestClassId) -> bool {
         let request = &self.leases[&id].request;
         self.classes.get(class).shape.gpus == 0 || self.policies.policy_for(request).hold_limit(request).is_some()
@@ -299,7 +300,7 @@ impl Pool {
         }
     }
 
-    /// Queues everybody anew, under policies that have just changed.
+    /// Queues all waiters again after a change of policies.
     pub(super) fn requeue_all(&mut self) {
         let waiting: Vec<LeaseId> =
             self.leases.values().filter(|lease| lease.state == LeaseState::Queued).map(|lease| lease.id).collect();
@@ -344,15 +345,15 @@ impl Pool {
     }
 }
 
-// When a waiting class is certain to find a place: what backfill must not put off.
+// Certain starts of waiting classes, which backfill must not delay.
 //
-// Only ends that were promised count (`max_duration`, an announced revocation), never a heartbeat that may go on.
+// Only promised ends count (`max_duration`, an announced revocation), never a heartbeat, which may go on.
 
 impl Pool {
-    /// When a class is certain to find a place, counting on ends that are certain; `None` where none is.
+    /// Returns the time at which a class is certain to find a place, by certain ends only; `None` if there is none.
     ///
-    /// What drains, or is closed for a reason that may pass at any moment, may be had at any moment: then it is now. A
-    /// device above its own thresholds is not counted on.
+    /// Devices that drain, or are closed for a reason that may pass at any moment, count as free now. Devices above the
+    /// class's own thresholds do not count.
     fn certain_start(&self, id: RequestClassId) -> Option<PoolTime> {
         let class = self.classes.get(id);
         let hosts = self.inventory.nodes.iter().filter(|(_, slot)| class.fits_shape(slot.shape));
@@ -377,7 +378,7 @@ impl Pool {
         Some(devices.max(self.host_free_at(shape, node)?))
     }
 
-    /// When a device is certain to have room for what a class takes of it.
+    /// Returns the time at which a device is certain to have room for a need.
     pub(super) fn device_free_at(&self, need: &DeviceNeed, device: DeviceId, slot: &DeviceSlot) -> Option<PoolTime> {
         let free = (u64::from((Share::WHOLE - slot.promised).0), slot.unpromised_memory().0);
         let mut ends = Vec::new();
@@ -406,7 +407,7 @@ impl Pool {
         self.enough_at((cpus.0, memory.0), (shape.cpus.0, shape.host_memory.0), ends)
     }
 
-    /// When two amounts that are free now, and what comes back at each end, come to what is needed.
+    /// Returns the time at which two free amounts, with the amounts that return at each end, reach the need.
     fn enough_at(&self, free: (u64, u64), need: (u64, u64), mut ends: Vec<(PoolTime, u64, u64)>) -> Option<PoolTime> {
         ends.sort_unstable();
         let (mut at, mut free, mut ends) = (self.now, free, ends.into_iter());

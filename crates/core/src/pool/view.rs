@@ -1,4 +1,4 @@
-//! Looking at a pool without changing it, and why a request waits, as data and as a sentence.
+//! Read-only views of a pool, and the reasons why a request waits, as data and as text.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::units::{Bytes, MilliCpus, Millis, Percent, PoolTime, Share};
 
 use super::Pool;
 
-/// A device, as it is now.
+/// Current state of a device.
 #[derive(Debug, Clone)]
 pub struct DeviceView {
     pub device: DeviceId,
@@ -28,27 +28,27 @@ pub struct DeviceView {
     pub facts: Arc<DeviceFacts>,
     pub health: DeviceHealth,
     pub cordon: CordonState,
-    /// Why it takes no new work, if so.
+    /// Reason why it takes no new work, if any.
     pub closed: Option<DeviceClosure>,
-    /// What is promised of it.
+    /// Promised share.
     pub promised: Share,
-    /// What is promised of its memory.
+    /// Promised device memory.
     pub promised_memory: Bytes,
-    /// Who holds it, or drains on it.
+    /// Leases that hold it or drain on it.
     pub leases: Vec<LeaseId>,
-    /// What no lease explains.
+    /// Load that no lease explains.
     pub foreign: Option<ForeignLoad>,
-    /// Memory % in use, promises counted as used.
+    /// Memory % in use, with promises counted as used.
     pub memory_percent: Percent,
-    /// Utilization %, promises counted as used.
+    /// Utilization %, with promises counted as used.
     pub utilization_percent: Percent,
-    /// Its temperature in °C, where it reports one.
+    /// Temperature in °C, if reported.
     pub temperature_c: Option<i16>,
-    /// When it was last read.
+    /// Time of the last reading.
     pub read_at: Option<PoolTime>,
 }
 
-/// A node, as it is now.
+/// Current state of a node.
 #[derive(Debug, Clone)]
 pub struct NodeView {
     pub node: NodeId,
@@ -60,12 +60,12 @@ pub struct NodeView {
 }
 
 impl Pool {
-    /// A lease, if it is live or still remembered.
+    /// Returns a lease if it is live or still remembered.
     pub fn lease(&self, id: LeaseId) -> Option<&Lease> {
         self.leases.get(&id).map(|lease| &**lease)
     }
 
-    /// The lease that an owner's request with this key became.
+    /// Returns the lease of an owner's request with this key.
     pub fn lease_by_key(&self, owner: &Arc<str>, key: &Arc<str>) -> Option<&Lease> {
         self.lease(*self.keys.get(&(owner.clone(), key.clone()))?)
     }
@@ -119,12 +119,12 @@ impl Pool {
         self.inventory.nodes.iter().filter_map(|(number, _)| self.node(NodeId(number)))
     }
 
-    /// The device of a node with this identity.
+    /// Returns the device with this identity on a node.
     pub fn device_by_identity(&self, node: NodeId, identity: &DeviceIdentity) -> Option<DeviceId> {
         self.inventory.device_by_identity(node, identity)
     }
 
-    /// The device with this small number on its node.
+    /// Returns the device with this number on a node.
     pub fn device_with_gpu_id(&self, node: NodeId, gpu_id: GpuId) -> Option<DeviceId> {
         self.inventory.device_with_gpu_id(node, gpu_id)
     }
@@ -133,18 +133,18 @@ impl Pool {
         self.inventory.node_by_name(name)
     }
 
-    /// Returns the devices that changed since the last call, each once, and starts a new list. A device that was
-    /// forgotten is listed too; [`Pool::device`] has none then, or the new device that took its number.
+    /// Returns the devices that changed or were removed since the last call, each once. For a removed one,
+    /// [`Pool::device`] returns `None` or the new device that took its number.
     pub fn take_touched_devices(&mut self) -> Vec<DeviceId> {
         self.inventory.take_touched()
     }
 
-    /// The token the next grant gets: every one before it was given out.
+    /// Returns the token of the next grant; all smaller ones were issued.
     pub fn next_token(&self) -> Token {
         Token(self.counters.next_token)
     }
 
-    /// Grows whenever strategies that look ahead take over a new workload.
+    /// Grows whenever a new workload is adopted for the strategies that use it.
     pub fn workload_version(&self) -> u64 {
         self.workload.version
     }
@@ -153,48 +153,48 @@ impl Pool {
         &self.policies
     }
 
-    /// What each owner used in its period, up to the last change of what it holds.
+    /// Returns the use of each owner in its period, up to the last change of its held share.
     pub fn usage(&self) -> impl Iterator<Item = UsageRow> {
         self.owners.accounts().iter().map(OwnerAccount::row)
     }
 }
 
-/// Where a request stands in the queue, and why it waits.
+/// Queue position of a request and the reasons why it waits.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WaitExplanation {
-    /// 1 for the next one.
+    /// Position, 1 for the next request.
     pub position: usize,
-    /// What stands in the way, the most telling first.
+    /// Reasons, the most important first.
     pub reasons: Vec<WaitReason>,
 }
 
-/// Something that stands in a request's way.
+/// Reason why a request waits.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitReason {
-    /// Its owner holds as much as it may.
+    /// Its owner holds its whole quota.
     QuotaHeld { held: Share, quota: Share },
     /// Its owner used up the GPU-hours of this period.
     QuotaHours { next_in: Millis },
-    /// Not enough GPUs that fit are free on one node.
+    /// Not enough matching GPUs are free on one node.
     NeedsGpus {
         needed: u16,
         free: u16,
         share: Share,
-        /// When the first more is free at the latest, where that is certain.
+        /// Latest time at which one more is free, if that is certain.
         due_in: Option<Millis>,
     },
-    /// GPUs that would do take no new work (cordoned, hot, unhealthy, lost, quarantined).
+    /// Matching GPUs take no new work (cordoned, hot, unhealthy, lost, quarantined).
     Closed { gpus: u16 },
-    /// GPUs that would do are used by processes without a lease, or cannot be judged.
+    /// Matching GPUs carry foreign load, or have no usable reading.
     ForeignLoad { gpus: u16 },
-    /// Not enough host CPUs are free where GPUs are.
+    /// Not enough host CPUs are free on nodes with free GPUs.
     NeedsCpus { needed: MilliCpus, free: MilliCpus },
-    /// Not enough host memory is free where GPUs are.
+    /// Not enough host memory is free on nodes with free GPUs.
     NeedsHostMemory { needed: Bytes, free: Bytes },
     /// GPUs, CPUs and memory are free, but on different nodes.
     NeedsTogether { gpus: u16, cpus: MilliCpus, host_memory: Bytes },
-    /// There would be room, but requests before it could use it.
+    /// There is room, but earlier requests could use it.
     Behind { ahead: usize },
 }
 
@@ -234,7 +234,7 @@ impl fmt::Display for WaitReason {
     }
 }
 
-/// Memory in GiB where that is a whole number, else in MiB.
+/// Formats memory in GiB if that is a whole number, else in MiB.
 fn in_gib(memory: Bytes) -> String {
     let mib = memory.as_mib();
     if mib > 0 && mib.is_multiple_of(1024) { format!("{} GiB", mib / 1024) } else { memory.to_string() }
@@ -251,7 +251,7 @@ impl fmt::Display for WaitExplanation {
 }
 
 impl Pool {
-    /// Why a lease waits; `None` where it does not.
+    /// Returns the reasons why a lease waits, or `None` if it does not wait.
     pub fn explain(&self, id: LeaseId) -> Option<WaitExplanation> {
         let lease = self.leases.get(&id).filter(|lease| lease.state == LeaseState::Queued)?;
         let policy = self.policies.policy_for(&lease.request);
@@ -259,7 +259,7 @@ impl Pool {
         let owner = self.owners.find(&lease.request.owner)?;
         let priority = lease.request.priority.saturating_add(policy.priority_boost);
         let ahead = self.queue.count_ahead_of((owner, class), priority, lease.seq);
-        // The last pass may have ended before it came to this class, and facts may have changed since.
+        // The last pass may have ended before this class, and facts may have changed since.
         let class = &self.classes.get_fresh(class, &self.inventory);
 
         let mut reasons = Vec::new();
@@ -285,7 +285,7 @@ impl Pool {
         })
     }
 
-    /// What is short for a class, were it alone in the queue.
+    /// Returns the shortages of a class as if it were alone in the queue.
     fn shortage_reasons(&self, class: &RequestClass) -> Vec<WaitReason> {
         let mut shortages = ResourceShortages::default();
         for (number, slot) in self.inventory.nodes.iter() {
@@ -333,7 +333,7 @@ impl Pool {
                 && slot.unpromised_memory() >= need.memory
                 && class.shape.max_allocations.is_none_or(|most| slot.leases.len() < usize::from(most));
             if !room {
-                // Now is when what drains may be gone, which is not certain.
+                // `now` stands for draining devices, whose end is not certain.
                 let due = self.device_free_at(need, device, slot).filter(|due| *due > self.now);
                 shortages.first_due = [shortages.first_due, due].into_iter().flatten().min();
                 continue;
