@@ -126,14 +126,14 @@ impl RequestClasses {
     pub fn get(&self, id: RequestClassId) -> &RequestClass {
         match &self.classes[id.0 as usize] {
             Some(class) => class,
-            None => unreachable!("class {} is kept while it is used", id.0),
+            None => unreachable!("class {} exists while it is used", id.0),
         }
     }
 
     pub fn get_mut(&mut self, id: RequestClassId) -> &mut RequestClass {
         match &mut self.classes[id.0 as usize] {
             Some(class) => class,
-            None => unreachable!("class {} is kept while it is used", id.0),
+            None => unreachable!("class {} exists while it is used", id.0),
         }
     }
 

@@ -93,7 +93,7 @@ pub enum CommandDenied {
     #[error("policy {policy:?}: {rule}")]
     Policy { policy: Arc<str>, rule: PolicyViolation },
     /// The devices of this pool can never satisfy it.
-    #[error("can never be satisfied here: {0}")]
+    #[error("this pool can never satisfy the request: {0}")]
     Unsatisfiable(Unsatisfiable),
     /// No capacity now, and the request does not wait.
     #[error("no capacity now, and the request does not wait")]
@@ -102,19 +102,19 @@ pub enum CommandDenied {
     #[error("the queue is full ({limit} requests wait)")]
     QueueFull { limit: usize },
     /// The lease does not exist or was forgotten.
-    #[error("there is no lease {0}")]
+    #[error("lease {0} does not exist")]
     UnknownLease(LeaseId),
     /// The token belongs to another lease.
-    #[error("the token of lease {lease} is not {presented}")]
+    #[error("token {presented} does not belong to lease {lease}")]
     Stale { lease: LeaseId, presented: Token },
     #[error("lease {0} has ended")]
     Ended(LeaseId),
     /// The lease is not granted, or its offer is not confirmed.
     #[error("lease {0} is not granted yet")]
     NotGranted(LeaseId),
-    #[error("there is no device {0}")]
+    #[error("device {0} does not exist")]
     UnknownDevice(DeviceId),
-    #[error("there is no node {0}")]
+    #[error("node {0} does not exist")]
     UnknownNode(NodeId),
     #[error("device {device} cannot be forgotten: {why}")]
     DeviceInUse { device: DeviceId, why: InUseReason },
@@ -131,7 +131,7 @@ pub enum InUseReason {
     Draining(LeaseId),
     #[error("it is quarantined because processes of lease {0} stayed")]
     Quarantined(LeaseId),
-    #[error("it is there and would be registered again; it can be forgotten once it is lost or its node is down")]
+    #[error("it is present and would be registered again; forget it once it is lost or its node is down")]
     Present,
 }
 
@@ -139,39 +139,39 @@ pub enum InUseReason {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unsatisfiable {
     /// The pool has no devices.
-    #[error("there are no GPUs")]
+    #[error("the pool has no GPUs")]
     NoDevices,
     /// No device matches the selector.
     #[error("no GPU matches the selection")]
     NothingSelected,
     /// No node has this many matching devices.
-    #[error("{wanted} GPUs on one node are asked for, the largest has {most} that match")]
+    #[error("{wanted} GPUs on one node requested; the largest node has {most} that match")]
     TooManyGpus { wanted: u16, most: u16 },
     /// No matching device has this much memory.
-    #[error("{wanted} of GPU memory are asked for, the largest matching GPU can promise {most}")]
+    #[error("{wanted} of GPU memory requested; the largest matching GPU has {most}")]
     TooMuchMemory { wanted: Bytes, most: Bytes },
     /// The matching devices do not report their memory.
-    #[error("the matching GPUs do not report their memory (unified memory): ask for a fraction instead")]
+    #[error("the matching GPUs do not report their memory (unified memory); ask for a fraction instead")]
     MemoryUnknown,
     /// The matching devices are indivisible partitions.
-    #[error("the matching GPUs come only in parts of {part}: ask for that fraction (1 is a whole GPU)")]
+    #[error("the matching GPUs are indivisible parts of {part}; ask for that fraction (1 is a whole GPU)")]
     Indivisible {
         /// Largest partition, as a share of a whole GPU.
         part: Share,
     },
     /// No matching device supports this isolation.
-    #[error("no matching GPU can give isolation {0}; none and time-slicing are always possible")]
+    #[error("no matching GPU supports isolation {0}; none and time-slicing are always possible")]
     Isolation(IsolationLevel),
     /// No node has this many CPUs.
-    #[error("{wanted} host CPUs are asked for, the largest matching node has {most}")]
+    #[error("{wanted} host CPUs requested; the largest matching node has {most}")]
     TooManyCpus { wanted: MilliCpus, most: MilliCpus },
     /// No node has this much memory.
-    #[error("{wanted} of host memory are asked for, the largest matching node has {most}")]
+    #[error("{wanted} of host memory requested; the largest matching node has {most}")]
     TooMuchHostMemory { wanted: Bytes, most: Bytes },
     /// The request exceeds the owner's quota by itself.
-    #[error("{wanted} GPUs are asked for, the owner's quota is {quota}")]
+    #[error("{wanted} GPUs requested; the owner's quota is {quota}")]
     OverQuota { wanted: Share, quota: Share },
     /// Every requirement can be met on some node, but no node meets all of them.
-    #[error("no node has the GPUs, CPUs and memory together")]
+    #[error("no single node has the GPUs, CPUs and memory")]
     NotTogether,
 }

@@ -193,13 +193,13 @@ pub enum PolicyViolation {
     MinShare { asked: Share, least: Share },
     #[error("fraction: {asked} is not allowed, it must be at most {most}")]
     MaxShare { asked: Share, most: Share },
-    #[error("memory_mib: {asked} are not allowed, it must be at most {most}")]
+    #[error("memory_mib: {asked} is not allowed, it must be at most {most}")]
     MaxMemory { asked: Bytes, most: Bytes },
-    #[error("parts of a GPU are not allowed, leave out fraction, memory_mib and sharing for a whole one")]
+    #[error("parts of a GPU are not allowed; leave out fraction, memory_mib and sharing")]
     SharingAllowed,
     #[error("isolation: {0} is not allowed here")]
     IsolationAllowed(IsolationLevel),
-    #[error("max_duration_secs: {asked} are not allowed, it must be at most {most}")]
+    #[error("max_duration_secs: {asked} is not allowed, it must be at most {most}")]
     MaxDuration { asked: Millis, most: Millis },
 }
 

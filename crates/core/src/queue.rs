@@ -120,7 +120,7 @@ impl RequestQueue {
     pub fn lane(&self, id: QueueLaneId) -> &QueueLane {
         match &self.lanes[id.0 as usize] {
             Some(lane) => lane,
-            None => unreachable!("a lane is kept while somebody waits in it"),
+            None => unreachable!("a lane exists while it has waiters"),
         }
     }
 
@@ -149,9 +149,7 @@ impl RequestQueue {
     }
 
     fn update_lane<R>(&mut self, id: QueueLaneId, change: impl FnOnce(&mut QueueLane) -> R) -> R {
-        let Some(lane) = &mut self.lanes[id.0 as usize] else {
-            unreachable!("a lane is kept while somebody waits in it")
-        };
+        let Some(lane) = &mut self.lanes[id.0 as usize] else { unreachable!("a lane exists while it has waiters") };
         let before = lane.rank(id);
         let result = change(lane);
         let after = lane.rank(id);

@@ -246,10 +246,10 @@ impl Request {
             return fail("memory_mib", &0, "at least 1");
         }
         if self.gpus == 0 && self.cpus.is_zero() && self.host_memory.is_zero() {
-            return fail("gpus", &0, "at least 1, unless cpus or host_memory_mib is asked for");
+            return fail("gpus", &0, "at least 1, unless cpus or host_memory_mib is given");
         }
         if self.gpus == 0 && self.amount != RequestedAmount::Whole {
-            return fail("gpus", &0, "at least 1 where a fraction, memory_mib or sharing is asked for");
+            return fail("gpus", &0, "at least 1 with fraction, memory_mib or sharing");
         }
         for (field, percent) in [
             ("memory_threshold", self.thresholds.map(|t| t.memory)),

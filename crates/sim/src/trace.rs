@@ -117,7 +117,7 @@ impl TraceFolder {
             }
             let (gpus, share): (u16, u32) = (row.number(3)?, row.number(4)?);
             if share > Share::WHOLE.0 || (gpus == 0) != (share == 0) || (gpus > 1 && share != Share::WHOLE.0) {
-                return Err(row.error(format!("{gpus} GPUs of {share} thousandths are not a task")));
+                return Err(row.error(format!("{gpus} GPUs of {share} thousandths is not a valid task")));
             }
             types.push(TaskType {
                 cpus: MilliCpus(row.number(1)?),
@@ -138,7 +138,7 @@ impl TraceFolder {
         let mut lines = text.lines();
         let mut numbers = |line: usize, below: usize| -> Result<Vec<usize>, TraceError> {
             let wrong = |what| TraceError::Line { path: path.clone(), line, what };
-            let words = lines.next().ok_or_else(|| wrong("the line is missing".into()))?.split_ascii_whitespace();
+            let words = lines.next().ok_or_else(|| wrong("missing line".into()))?.split_ascii_whitespace();
             let number = |word: &str| match word.parse::<usize>() {
                 Ok(number) if number < below => Ok(number),
                 _ => Err(wrong(format!("{word:?} is not a number below {below}"))),
@@ -179,7 +179,7 @@ fn rows<'a>(path: &'a Path, text: &'a str, columns: &[&str]) -> Result<Vec<Trace
     let header: Vec<&str> = lines.next().map(|(_, line)| line.split(',').collect()).unwrap_or_default();
     let find = |column: &&str| {
         let found = header.iter().position(|name| name.trim() == *column);
-        found.ok_or_else(|| wrong(1, format!("there is no column {column:?}")))
+        found.ok_or_else(|| wrong(1, format!("missing column {column:?}")))
     };
     let positions = columns.iter().map(find).collect::<Result<Vec<_>, _>>()?;
     let mut rows = Vec::new();
@@ -203,11 +203,11 @@ impl TraceCsvRow<'_> {
     }
 
     fn number<T: FromStr>(&self, cell: usize) -> Result<T, TraceError> {
-        self.cells[cell].parse().map_err(|_| self.error(format!("{:?} is not a number that fits", self.cells[cell])))
+        self.cells[cell].parse().map_err(|_| self.error(format!("{:?} is not a number in range", self.cells[cell])))
     }
 
     fn mib(&self, cell: usize) -> Result<Bytes, TraceError> {
-        Bytes::from_mib(self.number(cell)?).ok_or_else(|| self.error(format!("{} MiB are too many", self.cells[cell])))
+        Bytes::from_mib(self.number(cell)?).ok_or_else(|| self.error(format!("{} MiB is too much", self.cells[cell])))
     }
 
     fn error(&self, what: String) -> TraceError {

@@ -85,7 +85,7 @@ impl DeviceKindIndex {
             IndexOrder::LeastFree | IndexOrder::LeastLoaded | IndexOrder::LeastUsed => (u64::MAX, DeviceId(u32::MAX)),
         };
         let set = self.orders[order as usize].as_ref();
-        debug_assert!(set.is_some(), "{order:?} was not prepared");
+        debug_assert!(set.is_some(), "{order:?} was not built");
         set.into_iter().flat_map(move |set| set.range(start..end)).map(|(_, device)| *device)
     }
 
@@ -124,7 +124,7 @@ impl DeviceKindIndex {
         for (order, set) in ORDERS.into_iter().zip(&self.orders) {
             for &(stored, id) in set.iter().flatten() {
                 if index_key(order, id, &devices[id.0]) != Some((stored, id)) {
-                    return Err(format!("device {id} is at the wrong place of {order:?}"));
+                    return Err(format!("device {id} is at the wrong position in {order:?}"));
                 }
             }
         }

@@ -297,16 +297,16 @@ impl DeviceInventory {
                 && self.node(slot.node).up == slot.node_up
         };
         if let Some((id, slot)) = self.devices.iter().find(|(id, slot)| !is_known(DeviceId(*id), slot)) {
-            return Err(format!("device {id} is not where it can be found: {slot:?}"));
+            return Err(format!("device {id} is not indexed: {slot:?}"));
         }
         let count = self.devices.len();
         let on_nodes: usize = self.nodes.iter().map(|(_, node)| node.devices.len()).sum();
         if [self.identities.len(), self.gpu_ids.len(), on_nodes] != [count; 3] {
-            return Err(format!("{count} devices, and something is kept of others: {:?}", self.gpu_ids));
+            return Err(format!("{count} devices, but indexes contain others: {:?}", self.gpu_ids));
         }
         let is_named = |(id, node): (u32, &NodeSlot)| self.node_by_name(&node.facts.name) == Some(NodeId(id));
         if self.node_names.len() != self.nodes.len() || !self.nodes.iter().all(is_named) {
-            return Err(format!("nodes are not known by their names: {:?}", self.node_names));
+            return Err(format!("nodes are not indexed by name: {:?}", self.node_names));
         }
         if self.is_fresh() {
             for index in &self.indexes {

@@ -79,7 +79,7 @@ impl<T> Index<u32> for SlotTable<T> {
     fn index(&self, number: u32) -> &T {
         match &self.slots[number as usize] {
             Some(entry) => entry,
-            None => unreachable!("number {number} is vacant and still referred to"),
+            None => unreachable!("number {number} is vacant but still in use"),
         }
     }
 }
@@ -88,7 +88,7 @@ impl<T> IndexMut<u32> for SlotTable<T> {
     fn index_mut(&mut self, number: u32) -> &mut T {
         match &mut self.slots[number as usize] {
             Some(entry) => entry,
-            None => unreachable!("number {number} is vacant and still referred to"),
+            None => unreachable!("number {number} is vacant but still in use"),
         }
     }
 }

@@ -272,7 +272,7 @@ impl Pool {
     fn lease_mut(&mut self, lease: LeaseId) -> &mut Lease {
         match self.leases.get_mut(&lease) {
             Some(lease) => lease,
-            None => unreachable!("lease {lease} is kept while anything refers to it"),
+            None => unreachable!("lease {lease} exists while anything refers to it"),
         }
     }
 
@@ -355,7 +355,7 @@ impl Pool {
                 (cpus + lease.request.cpus, memory + lease.request.host_memory)
             });
             if (slot.cpus_promised, slot.memory_promised) != (cpus, memory) {
-                return Err(format!("node {number}: host expected {cpus}/{memory}, slot {slot:?}"));
+                return Err(format!("node {number}: expected {cpus}/{memory} of the host, slot {slot:?}"));
             }
         }
         Ok(())
@@ -382,7 +382,7 @@ impl Pool {
             if let Some(at) = lease.deadline {
                 deadlines += 1;
                 if !self.deadlines.contains(&(at, id)) {
-                    return Err(format!("the deadline of lease {id} is not kept"));
+                    return Err(format!("the deadline of lease {id} is not listed"));
                 }
             }
         }
@@ -391,7 +391,7 @@ impl Pool {
         }
         for account in self.owners.accounts() {
             if account.held != held.remove(&*account.name).unwrap_or(0) {
-                return Err(format!("{} holds something else than {}", account.name, account.held));
+                return Err(format!("{} does not hold {}", account.name, account.held));
             }
         }
         match held.values().all(|held| *held == 0) {

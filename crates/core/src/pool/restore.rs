@@ -19,7 +19,7 @@ use super::{Pool, PoolSettings};
 /// Row that could not be restored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
-    #[error("node row {0}: its name is another's, or its number is far beyond those before")]
+    #[error("node row {0}: its name is taken, or its number is far beyond the others")]
     Node(NodeId),
     #[error("device row {device}: {why}")]
     Device { device: DeviceId, why: &'static str },
@@ -51,7 +51,7 @@ impl LatestRows {
         for row in rows {
             match row {
                 PoolRow::Lease(row) if !has_valid_numbers(&row) => {
-                    bad.push(RestoreError::Lease { lease: row.id, why: "a number of it is out of range" });
+                    bad.push(RestoreError::Lease { lease: row.id, why: "a number is out of range" });
                 }
                 PoolRow::Counters(row) if row.next_lease.max(row.next_token).max(row.next_seq) > limits::MAX_COUNT => {
                     bad.push(RestoreError::Counters);
@@ -149,7 +149,7 @@ impl Pool {
         for row in by_token {
             let (lease, ended_at) = (row.id, row.ended_at);
             if row.state == LeaseState::Queued && !waiting.insert(row.seq) {
-                bad.push(RestoreError::Lease { lease, why: "its place in the queue is another's" });
+                bad.push(RestoreError::Lease { lease, why: "another lease has its queue position" });
                 continue;
             }
             match pool.restore_lease(row, now) {
@@ -168,19 +168,19 @@ impl Pool {
 
     fn restore_device(&mut self, row: DeviceRow) -> Result<(), &'static str> {
         if row.device.0 > self.inventory.devices.span().saturating_add(limits::MAX_VACANT_NUMBERS) {
-            return Err("its number is far beyond those before");
+            return Err("its number is far beyond the others");
         }
         if !self.inventory.nodes.contains(row.node.0) {
-            return Err("its node is not known");
+            return Err("its node is unknown");
         }
         if row.gpu_id.0 > limits::MAX_GPU_ID {
             return Err("its gpu_id is out of range");
         }
         if self.inventory.device_by_identity(row.node, &row.facts.identity).is_some() {
-            return Err("its identity is another device's");
+            return Err("another device has its identity");
         }
         if self.inventory.device_with_gpu_id(row.node, row.gpu_id).is_some() {
-            return Err("its gpu_id is another device's");
+            return Err("another device has its gpu_id");
         }
         self.inventory.insert_device(row.device, row.node, row.gpu_id, row.facts);
         self.inventory.update_device(row.device, |slot| slot.cordon = row.cordon);
@@ -189,7 +189,7 @@ impl Pool {
 
     fn restore_lease(&mut self, row: LeaseRow, now: PoolTime) -> Result<LeaseState, &'static str> {
         if row.request.validate().is_err() {
-            return Err("its request is not valid");
+            return Err("its request is invalid");
         }
         check_state(&row)?;
         let state = row.state;
@@ -197,7 +197,7 @@ impl Pool {
         if holds {
             self.check_promises(&row)?;
         } else if !row.promises.is_empty() {
-            return Err("it holds devices although it is not granted");
+            return Err("it holds devices but is not granted");
         }
         if let Some(key) = &row.key {
             self.keys.entry((row.request.owner.clone(), key.clone())).or_insert(row.id);
@@ -232,21 +232,21 @@ impl Pool {
 
     /// Checks that the promises of a lease are possible: known devices of one node, not promised beyond a whole.
     fn check_promises(&self, row: &LeaseRow) -> Result<(), &'static str> {
-        let node = row.node.filter(|node| self.inventory.nodes.contains(node.0)).ok_or("its node is not known")?;
+        let node = row.node.filter(|node| self.inventory.nodes.contains(node.0)).ok_or("its node is unknown")?;
         let mut seen = BTreeSet::new();
         for promise in row.promises.iter() {
             if !self.inventory.devices.contains(promise.device.0) {
-                return Err("a device of it is not known");
+                return Err("a device is unknown");
             }
             if self.inventory.device(promise.device).node != node {
-                return Err("a device of it is not of its node");
+                return Err("a device is on another node");
             }
             if !seen.insert(promise.device) {
-                return Err("a device of it is named twice");
+                return Err("a device is listed twice");
             }
             let slot = self.inventory.device(promise.device);
             if promise.share.0 == 0 || slot.promised.0.saturating_add(promise.share.0) > Share::WHOLE.0 {
-                return Err("a device of it is promised to others already");
+                return Err("a device is already promised to others");
             }
             if slot.promised_memory.0.checked_add(promise.memory.0).is_none() {
                 return Err("its memory is out of range");
@@ -266,17 +266,17 @@ fn check_state(row: &LeaseRow) -> Result<(), &'static str> {
         return Err("it is granted without a token, a time or a decision");
     }
     if row.state == LeaseState::Queued && (row.token.is_some() || row.node.is_some()) {
-        return Err("it waits and was granted");
+        return Err("it waits but was granted");
     }
     if row.state.is_ended() != row.ended_at.is_some() || row.cause.as_ref().map(EndCause::state) != if_ended(row.state)
     {
-        return Err("its end, its cause and its state do not agree");
+        return Err("its end, cause and state are inconsistent");
     }
     if (row.draining && !row.state.is_ended()) || (row.quarantined && !row.draining) {
-        return Err("it drains and is not over");
+        return Err("it drains but has not ended");
     }
     if row.holder.is_some() && row.state != LeaseState::Active {
-        return Err("it has a holder and is not active");
+        return Err("it has a holder but is not active");
     }
     Ok(())
 }

@@ -202,34 +202,37 @@ impl fmt::Display for WaitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gpus = |n: u16| if n == 1 { "GPU" } else { "GPUs" };
         match self {
-            Self::QuotaHeld { held, quota } => write!(f, "the owner holds {held} of the {quota} GPUs it may hold"),
+            Self::QuotaHeld { held, quota } => write!(f, "the owner holds {held} of its quota of {quota} GPUs"),
             Self::QuotaHours { next_in } => {
-                write!(f, "the owner used up its GPU-hours; the next period starts in {next_in}")
+                write!(f, "the owner has used up its GPU-hours; the next period starts in {next_in}")
             }
             Self::NeedsGpus { needed, free, share, due_in } => {
-                let part = if *share == Share::WHOLE { String::new() } else { format!(" with {share} of it") };
-                write!(f, "needs {needed} free {}{part}, {free} free", gpus(*needed))?;
+                match *share {
+                    Share::WHOLE => write!(f, "needs {needed} free {}", gpus(*needed))?,
+                    share => write!(f, "needs {needed} {} with {share} free", gpus(*needed))?,
+                }
+                write!(f, "; {free} {} free", if *free == 1 { "is" } else { "are" })?;
                 match due_in {
-                    Some(due_in) => write!(f, "; first of them due in ≤ {due_in}"),
+                    Some(due_in) => write!(f, "; the next is due in ≤ {due_in}"),
                     None => Ok(()),
                 }
             }
             Self::Closed { gpus: 1 } => f.write_str("1 matching GPU takes no new work"),
             Self::Closed { gpus } => write!(f, "{gpus} matching GPUs take no new work"),
-            Self::ForeignLoad { gpus: 1 } => f.write_str("1 matching GPU carries load without a lease"),
-            Self::ForeignLoad { gpus } => write!(f, "{gpus} matching GPUs carry load without a lease"),
-            Self::NeedsCpus { needed, free } => write!(f, "needs {needed} host CPUs, {free} free"),
-            Self::NeedsHostMemory { needed, free } => write!(f, "needs {needed} of host memory, {free} free"),
+            Self::ForeignLoad { gpus: 1 } => f.write_str("1 matching GPU is in use without a lease"),
+            Self::ForeignLoad { gpus } => write!(f, "{gpus} matching GPUs are in use without a lease"),
+            Self::NeedsCpus { needed, free } => write!(f, "needs {needed} host CPUs; {free} are free"),
+            Self::NeedsHostMemory { needed, free } => write!(f, "needs {needed} of host memory; {free} is free"),
             Self::NeedsTogether { gpus: needed, cpus, host_memory } => {
                 let mut parts = Vec::new();
                 parts.extend((*needed > 0).then(|| format!("{needed} free {}", gpus(*needed))));
                 parts.extend((!cpus.is_zero()).then(|| format!("{cpus} host CPUs")));
                 parts.extend((!host_memory.is_zero()).then(|| format!("{} of host memory", in_gib(*host_memory))));
                 let last = parts.pop().unwrap_or_default();
-                write!(f, "no single node has {} and {last} together", parts.join(", "))
+                write!(f, "no single node has {} and {last}", parts.join(", "))
             }
-            Self::Behind { ahead: 1 } => f.write_str("there is room, but 1 request before it could use it"),
-            Self::Behind { ahead } => write!(f, "there is room, but {ahead} requests before it could use it"),
+            Self::Behind { ahead: 1 } => f.write_str("there is room, but 1 earlier request is ahead"),
+            Self::Behind { ahead } => write!(f, "there is room, but {ahead} earlier requests are ahead"),
         }
     }
 }

@@ -42,19 +42,19 @@ fn the_row_all_the_bad_ones_are_made_from_is_good() {
 #[test]
 fn a_lease_on_a_device_nobody_knows_is_left_out() {
     let elsewhere = DevicePromise { device: DeviceId(7), share: HALF, memory: Bytes::ZERO };
-    complains(|row| row.promises = Arc::from([elsewhere]), "a device of it is not known");
-    complains(|row| row.node = Some(NodeId(3)), "its node is not known");
-    complains(|row| row.node = None, "its node is not known");
+    complains(|row| row.promises = Arc::from([elsewhere]), "a device is unknown");
+    complains(|row| row.node = Some(NodeId(3)), "its node is unknown");
+    complains(|row| row.node = None, "its node is unknown");
 }
 
 #[test]
 fn a_lease_that_holds_what_others_hold_is_left_out() {
     let taken = DevicePromise { device: DeviceId(0), share: Share(1), memory: Bytes::ZERO };
-    complains(|row| row.promises = Arc::from([taken]), "a device of it is promised to others already");
+    complains(|row| row.promises = Arc::from([taken]), "a device is already promised to others");
     let twice = DevicePromise { device: DeviceId(1), share: HALF, memory: Bytes::ZERO };
-    complains(|row| row.promises = Arc::from([twice, twice]), "a device of it is named twice");
+    complains(|row| row.promises = Arc::from([twice, twice]), "a device is listed twice");
     let nothing = DevicePromise { device: DeviceId(1), share: Share::ZERO, memory: Bytes::ZERO };
-    complains(|row| row.promises = Arc::from([nothing]), "a device of it is promised to others already");
+    complains(|row| row.promises = Arc::from([nothing]), "a device is already promised to others");
 }
 
 #[test]
@@ -63,13 +63,13 @@ fn a_lease_in_a_state_that_cannot_be_is_left_out() {
     complains(|row| row.token = None, ungranted);
     complains(|row| row.granted_at = None, ungranted);
     complains(|row| row.decision = None, ungranted);
-    complains(|row| row.state = LeaseState::Queued, "it waits and was granted");
+    complains(|row| row.state = LeaseState::Queued, "it waits but was granted");
     let held_after_the_end = |row: &mut LeaseRow| {
         end(row);
         row.holder = Some(LeaseHolder::Connection);
     };
-    complains(held_after_the_end, "it has a holder and is not active");
-    complains(|row| row.request = Arc::new(gpus(1_000)), "its request is not valid");
+    complains(held_after_the_end, "it has a holder but is not active");
+    complains(|row| row.request = Arc::new(gpus(1_000)), "its request is invalid");
 }
 
 /// Makes the row one of a lease that was released and drained.
@@ -82,7 +82,7 @@ fn end(row: &mut LeaseRow) {
 
 #[test]
 fn an_end_that_does_not_agree_with_itself_is_left_out() {
-    let disagrees = "its end, its cause and its state do not agree";
+    let disagrees = "its end, cause and state are inconsistent";
     assert_eq!(complaint_about_lease(end), None, "a lease that is over is fine");
     complains(|row| row.cause = Some(EndCause::ByOwner), disagrees);
     complains(|row| row.ended_at = row.granted_at, disagrees);
@@ -94,19 +94,19 @@ fn an_end_that_does_not_agree_with_itself_is_left_out() {
     };
     complains(over(|row| row.cause = None), disagrees);
     complains(over(|row| row.cause = Some(EndCause::Revoked)), disagrees);
-    complains(|row| row.draining = true, "it drains and is not over");
-    complains(over(|row| row.quarantined = true), "it drains and is not over");
+    complains(|row| row.draining = true, "it drains but has not ended");
+    complains(over(|row| row.quarantined = true), "it drains but has not ended");
     let held = DevicePromise { device: DeviceId(1), share: HALF, memory: Bytes::ZERO };
     let still_held = |row: &mut LeaseRow| {
         end(row);
         row.promises = Arc::from([held]);
     };
-    complains(still_held, "it holds devices although it is not granted");
+    complains(still_held, "it holds devices but is not granted");
 }
 
 #[test]
 fn numbers_no_pool_ever_counts_to_are_left_out() {
-    let out_of_range = "a number of it is out of range";
+    let out_of_range = "a number is out of range";
     complains(|row| row.seq = u64::MAX, out_of_range);
     complains(|row| row.token = Some(Token(u64::MAX)), out_of_range);
     let id = complaint_about_lease(|row| row.id = LeaseId(u64::MAX));
@@ -129,7 +129,7 @@ fn two_waiters_at_one_place_of_the_queue_are_one_too_many() {
     let waits = stage.ask(whole());
     stage.rows.push(PoolRow::Lease(LeaseRow { id: LeaseId(9), ..row_of_lease(&stage, waits) }));
     let bad = stage.restart();
-    assert_eq!(bad[0].to_string(), "lease row 9: its place in the queue is another's");
+    assert_eq!(bad[0].to_string(), "lease row 9: another lease has its queue position");
     assert!(stage.is_queued(waits) && stage.pool.waiter_count() == 1);
 }
 
@@ -211,10 +211,10 @@ fn a_device_row_that_does_not_fit_in_is_left_out() {
     };
     let known = DeviceIdentity::Uuid("GPU-a-0".into()).to_string();
     for (row, why) in [
-        (DeviceRow { node: NodeId(9), ..good.clone() }, "its node is not known"),
+        (DeviceRow { node: NodeId(9), ..good.clone() }, "its node is unknown"),
         (DeviceRow { gpu_id: GpuId(u32::MAX), ..good.clone() }, "its gpu_id is out of range"),
-        (DeviceRow { gpu_id: GpuId(1), ..good.clone() }, "its gpu_id is another device's"),
-        (DeviceRow { facts: facts(&known), ..good.clone() }, "its identity is another device's"),
+        (DeviceRow { gpu_id: GpuId(1), ..good.clone() }, "another device has its gpu_id"),
+        (DeviceRow { facts: facts(&known), ..good.clone() }, "another device has its identity"),
     ] {
         let mut stage = Stage::of(2);
         let lease = stage.ask(gpus(2));

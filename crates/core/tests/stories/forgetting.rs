@@ -51,8 +51,8 @@ fn the_denial_says_what_stands_in_the_way() {
     stage.release(lease);
     assert_eq!(
         denied(&mut stage),
-        "device 0 cannot be forgotten: it is there and would be registered again; it can be forgotten once it is lost \
-         or its node is down"
+        "device 0 cannot be forgotten: it is present and would be registered again; forget it once it is lost or \
+         its node is down"
     );
 }
 
@@ -124,7 +124,7 @@ fn a_lease_on_a_device_without_a_row_is_complained_of() {
     let held: Vec<_> = (0..2).map(|_| stage.ask(whole())).collect();
     stage.rows.push(PoolRow::ForgetDevice(DEVICE));
     let bad: Vec<String> = stage.restart().iter().map(ToString::to_string).collect();
-    assert_eq!(bad, ["lease row 0: a device of it is not known"]);
+    assert_eq!(bad, ["lease row 0: a device is unknown"]);
     assert!(stage.pool.lease(held[0]).is_none() && stage.is_active(held[1]));
 }
 

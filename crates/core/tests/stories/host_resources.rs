@@ -22,7 +22,7 @@ fn a_free_gpu_without_free_cpus_is_no_place_and_the_reason_says_so() {
     let mut stage = Stage::of(2);
     let first = stage.ask(Request { cpus: cpus(60), ..whole() });
     let second = stage.ask(Request { cpus: cpus(8), ..whole() });
-    assert_eq!(stage.why(second), "position 1; needs 8 host CPUs, 4 free");
+    assert_eq!(stage.why(second), "position 1; needs 8 host CPUs; 4 are free");
     stage.release(first);
     assert!(stage.is_active(second));
 }
@@ -32,7 +32,7 @@ fn a_free_gpu_without_free_host_memory_is_no_place_and_the_reason_says_so() {
     let mut stage = Stage::of(2);
     stage.ask(Request { host_memory: gib(500), ..whole() });
     let second = stage.ask(Request { host_memory: gib(13), ..whole() });
-    assert_eq!(stage.why(second), "position 1; needs 13312 MiB of host memory, 12288 MiB free");
+    assert_eq!(stage.why(second), "position 1; needs 13312 MiB of host memory; 12288 MiB is free");
 }
 
 #[test]
@@ -109,11 +109,11 @@ fn what_is_free_on_different_nodes_only_is_not_told_as_enough() {
     let waits = stage.ask(Request { cpus: cpus(8), host_memory: gib(64), ..whole() });
     let why = stage.pool.explain(waits).unwrap();
     assert_eq!(why.reasons, [WaitReason::NeedsTogether { gpus: 1, cpus: cpus(8), host_memory: gib(64) }]);
-    let told = "position 1; no single node has 1 free GPU, 8 host CPUs and 64 GiB of host memory together";
+    let told = "position 1; no single node has 1 free GPU, 8 host CPUs and 64 GiB of host memory";
     assert_eq!(why.to_string(), told);
 
     let host_only = stage.ask(host_of(cpus(5), gib(13)));
-    let told = "position 2; no single node has 5 host CPUs and 13 GiB of host memory together";
+    let told = "position 2; no single node has 5 host CPUs and 13 GiB of host memory";
     assert_eq!(stage.why(host_only), told);
     stage.release(on_b);
     assert!(stage.is_active(waits) && stage.is_active(host_only));

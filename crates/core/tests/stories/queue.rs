@@ -43,7 +43,7 @@ fn a_new_request_never_overtakes_a_waiting_one_that_could_use_the_same_gpu() {
     let holder = stage.ask(stays());
     let wants_two = stage.ask(gpus(2));
     let wants_one = stage.ask(whole());
-    assert_eq!(stage.why(wants_one), "position 2; there is room, but 1 request before it could use it");
+    assert_eq!(stage.why(wants_one), "position 2; there is room, but 1 earlier request is ahead");
     assert_eq!(stage.refused(Request { queue: false, ..part(100) }), CommandDenied::NoCapacity, "nor does a small one");
     stage.release(holder);
     assert!(stage.is_active(wants_two) && stage.is_queued(wants_one));
@@ -138,7 +138,7 @@ fn an_owner_waits_for_its_own_quota_and_others_do_not() {
     let mut stage = Stage::under(quota_of("alice", quota), 3);
     let first = stage.ask(owned("alice", stays()));
     let second = stage.ask(owned("alice", whole()));
-    assert_eq!(stage.why(second), "position 1; the owner holds 1 of the 1 GPUs it may hold");
+    assert_eq!(stage.why(second), "position 1; the owner holds 1 of its quota of 1 GPUs");
     let bob = stage.ask(owned("bob", gpus(2)));
     assert!(stage.is_active(bob), "who waits for a quota holds up nobody");
     stage.release(first);
@@ -168,7 +168,7 @@ fn used_up_gpu_hours_come_back_with_the_next_period() {
     stage.pass(HOUR);
     stage.release(first);
     let second = stage.ask(owned("alice", whole()));
-    assert_eq!(stage.why(second), "position 1; the owner used up its GPU-hours; the next period starts in 8 h");
+    assert_eq!(stage.why(second), "position 1; the owner has used up its GPU-hours; the next period starts in 8 h");
     let bob = stage.ask(owned("bob", whole()));
     assert!(stage.is_active(bob), "bob's hours are his own");
     stage.release(bob);
@@ -229,11 +229,11 @@ fn a_waiter_is_told_what_it_needs_what_is_free_and_when_the_first_is_due() {
     let mut stage = Stage::of(2);
     stage.ask(held_for(12, whole()));
     let lease = stage.ask(gpus(2));
-    assert_eq!(stage.why(lease), "position 1; needs 2 free GPUs, 1 free; first of them due in ≤ 12 min");
+    assert_eq!(stage.why(lease), "position 1; needs 2 free GPUs; 1 is free; the next is due in ≤ 12 min");
     stage.pass_asking(secs(10));
-    assert_eq!(stage.why(lease), "position 1; needs 2 free GPUs, 1 free; first of them due in ≤ 12 min");
+    assert_eq!(stage.why(lease), "position 1; needs 2 free GPUs; 1 is free; the next is due in ≤ 12 min");
     stage.pass_asking(mins(11));
-    assert_eq!(stage.why(lease), "position 1; needs 2 free GPUs, 1 free; first of them due in ≤ 50 s");
+    assert_eq!(stage.why(lease), "position 1; needs 2 free GPUs; 1 is free; the next is due in ≤ 50 s");
 }
 
 #[test]
@@ -242,9 +242,9 @@ fn a_device_is_not_due_when_only_one_of_its_leases_is() {
     stage.ask(held_for(12, part(500)));
     let stays = stage.ask(Request { ttl: mins(24 * 60), ..part(500) });
     let lease = stage.ask(whole());
-    assert_eq!(stage.why(lease), "position 1; needs 1 free GPU, 0 free");
+    assert_eq!(stage.why(lease), "position 1; needs 1 free GPU; 0 are free");
     stage.run(PoolCommand::Revoke { lease: stays, grace: mins(30) });
-    assert_eq!(stage.why(lease), "position 1; needs 1 free GPU, 0 free; first of them due in ≤ 30 min");
+    assert_eq!(stage.why(lease), "position 1; needs 1 free GPU; 0 are free; the next is due in ≤ 30 min");
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn what_drains_is_not_due_at_any_certain_time() {
     stage.pass(mins(1));
     assert!(stage.lease(over).draining);
     let lease = stage.ask(whole());
-    assert_eq!(stage.why(lease), "position 1; needs 1 free GPU, 0 free");
+    assert_eq!(stage.why(lease), "position 1; needs 1 free GPU; 0 are free");
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn no_time_is_told_where_none_is_certain() {
     let mut stage = Stage::of(2);
     stage.ask(stays());
     let lease = stage.ask(gpus(2));
-    assert_eq!(stage.why(lease), "position 1; needs 2 free GPUs, 1 free");
+    assert_eq!(stage.why(lease), "position 1; needs 2 free GPUs; 1 is free");
 }
 
 #[test]

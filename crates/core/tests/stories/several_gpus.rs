@@ -47,7 +47,7 @@ fn more_than_any_node_has_is_refused_with_the_most_there_is() {
     assert_eq!(refused, CommandDenied::Unsatisfiable(Unsatisfiable::TooManyGpus { wanted: 5, most: 4 }));
     assert_eq!(
         refused.to_string(),
-        "can never be satisfied here: 5 GPUs on one node are asked for, the largest has 4 that match"
+        "this pool can never satisfy the request: 5 GPUs on one node requested; the largest node has 4 that match"
     );
 }
 

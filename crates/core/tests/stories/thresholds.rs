@@ -80,7 +80,7 @@ fn a_squatter_closes_the_other_half() {
     let second = stage.ask(careful(part(100)));
     assert_eq!(
         stage.why(second),
-        "position 1; needs 1 free GPU with 0.1 of it, 0 free; 1 matching GPU carries load without a lease"
+        "position 1; needs 1 GPU with 0.1 free; 0 are free; 1 matching GPU is in use without a lease"
     );
     stage.read(0, |reading| reading.processes = Some(vec![process_of(first, gib(8))]));
     assert!(stage.is_active(second), "the squatter has gone");
@@ -137,7 +137,7 @@ fn ten_tenths_fill_a_gpu_exactly_and_the_eleventh_waits() {
     assert!(leases.iter().all(|lease| stage.is_active(*lease)));
     assert_eq!(stage.device(0).promised, Share::WHOLE);
     let eleventh = stage.ask(tenth());
-    assert_eq!(stage.why(eleventh), "position 1; needs 1 free GPU with 0.1 of it, 0 free");
+    assert_eq!(stage.why(eleventh), "position 1; needs 1 GPU with 0.1 free; 0 are free");
     stage.release(leases[3]);
     assert!(stage.is_active(eleventh));
 }
