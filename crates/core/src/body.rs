@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_field_the_value_and_what_is_allowed() {
+    fn an_error_names_the_field_its_value_and_the_allowed_values() {
         for (json, field, value) in [
             (r#"{"fraction":1.5}"#, "fraction", "1.5"),
             (r#"{"memory_mib":0}"#, "memory_mib", "0"),

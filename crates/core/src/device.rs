@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_is_meant_by_whole_words() {
+    fn a_model_is_matched_by_whole_words() {
         assert!(model_matches("NVIDIA H100 80GB HBM3", "h100"));
         assert!(model_matches("NVIDIA H100 80GB HBM3", "H100 80GB"));
         assert!(!model_matches("NVIDIA A100-SXM4-40GB", "A10"));

@@ -396,7 +396,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn use_is_counted_from_the_start_of_the_period() {
+    fn usage_counts_from_the_start_of_the_period() {
         let mut owners = OwnerAccounts::default();
         let id = owners.get_or_open(&"alice".into(), PoolTime(0));
         let period = Millis(1_000);
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn gpu_hours_that_are_used_up_come_back_with_the_next_period() {
+    fn used_up_gpu_hours_return_with_the_next_period() {
         let mut owners = OwnerAccounts::default();
         let id = owners.get_or_open(&"alice".into(), PoolTime(0));
         let quota = OwnerQuota { share_hours: Some(1_000), ..OwnerQuota::default() };

@@ -179,14 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_process_list_the_promise_explains_the_load() {
+    fn without_a_process_list_promises_explain_the_load() {
         let foreign = ForeignLoad::from_reading(&reading(50, 60, None), [half_held()].into_iter());
         assert_eq!(foreign.memory, Some(Bytes(10 * GIB)));
         assert_eq!(foreign.utilization, Some(Percent(10_000)));
     }
 
     #[test]
-    fn a_squatter_does_not_hide_behind_a_promise_that_is_not_used() {
+    fn an_unused_promise_does_not_hide_a_foreign_process() {
         let list = vec![process(ProcessAttribution::Lease(LeaseId(1)), 5), process(ProcessAttribution::Foreign, 30)];
         let foreign = ForeignLoad::from_reading(&reading(35, 90, Some(list)), [half_held()].into_iter());
         assert_eq!(foreign.memory, Some(Bytes(30 * GIB)));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_cannot_report_stays_unknown() {
+    fn unreported_fields_stay_unknown() {
         let silent = DeviceReading {
             memory_used: ReadingField::Unsupported,
             utilization: ReadingField::Unsupported,

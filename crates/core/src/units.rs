@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_read_as_a_person_says_them() {
+    fn durations_are_shown_in_one_unit() {
         assert_eq!(Millis::from_mins(12).to_string(), "12 min");
         assert_eq!(Millis(1).to_string(), "1 s");
         assert_eq!(Millis::from_mins(180).to_string(), "3 h");

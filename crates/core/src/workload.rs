@@ -205,13 +205,13 @@ mod tests {
     }
 
     #[test]
-    fn learning_takes_over_in_growing_steps() {
+    fn counts_are_adopted_in_growing_steps() {
         let steps: Vec<u64> = (0..2100).filter(|n| is_adoption_step(*n)).collect();
         assert_eq!(steps, [50, 100, 200, 400, 500, 1000, 1500, 2000]);
     }
 
     #[test]
-    fn turnover_is_what_left_for_each_that_came() {
+    fn turnover_is_departures_per_arrival() {
         let mut workload = WorkloadEstimate::default();
         let mut window = |left: u32| {
             (0..TURNOVER_WINDOW).for_each(|_| workload.record_grant());
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_known_before_the_first_step() {
+    fn no_workload_is_adopted_before_the_first_step() {
         let mut workload = WorkloadEstimate::default();
         let mut rows = 0;
         for _ in 0..49 {

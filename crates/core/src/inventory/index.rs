@@ -342,7 +342,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_tree_finds_what_a_scan_finds(
+        fn the_tree_agrees_with_a_scan(
             values in prop::collection::vec(0_u16..20, 1..70),
             sets in prop::collection::vec((any::<prop::sample::Index>(), 0_u16..20), 0..50),
             from in 0_usize..80,
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn many_candidates_are_gathered_and_few_are_tried_all() {
+    fn many_candidates_are_gathered_and_few_are_all_tried() {
         let ring: Vec<(u32, u32)> = (8..16).flat_map(|a| (8..a).map(move |b| (a, b))).collect();
         let distances = pairs(20, &ring);
         let all: Vec<usize> = (0..20).collect();

@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_only_beside_something_common_is_priced_by_what_it_displaces() {
+    fn a_size_that_pairs_with_a_common_one_is_priced_by_displacement() {
         // A card of 0.7 and 0.3 has full value, since demand for 0.3 is high; three parts of 0.3 fill a card.
         let values = card_values(&[(Share(700), 1.0), (Share(300), 100.0)]);
         assert!((values[300] - 1000.0 / 3.0).abs() < 1e-6, "{}", values[300]);

@@ -65,7 +65,7 @@ fn field() -> impl Strategy<Value = String> {
 }
 
 /// Bodies that are fine, to be spoiled.
-fn fine() -> Vec<Value> {
+fn valid_bodies() -> Vec<Value> {
     vec![
         json!({}),
         json!({"gpus": 2, "owner": "alice", "priority": 5, "ttl_secs": 30, "max_duration_secs": 3600}),
@@ -97,13 +97,13 @@ proptest! {
     }
 
     #[test]
-    fn a_spoiled_body_is_a_request_or_an_error_that_names_the_field(
-        body in prop::sample::select(fine()),
-        spoiled in prop::collection::vec((field(), prop_oneof![3 => edges(), 2 => words(), 1 => any_json()]), 1..4),
+    fn a_corrupted_body_is_a_request_or_an_error_that_names_the_field(
+        body in prop::sample::select(valid_bodies()),
+        corruptions in prop::collection::vec((field(), prop_oneof![3 => edges(), 2 => words(), 1 => any_json()]), 1..4),
         inside in any::<bool>(),
     ) {
         let mut body = body;
-        for (field, value) in spoiled {
+        for (field, value) in corruptions {
             match body.get_mut("select").and_then(Value::as_object_mut).filter(|_| inside) {
                 Some(select) => drop(select.insert(field, value)),
                 None => body[field] = value,
@@ -114,8 +114,8 @@ proptest! {
 }
 
 #[test]
-fn the_bodies_that_are_spoiled_are_fine_before() {
-    for body in fine() {
+fn the_bodies_to_corrupt_are_valid() {
+    for body in valid_bodies() {
         let read: gpupool_core::RequestBody = serde_json::from_value(body.clone()).unwrap();
         assert!(gpupool_core::Request::try_from(read).is_ok(), "{body}");
     }

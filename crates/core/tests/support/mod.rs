@@ -1,4 +1,4 @@
-//! A small stage for stories about a pool: make nodes, ask, let time pass, read, and look.
+//! A small fixture for stories about a pool: make nodes, ask, let time pass, read, and look.
 //!
 //! Every command is followed by the pool's own sanity check, and every row it leaves is kept, so that any story can
 //! restart the pool and go on.
@@ -131,7 +131,7 @@ pub fn process_of(lease: LeaseId, memory: Bytes) -> ProcessUsage {
 }
 
 /// A pool and its clock.
-pub struct Stage {
+pub struct PoolFixture {
     pub pool: Pool,
     pub now: PoolTime,
     pub settings: PoolSettings,
@@ -141,7 +141,7 @@ pub struct Stage {
     pub effects: Vec<PoolEffect>,
 }
 
-impl Stage {
+impl PoolFixture {
     /// An empty pool without rules.
     pub fn empty() -> Self {
         Self::with(PoolSettings::default(), Policies::unlimited())
@@ -155,114 +155,114 @@ impl Stage {
 
     /// One node with so many alike devices, each read as idle.
     pub fn of(count: usize) -> Self {
-        let mut stage = Self::empty();
-        stage.add(node("a"), devices("a", count));
-        stage
+        let mut test = Self::empty();
+        test.add_node(node("a"), devices("a", count));
+        test
     }
 
     pub fn under(policies: Policies, count: usize) -> Self {
-        let mut stage = Self::with(PoolSettings::default(), policies);
-        stage.add(node("a"), devices("a", count));
-        stage
+        let mut test = Self::with(PoolSettings::default(), policies);
+        test.add_node(node("a"), devices("a", count));
+        test
     }
 
-    /// As [`Stage::of`], with devices that are free only when processes are gone.
+    /// As [`PoolFixture::of`], with devices that are free only when processes are gone.
     pub fn draining(count: usize, patience: Millis) -> Self {
-        let mut stage = Self::with(
+        let mut test = Self::with(
             PoolSettings { drain: DrainMode::WhenGone { patience }, ..PoolSettings::default() },
             Policies::unlimited(),
         );
-        stage.add(node("a"), devices("a", count));
-        stage
+        test.add_node(node("a"), devices("a", count));
+        test
     }
 
     /// Puts a node in, each of its devices read as idle.
-    pub fn add(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>) -> NodeId {
-        let (node, ids) = self.see(facts, devices);
+    pub fn add_node(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>) -> NodeId {
+        let (node, ids) = self.register_node(facts, devices);
         for device in ids {
-            self.idle(device.0);
+            self.report_idle(device.0);
         }
         node
     }
 
     /// Puts a node in; its devices were never read.
-    pub fn see(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>) -> (NodeId, Vec<DeviceId>) {
-        match self.run(PoolCommand::NodeSeen { facts, devices, numbers: Vec::new() }) {
+    pub fn register_node(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>) -> (NodeId, Vec<DeviceId>) {
+        match self.apply_ok(PoolCommand::NodeSeen { facts, devices, numbers: Vec::new() }) {
             CommandReply::Node(node, ids) => (node, ids),
-            other => panic!("a node was seen, and the answer is {other:?}"),
+            other => panic!("a node was seen, and the reply is {other:?}"),
         }
     }
 
     pub fn apply(&mut self, command: PoolCommand) -> Result<CommandReply, CommandDenied> {
-        let told = format!("{command:?}");
-        let (answer, outcome) = self.pool.apply(self.now, command);
+        let text = format!("{command:?}");
+        let (reply, outcome) = self.pool.apply(self.now, command);
         if let Err(broken) = self.pool.check_invariants() {
-            panic!("after {told}: {broken}");
+            panic!("after {text}: {broken}");
         }
         self.rows.extend(outcome.rows);
         self.effects = outcome.effects;
-        answer
+        reply
     }
 
     /// Applies a command that must not be denied.
-    pub fn run(&mut self, command: PoolCommand) -> CommandReply {
-        let told = format!("{command:?}");
-        self.apply(command).unwrap_or_else(|denied| panic!("{told}: {denied}"))
+    pub fn apply_ok(&mut self, command: PoolCommand) -> CommandReply {
+        let text = format!("{command:?}");
+        self.apply(command).unwrap_or_else(|denied| panic!("{text}: {denied}"))
     }
 
-    pub fn try_ask(&mut self, request: Request) -> Result<LeaseId, CommandDenied> {
+    pub fn try_request(&mut self, request: Request) -> Result<LeaseId, CommandDenied> {
         match self.apply(PoolCommand::Request { request: Arc::new(request), key: None })? {
             CommandReply::Lease(lease) => Ok(lease),
-            other => panic!("something was asked for, and the answer is {other:?}"),
+            other => panic!("something was asked for, and the reply is {other:?}"),
         }
     }
 
-    pub fn ask(&mut self, request: Request) -> LeaseId {
-        self.try_ask(request).unwrap_or_else(|denied| panic!("{denied}"))
+    pub fn request(&mut self, request: Request) -> LeaseId {
+        self.try_request(request).unwrap_or_else(|denied| panic!("{denied}"))
     }
 
     /// Asks, and says on which devices it was granted.
     pub fn place(&mut self, request: Request) -> Vec<u32> {
-        let lease = self.ask(request);
-        self.on(lease)
+        let lease = self.request(request);
+        self.devices_of(lease)
     }
 
     /// Why a request is refused.
-    pub fn refused(&mut self, request: Request) -> CommandDenied {
-        self.try_ask(request).expect_err("the request must be refused")
+    pub fn expect_denied(&mut self, request: Request) -> CommandDenied {
+        self.try_request(request).expect_err("the request must be refused")
     }
 
     pub fn release(&mut self, lease: LeaseId) {
-        self.run(PoolCommand::Release { lease });
+        self.apply_ok(PoolCommand::Release { lease });
     }
 
     /// Lets time pass, waking the pool whenever it wants to be woken.
-    pub fn pass(&mut self, time: Millis) {
+    pub fn advance(&mut self, time: Millis) {
         let end = self.now.after(time);
         let mut effects = Vec::new();
         while let Some(due) = self.pool.next_deadline().filter(|due| *due <= end) {
             self.now = self.now.max(due);
-            self.run(PoolCommand::Tick);
+            self.apply_ok(PoolCommand::Tick);
             effects.append(&mut self.effects);
         }
         self.now = end;
-        self.run(PoolCommand::Tick);
+        self.apply_ok(PoolCommand::Tick);
         effects.append(&mut self.effects);
         self.effects = effects;
     }
 
     /// Lets time pass while a waiter goes on asking and a holder goes on renewing.
-    pub fn pass_asking(&mut self, time: Millis) {
+    pub fn advance_with_heartbeats(&mut self, time: Millis) {
         let end = self.now.after(time);
         while self.now < end {
             let step = secs(10).min(end.since(self.now));
-            self.pass(step);
+            self.advance(step);
             let live: Vec<(LeaseId, LeaseState, Option<Token>)> =
                 self.pool.leases().map(|lease| (lease.id, lease.state, lease.token)).collect();
             for (lease, state, token) in live {
                 match (state, token) {
-                    (LeaseState::Queued, _) => drop(self.run(PoolCommand::Follow { lease })),
-                    (LeaseState::Active, Some(token)) => drop(self.run(PoolCommand::Renew { lease, token })),
+                    (LeaseState::Queued, _) => drop(self.apply_ok(PoolCommand::Follow { lease })),
+                    (LeaseState::Active, Some(token)) => drop(self.apply_ok(PoolCommand::Renew { lease, token })),
                     _ => {}
                 }
             }
@@ -270,20 +270,20 @@ impl Stage {
     }
 
     /// A device reports, one millisecond later than anything before.
-    pub fn read(&mut self, device: u32, change: impl FnOnce(&mut DeviceReading)) {
+    pub fn report(&mut self, device: u32, change: impl FnOnce(&mut DeviceReading)) {
         self.now = self.now.after(Millis(1));
         let mut reading = DeviceReading::idle(self.now);
         change(&mut reading);
-        self.run(PoolCommand::Observe { device: DeviceId(device), reading });
+        self.apply_ok(PoolCommand::Observe { device: DeviceId(device), reading });
     }
 
-    pub fn idle(&mut self, device: u32) {
-        self.read(device, |_| {});
+    pub fn report_idle(&mut self, device: u32) {
+        self.report(device, |_| {});
     }
 
     /// A device reports this much in use, by nobody it can name.
-    pub fn busy(&mut self, device: u32, used: Bytes, busy: Percent) {
-        self.read(device, |reading| {
+    pub fn report_load(&mut self, device: u32, used: Bytes, busy: Percent) {
+        self.report(device, |reading| {
             reading.memory_used = ReadingField::Value(used);
             reading.utilization = ReadingField::Value(busy);
             reading.processes = None;
@@ -311,7 +311,7 @@ impl Stage {
     }
 
     /// The devices a lease holds, or drains on.
-    pub fn on(&self, lease: LeaseId) -> Vec<u32> {
+    pub fn devices_of(&self, lease: LeaseId) -> Vec<u32> {
         self.lease(lease).promises.iter().map(|promise| promise.device.0).collect()
     }
 
@@ -324,7 +324,7 @@ impl Stage {
     }
 
     /// Why a lease waits, in words.
-    pub fn why(&self, lease: LeaseId) -> String {
+    pub fn wait_reason(&self, lease: LeaseId) -> String {
         self.pool.explain(lease).unwrap_or_else(|| panic!("lease {lease} does not wait")).to_string()
     }
 

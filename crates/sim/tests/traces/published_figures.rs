@@ -96,7 +96,7 @@ fn learning_the_workload_costs_little() {
 }
 
 #[test]
-fn with_tasks_that_leave_least_fragmentation_is_not_below_fgd() {
+fn least_fragmentation_is_not_below_fgd_when_tasks_leave() {
     let check = |folder: &TraceFolder, traces: &[&str], arrivals: u64| {
         for trace in traces {
             let mean = |strategy| {

@@ -10,14 +10,14 @@
 
 #![allow(dead_code)] // each test file uses a part
 
-pub mod chance;
-pub mod follow;
+pub mod claims;
+pub mod effects;
+pub mod generators;
 pub mod grants;
 pub mod model;
+pub mod restored_pool;
 pub mod session;
 pub mod store;
-pub mod turns;
-pub mod twins;
 pub mod world;
 
 use proptest::test_runner::{Config, FileFailurePersistence, RngSeed};

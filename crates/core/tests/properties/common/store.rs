@@ -8,7 +8,7 @@ use gpupool_core::{DeviceId, LeaseId, LeaseRow, NodeId, Pool, PoolCounters, Pool
 use super::model::ensure;
 
 #[derive(Debug, Clone, Default)]
-pub struct Store {
+pub struct ModelStore {
     nodes: BTreeMap<NodeId, PoolRow>,
     devices: BTreeMap<DeviceId, PoolRow>,
     leases: BTreeMap<LeaseId, LeaseRow>,
@@ -18,7 +18,7 @@ pub struct Store {
     workload: Vec<PoolRow>,
 }
 
-impl Store {
+impl ModelStore {
     pub fn commit(&mut self, rows: &[PoolRow]) {
         for row in rows.iter().cloned() {
             match row {
@@ -56,7 +56,7 @@ impl Store {
     }
 
     /// Nothing the pool knows of its leases, devices and nodes is missing here, and nothing is here that it does not know.
-    pub fn holds_all_of(&self, pool: &Pool) -> Result<(), String> {
+    pub fn check_against(&self, pool: &Pool) -> Result<(), String> {
         let leases: Vec<LeaseRow> = pool.leases().map(|lease| lease.row().clone()).collect();
         let kept = self.leases.values();
         if !leases.iter().eq(kept) {

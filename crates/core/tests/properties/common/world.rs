@@ -15,7 +15,7 @@ pub const GIB: u64 = 1 << 30;
 
 /// What a world is full of. Every check is on in every world; the worlds differ in what happens often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Theme {
+pub enum WorldTheme {
     /// A bit of everything.
     Everything,
     /// Few devices, many waiters, certain ends, hardly any faults.
@@ -33,11 +33,11 @@ pub enum Theme {
 }
 
 #[derive(Clone)]
-pub struct World {
+pub struct RandomWorld {
     pub nodes: Vec<NodeSpec>,
     pub settings: PoolSettings,
     pub policies: usize,
-    pub steps: Vec<Step>,
+    pub steps: Vec<WorldStep>,
 }
 
 #[derive(Debug, Clone)]
@@ -49,14 +49,14 @@ pub struct NodeSpec {
 }
 
 #[derive(Debug, Clone)]
-pub struct Step {
-    pub wait: Wait,
-    pub act: Act,
+pub struct WorldStep {
+    pub wait: StepDelay,
+    pub act: WorldAction,
 }
 
 /// How much time passes before a step.
 #[derive(Debug, Clone, Copy)]
-pub enum Wait {
+pub enum StepDelay {
     None,
     Millis(u64),
     /// Exactly until the pool wants to hear the clock.
@@ -68,25 +68,25 @@ pub enum Wait {
 }
 
 #[derive(Debug, Clone)]
-pub enum Act {
-    Ask(Wish, Option<u8>),
-    Follow(Pick),
-    Confirm(Pick, Shown),
-    Renew(Pick, Shown),
-    Attach(Pick, Shown),
-    HolderGone(Pick, u64),
-    Release(Pick),
-    Drained(Pick),
-    Fail(Pick),
-    Revoke(Pick, u64),
+pub enum WorldAction {
+    Request(ShortRequest, Option<u8>),
+    Follow(LeasePick),
+    Confirm(LeasePick, TokenChoice),
+    Renew(LeasePick, TokenChoice),
+    Attach(LeasePick, TokenChoice),
+    HolderGone(LeasePick, u64),
+    Release(LeasePick),
+    Drained(LeasePick),
+    Fail(LeasePick),
+    Revoke(LeasePick, u64),
     /// Everybody who waits asks, everybody who holds renews.
-    KeepAll,
+    RenewAll,
     Observe(Index, ReadingSpec),
     SetHealth(Index, DeviceHealth),
     Cordon(Index, CordonState),
     Drain(Index, u64),
     NodeLost(Index),
-    NodeSeen(Index, Change),
+    NodeSeen(Index, NodeChange),
     ForgetDevice(Index),
     ForgetNode(Index),
     Links(Index, Vec<(u8, u8, bool)>),
@@ -97,11 +97,11 @@ pub enum Act {
 
 /// A request that prints short.
 #[derive(Clone)]
-pub struct Wish(pub Arc<Request>);
+pub struct ShortRequest(pub Arc<Request>);
 
 /// A lease: the one that fits the act best, or any.
 #[derive(Debug, Clone)]
-pub enum Pick {
+pub enum LeasePick {
     Fitting(Index),
     Any(Index),
     Unknown,
@@ -109,7 +109,7 @@ pub enum Pick {
 
 /// The token that is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shown {
+pub enum TokenChoice {
     Right,
     Older,
     Newer,
@@ -117,7 +117,7 @@ pub enum Shown {
 
 /// What changed of a node since it was last seen.
 #[derive(Debug, Clone, Copy)]
-pub enum Change {
+pub enum NodeChange {
     /// All its devices are listed again.
     Nothing,
     /// No device is listed.
@@ -136,11 +136,11 @@ pub struct ReadingSpec {
     pub memory_eighths: ReadingField<u64>,
     pub busy_tens: ReadingField<u32>,
     pub temperature: ReadingField<i16>,
-    pub processes: Processes,
+    pub processes: ProcessListing,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub enum Processes {
+pub enum ProcessListing {
     NotListed,
     /// None of them left; with a squatter or without, with one nobody can name or without.
     Gone {
@@ -154,7 +154,7 @@ pub enum Processes {
 }
 
 /// One line a step, so that a failure can be read.
-impl fmt::Debug for World {
+impl fmt::Debug for RandomWorld {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:?}, policies({})", self.settings, self.policies)?;
         self.nodes.iter().try_for_each(|node| writeln!(f, "  {node:?}"))?;
@@ -163,7 +163,7 @@ impl fmt::Debug for World {
 }
 
 /// Only what differs from a plain request.
-impl fmt::Debug for Wish {
+impl fmt::Debug for ShortRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fields = |request: &Request| -> Vec<String> {
             let text = format!("{request:#?}");
