@@ -1,4 +1,4 @@
-//! Whatever comes from outside, the pool answers: unknown ids, numbers at the end of their range, rows that lie.
+//! The pool handles any input: unknown ids, extreme numbers, corrupted rows.
 //!
 //! Arithmetic overflow panics in this profile, so this also shows that no number is trusted.
 
@@ -212,7 +212,7 @@ fn settings() -> impl Strategy<Value = PoolSettings> {
         .prop_map(|(drain, age)| PoolSettings { drain, reading_max_age: age.map(Millis) })
 }
 
-/// Small steps, either way, and now and then the end of time.
+/// Small steps in both directions, and sometimes an extreme time.
 fn clock() -> impl Strategy<Value = u64> {
     prop_oneof![30 => 0_u64..200_000, 1 => number()]
 }
@@ -229,7 +229,7 @@ fn apply_and_check(pool: &mut Pool, commands: Vec<(u64, PoolCommand)>) -> Result
     Ok(())
 }
 
-/// A lie in a row: which, and how.
+/// Corruption of one row: position, kind and number.
 fn row_corruption() -> impl Strategy<Value = (prop::sample::Index, u8, u64)> {
     (any::<prop::sample::Index>(), 0_u8..9, number())
 }
@@ -277,7 +277,7 @@ proptest! {
         crate::common::session::case_result(apply_and_check(&mut pool, commands))?;
     }
 
-    /// Rule 6: a row that lies is left out, or taken for what it says; the pool goes on either way.
+    /// Rule 6: a corrupted row is skipped or believed; the pool works on either way.
     #[test]
     fn no_row_stops_a_pool(
         world in generators::world(WorldTheme::Endings, 80),

@@ -1,4 +1,4 @@
-//! Bugs the rules found, each as the shortest story that showed it.
+//! Bugs that the rules found, each as the shortest test that showed it.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use gpupool_core::{
 const WHEN_GONE: PoolSettings =
     PoolSettings { drain: DrainMode::WhenGone { patience: Millis(60_000) }, reading_max_age: None };
 
-/// A pool of nodes with devices of these kinds (`world::device`).
+/// Creates a pool of nodes with devices of these kinds (`world::device`).
 fn pool(settings: PoolSettings, rules: Policies, nodes: &[&[usize]]) -> Pool {
     let mut pool = Pool::new(settings, rules);
     for (number, kinds) in nodes.iter().enumerate() {
@@ -138,7 +138,7 @@ fn an_announced_revocation_lets_a_short_lease_start_first() {
     let half = ask(&mut pool, share("a", 500));
     let waits = ask(&mut pool, whole("b"));
     let short = ask(&mut pool, Request { max_duration: Some(Millis(3_000)), ..share("c", 500) });
-    assert_eq!(state(&pool, short), Some(LeaseState::Queued), "nobody knows when the first one ends");
+    assert_eq!(state(&pool, short), Some(LeaseState::Queued), "the end of the first lease is unknown");
     pool.apply(PoolTime(0), PoolCommand::Revoke { lease: half, grace: Millis(3_000) }).0.unwrap();
     assert_eq!([waits, short].map(|lease| state(&pool, lease)), [Some(LeaseState::Queued), Some(LeaseState::Active)]);
 }

@@ -1,8 +1,8 @@
-//! The rules that hold always (`docs/pool.md`), as properties over random worlds.
+//! The invariant rules (`docs/pool.md`) as properties over random worlds.
 //!
-//! Every step of every world is checked against all of them by [`crate::common::session`]: the pool's own `check_invariants`, the
-//! books of an outsider, the rows, and who was granted what in whose stead. The tests differ in what their worlds are
-//! full of, and in what they do besides. `docs/testing.md` says how to soak them and how to see a failure again.
+//! [`crate::common::session`] checks every step of every world against all rules: the pool's own `check_invariants`, an
+//! independent model, the rows, and the order of grants. The tests differ in the emphasis of their worlds and in extra
+//! steps. `docs/testing.md` explains how to soak them and how to reproduce a failure.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use gpupool_core::{
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// A world in which nobody restarts the pool, so that its whole log can be played again.
+/// Returns worlds without restarts, so that the whole log can be replayed.
 fn without_restarts(theme: WorldTheme, steps: usize) -> impl Strategy<Value = RandomWorld> {
     world(theme, steps).prop_map(|mut world| {
         world.steps.retain(|step| !matches!(step.act, WorldAction::Restart));
@@ -29,31 +29,31 @@ fn without_restarts(theme: WorldTheme, steps: usize) -> impl Strategy<Value = Ra
 proptest! {
     #![proptest_config(cases(250))]
 
-    /// Rule 1, in worlds with a bit of everything.
+    /// Rule 1, in mixed worlds.
     #[test]
     fn promised_share_memory_and_host_never_exceed_what_there_is(world in world(WorldTheme::Everything, 160)) {
         case_result(PoolSession::run(&world))?;
     }
 
-    /// Rule 4: see `grants::take_grant` for who may pass whom, `session::check_waiter` for who may not be left waiting.
+    /// Rule 4: see `grants::check_grant` for legal grants, `session::check_waiter` for waiters that must start.
     #[test]
     fn no_request_is_delayed_by_a_later_one(world in world(WorldTheme::Queueing, 160)) {
         case_result(PoolSession::run(&world))?;
     }
 
-    /// Rule 4, where it is a matter of milliseconds.
+    /// Rule 4, with differences of milliseconds.
     #[test]
     fn a_lease_that_passes_others_ends_before_they_can_start(world in world(WorldTheme::Backfill, 80)) {
         case_result(PoolSession::run(&world))?;
     }
 
-    /// Rule 5: see `follow::take_effect` for which end is due when.
+    /// Rule 5: see `effects::check_effect` for due ends.
     #[test]
     fn a_lease_ends_when_it_must_and_not_before(world in world(WorldTheme::Endings, 160)) {
         case_result(PoolSession::run(&world))?;
     }
 
-    /// Rule 6, and what a restart must bring back.
+    /// Rule 6, and the state that a restart must restore.
     #[test]
     fn the_pool_survives_faults_and_restarts(world in world(WorldTheme::Faults, 160)) {
         case_result(PoolSession::run(&world))?;
@@ -63,7 +63,7 @@ proptest! {
 proptest! {
     #![proptest_config(cases(40))]
 
-    /// Rule 2, for what is learned of the tasks that come: it takes fifty of them to count.
+    /// Rule 2, for the learned workload: counts are adopted from fifty tasks on.
     #[test]
     fn a_restored_pool_has_the_same_learned_workload(
         world in without_restarts(WorldTheme::Learning, 400),
@@ -76,7 +76,7 @@ proptest! {
 proptest! {
     #![proptest_config(cases(200))]
 
-    /// Rule 2: nothing is lost, nothing comes back, and what comes next is decided as it would have been.
+    /// Rule 2: nothing is lost or reappears, and later decisions are the same.
     #[test]
     fn a_restored_pool_makes_the_same_decisions(
         world in without_restarts(WorldTheme::Everything, 200),
@@ -94,7 +94,7 @@ proptest! {
         case_result(restored_pool::check_same_decisions(&world, cut.index(world.steps.len().max(1))))?;
     }
 
-    /// Rule 3: also where the row that keeps the counters is lost.
+    /// Rule 3, also without the row of the counters.
     #[test]
     fn tokens_and_numbers_never_repeat_across_restarts(
         world in without_restarts(WorldTheme::Endings, 60),
@@ -130,7 +130,7 @@ proptest! {
         }
     }
 
-    /// Rule 3: also where every lease that ended was forgotten, and only the counters know how far it went.
+    /// Rule 3, also if all ended leases were forgotten and only the counters are left.
     #[test]
     fn tokens_and_numbers_continue_from_the_counters_alone(world in without_restarts(WorldTheme::Endings, 60)) {
         let session = case_result(PoolSession::run(&world))?;
@@ -152,7 +152,7 @@ proptest! {
         }
     }
 
-    /// Rule 4, the other half: with everything healthy and every holder letting go, each waiter gets its turn.
+    /// Rule 4, liveness: with healthy devices and released leases, each waiter is served.
     #[test]
     fn every_waiter_is_served_once_holders_release(world in world(WorldTheme::Queueing, 120)) {
         let mut session = case_result(PoolSession::run(&world))?;
@@ -171,7 +171,7 @@ proptest! {
         prop_assert!(starved.is_empty(), "rule 4: {starved:?} never got a turn");
     }
 
-    /// Rule 6: what befalls one device is no business of those who hold another.
+    /// Rule 6: a fault on one device does not affect leases on others.
     #[test]
     fn a_fault_on_one_device_does_not_affect_other_leases(
         world in world(WorldTheme::Everything, 80),
@@ -213,7 +213,6 @@ proptest! {
         prop_assert_eq!(others.count(), 0);
     }
 
-    /// Rule 7.
     #[test]
     fn the_same_commands_give_the_same_replies_effects_and_rows(world in without_restarts(WorldTheme::Everything, 160)) {
         let session = case_result(PoolSession::run(&world))?;
@@ -224,7 +223,6 @@ proptest! {
         }
     }
 
-    /// A batch of one command is that command.
     #[test]
     fn apply_all_of_one_command_is_apply(world in without_restarts(WorldTheme::Everything, 80)) {
         let session = case_result(PoolSession::run(&world))?;
@@ -237,7 +235,7 @@ proptest! {
     }
 }
 
-/// Sizes of batches, from one command to more than a world has steps.
+/// Sizes of batches, from one command to more than a world's steps.
 fn sizes() -> impl Strategy<Value = Vec<usize>> {
     let size = prop_oneof![3 => 1_usize..5, 2 => 2_usize..20, 1 => Just(1_000)];
     prop::collection::vec(size, 1..6)
@@ -246,8 +244,8 @@ fn sizes() -> impl Strategy<Value = Vec<usize>> {
 proptest! {
     #![proptest_config(cases(150))]
 
-    /// All rules, with the commands in batches of any size. Leases that are due end before a batch. A newcomer within it
-    /// takes nothing that those before it could use. Once it finished, no request that could go is left waiting.
+    /// All rules, with batches of any size. Deadlines apply before a batch. A new request within it takes nothing that
+    /// earlier waiters could use. After the batch, no request that could start is waiting.
     #[test]
     fn batches_of_any_size_keep_every_rule(world in world(WorldTheme::Everything, 160), sizes in sizes()) {
         case_result(PoolSession::run_in_batches(&world, sizes))?;
@@ -262,7 +260,7 @@ proptest! {
         case_result(PoolSession::run_in_batches(&world, sizes))?;
     }
 
-    /// Rule 4 in batches, where it is a matter of milliseconds.
+    /// Rule 4 in batches, with differences of milliseconds.
     #[test]
     fn a_lease_that_passes_others_in_a_batch_ends_before_they_can_start(
         world in world(WorldTheme::Backfill, 80),
@@ -287,7 +285,7 @@ fn open_all_devices(session: &mut PoolSession) -> Result<(), String> {
         session.send(PoolCommand::SetHealth { device, health: DeviceHealth::Healthy })?;
         session.send(PoolCommand::Cordon { device, cordon: CordonState::Open })?;
     }
-    // No load is strictly below zero: who asks for that is never served, and whoever waits behind is not either.
+    // No load is strictly below zero: such requests are never served, nor are those behind them.
     let hopeless = |limits: &LoadThresholds| limits.memory.0 == 0 || limits.utilization.0 == 0;
     let waiting = session.model.waiting().filter(|entry| entry.request.thresholds.as_ref().is_some_and(hopeless));
     for lease in waiting.map(|entry| entry.id).collect::<Vec<_>>() {
@@ -299,7 +297,7 @@ fn open_all_devices(session: &mut PoolSession) -> Result<(), String> {
     Ok(())
 }
 
-/// Everybody who holds or drains lets go, everybody who waits asks, and a second later every device reads idle.
+/// Releases all leases, renews all waiters, and reads every device as idle a second later.
 fn release_everything(session: &mut PoolSession) -> Result<(), String> {
     let over: Vec<LeaseId> =
         session.model.leases.values().filter(|entry| entry.holds_capacity()).map(|entry| entry.id).collect();

@@ -1,4 +1,4 @@
-//! A bad row never stops the service: it is left out and complained of, and the others are taken.
+//! A bad row never stops the service: it is skipped and reported, and the others are restored.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ fn row_of_lease(test: &PoolFixture, id: LeaseId) -> LeaseRow {
     test.lease(id).row().clone()
 }
 
-/// Restarts with one more row about a lease, made from an active one, and gives the complaint.
+/// Restarts with one more lease row, made from an active lease, and returns the error.
 fn error_of_lease_row(change: impl FnOnce(&mut LeaseRow)) -> Option<String> {
     let mut test = PoolFixture::of(2);
     let kept = test.request(whole());
@@ -72,7 +72,7 @@ fn a_lease_row_in_an_impossible_state_is_skipped() {
     assert_skipped(|row| row.request = Arc::new(gpus(1_000)), "its request is invalid");
 }
 
-/// Makes the row one of a lease that was released and drained.
+/// Turns the row into one of a released and drained lease.
 fn end(row: &mut LeaseRow) {
     row.state = LeaseState::Released;
     row.cause = Some(EndCause::ByOwner);

@@ -1,4 +1,4 @@
-//! Commands that come at the same time: the queue is served once, and a newcomer gains nothing by being in the middle.
+//! Commands that come at the same time: the queue is served once, and new requests within a batch gain no advantage.
 
 use std::sync::Arc;
 

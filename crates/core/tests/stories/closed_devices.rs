@@ -1,4 +1,4 @@
-//! Devices that take no new work: too hot, unhealthy, lost, stopped, or on a node that is gone. What runs goes on.
+//! Devices that take no new work: hot, unhealthy, lost, cordoned, or on a lost node. Running work continues.
 
 use crate::support::*;
 use gpupool_core::{
@@ -8,7 +8,7 @@ use gpupool_core::{
 
 const DEVICE: DeviceId = DeviceId(0);
 
-/// Nothing new fits while `close` holds, and the waiter goes once `open` is done.
+/// Checks that a waiter is not served after `close` and is served after `open`.
 fn closes_and_opens(close: impl FnOnce(&mut PoolFixture), why: DeviceClosure, open: impl FnOnce(&mut PoolFixture)) {
     let mut test = PoolFixture::of(1);
     let runs = test.request(part(100));

@@ -1,4 +1,4 @@
-//! What a lease leaves behind: its capacity is granted again when its processes are gone.
+//! Draining after the end of a lease: its capacity is granted again once its processes are gone.
 
 use crate::support::*;
 use gpupool_core::{
@@ -6,7 +6,7 @@ use gpupool_core::{
     PoolEffect, ProcessAttribution, ProcessUsage, Request, Share,
 };
 
-/// A lease that has ended, a waiter behind it, and the pool they are in.
+/// Returns a pool with an ended lease and a waiter behind it.
 fn ended_with_a_waiter() -> (PoolFixture, LeaseId, LeaseId) {
     let mut test = PoolFixture::draining(1, secs(10));
     let ended = test.request(whole());
@@ -36,9 +36,9 @@ fn a_complete_process_list_without_the_leases_processes_frees_it() {
     test.report(0, |reading| {
         reading.processes = Some(vec![ProcessUsage { attribution: ProcessAttribution::Unknown, memory: None }]);
     });
-    assert!(test.is_queued(waiter), "a process nobody can attribute may be its own");
+    assert!(test.is_queued(waiter), "an unattributed process may be its own");
     test.report(0, |reading| reading.processes = Some(vec![foreign_process(Bytes(1))]));
-    assert!(test.is_active(waiter), "somebody else's process is not its own");
+    assert!(test.is_active(waiter), "a foreign process is not its own");
 }
 
 #[test]

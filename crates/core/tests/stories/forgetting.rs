@@ -1,4 +1,4 @@
-//! Devices and nodes that are gone for good are forgotten, once nothing is held there. A device that comes back is new.
+//! Devices and nodes that are gone can be forgotten once they hold nothing. A device that returns is new.
 
 use crate::support::*;
 use gpupool_core::{

@@ -1,10 +1,10 @@
-//! Whatever somebody sends as a request body, nothing panics, and what is wrong is named by its field.
+//! No request body causes a panic, and every error names the field.
 
 use crate::support::fuzzed;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// Numbers at the edges of what fields hold.
+/// Numbers at the limits of fields.
 fn edges() -> impl Strategy<Value = Value> {
     prop::sample::select(vec![
         json!(0),
@@ -64,7 +64,7 @@ fn field() -> impl Strategy<Value = String> {
     prop::sample::select(known.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
 }
 
-/// Bodies that are fine, to be spoiled.
+/// Valid bodies, to be corrupted.
 fn valid_bodies() -> Vec<Value> {
     vec![
         json!({}),
@@ -78,7 +78,7 @@ fn valid_bodies() -> Vec<Value> {
 }
 
 proptest! {
-    // What fails is printed in full, which is all it takes to make a test of it.
+    // Failures are printed in full, which is enough to write a test.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]

@@ -1,4 +1,4 @@
-//! Whatever the rows say, the pool comes up, keeps its books and goes on; and rows written before can still be read.
+//! The pool restores from any rows and works on, and rows of earlier versions can still be read.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Value, json};
 
-/// Rows of a pool in which a little of everything happened, and some commands.
+/// Rows of a pool with a varied history, and some commands.
 fn valid_lines() -> Vec<Value> {
     let mut test = PoolFixture::draining(3, secs(10));
     test.add_node(node("b"), devices("b", 2));
@@ -42,7 +42,7 @@ fn valid_lines() -> Vec<Value> {
     all.expect("rows and commands are JSON")
 }
 
-/// Commands of every kind, to be spoiled too.
+/// Commands of every kind, to be corrupted too.
 fn sample_commands(held: LeaseId, token: Token, stuck: LeaseId) -> Vec<PoolCommand> {
     let (device, at, grace) = (DeviceId(0), PoolTime(2_000_000), Millis(5));
     let class = TaskClass { cpus: cpus(1), share: HALF, gpus: 1, models: "H100|V100".into() };
@@ -73,7 +73,7 @@ fn sample_commands(held: LeaseId, token: Token, stuck: LeaseId) -> Vec<PoolComma
     ]
 }
 
-/// One thing wrong with one value somewhere.
+/// Corruption of one value.
 #[derive(Debug, Clone)]
 enum Corruption {
     Put(Value),
@@ -121,7 +121,7 @@ fn path() -> impl Strategy<Value = Vec<Index>> {
     prop::collection::vec(any::<Index>(), 1..7)
 }
 
-/// The value a path leads to: at each step one of the children, until there are none.
+/// Returns the value at a path: at each step one of the children, until there are none.
 fn value_at<'a>(value: &'a mut Value, path: &[Index]) -> &'a mut Value {
     let children = value.as_array().map_or(0, Vec::len) + value.as_object().map_or(0, serde_json::Map::len);
     let Some((step, rest)) = path.split_first().filter(|_| children > 0) else { return value };
@@ -155,7 +155,7 @@ fn lines(rows: &[Value]) -> String {
 }
 
 proptest! {
-    // What fails is printed in full, which is all it takes to make a test of it.
+    // Failures are printed in full, which is enough to write a test.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]

@@ -1,4 +1,4 @@
-//! Host CPUs and memory are promised beside GPUs, and alone.
+//! Promises of host CPUs and memory, with GPUs and alone.
 
 use crate::support::*;
 use gpupool_core::{

@@ -1,4 +1,4 @@
-//! A lease's life: asked for, granted, kept alive, and over for one cause that is told.
+//! Life of a lease: requested, granted, kept alive, and ended for one known cause.
 
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ fn a_late_heartbeat_is_denied() {
     let lease = test.request(whole());
     let token = test.token(lease);
     test.now = test.now.after(secs(60));
-    // No tick in between: the deadline counts, not when somebody looked.
+    // No tick in between: the deadline itself counts.
     assert_eq!(test.apply(PoolCommand::Renew { lease, token }), Err(CommandDenied::Ended(lease)));
 }
 

@@ -1,4 +1,4 @@
-//! Memory of devices: promised beside shares, on grant and on release, and never what the driver keeps.
+//! Promises of device memory, beside shares, on grant and on release, without the driver's reserve.
 
 use crate::support::*;
 use gpupool_core::{

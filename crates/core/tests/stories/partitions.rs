@@ -1,4 +1,4 @@
-//! AMD's partitions are taken as they are: SPX whole, CPX in eighths. What is asked for is a share of a whole GPU.
+//! AMD partitions are indivisible: SPX is a whole GPU, CPX an eighth. Requests name shares of a whole GPU.
 
 use crate::support::*;
 use gpupool_core::{
@@ -6,7 +6,7 @@ use gpupool_core::{
     Unsatisfiable, Vendor,
 };
 
-/// So many partitions of one MI300X, each `of_parent` of it.
+/// Returns partitions of one MI300X, each `of_parent` of it.
 fn partitions(profile: &str, count: usize, of_parent: u32) -> Vec<DeviceFacts> {
     let cut = |number: usize| DeviceFacts {
         vendor: Vendor::Amd,

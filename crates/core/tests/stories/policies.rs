@@ -1,4 +1,4 @@
-//! Rules an operator sets: which requests they cover, what they refuse, and that the decision names them.
+//! Policies: requests that they match, rules that they enforce, and decisions that name them.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use gpupool_core::{
     RequestPolicy, RequestSize, RequestedAmount, Share, Unsatisfiable,
 };
 
-/// Which rule of `rules` refuses `request` on a box of four.
+/// Returns the rule of `rules` that denies `request` on a node with four GPUs.
 fn broken(rules: RequestPolicy, request: Request) -> Option<PolicyViolation> {
     let name = rules.name.clone();
     match PoolFixture::under(policies([rules]), 4).try_request(request) {

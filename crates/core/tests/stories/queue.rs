@@ -1,4 +1,4 @@
-//! Whose turn it is: order of arrival, priorities, backfill that delays nobody, quotas and fair share.
+//! Order of requests: arrival, priorities, backfill without delays, quotas and fair share.
 
 use crate::support::*;
 use gpupool_core::{
@@ -6,7 +6,7 @@ use gpupool_core::{
     PoolTime, QueueOrder, QueueTurn, Request, RequestPolicy, Share, Unsatisfiable,
 };
 
-/// Holds its GPU through any story.
+/// Request that holds its GPU through any test.
 fn stays() -> Request {
     Request { ttl: mins(24 * 60), ..whole() }
 }
@@ -144,7 +144,7 @@ fn a_quota_holds_back_its_own_owner_only() {
     let second = test.request(owned("alice", whole()));
     assert_eq!(test.wait_reason(second), "position 1; the owner holds 1 of its quota of 1 GPUs");
     let bob = test.request(owned("bob", gpus(2)));
-    assert!(test.is_active(bob), "who waits for a quota holds up nobody");
+    assert!(test.is_active(bob), "a waiter behind its quota blocks no other owner");
     test.release(first);
     assert!(test.is_active(second));
     let refused = test.expect_denied(owned("alice", gpus(2)));
@@ -183,7 +183,7 @@ fn used_up_gpu_hours_let_the_owner_wait_for_the_next_period() {
     test.advance_with_heartbeats(Millis(next_period.since(test.now).0 - 1));
     assert!(test.is_queued(second));
     test.advance(Millis(1));
-    assert!(test.is_active(second), "nobody had to ask for it");
+    assert!(test.is_active(second), "without a request in between");
 }
 
 #[test]
@@ -276,13 +276,13 @@ fn backfill_respects_waiters_after_device_kinds_changed() {
     let ends = test.request(on(model("H100"), stays()));
     let any_two = test.request(gpus(2));
     let two_h100 = test.request(on(model("H100"), gpus(2)));
-    // One V100 turns out to be different: kinds of devices are counted anew while everybody waits.
+    // One V100 turns out to be different: device kinds are computed again while requests wait.
     let labelled = DeviceFacts { labels: [("slot".into(), "2".into())].into(), ..v100("v1") };
     test.register_node(node("a"), vec![v100("v0"), labelled]);
     test.release(ends);
     assert!(test.is_queued(any_two) && test.is_queued(two_h100));
     let short = test.request(held_for(30, whole()));
-    assert!(test.is_queued(short), "two H100 may be free at any moment, and somebody waits for them");
+    assert!(test.is_queued(short), "two H100 may be free at any moment, and a request waits for them");
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn a_request_with_strict_thresholds_claims_the_device_below_them() {
     test.advance(Millis(1));
     test.report_idle(0);
     let strict_request = test.request(Request { thresholds: Some(strict), ..whole() });
-    assert_eq!(test.place(whole()), [1], "the busy one is nobody's");
+    assert_eq!(test.place(whole()), [1], "the busy device is not claimed");
     let last = test.request(whole());
     test.release(holder);
     assert!(test.is_active(strict_request) && test.is_queued(last));

@@ -1,4 +1,4 @@
-//! After a crash: the rows bring back what was promised, and a bad row is left out and complained of.
+//! Restart after a crash: rows restore promises, and bad rows are skipped and reported.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use gpupool_core::{
     Token,
 };
 
-/// A node comes back with its devices, read as idle.
+/// A node returns with its devices, read as idle.
 fn reconnect_node(test: &mut PoolFixture, count: usize) {
     test.add_node(node("a"), devices("a", count));
 }

@@ -1,11 +1,11 @@
-//! Several GPUs: all or nothing, on one node, the closest together first.
+//! Several GPUs: all or nothing, on one node, closest together.
 
 use crate::support::*;
 use gpupool_core::{
     CommandDenied, DeviceLink, GpuId, LinkKind, NodeId, PlacementStrategy, PoolCommand, Request, Unsatisfiable,
 };
 
-/// A node of eight: its links are the given pairs, anything else crosses NUMA nodes.
+/// Returns a node of eight GPUs with these links; all other pairs cross NUMA nodes.
 fn linked(links: &[(u32, u32, LinkKind)]) -> PoolFixture {
     let mut test = PoolFixture::of(8);
     let links = links.iter().map(|&(a, b, kind)| DeviceLink { a: GpuId(a), b: GpuId(b), kind }).collect();

@@ -172,7 +172,7 @@ fn least_fragmentation_does_not_strand_a_gpu_by_taking_its_cpus() {
 fn least_fragmentation_learns_from_requests() {
     let mut test = PoolFixture::of(1);
     test.add_node(node("b"), devices("b", 1));
-    // Fifty whole cards are asked for: from then on, breaking an empty card costs.
+    // Fifty whole cards are requested: from then on, splitting an empty card has a cost.
     for _ in 0..50 {
         let lease = test.request(by(PlacementStrategy::LeastFragmentation, whole()));
         test.release(lease);

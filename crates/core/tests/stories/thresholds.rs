@@ -1,4 +1,4 @@
-//! Thresholds judge foreign load only, on readings newer than the last change of leases; leases follow promises.
+//! Thresholds apply to foreign load only, by readings after the last change of leases; leases are limited by promises.
 
 use crate::support::*;
 use gpupool_core::{
@@ -83,7 +83,7 @@ fn a_foreign_process_closes_the_other_half() {
         "position 1; needs 1 GPU with 0.1 free; 0 are free; 1 matching GPU is in use without a lease"
     );
     test.report(0, |reading| reading.processes = Some(vec![process_of(first, gib(8))]));
-    assert!(test.is_active(second), "the squatter has gone");
+    assert!(test.is_active(second), "the foreign process is gone");
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn ten_requests_in_one_second_do_not_pile_onto_one_device() {
     }
 }
 
-/// The amount that a fraction in a request's body comes to.
+/// Returns the amount for a fraction in a request's body.
 fn fraction(fraction: f64) -> RequestedAmount {
     Request::try_from(RequestBody { fraction: Some(fraction), ..RequestBody::default() }).unwrap().amount
 }
@@ -231,7 +231,7 @@ fn a_device_without_utilization_is_assessed_by_memory_and_processes() {
         test.is_active(lease)
     };
     assert!(silent(gib(0), vec![]));
-    assert!(!silent(gib(1), vec![foreign_process(gib(1))]), "nobody can tell how busy the squatter is");
+    assert!(!silent(gib(1), vec![foreign_process(gib(1))]), "the load of the foreign process is unknown");
     assert!(!silent(gib(64), vec![ProcessUsage { attribution: ProcessAttribution::Unknown, memory: None }]));
     assert!(silent(gib(63), vec![ProcessUsage { attribution: ProcessAttribution::Unknown, memory: None }]));
 }

@@ -1,4 +1,4 @@
-//! What must hold for any bytes at all. Run briefly by the fuzz tests here, and for long by the targets in `fuzz/`.
+//! Checks that hold for any bytes. The fuzz tests here run them briefly, the targets in `fuzz/` for longer.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use gpupool_core::{
     PoolSettings, PoolTime, Request, RequestBody,
 };
 
-/// The fields an error about a request may name.
+/// Fields that an error about a request may name.
 const FIELDS: &[&str] = &[
     "gpus",
     "fraction",
@@ -31,7 +31,7 @@ const FIELDS: &[&str] = &[
     "max_duration_secs",
 ];
 
-/// A request body either becomes a request the pool can judge, or an error that names the field.
+/// Checks that a request body becomes a valid request, or an error that names the field.
 pub fn request_body(bytes: &[u8]) {
     let Ok(body) = serde_json::from_slice::<RequestBody>(bytes) else { return };
     let request = match Request::try_from(body) {
@@ -50,11 +50,11 @@ pub fn request_body(bytes: &[u8]) {
 }
 
 fn assert_names_field(error: &FieldError) {
-    assert!(FIELDS.contains(&error.field), "{error}: nobody knows a field {:?}", error.field);
-    assert!(!error.allowed.is_empty(), "{error}: what is allowed?");
+    assert!(FIELDS.contains(&error.field), "{error}: unknown field {:?}", error.field);
+    assert!(!error.allowed.is_empty(), "{error}: no allowed values");
 }
 
-/// Rows and commands, one JSON value a line: whatever they say, the pool comes up, keeps its books and goes on.
+/// Checks that a pool restores from any rows and commands (one JSON value per line) and works on.
 pub fn rows(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let mut rows = Vec::new();
@@ -97,7 +97,7 @@ fn apply_and_end(settings: PoolSettings, rows: Vec<PoolRow>, commands: Vec<PoolC
     end_everything(&mut pool, now);
 }
 
-/// Asks on a node of its own, looks at what came of it, and gives it back.
+/// Requests on a new node, checks the lease, and releases it.
 fn request_and_release(pool: &mut Pool, now: PoolTime, request: Request) -> Option<gpupool_core::Token> {
     let own = NodeFacts {
         name: "a node of its own".into(),
@@ -123,7 +123,7 @@ fn end_everything(pool: &mut Pool, now: PoolTime) {
         apply(pool, now, PoolCommand::Release { lease });
         apply(pool, now, PoolCommand::Drained { lease });
     }
-    // What waited was served by what was freed: end that too.
+    // Waiters were served by the freed devices: end those too.
     let leases: Vec<_> = pool.leases().map(|lease| lease.id).collect();
     for lease in leases {
         apply(pool, now, PoolCommand::Release { lease });

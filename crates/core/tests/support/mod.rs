@@ -1,9 +1,9 @@
-//! A small fixture for stories about a pool: make nodes, ask, let time pass, read, and look.
+//! A pool for tests: add nodes, request, advance the clock, report readings, and check.
 //!
-//! Every command is followed by the pool's own sanity check, and every row it leaves is kept, so that any story can
-//! restart the pool and go on.
+//! Every command is followed by the pool's own invariant check, and all its rows are stored, so that any test can
+//! restart the pool.
 
-// Each story is a crate of its own and uses its own part of this.
+// Each test crate uses its own part of this.
 #![allow(dead_code)]
 
 pub mod fuzzed;
@@ -38,42 +38,42 @@ pub fn mins(n: u64) -> Millis {
     Millis::from_mins(n)
 }
 
-/// One whole GPU, thresholds not judged.
+/// Request for one whole GPU, without thresholds.
 pub fn whole() -> Request {
     Request::default()
 }
 
-/// So many whole GPUs.
+/// Request for several whole GPUs.
 pub fn gpus(n: u16) -> Request {
     Request { gpus: n, ..whole() }
 }
 
-/// So many thousandths of a GPU.
+/// Request for thousandths of a GPU.
 pub fn part(share: u32) -> Request {
     Request { amount: RequestedAmount::Share(Share(share)), ..whole() }
 }
 
-/// A part of a GPU by its memory.
+/// Request for a part of a GPU by memory.
 pub fn memory(bytes: Bytes) -> Request {
     Request { amount: RequestedAmount::Memory(bytes), ..whole() }
 }
 
-/// Host CPUs only.
+/// Request for host CPUs only.
 pub fn host(cpus: MilliCpus) -> Request {
     Request { gpus: 0, cpus, ..whole() }
 }
 
-/// Only the device with this number.
+/// Selector of the device with this number.
 pub fn named(gpu_id: u32) -> Arc<DeviceSelector> {
     Arc::new(DeviceSelector { gpu_ids: vec![GpuId(gpu_id)], ..DeviceSelector::default() })
 }
 
-/// Only this model.
+/// Selector of this model.
 pub fn model(name: &str) -> Arc<DeviceSelector> {
     Arc::new(DeviceSelector { models: vec![name.into()], ..DeviceSelector::default() })
 }
 
-/// The same request with the default thresholds: 80 % memory, 90 % utilization.
+/// Adds the default thresholds: 80 % memory, 90 % utilization.
 pub fn careful(request: Request) -> Request {
     Request { thresholds: Some(LoadThresholds::default()), ..request }
 }
@@ -86,7 +86,7 @@ pub fn owned(owner: &str, request: Request) -> Request {
     Request { owner: owner.into(), ..request }
 }
 
-/// An NVIDIA device with so much memory and nothing kept by the driver.
+/// Returns an NVIDIA device with this memory and no driver reserve.
 pub fn device(uuid: &str, model: &str, memory_gib: u64) -> DeviceFacts {
     DeviceFacts {
         identity: DeviceIdentity::Uuid(uuid.into()),
@@ -99,7 +99,7 @@ pub fn device(uuid: &str, model: &str, memory_gib: u64) -> DeviceFacts {
     }
 }
 
-/// So many alike devices of a node, with 80 GiB each.
+/// Returns equal devices of a node, with 80 GiB each.
 pub fn devices(node: &str, count: usize) -> Vec<DeviceFacts> {
     (0..count).map(|i| device(&format!("GPU-{node}-{i}"), "NVIDIA H100 80GB HBM3", 80)).collect()
 }
@@ -108,12 +108,12 @@ pub fn node(name: &str) -> NodeFacts {
     NodeFacts { name: name.into(), cpus: cpus(64), memory: gib(512), labels: Default::default() }
 }
 
-/// A policy without rules, for the test to add one.
+/// Returns a policy without rules, for the test to add one.
 pub fn policy(name: &str) -> RequestPolicy {
     RequestPolicy { name: name.into(), ..RequestPolicy::unlimited() }
 }
 
-/// These policies, and no rules for everybody else.
+/// Returns these policies, without rules for other requests.
 pub fn policies(policies: impl IntoIterator<Item = RequestPolicy>) -> Policies {
     Policies { policies: policies.into_iter().collect(), ..Policies::unlimited() }
 }
@@ -135,25 +135,25 @@ pub struct PoolFixture {
     pub pool: Pool,
     pub now: PoolTime,
     pub settings: PoolSettings,
-    /// Everything kept so far, in order.
+    /// All rows so far, in order.
     pub rows: Vec<PoolRow>,
-    /// What the last command brought about.
+    /// Effects of the last command.
     pub effects: Vec<PoolEffect>,
 }
 
 impl PoolFixture {
-    /// An empty pool without rules.
+    /// Creates an empty pool without rules.
     pub fn empty() -> Self {
         Self::with(PoolSettings::default(), Policies::unlimited())
     }
 
     pub fn with(settings: PoolSettings, policies: Policies) -> Self {
-        // Not at zero, so that "a while ago" exists.
+        // Above zero, so that earlier times exist.
         let now = PoolTime(HOUR.0);
         Self { pool: Pool::new(settings, policies), now, settings, rows: Vec::new(), effects: Vec::new() }
     }
 
-    /// One node with so many alike devices, each read as idle.
+    /// Creates one node with equal devices, each read as idle.
     pub fn of(count: usize) -> Self {
         let mut test = Self::empty();
         test.add_node(node("a"), devices("a", count));
@@ -166,7 +166,7 @@ impl PoolFixture {
         test
     }
 
-    /// As [`PoolFixture::of`], with devices that are free only when processes are gone.
+    /// As [`PoolFixture::of`], with devices that are free only once processes are gone.
     pub fn draining(count: usize, patience: Millis) -> Self {
         let mut test = Self::with(
             PoolSettings { drain: DrainMode::WhenGone { patience }, ..PoolSettings::default() },
@@ -176,7 +176,7 @@ impl PoolFixture {
         test
     }
 
-    /// Puts a node in, each of its devices read as idle.
+    /// Adds a node with each of its devices read as idle.
     pub fn add_node(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>) -> NodeId {
         let (node, ids) = self.register_node(facts, devices);
         for device in ids {
@@ -185,7 +185,7 @@ impl PoolFixture {
         node
     }
 
-    /// Puts a node in; its devices were never read.
+    /// Adds a node; its devices were never read.
     pub fn register_node(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>) -> (NodeId, Vec<DeviceId>) {
         match self.apply_ok(PoolCommand::NodeSeen { facts, devices, numbers: Vec::new() }) {
             CommandReply::Node(node, ids) => (node, ids),
@@ -221,13 +221,13 @@ impl PoolFixture {
         self.try_request(request).unwrap_or_else(|denied| panic!("{denied}"))
     }
 
-    /// Asks, and says on which devices it was granted.
+    /// Requests, and returns the granted devices.
     pub fn place(&mut self, request: Request) -> Vec<u32> {
         let lease = self.request(request);
         self.devices_of(lease)
     }
 
-    /// Why a request is refused.
+    /// Requests, and returns the denial.
     pub fn expect_denied(&mut self, request: Request) -> CommandDenied {
         self.try_request(request).expect_err("the request must be refused")
     }
@@ -236,7 +236,7 @@ impl PoolFixture {
         self.apply_ok(PoolCommand::Release { lease });
     }
 
-    /// Lets time pass, waking the pool whenever it wants to be woken.
+    /// Advances the clock, applying each deadline on time.
     pub fn advance(&mut self, time: Millis) {
         let end = self.now.after(time);
         let mut effects = Vec::new();
@@ -251,7 +251,7 @@ impl PoolFixture {
         self.effects = effects;
     }
 
-    /// Lets time pass while a waiter goes on asking and a holder goes on renewing.
+    /// Advances the clock while waiters ask and holders renew.
     pub fn advance_with_heartbeats(&mut self, time: Millis) {
         let end = self.now.after(time);
         while self.now < end {
@@ -269,7 +269,7 @@ impl PoolFixture {
         }
     }
 
-    /// A device reports, one millisecond later than anything before.
+    /// Reports a reading one millisecond later than anything before.
     pub fn report(&mut self, device: u32, change: impl FnOnce(&mut DeviceReading)) {
         self.now = self.now.after(Millis(1));
         let mut reading = DeviceReading::idle(self.now);
@@ -281,7 +281,7 @@ impl PoolFixture {
         self.report(device, |_| {});
     }
 
-    /// A device reports this much in use, by nobody it can name.
+    /// Reports this load without a process list.
     pub fn report_load(&mut self, device: u32, used: Bytes, busy: Percent) {
         self.report(device, |reading| {
             reading.memory_used = ReadingField::Value(used);
@@ -310,7 +310,7 @@ impl PoolFixture {
         self.lease(lease).decision.clone().expect("a granted lease has a decision")
     }
 
-    /// The devices a lease holds, or drains on.
+    /// Returns the devices that a lease holds or drains.
     pub fn devices_of(&self, lease: LeaseId) -> Vec<u32> {
         self.lease(lease).promises.iter().map(|promise| promise.device.0).collect()
     }
@@ -323,7 +323,7 @@ impl PoolFixture {
         self.state(lease) == LeaseState::Active
     }
 
-    /// Why a lease waits, in words.
+    /// Returns the explanation of a wait as text.
     pub fn wait_reason(&self, lease: LeaseId) -> String {
         self.pool.explain(lease).unwrap_or_else(|| panic!("lease {lease} does not wait")).to_string()
     }
@@ -332,7 +332,7 @@ impl PoolFixture {
         self.pool.device(DeviceId(device)).unwrap_or_else(|| panic!("device {device} is not known"))
     }
 
-    /// The pool crashes and comes back from its rows, which were written as JSON; its nodes are not seen yet.
+    /// Restarts the pool from its rows, written as JSON; its nodes are not seen yet.
     pub fn restart(&mut self) -> Vec<RestoreError> {
         let written: Vec<String> =
             self.rows.iter().map(|row| serde_json::to_string(row).expect("a row is JSON")).collect();

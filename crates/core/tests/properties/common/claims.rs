@@ -1,4 +1,4 @@
-//! Whose turn it is and what fits where, worked out the long way round.
+//! Eligibility and order of requests, computed by plain scans.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,14 +8,14 @@ use gpupool_core::{
 
 use super::model::{ModelDevice, ModelLease, PoolModel};
 
-/// What a request takes of a device.
+/// Part of a device that a request takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DevicePart {
     pub share: u64,
     pub memory: u64,
 }
 
-/// What a request must leave alone.
+/// Capacity that a request must not take.
 #[derive(Debug, Default)]
 pub struct CapacityClaims {
     pub devices: BTreeSet<DeviceId>,
@@ -23,7 +23,7 @@ pub struct CapacityClaims {
 }
 
 impl PoolModel {
-    /// What of a device a request takes, if it could ever use it (other devices and the host aside).
+    /// Returns the part of a device that a request takes, if it could ever use it (other devices and the host aside).
     fn device_part(&self, request: &Request, device: &ModelDevice) -> Option<DevicePart> {
         let (select, facts) = (&request.select, &device.facts);
         let node = &self.nodes[&device.node].facts;
@@ -63,7 +63,7 @@ impl PoolModel {
         }
     }
 
-    /// The nodes a request could ever run on, with the devices it could use there.
+    /// Returns the nodes a request could ever run on, with the devices it could use there.
     pub fn eligible_nodes(&self, request: &Request) -> BTreeMap<NodeId, BTreeMap<DeviceId, DevicePart>> {
         let selector = &self.policies.policy_for(request).node_selector;
         let mut places = BTreeMap::new();
@@ -86,7 +86,7 @@ impl PoolModel {
         places
     }
 
-    /// Why a device cannot take a part now, if so.
+    /// Returns the reason why a device cannot take a part now, if any.
     pub fn misfit(&self, request: &Request, id: DeviceId, part: DevicePart) -> Option<&'static str> {
         let device = &self.devices[&id];
         let (share, memory) = self.promised(id);
@@ -120,7 +120,7 @@ impl PoolModel {
         !stale && is_below_last_thresholds(request, device)
     }
 
-    /// What of its places a request that waits keeps others off: not what is above its own thresholds.
+    /// Returns the capacity that a waiting request claims, without devices above its own thresholds.
     pub fn claims_of_request(&self, request: &Request) -> CapacityClaims {
         let mut claims = CapacityClaims::default();
         for (node, parts) in self.eligible_nodes(request) {
@@ -139,13 +139,13 @@ impl PoolModel {
     pub fn host_fits(&self, request: &Request, node: NodeId) -> bool {
         let (cpus, memory) = self.host_promised(node);
         let (facts, up) = (&self.nodes[&node].facts, self.nodes[&node].up);
-        // A node may come back with less than is promised of it; what asks for nothing of that is not hindered.
+        // A node may return with less than is promised of it; requests without host resources are not affected.
         let fits = |wanted: u64, promised: u64, all: u64| wanted == 0 || promised.saturating_add(wanted) <= all;
         needs_no_host(request)
             || (up && fits(request.cpus.0, cpus, facts.cpus.0) && fits(request.host_memory.0, memory, facts.memory.0))
     }
 
-    /// A node where a request fits now, off everything that is claimed.
+    /// Returns a node where a request fits now, outside all claims.
     pub fn node_outside(&self, request: &Request, claims: &CapacityClaims) -> Option<NodeId> {
         self.eligible_nodes(request).into_iter().find_map(|(node, parts)| {
             let free = |(device, part): &(&DeviceId, &DevicePart)| {
@@ -162,7 +162,7 @@ impl PoolModel {
         parts.max().unwrap_or(0) * u64::from(request.gpus)
     }
 
-    /// Whether its owner's quota holds a request back.
+    /// Whether the owner's quota holds a request back.
     pub fn over_quota(&self, request: &Request) -> bool {
         let quota = self.policies.quota_of(&request.owner);
         let more = self.most_held(request);
@@ -188,18 +188,18 @@ impl PoolModel {
         [request.max_duration, self.policies.policy_for(request).max_duration].into_iter().flatten().min()
     }
 
-    /// Whether `a` is served before `b`, for certain: in fair share only priority is.
+    /// Whether `a` is certainly served before `b`: in fair share only priority is certain.
     pub fn is_before(&self, a: (LeaseId, &Request), b: (LeaseId, &Request)) -> bool {
         let (first, second) = (self.priority(a.1), self.priority(b.1));
         first > second || (first == second && a.0 < b.0 && self.policies.queue == QueueOrder::Fifo)
     }
 
-    /// Everything that those who wait before a request could use. In fair share: that anybody else could.
+    /// Returns the claims of all earlier waiters; in fair share, of all other waiters.
     pub fn claims_before(&self, id: LeaseId, request: &Request) -> CapacityClaims {
         self.collect_claims(id, request, |_| true)
     }
 
-    /// As [`Model::claims_before`], without those who cannot start before the lease would be over.
+    /// As [`PoolModel::claims_before`], without waiters that cannot start before the lease would end.
     pub fn claims_in_the_way(&self, id: LeaseId, request: &Request) -> CapacityClaims {
         let end = self.held_at_most(request).map(|most| self.now.after(most));
         self.collect_claims(id, request, |earlier| {
@@ -216,7 +216,7 @@ impl PoolModel {
             if before && !self.over_quota(&entry.request) && in_the_way(&entry.request) {
                 let claimed = self.claims_of_request(&entry.request);
                 if !claimed.hosts.is_empty() {
-                    // Hosts are claimed by what nodes have in common, which may be more than the node itself.
+                    // Hosts are claimed by node shape, which may be more than the node itself.
                     claims.hosts.extend(self.nodes.keys());
                 }
                 claims.devices.extend(claimed.devices);
@@ -225,8 +225,8 @@ impl PoolModel {
         claims
     }
 
-    /// When a request is certain to find a place, counting on certain ends only: the first of those instants at which
-    /// it would fit if everybody who must be gone by then were.
+    /// Returns the time at which a request is certain to find a place, by certain ends only: the first such instant at
+    /// which it fits if all leases that must have ended by then are gone.
     pub fn certain_start(&self, request: &Request) -> Option<PoolTime> {
         let ends =
             self.leases.values().filter(|entry| entry.holds_capacity()).filter_map(|entry| self.certain_end(entry));
@@ -265,7 +265,7 @@ impl PoolModel {
     }
 }
 
-/// Whether two requests are alike to placement: then the later one has nothing on the earlier one.
+/// Whether two requests are alike to placement: then the later one has no advantage over the earlier one.
 fn same_needs(a: &Request, b: &Request) -> bool {
     let place = |r: &Request| (r.gpus, r.amount, r.isolation, r.thresholds, r.select.clone(), r.cpus, r.host_memory);
     place(a) == place(b)
@@ -275,7 +275,7 @@ pub fn needs_no_host(request: &Request) -> bool {
     request.cpus.0 == 0 && request.host_memory.0 == 0
 }
 
-/// Whether what was foreign on a device when that was last judged is below a request's thresholds.
+/// Whether the last assessed foreign load of a device is below a request's thresholds.
 fn is_below_last_thresholds(request: &Request, device: &ModelDevice) -> bool {
     let (Some(limits), Some(foreign)) = (request.thresholds, device.foreign) else { return false };
     let memory = match (foreign.memory, device.facts.memory) {

@@ -1,4 +1,4 @@
-//! What must come of a command, and what may: the outside world that rejects any effect it did not expect.
+//! Effects that a command must and may have; every other effect is rejected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use gpupool_core::{
 
 use super::model::{ModelDevice, ModelLease, ModelNode, PoolModel, ensure};
 
-/// Effects that must come of a command. Grants may come besides.
+/// Effects that a command must have. Grants may come besides.
 #[derive(Debug, Default)]
 struct ExpectedEffects {
     ends: BTreeMap<LeaseId, Vec<EndCause>>,
@@ -22,8 +22,8 @@ struct ExpectedEffects {
 }
 
 impl PoolModel {
-    /// Takes in a command with all that came of it, or says which rule that breaks. Everything that was due before the
-    /// command must have been let happen by a tick at the same time.
+    /// Applies a command with its outcome, or returns the rule that it breaks. Deadlines before the command must have
+    /// been applied by a tick at the same time.
     pub fn check_command(
         &mut self,
         command: &PoolCommand,
@@ -36,7 +36,7 @@ impl PoolModel {
         self.check_effects(outcome, due)
     }
 
-    /// Takes in what comes of serving the queue: grants and nothing else.
+    /// Checks the outcome of serving the queue: grants and nothing else.
     pub fn check_service(&mut self, outcome: &ApplyOutcome) -> Result<(), String> {
         self.check_effects(outcome, ExpectedEffects::default())
     }
@@ -52,7 +52,7 @@ impl PoolModel {
         Ok(())
     }
 
-    /// What a command changes by itself, and the answer it must get where that is plain.
+    /// Applies the direct changes of a command, and returns the required reply if there is only one.
     fn apply_command(
         &mut self,
         command: &PoolCommand,
@@ -184,7 +184,7 @@ impl PoolModel {
         })
     }
 
-    /// The denial of a command about a device or a node that is not there.
+    /// Returns the denial of a command about an unknown device or node.
     fn unknown(&self, command: &PoolCommand) -> Option<CommandDenied> {
         match command {
             PoolCommand::Observe { device, .. }
@@ -227,7 +227,7 @@ impl PoolModel {
         }
     }
 
-    /// What somebody wants of a known lease.
+    /// Applies a command about a known lease.
     fn apply_lease_command(
         &mut self,
         id: LeaseId,
@@ -324,7 +324,7 @@ impl PoolModel {
         let now = self.now;
         match effect {
             PoolEffect::Queued { lease } => {
-                ensure!(due.new.take() == Some(*lease), "nobody asked for lease {lease} just now");
+                ensure!(due.new.take() == Some(*lease), "lease {lease} was not requested by this command");
                 self.check_no_place(*lease, &self.leases[lease].request)?;
             }
             PoolEffect::Granted { lease, token, .. } if due.confirmed == Some(*lease) => {

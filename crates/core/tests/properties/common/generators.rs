@@ -1,4 +1,4 @@
-//! Random worlds: how often what happens, and how large it is.
+//! Generators of random worlds: frequencies and sizes.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Which grants are legal: the request waits, it fits, and nobody who came before is put off.
+//! Legal grants: the request waits, it fits, and it delays no earlier request.
 
 use std::collections::BTreeSet;
 
@@ -8,20 +8,20 @@ use super::claims::{CapacityClaims, needs_no_host};
 use super::model::{OFFER_LIFETIME, PoolModel, ensure};
 
 impl PoolModel {
-    /// A newcomer is not made to wait, nor sent away, where it could go without putting anybody off.
+    /// Checks that a new request waits or is denied only if it would delay an earlier one.
     pub(super) fn check_no_place(&self, id: LeaseId, request: &Request) -> Result<(), String> {
         let sound = self.nodes.iter().all(|(id, node)| {
             let (cpus, memory) = self.host_promised(*id);
             cpus <= node.facts.cpus.0 && memory <= node.facts.memory.0
         });
-        // Of a host that has become too small for its leases nobody knows for certain when it has room.
+        // Free room on a host that shrank below its promises is uncertain.
         let claims = if sound { self.claims_in_the_way(id, request) } else { self.claims_before(id, request) };
         let place = self.node_outside(request, &claims).filter(|_| !self.over_quota(request));
         ensure!(place.is_none(), "rule 4: lease {id} ({request:?}) could go at once on node {place:?}");
         Ok(())
     }
 
-    /// A grant is legal where the request waits, it fits, and it delays nobody who came before.
+    /// Checks that a granted request waits, fits, and delays no earlier one.
     pub(super) fn check_grant(
         &mut self,
         id: LeaseId,
@@ -98,7 +98,7 @@ impl PoolModel {
         Ok(())
     }
 
-    /// Those who wait before a request and are not held back by a quota, with when they are certain to start.
+    /// Returns the earlier waiters that no quota holds back, with their certain starts.
     fn passed_by(&self, id: LeaseId, request: &Request) -> Vec<(LeaseId, Option<PoolTime>)> {
         let earlier = self.waiting().filter(|entry| self.is_before((entry.id, &entry.request), (id, request)));
         let kept_off = earlier.filter(|entry| entry.id != id && !self.over_quota(&entry.request));

@@ -1,6 +1,6 @@
-//! The books of somebody who only hears commands, effects and rows: plain maps, naive scans, no index.
+//! Model of a pool that sees only commands, effects and rows: plain maps and scans, no index.
 //!
-//! It says what state the pool must be in, and [`super::effects`] rejects every effect that state does not call for.
+//! It predicts the state of the pool, and [`super::effects`] rejects every effect that the state does not call for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use gpupool_core::{
 pub const WAITER_PATIENCE: Millis = Millis::from_secs(15);
 pub const OFFER_LIFETIME: Millis = Millis::from_secs(5);
 
-/// Fails a check with a sentence.
+/// Fails a check with a message.
 macro_rules! ensure {
     ($condition:expr, $($message:tt)+) => {
         if !$condition {
@@ -43,11 +43,11 @@ pub struct ModelDevice {
     pub reading: Option<DeviceReading>,
     pub foreign: Option<ModelForeignLoad>,
     pub leases_changed_at: Option<PoolTime>,
-    /// Why it takes no new work, as the effects told.
+    /// Closure as the effects reported it.
     pub reported: Option<DeviceClosure>,
 }
 
-/// What no lease explains of a reading: bytes, thousandths of a percent, processes.
+/// Foreign part of a reading: bytes, thousandths of a percent, processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelForeignLoad {
     pub memory: Option<u64>,
@@ -63,7 +63,7 @@ pub struct ModelLease {
     pub token: Option<Token>,
     pub node: Option<NodeId>,
     pub promises: Vec<DevicePromise>,
-    /// What it held at first, for the books of GPU-hours.
+    /// Share held at first, for GPU-hours.
     pub granted_share: u64,
     pub draining: bool,
     pub quarantined: bool,
@@ -113,12 +113,12 @@ impl ModelLease {
         }
     }
 
-    /// Whether it takes up capacity.
+    /// Whether it holds capacity.
     pub fn holds_capacity(&self) -> bool {
         self.state.is_granted() || self.draining
     }
 
-    /// Every clock that can end it, with what it then ends for.
+    /// Returns every deadline that can end it, with the cause.
     pub fn ends(&self) -> Vec<(PoolTime, EndCause)> {
         let mut ends = Vec::new();
         match self.state {
@@ -140,7 +140,7 @@ impl ModelLease {
         ends
     }
 
-    /// When its devices are quarantined, if it still drains then.
+    /// Returns the time at which its devices are quarantined if it still drains.
     pub fn quarantine_at(&self, settings: PoolSettings) -> Option<PoolTime> {
         match settings.drain {
             DrainMode::WhenGone { patience } if self.draining && !self.quarantined => {
@@ -184,7 +184,7 @@ impl PoolModel {
         }
     }
 
-    /// Leases that take up capacity of a device, with what each takes.
+    /// Returns the leases that hold capacity of a device, with their promises.
     pub fn leases_on(&self, device: DeviceId) -> impl Iterator<Item = (&ModelLease, DevicePromise)> {
         let of_device = move |promise: &&DevicePromise| promise.device == device;
         let held = self.leases.values().filter(|entry| entry.holds_capacity());
@@ -203,7 +203,7 @@ impl PoolModel {
     }
 
     pub fn waiting(&self) -> impl Iterator<Item = &ModelLease> {
-        // A request that does not wait is never among those who do, not even while it is decided about.
+        // A request that does not wait is never a waiter, not even while it is decided.
         self.leases.values().filter(|entry| entry.state == LeaseState::Queued && entry.request.queue)
     }
 
@@ -233,7 +233,7 @@ impl PoolModel {
         (device.cordon == CordonState::Cordoned).then_some(DeviceClosure::Cordoned)
     }
 
-    /// Takes in a reading, and says which draining leases it shows to be gone from the device.
+    /// Applies a reading, and returns the draining leases whose processes are gone from the device.
     pub fn observe(&mut self, id: DeviceId, reading: &DeviceReading) -> Vec<LeaseId> {
         if self.devices[&id].reading.as_ref().is_some_and(|last| reading.at < last.at) {
             return Vec::new();
@@ -300,7 +300,7 @@ impl PoolModel {
         Some(foreign)
     }
 
-    /// A lease explains load only where it holds something.
+    /// A lease explains load only on devices that it holds.
     fn is_foreign(&self, id: DeviceId, whose: ProcessAttribution) -> bool {
         match whose {
             ProcessAttribution::Foreign => true,
@@ -309,19 +309,19 @@ impl PoolModel {
         }
     }
 
-    /// Whether a device may be forgotten: nothing is on it, and it is gone.
+    /// Whether a device may be forgotten: it holds nothing and is gone.
     pub fn can_forget_device(&self, id: DeviceId) -> bool {
         let is_gone =
             matches!(self.closure(id), Some(DeviceClosure::NodeLost | DeviceClosure::NotSeen | DeviceClosure::Lost));
         is_gone && self.leases_on(id).next().is_none()
     }
 
-    /// Whether a node may be forgotten: nothing is on it or on its devices, and it is down.
+    /// Whether a node may be forgotten: it holds nothing and is down.
     pub fn can_forget_node(&self, id: NodeId) -> bool {
         !self.nodes[&id].up && !self.leases.values().any(|entry| entry.node == Some(id) && entry.holds_capacity())
     }
 
-    /// The number a new device must get: the lowest that no device has.
+    /// Returns the number of the next new device: the lowest free one.
     pub fn next_device(&self) -> DeviceId {
         (0..).map(DeviceId).find(|id| !self.devices.contains_key(id)).expect("some number is free")
     }
@@ -330,14 +330,14 @@ impl PoolModel {
         self.nodes.iter().find(|(_, node)| &*node.facts.name == name).map(|(id, _)| *id)
     }
 
-    /// Frees what a lease has left of a device.
+    /// Frees a device of a lease.
     pub fn free_device_of(&mut self, lease: LeaseId, device: DeviceId) {
         let entry = self.leases.get_mut(&lease).expect("known");
         entry.promises.retain(|promise| promise.device != device);
         self.devices.get_mut(&device).expect("known").leases_changed_at = Some(self.now);
     }
 
-    /// The pool was rebuilt from its rows: what is not kept starts anew.
+    /// Resets the state that rows do not contain, after a restore.
     pub fn restart(&mut self) {
         let now = self.now;
         for node in self.nodes.values_mut() {
@@ -366,13 +366,13 @@ impl PoolModel {
         self.configured_workload = false;
     }
 
-    /// Whether the pool is where it must be.
+    /// Checks that the pool is in the predicted state.
     pub fn agrees_with(&self, pool: &Pool) -> Result<(), String> {
         let known: Vec<LeaseId> = pool.leases().map(|lease| lease.id).collect();
-        ensure!(known.iter().eq(self.leases.keys()), "the pool knows leases {known:?}, the books {:?}", self.leases);
+        ensure!(known.iter().eq(self.leases.keys()), "the pool knows leases {known:?}, the model {:?}", self.leases);
         for lease in pool.leases() {
             let entry = &self.leases[&lease.id];
-            ensure!(entry.agrees_with(lease), "lease {}: the books say {entry:?}, the pool {lease:?}", lease.id);
+            ensure!(entry.agrees_with(lease), "lease {}: the model says {entry:?}, the pool {lease:?}", lease.id);
         }
         ensure!(pool.devices().map(|view| view.device).eq(self.devices.keys().copied()), "other devices are known");
         ensure!(pool.nodes().map(|view| view.node).eq(self.nodes.keys().copied()), "other nodes are known");
@@ -380,7 +380,7 @@ impl PoolModel {
             let (share, memory) = self.promised(view.device);
             let device = &self.devices[&view.device];
             let here = (u64::from(view.promised.0), view.promised_memory) == (share, Bytes(memory));
-            ensure!(here, "rule 1: device {}: the books say {share}/{memory} are promised, not {view:?}", view.device);
+            ensure!(here, "rule 1: device {}: the model says {share}/{memory} are promised, not {view:?}", view.device);
             let closed = self.closure(view.device);
             ensure!(view.closed == closed, "device {}: closed for {closed:?}, not {:?}", view.device, view.closed);
             ensure!(
@@ -399,13 +399,13 @@ impl PoolModel {
         for view in pool.nodes() {
             let (cpus, memory) = self.host_promised(view.node);
             let here = (view.cpus_promised.0, view.memory_promised.0) == (cpus, memory);
-            ensure!(here, "rule 1: node {}: the books say {cpus}/{memory} are promised, not {view:?}", view.node);
+            ensure!(here, "rule 1: node {}: the model says {cpus}/{memory} are promised, not {view:?}", view.node);
         }
         Ok(())
     }
 }
 
-/// Whether the processes of a reading were attributed by a state that has a change at this time.
+/// Whether the attribution of a reading includes a change at this time.
 fn includes_change_at(reading: &DeviceReading, change: PoolTime) -> bool {
     reading.leases_as_of.is_none_or(|as_of| as_of >= change)
 }

@@ -1,4 +1,4 @@
-//! Two pools that should not be told apart: one that went on, and one that was killed and brought back from its rows.
+//! Comparison of a running pool with one that was killed and restored from its rows.
 
 use gpupool_core::{
     ApplyOutcome, Bytes, DeviceId, DeviceReading, LeaseHolder, LeaseRow, LeaseState, Millis, Percent, Pool,
@@ -9,7 +9,7 @@ use super::model::ensure;
 use super::session::{PoolSession, configured_workload};
 use super::world::RandomWorld;
 
-/// Runs a world up to a step, restores a second pool there, and takes the other steps with both.
+/// Runs a world up to a step, restores a second pool there, and takes the remaining steps with both.
 pub fn check_same_decisions(world: &RandomWorld, cut: usize) -> Result<(), String> {
     let mut live = PoolSession::start(world)?;
     for step in &world.steps[..cut.min(world.steps.len())] {
@@ -38,7 +38,7 @@ pub fn check_same_decisions(world: &RandomWorld, cut: usize) -> Result<(), Strin
         let (reply, outcome) = twin.apply(logged.now, logged.command.clone());
         twin.check_invariants()?;
         let same = reply == logged.reply && outcome.effects == logged.outcome.effects;
-        ensure!(same, "rule 2: the restored pool says {reply:?}, {outcome:?}\nwhere the live one logged {logged:?}");
+        ensure!(same, "rule 2: the restored pool replies {reply:?}, {outcome:?}\nbut the live one {logged:?}");
         let (live_rows, twin_rows) = (rows_of_facts(&logged.outcome), rows_of_facts(&outcome));
         ensure!(live_rows == twin_rows, "rule 2: the restored pool keeps {twin_rows:?}\nnot {live_rows:?}");
     }
@@ -55,13 +55,13 @@ fn rows_of_facts(outcome: &ApplyOutcome) -> Vec<&PoolRow> {
     outcome.rows.iter().filter(is_fact).collect()
 }
 
-/// Reads every device and sees every node again until nothing comes of it any more: what the live pool knows is then
-/// what one reading tells, and everybody who could go has gone.
+/// Reads every device and sees every node again until nothing changes: then one reading tells everything that the live
+/// pool knows, and every waiter that can start has started.
 fn settle(live: &mut PoolSession) -> Result<(), String> {
     for _ in 0..20 {
         live.clock = live.model.now.after(Millis(1));
         let from = live.log.len();
-        // There may be no device and no node left to hear of.
+        // There may be no device and no node left.
         live.send(PoolCommand::Tick)?;
         for device in live.model.devices.keys().copied().collect::<Vec<_>>() {
             live.send(PoolCommand::Observe { device, reading: plain_reading(live, device) })?;
@@ -76,13 +76,13 @@ fn settle(live: &mut PoolSession) -> Result<(), String> {
     Err("the live pool does not come to rest".to_owned())
 }
 
-/// The nodes that the pool knows and that are up.
+/// Returns the known nodes that are up.
 fn nodes_up(live: &PoolSession) -> Vec<usize> {
     (0..live.nodes.len()).filter(|number| live.node_id(*number).is_some_and(|id| live.model.nodes[&id].up)).collect()
 }
 
-/// The last reading of a device, without fields that failed or a list that is missing: those say what an earlier reading
-/// said, which is not kept.
+/// Returns the last reading of a device, without failed fields and missing lists: those keep values of earlier
+/// readings, which rows do not contain.
 fn plain_reading(live: &PoolSession, device: DeviceId) -> DeviceReading {
     let last = live.model.devices[&device].reading.clone();
     let mut reading = last.unwrap_or_else(|| DeviceReading::idle(live.clock));
@@ -101,7 +101,7 @@ fn plain_reading(live: &PoolSession, device: DeviceId) -> DeviceReading {
     reading
 }
 
-/// Tells a restored pool what rows do not keep. Nothing may come of that: the live pool knew it all along.
+/// Sends a restored pool the facts that rows do not contain. Nothing may change, since the live pool knew them.
 fn restore_facts(live: &PoolSession, twin: &mut Pool) -> Result<(), String> {
     let model = &live.model;
     let mut commands = vec![PoolCommand::SetWorkload { classes: configured_workload(model.configured_workload) }];
@@ -122,7 +122,7 @@ fn restore_facts(live: &PoolSession, twin: &mut Pool) -> Result<(), String> {
     Ok(())
 }
 
-/// A restored lease lives one full ttl and a restored waiter waits anew; so does everybody else after this.
+/// Renews everything: a restored lease gets one full ttl and a restored waiter a full wait, so the live ones must too.
 fn renew_lifetimes(live: &PoolSession) -> Vec<PoolCommand> {
     let mut commands: Vec<PoolCommand> = Vec::new();
     let later = live.model.now.after(Millis(1));

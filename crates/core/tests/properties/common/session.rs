@@ -1,4 +1,4 @@
-//! A pool, its books and its store, side by side: every step goes to all three and everything is checked after it.
+//! A pool, its model and its store: every step goes to all three, followed by all checks.
 
 use gpupool_core::{
     ApplyOutcome, Bytes, CommandDenied, CommandReply, DeviceId, DeviceReading, LeaseHolder, LeaseId, LeaseState,
@@ -20,21 +20,21 @@ pub struct PoolSession {
     pub model: PoolModel,
     pub store: ModelStore,
     pub nodes: Vec<NodeSpec>,
-    /// What the driver's clock says; the pool's own never goes back.
+    /// Clock of the caller; the pool's own never goes back.
     pub clock: PoolTime,
-    /// Everything that was said, for playing it again.
+    /// All commands, for a replay.
     pub log: Vec<LoggedCommand>,
-    /// How many commands each batch has, over and over; empty where each command comes alone, after a tick.
+    /// Repeating sizes of batches; empty if each command comes alone, after a tick.
     batches: Vec<usize>,
     batches_begun: usize,
-    /// How many commands are missing in the batch that is open.
+    /// Number of commands missing in the open batch.
     missing_in_batch: usize,
-    /// Whether a node that comes back lists its devices: a restored pool has not seen them, the one that left the rows has.
+    /// Whether a returning node lists its devices: a restored pool has not seen them, but the original has.
     pub lists_devices_on_return: bool,
     initial_policies: usize,
 }
 
-/// One command, and what came of it.
+/// One command and its outcome.
 #[derive(Debug)]
 pub struct LoggedCommand {
     pub now: PoolTime,
@@ -65,7 +65,7 @@ impl PoolSession {
         Ok(session)
     }
 
-    /// As [`Session::run`], with the steps' commands in batches of these sizes.
+    /// As [`PoolSession::run`], with the commands in batches of these sizes.
     pub fn run_in_batches(world: &RandomWorld, sizes: Vec<usize>) -> Result<Self, String> {
         let mut session = Self::start(world)?;
         session.batches = sizes;
@@ -77,7 +77,7 @@ impl PoolSession {
         Ok(session)
     }
 
-    /// A session that took all steps of a world, or the first broken rule.
+    /// Takes all steps of a world, or returns the first broken rule.
     pub fn run(world: &RandomWorld) -> Result<Self, String> {
         let mut session = Self::start(world)?;
         for (number, step) in world.steps.iter().enumerate() {
@@ -108,7 +108,7 @@ impl PoolSession {
         }
     }
 
-    /// Gives a command to the pool, after a tick that lets everything due before it happen; or within a batch.
+    /// Applies a command after a tick for all deadlines before it, or within a batch.
     pub fn send(&mut self, command: PoolCommand) -> Result<(), String> {
         if !self.batches.is_empty() {
             return self.send_in_batch(command);
@@ -154,7 +154,7 @@ impl PoolSession {
         if self.missing_in_batch == 0 { self.finish_batch() } else { Ok(()) }
     }
 
-    /// Finishes the batch, be it full or not.
+    /// Finishes the batch, full or not.
     fn finish_batch(&mut self) -> Result<(), String> {
         self.missing_in_batch = 0;
         let mut outcome = ApplyOutcome::default();
@@ -178,14 +178,14 @@ impl PoolSession {
         Ok(())
     }
 
-    /// Nobody waits who could go without standing in the way of those before; and everybody is told where they stand.
+    /// Checks that a waiter could not start without delaying an earlier one, and that its reported position is right.
     fn check_waiter(&self, entry: &ModelLease) -> Result<(), String> {
         let (model, id, request) = (&self.model, entry.id, &entry.request);
         if !model.over_quota(request) {
             let place = model.node_outside(request, &model.claims_before(id, request));
             ensure!(place.is_none(), "rule 4: lease {id} ({request:?}) fits on node {place:?} and is left waiting");
         }
-        let explained = self.pool.explain(id).ok_or(format!("lease {id} waits, nobody knows why"))?;
+        let explained = self.pool.explain(id).ok_or(format!("lease {id} waits without an explanation"))?;
         if model.policies.queue == QueueOrder::Fifo {
             let ahead = model.waiting().filter(|other| model.is_before((other.id, &other.request), (id, request)));
             let position = ahead.count() + 1;
@@ -194,7 +194,7 @@ impl PoolSession {
         Ok(())
     }
 
-    /// Kills the pool and brings it back from what the store kept; its nodes are seen again.
+    /// Kills the pool and restores it from the store; its nodes are seen again.
     pub fn restart(&mut self) -> Result<(), String> {
         if self.missing_in_batch > 0 {
             self.finish_batch()?;
@@ -212,7 +212,7 @@ impl PoolSession {
         Ok(())
     }
 
-    /// Another pool from these rows.
+    /// Restores another pool from these rows.
     pub fn restored(&self, rows: Vec<PoolRow>) -> Result<Pool, String> {
         let rules = world::policies(self.initial_policies);
         let (pool, bad) = Pool::restore(self.model.settings, rules, self.model.now, rows);
@@ -225,12 +225,12 @@ impl PoolSession {
         PoolCommand::NodeSeen { facts: spec.facts(number), devices: spec.devices(number), numbers: Vec::new() }
     }
 
-    /// The pool's number of a node, while the pool knows it.
+    /// Returns the pool's number of a node, while the pool knows it.
     pub fn node_id(&self, number: usize) -> Option<NodeId> {
         self.model.node_by_name(&self.nodes[number].facts(number).name)
     }
 
-    /// Every waiter asks, every holder renews.
+    /// Returns commands by which every waiter asks and every holder renews.
     pub fn renewal_commands(&self) -> Vec<PoolCommand> {
         let entries = self.model.leases.values();
         entries
@@ -244,7 +244,7 @@ impl PoolSession {
             .collect()
     }
 
-    /// The commands an act comes to, as things are.
+    /// Returns the commands for an action in the current state.
     pub fn commands(&mut self, act: &WorldAction) -> Vec<PoolCommand> {
         let devices: Vec<DeviceId> = self.model.devices.keys().copied().collect();
         let device = |pick: &Index| if devices.is_empty() { DeviceId(77) } else { *pick.get(&devices) };
@@ -376,7 +376,7 @@ impl PoolSession {
         }
     }
 
-    /// Grants in the order they were made since `from` in the log.
+    /// Returns the grants since `from` in the log, in order.
     pub fn granted_since(&self, from: usize) -> Vec<LeaseId> {
         let effects = self.log[from..].iter().flat_map(|logged| &logged.outcome.effects);
         let granted = |effect: &PoolEffect| match effect {
@@ -392,7 +392,7 @@ pub fn configured_workload(configured: bool) -> Vec<(TaskClass, u64)> {
     if configured { vec![(class(1000, 500), 3), (class(0, 1000), 2)] } else { Vec::new() }
 }
 
-/// A broken rule as a failed case.
+/// Turns a broken rule into a failed case.
 pub fn case_result<T>(result: Result<T, String>) -> Result<T, TestCaseError> {
     result.map_err(TestCaseError::fail)
 }

@@ -1,4 +1,4 @@
-//! What a store keeps of the rows: the last one about each thing.
+//! Store of the last row about each thing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl ModelStore {
         }
     }
 
-    /// Everything kept, as a store reads it back: by table.
+    /// Returns all rows as a store reads them back: by table.
     pub fn rows(&self) -> Vec<PoolRow> {
         let mut rows: Vec<PoolRow> = self.counters.map(PoolRow::Counters).into_iter().collect();
         rows.extend(self.rows_without_counters());
@@ -55,7 +55,7 @@ impl ModelStore {
         rows
     }
 
-    /// Nothing the pool knows of its leases, devices and nodes is missing here, and nothing is here that it does not know.
+    /// Checks that the rows contain exactly the pool's leases, devices and nodes.
     pub fn check_against(&self, pool: &Pool) -> Result<(), String> {
         let leases: Vec<LeaseRow> = pool.leases().map(|lease| lease.row().clone()).collect();
         let kept = self.leases.values();
