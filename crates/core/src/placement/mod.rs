@@ -39,7 +39,7 @@ pub(crate) struct PlacementSearch<'a> {
     pub id: RequestClassId,
     pub class: &'a RequestClass,
     pub reserved: &'a ReservedCapacity,
-    /// Device used last, for `round-robin`.
+    /// Device used last, in a search by `round-robin`.
     pub last_device: Option<DeviceId>,
     /// Readings older than this are ignored for thresholds.
     pub stale_before: Option<PoolTime>,
@@ -61,7 +61,7 @@ impl PlacementSearch<'_> {
         let class = self.class;
         match (class.shape.strategy, class.shape.gpus) {
             (strategy, _) if strategy.scores_nodes() => self.find_best_scored(&wanted),
-            (strategy, 0) => self.find_host_only(strategy),
+            (_, 0) => self.find_host_only(),
             (strategy, 1) => {
                 let need_room = |need: &&DeviceNeed| {
                     wanted(need)
@@ -75,10 +75,10 @@ impl PlacementSearch<'_> {
                 if let Some(order) = order {
                     self.inventory.build_order(order);
                 }
-                let device = self.find_one_device(strategy, order, &wanted)?;
+                let device = self.find_one_device(order, &wanted)?;
                 self.promise_devices(&[device])
             }
-            (strategy, _) => self.find_several(strategy, &wanted),
+            _ => self.find_several(&wanted),
         }
     }
 
@@ -145,12 +145,7 @@ fn index_order(strategy: PlacementStrategy) -> Option<IndexOrder> {
 
 impl PlacementSearch<'_> {
     /// Returns the device that the strategy chooses among the wanted kinds.
-    fn find_one_device(
-        &self,
-        strategy: PlacementStrategy,
-        order: Option<IndexOrder>,
-        wanted: &impl Fn(&DeviceNeed) -> bool,
-    ) -> Option<DeviceId> {
+    fn find_one_device(&self, order: Option<IndexOrder>, wanted: &impl Fn(&DeviceNeed) -> bool) -> Option<DeviceId> {
         let open = |need: &&DeviceNeed| wanted(need) && !self.reserved.contains_kind(need.kind);
         let needs = || self.class.needs.iter().filter(open);
         match order {
@@ -163,7 +158,7 @@ impl PlacementSearch<'_> {
             }
             None => {
                 let first = |from: DeviceId| needs().filter_map(|need| self.first_fitting_from(need, from)).min();
-                match self.last_device.filter(|_| strategy == PlacementStrategy::RoundRobin) {
+                match self.last_device {
                     Some(last) => first(DeviceId(last.0 + 1)).or_else(|| first(DeviceId(0))),
                     None => first(DeviceId(0)),
                 }
@@ -209,21 +204,14 @@ impl PlacementSearch<'_> {
 
 impl PlacementSearch<'_> {
     /// Returns devices on the node that the strategy chooses.
-    fn find_several(
-        &mut self,
-        strategy: PlacementStrategy,
-        wanted: &impl Fn(&DeviceNeed) -> bool,
-    ) -> Option<PlacementChoice> {
-        let start = match self.last_device.filter(|_| strategy == PlacementStrategy::RoundRobin) {
-            Some(last) => self.inventory.device(last).node.0 + 1,
-            None => 0,
-        };
+    fn find_several(&mut self, wanted: &impl Fn(&DeviceNeed) -> bool) -> Option<PlacementChoice> {
+        let start = self.last_device.map_or(0, |last| self.inventory.device(last).node.0 + 1);
         let count = self.inventory.nodes.span();
         let in_turn = (start..count).chain(0..start.min(count)).map(NodeId);
         let mut found = in_turn.filter_map(|node| Some((node, self.closest_on_node(node, wanted)?)));
-        let (_, devices) = match strategy {
+        let (_, devices) = match self.class.shape.strategy {
             PlacementStrategy::FirstFit | PlacementStrategy::RoundRobin => found.next(),
-            _ => found.min_by_key(|(node, devices)| self.node_rank(strategy, *node, devices)),
+            _ => found.min_by_key(|(node, devices)| self.node_rank(*node, devices)),
         }?;
         self.promise_devices(&devices)
     }
@@ -256,12 +244,12 @@ impl PlacementSearch<'_> {
     }
 
     /// Returns the rank of a node; lower is better, and ties go to the earlier node.
-    fn node_rank(&self, strategy: PlacementStrategy, node: NodeId, devices: &[DeviceId]) -> u64 {
+    fn node_rank(&self, node: NodeId, devices: &[DeviceId]) -> u64 {
         let slot = self.inventory.node(node);
         let sum = |measure: fn(&DeviceSlot) -> u64| {
             devices.iter().map(|device| measure(self.inventory.device(*device))).sum()
         };
-        match strategy {
+        match self.class.shape.strategy {
             PlacementStrategy::BestFit => u64::from(slot.free_share),
             PlacementStrategy::WorstFit => u64::MAX - u64::from(slot.free_share),
             PlacementStrategy::LoadBalanced => sum(mean_load),
@@ -270,16 +258,16 @@ impl PlacementSearch<'_> {
     }
 
     /// Returns a node with room for a request without GPUs.
-    fn find_host_only(&mut self, strategy: PlacementStrategy) -> Option<PlacementChoice> {
+    fn find_host_only(&mut self) -> Option<PlacementChoice> {
         let nodes = self.inventory.nodes.iter();
         let mut fitting =
             nodes.filter(|(_, slot)| slot.up && self.class.fits_shape(slot.shape) && self.host_fits(slot));
-        let rank = |slot: &NodeSlot| match strategy {
+        let rank = |slot: &NodeSlot| match self.class.shape.strategy {
             PlacementStrategy::BestFit => slot.cpus_free().0,
             PlacementStrategy::WorstFit => u64::MAX - slot.cpus_free().0,
             _ => slot.cpus_promised.0.saturating_mul(1_000) / slot.facts.cpus.0.max(1),
         };
-        let (node, _) = match strategy {
+        let (node, _) = match self.class.shape.strategy {
             PlacementStrategy::FirstFit | PlacementStrategy::RoundRobin => fitting.next(),
             _ => fitting.min_by_key(|(_, slot)| rank(slot)),
         }?;

@@ -82,7 +82,7 @@ impl NodeScorer {
     }
 
     /// Returns the score of a class in a state.
-    fn score(&self, strategy: PlacementStrategy, class: &RequestClass, state: &NodeState) -> i32 {
+    fn score(&self, class: &RequestClass, state: &NodeState) -> i32 {
         if !class.fits_shape(state.shape) || class.shape.cpus > state.cpus {
             return NO_FIT;
         }
@@ -91,30 +91,24 @@ impl NodeScorer {
             (card.free >= need.share).then_some(CardShare { position, share: need.share })
         });
         match usize::from(class.shape.gpus) {
-            0 => self.score_on_cards(strategy, class, state, &[]),
+            0 => self.score_cards(class, state, &[]),
             1 => {
                 // Equal cards have equal scores, so only the first of them is scored.
                 let is_first = |at: usize| at == 0 || state.cards[at - 1] != state.cards[at];
                 let distinct = fitting.filter(|card| is_first(card.position));
-                distinct.map(|card| self.score_on_cards(strategy, class, state, &[card])).max().unwrap_or(NO_FIT)
+                distinct.map(|card| self.score_cards(class, state, &[card])).max().unwrap_or(NO_FIT)
             }
             // Least free first.
             gpus => match fitting.take(gpus).collect::<Vec<CardShare>>() {
-                cards if cards.len() == gpus => self.score_on_cards(strategy, class, state, &cards),
+                cards if cards.len() == gpus => self.score_cards(class, state, &cards),
                 _ => NO_FIT,
             },
         }
     }
 
     /// Returns the score of a class in a state on given cards.
-    fn score_on_cards(
-        &self,
-        strategy: PlacementStrategy,
-        class: &RequestClass,
-        state: &NodeState,
-        cards: &[CardShare],
-    ) -> i32 {
-        match strategy {
+    fn score_cards(&self, class: &RequestClass, state: &NodeState, cards: &[CardShare]) -> i32 {
+        match class.shape.strategy {
             PlacementStrategy::PaperBestFit => paper_best_fit_score(class, state, cards),
             PlacementStrategy::Fgd => fragmentation::fgd_score(&self.target, class, state, cards),
             _ => fragmentation::least_fragmentation_score(&self.target, class, state, cards),
@@ -145,11 +139,10 @@ impl PlacementSearch<'_> {
 
     /// Returns a placement on the node with the best score; ties go to the lowest-numbered node.
     pub(super) fn find_best_scored(&mut self, wanted: &impl Fn(&DeviceNeed) -> bool) -> Option<PlacementChoice> {
-        let strategy = self.class.shape.strategy;
         let mut rejected: Vec<NodeId> = Vec::new();
         loop {
-            let node = self.best_node(strategy, &rejected)?;
-            match self.place_on(strategy, node, wanted) {
+            let node = self.best_node(&rejected)?;
+            match self.place_on(node, wanted) {
                 Some(place) => return Some(place),
                 // The score ignores thresholds, foreign memory and reservations: try the next best node.
                 None => rejected.push(node),
@@ -157,8 +150,8 @@ impl PlacementSearch<'_> {
         }
     }
 
-    fn best_node(&mut self, strategy: PlacementStrategy, rejected: &[NodeId]) -> Option<NodeId> {
-        let slot = match strategy {
+    fn best_node(&mut self, rejected: &[NodeId]) -> Option<NodeId> {
+        let slot = match self.class.shape.strategy {
             PlacementStrategy::PaperBestFit => 0,
             PlacementStrategy::Fgd => 1,
             _ => 2,
@@ -174,7 +167,7 @@ impl PlacementSearch<'_> {
         for (node, (&state, &memory_free)) in self.scorer.node_states.iter().zip(&self.scorer.memory_free).enumerate() {
             let mut score = scores[state.0 as usize];
             if score == UNKNOWN_SCORE {
-                score = self.scorer.score(strategy, self.class, self.scorer.states.get(state));
+                score = self.scorer.score(self.class, self.scorer.states.get(state));
                 scores[state.0 as usize] = score;
             }
             if score > best_score && memory <= memory_free && !rejected.contains(&NodeId(node as u32)) {
@@ -185,12 +178,7 @@ impl PlacementSearch<'_> {
         best
     }
 
-    fn place_on(
-        &self,
-        strategy: PlacementStrategy,
-        node: NodeId,
-        wanted: &impl Fn(&DeviceNeed) -> bool,
-    ) -> Option<PlacementChoice> {
+    fn place_on(&self, node: NodeId, wanted: &impl Fn(&DeviceNeed) -> bool) -> Option<PlacementChoice> {
         let slot = self.inventory.node(node);
         if !self.host_fits(slot) || !slot.up {
             return None;
@@ -211,9 +199,9 @@ impl PlacementSearch<'_> {
             Some((device, CardShare { position, share: need.share }))
         });
         // The paper's BestFit scores nodes only and takes the tightest card; the other strategies score every card.
-        let rank = |card: CardShare| match strategy {
+        let rank = |card: CardShare| match self.class.shape.strategy {
             PlacementStrategy::PaperBestFit => -i64::from(state.cards[card.position].free.0),
-            _ => i64::from(self.scorer.score_on_cards(strategy, self.class, state, &[card])),
+            _ => i64::from(self.scorer.score_cards(self.class, state, &[card])),
         };
         let best = fitting.map(|(device, card)| (rank(card), Reverse(device))).max();
         self.promise_devices(&[best?.1.0])

@@ -192,28 +192,6 @@ impl Pool {
         command: PoolCommand,
         out: &mut ApplyOutcome,
     ) -> Result<CommandReply, CommandDenied> {
-        self.dispatch(command, out)
-    }
-
-    /// Finishes a batch: grants every waiting request that can start, and writes the counters if they changed.
-    pub fn finish_batch(&mut self, out: &mut ApplyOutcome) {
-        self.serve_waiters(out);
-        self.counters.workload_arrivals = self.workload.arrivals();
-        self.counters.turnover = self.workload.turnover_counts();
-        if self.counters != self.written_counters {
-            self.written_counters = self.counters;
-            out.rows.push(PoolRow::Counters(self.counters));
-        }
-    }
-
-    /// Returns the latest time at which the pool must be called again.
-    pub fn next_deadline(&self) -> Option<PoolTime> {
-        let lease = self.deadlines.first().map(|(at, _)| *at);
-        let quota = self.quota_deadline.filter(|_| !self.queue.is_empty());
-        [lease, quota].into_iter().flatten().min()
-    }
-
-    fn dispatch(&mut self, command: PoolCommand, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
         match command {
             PoolCommand::Tick => Ok(CommandReply::Done),
             PoolCommand::NodeSeen { facts, devices, numbers } => Ok(self.register_node(facts, devices, &numbers, out)),
@@ -241,6 +219,24 @@ impl Pool {
                 Ok(CommandReply::Done)
             }
         }
+    }
+
+    /// Finishes a batch: grants every waiting request that can start, and writes the counters if they changed.
+    pub fn finish_batch(&mut self, out: &mut ApplyOutcome) {
+        self.serve_waiters(out);
+        self.counters.workload_arrivals = self.workload.arrivals();
+        self.counters.turnover = self.workload.turnover_counts();
+        if self.counters != self.written_counters {
+            self.written_counters = self.counters;
+            out.rows.push(PoolRow::Counters(self.counters));
+        }
+    }
+
+    /// Returns the latest time at which the pool must be called again.
+    pub fn next_deadline(&self) -> Option<PoolTime> {
+        let lease = self.deadlines.first().map(|(at, _)| *at);
+        let quota = self.quota_deadline.filter(|_| !self.queue.is_empty());
+        [lease, quota].into_iter().flatten().min()
     }
 
     fn set_policies(&mut self, policies: Policies, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {

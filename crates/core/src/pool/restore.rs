@@ -268,19 +268,16 @@ fn check_state(row: &LeaseRow) -> Result<(), &'static str> {
     if row.state == LeaseState::Queued && (row.token.is_some() || row.node.is_some()) {
         return Err("it waits but was granted");
     }
-    if row.state.is_ended() != row.ended_at.is_some() || row.cause.as_ref().map(EndCause::state) != if_ended(row.state)
-    {
+    let is_ended = row.state.is_ended();
+    let end_state = row.cause.as_ref().map(EndCause::state);
+    if is_ended != row.ended_at.is_some() || end_state != is_ended.then_some(row.state) {
         return Err("its end, cause and state are inconsistent");
     }
-    if (row.draining && !row.state.is_ended()) || (row.quarantined && !row.draining) {
+    if (row.draining && !is_ended) || (row.quarantined && !row.draining) {
         return Err("it drains but has not ended");
     }
     if row.holder.is_some() && row.state != LeaseState::Active {
         return Err("it has a holder but is not active");
     }
     Ok(())
-}
-
-fn if_ended(state: LeaseState) -> Option<LeaseState> {
-    Some(state).filter(|state| state.is_ended())
 }

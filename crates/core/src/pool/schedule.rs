@@ -19,6 +19,7 @@ use crate::limits;
 use crate::outcome::{ApplyOutcome, PoolEffect};
 use crate::placement::{PlacementChoice, PlacementSearch, ReservedCapacity, is_below};
 use crate::queue::{OwnerId, QuotaExcess, RequestQueue, WaitingNeeds};
+use crate::request::PlacementStrategy;
 use crate::units::{Millis, PoolTime, Share};
 
 use super::Pool;
@@ -61,9 +62,8 @@ impl Pool {
             return None;
         }
         if self.queue.is_empty() {
-            return self
-                .search(terms.class, &ReservedCapacity::default())
-                .map(|placement| (placement, QueueTurn::OnArrival));
+            let placement = self.search(terms.class, &ReservedCapacity::default())?;
+            return Some((placement, QueueTurn::OnArrival));
         }
         if !self.may_have_free_device(terms.class) {
             return None;
@@ -190,16 +190,17 @@ impl Pool {
         let generation = self.classes.generation;
         let stale_before = self.stale_before();
         let class = self.classes.get(id);
+        let strategy = class.shape.strategy;
         let mut search = PlacementSearch {
             inventory: &mut self.inventory,
             scorer: &mut self.scorer,
             id,
             class,
             reserved,
-            last_device: self.counters.last_device,
+            last_device: self.counters.last_device.filter(|_| strategy == PlacementStrategy::RoundRobin),
             stale_before,
         };
-        if class.shape.strategy.scores_nodes() {
+        if strategy.scores_nodes() {
             search.refresh_scores(&self.workload, generation);
         }
         search.find()
