@@ -119,7 +119,7 @@ async fn standing(client: &AgentClient) -> Result<Standing, ClientError> {
     let endpoint = client.endpoint().to_string();
     let pool = match client.pool().await {
         // It has no such route: perhaps a server of statistics.
-        Err(error @ ClientError::NotOurs { status: 404, .. }) => {
+        Err(error @ ClientError::NotAnAgent { status: 404, .. }) => {
             return client.stats().await.map(|stats| Standing::None { endpoint, stats }).map_err(|_| error);
         }
         answer => Box::new(answer?),

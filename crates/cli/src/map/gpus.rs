@@ -117,9 +117,9 @@ impl Workers {
         while let Some(news) = news.blocking_next() {
             match news {
                 GpuEvent::Granted(granted) => self.granted(&granted),
-                GpuEvent::Lost { place, why } => self.lost(place, &why),
-                GpuEvent::Refused { place, why } => self.refused(place, &why),
-                GpuEvent::Waiting { place, text } => {
+                GpuEvent::Lost { slot: place, why } => self.lost(place, &why),
+                GpuEvent::Refused { slot: place, why } => self.refused(place, &why),
+                GpuEvent::Waiting { slot: place, text } => {
                     if self.context.waiting.set(place, Some(text.clone())) && self.context.voice.bars.is_none() {
                         self.context.voice.note(text);
                     }
@@ -130,12 +130,12 @@ impl Workers {
     }
 
     fn granted(&mut self, granted: &GrantedLease) {
-        self.set(granted.place, Held::Granted);
+        self.set(granted.slot, Held::Granted);
         let devices = granted.devices.iter().map(|device| format!("GPU {} ({})", device.gpu_id, device.name));
         self.context.voice.note(format_args!("granted: {}", devices.collect::<Vec<_>>().join(", ")));
         // Else the GPUs are being given back.
         let Some(keeper) = self.keeper.upgrade() else { return };
-        for id in self.ids(granted.place) {
+        for id in self.ids(granted.slot) {
             let on = keeper.worker_slot(id, granted);
             let mut place = place(id);
             place.environment.extend(on.environment);

@@ -142,7 +142,7 @@ fn plan(map: &Map, command: &[OsString]) -> RunPlan {
     plan.report_started = map.json;
     if map.is_without_gpus() {
         let cpus = || std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(1));
-        plan.places = (0..map.jobs.unwrap_or_else(cpus)).map(|id| place(WorkerId(id))).collect();
+        plan.slots = (0..map.jobs.unwrap_or_else(cpus)).map(|id| place(WorkerId(id))).collect();
     }
     plan
 }

@@ -1,9 +1,10 @@
-//! The other commands through the real binary, and what README and docs/api.md tell people to type.
+//! The other commands through the real binary, and what README and docs tell people to type.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod api_guide;
 mod config;
 mod devices;
+mod documentation;
 #[cfg(feature = "kube")]
 mod kube;
 mod lease;
@@ -13,3 +14,4 @@ mod status;
 #[path = "../support/mod.rs"]
 mod support;
 mod token_and_usage;
+mod tutorial;

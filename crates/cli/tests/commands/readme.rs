@@ -97,6 +97,12 @@ fn every_command_of_the_readme_runs() {
 }
 
 #[test]
+fn the_readme_is_read_in_a_minute() {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    assert!(readme.lines().count() <= 120, "the rest belongs into docs");
+}
+
+#[test]
 fn ci_runs_the_test_command_of_the_readme_and_nothing_else() {
     assert!(commands().contains(&"scripts/test".to_owned()));
     let ci = std::fs::read_to_string(root().join(".ci/run")).unwrap();

@@ -120,7 +120,7 @@ async fn bad_settings_are_named_with_what_is_allowed() {
     );
     assert!(said(client().utilization_threshold(f64::NAN)).contains("utilization_threshold is NaN"));
     assert!(said(client().endpoint("localhost:8000")).contains("http://localhost:8000"));
-    assert!(said(client().endpoints(" , ")).contains("one endpoint at least"));
+    assert!(said(client().endpoints(" , ")).contains("at least one endpoint"));
     let token = gpupool_client::SecretString::new("x");
     assert!(said(client().token_for("nobody", token)).contains("nobody"));
     let client = started(quick(client().endpoints("http://127.0.0.1:1"))).await;

@@ -69,27 +69,27 @@ impl Run {
     /// So many grants, by place.
     fn all_granted(&mut self, count: usize) -> Vec<GrantedLease> {
         let mut granted: Vec<GrantedLease> = (0..count).map(|_| self.granted()).collect();
-        granted.sort_by_key(|granted| granted.place);
+        granted.sort_by_key(|granted| granted.slot);
         granted
     }
 
     fn lost(&mut self) -> (usize, String) {
         self.until("a loss", |news| match news {
-            GpuEvent::Lost { place, why } => Some((*place, why.clone())),
+            GpuEvent::Lost { slot: place, why } => Some((*place, why.clone())),
             _ => None,
         })
     }
 
     fn refused(&mut self) -> (usize, String) {
         self.until("a refusal", |news| match news {
-            GpuEvent::Refused { place, why } => Some((*place, why.clone())),
+            GpuEvent::Refused { slot: place, why } => Some((*place, why.clone())),
             _ => None,
         })
     }
 
     fn waiting(&mut self) -> (usize, String) {
         self.until("waiting", |news| match news {
-            GpuEvent::Waiting { place, text } => Some((*place, text.clone())),
+            GpuEvent::Waiting { slot: place, text } => Some((*place, text.clone())),
             _ => None,
         })
     }
@@ -147,10 +147,10 @@ async fn each_gpu_is_used_as_soon_as_it_is_granted() {
     assert!(text.contains("number 1"), "{text}");
     client.release(other.id).await.unwrap();
     let last = run.granted();
-    assert_eq!(last.place, place);
+    assert_eq!(last.slot, place);
 
     let all: Vec<&GrantedLease> = first.iter().chain([&last]).collect();
-    assert_eq!(all.iter().map(|granted| granted.place).collect::<BTreeSet<_>>(), BTreeSet::from([0, 1, 2]));
+    assert_eq!(all.iter().map(|granted| granted.slot).collect::<BTreeSet<_>>(), BTreeSet::from([0, 1, 2]));
     assert_eq!(all.iter().flat_map(|granted| granted.gpu_ids()).collect::<BTreeSet<_>>(), BTreeSet::from([0, 1, 2]));
     for granted in all {
         let is_set = |name: &str, value: &str| granted.env.contains(&(name.into(), Some(value.into())));
@@ -200,7 +200,7 @@ async fn named_gpus_are_the_ones_that_are_used_and_one_that_is_not_there_is_refu
     let (place, why) = run.refused();
     assert_eq!(place, 1, "{why}");
     let granted = run.all_granted(2);
-    let told: Vec<_> = granted.iter().map(|granted| (granted.place, granted.gpu_ids())).collect();
+    let told: Vec<_> = granted.iter().map(|granted| (granted.slot, granted.gpu_ids())).collect();
     assert_eq!(told, [(0, vec![2]), (2, vec![0])]);
 }
 
@@ -212,10 +212,10 @@ async fn one_that_is_taken_back_costs_its_own_workers_and_is_asked_for_again() {
         let [taken, kept] = <[GrantedLease; 2]>::try_from(run.all_granted(2)).unwrap();
         agent.client_unix().revoke(taken.lease, 0.0).await.unwrap();
         let (place, why) = run.lost();
-        assert_eq!(place, taken.place);
+        assert_eq!(place, taken.slot);
         assert!(why.contains("administrator"), "{why}");
         let again = run.granted();
-        assert_eq!((again.place, again.gpu_ids()), (taken.place, taken.gpu_ids()));
+        assert_eq!((again.slot, again.gpu_ids()), (taken.slot, taken.gpu_ids()));
         assert!(again.token > taken.token && again.lease != taken.lease, "{again:#?}");
         let old = run.keeper.attach_process(&taken, std::process::id());
         assert!(matches!(old, Err(GpuError::NotHeld { lease }) if lease == taken.lease), "{old:?}");
@@ -246,7 +246,7 @@ async fn workers_that_stay_on_a_lost_gpu_are_killed_by_the_agent_and_no_others()
     agent.client_unix().revoke(taken.lease, 0.0).await.unwrap();
     run.lost();
     ends.iter().for_each(Watched::expect_end);
-    assert_eq!(run.granted().place, taken.place);
+    assert_eq!(run.granted().slot, taken.slot);
     assert!(other.watched().is_alive());
     drop(other);
     run.keeper.release_all();
@@ -377,7 +377,7 @@ async fn a_run_that_ends_while_the_agent_is_away_does_not_wait_for_it_and_gives_
     agent.kill9().await;
     assert!(run.keeper.attach_process(&granted, std::process::id()).is_err());
     let told = run.rest();
-    let said = format!("lease {} could not be given back", granted.lease);
+    let said = format!("lease {} could not be released", granted.lease);
     assert!(told.iter().any(|news| matches!(news, GpuEvent::Note(text) if text.contains(&said))), "{told:#?}");
     agent.restart().await;
     let client = agent.client_unix();
