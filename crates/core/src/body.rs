@@ -44,7 +44,6 @@ pub struct RequestBody {
     /// Selector of eligible devices.
     #[serde(skip_serializing_if = "SelectBody::is_empty")]
     pub select: SelectBody,
-    /// Host CPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<f64>,
     /// Host memory in MiB.
@@ -56,7 +55,6 @@ pub struct RequestBody {
     /// The owner's name for the worker that uses the lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker_id: Option<Arc<str>>,
-    /// Free-form labels.
     #[serde(skip_serializing_if = "Labels::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = std::collections::BTreeMap<String, String>))]
     pub labels: Labels,
@@ -122,9 +120,7 @@ impl SelectBody {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(untagged)]
 pub enum OneOrMany {
-    /// A single string.
     One(Arc<str>),
-    /// A list of strings.
     Many(Vec<Arc<str>>),
 }
 

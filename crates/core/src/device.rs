@@ -195,13 +195,11 @@ pub enum LinkKind {
     NvLink(u8),
     /// AMD XGMI over this number of hops.
     Xgmi(u8),
-    /// One PCIe switch.
     PcieSwitch,
     /// Several PCIe switches, but no host bridge.
     PcieSwitches,
     /// A PCIe host bridge.
     HostBridge,
-    /// Same NUMA node.
     SameNuma,
     /// Different NUMA nodes; also assumed for unknown links.
     CrossNuma,

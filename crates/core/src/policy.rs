@@ -13,13 +13,10 @@ use crate::units::{Bytes, Millis, Share};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestSize {
-    /// Host resources only.
     HostOnly,
     /// Parts of one or several GPUs.
     Part,
-    /// One whole GPU.
     Whole,
-    /// Several whole GPUs.
     Several,
 }
 

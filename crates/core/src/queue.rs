@@ -50,7 +50,6 @@ impl QueueLane {
     }
 }
 
-/// All waiting requests.
 #[derive(Debug, Default)]
 pub(crate) struct RequestQueue {
     lanes: Vec<Option<QueueLane>>,

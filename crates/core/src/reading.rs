@@ -54,9 +54,7 @@ pub struct DeviceReading {
     pub at: PoolTime,
     /// Memory in use, without the driver's reserve.
     pub memory_used: ReadingField<Bytes>,
-    /// Measured utilization.
     pub utilization: ReadingField<Percent>,
-    /// Temperature in °C.
     pub temperature_c: ReadingField<i16>,
     /// Every process on the device; `None` if the list is incomplete.
     pub processes: Option<Vec<ProcessUsage>>,

@@ -83,7 +83,6 @@ quantity! {
 }
 
 impl Share {
-    /// One whole GPU.
     pub const WHOLE: Self = Self(1000);
 
     /// Returns the share nearest to a fraction of one GPU, or `None` above 1.0, below 0.0005 or for NaN.
@@ -139,12 +138,10 @@ impl fmt::Display for MilliCpus {
 }
 
 impl Millis {
-    /// Converts from seconds.
     pub const fn from_secs(secs: u64) -> Self {
         Self(secs.saturating_mul(1000))
     }
 
-    /// Converts from minutes.
     pub const fn from_mins(mins: u64) -> Self {
         Self::from_secs(mins.saturating_mul(60))
     }
@@ -188,7 +185,6 @@ impl PoolTime {
 pub struct Percent(pub u32);
 
 impl Percent {
-    /// 100 %.
     pub const FULL: Self = Self(100_000);
 
     /// Converts from a number; `None` outside 0..=100 and for NaN.

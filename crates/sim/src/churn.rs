@@ -21,7 +21,6 @@ pub struct ChurnResult {
     pub seed: u64,
     /// Offered load.
     pub load: f64,
-    /// Tasks that arrived.
     pub arrivals: u64,
     /// Tasks that found no place.
     pub failed: u64,

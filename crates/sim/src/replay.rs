@@ -12,7 +12,6 @@ pub struct ReplayResult {
     pub trace: String,
     pub strategy: &'static str,
     pub seed: u64,
-    /// Tasks that arrived.
     pub arrivals: u64,
     /// Tasks that found no place.
     pub failed: u64,

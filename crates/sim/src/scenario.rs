@@ -18,7 +18,6 @@ pub enum NodeOrdering {
     /// By the rank in the trace.
     #[default]
     Trace,
-    /// Most GPUs first.
     GpusDesc,
     /// Fewest CPUs per GPU first.
     CpuPerGpuAsc,
@@ -125,7 +124,6 @@ impl SimulatedCluster {
         lease
     }
 
-    /// Releases a task.
     pub fn remove_task(&mut self, lease: LeaseId) {
         self.apply(PoolCommand::Release { lease });
     }

@@ -21,7 +21,6 @@ pub enum TraceError {
     Empty { path: PathBuf },
 }
 
-/// Node of the cluster.
 #[derive(Debug, Clone)]
 pub struct TraceNode {
     pub name: Arc<str>,
@@ -31,7 +30,6 @@ pub struct TraceNode {
     pub model: Arc<str>,
 }
 
-/// Type of task.
 #[derive(Debug, Clone)]
 pub struct TaskType {
     pub cpus: MilliCpus,
@@ -60,7 +58,6 @@ pub struct TraceArrivals {
     pub node_ranks: Vec<usize>,
 }
 
-/// Folder of traces.
 #[derive(Debug, Clone)]
 pub struct TraceFolder {
     root: PathBuf,

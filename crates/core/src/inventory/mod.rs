@@ -357,12 +357,10 @@ impl NodeSlot {
         }
     }
 
-    /// Returns the host CPUs that can be promised now.
     pub fn cpus_free(&self) -> MilliCpus {
         if self.up { self.facts.cpus.saturating_sub(self.cpus_promised) } else { MilliCpus::ZERO }
     }
 
-    /// Returns the host memory that can be promised now.
     pub fn memory_free(&self) -> Bytes {
         if self.up { self.facts.memory.saturating_sub(self.memory_promised) } else { Bytes::ZERO }
     }

@@ -30,9 +30,7 @@ pub struct DeviceView {
     pub cordon: CordonState,
     /// Reason why it takes no new work, if any.
     pub closed: Option<DeviceClosure>,
-    /// Promised share.
     pub promised: Share,
-    /// Promised device memory.
     pub promised_memory: Bytes,
     /// Leases that hold it or drain on it.
     pub leases: Vec<LeaseId>,
