@@ -110,11 +110,11 @@ pub struct PlacementDecision {
     pub policy: Arc<str>,
     /// Strategy that chose the devices.
     pub strategy: PlacementStrategy,
-    /// How the request came to its turn.
+    /// Reason for its turn.
     pub turn: QueueTurn,
 }
 
-/// How a granted request came to its turn.
+/// Reason why a granted request got its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QueueTurn {
